@@ -1,0 +1,123 @@
+// The rollout side: connect → bind a target → pull() → StagedUpdate → commit() or rollback().
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "deltasync/deadline.hpp"
+#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
+#include "deltasync/result.hpp"
+#include "deltasync/version.hpp"
+
+namespace deltasync {
+
+class Target;  // receiver/target.hpp: how versions are kept; made by the functions below
+
+/// What to do when a full transfer is needed while a version is live in the target.
+enum class FullOverLive : std::uint8_t {
+  stage,     ///< keep the live version until commit; needs host memory for a second copy
+  in_place,  ///< overwrite in place: current() is empty until the pull is whole. Only while the engine is paused
+  refuse,    ///< fail with no_space
+};
+
+struct ReceiverOptions {
+  std::string endpoint;  ///< "HOST:PORT" of an agent
+  std::string token;     ///< shared secret; empty = none
+  unsigned streams = 4;  ///< parallel data connections
+  FullOverLive full_over_live = FullOverLive::stage;
+  std::uint64_t scrub_tiles = 8;  ///< tiles re-read in full after each delta, round robin; 0 = none
+  std::string name = "receiver";  ///< for the agent's log and status
+};
+
+/// What a pull asks for.
+struct Want {
+  enum class Kind : std::uint8_t {
+    newest,  ///< whatever is newest; up to date is an answer
+    newer,   ///< anything newer than what the target holds: waits for it until the deadline
+    number,  ///< `number` of the newest epoch; waited for if it is still to come, `gone` if past
+    label,   ///< the version with this label; likewise, but an unknown label is waited for
+  };
+  Kind kind = Kind::newest;
+  std::uint64_t number = 0;
+  std::string label;
+};
+
+enum class PullMode : std::uint8_t { up_to_date, delta, full };
+std::string_view to_string(PullMode mode) noexcept;
+
+/// What a pull did. Times in seconds.
+struct PullReport {
+  PullMode mode = PullMode::up_to_date;
+  Version version;                   ///< delivered, never merely requested
+  std::uint64_t wire_bytes = 0;      ///< received over all connections in this pull, headers and handshakes counted
+  std::uint64_t full_bytes = 0;      ///< of the layout, for comparison
+  std::uint64_t metadata_bytes = 0;  ///< of wire_bytes: everything that is not tile data
+  std::uint64_t tiles = 0;           ///< received
+  std::uint64_t changed = 0;         ///< elements changed (delta)
+  std::uint32_t delta_steps = 0;     ///< versions stepped through
+  std::uint32_t replans = 0;         ///< times the plan was made anew (lease revoked, agent restarted)
+  std::uint32_t stream_restarts = 0;
+  std::uint32_t repaired_tiles = 0;
+  double wait_s = 0;      ///< for the version to exist
+  double transfer_s = 0;  ///< plan answered → last byte verified and staged
+  double verify_s = 0;    ///< of that, CPU time spent on digests (summed over threads)
+  double commit_s = 0;    ///< set by commit()
+};
+
+/// A verified update that is not yet visible. Dropped without commit() = rolled back.
+class StagedUpdate {
+ public:
+  virtual ~StagedUpdate() = default;
+  virtual const PullReport& report() const = 0;
+  /// Makes the version visible in the target; on error the target is on the version that it had before.
+  virtual Status commit() = 0;
+  /// Before commit(): forgets the staged bytes. After commit(), until the next pull: restores the version before,
+  /// bit for bit (unsupported after a full update in place).
+  virtual Status rollback() = 0;
+};
+
+/// One receiver of one agent. Not thread-safe: one thread calls it at a time. Reconnects by itself.
+class Receiver {
+ public:
+  /// Connects, authenticates and fetches the layout. Errors: connection, unauthenticated, timed_out. An agent
+  /// without a layout yet is waited for until the deadline.
+  static Result<std::unique_ptr<Receiver>> connect(ReceiverOptions options, Deadline deadline);
+  virtual ~Receiver() = default;
+
+  virtual const LayoutPtr& layout() const = 0;
+  virtual const Sidecar& sidecar() const = 0;
+
+  /// Takes the target that keeps the versions. A directory target that already holds a version of this layout is
+  /// verified and resumes from it. layout_mismatch if the target was made for another layout.
+  virtual Status bind(std::unique_ptr<Target> target, Deadline deadline) = 0;
+  /// The bound target, or null.
+  virtual Target* target() = 0;
+
+  /// Brings the wanted version into staging, verified. On error the target keeps its version and can pull again.
+  /// Errors: gone, timed_out (names the stage), layout_mismatch (the trainer has a new layout: connect again),
+  /// connection, no_space, corrupt.
+  virtual Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline) = 0;
+
+  /// The committed version, or nothing.
+  virtual std::optional<Version> current() const = 0;
+};
+
+/// Keeps one version in host memory, laid out like a half (Tensor::offset). `memory` is not owned and must hold
+/// layout->half_bytes(); empty = the target allocates.
+std::unique_ptr<Target> make_host_target(LayoutPtr layout, std::span<std::byte> memory = {});
+/// The memory of a host target (empty span for any other kind).
+std::span<const std::byte> host_target_memory(const Target& target);
+
+/// Keeps HF model directories: `out/versions/<epoch>-<number>/…` are immutable, the symlink `out/current` names the
+/// committed one and is swapped atomically. The version before is patched forward only if no process has its
+/// files open or mapped; else a new directory is written. Directories older than that are removed when unused.
+Result<std::unique_ptr<Target>> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out);
+
+}  // namespace deltasync

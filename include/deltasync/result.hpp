@@ -1,0 +1,148 @@
+// Errors are values: every fallible call returns Result<T>. An Error has a closed code (what a program
+// branches on) and a message that grows a context prefix at each hop (what a person reads).
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+namespace deltasync {
+
+/// What went wrong, in the terms in which a caller can react. Closed: new conditions map to one of these.
+enum class Errc : std::uint8_t {
+  invalid_argument,  ///< the caller passed something that can never work
+  out_of_range,      ///< an index, slice or offset outside its tensor, tile grid or region
+  corrupt,           ///< bytes that fail a hash, a digest or a structural bound
+  unsupported,       ///< well-formed, but of a format version, dtype or codec that this build does not know
+  layout_mismatch,   ///< the layout digest differs from the expected one (receivers bind again)
+  version_conflict,  ///< a version that does not follow the current one, or a second epoch beside the first
+  coverage,          ///< a tensor or a part of one was written twice or never
+  gone,              ///< the named version is past and no longer reachable; the message lists what exists
+  lease_revoked,     ///< the half being read was needed by the writer; replan
+  timed_out,         ///< the deadline passed; the message names what was waited for
+  aborted,           ///< the fill was aborted (by this process or another writer)
+  quarantined,       ///< the half is held by a stopped writer; the message names its pid
+  peer_died,         ///< a process was proved dead (pidfd)
+  connection,        ///< refused, reset, closed early, unreachable
+  protocol,          ///< the peer sent something that the protocol does not allow
+  unauthenticated,   ///< no token, a wrong token, or a bind that would need one
+  already_exists,    ///< a second agent, a segment or file in the way
+  not_found,         ///< no such file, segment, tensor
+  permission,        ///< wrong owner or mode
+  no_space,          ///< disk, /dev/shm or cgroup limit
+  io,                ///< any other operating-system error; the message has errno's text
+  internal,          ///< a broken invariant that was caught; a bug
+};
+
+/// Stable lower-case name of a code, e.g. "lease_revoked".
+std::string_view to_string(Errc code) noexcept;
+
+/// A failed call. Cheap to move, never empty.
+class [[nodiscard]] Error {
+ public:
+  Error(Errc code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  /// The current errno (or `errnum`) as an Error: ENOSPC → no_space, EACCES → permission, ETIMEDOUT → timed_out …
+  static Error from_errno(std::string_view what, int errnum);
+
+  Errc code() const noexcept { return code_; }
+  const std::string& message() const noexcept { return message_; }
+
+  /// The same error with "context: " put before the message: "pull v12: tile 88: payload hash differs".
+  Error with_context(std::string_view context) && {
+    message_.insert(0, std::string(context) + ": ");
+    return std::move(*this);
+  }
+
+  /// "code: message"
+  std::string to_string() const { return std::string(deltasync::to_string(code_)) + ": " + message_; }
+
+ private:
+  Errc code_;
+  std::string message_;
+};
+
+namespace detail {
+[[noreturn]] inline void die_on_wrong_result(const char* what, const char* message) noexcept {
+  std::fprintf(stderr, "deltasync: %s: %s\n", what, message);
+  std::abort();
+}
+}  // namespace detail
+
+/// Either a T or an Error. Reading the wrong one aborts with the message.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  using value_type = T;
+
+  Result(T value) : v_(std::in_place_index<0>, std::move(value)) {}      // NOLINT(google-explicit-constructor)
+  Result(Error error) : v_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
+
+  bool ok() const noexcept { return v_.index() == 0; }
+  explicit operator bool() const noexcept { return ok(); }
+
+  T& value() & { return check(), *std::get_if<0>(&v_); }
+  const T& value() const& { return check(), *std::get_if<0>(&v_); }
+  T&& value() && { return check(), std::move(*std::get_if<0>(&v_)); }
+  T& operator*() & { return value(); }
+  const T& operator*() const& { return value(); }
+  T&& operator*() && { return std::move(*this).value(); }
+  T* operator->() { return &value(); }
+  const T* operator->() const { return &value(); }
+
+  const Error& error() const& { return check_error(), *std::get_if<1>(&v_); }
+  Error&& error() && { return check_error(), std::move(*std::get_if<1>(&v_)); }
+
+  /// On failure, the error with a context prefix; on success, unchanged.
+  Result with_context(std::string_view context) && {
+    if (!ok()) return std::move(*this).error().with_context(context);
+    return std::move(*this);
+  }
+
+ private:
+  void check() const {
+    if (!ok()) detail::die_on_wrong_result("value() of a failed Result", std::get_if<1>(&v_)->message().c_str());
+  }
+  void check_error() const {
+    if (ok()) detail::die_on_wrong_result("error() of a successful Result", "");
+  }
+  std::variant<T, Error> v_;
+};
+
+/// Success without a value.
+struct Ok {};
+template <>
+class [[nodiscard]] Result<void> : public Result<Ok> {
+ public:
+  Result() : Result<Ok>(Ok{}) {}
+  Result(Ok) : Result<Ok>(Ok{}) {}                       // NOLINT(google-explicit-constructor)
+  Result(Error error) : Result<Ok>(std::move(error)) {}  // NOLINT(google-explicit-constructor)
+  Result with_context(std::string_view context) && {
+    if (!ok()) return std::move(*this).error().with_context(context);
+    return {};
+  }
+};
+using Status = Result<void>;
+
+}  // namespace deltasync
+
+/// Propagates a failed Status / Result: `DS_TRY(x.flush());`
+#define DS_TRY(expr)                                                  \
+  do {                                                                \
+    auto ds_try_result = (expr);                                      \
+    if (!ds_try_result.ok()) return std::move(ds_try_result).error(); \
+  } while (false)
+
+/// Declares `var` from a Result or propagates its error: `DS_ASSIGN(auto fd, open(path));`
+#define DS_ASSIGN(decl, expr) DS_ASSIGN_IMPL_(decl, expr, DS_CAT_(ds_assign_, __LINE__))
+#define DS_CAT_(a, b) DS_CAT2_(a, b)
+#define DS_CAT2_(a, b) a##b
+#define DS_ASSIGN_IMPL_(decl, expr, tmp)        \
+  auto tmp = (expr);                            \
+  if (!tmp.ok()) return std::move(tmp).error(); \
+  decl = std::move(tmp).value()

@@ -1,0 +1,119 @@
+// The trainer side: fill the inactive half with one model version, then seal it.
+#pragma once
+
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <ranges>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "deltasync/deadline.hpp"
+#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
+#include "deltasync/result.hpp"
+#include "deltasync/version.hpp"
+
+namespace deltasync {
+
+/// Where the bytes of a slice come from. Not owned; must stay valid and unchanged until the call returns.
+struct Source {
+  enum class Memory : std::uint8_t { host, cuda };
+
+  const void* data = nullptr;  ///< first element of the slice
+  /// Bytes from one row of the slice to the next; 0 = rows lie one after the other (slice columns × element bytes).
+  std::size_t row_stride_bytes = 0;
+  Memory memory = Memory::host;  ///< cuda: `unsupported` until the device path is built in
+  int device = 0;                ///< for cuda
+  void* stream = nullptr;        ///< for cuda: the stream on which the data become ready
+};
+
+/// What one version cost. Times in seconds.
+struct OffloadReport {
+  Version version;
+  double guard_s = 0;         ///< waiting until the inactive half was free (diff and leases of the version before)
+  double copy_s = 0;          ///< inside write()
+  double seal_s = 0;          ///< coverage check, waiting for the other writers, publishing
+  double total_s = 0;         ///< begin() called → commit() returned
+  std::uint64_t bytes = 0;    ///< written by this writer
+  std::uint64_t tensors = 0;  ///< tensors that this writer touched
+};
+
+/// One rectangle of one tensor.
+struct TensorSlice {
+  std::uint32_t tensor = 0;  ///< layout index
+  Rect rect;
+};
+
+struct WriterOptions {
+  std::string agent_socket;        ///< path of the agent's Unix socket
+  std::uint32_t writer_index = 0;  ///< which of the job's writers on this node this is; 0 leads
+  std::uint32_t writers = 1;       ///< how many fill each version together
+  unsigned threads = 0;            ///< copy threads, the caller included; 0 = min(4, cores)
+  std::string name = "trainer";    ///< for the agent's log
+};
+
+/// One writer process's session. Not thread-safe: one thread calls it at a time (copies run on its own threads).
+/// Destruction during a fill aborts it.
+class Writer {
+ public:
+  /// Connects to the agent, which creates the segment for `layout` or hands out the existing one, and maps it.
+  /// Errors: connection (no agent), layout_mismatch (another live writer uses another layout), no_space
+  /// (/dev/shm too small: the message says how much is needed and there), already_exists (the index is taken by a
+  /// live process; the message names its pid), timed_out.
+  static Result<std::unique_ptr<Writer>> attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,
+                                                Deadline deadline);
+  virtual ~Writer() = default;
+
+  /// With several writers: the rectangles that this one will write in every fill. The agent checks once that all
+  /// writers' rectangles are disjoint and cover the layout (coverage errors name the tensor). Waits for the other
+  /// writers' plans until the deadline. With one writer this is optional.
+  virtual Status register_plan(std::span<const TensorSlice> plan, Deadline deadline) = 0;
+
+  /// Claims (writer 0) or joins (others) the inactive half. Waits while it is still being diffed or read.
+  /// Errors: version_conflict (not after the last one, or another epoch is being filled), timed_out (names what holds
+  /// the half), quarantined (names the pid), invalid_argument (a fill is open already, epoch 0, label too long).
+  virtual Status begin(const Version& version, Deadline deadline) = 0;
+
+  /// Copies one slice. Returns when the source may be reused. Errors: coverage (written before, or not in the plan),
+  /// out_of_range, aborted (by another writer or after a death), unsupported. After an error, abort().
+  virtual Status write(std::uint32_t tensor, const Rect& rect, const Source& source) = 0;
+  /// The whole tensor.
+  Status write(std::uint32_t tensor, const Source& source);
+  Status write(std::string_view tensor, const Source& source);
+
+  /// Checks that everything was written once, publishes, and waits until all writers have. On any error the version
+  /// is dropped, the active version stays, and a new begin() may follow.
+  virtual Result<OffloadReport> commit(Deadline deadline) = 0;
+  /// Drops the open fill, if any. Never fails, never waits for others.
+  virtual void abort() noexcept = 0;
+
+  /// Waits until the agent serves this version (its delta is encoded). timed_out, connection.
+  virtual Status wait_ready(const VersionId& version, Deadline deadline) = 0;
+
+  /// The newest version that the segment held when this writer attached or committed last; invalid if none.
+  virtual VersionId newest() const = 0;
+  virtual const LayoutPtr& layout() const = 0;
+
+  /// begin → write every (name, Source) of a range or generator → commit; aborts on the first error.
+  template <std::ranges::input_range R>
+  requires requires(std::ranges::range_reference_t<R> item) {
+    { item.first } -> std::convertible_to<std::string_view>;
+    { item.second } -> std::convertible_to<Source>;
+  }
+  Result<OffloadReport> offload(const Version& version, R&& tensors, Deadline deadline) {
+    DS_TRY(begin(version, deadline));
+    for (auto&& item : tensors) {
+      if (auto status = write(std::string_view(item.first), Source(item.second)); !status) {
+        abort();
+        return std::move(status).error();
+      }
+    }
+    return commit(deadline);
+  }
+};
+
+}  // namespace deltasync

@@ -1,0 +1,144 @@
+// A delta between two states of one layout, as the agent keeps it and the wire carries it: a header and frames.
+// A frame is a run of changed tiles that travels and is hashed as one; each tile in it is decoded alone.
+// docs/delta_format.md is normative for every byte.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/bytes.hpp"
+#include "base/thread_pool.hpp"
+#include "deltasync/layout.hpp"
+#include "deltasync/version.hpp"
+
+namespace deltasync::delta {
+
+/// Tiles whose frames are built together: consecutive tiles of the layout, whole bands where a band has several
+/// panels. A function of the layout alone, so both ends agree on it. [first, end) global tile indices.
+struct Batch {
+  std::uint64_t first = 0;
+  std::uint64_t end = 0;
+};
+inline constexpr std::uint64_t kBatchBytesTarget = 4u << 20;  ///< bytes of one half
+inline constexpr std::uint64_t kBatchTilesMax = 4096;
+std::vector<Batch> make_batches(const Layout& layout);
+
+enum class Codec : std::uint8_t { raw = 1, rice_absolute = 2, rice_ulp = 3 };
+
+enum class ValueForm : std::uint8_t {
+  ulp,       ///< smallest; needs exactly the base
+  absolute,  ///< idempotent
+};
+
+/// One frame's bytes (header and tile records) and what is needed to route it.
+struct Frame {
+  std::uint64_t first_tile = 0;  ///< lowest tile in it
+  std::uint64_t last_tile = 0;   ///< highest
+  std::uint32_t tiles = 0;
+  std::uint32_t changed = 0;  ///< elements; a raw tile counts all of its own
+  std::vector<std::byte> bytes;
+};
+
+struct CodecStats {
+  std::uint64_t tiles = 0;
+  std::uint64_t changed = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// Immutable once built; shared by the ring and every conversation that serves it.
+struct Delta {
+  Digest128 layout;
+  VersionId from;
+  VersionId to;
+  Digest128 from_root;
+  Digest128 to_root;
+  std::vector<Frame> frames;      ///< by tile, disjoint
+  std::uint64_t changed = 0;      ///< elements
+  std::uint64_t frame_bytes = 0;  ///< sum over frames
+  CodecStats stats[4];            ///< by Codec
+};
+using DeltaPtr = std::shared_ptr<const Delta>;
+
+/// Memory of one tensor: element (r, c) at base + r·row_stride + c·element_bytes.
+struct TensorMemory {
+  std::byte* base = nullptr;
+  std::size_t row_stride = 0;
+};
+/// Address of a tile's first element.
+inline std::byte* tile_address(const TensorMemory& m, const Tile& t, std::uint32_t element_bytes) {
+  return m.base + t.rect.row * m.row_stride + t.rect.col * element_bytes;
+}
+
+// ---- state digests -------------------------------------------------------------------------------------------
+
+/// Digest of one tile (docs/delta_format.md "State digest").
+std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::uint64_t rows, std::uint64_t row_bytes);
+/// Digests of all tiles of a half. `digests` has layout.tile_count() entries.
+void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool);
+/// XXH3-128 over the digests, little-endian, in tile order.
+Digest128 root_digest(std::span<const std::uint64_t> digests);
+
+// ---- encoding ------------------------------------------------------------------------------------------------
+
+struct EncodeRequest {
+  VersionId from;
+  VersionId to;
+  Digest128 from_root;
+  ValueForm form = ValueForm::ulp;
+};
+/// Diffs two halves of one layout. `digests` holds those of `before` on entry and those of `after` on return.
+/// Runs batches on the pool; the result does not depend on the number of threads or the instruction set.
+Delta encode(const Layout& layout, ByteSpan before, ByteSpan after, std::span<std::uint64_t> digests,
+             const EncodeRequest& request, ThreadPool& pool);
+
+/// A frame with only those tiles of `frame` that `wanted` covers (sorted, disjoint [first, end) ranges); no tiles =
+/// no bytes. The frame must be one of our own (it is not validated again).
+Frame cut_frame(const Frame& frame, std::span<const Batch> wanted);
+/// One frame of raw tiles, read from a half: repairs, and full transfers of column subsets. `tiles` ascending.
+Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
+                std::span<const std::uint64_t> digests);
+
+/// A whole delta as one byte stream (files, tests, the reference decoder), and back with full validation.
+std::vector<std::byte> to_container(const Delta& delta);
+Result<Delta> from_container(ByteSpan bytes, const Layout& layout);
+
+// ---- decoding ------------------------------------------------------------------------------------------------
+
+/// One changed tile inside a validated frame; `payload` points into the frame's bytes.
+struct TileRecord {
+  std::uint64_t tile = 0;
+  Codec codec = Codec::raw;
+  std::uint8_t rice_k = 0;
+  std::uint32_t changed = 0;  ///< elements
+  std::uint64_t digest_after = 0;
+  ByteSpan payload;
+};
+/// Checks hashes and every structural bound of a frame that came from outside (header hash before lengths, payload
+/// hash before records, ascending tiles inside the layout, payload sizes) and lists its tiles.
+/// `corrupt` names the tile. The records' payload contents are checked when they are decoded.
+Result<std::vector<TileRecord>> parse_frame(const Layout& layout, ByteSpan frame);
+
+/// Decodes a record over the tile's memory `first` (read only) and returns the digest after it; fails with `corrupt`
+/// if that differs from record.digest_after or the payload breaks a bound. Writes nothing.
+Result<std::uint64_t> verify_tile(const Layout& layout, const TileRecord& record, const std::byte* first,
+                                  std::size_t row_stride, std::uint64_t digest_before);
+/// verify_tile, and then writes the new elements. On failure nothing is written.
+Result<std::uint64_t> apply_tile(const Layout& layout, const TileRecord& record, std::byte* first,
+                                 std::size_t row_stride, std::uint64_t digest_before);
+/// Writes the elements of a record that verify_tile has accepted on these very bytes (no digest work).
+void commit_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride);
+/// Bytes that undo needs beside the record: 0 for rice_ulp (it is inverted), the overwritten elements otherwise.
+void save_undo(const Layout& layout, const TileRecord& record, const std::byte* first, std::size_t row_stride,
+               std::vector<std::byte>& out);
+/// Reverts commit_tile / apply_tile. `undo` is what save_undo appended before it.
+void undo_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride, ByteSpan undo);
+
+// ---- instruction sets ----------------------------------------------------------------------------------------
+
+/// "scalar", "avx2" or "avx512": what this process uses. Chosen once from the CPU; the environment variable
+/// DELTASYNC_ISA forces one (an unavailable or unknown one is an error at start: the process says so and exits).
+const char* isa_name();
+
+}  // namespace deltasync::delta

@@ -1,0 +1,294 @@
+// The byte layout of every message between agent, receivers and trainer processes. No I/O here: src/net moves
+// them. docs/wire_protocol.md is normative and has the conversations.
+//
+//   0        4      6      8               16              24              32              40             48
+//   +--------+------+------+---------------+---------------+---------------+---------------+---------------+
+//   | magic  | type | flags| payload bytes |   request     | payload hash  |   reserved 0  |  header hash  |
+//   +--------+------+------+---------------+---------------+---------------+---------------+---------------+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/bytes.hpp"
+#include "deltasync/layout.hpp"
+#include "deltasync/result.hpp"
+#include "deltasync/version.hpp"
+
+namespace deltasync::wire {
+
+inline constexpr std::uint32_t kMagic = 0x31575344;  // "DSW1"
+inline constexpr std::uint16_t kProtocolVersion = 1;
+
+enum class Type : std::uint16_t {
+  // any conversation
+  hello = 1,    ///< server → client, first message: protocol, nonce
+  auth = 2,     ///< client → server: nonce, proof, role
+  welcome = 3,  ///< server → client: proof, what is served
+  error = 4,    ///< either way; ends the request (the connection too, if the framing itself was wrong)
+  end = 5,      ///< closes a multi-message reply
+  // receiver → agent and replies
+  get_layout = 10,
+  layout = 11,
+  plan = 12,
+  plan_reply = 13,
+  get_digests = 14,
+  digests = 15,
+  get_extent = 16,
+  extent = 17,  ///< payload = bytes of the half, straight from shared memory; no payload hash (tile digests verify it)
+  get_frames = 18,
+  frame = 19,          ///< payload = one frame of docs/delta_format.md
+  get_raw_tiles = 20,  ///< reply: frame… end
+  release = 21,        ///< the receiver's acknowledgement: ends plan and lease; reply: end
+  watch = 22,
+  version_ready = 23,
+  // trainer process ↔ agent, over the Unix socket
+  trainer_hello = 40,
+  trainer_welcome = 41,
+  trainer_plan = 42,
+  trainer_plan_ok = 43,
+  trainer_notify = 44,  ///< "look at the segment": no reply
+  trainer_wait = 45,
+  trainer_ready = 46,
+};
+
+struct Header {
+  std::uint32_t magic = kMagic;
+  std::uint16_t type = 0;
+  std::uint16_t flags = 0;  ///< zero
+  std::uint64_t payload_bytes = 0;
+  std::uint64_t request = 0;       ///< chosen by the asker, repeated in every message of the reply
+  std::uint64_t payload_hash = 0;  ///< XXH3-64 of the payload; 0 for Type::extent
+  std::uint64_t reserved = 0;
+  std::uint64_t header_hash = 0;  ///< XXH3-64 of the bytes before it
+};
+static_assert(sizeof(Header) == 48 && std::has_unique_object_representations_v<Header>);
+static_assert(offsetof(Header, payload_bytes) == 8 && offsetof(Header, payload_hash) == 24 &&
+              offsetof(Header, header_hash) == 40);
+
+// Limits, in bytes. A header that claims more is refused before anything is allocated.
+inline constexpr std::uint64_t kControlBytesMax = 1u << 20;
+inline constexpr std::uint64_t kLayoutBytesMax = 512u << 20;  ///< compressed, sidecar included
+inline constexpr std::uint64_t kLayoutRawBytesMax = 2048ull << 20;
+inline constexpr std::uint64_t kDigestsBytesMax = 1024ull << 20;
+inline constexpr std::uint64_t kFrameBytesMax = 64u << 20;
+inline constexpr std::uint64_t kExtentBytesMax = 64u << 20;
+inline constexpr std::uint64_t kRangesBytesMax = 64u << 20;  ///< get_frames, get_raw_tiles, trainer_plan
+/// Largest payload of a type; 0 for an unknown type.
+std::uint64_t payload_bytes_max(std::uint16_t type) noexcept;
+
+/// Fills in hashes. `payload` empty for Type::extent, whose size is `extent_bytes`.
+Header make_header(Type type, std::uint64_t request, ByteSpan payload, std::uint64_t extent_bytes = 0);
+/// Magic, header hash, reserved fields, known type, length limit; in this order. protocol or corrupt.
+Status check_header(const Header& header);
+
+// Each message: a struct, encode() and a static decode() that accepts exactly what encode() writes.
+
+enum class Role : std::uint8_t { control = 1, data = 2, watch = 3 };
+
+struct Hello {
+  static constexpr Type kType = Type::hello;
+  std::uint16_t protocol = kProtocolVersion;
+  std::uint8_t auth_required = 0;
+  std::uint64_t instance = 0;  ///< random per agent process: tells a restart
+  std::array<std::uint8_t, 32> nonce{};
+  std::vector<std::byte> encode() const;
+  static Result<Hello> decode(ByteSpan payload);
+};
+/// proof = HMAC-SHA256(token, "deltasync-client-1" ‖ server nonce ‖ client nonce ‖ role); zeros without a token.
+struct Auth {
+  static constexpr Type kType = Type::auth;
+  std::uint16_t protocol = kProtocolVersion;
+  Role role = Role::control;
+  std::array<std::uint8_t, 32> nonce{};
+  std::array<std::uint8_t, 32> proof{};
+  std::string name;  ///< ≤ 256 bytes
+  std::vector<std::byte> encode() const;
+  static Result<Auth> decode(ByteSpan payload);
+};
+/// proof = HMAC-SHA256(token, "deltasync-server-1" ‖ client nonce ‖ server nonce); zeros without a token.
+struct Welcome {
+  static constexpr Type kType = Type::welcome;
+  std::array<std::uint8_t, 32> proof{};
+  std::uint8_t has_layout = 0;
+  Digest128 layout;
+  std::vector<std::byte> encode() const;
+  static Result<Welcome> decode(ByteSpan payload);
+};
+struct ErrorMessage {
+  static constexpr Type kType = Type::error;
+  Errc code = Errc::internal;
+  std::string message;  ///< ≤ 64 KiB
+  std::vector<std::byte> encode() const;
+  static Result<ErrorMessage> decode(ByteSpan payload);
+};
+/// Also the payload of `end`, `release` acknowledgements, `watch` and `get_layout`.
+struct Empty {
+  std::vector<std::byte> encode() const { return {}; }
+};
+/// zstd frames of the canonical layout encoding and of the sidecar encoding, raw sizes first.
+struct LayoutMessage {
+  static constexpr Type kType = Type::layout;
+  std::uint64_t layout_raw_bytes = 0;
+  std::uint64_t sidecar_raw_bytes = 0;
+  std::vector<std::byte> layout_zstd;
+  std::vector<std::byte> sidecar_zstd;
+  std::vector<std::byte> encode() const;
+  static Result<LayoutMessage> decode(ByteSpan payload);
+};
+
+enum class WantKind : std::uint8_t { newest = 1, newer = 2, number = 3, label = 4 };
+
+/// What the receiver has and what it wants. The base is named here and nowhere else (invariant 3).
+struct Plan {
+  static constexpr Type kType = Type::plan;
+  Digest128 layout;  ///< the one it is bound to
+  VersionId base;    ///< epoch 0: nothing
+  Digest128 base_root;
+  WantKind want = WantKind::newest;
+  std::uint64_t number = 0;   ///< WantKind::number
+  std::string label;          ///< WantKind::label
+  std::uint64_t wait_ms = 0;  ///< how long the agent may wait for the version to exist
+  /// A partial state: some tiles at `base`, others missing. The reply then leases the target's half *and* lists the
+  /// delta steps base → target (none if out of the ring: then the receiver's tiles are of no use).
+  std::uint8_t partial = 0;
+  std::uint8_t full_only = 0;  ///< no delta, please (wrong base found)
+  std::vector<std::byte> encode() const;
+  static Result<Plan> decode(ByteSpan payload);
+};
+
+enum class PlanMode : std::uint8_t { up_to_date = 1, delta = 2, full = 3 };
+
+struct DeltaStep {
+  VersionId from;
+  VersionId to;
+  Digest128 to_root;
+  std::uint64_t frames = 0;
+  std::uint64_t frame_bytes = 0;
+  std::uint64_t changed = 0;  ///< elements
+};
+struct PlanReply {
+  static constexpr Type kType = Type::plan_reply;
+  PlanMode mode = PlanMode::up_to_date;
+  std::uint64_t plan = 0;  ///< names plan and lease in data requests; unguessable; 0 if up to date
+  Version target;
+  Digest128 target_root;
+  std::uint64_t full_bytes = 0;  ///< half bytes that a full transfer moves
+  std::vector<DeltaStep> steps;  ///< oldest first; for delta, and for full with Plan::partial
+  std::vector<std::byte> encode() const;
+  static Result<PlanReply> decode(ByteSpan payload);
+};
+
+/// A sorted, disjoint list of tile ranges [first, end), varint-coded as gaps.
+struct TileRange {
+  std::uint64_t first = 0;
+  std::uint64_t end = 0;
+  bool operator==(const TileRange&) const = default;
+};
+void put_ranges(ByteWriter& out, const std::vector<TileRange>& ranges);
+Result<std::vector<TileRange>> get_ranges(ByteReader& in);
+
+/// Digests of the plan's target, all tiles, as u64 little-endian. Only valid for full plans.
+struct GetDigests {
+  static constexpr Type kType = Type::get_digests;
+  std::uint64_t plan = 0;
+  std::vector<std::byte> encode() const;
+  static Result<GetDigests> decode(ByteSpan payload);
+};
+/// One contiguous range of tiles that begins and ends at whole bands. Reply: one `extent` per ≤ kExtentBytesMax bytes,
+/// in order, then `end`; or `error` (lease_revoked). Extents hold the half's bytes from the first tile's first byte
+/// to the last tile's last byte, padding between tensors included.
+struct GetExtent {
+  static constexpr Type kType = Type::get_extent;
+  std::uint64_t plan = 0;
+  TileRange tiles;
+  std::vector<std::byte> encode() const;
+  static Result<GetExtent> decode(ByteSpan payload);
+};
+/// Frames of one step with only the tiles in `ranges`. Reply: `frame`…, `end`.
+struct GetFrames {
+  static constexpr Type kType = Type::get_frames;
+  std::uint64_t plan = 0;
+  std::uint32_t step = 0;  ///< index in PlanReply::steps
+  std::vector<TileRange> ranges;
+  std::vector<std::byte> encode() const;
+  static Result<GetFrames> decode(ByteSpan payload);
+};
+/// Raw copies of tiles of the plan's target, from its half. Reply: `frame`…, `end`; or `error` (lease_revoked).
+struct GetRawTiles {
+  static constexpr Type kType = Type::get_raw_tiles;
+  std::uint64_t plan = 0;
+  std::vector<TileRange> ranges;
+  std::vector<std::byte> encode() const;
+  static Result<GetRawTiles> decode(ByteSpan payload);
+};
+struct Release {
+  static constexpr Type kType = Type::release;
+  std::uint64_t plan = 0;
+  std::vector<std::byte> encode() const;
+  static Result<Release> decode(ByteSpan payload);
+};
+struct VersionReady {
+  static constexpr Type kType = Type::version_ready;
+  Version version;
+  Digest128 layout;
+  std::vector<std::byte> encode() const;
+  static Result<VersionReady> decode(ByteSpan payload);
+};
+
+// ---- trainer ↔ agent -----------------------------------------------------------------------------------------
+
+struct TrainerHello {
+  static constexpr Type kType = Type::trainer_hello;
+  std::uint16_t protocol = kProtocolVersion;
+  std::uint32_t writer_index = 0;
+  std::uint32_t writers = 1;
+  std::int32_t pid = 0;  ///< in the writer's own PID namespace, for messages only; the agent uses SO_PEERCRED
+  std::string name;
+  LayoutMessage layout;
+  std::vector<std::byte> encode() const;
+  static Result<TrainerHello> decode(ByteSpan payload);
+};
+struct TrainerWelcome {
+  static constexpr Type kType = Type::trainer_welcome;
+  std::string segment_name;  ///< file name in shm_dir
+  std::string shm_dir;
+  std::uint64_t generation = 0;
+  VersionId newest;  ///< last sealed version; epoch 0 if none
+  std::vector<std::byte> encode() const;
+  static Result<TrainerWelcome> decode(ByteSpan payload);
+};
+struct PlanRect {
+  std::uint32_t tensor = 0;
+  std::uint64_t row = 0, col = 0, rows = 0, cols = 0;
+};
+struct TrainerPlan {
+  static constexpr Type kType = Type::trainer_plan;
+  std::vector<PlanRect> rects;
+  std::uint64_t deadline_ms = 0;  ///< to wait for the other writers' plans
+  std::vector<std::byte> encode() const;
+  static Result<TrainerPlan> decode(ByteSpan payload);
+};
+/// Waits until the agent serves a version at or after `version` in the same epoch. Reply: trainer_ready or error.
+struct TrainerWait {
+  static constexpr Type kType = Type::trainer_wait;
+  VersionId version;
+  std::uint64_t deadline_ms = 0;
+  std::vector<std::byte> encode() const;
+  static Result<TrainerWait> decode(ByteSpan payload);
+};
+struct TrainerReady {
+  static constexpr Type kType = Type::trainer_ready;
+  VersionId version;
+  std::uint64_t delta_bytes = 0;
+  std::uint64_t changed = 0;
+  std::uint64_t encode_us = 0;
+  std::vector<std::byte> encode() const;
+  static Result<TrainerReady> decode(ByteSpan payload);
+};
+
+}  // namespace deltasync::wire

@@ -1,0 +1,70 @@
+// The shared segment: creation, adoption, validation and mapping. What lies where is in format/segment.hpp; what
+// may happen when is in shm/protocol.hpp. docs/shm_protocol.md has both in prose.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "base/bytes.hpp"
+#include "deltasync/layout.hpp"
+#include "deltasync/result.hpp"
+#include "format/segment.hpp"
+
+namespace deltasync::shm {
+
+struct SegmentPath {
+  std::filesystem::path dir = "/dev/shm";  ///< anything else is mapped as an ordinary file (--shm-dir)
+  std::string name;                        ///< file name inside dir
+};
+
+class Segment {
+ public:
+  /// Agent: creates, reserves every page (posix_fallocate) before it maps anything, writes the metadata, and
+  /// publishes the ready word last. Mode 0600. `layout_encoded` and `sidecar_encoded` are kept in the segment, so that
+  /// a restarted agent can serve. Errors: no_space (says how much is needed and how much there is), already_exists,
+  /// permission.
+  static Result<std::unique_ptr<Segment>> create(const SegmentPath& path, std::uint64_t generation,
+                                                 const Layout& layout, ByteSpan layout_encoded,
+                                                 ByteSpan sidecar_encoded);
+  /// Maps an existing segment and validates all of its control block against the file's size. Errors: not_found,
+  /// corrupt (names the field), unsupported (format version), permission (not ours, or not mode 0600).
+  static Result<std::unique_ptr<Segment>> attach(const SegmentPath& path);
+  /// Removes the file. Mappings stay valid.
+  static Status unlink(const SegmentPath& path);
+
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  ControlBlock& control() noexcept;
+  const SegmentPath& path() const noexcept;
+  ByteSpan layout_encoded() const noexcept;
+  ByteSpan sidecar_encoded() const noexcept;
+  std::uint64_t half_bytes() const noexcept;
+  MutByteSpan half(unsigned index) noexcept;
+  /// For sendfile: a descriptor of the segment's file (owned by the segment), and where a half starts in it.
+  int file() const noexcept;
+  std::uint64_t half_file_offset(unsigned index) const noexcept;
+
+ private:
+  struct Impl;
+  explicit Segment(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// An exclusive lock that says "an agent owns the segments of this name"; freed by the kernel when the process
+/// ends, however it ends. already_exists names the owner's pid.
+class AgentLock {
+ public:
+  static Result<AgentLock> acquire(const std::filesystem::path& dir, const std::string& name);
+  AgentLock(AgentLock&&) noexcept;
+  AgentLock& operator=(AgentLock&&) noexcept;
+  ~AgentLock();
+
+ private:
+  explicit AgentLock(int fd) : fd_(fd) {}
+  int fd_;
+};
+
+}  // namespace deltasync::shm

@@ -1,0 +1,27 @@
+# Third-party libraries, all from Debian packages (tools/install_deps.sh), as imported targets.
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+set(Boost_NO_WARN_NEW_VERSIONS ON)
+if(POLICY CMP0167)
+  cmake_policy(SET CMP0167 OLD)  # Debian's Boost 1.81 is found by CMake's own module as well as by its config
+endif()
+find_package(Boost 1.81 REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(OpenSSL 3 REQUIRED)
+pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash>=0.8)
+pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd>=1.5)
+if(DELTASYNC_BUILD_TESTS)
+  find_package(GTest REQUIRED)
+endif()
+if(DELTASYNC_BUILD_BENCHMARKS)
+  find_package(benchmark REQUIRED)
+endif()
+
+# Asio and Beast are compiled once, in asio_impl.cpp, and only declared elsewhere.
+add_library(deltasync_asio STATIC ${CMAKE_SOURCE_DIR}/src/net/asio_impl.cpp)
+target_compile_definitions(deltasync_asio PUBLIC BOOST_ASIO_SEPARATE_COMPILATION BOOST_BEAST_SEPARATE_COMPILATION
+                                                 BOOST_ASIO_NO_DEPRECATED)
+target_link_libraries(deltasync_asio PUBLIC Boost::headers Threads::Threads OpenSSL::SSL OpenSSL::Crypto
+                      PRIVATE deltasync_options)

@@ -1,0 +1,61 @@
+# How every target of the project is built: warnings as errors, sanitizers, ccache.
+
+find_program(DELTASYNC_CCACHE ccache)
+if(DELTASYNC_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_C_COMPILER_LAUNCHER ${DELTASYNC_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${DELTASYNC_CCACHE})
+endif()
+
+add_library(deltasync_options INTERFACE)
+target_include_directories(deltasync_options INTERFACE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src
+                                                       ${CMAKE_SOURCE_DIR})
+target_compile_options(
+  deltasync_options
+  INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align -Wunused
+            -Wnull-dereference -Wimplicit-fallthrough -Werror -fno-omit-frame-pointer)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  target_compile_options(deltasync_options INTERFACE -Wthread-safety)
+else()
+  # Asio's memory fences are unknown to g++'s ThreadSanitizer, which only warns about them; -Wnull-dereference and
+  # -Wmaybe-uninitialized give false alarms inside inlined standard headers at -O2.
+  target_compile_options(deltasync_options INTERFACE -Wno-null-dereference -Wno-maybe-uninitialized)
+endif()
+if(DELTASYNC_SANITIZE STREQUAL "address+undefined")
+  target_compile_options(deltasync_options INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all)
+  target_link_options(deltasync_options INTERFACE -fsanitize=address,undefined)
+elseif(DELTASYNC_SANITIZE STREQUAL "thread")
+  target_compile_options(deltasync_options INTERFACE -fsanitize=thread)
+  target_link_options(deltasync_options INTERFACE -fsanitize=thread)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(deltasync_options INTERFACE -Wno-tsan)
+  endif()
+elseif(DELTASYNC_SANITIZE)
+  message(FATAL_ERROR "DELTASYNC_SANITIZE: unknown value ${DELTASYNC_SANITIZE}")
+endif()
+
+# deltasync_library(NAME SOURCES a.cpp … DEPENDS target …): a static library, one per layer.
+function(deltasync_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC deltasync_options ${ARG_DEPENDS})
+endfunction()
+
+# deltasync_executable(NAME SOURCES … DEPENDS …)
+function(deltasync_executable name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE deltasync_options ${ARG_DEPENDS})
+endfunction()
+
+# deltasync_test(NAME SOURCES … DEPENDS … [LABELS …] [TIMEOUT seconds]): one GoogleTest executable = one ctest test.
+function(deltasync_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPENDS;LABELS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE deltasync_options ${ARG_DEPENDS} GTest::gtest GTest::gmock GTest::gtest_main)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+endfunction()
