@@ -1,0 +1,69 @@
+// Where a receiver keeps its versions. The receiver moves and verifies bytes; a target owns the memory or files, and
+// knows how to make a verified update visible and how to take it back. One conformance suite runs over all kinds.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/thread_pool.hpp"
+#include "delta/delta.hpp"
+#include "deltasync/receiver.hpp"
+
+namespace deltasync {
+
+/// A whole verified version: its name, the digest of every tile, and their root.
+struct TargetState {
+  Version version;
+  Digest128 root;
+  std::vector<std::uint64_t> digests;  ///< layout.tile_count() entries
+};
+
+/// A frame as it came over the wire, with its parsed records (which point into `bytes`).
+struct StagedFrame {
+  std::vector<std::byte> bytes;
+  std::vector<delta::TileRecord> records;
+};
+/// One delta step; frames in any order, tiles disjoint.
+struct StagedStep {
+  VersionId from;
+  VersionId to;
+  std::vector<StagedFrame> frames;
+};
+
+/// Life of an update:  begin_full → write full_memory → commit_full | discard
+///                     (verify against live_memory) → commit_delta | nothing
+/// and after either commit, until the next update begins: rollback. Used by one thread at a time; the memory it hands
+/// out may be used by many.
+class Target {
+ public:
+  virtual ~Target() = default;
+
+  virtual const LayoutPtr& layout() const = 0;
+  /// Called once by Receiver::bind before anything else: opens what exists, verifies a version found there.
+  virtual Status open(ThreadPool& pool) = 0;
+  /// The committed version, or null.
+  virtual const TargetState* committed() const = 0;
+
+  /// Memory of the committed version, read only; base null if nothing is committed.
+  virtual delta::TensorMemory live_memory(std::uint32_t tensor) const = 0;
+
+  /// Opens memory for a full version: the final place where nothing is committed, else as `policy` says
+  /// (in_place: committed() becomes null at once). Errors: no_space.
+  virtual Status begin_full(FullOverLive policy) = 0;
+  /// Writable memory of one tensor while a full update is open. Rows are contiguous (row_stride = row bytes).
+  virtual delta::TensorMemory full_memory(std::uint32_t tensor) = 0;
+  /// Makes the full update, which the caller has verified whole, the committed version.
+  virtual Status commit_full(TargetState state) = 0;
+  /// Gives up an open full update; the committed version (if not in place) is untouched.
+  virtual void discard_full() noexcept = 0;
+
+  /// Applies verified steps, oldest first, and makes the result the committed version; on error the old one stays.
+  virtual Status commit_delta(std::vector<StagedStep> steps, TargetState state) = 0;
+
+  /// Takes the last commit back, bit for bit. unsupported if there is nothing to take back.
+  virtual Status rollback() = 0;
+};
+
+}  // namespace deltasync
