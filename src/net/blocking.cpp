@@ -1,0 +1,283 @@
+#include "net/blocking.hpp"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <ctime>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "base/hash.hpp"
+
+namespace deltasync::net {
+namespace {
+
+constexpr std::size_t kReceiveStep = 4u << 20;  ///< bytes: a payload buffer never grows further ahead of its data
+
+timespec to_timespec(std::chrono::nanoseconds ns) {
+  timespec t{};
+  t.tv_sec = static_cast<std::time_t>(ns.count() / 1'000'000'000);
+  t.tv_nsec = static_cast<long>(ns.count() % 1'000'000'000);
+  return t;
+}
+
+/// Waits until the socket is readable or writable. An error or hang-up counts as ready: the next call will say which.
+Status wait_for(int fd, short events, Deadline deadline, const char* what) {
+  for (;;) {
+    pollfd p{fd, events, 0};
+    const timespec left = to_timespec(deadline.remaining());
+    const int n = ::ppoll(&p, 1, &left, nullptr);
+    if (n > 0) return {};
+    if (n == 0) return Error(Errc::timed_out, what);
+    if (errno != EINTR) return Error::from_errno("poll", errno);
+  }
+}
+
+/// Finishes a connect() that was started on a non-blocking socket.
+Status finish_connect(int fd, Deadline deadline) {
+  DS_TRY(wait_for(fd, POLLOUT, deadline, "no answer to connect"));
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) return Error::from_errno("getsockopt", errno);
+  if (error != 0) return Error::from_errno("connect", error);
+  return {};
+}
+
+struct FreeAddresses {
+  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
+};
+using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+
+/// A resolver query that outlives its caller if it must: glibc's threads hold pointers into it.
+struct Query {
+  std::string host;
+  std::string service;
+  addrinfo hints{};
+  gaicb request{};
+};
+
+Result<Addresses> resolve(const std::string& host, std::uint16_t port, Deadline deadline) {
+  auto query = std::make_unique<Query>();
+  query->host = host;
+  query->service = std::to_string(port);
+  query->hints.ai_socktype = SOCK_STREAM;
+  query->hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  if (::getaddrinfo(host.c_str(), query->service.c_str(), &query->hints, &list) == 0) return Addresses(list);
+
+  // A name: resolved on glibc's own threads, since plain getaddrinfo knows no deadline.
+  query->hints.ai_flags = AI_NUMERICSERV;
+  query->request.ar_name = query->host.c_str();
+  query->request.ar_service = query->service.c_str();
+  query->request.ar_request = &query->hints;
+  gaicb* requests[] = {&query->request};
+  if (const int rc = ::getaddrinfo_a(GAI_NOWAIT, requests, 1, nullptr); rc != 0) {
+    return Error(Errc::connection, "resolve " + host + ": " + ::gai_strerror(rc));
+  }
+  while (::gai_error(&query->request) == EAI_INPROGRESS) {
+    const timespec left = to_timespec(deadline.remaining());
+    const gaicb* waited[] = {&query->request};
+    ::gai_suspend(waited, 1, &left);
+    if (!deadline.passed()) continue;
+    // A query that cannot be cancelled any more still writes into `query`: it is given up to it.
+    if (::gai_cancel(&query->request) == EAI_NOTCANCELED) static_cast<void>(query.release());
+    return Error(Errc::timed_out, "resolving " + host);
+  }
+  if (const int rc = ::gai_error(&query->request); rc != 0) {
+    return Error(Errc::connection, "resolve " + host + ": " + ::gai_strerror(rc));
+  }
+  return Addresses(query->request.ar_result);
+}
+
+Result<UniqueFd> connect_address(const addrinfo& address, Deadline deadline) {
+  UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
+  if (!fd) return Error::from_errno("socket", errno);
+  if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS) return Error::from_errno("connect", errno);
+    DS_TRY(finish_connect(fd.get(), deadline));
+  }
+  const int on = 1;
+  ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  return fd;
+}
+
+}  // namespace
+
+Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof address.sun_path) {
+    return Error(Errc::invalid_argument, "socket path '" + path + "' has " + std::to_string(path.size()) +
+                                             " bytes; 1 to " + std::to_string(sizeof address.sun_path - 1) +
+                                             " are possible");
+  }
+  std::copy(path.begin(), path.end(), address.sun_path);
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) return Error::from_errno("socket", errno);
+  for (;;) {
+    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return fd;
+    if (errno == ENOENT || errno == ECONNREFUSED) {
+      return Error(Errc::connection, "nobody listens on " + path);
+    }
+    // The listener's backlog is full: a Unix socket offers nothing to poll for, so ask again.
+    if (errno != EAGAIN && errno != EINTR) return Error::from_errno("connect to " + path, errno);
+    if (deadline.passed()) return Error(Errc::timed_out, "connecting to " + path);
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(5), deadline.remaining()));
+  }
+}
+
+Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, Deadline deadline) {
+  const std::string where = host + ":" + std::to_string(port);
+  DS_ASSIGN(const Addresses list, resolve(host, port, deadline));
+  Error last(Errc::connection, "connect to " + where + ": no address");
+  for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
+    auto fd = connect_address(*a, deadline);
+    if (fd) return fd;
+    last = std::move(fd).error().with_context("connect to " + where);
+    if (deadline.passed()) break;
+  }
+  return last;
+}
+
+MessageSocket::MessageSocket(UniqueFd fd) : fd_(std::move(fd)) {
+  if (!fd_) return;
+  const int flags = ::fcntl(fd_.get(), F_GETFL);
+  if (flags >= 0) ::fcntl(fd_.get(), F_SETFL, flags | O_NONBLOCK);
+}
+
+Error MessageSocket::broken(Error error) {
+  close();
+  return error;
+}
+
+Status MessageSocket::send(wire::Type type, std::uint64_t request, ByteSpan payload, Deadline deadline) {
+  if (!fd_) return Error(Errc::connection, "the connection is closed");
+  const wire::Header header = wire::make_header(type, request, payload);
+  if (payload.size() > wire::payload_bytes_max(header.type)) {
+    return Error(Errc::invalid_argument, "a message of type " + std::to_string(header.type) + " with " +
+                                             std::to_string(payload.size()) + " bytes is over its limit of " +
+                                             std::to_string(wire::payload_bytes_max(header.type)));
+  }
+  ByteSpan parts[] = {bytes_of(header), payload};
+  while (!parts[0].empty() || !parts[1].empty()) {
+    iovec pieces[2];
+    std::size_t used = 0;
+    for (const ByteSpan part : parts) {
+      if (!part.empty()) pieces[used++] = {const_cast<std::byte*>(part.data()), part.size()};
+    }
+    msghdr m{};
+    m.msg_iov = pieces;
+    m.msg_iovlen = used;
+    const ssize_t n = ::sendmsg(fd_.get(), &m, MSG_NOSIGNAL);
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN) return broken(Error::from_errno("send", errno));
+      if (auto ready = wait_for(fd_.get(), POLLOUT, deadline, "the peer does not read"); !ready) {
+        return broken(std::move(ready).error());
+      }
+      continue;
+    }
+    auto left = static_cast<std::size_t>(n);
+    bytes_sent_ += left;
+    for (ByteSpan& part : parts) {
+      const std::size_t taken = std::min(left, part.size());
+      part = part.subspan(taken);
+      left -= taken;
+    }
+  }
+  return {};
+}
+
+Status MessageSocket::recv_exact(MutByteSpan to, bool at_message_start, Deadline deadline) {
+  if (!fd_) return Error(Errc::connection, "the connection is closed");
+  std::size_t done = 0;
+  while (done < to.size()) {
+    const ssize_t n = ::recv(fd_.get(), to.data() + done, to.size() - done, 0);
+    if (n > 0) {
+      done += static_cast<std::size_t>(n);
+      bytes_received_ += static_cast<std::uint64_t>(n);
+      continue;
+    }
+    const bool between = at_message_start && done == 0;
+    if (n == 0) {
+      return broken(Error(Errc::connection,
+                          between ? "the peer closed the connection" : "the peer closed in the middle of a message"));
+    }
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) return broken(Error::from_errno("receive", errno));
+    if (auto ready = wait_for(fd_.get(), POLLIN, deadline, "waiting for the peer's message"); !ready) {
+      if (between && ready.error().code() == Errc::timed_out) return ready;
+      return broken(std::move(ready).error());
+    }
+  }
+  return {};
+}
+
+Result<wire::Header> MessageSocket::recv_header(Deadline deadline) {
+  wire::Header header;
+  DS_TRY(recv_exact({reinterpret_cast<std::byte*>(&header), sizeof header}, true, deadline));
+  if (auto checked = wire::check_header(header); !checked) return broken(std::move(checked).error());
+  return header;
+}
+
+Status MessageSocket::recv_payload(MutByteSpan to, Deadline deadline) {
+  return recv_exact(to, false, deadline);
+}
+
+Result<Message> MessageSocket::recv(std::uint64_t payload_bytes_max, Deadline deadline) {
+  Message message;
+  DS_ASSIGN(message.header, recv_header(deadline));
+  const std::uint64_t bytes = message.header.payload_bytes;
+  if (bytes > payload_bytes_max) {
+    return broken(Error(Errc::protocol, "a message of type " + std::to_string(message.header.type) + " claims " +
+                                            std::to_string(bytes) + " bytes where " +
+                                            std::to_string(payload_bytes_max) + " are allowed"));
+  }
+  while (message.payload.size() < bytes) {
+    const std::size_t at = message.payload.size();
+    const auto step = static_cast<std::size_t>(std::min<std::uint64_t>(bytes - at, kReceiveStep));
+    message.payload.resize(at + step);
+    DS_TRY(recv_exact(MutByteSpan(message.payload).subspan(at), false, deadline));
+  }
+  if (message.type() != wire::Type::extent && xxh3_64(message.payload) != message.header.payload_hash) {
+    return broken(Error(Errc::corrupt, "payload hash of a message of type " + std::to_string(message.header.type)));
+  }
+  return message;
+}
+
+Result<Message> MessageSocket::recv_answer(std::uint64_t request, wire::Type type, Deadline deadline) {
+  const std::uint64_t limit =
+      std::max(wire::payload_bytes_max(static_cast<std::uint16_t>(type)), wire::kControlBytesMax);
+  DS_ASSIGN(Message message, recv(limit, deadline));
+  if (message.type() == wire::Type::error) {
+    auto sent = wire::ErrorMessage::decode(message.payload);
+    if (!sent) return broken(std::move(sent).error());
+    return Error(sent->code, sent->message);
+  }
+  if (message.type() != type || message.header.request != request) {
+    return broken(Error(Errc::protocol, "expected message type " + std::to_string(static_cast<unsigned>(type)) +
+                                            " for request " + std::to_string(request) + ", got type " +
+                                            std::to_string(message.header.type) + " for request " +
+                                            std::to_string(message.header.request)));
+  }
+  return message;
+}
+
+bool MessageSocket::peer_closed() const {
+  if (!fd_) return true;
+  std::byte probe{};
+  const ssize_t n = ::recv(fd_.get(), &probe, 1, MSG_PEEK | MSG_DONTWAIT);
+  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+}  // namespace deltasync::net

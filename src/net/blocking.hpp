@@ -1,0 +1,80 @@
+// One message conversation over a connected stream socket (Unix or TCP), for threads that may block: the trainer's
+// side of the agent's Unix socket and a receiver's control conversation. Every call ends at its deadline. Needs no
+// Boost, so that the trainer's process does not load it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/bytes.hpp"
+#include "base/fd.hpp"
+#include "deltasync/deadline.hpp"
+#include "deltasync/result.hpp"
+#include "format/wire.hpp"
+
+namespace deltasync::net {
+
+/// A stream socket, non-blocking and close-on-exec. `connection` if nobody listens there, `timed_out`.
+Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline);
+/// Tries each address of `host` in turn; name resolution is bounded by the deadline too. TCP_NODELAY is set.
+Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, Deadline deadline);
+
+struct Message {
+  wire::Header header;
+  std::vector<std::byte> payload;
+
+  wire::Type type() const noexcept { return static_cast<wire::Type>(header.type); }
+};
+
+/// Not thread-safe. After a failure inside a message the byte stream has no known position any more: the socket is
+/// closed and every later call fails with `connection`. A recv that timed out before the first byte leaves it usable.
+class MessageSocket {
+ public:
+  MessageSocket() = default;
+  /// Takes a connected socket of any kind and makes it non-blocking.
+  explicit MessageSocket(UniqueFd fd);
+
+  bool open() const noexcept { return static_cast<bool>(fd_); }
+  int fd() const noexcept { return fd_.get(); }
+  void close() noexcept { fd_.reset(); }
+
+  Status send(wire::Type type, std::uint64_t request, ByteSpan payload, Deadline deadline);
+  template <class M>
+  Status send(std::uint64_t request, const M& message, Deadline deadline) {
+    return send(M::kType, request, message.encode(), deadline);
+  }
+
+  /// One whole message. Checks the header (its hash before its length), the type's own limit, `payload_bytes_max`,
+  /// and the payload's hash (an `extent` has none). Memory grows with what arrives, not with what a header claims.
+  Result<Message> recv(std::uint64_t payload_bytes_max, Deadline deadline);
+  /// The two halves of recv, for payloads that land in the caller's memory. The caller checks the payload's hash.
+  Result<wire::Header> recv_header(Deadline deadline);
+  Status recv_payload(MutByteSpan to, Deadline deadline);
+
+  /// Receives a message of type M that answers `request`. An `error` answer becomes that Error; anything else is
+  /// `protocol`.
+  template <class M>
+  Result<M> recv_as(std::uint64_t request, Deadline deadline) {
+    DS_ASSIGN(const Message message, recv_answer(request, M::kType, deadline));
+    return M::decode(message.payload);
+  }
+  /// The same for a bare type (`end`, `trainer_plan_ok`).
+  Result<Message> recv_answer(std::uint64_t request, wire::Type type, Deadline deadline);
+
+  /// True when the peer has closed its end and nothing is left to read. Never blocks.
+  bool peer_closed() const;
+
+  std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
+  std::uint64_t bytes_received() const noexcept { return bytes_received_; }
+
+ private:
+  Status recv_exact(MutByteSpan to, bool at_message_start, Deadline deadline);
+  Error broken(Error error);
+
+  UniqueFd fd_;
+  std::uint64_t bytes_sent_ = 0;
+  std::uint64_t bytes_received_ = 0;
+};
+
+}  // namespace deltasync::net
