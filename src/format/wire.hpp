@@ -78,6 +78,10 @@ inline constexpr std::uint64_t kDigestsBytesMax = 1024ull << 20;
 inline constexpr std::uint64_t kFrameBytesMax = 64u << 20;
 inline constexpr std::uint64_t kExtentBytesMax = 64u << 20;
 inline constexpr std::uint64_t kRangesBytesMax = 64u << 20;  ///< get_frames, get_raw_tiles, trainer_plan
+inline constexpr std::size_t kErrorMessageBytesMax = 64u << 10;
+inline constexpr std::size_t kPeerNameBytesMax = 256;
+inline constexpr std::size_t kPathBytesMax = 4096;
+inline constexpr std::uint64_t kDeltaStepsMax = 8192;  ///< a count: steps in one PlanReply
 /// Largest payload of a type; 0 for an unknown type.
 std::uint64_t payload_bytes_max(std::uint16_t type) noexcept;
 
@@ -106,7 +110,7 @@ struct Auth {
   Role role = Role::control;
   std::array<std::uint8_t, 32> nonce{};
   std::array<std::uint8_t, 32> proof{};
-  std::string name;  ///< ≤ 256 bytes
+  std::string name;  ///< encode() cuts it to kPeerNameBytesMax
   std::vector<std::byte> encode() const;
   static Result<Auth> decode(ByteSpan payload);
 };
@@ -122,13 +126,14 @@ struct Welcome {
 struct ErrorMessage {
   static constexpr Type kType = Type::error;
   Errc code = Errc::internal;
-  std::string message;  ///< ≤ 64 KiB
+  std::string message;  ///< encode() cuts it to kErrorMessageBytesMax
   std::vector<std::byte> encode() const;
   static Result<ErrorMessage> decode(ByteSpan payload);
 };
 /// Also the payload of `end`, `release` acknowledgements, `watch` and `get_layout`.
 struct Empty {
   std::vector<std::byte> encode() const { return {}; }
+  static Result<Empty> decode(ByteSpan payload);
 };
 /// zstd frames of the canonical layout encoding and of the sidecar encoding, raw sizes first.
 struct LayoutMessage {
@@ -183,7 +188,8 @@ struct PlanReply {
   static Result<PlanReply> decode(ByteSpan payload);
 };
 
-/// A sorted, disjoint list of tile ranges [first, end), varint-coded as gaps.
+/// A sorted, disjoint list of non-empty tile ranges [first, end), varint-coded: count, then for each the gap from the
+/// end before it and its length. put_ranges() aborts on any other list: the caller made it.
 struct TileRange {
   std::uint64_t first = 0;
   std::uint64_t end = 0;
