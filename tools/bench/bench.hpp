@@ -1,0 +1,54 @@
+// `deltasync bench CASE`: each case measures the machine's limit and the work in one run and returns one JSON object.
+// The contract of every field is in docs/benchmarks.md.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "deltasync/result.hpp"
+
+namespace deltasync::bench {
+
+struct Options {
+  std::string name;        ///< the case
+  double model_gib = 2.0;  ///< bytes of the bf16 model, in GiB
+  double density = 0.01;   ///< fraction of elements that one step changes
+  unsigned threads = 2;    ///< of the work and of its limit
+  unsigned streams = 4;    ///< data connections of a pull and of its limit
+  unsigned versions = 5;   ///< timed versions of e2e; rounds of the other cases
+  std::uint64_t seed = 1;
+  std::vector<std::filesystem::path> from;  ///< codec: two model directories instead of the generator
+  std::filesystem::path shm_dir = "/dev/shm";
+  std::filesystem::path bin_dir;  ///< where deltasync-agent lies; filled in by the CLI
+};
+
+using Json = nlohmann::ordered_json;
+
+Result<Json> run_diff(const Options& options);
+Result<Json> run_codec(const Options& options);
+Result<Json> run_apply(const Options& options);
+Result<Json> run_full(const Options& options);
+Result<Json> run_e2e(const Options& options);
+Result<Json> run_tensors(const Options& options);
+
+/// Dispatches on options.name; invalid_argument lists the cases.
+Result<Json> run(const Options& options);
+
+/// Seconds since construction.
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
+/// Middle value (mean of the middle two); 0 for none.
+double median(std::vector<double> values);
+
+}  // namespace deltasync::bench

@@ -1,0 +1,80 @@
+// bench full: plain sendfile → recv into memory over loopback, against a verified full pull from a real agent over the
+// same number of streams.
+#include <algorithm>
+
+#include "bench/limits.hpp"
+#include "bench/processes.hpp"
+#include "bench/synth.hpp"
+#include "deltasync/receiver.hpp"
+#include "deltasync/writer.hpp"
+#include "receiver/target.hpp"
+#include "shm/segment.hpp"
+
+namespace deltasync::bench {
+namespace {
+
+constexpr auto kLimit = std::chrono::seconds(120);
+
+/// The whole model as one shared file, for the plain transfer.
+Result<std::unique_ptr<shm::Segment>> plain_file(const Options& options, const LayoutPtr& layout, ByteSpan bytes) {
+  const shm::SegmentPath path{options.shm_dir, "deltasync-bench-" + std::to_string(::getpid())};
+  DS_ASSIGN(auto segment, shm::Segment::create(path, 1, *layout, layout->encode(), {}));
+  DS_TRY(shm::Segment::unlink(path));
+  std::copy(bytes.begin(), bytes.end(), segment->half(0).begin());
+  return segment;
+}
+
+Status publish(const std::string& socket, const LayoutPtr& layout, ByteSpan half, unsigned threads) {
+  WriterOptions options;
+  options.agent_socket = socket;
+  options.threads = threads;
+  DS_ASSIGN(const auto writer, Writer::attach(layout, make_sidecar(*layout), options, Deadline::after(kLimit)));
+  const Version version{{make_epoch(), 1}, "bench"};
+  DS_TRY(writer->begin(version, Deadline::after(kLimit)));
+  for (std::uint32_t t = 0; t < layout->tensors().size(); ++t) {
+    DS_TRY(writer->write(t, Source{half.data() + layout->tensors()[t].offset}));
+  }
+  DS_ASSIGN([[maybe_unused]] const auto report, writer->commit(Deadline::after(kLimit)));
+  return writer->wait_ready(version.id, Deadline::after(kLimit));
+}
+
+}  // namespace
+
+Result<Json> run_full(const Options& options) {
+  ThreadPool pool(options.threads, "bench");
+  DS_ASSIGN(const auto layout, decoder_layout(static_cast<std::uint64_t>(options.model_gib * 0x1p30)));
+  DS_ASSIGN(const Buffer memory, Buffer::allocate(layout->half_bytes(), pool));
+  DS_ASSIGN(const Buffer source, Buffer::allocate(layout->half_bytes(), pool));
+  std::fill(source.span().begin(), source.span().end(), std::byte{0});
+  SyntheticModel(layout, options.density, options.seed, pool).write_half(source.span());
+  DS_ASSIGN(const auto plain, plain_file(options, layout, source.span()));
+  DS_ASSIGN(const BenchAgent agent, BenchAgent::start(options));
+  DS_TRY(publish(agent.socket(), layout, source.span(), options.threads));
+
+  ReceiverOptions receiver_options;
+  receiver_options.endpoint = agent.endpoint();
+  receiver_options.streams = options.streams;
+  double limit_s = 1e300;
+  double pull_s = 1e300;
+  for (unsigned round = 0; round < std::max(5U, options.versions); ++round) {
+    DS_ASSIGN(const double plain_s,
+              sendfile_once(plain->file(), plain->half_file_offset(0), memory.span(), options.streams));
+    limit_s = std::min(limit_s, plain_s);
+    DS_ASSIGN(const auto receiver, Receiver::connect(receiver_options, Deadline::after(kLimit)));
+    DS_TRY(receiver->bind(make_host_target(layout, memory.span()), Deadline::after(kLimit)));
+    const Stopwatch watch;
+    DS_ASSIGN(const auto staged, receiver->pull({}, Deadline::after(kLimit)));
+    DS_TRY(staged->commit());
+    pull_s = std::min(pull_s, watch.seconds());
+    if (!std::equal(memory.span().begin(), memory.span().end(), source.span().begin())) {
+      return Error(Errc::internal, "the pulled version differs from the published one");
+    }
+  }
+  const auto bytes = static_cast<double>(layout->half_bytes());
+  return Json{{"limit_gbps", bytes / limit_s / 1e9},
+              {"pull_gbps", bytes / pull_s / 1e9},
+              {"ratio_to_limit", limit_s / pull_s},
+              {"streams", options.streams}};
+}
+
+}  // namespace deltasync::bench

@@ -1,0 +1,27 @@
+#include "bench/halves.hpp"
+
+#include <unistd.h>
+
+namespace deltasync::bench {
+
+Result<Halves> Halves::make(const Options& options, ThreadPool& pool) {
+  Halves halves;
+  DS_ASSIGN(halves.layout_, decoder_layout(static_cast<std::uint64_t>(options.model_gib * 0x1p30)));
+  const shm::SegmentPath path{options.shm_dir, "deltasync-bench-" + std::to_string(::getpid())};
+  DS_ASSIGN(halves.segment_, shm::Segment::create(path, 1, *halves.layout_, halves.layout_->encode(), {}));
+  DS_TRY(shm::Segment::unlink(path));
+  SyntheticModel model(halves.layout_, options.density, options.seed, pool);
+  model.write_half(halves.segment_->half(0));
+  model.step();
+  model.write_half(halves.segment_->half(1));
+  halves.digests_.resize(halves.layout_->tile_count());
+  delta::half_digests(*halves.layout_, halves.before(), halves.digests_, pool);
+  return halves;
+}
+
+delta::Delta Halves::encode(std::vector<std::uint64_t>& digests, ThreadPool& pool, delta::ValueForm form) const {
+  const delta::EncodeRequest request{{1, 1}, {1, 2}, delta::root_digest(digests), form};
+  return delta::encode(*layout_, before(), after(), digests, request, pool);
+}
+
+}  // namespace deltasync::bench

@@ -1,0 +1,199 @@
+#include "bench/limits.hpp"
+
+#include <arpa/inet.h>
+#include <immintrin.h>
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "bench/bench.hpp"
+
+namespace deltasync::bench {
+namespace {
+
+constexpr std::uint64_t kPiece = 4u << 20;
+
+/// Keeps the optimiser from dropping the loads.
+std::atomic<std::uint64_t> g_sink{0};
+
+__attribute__((target("avx512f"))) std::uint64_t read_avx512(const std::byte* a, const std::byte* b, std::uint64_t n) {
+  __m512i x = _mm512_setzero_si512();
+  __m512i y = x;
+  for (std::uint64_t i = 0; i + 128 <= n; i += 128) {
+    x = _mm512_xor_si512(x, _mm512_xor_si512(_mm512_loadu_si512(a + i), _mm512_loadu_si512(b + i)));
+    y = _mm512_xor_si512(y, _mm512_xor_si512(_mm512_loadu_si512(a + i + 64), _mm512_loadu_si512(b + i + 64)));
+  }
+  return static_cast<std::uint64_t>(_mm512_reduce_add_epi64(_mm512_xor_si512(x, y)));
+}
+
+__attribute__((target("avx2"))) std::uint64_t read_avx2(const std::byte* a, const std::byte* b, std::uint64_t n) {
+  __m256i x = _mm256_setzero_si256();
+  for (std::uint64_t i = 0; i + 32 <= n; i += 32) {
+    x = _mm256_xor_si256(x, _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a + i)),
+                                             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + i))));
+  }
+  return static_cast<std::uint64_t>(_mm256_extract_epi64(x, 0) ^ _mm256_extract_epi64(x, 1) ^
+                                    _mm256_extract_epi64(x, 2) ^ _mm256_extract_epi64(x, 3));
+}
+
+std::uint64_t read_scalar(const std::byte* a, const std::byte* b, std::uint64_t n) {
+  std::uint64_t x = 0;
+  for (std::uint64_t i = 0; i + 8 <= n; i += 8) {
+    std::uint64_t u;
+    std::uint64_t v;
+    std::memcpy(&u, a + i, 8);
+    std::memcpy(&v, b + i, 8);
+    x ^= u ^ v;
+  }
+  return x;
+}
+
+using ReadFn = std::uint64_t (*)(const std::byte*, const std::byte*, std::uint64_t);
+ReadFn widest_read() {
+  if (__builtin_cpu_supports("avx512f")) return read_avx512;
+  if (__builtin_cpu_supports("avx2")) return read_avx2;
+  return read_scalar;
+}
+
+/// Sends one range of the file on one connection; runs in the forked child.
+bool send_range(int socket, int file, std::uint64_t offset, std::uint64_t bytes) {
+  auto at = static_cast<off_t>(offset);
+  const auto end = static_cast<off_t>(offset + bytes);
+  while (at < end) {
+    const ssize_t n = ::sendfile(socket, file, &at, static_cast<std::size_t>(std::min<off_t>(end - at, 16 << 20)));
+    if (n <= 0 && errno != EINTR) return false;
+  }
+  char ack;
+  return ::recv(socket, &ack, 1, 0) == 1;
+}
+
+bool receive_all(int socket, std::span<std::byte> to) {
+  std::size_t got = 0;
+  while (got < to.size()) {
+    const ssize_t n = ::recv(socket, to.data() + got, std::min<std::size_t>(to.size() - got, 4u << 20), 0);
+    if (n <= 0) return false;
+    got += static_cast<std::size_t>(n);
+  }
+  return ::send(socket, "k", 1, MSG_NOSIGNAL) == 1;
+}
+
+}  // namespace
+
+Result<Buffer> Buffer::allocate(std::uint64_t bytes, ThreadPool& pool) {
+  void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) return Error::from_errno("mmap of " + std::to_string(bytes) + " bytes", errno);
+  ::madvise(p, bytes, MADV_HUGEPAGE);
+  Buffer buffer(static_cast<std::byte*>(p), bytes);
+  pool.run((bytes + kPiece - 1) / kPiece, [&](std::uint64_t i, unsigned) {
+    std::memset(buffer.data_ + i * kPiece, 1, std::min(kPiece, bytes - i * kPiece));
+  });
+  return buffer;
+}
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+Buffer::~Buffer() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+double copy_once(std::span<std::byte> to, std::span<const std::byte> from, ThreadPool& pool) {
+  const std::uint64_t bytes = from.size();
+  const Stopwatch watch;
+  pool.run((bytes + kPiece - 1) / kPiece, [&](std::uint64_t i, unsigned) {
+    std::memcpy(to.data() + i * kPiece, from.data() + i * kPiece, std::min(kPiece, bytes - i * kPiece));
+  });
+  return watch.seconds();
+}
+
+double memcpy_s(std::span<std::byte> to, std::span<const std::byte> from, ThreadPool& pool) {
+  double best = 1e300;
+  for (int i = 0; i < 5; ++i) best = std::min(best, copy_once(to, from, pool));
+  return best;
+}
+
+double read_both_once(std::span<const std::byte> a, std::span<const std::byte> b, ThreadPool& pool) {
+  const ReadFn read = widest_read();
+  const std::uint64_t bytes = std::min(a.size(), b.size());
+  const Stopwatch watch;
+  pool.run((bytes + kPiece - 1) / kPiece, [&](std::uint64_t i, unsigned) {
+    g_sink += read(a.data() + i * kPiece, b.data() + i * kPiece, std::min(kPiece, bytes - i * kPiece));
+  });
+  return watch.seconds();
+}
+
+Result<double> sendfile_once(int file, std::uint64_t offset, std::span<std::byte> to, unsigned streams) {
+  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  if (!listener || ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      ::listen(listener.get(), 64) != 0 ||
+      ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    return Error::from_errno("listen on loopback", errno);
+  }
+  const std::uint64_t part = (to.size() / streams + 4095) / 4096 * 4096;
+  const auto range = [&](unsigned i) {
+    const std::uint64_t begin = std::min<std::uint64_t>(to.size(), i * part);
+    return std::pair(begin, std::min<std::uint64_t>(to.size(), begin + part) - begin);
+  };
+  const pid_t child = ::fork();
+  if (child < 0) return Error::from_errno("fork", errno);
+  if (child == 0) {
+    std::vector<std::thread> threads;
+    std::atomic<bool> ok{true};
+    for (unsigned i = 0; i < streams; ++i) {
+      threads.emplace_back([&, i] {
+        const int s = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        const auto [begin, bytes] = range(i);
+        // The first byte says which range follows, so that accept order does not matter.
+        const auto index = static_cast<std::uint8_t>(i);
+        if (::connect(s, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
+            ::send(s, &index, 1, MSG_NOSIGNAL) != 1 || !send_range(s, file, offset + begin, bytes)) {
+          ok = false;
+        }
+      });
+    }
+    for (auto& t : threads) t.join();
+    ::_exit(ok ? 0 : 1);
+  }
+  const Stopwatch watch;
+  std::vector<std::thread> threads;
+  std::atomic<bool> ok{true};
+  for (unsigned i = 0; i < streams; ++i) {
+    threads.emplace_back([&] {
+      const UniqueFd s(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      std::uint8_t index = 0;
+      if (!s || ::recv(s.get(), &index, 1, 0) != 1 || index >= streams) {
+        ok = false;
+        return;
+      }
+      const auto [begin, bytes] = range(index);
+      if (!receive_all(s.get(), to.subspan(begin, bytes))) ok = false;
+    });
+  }
+  for (auto& t : threads) t.join();
+  const double seconds = watch.seconds();
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (!ok || status != 0) return Error(Errc::io, "plain sendfile over loopback failed");
+  return seconds;
+}
+
+}  // namespace deltasync::bench

@@ -1,0 +1,82 @@
+// The other processes of a benchmark: a real agent, and a real receiver that reports each version on a pipe.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bench/bench.hpp"
+#include "deltasync/deadline.hpp"
+#include "deltasync/result.hpp"
+
+namespace deltasync::bench {
+
+/// A child that is terminated (SIGTERM, after 10 s SIGKILL) and reaped when this goes.
+class Child {
+ public:
+  /// argv[0] is a path. With `pipe`, the child's standard output comes back through read_line.
+  static Result<Child> spawn(const std::vector<std::string>& argv, bool pipe);
+  Child(Child&& other) noexcept;
+  Child& operator=(Child&& other) noexcept;
+  ~Child();
+
+  pid_t pid() const noexcept { return pid_; }
+  /// One line of the child's output. timed_out, or peer_died if the output ended.
+  Result<std::string> read_line(Deadline deadline);
+
+ private:
+  Child(pid_t pid, int out) : pid_(pid), out_(out) {}
+  void stop() noexcept;
+  pid_t pid_ = -1;
+  int out_ = -1;
+  std::string buffered_;
+};
+
+/// A fresh agent of its own name in a temporary folder, gone with its segment when this goes.
+class BenchAgent {
+ public:
+  static Result<BenchAgent> start(const Options& options);
+  BenchAgent(BenchAgent&&) = default;
+  BenchAgent& operator=(BenchAgent&&) = default;
+  ~BenchAgent();
+
+  const std::string& endpoint() const noexcept { return endpoint_; }
+  std::string socket() const { return (dir_ / "agent.sock").string(); }
+  pid_t pid() const noexcept { return child_.pid(); }
+
+ private:
+  BenchAgent(Child child, std::filesystem::path dir) : child_(std::move(child)), dir_(std::move(dir)) {}
+  Child child_;
+  std::filesystem::path dir_;
+  std::string endpoint_;
+};
+
+/// Highest private resident memory (RssAnon: shared pages left out) of a process while this lives, sampled every 2 ms.
+class RssSampler {
+ public:
+  explicit RssSampler(pid_t pid);
+  ~RssSampler();
+  RssSampler(const RssSampler&) = delete;
+  RssSampler& operator=(const RssSampler&) = delete;
+  std::uint64_t peak_bytes() const noexcept { return peak_; }
+
+ private:
+  std::atomic<std::uint64_t> peak_{0};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+/// Seconds of the clock that all processes of a machine share.
+double monotonic_s();
+
+/// The receiver process of e2e and tensors (hidden subcommand `bench-receiver`): pulls `count` versions into host
+/// memory and prints one JSON line for each. Returns an exit code.
+int receiver_main(const std::string& endpoint, unsigned streams, unsigned threads, unsigned count);
+
+}  // namespace deltasync::bench

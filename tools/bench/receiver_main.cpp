@@ -1,0 +1,65 @@
+// The receiver process of e2e and tensors.
+#include <cstdio>
+
+#include "bench/processes.hpp"
+#include "delta/delta.hpp"
+#include "deltasync/receiver.hpp"
+#include "receiver/target.hpp"
+
+namespace deltasync::bench {
+namespace {
+
+constexpr auto kPullLimit = std::chrono::seconds(300);
+
+void fail(const Error& error) {
+  std::printf("%s\n", Json{{"error", error.to_string()}}.dump().c_str());
+  std::fflush(stdout);
+}
+
+/// Root of what is really in the target's memory, read again after the commit.
+Digest128 root_of_memory(const Receiver& receiver, const Target& target, ThreadPool& pool) {
+  std::vector<std::uint64_t> digests(receiver.layout()->tile_count());
+  delta::half_digests(*receiver.layout(), host_target_memory(target), digests, pool);
+  return delta::root_digest(digests);
+}
+
+Status pull_versions(Receiver& receiver, unsigned count, ThreadPool& pool) {
+  for (unsigned i = 0; i < count; ++i) {
+    DS_ASSIGN(const auto staged, receiver.pull({Want::Kind::newer, 0, {}}, Deadline::after(kPullLimit)));
+    const Stopwatch watch;
+    DS_TRY(staged->commit());
+    const double committed_at = monotonic_s();
+    const double commit_s = watch.seconds();
+    const PullReport& report = staged->report();
+    const Json line{{"number", report.version.id.number},
+                    {"mode", std::string(to_string(report.mode))},
+                    {"committed_at", committed_at},
+                    {"pull_s", report.transfer_s},
+                    {"commit_s", commit_s},
+                    {"wire_bytes", report.wire_bytes},
+                    {"metadata_bytes", report.metadata_bytes},
+                    {"root", deltasync::to_string(root_of_memory(receiver, *receiver.target(), pool))}};
+    std::printf("%s\n", line.dump().c_str());
+    std::fflush(stdout);
+  }
+  return {};
+}
+
+}  // namespace
+
+int receiver_main(const std::string& endpoint, unsigned streams, unsigned threads, unsigned count) {
+  ThreadPool pool(threads, "check");
+  ReceiverOptions options;
+  options.endpoint = endpoint;
+  options.streams = streams;
+  options.name = "bench";
+  auto receiver = Receiver::connect(options, Deadline::after(kPullLimit));
+  if (!receiver) return fail(receiver.error()), 1;
+  if (auto bound = (*receiver)->bind(make_host_target((*receiver)->layout()), Deadline::after(kPullLimit)); !bound) {
+    return fail(bound.error()), 1;
+  }
+  if (auto pulled = pull_versions(**receiver, count, pool); !pulled) return fail(pulled.error()), 1;
+  return 0;
+}
+
+}  // namespace deltasync::bench
