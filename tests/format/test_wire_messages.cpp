@@ -221,6 +221,13 @@ TEST(WireMessages, LimitsAreKept) {
   EXPECT_THAT(TrainerPlan::decode(rects.encode()).error().message(), HasSubstr("tensor is 1000000"));
 }
 
+TEST(WireMessages, ExtentsAreNotEmpty) {
+  EXPECT_TRUE(GetExtent::decode(GetExtent{1, {4, 5}}.encode()).ok());
+  for (const TileRange& range : {TileRange{5, 5}, TileRange{5, 4}}) {
+    EXPECT_EQ(GetExtent::decode(GetExtent{1, range}.encode()).error().message(), "get_extent: tiles is an empty range");
+  }
+}
+
 TEST(WireMessages, CountsThatLieAllocateNothing) {
   // A count of 2^60 with no ranges behind it, for both varint lists and for the blob length of a layout.
   Bytes bytes;
