@@ -1,5 +1,5 @@
 // The layout: which HF tensors a model has, in which order, where each lies in a half, and how each is cut
-// into tiles. Immutable once built; its identity is a digest of its canonical encoding (docs/delta_format.md).
+// into tiles. Immutable once built; its identity is a digest of its canonical encoding (docs/layout_format.md).
 #pragma once
 
 #include <array>
@@ -45,12 +45,13 @@ std::optional<Dtype> dtype_from_string(std::string_view name) noexcept;
 inline constexpr std::size_t kTensorNameBytesMax = 1024;
 inline constexpr std::size_t kTensorDimsMax = 16;
 inline constexpr std::size_t kTensorsMax = 1'000'000;
+inline constexpr std::size_t kTensorCutsMax = 65'536;  ///< of one tensor, per dimension of the 2-D view
 inline constexpr std::uint64_t kModelBytesMax = std::uint64_t{1} << 43;  ///< 8 TiB
 inline constexpr std::uint32_t kTileElementsMax = 65'536;
 inline constexpr std::size_t kTensorAlignment = 64;  ///< bytes; every tensor starts at a multiple in a half
 
 /// One HF tensor as the user describes it. The 2-D view used everywhere: columns = the last dimension,
-/// rows = the product of the others (a scalar is 1×1, a 1-D tensor is 1×n; any zero dimension: no element).
+/// rows = the product of the others (a scalar is 1×1, a 1-D tensor is 1×n; with any zero dimension it is 0×0).
 struct TensorSpec {
   std::string name;
   Dtype dtype = Dtype::bf16;
@@ -105,13 +106,13 @@ std::string to_string(const Digest128& digest);  ///< 32 hex digits
 /// Immutable; shared by const pointer between threads without locks.
 class Layout {
  public:
-  /// Checks the specs (names unique, non-empty, ≤ kTensorNameBytesMax bytes, no NUL; sizes; cuts) and derives
+  /// Checks the specs (names unique, UTF-8, non-empty, ≤ kTensorNameBytesMax bytes, no NUL; sizes; cuts) and derives
   /// offsets, tiles and the digest. Errors name the tensor.
   static Result<std::shared_ptr<const Layout>> build(std::vector<TensorSpec> specs);
   /// Decodes a canonical encoding. Rejects anything that `encode` would not have produced byte for byte.
   static Result<std::shared_ptr<const Layout>> decode(std::span<const std::byte> encoded);
 
-  /// The canonical encoding (docs/delta_format.md "Layout").
+  /// The canonical encoding (docs/layout_format.md "Layout").
   std::vector<std::byte> encode() const;
   /// XXH3-128 of the canonical encoding.
   const Digest128& digest() const noexcept { return digest_; }
@@ -127,14 +128,14 @@ class Layout {
   std::uint64_t elements() const noexcept { return elements_; }
   std::uint64_t tile_count() const noexcept { return tile_count_; }
 
-  /// The tile with this global index (< tile_count()). O(log tensors).
+  /// The tile with this global index (< tile_count()). O(log tensors + cuts).
   Tile tile(std::uint64_t index) const;
   /// Index of the tensor that owns a tile. O(log tensors).
   std::uint32_t tensor_of_tile(std::uint64_t index) const;
 
   /// Tile geometry of one tensor, for loops over many of its tiles: bands × panels, numbered band by band. All
   /// panels of a band share its rows, so a band is a contiguous byte range of a half. Band height and panel widths
-  /// follow from the shape and the cuts alone (docs/delta_format.md "Tiling").
+  /// follow from the shape and the cuts alone (docs/layout_format.md "Tiling").
   struct Grid {
     std::uint64_t band_rows = 0;              ///< rows of a full band
     std::vector<std::uint64_t> row_segments;  ///< 0, row cuts …, rows

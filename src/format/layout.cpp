@@ -1,0 +1,172 @@
+// Building a layout: every check on what the user or a peer describes, then everything that is derived from it.
+#include <algorithm>
+#include <cassert>
+
+#include "base/bytes.hpp"
+#include "base/hash.hpp"
+#include "format/layout_index.hpp"
+#include "format/utf8.hpp"
+
+namespace deltasync {
+namespace {
+
+constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+Error wrong(const std::string& tensor, const std::string& what) {
+  return {Errc::invalid_argument, "tensor '" + tensor + "': " + what};
+}
+
+Status check_name(const std::string& name, std::size_t position) {
+  const auto which = "tensor " + std::to_string(position) + ": ";
+  if (name.empty()) return Error(Errc::invalid_argument, which + "its name is empty");
+  if (name.size() > kTensorNameBytesMax) {
+    return Error(Errc::invalid_argument, which + "its name has " + std::to_string(name.size()) + " bytes, more than " +
+                                             std::to_string(kTensorNameBytesMax));
+  }
+  if (name.find('\0') != std::string::npos) return Error(Errc::invalid_argument, which + "its name contains a NUL");
+  if (!is_utf8(name)) return Error(Errc::invalid_argument, which + "its name is not UTF-8");
+  return {};
+}
+
+Status check_cuts(const TensorSpec& spec, const char* kind, const std::vector<std::uint64_t>& cuts,
+                  std::uint64_t length) {
+  if (cuts.size() > kTensorCutsMax) {
+    return wrong(spec.name,
+                 std::to_string(cuts.size()) + " " + kind + " cuts, more than " + std::to_string(kTensorCutsMax));
+  }
+  std::uint64_t before = 0;
+  for (const auto cut : cuts) {
+    if (cut <= before || cut >= length) {
+      return wrong(spec.name, std::string(kind) + " cut " + std::to_string(cut) + " is not between " +
+                                  std::to_string(before) + " and " + std::to_string(length));
+    }
+    before = cut;
+  }
+  return {};
+}
+
+/// Fills in rows, cols, element_bytes and bytes. No product is trusted before it is bounded.
+Status derive_view(Tensor& t) {
+  const auto& shape = t.spec.shape;
+  t.element_bytes = static_cast<std::uint32_t>(dtype_bytes(t.spec.dtype));
+  if (t.element_bytes == 0) {
+    return Error(Errc::unsupported,
+                 "tensor '" + t.spec.name + "': unknown dtype " + std::to_string(static_cast<unsigned>(t.spec.dtype)));
+  }
+  if (shape.size() > kTensorDimsMax) {
+    return wrong(t.spec.name,
+                 std::to_string(shape.size()) + " dimensions, more than " + std::to_string(kTensorDimsMax));
+  }
+  if (std::find(shape.begin(), shape.end(), 0u) != shape.end()) return {};  // no element: 0×0
+  std::uint64_t elements = 1;
+  for (const auto dim : shape) {
+    if (dim > kModelBytesMax / elements) return wrong(t.spec.name, "larger than any model may be");
+    elements *= dim;
+  }
+  if (elements > kModelBytesMax / t.element_bytes) return wrong(t.spec.name, "larger than any model may be");
+  t.cols = shape.empty() ? 1 : shape.back();
+  t.rows = elements / t.cols;
+  t.bytes = elements * t.element_bytes;
+  return {};
+}
+
+Status derive(Tensor& t, std::size_t position) {
+  DS_TRY(check_name(t.spec.name, position));
+  DS_TRY(derive_view(t));
+  DS_TRY(check_cuts(t.spec, "row", t.spec.row_cuts, t.rows));
+  return check_cuts(t.spec, "column", t.spec.col_cuts, t.cols);
+}
+
+}  // namespace
+
+Layout::Layout() : index_(std::make_unique<Index>()) {}
+Layout::~Layout() = default;
+
+Result<LayoutPtr> Layout::build(std::vector<TensorSpec> specs) {
+  if (specs.size() > kTensorsMax) {
+    return Error(Errc::invalid_argument,
+                 std::to_string(specs.size()) + " tensors, more than " + std::to_string(kTensorsMax));
+  }
+  std::shared_ptr<Layout> layout(new Layout);
+  auto& index = *layout->index_;
+  layout->tensors_.resize(specs.size());
+  index.names.reserve(specs.size());
+  index.first_tile.reserve(specs.size());
+  index.geometry.reserve(specs.size());
+
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    Tensor& t = layout->tensors_[i];
+    t.spec = std::move(specs[i]);
+    DS_TRY(derive(t, i));
+    t.offset = round_up(end, kTensorAlignment);
+    end = t.offset + t.bytes;
+    if (end > kModelBytesMax) {
+      return wrong(t.spec.name, "the tensors up to it need more than " + std::to_string(kModelBytesMax) + " bytes");
+    }
+    const auto geometry = tile_geometry(t.spec, t.rows, t.cols);
+    t.first_tile = layout->tile_count_;
+    t.tile_count = geometry.bands * geometry.panels;
+    layout->tile_count_ += t.tile_count;
+    layout->model_bytes_ += t.bytes;
+    layout->elements_ += t.rows * t.cols;
+    index.first_tile.push_back(t.first_tile);
+    index.geometry.push_back(geometry);
+    index.names.push_back({xxh3_64(bytes_of(std::string_view(t.spec.name))), static_cast<std::uint32_t>(i)});
+  }
+  layout->half_bytes_ = round_up(end, kTensorAlignment);
+
+  const auto& tensors = layout->tensors_;
+  // Sorted rather than hashed into buckets: names of a hostile layout cannot make this quadratic.
+  std::sort(index.names.begin(), index.names.end(), [&](const Index::Name& a, const Index::Name& b) {
+    if (a.hash != b.hash) return a.hash < b.hash;
+    return tensors[a.tensor].spec.name < tensors[b.tensor].spec.name;
+  });
+  const auto twin =
+      std::adjacent_find(index.names.begin(), index.names.end(), [&](const Index::Name& a, const Index::Name& b) {
+        return a.hash == b.hash && tensors[a.tensor].spec.name == tensors[b.tensor].spec.name;
+      });
+  if (twin != index.names.end()) return wrong(tensors[twin->tensor].spec.name, "listed twice");
+
+  layout->digest_ = xxh3_128(layout->encode());
+  return LayoutPtr(std::move(layout));
+}
+
+std::optional<std::uint32_t> Layout::find(std::string_view name) const {
+  const auto hash = xxh3_64(bytes_of(name));
+  const auto first = std::lower_bound(index_->names.begin(), index_->names.end(), hash,
+                                      [](const Index::Name& a, std::uint64_t h) { return a.hash < h; });
+  for (auto it = first; it != index_->names.end() && it->hash == hash; ++it) {
+    if (tensors_[it->tensor].spec.name == name) return it->tensor;
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+/// Puts 1/n, 2/n … of `length` into `cuts`, if n divides it.
+void merge_even_cuts(std::vector<std::uint64_t>& cuts, std::uint64_t length, std::uint64_t n) {
+  if (length == 0 || length % n != 0) return;
+  for (std::uint64_t i = 1; i < n; ++i) cuts.push_back(i * (length / n));
+  std::sort(cuts.begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+}
+
+}  // namespace
+
+void add_even_cuts(std::vector<TensorSpec>& specs, std::uint64_t n) {
+  if (n <= 1) return;
+  for (auto& spec : specs) {
+    Tensor view;
+    view.spec.name = spec.name;
+    view.spec.dtype = spec.dtype;
+    view.spec.shape = spec.shape;
+    if (!derive_view(view)) continue;  // build() will say what is wrong with it
+    if (spec.shape.size() >= 2) merge_even_cuts(spec.row_cuts, view.rows, n);
+    if (!spec.shape.empty()) merge_even_cuts(spec.col_cuts, view.cols, n);
+  }
+}
+
+}  // namespace deltasync
