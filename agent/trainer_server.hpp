@@ -1,0 +1,101 @@
+// The agent's side of the trainer's Unix socket: who the writers are, which slot each has, whether their plans fit
+// together, and when a version is served. The agent's core stands behind TrainerHooks. docs/trainer_protocol.md has
+// the conversation.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/bytes.hpp"
+#include "base/process.hpp"
+#include "deltasync/layout.hpp"
+#include "deltasync/result.hpp"
+#include "deltasync/version.hpp"
+#include "format/wire.hpp"
+#include "shm/segment.hpp"
+
+namespace deltasync::agent {
+
+/// The generation of the segment that a writer is to map.
+struct OpenSegment {
+  shm::SegmentPath path;
+  std::uint64_t generation = 0;
+  VersionId newest;  ///< last sealed version; epoch 0 if none
+};
+
+/// What the server needs from the agent's core. open_segment, grant and writer_gone are called on the server's own
+/// thread "trainer-setup", one at a time, and may block (reserving memory takes its time); segment_changed and ready
+/// are called on the io_context and must not.
+class TrainerHooks {
+ public:
+  virtual ~TrainerHooks() = default;
+
+  /// The current generation if it has this layout; else a new one. layout_mismatch if a live writer holds a slot of a
+  /// generation with another layout; no_space. Called again for each writer of a job, so it answers alike each time.
+  virtual Result<OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded) = 0;
+  /// Gives a slot of that generation to the process that `watch` holds. Granting a slot again to the process that has
+  /// it is fine (it lost its connection, or the agent was restarted). already_exists names a live owner's pid.
+  virtual Status grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers, ProcessWatch watch) = 0;
+  /// The slot's writer said goodbye or is proved dead.
+  virtual void writer_gone(std::uint64_t generation, std::uint32_t slot) = 0;
+
+  /// A writer says: look at the segment.
+  virtual void segment_changed() = 0;
+  /// What serves `version` or a later one of the same epoch, or nothing yet; or why it never will be. Call
+  /// TrainerServer::version_served when the answer may have changed.
+  virtual Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) = 0;
+};
+
+struct TrainerServerOptions {
+  std::string socket_path;                          ///< ≤ 107 bytes; mode 0600
+  std::chrono::milliseconds hello_limit{5'000};     ///< connect → trainer_hello complete
+  std::chrono::milliseconds message_limit{30'000};  ///< first byte of a later message → its last; a reply's sending
+  std::chrono::milliseconds wait_limit{3'600'000};  ///< the longest deadline that a request may name
+  std::size_t connections_max = 256;
+};
+
+/// A writer as the status page shows it.
+struct TrainerStatus {
+  std::uint32_t slot = 0;
+  std::uint32_t writers = 0;
+  std::uint64_t generation = 0;
+  std::int32_t pid = 0;
+  std::string name;
+  bool connected = false;  ///< false: its connection ended but its process lives, so it keeps its slot
+  bool planned = false;    ///< its plan was accepted
+};
+
+/// Runs on `io`, on a strand of its own; `io` may be run by any number of threads.
+class TrainerServer {
+ public:
+  /// Listens. A socket file that nobody answers on is removed; already_exists if somebody does. `io` and `hooks`
+  /// must outlive the server.
+  static Result<std::unique_ptr<TrainerServer>> listen(boost::asio::io_context& io, TrainerHooks& hooks,
+                                                       TrainerServerOptions options);
+  /// Call stop() first and let `io` run until it did its work, or destroy the server after `io` has stopped.
+  ~TrainerServer();
+  TrainerServer(const TrainerServer&) = delete;
+  TrainerServer& operator=(const TrainerServer&) = delete;
+
+  /// Any thread: a version became served, or ready() would fail now.
+  void version_served();
+  /// Any thread: closes the socket and all conversations, and removes the socket file. Slots stay as they are: the
+  /// segment outlives the agent.
+  void stop();
+  /// Any thread.
+  std::vector<TrainerStatus> status() const;
+  const std::string& socket_path() const noexcept;
+
+ private:
+  struct Impl;
+  explicit TrainerServer(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace deltasync::agent
