@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Rules of the tree that no compiler checks. Prints every breach and exits with 1 if there is one.
+
+Usage: check_tree.py [ROOT]
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+# What may stand at the top level. A new entry is a decision, so it is made here too.
+TOP_LEVEL = {
+    ".ci", ".clang-format", ".clang-tidy", ".gitignore", "CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md",
+    "agent", "docs", "include", "receiver", "src", "tests", "tools",
+}
+
+# Layers: a file below the first path may include project headers below the listed paths only.
+# (docs/architecture.md "Layers".) Tests and tools may include anything.
+LAYERS = {
+    "include/": {"deltasync/"},
+    "src/base/": {"deltasync/", "base/"},
+    "src/format/": {"deltasync/", "base/", "format/"},
+    "src/delta/": {"deltasync/", "base/", "format/", "delta/"},
+    "src/shm/": {"deltasync/", "base/", "format/", "shm/"},
+    "src/net/": {"deltasync/", "base/", "format/", "net/"},
+    "src/writer/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "writer/"},
+    "agent/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "agent/"},
+    "receiver/": {"deltasync/", "base/", "format/", "delta/", "net/", "receiver/"},
+}
+PROJECT_ROOTS = ("deltasync/", "base/", "format/", "delta/", "shm/", "net/", "writer/", "agent/", "receiver/", "tools/",
+                 "tests/")
+
+# Absolute paths that only exist on somebody's machine.
+MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root|home|Users)/[\w.-]+")
+# A .cpp or .hpp beyond this holds more than one idea.
+LINES_MAX = 700
+
+TEXT_SUFFIXES = {".cpp", ".hpp", ".md", ".py", ".sh", ".cmake", ".txt", ".json", ".pml", ".yaml", ""}
+
+
+def tracked(root):
+    out = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=root, check=True,
+                         capture_output=True).stdout.decode()
+    return sorted({name for name in out.split("\0") if name and (root / name).is_file()})
+
+
+def check_includes(name, text):
+    layer = next((prefix for prefix in LAYERS if name.startswith(prefix)), None)
+    if layer is None:
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+        if not match:
+            continue
+        included = match.group(1)
+        if included.startswith(PROJECT_ROOTS):
+            if not included.startswith(tuple(LAYERS[layer])):
+                yield f"{name}:{number}: {layer} must not include {included}"
+        elif "/" not in included:
+            yield f"{name}:{number}: include \"{included}\" by its path from the layer's root"
+
+
+def check_public_header(name, text):
+    if not name.startswith("include/"):
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.search(r"\b(boost|asio|cuda)\b.*::|#\s*include\s+<(boost|cuda)", line):
+            yield f"{name}:{number}: the public API names no Boost or CUDA type"
+
+
+def check_links(root, name, text):
+    if not name.endswith(".md"):
+        return
+    folder = (root / name).parent
+    for number, line in enumerate(text.splitlines(), 1):
+        for target in re.findall(r"\]\(([^)\s]+)\)", line):
+            if re.match(r"[a-z]+:", target) or target.startswith("#"):
+                continue
+            if not (folder / target.split("#")[0]).exists():
+                yield f"{name}:{number}: link to {target}, which is not there"
+
+
+def check_text(name, text):
+    suffix = pathlib.PurePosixPath(name).suffix
+    if suffix not in TEXT_SUFFIXES:
+        return
+    if "\r" in text:
+        yield f"{name}: carriage returns"
+    if text and not text.endswith("\n"):
+        yield f"{name}: no newline at the end"
+    for number, line in enumerate(text.splitlines(), 1):
+        if line != line.rstrip() and suffix != ".md":
+            yield f"{name}:{number}: trailing blanks"
+        if MACHINE_PATH.search(line):
+            yield f"{name}:{number}: a path of one machine: {line.strip()}"
+    if suffix == ".hpp" and "#pragma once" not in text:
+        yield f"{name}: no #pragma once"
+    if suffix in (".cpp", ".hpp") and len(text.splitlines()) > LINES_MAX:
+        yield f"{name}: {len(text.splitlines())} lines; a file is one idea of at most {LINES_MAX}"
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
+    breaches = []
+    names = tracked(root)
+    if not names:
+        breaches.append(f"{root}: no file is tracked")
+    for name in names:
+        top = name.split("/")[0]
+        if top not in TOP_LEVEL:
+            breaches.append(f"{name}: not among the agreed top-level entries")
+        data = (root / name).read_bytes()
+        if b"\0" in data:
+            continue  # binary: corpora, goldens
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        if name.startswith("tests/") and "/corpus/" in name:
+            continue
+        for check in (check_includes, check_public_header, check_text):
+            breaches += check(name, text)
+        breaches += check_links(root, name, text)
+    for breach in breaches:
+        print(breach, file=sys.stderr)
+    print(f"check_tree: {len(names)} files, {len(breaches)} breaches")
+    return 1 if breaches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Everything that must hold, from a fresh clone on. Stops at the first stage that fails; the last line says
+# `N passed, N failed` over all stages (a ctest entry is one, a build or a lint check is one).
+#
+#   tools/test.sh                 all stages
+#   tools/test.sh release lint    only these
+#
+# Stages: release  g++ release build, every test
+#         lint     formatting, tree rules, shell scripts (tools/lint.sh)
+#         asan     AddressSanitizer + UndefinedBehaviorSanitizer, every test
+#         tsan     ThreadSanitizer, the tests of code that runs on several threads
+#         clang    clang 14 with its warnings as errors, compiled only
+#         tidy     clang-tidy over the sources (tools/lint.sh tidy)
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+
+jobs=$(nproc)
+passed=0
+failed=0
+stages=("$@")
+((${#stages[@]})) || stages=(release lint asan tsan clang tidy)
+
+finish() {
+  echo "$passed passed, $failed failed"
+  if ((failed)); then exit 1; else exit 0; fi
+}
+
+# step NAME COMMAND...: one check; ends the run if it fails.
+step() {
+  local name=$1 began=$SECONDS
+  shift
+  echo "== $name"
+  if "$@"; then
+    passed=$((passed + 1))
+    echo "== $name: ok, $((SECONDS - began)) s"
+  else
+    failed=$((failed + 1))
+    echo "== $name: FAILED"
+    finish
+  fi
+}
+
+# shellcheck disable=SC2317  # called through step
+configure() {
+  local log
+  log=$(cmake --preset "$1" 2>&1) || { echo "$log"; return 1; }
+}
+
+build() {
+  step "$1: configure" configure "$1"
+  step "$1: build" cmake --build --preset "$1" -j "$jobs"
+}
+
+# tests PRESET [ctest arguments]: counts what ctest counted.
+tests() {
+  local preset=$1 log summary wrong total status
+  shift
+  echo "== $preset: tests"
+  log=$(mktemp)
+  ctest --preset "$preset" -j "$jobs" "$@" 2>&1 | tee "$log"
+  status=${PIPESTATUS[0]}
+  summary=$(grep -E 'tests passed, [0-9]+ tests? failed out of [0-9]+' "$log" || true)
+  rm -f "$log"
+  if [[ -z $summary ]]; then
+    echo "== $preset: ctest ran no test"
+    failed=$((failed + 1))
+    finish
+  fi
+  wrong=$(sed -E 's/.*passed, ([0-9]+) tests? failed.*/\1/' <<<"$summary")
+  total=$(sed -E 's/.*out of ([0-9]+).*/\1/' <<<"$summary")
+  passed=$((passed + total - wrong))
+  failed=$((failed + wrong))
+  if ((status != 0 && wrong == 0)); then failed=$((failed + 1)); fi
+  if ((failed)); then finish; fi
+}
+
+# The tests of code that runs on several threads or shares memory, by name.
+concurrent='^test_(base_thread|shm|net|writer|agent|receiver)'
+
+run_stage() {
+  case $1 in
+    release | asan)
+      build "$1"
+      tests "$1"
+      ;;
+    tsan) run_tsan ;;
+    clang) build clang ;;
+    lint) step "lint" tools/lint.sh ;;
+    tidy)
+      step "clang: configure" configure clang
+      step "clang-tidy" tools/lint.sh tidy
+      ;;
+  esac
+}
+
+run_tsan() {
+  local targets
+  step "tsan: configure" configure tsan
+  mapfile -t targets < <(ninja -C build-tsan -t targets all | sed -nE 's/^(test_[a-z0-9_]+): phony.*/\1/p' |
+    grep -E "$concurrent" | sort -u)
+  if ((${#targets[@]} == 0)); then
+    echo "== tsan: no target matches $concurrent"
+    failed=$((failed + 1))
+    finish
+  fi
+  step "tsan: build" cmake --build --preset tsan -j "$jobs" --target "${targets[@]}"
+  tests tsan -R "$concurrent"
+}
+
+for stage in "${stages[@]}"; do
+  case $stage in
+    release | asan | tsan | clang | lint | tidy) ;;
+    *)
+      echo "test.sh: no stage '$stage'" >&2
+      exit 2
+      ;;
+  esac
+done
+step "dependencies" tools/install_deps.sh
+for stage in "${stages[@]}"; do
+  run_stage "$stage"
+done
+finish
