@@ -1,0 +1,25 @@
+// Network endpoints as people write them: "HOST:PORT", "[IPv6]:PORT".
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "deltasync/result.hpp"
+
+namespace deltasync::net {
+
+struct Endpoint {
+  std::string host;  ///< name or address, without brackets
+  std::uint16_t port = 0;
+
+  bool operator==(const Endpoint&) const = default;
+};
+
+/// invalid_argument, naming `text`. Port 0 is accepted: "any" for whoever listens.
+Result<Endpoint> parse_endpoint(std::string_view text);
+std::string to_string(const Endpoint& endpoint);
+/// True for 127.0.0.0/8, ::1 (also IPv4-mapped) and "localhost": what needs no token.
+bool is_loopback(std::string_view host);
+
+}  // namespace deltasync::net

@@ -1,0 +1,99 @@
+// Message conversations for coroutines. A MessageStream owns a socket and the watchdog beside it: every operation
+// names its deadline, and the watchdog cancels the socket when that passes. Also the path of full transfers, which
+// hands pages of a file to the socket without a copy in user space.
+#pragma once
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/bytes.hpp"
+#include "deltasync/deadline.hpp"
+#include "deltasync/result.hpp"
+#include "format/wire.hpp"
+#include "net/blocking.hpp"
+
+namespace deltasync::net {
+
+/// Used from one strand (or one thread) only: the socket's executor must be that strand, and so must the coroutine's.
+/// One read and one write may be in progress at a time only if they share a deadline, so conversations do one thing
+/// after the other. After a failure the byte stream has no known position: close and destroy. cancel() may come from
+/// anywhere, through canceller().
+class MessageStream {
+ public:
+  using Socket = boost::asio::generic::stream_protocol::socket;
+
+  explicit MessageStream(Socket socket);
+  ~MessageStream();
+  MessageStream(MessageStream&&) noexcept;
+  MessageStream& operator=(MessageStream&&) = delete;
+
+  /// One whole message. The first byte may take until `idle`; from then on the rest has `message_limit`. Checks the
+  /// header's hash before its length, the type's own limit and `payload_bytes_max`, then the payload's hash. Memory
+  /// grows with what arrives. `connection` if the peer closed, with "closed" in the message.
+  boost::asio::awaitable<Result<Message>> read(std::uint64_t payload_bytes_max, Deadline idle,
+                                               std::chrono::nanoseconds message_limit);
+
+  /// One message. `progress_limit` bounds the time without a byte accepted by the peer's window.
+  boost::asio::awaitable<Status> write(wire::Type type, std::uint64_t request, ByteSpan payload,
+                                       std::chrono::nanoseconds progress_limit);
+  template <class M>
+  boost::asio::awaitable<Status> write(std::uint64_t request, const M& message,
+                                       std::chrono::nanoseconds progress_limit) {
+    const std::vector<std::byte> payload = message.encode();
+    co_return co_await write(M::kType, request, payload, progress_limit);
+  }
+  /// Raw bytes in order, e.g. several messages that are ready; the caller has made their headers.
+  boost::asio::awaitable<Status> write_pieces(std::span<const ByteSpan> pieces,
+                                              std::chrono::nanoseconds progress_limit);
+
+  /// Asked between pieces of a file transfer: false = stop.
+  class MaySend {
+   public:
+    virtual ~MaySend() = default;
+    virtual bool may_send() const = 0;
+  };
+  /// `bytes` of the file from `offset`, by sendfile in pieces of ≤ kSendPieceBytes. lease_revoked when `permit` said
+  /// stop; part of the bytes may have left then, so that the connection can only be closed. `sent` (never null) counts
+  /// what the socket took.
+  boost::asio::awaitable<Status> send_file(int file, std::uint64_t offset, std::uint64_t bytes, const MaySend& permit,
+                                           std::chrono::nanoseconds progress_limit, std::uint64_t* sent);
+
+  /// Cancels whatever the stream is waiting for, from any thread; harmless after the stream's end.
+  class Canceller {
+   public:
+    void cancel() const;
+
+   private:
+    friend class MessageStream;
+    struct Weak;
+    std::shared_ptr<const Weak> weak_;
+  };
+  Canceller canceller() const;
+
+  /// True when the peer has closed its end and nothing is left to read. Never blocks.
+  bool peer_closed() const;
+  /// Keepalive probes after `idle` seconds, and no delay for small messages (TCP only, best effort).
+  void tune_tcp(int keepalive_idle_s);
+  void close();
+  std::string peer_name() const;
+  boost::asio::any_io_executor executor() const;
+
+  std::uint64_t bytes_sent() const noexcept;
+  std::uint64_t bytes_received() const noexcept;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+inline constexpr std::uint64_t kSendPieceBytes = 1u << 20;  ///< a revocation is seen at the next piece
+
+}  // namespace deltasync::net
