@@ -1,0 +1,148 @@
+#include "receiver/connection.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+
+#include "base/hash.hpp"
+#include "net/auth.hpp"
+
+namespace deltasync::receiver {
+namespace {
+
+/// A payload buffer never grows further ahead of its data, and the silence limit applies to each step.
+constexpr std::size_t kStepBytes = 256u << 10;
+
+/// One message of type M; an `error` answer becomes that error.
+template <class M>
+Result<M> recv_message(net::MessageSocket& socket, Deadline deadline) {
+  DS_ASSIGN(const net::Message message, socket.recv(wire::kControlBytesMax, deadline));
+  if (message.type() == wire::Type::error) return agent_error(message.payload);
+  if (message.type() != M::kType) return unexpected(message.header, 0);
+  return M::decode(message.payload);
+}
+
+}  // namespace
+
+Error agent_error(ByteSpan payload) {
+  auto said = wire::ErrorMessage::decode(payload);
+  if (!said) return std::move(said).error();
+  return Error(said->code, "the agent says: " + said->message);
+}
+
+Error unexpected(const wire::Header& header, std::uint64_t request) {
+  return Error(Errc::protocol, "a message of type " + std::to_string(header.type) + " for request " +
+                                   std::to_string(header.request) + " came where the answer to request " +
+                                   std::to_string(request) + " was due");
+}
+
+Result<Connection> Connection::dial(const Peer& peer, Deadline deadline) {
+  DS_ASSIGN(UniqueFd fd, net::connect_tcp(peer.host, peer.port, deadline));
+  UniqueFd second(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!second) return Error::from_errno("fcntl(F_DUPFD_CLOEXEC)", errno);
+  Connection c;
+  c.socket_ = net::MessageSocket(std::move(fd));
+  c.second_fd_ = std::move(second);
+  c.silence_ = peer.tuning.silence;
+  return c;
+}
+
+Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadline) {
+  DS_ASSIGN(const wire::Hello hello, recv_message<wire::Hello>(socket_, deadline));
+  if (hello.protocol != wire::kProtocolVersion) {
+    return Error(Errc::unsupported, "the agent speaks protocol " + std::to_string(hello.protocol) + ", we " +
+                                        std::to_string(wire::kProtocolVersion));
+  }
+  if (hello.auth_required != 0 && peer.token.empty()) {
+    return Error(Errc::unauthenticated, "the agent wants a token and none was given");
+  }
+  wire::Auth auth;
+  auth.role = role;
+  auth.name = peer.name;
+  auth.nonce = net::make_nonce();
+  auth.proof = net::client_proof(peer.token, hello.nonce, auth.nonce, role);
+  DS_TRY(socket_.send(0, auth, deadline));
+  DS_ASSIGN(welcome_, recv_message<wire::Welcome>(socket_, deadline));
+  if (!peer.token.empty() &&
+      !net::equal_proofs(welcome_.proof, net::server_proof(peer.token, auth.nonce, hello.nonce))) {
+    return Error(Errc::unauthenticated, "the agent did not prove that it knows the token");
+  }
+  instance_ = hello.instance;
+  return {};
+}
+
+Status Connection::recv_some(MutByteSpan to, Deadline deadline) {
+  while (!to.empty()) {
+    const std::size_t step = std::min(to.size(), kStepBytes);
+    DS_TRY(socket_.recv_payload(to.first(step), deadline.earlier(Deadline::after(silence_))));
+    to = to.subspan(step);
+  }
+  return {};
+}
+
+Result<std::vector<std::byte>> Connection::recv_payload(const wire::Header& header, Deadline deadline) {
+  std::vector<std::byte> payload;
+  while (payload.size() < header.payload_bytes) {
+    const std::size_t at = payload.size();
+    // Doubling, so that a lying length never costs more than twice what has really arrived.
+    const std::size_t ahead = std::max(kStepBytes, at);
+    payload.resize(at + static_cast<std::size_t>(std::min<std::uint64_t>(header.payload_bytes - at, ahead)));
+    DS_TRY(recv_some(MutByteSpan(payload).subspan(at), deadline));
+  }
+  if (xxh3_64(payload) != header.payload_hash) {
+    socket_.close();
+    return Error(Errc::corrupt, "payload hash of a message of type " + std::to_string(header.type));
+  }
+  return payload;
+}
+
+Status Connection::recv_payload(const wire::Header& header, MutByteSpan to, Deadline deadline) {
+  DS_TRY(recv_some(to, deadline));
+  if (xxh3_64(to) == header.payload_hash) return {};
+  socket_.close();
+  return Error(Errc::corrupt, "payload hash of a message of type " + std::to_string(header.type));
+}
+
+Status Connection::recv_scattered(std::span<iovec> pieces, Deadline deadline) {
+  const auto fail = [this](Error error) {
+    socket_.close();
+    return error;
+  };
+  while (!pieces.empty()) {
+    if (!socket_.open()) return Error(Errc::connection, "the connection is closed");
+    msghdr m{};
+    m.msg_iov = pieces.data();
+    m.msg_iovlen = pieces.size();
+    const ssize_t n = ::recvmsg(socket_.fd(), &m, 0);
+    if (n > 0) {
+      auto left = static_cast<std::size_t>(n);
+      scattered_bytes_ += left;
+      while (!pieces.empty() && left >= pieces.front().iov_len) {
+        left -= pieces.front().iov_len;
+        pieces = pieces.subspan(1);
+      }
+      if (left > 0) {
+        pieces.front().iov_base = static_cast<std::byte*>(pieces.front().iov_base) + left;
+        pieces.front().iov_len -= left;
+      }
+      continue;
+    }
+    if (n == 0) return fail(Error(Errc::connection, "the peer closed in the middle of an extent"));
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) return fail(Error::from_errno("receive", errno));
+    const auto left = deadline.earlier(Deadline::after(silence_)).remaining();
+    pollfd p{socket_.fd(), POLLIN, 0};
+    const timespec t{static_cast<std::time_t>(left.count() / 1'000'000'000),
+                     static_cast<long>(left.count() % 1'000'000'000)};
+    const int ready = ::ppoll(&p, 1, &t, nullptr);
+    if (ready == 0) return fail(Error(Errc::timed_out, "waiting for the rest of an extent"));
+    if (ready < 0 && errno != EINTR) return fail(Error::from_errno("poll", errno));
+  }
+  return {};
+}
+
+}  // namespace deltasync::receiver

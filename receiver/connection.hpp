@@ -1,0 +1,76 @@
+// One authenticated connection to an agent: the handshake, then whole messages, and extents that land where they
+// belong. Counts every byte that arrives. Used by one thread, except interrupt_fd().
+#pragma once
+
+#include <sys/uio.h>
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/bytes.hpp"
+#include "base/fd.hpp"
+#include "deltasync/deadline.hpp"
+#include "deltasync/result.hpp"
+#include "format/wire.hpp"
+#include "net/blocking.hpp"
+#include "receiver/peer.hpp"
+
+namespace deltasync::receiver {
+
+class Connection {
+ public:
+  Connection() = default;
+
+  /// Connects without a word. `connection` or `timed_out`.
+  static Result<Connection> dial(const Peer& peer, Deadline deadline);
+  /// Hello, auth, welcome. With a token the agent has to prove that it knows it too: `unauthenticated` if not.
+  Status handshake(const Peer& peer, wire::Role role, Deadline deadline);
+
+  bool open() const noexcept { return socket_.open(); }
+  /// The peer has hung up; nothing may be expected of this connection any more.
+  bool stale() const { return socket_.peer_closed(); }
+  std::chrono::milliseconds silence() const noexcept { return silence_; }
+  /// Random per agent process.
+  std::uint64_t instance() const noexcept { return instance_; }
+  const wire::Welcome& welcome() const noexcept { return welcome_; }
+  std::uint64_t next_request() noexcept { return ++last_request_; }
+
+  template <class M>
+  Status send(std::uint64_t request, const M& message, Deadline deadline) {
+    return socket_.send(request, message, deadline);
+  }
+  Status send(wire::Type type, std::uint64_t request, Deadline deadline) {
+    return socket_.send(type, request, {}, deadline);
+  }
+  Result<wire::Header> recv_header(Deadline deadline) { return socket_.recv_header(deadline); }
+  /// The payload after a header, hash checked. Fails when no byte comes for `silence`, or at the deadline.
+  Result<std::vector<std::byte>> recv_payload(const wire::Header& header, Deadline deadline);
+  /// As above, into `to`, which has exactly the payload's size.
+  Status recv_payload(const wire::Header& header, MutByteSpan to, Deadline deadline);
+  /// Fills all of `pieces` (which it uses up). No hash: the caller verifies tiles.
+  Status recv_scattered(std::span<iovec> pieces, Deadline deadline);
+
+  std::uint64_t bytes_received() const noexcept { return socket_.bytes_received() + scattered_bytes_; }
+  /// shutdown(2) on this descriptor ends every wait of the connection. It stays valid while the object lives.
+  int interrupt_fd() const noexcept { return second_fd_.get(); }
+
+ private:
+  Status recv_some(MutByteSpan to, Deadline deadline);
+
+  net::MessageSocket socket_;
+  UniqueFd second_fd_;  // the same socket: the first one is closed by MessageSocket on its own account
+  std::chrono::milliseconds silence_{0};
+  std::uint64_t instance_ = 0;
+  std::uint64_t last_request_ = 0;
+  std::uint64_t scattered_bytes_ = 0;
+  wire::Welcome welcome_;
+};
+
+/// What an agent said in an `error` message.
+Error agent_error(ByteSpan payload);
+/// "type 17 for request 4 where an answer to request 3 was due"
+Error unexpected(const wire::Header& header, std::uint64_t request);
+
+}  // namespace deltasync::receiver

@@ -1,0 +1,147 @@
+#include "receiver/control.hpp"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "delta/delta.hpp"
+
+namespace deltasync::receiver {
+namespace {
+
+struct GetLayout {
+  static constexpr wire::Type kType = wire::Type::get_layout;
+  std::vector<std::byte> encode() const { return {}; }
+};
+
+}  // namespace
+
+void Control::drop() {
+  closed_bytes_ += connection_.bytes_received();
+  connection_ = Connection();
+}
+
+Status Control::connect_once(Deadline deadline) {
+  const Deadline limit = deadline.earlier(Deadline::after(peer_.tuning.handshake));
+  DS_ASSIGN(connection_, Connection::dial(peer_, limit));
+  return connection_.handshake(peer_, wire::Role::control, limit).with_context("handshake");
+}
+
+Status Control::connect(Deadline deadline) {
+  drop();
+  auto status = connect_once(deadline);
+  if (status) return status;
+  drop();
+  noted_ = status.error();
+  return std::move(status).with_context("agent at " + peer_.endpoint);
+}
+
+Status Control::ensure(Deadline deadline) {
+  if (connection_.open() && !connection_.stale()) return {};
+  Backoff backoff(peer_.tuning);
+  for (;;) {
+    auto status = connect(deadline);
+    if (status) return status;
+    const Errc code = status.error().code();
+    if (code == Errc::unauthenticated || code == Errc::unsupported || code == Errc::invalid_argument) return status;
+    if (deadline.passed()) return status;
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(backoff.next(), deadline.remaining()));
+  }
+}
+
+template <class T>
+Answer<T> Control::give_up(Error error) {
+  drop();
+  noted_ = error;
+  Answer<T> answer;
+  answer.broken = std::move(error);
+  return answer;
+}
+
+template <class T>
+std::optional<wire::Header> Control::answer_header(Answer<T>& answer, wire::Type type, std::uint64_t request,
+                                                   Deadline header_deadline, Deadline deadline) {
+  auto header = connection_.recv_header(header_deadline);
+  if (!header) {
+    answer = give_up<T>(std::move(header).error());
+    return std::nullopt;
+  }
+  if (header->type == static_cast<std::uint16_t>(wire::Type::error)) {
+    auto payload = connection_.recv_payload(*header, deadline);
+    if (!payload) {
+      answer = give_up<T>(std::move(payload).error());
+    } else {
+      answer.refused = agent_error(*payload);
+    }
+    return std::nullopt;
+  }
+  if (header->type != static_cast<std::uint16_t>(type) || header->request != request) {
+    answer = give_up<T>(unexpected(*header, request));
+    return std::nullopt;
+  }
+  return *header;
+}
+
+template <class M, class Question>
+Answer<M> Control::ask(const Question& question, std::chrono::milliseconds patience, Deadline deadline) {
+  const std::uint64_t request = connection_.next_request();
+  const Deadline send_limit = deadline.earlier(Deadline::after(peer_.tuning.silence));
+  if (auto sent = connection_.send(request, question, send_limit); !sent) return give_up<M>(std::move(sent).error());
+  Answer<M> answer;
+  const Deadline header_limit = deadline.earlier(Deadline::after(patience + peer_.tuning.silence));
+  const auto header = answer_header(answer, M::kType, request, header_limit, deadline);
+  if (!header) return answer;
+  auto payload = connection_.recv_payload(*header, deadline);
+  if (!payload) return give_up<M>(std::move(payload).error());
+  auto message = M::decode(*payload);
+  if (!message) return give_up<M>(std::move(message).error());
+  answer.value = std::move(*message);
+  return answer;
+}
+
+Answer<wire::LayoutMessage> Control::layout(Deadline deadline) {
+  return ask<wire::LayoutMessage>(GetLayout(), std::chrono::milliseconds(0), deadline);
+}
+
+Answer<wire::PlanReply> Control::plan(const wire::Plan& plan, Deadline deadline) {
+  return ask<wire::PlanReply>(plan, std::chrono::milliseconds(plan.wait_ms), deadline);
+}
+
+Answer<std::vector<std::uint64_t>> Control::digests(std::uint64_t plan, std::uint64_t tiles, const Digest128& root,
+                                                    Deadline deadline) {
+  using Digests = std::vector<std::uint64_t>;
+  const std::uint64_t request = connection_.next_request();
+  const Deadline limit = deadline.earlier(Deadline::after(peer_.tuning.silence));
+  if (auto sent = connection_.send(request, wire::GetDigests{plan}, limit); !sent) {
+    return give_up<Digests>(std::move(sent).error());
+  }
+  Answer<Digests> answer;
+  const auto header = answer_header(answer, wire::Type::digests, request, limit, deadline);
+  if (!header) return answer;
+  if (header->payload_bytes != tiles * sizeof(std::uint64_t)) {
+    return give_up<Digests>(Error(Errc::protocol, "a digest table of " + std::to_string(header->payload_bytes) +
+                                                      " bytes for " + std::to_string(tiles) + " tiles"));
+  }
+  Digests digests(static_cast<std::size_t>(tiles));
+  const MutByteSpan bytes(reinterpret_cast<std::byte*>(digests.data()), digests.size() * sizeof(std::uint64_t));
+  if (auto received = connection_.recv_payload(*header, bytes, deadline); !received) {
+    return give_up<Digests>(std::move(received).error());
+  }
+  if (delta::root_digest(digests) != root) {
+    return give_up<Digests>(Error(Errc::corrupt, "the digest table does not have the root that the plan named"));
+  }
+  answer.value = std::move(digests);
+  return answer;
+}
+
+void Control::release(std::uint64_t plan, Deadline deadline) {
+  if (!connection_.open() || plan == 0) return;
+  const Deadline limit = deadline.earlier(Deadline::after(peer_.tuning.release));
+  const std::uint64_t request = connection_.next_request();
+  if (auto sent = connection_.send(request, wire::Release{plan}, limit); !sent) return drop();
+  Answer<wire::Empty> answer;
+  const auto header = answer_header(answer, wire::Type::end, request, limit, limit);
+  if (header && header->payload_bytes != 0) drop();
+}
+
+}  // namespace deltasync::receiver

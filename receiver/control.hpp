@@ -1,0 +1,68 @@
+// The control conversation: layout, plans, digests, releases. Connects again by itself; a plan dies with the
+// connection that asked for it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "deltasync/deadline.hpp"
+#include "deltasync/result.hpp"
+#include "format/wire.hpp"
+#include "receiver/connection.hpp"
+#include "receiver/peer.hpp"
+
+namespace deltasync::receiver {
+
+/// How a question to the agent ended.
+template <class T>
+struct Answer {
+  std::optional<T> value;
+  std::optional<Error> refused;  ///< the agent's own words; the connection is fine
+  std::optional<Error> broken;   ///< no answer; the connection is closed
+};
+
+class Control {
+ public:
+  explicit Control(const Peer& peer) : peer_(peer) {}
+
+  /// One attempt.
+  Status connect(Deadline deadline);
+  /// Connected, after as many attempts as the deadline allows. `unauthenticated` and `unsupported` at once.
+  Status ensure(Deadline deadline);
+  void drop();
+
+  std::uint64_t instance() const noexcept { return connection_.instance(); }
+  const wire::Welcome& welcome() const noexcept { return connection_.welcome(); }
+
+  Answer<wire::LayoutMessage> layout(Deadline deadline);
+  /// The agent may take `plan.wait_ms` before it answers.
+  Answer<wire::PlanReply> plan(const wire::Plan& plan, Deadline deadline);
+  /// Exactly `tiles` digests whose root is `root`.
+  Answer<std::vector<std::uint64_t>> digests(std::uint64_t plan, std::uint64_t tiles, const Digest128& root,
+                                             Deadline deadline);
+  /// Best effort: if no answer comes the connection is closed, which frees the plan as well.
+  void release(std::uint64_t plan, Deadline deadline);
+
+  std::uint64_t bytes_received() const noexcept { return closed_bytes_ + connection_.bytes_received(); }
+  /// The last trouble with the connection, for the message of a deadline.
+  const std::optional<Error>& noted() const noexcept { return noted_; }
+
+ private:
+  Status connect_once(Deadline deadline);
+  /// The header of the answer to `request`; an `error` message ends up in `answer`.
+  template <class T>
+  std::optional<wire::Header> answer_header(Answer<T>& answer, wire::Type type, std::uint64_t request,
+                                            Deadline header_deadline, Deadline deadline);
+  template <class T>
+  Answer<T> give_up(Error error);
+  template <class M, class Question>
+  Answer<M> ask(const Question& question, std::chrono::milliseconds patience, Deadline deadline);
+
+  const Peer& peer_;
+  Connection connection_;
+  std::uint64_t closed_bytes_ = 0;
+  std::optional<Error> noted_;
+};
+
+}  // namespace deltasync::receiver

@@ -1,0 +1,236 @@
+#include "receiver/fetch.hpp"
+
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+namespace deltasync::receiver {
+namespace {
+
+/// The `error` message that stands where a reply was due.
+Outcome agent_refused(Connection& connection, const wire::Header& header, Deadline deadline) {
+  auto payload = connection.recv_payload(header, deadline);
+  if (!payload) return Outcome::broken(std::move(payload).error());
+  return Outcome::refused(agent_error(*payload));
+}
+
+bool is(const wire::Header& header, wire::Type type) {
+  return header.type == static_cast<std::uint16_t>(type);
+}
+
+/// A header that may not come for `silence`; the deadline of the pull is longer.
+Result<wire::Header> next_header(Connection& connection, Deadline deadline) {
+  return connection.recv_header(deadline.earlier(Deadline::after(connection.silence())));
+}
+
+/// The `end` that closes a reply whose parts are all in.
+Outcome receive_end(Connection& connection, std::uint64_t request, Deadline deadline) {
+  auto header = next_header(connection, deadline);
+  if (!header) return Outcome::broken(std::move(header).error());
+  if (is(*header, wire::Type::error)) return agent_refused(connection, *header, deadline);
+  if (!is(*header, wire::Type::end) || header->request != request || header->payload_bytes != 0) {
+    return Outcome::broken(unexpected(*header, request));
+  }
+  return Outcome::ok();
+}
+
+}  // namespace
+
+double thread_cpu_s() {
+  timespec t{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+std::uint64_t frame_bytes_bound(const wire::DeltaStep& step) {
+  return 2 * std::min(step.frame_bytes, kModelBytesMax) + (1u << 20);
+}
+
+std::uint64_t raw_bytes_bound(std::uint64_t tiles) {
+  return tiles * (std::uint64_t{kTileElementsMax} * 8 + 256) * 2 + (1u << 20);
+}
+
+std::uint64_t frame_parts(std::uint64_t frame_bytes, const Tuning& tuning) {
+  return 1 + frame_bytes / tuning.frame_item_bytes;
+}
+
+std::string tile_name(const Layout& layout, std::uint64_t tile) {
+  return "tile " + std::to_string(tile) + " of " + layout.tensors()[layout.tensor_of_tile(tile)].spec.name;
+}
+
+// ---- extents -------------------------------------------------------------------------------------------------
+
+void HalfScatter::seek(std::uint32_t tensor, std::uint64_t half_offset) {
+  tensor_ = tensor;
+  position_ = half_offset;
+}
+
+std::uint64_t HalfScatter::next(std::uint64_t bytes_max, std::vector<iovec>& pieces) {
+  pieces.clear();
+  const auto tensors = layout_.tensors();
+  std::uint64_t covered = 0;
+  while (covered < bytes_max && pieces.size() < kPiecesMax) {
+    // The caller never goes past the last tile, so there is a tensor at or after the position.
+    while (tensors[tensor_].offset + tensors[tensor_].bytes <= position_) ++tensor_;
+    const Tensor& tensor = tensors[tensor_];
+    const bool padding = position_ < tensor.offset;
+    std::uint64_t bytes = padding ? tensor.offset - position_ : tensor.offset + tensor.bytes - position_;
+    if (padding) bytes = std::min<std::uint64_t>(bytes, sizeof scratch_);
+    bytes = std::min(bytes, bytes_max - covered);
+    std::byte* const to = padding ? scratch_ : target_.full_memory(tensor_).base + (position_ - tensor.offset);
+    pieces.push_back({to, static_cast<std::size_t>(bytes)});
+    position_ += bytes;
+    covered += bytes;
+  }
+  return covered;
+}
+
+/// Where the reception of one item stands.
+struct ExtentFetch::Progress {
+  HalfScatter scatter;
+  std::vector<iovec> pieces;
+  std::uint64_t position;   ///< next byte of the half to arrive
+  std::uint64_t end;        ///< of the item, in bytes of the half
+  std::uint64_t next_tile;  ///< first one not verified
+  std::uint64_t end_tile;
+  StreamTally& tally;
+};
+
+ExtentFetch::ExtentFetch(const Layout& layout, Target& target, std::span<const std::uint64_t> digests,
+                         std::span<std::uint8_t> have, std::uint64_t plan, const Tuning& tuning, unsigned streams)
+    : layout_(layout),
+      target_(target),
+      digests_(digests),
+      have_(have),
+      plan_(plan),
+      tuning_(tuning),
+      tallies_(streams) {}
+
+Status ExtentFetch::ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) {
+  return connection.send(request, wire::GetExtent{plan_, item.ranges.front()}, deadline);
+}
+
+Outcome ExtentFetch::receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
+                             unsigned stream) {
+  wire::TileRange& range = item.ranges.front();
+  const Tile first = layout_.tile(range.first);
+  const std::uint64_t begin = band_first_byte(layout_, first);
+  Progress progress{HalfScatter(layout_, target_),
+                    {},
+                    begin,
+                    band_end_byte(layout_, layout_.tile(range.end - 1)),
+                    range.first,
+                    range.end,
+                    tallies_[stream]};
+  progress.scatter.seek(first.tensor, begin);
+  for (;;) {
+    auto header = next_header(connection, deadline);
+    if (!header) return Outcome::broken(std::move(header).error());
+    if (is(*header, wire::Type::error)) return agent_refused(connection, *header, deadline);
+    if (header->request != request) return Outcome::broken(unexpected(*header, request));
+    if (!is(*header, wire::Type::extent)) return Outcome::broken(unexpected(*header, request));
+    if (header->payload_bytes == 0 || header->payload_bytes > progress.end - progress.position) {
+      return Outcome::broken(Error(Errc::protocol, "an extent of " + std::to_string(header->payload_bytes) +
+                                                       " bytes where " +
+                                                       std::to_string(progress.end - progress.position) + " are due"));
+    }
+    auto status = receive_extent(connection, header->payload_bytes, progress, deadline);
+    range.first = progress.next_tile;  // verified, or known to be wrong: not asked for again here
+    const bool whole = range.first == range.end;
+    if (whole) item.ranges.clear();
+    if (!status) return Outcome::broken(std::move(status).error());
+    if (whole) return receive_end(connection, request, deadline);
+  }
+}
+
+Status ExtentFetch::receive_extent(Connection& connection, std::uint64_t bytes, Progress& progress, Deadline deadline) {
+  while (bytes > 0) {
+    const std::uint64_t n = progress.scatter.next(std::min(bytes, tuning_.piece_bytes), progress.pieces);
+    DS_TRY(connection.recv_scattered(progress.pieces, deadline));
+    progress.position += n;
+    progress.tally.payload_bytes += n;
+    bytes -= n;
+    verify_up_to(progress);
+  }
+  return {};
+}
+
+void ExtentFetch::verify_up_to(Progress& progress) {
+  const double before = thread_cpu_s();
+  while (progress.next_tile < progress.end_tile) {
+    const Tile tile = layout_.tile(progress.next_tile);
+    if (band_end_byte(layout_, tile) > progress.position) break;
+    const Tensor& tensor = layout_.tensors()[tile.tensor];
+    const delta::TensorMemory memory = target_.full_memory(tile.tensor);
+    const std::uint64_t digest =
+        delta::tile_digest(delta::tile_address(memory, tile, tensor.element_bytes), memory.row_stride, tile.rect.rows,
+                           tile.rect.cols * tensor.element_bytes);
+    have_[progress.next_tile] = digest == digests_[progress.next_tile] ? 1 : 0;
+    ++progress.next_tile;
+    ++progress.tally.tiles;
+  }
+  progress.tally.verify_s += thread_cpu_s() - before;
+}
+
+// ---- frames --------------------------------------------------------------------------------------------------
+
+FrameFetch::FrameFetch(const Layout& layout, Kind kind, std::uint64_t plan, std::uint64_t bytes_max, Sink sink,
+                       unsigned streams)
+    : layout_(layout), kind_(kind), plan_(plan), bytes_max_(bytes_max), sink_(std::move(sink)), tallies_(streams) {}
+
+Status FrameFetch::ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) {
+  if (kind_ == Kind::raw_tiles) return connection.send(request, wire::GetRawTiles{plan_, item.ranges}, deadline);
+  return connection.send(request, wire::GetFrames{plan_, item.step, item.ranges}, deadline);
+}
+
+Status FrameFetch::check_asked_for(const Item& item, const StagedFrame& frame) const {
+  std::size_t hint = 0;
+  for (const delta::TileRecord& record : frame.records) {
+    if (!contains(item.ranges, record.tile, hint)) {
+      return Error(Errc::protocol, tile_name(layout_, record.tile) + " came twice or was not asked for");
+    }
+  }
+  return {};
+}
+
+Outcome FrameFetch::receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
+                            unsigned stream) {
+  StreamTally& tally = tallies_[stream];
+  for (;;) {
+    auto header = next_header(connection, deadline);
+    if (!header) return Outcome::broken(std::move(header).error());
+    if (is(*header, wire::Type::error)) return agent_refused(connection, *header, deadline);
+    if (header->request != request) return Outcome::broken(unexpected(*header, request));
+    if (is(*header, wire::Type::end) && header->payload_bytes == 0) break;
+    if (!is(*header, wire::Type::frame)) return Outcome::broken(unexpected(*header, request));
+    if (bytes_.fetch_add(header->payload_bytes) + header->payload_bytes > bytes_max_) {
+      return Outcome::wrong(Error(Errc::protocol, "the frames hold more than the " + std::to_string(bytes_max_) +
+                                                      " bytes that the plan named"));
+    }
+    StagedFrame frame;
+    auto payload = connection.recv_payload(*header, deadline);
+    if (!payload) {
+      bytes_.fetch_sub(header->payload_bytes);
+      return Outcome::broken(std::move(payload).error());
+    }
+    frame.bytes = std::move(*payload);
+    tally.payload_bytes += frame.bytes.size();
+    auto records = delta::parse_frame(layout_, frame.bytes);
+    if (!records) return Outcome::wrong(std::move(records).error());
+    frame.records = std::move(*records);
+    if (frame.records.empty()) return Outcome::wrong(Error(Errc::corrupt, "a frame without tiles"));
+    if (auto status = check_asked_for(item, frame); !status) return Outcome::wrong(std::move(status).error());
+    const std::uint64_t last = frame.records.back().tile;
+    const std::uint64_t tiles = frame.records.size();
+    const double before = thread_cpu_s();
+    auto taken = sink_(item.step, std::move(frame), stream);
+    tally.verify_s += thread_cpu_s() - before;
+    if (!taken) return Outcome::wrong(std::move(taken).error());
+    tally.tiles += tiles;
+    drop_before(item.ranges, last + 1);
+  }
+  item.ranges.clear();
+  return Outcome::ok();
+}
+
+}  // namespace deltasync::receiver

@@ -1,0 +1,112 @@
+// The two kinds of transfer. Extents: bytes of a half, received straight into the target's memory and verified tile by
+// tile against a digest table while they are in cache. Frames: hashed, validated and handed on with their records.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "receiver/ranges.hpp"
+#include "receiver/streams.hpp"
+#include "receiver/target.hpp"
+
+namespace deltasync::receiver {
+
+/// Where the bytes of a half go: tensors to the target's memory, the padding between them to a scratch.
+class HalfScatter {
+ public:
+  HalfScatter(const Layout& layout, Target& target) : layout_(layout), target_(target) {}
+
+  /// Starts at the first byte of a tensor's row.
+  void seek(std::uint32_t tensor, std::uint64_t half_offset);
+  /// Pieces for the next ≤ `bytes_max` bytes; the number of bytes that they cover (≥ 1).
+  std::uint64_t next(std::uint64_t bytes_max, std::vector<iovec>& pieces);
+
+ private:
+  static constexpr std::size_t kPiecesMax = 512;
+
+  const Layout& layout_;
+  Target& target_;
+  std::uint32_t tensor_ = 0;
+  std::uint64_t position_ = 0;  // in the half
+  std::byte scratch_[kTensorAlignment];
+};
+
+struct StreamTally {
+  std::uint64_t tiles = 0;
+  std::uint64_t payload_bytes = 0;
+  double verify_s = 0;
+};
+
+class ExtentFetch final : public Fetch {
+ public:
+  /// `have[tile]` becomes 1 for each tile whose digest equals `digests[tile]`. All is borrowed.
+  ExtentFetch(const Layout& layout, Target& target, std::span<const std::uint64_t> digests,
+              std::span<std::uint8_t> have, std::uint64_t plan, const Tuning& tuning, unsigned streams);
+
+  Status ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) override;
+  Outcome receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
+                  unsigned stream) override;
+
+  std::span<const StreamTally> tallies() const { return tallies_; }
+
+ private:
+  struct Progress;
+  Status receive_extent(Connection& connection, std::uint64_t bytes, Progress& progress, Deadline deadline);
+  void verify_up_to(Progress& progress);
+
+  const Layout& layout_;
+  Target& target_;
+  const std::span<const std::uint64_t> digests_;
+  const std::span<std::uint8_t> have_;
+  const std::uint64_t plan_;
+  const Tuning& tuning_;
+  std::vector<StreamTally> tallies_;
+};
+
+class FrameFetch final : public Fetch {
+ public:
+  enum class Kind : std::uint8_t { frames, raw_tiles };
+  /// Takes a validated frame whose tiles were asked for. An error means: right in form, wrong for what we hold.
+  using Sink = std::function<Status(std::uint32_t step, StagedFrame frame, unsigned stream)>;
+
+  /// `bytes_max` bounds what all frames together may hold: more is `protocol`.
+  FrameFetch(const Layout& layout, Kind kind, std::uint64_t plan, std::uint64_t bytes_max, Sink sink, unsigned streams);
+
+  Status ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) override;
+  Outcome receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
+                  unsigned stream) override;
+
+  std::span<const StreamTally> tallies() const { return tallies_; }
+
+ private:
+  Status check_asked_for(const Item& item, const StagedFrame& frame) const;
+
+  const Layout& layout_;
+  const Kind kind_;
+  const std::uint64_t plan_;
+  const std::uint64_t bytes_max_;
+  const Sink sink_;
+  std::atomic<std::uint64_t> bytes_{0};
+  std::vector<StreamTally> tallies_;
+};
+
+/// What the frames of one step may hold when they arrive, headers of cut frames and one repetition allowed for.
+std::uint64_t frame_bytes_bound(const wire::DeltaStep& step);
+/// The same for raw copies of so many tiles.
+std::uint64_t raw_bytes_bound(std::uint64_t tiles);
+/// How many requests a step of so many bytes is split into.
+std::uint64_t frame_parts(std::uint64_t frame_bytes, const Tuning& tuning);
+
+/// Seconds of CPU time that the calling thread has used.
+double thread_cpu_s();
+
+/// "tile 88 of model.layers.3.mlp.up_proj.weight"
+std::string tile_name(const Layout& layout, std::uint64_t tile);
+
+}  // namespace deltasync::receiver

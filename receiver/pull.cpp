@@ -1,0 +1,212 @@
+#include "receiver/pull.hpp"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace deltasync::receiver {
+namespace {
+
+wire::WantKind wire_kind(Want::Kind kind) {
+  switch (kind) {
+    case Want::Kind::newest: return wire::WantKind::newest;
+    case Want::Kind::newer: return wire::WantKind::newer;
+    case Want::Kind::number: return wire::WantKind::number;
+    case Want::Kind::label: return wire::WantKind::label;
+  }
+  return wire::WantKind::newest;
+}
+
+std::string wanted(const Want& want) {
+  switch (want.kind) {
+    case Want::Kind::newest: return "the newest version";
+    case Want::Kind::newer: return "a newer version";
+    case Want::Kind::number: return "version number " + std::to_string(want.number);
+    case Want::Kind::label: return "version '" + want.label + "'";
+  }
+  return {};
+}
+
+/// from → … → to without gaps, ending in the state that the plan names.
+bool chain_is_whole(const std::vector<wire::DeltaStep>& steps, const VersionId& from, const wire::PlanReply& reply) {
+  if (steps.empty() || steps.front().from != from || steps.back().to != reply.target.id ||
+      steps.back().to_root != reply.target_root) {
+    return false;
+  }
+  for (std::size_t i = 1; i < steps.size(); ++i) {
+    if (steps[i].from != steps[i - 1].to) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Pull::Pull(Session session, const Want& want, Deadline deadline)
+    : s_(session),
+      want_(want),
+      deadline_(deadline),
+      bytes_before_(bytes_received()),
+      replan_backoff_(session.peer.tuning),
+      full_only_(session.distrusted) {}
+
+Result<Prepared> Pull::run() {
+  for (;;) {
+    auto reply = plan();
+    if (!reply) return stopped(std::move(reply).error());
+    const auto planned = std::chrono::steady_clock::now();
+    auto& report = out_.report;
+    report.version = reply->target;
+    Result<Progress> progress = Progress::whole;
+    switch (reply->mode) {
+      case wire::PlanMode::up_to_date: report.mode = PullMode::up_to_date; break;
+      case wire::PlanMode::delta:
+        report.mode = PullMode::delta;
+        progress = run_delta(*reply);
+        break;
+      case wire::PlanMode::full:
+        report.mode = PullMode::full;
+        progress = run_full(*reply);
+        break;
+    }
+    // A plan of which nothing more is wanted must not hold the agent's half any longer.
+    s_.control.release(reply->plan, deadline_);
+    report.transfer_s += seconds_since(planned);
+    if (!progress) return stopped(std::move(progress).error());
+    if (*progress == Progress::whole) break;
+    ++report.replans;
+    if (deadline_.passed()) return out_of_time();
+  }
+  auto& report = out_.report;
+  report.full_bytes = s_.layout.model_bytes();
+  report.wire_bytes = bytes_received() - bytes_before_;
+  report.metadata_bytes = report.wire_bytes - payload_bytes_;
+  return std::move(out_);
+}
+
+wire::Plan Pull::plan_request() const {
+  wire::Plan plan;
+  plan.layout = s_.layout.digest();
+  plan.want = wire_kind(want_.kind);
+  plan.number = want_.number;
+  plan.label = want_.label;
+  plan.full_only = full_only_ ? 1 : 0;
+  if (s_.held.any()) {
+    plan.partial = 1;
+    plan.base = s_.held.version;
+    plan.base_root = s_.held.root;
+    // What we hold a part of is newer than what is committed: anything from there on will do.
+    if (plan.want == wire::WantKind::newer) plan.want = wire::WantKind::newest;
+  } else if (const TargetState* committed = s_.target.committed(); committed != nullptr) {
+    // A distrusted version is no base, but `newer` still means newer than it.
+    if (!full_only_) {
+      plan.base = committed->version.id;
+      plan.base_root = committed->root;
+    } else if (plan.want == wire::WantKind::newer) {
+      plan.want = wire::WantKind::newest;
+    }
+  }
+  const auto wait = std::min<std::chrono::nanoseconds>(s_.peer.tuning.wait_slice, deadline_.remaining());
+  plan.wait_ms = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count());
+  return plan;
+}
+
+Status Pull::check_reply(const wire::PlanReply& reply, bool partial) const {
+  const auto wrong = [](const char* what) { return Error(Errc::protocol, std::string("plan reply: ") + what); };
+  if (!reply.target.id.valid()) return wrong("it names no version");
+  const TargetState* committed = s_.target.committed();
+  switch (reply.mode) {
+    case wire::PlanMode::up_to_date:
+      if (partial || full_only_ || committed == nullptr || committed->version.id != reply.target.id ||
+          committed->root != reply.target_root) {
+        return wrong("it says up to date with a version that we do not hold");
+      }
+      return {};
+    case wire::PlanMode::delta:
+      if (partial || full_only_ || committed == nullptr) return wrong("a delta where only a full update can help");
+      if (!chain_is_whole(reply.steps, committed->version.id, reply)) return wrong("its delta steps are no chain");
+      return {};
+    case wire::PlanMode::full: return {};
+  }
+  return wrong("unknown mode");
+}
+
+bool Pull::reply_means_wait(const wire::PlanReply& reply) const {
+  return want_.kind == Want::Kind::newer && reply.mode == wire::PlanMode::up_to_date;
+}
+
+Result<wire::PlanReply> Pull::plan() {
+  const auto start = std::chrono::steady_clock::now();
+  Backoff backoff(s_.peer.tuning);
+  for (;;) {
+    if (deadline_.passed()) return out_of_time();
+    stage_ = "connecting";
+    DS_TRY(s_.control.ensure(deadline_));
+    const wire::Welcome& welcome = s_.control.welcome();
+    if (welcome.has_layout != 0 && welcome.layout != s_.layout.digest()) {
+      return Error(Errc::layout_mismatch, "the agent serves layout " + to_string(welcome.layout) +
+                                              ", this receiver is bound to " + to_string(s_.layout.digest()));
+    }
+    stage_ = "waiting for " + wanted(want_);
+    const wire::Plan question = plan_request();
+    auto answer = s_.control.plan(question, deadline_);
+    if (answer.value) {
+      DS_TRY(check_reply(*answer.value, question.partial != 0));
+      if (!reply_means_wait(*answer.value)) {
+        out_.report.wait_s += seconds_since(start);
+        return std::move(*answer.value);
+      }
+    } else if (answer.refused) {
+      // The agent's own patience ended before ours, or it has nothing to serve yet.
+      const Errc code = answer.refused->code();
+      if (code != Errc::timed_out && code != Errc::not_found) return std::move(*answer.refused);
+      last_ = std::move(answer.refused);
+    } else {
+      last_ = std::move(answer.broken);
+      ++out_.report.replans;
+    }
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(backoff.next(), deadline_.remaining()));
+  }
+}
+
+Result<Pull::Progress> Pull::settle(const RoundResult& round, std::span<const StreamTally> tallies) {
+  auto& report = out_.report;
+  report.stream_restarts += round.stream_restarts;
+  for (const StreamTally& t : tallies) {
+    report.tiles += t.tiles;
+    report.verify_s += t.verify_s;
+    payload_bytes_ += t.payload_bytes;
+  }
+  if (round.end == RoundEnd::complete) return Progress::whole;
+  if (round.noted) last_ = round.noted;
+  if (round.end != RoundEnd::failed || round.error->code() != Errc::timed_out) last_ = round.error;
+  if (round.end == RoundEnd::failed) return *round.error;
+  // A revoked lease is the normal course of things, a new agent or a broken connection may need a moment, any other
+  // refusal is tolerated a few times.
+  const Errc code = round.error->code();
+  if (code == Errc::lease_revoked) return Progress::replan;
+  const bool agent_away = code == Errc::peer_died || code == Errc::connection || code == Errc::timed_out;
+  if (!agent_away && ++refused_plans_ > s_.peer.tuning.refused_plans) return *round.error;
+  std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(replan_backoff_.next(), deadline_.remaining()));
+  return Progress::replan;
+}
+
+Error Pull::out_of_time() const {
+  std::string text = "deadline passed while " + stage_;
+  const auto& why = last_ ? last_ : s_.control.noted();
+  if (why) text += " (last trouble: " + why->to_string() + ")";
+  return Error(Errc::timed_out, std::move(text));
+}
+
+Error Pull::stopped(Error error) const {
+  // Whatever ran into the end of the time says so in the same words.
+  if (deadline_.passed() && (error.code() == Errc::timed_out || error.code() == Errc::connection)) {
+    return out_of_time().with_context("pull from " + s_.peer.endpoint);
+  }
+  return std::move(error).with_context("pull from " + s_.peer.endpoint + ": " + stage_);
+}
+
+}  // namespace deltasync::receiver

@@ -1,0 +1,96 @@
+// One pull, from the first plan to a verified update: which plans to ask for, and what to do when one ends early.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.hpp"
+#include "deltasync/receiver.hpp"
+#include "receiver/control.hpp"
+#include "receiver/fetch.hpp"
+#include "receiver/held.hpp"
+#include "receiver/streams.hpp"
+#include "receiver/target.hpp"
+
+namespace deltasync::receiver {
+
+/// What a pull works with; all of it belongs to the receiver and outlives the pull.
+struct Session {
+  const Peer& peer;
+  const ReceiverOptions& options;
+  const Layout& layout;
+  const std::vector<delta::Batch>& batches;
+  Control& control;
+  Streams& streams;
+  ThreadPool& pool;
+  Target& target;
+  Held& held;
+  std::uint64_t& scrub_cursor;  ///< next tile to re-read
+  bool& distrusted;             ///< live memory was found to differ from its digests: only a full pull helps
+};
+
+/// A verified update, ready for the target's commit.
+struct Prepared {
+  PullReport report;
+  TargetState state;              ///< for delta and full
+  std::vector<StagedStep> steps;  ///< for delta
+};
+
+class Pull {
+ public:
+  Pull(Session session, const Want& want, Deadline deadline);
+
+  /// See Receiver::pull.
+  Result<Prepared> run();
+
+ private:
+  /// Whole, or the plan ended early and another one is due.
+  enum class Progress : std::uint8_t { whole, replan };
+
+  Result<wire::PlanReply> plan();
+  wire::Plan plan_request() const;
+  Status check_reply(const wire::PlanReply& reply, bool partial) const;
+  bool reply_means_wait(const wire::PlanReply& reply) const;
+
+  // delta (pull_delta.cpp)
+  Result<Progress> run_delta(const wire::PlanReply& reply);
+  Result<Progress> collect_frames(const wire::PlanReply& reply, std::vector<StagedStep>& steps,
+                                  std::vector<std::uint64_t>& digests);
+  Status verify_chains(const std::vector<StagedStep>& steps, std::vector<std::uint64_t>& digests);
+  Status scrub();
+
+  // full (pull_full.cpp)
+  Result<Progress> run_full(const wire::PlanReply& reply);
+  Status open_full();
+  Result<Progress> advance_held(const wire::PlanReply& reply, std::span<const std::uint64_t> target_digests);
+  Result<Progress> advance_one_step(const wire::PlanReply& reply, std::uint32_t step, const Ranges& ranges);
+  void adopt_digests(const wire::PlanReply& reply, std::vector<std::uint64_t> digests);
+  Result<Progress> fetch_missing(const wire::PlanReply& reply);
+  Result<Progress> repair_missing(const wire::PlanReply& reply);
+
+  /// Counts what a round did and says how to go on.
+  Result<Progress> settle(const RoundResult& round, std::span<const StreamTally> tallies);
+  Error stopped(Error error) const;
+  Error out_of_time() const;
+  std::uint64_t bytes_received() const { return s_.control.bytes_received() + s_.streams.bytes_received(); }
+
+  const Session s_;
+  const Want want_;
+  const Deadline deadline_;
+  const std::uint64_t bytes_before_;
+  std::string stage_ = "connecting";
+  std::optional<Error> last_;  // why the last plan ended early
+  std::uint32_t refused_plans_ = 0;
+  Backoff replan_backoff_;
+  bool full_only_;
+  Prepared out_;
+  std::uint64_t payload_bytes_ = 0;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point start);
+
+}  // namespace deltasync::receiver

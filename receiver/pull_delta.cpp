@@ -1,0 +1,188 @@
+// Delta updates: all frames of all steps, verified against live memory, which nothing is written to before commit().
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "receiver/pull.hpp"
+
+namespace deltasync::receiver {
+namespace {
+
+/// One record of one step; sorted, the records of a tile follow each other from the oldest step on.
+struct Link {
+  std::uint64_t tile = 0;
+  std::uint32_t step = 0;
+  const delta::TileRecord* record = nullptr;
+};
+
+std::vector<Link> sorted_links(const std::vector<StagedStep>& steps) {
+  std::vector<Link> links;
+  for (std::uint32_t s = 0; s < steps.size(); ++s) {
+    for (const StagedFrame& frame : steps[s].frames) {
+      for (const delta::TileRecord& record : frame.records) links.push_back({record.tile, s, &record});
+    }
+  }
+  std::sort(links.begin(), links.end(),
+            [](const Link& a, const Link& b) { return a.tile != b.tile ? a.tile < b.tile : a.step < b.step; });
+  return links;
+}
+
+/// Rows one after the other.
+void copy_tile(const std::byte* from, std::size_t row_stride, std::uint64_t rows, std::size_t row_bytes,
+               std::vector<std::byte>& to) {
+  to.resize(static_cast<std::size_t>(rows) * row_bytes);
+  for (std::uint64_t r = 0; r < rows; ++r) std::memcpy(to.data() + r * row_bytes, from + r * row_stride, row_bytes);
+}
+
+/// The digest of one tile after all of its records. Live memory is only read.
+Result<std::uint64_t> verify_chain(const Layout& layout, const Target& target, std::span<const Link> chain,
+                                   std::uint64_t digest, std::vector<std::byte>& scratch) {
+  const Tile tile = layout.tile(chain.front().tile);
+  const std::uint32_t element_bytes = layout.tensors()[tile.tensor].element_bytes;
+  const delta::TensorMemory live = target.live_memory(tile.tensor);
+  const std::byte* first = delta::tile_address(live, tile, element_bytes);
+  if (chain.size() == 1) return delta::verify_tile(layout, *chain.front().record, first, live.row_stride, digest);
+  const auto row_bytes = static_cast<std::size_t>(tile.rect.cols) * element_bytes;
+  copy_tile(first, live.row_stride, tile.rect.rows, row_bytes, scratch);
+  for (const Link& link : chain) {
+    DS_ASSIGN(digest, delta::apply_tile(layout, *link.record, scratch.data(), row_bytes, digest));
+  }
+  return digest;
+}
+
+}  // namespace
+
+Result<Pull::Progress> Pull::run_delta(const wire::PlanReply& reply) {
+  // A full update that was under way is of no use any more.
+  if (s_.held.open) {
+    s_.target.discard_full();
+    s_.held = Held();
+  }
+  std::vector<StagedStep> steps;
+  std::vector<std::uint64_t> digests = s_.target.committed()->digests;
+  DS_ASSIGN(const Progress progress, collect_frames(reply, steps, digests));
+  if (progress == Progress::replan) return progress;
+  const auto base_is_wrong = [this](Error why) {
+    // Either the frames or what we hold is wrong, and the frames came through whole: only a full update helps.
+    last_ = std::move(why);
+    full_only_ = true;
+    s_.distrusted = true;
+    return Progress::replan;
+  };
+  if (steps.size() > 1) {
+    stage_ = "verifying " + std::to_string(steps.size()) + " delta steps to " + to_string(reply.target);
+    if (auto status = verify_chains(steps, digests); !status) return base_is_wrong(std::move(status).error());
+  }
+  if (delta::root_digest(digests) != reply.target_root) {
+    return base_is_wrong(Error(Errc::corrupt, "the delta does not lead to the root of " + to_string(reply.target)));
+  }
+  DS_TRY(scrub());
+  auto& report = out_.report;
+  for (const wire::DeltaStep& step : reply.steps) report.changed += step.changed;
+  report.delta_steps = static_cast<std::uint32_t>(reply.steps.size());
+  out_.state = TargetState{reply.target, reply.target_root, std::move(digests)};
+  out_.steps = std::move(steps);
+  return Progress::whole;
+}
+
+Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::vector<StagedStep>& steps,
+                                            std::vector<std::uint64_t>& digests) {
+  stage_ = "fetching the delta to " + to_string(reply.target);
+  const bool one_step = reply.steps.size() == 1;
+  const std::vector<std::uint64_t>& base = s_.target.committed()->digests;
+  const unsigned streams = s_.streams.count();
+  std::vector<std::vector<std::pair<std::uint32_t, StagedFrame>>> by_stream(streams);
+  const auto sink = [&](std::uint32_t step, StagedFrame frame, unsigned stream) -> Status {
+    if (one_step) {
+      for (const delta::TileRecord& record : frame.records) {
+        const Link link{record.tile, 0, &record};
+        std::vector<std::byte> unused;
+        DS_ASSIGN(digests[record.tile], verify_chain(s_.layout, s_.target, {&link, 1}, base[record.tile], unused));
+      }
+    }
+    by_stream[stream].emplace_back(step, std::move(frame));
+    return {};
+  };
+  std::vector<Item> items;
+  std::uint64_t bytes_max = 0;
+  const Ranges everything{{0, s_.layout.tile_count()}};
+  for (std::uint32_t i = 0; i < reply.steps.size(); ++i) {
+    const wire::DeltaStep& step = reply.steps[i];
+    steps.push_back({step.from, step.to, {}});
+    if (step.frames == 0) continue;
+    bytes_max += frame_bytes_bound(step);
+    for (Item& item : frame_items(s_.batches, everything, i, frame_parts(step.frame_bytes, s_.peer.tuning))) {
+      items.push_back(std::move(item));
+    }
+  }
+  FrameFetch fetch(s_.layout, FrameFetch::Kind::frames, reply.plan, bytes_max, sink, streams);
+  const RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), deadline_);
+  if (round.end == RoundEnd::bad_content) {
+    full_only_ = true;
+    s_.distrusted = true;
+  }
+  DS_ASSIGN(const Progress progress, settle(round, fetch.tallies()));
+  for (auto& list : by_stream) {
+    for (auto& [step, frame] : list) steps[step].frames.push_back(std::move(frame));
+  }
+  return progress;
+}
+
+Status Pull::verify_chains(const std::vector<StagedStep>& steps, std::vector<std::uint64_t>& digests) {
+  constexpr std::size_t kChainsPerTask = 64;
+  const std::vector<Link> links = sorted_links(steps);
+  std::vector<std::size_t> starts;  // of each tile's chain in links
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    if (i == 0 || links[i].tile != links[i - 1].tile) starts.push_back(i);
+  }
+  const std::size_t chains = starts.size();
+  starts.push_back(links.size());
+  std::vector<std::vector<std::byte>> scratch(s_.pool.size());
+  std::vector<double> verify_s(s_.pool.size(), 0);
+  std::mutex mutex;
+  std::optional<Error> first_error;  // protected by mutex
+  s_.pool.run((chains + kChainsPerTask - 1) / kChainsPerTask, [&](std::uint64_t task, unsigned worker) {
+    const double before = thread_cpu_s();
+    const std::size_t begin = static_cast<std::size_t>(task) * kChainsPerTask;
+    for (std::size_t c = begin; c < std::min(begin + kChainsPerTask, chains); ++c) {
+      const std::span<const Link> chain(links.data() + starts[c], starts[c + 1] - starts[c]);
+      const std::uint64_t tile = chain.front().tile;
+      auto digest = verify_chain(s_.layout, s_.target, chain, digests[tile], scratch[worker]);
+      if (digest) {
+        digests[tile] = *digest;
+        continue;
+      }
+      const std::lock_guard lock(mutex);
+      if (!first_error) first_error = std::move(digest).error().with_context(tile_name(s_.layout, tile));
+      break;
+    }
+    verify_s[worker] += thread_cpu_s() - before;
+  });
+  for (const double s : verify_s) out_.report.verify_s += s;
+  if (first_error) return std::move(*first_error);
+  return {};
+}
+
+/// Bytes that no update touches are never read by the updates: a few are re-read each time, all in turn.
+Status Pull::scrub() {
+  const TargetState& committed = *s_.target.committed();
+  const std::uint64_t tiles = s_.layout.tile_count();
+  const double before = thread_cpu_s();
+  for (std::uint64_t i = 0; i < std::min(s_.options.scrub_tiles, tiles); ++i) {
+    const Tile tile = s_.layout.tile(s_.scrub_cursor++ % tiles);
+    const std::uint32_t element_bytes = s_.layout.tensors()[tile.tensor].element_bytes;
+    const delta::TensorMemory live = s_.target.live_memory(tile.tensor);
+    const std::uint64_t digest = delta::tile_digest(delta::tile_address(live, tile, element_bytes), live.row_stride,
+                                                    tile.rect.rows, tile.rect.cols * element_bytes);
+    if (digest == committed.digests[tile.index]) continue;
+    s_.distrusted = true;
+    return Error(Errc::corrupt,
+                 "live memory of " + tile_name(s_.layout, tile.index) +
+                     " differs from its digest: somebody wrote to it; the next pull replaces the version");
+  }
+  out_.report.verify_s += thread_cpu_s() - before;
+  return {};
+}
+
+}  // namespace deltasync::receiver

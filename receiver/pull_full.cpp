@@ -1,0 +1,171 @@
+// Full updates: tiles of the agent's half into the target's final place, each verified as it arrives. When the plan
+// ends early, what is verified stays and is advanced to the next plan's version by delta steps, so that a pull slower
+// than the trainer's steps still ends.
+#include <algorithm>
+#include <utility>
+
+#include "receiver/pull.hpp"
+
+namespace deltasync::receiver {
+
+Status Pull::open_full() {
+  Held& held = s_.held;
+  if (held.open) return {};
+  DS_TRY(s_.target.begin_full(s_.options.full_over_live));
+  held = Held();
+  held.open = true;
+  held.have.assign(static_cast<std::size_t>(s_.layout.tile_count()), 0);
+  held.digests.assign(static_cast<std::size_t>(s_.layout.tile_count()), 0);
+  return {};
+}
+
+Result<Pull::Progress> Pull::run_full(const wire::PlanReply& reply) {
+  stage_ = "opening a full update to " + to_string(reply.target);
+  DS_TRY(open_full());
+  stage_ = "fetching the digests of " + to_string(reply.target);
+  auto digests = s_.control.digests(reply.plan, s_.layout.tile_count(), reply.target_root, deadline_);
+  if (!digests.value) {
+    RoundResult round;
+    round.end = RoundEnd::replan;
+    round.error = digests.refused ? digests.refused : digests.broken;
+    return settle(round, {});
+  }
+  DS_ASSIGN(Progress progress, advance_held(reply, *digests.value));
+  if (progress == Progress::replan) return progress;
+  adopt_digests(reply, std::move(*digests.value));
+  DS_ASSIGN(progress, fetch_missing(reply));
+  if (progress == Progress::replan) return progress;
+  DS_ASSIGN(progress, repair_missing(reply));
+  if (progress == Progress::replan) return progress;
+  out_.state.version = reply.target;
+  out_.state.root = reply.target_root;
+  out_.state.digests = std::move(s_.held.digests);
+  return Progress::whole;
+}
+
+Result<Pull::Progress> Pull::advance_held(const wire::PlanReply& reply, std::span<const std::uint64_t> target_digests) {
+  Held& held = s_.held;
+  if (held.version == reply.target.id || !held.any()) return Progress::whole;
+  // Without a chain of steps from what we hold, only the tiles that did not change at all are of use.
+  std::size_t next = 0;
+  while (next < reply.steps.size() && reply.steps[next].from != held.version) ++next;
+  for (; next < reply.steps.size(); ++next) {
+    const wire::DeltaStep& step = reply.steps[next];
+    if (step.from != held.version) break;
+    const Ranges stale = collect_ranges(s_.layout.tile_count(), [&](std::uint64_t t) {
+      return held.have[t] != 0 && held.digests[t] != target_digests[t];
+    });
+    if (!stale.empty()) {
+      stage_ = "advancing verified tiles to " + to_string(step.to);
+      DS_ASSIGN(const Progress progress, advance_one_step(reply, static_cast<std::uint32_t>(next), stale));
+      if (progress == Progress::replan) return progress;
+    }
+    held.version = step.to;
+    held.root = step.to_root;
+    ++out_.report.delta_steps;
+  }
+  return Progress::whole;
+}
+
+/// All frames of the step first, then all changes: a round that ends early leaves every tile as it was.
+Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std::uint32_t step, const Ranges& ranges) {
+  const wire::DeltaStep& named = reply.steps[step];
+  std::vector<std::vector<StagedFrame>> by_stream(s_.streams.count());
+  FrameFetch fetch(
+      s_.layout, FrameFetch::Kind::frames, reply.plan, frame_bytes_bound(named),
+      [&](std::uint32_t, StagedFrame frame, unsigned stream) -> Status {
+        by_stream[stream].push_back(std::move(frame));
+        return {};
+      },
+      s_.streams.count());
+  const std::uint64_t parts = frame_parts(named.frame_bytes, s_.peer.tuning);
+  const RoundResult round =
+      s_.streams.run(fetch, frame_items(s_.batches, ranges, step, parts), s_.control.instance(), deadline_);
+  DS_ASSIGN(const Progress progress, settle(round, fetch.tallies()));
+  if (progress == Progress::replan) return progress;
+
+  std::vector<const StagedFrame*> frames;
+  for (const auto& list : by_stream) {
+    for (const StagedFrame& frame : list) frames.push_back(&frame);
+  }
+  Held& held = s_.held;
+  s_.pool.run(frames.size(), [&](std::uint64_t i, unsigned) {
+    for (const delta::TileRecord& record : frames[i]->records) {
+      const Tile tile = s_.layout.tile(record.tile);
+      const delta::TensorMemory memory = s_.target.full_memory(tile.tensor);
+      std::byte* const first = delta::tile_address(memory, tile, s_.layout.tensors()[tile.tensor].element_bytes);
+      const auto digest = delta::apply_tile(s_.layout, record, first, memory.row_stride, held.digests[record.tile]);
+      // A tile that does not take the step is fetched anew like any other that is missing.
+      if (digest) {
+        held.digests[record.tile] = *digest;
+      } else {
+        held.have[record.tile] = 0;
+      }
+    }
+  });
+  return Progress::whole;
+}
+
+void Pull::adopt_digests(const wire::PlanReply& reply, std::vector<std::uint64_t> digests) {
+  Held& held = s_.held;
+  for (std::size_t t = 0; t < digests.size(); ++t) {
+    if (held.digests[t] != digests[t]) held.have[t] = 0;
+  }
+  held.version = reply.target.id;
+  held.root = reply.target_root;
+  held.digests = std::move(digests);
+}
+
+Result<Pull::Progress> Pull::fetch_missing(const wire::PlanReply& reply) {
+  Held& held = s_.held;
+  stage_ = "fetching tiles of " + to_string(reply.target);
+  const Ranges missing = collect_ranges(s_.layout.tile_count(), [&](std::uint64_t t) { return held.have[t] == 0; });
+  if (missing.empty()) return Progress::whole;
+  std::vector<Item> items = extent_items(s_.layout, s_.batches, missing, s_.peer.tuning.item_bytes);
+  // A band comes as a whole: its verified tiles are overwritten, and count again once they are verified again.
+  for (const Item& item : items) {
+    std::fill(held.have.begin() + static_cast<std::ptrdiff_t>(item.ranges.front().first),
+              held.have.begin() + static_cast<std::ptrdiff_t>(item.ranges.front().end), std::uint8_t{0});
+  }
+  ExtentFetch fetch(s_.layout, s_.target, held.digests, held.have, reply.plan, s_.peer.tuning, s_.streams.count());
+  const RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), deadline_);
+  return settle(round, fetch.tallies());
+}
+
+Result<Pull::Progress> Pull::repair_missing(const wire::PlanReply& reply) {
+  Held& held = s_.held;
+  for (std::uint32_t attempt = 0;; ++attempt) {
+    const Ranges wrong = collect_ranges(s_.layout.tile_count(), [&](std::uint64_t t) { return held.have[t] == 0; });
+    if (wrong.empty()) return Progress::whole;
+    stage_ = "repairing " + tile_name(s_.layout, wrong.front().first);
+    if (attempt == s_.peer.tuning.tile_attempts) {
+      RoundResult round;
+      round.end = RoundEnd::bad_content;
+      round.error = Error(Errc::corrupt, tile_name(s_.layout, wrong.front().first) + " differs from its digest after " +
+                                             std::to_string(attempt) + " more copies");
+      return settle(round, {});
+    }
+    const auto sink = [&](std::uint32_t, StagedFrame frame, unsigned) -> Status {
+      for (const delta::TileRecord& record : frame.records) {
+        if (record.codec != delta::Codec::raw || record.digest_after != held.digests[record.tile]) continue;
+        const Tile tile = s_.layout.tile(record.tile);
+        const delta::TensorMemory memory = s_.target.full_memory(tile.tensor);
+        std::byte* const first = delta::tile_address(memory, tile, s_.layout.tensors()[tile.tensor].element_bytes);
+        // A raw tile overwrites all of what is there, whatever that is.
+        if (delta::apply_tile(s_.layout, record, first, memory.row_stride, 0)) held.have[record.tile] = 1;
+      }
+      return {};
+    };
+    const std::uint64_t tiles = tiles_in(wrong);
+    FrameFetch fetch(s_.layout, FrameFetch::Kind::raw_tiles, reply.plan, raw_bytes_bound(tiles), sink,
+                     s_.streams.count());
+    const RoundResult round =
+        s_.streams.run(fetch, frame_items(s_.batches, wrong, 0, s_.streams.count()), s_.control.instance(), deadline_);
+    DS_ASSIGN(const Progress progress, settle(round, fetch.tallies()));
+    if (progress == Progress::replan) return progress;
+    out_.report.repaired_tiles += static_cast<std::uint32_t>(
+        tiles - tiles_in(collect_ranges(s_.layout.tile_count(), [&](std::uint64_t t) { return held.have[t] == 0; })));
+  }
+}
+
+}  // namespace deltasync::receiver

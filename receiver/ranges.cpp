@@ -1,0 +1,122 @@
+#include "receiver/ranges.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+namespace deltasync::receiver {
+namespace {
+
+/// The band that a tile belongs to, as a range of tiles.
+wire::TileRange band_of(const Layout& layout, std::uint64_t index) {
+  const Tile tile = layout.tile(index);
+  const Tensor& tensor = layout.tensors()[tile.tensor];
+  // The panels of a band share its rows and are numbered one after the other; the first begins at column 0.
+  if (tile.rect.cols == tensor.cols) return {index, index + 1};
+  const std::uint64_t panels = layout.grid(tile.tensor).panels();
+  const std::uint64_t first = tensor.first_tile + (index - tensor.first_tile) / panels * panels;
+  return {first, first + panels};
+}
+
+/// Ranges widened to whole bands, still sorted and disjoint.
+Ranges whole_bands(const Layout& layout, const Ranges& ranges) {
+  Ranges out;
+  for (const wire::TileRange& r : ranges) {
+    const wire::TileRange wide{band_of(layout, r.first).first, band_of(layout, r.end - 1).end};
+    if (!out.empty() && wide.first <= out.back().end) {
+      out.back().end = std::max(out.back().end, wide.end);
+    } else {
+      out.push_back(wide);
+    }
+  }
+  return out;
+}
+
+/// First batch that ends after `tile`.
+std::size_t batch_of(std::span<const delta::Batch> batches, std::uint64_t tile) {
+  const auto it = std::upper_bound(batches.begin(), batches.end(), tile,
+                                   [](std::uint64_t t, const delta::Batch& b) { return t < b.end; });
+  return static_cast<std::size_t>(it - batches.begin());
+}
+
+}  // namespace
+
+std::uint64_t band_first_byte(const Layout& layout, const Tile& tile) {
+  const Tensor& tensor = layout.tensors()[tile.tensor];
+  return tensor.offset + tile.rect.row * tensor.row_bytes();
+}
+
+std::uint64_t band_end_byte(const Layout& layout, const Tile& tile) {
+  const Tensor& tensor = layout.tensors()[tile.tensor];
+  return tensor.offset + (tile.rect.row + tile.rect.rows) * tensor.row_bytes();
+}
+
+void drop_before(Ranges& ranges, std::uint64_t first) {
+  const auto keep = std::find_if(ranges.begin(), ranges.end(), [&](const wire::TileRange& r) { return r.end > first; });
+  ranges.erase(ranges.begin(), keep);
+  if (!ranges.empty()) ranges.front().first = std::max(ranges.front().first, first);
+}
+
+bool contains(const Ranges& ranges, std::uint64_t tile, std::size_t& hint) {
+  while (hint < ranges.size() && ranges[hint].end <= tile) ++hint;
+  return hint < ranges.size() && ranges[hint].first <= tile;
+}
+
+std::uint64_t tiles_in(const Ranges& ranges) {
+  std::uint64_t sum = 0;
+  for (const wire::TileRange& r : ranges) sum += r.end - r.first;
+  return sum;
+}
+
+std::vector<Item> extent_items(const Layout& layout, std::span<const delta::Batch> batches, const Ranges& missing,
+                               std::uint64_t item_bytes) {
+  std::vector<Item> items;
+  for (const wire::TileRange& range : whole_bands(layout, missing)) {
+    std::uint64_t first = range.first;
+    std::size_t batch = batch_of(batches, first);
+    while (first < range.end) {
+      // Take batches until the item is large enough or the range ends.
+      const std::uint64_t begin_byte = band_first_byte(layout, layout.tile(first));
+      std::uint64_t end = first;
+      while (end < range.end && batch < batches.size()) {
+        const std::uint64_t next = std::min(batches[batch].end, range.end);
+        const std::uint64_t bytes = band_end_byte(layout, layout.tile(next - 1)) - begin_byte;
+        if (end > first && bytes > item_bytes + item_bytes / 2) break;
+        end = next;
+        ++batch;
+        if (bytes >= item_bytes) break;
+      }
+      items.push_back({0, {{first, end}}, 0});
+      first = end;
+    }
+  }
+  return items;
+}
+
+std::vector<Item> frame_items(std::span<const delta::Batch> batches, const Ranges& ranges, std::uint32_t step,
+                              std::uint64_t parts) {
+  std::vector<Item> items;
+  if (ranges.empty()) return items;
+  const std::uint64_t tiles_each =
+      std::max<std::uint64_t>(1, (tiles_in(ranges) + parts - 1) / std::max<std::uint64_t>(1, parts));
+  Ranges rest = ranges;
+  std::size_t at = 0;  // in rest
+  while (at < rest.size()) {
+    Item item{step, {}, 0};
+    std::uint64_t taken = 0;
+    while (at < rest.size() && taken < tiles_each) {
+      wire::TileRange& r = rest[at];
+      const std::uint64_t want_end = std::min(r.end, r.first + (tiles_each - taken));
+      // Up to the end of the batch that holds the last tile.
+      const std::uint64_t end = std::min(r.end, batches[batch_of(batches, want_end - 1)].end);
+      item.ranges.push_back({r.first, end});
+      taken += end - r.first;
+      r.first = end;
+      if (r.first == r.end) ++at;
+    }
+    items.push_back(std::move(item));
+  }
+  return items;
+}
+
+}  // namespace deltasync::receiver

@@ -1,0 +1,203 @@
+#include "receiver/receiver_impl.hpp"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "format/packed_layout.hpp"
+#include "net/endpoint.hpp"
+
+namespace deltasync {
+
+std::string_view to_string(PullMode mode) noexcept {
+  switch (mode) {
+    case PullMode::up_to_date: return "up_to_date";
+    case PullMode::delta: return "delta";
+    case PullMode::full: return "full";
+  }
+  return "?";
+}
+
+Result<std::unique_ptr<Receiver>> Receiver::connect(ReceiverOptions options, Deadline deadline) {
+  DS_ASSIGN(auto made, receiver::ReceiverImpl::connect(std::move(options), receiver::Tuning(), deadline));
+  return std::unique_ptr<Receiver>(std::move(made));
+}
+
+namespace receiver {
+namespace {
+
+constexpr unsigned kStreamsMax = 64;
+
+}  // namespace
+
+// ---- receiver ------------------------------------------------------------------------------------------------
+
+ReceiverImpl::ReceiverImpl(ReceiverOptions options, Peer peer)
+    : options_(std::move(options)),
+      peer_(std::move(peer)),
+      control_(peer_),
+      pool_(options_.streams, "ds-stream"),
+      streams_(peer_, pool_) {}
+
+ReceiverImpl::~ReceiverImpl() {
+  close_staged();
+  discard_full();
+}
+
+Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions options, const Tuning& tuning,
+                                                            Deadline deadline) {
+  if (options.streams < 1 || options.streams > kStreamsMax) {
+    return Error(Errc::invalid_argument,
+                 std::to_string(options.streams) + " streams; 1 to " + std::to_string(kStreamsMax) + " are possible");
+  }
+  DS_ASSIGN(const net::Endpoint endpoint, net::parse_endpoint(options.endpoint));
+  if (endpoint.port == 0) return Error(Errc::invalid_argument, "endpoint '" + options.endpoint + "' has no port");
+  Peer peer{options.endpoint, endpoint.host, endpoint.port, options.token, options.name, tuning};
+  std::unique_ptr<ReceiverImpl> made(new ReceiverImpl(std::move(options), std::move(peer)));
+  DS_TRY(made->control_.connect(deadline));
+  DS_TRY(made->fetch_layout(deadline).with_context("agent at " + made->peer_.endpoint));
+  return made;
+}
+
+Status ReceiverImpl::fetch_layout(Deadline deadline) {
+  Backoff backoff(peer_.tuning);
+  for (;;) {
+    auto answer = control_.layout(deadline);
+    if (answer.value) {
+      DS_ASSIGN(const wire::LayoutEncodings encodings, wire::unpack_layout(*answer.value));
+      DS_ASSIGN(layout_, Layout::decode(encodings.layout));
+      DS_ASSIGN(sidecar_, Sidecar::decode(encodings.sidecar, *layout_));
+      batches_ = delta::make_batches(*layout_);
+      return {};
+    }
+    if (answer.refused && answer.refused->code() != Errc::not_found && answer.refused->code() != Errc::timed_out) {
+      return std::move(*answer.refused);
+    }
+    // No trainer has attached yet, or the agent is restarting.
+    if (deadline.passed()) {
+      const Error& why = answer.refused ? *answer.refused : *answer.broken;
+      return Error(Errc::timed_out, "deadline passed while waiting for a layout (" + why.to_string() + ")");
+    }
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(backoff.next(), deadline.remaining()));
+    DS_TRY(control_.ensure(deadline));
+  }
+}
+
+Status ReceiverImpl::bind(std::unique_ptr<Target> target, Deadline deadline) {
+  if (target == nullptr) return Error(Errc::invalid_argument, "bind: no target");
+  if (target->layout()->digest() != layout_->digest()) {
+    return Error(Errc::layout_mismatch, "the target was made for layout " + to_string(target->layout()->digest()) +
+                                            ", the agent serves " + to_string(layout_->digest()));
+  }
+  if (deadline.passed()) return Error(Errc::timed_out, "bind: the deadline has passed");
+  DS_TRY(target->open(pool_).with_context("bind"));
+  close_staged();
+  discard_full();
+  target_ = std::move(target);
+  distrusted_ = false;
+  return {};
+}
+
+std::optional<Version> ReceiverImpl::current() const {
+  if (target_ == nullptr || target_->committed() == nullptr) return std::nullopt;
+  return target_->committed()->version;
+}
+
+void ReceiverImpl::close_staged() {
+  if (staged_ == nullptr) return;
+  staged_->drop();
+  staged_->receiver_ = nullptr;
+  staged_ = nullptr;
+}
+
+void ReceiverImpl::discard_full() {
+  if (held_.open) target_->discard_full();
+  held_ = Held();
+}
+
+Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadline deadline) {
+  if (target_ == nullptr) return Error(Errc::invalid_argument, "pull: no target is bound");
+  if (want.label.size() > kLabelBytesMax) {
+    return Error(Errc::invalid_argument, "pull: the label has " + std::to_string(want.label.size()) + " bytes, " +
+                                             std::to_string(kLabelBytesMax) + " are possible");
+  }
+  close_staged();
+  Pull pull(
+      {peer_, options_, *layout_, batches_, control_, streams_, pool_, *target_, held_, scrub_cursor_, distrusted_},
+      want, deadline);
+  auto prepared = pull.run();
+  if (!prepared) {
+    // Verified tiles wait for the next pull where they lie in their final place; staging memory is given back.
+    const Errc code = prepared.error().code();
+    const bool later = code == Errc::timed_out || code == Errc::connection || code == Errc::lease_revoked;
+    if (!later || target_->committed() != nullptr) discard_full();
+    return std::move(prepared).error();
+  }
+  auto staged = std::make_unique<StagedImpl>(*this, std::move(*prepared));
+  staged_ = staged.get();
+  return std::unique_ptr<StagedUpdate>(std::move(staged));
+}
+
+// ---- staged update -------------------------------------------------------------------------------------------
+
+StagedImpl::StagedImpl(ReceiverImpl& receiver, Prepared prepared)
+    : receiver_(&receiver), prepared_(std::move(prepared)) {}
+
+StagedImpl::~StagedImpl() {
+  drop();
+  if (receiver_ != nullptr) receiver_->staged_ = nullptr;
+}
+
+void StagedImpl::drop() {
+  if (phase_ != Phase::staged) return;
+  phase_ = Phase::dropped;
+  prepared_.steps.clear();
+  if (receiver_ != nullptr && prepared_.report.mode == PullMode::full) receiver_->discard_full();
+}
+
+Status StagedImpl::check_attached() const {
+  if (receiver_ != nullptr) return {};
+  return Error(Errc::invalid_argument, "this update was overtaken by a later pull, or its receiver is gone");
+}
+
+Status StagedImpl::commit() {
+  DS_TRY(check_attached());
+  if (phase_ != Phase::staged) return Error(Errc::invalid_argument, "commit: the update is not staged any more");
+  const auto start = std::chrono::steady_clock::now();
+  Target& target = *receiver_->target_;
+  Status status;
+  switch (prepared_.report.mode) {
+    case PullMode::up_to_date: break;
+    case PullMode::delta: status = target.commit_delta(std::move(prepared_.steps), std::move(prepared_.state)); break;
+    case PullMode::full: status = target.commit_full(std::move(prepared_.state)); break;
+  }
+  if (!status) {
+    drop();
+    return std::move(status).with_context("commit of " + to_string(prepared_.report.version));
+  }
+  if (prepared_.report.mode == PullMode::full) {
+    receiver_->held_ = Held();  // the update is closed: nothing to discard
+    receiver_->distrusted_ = false;
+  }
+  phase_ = Phase::committed;
+  prepared_.report.commit_s = seconds_since(start);
+  return {};
+}
+
+Status StagedImpl::rollback() {
+  DS_TRY(check_attached());
+  switch (phase_) {
+    case Phase::staged: drop(); return {};
+    case Phase::dropped: return {};
+    case Phase::committed: break;
+  }
+  if (prepared_.report.mode != PullMode::up_to_date) {
+    DS_TRY(receiver_->target_->rollback().with_context("rollback of " + to_string(prepared_.report.version)));
+    // What the target went back to may be what was distrusted: the scrub and the updates will tell again.
+  }
+  phase_ = Phase::dropped;
+  return {};
+}
+
+}  // namespace receiver
+}  // namespace deltasync

@@ -1,0 +1,74 @@
+// The receiver behind include/deltasync/receiver.hpp. Tests make it with their own tuning.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/thread_pool.hpp"
+#include "deltasync/receiver.hpp"
+#include "receiver/pull.hpp"
+
+namespace deltasync::receiver {
+
+class StagedImpl;
+
+class ReceiverImpl final : public Receiver {
+ public:
+  static Result<std::unique_ptr<ReceiverImpl>> connect(ReceiverOptions options, const Tuning& tuning,
+                                                       Deadline deadline);
+  ~ReceiverImpl() override;
+
+  const LayoutPtr& layout() const override { return layout_; }
+  const Sidecar& sidecar() const override { return sidecar_; }
+  Status bind(std::unique_ptr<Target> target, Deadline deadline) override;
+  Target* target() override { return target_.get(); }
+  Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline) override;
+  std::optional<Version> current() const override;
+
+ private:
+  friend class StagedImpl;
+  ReceiverImpl(ReceiverOptions options, Peer peer);
+
+  Status fetch_layout(Deadline deadline);
+  void close_staged();
+  void discard_full();
+
+  const ReceiverOptions options_;
+  const Peer peer_;
+  Control control_;
+  ThreadPool pool_;
+  Streams streams_;
+  LayoutPtr layout_;
+  Sidecar sidecar_;
+  std::vector<delta::Batch> batches_;
+  std::unique_ptr<Target> target_;
+  Held held_;
+  std::uint64_t scrub_cursor_ = 0;
+  bool distrusted_ = false;
+  StagedImpl* staged_ = nullptr;  // the last pull's, while it lives and no later pull has begun
+};
+
+/// Belongs to the caller. The receiver cuts it loose when the next pull begins or the receiver ends.
+class StagedImpl final : public StagedUpdate {
+ public:
+  StagedImpl(ReceiverImpl& receiver, Prepared prepared);
+  ~StagedImpl() override;
+
+  const PullReport& report() const override { return prepared_.report; }
+  Status commit() override;
+  Status rollback() override;
+
+ private:
+  friend class ReceiverImpl;
+  enum class Phase : std::uint8_t { staged, committed, dropped };
+
+  void drop();
+  Status check_attached() const;
+
+  ReceiverImpl* receiver_;
+  Prepared prepared_;
+  Phase phase_ = Phase::staged;
+};
+
+}  // namespace deltasync::receiver

@@ -1,0 +1,84 @@
+// One round of a pull: a list of work items that several streams share until all of it has arrived, or until going on
+// makes no sense (lease revoked, agent restarted, deadline). Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "deltasync/deadline.hpp"
+#include "deltasync/result.hpp"
+#include "format/wire.hpp"
+
+namespace deltasync::receiver {
+
+/// What one request asks for. `ranges` shrinks as parts of the reply arrive and are verified, so that a broken stream
+/// leaves behind exactly what is still missing.
+struct Item {
+  std::uint32_t step = 0;  ///< delta step, for frames
+  std::vector<wire::TileRange> ranges;
+  std::uint32_t bad_content = 0;  ///< times that its bytes arrived whole and were wrong
+};
+
+enum class RoundEnd : std::uint8_t {
+  complete,     ///< every item arrived
+  replan,       ///< the agent refused, or is another process now: make a new plan
+  bad_content,  ///< well-transported bytes that do not fit what we hold, twice
+  failed,       ///< the pull cannot go on
+};
+
+struct RoundResult {
+  RoundEnd end = RoundEnd::complete;
+  std::optional<Error> error;  ///< why, unless complete
+  std::optional<Error> noted;  ///< the last trouble on a stream, for the message of a deadline
+  std::uint32_t stream_restarts = 0;
+};
+
+class Round {
+ public:
+  Round(std::vector<Item> items, Deadline deadline);
+
+  Deadline deadline() const noexcept { return deadline_; }
+
+  /// The next item. Waits while others may still give theirs back; nothing once the round is over.
+  std::optional<Item> take();
+  /// Another item to ask for ahead of its turn: only while there is more than enough for every stream.
+  std::optional<Item> take_ahead(std::size_t streams);
+  /// A taken item has arrived whole.
+  void done();
+  /// A taken item goes back; one without ranges counts as done.
+  void give_back(Item item);
+
+  /// Ends the round; the first caller's reason stays.
+  void finish(RoundEnd end, Error error);
+  bool over() const;
+  /// A stream broke and starts again.
+  void restarted(const Error& why);
+  /// Sleeps, but not past the end of the round or its deadline.
+  void pause(std::chrono::milliseconds time);
+
+  /// While registered, the socket is shut down when the round ends early, which wakes whoever waits on it. Not
+  /// registered, and so shut down at once, if that has happened already.
+  void watch(int interrupt_fd);
+  void unwatch(int interrupt_fd);
+
+  RoundResult result() const;
+
+ private:
+  void finish_locked(RoundEnd end, Error error);
+
+  const Deadline deadline_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> queue_;      // protected by mutex_, as all below
+  std::size_t unfinished_ = 0;  // queued or taken
+  bool over_ = false;
+  std::vector<int> watched_;
+  RoundResult result_;
+};
+
+}  // namespace deltasync::receiver

@@ -1,0 +1,165 @@
+#include "receiver/streams.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace deltasync::receiver {
+namespace {
+
+/// Another connection to the same agent cannot help.
+bool hopeless(Errc code) {
+  return code == Errc::unauthenticated || code == Errc::unsupported;
+}
+
+/// Not the network's fault: tolerated a few times, since a proxy or a half-dead peer may send anything.
+bool nonsense(Errc code) {
+  return code == Errc::protocol || code == Errc::corrupt;
+}
+
+}  // namespace
+
+/// One stream's part in one round, on one thread.
+class Streams::Worker {
+ public:
+  Worker(Streams& streams, unsigned stream, Fetch& fetch, Round& round, std::uint64_t instance)
+      : streams_(streams),
+        stream_(stream),
+        fetch_(fetch),
+        round_(round),
+        instance_(instance),
+        backoff_(streams.peer_.tuning) {}
+
+  void run() {
+    while (refill()) {
+      const Outcome outcome = exchange();
+      if (outcome.fault == Outcome::Fault::none) {
+        pending_.pop_front();
+        round_.done();
+        backoff_.reset();
+        strikes_ = 0;
+        continue;
+      }
+      fail(outcome);
+    }
+    // The round is over. Replies that nobody will read are under way on this connection.
+    if (!pending_.empty()) streams_.drop(stream_, round_);
+    if (connection().open()) round_.unwatch(connection().interrupt_fd());
+  }
+
+ private:
+  static constexpr std::size_t kRequestsUnderWay = 2;
+
+  Connection& connection() { return streams_.connections_[stream_]; }
+
+  /// True while there is something to do.
+  bool refill() {
+    if (round_.over()) return false;
+    while (pending_.size() < kRequestsUnderWay) {
+      auto item = pending_.empty() ? round_.take() : round_.take_ahead(streams_.count());
+      if (!item) break;
+      pending_.push_back({std::move(*item), 0});
+    }
+    return !pending_.empty();
+  }
+
+  /// Brings the first pending item home.
+  Outcome exchange() {
+    if (!watched_) {
+      if (auto status = streams_.connect(connection(), round_, instance_); !status) {
+        const bool restarted = status.error().code() == Errc::peer_died;
+        return restarted ? Outcome::refused(std::move(status).error()) : Outcome::broken(std::move(status).error());
+      }
+      watched_ = true;
+    }
+    for (Pending& p : pending_) {
+      if (p.request != 0) continue;
+      const std::uint64_t request = connection().next_request();
+      if (auto status = fetch_.ask(connection(), request, p.item, io_deadline()); !status) {
+        return Outcome::broken(std::move(status).error());
+      }
+      p.request = request;
+    }
+    return fetch_.receive(connection(), pending_.front().request, pending_.front().item, round_.deadline(), stream_);
+  }
+
+  Deadline io_deadline() const { return round_.deadline().earlier(Deadline::after(streams_.peer_.tuning.silence)); }
+
+  void fail(const Outcome& outcome) {
+    const Error& error = *outcome.error;
+    streams_.drop(stream_, round_);
+    watched_ = false;
+    if (outcome.fault == Outcome::Fault::agent) {
+      round_.finish(
+          error.code() == Errc::layout_mismatch || hopeless(error.code()) ? RoundEnd::failed : RoundEnd::replan, error);
+    } else if (outcome.fault == Outcome::Fault::content && ++pending_.front().item.bad_content >= 2) {
+      round_.finish(RoundEnd::bad_content, error);
+    } else if (hopeless(error.code()) ||
+               (nonsense(error.code()) && ++strikes_ >= streams_.peer_.tuning.stream_strikes)) {
+      round_.finish(RoundEnd::failed, error);
+    } else {
+      round_.restarted(error);
+    }
+    while (!pending_.empty()) {
+      round_.give_back(std::move(pending_.back().item));
+      pending_.pop_back();
+    }
+    round_.pause(backoff_.next());
+  }
+
+  Streams& streams_;
+  const unsigned stream_;
+  Fetch& fetch_;
+  Round& round_;
+  const std::uint64_t instance_;
+  Backoff backoff_;
+  std::deque<Pending> pending_;
+  std::uint32_t strikes_ = 0;
+  bool watched_ = false;  // the connection is open, checked and registered with the round
+};
+
+Streams::Streams(const Peer& peer, ThreadPool& pool)
+    : peer_(peer), pool_(pool), connections_(pool.size()), closed_bytes_(pool.size()) {}
+
+Status Streams::connect(Connection& connection, Round& round, std::uint64_t instance) {
+  if (!connection.open() || connection.stale() || connection.instance() != instance) {
+    const auto stream = static_cast<unsigned>(&connection - connections_.data());
+    drop(stream, round);
+    const Deadline deadline = round.deadline().earlier(Deadline::after(peer_.tuning.handshake));
+    DS_ASSIGN(connection, Connection::dial(peer_, deadline));
+    round.watch(connection.interrupt_fd());
+    DS_TRY(connection.handshake(peer_, wire::Role::data, deadline).with_context("handshake of a data stream"));
+  } else {
+    round.watch(connection.interrupt_fd());
+  }
+  if (connection.instance() == instance) return {};
+  return Error(Errc::peer_died, "the agent is another process than the one that made the plan");
+}
+
+void Streams::drop(unsigned stream, Round& round) {
+  Connection& connection = connections_[stream];
+  round.unwatch(connection.interrupt_fd());
+  closed_bytes_[stream] += connection.bytes_received();
+  connection = Connection();
+}
+
+RoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, Deadline deadline) {
+  const std::size_t workers = std::min<std::size_t>(items.size(), count());
+  Round round(std::move(items), deadline);
+  const auto work = [&](std::uint64_t stream, unsigned) {
+    Worker(*this, static_cast<unsigned>(stream), fetch, round, instance).run();
+  };
+  if (workers == 1) {
+    work(0, 0);  // a small delta wakes nobody
+  } else {
+    pool_.run(workers, work);
+  }
+  return round.result();
+}
+
+std::uint64_t Streams::bytes_received() const {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < connections_.size(); ++i) sum += closed_bytes_[i] + connections_[i].bytes_received();
+  return sum;
+}
+
+}  // namespace deltasync::receiver

@@ -1,0 +1,24 @@
+// The receiver's own waits and sizes. Every wait is also bounded by the caller's deadline.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace deltasync::receiver {
+
+struct Tuning {
+  std::chrono::milliseconds handshake{5'000};   ///< connect and authenticate, in all
+  std::chrono::milliseconds silence{10'000};    ///< without a single byte where some are due
+  std::chrono::milliseconds wait_slice{5'000};  ///< one request to wait for a version; repeated until the deadline
+  std::chrono::milliseconds release{2'000};     ///< for the answer to a release
+  std::chrono::milliseconds backoff_first{10};
+  std::chrono::milliseconds backoff_max{1'000};
+  std::uint64_t item_bytes = 4u << 20;        ///< bytes of a half that one request asks for
+  std::uint64_t frame_item_bytes = 1u << 20;  ///< bytes of frames that one request asks for
+  std::uint64_t piece_bytes = 512u << 10;     ///< received, then verified while still in cache
+  std::uint32_t tile_attempts = 3;            ///< raw copies asked for until a tile is right
+  std::uint32_t stream_strikes = 5;           ///< broken messages on one stream in a row, then the pull fails
+  std::uint32_t refused_plans = 8;            ///< plans that end neither whole nor revoked, then the pull fails
+};
+
+}  // namespace deltasync::receiver
