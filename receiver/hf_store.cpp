@@ -1,0 +1,322 @@
+#include "receiver/hf_store.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+
+#include "base/log.hpp"
+#include "receiver/hf_lease.hpp"
+
+namespace deltasync {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view kIncoming = ".incoming-";
+constexpr unsigned kSameVersionMax = 10'000;  ///< directories of one version: far more than can be in use
+
+std::string base_name(const VersionId& id) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%016" PRIx64 "-%" PRIu64, id.epoch, id.number);
+  return text;
+}
+
+/// True for the names that this code gives, so that nothing else in the directory is ever removed.
+bool is_version_name(const std::string& name) {
+  const auto digits = [&](std::size_t from, std::size_t to, const char* alphabet) {
+    return from < to && name.find_first_not_of(alphabet, from) >= to;
+  };
+  if (name.size() < 18 || name[16] != '-' || !digits(0, 16, "0123456789abcdef")) return false;
+  const std::size_t dot = name.find('.');
+  if (dot == std::string::npos) return digits(17, name.size(), "0123456789");
+  return digits(17, dot, "0123456789") && digits(dot + 1, name.size(), "0123456789");
+}
+
+Status check_name(const std::string& name) {
+  const fs::path path(name);
+  bool inside = !name.empty() && path.is_relative() && name.find('\0') == std::string::npos;
+  for (const fs::path& part : path) inside = inside && part != ".." && part != "." && !part.empty();
+  if (inside) return {};
+  return Error(Errc::invalid_argument, "the sidecar names a file outside its directory: \"" + name + "\"");
+}
+
+Status check_sidecar(const Sidecar& sidecar) {
+  for (const Sidecar::WeightFile& file : sidecar.weights) DS_TRY(check_name(file.name));
+  for (const Sidecar::OtherFile& file : sidecar.others) DS_TRY(check_name(file.name));
+  return {};
+}
+
+}  // namespace
+
+HfStore::HfStore(LayoutPtr layout, Sidecar sidecar, std::vector<HfPlace> places, fs::path out, DirectoryLock lock)
+    : layout_(std::move(layout)),
+      sidecar_(std::move(sidecar)),
+      places_(std::move(places)),
+      out_(std::move(out)),
+      versions_(out_ / "versions"),
+      lock_(std::move(lock)) {
+  for (const Sidecar::WeightFile& file : sidecar_.weights) {
+    std::uint64_t bytes = file.header.size();
+    for (const std::uint32_t tensor : file.tensors) bytes += layout_->tensors()[tensor].bytes;
+    weight_bytes_.push_back(bytes);
+  }
+}
+
+Result<HfStore> HfStore::open(LayoutPtr layout, Sidecar sidecar, fs::path out) {
+  DS_TRY(check_sidecar(sidecar));
+  DS_ASSIGN(std::vector<HfPlace> places, hf_places(*layout, sidecar));
+  DS_TRY(make_directories(out / "versions"));
+  std::error_code error;
+  const fs::file_status current = fs::symlink_status(out / "current", error);
+  if (fs::exists(current) && !fs::is_symlink(current)) {
+    return Error(Errc::already_exists, (out / "current").string() + " is in the way: it is no symbolic link");
+  }
+  DS_ASSIGN(DirectoryLock lock, DirectoryLock::acquire(out));
+  return HfStore(std::move(layout), std::move(sidecar), std::move(places), std::move(out), std::move(lock));
+}
+
+std::vector<fs::path> HfStore::weight_paths(const fs::path& directory) const {
+  std::vector<fs::path> paths;
+  for (const Sidecar::WeightFile& file : sidecar_.weights) paths.push_back(directory / file.name);
+  return paths;
+}
+
+// ---- writing -------------------------------------------------------------------------------------------------------
+
+fs::path HfStore::incoming_path() {
+  return versions_ / (std::string(kIncoming) + std::to_string(getpid()) + "-" + std::to_string(next_incoming_++));
+}
+
+Result<fs::path> HfStore::make_incoming() {
+  const fs::path incoming = incoming_path();
+  const auto make = [&]() -> Status {
+    DS_TRY(make_directories(incoming));
+    for (const auto& file : sidecar_.weights) DS_TRY(make_directories((incoming / file.name).parent_path()));
+    for (const auto& file : sidecar_.others) DS_TRY(make_directories((incoming / file.name).parent_path()));
+    return {};
+  };
+  if (Status status = make(); !status.ok()) {
+    remove_tree(incoming);
+    return std::move(status).error();
+  }
+  return incoming;
+}
+
+Status HfStore::write_other_files(const fs::path& incoming) const {
+  for (const Sidecar::OtherFile& file : sidecar_.others) DS_TRY(write_new_file(incoming / file.name, file.bytes));
+  return {};
+}
+
+Result<std::vector<UniqueFd>> HfStore::create_weight_files(const fs::path& incoming) const {
+  std::vector<UniqueFd> files;
+  for (std::size_t i = 0; i < sidecar_.weights.size(); ++i) {
+    DS_ASSIGN(UniqueFd fd, create_reserved(incoming / sidecar_.weights[i].name, weight_bytes_[i]));
+    files.push_back(std::move(fd));
+  }
+  return files;
+}
+
+Status HfStore::write_headers(const fs::path& incoming, const std::vector<UniqueFd>& files) const {
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    DS_TRY(write_at(files[i].get(), 0, sidecar_.weights[i].header, incoming / sidecar_.weights[i].name));
+  }
+  return {};
+}
+
+Result<std::string> HfStore::free_name(const VersionId& id) const {
+  const std::string base = base_name(id);
+  std::string name = base;
+  for (unsigned i = 1; i <= kSameVersionMax; ++i) {
+    std::error_code error;
+    if (!fs::exists(fs::symlink_status(versions_ / name, error))) return name;
+    name = base + "." + std::to_string(i);
+  }
+  return Error(Errc::already_exists, "too many directories named " + (versions_ / base).string());
+}
+
+Result<std::string> HfStore::publish(const fs::path& incoming, const TargetState& state) {
+  auto name = free_name(state.version.id);
+  Status status = name.ok() ? rename_path(incoming, versions_ / *name) : Status(name.error());
+  if (!status.ok()) {
+    remove_tree(incoming);
+    return std::move(status).error();
+  }
+  if (status = write_record(*name, state); !status.ok()) {
+    remove_version(*name);
+    return std::move(status).error();
+  }
+  return name;
+}
+
+Result<fs::path> HfStore::take_apart(const std::string& name) {
+  DS_ASSIGN(const fs::path incoming, make_incoming());
+  const fs::path from = versions_ / name;
+  ::unlink(record_path(name).c_str());
+  const auto move_all = [&]() -> Status {
+    for (const auto& file : sidecar_.weights) DS_TRY(rename_path(from / file.name, incoming / file.name));
+    for (const auto& file : sidecar_.others) DS_TRY(rename_path(from / file.name, incoming / file.name));
+    return {};
+  };
+  Status status = move_all();
+  remove_tree(from);
+  if (!status.ok()) {
+    remove_tree(incoming);
+    return std::move(status).error();
+  }
+  return incoming;
+}
+
+void HfStore::remove_tree(const fs::path& directory) const noexcept {
+  std::error_code error;
+  fs::remove_all(directory, error);
+  if (error) spdlog::warn("hf_target cannot_remove path={} error={}", directory.string(), error.message());
+}
+
+// ---- names ---------------------------------------------------------------------------------------------------------
+
+std::optional<std::string> HfStore::current() const {
+  std::error_code error;
+  const fs::path to = fs::read_symlink(out_ / "current", error);
+  if (error || to.parent_path() != "versions" || !is_version_name(to.filename().string())) return std::nullopt;
+  return to.filename().string();
+}
+
+Status HfStore::point_current(const std::string& name) const {
+  const fs::path fresh = out_ / ".current.new";
+  ::unlink(fresh.c_str());  // left by a process that died here
+  const fs::path to = fs::path("versions") / name;
+  if (::symlink(to.c_str(), fresh.c_str()) != 0) return file_error("creating symbolic link", fresh, errno);
+  Status status = rename_path(fresh, out_ / "current");
+  if (!status.ok()) ::unlink(fresh.c_str());
+  return status;
+}
+
+Status HfStore::clear_current() const {
+  const fs::path link = out_ / "current";
+  if (::unlink(link.c_str()) != 0 && errno != ENOENT) return file_error("removing", link, errno);
+  return {};
+}
+
+Status HfStore::write_record(const std::string& name, const TargetState& state) const {
+  const std::string text = encode_record({state.version, layout_->digest(), state.root});
+  return replace_file(record_path(name), bytes_of(std::string_view(text)));
+}
+
+Result<HfRecord> HfStore::read_record(const std::string& name) const {
+  DS_ASSIGN(const std::string text, read_small_file(record_path(name), kHfRecordBytesMax));
+  return decode_record(text).with_context(record_path(name).string());
+}
+
+std::vector<std::string> HfStore::names() const {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator it(versions_, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (is_version_name(name)) names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void HfStore::remove_version(const std::string& name) {
+  // Under its name the directory is whole or has no <name>.json, at every instant.
+  ::unlink(record_path(name).c_str());
+  const fs::path doomed = incoming_path();
+  if (::rename(directory(name).c_str(), doomed.c_str()) == 0) {
+    remove_tree(doomed);
+  } else if (errno != ENOENT) {
+    spdlog::warn("hf_target cannot_remove path={} error={}", directory(name).string(), std::strerror(errno));
+  }
+}
+
+void HfStore::remove_leftovers() {
+  // The lock is ours, so no process writes here but this one, which has just begun.
+  std::vector<std::string> incoming;
+  std::vector<std::string> records;
+  std::error_code error;
+  for (fs::directory_iterator it(versions_, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.rfind(kIncoming, 0) == 0) incoming.push_back(name);
+    if (it->path().extension() == ".json" && is_version_name(it->path().stem().string())) records.push_back(name);
+    if (it->path().extension() == ".new") records.push_back(name);
+  }
+  for (const std::string& name : incoming) {
+    spdlog::info("hf_target removes_leftover name={}", name);
+    remove_tree(versions_ / name);
+  }
+  for (const std::string& name : names()) {
+    if (!fs::exists(fs::symlink_status(record_path(name), error))) {
+      spdlog::info("hf_target removes_leftover name={}", name);
+      remove_version(name);
+    }
+  }
+  for (const std::string& record : records) {
+    const fs::path path = versions_ / record;
+    if (path.extension() == ".new" || !fs::exists(fs::symlink_status(versions_ / path.stem(), error))) {
+      ::unlink(path.c_str());
+    }
+  }
+}
+
+void HfStore::remove_unused(const std::set<std::string>& keep) {
+  for (const std::string& name : names()) {
+    if (keep.count(name) != 0) continue;
+    std::vector<fs::path> files;  // not by the sidecar: the version may be of an older layout
+    std::error_code error;
+    for (fs::recursive_directory_iterator it(directory(name), error), end; !error && it != end; it.increment(error)) {
+      if (it->is_regular_file(error)) files.push_back(it->path());
+    }
+    WriteLeases leases;
+    const auto state = WriteLeases::acquire(files, leases);
+    if (!state.ok() || *state == LeaseState::in_use) {
+      spdlog::debug("hf_target keeps_version_in_use name={}", name);
+      continue;
+    }
+    remove_version(name);
+  }
+}
+
+// ---- reading -------------------------------------------------------------------------------------------------------
+
+Result<MappedModel> HfStore::map(const fs::path& directory, bool writable) const {
+  MappedModel model;
+  for (std::size_t i = 0; i < sidecar_.weights.size(); ++i) {
+    const fs::path path = directory / sidecar_.weights[i].name;
+    DS_ASSIGN(const UniqueFd fd, open_file(path, writable));
+    DS_ASSIGN(const std::uint64_t bytes, file_bytes(fd.get(), path));
+    if (bytes != weight_bytes_[i]) {
+      return Error(Errc::corrupt,
+                   path.string() + " has " + std::to_string(bytes) + " bytes, not " + std::to_string(weight_bytes_[i]));
+    }
+    DS_ASSIGN(FileMapping mapping, FileMapping::map(fd.get(), bytes, writable, path));
+    model.push_back(std::move(mapping));
+  }
+  return model;
+}
+
+Status HfStore::check_files(const fs::path& directory, const MappedModel& model) const {
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    const Sidecar::WeightFile& file = sidecar_.weights[i];
+    if (std::memcmp(model[i].bytes().data(), file.header.data(), file.header.size()) != 0) {
+      return Error(Errc::corrupt, (directory / file.name).string() + " has another header");
+    }
+  }
+  for (const Sidecar::OtherFile& file : sidecar_.others) {
+    if (!file_equals(directory / file.name, file.bytes)) {
+      return Error(Errc::corrupt, (directory / file.name).string() + " is missing or has other contents");
+    }
+  }
+  return {};
+}
+
+delta::TensorMemory HfStore::tensor_memory(const MappedModel& model, std::uint32_t tensor) const {
+  const HfPlace& place = places_[tensor];
+  return {model[place.file].bytes().data() + place.offset,
+          static_cast<std::size_t>(layout_->tensors()[tensor].row_bytes())};
+}
+
+}  // namespace deltasync

@@ -1,0 +1,44 @@
+// A large private mapping: on huge pages where the system gives them, and with its pages present before it is handed
+// out, so that too little memory is an error of this call and not a surprise in the middle of a transfer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "base/thread_pool.hpp"
+#include "deltasync/result.hpp"
+
+namespace deltasync {
+
+class HostMemory {
+ public:
+  HostMemory() = default;
+  /// Zeroed. no_space if the system refuses it. `bytes` may be 0.
+  static Result<HostMemory> map(std::uint64_t bytes, ThreadPool& pool);
+
+  HostMemory(HostMemory&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  HostMemory& operator=(HostMemory&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~HostMemory();
+
+  explicit operator bool() const noexcept { return data_ != nullptr; }
+  std::span<std::byte> span() const noexcept { return {data_, static_cast<std::size_t>(bytes_)}; }
+  void release() noexcept { HostMemory().swap(*this); }
+  void swap(HostMemory& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+  }
+
+ private:
+  HostMemory(std::byte* data, std::uint64_t bytes) : data_(data), bytes_(bytes) {}
+  std::byte* data_ = nullptr;
+  std::uint64_t bytes_ = 0;  ///< asked for; the mapping is rounded up to pages and is never empty
+};
+
+}  // namespace deltasync

@@ -1,0 +1,106 @@
+#include "receiver/target_checks.hpp"
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+
+namespace deltasync {
+
+std::string describe_tile(const Layout& layout, std::uint64_t tile) {
+  return "tile " + std::to_string(tile) + " (" + layout.tensors()[layout.tensor_of_tile(tile)].spec.name + ")";
+}
+
+Status check_state(const Layout& layout, const TargetState& state) {
+  if (!state.version.id.valid()) return Error(Errc::invalid_argument, "a version with epoch 0 cannot be committed");
+  if (state.digests.size() != layout.tile_count()) {
+    return Error(Errc::layout_mismatch, "state of " + to_string(state.version) + " has " +
+                                            std::to_string(state.digests.size()) + " tile digests, the layout " +
+                                            std::to_string(layout.tile_count()) + " tiles");
+  }
+  if (delta::root_digest(state.digests) != state.root) {
+    return Error(Errc::corrupt, "state of " + to_string(state.version) + ": the root does not belong to the digests");
+  }
+  return {};
+}
+
+namespace {
+
+Status check_chain(const TargetState* committed, const std::vector<StagedStep>& steps, const TargetState& after) {
+  if (committed == nullptr) return Error(Errc::version_conflict, "a delta needs a committed version, there is none");
+  if (steps.empty()) return Error(Errc::invalid_argument, "a delta without a step");
+  VersionId at = committed->version.id;
+  for (const StagedStep& step : steps) {
+    if (step.from != at) {
+      return Error(Errc::version_conflict, "a step from " + to_string(step.from) + " does not follow " + to_string(at));
+    }
+    at = step.to;
+  }
+  if (at != after.version.id) {
+    return Error(Errc::version_conflict,
+                 "the steps end at " + to_string(at) + ", not at " + to_string(after.version.id));
+  }
+  return {};
+}
+
+/// Marks the step's tiles in `in_step` (cleared by the caller) and, the first time a tile is seen at all, compares its
+/// digest with that of the final state: steps are walked newest first.
+Status check_step_tiles(const Layout& layout, const StagedStep& step, const TargetState& after,
+                        std::vector<bool>& in_step, std::vector<bool>& seen) {
+  for (const StagedFrame& frame : step.frames) {
+    for (const delta::TileRecord& record : frame.records) {
+      if (record.tile >= layout.tile_count()) {
+        return Error(Errc::out_of_range, "tile " + std::to_string(record.tile) + " of " +
+                                             std::to_string(layout.tile_count()) + " in the step to " +
+                                             to_string(step.to));
+      }
+      if (in_step[record.tile]) {
+        return Error(Errc::corrupt,
+                     describe_tile(layout, record.tile) + " comes twice in the step to " + to_string(step.to));
+      }
+      in_step[record.tile] = true;
+      if (!seen[record.tile] && record.digest_after != after.digests[record.tile]) {
+        return Error(Errc::corrupt, describe_tile(layout, record.tile) + ": the step to " + to_string(step.to) +
+                                        " ends at another digest than the state to commit");
+      }
+      seen[record.tile] = true;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_steps(const Layout& layout, const TargetState* committed, const std::vector<StagedStep>& steps,
+                   const TargetState& after) {
+  DS_TRY(check_chain(committed, steps, after));
+  DS_TRY(check_state(layout, after));
+  std::vector<bool> seen(layout.tile_count());
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    std::vector<bool> in_step(layout.tile_count());
+    DS_TRY(check_step_tiles(layout, *step, after, in_step, seen));
+  }
+  for (std::uint64_t tile = 0; tile < layout.tile_count(); ++tile) {
+    if (!seen[tile] && committed->digests[tile] != after.digests[tile]) {
+      return Error(Errc::corrupt, describe_tile(layout, tile) + " changes its digest, but no step has it");
+    }
+  }
+  return {};
+}
+
+Status run_all(ThreadPool& pool, std::uint64_t count, const std::function<Status(std::uint64_t, unsigned)>& fn) {
+  std::atomic<bool> failed = false;
+  std::mutex mutex;
+  std::optional<Error> first;  // protected by mutex
+  pool.run(count, [&](std::uint64_t index, unsigned worker) {
+    if (failed.load(std::memory_order_relaxed)) return;
+    Status status = fn(index, worker);
+    if (status.ok()) return;
+    const std::lock_guard lock(mutex);
+    failed.store(true, std::memory_order_relaxed);
+    if (!first) first = std::move(status).error();
+  });
+  if (first) return *std::move(first);
+  return {};
+}
+
+}  // namespace deltasync

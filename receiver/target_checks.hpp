@@ -1,0 +1,25 @@
+// What every target checks about an update before it touches a byte, and a parallel loop that can fail.
+#pragma once
+
+#include <functional>
+
+#include "receiver/target.hpp"
+
+namespace deltasync {
+
+/// One digest for each tile, and the root that belongs to them.
+Status check_state(const Layout& layout, const TargetState& state);
+
+/// The steps lead from `committed` (may be null: version_conflict) to `after`: versions chain, every tile exists and
+/// is named at most once in a step, the last record of a tile ends at its digest in `after`, all other digests stay.
+Status check_steps(const Layout& layout, const TargetState* committed, const std::vector<StagedStep>& steps,
+                   const TargetState& after);
+
+/// fn(index, worker) for each index in [0, count) on the pool. After the first failure the remaining indices are
+/// skipped; that failure is returned.
+Status run_all(ThreadPool& pool, std::uint64_t count, const std::function<Status(std::uint64_t, unsigned)>& fn);
+
+/// "tile 88 (model.layers.3.mlp.up_proj.weight)": how messages name a tile.
+std::string describe_tile(const Layout& layout, std::uint64_t tile);
+
+}  // namespace deltasync

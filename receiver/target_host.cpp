@@ -1,0 +1,265 @@
+// A version in host memory, laid out like a half. Memory comes from the user or is this target's own mapping.
+//
+// What is where:
+//   live()    the committed version (and a full update that may go to its final place)
+//   spare_    a staged full update; after its commit, the version before, until the next update begins
+// A delta is applied in live() and its frames are kept as the undo log.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+
+#include "base/log.hpp"
+#include "receiver/host_memory.hpp"
+#include "receiver/target_checks.hpp"
+
+namespace deltasync {
+namespace {
+
+constexpr std::size_t kSwapBlockBytes = 16u << 10;
+constexpr std::uint64_t kSwapPieceBytes = 4u << 20;
+
+void swap_bytes(std::byte* a, std::byte* b, std::uint64_t bytes) {
+  std::array<std::byte, kSwapBlockBytes> block;
+  for (std::uint64_t at = 0; at < bytes; at += kSwapBlockBytes) {
+    const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(kSwapBlockBytes, bytes - at));
+    std::memcpy(block.data(), a + at, n);
+    std::memcpy(a + at, b + at, n);
+    std::memcpy(b + at, block.data(), n);
+  }
+}
+
+/// Bytes that commit_tile overwrote, of one frame: record i's end at ends[i].
+struct FrameUndo {
+  std::vector<std::byte> bytes;
+  std::vector<std::size_t> ends;
+};
+
+/// How to take the last commit back.
+struct Undo {
+  enum class Kind : std::uint8_t {
+    none,    ///< nothing committed since the update began, or the version before is gone
+    empty,   ///< the first full update: before it there was nothing
+    spare,   ///< the version before is in spare_
+    deltas,  ///< the version before is live() with `steps` reverted
+  };
+  Kind kind = Kind::none;
+  std::optional<TargetState> state;  ///< of the version before
+  std::vector<StagedStep> steps;
+  std::vector<std::vector<FrameUndo>> bytes;  ///< by step, by frame
+};
+
+class HostTarget final : public Target {
+ public:
+  HostTarget(LayoutPtr layout, std::span<std::byte> memory) : layout_(std::move(layout)), user_(memory) {}
+
+  const LayoutPtr& layout() const override { return layout_; }
+  Status open(ThreadPool& pool) override;
+  const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
+  delta::TensorMemory live_memory(std::uint32_t tensor) const override;
+  Status begin_full(FullOverLive policy) override;
+  delta::TensorMemory full_memory(std::uint32_t tensor) override;
+  Status commit_full(TargetState state) override;
+  void discard_full() noexcept override;
+  Status commit_delta(std::vector<StagedStep> steps, TargetState state) override;
+  Status rollback() override;
+
+  std::span<std::byte> live() const noexcept { return user_.data() != nullptr ? user_ : own_.span(); }
+
+ private:
+  enum class Full : std::uint8_t {
+    closed,
+    first,     ///< nothing was committed: bytes land in the final place
+    in_place,  ///< they land over the version before, which is lost
+    staged,    ///< they land in spare_
+  };
+
+  bool memory_is_ours() const noexcept { return user_.data() == nullptr; }
+  delta::TensorMemory tensor_in(std::span<std::byte> memory, std::uint32_t tensor) const;
+  void exchange_live_and_spare();
+  void zero_padding(std::span<std::byte> memory) const;
+  void apply_step(const StagedStep& step, std::vector<FrameUndo>& undo);
+  void revert_step(const StagedStep& step, const std::vector<FrameUndo>& undo);
+
+  const LayoutPtr layout_;
+  const std::span<std::byte> user_;
+  ThreadPool* pool_ = nullptr;
+  HostMemory own_;
+  HostMemory spare_;
+  std::optional<TargetState> committed_;
+  Full full_ = Full::closed;
+  Undo undo_;
+};
+
+Status HostTarget::open(ThreadPool& pool) {
+  if (!memory_is_ours() && user_.size() < layout_->half_bytes()) {
+    return Error(Errc::invalid_argument, "the memory given has " + std::to_string(user_.size()) +
+                                             " bytes, the layout needs " + std::to_string(layout_->half_bytes()));
+  }
+  pool_ = &pool;
+  return {};
+}
+
+delta::TensorMemory HostTarget::tensor_in(std::span<std::byte> memory, std::uint32_t tensor) const {
+  const Tensor& t = layout_->tensors()[tensor];
+  return {memory.data() + t.offset, static_cast<std::size_t>(t.row_bytes())};
+}
+
+delta::TensorMemory HostTarget::live_memory(std::uint32_t tensor) const {
+  if (!committed_) return {};
+  return tensor_in(live(), tensor);
+}
+
+delta::TensorMemory HostTarget::full_memory(std::uint32_t tensor) {
+  if (full_ == Full::closed) return {};
+  return tensor_in(full_ == Full::staged ? spare_.span() : live(), tensor);
+}
+
+/// A transfer writes tensors only; what lies between them in a half is zero by definition.
+void HostTarget::zero_padding(std::span<std::byte> memory) const {
+  std::uint64_t end = 0;
+  for (const Tensor& tensor : layout_->tensors()) {
+    std::memset(memory.data() + end, 0, tensor.offset - end);
+    end = tensor.offset + tensor.bytes;
+  }
+  std::memset(memory.data() + end, 0, layout_->half_bytes() - end);
+}
+
+Status HostTarget::begin_full(FullOverLive policy) {
+  if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
+  if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open already");
+  if (committed_ && policy == FullOverLive::refuse) {
+    return Error(Errc::no_space, "a full update over the live version " + to_string(committed_->version) +
+                                     " needs a second copy, which the policy refuses");
+  }
+  undo_ = {};
+  if (committed_ && policy == FullOverLive::stage) {
+    if (!spare_) {
+      DS_ASSIGN(spare_, HostMemory::map(layout_->half_bytes(), *pool_).with_context("second copy for a full update"));
+    }
+    full_ = Full::staged;
+    return {};
+  }
+  if (memory_is_ours()) {
+    if (!own_) {
+      DS_ASSIGN(own_, HostMemory::map(layout_->half_bytes(), *pool_));
+    }
+  } else {
+    zero_padding(user_);
+  }
+  full_ = committed_ ? Full::in_place : Full::first;
+  committed_.reset();
+  spare_.release();
+  return {};
+}
+
+/// Own memory changes place; the user's keeps its address and changes contents.
+void HostTarget::exchange_live_and_spare() {
+  if (memory_is_ours()) return own_.swap(spare_);
+  const std::uint64_t bytes = layout_->half_bytes();
+  pool_->run((bytes + kSwapPieceBytes - 1) / kSwapPieceBytes, [&](std::uint64_t i, unsigned) {
+    const std::uint64_t at = i * kSwapPieceBytes;
+    swap_bytes(user_.data() + at, spare_.span().data() + at, std::min(kSwapPieceBytes, bytes - at));
+  });
+}
+
+Status HostTarget::commit_full(TargetState state) {
+  if (full_ == Full::closed) return Error(Errc::invalid_argument, "no full update is open");
+  DS_TRY(check_state(*layout_, state));
+  undo_ = {};
+  if (full_ == Full::staged) {
+    exchange_live_and_spare();
+    undo_.kind = Undo::Kind::spare;
+    spdlog::info("host_target keeps_for_rollback version={} bytes={}", to_string(committed_->version),
+                 layout_->half_bytes());
+  } else if (full_ == Full::first) {
+    undo_.kind = Undo::Kind::empty;
+  }
+  undo_.state = std::move(committed_);
+  committed_ = std::move(state);
+  full_ = Full::closed;
+  return {};
+}
+
+void HostTarget::discard_full() noexcept {
+  if (full_ == Full::staged) spare_.release();
+  full_ = Full::closed;
+}
+
+void HostTarget::apply_step(const StagedStep& step, std::vector<FrameUndo>& undo) {
+  undo.resize(step.frames.size());
+  pool_->run(step.frames.size(), [&](std::uint64_t i, unsigned) {
+    const StagedFrame& frame = step.frames[i];
+    undo[i].ends.reserve(frame.records.size());
+    for (const delta::TileRecord& record : frame.records) {
+      const Tile tile = layout_->tile(record.tile);
+      const delta::TensorMemory memory = tensor_in(live(), tile.tensor);
+      std::byte* const first = delta::tile_address(memory, tile, layout_->tensors()[tile.tensor].element_bytes);
+      delta::save_undo(*layout_, record, first, memory.row_stride, undo[i].bytes);
+      undo[i].ends.push_back(undo[i].bytes.size());
+      delta::commit_tile(*layout_, record, first, memory.row_stride);
+    }
+  });
+}
+
+void HostTarget::revert_step(const StagedStep& step, const std::vector<FrameUndo>& undo) {
+  pool_->run(step.frames.size(), [&](std::uint64_t i, unsigned) {
+    const StagedFrame& frame = step.frames[i];
+    std::size_t from = 0;
+    for (std::size_t r = 0; r < frame.records.size(); ++r) {
+      const Tile tile = layout_->tile(frame.records[r].tile);
+      const delta::TensorMemory memory = tensor_in(live(), tile.tensor);
+      std::byte* const first = delta::tile_address(memory, tile, layout_->tensors()[tile.tensor].element_bytes);
+      const std::size_t end = undo[i].ends[r];
+      delta::undo_tile(*layout_, frame.records[r], first, memory.row_stride,
+                       ByteSpan(undo[i].bytes).subspan(from, end - from));
+      from = end;
+    }
+  });
+}
+
+Status HostTarget::commit_delta(std::vector<StagedStep> steps, TargetState state) {
+  if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
+  DS_TRY(check_steps(*layout_, committed(), steps, state));
+  undo_ = {};
+  spare_.release();  // the version before the last full update: from here on it cannot be rolled back to
+  undo_.kind = Undo::Kind::deltas;
+  undo_.bytes.resize(steps.size());
+  for (std::size_t i = 0; i < steps.size(); ++i) apply_step(steps[i], undo_.bytes[i]);
+  undo_.steps = std::move(steps);
+  undo_.state = std::move(committed_);
+  committed_ = std::move(state);
+  return {};
+}
+
+Status HostTarget::rollback() {
+  if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
+  switch (undo_.kind) {
+    case Undo::Kind::none: return Error(Errc::unsupported, "there is no commit that could be taken back");
+    case Undo::Kind::empty: break;
+    case Undo::Kind::spare:
+      exchange_live_and_spare();
+      spare_.release();
+      break;
+    case Undo::Kind::deltas:
+      for (std::size_t i = undo_.steps.size(); i-- > 0;) revert_step(undo_.steps[i], undo_.bytes[i]);
+      break;
+  }
+  committed_ = std::move(undo_.state);
+  undo_ = {};
+  return {};
+}
+
+}  // namespace
+
+std::unique_ptr<Target> make_host_target(LayoutPtr layout, std::span<std::byte> memory) {
+  return std::make_unique<HostTarget>(std::move(layout), memory);
+}
+
+std::span<const std::byte> host_target_memory(const Target& target) {
+  const auto* host = dynamic_cast<const HostTarget*>(&target);
+  if (host == nullptr) return {};
+  return host->live();
+}
+
+}  // namespace deltasync
