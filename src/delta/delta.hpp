@@ -111,7 +111,9 @@ struct TileRecord {
   std::uint64_t tile = 0;
   Codec codec = Codec::raw;
   std::uint8_t rice_k = 0;
-  std::uint32_t changed = 0;  ///< elements
+  std::uint32_t changed = 0;       ///< elements; all of them in a raw tile
+  std::uint32_t quotient_sum = 0;  ///< zeros in the plane of gap quotients; 0 for raw
+  std::uint32_t gamma_bits = 0;    ///< bits of the plane of low magnitude bits; 0 unless rice_ulp
   std::uint64_t digest_after = 0;
   ByteSpan payload;
 };

@@ -1,0 +1,196 @@
+// Decoding records over a tile's memory: verify, apply, commit, undo.
+#include <cstdio>
+#include <cstdlib>
+
+#include "delta/changed_words.hpp"
+#include "delta/delta.hpp"
+#include "delta/geometry.hpp"
+#include "delta/mix.hpp"
+#include "delta/rice.hpp"
+
+namespace deltasync::delta {
+
+namespace {
+
+/// Calls fn.operator()<U, kFloat>() for a tile's element type.
+template <class Fn>
+decltype(auto) with_element(const TileShape& shape, Fn&& fn) {
+  switch (shape.width_log2() * 2 + (shape.is_float ? 1 : 0)) {
+    case 0: return fn.template operator()<std::uint8_t, false>();
+    case 1: return fn.template operator()<std::uint8_t, true>();
+    case 2: return fn.template operator()<std::uint16_t, false>();
+    case 3: return fn.template operator()<std::uint16_t, true>();
+    case 4: return fn.template operator()<std::uint32_t, false>();
+    case 5: return fn.template operator()<std::uint32_t, true>();
+    case 6: return fn.template operator()<std::uint64_t, false>();
+    default: return fn.template operator()<std::uint64_t, true>();
+  }
+}
+
+template <class U, bool kFloat>
+U add_ulps(U old, U diff) noexcept {
+  return ulp_map<U, kFloat>(static_cast<U>(ulp_map<U, kFloat>(old) + diff));
+}
+
+Error bad_digest() {
+  return {Errc::corrupt, "the state digest after it differs: a wrong base or damaged bytes"};
+}
+
+/// Turns differences into new elements (in `tile.values`) and returns how the digest changes. Reads only.
+template <class U, bool kFloat>
+std::uint64_t resolve(const RowGeometry& geometry, const DecodedTile& tile, Codec codec, const std::byte* first) {
+  ChangedWordSum sum(active_kernels());
+  U* const values = reinterpret_cast<U*>(tile.values);
+  for_each_changed_word<U>(geometry, tile.positions, tile.count, [&](const ChangedWord& w) {
+    const std::uint64_t before = load_word(first + w.offset, w.bytes);
+    std::uint64_t after = before;
+    for (std::uint32_t i = w.first; i < w.end; ++i) {
+      const unsigned shift = (tile.positions[i] - w.element) * static_cast<unsigned>(sizeof(U)) * 8;
+      const U old = static_cast<U>(before >> shift);
+      if (codec == Codec::rice_ulp) values[i] = add_ulps<U, kFloat>(old, values[i]);
+      after ^= static_cast<std::uint64_t>(static_cast<U>(old ^ values[i])) << shift;
+    }
+    sum.add(before, after, w.index);
+  });
+  return sum.finish();
+}
+
+template <class U>
+void write_elements(const RowGeometry& geometry, const DecodedTile& tile, std::byte* first) {
+  const U* const values = reinterpret_cast<const U*>(tile.values);
+  for_each_position<U>(geometry, tile.positions, tile.count,
+                       [&](std::uint32_t i, std::size_t offset) { store_raw(first + offset, values[i]); });
+}
+
+void write_rows(const TileShape& shape, ByteSpan packed, std::byte* first, std::size_t row_stride) {
+  const std::size_t row_bytes = shape.row_bytes();
+  for (std::uint32_t r = 0; r < shape.rows; ++r) {
+    std::memcpy(first + r * row_stride, packed.data() + r * row_bytes, row_bytes);
+  }
+}
+
+/// The digest after the record, checked. `decoded` (rice) then holds the new elements.
+Result<std::uint64_t> check_record(const TileShape& shape, const TileRecord& record, const std::byte* first,
+                                   std::size_t row_stride, std::uint64_t digest_before, DecodedTile& decoded) {
+  std::uint64_t digest = 0;
+  if (record.codec == Codec::raw) {
+    if (record.payload.size() != shape.raw_bytes()) return Error(Errc::corrupt, "payload: not the raw tile's size");
+    digest = tile_digest(record.payload.data(), shape.row_bytes(), shape.rows, shape.row_bytes());
+  } else {
+    DS_ASSIGN(decoded, decode_rice(shape, record, first, row_stride));
+    const RowGeometry geometry(shape, row_stride);
+    digest = digest_before + with_element(shape, [&]<class U, bool kFloat>() {
+               return resolve<U, kFloat>(geometry, decoded, record.codec, first);
+             });
+  }
+  if (digest != record.digest_after) return bad_digest();
+  return digest;
+}
+
+/// Decodes a record that is known to be sound.
+DecodedTile decode_again(const Layout& layout, const TileShape& shape, const TileRecord& record, const std::byte* first,
+                         std::size_t row_stride) {
+  Result<DecodedTile> decoded = decode_rice(shape, record, first, row_stride);
+  if (!decoded.ok()) {
+    std::fprintf(stderr, "deltasync: %s: a record that was not verified: %s\n", tile_name(layout, record.tile).c_str(),
+                 decoded.error().message().c_str());
+    std::abort();
+  }
+  return *decoded;
+}
+
+/// Adds (or, to undo, subtracts) the differences in place.
+template <class U, bool kFloat>
+void add_in_place(const RowGeometry& geometry, const DecodedTile& tile, std::byte* first, bool subtract) {
+  const U* const diffs = reinterpret_cast<const U*>(tile.values);
+  for_each_position<U>(geometry, tile.positions, tile.count, [&](std::uint32_t i, std::size_t offset) {
+    const U diff = subtract ? static_cast<U>(U{0} - diffs[i]) : diffs[i];
+    store_raw(first + offset, add_ulps<U, kFloat>(load_raw<U>(first + offset), diff));
+  });
+}
+
+}  // namespace
+
+Result<std::uint64_t> verify_tile(const Layout& layout, const TileRecord& record, const std::byte* first,
+                                  std::size_t row_stride, std::uint64_t digest_before) {
+  DecodedTile decoded;
+  Result<std::uint64_t> digest =
+      check_record(tile_shape(layout, record.tile), record, first, row_stride, digest_before, decoded);
+  if (!digest.ok()) return std::move(digest).error().with_context(tile_name(layout, record.tile));
+  return digest;
+}
+
+Result<std::uint64_t> apply_tile(const Layout& layout, const TileRecord& record, std::byte* first,
+                                 std::size_t row_stride, std::uint64_t digest_before) {
+  const TileShape shape = tile_shape(layout, record.tile);
+  DecodedTile decoded;
+  Result<std::uint64_t> digest = check_record(shape, record, first, row_stride, digest_before, decoded);
+  if (!digest.ok()) return std::move(digest).error().with_context(tile_name(layout, record.tile));
+  if (record.codec == Codec::raw) {
+    write_rows(shape, record.payload, first, row_stride);
+  } else {
+    const RowGeometry geometry(shape, row_stride);
+    with_element(shape, [&]<class U, bool kFloat>() { write_elements<U>(geometry, decoded, first); });
+  }
+  return digest;
+}
+
+void commit_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride) {
+  const TileShape shape = tile_shape(layout, record.tile);
+  if (record.codec == Codec::raw) {
+    write_rows(shape, record.payload, first, row_stride);
+    return;
+  }
+  const DecodedTile decoded = decode_again(layout, shape, record, first, row_stride);
+  const RowGeometry geometry(shape, row_stride);
+  with_element(shape, [&]<class U, bool kFloat>() {
+    if (record.codec == Codec::rice_ulp) {
+      add_in_place<U, kFloat>(geometry, decoded, first, false);
+    } else {
+      write_elements<U>(geometry, decoded, first);
+    }
+  });
+}
+
+void save_undo(const Layout& layout, const TileRecord& record, const std::byte* first, std::size_t row_stride,
+               std::vector<std::byte>& out) {
+  if (record.codec == Codec::rice_ulp) return;
+  const TileShape shape = tile_shape(layout, record.tile);
+  if (record.codec == Codec::raw) {
+    for (std::uint32_t r = 0; r < shape.rows; ++r) {
+      out.insert(out.end(), first + r * row_stride, first + r * row_stride + shape.row_bytes());
+    }
+    return;
+  }
+  const DecodedTile decoded = decode_again(layout, shape, record, first, row_stride);
+  const RowGeometry geometry(shape, row_stride);
+  const std::size_t begin = out.size();
+  out.resize(begin + std::size_t{decoded.count} * shape.element_bytes);
+  with_element(shape, [&]<class U, bool kFloat>() {
+    for_each_position<U>(geometry, decoded.positions, decoded.count, [&](std::uint32_t i, std::size_t offset) {
+      std::memcpy(out.data() + begin + std::size_t{i} * sizeof(U), first + offset, sizeof(U));
+    });
+  });
+}
+
+void undo_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
+               ByteSpan undo) {
+  const TileShape shape = tile_shape(layout, record.tile);
+  if (record.codec == Codec::raw) {
+    write_rows(shape, undo, first, row_stride);
+    return;
+  }
+  const DecodedTile decoded = decode_again(layout, shape, record, first, row_stride);
+  const RowGeometry geometry(shape, row_stride);
+  with_element(shape, [&]<class U, bool kFloat>() {
+    if (record.codec == Codec::rice_ulp) {
+      add_in_place<U, kFloat>(geometry, decoded, first, true);
+      return;
+    }
+    for_each_position<U>(geometry, decoded.positions, decoded.count, [&](std::uint32_t i, std::size_t offset) {
+      std::memcpy(first + offset, undo.data() + std::size_t{i} * sizeof(U), sizeof(U));
+    });
+  });
+}
+
+}  // namespace deltasync::delta

@@ -1,0 +1,62 @@
+// State digests (docs/delta_format.md "State digest").
+#include <algorithm>
+
+#include "base/hash.hpp"
+#include "delta/delta.hpp"
+#include "delta/geometry.hpp"
+#include "delta/kernels.hpp"
+
+namespace deltasync::delta {
+
+namespace {
+
+std::uint64_t rows_digest(const Kernels& kernels, const std::byte* first, std::size_t row_stride, std::uint64_t rows,
+                          std::uint64_t row_bytes) {
+  if (row_stride == row_bytes && row_bytes % 8 == 0) return kernels.digest_run(first, rows * row_bytes, 0);
+  const std::uint64_t words_per_row = (row_bytes + 7) / 8;
+  std::uint64_t sum = 0;
+  for (std::uint64_t r = 0; r < rows; ++r)
+    sum += kernels.digest_run(first + r * row_stride, row_bytes, r * words_per_row);
+  return sum;
+}
+
+/// All tiles of a strip: row by row over all panels, so that memory is read in its order.
+void strip_digests(const Kernels& kernels, const Strip& strip, ByteSpan half, std::span<std::uint64_t> digests) {
+  const std::size_t stride = strip.tensor->row_bytes();
+  if (strip.panels == 1 || strip.rows == 1) {
+    for (std::uint32_t p = 0; p < strip.panels; ++p) {
+      digests[strip.first_tile + p] =
+          rows_digest(kernels, half.data() + strip.offset(p), stride, strip.rows, strip.shape(p).row_bytes());
+    }
+    return;
+  }
+  std::fill_n(digests.begin() + static_cast<std::ptrdiff_t>(strip.first_tile), strip.panels, 0);
+  for (std::uint64_t r = 0; r < strip.rows; ++r) {
+    for (std::uint32_t p = 0; p < strip.panels; ++p) {
+      const TileShape shape = strip.shape(p);
+      digests[strip.first_tile + p] +=
+          kernels.digest_run(half.data() + strip.offset(p) + r * stride, shape.row_bytes(), r * shape.words_per_row());
+    }
+  }
+}
+
+}  // namespace
+
+std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::uint64_t rows, std::uint64_t row_bytes) {
+  return rows_digest(active_kernels(), first, row_stride, rows, row_bytes);
+}
+
+void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool) {
+  const Kernels& kernels = active_kernels();
+  const std::vector<Batch> batches = make_batches(layout);
+  pool.run(batches.size(), [&](std::uint64_t i, unsigned) {
+    for_each_strip(layout, batches[i].first, batches[i].end,
+                   [&](const Strip& strip) { strip_digests(kernels, strip, half, digests); });
+  });
+}
+
+Digest128 root_digest(std::span<const std::uint64_t> digests) {
+  return xxh3_128(std::as_bytes(digests));
+}
+
+}  // namespace deltasync::delta

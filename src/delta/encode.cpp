@@ -1,0 +1,147 @@
+#include "delta/encode.hpp"
+
+#include "delta/changed_words.hpp"
+#include "delta/mix.hpp"
+
+namespace deltasync::delta {
+
+namespace {
+
+/// Below this, rows that are not whole words are scanned as one run, and the digest is taken from the changed
+/// positions: a call per row would cost more than its bytes.
+constexpr std::size_t kShortRowBytes = 512;
+
+/// Room for a tile's positions and differences. The odd extra keeps the buffers of neighbouring panels out of each
+/// other's cache sets.
+constexpr std::size_t kPositionBytes = (kTileElementsMax + kSlack) * sizeof(std::uint16_t);
+constexpr std::size_t kPanelSkewBytes = 192;
+
+template <class U>
+std::uint64_t digest_change_at(const Kernels& kernels, const RowGeometry& geometry, const ScanOutput& out,
+                               const std::byte* before, const std::byte* after) {
+  ChangedWordSum sum(kernels);
+  for_each_changed_word<U>(geometry, out.positions, out.count, [&](const ChangedWord& w) {
+    sum.add(load_word(before + w.offset, w.bytes), load_word(after + w.offset, w.bytes), w.index);
+  });
+  return sum.finish();
+}
+
+}  // namespace
+
+void BatchEncoder::reset_panels(std::uint32_t panels, std::uint32_t element_bytes) {
+  if (element_bytes > panel_element_bytes_) {
+    panels_.clear();
+    panel_element_bytes_ = element_bytes;
+  }
+  const std::size_t size = kPositionBytes + (kTileElementsMax + kSlack) * panel_element_bytes_;
+  while (panels_.size() < panels) {
+    PanelBuffer buffer;
+    const std::size_t skew = panels_.size() % 32 * kPanelSkewBytes;
+    buffer.memory.reset(new std::byte[size + skew]);  // not zeroed: only what is written is ever touched
+    buffer.out.positions = reinterpret_cast<std::uint16_t*>(buffer.memory.get() + skew);
+    buffer.out.diffs = buffer.memory.get() + skew + kPositionBytes;
+    panels_.push_back(std::move(buffer));
+  }
+  for (std::uint32_t p = 0; p < panels; ++p) {
+    panels_[p].out.count = 0;
+    panels_[p].out.digest_change = 0;
+  }
+}
+
+void BatchEncoder::scan_flat_tile(const Strip& strip, std::uint32_t panel, ByteSpan before, ByteSpan after) {
+  const TileShape shape = strip.shape(panel);
+  const std::byte* const a = before.data() + strip.offset(panel);
+  const std::byte* const b = after.data() + strip.offset(panel);
+  ScanOutput& out = panels_[panel].out;
+  kernels_.scan[shape.width_log2()][shape.is_float](a, b, shape.elements(), 0, 0, out);
+  if (shape.rows == 1 || shape.row_bytes() % 8 == 0) return;
+  const RowGeometry geometry(shape, shape.row_bytes());
+  switch (shape.element_bytes) {
+    case 1: out.digest_change = digest_change_at<std::uint8_t>(kernels_, geometry, out, a, b); break;
+    case 2: out.digest_change = digest_change_at<std::uint16_t>(kernels_, geometry, out, a, b); break;
+    default: out.digest_change = digest_change_at<std::uint32_t>(kernels_, geometry, out, a, b);
+  }
+}
+
+void BatchEncoder::scan_strip(const Strip& strip, ByteSpan before, ByteSpan after) {
+  reset_panels(strip.panels, strip.tensor->element_bytes);
+  const std::size_t stride = strip.tensor->row_bytes();
+  const bool whole_rows = stride == strip.shape(0).row_bytes();
+  if (strip.rows == 1 || (whole_rows && (stride % 8 == 0 || stride < kShortRowBytes))) {
+    for (std::uint32_t p = 0; p < strip.panels; ++p) scan_flat_tile(strip, p, before, after);
+    return;
+  }
+  const ScanFn scan = kernels_.scan[strip.shape(0).width_log2()][strip.shape(0).is_float];
+  for (std::uint32_t r = 0; r < strip.rows; ++r) {
+    for (std::uint32_t p = 0; p < strip.panels; ++p) {
+      const TileShape shape = strip.shape(p);
+      const std::size_t at = strip.offset(p) + r * stride;
+      scan(before.data() + at, after.data() + at, shape.cols, r * shape.cols, std::uint64_t{r} * shape.words_per_row(),
+           panels_[p].out);
+    }
+  }
+}
+
+void BatchEncoder::encode_strip(const Strip& strip, ByteSpan before, ByteSpan after, std::span<std::uint64_t> digests) {
+  scan_strip(strip, before, after);
+  for (std::uint32_t p = 0; p < strip.panels; ++p) {
+    const ScanOutput& out = panels_[p].out;
+    if (out.count == 0) continue;
+    TileRecord record;
+    record.tile = strip.first_tile + p;
+    record.digest_after = digests[record.tile] += out.digest_change;
+    const std::size_t payload_begin = builder_.payloads().size();
+    encode_payload(kernels_, strip.shape(p), {out.positions, out.diffs, out.count}, after.data() + strip.offset(p),
+                   strip.tensor->row_bytes(), form_, scratch_, record, builder_.payloads());
+    CodecStats& stats = stats_[static_cast<unsigned>(record.codec)];
+    ++stats.tiles;
+    stats.changed += record.changed;
+    stats.bytes += builder_.payloads().size() - payload_begin;
+    builder_.add(record);
+  }
+}
+
+Frame BatchEncoder::encode(const Batch& batch, ByteSpan before, ByteSpan after, std::span<std::uint64_t> digests) {
+  for_each_strip(layout_, batch.first, batch.end,
+                 [&](const Strip& strip) { encode_strip(strip, before, after, digests); });
+  return builder_.finish();
+}
+
+Delta encode_with(const Kernels& kernels, const Layout& layout, ByteSpan before, ByteSpan after,
+                  std::span<std::uint64_t> digests, const EncodeRequest& request, ThreadPool& pool) {
+  const std::vector<Batch> batches = make_batches(layout);
+  std::vector<Frame> frames(batches.size());
+  std::vector<std::unique_ptr<BatchEncoder>> encoders(pool.size());
+  pool.run(batches.size(), [&](std::uint64_t i, unsigned worker) {
+    if (encoders[worker] == nullptr) encoders[worker].reset(new BatchEncoder(kernels, layout, request.form));
+    frames[i] = encoders[worker]->encode(batches[i], before, after, digests);
+  });
+  Delta delta;
+  delta.layout = layout.digest();
+  delta.from = request.from;
+  delta.to = request.to;
+  delta.from_root = request.from_root;
+  delta.to_root = root_digest(digests);
+  for (Frame& frame : frames) {
+    if (frame.tiles == 0) continue;
+    delta.changed += frame.changed;
+    delta.frame_bytes += frame.bytes.size();
+    delta.frames.push_back(std::move(frame));
+  }
+  for (const auto& encoder : encoders) {
+    if (encoder == nullptr) continue;
+    for (unsigned c = 0; c < 4; ++c) {
+      delta.stats[c].tiles += encoder->stats()[c].tiles;
+      delta.stats[c].changed += encoder->stats()[c].changed;
+      delta.stats[c].bytes += encoder->stats()[c].bytes;
+    }
+  }
+  return delta;
+}
+
+Delta encode(const Layout& layout, ByteSpan before, ByteSpan after, std::span<std::uint64_t> digests,
+             const EncodeRequest& request, ThreadPool& pool) {
+  return encode_with(active_kernels(), layout, before, after, digests, request, pool);
+}
+
+}  // namespace deltasync::delta

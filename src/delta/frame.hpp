@@ -1,0 +1,67 @@
+// The bytes of a frame (docs/delta_format.md "Frames").
+//
+//   0       4       6       8            16      20       24         32         40         48         56       64
+//   +-------+-------+-------+------------+-------+--------+----------+----------+----------+----------+--------+
+//   | magic |version| flags | first tile | tiles | table  | changed  |  body    |  body    | reserved | header |
+//   |       |       |   0   |            |       | bytes  | elements |  bytes   |  hash    |    0     |  hash  |
+//   +-------+-------+-------+------------+-------+--------+----------+----------+----------+----------+--------+
+//   body = record table (table bytes), then the payloads in the order of the records
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "delta/delta.hpp"
+#include "delta/geometry.hpp"
+
+namespace deltasync::delta {
+
+inline constexpr std::uint32_t kFrameMagic = 0x31465344;  // "DSF1"
+inline constexpr std::uint16_t kFrameVersion = 1;
+
+struct FrameHeader {
+  std::uint32_t magic = kFrameMagic;
+  std::uint16_t version = kFrameVersion;
+  std::uint16_t flags = 0;  ///< zero
+  std::uint64_t first_tile = 0;
+  std::uint32_t tiles = 0;
+  std::uint32_t table_bytes = 0;
+  std::uint64_t changed = 0;
+  std::uint64_t body_bytes = 0;
+  std::uint64_t body_hash = 0;  ///< XXH3-64
+  std::uint64_t reserved = 0;   ///< zero
+  std::uint64_t header_hash = 0;
+};
+static_assert(sizeof(FrameHeader) == 64 && std::has_unique_object_representations_v<FrameHeader>);
+static_assert(offsetof(FrameHeader, first_tile) == 8 && offsetof(FrameHeader, table_bytes) == 20 &&
+              offsetof(FrameHeader, body_bytes) == 32 && offsetof(FrameHeader, header_hash) == 56);
+
+/// Reads a header and checks all that can be checked without the body. `corrupt` or `unsupported`.
+Result<FrameHeader> read_frame_header(ByteSpan bytes);
+
+/// Gathers records and payloads of ascending tiles. Reusable after finish(), keeping its memory.
+class FrameBuilder {
+ public:
+  /// Where the payload of the next record is appended, before add().
+  std::vector<std::byte>& payloads() noexcept { return payloads_; }
+  /// `record.payload` is not looked at.
+  void add(const TileRecord& record);
+  /// No tiles: an empty frame without bytes.
+  Frame finish();
+
+ private:
+  std::vector<std::byte> table_;
+  std::vector<std::byte> payloads_;
+  std::size_t payload_end_ = 0;  ///< of the last record's payload
+  std::uint64_t first_tile_ = 0;
+  std::uint64_t last_tile_ = 0;
+  std::uint32_t tiles_ = 0;
+  std::uint64_t changed_ = 0;
+};
+
+/// Bytes of the payload that a record announces.
+std::size_t payload_bytes(const TileShape& shape, const TileRecord& record) noexcept;
+
+}  // namespace deltasync::delta

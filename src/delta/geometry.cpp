@@ -1,0 +1,76 @@
+#include "delta/geometry.hpp"
+
+namespace deltasync::delta {
+
+TileShape tile_shape(const Layout& layout, std::uint64_t tile) {
+  const Tile t = layout.tile(tile);
+  const Tensor& tensor = layout.tensors()[t.tensor];
+  return {static_cast<std::uint32_t>(t.rect.rows), static_cast<std::uint32_t>(t.rect.cols), tensor.element_bytes,
+          dtype_is_float(tensor.spec.dtype)};
+}
+
+std::string tile_name(const Layout& layout, std::uint64_t tile) {
+  std::string name = "tile " + std::to_string(tile);
+  if (tile < layout.tile_count()) name += " of " + layout.tensors()[layout.tensor_of_tile(tile)].spec.name;
+  return name;
+}
+
+namespace {
+
+/// Gathers units (runs of tiles that stay together) into batches.
+class BatchBuilder {
+ public:
+  void add(std::uint64_t tiles, std::uint64_t bytes) {
+    const bool full = bytes_ + bytes > kBatchBytesTarget || next_ - first_ + tiles > kBatchTilesMax;
+    if (full && next_ > first_) close();
+    next_ += tiles;
+    bytes_ += bytes;
+  }
+  std::vector<Batch> finish() {
+    if (next_ > first_) close();
+    return std::move(batches_);
+  }
+
+ private:
+  void close() {
+    batches_.push_back({first_, next_});
+    first_ = next_;
+    bytes_ = 0;
+  }
+  std::vector<Batch> batches_;
+  std::uint64_t first_ = 0;
+  std::uint64_t next_ = 0;
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace
+
+// A band of several rows and panels stays whole, since its panels share the rows that are scanned. A band of one row
+// (its tiles lie one after the other), or one that is too large for a batch, is cut between panels.
+std::vector<Batch> make_batches(const Layout& layout) {
+  BatchBuilder builder;
+  for (std::uint32_t index = 0; index < layout.tensors().size(); ++index) {
+    const Tensor& tensor = layout.tensors()[index];
+    if (tensor.tile_count == 0) continue;
+    if (tensor.tile_count == 1) {
+      builder.add(1, tensor.bytes);
+      continue;
+    }
+    const Layout::Grid grid = layout.grid(index);
+    const std::uint64_t panels = grid.panels();
+    for (std::uint64_t band = 0; band < grid.bands(); ++band) {
+      const std::uint64_t rows = grid.band(band).second;
+      const std::uint64_t bytes = rows * tensor.row_bytes();
+      if (panels == 1 || (rows > 1 && bytes <= kBatchBytesTarget && panels <= kBatchTilesMax)) {
+        builder.add(panels, bytes);
+        continue;
+      }
+      for (std::uint64_t panel = 0; panel < panels; ++panel) {
+        builder.add(1, rows * (grid.panel_starts[panel + 1] - grid.panel_starts[panel]) * tensor.element_bytes);
+      }
+    }
+  }
+  return builder.finish();
+}
+
+}  // namespace deltasync::delta

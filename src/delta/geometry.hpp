@@ -1,0 +1,175 @@
+// Tiles as the delta code sees them: shapes, walks over their elements and words, and strips, the pieces of a half
+// that are scanned in memory order.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "delta/delta.hpp"
+
+namespace deltasync::delta {
+
+/// What decoding needs to know of a tile.
+struct TileShape {
+  std::uint32_t rows = 0;
+  std::uint32_t cols = 0;
+  std::uint32_t element_bytes = 0;
+  bool is_float = false;
+
+  std::uint32_t elements() const noexcept { return rows * cols; }
+  std::size_t row_bytes() const noexcept { return std::size_t{cols} * element_bytes; }
+  std::size_t raw_bytes() const noexcept { return rows * row_bytes(); }
+  std::uint32_t words_per_row() const noexcept { return static_cast<std::uint32_t>((row_bytes() + 7) / 8); }
+  /// 0 … 3: index into the kernels' tables.
+  unsigned width_log2() const noexcept { return static_cast<unsigned>(__builtin_ctz(element_bytes)); }
+};
+
+TileShape tile_shape(const Layout& layout, std::uint64_t tile);
+/// "tile 88 of model.layers.3.mlp.down_proj.weight"
+std::string tile_name(const Layout& layout, std::uint64_t tile);
+
+/// A tile in memory as the walks below see it: where rows are whole words and lie one after the other, the tile is a
+/// single long row, which saves the row arithmetic.
+struct RowGeometry {
+  std::uint32_t cols = 0;
+  std::uint32_t words_per_row = 0;
+  std::size_t row_stride = 0;
+  std::size_t row_bytes = 0;
+
+  RowGeometry(const TileShape& shape, std::size_t stride)
+      : cols(shape.cols), words_per_row(shape.words_per_row()), row_stride(stride), row_bytes(shape.row_bytes()) {
+    if (stride == row_bytes && row_bytes % 8 == 0) {
+      cols = shape.elements();
+      words_per_row *= shape.rows;
+      row_bytes = shape.raw_bytes();
+    }
+  }
+};
+
+/// Follows ascending positions through the rows of a tile; divides only where the row changes.
+class RowCursor {
+ public:
+  explicit RowCursor(const RowGeometry& geometry) : g_(geometry) {}
+  /// Moves to `position`, not before the last one. Returns its column.
+  std::uint32_t seek(std::uint32_t position) noexcept {
+    if (position - first_ >= g_.cols) {
+      row_ = position / g_.cols;
+      first_ = row_ * g_.cols;
+    }
+    return position - first_;
+  }
+  std::uint32_t row() const noexcept { return row_; }
+  /// Position of the row's first element.
+  std::uint32_t first() const noexcept { return first_; }
+  /// Bytes from the tile's first element to the row's.
+  std::size_t offset() const noexcept { return row_ * g_.row_stride; }
+
+ private:
+  const RowGeometry& g_;
+  std::uint32_t row_ = 0;
+  std::uint32_t first_ = 0;
+};
+
+/// Calls fn(i, byte offset from the tile's first element) for each of `count` ascending positions.
+template <class U, class Fn>
+void for_each_position(const RowGeometry& geometry, const std::uint16_t* positions, std::uint32_t count, Fn&& fn) {
+  RowCursor cursor(geometry);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t col = cursor.seek(positions[i]);
+    fn(i, cursor.offset() + std::size_t{col} * sizeof(U));
+  }
+}
+
+/// A digest word that holds changed elements: those numbered [first, end) in the list of positions.
+struct ChangedWord {
+  std::uint32_t first = 0;
+  std::uint32_t end = 0;
+  std::uint32_t index = 0;    ///< of the word in the tile's digest
+  std::uint32_t bytes = 0;    ///< real ones; fewer than 8 at the end of a row
+  std::size_t offset = 0;     ///< from the tile's first element
+  std::uint32_t element = 0;  ///< position of the word's first element
+};
+
+/// Calls fn(word) for each digest word that holds one of `count` ascending positions.
+template <class U, class Fn>
+void for_each_changed_word(const RowGeometry& geometry, const std::uint16_t* positions, std::uint32_t count, Fn&& fn) {
+  constexpr std::uint32_t kLanes = 8 / sizeof(U);
+  RowCursor cursor(geometry);
+  std::uint32_t i = 0;
+  while (i < count) {
+    const std::uint32_t col = cursor.seek(positions[i]);
+    const std::uint32_t word = col / kLanes;
+    const std::uint32_t lanes = std::min(kLanes, geometry.cols - word * kLanes);
+    ChangedWord out;
+    out.first = i;
+    out.element = cursor.first() + word * kLanes;
+    const std::uint32_t element_end = out.element + lanes;
+    do ++i;
+    while (i < count && positions[i] < element_end);
+    out.end = i;
+    out.index = cursor.row() * geometry.words_per_row + word;
+    out.bytes = lanes * static_cast<std::uint32_t>(sizeof(U));
+    out.offset = cursor.offset() + std::size_t{word} * 8;
+    fn(out);
+  }
+}
+
+/// Neighbouring tiles of one band of one tensor: a run of panels, scanned row by row over all of them.
+struct Strip {
+  const Tensor* tensor = nullptr;
+  std::uint64_t first_tile = 0;
+  std::uint64_t row = 0;
+  std::uint64_t rows = 0;
+  std::uint32_t panels = 0;
+  const std::uint64_t* panel_starts = nullptr;  ///< panels + 1 columns
+
+  TileShape shape(std::uint32_t panel) const noexcept {
+    return {static_cast<std::uint32_t>(rows), static_cast<std::uint32_t>(panel_starts[panel + 1] - panel_starts[panel]),
+            tensor->element_bytes, dtype_is_float(tensor->spec.dtype)};
+  }
+  /// Bytes from the start of a half to the first element of a panel's tile.
+  std::uint64_t offset(std::uint32_t panel) const noexcept {
+    return tensor->offset + row * tensor->row_bytes() + panel_starts[panel] * tensor->element_bytes;
+  }
+};
+
+/// Calls fn(strip) for the strips that make up the tiles [first, end), in tile order.
+template <class Fn>
+void for_each_strip(const Layout& layout, std::uint64_t first, std::uint64_t end, Fn&& fn) {
+  if (first >= end) return;
+  std::uint32_t index = layout.tensor_of_tile(first);
+  for (std::uint64_t tile = first; tile < end; ++index) {
+    const Tensor& tensor = layout.tensors()[index];
+    if (tensor.tile_count == 0) continue;
+    Strip strip;
+    strip.tensor = &tensor;
+    if (tensor.tile_count == 1) {
+      // Models of very many small tensors live here: no grid is built for them.
+      const std::uint64_t whole[2] = {0, tensor.cols};
+      strip.first_tile = tile++;
+      strip.rows = tensor.rows;
+      strip.panels = 1;
+      strip.panel_starts = whole;
+      fn(static_cast<const Strip&>(strip));
+      continue;
+    }
+    const Layout::Grid grid = layout.grid(index);
+    const std::uint64_t tensor_end = std::min(end, tensor.first_tile + tensor.tile_count);
+    while (tile < tensor_end) {
+      const std::uint64_t local = tile - tensor.first_tile;
+      const std::uint64_t panel = local % grid.panels();
+      const auto [row, rows] = grid.band(local / grid.panels());
+      strip.first_tile = tile;
+      strip.row = row;
+      strip.rows = rows;
+      strip.panels = static_cast<std::uint32_t>(std::min(grid.panels() - panel, tensor_end - tile));
+      strip.panel_starts = grid.panel_starts.data() + panel;
+      fn(static_cast<const Strip&>(strip));
+      tile += strip.panels;
+    }
+  }
+}
+
+}  // namespace deltasync::delta

@@ -1,0 +1,24 @@
+#include "delta/kernel_scalar.hpp"
+
+namespace deltasync::delta {
+
+const Kernels& scalar_kernels() {
+  static constexpr Kernels kKernels{
+      .name = "scalar",
+      .scan = {{scan_scalar<std::uint8_t, false>, scan_scalar<std::uint8_t, true>},
+               {scan_scalar<std::uint16_t, false>, scan_scalar<std::uint16_t, true>},
+               {scan_scalar<std::uint32_t, false>, scan_scalar<std::uint32_t, true>},
+               {scan_scalar<std::uint64_t, false>, scan_scalar<std::uint64_t, true>}},
+      .digest_run = digest_run_scalar,
+      .digest_pairs = digest_pairs_scalar,
+      .gaps = gaps_scalar,
+      .quotient_sum = quotient_sum_scalar,
+      .pack_low = pack_low_scalar,
+      .unpack_low = unpack_low_scalar,
+      .split_signs = {split_signs_scalar<std::uint8_t>, split_signs_scalar<std::uint16_t>,
+                      split_signs_scalar<std::uint32_t>, split_signs_scalar<std::uint64_t>},
+  };
+  return kKernels;
+}
+
+}  // namespace deltasync::delta

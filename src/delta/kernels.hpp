@@ -1,0 +1,66 @@
+// The inner loops, once per instruction set. kernel_scalar.cpp is the truth; the others must agree with it bit for
+// bit (tests/delta/test_delta_kernels.cpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace deltasync::delta {
+
+/// Output buffers of the kernels have room for this many entries (or bytes) behind the last valid one: vector code
+/// stores whole vectors and advances by what was valid.
+inline constexpr std::size_t kSlack = 64;
+
+/// Cursor of a scan: the changed elements of one tile so far.
+struct ScanOutput {
+  std::uint16_t* positions = nullptr;  ///< in the tile, ascending
+  std::byte* diffs = nullptr;          ///< ulp_map(after) − ulp_map(before) modulo 2^w, one element each
+  std::uint32_t count = 0;
+  std::uint64_t digest_change = 0;  ///< digest after − digest before
+};
+
+/// Compares `elements` contiguous elements that begin at tile position `first_position` and digest word `first_word`,
+/// and appends those that differ. Elements at the end that do not fill a word are zero-padded in the digest.
+using ScanFn = void (*)(const std::byte* before, const std::byte* after, std::uint32_t elements,
+                        std::uint32_t first_position, std::uint64_t first_word, ScanOutput& out);
+
+struct SignSplit {
+  std::uint32_t exceptions = 0;  ///< differences of magnitude above 1
+  std::uint32_t gamma_bits = 0;  ///< Σ floor(log2(magnitude))
+};
+
+struct Kernels {
+  const char* name;
+  ScanFn scan[4][2];  ///< [log2 of the element's bytes][is float]
+
+  /// Sum over a contiguous run, zero-padded to whole words; word indices count from `first_word`.
+  std::uint64_t (*digest_run)(const std::byte* bytes, std::size_t size, std::uint64_t first_word);
+  /// Σ mix_word(after[i], words[i]) − mix_word(before[i], words[i]).
+  std::uint64_t (*digest_pairs)(const std::uint64_t* before, const std::uint64_t* after, const std::uint32_t* words,
+                                std::uint32_t count);
+
+  /// positions[0], then positions[i] − positions[i−1] − 1.
+  void (*gaps)(const std::uint16_t* positions, std::uint32_t count, std::uint16_t* gaps);
+  /// Σ (gaps[i] >> k).
+  std::uint64_t (*quotient_sum)(const std::uint16_t* gaps, std::uint32_t count, unsigned k);
+  /// Packs the k low bits of each gap, first gap in the lowest bits. k ≤ 15. Writes ceil(count·k/8) bytes + kSlack.
+  void (*pack_low)(const std::uint16_t* gaps, std::uint32_t count, unsigned k, std::byte* out);
+  /// The inverse; `in` has kSlack readable bytes behind the plane. Writes count entries + kSlack.
+  void (*unpack_low)(const std::byte* in, std::uint32_t count, unsigned k, std::uint16_t* gaps);
+  /// [log2 of the element's bytes] Writes the sign plane (ceil(count/8) bytes + kSlack) and lists the indices of
+  /// differences other than ±1.
+  SignSplit (*split_signs[4])(const std::byte* diffs, std::uint32_t count, std::byte* signs, std::uint16_t* exceptions);
+};
+
+/// The one that this process uses: the widest that the CPU has, or what DELTASYNC_ISA names.
+const Kernels& active_kernels();
+/// By name; nullptr if unknown, not built, or not supported by this CPU.
+const Kernels* find_kernels(const char* name);
+
+const Kernels& scalar_kernels();
+#ifdef DELTASYNC_X86_KERNELS
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+#endif
+
+}  // namespace deltasync::delta
