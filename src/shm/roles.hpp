@@ -7,8 +7,8 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,33 +27,46 @@ struct Fill {
   std::uint64_t sequence = 0;  ///< grows with every fill of the segment; tells a fill from a later one
 };
 
-/// The writer's view. One per process and slot; used by one thread, except copying() from copy threads.
+/// The writer's view. One per process and slot; used by one thread, except the copy brackets, which any thread may
+/// open.
 class WriterRole {
  public:
-  /// `slot` was granted by the agent (Unix socket); the segment outlives the role.
+  /// `slot` was granted by the agent (Unix socket) and stays granted while the role lives; the segment outlives it.
   WriterRole(Segment& segment, unsigned slot, unsigned writers);
+  /// Aborts an open fill.
   ~WriterRole();
+  WriterRole(const WriterRole&) = delete;
+  WriterRole& operator=(const WriterRole&) = delete;
 
   /// Slot 0 claims a FREE half; others join the fill of the same {version, writers}. See Writer::begin for errors.
-  /// `guard_s` is what the wait took. While it waits it publishes its wish and deadline, so that the agent can revoke
-  /// leases in time.
+  /// While slot 0 waits it publishes its wish and deadline, so that the agent can revoke leases in time.
   Result<Fill> begin(const Version& version, Deadline deadline);
   /// Brackets a copy into the half: between enter and leave the half cannot become FREE. enter fails with aborted if
-  /// the fill is over. Nothing may be written outside of the brackets.
+  /// the fill is over. Nothing may be written outside of the brackets. Any thread; brackets may overlap.
+  /// Non-temporal stores need a store fence on their own thread before leave_copy.
   Status enter_copy(const Fill& fill);
   void leave_copy(const Fill& fill);
   /// Rectangles of the plan done so far, in plan order: the agent may read what they cover.
   void publish_progress(const Fill& fill, std::uint64_t rectangles);
   /// Marks this writer committed, seals if it is the last, else waits for the others until the deadline, then aborts.
+  /// Errors: aborted, timed_out (names the writers that were missing), invalid_argument (a copy is still open).
   Status commit(const Fill& fill, Deadline deadline);
   void abort(const Fill& fill) noexcept;
-  /// Newest sealed or active version; invalid if none.
+  /// Newest committed version (sealed, active or retiring); invalid if none.
   VersionId newest() const;
 
  private:
+  void set_wish(std::uint64_t deadline_ns) noexcept;
+  void close_fill() noexcept;
+  Error begin_timed_out(const Version& version) const;
+  Error commit_timed_out(const Fill& fill) const;
+
   Segment& segment_;
-  unsigned slot_;
-  unsigned writers_;
+  const unsigned slot_;
+  const unsigned writers_;
+  std::optional<Fill> open_;  // session thread only
+  std::mutex copy_mutex_;     // orders the phase stores of overlapping brackets
+  unsigned copies_ = 0;       // open brackets; protected by copy_mutex_
 };
 
 /// A sealed or served half, as the agent sees it.
@@ -62,18 +75,28 @@ struct HalfView {
   std::uint64_t sequence = 0;
   Version version;
 };
+/// A half that is being filled.
+struct FillView {
+  unsigned half = 0;
+  std::uint64_t sequence = 0;
+  Version version;
+  unsigned writers = 0;
+};
 
-/// The agent's view. One per segment generation; used by one thread (the publisher), except where noted.
+/// The agent's view. One per segment generation. All calls may come from any thread; a mutex orders them.
 class AgentRole {
  public:
-  /// Takes over whatever a dead agent left (after AgentLock): RETIRING halves become FREE, the newest sealed or active
-  /// version becomes ACTIVE, dead writers' fills are quarantined and freed.
+  /// Takes over whatever a dead agent left (the caller holds the AgentLock): RETIRING halves become FREE, fills of
+  /// dead writers are quarantined and freed, an ACTIVE half stays ACTIVE, and a SEALED one waits to be activated as
+  /// usual (also when nothing is ACTIVE). corrupt: two halves claim to be ACTIVE.
   static Result<std::unique_ptr<AgentRole>> adopt(Segment& segment);
   ~AgentRole();
 
-  /// A slot for a connected writer process. `watch` proves its death later. already_exists names the live owner.
+  /// A slot for a connected writer process. `watch` proves its death later. already_exists names the live owner; the
+  /// same process may ask again (it reconnected) and keeps its open fill.
   Status grant_slot(unsigned slot, unsigned writers, ProcessWatch watch);
-  /// The writer said goodbye or its connection closed *and* its process is proved dead.
+  /// The writer said goodbye or its connection closed *and* its process is proved dead. A living owner that is inside
+  /// a copy keeps the slot until it is dead or out.
   void revoke_slot(unsigned slot);
   /// Looks at all watched writers; quarantines fills of the dead, frees quarantined halves whose writers are all
   /// dead or out of their copies. Call on a pidfd event and now and then. Returns the slots found dead.
@@ -81,22 +104,33 @@ class AgentRole {
   /// pidfds to poll.
   std::vector<int> watch_fds() const;
 
-  /// A half in SEALED, if any.
+  /// A half in SEALED, if any: of two the older.
   std::optional<HalfView> sealed() const;
   /// The half in ACTIVE, if any.
   std::optional<HalfView> active() const;
   /// The half in RETIRING, if any.
   std::optional<HalfView> retiring() const;
+  /// The half in FILLING, if any.
+  std::optional<FillView> filling() const;
   /// SEALED → ACTIVE; the half that was ACTIVE becomes RETIRING. Both may be read until retire_done.
   Status activate(const HalfView& sealed);
   /// RETIRING → FREE. The caller has ended the diff and every lease on it (asserted by the caller's lease table).
   void retire_done(const HalfView& retiring);
 
-  /// A writer waits for a free half: when its deadline passes (steady clock), or nothing. Any thread.
+  /// Rectangles that a writer has finished in this fill, in its plan's order; 0 if the slot is not in it. What they
+  /// cover may be read while the half is held.
+  std::uint64_t progress(const FillView& fill, unsigned slot) const;
+  /// Reading behind the writers: after hold() the half does not become FREE by an abort until unhold(). gone if the
+  /// fill is over already.
+  Status hold(const FillView& fill);
+  void unhold(const FillView& fill);
+
+  /// A writer waits for a free half: when its deadline passes (steady clock), or nothing.
   std::optional<Deadline> writer_waiting() const;
-  /// Blocks until something in the segment changed (a seal, an abort, a wish) or the deadline. Any one thread.
+  /// Blocks until something in the segment changed (a seal, an abort, a wish) or the deadline. Changes since the last
+  /// return count, so that nothing is missed between looking and waiting. One thread at a time.
   void wait_for_change(Deadline deadline);
-  /// Wakes wait_for_change. Any thread.
+  /// Wakes wait_for_change.
   void wake();
 
  private:
@@ -104,5 +138,30 @@ class AgentRole {
   explicit AgentRole(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// ---- for people and tools: a look that changes nothing -------------------------------------------------------
+
+struct HalfStatus {
+  HalfState state = HalfState::free;
+  std::uint64_t sequence = 0;
+  Version version;  ///< invalid in FREE and QUARANTINED
+  unsigned writers = 0;
+};
+HalfStatus inspect_half(Segment& segment, unsigned half);
+
+struct SlotStatus {
+  std::int32_t pid = 0;  ///< 0: not granted
+  Phase phase = Phase::idle;
+  std::uint64_t sequence = 0;    ///< of the fill that the phase speaks of
+  std::uint64_t rectangles = 0;  ///< progress in it
+  bool waiting = false;          ///< for a FREE half
+};
+SlotStatus inspect_slot(Segment& segment, unsigned slot);
+
+/// The agent that adopted the segment last; pid 0 if none did yet.
+ProcessId inspect_agent(Segment& segment);
+
+/// "half 1 is RETIRING (e18c…:12)", and for QUARANTINED who is inside a copy.
+std::string describe_half(Segment& segment, unsigned half);
 
 }  // namespace deltasync::shm

@@ -27,6 +27,10 @@ class Segment {
   static Result<std::unique_ptr<Segment>> create(const SegmentPath& path, std::uint64_t generation,
                                                  const Layout& layout, ByteSpan layout_encoded,
                                                  ByteSpan sidecar_encoded);
+  /// The same for what the segment needs to know of a layout: the size of a half and the digest.
+  static Result<std::unique_ptr<Segment>> create(const SegmentPath& path, std::uint64_t generation,
+                                                 std::uint64_t half_bytes, const Digest128& layout_digest,
+                                                 ByteSpan layout_encoded, ByteSpan sidecar_encoded);
   /// Maps an existing segment and validates all of its control block against the file's size. Errors: not_found,
   /// corrupt (names the field), unsupported (format version), permission (not ours, or not mode 0600).
   static Result<std::unique_ptr<Segment>> attach(const SegmentPath& path);
@@ -38,7 +42,10 @@ class Segment {
   Segment& operator=(const Segment&) = delete;
 
   ControlBlock& control() noexcept;
+  const ControlBlock& control() const noexcept;
   const SegmentPath& path() const noexcept;
+  std::uint64_t generation() const noexcept;
+  Digest128 layout_digest() const noexcept;
   ByteSpan layout_encoded() const noexcept;
   ByteSpan sidecar_encoded() const noexcept;
   std::uint64_t half_bytes() const noexcept;
@@ -52,6 +59,9 @@ class Segment {
   explicit Segment(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+/// Names become file names: letters, digits, '.', '_' and '-', not starting with a dot, at most 200 bytes.
+Status check_segment_name(const std::string& name);
 
 /// An exclusive lock that says "an agent owns the segments of this name"; freed by the kernel when the process
 /// ends, however it ends. already_exists names the owner's pid.

@@ -1,0 +1,247 @@
+#include "shm/bell.hpp"
+#include "shm/cells.hpp"
+#include "shm/ensure.hpp"
+#include "shm/info.hpp"
+#include "shm/roles.hpp"
+
+namespace deltasync::shm {
+namespace {
+
+std::uint64_t to_ns(Deadline deadline) {
+  const auto since = deadline.at().time_since_epoch();
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+  return ns > 0 ? static_cast<std::uint64_t>(ns) : 1;
+}
+
+/// Whether the leader of an open fill is a living process. Seen from a writer this is a hint for the message only.
+bool leader_alive(Segment& segment) {
+  const auto& owner = segment.control().owner[0];
+  const auto pid = Cells::load(const_cast<std::uint64_t*>(&owner.pid));
+  if (pid == 0) return false;
+  return !proved_dead({static_cast<std::int32_t>(pid), Cells::load(const_cast<std::uint64_t*>(&owner.start_ticks))});
+}
+
+Error conflict(const Version& want, unsigned writers, const BeginResult& found) {
+  const auto other = to_version(found.other);
+  std::string text = "begin " + to_string(want) + ": ";
+  if (!found.other_open) {
+    text += to_string(other) + " is committed already, a version must come after it";
+  } else if (other.id.epoch != want.id.epoch) {
+    text += "writer 0 is filling " + to_string(other) + ", which is of another epoch";
+  } else if (other.id != want.id) {
+    text += "writer 0 is filling " + to_string(other);
+  } else {
+    text += "writer 0 fills it with " + std::to_string(found.other[kInfoWriters]) + " writers, this one says " +
+            std::to_string(writers);
+  }
+  return {Errc::version_conflict, std::move(text)};
+}
+
+}  // namespace
+
+WriterRole::WriterRole(Segment& segment, unsigned slot, unsigned writers)
+    : segment_(segment), slot_(slot), writers_(writers) {
+  ensure(slot < writers && writers <= kSlotsMax, "a slot is below the number of writers");
+  Cells cells(segment.control());
+  set_wish(0);
+  Protocol<Cells>(cells).mark_idle(slot_);
+}
+
+WriterRole::~WriterRole() {
+  if (open_) abort(*open_);
+}
+
+void WriterRole::set_wish(std::uint64_t deadline_ns) noexcept {
+  Cells::store(&segment_.control().slot[slot_].wish_deadline_ns, deadline_ns);
+}
+
+Result<Fill> WriterRole::begin(const Version& version, Deadline deadline) {
+  if (open_) return Error(Errc::invalid_argument, "begin " + to_string(version) + ": a fill is open already");
+  if (!version.id.valid()) return Error(Errc::invalid_argument, "begin: epoch 0 means \"no version\"");
+  if (version.label.size() > kLabelBytesMax || version.label.find('\0') != std::string::npos) {
+    return Error(Errc::invalid_argument, "begin: a label has at most 127 bytes and no NUL, this one has " +
+                                             std::to_string(version.label.size()) + " bytes");
+  }
+  {
+    // The phase word can announce one fill's copies only; begin() below overwrites it.
+    const std::lock_guard lock(copy_mutex_);
+    if (copies_ > 0) return Error(Errc::invalid_argument, "begin: a copy of the fill before is still running");
+  }
+  auto& block = segment_.control();
+  Cells cells(block);
+  if (cells.load(cells.slot_owner(slot_)) == 0) {
+    return Error(Errc::invalid_argument, "begin: writer slot " + std::to_string(slot_) + " is not granted");
+  }
+  Protocol<Cells> protocol(cells);
+  const auto want = to_words(version, writers_);
+  bool wished = false;
+  for (;;) {
+    const auto seen = bell_count(block.writer_bell);  // before the look, so that a change after it wakes us
+    const auto found = slot_ == 0 ? protocol.lead(want) : protocol.join(slot_, want);
+    const bool out_of_time = deadline.passed();
+    if (found.attempt == Attempt::done) {
+      if (wished) set_wish(0);
+      // Progress of this fill starts at 0 before it is this fill's.
+      Cells::store(&block.slot[slot_].progress_rectangles, 0);
+      Cells::store(&block.slot[slot_].progress_sequence, found.sequence);
+      open_ = Fill{found.half, found.sequence};
+      ring(block.writer_bell);
+      ring(block.agent_bell);
+      return *open_;
+    }
+    if (found.attempt == Attempt::conflict) {
+      // A smaller version in an open fill may be what a dead or slower leader left, which ends by itself.
+      const bool may_pass = found.other_open && version_of(found.other) < version.id &&
+                            (found.other[kInfoEpoch] == version.id.epoch || !leader_alive(segment_));
+      if (!may_pass || out_of_time) {
+        if (wished) set_wish(0);
+        return conflict(version, writers_, found);
+      }
+    }
+    if (out_of_time) {
+      if (wished) set_wish(0);
+      return begin_timed_out(version);
+    }
+    if (found.attempt == Attempt::again) continue;
+    if (slot_ == 0 && !wished) {
+      wished = true;
+      set_wish(to_ns(deadline));
+      ring(block.agent_bell);
+    }
+    sleep_on(block.writer_bell, seen, deadline);
+  }
+}
+
+Error WriterRole::begin_timed_out(const Version& version) const {
+  auto text = "begin " + to_string(version) + ": ";
+  auto code = Errc::timed_out;
+  if (slot_ == 0) {
+    text += "no free half: ";
+    for (unsigned h = 0; h < kHalves; ++h) {
+      text += describe_half(segment_, h) + (h == 0 ? "; " : "");
+      const auto half = inspect_half(segment_, h);
+      for (unsigned k = 0; k < kSlotsMax && half.state == HalfState::quarantined; ++k) {
+        const auto slot = inspect_slot(segment_, k);
+        if (slot.phase == Phase::copying && slot.sequence == half.sequence) code = Errc::quarantined;
+      }
+    }
+    const auto agent = inspect_agent(segment_);
+    if (agent.pid == 0 || proved_dead(agent)) {
+      text += agent.pid == 0 ? "; no agent serves this segment" : "; its agent (" + to_string(agent) + ") is dead";
+    }
+  } else {
+    text += "writer 0 has not begun it";
+  }
+  return {code, std::move(text)};
+}
+
+Status WriterRole::enter_copy(const Fill& fill) {
+  const std::lock_guard lock(copy_mutex_);
+  Cells cells(segment_.control());
+  Protocol<Cells> protocol(cells);
+  // The first bracket announces the copy for all that overlap it; every one looks whether the fill still lives.
+  const bool alive = copies_ == 0 ? protocol.enter_copy(slot_, fill.half, fill.sequence)
+                                  : protocol.fill_state(fill.half, fill.sequence) == FillState::open;
+  if (!alive) {
+    ring(segment_.control().agent_bell);  // COPYING stood for a moment: the agent may have seen it and be waiting
+    return Error(Errc::aborted,
+                 "the fill of half " + std::to_string(fill.half) + " was aborted by another writer or after a death");
+  }
+  ++copies_;
+  return {};
+}
+
+void WriterRole::leave_copy(const Fill& fill) {
+  const std::lock_guard lock(copy_mutex_);
+  ensure(copies_ > 0, "leave_copy follows enter_copy");
+  if (--copies_ > 0) return;
+  Cells cells(segment_.control());
+  Protocol<Cells> protocol(cells);
+  protocol.leave_copy(slot_, fill.sequence);
+  // Only an ended fill has somebody waiting for this.
+  if (protocol.fill_state(fill.half, fill.sequence) != FillState::open) ring(segment_.control().agent_bell);
+}
+
+void WriterRole::publish_progress(const Fill& fill, std::uint64_t rectangles) {
+  auto& slot = segment_.control().slot[slot_];
+  ensure(Cells::load(&slot.progress_sequence) == fill.sequence, "progress is of the open fill");
+  // SYNC POINT progress (release): the rectangles' bytes come before it; AgentRole::progress (acquire).
+  std::atomic_ref<std::uint64_t>(slot.progress_rectangles).store(rectangles, std::memory_order_release);
+}
+
+Status WriterRole::commit(const Fill& fill, Deadline deadline) {
+  auto& block = segment_.control();
+  Cells cells(block);
+  Protocol<Cells> protocol(cells);
+  {
+    const std::lock_guard lock(copy_mutex_);
+    if (copies_ > 0) return Error(Errc::invalid_argument, "commit: a copy is still running");
+    protocol.mark_committed(slot_, fill.sequence);
+  }
+  ring(block.writer_bell);  // another writer may be waiting for this COMMITTED
+  for (;;) {
+    const auto seen = bell_count(block.writer_bell);
+    protocol.try_seal(fill.half, fill.sequence);
+    const auto state = protocol.fill_state(fill.half, fill.sequence);
+    if (state == FillState::sealed) {
+      close_fill();
+      return {};
+    }
+    if (state != FillState::open) {
+      close_fill();
+      return Error(Errc::aborted, "commit: the fill was aborted by another writer or after a death");
+    }
+    if (deadline.passed()) {
+      auto error = commit_timed_out(fill);
+      // One last chance: between the look and this abort the last writer may have sealed.
+      if (protocol.abort(fill.half, fill.sequence)) {
+        close_fill();
+        return error;
+      }
+      continue;
+    }
+    sleep_on(block.writer_bell, seen, deadline);
+  }
+}
+
+Error WriterRole::commit_timed_out(const Fill& fill) const {
+  std::string text = "commit: waited for";
+  for (unsigned k = 0; k < writers_; ++k) {
+    const auto slot = inspect_slot(segment_, k);
+    if (slot.sequence == fill.sequence && slot.phase == Phase::committed) continue;
+    text += " writer " + std::to_string(k);
+    text += slot.pid == 0 ? " (no process)," : " (pid " + std::to_string(slot.pid) + "),";
+  }
+  text.pop_back();
+  return {Errc::timed_out, std::move(text)};
+}
+
+void WriterRole::abort(const Fill& fill) noexcept {
+  Cells cells(segment_.control());
+  Protocol<Cells>(cells).abort(fill.half, fill.sequence);
+  close_fill();
+}
+
+void WriterRole::close_fill() noexcept {
+  open_.reset();
+  auto& block = segment_.control();
+  {
+    const std::lock_guard lock(copy_mutex_);
+    Cells cells(block);
+    // A copy thread that is still inside keeps COPYING up; its leave_copy ends that.
+    if (copies_ == 0) Protocol<Cells>(cells).mark_idle(slot_);
+  }
+  ring(block.writer_bell);
+  ring(block.agent_bell);
+}
+
+VersionId WriterRole::newest() const {
+  Cells cells(segment_.control());
+  Protocol<Cells> protocol(cells);
+  for (;;) {
+    // Ends soon: a state word moves a few times per version.
+    if (const auto snapshot = protocol.snapshot(); snapshot.stable) return snapshot.newest();
+  }
+}
+
+}  // namespace deltasync::shm
