@@ -26,6 +26,8 @@ Status check_name(const std::string& name, std::size_t position) {
                                              std::to_string(kTensorNameBytesMax));
   }
   if (name.find('\0') != std::string::npos) return Error(Errc::invalid_argument, which + "its name contains a NUL");
+  // A safetensors header could not tell this tensor from its own free-form part.
+  if (name == "__metadata__") return Error(Errc::invalid_argument, which + "the name __metadata__ is reserved");
   if (!is_utf8(name)) return Error(Errc::invalid_argument, which + "its name is not UTF-8");
   return {};
 }
