@@ -1,0 +1,46 @@
+// A trainer in miniature: versions of a test model, and the updates between them as a receiver would stage them.
+#pragma once
+
+#include <vector>
+
+#include "base/thread_pool.hpp"
+#include "receiver/target.hpp"
+#include "tests/support/model.hpp"
+
+namespace deltasync::test {
+
+/// One version, whole.
+struct Reference {
+  TargetState state;
+  std::vector<std::byte> half;
+};
+
+class TrainerModel {
+ public:
+  explicit TrainerModel(std::uint64_t seed, std::vector<TensorSpec> specs = sample_specs());
+
+  const LayoutPtr& layout() const noexcept { return model_.layout; }
+  const Reference& now() const noexcept { return now_; }
+  /// Makes the next version; `density` of the elements change.
+  const Reference& step(double density);
+  /// From `before` to `after`, encoded, parsed, ready to be committed.
+  StagedStep delta(const Reference& before, const Reference& after,
+                   delta::ValueForm form = delta::ValueForm::ulp) const;
+  ThreadPool& pool() const noexcept { return pool_; }
+
+ private:
+  TestModel model_;
+  Reference now_;
+  std::uint64_t seed_;
+  mutable ThreadPool pool_{2, "trainer"};
+};
+
+/// Copies every tensor of a half into the memory of the target's open full update.
+void fill_full(Target& target, const Reference& reference);
+/// begin_full, fill, commit_full.
+Status commit_whole(Target& target, const Reference& reference, FullOverLive policy = FullOverLive::stage);
+
+/// The tensors of the committed version, laid out like a half with zero padding.
+std::vector<std::byte> read_live(const Target& target);
+
+}  // namespace deltasync::test
