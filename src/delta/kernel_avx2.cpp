@@ -1,0 +1,251 @@
+// AVX2 and BMI kernels. Only what pays differs from the scalar truth. Compiled with -mavx2 -mbmi -mbmi2 -mpopcnt
+// -mlzcnt: nothing in this file may be called before the CPU was asked (dispatch.cpp), and no inline function with
+// external linkage may be used here.
+#include <immintrin.h>
+
+#include "delta/kernel_scalar.hpp"
+
+namespace deltasync::delta {
+
+namespace {
+
+// ---- digest ----------------------------------------------------------------------------------------------------
+
+/// 64-bit products from 32-bit ones; `factor_high` is factor >> 32.
+inline __m256i multiply(__m256i x, __m256i factor, __m256i factor_high) {
+  const __m256i cross =
+      _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(x, 32), factor), _mm256_mul_epu32(x, factor_high));
+  return _mm256_add_epi64(_mm256_mul_epu32(x, factor), _mm256_slli_epi64(cross, 32));
+}
+
+class Mixer {
+ public:
+  __m256i operator()(__m256i x) const {
+    x = multiply(_mm256_xor_si256(x, _mm256_srli_epi64(x, 30)), first_, first_high_);
+    x = multiply(_mm256_xor_si256(x, _mm256_srli_epi64(x, 27)), second_, second_high_);
+    return _mm256_xor_si256(x, _mm256_srli_epi64(x, 31));
+  }
+
+ private:
+  const __m256i first_ = _mm256_set1_epi64x(static_cast<long long>(kMixFirst));
+  const __m256i first_high_ = _mm256_set1_epi64x(static_cast<long long>(kMixFirst >> 32));
+  const __m256i second_ = _mm256_set1_epi64x(static_cast<long long>(kMixSecond));
+  const __m256i second_high_ = _mm256_set1_epi64x(static_cast<long long>(kMixSecond >> 32));
+};
+
+inline __m256i load256(const void* from) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+}
+
+inline std::uint64_t sum_lanes(__m256i x) {
+  const __m128i half = _mm_add_epi64(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  return static_cast<std::uint64_t>(_mm_cvtsi128_si64(half)) + static_cast<std::uint64_t>(_mm_extract_epi64(half, 1));
+}
+
+std::uint64_t digest_run_avx2(const std::byte* bytes, std::size_t size, std::uint64_t word) {
+  const Mixer mixer;
+  __m256i sum = _mm256_setzero_si256();
+  __m256i other = sum;
+  const auto offset = [](std::uint64_t index) { return static_cast<long long>((index + 1) * kDigestStep); };
+  __m256i step = _mm256_setr_epi64x(offset(word), offset(word + 1), offset(word + 2), offset(word + 3));
+  const __m256i advance = _mm256_set1_epi64x(static_cast<long long>(4 * kDigestStep));
+  std::size_t at = 0;
+  for (; at + 64 <= size; at += 64) {
+    const __m256i next = _mm256_add_epi64(step, advance);
+    sum = _mm256_add_epi64(sum, mixer(_mm256_add_epi64(load256(bytes + at), step)));
+    other = _mm256_add_epi64(other, mixer(_mm256_add_epi64(load256(bytes + at + 32), next)));
+    step = _mm256_add_epi64(next, advance);
+  }
+  return sum_lanes(_mm256_add_epi64(sum, other)) + digest_run_scalar(bytes + at, size - at, word + at / 8);
+}
+
+std::uint64_t digest_pairs_avx2(const std::uint64_t* before, const std::uint64_t* after, const std::uint32_t* words,
+                                std::uint32_t count) {
+  const Mixer mixer;
+  const __m256i step = _mm256_set1_epi64x(static_cast<long long>(kDigestStep));
+  const __m256i step_high = _mm256_set1_epi64x(static_cast<long long>(kDigestStep >> 32));
+  const __m256i one = _mm256_set1_epi64x(1);
+  __m256i sum = _mm256_setzero_si256();
+  std::uint32_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const __m256i index = _mm256_cvtepu32_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words + i)));
+    const __m256i offset = multiply(_mm256_add_epi64(index, one), step, step_high);
+    sum = _mm256_add_epi64(sum, mixer(_mm256_add_epi64(load256(after + i), offset)));
+    sum = _mm256_sub_epi64(sum, mixer(_mm256_add_epi64(load256(before + i), offset)));
+  }
+  return sum_lanes(sum) + digest_pairs_scalar(before + i, after + i, words + i, count - i);
+}
+
+// ---- scan ------------------------------------------------------------------------------------------------------
+
+/// A block of this many bytes is compared first, which lists its changed vectors without a branch; then only those are
+/// looked at, while they are in the nearest cache.
+constexpr std::uint32_t kBlockVectors = 64;
+
+template <class U, bool kFloat>
+void scan_avx2(const std::byte* before, const std::byte* after, std::uint32_t elements, std::uint32_t first_position,
+               std::uint64_t first_word, ScanOutput& out) {
+  constexpr std::uint32_t kVectorElements = 32 / sizeof(U);
+  const std::uint32_t vectors = elements / kVectorElements;
+  std::uint8_t changed[kBlockVectors];
+  for (std::uint32_t block = 0; block < vectors; block += kBlockVectors) {
+    const std::uint32_t block_vectors = vectors - block < kBlockVectors ? vectors - block : kBlockVectors;
+    const std::byte* const a = before + std::size_t{block} * 32;
+    const std::byte* const b = after + std::size_t{block} * 32;
+    std::uint32_t count = 0;
+    for (std::uint32_t v = 0; v < block_vectors; ++v) {
+      const __m256i differs = _mm256_xor_si256(load256(a + v * 32), load256(b + v * 32));
+      changed[count] = static_cast<std::uint8_t>(v);
+      count += _mm256_testz_si256(differs, differs) == 0 ? 1 : 0;
+    }
+    for (std::uint32_t c = 0; c < count; ++c) {
+      const std::uint32_t v = changed[c];
+      const __m256i equal = _mm256_cmpeq_epi64(load256(a + v * 32), load256(b + v * 32));
+      auto words = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(equal))) ^ 15U;
+      for (; words != 0; words &= words - 1) {
+        const auto w = static_cast<unsigned>(__builtin_ctz(words));
+        scan_word<U, kFloat>(load_raw<std::uint64_t>(a + v * 32 + w * 8), load_raw<std::uint64_t>(b + v * 32 + w * 8),
+                             first_position + (block + v) * kVectorElements + w * (8 / sizeof(U)),
+                             first_word + (block + v) * 4 + w, out);
+      }
+    }
+  }
+  const std::uint32_t done = vectors * kVectorElements;
+  scan_scalar<U, kFloat>(before + std::size_t{vectors} * 32, after + std::size_t{vectors} * 32, elements - done,
+                         first_position + done, first_word + vectors * 4, out);
+}
+
+// ---- planes ----------------------------------------------------------------------------------------------------
+
+void gaps_avx2(const std::uint16_t* positions, std::uint32_t count, std::uint16_t* gaps) {
+  if (count == 0) return;
+  gaps[0] = positions[0];
+  const __m256i one = _mm256_set1_epi16(1);
+  std::uint32_t i = 1;
+  for (; i + 16 <= count; i += 16) {
+    const __m256i gap = _mm256_sub_epi16(_mm256_sub_epi16(load256(positions + i), load256(positions + i - 1)), one);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(gaps + i), gap);
+  }
+  for (; i < count; ++i) gaps[i] = static_cast<std::uint16_t>(positions[i] - positions[i - 1] - 1);
+}
+
+std::uint64_t quotient_sum_avx2(const std::uint16_t* gaps, std::uint32_t count, unsigned k) {
+  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(k));
+  const __m256i low = _mm256_set1_epi32(0xFFFF);
+  __m256i sum = _mm256_setzero_si256();
+  std::uint32_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const __m256i q = _mm256_srl_epi16(load256(gaps + i), shift);
+    sum = _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_and_si256(q, low), _mm256_srli_epi32(q, 16)));
+  }
+  // Gaps of a tile add up to less than 2^16, so no lane overflows.
+  const __m256i pairs =
+      _mm256_add_epi64(_mm256_and_si256(sum, _mm256_set1_epi64x(0xFFFFFFFF)), _mm256_srli_epi64(sum, 32));
+  return sum_lanes(pairs) + quotient_sum_scalar(gaps + i, count - i, k);
+}
+
+/// Four fields of k bits, from the low ends of four 16-bit lanes.
+inline std::uint64_t lane_mask(unsigned k) {
+  return ((std::uint64_t{1} << k) - 1) * 0x0001000100010001;
+}
+
+void pack_low_avx2(const std::uint16_t* gaps, std::uint32_t count, unsigned k, std::byte* out) {
+  if (k == 0) return;
+  const std::uint64_t mask = lane_mask(k);
+  std::uint64_t pending = 0;
+  unsigned filled = 0;
+  std::uint32_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const std::uint64_t four = _pext_u64(load_raw<std::uint64_t>(gaps + i), mask);
+    // Up to 60 bits behind up to 7: what does not fit is kept for the next round.
+    store_raw(out, pending | four << filled);
+    const unsigned bits = filled + 4 * k;
+    if (bits < 64) {
+      pending = (pending | four << filled) >> (bits / 8 * 8);
+    } else {
+      pending = four >> (64 - filled);
+    }
+    out += bits / 8;
+    filled = bits % 8;
+  }
+  // Finishes in single fields behind the bits that are pending.
+  for (; i < count; ++i) {
+    pending |= (gaps[i] & (mask & 0xFFFF)) << filled;
+    filled += k;
+    store_raw(out, pending);
+    out += filled / 8;
+    pending >>= filled / 8 * 8;
+    filled %= 8;
+  }
+  if (filled != 0) store_raw(out, pending);
+}
+
+void unpack_low_avx2(const std::byte* in, std::uint32_t count, unsigned k, std::uint16_t* gaps) {
+  const std::uint64_t mask = lane_mask(k);
+  std::uint64_t bit = 0;
+  for (std::uint32_t i = 0; i < count; i += 4, bit += 4 * k) {
+    std::uint64_t four = load_raw<std::uint64_t>(in + bit / 8) >> (bit % 8);
+    if (k == 15) four |= static_cast<std::uint64_t>(in[bit / 8 + 8]) << 1 << (63 - bit % 8);
+    store_raw(gaps + i, _pdep_u64(four, mask));
+  }
+}
+
+/// Bit i set where 16-bit difference i is negative, and where it is neither 1 nor −1.
+struct SignMasks {
+  std::uint32_t negative;
+  std::uint32_t exception;
+};
+
+inline std::uint32_t mask16(__m256i low, __m256i high) {
+  // Packing interleaves the 128-bit halves; the permutation puts them back in order.
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xD8);
+  return static_cast<std::uint32_t>(_mm256_movemask_epi8(packed));
+}
+
+inline SignMasks sign_masks(const std::byte* diffs) {
+  const __m256i one = _mm256_set1_epi16(1);
+  const __m256i low = load256(diffs);
+  const __m256i high = load256(diffs + 32);
+  const auto plain = [&](__m256i d) { return _mm256_cmpeq_epi16(_mm256_abs_epi16(d), one); };
+  return {mask16(_mm256_srai_epi16(low, 15), _mm256_srai_epi16(high, 15)), ~mask16(plain(low), plain(high))};
+}
+
+SignSplit split_signs_avx2_u16(const std::byte* diffs, std::uint32_t count, std::byte* signs,
+                               std::uint16_t* exceptions) {
+  SignSplit out;
+  std::uint32_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    const SignMasks masks = sign_masks(diffs + std::size_t{i} * 2);
+    store_raw(signs + i / 8, masks.negative);
+    for (std::uint32_t left = masks.exception; left != 0; left &= left - 1) {
+      const std::uint32_t at = i + static_cast<std::uint32_t>(__builtin_ctz(left));
+      exceptions[out.exceptions++] = static_cast<std::uint16_t>(at);
+      out.gamma_bits += log2_floor(magnitude(load_raw<std::uint16_t>(diffs + std::size_t{at} * 2)));
+    }
+  }
+  split_signs_tail<std::uint16_t>(diffs, i, count, signs, exceptions, out);
+  return out;
+}
+
+}  // namespace
+
+const Kernels& avx2_kernels() {
+  static constexpr Kernels kKernels{
+      .name = "avx2",
+      .scan = {{scan_avx2<std::uint8_t, false>, scan_avx2<std::uint8_t, true>},
+               {scan_avx2<std::uint16_t, false>, scan_avx2<std::uint16_t, true>},
+               {scan_avx2<std::uint32_t, false>, scan_avx2<std::uint32_t, true>},
+               {scan_avx2<std::uint64_t, false>, scan_avx2<std::uint64_t, true>}},
+      .digest_run = digest_run_avx2,
+      .digest_pairs = digest_pairs_avx2,
+      .gaps = gaps_avx2,
+      .quotient_sum = quotient_sum_avx2,
+      .pack_low = pack_low_avx2,
+      .unpack_low = unpack_low_avx2,
+      .split_signs = {split_signs_scalar<std::uint8_t>, split_signs_avx2_u16, split_signs_scalar<std::uint32_t>,
+                      split_signs_scalar<std::uint64_t>},
+  };
+  return kKernels;
+}
+
+}  // namespace deltasync::delta
