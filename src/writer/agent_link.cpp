@@ -1,0 +1,104 @@
+#include "writer/agent_link.hpp"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace deltasync {
+namespace {
+
+constexpr auto kGoodbyeLimit = std::chrono::seconds(1);
+constexpr auto kVerdictMargin = std::chrono::milliseconds(50);
+constexpr auto kBackoffMin = std::chrono::milliseconds(5);
+constexpr auto kBackoffMax = std::chrono::milliseconds(250);
+
+/// What the agent is told: a little less than what is left, so that its verdict, which names what was missing,
+/// arrives before this side gives up.
+std::uint64_t to_ms(Deadline deadline) {
+  const auto left = deadline.remaining_ms();
+  return static_cast<std::uint64_t>((left - std::min(left / 4, kVerdictMargin)).count());
+}
+
+}  // namespace
+
+AgentLink::AgentLink(std::string socket_path, wire::TrainerHello hello)
+    : socket_path_(std::move(socket_path)), hello_(hello.encode()) {}
+
+AgentLink::~AgentLink() {
+  if (!connected()) return;
+  const Deadline deadline = Deadline::after(kGoodbyeLimit);
+  const std::uint64_t request = ++request_;
+  if (!socket_.send(wire::Type::end, request, {}, deadline)) return;
+  // Once the answer is here, the slot can be granted to the next process. Without it, the agent waits for our death.
+  static_cast<void>(answer(request, wire::Type::end, deadline));
+}
+
+Result<wire::TrainerWelcome> AgentLink::connect(Deadline deadline) {
+  socket_.close();
+  DS_ASSIGN(UniqueFd fd, net::connect_unix(socket_path_, deadline));
+  socket_ = net::MessageSocket(std::move(fd));
+  const std::uint64_t request = ++request_;
+  auto welcome = [&]() -> Result<wire::TrainerWelcome> {
+    DS_TRY(socket_.send(wire::Type::trainer_hello, request, hello_, deadline));
+    DS_ASSIGN(const net::Message message, answer(request, wire::Type::trainer_welcome, deadline));
+    return wire::TrainerWelcome::decode(message.payload);
+  }();
+  if (!welcome) socket_.close();
+  return welcome;
+}
+
+Result<wire::TrainerWelcome> AgentLink::reconnect(Deadline deadline) {
+  std::chrono::nanoseconds pause = kBackoffMin;
+  for (;;) {
+    auto welcome = connect(deadline);
+    if (welcome || welcome.error().code() != Errc::connection || deadline.passed()) return welcome;
+    std::this_thread::sleep_for(std::min(pause, deadline.remaining()));
+    pause = std::min<std::chrono::nanoseconds>(pause * 2, kBackoffMax);
+  }
+}
+
+void AgentLink::notify(Deadline deadline) {
+  if (connected()) static_cast<void>(socket_.send(wire::Type::trainer_notify, ++request_, {}, deadline));
+}
+
+Status AgentLink::register_plan(std::span<const TensorSlice> plan, Deadline deadline) {
+  wire::TrainerPlan message;
+  message.deadline_ms = to_ms(deadline);
+  message.rects.reserve(plan.size());
+  for (const TensorSlice& s : plan) {
+    message.rects.push_back({s.tensor, s.rect.row, s.rect.col, s.rect.rows, s.rect.cols});
+  }
+  const std::uint64_t request = ++request_;
+  DS_TRY(socket_.send(request, message, deadline));
+  auto ok = answer(request, wire::Type::trainer_plan_ok, deadline);
+  if (!ok) return std::move(ok).error();
+  return {};
+}
+
+Result<wire::TrainerReady> AgentLink::wait_ready(const VersionId& version, Deadline deadline) {
+  wire::TrainerWait message;
+  message.version = version;
+  message.deadline_ms = to_ms(deadline);
+  const std::uint64_t request = ++request_;
+  DS_TRY(socket_.send(request, message, deadline));
+  DS_ASSIGN(const net::Message ready, answer(request, wire::Type::trainer_ready, deadline));
+  return wire::TrainerReady::decode(ready.payload);
+}
+
+Result<net::Message> AgentLink::answer(std::uint64_t request, wire::Type type, Deadline deadline) {
+  for (;;) {
+    DS_ASSIGN(net::Message message, socket_.recv(wire::kControlBytesMax, deadline));
+    if (message.header.request < request && message.header.request != 0) continue;
+    if (message.type() == wire::Type::error) {
+      DS_ASSIGN(const wire::ErrorMessage sent, wire::ErrorMessage::decode(message.payload));
+      return Error(sent.code, sent.message);
+    }
+    if (message.type() != type || message.header.request != request) {
+      socket_.close();
+      return Error(Errc::protocol, "the agent answered with message type " + std::to_string(message.header.type));
+    }
+    return message;
+  }
+}
+
+}  // namespace deltasync

@@ -1,0 +1,51 @@
+// A writer's conversation with the agent over the Unix socket (docs/trainer_protocol.md). The segment alone carries
+// begin, write and commit; this link attaches, registers plans, says "look" and asks what is served. It reconnects
+// by itself: the agent may have been restarted.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "deltasync/deadline.hpp"
+#include "deltasync/result.hpp"
+#include "deltasync/writer.hpp"
+#include "format/wire.hpp"
+#include "net/blocking.hpp"
+
+namespace deltasync {
+
+/// Not thread-safe.
+class AgentLink {
+ public:
+  /// `hello` is said at every connect.
+  AgentLink(std::string socket_path, wire::TrainerHello hello);
+  /// Says goodbye if it is connected, so that the slot is free at once; the fill must have been left.
+  ~AgentLink();
+  AgentLink(const AgentLink&) = delete;
+  AgentLink& operator=(const AgentLink&) = delete;
+
+  /// One attempt: connection if nobody listens, or what the agent answers.
+  Result<wire::TrainerWelcome> connect(Deadline deadline);
+  /// Attempts until the deadline while nobody listens or the agent closes.
+  Result<wire::TrainerWelcome> reconnect(Deadline deadline);
+  /// False once the agent closed its end, or was never there. Cheap.
+  bool connected() const { return socket_.open() && !socket_.peer_closed(); }
+
+  /// "Look at the segment". Best effort: the agent's own look comes a little later.
+  void notify(Deadline deadline);
+  /// connection: the agent went away meanwhile; reconnect and ask again.
+  Status register_plan(std::span<const TensorSlice> plan, Deadline deadline);
+  Result<wire::TrainerReady> wait_ready(const VersionId& version, Deadline deadline);
+
+ private:
+  /// The answer to `request`; answers to requests that were given up before are skipped.
+  Result<net::Message> answer(std::uint64_t request, wire::Type type, Deadline deadline);
+
+  const std::string socket_path_;
+  const std::vector<std::byte> hello_;  ///< encoded: it holds the layout and is the same each time
+  net::MessageSocket socket_;
+  std::uint64_t request_ = 0;
+};
+
+}  // namespace deltasync

@@ -1,0 +1,336 @@
+// The writer's session. Between two versions it owns nothing but its slot; during a fill it owns what its plan says.
+// All bytes go through copy brackets of the half protocol, so that an aborted fill is noticed at the next write and
+// the half is never freed under a copy.
+#include "deltasync/writer.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/process.hpp"
+#include "base/thread_pool.hpp"
+#include "format/coverage.hpp"
+#include "format/packed_layout.hpp"
+#include "shm/roles.hpp"
+#include "shm/segment.hpp"
+#include "writer/agent_link.hpp"
+#include "writer/copy.hpp"
+
+namespace deltasync {
+namespace {
+
+constexpr auto kNotifyLimit = std::chrono::milliseconds(100);
+constexpr auto kGreetLimit = std::chrono::milliseconds(500);  ///< for an agent that listens but is slow to answer
+constexpr unsigned kThreadsDefaultMax = 4;
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+unsigned choose_threads(unsigned wanted) {
+  return wanted != 0 ? wanted : std::clamp(std::thread::hardware_concurrency(), 1u, kThreadsDefaultMax);
+}
+
+Result<wire::TrainerHello> make_hello(const Layout& layout, const Sidecar& sidecar, const WriterOptions& options) {
+  wire::TrainerHello hello;
+  hello.writer_index = options.writer_index;
+  hello.writers = options.writers;
+  hello.pid = ProcessId::self().pid;
+  hello.name = options.name;
+  DS_ASSIGN(hello.layout,
+            wire::pack_layout(layout.encode(), sidecar.empty() ? std::vector<std::byte>{} : sidecar.encode()));
+  return hello;
+}
+
+class WriterSession final : public Writer {
+ public:
+  WriterSession(LayoutPtr layout, WriterOptions options, wire::TrainerHello hello)
+      : layout_(std::move(layout)),
+        options_(std::move(options)),
+        pool_(choose_threads(options_.threads), "ds-copy"),
+        coverage_(layout_),
+        touched_(layout_->tensors().size(), 0),
+        link_(options_.agent_socket, std::move(hello)) {}
+  ~WriterSession() override { abort(); }  // and only then, in ~AgentLink, the goodbye
+
+  Status open(Deadline deadline);
+
+  Status register_plan(std::span<const TensorSlice> plan, Deadline deadline) override;
+  Status begin(const Version& version, Deadline deadline) override;
+  using Writer::write;
+  Status write(std::uint32_t tensor, const Rect& rect, const Source& source) override;
+  Result<OffloadReport> commit(Deadline deadline) override;
+  void abort() noexcept override;
+  Status wait_ready(const VersionId& version, Deadline deadline) override;
+  VersionId newest() const override { return role_->newest(); }
+  const LayoutPtr& layout() const override { return layout_; }
+
+ private:
+  Status use(const wire::TrainerWelcome& welcome);
+  Status ensure_connected(Deadline deadline);
+  Status greet(Deadline deadline);
+  Status check_slice(const Tensor& tensor, const Rect& rect, const Source& source) const;
+  std::string who() const { return "writer " + std::to_string(options_.writer_index); }
+
+  // Constant after construction.
+  const LayoutPtr layout_;
+  const WriterOptions options_;
+
+  ThreadPool pool_;
+  Coverage coverage_;
+  std::vector<TensorSlice> plan_;
+  bool planned_ = false;
+  std::uint64_t generation_ = 0;
+
+  // The open fill.
+  std::optional<shm::Fill> fill_;
+  OffloadReport report_;
+  Clock::time_point began_;
+  std::vector<std::uint32_t> touched_;  ///< by tensor: the fill (counted here) that touched it last
+  std::uint32_t fills_ = 0;
+  std::uint64_t writes_ = 0;
+  bool in_plan_order_ = true;
+  bool failed_ = false;  ///< a write failed: only abort() helps
+
+  // Destroyed last to first: the role leaves its fill, the segment is unmapped, the agent hears goodbye.
+  AgentLink link_;
+  std::unique_ptr<shm::Segment> segment_;
+  std::unique_ptr<shm::WriterRole> role_;
+};
+
+// ---- attaching -----------------------------------------------------------------------------------------------
+
+Status WriterSession::open(Deadline deadline) {
+  DS_ASSIGN(const wire::TrainerWelcome welcome, link_.connect(deadline));
+  return use(welcome);
+}
+
+/// Maps what the agent named, unless it is mapped already. Never during a fill.
+Status WriterSession::use(const wire::TrainerWelcome& welcome) {
+  const shm::SegmentPath path{welcome.shm_dir, welcome.segment_name};
+  const bool same = segment_ && generation_ == welcome.generation && segment_->path().name == path.name &&
+                    segment_->path().dir == path.dir;
+  if (same) return {};
+  if (fill_) return Error(Errc::aborted, "the agent has a new segment; the open fill is of an old one");
+  DS_ASSIGN(auto segment, shm::Segment::attach(path));
+  if (segment->half_bytes() != layout_->half_bytes()) {
+    return Error(Errc::layout_mismatch, "segment " + path.name + " has halves of " +
+                                            std::to_string(segment->half_bytes()) + " bytes, the layout needs " +
+                                            std::to_string(layout_->half_bytes()));
+  }
+  role_.reset();
+  segment_ = std::move(segment);
+  role_ = std::make_unique<shm::WriterRole>(*segment_, options_.writer_index, options_.writers);
+  generation_ = welcome.generation;
+  return {};
+}
+
+Status WriterSession::ensure_connected(Deadline deadline) {
+  if (link_.connected()) return {};
+  DS_ASSIGN(const wire::TrainerWelcome welcome, link_.reconnect(deadline));
+  return use(welcome);
+}
+
+/// Connects if nobody is and somebody listens; an absent agent is no error.
+Status WriterSession::greet(Deadline deadline) {
+  if (link_.connected()) return {};
+  auto welcome = link_.connect(deadline.earlier(Deadline::after(kGreetLimit)));
+  if (welcome) return use(*welcome);
+  const Errc code = welcome.error().code();
+  if (code == Errc::connection || code == Errc::timed_out) return {};
+  return std::move(welcome).error();
+}
+
+Status WriterSession::register_plan(std::span<const TensorSlice> plan, Deadline deadline) {
+  if (fill_) return Error(Errc::invalid_argument, "register_plan: a fill is open");
+  planned_ = false;
+  plan_.assign(plan.begin(), plan.end());
+  for (;;) {
+    Status status = ensure_connected(deadline);
+    if (status) status = link_.register_plan(plan_, deadline);
+    if (!status) {
+      // The agent went away while it had the question: ask the next one.
+      if (status.error().code() == Errc::connection && !deadline.passed()) continue;
+      return std::move(status).with_context("register_plan of " + who());
+    }
+    break;
+  }
+  DS_TRY(coverage_.set_plan(plan_));
+  planned_ = true;
+  return {};
+}
+
+// ---- one version ---------------------------------------------------------------------------------------------
+
+Status WriterSession::begin(const Version& version, Deadline deadline) {
+  const std::string context = "begin " + to_string(version);
+  if (fill_) return Error(Errc::invalid_argument, context + ": a fill is open already");
+  if (options_.writers > 1 && !planned_) {
+    return Error(Errc::invalid_argument, context + ": with several writers each registers its plan first");
+  }
+  const auto start = Clock::now();
+  // The fill itself needs no agent. But one that was restarted may have another segment for us: one look, no wait.
+  if (auto status = greet(deadline); !status) return std::move(status).with_context(context);
+  auto fill = role_->begin(version, deadline);
+  if (!fill) {
+    const bool alone = !link_.connected();
+    auto error = std::move(fill).error();
+    if (alone) error = Error(error.code(), error.message() + " (the agent is not connected)");
+    return error;
+  }
+  fill_ = *fill;
+  began_ = start;
+  report_ = OffloadReport{};
+  report_.version = version;
+  report_.guard_s = seconds_since(start);
+  ++fills_;
+  writes_ = 0;
+  in_plan_order_ = true;
+  failed_ = false;
+  coverage_.reset();
+  return {};
+}
+
+Status WriterSession::check_slice(const Tensor& tensor, const Rect& rect, const Source& source) const {
+  const bool inside = rect.row <= tensor.rows && rect.rows <= tensor.rows - rect.row && rect.col <= tensor.cols &&
+                      rect.cols <= tensor.cols - rect.col;
+  if (!inside) {
+    return Error(Errc::out_of_range, "write " + tensor.spec.name + ": rows " + std::to_string(rect.row) + "+" +
+                                         std::to_string(rect.rows) + ", columns " + std::to_string(rect.col) + "+" +
+                                         std::to_string(rect.cols) + " are not within " + std::to_string(tensor.rows) +
+                                         " x " + std::to_string(tensor.cols));
+  }
+  if (source.memory != Source::Memory::host) {
+    return Error(Errc::unsupported, "write " + tensor.spec.name + ": sources in device memory are not built in");
+  }
+  const std::uint64_t row_bytes = rect.cols * tensor.element_bytes;
+  if (source.data == nullptr && rect.elements() != 0) {
+    return Error(Errc::invalid_argument, "write " + tensor.spec.name + ": the source is null");
+  }
+  if (source.row_stride_bytes != 0 && source.row_stride_bytes < row_bytes && rect.rows > 1) {
+    return Error(Errc::invalid_argument, "write " + tensor.spec.name + ": a row stride of " +
+                                             std::to_string(source.row_stride_bytes) + " bytes is less than a row of " +
+                                             std::to_string(row_bytes));
+  }
+  return {};
+}
+
+Status WriterSession::write(std::uint32_t tensor, const Rect& rect, const Source& source) {
+  if (!fill_) return Error(Errc::invalid_argument, "write: no fill is open");
+  if (failed_) return Error(Errc::aborted, "write: an earlier write of this fill failed; abort() it");
+  if (tensor >= layout_->tensors().size()) {
+    return Error(Errc::out_of_range,
+                 "write: tensor " + std::to_string(tensor) + " of " + std::to_string(layout_->tensors().size()));
+  }
+  failed_ = true;  // until everything below went well
+  const Tensor& t = layout_->tensors()[tensor];
+  DS_TRY(check_slice(t, rect, source));
+  DS_TRY(coverage_.add(tensor, rect));
+  const auto start = Clock::now();
+  const auto row_bytes = static_cast<std::size_t>(rect.cols * t.element_bytes);
+  const CopyJob job{
+      segment_->half(fill_->half).data() + t.offset + rect.row * t.row_bytes() + rect.col * t.element_bytes,
+      static_cast<std::size_t>(t.row_bytes()),
+      static_cast<const std::byte*>(source.data),
+      source.row_stride_bytes != 0 ? source.row_stride_bytes : row_bytes,
+      rect.rows,
+      row_bytes};
+  DS_TRY(role_->enter_copy(*fill_));
+  copy(job, pool_);
+  role_->leave_copy(*fill_);
+
+  report_.bytes += rect.rows * row_bytes;
+  if (touched_[tensor] != fills_) {
+    touched_[tensor] = fills_;
+    ++report_.tensors;
+  }
+  in_plan_order_ = in_plan_order_ && planned_ && writes_ < plan_.size() && plan_[writes_].tensor == tensor &&
+                   plan_[writes_].rect == rect;
+  ++writes_;
+  if (in_plan_order_) role_->publish_progress(*fill_, writes_);
+  report_.copy_s += seconds_since(start);
+  failed_ = false;
+  return {};
+}
+
+Result<OffloadReport> WriterSession::commit(Deadline deadline) {
+  if (!fill_) return Error(Errc::invalid_argument, "commit: no fill is open");
+  const std::string context = "commit " + to_string(report_.version);
+  const auto start = Clock::now();
+  if (failed_) {
+    abort();
+    return Error(Errc::aborted, context + ": an earlier write failed");
+  }
+  if (auto complete = coverage_.finish(); !complete) {
+    abort();
+    return std::move(complete).error().with_context(context);
+  }
+  if (auto sealed = role_->commit(*fill_, deadline); !sealed) {
+    abort();
+    return std::move(sealed).error().with_context(context);
+  }
+  fill_.reset();
+  report_.seal_s = seconds_since(start);
+  report_.total_s = seconds_since(began_);
+  link_.notify(Deadline::after(kNotifyLimit));
+  return report_;
+}
+
+void WriterSession::abort() noexcept {
+  if (!fill_) return;
+  role_->abort(*fill_);
+  fill_.reset();
+  failed_ = false;
+}
+
+Status WriterSession::wait_ready(const VersionId& version, Deadline deadline) {
+  for (;;) {
+    Status status = ensure_connected(deadline);
+    if (status) {
+      auto ready = link_.wait_ready(version, deadline);
+      if (ready) return {};
+      status = std::move(ready).error();
+    }
+    if (status.error().code() == Errc::connection && !deadline.passed()) continue;
+    return std::move(status).with_context("wait for " + to_string(version));
+  }
+}
+
+}  // namespace
+
+Status Writer::write(std::uint32_t tensor, const Source& source) {
+  const auto tensors = layout()->tensors();
+  if (tensor >= tensors.size()) {
+    return Error(Errc::out_of_range,
+                 "write: tensor " + std::to_string(tensor) + " of " + std::to_string(tensors.size()));
+  }
+  return write(tensor, Rect{0, 0, tensors[tensor].rows, tensors[tensor].cols}, source);
+}
+
+Status Writer::write(std::string_view tensor, const Source& source) {
+  const auto index = layout()->find(tensor);
+  if (!index) return Error(Errc::not_found, "write: the layout has no tensor '" + std::string(tensor) + "'");
+  return write(*index, source);
+}
+
+Result<std::unique_ptr<Writer>> Writer::attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,
+                                               Deadline deadline) {
+  if (options.writers == 0 || options.writers > shm::kSlotsMax || options.writer_index >= options.writers) {
+    return Error(Errc::invalid_argument, "attach: writer " + std::to_string(options.writer_index) + " of " +
+                                             std::to_string(options.writers) + "; 1 to " +
+                                             std::to_string(shm::kSlotsMax) + " writers are possible");
+  }
+  const std::string context = "attach writer " + std::to_string(options.writer_index) + " to " + options.agent_socket;
+  auto hello = make_hello(*layout, sidecar, options);
+  if (!hello) return std::move(hello).error().with_context(context);
+  auto session = std::make_unique<WriterSession>(std::move(layout), std::move(options), std::move(*hello));
+  if (auto opened = session->open(deadline); !opened) return std::move(opened).error().with_context(context);
+  return std::unique_ptr<Writer>(std::move(session));
+}
+
+}  // namespace deltasync
