@@ -70,6 +70,8 @@ class HfTarget final : public Target {
   Result<Resumed> resume(const std::string& name);
   std::vector<std::string> resume_order() const;
   void drop_committed();
+  template <class Write>
+  Result<std::filesystem::path> with_room(const Write& write);
   Result<std::filesystem::path> fill_incoming();
   Result<std::optional<std::filesystem::path>> patch_previous(const std::vector<StagedStep>& steps,
                                                               const TargetState& state);
@@ -175,6 +177,17 @@ void HfTarget::drop_committed() {
   name_.clear();
 }
 
+/// Once more without the version before, if the disk is too full: the update that begins has ended its use as the way
+/// back, and nobody may be reading it.
+template <class Write>
+Result<std::filesystem::path> HfTarget::with_room(const Write& write) {
+  auto incoming = write();
+  if (incoming.ok() || incoming.error().code() != Errc::no_space || !previous_) return incoming;
+  previous_.reset();
+  remove_unused();
+  return write();
+}
+
 Result<std::filesystem::path> HfTarget::fill_incoming() {
   DS_ASSIGN(std::filesystem::path incoming, store_.make_incoming());
   const auto fill = [&]() -> Status {
@@ -199,7 +212,7 @@ Status HfTarget::begin_full(FullOverLive policy) {
   can_rollback_ = false;
   const bool lost = committed_ && policy == FullOverLive::in_place;
   if (lost) drop_committed();
-  DS_ASSIGN(std::filesystem::path incoming, fill_incoming());
+  DS_ASSIGN(std::filesystem::path incoming, with_room([&] { return fill_incoming(); }));
   auto model = store_.map(incoming, /*writable=*/true);
   if (!model.ok()) {
     store_.remove_tree(incoming);
@@ -323,7 +336,7 @@ Status HfTarget::commit_delta(std::vector<StagedStep> steps, TargetState state) 
   can_rollback_ = false;
   DS_ASSIGN(std::optional<std::filesystem::path> incoming, patch_previous(steps, state));
   if (!incoming) {
-    DS_ASSIGN(incoming, write_anew(steps, state));
+    DS_ASSIGN(incoming, with_room([&] { return write_anew(steps, state); }));
   }
   DS_TRY(make_current(*incoming, std::move(state)));
   if (memory_of(steps) <= std::max(kKeptBytesMin, layout_->model_bytes() / kKeptModelFraction)) {
