@@ -1,0 +1,318 @@
+#include "agent/core.hpp"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/log.hpp"
+#include "net/auth.hpp"
+
+namespace deltasync::agent {
+
+AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
+    : options_(options),
+      lock_(std::move(lock)),
+      leases_([this] { wake(); }),
+      pool_(std::max(1u, options.threads), "encode"),
+      ring_(options.ring_bytes_max, options.ring_entries_max) {}
+
+Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) {
+  DS_TRY(shm::check_segment_name(options.name));
+  DS_ASSIGN(auto lock, shm::AgentLock::acquire(options.shm_dir, options.name));
+  std::unique_ptr<AgentCore> core(new AgentCore(options, std::move(lock)));
+  DS_TRY(core->adopt_existing());
+  core->publisher_ = std::thread([raw = core.get()] { raw->publish_loop(); });
+  return core;
+}
+
+AgentCore::~AgentCore() {
+  stop();
+}
+
+void AgentCore::stop() {
+  stop_ = true;
+  wake();
+  if (publisher_.joinable()) publisher_.join();
+  const std::lock_guard lock(mutex_);
+  for (const auto& entry : plans_) {
+    if (entry.second->lease) leases_.end(*entry.second->lease);
+  }
+  plans_.clear();
+}
+
+/// Keeps the newest generation that holds a version, and a newer one that may still get its first.
+Status AgentCore::adopt_existing() {
+  DS_ASSIGN(const auto found, find_segments(options_.shm_dir, options_.name));
+  std::vector<GenerationPtr> kept;
+  bool has_version = false;
+  for (const FoundSegment& segment : found) {
+    generation_next_ = std::max(generation_next_, segment.number + 1);
+    auto generation = has_version ? Result<GenerationPtr>(Error(Errc::gone, "older than the one that is served"))
+                                  : Generation::adopt(segment.path, segment.number);
+    if (!generation) {
+      const Error& error = generation.error();
+      // Not ours to remove, and not safe to ignore: somebody else uses our name.
+      if (error.code() == Errc::permission) return std::move(generation).error();
+      spdlog::warn("segment_removed name={} reason=\"{}\"", segment.path.name, error.to_string());
+      DS_TRY(shm::Segment::unlink(segment.path));
+      continue;
+    }
+    const shm::AgentRole& role = *(*generation)->role;
+    has_version = role.active() || role.sealed();
+    spdlog::info("segment_adopted name={} layout={} has_version={}", segment.path.name,
+                 to_string((*generation)->layout->digest()), has_version);
+    kept.insert(kept.begin(), std::move(generation).value());
+  }
+  const std::lock_guard lock(mutex_);
+  generations_ = std::move(kept);
+  if (!generations_.empty()) {
+    rebuild_snapshot_locked(generations_.front(), nullptr);
+    wait_generation_ = generations_.back();
+  }
+  return {};
+}
+
+// ---- snapshots ---------------------------------------------------------------------------------------------------
+
+SnapshotPtr AgentCore::snapshot() const {
+  const std::lock_guard lock(mutex_);
+  return snapshot_;
+}
+
+void AgentCore::rebuild_snapshot_locked(GenerationPtr generation, ServedPtr served) {
+  auto next = std::make_shared<Snapshot>();
+  next->generation = std::move(generation);
+  next->served = std::move(served);
+  next->ring.assign(ring_.entries().begin(), ring_.entries().end());
+  Offer& offer = next->offer;
+  if (next->generation) {
+    offer.has_layout = true;
+    offer.layout = next->generation->layout->digest();
+    offer.full_bytes = next->generation->layout->half_bytes();
+  }
+  if (next->served) {
+    offer.has_version = true;
+    offer.served = next->served->version;
+    offer.served_root = next->served->root;
+  }
+  for (const RingEntryPtr& entry : next->ring) {
+    const delta::Delta& d = *entry->delta;
+    offer.ring.push_back({entry->from, entry->to, d.from_root, d.to_root, d.frames.size(), d.frame_bytes, d.changed});
+  }
+  snapshot_ = std::move(next);
+}
+
+AgentCore::Subscription AgentCore::subscribe(std::function<void()> changed) {
+  const std::lock_guard lock(subscribers_->mutex);
+  const auto here = subscribers_->list.insert(subscribers_->list.end(), std::move(changed));
+  return Subscription(nullptr, [subscribers = subscribers_, here](void*) {
+    const std::lock_guard end(subscribers->mutex);
+    subscribers->list.erase(here);
+  });
+}
+
+void AgentCore::notify() {
+  const std::lock_guard lock(subscribers_->mutex);
+  for (const auto& changed : subscribers_->list) changed();
+}
+
+void AgentCore::wake() {
+  GenerationPtr generation;
+  {
+    const std::lock_guard lock(wake_mutex_);
+    woken_ = true;
+    generation = wait_generation_;
+  }
+  wake_cv_.notify_all();
+  if (generation) generation->role->wake();
+}
+
+// ---- plans -------------------------------------------------------------------------------------------------------
+
+Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::Plan& plan, std::uint64_t connection,
+                                                       std::string* waiting_for) {
+  const std::lock_guard lock(mutex_);
+  if (stop_) return Error(Errc::connection, "the agent is shutting down");
+  const Decision decision = decide(plan, snapshot_->offer);
+  switch (decision.kind) {
+    case Decision::Kind::error: return Error(decision.code, decision.message);
+    case Decision::Kind::wait: *waiting_for = decision.message; return std::optional<wire::PlanReply>();
+    case Decision::Kind::up_to_date: {
+      Metrics::add(metrics_.pulls_up_to_date, 1);
+      wire::PlanReply reply;
+      reply.mode = wire::PlanMode::up_to_date;
+      reply.target = decision.target;
+      reply.target_root = decision.target_root;
+      return std::optional<wire::PlanReply>(std::move(reply));
+    }
+    default: break;
+  }
+  DS_ASSIGN(wire::PlanReply reply, open_plan_locked(decision, connection));
+  return std::optional<wire::PlanReply>(std::move(reply));
+}
+
+Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, std::uint64_t connection) {
+  const auto open = std::count_if(plans_.begin(), plans_.end(),
+                                  [&](const auto& entry) { return entry.second->connection == connection; });
+  if (static_cast<std::size_t>(open) >= options_.plans_per_connection_max) {
+    return Error(Errc::invalid_argument,
+                 "this connection holds " + std::to_string(open) + " plans already; release one before the next");
+  }
+  auto made = std::make_shared<OpenPlan>();
+  do made->id = net::make_random_id();
+  while (plans_.count(made->id) != 0);
+  made->connection = connection;
+  made->layout = snapshot_->generation->layout;
+  made->expires_at = std::chrono::steady_clock::now() + options_.plan_limit;
+  const auto first = snapshot_->ring.begin() + static_cast<std::ptrdiff_t>(decision.first_step);
+  made->steps.assign(first, first + static_cast<std::ptrdiff_t>(decision.steps));
+  const bool full = decision.kind == Decision::Kind::full;
+  made->mode = full ? wire::PlanMode::full : wire::PlanMode::delta;
+  if (full) {
+    made->served = snapshot_->served;
+    made->lease = leases_.begin(made->served->half);
+    Metrics::add(metrics_.leases, 1);
+  }
+  Metrics::add(full ? metrics_.pulls_full : metrics_.pulls_delta, 1);
+
+  wire::PlanReply reply;
+  reply.mode = made->mode;
+  reply.plan = made->id;
+  reply.target = decision.target;
+  reply.target_root = decision.target_root;
+  reply.full_bytes = snapshot_->offer.full_bytes;
+  for (const RingEntryPtr& entry : made->steps) {
+    const delta::Delta& d = *entry->delta;
+    reply.steps.push_back({d.from, d.to, d.to_root, d.frames.size(), d.frame_bytes, d.changed});
+  }
+  plans_.emplace(made->id, std::move(made));
+  return reply;
+}
+
+Result<OpenPlanPtr> AgentCore::find_plan(std::uint64_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = plans_.find(id);
+  if (found == plans_.end()) {
+    return Error(Errc::lease_revoked, "this plan is over (released, expired, or its connection closed); plan anew");
+  }
+  return found->second;
+}
+
+void AgentCore::release(std::uint64_t plan, std::uint64_t connection) {
+  const std::lock_guard lock(mutex_);
+  const auto found = plans_.find(plan);
+  if (found != plans_.end() && found->second->connection == connection) end_plan_locked(plan);
+}
+
+void AgentCore::connection_closed(std::uint64_t connection) {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint64_t> ended;
+  for (const auto& [id, plan] : plans_) {
+    if (plan->connection == connection) ended.push_back(id);
+  }
+  for (const std::uint64_t id : ended) end_plan_locked(id);
+}
+
+void AgentCore::end_plan_locked(std::uint64_t id) {
+  const auto found = plans_.find(id);
+  if (found == plans_.end()) return;
+  if (found->second->lease) leases_.end(*found->second->lease);
+  plans_.erase(found);
+}
+
+/// Evicted deltas that plans still hold are memory beside the ring: at most once more the ring's own bound.
+void AgentCore::trim_pinned_locked() {
+  for (;;) {
+    std::set<const RingEntry*> pinned;
+    std::uint64_t bytes = 0;
+    std::erase_if(evicted_, [](const auto& entry) { return entry.expired(); });
+    for (const auto& weak : evicted_) {
+      const auto entry = weak.lock();
+      if (entry && pinned.insert(entry.get()).second) bytes += entry->delta->frame_bytes;
+    }
+    if (bytes <= ring_.bytes_max()) return;
+    OpenPlanPtr oldest;
+    for (const auto& entry : plans_) {
+      const OpenPlanPtr& plan = entry.second;
+      const bool pins = std::any_of(plan->steps.begin(), plan->steps.end(),
+                                    [&](const RingEntryPtr& step) { return pinned.count(step.get()) != 0; });
+      if (pins && (!oldest || plan->expires_at < oldest->expires_at)) oldest = plan;
+    }
+    if (!oldest) return;
+    spdlog::warn("plan_ended connection={} reason=\"holds {} bytes of deltas that left the ring\"", oldest->connection,
+                 bytes);
+    Metrics::add(metrics_.plans_expired, 1);
+    end_plan_locked(oldest->id);
+  }
+}
+
+// ---- leases ------------------------------------------------------------------------------------------------------
+
+std::chrono::milliseconds AgentCore::tend() {
+  using Clock = std::chrono::steady_clock;
+  const auto now = Clock::now();
+  bool retiring_any = false;
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint64_t> expired;
+  for (const auto& [id, plan] : plans_) {
+    if (plan->expires_at <= now) expired.push_back(id);
+  }
+  for (const std::uint64_t id : expired) {
+    Metrics::add(metrics_.plans_expired, 1);
+    end_plan_locked(id);
+  }
+
+  std::optional<Wish> wish;
+  for (const GenerationPtr& generation : generations_) {
+    const auto retiring = generation->role->retiring();
+    if (!retiring) continue;
+    retiring_any = true;
+    const auto waiting = generation->role->writer_waiting();
+    if (!waiting) continue;
+    const HalfKey key{generation->number, retiring->half, retiring->sequence};
+    const auto patience = std::min<std::chrono::nanoseconds>(options_.lease_grace, waiting->remaining() / 2);
+    wish = wish_ && wish_->half == key ? *wish_ : Wish{key, now + patience};
+    if (now < wish->revoke_at) continue;
+    const std::size_t revoked = leases_.revoke(key);
+    if (revoked == 0) continue;
+    Metrics::add(metrics_.leases_revoked, revoked);
+    spdlog::info("leases_revoked count={} version={} reason=\"a writer waits for the half\"", revoked,
+                 to_string(retiring->version.id));
+  }
+  wish_ = wish;
+  return std::chrono::milliseconds(retiring_any ? 5 : 50);
+}
+
+// ---- for status --------------------------------------------------------------------------------------------------
+
+std::vector<AgentCore::PlanInfo> AgentCore::plans() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<PlanInfo> list;
+  list.reserve(plans_.size());
+  for (const auto& entry : plans_) {
+    const OpenPlan& plan = *entry.second;
+    const VersionId target = plan.served ? plan.served->version.id : plan.steps.back()->to.id;
+    list.push_back({plan.connection, plan.mode, target, !plan.lease || plan.lease->live()});
+  }
+  return list;
+}
+
+std::vector<GenerationPtr> AgentCore::generations() const {
+  const std::lock_guard lock(mutex_);
+  return generations_;
+}
+
+std::uint64_t AgentCore::ring_bytes_max() const {
+  const std::lock_guard lock(mutex_);
+  return ring_.bytes_max();
+}
+
+void AgentCore::remove_segments() {
+  for (const GenerationPtr& generation : generations()) {
+    if (auto removed = shm::Segment::unlink(generation->segment->path()); !removed) {
+      spdlog::warn("segment_remove_failed error=\"{}\"", removed.error().to_string());
+    }
+  }
+}
+
+}  // namespace deltasync::agent

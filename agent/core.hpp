@@ -1,0 +1,192 @@
+// The agent's state: generations of the segment, what is served, the ring of deltas, plans and leases; and the
+// publisher, the one thread that moves halves through their states. No sockets here.
+//
+// Invariants:
+//   - A half goes back to the writers only when the diff that read it is done and no lease on that content lives and
+//     no Reader is inside (LeaseTable::idle), and after no new lease on it can begin: a lease is begun under the
+//     core's mutex on the snapshot's half, and the snapshot has moved on by then.
+//   - What a snapshot says never changes: receivers plan against one moment.
+//   - A ring entry's `to` chain ends at the served version of the same layout.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "agent/generation.hpp"
+#include "agent/leases.hpp"
+#include "agent/metrics.hpp"
+#include "agent/options.hpp"
+#include "agent/planner.hpp"
+#include "agent/ring.hpp"
+#include "agent/trainer_server.hpp"
+#include "base/thread_pool.hpp"
+#include "shm/segment.hpp"
+
+namespace deltasync::agent {
+
+/// A version that receivers get: its half, and the digests fixed when it was published.
+struct ServedVersion {
+  GenerationPtr generation;
+  HalfKey half;
+  Version version;
+  Digest128 root;
+  std::shared_ptr<const std::vector<std::uint64_t>> digests;
+  std::chrono::steady_clock::time_point published_at;
+  // What making it cost; zero for the first of a generation.
+  std::uint64_t delta_bytes = 0;
+  std::uint64_t changed = 0;
+  double encode_s = 0;
+  double digest_s = 0;
+};
+using ServedPtr = std::shared_ptr<const ServedVersion>;
+
+/// Everything that a plan is made from, at one moment.
+struct Snapshot {
+  GenerationPtr generation;  ///< whose layout receivers get; null: no trainer has come yet
+  ServedPtr served;          ///< null: no version yet
+  std::vector<RingEntryPtr> ring;
+  Offer offer;  ///< the same for the planner
+};
+using SnapshotPtr = std::shared_ptr<const Snapshot>;
+
+/// A receiver's plan: what its data requests may ask for. Immutable but for the lease in it.
+struct OpenPlan {
+  std::uint64_t id = 0;
+  std::uint64_t connection = 0;  ///< the control conversation that it ends with
+  wire::PlanMode mode = wire::PlanMode::delta;
+  LayoutPtr layout;
+  ServedPtr served;                 ///< full only
+  LeasePtr lease;                   ///< full only
+  std::vector<RingEntryPtr> steps;  ///< oldest first
+  std::chrono::steady_clock::time_point expires_at;
+};
+using OpenPlanPtr = std::shared_ptr<const OpenPlan>;
+
+class AgentCore : public TrainerHooks {
+ public:
+  /// Takes the lock of `options.name`, adopts what an agent before left and starts the publisher. Errors:
+  /// already_exists (another agent), permission, io.
+  static Result<std::unique_ptr<AgentCore>> start(const CoreOptions& options);
+  /// Joins the publisher. The segment stays.
+  ~AgentCore() override;
+  AgentCore(const AgentCore&) = delete;
+  AgentCore& operator=(const AgentCore&) = delete;
+
+  // ---- TrainerHooks ------------------------------------------------------------------------------------------
+  Result<OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded) override;
+  Status grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers, ProcessWatch watch) override;
+  void writer_gone(std::uint64_t generation, std::uint32_t slot) override;
+  void segment_changed() override;
+  Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) override;
+
+  // ---- the pull server's side; any thread ----------------------------------------------------------------------
+  SnapshotPtr snapshot() const;
+  /// One attempt: an answer, or nothing yet (`waiting_for` says what is missing). A full answer has begun a lease.
+  Result<std::optional<wire::PlanReply>> plan(const wire::Plan& plan, std::uint64_t connection,
+                                              std::string* waiting_for);
+  /// lease_revoked if the plan is over (released, expired, its control connection closed) or was never made.
+  Result<OpenPlanPtr> find_plan(std::uint64_t id) const;
+  void release(std::uint64_t plan, std::uint64_t connection);
+  /// Ends all plans of a control conversation.
+  void connection_closed(std::uint64_t connection);
+  LeaseTable& leases() noexcept { return leases_; }
+  Metrics& metrics() noexcept { return metrics_; }
+  const CoreOptions& options() const noexcept { return options_; }
+
+  /// `changed` is called (any thread, no lock held but the list's) after each publication. Lives as long as the token.
+  using Subscription = std::shared_ptr<void>;
+  Subscription subscribe(std::function<void()> changed);
+
+  /// Ends plans that are past their time and revokes leases that a writer has waited for long enough. To be called
+  /// again after the time that it returns.
+  std::chrono::milliseconds tend();
+
+  /// Stops the publisher and revokes all leases. Idempotent.
+  void stop();
+  /// Removes the segments' files (tests).
+  void remove_segments();
+
+  // ---- for status ------------------------------------------------------------------------------------------------
+  struct PlanInfo {
+    std::uint64_t connection = 0;
+    wire::PlanMode mode = wire::PlanMode::delta;
+    VersionId target;
+    bool live = true;
+  };
+  std::vector<PlanInfo> plans() const;
+  std::vector<GenerationPtr> generations() const;
+  std::uint64_t ring_bytes_max() const;
+
+ private:
+  struct Subscribers {
+    std::mutex mutex;
+    std::list<std::function<void()>> list;  // protected by mutex
+  };
+
+  AgentCore(const CoreOptions& options, shm::AgentLock lock);
+  Status adopt_existing();
+
+  // The publisher's thread.
+  void publish_loop();
+  bool tend_generation(const GenerationPtr& generation);
+  void serve_first(const GenerationPtr& generation, const shm::HalfView& active);
+  void serve_next(const ServedPtr& before, const shm::HalfView& sealed);
+  void install(ServedPtr served, RingEntryPtr entry);
+  void drop_old_generations();
+  void wait_for_work();
+
+  // Under mutex_.
+  void rebuild_snapshot_locked(GenerationPtr generation, ServedPtr served);
+  void end_plan_locked(std::uint64_t id);
+  void trim_pinned_locked();
+  Result<wire::PlanReply> open_plan_locked(const Decision& decision, std::uint64_t connection);
+
+  // The trainer-setup thread.
+  Status release_serving(const std::string& why);
+  GenerationPtr newest_generation() const;
+
+  void wake();
+  void notify();
+
+  const CoreOptions options_;
+  shm::AgentLock lock_;
+  Metrics metrics_;
+  LeaseTable leases_;
+  ThreadPool pool_;  // the publisher's
+  std::shared_ptr<Subscribers> subscribers_ = std::make_shared<Subscribers>();
+
+  // Its own mutex, the last in every order: leases wake the publisher while mutex_ is held.
+  std::mutex wake_mutex_;
+  std::condition_variable wake_cv_;
+  bool woken_ = false;             // protected by wake_mutex_
+  GenerationPtr wait_generation_;  // protected by wake_mutex_: the newest, whose bell the publisher hears
+
+  mutable std::mutex mutex_;
+  std::vector<GenerationPtr> generations_;  // protected by mutex_, as all below; ascending
+  SnapshotPtr snapshot_ = std::make_shared<const Snapshot>();
+  DeltaRing ring_;
+  std::vector<std::weak_ptr<const RingEntry>> evicted_;  // may be pinned by plans
+  std::map<std::uint64_t, OpenPlanPtr> plans_;
+  std::uint64_t generation_next_ = 1;
+  struct Wish {
+    HalfKey half;
+    std::chrono::steady_clock::time_point revoke_at;
+  };
+  std::optional<Wish> wish_;
+
+  std::atomic<bool> stop_{false};
+  std::thread publisher_;
+};
+
+}  // namespace deltasync::agent

@@ -1,0 +1,164 @@
+// The trainer's side of the core: which generation a writer gets, and its slots.
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "agent/core.hpp"
+#include "base/log.hpp"
+
+namespace deltasync::agent {
+namespace {
+
+/// How long a release of the serving generation waits for its readers (--low-memory).
+constexpr auto kReleaseLimit = std::chrono::seconds(20);
+
+VersionId newest_of(const shm::AgentRole& role) {
+  VersionId newest;
+  for (const auto& view : {role.retiring(), role.active(), role.sealed()}) {
+    if (view) newest = std::max(newest, view->version.id);
+  }
+  return newest;
+}
+
+OpenSegment opened(const Generation& generation) {
+  return {generation.segment->path(), generation.number, newest_of(*generation.role)};
+}
+
+/// A writer that is not proved dead has a slot (granted by this agent or by the one before).
+bool slot_held(const Generation& generation) {
+  generation.role->reap();
+  return !generation.role->watch_fds().empty();
+}
+
+}  // namespace
+
+GenerationPtr AgentCore::newest_generation() const {
+  const std::lock_guard lock(mutex_);
+  return generations_.empty() ? nullptr : generations_.back();
+}
+
+Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded) {
+  GenerationPtr newest = newest_generation();
+  if (newest && newest->layout->digest() == layout->digest()) return opened(*newest);
+  for (const GenerationPtr& generation : generations()) {
+    if (slot_held(*generation)) {
+      return Error(Errc::layout_mismatch, "a live writer fills segment " + generation->segment->path().name +
+                                              " with layout " + to_string(generation->layout->digest()) +
+                                              ", this one brings " + to_string(layout->digest()));
+    }
+  }
+  if (newest && newest_of(*newest->role) == VersionId{}) {
+    // Its writers left before they sealed anything: nobody misses it.
+    spdlog::info("segment_removed name={} reason=\"its writers left before its first version\"",
+                 newest->segment->path().name);
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase(generations_, newest);
+      if (snapshot_->generation == newest) rebuild_snapshot_locked(nullptr, nullptr);
+    }
+    DS_TRY(shm::Segment::unlink(newest->segment->path()));
+    newest = newest_generation();
+    {
+      const std::lock_guard lock(wake_mutex_);
+      wait_generation_ = newest;
+    }
+    if (newest && newest->layout->digest() == layout->digest()) return opened(*newest);
+  }
+  if (newest && options_.low_memory) {
+    newest.reset();
+    DS_TRY(release_serving("a new layout comes and memory is low"));
+  }
+  const std::uint64_t number = generation_next_;
+  auto created = Generation::create({options_.shm_dir, segment_name(options_.name, number)}, number, layout,
+                                    layout_encoded, sidecar_encoded);
+  if (!created) {
+    Error error = std::move(created).error();
+    if (error.code() != Errc::no_space || !newest) return error;
+    return Error(Errc::no_space, error.message() + "; the generation that is served holds " +
+                                     std::to_string(2 * newest->segment->half_bytes()) +
+                                     " bytes, which --low-memory would release first");
+  }
+  ++generation_next_;
+  spdlog::info("segment_created name={} half_bytes={} tensors={} layout={}", segment_name(options_.name, number),
+               (*created)->segment->half_bytes(), layout->tensors().size(), to_string(layout->digest()));
+  {
+    const std::lock_guard lock(mutex_);
+    generations_.push_back(*created);
+    if (!snapshot_->served) rebuild_snapshot_locked(*created, nullptr);
+  }
+  {
+    const std::lock_guard lock(wake_mutex_);
+    wait_generation_ = *created;
+  }
+  wake_cv_.notify_all();
+  if (newest) newest->role->wake();  // the publisher may be waiting at the old bell
+  notify();
+  return opened(**created);
+}
+
+/// Stops serving, waits until nobody of this process uses the mappings, and removes the files.
+Status AgentCore::release_serving(const std::string& why) {
+  std::vector<std::weak_ptr<Generation>> gone;
+  {
+    std::vector<GenerationPtr> released;
+    const std::lock_guard lock(mutex_);
+    released.swap(generations_);
+    ring_.clear();
+    rebuild_snapshot_locked(nullptr, nullptr);
+    while (!plans_.empty()) end_plan_locked(plans_.begin()->first);
+    for (const GenerationPtr& generation : released) {
+      spdlog::info("segment_removed name={} reason=\"{}\"", generation->segment->path().name, why);
+      DS_TRY(shm::Segment::unlink(generation->segment->path()));
+      gone.push_back(generation);
+    }
+  }
+  {
+    const std::lock_guard lock(wake_mutex_);
+    wait_generation_.reset();
+  }
+  notify();
+  const Deadline deadline = Deadline::after(kReleaseLimit);
+  while (std::any_of(gone.begin(), gone.end(), [](const auto& generation) { return !generation.expired(); })) {
+    if (deadline.passed()) return Error(Errc::timed_out, "receivers still read the generation that is to be released");
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return {};
+}
+
+Status AgentCore::grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers, ProcessWatch watch) {
+  for (const GenerationPtr& candidate : generations()) {
+    if (candidate->number != generation) continue;
+    return candidate->role->grant_slot(slot, writers, std::move(watch));
+  }
+  return Error(Errc::not_found, "generation " + std::to_string(generation) + " of the segment is gone");
+}
+
+void AgentCore::writer_gone(std::uint64_t generation, std::uint32_t slot) {
+  for (const GenerationPtr& candidate : generations()) {
+    if (candidate->number == generation) candidate->role->revoke_slot(slot);
+  }
+  wake();
+}
+
+void AgentCore::segment_changed() {
+  wake();
+}
+
+Result<std::optional<wire::TrainerReady>> AgentCore::ready(const VersionId& version) {
+  const SnapshotPtr now = snapshot();
+  if (stop_) return Error(Errc::connection, "the agent is shutting down");
+  if (!now->served || now->served->version.id < version) return std::optional<wire::TrainerReady>();
+  const ServedVersion& served = *now->served;
+  if (served.version.id.epoch != version.epoch) {
+    return Error(Errc::version_conflict,
+                 to_string(version) + " is past: " + to_string(served.version.id) + " of a later epoch is served");
+  }
+  wire::TrainerReady reply;
+  reply.version = served.version.id;
+  reply.delta_bytes = served.delta_bytes;
+  reply.changed = served.changed;
+  reply.encode_us = static_cast<std::uint64_t>(served.encode_s * 1e6);
+  return std::optional<wire::TrainerReady>(reply);
+}
+
+}  // namespace deltasync::agent

@@ -1,0 +1,103 @@
+// Who reads which half. A full plan holds a lease on one content of one half; every loop that reads the half's bytes
+// for that plan is a Reader under the lease. A half may be handed back to the writers only when `idle` says so: no
+// lease on it lives and no Reader is inside.
+//
+// A lease ends at the receiver's release, at the close of its control connection, at the plan's deadline, or by
+// revocation. Ending wakes its readers; they leave at their next piece. What the socket took before is beyond our
+// reach: pages handed to sendfile are read when the peer receives them, so a receiver that did not acknowledge trusts
+// only tiles that match the digests fixed at seal.
+#pragma once
+
+#include <atomic>
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "deltasync/result.hpp"
+#include "net/message_stream.hpp"
+
+namespace deltasync::agent {
+
+/// One content of one half: a later fill of the same half is another key.
+struct HalfKey {
+  std::uint64_t generation = 0;
+  unsigned half = 0;
+  std::uint64_t sequence = 0;
+
+  auto operator<=>(const HalfKey&) const = default;
+};
+
+class LeaseTable;
+
+class Lease {
+ public:
+  const HalfKey& key() const noexcept { return key_; }
+  bool live() const noexcept { return live_.load(std::memory_order_acquire); }
+
+ private:
+  friend class LeaseTable;
+  explicit Lease(HalfKey key) : key_(key) {}
+  const HalfKey key_;
+  std::atomic<bool> live_{true};             // written under the table's mutex
+  std::list<std::function<void()>> wakers_;  // one per reader inside; protected by the table's mutex
+};
+using LeasePtr = std::shared_ptr<Lease>;
+
+/// All methods may be called from any thread.
+class LeaseTable {
+ public:
+  /// `changed` is called (without a lock held) when a half may have become idle.
+  explicit LeaseTable(std::function<void()> changed) : changed_(std::move(changed)) {}
+
+  /// Permission to read the half, for as long as it is checked between pieces. Left by the destructor.
+  class Reader : public net::MessageStream::MaySend {
+   public:
+    Reader(Reader&& other) noexcept;
+    Reader& operator=(Reader&&) = delete;
+    ~Reader() override;
+    bool may_send() const override { return lease_->live(); }
+
+   private:
+    friend class LeaseTable;
+    Reader(LeaseTable& table, LeasePtr lease, std::list<std::function<void()>>::iterator waker)
+        : table_(&table), lease_(std::move(lease)), waker_(waker) {}
+    LeaseTable* table_;
+    LeasePtr lease_;
+    std::list<std::function<void()>>::iterator waker_;
+  };
+
+  LeasePtr begin(const HalfKey& key);
+  /// Ends a lease; no more readers enter. Harmless when it has ended.
+  void end(Lease& lease);
+  /// lease_revoked if the lease has ended. `wake` must make the reader look at may_send() again; called from any
+  /// thread, under the table's lock, so it may only post.
+  Result<Reader> enter(const LeasePtr& lease, std::function<void()> wake);
+
+  /// Ends every lease on this content; returns how many lived.
+  std::size_t revoke(const HalfKey& key);
+  /// Nothing of ours reads this content or may begin to.
+  bool idle(const HalfKey& key) const;
+  bool generation_idle(std::uint64_t generation) const;
+
+  struct Count {
+    HalfKey key;
+    bool live = false;
+    std::size_t readers = 0;
+  };
+  std::vector<Count> list() const;
+
+ private:
+  void end_locked(Lease& lease);
+  void leave(Reader& reader);
+  void drop_finished_locked();
+
+  const std::function<void()> changed_;
+  mutable std::mutex mutex_;
+  std::list<LeasePtr> leases_;  // protected by mutex_: live ones, and ended ones with readers inside
+};
+
+}  // namespace deltasync::agent

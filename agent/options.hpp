@@ -1,0 +1,38 @@
+// How one agent is set up. Field by field what `deltasync-agent --help` says.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "delta/delta.hpp"
+
+namespace deltasync::agent {
+
+/// What the core needs to know.
+struct CoreOptions {
+  std::string name = "deltasync";  ///< segments are <shm_dir>/<name>.g<generation>
+  std::filesystem::path shm_dir = "/dev/shm";
+  unsigned threads = 2;              ///< that diff and encode, the publisher included
+  std::uint64_t ring_bytes_max = 0;  ///< 0: 5 % of a half
+  std::size_t ring_entries_max = 256;
+  std::chrono::milliseconds lease_grace{2000};  ///< readers of a half that a writer waits for keep it this long at most
+  std::chrono::milliseconds plan_limit{600'000};  ///< a plan and its lease end after this
+  std::size_t plans_per_connection_max = 8;
+  delta::ValueForm form = delta::ValueForm::ulp;
+  bool low_memory = false;  ///< release the old generation before a new one is made
+};
+
+/// Limits of the pull server's conversations.
+struct PullLimits {
+  std::chrono::milliseconds handshake{5'000};     ///< connect → authenticated
+  std::chrono::milliseconds message{60'000};      ///< first byte of a request → its last
+  std::chrono::milliseconds idle{3'600'000};      ///< between requests
+  std::chrono::milliseconds progress{30'000};     ///< without the peer taking a byte
+  std::chrono::milliseconds wait_max{3'600'000};  ///< longest Plan::wait_ms that is honoured
+  std::size_t connections_max = 1024;
+  int keepalive_idle_s = 60;
+};
+
+}  // namespace deltasync::agent

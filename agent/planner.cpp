@@ -1,0 +1,168 @@
+#include "agent/planner.hpp"
+
+#include <optional>
+#include <utility>
+
+namespace deltasync::agent {
+namespace {
+
+using Kind = Decision::Kind;
+constexpr std::size_t kListedVersionsMax = 16;
+
+/// A run of ring steps.
+struct Chain {
+  std::size_t first = 0;
+  std::size_t steps = 0;
+  std::uint64_t frame_bytes = 0;
+};
+
+/// A version that the agent knows, and how many ring steps end at or before it: steps [0, upto) lead to it.
+struct Known {
+  Version version;
+  Digest128 root;
+  std::size_t upto = 0;
+  bool served = false;
+};
+
+Decision fail(Errc code, std::string message) {
+  Decision d;
+  d.kind = Kind::error;
+  d.code = code;
+  d.message = std::move(message);
+  return d;
+}
+
+Decision wait_for(std::string what) {
+  Decision d;
+  d.kind = Kind::wait;
+  d.message = std::move(what);
+  return d;
+}
+
+Decision answer(Kind kind, const Known& target, const Chain& chain = {}) {
+  Decision d;
+  d.kind = kind;
+  d.target = target.version;
+  d.target_root = target.root;
+  d.first_step = chain.first;
+  d.steps = chain.steps;
+  return d;
+}
+
+Known served_of(const Offer& offer) {
+  return {offer.served, offer.served_root, offer.ring.size(), true};
+}
+
+/// The version that the ring's step i leads to, or, for i = 0 - 1, where the ring begins.
+template <class Matches>
+std::optional<Known> find_past(const Offer& offer, const Matches& matches) {
+  for (std::size_t i = offer.ring.size(); i-- > 0;) {
+    const RingStep& step = offer.ring[i];
+    if (i + 1 < offer.ring.size() && matches(step.to)) return Known{step.to, step.to_root, i + 1, false};
+  }
+  if (!offer.ring.empty() && matches(offer.ring.front().from)) {
+    return Known{offer.ring.front().from, offer.ring.front().from_root, 0, false};
+  }
+  return std::nullopt;
+}
+
+/// The ring's steps from exactly the named base to `target`: same version and same root, else none.
+std::optional<Chain> find_chain(const wire::Plan& plan, const Offer& offer, const Known& target) {
+  if (!plan.base.valid()) return std::nullopt;
+  Chain chain;
+  for (std::size_t i = target.upto; i-- > 0;) {
+    chain.first = i;
+    ++chain.steps;
+    chain.frame_bytes += offer.ring[i].frame_bytes;
+    if (offer.ring[i].from.id != plan.base) continue;
+    if (offer.ring[i].from_root != plan.base_root || chain.steps > wire::kDeltaStepsMax) return std::nullopt;
+    return chain;
+  }
+  return std::nullopt;
+}
+
+bool holds_exactly(const wire::Plan& plan, const Known& version) {
+  return plan.partial == 0 && plan.base == version.version.id && plan.base_root == version.root;
+}
+
+/// Which version is meant; an error or a wait comes back as the Decision.
+struct Wanted {
+  std::optional<Known> target;
+  Decision otherwise;
+};
+
+Wanted find_number(const wire::Plan& plan, const Offer& offer) {
+  const VersionId id{offer.served.id.epoch, plan.number};
+  if (id == offer.served.id) return {served_of(offer), {}};
+  if (id > offer.served.id) return {std::nullopt, wait_for("version " + to_string(id))};
+  auto past = find_past(offer, [&](const Version& v) { return v.id == id; });
+  if (past) return {past, {}};
+  return {std::nullopt, fail(Errc::gone, "version " + to_string(id) + " is gone; there is " + list_versions(offer))};
+}
+
+Wanted find_label(const wire::Plan& plan, const Offer& offer) {
+  if (plan.label.empty()) return {std::nullopt, fail(Errc::invalid_argument, "a version was asked for by no label")};
+  const auto matches = [&](const Version& v) { return v.label == plan.label; };
+  if (matches(offer.served)) return {served_of(offer), {}};
+  if (auto past = find_past(offer, matches)) return {past, {}};
+  return {std::nullopt, wait_for("a version labelled \"" + plan.label + "\"; there is " + list_versions(offer))};
+}
+
+Wanted find_wanted(const wire::Plan& plan, const Offer& offer) {
+  switch (plan.want) {
+    case wire::WantKind::newest: return {served_of(offer), {}};
+    case wire::WantKind::newer: {
+      const Known served = served_of(offer);
+      const bool ahead = plan.partial == 0 && plan.full_only == 0 && plan.base > offer.served.id;
+      if (ahead || (plan.full_only == 0 && holds_exactly(plan, served))) {
+        return {std::nullopt, wait_for("a version after " + to_string(plan.base))};
+      }
+      return {served, {}};
+    }
+    case wire::WantKind::number: return find_number(plan, offer);
+    case wire::WantKind::label: return find_label(plan, offer);
+  }
+  return {std::nullopt, fail(Errc::protocol, "unknown kind of version wish")};
+}
+
+}  // namespace
+
+std::string list_versions(const Offer& offer) {
+  if (!offer.has_version) return "no version";
+  std::string text = to_string(offer.served);
+  std::size_t listed = 1;
+  for (std::size_t i = offer.ring.size(); i-- > 0; ++listed) {
+    if (listed == kListedVersionsMax) return text + " and " + std::to_string(i + 1) + " before";
+    text += ", " + to_string(offer.ring[i].from);
+  }
+  return text;
+}
+
+Decision decide(const wire::Plan& plan, const Offer& offer) {
+  if (!offer.has_layout) return wait_for("a trainer to bring a layout");
+  if (plan.layout != offer.layout) {
+    return fail(Errc::layout_mismatch, "the agent serves layout " + to_string(offer.layout) +
+                                           ", the receiver is bound to " + to_string(plan.layout));
+  }
+  if (!offer.has_version) return wait_for("the first version");
+
+  const Wanted wanted = find_wanted(plan, offer);
+  if (!wanted.target) return wanted.otherwise;
+  const Known& target = *wanted.target;
+  if (plan.full_only == 0 && holds_exactly(plan, target)) return answer(Kind::up_to_date, target);
+
+  const auto chain = find_chain(plan, offer, target);
+  if (!target.served) {
+    // Its half is another version's by now: only deltas lead there, whatever their size.
+    if (chain && plan.full_only == 0 && plan.partial == 0) return answer(Kind::delta, target, *chain);
+    return fail(Errc::gone, "version " + to_string(target.version) +
+                                " can be reached only by deltas from a version in the ring; there is " +
+                                list_versions(offer));
+  }
+  const bool pays = chain && chain->frame_bytes < offer.full_bytes;
+  if (plan.partial != 0) return answer(Kind::full, target, pays ? *chain : Chain{});
+  if (pays && plan.full_only == 0) return answer(Kind::delta, target, *chain);
+  return answer(Kind::full, target);
+}
+
+}  // namespace deltasync::agent

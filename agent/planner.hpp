@@ -1,0 +1,62 @@
+// What a receiver gets: a pure function of what it asked and what the agent has. No clock, no lock, no socket.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "deltasync/layout.hpp"
+#include "deltasync/result.hpp"
+#include "deltasync/version.hpp"
+#include "format/wire.hpp"
+
+namespace deltasync::agent {
+
+/// One delta of the ring as the planner sees it.
+struct RingStep {
+  Version from;
+  Version to;
+  Digest128 from_root;
+  Digest128 to_root;
+  std::uint64_t frames = 0;
+  std::uint64_t frame_bytes = 0;
+  std::uint64_t changed = 0;
+};
+
+/// What the agent has at one moment.
+struct Offer {
+  bool has_layout = false;
+  Digest128 layout;
+  bool has_version = false;  ///< false: the layout is known, no version was sealed yet
+  Version served;
+  Digest128 served_root;
+  std::uint64_t full_bytes = 0;  ///< of a half
+  std::vector<RingStep> ring;    ///< a chain, oldest first; its last `to` is `served`
+};
+
+struct Decision {
+  enum class Kind : std::uint8_t {
+    up_to_date,
+    delta,  ///< steps [first_step, first_step + steps) of the ring
+    full,   ///< the served half; with steps for Plan::partial
+    wait,   ///< not yet: ask again when the offer changes, until the caller's deadline
+    error,  ///< `code` and `message`
+  };
+  Kind kind = Kind::wait;
+  Version target;
+  Digest128 target_root;
+  std::size_t first_step = 0;
+  std::size_t steps = 0;
+  Errc code = Errc::internal;
+  std::string message;  ///< of an error; for wait: what is waited for
+};
+
+/// The rules, in order (docs/wire_protocol.md "Planning"): another layout is layout_mismatch; then the wanted version
+/// is found (served, in the ring, still to come, gone); then the way to it: up to date, or the ring's chain from
+/// exactly the named base if that is smaller than a half, or full. A past version can be reached by a chain only.
+Decision decide(const wire::Plan& plan, const Offer& offer);
+
+/// "e…:7 (label), e…:8": for errors and logs; long lists are shortened.
+std::string list_versions(const Offer& offer);
+
+}  // namespace deltasync::agent

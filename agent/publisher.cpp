@@ -1,0 +1,194 @@
+// The publisher: the one thread that activates, digests, diffs and publishes versions, and hands halves back.
+#include <algorithm>
+#include <utility>
+
+#include "agent/core.hpp"
+#include "base/log.hpp"
+
+namespace deltasync::agent {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// How soon to look again without a signal: at leases of a retiring half, at dead writers.
+constexpr auto kBusyWait = std::chrono::milliseconds(10);
+constexpr auto kIdleWait = std::chrono::milliseconds(100);
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::uint64_t microseconds(double seconds) {
+  return static_cast<std::uint64_t>(seconds * 1e6);
+}
+
+HalfKey key_of(const Generation& generation, const shm::HalfView& view) {
+  return {generation.number, view.half, view.sequence};
+}
+
+ByteSpan half_of(const Generation& generation, unsigned half) {
+  return ByteSpan(generation.segment->half(half)).first(static_cast<std::size_t>(generation.layout->half_bytes()));
+}
+
+}  // namespace
+
+void AgentCore::publish_loop() {
+  set_thread_name("publisher");
+  while (!stop_) {
+    bool worked = false;
+    for (const GenerationPtr& generation : generations()) worked |= tend_generation(generation);
+    drop_old_generations();
+    if (!worked && !stop_) wait_for_work();
+  }
+}
+
+void AgentCore::wait_for_work() {
+  GenerationPtr generation;
+  {
+    std::unique_lock lock(wake_mutex_);
+    if (!wait_generation_) wake_cv_.wait_for(lock, kIdleWait, [this] { return woken_; });
+    woken_ = false;
+    generation = wait_generation_;
+  }
+  if (!generation || stop_) return;
+  const bool retiring = generation->role->retiring().has_value();
+  generation->role->wait_for_change(Deadline::after(retiring ? kBusyWait : kIdleWait));
+}
+
+/// True if something moved, so that it is worth looking again at once.
+bool AgentCore::tend_generation(const GenerationPtr& generation) {
+  shm::AgentRole& role = *generation->role;
+  for (const unsigned slot : role.reap()) {
+    spdlog::warn("writer_died generation={} slot={}", generation->number, slot);
+  }
+  const SnapshotPtr now = snapshot();
+  if (now->served && generation->number < now->served->generation->number) return false;  // only its readers remain
+  const auto serves = [&](const shm::HalfView& view) {
+    return now->served && now->served->half == key_of(*generation, view);
+  };
+  bool worked = false;
+  if (const auto retiring = role.retiring(); retiring && !serves(*retiring)) {
+    if (leases_.idle(key_of(*generation, *retiring))) {
+      role.retire_done(*retiring);
+      worked = true;
+    }
+  }
+  const auto active = role.active();
+  if (active && !serves(*active)) {
+    serve_first(generation, *active);
+    return true;
+  }
+  const auto sealed = role.sealed();
+  if (!sealed) return worked;
+  if (active) {
+    serve_next(now->served, *sealed);
+    return true;
+  }
+  if (const auto activated = role.activate(*sealed); !activated) {
+    spdlog::error("activate_failed error=\"{}\"", activated.error().to_string());
+    return worked;
+  }
+  serve_first(generation, *sealed);
+  return true;
+}
+
+/// A version without one before it to diff against: after a start, or the first of a layout.
+void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView& active) {
+  const auto start = Clock::now();
+  std::vector<std::uint64_t> digests(static_cast<std::size_t>(generation->layout->tile_count()));
+  delta::half_digests(*generation->layout, half_of(*generation, active.half), digests, pool_);
+
+  auto served = std::make_shared<ServedVersion>();
+  served->generation = generation;
+  served->half = key_of(*generation, active);
+  served->version = active.version;
+  served->root = delta::root_digest(digests);
+  served->digests = std::make_shared<const std::vector<std::uint64_t>>(std::move(digests));
+  served->digest_s = seconds_since(start);
+  served->published_at = Clock::now();
+  Metrics::add(metrics_.digest_us, microseconds(served->digest_s));
+  spdlog::info("version_published version=\"{}\" root={} generation={} digest_s={:.4f}", to_string(active.version),
+               to_string(served->root), generation->number, served->digest_s);
+  install(std::move(served), nullptr);
+}
+
+/// `before` is ACTIVE and served; `sealed` is the other half of the same generation.
+void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed) {
+  const GenerationPtr generation = before->generation;
+  if (const auto activated = generation->role->activate(sealed); !activated) {
+    spdlog::error("activate_failed error=\"{}\"", activated.error().to_string());
+    return;
+  }
+  const Layout& layout = *generation->layout;
+  const auto start = Clock::now();
+  std::vector<std::uint64_t> digests = *before->digests;
+  delta::EncodeRequest request;
+  request.from = before->version.id;
+  request.to = sealed.version.id;
+  request.from_root = before->root;
+  request.form = options_.form;
+  delta::Delta delta = delta::encode(layout, half_of(*generation, before->half.half), half_of(*generation, sealed.half),
+                                     digests, request, pool_);
+  const double encode_s = seconds_since(start);
+
+  auto served = std::make_shared<ServedVersion>();
+  served->generation = generation;
+  served->half = key_of(*generation, sealed);
+  served->version = sealed.version;
+  served->root = delta.to_root;
+  served->digests = std::make_shared<const std::vector<std::uint64_t>>(std::move(digests));
+  served->delta_bytes = delta.frame_bytes;
+  served->changed = delta.changed;
+  served->encode_s = encode_s;
+  served->published_at = Clock::now();
+  Metrics::add(metrics_.deltas, 1);
+  Metrics::add(metrics_.delta_bytes, delta.frame_bytes);
+  Metrics::add(metrics_.elements_changed, delta.changed);
+  Metrics::add(metrics_.elements_compared, layout.elements());
+  Metrics::add(metrics_.encode_us, microseconds(encode_s));
+  spdlog::info("version_published version=\"{}\" root={} generation={} encode_s={:.4f} delta_bytes={} changed={}",
+               to_string(sealed.version), to_string(served->root), generation->number, encode_s, delta.frame_bytes,
+               delta.changed);
+  auto entry = RingEntry::make(std::move(delta), before->version, sealed.version, encode_s);
+  install(std::move(served), std::move(entry));
+}
+
+/// From here on receivers get this version, and no new lease on the one before begins.
+void AgentCore::install(ServedPtr served, RingEntryPtr entry) {
+  const GenerationPtr generation = served->generation;
+  const std::uint64_t half_bytes = generation->layout->half_bytes();
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::find(generations_.begin(), generations_.end(), generation) == generations_.end()) return;  // released
+    ring_.set_bytes_max(options_.ring_bytes_max != 0 ? options_.ring_bytes_max : half_bytes / 20);
+    std::vector<RingEntryPtr> evicted = entry ? ring_.push(std::move(entry), half_bytes) : ring_.clear();
+    for (const RingEntryPtr& old : evicted) evicted_.push_back(old);
+    evicted.clear();
+    rebuild_snapshot_locked(generation, std::move(served));
+    trim_pinned_locked();
+  }
+  Metrics::add(metrics_.versions, 1);
+  notify();
+}
+
+/// Generations before the served one go when their last reader has left.
+void AgentCore::drop_old_generations() {
+  std::vector<GenerationPtr> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!snapshot_->served) return;
+    const std::uint64_t current = snapshot_->served->generation->number;
+    std::erase_if(generations_, [&](const GenerationPtr& generation) {
+      if (generation->number >= current || !leases_.generation_idle(generation->number)) return false;
+      dropped.push_back(generation);
+      return true;
+    });
+  }
+  for (const GenerationPtr& generation : dropped) {
+    const auto removed = shm::Segment::unlink(generation->segment->path());
+    spdlog::info("segment_removed name={} reason=\"a newer layout is served\"{}", generation->segment->path().name,
+                 removed ? "" : " error=\"" + removed.error().to_string() + "\"");
+  }
+}
+
+}  // namespace deltasync::agent
