@@ -59,8 +59,8 @@ struct AgentRole::Impl {
     bool moved = false;
     for (unsigned h = 0; h < kHalves; ++h) {
       const auto before = state(h);
-      if (before.code != HalfState::quarantined || held[h] == before.sequence) continue;
-      protocol.settle(h);
+      if (before.code != HalfState::quarantined) continue;
+      protocol.settle(h, held[h].value_or(0));
       moved |= state(h) != before;
     }
     if (moved) ring(block().writer_bell);
@@ -185,7 +185,9 @@ std::vector<int> AgentRole::watch_fds() const {
 
 std::optional<HalfView> AgentRole::sealed() const {
   const std::lock_guard lock(impl_->mutex);
-  const int half = impl_->protocol.next_sealed();
+  auto half = impl_->protocol.next_sealed();
+  while (half == Protocol<AgentCells>::kAgain)
+    half = impl_->protocol.next_sealed();  // states move a few times a version
   if (half < 0) return std::nullopt;
   return impl_->view(static_cast<unsigned>(half));
 }
@@ -219,7 +221,7 @@ Status AgentRole::activate(const HalfView& sealed) {
   }
   impl_->held[sealed.half].reset();
   if (!impl_->protocol.activate(sealed.half, sealed.sequence)) {
-    return Error(Errc::internal, "activate " + to_string(sealed.version) + ": the state moved under the agent's lock");
+    return Error(Errc::internal, "activate " + to_string(sealed.version) + ": the state moved under the agent's mutex");
   }
   ring(impl_->block().writer_bell);
   return {};
@@ -233,12 +235,8 @@ void AgentRole::retire_done(const HalfView& retiring) {
 }
 
 std::uint64_t AgentRole::progress(const FillView& fill, unsigned slot) const {
-  auto& words = impl_->block().slot[slot];
-  if (Cells::load(&words.progress_sequence) != fill.sequence) return 0;
-  // SYNC POINT progress (acquire): pairs with WriterRole::publish_progress.
-  const auto rectangles = Cells::load(&words.progress_rectangles);
-  // The count may be of the writer's next fill, which names itself before it counts anything.
-  return Cells::load(&words.progress_sequence) == fill.sequence ? rectangles : 0;
+  const std::lock_guard lock(impl_->mutex);
+  return slot < kSlotsMax ? impl_->protocol.progress_of(slot, fill.sequence) : 0;
 }
 
 Status AgentRole::hold(const FillView& fill) {

@@ -22,6 +22,8 @@ class Cells {
   Cell half_info(unsigned half, unsigned word) const noexcept { return &b_.info[half].words[word]; }
   Cell slot_phase(unsigned slot) const noexcept { return &b_.slot[slot].phase; }
   Cell slot_owner(unsigned slot) const noexcept { return &b_.owner[slot].pid; }
+  Cell slot_progress_sequence(unsigned slot) const noexcept { return &b_.slot[slot].progress_sequence; }
+  Cell slot_progress(unsigned slot) const noexcept { return &b_.slot[slot].progress_rectangles; }
   static constexpr unsigned info_words() noexcept { return kInfoWords; }
   static constexpr unsigned slots() noexcept { return kSlotsMax; }
 

@@ -20,7 +20,7 @@
 // Memory policy M:
 //   Cell                           names one 64-bit word
 //   half_state(h) half_info(h, w)  cells; info_words() of the latter
-//   slot_phase(k) slot_owner(k)    cells; slots() of them
+//   slot_phase(k) slot_owner(k) slot_progress_sequence(k) slot_progress(k)    cells; slots() of them
 //   load(c) store(c, v) cas(c, expected, desired) → bool      sequentially consistent
 //   owner_dead(k)                  proof that the owner of slot k is dead (agent only)
 //   broken(Guard)                  constant false, except where a test removes one guard to see the explorer notice
@@ -41,6 +41,7 @@ enum class Guard : std::uint8_t {
   enter_recheck,         ///< enter_copy looks at the state again after it announced the copy
   settle_copying,        ///< a quarantined half is freed only when nobody is inside a copy
   settle_proof,          ///< … except those *proved* dead
+  settle_held,           ///< … and not while the agent reads behind the writers
   abort_quarantines,     ///< an abort goes through QUARANTINED, never straight to FREE
   abort_names_fill,      ///< an abort ends only the fill that it names
   seal_all,              ///< a seal needs every writer's COMMITTED
@@ -51,6 +52,7 @@ enum class Guard : std::uint8_t {
   claim_free_only,       ///< only a FREE half is claimed
   activate_sealed,       ///< only a SEALED half is activated
   retire_before_active,  ///< the old half leaves ACTIVE before the new one enters
+  sealed_recheck,        ///< the choice between sealed halves is made on one moment's states
   sealed_in_order,       ///< of two sealed halves the older is activated first
   reap_dead,             ///< a dead writer's fill is aborted
   grant_ends_fill,       ///< a slot's new owner never inherits the old owner's part in an open fill
@@ -193,6 +195,15 @@ class Protocol {
     m_.store(m_.slot_phase(slot), PhaseWord{Phase::joined, sequence}.pack());
   }
 
+  /// A fill starts its count at 0 before the count is that fill's.
+  void start_progress(unsigned slot, std::uint64_t sequence) {
+    m_.store(m_.slot_progress(slot), 0);
+    m_.store(m_.slot_progress_sequence(slot), sequence);
+  }
+  /// SYNC POINT progress (release): the bytes of the first `rectangles` come before it and are not written again in
+  /// this fill; progress_of (acquire).
+  void publish_progress(unsigned slot, std::uint64_t rectangles) { m_.store(m_.slot_progress(slot), rectangles); }
+
   /// This writer has written everything; its copies have ended.
   void mark_committed(unsigned slot, std::uint64_t sequence) {
     // SYNC POINT seal (release): every byte of this writer is in place; seal: seal (acquire).
@@ -256,19 +267,27 @@ class Protocol {
   }
 
   /// QUARANTINED → FREE once no living writer is inside a copy of that fill. True if the half is not quarantined
-  /// (any more); false: `holder` is the slot that holds it.
-  bool settle(unsigned half, unsigned* holder = nullptr) {
+  /// (any more). `held_sequence`: the fill of this half that the agent itself reads behind the writers; 0 if none.
+  bool settle(unsigned half, std::uint64_t held_sequence) {
     const auto now = HalfWord::unpack(m_.load(m_.half_state(half)));
     if (now.code != HalfState::quarantined) return true;
+    if (now.sequence == held_sequence && !m_.broken(Guard::settle_held)) return false;
     for (unsigned k = 0; k < m_.slots() && !m_.broken(Guard::settle_copying); ++k) {
       // SYNC POINT copy (the state was made QUARANTINED before; now look who copies) and copied (acquire)
       if (m_.load(m_.slot_phase(k)) != PhaseWord{Phase::copying, now.sequence}.pack()) continue;
       if (m_.load(m_.slot_owner(k)) == 0 || m_.owner_dead(k) || m_.broken(Guard::settle_proof)) continue;
-      if (holder) *holder = k;
       return false;
     }
     m_.cas(m_.half_state(half), now.pack(), HalfWord{HalfState::free, now.sequence}.pack());
     return true;
+  }
+
+  /// What a slot has finished in a fill; 0 if it is not in it. SYNC POINT progress (acquire).
+  std::uint64_t progress_of(unsigned slot, std::uint64_t sequence) {
+    if (m_.load(m_.slot_progress_sequence(slot)) != sequence) return 0;
+    const auto rectangles = m_.load(m_.slot_progress(slot));
+    // The count may be of the slot's next fill, which names itself before it counts anything.
+    return m_.load(m_.slot_progress_sequence(slot)) == sequence ? rectangles : 0;
   }
 
   /// Before a slot changes hands: its last owner (dead, or gone with a goodbye) takes part in no open fill any more.
@@ -283,30 +302,33 @@ class Protocol {
     }
   }
 
-  /// The half to activate next: of two sealed ones the older. −1 if none.
+  /// The half to activate next: of two sealed ones the older. kNone, or kAgain if something moved meanwhile.
+  static constexpr int kNone = -1;
+  static constexpr int kAgain = -2;
   int next_sealed() {
-    int best = -1;
-    std::uint64_t best_sequence = 0;
+    HalfWord now[kHalves];
+    for (unsigned h = 0; h < kHalves; ++h) now[h] = HalfWord::unpack(m_.load(m_.half_state(h)));
+    // Two versions can be sealed between the loads above, and the newer one would be seen alone.
+    if (!m_.broken(Guard::sealed_recheck) && m_.load(m_.half_state(0)) != now[0].pack()) return kAgain;
+    int best = kNone;
     for (unsigned h = 0; h < kHalves; ++h) {
-      const auto now = HalfWord::unpack(m_.load(m_.half_state(h)));
       const bool ready =
-          now.code == HalfState::sealed || (m_.broken(Guard::activate_sealed) && now.code == HalfState::filling);
-      const bool better =
-          m_.broken(Guard::sealed_in_order) ? now.sequence > best_sequence : now.sequence < best_sequence;
-      if (ready && (best < 0 || better)) {
-        best = static_cast<int>(h);
-        best_sequence = now.sequence;
-      }
+          now[h].code == HalfState::sealed || (m_.broken(Guard::activate_sealed) && now[h].code == HalfState::filling);
+      if (!ready) continue;
+      const bool older = best < 0 || now[h].sequence < now[best].sequence;
+      if (best < 0 || older != m_.broken(Guard::sealed_in_order)) best = static_cast<int>(h);
     }
     return best;
   }
 
-  /// SEALED → ACTIVE, and the other half ACTIVE → RETIRING. False if `half` is not sealed.
+  /// SEALED → ACTIVE, and the other half ACTIVE → RETIRING. False if `half` is not sealed, or the other half is still
+  /// retiring (its readers would lose track of which is which).
   bool activate(unsigned half, std::uint64_t sequence) {
     const auto mine = m_.load(m_.half_state(half));
     const auto sealed = HalfWord{HalfState::sealed, sequence}.pack();
     if (mine != sealed && !m_.broken(Guard::activate_sealed)) return false;
     const unsigned other = 1 - half;
+    if (HalfWord::unpack(m_.load(m_.half_state(other))).code == HalfState::retiring) return false;
     if (m_.broken(Guard::retire_before_active)) {
       m_.cas(m_.half_state(half), mine, HalfWord{HalfState::active, sequence}.pack());
       retire(other);

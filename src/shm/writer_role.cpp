@@ -81,9 +81,7 @@ Result<Fill> WriterRole::begin(const Version& version, Deadline deadline) {
     const bool out_of_time = deadline.passed();
     if (found.attempt == Attempt::done) {
       if (wished) set_wish(0);
-      // Progress of this fill starts at 0 before it is this fill's.
-      Cells::store(&block.slot[slot_].progress_rectangles, 0);
-      Cells::store(&block.slot[slot_].progress_sequence, found.sequence);
+      protocol.start_progress(slot_, found.sequence);
       open_ = Fill{found.half, found.sequence};
       ring(block.writer_bell);
       ring(block.agent_bell);
@@ -165,8 +163,8 @@ void WriterRole::leave_copy(const Fill& fill) {
 void WriterRole::publish_progress(const Fill& fill, std::uint64_t rectangles) {
   auto& slot = segment_.control().slot[slot_];
   ensure(Cells::load(&slot.progress_sequence) == fill.sequence, "progress is of the open fill");
-  // SYNC POINT progress (release): the rectangles' bytes come before it; AgentRole::progress (acquire).
-  std::atomic_ref<std::uint64_t>(slot.progress_rectangles).store(rectangles, std::memory_order_release);
+  Cells cells(segment_.control());
+  Protocol<Cells>(cells).publish_progress(slot_, rectangles);
 }
 
 Status WriterRole::commit(const Fill& fill, Deadline deadline) {

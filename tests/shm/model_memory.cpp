@@ -1,0 +1,102 @@
+#include "shm/model_memory.hpp"
+
+namespace deltasync::shm::model {
+
+const char* name(Violation violation) {
+  switch (violation) {
+    case Violation::none: return "none";
+    case Violation::wrong_write: return "bytes written that are not the writer's to write";
+    case Violation::torn: return "a torn version";
+    case Violation::torn_info: return "a version read that no fill was of";
+    case Violation::two_active: return "two halves ACTIVE";
+    case Violation::went_back: return "an older version became ACTIVE";
+    case Violation::wrong_edge: return "a forbidden state transition";
+    case Violation::wrong_abort: return "a fill aborted by somebody without a part in it";
+    case Violation::stale_join: return "begin returned a fill that was over";
+    case Violation::spurious_retry: return "a retry though nothing moved";
+    case Violation::stuck: return "a stuck party";
+    case Violation::log_full: return "an episode longer than the model allows";
+  }
+  return "?";
+}
+
+void Memory::write_data(unsigned half, unsigned cell, std::uint64_t sequence, std::uint32_t value) {
+  operation([&] {
+    const auto now = half_word(s_, half);
+    const bool ours =
+        now.sequence == sequence && (now.code == HalfState::filling || now.code == HalfState::quarantined);
+    const bool leased = s_.lease.taken && !s_.lease.revoked && s_.lease.half == half;
+    // The agent reads behind the writers what their progress covers.
+    const bool behind = s_.held[half] != 0 && (s_.held[half] != sequence || s_.cells[kProgress] > cell);
+    if (!ours || leased || behind) report(Violation::wrong_write);
+    s_.cells[kData + half * kDataCells + cell] = value;
+    return std::uint64_t{0};
+  });
+}
+
+std::uint32_t Memory::read_data(unsigned half, unsigned cell, std::uint32_t must_be) {
+  return static_cast<std::uint32_t>(operation([&] {
+    const auto value = s_.cells[kData + half * kDataCells + cell];
+    if (must_be != 0 && value != must_be) report(Violation::torn);
+    return value;
+  }));
+}
+
+void Memory::check_store(Cell cell) {
+  const auto& a = s_.actor[me_];
+  if (!rules_.check_edges) return;
+  const auto is_in = [&](unsigned first, unsigned count) { return cell >= first && cell < first + count; };
+  bool good = false;
+  if (is_in(kPhase, kSlots) || is_in(kProgress, kSlots) || is_in(kProgressSequence, kSlots)) {
+    // One writer per field: the process that the slot is granted to.
+    good = a.kind == Kind::writer && s_.cells[kOwner + a.slot] == a.process;
+  } else if (is_in(kInfoCells, kHalves * kInfo)) {
+    const auto half = (cell - kInfoCells) / kInfo;
+    good = a.kind == Kind::writer && a.slot == 0 && half_word(s_, half).code == HalfState::free;
+  } else if (is_in(kOwner, kSlots)) {
+    good = a.kind == Kind::agent;
+  }
+  if (!good) report(Violation::wrong_edge);
+}
+
+bool Memory::may_abort(std::uint64_t sequence) const {
+  const auto& a = s_.actor[me_];
+  if (a.kind == Kind::writer) return a.locals.sequence == sequence;
+  if (a.kind != Kind::agent) return false;
+  for (unsigned k = 0; k < kSlots; ++k) {
+    const auto owner = s_.cells[kOwner + k];
+    if (phase_word(s_, k).sequence == sequence && (owner == 0 || process_dead(owner))) return true;
+  }
+  return false;
+}
+
+void Memory::check_edge(unsigned half, HalfWord from, HalfWord to) {
+  const auto& a = s_.actor[me_];
+  const bool by_agent = a.kind == Kind::agent;
+  const bool same = from.sequence == to.sequence;
+  const auto is = [&](HalfState x, HalfState y) { return from.code == x && to.code == y; };
+  bool good = false;
+  if (is(HalfState::free, HalfState::filling)) {
+    good = a.kind == Kind::writer && a.slot == 0 && to.sequence > half_word(s_, 0).sequence &&
+           to.sequence > half_word(s_, 1).sequence;
+  } else if (is(HalfState::filling, HalfState::sealed)) {
+    good = same;
+  } else if (is(HalfState::filling, HalfState::quarantined)) {
+    good = same;
+  } else if (is(HalfState::quarantined, HalfState::free) || is(HalfState::sealed, HalfState::active) ||
+             is(HalfState::active, HalfState::retiring) || is(HalfState::retiring, HalfState::free)) {
+    good = same && by_agent;
+  }
+  if (!good && rules_.check_edges) report(Violation::wrong_edge);
+  if (to.code == HalfState::filling) s_.fill_value[half] = claiming_;
+  if (from.code == HalfState::filling && (to.code == HalfState::quarantined || to.code == HalfState::free) &&
+      !may_abort(from.sequence)) {
+    report(Violation::wrong_abort);
+  }
+  if (to.code == HalfState::active) {
+    if (info_value(s_, half) <= s_.last_active) report(Violation::went_back);
+    s_.last_active = info_value(s_, half);
+  }
+}
+
+}  // namespace deltasync::shm::model
