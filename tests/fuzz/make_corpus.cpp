@@ -1,0 +1,230 @@
+// Writes the hand-made part of the corpus: for each target, valid inputs and one malformed input per rule.
+//   make_corpus DIR    → DIR/layout/…, DIR/wire/…, …
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <random>
+
+#include "base/thread_pool.hpp"
+#include "deltasync/hf.hpp"
+#include "format/safetensors.hpp"
+#include "format/wire.hpp"
+#include "fuzz_delta_layout.hpp"
+
+namespace {
+
+using namespace deltasync;
+using Bytes = std::vector<std::byte>;
+
+class Corpus {
+ public:
+  explicit Corpus(std::filesystem::path dir) : dir_(std::move(dir)) {}
+
+  void add(const std::string& target, const std::string& name, ByteSpan bytes) const {
+    std::filesystem::create_directories(dir_ / target);
+    std::ofstream out(dir_ / target / name, std::ios::binary);
+    out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  }
+  void add(const std::string& target, const std::string& name, std::string_view text) const {
+    add(target, name, bytes_of(text));
+  }
+  /// A copy with one change.
+  void spoil(const std::string& target, const std::string& name, Bytes bytes,
+             const std::function<void(Bytes&)>& change) const {
+    change(bytes);
+    add(target, name, bytes);
+  }
+
+ private:
+  std::filesystem::path dir_;
+};
+
+template <class T>
+void poke(Bytes& bytes, std::size_t at, T value) {
+  store(bytes.data() + at, value);
+}
+
+void layouts(const Corpus& corpus) {
+  const Bytes good = fuzz::layout().encode();
+  corpus.add("layout", "good", good);
+  corpus.add("layout", "none", Layout::build({}).value()->encode());
+  corpus.spoil("layout", "bad-magic", good, [](Bytes& b) { b[0] ^= std::byte{1}; });
+  corpus.spoil("layout", "bad-version", good, [](Bytes& b) { poke<std::uint32_t>(b, 8, 2); });
+  corpus.spoil("layout", "count-lies", good, [](Bytes& b) { poke<std::uint64_t>(b, 12, ~std::uint64_t{0}); });
+  corpus.spoil("layout", "name-length-lies", good, [](Bytes& b) { poke<std::uint32_t>(b, 20, ~std::uint32_t{0}); });
+  corpus.spoil("layout", "trailing-byte", good, [](Bytes& b) { b.push_back(std::byte{0}); });
+  // The first tensor: u32 4, "bf16", dtype, dims.
+  corpus.spoil("layout", "dtype-unknown", good, [](Bytes& b) { b[28] = std::byte{99}; });
+  corpus.spoil("layout", "too-many-dims", good, [](Bytes& b) { b[29] = std::byte{17}; });
+  corpus.spoil("layout", "dims-overflow", good, [](Bytes& b) { poke<std::uint64_t>(b, 30, std::uint64_t{1} << 63); });
+  corpus.spoil("layout", "cut-out-of-range", good, [](Bytes& b) { poke<std::uint64_t>(b, 50, 64); });
+}
+
+template <class Message>
+void message(const Corpus& corpus, const std::string& name, const Message& m) {
+  Bytes bytes;
+  ByteWriter out(bytes);
+  out.put(static_cast<std::uint16_t>(Message::kType));
+  out.append(m.encode());
+  corpus.add("wire", name, bytes);
+}
+
+void messages(const Corpus& corpus) {
+  message(corpus, "hello", wire::Hello{});
+  wire::Auth auth;
+  auth.name = "receiver";
+  message(corpus, "auth", auth);
+  message(corpus, "welcome", wire::Welcome{});
+  wire::ErrorMessage error;
+  error.message = "gone";
+  message(corpus, "error", error);
+  wire::LayoutMessage layout;
+  layout.layout_raw_bytes = 3;
+  layout.layout_zstd.resize(9);
+  message(corpus, "layout", layout);
+  wire::Plan plan;
+  plan.base = {5, 6};
+  plan.label = "step";
+  message(corpus, "plan", plan);
+  wire::PlanReply reply;
+  reply.mode = wire::PlanMode::delta;
+  reply.plan = 77;
+  reply.target = {{5, 8}, "step_8"};
+  reply.steps = {{{5, 6}, {5, 7}, {}, 3, 100, 20}, {{5, 7}, {5, 8}, {}, 1, 80, 2}};
+  message(corpus, "plan-reply", reply);
+  wire::GetFrames frames;
+  frames.plan = 77;
+  frames.step = 1;
+  frames.ranges = {{0, 4}, {9, 10}, {300, 90'000}};
+  message(corpus, "get-frames", frames);
+  wire::GetExtent extent;
+  extent.plan = 77;
+  extent.tiles = {2, 9};
+  message(corpus, "get-extent", extent);
+  message(corpus, "get-digests", wire::GetDigests{});
+  message(corpus, "get-raw-tiles", wire::GetRawTiles{});
+  message(corpus, "release", wire::Release{});
+  message(corpus, "version-ready", wire::VersionReady{});
+  wire::TrainerHello hello;
+  hello.name = "trainer";
+  message(corpus, "trainer-hello", hello);
+  message(corpus, "trainer-welcome", wire::TrainerWelcome{});
+  wire::TrainerPlan trainer_plan;
+  trainer_plan.rects = {{0, 0, 0, 4, 8}, {1, 0, 1, 1, 2}};
+  message(corpus, "trainer-plan", trainer_plan);
+  message(corpus, "trainer-wait", wire::TrainerWait{});
+  message(corpus, "trainer-ready", wire::TrainerReady{});
+}
+
+/// A delta of the fixed layout in which `changes` of 1,000 words change by one bit.
+delta::Delta make_delta(unsigned changes, delta::ValueForm form, std::uint64_t seed) {
+  const Layout& layout = fuzz::layout();
+  std::mt19937_64 random(seed);
+  Bytes before(layout.half_bytes());
+  Bytes after = before;
+  for (const auto& tensor : layout.tensors()) {
+    for (std::uint64_t i = 0; i < tensor.bytes; i += tensor.element_bytes) {
+      if (random() % 1000 < changes) after[tensor.offset + i] ^= static_cast<std::byte>(1 + random() % 255);
+    }
+  }
+  ThreadPool pool(1, "corpus");
+  std::vector<std::uint64_t> digests(layout.tile_count());
+  delta::half_digests(layout, before, digests, pool);
+  return delta::encode(layout, before, after, digests, {{1, 1}, {1, 2}, delta::root_digest(digests), form}, pool);
+}
+
+void deltas(const Corpus& corpus) {
+  const struct {
+    const char* name;
+    unsigned changes;
+    delta::ValueForm form;
+  } kinds[] = {{"empty", 0, delta::ValueForm::ulp},
+               {"sparse", 10, delta::ValueForm::ulp},
+               {"absolute", 30, delta::ValueForm::absolute},
+               {"dense", 900, delta::ValueForm::ulp}};
+  for (const auto& kind : kinds) {
+    const auto delta = make_delta(kind.changes, kind.form, kind.changes + 1);
+    const Bytes container = to_container(delta);
+    corpus.add("container", kind.name, container);
+    for (std::size_t i = 0; i < delta.frames.size(); ++i) {
+      corpus.add("frame", std::string(kind.name) + "-" + std::to_string(i), delta.frames[i].bytes);
+    }
+  }
+  const Bytes good = make_delta(30, delta::ValueForm::ulp, 9).frames.at(0).bytes;
+  corpus.spoil("frame", "table-bytes-lie", good, [](Bytes& b) { poke<std::uint32_t>(b, 20, ~std::uint32_t{0}); });
+  corpus.spoil("frame", "tiles-lie", good, [](Bytes& b) { poke<std::uint32_t>(b, 16, ~std::uint32_t{0}); });
+  corpus.spoil("frame", "first-tile-outside", good,
+               [](Bytes& b) { poke<std::uint64_t>(b, 8, std::uint64_t{1} << 60); });
+  corpus.spoil("frame", "half-a-body", good, [](Bytes& b) { b.resize(64 + (b.size() - 64) / 2); });
+  corpus.spoil("frame", "body-of-ones", good, [](Bytes& b) { std::memset(b.data() + 64, 0xFF, b.size() - 64); });
+  corpus.spoil("frame", "body-of-zeros", good, [](Bytes& b) { std::memset(b.data() + 64, 0, b.size() - 64); });
+}
+
+void sidecars(const Corpus& corpus) {
+  const LayoutPtr layout = Layout::build({{"a", Dtype::bf16, {4, 8}, {}, {}}, {"b", Dtype::f32, {3}, {}, {}}}).value();
+  Sidecar sidecar = make_sidecar(*layout);
+  sidecar.others.push_back({"config.json", Bytes(20)});
+  const Bytes good = sidecar.encode();
+  corpus.add("sidecar", "good", good);
+  corpus.add("sidecar", "empty", Sidecar{}.encode());
+  sidecar.others[0].name = "../../etc/passwd";
+  corpus.add("sidecar", "escapes", sidecar.encode());
+  sidecar.others[0].name = sidecar.weights[0].name;
+  corpus.add("sidecar", "same-name-twice", sidecar.encode());
+  sidecar.others[0].name = "config.json";
+  sidecar.weights[0].tensors = {0, 0};
+  corpus.add("sidecar", "tensor-twice", sidecar.encode());
+  sidecar.weights[0].tensors = {0, 7};
+  corpus.add("sidecar", "tensor-unknown", sidecar.encode());
+}
+
+void headers(const Corpus& corpus) {
+  const auto add = [&](const std::string& name, std::uint64_t data_bytes, std::string_view json,
+                       std::int64_t length_error = 0) {
+    Bytes bytes;
+    ByteWriter out(bytes);
+    out.put(data_bytes);
+    out.put(static_cast<std::uint64_t>(static_cast<std::int64_t>(json.size()) + length_error));
+    out.append(bytes_of(json));
+    corpus.add("safetensors", name, bytes);
+  };
+  add("good", 16,
+      R"({"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})");
+  add("metadata", 8, R"({"__metadata__":{"format":"pt"},"a":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})");
+  add("none", 0, "{}");
+  add("length-lies", 0, "{}", 1'000'000'000);
+  add("overlap", 12,
+      R"({"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})");
+  add("hole", 20,
+      R"({"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[12,20]}})");
+  add("backwards", 8, R"({"a":{"dtype":"BF16","shape":[4],"data_offsets":[8,0]}})");
+  add("twice", 8,
+      R"({"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]},"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]}})");
+  add("shape-overflows", 8,
+      R"({"a":{"dtype":"BF16","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,8]}})");
+  add("negative", 8, R"({"a":{"dtype":"BF16","shape":[-4],"data_offsets":[0,8]}})");
+  add("fraction", 8, R"({"a":{"dtype":"BF16","shape":[4.5],"data_offsets":[0,8]}})");
+  add("dtype-unknown", 8, R"({"a":{"dtype":"Q4","shape":[4],"data_offsets":[0,8]}})");
+  add("no-dtype", 8, R"({"a":{"shape":[4],"data_offsets":[0,8]}})");
+  add("deep", 0, std::string(2000, '['));
+  add("not-json", 0, "{]");
+  add("array", 0, "[]");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::cerr << "usage: make_corpus DIR\n";
+    return 1;
+  }
+  const Corpus corpus(argv[1]);
+  layouts(corpus);
+  messages(corpus);
+  deltas(corpus);
+  sidecars(corpus);
+  headers(corpus);
+  return 0;
+}
