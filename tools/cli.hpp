@@ -1,0 +1,89 @@
+// What the subcommands of `deltasync` share: how they are registered, exit codes, output. docs/cli.md is the manual.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "deltasync/result.hpp"
+
+namespace deltasync::cli {
+
+using Json = nlohmann::ordered_json;
+
+/// Documented in docs/cli.md and `--help`; scripts depend on them: never renumber.
+enum class Exit : int {
+  ok = 0,
+  usage = 1,         ///< wrong options or arguments
+  connection = 2,    ///< no agent there, or it went away, or it does not speak the protocol
+  not_verified = 3,  ///< corrupt bytes: a hash, a digest or a structure is wrong; nothing was published
+  deadline = 4,      ///< the deadline passed
+  no_space = 5,      ///< disk, /dev/shm or cgroup full
+  version = 6,       ///< the wanted version or layout does not exist (any more), or does not follow the last one
+  access = 7,        ///< token missing or wrong, file permissions
+  missing = 8,       ///< a file or directory is not there, or one is in the way
+  unsupported = 9,   ///< well-formed, but unknown to this build (dtype, format version)
+  other = 10,        ///< an operating-system error or a bug; the message has the details
+};
+Exit exit_of(Errc code) noexcept;
+/// The table above for --help.
+std::string exit_code_help();
+
+/// One subcommand. `setup` declares options on `app` and returns what runs after parsing.
+struct Command {
+  const char* name;
+  const char* summary;
+  std::function<Status()> (*setup)(CLI::App& app);
+};
+std::function<Status()> setup_publish(CLI::App& app);
+std::function<Status()> setup_pull(CLI::App& app);
+std::function<Status()> setup_inspect(CLI::App& app);
+std::function<Status()> setup_diff(CLI::App& app);
+#ifdef DELTASYNC_CLI_BENCH
+std::function<Status()> setup_bench(CLI::App& app);
+#endif
+
+// ---- output --------------------------------------------------------------------------------------------------
+
+/// One JSON object on one line of stdout, flushed. A closed pipe is an error like any other.
+Status print_json(const Json& object);
+/// A line of text on stdout, flushed.
+Status print_line(std::string_view line);
+
+/// "1.50 GiB", "312 B"
+std::string human_bytes(std::uint64_t bytes);
+/// "1.234 s", "56.7 ms", "89 us"
+std::string human_seconds(double seconds);
+/// "12.3%"
+std::string human_percent(double fraction);
+
+/// A line that is rewritten in place on stderr, at most ten times a second and only if that is a terminal.
+class Progress {
+ public:
+  explicit Progress(bool enabled);
+  ~Progress();  ///< wipes the line
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void show(const std::string& line);
+  void clear();
+
+ private:
+  const bool enabled_;
+  bool shown_ = false;
+  double last_s_ = 0;
+};
+
+// ---- waiting and stopping ------------------------------------------------------------------------------------
+
+/// SIGINT and SIGTERM ask long-running commands to stop after the version at hand; a second one kills.
+void catch_stop_signals();
+bool stop_requested() noexcept;
+
+/// Waits until one of `fd` (−1: none) is readable, a stop signal, or `seconds` have passed. True if readable.
+bool wait_readable(int fd, double seconds);
+
+}  // namespace deltasync::cli

@@ -1,0 +1,65 @@
+// deltasync: publish, pull, inspect, diff (and bench): the command table and the way from an error to an exit code.
+#include <csignal>
+#include <cstdio>
+#include <exception>
+
+#include "base/log.hpp"
+#include "tools/cli.hpp"
+
+namespace deltasync::cli {
+namespace {
+
+constexpr Command kCommands[] = {
+    {"publish", "act as a trainer: publish model directories as successive versions", setup_publish},
+    {"pull", "fetch versions from an agent into a model directory", setup_pull},
+    {"inspect", "describe a model, layout, delta or segment file, or a live agent", setup_inspect},
+    {"diff", "compare two versions of a model: density by tensor, size by codec", setup_diff},
+#ifdef DELTASYNC_CLI_BENCH
+    {"bench", "measure one case against the machine's limit", setup_bench},
+#endif
+};
+
+int run(int argc, char** argv) {
+  CLI::App app("deltasync: keeps rollout weights identical to a trainer's", "deltasync");
+  app.require_subcommand(1);
+  app.footer(exit_code_help());
+  app.set_version_flag("--version", DELTASYNC_VERSION);
+  std::string log_level = "warn";
+  app.add_option("--log-level", log_level, "log lines on stderr: trace debug info warn error off")
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));
+
+  std::function<Status()> chosen;
+  const char* chosen_name = "";
+  for (const Command& command : kCommands) {
+    CLI::App* sub = app.add_subcommand(command.name, command.summary);
+    sub->footer(exit_code_help());
+    sub->final_callback([&chosen, &chosen_name, name = command.name, run_it = command.setup(*sub)] {
+      chosen = run_it;
+      chosen_name = name;
+    });
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? static_cast<int>(Exit::ok) : static_cast<int>(Exit::usage);
+  }
+
+  init_log("deltasync", log_level);
+  const Status status = chosen();
+  if (status) return static_cast<int>(Exit::ok);
+  std::fprintf(stderr, "deltasync %s: %s\n", chosen_name, status.error().to_string().c_str());
+  return static_cast<int>(exit_of(status.error().code()));
+}
+
+}  // namespace
+}  // namespace deltasync::cli
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    return deltasync::cli::run(argc, argv);
+  } catch (const std::exception& e) {  // bad_alloc and the like, from libraries
+    std::fprintf(stderr, "deltasync: %s\n", e.what());
+    return static_cast<int>(deltasync::cli::Exit::other);
+  }
+}

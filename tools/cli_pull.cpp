@@ -1,0 +1,164 @@
+// `deltasync pull`: a receiver that keeps a model directory.
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "deltasync/receiver.hpp"
+#include "net/auth.hpp"
+#include "receiver/target.hpp"
+#include "tools/cli.hpp"
+
+namespace deltasync::cli {
+namespace {
+
+struct Options {
+  std::string from;
+  std::string out;
+  std::string token_file;
+  std::optional<std::uint64_t> number;
+  std::optional<std::string> label;
+  unsigned streams = 4;
+  std::uint64_t count = 0;
+  std::optional<double> deadline_s;
+  bool follow = false;
+  bool json = false;
+};
+
+Deadline deadline_of(const Options& options) {
+  const double seconds = options.deadline_s.value_or(options.follow ? 3600 : 60);
+  return Deadline::after(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));
+}
+
+Want want_of(const Options& options) {
+  Want want;
+  if (options.number) {
+    want.kind = Want::Kind::number;
+    want.number = *options.number;
+  } else if (options.label) {
+    want.kind = Want::Kind::label;
+    want.label = *options.label;
+  } else if (options.follow) {
+    want.kind = Want::Kind::newer;
+  }
+  return want;
+}
+
+Status print(const Options& options, const PullReport& report) {
+  if (options.json) {
+    return print_json({{"event", "pulled"},
+                       {"mode", to_string(report.mode)},
+                       {"id", to_string(report.version.id)},
+                       {"number", report.version.id.number},
+                       {"label", report.version.label},
+                       {"out", options.out},
+                       {"wire_bytes", report.wire_bytes},
+                       {"full_bytes", report.full_bytes},
+                       {"metadata_bytes", report.metadata_bytes},
+                       {"tiles", report.tiles},
+                       {"changed", report.changed},
+                       {"delta_steps", report.delta_steps},
+                       {"replans", report.replans},
+                       {"stream_restarts", report.stream_restarts},
+                       {"repaired_tiles", report.repaired_tiles},
+                       {"wait_s", report.wait_s},
+                       {"transfer_s", report.transfer_s},
+                       {"verify_s", report.verify_s},
+                       {"commit_s", report.commit_s}});
+  }
+  std::string line = to_string(report.version) + ": " + std::string(to_string(report.mode));
+  if (report.mode != PullMode::up_to_date) {
+    line += ", " + human_bytes(report.wire_bytes) + " of " + human_bytes(report.full_bytes);
+    if (report.full_bytes > 0) {
+      line +=
+          " (" + human_percent(static_cast<double>(report.wire_bytes) / static_cast<double>(report.full_bytes)) + ")";
+    }
+    line += "; transfer " + human_seconds(report.transfer_s) + ", commit " + human_seconds(report.commit_s);
+  }
+  return print_line(line);
+}
+
+Result<std::unique_ptr<Receiver>> connect(const Options& options, const std::string& token, Deadline deadline) {
+  ReceiverOptions receiver_options;
+  receiver_options.endpoint = options.from;
+  receiver_options.token = token;
+  receiver_options.streams = options.streams;
+  receiver_options.name = "deltasync pull";
+  DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, deadline));
+  DS_ASSIGN(auto target, make_hf_target(receiver->layout(), receiver->sidecar(), options.out));
+  DS_TRY(receiver->bind(std::move(target), deadline).with_context(options.out));
+  return receiver;
+}
+
+Status pull_one(const Options& options, Receiver& receiver, const Want& want, Deadline deadline) {
+  Progress progress(!options.json);
+  if (options.follow) progress.show("waiting for a newer version …");
+  DS_ASSIGN(auto update, receiver.pull(want, deadline));
+  progress.clear();
+  if (update->report().mode != PullMode::up_to_date) DS_TRY(update->commit().with_context("commit"));
+  return print(options, update->report());
+}
+
+/// A pull blocks in the receiver until its deadline, so a follower that is told to stop ends right here: what is
+/// committed stays committed, and what was staged is cleared away by the next pull into the same directory.
+void end_on_signal(int) {
+  ::_exit(static_cast<int>(Exit::ok));
+}
+
+Status run(const Options& options) {
+  std::string token;
+  if (!options.token_file.empty()) {
+    DS_ASSIGN(token, net::read_token_file(options.token_file));
+  }
+  if (options.follow) {
+    std::signal(SIGINT, end_on_signal);
+    std::signal(SIGTERM, end_on_signal);
+  }
+  const Want want = want_of(options);
+  DS_ASSIGN(auto receiver, connect(options, token, deadline_of(options)));
+  bool bound_again = false;
+  for (std::uint64_t done = 0; options.count == 0 || done < options.count;) {
+    const Deadline deadline = deadline_of(options);
+    Status status = pull_one(options, *receiver, want, deadline);
+    if (!status && options.follow && !bound_again && status.error().code() == Errc::layout_mismatch) {
+      receiver.reset();  // the trainer publishes another model now; follow it
+      bound_again = true;
+      DS_ASSIGN(receiver, connect(options, token, deadline));
+      continue;
+    }
+    DS_TRY(std::move(status));
+    bound_again = false;
+    ++done;
+    if (!options.follow) break;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::function<Status()> setup_pull(CLI::App& app) {
+  auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
+  app.add_option("--from", options->from, "the agent's address")->required()->type_name("HOST:PORT");
+  app.add_option("--out", options->out, "directory that keeps the versions; DIR/current is the newest committed one")
+      ->required()
+      ->type_name("DIR");
+  app.add_option("--token-file", options->token_file, "file with the shared token, readable by its owner only")
+      ->type_name("FILE");
+  app.add_option("--streams", options->streams, "parallel data connections")->check(CLI::Range(1, 64));
+  auto* number = app.add_option("--number", options->number, "the version with this number, waited for");
+  auto* label = app.add_option("--label", options->label, "the version with this label, waited for");
+  auto* follow = app.add_flag("--follow", options->follow, "go on with every newer version until stopped");
+  number->excludes(label)->excludes(follow);
+  label->excludes(follow);
+  app.add_option("--count", options->count, "with --follow: end after this many versions")->needs(follow);
+  app.add_option("--deadline-s", options->deadline_s,
+                 "time for one version, the wait for it included (default 60; 3600 with --follow)")
+      ->check(CLI::Range(0.001, 864'000.0));
+  app.add_flag("--json", options->json, "one JSON object a line");
+  return [options] { return run(*options); };
+}
+
+}  // namespace deltasync::cli
