@@ -238,6 +238,13 @@ void MessageStream::Canceller::cancel() const {
   });
 }
 
+void MessageStream::Canceller::cancel_while(std::shared_ptr<const bool> still) const {
+  asio::post(weak_->executor, [weak = weak_->state, still = std::move(still)] {
+    const auto state = weak.lock();
+    if (state && *still) state->cancel();
+  });
+}
+
 MessageStream::Canceller MessageStream::canceller() const {
   Canceller canceller;
   canceller.weak_ = std::make_shared<const Canceller::Weak>(Canceller::Weak{executor(), state_});

@@ -70,6 +70,8 @@ class MessageStream {
   class Canceller {
    public:
     void cancel() const;
+    /// The same if `*still` is true by the time that the stream's strand gets to it; `*still` is that strand's.
+    void cancel_while(std::shared_ptr<const bool> still) const;
 
    private:
     friend class MessageStream;

@@ -1,0 +1,189 @@
+#include "agent/agent.hpp"
+
+#include <unistd.h>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "agent/status.hpp"
+#include "base/log.hpp"
+#include "net/auth.hpp"
+#include "net/coroutine.hpp"
+
+namespace deltasync::agent {
+
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr auto kFarewellLimit = std::chrono::seconds(2);  ///< for conversations to end by themselves
+constexpr const char* kJson = "application/json";
+
+/// Written beside and renamed, so that who waits for it never reads a part.
+Status write_ready_file(const std::filesystem::path& path, const nlohmann::json& content) {
+  std::filesystem::path part = path;
+  part += "." + std::to_string(::getpid()) + ".tmp";
+  {
+    std::ofstream out(part, std::ios::trunc);
+    out << content.dump() << "\n";
+    out.flush();
+    if (!out) return Error(Errc::io, "ready file " + part.string() + ": cannot write");
+  }
+  std::error_code ec;
+  std::filesystem::rename(part, path, ec);
+  if (ec) return Error::from_errno("ready file " + path.string(), ec.value());
+  return {};
+}
+
+}  // namespace
+
+struct Agent::Impl {
+  explicit Impl(AgentOptions o) : options(std::move(o)), io(static_cast<int>(options.net_threads)) {}
+
+  const AgentOptions options;
+  const std::uint64_t instance = net::make_random_id();
+  const std::chrono::steady_clock::time_point started_at = std::chrono::steady_clock::now();
+  // Destroyed from the bottom up: servers before the io_context that holds their conversations, those before the core.
+  std::unique_ptr<AgentCore> core;
+  asio::io_context io;
+  asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
+  std::unique_ptr<TrainerServer> trainer_server;
+  std::unique_ptr<PullServer> pull_server;
+  std::unique_ptr<HttpServer> http_server;
+  AgentCore::Subscription publications;
+  std::atomic<bool> stopping{false};
+  std::vector<std::thread> threads;
+
+  Status start();
+  HttpPage page(std::string_view target) const;
+  asio::awaitable<void> tend_loop();
+  void start_threads();
+  void stop();
+};
+
+Status Agent::Impl::start() {
+  // sendfile to a peer that left must be an error, not a signal.
+  std::signal(SIGPIPE, SIG_IGN);
+  DS_ASSIGN(core, AgentCore::start(options.core));
+  DS_ASSIGN(trainer_server, TrainerServer::listen(io, *core, options.trainer));
+  PullServerOptions pull = options.pull;
+  pull.instance = instance;
+  DS_ASSIGN(pull_server, PullServer::listen(io, *core, std::move(pull)));
+  if (options.http) {
+    DS_ASSIGN(http_server, HttpServer::listen(io, *options.http, [this](auto target) { return page(target); }));
+  }
+  publications = core->subscribe([server = trainer_server.get()] { server->version_served(); });
+  asio::co_spawn(
+      io, [this]() { return tend_loop(); }, asio::detached);
+  start_threads();
+  const std::uint16_t http_port = http_server ? http_server->port() : std::uint16_t{0};
+  spdlog::info("agent_ready name={} port={} http_port={} socket={} isa={}", options.core.name, pull_server->port(),
+               http_port, trainer_server->socket_path(), delta::isa_name());
+  if (options.ready_file.empty()) return {};
+  return write_ready_file(options.ready_file, {{"pid", ::getpid()},
+                                               {"port", pull_server->port()},
+                                               {"http_port", http_port},
+                                               {"socket", trainer_server->socket_path()}});
+}
+
+void Agent::Impl::start_threads() {
+  for (unsigned i = 0; i < std::max(1u, options.net_threads); ++i) {
+    threads.emplace_back([this, i] {
+      set_thread_name("net-" + std::to_string(i));
+      io.run();
+    });
+  }
+}
+
+/// Revocations and expiries follow the clock, not the publisher, which may be in the middle of a diff.
+asio::awaitable<void> Agent::Impl::tend_loop() {
+  asio::steady_timer timer(io);
+  while (!stopping) {
+    timer.expires_after(core->tend());
+    co_await timer.async_wait(net::kAsTuple);
+  }
+}
+
+HttpPage Agent::Impl::page(std::string_view target) const {
+  Metrics::add(core->metrics().http_requests, 1);
+  const AgentParts parts{*core, *pull_server, trainer_server.get(), instance, started_at};
+  const std::string_view path = target.substr(0, target.find('?'));
+  const std::string_view query = path.size() < target.size() ? target.substr(path.size() + 1) : std::string_view();
+  if (path == "/healthz") return {200, "text/plain; charset=utf-8", "ok\n"};
+  if (path == "/v1/status") return {200, kJson, status_json(parts)};
+  if (path == "/metrics") return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(parts)};
+  if (path == "/v1/layout") {
+    std::string body = layout_json(parts, query == "tensors=1");
+    if (body.empty()) return {404, kJson, "{\"error\": \"no trainer has brought a layout yet\"}\n"};
+    return {200, kJson, std::move(body)};
+  }
+  return {404, "text/plain; charset=utf-8", "there is /healthz, /v1/status, /v1/layout and /metrics\n"};
+}
+
+void Agent::Impl::stop() {
+  if (stopping.exchange(true)) return;
+  spdlog::info("agent_stopping");
+  if (pull_server) pull_server->stop();
+  if (trainer_server) trainer_server->stop();
+  if (http_server) http_server->stop();
+  const Deadline deadline = Deadline::after(kFarewellLimit);
+  while (pull_server && !threads.empty() && pull_server->connections() > 0 && !deadline.passed()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    pull_server->stop();  // who was between two operations hears it now
+  }
+  if (core) core->stop();
+  io.stop();
+  for (std::thread& thread : threads) thread.join();
+  threads.clear();
+  if (core && options.remove_segment_on_exit) core->remove_segments();
+  if (!options.ready_file.empty()) {
+    std::error_code ignored;
+    std::filesystem::remove(options.ready_file, ignored);
+  }
+  spdlog::info("agent_stopped");
+}
+
+Result<std::unique_ptr<Agent>> Agent::start(const AgentOptions& options) {
+  auto impl = std::make_unique<Impl>(options);
+  if (auto started = impl->start(); !started) {
+    impl->stop();
+    return std::move(started).error();
+  }
+  return std::unique_ptr<Agent>(new Agent(std::move(impl)));
+}
+
+Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Agent::~Agent() {
+  impl_->stop();
+}
+
+std::uint16_t Agent::port() const noexcept {
+  return impl_->pull_server->port();
+}
+std::uint16_t Agent::http_port() const noexcept {
+  return impl_->http_server ? impl_->http_server->port() : std::uint16_t{0};
+}
+AgentCore& Agent::core() noexcept {
+  return *impl_->core;
+}
+const PullServer& Agent::pull_server() const noexcept {
+  return *impl_->pull_server;
+}
+void Agent::stop() {
+  impl_->stop();
+}
+void Agent::abandon() {
+  if (impl_->options.remove_segment_on_exit) impl_->core->remove_segments();
+}
+
+}  // namespace deltasync::agent

@@ -1,0 +1,55 @@
+// One whole agent: the core, its three servers and their threads.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "agent/core.hpp"
+#include "agent/http_server.hpp"
+#include "agent/options.hpp"
+#include "agent/pull_server.hpp"
+#include "agent/trainer_server.hpp"
+
+namespace deltasync::agent {
+
+struct AgentOptions {
+  CoreOptions core;
+  TrainerServerOptions trainer;  ///< socket_path
+  PullServerOptions pull;        ///< `instance` is chosen by the agent
+  std::optional<HttpOptions> http = HttpOptions();
+  unsigned net_threads = 2;
+  std::filesystem::path ready_file;  ///< empty: none
+  bool remove_segment_on_exit = false;
+};
+
+class Agent {
+ public:
+  /// Starts everything; when it returns, the agent accepts trainers and receivers, and the ready file is there.
+  static Result<std::unique_ptr<Agent>> start(const AgentOptions& options);
+  /// stop() with a deadline of its own.
+  ~Agent();
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+
+  std::uint16_t port() const noexcept;
+  std::uint16_t http_port() const noexcept;  ///< 0: off
+  AgentCore& core() noexcept;
+  const PullServer& pull_server() const noexcept;
+
+  /// Accepts no more, ends all conversations and leases, joins all threads. The segment stays, unless the options say
+  /// otherwise. A diff in progress is finished first.
+  void stop();
+  /// Removes the segment if the options say so: for a process that must exit before stop() is done.
+  void abandon();
+
+ private:
+  struct Impl;
+  explicit Agent(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace deltasync::agent

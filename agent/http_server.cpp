@@ -1,0 +1,186 @@
+#include "agent/http_server.hpp"
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
+#include <boost/beast/core.hpp>
+#include <boost/beast/http.hpp>
+
+#include <atomic>
+#include <list>
+#include <mutex>
+#include <utility>
+
+#include "agent/listen.hpp"
+#include "base/log.hpp"
+#include "net/coroutine.hpp"
+
+namespace deltasync::agent {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using asio::ip::tcp;
+using boost::system::error_code;
+using net::kAsTuple;
+
+namespace {
+
+constexpr auto kAcceptPause = std::chrono::milliseconds(50);
+
+http::response<http::string_body> respond(const http::request<http::string_body>& request,
+                                          const HttpServer::Handler& handler) {
+  HttpPage page;
+  if (request.method() != http::verb::get && request.method() != http::verb::head) {
+    page.status = 405;
+    page.body = "only GET and HEAD\n";
+  } else {
+    page = handler(std::string_view(request.target().data(), request.target().size()));
+  }
+  http::response<http::string_body> response(static_cast<http::status>(page.status), request.version());
+  response.set(http::field::content_type, page.content_type);
+  response.set(http::field::cache_control, "no-store");
+  if (page.status == 405) response.set(http::field::allow, "GET, HEAD");
+  response.keep_alive(request.keep_alive());
+  response.body() = std::move(page.body);
+  response.prepare_payload();
+  // HEAD: the length of what GET would send, and nothing else.
+  if (request.method() == http::verb::head) response.body().clear();
+  return response;
+}
+
+}  // namespace
+
+struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
+  Impl(asio::io_context& i, HttpOptions o, Handler h, tcp::acceptor a)
+      : io(i), options(std::move(o)), handler(std::move(h)), acceptor(std::move(a)), pause(acceptor.get_executor()) {
+    error_code ignored;
+    port = acceptor.local_endpoint(ignored).port();
+  }
+
+  asio::io_context& io;
+  const HttpOptions options;
+  const Handler handler;
+  tcp::acceptor acceptor;  // used on its strand
+  asio::steady_timer pause;
+  std::uint16_t port = 0;
+  std::atomic<bool> stopping{false};
+  std::mutex mutex;
+  std::list<std::shared_ptr<beast::tcp_stream>> streams;  // protected by mutex; each is used on its own strand
+
+  asio::awaitable<void> accept_loop() {
+    while (!stopping) {
+      auto [ec, socket] = co_await acceptor.async_accept(asio::make_strand(io), kAsTuple);
+      if (stopping || ec == asio::error::operation_aborted) co_return;
+      if (ec) {
+        spdlog::warn("http_accept_failed error=\"{}\"", ec.message());
+        pause.expires_after(kAcceptPause);
+        co_await pause.async_wait(kAsTuple);
+        continue;
+      }
+      auto stream = std::make_shared<beast::tcp_stream>(std::move(socket));
+      {
+        const std::lock_guard lock(mutex);
+        if (streams.size() >= options.connections_max) continue;
+        streams.push_back(stream);
+      }
+      asio::co_spawn(stream->get_executor(), run(shared_from_this(), stream), asio::detached);
+    }
+  }
+
+  static asio::awaitable<void> run(std::shared_ptr<Impl> self, std::shared_ptr<beast::tcp_stream> stream) {
+    co_await self->converse(*stream);
+    stream->close();
+    const std::lock_guard lock(self->mutex);
+    self->streams.remove(stream);
+  }
+
+  asio::awaitable<void> converse(beast::tcp_stream& stream) {
+    beast::flat_buffer buffer(options.header_bytes_max + static_cast<std::size_t>(options.body_bytes_max));
+    bool first = true;
+    while (!stopping) {
+      http::request_parser<http::string_body> parser;
+      parser.header_limit(options.header_bytes_max);
+      parser.body_limit(options.body_bytes_max);
+      // Between requests a client may rest; once it has begun one, it must not.
+      if (!first && buffer.size() == 0) {
+        stream.expires_after(options.keep_alive);
+        const auto rested = co_await stream.async_read_some(buffer.prepare(1), kAsTuple);
+        if (std::get<0>(rested)) co_return;
+        buffer.commit(std::get<1>(rested));
+      }
+      first = false;
+      stream.expires_after(options.request);
+      const auto read = co_await http::async_read(stream, buffer, parser, kAsTuple);
+      if (const error_code ec = std::get<0>(read); ec) {
+        co_await refuse(stream, ec);
+        co_return;
+      }
+      const bool keep_alive = parser.get().keep_alive();
+      http::response<http::string_body> response = respond(parser.get(), handler);
+      stream.expires_after(options.request);
+      const auto written = co_await http::async_write(stream, response, kAsTuple);
+      if (std::get<0>(written) || !keep_alive) co_return;
+    }
+  }
+
+  asio::awaitable<void> refuse(beast::tcp_stream& stream, error_code ec) {
+    unsigned status = 0;
+    if (ec == http::error::header_limit)
+      status = 431;
+    else if (ec == http::error::body_limit || ec == http::error::buffer_overflow)
+      status = 413;
+    else if (ec.category() == make_error_code(http::error::bad_method).category() && ec != http::error::end_of_stream &&
+             ec != http::error::partial_message)
+      status = 400;
+    if (status == 0) co_return;
+    http::response<http::string_body> response(static_cast<http::status>(status), 11);
+    response.keep_alive(false);
+    response.body() = ec.message() + "\n";
+    response.prepare_payload();
+    stream.expires_after(options.request);
+    co_await http::async_write(stream, response, kAsTuple);
+  }
+
+  void stop() {
+    stopping = true;
+    asio::post(acceptor.get_executor(), [self = shared_from_this()] {
+      error_code ignored;
+      self->acceptor.close(ignored);
+      self->pause.cancel();
+    });
+    const std::lock_guard lock(mutex);
+    for (const auto& stream : streams) {
+      asio::post(stream->get_executor(), [stream] { stream->cancel(); });
+    }
+  }
+};
+
+Result<std::unique_ptr<HttpServer>> HttpServer::listen(asio::io_context& io, HttpOptions options, Handler handler) {
+  DS_ASSIGN(tcp::acceptor acceptor, bind_acceptor(io, options.listen));
+  error_code ec;
+  if (!options.allow_remote && !acceptor.local_endpoint(ec).address().is_loopback()) {
+    return Error(Errc::unauthenticated, "HTTP on " + net::to_string(options.listen) +
+                                            ": the pages have no authentication; --http-allow-remote says you mean it");
+  }
+  auto impl = std::make_shared<Impl>(io, std::move(options), std::move(handler), std::move(acceptor));
+  asio::co_spawn(
+      impl->acceptor.get_executor(), [impl]() { return impl->accept_loop(); }, asio::detached);
+  return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
+}
+
+HttpServer::HttpServer(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+HttpServer::~HttpServer() {
+  impl_->stop();
+}
+std::uint16_t HttpServer::port() const noexcept {
+  return impl_->port;
+}
+void HttpServer::stop() {
+  impl_->stop();
+}
+
+}  // namespace deltasync::agent

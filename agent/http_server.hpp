@@ -1,0 +1,56 @@
+// The agent's pages for people and monitors: GET /healthz, /v1/status, /v1/layout, /metrics. Read only.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "deltasync/result.hpp"
+#include "net/endpoint.hpp"
+
+namespace deltasync::agent {
+
+struct HttpPage {
+  unsigned status = 200;
+  std::string content_type = "text/plain; charset=utf-8";
+  std::string body;
+};
+
+struct HttpOptions {
+  net::Endpoint listen{"127.0.0.1", 0};
+  bool allow_remote = false;                     ///< HTTP has no authentication: beyond loopback only on request
+  std::chrono::milliseconds request{5'000};      ///< first byte of a request → its last; also the reply's sending
+  std::chrono::milliseconds keep_alive{30'000};  ///< between requests
+  std::uint32_t header_bytes_max = 8'192;
+  std::uint64_t body_bytes_max = 4'096;
+  std::size_t connections_max = 64;
+};
+
+/// Runs on `io`, each connection on a strand of its own.
+class HttpServer {
+ public:
+  /// Answers a GET of a target ("/v1/layout?tensors=1"); any thread of `io`.
+  using Handler = std::function<HttpPage(std::string_view target)>;
+
+  static Result<std::unique_ptr<HttpServer>> listen(boost::asio::io_context& io, HttpOptions options, Handler handler);
+  /// stop() first, then let `io` run, or destroy the server after `io` has stopped.
+  ~HttpServer();
+  HttpServer(const HttpServer&) = delete;
+  HttpServer& operator=(const HttpServer&) = delete;
+
+  std::uint16_t port() const noexcept;
+  /// Any thread: accepts no more and closes all connections.
+  void stop();
+
+ private:
+  struct Impl;
+  explicit HttpServer(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace deltasync::agent

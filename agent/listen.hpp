@@ -1,0 +1,16 @@
+// A listening TCP socket on a strand of its own.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+
+#include "deltasync/result.hpp"
+#include "net/endpoint.hpp"
+
+namespace deltasync::agent {
+
+/// Resolves, binds and listens. Errors name the endpoint. Who may connect is the caller's to judge, by the address
+/// that was bound.
+Result<boost::asio::ip::tcp::acceptor> bind_acceptor(boost::asio::io_context& io, const net::Endpoint& where);
+
+}  // namespace deltasync::agent

@@ -1,0 +1,201 @@
+// deltasync-agent: the long-running process between a trainer's shared memory and its receivers.
+#include <pthread.h>
+
+#include <CLI/CLI.hpp>
+#include <condition_variable>
+#include <csignal>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "agent/agent.hpp"
+#include "base/log.hpp"
+#include "net/auth.hpp"
+#include "net/endpoint.hpp"
+
+namespace {
+
+using namespace deltasync;
+using namespace deltasync::agent;
+
+constexpr auto kExitLimit = std::chrono::milliseconds(4500);  ///< signal → gone, whatever still runs
+
+constexpr const char* kFooter =
+    "Exit codes:\n"
+    "  0  ended by SIGTERM or SIGINT\n"
+    "  1  wrong usage\n"
+    "  2  the name, socket or port is in use\n"
+    "  3  permission, or a bind beyond loopback without a token\n"
+    "  4  no space for the segment\n"
+    "  5  any other failure to start\n";
+
+int exit_code(const Error& error) {
+  switch (error.code()) {
+    case Errc::invalid_argument: return 1;
+    case Errc::already_exists: return 2;
+    case Errc::permission:
+    case Errc::unauthenticated: return 3;
+    case Errc::no_space: return 4;
+    default: return 5;
+  }
+}
+
+/// As the user typed them; become AgentOptions once they parse.
+struct Arguments {
+  std::string socket;
+  std::string listen = "127.0.0.1:0";
+  std::string http = "127.0.0.1:0";
+  std::string token_file;
+  std::string delta_form = "ulp";
+  std::string log_level = "info";
+  std::uint64_t ring_mib = 0;
+  std::uint64_t lease_grace_ms = 2000;
+  std::uint64_t plan_limit_s = 600;
+  std::uint64_t idle_limit_s = 3600;
+  std::uint64_t handshake_limit_ms = 5000;
+  std::uint64_t progress_limit_ms = 30000;
+  bool http_allow_remote = false;
+};
+
+void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
+  app.add_option("--name", options.core.name, "segments are SHM_DIR/NAME.gN; one agent per name")
+      ->capture_default_str();
+  app.add_option("--shm-dir", options.core.shm_dir, "where segments live")->capture_default_str();
+  app.add_option("--socket", args.socket, "Unix socket for trainers (default: a name under XDG_RUNTIME_DIR or /tmp)");
+  app.add_option("--listen", args.listen, "HOST:PORT for receivers; port 0 takes a free one")->capture_default_str();
+  app.add_option("--http", args.http, "HOST:PORT of the status pages, or off")->capture_default_str();
+  app.add_flag("--http-allow-remote", args.http_allow_remote,
+               "serve the status pages beyond loopback (no authentication)");
+  app.add_option("--token-file", args.token_file, "shared secret of all receivers, a file of mode 0600");
+  app.add_option("--threads", options.core.threads, "threads that diff and encode")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--net-threads", options.net_threads, "threads that serve connections")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  app.add_option("--ring-mib", args.ring_mib, "memory for recent deltas; 0: 5 % of a half")->capture_default_str();
+  app.add_option("--lease-grace-ms", args.lease_grace_ms, "what readers of a half that a writer waits for are left")
+      ->capture_default_str();
+  app.add_option("--plan-limit-s", args.plan_limit_s, "longest life of a receiver's plan and its lease")
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str();
+  app.add_option("--handshake-limit-ms", args.handshake_limit_ms, "connect to authenticated")
+      ->check(CLI::Range(1, 3600000))
+      ->capture_default_str();
+  app.add_option("--idle-limit-s", args.idle_limit_s, "between two requests of a receiver")
+      ->check(CLI::Range(1, 604800))
+      ->capture_default_str();
+  app.add_option("--progress-limit-ms", args.progress_limit_ms, "without a receiver taking a byte")
+      ->check(CLI::Range(1, 3600000))
+      ->capture_default_str();
+  app.add_option("--delta-form", args.delta_form, "ulp (smallest) or absolute (idempotent)")
+      ->check(CLI::IsMember({"ulp", "absolute"}))
+      ->capture_default_str();
+  app.add_option("--log-level", args.log_level, "trace, debug, info, warn, error or off")
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
+      ->capture_default_str();
+  app.add_flag("--low-memory", options.core.low_memory, "release a layout's segment before the next one is made");
+  app.add_option("--ready-file", options.ready_file, "JSON with pid, port, http_port and socket, once ready");
+  app.add_flag("--remove-segment-on-exit", options.remove_segment_on_exit, "do not leave the segment (tests)");
+}
+
+std::string default_socket(const std::string& name) {
+  const char* dir = std::getenv("XDG_RUNTIME_DIR");
+  return std::string(dir != nullptr && *dir != '\0' ? dir : "/tmp") + "/deltasync-" + name + ".sock";
+}
+
+Status complete(const Arguments& args, AgentOptions& options) {
+  DS_ASSIGN(options.pull.listen, net::parse_endpoint(args.listen).with_context("--listen"));
+  if (args.http == "off") {
+    options.http.reset();
+  } else {
+    DS_ASSIGN(options.http->listen, net::parse_endpoint(args.http).with_context("--http"));
+    options.http->allow_remote = args.http_allow_remote;
+  }
+  if (!args.token_file.empty()) {
+    DS_ASSIGN(options.pull.token, net::read_token_file(args.token_file));
+  }
+  if (args.ring_mib > (std::uint64_t{1} << 32)) return Error(Errc::invalid_argument, "--ring-mib is too large");
+  options.core.ring_bytes_max = args.ring_mib << 20;
+  options.core.lease_grace = std::chrono::milliseconds(std::min<std::uint64_t>(args.lease_grace_ms, 3'600'000));
+  options.core.plan_limit = std::chrono::seconds(args.plan_limit_s);
+  options.core.form = args.delta_form == "ulp" ? delta::ValueForm::ulp : delta::ValueForm::absolute;
+  options.pull.limits.handshake = std::chrono::milliseconds(args.handshake_limit_ms);
+  options.pull.limits.idle = std::chrono::seconds(args.idle_limit_s);
+  options.pull.limits.progress = std::chrono::milliseconds(args.progress_limit_ms);
+  options.trainer.socket_path = args.socket.empty() ? default_socket(options.core.name) : args.socket;
+  return {};
+}
+
+/// Ends the process if stop() does not end in time: a diff of a very large model is worth nothing any more, and the
+/// segment is safe at every instruction.
+class ExitGuard {
+ public:
+  explicit ExitGuard(Agent& agent) : agent_(agent), thread_([this] { watch(); }) {}
+  ~ExitGuard() {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+  ExitGuard(const ExitGuard&) = delete;
+  ExitGuard& operator=(const ExitGuard&) = delete;
+
+ private:
+  void watch() {
+    set_thread_name("exit-guard");
+    std::unique_lock lock(mutex_);
+    if (wake_.wait_for(lock, kExitLimit, [this] { return done_; })) return;
+    spdlog::warn("agent_stopped reason=\"work in progress was abandoned at the exit deadline\"");
+    agent_.abandon();
+    std::_Exit(0);
+  }
+  Agent& agent_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool done_ = false;  // protected by mutex_
+  std::thread thread_;
+};
+
+int fail(const Error& error) {
+  spdlog::error("agent_failed error=\"{}\"", error.to_string());
+  return exit_code(error);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Serves a trainer's model versions to receivers: diffs them, keeps recent deltas, sends full ones.",
+               "deltasync-agent");
+  app.footer(kFooter);
+  Arguments args;
+  AgentOptions options;
+  add_options(app, args, options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 1;
+  }
+  init_log("deltasync-agent", args.log_level);
+  if (auto completed = complete(args, options); !completed) return fail(completed.error());
+
+  // Blocked before any thread starts, so that only sigwait sees them.
+  sigset_t ends;
+  sigemptyset(&ends);
+  sigaddset(&ends, SIGTERM);
+  sigaddset(&ends, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+
+  auto agent = Agent::start(options);
+  if (!agent) return fail(agent.error());
+  int signal = 0;
+  while (sigwait(&ends, &signal) != 0) {
+  }
+  spdlog::info("signal number={}", signal);
+  const ExitGuard guard(**agent);
+  (*agent)->stop();
+  return 0;
+}

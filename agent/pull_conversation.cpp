@@ -1,0 +1,252 @@
+#include "agent/pull_conversation.hpp"
+
+#include <boost/asio/post.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.hpp"
+#include "net/auth.hpp"
+#include "net/coroutine.hpp"
+
+namespace deltasync::agent {
+
+namespace asio = boost::asio;
+using net::kAsTuple;
+
+namespace {
+
+constexpr std::uint64_t kAuthBytesMax = 4096;                   ///< before a peer has proved anything
+constexpr auto kLastWords = std::chrono::seconds(1);            ///< to tell a peer why it is dropped
+constexpr auto kVersionSlice = std::chrono::milliseconds(250);  ///< between looks at a waiting peer's socket
+
+const char* role_name(wire::Role role) {
+  switch (role) {
+    case wire::Role::control: return "control";
+    case wire::Role::data: return "data";
+    case wire::Role::watch: return "watch";
+  }
+  return "unknown";
+}
+
+const char* mode_name(wire::PlanMode mode) {
+  switch (mode) {
+    case wire::PlanMode::up_to_date: return "up_to_date";
+    case wire::PlanMode::delta: return "delta";
+    case wire::PlanMode::full: return "full";
+  }
+  return "unknown";
+}
+
+/// A peer's own words go to logs and pages as printable text only.
+std::string printable(std::string text) {
+  for (char& c : text) {
+    const auto u = static_cast<unsigned char>(c);
+    if (u < 0x20 || u == 0x7F || c == '"' || c == '\\') c = '?';
+  }
+  return text;
+}
+
+}  // namespace
+
+PullConversation::PullConversation(PullContext& context, net::MessageStream stream, std::uint64_t connection)
+    : context_(context),
+      core_(context.core),
+      limits_(context.options.limits),
+      connection_(connection),
+      stream_(std::move(stream)),
+      version_timer_(stream_.executor()),
+      address_(stream_.peer_name()) {}
+
+asio::awaitable<void> PullConversation::run() {
+  Status status = co_await converse();
+  core_.connection_closed(connection_);
+  log_end(status);
+  if (!status) {
+    core_.metrics().count_error(status.error().code());
+    if (!authenticated_) Metrics::add(core_.metrics().handshakes_failed, 1);
+    const Errc code = status.error().code();
+    if (!mid_message_ && code != Errc::connection && code != Errc::aborted) {
+      // The peer may be gone, or be no deltasync at all: this is a courtesy.
+      wire::ErrorMessage words;
+      words.code = code;
+      words.message = status.error().message();
+      static_cast<void>(co_await stream_.write(0, words, kLastWords));
+    }
+  }
+  stream_.close();
+}
+
+void PullConversation::log_end(const Status& status) const {
+  if (status || status.error().code() == Errc::connection) {
+    spdlog::debug("peer_left connection={} peer={} name=\"{}\"", connection_, address_, name_);
+    return;
+  }
+  spdlog::warn("peer_dropped connection={} peer={} name=\"{}\" error=\"{}\"", connection_, address_, name_,
+               printable(status.error().to_string()));
+}
+
+asio::awaitable<Status> PullConversation::converse() {
+  DS_CO_TRY((co_await handshake()).with_context("handshake"));
+  authenticated_ = true;
+  context_.note(connection_, [this](PeerStatus& line) {
+    line.name = name_;
+    line.role = role_name(role_);
+  });
+  spdlog::debug("peer_connected connection={} peer={} name=\"{}\" role={}", connection_, address_, name_,
+                role_name(role_));
+  if (role_ == wire::Role::watch) co_return co_await serve_watch();
+  co_return co_await serve_requests();
+}
+
+asio::awaitable<Status> PullConversation::handshake() {
+  const Deadline deadline = Deadline::after(limits_.handshake);
+  const std::string& token = context_.options.token;
+  wire::Hello hello;
+  hello.auth_required = token.empty() ? 0 : 1;
+  hello.instance = context_.options.instance;
+  hello.nonce = net::make_nonce();
+  DS_CO_TRY(co_await stream_.write(0, hello, limits_.handshake));
+
+  DS_CO_ASSIGN(const Request message, co_await stream_.read(kAuthBytesMax, deadline, deadline.remaining()));
+  if (message.type() != wire::Type::auth) co_return Error(Errc::protocol, "the first message is no auth");
+  DS_CO_ASSIGN(wire::Auth auth, wire::Auth::decode(message.payload));
+  name_ = printable(std::move(auth.name));
+  role_ = auth.role;
+  if (auth.protocol != wire::kProtocolVersion) {
+    co_return Error(Errc::unsupported, "the peer speaks protocol " + std::to_string(auth.protocol) + ", this agent " +
+                                           std::to_string(wire::kProtocolVersion));
+  }
+  if (!token.empty() && !net::equal_proofs(auth.proof, net::client_proof(token, hello.nonce, auth.nonce, auth.role))) {
+    co_return Error(Errc::unauthenticated, "no token or a wrong one");
+  }
+  wire::Welcome welcome;
+  welcome.proof = net::server_proof(token, auth.nonce, hello.nonce);
+  const SnapshotPtr now = core_.snapshot();
+  welcome.has_layout = now->offer.has_layout ? 1 : 0;
+  welcome.layout = now->offer.layout;
+  co_return co_await stream_.write(message.header.request, welcome, limits_.handshake);
+}
+
+asio::awaitable<Status> PullConversation::serve_requests() {
+  while (!context_.stopping) {
+    auto request = co_await stream_.read(wire::kRangesBytesMax, Deadline::after(limits_.idle), limits_.message);
+    if (!request) co_return std::move(request).error();
+    DS_CO_TRY(co_await dispatch(*request));
+    const std::uint64_t sent = stream_.bytes_sent();
+    context_.note(connection_, [sent](PeerStatus& line) { line.bytes_sent = sent; });
+  }
+  co_return Error(Errc::connection, "the agent is shutting down");
+}
+
+asio::awaitable<Status> PullConversation::dispatch(const Request& request) {
+  switch (request.type()) {
+    case wire::Type::get_layout: co_return co_await on_get_layout(request);
+    case wire::Type::get_digests: co_return co_await on_get_digests(request);
+    case wire::Type::get_extent: co_return co_await on_get_extent(request);
+    case wire::Type::get_frames: co_return co_await on_get_frames(request);
+    case wire::Type::get_raw_tiles: co_return co_await on_get_raw_tiles(request);
+    case wire::Type::plan:
+      if (role_ == wire::Role::control) co_return co_await on_plan(request);
+      break;
+    case wire::Type::release:
+      if (role_ == wire::Role::control) co_return co_await on_release(request);
+      break;
+    default: break;
+  }
+  co_return Error(Errc::protocol, "message type " + std::to_string(request.header.type) + " is no request of a " +
+                                      role_name(role_) + " conversation");
+}
+
+asio::awaitable<Status> PullConversation::refuse(const Request& request, Error error) {
+  core_.metrics().count_error(error.code());
+  spdlog::debug("request_refused connection={} name=\"{}\" type={} error=\"{}\"", connection_, name_,
+                request.header.type, printable(error.to_string()));
+  wire::ErrorMessage answer;
+  answer.code = error.code();
+  answer.message = error.message();
+  co_return co_await stream_.write(request.header.request, answer, limits_.progress);
+}
+
+asio::awaitable<Status> PullConversation::on_get_layout(const Request& request) {
+  const GenerationPtr generation = core_.snapshot()->generation;
+  if (!generation) co_return co_await refuse(request, Error(Errc::not_found, "no trainer has brought a layout yet"));
+  Metrics::add(core_.metrics().bytes_layout, generation->layout_payload.size());
+  co_return co_await stream_.write(wire::Type::layout, request.header.request, generation->layout_payload,
+                                   limits_.progress);
+}
+
+/// A publication between a look at the state and the wait cannot be missed: it posts to this strand.
+AgentCore::Subscription PullConversation::hear_versions() {
+  return core_.subscribe(
+      [timer = &version_timer_, executor = stream_.executor(), alive = std::weak_ptr<const bool>(alive_)] {
+        asio::post(executor, [timer, alive] {
+          if (!alive.expired()) timer->cancel();
+        });
+      });
+}
+
+asio::awaitable<void> PullConversation::wait_for_version(Deadline deadline) {
+  version_timer_.expires_at(deadline.earlier(Deadline::after(kVersionSlice)).at());
+  co_await version_timer_.async_wait(kAsTuple);
+}
+
+asio::awaitable<Status> PullConversation::on_plan(const Request& request) {
+  DS_CO_ASSIGN(const wire::Plan plan, wire::Plan::decode(request.payload));
+  const auto wait_max_ms = static_cast<std::uint64_t>(limits_.wait_max.count());
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(std::min(plan.wait_ms, wait_max_ms)));
+  const auto subscription = hear_versions();
+  for (;;) {
+    std::string waiting_for;
+    auto reply = core_.plan(plan, connection_, &waiting_for);
+    if (!reply) co_return co_await refuse(request, std::move(reply).error());
+    if (*reply) {
+      const wire::PlanReply& made = **reply;
+      context_.note(connection_, [&made](PeerStatus& line) {
+        line.last_mode = mode_name(made.mode);
+        line.last_target = made.target.id;
+      });
+      spdlog::debug("plan_made connection={} name=\"{}\" mode={} target={} steps={}", connection_, name_,
+                    mode_name(made.mode), to_string(made.target.id), made.steps.size());
+      co_return co_await stream_.write(request.header.request, made, limits_.progress);
+    }
+    if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
+    if (deadline.passed()) co_return co_await refuse(request, Error(Errc::timed_out, "waited for " + waiting_for));
+    co_await wait_for_version(deadline);
+    if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for " + waiting_for);
+  }
+}
+
+asio::awaitable<Status> PullConversation::on_release(const Request& request) {
+  DS_CO_ASSIGN(const wire::Release release, wire::Release::decode(request.payload));
+  core_.release(release.plan, connection_);
+  co_return co_await send_end(request);
+}
+
+asio::awaitable<Status> PullConversation::send_end(const Request& request) {
+  return stream_.write(wire::Type::end, request.header.request, {}, limits_.progress);
+}
+
+asio::awaitable<Status> PullConversation::serve_watch() {
+  DS_CO_ASSIGN(const Request request,
+               co_await stream_.read(wire::kControlBytesMax, Deadline::after(limits_.handshake), limits_.handshake));
+  if (request.type() != wire::Type::watch) co_return Error(Errc::protocol, "the first request is no watch");
+  const auto subscription = hear_versions();
+  ServedPtr told;  // a slow peer skips what was published while it read
+  while (!context_.stopping) {
+    const ServedPtr served = core_.snapshot()->served;
+    if (served && served != told) {
+      wire::VersionReady ready;
+      ready.version = served->version;
+      ready.layout = served->generation->layout->digest();
+      DS_CO_TRY(co_await stream_.write(request.header.request, ready, limits_.progress));
+      told = served;
+      continue;
+    }
+    co_await wait_for_version(Deadline::after(kVersionSlice));
+    if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer closed the connection");
+  }
+  co_return Error(Errc::connection, "the agent is shutting down");
+}
+
+}  // namespace deltasync::agent

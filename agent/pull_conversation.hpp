@@ -1,0 +1,79 @@
+// One connection of a receiver: handshake, then requests and replies one after the other (docs/wire_protocol.md).
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "agent/core.hpp"
+#include "agent/pull_server.hpp"
+#include "net/message_stream.hpp"
+
+namespace deltasync::agent {
+
+/// What all conversations of a server share. Outlives them.
+struct PullContext {
+  AgentCore& core;
+  const PullServerOptions options;
+  std::atomic<bool> stopping{false};
+  /// Changes the connection's line of the status page.
+  std::function<void(std::uint64_t connection, const std::function<void(PeerStatus&)>&)> note;
+};
+
+/// Everything runs on the stream's strand.
+class PullConversation {
+ public:
+  PullConversation(PullContext& context, net::MessageStream stream, std::uint64_t connection);
+
+  /// Until the peer leaves, a limit is passed, or the server stops. Ends the connection's plans.
+  boost::asio::awaitable<void> run();
+
+ private:
+  using Request = net::Message;
+  template <class T>
+  using awaitable = boost::asio::awaitable<T>;
+
+  // A failed Status ends the connection; refusals of single requests are answered and are no failure.
+  awaitable<Status> converse();
+  awaitable<Status> handshake();
+  awaitable<Status> serve_requests();
+  awaitable<Status> serve_watch();
+  awaitable<Status> dispatch(const Request& request);
+  awaitable<Status> refuse(const Request& request, Error error);
+
+  awaitable<Status> on_get_layout(const Request& request);
+  awaitable<Status> on_plan(const Request& request);
+  awaitable<Status> on_release(const Request& request);
+  // pull_data.cpp
+  awaitable<Status> on_get_digests(const Request& request);
+  awaitable<Status> on_get_extent(const Request& request);
+  awaitable<Status> on_get_frames(const Request& request);
+  awaitable<Status> on_get_raw_tiles(const Request& request);
+  awaitable<Status> send_extents(const Request& request, const OpenPlan& plan, std::uint64_t first, std::uint64_t end);
+  awaitable<Status> send_end(const Request& request);
+
+  /// Makes publications wake wait_for_version for as long as the token lives.
+  AgentCore::Subscription hear_versions();
+  /// Until a version is published, a short while has passed, or the deadline.
+  awaitable<void> wait_for_version(Deadline deadline);
+  void log_end(const Status& status) const;
+
+  PullContext& context_;
+  AgentCore& core_;
+  const PullLimits& limits_;
+  const std::uint64_t connection_;
+  net::MessageStream stream_;
+  boost::asio::steady_timer version_timer_;                                       ///< cancelled by a publication
+  const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);  ///< for posts that outlive us
+  std::string address_;
+  std::string name_;
+  wire::Role role_ = wire::Role::control;
+  bool authenticated_ = false;
+  bool mid_message_ = false;  ///< part of a message is out: nothing else can be said on this connection
+};
+
+}  // namespace deltasync::agent

@@ -1,0 +1,160 @@
+#include "agent/pull_server.hpp"
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "agent/listen.hpp"
+#include "agent/pull_conversation.hpp"
+#include "base/log.hpp"
+#include "net/coroutine.hpp"
+
+namespace deltasync::agent {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+using net::kAsTuple;
+
+namespace {
+
+constexpr auto kAcceptPause = std::chrono::milliseconds(50);  ///< after accept failed, e.g. for want of descriptors
+
+}  // namespace
+
+struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
+  Impl(asio::io_context& i, AgentCore& core, PullServerOptions options, tcp::acceptor a)
+      : io(i), context{core, std::move(options), false, {}}, acceptor(std::move(a)), pause(acceptor.get_executor()) {
+    error_code ignored;
+    port = acceptor.local_endpoint(ignored).port();
+    context.note = [this](std::uint64_t id, const std::function<void(PeerStatus&)>& change) {
+      const std::lock_guard lock(mutex);
+      if (const auto found = peers.find(id); found != peers.end()) change(found->second.status);
+    };
+  }
+
+  struct Peer {
+    PeerStatus status;
+    net::MessageStream::Canceller canceller;
+  };
+
+  asio::io_context& io;
+  PullContext context;
+  tcp::acceptor acceptor;  // used on its strand
+  asio::steady_timer pause;
+  std::uint16_t port = 0;
+
+  mutable std::mutex mutex;
+  std::map<std::uint64_t, Peer> peers;  // protected by mutex
+  std::uint64_t next_connection = 1;    // protected by mutex
+
+  asio::awaitable<void> accept_loop() {
+    while (!context.stopping) {
+      auto [ec, socket] = co_await acceptor.async_accept(asio::make_strand(io), kAsTuple);
+      if (context.stopping || ec == asio::error::operation_aborted) co_return;
+      if (ec) {
+        spdlog::warn("accept_failed error=\"{}\"", ec.message());
+        pause.expires_after(kAcceptPause);
+        co_await pause.async_wait(kAsTuple);
+        continue;
+      }
+      admit(std::move(socket));
+    }
+  }
+
+  void admit(tcp::socket socket) {
+    Metrics& metrics = context.core.metrics();
+    Metrics::add(metrics.connections, 1);
+    net::MessageStream stream{net::MessageStream::Socket(std::move(socket))};
+    std::uint64_t id = 0;
+    {
+      const std::lock_guard lock(mutex);
+      if (peers.size() >= context.options.limits.connections_max) {
+        Metrics::add(metrics.connections_refused, 1);
+        spdlog::warn("connection_refused peer={} reason=\"{} connections\"", stream.peer_name(), peers.size());
+        return;
+      }
+      id = next_connection++;
+      Peer peer;
+      peer.status.connection = id;
+      peer.status.address = stream.peer_name();
+      peer.status.connected_at = std::chrono::steady_clock::now();
+      peer.canceller = stream.canceller();
+      peers.emplace(id, std::move(peer));
+    }
+    stream.tune_tcp(context.options.limits.keepalive_idle_s);
+    const auto executor = stream.executor();
+    auto conversation = std::make_unique<PullConversation>(context, std::move(stream), id);
+    asio::co_spawn(executor, run(shared_from_this(), std::move(conversation), id), asio::detached);
+  }
+
+  static asio::awaitable<void> run(std::shared_ptr<Impl> self, std::unique_ptr<PullConversation> conversation,
+                                   std::uint64_t id) {
+    co_await conversation->run();
+    conversation.reset();
+    const std::lock_guard lock(self->mutex);
+    self->peers.erase(id);
+  }
+
+  void stop() {
+    context.stopping = true;
+    asio::post(acceptor.get_executor(), [self = shared_from_this()] {
+      error_code ignored;
+      self->acceptor.close(ignored);
+      self->pause.cancel();
+    });
+    const std::lock_guard lock(mutex);
+    for (const auto& entry : peers) entry.second.canceller.cancel();
+  }
+};
+
+Result<std::unique_ptr<PullServer>> PullServer::listen(asio::io_context& io, AgentCore& core,
+                                                       PullServerOptions options) {
+  DS_ASSIGN(tcp::acceptor acceptor, bind_acceptor(io, options.listen));
+  error_code ec;
+  // By the address that was bound: a name may stand for anything.
+  if (options.token.empty() && !acceptor.local_endpoint(ec).address().is_loopback()) {
+    return Error(Errc::unauthenticated, "listen on " + net::to_string(options.listen) +
+                                            ": a bind beyond loopback needs a token (--token-file)");
+  }
+  auto impl = std::make_shared<Impl>(io, core, std::move(options), std::move(acceptor));
+  asio::co_spawn(
+      impl->acceptor.get_executor(), [impl]() { return impl->accept_loop(); }, asio::detached);
+  return std::unique_ptr<PullServer>(new PullServer(std::move(impl)));
+}
+
+PullServer::PullServer(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+PullServer::~PullServer() {
+  impl_->stop();
+}
+
+std::uint16_t PullServer::port() const noexcept {
+  return impl_->port;
+}
+
+void PullServer::stop() {
+  impl_->stop();
+}
+
+std::size_t PullServer::connections() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->peers.size();
+}
+
+std::vector<PeerStatus> PullServer::peers() const {
+  const std::lock_guard lock(impl_->mutex);
+  std::vector<PeerStatus> list;
+  list.reserve(impl_->peers.size());
+  for (const auto& entry : impl_->peers) list.push_back(entry.second.status);
+  return list;
+}
+
+}  // namespace deltasync::agent

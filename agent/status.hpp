@@ -1,0 +1,30 @@
+// What the agent says about itself: pure text from its parts, for the HTTP pages and for tests.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "agent/core.hpp"
+#include "agent/pull_server.hpp"
+#include "agent/trainer_server.hpp"
+
+namespace deltasync::agent {
+
+/// The parts of one agent. Not owned; `trainer_server` may be null.
+struct AgentParts {
+  AgentCore& core;
+  const PullServer& pull_server;
+  const TrainerServer* trainer_server = nullptr;
+  std::uint64_t instance = 0;
+  std::chrono::steady_clock::time_point started_at;
+};
+
+/// GET /v1/status.
+std::string status_json(const AgentParts& parts);
+/// GET /v1/layout; with `tensors` every tensor is listed. Empty if there is no layout yet.
+std::string layout_json(const AgentParts& parts, bool tensors);
+/// GET /metrics, in Prometheus' text format.
+std::string metrics_text(const AgentParts& parts);
+
+}  // namespace deltasync::agent
