@@ -1,0 +1,40 @@
+// A folder of its own for a test's files, removed at its end.
+#pragma once
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+#include "base/bytes.hpp"
+
+namespace deltasync::testing_support {
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "deltasync-test-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) std::abort();
+    path_ = pattern;
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+  void write(const std::string& name, ByteSpan bytes) const {
+    std::filesystem::create_directories((path_ / name).parent_path());
+    std::ofstream out(path_ / name, std::ios::binary);
+    out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  }
+  void write(const std::string& name, std::string_view text) const { write(name, bytes_of(text)); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace deltasync::testing_support
