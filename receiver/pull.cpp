@@ -152,6 +152,7 @@ Result<wire::PlanReply> Pull::plan() {
     }
     stage_ = "waiting for " + wanted(want_);
     const wire::Plan question = plan_request();
+    const auto asked = std::chrono::steady_clock::now();
     auto answer = s_.control.plan(question, deadline_);
     if (answer.value) {
       DS_TRY(check_reply(*answer.value, question.partial != 0));
@@ -167,6 +168,11 @@ Result<wire::PlanReply> Pull::plan() {
     } else {
       last_ = std::move(answer.broken);
       ++out_.report.replans;
+    }
+    // An agent that waited on our behalf is asked again at once; one that did not must not be hammered.
+    if (std::chrono::steady_clock::now() - asked >= std::chrono::milliseconds(question.wait_ms) / 2) {
+      backoff.reset();
+      continue;
     }
     std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(backoff.next(), deadline_.remaining()));
   }

@@ -121,7 +121,7 @@ Result<Pull::Progress> Pull::fetch_missing(const wire::PlanReply& reply) {
   stage_ = "fetching tiles of " + to_string(reply.target);
   const Ranges missing = collect_ranges(s_.layout.tile_count(), [&](std::uint64_t t) { return held.have[t] == 0; });
   if (missing.empty()) return Progress::whole;
-  std::vector<Item> items = extent_items(s_.layout, s_.batches, missing, s_.peer.tuning.item_bytes);
+  std::vector<Item> items = extent_items(s_.layout, missing, s_.peer.tuning.item_bytes);
   // A band comes as a whole: its verified tiles are overwritten, and count again once they are verified again.
   for (const Item& item : items) {
     std::fill(held.have.begin() + static_cast<std::ptrdiff_t>(item.ranges.front().first),

@@ -68,23 +68,17 @@ std::uint64_t tiles_in(const Ranges& ranges) {
   return sum;
 }
 
-std::vector<Item> extent_items(const Layout& layout, std::span<const delta::Batch> batches, const Ranges& missing,
-                               std::uint64_t item_bytes) {
+std::vector<Item> extent_items(const Layout& layout, const Ranges& missing, std::uint64_t item_bytes) {
   std::vector<Item> items;
   for (const wire::TileRange& range : whole_bands(layout, missing)) {
     std::uint64_t first = range.first;
-    std::size_t batch = batch_of(batches, first);
     while (first < range.end) {
-      // Take batches until the item is large enough or the range ends.
       const std::uint64_t begin_byte = band_first_byte(layout, layout.tile(first));
       std::uint64_t end = first;
-      while (end < range.end && batch < batches.size()) {
-        const std::uint64_t next = std::min(batches[batch].end, range.end);
-        const std::uint64_t bytes = band_end_byte(layout, layout.tile(next - 1)) - begin_byte;
-        if (end > first && bytes > item_bytes + item_bytes / 2) break;
-        end = next;
-        ++batch;
-        if (bytes >= item_bytes) break;
+      std::uint64_t bytes = 0;
+      while (end < range.end && bytes < item_bytes) {
+        end = band_of(layout, end).end;
+        bytes = band_end_byte(layout, layout.tile(end - 1)) - begin_byte;
       }
       items.push_back({0, {{first, end}}, 0});
       first = end;

@@ -39,10 +39,8 @@ Ranges collect_ranges(std::uint64_t tiles, F wanted) {
   return out;
 }
 
-/// Widens ranges to whole bands and cuts them into items of about `item_bytes`, each one contiguous range. Cuts fall
-/// on batch borders where a range runs over one.
-std::vector<Item> extent_items(const Layout& layout, std::span<const delta::Batch> batches, const Ranges& missing,
-                               std::uint64_t item_bytes);
+/// Widens ranges to whole bands and cuts them into items of about `item_bytes`, each one contiguous range of bands.
+std::vector<Item> extent_items(const Layout& layout, const Ranges& missing, std::uint64_t item_bytes);
 
 /// Splits ranges over `parts` items of one step at batch borders, so that no frame is cut for it.
 std::vector<Item> frame_items(std::span<const delta::Batch> batches, const Ranges& ranges, std::uint32_t step,

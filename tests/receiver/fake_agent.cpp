@@ -1,0 +1,508 @@
+#include "tests/receiver/fake_agent.hpp"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "base/hash.hpp"
+#include "deltasync/hf.hpp"
+#include "format/packed_layout.hpp"
+#include "net/auth.hpp"
+
+namespace deltasync::test {
+namespace {
+
+constexpr std::size_t kSendPiece = 64u << 10;
+
+Deadline soon() {
+  return Deadline::after(std::chrono::seconds(20));
+}
+
+[[noreturn]] void give_up(const char* what) {
+  std::fprintf(stderr, "fake agent: %s\n", what);
+  std::abort();
+}
+
+}  // namespace
+
+FakeAgent::FakeAgent(LayoutPtr layout, Setup setup) : layout_(std::move(layout)), setup_(std::move(setup)) {
+  epoch_ = make_epoch();
+  listener_ = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 || ::listen(listener_.get(), 64) != 0 ||
+      ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    give_up("cannot listen");
+  }
+  port_ = ntohs(address.sin_port);
+  acceptor_ = std::thread([this] { accept_loop(); });
+}
+
+FakeAgent::~FakeAgent() {
+  stop_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& entry : open_fds_) ::shutdown(entry.second, SHUT_RDWR);
+  }
+  acceptor_.join();
+  for (auto& t : threads_) t.join();
+}
+
+std::string FakeAgent::endpoint() const {
+  return "127.0.0.1:" + std::to_string(port_);
+}
+
+VersionId FakeAgent::publish(std::vector<std::byte> half, const std::string& label) {
+  const std::lock_guard lock(mutex_);
+  State next;
+  next.version = {{epoch_, versions_.empty() ? 1 : versions_.back().version.id.number + 1}, label};
+  auto digests = std::make_shared<std::vector<std::uint64_t>>(layout_->tile_count());
+  if (versions_.empty()) {
+    delta::half_digests(*layout_, half, *digests, pool_);
+  } else {
+    const State& last = versions_.back();
+    *digests = *last.digests;
+    auto d = std::make_shared<delta::Delta>(
+        delta::encode(*layout_, *last.half, half, *digests,
+                      {last.version.id, next.version.id, last.root, delta::ValueForm::ulp}, pool_));
+    ring_.push_back(std::move(d));
+    while (ring_.size() > setup_.ring_deltas) ring_.pop_front();
+  }
+  next.root = delta::root_digest(*digests);
+  next.digests = std::move(digests);
+  next.half = std::make_shared<std::vector<std::byte>>(std::move(half));
+  versions_.push_back(std::move(next));
+  return versions_.back().version.id;
+}
+
+std::vector<std::byte> FakeAgent::newest() const {
+  const std::lock_guard lock(mutex_);
+  return *versions_.back().half;
+}
+
+Version FakeAgent::newest_version() const {
+  const std::lock_guard lock(mutex_);
+  return versions_.back().version;
+}
+
+std::vector<std::byte> FakeAgent::half_of(const VersionId& id) const {
+  const std::lock_guard lock(mutex_);
+  for (const State& v : versions_) {
+    if (v.version.id == id) return *v.half;
+  }
+  return {};
+}
+
+void FakeAgent::restart() {
+  const std::lock_guard lock(mutex_);
+  ++instance_;
+  plans_.clear();
+  ring_.clear();
+  for (const auto& entry : open_fds_) ::shutdown(entry.second, SHUT_RDWR);
+}
+
+void FakeAgent::change_layout(LayoutPtr layout) {
+  const std::lock_guard lock(mutex_);
+  layout_ = std::move(layout);
+  versions_.clear();
+  ring_.clear();
+  plans_.clear();
+}
+
+void FakeAgent::on_request(std::function<Fault(const Request&)> hook) {
+  const std::lock_guard lock(hook_mutex_);
+  hook_ = std::move(hook);
+}
+
+void FakeAgent::revoke_after(std::uint64_t bytes, std::function<void()> hook) {
+  const std::lock_guard lock(mutex_);
+  revoke_after_ = bytes;
+  on_revoke_ = std::move(hook);
+}
+
+std::uint64_t FakeAgent::requests(wire::Type type) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = requests_.find(static_cast<std::uint16_t>(type));
+  return it == requests_.end() ? 0 : it->second;
+}
+
+std::uint64_t FakeAgent::live_plans() const {
+  const std::lock_guard lock(mutex_);
+  return plans_.size();
+}
+
+std::vector<wire::Plan> FakeAgent::plans() const {
+  const std::lock_guard lock(mutex_);
+  return plans_seen_;
+}
+
+// ---- connections ---------------------------------------------------------------------------------------------
+
+void FakeAgent::accept_loop() {
+  while (!stop_) {
+    pollfd p{listener_.get(), POLLIN, 0};
+    if (::poll(&p, 1, 20) <= 0) continue;
+    UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!fd) continue;
+    const std::uint64_t id = ++connections_;
+    const std::lock_guard lock(mutex_);
+    threads_.emplace_back([this, id, raw = fd.release()] { serve(UniqueFd(raw), id); });
+  }
+}
+
+void FakeAgent::serve(UniqueFd fd, std::uint64_t id) {
+  Peer peer;
+  {
+    const std::lock_guard lock(mutex_);
+    open_fds_[id] = fd.get();
+  }
+  peer.socket = net::MessageSocket(UniqueFd(::dup(fd.get())));
+  peer.id = id;
+  Status status = handshake(peer);
+  while (status && !stop_) {
+    auto message = peer.socket.recv(wire::kRangesBytesMax, soon());
+    if (!message) break;
+    status = answer(peer, *message);
+  }
+  const std::lock_guard lock(mutex_);
+  ::shutdown(fd.get(), SHUT_RDWR);
+  open_fds_.erase(id);
+  for (auto it = plans_.begin(); it != plans_.end();) {
+    it = it->second->owner == id ? plans_.erase(it) : std::next(it);
+  }
+}
+
+Status FakeAgent::handshake(Peer& peer) {
+  wire::Hello hello;
+  hello.protocol = static_cast<std::uint16_t>(setup_.protocol);
+  hello.auth_required = setup_.token.empty() ? 0 : 1;
+  hello.nonce = net::make_nonce();
+  switch (ask_hook({wire::Type::hello, 0, {}})) {
+    case Fault::none: break;
+    case Fault::stall: std::this_thread::sleep_for(std::chrono::milliseconds(300)); return Error(Errc::aborted, "");
+    case Fault::garbage:
+      return send_bytes(peer, bytes_of(std::string_view("HTTP/1.1 400 Bad Request\r\n\r\n"
+                                                        "and some more to fill a header")));
+    default: return Error(Errc::aborted, "");
+  }
+  wire::Welcome welcome;
+  {
+    const std::lock_guard lock(mutex_);
+    hello.instance = instance_;
+    welcome.has_layout = layout_ ? 1 : 0;
+    if (layout_) welcome.layout = layout_->digest();
+  }
+  DS_TRY(peer.socket.send(0, hello, soon()));
+  DS_ASSIGN(const wire::Auth auth, peer.socket.recv_as<wire::Auth>(0, soon()));
+  peer.role = auth.role;
+  if (!net::equal_proofs(auth.proof, net::client_proof(setup_.token, hello.nonce, auth.nonce, auth.role))) {
+    return send_error(peer, 0, Errc::unauthenticated, "wrong token");
+  }
+  if (setup_.proves_token) welcome.proof = net::server_proof(setup_.token, auth.nonce, hello.nonce);
+  return peer.socket.send(0, welcome, soon());
+}
+
+Fault FakeAgent::ask_hook(const Request& request) {
+  Request r = request;
+  {
+    const std::lock_guard lock(mutex_);
+    r.ordinal = requests_[static_cast<std::uint16_t>(r.type)]++;
+  }
+  const std::lock_guard lock(hook_mutex_);
+  return hook_ ? hook_(r) : Fault::none;
+}
+
+Status FakeAgent::send_bytes(Peer& peer, ByteSpan bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::send(peer.socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (n > 0) {
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+      continue;
+    }
+    if (errno != EAGAIN && errno != EINTR) return Error::from_errno("send", errno);
+    pollfd p{peer.socket.fd(), POLLOUT, 0};
+    if (::poll(&p, 1, 20000) <= 0) return Error(Errc::timed_out, "send");
+  }
+  return {};
+}
+
+Status FakeAgent::send_error(Peer& peer, std::uint64_t request, Errc code, const std::string& text) {
+  wire::ErrorMessage message;
+  message.code = code;
+  message.message = text;
+  return peer.socket.send(request, message, soon());
+}
+
+// ---- requests ------------------------------------------------------------------------------------------------
+
+Status FakeAgent::answer(Peer& peer, const net::Message& message) {
+  const std::uint64_t request = message.header.request;
+  Request seen;
+  seen.type = message.type();
+  if (seen.type == wire::Type::get_extent) {
+    DS_ASSIGN(const wire::GetExtent e, wire::GetExtent::decode(message.payload));
+    seen.tiles = e.tiles;
+  }
+  const Fault fault = ask_hook(seen);
+  if (fault == Fault::drop) return Error(Errc::aborted, "");
+  if (fault == Fault::stall) {
+    while (!stop_ && !peer.socket.peer_closed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return Error(Errc::aborted, "");
+  }
+  if (fault == Fault::refuse) return send_error(peer, request, Errc::internal, "told to refuse");
+  if (fault == Fault::garbage) {
+    std::vector<std::byte> noise(4096, std::byte{0x5A});
+    return send_bytes(peer, noise);
+  }
+  if (fault == Fault::lie_huge || fault == Fault::bad_header) {
+    wire::Header header = wire::make_header(wire::Type::frame, request, {});
+    if (fault == Fault::lie_huge) header.payload_bytes = std::uint64_t{1} << 60;
+    header.header_hash = xxh3_64(bytes_of(header).first(offsetof(wire::Header, header_hash)));
+    if (fault == Fault::bad_header) header.header_hash ^= 1;
+    return send_bytes(peer, bytes_of(header));
+  }
+  switch (message.type()) {
+    case wire::Type::get_layout: {
+      LayoutPtr layout;
+      {
+        const std::lock_guard lock(mutex_);
+        layout = layout_;
+      }
+      if (!layout) return send_error(peer, request, Errc::not_found, "no layout yet");
+      DS_ASSIGN(const auto packed, wire::pack_layout(layout->encode(), make_sidecar(*layout).encode()));
+      return peer.socket.send(request, packed, soon());
+    }
+    case wire::Type::plan: return answer_plan(peer, message);
+    case wire::Type::get_digests: {
+      DS_ASSIGN(const wire::GetDigests get, wire::GetDigests::decode(message.payload));
+      const auto plan = find_plan(get.plan);
+      if (!plan) return send_error(peer, request, Errc::not_found, "no such plan");
+      std::vector<std::uint64_t> digests = *plan->target.digests;
+      if (fault == Fault::lie_long) digests.push_back(1);
+      if (fault == Fault::flip_at_source) digests[0] ^= 1;
+      const auto* bytes = reinterpret_cast<const std::byte*>(digests.data());
+      return peer.socket.send(wire::Type::digests, request, {bytes, digests.size() * 8}, soon());
+    }
+    case wire::Type::get_extent: return answer_extent(peer, message, fault);
+    case wire::Type::get_frames: return answer_frames(peer, message, fault);
+    case wire::Type::get_raw_tiles: return answer_raw(peer, message, fault);
+    case wire::Type::release: {
+      DS_ASSIGN(const wire::Release release, wire::Release::decode(message.payload));
+      {
+        const std::lock_guard lock(mutex_);
+        plans_.erase(release.plan);
+      }
+      return peer.socket.send(wire::Type::end, request, {}, soon());
+    }
+    default: return send_error(peer, request, Errc::protocol, "unknown request");
+  }
+}
+
+std::vector<delta::DeltaPtr> FakeAgent::chain(const VersionId& from, const Digest128& root, const VersionId& to) const {
+  std::vector<delta::DeltaPtr> steps;
+  for (const auto& d : ring_) {
+    if (steps.empty() && (d->from != from || d->from_root != root)) continue;
+    steps.push_back(d);
+    if (d->to == to) return steps;
+  }
+  return {};
+}
+
+Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
+  DS_ASSIGN(const wire::Plan plan, wire::Plan::decode(message.payload));
+  {
+    const std::lock_guard lock(mutex_);
+    plans_seen_.push_back(plan);
+  }
+  const Deadline patience = Deadline::after(std::chrono::milliseconds(plan.wait_ms));
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      if (plan.layout != layout_->digest()) {
+        lock.unlock();
+        return send_error(peer, message.header.request, Errc::layout_mismatch, "another layout");
+      }
+      const State* target = nullptr;
+      bool gone = false;
+      for (const State& v : versions_) {
+        const bool last = &v == &versions_.back();
+        switch (plan.want) {
+          case wire::WantKind::newest:
+            if (last) target = &v;
+            break;
+          case wire::WantKind::newer:
+            if (last && v.version.id != plan.base) target = &v;
+            break;
+          case wire::WantKind::number:
+            if (v.version.id.number == plan.number) target = &v;
+            break;
+          case wire::WantKind::label:
+            if (v.version.label == plan.label) target = &v;
+            break;
+        }
+      }
+      wire::PlanReply reply;
+      if (target != nullptr) {
+        reply.target = target->version;
+        reply.target_root = target->root;
+        reply.full_bytes = layout_->half_bytes();
+        auto live = std::make_shared<LivePlan>();
+        live->target = *target;
+        live->owner = peer.id;
+        live->steps = chain(plan.base, plan.base_root, target->version.id);
+        const bool same = plan.base == target->version.id && plan.base_root == target->root;
+        if (same && plan.partial == 0 && plan.full_only == 0) {
+          reply.mode = wire::PlanMode::up_to_date;
+        } else if (!live->steps.empty() && plan.partial == 0 && plan.full_only == 0) {
+          reply.mode = wire::PlanMode::delta;
+        } else {
+          reply.mode = wire::PlanMode::full;
+          gone = target != &versions_.back();
+          if (plan.partial == 0) live->steps.clear();
+        }
+        if (reply.mode != wire::PlanMode::up_to_date && !gone) {
+          for (const auto& d : live->steps) {
+            reply.steps.push_back({d->from, d->to, d->to_root, d->frames.size(), d->frame_bytes, d->changed});
+          }
+          reply.plan = net::make_random_id();
+          plans_[reply.plan] = std::move(live);
+        }
+        lock.unlock();
+        if (gone) return send_error(peer, message.header.request, Errc::gone, "that version is gone");
+        return peer.socket.send(message.header.request, reply, soon());
+      }
+    }
+    if (stop_ || patience.passed()) {
+      return send_error(peer, message.header.request, Errc::timed_out, "no such version came");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+std::shared_ptr<FakeAgent::LivePlan> FakeAgent::find_plan(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto it = plans_.find(id);
+  return it == plans_.end() ? nullptr : it->second;
+}
+
+Status FakeAgent::answer_extent(Peer& peer, const net::Message& message, Fault fault) {
+  DS_ASSIGN(const wire::GetExtent get, wire::GetExtent::decode(message.payload));
+  const std::uint64_t request = message.header.request;
+  const auto plan = find_plan(get.plan);
+  if (!plan) return send_error(peer, request, Errc::not_found, "no such plan");
+  const Tile first = layout_->tile(get.tiles.first);
+  const Tile last = layout_->tile(get.tiles.end - 1);
+  const Tensor& t0 = layout_->tensors()[first.tensor];
+  const Tensor& t1 = layout_->tensors()[last.tensor];
+  if (first.rect.col != 0 || last.rect.col + last.rect.cols != t1.cols) {
+    return send_error(peer, request, Errc::protocol, "not whole bands");
+  }
+  const std::uint64_t begin = t0.offset + first.rect.row * t0.row_bytes();
+  const std::uint64_t end = t1.offset + (last.rect.row + last.rect.rows) * t1.row_bytes();
+  bool revoked = false;
+  {
+    const std::lock_guard lock(mutex_);
+    revoked = plan->revoked;
+  }
+  if (revoked) return send_error(peer, request, Errc::lease_revoked, "the writer needs the half");
+  const std::uint64_t claimed = end - begin + (fault == Fault::lie_long ? 64 : 0);
+  DS_TRY(send_bytes(peer, bytes_of(wire::make_header(wire::Type::extent, request, {}, claimed))));
+  std::vector<std::byte> piece;
+  for (std::uint64_t at = begin; at < end;) {
+    const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(kSendPiece, end - at));
+    std::shared_ptr<const std::vector<std::byte>> source = plan->target.half;
+    std::function<void()> hook;
+    {
+      const std::lock_guard lock(mutex_);
+      plan->sent += n;
+      if (revoke_after_ != 0 && plan->sent > revoke_after_ && !plan->revoked) {
+        plan->revoked = true;
+        hook = on_revoke_;
+      }
+    }
+    if (hook) hook();
+    {
+      const std::lock_guard lock(mutex_);
+      if (plan->revoked) source = versions_.back().half;  // the writer is over it
+    }
+    piece.assign(source->begin() + static_cast<std::ptrdiff_t>(at),
+                 source->begin() + static_cast<std::ptrdiff_t>(at + n));
+    if (at == begin && (fault == Fault::flip_at_source || fault == Fault::flip_in_transit)) piece[0] ^= std::byte{4};
+    if (fault == Fault::drop_midway && at + n >= begin + (end - begin) / 2) return Error(Errc::aborted, "");
+    DS_TRY(send_bytes(peer, piece));
+    extent_bytes_ += n;
+    at += n;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    revoked = plan->revoked;
+  }
+  if (revoked) return send_error(peer, request, Errc::lease_revoked, "the writer needs the half");
+  return peer.socket.send(wire::Type::end, request, {}, soon());
+}
+
+Status FakeAgent::send_frame(Peer& peer, std::uint64_t request, std::vector<std::byte> bytes, Fault fault) {
+  const wire::Header header = wire::make_header(wire::Type::frame, request, bytes);
+  DS_TRY(send_bytes(peer, bytes_of(header)));
+  if (fault == Fault::drop_midway) {
+    DS_TRY(send_bytes(peer, ByteSpan(bytes).first(bytes.size() / 2)));
+    return Error(Errc::aborted, "");
+  }
+  if (fault == Fault::flip_in_transit) bytes[bytes.size() / 2] ^= std::byte{16};
+  return send_bytes(peer, bytes);
+}
+
+Status FakeAgent::answer_frames(Peer& peer, const net::Message& message, Fault fault) {
+  DS_ASSIGN(const wire::GetFrames get, wire::GetFrames::decode(message.payload));
+  const std::uint64_t request = message.header.request;
+  const auto plan = find_plan(get.plan);
+  if (!plan || get.step >= plan->steps.size()) return send_error(peer, request, Errc::not_found, "no such plan");
+  std::vector<delta::Batch> wanted;
+  for (const auto& r : get.ranges) wanted.push_back({r.first, r.end});
+  if (fault == Fault::wrong_tiles) wanted = {{0, layout_->tile_count()}};
+  for (const delta::Frame& frame : plan->steps[get.step]->frames) {
+    delta::Frame cut = delta::cut_frame(frame, wanted);
+    if (cut.bytes.empty()) continue;
+    if (fault == Fault::flip_at_source) {
+      cut.bytes[cut.bytes.size() - 1] ^= std::byte{1};  // inside the frame; the message's own hash fits it
+      fault = Fault::none;
+    }
+    DS_TRY(send_frame(peer, request, cut.bytes, fault));
+    if (fault == Fault::wrong_tiles) DS_TRY(send_frame(peer, request, cut.bytes, fault));
+  }
+  return peer.socket.send(wire::Type::end, request, {}, soon());
+}
+
+Status FakeAgent::answer_raw(Peer& peer, const net::Message& message, Fault fault) {
+  DS_ASSIGN(const wire::GetRawTiles get, wire::GetRawTiles::decode(message.payload));
+  const std::uint64_t request = message.header.request;
+  const auto plan = find_plan(get.plan);
+  if (!plan) return send_error(peer, request, Errc::not_found, "no such plan");
+  {
+    const std::unique_lock lock(mutex_);
+    if (plan->revoked) fault = Fault::refuse;
+  }
+  if (fault == Fault::refuse) return send_error(peer, request, Errc::lease_revoked, "the writer needs the half");
+  std::vector<std::byte> half = *plan->target.half;
+  for (const auto& r : get.ranges) {
+    std::vector<std::uint64_t> tiles;
+    for (std::uint64_t t = r.first; t < r.end; ++t) tiles.push_back(t);
+    if (fault == Fault::flip_at_source) {
+      const Tile tile = layout_->tile(r.first);
+      const Tensor& tensor = layout_->tensors()[tile.tensor];
+      half[tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes] ^= std::byte{8};
+    }
+    delta::Frame frame = delta::raw_frame(*layout_, half, tiles, *plan->target.digests);
+    DS_TRY(send_frame(peer, request, std::move(frame.bytes), fault));
+  }
+  return peer.socket.send(wire::Type::end, request, {}, soon());
+}
+
+}  // namespace deltasync::test

@@ -1,0 +1,146 @@
+// An agent in the test's own process that speaks the wire honestly until it is told not to: it drops connections,
+// flips bits, lies about lengths, stalls, revokes leases and comes back as another process. Versions are published
+// by the test; deltas are the real encoder's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/thread_pool.hpp"
+#include "delta/delta.hpp"
+#include "net/blocking.hpp"
+
+namespace deltasync::test {
+
+enum class Fault : std::uint8_t {
+  none,
+  drop,             ///< close the connection instead of an answer
+  drop_midway,      ///< close it in the middle of the first payload
+  flip_in_transit,  ///< one bit of the payload changes on its way (hashes do not fit)
+  flip_at_source,   ///< one bit of a tile's bytes is wrong, hashes fit it
+  lie_long,         ///< an extent header claims more bytes than were asked for
+  lie_huge,         ///< a header with a good hash claims 2^60 bytes
+  bad_header,       ///< the header's hash is wrong
+  garbage,          ///< random bytes instead of a message
+  stall,            ///< no answer, connection open
+  wrong_tiles,      ///< frames of tiles that were not asked for
+  refuse,           ///< an error message
+};
+
+/// A request on any connection, as the fault hook sees it.
+struct Request {
+  wire::Type type = wire::Type::hello;
+  std::uint64_t ordinal = 0;  ///< how many of this type came before
+  wire::TileRange tiles;      ///< get_extent
+};
+
+class FakeAgent {
+ public:
+  struct Setup {
+    std::string token;
+    bool proves_token = true;
+    std::size_t ring_deltas = 64;
+    std::uint32_t protocol = 1;
+  };
+
+  explicit FakeAgent(LayoutPtr layout, Setup setup);
+  explicit FakeAgent(LayoutPtr layout) : FakeAgent(std::move(layout), Setup{}) {}
+  ~FakeAgent();
+
+  std::string endpoint() const;
+
+  /// The next version of the current epoch.
+  VersionId publish(std::vector<std::byte> half, const std::string& label = {});
+  std::vector<std::byte> newest() const;
+  Version newest_version() const;
+  /// The bytes of a published version; empty if there was none.
+  std::vector<std::byte> half_of(const VersionId& id) const;
+  /// Ends every connection and forgets all plans; the same versions are served by "another process", without a ring.
+  void restart();
+  /// From now on another layout is announced.
+  void change_layout(LayoutPtr layout);
+
+  /// Decides about each request; called on the connection's thread, one call at a time.
+  void on_request(std::function<Fault(const Request&)> hook);
+  /// A plan's lease ends after so many extent bytes (0 = never): `hook` runs (publishes, say), the rest of the extent
+  /// is sent from the then newest version, as if the writer had overwritten the half, and then the error comes.
+  void revoke_after(std::uint64_t bytes, std::function<void()> hook);
+
+  std::uint64_t extent_bytes() const { return extent_bytes_; }
+  std::uint64_t requests(wire::Type type) const;
+  std::uint64_t connections() const { return connections_; }
+  std::uint64_t live_plans() const;
+  /// Plans seen, in order.
+  std::vector<wire::Plan> plans() const;
+
+ private:
+  struct State {
+    Version version;
+    std::shared_ptr<const std::vector<std::byte>> half;
+    std::shared_ptr<const std::vector<std::uint64_t>> digests;
+    Digest128 root;
+  };
+  struct LivePlan {
+    State target;
+    std::vector<delta::DeltaPtr> steps;
+    std::uint64_t sent = 0;
+    bool revoked = false;
+    std::uint64_t owner = 0;  // connection
+  };
+  struct Peer {
+    net::MessageSocket socket;
+    std::uint64_t id = 0;
+    wire::Role role = wire::Role::control;
+  };
+
+  void accept_loop();
+  void serve(UniqueFd fd, std::uint64_t id);
+  Status handshake(Peer& peer);
+  Status answer(Peer& peer, const net::Message& message);
+  Status answer_plan(Peer& peer, const net::Message& message);
+  Status answer_extent(Peer& peer, const net::Message& message, Fault fault);
+  Status answer_frames(Peer& peer, const net::Message& message, Fault fault);
+  Status answer_raw(Peer& peer, const net::Message& message, Fault fault);
+  Status send_frame(Peer& peer, std::uint64_t request, std::vector<std::byte> bytes, Fault fault);
+  Status send_error(Peer& peer, std::uint64_t request, Errc code, const std::string& text);
+  Status send_bytes(Peer& peer, ByteSpan bytes);
+  Fault ask_hook(const Request& request);
+  std::shared_ptr<LivePlan> find_plan(std::uint64_t id);
+  std::vector<delta::DeltaPtr> chain(const VersionId& from, const Digest128& root, const VersionId& to) const;
+
+  LayoutPtr layout_;
+  const Setup setup_;
+  ThreadPool pool_{1, "fake-encode"};
+  UniqueFd listener_;
+  std::uint16_t port_ = 0;
+  std::atomic<std::uint64_t> extent_bytes_{0};
+  std::atomic<std::uint64_t> connections_{0};
+  std::atomic<bool> stop_{false};
+
+  mutable std::mutex mutex_;  // protects all below
+  std::uint64_t instance_ = 1;
+  std::uint64_t epoch_ = 0;
+  std::vector<State> versions_;
+  std::deque<delta::DeltaPtr> ring_;
+  std::map<std::uint64_t, std::shared_ptr<LivePlan>> plans_;
+  std::map<std::uint64_t, int> open_fds_;
+  std::map<std::uint16_t, std::uint64_t> requests_;
+  std::vector<wire::Plan> plans_seen_;
+  std::function<Fault(const Request&)> hook_;
+  std::uint64_t revoke_after_ = 0;
+  std::function<void()> on_revoke_;
+  std::list<std::thread> threads_;
+  std::mutex hook_mutex_;
+  std::thread acceptor_;  // last: it uses all of the above
+};
+
+}  // namespace deltasync::test

@@ -1,0 +1,289 @@
+// Pulls against an honest agent: modes, versions, staging, commit, rollback.
+#include <thread>
+
+#include "tests/receiver/pull_fixture.hpp"
+
+namespace deltasync::test {
+namespace {
+
+TEST_F(PullTest, FirstPullIsFullAndEqual) {
+  start();
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  EXPECT_FALSE(receiver_->current().has_value()) << "nothing is published before commit";
+  const PullReport& report = (*staged)->report();
+  EXPECT_EQ(report.mode, PullMode::full);
+  EXPECT_EQ(report.version, agent_->newest_version());
+  EXPECT_EQ(report.full_bytes, model_.layout->model_bytes());
+  EXPECT_EQ(report.tiles, model_.layout->tile_count());
+  EXPECT_EQ(report.stream_restarts, 0u);
+  EXPECT_EQ(report.repaired_tiles, 0u);
+  EXPECT_EQ(report.replans, 0u);
+  EXPECT_GE(report.wire_bytes, agent_->extent_bytes());
+  EXPECT_LT(report.metadata_bytes, 64u << 10);
+  ASSERT_TRUE((*staged)->commit().ok());
+  expect_holds_newest();
+  EXPECT_EQ(agent_->live_plans(), 0u) << "the lease was not acknowledged";
+}
+
+TEST_F(PullTest, NoByteIsFetchedTwiceWithoutCause) {
+  start();
+  pull_and_commit();
+  EXPECT_LE(agent_->extent_bytes(), model_.layout->half_bytes());
+}
+
+TEST_F(PullTest, DeltaLeavesLiveMemoryAloneUntilCommit) {
+  start();
+  pull_and_commit();
+  const auto before = agent_->newest();
+  step();
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  EXPECT_EQ((*staged)->report().mode, PullMode::delta);
+  EXPECT_EQ((*staged)->report().delta_steps, 1u);
+  EXPECT_GT((*staged)->report().changed, 0u);
+  EXPECT_LT((*staged)->report().wire_bytes, model_.layout->model_bytes() / 4);
+  expect_memory(before);
+  ASSERT_TRUE((*staged)->commit().ok());
+  expect_holds_newest();
+  EXPECT_EQ(agent_->live_plans(), 0u);
+}
+
+TEST_F(PullTest, SeveralStepsAreAppliedInOrder) {
+  start();
+  pull_and_commit();
+  for (int i = 0; i < 4; ++i) step(0.02);
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.mode, PullMode::delta);
+  EXPECT_EQ(report.delta_steps, 4u);
+}
+
+TEST_F(PullTest, ALongRunOfSteps) {
+  start();
+  pull_and_commit();
+  for (int i = 0; i < 12; ++i) {
+    for (int k = 0; k <= i % 3; ++k) step(i % 4 == 0 ? 0.2 : 0.005);
+    EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
+  }
+}
+
+TEST_F(PullTest, AStepWithoutAnyChange) {
+  start();
+  pull_and_commit();
+  agent_->publish(model_.half);
+  EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
+  step();
+  pull_and_commit();
+}
+
+TEST_F(PullTest, UpToDate) {
+  start();
+  pull_and_commit();
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.mode, PullMode::up_to_date);
+  EXPECT_EQ(report.version, agent_->newest_version());
+}
+
+TEST_F(PullTest, NewerWaitsForTheNextVersion) {
+  start();
+  pull_and_commit();
+  auto early = pull({Want::Kind::newer, 0, {}}, 400);
+  ASSERT_FALSE(early.ok());
+  EXPECT_EQ(early.error().code(), Errc::timed_out);
+  EXPECT_NE(early.error().message().find("a newer version"), std::string::npos) << early.error().message();
+  std::thread trainer([this] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(350));
+    step();
+  });
+  const PullReport report = pull_and_commit({Want::Kind::newer, 0, {}});
+  trainer.join();
+  EXPECT_EQ(report.mode, PullMode::delta);
+  EXPECT_GT(report.wait_s, 0.0);
+}
+
+TEST_F(PullTest, NamedVersions) {
+  start();
+  pull_and_commit();
+  step(0.01, "two");
+  const auto second = agent_->newest();
+  step(0.01, "three");
+  auto staged = pull({Want::Kind::label, 0, "two"});
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  EXPECT_EQ(receiver_->current()->label, "two");
+  expect_memory(second);
+  pull_and_commit({Want::Kind::number, 3, {}});
+
+  auto past = pull({Want::Kind::number, 1, {}});
+  ASSERT_FALSE(past.ok());
+  EXPECT_EQ(past.error().code(), Errc::gone);
+  auto never = pull({Want::Kind::number, 99, {}}, 300);
+  ASSERT_FALSE(never.ok());
+  EXPECT_EQ(never.error().code(), Errc::timed_out);
+  EXPECT_NE(never.error().message().find("version number 99"), std::string::npos) << never.error().message();
+  EXPECT_NE(never.error().message().find(agent_->endpoint()), std::string::npos) << never.error().message();
+  expect_holds_newest();
+}
+
+TEST_F(PullTest, DroppedUpdatesLeaveNoTrace) {
+  start();
+  {
+    auto staged = pull();
+    ASSERT_TRUE(staged.ok());
+  }
+  EXPECT_FALSE(receiver_->current().has_value());
+  pull_and_commit();
+  const auto before = agent_->newest();
+  step();
+  {
+    auto staged = pull();
+    ASSERT_TRUE(staged.ok());
+  }
+  expect_memory(before);
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok());
+  ASSERT_TRUE((*staged)->rollback().ok());
+  EXPECT_EQ((*staged)->commit().error().code(), Errc::invalid_argument);
+  expect_memory(before);
+  pull_and_commit();
+}
+
+TEST_F(PullTest, RollbackAfterCommit) {
+  start();
+  pull_and_commit();
+  const auto before = agent_->newest();
+  const Version version = *receiver_->current();
+  step();
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok());
+  ASSERT_TRUE((*staged)->commit().ok());
+  ASSERT_TRUE((*staged)->rollback().ok());
+  expect_memory(before);
+  EXPECT_EQ(*receiver_->current(), version);
+  EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
+}
+
+TEST_F(PullTest, ALaterPullOvertakesAStagedUpdate) {
+  start();
+  auto first = pull();
+  ASSERT_TRUE(first.ok());
+  auto second = pull();
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ((*first)->commit().error().code(), Errc::invalid_argument);
+  ASSERT_TRUE((*second)->commit().ok());
+  expect_holds_newest();
+  first->reset();
+  second->reset();
+  expect_holds_newest();
+}
+
+TEST_F(PullTest, AnUpdateMayOutliveItsReceiver) {
+  start();
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok());
+  receiver_.reset();
+  EXPECT_EQ((*staged)->commit().error().code(), Errc::invalid_argument);
+}
+
+TEST_F(PullTest, FullOverLive) {
+  FakeAgent::Setup setup;
+  setup.ring_deltas = 0;  // never a delta
+  start(setup);
+  pull_and_commit();
+  const auto before = agent_->newest();
+  step();
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  EXPECT_EQ((*staged)->report().mode, PullMode::full);
+  expect_memory(before);
+  ASSERT_TRUE((*staged)->commit().ok());
+  expect_holds_newest();
+}
+
+TEST_F(PullTest, FullOverLiveRefused) {
+  FakeAgent::Setup setup;
+  setup.ring_deltas = 0;
+  options_.full_over_live = FullOverLive::refuse;
+  start(setup);
+  pull_and_commit();
+  const auto before = agent_->newest();
+  step();
+  auto staged = pull();
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::no_space);
+  expect_memory(before);
+  EXPECT_EQ(agent_->live_plans(), 0u) << "a plan that leads nowhere keeps its lease";
+}
+
+TEST_F(PullTest, FullInPlace) {
+  FakeAgent::Setup setup;
+  setup.ring_deltas = 0;
+  options_.full_over_live = FullOverLive::in_place;
+  start(setup);
+  pull_and_commit();
+  step();
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  EXPECT_FALSE(receiver_->current().has_value());
+  ASSERT_TRUE((*staged)->commit().ok());
+  expect_holds_newest();
+}
+
+TEST_F(PullTest, OneStreamAndMany) {
+  for (const unsigned streams : {1u, 2u, 9u}) {
+    options_.streams = streams;
+    start();
+    pull_and_commit();
+    step(0.05);
+    pull_and_commit();
+    receiver_.reset();
+  }
+  options_.streams = 0;
+  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(100)).error().code(), Errc::invalid_argument);
+}
+
+TEST_F(PullTest, EveryDtypeAndSeed) {
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    model_ = make_model(seed);
+    start();
+    pull_and_commit();
+    for (int i = 0; i < 3; ++i) {
+      step(0.01 * static_cast<double>(1 + 10 * i));
+      pull_and_commit();
+    }
+    receiver_.reset();
+  }
+}
+
+TEST_F(PullTest, MetadataCrossesOnce) {
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < 20'000; ++i) {
+    TensorSpec s;
+    s.name = "layers." + std::to_string(i) + ".weight";
+    s.shape = {8, 16};
+    specs.push_back(s);
+  }
+  model_ = make_model(3, specs);
+  start();
+  pull_and_commit();
+  model_.half[model_.layout->tensors()[777].offset] ^= std::byte{1};
+  agent_->publish(model_.half);
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.mode, PullMode::delta);
+  EXPECT_EQ(report.changed, 1u);
+  EXPECT_EQ(report.tiles, 1u);
+  EXPECT_LT(report.metadata_bytes, 1024u);
+}
+
+TEST(ReceiverConnect, BadEndpoints) {
+  for (const char* endpoint : {"", "localhost", "host:", ":1", "host:0", "host:70000", "host:12x"}) {
+    ReceiverOptions options;
+    options.endpoint = endpoint;
+    auto made = Receiver::connect(options, in_ms(200));
+    ASSERT_FALSE(made.ok()) << endpoint;
+    EXPECT_EQ(made.error().code(), Errc::invalid_argument) << made.error().to_string();
+  }
+}
+
+}  // namespace
+}  // namespace deltasync::test

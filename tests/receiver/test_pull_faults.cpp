@@ -1,0 +1,499 @@
+// Pulls against an agent that misbehaves, a network that breaks, memory that rots.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <atomic>
+
+#include "tests/receiver/pull_fixture.hpp"
+
+namespace deltasync::test {
+namespace {
+
+using wire::Type;
+
+/// Misbehaves on requests of one type, from the nth on, so many times.
+std::function<Fault(const Request&)> fault_on(Type type, Fault fault, std::uint64_t first, std::uint64_t times = 1) {
+  return [=](const Request& r) {
+    return r.type == type && r.ordinal >= first && r.ordinal - first < times ? fault : Fault::none;
+  };
+}
+constexpr std::uint64_t kAlways = ~std::uint64_t{0};
+
+// ---- broken streams ------------------------------------------------------------------------------------------
+
+TEST_F(PullTest, BrokenStreamRefetchesOnlyWhatIsMissing) {
+  options_.streams = 2;
+  receiver::Tuning tuning = quick();
+  tuning.item_bytes = 1u << 20;
+  start({}, tuning);
+  agent_->on_request(fault_on(Type::get_extent, Fault::drop_midway, 2));
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.stream_restarts, 1u);
+  EXPECT_EQ(report.replans, 0u);
+  // At most the bands that were half received, and what was asked for ahead on the same stream, come again.
+  EXPECT_LT(agent_->extent_bytes(), model_.layout->half_bytes() + (1536u << 10));
+  EXPECT_EQ(report.tiles, model_.layout->tile_count()) << "a verified tile was fetched again";
+}
+
+TEST_F(PullTest, StreamsThatBreakAgainAndAgain) {
+  start();
+  std::atomic<int> n{0};
+  agent_->on_request([&](const Request& r) {
+    if (r.type != Type::get_extent) return Fault::none;
+    return ++n % 3 == 0 ? Fault::drop_midway : Fault::none;
+  });
+  EXPECT_GT(pull_and_commit().stream_restarts, 3u);
+}
+
+TEST_F(PullTest, BrokenDuringDelta) {
+  start();
+  pull_and_commit();
+  step(0.1);
+  agent_->on_request([](const Request& r) {
+    if (r.type != Type::get_frames) return Fault::none;
+    return r.ordinal % 2 == 0 ? Fault::drop_midway : Fault::none;
+  });
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.mode, PullMode::delta);
+  EXPECT_GE(report.stream_restarts, 1u);
+}
+
+TEST_F(PullTest, IdleConnectionsThatTheAgentClosedAreReplacedSilently) {
+  start();
+  pull_and_commit();
+  agent_->restart();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  step();
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.stream_restarts, 0u);
+}
+
+TEST_F(PullTest, HelloDroppedOnDataStreams) {
+  start();
+  agent_->on_request(
+      [](const Request& r) { return r.type == Type::hello && r.ordinal % 2 == 1 ? Fault::drop : Fault::none; });
+  pull_and_commit();
+}
+
+// ---- wrong bytes ---------------------------------------------------------------------------------------------
+
+TEST_F(PullTest, FlippedBitInAnExtentIsRepaired) {
+  start();
+  agent_->on_request(fault_on(Type::get_extent, Fault::flip_in_transit, 1));
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.repaired_tiles, 1u);
+  EXPECT_EQ(agent_->requests(Type::get_raw_tiles), 1u);
+}
+
+TEST_F(PullTest, ManyFlippedExtentsAndOneBadRepair) {
+  start();
+  agent_->on_request([](const Request& r) {
+    if (r.type == Type::get_extent) return Fault::flip_in_transit;
+    if (r.type == Type::get_raw_tiles && r.ordinal == 0) return Fault::flip_at_source;
+    return Fault::none;
+  });
+  EXPECT_GT(pull_and_commit().repaired_tiles, 1u);
+}
+
+TEST_F(PullTest, TileThatNeverGetsRightNamesItself) {
+  start();
+  agent_->on_request([](const Request& r) {
+    if (r.type == Type::get_extent) return Fault::flip_in_transit;
+    return r.type == Type::get_raw_tiles ? Fault::flip_at_source : Fault::none;
+  });
+  auto staged = pull();
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::corrupt);
+  EXPECT_NE(staged.error().message().find("tile "), std::string::npos) << staged.error().message();
+  EXPECT_NE(staged.error().message().find(agent_->endpoint()), std::string::npos) << staged.error().message();
+  EXPECT_FALSE(receiver_->current().has_value());
+  agent_->on_request(nullptr);
+  pull_and_commit();
+}
+
+TEST_F(PullTest, FrameFlippedInTransitIsFetchedAgain) {
+  start();
+  pull_and_commit();
+  step();
+  agent_->on_request(fault_on(Type::get_frames, Fault::flip_in_transit, 0));
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.mode, PullMode::delta);
+  EXPECT_EQ(report.stream_restarts, 1u);
+}
+
+TEST_F(PullTest, FrameWrongOnceAtTheSourceIsFetchedAgain) {
+  start();
+  pull_and_commit();
+  step();
+  agent_->on_request(fault_on(Type::get_frames, Fault::flip_at_source, 0));
+  EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
+}
+
+TEST_F(PullTest, FramesThatStayWrongLeadToAFullUpdate) {
+  start();
+  pull_and_commit();
+  step();
+  agent_->on_request(fault_on(Type::get_frames, Fault::flip_at_source, 0, kAlways));
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.mode, PullMode::full);
+  EXPECT_GE(report.replans, 1u);
+}
+
+TEST_F(PullTest, FramesOfTilesThatNobodyAskedFor) {
+  start();
+  pull_and_commit();
+  step();
+  agent_->on_request(fault_on(Type::get_frames, Fault::wrong_tiles, 0, kAlways));
+  EXPECT_EQ(pull_and_commit().mode, PullMode::full);
+}
+
+TEST_F(PullTest, WrongBaseIsFoundAndReplaced) {
+  options_.scrub_tiles = 0;
+  start();
+  pull_and_commit();
+  // The whole tensor: the update is sure to touch some of it.
+  const std::uint32_t big = tensor("big.2");
+  for (std::uint64_t i = 0; i < model_.layout->tensors()[big].bytes; i += 2) live_byte(big, i) ^= std::byte{1};
+  step(0.05);
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.mode, PullMode::full);
+  EXPECT_EQ(pull_and_commit().mode, PullMode::up_to_date) << "the distrust ended with the full update";
+}
+
+TEST_F(PullTest, WrongBaseUnderSeveralSteps) {
+  options_.scrub_tiles = 0;
+  start();
+  pull_and_commit();
+  const std::uint32_t big = tensor("big.4");
+  for (std::uint64_t i = 0; i < model_.layout->tensors()[big].bytes; i += 2) live_byte(big, i) ^= std::byte{1};
+  step(0.05);
+  step(0.05);
+  EXPECT_EQ(pull_and_commit().mode, PullMode::full);
+}
+
+TEST_F(PullTest, ScrubFindsWhatNoUpdateTouches) {
+  options_.scrub_tiles = 4;
+  start();
+  pull_and_commit();
+  const std::uint32_t victim = tensor("norm.250");
+  live_byte(victim, 3) ^= std::byte{0x20};
+  const auto& layout = *model_.layout;
+  const std::uint64_t pulls_max = layout.tile_count() / options_.scrub_tiles + 2;
+  bool found = false;
+  for (std::uint64_t i = 0; i < pulls_max && !found; ++i) {
+    // One change far from the victim.
+    model_.half[layout.tensors()[tensor("big.0")].offset + 2 * i] ^= std::byte{1};
+    agent_->publish(model_.half);
+    auto staged = pull();
+    if (staged.ok()) {
+      ASSERT_TRUE((*staged)->commit().ok());
+      continue;
+    }
+    found = true;
+    EXPECT_EQ(staged.error().code(), Errc::corrupt);
+    EXPECT_NE(staged.error().message().find("norm.250"), std::string::npos) << staged.error().message();
+  }
+  ASSERT_TRUE(found);
+  EXPECT_EQ(pull_and_commit().mode, PullMode::full);
+  expect_holds_newest();
+}
+
+// ---- lies ----------------------------------------------------------------------------------------------------
+
+TEST_F(PullTest, LyingHeadersEndInAnErrorThatSaysSo) {
+  for (const Fault fault : {Fault::lie_long, Fault::lie_huge, Fault::bad_header, Fault::garbage}) {
+    start();
+    agent_->on_request(fault_on(Type::get_extent, fault, 0, kAlways));
+    auto staged = pull();
+    ASSERT_FALSE(staged.ok()) << static_cast<int>(fault);
+    EXPECT_TRUE(staged.error().code() == Errc::protocol || staged.error().code() == Errc::corrupt)
+        << staged.error().to_string();
+    EXPECT_FALSE(receiver_->current().has_value());
+    agent_->on_request(nullptr);
+    pull_and_commit();
+    receiver_.reset();
+  }
+}
+
+TEST_F(PullTest, LiesThatStopAreSurvived) {
+  for (const Fault fault : {Fault::lie_long, Fault::lie_huge, Fault::bad_header, Fault::garbage, Fault::refuse}) {
+    start();
+    agent_->on_request(fault_on(Type::get_extent, fault, 1, 2));
+    pull_and_commit();
+    step();
+    agent_->on_request(fault_on(Type::get_frames, fault == Fault::lie_long ? Fault::drop : fault, 0, 2));
+    pull_and_commit();
+    receiver_.reset();
+  }
+}
+
+TEST_F(PullTest, LiesOnTheControlConnection) {
+  for (const Type type : {Type::plan, Type::get_digests}) {
+    for (const Fault fault : {Fault::drop, Fault::lie_huge, Fault::bad_header, Fault::garbage}) {
+      start();
+      agent_->on_request(fault_on(type, fault, 0, 2));
+      pull_and_commit();
+      receiver_.reset();
+    }
+  }
+}
+
+TEST_F(PullTest, DigestTableThatDoesNotFitItsRoot) {
+  for (const Fault fault : {Fault::flip_at_source, Fault::lie_long}) {
+    start();
+    agent_->on_request(fault_on(Type::get_digests, fault, 0, kAlways));
+    auto staged = pull();
+    ASSERT_FALSE(staged.ok());
+    EXPECT_TRUE(staged.error().code() == Errc::corrupt || staged.error().code() == Errc::protocol)
+        << staged.error().to_string();
+    EXPECT_NE(staged.error().message().find("digest"), std::string::npos) << staged.error().message();
+    receiver_.reset();
+  }
+}
+
+TEST_F(PullTest, AnAgentThatAlwaysRefusesIsNotAskedForEver) {
+  start();
+  agent_->on_request(fault_on(Type::get_extent, Fault::refuse, 0, kAlways));
+  auto staged = pull();
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::internal);
+  EXPECT_NE(staged.error().message().find("told to refuse"), std::string::npos) << staged.error().message();
+}
+
+// ---- deadlines -----------------------------------------------------------------------------------------------
+
+TEST_F(PullTest, StalledStreamsEndWithTheDeadlineAndTheNextPullResumes) {
+  start();
+  agent_->on_request(
+      [](const Request& r) { return r.type == Type::get_extent && r.ordinal >= 12 ? Fault::stall : Fault::none; });
+  auto staged = pull({}, 700);
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::timed_out);
+  EXPECT_NE(staged.error().message().find("fetching tiles"), std::string::npos) << staged.error().message();
+  EXPECT_NE(staged.error().message().find(agent_->endpoint()), std::string::npos) << staged.error().message();
+  EXPECT_FALSE(receiver_->current().has_value());
+  agent_->on_request(nullptr);
+  const PullReport report = pull_and_commit();
+  EXPECT_LT(report.tiles, model_.layout->tile_count()) << "verified tiles were fetched again";
+  EXPECT_EQ(agent_->plans().back().partial, 1);
+}
+
+TEST_F(PullTest, OneStalledStreamHoldsUpNobodyForLong) {
+  start();
+  agent_->on_request(fault_on(Type::get_extent, Fault::stall, 3));
+  EXPECT_EQ(pull_and_commit().stream_restarts, 1u);
+}
+
+TEST_F(PullTest, StalledDeltaLeavesTheOldVersion) {
+  start();
+  pull_and_commit();
+  const auto before = agent_->newest();
+  const Version version = *receiver_->current();
+  step();
+  agent_->on_request(fault_on(Type::get_frames, Fault::stall, 0, kAlways));
+  auto staged = pull({}, 500);
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::timed_out);
+  EXPECT_NE(staged.error().message().find("fetching the delta"), std::string::npos) << staged.error().message();
+  expect_memory(before);
+  EXPECT_EQ(*receiver_->current(), version);
+  agent_->on_request(nullptr);
+  EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
+}
+
+TEST_F(PullTest, SilentAndAbsentPeers) {
+  // A listener that never says a word.
+  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(listener.get(), 4), 0);
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  options_.endpoint = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  auto silent = receiver::ReceiverImpl::connect(options_, quick(), in_ms(300));
+  ASSERT_FALSE(silent.ok());
+  EXPECT_EQ(silent.error().code(), Errc::timed_out);
+  EXPECT_NE(silent.error().message().find(options_.endpoint), std::string::npos) << silent.error().message();
+  listener.reset();
+  auto absent = receiver::ReceiverImpl::connect(options_, quick(), in_ms(300));
+  ASSERT_FALSE(absent.ok());
+  EXPECT_EQ(absent.error().code(), Errc::connection);
+}
+
+TEST_F(PullTest, AgentThatGoesAwayForGood) {
+  start();
+  pull_and_commit();
+  const auto before = agent_->newest();
+  const std::string endpoint = agent_->endpoint();
+  agent_.reset();
+  auto staged = pull({}, 400);
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::timed_out);
+  EXPECT_NE(staged.error().message().find(endpoint), std::string::npos) << staged.error().message();
+  EXPECT_NE(staged.error().message().find("connecting"), std::string::npos) << staged.error().message();
+  expect_memory(before);
+}
+
+// ---- leases, restarts, layouts -------------------------------------------------------------------------------
+
+TEST_F(PullTest, PullSlowerThanTheStepsEnds) {
+  receiver::Tuning tuning = quick();
+  tuning.item_bytes = 64u << 10;
+  start({}, tuning);
+  std::atomic<int> revoked{0};
+  // Each plan gets an eighth of the model before two more trainer steps take its half away.
+  agent_->revoke_after(model_.layout->half_bytes() / 8, [&] {
+    ++revoked;
+    step(0.01);
+    step(0.01);
+  });
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.mode, PullMode::full);
+  EXPECT_GE(revoked.load(), 5) << "the test did not make the pull slow";
+  EXPECT_GE(report.replans, 5u);
+  EXPECT_GE(report.delta_steps, 10u);
+  // What was verified stayed: far less than one model for each plan crossed the wire.
+  EXPECT_LT(agent_->extent_bytes(), 2 * model_.layout->half_bytes());
+}
+
+TEST_F(PullTest, RevokedAndTheRingForgot) {
+  FakeAgent::Setup setup;
+  setup.ring_deltas = 1;
+  receiver::Tuning tuning = quick();
+  tuning.item_bytes = 64u << 10;
+  start(setup, tuning);
+  std::atomic<int> revoked{0};
+  agent_->revoke_after(model_.layout->half_bytes() / 2, [&] {
+    step(0.3);
+    step(0.3);
+    if (++revoked == 2) agent_->revoke_after(0, nullptr);
+  });
+  const PullReport report = pull_and_commit();
+  EXPECT_GE(report.replans, 2u);
+  EXPECT_EQ(report.delta_steps, 0u);
+}
+
+TEST_F(PullTest, RevokedOverALiveVersion) {
+  FakeAgent::Setup setup;
+  setup.ring_deltas = 2;
+  start(setup);
+  pull_and_commit();
+  const auto before = agent_->newest();
+  for (int i = 0; i < 5; ++i) step(0.05);  // out of the ring: full
+  std::atomic<int> revoked{0};
+  agent_->revoke_after(model_.layout->half_bytes() / 3, [&] {
+    step(0.01);
+    if (++revoked == 4) agent_->revoke_after(0, nullptr);
+  });
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  EXPECT_EQ((*staged)->report().mode, PullMode::full);
+  EXPECT_GE((*staged)->report().replans, 2u);
+  expect_memory(before);
+  ASSERT_TRUE((*staged)->commit().ok());
+  expect_memory(agent_->half_of(receiver_->current()->id));
+}
+
+TEST_F(PullTest, AgentRestartsInTheMiddleOfAFullPull) {
+  start();
+  std::atomic<int> n{0};
+  agent_->on_request([&](const Request& r) {
+    if (r.type == Type::get_extent && ++n == 10) agent_->restart();
+    return Fault::none;
+  });
+  const PullReport report = pull_and_commit();
+  EXPECT_GE(report.replans, 1u);
+  EXPECT_LT(report.tiles, 2 * model_.layout->tile_count());
+}
+
+TEST_F(PullTest, AgentRestartsBetweenPlanAndFrames) {
+  start();
+  pull_and_commit();
+  step();
+  std::atomic<int> n{0};
+  agent_->on_request([&](const Request& r) {
+    if (r.type == Type::get_frames && ++n == 1) agent_->restart();
+    return Fault::none;
+  });
+  // The new process has no ring: only a full update leads on.
+  EXPECT_EQ(pull_and_commit().mode, PullMode::full);
+}
+
+TEST_F(PullTest, AnotherLayout) {
+  start();
+  pull_and_commit();
+  const auto before = agent_->newest();
+  agent_->change_layout(make_model(9).layout);
+  agent_->restart();
+  for (int i = 0; i < 2; ++i) {
+    auto staged = pull({}, 2000);
+    ASSERT_FALSE(staged.ok());
+    EXPECT_EQ(staged.error().code(), Errc::layout_mismatch) << staged.error().to_string();
+  }
+  expect_memory(before);
+}
+
+TEST_F(PullTest, BindChecksTheLayout) {
+  start();
+  auto other = make_host_target(make_model(9).layout);
+  EXPECT_EQ(receiver_->bind(std::move(other), in_ms(1000)).error().code(), Errc::layout_mismatch);
+  EXPECT_EQ(receiver_->bind(nullptr, in_ms(1000)).error().code(), Errc::invalid_argument);
+}
+
+// ---- authentication ------------------------------------------------------------------------------------------
+
+TEST_F(PullTest, RightToken) {
+  FakeAgent::Setup setup;
+  setup.token = "open sesame";
+  start(setup);
+  pull_and_commit();
+}
+
+TEST_F(PullTest, WrongMissingAndUnprovenTokens) {
+  FakeAgent::Setup setup;
+  setup.token = "open sesame";
+  agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
+  options_.endpoint = agent_->endpoint();
+  for (const char* token : {"", "open sesam", "Open sesame"}) {
+    options_.token = token;
+    auto made = receiver::ReceiverImpl::connect(options_, quick(), in_ms(2000));
+    ASSERT_FALSE(made.ok());
+    EXPECT_EQ(made.error().code(), Errc::unauthenticated) << made.error().to_string();
+  }
+  setup.proves_token = false;
+  agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
+  options_.endpoint = agent_->endpoint();
+  options_.token = setup.token;
+  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(2000)).error().code(), Errc::unauthenticated);
+}
+
+TEST_F(PullTest, AnotherProtocolVersion) {
+  FakeAgent::Setup setup;
+  setup.protocol = 2;
+  agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
+  options_.endpoint = agent_->endpoint();
+  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(2000)).error().code(), Errc::unsupported);
+}
+
+TEST_F(PullTest, ConnectWaitsForALayout) {
+  agent_ = std::make_unique<FakeAgent>(nullptr);
+  options_.endpoint = agent_->endpoint();
+  auto early = receiver::ReceiverImpl::connect(options_, quick(), in_ms(200));
+  ASSERT_FALSE(early.ok());
+  EXPECT_EQ(early.error().code(), Errc::timed_out);
+  EXPECT_NE(early.error().message().find("layout"), std::string::npos) << early.error().message();
+  std::thread trainer([this] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    agent_->change_layout(model_.layout);
+    agent_->publish(model_.half);
+  });
+  connect();
+  trainer.join();
+  pull_and_commit();
+}
+
+}  // namespace
+}  // namespace deltasync::test
