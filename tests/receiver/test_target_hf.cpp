@@ -86,6 +86,19 @@ TEST_F(HfTargetTest, AHardLinkKeepsItsBytes) {
   EXPECT_EQ(read_file(backup), bytes);
 }
 
+TEST_F(HfTargetTest, AnUpdateThatIsGivenUpLeavesNoFiles) {
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_TRUE(ok(hf_.full()));
+  ASSERT_TRUE(ok(hf_.target().begin_full(FullOverLive::stage)));
+  EXPECT_TRUE(hf_.has_incoming());
+  hf_.target().discard_full();
+  EXPECT_FALSE(hf_.has_incoming());
+  ASSERT_TRUE(ok(hf_.target().begin_full(FullOverLive::stage)));
+  hf_.close();
+  EXPECT_FALSE(hf_.has_incoming());
+  EXPECT_EQ(hf_.differs(), "");
+}
+
 TEST_F(HfTargetTest, ResumesAfterARestart) {
   ASSERT_TRUE(ok(hf_.restart()));
   EXPECT_EQ(hf_.target().committed(), nullptr);
