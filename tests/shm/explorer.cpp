@@ -110,7 +110,7 @@ std::string describe(const Config& config, const State& before, const State& aft
 
 class Search {
  public:
-  Search(const Config& config, Guard broken) : config_(config), rules_{broken, broken == Guard::none} {}
+  Search(const Config& config, const Rules& rules) : config_(config), rules_(rules) {}
 
   Outcome run() {
     enter(initial(config_));
@@ -143,7 +143,9 @@ class Search {
     path_.push_back({s, 0});
     if (const auto violation = check_state(s); violation != Violation::none) return fail(violation, nullptr);
     bool quiet = false;
-    if (const auto v = check_progress(config_, rules_, s, quiet); v != Violation::none) return fail(v, nullptr);
+    if (rules_.check_progress) {
+      if (const auto v = check_progress(config_, rules_, s, quiet); v != Violation::none) return fail(v, nullptr);
+    }
     out_.quiet += quiet;
     out_.completed += std::all_of(s.actor.begin(), s.actor.begin() + s.actors,
                                   [](const Actor& a) { return a.kind == Kind::agent || a.status == Status::finished; });
@@ -171,8 +173,8 @@ class Search {
 
 }  // namespace
 
-Outcome explore(const Config& config, Guard broken) {
-  return Search(config, broken).run();
+Outcome explore(const Config& config, const Rules& rules) {
+  return Search(config, rules).run();
 }
 
 }  // namespace deltasync::shm::model

@@ -25,7 +25,7 @@ struct Outcome {
   std::vector<std::string> trace;     ///< one line a step, to the violation
 };
 
-Outcome explore(const Config& config, Guard broken = Guard::none);
+Outcome explore(const Config& config, const Rules& rules = {});
 
 // ---- shared by the parts of the explorer
 

@@ -36,7 +36,7 @@ struct Config {
   unsigned reader_rounds = 2;
   bool reads_behind = false;
   unsigned kills = 0, stops = 0, agent_restarts = 0, timeouts = 0, aborts = 0;
-  std::uint64_t states_max = 8'000'000;
+  std::uint64_t states_max = 20'000'000;
 };
 
 State initial(const Config& config);

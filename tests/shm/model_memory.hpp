@@ -9,7 +9,8 @@ namespace deltasync::shm::model {
 
 struct Rules {
   Guard broken = Guard::none;
-  bool check_edges = true;  ///< off when a guard is broken: the explorer is to see the damage, not the deed
+  bool check_edges = true;     ///< off when a guard is broken: the explorer is to see the damage, not the deed
+  bool check_progress = true;  ///< off when the damage to be seen is another than a stuck party
 };
 
 class Memory {

@@ -1,0 +1,311 @@
+// Creating, attaching, and refusing what is not a whole and sound segment of ours.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+
+#include "base/hash.hpp"
+#include "shm/support.hpp"
+#include "shm/validate.hpp"
+
+namespace deltasync::shm::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string text_of(ByteSpan bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+class SegmentFile : public ::testing::Test {
+ protected:
+  SegmentPath path() const { return {dir_.path(), "model.g1"}; }
+  std::filesystem::path file() const { return dir_.path() / "model.g1"; }
+
+  /// Changes bytes of the file behind everyone's back.
+  template <class F>
+  void patch(F&& change) {
+    auto* at = static_cast<ControlBlock*>(static_cast<void*>(control_.data()));
+    std::fstream f(file(), std::ios::in | std::ios::out | std::ios::binary);
+    f.read(control_.data(), static_cast<std::streamsize>(control_.size()));
+    change(*at);
+    f.seekp(0);
+    f.write(control_.data(), static_cast<std::streamsize>(control_.size()));
+  }
+  void expect_refused(Errc code, const std::string& words) {
+    const auto refused = Segment::attach(path());
+    ASSERT_FALSE(refused.ok()) << "expected: " << words;
+    EXPECT_EQ(refused.error().code(), code) << refused.error().to_string();
+    EXPECT_THAT(refused.error().message(), HasSubstr(words));
+    EXPECT_THAT(refused.error().message(), HasSubstr(file().string()));
+  }
+
+  TempDir dir_;
+  std::vector<char> control_ = std::vector<char>(kControlBytes);
+};
+
+TEST_F(SegmentFile, CreateThenAttachSeesTheSame) {
+  auto made = create(path()).value();
+  EXPECT_EQ(made->half_bytes(), kHalfBytes);
+  EXPECT_EQ(made->generation(), 1u);
+  auto seen = Segment::attach(path());
+  ASSERT_TRUE(seen.ok()) << seen.error().to_string();
+  auto& other = **seen;
+  EXPECT_EQ(text_of(other.layout_encoded()), "layout");
+  EXPECT_EQ(text_of(other.sidecar_encoded()), "the sidecar");
+  EXPECT_EQ(other.layout_digest(), some_digest());
+  EXPECT_EQ(other.half_bytes(), kHalfBytes);
+  EXPECT_EQ(other.generation(), 1u);
+  for (unsigned h = 0; h < kHalves; ++h) {
+    EXPECT_EQ(other.half_file_offset(h) % kHalfAlignment, 0u);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(other.half(h).data()) % 4096, 0u);
+    EXPECT_TRUE(half_is(other, h, 0)) << "a new segment is zero";
+    fill_half(*made, h, static_cast<std::uint8_t>(h + 1));
+    EXPECT_TRUE(half_is(other, h, static_cast<std::uint8_t>(h + 1)));
+    std::byte byte{};
+    EXPECT_EQ(::pread(other.file(), &byte, 1, static_cast<off_t>(other.half_file_offset(h) + kHalfBytes - 1)), 1);
+    EXPECT_EQ(byte, std::byte(h + 1));
+  }
+  struct stat st {};
+  ASSERT_EQ(::stat(file().c_str(), &st), 0);
+  EXPECT_EQ(st.st_mode & 07777, 0600u);
+  EXPECT_GE(static_cast<std::uint64_t>(st.st_blocks) * 512, static_cast<std::uint64_t>(st.st_size)) << "pages missing";
+}
+
+TEST_F(SegmentFile, ModeDoesNotDependOnTheUmask) {
+  const auto before = ::umask(0377);
+  auto made = create(path());
+  ::umask(before);
+  ASSERT_TRUE(made.ok()) << made.error().to_string();
+  EXPECT_TRUE(Segment::attach(path()).ok());
+}
+
+TEST(SegmentInShm, LivesUnderDevShm) {
+  const SegmentPath path{"/dev/shm", "deltasync-test-" + std::to_string(::getpid())};
+  (void)Segment::unlink(path);
+  auto made = create(path);
+  if (!made.ok() && made.error().code() == Errc::no_space) GTEST_SKIP() << made.error().to_string();
+  ASSERT_TRUE(made.ok()) << made.error().to_string();
+  EXPECT_EQ(create(path).error().code(), Errc::already_exists);
+  auto seen = Segment::attach(path);
+  ASSERT_TRUE(seen.ok()) << seen.error().to_string();
+  fill_half(**made, 1, 9);
+  EXPECT_TRUE(half_is(**seen, 1, 9));
+  EXPECT_TRUE(Segment::unlink(path).ok());
+  EXPECT_EQ(Segment::attach(path).error().code(), Errc::not_found);
+  EXPECT_TRUE(half_is(**seen, 1, 9)) << "mappings outlive the name";
+}
+
+TEST_F(SegmentFile, EmptyLayoutAndLargeSizes) {
+  ASSERT_TRUE(create({dir_.path(), "empty"}, 0).ok());
+  auto empty = Segment::attach({dir_.path(), "empty"});
+  ASSERT_TRUE(empty.ok()) << empty.error().to_string();
+  EXPECT_EQ((*empty)->half(1).size(), 0u);
+  EXPECT_EQ(create({dir_.path(), "vast"}, std::uint64_t{1} << 60).error().code(), Errc::out_of_range);
+  EXPECT_EQ(create({dir_.path(), "large"}, std::uint64_t{1} << 42).error().code(), Errc::no_space);
+  EXPECT_FALSE(std::filesystem::exists(dir_.path() / "large"));
+  // Offsets stay exact far beyond 32 bits.
+  const auto plan = plan_segment(std::uint64_t{1} << 42, 1000, 1000);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->half_offset[1] - plan->half_offset[0], std::uint64_t{1} << 42);
+  EXPECT_EQ(plan->segment_bytes - plan->half_offset[1], std::uint64_t{1} << 42);
+}
+
+TEST_F(SegmentFile, NamesThatArePaths) {
+  for (const auto* name : {"", "a/b", "..", ".hidden", "a b", "x\n"}) {
+    EXPECT_EQ(create({dir_.path(), name}).error().code(), Errc::invalid_argument) << name;
+    EXPECT_EQ(Segment::attach({dir_.path(), name}).error().code(), Errc::invalid_argument) << name;
+  }
+  EXPECT_EQ(create({dir_.path(), std::string(201, 'a')}).error().code(), Errc::invalid_argument);
+}
+
+TEST_F(SegmentFile, AlreadyThereAndNotThere) {
+  expect_refused(Errc::not_found, "No such file");
+  auto made = create(path());
+  EXPECT_EQ(create(path()).error().code(), Errc::already_exists);
+  EXPECT_TRUE(Segment::attach(path()).ok()) << "the refused creation must not remove it";
+  EXPECT_EQ(create({dir_.path() / "no", "s"}).error().code(), Errc::not_found);
+}
+
+TEST_F(SegmentFile, WrongModeAndKind) {
+  ASSERT_TRUE(create(path()).ok());
+  ASSERT_EQ(::chmod(file().c_str(), 0640), 0);
+  expect_refused(Errc::permission, "0640");
+  if (::geteuid() == 0) {
+    ASSERT_EQ(::chmod(file().c_str(), 0600), 0);
+    ASSERT_EQ(::chown(file().c_str(), 4711, static_cast<gid_t>(-1)), 0);
+    expect_refused(Errc::permission, "uid 4711");
+  }
+  ASSERT_TRUE(Segment::unlink(path()).ok());
+  std::filesystem::create_symlink("/dev/null", file());
+  EXPECT_FALSE(Segment::attach(path()).ok()) << "a link is not followed";
+}
+
+TEST_F(SegmentFile, WrongSizes) {
+  ASSERT_TRUE(create(path()).ok());
+  const auto whole = std::filesystem::file_size(file());
+  for (const auto size : {whole - 1, whole - 4096, whole + 4096, std::uintmax_t{kControlBytes}}) {
+    std::filesystem::resize_file(file(), size);
+    expect_refused(Errc::corrupt, "segment_bytes");
+  }
+  for (const auto size : {std::uintmax_t{kControlBytes - 1}, std::uintmax_t{0}}) {
+    std::filesystem::resize_file(file(), size);
+    expect_refused(Errc::corrupt, "file size");
+  }
+}
+
+TEST_F(SegmentFile, AnUnfinishedSegmentIsNamedAsSuch) {
+  ASSERT_TRUE(create(path()).ok());
+  patch([](ControlBlock& b) { b.ready.word = 0; });
+  expect_refused(Errc::corrupt, "never finished");
+}
+
+TEST_F(SegmentFile, EveryFlippedBitOfTheHeaderIsNoticed) {
+  ASSERT_TRUE(create(path()).ok());
+  std::vector<char> good(kControlBytes);
+  std::ifstream(file(), std::ios::binary).read(good.data(), static_cast<std::streamsize>(good.size()));
+  for (std::size_t byte = 0; byte < offsetof(ControlBlock, agent); ++byte) {
+    if (byte >= offsetof(ControlBlock, ready) + 8) break;
+    for (int bit = 0; bit < 8; ++bit) {
+      auto bad = good;
+      bad[byte] = static_cast<char>(bad[byte] ^ (1 << bit));
+      std::fstream f(file(), std::ios::in | std::ios::out | std::ios::binary);
+      f.write(bad.data(), static_cast<std::streamsize>(bad.size()));
+      f.close();
+      const auto refused = Segment::attach(path());
+      ASSERT_FALSE(refused.ok()) << "byte " << byte << " bit " << bit;
+      ASSERT_TRUE(refused.error().code() == Errc::corrupt || refused.error().code() == Errc::unsupported)
+          << refused.error().to_string();
+    }
+  }
+}
+
+TEST_F(SegmentFile, AHeaderThatLiesWithAMatchingHash) {
+  ASSERT_TRUE(create(path()).ok());
+  const auto lie = [&](auto&& change, const std::string& words) {
+    std::vector<char> good(kControlBytes);
+    std::ifstream(file(), std::ios::binary).read(good.data(), static_cast<std::streamsize>(good.size()));
+    patch([&](ControlBlock& b) {
+      change(b.header);
+      b.header.header_hash = header_hash(b.header);
+    });
+    expect_refused(Errc::corrupt, words);
+    std::fstream(file(), std::ios::in | std::ios::out | std::ios::binary)
+        .write(good.data(), static_cast<std::streamsize>(good.size()));
+  };
+  lie([](SegmentHeader& h) { h.half_bytes += kHalfAlignment; }, "half_offset[1]");
+  lie([](SegmentHeader& h) { h.half_bytes = ~std::uint64_t{0}; }, "half_bytes");
+  lie([](SegmentHeader& h) { h.layout_offset += 4096; }, "layout_offset");
+  lie([](SegmentHeader& h) { h.layout_bytes = std::uint64_t{1} << 40; }, "half_bytes");
+  lie([](SegmentHeader& h) { h.sidecar_bytes += kHalfAlignment; }, "half_offset[0]");
+  lie([](SegmentHeader& h) { h.sidecar_offset = 0; }, "sidecar_offset");
+  lie([](SegmentHeader& h) { h.half_offset[1] = h.half_offset[0]; }, "half_offset[1]");
+  lie([](SegmentHeader& h) { h.segment_bytes -= 1; }, "segment_bytes");
+  lie([](SegmentHeader& h) { h.control_bytes = 64; }, "control_bytes");
+  lie([](SegmentHeader& h) { h.metadata_hash ^= 1; }, "metadata_hash");
+  lie([](SegmentHeader& h) { h.reserved[3] = 1; }, "header.reserved");
+  EXPECT_TRUE(Segment::attach(path()).ok()) << "the test itself damaged the file";
+}
+
+TEST_F(SegmentFile, AnUnknownFormatIsUnsupported) {
+  ASSERT_TRUE(create(path()).ok());
+  patch([](ControlBlock& b) { b.header.format = 2; });
+  expect_refused(Errc::unsupported, "format 2");
+}
+
+TEST_F(SegmentFile, DamagedMetadata) {
+  ASSERT_TRUE(create(path()).ok());
+  std::fstream f(file(), std::ios::in | std::ios::out | std::ios::binary);
+  f.seekp(static_cast<std::streamoff>(plan_segment(kHalfBytes, 6, 11)->layout_offset + 2));
+  f.put('X');
+  f.close();
+  expect_refused(Errc::corrupt, "metadata_hash");
+}
+
+TEST_F(SegmentFile, DamagedStateWords) {
+  ASSERT_TRUE(create(path()).ok());
+  const auto with = [&](auto&& change, const std::string& words) {
+    patch(change);
+    expect_refused(Errc::corrupt, words);
+  };
+  with([](ControlBlock& b) { b.state[1].word = 0; }, "state[1]");
+  // One flipped bit never makes another state.
+  for (int bit = 56; bit < 64; ++bit) {
+    with(
+        [&](ControlBlock& b) {
+          b.state[1].word = HalfWord{HalfState::free, 0}.pack() ^ std::uint64_t{1} << bit;
+        },
+        "state[1]");
+  }
+  with([](ControlBlock& b) { b.state[1].word = HalfWord{HalfState::active, 5}.pack(); }, "info[1].epoch");
+  with([](ControlBlock& b) { b.info[1].words[kInfoEpoch] = 3; }, "info[1].writers");
+  with([](ControlBlock& b) { b.info[1].words[kInfoWriters] = 65; }, "info[1].writers: 65");
+  with(
+      [](ControlBlock& b) {
+        b.info[1].words[kInfoWriters] = 1;
+        b.info[1].words[kInfoWords - 1] = ~std::uint64_t{0};
+      },
+      "info[1].label");
+  with(
+      [](ControlBlock& b) {
+        b.info[1].words[kInfoWords - 1] = 0;
+        b.state[1].word = HalfWord{HalfState::active, 0}.pack();
+      },
+      "sequence 0");
+  patch([](ControlBlock& b) { b.state[1].word = HalfWord{HalfState::active, 5}.pack(); });
+  EXPECT_TRUE(Segment::attach(path()).ok());
+  with([](ControlBlock& b) { b.slot[7].phase ^= std::uint64_t{1} << 60; }, "slot[7].phase");
+  patch([](ControlBlock& b) { b.slot[7].phase ^= std::uint64_t{1} << 60; });
+  with([](ControlBlock& b) { b.owner[63].pid = std::uint64_t{1} << 40; }, "owner[63].pid");
+}
+
+TEST_F(SegmentFile, AdoptRefusesTwoActiveHalves) {
+  ASSERT_TRUE(create(path()).ok());
+  patch([](ControlBlock& b) {
+    for (unsigned h = 0; h < kHalves; ++h) {
+      b.state[h].word = HalfWord{HalfState::active, h + 1}.pack();
+      b.info[h].words[kInfoEpoch] = b.info[h].words[kInfoNumber] = b.info[h].words[kInfoWriters] = 1;
+    }
+  });
+  auto segment = Segment::attach(path()).value();
+  const auto refused = AgentRole::adopt(*segment);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Errc::corrupt);
+}
+
+TEST(Lock, ASecondAgentIsRefusedByPid) {
+  TempDir dir;
+  auto first = AgentLock::acquire(dir.path(), "model");
+  ASSERT_TRUE(first.ok());
+  // flock excludes open file descriptions, so this process stands for another as well.
+  const auto second = AgentLock::acquire(dir.path(), "model");
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.error().code(), Errc::already_exists);
+  EXPECT_THAT(second.error().message(), HasSubstr("pid " + std::to_string(::getpid())));
+  EXPECT_TRUE(AgentLock::acquire(dir.path(), "other").ok());
+  EXPECT_EQ(AgentLock::acquire(dir.path(), "../model").error().code(), Errc::invalid_argument);
+  { auto moved = std::move(first).value(); }
+  EXPECT_TRUE(AgentLock::acquire(dir.path(), "model").ok());
+}
+
+TEST(Lock, EndsWithItsProcessHoweverItEnds) {
+  TempDir dir;
+  Child agent([&](const Child::Turns& turns) {
+    auto lock = AgentLock::acquire(dir.path(), "model");
+    turns.tell(lock.ok() ? 'y' : 'n');
+    turns.expect('x');
+    return 0;
+  });
+  agent.go();
+  agent.expect('y');
+  const auto pid = std::to_string(agent.pid());
+  auto refused = AgentLock::acquire(dir.path(), "model");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().message(), HasSubstr("pid " + pid));
+  agent.stop();
+  EXPECT_FALSE(AgentLock::acquire(dir.path(), "model").ok()) << "a stopped agent is still the agent";
+  agent.kill();
+  EXPECT_TRUE(AgentLock::acquire(dir.path(), "model").ok());
+}
+
+}  // namespace
+}  // namespace deltasync::shm::testing
