@@ -1,0 +1,116 @@
+// Proof of death: a process is dead when its pidfd says so, and a reused or foreign pid is nobody.
+#include "base/process.hpp"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+
+namespace deltasync {
+namespace {
+
+/// A child that waits for a signal. Its end of a pipe lets nothing leak if the test dies first.
+class Child {
+ public:
+  Child() {
+    int fds[2];
+    if (::pipe(fds) != 0) std::abort();
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::close(fds[1]);
+      char c;
+      (void)!::read(fds[0], &c, 1);  // ends with the parent
+      ::_exit(0);
+    }
+    ::close(fds[0]);
+    hold_.reset(fds[1]);
+  }
+  ~Child() {
+    if (pid_ > 0) ::kill(pid_, SIGKILL);
+    reap();
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void signal(int number) const { ASSERT_EQ(::kill(pid_, number), 0); }
+  void reap() {
+    if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  UniqueFd hold_;
+};
+
+/// Waits until the pidfd is readable.
+bool dies(const ProcessWatch& watch) {
+  pollfd p{watch.fd(), POLLIN, 0};
+  return ::poll(&p, 1, 10'000) == 1 && watch.dead();
+}
+
+TEST(Process, SelfIsAliveAndIsFoundByPid) {
+  const auto self = ProcessId::self();
+  EXPECT_EQ(self.pid, ::getpid());
+  EXPECT_NE(self.start_ticks, 0u);
+  const auto found = ProcessId::of(::getpid());
+  ASSERT_TRUE(found.ok());
+  EXPECT_EQ(*found, self);
+  EXPECT_FALSE(proved_dead(self));
+  EXPECT_EQ(to_string(self), "pid " + std::to_string(::getpid()));
+}
+
+TEST(Process, AStoppedProcessIsNotDead) {
+  Child child;
+  const auto id = ProcessId::of(child.pid());
+  ASSERT_TRUE(id.ok());
+  const auto watch = ProcessWatch::open(*id);
+  ASSERT_TRUE(watch.ok()) << watch.error().to_string();
+  child.signal(SIGSTOP);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child.pid(), &status, WUNTRACED), child.pid());
+  ASSERT_TRUE(WIFSTOPPED(status));
+  EXPECT_FALSE(watch->dead());
+  EXPECT_FALSE(proved_dead(*id));
+}
+
+TEST(Process, AKilledOneIsDeadBeforeAndAfterItIsReaped) {
+  Child child;
+  const auto id = ProcessId::of(child.pid());
+  ASSERT_TRUE(id.ok());
+  const auto watch = ProcessWatch::open(*id);
+  ASSERT_TRUE(watch.ok()) << watch.error().to_string();
+  EXPECT_FALSE(watch->dead());
+  child.signal(SIGKILL);
+  EXPECT_TRUE(dies(*watch));
+  EXPECT_TRUE(proved_dead(*id));  // a zombie
+  child.reap();
+  EXPECT_TRUE(watch->dead());
+  EXPECT_TRUE(proved_dead(*id));
+  const auto late = ProcessWatch::open(*id);
+  ASSERT_FALSE(late.ok());
+  EXPECT_EQ(late.error().code(), Errc::peer_died);
+  EXPECT_EQ(ProcessId::of(id->pid).error().code(), Errc::not_found);
+}
+
+TEST(Process, APidOfAnotherStartTimeIsAnotherProcess) {
+  auto id = ProcessId::self();
+  --id.start_ticks;
+  EXPECT_TRUE(proved_dead(id));
+  const auto watch = ProcessWatch::open(id);
+  ASSERT_FALSE(watch.ok());
+  EXPECT_EQ(watch.error().code(), Errc::peer_died);
+}
+
+TEST(Process, NonsensePidsAreNobody) {
+  for (const int pid : {0, -1}) {
+    EXPECT_FALSE(ProcessId::of(pid).ok()) << pid;
+    EXPECT_FALSE(ProcessWatch::open({pid, 1}).ok()) << pid;
+  }
+}
+
+}  // namespace
+}  // namespace deltasync

@@ -1,0 +1,67 @@
+// Every index once, on named threads, over many runs.
+#include "base/thread_pool.hpp"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <set>
+
+namespace deltasync {
+namespace {
+
+TEST(ThreadPool, EachIndexIsHandedOutOnce) {
+  for (const unsigned threads : {0u, 1u, 2u, 5u}) {
+    ThreadPool pool(threads, "test");
+    EXPECT_EQ(pool.size(), threads == 0 ? 1 : threads);
+    for (const std::uint64_t count : {0u, 1u, 2u, 1000u}) {
+      std::vector<std::atomic<int>> calls(count);
+      std::atomic<int> wrong_workers = 0;
+      pool.run(count, [&](std::uint64_t index, unsigned worker) {
+        calls[index].fetch_add(1);
+        if (worker >= pool.size()) wrong_workers.fetch_add(1);
+      });
+      for (const auto& c : calls) EXPECT_EQ(c.load(), 1);
+      EXPECT_EQ(wrong_workers.load(), 0);
+    }
+  }
+}
+
+TEST(ThreadPool, ResultsAreVisibleWhenRunReturns) {
+  ThreadPool pool(3, "test");
+  std::vector<std::uint64_t> values(64);
+  for (std::uint64_t round = 1; round <= 2000; ++round) {
+    pool.run(values.size(), [&](std::uint64_t index, unsigned) { values[index] = round + index; });
+    for (std::uint64_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], round + i);
+  }
+}
+
+TEST(ThreadPool, APoolOfOneRunsOnTheCaller) {
+  ThreadPool pool(1, "test");
+  const auto caller = std::this_thread::get_id();
+  pool.run(10, [&](std::uint64_t, unsigned worker) {
+    EXPECT_EQ(std::this_thread::get_id(), caller);
+    EXPECT_EQ(worker, 0u);
+  });
+}
+
+TEST(ThreadPool, WorkersAreNamed) {
+  ThreadPool pool(2, "ds-test");
+  std::mutex mutex;
+  std::set<std::string> names;
+  std::atomic<int> arrived = 0;
+  pool.run(2, [&](std::uint64_t, unsigned worker) {
+    // Both threads take part: each holds its index until the other has its own.
+    arrived.fetch_add(1);
+    while (arrived.load() < 2) std::this_thread::yield();
+    if (worker == 0) return;
+    char name[16] = {};
+    pthread_getname_np(pthread_self(), name, sizeof(name));
+    const std::lock_guard lock(mutex);
+    names.insert(name);
+  });
+  EXPECT_EQ(names, std::set<std::string>{"ds-test-1"});
+}
+
+}  // namespace
+}  // namespace deltasync
