@@ -157,7 +157,8 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
       const auto [ec] = co_await trainer->death.async_wait(asio::posix::stream_descriptor::wait_read, kAsTuple);
       if (ec) co_return;  // said goodbye, or stop()
     }
-    co_await drop(trainer, died(*trainer));
+    Error why = died(*trainer);
+    co_await drop(trainer, std::move(why));
   }
 
   /// Death may be proved before its event came round, e.g. when a trainer is restarted at once.
@@ -166,7 +167,10 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
     for (const auto& [slot, t] : trainers) {
       if (t->watch.dead()) dead.push_back(t);
     }
-    for (const auto& t : dead) co_await drop(t, died(*t));
+    for (const auto& t : dead) {
+      Error why = died(*t);
+      co_await drop(t, std::move(why));
+    }
   }
 
   /// Whether this process may have that slot, as far as the records tell.
@@ -285,7 +289,9 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
   }
 
   awaitable<Status> send_error(net::MessageStream& stream, std::uint64_t request, const Error& error) {
-    co_return co_await stream.write(request, wire::ErrorMessage{error.code(), error.message()}, options.message_limit);
+    // Named: g++ 12 destroys an aggregate temporary inside of a co_await expression twice.
+    const wire::ErrorMessage message{error.code(), error.message()};
+    co_return co_await stream.write(request, message, options.message_limit);
   }
 
   /// One request of an attached writer. False: the conversation is over.
@@ -313,7 +319,8 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
         co_return true;
       }
       case wire::Type::end: {
-        co_await drop(trainer, Error(Errc::peer_died, trainer->who() + " said goodbye"));
+        Error why(Errc::peer_died, trainer->who() + " said goodbye");
+        co_await drop(trainer, std::move(why));
         DS_CO_TRY(co_await stream.write(wire::Type::end, request, {}, limit));
         co_return false;
       }
@@ -363,7 +370,7 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
     connections.emplace(connection, stream.canceller());
     std::uint64_t request = 0;
     const Status status = co_await talk(stream, std::move(peer), connection, request);
-    if (!status && status.error().code() != Errc::connection) {
+    if (!stopped && !status && status.error().code() != Errc::connection) {
       spdlog::warn("trainer_refused error=\"{}\"", status.error().to_string());
       static_cast<void>(co_await send_error(stream, request, status.error()));
     }

@@ -74,7 +74,7 @@ class WriterSession final : public Writer {
   Status use(const wire::TrainerWelcome& welcome);
   Status ensure_connected(Deadline deadline);
   Status greet(Deadline deadline);
-  Status check_slice(const Tensor& tensor, const Rect& rect, const Source& source) const;
+  Status check_source(const Tensor& tensor, const Rect& rect, const Source& source) const;
   std::string who() const { return "writer " + std::to_string(options_.writer_index); }
 
   // Constant after construction.
@@ -196,15 +196,7 @@ Status WriterSession::begin(const Version& version, Deadline deadline) {
   return {};
 }
 
-Status WriterSession::check_slice(const Tensor& tensor, const Rect& rect, const Source& source) const {
-  const bool inside = rect.row <= tensor.rows && rect.rows <= tensor.rows - rect.row && rect.col <= tensor.cols &&
-                      rect.cols <= tensor.cols - rect.col;
-  if (!inside) {
-    return Error(Errc::out_of_range, "write " + tensor.spec.name + ": rows " + std::to_string(rect.row) + "+" +
-                                         std::to_string(rect.rows) + ", columns " + std::to_string(rect.col) + "+" +
-                                         std::to_string(rect.cols) + " are not within " + std::to_string(tensor.rows) +
-                                         " x " + std::to_string(tensor.cols));
-  }
+Status WriterSession::check_source(const Tensor& tensor, const Rect& rect, const Source& source) const {
   if (source.memory != Source::Memory::host) {
     return Error(Errc::unsupported, "write " + tensor.spec.name + ": sources in device memory are not built in");
   }
@@ -229,8 +221,10 @@ Status WriterSession::write(std::uint32_t tensor, const Rect& rect, const Source
   }
   failed_ = true;  // until everything below went well
   const Tensor& t = layout_->tensors()[tensor];
-  DS_TRY(check_slice(t, rect, source));
-  DS_TRY(coverage_.add(tensor, rect));
+  if (auto accepted = coverage_.add(tensor, rect); !accepted) {
+    return std::move(accepted).error().with_context("write to " + to_string(report_.version));
+  }
+  DS_TRY(check_source(t, rect, source));
   const auto start = Clock::now();
   const auto row_bytes = static_cast<std::size_t>(rect.cols * t.element_bytes);
   const CopyJob job{
