@@ -169,6 +169,7 @@ asio::awaitable<Status> PullConversation::refuse(const Request& request, Error e
 }
 
 asio::awaitable<Status> PullConversation::on_get_layout(const Request& request) {
+  DS_CO_TRY(wire::Empty::decode(request.payload).with_context("get_layout"));
   const GenerationPtr generation = core_.snapshot()->generation;
   if (!generation) co_return co_await refuse(request, Error(Errc::not_found, "no trainer has brought a layout yet"));
   Metrics::add(core_.metrics().bytes_layout, generation->layout_payload.size());
@@ -231,6 +232,7 @@ asio::awaitable<Status> PullConversation::serve_watch() {
   DS_CO_ASSIGN(const Request request,
                co_await stream_.read(wire::kControlBytesMax, Deadline::after(limits_.handshake), limits_.handshake));
   if (request.type() != wire::Type::watch) co_return Error(Errc::protocol, "the first request is no watch");
+  DS_CO_TRY(wire::Empty::decode(request.payload).with_context("watch"));
   const auto subscription = hear_versions();
   ServedPtr told;  // a slow peer skips what was published while it read
   while (!context_.stopping) {
