@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 
 #include "shm/space.hpp"
 #include "shm/support.hpp"
@@ -88,6 +89,21 @@ TEST(Space, AFullTmpfsIsAnErrorThatLeavesNothingBehind) {
   EXPECT_TRUE(half_is(**first, 0, 1) && half_is(**first, 1, 2));
   first.value().reset();
   ::umount(dir.path().c_str());
+}
+
+TEST(Space, AReservationThatFailsHalfwayLeavesNothingBehind) {
+  TempDir dir;
+  Child child([&](const Child::Turns&) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{1u << 20, 1u << 20};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
+    const auto refused = create({dir.path(), "s"});
+    if (refused.ok() || refused.error().code() != Errc::io) return 2;
+    if (refused.error().message().find("reserve 6.00 MiB") == std::string::npos) return 3;
+    return std::filesystem::exists(dir.path() / "s") ? 4 : 0;
+  });
+  child.go();
+  EXPECT_EQ(child.exit_code(), 0);
 }
 
 }  // namespace

@@ -1,0 +1,119 @@
+// The configurations that the explorer runs: who takes part and what may go wrong, each small enough to be searched
+// to the end.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+
+#include "shm/explorer.hpp"
+
+namespace deltasync::shm::model {
+
+inline WriterScript writer(unsigned slot, unsigned writers, std::uint64_t epoch, unsigned versions,
+                           bool granted = true) {
+  return {slot, writers, epoch, versions, granted};
+}
+
+/// The ordinary life of one trainer, with one death of anyone anywhere, an abort and a missed deadline.
+inline Config one_writer() {
+  Config c;
+  c.name = "one writer, a death, agent restart";
+  c.writers = {writer(0, 1, 1, 3)};
+  c.kills = 1, c.agent_restarts = 1, c.aborts = 1, c.timeouts = 1;
+  return c;
+}
+
+/// Any one process stands still at any point, perhaps for good.
+inline Config one_writer_stopped() {
+  Config c;
+  c.name = "one writer, a stop, a death";
+  c.writers = {writer(0, 1, 1, 3)};
+  c.stops = 1, c.kills = 1, c.agent_restarts = 1, c.reader_rounds = 1;
+  return c;
+}
+
+/// The trainer dies (or ends) anywhere and is started again; meanwhile the new one asks for the old one's slot.
+inline Config trainer_restart() {
+  Config c;
+  c.name = "trainer restarted in a new epoch";
+  c.writers = {writer(0, 1, 1, 2), writer(0, 1, 2, 2, false)};
+  c.kills = 1, c.stops = 1, c.reader = false;
+  return c;
+}
+
+/// The same with the agent dying as well.
+inline Config both_restart() {
+  Config c;
+  c.name = "trainer and agent restarted";
+  c.writers = {writer(0, 1, 1, 2), writer(0, 1, 2, 1, false)};
+  c.kills = 2, c.agent_restarts = 1, c.reader_rounds = 1;
+  return c;
+}
+
+/// A trainer that comes back with an older epoch must be refused.
+inline Config older_epoch() {
+  Config c;
+  c.name = "a second trainer of an older epoch";
+  c.writers = {writer(0, 1, 2, 1), writer(0, 1, 1, 2, false)};
+  c.kills = 1, c.reader = false;
+  return c;
+}
+
+inline Config two_writers() {
+  Config c;
+  c.name = "two writers, a death, an abort";
+  c.writers = {writer(0, 2, 1, 2), writer(1, 2, 1, 2)};
+  c.kills = 1, c.aborts = 1, c.reader = false;
+  return c;
+}
+
+inline Config two_writers_late() {
+  Config c;
+  c.name = "two writers, a missed deadline";
+  c.writers = {writer(0, 2, 1, 2), writer(1, 2, 1, 2)};
+  c.timeouts = 1, c.reader = false;
+  return c;
+}
+
+inline Config two_writers_stopped() {
+  Config c;
+  c.name = "two writers, a stop";
+  c.writers = {writer(0, 2, 1, 2), writer(1, 2, 1, 2)};
+  c.stops = 1, c.reader = false;
+  return c;
+}
+
+/// One of two writers dies and is replaced while the other goes on.
+inline Config replaced_writer() {
+  Config c;
+  c.name = "one of two writers replaced";
+  c.writers = {writer(0, 2, 1, 2), writer(1, 2, 1, 2), writer(1, 2, 1, 2, false)};
+  c.kills = 1, c.reader = false;
+  return c;
+}
+
+/// The agent reads behind the writer, which may abort and come back to the same half.
+inline Config behind_the_writer() {
+  Config c;
+  c.name = "the agent reads behind the writer";
+  c.writers = {writer(0, 1, 1, 3)};
+  c.reads_behind = true;
+  c.aborts = 2, c.kills = 1, c.agent_restarts = 1, c.reader = false;
+  return c;
+}
+
+inline void report(const Config& config, const Outcome& out, double seconds) {
+  std::printf("  %-52s %9llu states %10llu steps %7llu quiet %6llu complete  %5.1f s  %s\n", config.name,
+              static_cast<unsigned long long>(out.states), static_cast<unsigned long long>(out.steps),
+              static_cast<unsigned long long>(out.quiet), static_cast<unsigned long long>(out.completed), seconds,
+              name(out.violation));
+}
+
+inline Outcome run(const Config& config, const Rules& rules = {}) {
+  const auto start = std::chrono::steady_clock::now();
+  auto out = explore(config, rules);
+  report(config, out, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  return out;
+}
+
+}  // namespace deltasync::shm::model

@@ -1,0 +1,55 @@
+// The protocol with one guard removed: the explorer must find the damage that the guard prevents, in the configuration
+// named here. Where several kinds of damage follow, the first that the search meets is the one expected.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "shm/model_configs.hpp"
+
+namespace deltasync::shm::model {
+namespace {
+
+struct Mutant {
+  const char* name;
+  Guard guard;
+  Config (*config)();
+  Violation expected;
+};
+
+class BrokenGuard : public ::testing::TestWithParam<Mutant> {};
+
+TEST_P(BrokenGuard, IsFound) {
+  const auto& mutant = GetParam();
+  const auto out = run(mutant.config(), {mutant.guard, false, mutant.expected == Violation::stuck});
+  EXPECT_EQ(out.violation, mutant.expected)
+      << "found: " << name(out.violation) << ", expected " << name(mutant.expected);
+}
+
+const Mutant kMutants[] = {
+    {"EnterRecheck", Guard::enter_recheck, two_writers, Violation::wrong_write},
+    {"SettleCopying", Guard::settle_copying, two_writers, Violation::wrong_write},
+    {"SettleProof", Guard::settle_proof, two_writers, Violation::wrong_write},
+    {"SettleHeld", Guard::settle_held, behind_the_writer, Violation::wrong_write},
+    {"AbortQuarantines", Guard::abort_quarantines, two_writers, Violation::wrong_write},
+    {"AbortNamesFill", Guard::abort_names_fill, two_writers, Violation::wrong_abort},
+    {"SealAll", Guard::seal_all, two_writers, Violation::torn},
+    {"SnapshotRecheck", Guard::snapshot_recheck, two_writers, Violation::torn_info},
+    {"JoinRecheck", Guard::join_recheck, two_writers, Violation::stale_join},
+    {"InfoBeforeClaim", Guard::info_before_claim, two_writers, Violation::torn_info},
+    {"VersionGrows", Guard::version_grows, older_epoch, Violation::went_back},
+    {"ClaimFreeOnly", Guard::claim_free_only, one_writer, Violation::torn_info},
+    {"ActivateSealed", Guard::activate_sealed, one_writer, Violation::torn},
+    {"RetireBeforeActive", Guard::retire_before_active, one_writer, Violation::two_active},
+    {"SealedRecheck", Guard::sealed_recheck, one_writer, Violation::went_back},
+    {"SealedInOrder", Guard::sealed_in_order, one_writer, Violation::went_back},
+    {"ReapDead", Guard::reap_dead, two_writers, Violation::stuck},
+    {"GrantEndsFill", Guard::grant_ends_fill, replaced_writer, Violation::wrong_write},
+    {"GrantDeadOnly", Guard::grant_dead_only, trainer_restart, Violation::wrong_abort},
+    {"AdoptFrees", Guard::adopt_frees, one_writer, Violation::stuck},
+    {"RetireWaits", Guard::retire_waits, one_writer, Violation::wrong_write},
+};
+INSTANTIATE_TEST_SUITE_P(Model, BrokenGuard, ::testing::ValuesIn(kMutants),
+                         [](const auto& mutant) { return std::string(mutant.param.name); });
+
+}  // namespace
+}  // namespace deltasync::shm::model
