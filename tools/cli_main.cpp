@@ -16,6 +16,7 @@ constexpr Command kCommands[] = {
     {"diff", "compare two versions of a model: density by tensor, size by codec", setup_diff},
 #ifdef DELTASYNC_CLI_BENCH
     {"bench", "measure one case against the machine's limit", setup_bench},
+    {"bench-receiver", "the receiver process of bench e2e and tensors", setup_bench_receiver},
 #endif
 };
 

@@ -219,9 +219,9 @@ void add_stats(std::array<delta::CodecStats, 4>& to, const delta::Delta& from) {
 }
 
 /// Encodes tensors [first, end) of the models as a layout of their own, so that memory stays bounded.
-Status encode_group(const HfModel& before, const HfModel& after, std::size_t first, std::size_t end, ThreadPool& pool,
-                    DiffSizes& out) {
-  const auto tensors = before.layout()->tensors().subspan(first, end - first);
+Status encode_group(const Layout& whole, const TensorBytes& before, const TensorBytes& after, std::size_t first,
+                    std::size_t end, ThreadPool& pool, DiffSizes& out) {
+  const auto tensors = whole.tensors().subspan(first, end - first);
   std::vector<TensorSpec> specs;
   specs.reserve(tensors.size());
   for (const Tensor& tensor : tensors) specs.push_back(tensor.spec);
@@ -233,8 +233,8 @@ Status encode_group(const HfModel& before, const HfModel& after, std::size_t fir
     const Tensor& tensor = layout->tensors()[i];
     if (tensor.bytes == 0) continue;
     const auto index = static_cast<std::uint32_t>(first + i);
-    std::memcpy(old_half.data() + tensor.offset, before.tensor(index).data(), tensor.bytes);
-    std::memcpy(new_half.data() + tensor.offset, after.tensor(index).data(), tensor.bytes);
+    std::memcpy(old_half.data() + tensor.offset, before(index).data(), tensor.bytes);
+    std::memcpy(new_half.data() + tensor.offset, after(index).data(), tensor.bytes);
   }
   std::vector<std::uint64_t> base(layout->tile_count());
   delta::half_digests(*layout, old_half, base, pool);
@@ -284,7 +284,13 @@ std::vector<std::byte> half_of(const HfModel& model) {
 Result<DiffSizes> diff_sizes(const HfModel& before, const HfModel& after, ThreadPool& pool,
                              const DiffProgress& progress, std::uint64_t group_bytes_max) {
   DS_TRY(same_layout(*before.layout(), *after.layout()));
-  const Layout& layout = *before.layout();
+  return diff_sizes(
+      *before.layout(), [&](std::uint32_t i) { return before.tensor(i); },
+      [&](std::uint32_t i) { return after.tensor(i); }, pool, progress, group_bytes_max);
+}
+
+Result<DiffSizes> diff_sizes(const Layout& layout, const TensorBytes& before, const TensorBytes& after,
+                             ThreadPool& pool, const DiffProgress& progress, std::uint64_t group_bytes_max) {
   const auto tensors = layout.tensors();
   DiffSizes out;
   Totals totals;
@@ -294,13 +300,12 @@ Result<DiffSizes> diff_sizes(const HfModel& before, const HfModel& after, Thread
     std::uint64_t bytes = 0;
     while (end < tensors.size() && (end == first || bytes + tensors[end].bytes <= group_bytes_max)) {
       TensorScan(layout, static_cast<std::uint32_t>(end), totals, out)
-          .run(before.tensor(static_cast<std::uint32_t>(end)).data(),
-               after.tensor(static_cast<std::uint32_t>(end)).data());
+          .run(before(static_cast<std::uint32_t>(end)).data(), after(static_cast<std::uint32_t>(end)).data());
       bytes += tensors[end].bytes;
       if (progress) progress(bytes_done + bytes);
       ++end;
     }
-    DS_TRY(encode_group(before, after, first, end, pool, out));
+    DS_TRY(encode_group(layout, before, after, first, end, pool, out));
     bytes_done += bytes;
     first = end;
   }

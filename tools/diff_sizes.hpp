@@ -81,6 +81,13 @@ using DiffProgress = std::function<void(std::uint64_t bytes_done)>;
 Result<DiffSizes> diff_sizes(const HfModel& before, const HfModel& after, ThreadPool& pool,
                              const DiffProgress& progress = {}, std::uint64_t group_bytes_max = 512u << 20);
 
+/// Row-major bytes of a tensor of the layout, valid until the comparison has ended.
+using TensorBytes = std::function<ByteSpan(std::uint32_t tensor)>;
+/// The same for two states of one layout, wherever they lie.
+Result<DiffSizes> diff_sizes(const Layout& layout, const TensorBytes& before, const TensorBytes& after,
+                             ThreadPool& pool, const DiffProgress& progress = {},
+                             std::uint64_t group_bytes_max = 512u << 20);
+
 /// ok if both models have the same tensors in the same order.
 Status same_layout(const Layout& before, const Layout& after);
 

@@ -34,7 +34,9 @@ __attribute__((target("avx512f"))) std::uint64_t read_avx512(const std::byte* a,
     x = _mm512_xor_si512(x, _mm512_xor_si512(_mm512_loadu_si512(a + i), _mm512_loadu_si512(b + i)));
     y = _mm512_xor_si512(y, _mm512_xor_si512(_mm512_loadu_si512(a + i + 64), _mm512_loadu_si512(b + i + 64)));
   }
-  return static_cast<std::uint64_t>(_mm512_reduce_add_epi64(_mm512_xor_si512(x, y)));
+  std::uint64_t lanes[8];
+  _mm512_storeu_si512(lanes, _mm512_xor_si512(x, y));
+  return lanes[0] ^ lanes[1] ^ lanes[2] ^ lanes[3] ^ lanes[4] ^ lanes[5] ^ lanes[6] ^ lanes[7];
 }
 
 __attribute__((target("avx2"))) std::uint64_t read_avx2(const std::byte* a, const std::byte* b, std::uint64_t n) {

@@ -16,9 +16,10 @@ target_compile_options(
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   target_compile_options(deltasync_options INTERFACE -Wthread-safety)
 else()
-  # Asio's memory fences are unknown to g++'s ThreadSanitizer, which only warns about them; -Wnull-dereference and
-  # -Wmaybe-uninitialized give false alarms inside inlined standard headers at -O2.
-  target_compile_options(deltasync_options INTERFACE -Wno-null-dereference -Wno-maybe-uninitialized)
+  # Asio's memory fences are unknown to g++'s ThreadSanitizer, which only warns about them; -Wnull-dereference,
+  # -Wmaybe-uninitialized, -Wrestrict and -Wstringop-overflow give false alarms inside inlined standard headers at -O3.
+  target_compile_options(deltasync_options INTERFACE -Wno-null-dereference -Wno-maybe-uninitialized -Wno-restrict
+                                                     -Wno-stringop-overflow)
 endif()
 if(DELTASYNC_SANITIZE STREQUAL "address+undefined")
   target_compile_options(deltasync_options INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all)

@@ -1,0 +1,65 @@
+// bench codec: every byte of a delta's container, divided by the elements that changed, beside what no code can beat
+// and what COO would take.
+#include "bench/halves.hpp"
+#include "deltasync/hf.hpp"
+#include "tools/diff_sizes.hpp"
+
+namespace deltasync::bench {
+namespace {
+
+Json report(const tools::DiffSizes& sizes, std::uint64_t container_bytes) {
+  const auto per_change = [&](double bits) { return sizes.bits_per_change(bits); };
+  const auto stats = [](const delta::CodecStats& s) {
+    return Json{{"tiles", s.tiles}, {"changed", s.changed}, {"bytes", s.bytes}};
+  };
+  const auto codec = [&](delta::Codec c) { return stats(sizes.ulp_stats[static_cast<std::size_t>(c)]); };
+  return Json{{"density", sizes.density()},
+              {"changed", sizes.changed},
+              {"container_bytes", container_bytes},
+              {"bits_per_change", per_change(8.0 * static_cast<double>(container_bytes))},
+              {"floor_bits", per_change(sizes.floor_model.total())},
+              {"floor_tile_bits", per_change(sizes.floor_tile.total())},
+              {"floor_exponent_bits", per_change(sizes.floor_exponent.total())},
+              {"coo_bits", per_change(static_cast<double>(sizes.coo_bits))},
+              {"absolute_bits", per_change(8.0 * static_cast<double>(sizes.absolute_bytes))},
+              {"codecs",
+               {{"raw", codec(delta::Codec::raw)},
+                {"rice_absolute", codec(delta::Codec::rice_absolute)},
+                {"rice_ulp", codec(delta::Codec::rice_ulp)}}},
+              {"ulp_histogram",
+               {{"1", sizes.by_ulp[0]}, {"2", sizes.by_ulp[1]}, {"3-8", sizes.by_ulp[2]}, {"more", sizes.by_ulp[3]}}}};
+}
+
+Result<Json> from_directories(const Options& options, ThreadPool& pool) {
+  if (options.from.size() != 2) return Error(Errc::invalid_argument, "--from takes two model directories");
+  DS_ASSIGN(const HfModel before, HfModel::open(options.from[0]));
+  DS_ASSIGN(const HfModel after, HfModel::open(options.from[1]));
+  DS_ASSIGN(const auto sizes, tools::diff_sizes(before, after, pool));
+  const auto old_half = tools::half_of(before);
+  const auto new_half = tools::half_of(after);
+  std::vector<std::uint64_t> digests(before.layout()->tile_count());
+  delta::half_digests(*before.layout(), old_half, digests, pool);
+  const delta::EncodeRequest request{{1, 1}, {1, 2}, delta::root_digest(digests), delta::ValueForm::ulp};
+  const auto delta = delta::encode(*before.layout(), old_half, new_half, digests, request, pool);
+  return report(sizes, delta::to_container(delta).size());
+}
+
+}  // namespace
+
+Result<Json> run_codec(const Options& options) {
+  ThreadPool pool(options.threads, "bench");
+  if (!options.from.empty()) return from_directories(options, pool);
+  DS_ASSIGN(const Halves halves, Halves::make(options, pool));
+  const auto tensor_in = [&](ByteSpan half) {
+    return [&, half](std::uint32_t i) {
+      const Tensor& tensor = halves.layout().tensors()[i];
+      return half.subspan(tensor.offset, tensor.bytes);
+    };
+  };
+  DS_ASSIGN(const auto sizes,
+            tools::diff_sizes(halves.layout(), tensor_in(halves.before()), tensor_in(halves.after()), pool));
+  auto digests = halves.digests();
+  return report(sizes, delta::to_container(halves.encode(digests, pool)).size());
+}
+
+}  // namespace deltasync::bench

@@ -1,0 +1,67 @@
+// deltasync bench CASE, and the hidden receiver process of its end-to-end cases.
+#include <filesystem>
+#include <memory>
+
+#include "bench/bench.hpp"
+#include "bench/processes.hpp"
+#include "tools/cli.hpp"
+
+namespace deltasync::cli {
+namespace {
+
+struct ReceiverArgs {
+  std::string endpoint;
+  unsigned streams = 4;
+  unsigned threads = 2;
+  unsigned count = 1;
+};
+
+std::filesystem::path own_directory() {
+  std::error_code failed;
+  const auto exe = std::filesystem::read_symlink("/proc/self/exe", failed);
+  return failed ? std::filesystem::path(".") : exe.parent_path();
+}
+
+Status run_bench(const bench::Options& options, bool json) {
+  DS_ASSIGN(const Json result, bench::run(options));
+  if (!json) {
+    for (const auto& [key, value] : result.items()) DS_TRY(print_line(key + ": " + value.dump()));
+  }
+  return json ? print_json(result) : Status();
+}
+
+}  // namespace
+
+std::function<Status()> setup_bench(CLI::App& app) {
+  const auto options = std::make_shared<bench::Options>();
+  const auto json = std::make_shared<bool>(false);
+  options->bin_dir = own_directory();
+  app.add_option("case", options->name, "diff, codec, apply, full, e2e or tensors")->required();
+  app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));
+  app.add_option("--density", options->density, "fraction of elements that a step changes")
+      ->check(CLI::Range(1e-6, 0.9));
+  app.add_option("--threads", options->threads, "of the work and of its limit")->check(CLI::Range(1U, 256U));
+  app.add_option("--streams", options->streams, "data connections of a pull")->check(CLI::Range(1U, 64U));
+  app.add_option("--versions", options->versions, "timed versions (e2e, tensors), rounds (the others)")
+      ->check(CLI::Range(1U, 1000U));
+  app.add_option("--seed", options->seed, "of the generator");
+  app.add_option("--from", options->from, "codec: two model directories instead of the generator")->expected(2);
+  app.add_option("--shm-dir", options->shm_dir, "where shared segments are made");
+  app.add_flag("--json", *json, "one JSON object on the last line");
+  return [options, json] { return run_bench(*options, *json); };
+}
+
+std::function<Status()> setup_bench_receiver(CLI::App& app) {
+  const auto args = std::make_shared<ReceiverArgs>();
+  app.group("");  // not in --help: the benchmark starts it
+  app.add_option("--from", args->endpoint)->required();
+  app.add_option("--streams", args->streams);
+  app.add_option("--threads", args->threads);
+  app.add_option("--count", args->count);
+  return [args]() -> Status {
+    if (bench::receiver_main(args->endpoint, args->streams, args->threads, args->count) == 0) return {};
+    return Error(Errc::internal, "bench receiver failed");
+  };
+}
+
+}  // namespace deltasync::cli
