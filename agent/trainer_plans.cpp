@@ -75,4 +75,9 @@ bool PlanBoard::accepted(std::uint32_t slot) const {
   return found != entries_.end() && !found->second.fresh;
 }
 
+bool PlanBoard::waiting(std::uint32_t slot) const {
+  const auto found = entries_.find(slot);
+  return found != entries_.end() && found->second.fresh && !found->second.outcome;
+}
+
 }  // namespace deltasync::agent

@@ -33,6 +33,7 @@ class PlanBoard {
   /// The writer left or died (`who` for the message): its plan is dropped, and those who wait for it are told.
   void remove(std::uint32_t slot, const Error& why);
   bool accepted(std::uint32_t slot) const;
+  bool waiting(std::uint32_t slot) const;
 
  private:
   struct Entry {

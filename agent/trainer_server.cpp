@@ -127,8 +127,9 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
   void publish() {
     std::vector<TrainerStatus> list;
     for (const auto& [slot, t] : trainers) {
-      const bool planned = board && board_generation == t->generation && board->accepted(slot);
-      list.push_back({slot, t->writers, t->generation, t->watch.id().pid, t->name, t->connection != 0, planned});
+      const bool known = board && board_generation == t->generation;
+      list.push_back({slot, t->writers, t->generation, t->watch.id().pid, t->name, t->connection != 0,
+                      known && board->accepted(slot), known && board->waiting(slot)});
     }
     const std::lock_guard lock(status_mutex);
     published = std::move(list);
@@ -261,6 +262,7 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
     slices.reserve(plan.rects.size());
     for (const auto& r : plan.rects) slices.push_back({r.tensor, Rect{r.row, r.col, r.rows, r.cols}});
     board->submit(trainer.slot, trainer.writers, std::move(slices));
+    publish();
     wake_all();
     for (;;) {
       if (stopped) co_return Error(Errc::connection, "the agent is stopping");
@@ -271,7 +273,11 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
         publish();
         co_return std::move(*outcome);
       }
-      if (deadline.passed()) co_return board->give_up(trainer.slot);
+      if (deadline.passed()) {
+        Error why = board->give_up(trainer.slot);
+        publish();
+        co_return why;
+      }
       co_await change(deadline);
     }
   }

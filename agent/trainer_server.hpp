@@ -70,6 +70,7 @@ struct TrainerStatus {
   std::string name;
   bool connected = false;  ///< false: its connection ended but its process lives, so it keeps its slot
   bool planned = false;    ///< its plan was accepted
+  bool waiting = false;    ///< its plan waits for those of the other writers
 };
 
 /// Runs on `io`, on a strand of its own; `io` may be run by any number of threads.

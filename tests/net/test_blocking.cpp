@@ -1,0 +1,208 @@
+// Blocking message sockets over a socket pair: what arrives, what is refused, and when a call ends.
+#include "net/blocking.hpp"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/hash.hpp"
+
+namespace deltasync::net {
+namespace {
+
+Deadline in_ms(int ms) {
+  return Deadline::after(std::chrono::milliseconds(ms));
+}
+Deadline soon() {
+  return in_ms(20'000);
+}
+
+class BlockingTest : public ::testing::Test {
+ protected:
+  BlockingTest() {
+    int fds[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) std::abort();
+    a_ = MessageSocket(UniqueFd(fds[0]));
+    b_ = MessageSocket(UniqueFd(fds[1]));
+  }
+  void raw(const void* bytes, std::size_t n) {
+    ASSERT_EQ(::send(a_.fd(), bytes, n, MSG_NOSIGNAL), static_cast<ssize_t>(n));
+  }
+  MessageSocket a_;
+  MessageSocket b_;
+};
+
+wire::TrainerWait some_message() {
+  wire::TrainerWait message;
+  message.version = {5, 6};
+  message.deadline_ms = 7;
+  return message;
+}
+
+TEST_F(BlockingTest, MessagesArriveWhole) {
+  ASSERT_TRUE(a_.send(9, some_message(), soon()));
+  ASSERT_TRUE(a_.send(wire::Type::end, 10, {}, soon()));
+  const auto first = b_.recv(wire::kControlBytesMax, soon());
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->header.request, 9u);
+  EXPECT_EQ(wire::TrainerWait::decode(first->payload)->version, (VersionId{5, 6}));
+  const auto second = b_.recv(0, soon());
+  ASSERT_TRUE(second);
+  EXPECT_EQ(second->type(), wire::Type::end);
+  EXPECT_EQ(a_.bytes_sent(), b_.bytes_received());
+}
+
+TEST_F(BlockingTest, LargePayloadsCrossASmallBuffer) {
+  std::vector<std::byte> payload(30u << 20);
+  for (std::size_t i = 0; i < payload.size(); i += 97) payload[i] = static_cast<std::byte>(i);
+  Status sent = Error(Errc::internal, "not run");
+  std::thread sender([&] { sent = a_.send(wire::Type::frame, 1, payload, soon()); });
+  const auto message = b_.recv(wire::kFrameBytesMax, soon());
+  sender.join();
+  ASSERT_TRUE(sent);
+  ASSERT_TRUE(message);
+  EXPECT_TRUE(message->payload == payload);
+}
+
+TEST_F(BlockingTest, TimeoutBetweenMessagesLeavesTheSocketUsable) {
+  EXPECT_EQ(b_.recv(100, in_ms(20)).error().code(), Errc::timed_out);
+  ASSERT_TRUE(a_.send(wire::Type::end, 1, {}, soon()));
+  EXPECT_TRUE(b_.recv(100, soon()));
+}
+
+TEST_F(BlockingTest, TimeoutInsideAMessageClosesIt) {
+  const wire::Header header = wire::make_header(wire::Type::end, 1, {});
+  raw(&header, 20);
+  EXPECT_EQ(b_.recv(100, in_ms(20)).error().code(), Errc::timed_out);
+  EXPECT_FALSE(b_.open());
+  EXPECT_EQ(b_.recv(100, soon()).error().code(), Errc::connection);
+}
+
+TEST_F(BlockingTest, PeerThatDoesNotReadEndsTheSendAtTheDeadline) {
+  const std::vector<std::byte> payload(30u << 20);
+  EXPECT_EQ(a_.send(wire::Type::frame, 1, payload, in_ms(50)).error().code(), Errc::timed_out);
+  EXPECT_FALSE(a_.open()) << "a part of the message has left";
+}
+
+TEST_F(BlockingTest, ClosedPeer) {
+  EXPECT_FALSE(b_.peer_closed());
+  a_.close();
+  EXPECT_TRUE(b_.peer_closed());
+  EXPECT_EQ(b_.recv(100, soon()).error().code(), Errc::connection);
+}
+
+TEST_F(BlockingTest, ClosedInTheMiddle) {
+  wire::Header header = wire::make_header(wire::Type::frame, 1, std::vector<std::byte>(100));
+  raw(&header, sizeof header);
+  raw("abc", 3);
+  a_.close();
+  EXPECT_EQ(b_.recv(wire::kFrameBytesMax, soon()).error().code(), Errc::connection);
+}
+
+TEST_F(BlockingTest, EveryFlippedBitOfAHeaderIsRefused) {
+  for (std::size_t bit = 0; bit < sizeof(wire::Header) * 8; ++bit) {
+    int fds[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    const UniqueFd from(fds[0]);
+    MessageSocket to{UniqueFd(fds[1])};
+    const wire::TrainerWait message = some_message();
+    const auto payload = message.encode();
+    wire::Header header = wire::make_header(wire::TrainerWait::kType, 1, payload);
+    reinterpret_cast<std::uint8_t*>(&header)[bit / 8] ^= static_cast<std::uint8_t>(1u << (bit % 8));
+    ASSERT_EQ(::send(from.get(), &header, sizeof header, 0), static_cast<ssize_t>(sizeof header));
+    const auto received = to.recv(wire::kControlBytesMax, soon());  // refused before the payload is awaited
+    ASSERT_FALSE(received) << bit;
+    EXPECT_TRUE(received.error().code() == Errc::protocol || received.error().code() == Errc::corrupt) << bit;
+    EXPECT_FALSE(to.open());
+  }
+}
+
+TEST_F(BlockingTest, DamagedPayload) {
+  auto payload = some_message().encode();
+  const wire::Header header = wire::make_header(wire::TrainerWait::kType, 1, payload);
+  payload[3] ^= std::byte{4};
+  raw(&header, sizeof header);
+  raw(payload.data(), payload.size());
+  EXPECT_EQ(b_.recv(wire::kControlBytesMax, soon()).error().code(), Errc::corrupt);
+}
+
+TEST_F(BlockingTest, CallersLimit) {
+  ASSERT_TRUE(a_.send(1, some_message(), soon()));
+  EXPECT_EQ(b_.recv(8, soon()).error().code(), Errc::protocol);
+}
+
+TEST_F(BlockingTest, OverlongMessageIsNotEvenSent) {
+  const std::vector<std::byte> payload(wire::kControlBytesMax + 1);
+  EXPECT_EQ(a_.send(wire::Type::trainer_wait, 1, payload, soon()).error().code(), Errc::invalid_argument);
+  EXPECT_TRUE(a_.open());
+}
+
+TEST_F(BlockingTest, AnErrorAnswerIsThatError) {
+  const wire::ErrorMessage gone{Errc::gone, "v3 is past"};
+  ASSERT_TRUE(a_.send(4, gone, soon()));
+  const auto answer = b_.recv_as<wire::TrainerReady>(4, soon());
+  ASSERT_FALSE(answer);
+  EXPECT_EQ(answer.error().code(), Errc::gone);
+  EXPECT_EQ(answer.error().message(), "v3 is past");
+}
+
+TEST_F(BlockingTest, AnswerOfAnotherTypeOrRequest) {
+  ASSERT_TRUE(a_.send(wire::Type::end, 4, {}, soon()));
+  EXPECT_EQ(b_.recv_answer(5, wire::Type::end, soon()).error().code(), Errc::protocol);
+  EXPECT_FALSE(b_.open());
+}
+
+TEST(Connect, TcpByAddressAndByName) {
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(listener.get(), 4), 0);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::uint16_t port = ntohs(address.sin_port);
+  for (const char* host : {"127.0.0.1", "localhost"}) {
+    const auto fd = connect_tcp(host, port, soon());
+    EXPECT_TRUE(fd) << fd.error().to_string();
+  }
+}
+
+TEST(Connect, NobodyThere) {
+  // A port that was free a moment ago.
+  std::uint16_t port = 0;
+  {
+    const UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(::bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    socklen_t size = sizeof address;
+    ASSERT_EQ(::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port = ntohs(address.sin_port);
+  }
+  const auto tcp = connect_tcp("127.0.0.1", port, soon());
+  ASSERT_FALSE(tcp);
+  EXPECT_EQ(tcp.error().code(), Errc::connection);
+  EXPECT_NE(tcp.error().message().find(std::to_string(port)), std::string::npos);
+
+  const auto local = connect_unix("/nonexistent/agent.sock", soon());
+  ASSERT_FALSE(local);
+  EXPECT_EQ(local.error().code(), Errc::connection);
+  EXPECT_EQ(connect_unix(std::string(200, 'x'), soon()).error().code(), Errc::invalid_argument);
+  EXPECT_EQ(connect_unix("", soon()).error().code(), Errc::invalid_argument);
+}
+
+TEST(Connect, NameThatDoesNotExist) {
+  const auto fd = connect_tcp("no-such-host.invalid", 1, in_ms(2000));
+  ASSERT_FALSE(fd);
+  EXPECT_TRUE(fd.error().code() == Errc::connection || fd.error().code() == Errc::timed_out) << fd.error().to_string();
+}
+
+}  // namespace
+}  // namespace deltasync::net
