@@ -49,7 +49,8 @@ Status check_cuts(const TensorSpec& spec, const char* kind, const std::vector<st
   return {};
 }
 
-/// Fills in rows, cols, element_bytes and bytes. No product is trusted before it is bounded.
+/// Fills in rows, cols, element_bytes and bytes. Each product is bounded before it is made; the bytes, at most eight
+/// times the limit here, are bounded together with the offset.
 Status derive_view(Tensor& t) {
   const auto& shape = t.spec.shape;
   t.element_bytes = static_cast<std::uint32_t>(dtype_bytes(t.spec.dtype));
@@ -67,7 +68,6 @@ Status derive_view(Tensor& t) {
     if (dim > kModelBytesMax / elements) return wrong(t.spec.name, "larger than any model may be");
     elements *= dim;
   }
-  if (elements > kModelBytesMax / t.element_bytes) return wrong(t.spec.name, "larger than any model may be");
   t.cols = shape.empty() ? 1 : shape.back();
   t.rows = elements / t.cols;
   t.bytes = elements * t.element_bytes;

@@ -153,7 +153,7 @@ TEST(Tiling, GoldenGrids) {
 }
 
 TEST(Tiling, HugeSegmentsHaveNoEmptyPanel) {
-  // From 2^28 columns on, rounding the panel width up to 8 may leave fewer panels than ceil(columns / 65,536).
+  // Rounding panel widths up to 8 takes the most from the last panel where there are the most panels.
   for (const std::uint64_t cols : {(std::uint64_t{1} << 30) + 1, (std::uint64_t{1} << 34) + 65'537,
                                    (std::uint64_t{1} << 40) - 7, std::uint64_t{65'535} * 65'536 * 8 + 1}) {
     const auto layout = build({spec({cols}, Dtype::u8)});
@@ -162,6 +162,7 @@ TEST(Tiling, HugeSegmentsHaveNoEmptyPanel) {
     EXPECT_GT(last.cols, 0u);
     EXPECT_EQ(last.col + last.cols, cols);
     EXPECT_LE(layout->tile(0).rect.cols, kTileElementsMax);
+    EXPECT_EQ(t.tile_count, (cols + kTileElementsMax - 1) / kTileElementsMax);
   }
 }
 
