@@ -181,7 +181,9 @@ Result<wire::PlanReply> Pull::plan() {
 Result<Pull::Progress> Pull::settle(const RoundResult& round, std::span<const StreamTally> tallies) {
   auto& report = out_.report;
   report.stream_restarts += round.stream_restarts;
+  bool moved = false;
   for (const StreamTally& t : tallies) {
+    moved = moved || t.tiles != 0;
     report.tiles += t.tiles;
     report.verify_s += t.verify_s;
     payload_bytes_ += t.payload_bytes;
@@ -193,9 +195,10 @@ Result<Pull::Progress> Pull::settle(const RoundResult& round, std::span<const St
   // A revoked lease is the normal course of things, a new agent or a broken connection may need a moment, any other
   // refusal is tolerated a few times.
   const Errc code = round.error->code();
-  if (code == Errc::lease_revoked) return Progress::replan;
+  const bool revoked = code == Errc::lease_revoked;
+  if (revoked && moved) return Progress::replan;
   const bool agent_away = code == Errc::peer_died || code == Errc::connection || code == Errc::timed_out;
-  if (!agent_away && ++refused_plans_ > s_.peer.tuning.refused_plans) return *round.error;
+  if (!revoked && !agent_away && ++refused_plans_ > s_.peer.tuning.refused_plans) return *round.error;
   std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(replan_backoff_.next(), deadline_.remaining()));
   return Progress::replan;
 }

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,6 +52,7 @@ class PullTest : public ::testing::Test {
     t.backoff_first = std::chrono::milliseconds(1);
     t.backoff_max = std::chrono::milliseconds(20);
     t.item_bytes = 192u << 10;
+    t.refused_plans = 2;
     t.frame_item_bytes = 8u << 10;
     t.piece_bytes = 64u << 10;
     return t;
@@ -77,13 +79,14 @@ class PullTest : public ::testing::Test {
     ASSERT_TRUE(bound.ok()) << bound.error().to_string();
   }
 
-  /// The trainer makes a step.
+  /// The trainer makes a step. Any thread: the agent's hooks call it too.
   VersionId step(double density = 0.01, const std::string& label = {}) {
+    const std::lock_guard lock(trainer_);
     mutate(model_.half, *model_.layout, density, ++seed_);
     return agent_->publish(model_.half, label);
   }
 
-  Result<std::unique_ptr<StagedUpdate>> pull(Want want = {}, int ms = 20'000) {
+  Result<std::unique_ptr<StagedUpdate>> pull(Want want = {}, int ms = 60'000) {
     return receiver_->pull(want, in_ms(ms));
   }
   /// Pulls, commits, and checks that every byte is that of the delivered version.
@@ -113,6 +116,7 @@ class PullTest : public ::testing::Test {
   }
   std::uint32_t tensor(const std::string& name) const { return *model_.layout->find(name); }
 
+  std::mutex trainer_;
   TestModel model_;
   std::uint64_t seed_ = 100;
   ReceiverOptions options_;
