@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <set>
 
 namespace deltasync {
@@ -33,6 +34,22 @@ TEST(ThreadPool, ResultsAreVisibleWhenRunReturns) {
   for (std::uint64_t round = 1; round <= 2000; ++round) {
     pool.run(values.size(), [&](std::uint64_t index, unsigned) { values[index] = round + index; });
     for (std::uint64_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], round + i);
+  }
+}
+
+TEST(ThreadPool, RunReturnsAfterTheSlowestWorker) {
+  ThreadPool pool(2, "test");
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> arrived = 0;
+    std::atomic<bool> finished = false;
+    pool.run(2, [&](std::uint64_t, unsigned worker) {
+      arrived.fetch_add(1);
+      while (arrived.load() < 2) std::this_thread::yield();  // each thread holds one index
+      if (worker == 0) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      finished.store(true);
+    });
+    EXPECT_TRUE(finished.load());
   }
 }
 

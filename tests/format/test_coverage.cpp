@@ -344,5 +344,13 @@ TEST(RectSet, JoinsRangesAndFindsHoles) {
   EXPECT_EQ(set.elements(), 16u);
 }
 
+TEST(RectSet, ARangeThatFillsAGapJoinsBothSides) {
+  RectSet set;
+  for (const auto& rect : {Rect{0, 0, 1, 2}, Rect{0, 4, 1, 2}, Rect{0, 2, 1, 2}})
+    EXPECT_EQ(set.insert(rect), std::nullopt);
+  EXPECT_EQ(set.first_hole(1, 10), (Rect{0, 6, 1, 4}));
+  EXPECT_EQ(set.insert({0, 3, 1, 5}), (Rect{0, 3, 1, 3}));
+}
+
 }  // namespace
 }  // namespace deltasync
