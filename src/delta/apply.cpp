@@ -41,7 +41,9 @@ template <class U, bool kFloat>
 std::uint64_t resolve(const RowGeometry& geometry, const DecodedTile& tile, Codec codec, const std::byte* first) {
   ChangedWordSum sum(active_kernels());
   U* const values = reinterpret_cast<U*>(tile.values);
+  ElementPrefetcher prefetcher(geometry, tile.positions, tile.count, first, sizeof(U));
   for_each_changed_word<U>(geometry, tile.positions, tile.count, [&](const ChangedWord& w) {
+    prefetcher.reach(w.end);
     const std::uint64_t before = load_word(first + w.offset, w.bytes);
     std::uint64_t after = before;
     for (std::uint32_t i = w.first; i < w.end; ++i) {
@@ -77,7 +79,7 @@ Result<std::uint64_t> check_record(const TileShape& shape, const TileRecord& rec
     if (record.payload.size() != shape.raw_bytes()) return Error(Errc::corrupt, "payload: not the raw tile's size");
     digest = tile_digest(record.payload.data(), shape.row_bytes(), shape.rows, shape.row_bytes());
   } else {
-    DS_ASSIGN(decoded, decode_rice(shape, record, first, row_stride));
+    DS_ASSIGN(decoded, decode_rice(shape, record));
     const RowGeometry geometry(shape, row_stride);
     digest = digest_before + with_element(shape, [&]<class U, bool kFloat>() {
                return resolve<U, kFloat>(geometry, decoded, record.codec, first);
@@ -88,9 +90,8 @@ Result<std::uint64_t> check_record(const TileShape& shape, const TileRecord& rec
 }
 
 /// Decodes a record that is known to be sound.
-DecodedTile decode_again(const Layout& layout, const TileShape& shape, const TileRecord& record, const std::byte* first,
-                         std::size_t row_stride) {
-  Result<DecodedTile> decoded = decode_rice(shape, record, first, row_stride);
+DecodedTile decode_again(const Layout& layout, const TileShape& shape, const TileRecord& record) {
+  Result<DecodedTile> decoded = decode_rice(shape, record);
   if (!decoded.ok()) {
     std::fprintf(stderr, "deltasync: %s: a record that was not verified: %s\n", tile_name(layout, record.tile).c_str(),
                  decoded.error().message().c_str());
@@ -103,7 +104,9 @@ DecodedTile decode_again(const Layout& layout, const TileShape& shape, const Til
 template <class U, bool kFloat>
 void add_in_place(const RowGeometry& geometry, const DecodedTile& tile, std::byte* first, bool subtract) {
   const U* const diffs = reinterpret_cast<const U*>(tile.values);
+  ElementPrefetcher prefetcher(geometry, tile.positions, tile.count, first, sizeof(U));
   for_each_position<U>(geometry, tile.positions, tile.count, [&](std::uint32_t i, std::size_t offset) {
+    prefetcher.reach(i);
     const U diff = subtract ? static_cast<U>(U{0} - diffs[i]) : diffs[i];
     store_raw(first + offset, add_ulps<U, kFloat>(load_raw<U>(first + offset), diff));
   });
@@ -141,7 +144,7 @@ void commit_tile(const Layout& layout, const TileRecord& record, std::byte* firs
     write_rows(shape, record.payload, first, row_stride);
     return;
   }
-  const DecodedTile decoded = decode_again(layout, shape, record, first, row_stride);
+  const DecodedTile decoded = decode_again(layout, shape, record);
   const RowGeometry geometry(shape, row_stride);
   with_element(shape, [&]<class U, bool kFloat>() {
     if (record.codec == Codec::rice_ulp) {
@@ -162,7 +165,7 @@ void save_undo(const Layout& layout, const TileRecord& record, const std::byte* 
     }
     return;
   }
-  const DecodedTile decoded = decode_again(layout, shape, record, first, row_stride);
+  const DecodedTile decoded = decode_again(layout, shape, record);
   const RowGeometry geometry(shape, row_stride);
   const std::size_t begin = out.size();
   out.resize(begin + std::size_t{decoded.count} * shape.element_bytes);
@@ -180,7 +183,7 @@ void undo_tile(const Layout& layout, const TileRecord& record, std::byte* first,
     write_rows(shape, undo, first, row_stride);
     return;
   }
-  const DecodedTile decoded = decode_again(layout, shape, record, first, row_stride);
+  const DecodedTile decoded = decode_again(layout, shape, record);
   const RowGeometry geometry(shape, row_stride);
   with_element(shape, [&]<class U, bool kFloat>() {
     if (record.codec == Codec::rice_ulp) {

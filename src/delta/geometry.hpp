@@ -72,6 +72,32 @@ class RowCursor {
   std::uint32_t first_ = 0;
 };
 
+/// Asks for the cache lines of changed elements some way ahead of their use. All of them at once would wait for the
+/// few outstanding misses that a core has; one by one they hide behind the work (measured: twice as fast).
+class ElementPrefetcher {
+ public:
+  ElementPrefetcher(const RowGeometry& geometry, const std::uint16_t* positions, std::uint32_t count,
+                    const std::byte* first, std::uint32_t element_bytes)
+      : cursor_(geometry), positions_(positions), count_(count), first_(first), element_bytes_(element_bytes) {}
+  /// Before element number `i` is used.
+  void reach(std::uint32_t i) noexcept {
+    const std::uint32_t end = std::min(count_, i + kAhead);
+    for (; next_ < end; ++next_) {
+      const std::uint32_t col = cursor_.seek(positions_[next_]);
+      __builtin_prefetch(first_ + cursor_.offset() + std::size_t{col} * element_bytes_, 1);
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t kAhead = 48;  ///< elements
+  RowCursor cursor_;
+  const std::uint16_t* positions_;
+  std::uint32_t count_;
+  const std::byte* first_;
+  std::uint32_t element_bytes_;
+  std::uint32_t next_ = 0;
+};
+
 /// Calls fn(i, byte offset from the tile's first element) for each of `count` ascending positions.
 template <class U, class Fn>
 void for_each_position(const RowGeometry& geometry, const std::uint16_t* positions, std::uint32_t count, Fn&& fn) {

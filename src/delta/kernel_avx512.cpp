@@ -101,9 +101,7 @@ template <>
 struct Lanes<2> {
   static std::uint64_t differ(__m512i a, __m512i b) { return _mm512_cmpneq_epi16_mask(a, b); }
   static __m512i subtract(__m512i a, __m512i b) { return _mm512_sub_epi16(a, b); }
-  static __m512i map(__m512i x) {
-    return _mm512_xor_si512(x, _mm512_srli_epi16(_mm512_srai_epi16(x, 15), 1));
-  }
+  static __m512i map(__m512i x) { return _mm512_xor_si512(x, _mm512_srli_epi16(_mm512_srai_epi16(x, 15), 1)); }
   static __m512i compress(std::uint64_t mask, __m512i x) {
     return _mm512_maskz_compress_epi16(static_cast<__mmask32>(mask), x);
   }
@@ -117,15 +115,13 @@ template <>
 struct Lanes<4> {
   static std::uint64_t differ(__m512i a, __m512i b) { return _mm512_cmpneq_epi32_mask(a, b); }
   static __m512i subtract(__m512i a, __m512i b) { return _mm512_sub_epi32(a, b); }
-  static __m512i map(__m512i x) {
-    return _mm512_xor_si512(x, _mm512_srli_epi32(_mm512_srai_epi32(x, 31), 1));
-  }
+  static __m512i map(__m512i x) { return _mm512_xor_si512(x, _mm512_srli_epi32(_mm512_srai_epi32(x, 31), 1)); }
   static __m512i compress(std::uint64_t mask, __m512i x) {
     return _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), x);
   }
   static void store_positions(std::uint64_t mask, std::uint32_t position, std::uint16_t* out) {
-    const __m256i lanes = _mm256_add_epi16(_mm512_castsi512_si256(Lanes<1>::kIota16()),
-                                           _mm256_set1_epi16(static_cast<short>(position)));
+    const __m256i lanes =
+        _mm256_add_epi16(_mm512_castsi512_si256(Lanes<1>::kIota16()), _mm256_set1_epi16(static_cast<short>(position)));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
                         _mm256_maskz_compress_epi16(static_cast<__mmask16>(mask), lanes));
   }
@@ -135,15 +131,13 @@ template <>
 struct Lanes<8> {
   static std::uint64_t differ(__m512i a, __m512i b) { return _mm512_cmpneq_epi64_mask(a, b); }
   static __m512i subtract(__m512i a, __m512i b) { return _mm512_sub_epi64(a, b); }
-  static __m512i map(__m512i x) {
-    return _mm512_xor_si512(x, _mm512_srli_epi64(_mm512_srai_epi64(x, 63), 1));
-  }
+  static __m512i map(__m512i x) { return _mm512_xor_si512(x, _mm512_srli_epi64(_mm512_srai_epi64(x, 63), 1)); }
   static __m512i compress(std::uint64_t mask, __m512i x) {
     return _mm512_maskz_compress_epi64(static_cast<__mmask8>(mask), x);
   }
   static void store_positions(std::uint64_t mask, std::uint32_t position, std::uint16_t* out) {
-    const __m128i lanes = _mm_add_epi16(_mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7),
-                                        _mm_set1_epi16(static_cast<short>(position)));
+    const __m128i lanes =
+        _mm_add_epi16(_mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7), _mm_set1_epi16(static_cast<short>(position)));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_maskz_compress_epi16(static_cast<__mmask8>(mask), lanes));
   }
 };
@@ -179,6 +173,10 @@ class PendingWords {
   unsigned count_ = 0;
 };
 
+/// How far ahead the scan asks for memory: the hardware's own prefetch pauses while changed vectors are looked at, and
+/// stops at the end of each small page.
+constexpr std::size_t kPrefetchBytes = 2048;
+
 /// A run of vectors is compared first, which lists the changed ones without a branch; then only those are looked at,
 /// while they are in the nearest cache.
 template <class U, bool kFloat>
@@ -191,6 +189,8 @@ class Scanner {
     std::uint8_t changed[PendingWords::kVectors];
     std::uint32_t count = 0;
     for (std::uint32_t v = 0; v < vectors; ++v) {
+      _mm_prefetch(reinterpret_cast<const char*>(before + v * 64 + kPrefetchBytes), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(after + v * 64 + kPrefetchBytes), _MM_HINT_T0);
       const __mmask8 differs =
           _mm512_cmpneq_epi64_mask(_mm512_loadu_si512(before + v * 64), _mm512_loadu_si512(after + v * 64));
       changed[count] = static_cast<std::uint8_t>(v);
@@ -264,8 +264,7 @@ std::uint64_t quotient_sum_avx512(const std::uint16_t* gaps, std::uint32_t count
   for (std::uint32_t i = 0; i < count; i += 32) {
     const __mmask32 lanes = count - i >= 32 ? ~__mmask32{0} : (__mmask32{1} << (count - i)) - 1;
     const __m512i q = _mm512_srl_epi16(_mm512_maskz_loadu_epi16(lanes, gaps + i), shift);
-    const __m512i pairs =
-        _mm512_add_epi32(_mm512_and_si512(q, _mm512_set1_epi32(0xFFFF)), _mm512_srli_epi32(q, 16));
+    const __m512i pairs = _mm512_add_epi32(_mm512_and_si512(q, _mm512_set1_epi32(0xFFFF)), _mm512_srli_epi32(q, 16));
     sum = _mm512_add_epi32(sum, pairs);  // gaps of a tile add up to less than 2^16: no lane overflows
   }
   return static_cast<std::uint32_t>(_mm512_reduce_add_epi32(sum));
@@ -276,9 +275,7 @@ struct SignLanes;
 template <>
 struct SignLanes<std::uint8_t> {
   static std::uint64_t negative(__m512i d) { return _mm512_movepi8_mask(d); }
-  static std::uint64_t exception(__m512i d) {
-    return _mm512_cmpneq_epi8_mask(_mm512_abs_epi8(d), _mm512_set1_epi8(1));
-  }
+  static std::uint64_t exception(__m512i d) { return _mm512_cmpneq_epi8_mask(_mm512_abs_epi8(d), _mm512_set1_epi8(1)); }
 };
 template <>
 struct SignLanes<std::uint16_t> {
@@ -301,8 +298,7 @@ struct SignLanes<std::uint64_t> {
 };
 
 template <class U>
-SignSplit split_signs_avx512(const std::byte* diffs, std::uint32_t count, std::byte* signs,
-                             std::uint16_t* exceptions) {
+SignSplit split_signs_avx512(const std::byte* diffs, std::uint32_t count, std::byte* signs, std::uint16_t* exceptions) {
   constexpr std::uint32_t kElements = 64 / sizeof(U);
   SignSplit out;
   std::uint32_t i = 0;

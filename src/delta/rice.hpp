@@ -53,9 +53,7 @@ struct DecodedTile {
   std::uint32_t count = 0;
 };
 /// Total over hostile payloads: fails with `corrupt`, naming the bound, or returns positions inside the tile. The
-/// record's fields and payload size must have passed parse_frame. `prefetch`: the tile's first element in memory
-/// that will be read at these positions, or nullptr.
-Result<DecodedTile> decode_rice(const TileShape& shape, const TileRecord& record, const std::byte* prefetch,
-                                std::size_t row_stride);
+/// record's fields and payload size must have passed parse_frame.
+Result<DecodedTile> decode_rice(const TileShape& shape, const TileRecord& record);
 
 }  // namespace deltasync::delta

@@ -148,21 +148,9 @@ const char* decode_values(const TileShape& shape, const std::byte* planes, const
   }
 }
 
-/// Asks for the cache lines that are read next, while the values are decoded.
-void prefetch_elements(const TileShape& shape, const std::uint16_t* positions, std::uint32_t count,
-                       const std::byte* first, std::size_t row_stride) {
-  const RowGeometry geometry(shape, row_stride);
-  RowCursor cursor(geometry);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint32_t col = cursor.seek(positions[i]);
-    __builtin_prefetch(first + cursor.offset() + std::size_t{col} * shape.element_bytes, 1);
-  }
-}
-
 }  // namespace
 
-Result<DecodedTile> decode_rice(const TileShape& shape, const TileRecord& record, const std::byte* prefetch,
-                                std::size_t row_stride) {
+Result<DecodedTile> decode_rice(const TileShape& shape, const TileRecord& record) {
   DecodeScratch& scratch = decode_scratch();
   const std::uint32_t n = record.changed;
   const unsigned k = record.rice_k;
@@ -183,7 +171,6 @@ Result<DecodedTile> decode_rice(const TileShape& shape, const TileRecord& record
   active_kernels().unpack_low(lows, n, k, scratch.lows);
   const std::uint64_t last = decode_positions(quotients, sizes.gap_quotient, k, scratch.lows, scratch.positions);
   if (last >= shape.elements()) return bad_payload("a position is outside of the tile");
-  if (prefetch != nullptr) prefetch_elements(shape, scratch.positions, n, prefetch, row_stride);
   if (const char* wrong = decode_values(shape, quotients + sizes.gap_quotient, sizes, record, scratch.values)) {
     return bad_payload(wrong);
   }
