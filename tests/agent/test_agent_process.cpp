@@ -1,0 +1,176 @@
+// The program itself: options, ready file, signals, exit codes.
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/process.hpp"
+#include "tests/agent/agent_harness.hpp"
+
+extern char** environ;
+
+namespace deltasync::agent {
+namespace {
+
+class AgentProcess : public ::testing::Test {
+ protected:
+  ~AgentProcess() override {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+  }
+
+  void spawn(std::vector<std::string> more) {
+    std::vector<std::string> args = {DELTASYNC_AGENT_BINARY,
+                                     "--name",
+                                     "proc",
+                                     "--shm-dir",
+                                     dir_.path().string(),
+                                     "--socket",
+                                     (dir_.path() / socket_).string(),
+                                     "--ready-file",
+                                     ready().string()};
+    args.insert(args.end(), more.begin(), more.end());
+    std::vector<char*> argv;
+    for (auto& arg : args) argv.push_back(arg.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 2, (dir_.path() / "log").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+    ASSERT_EQ(::posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+  }
+  std::filesystem::path ready() const { return dir_.path() / "ready.json"; }
+  std::string log() const {
+    std::ifstream in(dir_.path() / "log");
+    std::stringstream text;
+    text << in.rdbuf();
+    return text.str();
+  }
+  nlohmann::json wait_ready() {
+    EXPECT_TRUE(eventually([&] { return std::filesystem::exists(ready()); })) << log();
+    std::ifstream in(ready());
+    return nlohmann::json::parse(in, nullptr, false);
+  }
+  /// -1 if a signal ended it or it did not end at all.
+  int wait_exit() {
+    int status = 0;
+    if (!eventually([&] { return ::waitpid(pid_, &status, WNOHANG) == pid_; })) return -1;
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+  testing_support::TempDir dir_;
+  std::string socket_ = "s";
+  pid_t pid_ = -1;
+};
+
+TEST_F(AgentProcess, SigtermEndsItCleanlyAndLeavesTheSegment) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    spawn({});
+    const auto json = wait_ready();
+    ASSERT_EQ(json["pid"], pid_) << log();
+    const auto model = test::make_model(1);
+    WriterOptions options;
+    options.agent_socket = json["socket"];
+    auto writer = Writer::attach(model.layout, make_sidecar(*model.layout), options, test_deadline());
+    ASSERT_TRUE(writer) << writer.error().to_string();
+    std::vector<std::pair<std::string, Source>> tensors;
+    for (const Tensor& tensor : model.layout->tensors()) {
+      tensors.emplace_back(tensor.spec.name, Source{model.half.data() + tensor.offset});
+    }
+    const Version version{{make_epoch(), 1}, ""};
+    ASSERT_TRUE((*writer)->offload(version, tensors, test_deadline()));
+    ASSERT_TRUE((*writer)->wait_ready(version.id, test_deadline()));
+    // Conversations in every state: idle, and waiting for a version.
+    auto idle = Client::connect(json["port"], wire::Role::control);
+    auto waiting = Client::connect(json["port"], wire::Role::control);
+    ASSERT_TRUE(idle && waiting);
+    wire::Plan plan;
+    plan.layout = model.layout->digest();
+    plan.want = wire::WantKind::number;
+    plan.number = 99;
+    plan.wait_ms = 3'600'000;
+    ASSERT_TRUE(waiting->socket.send(1, plan, test_deadline()));
+    ::kill(pid_, signal);
+    EXPECT_EQ(wait_exit(), 0) << log();
+    EXPECT_TRUE(std::filesystem::exists(dir_.path() / "proc.g1"));
+    EXPECT_FALSE(std::filesystem::exists(ready()));
+    EXPECT_FALSE(std::filesystem::exists(dir_.path() / "s"));
+    EXPECT_EQ(log().find("abandoned"), std::string::npos) << log();
+  }
+}
+
+TEST_F(AgentProcess, TheSegmentIsRemovedOnRequest) {
+  spawn({"--remove-segment-on-exit"});
+  const auto json = wait_ready();
+  const auto model = test::make_model(1);
+  WriterOptions options;
+  options.agent_socket = json["socket"];
+  ASSERT_TRUE(Writer::attach(model.layout, make_sidecar(*model.layout), options, test_deadline()));
+  EXPECT_TRUE(std::filesystem::exists(dir_.path() / "proc.g1"));
+  ::kill(pid_, SIGTERM);
+  EXPECT_EQ(wait_exit(), 0) << log();
+  EXPECT_FALSE(std::filesystem::exists(dir_.path() / "proc.g1"));
+}
+
+TEST_F(AgentProcess, AKilledAgentsNameIsFreeAgain) {
+  spawn({});
+  wait_ready();
+  ::kill(pid_, SIGKILL);
+  EXPECT_EQ(wait_exit(), -1);
+  std::filesystem::remove(ready());
+  spawn({});
+  EXPECT_EQ(wait_ready()["pid"], pid_) << log();
+}
+
+TEST_F(AgentProcess, WrongUsageIsOne) {
+  spawn({"--delta-form", "zip"});
+  EXPECT_EQ(wait_exit(), 1);
+  spawn({"--listen", "nowhere"});
+  EXPECT_EQ(wait_exit(), 1);
+  EXPECT_NE(log().find("nowhere"), std::string::npos) << log();
+  spawn({"--no-such-option"});
+  EXPECT_EQ(wait_exit(), 1);
+}
+
+TEST_F(AgentProcess, ASecondAgentIsTwoAndNamesTheFirst) {
+  spawn({});
+  wait_ready();
+  const pid_t first = pid_;
+  socket_ = "s2";
+  spawn({});
+  EXPECT_EQ(wait_exit(), 2);
+  EXPECT_NE(log().find(std::to_string(first)), std::string::npos) << log();
+  pid_ = first;
+}
+
+TEST_F(AgentProcess, AccessIsThree) {
+  spawn({"--listen", "0.0.0.0:0"});
+  EXPECT_EQ(wait_exit(), 3);
+  dir_.write("token", std::string_view("secret\n"));
+  ::chmod((dir_.path() / "token").c_str(), 0644);
+  spawn({"--listen", "0.0.0.0:0", "--token-file", (dir_.path() / "token").string()});
+  EXPECT_EQ(wait_exit(), 3);
+  EXPECT_NE(log().find("token"), std::string::npos);
+  ::chmod((dir_.path() / "token").c_str(), 0600);
+  spawn({"--listen", "0.0.0.0:0", "--token-file", (dir_.path() / "token").string()});
+  const auto json = wait_ready();
+  EXPECT_TRUE(Client::connect(json["port"], wire::Role::control, "secret")) << log();
+  EXPECT_FALSE(Client::connect(json["port"], wire::Role::control, "Secret"));
+}
+
+TEST_F(AgentProcess, HelpTellsExitCodes) {
+  spawn({"--help"});
+  EXPECT_EQ(wait_exit(), 0);
+}
+
+}  // namespace
+}  // namespace deltasync::agent

@@ -1,0 +1,150 @@
+#include <sys/socket.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/agent/agent_harness.hpp"
+
+namespace deltasync::agent {
+namespace {
+
+using nlohmann::json;
+
+class Http : public AgentTest {
+ protected:
+  struct Answer {
+    int status = 0;
+    std::string head;
+    std::string body;
+  };
+  /// Sends raw text and reads until the agent closes.
+  std::string raw(const std::string& text) {
+    auto fd = net::connect_tcp("127.0.0.1", agent_->http_port(), test_deadline());
+    if (!fd) return {};
+    static_cast<void>(::send(fd->get(), text.data(), text.size(), MSG_NOSIGNAL));
+    std::string answer;
+    char piece[4096];
+    EXPECT_TRUE(eventually([&] {
+      for (;;) {
+        const ssize_t n = ::recv(fd->get(), piece, sizeof piece, MSG_DONTWAIT);
+        if (n < 0) return errno != EAGAIN;
+        if (n == 0) return true;
+        answer.append(piece, static_cast<std::size_t>(n));
+      }
+    }));
+    return answer;
+  }
+  Answer get(const std::string& target, const std::string& method = "GET") {
+    const std::string text = raw(method + " " + target + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    Answer answer;
+    const auto split = text.find("\r\n\r\n");
+    if (text.size() < 12 || split == std::string::npos) return answer;
+    answer.status = std::stoi(text.substr(9, 3));
+    answer.head = text.substr(0, split);
+    answer.body = text.substr(split + 4);
+    return answer;
+  }
+};
+
+TEST_F(Http, Healthz) {
+  start_agent();
+  const Answer answer = get("/healthz");
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(answer.body, "ok\n");
+}
+
+TEST_F(Http, StatusBeforeAndAfterVersions) {
+  start_agent();
+  json page = json::parse(get("/v1/status").body);
+  EXPECT_TRUE(page["active"].is_null());
+  EXPECT_TRUE(page["generations"].empty());
+  next_version();
+  next_version();
+  auto c = client();
+  const auto reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  page = json::parse(get("/v1/status").body);
+  EXPECT_EQ(page["name"], "test");
+  EXPECT_EQ(page["active"]["version"]["number"], 2);
+  EXPECT_EQ(page["active"]["version"]["label"], "step_2");
+  EXPECT_EQ(page["active"]["root"], to_string(served()->root));
+  EXPECT_EQ(page["ring"]["entries"].size(), 1u);
+  EXPECT_EQ(page["ring"]["entries"][0]["bytes"], served()->delta_bytes);
+  EXPECT_EQ(page["generations"][0]["halves"].size(), 2u);
+  EXPECT_EQ(page["leases"].size(), 1u);
+  EXPECT_EQ(page["plans"][0]["mode"], "full");
+  EXPECT_EQ(page["receivers"][0]["name"], "test client");
+  EXPECT_EQ(page["receivers"][0]["last_mode"], "full");
+  EXPECT_EQ(page["writers"][0]["slot"], 0);
+}
+
+TEST_F(Http, Layout) {
+  start_agent();
+  EXPECT_EQ(get("/v1/layout").status, 404);
+  next_version();
+  json page = json::parse(get("/v1/layout").body);
+  EXPECT_EQ(page["digest"], to_string(model_.layout->digest()));
+  EXPECT_EQ(page["tensors"], model_.layout->tensors().size());
+  EXPECT_FALSE(page.contains("tensor_list"));
+  page = json::parse(get("/v1/layout?tensors=1").body);
+  ASSERT_EQ(page["tensor_list"].size(), model_.layout->tensors().size());
+  EXPECT_EQ(page["tensor_list"][0]["name"], model_.layout->tensors()[0].spec.name);
+}
+
+TEST_F(Http, MetricsCount) {
+  start_agent();
+  next_version();
+  next_version();
+  auto c = client();
+  wire::Plan plan = ask();
+  plan.layout.bytes[0] ^= 1;
+  EXPECT_FALSE(c.plan(plan));
+  const std::string text = get("/metrics").body;
+  for (const char* line : {"deltasync_versions_total 2\n", "deltasync_deltas_total 1\n",
+                           "deltasync_errors_total{code=\"layout_mismatch\"} 1\n", "deltasync_ring_entries 1\n",
+                           "# TYPE deltasync_pulls_total counter\n"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+  }
+}
+
+TEST_F(Http, OtherTargetsAndMethodsAreRefused) {
+  start_agent();
+  EXPECT_EQ(get("/").status, 404);
+  EXPECT_EQ(get("/v1/statusx").status, 404);
+  EXPECT_EQ(get("/healthz", "POST").status, 405);
+  const Answer head = get("/healthz", "HEAD");
+  EXPECT_EQ(head.status, 200);
+  EXPECT_TRUE(head.body.empty());
+  EXPECT_NE(head.head.find("Content-Length: 3"), std::string::npos) << head.head;
+}
+
+TEST_F(Http, BadRequestsAreRefused) {
+  start_agent();
+  EXPECT_EQ(raw("this is no http\r\n\r\n").substr(9, 3), "400");
+  EXPECT_EQ(raw("GET / HTTP/1.1\r\nX: " + std::string(9000, 'x') + "\r\n\r\n").substr(9, 3), "431");
+  EXPECT_EQ(raw("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 5000\r\n\r\n").substr(9, 3), "413");
+}
+
+TEST_F(Http, ASilentPeerIsDropped) {
+  options_.http->request = std::chrono::milliseconds(50);
+  start_agent();
+  EXPECT_EQ(raw("GET /healthz HTT"), "");  // returns once the agent has closed
+}
+
+TEST_F(Http, BeyondLoopbackOnlyOnRequest) {
+  options_.http->listen.host = "0.0.0.0";
+  const auto open = Agent::start(options_);
+  ASSERT_FALSE(open);
+  EXPECT_EQ(open.error().code(), Errc::unauthenticated);
+  options_.http->allow_remote = true;
+  start_agent();
+  EXPECT_EQ(get("/healthz").status, 200);
+}
+
+TEST_F(Http, MayBeOff) {
+  options_.http.reset();
+  start_agent();
+  EXPECT_EQ(agent_->http_port(), 0);
+}
+
+}  // namespace
+}  // namespace deltasync::agent

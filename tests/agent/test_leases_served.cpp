@@ -1,0 +1,303 @@
+// The guard of invariant 2 from end to end: readers, writers that need their half, revocation; and new layouts,
+// restarts.
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <cstring>
+#include <thread>
+
+#include "delta/delta.hpp"
+#include "tests/agent/agent_harness.hpp"
+
+namespace deltasync::agent {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// One tensor of 48 MiB: far more than the sockets between us buffer.
+std::vector<TensorSpec> big_specs() {
+  TensorSpec spec;
+  spec.name = "big";
+  spec.dtype = Dtype::bf16;
+  spec.shape = {6144, 4096};
+  return {spec};
+}
+
+class ServedLeases : public AgentTest {
+ protected:
+  wire::TileRange all() const { return {0, model_.layout->tile_count()}; }
+  bool segment_exists(std::uint64_t generation) const {
+    return std::filesystem::exists(dir_.path() / ("test.g" + std::to_string(generation)));
+  }
+};
+
+TEST_F(ServedLeases, AWriterRevokesWhatItNeedsAfterTheGrace) {
+  options_.core.lease_grace = 10ms;
+  start_agent();
+  next_version();
+  auto c = client();
+  const auto reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  next_version();  // the other half: nobody is in the way
+  EXPECT_TRUE(c.extent(reply->plan, all()));
+  EXPECT_EQ(agent_->core().metrics().leases_revoked, 0u);
+  next_version();  // needs the leased half
+  EXPECT_EQ(agent_->core().metrics().leases_revoked, 1u);
+  EXPECT_EQ(c.extent(reply->plan, all()).error().code(), Errc::lease_revoked);
+  EXPECT_EQ(c.frames(wire::GetRawTiles{reply->plan, {all()}}).error().code(), Errc::lease_revoked);
+  EXPECT_TRUE(c.digests(reply->plan)) << "the digests fixed at publication stay";
+}
+
+TEST_F(ServedLeases, AReleasedHalfIsNotRevoked) {
+  options_.core.lease_grace = 1h;
+  start_agent();
+  next_version();
+  auto c = client();
+  const auto reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  next_version();
+  std::thread releaser([&] {
+    // Once the writer waits.
+    EXPECT_TRUE(eventually([&] { return agent_->core().generations().front()->role->writer_waiting().has_value(); }));
+    EXPECT_TRUE(c.release(reply->plan));
+  });
+  next_version();
+  releaser.join();
+  EXPECT_EQ(agent_->core().metrics().leases_revoked, 0u);
+}
+
+TEST_F(ServedLeases, TheGraceNeverTakesMoreThanHalfOfTheWritersTime) {
+  options_.core.lease_grace = 1h;
+  start_agent();
+  next_version();
+  auto c = client();
+  ASSERT_TRUE(c.plan(ask()));
+  next_version();
+  const auto report = offload(*writer_, model_.half, ++number_, Deadline::after(2s));
+  EXPECT_TRUE(report) << report.error().to_string();
+  EXPECT_EQ(agent_->core().metrics().leases_revoked, 1u);
+}
+
+TEST_F(ServedLeases, ASenderThatIsBlockedLeavesTheHalf) {
+  model_ = test::make_model(1, big_specs());
+  options_.core.lease_grace = 10ms;
+  start_agent();
+  next_version();
+  const auto before = *served()->digests;
+  auto c = client();
+  const auto reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  auto stream = client(wire::Role::data);
+  ASSERT_TRUE(stream.socket.send(1, wire::GetExtent{reply->plan, all()}, test_deadline()));
+  // Nobody reads: the sender fills the buffers and waits inside the half.
+  ASSERT_TRUE(eventually([&] {
+    const auto list = agent_->core().leases().list();
+    return list.size() == 1 && list[0].readers == 1;
+  }));
+  next_version();
+  next_version();  // has to get the half although the reader sleeps
+  EXPECT_EQ(agent_->core().metrics().leases_revoked, 1u);
+  EXPECT_TRUE(agent_->core().leases().list().empty()) << "no reader is inside any more";
+  // The reader wakes up: what it gets ends early, or in an error between two extents.
+  std::uint64_t got = 0;
+  for (;;) {
+    const auto message = stream.socket.recv(wire::kExtentBytesMax, test_deadline());
+    if (!message || message->type() != wire::Type::extent) break;
+    got += message->payload.size();
+  }
+  EXPECT_LT(got, model_.layout->half_bytes());
+}
+
+TEST_F(ServedLeases, AReceiverThatStopsReadingIsDropped) {
+  model_ = test::make_model(1, big_specs());
+  options_.pull.limits.progress = 50ms;
+  start_agent();
+  next_version();
+  auto c = client();
+  const auto reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  auto stream = client(wire::Role::data);
+  ASSERT_TRUE(stream.socket.send(1, wire::GetExtent{reply->plan, all()}, test_deadline()));
+  EXPECT_TRUE(eventually([&] { return agent_->pull_server().connections() == 1; })) << "only the control connection";
+  const auto list = agent_->core().leases().list();
+  ASSERT_EQ(list.size(), 1u);
+  EXPECT_EQ(list[0].readers, 0u);
+}
+
+/// Readers that trust only tiles with the right digest, while a trainer steps as fast as it can.
+TEST_F(ServedLeases, NoVerifiedTileIsEverTorn) {
+  options_.core.lease_grace = 1ms;
+  start_agent();
+  next_version();
+  std::atomic<bool> stop{false};
+  std::atomic<int> whole{0};
+  std::atomic<int> wrong{0};
+  const auto pull_often = [&] {
+    auto c = client();
+    auto stream = client(wire::Role::data);
+    while (!stop) {
+      const auto reply = c.plan(ask());
+      if (!reply) continue;
+      const auto digests = c.digests(reply->plan);
+      auto bytes = stream.extent(reply->plan, all());
+      if (!bytes && !stream.socket.open()) stream = client(wire::Role::data);
+      static_cast<void>(c.release(reply->plan));
+      if (!bytes || !digests) continue;
+      // An answer that ended well under a live lease has every tile right. (The release came after it.)
+      bytes->resize(model_.layout->half_bytes());
+      std::vector<std::uint64_t> got(digests->size());
+      ThreadPool pool(1, "check");
+      delta::half_digests(*model_.layout, *bytes, got, pool);
+      wrong += got != *digests;
+      ++whole;
+    }
+  };
+  std::thread one(pull_often);
+  std::thread two(pull_often);
+  for (int i = 0; i < 100 || (whole < 20 && i < 2000); ++i) next_version(0.05);
+  stop = true;
+  one.join();
+  two.join();
+  EXPECT_GT(whole, 0);
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(ServedLeases, ARestartedAgentServesTheLastVersion) {
+  start_agent();
+  next_version();
+  next_version();
+  const wire::Plan plan = ask_from_served();
+  writer_.reset();
+  stop_agent();
+  EXPECT_TRUE(segment_exists(1));
+  start_agent();
+  auto c = client();
+  wire::Plan waiting = plan;
+  waiting.wait_ms = 60'000;
+  const auto same = c.plan(waiting);
+  ASSERT_TRUE(same) << same.error().to_string();
+  EXPECT_EQ(same->mode, wire::PlanMode::up_to_date) << "the digests were computed anew and are the same";
+  EXPECT_EQ(same->target.label, "step_2");
+  EXPECT_TRUE(agent_->core().snapshot()->ring.empty());
+  next_version();
+  const auto delta = c.plan(plan);
+  ASSERT_TRUE(delta);
+  EXPECT_EQ(delta->mode, wire::PlanMode::delta);
+}
+
+TEST_F(ServedLeases, ATrainerRestartWithALowerNumberIsANewerVersion) {
+  start_agent();
+  next_version();
+  next_version();
+  const wire::Plan plan = ask_from_served();
+  writer_.reset();
+  epoch_ = make_epoch();
+  number_ = 0;
+  next_version();
+  auto c = client();
+  const auto reply = c.plan(plan);
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(reply->mode, wire::PlanMode::delta);
+  EXPECT_EQ(reply->target.id, (VersionId{epoch_, 1}));
+}
+
+TEST_F(ServedLeases, ANewLayoutTakesOverWhenItSeals) {
+  start_agent();
+  next_version();
+  auto c = client();
+  const auto old = c.plan(ask());
+  ASSERT_TRUE(old);
+  const auto old_half = model_.half;
+
+  test::TestModel other = test::make_model(2, big_specs());
+  const auto beside = agent_->core().open_segment(other.layout, other.layout->encode(), {});
+  ASSERT_FALSE(beside) << "a live writer has the other layout";
+  EXPECT_EQ(beside.error().code(), Errc::layout_mismatch);
+
+  writer_.reset();
+  ASSERT_TRUE(eventually([&] { return agent_->core().generations().front()->role->watch_fds().empty(); }));
+  auto writer = attach(other.layout);
+  ASSERT_NE(writer, nullptr);
+  EXPECT_TRUE(segment_exists(2));
+  const auto meanwhile = c.plan(ask());
+  ASSERT_TRUE(meanwhile) << "the old layout serves until the new one seals";
+  EXPECT_EQ(meanwhile->mode, wire::PlanMode::full);
+  ASSERT_TRUE(c.release(meanwhile->plan));
+
+  const auto report = offload(*writer, other.half, 9);
+  ASSERT_TRUE(report) << report.error().to_string();
+  const auto mismatch = c.plan(ask());
+  ASSERT_FALSE(mismatch);
+  EXPECT_EQ(mismatch.error().code(), Errc::layout_mismatch);
+  const auto bytes = c.extent(old->plan, all());
+  ASSERT_TRUE(bytes) << "who reads the old one may finish: " << bytes.error().to_string();
+  EXPECT_EQ(std::memcmp(bytes->data(), old_half.data(), bytes->size()), 0);
+  EXPECT_TRUE(segment_exists(1));
+  ASSERT_TRUE(c.release(old->plan));
+  EXPECT_TRUE(eventually([&] { return !segment_exists(1); }));
+  EXPECT_EQ(agent_->core().generations().size(), 1u);
+  writer.reset();
+}
+
+TEST_F(ServedLeases, ALayoutThatNeverSealedIsDropped) {
+  start_agent();
+  next_version();
+  writer_.reset();
+  test::TestModel other = test::make_model(2, big_specs());
+  ASSERT_TRUE(eventually([&] { return agent_->core().generations().front()->role->watch_fds().empty(); }));
+  attach(other.layout).reset();
+  ASSERT_TRUE(segment_exists(2));
+  ASSERT_TRUE(eventually([&] { return agent_->core().generations().back()->role->watch_fds().empty(); }));
+  next_version();  // the first trainer again
+  EXPECT_FALSE(segment_exists(2));
+  EXPECT_EQ(served()->half.generation, 1u);
+  auto c = client();
+  EXPECT_TRUE(c.plan(ask()));
+}
+
+TEST_F(ServedLeases, LowMemoryReleasesTheOldLayoutFirst) {
+  options_.core.low_memory = true;
+  start_agent();
+  next_version();
+  auto c = client();
+  const auto old = c.plan(ask());
+  ASSERT_TRUE(old);
+  writer_.reset();
+  ASSERT_TRUE(eventually([&] { return agent_->core().generations().front()->role->watch_fds().empty(); }));
+  test::TestModel other = test::make_model(2, big_specs());
+  auto writer = attach(other.layout);
+  ASSERT_NE(writer, nullptr);
+  EXPECT_FALSE(segment_exists(1));
+  EXPECT_TRUE(segment_exists(2));
+  EXPECT_EQ(c.extent(old->plan, all()).error().code(), Errc::lease_revoked);
+  EXPECT_EQ(c.plan(ask()).error().code(), Errc::layout_mismatch);
+  EXPECT_TRUE(offload(*writer, other.half, 1));
+}
+
+TEST_F(ServedLeases, BadSegmentsAreRemovedAtStart) {
+  dir_.write("test.g7", std::string_view("this is no segment"));
+  ::chmod((dir_.path() / "test.g7").c_str(), 0600);
+  dir_.write("test.g7x", std::string_view("not ours"));
+  dir_.write("other.g1", std::string_view("not ours"));
+  start_agent();
+  EXPECT_FALSE(segment_exists(7));
+  EXPECT_TRUE(std::filesystem::exists(dir_.path() / "test.g7x"));
+  EXPECT_TRUE(std::filesystem::exists(dir_.path() / "other.g1"));
+  next_version();
+  EXPECT_TRUE(segment_exists(8)) << "numbers go on";
+}
+
+TEST_F(ServedLeases, ASegmentThatOthersMayTouchStopsTheStart) {
+  start_agent();
+  next_version();
+  writer_.reset();
+  stop_agent();
+  ::chmod((dir_.path() / "test.g1").c_str(), 0666);
+  const auto agent = Agent::start(options_);
+  ASSERT_FALSE(agent);
+  EXPECT_EQ(agent.error().code(), Errc::permission);
+  EXPECT_TRUE(segment_exists(1));
+}
+
+}  // namespace
+}  // namespace deltasync::agent
