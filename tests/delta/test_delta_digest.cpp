@@ -37,6 +37,7 @@ TEST(StateDigest, KnownValues) {
   EXPECT_EQ(mix(0), 0U);
   EXPECT_EQ(mix(0x9E3779B97F4A7C15), 0xE220A8397B1DCDAFU);  // the first output of SplitMix64 seeded with 0
   EXPECT_EQ(digest(std::vector<std::uint16_t>(4), 1), 0xE220A8397B1DCDAFU);
+  EXPECT_EQ(digest(ramp, 256), 0x17ADA262799C1C7AU);
   EXPECT_EQ(digest(ramp, 256), digest(ramp, 16)) << "rows of whole words are one run";
 }
 

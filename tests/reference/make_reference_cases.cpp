@@ -1,0 +1,79 @@
+// Writes cases for the reference decoder: DIR/NAME/{layout, before, after, delta}.
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "delta/delta.hpp"
+#include "tests/support/model.hpp"
+
+namespace {
+
+using namespace deltasync;
+
+void write(const std::filesystem::path& path, ByteSpan bytes) {
+  std::ofstream out(path, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  out.close();
+  if (!out) {
+    std::fprintf(stderr, "cannot write %s\n", path.c_str());
+    std::exit(1);
+  }
+}
+
+void write_case(const std::filesystem::path& dir, const Layout& layout, ByteSpan before, ByteSpan after,
+                delta::ValueForm form) {
+  ThreadPool pool(2, "cases");
+  std::vector<std::uint64_t> digests(layout.tile_count());
+  delta::half_digests(layout, before, digests, pool);
+  delta::EncodeRequest request;
+  request.from = {7, 1};
+  request.to = {7, 2};
+  request.from_root = delta::root_digest(digests);
+  request.form = form;
+  const delta::Delta delta = delta::encode(layout, before, after, digests, request, pool);
+  std::filesystem::create_directories(dir);
+  write(dir / "layout", layout.encode());
+  write(dir / "before", before);
+  write(dir / "after", after);
+  write(dir / "delta", delta::to_container(delta));
+}
+
+/// A tensor of `dtype` that goes through every pair of the patterns at which signs and magnitudes turn.
+void write_patterns(const std::filesystem::path& dir, Dtype dtype) {
+  const std::size_t width = dtype_bytes(dtype);
+  const std::uint64_t top = std::uint64_t{1} << (width * 8 - 1);
+  const std::uint64_t patterns[] = {0, 1, 2, 7, top / 2, top - 2, top - 1, top, top + 1, top + 9, ~std::uint64_t{0}};
+  const std::size_t n = std::size(patterns);
+  const auto layout = Layout::build({{"t", dtype, {n * 100, n}, {}, {}}}).value();
+  std::vector<std::byte> before(layout->half_bytes());
+  for (std::size_t i = 0; i < n * n * 100; ++i) std::memcpy(&before[i * width], &patterns[i % n], width);
+  std::vector<std::byte> after = before;
+  // Sparse enough for ulp planes to win, and each pair occurs.
+  for (std::size_t i = 0; i < n * n; ++i)
+    std::memcpy(&after[(i * 97 + i % n) % (n * n * 100) * width], &patterns[i / n], width);
+  write_case(dir, *layout, before, after, delta::ValueForm::ulp);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: make_reference_cases DIR\n");
+    return 1;
+  }
+  const std::filesystem::path dir = argv[1];
+  auto specs = test::sample_specs();
+  specs.push_back({"panels", Dtype::bf16, {70, 500}, {7, 64}, {3, 100, 356}});
+  const test::TestModel model = test::make_model(3, specs);
+  for (const double density : {0.0, 0.002, 0.03, 0.6}) {
+    std::vector<std::byte> after = model.half;
+    if (density > 0) test::mutate(after, *model.layout, density, 3);
+    const std::string name = "model-" + std::to_string(static_cast<int>(density * 1000));
+    write_case(dir / (name + "-ulp"), *model.layout, model.half, after, delta::ValueForm::ulp);
+    write_case(dir / (name + "-absolute"), *model.layout, model.half, after, delta::ValueForm::absolute);
+  }
+  for (const Dtype dtype : {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::i64,
+                            Dtype::i32, Dtype::i16, Dtype::i8, Dtype::u8, Dtype::boolean}) {
+    write_patterns(dir / ("patterns-" + std::string(to_string(dtype))), dtype);
+  }
+}
