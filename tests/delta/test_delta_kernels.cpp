@@ -122,7 +122,8 @@ TEST_P(KernelTest, DigestRunIsTheSumOfItsWords) {
     fill(bytes.data(), size, random);
     const std::uint64_t first = random.below(1 << 20);
     std::uint64_t sum = 0;
-    for (std::size_t at = 0; at < size; at += 8) sum += mix_word(load_word(bytes.data() + at, size - at), first + at / 8);
+    for (std::size_t at = 0; at < size; at += 8)
+      sum += mix_word(load_word(bytes.data() + at, size - at), first + at / 8);
     ASSERT_EQ(kernels_->digest_run(bytes.data(), size, first), sum) << size << " bytes";
   }
 }
