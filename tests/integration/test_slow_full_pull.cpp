@@ -1,0 +1,159 @@
+// A trainer that never pauses against a full pull that needs many of its steps: each time the half is taken back, the
+// receiver keeps what it has verified, advances it by ring deltas, and still ends on a whole version.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cerrno>
+#include <thread>
+
+#include "base/fd.hpp"
+#include "deltasync/receiver.hpp"
+#include "receiver/target.hpp"
+#include "tests/agent/agent_harness.hpp"
+
+namespace deltasync::agent {
+namespace {
+
+/// A link of a given speed: forwards connections to a port, what comes back at `bytes_per_s` over all of them.
+class SlowLink {
+ public:
+  SlowLink(std::uint16_t to, double bytes_per_s) : to_(to), bytes_per_s_(bytes_per_s) {
+    sockaddr_in address = loopback(0);
+    socklen_t size = sizeof(address);
+    listener_.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::listen(listener_.get(), 64), 0);
+    EXPECT_EQ(::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] { forward(); });
+  }
+  ~SlowLink() {
+    stop_ = true;
+    thread_.join();
+  }
+  SlowLink(const SlowLink&) = delete;
+  SlowLink& operator=(const SlowLink&) = delete;
+
+  std::uint16_t port() const noexcept { return port_; }
+
+ private:
+  struct Pair {
+    UniqueFd near;
+    UniqueFd far;
+    std::vector<std::byte> to_far;   ///< taken from near, not yet sent
+    std::vector<std::byte> to_near;  ///< taken from far
+  };
+
+  static sockaddr_in loopback(std::uint16_t port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return address;
+  }
+
+  /// One thread for all connections: each turn, each may move its share of what the time since the last turn allows.
+  void forward() {
+    auto last = std::chrono::steady_clock::now();
+    while (!stop_) {
+      pollfd p{listener_.get(), POLLIN, 0};
+      if (::poll(&p, 1, 1) == 1) accept_one();
+      const auto now = std::chrono::steady_clock::now();
+      const double share = bytes_per_s_ / static_cast<double>(std::max<std::size_t>(1, pairs_.size()));
+      const auto bytes = 1 + static_cast<std::size_t>(share * std::chrono::duration<double>(now - last).count());
+      last = now;
+      std::erase_if(pairs_, [&](Pair& pair) {
+        return !move(pair.near.get(), pair.far.get(), pair.to_far, bytes) ||
+               !move(pair.far.get(), pair.near.get(), pair.to_near, bytes);
+      });
+    }
+  }
+
+  void accept_one() {
+    Pair pair{UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)),
+              UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)),
+              {},
+              {}};
+    const int small = 64 << 10;  // else the kernel's buffers hold more than a step's worth
+    ::setsockopt(pair.far.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+    const sockaddr_in address = loopback(to_);
+    if (::connect(pair.far.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+      pairs_.push_back(std::move(pair));
+    }
+  }
+
+  /// Up to `bytes` more, once what was taken before has gone out: a peer that does not read holds up only itself. False
+  /// at the end of the stream.
+  static bool move(int from, int to, std::vector<std::byte>& pending, std::size_t bytes) {
+    if (pending.empty()) {
+      pending.resize(bytes);
+      const ssize_t n = ::recv(from, pending.data(), bytes, MSG_DONTWAIT);
+      pending.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+      if (n <= 0) return n < 0 && errno == EAGAIN;
+    }
+    const ssize_t n = ::send(to, pending.data(), pending.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0) return errno == EAGAIN;
+    pending.erase(pending.begin(), pending.begin() + n);
+    return true;
+  }
+
+  const std::uint16_t to_;
+  const double bytes_per_s_;
+  UniqueFd listener_;
+  std::uint16_t port_ = 0;
+  std::vector<Pair> pairs_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+class SlowFullPull : public AgentTest {
+ protected:
+  SlowFullPull() {
+    options_.core.lease_grace = std::chrono::milliseconds(150);
+    options_.core.ring_bytes_max = 256u << 20;
+    model_ = test::make_model(3, {{"w", Dtype::bf16, {8192, 1024}, {}, {}}});  // 16 MiB
+  }
+};
+
+TEST_F(SlowFullPull, EndsOnAWholeVersionAfterMoreThanFiveSteps) {
+  start_agent();
+  next_version();
+  const SlowLink link(port(), 16e6);
+  ReceiverOptions options;
+  options.endpoint = "127.0.0.1:" + std::to_string(link.port());
+  options.streams = 2;
+  auto receiver = Receiver::connect(options, test_deadline());
+  ASSERT_TRUE(receiver) << receiver.error().to_string();
+  ASSERT_TRUE((*receiver)->bind(make_host_target(model_.layout), test_deadline()));
+
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> steps{0};
+  std::thread trainer([&] {
+    while (!stop) {
+      next_version(0.0005);
+      ++steps;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  });
+  auto staged = (*receiver)->pull({}, test_deadline());
+  const std::uint64_t steps_taken = steps;
+  stop = true;
+  trainer.join();
+  ASSERT_TRUE(staged) << staged.error().to_string();
+  ASSERT_TRUE((*staged)->commit());
+  EXPECT_GT(steps_taken, 5U);
+  EXPECT_GT((*staged)->report().replans, 0U) << "no lease was revoked: the test did not test";
+
+  // What arrived is what the trainer published under that number, and the newest follows from it.
+  auto newest = (*receiver)->pull({}, test_deadline());
+  ASSERT_TRUE(newest) << newest.error().to_string();
+  ASSERT_TRUE((*newest)->commit());
+  const auto memory = host_target_memory(*(*receiver)->target());
+  EXPECT_TRUE(std::equal(memory.begin(), memory.end(), model_.half.begin(), model_.half.end()));
+}
+
+}  // namespace
+}  // namespace deltasync::agent
