@@ -54,6 +54,8 @@ enum class Guard : std::uint8_t {
   retire_before_active,  ///< the old half leaves ACTIVE before the new one enters
   sealed_recheck,        ///< the choice between sealed halves is made on one moment's states
   sealed_in_order,       ///< of two sealed halves the older is activated first
+  progress_before,       ///< a progress count is of the fill that was named before it was read
+  progress_after,        ///< … and still is after
   reap_dead,             ///< a dead writer's fill is aborted
   grant_ends_fill,       ///< a slot's new owner never inherits the old owner's part in an open fill
   adopt_frees,           ///< a restarted agent frees what its predecessor was retiring
@@ -284,10 +286,12 @@ class Protocol {
 
   /// What a slot has finished in a fill; 0 if it is not in it. SYNC POINT progress (acquire).
   std::uint64_t progress_of(unsigned slot, std::uint64_t sequence) {
-    if (m_.load(m_.slot_progress_sequence(slot)) != sequence) return 0;
+    // The count may be of the fill before, which is reset before this one is named …
+    if (m_.load(m_.slot_progress_sequence(slot)) != sequence && !m_.broken(Guard::progress_before)) return 0;
     const auto rectangles = m_.load(m_.slot_progress(slot));
-    // The count may be of the slot's next fill, which names itself before it counts anything.
-    return m_.load(m_.slot_progress_sequence(slot)) == sequence ? rectangles : 0;
+    // … or of the next one, which is named before it counts anything.
+    if (m_.load(m_.slot_progress_sequence(slot)) != sequence && !m_.broken(Guard::progress_after)) return 0;
+    return rectangles;
   }
 
   /// Before a slot changes hands: its last owner (dead, or gone with a goodbye) takes part in no open fill any more.

@@ -11,16 +11,14 @@
 #include <boost/interprocess/shared_memory_object.hpp>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/fd.hpp"
 #include "base/hash.hpp"
+#include "shm/huge_pages.hpp"
 #include "shm/space.hpp"
 #include "shm/validate.hpp"
-
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
-#endif
 
 namespace deltasync::shm {
 namespace bip = boost::interprocess;
@@ -134,6 +132,7 @@ struct Segment::Impl {
   SegmentPath path;
   UniqueFd fd;
   bip::mapped_region region;
+  std::optional<HugePages> huge_pages;  // of the creator; stops before the region goes
 
   std::byte* base() const noexcept { return static_cast<std::byte*>(region.get_address()); }
   ControlBlock& block() const noexcept { return *reinterpret_cast<ControlBlock*>(base()); }
@@ -205,10 +204,7 @@ Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::u
   }
   header.header_hash = header_hash(header);
   for (auto& slot : block.slot) slot.phase = PhaseWord{Phase::idle, 0}.pack();
-  // Pages are there by now; where the system gives huge ones for the asking, take them. Failure costs speed only.
-  if (half_bytes > 0) {
-    ::madvise(base + plan->half_offset[0], plan->segment_bytes - plan->half_offset[0], MADV_COLLAPSE);
-  }
+  impl->huge_pages.emplace(base + plan->half_offset[0], plan->segment_bytes - plan->half_offset[0]);
   // SYNC POINT ready (release): attach: ready (acquire). Without it an attacher could see a header in the making.
   std::atomic_ref<std::uint64_t>(block.ready.word).store(kSegmentReady, std::memory_order_release);
   guard.keep();

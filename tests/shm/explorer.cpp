@@ -129,9 +129,9 @@ class Search {
     const unsigned actor = top.next / std::size(kActions);
     const Action action = kActions[top.next % std::size(kActions)];
     ++top.next;
+    if (!applies(top.state, actor, action)) return;
     State after = top.state;
-    Violation violation = Violation::none;
-    if (!take(config_, rules_, after, actor, action, violation)) return;
+    const auto violation = take(config_, rules_, after, actor, action);
     ++out_.steps;
     if (after.last_active != top.state.last_active) ++out_.sealed_versions;
     if (violation != Violation::none) return fail(violation, &after);

@@ -29,8 +29,10 @@ Outcome explore(const Config& config, const Rules& rules = {});
 
 // ---- shared by the parts of the explorer
 
-/// One step of an actor; false if this choice does not apply now. Sets `violation` on a broken check.
-bool take(const Config& config, const Rules& rules, State& state, unsigned actor, Action action, Violation& violation);
+/// Whether an actor has this choice now.
+bool applies(const State& state, unsigned actor, Action action);
+/// One step of an actor, for a choice that applies.
+Violation take(const Config& config, const Rules& rules, State& state, unsigned actor, Action action);
 /// The checks on a state by itself.
 Violation check_state(const State& state);
 /// stuck, if all who could act can only wait and somebody waits without a reason; `quiet` tells that all wait.

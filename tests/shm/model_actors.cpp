@@ -129,7 +129,13 @@ void run_writer(const WriterScript& script, Locals& l, Memory& m, Action action)
       l.cell = 0;
       l.pc = kCopy;
       break;
-    case kCopy: copy(script, l, m); break;
+    case kCopy:
+      if (action == Action::abort) {
+        l.pc = kAbort;
+      } else {
+        copy(script, l, m);
+      }
+      break;
     case kDecide: l.pc = action == Action::abort ? kAbort : kMark; break;
     case kMark:
       protocol.mark_committed(script.slot, l.sequence);

@@ -61,9 +61,17 @@ inline Config older_epoch() {
 
 inline Config two_writers() {
   Config c;
-  c.name = "two writers, a death, an abort";
+  c.name = "two writers, a death";
   c.writers = {writer(0, 2, 1, 2), writer(1, 2, 1, 2)};
-  c.kills = 1, c.aborts = 1, c.reader = false;
+  c.kills = 1, c.reader = false;
+  return c;
+}
+
+inline Config two_writers_abort() {
+  Config c;
+  c.name = "two writers, an abort";
+  c.writers = {writer(0, 2, 1, 2), writer(1, 2, 1, 2)};
+  c.aborts = 1, c.reader = false;
   return c;
 }
 

@@ -27,10 +27,8 @@ bool only_waits(const Config& config, const Rules& rules, State s, unsigned acto
   const auto cells = s.cells;
   for (int steps = 0; steps < 400; ++steps) {
     // A lease in the way is revoked in the end: that is the agent's own deadline, not a fault.
-    Violation violation = Violation::none;
-    if (!take(config, rules, s, actor, Action::revoke, violation)) {
-      take(config, rules, s, actor, Action::step, violation);
-    }
+    const auto action = applies(s, actor, Action::revoke) ? Action::revoke : Action::step;
+    const auto violation = take(config, rules, s, actor, action);
     const auto& a = s.actor[actor];
     if (violation != Violation::none || a.status != Status::running || s.cells != cells) return false;
     if (a.log_size == 0 && a.locals == home) return true;

@@ -23,61 +23,63 @@ void kill(State& s, Actor& a) {
   s.held[0] = s.held[1] = 0;
 }
 
-bool spend(std::uint8_t& budget) {
-  if (budget == 0) return false;
-  --budget;
-  return true;
-}
-
 /// Faults: what somebody else does to a process.
-bool fault(State& s, Actor& a, Action action) {
+void fault(State& s, Actor& a, Action action) {
   switch (action) {
     case Action::kill:
-      if (!alive(a) || !spend(s.kills_left)) return false;
+      --s.kills_left;
       kill(s, a);
-      return true;
+      break;
     case Action::stop:
-      if (a.status != Status::running || !spend(s.stops_left)) return false;
+      --s.stops_left;
       a.status = Status::stopped;
-      return true;
-    case Action::resume:
-      if (a.status != Status::stopped) return false;
-      a.status = Status::running;
-      return true;
+      break;
+    case Action::resume: a.status = Status::running; break;
     case Action::restart:
-      if (a.kind != Kind::agent || a.status != Status::dead || !spend(s.agent_restarts_left)) return false;
+      --s.agent_restarts_left;
       a.status = Status::running;
       a.locals.pc = kAdopt;
-      return true;
-    default: return false;
-  }
-}
-
-/// Whether a choice other than a plain step applies, and its price.
-bool choose(State& s, const Actor& a, Action action) {
-  if (action == Action::step) return true;
-  if (a.log_size != 0) return false;
-  const auto pc = a.locals.pc;
-  switch (action) {
-    case Action::timeout:
-      if (a.kind != Kind::writer || (pc != kBegin && pc != kSeal) || !spend(s.timeouts_left)) return false;
-      s.timeouts_taken = 1;
-      return true;
-    case Action::abort: return a.kind == Kind::writer && pc == kDecide && spend(s.aborts_left);
-    case Action::revoke: {
-      const auto& lease = s.lease;
-      return a.kind == Kind::agent && pc == kLeases && lease.taken && !lease.revoked && lease.half == a.locals.half;
-    }
-    default: return false;
+      break;
+    default: break;
   }
 }
 
 }  // namespace
 
-bool take(const Config& config, const Rules& rules, State& s, unsigned actor, Action action, Violation& violation) {
+bool applies(const State& s, unsigned actor, Action action) {
+  const auto& a = s.actor[actor];
+  switch (action) {
+    case Action::kill: return alive(a) && s.kills_left > 0;
+    case Action::stop: return a.status == Status::running && s.stops_left > 0;
+    case Action::resume: return a.status == Status::stopped;
+    case Action::restart: return a.kind == Kind::agent && a.status == Status::dead && s.agent_restarts_left > 0;
+    default: break;
+  }
+  if (a.status != Status::running) return false;
+  if (action == Action::step) return true;
+  if (a.log_size != 0) return false;  // choices are made between two episodes
+  const auto pc = a.locals.pc;
+  switch (action) {
+    case Action::timeout: return a.kind == Kind::writer && (pc == kBegin || pc == kSeal) && s.timeouts_left > 0;
+    case Action::abort: return a.kind == Kind::writer && (pc == kCopy || pc == kDecide) && s.aborts_left > 0;
+    case Action::revoke:
+      return a.kind == Kind::agent && pc == kLeases && s.lease.taken && !s.lease.revoked &&
+             s.lease.half == a.locals.half;
+    default: return false;
+  }
+}
+
+Violation take(const Config& config, const Rules& rules, State& s, unsigned actor, Action action) {
   auto& a = s.actor[actor];
-  if (action >= Action::kill) return fault(s, a, action);
-  if (a.status != Status::running || !choose(s, a, action)) return false;
+  if (action >= Action::kill) {
+    fault(s, a, action);
+    return Violation::none;
+  }
+  if (action == Action::abort) --s.aborts_left;
+  if (action == Action::timeout) {
+    --s.timeouts_left;
+    s.timeouts_taken = 1;
+  }
 
   Memory memory(s, actor, rules);
   Locals locals = a.locals;
@@ -85,21 +87,17 @@ bool take(const Config& config, const Rules& rules, State& s, unsigned actor, Ac
     case Kind::writer: run_writer(config.writers[actor], locals, memory, action); break;
     case Kind::agent: run_agent(config, locals, memory, action); break;
     case Kind::reader: run_reader(config, locals, memory); break;
-    case Kind::none: return false;
+    case Kind::none: break;
   }
-  violation = memory.violation();
   if (memory.unfinished()) {
-    if (a.log_size == kLogMax) {
-      violation = Violation::log_full;
-      return true;
-    }
+    if (a.log_size == kLogMax) return Violation::log_full;
     a.log[a.log_size++] = memory.observation();
   } else {
     a.locals = locals;
     for (unsigned i = 0; i < a.log_size; ++i) a.log[i] = 0;
     a.log_size = 0;
   }
-  return true;
+  return memory.violation();
 }
 
 Violation check_state(const State& s) {

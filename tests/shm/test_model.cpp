@@ -33,6 +33,9 @@ TEST(Model, OlderEpoch) {
 TEST(Model, TwoWriters) {
   expect_clean(two_writers());
 }
+TEST(Model, TwoWritersAbort) {
+  expect_clean(two_writers_abort());
+}
 TEST(Model, TwoWritersLate) {
   expect_clean(two_writers_late());
 }

@@ -91,6 +91,8 @@ TEST_P(KilledTrainer, LeavesTheActiveVersionAndBlocksNobody) {
 
   child->kill();
   EXPECT_THAT(agent_->reap(), ElementsAre(0u));
+  EXPECT_EQ(inspect_slot(*segment_, 0).pid, 0);
+  EXPECT_THAT(agent_->reap(), ElementsAre()) << "a death is reported once";
   EXPECT_FALSE(agent_->sealed());
   expect_active(version(1, 1), 1);
   publish(version(2, 1), 3);
