@@ -1,0 +1,86 @@
+"""Small models, and processes that never outlive a test."""
+
+import json
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import time
+
+DEADLINE_S = float(os.environ.get("DELTASYNC_TEST_DEADLINE_S", "60"))
+
+
+def write_model(folder, tensors, metadata=None, config="{}"):
+    """tensors: name → (dtype, shape, bytes)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    header, at = {"__metadata__": metadata or {"format": "pt"}}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / "model.safetensors").write_bytes(
+        struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+    (folder / "config.json").write_text(config)
+    return folder
+
+
+def bf16_words(n, seed):
+    """n bf16 bit patterns around 0.02, by a small generator of our own."""
+    state, out = seed * 2654435761 % 2**32 or 1, []
+    for _ in range(n):
+        state = (state * 1664525 + 1013904223) % 2**32
+        out.append(0x3C00 + (state >> 16) % 0x200 + (0x8000 if state & 0x8000 else 0))
+    return out
+
+
+def pack_u16(words):
+    return struct.pack(f"<{len(words)}H", *words)
+
+
+class Child:
+    """A process in a group of its own, killed with it at the latest when the test ends."""
+
+    def __init__(self, test, argv, **options):
+        self.process = subprocess.Popen([str(a) for a in argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        start_new_session=True, **options)
+        test.addCleanup(self.kill)
+
+    def kill(self):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def line(self):
+        """The next JSON line of its stdout. The test's own time limit bounds the wait."""
+        text = self.process.stdout.readline()
+        if not text:
+            raise AssertionError(f"ended: {self.process.communicate()[1].decode()}")
+        return json.loads(text)
+
+    def end(self, sign=None):
+        """Optionally signals it, then waits. Returns (exit status, stdout, stderr)."""
+        if sign is not None:
+            os.killpg(self.process.pid, sign)
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, out.decode(), err.decode()
+
+
+class Agent(Child):
+    def __init__(self, test, binary, folder, *options):
+        self.folder = pathlib.Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.socket = self.folder / "agent.sock"
+        ready = self.folder / "ready.json"
+        super().__init__(test, [binary, "--name", "cli", "--shm-dir", self.folder, "--socket", self.socket, "--listen",
+                                "127.0.0.1:0", "--http", "127.0.0.1:0", "--ready-file", ready, "--log-level", "warn",
+                                "--remove-segment-on-exit", *options])
+        end = time.monotonic() + DEADLINE_S
+        while not ready.exists():
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise AssertionError(f"agent not ready: {self.process.poll()}")
+            time.sleep(0.02)
+        self.ready = json.loads(ready.read_text())
+        self.endpoint = f"127.0.0.1:{self.ready['port']}"
+        self.http = f"127.0.0.1:{self.ready['http_port']}"
