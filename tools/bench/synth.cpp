@@ -73,8 +73,9 @@ Result<LayoutPtr> decoder_layout(std::uint64_t model_bytes) {
     specs.push_back({std::move(name), Dtype::bf16, std::move(shape), {}, {}});
   };
   constexpr std::uint64_t kLayer = 2 * kHidden * kHidden + 2 * kKv * kHidden + 3 * kFfn * kHidden + 2 * kHidden;
-  for (unsigned i = 0; used + kLayer <= elements; ++i) {
-    const std::string p = "model.layers." + std::to_string(i) + ".";
+  unsigned layer = 0;
+  while (used + kLayer <= elements) {
+    const std::string p = "model.layers." + std::to_string(layer++) + ".";
     add(p + "input_layernorm.weight", {kHidden});
     add(p + "self_attn.q_proj.weight", {kHidden, kHidden});
     add(p + "self_attn.k_proj.weight", {kKv, kHidden});
