@@ -56,7 +56,6 @@ class WriterSession final : public Writer {
         coverage_(layout_),
         touched_(layout_->tensors().size(), 0),
         link_(options_.agent_socket, std::move(hello)) {}
-  ~WriterSession() override { abort(); }  // and only then, in ~AgentLink, the goodbye
 
   Status open(Deadline deadline);
 
@@ -97,7 +96,7 @@ class WriterSession final : public Writer {
   bool in_plan_order_ = true;
   bool failed_ = false;  ///< a write failed: only abort() helps
 
-  // Destroyed last to first: the role leaves its fill, the segment is unmapped, the agent hears goodbye.
+  // Destroyed last to first: the role aborts its fill, the segment is unmapped, the agent hears goodbye.
   AgentLink link_;
   std::unique_ptr<shm::Segment> segment_;
   std::unique_ptr<shm::WriterRole> role_;

@@ -176,6 +176,7 @@ void MiniAgent::segment_changed() {
 }
 
 Result<std::optional<wire::TrainerReady>> MiniAgent::ready(const VersionId& version) {
+  ++asked_;
   const std::lock_guard lock(mutex_);
   if (ready_error_) return *ready_error_;
   if (served_.epoch != version.epoch || served_ < version) return std::optional<wire::TrainerReady>();

@@ -41,6 +41,8 @@ class MiniAgent final : public agent::TrainerHooks {
   /// Slots whose writers are gone, in order.
   std::vector<std::uint32_t> gone() const;
   std::uint64_t notifications() const { return notifications_; }
+  /// How often ready() was looked at.
+  std::uint64_t asked() const { return asked_; }
   std::uint64_t generation() const;
   /// "FREE", "FILLING" … of both halves.
   std::string halves() const;
@@ -66,6 +68,7 @@ class MiniAgent final : public agent::TrainerHooks {
   boost::asio::io_context io_;
   std::unique_ptr<agent::TrainerServer> server_;
   std::atomic<std::uint64_t> notifications_{0};
+  std::atomic<std::uint64_t> asked_{0};
   std::atomic<bool> stop_{false};
 
   mutable std::mutex mutex_;

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "tests/shm/support.hpp"
 #include "tests/writer/harness.hpp"
 
@@ -307,6 +309,21 @@ TEST_F(WriterSessionTest, AgentComesBackAndTheSessionFindsIt) {
   ASSERT_TRUE(writer->wait_ready({7, 2}, soon()));
   EXPECT_TRUE(agent_->served_bytes() == model_.half);
   expect_works(*writer, 3);
+}
+
+TEST_F(WriterSessionTest, AgentIsRestartedWhileItIsAsked) {
+  auto writer = attach();
+  ASSERT_TRUE(writer->begin(version(7, 1), soon()));
+  ASSERT_TRUE(write_all(*writer, model_.half));
+  agent_->busy = true;
+  ASSERT_TRUE(writer->commit(soon()));
+  Status ready = Error(Errc::internal, "not run");
+  std::thread asker([&] { ready = writer->wait_ready({7, 1}, soon()); });
+  EXPECT_TRUE(eventually([&] { return agent_->asked() > 0; }));
+  agent_.reset();
+  agent_ = std::make_unique<MiniAgent>(dir_.path());
+  asker.join();
+  EXPECT_TRUE(ready) << ready.error().to_string();
 }
 
 TEST_F(WriterSessionTest, PlanOfOneWriterIsHeldToIt) {

@@ -1,0 +1,111 @@
+// The writer's side of the conversation against an agent that follows a script.
+#include "writer/agent_link.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <functional>
+#include <thread>
+
+#include "agent/trainer_socket.hpp"
+#include "tests/shm/support.hpp"
+
+namespace deltasync {
+namespace {
+
+using shm::testing::in_ms;
+using shm::testing::soon;
+using shm::testing::TempDir;
+
+class AgentLinkTest : public ::testing::Test {
+ protected:
+  using Script = std::function<void(net::MessageSocket&)>;
+  ~AgentLinkTest() override {
+    if (agent_.joinable()) agent_.join();
+  }
+  /// Accepts one connection, welcomes it, then plays the script.
+  void play(Script script) {
+    listener_ = agent::listen_unix(path()).value();
+    agent_ = std::thread([this, script = std::move(script)] {
+      UniqueFd fd;
+      for (const Deadline end = soon(); !fd && !end.passed();
+           std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+        fd.reset(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      }
+      net::MessageSocket socket(std::move(fd));
+      const auto hello = socket.recv(wire::kLayoutBytesMax, soon());
+      if (!hello) return;
+      static_cast<void>(socket.send(hello->header.request, wire::TrainerWelcome{}, soon()));
+      script(socket);
+    });
+  }
+  std::string path() const { return dir_.path() / "agent.sock"; }
+
+  TempDir dir_;
+  UniqueFd listener_;
+  std::thread agent_;
+};
+
+TEST_F(AgentLinkTest, LateAnswersToGivenUpRequestsAreSkipped) {
+  play([](net::MessageSocket& socket) {
+    const auto first = socket.recv(wire::kControlBytesMax, soon());
+    const auto second = socket.recv(wire::kControlBytesMax, soon());
+    if (!first || !second) return;
+    const wire::ErrorMessage late{Errc::gone, "the answer to what nobody asks any more"};
+    static_cast<void>(socket.send(first->header.request, late, soon()));
+    wire::TrainerReady ready;
+    ready.version = {7, 2};
+    static_cast<void>(socket.send(second->header.request, ready, soon()));
+    static_cast<void>(socket.recv(wire::kControlBytesMax, soon()));  // until the link has gone
+  });
+  AgentLink link(path(), {});
+  ASSERT_TRUE(link.connect(soon()));
+  const auto first = link.wait_ready({7, 1}, in_ms(30));
+  ASSERT_FALSE(first);
+  EXPECT_EQ(first.error().code(), Errc::timed_out);
+  EXPECT_TRUE(link.connected()) << "giving up between messages breaks nothing";
+  const auto second = link.wait_ready({7, 2}, soon());
+  ASSERT_TRUE(second) << second.error().to_string();
+  EXPECT_EQ(second->version, (VersionId{7, 2}));
+}
+
+TEST_F(AgentLinkTest, AnswersThatFitNoQuestionEndTheConnection) {
+  play([](net::MessageSocket& socket) {
+    const auto question = socket.recv(wire::kControlBytesMax, soon());
+    if (question) static_cast<void>(socket.send(wire::Type::trainer_plan_ok, question->header.request, {}, soon()));
+    static_cast<void>(socket.recv(wire::kControlBytesMax, soon()));
+  });
+  AgentLink link(path(), {});
+  ASSERT_TRUE(link.connect(soon()));
+  const auto answer = link.wait_ready({7, 1}, soon());
+  ASSERT_FALSE(answer);
+  EXPECT_EQ(answer.error().code(), Errc::protocol);
+  EXPECT_FALSE(link.connected());
+}
+
+TEST_F(AgentLinkTest, AgentThatSaysNothingEndsAtTheDeadline) {
+  play([](net::MessageSocket& socket) {
+    while (socket.recv(wire::kControlBytesMax, soon())) {
+    }
+  });
+  AgentLink link(path(), {});
+  ASSERT_TRUE(link.connect(soon()));
+  EXPECT_EQ(link.wait_ready({7, 1}, in_ms(20)).error().code(), Errc::timed_out);
+  EXPECT_EQ(link.register_plan({}, in_ms(20)).error().code(), Errc::timed_out);
+}
+
+TEST_F(AgentLinkTest, ReconnectWaitsForAnAgentUntilTheDeadline) {
+  AgentLink link(path(), {});
+  const auto none = link.reconnect(in_ms(40));
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code(), Errc::connection);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    play([](net::MessageSocket& socket) { static_cast<void>(socket.recv(wire::kControlBytesMax, soon())); });
+  });
+  EXPECT_TRUE(link.reconnect(soon()));
+  later.join();
+}
+
+}  // namespace
+}  // namespace deltasync
