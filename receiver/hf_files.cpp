@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 namespace deltasync {
 namespace fs = std::filesystem;
@@ -94,7 +93,9 @@ Result<std::string> read_small_file(const fs::path& path, std::uint64_t bytes_ma
 
 bool file_equals(const fs::path& path, ByteSpan bytes) {
   const auto text = read_small_file(path, bytes.size());
-  return text.ok() && text->size() == bytes.size() && std::memcmp(text->data(), bytes.data(), bytes.size()) == 0;
+  if (!text.ok()) return false;
+  const ByteSpan found = bytes_of(std::string_view(*text));
+  return std::equal(found.begin(), found.end(), bytes.begin(), bytes.end());
 }
 
 Status make_directories(const fs::path& path) {

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -120,6 +121,7 @@ class Child {
     std::array<int, 2> report{};
     if (pipe2(stop.data(), O_CLOEXEC) != 0 || pipe2(report.data(), O_CLOEXEC) != 0) std::abort();
     pid_ = fork();
+    if (pid_ < 0) std::abort();  // a signal to process -1 would go to everybody
     if (pid_ == 0) {
       ::close(stop[1]);
       ::close(report[0]);
@@ -146,6 +148,7 @@ class Child {
     waitpid(pid_, &status, 0);
     pid_ = -1;
     if (WIFSIGNALED(status)) return "killed by signal " + std::to_string(WTERMSIG(status));
+    if (WEXITSTATUS(status) != 0) return "exited with status " + std::to_string(WEXITSTATUS(status));
     return text;
   }
   void kill_and_wait() {

@@ -1,7 +1,7 @@
 // What every kind of target promises (receiver/target.hpp). A new kind joins by one more Kind in the list at the end.
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -29,8 +29,7 @@ class OwnMemory final : public Place {
   std::string outside(const Target& target, const std::vector<std::byte>* half) override {
     if (half == nullptr) return {};
     const auto memory = host_target_memory(target);
-    if (memory.size() != half->size()) return "host_target_memory has another size";
-    return std::memcmp(memory.data(), half->data(), half->size()) == 0 ? "" : "host_target_memory differs";
+    return std::equal(memory.begin(), memory.end(), half->begin(), half->end()) ? "" : "host_target_memory differs";
   }
 };
 
@@ -49,7 +48,9 @@ class UserMemory final : public Place {
       if (memory_[i] != std::byte{0xEE}) return "written behind the half";
     }
     if (half == nullptr) return {};
-    return std::memcmp(memory_.data(), half->data(), bytes) == 0 ? "" : "the user's memory differs";
+    return std::equal(half->begin(), half->end(), memory_.begin(), memory_.begin() + static_cast<std::ptrdiff_t>(bytes))
+               ? ""
+               : "the user's memory differs";
   }
 
  private:
