@@ -233,6 +233,17 @@ Status FakeAgent::send_bytes(Peer& peer, ByteSpan bytes) {
   return {};
 }
 
+Status FakeAgent::hang_up(Peer& peer) {
+  // Closing at once with requests unread would be a reset, which throws away what the peer has not read yet.
+  ::shutdown(peer.socket.fd(), SHUT_WR);
+  std::byte rest[256];
+  const Deadline limit = soon();
+  while (!limit.passed() && ::recv(peer.socket.fd(), rest, sizeof rest, MSG_DONTWAIT) != 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return Error(Errc::aborted, "hung up");
+}
+
 Status FakeAgent::send_error(Peer& peer, std::uint64_t request, Errc code, const std::string& text) {
   wire::ErrorMessage message;
   message.code = code;
@@ -392,6 +403,16 @@ std::shared_ptr<FakeAgent::LivePlan> FakeAgent::find_plan(std::uint64_t id) {
   return it == plans_.end() ? nullptr : it->second;
 }
 
+void FakeAgent::wait_while_revoking(const LivePlan& plan) {
+  for (;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (plan.revoked || !plan.revoking || stop_) return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 Status FakeAgent::answer_extent(Peer& peer, const net::Message& message, Fault fault) {
   DS_ASSIGN(const wire::GetExtent get, wire::GetExtent::decode(message.payload));
   const std::uint64_t request = message.header.request;
@@ -422,12 +443,18 @@ Status FakeAgent::answer_extent(Peer& peer, const net::Message& message, Fault f
     {
       const std::lock_guard lock(mutex_);
       plan->sent += n;
-      if (revoke_after_ != 0 && plan->sent > revoke_after_ && !plan->revoked) {
-        plan->revoked = true;
+      if (revoke_after_ != 0 && plan->sent > revoke_after_ && !plan->revoking) {
+        plan->revoking = true;
         hook = on_revoke_;
+        if (!hook) plan->revoked = true;
       }
     }
-    if (hook) hook();
+    if (hook) hook();  // as with an agent, the newer version is there before the lease of the older one ends
+    {
+      const std::lock_guard lock(mutex_);
+      if (hook) plan->revoked = true;
+    }
+    wait_while_revoking(*plan);
     {
       const std::lock_guard lock(mutex_);
       if (plan->revoked) source = versions_.back().half;  // the writer is over it
@@ -435,7 +462,7 @@ Status FakeAgent::answer_extent(Peer& peer, const net::Message& message, Fault f
     piece.assign(source->begin() + static_cast<std::ptrdiff_t>(at),
                  source->begin() + static_cast<std::ptrdiff_t>(at + n));
     if (at == begin && (fault == Fault::flip_at_source || fault == Fault::flip_in_transit)) piece[0] ^= std::byte{4};
-    if (fault == Fault::drop_midway && at + n >= begin + (end - begin) / 2) return Error(Errc::aborted, "");
+    if (fault == Fault::drop_midway && at + n >= begin + (end - begin) / 2) return hang_up(peer);
     DS_TRY(send_bytes(peer, piece));
     extent_bytes_ += n;
     at += n;
@@ -453,7 +480,7 @@ Status FakeAgent::send_frame(Peer& peer, std::uint64_t request, std::vector<std:
   DS_TRY(send_bytes(peer, bytes_of(header)));
   if (fault == Fault::drop_midway) {
     DS_TRY(send_bytes(peer, ByteSpan(bytes).first(bytes.size() / 2)));
-    return Error(Errc::aborted, "");
+    return hang_up(peer);
   }
   if (fault == Fault::flip_in_transit) bytes[bytes.size() / 2] ^= std::byte{16};
   return send_bytes(peer, bytes);

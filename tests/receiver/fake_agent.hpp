@@ -94,6 +94,7 @@ class FakeAgent {
     std::vector<delta::DeltaPtr> steps;
     std::uint64_t sent = 0;
     bool revoked = false;
+    bool revoking = false;  ///< the hook of its revocation has begun
     std::uint64_t owner = 0;  // connection
   };
   struct Peer {
@@ -113,8 +114,12 @@ class FakeAgent {
   Status send_frame(Peer& peer, std::uint64_t request, std::vector<std::byte> bytes, Fault fault);
   Status send_error(Peer& peer, std::uint64_t request, Errc code, const std::string& text);
   Status send_bytes(Peer& peer, ByteSpan bytes);
+  /// Ends the connection after all that was sent has been read.
+  Status hang_up(Peer& peer);
   Fault ask_hook(const Request& request);
   std::shared_ptr<LivePlan> find_plan(std::uint64_t id);
+  /// Other streams of the plan stand still until the hook has published what takes its half away.
+  void wait_while_revoking(const LivePlan& plan);
   std::vector<delta::DeltaPtr> chain(const VersionId& from, const Digest128& root, const VersionId& to) const;
 
   LayoutPtr layout_;

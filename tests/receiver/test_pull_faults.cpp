@@ -216,6 +216,26 @@ TEST_F(PullTest, LyingHeadersEndInAnErrorThatSaysSo) {
   }
 }
 
+TEST_F(PullTest, AnExtentThatIsTooLongTouchesNoNeighbour) {
+  options_.streams = 2;
+  start();
+  // The third extent stalls until all others are in and verified, then comes with 64 bytes too many.
+  std::atomic<std::uint64_t> victim{~std::uint64_t{0}};
+  std::atomic<int> times{0};
+  agent_->on_request([&](const Request& r) {
+    if (r.type != Type::get_extent) return Fault::none;
+    if (r.ordinal == 2) victim = r.tiles.first;
+    if (r.tiles.first != victim) return Fault::none;
+    switch (times++) {
+      case 0: return Fault::stall;
+      case 1: return Fault::lie_long;
+      default: return Fault::none;
+    }
+  });
+  pull_and_commit();
+  EXPECT_EQ(times.load(), 3);
+}
+
 TEST_F(PullTest, LiesThatStopAreSurvived) {
   for (const Fault fault : {Fault::lie_long, Fault::lie_huge, Fault::bad_header, Fault::garbage, Fault::refuse}) {
     start();
