@@ -112,7 +112,7 @@ class SlowLink {
 class SlowFullPull : public AgentTest {
  protected:
   SlowFullPull() {
-    options_.core.lease_grace = std::chrono::milliseconds(150);
+    options_.core.lease_grace = std::chrono::milliseconds(300);
     options_.core.ring_bytes_max = 256u << 20;
     model_ = test::make_model(3, {{"w", Dtype::bf16, {8192, 1024}, {}, {}}});  // 16 MiB
   }
@@ -121,7 +121,7 @@ class SlowFullPull : public AgentTest {
 TEST_F(SlowFullPull, EndsOnAWholeVersionAfterMoreThanFiveSteps) {
   start_agent();
   next_version();
-  const SlowLink link(port(), 16e6);
+  const SlowLink link(port(), 12e6);
   ReceiverOptions options;
   options.endpoint = "127.0.0.1:" + std::to_string(link.port());
   options.streams = 2;
@@ -135,7 +135,7 @@ TEST_F(SlowFullPull, EndsOnAWholeVersionAfterMoreThanFiveSteps) {
     while (!stop) {
       next_version(0.0005);
       ++steps;
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::this_thread::sleep_for(std::chrono::milliseconds(120));
     }
   });
   auto staged = (*receiver)->pull({}, test_deadline());

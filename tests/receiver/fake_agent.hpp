@@ -94,7 +94,7 @@ class FakeAgent {
     std::vector<delta::DeltaPtr> steps;
     std::uint64_t sent = 0;
     bool revoked = false;
-    bool revoking = false;  ///< the hook of its revocation has begun
+    bool revoking = false;    ///< the hook of its revocation has begun
     std::uint64_t owner = 0;  // connection
   };
   struct Peer {
