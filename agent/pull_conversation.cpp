@@ -17,7 +17,7 @@ using net::kAsTuple;
 namespace {
 
 constexpr std::uint64_t kAuthBytesMax = 4096;                   ///< before a peer has proved anything
-constexpr auto kLastWords = std::chrono::seconds(1);            ///< to tell a peer why it is dropped
+constexpr auto kLastWords = std::chrono::seconds(1);            ///< to tell a peer why it is dropped, and again for it to read
 constexpr auto kVersionSlice = std::chrono::milliseconds(250);  ///< between looks at a waiting peer's socket
 
 const char* role_name(wire::Role role) {
@@ -73,6 +73,7 @@ asio::awaitable<void> PullConversation::run() {
       words.message = status.error().message();
       static_cast<void>(co_await stream_.write(0, words, kLastWords));
     }
+    if (code != Errc::connection && !context_.stopping) co_await stream_.finish(kLastWords);
   }
   stream_.close();
 }

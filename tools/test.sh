@@ -17,10 +17,14 @@ cd "$(dirname "$0")/.." || exit
 jobs=$(nproc)
 passed=0
 failed=0
+skipped=0
+skips=
 stages=("$@")
 ((${#stages[@]})) || stages=(release lint asan tsan clang tidy)
 
 finish() {
+  if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped test cases, with their reasons:\n%s' "$skips"; fi
+  if ((skipped)); then echo "$skipped ctest entries skipped whole"; fi
   echo "$passed passed, $failed failed"
   if ((failed)); then exit 1; else exit 0; fi
 }
@@ -51,27 +55,44 @@ build() {
   step "$1: build" cmake --build --preset "$1" -j "$jobs"
 }
 
-# tests PRESET [ctest arguments]: counts what ctest counted.
+# tests PRESET [ctest arguments]: counts what ctest counted. A skipped entry counts as neither passed nor failed; every
+# skipped case is named with its reason at the end.
 tests() {
-  local preset=$1 log summary wrong total status
+  local preset=$1 report total wrong left status
   shift
   echo "== $preset: tests"
-  log=$(mktemp)
-  ctest --preset "$preset" -j "$jobs" "$@" 2>&1 | tee "$log"
-  status=${PIPESTATUS[0]}
-  summary=$(grep -E 'tests passed, [0-9]+ tests? failed out of [0-9]+' "$log" || true)
-  rm -f "$log"
-  if [[ -z $summary ]]; then
+  report=$(mktemp)
+  status=0
+  ctest --preset "$preset" -j "$jobs" --output-junit "$report" \
+    --test-output-size-passed 1000000 "$@" || status=$?
+  total=$(junit_count tests "$report")
+  wrong=$(junit_count failures "$report")
+  left=$(($(junit_count skipped "$report") + $(junit_count disabled "$report")))
+  skips+=$(skip_reasons "$preset" "$report")$'\n'
+  rm -f "$report"
+  passed=$((passed + total - wrong - left))
+  failed=$((failed + wrong))
+  skipped=$((skipped + left))
+  if ((total == 0)); then
     echo "== $preset: ctest ran no test"
     failed=$((failed + 1))
-    finish
+  elif ((status != 0 && wrong == 0)); then
+    echo "== $preset: ctest ended with $status"
+    failed=$((failed + 1))
   fi
-  wrong=$(sed -E 's/.*passed, ([0-9]+) tests? failed.*/\1/' <<<"$summary")
-  total=$(sed -E 's/.*out of ([0-9]+).*/\1/' <<<"$summary")
-  passed=$((passed + total - wrong))
-  failed=$((failed + wrong))
-  if ((status != 0 && wrong == 0)); then failed=$((failed + 1)); fi
   if ((failed)); then finish; fi
+}
+
+# junit_count ATTRIBUTE REPORT: a count of the report's first element, 0 if there is none.
+junit_count() {
+  local count
+  count=$(sed -nE "s/^[[:space:]]*$1=\"([0-9]+)\".*/\1/p" "$2" | head -n 1)
+  echo "${count:-0}"
+}
+
+# skip_reasons PRESET REPORT: the reasons for which GoogleTest cases skipped themselves.
+skip_reasons() {
+  sed -nE "/: Skipped\$/{n;s/^/  $1: /p}" "$2" | sort -u
 }
 
 # The tests of code that runs on several threads or shares memory, by name.

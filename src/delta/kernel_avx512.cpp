@@ -17,8 +17,11 @@ inline __m512i mix_lanes(__m512i x) {
   return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
 }
 
+/// Modulo 2^64. _mm512_reduce_add_epi64 adds signed numbers in g++'s header, so that wrapping would be undefined.
 inline std::uint64_t sum_lanes(__m512i x) {
-  return static_cast<std::uint64_t>(_mm512_reduce_add_epi64(x));
+  alignas(64) std::uint64_t lanes[8];
+  _mm512_store_si512(lanes, x);
+  return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
 }
 
 /// (index + 1) · kDigestStep of eight words from `index` on.

@@ -273,6 +273,21 @@ void MessageStream::close() {
   state_->shut();
 }
 
+awaitable<void> MessageStream::finish(std::chrono::nanoseconds limit) {
+  State& s = *state_;
+  error_code ec;
+  s.socket.shutdown(Socket::shutdown_send, ec);
+  const Deadline deadline = Deadline::after(limit);
+  std::array<std::byte, 4096> discarded;
+  while (!ec && !deadline.passed()) {
+    s.arm(deadline);
+    const auto result = co_await s.socket.async_read_some(asio::buffer(discarded), kAsTuple);
+    s.disarm();
+    ec = std::get<0>(result);
+  }
+  s.shut();
+}
+
 std::string MessageStream::peer_name() const {
   sockaddr_storage address{};
   socklen_t size = sizeof address;

@@ -85,6 +85,10 @@ class MessageStream {
   /// Keepalive probes after `idle` seconds, and no delay for small messages (TCP only, best effort).
   void tune_tcp(int keepalive_idle_s);
   void close();
+  /// The end that loses nothing: tells the peer that nothing follows, then discards what it still says until it closes
+  /// too or `limit` has passed. close() with unread requests would reset the connection, and a reset throws away what
+  /// has been sent and not yet read.
+  boost::asio::awaitable<void> finish(std::chrono::nanoseconds limit);
   std::string peer_name() const;
   boost::asio::any_io_executor executor() const;
 

@@ -81,6 +81,7 @@ TEST_F(ServedLeases, TheGraceNeverTakesMoreThanHalfOfTheWritersTime) {
 TEST_F(ServedLeases, ASenderThatIsBlockedLeavesTheHalf) {
   model_ = test::make_model(1, big_specs());
   options_.core.lease_grace = 10ms;
+  options_.pull.limits.progress = 1h;  // only the revocation wakes it
   start_agent();
   next_version();
   const auto before = *served()->digests;

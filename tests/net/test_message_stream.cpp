@@ -7,6 +7,7 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/strand.hpp>
 
 #include <atomic>
@@ -194,7 +195,8 @@ TEST_F(MessageStreamTest, APeerThatStopsInsideAMessageMeetsTheMessageLimit) {
 }
 
 TEST_F(MessageStreamTest, AShortDeadlineAfterALongOneHolds) {
-  auto first = start_read();  // leaves the watchdog's timer far in the future
+  // Leaves the watchdog's timer far in the future.
+  auto first = start(stream_->read(100, Deadline::after(std::chrono::hours(1)), std::chrono::hours(1)));
   ASSERT_TRUE(peer_.send(wire::Type::plan, 1, {}, later()));
   ASSERT_TRUE(first.get());
   const auto message = start(stream_->read(100, Deadline::after(kShort), kLong)).get();
@@ -234,6 +236,49 @@ TEST_F(MessageStreamTest, CancelWhileAsksItsFlag) {
   ASSERT_TRUE(peer_.send(wire::Type::plan, 9, {}, later()));
   const auto message = read.get();
   ASSERT_TRUE(message) << message.error().to_string();
+}
+
+/// Over TCP, where closing with unread bytes resets the connection and drops what is under way.
+class EndOfTcp : public MessageStreamTest {
+ protected:
+  EndOfTcp() {
+    asio::ip::tcp::acceptor acceptor(io_, {asio::ip::address_v4::loopback(), 0});
+    asio::ip::tcp::socket client(io_);
+    client.open(asio::ip::tcp::v4());
+    client.set_option(asio::socket_base::receive_buffer_size(8192));  // most of it stays with the sender
+    client.connect(acceptor.local_endpoint());
+    asio::ip::tcp::socket server(asio::make_strand(io_));
+    acceptor.accept(server);
+    stream_.emplace(MessageStream::Socket(std::move(server)));
+    client.non_blocking(false);
+    peer_ = MessageSocket(UniqueFd(client.release()));
+  }
+  asio::awaitable<Status> say_and_finish(std::size_t bytes) {
+    const std::vector<std::byte> payload(bytes);
+    auto status = co_await stream_->write(wire::Type::layout, 1, payload, kLong);
+    co_await stream_->finish(kLong);
+    co_return status;
+  }
+};
+
+TEST_F(EndOfTcp, FinishLosesNothingThoughRequestsAreUnread) {
+  constexpr std::size_t kBytes = 256 << 10;
+  ASSERT_TRUE(peer_.send(wire::Type::plan, 1, {}, later()));  // never read as a message
+  auto end = start(say_and_finish(kBytes));
+  EXPECT_EQ(end.wait_for(50ms), std::future_status::timeout) << "ended before the peer has read";
+  const auto message = peer_.recv(wire::kLayoutBytesMax, later());
+  ASSERT_TRUE(message) << message.error().to_string();
+  EXPECT_EQ(message->payload.size(), kBytes);
+  peer_.close();
+  EXPECT_TRUE(end.get());
+}
+
+TEST_F(EndOfTcp, FinishEndsAtItsLimit) {
+  auto end = start([](MessageStream& stream) -> asio::awaitable<Status> {
+    co_await stream.finish(kShort);
+    co_return Status();
+  }(*stream_));
+  EXPECT_TRUE(end.get());
 }
 
 /// A file in memory with counted words, and permission that can be taken away.
