@@ -27,6 +27,12 @@ namespace receiver {
 namespace {
 
 constexpr unsigned kStreamsMax = 64;
+constexpr unsigned kThreadsMax = 256;
+constexpr unsigned kDefaultThreadsMax = 16;
+
+unsigned thread_count(unsigned asked) {
+  return asked != 0 ? asked : std::clamp(std::thread::hardware_concurrency(), 1u, kDefaultThreadsMax);
+}
 
 }  // namespace
 
@@ -36,8 +42,9 @@ ReceiverImpl::ReceiverImpl(ReceiverOptions options, Peer peer)
     : options_(std::move(options)),
       peer_(std::move(peer)),
       control_(peer_),
-      pool_(options_.streams, "ds-stream"),
-      streams_(peer_, pool_) {}
+      stream_pool_(options_.streams, "ds-stream"),
+      pool_(thread_count(options_.threads), "ds-receiver"),
+      streams_(peer_, stream_pool_) {}
 
 ReceiverImpl::~ReceiverImpl() {
   close_staged();
@@ -49,6 +56,10 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
   if (options.streams < 1 || options.streams > kStreamsMax) {
     return Error(Errc::invalid_argument,
                  std::to_string(options.streams) + " streams; 1 to " + std::to_string(kStreamsMax) + " are possible");
+  }
+  if (options.threads > kThreadsMax) {
+    return Error(Errc::invalid_argument, std::to_string(options.threads) + " threads; at most " +
+                                             std::to_string(kThreadsMax) + " are possible");
   }
   DS_ASSIGN(const net::Endpoint endpoint, net::parse_endpoint(options.endpoint));
   if (endpoint.port == 0) return Error(Errc::invalid_argument, "endpoint '" + options.endpoint + "' has no port");

@@ -37,7 +37,8 @@ class ReceiverImpl final : public Receiver {
   const ReceiverOptions options_;
   const Peer peer_;
   Control control_;
-  ThreadPool pool_;
+  ThreadPool stream_pool_;  // one thread a stream
+  ThreadPool pool_;         // for everything else
   Streams streams_;
   LayoutPtr layout_;
   Sidecar sidecar_;

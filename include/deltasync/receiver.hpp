@@ -30,7 +30,10 @@ enum class FullOverLive : std::uint8_t {
 struct ReceiverOptions {
   std::string endpoint;  ///< "HOST:PORT" of an agent
   std::string token;     ///< shared secret; empty = none
-  unsigned streams = 4;  ///< parallel data connections
+  unsigned streams = 4;  ///< parallel data connections, 1 to 64; a thread each (pull()'s caller is one of them)
+  /// Threads that compute digests, apply updates and copy, 1 to 256, the calling thread included; they sleep
+  /// otherwise. 0 = one for each hardware thread, at most 16.
+  unsigned threads = 0;
   FullOverLive full_over_live = FullOverLive::stage;
   std::uint64_t scrub_tiles = 8;  ///< tiles re-read in full after each delta, round robin; 0 = none
   std::string name = "receiver";  ///< for the agent's log and status

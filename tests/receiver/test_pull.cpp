@@ -1,4 +1,6 @@
 // Pulls against an honest agent: modes, versions, staging, commit, rollback.
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "tests/receiver/pull_fixture.hpp"
@@ -239,6 +241,30 @@ TEST_F(PullTest, OneStreamAndMany) {
     receiver_.reset();
   }
   options_.streams = 0;
+  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(100)).error().code(), Errc::invalid_argument);
+}
+
+TEST_F(PullTest, ThreadsAsAsked) {
+  const auto named = [](const std::string& name) {
+    std::size_t n = 0;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::ifstream in(task.path() / "comm");
+      std::string comm;
+      in >> comm;
+      n += comm.rfind(name, 0) == 0 ? 1 : 0;
+    }
+    return n;
+  };
+  options_.threads = 5;
+  options_.streams = 3;
+  start();
+  pull_and_commit();
+  step(0.05);
+  step(0.05);
+  pull_and_commit();
+  EXPECT_EQ(named("ds-receiver"), 4u);  // the caller is the fifth
+  EXPECT_EQ(named("ds-stream"), 2u);
+  options_.threads = 257;
   EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(100)).error().code(), Errc::invalid_argument);
 }
 
