@@ -275,9 +275,10 @@ Result<Message> MessageSocket::recv_answer(std::uint64_t request, wire::Type typ
 
 bool MessageSocket::peer_closed() const {
   if (!fd_) return true;
-  std::byte probe{};
-  const ssize_t n = ::recv(fd_.get(), &probe, 1, MSG_PEEK | MSG_DONTWAIT);
-  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+  pollfd look{fd_.get(), POLLRDHUP, 0};
+  while (::poll(&look, 1, 0) < 0 && errno == EINTR) {
+  }
+  return look.revents != 0;
 }
 
 }  // namespace deltasync::net

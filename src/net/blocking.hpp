@@ -62,7 +62,7 @@ class MessageSocket {
   /// The same for a bare type (`end`, `trainer_plan_ok`).
   Result<Message> recv_answer(std::uint64_t request, wire::Type type, Deadline deadline);
 
-  /// True when the peer has closed its end and nothing is left to read. Never blocks.
+  /// True when the peer has closed its end, whatever it left to be read. Never blocks.
   bool peer_closed() const;
 
   std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }

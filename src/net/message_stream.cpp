@@ -2,13 +2,13 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/read.hpp>
 #include <boost/asio/steady_timer.hpp>
 
 #include <algorithm>
@@ -31,6 +31,14 @@ constexpr std::size_t kPiecesAtOnce = 32;
 
 std::string describe(const wire::Header& header) {
   return "a message of type " + std::to_string(header.type);
+}
+
+Error revoked() {
+  return {Errc::lease_revoked, "what was being sent is no longer held for this plan"};
+}
+
+MutByteSpan head_of(Message& message) {
+  return {reinterpret_cast<std::byte*>(&message.header), sizeof message.header};
 }
 
 }  // namespace
@@ -85,6 +93,13 @@ struct MessageStream::State : std::enable_shared_from_this<State> {
     socket.close(ignored);
   }
 
+  short ready_now(short events) {
+    pollfd look{socket.native_handle(), events, 0};
+    while (::poll(&look, 1, 0) < 0 && errno == EINTR) {
+    }
+    return look.revents;
+  }
+
   Error error_from(const error_code& ec, const char* what) const {
     if (ec == asio::error::eof) return Error(Errc::connection, std::string(what) + ": the peer closed the connection");
     if (ec == asio::error::operation_aborted) {
@@ -95,14 +110,18 @@ struct MessageStream::State : std::enable_shared_from_this<State> {
     return Error(Errc::connection, std::string(what) + ": " + ec.message());
   }
 
-  awaitable<Status> read_exact(MutByteSpan to, const char* what) {
-    const auto result = co_await asio::async_read(socket, asio::buffer(to.data(), to.size()), kAsTuple);
-    disarm();
-    bytes_received += std::get<1>(result);
-    if (std::get<0>(result)) co_return error_from(std::get<0>(result), what);
+  /// Read by read: a cancel that comes while a partial read waits to be delivered has nothing to cancel, so the
+  /// deadline is looked at again before each.
+  awaitable<Status> read_exact(MutByteSpan to, Deadline limit, const char* what) {
+    while (!to.empty()) {
+      if (limit.passed()) co_return Error(Errc::timed_out, std::string(what) + ": the deadline passed");
+      DS_CO_ASSIGN(const std::size_t n, co_await read_some(to, limit, what));
+      to = to.subspan(n);
+    }
     co_return Status();
   }
-  awaitable<Result<std::size_t>> read_some(MutByteSpan to, const char* what) {
+  awaitable<Result<std::size_t>> read_some(MutByteSpan to, Deadline limit, const char* what) {
+    arm(limit);
     const auto result = co_await socket.async_read_some(asio::buffer(to.data(), to.size()), kAsTuple);
     disarm();
     bytes_received += std::get<1>(result);
@@ -134,18 +153,24 @@ MessageStream::MessageStream(MessageStream&&) noexcept = default;
 
 awaitable<Result<Message>> MessageStream::read(std::uint64_t payload_bytes_max, Deadline idle,
                                                std::chrono::nanoseconds message_limit) {
-  State& s = *state_;
   Message message;
-  const MutByteSpan head(reinterpret_cast<std::byte*>(&message.header), sizeof message.header);
-  s.arm(idle);
-  DS_CO_ASSIGN(const std::size_t begun, co_await s.read_some(head, "waiting for a message"));
+  const MutByteSpan head = head_of(message);
+  DS_CO_ASSIGN(const std::size_t begun, co_await state_->read_some(head, idle, "waiting for a message"));
   const Deadline deadline = Deadline::after(message_limit);
-  if (begun < head.size()) {
-    s.arm(deadline);
-    DS_CO_TRY(co_await s.read_exact(head.subspan(begun), "receiving a message's header"));
-  }
-  DS_CO_TRY(wire::check_header(message.header));
+  DS_CO_TRY(co_await state_->read_exact(head.subspan(begun), deadline, "receiving a message's header"));
+  DS_CO_TRY(co_await read_payload(message, payload_bytes_max, deadline));
+  co_return message;
+}
 
+awaitable<Result<Message>> MessageStream::read_by(std::uint64_t payload_bytes_max, Deadline deadline) {
+  Message message;
+  DS_CO_TRY(co_await state_->read_exact(head_of(message), deadline, "waiting for a message"));
+  DS_CO_TRY(co_await read_payload(message, payload_bytes_max, deadline));
+  co_return message;
+}
+
+awaitable<Status> MessageStream::read_payload(Message& message, std::uint64_t payload_bytes_max, Deadline deadline) {
+  DS_CO_TRY(wire::check_header(message.header));
   const std::uint64_t bytes = message.header.payload_bytes;
   if (bytes > payload_bytes_max) {
     co_return Error(Errc::protocol, describe(message.header) + " claims " + std::to_string(bytes) + " bytes where " +
@@ -155,13 +180,13 @@ awaitable<Result<Message>> MessageStream::read(std::uint64_t payload_bytes_max, 
     const std::size_t at = message.payload.size();
     const auto step = static_cast<std::size_t>(std::min<std::uint64_t>(bytes - at, kReceiveStep));
     message.payload.resize(at + step);
-    s.arm(deadline);
-    DS_CO_TRY(co_await s.read_exact(MutByteSpan(message.payload).subspan(at), "receiving a message's payload"));
+    const MutByteSpan next = MutByteSpan(message.payload).subspan(at);
+    DS_CO_TRY(co_await state_->read_exact(next, deadline, "receiving a message's payload"));
   }
   if (message.type() != wire::Type::extent && xxh3_64(message.payload) != message.header.payload_hash) {
     co_return Error(Errc::corrupt, "payload hash of " + describe(message.header));
   }
-  co_return message;
+  co_return Status();
 }
 
 awaitable<Status> MessageStream::write(wire::Type type, std::uint64_t request, ByteSpan payload,
@@ -176,8 +201,8 @@ awaitable<Status> MessageStream::write(wire::Type type, std::uint64_t request, B
   co_return co_await write_pieces(pieces, progress_limit);
 }
 
-awaitable<Status> MessageStream::write_pieces(std::span<const ByteSpan> pieces,
-                                              std::chrono::nanoseconds progress_limit) {
+awaitable<Status> MessageStream::write_pieces(std::span<const ByteSpan> pieces, std::chrono::nanoseconds progress_limit,
+                                              const MaySend* permit) {
   State& s = *state_;
   std::size_t done = 0;    // pieces that are out
   std::size_t offset = 0;  // bytes of the next one that are out
@@ -189,13 +214,18 @@ awaitable<Status> MessageStream::write_pieces(std::span<const ByteSpan> pieces,
       buffers[used++] = asio::const_buffer(pieces[i].data() + skip, pieces[i].size() - skip);
     }
     if (used == 0) co_return Status();
+    if (permit != nullptr && !permit->may_send()) co_return revoked();
     s.arm(Deadline::after(progress_limit));
     const std::span<const asio::const_buffer> now(buffers.data(), used);
     const auto result = co_await s.socket.async_write_some(now, kAsTuple);
     s.disarm();
     std::size_t left = std::get<1>(result);
     s.bytes_sent += left;
-    if (std::get<0>(result)) co_return s.error_from(std::get<0>(result), "sending");
+    if (const error_code ec = std::get<0>(result); ec) {
+      // A revocation wakes the wait by cancelling it: say why.
+      if (ec == asio::error::operation_aborted && permit != nullptr && !permit->may_send()) co_return revoked();
+      co_return s.error_from(ec, "sending");
+    }
     while (done < pieces.size() && left >= pieces[done].size() - offset) {
       left -= pieces[done].size() - offset;
       offset = 0;
@@ -211,7 +241,7 @@ awaitable<Status> MessageStream::send_file(int file, std::uint64_t offset, std::
   auto at = static_cast<off_t>(offset);
   std::uint64_t left = bytes;
   while (left > 0) {
-    if (!permit.may_send()) co_return Error(Errc::lease_revoked, "the half that was being sent is needed by a writer");
+    if (!permit.may_send()) co_return revoked();
     const ssize_t n =
         ::sendfile(s.socket.native_handle(), file, &at, static_cast<std::size_t>(std::min(left, kSendPieceBytes)));
     if (n > 0) {
@@ -252,9 +282,11 @@ MessageStream::Canceller MessageStream::canceller() const {
 }
 
 bool MessageStream::peer_closed() const {
-  std::byte probe{};
-  const ssize_t n = ::recv(state_->socket.native_handle(), &probe, 1, MSG_PEEK | MSG_DONTWAIT);
-  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+  return state_->ready_now(POLLRDHUP) != 0;
+}
+
+bool MessageStream::has_input() const {
+  return state_->ready_now(POLLIN) != 0;
 }
 
 void MessageStream::tune_tcp(int keepalive_idle_s) {

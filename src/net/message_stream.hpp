@@ -40,6 +40,8 @@ class MessageStream {
   /// grows with what arrives. `connection` if the peer closed, with "closed" in the message.
   boost::asio::awaitable<Result<Message>> read(std::uint64_t payload_bytes_max, Deadline idle,
                                                std::chrono::nanoseconds message_limit);
+  /// The same with one deadline for all of it.
+  boost::asio::awaitable<Result<Message>> read_by(std::uint64_t payload_bytes_max, Deadline deadline);
 
   /// One message. `progress_limit` bounds the time without a byte accepted by the peer's window.
   boost::asio::awaitable<Status> write(wire::Type type, std::uint64_t request, ByteSpan payload,
@@ -50,16 +52,17 @@ class MessageStream {
     const std::vector<std::byte> payload = message.encode();
     co_return co_await write(M::kType, request, payload, progress_limit);
   }
-  /// Raw bytes in order, e.g. several messages that are ready; the caller has made their headers.
-  boost::asio::awaitable<Status> write_pieces(std::span<const ByteSpan> pieces,
-                                              std::chrono::nanoseconds progress_limit);
 
-  /// Asked between pieces of a file transfer: false = stop.
+  /// Asked between pieces of what is sent: false = stop.
   class MaySend {
    public:
     virtual ~MaySend() = default;
     virtual bool may_send() const = 0;
   };
+  /// Raw bytes in order, e.g. several messages that are ready; the caller has made their headers. lease_revoked when
+  /// `permit` (null: none) said stop; part of the bytes may have left then.
+  boost::asio::awaitable<Status> write_pieces(std::span<const ByteSpan> pieces, std::chrono::nanoseconds progress_limit,
+                                              const MaySend* permit = nullptr);
   /// `bytes` of the file from `offset`, by sendfile in pieces of ≤ kSendPieceBytes. lease_revoked when `permit` said
   /// stop; part of the bytes may have left then, so that the connection can only be closed. `sent` (never null) counts
   /// what the socket took.
@@ -80,8 +83,10 @@ class MessageStream {
   };
   Canceller canceller() const;
 
-  /// True when the peer has closed its end and nothing is left to read. Never blocks.
+  /// True when the peer has closed its end, whatever it left to be read. Never blocks.
   bool peer_closed() const;
+  /// True when a read would not wait. Never blocks.
+  bool has_input() const;
   /// Keepalive probes after `idle` seconds, and no delay for small messages (TCP only, best effort).
   void tune_tcp(int keepalive_idle_s);
   void close();
@@ -97,6 +102,8 @@ class MessageStream {
 
  private:
   struct State;
+  boost::asio::awaitable<Status> read_payload(Message& message, std::uint64_t payload_bytes_max, Deadline deadline);
+
   std::shared_ptr<State> state_;
 };
 

@@ -91,8 +91,10 @@ TEST_F(BlockingTest, PeerThatDoesNotReadEndsTheSendAtTheDeadline) {
 
 TEST_F(BlockingTest, ClosedPeer) {
   EXPECT_FALSE(b_.peer_closed());
+  ASSERT_EQ(::send(a_.fd(), "x", 1, MSG_NOSIGNAL), 1);
+  EXPECT_FALSE(b_.peer_closed());
   a_.close();
-  EXPECT_TRUE(b_.peer_closed());
+  EXPECT_TRUE(b_.peer_closed()) << "whatever is left to read";
   EXPECT_EQ(b_.recv(100, soon()).error().code(), Errc::connection);
 }
 

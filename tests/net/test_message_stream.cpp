@@ -43,10 +43,11 @@ class MessageStreamTest : public ::testing::Test {
     stream_.emplace(std::move(socket));
     thread_ = std::thread([this] { io_.run(); });
   }
-  ~MessageStreamTest() override {
+  ~MessageStreamTest() override { stop(); }
+  void stop() {
     work_.reset();
     io_.stop();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
 
   template <class T>
@@ -192,6 +193,62 @@ TEST_F(MessageStreamTest, APeerThatStopsInsideAMessageMeetsTheMessageLimit) {
   const auto message = read.get();
   ASSERT_FALSE(message);
   EXPECT_EQ(message.error().code(), Errc::timed_out);
+}
+
+/// Bytes that arrive just as the watchdog fires: its cancel may find a read that is done but not yet delivered.
+TEST_F(MessageStreamTest, APeerThatDripsUpToTheDeadlineAndStopsMeetsIt) {
+  std::thread second([this] { io_.run(); });
+  constexpr int kPeers = 100;
+  std::vector<MessageSocket> peers;
+  std::vector<MessageStream> streams;
+  std::vector<std::future<Result<Message>>> reads;
+  for (int i = 0; i < kPeers; ++i) {
+    int fds[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    peers.emplace_back(UniqueFd(fds[0]));
+    MessageStream::Socket socket(asio::make_strand(io_));
+    socket.assign(asio::generic::stream_protocol(AF_UNIX, 0), fds[1]);
+    streams.emplace_back(std::move(socket));
+  }
+  const wire::Header header = wire::make_header(wire::Type::plan, 1, std::vector<std::byte>(1 << 20));
+  for (int i = 0; i < kPeers; ++i) {
+    ASSERT_EQ(::send(peers[i].fd(), &header, sizeof header, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof header));
+    reads.push_back(start_on(streams[i].executor(), streams[i].read(wire::kControlBytesMax, later(), kShort)));
+  }
+  const Deadline dripping = Deadline::after(kShort + kShort);
+  while (!dripping.passed()) {
+    for (const auto& peer : peers) static_cast<void>(::send(peer.fd(), "drip", 4, MSG_NOSIGNAL | MSG_DONTWAIT));
+  }
+  for (auto& read : reads) {
+    ASSERT_EQ(read.wait_for(kLong), std::future_status::ready) << "a read has lost its deadline";
+    EXPECT_EQ(read.get().error().code(), Errc::timed_out);
+  }
+  stop();  // the streams end before the fixture
+  second.join();
+}
+
+TEST_F(MessageStreamTest, OneDeadlineForAWholeMessage) {
+  const Deadline deadline = Deadline::after(kShort);
+  auto read = start(stream_->read_by(1000, deadline));
+  send_raw(bytes_of(wire::make_header(wire::Type::plan, 1, std::vector<std::byte>(100))));
+  const auto message = read.get();
+  ASSERT_FALSE(message);
+  EXPECT_EQ(message.error().code(), Errc::timed_out);
+  EXPECT_TRUE(deadline.passed());
+
+  auto next = start(stream_->read_by(1000, later()));
+  send_raw(std::vector<std::byte>(100));  // not a header
+  EXPECT_EQ(next.get().error().code(), Errc::protocol);
+}
+
+TEST_F(MessageStreamTest, APeerThatLeftAnUnreadByteBehindIsSeen) {
+  EXPECT_FALSE(stream_->peer_closed());
+  EXPECT_FALSE(stream_->has_input());
+  send_raw(std::vector<std::byte>(1));
+  EXPECT_FALSE(stream_->peer_closed());
+  EXPECT_TRUE(stream_->has_input());
+  peer_.close();
+  EXPECT_TRUE(stream_->peer_closed());
 }
 
 TEST_F(MessageStreamTest, AShortDeadlineAfterALongOneHolds) {
