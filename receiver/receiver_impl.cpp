@@ -94,7 +94,7 @@ Status ReceiverImpl::fetch_layout(Deadline deadline) {
   }
 }
 
-Status ReceiverImpl::bind(std::unique_ptr<Target> target, Deadline deadline) {
+Status ReceiverImpl::bind(TargetPtr target, Deadline deadline) {
   if (target == nullptr) return Error(Errc::invalid_argument, "bind: no target");
   if (target->layout()->digest() != layout_->digest()) {
     return Error(Errc::layout_mismatch, "the target was made for layout " + to_string(target->layout()->digest()) +

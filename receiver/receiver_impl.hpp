@@ -21,7 +21,7 @@ class ReceiverImpl final : public Receiver {
 
   const LayoutPtr& layout() const override { return layout_; }
   const Sidecar& sidecar() const override { return sidecar_; }
-  Status bind(std::unique_ptr<Target> target, Deadline deadline) override;
+  Status bind(TargetPtr target, Deadline deadline) override;
   Target* target() override { return target_.get(); }
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline) override;
   std::optional<Version> current() const override;
@@ -43,7 +43,7 @@ class ReceiverImpl final : public Receiver {
   LayoutPtr layout_;
   Sidecar sidecar_;
   std::vector<delta::Batch> batches_;
-  std::unique_ptr<Target> target_;
+  TargetPtr target_;
   Held held_;
   std::uint64_t scrub_cursor_ = 0;
   bool distrusted_ = false;

@@ -6,6 +6,10 @@
 
 namespace deltasync {
 
+void DeleteTarget::operator()(Target* target) const noexcept {
+  delete target;
+}
+
 std::string describe_tile(const Layout& layout, std::uint64_t tile) {
   return "tile " + std::to_string(tile) + " (" + layout.tensors()[layout.tensor_of_tile(tile)].spec.name + ")";
 }

@@ -400,10 +400,10 @@ Status HfTarget::rollback() {
 
 }  // namespace
 
-Result<std::unique_ptr<Target>> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out) {
+Result<TargetPtr> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out) {
   auto store = HfStore::open(layout, std::move(sidecar), std::move(out));
   if (!store.ok()) return std::move(store).error().with_context("directory target");
-  return std::unique_ptr<Target>(std::make_unique<HfTarget>(std::move(layout), *std::move(store)));
+  return TargetPtr(new HfTarget(std::move(layout), *std::move(store)));
 }
 
 }  // namespace deltasync

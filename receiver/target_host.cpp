@@ -252,8 +252,8 @@ Status HostTarget::rollback() {
 
 }  // namespace
 
-std::unique_ptr<Target> make_host_target(LayoutPtr layout, std::span<std::byte> memory) {
-  return std::make_unique<HostTarget>(std::move(layout), memory);
+TargetPtr make_host_target(LayoutPtr layout, std::span<std::byte> memory) {
+  return TargetPtr(new HostTarget(std::move(layout), memory));
 }
 
 std::span<const std::byte> host_target_memory(const Target& target) {

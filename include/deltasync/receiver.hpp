@@ -18,7 +18,12 @@
 
 namespace deltasync {
 
-class Target;  // receiver/target.hpp: how versions are kept; made by the functions below
+/// Keeps the versions. Opaque here: made by the functions at the end of this file, handed to Receiver::bind.
+class Target;
+struct DeleteTarget {
+  void operator()(Target* target) const noexcept;
+};
+using TargetPtr = std::unique_ptr<Target, DeleteTarget>;
 
 /// What to do when a full transfer is needed while a version is live in the target.
 enum class FullOverLive : std::uint8_t {
@@ -99,7 +104,7 @@ class Receiver {
 
   /// Takes the target that keeps the versions. A directory target that already holds a version of this layout is
   /// verified and resumes from it. layout_mismatch if the target was made for another layout.
-  virtual Status bind(std::unique_ptr<Target> target, Deadline deadline) = 0;
+  virtual Status bind(TargetPtr target, Deadline deadline) = 0;
   /// The bound target, or null.
   virtual Target* target() = 0;
 
@@ -114,13 +119,13 @@ class Receiver {
 
 /// Keeps one version in host memory, laid out like a half (Tensor::offset). `memory` is not owned and must hold
 /// layout->half_bytes(); empty = the target allocates.
-std::unique_ptr<Target> make_host_target(LayoutPtr layout, std::span<std::byte> memory = {});
+TargetPtr make_host_target(LayoutPtr layout, std::span<std::byte> memory = {});
 /// The memory of a host target (empty span for any other kind).
 std::span<const std::byte> host_target_memory(const Target& target);
 
 /// Keeps HF model directories: `out/versions/<epoch>-<number>/…` are immutable, the symlink `out/current` names the
 /// committed one and is swapped atomically. The version before is patched forward only if no process has its
 /// files open or mapped; else a new directory is written. Directories older than that are removed when unused.
-Result<std::unique_ptr<Target>> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out);
+Result<TargetPtr> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out);
 
 }  // namespace deltasync

@@ -109,7 +109,7 @@ class HfCase {
   Sidecar sidecar_;
   Reference held_;
   ThreadPool pool_{2, "target"};
-  std::unique_ptr<Target> target_;
+  TargetPtr target_;
 };
 
 /// A forked process that runs a function and reports one string. Fork before starting threads, or use nothing of them.

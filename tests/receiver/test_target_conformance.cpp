@@ -18,14 +18,14 @@ using delta::ValueForm;
 class Place {
  public:
   virtual ~Place() = default;
-  virtual Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) = 0;
+  virtual Result<TargetPtr> make(const LayoutPtr& layout) = 0;
   /// What a user of the target sees from outside is this half (null: no version); else what differs.
   virtual std::string outside(const Target& target, const std::vector<std::byte>* half) = 0;
 };
 
 class OwnMemory final : public Place {
  public:
-  Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) override { return make_host_target(layout); }
+  Result<TargetPtr> make(const LayoutPtr& layout) override { return make_host_target(layout); }
   std::string outside(const Target& target, const std::vector<std::byte>* half) override {
     if (half == nullptr) return {};
     const auto memory = host_target_memory(target);
@@ -37,7 +37,7 @@ class UserMemory final : public Place {
  public:
   static constexpr std::size_t kGuardBytes = 4096;
 
-  Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) override {
+  Result<TargetPtr> make(const LayoutPtr& layout) override {
     memory_.assign(layout->half_bytes() + kGuardBytes, std::byte{0xEE});
     return make_host_target(layout, memory_);
   }
@@ -59,7 +59,7 @@ class UserMemory final : public Place {
 
 class Directory final : public Place {
  public:
-  Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) override {
+  Result<TargetPtr> make(const LayoutPtr& layout) override {
     sidecar_ = awkward_sidecar(*layout);
     return make_hf_target(layout, sidecar_, dir_.path() / "out");
   }
@@ -139,7 +139,7 @@ class TargetConformance : public testing::TestWithParam<Kind> {
   ThreadPool pool_{3, "target"};
   std::unique_ptr<Place> place_;
   std::unique_ptr<TrainerModel> trainer_;
-  std::unique_ptr<Target> target_;
+  TargetPtr target_;
 };
 
 TEST_P(TargetConformance, StartsWithNothing) {
