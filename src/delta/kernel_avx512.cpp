@@ -73,13 +73,25 @@ std::uint64_t digest_pairs_avx512(const std::uint64_t* before, const std::uint64
 
 // ---- scan ------------------------------------------------------------------------------------------------------
 
+/// A compare mask, widened. g++ 12 merges a compare with the widening of its mask, and may then spill the narrow mask
+/// register but load all 64 bits back; so the widening is an instruction that it cannot see through.
+template <class M>
+inline std::uint64_t bits_of(M mask) {
+  std::uint64_t bits = 0;
+  if constexpr (sizeof(M) == 1) asm("kmovb %1, %k0" : "=r"(bits) : "k"(mask));
+  if constexpr (sizeof(M) == 2) asm("kmovw %1, %k0" : "=r"(bits) : "k"(mask));
+  if constexpr (sizeof(M) == 4) asm("kmovd %1, %k0" : "=r"(bits) : "k"(mask));
+  if constexpr (sizeof(M) == 8) bits = mask;
+  return bits;
+}
+
 /// What differs between element widths: the compare mask, the difference and the compressing store.
 template <std::size_t kBytes>
 struct Lanes;
 
 template <>
 struct Lanes<1> {
-  static std::uint64_t differ(__m512i a, __m512i b) { return _mm512_cmpneq_epi8_mask(a, b); }
+  static std::uint64_t differ(__m512i a, __m512i b) { return bits_of(_mm512_cmpneq_epi8_mask(a, b)); }
   static __m512i subtract(__m512i a, __m512i b) { return _mm512_sub_epi8(a, b); }
   static __m512i map(__m512i x) {
     const __mmask64 negative = _mm512_movepi8_mask(x);
@@ -102,7 +114,7 @@ struct Lanes<1> {
 
 template <>
 struct Lanes<2> {
-  static std::uint64_t differ(__m512i a, __m512i b) { return _mm512_cmpneq_epi16_mask(a, b); }
+  static std::uint64_t differ(__m512i a, __m512i b) { return bits_of(_mm512_cmpneq_epi16_mask(a, b)); }
   static __m512i subtract(__m512i a, __m512i b) { return _mm512_sub_epi16(a, b); }
   static __m512i map(__m512i x) { return _mm512_xor_si512(x, _mm512_srli_epi16(_mm512_srai_epi16(x, 15), 1)); }
   static __m512i compress(std::uint64_t mask, __m512i x) {
@@ -116,7 +128,7 @@ struct Lanes<2> {
 
 template <>
 struct Lanes<4> {
-  static std::uint64_t differ(__m512i a, __m512i b) { return _mm512_cmpneq_epi32_mask(a, b); }
+  static std::uint64_t differ(__m512i a, __m512i b) { return bits_of(_mm512_cmpneq_epi32_mask(a, b)); }
   static __m512i subtract(__m512i a, __m512i b) { return _mm512_sub_epi32(a, b); }
   static __m512i map(__m512i x) { return _mm512_xor_si512(x, _mm512_srli_epi32(_mm512_srai_epi32(x, 31), 1)); }
   static __m512i compress(std::uint64_t mask, __m512i x) {
@@ -132,7 +144,7 @@ struct Lanes<4> {
 
 template <>
 struct Lanes<8> {
-  static std::uint64_t differ(__m512i a, __m512i b) { return _mm512_cmpneq_epi64_mask(a, b); }
+  static std::uint64_t differ(__m512i a, __m512i b) { return bits_of(_mm512_cmpneq_epi64_mask(a, b)); }
   static __m512i subtract(__m512i a, __m512i b) { return _mm512_sub_epi64(a, b); }
   static __m512i map(__m512i x) { return _mm512_xor_si512(x, _mm512_srli_epi64(_mm512_srai_epi64(x, 63), 1)); }
   static __m512i compress(std::uint64_t mask, __m512i x) {
@@ -152,7 +164,7 @@ class PendingWords {
     _mm512_storeu_si512(before_ + count_, _mm512_maskz_compress_epi64(changed, before));
     _mm512_storeu_si512(after_ + count_, _mm512_maskz_compress_epi64(changed, after));
     _mm512_storeu_si512(offsets_ + count_, _mm512_maskz_compress_epi64(changed, offsets));
-    count_ += static_cast<unsigned>(_mm_popcnt_u32(changed));
+    count_ += static_cast<unsigned>(_mm_popcnt_u32(static_cast<unsigned>(bits_of(changed))));
   }
   /// Σ mix(after) − Σ mix(before) of all that was added; empties it.
   std::uint64_t drain() {
@@ -277,27 +289,31 @@ template <class U>
 struct SignLanes;
 template <>
 struct SignLanes<std::uint8_t> {
-  static std::uint64_t negative(__m512i d) { return _mm512_movepi8_mask(d); }
-  static std::uint64_t exception(__m512i d) { return _mm512_cmpneq_epi8_mask(_mm512_abs_epi8(d), _mm512_set1_epi8(1)); }
+  static std::uint64_t negative(__m512i d) { return bits_of(_mm512_movepi8_mask(d)); }
+  static std::uint64_t exception(__m512i d) {
+    return bits_of(_mm512_cmpneq_epi8_mask(_mm512_abs_epi8(d), _mm512_set1_epi8(1)));
+  }
 };
 template <>
 struct SignLanes<std::uint16_t> {
-  static std::uint64_t negative(__m512i d) { return _mm512_movepi16_mask(d); }
+  static std::uint64_t negative(__m512i d) { return bits_of(_mm512_movepi16_mask(d)); }
   static std::uint64_t exception(__m512i d) {
-    return _mm512_cmpneq_epi16_mask(_mm512_abs_epi16(d), _mm512_set1_epi16(1));
+    return bits_of(_mm512_cmpneq_epi16_mask(_mm512_abs_epi16(d), _mm512_set1_epi16(1)));
   }
 };
 template <>
 struct SignLanes<std::uint32_t> {
-  static std::uint64_t negative(__m512i d) { return _mm512_movepi32_mask(d); }
+  static std::uint64_t negative(__m512i d) { return bits_of(_mm512_movepi32_mask(d)); }
   static std::uint64_t exception(__m512i d) {
-    return _mm512_cmpneq_epi32_mask(_mm512_abs_epi32(d), _mm512_set1_epi32(1));
+    return bits_of(_mm512_cmpneq_epi32_mask(_mm512_abs_epi32(d), _mm512_set1_epi32(1)));
   }
 };
 template <>
 struct SignLanes<std::uint64_t> {
-  static std::uint64_t negative(__m512i d) { return _mm512_movepi64_mask(d); }
-  static std::uint64_t exception(__m512i d) { return _mm512_cmpneq_epi64_mask(_mm512_abs_epi64(d), set_all(1)); }
+  static std::uint64_t negative(__m512i d) { return bits_of(_mm512_movepi64_mask(d)); }
+  static std::uint64_t exception(__m512i d) {
+    return bits_of(_mm512_cmpneq_epi64_mask(_mm512_abs_epi64(d), set_all(1)));
+  }
 };
 
 template <class U>
