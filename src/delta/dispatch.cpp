@@ -1,4 +1,8 @@
 // Which kernels run: chosen once from the CPU, or forced by the environment.
+#ifdef DELTASYNC_X86_KERNELS
+#include <cpuid.h>
+#endif
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,15 +15,24 @@ namespace deltasync::delta {
 namespace {
 
 #ifdef DELTASYNC_X86_KERNELS
+/// clang 14 does not know __builtin_cpu_supports("lzcnt").
+bool cpu_has_lzcnt() {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(0x80000001, &a, &b, &c, &d) != 0 && (c & bit_LZCNT) != 0;
+}
+// Each asks for every instruction set that its file is compiled for (CMakeLists.txt).
 bool cpu_has_avx2() {
   return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("bmi") != 0 &&
-         __builtin_cpu_supports("bmi2") != 0;
+         __builtin_cpu_supports("bmi2") != 0 && cpu_has_lzcnt() && __builtin_cpu_supports("popcnt") != 0;
 }
 // VBMI2 has the compress instructions for bytes and 16-bit elements; CPUs without it use AVX2.
 bool cpu_has_avx512() {
   return cpu_has_avx2() && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
          __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
-         __builtin_cpu_supports("avx512vbmi2") != 0;
+         __builtin_cpu_supports("avx512vbmi") != 0 && __builtin_cpu_supports("avx512vbmi2") != 0;
 }
 #endif
 
