@@ -177,12 +177,12 @@ void HfTarget::drop_committed() {
   name_.clear();
 }
 
-/// Once more without the version before, if the disk is too full: the update that begins has ended its use as the way
-/// back, and nobody may be reading it.
+/// Once more without the versions before, if the disk is too full: the update that begins has ended their use as the
+/// way back. Some may be there that this target did not commit (a restart), or that had a reader until now.
 template <class Write>
 Result<std::filesystem::path> HfTarget::with_room(const Write& write) {
   auto incoming = write();
-  if (incoming.ok() || incoming.error().code() != Errc::no_space || !previous_) return incoming;
+  if (incoming.ok() || incoming.error().code() != Errc::no_space) return incoming;
   previous_.reset();
   remove_unused();
   return write();

@@ -126,6 +126,48 @@ TEST(HfFaults, TwoVersionsAreEnoughRoom) {
   });
 }
 
+TEST(HfFaults, RoomIsMadeAfterARestart) {
+  TempDir dir;
+  expect_in_child([&]() -> std::string {
+    HfCase hf(dir.path() / "out", 1, two_tensors());
+    const std::string error =
+        mount_here("tmpfs", dir.path(), "size=" + std::to_string(model_file_bytes(hf) * 5 / 2 + 64 * 4096));
+    if (!error.empty()) return error;
+    CHECK_OK(hf.restart());
+    CHECK_OK(hf.full());
+    CHECK_OK(hf.delta());
+    CHECK_OK(hf.restart());
+    CHECK_OK(hf.delta());  // the version before the current one is of another process
+    CHECK_SAME(hf);
+    CHECK_OK(hf.restart());
+    hf.trainer().step(0.5);
+    CHECK_OK(hf.full());
+    CHECK_SAME(hf);
+    return {};
+  });
+}
+
+TEST(HfFaults, RoomIsMadeOnceAReaderHasGone) {
+  TempDir dir;
+  expect_in_child([&]() -> std::string {
+    HfCase hf(dir.path() / "out", 1, two_tensors());
+    const std::string error =
+        mount_here("tmpfs", dir.path(), "size=" + std::to_string(model_file_bytes(hf) * 5 / 2 + 64 * 4096));
+    if (!error.empty()) return error;
+    CHECK_OK(hf.restart());
+    CHECK_OK(hf.full());
+    UniqueFd reader(::open(hf.weight_file().c_str(), O_RDONLY));
+    if (!reader) return "cannot open a weight file";
+    CHECK_OK(hf.delta());
+    CHECK_FAILS(hf.delta(), Errc::no_space);
+    CHECK_SAME(hf);
+    reader.reset();
+    CHECK_OK(hf.delta());
+    CHECK_SAME(hf);
+    return {};
+  });
+}
+
 TEST(HfFaults, AFilesystemThatCannotTell) {
   TempDir dir;
   expect_in_child([&]() -> std::string {
