@@ -58,6 +58,7 @@ enum class Guard : std::uint8_t {
   progress_after,        ///< … and still is after
   reap_dead,             ///< a dead writer's fill is aborted
   grant_ends_fill,       ///< a slot's new owner never inherits the old owner's part in an open fill
+  start_ends_fill,       ///< nor does a new program in the owner's own process
   adopt_frees,           ///< a restarted agent frees what its predecessor was retiring
   retire_waits,          ///< the agent frees a retiring half only after its readers (in the agent's lease table)
   grant_dead_only,       ///< a slot is granted anew only when its owner is proved dead
@@ -129,6 +130,13 @@ class Protocol {
   }
 
   // ---- writers ----------------------------------------------------------------------------------------------
+
+  /// First of all: the slot was granted to this process. An earlier program of the same process (it called exec) may
+  /// have left a part in an open fill; no death will end that, and the phase is the last trace of it.
+  void start_slot(unsigned slot) {
+    if (!m_.broken(Guard::start_ends_fill)) end_part(slot);
+    mark_idle(slot);
+  }
 
   /// Slot 0: claims a FREE half for a version that must follow everything committed.
   BeginResult lead(const InfoWords& want) {
@@ -294,7 +302,8 @@ class Protocol {
     return rectangles;
   }
 
-  /// Before a slot changes hands: its last owner (dead, or gone with a goodbye) takes part in no open fill any more.
+  /// Before a slot changes hands: its last owner (dead, gone with a goodbye, or replaced by exec) takes part in no open
+  /// fill any more.
   void end_part(unsigned slot) {
     if (m_.broken(Guard::grant_ends_fill)) return;
     const auto phase = PhaseWord::unpack(m_.load(m_.slot_phase(slot)));

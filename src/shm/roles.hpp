@@ -32,6 +32,7 @@ struct Fill {
 class WriterRole {
  public:
   /// `slot` was granted by the agent (Unix socket) and stays granted while the role lives; the segment outlives it.
+  /// Ends what an earlier program in this process left open in the slot (exec keeps the process, and so the slot).
   WriterRole(Segment& segment, unsigned slot, unsigned writers);
   /// Aborts an open fill.
   ~WriterRole();

@@ -44,7 +44,9 @@ WriterRole::WriterRole(Segment& segment, unsigned slot, unsigned writers)
   ensure(slot < writers && writers <= kSlotsMax, "a slot is below the number of writers");
   Cells cells(segment.control());
   set_wish(0);
-  Protocol<Cells>(cells).mark_idle(slot_);
+  Protocol<Cells>(cells).start_slot(slot_);
+  ring(segment_.control().writer_bell);
+  ring(segment_.control().agent_bell);
 }
 
 WriterRole::~WriterRole() {

@@ -24,7 +24,8 @@ XXH128_hash_t fingerprint(const State& s) {
   words[n++] = s.last_active;
   words[n++] = std::uint64_t{s.kills_left} | std::uint64_t{s.stops_left} << 8 |
                std::uint64_t{s.agent_restarts_left} << 16 | std::uint64_t{s.timeouts_left} << 24 |
-               std::uint64_t{s.aborts_left} << 32 | std::uint64_t{s.timeouts_taken} << 40;
+               std::uint64_t{s.aborts_left} << 32 | std::uint64_t{s.timeouts_taken} << 40 |
+               std::uint64_t{s.execs_left} << 48;
   for (unsigned i = 0; i < s.actors; ++i) {
     const auto& a = s.actor[i];
     words[n++] = static_cast<std::uint64_t>(a.status) | std::uint64_t{a.log_size} << 8;
@@ -65,8 +66,8 @@ class Visited {
   std::size_t size_ = 0;
 };
 
-constexpr Action kActions[] = {Action::step, Action::timeout, Action::abort,  Action::revoke,
-                               Action::kill, Action::stop,    Action::resume, Action::restart};
+constexpr Action kActions[] = {Action::step, Action::timeout, Action::abort,   Action::revoke, Action::kill,
+                               Action::stop, Action::resume,  Action::restart, Action::exec};
 
 /// A state on the current path, and the next choice to try from it.
 struct Frame {

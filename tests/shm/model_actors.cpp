@@ -12,6 +12,7 @@ const char* name(Action action) {
     case Action::stop: return "STOP";
     case Action::resume: return "RESUME";
     case Action::restart: return "RESTART";
+    case Action::exec: return "EXEC";
   }
   return "?";
 }
@@ -38,6 +39,8 @@ State initial(const Config& config) {
   s.agent_restarts_left = static_cast<std::uint8_t>(config.agent_restarts);
   s.timeouts_left = static_cast<std::uint8_t>(config.timeouts);
   s.aborts_left = static_cast<std::uint8_t>(config.aborts);
+  s.execs_left = static_cast<std::uint8_t>(config.execs);
+  s.exec_slot = static_cast<std::uint8_t>(config.exec_slot);
   return s;
 }
 
@@ -120,7 +123,7 @@ void run_writer(const WriterScript& script, Locals& l, Memory& m, Action action)
       if (m.load(m.slot_owner(script.slot)) == m.self().process) l.pc = kInit;
       break;
     case kInit:
-      protocol.mark_idle(script.slot);
+      protocol.start_slot(script.slot);
       l.pc = kBegin;
       break;
     case kBegin: begin(script, l, m, action); break;

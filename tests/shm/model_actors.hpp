@@ -18,6 +18,7 @@ enum class Action : std::uint8_t {
   stop,
   resume,
   restart,  ///< a new agent process
+  exec,     ///< a writer becomes another program: the process, and so its slot, stays; its memory goes
 };
 const char* name(Action action);
 
@@ -35,7 +36,8 @@ struct Config {
   bool reader = true;
   unsigned reader_rounds = 2;
   bool reads_behind = false;
-  unsigned kills = 0, stops = 0, agent_restarts = 0, timeouts = 0, aborts = 0;
+  unsigned kills = 0, stops = 0, agent_restarts = 0, timeouts = 0, aborts = 0, execs = 0;
+  unsigned exec_slot = 0;  ///< whose writers call exec
   std::uint64_t states_max = 20'000'000;
 };
 

@@ -100,6 +100,23 @@ inline Config replaced_writer() {
   return c;
 }
 
+/// The trainer becomes another program in the same process, anywhere.
+inline Config one_writer_exec() {
+  Config c;
+  c.name = "one writer, an exec, a death, agent restart";
+  c.writers = {writer(0, 1, 1, 4)};
+  c.execs = 1, c.kills = 1, c.agent_restarts = 1, c.reader = false;
+  return c;
+}
+
+inline Config two_writers_exec() {
+  Config c;
+  c.name = "two writers, an exec of the second";
+  c.writers = {writer(0, 2, 1, 2), writer(1, 2, 1, 2)};
+  c.execs = 1, c.exec_slot = 1, c.reader = false;
+  return c;
+}
+
 /// The agent reads behind the writer, which may abort and come back to the same half.
 inline Config behind_the_writer() {
   Config c;

@@ -38,6 +38,7 @@ bool only_waits(const Config& config, const Rules& rules, State s, unsigned acto
 
 bool reason_to_wait(const Config& config, const State& s, unsigned actor) {
   const auto& a = s.actor[actor];
+  const bool skipped = s.timeouts_taken || s.execs_left != config.execs;  // a writer may have left a version out
   bool agent_runs = false;
   for (unsigned i = 0; i < s.actors; ++i) {
     if (s.actor[i].status == Status::stopped) return true;
@@ -53,12 +54,12 @@ bool reason_to_wait(const Config& config, const State& s, unsigned actor) {
     case kAsk: return living_writer(s, script.slot) != nullptr;
     case kBegin:
       if (script.slot == 0) return false;  // all halves of the living are given back in the end
-      return living_writer(s, 0) == nullptr || s.timeouts_taken;
+      return living_writer(s, 0) == nullptr || skipped;
     case kSeal:
       for (unsigned k = 0; k < script.writers; ++k) {
         if (phase_word(s, k).sequence == a.locals.sequence) continue;
-        // Writer k never came to this fill: it is dead, or its own deadline sent it on.
-        if (living_writer(s, k) == nullptr || s.timeouts_taken) return true;
+        // Writer k never came to this fill: it is dead, or its own deadline or an exec sent it on.
+        if (living_writer(s, k) == nullptr || skipped) return true;
       }
       return false;
     default: return false;

@@ -1,5 +1,7 @@
 #include "shm/model_memory.hpp"
 
+#include "shm/model_actors.hpp"
+
 namespace deltasync::shm::model {
 
 const char* name(Violation violation) {
@@ -61,7 +63,10 @@ void Memory::check_store(Cell cell) {
 
 bool Memory::may_abort(std::uint64_t sequence) const {
   const auto& a = s_.actor[me_];
-  if (a.kind == Kind::writer) return a.locals.sequence == sequence;
+  // After an exec the writer knows its part by its phase only.
+  if (a.kind == Kind::writer) {
+    return a.locals.sequence == sequence || (a.locals.pc == kInit && phase_word(s_, a.slot).sequence == sequence);
+  }
   if (a.kind != Kind::agent) return false;
   for (unsigned k = 0; k < kSlots; ++k) {
     const auto owner = s_.cells[kOwner + k];

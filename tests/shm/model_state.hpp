@@ -79,7 +79,8 @@ struct State {
   std::uint8_t kills_left = 0, stops_left = 0, agent_restarts_left = 0, timeouts_left = 0, aborts_left = 0;
   std::uint8_t timeouts_taken = 0;
   std::uint8_t actors = 0;
-  std::uint8_t pad = 0;
+  std::uint8_t execs_left = 0;
+  std::uint8_t exec_slot = 0;  ///< constant
   std::array<Actor, kActorsMax> actor;
 };
 

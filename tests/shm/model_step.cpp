@@ -23,8 +23,18 @@ void kill(State& s, Actor& a) {
   s.held[0] = s.held[1] = 0;
 }
 
-/// Faults: what somebody else does to a process.
-void fault(State& s, Actor& a, Action action) {
+/// The new program goes on with the next version; after the last one it has nothing to do and ends.
+void exec(const WriterScript& script, Actor& a) {
+  const auto next = static_cast<std::uint8_t>(a.locals.version + 1);
+  forget(a);
+  a.locals.version = next;
+  a.locals.pc = kInit;
+  if (next == script.versions) a.status = Status::finished;
+}
+
+/// Faults: what somebody else does to a process. And exec, which happens as suddenly.
+void fault(const Config& config, State& s, unsigned actor, Action action) {
+  auto& a = s.actor[actor];
   switch (action) {
     case Action::kill:
       --s.kills_left;
@@ -40,6 +50,10 @@ void fault(State& s, Actor& a, Action action) {
       a.status = Status::running;
       a.locals.pc = kAdopt;
       break;
+    case Action::exec:
+      --s.execs_left;
+      exec(config.writers[actor], a);
+      break;
     default: break;
   }
 }
@@ -53,6 +67,9 @@ bool applies(const State& s, unsigned actor, Action action) {
     case Action::stop: return a.status == Status::running && s.stops_left > 0;
     case Action::resume: return a.status == Status::stopped;
     case Action::restart: return a.kind == Kind::agent && a.status == Status::dead && s.agent_restarts_left > 0;
+    case Action::exec:
+      return a.kind == Kind::writer && a.status == Status::running && a.slot == s.exec_slot && s.execs_left > 0 &&
+             a.locals.pc != kAsk;
     default: break;
   }
   if (a.status != Status::running) return false;
@@ -72,7 +89,7 @@ bool applies(const State& s, unsigned actor, Action action) {
 Violation take(const Config& config, const Rules& rules, State& s, unsigned actor, Action action) {
   auto& a = s.actor[actor];
   if (action >= Action::kill) {
-    fault(s, a, action);
+    fault(config, s, actor, action);
     return Violation::none;
   }
   if (action == Action::abort) --s.aborts_left;

@@ -45,6 +45,12 @@ TEST(Model, TwoWritersStopped) {
 TEST(Model, ReplacedWriter) {
   expect_clean(replaced_writer());
 }
+TEST(Model, OneWriterExec) {
+  expect_clean(one_writer_exec());
+}
+TEST(Model, TwoWritersExec) {
+  expect_clean(two_writers_exec());
+}
 TEST(Model, BehindTheWriter) {
   expect_clean(behind_the_writer());
 }

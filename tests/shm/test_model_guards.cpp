@@ -46,6 +46,7 @@ const Mutant kMutants[] = {
     {"SealedInOrder", Guard::sealed_in_order, one_writer, Violation::went_back},
     {"ReapDead", Guard::reap_dead, two_writers, Violation::stuck},
     {"GrantEndsFill", Guard::grant_ends_fill, replaced_writer, Violation::wrong_write},
+    {"StartEndsFill", Guard::start_ends_fill, one_writer_exec, Violation::stuck},
     {"GrantDeadOnly", Guard::grant_dead_only, trainer_restart, Violation::wrong_abort},
     {"AdoptFrees", Guard::adopt_frees, one_writer, Violation::stuck},
     {"RetireWaits", Guard::retire_waits, one_writer, Violation::wrong_write},

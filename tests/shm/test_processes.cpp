@@ -228,6 +228,53 @@ TEST_F(Processes, ADeathAmongSeveralEndsTheFillForAllAtOnce) {
   EXPECT_FALSE(agent_->sealed());
 }
 
+/// What a writer process runs after its exec: the segment's directory and name, and its pipe ends, are the arguments.
+int after_exec(char** argv) {
+  const Child::Turns turns{std::atoi(argv[2]), std::atoi(argv[3])};
+  turns.tell('e');
+  turns.expect('g');
+  auto segment = Segment::attach({argv[0], argv[1]});
+  if (!segment.ok()) return 10;
+  WriterRole role(**segment, 0, 1);
+  turns.tell('r');
+  turns.expect('c');
+  auto fill = role.begin(version(1, 3), soon());
+  if (!fill.ok()) return 20 + static_cast<int>(fill.error().code());
+  if (!role.enter_copy(*fill).ok()) return 11;
+  fill_half(**segment, fill->half, 3);
+  role.leave_copy(*fill);
+  return role.commit(*fill, soon()).ok() ? 0 : 12;
+}
+
+TEST_F(Processes, ATrainerThatBecomesAnotherProgramInsideAFill) {
+  publish(version(1, 1), 1);
+  Child child([path = path_](const Child::Turns& turns) {
+    auto segment = Segment::attach(path);
+    WriterRole role(**segment, 0, 1);
+    const auto fill = role.begin(version(1, 2), soon());
+    if (!fill.ok() || !role.enter_copy(*fill).ok()) return 11;
+    const std::string in = std::to_string(turns.in), out = std::to_string(turns.out);
+    ::execl("/proc/self/exe", "test", "after-exec", path.dir.c_str(), path.name.c_str(), in.c_str(), out.c_str(),
+            nullptr);
+    return 12;
+  });
+  ASSERT_TRUE(agent_->grant_slot(0, 1, watch(child.pid())).ok());
+  child.go();
+  child.expect('e');
+  EXPECT_THAT(agent_->reap(), ElementsAre()) << "the process lives";
+  EXPECT_TRUE(agent_->filling());
+  ASSERT_TRUE(agent_->grant_slot(0, 1, watch(child.pid())).ok()) << "the same process asks again";
+  child.tell('g');
+  child.expect('r');
+  EXPECT_FALSE(agent_->filling()) << "what the old program left open is over";
+  agent_->reap();
+  child.tell('c');
+  EXPECT_EQ(child.exit_code(), 0);
+  ASSERT_TRUE(agent_->sealed());
+  ASSERT_TRUE(agent_->activate(*agent_->sealed()).ok());
+  expect_active(version(1, 3), 3);
+}
+
 TEST_F(Processes, AForkedChildHasNoMapping) {
   // A data loader forked by the trainer must not keep the segment alive or touch it.
   const auto mapped = [&] {
@@ -295,3 +342,9 @@ TEST_F(Processes, WritersAndAgentInTheirOwnMappings) {
 
 }  // namespace
 }  // namespace deltasync::shm::testing
+
+int main(int argc, char** argv) {
+  if (argc == 6 && std::strcmp(argv[1], "after-exec") == 0) return deltasync::shm::testing::after_exec(argv + 2);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
