@@ -308,6 +308,7 @@ std::uint64_t AgentCore::ring_bytes_max() const {
 }
 
 void AgentCore::remove_segments() {
+  lock_.remove_on_release();
   for (const GenerationPtr& generation : generations()) {
     if (auto removed = shm::Segment::unlink(generation->segment->path()); !removed) {
       spdlog::warn("segment_remove_failed error=\"{}\"", removed.error().to_string());

@@ -14,41 +14,68 @@
 
 namespace deltasync::shm {
 
+namespace {
+
+/// A lock on a file that has been removed excludes nobody who comes later.
+bool is_at(int fd, const std::filesystem::path& file) {
+  struct stat held {};
+  struct stat named {};
+  return ::fstat(fd, &held) == 0 && ::stat(file.c_str(), &named) == 0 && held.st_dev == named.st_dev &&
+         held.st_ino == named.st_ino;
+}
+
+Error owned_by_another(int fd, const std::filesystem::path& segment, const std::filesystem::path& file) {
+  std::array<char, 32> text{};
+  const auto n = ::pread(fd, text.data(), text.size() - 1, 0);
+  std::string pid(text.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
+  while (!pid.empty() && (pid.back() < '0' || pid.back() > '9')) pid.pop_back();
+  return {Errc::already_exists, "another agent owns " + segment.string() + ": pid " +
+                                    (pid.empty() ? std::string("unknown") : pid) + " holds " + file.string()};
+}
+
+}  // namespace
+
 Result<AgentLock> AgentLock::acquire(const std::filesystem::path& dir, const std::string& name) {
   DS_TRY(check_segment_name(name));
   const auto file = dir / (name + ".lock");
-  // The file is never removed: a lock on a removed file would exclude nobody who comes later.
-  UniqueFd fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!fd) return Error::from_errno("open " + file.string(), errno);
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return Error::from_errno("lock " + file.string(), errno);
-    std::array<char, 32> text{};
-    const auto n = ::pread(fd.get(), text.data(), text.size() - 1, 0);
-    std::string pid(text.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
-    while (!pid.empty() && (pid.back() < '0' || pid.back() > '9')) pid.pop_back();
-    return Error(Errc::already_exists, "another agent owns " + (dir / name).string() + ": pid " +
-                                           (pid.empty() ? std::string("unknown") : pid) + " holds " + file.string());
-  }
+  UniqueFd fd;
+  do {  // again only if the owner before removed the file between our open and our lock
+    fd = UniqueFd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!fd) return Error::from_errno("open " + file.string(), errno);
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) return Error::from_errno("lock " + file.string(), errno);
+      return owned_by_another(fd.get(), dir / name, file);
+    }
+  } while (!is_at(fd.get(), file));
   const auto pid = std::to_string(::getpid()) + "\n";
   if (::ftruncate(fd.get(), 0) != 0 ||
       ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
     return Error::from_errno("write " + file.string(), errno);
   }
-  return AgentLock(fd.release());
+  return AgentLock(fd.release(), file);
 }
 
-AgentLock::AgentLock(AgentLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+AgentLock::AgentLock(AgentLock&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), file_(std::move(other.file_)), remove_(other.remove_) {}
 
 AgentLock& AgentLock::operator=(AgentLock&& other) noexcept {
   if (this != &other) {
-    if (fd_ >= 0) ::close(fd_);
+    release();
     fd_ = std::exchange(other.fd_, -1);
+    file_ = std::move(other.file_);
+    remove_ = other.remove_;
   }
   return *this;
 }
 
 AgentLock::~AgentLock() {
-  if (fd_ >= 0) ::close(fd_);
+  release();
+}
+
+void AgentLock::release() noexcept {
+  if (fd_ < 0) return;
+  if (remove_) ::unlink(file_.c_str());  // while we hold it: whoever comes next makes a new file
+  ::close(std::exchange(fd_, -1));
 }
 
 }  // namespace deltasync::shm

@@ -71,10 +71,15 @@ class AgentLock {
   AgentLock(AgentLock&&) noexcept;
   AgentLock& operator=(AgentLock&&) noexcept;
   ~AgentLock();
+  /// The lock's file goes when the lock is released. Without this it stays, for the next agent of the name.
+  void remove_on_release() noexcept { remove_ = true; }
 
  private:
-  explicit AgentLock(int fd) : fd_(fd) {}
+  AgentLock(int fd, std::filesystem::path file) : fd_(fd), file_(std::move(file)) {}
+  void release() noexcept;
   int fd_;
+  std::filesystem::path file_;
+  bool remove_ = false;
 };
 
 }  // namespace deltasync::shm

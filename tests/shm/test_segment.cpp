@@ -3,6 +3,12 @@
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
 #include "base/hash.hpp"
 #include "shm/support.hpp"
 #include "shm/validate.hpp"
@@ -300,6 +306,43 @@ TEST(Lock, ASecondAgentIsRefusedByPid) {
   EXPECT_EQ(AgentLock::acquire(dir.path(), "../model").error().code(), Errc::invalid_argument);
   { auto moved = std::move(first).value(); }
   EXPECT_TRUE(AgentLock::acquire(dir.path(), "model").ok());
+}
+
+TEST(Lock, TheFileGoesWithItsOwnerIfToldSo) {
+  TempDir dir;
+  const auto file = dir.path() / "model.lock";
+  { auto kept = AgentLock::acquire(dir.path(), "model"); }
+  EXPECT_TRUE(std::filesystem::exists(file));
+  {
+    auto lock = AgentLock::acquire(dir.path(), "model");
+    ASSERT_TRUE(lock.ok());
+    lock->remove_on_release();
+    EXPECT_TRUE(std::filesystem::exists(file));
+  }
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+// Whoever opened the file before it was removed must not take a lock on it for ownership.
+TEST(Lock, HasOneOwnerAtATimeThoughEachRemovesTheFile) {
+  TempDir dir;
+  std::atomic<int> owners{0};
+  std::atomic<int> most{0};
+  std::vector<std::thread> agents;
+  for (int i = 0; i < 4; ++i) {
+    agents.emplace_back([&] {
+      for (int owned = 0; owned < 100;) {
+        auto lock = AgentLock::acquire(dir.path(), "model");
+        if (!lock.ok()) continue;
+        most = std::max(most.load(), ++owners);
+        ++owned;
+        std::this_thread::sleep_for(std::chrono::microseconds(50));  // so that another could be owner beside us
+        lock->remove_on_release();
+        --owners;
+      }
+    });
+  }
+  for (auto& agent : agents) agent.join();
+  EXPECT_EQ(most, 1);
 }
 
 TEST(Lock, EndsWithItsProcessHoweverItEnds) {
