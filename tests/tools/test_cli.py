@@ -21,6 +21,10 @@ CLI = BIN / "deltasync"
 USAGE, CONNECTION, NOT_VERIFIED, DEADLINE, NO_SPACE, VERSION, ACCESS, MISSING, UNSUPPORTED = range(1, 10)
 
 
+# Size and steps of a benchmark that only has to run.
+SMALL = ("--model-gib", "0.01", "--density", "0.01")
+
+
 def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -31,8 +35,8 @@ class CliTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.tmp, ignore_errors=True)
 
     def cli(self, *argv, expect=0, **options):
-        done = subprocess.run([str(CLI), *map(str, argv)], stdin=subprocess.DEVNULL, capture_output=True, timeout=DEADLINE_S,
-                              **options)
+        options.setdefault("timeout", DEADLINE_S)
+        done = subprocess.run([str(CLI), *map(str, argv)], stdin=subprocess.DEVNULL, capture_output=True, **options)
         self.out, self.err = done.stdout.decode(), done.stderr.decode()
         self.assertEqual(done.returncode, expect, f"deltasync {argv}\n{self.out}\n{self.err}")
         return self.out
@@ -437,7 +441,79 @@ class PathTest(CliTest):
         agent = self.agent()
         status, _, _ = agent.end(signal.SIGTERM)
         self.assertEqual(status, 0)
-        self.assertEqual([p.name for p in agent.folder.iterdir() if p.name.startswith("cli.g")], [])
+        self.assertEqual([p.name for p in agent.folder.iterdir() if p.name.startswith("cli.")], [])
+
+
+class BenchTest(CliTest):
+    """Every case runs, has the contract's fields, and measures two things of one order of magnitude."""
+
+    def bench(self, case, *options, fields):
+        shm = self.tmp / "shm"
+        shm.mkdir()
+        got = self.cli_json("bench", case, *options, "--shm-dir", shm, timeout=DEADLINE_S * 2)
+        self.assertEqual(os.listdir(shm), [])
+        self.assertEqual(got["case"], case)
+        self.assertEqual([f for f in fields if f not in got], [])
+        for name, value in got.items():
+            if name.endswith(("_s", "_gbps", "_ms")):
+                self.assertGreater(value, 0, name)
+            if "bytes" in name:
+                self.assertIsInstance(value, int, name)
+        return got
+
+    def assert_ratio(self, got, name, most):
+        self.assertGreater(got[name], 0)
+        self.assertLess(got[name], most, got)
+
+    def test_diff(self):
+        got = self.bench("diff", *SMALL, fields=["limit_gbps", "diff_encode_gbps", "ratio_to_limit", "isa"])
+        self.assert_ratio(got, "ratio_to_limit", 2)
+
+    def test_codec(self):
+        got = self.bench("codec", *SMALL, fields=["density", "bits_per_change", "floor_bits", "coo_bits", "codecs"])
+        self.assertAlmostEqual(got["density"], 0.01, delta=0.002)
+        self.assertLess(got["floor_bits"], got["bits_per_change"])
+        self.assertLess(got["bits_per_change"], got["coo_bits"])
+        self.assertEqual(got["coo_bits"], 48)
+        self.assertEqual(got["bits_per_change"], 8 * got["container_bytes"] / got["changed"])
+
+    def test_codec_of_two_directories(self):
+        a, b = self.successive(6)[::5]
+        got = self.bench("codec", "--from", a, b, fields=["density", "bits_per_change"])
+        self.assertNotIn("model_gib", got)
+        self.assertEqual(got["changed"], self.cli_json("diff", a, b)["changed"])
+        self.cli("bench", "e2e", "--from", a, b, expect=USAGE)
+
+    def test_apply(self):
+        got = self.bench("apply", *SMALL, fields=["memcpy_s", "apply_s", "ratio_to_memcpy"])
+        self.assert_ratio(got, "ratio_to_memcpy", 10_000)
+        self.assertEqual(got["ratio_to_memcpy"], got["apply_s"] / got["memcpy_s"])
+
+    def test_full(self):
+        got = self.bench("full", *SMALL, fields=["limit_gbps", "pull_gbps", "ratio_to_limit"])
+        self.assert_ratio(got, "ratio_to_limit", 2)
+
+    def test_e2e(self):
+        got = self.bench("e2e", *SMALL, "--versions", "1",
+                         fields=["memcpy_s", "offload_s", "guard_s", "commit_to_delta_s", "pull_s", "commit_s", "total_s",
+                                 "ratio_to_memcpy", "verified", "wire_bytes", "agent_rss_bytes", "receiver_rss_bytes"])
+        self.assertIs(got["verified"], True)
+        self.assertEqual(got["mode"], "delta")
+        self.assertGreaterEqual(got["versions"], 5)
+        self.assertAlmostEqual(got["density"], 0.01, delta=0.002)
+        self.assertNotEqual(got["density"], 0.01)  # measured, not what was asked for
+        self.assertGreater(got["total_s"], got["pull_s"])
+        self.assertLess(got["wire_bytes"], got["full_bytes"] / 10)
+        self.assert_ratio(got, "ratio_to_memcpy", 100_000)
+
+    def test_tensors(self):
+        got = self.bench("tensors", fields=["update_ms", "offload_ms", "metadata_bytes_per_update"])
+        self.assertGreaterEqual(got["update_ms"], got["offload_ms"])  # from the call of offload on
+        self.assertLess(got["metadata_bytes_per_update"], 4096)  # whatever the number of tensors
+
+    def test_unknown_case(self):
+        self.cli("bench", "nothing", expect=USAGE)
+        self.assertIn("e2e", self.err)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,13 @@ Result<Json> run(const Options& options) {
   std::string names;
   for (const auto& c : kCases) {
     if (options.name == c.name) {
+      if (!options.from.empty() && options.name != "codec") {
+        return Error(Errc::invalid_argument, "--from belongs to bench codec, not to bench " + options.name);
+      }
       DS_ASSIGN(Json result, c.run(options));
-      Json out{{"case", options.name}, {"model_gib", options.model_gib}, {"threads", options.threads}};
+      Json out{{"case", options.name}};
+      if (options.name != "tensors" && options.from.empty()) out["model_gib"] = options.model_gib;
+      out["threads"] = options.threads;
       out.update(result);
       return out;
     }

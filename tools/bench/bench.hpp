@@ -2,6 +2,7 @@
 // The contract of every field is in docs/benchmarks.md.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -19,7 +20,7 @@ struct Options {
   double density = 0.01;   ///< fraction of elements that one step changes
   unsigned threads = 2;    ///< of the work and of its limit
   unsigned streams = 4;    ///< data connections of a pull and of its limit
-  unsigned versions = 5;   ///< timed versions of e2e; rounds of the other cases
+  unsigned versions = 5;   ///< timed versions or rounds wanted; rounds_of() is what is run
   std::uint64_t seed = 1;
   std::vector<std::filesystem::path> from;  ///< codec: two model directories instead of the generator
   std::filesystem::path shm_dir = "/dev/shm";
@@ -37,6 +38,11 @@ Result<Json> run_tensors(const Options& options);
 
 /// Dispatches on options.name; invalid_argument lists the cases.
 Result<Json> run(const Options& options);
+
+/// Timed versions of e2e and tensors, rounds of the other cases: at least 5.
+inline unsigned rounds_of(const Options& options) {
+  return std::max(5U, options.versions);
+}
 
 /// Seconds since construction.
 class Stopwatch {

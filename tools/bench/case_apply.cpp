@@ -1,26 +1,51 @@
-// bench apply: what a host target does with a delta (decode and verify every tile, then write it), against one memcpy.
+// bench apply: what a receiver with a host target does with a delta that has arrived (parse, decode and verify every
+// tile, save its undo log, write it), against one memcpy of the model.
 #include <algorithm>
 #include <atomic>
 
 #include "bench/halves.hpp"
 #include "bench/limits.hpp"
+#include "receiver/target.hpp"
 
 namespace deltasync::bench {
 namespace {
 
-struct ParsedFrame {
-  std::vector<delta::TileRecord> records;
-};
+TargetState state_of(std::uint64_t number, std::vector<std::uint64_t> digests) {
+  const Digest128 root = delta::root_digest(digests);
+  return {{{1, number}, "bench"}, root, std::move(digests)};
+}
 
-/// Runs `fn(record, tile, tensor)` over every record, frames in parallel.
-template <class Fn>
-void for_each_record(const Layout& layout, const std::vector<ParsedFrame>& frames, ThreadPool& pool, const Fn& fn) {
-  pool.run(frames.size(), [&](std::uint64_t i, unsigned) {
-    for (const auto& record : frames[i].records) {
+/// A host target in `memory` that has the version before committed.
+Result<TargetPtr> make_target(const Halves& halves, std::span<std::byte> memory, ThreadPool& pool) {
+  auto target = make_host_target(halves.layout_ptr(), memory);
+  DS_TRY(target->open(pool));
+  DS_TRY(target->begin_full(FullOverLive::stage));
+  std::copy(halves.before().begin(), halves.before().end(), memory.begin());
+  DS_TRY(target->commit_full(state_of(1, halves.digests())));
+  return target;
+}
+
+/// Parses and verifies every frame against the target's memory.
+Status verify(const Target& target, const std::vector<std::uint64_t>& digests, StagedStep& step, ThreadPool& pool) {
+  const Layout& layout = *target.layout();
+  std::atomic<bool> wrong{false};
+  pool.run(step.frames.size(), [&](std::uint64_t i, unsigned) {
+    StagedFrame& frame = step.frames[i];
+    auto records = delta::parse_frame(layout, frame.bytes);
+    if (!records) {
+      wrong = true;
+      return;
+    }
+    frame.records = std::move(*records);
+    for (const auto& record : frame.records) {
       const Tile tile = layout.tile(record.tile);
-      fn(record, tile, layout.tensors()[tile.tensor]);
+      const delta::TensorMemory memory = target.live_memory(tile.tensor);
+      const auto* first = delta::tile_address(memory, tile, layout.tensors()[tile.tensor].element_bytes);
+      if (!delta::verify_tile(layout, record, first, memory.row_stride, digests[record.tile])) wrong = true;
     }
   });
+  if (wrong) return Error(Errc::corrupt, "a tile of our own delta does not verify");
+  return {};
 }
 
 }  // namespace
@@ -31,42 +56,33 @@ Result<Json> run_apply(const Options& options) {
   const Layout& layout = halves.layout();
   auto digests = halves.digests();
   const auto delta = halves.encode(digests, pool);
+  DS_ASSIGN(const Buffer base, Buffer::allocate(layout.half_bytes(), pool));
   DS_ASSIGN(const Buffer live, Buffer::allocate(layout.half_bytes(), pool));
-  const auto address = [&](const Tile& tile, const Tensor& tensor) {
-    return delta::tile_address({live.span().data() + tensor.offset, tensor.row_bytes()}, tile, tensor.element_bytes);
-  };
+  std::copy(halves.before().begin(), halves.before().end(), base.span().begin());
+  DS_ASSIGN(const auto target, make_target(halves, live.span(), pool));
 
   double copy_s = 1e300;
   double apply_s = 1e300;
-  double verify_s = 1e300;
-  for (unsigned round = 0; round < std::max(5U, options.versions); ++round) {
-    copy_s = std::min(copy_s, copy_once(live.span(), halves.before(), pool));  // also puts the base back
-    std::atomic<bool> wrong{false};
+  double verify_s = 0;
+  for (unsigned round = 0; round < rounds_of(options); ++round) {
+    copy_s = std::min(copy_s, copy_once(live.span(), base.span(), pool));  // the very bytes that are there
+    std::vector<StagedStep> steps(1);
+    steps[0].from = {1, 1};
+    steps[0].to = {1, 2};
+    for (const auto& frame : delta.frames) steps[0].frames.push_back({frame.bytes, {}});
+    TargetState after = state_of(2, digests);
     const Stopwatch watch;
-    std::vector<ParsedFrame> frames(delta.frames.size());
-    pool.run(frames.size(), [&](std::uint64_t i, unsigned) {
-      auto records = delta::parse_frame(layout, delta.frames[i].bytes);
-      if (!records) {
-        wrong = true;
-        return;
-      }
-      frames[i].records = std::move(*records);
-    });
-    for_each_record(layout, frames, pool, [&](const delta::TileRecord& record, const Tile& tile, const Tensor& tensor) {
-      if (!delta::verify_tile(layout, record, address(tile, tensor), tensor.row_bytes(),
-                              halves.digests()[record.tile])) {
-        wrong = true;
-      }
-    });
-    if (wrong) return Error(Errc::internal, "a tile of our own delta does not verify");
-    verify_s = std::min(verify_s, watch.seconds());
-    for_each_record(layout, frames, pool, [&](const delta::TileRecord& record, const Tile& tile, const Tensor& tensor) {
-      delta::commit_tile(layout, record, address(tile, tensor), tensor.row_bytes());
-    });
-    apply_s = std::min(apply_s, watch.seconds());
-  }
-  if (!std::equal(live.span().begin(), live.span().end(), halves.after().begin())) {
-    return Error(Errc::internal, "the applied version differs from the encoded one");
+    DS_TRY(verify(*target, halves.digests(), steps[0], pool));
+    const double verified_s = watch.seconds();
+    DS_TRY(target->commit_delta(std::move(steps), std::move(after)));
+    if (const double s = watch.seconds(); s < apply_s) {
+      apply_s = s;
+      verify_s = verified_s;
+    }
+    if (!std::equal(live.span().begin(), live.span().end(), halves.after().begin())) {
+      return Error(Errc::corrupt, "the applied version differs from the encoded one");
+    }
+    DS_TRY(target->rollback());
   }
   return Json{{"memcpy_s", copy_s},
               {"apply_s", apply_s},

@@ -13,7 +13,7 @@ Result<Json> run_diff(const Options& options) {
   double encode_s = 1e300;
   std::uint64_t changed = 0;
   // The two in turn, so that a machine whose speed drifts slows both.
-  for (unsigned round = 0; round < std::max(5U, options.versions); ++round) {
+  for (unsigned round = 0; round < rounds_of(options); ++round) {
     limit_s = std::min(limit_s, read_both_once(halves.before(), halves.after(), pool));
     auto digests = halves.digests();
     const Stopwatch watch;

@@ -1,6 +1,9 @@
 // bench e2e: trainer (this process), agent and receiver are three real processes. One timed version is: offload called
 // → receiver committed. The receiver's root is read again from its memory and compared with that of the trainer's own
 // bytes.
+#include <cmath>
+#include <functional>
+
 #include "bench/limits.hpp"
 #include "bench/processes.hpp"
 #include "bench/synth.hpp"
@@ -17,7 +20,6 @@ struct Round {
   double started_at = 0;
   double ready_s = 0;  ///< commit() returned → the agent serves the version
   Json received;
-  bool verified = false;
 };
 
 class Trainer {
@@ -66,11 +68,11 @@ Digest128 root_of(const Layout& layout, ByteSpan half, ThreadPool& pool) {
   return delta::root_digest(digests);
 }
 
-Result<Child> start_receiver(const Options& options, const BenchAgent& agent, unsigned count) {
-  return Child::spawn(
-      {(options.bin_dir / "deltasync").string(), "bench-receiver", "--from", agent.endpoint(), "--streams",
-       std::to_string(options.streams), "--threads", std::to_string(options.threads), "--count", std::to_string(count)},
-      true);
+Result<Child> start_receiver(const Options& options, const BenchAgent& agent) {
+  return Child::spawn({(options.bin_dir / "deltasync").string(), "bench-receiver", "--from", agent.endpoint(),
+                       "--streams", std::to_string(options.streams), "--threads", std::to_string(options.threads),
+                       "--count", std::to_string(rounds_of(options) + 1)},
+                      true);
 }
 
 template <class Field>
@@ -78,6 +80,37 @@ double median_of(const std::vector<Round>& rounds, const Field& field) {
   std::vector<double> values;
   for (const auto& r : rounds) values.push_back(field(r));
   return median(std::move(values));
+}
+
+/// Of a field that the receiver reports.
+double median_of(const std::vector<Round>& rounds, const char* field) {
+  return median_of(rounds, [field](const Round& r) { return r.received.at(field).get<double>(); });
+}
+
+std::uint64_t whole(double value) {
+  return static_cast<std::uint64_t>(std::llround(value));
+}
+
+/// Offload called → committed by the receiver.
+double total_s(const Round& round) {
+  return round.received.at("committed_at").get<double>() - round.started_at;
+}
+
+/// Publishes rounds_of(options) versions after a first one, which is a full transfer and is not timed, and holds what
+/// the receiver has in memory against `source` each time. `next(i)` makes version i's bytes in `source`.
+Result<std::vector<Round>> run_versions(const Options& options, Trainer& trainer, Child& receiver, const Layout& layout,
+                                        ByteSpan source, ThreadPool& pool, const std::function<void(unsigned)>& next) {
+  std::vector<Round> rounds;
+  for (unsigned i = 0; i <= rounds_of(options); ++i) {
+    next(i);
+    DS_ASSIGN(Round round, trainer.publish(source, receiver));
+    if (round.received.at("root") != deltasync::to_string(root_of(layout, source, pool))) {
+      return Error(Errc::corrupt,
+                   "version " + std::to_string(i + 1) + ": the receiver's bytes differ from the trainer's");
+    }
+    if (i > 0) rounds.push_back(std::move(round));
+  }
+  return rounds;
 }
 
 }  // namespace
@@ -92,41 +125,33 @@ Result<Json> run_e2e(const Options& options) {
     copy_s = memcpy_s(to.span(), source.span(), pool);
   }
   SyntheticModel model(layout, options.density, options.seed, pool);
-  DS_ASSIGN(BenchAgent agent, BenchAgent::start(options));
+  DS_ASSIGN(const BenchAgent agent, BenchAgent::start(options));
   DS_ASSIGN(Trainer trainer, Trainer::attach(agent.socket(), layout, options.threads));
-  DS_ASSIGN(Child receiver, start_receiver(options, agent, options.versions + 1));
+  DS_ASSIGN(Child receiver, start_receiver(options, agent));
   const RssSampler agent_rss(agent.pid());
   const RssSampler receiver_rss(receiver.pid());
-
-  std::vector<Round> rounds;
-  bool verified = true;
-  for (unsigned i = 0; i <= options.versions; ++i) {  // the first is a full transfer and is not timed
-    if (i > 0) model.step();
-    model.write_half(source.span());
-    DS_ASSIGN(Round round, trainer.publish(source.span(), receiver));
-    round.verified = round.received.at("root") == deltasync::to_string(root_of(*layout, source.span(), pool));
-    verified = verified && round.verified;
-    if (i > 0) rounds.push_back(std::move(round));
-  }
-  const double total_s =
-      median_of(rounds, [](const Round& r) { return r.received.at("committed_at").get<double>() - r.started_at; });
-  return Json{
-      {"density", options.density},
-      {"memcpy_s", copy_s},
-      {"offload_s", median_of(rounds, [](const Round& r) { return r.offload.total_s; })},
-      {"guard_s", median_of(rounds, [](const Round& r) { return r.offload.guard_s; })},
-      {"commit_to_delta_s", median_of(rounds, [](const Round& r) { return r.ready_s; })},
-      {"pull_s", median_of(rounds, [](const Round& r) { return r.received.at("pull_s").get<double>(); })},
-      {"commit_s", median_of(rounds, [](const Round& r) { return r.received.at("commit_s").get<double>(); })},
-      {"total_s", total_s},
-      {"ratio_to_memcpy", total_s / copy_s},
-      {"verified", verified},
-      {"mode", rounds.empty() ? "" : rounds.back().received.at("mode").get<std::string>()},
-      {"wire_bytes", median_of(rounds, [](const Round& r) { return r.received.at("wire_bytes").get<double>(); })},
-      {"full_bytes", layout->half_bytes()},
-      {"agent_rss_bytes", agent_rss.peak_bytes()},
-      {"receiver_rss_bytes", receiver_rss.peak_bytes()},
-      {"versions", options.versions}};
+  DS_ASSIGN(const auto rounds,
+            run_versions(options, trainer, receiver, *layout, source.span(), pool, [&](unsigned version) {
+              if (version > 0) model.step();
+              model.write_half(source.span());
+            }));
+  const double total = median_of(rounds, total_s);
+  return Json{{"density", median_of(rounds, "changed") / static_cast<double>(layout->elements())},
+              {"memcpy_s", copy_s},
+              {"offload_s", median_of(rounds, [](const Round& r) { return r.offload.total_s; })},
+              {"guard_s", median_of(rounds, [](const Round& r) { return r.offload.guard_s; })},
+              {"commit_to_delta_s", median_of(rounds, [](const Round& r) { return r.ready_s; })},
+              {"pull_s", median_of(rounds, "pull_s")},
+              {"commit_s", median_of(rounds, "commit_s")},
+              {"total_s", total},
+              {"ratio_to_memcpy", total / copy_s},
+              {"verified", true},  // run_versions has failed otherwise
+              {"mode", rounds.back().received.at("mode").get<std::string>()},
+              {"wire_bytes", whole(median_of(rounds, "wire_bytes"))},
+              {"full_bytes", layout->half_bytes()},
+              {"agent_rss_bytes", agent_rss.peak_bytes()},
+              {"receiver_rss_bytes", receiver_rss.peak_bytes()},
+              {"versions", rounds.size()}};
 }
 
 Result<Json> run_tensors(const Options& options) {
@@ -145,32 +170,23 @@ Result<Json> run_tensors(const Options& options) {
   DS_ASSIGN(const auto layout, Layout::build(std::move(specs)));
   DS_ASSIGN(const Buffer source, Buffer::allocate(layout->half_bytes(), pool));
   std::fill(source.span().begin(), source.span().end(), std::byte{0x3C});
-  DS_ASSIGN(BenchAgent agent, BenchAgent::start(options));
+  DS_ASSIGN(const BenchAgent agent, BenchAgent::start(options));
   DS_ASSIGN(Trainer trainer, Trainer::attach(agent.socket(), layout, options.threads));
-  DS_ASSIGN(Child receiver, start_receiver(options, agent, options.versions + 1));
-  std::vector<Round> rounds;
-  for (unsigned i = 0; i <= options.versions; ++i) {
-    // One element of one tensor.
-    source.span()[layout->tensors()[(i * 7919) % kTensors].offset + 2 * (i % kElements)] = static_cast<std::byte>(i);
-    DS_ASSIGN(Round round, trainer.publish(source.span(), receiver));
-    if (round.received.at("root") != deltasync::to_string(root_of(*layout, source.span(), pool))) {
-      return Error(Errc::internal, "the received version differs from the published one");
-    }
-    if (i > 0) rounds.push_back(std::move(round));
-  }
-  // An update is what the fleet waits for after the trainer's copy: sealed → committed at the receiver.
-  const auto update_s = [](const Round& r) {
-    return r.received.at("committed_at").get<double>() - r.started_at - r.offload.total_s;
-  };
-  return Json{
-      {"tensors", kTensors},
-      {"update_ms", 1e3 * median_of(rounds, update_s)},
-      {"offload_ms", 1e3 * median_of(rounds, [](const Round& r) { return r.offload.total_s; })},
-      {"pull_ms", 1e3 * median_of(rounds, [](const Round& r) { return r.received.at("pull_s").get<double>(); })},
-      {"wire_bytes_per_update",
-       median_of(rounds, [](const Round& r) { return r.received.at("wire_bytes").get<double>(); })},
-      {"metadata_bytes_per_update",
-       median_of(rounds, [](const Round& r) { return r.received.at("metadata_bytes").get<double>(); })}};
+  DS_ASSIGN(Child receiver, start_receiver(options, agent));
+  DS_ASSIGN(const auto rounds,
+            run_versions(options, trainer, receiver, *layout, source.span(), pool, [&](unsigned version) {
+              const Tensor& tensor = layout->tensors()[(version * 7919) % kTensors];
+              source.span()[tensor.offset + 2 * (version % kElements)] = static_cast<std::byte>(version);
+            }));
+  return Json{{"tensors", kTensors},
+              {"update_ms", 1e3 * median_of(rounds, total_s)},
+              {"offload_ms", 1e3 * median_of(rounds, [](const Round& r) { return r.offload.total_s; })},
+              {"commit_to_delta_ms", 1e3 * median_of(rounds, [](const Round& r) { return r.ready_s; })},
+              {"delivery_ms", 1e3 * median_of(rounds, [](const Round& r) { return total_s(r) - r.offload.total_s; })},
+              {"pull_ms", 1e3 * median_of(rounds, "pull_s")},
+              {"commit_ms", 1e3 * median_of(rounds, "commit_s")},
+              {"wire_bytes_per_update", whole(median_of(rounds, "wire_bytes"))},
+              {"metadata_bytes_per_update", whole(median_of(rounds, "metadata_bytes"))}};
 }
 
 }  // namespace deltasync::bench

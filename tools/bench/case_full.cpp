@@ -1,5 +1,5 @@
-// bench full: plain sendfile → recv into memory over loopback, against a verified full pull from a real agent over the
-// same number of streams.
+// bench full: plain sendfile → recv into memory over loopback, against a verified full pull from a real agent, over the
+// same number of streams and from the same pages: the half that the agent serves.
 #include <algorithm>
 
 #include "bench/limits.hpp"
@@ -8,6 +8,7 @@
 #include "deltasync/receiver.hpp"
 #include "deltasync/writer.hpp"
 #include "receiver/target.hpp"
+#include "shm/roles.hpp"
 #include "shm/segment.hpp"
 
 namespace deltasync::bench {
@@ -15,13 +16,11 @@ namespace {
 
 constexpr auto kLimit = std::chrono::seconds(120);
 
-/// The whole model as one shared file, for the plain transfer.
-Result<std::unique_ptr<shm::Segment>> plain_file(const Options& options, const LayoutPtr& layout, ByteSpan bytes) {
-  const shm::SegmentPath path{options.shm_dir, "deltasync-bench-" + std::to_string(::getpid())};
-  DS_ASSIGN(auto segment, shm::Segment::create(path, 1, *layout, layout->encode(), {}));
-  DS_TRY(shm::Segment::unlink(path));
-  std::copy(bytes.begin(), bytes.end(), segment->half(0).begin());
-  return segment;
+Result<unsigned> active_half(shm::Segment& segment) {
+  for (unsigned half = 0; half < 2; ++half) {
+    if (shm::inspect_half(segment, half).state == shm::HalfState::active) return half;
+  }
+  return Error(Errc::internal, "segment " + segment.path().name + " has no active half");
 }
 
 Status publish(const std::string& socket, const LayoutPtr& layout, ByteSpan half, unsigned threads) {
@@ -47,18 +46,20 @@ Result<Json> run_full(const Options& options) {
   DS_ASSIGN(const Buffer source, Buffer::allocate(layout->half_bytes(), pool));
   std::fill(source.span().begin(), source.span().end(), std::byte{0});
   SyntheticModel(layout, options.density, options.seed, pool).write_half(source.span());
-  DS_ASSIGN(const auto plain, plain_file(options, layout, source.span()));
   DS_ASSIGN(const BenchAgent agent, BenchAgent::start(options));
   DS_TRY(publish(agent.socket(), layout, source.span(), options.threads));
+  DS_ASSIGN(const auto segment, shm::Segment::attach({options.shm_dir, agent.segment_name()}));
+  DS_ASSIGN(const unsigned half, active_half(*segment));
 
   ReceiverOptions receiver_options;
   receiver_options.endpoint = agent.endpoint();
   receiver_options.streams = options.streams;
+  receiver_options.threads = options.threads;
   double limit_s = 1e300;
   double pull_s = 1e300;
-  for (unsigned round = 0; round < std::max(5U, options.versions); ++round) {
+  for (unsigned round = 0; round < rounds_of(options); ++round) {
     DS_ASSIGN(const double plain_s,
-              sendfile_once(plain->file(), plain->half_file_offset(0), memory.span(), options.streams));
+              sendfile_once(segment->file(), segment->half_file_offset(half), memory.span(), options.streams));
     limit_s = std::min(limit_s, plain_s);
     DS_ASSIGN(const auto receiver, Receiver::connect(receiver_options, Deadline::after(kLimit)));
     DS_TRY(receiver->bind(make_host_target(layout, memory.span()), Deadline::after(kLimit)));
@@ -67,7 +68,7 @@ Result<Json> run_full(const Options& options) {
     DS_TRY(staged->commit());
     pull_s = std::min(pull_s, watch.seconds());
     if (!std::equal(memory.span().begin(), memory.span().end(), source.span().begin())) {
-      return Error(Errc::internal, "the pulled version differs from the published one");
+      return Error(Errc::corrupt, "the pulled version differs from the published one");
     }
   }
   const auto bytes = static_cast<double>(layout->half_bytes());

@@ -17,6 +17,7 @@ class Halves {
   static Result<Halves> make(const Options& options, ThreadPool& pool);
 
   const Layout& layout() const noexcept { return *layout_; }
+  const LayoutPtr& layout_ptr() const noexcept { return layout_; }
   ByteSpan before() const noexcept { return segment_->half(0); }
   ByteSpan after() const noexcept { return segment_->half(1); }
   /// Digests of `before`.

@@ -9,7 +9,8 @@
 
 namespace deltasync::bench {
 
-/// Anonymous memory, every page touched, huge pages asked for.
+/// Anonymous memory, every page touched, huge pages asked for. A forked child does not have it: else every page that
+/// the parent writes to meanwhile would be copied first.
 class Buffer {
  public:
   static Result<Buffer> allocate(std::uint64_t bytes, ThreadPool& pool);
@@ -24,7 +25,9 @@ class Buffer {
   std::uint64_t bytes_ = 0;
 };
 
-/// Seconds of one copy with all of the pool's threads, by the C library's memcpy.
+/// Seconds of one copy with all of the pool's threads, by the fastest of three ways: memcpy in pieces that the threads
+/// take in turn, memcpy of one share a thread (large enough for the C library to go past the caches), and the writer's
+/// own copy.
 double copy_once(std::span<std::byte> to, std::span<const std::byte> from, ThreadPool& pool);
 /// Best of 5.
 double memcpy_s(std::span<std::byte> to, std::span<const std::byte> from, ThreadPool& pool);

@@ -48,6 +48,8 @@ class BenchAgent {
 
   const std::string& endpoint() const noexcept { return endpoint_; }
   std::string socket() const { return (dir_ / "agent.sock").string(); }
+  /// Of its first layout, in options.shm_dir.
+  std::string segment_name() const { return dir_.filename().string() + ".g1"; }
   pid_t pid() const noexcept { return child_.pid(); }
 
  private:

@@ -38,6 +38,7 @@ Status pull_versions(Receiver& receiver, unsigned count, ThreadPool& pool) {
                     {"commit_s", commit_s},
                     {"wire_bytes", report.wire_bytes},
                     {"metadata_bytes", report.metadata_bytes},
+                    {"changed", report.changed},
                     {"root", deltasync::to_string(root_of_memory(receiver, *receiver.target(), pool))}};
     std::printf("%s\n", line.dump().c_str());
     std::fflush(stdout);
@@ -52,6 +53,7 @@ int receiver_main(const std::string& endpoint, unsigned streams, unsigned thread
   ReceiverOptions options;
   options.endpoint = endpoint;
   options.streams = streams;
+  options.threads = threads;
   options.name = "bench";
   auto receiver = Receiver::connect(options, Deadline::after(kPullLimit));
   if (!receiver) return fail(receiver.error()), 1;
