@@ -1,42 +1,63 @@
 #include "base/process.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/syscall.h>
 
+#include <array>
 #include <cerrno>
 #include <charconv>
-#include <fstream>
 #include <sstream>
+#include <system_error>
 
 namespace deltasync {
 namespace {
 
-/// Start time of a process, or 0 if it does not exist.
-std::uint64_t start_ticks_of(pid_t pid) {
-  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  if (!std::getline(in, line)) return 0;
-  const auto paren = line.rfind(')');  // the command name may contain anything but ends at the last ')'
-  if (paren == std::string::npos) return 0;
-  std::istringstream fields(line.substr(paren + 1));
-  std::string field;
-  for (int i = 3; i <= 22; ++i) {
-    if (!(fields >> field)) return 0;
+/// not_found if there is no such process; any other error says nothing about it.
+Result<std::string> read_stat(pid_t pid) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+  const auto failed = [&](int error) {
+    if (error == ENOENT || error == ESRCH) return Error(Errc::not_found, "pid " + std::to_string(pid) + " is gone");
+    return Error(Errc::io, "read " + path + ": " + std::generic_category().message(error));
+  };
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return failed(errno);
+  std::string text;
+  std::array<char, 1024> buffer{};
+  for (;;) {
+    const auto got = ::read(fd.get(), buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return failed(errno);
+    if (got == 0) return text;
+    text.append(buffer.data(), static_cast<std::size_t>(got));
   }
+}
+
+/// Start time of a process; errors as above.
+Result<std::uint64_t> start_ticks_of(pid_t pid) {
+  DS_ASSIGN(const std::string text, read_stat(pid));
+  // The command name may contain anything, newlines too, but ends at the last ')'.
+  const auto paren = text.rfind(')');
+  std::istringstream fields(paren == std::string::npos ? std::string() : text.substr(paren + 1));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;
   std::uint64_t ticks = 0;
-  std::from_chars(field.data(), field.data() + field.size(), ticks);
+  const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), ticks);
+  if (!fields || error != std::errc() || end != field.data() + field.size() || ticks == 0) {
+    return Error(Errc::io, "/proc/" + std::to_string(pid) + "/stat has no start time");
+  }
   return ticks;
 }
 
 }  // namespace
 
 ProcessId ProcessId::self() {
-  return {::getpid(), start_ticks_of(::getpid())};
+  const auto ticks = start_ticks_of(::getpid());
+  return {::getpid(), ticks ? *ticks : 0};
 }
 
 Result<ProcessId> ProcessId::of(pid_t pid) {
-  const auto ticks = start_ticks_of(pid);
-  if (ticks == 0) return Error(Errc::not_found, "pid " + std::to_string(pid) + " does not exist");
+  DS_ASSIGN(const std::uint64_t ticks, start_ticks_of(pid));
   return ProcessId{pid, ticks};
 }
 
@@ -51,8 +72,12 @@ Result<ProcessWatch> ProcessWatch::open(const ProcessId& id) {
     return Error::from_errno("pidfd_open of " + to_string(id), errno);
   }
   // The pidfd is of whoever has the pid now: it is ours only if the start time still fits.
-  if (start_ticks_of(id.pid) != id.start_ticks) return Error(Errc::peer_died, to_string(id) + " is gone (pid reused)");
-  return ProcessWatch(id, std::move(fd));
+  ProcessWatch watch(id, std::move(fd));
+  const auto ticks = start_ticks_of(id.pid);
+  if (ticks && *ticks != id.start_ticks) return Error(Errc::peer_died, to_string(id) + " is gone (pid reused)");
+  if (!ticks && watch.dead()) return Error(Errc::peer_died, to_string(id) + " is gone");
+  if (!ticks) return ticks.error();  // whoever has the pid lives: nothing is proved
+  return watch;
 }
 
 bool ProcessWatch::dead() const {

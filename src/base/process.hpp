@@ -19,7 +19,7 @@ struct ProcessId {
 
   bool operator==(const ProcessId&) const = default;
   static ProcessId self();
-  /// not_found if no such process.
+  /// not_found if no such process; io if /proc cannot tell (no descriptor left, for example).
   static Result<ProcessId> of(pid_t pid);
 };
 std::string to_string(const ProcessId& id);  ///< "pid 1234"
@@ -27,7 +27,8 @@ std::string to_string(const ProcessId& id);  ///< "pid 1234"
 /// Holds a pidfd of one process.
 class ProcessWatch {
  public:
-  /// peer_died if the process is gone already or the pid belongs to another process by now.
+  /// peer_died if the process is gone already or the pid belongs to another process by now. Any other error proves
+  /// nothing: the process counts as alive.
   static Result<ProcessWatch> open(const ProcessId& id);
 
   /// True once the process is proved dead (a zombie counts: it runs no more instruction).
@@ -42,8 +43,8 @@ class ProcessWatch {
   UniqueFd fd_;
 };
 
-/// True if the process is proved dead or was never that process. A process in another PID namespace cannot be
-/// seen and reads as dead: keep a ProcessWatch opened while it was connected instead.
+/// True if the process is proved dead or was never that process; false if that cannot be found out. A process in
+/// another PID namespace cannot be seen and reads as dead: keep a ProcessWatch opened while it was connected instead.
 bool proved_dead(const ProcessId& id);
 
 }  // namespace deltasync

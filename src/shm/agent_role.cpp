@@ -85,6 +85,14 @@ struct AgentRole::Impl {
     Cells::store(&owner.start_ticks, id.start_ticks);
     Cells::store(&owner.pid, static_cast<std::uint64_t>(id.pid));
   }
+  /// Tries to watch an owner on record that is not watched yet. False: it is dead.
+  bool watch_owner(unsigned slot) {
+    const auto pid = Cells::load(&block().owner[slot].pid);
+    if (pid == 0 || watches[slot]) return true;
+    auto watch = ProcessWatch::open({static_cast<std::int32_t>(pid), Cells::load(&block().owner[slot].start_ticks)});
+    if (watch) watches[slot].emplace(std::move(watch).value());
+    return watch || watch.error().code() != Errc::peer_died;
+  }
   void clear_owner(unsigned slot) {
     Cells::store(&block().owner[slot].pid, 0);
     Cells::store(&block().slot[slot].wish_deadline_ns, 0);
@@ -105,15 +113,8 @@ Result<std::unique_ptr<AgentRole>> AgentRole::adopt(Segment& segment) {
     return Error(Errc::corrupt, "adopt: both halves are ACTIVE");
   }
   for (unsigned k = 0; k < kSlotsMax; ++k) {
-    const auto pid = Cells::load(&block.owner[k].pid);
-    if (pid == 0) continue;
-    auto watch = ProcessWatch::open({static_cast<std::int32_t>(pid), Cells::load(&block.owner[k].start_ticks)});
-    if (watch) {
-      impl->watches[k].emplace(std::move(watch).value());
-    } else if (watch.error().code() == Errc::peer_died) {
-      // No owner and dead owner mean the same to the protocol.
-      impl->clear_owner(k);
-    }
+    // No owner and dead owner mean the same to the protocol.
+    if (!impl->watch_owner(k)) impl->clear_owner(k);
   }
   const auto self = ProcessId::self();
   Cells::store(&block.agent.start_ticks, self.start_ticks);
@@ -167,10 +168,10 @@ std::vector<unsigned> AgentRole::reap() {
   const std::lock_guard lock(impl_->mutex);
   std::vector<unsigned> dead;
   for (unsigned k = 0; k < kSlotsMax; ++k) {
-    if (impl_->watches[k] && impl_->watches[k]->dead()) dead.push_back(k);
+    if (!impl_->watch_owner(k) || (impl_->watches[k] && impl_->watches[k]->dead())) dead.push_back(k);
   }
-  impl_->reap_fills();  // while the owners are still on record
-  for (const unsigned k : dead) impl_->clear_owner(k);
+  for (const unsigned k : dead) impl_->clear_owner(k);  // to the protocol the same as a dead owner
+  impl_->reap_fills();
   return dead;
 }
 

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <array>
 #include <cerrno>
 
 namespace deltasync {
@@ -103,6 +106,41 @@ TEST(Process, APidOfAnotherStartTimeIsAnotherProcess) {
   const auto watch = ProcessWatch::open(id);
   ASSERT_FALSE(watch.ok());
   EXPECT_EQ(watch.error().code(), Errc::peer_died);
+}
+
+TEST(Process, ACommandNameMayHoldAnything) {
+  std::array<char, 16> before{};
+  ASSERT_EQ(::prctl(PR_GET_NAME, before.data()), 0);
+  const auto id = ProcessId::self();
+  for (const char* name : {"a\nb", "a) R 1 1", ") (\n"}) {
+    ASSERT_EQ(::prctl(PR_SET_NAME, name), 0);
+    EXPECT_EQ(ProcessId::self(), id) << name;
+    EXPECT_FALSE(proved_dead(id)) << name;
+  }
+  ::prctl(PR_SET_NAME, before.data());
+}
+
+TEST(Process, WithoutDescriptorsNothingIsProved) {
+  const auto self = ProcessId::self();
+  const int lowest_free = UniqueFd(::dup(0)).get();
+  ASSERT_GE(lowest_free, 0);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  for (const int room : {0, 1}) {  // for none, then for the pidfd only
+    const rlimit few{static_cast<rlim_t>(lowest_free + room), before.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    const auto watch = ProcessWatch::open(self);
+    const auto found = ProcessId::of(self.pid);
+    const bool dead = proved_dead(self);
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+    ASSERT_FALSE(watch.ok());
+    EXPECT_NE(watch.error().code(), Errc::peer_died) << watch.error().to_string();
+    EXPECT_FALSE(dead);
+    EXPECT_EQ(found.ok(), room == 1);
+    if (!found.ok()) {
+      EXPECT_EQ(found.error().code(), Errc::io);
+    }
+  }
 }
 
 TEST(Process, NonsensePidsAreNobody) {

@@ -1,6 +1,7 @@
 // Real processes, killed and stopped inside the protocol. The crash matrix of docs/shm_protocol.md in the flesh; all
 // interleavings are the explorer's business.
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include <thread>
 
@@ -113,6 +114,28 @@ TEST_F(Processes, AgentRestartsWhileATrainerIsFilling) {
   child->tell('c');
   EXPECT_EQ(child->exit_code(), 0);
   EXPECT_EQ(agent_->sealed()->version, version(1, 2));
+}
+
+TEST_F(Processes, AnOwnerThatCannotBeWatchedIsTreatedAsAlive) {
+  auto child = trainer(0, 1, version(1, 1), 1, Pause::copying);
+  child->expect('p');
+  agent_.reset();
+  const int lowest_free = UniqueFd(::dup(0)).get();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{static_cast<rlim_t>(lowest_free + 1), before.rlim_max};  // a pidfd can be had, no look at /proc
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  auto adopted = AgentRole::adopt(*segment_);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  agent_ = std::move(adopted).value();
+  EXPECT_TRUE(agent_->filling());
+  EXPECT_EQ(inspect_slot(*segment_, 0).pid, child->pid());
+  EXPECT_TRUE(agent_->watch_fds().empty());
+  EXPECT_THAT(agent_->reap(), ElementsAre());
+  EXPECT_EQ(agent_->watch_fds().size(), 1u) << "looked at again";
+  child->kill();
+  EXPECT_THAT(agent_->reap(), ElementsAre(0u));
+  EXPECT_FALSE(agent_->filling());
 }
 
 TEST_F(Processes, TrainerDiesWhileNoAgentIsThere) {
