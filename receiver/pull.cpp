@@ -7,6 +7,10 @@
 namespace deltasync::receiver {
 namespace {
 
+/// Default of ReceiverOptions::delta_bytes_max.
+constexpr std::uint64_t kDeltaBytesMin = 16u << 20;
+constexpr std::uint64_t kDeltaModelFraction = 4;
+
 wire::WantKind wire_kind(Want::Kind kind) {
   switch (kind) {
     case Want::Kind::newest: return wire::WantKind::newest;
@@ -25,6 +29,13 @@ std::string wanted(const Want& want) {
     case Want::Kind::label: return "version '" + want.label + "'";
   }
   return {};
+}
+
+/// Of all steps together.
+std::uint64_t frame_bytes(const wire::PlanReply& reply) {
+  std::uint64_t bytes = 0;
+  for (const wire::DeltaStep& step : reply.steps) bytes += std::min(step.frame_bytes, kModelBytesMax);
+  return bytes;
 }
 
 /// from → … → to without gaps, ending in the state that the plan names.
@@ -65,6 +76,11 @@ Result<Prepared> Pull::run() {
       case wire::PlanMode::up_to_date: report.mode = PullMode::up_to_date; break;
       case wire::PlanMode::delta:
         report.mode = PullMode::delta;
+        if (delta_is_too_large(*reply)) {
+          full_only_ = true;
+          progress = Progress::replan;
+          break;
+        }
         progress = run_delta(*reply);
         break;
       case wire::PlanMode::full:
@@ -128,10 +144,21 @@ Status Pull::check_reply(const wire::PlanReply& reply, bool partial) const {
     case wire::PlanMode::delta:
       if (partial || full_only_ || committed == nullptr) return wrong("a delta where only a full update can help");
       if (!chain_is_whole(reply.steps, committed->version.id, reply)) return wrong("its delta steps are no chain");
-      return {};
+      if (frame_bytes(reply) < s_.layout.half_bytes()) return {};
+      if (!version_is_named()) return wrong("a delta that is larger than a full update");
+      return Error(Errc::no_space, "only a delta of " + std::to_string(frame_bytes(reply)) + " bytes leads to " +
+                                       to_string(reply.target) + ", more than the whole model");
     case wire::PlanMode::full: return {};
   }
   return wrong("unknown mode");
+}
+
+bool Pull::delta_is_too_large(const wire::PlanReply& reply) const {
+  if (version_is_named() || s_.options.full_over_live == FullOverLive::refuse) return false;
+  const std::uint64_t limit = s_.options.delta_bytes_max != 0
+                                  ? s_.options.delta_bytes_max
+                                  : std::max(kDeltaBytesMin, s_.layout.model_bytes() / kDeltaModelFraction);
+  return frame_bytes(reply) > limit;
 }
 
 bool Pull::reply_means_wait(const wire::PlanReply& reply) const {
@@ -178,7 +205,7 @@ Result<wire::PlanReply> Pull::plan() {
   }
 }
 
-Result<Pull::Progress> Pull::settle(const RoundResult& round, std::span<const StreamTally> tallies) {
+bool Pull::count(const RoundResult& round, std::span<const StreamTally> tallies) {
   auto& report = out_.report;
   report.stream_restarts += round.stream_restarts;
   bool moved = false;
@@ -188,6 +215,11 @@ Result<Pull::Progress> Pull::settle(const RoundResult& round, std::span<const St
     report.verify_s += t.verify_s;
     payload_bytes_ += t.payload_bytes;
   }
+  return moved;
+}
+
+Result<Pull::Progress> Pull::settle(const RoundResult& round, std::span<const StreamTally> tallies) {
+  const bool moved = count(round, tallies);
   if (round.end == RoundEnd::complete) return Progress::whole;
   if (round.noted) last_ = round.noted;
   if (round.end != RoundEnd::failed || round.error->code() != Errc::timed_out) last_ = round.error;

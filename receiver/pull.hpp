@@ -54,6 +54,9 @@ class Pull {
   Result<wire::PlanReply> plan();
   wire::Plan plan_request() const;
   Status check_reply(const wire::PlanReply& reply, bool partial) const;
+  /// Another version cannot take the place of the one that is wanted, so a full update may not lead to it.
+  bool version_is_named() const { return want_.kind == Want::Kind::number || want_.kind == Want::Kind::label; }
+  bool delta_is_too_large(const wire::PlanReply& reply) const;
   bool reply_means_wait(const wire::PlanReply& reply) const;
 
   // delta (pull_delta.cpp)
@@ -72,7 +75,9 @@ class Pull {
   Result<Progress> fetch_missing(const wire::PlanReply& reply);
   Result<Progress> repair_missing(const wire::PlanReply& reply);
 
-  /// Counts what a round did and says how to go on.
+  /// Adds what a round did to the report; true if any tile arrived.
+  bool count(const RoundResult& round, std::span<const StreamTally> tallies);
+  /// Counts, and says how to go on.
   Result<Progress> settle(const RoundResult& round, std::span<const StreamTally> tallies);
   Error stopped(Error error) const;
   Error out_of_time() const;

@@ -117,10 +117,11 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
     }
   }
   FrameFetch fetch(s_.layout, FrameFetch::Kind::frames, reply.plan, bytes_max, sink, streams);
-  const RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), deadline_);
-  if (round.end == RoundEnd::bad_content) {
+  RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), deadline_);
+  if (round.end == RoundEnd::bad_content) s_.distrusted = true;
+  if (round.bytes_never_fit()) {
+    round.end = RoundEnd::bad_content;
     full_only_ = true;
-    s_.distrusted = true;
   }
   DS_ASSIGN(const Progress progress, settle(round, fetch.tallies()));
   for (auto& list : by_stream) {

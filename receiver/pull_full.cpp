@@ -67,7 +67,8 @@ Result<Pull::Progress> Pull::advance_held(const wire::PlanReply& reply, std::spa
   return Progress::whole;
 }
 
-/// All frames of the step first, then all changes: a round that ends early leaves every tile as it was.
+/// All frames of the step first, then all changes: a round that ends early leaves every tile as it was. Where frames
+/// do not come through, their tiles count as missing.
 Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std::uint32_t step, const Ranges& ranges) {
   const wire::DeltaStep& named = reply.steps[step];
   std::vector<std::vector<StagedFrame>> by_stream(s_.streams.count());
@@ -81,6 +82,16 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
   const std::uint64_t parts = frame_parts(named.frame_bytes, s_.peer.tuning);
   const RoundResult round =
       s_.streams.run(fetch, frame_items(s_.batches, ranges, step, parts), s_.control.instance(), deadline_);
+  Held& held = s_.held;
+  if (round.bytes_never_fit()) {
+    count(round, fetch.tallies());
+    last_ = round.error;
+    for (const wire::TileRange& range : ranges) {
+      std::fill(held.have.begin() + static_cast<std::ptrdiff_t>(range.first),
+                held.have.begin() + static_cast<std::ptrdiff_t>(range.end), std::uint8_t{0});
+    }
+    return Progress::whole;
+  }
   DS_ASSIGN(const Progress progress, settle(round, fetch.tallies()));
   if (progress == Progress::replan) return progress;
 
@@ -88,7 +99,6 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
   for (const auto& list : by_stream) {
     for (const StagedFrame& frame : list) frames.push_back(&frame);
   }
-  Held& held = s_.held;
   s_.pool.run(frames.size(), [&](std::uint64_t i, unsigned) {
     for (const delta::TileRecord& record : frames[i]->records) {
       const Tile tile = s_.layout.tile(record.tile);

@@ -138,10 +138,11 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
       want, deadline);
   auto prepared = pull.run();
   if (!prepared) {
-    // Verified tiles wait for the next pull where they lie in their final place; staging memory is given back.
+    // Verified tiles wait for the next pull, in staging memory too: else a link too slow for one deadline would begin
+    // from nothing each time.
     const Errc code = prepared.error().code();
     const bool later = code == Errc::timed_out || code == Errc::connection || code == Errc::lease_revoked;
-    if (!later || target_->committed() != nullptr) discard_full();
+    if (!later) discard_full();
     return std::move(prepared).error();
   }
   auto staged = std::make_unique<StagedImpl>(*this, std::move(*prepared));

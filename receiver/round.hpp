@@ -36,6 +36,12 @@ struct RoundResult {
   std::optional<Error> error;  ///< why, unless complete
   std::optional<Error> noted;  ///< the last trouble on a stream, for the message of a deadline
   std::uint32_t stream_restarts = 0;
+
+  /// Some bytes came again and again and were never what they had to be: other bytes may do.
+  bool bytes_never_fit() const {
+    if (end == RoundEnd::bad_content) return true;
+    return end == RoundEnd::failed && (error->code() == Errc::corrupt || error->code() == Errc::protocol);
+  }
 };
 
 class Round {

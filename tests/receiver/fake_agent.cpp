@@ -272,8 +272,9 @@ Status FakeAgent::answer(Peer& peer, const net::Message& message) {
     std::vector<std::byte> noise(4096, std::byte{0x5A});
     return send_bytes(peer, noise);
   }
-  if (fault == Fault::lie_huge || fault == Fault::bad_header) {
+  if (fault == Fault::lie_huge || fault == Fault::lie_many || fault == Fault::bad_header) {
     wire::Header header = wire::make_header(wire::Type::frame, request, {});
+    if (fault == Fault::lie_many) header.payload_bytes = wire::kFrameBytesMax;
     if (fault == Fault::lie_huge) header.payload_bytes = std::uint64_t{1} << 60;
     header.header_hash = xxh3_64(bytes_of(header).first(offsetof(wire::Header, header_hash)));
     if (fault == Fault::bad_header) header.header_hash ^= 1;
@@ -368,6 +369,10 @@ Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
         live->target = *target;
         live->owner = peer.id;
         live->steps = chain(plan.base, plan.base_root, target->version.id);
+        std::uint64_t frame_bytes = 0;
+        for (const auto& d : live->steps) frame_bytes += d->frame_bytes;
+        const bool pays = frame_bytes < layout_->half_bytes() || target != &versions_.back();
+        if (!pays && !setup_.large_deltas) live->steps.clear();
         const bool same = plan.base == target->version.id && plan.base_root == target->root;
         if (same && plan.partial == 0 && plan.full_only == 0) {
           reply.mode = wire::PlanMode::up_to_date;

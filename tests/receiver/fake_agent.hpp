@@ -28,6 +28,7 @@ enum class Fault : std::uint8_t {
   flip_in_transit,  ///< one bit of the payload changes on its way (hashes do not fit)
   flip_at_source,   ///< one bit of a tile's bytes is wrong, hashes fit it
   lie_long,         ///< an extent header claims more bytes than were asked for
+  lie_many,         ///< a header with a good hash announces the largest frame there may be, and nothing follows
   lie_huge,         ///< a header with a good hash claims 2^60 bytes
   bad_header,       ///< the header's hash is wrong
   garbage,          ///< random bytes instead of a message
@@ -49,6 +50,7 @@ class FakeAgent {
     std::string token;
     bool proves_token = true;
     std::size_t ring_deltas = 64;
+    bool large_deltas = false;  ///< offered even where a full update is smaller
     std::uint32_t protocol = 1;
   };
 

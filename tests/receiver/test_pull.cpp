@@ -231,6 +231,41 @@ TEST_F(PullTest, FullInPlace) {
   expect_holds_newest();
 }
 
+TEST_F(PullTest, ADeltaThatTakesTooMuchMemoryBecomesAFullUpdate) {
+  options_.delta_bytes_max = 4096;
+  start();
+  pull_and_commit();
+  step(0.01, "large");
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.mode, PullMode::full);
+  EXPECT_EQ(report.replans, 1u);
+  EXPECT_EQ(agent_->requests(wire::Type::get_frames), 0u);
+  model_.half[model_.layout->tensors()[tensor("big.0")].offset] ^= std::byte{1};
+  agent_->publish(model_.half);
+  EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
+  // A past version has no half any more.
+  step(0.01, "past");
+  step(0.01, "newest");
+  EXPECT_EQ(pull_and_commit({Want::Kind::label, 0, "past"}).mode, PullMode::delta);
+}
+
+TEST_F(PullTest, ADeltaLargerThanTheModel) {
+  FakeAgent::Setup setup;
+  setup.large_deltas = true;
+  start(setup);
+  pull_and_commit();
+  const auto before = agent_->newest();
+  for (int i = 0; i < 12; ++i) step(1.0, i == 10 ? "second" : "");
+  auto newest = pull();
+  ASSERT_FALSE(newest.ok());
+  EXPECT_EQ(newest.error().code(), Errc::protocol) << newest.error().to_string();
+  auto named = pull({Want::Kind::label, 0, "second"});
+  ASSERT_FALSE(named.ok());
+  EXPECT_EQ(named.error().code(), Errc::no_space) << named.error().to_string();
+  EXPECT_EQ(agent_->requests(wire::Type::get_frames), 0u);
+  expect_memory(before);
+}
+
 TEST_F(PullTest, OneStreamAndMany) {
   for (const unsigned streams : {1u, 2u, 9u}) {
     options_.streams = streams;

@@ -140,6 +140,28 @@ TEST_F(PullTest, FramesThatStayWrongLeadToAFullUpdate) {
   EXPECT_GE(report.replans, 1u);
 }
 
+TEST_F(PullTest, FramesThatNeverArriveWholeLeadToAFullUpdate) {
+  for (const Fault fault : {Fault::flip_in_transit, Fault::garbage, Fault::bad_header, Fault::lie_huge}) {
+    start();
+    pull_and_commit();
+    step();
+    agent_->on_request(fault_on(Type::get_frames, fault, 0, kAlways));
+    EXPECT_EQ(pull_and_commit().mode, PullMode::full) << static_cast<int>(fault);
+    agent_->on_request(nullptr);
+    step();
+    EXPECT_EQ(pull_and_commit().mode, PullMode::delta) << "the connection was in trouble, not what we hold";
+    receiver_.reset();
+  }
+}
+
+TEST_F(PullTest, FramesLargerThanThePlanSaidAreNotReceived) {
+  start();
+  pull_and_commit();
+  step();
+  agent_->on_request(fault_on(Type::get_frames, Fault::lie_many, 0, kAlways));
+  EXPECT_EQ(pull_and_commit().mode, PullMode::full) << "the streams waited for the bytes that were announced";
+}
+
 TEST_F(PullTest, FramesOfTilesThatNobodyAskedFor) {
   start();
   pull_and_commit();
@@ -376,6 +398,49 @@ TEST_F(PullTest, PullSlowerThanTheStepsEnds) {
   EXPECT_GE(report.replans, 5u);
   EXPECT_GE(report.delta_steps, 10u);
   // That it ended at all shows that verified tiles stay: one plan alone never gets beyond an eighth.
+}
+
+TEST_F(PullTest, VerifiedTilesThatCannotBeAdvancedAreFetchedAgain) {
+  for (const Fault fault : {Fault::flip_at_source, Fault::flip_in_transit, Fault::wrong_tiles}) {
+    receiver::Tuning tuning = quick();
+    tuning.item_bytes = 64u << 10;
+    start({}, tuning);
+    std::atomic<int> revoked{0};
+    agent_->revoke_after(model_.layout->half_bytes() / 3, [&] {
+      step(0.01);
+      if (++revoked == 4) agent_->revoke_after(0, nullptr);
+    });
+    agent_->on_request(fault_on(Type::get_frames, fault, 0, kAlways));
+    const PullReport report = pull_and_commit();
+    EXPECT_EQ(report.mode, PullMode::full);
+    EXPECT_GT(agent_->requests(Type::get_frames), 0u) << "nothing was to be advanced: this test proves nothing";
+    receiver_.reset();
+  }
+}
+
+TEST_F(PullTest, ShortPullsOverALiveVersionConverge) {
+  FakeAgent::Setup setup;
+  setup.ring_deltas = 0;
+  start(setup);
+  pull_and_commit();
+  const auto before = agent_->newest();
+  step(0.3);
+  for (int pulls = 1;; ++pulls) {
+    const std::uint64_t from = agent_->requests(Type::get_extent);
+    agent_->on_request([from](const Request& r) {
+      return r.type == Type::get_extent && r.ordinal >= from + 8 ? Fault::stall : Fault::none;
+    });
+    expect_memory(before);
+    auto staged = pull({}, 400);
+    if (staged.ok()) {
+      EXPECT_GE(pulls, 3) << "each pull got too much: this test proves nothing";
+      ASSERT_TRUE((*staged)->commit().ok());
+      break;
+    }
+    ASSERT_EQ(staged.error().code(), Errc::timed_out) << staged.error().to_string();
+    ASSERT_LT(pulls, 60) << "pulls make no progress";
+  }
+  expect_holds_newest();
 }
 
 TEST_F(PullTest, RevokedAndTheRingForgot) {
