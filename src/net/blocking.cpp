@@ -13,7 +13,9 @@
 #include <array>
 #include <cerrno>
 #include <ctime>
+#include <future>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -58,45 +60,32 @@ struct FreeAddresses {
 };
 using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 
-/// A resolver query that outlives its caller if it must: glibc's threads hold pointers into it.
-struct Query {
-  std::string host;
-  std::string service;
+Result<Addresses> ask_resolver(const std::string& host, const std::string& service, int flags) {
   addrinfo hints{};
-  gaicb request{};
-};
-
-Result<Addresses> resolve(const std::string& host, std::uint16_t port, Deadline deadline) {
-  auto query = std::make_unique<Query>();
-  query->host = host;
-  query->service = std::to_string(port);
-  query->hints.ai_socktype = SOCK_STREAM;
-  query->hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | flags;
   addrinfo* list = nullptr;
-  if (::getaddrinfo(host.c_str(), query->service.c_str(), &query->hints, &list) == 0) return Addresses(list);
+  const int rc = ::getaddrinfo(host.c_str(), service.c_str(), &hints, &list);
+  if (rc == EAI_SYSTEM) return Error::from_errno("resolve " + host, errno);
+  if (rc != 0) return Error(Errc::connection, "resolve " + host + ": " + ::gai_strerror(rc));
+  return Addresses(list);
+}
 
-  // A name: resolved on glibc's own threads, since plain getaddrinfo knows no deadline.
-  query->hints.ai_flags = AI_NUMERICSERV;
-  query->request.ar_name = query->host.c_str();
-  query->request.ar_service = query->service.c_str();
-  query->request.ar_request = &query->hints;
-  gaicb* requests[] = {&query->request};
-  if (const int rc = ::getaddrinfo_a(GAI_NOWAIT, requests, 1, nullptr); rc != 0) {
-    return Error(Errc::connection, "resolve " + host + ": " + ::gai_strerror(rc));
+/// getaddrinfo knows no deadline, so that a name is looked up on a thread that may outlive its caller.
+Result<Addresses> resolve(const std::string& host, std::uint16_t port, Deadline deadline) {
+  const std::string service = std::to_string(port);
+  if (auto numeric = ask_resolver(host, service, AI_NUMERICHOST)) return numeric;
+  auto answer = std::make_shared<std::promise<Result<Addresses>>>();
+  auto future = answer->get_future();
+  try {
+    std::thread([answer, host, service] { answer->set_value(ask_resolver(host, service, 0)); }).detach();
+  } catch (const std::system_error& e) {
+    return Error(Errc::no_space, "resolve " + host + ": no thread: " + e.code().message());
   }
-  while (::gai_error(&query->request) == EAI_INPROGRESS) {
-    const timespec left = to_timespec(deadline.remaining());
-    const gaicb* waited[] = {&query->request};
-    ::gai_suspend(waited, 1, &left);
-    if (!deadline.passed()) continue;
-    // A query that cannot be cancelled any more still writes into `query`: it is given up to it.
-    if (::gai_cancel(&query->request) == EAI_NOTCANCELED) static_cast<void>(query.release());
+  if (future.wait_until(deadline.at()) != std::future_status::ready) {
     return Error(Errc::timed_out, "resolving " + host);
   }
-  if (const int rc = ::gai_error(&query->request); rc != 0) {
-    return Error(Errc::connection, "resolve " + host + ": " + ::gai_strerror(rc));
-  }
-  return Addresses(query->request.ar_result);
+  return future.get();
 }
 
 Result<UniqueFd> connect_address(const addrinfo& address, Deadline deadline) {
