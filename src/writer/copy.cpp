@@ -14,11 +14,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 namespace deltasync {
 namespace {
 
 constexpr std::size_t kChunkBytesMin = 512u << 10;
+constexpr std::size_t kRunStreamBytesMin = 512;  ///< rows of a run of small jobs, which share one fence
 constexpr std::size_t kChunkBytesMax = 4u << 20;
 
 #if defined(__SSE2__)
@@ -96,9 +99,11 @@ Units cut(const CopyJob& job, std::size_t chunk_bytes) {
 
 }  // namespace
 
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+namespace {
+
+void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t stream_bytes_min) noexcept {
 #if defined(__SSE2__)
-  if (bytes >= kStreamBytesMin) {
+  if (bytes >= stream_bytes_min) {
     const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
     std::memcpy(to, from, head);
     const std::size_t done = head + stream_lines(to + head, from + head, bytes - head);
@@ -107,6 +112,20 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcep
   }
 #endif
   std::memcpy(to, from, bytes);
+}
+
+/// Row by row, without the fence.
+void copy_rows(const CopyJob& job, std::size_t stream_bytes_min) noexcept {
+  if (job.row_bytes == 0) return;  // the source may be null
+  for (std::uint64_t row = 0; row < job.rows; ++row) {
+    copy_bytes(job.to + row * job.to_stride, job.from + row * job.from_stride, job.row_bytes, stream_bytes_min);
+  }
+}
+
+}  // namespace
+
+void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+  copy_bytes(to, from, bytes, kStreamBytesMin);
 }
 
 void copy_fence() noexcept {
@@ -124,9 +143,7 @@ void copy(const CopyJob& given, ThreadPool& pool) {
   }
   const std::uint64_t bytes = job.rows * job.row_bytes;
   if (pool.size() == 1 || bytes < kParallelBytesMin) {
-    for (std::uint64_t row = 0; row < job.rows; ++row) {
-      copy_bytes(job.to + row * job.to_stride, job.from + row * job.from_stride, job.row_bytes);
-    }
+    copy_rows(job, kStreamBytesMin);
     copy_fence();
     return;
   }
@@ -137,6 +154,32 @@ void copy(const CopyJob& given, ThreadPool& pool) {
     units.run(index);
     copy_fence();  // each thread orders its own stores before the pool's lock hands them over
   });
+}
+
+void copy(std::span<const CopyJob> jobs, ThreadPool& pool) {
+  // Runs of neighbouring small jobs, [first, end), of about a chunk each; large jobs are split among the threads.
+  std::vector<std::pair<std::size_t, std::size_t>> runs;
+  std::uint64_t run_bytes = kChunkBytesMin;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const std::uint64_t bytes = jobs[i].rows * jobs[i].row_bytes;
+    if (bytes >= kParallelBytesMin) {
+      copy(jobs[i], pool);
+      run_bytes = kChunkBytesMin;
+      continue;
+    }
+    if (run_bytes >= kChunkBytesMin) {
+      runs.emplace_back(i, i);
+      run_bytes = 0;
+    }
+    run_bytes += bytes;
+    runs.back().second = i + 1;
+  }
+  const auto copy_run = [&](std::uint64_t run, unsigned) {
+    for (std::size_t i = runs[run].first; i < runs[run].second; ++i) copy_rows(jobs[i], kRunStreamBytesMin);
+    copy_fence();
+  };
+  if (runs.size() == 1) return copy_run(0, 0);
+  if (!runs.empty()) pool.run(runs.size(), copy_run);
 }
 
 }  // namespace deltasync

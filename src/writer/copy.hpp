@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/thread_pool.hpp"
 
@@ -21,6 +22,9 @@ struct CopyJob {
 /// Returns when all bytes are in place and ordered before anything that the caller stores next. Small jobs stay on
 /// the calling thread and allocate nothing. Source and destination must not overlap.
 void copy(const CopyJob& job, ThreadPool& pool);
+
+/// Copies all jobs, small ones many at a time on each thread. Destinations must not overlap. As copy() otherwise.
+void copy(std::span<const CopyJob> jobs, ThreadPool& pool);
 
 /// One run of bytes on the calling thread. Sizes from kStreamBytesMin up go past the caches; copy_fence() must follow
 /// before the copy is published.

@@ -25,6 +25,8 @@ namespace {
 constexpr auto kNotifyLimit = std::chrono::milliseconds(100);
 constexpr auto kGreetLimit = std::chrono::milliseconds(500);  ///< for an agent that listens but is slow to answer
 constexpr unsigned kThreadsDefaultMax = 4;
+constexpr std::uint64_t kGroupElementsMax = 32u << 20;  ///< of small slices in one copy bracket: an abort waits for it
+constexpr std::size_t kGroupSlicesMax = 1u << 16;
 
 using Clock = std::chrono::steady_clock;
 
@@ -63,6 +65,7 @@ class WriterSession final : public Writer {
   Status begin(const Version& version, Deadline deadline) override;
   using Writer::write;
   Status write(std::uint32_t tensor, const Rect& rect, const Source& source) override;
+  Status write(std::span<const SliceSource> batch) override;
   Result<OffloadReport> commit(Deadline deadline) override;
   void abort() noexcept override;
   Status wait_ready(const VersionId& version, Deadline deadline) override;
@@ -73,6 +76,8 @@ class WriterSession final : public Writer {
   Status use(const wire::TrainerWelcome& welcome);
   Status ensure_connected(Deadline deadline);
   Status greet(Deadline deadline);
+  Status write_group(std::span<const SliceSource> group);
+  Result<CopyJob> accept(const SliceSource& item);
   Status check_source(const Tensor& tensor, const Rect& rect, const Source& source) const;
   std::string who() const { return "writer " + std::to_string(options_.writer_index); }
 
@@ -92,6 +97,7 @@ class WriterSession final : public Writer {
   Clock::time_point began_;
   std::vector<std::uint32_t> touched_;  ///< by tensor: the fill (counted here) that touched it last
   std::uint32_t fills_ = 0;
+  std::vector<CopyJob> jobs_;  ///< of the group that is being written
   std::uint64_t writes_ = 0;
   bool in_plan_order_ = true;
   bool failed_ = false;  ///< a write failed: only abort() helps
@@ -212,31 +218,56 @@ Status WriterSession::check_source(const Tensor& tensor, const Rect& rect, const
 }
 
 Status WriterSession::write(std::uint32_t tensor, const Rect& rect, const Source& source) {
+  const SliceSource item{{tensor, rect}, source};
+  return write(std::span(&item, 1));
+}
+
+Status WriterSession::write(std::span<const SliceSource> batch) {
   if (!fill_) return Error(Errc::invalid_argument, "write: no fill is open");
   if (failed_) return Error(Errc::aborted, "write: an earlier write of this fill failed; abort() it");
+  const auto start = Clock::now();
+  failed_ = true;  // until everything below went well
+  while (!batch.empty()) {
+    std::size_t slices = 0;
+    const std::size_t slices_max = std::min(batch.size(), kGroupSlicesMax);
+    for (std::uint64_t elements = 0; slices < slices_max && elements < kGroupElementsMax; ++slices) {
+      elements += batch[slices].slice.rect.elements();
+    }
+    DS_TRY(write_group(batch.first(slices)));
+    batch = batch.subspan(slices);
+  }
+  report_.copy_s += seconds_since(start);
+  failed_ = false;
+  return {};
+}
+
+/// In one copy bracket.
+Status WriterSession::write_group(std::span<const SliceSource> group) {
+  jobs_.clear();
+  for (const SliceSource& item : group) {
+    DS_ASSIGN(const CopyJob job, accept(item));
+    jobs_.push_back(job);
+  }
+  DS_TRY(role_->enter_copy(*fill_));
+  copy(jobs_, pool_);
+  role_->leave_copy(*fill_);
+  if (in_plan_order_) role_->publish_progress(*fill_, writes_);
+  return {};
+}
+
+/// Checks one slice, counts it as written, and says what to copy.
+Result<CopyJob> WriterSession::accept(const SliceSource& item) {
+  const auto& [tensor, rect] = item.slice;
   if (tensor >= layout_->tensors().size()) {
     return Error(Errc::out_of_range,
                  "write: tensor " + std::to_string(tensor) + " of " + std::to_string(layout_->tensors().size()));
   }
-  failed_ = true;  // until everything below went well
-  const Tensor& t = layout_->tensors()[tensor];
   if (auto accepted = coverage_.add(tensor, rect); !accepted) {
     return std::move(accepted).error().with_context("write to " + to_string(report_.version));
   }
-  DS_TRY(check_source(t, rect, source));
-  const auto start = Clock::now();
+  const Tensor& t = layout_->tensors()[tensor];
+  DS_TRY(check_source(t, rect, item.source));
   const auto row_bytes = static_cast<std::size_t>(rect.cols * t.element_bytes);
-  const CopyJob job{
-      segment_->half(fill_->half).data() + t.offset + rect.row * t.row_bytes() + rect.col * t.element_bytes,
-      static_cast<std::size_t>(t.row_bytes()),
-      static_cast<const std::byte*>(source.data),
-      source.row_stride_bytes != 0 ? source.row_stride_bytes : row_bytes,
-      rect.rows,
-      row_bytes};
-  DS_TRY(role_->enter_copy(*fill_));
-  copy(job, pool_);
-  role_->leave_copy(*fill_);
-
   report_.bytes += rect.rows * row_bytes;
   if (touched_[tensor] != fills_) {
     touched_[tensor] = fills_;
@@ -245,10 +276,12 @@ Status WriterSession::write(std::uint32_t tensor, const Rect& rect, const Source
   in_plan_order_ = in_plan_order_ && planned_ && writes_ < plan_.size() && plan_[writes_].tensor == tensor &&
                    plan_[writes_].rect == rect;
   ++writes_;
-  if (in_plan_order_) role_->publish_progress(*fill_, writes_);
-  report_.copy_s += seconds_since(start);
-  failed_ = false;
-  return {};
+  return CopyJob{segment_->half(fill_->half).data() + t.offset + rect.row * t.row_bytes() + rect.col * t.element_bytes,
+                 static_cast<std::size_t>(t.row_bytes()),
+                 static_cast<const std::byte*>(item.source.data),
+                 item.source.row_stride_bytes != 0 ? item.source.row_stride_bytes : row_bytes,
+                 rect.rows,
+                 row_bytes};
 }
 
 Result<OffloadReport> WriterSession::commit(Deadline deadline) {

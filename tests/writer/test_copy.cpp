@@ -69,5 +69,32 @@ TEST(Copy, ShapesOnOneAndThreeThreads) {
   }
 }
 
+TEST(Copy, ManyJobsOfAllSizesOnOneAndThreeThreads) {
+  test::Random random(5);
+  const auto from = random_bytes(16u << 20, 6);
+  for (const unsigned threads : {1u, 3u}) {
+    ThreadPool pool(threads, "copy");
+    std::vector<std::byte> to(from.size() + 64, std::byte{0x5c});
+    std::vector<std::byte> expected = to;
+    std::vector<CopyJob> jobs = {{nullptr, 0, nullptr, 0, 0, 0}, {to.data(), 0, nullptr, 0, 3, 0}};
+    // Rows of a few bytes up to some that are split among threads, with gaps between them and between the jobs.
+    for (std::size_t at = 0; at + 100 < from.size();) {
+      const std::size_t row_bytes =
+          random.below(40) == 0 ? 3'000'000 + random.below(1000) : 1 + random.below(random.below(4) == 0 ? 9000 : 600);
+      const std::size_t stride = row_bytes + random.below(3) * 17;
+      const std::uint64_t rows = row_bytes > 1'000'000 ? 1 : 1 + random.below(5);
+      if (at + rows * stride > from.size()) break;
+      jobs.push_back({to.data() + at, stride, from.data() + at, stride, rows, row_bytes});
+      for (std::uint64_t r = 0; r < rows; ++r) {
+        std::memcpy(expected.data() + at + r * stride, from.data() + at + r * stride, row_bytes);
+      }
+      at += rows * stride + random.below(70);
+    }
+    copy(jobs, pool);
+    EXPECT_TRUE(to == expected) << jobs.size() << " jobs on " << threads;
+    copy(std::span<const CopyJob>(), pool);
+  }
+}
+
 }  // namespace
 }  // namespace deltasync

@@ -102,6 +102,39 @@ TEST_F(WriterSessionTest, SlicesInAnyOrderMakeAVersion) {
   EXPECT_TRUE(agent_->served_bytes() == model_.half);
 }
 
+TEST_F(WriterSessionTest, ABatchIsAsGoodAsItsWritesOneByOne) {
+  auto writer = attach();
+  std::vector<SliceSource> batch;
+  for (const std::uint32_t part : {2u, 0u, 1u}) {
+    for (const TensorSlice& s : share(layout(), part, 3)) {
+      const Tensor& t = layout().tensors()[s.tensor];
+      Source source;
+      source.data = model_.half.data() + t.offset + s.rect.row * t.row_bytes() + s.rect.col * t.element_bytes;
+      source.row_stride_bytes = t.row_bytes();
+      batch.push_back({s, source});
+    }
+  }
+  for (std::uint64_t number = 1; number <= 3; ++number) {
+    ASSERT_TRUE(writer->begin(version(7, number), soon()));
+    const auto status = writer->write(batch);
+    ASSERT_TRUE(status) << status.error().to_string();
+    const auto report = writer->commit(soon());
+    ASSERT_TRUE(report) << report.error().to_string();
+    EXPECT_EQ(report->bytes, layout().model_bytes());
+    ASSERT_TRUE(writer->wait_ready({7, number}, soon()));
+    EXPECT_TRUE(agent_->served_bytes() == model_.half);
+    mutate(model_.half, layout(), 0.2, number);
+  }
+  ASSERT_TRUE(writer->begin(version(7, 4), soon()));
+  batch.push_back(batch.front());
+  const auto twice = writer->write(batch);
+  ASSERT_FALSE(twice);
+  EXPECT_EQ(twice.error().code(), Errc::coverage);
+  EXPECT_EQ(writer->write(batch).error().code(), Errc::aborted);
+  writer->abort();
+  expect_works(*writer, 4);
+}
+
 TEST_F(WriterSessionTest, TensorWrittenTwice) {
   auto writer = attach();
   ASSERT_TRUE(writer->begin(version(7, 1), soon()));

@@ -24,23 +24,27 @@ struct Round {
 
 class Trainer {
  public:
-  static Result<Trainer> attach(const std::string& socket, const LayoutPtr& layout, unsigned threads) {
+  /// `half` is what each version is published from.
+  static Result<Trainer> attach(const std::string& socket, const LayoutPtr& layout, ByteSpan half, unsigned threads) {
     WriterOptions options;
     options.agent_socket = socket;
     options.threads = threads;
     DS_ASSIGN(auto writer, Writer::attach(layout, make_sidecar(*layout), options, Deadline::after(kLimit)));
-    return Trainer(layout, std::move(writer));
+    std::vector<SliceSource> slices;
+    for (std::uint32_t t = 0; t < layout->tensors().size(); ++t) {
+      const Tensor& tensor = layout->tensors()[t];
+      slices.push_back({{t, {0, 0, tensor.rows, tensor.cols}}, Source{half.data() + tensor.offset}});
+    }
+    return Trainer(std::move(slices), std::move(writer));
   }
 
-  /// Publishes `half` as the next version and waits for the receiver's line.
-  Result<Round> publish(ByteSpan half, Child& receiver) {
+  /// Publishes the next version and waits for the receiver's line.
+  Result<Round> publish(Child& receiver) {
     Round round;
     const Version version{{epoch_, ++number_}, "step_" + std::to_string(number_)};
     round.started_at = monotonic_s();
     DS_TRY(writer_->begin(version, Deadline::after(kLimit)));
-    for (std::uint32_t t = 0; t < layout_->tensors().size(); ++t) {
-      DS_TRY(writer_->write(t, Source{half.data() + layout_->tensors()[t].offset}));
-    }
+    DS_TRY(writer_->write(slices_));
     DS_ASSIGN(round.offload, writer_->commit(Deadline::after(kLimit)));
     const Stopwatch watch;
     DS_TRY(writer_->wait_ready(version.id, Deadline::after(kLimit)));
@@ -54,9 +58,9 @@ class Trainer {
   }
 
  private:
-  Trainer(LayoutPtr layout, std::unique_ptr<Writer> writer)
-      : layout_(std::move(layout)), writer_(std::move(writer)), epoch_(make_epoch()) {}
-  LayoutPtr layout_;
+  Trainer(std::vector<SliceSource> slices, std::unique_ptr<Writer> writer)
+      : slices_(std::move(slices)), writer_(std::move(writer)), epoch_(make_epoch()) {}
+  std::vector<SliceSource> slices_;
   std::unique_ptr<Writer> writer_;
   std::uint64_t epoch_;
   std::uint64_t number_ = 0;
@@ -103,7 +107,7 @@ Result<std::vector<Round>> run_versions(const Options& options, Trainer& trainer
   std::vector<Round> rounds;
   for (unsigned i = 0; i <= rounds_of(options); ++i) {
     next(i);
-    DS_ASSIGN(Round round, trainer.publish(source, receiver));
+    DS_ASSIGN(Round round, trainer.publish(receiver));
     if (round.received.at("root") != deltasync::to_string(root_of(layout, source, pool))) {
       return Error(Errc::corrupt,
                    "version " + std::to_string(i + 1) + ": the receiver's bytes differ from the trainer's");
@@ -126,7 +130,7 @@ Result<Json> run_e2e(const Options& options) {
   }
   SyntheticModel model(layout, options.density, options.seed, pool);
   DS_ASSIGN(const BenchAgent agent, BenchAgent::start(options));
-  DS_ASSIGN(Trainer trainer, Trainer::attach(agent.socket(), layout, options.threads));
+  DS_ASSIGN(Trainer trainer, Trainer::attach(agent.socket(), layout, source.span(), options.threads));
   DS_ASSIGN(Child receiver, start_receiver(options, agent));
   const RssSampler agent_rss(agent.pid());
   const RssSampler receiver_rss(receiver.pid());
@@ -171,7 +175,7 @@ Result<Json> run_tensors(const Options& options) {
   DS_ASSIGN(const Buffer source, Buffer::allocate(layout->half_bytes(), pool));
   std::fill(source.span().begin(), source.span().end(), std::byte{0x3C});
   DS_ASSIGN(const BenchAgent agent, BenchAgent::start(options));
-  DS_ASSIGN(Trainer trainer, Trainer::attach(agent.socket(), layout, options.threads));
+  DS_ASSIGN(Trainer trainer, Trainer::attach(agent.socket(), layout, source.span(), options.threads));
   DS_ASSIGN(Child receiver, start_receiver(options, agent));
   DS_ASSIGN(const auto rounds,
             run_versions(options, trainer, receiver, *layout, source.span(), pool, [&](unsigned version) {
