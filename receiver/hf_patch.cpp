@@ -75,11 +75,12 @@ Status patch_files(const PatchRequest& request, std::vector<std::uint64_t>& dige
   std::vector<std::vector<std::byte>> packed(pool.size());
   for (std::uint64_t from = 0; from < tiles; from += kGroupTiles) {
     if (!request.go_on()) return Error(Errc::aborted, "somebody opens a file of the copy that is being patched");
-    DS_TRY(run_all(pool, std::min(kGroupTiles, tiles - from), [&](std::uint64_t i, unsigned worker) {
-      const Item* const first = items.data() + starts[from + i];
-      const Item* const end = items.data() + starts[from + i + 1];
-      return patch_tile(request, first, end, digests[first->tile], packed[worker]);
-    }));
+    DS_TRY(run_all(pool, std::min(kGroupTiles, tiles - from), request.deadline, "patching weight files",
+                   [&](std::uint64_t i, unsigned worker) {
+                     const Item* const first = items.data() + starts[from + i];
+                     const Item* const end = items.data() + starts[from + i + 1];
+                     return patch_tile(request, first, end, digests[first->tile], packed[worker]);
+                   }));
   }
   if (!request.go_on()) return Error(Errc::aborted, "somebody opens a file of the copy that is being patched");
   return {};

@@ -21,6 +21,7 @@ struct PatchRequest {
   std::vector<const StagedStep*> steps;  ///< oldest first
   /// Asked between groups of tiles; false ends the work with Errc::aborted.
   std::function<bool()> go_on;
+  Deadline deadline;
 };
 
 /// `digests` are those of the files' tiles before, and after on success. Each record's digest is checked, so a file

@@ -51,6 +51,7 @@ std::string encode_record(const HfRecord& record) {
   json["label"] = record.version.label;
   json["layout"] = to_string(record.layout);
   json["root"] = to_string(record.root);
+  json["files"] = to_string(record.files);
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -72,6 +73,7 @@ Result<HfRecord> decode_record(std::string_view text) {
   record.version.label = text_field(json, "label");
   if (!parse_hex(text_field(json, "layout"), record.layout.bytes)) return bad_field("layout");
   if (!parse_hex(text_field(json, "root"), record.root.bytes)) return bad_field("root");
+  if (!parse_hex(text_field(json, "files"), record.files.bytes)) return bad_field("files");
   return record;
 }
 

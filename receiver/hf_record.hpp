@@ -13,7 +13,8 @@ namespace deltasync {
 struct HfRecord {
   Version version;
   Digest128 layout;
-  Digest128 root;  ///< of the state digests of all tiles
+  Digest128 root;   ///< of the state digests of all tiles
+  Digest128 files;  ///< of the sidecar's encoding: file split, headers, side files
 };
 
 inline constexpr std::size_t kHfRecordBytesMax = 64u << 10;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "base/hash.hpp"
 #include "base/log.hpp"
 #include "receiver/hf_lease.hpp"
 
@@ -36,6 +37,13 @@ bool is_version_name(const std::string& name) {
   return digits(17, dot, "0123456789") && digits(dot + 1, name.size(), "0123456789");
 }
 
+/// <version name>.json.new
+bool is_unfinished_record(const std::string& name) {
+  constexpr std::string_view kEnd = ".json.new";
+  return name.size() > kEnd.size() && name.ends_with(kEnd) &&
+         is_version_name(name.substr(0, name.size() - kEnd.size()));
+}
+
 Status check_name(const std::string& name) {
   const fs::path path(name);
   bool inside = !name.empty() && path.is_relative() && name.find('\0') == std::string::npos;
@@ -58,7 +66,8 @@ HfStore::HfStore(LayoutPtr layout, Sidecar sidecar, std::vector<HfPlace> places,
       places_(std::move(places)),
       out_(std::move(out)),
       versions_(out_ / "versions"),
-      lock_(std::move(lock)) {
+      lock_(std::move(lock)),
+      files_digest_(xxh3_128(sidecar_.encode())) {
   for (const Sidecar::WeightFile& file : sidecar_.weights) {
     std::uint64_t bytes = file.header.size();
     for (const std::uint32_t tensor : file.tensors) bytes += layout_->tensors()[tensor].bytes;
@@ -202,7 +211,7 @@ Status HfStore::clear_current() const {
 }
 
 Status HfStore::write_record(const std::string& name, const TargetState& state) const {
-  const std::string text = encode_record({state.version, layout_->digest(), state.root});
+  const std::string text = encode_record({state.version, layout_->digest(), state.root, files_digest_});
   return replace_file(record_path(name), bytes_of(std::string_view(text)));
 }
 
@@ -242,7 +251,7 @@ void HfStore::remove_leftovers() {
     const std::string name = it->path().filename().string();
     if (name.rfind(kIncoming, 0) == 0) incoming.push_back(name);
     if (it->path().extension() == ".json" && is_version_name(it->path().stem().string())) records.push_back(name);
-    if (it->path().extension() == ".new") records.push_back(name);
+    if (is_unfinished_record(name)) records.push_back(name);
   }
   for (const std::string& name : incoming) {
     spdlog::info("hf_target removes_leftover name={}", name);

@@ -33,6 +33,8 @@ class HfStore {
 
   const Layout& layout() const noexcept { return *layout_; }
   const Sidecar& sidecar() const noexcept { return sidecar_; }
+  /// Of all that the sidecar says about a directory's files.
+  const Digest128& files_digest() const noexcept { return files_digest_; }
   const std::vector<HfPlace>& places() const noexcept { return places_; }
   std::uint64_t weight_bytes(std::size_t file) const noexcept { return weight_bytes_[file]; }
   std::filesystem::path directory(const std::string& name) const { return versions_ / name; }
@@ -93,6 +95,7 @@ class HfStore {
   std::filesystem::path out_;
   std::filesystem::path versions_;
   DirectoryLock lock_;
+  Digest128 files_digest_;
   std::uint64_t next_incoming_ = 0;
 };
 

@@ -101,7 +101,7 @@ Status ReceiverImpl::bind(TargetPtr target, Deadline deadline) {
                                             ", the agent serves " + to_string(layout_->digest()));
   }
   if (deadline.passed()) return Error(Errc::timed_out, "bind: the deadline has passed");
-  DS_TRY(target->open(pool_).with_context("bind"));
+  DS_TRY(target->open(pool_, deadline).with_context("bind"));
   close_staged();
   discard_full();
   target_ = std::move(target);
@@ -117,6 +117,7 @@ std::optional<Version> ReceiverImpl::current() const {
 void ReceiverImpl::close_staged() {
   if (staged_ == nullptr) return;
   staged_->drop();
+  if (target_ != nullptr) target_->forget_rollback();  // nobody can ask for it any more
   staged_->receiver_ = nullptr;
   staged_ = nullptr;
 }
@@ -156,8 +157,7 @@ StagedImpl::StagedImpl(ReceiverImpl& receiver, Prepared prepared)
     : receiver_(&receiver), prepared_(std::move(prepared)) {}
 
 StagedImpl::~StagedImpl() {
-  drop();
-  if (receiver_ != nullptr) receiver_->staged_ = nullptr;
+  if (receiver_ != nullptr) receiver_->close_staged();
 }
 
 void StagedImpl::drop() {
@@ -172,15 +172,19 @@ Status StagedImpl::check_attached() const {
   return Error(Errc::invalid_argument, "this update was overtaken by a later pull, or its receiver is gone");
 }
 
-Status StagedImpl::commit() {
+Status StagedImpl::commit(Deadline deadline) {
   DS_TRY(check_attached());
   if (phase_ != Phase::staged) return Error(Errc::invalid_argument, "commit: the update is not staged any more");
+  // What was staged is kept: with more time the same commit may do.
+  if (deadline.passed()) return Error(Errc::timed_out, "commit: the deadline has passed");
   const auto start = std::chrono::steady_clock::now();
   Target& target = *receiver_->target_;
   Status status;
   switch (prepared_.report.mode) {
     case PullMode::up_to_date: break;
-    case PullMode::delta: status = target.commit_delta(std::move(prepared_.steps), std::move(prepared_.state)); break;
+    case PullMode::delta:
+      status = target.commit_delta(std::move(prepared_.steps), std::move(prepared_.state), deadline);
+      break;
     case PullMode::full: status = target.commit_full(std::move(prepared_.state)); break;
   }
   if (!status) {

@@ -57,7 +57,8 @@ class StagedImpl final : public StagedUpdate {
   ~StagedImpl() override;
 
   const PullReport& report() const override { return prepared_.report; }
-  Status commit() override;
+  using StagedUpdate::commit;
+  Status commit(Deadline deadline) override;
   Status rollback() override;
 
  private:

@@ -34,15 +34,16 @@ struct StagedStep {
 
 /// Life of an update:  begin_full → write full_memory → commit_full | discard
 ///                     (verify against live_memory) → commit_delta | nothing
-/// and after either commit, until the next update begins: rollback. Used by one thread at a time; the memory it hands
-/// out may be used by many.
+/// and after either commit, until the next update begins or forget_rollback: rollback. Used by one thread at a time;
+/// the memory it hands out may be used by many.
 class Target {
  public:
   virtual ~Target() = default;
 
   virtual const LayoutPtr& layout() const = 0;
-  /// Called once by Receiver::bind before anything else: opens what exists, verifies a version found there.
-  virtual Status open(ThreadPool& pool) = 0;
+  /// Called once by Receiver::bind before anything else: opens what exists, verifies a version found there. At the
+  /// deadline timed_out, with nothing changed.
+  virtual Status open(ThreadPool& pool, Deadline deadline) = 0;
   /// The committed version, or null.
   virtual const TargetState* committed() const = 0;
 
@@ -59,11 +60,15 @@ class Target {
   /// Gives up an open full update; the committed version (if not in place) is untouched.
   virtual void discard_full() noexcept = 0;
 
-  /// Applies verified steps, oldest first, and makes the result the committed version; on error the old one stays.
-  virtual Status commit_delta(std::vector<StagedStep> steps, TargetState state) = 0;
+  /// Applies verified steps, oldest first, and makes the result the committed version; on any error, the passed
+  /// deadline (timed_out) included, the old one stays.
+  virtual Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) = 0;
 
-  /// Takes the last commit back, bit for bit. unsupported if there is nothing to take back.
+  /// Takes the last commit back, bit for bit. unsupported if there is nothing to take back. Waits for nobody, and does
+  /// no more work than the commit did.
   virtual Status rollback() = 0;
+  /// The last commit will not be taken back any more: gives up what is kept for that alone.
+  virtual void forget_rollback() noexcept = 0;
 };
 
 }  // namespace deltasync

@@ -107,4 +107,12 @@ Status run_all(ThreadPool& pool, std::uint64_t count, const std::function<Status
   return {};
 }
 
+Status run_all(ThreadPool& pool, std::uint64_t count, Deadline deadline, std::string_view what,
+               const std::function<Status(std::uint64_t, unsigned)>& fn) {
+  return run_all(pool, count, [&](std::uint64_t index, unsigned worker) -> Status {
+    if (deadline.passed()) return Error(Errc::timed_out, "deadline passed while " + std::string(what));
+    return fn(index, worker);
+  });
+}
+
 }  // namespace deltasync

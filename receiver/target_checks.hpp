@@ -2,6 +2,8 @@
 #pragma once
 
 #include <functional>
+#include <string>
+#include <string_view>
 
 #include "receiver/target.hpp"
 
@@ -18,6 +20,10 @@ Status check_steps(const Layout& layout, const TargetState* committed, const std
 /// fn(index, worker) for each index in [0, count) on the pool. After the first failure the remaining indices are
 /// skipped; that failure is returned.
 Status run_all(ThreadPool& pool, std::uint64_t count, const std::function<Status(std::uint64_t, unsigned)>& fn);
+
+/// As above, and timed_out, naming `what`, once the deadline has passed before an index is begun.
+Status run_all(ThreadPool& pool, std::uint64_t count, Deadline deadline, std::string_view what,
+               const std::function<Status(std::uint64_t, unsigned)>& fn);
 
 /// "tile 88 (model.layers.3.mlp.up_proj.weight)": how messages name a tile.
 std::string describe_tile(const Layout& layout, std::uint64_t tile);

@@ -52,33 +52,38 @@ class HfTarget final : public Target {
   ~HfTarget() override { discard_full(); }
 
   const LayoutPtr& layout() const override { return layout_; }
-  Status open(ThreadPool& pool) override;
+  Status open(ThreadPool& pool, Deadline deadline) override;
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
   delta::TensorMemory live_memory(std::uint32_t tensor) const override;
   Status begin_full(FullOverLive policy) override;
   delta::TensorMemory full_memory(std::uint32_t tensor) override;
   Status commit_full(TargetState state) override;
   void discard_full() noexcept override;
-  Status commit_delta(std::vector<StagedStep> steps, TargetState state) override;
+  Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
   Status rollback() override;
+  /// The version before stays for its readers, and to be patched.
+  void forget_rollback() noexcept override { can_rollback_ = false; }
 
  private:
   struct Resumed {
     TargetState state;
     MappedModel model;
   };
-  Result<Resumed> resume(const std::string& name);
+  Result<Resumed> resume(const std::string& name, Deadline deadline);
   std::vector<std::string> resume_order() const;
   void drop_committed();
   template <class Write>
   Result<std::filesystem::path> with_room(const Write& write);
   Result<std::filesystem::path> fill_incoming();
   Result<std::optional<std::filesystem::path>> patch_previous(const std::vector<StagedStep>& steps,
-                                                              const TargetState& state);
-  Result<std::filesystem::path> write_anew(const std::vector<StagedStep>& steps, const TargetState& state);
-  Status copy_committed(const std::vector<UniqueFd>& files, const std::vector<std::filesystem::path>& paths);
+                                                              const TargetState& state, Deadline deadline);
+  Result<std::filesystem::path> write_anew(const std::vector<StagedStep>& steps, const TargetState& state,
+                                           Deadline deadline);
+  Status copy_committed(const std::vector<UniqueFd>& files, const std::vector<std::filesystem::path>& paths,
+                        Deadline deadline);
   Status patch(const std::vector<PatchFile>& files, std::vector<const StagedStep*> steps,
-               std::vector<std::uint64_t> digests, const TargetState& after, std::function<bool()> go_on);
+               std::vector<std::uint64_t> digests, const TargetState& after, std::function<bool()> go_on,
+               Deadline deadline);
   Status make_current(const std::filesystem::path& incoming, TargetState state);
   void remove_unused();
 
@@ -111,16 +116,18 @@ std::vector<std::string> HfTarget::resume_order() const {
   return order;
 }
 
-Result<HfTarget::Resumed> HfTarget::resume(const std::string& name) {
+Result<HfTarget::Resumed> HfTarget::resume(const std::string& name, Deadline deadline) {
   DS_ASSIGN(const HfRecord record, store_.read_record(name));
   if (record.layout != layout_->digest()) return Error(Errc::layout_mismatch, "it holds another layout");
+  if (record.files != store_.files_digest())
+    return Error(Errc::layout_mismatch, "it was written with other side files");
   Resumed resumed;
   DS_ASSIGN(resumed.model, store_.map(store_.directory(name), /*writable=*/false));
   DS_TRY(store_.check_files(store_.directory(name), resumed.model));
   resumed.state.version = record.version;
   resumed.state.digests.resize(layout_->tile_count());
   const std::uint64_t items = (layout_->tile_count() + kDigestTilesPerItem - 1) / kDigestTilesPerItem;
-  pool_->run(items, [&](std::uint64_t item, unsigned) {
+  const auto digest_some = [&](std::uint64_t item, unsigned) -> Status {
     const std::uint64_t end = std::min((item + 1) * kDigestTilesPerItem, layout_->tile_count());
     for (std::uint64_t i = item * kDigestTilesPerItem; i < end; ++i) {
       const Tile tile = layout_->tile(i);
@@ -129,22 +136,28 @@ Result<HfTarget::Resumed> HfTarget::resume(const std::string& name) {
       resumed.state.digests[i] = delta::tile_digest(delta::tile_address(memory, tile, width), memory.row_stride,
                                                     tile.rect.rows, tile.rect.cols * width);
     }
-  });
+    return {};
+  };
+  DS_TRY(run_all(*pool_, items, deadline, "verifying " + store_.directory(name).string(), digest_some));
   resumed.state.root = delta::root_digest(resumed.state.digests);
   if (resumed.state.root != record.root) return Error(Errc::corrupt, "its tensors are not those of its record");
   return resumed;
 }
 
-Status HfTarget::open(ThreadPool& pool) {
+Status HfTarget::open(ThreadPool& pool, Deadline deadline) {
   pool_ = &pool;
   store_.remove_leftovers();
   const std::optional<std::string> current = store_.current();
   for (const std::string& name : resume_order()) {
-    auto resumed = resume(name);
+    auto resumed = resume(name, deadline);
     if (!resumed.ok()) {
+      const Errc why = resumed.error().code();
+      if (why == Errc::timed_out) return std::move(resumed).error();
       spdlog::warn("hf_target ignores_version name={} reason=\"{}\"", name, resumed.error().to_string());
-      // A broken directory must not be what engines load; one of an older layout serves until the next commit.
-      if (current == name && resumed.error().code() != Errc::layout_mismatch) DS_TRY(store_.clear_current());
+      // What was committed last serves until the next commit, though its layout or side files are no base for a delta;
+      // nothing older takes its place. A broken directory must not be what engines load.
+      if (current == name && why == Errc::layout_mismatch) return {};
+      if (current == name) DS_TRY(store_.clear_current());
       continue;
     }
     if (current != name) DS_TRY(store_.point_current(name));
@@ -248,8 +261,10 @@ Status HfTarget::commit_full(TargetState state) {
 // ---- delta ---------------------------------------------------------------------------------------------------------
 
 Status HfTarget::patch(const std::vector<PatchFile>& files, std::vector<const StagedStep*> steps,
-                       std::vector<std::uint64_t> digests, const TargetState& after, std::function<bool()> go_on) {
-  DS_TRY(patch_files({*layout_, store_.places(), files, std::move(steps), std::move(go_on)}, digests, *pool_));
+                       std::vector<std::uint64_t> digests, const TargetState& after, std::function<bool()> go_on,
+                       Deadline deadline) {
+  DS_TRY(
+      patch_files({*layout_, store_.places(), files, std::move(steps), std::move(go_on), deadline}, digests, *pool_));
   if (digests != after.digests) return Error(Errc::corrupt, "the patched files have other digests than the update");
   return {};
 }
@@ -257,7 +272,7 @@ Status HfTarget::patch(const std::vector<PatchFile>& files, std::vector<const St
 /// The version before, patched forward in a directory of its own; nothing if it cannot be used. It is gone in any case
 /// in which something was begun.
 Result<std::optional<std::filesystem::path>> HfTarget::patch_previous(const std::vector<StagedStep>& steps,
-                                                                      const TargetState& state) {
+                                                                      const TargetState& state, Deadline deadline) {
   using Nothing = std::optional<std::filesystem::path>;
   if (!previous_ || previous_->steps.empty() || !leases_work_) return Nothing();
   WriteLeases leases;
@@ -283,7 +298,8 @@ Result<std::optional<std::filesystem::path>> HfTarget::patch_previous(const std:
   std::vector<const StagedStep*> all;
   for (const StagedStep& step : base.steps) all.push_back(&step);
   for (const StagedStep& step : steps) all.push_back(&step);
-  Status status = patch(files, std::move(all), base.state.digests, state, [&] { return leases.unbroken(); });
+  Status status = patch(
+      files, std::move(all), base.state.digests, state, [&] { return leases.unbroken(); }, deadline);
   if (status.ok()) return Nothing(*std::move(incoming));
 
   // Who waits in open() for one of these files must not get a mixture: it finds an empty file.
@@ -291,17 +307,19 @@ Result<std::optional<std::filesystem::path>> HfTarget::patch_previous(const std:
     if (ftruncate(leases.fd(i), 0) != 0) spdlog::warn("hf_target cannot_truncate path={}", paths[i].string());
   }
   store_.remove_tree(*incoming);
+  if (status.error().code() == Errc::timed_out) return std::move(status).error();
   spdlog::warn("hf_target gives_up_patching name={} reason=\"{}\"", base.name, status.error().to_string());
   return Nothing();
 }
 
 /// Written, not cloned and not by copy_file_range: blocks shared with another file would have to be allocated when they
 /// are patched, on a disk that may be full by then.
-Status HfTarget::copy_committed(const std::vector<UniqueFd>& files, const std::vector<std::filesystem::path>& paths) {
+Status HfTarget::copy_committed(const std::vector<UniqueFd>& files, const std::vector<std::filesystem::path>& paths,
+                                Deadline deadline) {
   for (std::size_t i = 0; i < files.size(); ++i) {
     const ByteSpan from = live_[i].bytes();
     const std::uint64_t pieces = (from.size() + kCopyPieceBytes - 1) / kCopyPieceBytes;
-    DS_TRY(run_all(*pool_, pieces, [&](std::uint64_t piece, unsigned) {
+    DS_TRY(run_all(*pool_, pieces, deadline, "copying " + paths[i].string(), [&](std::uint64_t piece, unsigned) {
       const std::uint64_t at = piece * kCopyPieceBytes;
       return write_at(files[i].get(), at, from.subspan(at, std::min<std::uint64_t>(kCopyPieceBytes, from.size() - at)),
                       paths[i]);
@@ -310,18 +328,20 @@ Status HfTarget::copy_committed(const std::vector<UniqueFd>& files, const std::v
   return {};
 }
 
-Result<std::filesystem::path> HfTarget::write_anew(const std::vector<StagedStep>& steps, const TargetState& state) {
+Result<std::filesystem::path> HfTarget::write_anew(const std::vector<StagedStep>& steps, const TargetState& state,
+                                                   Deadline deadline) {
   DS_ASSIGN(std::filesystem::path incoming, store_.make_incoming());
   const std::vector<std::filesystem::path> paths = store_.weight_paths(incoming);
   const auto fill = [&]() -> Status {
     DS_TRY(store_.write_other_files(incoming));
     DS_ASSIGN(const std::vector<UniqueFd> fds, store_.create_weight_files(incoming));
-    DS_TRY(copy_committed(fds, paths));
+    DS_TRY(copy_committed(fds, paths, deadline));
     std::vector<PatchFile> files;
     for (std::size_t i = 0; i < paths.size(); ++i) files.push_back({fds[i].get(), paths[i]});
     std::vector<const StagedStep*> all;
     for (const StagedStep& step : steps) all.push_back(&step);
-    return patch(files, std::move(all), committed_->digests, state, [] { return true; });
+    return patch(
+        files, std::move(all), committed_->digests, state, [] { return true; }, deadline);
   };
   if (Status status = fill(); !status.ok()) {
     store_.remove_tree(incoming);
@@ -330,13 +350,13 @@ Result<std::filesystem::path> HfTarget::write_anew(const std::vector<StagedStep>
   return incoming;
 }
 
-Status HfTarget::commit_delta(std::vector<StagedStep> steps, TargetState state) {
+Status HfTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
   if (full_) return Error(Errc::invalid_argument, "a full update is open");
   DS_TRY(check_steps(*layout_, committed(), steps, state));
   can_rollback_ = false;
-  DS_ASSIGN(std::optional<std::filesystem::path> incoming, patch_previous(steps, state));
+  DS_ASSIGN(std::optional<std::filesystem::path> incoming, patch_previous(steps, state, deadline));
   if (!incoming) {
-    DS_ASSIGN(incoming, with_room([&] { return write_anew(steps, state); }));
+    DS_ASSIGN(incoming, with_room([&] { return write_anew(steps, state, deadline); }));
   }
   DS_TRY(make_current(*incoming, std::move(state)));
   if (memory_of(steps) <= std::max(kKeptBytesMin, layout_->model_bytes() / kKeptModelFraction)) {

@@ -54,15 +54,16 @@ class HostTarget final : public Target {
   HostTarget(LayoutPtr layout, std::span<std::byte> memory) : layout_(std::move(layout)), user_(memory) {}
 
   const LayoutPtr& layout() const override { return layout_; }
-  Status open(ThreadPool& pool) override;
+  Status open(ThreadPool& pool, Deadline deadline) override;
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
   delta::TensorMemory live_memory(std::uint32_t tensor) const override;
   Status begin_full(FullOverLive policy) override;
   delta::TensorMemory full_memory(std::uint32_t tensor) override;
   Status commit_full(TargetState state) override;
   void discard_full() noexcept override;
-  Status commit_delta(std::vector<StagedStep> steps, TargetState state) override;
+  Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
   Status rollback() override;
+  void forget_rollback() noexcept override;
 
   std::span<std::byte> live() const noexcept { return user_.data() != nullptr ? user_ : own_.span(); }
 
@@ -78,7 +79,7 @@ class HostTarget final : public Target {
   delta::TensorMemory tensor_in(std::span<std::byte> memory, std::uint32_t tensor) const;
   void exchange_live_and_spare();
   void zero_padding(std::span<std::byte> memory) const;
-  void apply_step(const StagedStep& step, std::vector<FrameUndo>& undo);
+  Status apply_step(const StagedStep& step, std::vector<FrameUndo>& undo, Deadline deadline);
   void revert_step(const StagedStep& step, const std::vector<FrameUndo>& undo);
 
   const LayoutPtr layout_;
@@ -91,7 +92,7 @@ class HostTarget final : public Target {
   Undo undo_;
 };
 
-Status HostTarget::open(ThreadPool& pool) {
+Status HostTarget::open(ThreadPool& pool, Deadline /*nothing is here to verify*/) {
   if (!memory_is_ours() && user_.size() < layout_->half_bytes()) {
     return Error(Errc::invalid_argument, "the memory given has " + std::to_string(user_.size()) +
                                              " bytes, the layout needs " + std::to_string(layout_->half_bytes()));
@@ -186,9 +187,10 @@ void HostTarget::discard_full() noexcept {
   full_ = Full::closed;
 }
 
-void HostTarget::apply_step(const StagedStep& step, std::vector<FrameUndo>& undo) {
+/// On error some frames are applied, each of them whole: those whose undo has an end for each record.
+Status HostTarget::apply_step(const StagedStep& step, std::vector<FrameUndo>& undo, Deadline deadline) {
   undo.resize(step.frames.size());
-  pool_->run(step.frames.size(), [&](std::uint64_t i, unsigned) {
+  return run_all(*pool_, step.frames.size(), deadline, "applying a delta", [&](std::uint64_t i, unsigned) -> Status {
     const StagedFrame& frame = step.frames[i];
     undo[i].ends.reserve(frame.records.size());
     for (const delta::TileRecord& record : frame.records) {
@@ -199,6 +201,7 @@ void HostTarget::apply_step(const StagedStep& step, std::vector<FrameUndo>& undo
       undo[i].ends.push_back(undo[i].bytes.size());
       delta::commit_tile(*layout_, record, first, memory.row_stride);
     }
+    return {};
   });
 }
 
@@ -206,7 +209,7 @@ void HostTarget::revert_step(const StagedStep& step, const std::vector<FrameUndo
   pool_->run(step.frames.size(), [&](std::uint64_t i, unsigned) {
     const StagedFrame& frame = step.frames[i];
     std::size_t from = 0;
-    for (std::size_t r = 0; r < frame.records.size(); ++r) {
+    for (std::size_t r = 0; r < undo[i].ends.size(); ++r) {
       const Tile tile = layout_->tile(frame.records[r].tile);
       const delta::TensorMemory memory = tensor_in(live(), tile.tensor);
       std::byte* const first = delta::tile_address(memory, tile, layout_->tensors()[tile.tensor].element_bytes);
@@ -218,14 +221,20 @@ void HostTarget::revert_step(const StagedStep& step, const std::vector<FrameUndo
   });
 }
 
-Status HostTarget::commit_delta(std::vector<StagedStep> steps, TargetState state) {
+Status HostTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
   DS_TRY(check_steps(*layout_, committed(), steps, state));
   undo_ = {};
   spare_.release();  // the version before the last full update: from here on it cannot be rolled back to
   undo_.kind = Undo::Kind::deltas;
   undo_.bytes.resize(steps.size());
-  for (std::size_t i = 0; i < steps.size(); ++i) apply_step(steps[i], undo_.bytes[i]);
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    Status status = apply_step(steps[i], undo_.bytes[i], deadline);
+    if (status.ok()) continue;
+    for (std::size_t k = i + 1; k-- > 0;) revert_step(steps[k], undo_.bytes[k]);
+    undo_ = {};
+    return status;
+  }
   undo_.steps = std::move(steps);
   undo_.state = std::move(committed_);
   committed_ = std::move(state);
@@ -248,6 +257,11 @@ Status HostTarget::rollback() {
   committed_ = std::move(undo_.state);
   undo_ = {};
   return {};
+}
+
+void HostTarget::forget_rollback() noexcept {
+  undo_ = {};
+  if (full_ != Full::staged) spare_.release();
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The rollout side: connect → bind a target → pull() → StagedUpdate → commit() or rollback().
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -88,10 +89,15 @@ class StagedUpdate {
  public:
   virtual ~StagedUpdate() = default;
   virtual const PullReport& report() const = 0;
-  /// Makes the version visible in the target; on error the target is on the version that it had before.
-  virtual Status commit() = 0;
+  /// Makes the version visible in the target; on error, timed_out at the deadline included, the target is on the
+  /// version that it had before. The deadline bounds the work on tiles; a flush to disk that has begun is not cut
+  /// short.
+  virtual Status commit(Deadline deadline) = 0;
+  /// With ten minutes.
+  Status commit() { return commit(Deadline::after(std::chrono::minutes(10))); }
   /// Before commit(): forgets the staged bytes. After commit(), until the next pull: restores the version before,
-  /// bit for bit (unsupported after a full update in place).
+  /// bit for bit (unsupported after a full update in place). The memory that this needs is given back by the next pull,
+  /// or when this object is destroyed: keep it only as long as the way back may be wanted.
   virtual Status rollback() = 0;
 };
 
@@ -107,7 +113,8 @@ class Receiver {
   virtual const Sidecar& sidecar() const = 0;
 
   /// Takes the target that keeps the versions. A directory target that already holds a version of this layout is
-  /// verified and resumes from it. layout_mismatch if the target was made for another layout.
+  /// verified and resumes from it (this reads all of it: timed_out if that takes longer than the deadline allows, and
+  /// the target bound before stays). layout_mismatch if the target was made for another layout.
   virtual Status bind(TargetPtr target, Deadline deadline) = 0;
   /// The bound target, or null.
   virtual Target* target() = 0;

@@ -46,7 +46,7 @@ class HfCase {
   Status restart() {
     target_.reset();
     DS_ASSIGN(target_, make_hf_target(trainer_.layout(), sidecar_, out_));
-    return target_->open(pool_);
+    return target_->open(pool_, in_time());
   }
   Status full(FullOverLive policy = FullOverLive::stage) {
     DS_TRY(commit_whole(*target_, trainer_.now(), policy));
@@ -58,7 +58,7 @@ class HfCase {
     const Reference after = trainer_.step(density);
     std::vector<StagedStep> steps;
     steps.push_back(trainer_.delta(held_, after, form));
-    DS_TRY(target_->commit_delta(std::move(steps), after.state));
+    DS_TRY(target_->commit_delta(std::move(steps), after.state, in_time()));
     held_ = after;
     return {};
   }

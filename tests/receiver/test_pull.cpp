@@ -202,6 +202,57 @@ TEST_F(PullTest, FullOverLive) {
   expect_holds_newest();
 }
 
+TEST_F(PullTest, MemoryForTheWayBackIsGivenBack) {
+  FakeAgent::Setup setup;
+  setup.ring_deltas = 1;
+  std::vector<TensorSpec> specs(1);
+  specs[0] = {"w", Dtype::bf16, {16384, 1024}, {}, {}};  // 32 MiB
+  model_ = make_model(3, specs);
+  start(setup);
+  const auto resident = [] {
+    std::ifstream in("/proc/self/statm");
+    std::uint64_t all = 0;
+    std::uint64_t pages = 0;
+    in >> all >> pages;
+    return pages * 4096;
+  };
+  const std::uint64_t model = model_.layout->half_bytes();
+  pull_and_commit();
+  step(0.01);
+  step(0.01);
+  {
+    auto staged = pull();
+    ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+    ASSERT_EQ((*staged)->report().mode, PullMode::full);
+    ASSERT_TRUE((*staged)->commit().ok());
+    const std::uint64_t with_way_back = resident();
+    staged->reset();
+    EXPECT_LT(resident() + model * 9 / 10, with_way_back) << "the way back ended with the update";
+  }
+  ASSERT_FALSE(receiver_->target()->rollback().ok());
+  step(0.01);
+  auto first = pull();
+  ASSERT_TRUE(first.ok());
+  ASSERT_TRUE((*first)->commit().ok());
+  step(0.01);
+  auto second = pull();  // ends the first one's way back, though the object lives
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ((*second)->report().mode, PullMode::delta);
+  ASSERT_FALSE(receiver_->target()->rollback().ok());
+  ASSERT_TRUE((*second)->commit().ok());
+  expect_holds_newest();
+}
+
+TEST_F(PullTest, ACommitWithoutTimeCanBeTriedAgain) {
+  start();
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok());
+  EXPECT_EQ((*staged)->commit(in_ms(0)).error().code(), Errc::timed_out);
+  EXPECT_FALSE(receiver_->current().has_value());
+  ASSERT_TRUE((*staged)->commit(in_ms(60'000)).ok());
+  expect_holds_newest();
+}
+
 TEST_F(PullTest, FullOverLiveRefused) {
   FakeAgent::Setup setup;
   setup.ring_deltas = 0;

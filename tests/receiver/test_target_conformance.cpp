@@ -90,7 +90,7 @@ class TargetConformance : public testing::TestWithParam<Kind> {
     auto target = place_->make(trainer_->layout());
     ASSERT_TRUE(target.ok()) << target.error().to_string();
     target_ = *std::move(target);
-    ASSERT_TRUE(ok(target_->open(pool_)));
+    ASSERT_TRUE(ok(target_->open(pool_, in_time())));
   }
 
   static testing::AssertionResult ok(const Status& status) {
@@ -125,7 +125,7 @@ class TargetConformance : public testing::TestWithParam<Kind> {
   Status commit_delta(const Reference& before, const Reference& after, ValueForm form = ValueForm::ulp) {
     std::vector<StagedStep> steps;
     steps.push_back(trainer_->delta(before, after, form));
-    return target_->commit_delta(std::move(steps), after.state);
+    return target_->commit_delta(std::move(steps), after.state, in_time());
   }
   /// Commits a chain of steps through all of `versions` as one update.
   Status commit_chain(const std::vector<Reference>& versions, ValueForm form = ValueForm::ulp) {
@@ -133,7 +133,7 @@ class TargetConformance : public testing::TestWithParam<Kind> {
     for (std::size_t i = 1; i < versions.size(); ++i) {
       steps.push_back(trainer_->delta(versions[i - 1], versions[i], form));
     }
-    return target_->commit_delta(std::move(steps), versions.back().state);
+    return target_->commit_delta(std::move(steps), versions.back().state, in_time());
   }
 
   ThreadPool pool_{3, "target"};
@@ -182,6 +182,59 @@ TEST_P(TargetConformance, OnlySomeTensorsChange) {
   after.state.root = delta::root_digest(after.state.digests);
   ASSERT_TRUE(ok(commit_delta(before, after)));
   EXPECT_TRUE(holds(after));
+}
+
+TEST_P(TargetConformance, ADeadlineThatPassesKeepsTheOldVersion) {
+  // 16 MiB: several frames a step, so that a deadline can pass between them.
+  start(std::make_unique<TrainerModel>(
+      7, std::vector<TensorSpec>{{"a", Dtype::bf16, {4096, 1024}, {}, {}}, {"b", Dtype::bf16, {4096, 1024}, {}, {}}}));
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  Reference second = trainer_->step(0.05);
+  Reference third = trainer_->step(0.05);
+  const auto steps = [&] {
+    std::vector<StagedStep> made;
+    made.push_back(trainer_->delta(first, second));
+    made.push_back(trainer_->delta(second, third));
+    return made;
+  };
+  ASSERT_GT(steps()[0].frames.size(), 2u);
+  // Later and later: before the first tile, and between tiles.
+  for (int us = 0; us < 1'000'000; us += 1 + us / 8) {
+    const Status status = target_->commit_delta(steps(), third.state, Deadline::after(std::chrono::microseconds(us)));
+    if (status.ok()) {
+      EXPECT_NE(us, 0);
+      ASSERT_TRUE(ok(target_->rollback()));
+      break;
+    }
+    ASSERT_TRUE(fails(status, Errc::timed_out));
+    ASSERT_TRUE(holds(first)) << us;
+  }
+  ASSERT_TRUE(ok(target_->commit_delta(steps(), third.state, in_time())));
+  EXPECT_TRUE(holds(third));
+}
+
+TEST_P(TargetConformance, ForgottenRollback) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  const Reference second = trainer_->step(0.1);
+  ASSERT_TRUE(ok(commit_delta(first, second)));
+  target_->forget_rollback();
+  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  EXPECT_TRUE(holds(second));
+  const Reference third = trainer_->step(0.1);
+  ASSERT_TRUE(ok(commit_whole(*target_, third)));
+  target_->forget_rollback();
+  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  EXPECT_TRUE(holds(third));
+  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage)));
+  target_->forget_rollback();  // an open update is not touched
+  const Reference fourth = trainer_->step(0.1);
+  fill_full(*target_, fourth);
+  ASSERT_TRUE(ok(target_->commit_full(fourth.state)));
+  EXPECT_TRUE(holds(fourth));
+  ASSERT_TRUE(ok(target_->rollback()));
+  EXPECT_TRUE(holds(third));
 }
 
 TEST_P(TargetConformance, RollbackOfTheFirstFullLeavesNothing) {
@@ -344,14 +397,14 @@ TEST_P(TargetConformance, WrongDeltasAreRefusedBeforeAByteChanges) {
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
 
   EXPECT_TRUE(fails(commit_delta(second, third), Errc::version_conflict));
-  EXPECT_TRUE(fails(target_->commit_delta({}, first.state), Errc::invalid_argument));
+  EXPECT_TRUE(fails(target_->commit_delta({}, first.state, in_time()), Errc::invalid_argument));
   const auto refused = [&](const std::function<void(std::vector<StagedStep>&, TargetState&)>& spoil, Errc code) {
     std::vector<StagedStep> steps;
     steps.push_back(trainer_->delta(first, second));
     steps.push_back(trainer_->delta(second, third));
     TargetState state = third.state;
     spoil(steps, state);
-    const auto result = fails(target_->commit_delta(std::move(steps), std::move(state)), code);
+    const auto result = fails(target_->commit_delta(std::move(steps), std::move(state), in_time()), code);
     return result && holds(first) ? testing::AssertionSuccess() : result;
   };
   EXPECT_TRUE(refused([](auto& steps, auto&) { std::swap(steps[0], steps[1]); }, Errc::version_conflict));

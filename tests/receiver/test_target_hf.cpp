@@ -156,7 +156,9 @@ TEST_F(HfTargetTest, FallsBackToTheLastWholeVersion) {
       {"root in the record",
        [&] {
          std::vector<std::byte> text = read_file(record());
-         text[text.size() - 6] = text[text.size() - 6] == std::byte{'0'} ? std::byte{'1'} : std::byte{'0'};
+         const auto kRoot = bytes_of(std::string_view("\"root\": \""));
+         const std::size_t at = std::search(text.begin(), text.end(), kRoot.begin(), kRoot.end()) - text.begin() + 10;
+         text[at] = text[at] == std::byte{'0'} ? std::byte{'1'} : std::byte{'0'};
          write_file(record(), text);
        }},
       {"directory missing", [&] { fs::remove_all(current()); }},
@@ -206,6 +208,74 @@ TEST_F(HfTargetTest, AnotherLayoutIsServedUntilTheNextCommit) {
   EXPECT_EQ(other.version_count(), 1u);
 }
 
+TEST_F(HfTargetTest, AnotherSidecarIsServedUntilTheNextCommit) {
+  using Change = std::function<void(Sidecar&)>;
+  const std::vector<std::pair<std::string, Change>> changes = {
+      {"contents", [](Sidecar& s) { s.others[0].bytes.push_back(std::byte{'\n'}); }},
+      {"one file more",
+       [](Sidecar& s) {
+         s.others.push_back({"chat_template.jinja", {std::byte{'x'}}});
+       }},
+      {"one file less", [](Sidecar& s) { s.others.pop_back(); }},
+      {"file split", [](Sidecar& s) { s.weights[0].name = "renamed.safetensors"; }},
+  };
+  for (const auto& change : changes) {
+    SCOPED_TRACE(change.first);
+    fs::remove_all(hf_.out());
+    hf_.sidecar() = awkward_sidecar(*hf_.trainer().layout());
+    const Sidecar before = hf_.sidecar();
+    ASSERT_TRUE(ok(hf_.restart()));
+    ASSERT_TRUE(ok(hf_.full()));
+    ASSERT_TRUE(ok(hf_.delta()));
+    const fs::path served = fs::canonical(hf_.out() / "current");
+    change.second(hf_.sidecar());
+    ASSERT_TRUE(ok(hf_.restart()));
+    EXPECT_EQ(hf_.target().committed(), nullptr) << "a delta would keep the old side files";
+    EXPECT_EQ(fs::canonical(hf_.out() / "current"), served);
+    EXPECT_EQ(compare_directory(served, *hf_.trainer().layout(), before, hf_.held().half), "");
+    ASSERT_TRUE(ok(hf_.full()));
+    EXPECT_EQ(hf_.differs(), "");
+    EXPECT_EQ(hf_.version_count(), 1u);
+  }
+}
+
+TEST_F(HfTargetTest, NothingOlderTakesThePlaceOfAnotherLayout) {
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_TRUE(ok(hf_.full()));
+  const int reader = ::open(hf_.weight_file().c_str(), O_RDONLY);  // keeps the version when the next one comes
+  ASSERT_GE(reader, 0);
+  hf_.close();
+  HfCase other(hf_.out(), 2, two_tensors());
+  ASSERT_TRUE(ok(other.restart()));
+  ASSERT_TRUE(ok(other.full()));
+  ASSERT_TRUE(ok(other.delta()));
+  other.close();
+  ASSERT_EQ(hf_.version_count(), 3u);
+  ASSERT_TRUE(ok(hf_.restart()));
+  ::close(reader);
+  EXPECT_EQ(other.differs(), "") << "an older version was published without a commit";
+  EXPECT_EQ(hf_.target().committed(), nullptr);
+  ASSERT_TRUE(ok(hf_.full()));
+  EXPECT_EQ(hf_.differs(), "");
+}
+
+TEST_F(HfTargetTest, ADeadlineThatPassesLeavesEverything) {
+  const Deadline passed = Deadline::after(std::chrono::seconds(0));
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_TRUE(ok(hf_.full()));
+  hf_.close();
+  {
+    auto target = make_hf_target(hf_.trainer().layout(), hf_.sidecar(), hf_.out());
+    ASSERT_TRUE(target.ok());
+    ThreadPool pool(2, "test");
+    EXPECT_TRUE(fails((*target)->open(pool, passed), Errc::timed_out, "verifying"));
+    EXPECT_EQ((*target)->committed(), nullptr);
+  }
+  EXPECT_EQ(hf_.differs(), "");
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_NE(hf_.target().committed(), nullptr);
+}
+
 TEST_F(HfTargetTest, LeftoversAreRemovedAndNothingElse) {
   ASSERT_TRUE(ok(hf_.restart()));
   ASSERT_TRUE(ok(hf_.full()));
@@ -219,10 +289,13 @@ TEST_F(HfTargetTest, LeftoversAreRemovedAndNothingElse) {
   fs::create_directories(versions / "my backup");
   fs::create_directories(versions / "00000000000000ff-backup");
   write_file(versions / "notes.json", std::vector<std::byte>(3));
+  write_file(versions / "notes.new", std::vector<std::byte>(3));
+  write_file(versions / "notes.json.new", std::vector<std::byte>(3));
   fs::create_symlink("versions/nowhere", hf_.out() / ".current.new");
   ASSERT_TRUE(ok(hf_.restart()));
-  const std::vector<std::string> expected = {"00000000000000ff-backup", "1a2b3c4d5e6f7788-1", "1a2b3c4d5e6f7788-1.json",
-                                             "my backup", "notes.json"};
+  const std::vector<std::string> expected = {
+      "00000000000000ff-backup", "1a2b3c4d5e6f7788-1", "1a2b3c4d5e6f7788-1.json", "my backup", "notes.json",
+      "notes.json.new",          "notes.new"};
   EXPECT_EQ(hf_.entries(), expected);
   ASSERT_TRUE(ok(hf_.delta()));
   ASSERT_TRUE(ok(hf_.delta()));
@@ -353,19 +426,21 @@ assert seen == sum(len(f) for f in files.values()) and seen > 0
 }
 
 TEST(HfRecord, RoundTrip) {
-  HfRecord record{{{0x00000000000000abull, ~0ull}, "l\"a\\bel \xC3\xA9"}, {}, {}};
+  HfRecord record{{{0x00000000000000abull, ~0ull}, "l\"a\\bel \xC3\xA9"}, {}, {}, {}};
   for (std::size_t i = 0; i < 16; ++i) record.root.bytes[i] = static_cast<std::uint8_t>(17 * i);
+  record.files.bytes[3] = 0x5a;
   const auto back = decode_record(encode_record(record));
   ASSERT_TRUE(back.ok()) << back.error().to_string();
   EXPECT_EQ(back->version, record.version);
   EXPECT_EQ(back->layout, record.layout);
   EXPECT_EQ(back->root, record.root);
+  EXPECT_EQ(back->files, record.files);
   record.version.label = "\xFF bad";  // no UTF-8: kept in some form, never an exception
   EXPECT_TRUE(decode_record(encode_record(record)).ok());
 }
 
 TEST(HfRecord, EveryFieldIsChecked) {
-  const std::string good = encode_record({{{1, 2}, "x"}, {}, {}});
+  const std::string good = encode_record({{{1, 2}, "x"}, {}, {}, {}});
   const auto replaced = [&](const std::string& from, const std::string& to) {
     std::string text = good;
     const std::size_t at = text.find(from);
@@ -381,6 +456,7 @@ TEST(HfRecord, EveryFieldIsChecked) {
   EXPECT_EQ(replaced("\"number\": 2", "\"number\": -2").error().code(), Errc::corrupt);
   EXPECT_EQ(replaced("\"layout\"", "\"loyaut\"").error().code(), Errc::corrupt);
   EXPECT_EQ(replaced("\"root\"", "\"roof\"").error().code(), Errc::corrupt);
+  EXPECT_EQ(replaced("\"files\"", "\"fires\"").error().code(), Errc::corrupt);
   EXPECT_FALSE(decode_record("").ok());
   EXPECT_FALSE(decode_record("[]").ok());
   for (std::size_t n = 0; n + 2 < good.size(); ++n) EXPECT_FALSE(decode_record(good.substr(0, n)).ok()) << n;

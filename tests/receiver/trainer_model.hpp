@@ -35,6 +35,11 @@ class TrainerModel {
   mutable ThreadPool pool_{2, "trainer"};
 };
 
+/// Later than any test that passes.
+inline Deadline in_time() {
+  return Deadline::after(std::chrono::minutes(2));
+}
+
 /// Copies every tensor of a half into the memory of the target's open full update.
 void fill_full(Target& target, const Reference& reference);
 /// begin_full, fill, commit_full.
