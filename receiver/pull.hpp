@@ -23,6 +23,7 @@ struct Session {
   const Peer& peer;
   const ReceiverOptions& options;
   const Layout& layout;
+  const Sidecar& sidecar;
   const std::vector<delta::Batch>& batches;
   Control& control;
   Streams& streams;
@@ -68,6 +69,7 @@ class Pull {
 
   // full (pull_full.cpp)
   Result<Progress> run_full(const wire::PlanReply& reply);
+  Result<Progress> check_side_files();
   Status open_full();
   Result<Progress> advance_held(const wire::PlanReply& reply, std::span<const std::uint64_t> target_digests);
   Result<Progress> advance_one_step(const wire::PlanReply& reply, std::uint32_t step, const Ranges& ranges);

@@ -2,11 +2,73 @@
 // ends early, what is verified stays and is advanced to the next plan's version by delta steps, so that a pull slower
 // than the trainer's steps still ends.
 #include <algorithm>
+#include <set>
 #include <utility>
 
+#include "format/packed_layout.hpp"
 #include "receiver/pull.hpp"
 
 namespace deltasync::receiver {
+
+namespace {
+
+bool same_file(const Sidecar::WeightFile& a, const Sidecar::WeightFile& b) {
+  return a.header == b.header && a.tensors == b.tensors;
+}
+bool same_file(const Sidecar::OtherFile& a, const Sidecar::OtherFile& b) {
+  return a.bytes == b.bytes;
+}
+
+/// Names of files that only one of them has, or that differ.
+template <class File>
+void add_differences(const std::vector<File>& from, const std::vector<File>& to, std::set<std::string>& names) {
+  const auto find = [](const std::vector<File>& files, const std::string& name) {
+    return std::find_if(files.begin(), files.end(), [&](const File& f) { return f.name == name; });
+  };
+  for (const File& file : from) {
+    const auto other = find(to, file.name);
+    if (other == to.end() || !same_file(file, *other)) names.insert(file.name);
+  }
+  for (const File& file : to) {
+    if (find(from, file.name) == from.end()) names.insert(file.name);
+  }
+}
+
+std::string differences(const Sidecar& from, const Sidecar& to) {
+  constexpr std::size_t kNamesMax = 8;
+  std::set<std::string> names;
+  add_differences(from.weights, to.weights, names);
+  add_differences(from.others, to.others, names);
+  std::string text;
+  std::size_t listed = 0;
+  for (const std::string& name : names) {
+    if (listed++ == kNamesMax) return text + " and " + std::to_string(names.size() - kNamesMax) + " more";
+    text += (text.empty() ? "" : ", ") + name;
+  }
+  return text.empty() ? "their order" : text;
+}
+
+}  // namespace
+
+/// Side files belong to the half that is served now, of which no delta comes from before they changed: who writes them
+/// asks again before each full transfer, so that no old ones end up beside new tensors.
+Result<Pull::Progress> Pull::check_side_files() {
+  if (!s_.target.writes_side_files()) return Progress::whole;
+  stage_ = "fetching the side files";
+  auto answer = s_.control.layout(deadline_);
+  if (!answer.value) {
+    RoundResult round;
+    round.end = RoundEnd::replan;
+    round.error = answer.refused ? answer.refused : answer.broken;
+    return settle(round, {});
+  }
+  DS_ASSIGN(const wire::LayoutEncodings now, wire::unpack_layout(*answer.value));
+  if (now.layout != s_.layout.encode()) return Error(Errc::layout_mismatch, "the agent serves another layout");
+  if (now.sidecar == s_.sidecar.encode()) return Progress::whole;
+  DS_ASSIGN(const Sidecar sidecar, Sidecar::decode(now.sidecar, s_.layout));
+  return Error(Errc::layout_mismatch,
+               "side files changed (" + differences(s_.sidecar, sidecar) + "): connect again and bind a new target");
+}
 
 Status Pull::open_full() {
   Held& held = s_.held;
@@ -20,6 +82,8 @@ Status Pull::open_full() {
 }
 
 Result<Pull::Progress> Pull::run_full(const wire::PlanReply& reply) {
+  DS_ASSIGN(Progress progress, check_side_files());
+  if (progress == Progress::replan) return progress;
   stage_ = "opening a full update to " + to_string(reply.target);
   DS_TRY(open_full());
   stage_ = "fetching the digests of " + to_string(reply.target);
@@ -30,7 +94,7 @@ Result<Pull::Progress> Pull::run_full(const wire::PlanReply& reply) {
     round.error = digests.refused ? digests.refused : digests.broken;
     return settle(round, {});
   }
-  DS_ASSIGN(Progress progress, advance_held(reply, *digests.value));
+  DS_ASSIGN(progress, advance_held(reply, *digests.value));
   if (progress == Progress::replan) return progress;
   adopt_digests(reply, std::move(*digests.value));
   DS_ASSIGN(progress, fetch_missing(reply));

@@ -134,9 +134,9 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
                                              std::to_string(kLabelBytesMax) + " are possible");
   }
   close_staged();
-  Pull pull(
-      {peer_, options_, *layout_, batches_, control_, streams_, pool_, *target_, held_, scrub_cursor_, distrusted_},
-      want, deadline);
+  Pull pull({peer_, options_, *layout_, sidecar_, batches_, control_, streams_, pool_, *target_, held_, scrub_cursor_,
+             distrusted_},
+            want, deadline);
   auto prepared = pull.run();
   if (!prepared) {
     // Verified tiles wait for the next pull, in staging memory too: else a link too slow for one deadline would begin

@@ -41,6 +41,8 @@ class Target {
   virtual ~Target() = default;
 
   virtual const LayoutPtr& layout() const = 0;
+  /// True if a full update writes files of the sidecar, which then must not be an old one.
+  virtual bool writes_side_files() const { return false; }
   /// Called once by Receiver::bind before anything else: opens what exists, verifies a version found there. At the
   /// deadline timed_out, with nothing changed.
   virtual Status open(ThreadPool& pool, Deadline deadline) = 0;

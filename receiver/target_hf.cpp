@@ -52,6 +52,7 @@ class HfTarget final : public Target {
   ~HfTarget() override { discard_full(); }
 
   const LayoutPtr& layout() const override { return layout_; }
+  bool writes_side_files() const override { return true; }
   Status open(ThreadPool& pool, Deadline deadline) override;
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
   delta::TensorMemory live_memory(std::uint32_t tensor) const override;

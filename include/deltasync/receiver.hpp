@@ -120,7 +120,8 @@ class Receiver {
   virtual Target* target() = 0;
 
   /// Brings the wanted version into staging, verified. On error the target keeps its version and can pull again.
-  /// Errors: gone, timed_out (names the stage), layout_mismatch (the trainer has a new layout: connect again),
+  /// Errors: gone, timed_out (names the stage), layout_mismatch (the trainer has a new layout, or a directory target
+  /// would get other side files: connect again),
   /// connection, no_space, corrupt.
   virtual Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline) = 0;
 

@@ -74,6 +74,7 @@ VersionId FakeAgent::publish(std::vector<std::byte> half, const std::string& lab
                       {last.version.id, next.version.id, last.root, delta::ValueForm::ulp}, pool_));
     ring_.push_back(std::move(d));
     while (ring_.size() > setup_.ring_deltas) ring_.pop_front();
+    if (std::exchange(new_generation_, false)) ring_.clear();
   }
   next.root = delta::root_digest(*digests);
   next.digests = std::move(digests);
@@ -112,6 +113,14 @@ void FakeAgent::change_layout(LayoutPtr layout) {
   const std::lock_guard lock(mutex_);
   layout_ = std::move(layout);
   versions_.clear();
+  ring_.clear();
+  plans_.clear();
+}
+
+void FakeAgent::change_sidecar(Sidecar sidecar) {
+  const std::lock_guard lock(mutex_);
+  sidecar_ = std::move(sidecar);
+  new_generation_ = true;
   ring_.clear();
   plans_.clear();
 }
@@ -283,12 +292,15 @@ Status FakeAgent::answer(Peer& peer, const net::Message& message) {
   switch (message.type()) {
     case wire::Type::get_layout: {
       LayoutPtr layout;
+      std::optional<Sidecar> sidecar;
       {
         const std::lock_guard lock(mutex_);
         layout = layout_;
+        sidecar = sidecar_;
       }
       if (!layout) return send_error(peer, request, Errc::not_found, "no layout yet");
-      DS_ASSIGN(const auto packed, wire::pack_layout(layout->encode(), make_sidecar(*layout).encode()));
+      DS_ASSIGN(const auto packed,
+                wire::pack_layout(layout->encode(), (sidecar ? *sidecar : make_sidecar(*layout)).encode()));
       return peer.socket.send(request, packed, soon());
     }
     case wire::Type::plan: return answer_plan(peer, message);

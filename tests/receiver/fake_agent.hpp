@@ -11,12 +11,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/thread_pool.hpp"
 #include "delta/delta.hpp"
+#include "deltasync/hf.hpp"
 #include "net/blocking.hpp"
 
 namespace deltasync::test {
@@ -70,6 +72,8 @@ class FakeAgent {
   void restart();
   /// From now on another layout is announced.
   void change_layout(LayoutPtr layout);
+  /// From now on other side files are announced; deltas from before are gone.
+  void change_sidecar(Sidecar sidecar);
 
   /// Decides about each request; called on the connection's thread, one call at a time.
   void on_request(std::function<Fault(const Request&)> hook);
@@ -125,6 +129,7 @@ class FakeAgent {
   std::vector<delta::DeltaPtr> chain(const VersionId& from, const Digest128& root, const VersionId& to) const;
 
   LayoutPtr layout_;
+  std::optional<Sidecar> sidecar_;  ///< unset: made for the layout
   const Setup setup_;
   ThreadPool pool_{1, "fake-encode"};
   UniqueFd listener_;
@@ -137,6 +142,7 @@ class FakeAgent {
   std::uint64_t instance_ = 1;
   std::uint64_t epoch_ = 0;
   std::vector<State> versions_;
+  bool new_generation_ = false;  ///< no delta leads to the next version
   std::deque<delta::DeltaPtr> ring_;
   std::map<std::uint64_t, std::shared_ptr<LivePlan>> plans_;
   std::map<std::uint64_t, int> open_fds_;

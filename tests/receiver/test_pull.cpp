@@ -3,6 +3,7 @@
 #include <fstream>
 #include <thread>
 
+#include "tests/receiver/hf_fixture.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 
 namespace deltasync::test {
@@ -365,6 +366,51 @@ TEST_F(PullTest, EveryDtypeAndSeed) {
     }
     receiver_.reset();
   }
+}
+
+TEST_F(PullTest, SideFilesThatChangeAreNeverMixedWithOldOnes) {
+  TempDir dir;
+  const auto out = dir.path() / "out";
+  const auto bind_directory = [&] {
+    auto target = make_hf_target(receiver_->layout(), receiver_->sidecar(), out);
+    ASSERT_TRUE(target.ok()) << target.error().to_string();
+    ASSERT_TRUE(receiver_->bind(std::move(*target), in_ms(20'000)).ok());
+  };
+  const auto commit_next = [&] {
+    auto staged = pull();
+    ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+    ASSERT_TRUE((*staged)->commit().ok());
+  };
+  Sidecar sidecar = awkward_sidecar(*model_.layout);
+  agent_ = std::make_unique<FakeAgent>(model_.layout);
+  agent_->change_sidecar(sidecar);
+  agent_->publish(model_.half);
+  connect();
+  bind_directory();
+  commit_next();
+  step();
+  commit_next();
+  const auto before = model_.half;
+  EXPECT_EQ(compare_directory(out / "current", *model_.layout, sidecar, before), "");
+
+  const Sidecar old = sidecar;
+  sidecar.others[0].bytes.push_back(std::byte{'x'});
+  sidecar.others.push_back({"chat_template.jinja", {std::byte{'y'}}});
+  agent_->change_sidecar(sidecar);
+  step();
+  for (int i = 0; i < 2; ++i) {
+    auto mixed = pull();
+    ASSERT_FALSE(mixed.ok());
+    EXPECT_EQ(mixed.error().code(), Errc::layout_mismatch) << mixed.error().to_string();
+    EXPECT_NE(mixed.error().message().find("chat_template.jinja, " + sidecar.others[0].name), std::string::npos)
+        << mixed.error().message();
+    EXPECT_EQ(compare_directory(out / "current", *model_.layout, old, before), "");
+  }
+  receiver_.reset();
+  connect();
+  bind_directory();
+  commit_next();
+  EXPECT_EQ(compare_directory(out / "current", *model_.layout, sidecar, model_.half), "");
 }
 
 TEST_F(PullTest, MetadataCrossesOnce) {
