@@ -63,7 +63,8 @@ struct WriterOptions {
 };
 
 /// One writer process's session. Not thread-safe: one thread calls it at a time (copies run on its own threads).
-/// Destruction during a fill aborts it.
+/// Destruction during a fill aborts it. A forked child may only destroy its copy, which disturbs nobody; its calls fail
+/// with invalid_argument.
 class Writer {
  public:
   /// Connects to the agent, which creates the segment for `layout` or hands out the existing one, and maps it.

@@ -2,72 +2,100 @@
 
 #include <pthread.h>
 
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
 namespace deltasync {
 
 void set_thread_name(const std::string& name) {
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
 }
 
-ThreadPool::ThreadPool(unsigned threads, std::string name) : threads_(threads < 1 ? 1 : threads) {
+struct ThreadPool::Shared {
+  void work(unsigned worker);
+  void drain(unsigned worker);
+
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::condition_variable done;
+  const std::function<void(std::uint64_t, unsigned)>* fn = nullptr;  // protected by mutex, as all below
+  std::uint64_t next = 0;
+  std::uint64_t count = 0;
+  std::uint64_t round = 0;
+  unsigned busy = 0;
+  bool stop = false;
+  std::vector<std::thread> workers;  // constant after construction
+};
+
+ThreadPool::ThreadPool(unsigned threads, std::string name)
+    : threads_(threads < 1 ? 1 : threads), shared_(std::make_unique<Shared>()) {
   for (unsigned i = 1; i < threads_; ++i) {
-    workers_.emplace_back([this, i, thread_name = name + "-" + std::to_string(i)] {
+    shared_->workers.emplace_back([shared = shared_.get(), i, thread_name = name + "-" + std::to_string(i)] {
       set_thread_name(thread_name);
-      work(i);
+      shared->work(i);
     });
   }
 }
 
 ThreadPool::~ThreadPool() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
+  if (!home_.here()) {
+    // A join would fail, and the condition variable's destructor wait for waiters that are not there: left alone.
+    static_cast<void>(shared_.release());
+    return;
   }
-  wake_.notify_all();
-  for (auto& t : workers_) t.join();
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->stop = true;
+  }
+  shared_->wake.notify_all();
+  for (auto& t : shared_->workers) t.join();
 }
 
 void ThreadPool::run(std::uint64_t count, const std::function<void(std::uint64_t, unsigned)>& fn) {
+  auto& s = *shared_;
   {
-    const std::lock_guard lock(mutex_);
-    fn_ = &fn;
-    next_ = 0;
-    count_ = count;
-    busy_ = threads_ - 1;
-    ++round_;
+    const std::lock_guard lock(s.mutex);
+    s.fn = &fn;
+    s.next = 0;
+    s.count = count;
+    s.busy = threads_ - 1;
+    ++s.round;
   }
-  wake_.notify_all();
-  drain(0);
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [this] { return busy_ == 0; });
-  fn_ = nullptr;
+  s.wake.notify_all();
+  s.drain(0);
+  std::unique_lock lock(s.mutex);
+  s.done.wait(lock, [&s] { return s.busy == 0; });
+  s.fn = nullptr;
 }
 
-void ThreadPool::work(unsigned worker) {
+void ThreadPool::Shared::work(unsigned worker) {
   std::uint64_t seen = 0;
   for (;;) {
     {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return stop_ || round_ != seen; });
-      if (stop_) return;
-      seen = round_;
+      std::unique_lock lock(mutex);
+      wake.wait(lock, [&] { return stop || round != seen; });
+      if (stop) return;
+      seen = round;
     }
     drain(worker);
-    const std::lock_guard lock(mutex_);
-    if (--busy_ == 0) done_.notify_one();
+    const std::lock_guard lock(mutex);
+    if (--busy == 0) done.notify_one();
   }
 }
 
-void ThreadPool::drain(unsigned worker) {
+void ThreadPool::Shared::drain(unsigned worker) {
   for (;;) {
     std::uint64_t index;
-    const std::function<void(std::uint64_t, unsigned)>* fn;
+    const std::function<void(std::uint64_t, unsigned)>* call;
     {
-      const std::lock_guard lock(mutex_);
-      if (next_ >= count_) return;
-      index = next_++;
-      fn = fn_;
+      const std::lock_guard lock(mutex);
+      if (next >= count) return;
+      index = next++;
+      call = fn;
     }
-    (*fn)(index, worker);
+    (*call)(index, worker);
   }
 }
 

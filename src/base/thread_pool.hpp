@@ -1,13 +1,12 @@
 // A fixed set of named threads that run index ranges. The caller's thread takes part, so a pool of 1 starts none.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
+#include <memory>
 #include <string>
-#include <thread>
-#include <vector>
+
+#include "base/home_process.hpp"
 
 namespace deltasync {
 
@@ -15,6 +14,7 @@ class ThreadPool {
  public:
   /// `threads` ≥ 1 in all, the caller of run() included. Threads are named "<name>-<i>".
   ThreadPool(unsigned threads, std::string name);
+  /// In a forked child the threads do not exist: there it leaves all as it is.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -26,20 +26,11 @@ class ThreadPool {
   void run(std::uint64_t count, const std::function<void(std::uint64_t index, unsigned worker)>& fn);
 
  private:
-  void work(unsigned worker);
-  void drain(unsigned worker);
+  struct Shared;
 
   const unsigned threads_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable done_;
-  const std::function<void(std::uint64_t, unsigned)>* fn_ = nullptr;  // protected by mutex_, as all below
-  std::uint64_t next_ = 0;
-  std::uint64_t count_ = 0;
-  std::uint64_t round_ = 0;
-  unsigned busy_ = 0;
-  bool stop_ = false;
-  std::vector<std::thread> workers_;
+  const HomeProcess home_;
+  std::unique_ptr<Shared> shared_;
 };
 
 /// Names the calling thread (15 bytes are kept).

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/home_process.hpp"
 #include "base/process.hpp"
 #include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
@@ -34,7 +35,7 @@ class WriterRole {
   /// `slot` was granted by the agent (Unix socket) and stays granted while the role lives; the segment outlives it.
   /// Ends what an earlier program in this process left open in the slot (exec keeps the process, and so the slot).
   WriterRole(Segment& segment, unsigned slot, unsigned writers);
-  /// Aborts an open fill.
+  /// Aborts an open fill, unless this is a forked child's copy.
   ~WriterRole();
   WriterRole(const WriterRole&) = delete;
   WriterRole& operator=(const WriterRole&) = delete;
@@ -62,6 +63,7 @@ class WriterRole {
   Error begin_timed_out(const Version& version) const;
   Error commit_timed_out(const Fill& fill) const;
 
+  const HomeProcess home_;
   Segment& segment_;
   const unsigned slot_;
   const unsigned writers_;

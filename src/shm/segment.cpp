@@ -16,6 +16,7 @@
 
 #include "base/fd.hpp"
 #include "base/hash.hpp"
+#include "base/home_process.hpp"
 #include "shm/huge_pages.hpp"
 #include "shm/space.hpp"
 #include "shm/validate.hpp"
@@ -129,6 +130,7 @@ void advise(const bip::mapped_region& region) {
 }  // namespace
 
 struct Segment::Impl {
+  HomeProcess home;
   SegmentPath path;
   UniqueFd fd;
   bip::mapped_region region;
@@ -237,7 +239,12 @@ Status Segment::unlink(const SegmentPath& path) {
 }
 
 Segment::Segment(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Segment::~Segment() = default;
+Segment::~Segment() {
+  if (impl_->home.here()) return;
+  // A forked child has neither the mapping nor the thread: something else may lie at the mapping's address there.
+  impl_->fd.reset();
+  static_cast<void>(impl_.release());
+}
 
 ControlBlock& Segment::control() noexcept {
   return impl_->block();

@@ -37,6 +37,7 @@ class Segment {
   /// Removes the file. Mappings stay valid.
   static Status unlink(const SegmentPath& path);
 
+  /// In a forked child, which does not inherit the mapping, it only closes the file.
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;

@@ -50,7 +50,7 @@ WriterRole::WriterRole(Segment& segment, unsigned slot, unsigned writers)
 }
 
 WriterRole::~WriterRole() {
-  if (open_) abort(*open_);
+  if (open_ && home_.here()) abort(*open_);
 }
 
 void WriterRole::set_wish(std::uint64_t deadline_ns) noexcept {

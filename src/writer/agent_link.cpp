@@ -25,7 +25,7 @@ AgentLink::AgentLink(std::string socket_path, wire::TrainerHello hello)
     : socket_path_(std::move(socket_path)), hello_(hello.encode()) {}
 
 AgentLink::~AgentLink() {
-  if (!connected()) return;
+  if (!home_.here() || !connected()) return;
   const Deadline deadline = Deadline::after(kGoodbyeLimit);
   const std::uint64_t request = ++request_;
   if (!socket_.send(wire::Type::end, request, {}, deadline)) return;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/home_process.hpp"
 #include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/writer.hpp"
@@ -20,7 +21,8 @@ class AgentLink {
  public:
   /// `hello` is said at every connect.
   AgentLink(std::string socket_path, wire::TrainerHello hello);
-  /// Says goodbye if it is connected, so that the slot is free at once; the fill must have been left.
+  /// Says goodbye if it is connected, so that the slot is free at once; the fill must have been left. A forked child's
+  /// copy says nothing: the slot is its parent's.
   ~AgentLink();
   AgentLink(const AgentLink&) = delete;
   AgentLink& operator=(const AgentLink&) = delete;
@@ -42,6 +44,7 @@ class AgentLink {
   /// The answer to `request`; answers to requests that were given up before are skipped.
   Result<net::Message> answer(std::uint64_t request, wire::Type type, Deadline deadline);
 
+  const HomeProcess home_;
   const std::string socket_path_;
   const std::vector<std::byte> hello_;  ///< encoded: it holds the layout and is the same each time
   net::MessageSocket socket_;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/home_process.hpp"
 #include "base/process.hpp"
 #include "base/thread_pool.hpp"
 #include "format/coverage.hpp"
@@ -69,7 +70,7 @@ class WriterSession final : public Writer {
   Result<OffloadReport> commit(Deadline deadline) override;
   void abort() noexcept override;
   Status wait_ready(const VersionId& version, Deadline deadline) override;
-  VersionId newest() const override { return role_->newest(); }
+  VersionId newest() const override { return home_.here() ? role_->newest() : VersionId{}; }
   const LayoutPtr& layout() const override { return layout_; }
 
  private:
@@ -78,10 +79,12 @@ class WriterSession final : public Writer {
   Status greet(Deadline deadline);
   Status write_group(std::span<const SliceSource> group);
   Result<CopyJob> accept(const SliceSource& item);
+  Status check_home() const;
   Status check_source(const Tensor& tensor, const Rect& rect, const Source& source) const;
   std::string who() const { return "writer " + std::to_string(options_.writer_index); }
 
   // Constant after construction.
+  const HomeProcess home_;
   const LayoutPtr layout_;
   const WriterOptions options_;
 
@@ -151,7 +154,14 @@ Status WriterSession::greet(Deadline deadline) {
   return std::move(welcome).error();
 }
 
+Status WriterSession::check_home() const {
+  if (home_.here()) return {};
+  return Error(Errc::invalid_argument, who() + " was attached by pid " + std::to_string(home_.pid()) +
+                                           ": a forked child attaches a writer of its own");
+}
+
 Status WriterSession::register_plan(std::span<const TensorSlice> plan, Deadline deadline) {
+  DS_TRY(check_home());
   if (fill_) return Error(Errc::invalid_argument, "register_plan: a fill is open");
   planned_ = false;
   plan_.assign(plan.begin(), plan.end());
@@ -173,6 +183,7 @@ Status WriterSession::register_plan(std::span<const TensorSlice> plan, Deadline 
 // ---- one version ---------------------------------------------------------------------------------------------
 
 Status WriterSession::begin(const Version& version, Deadline deadline) {
+  DS_TRY(check_home());
   const std::string context = "begin " + to_string(version);
   if (fill_) return Error(Errc::invalid_argument, context + ": a fill is open already");
   if (options_.writers > 1 && !planned_) {
@@ -223,6 +234,7 @@ Status WriterSession::write(std::uint32_t tensor, const Rect& rect, const Source
 }
 
 Status WriterSession::write(std::span<const SliceSource> batch) {
+  DS_TRY(check_home());
   if (!fill_) return Error(Errc::invalid_argument, "write: no fill is open");
   if (failed_) return Error(Errc::aborted, "write: an earlier write of this fill failed; abort() it");
   const auto start = Clock::now();
@@ -285,6 +297,7 @@ Result<CopyJob> WriterSession::accept(const SliceSource& item) {
 }
 
 Result<OffloadReport> WriterSession::commit(Deadline deadline) {
+  DS_TRY(check_home());
   if (!fill_) return Error(Errc::invalid_argument, "commit: no fill is open");
   const std::string context = "commit " + to_string(report_.version);
   const auto start = Clock::now();
@@ -309,12 +322,13 @@ Result<OffloadReport> WriterSession::commit(Deadline deadline) {
 
 void WriterSession::abort() noexcept {
   if (!fill_) return;
-  role_->abort(*fill_);
+  if (home_.here()) role_->abort(*fill_);
   fill_.reset();
   failed_ = false;
 }
 
 Status WriterSession::wait_ready(const VersionId& version, Deadline deadline) {
+  DS_TRY(check_home());
   for (;;) {
     Status status = ensure_connected(deadline);
     if (status) {

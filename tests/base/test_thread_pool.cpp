@@ -3,10 +3,14 @@
 
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <set>
+#include <thread>
 
 namespace deltasync {
 namespace {
@@ -78,6 +82,23 @@ TEST(ThreadPool, WorkersAreNamed) {
     names.insert(name);
   });
   EXPECT_EQ(names, std::set<std::string>{"ds-test-1"});
+}
+
+TEST(ThreadPool, AForkedChildMayDestroyItsCopy) {
+  auto pool = std::make_unique<ThreadPool>(3, "test");
+  pool->run(10, [](std::uint64_t, unsigned) {});
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::alarm(20);
+    pool.reset();
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
+  std::atomic<int> calls = 0;
+  pool->run(10, [&](std::uint64_t, unsigned) { ++calls; });
+  EXPECT_EQ(calls, 10);
 }
 
 }  // namespace

@@ -184,6 +184,35 @@ TEST_F(WriterProcessTest, ClosedConnectionIsNoProofOfDeath) {
   expect_served({7, 1});
 }
 
+TEST_F(WriterProcessTest, AForkedChildMayDestroyItsCopyOfAWriterInsideAFill) {
+  Child child([&](const Child::Turns&) {
+    auto writer = attach_or_exit();
+    if (!writer->begin(version(7, 1), soon())) return 11;
+    if (!write_slice(*writer, model_.half, 0, whole(layout(), 0))) return 12;
+    const pid_t fork = ::fork();
+    if (fork == 0) {
+      ::alarm(20);
+      const auto refused = write_slice(*writer, model_.half, 1, whole(layout(), 1));
+      if (refused || refused.error().code() != Errc::invalid_argument) ::_exit(1);
+      if (writer->newest().valid()) ::_exit(2);
+      writer.reset();
+      ::_exit(0);
+    }
+    int status = 0;
+    if (::waitpid(fork, &status, 0) != fork || status != 0) return 13;
+    for (std::uint32_t i = 1; i < layout().tensors().size(); ++i) {
+      if (!write_slice(*writer, model_.half, i, whole(layout(), i))) return 14;
+    }
+    if (!writer->commit(soon())) return 15;
+    return writer->wait_ready({7, 1}, soon()) ? 0 : 16;
+  });
+  start_agent();
+  child.go();
+  EXPECT_EQ(child.exit_code(), 0);
+  expect_served({7, 1});
+  EXPECT_EQ(agent_->gone().size(), 1u) << "one goodbye: the child's own";
+}
+
 /// A page that stops the process when it is first read, and is readable once the process goes on: a copy out of it is
 /// stopped half-way for certain.
 class StoppingPage {

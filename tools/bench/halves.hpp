@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "base/thread_pool.hpp"
 #include "bench/bench.hpp"

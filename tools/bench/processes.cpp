@@ -10,6 +10,7 @@
 #include <csignal>
 #include <fstream>
 #include <utility>
+#include <vector>
 
 #include "base/thread_pool.hpp"
 
