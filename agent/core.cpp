@@ -34,10 +34,7 @@ void AgentCore::stop() {
   wake();
   if (publisher_.joinable()) publisher_.join();
   const std::lock_guard lock(mutex_);
-  for (const auto& entry : plans_) {
-    if (entry.second->lease) leases_.end(*entry.second->lease);
-  }
-  plans_.clear();
+  while (!plans_.empty()) end_plan_locked(plans_.begin()->first);
 }
 
 /// Keeps the newest generation that holds a version, and a newer one that may still get its first.
@@ -166,6 +163,7 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
   made->expires_at = std::chrono::steady_clock::now() + options_.plan_limit;
   const auto first = snapshot_->ring.begin() + static_cast<std::ptrdiff_t>(decision.first_step);
   made->steps.assign(first, first + static_cast<std::ptrdiff_t>(decision.steps));
+  made->hold = holds_.begin({});
   const bool full = decision.kind == Decision::Kind::full;
   made->mode = full ? wire::PlanMode::full : wire::PlanMode::delta;
   if (full) {
@@ -217,28 +215,32 @@ void AgentCore::end_plan_locked(std::uint64_t id) {
   const auto found = plans_.find(id);
   if (found == plans_.end()) return;
   if (found->second->lease) leases_.end(*found->second->lease);
+  holds_.end(*found->second->hold);
   plans_.erase(found);
 }
 
-/// Evicted deltas that plans still hold are memory beside the ring: at most once more the ring's own bound.
+Result<LeaseTable::Reader> AgentCore::enter(const OpenPlan& plan, std::function<void()> wake) {
+  return holds_.enter(plan.hold, std::move(wake));
+}
+
+/// Evicted deltas that plans still hold are memory beside the ring: at most once more the ring's own bound. Who sends
+/// them lets go of them when the plan ends.
 void AgentCore::trim_pinned_locked() {
+  std::set<const RingEntry*> evicted;
+  std::erase_if(evicted_, [](const auto& entry) { return entry.expired(); });
+  for (const auto& weak : evicted_) evicted.insert(weak.lock().get());
   for (;;) {
     std::set<const RingEntry*> pinned;
     std::uint64_t bytes = 0;
-    std::erase_if(evicted_, [](const auto& entry) { return entry.expired(); });
-    for (const auto& weak : evicted_) {
-      const auto entry = weak.lock();
-      if (entry && pinned.insert(entry.get()).second) bytes += entry->delta->frame_bytes;
-    }
-    if (bytes <= ring_.bytes_max()) return;
     OpenPlanPtr oldest;
-    for (const auto& entry : plans_) {
-      const OpenPlanPtr& plan = entry.second;
-      const bool pins = std::any_of(plan->steps.begin(), plan->steps.end(),
-                                    [&](const RingEntryPtr& step) { return pinned.count(step.get()) != 0; });
-      if (pins && (!oldest || plan->expires_at < oldest->expires_at)) oldest = plan;
+    for (const auto& [id, plan] : plans_) {
+      for (const RingEntryPtr& step : plan->steps) {
+        if (evicted.count(step.get()) == 0) continue;
+        if (pinned.insert(step.get()).second) bytes += step->delta->frame_bytes;
+        if (!oldest || plan->expires_at < oldest->expires_at) oldest = plan;
+      }
     }
-    if (!oldest) return;
+    if (!oldest || bytes <= ring_.bytes_max()) return;
     spdlog::warn("plan_ended connection={} reason=\"holds {} bytes of deltas that left the ring\"", oldest->connection,
                  bytes);
     Metrics::add(metrics_.plans_expired, 1);

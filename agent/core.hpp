@@ -60,14 +60,15 @@ struct Snapshot {
 };
 using SnapshotPtr = std::shared_ptr<const Snapshot>;
 
-/// A receiver's plan: what its data requests may ask for. Immutable but for the lease in it.
+/// A receiver's plan: what its data requests may ask for. Immutable but for lease and hold in it.
 struct OpenPlan {
   std::uint64_t id = 0;
   std::uint64_t connection = 0;  ///< the control conversation that it ends with
   wire::PlanMode mode = wire::PlanMode::delta;
   LayoutPtr layout;
   ServedPtr served;                 ///< full only
-  LeasePtr lease;                   ///< full only
+  LeasePtr lease;                   ///< full only: on the half
+  LeasePtr hold;                    ///< on everything else, from the plan's beginning to its end
   std::vector<RingEntryPtr> steps;  ///< oldest first
   std::chrono::steady_clock::time_point expires_at;
 };
@@ -97,6 +98,9 @@ class AgentCore : public TrainerHooks {
                                               std::string* waiting_for);
   /// lease_revoked if the plan is over (released, expired, its control connection closed) or was never made.
   Result<OpenPlanPtr> find_plan(std::uint64_t id) const;
+  /// As LeaseTable::enter, under the plan itself: whoever sends what the plan holds (deltas that may have left the
+  /// ring, a mapping) does so as such a Reader, and lets go of it when the plan ends.
+  Result<LeaseTable::Reader> enter(const OpenPlan& plan, std::function<void()> wake);
   void release(std::uint64_t plan, std::uint64_t connection);
   /// Ends all plans of a control conversation.
   void connection_closed(std::uint64_t connection);
@@ -163,7 +167,8 @@ class AgentCore : public TrainerHooks {
   shm::AgentLock lock_;
   Metrics metrics_;
   LeaseTable leases_;
-  ThreadPool pool_;  // the publisher's
+  LeaseTable holds_{[] {}};  ///< of plans: on no half
+  ThreadPool pool_;          // the publisher's
   std::shared_ptr<Subscribers> subscribers_ = std::make_shared<Subscribers>();
 
   // Its own mutex, the last in every order: leases wake the publisher while mutex_ is held.

@@ -16,7 +16,7 @@ Result<GenerationPtr> make(std::unique_ptr<shm::Segment> segment, std::uint64_t 
   generation->number = number;
   generation->layout = std::move(layout);
   DS_ASSIGN(const wire::LayoutMessage packed, wire::pack_layout(segment->layout_encoded(), segment->sidecar_encoded()));
-  generation->layout_payload = packed.encode();
+  generation->layout_payload = std::make_shared<const std::vector<std::byte>>(packed.encode());
   generation->segment = std::move(segment);
   DS_ASSIGN(generation->role, shm::AgentRole::adopt(*generation->segment));
   return generation;

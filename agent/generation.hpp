@@ -17,7 +17,8 @@ namespace deltasync::agent {
 struct Generation {
   std::uint64_t number = 0;
   LayoutPtr layout;
-  std::vector<std::byte> layout_payload;  ///< wire::LayoutMessage, encoded once
+  /// wire::LayoutMessage, encoded once; shared by those who send it, so that a slow peer pins no mapping.
+  std::shared_ptr<const std::vector<std::byte>> layout_payload;
   std::unique_ptr<shm::Segment> segment;
   std::unique_ptr<shm::AgentRole> role;  ///< may be called from any thread
 

@@ -16,8 +16,8 @@ using net::kAsTuple;
 
 namespace {
 
-constexpr std::uint64_t kAuthBytesMax = 4096;                   ///< before a peer has proved anything
-constexpr auto kLastWords = std::chrono::seconds(1);            ///< to tell a peer why it is dropped, and again for it to read
+constexpr std::uint64_t kAuthBytesMax = 4096;         ///< before a peer has proved anything
+constexpr auto kLastWords = std::chrono::seconds(1);  ///< to tell a peer why it is dropped, and again for it to read
 constexpr auto kVersionSlice = std::chrono::milliseconds(250);  ///< between looks at a waiting peer's socket
 
 const char* role_name(wire::Role role) {
@@ -63,7 +63,8 @@ asio::awaitable<void> PullConversation::run() {
   core_.connection_closed(connection_);
   log_end(status);
   if (!status) {
-    core_.metrics().count_error(status.error().code());
+    // A peer that leaves between two messages is no error.
+    if (status.error().code() != Errc::connection || mid_message_) core_.metrics().count_error(status.error().code());
     if (!authenticated_) Metrics::add(core_.metrics().handshakes_failed, 1);
     const Errc code = status.error().code();
     if (!mid_message_ && code != Errc::connection && code != Errc::aborted) {
@@ -107,17 +108,14 @@ asio::awaitable<Status> PullConversation::handshake() {
   hello.auth_required = token.empty() ? 0 : 1;
   hello.instance = context_.options.instance;
   hello.nonce = net::make_nonce();
-  DS_CO_TRY(co_await stream_.write(0, hello, limits_.handshake));
+  DS_CO_TRY(co_await stream_.write(0, hello, deadline.remaining()));
 
-  DS_CO_ASSIGN(const Request message, co_await stream_.read(kAuthBytesMax, deadline, deadline.remaining()));
+  DS_CO_ASSIGN(const Request message, co_await stream_.read_by(kAuthBytesMax, deadline));
   if (message.type() != wire::Type::auth) co_return Error(Errc::protocol, "the first message is no auth");
+  DS_CO_TRY(wire::check_protocol(message.payload, "the peer"));
   DS_CO_ASSIGN(wire::Auth auth, wire::Auth::decode(message.payload));
   name_ = printable(std::move(auth.name));
   role_ = auth.role;
-  if (auth.protocol != wire::kProtocolVersion) {
-    co_return Error(Errc::unsupported, "the peer speaks protocol " + std::to_string(auth.protocol) + ", this agent " +
-                                           std::to_string(wire::kProtocolVersion));
-  }
   if (!token.empty() && !net::equal_proofs(auth.proof, net::client_proof(token, hello.nonce, auth.nonce, auth.role))) {
     co_return Error(Errc::unauthenticated, "no token or a wrong one");
   }
@@ -126,7 +124,7 @@ asio::awaitable<Status> PullConversation::handshake() {
   const SnapshotPtr now = core_.snapshot();
   welcome.has_layout = now->offer.has_layout ? 1 : 0;
   welcome.layout = now->offer.layout;
-  co_return co_await stream_.write(message.header.request, welcome, limits_.handshake);
+  co_return co_await stream_.write(message.header.request, welcome, deadline.remaining());
 }
 
 asio::awaitable<Status> PullConversation::serve_requests() {
@@ -140,7 +138,7 @@ asio::awaitable<Status> PullConversation::serve_requests() {
   co_return Error(Errc::connection, "the agent is shutting down");
 }
 
-asio::awaitable<Status> PullConversation::dispatch(const Request& request) {
+asio::awaitable<Status> PullConversation::dispatch(Request& request) {
   switch (request.type()) {
     case wire::Type::get_layout: co_return co_await on_get_layout(request);
     case wire::Type::get_digests: co_return co_await on_get_digests(request);
@@ -159,23 +157,31 @@ asio::awaitable<Status> PullConversation::dispatch(const Request& request) {
                                       role_name(role_) + " conversation");
 }
 
-asio::awaitable<Status> PullConversation::refuse(const Request& request, Error error) {
+asio::awaitable<Status> PullConversation::refuse(Request& request, Error error) {
   core_.metrics().count_error(error.code());
   spdlog::debug("request_refused connection={} name=\"{}\" type={} error=\"{}\"", connection_, name_,
                 request.header.type, printable(error.to_string()));
+  std::vector<std::byte>().swap(request.payload);
   wire::ErrorMessage answer;
   answer.code = error.code();
   answer.message = error.message();
   co_return co_await stream_.write(request.header.request, answer, limits_.progress);
 }
 
-asio::awaitable<Status> PullConversation::on_get_layout(const Request& request) {
+asio::awaitable<Status> PullConversation::conclude(Request& request, const Status& sent) {
+  if (sent) co_return co_await send_end(request);
+  if (mid_message_) co_return sent;
+  co_return co_await refuse(request, sent.error());
+}
+
+asio::awaitable<Status> PullConversation::on_get_layout(Request& request) {
   DS_CO_TRY(wire::Empty::decode(request.payload).with_context("get_layout"));
-  const GenerationPtr generation = core_.snapshot()->generation;
-  if (!generation) co_return co_await refuse(request, Error(Errc::not_found, "no trainer has brought a layout yet"));
-  Metrics::add(core_.metrics().bytes_layout, generation->layout_payload.size());
-  co_return co_await stream_.write(wire::Type::layout, request.header.request, generation->layout_payload,
-                                   limits_.progress);
+  std::shared_ptr<const std::vector<std::byte>> payload;
+  if (const SnapshotPtr now = core_.snapshot(); now->generation) payload = now->generation->layout_payload;
+  if (!payload) co_return co_await refuse(request, Error(Errc::not_found, "no trainer has brought a layout yet"));
+  DS_CO_TRY(co_await stream_.write(wire::Type::layout, request.header.request, *payload, limits_.progress));
+  Metrics::add(core_.metrics().bytes_layout, payload->size());
+  co_return Status();
 }
 
 /// A publication between a look at the state and the wait cannot be missed: it posts to this strand.
@@ -193,7 +199,7 @@ asio::awaitable<void> PullConversation::wait_for_version(Deadline deadline) {
   co_await version_timer_.async_wait(kAsTuple);
 }
 
-asio::awaitable<Status> PullConversation::on_plan(const Request& request) {
+asio::awaitable<Status> PullConversation::on_plan(Request& request) {
   DS_CO_ASSIGN(const wire::Plan plan, wire::Plan::decode(request.payload));
   const auto wait_max_ms = static_cast<std::uint64_t>(limits_.wait_max.count());
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(std::min(plan.wait_ms, wait_max_ms)));
@@ -219,7 +225,7 @@ asio::awaitable<Status> PullConversation::on_plan(const Request& request) {
   }
 }
 
-asio::awaitable<Status> PullConversation::on_release(const Request& request) {
+asio::awaitable<Status> PullConversation::on_release(Request& request) {
   DS_CO_ASSIGN(const wire::Release release, wire::Release::decode(request.payload));
   core_.release(release.plan, connection_);
   co_return co_await send_end(request);
@@ -235,21 +241,28 @@ asio::awaitable<Status> PullConversation::serve_watch() {
   if (request.type() != wire::Type::watch) co_return Error(Errc::protocol, "the first request is no watch");
   DS_CO_TRY(wire::Empty::decode(request.payload).with_context("watch"));
   const auto subscription = hear_versions();
-  ServedPtr told;  // a slow peer skips what was published while it read
+  HalfKey told;  // a slow peer skips what was published while it read
   while (!context_.stopping) {
-    const ServedPtr served = core_.snapshot()->served;
-    if (served && served != told) {
-      wire::VersionReady ready;
-      ready.version = served->version;
-      ready.layout = served->generation->layout->digest();
-      DS_CO_TRY(co_await stream_.write(request.header.request, ready, limits_.progress));
-      told = served;
+    if (const auto ready = news(told)) {
+      DS_CO_TRY(co_await stream_.write(request.header.request, *ready, limits_.progress));
       continue;
     }
     co_await wait_for_version(Deadline::after(kVersionSlice));
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer closed the connection");
+    if (stream_.has_input()) co_return Error(Errc::protocol, "a watch conversation has one request");
   }
   co_return Error(Errc::connection, "the agent is shutting down");
+}
+
+/// Holds nothing of what is served once it returns: a watcher must not pin a half that is to be released.
+std::optional<wire::VersionReady> PullConversation::news(HalfKey& told) const {
+  const ServedPtr served = core_.snapshot()->served;
+  if (!served || served->half == told) return std::nullopt;
+  told = served->half;
+  wire::VersionReady ready;
+  ready.version = served->version;
+  ready.layout = served->generation->layout->digest();
+  return ready;
 }
 
 }  // namespace deltasync::agent

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <span>
 #include <string>
 
 #include "agent/core.hpp"
@@ -42,24 +44,35 @@ class PullConversation {
   awaitable<Status> handshake();
   awaitable<Status> serve_requests();
   awaitable<Status> serve_watch();
-  awaitable<Status> dispatch(const Request& request);
-  awaitable<Status> refuse(const Request& request, Error error);
-
-  awaitable<Status> on_get_layout(const Request& request);
-  awaitable<Status> on_plan(const Request& request);
-  awaitable<Status> on_release(const Request& request);
-  // pull_data.cpp
-  awaitable<Status> on_get_digests(const Request& request);
-  awaitable<Status> on_get_extent(const Request& request);
-  awaitable<Status> on_get_frames(const Request& request);
-  awaitable<Status> on_get_raw_tiles(const Request& request);
-  awaitable<Status> send_extents(const Request& request, const OpenPlan& plan, std::uint64_t first, std::uint64_t end);
+  awaitable<Status> dispatch(Request& request);
+  /// Frees the request's payload first: the answer may wait for the peer.
+  awaitable<Status> refuse(Request& request, Error error);
+  /// The end of an answer, or why it ends early.
+  awaitable<Status> conclude(Request& request, const Status& sent);
   awaitable<Status> send_end(const Request& request);
+
+  awaitable<Status> on_get_layout(Request& request);
+  awaitable<Status> on_plan(Request& request);
+  awaitable<Status> on_release(Request& request);
+  // pull_data.cpp
+  awaitable<Status> on_get_digests(Request& request);
+  awaitable<Status> on_get_extent(Request& request);
+  awaitable<Status> on_get_frames(Request& request);
+  awaitable<Status> on_get_raw_tiles(Request& request);
+  // The messages of an answer, without its end. They hold what the plan holds, and are Readers of it, until they
+  // return and no longer: a peer that does not read must not keep it by not reading the answer's end.
+  awaitable<Status> send_extents(std::uint64_t request, OpenPlanPtr plan, wire::TileRange tiles);
+  awaitable<Status> send_frames(std::uint64_t request, OpenPlanPtr plan, wire::GetFrames wanted);
+  awaitable<Status> send_raw_tiles(std::uint64_t request, OpenPlanPtr plan, wire::GetRawTiles wanted);
+  /// Whole messages. When it fails, nothing more can be said on this connection.
+  awaitable<Status> send(std::span<const ByteSpan> pieces, const net::MessageStream::MaySend& permit);
 
   /// Makes publications wake wait_for_version for as long as the token lives.
   AgentCore::Subscription hear_versions();
   /// Until a version is published, a short while has passed, or the deadline.
   awaitable<void> wait_for_version(Deadline deadline);
+  /// What is served, unless it is the content of `told`, which becomes it.
+  std::optional<wire::VersionReady> news(HalfKey& told) const;
   void log_end(const Status& status) const;
 
   PullContext& context_;

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <functional>
+#include <memory>
 #include <utility>
 
 #include "agent/pull_conversation.hpp"
@@ -52,12 +54,30 @@ Status check_ranges(const Layout& layout, const std::vector<wire::TileRange>& ra
   return {};
 }
 
-std::vector<delta::Batch> to_batches(const std::vector<wire::TileRange>& ranges) {
-  std::vector<delta::Batch> batches;
-  batches.reserve(ranges.size());
-  for (const wire::TileRange& range : ranges) batches.push_back({range.first, range.end});
-  return batches;
+/// The plan that a request with ranges names, if so many ranges can be in its layout at all.
+Result<OpenPlanPtr> find_plan(const AgentCore& core, const wire::RangesHead& head) {
+  DS_ASSIGN(OpenPlanPtr plan, core.find_plan(head.plan));
+  if (head.ranges > plan->layout->tile_count()) {
+    return Error(Errc::out_of_range,
+                 std::to_string(head.ranges) + " ranges of " + std::to_string(plan->layout->tile_count()) + " tiles");
+  }
+  return plan;
 }
+
+/// Wakes the conversation's sending as long as it lives. Its strand's.
+class Waker {
+ public:
+  Waker() = default;
+  ~Waker() { *inside_ = false; }
+  Waker(const Waker&) = delete;
+  Waker& operator=(const Waker&) = delete;
+  std::function<void()> of(const net::MessageStream& stream) const {
+    return [canceller = stream.canceller(), inside = inside_] { canceller.cancel_while(inside); };
+  }
+
+ private:
+  const std::shared_ptr<bool> inside_ = std::make_shared<bool>(true);
+};
 
 /// The header of a frame message whose payload hash is known: a ring's frames are hashed once for all receivers.
 wire::Header frame_header(std::uint64_t request, std::uint64_t payload_bytes, std::uint64_t payload_hash) {
@@ -104,132 +124,146 @@ class Outbox {
 
 }  // namespace
 
-asio::awaitable<Status> PullConversation::on_get_digests(const Request& request) {
-  DS_CO_ASSIGN(const wire::GetDigests wanted, wire::GetDigests::decode(request.payload));
-  auto plan = core_.find_plan(wanted.plan);
-  if (!plan) co_return co_await refuse(request, std::move(plan).error());
-  if (!(*plan)->served) {
-    co_return co_await refuse(request, Error(Errc::invalid_argument, "digests belong to full plans"));
-  }
-  const auto digests = (*plan)->served->digests;
-  const auto bytes = std::as_bytes(std::span(*digests));
-  Metrics::add(core_.metrics().bytes_digests, bytes.size());
-  co_return co_await stream_.write(wire::Type::digests, request.header.request, bytes, limits_.progress);
+asio::awaitable<Status> PullConversation::send(std::span<const ByteSpan> pieces,
+                                               const net::MessageStream::MaySend& permit) {
+  mid_message_ = true;
+  DS_CO_TRY(co_await stream_.write_pieces(pieces, limits_.progress, &permit));
+  mid_message_ = false;
+  co_return Status();
 }
 
-asio::awaitable<Status> PullConversation::on_get_extent(const Request& request) {
+asio::awaitable<Status> PullConversation::on_get_digests(Request& request) {
+  DS_CO_ASSIGN(const wire::GetDigests wanted, wire::GetDigests::decode(request.payload));
+  std::shared_ptr<const std::vector<std::uint64_t>> digests;
+  {
+    const auto plan = core_.find_plan(wanted.plan);
+    if (!plan) co_return co_await refuse(request, plan.error());
+    if (const ServedPtr& served = (*plan)->served) digests = served->digests;
+  }
+  if (!digests) co_return co_await refuse(request, Error(Errc::invalid_argument, "digests belong to full plans"));
+  const auto bytes = std::as_bytes(std::span(*digests));
+  DS_CO_TRY(co_await stream_.write(wire::Type::digests, request.header.request, bytes, limits_.progress));
+  Metrics::add(core_.metrics().bytes_digests, bytes.size());
+  co_return Status();
+}
+
+asio::awaitable<Status> PullConversation::on_get_extent(Request& request) {
   DS_CO_ASSIGN(const wire::GetExtent wanted, wire::GetExtent::decode(request.payload));
   auto plan = core_.find_plan(wanted.plan);
   if (!plan) co_return co_await refuse(request, std::move(plan).error());
-  if (!(*plan)->lease) {
-    co_return co_await refuse(request, Error(Errc::invalid_argument, "extents belong to full plans"));
-  }
-  const auto range = extent_bytes(*(*plan)->layout, wanted.tiles);
-  if (!range) co_return co_await refuse(request, range.error());
-  co_return co_await send_extents(request, **plan, range->first, range->end);
+  const Status sent = co_await send_extents(request.header.request, std::move(plan).value(), wanted.tiles);
+  co_return co_await conclude(request, sent);
 }
 
 /// Pages go from the segment to the socket by sendfile. A revocation is told between two extents; within one the
 /// connection is closed, since its header has promised more.
-asio::awaitable<Status> PullConversation::send_extents(const Request& request, const OpenPlan& plan,
-                                                       std::uint64_t first, std::uint64_t end) {
-  const auto inside = std::make_shared<bool>(true);
-  auto reader =
-      core_.leases().enter(plan.lease, [canceller = stream_.canceller(), inside] { canceller.cancel_while(inside); });
-  if (!reader) co_return co_await refuse(request, std::move(reader).error());
-  const shm::Segment& segment = *plan.served->generation->segment;
-  const std::uint64_t half_begin = segment.half_file_offset(plan.served->half.half);
+asio::awaitable<Status> PullConversation::send_extents(std::uint64_t request, OpenPlanPtr plan, wire::TileRange tiles) {
+  if (!plan->lease) co_return Error(Errc::invalid_argument, "extents belong to full plans");
+  DS_CO_ASSIGN(const ByteRange range, extent_bytes(*plan->layout, tiles));
+  const Waker waker;
+  DS_CO_ASSIGN(const auto reader, core_.leases().enter(plan->lease, waker.of(stream_)));
+  const shm::Segment& segment = *plan->served->generation->segment;
+  const std::uint64_t half_begin = segment.half_file_offset(plan->served->half.half);
 
-  Status status;
-  std::uint64_t sent = 0;
-  for (std::uint64_t at = first; at < end && status;) {
-    if (!reader->may_send()) {
-      status = Error(Errc::lease_revoked, "the half is needed by a writer; plan anew");
-      break;
-    }
-    const std::uint64_t bytes = std::min(end - at, kExtentBytes);
-    const wire::Header header = wire::make_header(wire::Type::extent, request.header.request, {}, bytes);
+  for (std::uint64_t at = range.first; at < range.end;) {
+    if (!reader.may_send()) co_return Error(Errc::lease_revoked, "the half is needed by a writer; plan anew");
+    const std::uint64_t bytes = std::min(range.end - at, kExtentBytes);
+    const wire::Header header = wire::make_header(wire::Type::extent, request, {}, bytes);
     const std::array<ByteSpan, 1> pieces{bytes_of(header)};
+    DS_CO_TRY(co_await send(pieces, reader));
     mid_message_ = true;
-    status = co_await stream_.write_pieces(pieces, limits_.progress);
-    if (!status) break;
-    status = co_await stream_.send_file(segment.file(), half_begin + at, bytes, *reader, limits_.progress, &sent);
-    if (!status) break;
+    std::uint64_t sent = 0;
+    const Status status =
+        co_await stream_.send_file(segment.file(), half_begin + at, bytes, reader, limits_.progress, &sent);
+    Metrics::add(core_.metrics().bytes_extent, sent);
+    if (!status) co_return status;
     mid_message_ = false;
     at += bytes;
   }
-  *inside = false;
-  Metrics::add(core_.metrics().bytes_extent, sent);
-  if (!status && status.error().code() == Errc::lease_revoked && !mid_message_) {
-    co_return co_await refuse(request, std::move(status).error());
-  }
-  if (!status) co_return status;
-  co_return co_await send_end(request);
+  co_return Status();
 }
 
-asio::awaitable<Status> PullConversation::on_get_frames(const Request& request) {
-  DS_CO_ASSIGN(const wire::GetFrames wanted, wire::GetFrames::decode(request.payload));
-  auto plan = core_.find_plan(wanted.plan);
+asio::awaitable<Status> PullConversation::on_get_frames(Request& request) {
+  DS_CO_ASSIGN(const wire::RangesHead head, wire::GetFrames::decode_head(request.payload));
+  auto plan = find_plan(core_, head);
   if (!plan) co_return co_await refuse(request, std::move(plan).error());
-  if (wanted.step >= (*plan)->steps.size()) {
-    co_return co_await refuse(request, Error(Errc::out_of_range, "step " + std::to_string(wanted.step) + " of " +
-                                                                     std::to_string((*plan)->steps.size())));
+  DS_CO_ASSIGN(wire::GetFrames wanted, wire::GetFrames::decode(request.payload));
+  std::vector<std::byte>().swap(request.payload);
+  const Status sent = co_await send_frames(request.header.request, std::move(plan).value(), std::move(wanted));
+  co_return co_await conclude(request, sent);
+}
+
+asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, OpenPlanPtr plan, wire::GetFrames wanted) {
+  if (wanted.step >= plan->steps.size()) {
+    co_return Error(Errc::out_of_range,
+                    "step " + std::to_string(wanted.step) + " of " + std::to_string(plan->steps.size()));
   }
-  if (auto checked = check_ranges(*(*plan)->layout, wanted.ranges); !checked) {
-    co_return co_await refuse(request, std::move(checked).error());
-  }
-  const RingEntryPtr entry = (*plan)->steps[wanted.step];
+  DS_CO_TRY(check_ranges(*plan->layout, wanted.ranges));
+  const Waker waker;
+  DS_CO_ASSIGN(const auto reader, core_.enter(*plan, waker.of(stream_)));
+  const RingEntryPtr entry = plan->steps[wanted.step];
   const std::vector<delta::Frame>& frames = entry->delta->frames;
-  const std::vector<delta::Batch> ranges = to_batches(wanted.ranges);
+  const std::vector<wire::TileRange>& ranges = wanted.ranges;
+  std::vector<delta::Batch> inside;
   Outbox outbox;
   auto frame = frames.begin();
   auto range = ranges.begin();
-  while (range != ranges.end()) {
-    frame = std::lower_bound(frame, frames.end(), range->first,
-                             [](const delta::Frame& f, std::uint64_t tile) { return f.last_tile < tile; });
-    if (frame == frames.end()) break;
+  for (;;) {
+    if (range != ranges.end()) {
+      frame = std::lower_bound(frame, frames.end(), range->first,
+                               [](const delta::Frame& f, std::uint64_t tile) { return f.last_tile < tile; });
+    }
+    const bool last = range == ranges.end() || frame == frames.end();
+    if (last || outbox.full()) {
+      if (!reader.may_send()) co_return Error(Errc::lease_revoked, "this plan is over; plan anew");
+      DS_CO_TRY(co_await send(outbox.pieces(), reader));
+      Metrics::add(core_.metrics().bytes_frames, outbox.bytes());
+      outbox.clear();
+    }
+    if (last) co_return Status();
     if (range->end <= frame->first_tile) {
       ++range;
       continue;
     }
     // The ranges that touch this frame: from `range` up to `beyond`.
     const auto beyond = std::lower_bound(range, ranges.end(), frame->last_tile + 1,
-                                         [](const delta::Batch& r, std::uint64_t tile) { return r.first < tile; });
+                                         [](const wire::TileRange& r, std::uint64_t tile) { return r.first < tile; });
     if (range->first <= frame->first_tile && range->end > frame->last_tile) {
       const auto index = static_cast<std::size_t>(frame - frames.begin());
-      outbox.add(request.header.request, frame->bytes, entry->frame_hashes[index]);
+      outbox.add(request, frame->bytes, entry->frame_hashes[index]);
     } else {
-      delta::Frame cut = delta::cut_frame(*frame, std::span<const delta::Batch>(range, beyond));
+      inside.clear();
+      for (auto r = range; r != beyond; ++r) inside.push_back({r->first, r->end});
+      delta::Frame cut = delta::cut_frame(*frame, inside);
       if (!cut.bytes.empty()) {
         const ByteSpan kept = outbox.keep(std::move(cut.bytes));
-        outbox.add(request.header.request, kept, xxh3_64(kept));
+        outbox.add(request, kept, xxh3_64(kept));
       }
     }
     // A range that goes on past the frame stays; those inside are done.
     while (range != ranges.end() && range->end <= frame->last_tile + 1) ++range;
     ++frame;
-    if (!outbox.full()) continue;
-    Metrics::add(core_.metrics().bytes_frames, outbox.bytes());
-    DS_CO_TRY(co_await stream_.write_pieces(outbox.pieces(), limits_.progress));
-    outbox.clear();
   }
-  Metrics::add(core_.metrics().bytes_frames, outbox.bytes());
-  DS_CO_TRY(co_await stream_.write_pieces(outbox.pieces(), limits_.progress));
-  co_return co_await send_end(request);
 }
 
-asio::awaitable<Status> PullConversation::on_get_raw_tiles(const Request& request) {
-  DS_CO_ASSIGN(const wire::GetRawTiles wanted, wire::GetRawTiles::decode(request.payload));
-  auto found = core_.find_plan(wanted.plan);
-  if (!found) co_return co_await refuse(request, std::move(found).error());
-  const OpenPlan& plan = **found;
-  if (!plan.lease) co_return co_await refuse(request, Error(Errc::invalid_argument, "raw tiles belong to full plans"));
-  const Layout& layout = *plan.layout;
-  if (auto checked = check_ranges(layout, wanted.ranges); !checked) {
-    co_return co_await refuse(request, std::move(checked).error());
-  }
-  const HalfKey& key = plan.served->half;
-  const ByteSpan half = plan.served->generation->segment->half(key.half);
+asio::awaitable<Status> PullConversation::on_get_raw_tiles(Request& request) {
+  DS_CO_ASSIGN(const wire::RangesHead head, wire::GetRawTiles::decode_head(request.payload));
+  auto plan = find_plan(core_, head);
+  if (!plan) co_return co_await refuse(request, std::move(plan).error());
+  DS_CO_ASSIGN(wire::GetRawTiles wanted, wire::GetRawTiles::decode(request.payload));
+  std::vector<std::byte>().swap(request.payload);
+  const Status sent = co_await send_raw_tiles(request.header.request, std::move(plan).value(), std::move(wanted));
+  co_return co_await conclude(request, sent);
+}
+
+asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, OpenPlanPtr plan,
+                                                         wire::GetRawTiles wanted) {
+  if (!plan->lease) co_return Error(Errc::invalid_argument, "raw tiles belong to full plans");
+  const Layout& layout = *plan->layout;
+  DS_CO_TRY(check_ranges(layout, wanted.ranges));
+  const Waker waker;
+  DS_CO_ASSIGN(const auto sender, core_.enter(*plan, waker.of(stream_)));
+  const ByteSpan half = plan->served->generation->segment->half(plan->served->half.half);
   std::vector<std::uint64_t> tiles;
   auto range = wanted.ranges.begin();
   std::uint64_t next = range == wanted.ranges.end() ? 0 : range->first;
@@ -246,14 +280,15 @@ asio::awaitable<Status> PullConversation::on_get_raw_tiles(const Request& reques
     // The copy is the only reading: nothing of the half is touched once it is made.
     delta::Frame frame;
     {
-      const auto reader = core_.leases().enter(plan.lease, [] {});
-      if (!reader) co_return co_await refuse(request, reader.error());
-      frame = delta::raw_frame(layout, half, tiles, *plan.served->digests);
+      DS_CO_ASSIGN(const auto reader, core_.leases().enter(plan->lease, [] {}));
+      frame = delta::raw_frame(layout, half, tiles, *plan->served->digests);
     }
+    const wire::Header header = frame_header(request, frame.bytes.size(), xxh3_64(frame.bytes));
+    const std::array<ByteSpan, 2> pieces{bytes_of(header), frame.bytes};
+    DS_CO_TRY(co_await send(pieces, sender));
     Metrics::add(core_.metrics().bytes_raw_tiles, frame.bytes.size());
-    DS_CO_TRY(co_await stream_.write(wire::Type::frame, request.header.request, frame.bytes, limits_.progress));
   }
-  co_return co_await send_end(request);
+  co_return Status();
 }
 
 }  // namespace deltasync::agent

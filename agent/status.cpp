@@ -242,7 +242,7 @@ std::string layout_json(const AgentParts& parts, bool tensors) {
                {"model_bytes", layout.model_bytes()},
                {"half_bytes", layout.half_bytes()},
                {"tiles", layout.tile_count()},
-               {"wire_bytes", generation->layout_payload.size()},
+               {"wire_bytes", generation->layout_payload->size()},
                {"sidecar_bytes", generation->segment->sidecar_encoded().size()}};
   if (tensors) {
     page["tensor_list"] = json::array();

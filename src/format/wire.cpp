@@ -146,6 +146,12 @@ std::vector<TileRange> get_message_ranges(Decoder& in) {
   return std::move(ranges).value();
 }
 
+Result<RangesHead> get_ranges_head(Decoder& in, RangesHead head) {
+  head.ranges = in.in().get_varint();
+  if (in.in().failed()) return Error(Errc::corrupt, "tile ranges: truncated");
+  return head;
+}
+
 std::vector<std::byte> encode_plan_only(std::uint64_t plan) {
   std::vector<std::byte> bytes;
   ByteWriter(bytes).put(plan);
@@ -224,6 +230,15 @@ Status check_header(const Header& header) {
 }
 
 // ---- handshake -----------------------------------------------------------------------------------------------
+
+Status check_protocol(ByteSpan payload, const char* sender) {
+  ByteReader in(payload);
+  const auto protocol = in.get<std::uint16_t>();
+  if (in.failed()) return Error(Errc::corrupt, std::string(sender) + " sent no protocol number");
+  if (protocol == kProtocolVersion) return {};
+  return Error(Errc::unsupported, std::string(sender) + " speaks protocol " + std::to_string(protocol) +
+                                      ", this side " + std::to_string(kProtocolVersion));
+}
 
 std::vector<std::byte> Hello::encode() const {
   std::vector<std::byte> bytes;
@@ -461,6 +476,13 @@ std::vector<std::byte> GetFrames::encode() const {
   put_ranges(out, ranges);
   return bytes;
 }
+Result<RangesHead> GetFrames::decode_head(ByteSpan payload) {
+  Decoder in(payload, "get_frames");
+  RangesHead head;
+  head.plan = in.get<std::uint64_t>();
+  in.get<std::uint32_t>();  // step
+  return get_ranges_head(in, head);
+}
 Result<GetFrames> GetFrames::decode(ByteSpan payload) {
   Decoder in(payload, "get_frames");
   GetFrames m;
@@ -476,6 +498,12 @@ std::vector<std::byte> GetRawTiles::encode() const {
   out.put(plan);
   put_ranges(out, ranges);
   return bytes;
+}
+Result<RangesHead> GetRawTiles::decode_head(ByteSpan payload) {
+  Decoder in(payload, "get_raw_tiles");
+  RangesHead head;
+  head.plan = in.get<std::uint64_t>();
+  return get_ranges_head(in, head);
 }
 Result<GetRawTiles> GetRawTiles::decode(ByteSpan payload) {
   Decoder in(payload, "get_raw_tiles");

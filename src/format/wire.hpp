@@ -90,6 +90,10 @@ Header make_header(Type type, std::uint64_t request, ByteSpan payload, std::uint
 /// Magic, header hash, reserved fields, known type, length limit; in this order. protocol or corrupt.
 Status check_header(const Header& header);
 
+/// The protocol number that hello, auth and trainer_hello begin with, whatever follows it in another version:
+/// unsupported if it is not ours. To be asked before they are decoded.
+Status check_protocol(ByteSpan payload, const char* sender);
+
 // Each message: a struct, encode() and a static decode() that accepts exactly what encode() writes.
 
 enum class Role : std::uint8_t { control = 1, data = 2, watch = 3 };
@@ -198,6 +202,12 @@ struct TileRange {
 void put_ranges(ByteWriter& out, const std::vector<TileRange>& ranges);
 Result<std::vector<TileRange>> get_ranges(ByteReader& in);
 
+/// What a request with ranges says before them: enough to refuse it before 16 bytes a range are allocated.
+struct RangesHead {
+  std::uint64_t plan = 0;
+  std::uint64_t ranges = 0;  ///< how many are claimed
+};
+
 /// Digests of the plan's target, all tiles, as u64 little-endian. Only valid for full plans.
 struct GetDigests {
   static constexpr Type kType = Type::get_digests;
@@ -222,6 +232,7 @@ struct GetFrames {
   std::uint32_t step = 0;  ///< index in PlanReply::steps
   std::vector<TileRange> ranges;
   std::vector<std::byte> encode() const;
+  static Result<RangesHead> decode_head(ByteSpan payload);
   static Result<GetFrames> decode(ByteSpan payload);
 };
 /// Raw copies of tiles of the plan's target, from its half. Reply: `frame`…, `end`; or `error` (lease_revoked).
@@ -230,6 +241,7 @@ struct GetRawTiles {
   std::uint64_t plan = 0;
   std::vector<TileRange> ranges;
   std::vector<std::byte> encode() const;
+  static Result<RangesHead> decode_head(ByteSpan payload);
   static Result<GetRawTiles> decode(ByteSpan payload);
 };
 struct Release {

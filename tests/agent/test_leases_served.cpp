@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <cstring>
+#include <random>
 #include <thread>
 
 #include "delta/delta.hpp"
@@ -107,6 +108,93 @@ TEST_F(ServedLeases, ASenderThatIsBlockedLeavesTheHalf) {
     got += message->payload.size();
   }
   EXPECT_LT(got, model_.layout->half_bytes());
+}
+
+/// Who does not read may be stuck anywhere, also in the end of an answer.
+TEST_F(ServedLeases, PeersThatDoNotReadHoldNoHalf) {
+  TensorSpec spec;
+  spec.name = "small";
+  spec.dtype = Dtype::bf16;
+  spec.shape = {8};
+  model_ = test::make_model(1, {spec});
+  options_.core.lease_grace = 10ms;
+  options_.pull.limits.progress = 1h;
+  start_agent();
+  next_version();
+  auto c = client();
+  const auto reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  // Each stream has another mix, and so gets stuck at another place.
+  struct Talker {
+    Client stream;
+    std::vector<std::byte> requests;
+    std::size_t at = 0;
+  };
+  std::mt19937_64 random(5);
+  std::vector<Talker> talkers(64);
+  for (Talker& talker : talkers) {
+    talker.stream = client(wire::Role::data);
+    const int few = 4096;
+    ::setsockopt(talker.stream.socket.fd(), SOL_SOCKET, SO_RCVBUF, &few, sizeof few);
+    ByteWriter out(talker.requests);
+    for (int i = 0; i < 500; ++i) {
+      const bool extent = random() % 8 != 0;
+      const std::vector<std::byte> payload =
+          extent ? wire::GetExtent{reply->plan, all()}.encode() : wire::GetDigests{reply->plan}.encode();
+      out.append(bytes_of(wire::make_header(extent ? wire::Type::get_extent : wire::Type::get_digests, 1, payload)));
+      out.append(payload);
+    }
+  }
+  // Until the agent takes no more, since it cannot answer.
+  for (int refused = 0; refused < 20; ++refused) {
+    for (Talker& talker : talkers) {
+      const ByteSpan rest = ByteSpan(talker.requests).subspan(talker.at);
+      const ssize_t n = ::send(talker.stream.socket.fd(), rest.data(), rest.size(), MSG_DONTWAIT);
+      ASSERT_TRUE(n > 0 || errno == EAGAIN);
+      if (n <= 0) continue;
+      talker.at = (talker.at + static_cast<std::size_t>(n)) % talker.requests.size();
+      refused = 0;
+    }
+    std::this_thread::sleep_for(5ms);
+  }
+  next_version();
+  next_version();  // has to get the half although nobody reads
+  EXPECT_EQ(agent_->core().metrics().leases_revoked, 1u);
+  EXPECT_TRUE(agent_->core().leases().list().empty());
+}
+
+TEST_F(ServedLeases, ASlowReaderLetsGoOfDeltasThatLeftTheRing) {
+  model_ = test::make_model(1, big_specs());
+  options_.core.ring_bytes_max = 1;
+  options_.pull.limits.progress = 1h;
+  start_agent();
+  next_version();
+  const wire::Plan plan = ask_from_served();
+  next_version(0.5);
+  auto c = client();
+  const auto reply = c.plan(plan);
+  ASSERT_TRUE(reply);
+  ASSERT_EQ(reply->mode, wire::PlanMode::delta);
+  constexpr std::uint64_t kTimes = 8;
+  const std::uint64_t asked = kTimes * reply->steps.at(0).frame_bytes;
+  ASSERT_GT(asked, 32u << 20) << "more than the sockets between us buffer";
+  const std::weak_ptr<const RingEntry> entry = agent_->core().snapshot()->ring.at(0);
+  auto stream = client(wire::Role::data);
+  for (std::uint64_t i = 0; i < kTimes; ++i) {
+    ASSERT_TRUE(stream.socket.send(1, wire::GetFrames{reply->plan, 0, {all()}}, test_deadline()));
+  }
+  ASSERT_TRUE(stream.socket.recv(wire::kFrameBytesMax, test_deadline())) << "the answer has begun";
+  next_version(0.5);  // the ring is over its bound
+  EXPECT_TRUE(eventually([&] { return entry.expired(); }));
+  EXPECT_EQ(agent_->core().metrics().plans_expired, 1u);
+  EXPECT_EQ(c.frames(wire::GetFrames{reply->plan, 0, {all()}}).error().code(), Errc::lease_revoked);
+  std::uint64_t got = 0;
+  for (;;) {
+    const auto message = stream.socket.recv(wire::kFrameBytesMax, test_deadline());
+    if (!message || message->type() == wire::Type::error) break;
+    got += message->payload.size();
+  }
+  EXPECT_LT(got, asked);
 }
 
 TEST_F(ServedLeases, AReceiverThatStopsReadingIsDropped) {
@@ -265,6 +353,9 @@ TEST_F(ServedLeases, LowMemoryReleasesTheOldLayoutFirst) {
   auto c = client();
   const auto old = c.plan(ask());
   ASSERT_TRUE(old);
+  auto watcher = client(wire::Role::watch);
+  ASSERT_TRUE(watcher.socket.send(wire::Type::watch, 1, {}, test_deadline()));
+  ASSERT_TRUE(watcher.socket.recv_as<wire::VersionReady>(1, test_deadline())) << "it holds nothing from now on";
   writer_.reset();
   ASSERT_TRUE(eventually([&] { return agent_->core().generations().front()->role->watch_fds().empty(); }));
   test::TestModel other = test::make_model(2, big_specs());
@@ -275,6 +366,9 @@ TEST_F(ServedLeases, LowMemoryReleasesTheOldLayoutFirst) {
   EXPECT_EQ(c.extent(old->plan, all()).error().code(), Errc::lease_revoked);
   EXPECT_EQ(c.plan(ask()).error().code(), Errc::layout_mismatch);
   EXPECT_TRUE(offload(*writer, other.half, 1));
+  const auto ready = watcher.socket.recv_as<wire::VersionReady>(1, test_deadline());
+  ASSERT_TRUE(ready);
+  EXPECT_EQ(ready->layout, other.layout->digest());
 }
 
 TEST_F(ServedLeases, BadSegmentsAreRemovedAtStart) {

@@ -97,6 +97,18 @@ TEST_F(Handshake, AnotherProtocolIsUnsupported) {
   EXPECT_EQ(answer.error().code(), Errc::unsupported);
 }
 
+TEST_F(Handshake, AnotherProtocolsAuthMayHaveAnyShape) {
+  start_agent();
+  for (const std::size_t bytes : {std::size_t{2}, std::size_t{1000}}) {
+    auto c = Client::connect_raw(port());
+    ASSERT_TRUE(c);
+    ASSERT_TRUE(c->socket.send(wire::Type::auth, 0, std::vector<std::byte>(bytes, std::byte{9}), test_deadline()));
+    const auto answer = c->socket.recv_as<wire::Welcome>(0, test_deadline());
+    ASSERT_FALSE(answer);
+    EXPECT_EQ(answer.error().code(), Errc::unsupported) << answer.error().message();
+  }
+}
+
 TEST_F(Handshake, GarbageIsDropped) {
   start_agent();
   auto c = Client::connect_raw(port());
@@ -224,7 +236,38 @@ TEST_F(Handshake, StopEndsOpenConversations) {
   ASSERT_TRUE(watching.socket.send(wire::Type::watch, 1, {}, test_deadline()));
   stop_agent();
   EXPECT_TRUE(closed(idle.socket));
+  EXPECT_TRUE(closed(waiting.socket));
   EXPECT_TRUE(closed(watching.socket));
+}
+
+TEST_F(Handshake, AWaitingPeerThatLeavesIsNoticedWhateverItSaidBefore) {
+  start_agent();
+  auto waiting = client();
+  wire::Plan plan = ask();
+  plan.wait_ms = 3'600'000;
+  ASSERT_TRUE(waiting.socket.send(1, plan, test_deadline()));
+  ASSERT_TRUE(waiting.socket.send(2, plan, test_deadline()));  // never read
+  waiting.socket.close();
+  EXPECT_TRUE(eventually([&] { return agent_->pull_server().connections() == 0; }));
+}
+
+TEST_F(Handshake, AWatcherThatGoesOnTalkingIsDropped) {
+  start_agent();
+  auto watching = client(wire::Role::watch);
+  ASSERT_TRUE(watching.socket.send(wire::Type::watch, 1, {}, test_deadline()));
+  ASSERT_TRUE(watching.socket.send(wire::Type::watch, 2, {}, test_deadline()));
+  const auto answer = watching.socket.recv_as<wire::VersionReady>(0, test_deadline());
+  ASSERT_FALSE(answer);
+  EXPECT_EQ(answer.error().code(), Errc::protocol);
+  EXPECT_TRUE(closed(watching.socket));
+}
+
+TEST_F(Handshake, PeersThatJustLeaveAreNoErrors) {
+  start_agent();
+  static_cast<void>(client());
+  static_cast<void>(client(wire::Role::data));
+  EXPECT_TRUE(eventually([&] { return agent_->pull_server().connections() == 0; }));
+  EXPECT_EQ(agent_->core().metrics().errors[static_cast<std::size_t>(Errc::connection)], 0u);
 }
 
 }  // namespace

@@ -265,6 +265,31 @@ TEST_F(Plans, ADeltaPlanGivesNoHalf) {
   EXPECT_TRUE(c.frames(wire::GetFrames{reply->plan, 0, {all()}}));  // and the connection still works
 }
 
+/// Ranges take 16 bytes each once they are decoded: a request is refused by what it says before them.
+TEST_F(Plans, RangesThatCannotBeAreRefusedBeforeTheyAreDecoded) {
+  start_agent();
+  next_version();
+  auto c = client();
+  const auto reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  const auto refusal = [&](wire::Type type, std::uint64_t plan, std::uint64_t count) {
+    std::vector<std::byte> payload;
+    ByteWriter out(payload);
+    out.put(plan);
+    if (type == wire::Type::get_frames) out.put<std::uint32_t>(0);
+    out.put_varint(count);
+    payload.resize(payload.size() + count * 2);  // of length 0: they do not decode
+    if (!c.socket.send(type, 99, payload, test_deadline())) return Errc::io;
+    const auto answer = c.socket.recv_answer(99, wire::Type::end, test_deadline());
+    return answer ? Errc::internal : answer.error().code();
+  };
+  for (const auto type : {wire::Type::get_frames, wire::Type::get_raw_tiles}) {
+    EXPECT_EQ(refusal(type, reply->plan + 1, 1), Errc::lease_revoked);
+    EXPECT_EQ(refusal(type, reply->plan, all().end + 1), Errc::out_of_range);
+  }
+  EXPECT_EQ(refusal(wire::Type::get_frames, reply->plan, 1), Errc::corrupt) << "the connection ends only now";
+}
+
 TEST_F(Plans, AnotherLayoutIsAMismatch) {
   start_agent();
   next_version();
