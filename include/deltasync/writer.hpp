@@ -70,14 +70,14 @@ class Writer {
   /// Connects to the agent, which creates the segment for `layout` or hands out the existing one, and maps it.
   /// Errors: connection (no agent), layout_mismatch (another live writer uses another layout), no_space
   /// (/dev/shm too small: the message says how much is needed and there), already_exists (the index is taken by a
-  /// live process; the message names its pid), timed_out.
+  /// live process, or by a session of this one; the message names the pid), timed_out.
   static Result<std::unique_ptr<Writer>> attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,
                                                 Deadline deadline);
   virtual ~Writer() = default;
 
   /// With several writers: the rectangles that this one will write in every fill. The agent checks once that all
   /// writers' rectangles are disjoint and cover the layout (coverage errors name the tensor). Waits for the other
-  /// writers' plans until the deadline. With one writer this is optional.
+  /// writers' plans until the deadline. With one writer this is optional. After an error no plan is registered.
   virtual Status register_plan(std::span<const TensorSlice> plan, Deadline deadline) = 0;
 
   /// Claims (writer 0) or joins (others) the inactive half. Waits while it is still being diffed or read.
@@ -104,11 +104,12 @@ class Writer {
   /// Waits until the agent serves this version (its delta is encoded). timed_out, connection.
   virtual Status wait_ready(const VersionId& version, Deadline deadline) = 0;
 
-  /// The newest version that the segment held when this writer attached or committed last; invalid if none.
+  /// The newest version that the segment holds now, whoever committed it; invalid if none.
   virtual VersionId newest() const = 0;
   virtual const LayoutPtr& layout() const = 0;
 
-  /// begin → write every (name, Source) of a range or generator → commit; aborts on the first error.
+  /// begin → write every (name, Source) of a range or generator → commit; aborts on the first error, and when the
+  /// range throws.
   template <std::ranges::input_range R>
   requires requires(std::ranges::range_reference_t<R> item) {
     { item.first } -> std::convertible_to<std::string_view>;
@@ -116,12 +117,11 @@ class Writer {
   }
   Result<OffloadReport> offload(const Version& version, R&& tensors, Deadline deadline) {
     DS_TRY(begin(version, deadline));
-    for (auto&& item : tensors) {
-      if (auto status = write(std::string_view(item.first), Source(item.second)); !status) {
-        abort();
-        return std::move(status).error();
-      }
-    }
+    const struct AbortAtExit {
+      Writer& writer;
+      ~AbortAtExit() { writer.abort(); }  // nothing to do after a commit
+    } guard{*this};
+    for (auto&& item : tensors) DS_TRY(write(std::string_view(item.first), Source(item.second)));
     return commit(deadline);
   }
 };

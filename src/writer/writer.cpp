@@ -19,6 +19,7 @@
 #include "shm/segment.hpp"
 #include "writer/agent_link.hpp"
 #include "writer/copy.hpp"
+#include "writer/slot_claim.hpp"
 
 namespace deltasync {
 namespace {
@@ -52,8 +53,9 @@ Result<wire::TrainerHello> make_hello(const Layout& layout, const Sidecar& sidec
 
 class WriterSession final : public Writer {
  public:
-  WriterSession(LayoutPtr layout, WriterOptions options, wire::TrainerHello hello)
-      : layout_(std::move(layout)),
+  WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions options, wire::TrainerHello hello)
+      : claim_(std::move(claim)),
+        layout_(std::move(layout)),
         options_(std::move(options)),
         pool_(choose_threads(options_.threads), "ds-copy"),
         coverage_(layout_),
@@ -85,6 +87,7 @@ class WriterSession final : public Writer {
 
   // Constant after construction.
   const HomeProcess home_;
+  const SlotClaim claim_;
   const LayoutPtr layout_;
   const WriterOptions options_;
 
@@ -126,10 +129,13 @@ Status WriterSession::use(const wire::TrainerWelcome& welcome) {
   if (same) return {};
   if (fill_) return Error(Errc::aborted, "the agent has a new segment; the open fill is of an old one");
   DS_ASSIGN(auto segment, shm::Segment::attach(path));
-  if (segment->half_bytes() != layout_->half_bytes()) {
-    return Error(Errc::layout_mismatch, "segment " + path.name + " has halves of " +
-                                            std::to_string(segment->half_bytes()) + " bytes, the layout needs " +
-                                            std::to_string(layout_->half_bytes()));
+  if (segment->layout_digest() != layout_->digest() || segment->half_bytes() != layout_->half_bytes()) {
+    const auto describe = [](const Digest128& digest, std::uint64_t half_bytes) {
+      return to_string(digest) + " with halves of " + std::to_string(half_bytes) + " bytes";
+    };
+    return Error(Errc::layout_mismatch, "segment " + path.name + " is of layout " +
+                                            describe(segment->layout_digest(), segment->half_bytes()) +
+                                            ", this writer has " + describe(layout_->digest(), layout_->half_bytes()));
   }
   role_.reset();
   segment_ = std::move(segment);
@@ -164,6 +170,7 @@ Status WriterSession::register_plan(std::span<const TensorSlice> plan, Deadline 
   DS_TRY(check_home());
   if (fill_) return Error(Errc::invalid_argument, "register_plan: a fill is open");
   planned_ = false;
+  coverage_.clear_plan();
   plan_.assign(plan.begin(), plan.end());
   for (;;) {
     Status status = ensure_connected(deadline);
@@ -316,7 +323,7 @@ Result<OffloadReport> WriterSession::commit(Deadline deadline) {
   fill_.reset();
   report_.seal_s = seconds_since(start);
   report_.total_s = seconds_since(began_);
-  link_.notify(Deadline::after(kNotifyLimit));
+  link_.notify(deadline.earlier(Deadline::after(kNotifyLimit)));
   return report_;
 }
 
@@ -368,7 +375,10 @@ Result<std::unique_ptr<Writer>> Writer::attach(LayoutPtr layout, const Sidecar& 
   const std::string context = "attach writer " + std::to_string(options.writer_index) + " to " + options.agent_socket;
   auto hello = make_hello(*layout, sidecar, options);
   if (!hello) return std::move(hello).error().with_context(context);
-  auto session = std::make_unique<WriterSession>(std::move(layout), std::move(options), std::move(*hello));
+  auto claim = SlotClaim::take(options.agent_socket, options.writer_index);
+  if (!claim) return std::move(claim).error().with_context(context);
+  auto session =
+      std::make_unique<WriterSession>(std::move(*claim), std::move(layout), std::move(options), std::move(*hello));
   if (auto opened = session->open(deadline); !opened) return std::move(opened).error().with_context(context);
   return std::unique_ptr<Writer>(std::move(session));
 }

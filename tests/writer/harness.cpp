@@ -134,7 +134,7 @@ void MiniAgent::fail_ready(std::optional<Error> error) {
 Result<agent::OpenSegment> MiniAgent::open_segment(LayoutPtr layout, ByteSpan layout_encoded,
                                                    ByteSpan sidecar_encoded) {
   const auto now = current();
-  if (now && now->segment->layout_digest() == layout->digest()) {
+  if (now && (mixes_layouts_up || now->segment->layout_digest() == layout->digest())) {
     VersionId newest;
     for (const auto& view : {now->role->sealed(), now->role->active()}) {
       if (view) newest = std::max(newest, view->version.id);

@@ -31,6 +31,8 @@ class MiniAgent final : public agent::TrainerHooks {
 
   /// While set, sealed halves stay SEALED (the agent is busy), so that a later begin has to wait.
   std::atomic<bool> busy{false};
+  /// While set, every layout gets the segment that is there.
+  std::atomic<bool> mixes_layouts_up{false};
   /// While set, what ready() answers.
   void fail_ready(std::optional<Error> error);
 

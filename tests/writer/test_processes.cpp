@@ -121,6 +121,37 @@ TEST_F(WriterProcessTest, OneOfTwoIsKilledMidFill) {
   expect_works(1);
 }
 
+TEST_F(WriterProcessTest, TwoWritersWithDifferentEpochs) {
+  Child child([&](const Child::Turns& turns) {
+    const auto writer = attach_or_exit(1, 2);
+    if (!writer->register_plan(share(layout(), 1, 2), soon())) return 11;
+    turns.tell('p');
+    turns.expect('b');
+    for (const std::uint64_t epoch : {8u, 6u}) {
+      const auto refused = writer->begin(version(epoch, 1), soon());
+      if (refused || refused.error().code() != Errc::version_conflict) return 12;
+      if (refused.error().message().find("which is of another epoch") == std::string::npos) return 13;
+    }
+    if (!writer->begin(version(7, 1), soon())) return 14;
+    if (!write_share(*writer, 1, 2)) return 15;
+    return writer->commit(soon()) ? 0 : 16;
+  });
+  start_agent();
+  child.go();
+  auto attached = attach(0, 2);
+  ASSERT_TRUE(attached) << attached.error().to_string();
+  Writer& writer = **attached;
+  ASSERT_TRUE(writer.register_plan(share(layout(), 0, 2), soon()));
+  child.expect('p');
+  ASSERT_TRUE(writer.begin(version(7, 1), soon()));
+  child.tell('b');
+  ASSERT_TRUE(write_share(writer, 0, 2));
+  const auto report = writer.commit(soon());
+  ASSERT_TRUE(report) << report.error().to_string();
+  EXPECT_EQ(child.exit_code(), 0);
+  expect_served({7, 1});
+}
+
 TEST_F(WriterProcessTest, WriterKilledMidFillAndANewOneAttachesAtOnce) {
   Child child([&](const Child::Turns& turns) {
     const auto writer = attach_or_exit();

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ranges>
+#include <stdexcept>
 #include <thread>
 
 #include "tests/shm/support.hpp"
@@ -400,6 +402,82 @@ TEST(WriterAttach, ImpossibleWriterNumbers) {
     ASSERT_FALSE(writer);
     EXPECT_EQ(writer.error().code(), Errc::invalid_argument);
   }
+}
+
+TEST_F(WriterSessionTest, AGeneratorThatThrowsLeavesNoFillOpen) {
+  auto writer = attach();
+  const auto names = std::views::iota(0u, 3u) | std::views::transform([&](std::uint32_t i) {
+                       if (i == 2) throw std::runtime_error("the generator broke");
+                       const Tensor& t = layout().tensors()[i];
+                       Source source;
+                       source.data = model_.half.data() + t.offset;
+                       return std::pair<std::string, Source>(t.spec.name, source);
+                     });
+  EXPECT_THROW(static_cast<void>(writer->offload(version(7, 1), names, soon())), std::runtime_error);
+  EXPECT_FALSE(writer->newest().valid());
+  expect_works(*writer, 2);
+}
+
+TEST_F(WriterSessionTest, ASegmentOfAnotherLayoutOfTheSameSizeIsRefused) {
+  auto first = attach();
+  auto specs = std::vector<TensorSpec>();
+  for (const Tensor& t : layout().tensors()) specs.push_back(t.spec);
+  specs.front().name += ".renamed";
+  const auto other = Layout::build(specs).value();
+  ASSERT_EQ(other->half_bytes(), layout().half_bytes());
+  agent_->mixes_layouts_up = true;
+  first.reset();
+  const auto refused = Writer::attach(other, Sidecar{}, writer_options(dir_.path()), soon());
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Errc::layout_mismatch);
+  EXPECT_THAT(refused.error().message(), HasSubstr(to_string(other->digest())));
+  EXPECT_THAT(refused.error().message(), HasSubstr(to_string(layout().digest())));
+}
+
+TEST_F(WriterSessionTest, APlanThatWasRefusedReplacesTheOneBefore) {
+  auto writer = attach();
+  ASSERT_TRUE(writer->register_plan(share(layout(), 0, 1), soon()));
+  expect_works(*writer, 1);
+  auto doubled = share(layout(), 0, 1);
+  doubled.push_back(doubled.front());
+  const auto refused = writer->register_plan(doubled, soon());
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Errc::coverage);
+  // Without a plan any slices do.
+  ASSERT_TRUE(writer->begin(version(7, 2), soon()));
+  for (const std::uint32_t part : {0u, 1u}) {
+    for (const TensorSlice& s : share(layout(), part, 2)) {
+      const auto status = write_slice(*writer, model_.half, s.tensor, s.rect);
+      ASSERT_TRUE(status) << status.error().to_string();
+    }
+  }
+  ASSERT_TRUE(writer->commit(soon()));
+}
+
+TEST_F(WriterSessionTest, NewestIsWhatTheSegmentHoldsNow) {
+  auto writer = attach();
+  expect_works(*writer, 1);
+  EXPECT_EQ(writer->newest(), (VersionId{7, 1}));
+  expect_works(*writer, 2);
+  EXPECT_EQ(writer->newest(), (VersionId{7, 2}));
+}
+
+TEST_F(WriterSessionTest, OneSessionASlotInAProcessThoughTheAgentWasRestarted) {
+  auto writer = attach();
+  ASSERT_TRUE(writer->begin(version(7, 1), soon()));
+  agent_.reset();
+  agent_ = std::make_unique<MiniAgent>(dir_.path());
+  const auto second = Writer::attach(model_.layout, Sidecar{}, writer_options(dir_.path()), soon());
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code(), Errc::already_exists);
+  EXPECT_THAT(second.error().message(), HasSubstr("writer slot 0"));
+  EXPECT_THAT(second.error().message(), HasSubstr("pid " + std::to_string(::getpid())));
+  ASSERT_TRUE(write_all(*writer, model_.half));
+  ASSERT_TRUE(writer->commit(soon()));
+  writer.reset();
+  writer = attach();
+  ASSERT_TRUE(writer);
+  EXPECT_EQ(writer->newest(), (VersionId{7, 1}));
 }
 
 }  // namespace
