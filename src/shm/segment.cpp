@@ -80,8 +80,9 @@ Result<UniqueFd> create_file(const SegmentPath& path) {
 
 /// All pages now, so that a full file system is an error here and never a SIGBUS later.
 Status reserve(int fd, const SegmentPath& path, std::uint64_t bytes) {
-  int error = EINTR;
-  while (error == EINTR) error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  const int error = reserve_pages(bytes, [fd](std::uint64_t offset, std::uint64_t piece) {
+    return ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(piece));
+  });
   if (error == 0) return {};
   auto room = check_room(path.dir, bytes);  // somebody else may have taken the space meanwhile: name the figures
   if (!room) return std::move(room).error();
@@ -98,13 +99,10 @@ void* aligned_hint(std::uint64_t bytes) {
   return reinterpret_cast<void*>((at + kHalfAlignment - 1) / kHalfAlignment * kHalfAlignment);
 }
 
-Result<bip::mapped_region> map(const SegmentPath& path, std::uint64_t bytes) {
+/// Maps the file behind `fd`, whatever has its name by now.
+Result<bip::mapped_region> map(int fd, const SegmentPath& path, std::uint64_t bytes) {
   const auto map_at = [&](const void* address) {
-    if (is_posix_shm(path)) {
-      const bip::shared_memory_object object(bip::open_only, path.name.c_str(), bip::read_write);
-      return bip::mapped_region(object, bip::read_write, 0, bytes, address);
-    }
-    const bip::file_mapping object(file_of(path).c_str(), bip::read_write);
+    const bip::file_mapping object(("/proc/self/fd/" + std::to_string(fd)).c_str(), bip::read_write);
     return bip::mapped_region(object, bip::read_write, 0, bytes, address);
   };
   try {
@@ -173,7 +171,7 @@ Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::u
   // The mode given at creation passes through the umask, which may take more away but must not.
   if (::fchmod(fd.get(), 0600) != 0) return Error::from_errno("chmod " + file_of(path).string(), errno);
   DS_TRY(reserve(fd.get(), path, plan->segment_bytes).with_context(what));
-  DS_ASSIGN(auto region, map(path, plan->segment_bytes));
+  DS_ASSIGN(auto region, map(fd.get(), path, plan->segment_bytes));
   advise(region);
 
   auto impl = std::make_unique<Impl>();
@@ -222,7 +220,7 @@ Result<std::unique_ptr<Segment>> Segment::attach(const SegmentPath& path) {
   if (::fstat(fd.get(), &st) != 0) return Error::from_errno(what, errno);
   DS_TRY(check_file(st).with_context(what));
 
-  DS_ASSIGN(auto region, map(path, static_cast<std::uint64_t>(st.st_size)));
+  DS_ASSIGN(auto region, map(fd.get(), path, static_cast<std::uint64_t>(st.st_size)));
   advise(region);
   auto impl = std::make_unique<Impl>();
   impl->path = path;

@@ -72,7 +72,16 @@ std::string bytes_for_people(std::uint64_t bytes) {
   return std::string(text.data()) + " (" + std::to_string(bytes) + " bytes)";
 }
 
-Status check_room(const std::filesystem::path& dir, std::uint64_t needed_bytes) {
+int reserve_pages(std::uint64_t bytes, const std::function<int(std::uint64_t, std::uint64_t)>& allocate) {
+  for (std::uint64_t at = 0; at < bytes; at += kReserveBytes) {
+    int error = EINTR;
+    while (error == EINTR) error = allocate(at, std::min(kReserveBytes, bytes - at));
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+Status check_room(const std::filesystem::path& dir, std::uint64_t needed_bytes, const CgroupFiles& cgroup) {
   struct statvfs fs {};
   if (::statvfs(dir.c_str(), &fs) != 0) return Error::from_errno(dir.string(), errno);
   const auto free_bytes = static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize;
@@ -83,10 +92,10 @@ Status check_room(const std::filesystem::path& dir, std::uint64_t needed_bytes) 
   struct statfs kind {};
   if (::statfs(dir.c_str(), &kind) != 0) return Error::from_errno(dir.string(), errno);
   if (kind.f_type != TMPFS_MAGIC) return {};  // file pages can be written back: no cgroup limit to fear
-  std::ifstream in("/proc/self/cgroup");
+  std::ifstream in(cgroup.self);
   std::ostringstream text;
   text << in.rdbuf();
-  const auto room = cgroup_room_bytes("/sys/fs/cgroup", text.str());
+  const auto room = cgroup_room_bytes(cgroup.root, text.str());
   if (room && *room < needed_bytes) {
     return Error(Errc::no_space, "the memory cgroup has " + bytes_for_people(*room) + " left, the segment in " +
                                      dir.string() + " needs " + bytes_for_people(needed_bytes));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,9 +18,21 @@ namespace deltasync::shm {
 std::optional<std::uint64_t> cgroup_room_bytes(const std::filesystem::path& cgroup_root,
                                                std::string_view proc_self_cgroup);
 
+/// Where the system says what groups there are, and which one this process is in.
+struct CgroupFiles {
+  std::filesystem::path root = "/sys/fs/cgroup";
+  std::filesystem::path self = "/proc/self/cgroup";
+};
+
 /// no_space, with what is needed and what is there, if the file system of `dir` (or, where files live in memory, the
 /// cgroup) cannot take `needed_bytes` more.
-Status check_room(const std::filesystem::path& dir, std::uint64_t needed_bytes);
+Status check_room(const std::filesystem::path& dir, std::uint64_t needed_bytes, const CgroupFiles& cgroup = {});
+
+/// Reserves [0, bytes) by `allocate(offset, bytes)`, which returns an errno as posix_fallocate does; returns the first
+/// one that is not EINTR, or 0. In pieces, since the kernel gives up a whole call at a signal: a process with a
+/// profiling timer would never get through one large call.
+int reserve_pages(std::uint64_t bytes, const std::function<int(std::uint64_t offset, std::uint64_t bytes)>& allocate);
+inline constexpr std::uint64_t kReserveBytes = std::uint64_t{16} << 20;  ///< of one piece
 
 /// "1.50 GiB (1610612736 bytes)"
 std::string bytes_for_people(std::uint64_t bytes);

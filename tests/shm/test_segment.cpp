@@ -365,5 +365,31 @@ TEST(Lock, EndsWithItsProcessHoweverItEnds) {
   EXPECT_TRUE(AgentLock::acquire(dir.path(), "model").ok());
 }
 
+// The file that was checked is the file that is mapped, though the name changes hands between.
+TEST_F(SegmentFile, ANameThatChangesHands) {
+  const SegmentPath other{dir_.path(), "model.g2"};
+  ASSERT_TRUE(create(path()).ok());
+  ASSERT_TRUE(create(other, 4 * kHalfBytes).ok());
+  std::atomic<bool> stop{false};
+  std::thread swapper([&] {
+    const auto two = dir_.path() / other.name;
+    while (!stop) ::renameat2(AT_FDCWD, file().c_str(), AT_FDCWD, two.c_str(), RENAME_EXCHANGE);
+  });
+  unsigned seen[2] = {0, 0};
+  const auto deadline = soon();
+  while ((seen[0] < 1000 || seen[1] < 1000) && !deadline.passed()) {
+    const auto attached = Segment::attach(path());
+    if (!attached.ok()) {
+      ADD_FAILURE() << attached.error().to_string();
+      break;
+    }
+    ++seen[(*attached)->half_bytes() == kHalfBytes ? 0 : 1];
+  }
+  stop = true;
+  swapper.join();
+  EXPECT_GE(seen[0], 1000u);
+  EXPECT_GE(seen[1], 1000u);
+}
+
 }  // namespace
 }  // namespace deltasync::shm::testing

@@ -21,6 +21,10 @@ class FakeCgroup {
     std::ofstream(dir / "memory.current") << current << "\n";
     std::ofstream(dir / "memory.stat") << "anon 5\nfile 7\ninactive_file " << inactive << "\nactive_file 3\n";
   }
+  CgroupFiles files(std::string_view self) const {
+    std::ofstream(dir_.path() / "self") << self;
+    return {dir_.path(), dir_.path() / "self"};
+  }
   std::optional<std::uint64_t> room(std::string_view self) const { return cgroup_room_bytes(dir_.path(), self); }
 
  private:
@@ -65,6 +69,37 @@ TEST(Space, MoreThanTheFileSystemHasIsRefusedWithBothFigures) {
   EXPECT_THAT(refused.error().message(), HasSubstr("free"));
   EXPECT_TRUE(check_room(dir.path(), 4096).ok());
   EXPECT_EQ(check_room(dir.path() / "no", 1).error().code(), Errc::not_found);
+}
+
+TEST(Space, AFullCgroupIsNamedWithBothFigures) {
+  FakeCgroup cg;
+  cg.group("a", "8388608", 4194304, 0);
+  const CgroupFiles files = cg.files("0::/a\n");
+  // /dev/shm is in memory, where the group's limit counts.
+  EXPECT_TRUE(check_room("/dev/shm", 4194304, files).ok());
+  const auto refused = check_room("/dev/shm", 4194305, files);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Errc::no_space);
+  EXPECT_THAT(refused.error().message(), HasSubstr("the memory cgroup has 4.00 MiB (4194304 bytes) left"));
+  EXPECT_THAT(refused.error().message(), HasSubstr("(4194305 bytes)"));
+}
+
+TEST(Space, AReservationGoesOnWhereASignalInterruptedIt) {
+  constexpr std::uint64_t kBytes = 3 * kReserveBytes + 5;
+  std::uint64_t reserved = 0;
+  int calls = 0;
+  const int error = reserve_pages(kBytes, [&](std::uint64_t offset, std::uint64_t bytes) {
+    EXPECT_EQ(offset, reserved) << "nothing is reserved twice, nothing left out";
+    EXPECT_LE(bytes, kReserveBytes);
+    if (++calls % 3 != 0) return EINTR;
+    reserved += bytes;
+    return 0;
+  });
+  EXPECT_EQ(error, 0);
+  EXPECT_EQ(reserved, kBytes);
+  EXPECT_EQ(calls, 12);
+  EXPECT_EQ(reserve_pages(kBytes, [](std::uint64_t offset, std::uint64_t) { return offset == 0 ? 0 : ENOSPC; }),
+            ENOSPC);
 }
 
 TEST(Space, AFullTmpfsIsAnErrorThatLeavesNothingBehind) {
