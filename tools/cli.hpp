@@ -42,10 +42,8 @@ std::function<Status()> setup_publish(CLI::App& app);
 std::function<Status()> setup_pull(CLI::App& app);
 std::function<Status()> setup_inspect(CLI::App& app);
 std::function<Status()> setup_diff(CLI::App& app);
-#ifdef DELTASYNC_CLI_BENCH
 std::function<Status()> setup_bench(CLI::App& app);
 std::function<Status()> setup_bench_receiver(CLI::App& app);
-#endif
 
 // ---- output --------------------------------------------------------------------------------------------------
 

@@ -136,15 +136,7 @@ Status print_text(const Options& options, const DiffSizes& d) {
 
 /// The whole delta as one container file, for `inspect` and the reference decoder.
 Status save_delta(const Options& options, const HfModel& a, const HfModel& b, ThreadPool& pool) {
-  const auto before = tools::half_of(a);
-  const auto after = tools::half_of(b);
-  std::vector<std::uint64_t> digests(a.layout()->tile_count());
-  delta::half_digests(*a.layout(), before, digests, pool);
-  delta::EncodeRequest request;
-  request.from = {1, 1};
-  request.to = {1, 2};
-  request.from_root = delta::root_digest(digests);
-  const auto bytes = delta::to_container(delta::encode(*a.layout(), before, after, digests, request, pool));
+  DS_ASSIGN(const auto bytes, tools::delta_container(a, b, pool));
   std::ofstream file(options.save_delta, std::ios::binary | std::ios::trunc);
   file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   file.close();

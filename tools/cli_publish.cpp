@@ -46,10 +46,10 @@ class Publisher {
     HfModel::Options open;
     open.tensor_parallel = options_.tensor_parallel;
     DS_ASSIGN(const HfModel model, HfModel::open(dir, open));
-    DS_TRY(attach(model));
-
-    Version version{{epoch_, number}, label_of(dir, number)};
     const Deadline deadline = deadline_of(options_);
+    DS_TRY(attach(model, deadline));
+
+    const Version version{{epoch_, number}, label_of(dir, number)};
     DS_ASSIGN(const OffloadReport report, offload(model, version, deadline));
     const auto sealed = std::chrono::steady_clock::now();
     DS_TRY(writer_->wait_ready(version.id, deadline).with_context("waiting until the agent serves it"));
@@ -65,7 +65,7 @@ class Publisher {
   }
 
   /// A model of another layout, or with other side files, attaches anew: the agent makes a new generation of it.
-  Status attach(const HfModel& model) {
+  Status attach(const HfModel& model, Deadline deadline) {
     auto sidecar = model.sidecar().encode();
     if (writer_ && writer_->layout()->digest() == model.layout()->digest() && sidecar == sidecar_) return {};
     writer_.reset();
@@ -73,7 +73,7 @@ class Publisher {
     options.agent_socket = options_.agent;
     options.threads = options_.threads;
     options.name = "deltasync publish";
-    DS_ASSIGN(writer_, Writer::attach(model.layout(), model.sidecar(), options, deadline_of(options_)));
+    DS_ASSIGN(writer_, Writer::attach(model.layout(), model.sidecar(), options, deadline));
     sidecar_ = std::move(sidecar);
     return {};
   }

@@ -1,12 +1,14 @@
 // `deltasync pull`: a receiver that keeps a model directory.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <memory>
 #include <optional>
 
+#include "base/log.hpp"
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"
 #include "receiver/target.hpp"
@@ -14,6 +16,9 @@
 
 namespace deltasync::cli {
 namespace {
+
+constexpr double kPauseMinS = 0.2;  ///< of a follower between two tries; doubled each time
+constexpr double kPauseMaxS = 10;
 
 struct Options {
   std::string from;
@@ -93,13 +98,60 @@ Result<std::unique_ptr<Receiver>> connect(const Options& options, const std::str
   return receiver;
 }
 
-Status pull_one(const Options& options, Receiver& receiver, const Want& want, Deadline deadline) {
+Result<PullReport> pull_one(const Options& options, Receiver& receiver, const Want& want, Deadline deadline) {
   Progress progress(!options.json);
   if (options.follow) progress.show("waiting for a newer version …");
   DS_ASSIGN(auto update, receiver.pull(want, deadline));
   progress.clear();
   if (update->report().mode != PullMode::up_to_date) DS_TRY(update->commit().with_context("commit"));
-  return print(options, update->report());
+  return update->report();
+}
+
+/// Failures that may be gone at the next try: a follower logs them and goes on.
+bool may_pass(Errc code) {
+  switch (code) {
+    case Errc::connection:
+    case Errc::corrupt:
+    case Errc::lease_revoked:
+    case Errc::no_space:
+    case Errc::timed_out: return true;
+    default: return false;
+  }
+}
+
+/// Every newer version, until `count` are there or a failure that no repetition mends.
+Status follow(const Options& options, std::unique_ptr<Receiver> receiver, const std::string& token, const Want& want) {
+  bool bound_again = false;
+  double pause_s = kPauseMinS;
+  for (std::uint64_t done = 0; options.count == 0 || done < options.count;) {
+    const Deadline deadline = deadline_of(options);
+    Result<PullReport> report = Error(Errc::internal, "not tried");
+    if (!receiver) {
+      auto connected = connect(options, token, deadline);
+      if (connected) {
+        receiver = std::move(*connected);
+      } else {
+        report = std::move(connected).error();
+      }
+    }
+    if (receiver) report = pull_one(options, *receiver, want, deadline);
+    if (report) {
+      DS_TRY(print(options, *report));
+      bound_again = false;
+      pause_s = kPauseMinS;
+      ++done;
+    } else if (!bound_again && report.error().code() == Errc::layout_mismatch) {
+      receiver.reset();  // the trainer publishes another model now; follow it
+      bound_again = true;
+    } else if (may_pass(report.error().code())) {
+      spdlog::warn("pull_failed again_in_s={} error=\"{}\"", pause_s, report.error().to_string());
+      wait_readable(-1, pause_s);
+      pause_s = std::min(2 * pause_s, kPauseMaxS);
+    } else {
+      return std::move(report).error();
+    }
+  }
+  return {};
 }
 
 /// A pull blocks in the receiver until its deadline, so a follower that is told to stop ends right here: what is
@@ -118,23 +170,11 @@ Status run(const Options& options) {
     std::signal(SIGTERM, end_on_signal);
   }
   const Want want = want_of(options);
-  DS_ASSIGN(auto receiver, connect(options, token, deadline_of(options)));
-  bool bound_again = false;
-  for (std::uint64_t done = 0; options.count == 0 || done < options.count;) {
-    const Deadline deadline = deadline_of(options);
-    Status status = pull_one(options, *receiver, want, deadline);
-    if (!status && options.follow && !bound_again && status.error().code() == Errc::layout_mismatch) {
-      receiver.reset();  // the trainer publishes another model now; follow it
-      bound_again = true;
-      DS_ASSIGN(receiver, connect(options, token, deadline));
-      continue;
-    }
-    DS_TRY(std::move(status));
-    bound_again = false;
-    ++done;
-    if (!options.follow) break;
-  }
-  return {};
+  const Deadline deadline = deadline_of(options);
+  DS_ASSIGN(auto receiver, connect(options, token, deadline));
+  if (options.follow) return follow(options, std::move(receiver), token, want);
+  DS_ASSIGN(const PullReport report, pull_one(options, *receiver, want, deadline));
+  return print(options, report);
 }
 
 }  // namespace

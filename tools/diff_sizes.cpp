@@ -253,8 +253,7 @@ Status encode_group(const Layout& whole, const TensorBytes& before, const Tensor
   return {};
 }
 
-}  // namespace
-
+/// layout_mismatch names the first tensor that differs.
 Status same_layout(const Layout& before, const Layout& after) {
   if (before.digest() == after.digest()) return {};
   const auto a = before.tensors();
@@ -271,6 +270,7 @@ Status same_layout(const Layout& before, const Layout& after) {
                std::to_string(a.size()) + " tensors in one, " + std::to_string(b.size()) + " in the other");
 }
 
+/// A model's bytes laid out as a half.
 std::vector<std::byte> half_of(const HfModel& model) {
   std::vector<std::byte> half(model.layout()->half_bytes());
   const auto tensors = model.layout()->tensors();
@@ -279,6 +279,18 @@ std::vector<std::byte> half_of(const HfModel& model) {
     std::memcpy(half.data() + tensors[i].offset, model.tensor(i).data(), tensors[i].bytes);
   }
   return half;
+}
+
+}  // namespace
+
+Result<std::vector<std::byte>> delta_container(const HfModel& before, const HfModel& after, ThreadPool& pool) {
+  const Layout& layout = *before.layout();
+  DS_TRY(same_layout(layout, *after.layout()));
+  const auto old_half = half_of(before);
+  std::vector<std::uint64_t> digests(layout.tile_count());
+  delta::half_digests(layout, old_half, digests, pool);
+  const delta::EncodeRequest request{{1, 1}, {1, 2}, delta::root_digest(digests), delta::ValueForm::ulp};
+  return delta::to_container(delta::encode(layout, old_half, half_of(after), digests, request, pool));
 }
 
 Result<DiffSizes> diff_sizes(const HfModel& before, const HfModel& after, ThreadPool& pool,

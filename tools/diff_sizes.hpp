@@ -88,10 +88,8 @@ Result<DiffSizes> diff_sizes(const Layout& layout, const TensorBytes& before, co
                              ThreadPool& pool, const DiffProgress& progress = {},
                              std::uint64_t group_bytes_max = 512u << 20);
 
-/// ok if both models have the same tensors in the same order.
-Status same_layout(const Layout& before, const Layout& after);
-
-/// A model's bytes laid out as a half.
-std::vector<std::byte> half_of(const HfModel& model);
+/// The whole delta between two models of one layout as a container (docs/delta_format.md), ulp form, as the agent
+/// encodes it; as if `before` were version 1:1 and `after` version 1:2.
+Result<std::vector<std::byte>> delta_container(const HfModel& before, const HfModel& after, ThreadPool& pool);
 
 }  // namespace deltasync::tools

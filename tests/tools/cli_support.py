@@ -59,6 +59,10 @@ class Child:
             raise AssertionError(f"ended: {self.process.communicate()[1].decode()}")
         return json.loads(text)
 
+    def log_line(self):
+        """The next line of its stderr."""
+        return self.process.stderr.readline().decode()
+
     def end(self, sign=None):
         """Optionally signals it, then waits. Returns (exit status, stdout, stderr)."""
         if sign is not None:

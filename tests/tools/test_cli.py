@@ -347,6 +347,49 @@ class PathTest(CliTest):
         self.assertEqual(receiver.end()[0], 0)
         self.assert_received(second)
 
+    def follow(self, agent, out, *options):
+        return Child(self, [CLI, "pull", "--from", agent.endpoint, "--out", out, "--json", "--follow", *options])
+
+    def test_follow_goes_on_after_a_deadline(self):
+        agent = self.agent()
+        model, = self.successive(1)
+        holder = Child(self, [CLI, "publish", "--agent", agent.socket, "--json", "--step-on-stdin", "--model", model],
+                       stdin=subprocess.PIPE)
+        holder.process.stdin.write(b"\n")
+        holder.process.stdin.flush()
+        holder.line()
+        receiver = self.follow(agent, self.tmp / "out", "--count", "2", "--deadline-s", "0.5")
+        self.assertEqual(receiver.line()["label"], "step_0")
+        self.assertIn("timed_out", receiver.log_line())
+        self.assertIn("again_in_s=0.4", receiver.log_line())
+        second = self.model("second", lambda words: [w ^ 1 for w in words])
+        self.assertEqual(holder.end()[0], 0)
+        self.publish(agent, second)
+        self.assertEqual(receiver.line()["label"], "second")
+        self.assertEqual(receiver.end()[0], 0)
+
+    def test_follow_goes_on_once_there_is_room(self):
+        small = self.small_disk("64k")
+        agent = self.agent()
+        model = write_model(self.tmp / "big", {"t": ("U8", [1 << 20], bytes(range(256)) * 4096)})
+        self.publish(agent, model)
+        receiver = self.follow(agent, small / "out", "--count", "1")
+        self.assertIn("no_space", receiver.log_line())
+        subprocess.run(["mount", "-o", "remount,size=16m", str(small)], check=True)
+        self.assertEqual(receiver.line()["label"], "big")
+        self.assertEqual(receiver.end()[0], 0)
+
+    def test_follow_ends_when_nobody_listens(self):
+        agent = self.agent()
+        self.publish(agent, *self.successive(1))
+        receiver = self.follow(agent, self.tmp / "out")
+        receiver.line()
+        receiver.process.stdout.close()
+        self.publish(agent, self.model("next", lambda words: [w ^ 1 for w in words]))
+        self.assertNotEqual(receiver.process.wait(DEADLINE_S), 0)
+        self.assertIn("stdout", receiver.process.stderr.read().decode())
+        receiver.process.stdout = None
+
     def test_end_of_input_ends_publishing(self):
         agent = self.agent()
         self.assertEqual(self.publish(agent, *self.successive(2), options=["--step-on-stdin"]), [])
@@ -399,15 +442,19 @@ class PathTest(CliTest):
         self.pull(agent)
         self.assert_received(good)
 
-    def test_disk_full(self):
+    def small_disk(self, size):
         if os.geteuid() != 0 or shutil.which("mount") is None:
             self.skipTest("mounting a small tmpfs needs root")
         small = self.tmp / "small"
         small.mkdir()
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True)
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(small)], capture_output=True)
         if mounted.returncode != 0:
             self.skipTest(f"mounting a small tmpfs: {mounted.stderr.decode().strip()}")
-        self.addCleanup(subprocess.run, ["umount", str(small)])
+        self.addCleanup(subprocess.run, ["umount", "-l", str(small)])
+        return small
+
+    def test_disk_full(self):
+        small = self.small_disk("64k")
         agent = self.agent()
         model = write_model(self.tmp / "big", {"t": ("U8", [1 << 20], bytes(range(256)) * 4096)})
         self.publish(agent, model)

@@ -35,13 +35,8 @@ Result<Json> from_directories(const Options& options, ThreadPool& pool) {
   DS_ASSIGN(const HfModel before, HfModel::open(options.from[0]));
   DS_ASSIGN(const HfModel after, HfModel::open(options.from[1]));
   DS_ASSIGN(const auto sizes, tools::diff_sizes(before, after, pool));
-  const auto old_half = tools::half_of(before);
-  const auto new_half = tools::half_of(after);
-  std::vector<std::uint64_t> digests(before.layout()->tile_count());
-  delta::half_digests(*before.layout(), old_half, digests, pool);
-  const delta::EncodeRequest request{{1, 1}, {1, 2}, delta::root_digest(digests), delta::ValueForm::ulp};
-  const auto delta = delta::encode(*before.layout(), old_half, new_half, digests, request, pool);
-  return report(sizes, delta::to_container(delta).size());
+  DS_ASSIGN(const auto container, tools::delta_container(before, after, pool));
+  return report(sizes, container.size());
 }
 
 }  // namespace
