@@ -9,7 +9,7 @@
 #         lint     formatting, tree rules, shell scripts (tools/lint.sh)
 #         asan     AddressSanitizer + UndefinedBehaviorSanitizer, every test
 #         tsan     ThreadSanitizer, the tests of code that runs on several threads, and of the delta kernels
-#         clang    clang 14 with its warnings as errors, compiled only
+#         clang    clang 14 with its warnings as errors, compiled only; then every libFuzzer target for a few seconds
 #         tidy     clang-tidy over the sources (tools/lint.sh tidy)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -106,13 +106,27 @@ run_stage() {
       tests "$1"
       ;;
     tsan) run_tsan ;;
-    clang) build clang ;;
+    clang)
+      build clang
+      fuzz
+      ;;
     lint) step "lint" tools/lint.sh ;;
     tidy)
       step "clang: configure" configure clang
       step "clang-tidy" tools/lint.sh tidy
       ;;
   esac
+}
+
+# Every fuzzer that was built, starting from its committed corpus; what it finds stays in build-clang/fuzz-found/.
+fuzz() {
+  local fuzzer name fuzzers=(build-clang/tests/fuzz/fuzz_*)
+  for fuzzer in "${fuzzers[@]}"; do
+    name=${fuzzer##*/fuzz_}
+    mkdir -p "build-clang/fuzz-found/$name"
+    step "fuzz: $name" "$fuzzer" -max_total_time=5 -verbosity=0 -print_final_stats=1 \
+      -artifact_prefix="build-clang/fuzz-found/" "build-clang/fuzz-found/$name" "tests/fuzz/corpus/$name"
+  done
 }
 
 run_tsan() {

@@ -36,7 +36,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root|home|Users)/[\w.-]+")
 # A .cpp or .hpp beyond this holds more than one idea.
 LINES_MAX = 700
 
-TEXT_SUFFIXES = {".cpp", ".hpp", ".md", ".py", ".sh", ".cmake", ".txt", ".json", ".pml", ".yaml", ""}
+TEXT_SUFFIXES = {".cpp", ".hpp", ".md", ".py", ".sh", ".cmake", ".txt", ".json", ".yaml", ""}
 
 
 def tracked(root):
@@ -81,6 +81,16 @@ def check_links(root, name, text):
                 yield f"{name}:{number}: link to {target}, which is not there"
 
 
+def check_doc_names(root, name, text):
+    """A page of docs/ that any text names is there."""
+    if pathlib.PurePosixPath(name).suffix not in TEXT_SUFFIXES:
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        for page in re.findall(r"\bdocs/[\w.-]+\.md\b", line):
+            if not (root / page).exists():
+                yield f"{name}:{number}: {page} is not there"
+
+
 def check_text(name, text):
     suffix = pathlib.PurePosixPath(name).suffix
     if suffix not in TEXT_SUFFIXES:
@@ -122,6 +132,8 @@ def main():
         for check in (check_includes, check_public_header, check_text):
             breaches += check(name, text)
         breaches += check_links(root, name, text)
+        breaches += check_doc_names(root, name, text)
+    breaches = list(dict.fromkeys(breaches))
     for breach in breaches:
         print(breach, file=sys.stderr)
     print(f"check_tree: {len(names)} files, {len(breaches)} breaches")

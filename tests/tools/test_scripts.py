@@ -1,0 +1,66 @@
+"""The scripts below tools/: what they do to a terminal and to a tree, with everything slow replaced by a stand-in."""
+
+import os
+import pathlib
+import pty
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class ScriptTest(unittest.TestCase):
+    def setUp(self):
+        self.tmp = pathlib.Path(tempfile.mkdtemp(prefix="deltasync-scripts-"))
+        self.addCleanup(shutil.rmtree, self.tmp, ignore_errors=True)
+
+    def put(self, name, text, mode=0o644):
+        path = self.tmp / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+
+
+class QuickstartTest(ScriptTest):
+    def test_the_installer_may_ask_for_a_password(self):
+        """A process in the background that reads from the terminal is stopped; so was sudo."""
+        self.put("tools/quickstart.sh", (ROOT / "tools/quickstart.sh").read_text(), 0o755)
+        self.put("tools/install_deps.sh", "#!/bin/sh\nread -r word </dev/tty && echo \"got $word\"\n", 0o755)
+        self.put("tools/build.sh", "#!/bin/sh\nexit 7\n", 0o755)
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execv("/usr/bin/timeout", ["timeout", "--foreground", "20", self.tmp / "tools/quickstart.sh"])
+        os.write(terminal, b"secret\n")
+        out = b""
+        try:
+            while chunk := os.read(terminal, 4096):
+                out += chunk
+        except OSError:
+            pass  # how a terminal says that its last process has gone
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.close(terminal)
+        self.assertIn(b"got secret", out)
+        self.assertEqual(status, 7, out)
+
+
+class CheckTreeTest(ScriptTest):
+    def check(self):
+        done = subprocess.run([sys.executable, ROOT / "tools/lint/check_tree.py", self.tmp], capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    def test_pages_that_are_named_are_there(self):
+        subprocess.run(["git", "init", "-q", self.tmp], check=True)
+        self.put("docs/here.md", "a page\n")
+        self.put("src/base/a.cpp", "// See docs/here.md.\n")
+        self.assertEqual(self.check(), (0, ""))
+        self.put("src/base/b.cpp", "// See docs/gone.md.\n")
+        status, errors = self.check()
+        self.assertEqual(status, 1)
+        self.assertEqual(errors, "src/base/b.cpp:1: docs/gone.md is not there\n")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2, argv=[sys.argv[0], *sys.argv[1:]])
