@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/steady_timer.hpp>
 
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "agent/log_exception.hpp"
 #include "agent/status.hpp"
 #include "base/log.hpp"
 #include "net/auth.hpp"
@@ -62,6 +62,7 @@ struct Agent::Impl {
   std::unique_ptr<HttpServer> http_server;
   AgentCore::Subscription publications;
   std::atomic<bool> stopping{false};
+  bool started = false;
   std::vector<std::thread> threads;
 
   Status start();
@@ -80,11 +81,14 @@ Status Agent::Impl::start() {
   pull.instance = instance;
   DS_ASSIGN(pull_server, PullServer::listen(io, *core, std::move(pull)));
   if (options.http) {
-    DS_ASSIGN(http_server, HttpServer::listen(io, *options.http, [this](auto target) { return page(target); }));
+    HttpOptions http = *options.http;
+    http.requests = &core->metrics().http_requests;
+    DS_ASSIGN(http_server, HttpServer::listen(io, std::move(http), [this](auto target) { return page(target); }));
   }
+  started = true;
   publications = core->subscribe([server = trainer_server.get()] { server->version_served(); });
   asio::co_spawn(
-      io, [this]() { return tend_loop(); }, asio::detached);
+      io, [this]() { return tend_loop(); }, log_exception("tend"));
   start_threads();
   const std::uint16_t http_port = http_server ? http_server->port() : std::uint16_t{0};
   spdlog::info("agent_ready name={} port={} http_port={} socket={} isa={}", options.core.name, pull_server->port(),
@@ -109,13 +113,18 @@ void Agent::Impl::start_threads() {
 asio::awaitable<void> Agent::Impl::tend_loop() {
   asio::steady_timer timer(io);
   while (!stopping) {
-    timer.expires_after(core->tend());
+    auto next = std::chrono::milliseconds(50);
+    try {
+      next = core->tend();
+    } catch (const std::exception& e) {  // memory: revocations must go on once there is some
+      spdlog::error("tend_failed error=\"{}\"", e.what());
+    }
+    timer.expires_after(next);
     co_await timer.async_wait(net::kAsTuple);
   }
 }
 
 HttpPage Agent::Impl::page(std::string_view target) const {
-  Metrics::add(core->metrics().http_requests, 1);
   const AgentParts parts{*core, *pull_server, trainer_server.get(), instance, started_at};
   const std::string_view path = target.substr(0, target.find('?'));
   const std::string_view query = path.size() < target.size() ? target.substr(path.size() + 1) : std::string_view();
@@ -145,7 +154,8 @@ void Agent::Impl::stop() {
   io.stop();
   for (std::thread& thread : threads) thread.join();
   threads.clear();
-  if (core && options.remove_segment_on_exit) core->remove_segments();
+  trainer_server.reset();  // the setup thread may be making a segment
+  if (core && started && options.remove_segment_on_exit) core->remove_segments();
   if (!options.ready_file.empty()) {
     std::error_code ignored;
     std::filesystem::remove(options.ready_file, ignored);
@@ -182,8 +192,11 @@ const PullServer& Agent::pull_server() const noexcept {
 void Agent::stop() {
   impl_->stop();
 }
-void Agent::abandon() {
-  if (impl_->options.remove_segment_on_exit) impl_->core->remove_segments();
+void Agent::abandon(const AgentOptions& options) {
+  if (!options.remove_segment_on_exit) return;
+  const auto found = find_segments(options.core.shm_dir, options.core.name);
+  if (!found) return;
+  for (const FoundSegment& segment : *found) static_cast<void>(shm::Segment::unlink(segment.path));
 }
 
 }  // namespace deltasync::agent

@@ -43,8 +43,8 @@ class Agent {
   /// Accepts no more, ends all conversations and leases, joins all threads. The segment stays, unless the options say
   /// otherwise. A diff in progress is finished first.
   void stop();
-  /// Removes the segment if the options say so: for a process that must exit before stop() is done.
-  void abandon();
+  /// Removes the segments if the options say so: for a process that must exit before stop() is done.
+  static void abandon(const AgentOptions& options);
 
  private:
   struct Impl;

@@ -1,7 +1,6 @@
 #include "agent/http_server.hpp"
 
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -9,12 +8,14 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 
+#include <array>
 #include <atomic>
 #include <list>
 #include <mutex>
 #include <utility>
 
 #include "agent/listen.hpp"
+#include "agent/log_exception.hpp"
 #include "base/log.hpp"
 #include "net/coroutine.hpp"
 
@@ -87,15 +88,18 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
         if (streams.size() >= options.connections_max) continue;
         streams.push_back(stream);
       }
-      asio::co_spawn(stream->get_executor(), run(shared_from_this(), stream), asio::detached);
+      asio::co_spawn(stream->get_executor(), run(shared_from_this(), stream),
+                     [self = shared_from_this(), stream](std::exception_ptr thrown) {
+                       log_exception("http_conversation")(thrown);
+                       const std::lock_guard lock(self->mutex);
+                       self->streams.remove(stream);
+                     });
     }
   }
 
   static asio::awaitable<void> run(std::shared_ptr<Impl> self, std::shared_ptr<beast::tcp_stream> stream) {
     co_await self->converse(*stream);
     stream->close();
-    const std::lock_guard lock(self->mutex);
-    self->streams.remove(stream);
   }
 
   asio::awaitable<void> converse(beast::tcp_stream& stream) {
@@ -120,6 +124,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
         co_return;
       }
       const bool keep_alive = parser.get().keep_alive();
+      if (options.requests != nullptr) ++*options.requests;
       http::response<http::string_body> response = respond(parser.get(), handler);
       stream.expires_after(options.request);
       const auto written = co_await http::async_write(stream, response, kAsTuple);
@@ -137,12 +142,20 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
              ec != http::error::partial_message)
       status = 400;
     if (status == 0) co_return;
+    if (options.requests != nullptr) ++*options.requests;
     http::response<http::string_body> response(static_cast<http::status>(status), 11);
     response.keep_alive(false);
     response.body() = ec.message() + "\n";
     response.prepare_payload();
     stream.expires_after(options.request);
     co_await http::async_write(stream, response, kAsTuple);
+    // Closing with an unread body would reset the connection, and a reset throws away the answer.
+    error_code ec_end;
+    stream.socket().shutdown(tcp::socket::shutdown_send, ec_end);
+    std::array<char, 4096> discarded;
+    while (!ec_end && !stopping) {
+      ec_end = std::get<0>(co_await stream.async_read_some(asio::buffer(discarded), kAsTuple));
+    }
   }
 
   void stop() {
@@ -168,7 +181,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::listen(asio::io_context& io, Htt
   }
   auto impl = std::make_shared<Impl>(io, std::move(options), std::move(handler), std::move(acceptor));
   asio::co_spawn(
-      impl->acceptor.get_executor(), [impl]() { return impl->accept_loop(); }, asio::detached);
+      impl->acceptor.get_executor(), [impl]() { return impl->accept_loop(); }, log_exception("http_server"));
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
 

@@ -3,6 +3,7 @@
 
 #include <boost/asio/io_context.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -29,6 +30,7 @@ struct HttpOptions {
   std::uint32_t header_bytes_max = 8'192;
   std::uint64_t body_bytes_max = 4'096;
   std::size_t connections_max = 64;
+  std::atomic<std::uint64_t>* requests = nullptr;  ///< counts every answer, refusals too
 };
 
 /// Runs on `io`, each connection on a strand of its own.

@@ -1,7 +1,9 @@
 // deltasync-agent: the long-running process between a trainer's shared memory and its receivers.
 #include <pthread.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <condition_variable>
 #include <csignal>
 #include <cstdlib>
@@ -128,11 +130,26 @@ Status complete(const Arguments& args, AgentOptions& options) {
   return {};
 }
 
-/// Ends the process if stop() does not end in time: a diff of a very large model is worth nothing any more, and the
+/// Raises the soft limit of descriptors to the hard one, and keeps the connections that are let in below it: half of it
+/// for receivers; a trainer takes a socket and three pidfds.
+void fit_descriptors(AgentOptions& options) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0 && ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const auto at_most = [&](std::size_t& connections, unsigned part) {
+    connections = static_cast<std::size_t>(std::clamp<rlim_t>(limit.rlim_cur / part, 1, connections));
+  };
+  at_most(options.pull.limits.connections_max, 2);
+  at_most(options.trainer.connections_max, 16);
+  if (options.http) at_most(options.http->connections_max, 16);
+}
+
+/// Ends the process if the agent does not end in time: a diff of a very large model is worth nothing any more, and the
 /// segment is safe at every instruction.
 class ExitGuard {
  public:
-  explicit ExitGuard(Agent& agent) : agent_(agent), thread_([this] { watch(); }) {}
+  explicit ExitGuard(const AgentOptions& options) : options_(options), thread_([this] { watch(); }) {}
   ~ExitGuard() {
     {
       const std::lock_guard lock(mutex_);
@@ -150,10 +167,10 @@ class ExitGuard {
     std::unique_lock lock(mutex_);
     if (wake_.wait_for(lock, kExitLimit, [this] { return done_; })) return;
     spdlog::warn("agent_stopped reason=\"work in progress was abandoned at the exit deadline\"");
-    agent_.abandon();
+    Agent::abandon(options_);
     std::_Exit(0);
   }
-  Agent& agent_;
+  const AgentOptions& options_;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool done_ = false;  // protected by mutex_
@@ -189,13 +206,14 @@ int main(int argc, char** argv) {
   sigaddset(&ends, SIGINT);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
 
+  fit_descriptors(options);
   auto agent = Agent::start(options);
   if (!agent) return fail(agent.error());
   int signal = 0;
   while (sigwait(&ends, &signal) != 0) {
   }
   spdlog::info("signal number={}", signal);
-  const ExitGuard guard(**agent);
-  (*agent)->stop();
+  const ExitGuard guard(options);
+  agent.value().reset();
   return 0;
 }

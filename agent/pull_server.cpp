@@ -1,7 +1,6 @@
 #include "agent/pull_server.hpp"
 
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "agent/listen.hpp"
+#include "agent/log_exception.hpp"
 #include "agent/pull_conversation.hpp"
 #include "base/log.hpp"
 #include "net/coroutine.hpp"
@@ -92,15 +92,18 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
     stream.tune_tcp(context.options.limits.keepalive_idle_s);
     const auto executor = stream.executor();
     auto conversation = std::make_unique<PullConversation>(context, std::move(stream), id);
-    asio::co_spawn(executor, run(shared_from_this(), std::move(conversation), id), asio::detached);
+    asio::co_spawn(executor, run(std::move(conversation)), [self = shared_from_this(), id](std::exception_ptr thrown) {
+      log_exception("conversation")(thrown);
+      self->forget(id);
+    });
   }
 
-  static asio::awaitable<void> run(std::shared_ptr<Impl> self, std::unique_ptr<PullConversation> conversation,
-                                   std::uint64_t id) {
-    co_await conversation->run();
-    conversation.reset();
-    const std::lock_guard lock(self->mutex);
-    self->peers.erase(id);
+  static asio::awaitable<void> run(std::unique_ptr<PullConversation> conversation) { co_await conversation->run(); }
+
+  void forget(std::uint64_t id) {
+    context.core.connection_closed(id);
+    const std::lock_guard lock(mutex);
+    peers.erase(id);
   }
 
   void stop() {
@@ -126,7 +129,7 @@ Result<std::unique_ptr<PullServer>> PullServer::listen(asio::io_context& io, Age
   }
   auto impl = std::make_shared<Impl>(io, core, std::move(options), std::move(acceptor));
   asio::co_spawn(
-      impl->acceptor.get_executor(), [impl]() { return impl->accept_loop(); }, asio::detached);
+      impl->acceptor.get_executor(), [impl]() { return impl->accept_loop(); }, log_exception("pull_server"));
   return std::unique_ptr<PullServer>(new PullServer(std::move(impl)));
 }
 

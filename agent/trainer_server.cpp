@@ -5,11 +5,11 @@
 //   - no hook is called once the server is destroyed.
 #include "agent/trainer_server.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
@@ -21,12 +21,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cassert>
+#include <cerrno>
 #include <functional>
 #include <list>
 #include <map>
 #include <mutex>
 #include <utility>
 
+#include "agent/log_exception.hpp"
 #include "agent/trainer_plans.hpp"
 #include "agent/trainer_socket.hpp"
 #include "base/log.hpp"
@@ -49,7 +51,14 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(50);    ///< after accep
 
 /// A writer process that holds a slot.
 struct Trainer {
-  Trainer(Strand& strand, ProcessWatch w) : watch(std::move(w)), death(strand, ::dup(watch.fd())) {}
+  Trainer(Strand& strand, ProcessWatch w, UniqueFd pidfd) : watch(std::move(w)), death(strand, pidfd.get()) {
+    static_cast<void>(pidfd.release());  // the descriptor's now
+  }
+  static Result<std::shared_ptr<Trainer>> make(Strand& strand, ProcessWatch watch) {
+    UniqueFd pidfd(::fcntl(watch.fd(), F_DUPFD_CLOEXEC, 0));
+    if (!pidfd) return Error::from_errno("watch " + to_string(watch.id()), errno);
+    return std::make_shared<Trainer>(strand, std::move(watch), std::move(pidfd));
+  }
 
   std::uint32_t slot = 0;
   std::uint32_t writers = 0;
@@ -89,7 +98,8 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
   TrainerHooks& hooks;
   const TrainerServerOptions options;
   Strand strand;
-  std::atomic<bool> stopped{false};  // set on the strand
+  std::pair<dev_t, ino_t> socket_file{};  // constant once it listens
+  std::atomic<bool> stopped{false};       // set on the strand
 
   // Used on the strand only.
   asio::local::stream_protocol::acceptor acceptor;
@@ -99,12 +109,16 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
   std::uint64_t next_connection = 1;
   std::uint64_t board_generation = 0;
   std::optional<PlanBoard> board;
-  std::pair<dev_t, ino_t> socket_file{};
 
   mutable std::mutex status_mutex;
   std::vector<TrainerStatus> published;  // protected by status_mutex
 
   asio::thread_pool setup;
+
+  template <class Work>
+  void spawn(Work&& work) {
+    asio::co_spawn(strand, std::forward<Work>(work), log_exception("trainer_server"));
+  }
 
   // ---- waiting and hopping ------------------------------------------------------------------------------------
 
@@ -206,10 +220,6 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
 
   awaitable<Result<TrainerPtr>> admit(const wire::TrainerHello& hello, ProcessWatch peer, std::uint64_t connection,
                                       wire::TrainerWelcome& welcome) {
-    if (hello.protocol != wire::kProtocolVersion) {
-      co_return Error(Errc::unsupported, "the trainer speaks protocol " + std::to_string(hello.protocol) +
-                                             ", this agent " + std::to_string(wire::kProtocolVersion));
-    }
     if (hello.writers == 0 || hello.writers > shm::kSlotsMax || hello.writer_index >= hello.writers) {
       co_return Error(Errc::invalid_argument, "writer " + std::to_string(hello.writer_index) + " of " +
                                                   std::to_string(hello.writers) + ": 1 to " +
@@ -226,21 +236,21 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
     DS_CO_TRY(may_attach(hello, peer.id()));  // another hello may have been admitted meanwhile
 
     const OpenSegment& segment = opened->segment;
+    TrainerPtr trainer;
+    if (const auto found = trainers.find(hello.writer_index); found != trainers.end()) trainer = found->second;
+    if (!trainer || trainer->generation != segment.generation) {
+      DS_CO_ASSIGN(TrainerPtr made, Trainer::make(strand, std::move(peer)));
+      if (trainer) trainer->death.cancel();
+      made->slot = hello.writer_index;
+      made->generation = segment.generation;
+      trainer = trainers[hello.writer_index] = std::move(made);
+      spawn([self = shared_from_this(), trainer]() -> awaitable<void> { co_await self->watch_death(trainer); });
+    }
     if (!board || board_generation != segment.generation) {
       board.emplace(make_board(opened->layout));
       board_generation = segment.generation;
     }
-    TrainerPtr& trainer = trainers[hello.writer_index];
-    if (!trainer || trainer->generation != segment.generation) {
-      if (trainer) trainer->death.cancel();
-      trainer = std::make_shared<Trainer>(strand, std::move(peer));
-      asio::co_spawn(
-          strand, [self = shared_from_this(), trainer]() -> awaitable<void> { co_await self->watch_death(trainer); },
-          asio::detached);
-    }
-    trainer->slot = hello.writer_index;
     trainer->writers = hello.writers;
-    trainer->generation = segment.generation;
     trainer->name = hello.name;
     trainer->connection = connection;
     publish();
@@ -335,7 +345,8 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
     }
   }
 
-  /// hello, then requests until the end. An error is sent to the peer as far as it can be.
+  /// hello, then requests until the end. `request` is what the error that ends the conversation answers, if it answers
+  /// one: the refused hello.
   awaitable<Status> talk(net::MessageStream& stream, Result<ProcessWatch> peer, std::uint64_t connection,
                          std::uint64_t& request) {
     DS_CO_ASSIGN(
@@ -346,10 +357,12 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
     if (first.type() != wire::Type::trainer_hello) {
       co_return Error(Errc::protocol, "the first message must be trainer_hello");
     }
+    DS_CO_TRY(wire::check_protocol(first.payload, "the trainer"));
     DS_CO_ASSIGN(const wire::TrainerHello hello, wire::TrainerHello::decode(first.payload));
     wire::TrainerWelcome welcome;
     DS_CO_ASSIGN(const TrainerPtr trainer, co_await admit(hello, std::move(*peer), connection, welcome));
     const auto sent = co_await stream.write(request, welcome, options.message_limit);
+    request = 0;
     Status status = sent;
     while (status && !stopped) {
       auto message =
@@ -358,14 +371,10 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
         status = std::move(message).error();
         break;
       }
-      request = message->header.request;
       auto more = co_await serve(stream, trainer, *message);
       if (!more) status = std::move(more).error();
       if (more && !*more) break;
     }
-    // The slot stays with the process: a closed connection proves nothing.
-    if (trainer->connection == connection) trainer->connection = 0;
-    publish();
     co_return status;
   }
 
@@ -375,7 +384,17 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
     const std::uint64_t connection = next_connection++;
     connections.emplace(connection, stream.canceller());
     std::uint64_t request = 0;
-    const Status status = co_await talk(stream, std::move(peer), connection, request);
+    Status status;
+    try {
+      status = co_await talk(stream, std::move(peer), connection, request);
+    } catch (const std::exception& e) {
+      status = Error(Errc::internal, e.what());
+    }
+    for (const auto& [slot, trainer] : trainers) {
+      // The slot stays with the process: a closed connection proves nothing.
+      if (trainer->connection == connection) trainer->connection = 0;
+    }
+    publish();
     if (!stopped && !status && status.error().code() != Errc::connection) {
       spdlog::warn("trainer_refused error=\"{}\"", status.error().to_string());
       static_cast<void>(co_await send_error(stream, request, status.error()));
@@ -397,11 +416,18 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
         spdlog::warn("trainer_connections_full limit={}", options.connections_max);
         continue;
       }
-      asio::co_spawn(
-          strand,
-          [self = shared_from_this(), s = asio::generic::stream_protocol::socket(std::move(socket))]() mutable
-          -> awaitable<void> { co_await self->converse(std::move(s)); },
-          asio::detached);
+      spawn([self = shared_from_this(),
+             s = asio::generic::stream_protocol::socket(std::move(socket))]() mutable -> awaitable<void> {
+        co_await self->converse(std::move(s));
+      });
+    }
+  }
+
+  /// The file, if it is still ours. Any thread.
+  void remove_socket_file() const {
+    struct stat now {};
+    if (::lstat(options.socket_path.c_str(), &now) == 0 && std::pair(now.st_dev, now.st_ino) == socket_file) {
+      ::unlink(options.socket_path.c_str());
     }
   }
 
@@ -409,10 +435,6 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
     if (stopped.exchange(true)) return;
     boost::system::error_code ignored;
     acceptor.close(ignored);
-    struct stat now {};
-    if (::lstat(options.socket_path.c_str(), &now) == 0 && std::pair(now.st_dev, now.st_ino) == socket_file) {
-      ::unlink(options.socket_path.c_str());
-    }
     for (const auto& [id, canceller] : connections) canceller.cancel();
     for (const auto& [slot, trainer] : trainers) trainer->death.cancel();
     wake_all();
@@ -422,6 +444,7 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
 TrainerServer::TrainerServer(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 TrainerServer::~TrainerServer() {
+  impl_->remove_socket_file();
   impl_->setup.join();
 }
 
@@ -433,10 +456,12 @@ Result<std::unique_ptr<TrainerServer>> TrainerServer::listen(asio::io_context& i
   if (::lstat(impl->options.socket_path.c_str(), &file) == 0) impl->socket_file = {file.st_dev, file.st_ino};
   boost::system::error_code ec;
   impl->acceptor.assign(asio::local::stream_protocol(), fd.get(), ec);
-  if (ec) return Error(Errc::io, "listen on " + impl->options.socket_path + ": " + ec.message());
+  if (ec) {
+    impl->remove_socket_file();
+    return Error(Errc::io, "listen on " + impl->options.socket_path + ": " + ec.message());
+  }
   static_cast<void>(fd.release());  // the acceptor's now
-  asio::co_spawn(
-      impl->strand, [impl]() -> awaitable<void> { co_await impl->accept_all(); }, asio::detached);
+  impl->spawn([impl]() -> awaitable<void> { co_await impl->accept_all(); });
   return std::unique_ptr<TrainerServer>(new TrainerServer(std::move(impl)));
 }
 
@@ -445,6 +470,7 @@ void TrainerServer::version_served() {
 }
 
 void TrainerServer::stop() {
+  impl_->remove_socket_file();
   asio::post(impl_->strand, [impl = impl_] { impl->stop_on_strand(); });
 }
 

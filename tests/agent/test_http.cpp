@@ -20,7 +20,15 @@ class Http : public AgentTest {
   std::string raw(const std::string& text) {
     auto fd = net::connect_tcp("127.0.0.1", agent_->http_port(), test_deadline());
     if (!fd) return {};
-    static_cast<void>(::send(fd->get(), text.data(), text.size(), MSG_NOSIGNAL));
+    std::size_t sent = 0;
+    EXPECT_TRUE(eventually([&] {
+      while (sent < text.size()) {
+        const ssize_t n = ::send(fd->get(), text.data() + sent, text.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0) return errno != EAGAIN;  // the agent has ended the connection
+        sent += static_cast<std::size_t>(n);
+      }
+      return true;
+    }));
     std::string answer;
     char piece[4096];
     EXPECT_TRUE(eventually([&] {
@@ -122,6 +130,16 @@ TEST_F(Http, BadRequestsAreRefused) {
   EXPECT_EQ(raw("this is no http\r\n\r\n").substr(9, 3), "400");
   EXPECT_EQ(raw("GET / HTTP/1.1\r\nX: " + std::string(9000, 'x') + "\r\n\r\n").substr(9, 3), "431");
   EXPECT_EQ(raw("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 5000\r\n\r\n").substr(9, 3), "413");
+  EXPECT_EQ(get("/healthz", "POST").status, 405);
+  EXPECT_EQ(agent_->core().metrics().http_requests, 4u) << "refusals count";
+}
+
+TEST_F(Http, ARefusalArrivesThoughItsBodyIsSent) {
+  start_agent();
+  const std::string head = "POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000000\r\n\r\n";
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(raw(head + std::string(1'000'000, 'b')).substr(0, 12), "HTTP/1.1 413");
+  }
 }
 
 TEST_F(Http, ASilentPeerIsDropped) {

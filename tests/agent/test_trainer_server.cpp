@@ -1,6 +1,7 @@
 // The trainer socket from the outside: a client that says what it likes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -72,6 +73,20 @@ TEST_F(TrainerServerTest, SocketFileIsPrivateAndRemovedAtTheEnd) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
+TEST_F(TrainerServerTest, StopRemovesTheSocketFileThoughNothingRunsAnyMore) {
+  const std::string path = MiniAgent::socket_in(dir_.path());
+  const TempDir elsewhere;
+  MiniAgent hooks(elsewhere.path());
+  boost::asio::io_context io;  // never run
+  agent::TrainerServerOptions options;
+  options.socket_path = path;
+  auto server = agent::TrainerServer::listen(io, hooks, options);
+  ASSERT_TRUE(server) << server.error().to_string();
+  EXPECT_TRUE(std::filesystem::exists(path));
+  (*server)->stop();
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
 TEST_F(TrainerServerTest, SecondAgentOnTheSocketIsRefusedAndAStaleFileIsNot) {
   boost::asio::io_context io;
   agent::TrainerServerOptions options;
@@ -127,6 +142,11 @@ TEST_F(TrainerServerTest, HellosThatMakeNoSense) {
   expect(hello(0, 0), Errc::invalid_argument);
   expect(hello(2, 2), Errc::invalid_argument);
   expect(hello(0, shm::kSlotsMax + 1), Errc::invalid_argument);
+  {
+    MessageSocket other_shape = connect();
+    ASSERT_TRUE(other_shape.send(wire::Type::trainer_hello, 1, std::vector<std::byte>(2, std::byte{9}), soon()));
+    EXPECT_EQ(refusal(other_shape).code(), Errc::unsupported);
+  }
   wrong = hello();
   wrong.layout.layout_raw_bytes += 1;
   expect(wrong, Errc::corrupt);
@@ -179,6 +199,47 @@ TEST_F(TrainerServerTest, UnknownRequestEndsTheConnectionButNotTheSlot) {
   EXPECT_TRUE(agent.gone().empty());
   attach();  // the same process connects again
   EXPECT_TRUE(agent.gone().empty());
+}
+
+TEST_F(TrainerServerTest, AnErrorThatEndsTheConnectionAnswersNoRequest) {
+  const MiniAgent agent(dir_.path());
+  MessageSocket socket = attach();
+  ASSERT_TRUE(socket.send(wire::Type::trainer_wait, 2, wire::TrainerWait{{~0ull, 1}, 0}.encode(), soon()));
+  EXPECT_EQ(socket.recv_answer(2, wire::Type::trainer_ready, soon()).error().code(), Errc::timed_out);
+  const std::string noise(sizeof(wire::Header), 'n');
+  ASSERT_GT(::send(socket.fd(), noise.data(), noise.size(), MSG_NOSIGNAL), 0);
+  const auto message = socket.recv(wire::kControlBytesMax, soon());
+  ASSERT_TRUE(message) << message.error().to_string();
+  EXPECT_EQ(message->type(), wire::Type::error);
+  EXPECT_EQ(message->header.request, 0u);
+}
+
+/// Whatever descriptor is the one that is missing, the hello fails at most.
+TEST_F(TrainerServerTest, SurvivesWantOfDescriptors) {
+  MiniAgent agent(dir_.path());
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  for (std::size_t spare = 1; spare < 12; ++spare) {
+    MessageSocket socket = connect();
+    std::vector<UniqueFd> fillers;
+    const rlimit few{256, before.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (UniqueFd fd(::dup(0)); fd; fd = UniqueFd(::dup(0))) fillers.push_back(std::move(fd));
+    ASSERT_GE(fillers.size(), spare);
+    fillers.resize(fillers.size() - spare);
+    EXPECT_TRUE(socket.send(1, hello(), soon()));
+    const auto answer = socket.recv(wire::kControlBytesMax, in_ms(300));  // none at all if it was not even accepted
+    fillers.clear();
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+    socket.close();
+    EXPECT_TRUE(eventually([&] {
+      const auto list = agent.server().status();
+      return list.empty() || !list[0].connected;
+    }));
+    MessageSocket again = attach();
+    ASSERT_TRUE(again.send(wire::Type::end, 2, {}, soon()));
+    ASSERT_TRUE(again.recv_answer(2, wire::Type::end, soon()));
+  }
 }
 
 TEST_F(TrainerServerTest, StatusTellsWhoIsThere) {
