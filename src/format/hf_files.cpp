@@ -31,26 +31,7 @@ Error walk_error(const fs::path& dir, const std::error_code& error) {
 
 Result<WeightFileList> read_index(const fs::path& path) {
   DS_ASSIGN(const auto bytes, read_file(path, kIndexBytesMax));
-  const auto* text = reinterpret_cast<const char*>(bytes.data());
-  const auto json = nlohmann::json::parse(text, text + bytes.size(), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
-    return Error(Errc::corrupt, path.string() + ": has no weight_map");
-  }
-  WeightFileList list;
-  for (const auto& [tensor, file] : json["weight_map"].items()) {
-    if (!file.is_string()) return Error(Errc::corrupt, path.string() + ": tensor '" + tensor + "' has no file name");
-    list.indexed.push_back({tensor, file.get<std::string>()});
-    list.files.push_back(list.indexed.back().file);
-  }
-  std::sort(list.files.begin(), list.files.end());
-  list.files.erase(std::unique(list.files.begin(), list.files.end()), list.files.end());
-  for (const auto& name : list.files) {
-    if (auto status = check_file_name(name); !status) {
-      return Error(Errc::corrupt, path.string() + ": " + status.error().message());
-    }
-  }
-  if (list.files.empty()) return Error(Errc::corrupt, path.string() + ": its weight_map is empty");
-  return list;
+  return parse_weight_index({reinterpret_cast<const char*>(bytes.data()), bytes.size()}).with_context(path.string());
 }
 
 Result<WeightFileList> list_safetensors(const fs::path& dir) {
@@ -92,6 +73,26 @@ Result<std::vector<std::string>> list_others(const fs::path& dir) {
 }
 
 }  // namespace
+
+Result<WeightFileList> parse_weight_index(std::string_view text) {
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
+    return Error(Errc::corrupt, "has no weight_map");
+  }
+  WeightFileList list;
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    if (!file.is_string()) return Error(Errc::corrupt, "tensor '" + tensor + "' has no file name");
+    list.indexed.push_back({tensor, file.get<std::string>()});
+    list.files.push_back(list.indexed.back().file);
+  }
+  std::sort(list.files.begin(), list.files.end());
+  list.files.erase(std::unique(list.files.begin(), list.files.end()), list.files.end());
+  for (const auto& name : list.files) {
+    if (auto status = check_file_name(name); !status) return Error(Errc::corrupt, status.error().message());
+  }
+  if (list.files.empty()) return Error(Errc::corrupt, "its weight_map is empty");
+  return list;
+}
 
 Result<WeightFileList> find_weight_files(const fs::path& dir) {
   if (is_there(dir / kSingleFile)) return WeightFileList{{kSingleFile}, {}};

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "deltasync/hf.hpp"
@@ -20,6 +21,9 @@ struct WeightFileList {
   std::vector<std::string> files;      ///< relative names in the order in which they are laid out
   std::vector<IndexedTensor> indexed;  ///< what model.safetensors.index.json says; empty without one
 };
+
+/// The text of a `model.safetensors.index.json`: files in name order. corrupt for what is no index.
+Result<WeightFileList> parse_weight_index(std::string_view text);
 
 /// `model.safetensors`, or the files of `model.safetensors.index.json` in name order, or every `*.safetensors` in name
 /// order. not_found if there is none; corrupt for an index that is no index.

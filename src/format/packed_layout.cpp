@@ -33,6 +33,7 @@ Result<std::vector<std::byte>> decompress(ByteSpan packed, std::uint64_t raw_byt
   const auto corrupt = [what](const std::string& why) { return Error(Errc::corrupt, std::string(what) + ": " + why); };
   if (raw_bytes > kLayoutRawBytesMax) return corrupt("claims " + std::to_string(raw_bytes) + " bytes, over the limit");
   const std::unique_ptr<ZSTD_DCtx, FreeContext> context(::ZSTD_createDCtx());
+  if (context == nullptr) return Error(Errc::internal, std::string(what) + ": no memory for a zstd context");
   std::vector<std::byte> out;
   ZSTD_inBuffer in{packed.data(), packed.size(), 0};
   for (;;) {

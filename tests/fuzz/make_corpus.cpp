@@ -9,9 +9,12 @@
 
 #include "base/thread_pool.hpp"
 #include "deltasync/hf.hpp"
+#include "format/packed_layout.hpp"
 #include "format/safetensors.hpp"
 #include "format/wire.hpp"
 #include "fuzz_delta_layout.hpp"
+#include "receiver/hf_record.hpp"
+#include "shm/segment.hpp"
 
 namespace {
 
@@ -213,6 +216,85 @@ void headers(const Corpus& corpus) {
   add("array", 0, "[]");
 }
 
+void packed_layouts(const Corpus& corpus) {
+  const LayoutPtr layout = Layout::build({{"a", Dtype::bf16, {4, 8}, {}, {}}}).value();
+  const Sidecar sidecar = make_sidecar(*layout);
+  const auto good = wire::pack_layout(layout->encode(), sidecar.encode()).value();
+  corpus.add("packed_layout", "good", good.encode());
+  corpus.add("packed_layout", "no-sidecar", wire::pack_layout(layout->encode(), {}).value().encode());
+  const auto spoil = [&](const std::string& name, const std::function<void(wire::LayoutMessage&)>& change) {
+    auto message = good;
+    change(message);
+    corpus.add("packed_layout", name, message.encode());
+  };
+  spoil("raw-bytes-too-small", [](auto& m) { --m.layout_raw_bytes; });
+  spoil("raw-bytes-too-large", [](auto& m) { ++m.sidecar_raw_bytes; });
+  spoil("frame-truncated", [](auto& m) { m.layout_zstd.pop_back(); });
+  spoil("frame-with-a-tail", [](auto& m) { m.sidecar_zstd.push_back(std::byte{0}); });
+  spoil("no-frame", [](auto& m) { m.layout_zstd.assign(9, std::byte{7}); });
+  spoil("two-frames", [](auto& m) {
+    const auto once = m.layout_zstd;
+    m.layout_zstd.insert(m.layout_zstd.end(), once.begin(), once.end());
+  });
+}
+
+void segments(const Corpus& corpus) {
+  const auto dir = std::filesystem::temp_directory_path();
+  const shm::SegmentPath path{dir, "deltasync-fuzz-segment"};
+  static_cast<void>(shm::Segment::unlink(path));
+  const auto segment = shm::Segment::create(path, 1, 4096, Digest128{}, bytes_of(std::string_view("layout")),
+                                            bytes_of(std::string_view("sidecar")))
+                           .value();
+  const auto file_bytes = segment->control().header.segment_bytes;
+  Bytes good(8 + segment->control().header.sidecar_offset + segment->control().header.sidecar_bytes);
+  poke(good, 0, file_bytes);
+  std::memcpy(good.data() + 8, &segment->control(), good.size() - 8);
+  static_cast<void>(shm::Segment::unlink(path));
+  corpus.add("segment", "good", good);
+  const auto block = [](Bytes& b) { return reinterpret_cast<shm::ControlBlock*>(b.data() + 8); };
+  corpus.spoil("segment", "segment-bytes-lie", good, [&](Bytes& b) { block(b)->header.segment_bytes *= 2; });
+  corpus.spoil("segment", "layout-bytes-lie", good,
+               [&](Bytes& b) { block(b)->header.layout_bytes = ~std::uint64_t{0} - 8; });
+  corpus.spoil("segment", "half-bytes-lie", good,
+               [&](Bytes& b) { block(b)->header.half_bytes = std::uint64_t{1} << 62; });
+  corpus.spoil("segment", "half-outside", good, [&](Bytes& b) { block(b)->header.half_offset[1] = file_bytes; });
+}
+
+void weight_indexes(const Corpus& corpus) {
+  const auto add = [&](const std::string& name, std::string_view text) { corpus.add("weight_index", name, text); };
+  add("good", R"({"metadata":{"total_size":10},"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}})");
+  add("empty-map", R"({"weight_map":{}})");
+  add("no-map", R"({"weights":{}})");
+  add("map-is-a-list", R"({"weight_map":["model-1.safetensors"]})");
+  add("file-is-a-number", R"({"weight_map":{"a":1}})");
+  add("escapes", R"({"weight_map":{"a":"../../etc/passwd"}})");
+  add("absolute", R"({"weight_map":{"a":"/etc/passwd"}})");
+  add("twice", R"({"weight_map":{"a":"1.safetensors","a":"2.safetensors"}})");
+  add("deep", std::string(2000, '['));
+  add("not-json", "{]");
+}
+
+void records(const Corpus& corpus) {
+  HfRecord record;
+  record.version = {{5, 6}, "step_6"};
+  const std::string good = encode_record(record);
+  const auto add = [&](const std::string& name, const std::string& from, const std::string& to) {
+    std::string text = good;
+    text.replace(text.find(from), from.size(), to);
+    corpus.add("hf_record", name, std::string_view(text));
+  };
+  corpus.add("hf_record", "good", std::string_view(good));
+  add("label-is-no-utf8", "step_6", "step\xFF");
+  add("label-is-a-number", "\"step_6\"", "6");
+  add("format-unknown", "\"format\": 1", "\"format\": 2");
+  add("epoch-zero", "0000000000000005", "0000000000000000");
+  add("epoch-short", "0000000000000005", "5");
+  add("number-negative", "\"number\": 6", "\"number\": -6");
+  add("digest-upper-case", "\"root\": \"00", "\"root\": \"AB");
+  add("no-files", "\"files\"", "\"fifes\"");
+  corpus.add("hf_record", "array", std::string_view("[]"));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -226,5 +308,9 @@ int main(int argc, char** argv) {
   deltas(corpus);
   sidecars(corpus);
   headers(corpus);
+  packed_layouts(corpus);
+  segments(corpus);
+  weight_indexes(corpus);
+  records(corpus);
   return 0;
 }

@@ -1,0 +1,49 @@
+// u64 file size, then the first bytes of a segment's file; the rest is zero. Hashes are put right first, so that what
+// is behind them is reached. A segment that is accepted has all of its parts inside the file.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "base/bytes.hpp"
+#include "shm/validate.hpp"
+
+namespace {
+
+using namespace deltasync;
+using namespace deltasync::shm;
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+bool inside(std::uint64_t offset, std::uint64_t bytes, std::uint64_t file_bytes) {
+  return offset <= file_bytes && bytes <= file_bytes - offset;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  constexpr std::uint64_t kFileBytesMax = 16u << 20;
+  if (size < 8) return 0;
+  const auto file_bytes = load<std::uint64_t>(reinterpret_cast<const std::byte*>(data));
+  if (file_bytes < kControlBytes || file_bytes > kFileBytesMax) return 0;
+  const std::unique_ptr<void, Free> memory(std::calloc(1, static_cast<std::size_t>(file_bytes)));
+  if (memory == nullptr) return 0;
+  auto* base = static_cast<std::byte*>(memory.get());
+  std::memcpy(base, data + 8, std::min<std::size_t>(size - 8, static_cast<std::size_t>(file_bytes)));
+  (void)check_control(base, file_bytes);
+  auto& header = reinterpret_cast<ControlBlock*>(base)->header;
+  const auto metadata_end = header.sidecar_offset + header.sidecar_bytes;
+  if (header.layout_offset <= metadata_end && metadata_end <= file_bytes) {
+    header.metadata_hash = metadata_hash(header, base);
+  }
+  header.header_hash = header_hash(header);
+  if (!check_control(base, file_bytes)) return 0;
+  if (!inside(header.layout_offset, header.layout_bytes, file_bytes)) std::abort();
+  if (!inside(header.sidecar_offset, header.sidecar_bytes, file_bytes)) std::abort();
+  for (const auto offset : header.half_offset) {
+    if (!inside(offset, header.half_bytes, file_bytes)) std::abort();
+  }
+  return 0;
+}
