@@ -152,6 +152,8 @@ for stage in "${stages[@]}"; do
       ;;
   esac
 done
+# The quickstart's python has the safetensors package, which some tests want and Debian does not have.
+if [[ -x build/quickstart/venv/bin/python3 ]]; then PATH=$PWD/build/quickstart/venv/bin:$PATH; fi
 step "dependencies" tools/install_deps.sh
 for stage in "${stages[@]}"; do
   run_stage "$stage"
