@@ -3,9 +3,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <thread>
+
+#include "net/endpoint.hpp"
+#include "tools/http_get.hpp"
 
 namespace deltasync::integration {
 namespace {
@@ -62,7 +66,7 @@ void Cluster::start_agent(const std::vector<std::string>& more) {
                                    "--listen",
                                    "127.0.0.1:" + std::to_string(port_),
                                    "--http",
-                                   "off",
+                                   "127.0.0.1:" + std::to_string(http_port_),
                                    "--ready-file",
                                    ready.string(),
                                    "--log-level",
@@ -77,7 +81,25 @@ void Cluster::start_agent(const std::vector<std::string>& more) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   std::ifstream in(ready);
-  port_ = nlohmann::json::parse(in).at("port").get<unsigned>();  // a restarted agent is found at the same place
+  const auto page = nlohmann::json::parse(in);
+  port_ = page.at("port").get<unsigned>();  // a restarted agent is found at the same place
+  http_port_ = page.at("http_port").get<unsigned>();
+}
+
+std::vector<pid_t> Cluster::attached() const {
+  const net::Endpoint endpoint{"127.0.0.1", static_cast<std::uint16_t>(http_port_)};
+  const auto page = tools::http_get(endpoint, "/v1/status", Deadline::after(kLimit));
+  EXPECT_TRUE(page.ok()) << page.error().to_string();
+  std::vector<pid_t> pids;
+  if (!page) return pids;
+  const auto status = nlohmann::json::parse(*page);
+  for (const auto& writer : status.at("writers")) pids.push_back(writer.at("pid").get<pid_t>());
+  return pids;
+}
+
+bool Cluster::is_attached(const bench::Child& trainer) const {
+  const std::vector<pid_t> pids = attached();
+  return std::find(pids.begin(), pids.end(), trainer.pid()) != pids.end();
 }
 
 void Cluster::kill_agent() {

@@ -27,6 +27,9 @@ class Cluster : public ::testing::Test {
   void TearDown() override;
 
   void start_agent(const std::vector<std::string>& more = {});
+  /// Processes that the agent counts as attached trainers.
+  std::vector<pid_t> attached() const;
+  bool is_attached(const bench::Child& trainer) const;
   /// SIGKILL, and reaped.
   void kill_agent();
   bench::Child publish(int first, int end, int interval_ms, double deadline_s = 60);
@@ -51,6 +54,7 @@ class Cluster : public ::testing::Test {
 
   std::map<std::string, int> contents_;  ///< bytes of model.safetensors → version
   unsigned port_ = 0;
+  unsigned http_port_ = 0;
 };
 
 }  // namespace deltasync::integration

@@ -150,6 +150,7 @@ TEST_F(SlowFullPull, EndsOnAWholeVersionAfterMoreThanFiveSteps) {
   // What arrived is what the trainer published under that number, and the newest follows from it.
   auto newest = (*receiver)->pull({}, test_deadline());
   ASSERT_TRUE(newest) << newest.error().to_string();
+  EXPECT_NE((*newest)->report().mode, PullMode::full) << "it replaced what it had to follow from";
   ASSERT_TRUE((*newest)->commit());
   const auto memory = host_target_memory(*(*receiver)->target());
   EXPECT_TRUE(std::equal(memory.begin(), memory.end(), model_.half.begin(), model_.half.end()));
