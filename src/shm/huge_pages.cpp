@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
 
 #include "base/thread_pool.hpp"
 
@@ -17,7 +18,12 @@
 namespace deltasync::shm {
 
 HugePages::HugePages(std::byte* base, std::size_t bytes) {
-  if (bytes >= kBytesMin) thread_ = std::thread([this, base, bytes] { work(base, bytes); });
+  if (bytes < kBytesMin) return;
+  try {
+    thread_ = std::thread([this, base, bytes] { work(base, bytes); });
+  } catch (const std::system_error&) {
+    // no thread to be had: small pages serve as well
+  }
 }
 
 HugePages::~HugePages() {
