@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -96,6 +97,16 @@ bool file_equals(const fs::path& path, ByteSpan bytes) {
   if (!text.ok()) return false;
   const ByteSpan found = bytes_of(std::string_view(*text));
   return std::equal(found.begin(), found.end(), bytes.begin(), bytes.end());
+}
+
+Status flush_path(const fs::path& path) {
+  DS_ASSIGN(const UniqueFd fd, open_file(path, false));
+  while (::fsync(fd.get()) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == EINVAL || errno == EROFS) return {};
+    return file_error("flushing", path, errno);
+  }
+  return {};
 }
 
 Status make_directories(const fs::path& path) {

@@ -34,6 +34,10 @@ Result<std::string> read_small_file(const std::filesystem::path& path, std::uint
 /// True if the file is a regular one with exactly these bytes.
 bool file_equals(const std::filesystem::path& path, ByteSpan bytes);
 
+/// A file's or a directory's contents to the disk; reports what an earlier write-back failed with. A filesystem that
+/// knows no flush of directories is no error.
+Status flush_path(const std::filesystem::path& path);
+
 Status make_directories(const std::filesystem::path& path);
 Status rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
 

@@ -60,14 +60,16 @@ Status check_sidecar(const Sidecar& sidecar) {
 
 }  // namespace
 
-HfStore::HfStore(LayoutPtr layout, Sidecar sidecar, std::vector<HfPlace> places, fs::path out, DirectoryLock lock)
+HfStore::HfStore(LayoutPtr layout, Sidecar sidecar, std::vector<HfPlace> places, fs::path out, DirectoryLock lock,
+                 HfTargetOptions options)
     : layout_(std::move(layout)),
       sidecar_(std::move(sidecar)),
       places_(std::move(places)),
       out_(std::move(out)),
       versions_(out_ / "versions"),
       lock_(std::move(lock)),
-      files_digest_(xxh3_128(sidecar_.encode())) {
+      files_digest_(xxh3_128(sidecar_.encode())),
+      options_(options) {
   for (const Sidecar::WeightFile& file : sidecar_.weights) {
     std::uint64_t bytes = file.header.size();
     for (const std::uint32_t tensor : file.tensors) bytes += layout_->tensors()[tensor].bytes;
@@ -75,7 +77,7 @@ HfStore::HfStore(LayoutPtr layout, Sidecar sidecar, std::vector<HfPlace> places,
   }
 }
 
-Result<HfStore> HfStore::open(LayoutPtr layout, Sidecar sidecar, fs::path out) {
+Result<HfStore> HfStore::open(LayoutPtr layout, Sidecar sidecar, fs::path out, HfTargetOptions options) {
   DS_TRY(check_sidecar(sidecar));
   DS_ASSIGN(std::vector<HfPlace> places, hf_places(*layout, sidecar));
   DS_TRY(make_directories(out / "versions"));
@@ -85,7 +87,7 @@ Result<HfStore> HfStore::open(LayoutPtr layout, Sidecar sidecar, fs::path out) {
     return Error(Errc::already_exists, (out / "current").string() + " is in the way: it is no symbolic link");
   }
   DS_ASSIGN(DirectoryLock lock, DirectoryLock::acquire(out));
-  return HfStore(std::move(layout), std::move(sidecar), std::move(places), std::move(out), std::move(lock));
+  return HfStore(std::move(layout), std::move(sidecar), std::move(places), std::move(out), std::move(lock), options);
 }
 
 std::vector<fs::path> HfStore::weight_paths(const fs::path& directory) const {
@@ -147,14 +149,31 @@ Result<std::string> HfStore::free_name(const VersionId& id) const {
   return Error(Errc::already_exists, "too many directories named " + (versions_ / base).string());
 }
 
+Status HfStore::flush_tree(const fs::path& directory) const {
+  if (!options_.flush) return {};
+  std::set<fs::path> directories = {directory};
+  const auto flush_file = [&](const std::string& name) {
+    for (fs::path p = fs::path(name).parent_path(); !p.empty(); p = p.parent_path()) directories.insert(directory / p);
+    return flush_path(directory / name);
+  };
+  for (const Sidecar::WeightFile& file : sidecar_.weights) DS_TRY(flush_file(file.name));
+  for (const Sidecar::OtherFile& file : sidecar_.others) DS_TRY(flush_file(file.name));
+  for (const fs::path& path : directories) DS_TRY(flush_path(path));
+  return {};
+}
+
 Result<std::string> HfStore::publish(const fs::path& incoming, const TargetState& state) {
   auto name = free_name(state.version.id);
-  Status status = name.ok() ? rename_path(incoming, versions_ / *name) : Status(name.error());
+  Status status = name.ok() ? flush_tree(incoming) : Status(name.error());
+  if (status.ok()) status = rename_path(incoming, versions_ / *name);
   if (!status.ok()) {
     remove_tree(incoming);
     return std::move(status).error();
   }
-  if (status = write_record(*name, state); !status.ok()) {
+  status = write_record(*name, state);
+  if (status.ok() && options_.flush) status = flush_path(record_path(*name));
+  if (status.ok() && options_.flush) status = flush_path(versions_);
+  if (!status.ok()) {
     remove_version(*name);
     return std::move(status).error();
   }
@@ -199,9 +218,15 @@ Status HfStore::point_current(const std::string& name) const {
   ::unlink(fresh.c_str());  // left by a process that died here
   const fs::path to = fs::path("versions") / name;
   if (::symlink(to.c_str(), fresh.c_str()) != 0) return file_error("creating symbolic link", fresh, errno);
-  Status status = rename_path(fresh, out_ / "current");
-  if (!status.ok()) ::unlink(fresh.c_str());
-  return status;
+  if (Status status = rename_path(fresh, out_ / "current"); !status.ok()) {
+    ::unlink(fresh.c_str());
+    return status;
+  }
+  // The version is committed; that its link is not on the disk yet would show after a power failure only.
+  if (Status status = options_.flush ? flush_path(out_) : Status(); !status.ok()) {
+    spdlog::warn("hf_target cannot_flush error=\"{}\"", status.error().to_string());
+  }
+  return {};
 }
 
 Status HfStore::clear_current() const {

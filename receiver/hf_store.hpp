@@ -29,7 +29,8 @@ class HfStore {
  public:
   /// Creates the directories, takes the lock. invalid_argument for a sidecar that does not fit the layout or names
   /// files outside its directory; already_exists if `out` is kept by somebody, or out/current is no symbolic link.
-  static Result<HfStore> open(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out);
+  static Result<HfStore> open(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out,
+                              HfTargetOptions options = {});
 
   const Layout& layout() const noexcept { return *layout_; }
   const Sidecar& sidecar() const noexcept { return sidecar_; }
@@ -48,7 +49,7 @@ class HfStore {
   /// Files of full size with all blocks reserved; nothing in them yet.
   Result<std::vector<UniqueFd>> create_weight_files(const std::filesystem::path& incoming) const;
   Status write_headers(const std::filesystem::path& incoming, const std::vector<UniqueFd>& files) const;
-  /// Renames a whole incoming directory to its name and writes <name>.json. On failure it is removed.
+  /// Flushes a whole incoming directory, renames it to its name and writes <name>.json. On failure it is removed.
   Result<std::string> publish(const std::filesystem::path& incoming, const TargetState& state);
   /// Moves the files of a version into a new incoming directory: a path or a directory handle of the old one finds
   /// nothing any more. On failure what was moved is removed.
@@ -81,8 +82,10 @@ class HfStore {
   delta::TensorMemory tensor_memory(const MappedModel& model, std::uint32_t tensor) const;
 
  private:
-  HfStore(LayoutPtr layout, Sidecar sidecar, std::vector<HfPlace> places, std::filesystem::path out,
-          DirectoryLock lock);
+  HfStore(LayoutPtr layout, Sidecar sidecar, std::vector<HfPlace> places, std::filesystem::path out, DirectoryLock lock,
+          HfTargetOptions options);
+  /// Files and directories of a whole version, to the disk. An error of an earlier write-back shows itself here.
+  Status flush_tree(const std::filesystem::path& directory) const;
   Result<std::string> free_name(const VersionId& id) const;
   Status write_record(const std::string& name, const TargetState& state) const;
   std::filesystem::path record_path(const std::string& name) const { return versions_ / (name + ".json"); }
@@ -96,6 +99,7 @@ class HfStore {
   std::filesystem::path versions_;
   DirectoryLock lock_;
   Digest128 files_digest_;
+  HfTargetOptions options_;
   std::uint64_t next_incoming_ = 0;
 };
 

@@ -421,8 +421,9 @@ Status HfTarget::rollback() {
 
 }  // namespace
 
-Result<TargetPtr> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out) {
-  auto store = HfStore::open(layout, std::move(sidecar), std::move(out));
+Result<TargetPtr> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out,
+                                 HfTargetOptions options) {
+  auto store = HfStore::open(layout, std::move(sidecar), std::move(out), options);
   if (!store.ok()) return std::move(store).error().with_context("directory target");
   return TargetPtr(new HfTarget(std::move(layout), *std::move(store)));
 }

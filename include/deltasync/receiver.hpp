@@ -84,7 +84,8 @@ struct PullReport {
   double commit_s = 0;    ///< set by commit()
 };
 
-/// A verified update that is not yet visible. Dropped without commit() = rolled back.
+/// A verified update that is not yet visible. Dropped without commit() = rolled back. Not thread-safe: all calls, its
+/// destruction included, belong on the thread that calls the receiver. May outlive the receiver; then commit() fails.
 class StagedUpdate {
  public:
   virtual ~StagedUpdate() = default;
@@ -132,12 +133,20 @@ class Receiver {
 /// Keeps one version in host memory, laid out like a half (Tensor::offset). `memory` is not owned and must hold
 /// layout->half_bytes(); empty = the target allocates.
 TargetPtr make_host_target(LayoutPtr layout, std::span<std::byte> memory = {});
-/// The memory of a host target (empty span for any other kind).
+/// The memory of a host target (empty span for any other kind, and for own memory before the first pull). Memory given
+/// by the user keeps its address. Own memory changes place at the commit of a full update over a live version and at a
+/// rollback of one, and is unmapped with the target: ask again after each commit, and do not read the old span.
 std::span<const std::byte> host_target_memory(const Target& target);
 
 /// Keeps HF model directories: `out/versions/<epoch>-<number>/…` are immutable, the symlink `out/current` names the
 /// committed one and is swapped atomically. The version before is patched forward only if no process has its
 /// files open or mapped; else a new directory is written. Directories older than that are removed when unused.
-Result<TargetPtr> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out);
+struct HfTargetOptions {
+  /// Each version is on the disk before it is committed (fsync of its files, its directory and the link): a power
+  /// failure leaves the committed version. Without it, whatever the system has written by then.
+  bool flush = true;
+};
+Result<TargetPtr> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out,
+                                 HfTargetOptions options = {});
 
 }  // namespace deltasync
