@@ -45,6 +45,11 @@ Status write_ready_file(const std::filesystem::path& path, const nlohmann::json&
   return {};
 }
 
+/// The event loop, for want of descriptors or threads.
+Error cannot_start(const std::exception& e) {
+  return {Errc::io, std::string("start the agent: ") + e.what()};
+}
+
 }  // namespace
 
 struct Agent::Impl {
@@ -66,6 +71,13 @@ struct Agent::Impl {
   std::vector<std::thread> threads;
 
   Status start();
+  Status start_or_say_why() {
+    try {
+      return start();
+    } catch (const std::exception& e) {
+      return cannot_start(e);
+    }
+  }
   HttpPage page(std::string_view target) const;
   asio::awaitable<void> tend_loop();
   void start_threads();
@@ -164,12 +176,16 @@ void Agent::Impl::stop() {
 }
 
 Result<std::unique_ptr<Agent>> Agent::start(const AgentOptions& options) {
-  auto impl = std::make_unique<Impl>(options);
-  if (auto started = impl->start(); !started) {
-    impl->stop();
-    return std::move(started).error();
+  try {
+    auto impl = std::make_unique<Impl>(options);
+    if (auto started = impl->start_or_say_why(); !started) {
+      impl->stop();
+      return std::move(started).error();
+    }
+    return std::unique_ptr<Agent>(new Agent(std::move(impl)));
+  } catch (const std::exception& e) {
+    return cannot_start(e);
   }
-  return std::unique_ptr<Agent>(new Agent(std::move(impl)));
 }
 
 Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

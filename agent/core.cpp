@@ -48,8 +48,9 @@ Status AgentCore::adopt_existing() {
                                   : Generation::adopt(segment.path, segment.number);
     if (!generation) {
       const Error& error = generation.error();
-      // Not ours to remove, and not safe to ignore: somebody else uses our name.
-      if (error.code() == Errc::permission) return std::move(generation).error();
+      // It may hold the last version: only what can never be read again is removed. Want of memory or descriptors
+      // passes, and what belongs to somebody else is neither ours to remove nor safe to ignore.
+      if (!has_version && error.code() != Errc::corrupt) return std::move(generation).error();
       spdlog::warn("segment_removed name={} reason=\"{}\"", segment.path.name, error.to_string());
       DS_TRY(shm::Segment::unlink(segment.path));
       continue;

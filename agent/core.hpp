@@ -85,7 +85,8 @@ class AgentCore : public TrainerHooks {
   AgentCore& operator=(const AgentCore&) = delete;
 
   // ---- TrainerHooks ------------------------------------------------------------------------------------------
-  Result<OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded) override;
+  Result<OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
+                                   const ProcessId& asker) override;
   Status grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers, ProcessWatch watch) override;
   void writer_gone(std::uint64_t generation, std::uint32_t slot) override;
   void segment_changed() override;

@@ -1,10 +1,12 @@
 // The trainer's side of the core: which generation a writer gets, and its slots.
 #include <algorithm>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "agent/core.hpp"
 #include "base/log.hpp"
+#include "deltasync/hf.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -24,10 +26,60 @@ OpenSegment opened(const Generation& generation) {
   return {generation.segment->path(), generation.number, newest_of(*generation.role)};
 }
 
-/// A writer that is not proved dead has a slot (granted by this agent or by the one before).
-bool slot_held(const Generation& generation) {
+/// Whether a writer with this layout and sidecar can fill the generation. Who brings no sidecar leaves it as it is.
+bool fits(const Generation& generation, const Layout& layout, ByteSpan sidecar) {
+  if (generation.layout->digest() != layout.digest()) return false;
+  const ByteSpan there = generation.segment->sidecar_encoded();
+  return sidecar.empty() || std::equal(sidecar.begin(), sidecar.end(), there.begin(), there.end());
+}
+
+/// A process that is not proved dead and has a slot (granted by this agent or by the one before); 0 if there is none.
+/// `asker`'s own slots are given back if they are in no fill: its goodbye may have been lost with an agent.
+std::int32_t slot_holder(const Generation& generation, const ProcessId& asker) {
   generation.role->reap();
-  return !generation.role->watch_fds().empty();
+  for (unsigned slot = 0; slot < shm::kSlotsMax; ++slot) {
+    const shm::SlotStatus status = shm::inspect_slot(*generation.segment, slot);
+    if (status.pid == 0) continue;
+    if (status.pid != asker.pid || status.phase != shm::Phase::idle) return status.pid;
+    generation.role->revoke_slot(slot);
+  }
+  return 0;
+}
+
+template <class File, class Content>
+std::string first_difference(const std::vector<File>& a, const std::vector<File>& b, const Content& content) {
+  const auto missing_in = [&](const std::vector<File>& from, const std::vector<File>& in) -> std::string {
+    for (const File& file : from) {
+      const bool same = std::any_of(in.begin(), in.end(), [&](const File& other) {
+        return other.name == file.name && content(other) == content(file);
+      });
+      if (!same) return file.name;
+    }
+    return {};
+  };
+  std::string name = missing_in(b, a);
+  return name.empty() ? missing_in(a, b) : name;
+}
+
+/// Why a writer cannot fill the generation, for an error.
+std::string misfit(const Generation& generation, const Layout& layout, ByteSpan sidecar) {
+  if (generation.layout->digest() != layout.digest()) {
+    return "with layout " + to_string(generation.layout->digest()) + ", this one brings " + to_string(layout.digest());
+  }
+  Sidecar there;
+  if (auto decoded = Sidecar::decode(generation.segment->sidecar_encoded(), layout)) there = std::move(*decoded);
+  const auto here = Sidecar::decode(sidecar, layout);
+  std::string file;
+  if (here) {
+    file = first_difference(
+        there.others, here->others, [](const auto& f) -> const auto& { return f.bytes; });
+    if (file.empty()) {
+      file =
+          first_difference(there.weights, here->weights, [](const auto& f) { return std::tie(f.header, f.tensors); });
+    }
+  }
+  return "of a model directory whose " + (file.empty() ? "files differ" : file + " differs") +
+         " from what this one brings";
 }
 
 }  // namespace
@@ -37,14 +89,15 @@ GenerationPtr AgentCore::newest_generation() const {
   return generations_.empty() ? nullptr : generations_.back();
 }
 
-Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded) {
+Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
+                                            const ProcessId& asker) {
   GenerationPtr newest = newest_generation();
-  if (newest && newest->layout->digest() == layout->digest()) return opened(*newest);
+  if (newest && fits(*newest, *layout, sidecar_encoded)) return opened(*newest);
   for (const GenerationPtr& generation : generations()) {
-    if (slot_held(*generation)) {
-      return Error(Errc::layout_mismatch, "a live writer fills segment " + generation->segment->path().name +
-                                              " with layout " + to_string(generation->layout->digest()) +
-                                              ", this one brings " + to_string(layout->digest()));
+    if (const std::int32_t holder = slot_holder(*generation, asker); holder != 0) {
+      return Error(Errc::layout_mismatch, "a live writer (pid " + std::to_string(holder) + ") fills segment " +
+                                              generation->segment->path().name + " " +
+                                              misfit(*generation, *layout, sidecar_encoded));
     }
   }
   if (newest && newest_of(*newest->role) == VersionId{}) {
@@ -62,7 +115,7 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
       const std::lock_guard lock(wake_mutex_);
       wait_generation_ = newest;
     }
-    if (newest && newest->layout->digest() == layout->digest()) return opened(*newest);
+    if (newest && fits(*newest, *layout, sidecar_encoded)) return opened(*newest);
   }
   if (newest && options_.low_memory) {
     newest.reset();
@@ -119,6 +172,7 @@ Status AgentCore::release_serving(const std::string& why) {
   notify();
   const Deadline deadline = Deadline::after(kReleaseLimit);
   while (std::any_of(gone.begin(), gone.end(), [](const auto& generation) { return !generation.expired(); })) {
+    if (stop_) return Error(Errc::connection, "the agent is shutting down");
     if (deadline.passed()) return Error(Errc::timed_out, "receivers still read the generation that is to be released");
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }

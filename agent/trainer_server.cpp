@@ -203,7 +203,7 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
   }
 
   /// On the setup thread.
-  Result<Admission> open(const wire::TrainerHello& hello, const ProcessId& peer) {
+  Result<Admission> open(const wire::TrainerHello& hello, const ProcessId& peer, bool connected_besides) {
     Admission admission;
     DS_ASSIGN(const wire::LayoutEncodings encodings, wire::unpack_layout(hello.layout));
     DS_ASSIGN(admission.layout, Layout::decode(encodings.layout));
@@ -212,7 +212,8 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
         return std::move(sidecar).error();
       }
     }
-    DS_ASSIGN(admission.segment, hooks.open_segment(admission.layout, encodings.layout, encodings.sidecar));
+    DS_ASSIGN(admission.segment, hooks.open_segment(admission.layout, encodings.layout, encodings.sidecar,
+                                                    connected_besides ? ProcessId() : peer));
     DS_ASSIGN(ProcessWatch watch, ProcessWatch::open(peer));
     DS_TRY(hooks.grant(admission.segment.generation, hello.writer_index, hello.writers, std::move(watch)));
     return admission;
@@ -228,8 +229,11 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
     co_await drop_dead();
     if (stopped) co_return Error(Errc::connection, "the agent is stopping");
     DS_CO_TRY(may_attach(hello, peer.id()));
+    const bool connected_besides = std::any_of(trainers.begin(), trainers.end(), [&](const auto& entry) {
+      return entry.second->watch.id() == peer.id() && entry.second->connection != 0;
+    });
     co_await to_setup();
-    auto opened = open(hello, peer.id());
+    auto opened = open(hello, peer.id(), connected_besides);
     co_await back();
     if (!opened) co_return std::move(opened).error();
     if (stopped) co_return Error(Errc::connection, "the agent is stopping");
@@ -450,8 +454,8 @@ TrainerServer::~TrainerServer() {
 
 Result<std::unique_ptr<TrainerServer>> TrainerServer::listen(asio::io_context& io, TrainerHooks& hooks,
                                                              TrainerServerOptions options) {
-  DS_ASSIGN(UniqueFd fd, listen_unix(options.socket_path));
   auto impl = std::make_shared<Impl>(io, hooks, std::move(options));
+  DS_ASSIGN(UniqueFd fd, listen_unix(impl->options.socket_path));  // from here on there is a file to remove
   struct stat file {};
   if (::lstat(impl->options.socket_path.c_str(), &file) == 0) impl->socket_file = {file.st_dev, file.st_ino};
   boost::system::error_code ec;

@@ -36,9 +36,12 @@ class TrainerHooks {
  public:
   virtual ~TrainerHooks() = default;
 
-  /// The current generation if it has this layout; else a new one. layout_mismatch if a live writer holds a slot of a
-  /// generation with another layout; no_space. Called again for each writer of a job, so it answers alike each time.
-  virtual Result<OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded) = 0;
+  /// The current generation if it has this layout and sidecar (an empty one fits any); else a new one.
+  /// layout_mismatch if a live writer holds a slot of a generation with others, unless it is `asker`'s and in no
+  /// fill; no_space. Called again for each writer of a job, so it answers alike each time. `asker`: the process that
+  /// asks; all zero if it has a connection besides the one on which it asks.
+  virtual Result<OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
+                                           const ProcessId& asker) = 0;
   /// Gives a slot of that generation to the process that `watch` holds. Granting a slot again to the process that has
   /// it is fine (it lost its connection, or the agent was restarted). already_exists names a live owner's pid.
   virtual Status grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers, ProcessWatch watch) = 0;

@@ -1,7 +1,9 @@
 // The guard of invariant 2 from end to end: readers, writers that need their half, revocation; and new layouts,
 // restarts.
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <random>
@@ -301,7 +303,7 @@ TEST_F(ServedLeases, ANewLayoutTakesOverWhenItSeals) {
   const auto old_half = model_.half;
 
   test::TestModel other = test::make_model(2, big_specs());
-  const auto beside = agent_->core().open_segment(other.layout, other.layout->encode(), {});
+  const auto beside = agent_->core().open_segment(other.layout, other.layout->encode(), {}, {});
   ASSERT_FALSE(beside) << "a live writer has the other layout";
   EXPECT_EQ(beside.error().code(), Errc::layout_mismatch);
 
@@ -328,6 +330,51 @@ TEST_F(ServedLeases, ANewLayoutTakesOverWhenItSeals) {
   EXPECT_TRUE(eventually([&] { return !segment_exists(1); }));
   EXPECT_EQ(agent_->core().generations().size(), 1u);
   writer.reset();
+}
+
+TEST_F(ServedLeases, ANewSidecarOfTheSameLayoutIsANewGeneration) {
+  start_agent();
+  next_version();
+  Sidecar other = make_sidecar(*model_.layout);
+  other.others.push_back({"config.json", std::vector<std::byte>(7, std::byte{'x'})});
+  const std::vector<std::byte> encoded = other.encode();
+  const auto beside = agent_->core().open_segment(model_.layout, model_.layout->encode(), encoded, {});
+  ASSERT_FALSE(beside) << "a live writer has the other files";
+  EXPECT_EQ(beside.error().code(), Errc::layout_mismatch);
+  EXPECT_NE(beside.error().message().find("config.json"), std::string::npos) << beside.error().message();
+  EXPECT_NE(beside.error().message().find(std::to_string(::getpid())), std::string::npos) << beside.error().message();
+  const auto same = agent_->core().open_segment(model_.layout, model_.layout->encode(), {}, {});
+  ASSERT_TRUE(same) << "who brings no files has nothing against those that are there";
+  EXPECT_EQ(same->generation, 1u);
+
+  writer_.reset();
+  WriterOptions options;
+  options.agent_socket = options_.trainer.socket_path;
+  options.threads = 1;
+  auto writer = Writer::attach(model_.layout, other, options, test_deadline());
+  ASSERT_TRUE(writer) << writer.error().to_string();
+  writer_ = std::move(*writer);
+  const wire::Plan plan = ask_from_served();
+  next_version();
+  EXPECT_EQ(served()->half.generation, 2u);
+  const ByteSpan now = served()->generation->segment->sidecar_encoded();
+  EXPECT_TRUE(std::equal(now.begin(), now.end(), encoded.begin(), encoded.end()));
+  auto c = client();
+  const auto reply = c.plan(plan);
+  ASSERT_TRUE(reply) << "the layout is the same: " << reply.error().to_string();
+  EXPECT_EQ(reply->mode, wire::PlanMode::full);
+}
+
+TEST_F(ServedLeases, AGoodbyeLostWithAnAgentDoesNotBindItsProcess) {
+  start_agent();
+  next_version();
+  stop_agent();
+  writer_.reset();  // nobody hears it
+  start_agent();
+  test::TestModel other = test::make_model(2, big_specs());
+  auto writer = attach(other.layout);
+  ASSERT_NE(writer, nullptr);
+  EXPECT_TRUE(segment_exists(2));
 }
 
 TEST_F(ServedLeases, ALayoutThatNeverSealedIsDropped) {
@@ -382,6 +429,41 @@ TEST_F(ServedLeases, BadSegmentsAreRemovedAtStart) {
   EXPECT_TRUE(std::filesystem::exists(dir_.path() / "other.g1"));
   next_version();
   EXPECT_TRUE(segment_exists(8)) << "numbers go on";
+}
+
+/// Whatever descriptor is the one that is missing: a start may fail, the last version stays.
+TEST_F(ServedLeases, AStartThatFailsForWantOfDescriptorsKeepsTheSegment) {
+  start_agent();
+  next_version();
+  const Digest128 root = served()->root;
+  writer_.reset();
+  stop_agent();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  options_.remove_segment_on_exit = true;  // what was adopted by a start that failed is not this agent's
+  int failed = 0;
+  for (std::size_t spare = 0; spare < 40; ++spare) {
+    std::vector<UniqueFd> fillers;
+    const rlimit few{256, before.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (UniqueFd fd(::dup(0)); fd; fd = UniqueFd(::dup(0))) fillers.push_back(std::move(fd));
+    ASSERT_GE(fillers.size(), spare);
+    fillers.resize(fillers.size() - spare);
+    auto agent = Agent::start(options_);
+    fillers.clear();
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+    if (agent) {
+      agent_ = std::move(*agent);
+      break;
+    }
+    ++failed;
+    ASSERT_TRUE(segment_exists(1)) << agent.error().to_string();
+    EXPECT_FALSE(std::filesystem::exists(options_.trainer.socket_path));
+  }
+  EXPECT_GT(failed, 2);
+  ASSERT_NE(agent_, nullptr);
+  ASSERT_TRUE(eventually([&] { return served() != nullptr; }));
+  EXPECT_EQ(served()->root, root);
 }
 
 TEST_F(ServedLeases, ASegmentThatOthersMayTouchStopsTheStart) {

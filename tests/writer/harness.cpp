@@ -131,8 +131,8 @@ void MiniAgent::fail_ready(std::optional<Error> error) {
   server_->version_served();
 }
 
-Result<agent::OpenSegment> MiniAgent::open_segment(LayoutPtr layout, ByteSpan layout_encoded,
-                                                   ByteSpan sidecar_encoded) {
+Result<agent::OpenSegment> MiniAgent::open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
+                                                   const ProcessId&) {
   const auto now = current();
   if (now && (mixes_layouts_up || now->segment->layout_digest() == layout->digest())) {
     VersionId newest;

@@ -49,7 +49,8 @@ class MiniAgent final : public agent::TrainerHooks {
   /// "FREE", "FILLING" … of both halves.
   std::string halves() const;
 
-  Result<agent::OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded) override;
+  Result<agent::OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
+                                          const ProcessId& asker) override;
   Status grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers, ProcessWatch watch) override;
   void writer_gone(std::uint64_t generation, std::uint32_t slot) override;
   void segment_changed() override;
