@@ -35,7 +35,8 @@ Status populate(std::byte* first, std::uint64_t bytes) {
 
 }  // namespace
 
-Result<HostMemory> HostMemory::map(std::uint64_t bytes, ThreadPool& pool) {
+Result<HostMemory> HostMemory::map(std::uint64_t bytes, ThreadPool& pool, const CgroupFiles& cgroup) {
+  DS_TRY(check_memory_room(bytes, cgroup).with_context("mapping host memory"));
   const std::uint64_t mapped = mapped_bytes(bytes);
   const std::uint64_t slack = mapped >= kHugePageBytes ? kHugePageBytes : 0;
   void* const at = mmap(nullptr, mapped + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "base/memory_room.hpp"
 #include "base/thread_pool.hpp"
 #include "deltasync/result.hpp"
 
@@ -15,8 +16,8 @@ namespace deltasync {
 class HostMemory {
  public:
   HostMemory() = default;
-  /// Zeroed. no_space if the system refuses it. `bytes` may be 0.
-  static Result<HostMemory> map(std::uint64_t bytes, ThreadPool& pool);
+  /// Zeroed. no_space if the system refuses it, or the cgroup has no room for it. `bytes` may be 0.
+  static Result<HostMemory> map(std::uint64_t bytes, ThreadPool& pool, const CgroupFiles& cgroup = {});
 
   HostMemory(HostMemory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
