@@ -14,8 +14,8 @@
 #include "deltasync/writer.hpp"
 #include "net/auth.hpp"
 #include "net/blocking.hpp"
-#include "tests/format/temp_dir.hpp"
 #include "tests/support/model.hpp"
+#include "tests/support/temp_dir.hpp"
 
 namespace deltasync::agent {
 
@@ -77,7 +77,7 @@ class AgentTest : public ::testing::Test {
   wire::Plan ask_from_served() const;
   ServedPtr served() const { return agent_->core().snapshot()->served; }
 
-  testing_support::TempDir dir_;
+  test::TempDir dir_;
   AgentOptions options_;
   test::TestModel model_ = test::make_model(1);
   std::uint64_t epoch_ = make_epoch();

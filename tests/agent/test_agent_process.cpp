@@ -67,7 +67,7 @@ class AgentProcess : public ::testing::Test {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
 
-  testing_support::TempDir dir_;
+  test::TempDir dir_;
   std::string socket_ = "s";
   pid_t pid_ = -1;
 };

@@ -11,15 +11,15 @@
 #include "deltasync/hf.hpp"
 #include "format/mapped_file.hpp"
 #include "random_specs.hpp"
-#include "temp_dir.hpp"
+#include "tests/support/temp_dir.hpp"
 
 namespace deltasync {
 namespace {
 
+using test::TempDir;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing_support::RandomSpecs;
-using testing_support::TempDir;
 
 std::vector<std::byte> safetensors_file(const std::string& json, std::string_view data) {
   std::vector<std::byte> file;

@@ -10,8 +10,8 @@
 
 #include "bench/processes.hpp"
 #include "deltasync/hf.hpp"
-#include "tests/format/temp_dir.hpp"
 #include "tests/support/model.hpp"
+#include "tests/support/temp_dir.hpp"
 
 namespace deltasync::integration {
 
@@ -45,7 +45,7 @@ class Cluster : public ::testing::Test {
   /// Waits until `out/current` holds the version; false at the limit, or if it is ever torn.
   bool becomes(const std::string& name, int version) const;
 
-  testing_support::TempDir files_;
+  test::TempDir files_;
   std::unique_ptr<bench::Child> agent_;
 
  private:

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "net/auth.hpp"
-#include "tests/format/temp_dir.hpp"
+#include "tests/support/temp_dir.hpp"
 
 namespace deltasync::net {
 namespace {
@@ -84,7 +84,7 @@ class TokenFile : public ::testing::Test {
     ::chmod(path.c_str(), mode);
     return path;
   }
-  testing_support::TempDir dir_;
+  test::TempDir dir_;
 };
 
 TEST_F(TokenFile, IsTrimmed) {

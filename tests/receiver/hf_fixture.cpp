@@ -13,20 +13,6 @@
 namespace deltasync::test {
 namespace fs = std::filesystem;
 
-TempDir::TempDir(const fs::path& parent) {
-  std::string name = (parent / "deltasync-test-XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) {
-    std::perror(name.c_str());
-    std::abort();
-  }
-  path_ = name;
-}
-
-TempDir::~TempDir() {
-  std::error_code error;
-  fs::remove_all(path_, error);
-}
-
 namespace {
 
 /// A safetensors header without padding, and with one space more if its length would be even.

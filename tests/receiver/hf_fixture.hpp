@@ -7,21 +7,9 @@
 
 #include "deltasync/hf.hpp"
 #include "receiver/target.hpp"
+#include "tests/support/temp_dir.hpp"
 
 namespace deltasync::test {
-
-class TempDir {
- public:
-  /// In $TMPDIR or /tmp, or under `parent`.
-  explicit TempDir(const std::filesystem::path& parent = std::filesystem::temp_directory_path());
-  ~TempDir();
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::filesystem::path& path() const noexcept { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// Two weight files (the second in a subdirectory) with headers of odd lengths, so that their tensors are unaligned,
 /// and the layout's tensors dealt out in reverse; three other files, one of them empty.

@@ -15,29 +15,13 @@
 #include <string>
 
 #include "shm/roles.hpp"
+#include "tests/support/temp_dir.hpp"
 
 namespace deltasync::shm::testing {
 
 inline constexpr std::uint64_t kHalfBytes = 1u << 20;
 
-class TempDir {
- public:
-  TempDir() {
-    char name[] = "/tmp/deltasync-shm-XXXXXX";
-    if (::mkdtemp(name) == nullptr) std::abort();
-    path_ = name;
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+using test::TempDir;
 
 inline Digest128 some_digest() {
   Digest128 digest;

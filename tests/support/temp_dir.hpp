@@ -1,6 +1,7 @@
 // A folder of its own for a test's files, removed at its end.
 #pragma once
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -9,13 +10,17 @@
 
 #include "base/bytes.hpp"
 
-namespace deltasync::testing_support {
+namespace deltasync::test {
 
 class TempDir {
  public:
-  TempDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "deltasync-test-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) std::abort();
+  /// In $TMPDIR or /tmp, or under `parent`.
+  explicit TempDir(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+    std::string pattern = (parent / "deltasync-test-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) {
+      std::perror(pattern.c_str());
+      std::abort();
+    }
     path_ = pattern;
   }
   ~TempDir() {
@@ -37,4 +42,4 @@ class TempDir {
   std::filesystem::path path_;
 };
 
-}  // namespace deltasync::testing_support
+}  // namespace deltasync::test
