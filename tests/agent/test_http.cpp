@@ -141,9 +141,9 @@ TEST_F(Http, BadRequestsAreRefused) {
 
 TEST_F(Http, ARefusalArrivesThoughItsBodyIsSent) {
   start_agent();
-  const std::string head = "POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000000\r\n\r\n";
-  for (int i = 0; i < 20; ++i) {
-    EXPECT_EQ(raw(head + std::string(1'000'000, 'b')).substr(0, 12), "HTTP/1.1 413");
+  const std::string head = "POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 16000000\r\n\r\n";
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(raw(head + std::string(16'000'000, 'b')).substr(0, 12), "HTTP/1.1 413");
   }
   EXPECT_FALSE(reset_) << "a reset may overtake the answer";
 }
