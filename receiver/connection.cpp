@@ -23,6 +23,7 @@ Result<M> recv_message(net::MessageSocket& socket, Deadline deadline) {
   DS_ASSIGN(const net::Message message, socket.recv(wire::kControlBytesMax, deadline));
   if (message.type() == wire::Type::error) return agent_error(message.payload);
   if (message.type() != M::kType) return unexpected(message.header, 0);
+  if constexpr (M::kType == wire::Type::hello) DS_TRY(wire::check_protocol(message.payload, "the agent"));
   return M::decode(message.payload);
 }
 
@@ -53,10 +54,6 @@ Result<Connection> Connection::dial(const Peer& peer, Deadline deadline) {
 
 Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadline) {
   DS_ASSIGN(const wire::Hello hello, recv_message<wire::Hello>(socket_, deadline));
-  if (hello.protocol != wire::kProtocolVersion) {
-    return Error(Errc::unsupported, "the agent speaks protocol " + std::to_string(hello.protocol) + ", we " +
-                                        std::to_string(wire::kProtocolVersion));
-  }
   if (hello.auth_required != 0 && peer.token.empty()) {
     return Error(Errc::unauthenticated, "the agent wants a token and none was given");
   }
