@@ -143,6 +143,10 @@ Outcome ExtentFetch::receive(Connection& connection, std::uint64_t request, Item
   }
 }
 
+std::string ExtentFetch::describe(const Item& item) const {
+  return "extent from " + tile_name(layout_, item.ranges.front().first);
+}
+
 Status ExtentFetch::receive_extent(Connection& connection, std::uint64_t bytes, Progress& progress, Deadline deadline) {
   while (bytes > 0) {
     const std::uint64_t n = progress.scatter.next(std::min(bytes, tuning_.piece_bytes), progress.pieces);
@@ -181,6 +185,11 @@ FrameFetch::FrameFetch(const Layout& layout, Kind kind, std::uint64_t plan, std:
 Status FrameFetch::ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) {
   if (kind_ == Kind::raw_tiles) return connection.send(request, wire::GetRawTiles{plan_, item.ranges}, deadline);
   return connection.send(request, wire::GetFrames{plan_, item.step, item.ranges}, deadline);
+}
+
+std::string FrameFetch::describe(const Item& item) const {
+  const std::string what = kind_ == Kind::raw_tiles ? "raw tiles" : "delta step " + std::to_string(item.step + 1);
+  return what + " from " + tile_name(layout_, item.ranges.front().first);
 }
 
 Status FrameFetch::check_asked_for(const Item& item, const StagedFrame& frame) const {

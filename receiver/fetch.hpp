@@ -52,6 +52,7 @@ class ExtentFetch final : public Fetch {
   Status ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) override;
   Outcome receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
                   unsigned stream) override;
+  std::string describe(const Item& item) const override;
 
   std::span<const StreamTally> tallies() const { return tallies_; }
 
@@ -81,6 +82,7 @@ class FrameFetch final : public Fetch {
   Status ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) override;
   Outcome receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
                   unsigned stream) override;
+  std::string describe(const Item& item) const override;
 
   std::span<const StreamTally> tallies() const { return tallies_; }
 

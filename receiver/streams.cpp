@@ -85,7 +85,9 @@ class Streams::Worker {
   Deadline io_deadline() const { return round_.deadline().earlier(Deadline::after(streams_.peer_.tuning.silence)); }
 
   void fail(const Outcome& outcome) {
-    const Error& error = *outcome.error;
+    const Item& item = pending_.front().item;
+    const Error error =
+        item.ranges.empty() ? *outcome.error : Error(*outcome.error).with_context(fetch_.describe(item));
     streams_.drop(stream_, round_);
     watched_ = false;
     if (outcome.fault == Outcome::Fault::agent) {

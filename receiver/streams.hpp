@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/thread_pool.hpp"
@@ -39,6 +40,8 @@ class Fetch {
   /// Takes in the whole reply and shrinks the item as its parts arrive. `stream` < streams().
   virtual Outcome receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
                           unsigned stream) = 0;
+  /// What is still missing of an item, for messages: "step 1 from tile 88 of model.layers.3…".
+  virtual std::string describe(const Item& item) const = 0;
 };
 
 class Streams {

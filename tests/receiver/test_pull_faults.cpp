@@ -261,6 +261,7 @@ TEST_F(PullTest, LyingHeadersEndInAnErrorThatSaysSo) {
     ASSERT_FALSE(staged.ok()) << static_cast<int>(fault);
     EXPECT_TRUE(staged.error().code() == Errc::protocol || staged.error().code() == Errc::corrupt)
         << staged.error().to_string();
+    EXPECT_NE(staged.error().message().find("extent from tile "), std::string::npos) << staged.error().message();
     EXPECT_FALSE(receiver_->current().has_value());
     agent_->on_request(nullptr);
     pull_and_commit();
