@@ -16,10 +16,8 @@
 #include "net/auth.hpp"
 #include "net/endpoint.hpp"
 
+namespace deltasync::agent {
 namespace {
-
-using namespace deltasync;
-using namespace deltasync::agent;
 
 constexpr auto kExitLimit = std::chrono::milliseconds(4500);  ///< signal → gone, whatever still runs
 
@@ -182,9 +180,7 @@ int fail(const Error& error) {
   return exit_code(error);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   CLI::App app("Serves a trainer's model versions to receivers: diffs them, keeps recent deltas, sends full ones.",
                "deltasync-agent");
   app.footer(kFooter);
@@ -216,4 +212,11 @@ int main(int argc, char** argv) {
   const ExitGuard guard(options);
   agent.value().reset();
   return 0;
+}
+
+}  // namespace
+}  // namespace deltasync::agent
+
+int main(int argc, char** argv) {
+  return deltasync::agent::run(argc, argv);
 }

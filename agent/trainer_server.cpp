@@ -83,7 +83,7 @@ Deadline bounded(std::uint64_t deadline_ms, std::chrono::milliseconds limit) {
   return Deadline::after(std::chrono::milliseconds(std::min(deadline_ms, most)));
 }
 
-PlanBoard make_board(LayoutPtr layout) {
+PlanBoard make_board(const LayoutPtr& layout) {
   return PlanBoard([layout](std::span<const TensorSlice> slices) { return check_coverage(*layout, slices); });
 }
 
@@ -376,8 +376,11 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
         break;
       }
       auto more = co_await serve(stream, trainer, *message);
-      if (!more) status = std::move(more).error();
-      if (more && !*more) break;
+      if (!more) {
+        status = std::move(more).error();
+      } else if (!*more) {
+        break;
+      }
     }
     co_return status;
   }

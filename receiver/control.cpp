@@ -50,7 +50,7 @@ Status Control::ensure(Deadline deadline) {
 }
 
 template <class T>
-Answer<T> Control::give_up(Error error) {
+Answer<T> Control::give_up(const Error& error) {
   drop();
   noted_ = error;
   Answer<T> answer;

@@ -55,7 +55,7 @@ class Control {
   std::optional<wire::Header> answer_header(Answer<T>& answer, wire::Type type, std::uint64_t request,
                                             Deadline header_deadline, Deadline deadline);
   template <class T>
-  Answer<T> give_up(Error error);
+  Answer<T> give_up(const Error& error);
   template <class M, class Question>
   Answer<M> ask(const Question& question, std::chrono::milliseconds patience, Deadline deadline);
 

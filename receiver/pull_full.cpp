@@ -219,7 +219,7 @@ Result<Pull::Progress> Pull::repair_missing(const wire::PlanReply& reply) {
                                              std::to_string(attempt) + " more copies");
       return settle(round, {});
     }
-    const auto sink = [&](std::uint32_t, StagedFrame frame, unsigned) -> Status {
+    const auto sink = [&](std::uint32_t, const StagedFrame& frame, unsigned) -> Status {
       for (const delta::TileRecord& record : frame.records) {
         if (record.codec != delta::Codec::raw || record.digest_after != held.digests[record.tile]) continue;
         const Tile tile = s_.layout.tile(record.tile);

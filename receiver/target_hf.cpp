@@ -338,8 +338,10 @@ Result<std::filesystem::path> HfTarget::write_anew(const std::vector<StagedStep>
     DS_ASSIGN(const std::vector<UniqueFd> fds, store_.create_weight_files(incoming));
     DS_TRY(copy_committed(fds, paths, deadline));
     std::vector<PatchFile> files;
+    files.reserve(paths.size());
     for (std::size_t i = 0; i < paths.size(); ++i) files.push_back({fds[i].get(), paths[i]});
     std::vector<const StagedStep*> all;
+    all.reserve(steps.size());
     for (const StagedStep& step : steps) all.push_back(&step);
     return patch(
         files, std::move(all), committed_->digests, state, [] { return true; }, deadline);

@@ -29,7 +29,7 @@ struct ThreadPool::Shared {
   std::vector<std::thread> workers;  // constant after construction
 };
 
-ThreadPool::ThreadPool(unsigned threads, std::string name)
+ThreadPool::ThreadPool(unsigned threads, const std::string& name)
     : threads_(threads < 1 ? 1 : threads), shared_(std::make_unique<Shared>()) {
   for (unsigned i = 1; i < threads_; ++i) {
     shared_->workers.emplace_back([shared = shared_.get(), i, thread_name = name + "-" + std::to_string(i)] {

@@ -13,7 +13,7 @@ namespace deltasync {
 class ThreadPool {
  public:
   /// `threads` ≥ 1 in all, the caller of run() included. Threads are named "<name>-<i>".
-  ThreadPool(unsigned threads, std::string name);
+  ThreadPool(unsigned threads, const std::string& name);
   /// In a forked child the threads do not exist: there it leaves all as it is.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

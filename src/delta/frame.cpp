@@ -182,7 +182,7 @@ class TableReader {
   /// All read, nothing left over.
   Status finish() {
     DS_TRY(table_.finish("frame: table"));
-    if (payloads_.size() != 0) return bad_frame(std::to_string(payloads_.size()) + " bytes behind the last payload");
+    if (!payloads_.empty()) return bad_frame(std::to_string(payloads_.size()) + " bytes behind the last payload");
     if (changed_ != header_.changed) return bad_frame("its records do not add up to its number of changed elements");
     return {};
   }

@@ -90,8 +90,9 @@ struct AgentRole::Impl {
     const auto pid = Cells::load(&block().owner[slot].pid);
     if (pid == 0 || watches[slot]) return true;
     auto watch = ProcessWatch::open({static_cast<std::int32_t>(pid), Cells::load(&block().owner[slot].start_ticks)});
-    if (watch) watches[slot].emplace(std::move(watch).value());
-    return watch || watch.error().code() != Errc::peer_died;
+    if (!watch) return watch.error().code() != Errc::peer_died;
+    watches[slot].emplace(std::move(watch).value());
+    return true;
   }
   void clear_owner(unsigned slot) {
     Cells::store(&block().owner[slot].pid, 0);

@@ -95,8 +95,8 @@ void* aligned_hint(std::uint64_t bytes) {
       ::mmap(nullptr, bytes + kHalfAlignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) return nullptr;
   ::munmap(reserved, bytes + kHalfAlignment);
-  const auto at = reinterpret_cast<std::uintptr_t>(reserved);
-  return reinterpret_cast<void*>((at + kHalfAlignment - 1) / kHalfAlignment * kHalfAlignment);
+  const auto beyond = reinterpret_cast<std::uintptr_t>(reserved) % kHalfAlignment;
+  return static_cast<std::byte*>(reserved) + (beyond == 0 ? 0 : kHalfAlignment - beyond);
 }
 
 /// Maps the file behind `fd`, whatever has its name by now.

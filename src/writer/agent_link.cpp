@@ -21,7 +21,7 @@ std::uint64_t to_ms(Deadline deadline) {
 
 }  // namespace
 
-AgentLink::AgentLink(std::string socket_path, wire::TrainerHello hello)
+AgentLink::AgentLink(std::string socket_path, const wire::TrainerHello& hello)
     : socket_path_(std::move(socket_path)), hello_(hello.encode()) {}
 
 AgentLink::~AgentLink() {

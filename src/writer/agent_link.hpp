@@ -20,7 +20,7 @@ namespace deltasync {
 class AgentLink {
  public:
   /// `hello` is said at every connect.
-  AgentLink(std::string socket_path, wire::TrainerHello hello);
+  AgentLink(std::string socket_path, const wire::TrainerHello& hello);
   /// Says goodbye if it is connected, so that the slot is free at once; the fill must have been left. A forked child's
   /// copy says nothing: the slot is its parent's.
   ~AgentLink();

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <ranges>
+#include <iterator>
 #include <stdexcept>
 #include <thread>
 
@@ -404,15 +404,36 @@ TEST(WriterAttach, ImpossibleWriterNumbers) {
   }
 }
 
+/// The first tensors of a model, one after the other, and then an exception.
+struct BreakingGenerator {
+  struct Iterator {
+    using difference_type = std::ptrdiff_t;
+    using value_type = std::pair<std::string, Source>;
+    const TestModel* model = nullptr;
+    std::uint32_t at = 0;
+
+    value_type operator*() const {
+      if (at == 2) throw std::runtime_error("the generator broke");
+      const Tensor& t = model->layout->tensors()[at];
+      Source source;
+      source.data = model->half.data() + t.offset;
+      return {t.spec.name, source};
+    }
+    Iterator& operator++() {
+      ++at;
+      return *this;
+    }
+    void operator++(int) { ++at; }
+    bool operator==(std::default_sentinel_t) const { return at == 3; }
+  };
+  const TestModel* model;
+  Iterator begin() const { return {model}; }
+  std::default_sentinel_t end() const { return {}; }
+};
+
 TEST_F(WriterSessionTest, AGeneratorThatThrowsLeavesNoFillOpen) {
   auto writer = attach();
-  const auto names = std::views::iota(0u, 3u) | std::views::transform([&](std::uint32_t i) {
-                       if (i == 2) throw std::runtime_error("the generator broke");
-                       const Tensor& t = layout().tensors()[i];
-                       Source source;
-                       source.data = model_.half.data() + t.offset;
-                       return std::pair<std::string, Source>(t.spec.name, source);
-                     });
+  const BreakingGenerator names{&model_};
   EXPECT_THROW(static_cast<void>(writer->offload(version(7, 1), names, soon())), std::runtime_error);
   EXPECT_FALSE(writer->newest().valid());
   expect_works(*writer, 2);

@@ -82,6 +82,7 @@ Result<Child> start_receiver(const Options& options, const BenchAgent& agent) {
 template <class Field>
 double median_of(const std::vector<Round>& rounds, const Field& field) {
   std::vector<double> values;
+  values.reserve(rounds.size());
   for (const auto& r : rounds) values.push_back(field(r));
   return median(std::move(values));
 }

@@ -40,6 +40,7 @@ Result<Child> Child::spawn(const std::vector<std::string>& argv, bool pipe) {
   posix_spawn_file_actions_init(&actions);
   if (pipe) posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
   std::vector<char*> args;
+  args.reserve(argv.size() + 1);
   for (const auto& a : argv) args.push_back(const_cast<char*>(a.c_str()));
   args.push_back(nullptr);
   pid_t pid = -1;
