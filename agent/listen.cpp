@@ -2,6 +2,8 @@
 
 #include <boost/asio/strand.hpp>
 
+#include "net/blocking.hpp"
+
 namespace deltasync::agent {
 
 namespace asio = boost::asio;
@@ -19,6 +21,7 @@ Result<tcp::acceptor> bind_acceptor(asio::io_context& io, const net::Endpoint& w
   acceptor.open(endpoint.protocol(), ec);
   if (!ec) acceptor.set_option(tcp::acceptor::reuse_address(true), ec);
   if (!ec) acceptor.bind(endpoint, ec);
+  if (!ec && endpoint.address().is_loopback()) net::use_no_pacing(acceptor.native_handle());
   if (!ec) acceptor.listen(asio::socket_base::max_listen_connections, ec);
   if (ec == asio::error::address_in_use) return Error(Errc::already_exists, what + ": " + ec.message());
   if (ec) return Error::from_errno(what, ec.value());

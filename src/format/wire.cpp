@@ -256,7 +256,7 @@ Result<Hello> Hello::decode(ByteSpan payload) {
   m.auth_required = in.flag("auth_required");
   m.instance = in.get<std::uint64_t>();
   m.nonce = in.array<32>();
-  return in.finish(std::move(m));
+  return in.finish(m);
 }
 
 std::vector<std::byte> Auth::encode() const {

@@ -15,6 +15,7 @@
 #include <ctime>
 #include <future>
 #include <memory>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -136,6 +137,11 @@ Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, Deadli
     if (deadline.passed()) break;
   }
   return last;
+}
+
+void use_no_pacing(int fd) noexcept {
+  constexpr std::string_view kReno = "reno";  // in every kernel, and allowed to everybody
+  ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kReno.data(), kReno.size());
 }
 
 MessageSocket::MessageSocket(UniqueFd fd) : fd_(std::move(fd)) {

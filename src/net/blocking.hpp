@@ -27,6 +27,11 @@ struct Message {
   wire::Type type() const noexcept { return static_cast<wire::Type>(header.type); }
 };
 
+/// For a TCP socket that will speak over loopback, before it connects or listens (accepted sockets inherit it): a
+/// congestion control without pacing. One that paces, as BBR does, costs a timer for every 64 KiB where nothing can be
+/// congested. Best effort.
+void use_no_pacing(int fd) noexcept;
+
 /// Not thread-safe. After a failure inside a message the byte stream has no known position any more: the socket is
 /// closed and every later call fails with `connection`. A recv that timed out before the first byte leaves it usable.
 class MessageSocket {

@@ -18,6 +18,7 @@
 
 #include "base/fd.hpp"
 #include "bench/bench.hpp"
+#include "net/blocking.hpp"
 #include "writer/copy.hpp"
 
 namespace deltasync::bench {
@@ -172,6 +173,7 @@ Result<double> sendfile_once(int file, std::uint64_t offset, std::span<std::byte
     for (unsigned i = 0; i < streams; ++i) {
       threads.emplace_back([&, i] {
         const int s = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        net::use_no_pacing(s);
         const auto [begin, bytes] = range(i);
         // The first byte says which range follows, so that accept order does not matter.
         const auto index = static_cast<std::uint8_t>(i);
