@@ -347,6 +347,26 @@ class PathTest(CliTest):
         self.assertEqual(receiver.end()[0], 0)
         self.assert_received(second)
 
+    def test_follow_survives_other_side_files(self):
+        agent = self.agent()
+        models = [self.model(name, lambda words, n=n: [words[0] + n, *words[1:]], config=f'{{"vocab_size": {n}}}')
+                  for n, name in enumerate(("first", "second", "third"))]
+        self.publish(agent, models[0])
+        receiver = self.follow(agent, self.tmp / "out", "--count", "3", "--deadline-s", "40")
+        self.assertEqual(receiver.line()["label"], "first")
+        self.assert_received(models[0])
+        # Another trainer process, then the same one.
+        trainer = Child(self, [CLI, "publish", "--agent", agent.socket, "--json", "--step-on-stdin", "--model",
+                               *models[1:]], stdin=subprocess.PIPE)
+        for model in models[1:]:
+            trainer.process.stdin.write(b"\n")
+            trainer.process.stdin.flush()
+            self.assertEqual(trainer.line()["label"], model.name)
+            self.assertEqual(receiver.line()["label"], model.name)
+            self.assert_received(model)
+        self.assertEqual(trainer.end()[0], 0)
+        self.assertEqual(receiver.end()[0], 0)
+
     def follow(self, agent, out, *options):
         return Child(self, [CLI, "pull", "--from", agent.endpoint, "--out", out, "--json", "--follow", *options])
 
