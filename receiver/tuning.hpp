@@ -13,7 +13,7 @@ struct Tuning {
   std::chrono::milliseconds release{2'000};     ///< for the answer to a release
   std::chrono::milliseconds backoff_first{10};
   std::chrono::milliseconds backoff_max{1'000};
-  std::uint64_t item_bytes = 8u << 20;       ///< bytes of a half that one request asks for
+  std::uint64_t item_bytes = 8u << 20;        ///< bytes of a half that one request asks for
   std::uint64_t frame_item_bytes = 1u << 20;  ///< bytes of frames that one request asks for
   std::uint64_t piece_bytes = 128u << 10;     ///< received, then verified while still in cache
   std::uint32_t tile_attempts = 3;            ///< raw copies asked for until a tile is right
