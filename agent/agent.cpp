@@ -213,6 +213,10 @@ void Agent::abandon(const AgentOptions& options) {
   const auto found = find_segments(options.core.shm_dir, options.core.name);
   if (!found) return;
   for (const FoundSegment& segment : *found) static_cast<void>(shm::Segment::unlink(segment.path));
+  // Both are still ours: the lock ends with the process.
+  std::error_code ignored;
+  std::filesystem::remove(options.core.shm_dir / (options.core.name + ".lock"), ignored);
+  if (!options.ready_file.empty()) std::filesystem::remove(options.ready_file, ignored);
 }
 
 }  // namespace deltasync::agent

@@ -50,7 +50,12 @@ Status AgentCore::adopt_existing() {
       const Error& error = generation.error();
       // It may hold the last version: only what can never be read again is removed. Want of memory or descriptors
       // passes, and what belongs to somebody else is neither ours to remove nor safe to ignore.
-      if (!has_version && error.code() != Errc::corrupt) return std::move(generation).error();
+      if (!has_version && error.code() != Errc::corrupt) {
+        return std::move(generation)
+            .error()
+            .with_context("segment " + segment.path.name + ", which may hold the last version (remove it in " +
+                          segment.path.dir.string() + " if it is not needed)");
+      }
       spdlog::warn("segment_removed name={} reason=\"{}\"", segment.path.name, error.to_string());
       DS_TRY(shm::Segment::unlink(segment.path));
       continue;

@@ -249,7 +249,9 @@ asio::awaitable<Status> PullConversation::serve_watch() {
     }
     co_await wait_for_version(Deadline::after(kVersionSlice));
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer closed the connection");
-    if (stream_.has_input()) co_return Error(Errc::protocol, "a watch conversation has one request");
+    if (stream_.has_input() && !stream_.peer_closed()) {
+      co_return Error(Errc::protocol, "a watch conversation has one request");
+    }
   }
   co_return Error(Errc::connection, "the agent is shutting down");
 }

@@ -137,6 +137,15 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
   /// be touched in between.
   auto to_setup() { return asio::post(asio::bind_executor(setup.get_executor(), asio::use_awaitable)); }
   auto back() { return asio::post(asio::bind_executor(strand, asio::use_awaitable)); }
+  /// For what runs between the two: an exception would leave the coroutine on the setup thread.
+  template <class Work>
+  static auto no_throw(Work&& work) -> decltype(work()) {
+    try {
+      return work();
+    } catch (const std::exception& e) {
+      return Error(Errc::internal, e.what());
+    }
+  }
 
   void publish() {
     std::vector<TrainerStatus> list;
@@ -161,8 +170,12 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
     publish();
     wake_all();
     co_await to_setup();
-    hooks.writer_gone(trainer->generation, trainer->slot);
+    const Status told = no_throw([&]() -> Status {
+      hooks.writer_gone(trainer->generation, trainer->slot);
+      return {};
+    });
     co_await back();
+    if (!told) spdlog::error("trainer_gone slot={} error=\"{}\"", trainer->slot, told.error().to_string());
   }
 
   Error died(const Trainer& trainer) { return {Errc::peer_died, trainer.who() + " died"}; }
@@ -233,7 +246,7 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
       return entry.second->watch.id() == peer.id() && entry.second->connection != 0;
     });
     co_await to_setup();
-    auto opened = open(hello, peer.id(), connected_besides);
+    auto opened = no_throw([&] { return open(hello, peer.id(), connected_besides); });
     co_await back();
     if (!opened) co_return std::move(opened).error();
     if (stopped) co_return Error(Errc::connection, "the agent is stopping");

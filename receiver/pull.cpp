@@ -190,6 +190,12 @@ Result<wire::PlanReply> Pull::plan() {
     } else if (answer.refused) {
       // The agent's own patience ended before ours, or it has nothing to serve yet.
       const Errc code = answer.refused->code();
+      if (code == Errc::gone && question.partial != 0) {
+        // What is wanted cannot be reached by finishing what we hold a part of; perhaps from the committed version.
+        s_.target.discard_full();
+        s_.held = Held();
+        continue;
+      }
       if (code != Errc::timed_out && code != Errc::not_found) return std::move(*answer.refused);
       last_ = std::move(answer.refused);
     } else {

@@ -64,7 +64,12 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
   DS_ASSIGN(const net::Endpoint endpoint, net::parse_endpoint(options.endpoint));
   if (endpoint.port == 0) return Error(Errc::invalid_argument, "endpoint '" + options.endpoint + "' has no port");
   Peer peer{options.endpoint, endpoint.host, endpoint.port, options.token, options.name, tuning};
-  std::unique_ptr<ReceiverImpl> made(new ReceiverImpl(std::move(options), std::move(peer)));
+  std::unique_ptr<ReceiverImpl> made;
+  try {
+    made.reset(new ReceiverImpl(std::move(options), std::move(peer)));
+  } catch (const std::system_error& e) {
+    return Error(Errc::no_space, "the receiver's threads: " + e.code().message());
+  }
   DS_TRY(made->control_.connect(deadline));
   DS_TRY(made->fetch_layout(deadline).with_context("agent at " + made->peer_.endpoint));
   return made;

@@ -395,8 +395,12 @@ Status HfTarget::make_current(const std::filesystem::path& incoming, TargetState
 
 void HfTarget::remove_unused() {
   std::set<std::string> keep;
-  if (committed_) keep.insert(name_);
   if (previous_) keep.insert(previous_->name);
+  if (committed_) {
+    keep.insert(name_);
+  } else if (const auto served = store_.current()) {
+    keep.insert(*served);  // no base for us, but engines load it
+  }
   store_.remove_unused(keep);
 }
 

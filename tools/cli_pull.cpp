@@ -144,6 +144,8 @@ Status follow(const Options& options, std::unique_ptr<Receiver> receiver, const 
       receiver.reset();  // the trainer publishes another model now; follow it
       bound_again = true;
     } else if (may_pass(report.error().code())) {
+      bound_again = false;
+      if (report.error().code() == Errc::timed_out) pause_s = kPauseMinS;  // the wait was the pause
       spdlog::warn("pull_failed again_in_s={} error=\"{}\"", pause_s, report.error().to_string());
       wait_readable(-1, pause_s);
       pause_s = std::min(2 * pause_s, kPauseMaxS);

@@ -16,6 +16,14 @@ void set_thread_name(const std::string& name) {
 struct ThreadPool::Shared {
   void work(unsigned worker);
   void drain(unsigned worker);
+  void end() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    wake.notify_all();
+    for (auto& t : workers) t.join();
+  }
 
   std::mutex mutex;
   std::condition_variable wake;
@@ -31,11 +39,16 @@ struct ThreadPool::Shared {
 
 ThreadPool::ThreadPool(unsigned threads, const std::string& name)
     : threads_(threads < 1 ? 1 : threads), shared_(std::make_unique<Shared>()) {
-  for (unsigned i = 1; i < threads_; ++i) {
-    shared_->workers.emplace_back([shared = shared_.get(), i, thread_name = name + "-" + std::to_string(i)] {
-      set_thread_name(thread_name);
-      shared->work(i);
-    });
+  try {
+    for (unsigned i = 1; i < threads_; ++i) {
+      shared_->workers.emplace_back([shared = shared_.get(), i, thread_name = name + "-" + std::to_string(i)] {
+        set_thread_name(thread_name);
+        shared->work(i);
+      });
+    }
+  } catch (...) {
+    shared_->end();
+    throw;
   }
 }
 
@@ -45,12 +58,7 @@ ThreadPool::~ThreadPool() {
     static_cast<void>(shared_.release());
     return;
   }
-  {
-    const std::lock_guard lock(shared_->mutex);
-    shared_->stop = true;
-  }
-  shared_->wake.notify_all();
-  for (auto& t : shared_->workers) t.join();
+  shared_->end();
 }
 
 void ThreadPool::run(std::uint64_t count, const std::function<void(std::uint64_t, unsigned)>& fn) {

@@ -11,7 +11,12 @@ namespace deltasync {
 namespace {
 
 std::mutex g_mutex;
-std::set<std::string> g_claims;  // protected by g_mutex
+
+/// Protected by g_mutex. Never destroyed: a Writer may be a global of the user's, destroyed after any of ours.
+std::set<std::string>& claims() {
+  static auto& set = *new std::set<std::string>;
+  return set;
+}
 
 }  // namespace
 
@@ -21,19 +26,19 @@ Result<SlotClaim> SlotClaim::take(const std::string& agent_socket, std::uint32_t
   // The pid, since a forked child inherits its parent's claims.
   std::string key = std::to_string(::getpid()) + " " + std::to_string(slot) + " " + path.string();
   const std::lock_guard lock(g_mutex);
-  if (!g_claims.insert(key).second) {
+  if (!claims().insert(key).second) {
     return Error(Errc::already_exists, "writer slot " + std::to_string(slot) + " has a session in this process (pid " +
                                            std::to_string(::getpid()) + ") already");
   }
   return SlotClaim(std::move(key));
 }
 
-SlotClaim::SlotClaim(SlotClaim&& other) noexcept : key_(std::exchange(other.key_, {})) {}
+SlotClaim::SlotClaim(SlotClaim&& other) noexcept : home_(other.home_), key_(std::exchange(other.key_, {})) {}
 
 SlotClaim::~SlotClaim() {
-  if (key_.empty()) return;
+  if (key_.empty() || !home_.here()) return;  // a forked child's copy of the mutex may be locked for ever
   const std::lock_guard lock(g_mutex);
-  g_claims.erase(key_);
+  claims().erase(key_);
 }
 
 }  // namespace deltasync

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/home_process.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync {
@@ -21,6 +22,7 @@ class SlotClaim {
  private:
   explicit SlotClaim(std::string key) : key_(std::move(key)) {}
 
+  HomeProcess home_;
   std::string key_;  ///< empty: moved from
 };
 

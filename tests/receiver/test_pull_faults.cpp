@@ -474,6 +474,25 @@ TEST_F(PullTest, ShortPullsOverALiveVersionConverge) {
   expect_holds_newest();
 }
 
+TEST_F(PullTest, APartOfOneVersionDoesNotStandInTheWayOfAnother) {
+  options_.delta_bytes_max = 1;  // the newest version comes as a full update
+  start();
+  pull_and_commit();
+  const std::uint64_t first = receiver_->current()->id.number;
+  step(0.01);
+  step(0.01);
+  agent_->on_request(
+      [](const Request& r) { return r.type == Type::get_extent && r.ordinal >= 8 ? Fault::stall : Fault::none; });
+  for (const std::uint64_t wanted : {first, first + 1}) {
+    auto part = pull({}, 400);
+    ASSERT_FALSE(part.ok());
+    ASSERT_EQ(part.error().code(), Errc::timed_out) << part.error().to_string();
+    const PullReport report = pull_and_commit({Want::Kind::number, wanted, {}});
+    EXPECT_EQ(report.mode, wanted == first ? PullMode::up_to_date : PullMode::delta);
+    EXPECT_EQ(receiver_->current()->id.number, wanted);
+  }
+}
+
 TEST_F(PullTest, RevokedAndTheRingForgot) {
   FakeAgent::Setup setup;
   setup.ring_deltas = 1;

@@ -147,6 +147,22 @@ TEST(HfFaults, RoomIsMadeAfterARestart) {
   });
 }
 
+TEST(HfFaults, AFullDiskKeepsTheServedVersionOfAnotherLayout) {
+  TempDir dir;
+  expect_in_child([&]() -> std::string {
+    HfCase hf(dir.path() / "out", 1, two_tensors());
+    HfCase other(dir.path() / "out", 2, {{"all.weight", Dtype::bf16, {1024, 278}, {}, {}}});
+    const std::string error = mount_here("tmpfs", dir.path(), "size=" + std::to_string(model_file_bytes(hf) * 3 / 2));
+    if (!error.empty()) return error;
+    CHECK_OK(hf.restart());
+    CHECK_OK(hf.full());
+    hf.close();
+    CHECK_OK(other.restart());
+    CHECK_FAILS(other.full(), Errc::no_space);
+    return hf.differs();
+  });
+}
+
 TEST(HfFaults, RoomIsMadeOnceAReaderHasGone) {
   TempDir dir;
   expect_in_child([&]() -> std::string {

@@ -380,8 +380,10 @@ class PathTest(CliTest):
         holder.line()
         receiver = self.follow(agent, self.tmp / "out", "--count", "2", "--deadline-s", "0.5")
         self.assertEqual(receiver.line()["label"], "step_0")
-        self.assertIn("timed_out", receiver.log_line())
-        self.assertIn("again_in_s=0.4", receiver.log_line())
+        for _ in range(2):  # the wait was the pause: it does not grow
+            line = receiver.log_line()
+            self.assertIn("timed_out", line)
+            self.assertIn("again_in_s=0.2", line)
         second = self.model("second", lambda words: [w ^ 1 for w in words])
         self.assertEqual(holder.end()[0], 0)
         self.publish(agent, second)
@@ -528,13 +530,14 @@ class BenchTest(CliTest):
                 self.assertIsInstance(value, int, name)
         return got
 
-    def assert_ratio(self, got, name, most):
-        self.assertGreater(got[name], 0)
-        self.assertLess(got[name], most, got)
+    def assert_ratio(self, got, name, of, to):
+        """Of a model this small the figures say nothing about speed."""
+        self.assertGreater(got[of], 0)
+        self.assertAlmostEqual(got[name], got[of] / got[to])
 
     def test_diff(self):
         got = self.bench("diff", *SMALL, fields=["limit_gbps", "diff_encode_gbps", "ratio_to_limit", "isa"])
-        self.assert_ratio(got, "ratio_to_limit", 2)
+        self.assert_ratio(got, "ratio_to_limit", "diff_encode_gbps", "limit_gbps")
 
     def test_codec(self):
         got = self.bench("codec", *SMALL, fields=["density", "bits_per_change", "floor_bits", "coo_bits", "codecs"])
@@ -553,12 +556,11 @@ class BenchTest(CliTest):
 
     def test_apply(self):
         got = self.bench("apply", *SMALL, fields=["memcpy_s", "apply_s", "ratio_to_memcpy"])
-        self.assert_ratio(got, "ratio_to_memcpy", 10_000)
-        self.assertEqual(got["ratio_to_memcpy"], got["apply_s"] / got["memcpy_s"])
+        self.assert_ratio(got, "ratio_to_memcpy", "apply_s", "memcpy_s")
 
     def test_full(self):
         got = self.bench("full", *SMALL, fields=["limit_gbps", "pull_gbps", "ratio_to_limit"])
-        self.assert_ratio(got, "ratio_to_limit", 2)
+        self.assert_ratio(got, "ratio_to_limit", "pull_gbps", "limit_gbps")
 
     def test_e2e(self):
         got = self.bench("e2e", *SMALL, "--versions", "1",
@@ -571,7 +573,7 @@ class BenchTest(CliTest):
         self.assertNotEqual(got["density"], 0.01)  # measured, not what was asked for
         self.assertGreater(got["total_s"], got["pull_s"])
         self.assertLess(got["wire_bytes"], got["full_bytes"] / 10)
-        self.assert_ratio(got, "ratio_to_memcpy", 100_000)
+        self.assert_ratio(got, "ratio_to_memcpy", "total_s", "memcpy_s")
 
     def test_tensors(self):
         got = self.bench("tensors", fields=["update_ms", "offload_ms", "metadata_bytes_per_update"])
