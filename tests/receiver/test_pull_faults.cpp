@@ -481,12 +481,15 @@ TEST_F(PullTest, APartOfOneVersionDoesNotStandInTheWayOfAnother) {
   const std::uint64_t first = receiver_->current()->id.number;
   step(0.01);
   step(0.01);
-  agent_->on_request(
-      [](const Request& r) { return r.type == Type::get_extent && r.ordinal >= 8 ? Fault::stall : Fault::none; });
   for (const std::uint64_t wanted : {first, first + 1}) {
-    auto part = pull({}, 400);
+    const std::uint64_t from = agent_->requests(Type::get_extent);
+    agent_->on_request([from](const Request& r) {
+      return r.type == Type::get_extent && r.ordinal >= from + 8 ? Fault::stall : Fault::none;
+    });
+    const auto part = pull({}, 400);
     ASSERT_FALSE(part.ok());
     ASSERT_EQ(part.error().code(), Errc::timed_out) << part.error().to_string();
+    agent_->on_request(nullptr);
     const PullReport report = pull_and_commit({Want::Kind::number, wanted, {}});
     EXPECT_EQ(report.mode, wanted == first ? PullMode::up_to_date : PullMode::delta);
     EXPECT_EQ(receiver_->current()->id.number, wanted);
