@@ -184,6 +184,14 @@ TEST_P(TargetConformance, OnlySomeTensorsChange) {
   EXPECT_TRUE(holds(after));
 }
 
+#ifdef DELTASYNC_SANITIZED
+constexpr std::uint64_t kWalks = 1;
+constexpr int kFineness = 1;
+#else
+constexpr std::uint64_t kWalks = 6;
+constexpr int kFineness = 8;
+#endif
+
 TEST_P(TargetConformance, ADeadlineThatPassesKeepsTheOldVersion) {
   // 16 MiB: several frames a step, so that a deadline can pass between them.
   start(std::make_unique<TrainerModel>(
@@ -200,7 +208,7 @@ TEST_P(TargetConformance, ADeadlineThatPassesKeepsTheOldVersion) {
   };
   ASSERT_GT(steps()[0].frames.size(), 2u);
   // Later and later: before the first tile, and between tiles.
-  for (int us = 0; us < 1'000'000; us += 1 + us / 8) {
+  for (int us = 0; us < 1'000'000; us += 1 + us / kFineness) {
     const Status status = target_->commit_delta(steps(), third.state, Deadline::after(std::chrono::microseconds(us)));
     if (status.ok()) {
       EXPECT_NE(us, 0);
@@ -442,12 +450,6 @@ TEST_P(TargetConformance, LayoutsWithoutAnElement) {
   ASSERT_TRUE(ok(commit_delta(first, second)));
   EXPECT_TRUE(holds(second));
 }
-
-#ifdef DELTASYNC_SANITIZED
-constexpr std::uint64_t kWalks = 1;
-#else
-constexpr std::uint64_t kWalks = 6;
-#endif
 
 /// Random walks: after every call the target is on the version that the calls so far imply.
 TEST_P(TargetConformance, RandomWalks) {
