@@ -73,6 +73,8 @@ class Publisher {
     options.agent_socket = options_.agent;
     options.threads = options_.threads;
     options.name = "deltasync publish";
+    Progress progress(!options_.json);
+    progress.show("waiting for the agent on " + options_.agent);
     DS_ASSIGN(writer_, Writer::attach(model.layout(), model.sidecar(), options, deadline));
     sidecar_ = std::move(sidecar);
     return {};
@@ -176,7 +178,8 @@ std::function<Status()> setup_publish(CLI::App& app) {
                  "label versions PREFIX1, PREFIX2 … (default: directory names)")
       ->type_name("PREFIX");
   app.add_option("--threads", options->threads, "copy threads; 0 = up to 4")->check(CLI::Range(0, 256));
-  app.add_option("--deadline-s", options->deadline_s, "time for one version, from its start until it is served")
+  app.add_option("--deadline-s", options->deadline_s,
+                 "time for one version, from its start (waiting for the agent included) until it is served")
       ->check(CLI::Range(0.001, 86'400.0));
   app.add_flag("--step-on-stdin", options->step_on_stdin, "publish one version for each line on stdin");
   app.add_flag("--json", options->json, "one JSON object a line");

@@ -67,8 +67,11 @@ struct WriterOptions {
 /// with invalid_argument.
 class Writer {
  public:
-  /// Connects to the agent, which creates the segment for `layout` or hands out the existing one, and maps it.
-  /// Errors: connection (no agent), layout_mismatch (another live writer uses another layout), no_space
+  /// Connects to the agent, which creates the segment for `layout` or hands out the existing one, and maps it. While no
+  /// agent listens (it may be starting, or being restarted) it is waited for until the deadline.
+  /// Errors: connection (no agent until the deadline; the message names the socket), invalid_argument (also: the path
+  /// is another kind of file), permission (of the socket, or an agent of another user), layout_mismatch (another live
+  /// writer uses another layout), no_space
   /// (/dev/shm too small: the message says how much is needed and there), already_exists (the index is taken by a
   /// live process, or by a session of this one; the message names the pid), timed_out.
   static Result<std::unique_ptr<Writer>> attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,

@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/un.h>
 
@@ -117,6 +118,11 @@ Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline) {
   for (;;) {
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return fd;
     if (errno == ENOENT || errno == ECONNREFUSED) {
+      // connect() says the same of a file that will never be a socket.
+      struct stat found {};
+      if (::stat(path.c_str(), &found) == 0 && !S_ISSOCK(found.st_mode)) {
+        return Error(Errc::invalid_argument, path + " is not a socket");
+      }
       return Error(Errc::connection, "nobody listens on " + path);
     }
     // The listener's backlog is full: a Unix socket offers nothing to poll for, so ask again.

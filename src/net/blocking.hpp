@@ -15,7 +15,8 @@
 
 namespace deltasync::net {
 
-/// A stream socket, non-blocking and close-on-exec. `connection` if nobody listens there, `timed_out`.
+/// A stream socket, non-blocking and close-on-exec. `connection` if nobody listens there, `invalid_argument` if `path`
+/// is another kind of file or too long, `timed_out`.
 Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline);
 /// Tries each address of `host` in turn; name resolution is bounded by the deadline too. TCP_NODELAY is set.
 Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, Deadline deadline);

@@ -51,7 +51,8 @@ Result<wire::TrainerWelcome> AgentLink::reconnect(Deadline deadline) {
   std::chrono::nanoseconds pause = kBackoffMin;
   for (;;) {
     auto welcome = connect(deadline);
-    if (welcome || welcome.error().code() != Errc::connection || deadline.passed()) return welcome;
+    if (welcome || welcome.error().code() != Errc::connection) return welcome;
+    if (deadline.passed()) return std::move(welcome).with_context("no agent answered until the deadline");
     std::this_thread::sleep_for(std::min(pause, deadline.remaining()));
     pause = std::min<std::chrono::nanoseconds>(pause * 2, kBackoffMax);
   }

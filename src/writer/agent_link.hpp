@@ -29,7 +29,8 @@ class AgentLink {
 
   /// One attempt: connection if nobody listens, or what the agent answers.
   Result<wire::TrainerWelcome> connect(Deadline deadline);
-  /// Attempts until the deadline while nobody listens or the agent closes.
+  /// Attempts until the deadline while nobody listens or the agent closes; then `connection`, and the message says so.
+  /// Any other error ends it at once.
   Result<wire::TrainerWelcome> reconnect(Deadline deadline);
   /// False once the agent closed its end, or was never there. Cheap.
   bool connected() const { return socket_.open() && !socket_.peer_closed(); }

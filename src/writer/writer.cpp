@@ -117,7 +117,7 @@ class WriterSession final : public Writer {
 // ---- attaching -----------------------------------------------------------------------------------------------
 
 Status WriterSession::open(Deadline deadline) {
-  DS_ASSIGN(const wire::TrainerWelcome welcome, link_.connect(deadline));
+  DS_ASSIGN(const wire::TrainerWelcome welcome, link_.reconnect(deadline));
   return use(welcome);
 }
 

@@ -8,6 +8,7 @@ import pathlib
 import pty
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -450,6 +451,23 @@ class PathTest(CliTest):
         self.cli("publish", "--agent", self.tmp / "none.sock", "--model", model, "--deadline-s", "1", expect=CONNECTION)
         self.assertIn("none.sock", self.err)
         self.cli("pull", "--from", "127.0.0.1:1", "--out", self.tmp / "out", "--deadline-s", "1", expect=CONNECTION)
+
+    def test_an_agent_that_starts_after_its_trainer(self):
+        folder = self.tmp / "agent"
+        folder.mkdir()
+        model = self.model("a")
+        with socket.socket(socket.AF_UNIX) as early:
+            early.bind(str(folder / "agent.sock"))
+            early.listen()
+            trainer = Child(self, [CLI, "publish", "--agent", folder / "agent.sock", "--json", "--model", model])
+            early.settimeout(DEADLINE_S)
+            early.accept()[0].close()  # the trainer has asked: it waits from here on
+        (folder / "agent.sock").unlink()
+        agent = self.agent()
+        self.assertEqual(trainer.line()["number"], 1)
+        self.assertEqual(trainer.end()[0], 0)
+        self.pull(agent)
+        self.assert_received(model)
 
     def test_nothing_published_yet(self):
         agent = self.agent()

@@ -1,11 +1,13 @@
 // One writer, one agent: what a version costs and holds, and every way in which a caller can go wrong.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <iterator>
 #include <stdexcept>
 #include <thread>
 
+#include "agent/trainer_socket.hpp"
 #include "tests/shm/support.hpp"
 #include "tests/writer/harness.hpp"
 
@@ -383,13 +385,48 @@ TEST_F(WriterSessionTest, PlanOfOneWriterIsHeldToIt) {
   EXPECT_THAT(status.error().message(), HasSubstr(layout().tensors()[plan[2].tensor].spec.name));
 }
 
-TEST(WriterAttach, NobodyListens) {
+TEST(WriterAttach, NobodyListensUntilTheDeadline) {
   const TempDir dir;
   const TestModel model = make_model(1);
-  const auto writer = Writer::attach(model.layout, Sidecar{}, writer_options(dir.path()), soon());
+  const Deadline deadline = in_ms(100);
+  const auto writer = Writer::attach(model.layout, Sidecar{}, writer_options(dir.path()), deadline);
+  EXPECT_TRUE(deadline.passed());
   ASSERT_FALSE(writer);
   EXPECT_EQ(writer.error().code(), Errc::connection);
-  EXPECT_THAT(writer.error().message(), HasSubstr(MiniAgent::socket_in(dir.path())));
+  EXPECT_THAT(writer.error().message(), HasSubstr("no agent answered until the deadline"));
+  EXPECT_THAT(writer.error().message(), HasSubstr("nobody listens on " + MiniAgent::socket_in(dir.path())));
+}
+
+TEST(WriterAttach, AnAgentThatStartsLaterIsWaitedFor) {
+  const TempDir dir;
+  const TestModel model = make_model(1);
+  const std::string path = MiniAgent::socket_in(dir.path());
+  UniqueFd starting = agent::listen_unix(path).value();
+  Result<std::unique_ptr<Writer>> writer = Error(Errc::internal, "not run");
+  std::thread trainer([&] { writer = Writer::attach(model.layout, Sidecar{}, writer_options(dir.path()), soon()); });
+  // That it has begun is seen by its first attempt, which an agent that goes away again turns down.
+  const bool begun = eventually([&] { return UniqueFd(::accept(starting.get(), nullptr, nullptr)).get() >= 0; });
+  starting.reset();
+  std::filesystem::remove(path);
+  const MiniAgent agent(dir.path());
+  trainer.join();
+  EXPECT_TRUE(begun);
+  ASSERT_TRUE(writer) << writer.error().to_string();
+  writer->reset();
+}
+
+TEST(WriterAttach, WhatWillNeverBeAnAgentIsNotWaitedFor) {
+  const TempDir dir;
+  const TestModel model = make_model(1);
+  const Deadline deadline = soon();
+  dir.write("agent.sock", std::string_view("a file"));
+  const auto file = Writer::attach(model.layout, Sidecar{}, writer_options(dir.path()), deadline);
+  ASSERT_FALSE(file);
+  EXPECT_EQ(file.error().code(), Errc::invalid_argument);
+  EXPECT_THAT(file.error().message(), HasSubstr(MiniAgent::socket_in(dir.path()) + " is not a socket"));
+  WriterOptions options = writer_options(dir.path());
+  options.agent_socket += "/below";
+  EXPECT_EQ(Writer::attach(model.layout, Sidecar{}, options, deadline).error().code(), Errc::io);
 }
 
 TEST(WriterAttach, ImpossibleWriterNumbers) {
