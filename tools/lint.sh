@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Checks that need no build: formatting, the rules of the tree, shell scripts. `tools/lint.sh tidy` runs clang-tidy
-# instead (needs a configured build-clang/); `tools/lint.sh fix` formats the sources in place.
+# Checks that need no build: formatting, the rules of the tree, shell scripts. `tools/lint.sh tidy` runs clang-tidy over
+# what ships instead, `tools/lint.sh tidy tests` over the tests (both need a configured build-asan/); `tools/lint.sh fix`
+# formats the sources in place.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,8 +13,8 @@ case ${1:-check} in
     ;;
   tidy)
     # Sources that the configured tree really compiles; headers are checked through them.
-    python3 tools/lint/tidy_files.py build-clang/compile_commands.json |
-      xargs -P "$(nproc)" -n 1 clang-tidy-14 -p build-clang --quiet --warnings-as-errors='*'
+    python3 tools/lint/tidy_files.py build-asan/compile_commands.json "${2:-product}" |
+      xargs -P "$(nproc)" -n 1 clang-tidy-14 -p build-asan --quiet --warnings-as-errors='*'
     ;;
   check)
     sources | xargs clang-format-14 --dry-run -Werror
@@ -21,7 +22,7 @@ case ${1:-check} in
     git ls-files -co --exclude-standard -- '*.sh' '.ci/run' | xargs shellcheck
     ;;
   *)
-    echo "usage: tools/lint.sh [check|tidy|fix]" >&2
+    echo "usage: tools/lint.sh [check|tidy [tests]|fix]" >&2
     exit 2
     ;;
 esac

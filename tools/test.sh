@@ -7,10 +7,10 @@
 #
 # Stages: release  g++ release build, every test
 #         lint     formatting, tree rules, shell scripts (tools/lint.sh)
-#         asan     AddressSanitizer + UndefinedBehaviorSanitizer, every test
+#         asan     clang 14 with its warnings as errors, AddressSanitizer + UndefinedBehaviorSanitizer: every test, then
+#                  every libFuzzer target for a few seconds
 #         tsan     ThreadSanitizer, the tests of code that runs on several threads, and of the delta kernels
-#         clang    clang 14 with its warnings as errors, compiled only; then every libFuzzer target for a few seconds
-#         tidy     clang-tidy over the sources (tools/lint.sh tidy)
+#         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -20,7 +20,7 @@ failed=0
 skipped=0
 skips=
 stages=("$@")
-((${#stages[@]})) || stages=(release lint asan tsan clang tidy)
+((${#stages[@]})) || stages=(release lint asan tsan tidy)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped test cases, with their reasons:\n%s' "$skips"; fi
@@ -103,31 +103,32 @@ one_thread='^test_(shm_model|receiver_target_conformance)'
 
 run_stage() {
   case $1 in
-    release | asan)
-      build "$1"
-      tests "$1"
+    release)
+      build release
+      tests release
       ;;
-    tsan) run_tsan ;;
-    clang)
-      build clang
+    asan)
+      build asan
+      tests asan
       fuzz
       ;;
+    tsan) run_tsan ;;
     lint) step "lint" tools/lint.sh ;;
     tidy)
-      step "clang: configure" configure clang
+      step "asan: configure" configure asan
       step "clang-tidy" tools/lint.sh tidy
       ;;
   esac
 }
 
-# Every fuzzer that was built, starting from its committed corpus; what it finds stays in build-clang/fuzz-found/.
+# Every fuzzer that was built, starting from its committed corpus; what it finds stays in build-asan/fuzz-found/.
 fuzz() {
-  local fuzzer name fuzzers=(build-clang/tests/fuzz/fuzz_*)
+  local fuzzer name fuzzers=(build-asan/tests/fuzz/fuzz_*)
   for fuzzer in "${fuzzers[@]}"; do
     name=${fuzzer##*/fuzz_}
-    mkdir -p "build-clang/fuzz-found/$name"
+    mkdir -p "build-asan/fuzz-found/$name"
     step "fuzz: $name" "$fuzzer" -max_total_time=5 -verbosity=0 -print_final_stats=1 \
-      -artifact_prefix="build-clang/fuzz-found/" "build-clang/fuzz-found/$name" "tests/fuzz/corpus/$name"
+      -artifact_prefix="build-asan/fuzz-found/" "build-asan/fuzz-found/$name" "tests/fuzz/corpus/$name"
   done
 }
 
@@ -147,7 +148,7 @@ run_tsan() {
 
 for stage in "${stages[@]}"; do
   case $stage in
-    release | asan | tsan | clang | lint | tidy) ;;
+    release | asan | tsan | lint | tidy) ;;
     *)
       echo "test.sh: no stage '$stage'" >&2
       exit 2

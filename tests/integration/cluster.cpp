@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <thread>
 
 #include "net/endpoint.hpp"
@@ -14,9 +15,10 @@
 namespace deltasync::integration {
 namespace {
 
-std::string read_file(const std::filesystem::path& path) {
+std::optional<std::string> read_file(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  if (!in) return std::nullopt;
+  return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
 }
 
 /// 8 MiB and some: large enough that a kill finds a transfer under way.
@@ -162,10 +164,13 @@ int Cluster::wait(bench::Child child) {
 }
 
 int Cluster::current(const std::string& name) const {
-  const auto path = out(name) / "current" / "model.safetensors";
-  std::error_code missing;
-  if (!std::filesystem::exists(path, missing)) return kNothing;
-  const auto found = contents_.find(read_file(path));
+  if (!std::filesystem::is_symlink(out(name) / "current")) return kNothing;
+  // Between the look at the link and the opening of the file two commits may come, and take that version away: then
+  // the link names another.
+  const Deadline deadline = Deadline::after(kLimit);
+  auto bytes = read_file(out(name) / "current" / "model.safetensors");
+  while (!bytes && !deadline.passed()) bytes = read_file(out(name) / "current" / "model.safetensors");
+  const auto found = bytes ? contents_.find(*bytes) : contents_.end();
   return found == contents_.end() ? kTorn : found->second;
 }
 

@@ -17,10 +17,11 @@
 namespace deltasync::agent {
 namespace {
 
-/// A link of a given speed: forwards connections to a port, what comes back at `bytes_per_s` over all of them.
-class SlowLink {
+/// Forwards connections to a port; of what comes back, only as many bytes as it was granted. Not a clock but the test
+/// decides how far a transfer gets.
+class RationedLink {
  public:
-  SlowLink(std::uint16_t to, double bytes_per_s) : to_(to), bytes_per_s_(bytes_per_s) {
+  explicit RationedLink(std::uint16_t to) : to_(to) {
     sockaddr_in address = loopback(0);
     socklen_t size = sizeof(address);
     listener_.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -30,14 +31,16 @@ class SlowLink {
     port_ = ntohs(address.sin_port);
     thread_ = std::thread([this] { forward(); });
   }
-  ~SlowLink() {
+  ~RationedLink() {
     stop_ = true;
     thread_.join();
   }
-  SlowLink(const SlowLink&) = delete;
-  SlowLink& operator=(const SlowLink&) = delete;
+  RationedLink(const RationedLink&) = delete;
+  RationedLink& operator=(const RationedLink&) = delete;
 
   std::uint16_t port() const noexcept { return port_; }
+  /// Over all connections, on top of what is left.
+  void grant(std::size_t bytes) { left_ += bytes; }
 
  private:
   struct Pair {
@@ -55,19 +58,19 @@ class SlowLink {
     return address;
   }
 
-  /// One thread for all connections: each turn, each may move its share of what the time since the last turn allows.
+  /// One thread for all connections.
   void forward() {
-    auto last = std::chrono::steady_clock::now();
     while (!stop_) {
       pollfd p{listener_.get(), POLLIN, 0};
       if (::poll(&p, 1, 1) == 1) accept_one();
-      const auto now = std::chrono::steady_clock::now();
-      const double share = bytes_per_s_ / static_cast<double>(std::max<std::size_t>(1, pairs_.size()));
-      const auto bytes = 1 + static_cast<std::size_t>(share * std::chrono::duration<double>(now - last).count());
-      last = now;
       std::erase_if(pairs_, [&](Pair& pair) {
-        return !move(pair.near.get(), pair.far.get(), pair.to_far, bytes) ||
-               !move(pair.far.get(), pair.near.get(), pair.to_near, bytes);
+        const std::size_t share = std::min(kTurn, left_.load() / pairs_.size());
+        std::size_t taken = 0;
+        const bool open = move(pair.near.get(), pair.far.get(), pair.to_far, kTurn, taken);
+        taken = 0;
+        const bool back = move(pair.far.get(), pair.near.get(), pair.to_near, share, taken);
+        left_ -= taken;
+        return !open || !back;
       });
     }
   }
@@ -87,12 +90,14 @@ class SlowLink {
 
   /// Up to `bytes` more, once what was taken before has gone out: a peer that does not read holds up only itself. False
   /// at the end of the stream.
-  static bool move(int from, int to, std::vector<std::byte>& pending, std::size_t bytes) {
+  static bool move(int from, int to, std::vector<std::byte>& pending, std::size_t bytes, std::size_t& taken) {
     if (pending.empty()) {
+      if (bytes == 0) return true;
       pending.resize(bytes);
       const ssize_t n = ::recv(from, pending.data(), bytes, MSG_DONTWAIT);
       pending.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
       if (n <= 0) return n < 0 && errno == EAGAIN;
+      taken = pending.size();
     }
     const ssize_t n = ::send(to, pending.data(), pending.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0) return errno == EAGAIN;
@@ -100,8 +105,10 @@ class SlowLink {
     return true;
   }
 
+  static constexpr std::size_t kTurn = 256u << 10;  ///< bytes of one connection before the next has its turn
+
   const std::uint16_t to_;
-  const double bytes_per_s_;
+  std::atomic<std::size_t> left_{0};
   UniqueFd listener_;
   std::uint16_t port_ = 0;
   std::vector<Pair> pairs_;
@@ -121,7 +128,9 @@ class SlowFullPull : public AgentTest {
 TEST_F(SlowFullPull, EndsOnAWholeVersionAfterMoreThanFiveSteps) {
   start_agent();
   next_version();
-  const SlowLink link(port(), 12e6);
+  constexpr std::size_t kRation = 2u << 20;  // a step's worth: the model takes eight
+  RationedLink link(port());
+  link.grant(kRation);
   ReceiverOptions options;
   options.endpoint = "127.0.0.1:" + std::to_string(link.port());
   options.streams = 2;
@@ -135,13 +144,14 @@ TEST_F(SlowFullPull, EndsOnAWholeVersionAfterMoreThanFiveSteps) {
     while (!stop) {
       next_version(0.0005);
       ++steps;
-      std::this_thread::sleep_for(std::chrono::milliseconds(120));
+      link.grant(kRation);
     }
   });
   auto staged = (*receiver)->pull({}, test_deadline());
   const std::uint64_t steps_taken = steps;
   stop = true;
   trainer.join();
+  link.grant(std::size_t{1} << 40);
   ASSERT_TRUE(staged) << staged.error().to_string();
   ASSERT_TRUE((*staged)->commit());
   EXPECT_GT(steps_taken, 5U);

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Lists the project's own sources in a compile_commands.json, slowest kinds first so that two cores end together."""
+"""tidy_files.py COMPILE_COMMANDS product|tests: lists the project's own sources, slowest kinds first so that two cores
+end together."""
 
 import json
 import pathlib
@@ -9,7 +10,9 @@ root = pathlib.Path(__file__).resolve().parents[2]
 files = set()
 for entry in json.loads(pathlib.Path(sys.argv[1]).read_text()):
     path = pathlib.Path(entry["file"]).resolve()
-    if path.is_relative_to(root) and path.name != "asio_impl.cpp":  # that one is Asio's own code
+    if not path.is_relative_to(root) or path.name == "asio_impl.cpp":  # that one is Asio's own code
+        continue
+    if path.is_relative_to(root / "tests") == (sys.argv[2] == "tests"):
         files.add(path)
 if not files:
     sys.exit("tidy_files: no source of this tree in " + sys.argv[1])
