@@ -55,19 +55,15 @@ function(deltasync_executable name)
   target_link_libraries(${name} PRIVATE deltasync_options ${ARG_DEPENDS})
 endfunction()
 
-# deltasync_test(NAME SOURCES … DEPENDS … [LABELS …] [TIMEOUT seconds]): one GoogleTest executable = one ctest test.
+# deltasync_test(NAME SOURCES … DEPENDS … [LABELS …]): one GoogleTest executable = one ctest test.
 function(deltasync_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPENDS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE deltasync_options ${ARG_DEPENDS} GTest::gtest GTest::gmock GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})
-  if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
-  endif()
   if(DELTASYNC_SANITIZE)
-    math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 5")
     target_compile_definitions(${name} PRIVATE DELTASYNC_SANITIZED)  # for tests that only repeat themselves
   endif()
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
 endfunction()
