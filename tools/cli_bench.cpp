@@ -1,4 +1,5 @@
 // deltasync bench CASE, and the hidden receiver process of its end-to-end cases.
+#include <cstdio>
 #include <filesystem>
 #include <memory>
 
@@ -22,10 +23,42 @@ std::filesystem::path own_directory() {
   return failed ? std::filesystem::path(".") : exe.parent_path();
 }
 
+/// Rows of equal fields, as a Markdown table.
+Status print_table(const Json& rows) {
+  std::string rule;
+  std::string line;
+  for (const auto& [key, value] : rows.at(0).items()) {
+    line += "| " + key + " ";
+    rule += value.is_number() ? "|---:" : "|---";
+  }
+  DS_TRY(print_line(line + "|"));
+  DS_TRY(print_line(rule + "|"));
+  for (const Json& row : rows) {
+    line.clear();
+    for (const auto& value : row) {
+      char number[32];
+      std::snprintf(number, sizeof number, "%.2f", value.is_number_float() ? value.get<double>() : 0.0);
+      line += "| " +
+              (value.is_string()         ? value.get<std::string>()
+               : value.is_number_float() ? number
+                                         : value.dump()) +
+              " ";
+    }
+    DS_TRY(print_line(line + "|"));
+  }
+  return {};
+}
+
 Status run_bench(const bench::Options& options, bool json) {
   DS_ASSIGN(const Json result, bench::run(options));
   if (!json) {
-    for (const auto& [key, value] : result.items()) DS_TRY(print_line(key + ": " + value.dump()));
+    for (const auto& [key, value] : result.items()) {
+      if (value.is_array()) {
+        DS_TRY(print_table(value));
+      } else {
+        DS_TRY(print_line(key + ": " + value.dump()));
+      }
+    }
   }
   return json ? print_json(result) : Status();
 }
@@ -36,7 +69,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
   const auto options = std::make_shared<bench::Options>();
   const auto json = std::make_shared<bool>(false);
   options->bin_dir = own_directory();
-  app.add_option("case", options->name, "diff, codec, apply, full, e2e or tensors")->required();
+  app.add_option("case", options->name, "diff, codec, apply, full, e2e, tensors or baseline")->required();
   app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));
   app.add_option("--density", options->density, "fraction of elements that a step changes")
       ->check(CLI::Range(1e-6, 0.9));

@@ -598,6 +598,22 @@ class BenchTest(CliTest):
         self.assertGreaterEqual(got["update_ms"], got["offload_ms"])  # from the call of offload on
         self.assertLess(got["metadata_bytes_per_update"], 4096)  # whatever the number of tensors
 
+    def test_baseline(self):
+        got = self.bench("baseline", "--model-gib", "0.02", fields=["limit_gbps", "memcpy_s"])
+        rows = {row["system"]: row for row in got["rows"]}
+        self.assertAlmostEqual(rows["AstraFlow"]["bits_per_change"], 48, delta=0.5)
+        # The sizes stand in the order in which they were published.
+        sizes = [rows[system]["bytes"] for system in ("AstraFlow", "PULSE", "NeMo-RL", "deltasync")]
+        self.assertEqual(sizes, sorted(sizes, reverse=True))
+        for row in rows.values():
+            self.assertGreater(row["encode_gbps"], 0)
+            self.assertGreater(row["decode_gbps"], 0)
+
+    def test_baseline_as_a_table(self):
+        self.cli("bench", "baseline", "--model-gib", "0.02")
+        self.assertIn("| format | system | bytes |", self.out)
+        self.assertIn("| dense XOR, zstd-1 | slime |", self.out)
+
     def test_unknown_case(self):
         self.cli("bench", "nothing", expect=USAGE)
         self.assertIn("e2e", self.err)

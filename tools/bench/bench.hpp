@@ -35,6 +35,7 @@ Result<Json> run_apply(const Options& options);
 Result<Json> run_full(const Options& options);
 Result<Json> run_e2e(const Options& options);
 Result<Json> run_tensors(const Options& options);
+Result<Json> run_baseline(const Options& options);
 
 /// Dispatches on options.name; invalid_argument lists the cases.
 Result<Json> run(const Options& options);

@@ -1,0 +1,224 @@
+#include "bench/baselines.hpp"
+
+#include <zstd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace deltasync::bench {
+namespace {
+
+Error broken() {
+  return Error(Errc::corrupt, "a baseline's delta does not decode");
+}
+
+// ---- parts -------------------------------------------------------------------------------------------------------
+
+/// Positions of the elements that differ, ascending.
+std::vector<std::uint32_t> changed_positions(Bf16Span before, Bf16Span after) {
+  constexpr std::size_t kStep = 32;  // elements that one look compares
+  std::vector<std::uint32_t> positions;
+  positions.reserve(before.size() / 32);
+  for (std::size_t i = 0; i < before.size(); i += kStep) {
+    const std::size_t n = std::min(kStep, before.size() - i);
+    if (std::memcmp(&before[i], &after[i], n * sizeof(std::uint16_t)) == 0) continue;
+    for (std::size_t j = i; j < i + n; ++j) {
+      if (before[j] != after[j]) positions.push_back(static_cast<std::uint32_t>(j));
+    }
+  }
+  return positions;
+}
+
+template <class T>
+void append(std::vector<std::byte>& out, const T* data, std::size_t count) {
+  const auto* const first = reinterpret_cast<const std::byte*>(data);
+  out.insert(out.end(), first, first + count * sizeof(T));
+}
+
+/// u64 count, then the elements.
+template <class T>
+void append_plane(std::vector<std::byte>& out, const std::vector<T>& plane) {
+  const std::uint64_t count = plane.size();
+  append(out, &count, 1);
+  append(out, plane.data(), plane.size());
+}
+
+/// u64 original bytes, u64 compressed bytes, a zstd frame of level 1.
+void append_zstd(std::vector<std::byte>& out, ByteSpan plane) {
+  const std::size_t head = out.size();
+  const std::size_t bound = ZSTD_compressBound(plane.size());
+  out.resize(head + 16 + bound);
+  const std::size_t n = ZSTD_compress(out.data() + head + 16, bound, plane.data(), plane.size(), 1);
+  const std::uint64_t sizes[2] = {plane.size(), n};
+  std::memcpy(out.data() + head, sizes, sizeof sizes);
+  out.resize(head + 16 + n);
+}
+template <class T>
+void append_zstd(std::vector<std::byte>& out, const std::vector<T>& plane) {
+  append_zstd(out, std::as_bytes(std::span(plane)));
+}
+
+/// Reads what the functions above append.
+class Planes {
+ public:
+  explicit Planes(ByteSpan bytes) : bytes_(bytes) {}
+
+  template <class T>
+  Result<std::vector<T>> plain() {
+    DS_ASSIGN(const std::uint64_t count, number());
+    if (count > bytes_.size() / sizeof(T)) return broken();
+    std::vector<T> plane(count);
+    if (count != 0) std::memcpy(plane.data(), bytes_.data(), count * sizeof(T));
+    bytes_ = bytes_.subspan(count * sizeof(T));
+    return plane;
+  }
+  template <class T>
+  Result<std::vector<T>> zstd(std::size_t elements_max) {
+    DS_ASSIGN(const std::uint64_t size, number());
+    DS_ASSIGN(const std::uint64_t packed, number());
+    if (packed > bytes_.size() || size % sizeof(T) != 0 || size / sizeof(T) > elements_max) return broken();
+    std::vector<T> plane(size / sizeof(T));
+    if (ZSTD_decompress(plane.data(), size, bytes_.data(), packed) != size) return broken();
+    bytes_ = bytes_.subspan(packed);
+    return plane;
+  }
+
+ private:
+  Result<std::uint64_t> number() {
+    std::uint64_t value = 0;
+    if (bytes_.size() < sizeof value) return broken();
+    std::memcpy(&value, bytes_.data(), sizeof value);
+    bytes_ = bytes_.subspan(sizeof value);
+    return value;
+  }
+
+  ByteSpan bytes_;
+};
+
+/// Distances between positions in the narrow type, those that do not fit as `escape` and in a plane of their own.
+template <class Narrow, class Wide>
+struct Gaps {
+  static constexpr Narrow kEscape = static_cast<Narrow>(~Narrow{0});
+  std::vector<Narrow> narrow;
+  std::vector<Wide> wide;
+
+  explicit Gaps(const std::vector<std::uint32_t>& positions) {
+    narrow.reserve(positions.size());
+    std::uint32_t last = 0;
+    for (const std::uint32_t position : positions) {
+      const std::uint32_t gap = position - last;
+      last = position;
+      narrow.push_back(gap < kEscape ? static_cast<Narrow>(gap) : kEscape);
+      if (gap >= kEscape) wide.push_back(static_cast<Wide>(gap));
+    }
+  }
+};
+
+/// Calls at(position, i) for the i-th gap.
+template <class Narrow, class Wide, class F>
+Status walk_gaps(const std::vector<Narrow>& narrow, const std::vector<Wide>& wide, std::size_t elements, const F& at) {
+  std::size_t position = 0;
+  std::size_t w = 0;
+  for (std::size_t i = 0; i < narrow.size(); ++i) {
+    if (narrow[i] != Gaps<Narrow, Wide>::kEscape) {
+      position += narrow[i];
+    } else {
+      if (w == wide.size()) return broken();
+      position += wide[w++];
+    }
+    if (position >= elements) return broken();
+    at(position, i);
+  }
+  return {};
+}
+
+// ---- formats -----------------------------------------------------------------------------------------------------
+
+void encode_coo(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
+  const auto positions = changed_positions(before, after);
+  append_plane(out, positions);
+  std::vector<std::uint16_t> values;
+  values.reserve(positions.size());
+  for (const std::uint32_t p : positions) values.push_back(after[p]);
+  append_plane(out, values);
+}
+Status decode_coo(ByteSpan bytes, std::span<std::uint16_t> live) {
+  Planes planes(bytes);
+  DS_ASSIGN(const auto positions, planes.plain<std::uint32_t>());
+  DS_ASSIGN(const auto values, planes.plain<std::uint16_t>());
+  if (positions.size() != values.size()) return broken();
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    if (positions[i] >= live.size()) return broken();
+    live[positions[i]] = values[i];
+  }
+  return {};
+}
+
+/// u8 gaps (wide ones u32), raw values, a zstd frame each.
+void encode_sorted_coo(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
+  const auto positions = changed_positions(before, after);
+  const Gaps<std::uint8_t, std::uint32_t> gaps(positions);
+  std::vector<std::uint16_t> values;
+  values.reserve(positions.size());
+  for (const std::uint32_t p : positions) values.push_back(after[p]);
+  append_zstd(out, gaps.narrow);
+  append_zstd(out, gaps.wide);
+  append_zstd(out, values);
+}
+Status decode_sorted_coo(ByteSpan bytes, std::span<std::uint16_t> live) {
+  Planes planes(bytes);
+  DS_ASSIGN(const auto narrow, planes.zstd<std::uint8_t>(live.size()));
+  DS_ASSIGN(const auto wide, planes.zstd<std::uint32_t>(live.size()));
+  DS_ASSIGN(const auto values, planes.zstd<std::uint16_t>(live.size()));
+  if (values.size() != narrow.size()) return broken();
+  return walk_gaps(narrow, wide, live.size(), [&](std::size_t p, std::size_t i) { live[p] = values[i]; });
+}
+
+/// u16 gaps (wide ones u32), XOR with the old value, a zstd frame each.
+void encode_gaps_xor(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
+  const auto positions = changed_positions(before, after);
+  const Gaps<std::uint16_t, std::uint32_t> gaps(positions);
+  std::vector<std::uint16_t> values;
+  values.reserve(positions.size());
+  for (const std::uint32_t p : positions) values.push_back(static_cast<std::uint16_t>(before[p] ^ after[p]));
+  append_zstd(out, gaps.narrow);
+  append_zstd(out, gaps.wide);
+  append_zstd(out, values);
+}
+Status decode_gaps_xor(ByteSpan bytes, std::span<std::uint16_t> live) {
+  Planes planes(bytes);
+  DS_ASSIGN(const auto narrow, planes.zstd<std::uint16_t>(live.size()));
+  DS_ASSIGN(const auto wide, planes.zstd<std::uint32_t>(live.size()));
+  DS_ASSIGN(const auto values, planes.zstd<std::uint16_t>(live.size()));
+  if (values.size() != narrow.size()) return broken();
+  return walk_gaps(narrow, wide, live.size(), [&](std::size_t p, std::size_t i) { live[p] ^= values[i]; });
+}
+
+void encode_dense_xor(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
+  std::vector<std::uint16_t> difference(before.size());
+  for (std::size_t i = 0; i < before.size(); ++i) difference[i] = static_cast<std::uint16_t>(before[i] ^ after[i]);
+  append_zstd(out, difference);
+}
+Status decode_dense_xor(ByteSpan bytes, std::span<std::uint16_t> live) {
+  Planes planes(bytes);
+  DS_ASSIGN(const auto difference, planes.zstd<std::uint16_t>(live.size()));
+  if (difference.size() != live.size()) return broken();
+  for (std::size_t i = 0; i < live.size(); ++i) live[i] ^= difference[i];
+  return {};
+}
+
+constexpr BaselineFormat kFormats[] = {
+    {"COO, u32 position + u16 value", "AstraFlow", encode_coo, decode_coo},
+    {"sorted COO, u8 gaps + raw values, zstd-1", "PULSE", encode_sorted_coo, decode_sorted_coo},
+    {"u16 gaps + XOR, zstd-1", "NeMo-RL", encode_gaps_xor, decode_gaps_xor},
+    {"dense XOR, zstd-1", "slime", encode_dense_xor, decode_dense_xor},
+};
+
+}  // namespace
+
+std::span<const BaselineFormat> baseline_formats() {
+  return kFormats;
+}
+
+}  // namespace deltasync::bench

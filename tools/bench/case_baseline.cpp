@@ -1,0 +1,156 @@
+// bench baseline: published formats and ours over the same two versions in one run: bytes, and the speed of encoding
+// and of decoding onto the version before. Every decoded version is compared with the one that was encoded.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "bench/baselines.hpp"
+#include "bench/halves.hpp"
+#include "bench/limits.hpp"
+
+namespace deltasync::bench {
+namespace {
+
+constexpr std::size_t kPieceElements = std::size_t{4} << 20;  ///< of a tensor, for one thread at a time
+constexpr unsigned kRounds = 3;                               ///< best of; the slowest format takes seconds a round
+
+struct Piece {
+  std::size_t first;  ///< bf16 element of the half
+  std::size_t count;
+};
+
+std::vector<Piece> pieces_of(const Layout& layout) {
+  std::vector<Piece> pieces;
+  for (const Tensor& tensor : layout.tensors()) {
+    const std::size_t elements = tensor.bytes / sizeof(std::uint16_t);
+    for (std::size_t at = 0; at < elements; at += kPieceElements) {
+      pieces.push_back({tensor.offset / sizeof(std::uint16_t) + at, std::min(kPieceElements, elements - at)});
+    }
+  }
+  return pieces;
+}
+
+struct Timed {
+  double encode_s = 1e300;
+  double decode_s = 1e300;
+  std::uint64_t bytes = 0;
+};
+
+/// The two halves, and memory to decode onto.
+struct Data {
+  const Halves& halves;
+  const Buffer& live;
+  ThreadPool& pool;
+
+  Bf16Span words(ByteSpan half) const {
+    return {reinterpret_cast<const std::uint16_t*>(half.data()), half.size() / sizeof(std::uint16_t)};
+  }
+  void reset_live() const { copy_once(live.span(), halves.before().first(live.span().size()), pool); }
+  Status check_live(const char* name) const {
+    if (std::equal(live.span().begin(), live.span().end(), halves.after().begin())) return {};
+    return Error(Errc::corrupt, std::string(name) + ": the decoded version differs from the encoded one");
+  }
+};
+
+Result<Timed> time_format(const Data& data, const BaselineFormat& format, const std::vector<Piece>& pieces) {
+  Timed timed;
+  const Bf16Span before = data.words(data.halves.before());
+  const Bf16Span after = data.words(data.halves.after());
+  const std::span<std::uint16_t> live{reinterpret_cast<std::uint16_t*>(data.live.span().data()),
+                                      data.live.span().size() / sizeof(std::uint16_t)};
+  std::vector<std::vector<std::byte>> deltas(pieces.size());
+  for (unsigned round = 0; round < kRounds; ++round) {
+    for (auto& delta : deltas) delta.clear();
+    const Stopwatch encoding;
+    data.pool.run(pieces.size(), [&](std::uint64_t i, unsigned) {
+      const auto [first, count] = pieces[i];
+      format.encode(before.subspan(first, count), after.subspan(first, count), deltas[i]);
+    });
+    timed.encode_s = std::min(timed.encode_s, encoding.seconds());
+
+    data.reset_live();
+    std::atomic<bool> wrong{false};
+    const Stopwatch decoding;
+    data.pool.run(pieces.size(), [&](std::uint64_t i, unsigned) {
+      if (!format.decode(deltas[i], live.subspan(pieces[i].first, pieces[i].count))) wrong = true;
+    });
+    timed.decode_s = std::min(timed.decode_s, decoding.seconds());
+    if (wrong) return Error(Errc::corrupt, std::string(format.name) + ": it does not decode what it encoded");
+    DS_TRY(data.check_live(format.name));
+  }
+  for (const auto& delta : deltas) timed.bytes += delta.size();
+  return timed;
+}
+
+/// As the agent encodes and a receiver applies, digests of all tiles included on both sides.
+Result<Timed> time_ours(const Data& data) {
+  Timed timed;
+  const Layout& layout = data.halves.layout();
+  for (unsigned round = 0; round < kRounds; ++round) {
+    auto digests = data.halves.digests();
+    const Stopwatch encoding;
+    const delta::Delta delta = data.halves.encode(digests, data.pool);
+    timed.encode_s = std::min(timed.encode_s, encoding.seconds());
+    timed.bytes = delta::to_container(delta).size();
+
+    data.reset_live();
+    std::vector<std::uint64_t> state = data.halves.digests();
+    std::atomic<bool> wrong{false};
+    const Stopwatch decoding;
+    data.pool.run(delta.frames.size(), [&](std::uint64_t i, unsigned) {
+      const auto records = delta::parse_frame(layout, delta.frames[i].bytes);
+      if (!records) {
+        wrong = true;
+        return;
+      }
+      for (const auto& record : *records) {
+        const Tile tile = layout.tile(record.tile);
+        const Tensor& tensor = layout.tensors()[tile.tensor];
+        const delta::TensorMemory memory{data.live.span().data() + tensor.offset, tensor.row_bytes()};
+        auto* const first = delta::tile_address(memory, tile, tensor.element_bytes);
+        if (!delta::apply_tile(layout, record, first, memory.row_stride, state[record.tile])) wrong = true;
+      }
+    });
+    timed.decode_s = std::min(timed.decode_s, decoding.seconds());
+    if (wrong) return Error(Errc::corrupt, "a tile of our own delta does not verify");
+    DS_TRY(data.check_live("deltasync"));
+  }
+  return timed;
+}
+
+}  // namespace
+
+Result<Json> run_baseline(const Options& options) {
+  ThreadPool pool(options.threads, "bench");
+  DS_ASSIGN(const Halves halves, Halves::make(options, pool));
+  const Layout& layout = halves.layout();
+  DS_ASSIGN(const Buffer live, Buffer::allocate(layout.half_bytes(), pool));
+  const Data data{halves, live, pool};
+  auto digests = halves.digests();
+  const std::uint64_t changed = halves.encode(digests, pool).changed;
+  const auto bytes = static_cast<double>(layout.half_bytes());
+
+  Json rows = Json::array();
+  const auto add = [&](const char* name, const char* system, const Timed& timed) {
+    rows.push_back({{"format", name},
+                    {"system", system},
+                    {"bytes", timed.bytes},
+                    {"bits_per_change", 8.0 * static_cast<double>(timed.bytes) / static_cast<double>(changed)},
+                    {"encode_gbps", bytes / timed.encode_s / 1e9},
+                    {"decode_gbps", bytes / timed.decode_s / 1e9}});
+  };
+  const std::vector<Piece> pieces = pieces_of(layout);
+  for (const BaselineFormat& format : baseline_formats()) {
+    DS_ASSIGN(const Timed timed, time_format(data, format, pieces));
+    add(format.name, format.system, timed);
+  }
+  DS_ASSIGN(const Timed ours, time_ours(data));
+  add("Rice gaps + ulp planes, a digest a tile", "deltasync", ours);
+  return Json{{"density", static_cast<double>(changed) / static_cast<double>(layout.elements())},
+              {"changed", changed},
+              {"limit_gbps", bytes / read_both_once(halves.before(), halves.after(), pool) / 1e9},
+              {"memcpy_s", memcpy_s(live.span(), halves.before().first(layout.half_bytes()), pool)},
+              {"rows", rows}};
+}
+
+}  // namespace deltasync::bench
