@@ -7,8 +7,10 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "agent/agent.hpp"
@@ -144,26 +146,43 @@ void fit_descriptors(AgentOptions& options) {
 }
 
 /// Ends the process if the agent does not end in time: a diff of a very large model is worth nothing any more, and the
-/// segment is safe at every instruction.
+/// segment is safe at every instruction. Its thread is there from the start, since at the exit there may be none to be
+/// had.
 class ExitGuard {
  public:
-  explicit ExitGuard(const AgentOptions& options) : options_(options), thread_([this] { watch(); }) {}
-  ~ExitGuard() {
-    {
-      const std::lock_guard lock(mutex_);
-      done_ = true;
+  /// `options` must outlive it. io if no thread can be started.
+  static Result<std::unique_ptr<ExitGuard>> make(const AgentOptions& options) {
+    try {
+      return std::unique_ptr<ExitGuard>(new ExitGuard(options));
+    } catch (const std::system_error& e) {
+      return Error(Errc::io, "start the thread that guards the exit: " + e.code().message());
     }
-    wake_.notify_all();
+  }
+  ~ExitGuard() {
+    move_to(State::done);
     thread_.join();
   }
+  /// The limit runs from now until the guard's end.
+  void exit_begins() { move_to(State::exiting); }
   ExitGuard(const ExitGuard&) = delete;
   ExitGuard& operator=(const ExitGuard&) = delete;
 
  private:
+  enum class State : std::uint8_t { serving, exiting, done };
+
+  explicit ExitGuard(const AgentOptions& options) : options_(options), thread_([this] { watch(); }) {}
+  void move_to(State next) {
+    {
+      const std::lock_guard lock(mutex_);
+      state_ = next;
+    }
+    wake_.notify_all();
+  }
   void watch() {
     set_thread_name("exit-guard");
     std::unique_lock lock(mutex_);
-    if (wake_.wait_for(lock, kExitLimit, [this] { return done_; })) return;
+    wake_.wait(lock, [this] { return state_ != State::serving; });
+    if (wake_.wait_for(lock, kExitLimit, [this] { return state_ == State::done; })) return;
     spdlog::warn("agent_stopped reason=\"work in progress was abandoned at the exit deadline\"");
     Agent::abandon(options_);
     std::_Exit(0);
@@ -171,7 +190,7 @@ class ExitGuard {
   const AgentOptions& options_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  bool done_ = false;  // protected by mutex_
+  State state_ = State::serving;  // protected by mutex_
   std::thread thread_;
 };
 
@@ -203,13 +222,15 @@ int run(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
 
   fit_descriptors(options);
+  auto guard = ExitGuard::make(options);
+  if (!guard) return fail(guard.error());
   auto agent = Agent::start(options);
   if (!agent) return fail(agent.error());
   int signal = 0;
   while (sigwait(&ends, &signal) != 0) {
   }
   spdlog::info("signal number={}", signal);
-  const ExitGuard guard(options);
+  (*guard)->exit_begins();
   agent.value().reset();
   return 0;
 }

@@ -105,8 +105,8 @@ class StagedUpdate {
 /// One receiver of one agent. Not thread-safe: one thread calls it at a time. Reconnects by itself.
 class Receiver {
  public:
-  /// Connects, authenticates and fetches the layout. Errors: connection, unauthenticated, timed_out. An agent
-  /// without a layout yet is waited for until the deadline.
+  /// Connects, authenticates and fetches the layout. Errors: connection, unauthenticated, timed_out, no_space (no
+  /// thread to be had). An agent without a layout yet is waited for until the deadline.
   static Result<std::unique_ptr<Receiver>> connect(ReceiverOptions options, Deadline deadline);
   virtual ~Receiver() = default;
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <mutex>
 #include <set>
@@ -10,12 +11,25 @@
 namespace deltasync {
 namespace {
 
-std::mutex g_mutex;
+/// The claims of one process. A forked child begins with an empty list of its own: its parent's claims are not the
+/// child's, and its copy of their mutex stays locked for ever if another thread held it at the fork.
+struct Claims {
+  HomeProcess home;
+  std::mutex mutex;
+  std::set<std::string> keys;  // protected by mutex
+};
 
-/// Protected by g_mutex. Never destroyed: a Writer may be a global of the user's, destroyed after any of ours.
-std::set<std::string>& claims() {
-  static auto& set = *new std::set<std::string>;
-  return set;
+std::atomic<Claims*> g_claims{nullptr};
+
+/// Never destroyed: a Writer may be a global of the user's, destroyed after any of ours.
+Claims& claims() {
+  Claims* found = g_claims.load(std::memory_order_acquire);
+  while (found == nullptr || !found->home.here()) {
+    auto* made = new Claims;
+    if (g_claims.compare_exchange_strong(found, made, std::memory_order_acq_rel)) return *made;
+    delete made;  // another thread was first; `found` is what it made
+  }
+  return *found;
 }
 
 }  // namespace
@@ -23,22 +37,28 @@ std::set<std::string>& claims() {
 Result<SlotClaim> SlotClaim::take(const std::string& agent_socket, std::uint32_t slot) {
   std::error_code ignored;
   const auto path = std::filesystem::weakly_canonical(agent_socket, ignored);
-  // The pid, since a forked child inherits its parent's claims.
-  std::string key = std::to_string(::getpid()) + " " + std::to_string(slot) + " " + path.string();
-  const std::lock_guard lock(g_mutex);
-  if (!claims().insert(key).second) {
+  std::string key = std::to_string(slot) + " " + path.string();
+  Claims& here = claims();
+  const std::lock_guard lock(here.mutex);
+  if (!here.keys.insert(key).second) {
     return Error(Errc::already_exists, "writer slot " + std::to_string(slot) + " has a session in this process (pid " +
                                            std::to_string(::getpid()) + ") already");
   }
   return SlotClaim(std::move(key));
 }
 
+void SlotClaim::while_locked(const std::function<void()>& work) {
+  const std::lock_guard lock(claims().mutex);
+  work();
+}
+
 SlotClaim::SlotClaim(SlotClaim&& other) noexcept : home_(other.home_), key_(std::exchange(other.key_, {})) {}
 
 SlotClaim::~SlotClaim() {
-  if (key_.empty() || !home_.here()) return;  // a forked child's copy of the mutex may be locked for ever
-  const std::lock_guard lock(g_mutex);
-  claims().erase(key_);
+  if (key_.empty() || !home_.here()) return;
+  Claims& here = claims();
+  const std::lock_guard lock(here.mutex);
+  here.keys.erase(key_);
 }
 
 }  // namespace deltasync

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -13,8 +14,10 @@ namespace deltasync {
 
 class SlotClaim {
  public:
-  /// already_exists if a session of this process has the slot at that agent.
+  /// already_exists if a session of this process has the slot at that agent. A forked child's claims are its own.
   static Result<SlotClaim> take(const std::string& agent_socket, std::uint32_t slot);
+  /// For tests: what another thread may be in the middle of when the process forks.
+  static void while_locked(const std::function<void()>& work);
   SlotClaim(SlotClaim&& other) noexcept;
   SlotClaim& operator=(SlotClaim&&) = delete;
   ~SlotClaim();

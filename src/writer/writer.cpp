@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -377,8 +378,13 @@ Result<std::unique_ptr<Writer>> Writer::attach(LayoutPtr layout, const Sidecar& 
   if (!hello) return std::move(hello).error().with_context(context);
   auto claim = SlotClaim::take(options.agent_socket, options.writer_index);
   if (!claim) return std::move(claim).error().with_context(context);
-  auto session =
-      std::make_unique<WriterSession>(std::move(*claim), std::move(layout), std::move(options), std::move(*hello));
+  std::unique_ptr<WriterSession> session;
+  try {
+    session =
+        std::make_unique<WriterSession>(std::move(*claim), std::move(layout), std::move(options), std::move(*hello));
+  } catch (const std::system_error& e) {
+    return Error(Errc::no_space, context + ": the copy threads: " + e.code().message());
+  }
   if (auto opened = session->open(deadline); !opened) return std::move(opened).error().with_context(context);
   return std::unique_ptr<Writer>(std::move(session));
 }

@@ -2,9 +2,11 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -165,6 +167,78 @@ TEST_F(AgentProcess, AccessIsThree) {
   const auto json = wait_ready();
   EXPECT_TRUE(Client::connect(json["port"], wire::Role::control, "secret")) << log();
   EXPECT_FALSE(Client::connect(json["port"], wire::Role::control, "Secret"));
+}
+
+/// An agent that a limit of threads binds, as it does not bind root: the agent runs as nobody, out of a copy of the
+/// program, since nobody may not be allowed to enter the build's folder.
+class AgentWithoutThreads : public AgentProcess {
+ protected:
+  void SetUp() override {
+#ifdef __SANITIZE_THREAD__
+    GTEST_SKIP() << "ThreadSanitizer starts threads of its own";
+#endif
+    if (::geteuid() != 0) GTEST_SKIP() << "changing to another user needs root";
+    ::chmod(dir_.path().c_str(), 0777);
+    std::filesystem::copy_file(DELTASYNC_AGENT_BINARY, program());
+    ::chmod(program().c_str(), 0755);
+  }
+  std::string program() const {
+    return dir_.path() / "agent";
+  }
+  /// `threads`: of all processes of this user.
+  void spawn_as_nobody(rlim_t threads) {
+    const char* before = std::getenv("ASAN_OPTIONS");  // a leak check at the exit would need a thread
+    const std::string sanitizer = std::string(before != nullptr ? before : "") + ":detect_leaks=0";
+    std::vector<std::string> args = {
+        program(),      "--name", "proc", "--shm-dir", dir_.path(), "--socket", dir_.path() / socket_,
+        "--ready-file", ready()};
+    std::vector<char*> argv;
+    for (auto& arg : args) argv.push_back(arg.data());
+    argv.push_back(nullptr);
+    const std::string log_path = dir_.path() / "log";
+    ::unlink(log_path.c_str());
+    pid_ = ::fork();
+    if (pid_ != 0) return;
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NPROC, &limit) != 0) ::_exit(90);
+    limit.rlim_cur = std::min(threads, limit.rlim_max);
+    const int log_fd = ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    if (log_fd < 0 || ::dup2(log_fd, 2) < 0 || ::setenv("ASAN_OPTIONS", sanitizer.c_str(), 1) != 0 ||
+        ::setresuid(65534, 65534, 65534) != 0 || ::setrlimit(RLIMIT_NPROC, &limit) != 0) {
+      ::_exit(90);
+    }
+    ::execv(argv[0], argv.data());
+    ::_exit(91);
+  }
+};
+
+TEST_F(AgentWithoutThreads, WithoutTheOneThatGuardsItsExitItDoesNotStart) {
+  spawn_as_nobody(0);
+  EXPECT_EQ(wait_exit(), 5);
+  EXPECT_NE(log().find("guards the exit"), std::string::npos) << log();
+  EXPECT_FALSE(std::filesystem::exists(dir_.path() / socket_));
+}
+
+TEST_F(AgentWithoutThreads, WhicheverIsMissingAStartFailsAndAnExitNeedsNone) {
+  int failed = 0;
+  for (rlim_t threads = 1; threads < 100; ++threads) {
+    spawn_as_nobody(threads);
+    int status = 0;
+    ASSERT_TRUE(
+        eventually([&] { return std::filesystem::exists(ready()) || ::waitpid(pid_, &status, WNOHANG) == pid_; }));
+    if (std::filesystem::exists(ready())) break;
+    pid_ = -1;
+    ++failed;
+    ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 5) << "status " << status << "\n" << log();
+    EXPECT_NE(log().find("agent_failed"), std::string::npos) << log();
+    EXPECT_FALSE(std::filesystem::exists(dir_.path() / socket_));
+  }
+  EXPECT_GT(failed, 3);
+  ASSERT_EQ(wait_ready()["pid"], pid_) << log();
+  // It runs with as many as there may be: not one more can be started for its end.
+  ::kill(pid_, SIGTERM);
+  EXPECT_EQ(wait_exit(), 0) << log();
+  EXPECT_EQ(log().find("abandoned"), std::string::npos) << log();
 }
 
 TEST_F(AgentProcess, HelpTellsExitCodes) {

@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "tests/receiver/pull_fixture.hpp"
+#include "tests/support/without_threads.hpp"
 
 namespace deltasync::test {
 namespace {
@@ -74,6 +75,17 @@ TEST_F(PullTest, BrokenStreamsLeaveNoDescriptorOrThread) {
   receiver_.reset();
   EXPECT_EQ(count("/proc/self/fd"), descriptors);
   EXPECT_EQ(count("/proc/self/task"), threads);
+}
+
+TEST(ReceiverConnect, WithoutThreadsItFails) {
+  const int code = run_without_threads([] {
+    ReceiverOptions options;
+    options.endpoint = "127.0.0.1:9";
+    const auto receiver = Receiver::connect(options, Deadline::after(std::chrono::seconds(20)));
+    return receiver ? 1 : receiver.error().code() == Errc::no_space ? 0 : 2;
+  });
+  if (code == kThreadsNotLimited) GTEST_SKIP() << "this machine does not limit threads by RLIMIT_NPROC";
+  EXPECT_EQ(code, 0);
 }
 
 TEST_F(PullTest, BrokenDuringDelta) {

@@ -9,6 +9,7 @@
 
 #include "agent/trainer_socket.hpp"
 #include "tests/shm/support.hpp"
+#include "tests/support/without_threads.hpp"
 #include "tests/writer/harness.hpp"
 
 namespace deltasync::test {
@@ -427,6 +428,21 @@ TEST(WriterAttach, WhatWillNeverBeAnAgentIsNotWaitedFor) {
   WriterOptions options = writer_options(dir.path());
   options.agent_socket += "/below";
   EXPECT_EQ(Writer::attach(model.layout, Sidecar{}, options, deadline).error().code(), Errc::io);
+}
+
+TEST(WriterAttach, WithoutThreadsItFailsAndLeavesTheSlotFree) {
+  const TempDir dir;
+  const TestModel model = make_model(1);
+  const int code = run_without_threads([&] {
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      const auto writer = Writer::attach(model.layout, Sidecar{}, writer_options(dir.path()), soon());
+      if (writer || writer.error().code() != Errc::no_space) return 1;
+      if (writer.error().message().find("threads") == std::string::npos) return 2;
+    }
+    return 0;
+  });
+  if (code == kThreadsNotLimited) GTEST_SKIP() << "this machine does not limit threads by RLIMIT_NPROC";
+  EXPECT_EQ(code, 0);
 }
 
 TEST(WriterAttach, ImpossibleWriterNumbers) {
