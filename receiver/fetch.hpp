@@ -87,6 +87,7 @@ class FrameFetch final : public Fetch {
   std::span<const StreamTally> tallies() const { return tallies_; }
 
  private:
+  /// `protocol` names a tile that is outside of the item, or in a codec that no request can ask for.
   Status check_asked_for(const Item& item, const StagedFrame& frame) const;
 
   const Layout& layout_;
@@ -110,5 +111,7 @@ double thread_cpu_s();
 
 /// "tile 88 of model.layers.3.mlp.up_proj.weight"
 std::string tile_name(const Layout& layout, std::uint64_t tile);
+/// `protocol` names the tile and a codec that no request can ask for (rice_class).
+Status check_codec(const Layout& layout, const delta::TileRecord& record);
 
 }  // namespace deltasync::receiver

@@ -35,11 +35,11 @@ Json floor_json(const DiffSizes& d, const FloorBits& floor) {
   return json;
 }
 
-Json codec_json(const DiffSizes& d, std::uint64_t bytes, const std::array<delta::CodecStats, 4>& stats) {
-  static constexpr const char* kNames[] = {"none", "raw", "rice_absolute", "rice_ulp"};
+Json codec_json(const DiffSizes& d, std::uint64_t bytes, const std::array<delta::CodecStats, delta::kCodecEnd>& stats) {
   Json json = size_json(d, static_cast<double>(bytes) * 8);
   for (std::size_t i = 1; i < stats.size(); ++i) {
-    json["tiles"][kNames[i]] = {{"tiles", stats[i].tiles}, {"changed", stats[i].changed}, {"bytes", stats[i].bytes}};
+    json["tiles"][to_string(static_cast<delta::Codec>(i))] = {
+        {"tiles", stats[i].tiles}, {"changed", stats[i].changed}, {"bytes", stats[i].bytes}};
   }
   return json;
 }
@@ -59,6 +59,7 @@ Json to_json(const Options& options, const DiffSizes& d) {
   json["sizes"]["bitmap"] = size_json(d, static_cast<double>(d.bitmap_bits));
   json["sizes"]["raw_tiles"] = size_json(d, static_cast<double>(d.tile_bytes) * 8);
   json["sizes"]["delta_ulp"] = codec_json(d, d.ulp_bytes, d.ulp_stats);
+  json["sizes"]["delta_compact"] = codec_json(d, d.compact_bytes, d.compact_stats);
   json["sizes"]["delta_absolute"] = codec_json(d, d.absolute_bytes, d.absolute_stats);
   json["floors"]["model"] = floor_json(d, d.floor_model);
   json["floors"]["tile"] = floor_json(d, d.floor_tile);
@@ -129,6 +130,7 @@ Status print_text(const Options& options, const DiffSizes& d) {
   DS_TRY(print_size(d, "COO: u32 index + value", static_cast<double>(d.coo_bits)));
   DS_TRY(print_size(d, "delta, absolute values", static_cast<double>(d.absolute_bytes) * 8));
   DS_TRY(print_size(d, "delta, ulp differences", static_cast<double>(d.ulp_bytes) * 8));
+  DS_TRY(print_size(d, "delta, ulp differences by exponent class", static_cast<double>(d.compact_bytes) * 8));
   DS_TRY(print_size(d, "floor: one density for the model", d.floor_model.total()));
   DS_TRY(print_size(d, "floor: density by tile", d.floor_tile.total()));
   return print_size(d, "floor: density by tensor and old exponent", d.floor_exponent.total());

@@ -200,11 +200,11 @@ Status inspect_delta(const Options& options) {
   DS_ASSIGN(const auto bytes, read_file(options.what));
   DS_ASSIGN(const LayoutPtr layout, layout_for_delta(options));
   DS_ASSIGN(const delta::Delta delta, delta::from_container(bytes, *layout).with_context(options.what));
-  static constexpr const char* kCodecs[] = {"none", "raw", "rice_absolute", "rice_ulp"};
   Json codecs;
-  for (std::size_t i = 1; i < std::size(kCodecs); ++i) {
+  for (std::size_t i = 1; i < delta::kCodecEnd; ++i) {
     const auto& stats = delta.stats[i];
-    codecs[kCodecs[i]] = {{"tiles", stats.tiles}, {"changed", stats.changed}, {"bytes", stats.bytes}};
+    codecs[to_string(static_cast<delta::Codec>(i))] = {
+        {"tiles", stats.tiles}, {"changed", stats.changed}, {"bytes", stats.bytes}};
   }
   const double bits =
       delta.changed == 0 ? 0 : static_cast<double>(bytes.size()) * 8 / static_cast<double>(delta.changed);

@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "tools/delta_check.hpp"
+
 namespace deltasync::tools {
 namespace {
 
@@ -210,7 +212,7 @@ void finish_floors(const Totals& totals, DiffSizes& out) {
   out.floor_model.values = out.floor_tile.values = all.bits();
 }
 
-void add_stats(std::array<delta::CodecStats, 4>& to, const delta::Delta& from) {
+void add_stats(std::array<delta::CodecStats, delta::kCodecEnd>& to, const delta::Delta& from) {
   for (std::size_t i = 0; i < to.size(); ++i) {
     to[i].tiles += from.stats[i].tiles;
     to[i].changed += from.stats[i].changed;
@@ -249,6 +251,11 @@ Status encode_group(const Layout& whole, const TensorBytes& before, const Tensor
     const bool ulp = form == delta::ValueForm::ulp;
     (ulp ? out.ulp_bytes : out.absolute_bytes) += delta.frame_bytes;
     add_stats(ulp ? out.ulp_stats : out.absolute_stats, delta);
+    if (!ulp) continue;
+    DS_ASSIGN(const delta::Delta compact, delta::compact(*layout, delta, old_half, pool));
+    DS_TRY(check_delta(*layout, compact, old_half, new_half, base, pool));
+    out.compact_bytes += compact.frame_bytes;
+    add_stats(out.compact_stats, compact);
   }
   return {};
 }
@@ -283,14 +290,48 @@ std::vector<std::byte> half_of(const HfModel& model) {
 
 }  // namespace
 
-Result<std::vector<std::byte>> delta_container(const HfModel& before, const HfModel& after, ThreadPool& pool) {
+namespace {
+
+/// Two models as halves, and the delta between them.
+struct ModelDelta {
+  std::vector<std::byte> before;
+  std::vector<std::byte> after;
+  std::vector<std::uint64_t> digests;  ///< of `before`
+  delta::Delta delta;
+};
+
+Result<ModelDelta> model_delta(const HfModel& before, const HfModel& after, ThreadPool& pool) {
   const Layout& layout = *before.layout();
   DS_TRY(same_layout(layout, *after.layout()));
-  const auto old_half = half_of(before);
-  std::vector<std::uint64_t> digests(layout.tile_count());
-  delta::half_digests(layout, old_half, digests, pool);
-  const delta::EncodeRequest request{{1, 1}, {1, 2}, delta::root_digest(digests), delta::ValueForm::ulp};
-  return delta::to_container(delta::encode(layout, old_half, half_of(after), digests, request, pool));
+  ModelDelta out{half_of(before), half_of(after), std::vector<std::uint64_t>(layout.tile_count()), {}};
+  delta::half_digests(layout, out.before, out.digests, pool);
+  const delta::EncodeRequest request{{1, 1}, {1, 2}, delta::root_digest(out.digests), delta::ValueForm::ulp};
+  auto digests = out.digests;
+  out.delta = delta::encode(layout, out.before, out.after, digests, request, pool);
+  return out;
+}
+
+}  // namespace
+
+Result<std::vector<std::byte>> delta_container(const HfModel& before, const HfModel& after, ThreadPool& pool) {
+  DS_ASSIGN(const ModelDelta model, model_delta(before, after, pool));
+  return delta::to_container(model.delta);
+}
+
+Result<CompactSizes> compact_sizes(const Layout& layout, const delta::Delta& delta, ByteSpan before, ByteSpan after,
+                                   std::span<const std::uint64_t> digests, ThreadPool& pool) {
+  DS_ASSIGN(const delta::Delta compact, delta::compact(layout, delta, before, pool));
+  DS_TRY(check_delta(layout, compact, before, after, digests, pool));
+  CompactSizes out;
+  out.container_bytes = delta::to_container(delta).size();
+  out.compact_container_bytes = delta::to_container(compact).size();
+  add_stats(out.compact_stats, compact);
+  return out;
+}
+
+Result<CompactSizes> compact_sizes(const HfModel& before, const HfModel& after, ThreadPool& pool) {
+  DS_ASSIGN(const ModelDelta model, model_delta(before, after, pool));
+  return compact_sizes(*before.layout(), model.delta, model.before, model.after, model.digests, pool);
 }
 
 Result<DiffSizes> diff_sizes(const HfModel& before, const HfModel& after, ThreadPool& pool,

@@ -9,6 +9,7 @@
 //   tiles     every changed tile, raw.
 //   ulp, absolute   delta frames as the agent sends them (docs/delta_format.md), in either value form, each with
 //             its headers, tile records and hashes.
+//   compact   the ulp frames with their tiles in exponent classes where that is smaller, decoded and compared.
 //
 // Floors: positions + values.
 //   positions Σ over groups of n·H(c/n), H the binary entropy, n elements of which c changed: the cost of naming which
@@ -66,8 +67,10 @@ struct DiffSizes {
 
   std::uint64_t ulp_bytes = 0;
   std::uint64_t absolute_bytes = 0;
-  std::array<delta::CodecStats, 4> ulp_stats{};       ///< by delta::Codec
-  std::array<delta::CodecStats, 4> absolute_stats{};  ///< by delta::Codec
+  std::uint64_t compact_bytes = 0;
+  std::array<delta::CodecStats, delta::kCodecEnd> ulp_stats{};       ///< by delta::Codec
+  std::array<delta::CodecStats, delta::kCodecEnd> absolute_stats{};  ///< by delta::Codec
+  std::array<delta::CodecStats, delta::kCodecEnd> compact_stats{};   ///< by delta::Codec
 
   double density() const { return elements == 0 ? 0 : static_cast<double>(changed) / static_cast<double>(elements); }
   double bits_per_change(double bits) const { return changed == 0 ? 0 : bits / static_cast<double>(changed); }
@@ -76,8 +79,9 @@ struct DiffSizes {
 /// Called with the bytes done so far.
 using DiffProgress = std::function<void(std::uint64_t bytes_done)>;
 
-/// Compares two models of one layout; layout_mismatch names the first tensor that differs. Memory: two copies of a
-/// group of tensors of about `group_bytes_max` (or of the largest tensor).
+/// Compares two models of one layout; layout_mismatch names the first tensor that differs; `corrupt` if the compact
+/// form does not decode to the newer model. Memory: two copies of a group of tensors of about `group_bytes_max` (or of
+/// the largest tensor).
 Result<DiffSizes> diff_sizes(const HfModel& before, const HfModel& after, ThreadPool& pool,
                              const DiffProgress& progress = {}, std::uint64_t group_bytes_max = 512u << 20);
 
@@ -91,5 +95,18 @@ Result<DiffSizes> diff_sizes(const Layout& layout, const TensorBytes& before, co
 /// The whole delta between two models of one layout as a container (docs/delta_format.md), ulp form, as the agent
 /// encodes it; as if `before` were version 1:1 and `after` version 1:2.
 Result<std::vector<std::byte>> delta_container(const HfModel& before, const HfModel& after, ThreadPool& pool);
+
+/// A delta's container and that of its compact form.
+struct CompactSizes {
+  std::uint64_t container_bytes = 0;
+  std::uint64_t compact_container_bytes = 0;
+  std::array<delta::CodecStats, delta::kCodecEnd> compact_stats{};  ///< by delta::Codec
+};
+/// Compacts a delta from `before` to `after`, halves of the layout, and decodes the result: `corrupt` if it does not
+/// give the bytes of `after`. `digests` are those of `before`.
+Result<CompactSizes> compact_sizes(const Layout& layout, const delta::Delta& delta, ByteSpan before, ByteSpan after,
+                                   std::span<const std::uint64_t> digests, ThreadPool& pool);
+/// The same for the delta that delta_container makes.
+Result<CompactSizes> compact_sizes(const HfModel& before, const HfModel& after, ThreadPool& pool);
 
 }  // namespace deltasync::tools

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "delta/changed_words.hpp"
+#include "delta/class_codec.hpp"
 #include "delta/delta.hpp"
 #include "delta/geometry.hpp"
 #include "delta/mix.hpp"
@@ -36,6 +37,17 @@ Error bad_digest() {
   return {Errc::corrupt, "the state digest after it differs: a wrong base or damaged bytes"};
 }
 
+bool has_differences(Codec codec) noexcept {
+  return codec == Codec::rice_ulp || codec == Codec::rice_class;
+}
+
+/// A record other than raw over the old tile at `first`.
+Result<DecodedTile> decode_record(const TileShape& shape, const TileRecord& record, const std::byte* first,
+                                  std::size_t row_stride) {
+  if (record.codec == Codec::rice_class) return decode_class(shape, record, first, row_stride);
+  return decode_rice(shape, record);
+}
+
 /// Turns differences into new elements (in `tile.values`) and returns how the digest changes. Reads only.
 template <class U, bool kFloat>
 std::uint64_t resolve(const RowGeometry& geometry, const DecodedTile& tile, Codec codec, const std::byte* first) {
@@ -49,7 +61,7 @@ std::uint64_t resolve(const RowGeometry& geometry, const DecodedTile& tile, Code
     for (std::uint32_t i = w.first; i < w.end; ++i) {
       const unsigned shift = (tile.positions[i] - w.element) * static_cast<unsigned>(sizeof(U)) * 8;
       const U old = static_cast<U>(before >> shift);
-      if (codec == Codec::rice_ulp) values[i] = add_ulps<U, kFloat>(old, values[i]);
+      if (has_differences(codec)) values[i] = add_ulps<U, kFloat>(old, values[i]);
       after ^= static_cast<std::uint64_t>(static_cast<U>(old ^ values[i])) << shift;
     }
     sum.add(before, after, w.index);
@@ -79,7 +91,7 @@ Result<std::uint64_t> check_record(const TileShape& shape, const TileRecord& rec
     if (record.payload.size() != shape.raw_bytes()) return Error(Errc::corrupt, "payload: not the raw tile's size");
     digest = tile_digest(record.payload.data(), shape.row_bytes(), shape.rows, shape.row_bytes());
   } else {
-    DS_ASSIGN(decoded, decode_rice(shape, record));
+    DS_ASSIGN(decoded, decode_record(shape, record, first, row_stride));
     const RowGeometry geometry(shape, row_stride);
     digest = digest_before + with_element(shape, [&]<class U, bool kFloat>() {
                return resolve<U, kFloat>(geometry, decoded, record.codec, first);
@@ -90,8 +102,9 @@ Result<std::uint64_t> check_record(const TileShape& shape, const TileRecord& rec
 }
 
 /// Decodes a record that is known to be sound.
-DecodedTile decode_again(const Layout& layout, const TileShape& shape, const TileRecord& record) {
-  Result<DecodedTile> decoded = decode_rice(shape, record);
+DecodedTile decode_again(const Layout& layout, const TileShape& shape, const TileRecord& record, const std::byte* first,
+                         std::size_t row_stride) {
+  Result<DecodedTile> decoded = decode_record(shape, record, first, row_stride);
   if (!decoded.ok()) {
     std::fprintf(stderr, "deltasync: %s: a record that was not verified: %s\n", tile_name(layout, record.tile).c_str(),
                  decoded.error().message().c_str());
@@ -144,10 +157,10 @@ void commit_tile(const Layout& layout, const TileRecord& record, std::byte* firs
     write_rows(shape, record.payload, first, row_stride);
     return;
   }
-  const DecodedTile decoded = decode_again(layout, shape, record);
+  const DecodedTile decoded = decode_again(layout, shape, record, first, row_stride);
   const RowGeometry geometry(shape, row_stride);
   with_element(shape, [&]<class U, bool kFloat>() {
-    if (record.codec == Codec::rice_ulp) {
+    if (has_differences(record.codec)) {
       add_in_place<U, kFloat>(geometry, decoded, first, false);
     } else {
       write_elements<U>(geometry, decoded, first);
@@ -165,8 +178,12 @@ void save_undo(const Layout& layout, const TileRecord& record, const std::byte* 
     }
     return;
   }
-  const DecodedTile decoded = decode_again(layout, shape, record);
+  const DecodedTile decoded = decode_again(layout, shape, record, first, row_stride);
   const RowGeometry geometry(shape, row_stride);
+  if (record.codec == Codec::rice_class) {
+    const ByteSpan positions = std::as_bytes(std::span(decoded.positions, decoded.count));
+    out.insert(out.end(), positions.begin(), positions.end());
+  }
   const std::size_t begin = out.size();
   out.resize(begin + std::size_t{decoded.count} * shape.element_bytes);
   with_element(shape, [&]<class U, bool kFloat>() {
@@ -183,8 +200,18 @@ void undo_tile(const Layout& layout, const TileRecord& record, std::byte* first,
     write_rows(shape, undo, first, row_stride);
     return;
   }
-  const DecodedTile decoded = decode_again(layout, shape, record);
   const RowGeometry geometry(shape, row_stride);
+  // The positions of rice_class stand before the elements; the record itself can no longer be decoded.
+  std::vector<std::uint16_t> positions;
+  DecodedTile decoded;
+  if (record.codec == Codec::rice_class) {
+    positions.resize(record.changed);
+    std::memcpy(positions.data(), undo.data(), positions.size() * sizeof(std::uint16_t));
+    undo = undo.subspan(positions.size() * sizeof(std::uint16_t));
+    decoded = {positions.data(), nullptr, record.changed};
+  } else {
+    decoded = decode_again(layout, shape, record, first, row_stride);
+  }
   with_element(shape, [&]<class U, bool kFloat>() {
     if (record.codec == Codec::rice_ulp) {
       add_in_place<U, kFloat>(geometry, decoded, first, true);

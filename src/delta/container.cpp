@@ -80,12 +80,7 @@ Status read_frame(const Layout& layout, ByteSpan& rest, Delta& delta) {
   frame.tiles = header.tiles;
   frame.changed = static_cast<std::uint32_t>(header.changed);
   frame.bytes.assign(bytes.begin(), bytes.end());
-  for (const TileRecord& record : records) {
-    CodecStats& stats = delta.stats[static_cast<unsigned>(record.codec)];
-    ++stats.tiles;
-    stats.changed += record.changed;
-    stats.bytes += record.payload.size();
-  }
+  for (const TileRecord& record : records) add_to_stats(record, delta.stats);
   delta.changed += header.changed;
   delta.frame_bytes += frame.bytes.size();
   delta.frames.push_back(std::move(frame));

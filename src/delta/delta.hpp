@@ -25,7 +25,10 @@ inline constexpr std::uint64_t kBatchBytesTarget = 4u << 20;  ///< bytes of one 
 inline constexpr std::uint64_t kBatchTilesMax = 4096;
 std::vector<Batch> make_batches(const Layout& layout);
 
-enum class Codec : std::uint8_t { raw = 1, rice_absolute = 2, rice_ulp = 3 };
+enum class Codec : std::uint8_t { raw = 1, rice_absolute = 2, rice_ulp = 3, rice_class = 4 };
+inline constexpr std::size_t kCodecEnd = 5;  ///< one above the largest value: tables by codec have so many entries
+/// "raw", "rice_absolute" …, as the documents name them; "unknown" for what is none.
+const char* to_string(Codec codec) noexcept;
 
 enum class ValueForm : std::uint8_t {
   ulp,       ///< smallest; needs exactly the base
@@ -57,7 +60,7 @@ struct Delta {
   std::vector<Frame> frames;      ///< by tile, disjoint
   std::uint64_t changed = 0;      ///< elements
   std::uint64_t frame_bytes = 0;  ///< sum over frames
-  CodecStats stats[4];            ///< by Codec
+  CodecStats stats[kCodecEnd];    ///< by Codec
 };
 using DeltaPtr = std::shared_ptr<const Delta>;
 
@@ -100,6 +103,14 @@ Frame cut_frame(const Frame& frame, std::span<const Batch> wanted);
 Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
                 std::span<const std::uint64_t> digests);
 
+/// The frame with each tile of floats in rice_class where that is smaller, and as it was where not: never larger than
+/// `frame`. Whatever form the frame had, the result needs exactly its base: `before` is the half that the delta
+/// applies to (taken on trust; a wrong one makes tiles that no receiver accepts). encode() never makes this codec, and
+/// nothing on the wire may ask for it yet. About 2 MiB of scratch memory a calling thread. `corrupt` if the frame is.
+Result<Frame> compact_frame(const Layout& layout, const Frame& frame, ByteSpan before);
+/// compact_frame for each frame of a delta, on the pool.
+Result<Delta> compact(const Layout& layout, const Delta& delta, ByteSpan before, ThreadPool& pool);
+
 /// A whole delta as one byte stream (files, tests, the reference decoder), and back with full validation.
 std::vector<std::byte> to_container(const Delta& delta);
 Result<Delta> from_container(ByteSpan bytes, const Layout& layout);
@@ -110,10 +121,10 @@ Result<Delta> from_container(ByteSpan bytes, const Layout& layout);
 struct TileRecord {
   std::uint64_t tile = 0;
   Codec codec = Codec::raw;
-  std::uint8_t rice_k = 0;
+  std::uint8_t rice_k = 0;         ///< of the gaps; in rice_class of the gaps between exceptions
   std::uint32_t changed = 0;       ///< elements; all of them in a raw tile
   std::uint32_t quotient_sum = 0;  ///< zeros in the plane of gap quotients; 0 for raw
-  std::uint32_t gamma_bits = 0;    ///< bits of the plane of low magnitude bits; 0 unless rice_ulp
+  std::uint32_t gamma_bits = 0;    ///< bits of the plane of low magnitude bits; 0 unless rice_ulp or rice_class
   std::uint64_t digest_after = 0;
   ByteSpan payload;
 };
@@ -131,7 +142,8 @@ Result<std::uint64_t> apply_tile(const Layout& layout, const TileRecord& record,
                                  std::size_t row_stride, std::uint64_t digest_before);
 /// Writes the elements of a record that verify_tile has accepted on these very bytes (no digest work).
 void commit_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride);
-/// Bytes that undo needs beside the record: 0 for rice_ulp (it is inverted), the overwritten elements otherwise.
+/// Bytes that undo needs beside the record: 0 for rice_ulp (it is inverted), the overwritten elements otherwise, and
+/// for rice_class their positions too, which the record gives only together with what was overwritten.
 void save_undo(const Layout& layout, const TileRecord& record, const std::byte* first, std::size_t row_stride,
                std::vector<std::byte>& out);
 /// Reverts commit_tile / apply_tile. `undo` is what save_undo appended before it.

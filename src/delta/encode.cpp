@@ -130,7 +130,7 @@ Delta encode_with(const Kernels& kernels, const Layout& layout, ByteSpan before,
   }
   for (const auto& encoder : encoders) {
     if (encoder == nullptr) continue;
-    for (unsigned c = 0; c < 4; ++c) {
+    for (unsigned c = 0; c < kCodecEnd; ++c) {
       delta.stats[c].tiles += encoder->stats()[c].tiles;
       delta.stats[c].changed += encoder->stats()[c].changed;
       delta.stats[c].bytes += encoder->stats()[c].bytes;

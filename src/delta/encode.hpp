@@ -20,7 +20,7 @@ class BatchEncoder {
 
   /// The frame of one batch; empty if nothing changed. Updates the batch's digests and adds to stats().
   Frame encode(const Batch& batch, ByteSpan before, ByteSpan after, std::span<std::uint64_t> digests);
-  const CodecStats (&stats() const noexcept)[4] { return stats_; }
+  const CodecStats (&stats() const noexcept)[kCodecEnd] { return stats_; }
 
  private:
   /// Changed elements of one panel's tile while a strip is scanned.
@@ -40,7 +40,7 @@ class BatchEncoder {
   std::uint32_t panel_element_bytes_ = 0;
   RiceScratch scratch_;
   FrameBuilder builder_;
-  CodecStats stats_[4];
+  CodecStats stats_[kCodecEnd];
 };
 
 Delta encode_with(const Kernels& kernels, const Layout& layout, ByteSpan before, ByteSpan after,

@@ -23,11 +23,40 @@ std::uint64_t hash_header(const FrameHeader& header) {
 
 }  // namespace
 
+const char* to_string(Codec codec) noexcept {
+  switch (codec) {
+    case Codec::raw: return "raw";
+    case Codec::rice_absolute: return "rice_absolute";
+    case Codec::rice_ulp: return "rice_ulp";
+    case Codec::rice_class: return "rice_class";
+  }
+  return "unknown";
+}
+
 std::size_t payload_bytes(const TileShape& shape, const TileRecord& record) noexcept {
   if (record.codec == Codec::raw) return shape.raw_bytes();
   return plane_sizes(record.codec, record.changed, record.rice_k, record.quotient_sum, record.gamma_bits,
                      shape.element_bytes)
       .total();
+}
+
+std::size_t record_bytes(const TileRecord& record, std::size_t payload_size) noexcept {
+  const auto varint = [](std::uint64_t value) {
+    std::size_t bytes = 1;
+    while (value >>= 7) ++bytes;
+    return bytes;
+  };
+  std::size_t bytes = 1 + varint(record.changed) + varint(payload_size) + 8;
+  if (record.codec == Codec::rice_absolute || record.codec == Codec::rice_ulp) bytes += varint(record.quotient_sum);
+  if (record.codec == Codec::rice_ulp) bytes += varint(record.gamma_bits);
+  return bytes;
+}
+
+void add_to_stats(const TileRecord& record, CodecStats (&stats)[kCodecEnd]) noexcept {
+  CodecStats& of_codec = stats[static_cast<unsigned>(record.codec)];
+  ++of_codec.tiles;
+  of_codec.changed += record.changed;
+  of_codec.bytes += record.payload.size();
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------
@@ -42,7 +71,7 @@ void FrameBuilder::add(const TileRecord& record) {
   out.put<std::uint8_t>(static_cast<std::uint8_t>(static_cast<unsigned>(record.codec) | record.rice_k << 4));
   out.put_varint(record.changed);
   out.put_varint(payload_size);
-  if (record.codec != Codec::raw) out.put_varint(record.quotient_sum);
+  if (record.codec == Codec::rice_absolute || record.codec == Codec::rice_ulp) out.put_varint(record.quotient_sum);
   if (record.codec == Codec::rice_ulp) out.put_varint(record.gamma_bits);
   out.put<std::uint64_t>(record.digest_after);
   last_tile_ = record.tile;
@@ -148,6 +177,7 @@ Result<RecordFields> read_record_fields(ByteReader& table) {
         fields.quotient_sum = table.get_varint();
         fields.gamma_bits = table.get_varint();
         break;
+      case Codec::rice_class: break;
       default: return Error(Errc::unsupported, "frame: codec " + std::to_string(codec & 15));
     }
   }
@@ -196,6 +226,9 @@ class TableReader {
     if (fields.codec == Codec::raw && fields.changed != shape.elements()) {
       return bad_frame("a raw tile that does not count all of its elements");
     }
+    if (fields.codec == Codec::rice_class && !shape.is_float) {
+      return bad_frame("exponent classes in a tensor without exponents");
+    }
     if (fields.quotient_sum > (shape.elements() - fields.changed) >> fields.rice_k) {
       return bad_frame("the gap quotients lead outside of the tile");
     }
@@ -213,7 +246,9 @@ class TableReader {
 
   Status take_payload(const TileShape& shape, std::uint64_t size, TileRecord& record) {
     if (size > shape.raw_bytes()) return bad_frame("a payload is longer than the raw tile");
-    if (size != payload_bytes(shape, record)) return bad_frame("a payload size that does not follow from its record");
+    // What a rice_class payload has to be long follows from its own header, which its decoder reads.
+    if (record.codec != Codec::rice_class && size != payload_bytes(shape, record))
+      return bad_frame("a payload size that does not follow from its record");
     if (size > payloads_.size()) return bad_frame("truncated payload");
     record.payload = payloads_.first(static_cast<std::size_t>(size));
     payloads_ = payloads_.subspan(static_cast<std::size_t>(size));

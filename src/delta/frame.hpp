@@ -61,7 +61,12 @@ class FrameBuilder {
   std::uint64_t changed_ = 0;
 };
 
-/// Bytes of the payload that a record announces.
+/// Bytes of a record in the table without its tile gap; `payload_size` stands for record.payload.
+std::size_t record_bytes(const TileRecord& record, std::size_t payload_size) noexcept;
+/// Counts a tile in a table by codec; record.payload is there.
+void add_to_stats(const TileRecord& record, CodecStats (&stats)[kCodecEnd]) noexcept;
+
+/// Bytes of the payload that a record announces; of rice_class no one can tell before its header is read.
 std::size_t payload_bytes(const TileShape& shape, const TileRecord& record) noexcept;
 
 }  // namespace deltasync::delta

@@ -6,7 +6,19 @@ TileShape tile_shape(const Layout& layout, std::uint64_t tile) {
   const Tile t = layout.tile(tile);
   const Tensor& tensor = layout.tensors()[t.tensor];
   return {static_cast<std::uint32_t>(t.rect.rows), static_cast<std::uint32_t>(t.rect.cols), tensor.element_bytes,
-          dtype_is_float(tensor.spec.dtype)};
+          dtype_is_float(tensor.spec.dtype), mantissa_bits(tensor.spec.dtype)};
+}
+
+std::uint8_t mantissa_bits(Dtype dtype) noexcept {
+  switch (dtype) {
+    case Dtype::f64: return 52;
+    case Dtype::f32: return 23;
+    case Dtype::f16: return 10;
+    case Dtype::bf16: return 7;
+    case Dtype::f8_e4m3: return 3;
+    case Dtype::f8_e5m2: return 2;
+    default: return 0;
+  }
 }
 
 std::string tile_name(const Layout& layout, std::uint64_t tile) {

@@ -17,6 +17,7 @@ struct TileShape {
   std::uint32_t cols = 0;
   std::uint32_t element_bytes = 0;
   bool is_float = false;
+  std::uint8_t mantissa_bits = 0;  ///< of a float: the exponent stands above them, below the sign
 
   std::uint32_t elements() const noexcept { return rows * cols; }
   std::size_t row_bytes() const noexcept { return std::size_t{cols} * element_bytes; }
@@ -27,6 +28,8 @@ struct TileShape {
 };
 
 TileShape tile_shape(const Layout& layout, std::uint64_t tile);
+/// Of the float dtypes; 0 for all others.
+std::uint8_t mantissa_bits(Dtype dtype) noexcept;
 /// "tile 88 of model.layers.3.mlp.down_proj.weight"
 std::string tile_name(const Layout& layout, std::uint64_t tile);
 
@@ -153,7 +156,7 @@ struct Strip {
 
   TileShape shape(std::uint32_t panel) const noexcept {
     return {static_cast<std::uint32_t>(rows), static_cast<std::uint32_t>(panel_starts[panel + 1] - panel_starts[panel]),
-            tensor->element_bytes, dtype_is_float(tensor->spec.dtype)};
+            tensor->element_bytes, dtype_is_float(tensor->spec.dtype), mantissa_bits(tensor->spec.dtype)};
   }
   /// Bytes from the start of a half to the first element of a panel's tile.
   std::uint64_t offset(std::uint32_t panel) const noexcept {

@@ -4,7 +4,7 @@
 // tile before any position is used, and positions only grow.
 #include <memory>
 
-#include "delta/kernel_scalar.hpp"
+#include "delta/plane_bits.hpp"
 #include "delta/rice.hpp"
 
 namespace deltasync::delta {
@@ -29,24 +29,6 @@ Error bad_payload(const char* what) {
   return {Errc::corrupt, std::string("payload: ") + what};
 }
 
-/// Whether a unary plane of `bits` bits holds exactly `stops` stop bits, the last one at its end, and zero padding.
-bool unary_plane_ok(const std::byte* plane, std::uint64_t bits, std::uint32_t stops) {
-  const std::size_t size = (bits + 7) / 8;
-  std::uint64_t ones = 0;
-  std::size_t at = 0;
-  for (; at + 8 <= size; at += 8)
-    ones += static_cast<unsigned>(__builtin_popcountll(load_raw<std::uint64_t>(plane + at)));
-  if (at < size) ones += static_cast<unsigned>(__builtin_popcountll(load_word(plane + at, size - at)));
-  const auto last = static_cast<unsigned>(plane[size - 1]);
-  // The byte that holds the last bit has nothing above it.
-  return ones == stops && last >> ((bits - 1) % 8) == 1;
-}
-
-/// Whether the bits behind the last valid one of a plane are zero.
-bool padding_ok(const std::byte* plane, std::uint64_t bits) {
-  return bits % 8 == 0 || static_cast<unsigned>(plane[bits / 8]) >> (bits % 8) == 0;
-}
-
 /// Turns the quotient plane and the low bits into positions. Returns the last one.
 std::uint64_t decode_positions(const std::byte* quotients, std::size_t size, unsigned k, const std::uint16_t* lows,
                                std::uint16_t* positions) {
@@ -65,14 +47,6 @@ std::uint64_t decode_positions(const std::byte* quotients, std::size_t size, uns
     }
   }
   return position;
-}
-
-/// Up to 63 bits from bit `at` of a plane with kSlack readable bytes behind it.
-std::uint64_t read_bits(const std::byte* plane, std::uint64_t at, unsigned bits) {
-  const unsigned shift = at & 7;
-  std::uint64_t value = load_raw<std::uint64_t>(plane + at / 8) >> shift;
-  if (shift + bits > 64) value |= static_cast<std::uint64_t>(plane[at / 8 + 8]) << (64 - shift);
-  return value & ((std::uint64_t{1} << bits) - 1);
 }
 
 /// ±1 for every element, by its sign bit.

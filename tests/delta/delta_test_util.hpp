@@ -72,4 +72,42 @@ inline std::size_t stride_of(const Layout& layout, std::uint64_t tile) {
   return static_cast<std::size_t>(layout.tensors()[layout.tensor_of_tile(tile)].row_bytes());
 }
 
+/// Decodes `delta` over a copy of `before` by every path and expects `after` each time.
+inline void expect_round_trip(const Layout& layout, const std::vector<std::byte>& before,
+                              const std::vector<std::byte>& after, const Delta& delta) {
+  std::vector<std::byte> applied = before;
+  std::vector<std::byte> committed = before;
+  std::vector<std::byte> restored = after;
+  std::vector<std::uint64_t> digests = digests_of(layout, before);
+  for (const Frame& frame : delta.frames) {
+    const auto parsed = parse_frame(layout, frame.bytes);
+    ASSERT_TRUE(parsed.ok()) << parsed.error().to_string();
+    ASSERT_EQ(frame.tiles, parsed->size());
+    ASSERT_EQ(frame.first_tile, parsed->front().tile);
+    ASSERT_EQ(frame.last_tile, parsed->back().tile);
+    for (const TileRecord& record : *parsed) {
+      const std::size_t stride = stride_of(layout, record.tile);
+      std::byte* const first = tile_in(layout, committed, record.tile);
+      const std::vector<std::byte> untouched = committed;
+      const auto verified = verify_tile(layout, record, first, stride, digests[record.tile]);
+      ASSERT_TRUE(verified.ok()) << verified.error().to_string();
+      ASSERT_EQ(untouched, committed) << "verify_tile wrote";
+      std::vector<std::byte> undo;
+      save_undo(layout, record, first, stride, undo);
+      ASSERT_EQ(undo.empty(), record.codec == Codec::rice_ulp);
+      commit_tile(layout, record, first, stride);
+      undo_tile(layout, record, tile_in(layout, restored, record.tile), stride, undo);
+      const auto digest =
+          apply_tile(layout, record, tile_in(layout, applied, record.tile), stride, digests[record.tile]);
+      ASSERT_TRUE(digest.ok()) << digest.error().to_string();
+      ASSERT_EQ(*digest, *verified);
+      digests[record.tile] = *digest;
+    }
+  }
+  EXPECT_EQ(applied, after);
+  EXPECT_EQ(committed, after);
+  EXPECT_EQ(restored, before);
+  EXPECT_EQ(root_digest(digests), delta.to_root);
+}
+
 }  // namespace deltasync::delta::test

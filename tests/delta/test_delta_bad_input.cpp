@@ -48,7 +48,7 @@ struct ForgedRecord {
     w.put<std::uint8_t>(static_cast<std::uint8_t>(codec | k << 4));
     w.put_varint(changed);
     w.put_varint(payload_bytes);
-    if (codec != 1) w.put_varint(quotient_sum);
+    if (codec == 2 || codec == 3) w.put_varint(quotient_sum);
     if (codec == 3) w.put_varint(gamma_bits);
     w.put<std::uint64_t>(digest);
   }
@@ -185,7 +185,7 @@ TEST_F(BadFrame, Records) {
     f.header.tiles = f.header.changed = 2;
     expect_refused(f, Errc::corrupt, "outside of the layout");
   }
-  for (const unsigned codec : {0U, 4U, 15U}) {
+  for (const unsigned codec : {0U, 5U, 15U}) {
     r = good_record();
     r.codec = codec;
     expect_refused(r, "codec " + std::to_string(codec), Errc::unsupported);
@@ -251,6 +251,22 @@ TEST_F(BadFrame, RawRecords) {
   r = raw;
   r.payload_bytes = 126;
   expect_refused(r, "does not follow", Errc::corrupt, std::vector<unsigned>(126, 7));
+}
+
+TEST_F(BadFrame, ClassRecords) {
+  ForgedRecord r;
+  r.codec = 4;
+  r.k = 0;
+  r.payload_bytes = 129;
+  expect_refused(r, "longer than the raw tile", Errc::corrupt, std::vector<unsigned>(129, 0));
+  r.payload_bytes = 5;
+  expect_refused(r, "truncated payload");
+  // Tile 2 is of bytes.
+  r.payload_bytes = 4;
+  ForgedFrame frame = frame_of(r, kGoodPayload);
+  EXPECT_TRUE(parse_frame(*layout_, ForgedFrame(frame).bytes()).ok());
+  frame.header.first_tile = 2;
+  expect_refused(frame, Errc::corrupt, "exponent classes in a tensor without exponents");
 }
 
 // A Rice payload may be within its record's bounds and still longer than the raw tile.

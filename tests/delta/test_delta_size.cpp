@@ -43,6 +43,19 @@ TEST(DeltaSize, BitsPerChangeCountEveryByteOfTheContainer) {
   }
 }
 
+TEST(DeltaSize, ExponentClassesAreWorthThreeBitsAChange) {
+  const struct { double density, bits_max; } cases[] = {{0.002, 10.6}, {0.01, 7.7}, {0.045, 6.3}};
+  for (const auto& c : cases) {
+    const Step step = take_step(c.density);
+    const Delta delta = encode_between(*step.layout, step.before, step.after);
+    ThreadPool pool(1, "test");
+    const Delta compacted = compact(*step.layout, delta, step.before, pool).value();
+    EXPECT_EQ(compacted.changed, delta.changed);
+    const double bits = static_cast<double>(to_container(compacted).size()) * 8 / static_cast<double>(delta.changed);
+    EXPECT_LE(bits, c.bits_max) << "density " << c.density;
+  }
+}
+
 // The estimate by which an encoder chooses must be the truth: the chosen codec is the smallest of those possible.
 TEST(DeltaSize, AbsoluteIsLargerAndRawWinsWhereAllIsNew) {
   const Step step = take_step(0.01);

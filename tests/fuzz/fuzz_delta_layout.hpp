@@ -1,6 +1,7 @@
 // What the frame and container targets share: a fixed layout of every element width, and the full decode of a frame.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <vector>
 
@@ -21,26 +22,54 @@ inline const Layout& layout() {
   return *layout;
 }
 
-/// Decodes every record over zeros; what verifies must apply to the same digest, and undo must bring the zeros back.
+/// A base of many exponents, for the codecs that depend on them: in each 16 bits an arbitrary low byte below 0x3C to
+/// 0x3F.
+inline const std::vector<std::byte>& patterned_half() {
+  static const std::vector<std::byte> half = [] {
+    std::vector<std::byte> bytes(layout().half_bytes());
+    std::uint32_t state = 1;
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      state = state * 1664525 + 1013904223;
+      bytes[i] = static_cast<std::byte>(i % 2 == 0 ? state >> 24 : 0x3C + (state >> 30));
+    }
+    return bytes;
+  }();
+  return half;
+}
+
+/// Decodes a record over a tile; what verifies must apply to the same digest, and undo must bring the base back.
+inline void decode_record(const delta::TileRecord& record, const std::vector<std::byte>& base, std::size_t row_bytes,
+                          std::uint64_t rows) {
+  std::vector<std::byte> memory = base;
+  const std::uint64_t before = delta::tile_digest(memory.data(), row_bytes, rows, row_bytes);
+  const auto verified = delta::verify_tile(layout(), record, memory.data(), row_bytes, before);
+  if (memory != base) std::abort();
+  if (!verified) return;
+  std::vector<std::byte> undo;
+  delta::save_undo(layout(), record, memory.data(), row_bytes, undo);
+  const auto applied = delta::apply_tile(layout(), record, memory.data(), row_bytes, before);
+  if (!applied || *applied != *verified) std::abort();
+  if (delta::tile_digest(memory.data(), row_bytes, rows, row_bytes) != *applied) std::abort();
+  delta::undo_tile(layout(), record, memory.data(), row_bytes, undo);
+  if (memory != base) std::abort();
+}
+
+/// Every record over zeros and over the patterned half.
 inline void decode_frame(ByteSpan bytes) {
   const auto records = delta::parse_frame(layout(), bytes);
   if (!records) return;
   for (const auto& record : *records) {
     const Tile tile = layout().tile(record.tile);
-    const std::size_t row_bytes = tile.rect.cols * layout().tensors()[tile.tensor].element_bytes;
-    std::vector<std::byte> memory(row_bytes * tile.rect.rows);
-    const auto zeros = memory;
-    const std::uint64_t before = delta::tile_digest(memory.data(), row_bytes, tile.rect.rows, row_bytes);
-    const auto verified = delta::verify_tile(layout(), record, memory.data(), row_bytes, before);
-    if (memory != zeros) std::abort();
-    if (!verified) continue;
-    std::vector<std::byte> undo;
-    delta::save_undo(layout(), record, memory.data(), row_bytes, undo);
-    const auto applied = delta::apply_tile(layout(), record, memory.data(), row_bytes, before);
-    if (!applied || *applied != *verified) std::abort();
-    if (delta::tile_digest(memory.data(), row_bytes, tile.rect.rows, row_bytes) != *applied) std::abort();
-    delta::undo_tile(layout(), record, memory.data(), row_bytes, undo);
-    if (memory != zeros) std::abort();
+    const Tensor& tensor = layout().tensors()[tile.tensor];
+    const auto row_bytes = static_cast<std::size_t>(tile.rect.cols * tensor.element_bytes);
+    std::vector<std::byte> base(row_bytes * tile.rect.rows);
+    decode_record(record, base, row_bytes, tile.rect.rows);
+    const std::byte* row = patterned_half().data() + tensor.offset + tile.rect.row * tensor.row_bytes() +
+                           tile.rect.col * tensor.element_bytes;
+    for (std::uint64_t r = 0; r < tile.rect.rows; ++r, row += tensor.row_bytes()) {
+      std::copy(row, row + row_bytes, base.begin() + static_cast<std::ptrdiff_t>(r * row_bytes));
+    }
+    decode_record(record, base, row_bytes, tile.rect.rows);
   }
 }
 

@@ -165,6 +165,66 @@ void deltas(const Corpus& corpus) {
   corpus.spoil("frame", "body-of-zeros", good, [](Bytes& b) { std::memset(b.data() + 64, 0, b.size() - 64); });
 }
 
+/// A delta in exponent classes over the patterned half, in which `changes` of 1,000 elements of the smallest
+/// exponents, and an eighth of that of the others, move by some ulp. Without
+/// `bytes`, the large tensor of bytes stays out of it, since the regression runs all neighbours of an input.
+delta::Delta make_class_delta(unsigned changes, unsigned ulps_max, bool bytes, std::uint64_t seed) {
+  const Layout& layout = fuzz::layout();
+  std::mt19937_64 random(seed);
+  const Bytes& before = fuzz::patterned_half();
+  Bytes after = before;
+  for (const auto& tensor : layout.tensors()) {
+    for (std::uint64_t i = 0; i < tensor.bytes; i += tensor.element_bytes) {
+      const bool small = after[tensor.offset + i + tensor.element_bytes - 1] == std::byte{0x3C};
+      if ((tensor.element_bytes == 1 && !bytes) || random() % 8000 >= changes * (small ? 8 : 1)) continue;
+      std::uint64_t element = 0;
+      std::memcpy(&element, &after[tensor.offset + i], tensor.element_bytes);
+      const std::uint64_t ulps = 1 + (random() % 8 == 0 ? random() % ulps_max : 0);
+      element = random() % 2 == 0 ? element + ulps : element - ulps;
+      std::memcpy(&after[tensor.offset + i], &element, tensor.element_bytes);
+    }
+  }
+  ThreadPool pool(1, "corpus");
+  std::vector<std::uint64_t> digests(layout.tile_count());
+  delta::half_digests(layout, before, digests, pool);
+  const delta::EncodeRequest request{{1, 1}, {1, 2}, delta::root_digest(digests), delta::ValueForm::ulp};
+  return delta::compact(layout, delta::encode(layout, before, after, digests, request, pool), before, pool).value();
+}
+
+void class_deltas(const Corpus& corpus) {
+  const struct {
+    const char* name;
+    unsigned changes;
+    unsigned ulps_max;
+    bool bytes;
+  } kinds[] = {{"class-bytes", 3, 3, true},
+               {"class-sparse", 100, 3, false},
+               {"class-dense", 400, 100, false},
+               {"class-full", 1000, 2, false}};
+  for (const auto& kind : kinds) {
+    const auto delta = make_class_delta(kind.changes, kind.ulps_max, kind.bytes, kind.changes + 1);
+    corpus.add("container", kind.name, to_container(delta));
+    for (std::size_t i = 0; i < delta.frames.size(); ++i) {
+      corpus.add("frame", std::string(kind.name) + "-" + std::to_string(i), delta.frames[i].bytes);
+    }
+  }
+  const Bytes good = make_class_delta(300, 9, false, 5).frames.at(0).bytes;
+  const std::size_t payload = 64 + load<delta::FrameHeader>(good.data()).table_bytes;
+  const auto spoil = [&](const std::string& name, const std::function<void(Bytes&)>& change) {
+    corpus.spoil("frame", "class-" + name, good, change);
+  };
+  spoil("no-classes", [&](Bytes& b) { b[payload] &= std::byte{0xF0}; });
+  spoil("too-many-classes", [&](Bytes& b) { b[payload] |= std::byte{0x0F}; });
+  spoil("reserved-bits", [&](Bytes& b) { b[payload] |= std::byte{0xC0}; });
+  spoil("top-outside", [&](Bytes& b) { b[payload + 1] = std::byte{0xFF}; });
+  spoil("top-zero", [&](Bytes& b) { b[payload + 1] = std::byte{0}; });
+  spoil("parameters-large", [&](Bytes& b) { b[payload + 2] = std::byte{0xFF}; });
+  spoil("counts-lie", [&](Bytes& b) { std::memset(&b[payload + 3], 0x7F, 4); });
+  spoil("bits-of-ones", [&](Bytes& b) { std::memset(&b[payload + 12], 0xFF, 60); });
+  spoil("bits-of-zeros", [&](Bytes& b) { std::memset(&b[payload + 12], 0, 60); });
+  spoil("bits-behind-the-end", [&](Bytes& b) { b.back() |= std::byte{0x80}; });
+}
+
 void sidecars(const Corpus& corpus) {
   const LayoutPtr layout = Layout::build({{"a", Dtype::bf16, {4, 8}, {}, {}}, {"b", Dtype::f32, {3}, {}, {}}}).value();
   Sidecar sidecar = make_sidecar(*layout);
@@ -306,6 +366,7 @@ int main(int argc, char** argv) {
   layouts(corpus);
   messages(corpus);
   deltas(corpus);
+  class_deltas(corpus);
   sidecars(corpus);
   headers(corpus);
   packed_layouts(corpus);

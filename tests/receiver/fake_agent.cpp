@@ -514,6 +514,10 @@ Status FakeAgent::answer_frames(Peer& peer, const net::Message& message, Fault f
   for (const delta::Frame& frame : plan->steps[get.step]->frames) {
     delta::Frame cut = delta::cut_frame(frame, wanted);
     if (cut.bytes.empty()) continue;
+    if (fault == Fault::exponent_classes) {
+      const std::vector<std::byte> base = half_of(plan->steps[get.step]->from);
+      DS_ASSIGN(cut, delta::compact_frame(*layout_, cut, base));
+    }
     if (fault == Fault::flip_at_source) {
       cut.bytes[cut.bytes.size() - 1] ^= std::byte{1};  // inside the frame; the message's own hash fits it
       fault = Fault::none;

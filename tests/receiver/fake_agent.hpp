@@ -25,18 +25,19 @@ namespace deltasync::test {
 
 enum class Fault : std::uint8_t {
   none,
-  drop,             ///< close the connection instead of an answer
-  drop_midway,      ///< close it in the middle of the first payload
-  flip_in_transit,  ///< one bit of the payload changes on its way (hashes do not fit)
-  flip_at_source,   ///< one bit of a tile's bytes is wrong, hashes fit it
-  lie_long,         ///< an extent header claims more bytes than were asked for
-  lie_many,         ///< a header with a good hash announces the largest frame there may be, and nothing follows
-  lie_huge,         ///< a header with a good hash claims 2^60 bytes
-  bad_header,       ///< the header's hash is wrong
-  garbage,          ///< random bytes instead of a message
-  stall,            ///< no answer, connection open
-  wrong_tiles,      ///< frames of tiles that were not asked for
-  refuse,           ///< an error message
+  drop,              ///< close the connection instead of an answer
+  drop_midway,       ///< close it in the middle of the first payload
+  flip_in_transit,   ///< one bit of the payload changes on its way (hashes do not fit)
+  flip_at_source,    ///< one bit of a tile's bytes is wrong, hashes fit it
+  lie_long,          ///< an extent header claims more bytes than were asked for
+  lie_many,          ///< a header with a good hash announces the largest frame there may be, and nothing follows
+  lie_huge,          ///< a header with a good hash claims 2^60 bytes
+  bad_header,        ///< the header's hash is wrong
+  garbage,           ///< random bytes instead of a message
+  stall,             ///< no answer, connection open
+  exponent_classes,  ///< sound frames in a codec that nobody asked for
+  wrong_tiles,       ///< frames of tiles that were not asked for
+  refuse,            ///< an error message
 };
 
 /// A request on any connection, as the fault hook sees it.

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <iterator>
 
+#include "receiver/fetch.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 #include "tests/support/without_threads.hpp"
 
@@ -210,6 +211,33 @@ TEST_F(PullTest, FramesOfTilesThatNobodyAskedFor) {
   step();
   agent_->on_request(fault_on(Type::get_frames, Fault::wrong_tiles, 0, kAlways));
   EXPECT_EQ(pull_and_commit().mode, PullMode::full);
+}
+
+// They would decode to the right bytes: that nobody asked for them is all that is wrong.
+TEST_F(PullTest, FramesInACodecThatNobodyAskedFor) {
+  start();
+  pull_and_commit();
+  step();
+  agent_->on_request(fault_on(Type::get_frames, Fault::exponent_classes, 0, kAlways));
+  EXPECT_EQ(pull_and_commit().mode, PullMode::full);
+  agent_->on_request(nullptr);
+  step();
+  EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
+}
+
+TEST_F(PullTest, ARefusedCodecIsNamed) {
+  delta::TileRecord record;
+  record.tile = 1;
+  for (const delta::Codec codec : {delta::Codec::raw, delta::Codec::rice_absolute, delta::Codec::rice_ulp}) {
+    record.codec = codec;
+    EXPECT_TRUE(receiver::check_codec(*model_.layout, record)) << to_string(codec);
+  }
+  record.codec = delta::Codec::rice_class;
+  const Status refused = receiver::check_codec(*model_.layout, record);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Errc::protocol);
+  EXPECT_NE(refused.error().message().find("tile 1 of "), std::string::npos) << refused.error().message();
+  EXPECT_NE(refused.error().message().find("rice_class"), std::string::npos) << refused.error().message();
 }
 
 TEST_F(PullTest, WrongBaseIsFoundAndReplaced) {

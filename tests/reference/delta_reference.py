@@ -103,6 +103,7 @@ class Reader:
 
 DTYPE_BYTES = {1: 8, 2: 4, 3: 2, 4: 2, 5: 1, 6: 1, 7: 8, 8: 4, 9: 2, 10: 1, 11: 1, 12: 1, 13: 2, 14: 4, 15: 8}
 FLOATS = {1, 2, 3, 4, 5, 6}
+MANTISSA_BITS = {1: 52, 2: 23, 3: 10, 4: 7, 5: 3, 6: 2}
 TILE_ELEMENTS = 65536
 
 
@@ -118,6 +119,7 @@ def segments(length, cuts):
 class Tensor:
     def __init__(self, name, dtype, shape, row_cuts, col_cuts):
         self.name, self.width, self.is_float = name, DTYPE_BYTES[dtype], dtype in FLOATS
+        self.mantissa_bits = MANTISSA_BITS.get(dtype)
         self.rows, self.cols = 1, 1
         if shape:
             self.cols = shape[-1]
@@ -268,6 +270,91 @@ def decode_rice(tile, old, record):
     return elements.view(np.uint8).reshape(old.shape)
 
 
+class BitString:
+    """Bits that are read one part after the other."""
+
+    def __init__(self, payload):
+        self.bits = np.unpackbits(np.frombuffer(payload, np.uint8), bitorder="little")
+        self.at = 0
+
+    def take(self, count):
+        need(count <= len(self.bits) - self.at, "a part behind the payload's end")
+        self.at += count
+        return self.bits[self.at - count : self.at]
+
+    def number(self, count):
+        return number(self.take(count))
+
+    def unary(self):
+        zeros = 0
+        while not self.take(1)[0]:
+            zeros += 1
+        return zeros
+
+    def finish(self):
+        need(len(self.bits) - self.at < 8 and not self.bits[self.at :].any(), "bits behind the payload's end")
+
+
+def read_class_header(payload, n, tensor):
+    """(C, s, t, the k(c), the n(c), exceptions), and the bytes behind them."""
+    r = Reader(payload)
+    (first,) = r.unpack("B")
+    classes, shift = first & 15, first >> 4
+    need(classes >= 1 and shift < 4, "number of classes")
+    top = r.varint()
+    need(top < 1 << (tensor.width * 8 - 1 - tensor.mantissa_bits), "an exponent that the dtype does not have")
+    nibbles = [half for byte in r.take(ceil(classes, 2)) for half in (byte & 15, byte >> 4)]
+    need(not any(nibbles[classes:]), "a parameter of no class")
+    counts = [r.varint() for _ in range(classes - 1)]
+    need(sum(counts) <= n, "numbers of changed elements of the classes")
+    exceptions = r.varint()
+    need(exceptions <= n, "number of exceptions")
+    return (classes, shift, top, nibbles[:classes], [n - sum(counts)] + counts, exceptions), payload[r.at :]
+
+
+def class_differences(record, tensor):
+    """The header, the gaps by class, and the differences in the order of the classes."""
+    n, k, w = record["n"], record["k"], tensor.width * 8
+    header, rest = read_class_header(record["payload"], n, tensor)
+    parameters, counts, exceptions = header[3:]
+    need(exceptions > 0 or k == 0, "a Rice parameter without exceptions")
+    bits = BitString(rest)
+    low = [[bits.number(k_c) for _ in range(count)] for k_c, count in zip(parameters, counts)]
+    differences = [-1 if negative else 1 for negative in bits.take(n)]
+    low_exceptions = [bits.number(k) for _ in range(exceptions)]
+    gaps = [[bits.unary() << k_c | x for x in of_class] for k_c, of_class in zip(parameters, low)]
+    numbers = np.cumsum([1 + (bits.unary() << k | x) for x in low_exceptions], dtype=object) - 1
+    need(exceptions == 0 or numbers[-1] < n, "an exception behind the changed elements")
+    lengths = [bits.unary() for _ in range(exceptions)]
+    for i, length in zip(numbers, lengths):
+        need(length <= w - 2, "a magnitude of too many bits")
+        m = (1 << length | bits.number(length)) + 1
+        need(m < 1 << (w - 1) or differences[i] < 0, "a magnitude above half of the range")
+        differences[i] *= m
+    bits.finish()
+    return header, gaps, differences
+
+
+def decode_classes(tile, old, record):
+    tensor, w = tile.tensor, tile.width * 8
+    (classes, shift, top, _, _, _), gaps, differences = class_differences(record, tensor)
+    elements = old.reshape(-1).view("<u%d" % tile.width).copy()
+    exponents = ((elements & elements.dtype.type((1 << (w - 1)) - 1)) >> tensor.mantissa_bits).astype(np.int64)
+    class_of = np.maximum(0, classes - 1 - ((top - exponents) >> shift))
+    at = 0
+    for c in range(classes):
+        members = np.flatnonzero((class_of == c) & (exponents <= top))
+        rank = -1
+        for gap in gaps[c]:
+            rank += 1 + gap
+            need(gap < TILE_ELEMENTS and rank < len(members), "a position behind the last element of its class")
+            position = members[rank]
+            x = int(elements[position])
+            elements[position] = ulp(ulp(x, w, True) + differences[at], w, True)
+            at += 1
+    return elements.view(np.uint8).reshape(old.shape)
+
+
 def ulp(x, w, is_float):
     x %= 1 << w
     return x ^ ((1 << (w - 1)) - 1) if is_float and x >> (w - 1) else x
@@ -290,8 +377,9 @@ def read_records(tiles, first_tile, count, table, payloads):
         r = {"tile": index, "codec": byte & 15, "k": byte >> 4}
         r["n"] = table.varint()
         size = table.varint()
-        need(r["codec"] in (1, 2, 3), "an unknown codec")
-        r["Q"] = table.varint() if r["codec"] != 1 else 0
+        need(r["codec"] in (1, 2, 3, 4), "an unknown codec")
+        need(r["codec"] != 4 or tile.tensor.is_float, "exponent classes in a tensor without exponents")
+        r["Q"] = table.varint() if r["codec"] in (2, 3) else 0
         r["E"] = table.varint() if r["codec"] == 3 else 0
         (r["digest"],) = table.unpack("Q")
         n, k, q, e = r["n"], r["k"], r["Q"], r["E"]
@@ -301,7 +389,7 @@ def read_records(tiles, first_tile, count, table, payloads):
         need(e <= n * (w - 1), "magnitude bits")
         rice = ceil(n * k, 8) + ceil(n + q, 8)
         expected = {1: raw_bytes, 2: rice + n * tile.width, 3: rice + ceil(n, 8) + ceil(n + e, 8) + ceil(e, 8)}
-        need(size == expected[r["codec"]] and size <= raw_bytes, "payload size")
+        need(size == expected.get(r["codec"], size) and size <= raw_bytes, "payload size")
         r["payload"] = payloads.take(size)
         yield r
     need(table.done() and payloads.done(), "bytes behind the last record")
@@ -349,6 +437,8 @@ def apply_container(data, layout_bytes, half):
             old = tile.read(half)
             if record["codec"] == 1:
                 new = np.frombuffer(record["payload"], np.uint8).reshape(old.shape)
+            elif record["codec"] == 4:
+                new = decode_classes(tile, old, record)
             else:
                 new = decode_rice(tile, old, record)
             digests[record["tile"]] = tile_digest(new)
@@ -408,11 +498,13 @@ def check(tool, directory):
         while at < len(delta):
             records, _, size = read_frame(delta[at:], tiles)
             codecs |= {r["codec"] for r in records}
+            if name.startswith("classes") and name.endswith("-compact") and {r["codec"] for r in records} != {4}:
+                raise SystemExit("FAILED: %s: not in exponent classes" % name)
             at += size
         print("%-24s %8d bytes of delta" % (name, len(delta)))
-        if name.startswith("patterns"):
+        if name.startswith(("patterns", "classes")):
             expect_refusals(delta, layout, before, 30)
-    if codecs != {1, 2, 3}:
+    if codecs != {1, 2, 3, 4}:
         raise SystemExit("FAILED: the cases use only the codecs %s" % sorted(codecs))
     print("%d cases decoded" % len(cases))
 

@@ -20,6 +20,16 @@ void write(const std::filesystem::path& path, ByteSpan bytes) {
   }
 }
 
+void write_delta(const std::filesystem::path& dir, const Layout& layout, ByteSpan before, ByteSpan after,
+                 const delta::Delta& delta) {
+  std::filesystem::create_directories(dir);
+  write(dir / "layout", layout.encode());
+  write(dir / "before", before);
+  write(dir / "after", after);
+  write(dir / "delta", delta::to_container(delta));
+}
+
+/// And DIR-compact, the same delta in exponent classes.
 void write_case(const std::filesystem::path& dir, const Layout& layout, ByteSpan before, ByteSpan after,
                 delta::ValueForm form) {
   ThreadPool pool(2, "cases");
@@ -31,11 +41,8 @@ void write_case(const std::filesystem::path& dir, const Layout& layout, ByteSpan
   request.from_root = delta::root_digest(digests);
   request.form = form;
   const delta::Delta delta = delta::encode(layout, before, after, digests, request, pool);
-  std::filesystem::create_directories(dir);
-  write(dir / "layout", layout.encode());
-  write(dir / "before", before);
-  write(dir / "after", after);
-  write(dir / "delta", delta::to_container(delta));
+  write_delta(dir, layout, before, after, delta);
+  write_delta(dir.string() + "-compact", layout, before, after, delta::compact(layout, delta, before, pool).value());
 }
 
 /// A tensor of `dtype` that goes through every pair of the patterns at which signs and magnitudes turn.
@@ -51,6 +58,33 @@ void write_patterns(const std::filesystem::path& dir, Dtype dtype) {
   // Sparse enough for ulp planes to win, and each pair occurs.
   for (std::size_t i = 0; i < n * n; ++i)
     std::memcpy(&after[(i * 97 + i % n) % (n * n * 100) * width], &patterns[i / n], width);
+  write_case(dir, *layout, before, after, delta::ValueForm::ulp);
+}
+
+/// A tensor of floats in which mostly those of the smallest exponent change, and some to the patterns at which signs
+/// and magnitudes turn: exponent classes are the smallest.
+void write_classes(const std::filesystem::path& dir, Dtype dtype, unsigned exponent_bits) {
+  const std::size_t width = dtype_bytes(dtype);
+  const std::uint64_t top = std::uint64_t{1} << (width * 8 - 1);
+  const std::uint64_t patterns[] = {0, 1, top - 1, top, top + 1, top / 2, ~std::uint64_t{0}};
+  const unsigned mantissa_bits = static_cast<unsigned>(width) * 8 - 1 - exponent_bits;
+  const auto layout = Layout::build({{"t", dtype, {100, 300}, {}, {130}}}).value();
+  std::vector<std::byte> before(layout->half_bytes());
+  std::vector<std::byte> after(layout->half_bytes());
+  test::Random random(exponent_bits);
+  for (std::size_t i = 0; i < 30000; ++i) {
+    const std::uint64_t below_half = random.below(6);
+    const std::uint64_t exponent = (std::uint64_t{1} << (exponent_bits - 1)) - below_half;
+    const std::uint64_t old =
+        random.below(2) * top | exponent << mantissa_bits | random.below(std::uint64_t{1} << mantissa_bits);
+    std::uint64_t changed = old;
+    if (random.below(below_half == 5 ? 4 : 100) == 0) {
+      changed = random.below(2) == 0 ? old + 1 : old - 1;
+      if (random.below(20) == 0) changed = patterns[random.below(std::size(patterns))];
+    }
+    std::memcpy(&before[i * width], &old, width);
+    std::memcpy(&after[i * width], &changed, width);
+  }
   write_case(dir, *layout, before, after, delta::ValueForm::ulp);
 }
 
@@ -75,5 +109,10 @@ int main(int argc, char** argv) {
   for (const Dtype dtype : {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::i64,
                             Dtype::i32, Dtype::i16, Dtype::i8, Dtype::u8, Dtype::boolean}) {
     write_patterns(dir / ("patterns-" + std::string(to_string(dtype))), dtype);
+  }
+  const std::pair<Dtype, unsigned> floats[] = {{Dtype::f64, 11}, {Dtype::f32, 8},     {Dtype::f16, 5},
+                                               {Dtype::bf16, 8}, {Dtype::f8_e4m3, 4}, {Dtype::f8_e5m2, 5}};
+  for (const auto& [dtype, exponent_bits] : floats) {
+    write_classes(dir / ("classes-" + std::string(to_string(dtype))), dtype, exponent_bits);
   }
 }

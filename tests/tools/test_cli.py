@@ -207,7 +207,8 @@ class DiffTest(CliTest):
         self.assertAlmostEqual(got["floors"]["exponent"]["position_bits_per_change"], per_tensor / c)
         self.assertLessEqual(got["floors"]["exponent"]["value_bits_per_change"], values / c)
 
-        for form in ("delta_ulp", "delta_absolute"):
+        self.assertLessEqual(got["sizes"]["delta_compact"]["bytes"], got["sizes"]["delta_ulp"]["bytes"])
+        for form in ("delta_ulp", "delta_compact", "delta_absolute"):
             self.assertGreater(got["sizes"][form]["bytes"], 0)
             self.assertEqual(sum(s["changed"] for s in got["sizes"][form]["tiles"].values()), c)
         text = self.cli("diff", a, b)
@@ -564,6 +565,12 @@ class BenchTest(CliTest):
         self.assertLess(got["bits_per_change"], got["coo_bits"])
         self.assertEqual(got["coo_bits"], 48)
         self.assertEqual(got["bits_per_change"], 8 * got["container_bytes"] / got["changed"])
+        compact = got["compact"]
+        self.assertIs(compact["verified"], True)
+        self.assertLess(compact["bits_per_change"], got["floor_bits"])
+        self.assertEqual(compact["bits_per_change"], 8 * compact["container_bytes"] / got["changed"])
+        self.assertGreater(compact["codecs"]["rice_class"]["tiles"], 0)
+        self.assertEqual(sum(codec["changed"] for codec in compact["codecs"].values()), got["changed"])
 
     def test_codec_of_two_directories(self):
         a, b = self.successive(6)[::5]

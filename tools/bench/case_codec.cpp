@@ -7,16 +7,20 @@
 namespace deltasync::bench {
 namespace {
 
-Json report(const tools::DiffSizes& sizes, std::uint64_t container_bytes) {
+Json report(const tools::DiffSizes& sizes, const tools::CompactSizes& containers) {
   const auto per_change = [&](double bits) { return sizes.bits_per_change(bits); };
   const auto stats = [](const delta::CodecStats& s) {
     return Json{{"tiles", s.tiles}, {"changed", s.changed}, {"bytes", s.bytes}};
   };
+  Json compact_codecs;
+  for (std::size_t i = 1; i < delta::kCodecEnd; ++i) {
+    compact_codecs[to_string(static_cast<delta::Codec>(i))] = stats(containers.compact_stats[i]);
+  }
   const auto codec = [&](delta::Codec c) { return stats(sizes.ulp_stats[static_cast<std::size_t>(c)]); };
   return Json{{"density", sizes.density()},
               {"changed", sizes.changed},
-              {"container_bytes", container_bytes},
-              {"bits_per_change", per_change(8.0 * static_cast<double>(container_bytes))},
+              {"container_bytes", containers.container_bytes},
+              {"bits_per_change", per_change(8.0 * static_cast<double>(containers.container_bytes))},
               {"floor_bits", per_change(sizes.floor_model.total())},
               {"floor_tile_bits", per_change(sizes.floor_tile.total())},
               {"floor_exponent_bits", per_change(sizes.floor_exponent.total())},
@@ -26,6 +30,11 @@ Json report(const tools::DiffSizes& sizes, std::uint64_t container_bytes) {
                {{"raw", codec(delta::Codec::raw)},
                 {"rice_absolute", codec(delta::Codec::rice_absolute)},
                 {"rice_ulp", codec(delta::Codec::rice_ulp)}}},
+              {"compact",
+               {{"container_bytes", containers.compact_container_bytes},
+                {"bits_per_change", per_change(8.0 * static_cast<double>(containers.compact_container_bytes))},
+                {"verified", true},
+                {"codecs", compact_codecs}}},
               {"ulp_histogram",
                {{"1", sizes.by_ulp[0]}, {"2", sizes.by_ulp[1]}, {"3-8", sizes.by_ulp[2]}, {"more", sizes.by_ulp[3]}}}};
 }
@@ -35,8 +44,8 @@ Result<Json> from_directories(const Options& options, ThreadPool& pool) {
   DS_ASSIGN(const HfModel before, HfModel::open(options.from[0]));
   DS_ASSIGN(const HfModel after, HfModel::open(options.from[1]));
   DS_ASSIGN(const auto sizes, tools::diff_sizes(before, after, pool));
-  DS_ASSIGN(const auto container, tools::delta_container(before, after, pool));
-  return report(sizes, container.size());
+  DS_ASSIGN(const auto containers, tools::compact_sizes(before, after, pool));
+  return report(sizes, containers);
 }
 
 }  // namespace
@@ -54,7 +63,10 @@ Result<Json> run_codec(const Options& options) {
   DS_ASSIGN(const auto sizes,
             tools::diff_sizes(halves.layout(), tensor_in(halves.before()), tensor_in(halves.after()), pool));
   auto digests = halves.digests();
-  return report(sizes, delta::to_container(halves.encode(digests, pool)).size());
+  const delta::Delta delta = halves.encode(digests, pool);
+  DS_ASSIGN(const auto containers,
+            tools::compact_sizes(halves.layout(), delta, halves.before(), halves.after(), halves.digests(), pool));
+  return report(sizes, containers);
 }
 
 }  // namespace deltasync::bench

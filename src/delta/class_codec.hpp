@@ -1,0 +1,40 @@
+// The codec rice_class (docs/delta_format.md "Exponent classes"): the changed positions of a tile of floats, named
+// class by class of the old exponents, which the decoder has and which say most about where a small step changes an
+// element.
+//
+// Both directions first lay the exponents of the tile out in a row of 16-bit numbers and then walk over that; all other
+// work is per changed element. The two loops over all elements stand apart so that they can be vectorised.
+#pragma once
+
+#include <memory>
+
+#include "delta/class_tile.hpp"
+#include "delta/rice.hpp"
+
+namespace deltasync::delta {
+
+/// Working memory of the encoder, one per thread: about 0.7 MiB, touched only as far as tiles are large and dense.
+struct ClassEncodeScratch {
+  std::vector<std::uint16_t> exponents = std::vector<std::uint16_t>(kTileElementsMax);
+  std::vector<std::uint16_t> gaps = std::vector<std::uint16_t>(kTileElementsMax);
+  std::vector<std::uint16_t> order = std::vector<std::uint16_t>(kTileElementsMax);
+  std::vector<std::uint16_t> exceptions = std::vector<std::uint16_t>(kTileElementsMax);
+  std::vector<std::byte> header;
+};
+
+/// Encodes the changed elements of a tile of floats; `before` is the tile's first element in the old state. If the
+/// record and payload together take fewer than `limit` bytes (without the record's tile gap), appends the payload to
+/// `out`, fills in the record's codec, rice_k, changed, quotient_sum and gamma_bits, and returns true. Else, or if the
+/// dtype has no exponents, changes nothing.
+bool encode_class(const TileShape& shape, const ChangedElements& changed, const std::byte* before,
+                  std::size_t row_stride, std::size_t limit, ClassEncodeScratch& scratch, TileRecord& record,
+                  std::vector<std::byte>& out);
+
+/// Decodes a payload over the old tile at `first`, which is only read, into ascending positions and ulp differences, in
+/// a scratch memory of the calling thread (about 1.9 MiB) that lives until its next decode. Total over hostile payloads
+/// and over any old tile: fails with `corrupt`, naming the bound, in time proportional to the tile. The record's fields
+/// must have passed parse_frame.
+Result<DecodedTile> decode_class(const TileShape& shape, const TileRecord& record, const std::byte* first,
+                                 std::size_t row_stride);
+
+}  // namespace deltasync::delta
