@@ -78,7 +78,7 @@ struct Agent::Impl {
       return cannot_start(e);
     }
   }
-  HttpPage page(std::string_view target) const;
+  HttpServer::Answer page(std::string_view target) const;
   asio::awaitable<void> tend_loop();
   void start_threads();
   void stop();
@@ -136,19 +136,21 @@ asio::awaitable<void> Agent::Impl::tend_loop() {
   }
 }
 
-HttpPage Agent::Impl::page(std::string_view target) const {
+HttpServer::Answer Agent::Impl::page(std::string_view target) const {
   const AgentParts parts{*core, *pull_server, trainer_server.get(), instance, started_at};
   const std::string_view path = target.substr(0, target.find('?'));
   const std::string_view query = path.size() < target.size() ? target.substr(path.size() + 1) : std::string_view();
-  if (path == "/healthz") return {200, "text/plain; charset=utf-8", "ok\n"};
-  if (path == "/v1/status") return {200, kJson, status_json(parts)};
-  if (path == "/metrics") return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(parts)};
+  if (path == "/healthz") return HttpPage{200, "text/plain; charset=utf-8", "ok\n"};
+  if (path == "/v1/status") return HttpPage{200, kJson, status_json(parts)};
+  if (path == "/metrics") return HttpPage{200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(parts)};
   if (path == "/v1/layout") {
-    std::string body = layout_json(parts, query == "tensors=1");
-    if (body.empty()) return {404, kJson, "{\"error\": \"no trainer has brought a layout yet\"}\n"};
-    return {200, kJson, std::move(body)};
+    return HttpServer::Deferred([parts, tensors = query == "tensors=1"]() -> HttpPage {
+      std::string body = layout_json(parts, tensors);
+      if (body.empty()) return {404, kJson, "{\"error\": \"no trainer has brought a layout yet\"}\n"};
+      return {200, kJson, std::move(body)};
+    });
   }
-  return {404, "text/plain; charset=utf-8", "there is /healthz, /v1/status, /v1/layout and /metrics\n"};
+  return HttpPage{404, "text/plain; charset=utf-8", "there is /healthz, /v1/status, /v1/layout and /metrics\n"};
 }
 
 void Agent::Impl::stop() {
@@ -166,6 +168,7 @@ void Agent::Impl::stop() {
   io.stop();
   for (std::thread& thread : threads) thread.join();
   threads.clear();
+  http_server.reset();     // its thread may be making a page of all the others
   trainer_server.reset();  // the setup thread may be making a segment
   if (core && started && options.remove_segment_on_exit) core->remove_segments();
   if (!options.ready_file.empty()) {

@@ -33,6 +33,7 @@ void AgentCore::stop() {
   stop_ = true;
   wake();
   if (publisher_.joinable()) publisher_.join();
+  yard_->close();
   const std::lock_guard lock(mutex_);
   while (!plans_.empty()) end_plan_locked(plans_.begin()->first);
 }
@@ -44,8 +45,9 @@ Status AgentCore::adopt_existing() {
   bool has_version = false;
   for (const FoundSegment& segment : found) {
     generation_next_ = std::max(generation_next_, segment.number + 1);
-    auto generation = has_version ? Result<GenerationPtr>(Error(Errc::gone, "older than the one that is served"))
-                                  : Generation::adopt(segment.path, segment.number);
+    auto generation = has_version
+                          ? Result<std::unique_ptr<Generation>>(Error(Errc::gone, "older than the one that is served"))
+                          : Generation::adopt(segment.path, segment.number);
     if (!generation) {
       const Error& error = generation.error();
       // It may hold the last version: only what can never be read again is removed. Want of memory or descriptors
@@ -64,7 +66,7 @@ Status AgentCore::adopt_existing() {
     has_version = role.active() || role.sealed();
     spdlog::info("segment_adopted name={} layout={} has_version={}", segment.path.name,
                  to_string((*generation)->layout->digest()), has_version);
-    kept.insert(kept.begin(), std::move(generation).value());
+    kept.insert(kept.begin(), yard_->keep(std::move(generation).value()));
   }
   const std::lock_guard lock(mutex_);
   generations_ = std::move(kept);

@@ -122,36 +122,37 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
     DS_TRY(release_serving("a new layout comes and memory is low"));
   }
   const std::uint64_t number = generation_next_;
-  auto created = Generation::create({options_.shm_dir, segment_name(options_.name, number)}, number, layout,
-                                    layout_encoded, sidecar_encoded);
-  if (!created) {
-    Error error = std::move(created).error();
+  auto made = Generation::create({options_.shm_dir, segment_name(options_.name, number)}, number, layout,
+                                 layout_encoded, sidecar_encoded);
+  if (!made) {
+    Error error = std::move(made).error();
     if (error.code() != Errc::no_space || !newest) return error;
     return Error(Errc::no_space, error.message() + "; the generation that is served holds " +
                                      std::to_string(2 * newest->segment->half_bytes()) +
                                      " bytes, which --low-memory would release first");
   }
+  const GenerationPtr created = yard_->keep(std::move(*made));
   ++generation_next_;
   spdlog::info("segment_created name={} half_bytes={} tensors={} layout={}", segment_name(options_.name, number),
-               (*created)->segment->half_bytes(), layout->tensors().size(), to_string(layout->digest()));
+               created->segment->half_bytes(), layout->tensors().size(), to_string(layout->digest()));
   {
     const std::lock_guard lock(mutex_);
-    generations_.push_back(*created);
-    if (!snapshot_->served) rebuild_snapshot_locked(*created, nullptr);
+    generations_.push_back(created);
+    if (!snapshot_->served) rebuild_snapshot_locked(created, nullptr);
   }
   {
     const std::lock_guard lock(wake_mutex_);
-    wait_generation_ = *created;
+    wait_generation_ = created;
   }
   wake_cv_.notify_all();
   if (newest) newest->role->wake();  // the publisher may be waiting at the old bell
   notify();
-  return opened(**created);
+  return opened(*created);
 }
 
 /// Stops serving, waits until nobody of this process uses the mappings, and removes the files.
 Status AgentCore::release_serving(const std::string& why) {
-  std::vector<std::weak_ptr<Generation>> gone;
+  std::vector<std::uint64_t> gone;
   {
     std::vector<GenerationPtr> released;
     const std::lock_guard lock(mutex_);
@@ -162,7 +163,7 @@ Status AgentCore::release_serving(const std::string& why) {
     for (const GenerationPtr& generation : released) {
       spdlog::info("segment_removed name={} reason=\"{}\"", generation->segment->path().name, why);
       DS_TRY(shm::Segment::unlink(generation->segment->path()));
-      gone.push_back(generation);
+      gone.push_back(generation->number);
     }
   }
   {
@@ -171,7 +172,7 @@ Status AgentCore::release_serving(const std::string& why) {
   }
   notify();
   const Deadline deadline = Deadline::after(kReleaseLimit);
-  while (std::any_of(gone.begin(), gone.end(), [](const auto& generation) { return !generation.expired(); })) {
+  while (std::any_of(gone.begin(), gone.end(), [this](std::uint64_t number) { return yard_->has(number); })) {
     if (stop_) return Error(Errc::connection, "the agent is shutting down");
     if (deadline.passed()) return Error(Errc::timed_out, "receivers still read the generation that is to be released");
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -11,8 +11,9 @@
 namespace deltasync::agent {
 namespace {
 
-Result<GenerationPtr> make(std::unique_ptr<shm::Segment> segment, std::uint64_t number, LayoutPtr layout) {
-  auto generation = std::make_shared<Generation>();
+Result<std::unique_ptr<Generation>> make(std::unique_ptr<shm::Segment> segment, std::uint64_t number,
+                                         LayoutPtr layout) {
+  auto generation = std::make_unique<Generation>();
   generation->number = number;
   generation->layout = std::move(layout);
   DS_ASSIGN(const wire::LayoutMessage packed, wire::pack_layout(segment->layout_encoded(), segment->sidecar_encoded()));
@@ -24,8 +25,9 @@ Result<GenerationPtr> make(std::unique_ptr<shm::Segment> segment, std::uint64_t 
 
 }  // namespace
 
-Result<GenerationPtr> Generation::create(const shm::SegmentPath& path, std::uint64_t number, LayoutPtr layout,
-                                         ByteSpan layout_encoded, ByteSpan sidecar_encoded) {
+Result<std::unique_ptr<Generation>> Generation::create(const shm::SegmentPath& path, std::uint64_t number,
+                                                       LayoutPtr layout, ByteSpan layout_encoded,
+                                                       ByteSpan sidecar_encoded) {
   const std::string what = "segment " + path.name;
   DS_ASSIGN(auto segment,
             shm::Segment::create(path, number, *layout, layout_encoded, sidecar_encoded).with_context(what));
@@ -34,7 +36,7 @@ Result<GenerationPtr> Generation::create(const shm::SegmentPath& path, std::uint
   return generation;
 }
 
-Result<GenerationPtr> Generation::adopt(const shm::SegmentPath& path, std::uint64_t number) {
+Result<std::unique_ptr<Generation>> Generation::adopt(const shm::SegmentPath& path, std::uint64_t number) {
   const std::string what = "segment " + path.name;
   DS_ASSIGN(auto segment, shm::Segment::attach(path).with_context(what));
   DS_ASSIGN(LayoutPtr layout, Layout::decode(segment->layout_encoded()).with_context(what));
@@ -46,6 +48,54 @@ Result<GenerationPtr> Generation::adopt(const shm::SegmentPath& path, std::uint6
     DS_TRY(Sidecar::decode(segment->sidecar_encoded(), *layout).with_context(what));
   }
   return make(std::move(segment), number, std::move(layout)).with_context(what);
+}
+
+GenerationPtr GenerationYard::keep(std::unique_ptr<Generation> generation) {
+  {
+    const std::lock_guard lock(mutex_);
+    mapped_.insert(generation->number);
+    left_.reserve(mapped_.size());  // so that take() needs no memory
+  }
+  return {generation.release(),
+          [yard = shared_from_this()](Generation* last) { yard->take(std::unique_ptr<Generation>(last)); }};
+}
+
+void GenerationYard::take(std::unique_ptr<Generation> generation) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!closed_) {
+      left_.push_back(std::move(generation));
+      return;
+    }
+    mapped_.erase(generation->number);
+  }
+  generation.reset();
+}
+
+void GenerationYard::clear() {
+  std::unique_lock lock(mutex_);
+  while (!left_.empty()) {
+    std::unique_ptr<Generation> generation = std::move(left_.back());
+    left_.pop_back();
+    lock.unlock();
+    const std::uint64_t number = generation->number;
+    generation.reset();
+    lock.lock();
+    mapped_.erase(number);
+  }
+}
+
+void GenerationYard::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  clear();
+}
+
+bool GenerationYard::has(std::uint64_t number) const {
+  const std::lock_guard lock(mutex_);
+  return mapped_.count(number) != 0;
 }
 
 std::string segment_name(const std::string& agent_name, std::uint64_t number) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,13 +24,35 @@ struct Generation {
   std::unique_ptr<shm::Segment> segment;
   std::unique_ptr<shm::AgentRole> role;  ///< may be called from any thread
 
-  static Result<std::shared_ptr<Generation>> create(const shm::SegmentPath& path, std::uint64_t number,
+  static Result<std::unique_ptr<Generation>> create(const shm::SegmentPath& path, std::uint64_t number,
                                                     LayoutPtr layout, ByteSpan layout_encoded,
                                                     ByteSpan sidecar_encoded);
   /// Takes over a segment that an agent before this one left. Its layout must decode to the digest that it claims.
-  static Result<std::shared_ptr<Generation>> adopt(const shm::SegmentPath& path, std::uint64_t number);
+  static Result<std::unique_ptr<Generation>> adopt(const shm::SegmentPath& path, std::uint64_t number);
 };
 using GenerationPtr = std::shared_ptr<Generation>;
+
+/// Where generations end. Unmapping gigabytes takes long, and the last to hold a generation may be a thread that serves
+/// connections: so it stays here until the publisher clears the yard. Any thread may call any method.
+class GenerationYard : public std::enable_shared_from_this<GenerationYard> {
+ public:
+  /// From now on this yard's; numbers are unique.
+  GenerationPtr keep(std::unique_ptr<Generation> generation);
+  /// Unmaps what nobody holds any more.
+  void clear();
+  /// Nobody will clear it any more: clears it, and from then on who lets go last unmaps.
+  void close();
+  /// Not unmapped yet.
+  bool has(std::uint64_t number) const;
+
+ private:
+  void take(std::unique_ptr<Generation> generation) noexcept;
+
+  mutable std::mutex mutex_;
+  std::set<std::uint64_t> mapped_;                 // protected by mutex_, as all below
+  std::vector<std::unique_ptr<Generation>> left_;  // held by nobody
+  bool closed_ = false;
+};
 
 /// "<name>.g<number>"
 std::string segment_name(const std::string& agent_name, std::uint64_t number);

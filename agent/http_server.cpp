@@ -18,6 +18,7 @@
 #include "agent/log_exception.hpp"
 #include "base/log.hpp"
 #include "net/coroutine.hpp"
+#include "net/work_thread.hpp"
 
 namespace deltasync::agent {
 
@@ -32,15 +33,7 @@ namespace {
 
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 
-http::response<http::string_body> respond(const http::request<http::string_body>& request,
-                                          const HttpServer::Handler& handler) {
-  HttpPage page;
-  if (request.method() != http::verb::get && request.method() != http::verb::head) {
-    page.status = 405;
-    page.body = "only GET and HEAD\n";
-  } else {
-    page = handler(std::string_view(request.target().data(), request.target().size()));
-  }
+http::response<http::string_body> respond(const http::request<http::string_body>& request, HttpPage page) {
   http::response<http::string_body> response(static_cast<http::status>(page.status), request.version());
   response.set(http::field::content_type, page.content_type);
   response.set(http::field::cache_control, "no-store");
@@ -71,6 +64,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   std::atomic<bool> stopping{false};
   std::mutex mutex;
   std::list<std::shared_ptr<beast::tcp_stream>> streams;  // protected by mutex; each is used on its own strand
+  net::WorkThread pages{"http-pages"};
 
   asio::awaitable<void> accept_loop() {
     while (!stopping) {
@@ -125,11 +119,32 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       }
       const bool keep_alive = parser.get().keep_alive();
       if (options.requests != nullptr) ++*options.requests;
-      http::response<http::string_body> response = respond(parser.get(), handler);
+      HttpPage page = co_await make_page(parser.get());
+      http::response<http::string_body> response = respond(parser.get(), std::move(page));
       stream.expires_after(options.request);
       const auto written = co_await http::async_write(stream, response, kAsTuple);
       if (std::get<0>(written) || !keep_alive) co_return;
     }
+  }
+
+  asio::awaitable<HttpPage> make_page(const http::request<http::string_body>& request) {
+    HttpPage page;
+    if (request.method() != http::verb::get && request.method() != http::verb::head) {
+      page.status = 405;
+      page.body = "only GET and HEAD\n";
+      co_return page;
+    }
+    HttpServer::Answer answer = handler(std::string_view(request.target().data(), request.target().size()));
+    if (auto* ready = std::get_if<HttpPage>(&answer)) co_return std::move(*ready);
+    const auto work = [this, &answer]() -> Result<HttpPage> {
+      if (options.before_deferred) options.before_deferred();
+      return std::get<HttpServer::Deferred>(answer)();
+    };
+    auto made = co_await pages.run(work);
+    if (made) co_return std::move(*made);
+    page.status = 500;
+    page.body = made.error().to_string() + "\n";
+    co_return page;
   }
 
   asio::awaitable<void> refuse(beast::tcp_stream& stream, error_code ec) {
@@ -188,6 +203,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::listen(asio::io_context& io, Htt
 HttpServer::HttpServer(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() {
   impl_->stop();
+  impl_->pages.join();
 }
 std::uint16_t HttpServer::port() const noexcept {
   return impl_->port;

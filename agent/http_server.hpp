@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "deltasync/result.hpp"
 #include "net/endpoint.hpp"
@@ -31,16 +32,22 @@ struct HttpOptions {
   std::uint64_t body_bytes_max = 4'096;
   std::size_t connections_max = 64;
   std::atomic<std::uint64_t>* requests = nullptr;  ///< counts every answer, refusals too
+  std::function<void()> before_deferred;  ///< for tests: called before each deferred page, on the thread that makes it
 };
 
-/// Runs on `io`, each connection on a strand of its own.
+/// Runs on `io`, each connection on a strand of its own. Pages that take long are made on a thread "http-pages", one
+/// after the other; as many can wait for it as there may be connections.
 class HttpServer {
  public:
+  using Deferred = std::function<HttpPage()>;
+  /// A page, or what makes it, to be called on "http-pages" and finished when the server is destroyed.
+  using Answer = std::variant<HttpPage, Deferred>;
   /// Answers a GET of a target ("/v1/layout?tensors=1"); any thread of `io`.
-  using Handler = std::function<HttpPage(std::string_view target)>;
+  using Handler = std::function<Answer(std::string_view target)>;
 
   static Result<std::unique_ptr<HttpServer>> listen(boost::asio::io_context& io, HttpOptions options, Handler handler);
-  /// stop() first, then let `io` run, or destroy the server after `io` has stopped.
+  /// stop() first, then let `io` run, or destroy the server after `io` has stopped. Waits for the page that is being
+  /// made.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;

@@ -38,6 +38,7 @@ void AgentCore::publish_loop() {
     bool worked = false;
     for (const GenerationPtr& generation : generations()) worked |= tend_generation(generation);
     drop_old_generations();
+    yard_->clear();
     if (!worked && !stop_) wait_for_work();
   }
 }
@@ -157,13 +158,16 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
 void AgentCore::install(ServedPtr served, RingEntryPtr entry) {
   const GenerationPtr generation = served->generation;
   const std::uint64_t half_bytes = generation->layout->half_bytes();
+  // What leaves the ring is destroyed after the lock: receivers' requests wait for it.
+  SnapshotPtr before;
+  std::vector<RingEntryPtr> evicted;
   {
     const std::lock_guard lock(mutex_);
+    before = snapshot_;
     if (std::find(generations_.begin(), generations_.end(), generation) == generations_.end()) return;  // released
     ring_.set_bytes_max(options_.ring_bytes_max != 0 ? options_.ring_bytes_max : half_bytes / 20);
-    std::vector<RingEntryPtr> evicted = entry ? ring_.push(std::move(entry), half_bytes) : ring_.clear();
+    evicted = entry ? ring_.push(std::move(entry), half_bytes) : ring_.clear();
     for (const RingEntryPtr& old : evicted) evicted_.push_back(old);
-    evicted.clear();
     rebuild_snapshot_locked(generation, std::move(served));
     trim_pinned_locked();
   }

@@ -1,30 +1,39 @@
 #include "agent/trainer_plans.hpp"
 
-#include <algorithm>
 #include <utility>
 
 namespace deltasync::agent {
 
-void PlanBoard::submit(std::uint32_t slot, std::uint32_t writers, std::vector<TensorSlice> plan) {
+void PlanBoard::submit(std::uint32_t slot, std::uint32_t writers, Plan plan) {
   if (writers != writers_) {  // another job
     entries_.clear();
     writers_ = writers;
   }
   entries_[slot] = Entry{std::move(plan), true, std::nullopt};
-  settle();
+  ++state_;
 }
 
-void PlanBoard::settle() {
-  if (entries_.size() < writers_) return;
-  std::vector<TensorSlice> all;
-  bool all_fresh = true;
+std::optional<PlanBoard::Trial> PlanBoard::next_trial() {
+  if (trying_ || state_ == tried_ || entries_.size() < writers_) return std::nullopt;
+  Trial trial{state_, {}};
+  bool awaited = false;
   for (const auto& [slot, entry] : entries_) {
     // A verdict that was not picked up yet is as good as final: that plan takes no part in another one.
-    if (entry.outcome && !entry.outcome->ok()) return;
-    all.insert(all.end(), entry.plan.begin(), entry.plan.end());
-    all_fresh = all_fresh && entry.fresh;
+    if (entry.outcome && !entry.outcome->ok()) return std::nullopt;
+    awaited = awaited || waiting(slot);
+    trial.plans.push_back(entry.plan);
   }
-  const Status fits = check_(all);
+  if (!awaited) return std::nullopt;
+  tried_ = state_;
+  trying_ = true;
+  return trial;
+}
+
+void PlanBoard::conclude(const Trial& trial, const Status& fits) {
+  trying_ = false;
+  if (trial.state != state_) return;
+  bool all_fresh = true;
+  for (const auto& [slot, entry] : entries_) all_fresh = all_fresh && entry.fresh;
   if (!fits && !all_fresh) {
     last_misfit_ = fits.error().message();
     return;
@@ -37,12 +46,26 @@ void PlanBoard::settle() {
   }
 }
 
+void PlanBoard::fail(const Trial& trial, const Error& why) {
+  trying_ = false;
+  if (trial.state == state_) tell_waiting(why);
+}
+
+void PlanBoard::tell_waiting(const Error& why) {
+  for (auto& [slot, entry] : entries_) {
+    if (entry.fresh && !entry.outcome) entry.outcome = Status(why);
+  }
+}
+
 std::optional<Status> PlanBoard::take_outcome(std::uint32_t slot) {
   const auto found = entries_.find(slot);
   if (found == entries_.end()) return Status(Error(Errc::aborted, "the plan was dropped"));
   if (!found->second.outcome) return std::nullopt;
   std::optional<Status> outcome = std::exchange(found->second.outcome, std::nullopt);
-  if (!outcome->ok()) entries_.erase(found);
+  if (!outcome->ok()) {
+    entries_.erase(found);
+    ++state_;
+  }
   return outcome;
 }
 
@@ -57,7 +80,9 @@ std::string PlanBoard::missing() const {
 Error PlanBoard::give_up(std::uint32_t slot) {
   const std::string absent = missing();
   entries_.erase(slot);
+  ++state_;
   if (!absent.empty()) return {Errc::timed_out, "no plan yet from writer(s) " + absent};
+  if (trying_ || last_misfit_.empty()) return {Errc::timed_out, "all plans are there; their check is not done yet"};
   return {Errc::timed_out,
           "the plan does not fit those that the other writers registered before, and they sent no new ones: " +
               last_misfit_};
@@ -65,9 +90,8 @@ Error PlanBoard::give_up(std::uint32_t slot) {
 
 void PlanBoard::remove(std::uint32_t slot, const Error& why) {
   if (entries_.erase(slot) == 0 && slot >= writers_) return;
-  for (auto& [other, entry] : entries_) {
-    if (entry.fresh && !entry.outcome) entry.outcome = Status(why);
-  }
+  ++state_;
+  tell_waiting(why);
 }
 
 bool PlanBoard::accepted(std::uint32_t slot) const {

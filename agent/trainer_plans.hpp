@@ -1,15 +1,15 @@
-// Whether the plans of all writers of a job fit together. No I/O and no clock: the trainer server feeds it and asks.
+// Whether the plans of all writers of a job fit together. No I/O, no clock, and not the check itself, which takes long
+// for a large model: the trainer server feeds the board, runs the trials that it asks for, and asks for outcomes.
 //
 // A plan is *fresh* from submit() until it was accepted. All slots must have a plan, fresh or accepted before, for a
-// check to be made. So a writer that was restarted alone is checked against the plans that the others registered
+// trial to be made. So a writer that was restarted alone is checked against the plans that the others registered
 // long ago; and if it does not fit those, that is no verdict yet, since the others may be about to register anew.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -20,12 +20,24 @@ namespace deltasync::agent {
 
 class PlanBoard {
  public:
-  /// Ok if the slices are disjoint and cover the layout.
-  using Check = std::function<Status(std::span<const TensorSlice>)>;
-  explicit PlanBoard(Check check) : check_(std::move(check)) {}
+  using Plan = std::shared_ptr<const std::vector<TensorSlice>>;
 
-  /// Registers a writer's plan, in place of the one that it had. May settle the outcome of every waiting writer.
-  void submit(std::uint32_t slot, std::uint32_t writers, std::vector<TensorSlice> plan);
+  /// The plans of all writers at one moment. They fit if their slices are disjoint and cover the layout.
+  struct Trial {
+    std::uint64_t state = 0;  ///< of the board
+    std::vector<Plan> plans;
+  };
+
+  /// Registers a writer's plan, in place of the one that it had. A trial may be due.
+  void submit(std::uint32_t slot, std::uint32_t writers, Plan plan);
+  /// The trial that is due, once; one at a time, to be ended by conclude() or fail().
+  std::optional<Trial> next_trial();
+  /// What came out of it. May settle the outcome of every waiting writer; nothing if a plan came or went meanwhile, and
+  /// then another trial may be due.
+  void conclude(const Trial& trial, const Status& fits);
+  /// The trial could not be made: all who wait for it are told.
+  void fail(const Trial& trial, const Error& why);
+
   /// The verdict on this slot's fresh plan, once; nothing while it is still open.
   std::optional<Status> take_outcome(std::uint32_t slot);
   /// The writer stopped waiting: its fresh plan is dropped. Says what was missing.
@@ -37,17 +49,19 @@ class PlanBoard {
 
  private:
   struct Entry {
-    std::vector<TensorSlice> plan;
+    Plan plan;
     bool fresh = true;
     std::optional<Status> outcome;
   };
-  void settle();
+  void tell_waiting(const Error& why);
   std::string missing() const;
 
-  Check check_;
   std::uint32_t writers_ = 0;
   std::map<std::uint32_t, Entry> entries_;
-  std::string last_misfit_;  ///< why the last check against older plans failed
+  std::uint64_t state_ = 1;  ///< grows whenever a plan comes or goes
+  std::uint64_t tried_ = 0;  ///< the state of the last trial
+  bool trying_ = false;
+  std::string last_misfit_;  ///< why the last trial against older plans failed
 };
 
 }  // namespace deltasync::agent

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,6 +63,7 @@ struct TrainerServerOptions {
   std::chrono::milliseconds wait_limit{3'600'000};   ///< the longest deadline that a request may name
   std::chrono::milliseconds idle_limit{86'400'000};  ///< between two messages; the slot outlives the connection
   std::size_t connections_max = 256;
+  std::function<void()> before_check;  ///< for tests: called before each check of plans, on the thread that makes it
 };
 
 /// A writer as the status page shows it.

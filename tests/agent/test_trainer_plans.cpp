@@ -1,7 +1,9 @@
 // The plan board alone, with a check that wants each of the rows 0..n-1 of tensor 0 once.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <set>
+#include <utility>
 
 #include "agent/trainer_plans.hpp"
 
@@ -14,15 +16,31 @@ std::vector<TensorSlice> rows(std::initializer_list<std::uint64_t> list) {
   return out;
 }
 
-PlanBoard board_of(std::size_t wanted) {
-  return PlanBoard([wanted](std::span<const TensorSlice> slices) -> Status {
+/// A board whose trials are made at once.
+struct Board : PlanBoard {
+  explicit Board(std::size_t n) : wanted(n) {}
+
+  Status check(const Trial& trial) const {
     std::set<std::uint64_t> seen;
-    for (const TensorSlice& s : slices) {
-      if (!seen.insert(s.rect.row).second) return Error(Errc::coverage, "twice " + std::to_string(s.rect.row));
+    for (const Plan& plan : trial.plans) {
+      for (const TensorSlice& s : *plan) {
+        if (!seen.insert(s.rect.row).second) return Error(Errc::coverage, "twice " + std::to_string(s.rect.row));
+      }
     }
     if (seen.size() != wanted) return Error(Errc::coverage, "incomplete");
     return {};
-  });
+  }
+  static Plan plan(std::vector<TensorSlice> slices) {
+    return std::make_shared<const std::vector<TensorSlice>>(std::move(slices));
+  }
+  void submit(std::uint32_t slot, std::uint32_t writers, std::vector<TensorSlice> slices) {
+    PlanBoard::submit(slot, writers, plan(std::move(slices)));
+    while (const auto trial = next_trial()) conclude(*trial, check(*trial));
+  }
+  std::size_t wanted;
+};
+Board board_of(std::size_t wanted) {
+  return Board(wanted);
 }
 
 bool ok(std::optional<Status> outcome) {
@@ -33,7 +51,7 @@ Errc code(std::optional<Status> outcome) {
 }
 
 TEST(PlanBoard, WaitsForAllThenAcceptsAll) {
-  PlanBoard board = board_of(4);
+  Board board = board_of(4);
   board.submit(0, 2, rows({0, 1}));
   EXPECT_FALSE(board.take_outcome(0));
   EXPECT_FALSE(board.accepted(0));
@@ -44,7 +62,7 @@ TEST(PlanBoard, WaitsForAllThenAcceptsAll) {
 }
 
 TEST(PlanBoard, MisfitIsToldToAll) {
-  PlanBoard board = board_of(4);
+  Board board = board_of(4);
   board.submit(0, 2, rows({0, 1}));
   board.submit(1, 2, rows({1, 2}));
   EXPECT_EQ(code(board.take_outcome(0)), Errc::coverage);
@@ -56,7 +74,7 @@ TEST(PlanBoard, MisfitIsToldToAll) {
 }
 
 TEST(PlanBoard, RestartedWriterFitsIntoTheOldPlans) {
-  PlanBoard board = board_of(4);
+  Board board = board_of(4);
   board.submit(0, 2, rows({0, 1}));
   board.submit(1, 2, rows({2, 3}));
   EXPECT_TRUE(ok(board.take_outcome(0)) && ok(board.take_outcome(1)));
@@ -66,7 +84,7 @@ TEST(PlanBoard, RestartedWriterFitsIntoTheOldPlans) {
 }
 
 TEST(PlanBoard, NewPlanThatMisfitsOldOnesWaitsForTheOthers) {
-  PlanBoard board = board_of(4);
+  Board board = board_of(4);
   board.submit(0, 2, rows({0, 1}));
   board.submit(1, 2, rows({2, 3}));
   EXPECT_TRUE(ok(board.take_outcome(0)) && ok(board.take_outcome(1)));
@@ -83,7 +101,7 @@ TEST(PlanBoard, NewPlanThatMisfitsOldOnesWaitsForTheOthers) {
 }
 
 TEST(PlanBoard, GivingUpNamesWhoIsMissing) {
-  PlanBoard board = board_of(4);
+  Board board = board_of(4);
   board.submit(1, 4, rows({0, 1}));
   const Error error = board.give_up(1);
   EXPECT_EQ(error.code(), Errc::timed_out);
@@ -92,7 +110,7 @@ TEST(PlanBoard, GivingUpNamesWhoIsMissing) {
 }
 
 TEST(PlanBoard, DeathEndsTheOthersWait) {
-  PlanBoard board = board_of(4);
+  Board board = board_of(4);
   board.submit(0, 3, rows({0}));
   board.submit(1, 3, rows({1}));
   board.remove(2, Error(Errc::peer_died, "writer 2 died"));  // it had no plan yet
@@ -101,8 +119,77 @@ TEST(PlanBoard, DeathEndsTheOthersWait) {
 }
 
 TEST(PlanBoard, AnotherJobStartsAnew) {
-  PlanBoard board = board_of(2);
+  Board board = board_of(2);
   board.submit(0, 3, rows({0}));
+  board.submit(0, 2, rows({0}));
+  board.submit(1, 2, rows({1}));
+  EXPECT_TRUE(ok(board.take_outcome(0)) && ok(board.take_outcome(1)));
+}
+
+TEST(PlanBoard, ATrialIsMadeOnceAndOneAtATime) {
+  Board board = board_of(2);
+  board.PlanBoard::submit(0, 2, Board::plan(rows({0})));
+  EXPECT_FALSE(board.next_trial()) << "a plan is missing";
+  board.PlanBoard::submit(1, 2, Board::plan(rows({1})));
+  const auto trial = board.next_trial();
+  ASSERT_TRUE(trial);
+  EXPECT_EQ(trial->plans.size(), 2u);
+  EXPECT_FALSE(board.next_trial());
+  EXPECT_FALSE(board.take_outcome(0)) << "still open";
+  board.conclude(*trial, {});
+  EXPECT_FALSE(board.next_trial());
+  EXPECT_TRUE(ok(board.take_outcome(0)) && ok(board.take_outcome(1)));
+}
+
+TEST(PlanBoard, AVerdictOnPlansThatWereReplacedMeanwhileIsNone) {
+  Board board = board_of(2);
+  board.PlanBoard::submit(0, 2, Board::plan(rows({0})));
+  board.PlanBoard::submit(1, 2, Board::plan(rows({1})));
+  const auto old = board.next_trial();
+  ASSERT_TRUE(old);
+  board.PlanBoard::submit(1, 2, Board::plan(rows({0})));
+  board.conclude(*old, board.check(*old));
+  EXPECT_FALSE(board.take_outcome(0));
+  const auto trial = board.next_trial();
+  ASSERT_TRUE(trial);
+  board.conclude(*trial, board.check(*trial));
+  EXPECT_EQ(code(board.take_outcome(0)), Errc::coverage);
+  EXPECT_EQ(code(board.take_outcome(1)), Errc::coverage);
+}
+
+TEST(PlanBoard, AWriterThatLeavesDuringATrialEndsIt) {
+  Board board = board_of(2);
+  board.PlanBoard::submit(0, 2, Board::plan(rows({0})));
+  board.PlanBoard::submit(1, 2, Board::plan(rows({1})));
+  const auto trial = board.next_trial();
+  ASSERT_TRUE(trial);
+  board.remove(1, Error(Errc::peer_died, "writer 1 died"));
+  board.conclude(*trial, {});
+  EXPECT_EQ(code(board.take_outcome(0)), Errc::peer_died);
+  EXPECT_FALSE(board.accepted(0));
+}
+
+TEST(PlanBoard, GivingUpDuringATrialSaysSo) {
+  Board board = board_of(1);
+  board.PlanBoard::submit(0, 1, Board::plan(rows({0})));
+  const auto trial = board.next_trial();
+  ASSERT_TRUE(trial);
+  const Error error = board.give_up(0);
+  EXPECT_EQ(error.code(), Errc::timed_out);
+  EXPECT_NE(error.message().find("check is not done"), std::string::npos) << error.message();
+  board.conclude(*trial, {});
+  EXPECT_FALSE(board.accepted(0));
+}
+
+TEST(PlanBoard, ATrialThatCannotBeMadeIsToldToAllAndTheNextOneCounts) {
+  Board board = board_of(2);
+  board.PlanBoard::submit(0, 2, Board::plan(rows({0})));
+  board.PlanBoard::submit(1, 2, Board::plan(rows({1})));
+  const auto trial = board.next_trial();
+  ASSERT_TRUE(trial);
+  board.fail(*trial, Error(Errc::no_space, "out of memory"));
+  EXPECT_EQ(code(board.take_outcome(0)), Errc::no_space);
+  EXPECT_EQ(code(board.take_outcome(1)), Errc::no_space);
   board.submit(0, 2, rows({0}));
   board.submit(1, 2, rows({1}));
   EXPECT_TRUE(ok(board.take_outcome(0)) && ok(board.take_outcome(1)));

@@ -1,0 +1,235 @@
+#include "agent/trainer_conversation.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "agent/trainer_socket.hpp"
+#include "base/log.hpp"
+#include "format/packed_layout.hpp"
+#include "net/coroutine.hpp"
+
+namespace deltasync::agent {
+
+namespace asio = boost::asio;
+using asio::awaitable;
+
+namespace {
+
+constexpr auto kPollInterval = std::chrono::milliseconds(100);  ///< between looks at ready() without a signal
+
+Deadline bounded(Deadline::Clock::time_point since, std::uint64_t deadline_ms, std::chrono::milliseconds limit) {
+  const auto most = static_cast<std::uint64_t>(limit.count());
+  return Deadline(since + std::chrono::milliseconds(std::min(deadline_ms, most)));
+}
+
+Error stopping() {
+  return {Errc::connection, "the agent is stopping"};
+}
+Error layout_replaced() {
+  return {Errc::layout_mismatch, "the layout was replaced: attach again"};
+}
+
+}  // namespace
+
+/// What the setup thread found out for one hello.
+struct TrainerConversation::Admission {
+  LayoutPtr layout;
+  OpenSegment segment;
+};
+
+struct TrainerConversation::ReadPlan {
+  PlanBoard::Plan plan;
+  std::uint64_t deadline_ms = 0;
+};
+
+TrainerConversation::TrainerConversation(TrainerState& state, asio::generic::stream_protocol::socket socket,
+                                         std::uint64_t connection)
+    : state_(state), peer_(watch_peer(socket.native_handle())), stream_(std::move(socket)), connection_(connection) {}
+
+awaitable<void> TrainerConversation::run() {
+  Status status;
+  try {
+    status = co_await talk();
+  } catch (const std::exception& e) {
+    status = Error(Errc::internal, e.what());
+  }
+  state_.connection_closed(connection_);
+  if (!state_.stopped && !status && status.error().code() != Errc::connection) {
+    spdlog::warn("trainer_refused error=\"{}\"", status.error().to_string());
+    static_cast<void>(co_await send_error(request_, status.error()));
+  }
+  stream_.close();
+}
+
+/// hello, then requests until the end.
+awaitable<Status> TrainerConversation::talk() {
+  const auto limit = state_.options.message_limit;
+  DS_CO_ASSIGN(const net::Message first,
+               co_await stream_.read(wire::kLayoutBytesMax, Deadline::after(state_.options.hello_limit), limit));
+  request_ = first.header.request;
+  if (!peer_) co_return std::move(peer_).error();
+  if (first.type() != wire::Type::trainer_hello) {
+    co_return Error(Errc::protocol, "the first message must be trainer_hello");
+  }
+  DS_CO_TRY(wire::check_protocol(first.payload, "the trainer"));
+  DS_CO_ASSIGN(const wire::TrainerHello hello, wire::TrainerHello::decode(first.payload));
+  wire::TrainerWelcome welcome;
+  DS_CO_ASSIGN(const TrainerPtr trainer, co_await admit(hello, std::move(*peer_), welcome));
+  const std::uint64_t asked = std::exchange(request_, 0);
+  DS_CO_TRY(co_await stream_.write(asked, welcome, limit));
+  while (!state_.stopped) {
+    const Deadline idle = Deadline::after(state_.options.idle_limit);
+    DS_CO_ASSIGN(const net::Message message, co_await stream_.read(wire::kRangesBytesMax, idle, limit));
+    DS_CO_ASSIGN(const bool more, co_await serve(trainer, message));
+    if (!more) break;
+  }
+  co_return Status();
+}
+
+// ---- attaching ---------------------------------------------------------------------------------------------------
+
+Result<TrainerConversation::Admission> TrainerConversation::open(const wire::TrainerHello& hello, const ProcessId& peer,
+                                                                 bool connected_besides) {
+  Admission admission;
+  DS_ASSIGN(const wire::LayoutEncodings encodings, wire::unpack_layout(hello.layout));
+  DS_ASSIGN(admission.layout, Layout::decode(encodings.layout));
+  if (!encodings.sidecar.empty()) {
+    if (auto sidecar = Sidecar::decode(encodings.sidecar, *admission.layout); !sidecar) {
+      return std::move(sidecar).error();
+    }
+  }
+  DS_ASSIGN(admission.segment, state_.hooks.open_segment(admission.layout, encodings.layout, encodings.sidecar,
+                                                         connected_besides ? ProcessId() : peer));
+  DS_ASSIGN(ProcessWatch watch, ProcessWatch::open(peer));
+  DS_TRY(state_.hooks.grant(admission.segment.generation, hello.writer_index, hello.writers, std::move(watch)));
+  return admission;
+}
+
+awaitable<Result<TrainerPtr>> TrainerConversation::admit(const wire::TrainerHello& hello, ProcessWatch peer,
+                                                         wire::TrainerWelcome& welcome) {
+  if (hello.writers == 0 || hello.writers > shm::kSlotsMax || hello.writer_index >= hello.writers) {
+    co_return Error(Errc::invalid_argument, "writer " + std::to_string(hello.writer_index) + " of " +
+                                                std::to_string(hello.writers) + ": 1 to " +
+                                                std::to_string(shm::kSlotsMax) + " writers are possible");
+  }
+  co_await state_.drop_dead();
+  if (state_.stopped) co_return stopping();
+  DS_CO_TRY(state_.may_attach(hello, peer.id()));
+  const auto work = [this, &hello, id = peer.id(), besides = state_.is_connected(peer.id())] {
+    return open(hello, id, besides);
+  };
+  DS_CO_ASSIGN(Admission opened, co_await state_.setup.run(work));
+  const OpenSegment& segment = opened.segment;
+  const struct DiscardedAtEnd {
+    net::WorkThread& thread;
+    LayoutPtr layout;
+    ~DiscardedAtEnd() { thread.discard(std::move(layout)); }  // what takes long to be made takes long to be destroyed
+  } brought{state_.setup, std::move(opened.layout)};
+  if (state_.stopped) co_return stopping();
+  DS_CO_TRY(state_.may_attach(hello, peer.id()));  // another hello may have been admitted meanwhile
+
+  TrainerPtr trainer = state_.find(hello.writer_index);
+  if (!trainer || trainer->generation != segment.generation) {
+    DS_CO_ASSIGN(trainer, state_.enter(hello.writer_index, segment.generation, std::move(peer)));
+  }
+  state_.use_board(segment.generation, brought.layout);
+  trainer->writers = hello.writers;
+  trainer->name = hello.name;
+  trainer->connection = connection_;
+  state_.publish();
+  spdlog::info("trainer_attached slot={} writers={} pid={} name=\"{}\" generation={}", trainer->slot, trainer->writers,
+               trainer->watch.id().pid, trainer->name, trainer->generation);
+  welcome = {segment.path.name, segment.path.dir.string(), segment.generation, segment.newest};
+  co_return trainer;
+}
+
+// ---- requests ----------------------------------------------------------------------------------------------------
+
+awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, const net::Message& message) {
+  const auto limit = state_.options.message_limit;
+  const std::uint64_t request = message.header.request;
+  switch (message.type()) {
+    case wire::Type::trainer_notify: state_.hooks.segment_changed(); co_return true;
+    case wire::Type::trainer_plan: {
+      const Status verdict = co_await judge_plan(trainer, message.payload);
+      if (verdict) {
+        DS_CO_TRY(co_await stream_.write(wire::Type::trainer_plan_ok, request, {}, limit));
+      } else {
+        DS_CO_TRY(co_await send_error(request, verdict.error()));
+      }
+      co_return true;
+    }
+    case wire::Type::trainer_wait: {
+      const auto ready = co_await await_ready(message.payload);
+      if (ready) {
+        DS_CO_TRY(co_await stream_.write(request, *ready, limit));
+      } else {
+        DS_CO_TRY(co_await send_error(request, ready.error()));
+      }
+      co_return true;
+    }
+    case wire::Type::end: {
+      Error why(Errc::peer_died, trainer->who() + " said goodbye");
+      co_await state_.drop(trainer, std::move(why));
+      DS_CO_TRY(co_await stream_.write(wire::Type::end, request, {}, limit));
+      co_return false;
+    }
+    default:
+      co_return Error(Errc::protocol, "message type " + std::to_string(message.header.type) + " is no trainer's");
+  }
+}
+
+awaitable<Status> TrainerConversation::judge_plan(const TrainerPtr& trainer, ByteSpan payload) {
+  const auto arrived = Deadline::Clock::now();
+  const auto read = [payload]() -> Result<ReadPlan> {
+    DS_ASSIGN(const wire::TrainerPlan message, wire::TrainerPlan::decode(payload));
+    auto slices = std::make_shared<std::vector<TensorSlice>>();
+    slices->reserve(message.rects.size());
+    for (const auto& r : message.rects) slices->push_back({r.tensor, Rect{r.row, r.col, r.rows, r.cols}});
+    return ReadPlan{std::move(slices), message.deadline_ms};
+  };
+  DS_CO_ASSIGN(ReadPlan plan, co_await state_.setup.run(read));
+  const Deadline deadline = bounded(arrived, plan.deadline_ms, state_.options.wait_limit);
+  if (state_.find(trainer->slot) != trainer) co_return Error(Errc::peer_died, trainer->who() + " is gone");
+  PlanBoard* board = state_.board_of(*trainer);
+  if (board == nullptr) co_return layout_replaced();
+  board->submit(trainer->slot, trainer->writers, std::move(plan.plan));
+  state_.judge();
+  state_.publish();
+  state_.wake_all();
+  for (;;) {
+    if (state_.stopped) co_return stopping();
+    board = state_.board_of(*trainer);
+    if (board == nullptr) co_return layout_replaced();
+    if (auto outcome = board->take_outcome(trainer->slot)) {
+      state_.publish();
+      co_return std::move(*outcome);
+    }
+    if (deadline.passed()) {
+      Error why = board->give_up(trainer->slot);
+      state_.publish();
+      co_return why;
+    }
+    co_await state_.change(deadline);
+  }
+}
+
+awaitable<Result<wire::TrainerReady>> TrainerConversation::await_ready(ByteSpan payload) {
+  DS_CO_ASSIGN(const wire::TrainerWait wait, wire::TrainerWait::decode(payload));
+  const Deadline deadline = bounded(Deadline::Clock::now(), wait.deadline_ms, state_.options.wait_limit);
+  for (;;) {
+    if (state_.stopped) co_return stopping();
+    DS_CO_ASSIGN(const std::optional<wire::TrainerReady> ready, state_.hooks.ready(wait.version));
+    if (ready) co_return *ready;
+    if (deadline.passed()) co_return Error(Errc::timed_out, to_string(wait.version) + " is not served yet");
+    co_await state_.change(deadline.earlier(Deadline::after(kPollInterval)));
+  }
+}
+
+awaitable<Status> TrainerConversation::send_error(std::uint64_t request, const Error& error) {
+  // Named: g++ 12 destroys an aggregate temporary inside of a co_await expression twice.
+  const wire::ErrorMessage message{error.code(), error.message()};
+  co_return co_await stream_.write(request, message, state_.options.message_limit);
+}
+
+}  // namespace deltasync::agent
