@@ -9,7 +9,7 @@
 
 namespace deltasync::agent {
 
-inline constexpr std::size_t kErrcCount = static_cast<std::size_t>(Errc::internal) + 1;
+inline constexpr std::size_t kErrcCount = static_cast<std::size_t>(Errc::cancelled) + 1;
 
 struct Metrics {
   using Counter = std::atomic<std::uint64_t>;

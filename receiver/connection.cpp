@@ -1,6 +1,5 @@
 #include "receiver/connection.hpp"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -41,13 +40,11 @@ Error unexpected(const wire::Header& header, std::uint64_t request) {
                                    std::to_string(request) + " was due");
 }
 
-Result<Connection> Connection::dial(const Peer& peer, Deadline deadline) {
-  DS_ASSIGN(UniqueFd fd, net::connect_tcp(peer.host, peer.port, deadline));
-  UniqueFd second(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
-  if (!second) return Error::from_errno("fcntl(F_DUPFD_CLOEXEC)", errno);
+Result<Connection> Connection::dial(const Peer& peer, const Until& until) {
+  DS_ASSIGN(UniqueFd fd, net::connect_tcp(peer.host, peer.port, until));
   Connection c;
   c.socket_ = net::MessageSocket(std::move(fd));
-  c.second_fd_ = std::move(second);
+  c.socket_.stop_on(until.stop());
   c.silence_ = peer.tuning.silence;
   return c;
 }
@@ -105,12 +102,9 @@ Status Connection::recv_payload(const wire::Header& header, MutByteSpan to, Dead
 }
 
 Status Connection::recv_scattered(std::span<iovec> pieces, Deadline deadline) {
-  const auto fail = [this](Error error) {
-    socket_.close();
-    return error;
-  };
+  const auto fail = [this](Error error) { return socket_.broken(std::move(error)); };
   while (!pieces.empty()) {
-    if (!socket_.open()) return Error(Errc::connection, "the connection is closed");
+    if (!socket_.open()) return fail(Error(Errc::connection, "the connection is closed"));
     msghdr m{};
     m.msg_iov = pieces.data();
     m.msg_iovlen = pieces.size();

@@ -1,5 +1,5 @@
 // One authenticated connection to an agent: the handshake, then whole messages, and extents that land where they
-// belong. Counts every byte that arrives. Used by one thread, except interrupt_fd().
+// belong. Counts every byte that arrives. Used by one thread.
 #pragma once
 
 #include <sys/uio.h>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "base/fd.hpp"
+#include "base/until.hpp"
 #include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
@@ -23,11 +23,13 @@ class Connection {
  public:
   Connection() = default;
 
-  /// Connects without a word. `connection` or `timed_out`.
-  static Result<Connection> dial(const Peer& peer, Deadline deadline);
+  /// Connects without a word. `connection`, `timed_out` or `cancelled`; the same stop ends what follows, too.
+  static Result<Connection> dial(const Peer& peer, const Until& until);
   /// Hello, auth, welcome. With a token the agent has to prove that it knows it too: `unauthenticated` if not.
   Status handshake(const Peer& peer, wire::Role role, Deadline deadline);
 
+  /// From now on this stop ends every wait of the connection with `cancelled`, and no earlier one does.
+  void stop_on(const std::stop_token& stop) { socket_.stop_on(stop); }
   bool open() const noexcept { return socket_.open(); }
   /// The peer has hung up; nothing may be expected of this connection any more.
   bool stale() const { return socket_.peer_closed(); }
@@ -53,14 +55,11 @@ class Connection {
   Status recv_scattered(std::span<iovec> pieces, Deadline deadline);
 
   std::uint64_t bytes_received() const noexcept { return socket_.bytes_received() + scattered_bytes_; }
-  /// shutdown(2) on this descriptor ends every wait of the connection. It stays valid while the object lives.
-  int interrupt_fd() const noexcept { return second_fd_.get(); }
 
  private:
   Status recv_some(MutByteSpan to, Deadline deadline);
 
   net::MessageSocket socket_;
-  UniqueFd second_fd_;  // the same socket: the first one is closed by MessageSocket on its own account
   std::chrono::milliseconds silence_{0};
   std::uint64_t instance_ = 0;
   std::uint64_t last_request_ = 0;

@@ -1,7 +1,5 @@
 #include "receiver/control.hpp"
 
-#include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "delta/delta.hpp"
@@ -21,9 +19,17 @@ void Control::drop() {
   connection_ = Connection();
 }
 
+/// A connection that a stop has shut down is of no more use.
+void Control::stop_on(const std::stop_token& stop) {
+  connection_.stop_on({});
+  if (stop_.stop_requested()) drop();
+  stop_ = stop;
+  connection_.stop_on(stop_);
+}
+
 Status Control::connect_once(Deadline deadline) {
   const Deadline limit = deadline.earlier(Deadline::after(peer_.tuning.handshake));
-  DS_ASSIGN(connection_, Connection::dial(peer_, limit));
+  DS_ASSIGN(connection_, Connection::dial(peer_, {limit, stop_}));
   return connection_.handshake(peer_, wire::Role::control, limit).with_context("handshake");
 }
 
@@ -44,8 +50,9 @@ Status Control::ensure(Deadline deadline) {
     if (status) return status;
     const Errc code = status.error().code();
     if (code == Errc::unauthenticated || code == Errc::unsupported || code == Errc::invalid_argument) return status;
-    if (deadline.passed()) return status;
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(backoff.next(), deadline.remaining()));
+    if (code == Errc::cancelled || deadline.passed()) return status;
+    Until(deadline, stop_).pause(backoff.next());
+    if (stop_.stop_requested()) return cancelled_while("connecting to the agent at " + peer_.endpoint);
   }
 }
 

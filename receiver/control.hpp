@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/until.hpp"
 #include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
@@ -26,9 +27,23 @@ class Control {
  public:
   explicit Control(const Peer& peer) : peer_(peer) {}
 
+  /// While it lives, a stop ends whatever the conversation waits for, with `cancelled`.
+  class [[nodiscard]] StopScope {
+   public:
+    StopScope(Control& control, const std::stop_token& stop) : control_(control) { control_.stop_on(stop); }
+    ~StopScope() { control_.stop_on({}); }
+    StopScope(const StopScope&) = delete;
+    StopScope& operator=(const StopScope&) = delete;
+
+   private:
+    Control& control_;
+  };
+  StopScope stop_by(const std::stop_token& stop) { return {*this, stop}; }
+
   /// One attempt.
   Status connect(Deadline deadline);
-  /// Connected, after as many attempts as the deadline allows. `unauthenticated` and `unsupported` at once.
+  /// Connected, after as many attempts as the deadline allows. `unauthenticated`, `unsupported` and
+  /// `cancelled` at once.
   Status ensure(Deadline deadline);
   void drop();
 
@@ -49,6 +64,7 @@ class Control {
   const std::optional<Error>& noted() const noexcept { return noted_; }
 
  private:
+  void stop_on(const std::stop_token& stop);
   Status connect_once(Deadline deadline);
   /// The header of the answer to `request`; an `error` message ends up in `answer`.
   template <class T>
@@ -61,6 +77,7 @@ class Control {
 
   const Peer& peer_;
   Connection connection_;
+  std::stop_token stop_;
   std::uint64_t closed_bytes_ = 0;
   std::optional<Error> noted_;
 };

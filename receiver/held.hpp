@@ -1,5 +1,6 @@
-// What a full pull holds so far: some tiles of an open full update, each verified, all of one version. It survives a
-// revoked lease, an agent's restart and, where nothing is committed, a failed pull.
+// What a full pull holds so far: some tiles of an open full update, each verified, all of one version (but for those
+// that a pull which ended in the middle of a step had already advanced: the next plan finds out by their digests). It
+// survives a revoked lease, an agent's restart and a pull that had too little time.
 #pragma once
 
 #include <cstdint>

@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
+
+#include "base/log.hpp"
 
 namespace deltasync {
 namespace fs = std::filesystem;
@@ -17,19 +20,52 @@ Error file_error(const char* what, const fs::path& path, int errnum) {
   return Error::from_errno(text, errnum);
 }
 
-Result<UniqueFd> create_reserved(const fs::path& path, std::uint64_t bytes) {
+namespace {
+
+/// Where the filesystem cannot reserve, the C library writes every block: a piece must not take long.
+constexpr std::uint64_t kReservePieceBytes = 256u << 20;
+
+Result<UniqueFd> create_new(const fs::path& path) {
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (!fd) return file_error("creating", path, errno);
-  if (bytes == 0) return fd;
+  return fd;
+}
+
+Status reserve(int fd, std::uint64_t at, std::uint64_t bytes, const fs::path& path) {
+  if (bytes == 0) return {};
   int error;
   do {  // returns the error, does not set errno
-    error = posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes));
+    error = posix_fallocate(fd, static_cast<off_t>(at), static_cast<off_t>(bytes));
   } while (error == EINTR);
-  if (error != 0) {
+  if (error == 0) return {};
+  return file_error(("reserving " + std::to_string(bytes) + " bytes for").c_str(), path, error);
+}
+
+}  // namespace
+
+Result<UniqueFd> create_reserved(const fs::path& path, std::uint64_t bytes, const Until& until) {
+  DS_ASSIGN(UniqueFd fd, create_new(path));
+  const std::string what = "reserving " + std::to_string(bytes) + " bytes for";
+  for (std::uint64_t at = 0; at < bytes; at += kReservePieceBytes) {
+    Status status = until.check(what + " " + path.string());
+    if (status) status = reserve(fd.get(), at, std::min(kReservePieceBytes, bytes - at), path);
+    if (status) continue;
     ::unlink(path.c_str());
-    return file_error(("reserving " + std::to_string(bytes) + " bytes for").c_str(), path, error);
+    return std::move(status).error();
   }
   return fd;
+}
+
+Status remove_tree(const fs::path& directory, const Until& until) {
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    DS_TRY(until.check("removing " + directory.string()));
+    std::error_code ignored;  // what is left is the business of remove_all
+    if (!it->is_directory(ignored) || it->is_symlink(ignored)) ::unlink(it->path().c_str());
+  }
+  fs::remove_all(directory, error);
+  if (error) spdlog::warn("hf_target cannot_remove path={} error={}", directory.string(), error.message());
+  return {};
 }
 
 Result<UniqueFd> open_file(const fs::path& path, bool writable) {
@@ -70,8 +106,11 @@ Status write_at(int fd, std::uint64_t offset, ByteSpan from, const fs::path& pat
 }
 
 Status write_new_file(const fs::path& path, ByteSpan bytes) {
-  DS_ASSIGN(const UniqueFd fd, create_reserved(path, bytes.size()));
-  return write_at(fd.get(), 0, bytes, path);
+  DS_ASSIGN(const UniqueFd fd, create_new(path));
+  Status status = reserve(fd.get(), 0, bytes.size(), path);
+  if (status) return write_at(fd.get(), 0, bytes, path);
+  ::unlink(path.c_str());
+  return status;
 }
 
 Status replace_file(const fs::path& path, ByteSpan bytes) {

@@ -9,6 +9,7 @@
 
 #include "base/bytes.hpp"
 #include "base/fd.hpp"
+#include "base/until.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync {
@@ -16,8 +17,9 @@ namespace deltasync {
 /// Error::from_errno, with the path in the message; a file size limit counts as no_space too.
 Error file_error(const char* what, const std::filesystem::path& path, int errnum);
 
-/// Creates a file that must not exist (mode 0644 less umask), with all its blocks reserved.
-Result<UniqueFd> create_reserved(const std::filesystem::path& path, std::uint64_t bytes);
+/// Creates a file that must not exist (mode 0644 less umask), with all its blocks reserved. On error, timed_out and
+/// cancelled included, it is removed.
+Result<UniqueFd> create_reserved(const std::filesystem::path& path, std::uint64_t bytes, const Until& until);
 /// Opens for reading or for both. A symbolic link is not followed.
 Result<UniqueFd> open_file(const std::filesystem::path& path, bool writable);
 Result<std::uint64_t> file_bytes(int fd, const std::filesystem::path& path);
@@ -37,6 +39,10 @@ bool file_equals(const std::filesystem::path& path, ByteSpan bytes);
 /// A file's or a directory's contents to the disk; reports what an earlier write-back failed with. A filesystem that
 /// knows no flush of directories is no error.
 Status flush_path(const std::filesystem::path& path);
+
+/// Removes a directory with all that is in it, file by file. timed_out or cancelled leaves the rest of it; an error of
+/// the filesystem is logged, and what cannot be removed stays.
+Status remove_tree(const std::filesystem::path& directory, const Until& until);
 
 Status make_directories(const std::filesystem::path& path);
 Status rename_path(const std::filesystem::path& from, const std::filesystem::path& to);

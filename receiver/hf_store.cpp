@@ -117,15 +117,18 @@ Result<fs::path> HfStore::make_incoming() {
   return incoming;
 }
 
-Status HfStore::write_other_files(const fs::path& incoming) const {
-  for (const Sidecar::OtherFile& file : sidecar_.others) DS_TRY(write_new_file(incoming / file.name, file.bytes));
+Status HfStore::write_other_files(const fs::path& incoming, const Until& until) const {
+  for (const Sidecar::OtherFile& file : sidecar_.others) {
+    DS_TRY(until.check("writing " + (incoming / file.name).string()));
+    DS_TRY(write_new_file(incoming / file.name, file.bytes));
+  }
   return {};
 }
 
-Result<std::vector<UniqueFd>> HfStore::create_weight_files(const fs::path& incoming) const {
+Result<std::vector<UniqueFd>> HfStore::create_weight_files(const fs::path& incoming, const Until& until) const {
   std::vector<UniqueFd> files;
   for (std::size_t i = 0; i < sidecar_.weights.size(); ++i) {
-    DS_ASSIGN(UniqueFd fd, create_reserved(incoming / sidecar_.weights[i].name, weight_bytes_[i]));
+    DS_ASSIGN(UniqueFd fd, create_reserved(incoming / sidecar_.weights[i].name, weight_bytes_[i], until));
     files.push_back(std::move(fd));
   }
   return files;
@@ -256,18 +259,22 @@ std::vector<std::string> HfStore::names() const {
   return names;
 }
 
-void HfStore::remove_version(const std::string& name) {
+std::optional<fs::path> HfStore::unname(const std::string& name) {
   // Under its name the directory is whole or has no <name>.json, at every instant.
   ::unlink(record_path(name).c_str());
-  const fs::path doomed = incoming_path();
-  if (::rename(directory(name).c_str(), doomed.c_str()) == 0) {
-    remove_tree(doomed);
-  } else if (errno != ENOENT) {
+  fs::path doomed = incoming_path();
+  if (::rename(directory(name).c_str(), doomed.c_str()) == 0) return doomed;
+  if (errno != ENOENT) {
     spdlog::warn("hf_target cannot_remove path={} error={}", directory(name).string(), std::strerror(errno));
   }
+  return std::nullopt;
 }
 
-void HfStore::remove_leftovers() {
+void HfStore::remove_version(const std::string& name) {
+  if (const auto doomed = unname(name)) remove_tree(*doomed);
+}
+
+Status HfStore::remove_leftovers(const Until& until) {
   // The lock is ours, so no process writes here but this one, which has just begun.
   std::vector<std::string> incoming;
   std::vector<std::string> records;
@@ -280,12 +287,12 @@ void HfStore::remove_leftovers() {
   }
   for (const std::string& name : incoming) {
     spdlog::info("hf_target removes_leftover name={}", name);
-    remove_tree(versions_ / name);
+    DS_TRY(deltasync::remove_tree(versions_ / name, until));
   }
   for (const std::string& name : names()) {
     if (!fs::exists(fs::symlink_status(record_path(name), error))) {
       spdlog::info("hf_target removes_leftover name={}", name);
-      remove_version(name);
+      if (const auto doomed = unname(name)) DS_TRY(deltasync::remove_tree(*doomed, until));
     }
   }
   for (const std::string& record : records) {
@@ -294,6 +301,7 @@ void HfStore::remove_leftovers() {
       ::unlink(path.c_str());
     }
   }
+  return {};
 }
 
 void HfStore::remove_unused(const std::set<std::string>& keep) {

@@ -45,9 +45,9 @@ class HfStore {
 
   /// An empty directory with the subdirectories that the sidecar's names need.
   Result<std::filesystem::path> make_incoming();
-  Status write_other_files(const std::filesystem::path& incoming) const;
+  Status write_other_files(const std::filesystem::path& incoming, const Until& until) const;
   /// Files of full size with all blocks reserved; nothing in them yet.
-  Result<std::vector<UniqueFd>> create_weight_files(const std::filesystem::path& incoming) const;
+  Result<std::vector<UniqueFd>> create_weight_files(const std::filesystem::path& incoming, const Until& until) const;
   Status write_headers(const std::filesystem::path& incoming, const std::vector<UniqueFd>& files) const;
   /// Flushes a whole incoming directory, renames it to its name and writes <name>.json. On failure it is removed.
   Result<std::string> publish(const std::filesystem::path& incoming, const TargetState& state);
@@ -68,7 +68,8 @@ class HfStore {
   /// Removes a version's directory and its <name>.json. Readers that have its files open or mapped keep those.
   void remove_version(const std::string& name);
   /// Removes what a process that died has left: incoming directories, versions without <name>.json and the reverse.
-  void remove_leftovers();
+  /// timed_out or cancelled: some are left for the next time.
+  Status remove_leftovers(const Until& until);
   /// Removes the versions that are not in `keep` and that nobody has open or mapped (or all, where the filesystem
   /// cannot tell). The others wait for the next call.
   void remove_unused(const std::set<std::string>& keep);
@@ -90,6 +91,8 @@ class HfStore {
   Status write_record(const std::string& name, const TargetState& state) const;
   std::filesystem::path record_path(const std::string& name) const { return versions_ / (name + ".json"); }
   std::filesystem::path incoming_path();
+  /// Gives a version's directory the name of an incoming one; nothing if it is not there.
+  std::optional<std::filesystem::path> unname(const std::string& name);
 
   LayoutPtr layout_;
   Sidecar sidecar_;

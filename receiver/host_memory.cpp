@@ -35,7 +35,8 @@ Status populate(std::byte* first, std::uint64_t bytes) {
 
 }  // namespace
 
-Result<HostMemory> HostMemory::map(std::uint64_t bytes, ThreadPool& pool, const CgroupFiles& cgroup) {
+Result<HostMemory> HostMemory::map(std::uint64_t bytes, ThreadPool& pool, const Until& until,
+                                   const CgroupFiles& cgroup) {
   DS_TRY(check_memory_room(bytes, cgroup).with_context("mapping host memory"));
   const std::uint64_t mapped = mapped_bytes(bytes);
   const std::uint64_t slack = mapped >= kHugePageBytes ? kHugePageBytes : 0;
@@ -52,7 +53,7 @@ Result<HostMemory> HostMemory::map(std::uint64_t bytes, ThreadPool& pool, const 
   }
   HostMemory memory(first, bytes);
   const std::uint64_t pieces = (mapped + kPrefaultBytes - 1) / kPrefaultBytes;
-  DS_TRY(run_all(pool, pieces, [&](std::uint64_t i, unsigned) {
+  DS_TRY(run_all(pool, pieces, until, "filling host memory with pages", [&](std::uint64_t i, unsigned) {
     const std::uint64_t from = i * kPrefaultBytes;
     return populate(first + from, std::min(kPrefaultBytes, mapped - from));
   }));

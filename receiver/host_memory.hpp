@@ -9,6 +9,7 @@
 
 #include "base/memory_room.hpp"
 #include "base/thread_pool.hpp"
+#include "base/until.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync {
@@ -16,8 +17,10 @@ namespace deltasync {
 class HostMemory {
  public:
   HostMemory() = default;
-  /// Zeroed. no_space if the system refuses it, or the cgroup has no room for it. `bytes` may be 0.
-  static Result<HostMemory> map(std::uint64_t bytes, ThreadPool& pool, const CgroupFiles& cgroup = {});
+  /// Zeroed. no_space if the system refuses it, or the cgroup has no room for it; timed_out or cancelled if its pages
+  /// are not all there by `until`. `bytes` may be 0.
+  static Result<HostMemory> map(std::uint64_t bytes, ThreadPool& pool, const Until& until,
+                                const CgroupFiles& cgroup = {});
 
   HostMemory(HostMemory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

@@ -1,7 +1,6 @@
 #include "receiver/pull.hpp"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 namespace deltasync::receiver {
@@ -56,10 +55,10 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-Pull::Pull(Session session, const Want& want, Deadline deadline)
+Pull::Pull(Session session, const Want& want, Until until)
     : s_(session),
       want_(want),
-      deadline_(deadline),
+      until_(std::move(until)),
       bytes_before_(bytes_received()),
       replan_backoff_(session.peer.tuning),
       full_only_(session.distrusted) {}
@@ -89,12 +88,12 @@ Result<Prepared> Pull::run() {
         break;
     }
     // A plan of which nothing more is wanted must not hold the agent's half any longer.
-    s_.control.release(reply->plan, deadline_);
+    s_.control.release(reply->plan, until_.deadline());
     report.transfer_s += seconds_since(planned);
     if (!progress) return stopped(std::move(progress).error());
     if (*progress == Progress::whole) break;
     ++report.replans;
-    if (deadline_.passed()) return out_of_time();
+    if (until_.deadline().passed()) return out_of_time();
   }
   auto& report = out_.report;
   report.full_bytes = s_.layout.model_bytes();
@@ -125,7 +124,7 @@ wire::Plan Pull::plan_request() const {
       plan.want = wire::WantKind::newest;
     }
   }
-  const auto wait = std::min<std::chrono::nanoseconds>(s_.peer.tuning.wait_slice, deadline_.remaining());
+  const auto wait = std::min<std::chrono::nanoseconds>(s_.peer.tuning.wait_slice, until_.deadline().remaining());
   plan.wait_ms = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count());
   return plan;
 }
@@ -169,9 +168,9 @@ Result<wire::PlanReply> Pull::plan() {
   const auto start = std::chrono::steady_clock::now();
   Backoff backoff(s_.peer.tuning);
   for (;;) {
-    if (deadline_.passed()) return out_of_time();
+    DS_TRY(until_.check("planning"));
     stage_ = "connecting";
-    DS_TRY(s_.control.ensure(deadline_));
+    DS_TRY(s_.control.ensure(until_.deadline()));
     const wire::Welcome& welcome = s_.control.welcome();
     if (welcome.has_layout != 0 && welcome.layout != s_.layout.digest()) {
       return Error(Errc::layout_mismatch, "the agent serves layout " + to_string(welcome.layout) +
@@ -180,7 +179,7 @@ Result<wire::PlanReply> Pull::plan() {
     stage_ = "waiting for " + wanted(want_);
     const wire::Plan question = plan_request();
     const auto asked = std::chrono::steady_clock::now();
-    auto answer = s_.control.plan(question, deadline_);
+    auto answer = s_.control.plan(question, until_.deadline());
     if (answer.value) {
       DS_TRY(check_reply(*answer.value, question.partial != 0));
       if (!reply_means_wait(*answer.value)) {
@@ -207,7 +206,7 @@ Result<wire::PlanReply> Pull::plan() {
       backoff.reset();
       continue;
     }
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(backoff.next(), deadline_.remaining()));
+    until_.pause(backoff.next());
   }
 }
 
@@ -229,7 +228,7 @@ Result<Pull::Progress> Pull::settle(const RoundResult& round, std::span<const St
   if (round.end == RoundEnd::complete) return Progress::whole;
   if (round.noted) last_ = round.noted;
   if (round.end != RoundEnd::failed || round.error->code() != Errc::timed_out) last_ = round.error;
-  if (round.end == RoundEnd::failed) return *round.error;
+  if (round.end == RoundEnd::failed || round.error->code() == Errc::cancelled) return *round.error;
   // A revoked lease is the normal course of things, a new agent or a broken connection may need a moment, any other
   // refusal is tolerated a few times.
   const Errc code = round.error->code();
@@ -237,7 +236,7 @@ Result<Pull::Progress> Pull::settle(const RoundResult& round, std::span<const St
   if (revoked && moved) return Progress::replan;
   const bool agent_away = code == Errc::peer_died || code == Errc::connection || code == Errc::timed_out;
   if (!revoked && !agent_away && ++refused_plans_ > s_.peer.tuning.refused_plans) return *round.error;
-  std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(replan_backoff_.next(), deadline_.remaining()));
+  until_.pause(replan_backoff_.next());
   return Progress::replan;
 }
 
@@ -249,8 +248,9 @@ Error Pull::out_of_time() const {
 }
 
 Error Pull::stopped(Error error) const {
+  if (error.code() == Errc::cancelled) return cancelled_while(stage_).with_context("pull from " + s_.peer.endpoint);
   // Whatever ran into the end of the time says so in the same words.
-  if (deadline_.passed() && (error.code() == Errc::timed_out || error.code() == Errc::connection)) {
+  if (until_.deadline().passed() && (error.code() == Errc::timed_out || error.code() == Errc::connection)) {
     return out_of_time().with_context("pull from " + s_.peer.endpoint);
   }
   return std::move(error).with_context("pull from " + s_.peer.endpoint + ": " + stage_);

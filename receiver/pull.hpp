@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/thread_pool.hpp"
+#include "base/until.hpp"
 #include "deltasync/receiver.hpp"
 #include "receiver/control.hpp"
 #include "receiver/fetch.hpp"
@@ -43,7 +44,8 @@ struct Prepared {
 
 class Pull {
  public:
-  Pull(Session session, const Want& want, Deadline deadline);
+  /// The session's control conversation has to end by the same stop.
+  Pull(Session session, const Want& want, Until until);
 
   /// See Receiver::pull.
   Result<Prepared> run();
@@ -87,7 +89,7 @@ class Pull {
 
   const Session s_;
   const Want want_;
-  const Deadline deadline_;
+  const Until until_;
   const std::uint64_t bytes_before_;
   std::string stage_ = "connecting";
   std::optional<Error> last_;  // why the last plan ended early

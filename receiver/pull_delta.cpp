@@ -1,10 +1,10 @@
 // Delta updates: all frames of all steps, verified against live memory, which nothing is written to before commit().
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "receiver/pull.hpp"
+#include "receiver/target_checks.hpp"
 
 namespace deltasync::receiver {
 namespace {
@@ -72,7 +72,11 @@ Result<Pull::Progress> Pull::run_delta(const wire::PlanReply& reply) {
   };
   if (steps.size() > 1) {
     stage_ = "verifying " + std::to_string(steps.size()) + " delta steps to " + to_string(reply.target);
-    if (auto status = verify_chains(steps, digests); !status) return base_is_wrong(std::move(status).error());
+    if (auto status = verify_chains(steps, digests); !status) {
+      const Errc code = status.error().code();
+      if (code == Errc::timed_out || code == Errc::cancelled) return std::move(status).error();
+      return base_is_wrong(std::move(status).error());
+    }
   }
   if (delta::root_digest(digests) != reply.target_root) {
     return base_is_wrong(Error(Errc::corrupt, "the delta does not lead to the root of " + to_string(reply.target)));
@@ -117,7 +121,7 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
     }
   }
   FrameFetch fetch(s_.layout, FrameFetch::Kind::frames, reply.plan, bytes_max, sink, streams);
-  RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), deadline_);
+  RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
   if (round.end == RoundEnd::bad_content) s_.distrusted = true;
   if (round.bytes_never_fit()) {
     round.end = RoundEnd::bad_content;
@@ -141,27 +145,22 @@ Status Pull::verify_chains(const std::vector<StagedStep>& steps, std::vector<std
   starts.push_back(links.size());
   std::vector<std::vector<std::byte>> scratch(s_.pool.size());
   std::vector<double> verify_s(s_.pool.size(), 0);
-  std::mutex mutex;
-  std::optional<Error> first_error;  // protected by mutex
-  s_.pool.run((chains + kChainsPerTask - 1) / kChainsPerTask, [&](std::uint64_t task, unsigned worker) {
+  const auto verify_some = [&](std::uint64_t task, unsigned worker) -> Status {
     const double before = thread_cpu_s();
     const std::size_t begin = static_cast<std::size_t>(task) * kChainsPerTask;
     for (std::size_t c = begin; c < std::min(begin + kChainsPerTask, chains); ++c) {
       const std::span<const Link> chain(links.data() + starts[c], starts[c + 1] - starts[c]);
       const std::uint64_t tile = chain.front().tile;
       auto digest = verify_chain(s_.layout, s_.target, chain, digests[tile], scratch[worker]);
-      if (digest) {
-        digests[tile] = *digest;
-        continue;
-      }
-      const std::lock_guard lock(mutex);
-      if (!first_error) first_error = std::move(digest).error().with_context(tile_name(s_.layout, tile));
-      break;
+      if (!digest) return std::move(digest).error().with_context(tile_name(s_.layout, tile));
+      digests[tile] = *digest;
     }
     verify_s[worker] += thread_cpu_s() - before;
-  });
+    return {};
+  };
+  const std::uint64_t tasks = (chains + kChainsPerTask - 1) / kChainsPerTask;
+  DS_TRY(run_all(s_.pool, tasks, until_, stage_, verify_some));
   for (const double s : verify_s) out_.report.verify_s += s;
-  if (first_error) return std::move(*first_error);
   return {};
 }
 

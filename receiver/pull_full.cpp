@@ -7,6 +7,7 @@
 
 #include "format/packed_layout.hpp"
 #include "receiver/pull.hpp"
+#include "receiver/target_checks.hpp"
 
 namespace deltasync::receiver {
 
@@ -55,7 +56,7 @@ std::string differences(const Sidecar& from, const Sidecar& to) {
 Result<Pull::Progress> Pull::check_side_files() {
   if (!s_.target.writes_side_files()) return Progress::whole;
   stage_ = "fetching the side files";
-  auto answer = s_.control.layout(deadline_);
+  auto answer = s_.control.layout(until_.deadline());
   if (!answer.value) {
     RoundResult round;
     round.end = RoundEnd::replan;
@@ -73,7 +74,7 @@ Result<Pull::Progress> Pull::check_side_files() {
 Status Pull::open_full() {
   Held& held = s_.held;
   if (held.open) return {};
-  DS_TRY(s_.target.begin_full(s_.options.full_over_live));
+  DS_TRY(s_.target.begin_full(s_.options.full_over_live, until_));
   held = Held();
   held.open = true;
   held.have.assign(static_cast<std::size_t>(s_.layout.tile_count()), 0);
@@ -87,7 +88,7 @@ Result<Pull::Progress> Pull::run_full(const wire::PlanReply& reply) {
   stage_ = "opening a full update to " + to_string(reply.target);
   DS_TRY(open_full());
   stage_ = "fetching the digests of " + to_string(reply.target);
-  auto digests = s_.control.digests(reply.plan, s_.layout.tile_count(), reply.target_root, deadline_);
+  auto digests = s_.control.digests(reply.plan, s_.layout.tile_count(), reply.target_root, until_.deadline());
   if (!digests.value) {
     RoundResult round;
     round.end = RoundEnd::replan;
@@ -145,7 +146,7 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
       s_.streams.count());
   const std::uint64_t parts = frame_parts(named.frame_bytes, s_.peer.tuning);
   const RoundResult round =
-      s_.streams.run(fetch, frame_items(s_.batches, ranges, step, parts), s_.control.instance(), deadline_);
+      s_.streams.run(fetch, frame_items(s_.batches, ranges, step, parts), s_.control.instance(), until_);
   Held& held = s_.held;
   if (round.bytes_never_fit()) {
     count(round, fetch.tallies());
@@ -163,7 +164,7 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
   for (const auto& list : by_stream) {
     for (const StagedFrame& frame : list) frames.push_back(&frame);
   }
-  s_.pool.run(frames.size(), [&](std::uint64_t i, unsigned) {
+  const auto apply = [&](std::uint64_t i, unsigned) -> Status {
     for (const delta::TileRecord& record : frames[i]->records) {
       const Tile tile = s_.layout.tile(record.tile);
       const delta::TensorMemory memory = s_.target.full_memory(tile.tensor);
@@ -176,7 +177,10 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
         held.have[record.tile] = 0;
       }
     }
-  });
+    return {};
+  };
+  // Cut short, some tiles are a step ahead of the others: each still has the digest that is kept for it.
+  DS_TRY(run_all(s_.pool, frames.size(), until_, stage_, apply));
   return Progress::whole;
 }
 
@@ -202,7 +206,7 @@ Result<Pull::Progress> Pull::fetch_missing(const wire::PlanReply& reply) {
               held.have.begin() + static_cast<std::ptrdiff_t>(item.ranges.front().end), std::uint8_t{0});
   }
   ExtentFetch fetch(s_.layout, s_.target, held.digests, held.have, reply.plan, s_.peer.tuning, s_.streams.count());
-  const RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), deadline_);
+  const RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
   return settle(round, fetch.tallies());
 }
 
@@ -234,7 +238,7 @@ Result<Pull::Progress> Pull::repair_missing(const wire::PlanReply& reply) {
     FrameFetch fetch(s_.layout, FrameFetch::Kind::raw_tiles, reply.plan, raw_bytes_bound(tiles), sink,
                      s_.streams.count());
     const RoundResult round =
-        s_.streams.run(fetch, frame_items(s_.batches, wrong, 0, s_.streams.count()), s_.control.instance(), deadline_);
+        s_.streams.run(fetch, frame_items(s_.batches, wrong, 0, s_.streams.count()), s_.control.instance(), until_);
     DS_ASSIGN(const Progress progress, settle(round, fetch.tallies()));
     if (progress == Progress::replan) return progress;
     out_.report.repaired_tiles += static_cast<std::uint32_t>(

@@ -18,8 +18,9 @@ std::string_view to_string(PullMode mode) noexcept {
   return "?";
 }
 
-Result<std::unique_ptr<Receiver>> Receiver::connect(ReceiverOptions options, Deadline deadline) {
-  DS_ASSIGN(auto made, receiver::ReceiverImpl::connect(std::move(options), receiver::Tuning(), deadline));
+Result<std::unique_ptr<Receiver>> Receiver::connect(ReceiverOptions options, Deadline deadline, std::stop_token stop) {
+  DS_ASSIGN(auto made,
+            receiver::ReceiverImpl::connect(std::move(options), receiver::Tuning(), deadline, std::move(stop)));
   return std::unique_ptr<Receiver>(std::move(made));
 }
 
@@ -52,7 +53,7 @@ ReceiverImpl::~ReceiverImpl() {
 }
 
 Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions options, const Tuning& tuning,
-                                                            Deadline deadline) {
+                                                            Deadline deadline, std::stop_token stop) {
   if (options.streams < 1 || options.streams > kStreamsMax) {
     return Error(Errc::invalid_argument,
                  std::to_string(options.streams) + " streams; 1 to " + std::to_string(kStreamsMax) + " are possible");
@@ -70,12 +71,16 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
   } catch (const std::system_error& e) {
     return Error(Errc::no_space, "the receiver's threads: " + e.code().message());
   }
+  const Until until(deadline, std::move(stop));
+  const auto stopping = made->control_.stop_by(until.stop());
+  DS_TRY(until.check("connecting").with_context("agent at " + made->peer_.endpoint));
   DS_TRY(made->control_.connect(deadline));
-  DS_TRY(made->fetch_layout(deadline).with_context("agent at " + made->peer_.endpoint));
+  DS_TRY(made->fetch_layout(until).with_context("agent at " + made->peer_.endpoint));
   return made;
 }
 
-Status ReceiverImpl::fetch_layout(Deadline deadline) {
+Status ReceiverImpl::fetch_layout(const Until& until) {
+  const Deadline deadline = until.deadline();
   Backoff backoff(peer_.tuning);
   for (;;) {
     auto answer = control_.layout(deadline);
@@ -90,23 +95,25 @@ Status ReceiverImpl::fetch_layout(Deadline deadline) {
       return std::move(*answer.refused);
     }
     // No trainer has attached yet, or the agent is restarting.
+    if (until.stop_requested()) return cancelled_while("waiting for a layout");
     if (deadline.passed()) {
       const Error& why = answer.refused ? *answer.refused : *answer.broken;
       return Error(Errc::timed_out, "deadline passed while waiting for a layout (" + why.to_string() + ")");
     }
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(backoff.next(), deadline.remaining()));
+    until.pause(backoff.next());
     DS_TRY(control_.ensure(deadline));
   }
 }
 
-Status ReceiverImpl::bind(TargetPtr target, Deadline deadline) {
+Status ReceiverImpl::bind(TargetPtr target, Deadline deadline, std::stop_token stop) {
   if (target == nullptr) return Error(Errc::invalid_argument, "bind: no target");
   if (target->layout()->digest() != layout_->digest()) {
     return Error(Errc::layout_mismatch, "the target was made for layout " + to_string(target->layout()->digest()) +
                                             ", the agent serves " + to_string(layout_->digest()));
   }
-  if (deadline.passed()) return Error(Errc::timed_out, "bind: the deadline has passed");
-  DS_TRY(target->open(pool_, deadline).with_context("bind"));
+  const Until until(deadline, std::move(stop));
+  DS_TRY(until.check("opening the target").with_context("bind"));
+  DS_TRY(target->open(pool_, until).with_context("bind"));
   close_staged();
   discard_full();
   target_ = std::move(target);
@@ -132,22 +139,25 @@ void ReceiverImpl::discard_full() {
   held_ = Held();
 }
 
-Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadline deadline) {
+Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadline deadline, std::stop_token stop) {
   if (target_ == nullptr) return Error(Errc::invalid_argument, "pull: no target is bound");
   if (want.label.size() > kLabelBytesMax) {
     return Error(Errc::invalid_argument, "pull: the label has " + std::to_string(want.label.size()) + " bytes, " +
                                              std::to_string(kLabelBytesMax) + " are possible");
   }
   close_staged();
+  const Until until(deadline, std::move(stop));
+  const auto stopping = control_.stop_by(until.stop());
   Pull pull({peer_, options_, *layout_, sidecar_, batches_, control_, streams_, pool_, *target_, held_, scrub_cursor_,
              distrusted_},
-            want, deadline);
+            want, until);
   auto prepared = pull.run();
   if (!prepared) {
     // Verified tiles wait for the next pull, in staging memory too: else a link too slow for one deadline would begin
     // from nothing each time.
     const Errc code = prepared.error().code();
-    const bool later = code == Errc::timed_out || code == Errc::connection || code == Errc::lease_revoked;
+    const bool later =
+        code == Errc::timed_out || code == Errc::connection || code == Errc::lease_revoked || code == Errc::cancelled;
     if (!later) discard_full();
     return std::move(prepared).error();
   }

@@ -15,22 +15,22 @@ class StagedImpl;
 
 class ReceiverImpl final : public Receiver {
  public:
-  static Result<std::unique_ptr<ReceiverImpl>> connect(ReceiverOptions options, const Tuning& tuning,
-                                                       Deadline deadline);
+  static Result<std::unique_ptr<ReceiverImpl>> connect(ReceiverOptions options, const Tuning& tuning, Deadline deadline,
+                                                       std::stop_token stop = {});
   ~ReceiverImpl() override;
 
   const LayoutPtr& layout() const override { return layout_; }
   const Sidecar& sidecar() const override { return sidecar_; }
-  Status bind(TargetPtr target, Deadline deadline) override;
+  Status bind(TargetPtr target, Deadline deadline, std::stop_token stop = {}) override;
   Target* target() override { return target_.get(); }
-  Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline) override;
+  Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop = {}) override;
   std::optional<Version> current() const override;
 
  private:
   friend class StagedImpl;
   ReceiverImpl(ReceiverOptions options, Peer peer);
 
-  Status fetch_layout(Deadline deadline);
+  Status fetch_layout(const Until& until);
   void close_staged();
   void discard_full();
 

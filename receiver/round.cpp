@@ -1,23 +1,25 @@
 #include "receiver/round.hpp"
 
-#include <sys/socket.h>
-
-#include <algorithm>
 #include <iterator>
 #include <utility>
 
 namespace deltasync::receiver {
 
-Round::Round(std::vector<Item> items, Deadline deadline)
-    : deadline_(deadline),
+Round::Round(std::vector<Item> items, const Until& until)
+    : until_(until),
       queue_(std::make_move_iterator(items.begin()), std::make_move_iterator(items.end())),
       unfinished_(queue_.size()),
-      over_(queue_.empty()) {}
+      over_(queue_.empty()),
+      on_stop_(until.stop(), OnStop{this}) {}
+
+void Round::OnStop::operator()() const {
+  round->finish(RoundEnd::failed, Error(Errc::cancelled, "a stop was requested"));
+}
 
 std::optional<Item> Round::take() {
   std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, deadline_.at(), [this] { return over_ || !queue_.empty(); });
-  if (!over_ && (queue_.empty() || deadline_.passed())) {
+  changed_.wait_until(lock, deadline().at(), [this] { return over_ || !queue_.empty(); });
+  if (!over_ && (queue_.empty() || deadline().passed())) {
     finish_locked(RoundEnd::failed, Error(Errc::timed_out, "the deadline passed"));
   }
   if (over_) return std::nullopt;
@@ -53,7 +55,7 @@ void Round::finish_locked(RoundEnd end, Error error) {
   over_ = true;
   result_.end = end;
   result_.error = std::move(error);
-  for (const int fd : watched_) ::shutdown(fd, SHUT_RDWR);
+  stop_.request_stop();  // under the lock: its callbacks shut sockets down and come back to nobody
   changed_.notify_all();
 }
 
@@ -76,18 +78,7 @@ void Round::restarted(const Error& why) {
 
 void Round::pause(std::chrono::milliseconds time) {
   std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, deadline_.earlier(Deadline::after(time)).at(), [this] { return over_; });
-}
-
-void Round::watch(int interrupt_fd) {
-  const std::lock_guard lock(mutex_);
-  watched_.push_back(interrupt_fd);
-  if (over_) ::shutdown(interrupt_fd, SHUT_RDWR);
-}
-
-void Round::unwatch(int interrupt_fd) {
-  const std::lock_guard lock(mutex_);
-  watched_.erase(std::remove(watched_.begin(), watched_.end(), interrupt_fd), watched_.end());
+  changed_.wait_until(lock, deadline().earlier(Deadline::after(time)).at(), [this] { return over_; });
 }
 
 RoundResult Round::result() const {

@@ -1,5 +1,5 @@
 // One round of a pull: a list of work items that several streams share until all of it has arrived, or until going on
-// makes no sense (lease revoked, agent restarted, deadline). Thread-safe.
+// makes no sense (lease revoked, agent restarted, deadline, a stop that the caller asked for). Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -8,9 +8,10 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <vector>
 
-#include "deltasync/deadline.hpp"
+#include "base/until.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
 
@@ -46,9 +47,11 @@ struct RoundResult {
 
 class Round {
  public:
-  Round(std::vector<Item> items, Deadline deadline);
+  Round(std::vector<Item> items, const Until& until);
 
-  Deadline deadline() const noexcept { return deadline_; }
+  Deadline deadline() const noexcept { return until_.deadline(); }
+  /// Requested when the round ends early, for whatever reason: sockets that wait on behalf of the round stop on it.
+  std::stop_token stop() const noexcept { return stop_.get_token(); }
 
   /// The next item. Waits while others may still give theirs back; nothing once the round is over.
   std::optional<Item> take();
@@ -67,24 +70,25 @@ class Round {
   /// Sleeps, but not past the end of the round or its deadline.
   void pause(std::chrono::milliseconds time);
 
-  /// While registered, the socket is shut down when the round ends early, which wakes whoever waits on it. Not
-  /// registered, and so shut down at once, if that has happened already.
-  void watch(int interrupt_fd);
-  void unwatch(int interrupt_fd);
-
   RoundResult result() const;
 
  private:
   void finish_locked(RoundEnd end, Error error);
 
-  const Deadline deadline_;
+  struct OnStop {
+    Round* round;
+    void operator()() const;
+  };
+
+  const Until until_;
+  std::stop_source stop_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> queue_;      // protected by mutex_, as all below
   std::size_t unfinished_ = 0;  // queued or taken
   bool over_ = false;
-  std::vector<int> watched_;
   RoundResult result_;
+  std::stop_callback<OnStop> on_stop_;  // last: it may run while this is constructed
 };
 
 }  // namespace deltasync::receiver

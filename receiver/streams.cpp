@@ -42,8 +42,8 @@ class Streams::Worker {
       fail(outcome);
     }
     // The round is over. Replies that nobody will read are under way on this connection.
-    if (!pending_.empty()) streams_.drop(stream_, round_);
-    if (connection().open()) round_.unwatch(connection().interrupt_fd());
+    if (!pending_.empty()) streams_.drop(stream_);
+    connection().stop_on({});
   }
 
  private:
@@ -64,12 +64,12 @@ class Streams::Worker {
 
   /// Brings the first pending item home.
   Outcome exchange() {
-    if (!watched_) {
+    if (!connected_) {
       if (auto status = streams_.connect(connection(), round_, instance_); !status) {
         const bool restarted = status.error().code() == Errc::peer_died;
         return restarted ? Outcome::refused(std::move(status).error()) : Outcome::broken(std::move(status).error());
       }
-      watched_ = true;
+      connected_ = true;
     }
     for (Pending& p : pending_) {
       if (p.request != 0) continue;
@@ -88,8 +88,8 @@ class Streams::Worker {
     const Item& item = pending_.front().item;
     const Error error =
         item.ranges.empty() ? *outcome.error : Error(*outcome.error).with_context(fetch_.describe(item));
-    streams_.drop(stream_, round_);
-    watched_ = false;
+    streams_.drop(stream_);
+    connected_ = false;
     if (outcome.fault == Outcome::Fault::agent) {
       round_.finish(
           error.code() == Errc::layout_mismatch || hopeless(error.code()) ? RoundEnd::failed : RoundEnd::replan, error);
@@ -116,7 +116,7 @@ class Streams::Worker {
   Backoff backoff_;
   std::deque<Pending> pending_;
   std::uint32_t strikes_ = 0;
-  bool watched_ = false;  // the connection is open, checked and registered with the round
+  bool connected_ = false;  // the connection is open and checked, and ends with the round
 };
 
 Streams::Streams(const Peer& peer, ThreadPool& pool)
@@ -125,28 +125,26 @@ Streams::Streams(const Peer& peer, ThreadPool& pool)
 Status Streams::connect(Connection& connection, Round& round, std::uint64_t instance) {
   if (!connection.open() || connection.stale() || connection.instance() != instance) {
     const auto stream = static_cast<unsigned>(&connection - connections_.data());
-    drop(stream, round);
+    drop(stream);
     const Deadline deadline = round.deadline().earlier(Deadline::after(peer_.tuning.handshake));
-    DS_ASSIGN(connection, Connection::dial(peer_, deadline));
-    round.watch(connection.interrupt_fd());
+    DS_ASSIGN(connection, Connection::dial(peer_, {deadline, round.stop()}));
     DS_TRY(connection.handshake(peer_, wire::Role::data, deadline).with_context("handshake of a data stream"));
   } else {
-    round.watch(connection.interrupt_fd());
+    connection.stop_on(round.stop());
   }
   if (connection.instance() == instance) return {};
   return Error(Errc::peer_died, "the agent is another process than the one that made the plan");
 }
 
-void Streams::drop(unsigned stream, Round& round) {
+void Streams::drop(unsigned stream) {
   Connection& connection = connections_[stream];
-  round.unwatch(connection.interrupt_fd());
   closed_bytes_[stream] += connection.bytes_received();
   connection = Connection();
 }
 
-RoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, Deadline deadline) {
+RoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const Until& until) {
   const std::size_t workers = std::min<std::size_t>(items.size(), count());
-  Round round(std::move(items), deadline);
+  Round round(std::move(items), until);
   const auto work = [&](std::uint64_t stream, unsigned) {
     Worker(*this, static_cast<unsigned>(stream), fetch, round, instance).run();
   };

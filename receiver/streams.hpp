@@ -51,7 +51,7 @@ class Streams {
 
   unsigned count() const noexcept { return static_cast<unsigned>(connections_.size()); }
   /// Moves all items. `instance` is the agent process that made the plan: any other one ends the round.
-  RoundResult run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, Deadline deadline);
+  RoundResult run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const Until& until);
 
   /// Over all connections, those that are closed by now counted too.
   std::uint64_t bytes_received() const;
@@ -64,7 +64,7 @@ class Streams {
   class Worker;
 
   Status connect(Connection& connection, Round& round, std::uint64_t instance);
-  void drop(unsigned stream, Round& round);
+  void drop(unsigned stream);
 
   const Peer& peer_;
   ThreadPool& pool_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/thread_pool.hpp"
+#include "base/until.hpp"
 #include "delta/delta.hpp"
 #include "deltasync/receiver.hpp"
 
@@ -43,9 +44,9 @@ class Target {
   virtual const LayoutPtr& layout() const = 0;
   /// True if a full update writes files of the sidecar, which then must not be an old one.
   virtual bool writes_side_files() const { return false; }
-  /// Called once by Receiver::bind before anything else: opens what exists, verifies a version found there. At the
-  /// deadline timed_out, with nothing changed.
-  virtual Status open(ThreadPool& pool, Deadline deadline) = 0;
+  /// Called once by Receiver::bind before anything else: opens what exists, verifies a version found there. Ended by
+  /// `until` (timed_out, cancelled) it has changed nothing but for leftovers that are gone.
+  virtual Status open(ThreadPool& pool, const Until& until) = 0;
   /// The committed version, or null.
   virtual const TargetState* committed() const = 0;
 
@@ -53,8 +54,8 @@ class Target {
   virtual delta::TensorMemory live_memory(std::uint32_t tensor) const = 0;
 
   /// Opens memory for a full version: the final place where nothing is committed, else as `policy` says
-  /// (in_place: committed() becomes null at once). Errors: no_space.
-  virtual Status begin_full(FullOverLive policy) = 0;
+  /// (in_place: committed() becomes null at once). Errors: no_space; timed_out or cancelled, and then nothing is open.
+  virtual Status begin_full(FullOverLive policy, const Until& until) = 0;
   /// Writable memory of one tensor while a full update is open. Rows are contiguous (row_stride = row bytes).
   virtual delta::TensorMemory full_memory(std::uint32_t tensor) = 0;
   /// Makes the full update, which the caller has verified whole, the committed version.

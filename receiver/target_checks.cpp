@@ -107,10 +107,10 @@ Status run_all(ThreadPool& pool, std::uint64_t count, const std::function<Status
   return {};
 }
 
-Status run_all(ThreadPool& pool, std::uint64_t count, Deadline deadline, std::string_view what,
+Status run_all(ThreadPool& pool, std::uint64_t count, const Until& until, std::string_view what,
                const std::function<Status(std::uint64_t, unsigned)>& fn) {
   return run_all(pool, count, [&](std::uint64_t index, unsigned worker) -> Status {
-    if (deadline.passed()) return Error(Errc::timed_out, "deadline passed while " + std::string(what));
+    DS_TRY(until.check(what));
     return fn(index, worker);
   });
 }

@@ -21,8 +21,8 @@ Status check_steps(const Layout& layout, const TargetState* committed, const std
 /// skipped; that failure is returned.
 Status run_all(ThreadPool& pool, std::uint64_t count, const std::function<Status(std::uint64_t, unsigned)>& fn);
 
-/// As above, and timed_out, naming `what`, once the deadline has passed before an index is begun.
-Status run_all(ThreadPool& pool, std::uint64_t count, Deadline deadline, std::string_view what,
+/// As above, and timed_out or cancelled, naming `what`, once the end has come before an index is begun.
+Status run_all(ThreadPool& pool, std::uint64_t count, const Until& until, std::string_view what,
                const std::function<Status(std::uint64_t, unsigned)>& fn);
 
 /// "tile 88 (model.layers.3.mlp.up_proj.weight)": how messages name a tile.

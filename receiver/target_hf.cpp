@@ -1,104 +1,19 @@
-// Versions as HF model directories (docs/targets.md).
-//
-// The committed directory is mapped read only and never written. A full update fills an incoming directory through a
-// mapping; a delta goes into the version before the committed one, if a write lease on each of its files proves that
-// nobody has them, else into a copy. Either becomes a version by a rename, and the committed one by the symlink.
+// Opening, full updates, commit and rollback of the HF directory target.
+#include "receiver/target_hf.hpp"
+
 #include <algorithm>
-#include <optional>
 #include <set>
+#include <utility>
 
 #include "base/log.hpp"
-#include "receiver/hf_lease.hpp"
-#include "receiver/hf_patch.hpp"
-#include "receiver/hf_store.hpp"
 #include "receiver/target_checks.hpp"
 
 namespace deltasync {
 namespace {
 
-constexpr std::uint64_t kCopyPieceBytes = 8u << 20;
 constexpr std::uint64_t kDigestTilesPerItem = 32;
-/// Frames of the last commit are kept to patch the version before it; larger ones are not worth their memory.
-constexpr std::uint64_t kKeptBytesMin = 16u << 20;
-constexpr std::uint64_t kKeptModelFraction = 16;
 
-std::uint64_t memory_of(const std::vector<StagedStep>& steps) {
-  std::uint64_t bytes = 0;
-  for (const StagedStep& step : steps) {
-    for (const StagedFrame& frame : step.frames) {
-      bytes += frame.bytes.capacity() + frame.records.capacity() * sizeof(delta::TileRecord);
-    }
-  }
-  return bytes;
-}
-
-/// The version before the committed one: what rollback() returns to and the next delta may patch.
-struct Previous {
-  std::string name;
-  TargetState state;
-  std::vector<StagedStep> steps;  ///< from it to the committed version; empty: it cannot be patched
-};
-
-/// A full update that is open.
-struct OpenFull {
-  std::filesystem::path directory;
-  MappedModel model;       ///< writable
-  bool lost_live = false;  ///< it began by giving up the version before
-};
-
-class HfTarget final : public Target {
- public:
-  explicit HfTarget(LayoutPtr layout, HfStore store) : layout_(std::move(layout)), store_(std::move(store)) {}
-  ~HfTarget() override { discard_full(); }
-
-  const LayoutPtr& layout() const override { return layout_; }
-  bool writes_side_files() const override { return true; }
-  Status open(ThreadPool& pool, Deadline deadline) override;
-  const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
-  delta::TensorMemory live_memory(std::uint32_t tensor) const override;
-  Status begin_full(FullOverLive policy) override;
-  delta::TensorMemory full_memory(std::uint32_t tensor) override;
-  Status commit_full(TargetState state) override;
-  void discard_full() noexcept override;
-  Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
-  Status rollback() override;
-  /// The version before stays for its readers, and to be patched.
-  void forget_rollback() noexcept override { can_rollback_ = false; }
-
- private:
-  struct Resumed {
-    TargetState state;
-    MappedModel model;
-  };
-  Result<Resumed> resume(const std::string& name, Deadline deadline);
-  std::vector<std::string> resume_order() const;
-  void drop_committed();
-  template <class Write>
-  Result<std::filesystem::path> with_room(const Write& write);
-  Result<std::filesystem::path> fill_incoming();
-  Result<std::optional<std::filesystem::path>> patch_previous(const std::vector<StagedStep>& steps,
-                                                              const TargetState& state, Deadline deadline);
-  Result<std::filesystem::path> write_anew(const std::vector<StagedStep>& steps, const TargetState& state,
-                                           Deadline deadline);
-  Status copy_committed(const std::vector<UniqueFd>& files, const std::vector<std::filesystem::path>& paths,
-                        Deadline deadline);
-  Status patch(const std::vector<PatchFile>& files, std::vector<const StagedStep*> steps,
-               std::vector<std::uint64_t> digests, const TargetState& after, std::function<bool()> go_on,
-               Deadline deadline);
-  Status make_current(const std::filesystem::path& incoming, TargetState state);
-  void remove_unused();
-
-  const LayoutPtr layout_;
-  HfStore store_;
-  ThreadPool* pool_ = nullptr;
-  std::optional<TargetState> committed_;
-  std::string name_;  ///< of the committed version
-  MappedModel live_;  ///< of the committed version
-  std::optional<Previous> previous_;
-  bool can_rollback_ = false;
-  std::optional<OpenFull> full_;
-  bool leases_work_ = true;  ///< until a filesystem says otherwise
-};
+}  // namespace
 
 // ---- opening -------------------------------------------------------------------------------------------------------
 
@@ -117,7 +32,7 @@ std::vector<std::string> HfTarget::resume_order() const {
   return order;
 }
 
-Result<HfTarget::Resumed> HfTarget::resume(const std::string& name, Deadline deadline) {
+Result<HfTarget::Resumed> HfTarget::resume(const std::string& name, const Until& until) {
   DS_ASSIGN(const HfRecord record, store_.read_record(name));
   if (record.layout != layout_->digest()) return Error(Errc::layout_mismatch, "it holds another layout");
   if (record.files != store_.files_digest())
@@ -139,21 +54,21 @@ Result<HfTarget::Resumed> HfTarget::resume(const std::string& name, Deadline dea
     }
     return {};
   };
-  DS_TRY(run_all(*pool_, items, deadline, "verifying " + store_.directory(name).string(), digest_some));
+  DS_TRY(run_all(*pool_, items, until, "verifying " + store_.directory(name).string(), digest_some));
   resumed.state.root = delta::root_digest(resumed.state.digests);
   if (resumed.state.root != record.root) return Error(Errc::corrupt, "its tensors are not those of its record");
   return resumed;
 }
 
-Status HfTarget::open(ThreadPool& pool, Deadline deadline) {
+Status HfTarget::open(ThreadPool& pool, const Until& until) {
   pool_ = &pool;
-  store_.remove_leftovers();
+  DS_TRY(store_.remove_leftovers(until));
   const std::optional<std::string> current = store_.current();
   for (const std::string& name : resume_order()) {
-    auto resumed = resume(name, deadline);
+    auto resumed = resume(name, until);
     if (!resumed.ok()) {
       const Errc why = resumed.error().code();
-      if (why == Errc::timed_out) return std::move(resumed).error();
+      if (why == Errc::timed_out || why == Errc::cancelled) return std::move(resumed).error();
       spdlog::warn("hf_target ignores_version name={} reason=\"{}\"", name, resumed.error().to_string());
       // What was committed last serves until the next commit, though its layout or side files are no base for a delta;
       // nothing older takes its place. A broken directory must not be what engines load.
@@ -193,8 +108,7 @@ void HfTarget::drop_committed() {
 
 /// Once more without the versions before, if the disk is too full: the update that begins has ended their use as the
 /// way back. Some may be there that this target did not commit (a restart), or that had a reader until now.
-template <class Write>
-Result<std::filesystem::path> HfTarget::with_room(const Write& write) {
+Result<std::filesystem::path> HfTarget::with_room(const std::function<Result<std::filesystem::path>()>& write) {
   auto incoming = write();
   if (incoming.ok() || incoming.error().code() != Errc::no_space) return incoming;
   previous_.reset();
@@ -202,11 +116,11 @@ Result<std::filesystem::path> HfTarget::with_room(const Write& write) {
   return write();
 }
 
-Result<std::filesystem::path> HfTarget::fill_incoming() {
+Result<std::filesystem::path> HfTarget::fill_incoming(const Until& until) {
   DS_ASSIGN(std::filesystem::path incoming, store_.make_incoming());
   const auto fill = [&]() -> Status {
-    DS_TRY(store_.write_other_files(incoming));
-    DS_ASSIGN(const std::vector<UniqueFd> files, store_.create_weight_files(incoming));
+    DS_TRY(store_.write_other_files(incoming, until));
+    DS_ASSIGN(const std::vector<UniqueFd> files, store_.create_weight_files(incoming, until));
     return store_.write_headers(incoming, files);
   };
   if (Status status = fill(); !status.ok()) {
@@ -216,17 +130,18 @@ Result<std::filesystem::path> HfTarget::fill_incoming() {
   return incoming;
 }
 
-Status HfTarget::begin_full(FullOverLive policy) {
+Status HfTarget::begin_full(FullOverLive policy, const Until& until) {
   if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
   if (full_) return Error(Errc::invalid_argument, "a full update is open already");
   if (committed_ && policy == FullOverLive::refuse) {
     return Error(Errc::no_space, "a full update over the live version " + to_string(committed_->version) +
                                      " needs a second directory, which the policy refuses");
   }
+  DS_TRY(until.check("opening a full update"));
   can_rollback_ = false;
   const bool lost = committed_ && policy == FullOverLive::in_place;
   if (lost) drop_committed();
-  DS_ASSIGN(std::filesystem::path incoming, with_room([&] { return fill_incoming(); }));
+  DS_ASSIGN(std::filesystem::path incoming, with_room([&] { return fill_incoming(until); }));
   auto model = store_.map(incoming, /*writable=*/true);
   if (!model.ok()) {
     store_.remove_tree(incoming);
@@ -256,115 +171,6 @@ Status HfTarget::commit_full(TargetState state) {
   full_.reset();  // unmaps
   DS_TRY(make_current(incoming, std::move(state)));
   can_rollback_ = !lost_live;
-  return {};
-}
-
-// ---- delta ---------------------------------------------------------------------------------------------------------
-
-Status HfTarget::patch(const std::vector<PatchFile>& files, std::vector<const StagedStep*> steps,
-                       std::vector<std::uint64_t> digests, const TargetState& after, std::function<bool()> go_on,
-                       Deadline deadline) {
-  DS_TRY(
-      patch_files({*layout_, store_.places(), files, std::move(steps), std::move(go_on), deadline}, digests, *pool_));
-  if (digests != after.digests) return Error(Errc::corrupt, "the patched files have other digests than the update");
-  return {};
-}
-
-/// The version before, patched forward in a directory of its own; nothing if it cannot be used. It is gone in any case
-/// in which something was begun.
-Result<std::optional<std::filesystem::path>> HfTarget::patch_previous(const std::vector<StagedStep>& steps,
-                                                                      const TargetState& state, Deadline deadline) {
-  using Nothing = std::optional<std::filesystem::path>;
-  if (!previous_ || previous_->steps.empty() || !leases_work_) return Nothing();
-  WriteLeases leases;
-  const auto lease_state = WriteLeases::acquire(store_.weight_paths(store_.directory(previous_->name)), leases);
-  if (!lease_state.ok()) return Nothing();
-  if (*lease_state == LeaseState::unsupported) {
-    leases_work_ = false;
-    spdlog::warn("hf_target no_write_leases path={} effect=\"each version is written anew\"",
-                 store_.directory(previous_->name).string());
-  }
-  if (*lease_state != LeaseState::held) return Nothing();
-
-  const Previous base = std::move(*previous_);
-  previous_.reset();
-  auto incoming = store_.take_apart(base.name);
-  if (!incoming.ok()) {
-    spdlog::warn("hf_target cannot_patch name={} error=\"{}\"", base.name, incoming.error().to_string());
-    return Nothing();
-  }
-  const std::vector<std::filesystem::path> paths = store_.weight_paths(*incoming);
-  std::vector<PatchFile> files;
-  for (std::size_t i = 0; i < paths.size(); ++i) files.push_back({leases.fd(i), paths[i]});
-  std::vector<const StagedStep*> all;
-  for (const StagedStep& step : base.steps) all.push_back(&step);
-  for (const StagedStep& step : steps) all.push_back(&step);
-  Status status = patch(
-      files, std::move(all), base.state.digests, state, [&] { return leases.unbroken(); }, deadline);
-  if (status.ok()) return Nothing(*std::move(incoming));
-
-  // Who waits in open() for one of these files must not get a mixture: it finds an empty file.
-  for (std::size_t i = 0; i < leases.size(); ++i) {
-    if (ftruncate(leases.fd(i), 0) != 0) spdlog::warn("hf_target cannot_truncate path={}", paths[i].string());
-  }
-  store_.remove_tree(*incoming);
-  if (status.error().code() == Errc::timed_out) return std::move(status).error();
-  spdlog::warn("hf_target gives_up_patching name={} reason=\"{}\"", base.name, status.error().to_string());
-  return Nothing();
-}
-
-/// Written, not cloned and not by copy_file_range: blocks shared with another file would have to be allocated when they
-/// are patched, on a disk that may be full by then.
-Status HfTarget::copy_committed(const std::vector<UniqueFd>& files, const std::vector<std::filesystem::path>& paths,
-                                Deadline deadline) {
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    const ByteSpan from = live_[i].bytes();
-    const std::uint64_t pieces = (from.size() + kCopyPieceBytes - 1) / kCopyPieceBytes;
-    DS_TRY(run_all(*pool_, pieces, deadline, "copying " + paths[i].string(), [&](std::uint64_t piece, unsigned) {
-      const std::uint64_t at = piece * kCopyPieceBytes;
-      return write_at(files[i].get(), at, from.subspan(at, std::min<std::uint64_t>(kCopyPieceBytes, from.size() - at)),
-                      paths[i]);
-    }));
-  }
-  return {};
-}
-
-Result<std::filesystem::path> HfTarget::write_anew(const std::vector<StagedStep>& steps, const TargetState& state,
-                                                   Deadline deadline) {
-  DS_ASSIGN(std::filesystem::path incoming, store_.make_incoming());
-  const std::vector<std::filesystem::path> paths = store_.weight_paths(incoming);
-  const auto fill = [&]() -> Status {
-    DS_TRY(store_.write_other_files(incoming));
-    DS_ASSIGN(const std::vector<UniqueFd> fds, store_.create_weight_files(incoming));
-    DS_TRY(copy_committed(fds, paths, deadline));
-    std::vector<PatchFile> files;
-    files.reserve(paths.size());
-    for (std::size_t i = 0; i < paths.size(); ++i) files.push_back({fds[i].get(), paths[i]});
-    std::vector<const StagedStep*> all;
-    all.reserve(steps.size());
-    for (const StagedStep& step : steps) all.push_back(&step);
-    return patch(
-        files, std::move(all), committed_->digests, state, [] { return true; }, deadline);
-  };
-  if (Status status = fill(); !status.ok()) {
-    store_.remove_tree(incoming);
-    return std::move(status).error();
-  }
-  return incoming;
-}
-
-Status HfTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
-  if (full_) return Error(Errc::invalid_argument, "a full update is open");
-  DS_TRY(check_steps(*layout_, committed(), steps, state));
-  can_rollback_ = false;
-  DS_ASSIGN(std::optional<std::filesystem::path> incoming, patch_previous(steps, state, deadline));
-  if (!incoming) {
-    DS_ASSIGN(incoming, with_room([&] { return write_anew(steps, state, deadline); }));
-  }
-  DS_TRY(make_current(*incoming, std::move(state)));
-  if (memory_of(steps) <= std::max(kKeptBytesMin, layout_->model_bytes() / kKeptModelFraction)) {
-    previous_->steps = std::move(steps);
-  }
   return {};
 }
 
@@ -424,8 +230,6 @@ Status HfTarget::rollback() {
   remove_unused();
   return {};
 }
-
-}  // namespace
 
 Result<TargetPtr> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out,
                                  HfTargetOptions options) {

@@ -54,10 +54,10 @@ class HostTarget final : public Target {
   HostTarget(LayoutPtr layout, std::span<std::byte> memory) : layout_(std::move(layout)), user_(memory) {}
 
   const LayoutPtr& layout() const override { return layout_; }
-  Status open(ThreadPool& pool, Deadline deadline) override;
+  Status open(ThreadPool& pool, const Until& until) override;
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
   delta::TensorMemory live_memory(std::uint32_t tensor) const override;
-  Status begin_full(FullOverLive policy) override;
+  Status begin_full(FullOverLive policy, const Until& until) override;
   delta::TensorMemory full_memory(std::uint32_t tensor) override;
   Status commit_full(TargetState state) override;
   void discard_full() noexcept override;
@@ -92,7 +92,7 @@ class HostTarget final : public Target {
   Undo undo_;
 };
 
-Status HostTarget::open(ThreadPool& pool, Deadline /*nothing is here to verify*/) {
+Status HostTarget::open(ThreadPool& pool, const Until& /*nothing is here to verify*/) {
   if (!memory_is_ours() && user_.size() < layout_->half_bytes()) {
     return Error(Errc::invalid_argument, "the memory given has " + std::to_string(user_.size()) +
                                              " bytes, the layout needs " + std::to_string(layout_->half_bytes()));
@@ -126,7 +126,7 @@ void HostTarget::zero_padding(std::span<std::byte> memory) const {
   std::memset(memory.data() + end, 0, layout_->half_bytes() - end);
 }
 
-Status HostTarget::begin_full(FullOverLive policy) {
+Status HostTarget::begin_full(FullOverLive policy, const Until& until) {
   if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open already");
   if (committed_ && policy == FullOverLive::refuse) {
@@ -136,14 +136,15 @@ Status HostTarget::begin_full(FullOverLive policy) {
   undo_ = {};
   if (committed_ && policy == FullOverLive::stage) {
     if (!spare_) {
-      DS_ASSIGN(spare_, HostMemory::map(layout_->half_bytes(), *pool_).with_context("second copy for a full update"));
+      DS_ASSIGN(spare_,
+                HostMemory::map(layout_->half_bytes(), *pool_, until).with_context("second copy for a full update"));
     }
     full_ = Full::staged;
     return {};
   }
   if (memory_is_ours()) {
     if (!own_) {
-      DS_ASSIGN(own_, HostMemory::map(layout_->half_bytes(), *pool_));
+      DS_ASSIGN(own_, HostMemory::map(layout_->half_bytes(), *pool_, until));
     }
   } else {
     zero_padding(user_);

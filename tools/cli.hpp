@@ -1,13 +1,20 @@
 // What the subcommands of `deltasync` share: how they are registered, exit codes, output. docs/cli.md is the manual.
 #pragma once
 
+#include <signal.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <semaphore>
+#include <stop_token>
 #include <string>
 #include <string_view>
+#include <thread>
 
+#include "base/fd.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync::cli {
@@ -81,6 +88,31 @@ class Progress {
 /// SIGINT and SIGTERM ask long-running commands to stop after the version at hand; a second one kills.
 void catch_stop_signals();
 bool stop_requested() noexcept;
+
+/// While it lives, the first SIGINT or SIGTERM requests a stop; a second one ends the process, as does the first one if
+/// listening should fail. Make it before any other thread: threads inherit that these signals are blocked.
+class StopOnSignal {
+ public:
+  static Result<std::unique_ptr<StopOnSignal>> make();
+  ~StopOnSignal();
+  StopOnSignal(const StopOnSignal&) = delete;
+  StopOnSignal& operator=(const StopOnSignal&) = delete;
+
+  std::stop_token token() const noexcept { return stop_.get_token(); }
+  /// The signal that requested a stop from any object of this class; 0 if none has.
+  static int received() noexcept;
+
+ private:
+  StopOnSignal(UniqueFd signals, UniqueFd end, const sigset_t& mask_before);
+  void listen();
+
+  const UniqueFd signals_;
+  const UniqueFd end_;  // an eventfd: listening is over
+  const sigset_t mask_before_;
+  std::stop_source stop_;
+  std::binary_semaphore ended_{0};
+  std::thread thread_;  // last: it uses all of the above
+};
 
 /// Waits until one of `fd` (−1: none) is readable, a stop signal, or `seconds` have passed. True if readable.
 bool wait_readable(int fd, double seconds);

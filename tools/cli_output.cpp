@@ -43,7 +43,8 @@ Exit exit_of(Errc code) noexcept {
     case Errc::already_exists: return Exit::missing;
     case Errc::unsupported: return Exit::unsupported;
     case Errc::io:
-    case Errc::internal: return Exit::other;
+    case Errc::internal:
+    case Errc::cancelled: return Exit::other;  // a signal's own exit code goes before
   }
   return Exit::other;
 }
@@ -60,7 +61,8 @@ std::string exit_code_help() {
          "  7  access: token missing or wrong, file permissions\n"
          "  8  a file or directory is not there, or one is in the way\n"
          "  9  unsupported by this build\n"
-         " 10  any other error\n";
+         " 10  any other error\n"
+         "128+N  pull: ended by signal N\n";
 }
 
 Status print_line(std::string_view line) {

@@ -1,14 +1,12 @@
 // `deltasync pull`: a receiver that keeps a model directory.
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <optional>
 
 #include "base/log.hpp"
+#include "base/until.hpp"
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"
 #include "receiver/target.hpp"
@@ -86,22 +84,22 @@ Status print(const Options& options, const PullReport& report) {
   return print_line(line);
 }
 
-Result<std::unique_ptr<Receiver>> connect(const Options& options, const std::string& token, Deadline deadline) {
+Result<std::unique_ptr<Receiver>> connect(const Options& options, const std::string& token, const Until& until) {
   ReceiverOptions receiver_options;
   receiver_options.endpoint = options.from;
   receiver_options.token = token;
   receiver_options.streams = options.streams;
   receiver_options.name = "deltasync pull";
-  DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, deadline));
+  DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until.deadline(), until.stop()));
   DS_ASSIGN(auto target, make_hf_target(receiver->layout(), receiver->sidecar(), options.out));
-  DS_TRY(receiver->bind(std::move(target), deadline).with_context(options.out));
+  DS_TRY(receiver->bind(std::move(target), until.deadline(), until.stop()).with_context(options.out));
   return receiver;
 }
 
-Result<PullReport> pull_one(const Options& options, Receiver& receiver, const Want& want, Deadline deadline) {
+Result<PullReport> pull_one(const Options& options, Receiver& receiver, const Want& want, const Until& until) {
   Progress progress(!options.json);
   if (options.follow) progress.show("waiting for a newer version …");
-  DS_ASSIGN(auto update, receiver.pull(want, deadline));
+  DS_ASSIGN(auto update, receiver.pull(want, until.deadline(), until.stop()));
   progress.clear();
   if (update->report().mode != PullMode::up_to_date) DS_TRY(update->commit().with_context("commit"));
   return update->report();
@@ -120,21 +118,22 @@ bool may_pass(Errc code) {
 }
 
 /// Every newer version, until `count` are there or a failure that no repetition mends.
-Status follow(const Options& options, std::unique_ptr<Receiver> receiver, const std::string& token, const Want& want) {
+Status follow(const Options& options, std::unique_ptr<Receiver> receiver, const std::string& token, const Want& want,
+              const std::stop_token& stop) {
   bool bound_again = false;
   double pause_s = kPauseMinS;
   for (std::uint64_t done = 0; options.count == 0 || done < options.count;) {
-    const Deadline deadline = deadline_of(options);
+    const Until until(deadline_of(options), stop);
     Result<PullReport> report = Error(Errc::internal, "not tried");
     if (!receiver) {
-      auto connected = connect(options, token, deadline);
+      auto connected = connect(options, token, until);
       if (connected) {
         receiver = std::move(*connected);
       } else {
         report = std::move(connected).error();
       }
     }
-    if (receiver) report = pull_one(options, *receiver, want, deadline);
+    if (receiver) report = pull_one(options, *receiver, want, until);
     if (report) {
       DS_TRY(print(options, *report));
       bound_again = false;
@@ -147,7 +146,8 @@ Status follow(const Options& options, std::unique_ptr<Receiver> receiver, const 
       bound_again = false;
       if (report.error().code() == Errc::timed_out) pause_s = kPauseMinS;  // the wait was the pause
       spdlog::warn("pull_failed again_in_s={} error=\"{}\"", pause_s, report.error().to_string());
-      wait_readable(-1, pause_s);
+      const auto pause = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(pause_s));
+      Until(Deadline::after(pause), stop).pause(pause);
       pause_s = std::min(2 * pause_s, kPauseMaxS);
     } else {
       return std::move(report).error();
@@ -156,26 +156,17 @@ Status follow(const Options& options, std::unique_ptr<Receiver> receiver, const 
   return {};
 }
 
-/// A pull blocks in the receiver until its deadline, so a follower that is told to stop ends right here: what is
-/// committed stays committed, and what was staged is cleared away by the next pull into the same directory.
-void end_on_signal(int) {
-  ::_exit(static_cast<int>(Exit::ok));
-}
-
 Status run(const Options& options) {
   std::string token;
   if (!options.token_file.empty()) {
     DS_ASSIGN(token, net::read_token_file(options.token_file));
   }
-  if (options.follow) {
-    std::signal(SIGINT, end_on_signal);
-    std::signal(SIGTERM, end_on_signal);
-  }
+  DS_ASSIGN(const auto on_signal, StopOnSignal::make());
   const Want want = want_of(options);
-  const Deadline deadline = deadline_of(options);
-  DS_ASSIGN(auto receiver, connect(options, token, deadline));
-  if (options.follow) return follow(options, std::move(receiver), token, want);
-  DS_ASSIGN(const PullReport report, pull_one(options, *receiver, want, deadline));
+  const Until until(deadline_of(options), on_signal->token());
+  DS_ASSIGN(auto receiver, connect(options, token, until));
+  if (options.follow) return follow(options, std::move(receiver), token, want, until.stop());
+  DS_ASSIGN(const PullReport report, pull_one(options, *receiver, want, until));
   return print(options, report);
 }
 

@@ -1,12 +1,19 @@
 #include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <initializer_list>
+#include <system_error>
+#include <utility>
 
+#include "base/log.hpp"
+#include "base/thread_pool.hpp"
 #include "tools/cli.hpp"
 
 namespace deltasync::cli {
@@ -16,6 +23,15 @@ volatile std::sig_atomic_t g_stop = 0;
 
 void on_stop_signal(int) {
   g_stop = 1;
+}
+
+std::atomic<int> g_received = 0;
+
+sigset_t stop_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&set, signal);
+  return set;
 }
 
 }  // namespace
@@ -30,6 +46,63 @@ void catch_stop_signals() {
 
 bool stop_requested() noexcept {
   return g_stop != 0;
+}
+
+// ---- StopOnSignal --------------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<StopOnSignal>> StopOnSignal::make() {
+  const sigset_t set = stop_signals();
+  UniqueFd signals(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals) return Error::from_errno("signalfd", errno);
+  UniqueFd end(::eventfd(0, EFD_CLOEXEC));
+  if (!end) return Error::from_errno("eventfd", errno);
+  sigset_t before;
+  if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, &before); error != 0) {
+    return Error::from_errno("pthread_sigmask", error);
+  }
+  try {
+    return std::unique_ptr<StopOnSignal>(new StopOnSignal(std::move(signals), std::move(end), before));
+  } catch (const std::system_error& e) {
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return Error(Errc::no_space, "the thread that waits for signals: " + e.code().message());
+  }
+}
+
+StopOnSignal::StopOnSignal(UniqueFd signals, UniqueFd end, const sigset_t& mask_before)
+    : signals_(std::move(signals)), end_(std::move(end)), mask_before_(mask_before), thread_([this] { listen(); }) {}
+
+StopOnSignal::~StopOnSignal() {
+  ended_.release();
+  ::eventfd_write(end_.get(), 1);
+  thread_.join();
+  ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+}
+
+int StopOnSignal::received() noexcept {
+  return g_received;
+}
+
+void StopOnSignal::listen() {
+  set_thread_name("ds-signals");
+  for (;;) {
+    pollfd items[] = {{signals_.get(), POLLIN, 0}, {end_.get(), POLLIN, 0}};
+    const int ready = ::poll(items, 2, -1);
+    if (ready > 0 && items[1].revents != 0) return;
+    signalfd_siginfo info{};
+    const ssize_t n = ready > 0 ? ::read(signals_.get(), &info, sizeof info) : -1;
+    if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (n == sizeof info) {
+      g_received = static_cast<int>(info.ssi_signo);
+      stop_.request_stop();
+    } else {
+      spdlog::warn("cannot_wait_for_signals errno={} effect=\"the next one ends the process at once\"", errno);
+    }
+    break;
+  }
+  // From here on a signal has its default effect: on this thread, which is the only one that lets it through.
+  const sigset_t set = stop_signals();
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  ended_.acquire();
 }
 
 bool wait_readable(int fd, double seconds) {

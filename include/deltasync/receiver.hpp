@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -103,11 +104,16 @@ class StagedUpdate {
 };
 
 /// One receiver of one agent. Not thread-safe: one thread calls it at a time. Reconnects by itself.
+///
+/// Calls that take a `stop` end soon after it is requested, by any thread or a stop that was requested before, with
+/// `cancelled`, whatever they are doing; a call that has failed for another reason by then says that reason. What the
+/// call leaves behind is what it would leave at its deadline.
 class Receiver {
  public:
-  /// Connects, authenticates and fetches the layout. Errors: connection, unauthenticated, timed_out, no_space (no
-  /// thread to be had). An agent without a layout yet is waited for until the deadline.
-  static Result<std::unique_ptr<Receiver>> connect(ReceiverOptions options, Deadline deadline);
+  /// Connects, authenticates and fetches the layout. Errors: connection, unauthenticated, timed_out, cancelled,
+  /// no_space (no thread to be had). An agent without a layout yet is waited for until the deadline.
+  static Result<std::unique_ptr<Receiver>> connect(ReceiverOptions options, Deadline deadline,
+                                                   std::stop_token stop = {});
   virtual ~Receiver() = default;
 
   virtual const LayoutPtr& layout() const = 0;
@@ -115,16 +121,17 @@ class Receiver {
 
   /// Takes the target that keeps the versions. A directory target that already holds a version of this layout is
   /// verified and resumes from it (this reads all of it: timed_out if that takes longer than the deadline allows, and
-  /// the target bound before stays). layout_mismatch if the target was made for another layout.
-  virtual Status bind(TargetPtr target, Deadline deadline) = 0;
+  /// the target bound before stays; cancelled likewise). layout_mismatch if the target was made for another layout.
+  virtual Status bind(TargetPtr target, Deadline deadline, std::stop_token stop = {}) = 0;
   /// The bound target, or null.
   virtual Target* target() = 0;
 
-  /// Brings the wanted version into staging, verified. On error the target keeps its version and can pull again.
-  /// Errors: gone, timed_out (names the stage), layout_mismatch (the trainer has a new layout, or a directory target
-  /// would get other side files: connect again),
-  /// connection, no_space, corrupt.
-  virtual Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline) = 0;
+  /// Brings the wanted version into staging, verified. On error the target keeps its version and can pull again; what
+  /// arrived and was verified before timed_out, cancelled or connection is kept for the next pull.
+  /// Errors: gone, timed_out and cancelled (name the stage), layout_mismatch (the trainer has a new layout, or a
+  /// directory target would get other side files: connect again), connection, no_space, corrupt.
+  virtual Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline,
+                                                     std::stop_token stop = {}) = 0;
 
   /// The committed version, or nothing.
   virtual std::optional<Version> current() const = 0;

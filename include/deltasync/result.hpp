@@ -37,6 +37,7 @@ enum class Errc : std::uint8_t {
   no_space,          ///< disk, /dev/shm or cgroup limit
   io,                ///< any other operating-system error; the message has errno's text
   internal,          ///< a broken invariant that was caught; a bug
+  cancelled,         ///< the caller asked the call to stop (std::stop_token); never sent over the wire
 };
 
 /// Stable lower-case name of a code, e.g. "lease_revoked".

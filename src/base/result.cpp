@@ -29,6 +29,7 @@ std::string_view to_string(Errc code) noexcept {
     case Errc::no_space: return "no_space";
     case Errc::io: return "io";
     case Errc::internal: return "internal";
+    case Errc::cancelled: return "cancelled";
   }
   return "unknown";
 }

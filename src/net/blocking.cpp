@@ -13,9 +13,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <condition_variable>
 #include <ctime>
-#include <future>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -73,29 +75,46 @@ Result<Addresses> ask_resolver(const std::string& host, const std::string& servi
   return Addresses(list);
 }
 
+/// What a look-up and its caller share; the last of them frees it.
+struct Lookup {
+  std::mutex mutex;
+  std::condition_variable_any done;
+  std::optional<Result<Addresses>> answer;  // protected by mutex
+};
+
 /// getaddrinfo knows no deadline, so that a name is looked up on a thread that may outlive its caller.
-Result<Addresses> resolve(const std::string& host, std::uint16_t port, Deadline deadline) {
+Result<Addresses> resolve(const std::string& host, std::uint16_t port, const Until& until) {
   const std::string service = std::to_string(port);
   if (auto numeric = ask_resolver(host, service, AI_NUMERICHOST)) return numeric;
-  auto answer = std::make_shared<std::promise<Result<Addresses>>>();
-  auto future = answer->get_future();
+  auto lookup = std::make_shared<Lookup>();
   try {
-    std::thread([answer, host, service] { answer->set_value(ask_resolver(host, service, 0)); }).detach();
+    std::thread([lookup, host, service] {
+      auto answer = ask_resolver(host, service, 0);
+      const std::lock_guard lock(lookup->mutex);
+      lookup->answer = std::move(answer);
+      lookup->done.notify_all();
+    }).detach();
   } catch (const std::system_error& e) {
     return Error(Errc::no_space, "resolve " + host + ": no thread: " + e.code().message());
   }
-  if (future.wait_until(deadline.at()) != std::future_status::ready) {
-    return Error(Errc::timed_out, "resolving " + host);
-  }
-  return future.get();
+  std::unique_lock lock(lookup->mutex);
+  lookup->done.wait_until(lock, until.stop(), until.deadline().at(), [&] { return lookup->answer.has_value(); });
+  if (lookup->answer) return std::move(*lookup->answer);
+  if (until.stop_requested()) return cancelled_while("resolving " + host);
+  return Error(Errc::timed_out, "resolving " + host);
 }
 
-Result<UniqueFd> connect_address(const addrinfo& address, Deadline deadline) {
+Result<UniqueFd> connect_address(const addrinfo& address, const Until& until) {
   UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
   if (!fd) return Error::from_errno("socket", errno);
   if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return Error::from_errno("connect", errno);
-    DS_TRY(finish_connect(fd.get(), deadline));
+    // Only a socket that is connecting already can be shut down: from here on, not before.
+    const ShutDown wake(until.stop(), fd.get());
+    if (auto connected = finish_connect(fd.get(), until.deadline()); !connected) {
+      if (until.stop_requested() && connected.error().code() == Errc::connection) return cancelled_while("connecting");
+      return std::move(connected).error();
+    }
   }
   const int on = 1;
   ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -132,15 +151,15 @@ Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline) {
   }
 }
 
-Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, Deadline deadline) {
+Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, const Until& until) {
   const std::string where = host + ":" + std::to_string(port);
-  DS_ASSIGN(const Addresses list, resolve(host, port, deadline));
+  DS_ASSIGN(const Addresses list, resolve(host, port, until));
   Error last(Errc::connection, "connect to " + where + ": no address");
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
-    auto fd = connect_address(*a, deadline);
+    auto fd = connect_address(*a, until);
     if (fd) return fd;
     last = std::move(fd).error().with_context("connect to " + where);
-    if (deadline.passed()) break;
+    if (!until.check("connecting")) break;
   }
   return last;
 }
@@ -150,19 +169,46 @@ void use_no_pacing(int fd) noexcept {
   ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kReno.data(), kReno.size());
 }
 
+void ShutDown::Call::operator()() const noexcept {
+  ::shutdown(fd, SHUT_RDWR);
+}
+
 MessageSocket::MessageSocket(UniqueFd fd) : fd_(std::move(fd)) {
   if (!fd_) return;
   const int flags = ::fcntl(fd_.get(), F_GETFL);
   if (flags >= 0) ::fcntl(fd_.get(), F_SETFL, flags | O_NONBLOCK);
 }
 
+MessageSocket& MessageSocket::operator=(MessageSocket&& other) noexcept {
+  if (this == &other) return *this;
+  close();
+  shut_down_ = std::move(other.shut_down_);
+  stop_ = std::move(other.stop_);
+  fd_ = std::move(other.fd_);
+  bytes_sent_ = other.bytes_sent_;
+  bytes_received_ = other.bytes_received_;
+  return *this;
+}
+
+void MessageSocket::close() noexcept {
+  shut_down_.reset();
+  fd_.reset();
+}
+
+void MessageSocket::stop_on(const std::stop_token& stop) {
+  shut_down_.reset();
+  stop_ = stop;
+  if (fd_ && stop_.stop_possible()) shut_down_ = std::make_unique<ShutDown>(stop_, fd_.get());
+}
+
 Error MessageSocket::broken(Error error) {
   close();
+  if (error.code() == Errc::connection && stop_.stop_requested()) return cancelled_while("speaking with the peer");
   return error;
 }
 
 Status MessageSocket::send(wire::Type type, std::uint64_t request, ByteSpan payload, Deadline deadline) {
-  if (!fd_) return Error(Errc::connection, "the connection is closed");
+  if (!fd_) return broken(Error(Errc::connection, "the connection is closed"));
   const wire::Header header = wire::make_header(type, request, payload);
   if (payload.size() > wire::payload_bytes_max(header.type)) {
     return Error(Errc::invalid_argument, "a message of type " + std::to_string(header.type) + " with " +
@@ -200,7 +246,7 @@ Status MessageSocket::send(wire::Type type, std::uint64_t request, ByteSpan payl
 }
 
 Status MessageSocket::recv_exact(MutByteSpan to, bool at_message_start, Deadline deadline) {
-  if (!fd_) return Error(Errc::connection, "the connection is closed");
+  if (!fd_) return broken(Error(Errc::connection, "the connection is closed"));
   std::size_t done = 0;
   while (done < to.size()) {
     const ssize_t n = ::recv(fd_.get(), to.data() + done, to.size() - done, 0);

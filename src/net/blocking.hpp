@@ -4,11 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <stop_token>
 #include <string>
 #include <vector>
 
 #include "base/bytes.hpp"
 #include "base/fd.hpp"
+#include "base/until.hpp"
 #include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
@@ -18,8 +21,24 @@ namespace deltasync::net {
 /// A stream socket, non-blocking and close-on-exec. `connection` if nobody listens there, `invalid_argument` if `path`
 /// is another kind of file or too long, `timed_out`.
 Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline);
-/// Tries each address of `host` in turn; name resolution is bounded by the deadline too. TCP_NODELAY is set.
-Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, Deadline deadline);
+/// Tries each address of `host` in turn; name resolution is bounded too. TCP_NODELAY is set. `cancelled` soon after a
+/// stop is requested.
+Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, const Until& until);
+
+/// While it lives, a requested stop shuts the socket down, which wakes every thread that waits on it and fails what is
+/// tried on it from then on. A stop requested before counts. Destroy it before the descriptor is closed: the
+/// destructor waits for a shutdown that is under way, so that no other file that gets the same number is hit.
+class ShutDown {
+ public:
+  ShutDown(std::stop_token stop, int fd) : callback_(std::move(stop), Call{fd}) {}
+
+ private:
+  struct Call {
+    int fd;
+    void operator()() const noexcept;
+  };
+  std::stop_callback<Call> callback_;
+};
 
 struct Message {
   wire::Header header;
@@ -35,15 +54,23 @@ void use_no_pacing(int fd) noexcept;
 
 /// Not thread-safe. After a failure inside a message the byte stream has no known position any more: the socket is
 /// closed and every later call fails with `connection`. A recv that timed out before the first byte leaves it usable.
+/// Once the stop given to stop_on() is requested, calls fail with `cancelled` where they would have to wait.
 class MessageSocket {
  public:
   MessageSocket() = default;
   /// Takes a connected socket of any kind and makes it non-blocking.
   explicit MessageSocket(UniqueFd fd);
+  MessageSocket(MessageSocket&&) noexcept = default;
+  MessageSocket& operator=(MessageSocket&& other) noexcept;
 
   bool open() const noexcept { return static_cast<bool>(fd_); }
   int fd() const noexcept { return fd_.get(); }
-  void close() noexcept { fd_.reset(); }
+  void close() noexcept;
+
+  /// From now on this stop ends the conversation, and no earlier one; none if it cannot be requested.
+  void stop_on(const std::stop_token& stop);
+  /// Closes; returns the error, or `cancelled` in its place if it is only what the stop made of the connection.
+  Error broken(Error error);
 
   Status send(wire::Type type, std::uint64_t request, ByteSpan payload, Deadline deadline);
   template <class M>
@@ -76,9 +103,10 @@ class MessageSocket {
 
  private:
   Status recv_exact(MutByteSpan to, bool at_message_start, Deadline deadline);
-  Error broken(Error error);
 
   UniqueFd fd_;
+  std::stop_token stop_;
+  std::unique_ptr<ShutDown> shut_down_;  // after fd_, so that it goes first
   std::uint64_t bytes_sent_ = 0;
   std::uint64_t bytes_received_ = 0;
 };

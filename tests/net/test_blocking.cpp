@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <filesystem>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
@@ -157,6 +158,67 @@ TEST_F(BlockingTest, AnswerOfAnotherTypeOrRequest) {
   ASSERT_TRUE(a_.send(wire::Type::end, 4, {}, soon()));
   EXPECT_EQ(b_.recv_answer(5, wire::Type::end, soon()).error().code(), Errc::protocol);
   EXPECT_FALSE(b_.open());
+}
+
+// ---- stops ---------------------------------------------------------------------------------------------------
+
+TEST_F(BlockingTest, AStopWakesWhoWaits) {
+  std::stop_source stop;
+  b_.stop_on(stop.get_token());
+  const Deadline patience = soon();
+  std::jthread other([&] { stop.request_stop(); });
+  const auto answer = b_.recv(0, patience);
+  ASSERT_FALSE(answer);
+  EXPECT_EQ(answer.error().code(), Errc::cancelled);
+  EXPECT_FALSE(patience.passed());
+  EXPECT_EQ(b_.send(wire::Type::end, 1, {}, soon()).error().code(), Errc::cancelled);
+}
+
+TEST_F(BlockingTest, AStopHidesNoOtherReason) {
+  std::stop_source stop;
+  b_.stop_on(stop.get_token());
+  raw("this is no header, but long enough for one: not a word", 48);
+  stop.request_stop();  // what has arrived can still be read
+  EXPECT_EQ(b_.recv(0, soon()).error().code(), Errc::protocol);
+}
+
+TEST_F(BlockingTest, AnEarlierStopIsForgotten) {
+  std::stop_source first;
+  std::stop_source second;
+  b_.stop_on(first.get_token());
+  b_.stop_on(second.get_token());
+  first.request_stop();
+  ASSERT_TRUE(a_.send(wire::Type::end, 1, {}, soon()));
+  EXPECT_TRUE(b_.recv(0, soon()));
+  b_.stop_on({});
+  second.request_stop();
+  ASSERT_TRUE(a_.send(wire::Type::end, 2, {}, soon()));
+  EXPECT_TRUE(b_.recv(0, soon()));
+}
+
+TEST_F(BlockingTest, AStopHitsNoOtherSocketThatGotTheNumber) {
+  std::stop_source stop;
+  for (const bool assigned : {false, true}) {
+    int fds[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    const UniqueFd far(fds[0]);
+    MessageSocket socket{UniqueFd(fds[1])};
+    socket.stop_on(stop.get_token());
+    if (assigned) {
+      socket = MessageSocket();
+    } else {
+      socket.close();
+    }
+    int reused[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, reused), 0);
+    MessageSocket one{UniqueFd(reused[0])};
+    MessageSocket other{UniqueFd(reused[1])};
+    ASSERT_TRUE(reused[0] == fds[1] || reused[1] == fds[1]) << "this test proves nothing";
+    stop.request_stop();
+    ASSERT_TRUE(one.send(wire::Type::end, 1, {}, soon()));
+    EXPECT_TRUE(other.recv(0, soon()));
+    stop = std::stop_source();
+  }
 }
 
 TEST(Connect, TcpByAddressAndByName) {

@@ -5,6 +5,7 @@
 
 #include "receiver/host_memory.hpp"
 #include "tests/receiver/hf_fixture.hpp"
+#include "tests/receiver/trainer_model.hpp"
 
 namespace deltasync::test {
 namespace {
@@ -17,12 +18,24 @@ TEST(HostMemory, TheCgroupsLimitIsNoSpace) {
   std::ofstream(dir.path() / "root" / "job" / "memory.current") << (4u << 20);
   const CgroupFiles cgroup{dir.path() / "root", dir.path() / "self"};
   ThreadPool pool(2, "test");
-  EXPECT_TRUE(HostMemory::map(4u << 20, pool, cgroup).ok());
-  const auto refused = HostMemory::map((4u << 20) + 1, pool, cgroup);
+  EXPECT_TRUE(HostMemory::map(4u << 20, pool, in_time(), cgroup).ok());
+  const auto refused = HostMemory::map((4u << 20) + 1, pool, in_time(), cgroup);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), Errc::no_space);
   EXPECT_NE(refused.error().message().find("the memory cgroup has 4.00 MiB"), std::string::npos)
       << refused.error().message();
+}
+
+TEST(HostMemory, FillingItWithPagesEndsAtTheDeadlineAndByAStop) {
+  ThreadPool pool(2, "test");
+  const auto late = HostMemory::map(4u << 20, pool, Deadline::after(std::chrono::seconds(0)));
+  ASSERT_FALSE(late.ok());
+  EXPECT_EQ(late.error().code(), Errc::timed_out);
+  std::stop_source stop;
+  stop.request_stop();
+  const auto stopped = HostMemory::map(4u << 20, pool, {in_time(), stop.get_token()});
+  ASSERT_FALSE(stopped.ok());
+  EXPECT_EQ(stopped.error().code(), Errc::cancelled);
 }
 
 TEST(HostMemory, SoIsTheMachinesEnd) {

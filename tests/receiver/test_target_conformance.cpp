@@ -235,7 +235,7 @@ TEST_P(TargetConformance, ForgottenRollback) {
   target_->forget_rollback();
   EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
   EXPECT_TRUE(holds(third));
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage)));
+  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
   target_->forget_rollback();  // an open update is not touched
   const Reference fourth = trainer_->step(0.1);
   fill_full(*target_, fourth);
@@ -290,7 +290,7 @@ TEST_P(TargetConformance, FullOverLiveStages) {
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.5);
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage)));
+  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
   EXPECT_TRUE(holds(first));
   fill_full(*target_, second);
   EXPECT_TRUE(holds(first)) << "bytes of an uncommitted version are visible";
@@ -317,13 +317,13 @@ TEST_P(TargetConformance, DeltasAfterAStagedFull) {
 
 TEST_P(TargetConformance, DiscardedFullLeavesNoTrace) {
   const Reference first = trainer_->now();
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage)));
+  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
   fill_full(*target_, first);
   target_->discard_full();
   EXPECT_TRUE(holds_nothing());
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.5);
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage)));
+  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
   fill_full(*target_, second);
   target_->discard_full();
   target_->discard_full();  // nothing open: nothing happens
@@ -337,7 +337,7 @@ TEST_P(TargetConformance, InPlaceGivesUpTheLiveVersion) {
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first, FullOverLive::in_place)));  // nothing was live: like any other
   const Reference second = trainer_->step(0.5);
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::in_place)));
+  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::in_place, in_time())));
   EXPECT_TRUE(holds_nothing());
   fill_full(*target_, second);
   ASSERT_TRUE(ok(target_->commit_full(second.state)));
@@ -350,7 +350,7 @@ TEST_P(TargetConformance, DiscardedInPlaceHoldsNothing) {
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.5);
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::in_place)));
+  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::in_place, in_time())));
   target_->discard_full();
   EXPECT_TRUE(holds_nothing());
   EXPECT_TRUE(fails(commit_delta(first, second), Errc::version_conflict));
@@ -361,7 +361,7 @@ TEST_P(TargetConformance, DiscardedInPlaceHoldsNothing) {
 TEST_P(TargetConformance, RefusesAFullOverLiveWhenTold) {
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first, FullOverLive::refuse)));
-  EXPECT_TRUE(fails(target_->begin_full(FullOverLive::refuse), Errc::no_space));
+  EXPECT_TRUE(fails(target_->begin_full(FullOverLive::refuse, in_time()), Errc::no_space));
   EXPECT_TRUE(holds(first));
   EXPECT_TRUE(fails(target_->commit_full(first.state), Errc::invalid_argument));
 }
@@ -371,8 +371,8 @@ TEST_P(TargetConformance, CallsOutOfOrderAreRefused) {
   EXPECT_TRUE(fails(target_->commit_full(first.state), Errc::invalid_argument));
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.1);
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage)));
-  EXPECT_TRUE(fails(target_->begin_full(FullOverLive::stage), Errc::invalid_argument));
+  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
+  EXPECT_TRUE(fails(target_->begin_full(FullOverLive::stage, in_time()), Errc::invalid_argument));
   EXPECT_TRUE(fails(commit_delta(first, second), Errc::invalid_argument));
   EXPECT_TRUE(fails(target_->rollback(), Errc::invalid_argument));
   target_->discard_full();
@@ -381,7 +381,7 @@ TEST_P(TargetConformance, CallsOutOfOrderAreRefused) {
 
 TEST_P(TargetConformance, WrongFullStatesAreRefused) {
   const Reference first = trainer_->now();
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage)));
+  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
   fill_full(*target_, first);
   TargetState state = first.state;
   state.digests.pop_back();
@@ -473,7 +473,7 @@ TEST_P(TargetConformance, RandomWalks) {
         const bool in_place = random.below(3) == 0;
         const bool lost = in_place && now;
         const Reference next = trainer_->step(density);
-        ASSERT_TRUE(ok(target_->begin_full(in_place ? FullOverLive::in_place : FullOverLive::stage)));
+        ASSERT_TRUE(ok(target_->begin_full(in_place ? FullOverLive::in_place : FullOverLive::stage, in_time())));
         if (random.below(3) == 0) {
           target_->discard_full();
           undo.reset();

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "receiver/hf_files.hpp"
 #include "receiver/hf_record.hpp"
 #include "tests/receiver/hf_case.hpp"
 
@@ -89,11 +90,11 @@ TEST_F(HfTargetTest, AHardLinkKeepsItsBytes) {
 TEST_F(HfTargetTest, AnUpdateThatIsGivenUpLeavesNoFiles) {
   ASSERT_TRUE(ok(hf_.restart()));
   ASSERT_TRUE(ok(hf_.full()));
-  ASSERT_TRUE(ok(hf_.target().begin_full(FullOverLive::stage)));
+  ASSERT_TRUE(ok(hf_.target().begin_full(FullOverLive::stage, in_time())));
   EXPECT_TRUE(hf_.has_incoming());
   hf_.target().discard_full();
   EXPECT_FALSE(hf_.has_incoming());
-  ASSERT_TRUE(ok(hf_.target().begin_full(FullOverLive::stage)));
+  ASSERT_TRUE(ok(hf_.target().begin_full(FullOverLive::stage, in_time())));
   hf_.close();
   EXPECT_FALSE(hf_.has_incoming());
   EXPECT_EQ(hf_.differs(), "");
@@ -274,6 +275,47 @@ TEST_F(HfTargetTest, ADeadlineThatPassesLeavesEverything) {
   EXPECT_EQ(hf_.differs(), "");
   ASSERT_TRUE(ok(hf_.restart()));
   ASSERT_NE(hf_.target().committed(), nullptr);
+}
+
+TEST_F(HfTargetTest, AFullUpdateThatIsStoppedAsItBeginsLeavesNothing) {
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_TRUE(ok(hf_.full()));
+  const auto before = hf_.entries();
+  std::stop_source stop;
+  stop.request_stop();
+  for (const FullOverLive policy : {FullOverLive::stage, FullOverLive::in_place}) {
+    EXPECT_TRUE(fails(hf_.target().begin_full(policy, Deadline::after(std::chrono::seconds(0))), Errc::timed_out, ""));
+    EXPECT_TRUE(fails(hf_.target().begin_full(policy, {in_time(), stop.get_token()}), Errc::cancelled, ""));
+    EXPECT_EQ(hf_.entries(), before);
+    EXPECT_NE(hf_.target().committed(), nullptr);
+  }
+  TempDir dir;
+  const auto file = create_reserved(dir.path() / "x", 1000, {in_time(), stop.get_token()});
+  ASSERT_FALSE(file.ok());
+  EXPECT_EQ(file.error().code(), Errc::cancelled);
+  EXPECT_FALSE(fs::exists(dir.path() / "x"));
+}
+
+TEST_F(HfTargetTest, RemovingLeftoversEndsToo) {
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_TRUE(ok(hf_.full()));
+  hf_.close();
+  const fs::path leftover = hf_.out() / "versions" / ".incoming-99999-0";
+  fs::create_directories(leftover);
+  write_file(leftover / "x", std::vector<std::byte>(10));
+  {
+    auto target = make_hf_target(hf_.trainer().layout(), hf_.sidecar(), hf_.out());
+    ASSERT_TRUE(target.ok());
+    ThreadPool pool(2, "test");
+    std::stop_source stop;
+    stop.request_stop();
+    EXPECT_TRUE(fails((*target)->open(pool, Deadline::after(std::chrono::seconds(0))), Errc::timed_out, "removing"));
+    EXPECT_TRUE(fails((*target)->open(pool, {in_time(), stop.get_token()}), Errc::cancelled, "removing"));
+    EXPECT_TRUE(fs::exists(leftover / "x"));
+  }
+  ASSERT_TRUE(ok(hf_.restart()));
+  EXPECT_FALSE(fs::exists(leftover));
+  EXPECT_EQ(hf_.differs(), "");
 }
 
 TEST_F(HfTargetTest, LeftoversAreRemovedAndNothingElse) {

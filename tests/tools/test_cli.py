@@ -328,8 +328,28 @@ class PathTest(CliTest):
         self.assertEqual(modes[0], "full")
         self.assertEqual(trainer.end()[0], 0)
         status, _, err = receiver.end(signal.SIGTERM)
-        self.assertEqual((status, err), (0, ""))
+        self.assertEqual(status, 128 + signal.SIGTERM)
+        self.assertIn("cancelled", err)
         self.assert_received(models[-1])
+
+    def test_a_signal_ends_whatever_a_pull_waits_for(self):
+        agent = self.agent()  # nothing is published
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            with socket.create_server(("127.0.0.1", 0)) as silent:
+                silent.settimeout(DEADLINE_S)
+                port = silent.getsockname()[1]
+                pull = Child(self, [CLI, "pull", "--from", f"127.0.0.1:{port}", "--out", self.tmp / "out",
+                                    "--deadline-s", "100000"])
+                connection, _ = silent.accept()  # it waits for a handshake now
+                with connection:
+                    status, _, err = pull.end(sign)
+            self.assertEqual(status, 128 + sign)
+            self.assertIn("cancelled", err)
+        self.assertFalse((self.tmp / "out" / "current").exists())
+        model, = self.successive(1)
+        self.publish(agent, model)
+        self.pull(agent)
+        self.assert_received(model)
 
     def test_follow_ends_after_count(self):
         agent = self.agent()

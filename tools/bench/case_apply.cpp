@@ -21,7 +21,7 @@ TargetState state_of(std::uint64_t number, std::vector<std::uint64_t> digests) {
 Result<TargetPtr> make_target(const Halves& halves, std::span<std::byte> memory, ThreadPool& pool) {
   auto target = make_host_target(halves.layout_ptr(), memory);
   DS_TRY(target->open(pool, Deadline::after(kLimit)));
-  DS_TRY(target->begin_full(FullOverLive::stage));
+  DS_TRY(target->begin_full(FullOverLive::stage, Deadline::after(kLimit)));
   std::copy(halves.before().begin(), halves.before().end(), memory.begin());
   DS_TRY(target->commit_full(state_of(1, halves.digests())));
   return target;

@@ -1,0 +1,351 @@
+// A caller that changes its mind: a requested stop ends a call whatever it is doing, and costs nothing of what is held.
+// Every wait of the receiver itself is far longer here than the test waits, so that only the stop can have ended it.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <fstream>
+#include <functional>
+#include <iomanip>
+#include <sstream>
+#include <stop_token>
+#include <thread>
+
+#include "receiver/round.hpp"
+#include "tests/receiver/pull_fixture.hpp"
+
+namespace deltasync::test {
+namespace {
+
+using wire::Type;
+
+constexpr int kPatienceMs = 60'000;
+
+receiver::Tuning endless() {
+  constexpr std::chrono::minutes kLong(30);
+  receiver::Tuning t;
+  t.handshake = kLong;
+  t.silence = kLong;
+  t.wait_slice = kLong;
+  t.backoff_first = kLong;
+  t.backoff_max = kLong;
+  t.item_bytes = 192u << 10;
+  t.frame_item_bytes = 8u << 10;
+  t.piece_bytes = 64u << 10;
+  return t;
+}
+
+/// A listener on a free port of 127.0.0.1.
+struct Listener {
+  explicit Listener(int backlog) : fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    EXPECT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::listen(fd.get(), backlog), 0);
+    EXPECT_EQ(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port = ntohs(address.sin_port);
+  }
+  std::string endpoint() const { return "127.0.0.1:" + std::to_string(port); }
+
+  UniqueFd fd;
+  std::uint16_t port = 0;
+};
+
+/// Sockets that wait for an answer to their connect() to this port.
+int connecting_to(std::uint16_t port) {
+  std::ifstream table("/proc/self/net/tcp");
+  std::ostringstream wanted;
+  wanted << "0100007F:" << std::hex << std::uppercase << std::setw(4) << std::setfill('0') << port;
+  int count = 0;
+  for (std::string line; std::getline(table, line);) {
+    std::istringstream fields(line);
+    std::string number;
+    std::string local;
+    std::string remote;
+    std::string state;
+    fields >> number >> local >> remote >> state;
+    count += remote == wanted.str() && state == "02" ? 1 : 0;
+  }
+  return count;
+}
+
+class PullStopTest : public PullTest {
+ protected:
+  /// Over before any wait of its own could have ended it.
+  template <class T>
+  void expect_cancelled(const Result<T>& result, Deadline patience, const std::string& stage) {
+    EXPECT_FALSE(patience.passed()) << "the stop woke nobody";
+    ASSERT_FALSE(result.ok());
+    EXPECT_EQ(result.error().code(), Errc::cancelled) << result.error().to_string();
+    EXPECT_NE(result.error().message().find(stage), std::string::npos) << result.error().message();
+  }
+  void expect_pull_cancelled(const Want& want, const std::string& stage) {
+    const Deadline patience = in_ms(kPatienceMs);
+    expect_cancelled(receiver_->pull(want, patience, stop_.get_token()), patience, stage);
+  }
+  /// Stops when so many requests of this type have been left without an answer.
+  void stop_when_stalled(Type type, std::uint64_t from, int times) {
+    agent_->on_request([this, type, from, times](const Request& r) {
+      if (r.type != type || r.ordinal < from) return Fault::none;
+      if (++stalled_ == times) stop_.request_stop();
+      return Fault::stall;
+    });
+  }
+
+  std::stop_source stop_;
+  int stalled_ = 0;  // hooks are called one at a time
+};
+
+// ---- where a call may be -------------------------------------------------------------------------------------
+
+TEST_F(PullStopTest, WhileTheAgentDoesNotTakeTheConnection) {
+  // The kernel drops what comes to a full backlog: connect() gets no answer.
+  const Listener full(0);
+  std::vector<Result<UniqueFd>> filling;
+  std::jthread stopper;
+  for (int i = 0; i < 4 && connecting_to(full.port) == 0; ++i) {
+    filling.push_back(net::connect_tcp("127.0.0.1", full.port, in_ms(200)));
+    if (!filling.back()) break;
+  }
+  if (filling.back().ok()) GTEST_SKIP() << "this system takes any number of connections";
+  stopper = std::jthread([&] {
+    const Deadline limit = in_ms(kPatienceMs);
+    while (connecting_to(full.port) == 0 && !limit.passed()) std::this_thread::yield();
+    stop_.request_stop();
+  });
+  options_.endpoint = full.endpoint();
+  const Deadline patience = in_ms(kPatienceMs);
+  expect_cancelled(receiver::ReceiverImpl::connect(options_, endless(), patience, stop_.get_token()), patience,
+                   "connecting");
+}
+
+TEST_F(PullStopTest, WhileTheAgentDoesNotSayHello) {
+  const Listener silent(4);
+  options_.endpoint = silent.endpoint();
+  UniqueFd accepted;
+  std::jthread stopper([&] {
+    accepted = UniqueFd(::accept4(silent.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    stop_.request_stop();
+  });
+  const Deadline patience = in_ms(kPatienceMs);
+  expect_cancelled(receiver::ReceiverImpl::connect(options_, endless(), patience, stop_.get_token()), patience,
+                   "handshake");
+}
+
+TEST_F(PullStopTest, WhileThereIsNoLayout) {
+  agent_ = std::make_unique<FakeAgent>(nullptr);
+  options_.endpoint = agent_->endpoint();
+  agent_->on_request([this](const Request& r) {
+    if (r.type == Type::get_layout) stop_.request_stop();
+    return Fault::none;
+  });
+  const Deadline patience = in_ms(kPatienceMs);
+  expect_cancelled(receiver::ReceiverImpl::connect(options_, endless(), patience, stop_.get_token()), patience,
+                   "waiting for a layout");
+}
+
+TEST_F(PullStopTest, WhileWaitingForAVersion) {
+  start({}, endless());
+  pull_and_commit();
+  stop_when_stalled(Type::plan, 0, 1);
+  expect_pull_cancelled({Want::Kind::newer, 0, {}}, "waiting for a newer version");
+  EXPECT_TRUE(receiver_->current().has_value());
+  agent_->on_request(nullptr);
+  step();
+  EXPECT_EQ(pull_and_commit({Want::Kind::newer, 0, {}}).mode, PullMode::delta);
+}
+
+TEST_F(PullStopTest, BetweenTwoTriesToConnect) {
+  start({}, endless());
+  pull_and_commit();
+  agent_->on_request([this](const Request& r) {
+    if (r.type != Type::hello) return Fault::none;
+    stop_.request_stop();
+    return Fault::drop;
+  });
+  agent_->restart();
+  expect_pull_cancelled({}, "connecting");
+  agent_->on_request(nullptr);
+  step();
+  pull_and_commit();
+  expect_holds_newest();
+}
+
+TEST_F(PullStopTest, WhileEveryStreamIsSilentAndTheNextPullResumes) {
+  options_.streams = 4;
+  start({}, endless());
+  stop_when_stalled(Type::get_extent, 12, 4);
+  expect_pull_cancelled({}, "fetching tiles");
+  EXPECT_FALSE(receiver_->current().has_value());
+  agent_->on_request(nullptr);
+  const PullReport report = pull_and_commit();
+  EXPECT_LT(report.tiles, model_.layout->tile_count()) << "verified tiles were fetched again";
+  EXPECT_EQ(agent_->plans().back().partial, 1);
+}
+
+TEST_F(PullStopTest, WhileADeltaComesTheOldVersionStays) {
+  start({}, endless());
+  pull_and_commit();
+  const auto before = agent_->newest();
+  const Version version = *receiver_->current();
+  step(0.2);
+  stop_when_stalled(Type::get_frames, 1, 1);
+  expect_pull_cancelled({}, "fetching the delta");
+  expect_memory(before);
+  EXPECT_EQ(*receiver_->current(), version);
+  agent_->on_request(nullptr);
+  EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
+}
+
+// ---- work without a wait -------------------------------------------------------------------------------------
+
+/// A host target that says when its memory is asked for.
+class WatchedTarget final : public Target {
+ public:
+  WatchedTarget(const LayoutPtr& layout, std::function<void()> live, std::function<void()> full)
+      : host_(make_host_target(layout)), live_(std::move(live)), full_(std::move(full)) {}
+
+  const LayoutPtr& layout() const override { return host_->layout(); }
+  Status open(ThreadPool& pool, const Until& until) override { return host_->open(pool, until); }
+  const TargetState* committed() const override { return host_->committed(); }
+  delta::TensorMemory live_memory(std::uint32_t tensor) const override {
+    live_();
+    return host_->live_memory(tensor);
+  }
+  Status begin_full(FullOverLive policy, const Until& until) override { return host_->begin_full(policy, until); }
+  delta::TensorMemory full_memory(std::uint32_t tensor) override {
+    full_();
+    return host_->full_memory(tensor);
+  }
+  Status commit_full(TargetState state) override { return host_->commit_full(std::move(state)); }
+  void discard_full() noexcept override { host_->discard_full(); }
+  Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override {
+    return host_->commit_delta(std::move(steps), std::move(state), deadline);
+  }
+  Status rollback() override { return host_->rollback(); }
+  void forget_rollback() noexcept override { host_->forget_rollback(); }
+
+  const Target& host() const { return *host_; }
+
+ private:
+  const TargetPtr host_;
+  const std::function<void()> live_;
+  const std::function<void()> full_;
+};
+
+class PullStopWorkTest : public PullStopTest {
+ protected:
+  void start_watched(receiver::Tuning tuning) {
+    options_.threads = 1;
+    start({}, tuning);
+    auto* watched = new WatchedTarget(
+        receiver_->layout(), [this] { touch(armed_live_); }, [this] { touch(armed_full_); });
+    host_ = &watched->host();
+    ASSERT_TRUE(receiver_->bind(TargetPtr(watched), in_ms(kPatienceMs)).ok());
+  }
+  void touch(const std::atomic<bool>& armed) {
+    if (armed) stop_.request_stop();
+  }
+  void commit_pull() {
+    auto staged = pull();
+    ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+    ASSERT_TRUE((*staged)->commit().ok());
+    const auto memory = host_target_memory(*host_);
+    const auto half = agent_->half_of(receiver_->current()->id);
+    ASSERT_EQ(memory.size(), half.size());
+    EXPECT_EQ(std::memcmp(memory.data(), half.data(), half.size()), 0) << "memory differs from the published half";
+  }
+
+  std::atomic<bool> armed_live_{false};
+  std::atomic<bool> armed_full_{false};
+  const Target* host_ = nullptr;
+};
+
+TEST_F(PullStopWorkTest, WhileSeveralDeltaStepsAreVerified) {
+  start_watched(endless());
+  commit_pull();
+  for (int i = 0; i < 3; ++i) step(0.2);
+  armed_live_ = true;
+  expect_pull_cancelled({}, "verifying 3 delta steps");
+  armed_live_ = false;
+  const std::size_t plans = agent_->plans().size();
+  commit_pull();
+  EXPECT_EQ(agent_->plans()[plans].full_only, 0) << "a stop is no reason to distrust what is held";
+}
+
+TEST_F(PullStopWorkTest, WhileVerifiedTilesAreAdvanced) {
+  receiver::Tuning tuning = quick();
+  tuning.item_bytes = 64u << 10;
+  start_watched(tuning);
+  agent_->revoke_after(model_.layout->half_bytes() / 2, [&] {
+    step(0.3);
+    agent_->revoke_after(0, nullptr);
+  });
+  // The frames of a step are asked for when no extent is under way: the next to touch the memory applies them.
+  agent_->on_request([this](const Request& r) {
+    if (r.type == Type::get_frames) armed_full_ = true;
+    return Fault::none;
+  });
+  expect_pull_cancelled({}, "advancing verified tiles");
+  ASSERT_TRUE(armed_full_) << "nothing was to be advanced: this test proves nothing";
+  armed_full_ = false;
+  agent_->on_request(nullptr);
+  commit_pull();
+}
+
+// ---- before, and after something else ------------------------------------------------------------------------
+
+TEST_F(PullStopTest, AStopThatWasRequestedBeforeChangesNothing) {
+  start();
+  pull_and_commit();
+  const auto before = agent_->newest();
+  step();
+  stop_.request_stop();
+  const std::uint64_t plans = agent_->plans().size();
+  const std::uint64_t connections = agent_->connections();
+  expect_pull_cancelled({}, "stopped while");
+  const Deadline patience = in_ms(kPatienceMs);
+  expect_cancelled(receiver_->bind(make_host_target(receiver_->layout()), patience, stop_.get_token()), patience,
+                   "bind");
+  expect_cancelled(receiver::ReceiverImpl::connect(options_, quick(), patience, stop_.get_token()), patience,
+                   "connecting");
+  EXPECT_EQ(agent_->plans().size(), plans);
+  EXPECT_EQ(agent_->connections(), connections);
+  expect_memory(before);
+  EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
+}
+
+TEST_F(PullStopTest, AStopAfterAPullIsNobodysBusiness) {
+  start();
+  auto staged = receiver_->pull({}, in_ms(kPatienceMs), stop_.get_token());
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  stop_.request_stop();
+  ASSERT_TRUE((*staged)->commit().ok());
+  const std::uint64_t connections = agent_->connections();
+  step();
+  pull_and_commit();
+  EXPECT_EQ(agent_->connections(), connections) << "the stop of an earlier pull broke the connections";
+}
+
+TEST(RoundStop, TheFirstReasonStays) {
+  std::stop_source stop;
+  const Until until(in_ms(kPatienceMs), stop.get_token());
+  receiver::Round failed({receiver::Item{}}, until);
+  receiver::Round untouched({receiver::Item{}}, until);
+  failed.finish(receiver::RoundEnd::failed, Error(Errc::corrupt, "a reason"));
+  EXPECT_TRUE(failed.stop().stop_requested());
+  EXPECT_FALSE(untouched.stop().stop_requested());
+  stop.request_stop();
+  EXPECT_EQ(failed.result().error->code(), Errc::corrupt);
+  EXPECT_EQ(untouched.result().error->code(), Errc::cancelled);
+  EXPECT_TRUE(untouched.stop().stop_requested());
+  EXPECT_FALSE(untouched.take().has_value());
+  untouched.finish(receiver::RoundEnd::failed, Error(Errc::corrupt, "a later reason"));
+  EXPECT_EQ(untouched.result().error->code(), Errc::cancelled);
+}
+
+}  // namespace
+}  // namespace deltasync::test
