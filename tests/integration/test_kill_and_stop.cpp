@@ -130,6 +130,7 @@ TEST_F(Cluster, StoppedTrainerIsNamedAndItsDeathFreesTheSegment) {
     }
     ::kill(stopped.pid(), SIGKILL);
     ::kill(stopped.pid(), SIGCONT);
+    static_cast<void>(wait(std::move(stopped)));  // until it is dead the slot is its own
     EXPECT_EQ(wait(publish(1, 3, 0)), 0) << "round " << round;
     EXPECT_EQ(pull_once("out"), 0);
     EXPECT_EQ(current("out"), 2);
