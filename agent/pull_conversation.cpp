@@ -153,7 +153,7 @@ asio::awaitable<Status> PullConversation::dispatch(Request& request) {
       break;
     default: break;
   }
-  co_return Error(Errc::protocol, "message type " + std::to_string(request.header.type) + " is no request of a " +
+  co_return Error(Errc::protocol, "a message of type " + wire::type_name(request.header.type) + " is no request of a " +
                                       role_name(role_) + " conversation");
 }
 

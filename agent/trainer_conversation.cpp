@@ -175,7 +175,7 @@ awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, co
       co_return false;
     }
     default:
-      co_return Error(Errc::protocol, "message type " + std::to_string(message.header.type) + " is no trainer's");
+      co_return Error(Errc::protocol, "a message of type " + wire::type_name(message.header.type) + " is no trainer's");
   }
 }
 

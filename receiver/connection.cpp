@@ -35,7 +35,7 @@ Error agent_error(ByteSpan payload) {
 }
 
 Error unexpected(const wire::Header& header, std::uint64_t request) {
-  return Error(Errc::protocol, "a message of type " + std::to_string(header.type) + " for request " +
+  return Error(Errc::protocol, "a message of type " + wire::type_name(header.type) + " for request " +
                                    std::to_string(header.request) + " came where the answer to request " +
                                    std::to_string(request) + " was due");
 }
@@ -89,7 +89,7 @@ Result<std::vector<std::byte>> Connection::recv_payload(const wire::Header& head
   }
   if (xxh3_64(payload) != header.payload_hash) {
     socket_.close();
-    return Error(Errc::corrupt, "payload hash of a message of type " + std::to_string(header.type));
+    return Error(Errc::corrupt, "payload hash of a message of type " + wire::type_name(header.type));
   }
   return payload;
 }
@@ -98,7 +98,7 @@ Status Connection::recv_payload(const wire::Header& header, MutByteSpan to, Dead
   DS_TRY(recv_some(to, deadline));
   if (xxh3_64(to) == header.payload_hash) return {};
   socket_.close();
-  return Error(Errc::corrupt, "payload hash of a message of type " + std::to_string(header.type));
+  return Error(Errc::corrupt, "payload hash of a message of type " + wire::type_name(header.type));
 }
 
 Status Connection::recv_scattered(std::span<iovec> pieces, Deadline deadline) {

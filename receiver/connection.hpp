@@ -69,7 +69,7 @@ class Connection {
 
 /// What an agent said in an `error` message.
 Error agent_error(ByteSpan payload);
-/// "type 17 for request 4 where an answer to request 3 was due"
+/// "a message of type extent for request 4 came where the answer to request 3 was due"
 Error unexpected(const wire::Header& header, std::uint64_t request);
 
 }  // namespace deltasync::receiver

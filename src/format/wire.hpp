@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -55,6 +56,11 @@ enum class Type : std::uint16_t {
   trainer_wait = 45,
   trainer_ready = 46,
 };
+
+/// Name of a type as the enumerator and docs/wire_protocol.md have it; empty if there is none of that number.
+std::string_view to_string(Type type) noexcept;
+/// The same of a header's field, for messages: its name, or the number if it has none.
+std::string type_name(std::uint16_t type);
 
 struct Header {
   std::uint32_t magic = kMagic;

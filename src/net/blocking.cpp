@@ -211,7 +211,7 @@ Status MessageSocket::send(wire::Type type, std::uint64_t request, ByteSpan payl
   if (!fd_) return broken(Error(Errc::connection, "the connection is closed"));
   const wire::Header header = wire::make_header(type, request, payload);
   if (payload.size() > wire::payload_bytes_max(header.type)) {
-    return Error(Errc::invalid_argument, "a message of type " + std::to_string(header.type) + " with " +
+    return Error(Errc::invalid_argument, "a message of type " + wire::type_name(header.type) + " with " +
                                              std::to_string(payload.size()) + " bytes is over its limit of " +
                                              std::to_string(wire::payload_bytes_max(header.type)));
   }
@@ -286,7 +286,7 @@ Result<Message> MessageSocket::recv(std::uint64_t payload_bytes_max, Deadline de
   DS_ASSIGN(message.header, recv_header(deadline));
   const std::uint64_t bytes = message.header.payload_bytes;
   if (bytes > payload_bytes_max) {
-    return broken(Error(Errc::protocol, "a message of type " + std::to_string(message.header.type) + " claims " +
+    return broken(Error(Errc::protocol, "a message of type " + wire::type_name(message.header.type) + " claims " +
                                             std::to_string(bytes) + " bytes where " +
                                             std::to_string(payload_bytes_max) + " are allowed"));
   }
@@ -297,7 +297,7 @@ Result<Message> MessageSocket::recv(std::uint64_t payload_bytes_max, Deadline de
     DS_TRY(recv_exact(MutByteSpan(message.payload).subspan(at), false, deadline));
   }
   if (message.type() != wire::Type::extent && xxh3_64(message.payload) != message.header.payload_hash) {
-    return broken(Error(Errc::corrupt, "payload hash of a message of type " + std::to_string(message.header.type)));
+    return broken(Error(Errc::corrupt, "payload hash of a message of type " + wire::type_name(message.header.type)));
   }
   return message;
 }
@@ -312,9 +312,9 @@ Result<Message> MessageSocket::recv_answer(std::uint64_t request, wire::Type typ
     return Error(sent->code, sent->message);
   }
   if (message.type() != type || message.header.request != request) {
-    return broken(Error(Errc::protocol, "expected message type " + std::to_string(static_cast<unsigned>(type)) +
-                                            " for request " + std::to_string(request) + ", got type " +
-                                            std::to_string(message.header.type) + " for request " +
+    return broken(Error(Errc::protocol, "expected a message of type " + std::string(wire::to_string(type)) +
+                                            " for request " + std::to_string(request) + ", got one of type " +
+                                            wire::type_name(message.header.type) + " for request " +
                                             std::to_string(message.header.request)));
   }
   return message;

@@ -30,7 +30,7 @@ constexpr std::size_t kReceiveStep = 4u << 20;  ///< bytes: a payload buffer nev
 constexpr std::size_t kPiecesAtOnce = 32;
 
 std::string describe(const wire::Header& header) {
-  return "a message of type " + std::to_string(header.type);
+  return "a message of type " + wire::type_name(header.type);
 }
 
 Error revoked() {

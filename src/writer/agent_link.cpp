@@ -96,7 +96,7 @@ Result<net::Message> AgentLink::answer(std::uint64_t request, wire::Type type, D
     }
     if (message.type() != type || message.header.request != request) {
       socket_.close();
-      return Error(Errc::protocol, "the agent answered with message type " + std::to_string(message.header.type));
+      return Error(Errc::protocol, "the agent answered with a message of type " + wire::type_name(message.header.type));
     }
     return message;
   }

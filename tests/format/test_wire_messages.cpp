@@ -6,6 +6,8 @@
 
 #include <functional>
 #include <random>
+#include <set>
+#include <string_view>
 
 #include "base/hash.hpp"
 
@@ -83,6 +85,21 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<TrainerWait>("trainer_wait", {{{3, 4}, 1000}}));
   cases.push_back(make_case<TrainerReady>("trainer_ready", {{{3, 4}, 5, 6, 7}}));
   return cases;
+}
+
+TEST(WireTypes, EachHasANameOfItsOwn) {
+  std::set<std::string_view> names;
+  std::size_t types = 0;
+  for (std::uint16_t type = 0; type < 256; ++type) {
+    const std::string_view name = to_string(static_cast<Type>(type));
+    EXPECT_EQ(name.empty(), payload_bytes_max(type) == 0) << type;
+    if (name.empty()) continue;
+    names.insert(name);
+    ++types;
+  }
+  EXPECT_EQ(names.size(), types);
+  EXPECT_EQ(type_name(17), "extent");
+  EXPECT_EQ(type_name(9), "9");
 }
 
 TEST(WireMessages, RoundTrip) {

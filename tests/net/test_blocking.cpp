@@ -156,7 +156,11 @@ TEST_F(BlockingTest, AnErrorAnswerIsThatError) {
 
 TEST_F(BlockingTest, AnswerOfAnotherTypeOrRequest) {
   ASSERT_TRUE(a_.send(wire::Type::end, 4, {}, soon()));
-  EXPECT_EQ(b_.recv_answer(5, wire::Type::end, soon()).error().code(), Errc::protocol);
+  const auto answer = b_.recv_answer(5, wire::Type::plan_reply, soon());
+  ASSERT_FALSE(answer);
+  EXPECT_EQ(answer.error().code(), Errc::protocol);
+  EXPECT_EQ(answer.error().message(),
+            "expected a message of type plan_reply for request 5, got one of type end for request 4");
   EXPECT_FALSE(b_.open());
 }
 

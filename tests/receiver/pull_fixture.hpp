@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +22,15 @@ namespace deltasync::test {
 inline Deadline in_ms(int ms) {
   return Deadline::after(std::chrono::milliseconds(ms));
 }
+
+/// Misbehaves on requests of one type, from the nth on, so many times.
+inline std::function<Fault(const Request&)> fault_on(wire::Type type, Fault fault, std::uint64_t first,
+                                                     std::uint64_t times = 1) {
+  return [=](const Request& r) {
+    return r.type == type && r.ordinal >= first && r.ordinal - first < times ? fault : Fault::none;
+  };
+}
+inline constexpr std::uint64_t kAlways = ~std::uint64_t{0};
 
 /// Every awkward shape, and enough large tensors that several streams have something to do.
 inline std::vector<TensorSpec> pull_specs() {

@@ -1,0 +1,144 @@
+// Peers that are silent, absent or strangers: deadlines, tokens, protocols.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <thread>
+
+#include "tests/receiver/pull_fixture.hpp"
+
+namespace deltasync::test {
+namespace {
+
+using wire::Type;
+
+// ---- deadlines -----------------------------------------------------------------------------------------------
+
+TEST_F(PullTest, StalledStreamsEndWithTheDeadlineAndTheNextPullResumes) {
+  start();
+  agent_->on_request(
+      [](const Request& r) { return r.type == Type::get_extent && r.ordinal >= 12 ? Fault::stall : Fault::none; });
+  auto staged = pull({}, 700);
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::timed_out);
+  EXPECT_NE(staged.error().message().find("fetching tiles"), std::string::npos) << staged.error().message();
+  EXPECT_NE(staged.error().message().find(agent_->endpoint()), std::string::npos) << staged.error().message();
+  EXPECT_FALSE(receiver_->current().has_value());
+  agent_->on_request(nullptr);
+  const PullReport report = pull_and_commit();
+  EXPECT_LT(report.tiles, model_.layout->tile_count()) << "verified tiles were fetched again";
+  EXPECT_EQ(agent_->plans().back().partial, 1);
+}
+
+TEST_F(PullTest, OneStalledStreamHoldsUpNobodyForLong) {
+  start();
+  agent_->on_request(fault_on(Type::get_extent, Fault::stall, 3));
+  EXPECT_EQ(pull_and_commit().stream_restarts, 1u);
+}
+
+TEST_F(PullTest, StalledDeltaLeavesTheOldVersion) {
+  start();
+  pull_and_commit();
+  const auto before = agent_->newest();
+  const Version version = *receiver_->current();
+  step();
+  agent_->on_request(fault_on(Type::get_frames, Fault::stall, 0, kAlways));
+  auto staged = pull({}, 500);
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::timed_out);
+  EXPECT_NE(staged.error().message().find("fetching the delta"), std::string::npos) << staged.error().message();
+  expect_memory(before);
+  EXPECT_EQ(*receiver_->current(), version);
+  agent_->on_request(nullptr);
+  EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
+}
+
+TEST_F(PullTest, SilentAndAbsentPeers) {
+  // A listener that never says a word.
+  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(listener.get(), 4), 0);
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  options_.endpoint = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  auto silent = receiver::ReceiverImpl::connect(options_, quick(), in_ms(300));
+  ASSERT_FALSE(silent.ok());
+  EXPECT_EQ(silent.error().code(), Errc::timed_out);
+  EXPECT_NE(silent.error().message().find(options_.endpoint), std::string::npos) << silent.error().message();
+  listener.reset();
+  auto absent = receiver::ReceiverImpl::connect(options_, quick(), in_ms(300));
+  ASSERT_FALSE(absent.ok());
+  EXPECT_EQ(absent.error().code(), Errc::connection);
+}
+
+TEST_F(PullTest, AgentThatGoesAwayForGood) {
+  start();
+  pull_and_commit();
+  const auto before = agent_->newest();
+  const std::string endpoint = agent_->endpoint();
+  agent_.reset();
+  auto staged = pull({}, 400);
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::timed_out);
+  EXPECT_NE(staged.error().message().find(endpoint), std::string::npos) << staged.error().message();
+  EXPECT_NE(staged.error().message().find("connecting"), std::string::npos) << staged.error().message();
+  expect_memory(before);
+}
+
+// ---- authentication ------------------------------------------------------------------------------------------
+
+TEST_F(PullTest, RightToken) {
+  FakeAgent::Setup setup;
+  setup.token = "open sesame";
+  start(setup);
+  pull_and_commit();
+}
+
+TEST_F(PullTest, WrongMissingAndUnprovenTokens) {
+  FakeAgent::Setup setup;
+  setup.token = "open sesame";
+  agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
+  options_.endpoint = agent_->endpoint();
+  for (const char* token : {"", "open sesam", "Open sesame"}) {
+    options_.token = token;
+    auto made = receiver::ReceiverImpl::connect(options_, quick(), in_ms(2000));
+    ASSERT_FALSE(made.ok());
+    EXPECT_EQ(made.error().code(), Errc::unauthenticated) << made.error().to_string();
+  }
+  setup.proves_token = false;
+  agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
+  options_.endpoint = agent_->endpoint();
+  options_.token = setup.token;
+  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(2000)).error().code(), Errc::unauthenticated);
+}
+
+TEST_F(PullTest, AnotherProtocolVersion) {
+  FakeAgent::Setup setup;
+  setup.protocol = 2;
+  agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
+  options_.endpoint = agent_->endpoint();
+  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(2000)).error().code(), Errc::unsupported);
+}
+
+TEST_F(PullTest, ConnectWaitsForALayout) {
+  agent_ = std::make_unique<FakeAgent>(nullptr);
+  options_.endpoint = agent_->endpoint();
+  auto early = receiver::ReceiverImpl::connect(options_, quick(), in_ms(200));
+  ASSERT_FALSE(early.ok());
+  EXPECT_EQ(early.error().code(), Errc::timed_out);
+  EXPECT_NE(early.error().message().find("layout"), std::string::npos) << early.error().message();
+  std::thread trainer([this] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    agent_->change_layout(model_.layout);
+    agent_->publish(model_.half);
+  });
+  connect();
+  trainer.join();
+  pull_and_commit();
+}
+
+}  // namespace
+}  // namespace deltasync::test
