@@ -13,7 +13,7 @@
 
 namespace deltasync::delta {
 
-/// Working memory of the encoder, one per thread: about 0.7 MiB, touched only as far as tiles are large and dense.
+/// Working memory of the encoder, one per thread: about 0.5 MiB, touched only as far as tiles are large and dense.
 struct ClassEncodeScratch {
   std::vector<std::uint16_t> exponents = std::vector<std::uint16_t>(kTileElementsMax);
   std::vector<std::uint16_t> gaps = std::vector<std::uint16_t>(kTileElementsMax);
@@ -31,7 +31,7 @@ bool encode_class(const TileShape& shape, const ChangedElements& changed, const 
                   std::vector<std::byte>& out);
 
 /// Decodes a payload over the old tile at `first`, which is only read, into ascending positions and ulp differences, in
-/// a scratch memory of the calling thread (about 1.9 MiB) that lives until its next decode. Total over hostile payloads
+/// a scratch memory of the calling thread (about 2 MiB) that lives until its next decode. Total over hostile payloads
 /// and over any old tile: fails with `corrupt`, naming the bound, in time proportional to the tile. The record's fields
 /// must have passed parse_frame.
 Result<DecodedTile> decode_class(const TileShape& shape, const TileRecord& record, const std::byte* first,

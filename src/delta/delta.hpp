@@ -106,7 +106,8 @@ Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64
 /// The frame with each tile of floats in rice_class where that is smaller, and as it was where not: never larger than
 /// `frame`. Whatever form the frame had, the result needs exactly its base: `before` is the half that the delta
 /// applies to (taken on trust; a wrong one makes tiles that no receiver accepts). encode() never makes this codec, and
-/// nothing on the wire may ask for it yet. About 2 MiB of scratch memory a calling thread. `corrupt` if the frame is.
+/// nothing on the wire may ask for it yet. At most 2.7 MiB of scratch memory a calling thread. `corrupt` if the frame
+/// is.
 Result<Frame> compact_frame(const Layout& layout, const Frame& frame, ByteSpan before);
 /// compact_frame for each frame of a delta, on the pool.
 Result<Delta> compact(const Layout& layout, const Delta& delta, ByteSpan before, ThreadPool& pool);
