@@ -56,8 +56,8 @@ class PullTest : public ::testing::Test {
  protected:
   static receiver::Tuning quick() {
     receiver::Tuning t;
-    t.handshake = std::chrono::milliseconds(500);
-    t.silence = std::chrono::milliseconds(1500);
+    t.handshake = std::chrono::seconds(20);
+    t.silence = std::chrono::seconds(20);
     t.wait_slice = std::chrono::milliseconds(100);
     t.release = std::chrono::milliseconds(500);
     t.backoff_first = std::chrono::milliseconds(1);
@@ -66,6 +66,13 @@ class PullTest : public ::testing::Test {
     t.refused_plans = 2;
     t.frame_item_bytes = 8u << 10;
     t.piece_bytes = 64u << 10;
+    return t;
+  }
+
+  /// For tests whose peer falls silent. Long enough that the other streams of a loaded machine do not.
+  static receiver::Tuning impatient() {
+    receiver::Tuning t = quick();
+    t.silence = std::chrono::seconds(4);
     return t;
   }
 
@@ -80,13 +87,13 @@ class PullTest : public ::testing::Test {
   }
   void connect(receiver::Tuning tuning = quick()) {
     options_.endpoint = agent_->endpoint();
-    auto made = receiver::ReceiverImpl::connect(options_, tuning, in_ms(5000));
+    auto made = receiver::ReceiverImpl::connect(options_, tuning, in_ms(60'000));
     ASSERT_TRUE(made.ok()) << made.error().to_string();
     receiver_ = std::move(*made);
     bind();
   }
   void bind() {
-    const Status bound = receiver_->bind(make_host_target(receiver_->layout()), in_ms(5000));
+    const Status bound = receiver_->bind(make_host_target(receiver_->layout()), in_ms(60'000));
     ASSERT_TRUE(bound.ok()) << bound.error().to_string();
   }
 

@@ -90,7 +90,7 @@ TEST_F(PullTest, UpToDate) {
 TEST_F(PullTest, NewerWaitsForTheNextVersion) {
   start();
   pull_and_commit();
-  auto early = pull({Want::Kind::newer, 0, {}}, 400);
+  auto early = pull({Want::Kind::newer, 0, {}}, 1'500);
   ASSERT_FALSE(early.ok());
   EXPECT_EQ(early.error().code(), Errc::timed_out);
   EXPECT_NE(early.error().message().find("a newer version"), std::string::npos) << early.error().message();
@@ -120,7 +120,7 @@ TEST_F(PullTest, NamedVersions) {
   auto past = pull({Want::Kind::number, 1, {}});
   ASSERT_FALSE(past.ok());
   EXPECT_EQ(past.error().code(), Errc::gone);
-  auto never = pull({Want::Kind::number, 99, {}}, 300);
+  auto never = pull({Want::Kind::number, 99, {}}, 1'500);
   ASSERT_FALSE(never.ok());
   EXPECT_EQ(never.error().code(), Errc::timed_out);
   EXPECT_NE(never.error().message().find("version number 99"), std::string::npos) << never.error().message();

@@ -299,7 +299,7 @@ TEST_F(PullTest, LyingHeadersEndInAnErrorThatSaysSo) {
 
 TEST_F(PullTest, AnExtentThatIsTooLongTouchesNoNeighbour) {
   options_.streams = 2;
-  start();
+  start({}, impatient());
   // The third extent stalls until all others are in and verified, then comes with 64 bytes too many.
   std::atomic<std::uint64_t> victim{~std::uint64_t{0}};
   std::atomic<int> times{0};

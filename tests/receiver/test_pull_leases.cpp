@@ -164,7 +164,7 @@ TEST_F(PullTest, AnotherLayout) {
   agent_->change_layout(make_model(9).layout);
   agent_->restart();
   for (int i = 0; i < 2; ++i) {
-    auto staged = pull({}, 2000);
+    auto staged = pull({}, 60'000);
     ASSERT_FALSE(staged.ok());
     EXPECT_EQ(staged.error().code(), Errc::layout_mismatch) << staged.error().to_string();
   }

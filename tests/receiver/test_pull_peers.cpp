@@ -18,7 +18,7 @@ TEST_F(PullTest, StalledStreamsEndWithTheDeadlineAndTheNextPullResumes) {
   start();
   agent_->on_request(
       [](const Request& r) { return r.type == Type::get_extent && r.ordinal >= 12 ? Fault::stall : Fault::none; });
-  auto staged = pull({}, 700);
+  auto staged = pull({}, 3'000);
   ASSERT_FALSE(staged.ok());
   EXPECT_EQ(staged.error().code(), Errc::timed_out);
   EXPECT_NE(staged.error().message().find("fetching tiles"), std::string::npos) << staged.error().message();
@@ -31,7 +31,7 @@ TEST_F(PullTest, StalledStreamsEndWithTheDeadlineAndTheNextPullResumes) {
 }
 
 TEST_F(PullTest, OneStalledStreamHoldsUpNobodyForLong) {
-  start();
+  start({}, impatient());
   agent_->on_request(fault_on(Type::get_extent, Fault::stall, 3));
   EXPECT_EQ(pull_and_commit().stream_restarts, 1u);
 }
@@ -43,7 +43,7 @@ TEST_F(PullTest, StalledDeltaLeavesTheOldVersion) {
   const Version version = *receiver_->current();
   step();
   agent_->on_request(fault_on(Type::get_frames, Fault::stall, 0, kAlways));
-  auto staged = pull({}, 500);
+  auto staged = pull({}, 3'000);
   ASSERT_FALSE(staged.ok());
   EXPECT_EQ(staged.error().code(), Errc::timed_out);
   EXPECT_NE(staged.error().message().find("fetching the delta"), std::string::npos) << staged.error().message();
@@ -80,7 +80,7 @@ TEST_F(PullTest, AgentThatGoesAwayForGood) {
   const auto before = agent_->newest();
   const std::string endpoint = agent_->endpoint();
   agent_.reset();
-  auto staged = pull({}, 400);
+  auto staged = pull({}, 1'500);
   ASSERT_FALSE(staged.ok());
   EXPECT_EQ(staged.error().code(), Errc::timed_out);
   EXPECT_NE(staged.error().message().find(endpoint), std::string::npos) << staged.error().message();
@@ -104,7 +104,7 @@ TEST_F(PullTest, WrongMissingAndUnprovenTokens) {
   options_.endpoint = agent_->endpoint();
   for (const char* token : {"", "open sesam", "Open sesame"}) {
     options_.token = token;
-    auto made = receiver::ReceiverImpl::connect(options_, quick(), in_ms(2000));
+    auto made = receiver::ReceiverImpl::connect(options_, quick(), in_ms(20'000));
     ASSERT_FALSE(made.ok());
     EXPECT_EQ(made.error().code(), Errc::unauthenticated) << made.error().to_string();
   }
@@ -112,7 +112,7 @@ TEST_F(PullTest, WrongMissingAndUnprovenTokens) {
   agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
   options_.endpoint = agent_->endpoint();
   options_.token = setup.token;
-  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(2000)).error().code(), Errc::unauthenticated);
+  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(20'000)).error().code(), Errc::unauthenticated);
 }
 
 TEST_F(PullTest, AnotherProtocolVersion) {
@@ -120,7 +120,7 @@ TEST_F(PullTest, AnotherProtocolVersion) {
   setup.protocol = 2;
   agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
   options_.endpoint = agent_->endpoint();
-  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(2000)).error().code(), Errc::unsupported);
+  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(20'000)).error().code(), Errc::unsupported);
 }
 
 TEST_F(PullTest, ConnectWaitsForALayout) {

@@ -1,12 +1,20 @@
-"""Small models, and processes that never outlive a test."""
+"""What tests of the command line share: small models, exit codes, and processes that never outlive a test."""
 
+import hashlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 import time
+import unittest
+
+BIN = pathlib.Path(os.environ["DELTASYNC_BIN"])
+CLI = BIN / "deltasync"
+USAGE, CONNECTION, NOT_VERIFIED, DEADLINE, NO_SPACE, VERSION, ACCESS, MISSING, UNSUPPORTED = range(1, 10)
 
 DEADLINE_S = float(os.environ.get("DELTASYNC_TEST_DEADLINE_S", "60"))
 
@@ -88,3 +96,44 @@ class Agent(Child):
         self.ready = json.loads(ready.read_text())
         self.endpoint = f"127.0.0.1:{self.ready['port']}"
         self.http = f"127.0.0.1:{self.ready['http_port']}"
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class CliTest(unittest.TestCase):
+    def setUp(self):
+        self.tmp = pathlib.Path(tempfile.mkdtemp(prefix="deltasync-cli-"))
+        self.addCleanup(shutil.rmtree, self.tmp, ignore_errors=True)
+
+    def cli(self, *argv, expect=0, **options):
+        options.setdefault("timeout", DEADLINE_S)
+        done = subprocess.run([str(CLI), *map(str, argv)], stdin=subprocess.DEVNULL, capture_output=True, **options)
+        self.out, self.err = done.stdout.decode(), done.stderr.decode()
+        self.assertEqual(done.returncode, expect, f"deltasync {argv}\n{self.out}\n{self.err}")
+        return self.out
+
+    def cli_json(self, *argv, **options):
+        return json.loads(self.cli(*argv, "--json", **options))
+
+    def model(self, name, change=lambda words: words, extra=(), **options):
+        """Two bf16 tensors and an int64 one; `change` edits the words of the first."""
+        words = change(bf16_words(4096, 1))
+        tensors = {"layer.weight": ("BF16", [64, 64], pack_u16(words)),
+                   "layer.bias": ("BF16", [100], pack_u16(bf16_words(100, 2))),
+                   "positions": ("I64", [1, 4], bytes(range(32)))}
+        for extra_name in extra:
+            tensors[extra_name] = ("BF16", [2], pack_u16([1, 2]))
+        return write_model(self.tmp / name, tensors, **options)
+
+    def successive(self, count):
+        def step(number):
+            def change(words):
+                for i in range(number):
+                    words[i * 37 % 4096] += 1
+                return words
+
+            return change
+
+        return [self.model(f"step_{i}", step(i)) for i in range(count)]

@@ -1,0 +1,109 @@
+"""`deltasync bench`: every case runs, and its fields are those of docs/cli.md."""
+
+import os
+import sys
+import unittest
+
+from cli_support import CliTest, DEADLINE_S, USAGE
+
+
+# Size and steps of a benchmark that only has to run.
+SMALL = ("--model-gib", "0.01", "--density", "0.01")
+
+
+class BenchTest(CliTest):
+    """Every case runs, has the contract's fields, and measures two things of one order of magnitude."""
+
+    def bench(self, case, *options, fields):
+        shm = self.tmp / "shm"
+        shm.mkdir()
+        got = self.cli_json("bench", case, *options, "--shm-dir", shm, timeout=DEADLINE_S * 2)
+        self.assertEqual(os.listdir(shm), [])
+        self.assertEqual(got["case"], case)
+        self.assertEqual([f for f in fields if f not in got], [])
+        for name, value in got.items():
+            if name.endswith(("_s", "_gbps", "_ms")):
+                self.assertGreater(value, 0, name)
+            if "bytes" in name:
+                self.assertIsInstance(value, int, name)
+        return got
+
+    def assert_ratio(self, got, name, of, to):
+        """Of a model this small the figures say nothing about speed."""
+        self.assertGreater(got[of], 0)
+        self.assertAlmostEqual(got[name], got[of] / got[to])
+
+    def test_diff(self):
+        got = self.bench("diff", *SMALL, fields=["limit_gbps", "diff_encode_gbps", "ratio_to_limit", "isa"])
+        self.assert_ratio(got, "ratio_to_limit", "diff_encode_gbps", "limit_gbps")
+
+    def test_codec(self):
+        got = self.bench("codec", *SMALL, fields=["density", "bits_per_change", "floor_bits", "coo_bits", "codecs"])
+        self.assertAlmostEqual(got["density"], 0.01, delta=0.002)
+        self.assertLess(got["floor_bits"], got["bits_per_change"])
+        self.assertLess(got["bits_per_change"], got["coo_bits"])
+        self.assertEqual(got["coo_bits"], 48)
+        self.assertEqual(got["bits_per_change"], 8 * got["container_bytes"] / got["changed"])
+        compact = got["compact"]
+        self.assertIs(compact["verified"], True)
+        self.assertLess(compact["bits_per_change"], got["floor_bits"])
+        self.assertEqual(compact["bits_per_change"], 8 * compact["container_bytes"] / got["changed"])
+        self.assertGreater(compact["codecs"]["rice_class"]["tiles"], 0)
+        self.assertEqual(sum(codec["changed"] for codec in compact["codecs"].values()), got["changed"])
+
+    def test_codec_of_two_directories(self):
+        a, b = self.successive(6)[::5]
+        got = self.bench("codec", "--from", a, b, fields=["density", "bits_per_change"])
+        self.assertNotIn("model_gib", got)
+        self.assertEqual(got["changed"], self.cli_json("diff", a, b)["changed"])
+        self.cli("bench", "e2e", "--from", a, b, expect=USAGE)
+
+    def test_apply(self):
+        got = self.bench("apply", *SMALL, fields=["memcpy_s", "apply_s", "ratio_to_memcpy"])
+        self.assert_ratio(got, "ratio_to_memcpy", "apply_s", "memcpy_s")
+
+    def test_full(self):
+        got = self.bench("full", *SMALL, fields=["limit_gbps", "pull_gbps", "ratio_to_limit"])
+        self.assert_ratio(got, "ratio_to_limit", "pull_gbps", "limit_gbps")
+
+    def test_e2e(self):
+        got = self.bench("e2e", *SMALL, "--versions", "1",
+                         fields=["memcpy_s", "offload_s", "guard_s", "commit_to_delta_s", "pull_s", "commit_s", "total_s",
+                                 "ratio_to_memcpy", "verified", "wire_bytes", "agent_rss_bytes", "receiver_rss_bytes"])
+        self.assertIs(got["verified"], True)
+        self.assertEqual(got["mode"], "delta")
+        self.assertGreaterEqual(got["versions"], 5)
+        self.assertAlmostEqual(got["density"], 0.01, delta=0.002)
+        self.assertNotEqual(got["density"], 0.01)  # measured, not what was asked for
+        self.assertGreater(got["total_s"], got["pull_s"])
+        self.assertLess(got["wire_bytes"], got["full_bytes"] / 10)
+        self.assert_ratio(got, "ratio_to_memcpy", "total_s", "memcpy_s")
+
+    def test_tensors(self):
+        got = self.bench("tensors", fields=["update_ms", "offload_ms", "metadata_bytes_per_update"])
+        self.assertGreaterEqual(got["update_ms"], got["offload_ms"])  # from the call of offload on
+        self.assertLess(got["metadata_bytes_per_update"], 4096)  # whatever the number of tensors
+
+    def test_baseline(self):
+        got = self.bench("baseline", "--model-gib", "0.02", fields=["limit_gbps", "memcpy_s"])
+        rows = {row["system"]: row for row in got["rows"]}
+        self.assertAlmostEqual(rows["AstraFlow"]["bits_per_change"], 48, delta=0.5)
+        # The sizes stand in the order in which they were published.
+        sizes = [rows[system]["bytes"] for system in ("AstraFlow", "PULSE", "NeMo-RL", "deltasync")]
+        self.assertEqual(sizes, sorted(sizes, reverse=True))
+        for row in rows.values():
+            self.assertGreater(row["encode_gbps"], 0)
+            self.assertGreater(row["decode_gbps"], 0)
+
+    def test_baseline_as_a_table(self):
+        self.cli("bench", "baseline", "--model-gib", "0.02")
+        self.assertIn("| format | system | bytes |", self.out)
+        self.assertIn("| dense XOR, zstd-1 | slime |", self.out)
+
+    def test_unknown_case(self):
+        self.cli("bench", "nothing", expect=USAGE)
+        self.assertIn("e2e", self.err)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2, argv=[sys.argv[0], *sys.argv[1:]])

@@ -1,0 +1,308 @@
+"""`publish` and `pull` through a real agent, run as their users run them."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import unittest
+
+from cli_support import (
+    ACCESS, BIN, Agent, CLI, CONNECTION, Child, CliTest, DEADLINE, DEADLINE_S, MISSING,
+    NOT_VERIFIED, NO_SPACE, USAGE, VERSION, sha256, write_model,
+)
+
+
+class PathTest(CliTest):
+    """publish → agent → pull."""
+
+    def agent(self, *options):
+        return Agent(self, BIN / "deltasync-agent", self.tmp / "agent", *options)
+
+    def publish(self, agent, *models, expect=0, options=()):
+        out = self.cli("publish", "--agent", agent.socket, "--json", "--deadline-s", "30", "--model", *models, *options,
+                       expect=expect)
+        return [json.loads(line) for line in out.splitlines()]
+
+    def pull(self, agent, *options, expect=0):
+        out = self.cli("pull", "--from", agent.endpoint, "--out", self.tmp / "out", "--json", *options, expect=expect)
+        return json.loads(out) if out else None
+
+    def assert_received(self, model):
+        for name in ("model.safetensors", "config.json"):
+            self.assertEqual(sha256(self.tmp / "out" / "current" / name), sha256(model / name), name)
+
+    def test_publish_and_pull(self):
+        agent = self.agent()
+        models = self.successive(3)
+        first = self.publish(agent, models[0])
+        self.assertEqual([(p["number"], p["label"], p["bytes"], p["tensors"]) for p in first], [(1, "step_0", 8424, 3)])
+        for key in ("guard_s", "copy_s", "seal_s", "total_s", "ready_s"):
+            self.assertGreaterEqual(first[0][key], 0)
+        got = self.pull(agent)
+        self.assertEqual((got["mode"], got["id"], got["label"]), ("full", first[0]["id"], "step_0"))
+        self.assertEqual(got["full_bytes"], 8424)
+        self.assert_received(models[0])
+        self.assertEqual(self.pull(agent)["mode"], "up_to_date")
+
+        # Another run is another epoch, and its versions come after those of the one before.
+        rest = self.publish(agent, models[1], models[2], options=["--label-prefix", "v"])
+        self.assertEqual([p["label"] for p in rest], ["v1", "v2"])
+        self.assertGreater(rest[0]["id"], first[0]["id"])
+        self.pull(agent)
+        self.assert_received(models[2])
+        self.assertEqual(self.cli_json("inspect", self.tmp / "out")["layout"]["tensors"], 3)
+
+    def test_text_output(self):
+        agent = self.agent()
+        out = self.cli("publish", "--agent", agent.socket, "--model", *self.successive(2))
+        self.assertEqual(len(out.splitlines()), 2)
+        self.assertIn("step_0", out)
+        self.assertIn("full", self.cli("pull", "--from", agent.endpoint, "--out", self.tmp / "out"))
+        self.assertIn("up_to_date", self.cli("pull", "--from", agent.endpoint, "--out", self.tmp / "out"))
+
+    def test_follow_step_by_step(self):
+        agent = self.agent()
+        models = self.successive(4)
+        trainer = Child(self, [CLI, "publish", "--agent", agent.socket, "--json", "--step-on-stdin", "--model", *models],
+                        stdin=subprocess.PIPE)
+        receiver = Child(self, [CLI, "pull", "--from", agent.endpoint, "--out", self.tmp / "out", "--json", "--follow"])
+        modes = []
+        for model in models:
+            trainer.process.stdin.write(b"\n")
+            trainer.process.stdin.flush()
+            out, got = trainer.line(), receiver.line()
+            self.assertEqual((got["id"], got["label"]), (out["id"], model.name))
+            modes.append(got["mode"])
+            self.assert_received(model)
+        self.assertEqual(modes[0], "full")
+        self.assertEqual(trainer.end()[0], 0)
+        status, _, err = receiver.end(signal.SIGTERM)
+        self.assertEqual(status, 128 + signal.SIGTERM)
+        self.assertIn("cancelled", err)
+        self.assert_received(models[-1])
+
+    def test_a_signal_ends_whatever_a_pull_waits_for(self):
+        agent = self.agent()  # nothing is published
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            with socket.create_server(("127.0.0.1", 0)) as silent:
+                silent.settimeout(DEADLINE_S)
+                port = silent.getsockname()[1]
+                pull = Child(self, [CLI, "pull", "--from", f"127.0.0.1:{port}", "--out", self.tmp / "out",
+                                    "--deadline-s", "100000"])
+                connection, _ = silent.accept()  # it waits for a handshake now
+                with connection:
+                    status, _, err = pull.end(sign)
+            self.assertEqual(status, 128 + sign)
+            self.assertIn("cancelled", err)
+        self.assertFalse((self.tmp / "out" / "current").exists())
+        model, = self.successive(1)
+        self.publish(agent, model)
+        self.pull(agent)
+        self.assert_received(model)
+
+    def test_follow_ends_after_count(self):
+        agent = self.agent()
+        self.publish(agent, *self.successive(2))
+        got = self.pull(agent, "--follow", "--count", "1")
+        self.assertEqual(got["label"], "step_1")
+
+    def test_follow_survives_another_layout(self):
+        agent = self.agent()
+        first, second = self.model("first"), self.model("second", extra=["more"])
+        self.publish(agent, first)
+        receiver = Child(self, [CLI, "pull", "--from", agent.endpoint, "--out", self.tmp / "out", "--json", "--follow",
+                                "--count", "2", "--deadline-s", "40"])
+        self.assertEqual(receiver.line()["label"], "first")
+        self.publish(agent, second)
+        self.assertEqual(receiver.line()["label"], "second")
+        self.assertEqual(receiver.end()[0], 0)
+        self.assert_received(second)
+
+    def test_follow_survives_other_side_files(self):
+        agent = self.agent()
+        models = [self.model(name, lambda words, n=n: [words[0] + n, *words[1:]], config=f'{{"vocab_size": {n}}}')
+                  for n, name in enumerate(("first", "second", "third"))]
+        self.publish(agent, models[0])
+        receiver = self.follow(agent, self.tmp / "out", "--count", "3", "--deadline-s", "40")
+        self.assertEqual(receiver.line()["label"], "first")
+        self.assert_received(models[0])
+        # Another trainer process, then the same one.
+        trainer = Child(self, [CLI, "publish", "--agent", agent.socket, "--json", "--step-on-stdin", "--model",
+                               *models[1:]], stdin=subprocess.PIPE)
+        for model in models[1:]:
+            trainer.process.stdin.write(b"\n")
+            trainer.process.stdin.flush()
+            self.assertEqual(trainer.line()["label"], model.name)
+            self.assertEqual(receiver.line()["label"], model.name)
+            self.assert_received(model)
+        self.assertEqual(trainer.end()[0], 0)
+        self.assertEqual(receiver.end()[0], 0)
+
+    def follow(self, agent, out, *options):
+        return Child(self, [CLI, "pull", "--from", agent.endpoint, "--out", out, "--json", "--follow", *options])
+
+    def test_follow_goes_on_after_a_deadline(self):
+        agent = self.agent()
+        model, = self.successive(1)
+        holder = Child(self, [CLI, "publish", "--agent", agent.socket, "--json", "--step-on-stdin", "--model", model],
+                       stdin=subprocess.PIPE)
+        holder.process.stdin.write(b"\n")
+        holder.process.stdin.flush()
+        holder.line()
+        receiver = self.follow(agent, self.tmp / "out", "--count", "2", "--deadline-s", "0.5")
+        self.assertEqual(receiver.line()["label"], "step_0")
+        for _ in range(2):  # the wait was the pause: it does not grow
+            line = receiver.log_line()
+            self.assertIn("timed_out", line)
+            self.assertIn("again_in_s=0.2", line)
+        second = self.model("second", lambda words: [w ^ 1 for w in words])
+        self.assertEqual(holder.end()[0], 0)
+        self.publish(agent, second)
+        self.assertEqual(receiver.line()["label"], "second")
+        self.assertEqual(receiver.end()[0], 0)
+
+    def test_follow_goes_on_once_there_is_room(self):
+        small = self.small_disk("64k")
+        agent = self.agent()
+        model = write_model(self.tmp / "big", {"t": ("U8", [1 << 20], bytes(range(256)) * 4096)})
+        self.publish(agent, model)
+        receiver = self.follow(agent, small / "out", "--count", "1")
+        self.assertIn("no_space", receiver.log_line())
+        subprocess.run(["mount", "-o", "remount,size=16m", str(small)], check=True)
+        self.assertEqual(receiver.line()["label"], "big")
+        self.assertEqual(receiver.end()[0], 0)
+
+    def test_follow_ends_when_nobody_listens(self):
+        agent = self.agent()
+        self.publish(agent, *self.successive(1))
+        receiver = self.follow(agent, self.tmp / "out")
+        receiver.line()
+        receiver.process.stdout.close()
+        self.publish(agent, self.model("next", lambda words: [w ^ 1 for w in words]))
+        self.assertNotEqual(receiver.process.wait(DEADLINE_S), 0)
+        self.assertIn("stdout", receiver.process.stderr.read().decode())
+        receiver.process.stdout = None
+
+    def test_end_of_input_ends_publishing(self):
+        agent = self.agent()
+        self.assertEqual(self.publish(agent, *self.successive(2), options=["--step-on-stdin"]), [])
+
+    def test_named_versions(self):
+        agent = self.agent()
+        models = self.successive(3)
+        self.publish(agent, *models)
+        self.assertEqual(self.pull(agent, "--label", "step_2")["number"], 3)
+        self.assertEqual(self.pull(agent, "--number", "3")["mode"], "up_to_date")
+        self.cli("pull", "--from", agent.endpoint, "--out", self.tmp / "fresh", "--number", "1", expect=VERSION)
+        self.assertIn("gone", self.err)
+        self.cli("pull", "--from", agent.endpoint, "--out", self.tmp / "out", "--number", "99", "--deadline-s", "1",
+                 expect=DEADLINE)
+        self.assert_received(models[2])
+
+    def test_tokens(self):
+        for name, text, mode in (("right", "secret\n", 0o600), ("wrong", "other", 0o600), ("open", "secret", 0o644),
+                                 ("blank", " \n", 0o600)):
+            (self.tmp / name).write_text(text)
+            (self.tmp / name).chmod(mode)
+        agent = self.agent("--token-file", self.tmp / "right")
+        models = self.successive(1)
+        self.publish(agent, *models)
+        self.pull(agent, "--deadline-s", "10", expect=ACCESS)
+        self.pull(agent, "--deadline-s", "10", "--token-file", self.tmp / "wrong", expect=ACCESS)
+        self.pull(agent, "--token-file", self.tmp / "open", expect=ACCESS)
+        self.pull(agent, "--token-file", self.tmp / "nothing", expect=MISSING)
+        self.pull(agent, "--token-file", self.tmp / "blank", expect=USAGE)
+        self.assertFalse((self.tmp / "out" / "current").exists())
+        self.pull(agent, "--token-file", self.tmp / "right")
+        self.assert_received(models[0])
+
+    def test_nobody_there(self):
+        model = self.model("a")
+        self.cli("publish", "--agent", self.tmp / "none.sock", "--model", model, "--deadline-s", "1", expect=CONNECTION)
+        self.assertIn("none.sock", self.err)
+        self.cli("pull", "--from", "127.0.0.1:1", "--out", self.tmp / "out", "--deadline-s", "1", expect=CONNECTION)
+
+    def test_an_agent_that_starts_after_its_trainer(self):
+        folder = self.tmp / "agent"
+        folder.mkdir()
+        model = self.model("a")
+        with socket.socket(socket.AF_UNIX) as early:
+            early.bind(str(folder / "agent.sock"))
+            early.listen()
+            trainer = Child(self, [CLI, "publish", "--agent", folder / "agent.sock", "--json", "--model", model])
+            early.settimeout(DEADLINE_S)
+            early.accept()[0].close()  # the trainer has asked: it waits from here on
+        (folder / "agent.sock").unlink()
+        agent = self.agent()
+        self.assertEqual(trainer.line()["number"], 1)
+        self.assertEqual(trainer.end()[0], 0)
+        self.pull(agent)
+        self.assert_received(model)
+
+    def test_nothing_published_yet(self):
+        agent = self.agent()
+        self.pull(agent, "--deadline-s", "1", expect=DEADLINE)
+
+    def test_a_model_that_cannot_be_read(self):
+        agent = self.agent()
+        good, bad = self.successive(2)
+        (bad / "model.safetensors").write_bytes(b"\x10" + bytes(100))
+        self.publish(agent, good, bad, expect=NOT_VERIFIED)
+        self.assertIn("step_1", self.err)
+        self.pull(agent)
+        self.assert_received(good)
+
+    def small_disk(self, size):
+        if os.geteuid() != 0 or shutil.which("mount") is None:
+            self.skipTest("mounting a small tmpfs needs root")
+        small = self.tmp / "small"
+        small.mkdir()
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(small)], capture_output=True)
+        if mounted.returncode != 0:
+            self.skipTest(f"mounting a small tmpfs: {mounted.stderr.decode().strip()}")
+        self.addCleanup(subprocess.run, ["umount", "-l", str(small)])
+        return small
+
+    def test_disk_full(self):
+        small = self.small_disk("64k")
+        agent = self.agent()
+        model = write_model(self.tmp / "big", {"t": ("U8", [1 << 20], bytes(range(256)) * 4096)})
+        self.publish(agent, model)
+        self.cli("pull", "--from", agent.endpoint, "--out", small / "out", expect=NO_SPACE)
+        self.assertFalse((small / "out" / "current").exists())
+
+    def test_inspect_a_live_agent_and_its_segment(self):
+        agent = self.agent()
+        published = self.publish(agent, *self.successive(2))
+        for address in (agent.http, f"http://{agent.http}/"):
+            got = self.cli_json("inspect", address)
+            self.assertEqual(got["kind"], "agent")
+            self.assertIsInstance(got["status"], dict)
+        self.assertIn("live agent", self.cli("inspect", agent.http))
+
+        segments = [p for p in agent.folder.iterdir() if p.name.startswith("cli.g")]
+        self.assertEqual(len(segments), 1, segments)
+        got = self.cli_json("inspect", segments[0])
+        self.assertEqual((got["kind"], got["agent"]), ("segment", {"pid": agent.ready["pid"], "alive": True}))
+        active = [half for half in got["halves"] if half["state"] == "ACTIVE"]
+        self.assertEqual([half["id"] for half in active], [published[-1]["id"]])
+        self.assertEqual(got["layout"]["tensors"], 3)
+        self.cli("inspect", segments[0])
+
+        cut = self.tmp / "cut"
+        cut.write_bytes(segments[0].read_bytes()[:-4096])
+        cut.chmod(0o600)
+        self.cli("inspect", cut, expect=NOT_VERIFIED)
+
+    def test_no_agent_process_is_left(self):
+        agent = self.agent()
+        status, _, _ = agent.end(signal.SIGTERM)
+        self.assertEqual(status, 0)
+        self.assertEqual([p.name for p in agent.folder.iterdir() if p.name.startswith("cli.")], [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2, argv=[sys.argv[0], *sys.argv[1:]])
