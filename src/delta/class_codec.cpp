@@ -65,7 +65,8 @@ Result<ClassHeader> read_class_header(const TileShape& shape, std::uint32_t chan
   header.changed[0] = static_cast<std::uint32_t>(left);
   const std::uint64_t exceptions = in.get_varint();
   if (in.failed()) return bad_header("truncated class header");
-  if (header.classes == 0 || first >> 6 != 0) return bad_header("no number of classes");
+  if (header.classes == 0) return bad_header("no classes");
+  if (first >> 6 != 0) return bad_header("reserved bits of the class header are set");
   if (top >= exponent_count(shape)) return bad_header("its largest exponent is none of the dtype");
   if (exceptions > changed) return bad_header("more exceptions than changed elements");
   header.top = static_cast<std::uint32_t>(top);

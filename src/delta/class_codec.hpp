@@ -13,7 +13,7 @@
 
 namespace deltasync::delta {
 
-/// Working memory of the encoder, one per thread: about 0.5 MiB, touched only as far as tiles are large and dense.
+/// Working memory of the encoder, one per thread: about 0.5 MiB.
 struct ClassEncodeScratch {
   std::vector<std::uint16_t> exponents = std::vector<std::uint16_t>(kTileElementsMax);
   std::vector<std::uint16_t> gaps = std::vector<std::uint16_t>(kTileElementsMax);

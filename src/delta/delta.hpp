@@ -124,8 +124,8 @@ struct TileRecord {
   Codec codec = Codec::raw;
   std::uint8_t rice_k = 0;         ///< of the gaps; in rice_class of the gaps between exceptions
   std::uint32_t changed = 0;       ///< elements; all of them in a raw tile
-  std::uint32_t quotient_sum = 0;  ///< zeros in the plane of gap quotients; 0 for raw
-  std::uint32_t gamma_bits = 0;    ///< bits of the plane of low magnitude bits; 0 unless rice_ulp or rice_class
+  std::uint32_t quotient_sum = 0;  ///< zeros in the plane of gap quotients; 0 for raw and rice_class
+  std::uint32_t gamma_bits = 0;    ///< bits of the plane of low magnitude bits; 0 unless rice_ulp
   std::uint64_t digest_after = 0;
   ByteSpan payload;
 };

@@ -49,7 +49,7 @@ void encode_payload(const Kernels& kernels, const TileShape& shape, const Change
 /// A decoded payload, in a scratch memory of the calling thread that lives until its next decode.
 struct DecodedTile {
   const std::uint16_t* positions = nullptr;  ///< ascending, all inside the tile
-  std::byte* values = nullptr;               ///< differences (rice_ulp) or new elements (rice_absolute)
+  std::byte* values = nullptr;               ///< differences (rice_ulp, rice_class) or new elements (rice_absolute)
   std::uint32_t count = 0;
 };
 /// Total over hostile payloads: fails with `corrupt`, naming the bound, or returns positions inside the tile. The

@@ -103,9 +103,9 @@ TEST_F(BadClassPayload, Headers) {
   expect_refused({}, "", "truncated class header");
   expect_refused({0x02, 103, 0x21, 1}, "", "truncated class header");
   expect_refused({0x02, 0x80, 0x00, 0x21, 1, 1}, kBits, "truncated class header");  // a longer varint than it needs
-  expect_refused({0x00, 103, 0}, kBits, "number of classes");
-  expect_refused({0x42, 103, 0x21, 1, 1}, kBits, "number of classes");
-  expect_refused({0x82, 103, 0x21, 1, 1}, kBits, "number of classes");
+  expect_refused({0x00, 103, 0}, kBits, "no classes");
+  expect_refused({0x42, 103, 0x21, 1, 1}, kBits, "reserved bits");
+  expect_refused({0x82, 103, 0x21, 1, 1}, kBits, "reserved bits");
   expect_refused({0x01, 103, 0x21, 0}, kBits, "behind the last class");
   expect_refused({0x02, 0x80, 2, 0x21, 1, 1}, kBits, "none of the dtype");  // 256
   expect_refused({0x02, 103, 0x21, 3, 1}, kBits, "more changed elements than the record");

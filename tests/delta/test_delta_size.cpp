@@ -43,8 +43,10 @@ TEST(DeltaSize, BitsPerChangeCountEveryByteOfTheContainer) {
   }
 }
 
-TEST(DeltaSize, ExponentClassesAreWorthThreeBitsAChange) {
-  const struct { double density, bits_max; } cases[] = {{0.002, 10.6}, {0.01, 7.7}, {0.045, 6.3}};
+TEST(DeltaSize, ExponentClassesAreWorthTwoToThreeBitsAChange) {
+  const struct {
+    double density, bits_max, gain_min;
+  } cases[] = {{0.002, 10.6, 3.0}, {0.01, 7.7, 3.0}, {0.045, 6.3, 2.0}};
   for (const auto& c : cases) {
     const Step step = take_step(c.density);
     const Delta delta = encode_between(*step.layout, step.before, step.after);
@@ -53,6 +55,8 @@ TEST(DeltaSize, ExponentClassesAreWorthThreeBitsAChange) {
     EXPECT_EQ(compacted.changed, delta.changed);
     const double bits = static_cast<double>(to_container(compacted).size()) * 8 / static_cast<double>(delta.changed);
     EXPECT_LE(bits, c.bits_max) << "density " << c.density;
+    const double plain = static_cast<double>(to_container(delta).size()) * 8 / static_cast<double>(delta.changed);
+    EXPECT_GE(plain - bits, c.gain_min) << "density " << c.density;
   }
 }
 

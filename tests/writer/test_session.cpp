@@ -425,9 +425,11 @@ TEST(WriterAttach, WhatWillNeverBeAnAgentIsNotWaitedFor) {
   ASSERT_FALSE(file);
   EXPECT_EQ(file.error().code(), Errc::invalid_argument);
   EXPECT_THAT(file.error().message(), HasSubstr(MiniAgent::socket_in(dir.path()) + " is not a socket"));
+  EXPECT_FALSE(deadline.passed()) << "it was waited for";
   WriterOptions options = writer_options(dir.path());
   options.agent_socket += "/below";
   EXPECT_EQ(Writer::attach(model.layout, Sidecar{}, options, deadline).error().code(), Errc::io);
+  EXPECT_FALSE(deadline.passed()) << "it was waited for";
 }
 
 TEST(WriterAttach, WithoutThreadsItFailsAndLeavesTheSlotFree) {

@@ -3,8 +3,8 @@
 #include <zstd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
+#include <string>
 
 namespace deltasync::bench {
 namespace {
@@ -45,18 +45,20 @@ void append_plane(std::vector<std::byte>& out, const std::vector<T>& plane) {
 }
 
 /// u64 original bytes, u64 compressed bytes, a zstd frame of level 1.
-void append_zstd(std::vector<std::byte>& out, ByteSpan plane) {
+Status append_zstd(std::vector<std::byte>& out, ByteSpan plane) {
   const std::size_t head = out.size();
   const std::size_t bound = ZSTD_compressBound(plane.size());
   out.resize(head + 16 + bound);
   const std::size_t n = ZSTD_compress(out.data() + head + 16, bound, plane.data(), plane.size(), 1);
+  if (ZSTD_isError(n) != 0) return Error(Errc::internal, std::string("zstd: ") + ZSTD_getErrorName(n));
   const std::uint64_t sizes[2] = {plane.size(), n};
   std::memcpy(out.data() + head, sizes, sizeof sizes);
   out.resize(head + 16 + n);
+  return {};
 }
 template <class T>
-void append_zstd(std::vector<std::byte>& out, const std::vector<T>& plane) {
-  append_zstd(out, std::as_bytes(std::span(plane)));
+Status append_zstd(std::vector<std::byte>& out, const std::vector<T>& plane) {
+  return append_zstd(out, std::as_bytes(std::span(plane)));
 }
 
 /// Reads what the functions above append.
@@ -135,13 +137,14 @@ Status walk_gaps(const std::vector<Narrow>& narrow, const std::vector<Wide>& wid
 
 // ---- formats -----------------------------------------------------------------------------------------------------
 
-void encode_coo(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
+Status encode_coo(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
   const auto positions = changed_positions(before, after);
   append_plane(out, positions);
   std::vector<std::uint16_t> values;
   values.reserve(positions.size());
   for (const std::uint32_t p : positions) values.push_back(after[p]);
   append_plane(out, values);
+  return {};
 }
 Status decode_coo(ByteSpan bytes, std::span<std::uint16_t> live) {
   Planes planes(bytes);
@@ -156,15 +159,15 @@ Status decode_coo(ByteSpan bytes, std::span<std::uint16_t> live) {
 }
 
 /// u8 gaps (wide ones u32), raw values, a zstd frame each.
-void encode_sorted_coo(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
+Status encode_sorted_coo(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
   const auto positions = changed_positions(before, after);
   const Gaps<std::uint8_t, std::uint32_t> gaps(positions);
   std::vector<std::uint16_t> values;
   values.reserve(positions.size());
   for (const std::uint32_t p : positions) values.push_back(after[p]);
-  append_zstd(out, gaps.narrow);
-  append_zstd(out, gaps.wide);
-  append_zstd(out, values);
+  DS_TRY(append_zstd(out, gaps.narrow));
+  DS_TRY(append_zstd(out, gaps.wide));
+  return append_zstd(out, values);
 }
 Status decode_sorted_coo(ByteSpan bytes, std::span<std::uint16_t> live) {
   Planes planes(bytes);
@@ -176,15 +179,15 @@ Status decode_sorted_coo(ByteSpan bytes, std::span<std::uint16_t> live) {
 }
 
 /// u16 gaps (wide ones u32), XOR with the old value, a zstd frame each.
-void encode_gaps_xor(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
+Status encode_gaps_xor(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
   const auto positions = changed_positions(before, after);
   const Gaps<std::uint16_t, std::uint32_t> gaps(positions);
   std::vector<std::uint16_t> values;
   values.reserve(positions.size());
   for (const std::uint32_t p : positions) values.push_back(static_cast<std::uint16_t>(before[p] ^ after[p]));
-  append_zstd(out, gaps.narrow);
-  append_zstd(out, gaps.wide);
-  append_zstd(out, values);
+  DS_TRY(append_zstd(out, gaps.narrow));
+  DS_TRY(append_zstd(out, gaps.wide));
+  return append_zstd(out, values);
 }
 Status decode_gaps_xor(ByteSpan bytes, std::span<std::uint16_t> live) {
   Planes planes(bytes);
@@ -195,10 +198,10 @@ Status decode_gaps_xor(ByteSpan bytes, std::span<std::uint16_t> live) {
   return walk_gaps(narrow, wide, live.size(), [&](std::size_t p, std::size_t i) { live[p] ^= values[i]; });
 }
 
-void encode_dense_xor(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
+Status encode_dense_xor(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
   std::vector<std::uint16_t> difference(before.size());
   for (std::size_t i = 0; i < before.size(); ++i) difference[i] = static_cast<std::uint16_t>(before[i] ^ after[i]);
-  append_zstd(out, difference);
+  return append_zstd(out, difference);
 }
 Status decode_dense_xor(ByteSpan bytes, std::span<std::uint16_t> live) {
   Planes planes(bytes);

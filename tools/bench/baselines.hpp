@@ -17,8 +17,8 @@ using Bf16Span = std::span<const std::uint16_t>;  ///< bit patterns
 struct BaselineFormat {
   const char* name;    ///< in the results
   const char* system;  ///< who published it
-  /// Appends the piece's delta to `out`.
-  void (*encode)(Bf16Span before, Bf16Span after, std::vector<std::byte>& out);
+  /// Appends the piece's delta to `out`. internal: zstd failed.
+  Status (*encode)(Bf16Span before, Bf16Span after, std::vector<std::byte>& out);
   /// Turns `live` from before into after. corrupt if `bytes` is no such delta.
   Status (*decode)(ByteSpan bytes, std::span<std::uint16_t> live);
 };

@@ -12,7 +12,6 @@ namespace deltasync::bench {
 namespace {
 
 constexpr std::size_t kPieceElements = std::size_t{4} << 20;  ///< of a tensor, for one thread at a time
-constexpr unsigned kRounds = 3;                               ///< best of; the slowest format takes seconds a round
 
 struct Piece {
   std::size_t first;  ///< bf16 element of the half
@@ -52,30 +51,32 @@ struct Data {
   }
 };
 
-Result<Timed> time_format(const Data& data, const BaselineFormat& format, const std::vector<Piece>& pieces) {
+Result<Timed> time_format(const Data& data, const BaselineFormat& format, const std::vector<Piece>& pieces,
+                          unsigned rounds) {
   Timed timed;
   const Bf16Span before = data.words(data.halves.before());
   const Bf16Span after = data.words(data.halves.after());
   const std::span<std::uint16_t> live{reinterpret_cast<std::uint16_t*>(data.live.span().data()),
                                       data.live.span().size() / sizeof(std::uint16_t)};
   std::vector<std::vector<std::byte>> deltas(pieces.size());
-  for (unsigned round = 0; round < kRounds; ++round) {
+  for (unsigned round = 0; round < rounds; ++round) {
     for (auto& delta : deltas) delta.clear();
     const Stopwatch encoding;
+    std::atomic<bool> wrong{false};
     data.pool.run(pieces.size(), [&](std::uint64_t i, unsigned) {
       const auto [first, count] = pieces[i];
-      format.encode(before.subspan(first, count), after.subspan(first, count), deltas[i]);
+      if (!format.encode(before.subspan(first, count), after.subspan(first, count), deltas[i])) wrong = true;
     });
     timed.encode_s = std::min(timed.encode_s, encoding.seconds());
 
     data.reset_live();
-    std::atomic<bool> wrong{false};
     const Stopwatch decoding;
     data.pool.run(pieces.size(), [&](std::uint64_t i, unsigned) {
       if (!format.decode(deltas[i], live.subspan(pieces[i].first, pieces[i].count))) wrong = true;
     });
     timed.decode_s = std::min(timed.decode_s, decoding.seconds());
-    if (wrong) return Error(Errc::corrupt, std::string(format.name) + ": it does not decode what it encoded");
+    if (wrong)
+      return Error(Errc::corrupt, std::string(format.name) + ": it does not encode, or not decode what it encoded");
     DS_TRY(data.check_live(format.name));
   }
   for (const auto& delta : deltas) timed.bytes += delta.size();
@@ -83,10 +84,10 @@ Result<Timed> time_format(const Data& data, const BaselineFormat& format, const 
 }
 
 /// As the agent encodes and a receiver applies, digests of all tiles included on both sides.
-Result<Timed> time_ours(const Data& data) {
+Result<Timed> time_ours(const Data& data, unsigned rounds) {
   Timed timed;
   const Layout& layout = data.halves.layout();
-  for (unsigned round = 0; round < kRounds; ++round) {
+  for (unsigned round = 0; round < rounds; ++round) {
     auto digests = data.halves.digests();
     const Stopwatch encoding;
     const delta::Delta delta = data.halves.encode(digests, data.pool);
@@ -128,6 +129,7 @@ Result<Json> run_baseline(const Options& options) {
   const Data data{halves, live, pool};
   auto digests = halves.digests();
   const std::uint64_t changed = halves.encode(digests, pool).changed;
+  if (changed == 0) return Error(Errc::invalid_argument, "nothing changes at this density of so small a model");
   const auto bytes = static_cast<double>(layout.half_bytes());
 
   Json rows = Json::array();
@@ -141,10 +143,10 @@ Result<Json> run_baseline(const Options& options) {
   };
   const std::vector<Piece> pieces = pieces_of(layout);
   for (const BaselineFormat& format : baseline_formats()) {
-    DS_ASSIGN(const Timed timed, time_format(data, format, pieces));
+    DS_ASSIGN(const Timed timed, time_format(data, format, pieces, rounds_of(options)));
     add(format.name, format.system, timed);
   }
-  DS_ASSIGN(const Timed ours, time_ours(data));
+  DS_ASSIGN(const Timed ours, time_ours(data, rounds_of(options)));
   add("Rice gaps + ulp planes, a digest a tile", "deltasync", ours);
   return Json{{"density", static_cast<double>(changed) / static_cast<double>(layout.elements())},
               {"changed", changed},
