@@ -103,12 +103,19 @@ class StopOnSignal {
   static int received() noexcept;
 
  private:
-  StopOnSignal(UniqueFd signals, UniqueFd end, const sigset_t& mask_before);
+  /// Of SIGINT and SIGTERM, as they were.
+  struct Dispositions {
+    sigset_t mask;
+    struct sigaction actions[2];
+    void restore() const noexcept;
+  };
+
+  StopOnSignal(UniqueFd signals, UniqueFd end, const Dispositions& before);
   void listen();
 
   const UniqueFd signals_;
   const UniqueFd end_;  // an eventfd: listening is over
-  const sigset_t mask_before_;
+  const Dispositions before_;
   std::stop_source stop_;
   std::binary_semaphore ended_{0};
   std::thread thread_;  // last: it uses all of the above

@@ -1,6 +1,7 @@
 // `deltasync publish`: a trainer made of model directories.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
@@ -11,10 +12,13 @@
 #include "deltasync/hf.hpp"
 #include "deltasync/version.hpp"
 #include "deltasync/writer.hpp"
+#include "net/blocking.hpp"
 #include "tools/cli.hpp"
 
 namespace deltasync::cli {
 namespace {
+
+constexpr double kAgentLookS = 0.1;  ///< between two looks whether an agent listens
 
 struct Options {
   std::vector<std::string> models;
@@ -37,23 +41,28 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+enum class Go : std::uint8_t { next, end };
+
 /// Keeps the attachment to the agent over versions of one layout.
 class Publisher {
  public:
   explicit Publisher(const Options& options) : options_(options), epoch_(make_epoch()) {}
 
-  Status publish(const std::string& dir, std::uint64_t number) {
+  /// end: a stop signal came before there was an agent; nothing was published.
+  Result<Go> publish(const std::string& dir, std::uint64_t number) {
     HfModel::Options open;
     open.tensor_parallel = options_.tensor_parallel;
     DS_ASSIGN(const HfModel model, HfModel::open(dir, open));
     const Deadline deadline = deadline_of(options_);
-    DS_TRY(attach(model, deadline));
+    DS_ASSIGN(const Go go, attach(model, deadline));
+    if (go == Go::end) return go;
 
     const Version version{{epoch_, number}, label_of(dir, number)};
     DS_ASSIGN(const OffloadReport report, offload(model, version, deadline));
     const auto sealed = std::chrono::steady_clock::now();
     DS_TRY(writer_->wait_ready(version.id, deadline).with_context("waiting until the agent serves it"));
-    return print(report, dir, seconds_since(sealed));
+    DS_TRY(print(report, dir, seconds_since(sealed)));
+    return Go::next;
   }
 
  private:
@@ -65,9 +74,9 @@ class Publisher {
   }
 
   /// A model of another layout, or with other side files, attaches anew: the agent makes a new generation of it.
-  Status attach(const HfModel& model, Deadline deadline) {
+  Result<Go> attach(const HfModel& model, Deadline deadline) {
     auto sidecar = model.sidecar().encode();
-    if (writer_ && writer_->layout()->digest() == model.layout()->digest() && sidecar == sidecar_) return {};
+    if (writer_ && writer_->layout()->digest() == model.layout()->digest() && sidecar == sidecar_) return Go::next;
     writer_.reset();
     WriterOptions options;
     options.agent_socket = options_.agent;
@@ -75,9 +84,19 @@ class Publisher {
     options.name = "deltasync publish";
     Progress progress(!options_.json);
     progress.show("waiting for the agent on " + options_.agent);
+    // Writer::attach waits as well, but hears no signal.
+    while (nobody_listens(deadline)) {
+      wait_readable(-1, std::min(kAgentLookS, std::chrono::duration<double>(deadline.remaining()).count()));
+      if (stop_requested()) return Go::end;
+    }
     DS_ASSIGN(writer_, Writer::attach(model.layout(), model.sidecar(), options, deadline));
     sidecar_ = std::move(sidecar);
-    return {};
+    return Go::next;
+  }
+
+  bool nobody_listens(Deadline deadline) const {
+    const auto connection = net::connect_unix(options_.agent, deadline);
+    return !connection && connection.error().code() == Errc::connection && !deadline.passed();
   }
 
   Result<OffloadReport> offload(const HfModel& model, const Version& version, Deadline deadline) {
@@ -125,8 +144,6 @@ class Publisher {
   std::vector<std::byte> sidecar_;
 };
 
-enum class Go : std::uint8_t { next, end };
-
 /// Waits for one line on stdin. End of input or a stop signal ends the publishing.
 Result<Go> wait_for_line(double seconds) {
   const auto start = std::chrono::steady_clock::now();
@@ -157,7 +174,11 @@ Status run(const Options& options) {
     DS_ASSIGN(const Go go, wait_for_turn(options, number == 0));
     if (go == Go::end) return {};
     ++number;
-    DS_TRY(publisher.publish(dir, number).with_context("version " + std::to_string(number) + " from " + dir));
+    auto published = publisher.publish(dir, number);
+    if (!published) {
+      return std::move(published).error().with_context("version " + std::to_string(number) + " from " + dir);
+    }
+    if (*published == Go::end) return {};
   }
   return {};
 }

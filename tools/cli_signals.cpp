@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <initializer_list>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -27,10 +27,12 @@ void on_stop_signal(int) {
 
 std::atomic<int> g_received = 0;
 
+constexpr int kStopSignals[] = {SIGINT, SIGTERM};
+
 sigset_t stop_signals() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&set, signal);
+  for (const int signal : kStopSignals) sigaddset(&set, signal);
   return set;
 }
 
@@ -41,7 +43,7 @@ void catch_stop_signals() {
   action.sa_handler = on_stop_signal;
   action.sa_flags = SA_RESETHAND;  // the second signal has its default effect; no SA_RESTART, so that poll returns
   sigemptyset(&action.sa_mask);
-  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+  for (const int signal : kStopSignals) sigaction(signal, &action, nullptr);
 }
 
 bool stop_requested() noexcept {
@@ -56,26 +58,38 @@ Result<std::unique_ptr<StopOnSignal>> StopOnSignal::make() {
   if (!signals) return Error::from_errno("signalfd", errno);
   UniqueFd end(::eventfd(0, EFD_CLOEXEC));
   if (!end) return Error::from_errno("eventfd", errno);
-  sigset_t before;
-  if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, &before); error != 0) {
+  Dispositions before;
+  if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, &before.mask); error != 0) {
     return Error::from_errno("pthread_sigmask", error);
+  }
+  // A shell starts background jobs with SIGINT ignored: the second one would not end this process.
+  struct sigaction action {};
+  action.sa_handler = SIG_DFL;
+  sigemptyset(&action.sa_mask);
+  for (std::size_t i = 0; i < std::size(kStopSignals); ++i) {
+    ::sigaction(kStopSignals[i], &action, &before.actions[i]);
   }
   try {
     return std::unique_ptr<StopOnSignal>(new StopOnSignal(std::move(signals), std::move(end), before));
   } catch (const std::system_error& e) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    before.restore();
     return Error(Errc::no_space, "the thread that waits for signals: " + e.code().message());
   }
 }
 
-StopOnSignal::StopOnSignal(UniqueFd signals, UniqueFd end, const sigset_t& mask_before)
-    : signals_(std::move(signals)), end_(std::move(end)), mask_before_(mask_before), thread_([this] { listen(); }) {}
+void StopOnSignal::Dispositions::restore() const noexcept {
+  for (std::size_t i = 0; i < std::size(kStopSignals); ++i) ::sigaction(kStopSignals[i], &actions[i], nullptr);
+  ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+}
+
+StopOnSignal::StopOnSignal(UniqueFd signals, UniqueFd end, const Dispositions& before)
+    : signals_(std::move(signals)), end_(std::move(end)), before_(before), thread_([this] { listen(); }) {}
 
 StopOnSignal::~StopOnSignal() {
   ended_.release();
   ::eventfd_write(end_.get(), 1);
   thread_.join();
-  ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+  before_.restore();
 }
 
 int StopOnSignal::received() noexcept {

@@ -159,7 +159,7 @@ Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, const 
     auto fd = connect_address(*a, until);
     if (fd) return fd;
     last = std::move(fd).error().with_context("connect to " + where);
-    DS_TRY(until.check("connecting to " + where));
+    if (!until.check("connecting")) break;  // what the address itself said is the better reason
   }
   return last;
 }

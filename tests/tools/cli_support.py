@@ -79,6 +79,19 @@ class Child:
         return self.process.returncode, out.decode(), err.decode()
 
 
+    def wait_for_signals(self, field, sign, there=True):
+        """Until /proc says that it catches (SigCgt), blocks (SigBlk) or ignores (SigIgn) a signal, or no longer does."""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+            mask = int(next(line.split()[1] for line in status.splitlines() if line.startswith(field + ":")), 16)
+            if bool(mask >> (sign - 1) & 1) == there:
+                return
+            if time.monotonic() > end:
+                raise AssertionError(f"{field} is {mask:x}")
+            time.sleep(0.005)
+
+
 class Agent(Child):
     def __init__(self, test, binary, folder, *options):
         self.folder = pathlib.Path(folder)

@@ -103,6 +103,25 @@ class PathTest(CliTest):
         self.pull(agent)
         self.assert_received(model)
 
+    def test_a_signal_ends_the_wait_for_an_agent(self):
+        model, = self.successive(1)
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            trainer = Child(self, [CLI, "publish", "--agent", self.tmp / "nobody.sock", "--deadline-s", "80000", "--model",
+                                   model])
+            trainer.wait_for_signals("SigCgt", sign)
+            self.assertEqual(trainer.end(sign)[0], 0)
+
+    def test_a_background_job_does_not_ignore_signals(self):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            silent.settimeout(DEADLINE_S)
+            pull = Child(self, [CLI, "pull", "--from", f"127.0.0.1:{silent.getsockname()[1]}", "--out", self.tmp / "out"],
+                         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+            connection, _ = silent.accept()
+            with connection:
+                pull.wait_for_signals("SigBlk", signal.SIGINT)
+                pull.wait_for_signals("SigIgn", signal.SIGINT, there=False)  # else the second one would not end it
+                self.assertEqual(pull.end(signal.SIGINT)[0], 128 + signal.SIGINT)
+
     def test_follow_ends_after_count(self):
         agent = self.agent()
         self.publish(agent, *self.successive(2))

@@ -31,7 +31,7 @@ TEST_F(DeltaCheck, ASoundDeltaPasses) {
 }
 
 TEST_F(DeltaCheck, OtherBytesThanTheNewOnesAreFound) {
-  // A byte in a tile that the delta touches; one that it leaves alone is not looked at.
+  // A byte in a tile that the delta touches.
   const Tile tile = model_.layout->tile(delta_.frames.at(0).first_tile);
   const Tensor& tensor = model_.layout->tensors()[tile.tensor];
   const std::uint64_t last_row = (tile.rect.row + tile.rect.rows - 1) * tensor.row_bytes();
@@ -42,6 +42,15 @@ TEST_F(DeltaCheck, OtherBytesThanTheNewOnesAreFound) {
   EXPECT_NE(checked.error().message().find("tile " + std::to_string(tile.index)), std::string::npos)
       << checked.error().message();
   EXPECT_FALSE(compact_sizes(*model_.layout, delta_, model_.half, after_, digests_, pool_));
+}
+
+TEST_F(DeltaCheck, AMissingTileIsFound) {
+  const std::uint64_t lost = delta_.frames.back().first_tile;
+  delta_.frames.pop_back();
+  const Status checked = check_delta(*model_.layout, delta_, model_.half, after_, digests_, pool_);
+  ASSERT_FALSE(checked);
+  EXPECT_EQ(checked.error().code(), Errc::corrupt);
+  EXPECT_NE(checked.error().message().find("the delta does not have it"), std::string::npos) << lost;
 }
 
 TEST_F(DeltaCheck, ADamagedFrameAndAWrongBaseAreFound) {
