@@ -56,15 +56,24 @@ Result<UniqueFd> create_reserved(const fs::path& path, std::uint64_t bytes, cons
   return fd;
 }
 
-Status remove_tree(const fs::path& directory, const Until& until) {
+void remove_tree(const fs::path& path) noexcept {
   std::error_code error;
-  for (fs::recursive_directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    DS_TRY(until.check("removing " + directory.string()));
-    std::error_code ignored;  // what is left is the business of remove_all
-    if (!it->is_directory(ignored) || it->is_symlink(ignored)) ::unlink(it->path().c_str());
+  fs::remove_all(path, error);
+  if (error) spdlog::warn("hf_target cannot_remove path={} error={}", path.string(), error.message());
+}
+
+Status remove_tree(const fs::path& path, const Until& until) {
+  DS_TRY(until.check("removing " + path.string()));
+  std::error_code error;
+  // The iterator would enter what a symbolic link leads to.
+  if (fs::is_directory(fs::symlink_status(path, error))) {
+    for (fs::recursive_directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+      DS_TRY(until.check("removing " + path.string()));
+      std::error_code ignored;  // what is left is the business of remove_all
+      if (!it->is_directory(ignored) || it->is_symlink(ignored)) ::unlink(it->path().c_str());
+    }
   }
-  fs::remove_all(directory, error);
-  if (error) spdlog::warn("hf_target cannot_remove path={} error={}", directory.string(), error.message());
+  remove_tree(path);
   return {};
 }
 

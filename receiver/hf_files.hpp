@@ -40,9 +40,11 @@ bool file_equals(const std::filesystem::path& path, ByteSpan bytes);
 /// knows no flush of directories is no error.
 Status flush_path(const std::filesystem::path& path);
 
-/// Removes a directory with all that is in it, file by file. timed_out or cancelled leaves the rest of it; an error of
-/// the filesystem is logged, and what cannot be removed stays.
-Status remove_tree(const std::filesystem::path& directory, const Until& until);
+/// Removes a directory with all that is in it, or anything else: of a symbolic link, at the root too, the link and
+/// nothing of what it leads to. An error of the filesystem is logged, and what cannot be removed stays.
+void remove_tree(const std::filesystem::path& path) noexcept;
+/// The same, file by file. timed_out or cancelled leaves the rest of it.
+Status remove_tree(const std::filesystem::path& path, const Until& until);
 
 Status make_directories(const std::filesystem::path& path);
 Status rename_path(const std::filesystem::path& from, const std::filesystem::path& to);

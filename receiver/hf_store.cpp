@@ -201,12 +201,6 @@ Result<fs::path> HfStore::take_apart(const std::string& name) {
   return incoming;
 }
 
-void HfStore::remove_tree(const fs::path& directory) const noexcept {
-  std::error_code error;
-  fs::remove_all(directory, error);
-  if (error) spdlog::warn("hf_target cannot_remove path={} error={}", directory.string(), error.message());
-}
-
 // ---- names ---------------------------------------------------------------------------------------------------------
 
 std::optional<std::string> HfStore::current() const {
@@ -287,12 +281,12 @@ Status HfStore::remove_leftovers(const Until& until) {
   }
   for (const std::string& name : incoming) {
     spdlog::info("hf_target removes_leftover name={}", name);
-    DS_TRY(deltasync::remove_tree(versions_ / name, until));
+    DS_TRY(remove_tree(versions_ / name, until));
   }
   for (const std::string& name : names()) {
     if (!fs::exists(fs::symlink_status(record_path(name), error))) {
       spdlog::info("hf_target removes_leftover name={}", name);
-      if (const auto doomed = unname(name)) DS_TRY(deltasync::remove_tree(*doomed, until));
+      if (const auto doomed = unname(name)) DS_TRY(remove_tree(*doomed, until));
     }
   }
   for (const std::string& record : records) {

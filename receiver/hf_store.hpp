@@ -54,7 +54,6 @@ class HfStore {
   /// Moves the files of a version into a new incoming directory: a path or a directory handle of the old one finds
   /// nothing any more. On failure what was moved is removed.
   Result<std::filesystem::path> take_apart(const std::string& name);
-  void remove_tree(const std::filesystem::path& directory) const noexcept;
 
   // ---- names -----------------------------------------------------------------------------------------------------
 

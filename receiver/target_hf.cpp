@@ -124,7 +124,7 @@ Result<std::filesystem::path> HfTarget::fill_incoming(const Until& until) {
     return store_.write_headers(incoming, files);
   };
   if (Status status = fill(); !status.ok()) {
-    store_.remove_tree(incoming);
+    remove_tree(incoming);
     return std::move(status).error();
   }
   return incoming;
@@ -144,7 +144,7 @@ Status HfTarget::begin_full(FullOverLive policy, const Until& until) {
   DS_ASSIGN(std::filesystem::path incoming, with_room([&] { return fill_incoming(until); }));
   auto model = store_.map(incoming, /*writable=*/true);
   if (!model.ok()) {
-    store_.remove_tree(incoming);
+    remove_tree(incoming);
     return std::move(model).error();
   }
   full_ = OpenFull{std::move(incoming), std::move(*model), lost};
@@ -159,7 +159,7 @@ delta::TensorMemory HfTarget::full_memory(std::uint32_t tensor) {
 void HfTarget::discard_full() noexcept {
   if (!full_) return;
   full_->model.clear();
-  store_.remove_tree(full_->directory);
+  remove_tree(full_->directory);
   full_.reset();
 }
 
@@ -180,7 +180,7 @@ Status HfTarget::commit_full(TargetState state) {
 Status HfTarget::make_current(const std::filesystem::path& incoming, TargetState state) {
   auto model = store_.map(incoming, /*writable=*/false);
   if (!model.ok()) {
-    store_.remove_tree(incoming);
+    remove_tree(incoming);
     return std::move(model).error();
   }
   DS_ASSIGN(std::string name, store_.publish(incoming, state));

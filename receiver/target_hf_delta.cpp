@@ -76,7 +76,7 @@ Result<std::optional<std::filesystem::path>> HfTarget::patch_previous(const std:
   for (std::size_t i = 0; i < leases.size(); ++i) {
     if (ftruncate(leases.fd(i), 0) != 0) spdlog::warn("hf_target cannot_truncate path={}", paths[i].string());
   }
-  store_.remove_tree(*incoming);
+  remove_tree(*incoming);
   if (status.error().code() == Errc::timed_out) return std::move(status).error();
   spdlog::warn("hf_target gives_up_patching name={} reason=\"{}\"", base.name, status.error().to_string());
   return Nothing();
@@ -116,7 +116,7 @@ Result<std::filesystem::path> HfTarget::write_anew(const std::vector<StagedStep>
         files, std::move(all), committed_->digests, state, [] { return true; }, deadline);
   };
   if (Status status = fill(); !status.ok()) {
-    store_.remove_tree(incoming);
+    remove_tree(incoming);
     return std::move(status).error();
   }
   return incoming;

@@ -318,6 +318,25 @@ TEST_F(HfTargetTest, RemovingLeftoversEndsToo) {
   EXPECT_EQ(hf_.differs(), "");
 }
 
+TEST_F(HfTargetTest, OfALeftoverThatIsALinkTheLinkIsRemoved) {
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_TRUE(ok(hf_.full()));
+  hf_.close();
+  const fs::path elsewhere = dir_.path() / "elsewhere";
+  fs::create_directories(elsewhere / "part");
+  write_file(elsewhere / "part" / "x", std::vector<std::byte>(10));
+  const fs::path versions = hf_.out() / "versions";
+  fs::create_directory_symlink(elsewhere, versions / ".incoming-x");
+  fs::create_directory_symlink(elsewhere, versions / "00000000000000ff-3");  // a version without its record
+  fs::create_directories(versions / ".incoming-y");
+  fs::create_directory_symlink(elsewhere, versions / ".incoming-y" / "link");
+  ASSERT_TRUE(ok(hf_.restart()));
+  EXPECT_TRUE(fs::exists(elsewhere / "part" / "x")) << "a file outside the target's directory was removed";
+  const std::vector<std::string> expected = {"1a2b3c4d5e6f7788-1", "1a2b3c4d5e6f7788-1.json"};
+  EXPECT_EQ(hf_.entries(), expected);
+  EXPECT_EQ(hf_.differs(), "");
+}
+
 TEST_F(HfTargetTest, LeftoversAreRemovedAndNothingElse) {
   ASSERT_TRUE(ok(hf_.restart()));
   ASSERT_TRUE(ok(hf_.full()));
