@@ -103,6 +103,8 @@ Status Connection::recv_payload(const wire::Header& header, MutByteSpan to, Dead
 
 Status Connection::recv_scattered(std::span<iovec> pieces, Deadline deadline) {
   const auto fail = [this](Error error) { return socket_.broken(std::move(error)); };
+  // Where bytes always wait, nothing below comes to wait for them.
+  if (deadline.passed()) return fail(Error(Errc::timed_out, "the deadline passed in the middle of an extent"));
   while (!pieces.empty()) {
     if (!socket_.open()) return fail(Error(Errc::connection, "the connection is closed"));
     msghdr m{};

@@ -30,6 +30,8 @@ std::optional<Item> Round::take() {
 
 std::optional<Item> Round::take_ahead(std::size_t streams) {
   const std::lock_guard lock(mutex_);
+  // Streams that always have something under way never come to take().
+  if (deadline().passed()) finish_locked(RoundEnd::failed, Error(Errc::timed_out, "the deadline passed"));
   if (over_ || queue_.size() < streams) return std::nullopt;
   Item item = std::move(queue_.front());
   queue_.pop_front();

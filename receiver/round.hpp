@@ -55,7 +55,8 @@ class Round {
 
   /// The next item. Waits while others may still give theirs back; nothing once the round is over.
   std::optional<Item> take();
-  /// Another item to ask for ahead of its turn: only while there is more than enough for every stream.
+  /// Another item to ask for ahead of its turn: only while there is more than enough for every stream. Past the
+  /// deadline it ends the round, as take() does.
   std::optional<Item> take_ahead(std::size_t streams);
   /// A taken item has arrived whole.
   void done();

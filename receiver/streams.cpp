@@ -51,15 +51,14 @@ class Streams::Worker {
 
   Connection& connection() { return streams_.connections_[stream_]; }
 
-  /// True while there is something to do.
+  /// True while there is something to do, and the round is not over.
   bool refill() {
-    if (round_.over()) return false;
     while (pending_.size() < kRequestsUnderWay) {
       auto item = pending_.empty() ? round_.take() : round_.take_ahead(streams_.count());
       if (!item) break;
       pending_.push_back({std::move(*item), 0});
     }
-    return !pending_.empty();
+    return !pending_.empty() && !round_.over();
   }
 
   /// Brings the first pending item home.

@@ -1,9 +1,11 @@
 // A caller that changes its mind: a requested stop ends a call whatever it is doing, and costs nothing of what is held.
 // Every wait of the receiver itself is far longer here than the test waits, so that only the stop can have ended it.
+// And a deadline that passes while there is always something to do.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <atomic>
 #include <fstream>
 #include <functional>
@@ -242,7 +244,12 @@ class PullStopWorkTest : public PullStopTest {
     options_.threads = 1;
     start({}, tuning);
     auto* watched = new WatchedTarget(
-        receiver_->layout(), [this] { touch(armed_live_); }, [this] { touch(armed_full_); });
+        receiver_->layout(), [this] { touch(armed_live_); },
+        [this] {
+          touch(armed_full_);
+          const Deadline* const until = hold_until_.load();
+          while (until != nullptr && !until->passed()) std::this_thread::sleep_for(until->remaining());
+        });
     host_ = &watched->host();
     ASSERT_TRUE(receiver_->bind(TargetPtr(watched), in_ms(kPatienceMs)).ok());
   }
@@ -261,6 +268,7 @@ class PullStopWorkTest : public PullStopTest {
 
   std::atomic<bool> armed_live_{false};
   std::atomic<bool> armed_full_{false};
+  std::atomic<const Deadline*> hold_until_{nullptr};  ///< full memory is had after it
   const Target* host_ = nullptr;
 };
 
@@ -328,6 +336,48 @@ TEST_F(PullStopTest, AStopAfterAPullIsNobodysBusiness) {
   step();
   pull_and_commit();
   EXPECT_EQ(agent_->connections(), connections) << "the stop of an earlier pull broke the connections";
+}
+
+// ---- a deadline, while data keep coming ------------------------------------------------------------------------
+
+/// As if bytes came faster than they can be verified: the memory is had after the deadline only.
+TEST_F(PullStopWorkTest, ADeadlineEndsAFullTransferWhoseBytesKeepComing) {
+  receiver::Tuning tuning = endless();
+  tuning.item_bytes = 64u << 10;
+  options_.streams = 1;
+  start_watched(tuning);
+  const Deadline deadline = in_ms(2'000);
+  hold_until_.store(&deadline);
+  const auto staged = receiver_->pull({}, deadline);
+  hold_until_.store(nullptr);
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::timed_out) << staged.error().to_string();
+  EXPECT_LT(agent_->requests(Type::get_extent), 8u) << "the round went on";
+  commit_pull();
+}
+
+TEST(RoundDeadline, EndsARoundThatAlwaysHasSomethingUnderWay) {
+  receiver::Round round(std::vector<receiver::Item>(8), in_ms(0));
+  EXPECT_FALSE(round.take_ahead(1).has_value());
+  EXPECT_TRUE(round.over());
+  EXPECT_TRUE(round.stop().stop_requested());
+  EXPECT_EQ(round.result().error->code(), Errc::timed_out);
+}
+
+TEST(ConnectionDeadline, IsLookedAtThoughBytesAreThere) {
+  const Listener listener(4);
+  const receiver::Peer peer{listener.endpoint(), "127.0.0.1", listener.port, "", "test", endless()};
+  auto connection = receiver::Connection::dial(peer, in_ms(kPatienceMs));
+  ASSERT_TRUE(connection.ok()) << connection.error().to_string();
+  const UniqueFd agent(::accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  std::array<char, 100> bytes{};
+  ASSERT_EQ(::send(agent.get(), bytes.data(), bytes.size(), 0), 100);
+  iovec first{bytes.data(), 50};
+  ASSERT_TRUE(connection->recv_scattered({&first, 1}, in_ms(kPatienceMs)).ok());
+  iovec rest{bytes.data(), 50};
+  const Status late = connection->recv_scattered({&rest, 1}, in_ms(0));
+  ASSERT_FALSE(late.ok());
+  EXPECT_EQ(late.error().code(), Errc::timed_out);
 }
 
 TEST(RoundStop, TheFirstReasonStays) {
