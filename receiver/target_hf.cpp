@@ -64,6 +64,7 @@ Status HfTarget::open(ThreadPool& pool, const Until& until) {
   pool_ = &pool;
   DS_TRY(store_.remove_leftovers(until));
   const std::optional<std::string> current = store_.current();
+  bool current_is_broken = false;
   for (const std::string& name : resume_order()) {
     auto resumed = resume(name, until);
     if (!resumed.ok()) {
@@ -73,17 +74,23 @@ Status HfTarget::open(ThreadPool& pool, const Until& until) {
       // What was committed last serves until the next commit, though its layout or side files are no base for a delta;
       // nothing older takes its place. A broken directory must not be what engines load.
       if (current == name && why == Errc::layout_mismatch) return {};
-      if (current == name) DS_TRY(store_.clear_current());
+      // But it goes only when the versions after it have been looked at: what runs out of time changes nothing.
+      if (current == name) current_is_broken = true;
       continue;
     }
-    if (current != name) DS_TRY(store_.point_current(name));
+    if (current != name) {
+      if (Status status = store_.point_current(name); !status.ok()) {
+        if (current_is_broken) DS_TRY(store_.clear_current());
+        return status;
+      }
+    }
     committed_ = std::move(resumed->state);
     live_ = std::move(resumed->model);
     name_ = name;
     spdlog::info("hf_target resumes version={}", to_string(committed_->version));
-    break;
+    return {};
   }
-  return {};
+  return current_is_broken ? store_.clear_current() : Status();
 }
 
 delta::TensorMemory HfTarget::live_memory(std::uint32_t tensor) const {

@@ -277,6 +277,58 @@ TEST_F(HfTargetTest, ADeadlineThatPassesLeavesEverything) {
   ASSERT_NE(hf_.target().committed(), nullptr);
 }
 
+TEST_F(HfTargetTest, AStopInTheVerificationLeavesEverything) {
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_TRUE(ok(hf_.full()));
+  hf_.close();
+  const fs::path link = fs::read_symlink(hf_.out() / "current");
+  const fs::path record = hf_.out() / (link.string() + ".json");
+  const auto record_before = read_file(record);
+  const auto entries_before = hf_.entries();
+  {
+    auto target = make_hf_target(hf_.trainer().layout(), hf_.sidecar(), hf_.out());
+    ASSERT_TRUE(target.ok());
+    ThreadPool pool(2, "test");
+    std::stop_source stop;
+    stop.request_stop();  // nothing before the verification listens to it here
+    EXPECT_TRUE(fails((*target)->open(pool, {in_time(), stop.get_token()}), Errc::cancelled, "verifying"));
+    EXPECT_EQ((*target)->committed(), nullptr);
+  }
+  EXPECT_EQ(fs::read_symlink(hf_.out() / "current"), link);
+  EXPECT_EQ(read_file(record), record_before);
+  EXPECT_EQ(hf_.entries(), entries_before);
+  EXPECT_EQ(hf_.differs(), "");
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_NE(hf_.target().committed(), nullptr);
+}
+
+TEST_F(HfTargetTest, TheLinkToABrokenVersionStaysUntilAllHaveBeenLookedAt) {
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_TRUE(ok(hf_.full()));
+  const Reference first = hf_.held();
+  ASSERT_TRUE(ok(hf_.delta()));
+  hf_.close();
+  fs::resize_file(hf_.weight_file(), 10);
+  const fs::path link = fs::read_symlink(hf_.out() / "current");
+  const auto entries_before = hf_.entries();
+  {
+    auto target = make_hf_target(hf_.trainer().layout(), hf_.sidecar(), hf_.out());
+    ASSERT_TRUE(target.ok());
+    ThreadPool pool(2, "test");
+    std::stop_source stop;
+    stop.request_stop();
+    const Deadline passed = Deadline::after(std::chrono::seconds(0));
+    EXPECT_TRUE(fails((*target)->open(pool, passed), Errc::timed_out, "verifying"));
+    EXPECT_EQ(fs::read_symlink(hf_.out() / "current"), link);
+    EXPECT_TRUE(fails((*target)->open(pool, {in_time(), stop.get_token()}), Errc::cancelled, "verifying"));
+    EXPECT_EQ(fs::read_symlink(hf_.out() / "current"), link);
+  }
+  EXPECT_EQ(hf_.entries(), entries_before);
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_NE(hf_.target().committed(), nullptr);
+  EXPECT_EQ(hf_.differs(first), "");
+}
+
 TEST_F(HfTargetTest, AFullUpdateThatIsStoppedAsItBeginsLeavesNothing) {
   ASSERT_TRUE(ok(hf_.restart()));
   ASSERT_TRUE(ok(hf_.full()));
