@@ -87,8 +87,9 @@ class AgentCore : public TrainerHooks {
   // ---- TrainerHooks ------------------------------------------------------------------------------------------
   Result<OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
                                    const ProcessId& asker) override;
-  Status grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers, ProcessWatch watch) override;
-  void writer_gone(std::uint64_t generation, std::uint32_t slot) override;
+  Result<std::uint64_t> grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers,
+                              ProcessWatch watch) override;
+  void writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) override;
   void segment_changed() override;
   Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) override;
 

@@ -180,7 +180,8 @@ Status AgentCore::release_serving(const std::string& why) {
   return {};
 }
 
-Status AgentCore::grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers, ProcessWatch watch) {
+Result<std::uint64_t> AgentCore::grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers,
+                                       ProcessWatch watch) {
   for (const GenerationPtr& candidate : generations()) {
     if (candidate->number != generation) continue;
     return candidate->role->grant_slot(slot, writers, std::move(watch));
@@ -188,9 +189,9 @@ Status AgentCore::grant(std::uint64_t generation, std::uint32_t slot, std::uint3
   return Error(Errc::not_found, "generation " + std::to_string(generation) + " of the segment is gone");
 }
 
-void AgentCore::writer_gone(std::uint64_t generation, std::uint32_t slot) {
+void AgentCore::writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) {
   for (const GenerationPtr& candidate : generations()) {
-    if (candidate->number == generation) candidate->role->revoke_slot(slot);
+    if (candidate->number == generation) candidate->role->revoke_slot(slot, grant);
   }
   wake();
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "agent/trainer_socket.hpp"
+#include "base/bytes.hpp"
 #include "base/log.hpp"
 #include "format/packed_layout.hpp"
 #include "net/coroutine.hpp"
@@ -25,6 +26,9 @@ Deadline bounded(Deadline::Clock::time_point since, std::uint64_t deadline_ms, s
 Error stopping() {
   return {Errc::connection, "the agent is stopping"};
 }
+Error taken_over() {
+  return {Errc::connection, "the process attached again on another connection"};
+}
 Error layout_replaced() {
   return {Errc::layout_mismatch, "the layout was replaced: attach again"};
 }
@@ -35,11 +39,7 @@ Error layout_replaced() {
 struct TrainerConversation::Admission {
   LayoutPtr layout;
   OpenSegment segment;
-};
-
-struct TrainerConversation::ReadPlan {
-  PlanBoard::Plan plan;
-  std::uint64_t deadline_ms = 0;
+  std::uint64_t grant = 0;
 };
 
 TrainerConversation::TrainerConversation(TrainerState& state, asio::generic::stream_protocol::socket socket,
@@ -101,7 +101,8 @@ Result<TrainerConversation::Admission> TrainerConversation::open(const wire::Tra
   DS_ASSIGN(admission.segment, state_.hooks.open_segment(admission.layout, encodings.layout, encodings.sidecar,
                                                          connected_besides ? ProcessId() : peer));
   DS_ASSIGN(ProcessWatch watch, ProcessWatch::open(peer));
-  DS_TRY(state_.hooks.grant(admission.segment.generation, hello.writer_index, hello.writers, std::move(watch)));
+  DS_ASSIGN(admission.grant,
+            state_.hooks.grant(admission.segment.generation, hello.writer_index, hello.writers, std::move(watch)));
   return admission;
 }
 
@@ -118,7 +119,7 @@ awaitable<Result<TrainerPtr>> TrainerConversation::admit(const wire::TrainerHell
   const auto work = [this, &hello, id = peer.id(), besides = state_.is_connected(peer.id())] {
     return open(hello, id, besides);
   };
-  DS_CO_ASSIGN(Admission opened, co_await state_.setup.run(work));
+  DS_CO_ASSIGN(Admission opened, co_await state_.setup.run(work, Deadline::after(state_.options.wait_limit)));
   const OpenSegment& segment = opened.segment;
   const struct DiscardedAtEnd {
     net::WorkThread& thread;
@@ -126,16 +127,18 @@ awaitable<Result<TrainerPtr>> TrainerConversation::admit(const wire::TrainerHell
     ~DiscardedAtEnd() { thread.discard(std::move(layout)); }  // what takes long to be made takes long to be destroyed
   } brought{state_.setup, std::move(opened.layout)};
   if (state_.stopped) co_return stopping();
-  DS_CO_TRY(state_.may_attach(hello, peer.id()));  // another hello may have been admitted meanwhile
-
-  TrainerPtr trainer = state_.find(hello.writer_index);
-  if (!trainer || trainer->generation != segment.generation) {
-    DS_CO_ASSIGN(trainer, state_.enter(hello.writer_index, segment.generation, std::move(peer)));
+  const ProcessId process = peer.id();
+  auto recorded = record(hello, segment.generation, std::move(peer));
+  if (!recorded) {
+    co_await state_.give_back(hello.writer_index, segment.generation, opened.grant, process);
+    co_return std::move(recorded).error();
   }
+  const TrainerPtr trainer = std::move(*recorded);
+  trainer->grant = opened.grant;
   state_.use_board(segment.generation, brought.layout);
   trainer->writers = hello.writers;
   trainer->name = hello.name;
-  trainer->connection = connection_;
+  state_.connect(trainer, connection_, [this] { return stream_.peer_closed(); });
   state_.publish();
   spdlog::info("trainer_attached slot={} writers={} pid={} name=\"{}\" generation={}", trainer->slot, trainer->writers,
                trainer->watch.id().pid, trainer->name, trainer->generation);
@@ -143,11 +146,19 @@ awaitable<Result<TrainerPtr>> TrainerConversation::admit(const wire::TrainerHell
   co_return trainer;
 }
 
+Result<TrainerPtr> TrainerConversation::record(const wire::TrainerHello& hello, std::uint64_t generation,
+                                               ProcessWatch peer) {
+  DS_TRY(state_.may_attach(hello, peer.id()));  // another hello may have been admitted meanwhile
+  if (TrainerPtr there = state_.find(hello.writer_index); there && there->generation == generation) return there;
+  return state_.enter(hello.writer_index, generation, std::move(peer));
+}
+
 // ---- requests ----------------------------------------------------------------------------------------------------
 
 awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, const net::Message& message) {
   const auto limit = state_.options.message_limit;
   const std::uint64_t request = message.header.request;
+  if (trainer->connection != connection_) co_return taken_over();  // a goodbye here is no longer the slot's
   switch (message.type()) {
     case wire::Type::trainer_notify: state_.hooks.segment_changed(); co_return true;
     case wire::Type::trainer_plan: {
@@ -181,24 +192,38 @@ awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, co
 
 awaitable<Status> TrainerConversation::judge_plan(const TrainerPtr& trainer, ByteSpan payload) {
   const auto arrived = Deadline::Clock::now();
-  const auto read = [payload]() -> Result<ReadPlan> {
+  ByteReader beginning(payload);
+  const auto deadline_ms = beginning.get<std::uint64_t>();  // the rest is read on the setup thread
+  if (beginning.failed()) co_return wire::TrainerPlan::decode(payload).error();
+  const Deadline deadline = bounded(arrived, deadline_ms, state_.options.wait_limit);
+  const auto read = [payload]() -> Result<PlanBoard::Plan> {
     DS_ASSIGN(const wire::TrainerPlan message, wire::TrainerPlan::decode(payload));
     auto slices = std::make_shared<std::vector<TensorSlice>>();
     slices->reserve(message.rects.size());
     for (const auto& r : message.rects) slices->push_back({r.tensor, Rect{r.row, r.col, r.rows, r.cols}});
-    return ReadPlan{std::move(slices), message.deadline_ms};
+    return PlanBoard::Plan(std::move(slices));
   };
-  DS_CO_ASSIGN(ReadPlan plan, co_await state_.setup.run(read));
-  const Deadline deadline = bounded(arrived, plan.deadline_ms, state_.options.wait_limit);
+  Result<PlanBoard::Plan> plan = co_await state_.setup.run(read, deadline);
+  if (!plan) {
+    Error why = std::move(plan).error();
+    if (why.code() != Errc::timed_out) co_return why;
+    // Not even read: an agent that is busy is not all that may be missing.
+    const PlanBoard* there = state_.board_of(*trainer);
+    const std::string absent = there == nullptr ? "" : there->missing_besides(trainer->slot, trainer->writers);
+    co_return Error(Errc::timed_out, "the agent was busy with other plans or trainers until the deadline" +
+                                         (absent.empty() ? "" : "; no plan yet from writer(s) " + absent));
+  }
+  if (trainer->connection != connection_) co_return taken_over();
   if (state_.find(trainer->slot) != trainer) co_return Error(Errc::peer_died, trainer->who() + " is gone");
   PlanBoard* board = state_.board_of(*trainer);
   if (board == nullptr) co_return layout_replaced();
-  board->submit(trainer->slot, trainer->writers, std::move(plan.plan));
+  board->submit(trainer->slot, trainer->writers, std::move(*plan));
   state_.judge();
   state_.publish();
   state_.wake_all();
   for (;;) {
     if (state_.stopped) co_return stopping();
+    if (trainer->connection != connection_) co_return taken_over();
     board = state_.board_of(*trainer);
     if (board == nullptr) co_return layout_replaced();
     if (auto outcome = board->take_outcome(trainer->slot)) {

@@ -27,12 +27,13 @@ class TrainerConversation {
   using awaitable = boost::asio::awaitable<T>;
 
   struct Admission;
-  struct ReadPlan;
 
   /// A failed Status ends the connection.
   awaitable<Status> talk();
   awaitable<Result<TrainerPtr>> admit(const wire::TrainerHello& hello, ProcessWatch peer,
                                       wire::TrainerWelcome& welcome);
+  /// The record of a slot that was granted; refused if another hello was admitted meanwhile.
+  Result<TrainerPtr> record(const wire::TrainerHello& hello, std::uint64_t generation, ProcessWatch peer);
   /// On the setup thread.
   Result<Admission> open(const wire::TrainerHello& hello, const ProcessId& peer, bool connected_besides);
   /// One request of an attached writer. False: the conversation is over.

@@ -69,16 +69,17 @@ std::optional<Status> PlanBoard::take_outcome(std::uint32_t slot) {
   return outcome;
 }
 
-std::string PlanBoard::missing() const {
+std::string PlanBoard::missing_besides(std::uint32_t besides, std::uint32_t writers) const {
   std::string list;
-  for (std::uint32_t slot = 0; slot < writers_; ++slot) {
-    if (entries_.count(slot) == 0) list += (list.empty() ? "" : ", ") + std::to_string(slot);
+  for (std::uint32_t slot = 0; slot < writers; ++slot) {
+    if (slot != besides && (writers != writers_ || entries_.count(slot) == 0))
+      list += (list.empty() ? "" : ", ") + std::to_string(slot);
   }
   return list;
 }
 
 Error PlanBoard::give_up(std::uint32_t slot) {
-  const std::string absent = missing();
+  const std::string absent = missing_besides(slot, writers_);
   entries_.erase(slot);
   ++state_;
   if (!absent.empty()) return {Errc::timed_out, "no plan yet from writer(s) " + absent};

@@ -46,6 +46,8 @@ class PlanBoard {
   void remove(std::uint32_t slot, const Error& why);
   bool accepted(std::uint32_t slot) const;
   bool waiting(std::uint32_t slot) const;
+  /// Of slots 0 … writers−1, those that have no plan, but for `slot`: "1, 2".
+  std::string missing_besides(std::uint32_t slot, std::uint32_t writers) const;
 
  private:
   struct Entry {
@@ -54,7 +56,6 @@ class PlanBoard {
     std::optional<Status> outcome;
   };
   void tell_waiting(const Error& why);
-  std::string missing() const;
 
   std::uint32_t writers_ = 0;
   std::map<std::uint32_t, Entry> entries_;

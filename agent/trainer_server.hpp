@@ -44,10 +44,13 @@ class TrainerHooks {
   virtual Result<OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
                                            const ProcessId& asker) = 0;
   /// Gives a slot of that generation to the process that `watch` holds. Granting a slot again to the process that has
-  /// it is fine (it lost its connection, or the agent was restarted). already_exists names a live owner's pid.
-  virtual Status grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers, ProcessWatch watch) = 0;
-  /// The slot's writer said goodbye or is proved dead.
-  virtual void writer_gone(std::uint64_t generation, std::uint32_t slot) = 0;
+  /// it is fine (it lost its connection, or the agent was restarted). Returns a number that no other grant of this
+  /// generation has. already_exists names a live owner's pid.
+  virtual Result<std::uint64_t> grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers,
+                                      ProcessWatch watch) = 0;
+  /// Whom the slot was granted to said goodbye, is proved dead, or was refused after all. Nothing to do if the slot was
+  /// granted again since: this may come late.
+  virtual void writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) = 0;
 
   /// A writer says: look at the segment.
   virtual void segment_changed() = 0;
@@ -64,6 +67,7 @@ struct TrainerServerOptions {
   std::chrono::milliseconds idle_limit{86'400'000};  ///< between two messages; the slot outlives the connection
   std::size_t connections_max = 256;
   std::function<void()> before_check;  ///< for tests: called before each check of plans, on the thread that makes it
+  std::function<void()> before_trial;  ///< for tests: the same on the strand; what it throws is as want of memory there
 };
 
 /// A writer as the status page shows it.

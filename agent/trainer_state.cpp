@@ -53,7 +53,7 @@ TrainerPtr TrainerState::find(std::uint32_t slot) const {
 
 Status TrainerState::may_attach(const wire::TrainerHello& hello, const ProcessId& peer) const {
   for (const auto& [slot, t] : trainers_) {
-    if (slot == hello.writer_index && (t->watch.id() != peer || t->connection != 0)) {
+    if (slot == hello.writer_index && (t->watch.id() != peer || t->connected())) {
       return Error(Errc::already_exists, t->who() + " is attached");
     }
     if (slot != hello.writer_index && t->writers != hello.writers) {
@@ -65,9 +65,8 @@ Status TrainerState::may_attach(const wire::TrainerHello& hello, const ProcessId
 }
 
 bool TrainerState::is_connected(const ProcessId& peer) const {
-  return std::any_of(trainers_.begin(), trainers_.end(), [&](const auto& entry) {
-    return entry.second->watch.id() == peer && entry.second->connection != 0;
-  });
+  return std::any_of(trainers_.begin(), trainers_.end(),
+                     [&](const auto& entry) { return entry.second->watch.id() == peer && entry.second->connected(); });
 }
 
 Result<TrainerPtr> TrainerState::enter(std::uint32_t slot, std::uint64_t generation, ProcessWatch peer) {
@@ -80,9 +79,21 @@ Result<TrainerPtr> TrainerState::enter(std::uint32_t slot, std::uint64_t generat
   return made;
 }
 
+void TrainerState::connect(const TrainerPtr& trainer, std::uint64_t connection, std::function<bool()> left) {
+  PlanBoard* board = board_of(*trainer);
+  if (board != nullptr && trainer->connection != 0 && !board->accepted(trainer->slot)) {
+    static_cast<void>(board->give_up(trainer->slot));
+  }
+  trainer->connection = connection;
+  trainer->left = std::move(left);
+  wake_all();
+}
+
 void TrainerState::connection_closed(std::uint64_t connection) {
   for (const auto& [slot, trainer] : trainers_) {
-    if (trainer->connection == connection) trainer->connection = 0;
+    if (trainer->connection != connection) continue;
+    trainer->connection = 0;
+    trainer->left = nullptr;
   }
   publish();
 }
@@ -95,12 +106,26 @@ awaitable<void> TrainerState::drop(TrainerPtr trainer, Error why) {
   if (PlanBoard* board = board_of(*trainer)) board->remove(trainer->slot, why);
   publish();
   wake_all();
+  co_await tell_gone(trainer->slot, trainer->generation, trainer->grant);
+}
+
+awaitable<void> TrainerState::give_back(std::uint32_t slot, std::uint64_t generation, std::uint64_t grant,
+                                        ProcessId process) {
+  // Granted once more to a process whose record is of another connection: that one's goodbye will have to name it.
+  if (const TrainerPtr t = find(slot); t && t->generation == generation && t->watch.id() == process) {
+    t->grant = std::max(t->grant, grant);
+    co_return;
+  }
+  co_await tell_gone(slot, generation, grant);
+}
+
+awaitable<void> TrainerState::tell_gone(std::uint32_t slot, std::uint64_t generation, std::uint64_t grant) {
   const auto tell = [&]() -> Status {
-    hooks.writer_gone(trainer->generation, trainer->slot);
+    hooks.writer_gone(generation, slot, grant);
     return {};
   };
   const Status told = co_await setup.run(tell);
-  if (!told && !stopped) spdlog::error("trainer_gone slot={} error=\"{}\"", trainer->slot, told.error().to_string());
+  if (!told && !stopped) spdlog::error("trainer_gone slot={} error=\"{}\"", slot, told.error().to_string());
 }
 
 awaitable<void> TrainerState::watch_death(TrainerPtr trainer) {
@@ -157,15 +182,21 @@ awaitable<void> TrainerState::judge_all() {
       for (const PlanBoard::Plan& plan : trial->plans) all.insert(all.end(), plan->begin(), plan->end());
       return check_coverage(*layout, all);
     };
-    const Result<Status> verdict = co_await setup.run(check);
+    Result<Status> verdict = Error(Errc::internal, "the plans could not be checked");
+    try {
+      if (options.before_trial) options.before_trial();
+      verdict = co_await setup.run(check);
+    } catch (const std::exception& e) {  // a trial that never ended would be the board's last
+      verdict = Error(Errc::internal, e.what());
+    }
     if (!board_ || board_->generation != generation) continue;
     if (verdict) {
       board_->plans.conclude(*trial, *verdict);
     } else {
       board_->plans.fail(*trial, verdict.error());
     }
-    publish();
     wake_all();
+    publish();
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -43,18 +44,22 @@ struct Trainer {
   std::uint32_t slot = 0;
   std::uint32_t writers = 0;
   std::uint64_t generation = 0;
+  std::uint64_t grant = 0;  ///< the last one of the slot that this process got
   std::string name;
   std::uint64_t connection = 0;  ///< 0: the process lives, its connection does not
+  std::function<bool()> left;    ///< whether the peer closed that connection; callable while it is not 0
   ProcessWatch watch;
   boost::asio::posix::stream_descriptor death;  ///< a pidfd: readable when dead
 
+  /// Whether somebody listens at the other end: what a process left behind must not keep it from coming back.
+  bool connected() const { return connection != 0 && !left(); }
   std::string who() const { return "writer " + std::to_string(slot) + " (" + to_string(watch.id()) + ")"; }
 };
 using TrainerPtr = std::shared_ptr<Trainer>;  // shared by the table and by the coroutine that awaits its death
 
 class TrainerState : public std::enable_shared_from_this<TrainerState> {
  public:
-  /// Throws std::system_error where no thread is to be had.
+  /// Throws boost::system::system_error where no thread is to be had.
   TrainerState(boost::asio::io_context& io, TrainerHooks& hooks, TrainerServerOptions options);
 
   TrainerHooks& hooks;
@@ -80,11 +85,17 @@ class TrainerState : public std::enable_shared_from_this<TrainerState> {
   /// Whether this process may have that slot, as far as the records tell.
   Status may_attach(const wire::TrainerHello& hello, const ProcessId& peer) const;
   bool is_connected(const ProcessId& peer) const;
+  /// From now on the slot speaks through that connection. Another one that the same process has left is ended: what it
+  /// still wanted is dropped.
+  void connect(const TrainerPtr& trainer, std::uint64_t connection, std::function<bool()> left);
   /// A record of its own for a slot of `generation`, in place of the one that is there.
   Result<TrainerPtr> enter(std::uint32_t slot, std::uint64_t generation, ProcessWatch peer);
   /// The slots stay with their processes: a closed connection proves nothing.
   void connection_closed(std::uint64_t connection);
   boost::asio::awaitable<void> drop(TrainerPtr trainer, Error why);
+  /// A process got a slot of `generation` and then no record.
+  boost::asio::awaitable<void> give_back(std::uint32_t slot, std::uint64_t generation, std::uint64_t grant,
+                                         ProcessId process);
   /// Death may be proved before its event came round, e.g. when a trainer is restarted at once.
   boost::asio::awaitable<void> drop_dead();
 
@@ -109,6 +120,7 @@ class TrainerState : public std::enable_shared_from_this<TrainerState> {
     PlanBoard plans;
   };
   boost::asio::awaitable<void> watch_death(TrainerPtr trainer);
+  boost::asio::awaitable<void> tell_gone(std::uint32_t slot, std::uint64_t generation, std::uint64_t grant);
   boost::asio::awaitable<void> judge_all();
 
   std::map<std::uint32_t, TrainerPtr> trainers_;  // by slot

@@ -30,7 +30,9 @@ struct AgentRole::Impl {
 
   Segment& segment;
   mutable std::mutex mutex;
-  AgentCells::Watches watches;  // protected by mutex, as all below
+  AgentCells::Watches watches;                    // protected by mutex, as all below
+  std::array<std::uint64_t, kSlotsMax> grants{};  // the number of each slot's last grant
+  std::uint64_t granted = 0;                      // the last of all
   AgentCells cells;
   Protocol<AgentCells> protocol;
   std::array<std::optional<std::uint64_t>, kHalves> held;  // the fill that is read behind its writers
@@ -126,7 +128,7 @@ Result<std::unique_ptr<AgentRole>> AgentRole::adopt(Segment& segment) {
   return std::unique_ptr<AgentRole>(new AgentRole(std::move(impl)));
 }
 
-Status AgentRole::grant_slot(unsigned slot, unsigned writers, ProcessWatch watch) {
+Result<std::uint64_t> AgentRole::grant_slot(unsigned slot, unsigned writers, ProcessWatch watch) {
   const std::lock_guard lock(impl_->mutex);
   if (writers == 0 || writers > kSlotsMax || slot >= writers) {
     return Error(Errc::invalid_argument, "writer index " + std::to_string(slot) + " of " + std::to_string(writers) +
@@ -139,7 +141,7 @@ Status AgentRole::grant_slot(unsigned slot, unsigned writers, ProcessWatch watch
     const ProcessId owner{static_cast<std::int32_t>(owner_pid), Cells::load(&block.owner[slot].start_ticks)};
     if (owner == watch.id()) {  // it reconnected
       impl_->watches[slot].emplace(std::move(watch));
-      return {};
+      return impl_->grants[slot] = ++impl_->granted;
     }
     return Error(Errc::already_exists, "writer slot " + std::to_string(slot) + " is taken by " + to_string(owner));
   }
@@ -151,12 +153,13 @@ Status AgentRole::grant_slot(unsigned slot, unsigned writers, ProcessWatch watch
   impl_->set_owner(slot, watch.id());
   impl_->watches[slot].emplace(std::move(watch));
   ring(block.writer_bell);
-  return {};
+  return impl_->grants[slot] = ++impl_->granted;
 }
 
-void AgentRole::revoke_slot(unsigned slot) {
+void AgentRole::revoke_slot(unsigned slot, std::optional<std::uint64_t> grant) {
   const std::lock_guard lock(impl_->mutex);
   if (slot >= kSlotsMax || Cells::load(&impl_->block().owner[slot].pid) == 0) return;
+  if (grant && *grant != impl_->grants[slot]) return;
   const bool dead = impl_->cells.owner_dead(slot);
   impl_->protocol.end_part(slot);
   // A living process that is inside a copy keeps its slot: its name is what quarantine reports.

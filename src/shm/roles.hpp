@@ -95,12 +95,14 @@ class AgentRole {
   static Result<std::unique_ptr<AgentRole>> adopt(Segment& segment);
   ~AgentRole();
 
-  /// A slot for a connected writer process. `watch` proves its death later. already_exists names the live owner; the
-  /// same process may ask again (it reconnected) and keeps its open fill.
-  Status grant_slot(unsigned slot, unsigned writers, ProcessWatch watch);
+  /// A slot for a connected writer process. `watch` proves its death later. Returns the grant's number, which no other
+  /// grant of this role has. already_exists names the live owner; the same process may ask again (it reconnected) and
+  /// keeps its open fill.
+  Result<std::uint64_t> grant_slot(unsigned slot, unsigned writers, ProcessWatch watch);
   /// The writer said goodbye or its connection closed *and* its process is proved dead. A living owner that is inside
-  /// a copy keeps the slot until it is dead or out.
-  void revoke_slot(unsigned slot);
+  /// a copy keeps the slot until it is dead or out. With `grant`: nothing if the slot was granted again since, be it to
+  /// the same process.
+  void revoke_slot(unsigned slot, std::optional<std::uint64_t> grant = std::nullopt);
   /// Looks at all watched writers; quarantines fills of the dead, frees quarantined halves whose writers are all
   /// dead or out of their copies. Call on a pidfd event and now and then. Returns the slots found dead.
   std::vector<unsigned> reap();

@@ -7,6 +7,8 @@
 #include <sys/un.h>
 
 #include <fstream>
+#include <future>
+#include <stdexcept>
 
 #include "format/packed_layout.hpp"
 #include "net/blocking.hpp"
@@ -268,6 +270,32 @@ TEST_F(TrainerServerTest, WritersMustAgreeOnTheirNumber) {
   EXPECT_EQ(refusal(other).code(), Errc::already_exists);
 }
 
+/// Two hellos that do not agree are at the agent together: the second is refused after it was granted its slot.
+TEST_F(TrainerServerTest, WhoIsRefusedAfterTheGrantKeepsNothing) {
+  std::promise<void> begun;
+  std::promise<void> go_on;
+  bool first = true;  // the setup thread's
+  MiniAgent agent(dir_.path());
+  agent.before_open([&] {
+    if (!std::exchange(first, false)) return;
+    begun.set_value();
+    go_on.get_future().wait();
+  });
+  MessageSocket zero = connect();
+  ASSERT_TRUE(zero.send(1, hello(0, 1), soon()));
+  begun.get_future().wait();
+  MessageSocket one = connect();
+  ASSERT_TRUE(one.send(1, hello(1, 2), soon()));
+  MessageSocket other = connect();  // its refusal comes after the agent has looked at the hello before
+  ASSERT_TRUE(other.send(1, hello(0, 0), soon()));
+  EXPECT_EQ(refusal(other).code(), Errc::invalid_argument);
+  go_on.set_value();
+  EXPECT_TRUE(zero.recv_as<wire::TrainerWelcome>(1, soon()));
+  EXPECT_EQ(refusal(one).code(), Errc::already_exists);
+  EXPECT_EQ(agent.slot_owner(0), ::getpid());
+  EXPECT_EQ(agent.slot_owner(1), 0);
+}
+
 TEST_F(TrainerServerTest, PlansAreJudgedTogether) {
   MiniAgent agent(dir_.path());
   MessageSocket zero = attach(0, 2);
@@ -303,6 +331,68 @@ TEST_F(TrainerServerTest, PlanThatNobodyCompletesEndsAtItsDeadline) {
   ASSERT_FALSE(answer);
   EXPECT_EQ(answer.error().code(), Errc::timed_out);
   EXPECT_THAT(answer.error().message(), HasSubstr("1, 2"));
+}
+
+/// The thread that reads plans stands still: a deadline holds all the same, and what is missing is named.
+TEST_F(TrainerServerTest, PlanBehindLongWorkEndsAtItsDeadline) {
+  std::promise<void> begun;
+  std::promise<void> go_on;
+  MiniAgent agent(dir_.path());
+  MessageSocket zero = attach(0, 3);
+  agent.before_open([&] {
+    begun.set_value();
+    go_on.get_future().wait();
+  });
+  MessageSocket one = connect();
+  ASSERT_TRUE(one.send(1, hello(1, 3), soon()));
+  begun.get_future().wait();
+  for (const std::uint64_t request : {2u, 3u}) {
+    ASSERT_TRUE(zero.send(request, plan(0, 3, 50), soon()));
+    const auto answer = zero.recv_answer(request, wire::Type::trainer_plan_ok, soon());
+    EXPECT_FALSE(answer);
+    if (answer) continue;
+    EXPECT_EQ(answer.error().code(), Errc::timed_out);
+    EXPECT_THAT(answer.error().message(), HasSubstr("busy"));
+    EXPECT_THAT(answer.error().message(), HasSubstr("1, 2"));
+  }
+  go_on.set_value();
+  EXPECT_TRUE(one.recv_as<wire::TrainerWelcome>(1, soon()));
+}
+
+TEST_F(TrainerServerTest, AProcessComesBackThoughItsLastConnectionStillWaits) {
+  MiniAgent agent(dir_.path());
+  {
+    MessageSocket left = attach(0, 2);
+    ASSERT_TRUE(left.send(2, plan(0, 2, 3'600'000), soon()));
+    ASSERT_TRUE(eventually([&] { return agent.server().status().at(0).waiting; }));
+    ASSERT_TRUE(left.send(wire::Type::end, 3, {}, soon()));  // nobody reads it before the verdict
+  }
+  MessageSocket zero = attach(0, 2);
+  EXPECT_FALSE(agent.server().status().at(0).waiting) << "whoever asked for that verdict is gone";
+  MessageSocket one = attach(1, 2);
+  ASSERT_TRUE(zero.send(2, plan(0, 2), soon()));
+  ASSERT_TRUE(one.send(2, plan(1, 2), soon()));
+  EXPECT_TRUE(zero.recv_answer(2, wire::Type::trainer_plan_ok, soon()));
+  EXPECT_TRUE(one.recv_answer(2, wire::Type::trainer_plan_ok, soon()));
+  EXPECT_TRUE(agent.gone().empty()) << "a goodbye of the connection before";
+  EXPECT_TRUE(agent.server().status().at(0).connected);
+}
+
+TEST_F(TrainerServerTest, ATrialThatCannotBeMadeIsNotTheLast) {
+  std::atomic<int> times{1};
+  agent::TrainerServerOptions options;
+  options.before_trial = [&times] {
+    if (times-- > 0) throw std::runtime_error("no luck");
+  };
+  const MiniAgent agent(dir_.path(), options);
+  MessageSocket zero = attach(0, 1);
+  ASSERT_TRUE(zero.send(2, plan(0, 1), soon()));
+  const auto answer = zero.recv_answer(2, wire::Type::trainer_plan_ok, soon());
+  ASSERT_FALSE(answer);
+  EXPECT_EQ(answer.error().code(), Errc::internal) << answer.error().to_string();
+  ASSERT_TRUE(zero.send(3, plan(0, 1), soon()));
+  const auto next = zero.recv_answer(3, wire::Type::trainer_plan_ok, soon());
+  EXPECT_TRUE(next) << next.error().to_string();
 }
 
 TEST_F(TrainerServerTest, DeathOfAWriterEndsTheOthersWaitForItsPlan) {

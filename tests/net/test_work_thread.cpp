@@ -58,10 +58,13 @@ TEST(WorkThread, WhatIsThrownIsAnError) {
         const auto large = []() -> Status { throw std::bad_alloc(); };
         const Status second = co_await worker.run(large);
         codes.push_back(second.error().code());
+        const auto odd = []() -> Status { throw 42; };
+        const Status third = co_await worker.run(odd);
+        codes.push_back(third.error().code());
       },
       asio::detached);
   io.run();
-  EXPECT_EQ(codes, (std::vector{Errc::internal, Errc::no_space}));
+  EXPECT_EQ(codes, (std::vector{Errc::internal, Errc::no_space, Errc::internal}));
 }
 
 TEST(WorkThread, StopRefusesWhatHasNotBegun) {
@@ -90,6 +93,44 @@ TEST(WorkThread, StopRefusesWhatHasNotBegun) {
   EXPECT_TRUE(first);
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().code(), Errc::connection);
+}
+
+TEST(WorkThread, WhatHasNotBegunAtItsDeadlineNeverDoes) {
+  asio::io_context io;
+  WorkThread worker("long-work");
+  std::promise<void> begun;
+  std::promise<void> go_on;
+  Status first = Error(Errc::aborted, "not run");
+  Status second = Error(Errc::aborted, "not run");
+  bool ran = false;
+  const auto slow = [&]() -> Status {
+    begun.set_value();
+    go_on.get_future().wait();
+    return {};
+  };
+  const auto late = [&]() -> Status {
+    ran = true;
+    return {};
+  };
+  const auto strand = asio::make_strand(io);
+  asio::co_spawn(
+      strand,
+      [&]() -> asio::awaitable<void> { first = co_await worker.run(slow, Deadline::after(std::chrono::hours(1))); },
+      asio::detached);
+  asio::co_spawn(
+      strand,
+      [&]() -> asio::awaitable<void> {
+        second = co_await worker.run(late, Deadline::after(std::chrono::milliseconds(1)));
+        EXPECT_TRUE(strand.running_in_this_thread());
+        go_on.set_value();  // not before: the thread was busy all the time
+      },
+      asio::detached);
+  io.run();
+  worker.join();
+  EXPECT_TRUE(first);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code(), Errc::timed_out);
+  EXPECT_FALSE(ran);
 }
 
 }  // namespace

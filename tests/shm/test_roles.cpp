@@ -295,6 +295,17 @@ TEST_F(Roles, ADestroyedWriterAbortsItsFill) {
   EXPECT_EQ(inspect_slot(*segment_, 0).pid, 0);
 }
 
+TEST_F(Roles, ARevocationThatComesLateSparesTheNextGrant) {
+  const auto first = agent_->grant_slot(0, 1, watch(::getpid()));
+  ASSERT_TRUE(first.ok());
+  const auto second = agent_->grant_slot(0, 1, watch(::getpid()));
+  ASSERT_TRUE(second.ok());
+  agent_->revoke_slot(0, *first);
+  EXPECT_EQ(inspect_slot(*segment_, 0).pid, ::getpid());
+  agent_->revoke_slot(0, *second);
+  EXPECT_EQ(inspect_slot(*segment_, 0).pid, 0);
+}
+
 TEST_F(Roles, ConcurrentBracketsOfManyThreads) {
   grant(0, 1);
   WriterRole writer(*segment_, 0, 1);

@@ -104,6 +104,16 @@ VersionId MiniAgent::served() const {
   return served_;
 }
 
+void MiniAgent::before_open(std::function<void()> call) {
+  const std::lock_guard lock(mutex_);
+  before_open_ = std::move(call);
+}
+
+std::int32_t MiniAgent::slot_owner(std::uint32_t slot) const {
+  const auto now = current();
+  return now ? shm::inspect_slot(*now->segment, slot).pid : 0;
+}
+
 std::vector<std::uint32_t> MiniAgent::gone() const {
   const std::lock_guard lock(mutex_);
   return gone_;
@@ -133,6 +143,12 @@ void MiniAgent::fail_ready(std::optional<Error> error) {
 
 Result<agent::OpenSegment> MiniAgent::open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
                                                    const ProcessId&) {
+  std::function<void()> before;
+  {
+    const std::lock_guard lock(mutex_);
+    before = before_open_;
+  }
+  if (before) before();
   const auto now = current();
   if (now && (mixes_layouts_up || now->segment->layout_digest() == layout->digest())) {
     VersionId newest;
@@ -156,15 +172,15 @@ Result<agent::OpenSegment> MiniAgent::open_segment(LayoutPtr layout, ByteSpan la
   return open;
 }
 
-Status MiniAgent::grant(std::uint64_t, std::uint32_t slot, std::uint32_t writers, ProcessWatch watch) {
+Result<std::uint64_t> MiniAgent::grant(std::uint64_t, std::uint32_t slot, std::uint32_t writers, ProcessWatch watch) {
   return current()->role->grant_slot(slot, writers, std::move(watch));
 }
 
-void MiniAgent::writer_gone(std::uint64_t generation, std::uint32_t slot) {
+void MiniAgent::writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) {
   const auto now = current();
   if (now->number == generation) {
     now->role->reap();
-    now->role->revoke_slot(slot);
+    now->role->revoke_slot(slot, grant);
   }
   const std::lock_guard lock(mutex_);
   gone_.push_back(slot);

@@ -7,6 +7,7 @@
 #include <boost/asio/io_context.hpp>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,6 +34,8 @@ class MiniAgent final : public agent::TrainerHooks {
   std::atomic<bool> busy{false};
   /// While set, every layout gets the segment that is there.
   std::atomic<bool> mixes_layouts_up{false};
+  /// Called by the server's own thread before it opens a segment for a trainer.
+  void before_open(std::function<void()> call);
   /// While set, what ready() answers.
   void fail_ready(std::optional<Error> error);
 
@@ -40,6 +43,8 @@ class MiniAgent final : public agent::TrainerHooks {
   /// Of the served version, copied.
   std::vector<std::byte> served_bytes() const;
   VersionId served() const;
+  /// The process on record for a slot; 0 if there is none.
+  std::int32_t slot_owner(std::uint32_t slot) const;
   /// Slots whose writers are gone, in order.
   std::vector<std::uint32_t> gone() const;
   std::uint64_t notifications() const { return notifications_; }
@@ -51,8 +56,9 @@ class MiniAgent final : public agent::TrainerHooks {
 
   Result<agent::OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
                                           const ProcessId& asker) override;
-  Status grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers, ProcessWatch watch) override;
-  void writer_gone(std::uint64_t generation, std::uint32_t slot) override;
+  Result<std::uint64_t> grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers,
+                              ProcessWatch watch) override;
+  void writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) override;
   void segment_changed() override;
   Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) override;
 
@@ -79,6 +85,7 @@ class MiniAgent final : public agent::TrainerHooks {
   VersionId served_;
   std::vector<std::uint32_t> gone_;
   std::optional<Error> ready_error_;
+  std::function<void()> before_open_;
 
   std::thread io_thread_;
   std::thread publisher_;
