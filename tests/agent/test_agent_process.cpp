@@ -13,6 +13,7 @@
 
 #include "base/process.hpp"
 #include "tests/agent/agent_harness.hpp"
+#include "tests/support/without_threads.hpp"
 
 extern char** environ;
 
@@ -181,7 +182,16 @@ class AgentWithoutThreads : public AgentProcess {
     ::chmod(dir_.path().c_str(), 0777);
     std::filesystem::copy_file(DELTASYNC_AGENT_BINARY, program());
     ::chmod(program().c_str(), 0755);
+    const int probe = test::run_without_threads([this] {
+      return ::access(program().c_str(), X_OK) == 0 && ::access(dir_.path().c_str(), W_OK) == 0 ? 0 : kOutOfReach;
+    });
+    if (probe == test::kThreadsNotLimited) {
+      GTEST_SKIP() << "threads cannot be limited: one user only, or RLIMIT_NPROC binds nobody here";
+    }
+    if (probe == kOutOfReach) GTEST_SKIP() << "user 65534 cannot reach " << dir_.path() << ": set TMPDIR";
+    ASSERT_EQ(probe, 0);
   }
+  static constexpr int kOutOfReach = 78;
   std::string program() const {
     return dir_.path() / "agent";
   }
