@@ -95,12 +95,12 @@ Status ReceiverImpl::fetch_layout(const Until& until) {
       return std::move(*answer.refused);
     }
     // No trainer has attached yet, or the agent is restarting.
-    if (until.stop_requested()) return cancelled_while("waiting for a layout");
-    if (deadline.passed()) {
+    if (deadline.passed() && !until.stop_requested()) {
       const Error& why = answer.refused ? *answer.refused : *answer.broken;
       return Error(Errc::timed_out, "deadline passed while waiting for a layout (" + why.to_string() + ")");
     }
     until.pause(backoff.next());
+    if (until.stop_requested()) return cancelled_while("waiting for a layout");
     DS_TRY(control_.ensure(deadline));
   }
 }

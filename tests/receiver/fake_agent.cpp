@@ -179,6 +179,7 @@ void FakeAgent::serve(UniqueFd fd, std::uint64_t id) {
     auto message = peer.socket.recv(wire::kRangesBytesMax, soon());
     if (!message) break;
     status = answer(peer, *message);
+    if (status) ++answers_;
   }
   const std::lock_guard lock(mutex_);
   ::shutdown(fd.get(), SHUT_RDWR);
@@ -195,6 +196,7 @@ Status FakeAgent::handshake(Peer& peer) {
   hello.nonce = net::make_nonce();
   switch (ask_hook({wire::Type::hello, 0, {}})) {
     case Fault::none: break;
+    case Fault::drop_midway: return hang_up(peer);
     case Fault::stall: std::this_thread::sleep_for(std::chrono::milliseconds(300)); return Error(Errc::aborted, "");
     case Fault::garbage:
       return send_bytes(peer, bytes_of(std::string_view("HTTP/1.1 400 Bad Request\r\n\r\n"
@@ -247,7 +249,11 @@ Status FakeAgent::hang_up(Peer& peer) {
   ::shutdown(peer.socket.fd(), SHUT_WR);
   std::byte rest[256];
   const Deadline limit = soon();
-  while (!limit.passed() && ::recv(peer.socket.fd(), rest, sizeof rest, MSG_DONTWAIT) != 0) {
+  while (!stop_ && !limit.passed()) {
+    if (::recv(peer.socket.fd(), rest, sizeof rest, MSG_DONTWAIT) == 0) {
+      ++hangups_seen_;
+      break;
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return Error(Errc::aborted, "hung up");

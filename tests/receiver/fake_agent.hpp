@@ -26,7 +26,7 @@ namespace deltasync::test {
 enum class Fault : std::uint8_t {
   none,
   drop,              ///< close the connection instead of an answer
-  drop_midway,       ///< close it in the middle of the first payload
+  drop_midway,       ///< close it in the middle of the first payload, or of the handshake
   flip_in_transit,   ///< one bit of the payload changes on its way (hashes do not fit)
   flip_at_source,    ///< one bit of a tile's bytes is wrong, hashes fit it
   lie_long,          ///< an extent header claims more bytes than were asked for
@@ -85,6 +85,10 @@ class FakeAgent {
   std::uint64_t extent_bytes() const { return extent_bytes_; }
   std::uint64_t requests(wire::Type type) const;
   std::uint64_t connections() const { return connections_; }
+  /// Requests (no handshakes) whose answers have been handed to the kernel whole.
+  std::uint64_t answers() const { return answers_; }
+  /// Connections closed midway whose peer has closed its end by now, too.
+  std::uint64_t hangups_seen() const { return hangups_seen_; }
   std::uint64_t live_plans() const;
   /// Plans seen, in order.
   std::vector<wire::Plan> plans() const;
@@ -137,6 +141,8 @@ class FakeAgent {
   std::uint16_t port_ = 0;
   std::atomic<std::uint64_t> extent_bytes_{0};
   std::atomic<std::uint64_t> connections_{0};
+  std::atomic<std::uint64_t> answers_{0};
+  std::atomic<std::uint64_t> hangups_seen_{0};
   std::atomic<bool> stop_{false};
 
   mutable std::mutex mutex_;  // protects all below

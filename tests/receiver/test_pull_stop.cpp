@@ -4,7 +4,9 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <fstream>
@@ -56,26 +58,57 @@ struct Listener {
   std::uint16_t port = 0;
 };
 
-/// Sockets that wait for an answer to their connect() to this port.
-int connecting_to(std::uint16_t port) {
+struct ClientSocket {
+  std::string state;   ///< as the kernel's table has it: "01" established, "02" waits for an answer to its connect()
+  std::string queues;  ///< bytes in hexadecimal, to send ":" to be read
+};
+
+/// All sockets of this machine whose peer is 127.0.0.1 and this port.
+std::vector<ClientSocket> clients_of(std::uint16_t port) {
   std::ifstream table("/proc/self/net/tcp");
   std::ostringstream wanted;
   wanted << "0100007F:" << std::hex << std::uppercase << std::setw(4) << std::setfill('0') << port;
-  int count = 0;
+  std::vector<ClientSocket> found;
   for (std::string line; std::getline(table, line);) {
     std::istringstream fields(line);
     std::string number;
     std::string local;
     std::string remote;
-    std::string state;
-    fields >> number >> local >> remote >> state;
-    count += remote == wanted.str() && state == "02" ? 1 : 0;
+    ClientSocket client;
+    fields >> number >> local >> remote >> client.state >> client.queues;
+    if (remote == wanted.str()) found.push_back(client);
   }
-  return count;
+  return found;
+}
+
+/// Sockets that wait for an answer to their connect() to this port.
+std::ptrdiff_t connecting_to(std::uint16_t port) {
+  const auto clients = clients_of(port);
+  return std::count_if(clients.begin(), clients.end(), [](const ClientSocket& c) { return c.state == "02"; });
+}
+
+/// There are connections to this port, and all that came over them has been read.
+bool clients_have_read_all(std::uint16_t port) {
+  const auto clients = clients_of(port);
+  return !clients.empty() && std::all_of(clients.begin(), clients.end(), [](const ClientSocket& c) {
+    return c.state == "01" && c.queues.ends_with(":00000000");
+  });
+}
+
+/// The main thread of this process, which is the test's own, waits inside the kernel.
+bool test_thread_sleeps() {
+  std::ifstream stat("/proc/self/task/" + std::to_string(::getpid()) + "/stat");
+  std::string text;
+  std::getline(stat, text);
+  const std::size_t name_end = text.rfind(')');  // the name may hold anything
+  return name_end != std::string::npos && text.compare(name_end, 3, ") S") == 0;
 }
 
 class PullStopTest : public PullTest {
  protected:
+  /// Its hooks use members of the tests.
+  void TearDown() override { agent_.reset(); }
+
   /// Over before any wait of its own could have ended it.
   template <class T>
   void expect_cancelled(const Result<T>& result, Deadline patience, const std::string& stage) {
@@ -87,6 +120,14 @@ class PullStopTest : public PullTest {
   void expect_pull_cancelled(const Want& want, const std::string& stage) {
     const Deadline patience = in_ms(kPatienceMs);
     expect_cancelled(receiver_->pull(want, patience, stop_.get_token()), patience, stage);
+  }
+  /// Stops, from a thread of its own, as soon as this is so.
+  std::jthread stop_once(std::function<bool()> reached) {
+    return std::jthread([this, reached = std::move(reached)] {
+      const Deadline limit = in_ms(kPatienceMs);
+      while (!reached() && !limit.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      stop_.request_stop();
+    });
   }
   /// Stops when so many requests of this type have been left without an answer.
   void stop_when_stalled(Type type, std::uint64_t from, int times) {
@@ -140,10 +181,10 @@ TEST_F(PullStopTest, WhileTheAgentDoesNotSayHello) {
 TEST_F(PullStopTest, WhileThereIsNoLayout) {
   agent_ = std::make_unique<FakeAgent>(nullptr);
   options_.endpoint = agent_->endpoint();
-  agent_->on_request([this](const Request& r) {
-    if (r.type == Type::get_layout) stop_.request_stop();
-    return Fault::none;
-  });
+  const auto port = static_cast<std::uint16_t>(std::stoi(options_.endpoint.substr(options_.endpoint.rfind(':') + 1)));
+  // It has read the answer that there is none: it sleeps until it asks again, and no socket can wake it.
+  const std::jthread stopper = stop_once(
+      [this, port] { return agent_->answers() == 1 && clients_have_read_all(port) && test_thread_sleeps(); });
   const Deadline patience = in_ms(kPatienceMs);
   expect_cancelled(receiver::ReceiverImpl::connect(options_, endless(), patience, stop_.get_token()), patience,
                    "waiting for a layout");
@@ -163,13 +204,13 @@ TEST_F(PullStopTest, WhileWaitingForAVersion) {
 TEST_F(PullStopTest, BetweenTwoTriesToConnect) {
   start({}, endless());
   pull_and_commit();
-  agent_->on_request([this](const Request& r) {
-    if (r.type != Type::hello) return Fault::none;
-    stop_.request_stop();
-    return Fault::drop;
-  });
+  agent_->on_request([](const Request& r) { return r.type == Type::hello ? Fault::drop_midway : Fault::none; });
   agent_->restart();
-  expect_pull_cancelled({}, "connecting");
+  {
+    // It has closed its socket: it sleeps until it tries again, and no socket can wake it.
+    const std::jthread stopper = stop_once([this] { return agent_->hangups_seen() == 1 && test_thread_sleeps(); });
+    expect_pull_cancelled({}, "connecting");
+  }
   agent_->on_request(nullptr);
   step();
   pull_and_commit();
@@ -327,7 +368,10 @@ TEST_F(PullStopTest, AStopThatWasRequestedBeforeChangesNothing) {
 }
 
 TEST_F(PullStopTest, AStopAfterAPullIsNobodysBusiness) {
-  start();
+  options_.streams = 1;  // one connection is all that there will be, unless it breaks
+  receiver::Tuning tuning = endless();
+  tuning.release = std::chrono::minutes(30);
+  start({}, tuning);
   auto staged = receiver_->pull({}, in_ms(kPatienceMs), stop_.get_token());
   ASSERT_TRUE(staged.ok()) << staged.error().to_string();
   stop_.request_stop();
