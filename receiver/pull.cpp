@@ -244,14 +244,14 @@ Error Pull::out_of_time() const {
   std::string text = "deadline passed while " + stage_;
   const auto& why = last_ ? last_ : s_.control.noted();
   if (why) text += " (last trouble: " + why->to_string() + ")";
-  return Error(Errc::timed_out, std::move(text));
+  return Error(Errc::timed_out, std::move(text)).with_context("pull from " + s_.peer.endpoint);
 }
 
 Error Pull::stopped(Error error) const {
   if (error.code() == Errc::cancelled) return cancelled_while(stage_).with_context("pull from " + s_.peer.endpoint);
   // Whatever ran into the end of the time says so in the same words.
   if (until_.deadline().passed() && (error.code() == Errc::timed_out || error.code() == Errc::connection)) {
-    return out_of_time().with_context("pull from " + s_.peer.endpoint);
+    return out_of_time();
   }
   return std::move(error).with_context("pull from " + s_.peer.endpoint + ": " + stage_);
 }

@@ -166,10 +166,13 @@ Status Pull::verify_chains(const std::vector<StagedStep>& steps, std::vector<std
 
 /// Bytes that no update touches are never read by the updates: a few are re-read each time, all in turn.
 Status Pull::scrub() {
+  constexpr std::uint64_t kTilesPerCheck = 32;
+  stage_ = "re-reading tiles of the held version";
   const TargetState& committed = *s_.target.committed();
   const std::uint64_t tiles = s_.layout.tile_count();
   const double before = thread_cpu_s();
   for (std::uint64_t i = 0; i < std::min(s_.options.scrub_tiles, tiles); ++i) {
+    if (i % kTilesPerCheck == 0) DS_TRY(until_.check(stage_));
     const Tile tile = s_.layout.tile(s_.scrub_cursor++ % tiles);
     const std::uint32_t element_bytes = s_.layout.tensors()[tile.tensor].element_bytes;
     const delta::TensorMemory live = s_.target.live_memory(tile.tensor);

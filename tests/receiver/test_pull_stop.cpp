@@ -183,8 +183,8 @@ TEST_F(PullStopTest, WhileThereIsNoLayout) {
   options_.endpoint = agent_->endpoint();
   const auto port = static_cast<std::uint16_t>(std::stoi(options_.endpoint.substr(options_.endpoint.rfind(':') + 1)));
   // It has read the answer that there is none: it sleeps until it asks again, and no socket can wake it.
-  const std::jthread stopper = stop_once(
-      [this, port] { return agent_->answers() == 1 && clients_have_read_all(port) && test_thread_sleeps(); });
+  const std::jthread stopper =
+      stop_once([this, port] { return agent_->answers() == 1 && clients_have_read_all(port) && test_thread_sleeps(); });
   const Deadline patience = in_ms(kPatienceMs);
   expect_cancelled(receiver::ReceiverImpl::connect(options_, endless(), patience, stop_.get_token()), patience,
                    "waiting for a layout");
@@ -285,7 +285,7 @@ class PullStopWorkTest : public PullStopTest {
     options_.threads = 1;
     start({}, tuning);
     auto* watched = new WatchedTarget(
-        receiver_->layout(), [this] { touch(armed_live_); },
+        receiver_->layout(), [this] { touch_live(); },
         [this] {
           touch(armed_full_);
           const Deadline* const until = hold_until_.load();
@@ -296,6 +296,10 @@ class PullStopWorkTest : public PullStopTest {
   }
   void touch(const std::atomic<bool>& armed) {
     if (armed) stop_.request_stop();
+  }
+  void touch_live() {
+    touch(armed_live_);
+    if (++live_calls_ == stop_at_live_call_) stop_.request_stop();
   }
   void commit_pull() {
     auto staged = pull();
@@ -308,6 +312,8 @@ class PullStopWorkTest : public PullStopTest {
   }
 
   std::atomic<bool> armed_live_{false};
+  std::atomic<std::uint64_t> live_calls_{0};
+  std::atomic<std::uint64_t> stop_at_live_call_{0};
   std::atomic<bool> armed_full_{false};
   std::atomic<const Deadline*> hold_until_{nullptr};  ///< full memory is had after it
   const Target* host_ = nullptr;
@@ -320,6 +326,22 @@ TEST_F(PullStopWorkTest, WhileSeveralDeltaStepsAreVerified) {
   armed_live_ = true;
   expect_pull_cancelled({}, "verifying 3 delta steps");
   armed_live_ = false;
+  const std::size_t plans = agent_->plans().size();
+  commit_pull();
+  EXPECT_EQ(agent_->plans()[plans].full_only, 0) << "a stop is no reason to distrust what is held";
+}
+
+TEST_F(PullStopWorkTest, WhileHeldTilesAreReadAgain) {
+  options_.scrub_tiles = ~std::uint64_t{0};
+  start_watched(endless());
+  commit_pull();
+  step(0.2);
+  // One step asks for each tile's memory once at most: what comes after as many calls as there are tiles re-reads.
+  live_calls_ = 0;
+  stop_at_live_call_ = model_.layout->tile_count() + 1;
+  expect_pull_cancelled({}, "re-reading tiles");
+  EXPECT_LT(live_calls_, stop_at_live_call_ + 64);
+  stop_at_live_call_ = 0;
   const std::size_t plans = agent_->plans().size();
   commit_pull();
   EXPECT_EQ(agent_->plans()[plans].full_only, 0) << "a stop is no reason to distrust what is held";
@@ -398,6 +420,16 @@ TEST_F(PullStopWorkTest, ADeadlineEndsAFullTransferWhoseBytesKeepComing) {
   EXPECT_EQ(staged.error().code(), Errc::timed_out) << staged.error().to_string();
   EXPECT_LT(agent_->requests(Type::get_extent), 8u) << "the round went on";
   commit_pull();
+}
+
+TEST_F(PullStopTest, ADeadlineBetweenTwoPlansNamesTheAgent) {
+  start({}, endless());
+  agent_->on_request(fault_on(Type::get_extent, Fault::refuse, 0, kAlways));  // half an hour until the next plan
+  const auto staged = pull({}, 2'000);
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::timed_out);
+  EXPECT_EQ(staged.error().message().find("pull from " + options_.endpoint), 0u) << staged.error().message();
+  EXPECT_EQ(staged.error().message().find("pull from", 1), std::string::npos) << staged.error().message();
 }
 
 TEST(RoundDeadline, EndsARoundThatAlwaysHasSomethingUnderWay) {
