@@ -21,6 +21,10 @@ Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) 
   DS_ASSIGN(auto lock, shm::AgentLock::acquire(options.shm_dir, options.name));
   std::unique_ptr<AgentCore> core(new AgentCore(options, std::move(lock)));
   DS_TRY(core->adopt_existing());
+  core->yard_thread_ = std::thread([yard = core->yard_] {
+    set_thread_name("yard");
+    yard->work();
+  });
   core->publisher_ = std::thread([raw = core.get()] { raw->publish_loop(); });
   return core;
 }
@@ -34,6 +38,7 @@ void AgentCore::stop() {
   wake();
   if (publisher_.joinable()) publisher_.join();
   yard_->close();
+  if (yard_thread_.joinable()) yard_thread_.join();
   const std::lock_guard lock(mutex_);
   while (!plans_.empty()) end_plan_locked(plans_.begin()->first);
 }
@@ -104,7 +109,7 @@ void AgentCore::rebuild_snapshot_locked(GenerationPtr generation, ServedPtr serv
     const delta::Delta& d = *entry->delta;
     offer.ring.push_back({entry->from, entry->to, d.from_root, d.to_root, d.frames.size(), d.frame_bytes, d.changed});
   }
-  snapshot_ = std::move(next);
+  yard_->bury(std::exchange(snapshot_, std::move(next)));  // it may be the last to hold deltas
 }
 
 AgentCore::Subscription AgentCore::subscribe(std::function<void()> changed) {
@@ -224,6 +229,7 @@ void AgentCore::end_plan_locked(std::uint64_t id) {
   if (found == plans_.end()) return;
   if (found->second->lease) leases_.end(*found->second->lease);
   holds_.end(*found->second->hold);
+  yard_->bury(std::move(found->second));  // with deltas that have left the ring
   plans_.erase(found);
 }
 
@@ -234,21 +240,21 @@ Result<LeaseTable::Reader> AgentCore::enter(const OpenPlan& plan, std::function<
 /// Evicted deltas that plans still hold are memory beside the ring: at most once more the ring's own bound. Who sends
 /// them lets go of them when the plan ends.
 void AgentCore::trim_pinned_locked() {
-  std::set<const RingEntry*> evicted;
   std::erase_if(evicted_, [](const auto& entry) { return entry.expired(); });
-  for (const auto& weak : evicted_) evicted.insert(weak.lock().get());
+  // No shares are taken here, of an entry or of a plan: they might be the last.
+  const std::set<std::weak_ptr<const RingEntry>, std::owner_less<>> evicted(evicted_.begin(), evicted_.end());
   for (;;) {
     std::set<const RingEntry*> pinned;
     std::uint64_t bytes = 0;
-    OpenPlanPtr oldest;
+    const OpenPlan* oldest = nullptr;
     for (const auto& [id, plan] : plans_) {
       for (const RingEntryPtr& step : plan->steps) {
-        if (evicted.count(step.get()) == 0) continue;
+        if (evicted.count(step) == 0) continue;
         if (pinned.insert(step.get()).second) bytes += step->delta->frame_bytes;
-        if (!oldest || plan->expires_at < oldest->expires_at) oldest = plan;
+        if (oldest == nullptr || plan->expires_at < oldest->expires_at) oldest = plan.get();
       }
     }
-    if (!oldest || bytes <= ring_.bytes_max()) return;
+    if (oldest == nullptr || bytes <= ring_.bytes_max()) return;
     spdlog::warn("plan_ended connection={} reason=\"holds {} bytes of deltas that left the ring\"", oldest->connection,
                  bytes);
     Metrics::add(metrics_.plans_expired, 1);

@@ -179,7 +179,7 @@ class AgentCore : public TrainerHooks {
   bool woken_ = false;             // protected by wake_mutex_
   GenerationPtr wait_generation_;  // protected by wake_mutex_: the newest, whose bell the publisher hears
 
-  const std::shared_ptr<GenerationYard> yard_ = std::make_shared<GenerationYard>();  // cleared by the publisher
+  const std::shared_ptr<GenerationYard> yard_ = std::make_shared<GenerationYard>();
   mutable std::mutex mutex_;
   std::vector<GenerationPtr> generations_;  // protected by mutex_, as all below; ascending
   SnapshotPtr snapshot_ = std::make_shared<const Snapshot>();
@@ -194,6 +194,7 @@ class AgentCore : public TrainerHooks {
   std::optional<Wish> wish_;
 
   std::atomic<bool> stop_{false};
+  std::thread yard_thread_;  // unmaps and frees what nobody holds any more
   std::thread publisher_;
 };
 

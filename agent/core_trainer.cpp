@@ -157,7 +157,7 @@ Status AgentCore::release_serving(const std::string& why) {
     std::vector<GenerationPtr> released;
     const std::lock_guard lock(mutex_);
     released.swap(generations_);
-    ring_.clear();
+    for (RingEntryPtr& entry : ring_.clear()) yard_->bury(std::move(entry));
     rebuild_snapshot_locked(nullptr, nullptr);
     while (!plans_.empty()) end_plan_locked(plans_.begin()->first);
     for (const GenerationPtr& generation : released) {

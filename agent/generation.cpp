@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -65,6 +66,7 @@ void GenerationYard::take(std::unique_ptr<Generation> generation) noexcept {
     const std::lock_guard lock(mutex_);
     if (!closed_) {
       left_.push_back(std::move(generation));
+      came_.notify_all();
       return;
     }
     mapped_.erase(generation->number);
@@ -72,8 +74,34 @@ void GenerationYard::take(std::unique_ptr<Generation> generation) noexcept {
   generation.reset();
 }
 
+void GenerationYard::bury(std::shared_ptr<const void> thing) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    buried_.push_back(std::move(thing));
+    came_.notify_all();
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+void GenerationYard::work() {
+  std::unique_lock lock(mutex_);
+  while (!closed_) {
+    came_.wait(lock, [this] { return closed_ || !left_.empty() || !buried_.empty(); });
+    lock.unlock();
+    clear();
+    lock.lock();
+  }
+}
+
 void GenerationYard::clear() {
   std::unique_lock lock(mutex_);
+  while (!buried_.empty()) {
+    std::vector<std::shared_ptr<const void>> ended = std::exchange(buried_, {});
+    lock.unlock();
+    ended.clear();  // a generation that goes with it comes back through take()
+    lock.lock();
+  }
   while (!left_.empty()) {
     std::unique_ptr<Generation> generation = std::move(left_.back());
     left_.pop_back();
@@ -89,6 +117,7 @@ void GenerationYard::close() {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
+    came_.notify_all();
   }
   clear();
 }

@@ -2,6 +2,7 @@
 // every plan that reads from it, so that a mapping outlives the file's removal until its last reader has left.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -32,14 +33,19 @@ struct Generation {
 };
 using GenerationPtr = std::shared_ptr<Generation>;
 
-/// Where generations end. Unmapping gigabytes takes long, and the last to hold a generation may be a thread that serves
-/// connections: so it stays here until the publisher clears the yard. Any thread may call any method.
+/// Where what is large ends. Unmapping and freeing gigabytes takes long, and the last to hold a generation or a delta
+/// may be a thread that serves connections, or one that holds the core's mutex: so they stay here until the yard's own
+/// thread, the one in work(), clears it. Any thread may call any method.
 class GenerationYard : public std::enable_shared_from_this<GenerationYard> {
  public:
   /// From now on this yard's; numbers are unique.
   GenerationPtr keep(std::unique_ptr<Generation> generation);
-  /// Unmaps what nobody holds any more.
+  /// Takes a share of something large, which may be the last. Cheap; only for want of memory it ends at once.
+  void bury(std::shared_ptr<const void> thing) noexcept;
+  /// Unmaps what nobody holds any more, and lets go of what was buried.
   void clear();
+  /// clear() whenever there is something, until close().
+  void work();
   /// Nobody will clear it any more: clears it, and from then on who lets go last unmaps.
   void close();
   /// Not unmapped yet.
@@ -51,6 +57,8 @@ class GenerationYard : public std::enable_shared_from_this<GenerationYard> {
   mutable std::mutex mutex_;
   std::set<std::uint64_t> mapped_;                 // protected by mutex_, as all below
   std::vector<std::unique_ptr<Generation>> left_;  // held by nobody
+  std::vector<std::shared_ptr<const void>> buried_;
+  std::condition_variable came_;
   bool closed_ = false;
 };
 

@@ -38,7 +38,6 @@ void AgentCore::publish_loop() {
     bool worked = false;
     for (const GenerationPtr& generation : generations()) worked |= tend_generation(generation);
     drop_old_generations();
-    yard_->clear();
     if (!worked && !stop_) wait_for_work();
   }
 }

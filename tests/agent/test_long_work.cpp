@@ -157,6 +157,26 @@ TEST_F(Yard, WhoLetsGoLastDoesNotUnmap) {
   EXPECT_TRUE(yard_->has(2));
 }
 
+TEST_F(Yard, WhatIsBuriedEndsOnTheThreadThatClears) {
+  std::promise<std::thread::id> ended;
+  auto deltas = std::shared_ptr<const int>(new int(1), [&](const int* p) {
+    delete p;
+    ended.set_value(std::this_thread::get_id());
+  });
+  auto where = ended.get_future();
+  yard_->bury(std::move(deltas));
+  EXPECT_EQ(where.wait_for(std::chrono::seconds(0)), std::future_status::timeout) << "ended by who buried it";
+  std::thread worker([&] { yard_->work(); });
+  const auto id = worker.get_id();
+  EXPECT_EQ(where.wait_until(test_deadline().at()), std::future_status::ready);
+  EXPECT_EQ(where.get(), id);
+  GenerationPtr first = make(1);
+  first.reset();
+  EXPECT_TRUE(eventually([&] { return !yard_->has(1); }));
+  yard_->close();
+  worker.join();
+}
+
 TEST_F(Yard, OnceItIsClosedWhoLetsGoLastUnmaps) {
   GenerationPtr first = make(1);
   GenerationPtr second = make(2);
