@@ -126,8 +126,8 @@ class Receiver {
   /// The bound target, or null.
   virtual Target* target() = 0;
 
-  /// Brings the wanted version into staging, verified. On error the target keeps its version and can pull again; what
-  /// arrived and was verified before timed_out, cancelled or connection is kept for the next pull.
+  /// Brings the wanted version into staging, verified. On error the target keeps its version and can pull again. What a
+  /// full update had verified before timed_out, cancelled or connection is kept for the next pull; a delta begins anew.
   /// Errors: gone, timed_out and cancelled (name the stage), layout_mismatch (the trainer has a new layout, or a
   /// directory target would get other side files: connect again), connection, no_space, corrupt.
   virtual Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline,
