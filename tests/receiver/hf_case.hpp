@@ -88,9 +88,12 @@ class HfCase {
     for (const std::string& name : entries()) n += name[0] != '.' && name.find(".json") == std::string::npos ? 1 : 0;
     return n;
   }
-  bool has_incoming() const {
-    for (const std::string& name : entries()) {
-      if (name[0] == '.') return true;
+  bool has_incoming() const { return has_incoming(out_); }
+  /// While another process works there, too.
+  static bool has_incoming(const std::filesystem::path& out) {
+    std::error_code failed;
+    for (const auto& entry : std::filesystem::directory_iterator(out / "versions", failed)) {
+      if (entry.path().filename().string()[0] == '.') return true;
     }
     return false;
   }

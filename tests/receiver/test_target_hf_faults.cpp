@@ -255,7 +255,10 @@ TEST(HfFaults, KilledAtAnyMoment) {
       ::close(progress[0]);
       FAIL() << "round " << round << ": " << victim.finish();
     }
-    usleep(static_cast<useconds_t>(random.below(30'000)));
+    // Every other one while it writes, however slow this build and machine are; the others at any moment.
+    const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+    while (round % 2 == 1 && !HfCase::has_incoming(out) && !deadline.passed()) usleep(100);
+    usleep(static_cast<useconds_t>(random.below(round % 2 == 1 ? 1'000 : 30'000)));
     victim.kill_and_wait();
     for (std::uint64_t next; read(progress[0], &next, sizeof next) == sizeof next;) committed = next;
     ::close(progress[0]);
