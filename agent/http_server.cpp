@@ -83,7 +83,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
         streams.push_back(stream);
       }
       asio::co_spawn(stream->get_executor(), run(shared_from_this(), stream),
-                     [self = shared_from_this(), stream](std::exception_ptr thrown) {
+                     [self = shared_from_this(), stream](const std::exception_ptr& thrown) {
                        log_exception("http_conversation")(thrown);
                        const std::lock_guard lock(self->mutex);
                        self->streams.remove(stream);

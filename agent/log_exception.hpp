@@ -9,7 +9,7 @@ namespace deltasync::agent {
 
 /// Completion handler for co_spawn. `what` is a literal.
 inline auto log_exception(const char* what) {
-  return [what](std::exception_ptr thrown) {
+  return [what](const std::exception_ptr& thrown) {
     if (!thrown) return;
     try {
       std::rethrow_exception(thrown);

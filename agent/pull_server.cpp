@@ -92,10 +92,11 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
     stream.tune_tcp(context.options.limits.keepalive_idle_s);
     const auto executor = stream.executor();
     auto conversation = std::make_unique<PullConversation>(context, std::move(stream), id);
-    asio::co_spawn(executor, run(std::move(conversation)), [self = shared_from_this(), id](std::exception_ptr thrown) {
-      log_exception("conversation")(thrown);
-      self->forget(id);
-    });
+    asio::co_spawn(executor, run(std::move(conversation)),
+                   [self = shared_from_this(), id](const std::exception_ptr& thrown) {
+                     log_exception("conversation")(thrown);
+                     self->forget(id);
+                   });
   }
 
   static asio::awaitable<void> run(std::unique_ptr<PullConversation> conversation) { co_await conversation->run(); }

@@ -61,7 +61,7 @@ Answer<T> Control::give_up(const Error& error) {
   drop();
   noted_ = error;
   Answer<T> answer;
-  answer.broken = std::move(error);
+  answer.broken = error;
   return answer;
 }
 

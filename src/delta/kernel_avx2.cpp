@@ -51,7 +51,8 @@ std::uint64_t digest_run_avx2(const std::byte* bytes, std::size_t size, std::uin
     return static_cast<long long>(bits);
   };
   __m256i step = _mm256_setr_epi64x(offset(word), offset(word + 1), offset(word + 2), offset(word + 3));
-  const __m256i advance = _mm256_set1_epi64x(static_cast<long long>(std::uint64_t{4} * kDigestStep));
+  constexpr std::uint64_t kFourSteps = 4 * kDigestStep;
+  const __m256i advance = _mm256_set1_epi64x(static_cast<long long>(kFourSteps));
   std::size_t at = 0;
   for (; at + 64 <= size; at += 64) {
     const __m256i next = _mm256_add_epi64(step, advance);

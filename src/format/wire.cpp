@@ -178,7 +178,7 @@ Result<Welcome> Welcome::decode(ByteSpan payload) {
   m.proof = in.array<32>();
   m.has_layout = in.flag("has_layout");
   m.layout = in.digest();
-  return in.finish(std::move(m));
+  return in.finish(m);
 }
 
 std::vector<std::byte> ErrorMessage::encode() const {

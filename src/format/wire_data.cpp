@@ -69,7 +69,7 @@ Result<GetDigests> GetDigests::decode(ByteSpan payload) {
   Decoder in(payload, "get_digests");
   GetDigests m;
   m.plan = in.get<std::uint64_t>();
-  return in.finish(std::move(m));
+  return in.finish(m);
 }
 
 std::vector<std::byte> GetExtent::encode() const {
@@ -87,7 +87,7 @@ Result<GetExtent> GetExtent::decode(ByteSpan payload) {
   m.tiles.first = in.get<std::uint64_t>();
   m.tiles.end = in.get<std::uint64_t>();
   if (m.tiles.end <= m.tiles.first) in.reject("tiles", "an empty range");
-  return in.finish(std::move(m));
+  return in.finish(m);
 }
 
 std::vector<std::byte> GetFrames::encode() const {
@@ -142,7 +142,7 @@ Result<Release> Release::decode(ByteSpan payload) {
   Decoder in(payload, "release");
   Release m;
   m.plan = in.get<std::uint64_t>();
-  return in.finish(std::move(m));
+  return in.finish(m);
 }
 
 }  // namespace deltasync::wire

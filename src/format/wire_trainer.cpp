@@ -92,7 +92,7 @@ Result<TrainerWait> TrainerWait::decode(ByteSpan payload) {
   TrainerWait m;
   m.version = in.version_id();
   m.deadline_ms = in.get<std::uint64_t>();
-  return in.finish(std::move(m));
+  return in.finish(m);
 }
 
 std::vector<std::byte> TrainerReady::encode() const {
@@ -111,7 +111,7 @@ Result<TrainerReady> TrainerReady::decode(ByteSpan payload) {
   m.delta_bytes = in.get<std::uint64_t>();
   m.changed = in.get<std::uint64_t>();
   m.encode_us = in.get<std::uint64_t>();
-  return in.finish(std::move(m));
+  return in.finish(m);
 }
 
 }  // namespace deltasync::wire

@@ -54,14 +54,14 @@ Result<wire::TrainerHello> make_hello(const Layout& layout, const Sidecar& sidec
 
 class WriterSession final : public Writer {
  public:
-  WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions options, wire::TrainerHello hello)
+  WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions options, const wire::TrainerHello& hello)
       : claim_(std::move(claim)),
         layout_(std::move(layout)),
         options_(std::move(options)),
         pool_(choose_threads(options_.threads), "ds-copy"),
         coverage_(layout_),
         touched_(layout_->tensors().size(), 0),
-        link_(options_.agent_socket, std::move(hello)) {}
+        link_(options_.agent_socket, hello) {}
 
   Status open(Deadline deadline);
 
@@ -380,8 +380,7 @@ Result<std::unique_ptr<Writer>> Writer::attach(LayoutPtr layout, const Sidecar& 
   if (!claim) return std::move(claim).error().with_context(context);
   std::unique_ptr<WriterSession> session;
   try {
-    session =
-        std::make_unique<WriterSession>(std::move(*claim), std::move(layout), std::move(options), std::move(*hello));
+    session = std::make_unique<WriterSession>(std::move(*claim), std::move(layout), std::move(options), *hello);
   } catch (const std::system_error& e) {
     return Error(Errc::no_space, context + ": the copy threads: " + e.code().message());
   }
