@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "delta/geometry.hpp"
 #include "tools/delta_check.hpp"
 
 namespace deltasync::tools {
@@ -66,19 +67,6 @@ class ValueHistogram {
   std::uint64_t low_bits_ = 0;
 };
 
-/// Bits of the mantissa; the exponent stands above it, below the sign. −1: not a float.
-int mantissa_bits(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::f64: return 52;
-    case Dtype::f32: return 23;
-    case Dtype::f16: return 10;
-    case Dtype::bf16: return 7;
-    case Dtype::f8_e4m3: return 3;
-    case Dtype::f8_e5m2: return 2;
-    default: return -1;
-  }
-}
-
 /// The monotone integer of a bit pattern, as docs/delta_format.md defines it.
 template <class U>
 std::make_signed_t<U> ordered(U x, bool is_float) {
@@ -124,7 +112,8 @@ class TensorScan {
 
   template <class U>
   void scan(const std::byte* before, const std::byte* after) {
-    const int mantissa = mantissa_bits(tensor_.spec.dtype);
+    const Dtype dtype = tensor_.spec.dtype;
+    const int mantissa = dtype_is_float(dtype) ? delta::mantissa_bits(dtype) : -1;
     exponents_.resize(mantissa < 0 ? 1 : (std::size_t{1} << (sizeof(U) * 8 - 1 - static_cast<std::size_t>(mantissa))));
     for (std::uint64_t i = 0; i < tensor_.tile_count; ++i) {
       const Rect rect = layout_.tile(tensor_.first_tile + i).rect;

@@ -158,44 +158,32 @@ Status decode_coo(ByteSpan bytes, std::span<std::uint16_t> live) {
   return {};
 }
 
-/// u8 gaps (wide ones u32), raw values, a zstd frame each.
-Status encode_sorted_coo(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
-  const auto positions = changed_positions(before, after);
-  const Gaps<std::uint8_t, std::uint32_t> gaps(positions);
-  std::vector<std::uint16_t> values;
-  values.reserve(positions.size());
-  for (const std::uint32_t p : positions) values.push_back(after[p]);
-  DS_TRY(append_zstd(out, gaps.narrow));
-  DS_TRY(append_zstd(out, gaps.wide));
-  return append_zstd(out, values);
-}
-Status decode_sorted_coo(ByteSpan bytes, std::span<std::uint16_t> live) {
-  Planes planes(bytes);
-  DS_ASSIGN(const auto narrow, planes.zstd<std::uint8_t>(live.size()));
-  DS_ASSIGN(const auto wide, planes.zstd<std::uint32_t>(live.size()));
-  DS_ASSIGN(const auto values, planes.zstd<std::uint16_t>(live.size()));
-  if (values.size() != narrow.size()) return broken();
-  return walk_gaps(narrow, wide, live.size(), [&](std::size_t p, std::size_t i) { live[p] = values[i]; });
-}
+enum class Values : std::uint8_t { raw, xor_with_old };
 
-/// u16 gaps (wide ones u32), XOR with the old value, a zstd frame each.
-Status encode_gaps_xor(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
+/// Gaps (those too wide for the narrow type as u32) and values, a zstd frame each.
+template <class Narrow, Values kValues>
+Status encode_gaps(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
   const auto positions = changed_positions(before, after);
-  const Gaps<std::uint16_t, std::uint32_t> gaps(positions);
+  const Gaps<Narrow, std::uint32_t> gaps(positions);
   std::vector<std::uint16_t> values;
   values.reserve(positions.size());
-  for (const std::uint32_t p : positions) values.push_back(static_cast<std::uint16_t>(before[p] ^ after[p]));
+  for (const std::uint32_t p : positions) {
+    values.push_back(kValues == Values::raw ? after[p] : static_cast<std::uint16_t>(before[p] ^ after[p]));
+  }
   DS_TRY(append_zstd(out, gaps.narrow));
   DS_TRY(append_zstd(out, gaps.wide));
   return append_zstd(out, values);
 }
-Status decode_gaps_xor(ByteSpan bytes, std::span<std::uint16_t> live) {
+template <class Narrow, Values kValues>
+Status decode_gaps(ByteSpan bytes, std::span<std::uint16_t> live) {
   Planes planes(bytes);
-  DS_ASSIGN(const auto narrow, planes.zstd<std::uint16_t>(live.size()));
+  DS_ASSIGN(const auto narrow, planes.zstd<Narrow>(live.size()));
   DS_ASSIGN(const auto wide, planes.zstd<std::uint32_t>(live.size()));
   DS_ASSIGN(const auto values, planes.zstd<std::uint16_t>(live.size()));
   if (values.size() != narrow.size()) return broken();
-  return walk_gaps(narrow, wide, live.size(), [&](std::size_t p, std::size_t i) { live[p] ^= values[i]; });
+  return walk_gaps(narrow, wide, live.size(), [&](std::size_t p, std::size_t i) {
+    live[p] = kValues == Values::raw ? values[i] : static_cast<std::uint16_t>(live[p] ^ values[i]);
+  });
 }
 
 Status encode_dense_xor(Bf16Span before, Bf16Span after, std::vector<std::byte>& out) {
@@ -213,8 +201,10 @@ Status decode_dense_xor(ByteSpan bytes, std::span<std::uint16_t> live) {
 
 constexpr BaselineFormat kFormats[] = {
     {"COO, u32 position + u16 value", "AstraFlow", encode_coo, decode_coo},
-    {"sorted COO, u8 gaps + raw values, zstd-1", "PULSE", encode_sorted_coo, decode_sorted_coo},
-    {"u16 gaps + XOR, zstd-1", "NeMo-RL", encode_gaps_xor, decode_gaps_xor},
+    {"sorted COO, u8 gaps + raw values, zstd-1", "PULSE", encode_gaps<std::uint8_t, Values::raw>,
+     decode_gaps<std::uint8_t, Values::raw>},
+    {"u16 gaps + XOR, zstd-1", "NeMo-RL", encode_gaps<std::uint16_t, Values::xor_with_old>,
+     decode_gaps<std::uint16_t, Values::xor_with_old>},
     {"dense XOR, zstd-1", "slime", encode_dense_xor, decode_dense_xor},
 };
 
