@@ -1,5 +1,8 @@
 #include "delta/encode.hpp"
 
+#include <algorithm>
+#include <cstring>
+
 #include "delta/changed_words.hpp"
 #include "delta/mix.hpp"
 
@@ -25,6 +28,49 @@ std::uint64_t digest_change_at(const Kernels& kernels, const RowGeometry& geomet
   });
   return sum.finish();
 }
+
+/// A strip up to this size is compared before it is scanned, together with what lies behind it: in models of very many
+/// small tensors, most of them unchanged, a call a strip costs more than its bytes.
+constexpr std::size_t kSmallStripBytes = 16u << 10;
+constexpr std::size_t kCompareBytes = 4096;
+
+std::size_t end_of(const Strip& strip) {
+  const Tensor& tensor = *strip.tensor;
+  return static_cast<std::size_t>(strip.offset(strip.panels) + (strip.rows - 1) * tensor.row_bytes());
+}
+
+/// Where the last of some tiles ends in a half.
+std::size_t end_of_tile(const Layout& layout, std::uint64_t index) {
+  const Tile tile = layout.tile(index);
+  const Tensor& tensor = layout.tensors()[tile.tensor];
+  return static_cast<std::size_t>(tensor.offset + (tile.rect.row + tile.rect.rows - 1) * tensor.row_bytes() +
+                                  (tile.rect.col + tile.rect.cols) * tensor.element_bytes);
+}
+
+/// How far two halves are the same, asked for ascending ranges below `end`.
+class EqualRun {
+ public:
+  EqualRun(ByteSpan before, ByteSpan after, std::size_t end) : before_(before), after_(after), end_(end) {}
+  bool covers(std::size_t begin, std::size_t end) {
+    if (begin >= same_until_) extend(begin);
+    return end <= same_until_;
+  }
+
+ private:
+  void extend(std::size_t from) {
+    while (from < end_) {
+      const std::size_t bytes = std::min(kCompareBytes, end_ - from);
+      if (std::memcmp(before_.data() + from, after_.data() + from, bytes) != 0) break;
+      from += bytes;
+    }
+    same_until_ = from;
+  }
+
+  const ByteSpan before_;
+  const ByteSpan after_;
+  const std::size_t end_;
+  std::size_t same_until_ = 0;
+};
 
 }  // namespace
 
@@ -102,8 +148,13 @@ void BatchEncoder::encode_strip(const Strip& strip, ByteSpan before, ByteSpan af
 }
 
 Frame BatchEncoder::encode(const Batch& batch, ByteSpan before, ByteSpan after, std::span<std::uint64_t> digests) {
-  for_each_strip(layout_, batch.first, batch.end,
-                 [&](const Strip& strip) { encode_strip(strip, before, after, digests); });
+  EqualRun equal(before, after, end_of_tile(layout_, batch.end - 1));
+  for_each_strip(layout_, batch.first, batch.end, [&](const Strip& strip) {
+    const auto begin = static_cast<std::size_t>(strip.offset(0));
+    const std::size_t end = end_of(strip);
+    if (end - begin <= kSmallStripBytes && equal.covers(begin, end)) return;
+    encode_strip(strip, before, after, digests);
+  });
   return builder_.finish();
 }
 

@@ -30,6 +30,7 @@ constexpr auto kGreetLimit = std::chrono::milliseconds(500);  ///< for an agent 
 constexpr unsigned kThreadsDefaultMax = 4;
 constexpr std::uint64_t kGroupElementsMax = 32u << 20;  ///< of small slices in one copy bracket: an abort waits for it
 constexpr std::size_t kGroupSlicesMax = 1u << 16;
+constexpr std::size_t kTensorsAhead = 16;
 
 using Clock = std::chrono::steady_clock;
 
@@ -81,6 +82,7 @@ class WriterSession final : public Writer {
   Status ensure_connected(Deadline deadline);
   Status greet(Deadline deadline);
   Status write_group(std::span<const SliceSource> group);
+  void prefetch_tensor(std::span<const SliceSource> group, std::size_t i) const;
   Result<CopyJob> accept(const SliceSource& item);
   Status check_home() const;
   Status check_source(const Tensor& tensor, const Rect& rect, const Source& source) const;
@@ -261,11 +263,20 @@ Status WriterSession::write(std::span<const SliceSource> batch) {
   return {};
 }
 
+/// With very many small tensors the look at each one's place waits for memory longer than the copy of its bytes.
+void WriterSession::prefetch_tensor(std::span<const SliceSource> group, std::size_t i) const {
+  if (i >= group.size() || group[i].slice.tensor >= layout_->tensors().size()) return;
+  const Tensor& tensor = layout_->tensors()[group[i].slice.tensor];
+  __builtin_prefetch(&tensor.rows);
+  __builtin_prefetch(&tensor.tile_count);
+}
+
 /// In one copy bracket.
 Status WriterSession::write_group(std::span<const SliceSource> group) {
   jobs_.clear();
-  for (const SliceSource& item : group) {
-    DS_ASSIGN(const CopyJob job, accept(item));
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    prefetch_tensor(group, i + kTensorsAhead);
+    DS_ASSIGN(const CopyJob job, accept(group[i]));
     jobs_.push_back(job);
   }
   DS_TRY(role_->enter_copy(*fill_));

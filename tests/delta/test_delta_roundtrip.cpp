@@ -141,6 +141,27 @@ TEST(RoundTripCases, OneChangeAtEachEndOfEachTile) {
   }
 }
 
+// Small unchanged tensors are passed over many at a time: none that changed may go with them.
+TEST(RoundTripCases, OneChangeAmongManySmallTensors) {
+  std::vector<TensorSpec> specs;
+  for (unsigned i = 0; i < 48; ++i) {
+    constexpr std::uint64_t kShapes[][2] = {{1, 512}, {1, 3}, {5, 200}, {1, 33}, {40, 512}, {1, 2048}};
+    specs.push_back(one_tensor(Dtype::bf16, {kShapes[i % 6][0], kShapes[i % 6][1]}).front());
+    specs.back().name += std::to_string(i);
+  }
+  const TestModel model = make_model(31, specs);
+  const Layout& layout = *model.layout;
+  for (const Tensor& tensor : layout.tensors()) {
+    for (const std::uint64_t at : {tensor.offset, tensor.offset + tensor.bytes - 1}) {
+      std::vector<std::byte> after = model.half;
+      after[at] ^= std::byte{1};
+      const Delta delta = encode_between(layout, model.half, after);
+      ASSERT_EQ(delta.changed, 1U) << tensor.spec.name;
+      expect_round_trip(layout, model.half, after, delta);
+    }
+  }
+}
+
 // A receiver may keep a tensor with any row stride at any address.
 TEST(RoundTripCases, AppliesThroughAnyStrideAndAlignment) {
   for (const std::uint64_t cols : {7U, 64U, 1000U}) {
