@@ -1,44 +1,40 @@
 #include "shm/huge_pages.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <system_error>
-
-#include "base/thread_pool.hpp"
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
 
 namespace deltasync::shm {
+namespace {
 
-HugePages::HugePages(std::byte* base, std::size_t bytes) {
-  if (bytes < kBytesMin) return;
-  try {
-    thread_ = std::thread([this, base, bytes] { work(base, bytes); });
-  } catch (const std::system_error&) {
-    // no thread to be had: small pages serve as well
+constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
+constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 20;
+
+/// A page in the place of each huge page of [at, end).
+int allocate_first_pages(int fd, std::uint64_t at, std::uint64_t end) noexcept {
+  for (; at < end; at += kHugePageBytes) {
+    int error = EINTR;
+    while (error == EINTR) error = ::posix_fallocate(fd, static_cast<off_t>(at), 4096);
+    if (error != 0) return error;
   }
+  return 0;
 }
 
-HugePages::~HugePages() {
-  stop_ = true;
-  if (thread_.joinable()) thread_.join();
-}
+}  // namespace
 
-void HugePages::work(std::byte* base, std::size_t bytes) {
-  set_thread_name("shm-huge");
-  // On Linux a nice value belongs to the thread.
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 19);
-  constexpr std::size_t kStep = std::size_t{8} << 20;  // short enough to stop soon
-  for (std::size_t at = 0; at < bytes && !stop_; at += kStep) {
-    const int failed = ::madvise(base + at, std::min(kStep, bytes - at), MADV_COLLAPSE);
-    // EAGAIN: pages in use for a moment. Anything else will not get better: no support, or no huge page left.
+void fill_with_huge_pages(int fd, std::byte* base, std::uint64_t bytes) noexcept {
+  if (bytes < kHugeBytesMin) return;
+  for (std::uint64_t at = 0; at < bytes; at += kPieceBytes) {
+    const std::uint64_t piece = std::min(kPieceBytes, bytes - at);
+    if (allocate_first_pages(fd, at, at + piece) != 0) return;
+    const int failed = ::madvise(base + at, static_cast<std::size_t>(piece), MADV_COLLAPSE);
+    // EAGAIN: some page was in use for a moment. Anything else will not get better: no support, no huge page left.
     if (failed != 0 && errno != EAGAIN) return;
   }
 }

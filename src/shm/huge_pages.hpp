@@ -1,31 +1,20 @@
-// Huge pages for memory that the system does not give them to by itself (MADV_HUGEPAGE has no effect on shared memory
-// where shmem_enabled is "never", which is the default; MADV_COLLAPSE has).
+// Huge pages for files in memory that the system does not give them to by itself (MADV_HUGEPAGE has no effect on shared
+// memory where shmem_enabled is "never", which is the default; MADV_COLLAPSE has).
 #pragma once
 
-#include <atomic>
 #include <cstddef>
-#include <thread>
+#include <cstdint>
 
 namespace deltasync::shm {
 
-/// Collapses a mapped range into huge pages on a thread of its own, at the lowest priority: the kernel copies every
-/// page, which takes 1 to 2 s a GiB, and nobody should wait for it. Contents and addresses do not change; others may
-/// use the memory meanwhile. The range must stay mapped until this object is destroyed, which stops the work.
-class HugePages {
- public:
-  /// Does nothing for ranges below kBytesMin.
-  HugePages(std::byte* base, std::size_t bytes);
-  ~HugePages();
-  HugePages(const HugePages&) = delete;
-  HugePages& operator=(const HugePages&) = delete;
-
-  static constexpr std::size_t kBytesMin = std::size_t{64} << 20;
-
- private:
-  void work(std::byte* base, std::size_t bytes);
-
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
-};
+/// Fills a new file with huge pages as far as the system has them, through a mapping of it that nobody has touched yet.
+/// Best effort: what is left out is still to be reserved. Nothing is written through the mapping, so a full file system
+/// is no SIGBUS. Files below kHugeBytesMin are left alone.
+///
+/// One small page is allocated in each huge one's place, since the kernel collapses no empty range; the rest is then
+/// zeroed as a huge page and never as small ones. Each call drains caches on all CPUs, hence the large pieces. Measured
+/// on 2 GiB: 0.15 to 0.3 s, where reserving small pages takes 0.55 s and collapsing those 1.2 s more.
+void fill_with_huge_pages(int fd, std::byte* base, std::uint64_t bytes) noexcept;
+inline constexpr std::uint64_t kHugeBytesMin = std::uint64_t{64} << 20;
 
 }  // namespace deltasync::shm

@@ -11,7 +11,6 @@
 #include <boost/interprocess/shared_memory_object.hpp>
 #include <cerrno>
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "base/fd.hpp"
@@ -78,11 +77,16 @@ Result<UniqueFd> create_file(const SegmentPath& path) {
   return fd;
 }
 
-/// All pages now, so that a full file system is an error here and never a SIGBUS later.
-Status reserve(int fd, const SegmentPath& path, std::uint64_t bytes) {
-  const int error = reserve_pages(bytes, [fd](std::uint64_t offset, std::uint64_t piece) {
-    return ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(piece));
-  });
+/// All pages now, so that a full file system is an error here and never a SIGBUS later. `base` is where the file is
+/// mapped.
+Status reserve(int fd, std::byte* base, const SegmentPath& path, std::uint64_t bytes) {
+  int error = ::ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  if (error == 0) {
+    fill_with_huge_pages(fd, base, bytes);
+    error = reserve_pages(bytes, [fd](std::uint64_t offset, std::uint64_t piece) {
+      return ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(piece));
+    });
+  }
   if (error == 0) return {};
   auto room = check_room(path.dir, bytes);  // somebody else may have taken the space meanwhile: name the figures
   if (!room) return std::move(room).error();
@@ -132,7 +136,6 @@ struct Segment::Impl {
   SegmentPath path;
   UniqueFd fd;
   bip::mapped_region region;
-  std::optional<HugePages> huge_pages;  // of the creator; stops before the region goes
 
   std::byte* base() const noexcept { return static_cast<std::byte*>(region.get_address()); }
   ControlBlock& block() const noexcept { return *reinterpret_cast<ControlBlock*>(base()); }
@@ -170,9 +173,10 @@ Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::u
   UnlinkOnFailure guard(file_of(path));
   // The mode given at creation passes through the umask, which may take more away but must not.
   if (::fchmod(fd.get(), 0600) != 0) return Error::from_errno("chmod " + file_of(path).string(), errno);
-  DS_TRY(reserve(fd.get(), path, plan->segment_bytes).with_context(what));
+  // Mapped, but not touched before every page is there.
   DS_ASSIGN(auto region, map(fd.get(), path, plan->segment_bytes));
   advise(region);
+  DS_TRY(reserve(fd.get(), static_cast<std::byte*>(region.get_address()), path, plan->segment_bytes).with_context(what));
 
   auto impl = std::make_unique<Impl>();
   impl->path = path;
@@ -204,7 +208,6 @@ Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::u
   }
   header.header_hash = header_hash(header);
   for (auto& slot : block.slot) slot.phase = PhaseWord{Phase::idle, 0}.pack();
-  impl->huge_pages.emplace(base + plan->half_offset[0], plan->segment_bytes - plan->half_offset[0]);
   // SYNC POINT ready (release): attach: ready (acquire). Without it an attacher could see a header in the making.
   std::atomic_ref<std::uint64_t>(block.ready.word).store(kSegmentReady, std::memory_order_release);
   guard.keep();
@@ -239,7 +242,7 @@ Status Segment::unlink(const SegmentPath& path) {
 Segment::Segment(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Segment::~Segment() {
   if (impl_->home.here()) return;
-  // A forked child has neither the mapping nor the thread: something else may lie at the mapping's address there.
+  // A forked child does not have the mapping: something else may lie at the mapping's address there.
   impl_->fd.reset();
   static_cast<void>(impl_.release());
 }

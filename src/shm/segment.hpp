@@ -20,7 +20,7 @@ struct SegmentPath {
 
 class Segment {
  public:
-  /// Agent: creates, reserves every page (posix_fallocate) before it maps anything, writes the metadata, and
+  /// Agent: creates, reserves every page (posix_fallocate) before it touches any, writes the metadata, and
   /// publishes the ready word last. Mode 0600. `layout_encoded` and `sidecar_encoded` are kept in the segment, so that
   /// a restarted agent can serve. Errors: no_space (says how much is needed and how much there is), already_exists,
   /// permission.
