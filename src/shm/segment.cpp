@@ -176,7 +176,8 @@ Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::u
   // Mapped, but not touched before every page is there.
   DS_ASSIGN(auto region, map(fd.get(), path, plan->segment_bytes));
   advise(region);
-  DS_TRY(reserve(fd.get(), static_cast<std::byte*>(region.get_address()), path, plan->segment_bytes).with_context(what));
+  DS_TRY(
+      reserve(fd.get(), static_cast<std::byte*>(region.get_address()), path, plan->segment_bytes).with_context(what));
 
   auto impl = std::make_unique<Impl>();
   impl->path = path;
