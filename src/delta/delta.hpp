@@ -3,8 +3,11 @@
 // docs/delta_format.md is normative for every byte.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -111,6 +114,23 @@ Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64
 Result<Frame> compact_frame(const Layout& layout, const Frame& frame, ByteSpan before);
 /// compact_frame for each frame of a delta, on the pool.
 Result<Delta> compact(const Layout& layout, const Delta& delta, ByteSpan before, ThreadPool& pool);
+
+struct MergeOptions {
+  /// Copies these tiles of the chain's target, each row by row without padding, one after the other to `out`; false if
+  /// they are not to be had. For tiles whose end follows neither as differences nor as new elements from the chain
+  /// alone. Called from the pool's threads. None: a chain with such a tile cannot be merged.
+  std::function<bool(std::span<const std::uint64_t> tiles, std::byte* out)> read_target;
+  /// Set by whoever no longer wants the result: `cancelled` soon after.
+  const std::atomic<bool>* cancel = nullptr;
+};
+/// One delta for a chain of them, from the first's base to the last's target, made without either (docs/delta_format.md
+/// "Merged deltas"). Its frames are divided as encode() divides them; a frame or tile that is in one delta of the chain
+/// only is that delta's. The cost follows the changes, not the model. 3.5 MiB of working memory a thread, and
+/// what a batch's records, target tiles and frame take.
+/// Nothing: the chain cannot be merged. `corrupt` if a delta is not as encode() makes it, invalid_argument if they are
+/// no chain, unsupported with a rice_class tile, no_space for want of memory.
+Result<std::optional<Delta>> merge(const Layout& layout, std::span<const Delta* const> chain,
+                                   const MergeOptions& options, ThreadPool& pool);
 
 /// A whole delta as one byte stream (files, tests, the reference decoder), and back with full validation.
 std::vector<std::byte> to_container(const Delta& delta);

@@ -41,10 +41,16 @@ struct ChangedElements {
 };
 
 /// Appends the payload of a changed tile to `out` in the smallest codec that `form` allows, and fills in the record's
-/// codec, rice_k, changed, quotient_sum and gamma_bits. `after` is the tile's first element in the new half.
+/// codec, rice_k, changed, quotient_sum and gamma_bits. `after` is the tile's first element in the new half; the
+/// absolute form reads no `changed.diffs`.
 void encode_payload(const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
                     const std::byte* after, std::size_t row_stride, ValueForm form, RiceScratch& scratch,
                     TileRecord& record, std::vector<std::byte>& out);
+/// The same in exactly `codec`, rice_absolute or rice_ulp; false, and nothing appended, if that is longer than the raw
+/// tile. rice_ulp reads no `after`, rice_absolute no `changed.diffs`.
+bool encode_payload_as(Codec codec, const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
+                       const std::byte* after, std::size_t row_stride, RiceScratch& scratch, TileRecord& record,
+                       std::vector<std::byte>& out);
 
 /// A decoded payload, in a scratch memory of the calling thread that lives until its next decode.
 struct DecodedTile {

@@ -125,37 +125,55 @@ Codec smallest(std::size_t ulp_bytes, std::size_t absolute_bytes, std::size_t ra
   return Codec::rice_ulp;
 }
 
-}  // namespace
+/// What is known of a tile's changes before a codec is chosen.
+struct Measured {
+  RiceChoice gaps;
+  SignSplit split;  ///< with differences only
 
-void encode_payload(const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
-                    const std::byte* after, std::size_t row_stride, ValueForm form, RiceScratch& scratch,
-                    TileRecord& record, std::vector<std::byte>& out) {
+  PlaneSizes sizes(Codec codec, const TileShape& shape, std::uint32_t count) const {
+    return plane_sizes(codec, count, gaps.k, gaps.quotient_sum, split.gamma_bits, shape.element_bytes);
+  }
+};
+
+Measured measure(const Kernels& kernels, const TileShape& shape, const ChangedElements& changed, bool differences,
+                 RiceScratch& scratch) {
+  const std::uint32_t n = changed.count;
+  kernels.gaps(changed.positions, n, scratch.gaps.data());
+  Measured out;
+  out.gaps = choose_k(kernels, scratch.gaps.data(), n, changed.positions[n - 1] + 1U - n);
+  if (differences) {
+    out.split =
+        kernels.split_signs[shape.width_log2()](changed.diffs, n, scratch.signs.data(), scratch.exceptions.data());
+  }
+  return out;
+}
+
+void append_raw(const TileShape& shape, const std::byte* after, std::size_t row_stride, TileRecord& record,
+                std::vector<std::byte>& out) {
+  record.codec = Codec::raw;
+  record.rice_k = 0;
+  record.changed = shape.elements();
+  record.quotient_sum = 0;
+  record.gamma_bits = 0;
+  const std::size_t begin = out.size();
+  out.resize(begin + shape.raw_bytes());
+  write_raw(shape, after, row_stride, out.data() + begin);
+}
+
+void append_rice(Codec codec, const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
+                 const std::byte* after, std::size_t row_stride, const RiceScratch& scratch, const Measured& measured,
+                 TileRecord& record, std::vector<std::byte>& out) {
   const std::uint32_t n = changed.count;
   const std::uint16_t* const gaps = scratch.gaps.data();
-  kernels.gaps(changed.positions, n, scratch.gaps.data());
-  const RiceChoice choice = choose_k(kernels, gaps, n, changed.positions[n - 1] + 1U - n);
-  const SignSplit split =
-      kernels.split_signs[shape.width_log2()](changed.diffs, n, scratch.signs.data(), scratch.exceptions.data());
-  const auto sizes_of = [&](Codec codec) {
-    return plane_sizes(codec, n, choice.k, choice.quotient_sum, split.gamma_bits, shape.element_bytes);
-  };
-  record.codec =
-      smallest(sizes_of(Codec::rice_ulp).total(), sizes_of(Codec::rice_absolute).total(), shape.raw_bytes(), form);
-  const std::size_t begin = out.size();
-  if (record.codec == Codec::raw) {
-    record.rice_k = 0;
-    record.changed = shape.elements();
-    record.quotient_sum = 0;
-    record.gamma_bits = 0;
-    out.resize(begin + shape.raw_bytes());
-    write_raw(shape, after, row_stride, out.data() + begin);
-    return;
-  }
-  const PlaneSizes sizes = sizes_of(record.codec);
+  const RiceChoice& choice = measured.gaps;
+  const SignSplit& split = measured.split;
+  const PlaneSizes sizes = measured.sizes(codec, shape, n);
+  record.codec = codec;
   record.rice_k = static_cast<std::uint8_t>(choice.k);
   record.changed = n;
   record.quotient_sum = choice.quotient_sum;
-  record.gamma_bits = record.codec == Codec::rice_ulp ? split.gamma_bits : 0;
+  record.gamma_bits = codec == Codec::rice_ulp ? split.gamma_bits : 0;
+  const std::size_t begin = out.size();
   out.resize(begin + sizes.total() + kSlack);  // the kernels store whole vectors; each plane overwrites the slack
   std::byte* plane = out.data() + begin;
   kernels.pack_low(gaps, n, choice.k, plane);
@@ -164,18 +182,37 @@ void encode_payload(const Kernels& kernels, const TileShape& shape, const Change
   write_quotients(gaps, n, choice.k, plane, sizes.gap_quotient);
   plane += sizes.gap_quotient;
   switch (shape.element_bytes) {
-    case 1:
-      write_values<std::uint8_t>(shape, changed, after, row_stride, sizes, scratch, split, record.codec, plane);
-      break;
-    case 2:
-      write_values<std::uint16_t>(shape, changed, after, row_stride, sizes, scratch, split, record.codec, plane);
-      break;
-    case 4:
-      write_values<std::uint32_t>(shape, changed, after, row_stride, sizes, scratch, split, record.codec, plane);
-      break;
-    default: write_values<std::uint64_t>(shape, changed, after, row_stride, sizes, scratch, split, record.codec, plane);
+    case 1: write_values<std::uint8_t>(shape, changed, after, row_stride, sizes, scratch, split, codec, plane); break;
+    case 2: write_values<std::uint16_t>(shape, changed, after, row_stride, sizes, scratch, split, codec, plane); break;
+    case 4: write_values<std::uint32_t>(shape, changed, after, row_stride, sizes, scratch, split, codec, plane); break;
+    default: write_values<std::uint64_t>(shape, changed, after, row_stride, sizes, scratch, split, codec, plane);
   }
   out.resize(begin + sizes.total());
+}
+
+}  // namespace
+
+void encode_payload(const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
+                    const std::byte* after, std::size_t row_stride, ValueForm form, RiceScratch& scratch,
+                    TileRecord& record, std::vector<std::byte>& out) {
+  const Measured measured = measure(kernels, shape, changed, form == ValueForm::ulp, scratch);
+  const Codec codec =
+      smallest(measured.sizes(Codec::rice_ulp, shape, changed.count).total(),
+               measured.sizes(Codec::rice_absolute, shape, changed.count).total(), shape.raw_bytes(), form);
+  if (codec == Codec::raw) {
+    append_raw(shape, after, row_stride, record, out);
+  } else {
+    append_rice(codec, kernels, shape, changed, after, row_stride, scratch, measured, record, out);
+  }
+}
+
+bool encode_payload_as(Codec codec, const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
+                       const std::byte* after, std::size_t row_stride, RiceScratch& scratch, TileRecord& record,
+                       std::vector<std::byte>& out) {
+  const Measured measured = measure(kernels, shape, changed, codec == Codec::rice_ulp, scratch);
+  if (measured.sizes(codec, shape, changed.count).total() > shape.raw_bytes()) return false;
+  append_rice(codec, kernels, shape, changed, after, row_stride, scratch, measured, record, out);
+  return true;
 }
 
 }  // namespace deltasync::delta

@@ -1,5 +1,6 @@
 // Writes cases for the reference decoder: DIR/NAME/{layout, before, after, delta}.
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -43,6 +44,45 @@ void write_case(const std::filesystem::path& dir, const Layout& layout, ByteSpan
   const delta::Delta delta = delta::encode(layout, before, after, digests, request, pool);
   write_delta(dir, layout, before, after, delta);
   write_delta(dir.string() + "-compact", layout, before, after, delta::compact(layout, delta, before, pool).value());
+}
+
+/// Several steps of a model as one delta: some tiles in one step only, some new as a whole in the middle.
+void write_merged(const std::filesystem::path& dir, const test::TestModel& model, delta::ValueForm form) {
+  ThreadPool pool(2, "cases");
+  const Layout& layout = *model.layout;
+  std::vector<std::uint64_t> digests(layout.tile_count());
+  delta::half_digests(layout, model.half, digests, pool);
+  std::vector<std::byte> half = model.half;
+  std::vector<delta::Delta> steps;
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    const std::vector<std::byte> before = half;
+    test::mutate(half, layout, i == 2 ? 0.0003 : 0.02, 40 + i);
+    const Tensor& whole = layout.tensors()[i * 3];
+    test::Random random(i);
+    for (std::uint64_t b = 0; b < whole.bytes; ++b) half[whole.offset + b] = static_cast<std::byte>(random.next());
+    delta::EncodeRequest request;
+    request.from = {7, 1 + i};
+    request.to = {7, 2 + i};
+    request.from_root = delta::root_digest(digests);
+    request.form = form;
+    steps.push_back(delta::encode(layout, before, half, digests, request, pool));
+  }
+  std::vector<const delta::Delta*> chain;
+  for (const delta::Delta& step : steps) chain.push_back(&step);
+  delta::MergeOptions options;
+  options.read_target = [&](std::span<const std::uint64_t> tiles, std::byte* out) {
+    for (const std::uint64_t index : tiles) {
+      const Tile tile = layout.tile(index);
+      const Tensor& tensor = layout.tensors()[tile.tensor];
+      const std::size_t row_bytes = tile.rect.cols * tensor.element_bytes;
+      for (std::uint64_t r = 0; r < tile.rect.rows; ++r, out += row_bytes) {
+        const std::size_t row = tensor.offset + (tile.rect.row + r) * tensor.row_bytes();
+        std::memcpy(out, &half[row + tile.rect.col * tensor.element_bytes], row_bytes);
+      }
+    }
+    return true;
+  };
+  write_delta(dir, layout, model.half, half, delta::merge(layout, chain, options, pool).value().value());
 }
 
 /// A tensor of `dtype` that goes through every pair of the patterns at which signs and magnitudes turn.
@@ -106,6 +146,8 @@ int main(int argc, char** argv) {
     write_case(dir / (name + "-ulp"), *model.layout, model.half, after, delta::ValueForm::ulp);
     write_case(dir / (name + "-absolute"), *model.layout, model.half, after, delta::ValueForm::absolute);
   }
+  write_merged(dir / "merged-ulp", model, delta::ValueForm::ulp);
+  write_merged(dir / "merged-absolute", model, delta::ValueForm::absolute);
   for (const Dtype dtype : {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::i64,
                             Dtype::i32, Dtype::i16, Dtype::i8, Dtype::u8, Dtype::boolean}) {
     write_patterns(dir / ("patterns-" + std::string(to_string(dtype))), dtype);
