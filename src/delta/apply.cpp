@@ -33,6 +33,8 @@ U add_ulps(U old, U diff) noexcept {
   return ulp_map<U, kFloat>(static_cast<U>(ulp_map<U, kFloat>(old) + diff));
 }
 
+constexpr std::uint32_t kRun = 256;  ///< elements that are looked at together, in the nearest cache
+
 Error bad_digest() {
   return {Errc::corrupt, "the state digest after it differs: a wrong base or damaged bytes"};
 }
@@ -48,9 +50,48 @@ Result<DecodedTile> decode_record(const TileShape& shape, const TileRecord& reco
   return decode_rice(shape, record);
 }
 
-/// Turns differences into new elements (in `tile.values`) and returns how the digest changes. Reads only.
+template <class U, bool kFloat>
+constexpr ValueKind value_kind(Codec codec) noexcept {
+  if (!has_differences(codec)) return ValueKind::element;
+  return kFloat ? ValueKind::ulp_difference : ValueKind::difference;
+}
+
+/// Where the run of elements that begins at number `i` ends: behind a word, so that its elements stay together.
+template <class U>
+std::uint32_t run_end(const DecodedTile& tile, std::uint32_t i) noexcept {
+  constexpr std::uint32_t kLanes = 8 / sizeof(U);
+  std::uint32_t end = std::min(tile.count, i + kRun);
+  while (end < tile.count && tile.positions[end] / kLanes == tile.positions[end - 1] / kLanes) ++end;
+  return end;
+}
+
+/// Turns differences into new elements (in `tile.values`) and returns how the digest changes. Reads only. For tiles
+/// whose rows are whole words.
 template <class U, bool kFloat>
 std::uint64_t resolve(const RowGeometry& geometry, const DecodedTile& tile, Codec codec, const std::byte* first) {
+  constexpr unsigned kWidth = sizeof(U) == 1 ? 0 : sizeof(U) == 2 ? 1 : sizeof(U) == 4 ? 2 : 3;
+  const auto kernel = active_kernels().decode.resolve[kWidth][static_cast<unsigned>(value_kind<U, kFloat>(codec))];
+  std::uint64_t before[kRun + 8];  // a run goes on to the end of its last word
+  ElementPrefetcher prefetcher(geometry, tile.positions, tile.count, first, sizeof(U));
+  RowCursor cursor(geometry);
+  std::uint64_t sum = 0;
+  for (std::uint32_t i = 0; i < tile.count;) {
+    const std::uint32_t end = run_end<U>(tile, i);
+    prefetcher.reach(end);
+    for (std::uint32_t j = i; j < end; ++j) {
+      const std::size_t col = cursor.seek(tile.positions[j]);
+      before[j - i] = load_raw<std::uint64_t>(first + cursor.offset() + (col * sizeof(U) & ~std::size_t{7}));
+    }
+    sum += kernel(before, tile.positions + i, tile.values + std::size_t{i} * sizeof(U), end - i);
+    i = end;
+  }
+  return sum;
+}
+
+/// The same for tiles whose rows end within a word.
+template <class U, bool kFloat>
+std::uint64_t resolve_ragged(const RowGeometry& geometry, const DecodedTile& tile, Codec codec,
+                             const std::byte* first) {
   ChangedWordSum sum(active_kernels());
   U* const values = reinterpret_cast<U*>(tile.values);
   ElementPrefetcher prefetcher(geometry, tile.positions, tile.count, first, sizeof(U));
@@ -94,7 +135,8 @@ Result<std::uint64_t> check_record(const TileShape& shape, const TileRecord& rec
     DS_ASSIGN(decoded, decode_record(shape, record, first, row_stride));
     const RowGeometry geometry(shape, row_stride);
     digest = digest_before + with_element(shape, [&]<class U, bool kFloat>() {
-               return resolve<U, kFloat>(geometry, decoded, record.codec, first);
+               return geometry.row_bytes % 8 == 0 ? resolve<U, kFloat>(geometry, decoded, record.codec, first)
+                                                  : resolve_ragged<U, kFloat>(geometry, decoded, record.codec, first);
              });
   }
   if (digest != record.digest_after) return bad_digest();

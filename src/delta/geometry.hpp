@@ -75,24 +75,25 @@ class RowCursor {
   std::uint32_t first_ = 0;
 };
 
-/// Asks for the cache lines of changed elements some way ahead of their use. All of them at once would wait for the
-/// few outstanding misses that a core has; one by one they hide behind the work (measured: twice as fast).
+/// Asks for the cache lines of changed elements, all those of a run at once and into the second cache: it can wait for
+/// many more lines than the first, whose few outstanding misses would make each wait for the one before (measured at
+/// 1% changed: half the time of prefetching into the first cache, some way ahead or tile by tile).
 class ElementPrefetcher {
  public:
   ElementPrefetcher(const RowGeometry& geometry, const std::uint16_t* positions, std::uint32_t count,
                     const std::byte* first, std::uint32_t element_bytes)
       : cursor_(geometry), positions_(positions), count_(count), first_(first), element_bytes_(element_bytes) {}
-  /// Before element number `i` is used.
+  /// Before elements up to number `i` are used.
   void reach(std::uint32_t i) noexcept {
     const std::uint32_t end = std::min(count_, i + kAhead);
     for (; next_ < end; ++next_) {
       const std::uint32_t col = cursor_.seek(positions_[next_]);
-      __builtin_prefetch(first_ + cursor_.offset() + std::size_t{col} * element_bytes_, 1);
+      __builtin_prefetch(first_ + cursor_.offset() + std::size_t{col} * element_bytes_, 0, 2);
     }
   }
 
  private:
-  static constexpr std::uint32_t kAhead = 48;  ///< elements
+  static constexpr std::uint32_t kAhead = 768;  ///< elements
   RowCursor cursor_;
   const std::uint16_t* positions_;
   std::uint32_t count_;

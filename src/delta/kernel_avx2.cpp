@@ -234,7 +234,7 @@ SignSplit split_signs_avx2_u16(const std::byte* diffs, std::uint32_t count, std:
 }  // namespace
 
 const Kernels& avx2_kernels() {
-  static constexpr Kernels kKernels{
+  static const Kernels kKernels{
       .name = "avx2",
       .scan = {{scan_avx2<std::uint8_t, false>, scan_avx2<std::uint8_t, true>},
                {scan_avx2<std::uint16_t, false>, scan_avx2<std::uint16_t, true>},
@@ -248,6 +248,7 @@ const Kernels& avx2_kernels() {
       .unpack_low = unpack_low_avx2,
       .split_signs = {split_signs_scalar<std::uint8_t>, split_signs_avx2_u16, split_signs_scalar<std::uint32_t>,
                       split_signs_scalar<std::uint64_t>},
+      .decode = avx2_decode_kernels(),
   };
   return kKernels;
 }

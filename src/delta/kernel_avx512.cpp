@@ -352,6 +352,7 @@ const Kernels& avx512_kernels() {
       .unpack_low = avx2_kernels().unpack_low,
       .split_signs = {split_signs_avx512<std::uint8_t>, split_signs_avx512<std::uint16_t>,
                       split_signs_avx512<std::uint32_t>, split_signs_avx512<std::uint64_t>},
+      .decode = avx512_decode_kernels(),
   };
   return kKernels;
 }

@@ -3,7 +3,7 @@
 namespace deltasync::delta {
 
 const Kernels& scalar_kernels() {
-  static constexpr Kernels kKernels{
+  static const Kernels kKernels{
       .name = "scalar",
       .scan = {{scan_scalar<std::uint8_t, false>, scan_scalar<std::uint8_t, true>},
                {scan_scalar<std::uint16_t, false>, scan_scalar<std::uint16_t, true>},
@@ -17,6 +17,7 @@ const Kernels& scalar_kernels() {
       .unpack_low = unpack_low_scalar,
       .split_signs = {split_signs_scalar<std::uint8_t>, split_signs_scalar<std::uint16_t>,
                       split_signs_scalar<std::uint32_t>, split_signs_scalar<std::uint64_t>},
+      .decode = scalar_decode_kernels(),
   };
   return kKernels;
 }

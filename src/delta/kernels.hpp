@@ -29,6 +29,36 @@ struct SignSplit {
   std::uint32_t gamma_bits = 0;  ///< Σ floor(log2(magnitude))
 };
 
+/// What the values of a decoded payload are.
+enum class ValueKind : std::uint8_t {
+  difference,      ///< of integers: new − old
+  ulp_difference,  ///< of floats: ulp_map(new) − ulp_map(old)
+  element,         ///< the new elements themselves
+};
+inline constexpr std::size_t kValueKinds = 3;
+
+/// The loops of the decoder. Planes have kSlack readable bytes behind them; whoever calls these has proved what is said
+/// of the planes (rice_decode.cpp).
+struct DecodeKernels {
+  /// Set bits in `size` bytes.
+  std::uint64_t (*count_ones)(const std::byte* plane, std::size_t size);
+  /// The positions whose gaps have these low bits and quotients; the quotient plane of `size` bytes has exactly
+  /// `count` ≥ 1 ones. Returns the last position, exactly; `positions` (count entries + kSlack) holds them modulo 2^16.
+  std::uint64_t (*positions)(const std::byte* lows, const std::byte* quotients, std::size_t size, unsigned k,
+                             std::uint32_t count, std::uint16_t* positions);
+  /// [log2 of the element's bytes] 1, or −1 where the sign is set. Writes count elements + kSlack bytes.
+  void (*unit_values[4])(const std::byte* signs, std::uint32_t count, std::byte* values);
+  /// [log2 of the element's bytes] Puts the magnitudes above 1 behind the signs of `values`, which are all ±1. The
+  /// length plane has exactly as many ones as there are values, the last one at its end, and the plane of low bits as
+  /// many bits as the other has zeros. Returns what is wrong, or nullptr.
+  const char* (*magnitudes[4])(const std::byte* lengths, std::uint64_t bits, const std::byte* low, std::byte* values);
+  /// [log2 of the element's bytes][ValueKind] Turns values into new elements and returns the change of the digest of a
+  /// tile whose rows are whole words: before[i] is the digest word that holds the element at positions[i], which
+  /// ascend; all changed elements of a word are in one call. Reads nothing behind `count`.
+  std::uint64_t (*resolve[4][kValueKinds])(const std::uint64_t* before, const std::uint16_t* positions,
+                                           std::byte* values, std::uint32_t count);
+};
+
 struct Kernels {
   const char* name;
   ScanFn scan[4][2];  ///< [log2 of the element's bytes][is float]
@@ -50,6 +80,8 @@ struct Kernels {
   /// [log2 of the element's bytes] Writes the sign plane (ceil(count/8) bytes + kSlack) and lists the indices of
   /// differences other than ±1.
   SignSplit (*split_signs[4])(const std::byte* diffs, std::uint32_t count, std::byte* signs, std::uint16_t* exceptions);
+
+  DecodeKernels decode;
 };
 
 /// The one that this process uses: the widest that the CPU has, or what DELTASYNC_ISA names.
@@ -58,9 +90,12 @@ const Kernels& active_kernels();
 const Kernels* find_kernels(const char* name);
 
 const Kernels& scalar_kernels();
+DecodeKernels scalar_decode_kernels();
 #ifdef DELTASYNC_X86_KERNELS
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+DecodeKernels avx2_decode_kernels();
+DecodeKernels avx512_decode_kernels();
 #endif
 
 }  // namespace deltasync::delta

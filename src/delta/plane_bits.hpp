@@ -1,4 +1,5 @@
 // Planes of bits (docs/delta_format.md "Tile payloads"): the checks and loads that every decoder of planes needs.
+// `static` for the reason given in mix.hpp: the kernels use them too.
 #pragma once
 
 #include <cstdint>
@@ -8,25 +9,21 @@
 namespace deltasync::delta {
 
 /// Whether a unary plane of `bits` ≥ 1 bits holds exactly `stops` stop bits, the last one at its end, and zero padding.
-inline bool unary_plane_ok(const std::byte* plane, std::uint64_t bits, std::uint32_t stops) {
+static inline bool unary_plane_ok(const DecodeKernels& kernels, const std::byte* plane, std::uint64_t bits,
+                                  std::uint32_t stops) {
   const std::size_t size = (bits + 7) / 8;
-  std::uint64_t ones = 0;
-  std::size_t at = 0;
-  for (; at + 8 <= size; at += 8)
-    ones += static_cast<unsigned>(__builtin_popcountll(load_raw<std::uint64_t>(plane + at)));
-  if (at < size) ones += static_cast<unsigned>(__builtin_popcountll(load_word(plane + at, size - at)));
   const auto last = static_cast<unsigned>(plane[size - 1]);
   // The byte that holds the last bit has nothing above it.
-  return ones == stops && last >> ((bits - 1) % 8) == 1;
+  return last >> ((bits - 1) % 8) == 1 && kernels.count_ones(plane, size) == stops;
 }
 
 /// Whether the bits behind the last valid one of a plane are zero.
-inline bool padding_ok(const std::byte* plane, std::uint64_t bits) {
+static inline bool padding_ok(const std::byte* plane, std::uint64_t bits) {
   return bits % 8 == 0 || static_cast<unsigned>(plane[bits / 8]) >> (bits % 8) == 0;
 }
 
 /// Up to 63 bits from bit `at` of a plane with kSlack readable bytes behind it.
-inline std::uint64_t read_bits(const std::byte* plane, std::uint64_t at, unsigned bits) {
+static inline std::uint64_t read_bits(const std::byte* plane, std::uint64_t at, unsigned bits) {
   const unsigned shift = at & 7;
   std::uint64_t value = load_raw<std::uint64_t>(plane + at / 8) >> shift;
   if (shift + bits > 64) value |= static_cast<std::uint64_t>(plane[at / 8 + 8]) << (64 - shift);
