@@ -14,7 +14,9 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
       lock_(std::move(lock)),
       leases_([this] { wake(); }),
       pool_(std::max(1u, options.threads), "encode"),
-      ring_(options.ring_bytes_max, options.ring_entries_max) {}
+      merge_pool_(std::max(1u, options.threads / 2), "merge"),
+      ring_(options.ring_bytes_max, options.ring_entries_max),
+      merges_(options.merge_bytes_max) {}
 
 Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) {
   DS_TRY(shm::check_segment_name(options.name));
@@ -25,6 +27,7 @@ Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) 
     set_thread_name("yard");
     yard->work();
   });
+  core->merge_thread_ = std::thread([raw = core.get()] { raw->merge_loop(); });
   core->publisher_ = std::thread([raw = core.get()] { raw->publish_loop(); });
   return core;
 }
@@ -34,8 +37,14 @@ AgentCore::~AgentCore() {
 }
 
 void AgentCore::stop() {
-  stop_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    merge_cancel_ = true;
+  }
+  merge_cv_.notify_all();
   wake();
+  if (merge_thread_.joinable()) merge_thread_.join();
   if (publisher_.joinable()) publisher_.join();
   yard_->close();
   if (yard_thread_.joinable()) yard_thread_.join();
@@ -110,6 +119,7 @@ void AgentCore::rebuild_snapshot_locked(GenerationPtr generation, ServedPtr serv
     offer.ring.push_back({entry->from, entry->to, d.from_root, d.to_root, d.frames.size(), d.frame_bytes, d.changed});
   }
   yard_->bury(std::exchange(snapshot_, std::move(next)));  // it may be the last to hold deltas
+  retain_merges_locked();
 }
 
 AgentCore::Subscription AgentCore::subscribe(std::function<void()> changed) {
@@ -140,10 +150,10 @@ void AgentCore::wake() {
 // ---- plans -------------------------------------------------------------------------------------------------------
 
 Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::Plan& plan, std::uint64_t connection,
-                                                       std::string* waiting_for) {
+                                                       std::string* waiting_for, MergeWait& merge) {
   const std::lock_guard lock(mutex_);
   if (stop_) return Error(Errc::connection, "the agent is shutting down");
-  const Decision decision = decide(plan, snapshot_->offer);
+  Decision decision = decide(plan, snapshot_->offer);
   switch (decision.kind) {
     case Decision::Kind::error: return Error(decision.code, decision.message);
     case Decision::Kind::wait: *waiting_for = decision.message; return std::optional<wire::PlanReply>();
@@ -157,11 +167,27 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::Plan& plan, s
     }
     default: break;
   }
-  DS_ASSIGN(wire::PlanReply reply, open_plan_locked(decision, connection));
+  auto steps = merged_steps_locked(decision, merge);
+  if (!steps) {
+    *waiting_for = "the merge of " + std::to_string(decision.merge_steps) + " deltas to " + to_string(decision.target);
+    return std::optional<wire::PlanReply>();
+  }
+  if (decision.kind == Decision::Kind::full && decision.merge_steps != 0) {
+    // The chain itself is larger than a half.
+    std::uint64_t bytes = 0;
+    for (const RingEntryPtr& entry : *steps) bytes += entry->delta->frame_bytes;
+    if (bytes < snapshot_->offer.full_bytes) {
+      decision.kind = Decision::Kind::delta;
+    } else {
+      steps->clear();
+    }
+  }
+  DS_ASSIGN(wire::PlanReply reply, open_plan_locked(decision, std::move(*steps), connection));
   return std::optional<wire::PlanReply>(std::move(reply));
 }
 
-Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, std::uint64_t connection) {
+Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, std::vector<RingEntryPtr> steps,
+                                                    std::uint64_t connection) {
   const auto open = std::count_if(plans_.begin(), plans_.end(),
                                   [&](const auto& entry) { return entry.second->connection == connection; });
   if (static_cast<std::size_t>(open) >= options_.plans_per_connection_max) {
@@ -174,8 +200,7 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
   made->connection = connection;
   made->layout = snapshot_->generation->layout;
   made->expires_at = std::chrono::steady_clock::now() + options_.plan_limit;
-  const auto first = snapshot_->ring.begin() + static_cast<std::ptrdiff_t>(decision.first_step);
-  made->steps.assign(first, first + static_cast<std::ptrdiff_t>(decision.steps));
+  made->steps = std::move(steps);
   made->hold = holds_.begin({});
   const bool full = decision.kind == Decision::Kind::full;
   made->mode = full ? wire::PlanMode::full : wire::PlanMode::delta;

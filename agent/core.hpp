@@ -1,5 +1,5 @@
-// The agent's state: generations of the segment, what is served, the ring of deltas, plans and leases; and the
-// publisher, the one thread that moves halves through their states. No sockets here.
+// The agent's state: generations of the segment, what is served, the ring of deltas, plans and leases; the publisher,
+// the one thread that moves halves through their states; and the thread that merges deltas. No sockets here.
 //
 // Invariants:
 //   - A half goes back to the writers only when the diff that read it is done and no lease on that content lives and
@@ -19,12 +19,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "agent/generation.hpp"
 #include "agent/leases.hpp"
+#include "agent/merge_cache.hpp"
 #include "agent/metrics.hpp"
 #include "agent/options.hpp"
 #include "agent/planner.hpp"
@@ -74,6 +76,14 @@ struct OpenPlan {
 };
 using OpenPlanPtr = std::shared_ptr<const OpenPlan>;
 
+/// What a plan that is asked for again and again knows of the merge that it waits for. Its conversation's.
+struct MergeWait {
+  bool may_wait = false;  ///< still
+  // The core's.
+  std::optional<MergeKey> key;  ///< waited for: one in all, so that a trainer that is faster holds up nobody
+  bool began = false;           ///< nobody else had asked for it
+};
+
 class AgentCore : public TrainerHooks {
  public:
   /// Takes the lock of `options.name`, adopts what an agent before left and starts the publisher. Errors:
@@ -95,9 +105,10 @@ class AgentCore : public TrainerHooks {
 
   // ---- the pull server's side; any thread ----------------------------------------------------------------------
   SnapshotPtr snapshot() const;
-  /// One attempt: an answer, or nothing yet (`waiting_for` says what is missing). A full answer has begun a lease.
+  /// One attempt: an answer, or nothing yet (`waiting_for` says what is missing; a change is told to subscribers). A
+  /// full answer has begun a lease. `merge` is the same for all attempts of one plan.
   Result<std::optional<wire::PlanReply>> plan(const wire::Plan& plan, std::uint64_t connection,
-                                              std::string* waiting_for);
+                                              std::string* waiting_for, MergeWait& merge);
   /// lease_revoked if the plan is over (released, expired, its control connection closed) or was never made.
   Result<OpenPlanPtr> find_plan(std::uint64_t id) const;
   /// As LeaseTable::enter, under the plan itself: whoever sends what the plan holds (deltas that may have left the
@@ -110,7 +121,8 @@ class AgentCore : public TrainerHooks {
   Metrics& metrics() noexcept { return metrics_; }
   const CoreOptions& options() const noexcept { return options_; }
 
-  /// `changed` is called (any thread, no lock held but the list's) after each publication. Lives as long as the token.
+  /// `changed` is called (any thread, no lock held but the list's) after each publication and merge. Lives as long as
+  /// the token.
   using Subscription = std::shared_ptr<void>;
   Subscription subscribe(std::function<void()> changed);
 
@@ -133,6 +145,21 @@ class AgentCore : public TrainerHooks {
   std::vector<PlanInfo> plans() const;
   std::vector<GenerationPtr> generations() const;
   std::uint64_t ring_bytes_max() const;
+  struct MergeInfo {
+    struct Entry {
+      Version from;
+      Version to;
+      std::uint64_t bytes = 0;
+      std::uint64_t changed = 0;
+      double merge_s = 0;
+      std::chrono::steady_clock::time_point made_at;
+    };
+    std::vector<Entry> entries;  ///< oldest first
+    std::uint64_t bytes = 0;
+    std::uint64_t bytes_max = 0;
+    std::size_t wanted = 0;  ///< waiting, or being made
+  };
+  MergeInfo merges() const;
 
  private:
   struct Subscribers {
@@ -156,7 +183,22 @@ class AgentCore : public TrainerHooks {
   void rebuild_snapshot_locked(GenerationPtr generation, ServedPtr served);
   void end_plan_locked(std::uint64_t id);
   void trim_pinned_locked();
-  Result<wire::PlanReply> open_plan_locked(const Decision& decision, std::uint64_t connection);
+  /// `steps`: of a delta, or listed with a full answer.
+  Result<wire::PlanReply> open_plan_locked(const Decision& decision, std::vector<RingEntryPtr> steps,
+                                           std::uint64_t connection);
+  // core_merge.cpp: of the chain of `decision` the most that is merged, then the ring's own; nothing: it is waited for.
+  std::optional<std::vector<RingEntryPtr>> merged_steps_locked(const Decision& decision, MergeWait& wait);
+  std::vector<RingEntryPtr> chain_locked(const MergeKey& key) const;
+  std::size_t replace_merged_locked(std::vector<RingEntryPtr>& chain) const;
+  void retain_merges_locked();
+  void let_go_locked(std::vector<RingEntryPtr> entries);
+
+  // The merging thread.
+  void merge_loop();
+  void merge_one(const MergeKey& key);
+  RingEntryPtr merge_chain(const MergeKey& key, const Layout& layout, const std::vector<RingEntryPtr>& chain,
+                           std::uint64_t bytes_before);
+  bool read_served(const VersionId& version, std::span<const std::uint64_t> tiles, std::byte* out);
 
   // The trainer-setup thread.
   Status release_serving(const std::string& why);
@@ -171,6 +213,7 @@ class AgentCore : public TrainerHooks {
   LeaseTable leases_;
   LeaseTable holds_{[] {}};  ///< of plans: on no half
   ThreadPool pool_;          // the publisher's
+  ThreadPool merge_pool_;    // the merging thread's
   std::shared_ptr<Subscribers> subscribers_ = std::make_shared<Subscribers>();
 
   // Its own mutex, the last in every order: leases wake the publisher while mutex_ is held.
@@ -186,6 +229,8 @@ class AgentCore : public TrainerHooks {
   DeltaRing ring_;
   std::vector<std::weak_ptr<const RingEntry>> evicted_;  // may be pinned by plans
   std::map<std::uint64_t, OpenPlanPtr> plans_;
+  MergeCache merges_;
+  std::optional<MergeKey> merging_;
   std::uint64_t generation_next_ = 1;
   struct Wish {
     HalfKey half;
@@ -196,6 +241,9 @@ class AgentCore : public TrainerHooks {
   std::atomic<bool> stop_{false};
   std::thread yard_thread_;  // unmaps and frees what nobody holds any more
   std::thread publisher_;
+  std::condition_variable merge_cv_;       // with mutex_: something is wanted, or stop
+  std::atomic<bool> merge_cancel_{false};  // what is being merged is not wanted any more
+  std::thread merge_thread_;
 };
 
 }  // namespace deltasync::agent

@@ -52,6 +52,7 @@ struct Arguments {
   std::string delta_form = "ulp";
   std::string log_level = "info";
   std::uint64_t ring_mib = 0;
+  std::uint64_t merge_mib = 0;
   std::uint64_t lease_grace_ms = 2000;
   std::uint64_t plan_limit_s = 600;
   std::uint64_t idle_limit_s = 3600;
@@ -77,6 +78,12 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
   app.add_option("--ring-mib", args.ring_mib, "memory for recent deltas; 0: 5 % of a half")->capture_default_str();
+  app.add_option("--merge-mib", args.merge_mib, "memory for merged deltas; 0: as much as for recent ones")
+      ->capture_default_str();
+  app.add_option("--merge-steps-min", options.core.merge_steps_min,
+                 "deltas of a chain that is merged for a late receiver; 0: none is")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
   app.add_option("--lease-grace-ms", args.lease_grace_ms, "what readers of a half that a writer waits for are left")
       ->capture_default_str();
   app.add_option("--plan-limit-s", args.plan_limit_s, "longest life of a receiver's plan and its lease")
@@ -119,7 +126,9 @@ Status complete(const Arguments& args, AgentOptions& options) {
     DS_ASSIGN(options.pull.token, net::read_token_file(args.token_file));
   }
   if (args.ring_mib > (std::uint64_t{1} << 32)) return Error(Errc::invalid_argument, "--ring-mib is too large");
+  if (args.merge_mib > (std::uint64_t{1} << 32)) return Error(Errc::invalid_argument, "--merge-mib is too large");
   options.core.ring_bytes_max = args.ring_mib << 20;
+  options.core.merge_bytes_max = args.merge_mib << 20;
   options.core.lease_grace = std::chrono::milliseconds(std::min<std::uint64_t>(args.lease_grace_ms, 3'600'000));
   options.core.plan_limit = std::chrono::seconds(args.plan_limit_s);
   options.core.form = args.delta_form == "ulp" ? delta::ValueForm::ulp : delta::ValueForm::absolute;

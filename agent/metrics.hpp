@@ -21,6 +21,11 @@ struct Metrics {
   Counter elements_compared{0};  ///< in all deltas
   Counter encode_us{0};          ///< in all
   Counter digest_us{0};          ///< whole halves, after a start or a new layout
+  Counter merges{0};             ///< chains merged
+  Counter merge_bytes{0};        ///< of all merged deltas
+  Counter merge_us{0};           ///< in all
+  Counter merges_failed{0};      ///< chains that could not be merged, or were not worth it
+  Counter merge_hits{0};         ///< plans answered with a merged delta that was made for another
   Counter leases{0};             ///< begun
   Counter leases_revoked{0};     ///< because a writer needed the half
   Counter plans_expired{0};      ///< by their deadline, or because they pinned too many evicted deltas

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "delta/delta.hpp"
@@ -17,20 +18,24 @@ struct CoreOptions {
   unsigned threads = 2;              ///< that diff and encode, the publisher included
   std::uint64_t ring_bytes_max = 0;  ///< 0: 5 % of a half
   std::size_t ring_entries_max = 256;
+  std::uint64_t merge_bytes_max = 0;            ///< of merged deltas that are kept; 0: as much as the ring's
+  std::size_t merge_steps_min = 2;              ///< shorter chains are not merged; 0: none is
   std::chrono::milliseconds lease_grace{2000};  ///< readers of a half that a writer waits for keep it this long at most
   std::chrono::milliseconds plan_limit{600'000};  ///< a plan and its lease end after this
   std::size_t plans_per_connection_max = 8;
   delta::ValueForm form = delta::ValueForm::ulp;
-  bool low_memory = false;  ///< release the old generation before a new one is made
+  std::function<void()> before_merge;  ///< tests: on the merging thread
+  bool low_memory = false;             ///< release the old generation before a new one is made
 };
 
 /// Limits of the pull server's conversations.
 struct PullLimits {
-  std::chrono::milliseconds handshake{5'000};     ///< connect → authenticated
-  std::chrono::milliseconds message{60'000};      ///< first byte of a request → its last
-  std::chrono::milliseconds idle{3'600'000};      ///< between requests
-  std::chrono::milliseconds progress{30'000};     ///< without the peer taking a byte
-  std::chrono::milliseconds wait_max{3'600'000};  ///< longest Plan::wait_ms that is honoured
+  std::chrono::milliseconds handshake{5'000};        ///< connect → authenticated
+  std::chrono::milliseconds message{60'000};         ///< first byte of a request → its last
+  std::chrono::milliseconds idle{3'600'000};         ///< between requests
+  std::chrono::milliseconds progress{30'000};        ///< without the peer taking a byte
+  std::chrono::milliseconds wait_max{3'600'000};     ///< longest Plan::wait_ms that is honoured
+  std::chrono::milliseconds merge_wait_max{10'000};  ///< that a plan waits for a merge, and half of its wait_ms at most
   std::size_t connections_max = 1024;
   int keepalive_idle_s = 60;
 };

@@ -49,6 +49,13 @@ Decision answer(Kind kind, const Known& target, const Chain& chain = {}) {
   return d;
 }
 
+/// The steps of a delta, which may be merged.
+Decision answer_delta(const Known& target, const Chain& chain) {
+  Decision d = answer(Kind::delta, target, chain);
+  if (chain.steps >= 2) d.merge_steps = chain.steps;
+  return d;
+}
+
 Known served_of(const Offer& offer) {
   return {offer.served, offer.served_root, offer.ring.size(), true};
 }
@@ -154,15 +161,20 @@ Decision decide(const wire::Plan& plan, const Offer& offer) {
   const auto chain = find_chain(plan, offer, target);
   if (!target.served) {
     // Its half is another version's by now: only deltas lead there, whatever their size.
-    if (chain && plan.full_only == 0 && plan.partial == 0) return answer(Kind::delta, target, *chain);
+    if (chain && plan.full_only == 0 && plan.partial == 0) return answer_delta(target, *chain);
     return fail(Errc::gone, "version " + to_string(target.version) +
                                 " can be reached only by deltas from a version in the ring; there is " +
                                 list_versions(offer));
   }
   const bool pays = chain && chain->frame_bytes < offer.full_bytes;
   if (plan.partial != 0) return answer(Kind::full, target, pays ? *chain : Chain{});
-  if (pays && plan.full_only == 0) return answer(Kind::delta, target, *chain);
-  return answer(Kind::full, target);
+  if (pays && plan.full_only == 0) return answer_delta(target, *chain);
+  Decision full = answer(Kind::full, target);
+  if (chain && chain->steps >= 2 && plan.full_only == 0) {
+    full.first_step = chain->first;
+    full.merge_steps = chain->steps;
+  }
+  return full;
 }
 
 }  // namespace deltasync::agent

@@ -203,10 +203,15 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
   DS_CO_ASSIGN(const wire::Plan plan, wire::Plan::decode(request.payload));
   const auto wait_max_ms = static_cast<std::uint64_t>(limits_.wait_max.count());
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(std::min(plan.wait_ms, wait_max_ms)));
+  // A merge leaves time to pull what it makes, or the chain.
+  const auto merge_max_ms = static_cast<std::uint64_t>(limits_.merge_wait_max.count());
+  const Deadline merge_deadline = Deadline::after(std::chrono::milliseconds(std::min(plan.wait_ms / 2, merge_max_ms)));
   const auto subscription = hear_versions();
+  MergeWait merge;
   for (;;) {
     std::string waiting_for;
-    auto reply = core_.plan(plan, connection_, &waiting_for);
+    merge.may_wait = !merge_deadline.passed();
+    auto reply = core_.plan(plan, connection_, &waiting_for, merge);
     if (!reply) co_return co_await refuse(request, std::move(reply).error());
     if (*reply) {
       const wire::PlanReply& made = **reply;
@@ -220,7 +225,7 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
     }
     if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
     if (deadline.passed()) co_return co_await refuse(request, Error(Errc::timed_out, "waited for " + waiting_for));
-    co_await wait_for_version(deadline);
+    co_await wait_for_version(merge.may_wait && merge.key ? deadline.earlier(merge_deadline) : deadline);
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for " + waiting_for);
   }
 }

@@ -97,7 +97,32 @@ json ring_json(const Snapshot& now, std::uint64_t bytes_max) {
                        {"encode_s", entry->encode_s},
                        {"age_s", age_s(entry->made_at)}});
   }
-  return {{"bytes", bytes}, {"bytes_max", bytes_max}, {"entries", std::move(entries)}};
+  return {{"bytes", bytes},
+          {"bytes_max", bytes_max},
+          {"count", now.ring.size()},
+          {"age_s", now.ring.empty() ? 0.0 : age_s(now.ring.front()->made_at)},
+          {"entries", std::move(entries)}};
+}
+
+json merges_json(const AgentCore& core, const Metrics& metrics) {
+  const AgentCore::MergeInfo info = core.merges();
+  json entries = json::array();
+  for (const auto& entry : info.entries) {
+    entries.push_back({{"from", version_json(entry.from)},
+                       {"to", version_json(entry.to)},
+                       {"bytes", entry.bytes},
+                       {"changed", entry.changed},
+                       {"merge_s", entry.merge_s},
+                       {"age_s", age_s(entry.made_at)}});
+  }
+  return {{"bytes", info.bytes},
+          {"bytes_max", info.bytes_max},
+          {"count", info.entries.size()},
+          {"wanted", info.wanted},
+          {"made", metrics.merges.load(std::memory_order_relaxed)},
+          {"failed", metrics.merges_failed.load(std::memory_order_relaxed)},
+          {"hits", metrics.merge_hits.load(std::memory_order_relaxed)},
+          {"entries", std::move(entries)}};
 }
 
 json receivers_json(const PullServer& server) {
@@ -172,6 +197,11 @@ void add_counters(Exposition& out, const Metrics& m) {
   out.counter("elements_compared_total", "Elements compared between consecutive versions.", m.elements_compared);
   out.counter("encode_seconds_total", "Time spent on diffs and encoding.", m.encode_us, 1e-6);
   out.counter("digest_seconds_total", "Time spent on digests of whole halves.", m.digest_us, 1e-6);
+  out.counter("merges_total", "Chains of deltas merged.", m.merges);
+  out.counter("merge_bytes_total", "Bytes of all merged deltas.", m.merge_bytes);
+  out.counter("merge_seconds_total", "Time spent on merges.", m.merge_us, 1e-6);
+  out.counter("merges_failed_total", "Chains that could not be merged, or were not worth it.", m.merges_failed);
+  out.counter("merge_hits_total", "Plans answered with a merged delta that was made for another.", m.merge_hits);
   out.family("pulls_total", "counter", "Plans answered, by mode.");
   out.sample(of(m.pulls_up_to_date), "mode=\"up_to_date\"");
   out.sample(of(m.pulls_delta), "mode=\"delta\"");
@@ -211,6 +241,7 @@ std::string status_json(const AgentParts& parts) {
   }
   page["active"] = now->served ? served_json(*now->served) : json(nullptr);
   page["ring"] = ring_json(*now, parts.core.ring_bytes_max());
+  page["merges"] = merges_json(parts.core, parts.core.metrics());
   page["leases"] = json::array();
   for (const LeaseTable::Count& lease : parts.core.leases().list()) {
     page["leases"].push_back({{"generation", lease.key.generation},
@@ -269,6 +300,9 @@ std::string metrics_text(const AgentParts& parts) {
   for (const RingEntryPtr& entry : now->ring) ring_bytes += entry->delta->frame_bytes;
   out.gauge("ring_bytes", "Bytes of deltas in the ring.", static_cast<double>(ring_bytes));
   out.gauge("ring_entries", "Deltas in the ring.", static_cast<double>(now->ring.size()));
+  const AgentCore::MergeInfo merges = parts.core.merges();
+  out.gauge("merged_bytes", "Bytes of merged deltas that are kept.", static_cast<double>(merges.bytes));
+  out.gauge("merged_entries", "Merged deltas that are kept.", static_cast<double>(merges.entries.size()));
   const ServedVersion none{};
   const ServedVersion& served = now->served ? *now->served : none;
   const std::uint64_t elements = served.generation ? served.generation->layout->elements() : 0;

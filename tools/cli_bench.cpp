@@ -69,7 +69,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
   const auto options = std::make_shared<bench::Options>();
   const auto json = std::make_shared<bool>(false);
   options->bin_dir = own_directory();
-  app.add_option("case", options->name, "diff, codec, apply, full, e2e, tensors or baseline")->required();
+  app.add_option("case", options->name, "diff, codec, merge, apply, full, e2e, tensors or baseline")->required();
   app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));
   app.add_option("--density", options->density, "fraction of elements that a step changes")
       ->check(CLI::Range(1e-6, 0.9));
@@ -77,6 +77,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
   app.add_option("--streams", options->streams, "data connections of a pull")->check(CLI::Range(1U, 64U));
   app.add_option("--versions", options->versions, "timed versions (e2e, tensors), rounds (the others)")
       ->check(CLI::Range(1U, 1000U));
+  app.add_option("--steps", options->steps, "merge: deltas of the chain")->check(CLI::Range(1U, 256U));
   app.add_option("--seed", options->seed, "of the generator");
   app.add_option("--from", options->from, "codec: two model directories instead of the generator")->expected(2);
   app.add_option("--shm-dir", options->shm_dir, "where shared segments are made");

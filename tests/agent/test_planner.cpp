@@ -108,6 +108,29 @@ TEST(Planner, TheChainBeginsAtExactlyTheBase) {
   expect_delta(decide(ask_from(3), offer()), 0, 3, 6);
 }
 
+TEST(Planner, ChainsOfSeveralStepsMayBeMerged) {
+  EXPECT_EQ(decide(ask_from(5), offer()).merge_steps, 0u);
+  EXPECT_EQ(decide(ask_from(4), offer()).merge_steps, 2u);
+  wire::Plan past = ask_from(3, wire::WantKind::number);
+  past.number = 5;
+  EXPECT_EQ(decide(past, offer()).merge_steps, 2u);
+  Offer large = offer();
+  large.ring = {step(3, 400), step(4, 400), step(5, 600)};
+  const Decision full = decide(ask_from(4), large);
+  expect_full(full);
+  EXPECT_EQ(full.first_step, 1u);
+  EXPECT_EQ(full.merge_steps, 2u);
+  EXPECT_EQ(decide(ask_from(5), large).merge_steps, 0u);
+  for (const Offer& o : {offer(), large}) {
+    wire::Plan plan = ask_from(4);
+    plan.full_only = 1;
+    EXPECT_EQ(decide(plan, o).merge_steps, 0u);
+    plan.full_only = 0;
+    plan.partial = 1;
+    EXPECT_EQ(decide(plan, o).merge_steps, 0u);
+  }
+}
+
 TEST(Planner, AWrongRootOfAKnownVersionIsFull) {
   for (const std::uint64_t base : {3, 4, 5, 6}) {
     wire::Plan plan = ask_from(base);

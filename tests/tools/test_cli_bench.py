@@ -58,6 +58,15 @@ class BenchTest(CliTest):
         self.assertEqual(got["changed"], self.cli_json("diff", a, b)["changed"])
         self.cli("bench", "e2e", "--from", a, b, expect=USAGE)
 
+    def test_merge(self):
+        got = self.bench("merge", *SMALL, "--steps", "3", fields=["merge_s", "merge_gbps", "density", "target_tiles"])
+        self.assertEqual(got["steps"], 3)
+        self.assertIs(got["verified"], True)
+        self.assertLess(got["merged_bytes"], got["chain_bytes"])
+        self.assertGreaterEqual(got["merged_bytes"], got["direct_bytes"])
+        self.assertGreater(got["merged_density"], got["density"])
+        self.assert_ratio(got, "merged_to_chain", "merged_bytes", "chain_bytes")
+
     def test_apply(self):
         got = self.bench("apply", *SMALL, fields=["memcpy_s", "apply_s", "ratio_to_memcpy"])
         self.assert_ratio(got, "ratio_to_memcpy", "apply_s", "memcpy_s")

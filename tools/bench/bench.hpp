@@ -21,6 +21,7 @@ struct Options {
   unsigned threads = 2;    ///< of the work and of its limit
   unsigned streams = 4;    ///< data connections of a pull and of its limit
   unsigned versions = 5;   ///< timed versions or rounds wanted; rounds_of() is what is run
+  unsigned steps = 8;      ///< merge: deltas of the chain
   std::uint64_t seed = 1;
   std::vector<std::filesystem::path> from;  ///< codec: two model directories instead of the generator
   std::filesystem::path shm_dir = "/dev/shm";
@@ -31,6 +32,7 @@ using Json = nlohmann::ordered_json;
 
 Result<Json> run_diff(const Options& options);
 Result<Json> run_codec(const Options& options);
+Result<Json> run_merge(const Options& options);
 Result<Json> run_apply(const Options& options);
 Result<Json> run_full(const Options& options);
 Result<Json> run_e2e(const Options& options);

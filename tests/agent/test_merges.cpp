@@ -1,0 +1,382 @@
+// Receivers that are several versions late get one merged delta, made beside everything else.
+#include <algorithm>
+#include <functional>
+#include <future>
+
+#include <nlohmann/json.hpp>
+
+#include "agent/status.hpp"
+#include "delta/delta.hpp"
+#include "tests/agent/agent_harness.hpp"
+
+namespace deltasync::agent {
+namespace {
+
+/// Work that stops here once until it may go on, so that "while it runs" is an order of events.
+class Barrier {
+ public:
+  ~Barrier() { go_on(); }
+  std::function<void()> work() {
+    return [this] {
+      if (std::exchange(passed_, true)) return;
+      reached_.set_value();
+      go_on_.get_future().wait();
+    };
+  }
+  [[nodiscard]] bool reached() {
+    return reached_.get_future().wait_until(test_deadline().at()) == std::future_status::ready;
+  }
+  void go_on() {
+    if (!std::exchange(gone_on_, true)) go_on_.set_value();
+  }
+
+ private:
+  bool passed_ = false;  // used by the working thread
+  bool gone_on_ = false;
+  std::promise<void> reached_;
+  std::promise<void> go_on_;
+};
+
+/// What a receiver holds, and a plan request from it.
+struct Late {
+  wire::Plan plan;
+  std::vector<std::byte> half;
+  std::vector<std::uint64_t> digests;
+};
+
+class Merges : public AgentTest {
+ protected:
+  Merges() {
+    options_.core.ring_bytes_max = 16u << 20;  // room for all that a test publishes
+    options_.core.before_merge = merging_.work();
+  }
+  ~Merges() override {
+    merging_.go_on();
+    agent_.reset();  // before the barrier
+  }
+  const Metrics& metrics() const { return agent_->core().metrics(); }
+
+  /// As if it had pulled what is served now, and will wait for a merge.
+  Late late_from_now() const {
+    Late late{ask_from_served(), model_.half, *served()->digests};
+    late.plan.wait_ms = 2 * static_cast<std::uint64_t>(std::chrono::milliseconds(kTestLimit).count());
+    return late;
+  }
+  void versions(int count, double density = 0.002) {
+    for (int i = 0; i < count; ++i) next_version(density);
+  }
+  /// Pulls the plan's steps and applies them: the bytes must be the target's.
+  void expect_leads_there(Late late, const wire::PlanReply& reply, const std::vector<std::byte>& target) {
+    ASSERT_EQ(reply.mode, wire::PlanMode::delta);
+    auto stream = client(wire::Role::data);
+    const wire::TileRange all{0, model_.layout->tile_count()};
+    VersionId at = late.plan.base;
+    for (std::uint32_t step = 0; step < reply.steps.size(); ++step) {
+      EXPECT_EQ(reply.steps[step].from, at);
+      at = reply.steps[step].to;
+      const auto frames = stream.frames(wire::GetFrames{reply.plan, step, {all}});
+      ASSERT_TRUE(frames) << frames.error().to_string();
+      std::uint64_t bytes = 0;
+      for (const auto& frame : *frames) bytes += frame.size();
+      EXPECT_EQ(bytes, reply.steps[step].frame_bytes);
+      apply(late, *frames);
+      EXPECT_EQ(delta::root_digest(late.digests), reply.steps[step].to_root);
+    }
+    EXPECT_EQ(at, reply.target.id);
+    EXPECT_EQ(delta::root_digest(late.digests), reply.target_root);
+    EXPECT_TRUE(late.half == target);
+  }
+  void apply(Late& late, const std::vector<std::vector<std::byte>>& frames) {
+    const Layout& layout = *model_.layout;
+    for (const auto& frame : frames) {
+      const auto records = delta::parse_frame(layout, frame);
+      ASSERT_TRUE(records) << records.error().to_string();
+      for (const auto& record : *records) {
+        const Tile tile = layout.tile(record.tile);
+        const Tensor& tensor = layout.tensors()[tile.tensor];
+        const delta::TensorMemory memory{late.half.data() + tensor.offset, tensor.row_bytes()};
+        const auto after = delta::apply_tile(layout, record, tile_address(memory, tile, tensor.element_bytes),
+                                             tensor.row_bytes(), late.digests[record.tile]);
+        ASSERT_TRUE(after) << after.error().to_string();
+        late.digests[record.tile] = *after;
+      }
+    }
+  }
+  std::uint64_t ring_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const RingEntryPtr& entry : agent_->core().snapshot()->ring) bytes += entry->delta->frame_bytes;
+    return bytes;
+  }
+
+  Barrier merging_;
+};
+
+TEST_F(Merges, ALateReceiverGetsOneStep) {
+  merging_.go_on();
+  start_agent();
+  next_version();
+  const Late late = late_from_now();
+  versions(4);
+  auto c = client();
+  const auto reply = c.plan(late.plan);
+  ASSERT_TRUE(reply) << reply.error().to_string();
+  ASSERT_EQ(reply->steps.size(), 1u);
+  EXPECT_LT(reply->steps[0].frame_bytes, ring_bytes());
+  expect_leads_there(late, *reply, model_.half);
+  EXPECT_EQ(metrics().merges, 1u);
+  EXPECT_EQ(metrics().merge_bytes, reply->steps[0].frame_bytes);
+  EXPECT_EQ(metrics().merge_hits, 0u);
+  const auto again = c.plan(late.plan);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->steps.size(), 1u);
+  EXPECT_EQ(metrics().merges, 1u);
+  EXPECT_EQ(metrics().merge_hits, 1u);
+  const AgentParts parts{agent_->core(), agent_->pull_server(), nullptr, 1, std::chrono::steady_clock::now()};
+  const auto page = nlohmann::json::parse(status_json(parts));
+  EXPECT_EQ(page["ring"]["count"], 4);
+  EXPECT_GE(page["ring"]["age_s"], page["ring"]["entries"][3]["age_s"]);
+  EXPECT_EQ(page["merges"]["made"], 1);
+  EXPECT_EQ(page["merges"]["hits"], 1);
+  EXPECT_EQ(page["merges"]["bytes"], reply->steps[0].frame_bytes);
+  EXPECT_EQ(page["merges"]["bytes_max"], 16u << 20);
+  EXPECT_EQ(page["merges"]["entries"][0]["to"]["number"], 5);
+  const std::string text = metrics_text(parts);
+  for (const char* line :
+       {"deltasync_merges_total 1\n", "deltasync_merge_hits_total 1\n", "deltasync_merged_entries 1\n"})
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+}
+
+TEST_F(Merges, OneStepIsNotMerged) {
+  start_agent();
+  next_version();
+  const Late late = late_from_now();
+  next_version();
+  auto c = client();
+  const auto reply = c.plan(late.plan);
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(reply->steps.size(), 1u);
+  EXPECT_EQ(metrics().merges, 0u);
+}
+
+TEST_F(Merges, ManyReceiversShareOne) {
+  options_.net_threads = 1;
+  start_agent();
+  next_version();
+  const Late late = late_from_now();
+  versions(3);
+  std::vector<Client> clients;
+  for (int i = 0; i < 12; ++i) {
+    clients.push_back(client());
+    ASSERT_TRUE(clients.back().socket.send(50, late.plan, test_deadline()));
+  }
+  ASSERT_TRUE(merging_.reached());
+  // Nothing stands still meanwhile: other plans, other requests, the publisher.
+  auto other = client();
+  const auto full = other.plan(ask());
+  ASSERT_TRUE(full);
+  EXPECT_EQ(full->mode, wire::PlanMode::full);
+  EXPECT_EQ(agent_->core().merges().wanted, 1u);
+  merging_.go_on();
+  for (Client& c : clients) {
+    const auto reply = c.socket.recv_as<wire::PlanReply>(50, test_deadline());
+    ASSERT_TRUE(reply) << reply.error().to_string();
+    EXPECT_EQ(reply->steps.size(), 1u);
+  }
+  EXPECT_EQ(metrics().merges, 1u);
+  EXPECT_EQ(metrics().merge_hits, clients.size() - 1);
+}
+
+TEST_F(Merges, WhoCannotWaitGetsTheChain) {
+  start_agent();
+  next_version();
+  Late late = late_from_now();
+  versions(3);
+  auto patient = client();
+  ASSERT_TRUE(patient.socket.send(50, late.plan, test_deadline()));
+  ASSERT_TRUE(merging_.reached());
+  auto c = client();
+  for (const std::uint64_t wait_ms : {0U, 1U, 40U}) {
+    late.plan.wait_ms = wait_ms;
+    const auto reply = c.plan(late.plan);
+    ASSERT_TRUE(reply) << reply.error().to_string();
+    EXPECT_EQ(reply->steps.size(), 3u) << wait_ms;
+    expect_leads_there(late, *reply, model_.half);
+    ASSERT_TRUE(c.release(reply->plan));
+  }
+  merging_.go_on();
+  EXPECT_TRUE(patient.socket.recv_as<wire::PlanReply>(50, test_deadline()));
+  late.plan.wait_ms = 0;
+  const auto reply = c.plan(late.plan);
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(reply->steps.size(), 1u) << "what is there costs no wait";
+}
+
+TEST_F(Merges, TheServersOwnPatienceEndsToo) {
+  options_.pull.limits.merge_wait_max = std::chrono::milliseconds(1);
+  start_agent();
+  next_version();
+  const Late late = late_from_now();
+  versions(2);
+  auto c = client();
+  const auto reply = c.plan(late.plan);  // the merge stands still
+  ASSERT_TRUE(reply) << reply.error().to_string();
+  EXPECT_EQ(reply->steps.size(), 2u);
+}
+
+TEST_F(Merges, ATargetThatIsSupersededMeanwhile) {
+  options_.core.form = delta::ValueForm::absolute;  // its merges need no half that is served
+  start_agent();
+  next_version();
+  const Late late = late_from_now();
+  versions(3);
+  auto c = client();
+  ASSERT_TRUE(c.socket.send(50, late.plan, test_deadline()));
+  ASSERT_TRUE(merging_.reached());
+  next_version();  // the publisher does not wait for the merge
+  merging_.go_on();
+  const auto reply = c.socket.recv_as<wire::PlanReply>(50, test_deadline());
+  ASSERT_TRUE(reply) << reply.error().to_string();
+  EXPECT_EQ(reply->target.id.number, 5u);
+  EXPECT_EQ(reply->steps.size(), 2u) << "the merged delta, and the step after it";
+  expect_leads_there(late, *reply, model_.half);
+  const auto next = c.plan(late.plan);
+  ASSERT_TRUE(next) << next.error().to_string();
+  EXPECT_EQ(next->steps.size(), 1u);
+  expect_leads_there(late, *next, model_.half);
+}
+
+TEST_F(Merges, AStopDoesNotWaitForIt) {
+  start_agent();
+  next_version();
+  const Late late = late_from_now();
+  versions(3);
+  auto c = client();
+  ASSERT_TRUE(c.socket.send(50, late.plan, test_deadline()));
+  ASSERT_TRUE(merging_.reached());
+  auto stopped = std::async(std::launch::async, [&] { agent_->stop(); });
+  const auto reply = c.socket.recv_as<wire::PlanReply>(50, test_deadline());
+  EXPECT_FALSE(reply) << "the conversation ends while the merge stands still";
+  EXPECT_TRUE(eventually([&] {
+    std::string unused;
+    MergeWait wait;
+    return !agent_->core().plan(ask(), 0, &unused, wait);
+  }));
+  merging_.go_on();
+  ASSERT_EQ(stopped.wait_until(test_deadline().at()), std::future_status::ready);
+  EXPECT_EQ(metrics().merges, 0u) << "it was given up";
+}
+
+TEST_F(Merges, ABoundThatIsTooSmallLeavesTheChain) {
+  merging_.go_on();
+  options_.core.merge_bytes_max = 1;
+  start_agent();
+  next_version();
+  const Late late = late_from_now();
+  versions(2);
+  auto c = client();
+  for (int i = 0; i < 2; ++i) {
+    const auto reply = c.plan(late.plan);
+    ASSERT_TRUE(reply);
+    EXPECT_EQ(reply->steps.size(), 2u);
+  }
+  EXPECT_EQ(metrics().merges, 1u) << "it is not tried again and again";
+  EXPECT_EQ(agent_->core().merges().bytes, 0u);
+}
+
+TEST_F(Merges, TheyCanBeSwitchedOff) {
+  options_.core.merge_steps_min = 0;
+  start_agent();
+  next_version();
+  const Late late = late_from_now();
+  versions(2);
+  auto c = client();
+  const auto reply = c.plan(late.plan);
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(reply->steps.size(), 2u);
+}
+
+TEST_F(Merges, TheyGoWithTheirBaseAndPlansOutliveThem) {
+  merging_.go_on();
+  options_.core.ring_bytes_max = 0;
+  start_agent();
+  next_version();
+  const Late late = late_from_now();
+  versions(2);
+  const std::vector<std::byte> target = model_.half;
+  auto c = client();
+  const auto reply = c.plan(late.plan);
+  ASSERT_TRUE(reply);
+  ASSERT_EQ(reply->steps.size(), 1u);
+  EXPECT_EQ(agent_->core().merges().entries.size(), 1u);
+  const auto base_is_there = [&] {
+    const SnapshotPtr now = agent_->core().snapshot();
+    return !now->ring.empty() && now->ring.front()->from.id.number == 1;
+  };
+  for (int i = 0; i < 60 && base_is_there(); ++i) next_version(0.01);
+  ASSERT_FALSE(base_is_there()) << "it was never evicted";
+  EXPECT_TRUE(agent_->core().merges().entries.empty());
+  EXPECT_EQ(agent_->core().merges().bytes, 0u);
+  expect_leads_there(late, *reply, target);
+}
+
+TEST_F(Merges, PlansThatPinTooManyOfThemAreEnded) {
+  merging_.go_on();
+  options_.core.ring_bytes_max = 0;
+  start_agent();
+  next_version();
+  std::vector<Client> clients;
+  std::vector<std::uint64_t> plans;
+  for (int i = 0; i < 16; ++i) {
+    const Late late = late_from_now();
+    versions(2, 0.01);
+    clients.push_back(client());
+    const auto reply = clients.back().plan(late.plan);
+    ASSERT_TRUE(reply);
+    ASSERT_EQ(reply->steps.size(), 1u);
+    plans.push_back(reply->plan);
+  }
+  EXPECT_GT(metrics().plans_expired, 0u);
+  const wire::TileRange all{0, model_.layout->tile_count()};
+  EXPECT_EQ(clients.front().frames(wire::GetFrames{plans.front(), 0, {all}}).error().code(), Errc::lease_revoked);
+  EXPECT_TRUE(clients.back().frames(wire::GetFrames{plans.back(), 0, {all}}));
+}
+
+/// Where the chain is larger than a half.
+TEST_F(Merges, OneThatIsSmallerThanAHalfReplacesAFullUpdate) {
+  merging_.go_on();
+  start_agent();
+  next_version();
+  const Late late = late_from_now();
+  const std::uint64_t half_bytes = model_.layout->half_bytes();
+  test::Random random(9);
+  const auto publish_noise = [&](std::uint64_t bytes_max) {
+    std::uint64_t bytes = 0;
+    for (const Tensor& tensor : model_.layout->tensors()) {
+      if (bytes + tensor.bytes > bytes_max) continue;
+      bytes += tensor.bytes;
+      for (std::uint64_t i = 0; i < tensor.bytes; ++i) {
+        model_.half[tensor.offset + i] = static_cast<std::byte>(random.next());
+      }
+    }
+    ASSERT_TRUE(offload(*writer_, model_.half, ++number_));
+  };
+  auto c = client();
+  for (int i = 0; i < 3; ++i) publish_noise(half_bytes * 9 / 10);
+  ASSERT_GE(ring_bytes(), half_bytes);
+  const auto reply = c.plan(late.plan);
+  ASSERT_TRUE(reply) << reply.error().to_string();
+  ASSERT_EQ(reply->steps.size(), 1u);
+  EXPECT_LT(reply->steps[0].frame_bytes, half_bytes);
+  expect_leads_there(late, *reply, model_.half);
+  publish_noise(half_bytes);
+  const auto full = c.plan(late.plan);
+  ASSERT_TRUE(full) << full.error().to_string();
+  EXPECT_EQ(full->mode, wire::PlanMode::full) << "all is new";
+  EXPECT_TRUE(full->steps.empty());
+  EXPECT_EQ(metrics().merges, 1u);
+  EXPECT_EQ(metrics().merges_failed, 1u);
+  EXPECT_EQ(agent_->core().merges().entries.size(), 1u) << "what nobody gets is not kept";
+}
+
+}  // namespace
+}  // namespace deltasync::agent
