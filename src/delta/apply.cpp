@@ -113,8 +113,11 @@ std::uint64_t resolve_ragged(const RowGeometry& geometry, const DecodedTile& til
 template <class U>
 void write_elements(const RowGeometry& geometry, const DecodedTile& tile, std::byte* first) {
   const U* const values = reinterpret_cast<const U*>(tile.values);
-  for_each_position<U>(geometry, tile.positions, tile.count,
-                       [&](std::uint32_t i, std::size_t offset) { store_raw(first + offset, values[i]); });
+  ElementPrefetcher prefetcher(geometry, tile.positions, tile.count, first, sizeof(U));
+  for_each_position<U>(geometry, tile.positions, tile.count, [&](std::uint32_t i, std::size_t offset) {
+    prefetcher.reach(i);
+    store_raw(first + offset, values[i]);
+  });
 }
 
 void write_rows(const TileShape& shape, ByteSpan packed, std::byte* first, std::size_t row_stride) {
@@ -155,16 +158,30 @@ DecodedTile decode_again(const Layout& layout, const TileShape& shape, const Til
   return *decoded;
 }
 
-/// Adds (or, to undo, subtracts) the differences in place.
+/// Adds (or, to undo, subtracts) the differences in place: a run is loaded, then added to, then stored, so that no load
+/// waits behind the stores of the elements before it.
 template <class U, bool kFloat>
 void add_in_place(const RowGeometry& geometry, const DecodedTile& tile, std::byte* first, bool subtract) {
   const U* const diffs = reinterpret_cast<const U*>(tile.values);
   ElementPrefetcher prefetcher(geometry, tile.positions, tile.count, first, sizeof(U));
-  for_each_position<U>(geometry, tile.positions, tile.count, [&](std::uint32_t i, std::size_t offset) {
-    prefetcher.reach(i);
-    const U diff = subtract ? static_cast<U>(U{0} - diffs[i]) : diffs[i];
-    store_raw(first + offset, add_ulps<U, kFloat>(load_raw<U>(first + offset), diff));
-  });
+  RowCursor cursor(geometry);
+  const U negated = subtract ? static_cast<U>(~U{0}) : U{0};
+  U elements[kRun];
+  std::size_t offsets[kRun];
+  for (std::uint32_t i = 0; i < tile.count;) {
+    const std::uint32_t run = std::min(tile.count - i, kRun);
+    prefetcher.reach(i + run);
+    for (std::uint32_t j = 0; j < run; ++j) {
+      const std::size_t col = cursor.seek(tile.positions[i + j]);
+      offsets[j] = cursor.offset() + col * sizeof(U);
+      elements[j] = load_raw<U>(first + offsets[j]);
+    }
+    for (std::uint32_t j = 0; j < run; ++j) {
+      elements[j] = add_ulps<U, kFloat>(elements[j], static_cast<U>((diffs[i + j] ^ negated) - negated));
+    }
+    for (std::uint32_t j = 0; j < run; ++j) store_raw(first + offsets[j], elements[j]);
+    i += run;
+  }
 }
 
 }  // namespace
