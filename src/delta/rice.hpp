@@ -40,7 +40,8 @@ struct ChangedElements {
   std::uint32_t count = 0;
 };
 
-/// Appends the payload of a changed tile to `out` in the smallest codec that `form` allows, and fills in the record's
+/// Appends the payload of a changed tile to `out` in the smallest codec that `form` allows (rice_ulp rather than an
+/// rice_absolute that is hardly smaller), and fills in the record's
 /// codec, rice_k, changed, quotient_sum and gamma_bits. `after` is the tile's first element in the new half; the
 /// absolute form reads no `changed.diffs`.
 void encode_payload(const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,

@@ -118,11 +118,15 @@ void write_values(const TileShape& shape, const ChangedElements& changed, const 
   write_gamma<U>(changed.diffs, changed.count, scratch.exceptions.data(), split, unary, unary + sizes.gamma_unary);
 }
 
-Codec smallest(std::size_t ulp_bytes, std::size_t absolute_bytes, std::size_t raw_bytes, ValueForm form) {
-  // Of equals, the idempotent one, then the plainer one.
+/// What rice_ulp may be longer than rice_absolute and still be taken: for tiles with one or two changes it often is, by
+/// a byte or two, and deltas of one kind merge without the version that they lead to.
+constexpr std::size_t kUlpPreferredBytes = 8;
+
+Codec choose_codec(std::size_t ulp_bytes, std::size_t absolute_bytes, std::size_t raw_bytes, ValueForm form) {
+  // Of equals, the plainer one.
   if (raw_bytes <= absolute_bytes && (form == ValueForm::absolute || raw_bytes <= ulp_bytes)) return Codec::raw;
-  if (form == ValueForm::absolute || absolute_bytes <= ulp_bytes) return Codec::rice_absolute;
-  return Codec::rice_ulp;
+  if (form == ValueForm::absolute) return Codec::rice_absolute;
+  return ulp_bytes <= std::min(raw_bytes, absolute_bytes + kUlpPreferredBytes) ? Codec::rice_ulp : Codec::rice_absolute;
 }
 
 /// What is known of a tile's changes before a codec is chosen.
@@ -197,8 +201,8 @@ void encode_payload(const Kernels& kernels, const TileShape& shape, const Change
                     TileRecord& record, std::vector<std::byte>& out) {
   const Measured measured = measure(kernels, shape, changed, form == ValueForm::ulp, scratch);
   const Codec codec =
-      smallest(measured.sizes(Codec::rice_ulp, shape, changed.count).total(),
-               measured.sizes(Codec::rice_absolute, shape, changed.count).total(), shape.raw_bytes(), form);
+      choose_codec(measured.sizes(Codec::rice_ulp, shape, changed.count).total(),
+                   measured.sizes(Codec::rice_absolute, shape, changed.count).total(), shape.raw_bytes(), form);
   if (codec == Codec::raw) {
     append_raw(shape, after, row_stride, record, out);
   } else {

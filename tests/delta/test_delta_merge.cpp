@@ -247,6 +247,23 @@ TEST(Merge, RawInTheMiddleStaysRaw) {
   expect_leads_to_the_end(history, **merged);
 }
 
+/// A tile that changes here and there is of one kind all the same.
+TEST(Merge, FewChangesBesideManyNeedNoTarget) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f8_e4m3, Dtype::i8}) {
+    const TestModel model = one_tile(dtype, 4000);
+    const std::size_t width = dtype_bytes(dtype);
+    History history(model);
+    history.push(moved(model.half, 40 * width, 41 * width, 1, width));
+    history.push(step_gently(history.halves.back(), *model.layout, 0.1, 4));
+    history.push(moved(history.halves.back(), 80 * width, 91 * width, 1, 10 * width));
+    EXPECT_EQ(history.deltas[0].stats[static_cast<unsigned>(Codec::rice_ulp)].changed, 1U) << to_string(dtype);
+    EXPECT_EQ(history.deltas[2].stats[static_cast<unsigned>(Codec::rice_ulp)].changed, 2U) << to_string(dtype);
+    const auto merged = merge_history(history);
+    ASSERT_TRUE(merged.ok() && merged->has_value()) << to_string(dtype);
+    expect_same(**merged, history.direct());
+  }
+}
+
 TEST(Merge, DifferencesLongerThanTheTileNeedTheTarget) {
   const TestModel model = one_tile(Dtype::u8, 4000);
   History history(model);
