@@ -14,6 +14,7 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
       lock_(std::move(lock)),
       leases_([this] { wake(); }),
       pool_(std::max(1u, options.threads), "encode"),
+      behind_(options.behind_threads, metrics_.batches_behind),
       merge_pool_(std::max(1u, options.threads / 2), "merge"),
       ring_(options.ring_bytes_max, options.ring_entries_max),
       merges_(options.merge_bytes_max) {}

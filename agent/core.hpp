@@ -24,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "agent/behind.hpp"
 #include "agent/generation.hpp"
 #include "agent/leases.hpp"
 #include "agent/merge_cache.hpp"
@@ -175,6 +176,8 @@ class AgentCore : public TrainerHooks {
   bool tend_generation(const GenerationPtr& generation);
   void serve_first(const GenerationPtr& generation, const shm::HalfView& active);
   void serve_next(const ServedPtr& before, const shm::HalfView& sealed);
+  void follow_fill(const ServedPtr& served);
+  delta::Delta diff(const ServedPtr& before, const shm::HalfView& sealed, std::vector<std::uint64_t>& digests);
   void install(ServedPtr served, RingEntryPtr entry);
   void drop_old_generations();
   void wait_for_work();
@@ -212,8 +215,10 @@ class AgentCore : public TrainerHooks {
   Metrics metrics_;
   LeaseTable leases_;
   LeaseTable holds_{[] {}};  ///< of plans: on no half
-  ThreadPool pool_;          // the publisher's
-  ThreadPool merge_pool_;    // the merging thread's
+  ThreadPool pool_;          // the publisher's, as the next two
+  BehindDiff behind_;
+  std::uint64_t spot_cursor_ = 0;  // the tile that spot_check looks at next
+  ThreadPool merge_pool_;          // the merging thread's
   std::shared_ptr<Subscribers> subscribers_ = std::make_shared<Subscribers>();
 
   // Its own mutex, the last in every order: leases wake the publisher while mutex_ is held.

@@ -12,11 +12,13 @@
 namespace deltasync::agent {
 namespace {
 
-Result<std::unique_ptr<Generation>> make(std::unique_ptr<shm::Segment> segment, std::uint64_t number,
-                                         LayoutPtr layout) {
+Result<std::unique_ptr<Generation>> make(std::unique_ptr<shm::Segment> segment, std::uint64_t number, LayoutPtr layout,
+                                         std::vector<delta::Batch> batches) {
   auto generation = std::make_unique<Generation>();
   generation->number = number;
   generation->layout = std::move(layout);
+  generation->batches = std::move(batches);
+  generation->batch_elements = delta::batch_elements(*generation->layout, generation->batches);
   DS_ASSIGN(const wire::LayoutMessage packed, wire::pack_layout(segment->layout_encoded(), segment->sidecar_encoded()));
   generation->layout_payload = std::make_shared<const std::vector<std::byte>>(packed.encode());
   generation->segment = std::move(segment);
@@ -30,9 +32,11 @@ Result<std::unique_ptr<Generation>> Generation::create(const shm::SegmentPath& p
                                                        LayoutPtr layout, ByteSpan layout_encoded,
                                                        ByteSpan sidecar_encoded) {
   const std::string what = "segment " + path.name;
+  std::vector<delta::Batch> batches = delta::make_batches(*layout);
+  const shm::Segment::Geometry geometry{layout->half_bytes(), batches.size(), layout->digest()};
   DS_ASSIGN(auto segment,
-            shm::Segment::create(path, number, *layout, layout_encoded, sidecar_encoded).with_context(what));
-  auto generation = make(std::move(segment), number, std::move(layout)).with_context(what);
+            shm::Segment::create(path, number, geometry, layout_encoded, sidecar_encoded).with_context(what));
+  auto generation = make(std::move(segment), number, std::move(layout), std::move(batches)).with_context(what);
   if (!generation) static_cast<void>(shm::Segment::unlink(path));
   return generation;
 }
@@ -48,7 +52,12 @@ Result<std::unique_ptr<Generation>> Generation::adopt(const shm::SegmentPath& pa
   if (!segment->sidecar_encoded().empty()) {
     DS_TRY(Sidecar::decode(segment->sidecar_encoded(), *layout).with_context(what));
   }
-  return make(std::move(segment), number, std::move(layout)).with_context(what);
+  std::vector<delta::Batch> batches = delta::make_batches(*layout);
+  if (segment->batches() != batches.size()) {
+    return Error(Errc::corrupt, what + ": it counts " + std::to_string(segment->batches()) +
+                                    " batches, the layout has " + std::to_string(batches.size()));
+  }
+  return make(std::move(segment), number, std::move(layout), std::move(batches)).with_context(what);
 }
 
 GenerationPtr GenerationYard::keep(std::unique_ptr<Generation> generation) {

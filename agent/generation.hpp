@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "delta/delta.hpp"
 #include "deltasync/layout.hpp"
 #include "shm/roles.hpp"
 #include "shm/segment.hpp"
@@ -20,6 +21,8 @@ namespace deltasync::agent {
 struct Generation {
   std::uint64_t number = 0;
   LayoutPtr layout;
+  std::vector<delta::Batch> batches;          ///< the layout's
+  std::vector<std::uint32_t> batch_elements;  ///< of each
   /// wire::LayoutMessage, encoded once; shared by those who send it, so that a slow peer pins no mapping.
   std::shared_ptr<const std::vector<std::byte>> layout_payload;
   std::unique_ptr<shm::Segment> segment;

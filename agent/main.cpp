@@ -74,6 +74,10 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--threads", options.core.threads, "threads that diff and encode")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
+  app.add_option("--behind-threads", options.core.behind_threads,
+                 "low-priority threads that diff a version while it is still being offloaded; 0: only afterwards")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
   app.add_option("--net-threads", options.net_threads, "threads that serve connections")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();

@@ -19,7 +19,9 @@ struct Metrics {
   Counter delta_bytes{0};        ///< in all frames ever encoded
   Counter elements_changed{0};   ///< in all deltas
   Counter elements_compared{0};  ///< in all deltas
-  Counter encode_us{0};          ///< in all
+  Counter encode_us{0};          ///< in all, from the seal on
+  Counter batches_behind{0};     ///< of tiles, diffed while their version was still being offloaded
+  Counter batches_after{0};      ///< diffed after the seal
   Counter digest_us{0};          ///< whole halves, after a start or a new layout
   Counter merges{0};             ///< chains merged
   Counter merge_bytes{0};        ///< of all merged deltas

@@ -16,6 +16,7 @@ struct CoreOptions {
   std::string name = "deltasync";  ///< segments are <shm_dir>/<name>.g<generation>
   std::filesystem::path shm_dir = "/dev/shm";
   unsigned threads = 2;              ///< that diff and encode, the publisher included
+  unsigned behind_threads = 2;       ///< that do so behind a writer, at low priority; 0: only after the seal
   std::uint64_t ring_bytes_max = 0;  ///< 0: 5 % of a half
   std::size_t ring_entries_max = 256;
   std::uint64_t merge_bytes_max = 0;            ///< of merged deltas that are kept; 0: as much as the ring's

@@ -26,6 +26,11 @@ HalfKey key_of(const Generation& generation, const shm::HalfView& view) {
   return {generation.number, view.half, view.sequence};
 }
 
+bool is_base(const BehindJob& job, const ServedVersion& served) {
+  return job.generation == served.generation && job.base_half == served.half.half &&
+         job.base_sequence == served.half.sequence;
+}
+
 ByteSpan half_of(const Generation& generation, unsigned half) {
   return ByteSpan(generation.segment->half(half)).first(static_cast<std::size_t>(generation.layout->half_bytes()));
 }
@@ -37,6 +42,7 @@ void AgentCore::publish_loop() {
   while (!stop_) {
     bool worked = false;
     for (const GenerationPtr& generation : generations()) worked |= tend_generation(generation);
+    follow_fill(snapshot()->served);
     drop_old_generations();
     if (!worked && !stop_) wait_for_work();
   }
@@ -121,14 +127,8 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   }
   const Layout& layout = *generation->layout;
   const auto start = Clock::now();
-  std::vector<std::uint64_t> digests = *before->digests;
-  delta::EncodeRequest request;
-  request.from = before->version.id;
-  request.to = sealed.version.id;
-  request.from_root = before->root;
-  request.form = options_.form;
-  delta::Delta delta = delta::encode(layout, half_of(*generation, before->half.half), half_of(*generation, sealed.half),
-                                     digests, request, pool_);
+  std::vector<std::uint64_t> digests;
+  delta::Delta delta = diff(before, sealed, digests);
   const double encode_s = seconds_since(start);
 
   auto served = std::make_shared<ServedVersion>();
@@ -151,6 +151,43 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
                delta.changed);
   auto entry = RingEntry::make(std::move(delta), before->version, sealed.version, encode_s);
   install(std::move(served), std::move(entry));
+}
+
+/// Keeps the open fill, if it is the served version's next, followed by the diff behind it.
+void AgentCore::follow_fill(const ServedPtr& served) {
+  if (!behind_.enabled()) return;
+  if (const BehindJob* job = behind_.job()) {
+    const shm::HalfStatus now = shm::inspect_half(*job->generation->segment, job->fill.half);
+    const bool goes_on = now.state == shm::HalfState::filling || now.state == shm::HalfState::sealed;
+    if (goes_on && now.sequence == job->fill.sequence && served && is_base(*job, *served)) return;
+    static_cast<void>(behind_.end());  // it was aborted, or what it starts from is not served any more
+  }
+  const auto fill = served ? served->generation->role->filling() : std::nullopt;
+  if (!fill || fill->half == served->half.half) return;
+  behind_.begin({served->generation, *fill, served->half.half, served->half.sequence, served->digests, options_.form});
+}
+
+/// The delta from the served version to a sealed one, and the digests of the latter.
+delta::Delta AgentCore::diff(const ServedPtr& before, const shm::HalfView& sealed,
+                             std::vector<std::uint64_t>& digests) {
+  constexpr std::uint64_t kSpotTiles = 8;
+  const Generation& generation = *before->generation;
+  const delta::EncodeRequest request{before->version.id, sealed.version.id, before->root, options_.form};
+  if (auto work = behind_.end(); work && is_base(work->job, *before) && work->job.fill.half == sealed.half &&
+                                 work->job.fill.sequence == sealed.sequence) {
+    Metrics::add(metrics_.batches_after, work->encoding->left());
+    delta::Delta delta = work->encoding->finish(request, pool_);
+    digests = work->encoding->take_digests();
+    if (spot_check(generation, sealed.half, digests, kSpotTiles, spot_cursor_)) return delta;
+    spdlog::error("diff_repeated version=\"{}\" reason=\"a writer changed bytes that it had counted as written\"",
+                  to_string(sealed.version));
+  }
+  Metrics::add(metrics_.batches_after, generation.batches.size());
+  delta::Encoding encoding(*generation.layout, generation.batches, half_of(generation, before->half.half),
+                           half_of(generation, sealed.half), *before->digests, options_.form);
+  delta::Delta delta = encoding.finish(request, pool_);
+  digests = encoding.take_digests();
+  return delta;
 }
 
 /// From here on receivers get this version, and no new lease on the one before begins.

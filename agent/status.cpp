@@ -195,7 +195,10 @@ void add_counters(Exposition& out, const Metrics& m) {
   out.counter("delta_bytes_total", "Bytes of all deltas encoded.", m.delta_bytes);
   out.counter("elements_changed_total", "Elements that differed between consecutive versions.", m.elements_changed);
   out.counter("elements_compared_total", "Elements compared between consecutive versions.", m.elements_compared);
-  out.counter("encode_seconds_total", "Time spent on diffs and encoding.", m.encode_us, 1e-6);
+  out.counter("encode_seconds_total", "Time spent on diffs and encoding after the seal.", m.encode_us, 1e-6);
+  out.counter("batches_diffed_behind_total", "Batches of tiles diffed while their version was being offloaded.",
+              m.batches_behind);
+  out.counter("batches_diffed_after_total", "Batches of tiles diffed after their version was sealed.", m.batches_after);
   out.counter("digest_seconds_total", "Time spent on digests of whole halves.", m.digest_us, 1e-6);
   out.counter("merges_total", "Chains of deltas merged.", m.merges);
   out.counter("merge_bytes_total", "Bytes of all merged deltas.", m.merge_bytes);

@@ -246,7 +246,6 @@ Json slots_json(shm::Segment& segment) {
                      {"pid", slot.pid},
                      {"phase", to_string(slot.phase)},
                      {"sequence", slot.sequence},
-                     {"rectangles", slot.rectangles},
                      {"waiting", slot.waiting}});
   }
   return slots;
@@ -270,6 +269,9 @@ Status inspect_segment(const Options& options) {
     if (status.version.id.valid()) {
       item["id"] = to_string(status.version.id);
       item["label"] = status.version.label;
+    }
+    if (status.state == shm::HalfState::filling) {
+      item["elements_in_place"] = shm::inspect_progress(*segment, half, status.sequence);
     }
     json["halves"].push_back(item);
   }

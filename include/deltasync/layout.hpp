@@ -145,6 +145,8 @@ class Layout {
     std::uint64_t panels() const noexcept { return panel_starts.empty() ? 0 : panel_starts.size() - 1; }
     /// Rows of a band: {first row, number of rows}.
     std::pair<std::uint64_t, std::uint64_t> band(std::uint64_t index) const;
+    /// The band that has this row.
+    std::uint64_t band_of(std::uint64_t row) const;
   };
   /// Computed on demand from the spec: O(cuts + panels).
   Grid grid(std::uint32_t tensor) const;

@@ -27,6 +27,8 @@ struct Batch {
 inline constexpr std::uint64_t kBatchBytesTarget = 4u << 20;  ///< bytes of one half
 inline constexpr std::uint64_t kBatchTilesMax = 4096;
 std::vector<Batch> make_batches(const Layout& layout);
+/// How many elements each has: at most kBatchBytesTarget, or one tile's.
+std::vector<std::uint32_t> batch_elements(const Layout& layout, std::span<const Batch> batches);
 
 enum class Codec : std::uint8_t { raw = 1, rice_absolute = 2, rice_ulp = 3, rice_class = 4 };
 inline constexpr std::size_t kCodecEnd = 5;  ///< one above the largest value: tables by codec have so many entries
@@ -93,6 +95,32 @@ struct EncodeRequest {
   VersionId to;
   Digest128 from_root;
   ValueForm form = ValueForm::ulp;
+};
+/// A diff in pieces, for a half that is still being filled: batch by batch, in any order. Used by one thread at a time.
+class Encoding {
+ public:
+  /// `batches` are the layout's. `digests` are those of `before`. The layout, the batches and the halves are borrowed.
+  Encoding(const Layout& layout, std::span<const Batch> batches, ByteSpan before, ByteSpan after,
+           std::vector<std::uint64_t> digests, ValueForm form);
+  ~Encoding();
+  Encoding(const Encoding&) = delete;
+  Encoding& operator=(const Encoding&) = delete;
+
+  /// Diffs these batches (by index; those that are done already are passed over) on the pool. From here on their bytes
+  /// must not change.
+  void run(std::span<const std::uint32_t> which, ThreadPool& pool);
+  bool done(std::uint32_t batch) const noexcept;
+  std::size_t left() const noexcept;
+
+  /// Diffs what is left and makes the delta. Once.
+  Delta finish(const EncodeRequest& request, ThreadPool& pool);
+  /// Those of `after`, once finish() has returned.
+  std::vector<std::uint64_t> take_digests() noexcept;
+
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
 };
 /// Diffs two halves of one layout. `digests` holds those of `before` on entry and those of `after` on return.
 /// Runs batches on the pool; the result does not depend on the number of threads or the instruction set.

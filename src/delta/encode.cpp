@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "delta/changed_words.hpp"
 #include "delta/mix.hpp"
@@ -158,35 +160,108 @@ Frame BatchEncoder::encode(const Batch& batch, ByteSpan before, ByteSpan after, 
   return builder_.finish();
 }
 
+// ---- all batches of a layout -----------------------------------------------------------------------------------
+
+struct Encoding::Impl {
+  const Kernels& kernels;
+  const Layout& layout;
+  const std::span<const Batch> batches;
+  const ByteSpan before;
+  const ByteSpan after;
+  const ValueForm form;
+  std::vector<std::uint64_t> digests;
+  std::vector<Frame> frames;  // by batch
+  std::vector<std::uint8_t> done;
+  std::size_t left;
+  std::vector<std::unique_ptr<BatchEncoder>> encoders;  // by worker
+
+  void run(std::span<const std::uint32_t> which, ThreadPool& pool) {
+    std::vector<std::uint32_t> fresh;
+    fresh.reserve(which.size());
+    for (const std::uint32_t b : which) {
+      if (std::exchange(done[b], std::uint8_t{1}) == 0) fresh.push_back(b);
+    }
+    if (encoders.size() < pool.size()) encoders.resize(pool.size());
+    pool.run(fresh.size(), [&](std::uint64_t i, unsigned worker) {
+      if (encoders[worker] == nullptr) encoders[worker].reset(new BatchEncoder(kernels, layout, form));
+      frames[fresh[i]] = encoders[worker]->encode(batches[fresh[i]], before, after, digests);
+    });
+    left -= fresh.size();
+  }
+
+  Delta finish(const EncodeRequest& request, ThreadPool& pool) {
+    std::vector<std::uint32_t> rest(batches.size());
+    std::iota(rest.begin(), rest.end(), 0u);
+    run(rest, pool);
+    Delta delta;
+    delta.layout = layout.digest();
+    delta.from = request.from;
+    delta.to = request.to;
+    delta.from_root = request.from_root;
+    delta.to_root = root_digest(digests);
+    for (Frame& frame : frames) {
+      if (frame.tiles == 0) continue;
+      delta.changed += frame.changed;
+      delta.frame_bytes += frame.bytes.size();
+      delta.frames.push_back(std::move(frame));
+    }
+    for (const auto& encoder : encoders) {
+      if (encoder == nullptr) continue;
+      for (unsigned c = 0; c < kCodecEnd; ++c) {
+        delta.stats[c].tiles += encoder->stats()[c].tiles;
+        delta.stats[c].changed += encoder->stats()[c].changed;
+        delta.stats[c].bytes += encoder->stats()[c].bytes;
+      }
+    }
+    return delta;
+  }
+
+  static std::unique_ptr<Impl> make(const Kernels& kernels, const Layout& layout, std::span<const Batch> batches,
+                                    ByteSpan before, ByteSpan after, std::vector<std::uint64_t> digests,
+                                    ValueForm form) {
+    const std::size_t n = batches.size();
+    return std::unique_ptr<Impl>(new Impl{kernels,
+                                          layout,
+                                          batches,
+                                          before,
+                                          after,
+                                          form,
+                                          std::move(digests),
+                                          std::vector<Frame>(n),
+                                          std::vector<std::uint8_t>(n, 0),
+                                          n,
+                                          {}});
+  }
+};
+
+Encoding::Encoding(const Layout& layout, std::span<const Batch> batches, ByteSpan before, ByteSpan after,
+                   std::vector<std::uint64_t> digests, ValueForm form)
+    : impl_(Impl::make(active_kernels(), layout, batches, before, after, std::move(digests), form)) {}
+Encoding::~Encoding() = default;
+
+void Encoding::run(std::span<const std::uint32_t> which, ThreadPool& pool) {
+  impl_->run(which, pool);
+}
+bool Encoding::done(std::uint32_t batch) const noexcept {
+  return impl_->done[batch] != 0;
+}
+std::size_t Encoding::left() const noexcept {
+  return impl_->left;
+}
+Delta Encoding::finish(const EncodeRequest& request, ThreadPool& pool) {
+  return impl_->finish(request, pool);
+}
+std::vector<std::uint64_t> Encoding::take_digests() noexcept {
+  return std::move(impl_->digests);
+}
+
 Delta encode_with(const Kernels& kernels, const Layout& layout, ByteSpan before, ByteSpan after,
                   std::span<std::uint64_t> digests, const EncodeRequest& request, ThreadPool& pool) {
   const std::vector<Batch> batches = make_batches(layout);
-  std::vector<Frame> frames(batches.size());
-  std::vector<std::unique_ptr<BatchEncoder>> encoders(pool.size());
-  pool.run(batches.size(), [&](std::uint64_t i, unsigned worker) {
-    if (encoders[worker] == nullptr) encoders[worker].reset(new BatchEncoder(kernels, layout, request.form));
-    frames[i] = encoders[worker]->encode(batches[i], before, after, digests);
-  });
-  Delta delta;
-  delta.layout = layout.digest();
-  delta.from = request.from;
-  delta.to = request.to;
-  delta.from_root = request.from_root;
-  delta.to_root = root_digest(digests);
-  for (Frame& frame : frames) {
-    if (frame.tiles == 0) continue;
-    delta.changed += frame.changed;
-    delta.frame_bytes += frame.bytes.size();
-    delta.frames.push_back(std::move(frame));
-  }
-  for (const auto& encoder : encoders) {
-    if (encoder == nullptr) continue;
-    for (unsigned c = 0; c < kCodecEnd; ++c) {
-      delta.stats[c].tiles += encoder->stats()[c].tiles;
-      delta.stats[c].changed += encoder->stats()[c].changed;
-      delta.stats[c].bytes += encoder->stats()[c].bytes;
-    }
-  }
+  const auto encoding =
+      Encoding::Impl::make(kernels, layout, batches, before, after, {digests.begin(), digests.end()}, request.form);
+  Delta delta = encoding->finish(request, pool);
+  std::copy(encoding->digests.begin(), encoding->digests.end(), digests.begin());
   return delta;
 }
 

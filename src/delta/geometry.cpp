@@ -85,4 +85,15 @@ std::vector<Batch> make_batches(const Layout& layout) {
   return builder.finish();
 }
 
+std::vector<std::uint32_t> batch_elements(const Layout& layout, std::span<const Batch> batches) {
+  std::vector<std::uint32_t> elements(batches.size(), 0);
+  for (std::size_t b = 0; b < batches.size(); ++b) {
+    for_each_strip(layout, batches[b].first, batches[b].end, [&](const Strip& strip) {
+      const std::uint64_t cols = strip.panel_starts[strip.panels] - strip.panel_starts[0];
+      elements[b] += static_cast<std::uint32_t>(strip.rows * cols);
+    });
+  }
+  return elements;
+}
+
 }  // namespace deltasync::delta

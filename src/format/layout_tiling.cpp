@@ -130,4 +130,11 @@ std::pair<std::uint64_t, std::uint64_t> Layout::Grid::band(std::uint64_t index) 
   return {first, std::min(band_rows, row_segments[segment + 1] - first)};
 }
 
+std::uint64_t Layout::Grid::band_of(std::uint64_t row) const {
+  assert(!row_segments.empty() && row < row_segments.back());
+  const auto after = std::upper_bound(row_segments.begin(), row_segments.end(), row);
+  const auto segment = static_cast<std::size_t>(after - row_segments.begin() - 1);
+  return band_base[segment] + (row - row_segments[segment]) / band_rows;
+}
+
 }  // namespace deltasync

@@ -4,6 +4,7 @@
 //   0                          control block (kControlBytes, below)
 //   layout_offset              canonical layout encoding      ┐ constant after creation,
 //   sidecar_offset             sidecar encoding               ┘ hashed together
+//   progress_offset            progress words of half 0, then those of half 1
 //   half_offset[0]             half 0, 2 MiB-aligned, half_bytes rounded up to 2 MiB
 //   half_offset[1]             half 1, likewise
 //   segment_bytes              end of the file
@@ -34,13 +35,14 @@ namespace deltasync::shm {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x31474553'43595344;  // "DSYCSEG1"
 inline constexpr std::uint64_t kSegmentReady = 0x59444145'52434e59;  // "YNCREADY"
-inline constexpr std::uint32_t kSegmentFormat = 1;
+inline constexpr std::uint32_t kSegmentFormat = 2;
 inline constexpr unsigned kHalves = 2;
 inline constexpr unsigned kSlotsMax = 64;
 inline constexpr std::size_t kLineBytes = 128;  ///< two lines: adjacent-line prefetch pairs them
 inline constexpr std::uint64_t kHalfAlignment = 2u << 20;
 inline constexpr std::uint64_t kSegmentBytesMax = std::uint64_t{1} << 45;
 inline constexpr std::uint64_t kMetadataBytesMax = std::uint64_t{4} << 30;
+inline constexpr std::uint64_t kProgressWordsMax = std::uint64_t{1} << 27;
 
 /// Codes are four bits apart from each other (a flipped bit is never another state), and none is zero.
 enum class HalfState : std::uint8_t {
@@ -101,6 +103,22 @@ struct TaggedWord {
 using HalfWord = TaggedWord<HalfState>;
 using PhaseWord = TaggedWord<Phase>;
 
+/// How many elements of one batch are in place: the fill in the upper bits, the count below. All writers add to it. A
+/// complete fill counts in every word, so that an equal tag of 2^40 fills ago is not met.
+inline constexpr unsigned kProgressCountBits = 24;
+struct ProgressWord {
+  std::uint64_t sequence = 0;  ///< its low 40 bits
+  std::uint64_t elements = 0;
+
+  static constexpr std::uint64_t tag(std::uint64_t sequence) noexcept {
+    return sequence & (~std::uint64_t{0} >> kProgressCountBits);
+  }
+  static constexpr ProgressWord unpack(std::uint64_t word) noexcept {
+    return {word >> kProgressCountBits, word & ((std::uint64_t{1} << kProgressCountBits) - 1)};
+  }
+  constexpr std::uint64_t pack() const noexcept { return tag(sequence) << kProgressCountBits | elements; }
+};
+
 /// Constant once `ready` is set.
 struct alignas(kLineBytes) SegmentHeader {
   std::uint64_t magic;
@@ -114,10 +132,12 @@ struct alignas(kLineBytes) SegmentHeader {
   std::uint64_t layout_bytes;
   std::uint64_t sidecar_offset;
   std::uint64_t sidecar_bytes;
+  std::uint64_t progress_offset;
+  std::uint64_t progress_words;  ///< of one half: the layout's batches
   std::uint8_t layout_digest[16];
   std::uint64_t metadata_hash;  ///< XXH3-64 of everything from layout_offset to the end of the sidecar
   std::uint64_t header_hash;    ///< XXH3-64 of the bytes before it
-  std::uint64_t reserved[17];   ///< zero
+  std::uint64_t reserved[15];   ///< zero
 };
 
 struct alignas(kLineBytes) ReadyLine {
@@ -163,11 +183,9 @@ struct alignas(kLineBytes) SlotOwner {
 };
 
 struct alignas(kLineBytes) SlotWords {
-  std::uint64_t phase;                ///< PhaseWord
-  std::uint64_t wish_deadline_ns;     ///< steady clock; not 0 while the writer waits for a FREE half
-  std::uint64_t progress_sequence;    ///< the fill that progress_rectangles counts
-  std::uint64_t progress_rectangles;  ///< done so far, in plan order
-  std::uint64_t reserved[12];
+  std::uint64_t phase;             ///< PhaseWord
+  std::uint64_t wish_deadline_ns;  ///< steady clock; not 0 while the writer waits for a FREE half
+  std::uint64_t reserved[14];
 };
 
 struct ControlBlock {
@@ -187,8 +205,9 @@ static_assert(sizeof(SegmentHeader) == 256 && sizeof(HalfInfo) == 256);
 static_assert(sizeof(ReadyLine) == kLineBytes && sizeof(AgentLine) == kLineBytes && sizeof(Bell) == kLineBytes);
 static_assert(sizeof(HalfStateLine) == kLineBytes && sizeof(SlotOwner) == kLineBytes &&
               sizeof(SlotWords) == kLineBytes);
-static_assert(offsetof(SegmentHeader, half_bytes) == 32 && offsetof(SegmentHeader, layout_digest) == 88);
-static_assert(offsetof(SegmentHeader, metadata_hash) == 104 && offsetof(SegmentHeader, header_hash) == 112);
+static_assert(offsetof(SegmentHeader, half_bytes) == 32 && offsetof(SegmentHeader, progress_offset) == 88);
+static_assert(offsetof(SegmentHeader, layout_digest) == 104 && offsetof(SegmentHeader, metadata_hash) == 120);
+static_assert(offsetof(SegmentHeader, header_hash) == 128);
 static_assert(offsetof(ControlBlock, ready) == 0x100 && offsetof(ControlBlock, agent) == 0x180);
 static_assert(offsetof(ControlBlock, agent_bell) == 0x200 && offsetof(ControlBlock, writer_bell) == 0x280);
 static_assert(offsetof(ControlBlock, state) == 0x300 && offsetof(ControlBlock, info) == 0x400);
@@ -197,23 +216,32 @@ static_assert(kControlBytes == 0x4600);
 static_assert(std::is_trivially_copyable_v<ControlBlock> && std::is_standard_layout_v<ControlBlock>);
 static_assert(std::has_unique_object_representations_v<ControlBlock>, "no padding anywhere");
 
+/// Of one half: the next one's words begin on another line.
+constexpr std::uint64_t progress_table_bytes(std::uint64_t words) noexcept {
+  return (words * sizeof(std::uint64_t) + kLineBytes - 1) / kLineBytes * kLineBytes;
+}
+
 /// Where everything lies for given sizes; nothing if the sizes are beyond the limits.
 struct SegmentPlan {
   std::uint64_t layout_offset = 0;
   std::uint64_t sidecar_offset = 0;
+  std::uint64_t progress_offset = 0;
   std::uint64_t half_offset[kHalves] = {0, 0};
   std::uint64_t segment_bytes = 0;
 };
 constexpr std::optional<SegmentPlan> plan_segment(std::uint64_t half_bytes, std::uint64_t layout_bytes,
-                                                  std::uint64_t sidecar_bytes) noexcept {
-  if (half_bytes > kSegmentBytesMax / 4 || layout_bytes > kMetadataBytesMax || sidecar_bytes > kMetadataBytesMax) {
+                                                  std::uint64_t sidecar_bytes, std::uint64_t progress_words) noexcept {
+  if (half_bytes > kSegmentBytesMax / 4 || layout_bytes > kMetadataBytesMax || sidecar_bytes > kMetadataBytesMax ||
+      progress_words > kProgressWordsMax) {
     return std::nullopt;
   }
   const auto round_up = [](std::uint64_t n, std::uint64_t to) { return (n + to - 1) / to * to; };
   SegmentPlan plan;
   plan.layout_offset = round_up(kControlBytes, 4096);
   plan.sidecar_offset = plan.layout_offset + round_up(layout_bytes, 64);
-  plan.half_offset[0] = round_up(plan.sidecar_offset + sidecar_bytes, kHalfAlignment);
+  plan.progress_offset = round_up(plan.sidecar_offset + sidecar_bytes, 4096);
+  const std::uint64_t progress_bytes = kHalves * progress_table_bytes(progress_words);
+  plan.half_offset[0] = round_up(plan.progress_offset + progress_bytes, kHalfAlignment);
   plan.half_offset[1] = plan.half_offset[0] + round_up(half_bytes, kHalfAlignment);
   plan.segment_bytes = plan.half_offset[1] + round_up(half_bytes, kHalfAlignment);
   return plan;

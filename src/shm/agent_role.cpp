@@ -15,7 +15,7 @@ namespace {
 class AgentCells : public Cells {
  public:
   using Watches = std::array<std::optional<ProcessWatch>, kSlotsMax>;
-  AgentCells(ControlBlock& block, const Watches& watches) : Cells(block), watches_(watches) {}
+  AgentCells(Segment& segment, const Watches& watches) : Cells(segment), watches_(watches) {}
   /// Without a watch nothing is proved: a slot whose owner cannot be watched is treated as alive.
   bool owner_dead(unsigned slot) const { return watches_[slot] && watches_[slot]->dead(); }
 
@@ -26,7 +26,7 @@ class AgentCells : public Cells {
 }  // namespace
 
 struct AgentRole::Impl {
-  explicit Impl(Segment& s) : segment(s), cells(s.control(), watches), protocol(cells) {}
+  explicit Impl(Segment& s) : segment(s), cells(s, watches), protocol(cells) {}
 
   Segment& segment;
   mutable std::mutex mutex;
@@ -239,9 +239,9 @@ void AgentRole::retire_done(const HalfView& retiring) {
   ring(impl_->block().writer_bell);
 }
 
-std::uint64_t AgentRole::progress(const FillView& fill, unsigned slot) const {
-  const std::lock_guard lock(impl_->mutex);
-  return slot < kSlotsMax ? impl_->protocol.progress_of(slot, fill.sequence) : 0;
+std::uint64_t AgentRole::elements_done(const FillView& fill, std::uint64_t batch) const {
+  // One word, and nothing of this object: no mutex.
+  return batch < impl_->segment.batches() ? impl_->protocol.elements_done(fill.half, batch, fill.sequence) : 0;
 }
 
 Status AgentRole::hold(const FillView& fill) {

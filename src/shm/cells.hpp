@@ -1,10 +1,11 @@
-// The memory policy of shm/protocol.hpp over a mapped control block.
+// The memory policy of shm/protocol.hpp over a mapped segment.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
 #include "shm/protocol.hpp"
+#include "shm/segment.hpp"
 
 namespace deltasync::shm {
 
@@ -16,14 +17,13 @@ class Cells {
  public:
   using Cell = std::uint64_t*;
 
-  explicit Cells(ControlBlock& block) : b_(block) {}
+  explicit Cells(Segment& segment) : b_(segment.control()), segment_(segment) {}
 
   Cell half_state(unsigned half) const noexcept { return &b_.state[half].word; }
   Cell half_info(unsigned half, unsigned word) const noexcept { return &b_.info[half].words[word]; }
   Cell slot_phase(unsigned slot) const noexcept { return &b_.slot[slot].phase; }
   Cell slot_owner(unsigned slot) const noexcept { return &b_.owner[slot].pid; }
-  Cell slot_progress_sequence(unsigned slot) const noexcept { return &b_.slot[slot].progress_sequence; }
-  Cell slot_progress(unsigned slot) const noexcept { return &b_.slot[slot].progress_rectangles; }
+  Cell progress(unsigned half, std::uint64_t batch) const noexcept { return &segment_.progress(half)[batch]; }
   static constexpr unsigned info_words() noexcept { return kInfoWords; }
   static constexpr unsigned slots() noexcept { return kSlotsMax; }
 
@@ -40,6 +40,7 @@ class Cells {
 
  private:
   ControlBlock& b_;
+  Segment& segment_;
 };
 
 }  // namespace deltasync::shm

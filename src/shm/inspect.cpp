@@ -5,7 +5,7 @@
 namespace deltasync::shm {
 
 HalfStatus inspect_half(Segment& segment, unsigned half) {
-  Cells cells(segment.control());
+  Cells cells(segment);
   HalfStatus status;
   // The state may move while the info is read; a few looks at most, then the info is left out.
   for (int attempt = 0; attempt < 8; ++attempt) {
@@ -31,11 +31,16 @@ SlotStatus inspect_slot(Segment& segment, unsigned slot) {
   status.pid = static_cast<std::int32_t>(Cells::load(&block.owner[slot].pid));
   status.phase = phase.code;
   status.sequence = phase.sequence;
-  if (Cells::load(&block.slot[slot].progress_sequence) == phase.sequence) {
-    status.rectangles = Cells::load(&block.slot[slot].progress_rectangles);
-  }
   status.waiting = Cells::load(&block.slot[slot].wish_deadline_ns) != 0;
   return status;
+}
+
+std::uint64_t inspect_progress(Segment& segment, unsigned half, std::uint64_t sequence) {
+  Cells cells(segment);
+  Protocol<Cells> protocol(cells);
+  std::uint64_t elements = 0;
+  for (std::uint64_t b = 0; b < segment.batches(); ++b) elements += protocol.elements_done(half, b, sequence);
+  return elements;
 }
 
 ProcessId inspect_agent(Segment& segment) {

@@ -20,7 +20,8 @@
 // Memory policy M:
 //   Cell                           names one 64-bit word
 //   half_state(h) half_info(h, w)  cells; info_words() of the latter
-//   slot_phase(k) slot_owner(k) slot_progress_sequence(k) slot_progress(k)    cells; slots() of them
+//   slot_phase(k) slot_owner(k)    cells; slots() of them
+//   progress(h, b)                 cell of a batch of a half
 //   load(c) store(c, v) cas(c, expected, desired) → bool      sequentially consistent
 //   owner_dead(k)                  proof that the owner of slot k is dead (agent only)
 //   broken(Guard)                  constant false, except where a test removes one guard to see the explorer notice
@@ -54,8 +55,8 @@ enum class Guard : std::uint8_t {
   retire_before_active,  ///< the old half leaves ACTIVE before the new one enters
   sealed_recheck,        ///< the choice between sealed halves is made on one moment's states
   sealed_in_order,       ///< of two sealed halves the older is activated first
-  progress_before,       ///< a progress count is of the fill that was named before it was read
-  progress_after,        ///< … and still is after
+  progress_restarts,     ///< each fill counts its progress from 0
+  progress_names_fill,   ///< a count of another fill says nothing about this one
   reap_dead,             ///< a dead writer's fill is aborted
   grant_ends_fill,       ///< a slot's new owner never inherits the old owner's part in an open fill
   start_ends_fill,       ///< nor does a new program in the owner's own process
@@ -205,14 +206,20 @@ class Protocol {
     m_.store(m_.slot_phase(slot), PhaseWord{Phase::joined, sequence}.pack());
   }
 
-  /// A fill starts its count at 0 before the count is that fill's.
-  void start_progress(unsigned slot, std::uint64_t sequence) {
-    m_.store(m_.slot_progress(slot), 0);
-    m_.store(m_.slot_progress_sequence(slot), sequence);
+  /// `elements` more of a batch are in place and are not written again in this fill.
+  /// SYNC POINT progress (release): their bytes come before it; elements_done (acquire).
+  /// Inside a copy bracket, so that the half is not filled anew under it. False: another writer added at the same
+  /// moment; try again.
+  bool add_progress(unsigned half, std::uint64_t batch, std::uint64_t sequence, std::uint64_t elements) {
+    const auto cell = m_.progress(half, batch);
+    const std::uint64_t before = m_.load(cell);
+    auto word = ProgressWord::unpack(before);
+    // A count of an earlier fill is not added to: this fill begins at 0.
+    if (word.sequence != ProgressWord::tag(sequence) && !m_.broken(Guard::progress_restarts)) word.elements = 0;
+    word.sequence = sequence;
+    word.elements += elements;
+    return m_.cas(cell, before, word.pack());
   }
-  /// SYNC POINT progress (release): the bytes of the first `rectangles` come before it and are not written again in
-  /// this fill; progress_of (acquire).
-  void publish_progress(unsigned slot, std::uint64_t rectangles) { m_.store(m_.slot_progress(slot), rectangles); }
 
   /// This writer has written everything; its copies have ended.
   void mark_committed(unsigned slot, std::uint64_t sequence) {
@@ -292,14 +299,11 @@ class Protocol {
     return true;
   }
 
-  /// What a slot has finished in a fill; 0 if it is not in it. SYNC POINT progress (acquire).
-  std::uint64_t progress_of(unsigned slot, std::uint64_t sequence) {
-    // The count may be of the fill before, which is reset before this one is named …
-    if (m_.load(m_.slot_progress_sequence(slot)) != sequence && !m_.broken(Guard::progress_before)) return 0;
-    const auto rectangles = m_.load(m_.slot_progress(slot));
-    // … or of the next one, which is named before it counts anything.
-    if (m_.load(m_.slot_progress_sequence(slot)) != sequence && !m_.broken(Guard::progress_after)) return 0;
-    return rectangles;
+  /// Elements of a batch that are in place in a fill. SYNC POINT progress (acquire).
+  std::uint64_t elements_done(unsigned half, std::uint64_t batch, std::uint64_t sequence) {
+    const auto word = ProgressWord::unpack(m_.load(m_.progress(half, batch)));
+    if (word.sequence != ProgressWord::tag(sequence) && !m_.broken(Guard::progress_names_fill)) return 0;
+    return word.elements;
   }
 
   /// Before a slot changes hands: its last owner (dead, gone with a goodbye, or replaced by exec) takes part in no open

@@ -48,8 +48,9 @@ class WriterRole {
   /// Non-temporal stores need a store fence on their own thread before leave_copy.
   Status enter_copy(const Fill& fill);
   void leave_copy(const Fill& fill);
-  /// Rectangles of the plan done so far, in plan order: the agent may read what they cover.
-  void publish_progress(const Fill& fill, std::uint64_t rectangles);
+  /// So many more elements of a batch are in place: the agent may read a batch once all of it is. Inside a copy
+  /// bracket, after the copies (and their fences); any thread.
+  void add_progress(const Fill& fill, std::uint64_t batch, std::uint64_t elements);
   /// Marks this writer committed, seals if it is the last, else waits for the others until the deadline, then aborts.
   /// Errors: aborted, timed_out (names the writers that were missing), invalid_argument (a copy is still open).
   Status commit(const Fill& fill, Deadline deadline);
@@ -122,9 +123,9 @@ class AgentRole {
   /// RETIRING → FREE. The caller has ended the diff and every lease on it (asserted by the caller's lease table).
   void retire_done(const HalfView& retiring);
 
-  /// Rectangles that a writer has finished in this fill, in its plan's order; 0 if the slot is not in it. What they
-  /// cover may be read while the half is held.
-  std::uint64_t progress(const FillView& fill, unsigned slot) const;
+  /// Elements of a batch that the fill's writers have put in place. A batch that is whole may be read while the half is
+  /// held.
+  std::uint64_t elements_done(const FillView& fill, std::uint64_t batch) const;
   /// Reading behind the writers: after hold() the half does not become FREE by an abort until unhold(). gone if the
   /// fill is over already.
   Status hold(const FillView& fill);
@@ -157,11 +158,13 @@ HalfStatus inspect_half(Segment& segment, unsigned half);
 struct SlotStatus {
   std::int32_t pid = 0;  ///< 0: not granted
   Phase phase = Phase::idle;
-  std::uint64_t sequence = 0;    ///< of the fill that the phase speaks of
-  std::uint64_t rectangles = 0;  ///< progress in it
-  bool waiting = false;          ///< for a FREE half
+  std::uint64_t sequence = 0;  ///< of the fill that the phase speaks of
+  bool waiting = false;        ///< for a FREE half
 };
 SlotStatus inspect_slot(Segment& segment, unsigned slot);
+
+/// Elements that are in place in a fill, over all of the half.
+std::uint64_t inspect_progress(Segment& segment, unsigned half, std::uint64_t sequence);
 
 /// The agent that adopted the segment last; pid 0 if none did yet.
 ProcessId inspect_agent(Segment& segment);

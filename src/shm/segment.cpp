@@ -155,17 +155,12 @@ Status check_segment_name(const std::string& name) {
 }
 
 Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::uint64_t generation,
-                                                 const Layout& layout, ByteSpan layout_encoded,
+                                                 const Geometry& geometry, ByteSpan layout_encoded,
                                                  ByteSpan sidecar_encoded) {
-  return create(path, generation, layout.half_bytes(), layout.digest(), layout_encoded, sidecar_encoded);
-}
-
-Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::uint64_t generation,
-                                                 std::uint64_t half_bytes, const Digest128& layout_digest,
-                                                 ByteSpan layout_encoded, ByteSpan sidecar_encoded) {
   DS_TRY(check_segment_name(path.name));
   const auto what = "create segment " + file_of(path).string();
-  const auto plan = plan_segment(half_bytes, layout_encoded.size(), sidecar_encoded.size());
+  const std::uint64_t half_bytes = geometry.half_bytes;
+  const auto plan = plan_segment(half_bytes, layout_encoded.size(), sidecar_encoded.size(), geometry.batches);
   if (!plan) return Error(Errc::out_of_range, what + ": a half of " + bytes_for_people(half_bytes) + " is too large");
   DS_TRY(check_room(path.dir, plan->segment_bytes).with_context(what));
 
@@ -196,7 +191,9 @@ Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::u
   header.layout_bytes = layout_encoded.size();
   header.sidecar_offset = plan->sidecar_offset;
   header.sidecar_bytes = sidecar_encoded.size();
-  std::memcpy(header.layout_digest, layout_digest.bytes.data(), sizeof(header.layout_digest));
+  header.progress_offset = plan->progress_offset;
+  header.progress_words = geometry.batches;
+  std::memcpy(header.layout_digest, geometry.layout_digest.bytes.data(), sizeof(header.layout_digest));
   auto* base = impl->base();
   if (!layout_encoded.empty()) std::memcpy(base + plan->layout_offset, layout_encoded.data(), layout_encoded.size());
   if (!sidecar_encoded.empty()) {
@@ -278,6 +275,15 @@ std::uint64_t Segment::half_bytes() const noexcept {
 }
 MutByteSpan Segment::half(unsigned index) noexcept {
   return {impl_->base() + half_file_offset(index), half_bytes()};
+}
+std::uint64_t Segment::batches() const noexcept {
+  return control().header.progress_words;
+}
+std::span<std::uint64_t> Segment::progress(unsigned half) noexcept {
+  const auto& header = control().header;
+  std::byte* const first =
+      impl_->base() + header.progress_offset + (half & 1u) * progress_table_bytes(header.progress_words);
+  return {reinterpret_cast<std::uint64_t*>(first), static_cast<std::size_t>(header.progress_words)};
 }
 int Segment::file() const noexcept {
   return impl_->fd.get();

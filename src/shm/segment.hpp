@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "base/bytes.hpp"
@@ -20,17 +21,19 @@ struct SegmentPath {
 
 class Segment {
  public:
+  /// What the segment needs to know of a layout.
+  struct Geometry {
+    std::uint64_t half_bytes = 0;
+    std::uint64_t batches = 0;  ///< progress words of a half
+    Digest128 layout_digest;
+  };
   /// Agent: creates, reserves every page (posix_fallocate) before it touches any, writes the metadata, and
   /// publishes the ready word last. Mode 0600. `layout_encoded` and `sidecar_encoded` are kept in the segment, so that
   /// a restarted agent can serve. Errors: no_space (says how much is needed and how much there is), already_exists,
   /// permission.
   static Result<std::unique_ptr<Segment>> create(const SegmentPath& path, std::uint64_t generation,
-                                                 const Layout& layout, ByteSpan layout_encoded,
+                                                 const Geometry& geometry, ByteSpan layout_encoded,
                                                  ByteSpan sidecar_encoded);
-  /// The same for what the segment needs to know of a layout: the size of a half and the digest.
-  static Result<std::unique_ptr<Segment>> create(const SegmentPath& path, std::uint64_t generation,
-                                                 std::uint64_t half_bytes, const Digest128& layout_digest,
-                                                 ByteSpan layout_encoded, ByteSpan sidecar_encoded);
   /// Maps an existing segment and validates all of its control block against the file's size. Errors: not_found,
   /// corrupt (names the field), unsupported (format version), permission (not ours, or not mode 0600).
   static Result<std::unique_ptr<Segment>> attach(const SegmentPath& path);
@@ -51,6 +54,9 @@ class Segment {
   ByteSpan sidecar_encoded() const noexcept;
   std::uint64_t half_bytes() const noexcept;
   MutByteSpan half(unsigned index) noexcept;
+  /// How many progress words each half has, and those of one.
+  std::uint64_t batches() const noexcept;
+  std::span<std::uint64_t> progress(unsigned half) noexcept;
   /// For sendfile: a descriptor of the segment's file (owned by the segment), and where a half starts in it.
   int file() const noexcept;
   std::uint64_t half_file_offset(unsigned index) const noexcept;

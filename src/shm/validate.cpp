@@ -27,11 +27,13 @@ Status check_header(const SegmentHeader& header, std::uint64_t file_bytes) {
   }
   if (header.header_hash != header_hash(header)) return bad("header_hash", "the header was changed or damaged");
   if (header.control_bytes != kControlBytes) return bad("control_bytes", std::to_string(header.control_bytes));
-  const auto plan = plan_segment(header.half_bytes, header.layout_bytes, header.sidecar_bytes);
+  const auto plan = plan_segment(header.half_bytes, header.layout_bytes, header.sidecar_bytes, header.progress_words);
   if (!plan) return bad("half_bytes", "sizes beyond the limits");
   if (header.layout_offset != plan->layout_offset) return bad("layout_offset", std::to_string(header.layout_offset));
   if (header.sidecar_offset != plan->sidecar_offset)
     return bad("sidecar_offset", std::to_string(header.sidecar_offset));
+  if (header.progress_offset != plan->progress_offset)
+    return bad("progress_offset", std::to_string(header.progress_offset));
   for (unsigned h = 0; h < kHalves; ++h) {
     if (header.half_offset[h] != plan->half_offset[h]) {
       return bad("half_offset[" + std::to_string(h) + "]", std::to_string(header.half_offset[h]));

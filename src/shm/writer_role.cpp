@@ -42,7 +42,7 @@ Error conflict(const Version& want, unsigned writers, const BeginResult& found) 
 WriterRole::WriterRole(Segment& segment, unsigned slot, unsigned writers)
     : segment_(segment), slot_(slot), writers_(writers) {
   ensure(slot < writers && writers <= kSlotsMax, "a slot is below the number of writers");
-  Cells cells(segment.control());
+  Cells cells(segment);
   set_wish(0);
   Protocol<Cells>(cells).start_slot(slot_);
   ring(segment_.control().writer_bell);
@@ -70,7 +70,7 @@ Result<Fill> WriterRole::begin(const Version& version, Deadline deadline) {
     if (copies_ > 0) return Error(Errc::invalid_argument, "begin: a copy of the fill before is still running");
   }
   auto& block = segment_.control();
-  Cells cells(block);
+  Cells cells(segment_);
   if (cells.load(cells.slot_owner(slot_)) == 0) {
     return Error(Errc::invalid_argument, "begin: writer slot " + std::to_string(slot_) + " is not granted");
   }
@@ -83,7 +83,6 @@ Result<Fill> WriterRole::begin(const Version& version, Deadline deadline) {
     const bool out_of_time = deadline.passed();
     if (found.attempt == Attempt::done) {
       if (wished) set_wish(0);
-      protocol.start_progress(slot_, found.sequence);
       open_ = Fill{found.half, found.sequence};
       ring(block.writer_bell);
       ring(block.agent_bell);
@@ -137,7 +136,7 @@ Error WriterRole::begin_timed_out(const Version& version) const {
 
 Status WriterRole::enter_copy(const Fill& fill) {
   const std::lock_guard lock(copy_mutex_);
-  Cells cells(segment_.control());
+  Cells cells(segment_);
   Protocol<Cells> protocol(cells);
   // The first bracket announces the copy for all that overlap it; every one looks whether the fill still lives.
   const bool alive = copies_ == 0 ? protocol.enter_copy(slot_, fill.half, fill.sequence)
@@ -155,23 +154,23 @@ void WriterRole::leave_copy(const Fill& fill) {
   const std::lock_guard lock(copy_mutex_);
   ensure(copies_ > 0, "leave_copy follows enter_copy");
   if (--copies_ > 0) return;
-  Cells cells(segment_.control());
+  Cells cells(segment_);
   Protocol<Cells> protocol(cells);
   protocol.leave_copy(slot_, fill.sequence);
   // Only an ended fill has somebody waiting for this.
   if (protocol.fill_state(fill.half, fill.sequence) != FillState::open) ring(segment_.control().agent_bell);
 }
 
-void WriterRole::publish_progress(const Fill& fill, std::uint64_t rectangles) {
-  auto& slot = segment_.control().slot[slot_];
-  ensure(Cells::load(&slot.progress_sequence) == fill.sequence, "progress is of the open fill");
-  Cells cells(segment_.control());
-  Protocol<Cells>(cells).publish_progress(slot_, rectangles);
+void WriterRole::add_progress(const Fill& fill, std::uint64_t batch, std::uint64_t elements) {
+  ensure(batch < segment_.batches(), "progress is of a batch of the layout");
+  Cells cells(segment_);
+  Protocol<Cells> protocol(cells);
+  while (!protocol.add_progress(fill.half, batch, fill.sequence, elements)) continue;  // ends: somebody else got on
 }
 
 Status WriterRole::commit(const Fill& fill, Deadline deadline) {
   auto& block = segment_.control();
-  Cells cells(block);
+  Cells cells(segment_);
   Protocol<Cells> protocol(cells);
   {
     const std::lock_guard lock(copy_mutex_);
@@ -217,7 +216,7 @@ Error WriterRole::commit_timed_out(const Fill& fill) const {
 }
 
 void WriterRole::abort(const Fill& fill) noexcept {
-  Cells cells(segment_.control());
+  Cells cells(segment_);
   Protocol<Cells>(cells).abort(fill.half, fill.sequence);
   close_fill();
 }
@@ -227,7 +226,7 @@ void WriterRole::close_fill() noexcept {
   auto& block = segment_.control();
   {
     const std::lock_guard lock(copy_mutex_);
-    Cells cells(block);
+    Cells cells(segment_);
     // A copy thread that is still inside keeps COPYING up; its leave_copy ends that.
     if (copies_ == 0) Protocol<Cells>(cells).mark_idle(slot_);
   }
@@ -236,7 +235,7 @@ void WriterRole::close_fill() noexcept {
 }
 
 VersionId WriterRole::newest() const {
-  Cells cells(segment_.control());
+  Cells cells(segment_);
   Protocol<Cells> protocol(cells);
   for (;;) {
     // Ends soon: a state word moves a few times per version.

@@ -20,6 +20,7 @@
 #include "shm/segment.hpp"
 #include "writer/agent_link.hpp"
 #include "writer/copy.hpp"
+#include "writer/progress.hpp"
 #include "writer/slot_claim.hpp"
 
 namespace deltasync {
@@ -61,6 +62,7 @@ class WriterSession final : public Writer {
         options_(std::move(options)),
         pool_(choose_threads(options_.threads), "ds-copy"),
         coverage_(layout_),
+        progress_(layout_),
         touched_(layout_->tensors().size(), 0),
         link_(options_.agent_socket, hello) {}
 
@@ -96,6 +98,7 @@ class WriterSession final : public Writer {
 
   ThreadPool pool_;
   Coverage coverage_;
+  BatchCounter progress_;  ///< of the group that is being written
   std::vector<TensorSlice> plan_;
   bool planned_ = false;
   std::uint64_t generation_ = 0;
@@ -107,9 +110,7 @@ class WriterSession final : public Writer {
   std::vector<std::uint32_t> touched_;  ///< by tensor: the fill (counted here) that touched it last
   std::uint32_t fills_ = 0;
   std::vector<CopyJob> jobs_;  ///< of the group that is being written
-  std::uint64_t writes_ = 0;
-  bool in_plan_order_ = true;
-  bool failed_ = false;  ///< a write failed: only abort() helps
+  bool failed_ = false;        ///< a write failed: only abort() helps
 
   // Destroyed last to first: the role aborts its fill, the segment is unmapped, the agent hears goodbye.
   AgentLink link_;
@@ -139,6 +140,10 @@ Status WriterSession::use(const wire::TrainerWelcome& welcome) {
     return Error(Errc::layout_mismatch, "segment " + path.name + " is of layout " +
                                             describe(segment->layout_digest(), segment->half_bytes()) +
                                             ", this writer has " + describe(layout_->digest(), layout_->half_bytes()));
+  }
+  if (segment->batches() != progress_.batches()) {
+    return Error(Errc::corrupt, "segment " + path.name + " counts " + std::to_string(segment->batches()) +
+                                    " batches, its layout has " + std::to_string(progress_.batches()));
   }
   role_.reset();
   segment_ = std::move(segment);
@@ -215,8 +220,6 @@ Status WriterSession::begin(const Version& version, Deadline deadline) {
   report_.version = version;
   report_.guard_s = seconds_since(start);
   ++fills_;
-  writes_ = 0;
-  in_plan_order_ = true;
   failed_ = false;
   coverage_.reset();
   return {};
@@ -274,6 +277,7 @@ void WriterSession::prefetch_tensor(std::span<const SliceSource> group, std::siz
 /// In one copy bracket.
 Status WriterSession::write_group(std::span<const SliceSource> group) {
   jobs_.clear();
+  progress_.clear();
   for (std::size_t i = 0; i < group.size(); ++i) {
     prefetch_tensor(group, i + kTensorsAhead);
     DS_ASSIGN(const CopyJob job, accept(group[i]));
@@ -281,8 +285,8 @@ Status WriterSession::write_group(std::span<const SliceSource> group) {
   }
   DS_TRY(role_->enter_copy(*fill_));
   copy(jobs_, pool_);
+  for (const BatchCounter::Part& part : progress_.parts()) role_->add_progress(*fill_, part.batch, part.elements);
   role_->leave_copy(*fill_);
-  if (in_plan_order_) role_->publish_progress(*fill_, writes_);
   return {};
 }
 
@@ -304,9 +308,7 @@ Result<CopyJob> WriterSession::accept(const SliceSource& item) {
     touched_[tensor] = fills_;
     ++report_.tensors;
   }
-  in_plan_order_ = in_plan_order_ && planned_ && writes_ < plan_.size() && plan_[writes_].tensor == tensor &&
-                   plan_[writes_].rect == rect;
-  ++writes_;
+  progress_.add(tensor, rect);
   return CopyJob{segment_->half(fill_->half).data() + t.offset + rect.row * t.row_bytes() + rect.col * t.element_bytes,
                  static_cast<std::size_t>(t.row_bytes()),
                  static_cast<const std::byte*>(item.source.data),

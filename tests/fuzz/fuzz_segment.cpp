@@ -42,6 +42,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!check_control(base, file_bytes)) return 0;
   if (!inside(header.layout_offset, header.layout_bytes, file_bytes)) std::abort();
   if (!inside(header.sidecar_offset, header.sidecar_bytes, file_bytes)) std::abort();
+  const auto progress_bytes = kHalves * progress_table_bytes(header.progress_words);
+  if (!inside(header.progress_offset, progress_bytes, file_bytes)) std::abort();
   for (const auto offset : header.half_offset) {
     if (!inside(offset, header.half_bytes, file_bytes)) std::abort();
   }

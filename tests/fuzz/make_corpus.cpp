@@ -302,7 +302,7 @@ void segments(const Corpus& corpus) {
   const auto dir = std::filesystem::temp_directory_path();
   const shm::SegmentPath path{dir, "deltasync-fuzz-segment"};
   static_cast<void>(shm::Segment::unlink(path));
-  const auto segment = shm::Segment::create(path, 1, 4096, Digest128{}, bytes_of(std::string_view("layout")),
+  const auto segment = shm::Segment::create(path, 1, {4096, 3, Digest128{}}, bytes_of(std::string_view("layout")),
                                             bytes_of(std::string_view("sidecar")))
                            .value();
   const auto file_bytes = segment->control().header.segment_bytes;
@@ -317,6 +317,8 @@ void segments(const Corpus& corpus) {
                [&](Bytes& b) { block(b)->header.layout_bytes = ~std::uint64_t{0} - 8; });
   corpus.spoil("segment", "half-bytes-lie", good,
                [&](Bytes& b) { block(b)->header.half_bytes = std::uint64_t{1} << 62; });
+  corpus.spoil("segment", "progress-words-lie", good,
+               [&](Bytes& b) { block(b)->header.progress_words = ~std::uint64_t{0} / 4; });
   corpus.spoil("segment", "half-outside", good, [&](Bytes& b) { block(b)->header.half_offset[1] = file_bytes; });
 }
 

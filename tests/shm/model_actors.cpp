@@ -62,7 +62,8 @@ void begin(const WriterScript& script, Locals& l, Memory& m, Action action) {
     case Attempt::done:
       l.half = static_cast<std::uint8_t>(found.half);
       l.sequence = found.sequence;
-      l.pc = kStart;
+      l.cell = 0;
+      l.pc = kCopy;
       if (script.slot != 0 && half_word(s, found.half) != HalfWord{HalfState::filling, found.sequence}) {
         m.report(Violation::stale_join);
       }
@@ -89,16 +90,22 @@ void copy(const WriterScript& script, Locals& l, Memory& m) {
   Protocol<Memory> protocol(m);
   // With two writers each has one of the cells; alone, one writes both.
   const unsigned cell = script.writers == 1 ? l.cell : script.slot;
-  const unsigned cells = script.writers == 1 ? kDataCells : 1;
   if (!protocol.enter_copy(script.slot, l.half, l.sequence)) {
     if (!m.unfinished()) l.pc = kAbort;
     return;
   }
   m.write_data(l.half, cell, l.sequence, value_of(script.epoch, l.version + 1u));
+  l.pc = kCount;
+}
+
+/// The copy's bracket is still open.
+void count(const WriterScript& script, Locals& l, Memory& m) {
+  Protocol<Memory> protocol(m);
+  const unsigned cells = script.writers == 1 ? kDataCells : 1;
+  if (!protocol.add_progress(l.half, 0, l.sequence, 1)) return;
   protocol.leave_copy(script.slot, l.sequence);
   ++l.cell;
-  protocol.publish_progress(script.slot, l.cell);
-  if (l.cell == cells) l.pc = kDecide;
+  l.pc = l.cell == cells ? kDecide : kCopy;
 }
 
 void seal(Locals& l, Memory& m, Action action) {
@@ -127,11 +134,7 @@ void run_writer(const WriterScript& script, Locals& l, Memory& m, Action action)
       l.pc = kBegin;
       break;
     case kBegin: begin(script, l, m, action); break;
-    case kStart:
-      protocol.start_progress(script.slot, l.sequence);
-      l.cell = 0;
-      l.pc = kCopy;
-      break;
+    case kCount: count(script, l, m); break;
     case kCopy:
       if (action == Action::abort) {
         l.pc = kAbort;
@@ -207,7 +210,9 @@ void behind(Locals& l, Memory& m) {
   if (l.holding) {
     const unsigned half = l.holding - 1u;
     const auto now = HalfWord::unpack(m.load(m.half_state(half)));
-    if (now.sequence == m.state().held[half]) m.read_data(half, 0, m.state().fill_value[half]);
+    if (now.sequence == m.state().held[half]) {
+      for (unsigned c = 0; c < kDataCells; ++c) m.read_data(half, c, m.state().fill_value[half]);
+    }
     m.privately([&] {
       m.state().held[half] = 0;
       return std::uint64_t{0};
@@ -217,7 +222,7 @@ void behind(Locals& l, Memory& m) {
   }
   for (unsigned h = 0; h < kHalves; ++h) {
     const auto now = HalfWord::unpack(m.load(m.half_state(h)));
-    if (now.code != HalfState::filling || protocol.progress_of(0, now.sequence) == 0) continue;
+    if (now.code != HalfState::filling || protocol.elements_done(h, 0, now.sequence) < kDataCells) continue;
     // AgentRole::hold: from here on this agent will not make the half FREE.
     m.privately([&] {
       m.state().held[h] = now.sequence;

@@ -43,7 +43,7 @@ struct Config {
 
 State initial(const Config& config);
 
-enum WriterPc : std::uint8_t { kAsk, kInit, kBegin, kStart, kCopy, kDecide, kMark, kSeal, kGiveUp, kAbort, kIdle };
+enum WriterPc : std::uint8_t { kAsk, kInit, kBegin, kCopy, kCount, kDecide, kMark, kSeal, kGiveUp, kAbort, kIdle };
 enum AgentPc : std::uint8_t {
   kAdopt,
   kServeOld,

@@ -127,6 +127,15 @@ inline Config behind_the_writer() {
   return c;
 }
 
+inline Config behind_two_writers() {
+  Config c;
+  c.name = "the agent reads behind two writers";
+  c.writers = {writer(0, 2, 1, 2), writer(1, 2, 1, 2)};
+  c.reads_behind = true;
+  c.aborts = 1, c.reader = false;
+  return c;
+}
+
 inline void report(const Config& config, const Outcome& out, double seconds) {
   std::printf("  %-52s %9llu states %10llu steps %7llu quiet %6llu complete  %5.1f s  %s\n", config.name,
               static_cast<unsigned long long>(out.states), static_cast<unsigned long long>(out.steps),

@@ -29,7 +29,7 @@ void Memory::write_data(unsigned half, unsigned cell, std::uint64_t sequence, st
         now.sequence == sequence && (now.code == HalfState::filling || now.code == HalfState::quarantined);
     const bool leased = s_.lease.taken && !s_.lease.revoked && s_.lease.half == half;
     // The agent reads behind the writers what their progress covers.
-    const bool behind = s_.held[half] != 0 && (s_.held[half] != sequence || s_.cells[kProgress] > cell);
+    const bool behind = s_.held[half] != 0 && (s_.held[half] != sequence || batch_whole(s_, half, sequence));
     if (!ours || leased || behind) report(Violation::wrong_write);
     s_.cells[kData + half * kDataCells + cell] = value;
     return std::uint64_t{0};
@@ -49,7 +49,7 @@ void Memory::check_store(Cell cell) {
   if (!rules_.check_edges) return;
   const auto is_in = [&](unsigned first, unsigned count) { return cell >= first && cell < first + count; };
   bool good = false;
-  if (is_in(kPhase, kSlots) || is_in(kProgress, kSlots) || is_in(kProgressSequence, kSlots)) {
+  if (is_in(kPhase, kSlots)) {
     // One writer per field: the process that the slot is granted to.
     good = a.kind == Kind::writer && s_.cells[kOwner + a.slot] == a.process;
   } else if (is_in(kInfoCells, kHalves * kInfo)) {
@@ -59,6 +59,15 @@ void Memory::check_store(Cell cell) {
     good = a.kind == Kind::agent;
   }
   if (!good) report(Violation::wrong_edge);
+}
+
+void Memory::check_cas(Cell cell, std::uint64_t from, std::uint64_t to) {
+  if (cell < kProgress) return check_edge(cell - kState, HalfWord::unpack(from), HalfWord::unpack(to));
+  // Progress is counted by those who fill the half, while they do.
+  const auto now = half_word(s_, cell - kProgress);
+  const bool ours = s_.actor[me_].kind == Kind::writer && s_.actor[me_].locals.sequence == now.sequence &&
+                    (now.code == HalfState::filling || now.code == HalfState::quarantined);
+  if (!ours && rules_.check_edges) report(Violation::wrong_edge);
 }
 
 bool Memory::may_abort(std::uint64_t sequence) const {

@@ -24,8 +24,7 @@ class Memory {
   Cell half_info(unsigned half, unsigned word) const { return kInfoCells + half * kInfo + word; }
   Cell slot_phase(unsigned slot) const { return kPhase + slot; }
   Cell slot_owner(unsigned slot) const { return kOwner + slot; }
-  Cell slot_progress_sequence(unsigned slot) const { return kProgressSequence + slot; }
-  Cell slot_progress(unsigned slot) const { return kProgress + slot; }
+  Cell progress(unsigned half, std::uint64_t) const { return kProgress + half; }
   static constexpr unsigned info_words() { return kInfo; }
   static constexpr unsigned slots() { return kSlots; }
   bool broken(Guard guard) const { return rules_.broken == guard; }
@@ -43,7 +42,7 @@ class Memory {
   bool cas(Cell cell, std::uint64_t expected, std::uint64_t desired) {
     return operation([&] {
              if (s_.cells[cell] != expected) return std::uint64_t{0};
-             check_edge(cell - kState, HalfWord::unpack(expected), HalfWord::unpack(desired));
+             check_cas(cell, expected, desired);
              s_.cells[cell] = desired;
              return std::uint64_t{1};
            }) != 0;
@@ -100,6 +99,7 @@ class Memory {
     return observation_;
   }
   void check_store(Cell cell);
+  void check_cas(Cell cell, std::uint64_t from, std::uint64_t to);
   void check_edge(unsigned half, HalfWord from, HalfWord to);
   bool may_abort(std::uint64_t sequence) const;
 

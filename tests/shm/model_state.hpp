@@ -22,9 +22,8 @@ enum Cell : unsigned {
   kInfoCells = kState + kHalves,
   kPhase = kInfoCells + kHalves * kInfo,
   kOwner = kPhase + kSlots,
-  kProgressSequence = kOwner + kSlots,
-  kProgress = kProgressSequence + kSlots,
-  kData = kProgress + kSlots,
+  kProgress = kOwner + kSlots,  ///< a half is one batch of kDataCells elements
+  kData = kProgress + kHalves,
   kCells = kData + kHalves * kDataCells,
 };
 
@@ -89,6 +88,11 @@ inline HalfWord half_word(const State& s, unsigned half) {
 }
 inline PhaseWord phase_word(const State& s, unsigned slot) {
   return PhaseWord::unpack(s.cells[kPhase + slot]);
+}
+/// All elements of the half's batch are counted as in place in this fill.
+inline bool batch_whole(const State& s, unsigned half, std::uint64_t sequence) {
+  const auto word = ProgressWord::unpack(s.cells[kProgress + half]);
+  return word.sequence == sequence && word.elements == kDataCells;
 }
 /// The bytes that a version's fill writes into every data cell.
 constexpr std::uint32_t value_of(std::uint64_t epoch, std::uint64_t number) {

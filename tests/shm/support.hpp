@@ -20,6 +20,7 @@
 namespace deltasync::shm::testing {
 
 inline constexpr std::uint64_t kHalfBytes = 1u << 20;
+inline constexpr std::uint64_t kBatches = 5;
 
 using test::TempDir;
 
@@ -30,7 +31,7 @@ inline Digest128 some_digest() {
 }
 
 inline Result<std::unique_ptr<Segment>> create(const SegmentPath& path, std::uint64_t half_bytes = kHalfBytes) {
-  return Segment::create(path, 1, half_bytes, some_digest(), bytes_of(std::string_view("layout")),
+  return Segment::create(path, 1, {half_bytes, kBatches, some_digest()}, bytes_of(std::string_view("layout")),
                          bytes_of(std::string_view("the sidecar")));
 }
 

@@ -54,6 +54,9 @@ TEST(Model, TwoWritersExec) {
 TEST(Model, BehindTheWriter) {
   expect_clean(behind_the_writer());
 }
+TEST(Model, BehindTwoWriters) {
+  expect_clean(behind_two_writers());
+}
 
 }  // namespace
 }  // namespace deltasync::shm::model

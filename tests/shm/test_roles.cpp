@@ -233,19 +233,56 @@ TEST_F(Roles, ProgressBelongsToOneFill) {
   auto view = agent_->filling();
   ASSERT_TRUE(view);
   EXPECT_EQ(view->version, version(7, 1));
-  EXPECT_EQ(agent_->progress(*view, 0), 0u);
-  writer.publish_progress(*fill, 17);
-  EXPECT_EQ(agent_->progress(*view, 0), 17u);
+  EXPECT_EQ(agent_->elements_done(*view, 1), 0u);
+  writer.add_progress(*fill, 1, 17);
+  writer.add_progress(*fill, 1, 4);
+  writer.add_progress(*fill, 4, 1);
+  EXPECT_EQ(agent_->elements_done(*view, 0), 0u);
+  EXPECT_EQ(agent_->elements_done(*view, 1), 21u);
+  EXPECT_EQ(agent_->elements_done(*view, kBatches), 0u) << "there is no such batch";
+  EXPECT_EQ(inspect_progress(*segment_, fill->half, fill->sequence), 22u);
   ASSERT_TRUE(agent_->hold(*view).ok());
   writer.abort(*fill);
   agent_->reap();
   EXPECT_EQ(inspect_half(*segment_, fill->half).state, HalfState::quarantined) << "the agent reads behind the writer";
   auto next = writer.begin(version(7, 2), soon());  // the other half is free
   ASSERT_TRUE(next.ok());
-  EXPECT_EQ(agent_->progress(*view, 0), 0u);
+  EXPECT_EQ(agent_->elements_done(*agent_->filling(), 1), 0u);
   agent_->unhold(*view);
   EXPECT_EQ(inspect_half(*segment_, fill->half).state, HalfState::free);
   EXPECT_EQ(agent_->hold(*view).error().code(), Errc::gone);
+}
+
+// The half is filled anew: what the fill before had counted is not the new one's.
+TEST_F(Roles, ProgressBeginsAnewInTheSameHalf) {
+  grant(0, 1);
+  WriterRole writer(*segment_, 0, 1);
+  const auto first = writer.begin(version(7, 1), soon());
+  writer.add_progress(*first, 2, 30);
+  writer.abort(*first);
+  agent_->reap();
+  const auto second = writer.begin(version(7, 2), soon());
+  ASSERT_TRUE(second.ok());
+  ASSERT_EQ(second->half, first->half);
+  const auto view = agent_->filling();
+  EXPECT_EQ(agent_->elements_done(*view, 2), 0u);
+  writer.add_progress(*second, 2, 5);
+  EXPECT_EQ(agent_->elements_done(*view, 2), 5u);
+}
+
+TEST_F(Roles, ProgressOfManyThreadsAddsUp) {
+  grant(0, 1);
+  WriterRole writer(*segment_, 0, 1);
+  const auto fill = writer.begin(version(7, 1), soon());
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (unsigned i = 0; i < 1000; ++i) writer.add_progress(*fill, i % kBatches, 3);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  const auto view = agent_->filling();
+  for (std::uint64_t b = 0; b < kBatches; ++b) EXPECT_EQ(agent_->elements_done(*view, b), 4u * 200 * 3);
 }
 
 TEST_F(Roles, TwoSealedHalvesAreActivatedInOrder) {

@@ -155,7 +155,7 @@ TEST_F(SegmentFile, EmptyLayoutAndLargeSizes) {
   EXPECT_EQ(create({dir_.path(), "large"}, std::uint64_t{1} << 42).error().code(), Errc::no_space);
   EXPECT_FALSE(std::filesystem::exists(dir_.path() / "large"));
   // Offsets stay exact far beyond 32 bits.
-  const auto plan = plan_segment(std::uint64_t{1} << 42, 1000, 1000);
+  const auto plan = plan_segment(std::uint64_t{1} << 42, 1000, 1000, std::uint64_t{1} << 20);
   ASSERT_TRUE(plan);
   EXPECT_EQ(plan->half_offset[1] - plan->half_offset[0], std::uint64_t{1} << 42);
   EXPECT_EQ(plan->segment_bytes - plan->half_offset[1], std::uint64_t{1} << 42);
@@ -248,7 +248,10 @@ TEST_F(SegmentFile, AHeaderThatLiesWithAMatchingHash) {
   lie([](SegmentHeader& h) { h.half_bytes = ~std::uint64_t{0}; }, "half_bytes");
   lie([](SegmentHeader& h) { h.layout_offset += 4096; }, "layout_offset");
   lie([](SegmentHeader& h) { h.layout_bytes = std::uint64_t{1} << 40; }, "half_bytes");
-  lie([](SegmentHeader& h) { h.sidecar_bytes += kHalfAlignment; }, "half_offset[0]");
+  lie([](SegmentHeader& h) { h.sidecar_bytes += kHalfAlignment; }, "progress_offset");
+  lie([](SegmentHeader& h) { h.progress_offset -= 4096; }, "progress_offset");
+  lie([](SegmentHeader& h) { h.progress_words += kHalfAlignment; }, "half_offset[0]");
+  lie([](SegmentHeader& h) { h.progress_words = ~std::uint64_t{0}; }, "half_bytes");
   lie([](SegmentHeader& h) { h.sidecar_offset = 0; }, "sidecar_offset");
   lie([](SegmentHeader& h) { h.half_offset[1] = h.half_offset[0]; }, "half_offset[1]");
   lie([](SegmentHeader& h) { h.segment_bytes -= 1; }, "segment_bytes");
@@ -260,14 +263,14 @@ TEST_F(SegmentFile, AHeaderThatLiesWithAMatchingHash) {
 
 TEST_F(SegmentFile, AnUnknownFormatIsUnsupported) {
   ASSERT_TRUE(create(path()).ok());
-  patch([](ControlBlock& b) { b.header.format = 2; });
-  expect_refused(Errc::unsupported, "format 2");
+  patch([](ControlBlock& b) { b.header.format = 1; });
+  expect_refused(Errc::unsupported, "format 1");
 }
 
 TEST_F(SegmentFile, DamagedMetadata) {
   ASSERT_TRUE(create(path()).ok());
   std::fstream f(file(), std::ios::in | std::ios::out | std::ios::binary);
-  f.seekp(static_cast<std::streamoff>(plan_segment(kHalfBytes, 6, 11)->layout_offset + 2));
+  f.seekp(static_cast<std::streamoff>(plan_segment(kHalfBytes, 6, 11, kBatches)->layout_offset + 2));
   f.put('X');
   f.close();
   expect_refused(Errc::corrupt, "metadata_hash");

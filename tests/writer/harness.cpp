@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/thread_pool.hpp"
+#include "delta/delta.hpp"
 
 namespace deltasync::test {
 namespace {
@@ -163,8 +164,9 @@ Result<agent::OpenSegment> MiniAgent::open_segment(LayoutPtr layout, ByteSpan la
   }
   auto next = std::make_shared<Generation>();
   next->number = now ? now->number + 1 : 1;
+  const shm::Segment::Geometry geometry{layout->half_bytes(), delta::make_batches(*layout).size(), layout->digest()};
   DS_ASSIGN(next->segment, shm::Segment::create({dir_, kSegmentPrefix + std::to_string(next->number)}, next->number,
-                                                *layout, layout_encoded, sidecar_encoded));
+                                                geometry, layout_encoded, sidecar_encoded));
   DS_ASSIGN(next->role, shm::AgentRole::adopt(*next->segment));
   const agent::OpenSegment open{next->segment->path(), next->number, {}};
   const std::lock_guard lock(mutex_);

@@ -8,7 +8,9 @@ Result<Halves> Halves::make(const Options& options, ThreadPool& pool) {
   Halves halves;
   DS_ASSIGN(halves.layout_, decoder_layout(static_cast<std::uint64_t>(options.model_gib * 0x1p30)));
   const shm::SegmentPath path{options.shm_dir, "deltasync-bench-" + std::to_string(::getpid())};
-  DS_ASSIGN(halves.segment_, shm::Segment::create(path, 1, *halves.layout_, halves.layout_->encode(), {}));
+  const Layout& layout = *halves.layout_;
+  const shm::Segment::Geometry geometry{layout.half_bytes(), delta::make_batches(layout).size(), layout.digest()};
+  DS_ASSIGN(halves.segment_, shm::Segment::create(path, 1, geometry, halves.layout_->encode(), {}));
   DS_TRY(shm::Segment::unlink(path));
   SyntheticModel model(halves.layout_, options.density, options.seed, pool);
   model.write_half(halves.segment_->half(0));

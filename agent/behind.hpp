@@ -1,0 +1,78 @@
+// The diff behind the writer: while a version is still being offloaded, its batches are diffed and encoded as they
+// become whole, so that little is left to do when it is sealed. Nothing of it is published before that.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "agent/generation.hpp"
+#include "agent/metrics.hpp"
+#include "delta/delta.hpp"
+
+namespace deltasync::agent {
+
+/// An open fill and the version that it is diffed against, whose half stays as it is meanwhile.
+struct BehindJob {
+  GenerationPtr generation;
+  shm::FillView fill;
+  unsigned base_half = 0;
+  std::uint64_t base_sequence = 0;
+  std::shared_ptr<const std::vector<std::uint64_t>> base_digests;
+  delta::ValueForm form = delta::ValueForm::ulp;
+};
+
+/// What was encoded behind a fill; `encoding` borrows from the job's generation.
+struct BehindWork {
+  BehindJob job;
+  std::unique_ptr<delta::Encoding> encoding;
+};
+
+/// Follows one fill at a time, on threads of its own at low priority: a trainer that needs the cores gets them. Called
+/// by one thread, the publisher.
+class BehindDiff {
+ public:
+  /// With no threads it follows nothing. `diffed` counts batches as they are done, those of aborted fills too.
+  /// Throws std::system_error if a thread is not to be had.
+  BehindDiff(unsigned threads, Metrics::Counter& diffed);
+  /// Ends.
+  ~BehindDiff();
+  BehindDiff(const BehindDiff&) = delete;
+  BehindDiff& operator=(const BehindDiff&) = delete;
+
+  bool enabled() const noexcept { return thread_.joinable(); }
+  /// The job that is followed, or null.
+  const BehindJob* job() const noexcept { return job_ ? &*job_ : nullptr; }
+  /// Takes hold of the fill and follows it; nothing if it is over already. The job before was ended.
+  void begin(BehindJob job);
+  /// Stops following, after the batches at hand, and lets go of the fill.
+  std::optional<BehindWork> end();
+
+ private:
+  void work(ThreadPool& pool);
+  /// Diffs what has become whole, a few batches; false if nothing has.
+  bool advance(ThreadPool& pool);
+
+  std::optional<BehindJob> job_;  // the caller's
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool closing_ = false;                       // protected by mutex_, as all below
+  bool wanted_ = false;                        // the caller wants the job followed
+  bool busy_ = false;                          // the thread is at it
+  std::unique_ptr<delta::Encoding> encoding_;  // the thread's while busy_
+  std::vector<std::uint32_t> pending_;         // likewise: batches that were not whole yet
+
+  Metrics::Counter& diffed_;
+  std::thread thread_;
+};
+
+/// Whether some tiles of a half, all in turn from `cursor` on, still are what `digests` says of them.
+bool spot_check(const Generation& generation, unsigned half, const std::vector<std::uint64_t>& digests,
+                std::uint64_t tiles, std::uint64_t& cursor);
+
+}  // namespace deltasync::agent
