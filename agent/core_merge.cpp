@@ -165,6 +165,7 @@ RingEntryPtr AgentCore::merge_chain(const MergeKey& key, const Layout& layout, c
                                     std::uint64_t bytes_before) {
   const auto start = Clock::now();
   std::vector<const delta::Delta*> deltas;
+  deltas.reserve(chain.size());
   for (const RingEntryPtr& entry : chain) deltas.push_back(entry->delta.get());
   delta::MergeOptions options;
   options.cancel = &merge_cancel_;
