@@ -18,7 +18,7 @@ namespace {
 /// Between two looks at a writer's progress; doubled while nothing comes.
 constexpr auto kLookMin = std::chrono::milliseconds(1);
 constexpr auto kLookMax = std::chrono::milliseconds(16);
-constexpr int kNice = 10;
+constexpr int kNice = 19;  // at 10, copies on all cores took 40 % longer; at 19 no longer than alone
 
 ByteSpan half_of(const Generation& generation, unsigned half) {
   return ByteSpan(generation.segment->half(half)).first(static_cast<std::size_t>(generation.layout->half_bytes()));
