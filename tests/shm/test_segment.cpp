@@ -1,7 +1,6 @@
 // Creating, attaching, and refusing what is not a whole and sound segment of ours.
 #include <fcntl.h>
 #include <gmock/gmock.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -100,50 +99,6 @@ TEST(SegmentInShm, LivesUnderDevShm) {
   EXPECT_TRUE(Segment::unlink(path).ok());
   EXPECT_EQ(Segment::attach(path).error().code(), Errc::not_found);
   EXPECT_TRUE(half_is(**seen, 1, 9)) << "mappings outlive the name";
-}
-
-/// Of the mapping that begins at or before `address`, in smaps: how many kB of it are mapped by huge pages.
-std::uint64_t huge_kib_at(const void* address) {
-  std::ifstream smaps("/proc/self/smaps");
-  std::string line;
-  bool here = false;
-  while (std::getline(smaps, line)) {
-    std::uintptr_t begin = 0;
-    std::uintptr_t end = 0;
-    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) {
-      const auto at = reinterpret_cast<std::uintptr_t>(address);
-      here = begin <= at && at < end;
-    }
-    if (here && line.rfind("ShmemPmdMapped:", 0) == 0) return std::stoull(line.substr(line.find(':') + 1));
-  }
-  return 0;
-}
-
-bool can_collapse() {
-  constexpr std::size_t kBytes = std::size_t{2} << 20;
-  void* const at = ::mmap(nullptr, 2 * kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (at == MAP_FAILED) return false;
-  auto* const aligned =
-      reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(at) + kBytes - 1) / kBytes * kBytes);
-  *aligned = std::byte{1};
-  const bool can = ::madvise(aligned, kBytes, 25 /* MADV_COLLAPSE */) == 0;
-  ::munmap(at, 2 * kBytes);
-  return can;
-}
-
-TEST(SegmentInShm, LargeSegmentsAreOfHugePagesFromTheStart) {
-  const SegmentPath path{"/dev/shm", "deltasync-huge-" + std::to_string(::getpid())};
-  (void)Segment::unlink(path);
-  auto made = create(path, std::uint64_t{48} << 20);  // both halves together are above the least size
-  if (!made.ok() && made.error().code() == Errc::no_space) GTEST_SKIP() << made.error().to_string();
-  ASSERT_TRUE(made.ok()) << made.error().to_string();
-  ASSERT_TRUE(Segment::unlink(path).ok());
-  for (const unsigned half : {0U, 1U}) EXPECT_TRUE(half_is(**made, half, 0));
-  fill_half(**made, 0, 7);
-  EXPECT_TRUE(half_is(**made, 0, 7));
-  EXPECT_TRUE(half_is(**made, 1, 0));
-  if (!can_collapse()) GTEST_SKIP() << "the system makes no huge pages by MADV_COLLAPSE";
-  EXPECT_GE(huge_kib_at(&(*made)->control()), std::uint64_t{90} << 10) << "of 98 MiB";
 }
 
 TEST_F(SegmentFile, EmptyLayoutAndLargeSizes) {
