@@ -1,29 +1,16 @@
 // Merged deltas for receivers that are several versions late: which plans wait for one, and the thread that makes them.
 #include <algorithm>
-#include <cstring>
 #include <new>
 #include <utility>
 
 #include "agent/core.hpp"
 #include "base/log.hpp"
+#include "delta/frame.hpp"
 
 namespace deltasync::agent {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// A tile of a half row by row, without padding; returns where it ends.
-std::byte* copy_tile(const Layout& layout, ByteSpan half, std::uint64_t index, std::byte* out) {
-  const Tile tile = layout.tile(index);
-  const Tensor& tensor = layout.tensors()[tile.tensor];
-  const std::size_t row_bytes = tile.rect.cols * tensor.element_bytes;
-  const std::byte* row =
-      half.data() + tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
-  for (std::uint64_t r = 0; r < tile.rect.rows; ++r, row += tensor.row_bytes(), out += row_bytes) {
-    std::memcpy(out, row, row_bytes);
-  }
-  return out;
-}
 
 MergeKey key_of(const std::vector<RingEntryPtr>& chain, std::size_t steps) {
   const delta::Delta& first = *chain.front()->delta;
@@ -206,7 +193,7 @@ bool AgentCore::read_served(const VersionId& version, std::span<const std::uint6
     const Generation& generation = *served->generation;
     for (const std::uint64_t tile : tiles) {
       if (!reader || !reader->may_send()) break;
-      out = copy_tile(*generation.layout, generation.segment->half(served->half.half), tile, out);
+      out = delta::copy_tile(*generation.layout, generation.segment->half(served->half.half), tile, out);
     }
   }
   const bool whole = lease->live();

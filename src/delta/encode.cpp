@@ -199,19 +199,9 @@ struct Encoding::Impl {
     delta.to = request.to;
     delta.from_root = request.from_root;
     delta.to_root = root_digest(digests);
-    for (Frame& frame : frames) {
-      if (frame.tiles == 0) continue;
-      delta.changed += frame.changed;
-      delta.frame_bytes += frame.bytes.size();
-      delta.frames.push_back(std::move(frame));
-    }
+    take_frames(frames, delta);
     for (const auto& encoder : encoders) {
-      if (encoder == nullptr) continue;
-      for (unsigned c = 0; c < kCodecEnd; ++c) {
-        delta.stats[c].tiles += encoder->stats()[c].tiles;
-        delta.stats[c].changed += encoder->stats()[c].changed;
-        delta.stats[c].bytes += encoder->stats()[c].bytes;
-      }
+      if (encoder != nullptr) add_to_stats(encoder->stats(), delta.stats);
     }
     return delta;
   }

@@ -1,6 +1,8 @@
 #include "delta/frame.hpp"
 
 #include <cassert>
+#include <cstring>
+#include <utility>
 
 #include "base/hash.hpp"
 #include "delta/rice.hpp"
@@ -59,6 +61,35 @@ void add_to_stats(const TileRecord& record, CodecStats (&stats)[kCodecEnd]) noex
   of_codec.bytes += record.payload.size();
 }
 
+void add_to_stats(const CodecStats (&from)[kCodecEnd], CodecStats (&stats)[kCodecEnd]) noexcept {
+  for (unsigned c = 0; c < kCodecEnd; ++c) {
+    stats[c].tiles += from[c].tiles;
+    stats[c].changed += from[c].changed;
+    stats[c].bytes += from[c].bytes;
+  }
+}
+
+void take_frames(std::vector<Frame>& frames, Delta& delta) {
+  for (Frame& frame : frames) {
+    if (frame.tiles == 0) continue;
+    delta.changed += frame.changed;
+    delta.frame_bytes += frame.bytes.size();
+    delta.frames.push_back(std::move(frame));
+  }
+}
+
+std::byte* copy_tile(const Layout& layout, ByteSpan half, std::uint64_t index, std::byte* out) noexcept {
+  const Tile tile = layout.tile(index);
+  const Tensor& tensor = layout.tensors()[tile.tensor];
+  const std::size_t row_bytes = tile.rect.cols * tensor.element_bytes;
+  const std::byte* row =
+      half.data() + tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
+  for (std::uint64_t r = 0; r < tile.rect.rows; ++r, row += tensor.row_bytes(), out += row_bytes) {
+    std::memcpy(out, row, row_bytes);
+  }
+  return out;
+}
+
 // ---- writing ---------------------------------------------------------------------------------------------------
 
 void FrameBuilder::add(const TileRecord& record) {
@@ -112,18 +143,14 @@ Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64
                 std::span<const std::uint64_t> digests) {
   FrameBuilder builder;
   for (const std::uint64_t index : tiles) {
-    const Tile tile = layout.tile(index);
-    const Tensor& tensor = layout.tensors()[tile.tensor];
-    const std::byte* row =
-        half.data() + tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
-    const std::size_t row_bytes = tile.rect.cols * tensor.element_bytes;
-    for (std::uint64_t r = 0; r < tile.rect.rows; ++r, row += tensor.row_bytes()) {
-      builder.payloads().insert(builder.payloads().end(), row, row + row_bytes);
-    }
+    const TileShape shape = tile_shape(layout, index);
+    const std::size_t begin = builder.payloads().size();
+    builder.payloads().resize(begin + shape.raw_bytes());
+    copy_tile(layout, half, index, builder.payloads().data() + begin);
     TileRecord record;
     record.tile = index;
     record.codec = Codec::raw;
-    record.changed = static_cast<std::uint32_t>(tile.rect.elements());
+    record.changed = shape.elements();
     record.digest_after = digests[index];
     builder.add(record);
   }

@@ -65,6 +65,14 @@ class FrameBuilder {
 std::size_t record_bytes(const TileRecord& record, std::size_t payload_size) noexcept;
 /// Counts a tile in a table by codec; record.payload is there.
 void add_to_stats(const TileRecord& record, CodecStats (&stats)[kCodecEnd]) noexcept;
+/// Adds one table to another.
+void add_to_stats(const CodecStats (&from)[kCodecEnd], CodecStats (&stats)[kCodecEnd]) noexcept;
+
+/// The frames of all batches, in their order, become the delta's; those without tiles are left out.
+void take_frames(std::vector<Frame>& frames, Delta& delta);
+
+/// A tile of a half row by row without padding, as a raw payload has it. Returns where it ends.
+std::byte* copy_tile(const Layout& layout, ByteSpan half, std::uint64_t tile, std::byte* out) noexcept;
 
 /// Bytes of the payload that a record announces; of rice_class no one can tell before its header is read.
 std::size_t payload_bytes(const TileShape& shape, const TileRecord& record) noexcept;

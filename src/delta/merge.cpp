@@ -279,19 +279,9 @@ Result<std::optional<Delta>> merge(const Layout& layout, std::span<const Delta* 
   delta.to = chain.back()->to;
   delta.from_root = chain.front()->from_root;
   delta.to_root = chain.back()->to_root;
-  for (Frame& frame : frames) {
-    if (frame.tiles == 0) continue;
-    delta.changed += frame.changed;
-    delta.frame_bytes += frame.bytes.size();
-    delta.frames.push_back(std::move(frame));
-  }
+  take_frames(frames, delta);
   for (const auto& merger : mergers) {
-    if (merger == nullptr) continue;
-    for (std::size_t c = 0; c < kCodecEnd; ++c) {
-      delta.stats[c].tiles += merger->stats()[c].tiles;
-      delta.stats[c].changed += merger->stats()[c].changed;
-      delta.stats[c].bytes += merger->stats()[c].bytes;
-    }
+    if (merger != nullptr) add_to_stats(merger->stats(), delta.stats);
   }
   return std::optional<Delta>(std::move(delta));
 }

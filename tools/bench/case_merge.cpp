@@ -1,12 +1,11 @@
 // bench merge: a chain of steps as one delta, as an agent makes it for a receiver that is several versions late.
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 
 #include "bench/bench.hpp"
 #include "bench/limits.hpp"
 #include "bench/synth.hpp"
-#include "delta/delta.hpp"
+#include "delta/frame.hpp"
 
 namespace deltasync::bench {
 namespace {
@@ -43,17 +42,6 @@ Result<History> make_history(const Options& options, ThreadPool& pool) {
     history.steps.push_back(delta::encode(*history.layout, before.span(), history.after(), digests, request, pool));
   }
   return history;
-}
-
-void copy_tile(const Layout& layout, ByteSpan half, std::uint64_t index, std::byte*& out) {
-  const Tile tile = layout.tile(index);
-  const Tensor& tensor = layout.tensors()[tile.tensor];
-  const std::size_t row_bytes = tile.rect.cols * tensor.element_bytes;
-  const std::byte* row =
-      half.data() + tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
-  for (std::uint64_t r = 0; r < tile.rect.rows; ++r, row += tensor.row_bytes(), out += row_bytes) {
-    std::memcpy(out, row, row_bytes);
-  }
 }
 
 /// Applies `delta` to the first version and compares with the last.
@@ -100,7 +88,7 @@ Result<Json> run_merge(const Options& options) {
   std::atomic<std::uint64_t> target_tiles{0};
   delta::MergeOptions merging;
   merging.read_target = [&](std::span<const std::uint64_t> tiles, std::byte* out) {
-    for (const std::uint64_t tile : tiles) copy_tile(layout, history.after(), tile, out);
+    for (const std::uint64_t tile : tiles) out = delta::copy_tile(layout, history.after(), tile, out);
     target_tiles += tiles.size();
     return true;
   };
