@@ -236,32 +236,18 @@ std::uint64_t resolve_avx512(const std::uint64_t* before, const std::uint16_t* p
   return resolver.sum();
 }
 
-template <class U>
-constexpr auto kDifference = resolve_avx512<U, ValueKind::difference>;
-template <class U>
-constexpr auto kUlpDifference = resolve_avx512<U, ValueKind::ulp_difference>;
-template <class U>
-constexpr auto kElement = resolve_avx512<U, ValueKind::element>;
+struct Isa {
+  static constexpr auto positions = positions_avx512;
+  template <class U>
+  static constexpr auto unit_values = unit_values_avx512<U>;
+  template <class U, ValueKind kKind>
+  static constexpr auto resolve = resolve_avx512<U, kKind>;
+};
 
 }  // namespace
 
 DecodeKernels avx512_decode_kernels() {
-  using std::uint16_t;
-  using std::uint32_t;
-  using std::uint64_t;
-  using std::uint8_t;
-  return {
-      .count_ones = count_ones_scalar,
-      .positions = positions_avx512,
-      .unit_values = {unit_values_avx512<uint8_t>, unit_values_avx512<uint16_t>, unit_values_avx512<uint32_t>,
-                      unit_values_avx512<uint64_t>},
-      .magnitudes = {magnitudes_scalar<uint8_t>, magnitudes_scalar<uint16_t>, magnitudes_scalar<uint32_t>,
-                     magnitudes_scalar<uint64_t>},
-      .resolve = {{kDifference<uint8_t>, kUlpDifference<uint8_t>, kElement<uint8_t>},
-                  {kDifference<uint16_t>, kUlpDifference<uint16_t>, kElement<uint16_t>},
-                  {kDifference<uint32_t>, kUlpDifference<uint32_t>, kElement<uint32_t>},
-                  {kDifference<uint64_t>, kUlpDifference<uint64_t>, kElement<uint64_t>}},
-  };
+  return decode_kernels<Isa>();
 }
 
 }  // namespace deltasync::delta

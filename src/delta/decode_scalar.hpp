@@ -128,4 +128,33 @@ static inline std::uint64_t resolve_scalar(const std::uint64_t* before, const st
   return sum;
 }
 
+/// The table of one instruction set. `Isa`, a type of that file's unnamed namespace, names its own kernels; the others
+/// are the scalar ones, compiled for its CPU.
+template <class Isa>
+static DecodeKernels decode_kernels() {
+  using std::uint16_t;
+  using std::uint32_t;
+  using std::uint64_t;
+  using std::uint8_t;
+  constexpr auto kDifference = ValueKind::difference;
+  constexpr auto kUlpDifference = ValueKind::ulp_difference;
+  constexpr auto kElement = ValueKind::element;
+  return {
+      .count_ones = count_ones_scalar,
+      .positions = Isa::positions,
+      .unit_values = {Isa::template unit_values<uint8_t>, Isa::template unit_values<uint16_t>,
+                      Isa::template unit_values<uint32_t>, Isa::template unit_values<uint64_t>},
+      .magnitudes = {magnitudes_scalar<uint8_t>, magnitudes_scalar<uint16_t>, magnitudes_scalar<uint32_t>,
+                     magnitudes_scalar<uint64_t>},
+      .resolve = {{Isa::template resolve<uint8_t, kDifference>, Isa::template resolve<uint8_t, kUlpDifference>,
+                   Isa::template resolve<uint8_t, kElement>},
+                  {Isa::template resolve<uint16_t, kDifference>, Isa::template resolve<uint16_t, kUlpDifference>,
+                   Isa::template resolve<uint16_t, kElement>},
+                  {Isa::template resolve<uint32_t, kDifference>, Isa::template resolve<uint32_t, kUlpDifference>,
+                   Isa::template resolve<uint32_t, kElement>},
+                  {Isa::template resolve<uint64_t, kDifference>, Isa::template resolve<uint64_t, kUlpDifference>,
+                   Isa::template resolve<uint64_t, kElement>}},
+  };
+}
+
 }  // namespace deltasync::delta
