@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/trace.hpp"
+
 namespace deltasync {
 
 void set_thread_name(const std::string& name) {
@@ -31,6 +33,7 @@ struct ThreadPool::Shared {
   const std::function<void(std::uint64_t, unsigned)>* fn = nullptr;  // protected by mutex, as all below
   std::uint64_t next = 0;
   std::uint64_t count = 0;
+  trace::Context context;  // of the caller
   std::uint64_t round = 0;
   unsigned busy = 0;
   bool stop = false;
@@ -68,6 +71,7 @@ void ThreadPool::run(std::uint64_t count, const std::function<void(std::uint64_t
     s.fn = &fn;
     s.next = 0;
     s.count = count;
+    s.context = trace::context();
     s.busy = threads_ - 1;
     ++s.round;
   }
@@ -97,12 +101,15 @@ void ThreadPool::Shared::drain(unsigned worker) {
   for (;;) {
     std::uint64_t index;
     const std::function<void(std::uint64_t, unsigned)>* call;
+    trace::Context of;
     {
       const std::lock_guard lock(mutex);
       if (next >= count) return;
       index = next++;
       call = fn;
+      of = context;
     }
+    const trace::Span span(of, index);
     (*call)(index, worker);
   }
 }

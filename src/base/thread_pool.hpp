@@ -22,7 +22,8 @@ class ThreadPool {
   unsigned size() const noexcept { return threads_; }
 
   /// Calls fn(index, worker) once for each index in [0, count), indices handed out in order one at a time, worker in
-  /// [0, size()). Returns when all are done. One run at a time; fn must not throw.
+  /// [0, size()). Returns when all are done. One run at a time; fn must not throw. On the timeline each index is a part
+  /// of the span that the caller is in.
   void run(std::uint64_t count, const std::function<void(std::uint64_t index, unsigned worker)>& fn);
 
  private:

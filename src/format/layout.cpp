@@ -4,8 +4,8 @@
 
 #include "base/bytes.hpp"
 #include "base/hash.hpp"
+#include "base/utf8.hpp"
 #include "format/layout_index.hpp"
-#include "format/utf8.hpp"
 
 namespace deltasync {
 namespace {
