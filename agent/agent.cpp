@@ -17,6 +17,7 @@
 #include "agent/log_exception.hpp"
 #include "agent/status.hpp"
 #include "base/log.hpp"
+#include "base/trace.hpp"
 #include "net/auth.hpp"
 #include "net/coroutine.hpp"
 
@@ -43,6 +44,13 @@ Status write_ready_file(const std::filesystem::path& path, const nlohmann::json&
   std::filesystem::rename(part, path, ec);
   if (ec) return Error::from_errno("ready file " + path.string(), ec.value());
   return {};
+}
+
+void write_last_trace(const AgentOptions& options) {
+  if (options.trace_file.empty()) return;
+  if (auto written = write_trace(options.trace_file); !written) {
+    spdlog::error("trace_failed error=\"{}\"", written.error().to_string());
+  }
 }
 
 /// The event loop, for want of descriptors or threads.
@@ -85,6 +93,10 @@ struct Agent::Impl {
 };
 
 Status Agent::Impl::start() {
+  if (!options.trace_file.empty()) {
+    start_trace({"agent " + options.core.name});
+    DS_TRY(write_trace(options.trace_file));  // one that cannot be written is better known now
+  }
   // sendfile to a peer that left must be an error, not a signal.
   std::signal(SIGPIPE, SIG_IGN);
   DS_ASSIGN(core, AgentCore::start(options.core));
@@ -143,6 +155,12 @@ HttpServer::Answer Agent::Impl::page(std::string_view target) const {
   if (path == "/healthz") return HttpPage{200, "text/plain; charset=utf-8", "ok\n"};
   if (path == "/v1/status") return HttpPage{200, kJson, status_json(parts)};
   if (path == "/metrics") return HttpPage{200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(parts)};
+  if (path == "/v1/trace") {
+    return HttpServer::Deferred([]() -> HttpPage {
+      if (tracing()) return {200, kJson, trace::to_json(trace::snapshot())};
+      return {404, kJson, "{\"error\": \"no timeline is recorded: start the agent with --trace FILE\"}\n"};
+    });
+  }
   if (path == "/v1/layout") {
     return HttpServer::Deferred([parts, tensors = query == "tensors=1"]() -> HttpPage {
       std::string body = layout_json(parts, tensors);
@@ -150,7 +168,8 @@ HttpServer::Answer Agent::Impl::page(std::string_view target) const {
       return {200, kJson, std::move(body)};
     });
   }
-  return HttpPage{404, "text/plain; charset=utf-8", "there is /healthz, /v1/status, /v1/layout and /metrics\n"};
+  return HttpPage{404, "text/plain; charset=utf-8",
+                  "there is /healthz, /v1/status, /v1/layout, /v1/trace and /metrics\n"};
 }
 
 void Agent::Impl::stop() {
@@ -175,6 +194,7 @@ void Agent::Impl::stop() {
     std::error_code ignored;
     std::filesystem::remove(options.ready_file, ignored);
   }
+  if (started) write_last_trace(options);
   spdlog::info("agent_stopped");
 }
 
@@ -212,6 +232,7 @@ void Agent::stop() {
   impl_->stop();
 }
 void Agent::abandon(const AgentOptions& options) {
+  write_last_trace(options);
   if (!options.remove_segment_on_exit) return;
   const auto found = find_segments(options.core.shm_dir, options.core.name);
   if (!found) return;

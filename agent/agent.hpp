@@ -24,6 +24,7 @@ struct AgentOptions {
   unsigned net_threads = 2;
   std::filesystem::path ready_file;  ///< empty: none
   bool remove_segment_on_exit = false;
+  std::filesystem::path trace_file;  ///< written at the start and at the end, whatever way that comes; empty: none
 };
 
 class Agent {
@@ -43,7 +44,8 @@ class Agent {
   /// Accepts no more, ends all conversations and leases, joins all threads. The segment stays, unless the options say
   /// otherwise. A diff in progress is finished first.
   void stop();
-  /// Removes the segments if the options say so: for a process that must exit before stop() is done.
+  /// Writes the trace file, and removes the segments if the options say so: for a process that must exit before stop()
+  /// is done.
   static void abandon(const AgentOptions& options);
 
  private:

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/trace.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -134,9 +135,11 @@ bool BehindDiff::advance(ThreadPool& pool) {
     }
   }
   pending_.resize(kept);
+  if (whole.empty()) return false;
+  const trace::Span span("diff behind", job_->fill.version.id);
   encoding_->run(whole, pool);
   Metrics::add(diffed_, whole.size());
-  return !whole.empty();
+  return true;
 }
 
 bool spot_check(const Generation& generation, unsigned half, const std::vector<std::uint64_t>& digests,

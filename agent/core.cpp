@@ -333,8 +333,7 @@ std::vector<AgentCore::PlanInfo> AgentCore::plans() const {
   list.reserve(plans_.size());
   for (const auto& entry : plans_) {
     const OpenPlan& plan = *entry.second;
-    const VersionId target = plan.served ? plan.served->version.id : plan.steps.back()->to.id;
-    list.push_back({plan.connection, plan.mode, target, !plan.lease || plan.lease->live()});
+    list.push_back({plan.connection, plan.mode, plan.target(), !plan.lease || plan.lease->live()});
   }
   return list;
 }

@@ -74,6 +74,8 @@ struct OpenPlan {
   LeasePtr hold;                    ///< on everything else, from the plan's beginning to its end
   std::vector<RingEntryPtr> steps;  ///< oldest first
   std::chrono::steady_clock::time_point expires_at;
+
+  VersionId target() const { return served ? served->version.id : steps.back()->to.id; }
 };
 using OpenPlanPtr = std::shared_ptr<const OpenPlan>;
 

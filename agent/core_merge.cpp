@@ -5,6 +5,7 @@
 
 #include "agent/core.hpp"
 #include "base/log.hpp"
+#include "base/trace.hpp"
 #include "delta/frame.hpp"
 
 namespace deltasync::agent {
@@ -151,6 +152,7 @@ void AgentCore::merge_one(const MergeKey& key) {
 RingEntryPtr AgentCore::merge_chain(const MergeKey& key, const Layout& layout, const std::vector<RingEntryPtr>& chain,
                                     std::uint64_t bytes_before) {
   const auto start = Clock::now();
+  trace::Span span("merge", key.to, {{"steps", chain.size()}});
   std::vector<const delta::Delta*> deltas;
   deltas.reserve(chain.size());
   for (const RingEntryPtr& entry : chain) deltas.push_back(entry->delta.get());
@@ -169,6 +171,7 @@ RingEntryPtr AgentCore::merge_chain(const MergeKey& key, const Layout& layout, c
     return nullptr;
   }
   const delta::Delta& d = **merged;
+  span.set({"bytes", d.frame_bytes});
   Metrics::add(metrics_.merges, 1);
   Metrics::add(metrics_.merge_bytes, d.frame_bytes);
   Metrics::add(metrics_.merge_us, static_cast<std::uint64_t>(seconds * 1e6));

@@ -1,4 +1,4 @@
-// The agent's pages for people and monitors: GET /healthz, /v1/status, /v1/layout, /metrics. Read only.
+// The agent's pages for people and monitors: GET /healthz, /v1/status, /v1/layout, /v1/trace, /metrics. Read only.
 #pragma once
 
 #include <boost/asio/io_context.hpp>

@@ -110,6 +110,8 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
       ->capture_default_str();
   app.add_flag("--low-memory", options.core.low_memory, "release a layout's segment before the next one is made");
   app.add_option("--ready-file", options.ready_file, "JSON with pid, port, http_port and socket, once ready");
+  app.add_option("--trace", options.trace_file,
+                 "record a timeline; written to this file at the end, and to HTTP /v1/trace at any time");
   app.add_flag("--remove-segment-on-exit", options.remove_segment_on_exit, "do not leave the segment (tests)");
 }
 

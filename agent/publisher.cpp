@@ -4,6 +4,7 @@
 
 #include "agent/core.hpp"
 #include "base/log.hpp"
+#include "base/trace.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -101,8 +102,13 @@ bool AgentCore::tend_generation(const GenerationPtr& generation) {
 /// A version without one before it to diff against: after a start, or the first of a layout.
 void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView& active) {
   const auto start = Clock::now();
+  const trace::Span span("publish", active.version.id);
+  trace::name_version(active.version);
   std::vector<std::uint64_t> digests(static_cast<std::size_t>(generation->layout->tile_count()));
-  delta::half_digests(*generation->layout, half_of(*generation, active.half), digests, pool_);
+  {
+    const trace::Span digesting("digest", {{"bytes", generation->layout->half_bytes()}});
+    delta::half_digests(*generation->layout, half_of(*generation, active.half), digests, pool_);
+  }
 
   auto served = std::make_shared<ServedVersion>();
   served->generation = generation;
@@ -121,6 +127,8 @@ void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView
 /// `before` is ACTIVE and served; `sealed` is the other half of the same generation.
 void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed) {
   const GenerationPtr generation = before->generation;
+  trace::Span span("publish", sealed.version.id);
+  trace::name_version(sealed.version);
   if (const auto activated = generation->role->activate(sealed); !activated) {
     spdlog::error("activate_failed error=\"{}\"", activated.error().to_string());
     return;
@@ -130,6 +138,7 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   std::vector<std::uint64_t> digests;
   delta::Delta delta = diff(before, sealed, digests);
   const double encode_s = seconds_since(start);
+  span.set({"bytes", delta.frame_bytes});
 
   auto served = std::make_shared<ServedVersion>();
   served->generation = generation;
@@ -171,6 +180,7 @@ void AgentCore::follow_fill(const ServedPtr& served) {
 delta::Delta AgentCore::diff(const ServedPtr& before, const shm::HalfView& sealed,
                              std::vector<std::uint64_t>& digests) {
   constexpr std::uint64_t kSpotTiles = 8;
+  const trace::Span span("diff");
   const Generation& generation = *before->generation;
   const delta::EncodeRequest request{before->version.id, sealed.version.id, before->root, options_.form};
   if (auto work = behind_.end(); work && is_base(work->job, *before) && work->job.fill.half == sealed.half &&
@@ -192,6 +202,7 @@ delta::Delta AgentCore::diff(const ServedPtr& before, const shm::HalfView& seale
 
 /// From here on receivers get this version, and no new lease on the one before begins.
 void AgentCore::install(ServedPtr served, RingEntryPtr entry) {
+  const trace::Span span("install");
   const GenerationPtr generation = served->generation;
   const std::uint64_t half_bytes = generation->layout->half_bytes();
   // What leaves the ring is destroyed after the lock: receivers' requests wait for it.

@@ -47,6 +47,20 @@ std::string printable(std::string text) {
   return text;
 }
 
+/// On the timeline.
+const char* span_name(wire::Type request) {
+  switch (request) {
+    case wire::Type::get_layout: return "serve layout";
+    case wire::Type::get_digests: return "serve digests";
+    case wire::Type::get_extent: return "serve extent";
+    case wire::Type::get_frames: return "serve frames";
+    case wire::Type::get_raw_tiles: return "serve raw tiles";
+    case wire::Type::plan: return "serve plan";
+    case wire::Type::release: return "serve release";
+    default: return "serve";
+  }
+}
+
 }  // namespace
 
 PullConversation::PullConversation(PullContext& context, net::MessageStream stream, std::uint64_t connection)
@@ -95,6 +109,7 @@ asio::awaitable<Status> PullConversation::converse() {
     line.name = name_;
     line.role = role_name(role_);
   });
+  track_ = trace::add_track(name_ + " #" + std::to_string(connection_) + " " + role_name(role_));
   spdlog::debug("peer_connected connection={} peer={} name=\"{}\" role={}", connection_, address_, name_,
                 role_name(role_));
   if (role_ == wire::Role::watch) co_return co_await serve_watch();
@@ -124,6 +139,8 @@ asio::awaitable<Status> PullConversation::handshake() {
   const SnapshotPtr now = core_.snapshot();
   welcome.has_layout = now->offer.has_layout ? 1 : 0;
   welcome.layout = now->offer.layout;
+  welcome.clock = trace::clock_id();
+  welcome.clock_ns = trace::now_ns();
   co_return co_await stream_.write(message.header.request, welcome, deadline.remaining());
 }
 
@@ -139,6 +156,16 @@ asio::awaitable<Status> PullConversation::serve_requests() {
 }
 
 asio::awaitable<Status> PullConversation::dispatch(Request& request) {
+  trace::TrackSpan span(track_, span_name(request.type()), {});
+  const std::uint64_t before = stream_.bytes_sent();
+  asked_ = {};
+  Status status = co_await answer(request);
+  span.set_version(asked_);
+  span.set({"bytes", stream_.bytes_sent() - before});
+  co_return status;
+}
+
+asio::awaitable<Status> PullConversation::answer(Request& request) {
   switch (request.type()) {
     case wire::Type::get_layout: co_return co_await on_get_layout(request);
     case wire::Type::get_digests: co_return co_await on_get_digests(request);
@@ -215,6 +242,7 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
     if (!reply) co_return co_await refuse(request, std::move(reply).error());
     if (*reply) {
       const wire::PlanReply& made = **reply;
+      asked_ = made.target.id;
       context_.note(connection_, [&made](PeerStatus& line) {
         line.last_mode = mode_name(made.mode);
         line.last_target = made.target.id;
@@ -232,6 +260,7 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
 
 asio::awaitable<Status> PullConversation::on_release(Request& request) {
   DS_CO_ASSIGN(const wire::Release release, wire::Release::decode(request.payload));
+  if (const auto plan = core_.find_plan(release.plan)) asked_ = (*plan)->target();
   core_.release(release.plan, connection_);
   co_return co_await send_end(request);
 }

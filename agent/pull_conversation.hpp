@@ -13,6 +13,7 @@
 
 #include "agent/core.hpp"
 #include "agent/pull_server.hpp"
+#include "base/trace.hpp"
 #include "net/message_stream.hpp"
 
 namespace deltasync::agent {
@@ -45,6 +46,7 @@ class PullConversation {
   awaitable<Status> serve_requests();
   awaitable<Status> serve_watch();
   awaitable<Status> dispatch(Request& request);
+  awaitable<Status> answer(Request& request);
   /// Frees the request's payload first: the answer may wait for the peer.
   awaitable<Status> refuse(Request& request, Error error);
   /// The end of an answer, or why it ends early.
@@ -84,6 +86,8 @@ class PullConversation {
   const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);  ///< for posts that outlive us
   std::string address_;
   std::string name_;
+  std::uint32_t track_ = 0;  ///< of the timeline
+  VersionId asked_;          ///< what the request at hand is about
   wire::Role role_ = wire::Role::control;
   bool authenticated_ = false;
   bool mid_message_ = false;  ///< part of a message is out: nothing else can be said on this connection

@@ -138,6 +138,7 @@ asio::awaitable<Status> PullConversation::on_get_digests(Request& request) {
   {
     const auto plan = core_.find_plan(wanted.plan);
     if (!plan) co_return co_await refuse(request, plan.error());
+    asked_ = (*plan)->target();
     if (const ServedPtr& served = (*plan)->served) digests = served->digests;
   }
   if (!digests) co_return co_await refuse(request, Error(Errc::invalid_argument, "digests belong to full plans"));
@@ -159,6 +160,7 @@ asio::awaitable<Status> PullConversation::on_get_extent(Request& request) {
 /// connection is closed, since its header has promised more.
 asio::awaitable<Status> PullConversation::send_extents(std::uint64_t request, OpenPlanPtr plan, wire::TileRange tiles) {
   if (!plan->lease) co_return Error(Errc::invalid_argument, "extents belong to full plans");
+  asked_ = plan->target();
   DS_CO_ASSIGN(const ByteRange range, extent_bytes(*plan->layout, tiles));
   const Waker waker;
   DS_CO_ASSIGN(const auto reader, core_.leases().enter(plan->lease, waker.of(stream_)));
@@ -199,6 +201,7 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
                     "step " + std::to_string(wanted.step) + " of " + std::to_string(plan->steps.size()));
   }
   DS_CO_TRY(check_ranges(*plan->layout, wanted.ranges));
+  asked_ = plan->steps[wanted.step]->to.id;
   const Waker waker;
   DS_CO_ASSIGN(const auto reader, core_.enter(*plan, waker.of(stream_)));
   const RingEntryPtr entry = plan->steps[wanted.step];
@@ -259,6 +262,7 @@ asio::awaitable<Status> PullConversation::on_get_raw_tiles(Request& request) {
 asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, OpenPlanPtr plan,
                                                          wire::GetRawTiles wanted) {
   if (!plan->lease) co_return Error(Errc::invalid_argument, "raw tiles belong to full plans");
+  asked_ = plan->target();
   const Layout& layout = *plan->layout;
   DS_CO_TRY(check_ranges(layout, wanted.ranges));
   const Waker waker;

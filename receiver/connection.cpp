@@ -8,6 +8,7 @@
 #include <ctime>
 
 #include "base/hash.hpp"
+#include "base/trace.hpp"
 #include "net/auth.hpp"
 
 namespace deltasync::receiver {
@@ -59,13 +60,16 @@ Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadlin
   auth.name = peer.name;
   auth.nonce = net::make_nonce();
   auth.proof = net::client_proof(peer.token, hello.nonce, auth.nonce, role);
+  const std::uint64_t sent_ns = trace::now_ns();
   DS_TRY(socket_.send(0, auth, deadline));
   DS_ASSIGN(welcome_, recv_message<wire::Welcome>(socket_, deadline));
+  const std::uint64_t received_ns = trace::now_ns();
   if (!peer.token.empty() &&
       !net::equal_proofs(welcome_.proof, net::server_proof(peer.token, auth.nonce, hello.nonce))) {
     return Error(Errc::unauthenticated, "the agent did not prove that it knows the token");
   }
   instance_ = hello.instance;
+  trace::add_clock_sample({welcome_.clock, sent_ns, received_ns, welcome_.clock_ns});
   return {};
 }
 

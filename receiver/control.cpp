@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/trace.hpp"
 #include "delta/delta.hpp"
 
 namespace deltasync::receiver {
@@ -36,14 +37,21 @@ Status Control::connect_once(Deadline deadline) {
 Status Control::connect(Deadline deadline) {
   drop();
   auto status = connect_once(deadline);
+  clock_seen_ns_ = trace::now_ns();
   if (status) return status;
   drop();
   noted_ = status.error();
   return std::move(status).with_context("agent at " + peer_.endpoint);
 }
 
+/// Clocks drift, and each handshake is a look at the agent's: on a timeline that is being recorded, an old connection
+/// gives way to a new one.
+bool Control::clock_is_old() const {
+  return trace::on() && std::chrono::nanoseconds(trace::now_ns() - clock_seen_ns_) > peer_.tuning.clock_look;
+}
+
 Status Control::ensure(Deadline deadline) {
-  if (connection_.open() && !connection_.stale()) return {};
+  if (connection_.open() && !connection_.stale() && !clock_is_old()) return {};
   Backoff backoff(peer_.tuning);
   for (;;) {
     auto status = connect(deadline);

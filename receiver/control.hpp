@@ -65,6 +65,7 @@ class Control {
 
  private:
   void stop_on(const std::stop_token& stop);
+  bool clock_is_old() const;
   Status connect_once(Deadline deadline);
   /// The header of the answer to `request`; an `error` message ends up in `answer`.
   template <class T>
@@ -77,6 +78,7 @@ class Control {
 
   const Peer& peer_;
   Connection connection_;
+  std::uint64_t clock_seen_ns_ = 0;  ///< at the last handshake
   std::stop_token stop_;
   std::uint64_t closed_bytes_ = 0;
   std::optional<Error> noted_;

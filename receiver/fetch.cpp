@@ -4,6 +4,8 @@
 #include <ctime>
 #include <utility>
 
+#include "base/trace.hpp"
+
 namespace deltasync::receiver {
 namespace {
 
@@ -216,6 +218,11 @@ Status FrameFetch::check_asked_for(const Item& item, const StagedFrame& frame) c
   return {};
 }
 
+Status FrameFetch::take(std::uint32_t step, StagedFrame frame, unsigned stream) {
+  const trace::Span span("verify", {{"bytes", frame.bytes.size()}, {"tiles", frame.records.size()}});
+  return sink_(step, std::move(frame), stream);
+}
+
 Outcome FrameFetch::receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
                             unsigned stream) {
   StreamTally& tally = tallies_[stream];
@@ -246,7 +253,7 @@ Outcome FrameFetch::receive(Connection& connection, std::uint64_t request, Item&
     const std::uint64_t last = frame.records.back().tile;
     const std::uint64_t tiles = frame.records.size();
     const double before = thread_cpu_s();
-    auto taken = sink_(item.step, std::move(frame), stream);
+    auto taken = take(item.step, std::move(frame), stream);
     tally.verify_s += thread_cpu_s() - before;
     if (!taken) return Outcome::wrong(std::move(taken).error());
     tally.tiles += tiles;

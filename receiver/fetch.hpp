@@ -89,6 +89,7 @@ class FrameFetch final : public Fetch {
  private:
   /// `protocol` names a tile that is outside of the item, or in a codec that no request can ask for.
   Status check_asked_for(const Item& item, const StagedFrame& frame) const;
+  Status take(std::uint32_t step, StagedFrame frame, unsigned stream);
 
   const Layout& layout_;
   const Kind kind_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/trace.hpp"
+
 namespace deltasync::receiver {
 namespace {
 
@@ -68,6 +70,9 @@ Result<Prepared> Pull::run() {
     auto reply = plan();
     if (!reply) return stopped(std::move(reply).error());
     const auto planned = std::chrono::steady_clock::now();
+    trace::Span span("pull", reply->target.id);
+    const std::uint64_t bytes_before = bytes_received();
+    trace::name_version(reply->target);
     auto& report = out_.report;
     report.version = reply->target;
     Result<Progress> progress = Progress::whole;
@@ -89,6 +94,8 @@ Result<Prepared> Pull::run() {
     }
     // A plan of which nothing more is wanted must not hold the agent's half any longer.
     s_.control.release(reply->plan, until_.deadline());
+    span.set({"bytes", bytes_received() - bytes_before});
+    span.set({"mode", to_string(report.mode).data()});
     report.transfer_s += seconds_since(planned);
     if (!progress) return stopped(std::move(progress).error());
     if (*progress == Progress::whole) break;
@@ -166,6 +173,7 @@ bool Pull::reply_means_wait(const wire::PlanReply& reply) const {
 
 Result<wire::PlanReply> Pull::plan() {
   const auto start = std::chrono::steady_clock::now();
+  trace::Span span("plan");
   Backoff backoff(s_.peer.tuning);
   for (;;) {
     DS_TRY(until_.check("planning"));
@@ -184,6 +192,7 @@ Result<wire::PlanReply> Pull::plan() {
       DS_TRY(check_reply(*answer.value, question.partial != 0));
       if (!reply_means_wait(*answer.value)) {
         out_.report.wait_s += seconds_since(start);
+        span.set_version(answer.value->target.id);
         return std::move(*answer.value);
       }
     } else if (answer.refused) {

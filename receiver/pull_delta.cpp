@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/trace.hpp"
 #include "receiver/pull.hpp"
 #include "receiver/target_checks.hpp"
 
@@ -136,6 +137,7 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
 
 Status Pull::verify_chains(const std::vector<StagedStep>& steps, std::vector<std::uint64_t>& digests) {
   constexpr std::size_t kChainsPerTask = 64;
+  const trace::Span span("verify");
   const std::vector<Link> links = sorted_links(steps);
   std::vector<std::size_t> starts;  // of each tile's chain in links
   for (std::size_t i = 0; i < links.size(); ++i) {
@@ -167,6 +169,7 @@ Status Pull::verify_chains(const std::vector<StagedStep>& steps, std::vector<std
 /// Bytes that no update touches are never read by the updates: a few are re-read each time, all in turn.
 Status Pull::scrub() {
   constexpr std::uint64_t kTilesPerCheck = 32;
+  const trace::Span span("scrub");
   stage_ = "re-reading tiles of the held version";
   const TargetState& committed = *s_.target.committed();
   const std::uint64_t tiles = s_.layout.tile_count();

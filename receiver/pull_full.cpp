@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "base/trace.hpp"
 #include "format/packed_layout.hpp"
 #include "receiver/pull.hpp"
 #include "receiver/target_checks.hpp"
@@ -74,6 +75,7 @@ Result<Pull::Progress> Pull::check_side_files() {
 Status Pull::open_full() {
   Held& held = s_.held;
   if (held.open) return {};
+  const trace::Span span("open");
   DS_TRY(s_.target.begin_full(s_.options.full_over_live, until_));
   held = Held();
   held.open = true;

@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/trace.hpp"
 #include "format/packed_layout.hpp"
 #include "net/endpoint.hpp"
 
@@ -193,6 +194,7 @@ Status StagedImpl::commit(Deadline deadline) {
   // What was staged is kept: with more time the same commit may do.
   if (deadline.passed()) return Error(Errc::timed_out, "commit: the deadline has passed");
   const auto start = std::chrono::steady_clock::now();
+  const trace::Span span("commit", prepared_.report.version.id);
   Target& target = *receiver_->target_;
   Status status;
   switch (prepared_.report.mode) {
@@ -223,6 +225,7 @@ Status StagedImpl::rollback() {
     case Phase::committed: break;
   }
   if (prepared_.report.mode != PullMode::up_to_date) {
+    const trace::Span span("rollback", prepared_.report.version.id);
     DS_TRY(receiver_->target_->rollback().with_context("rollback of " + to_string(prepared_.report.version)));
     // What the target went back to may be what was distrusted: the scrub and the updates will tell again.
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/trace.hpp"
+
 namespace deltasync::receiver {
 namespace {
 
@@ -63,6 +65,14 @@ class Streams::Worker {
 
   /// Brings the first pending item home.
   Outcome exchange() {
+    trace::Span span("fetch", {{"stream", stream_}});
+    const std::uint64_t before = received();
+    Outcome outcome = exchange_one();
+    span.set({"bytes", received() - before});
+    return outcome;
+  }
+
+  Outcome exchange_one() {
     if (!connected_) {
       if (auto status = streams_.connect(connection(), round_, instance_); !status) {
         const bool restarted = status.error().code() == Errc::peer_died;
@@ -81,6 +91,7 @@ class Streams::Worker {
     return fetch_.receive(connection(), pending_.front().request, pending_.front().item, round_.deadline(), stream_);
   }
 
+  std::uint64_t received() { return streams_.closed_bytes_[stream_] + connection().bytes_received(); }
   Deadline io_deadline() const { return round_.deadline().earlier(Deadline::after(streams_.peer_.tuning.silence)); }
 
   void fail(const Outcome& outcome) {

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/trace.hpp"
 #include "delta/changed_words.hpp"
 #include "delta/mix.hpp"
 
@@ -47,6 +48,17 @@ std::size_t end_of_tile(const Layout& layout, std::uint64_t index) {
   const Tensor& tensor = layout.tensors()[tile.tensor];
   return static_cast<std::size_t>(tensor.offset + (tile.rect.row + tile.rect.rows - 1) * tensor.row_bytes() +
                                   (tile.rect.col + tile.rect.cols) * tensor.element_bytes);
+}
+
+/// For the timeline: what a batch read of one half, and what became of it.
+void note_batch(const Layout& layout, const Batch& batch, std::uint32_t index, const Frame& frame) {
+  if (!trace::on()) return;
+  const Tile first = layout.tile(batch.first);
+  const Tensor& tensor = layout.tensors()[first.tensor];
+  const std::uint64_t begin = tensor.offset + first.rect.row * tensor.row_bytes();
+  trace::note({"batch", index});
+  trace::note({"bytes", end_of_tile(layout, batch.end - 1) - begin});
+  trace::note({"frame_bytes", frame.bytes.size()});
 }
 
 /// How far two halves are the same, asked for ascending ranges below `end`.
@@ -184,7 +196,9 @@ struct Encoding::Impl {
     if (encoders.size() < pool.size()) encoders.resize(pool.size());
     pool.run(fresh.size(), [&](std::uint64_t i, unsigned worker) {
       if (encoders[worker] == nullptr) encoders[worker].reset(new BatchEncoder(kernels, layout, form));
-      frames[fresh[i]] = encoders[worker]->encode(batches[fresh[i]], before, after, digests);
+      const std::uint32_t b = fresh[i];
+      frames[b] = encoders[worker]->encode(batches[b], before, after, digests);
+      note_batch(layout, batches[b], b, frames[b]);
     });
     left -= fresh.size();
   }
@@ -193,6 +207,7 @@ struct Encoding::Impl {
     std::vector<std::uint32_t> rest(batches.size());
     std::iota(rest.begin(), rest.end(), 0u);
     run(rest, pool);
+    const trace::Span span("finish");
     Delta delta;
     delta.layout = layout.digest();
     delta.from = request.from;

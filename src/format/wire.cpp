@@ -170,6 +170,8 @@ std::vector<std::byte> Welcome::encode() const {
   out.append(bytes_of(proof));
   out.put(has_layout);
   put_digest(out, layout);
+  put_digest(out, clock);
+  out.put(clock_ns);
   return bytes;
 }
 Result<Welcome> Welcome::decode(ByteSpan payload) {
@@ -178,6 +180,8 @@ Result<Welcome> Welcome::decode(ByteSpan payload) {
   m.proof = in.array<32>();
   m.has_layout = in.flag("has_layout");
   m.layout = in.digest();
+  m.clock = in.digest();
+  m.clock_ns = in.get<std::uint64_t>();
   return in.finish(m);
 }
 

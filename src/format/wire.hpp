@@ -130,6 +130,8 @@ struct Welcome {
   std::array<std::uint8_t, 32> proof{};
   std::uint8_t has_layout = 0;
   Digest128 layout;
+  Digest128 clock;             ///< who has the same one shares the sender's monotonic clock
+  std::uint64_t clock_ns = 0;  ///< that clock, when this was sent
   std::vector<std::byte> encode() const;
   static Result<Welcome> decode(ByteSpan payload);
 };

@@ -14,6 +14,7 @@
 #include "base/home_process.hpp"
 #include "base/process.hpp"
 #include "base/thread_pool.hpp"
+#include "base/trace.hpp"
 #include "format/coverage.hpp"
 #include "format/packed_layout.hpp"
 #include "shm/roles.hpp"
@@ -32,6 +33,7 @@ constexpr unsigned kThreadsDefaultMax = 4;
 constexpr std::uint64_t kGroupElementsMax = 32u << 20;  ///< of small slices in one copy bracket: an abort waits for it
 constexpr std::size_t kGroupSlicesMax = 1u << 16;
 constexpr std::size_t kTensorsAhead = 16;
+constexpr std::uint64_t kCopyTracedNs = 50'000;  ///< shorter write() calls have no span of their own
 
 using Clock = std::chrono::steady_clock;
 
@@ -83,7 +85,9 @@ class WriterSession final : public Writer {
   Status use(const wire::TrainerWelcome& welcome);
   Status ensure_connected(Deadline deadline);
   Status greet(Deadline deadline);
+  Status write_groups(std::span<const SliceSource> batch);
   Status write_group(std::span<const SliceSource> group);
+  Result<OffloadReport> seal(Deadline deadline);
   void prefetch_tensor(std::span<const SliceSource> group, std::size_t i) const;
   Result<CopyJob> accept(const SliceSource& item);
   Status check_home() const;
@@ -107,6 +111,7 @@ class WriterSession final : public Writer {
   std::optional<shm::Fill> fill_;
   OffloadReport report_;
   Clock::time_point began_;
+  std::uint64_t began_ns_ = 0;          ///< the same, for the timeline
   std::vector<std::uint32_t> touched_;  ///< by tensor: the fill (counted here) that touched it last
   std::uint32_t fills_ = 0;
   std::vector<CopyJob> jobs_;  ///< of the group that is being written
@@ -205,6 +210,9 @@ Status WriterSession::begin(const Version& version, Deadline deadline) {
     return Error(Errc::invalid_argument, context + ": with several writers each registers its plan first");
   }
   const auto start = Clock::now();
+  const std::uint64_t start_ns = trace::now_ns();
+  const trace::Span span("guard", version.id);
+  trace::name_version(version);
   // The fill itself needs no agent. But one that was restarted may have another segment for us: one look, no wait.
   if (auto status = greet(deadline); !status) return std::move(status).with_context(context);
   auto fill = role_->begin(version, deadline);
@@ -216,6 +224,7 @@ Status WriterSession::begin(const Version& version, Deadline deadline) {
   }
   fill_ = *fill;
   began_ = start;
+  began_ns_ = start_ns;
   report_ = OffloadReport{};
   report_.version = version;
   report_.guard_s = seconds_since(start);
@@ -251,7 +260,18 @@ Status WriterSession::write(std::span<const SliceSource> batch) {
   if (!fill_) return Error(Errc::invalid_argument, "write: no fill is open");
   if (failed_) return Error(Errc::aborted, "write: an earlier write of this fill failed; abort() it");
   const auto start = Clock::now();
+  const std::uint64_t bytes_before = report_.bytes;
+  trace::Span span("copy", report_.version.id);
+  span.drop_if_shorter(kCopyTracedNs);
   failed_ = true;  // until everything below went well
+  DS_TRY(write_groups(batch));
+  report_.copy_s += seconds_since(start);
+  failed_ = false;
+  span.set({"bytes", report_.bytes - bytes_before});
+  return {};
+}
+
+Status WriterSession::write_groups(std::span<const SliceSource> batch) {
   while (!batch.empty()) {
     std::size_t slices = 0;
     const std::size_t slices_max = std::min(batch.size(), kGroupSlicesMax);
@@ -261,8 +281,6 @@ Status WriterSession::write(std::span<const SliceSource> batch) {
     DS_TRY(write_group(batch.first(slices)));
     batch = batch.subspan(slices);
   }
-  report_.copy_s += seconds_since(start);
-  failed_ = false;
   return {};
 }
 
@@ -318,9 +336,19 @@ Result<CopyJob> WriterSession::accept(const SliceSource& item) {
 }
 
 Result<OffloadReport> WriterSession::commit(Deadline deadline) {
+  auto report = seal(deadline);
+  if (report) {
+    trace::record("offload", report->version.id, began_ns_, trace::now_ns(),
+                  {{"bytes", report->bytes}, {"tensors", report->tensors}});
+  }
+  return report;
+}
+
+Result<OffloadReport> WriterSession::seal(Deadline deadline) {
   DS_TRY(check_home());
   if (!fill_) return Error(Errc::invalid_argument, "commit: no fill is open");
   const std::string context = "commit " + to_string(report_.version);
+  const trace::Span span("seal", report_.version.id);
   const auto start = Clock::now();
   if (failed_) {
     abort();
@@ -350,6 +378,7 @@ void WriterSession::abort() noexcept {
 
 Status WriterSession::wait_ready(const VersionId& version, Deadline deadline) {
   DS_TRY(check_home());
+  const trace::Span span("wait ready", version);
   for (;;) {
     Status status = ensure_connected(deadline);
     if (status) {

@@ -1,7 +1,10 @@
 #include <sys/socket.h>
 
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "deltasync/trace.hpp"
 #include "tests/agent/agent_harness.hpp"
 
 namespace deltasync::agent {
@@ -162,6 +165,32 @@ TEST_F(Http, BeyondLoopbackOnlyOnRequest) {
   options_.http->allow_remote = true;
   start_agent();
   EXPECT_EQ(get("/healthz").status, 200);
+}
+
+TEST_F(Http, TheTimelineIfItIsRecorded) {
+  start_agent();
+  Answer answer = get("/v1/trace");
+  EXPECT_EQ(answer.status, 404);
+  EXPECT_NE(answer.body.find("--trace"), std::string::npos);
+  stop_agent();
+
+  options_.trace_file = dir_.path() / "trace.json";
+  start_agent();
+  EXPECT_TRUE(std::filesystem::exists(options_.trace_file)) << "one that cannot be written is known at the start";
+  next_version();
+  next_version();
+  answer = get("/v1/trace");
+  EXPECT_EQ(answer.status, 200);
+  const auto published = [](const json& trace) {
+    std::size_t n = 0;
+    for (const json& event : trace["traceEvents"]) n += event["name"] == "publish" ? 1 : 0;
+    return n;
+  };
+  EXPECT_GE(published(json::parse(answer.body)), 2u);
+  stop_agent();
+  stop_trace();
+  std::ifstream in(options_.trace_file);
+  EXPECT_GE(published(json::parse(in)), 2u);
 }
 
 TEST_F(Http, MayBeOff) {

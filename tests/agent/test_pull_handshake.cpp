@@ -2,6 +2,7 @@
 #include <sys/socket.h>
 
 #include "base/hash.hpp"
+#include "base/trace.hpp"
 #include "tests/agent/agent_harness.hpp"
 
 namespace deltasync::agent {
@@ -32,6 +33,16 @@ TEST_F(Handshake, WithoutATokenEverybodyIsWelcome) {
   ASSERT_TRUE(c) << c.error().to_string();
   EXPECT_EQ(c->hello.auth_required, 0);
   EXPECT_EQ(c->welcome.has_layout, 0);
+}
+
+TEST_F(Handshake, TheAgentSaysWhatTimeItIsByItsClock) {
+  start_agent();
+  const std::uint64_t before = trace::now_ns();
+  const auto c = Client::connect(port(), wire::Role::control);
+  ASSERT_TRUE(c) << c.error().to_string();
+  EXPECT_EQ(c->welcome.clock, trace::clock_id());  // the same machine's
+  EXPECT_GT(c->welcome.clock_ns, before);
+  EXPECT_LT(c->welcome.clock_ns, trace::now_ns());
 }
 
 TEST_F(Handshake, TheRightTokenIsWelcomeAndProvedBack) {

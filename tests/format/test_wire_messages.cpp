@@ -59,7 +59,7 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   cases.push_back(make_case<Hello>("hello", {{1, 1, 0xFEDCBA9876543210, nonce_of(3)}}));
   cases.push_back(make_case<Auth>("auth", {{1, Role::watch, nonce_of(1), nonce_of(2), "node-7"}}));
-  cases.push_back(make_case<Welcome>("welcome", {{nonce_of(9), 1, digest_of(4)}}));
+  cases.push_back(make_case<Welcome>("welcome", {{nonce_of(9), 1, digest_of(4), digest_of(5), 0x0123456789ABCDEF}}));
   cases.push_back(make_case<ErrorMessage>("error", {{Errc::gone, "version 4 is past"}, {Errc::internal, ""}}));
   cases.push_back(make_case<LayoutMessage>("layout", {layout_message()}));
   cases.push_back(make_case<Plan>(

@@ -204,6 +204,8 @@ Status FakeAgent::handshake(Peer& peer) {
     default: return Error(Errc::aborted, "");
   }
   wire::Welcome welcome;
+  welcome.clock.bytes.fill(0xFA);
+  welcome.clock_ns = kClockNs;
   {
     const std::lock_guard lock(mutex_);
     hello.instance = instance_;

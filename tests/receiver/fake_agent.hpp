@@ -49,6 +49,8 @@ struct Request {
 
 class FakeAgent {
  public:
+  static constexpr std::uint64_t kClockNs = 12'345;  ///< what it says of its clock, which is nobody's here
+
   struct Setup {
     std::string token;
     bool proves_token = true;

@@ -5,12 +5,39 @@
 
 #include <thread>
 
+#include "base/trace.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 
 namespace deltasync::test {
 namespace {
 
 using wire::Type;
+
+TEST_F(PullTest, EachHandshakeIsALookAtTheAgentsClock) {
+  start_trace();
+  start();
+  pull_and_commit();
+  stop_trace();
+  const auto looks = trace::snapshot().clocks;
+  EXPECT_GE(looks.size(), 2u);  // the control connection's, and a data stream's
+  for (const trace::ClockSample& look : looks) {
+    EXPECT_EQ(look.clock.bytes[15], 0xFA);
+    EXPECT_EQ(look.theirs_ns, FakeAgent::kClockNs);
+    EXPECT_LT(look.sent_ns, look.received_ns);
+  }
+}
+
+TEST_F(PullTest, ALaterPullLooksAtTheClockAgain) {
+  start_trace();
+  receiver::Tuning tuning = quick();
+  tuning.clock_look = std::chrono::milliseconds(0);
+  start({}, tuning);
+  pull_and_commit();
+  const auto looks = trace::snapshot().clocks.size();
+  EXPECT_EQ(pull_and_commit().mode, PullMode::up_to_date);
+  stop_trace();
+  EXPECT_GT(trace::snapshot().clocks.size(), looks);
+}
 
 // ---- deadlines -----------------------------------------------------------------------------------------------
 
