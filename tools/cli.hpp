@@ -49,8 +49,13 @@ std::function<Status()> setup_publish(CLI::App& app);
 std::function<Status()> setup_pull(CLI::App& app);
 std::function<Status()> setup_inspect(CLI::App& app);
 std::function<Status()> setup_diff(CLI::App& app);
+std::function<Status()> setup_trace(CLI::App& app);
 std::function<Status()> setup_bench(CLI::App& app);
 std::function<Status()> setup_bench_receiver(CLI::App& app);
+
+/// Records a timeline while `work` goes on, named `process`, and writes it to `file` whatever came of it. With an empty
+/// file, just works.
+Status with_trace(const std::string& file, const std::string& process, const std::function<Status()>& work);
 
 // ---- output --------------------------------------------------------------------------------------------------
 

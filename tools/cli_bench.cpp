@@ -15,6 +15,7 @@ struct ReceiverArgs {
   unsigned streams = 4;
   unsigned threads = 2;
   unsigned count = 1;
+  std::string trace;
 };
 
 std::filesystem::path own_directory() {
@@ -81,6 +82,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
   app.add_option("--seed", options->seed, "of the generator");
   app.add_option("--from", options->from, "codec: two model directories instead of the generator")->expected(2);
   app.add_option("--shm-dir", options->shm_dir, "where shared segments are made");
+  app.add_option("--trace", options->trace, "record a timeline of all its processes")->type_name("FILE");
   app.add_flag("--json", *json, "one JSON object on the last line");
   return [options, json] { return run_bench(*options, *json); };
 }
@@ -92,9 +94,12 @@ std::function<Status()> setup_bench_receiver(CLI::App& app) {
   app.add_option("--streams", args->streams);
   app.add_option("--threads", args->threads);
   app.add_option("--count", args->count);
-  return [args]() -> Status {
-    if (bench::receiver_main(args->endpoint, args->streams, args->threads, args->count) == 0) return {};
-    return Error(Errc::internal, "bench receiver failed");
+  app.add_option("--trace", args->trace);
+  return [args] {
+    return with_trace(args->trace, "receiver", [&]() -> Status {
+      if (bench::receiver_main(args->endpoint, args->streams, args->threads, args->count) == 0) return {};
+      return Error(Errc::internal, "bench receiver failed");
+    });
   };
 }
 

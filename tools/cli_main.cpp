@@ -1,4 +1,4 @@
-// deltasync: publish, pull, inspect, diff, bench: the command table and the way from an error to an exit code.
+// deltasync: publish, pull, inspect, diff, trace, bench: the command table and the way from an error to an exit code.
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -14,6 +14,7 @@ constexpr Command kCommands[] = {
     {"pull", "fetch versions from an agent into a model directory", setup_pull},
     {"inspect", "describe a model, layout, delta or segment file, or a live agent", setup_inspect},
     {"diff", "compare two versions of a model: density by tensor, size by codec", setup_diff},
+    {"trace", "lay what several processes recorded on one timeline; summarise or draw one version", setup_trace},
     {"bench", "measure one case against the machine's limit", setup_bench},
     {"bench-receiver", "the receiver process of bench e2e and tensors", setup_bench_receiver},
 };

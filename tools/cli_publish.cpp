@@ -28,6 +28,7 @@ struct Options {
   std::uint64_t interval_ms = 0;
   unsigned threads = 0;
   double deadline_s = 120;
+  std::string trace;
   bool step_on_stdin = false;
   bool json = false;
 };
@@ -203,8 +204,9 @@ std::function<Status()> setup_publish(CLI::App& app) {
                  "time for one version, from its start (waiting for the agent included) until it is served")
       ->check(CLI::Range(0.001, 86'400.0));
   app.add_flag("--step-on-stdin", options->step_on_stdin, "publish one version for each line on stdin");
+  app.add_option("--trace", options->trace, "record a timeline, written to this file at the end")->type_name("FILE");
   app.add_flag("--json", options->json, "one JSON object a line");
-  return [options] { return run(*options); };
+  return [options] { return with_trace(options->trace, "publish", [&] { return run(*options); }); };
 }
 
 }  // namespace deltasync::cli

@@ -27,6 +27,7 @@ struct Options {
   unsigned streams = 4;
   std::uint64_t count = 0;
   std::optional<double> deadline_s;
+  std::string trace;
   bool follow = false;
   bool json = false;
 };
@@ -190,8 +191,9 @@ std::function<Status()> setup_pull(CLI::App& app) {
   app.add_option("--deadline-s", options->deadline_s,
                  "time for one version, the wait for it included (default 60; 3600 with --follow)")
       ->check(CLI::Range(0.001, 864'000.0));
+  app.add_option("--trace", options->trace, "record a timeline, written to this file at the end")->type_name("FILE");
   app.add_flag("--json", options->json, "one JSON object a line");
-  return [options] { return run(*options); };
+  return [options] { return with_trace(options->trace, "pull", [&] { return run(*options); }); };
 }
 
 }  // namespace deltasync::cli

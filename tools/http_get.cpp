@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
@@ -15,7 +16,8 @@ namespace {
 
 namespace http = boost::beast::http;
 
-constexpr std::uint64_t kBodyBytesMax = 64u << 20;
+constexpr std::uint64_t kBodyBytesMax = 256u << 20;
+constexpr std::size_t kReasonBytesMax = 200;  ///< of a refusal's body
 
 Status wait_for(int fd, short events, Deadline deadline, const char* what) {
   for (;;) {
@@ -85,7 +87,10 @@ Result<std::string> http_get(const net::Endpoint& endpoint, const std::string& t
     pending.erase(0, used);
   }
   if (parser.get().result() != http::status::ok) {
-    return Error(Errc::protocol, target + ": HTTP status " + std::to_string(parser.get().result_int()));
+    std::string why = target + ": HTTP status " + std::to_string(parser.get().result_int());
+    const std::string& body = parser.get().body();
+    if (!body.empty()) why += ": " + body.substr(0, std::min(body.find('\n'), kReasonBytesMax));
+    return Error(Errc::protocol, why);
   }
   return std::move(parser.get().body());
 }

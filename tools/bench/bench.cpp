@@ -1,6 +1,11 @@
 #include "bench/bench.hpp"
 
 #include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "deltasync/trace.hpp"
+#include "tools/trace_timeline.hpp"
 
 namespace deltasync::bench {
 namespace {
@@ -13,7 +18,44 @@ constexpr Case kCases[] = {{"diff", run_diff},       {"codec", run_codec},      
                            {"apply", run_apply},     {"full", run_full},        {"e2e", run_e2e},
                            {"tensors", run_tensors}, {"baseline", run_baseline}};
 
+/// Joins what the processes wrote, all of which have ended but this one.
+Status write_timeline(const Options& options) {
+  DS_TRY(write_trace(trace_part(options, "trainer")));
+  std::vector<tools::Timeline> traces;
+  for (const char* process : {"trainer", "agent", "receiver"}) {
+    const std::filesystem::path part = trace_part(options, process);
+    std::ostringstream text;
+    if (std::ifstream in(part, std::ios::binary); !in || !(text << in.rdbuf()))
+      continue;  // the case has no such process
+    DS_ASSIGN(tools::Timeline trace, tools::parse_trace(text.str(), part.string()));
+    traces.push_back(std::move(trace));
+    std::filesystem::remove(part);
+  }
+  std::ofstream out(options.trace, std::ios::binary | std::ios::trunc);
+  out << tools::to_trace_json(tools::merge_traces(std::move(traces)));
+  out.close();
+  if (!out) return Error(Errc::io, "trace " + options.trace.string() + ": cannot write");
+  return {};
+}
+
+Result<Json> run_case(const Case& c, const Options& options) {
+  if (options.trace.empty()) return c.run(options);
+  start_trace({"trainer"});
+  DS_TRY(write_trace(options.trace));  // one that cannot be written is better known now
+  auto result = c.run(options);
+  stop_trace();
+  if (result) DS_TRY(write_timeline(options));
+  return result;
+}
+
 }  // namespace
+
+std::filesystem::path trace_part(const Options& options, const std::string& process) {
+  if (options.trace.empty()) return {};
+  std::filesystem::path path = options.trace;
+  path += "." + process;
+  return path;
+}
 
 Result<Json> run(const Options& options) {
   std::string names;
@@ -22,7 +64,7 @@ Result<Json> run(const Options& options) {
       if (!options.from.empty() && options.name != "codec") {
         return Error(Errc::invalid_argument, "--from belongs to bench codec, not to bench " + options.name);
       }
-      DS_ASSIGN(Json result, c.run(options));
+      DS_ASSIGN(Json result, run_case(c, options));
       Json out{{"case", options.name}};
       if (options.name != "tensors" && options.from.empty()) out["model_gib"] = options.model_gib;
       out["threads"] = options.threads;

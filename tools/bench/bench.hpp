@@ -25,6 +25,7 @@ struct Options {
   std::uint64_t seed = 1;
   std::vector<std::filesystem::path> from;  ///< codec: two model directories instead of the generator
   std::filesystem::path shm_dir = "/dev/shm";
+  std::filesystem::path trace;    ///< timeline of all processes; empty: none
   std::filesystem::path bin_dir;  ///< where deltasync-agent lies; filled in by the CLI
 };
 
@@ -41,6 +42,9 @@ Result<Json> run_baseline(const Options& options);
 
 /// Dispatches on options.name; invalid_argument lists the cases.
 Result<Json> run(const Options& options);
+
+/// Where a process of the benchmark records its part of the timeline; empty if none is.
+std::filesystem::path trace_part(const Options& options, const std::string& process);
 
 /// Timed versions of e2e and tensors, rounds of the other cases: at least 5.
 inline unsigned rounds_of(const Options& options) {

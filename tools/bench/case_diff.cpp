@@ -1,6 +1,7 @@
 // bench diff: reading both halves with the widest loads, against diff + encode + digest of the same pages.
 #include <algorithm>
 
+#include "base/trace.hpp"
 #include "bench/halves.hpp"
 #include "bench/limits.hpp"
 
@@ -17,6 +18,7 @@ Result<Json> run_diff(const Options& options) {
     limit_s = std::min(limit_s, read_both_once(halves.before(), halves.after(), pool));
     auto digests = halves.digests();
     const Stopwatch watch;
+    const trace::Span span("diff");
     const auto delta = halves.encode(digests, pool);
     encode_s = std::min(encode_s, watch.seconds());
     changed = delta.changed;

@@ -73,10 +73,18 @@ Digest128 root_of(const Layout& layout, ByteSpan half, ThreadPool& pool) {
 }
 
 Result<Child> start_receiver(const Options& options, const BenchAgent& agent) {
-  return Child::spawn({(options.bin_dir / "deltasync").string(), "bench-receiver", "--from", agent.endpoint(),
-                       "--streams", std::to_string(options.streams), "--threads", std::to_string(options.threads),
-                       "--count", std::to_string(rounds_of(options) + 1)},
-                      true);
+  std::vector<std::string> argv{(options.bin_dir / "deltasync").string(),
+                                "bench-receiver",
+                                "--from",
+                                agent.endpoint(),
+                                "--streams",
+                                std::to_string(options.streams),
+                                "--threads",
+                                std::to_string(options.threads),
+                                "--count",
+                                std::to_string(rounds_of(options) + 1)};
+  if (!options.trace.empty()) argv.insert(argv.end(), {"--trace", trace_part(options, "receiver").string()});
+  return Child::spawn(argv, true);
 }
 
 template <class Field>
@@ -115,6 +123,7 @@ Result<std::vector<Round>> run_versions(const Options& options, Trainer& trainer
     }
     if (i > 0) rounds.push_back(std::move(round));
   }
+  DS_TRY(receiver.wait_end(Deadline::after(kLimit)));  // its timeline is written then
   return rounds;
 }
 

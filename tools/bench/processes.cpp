@@ -105,17 +105,40 @@ Result<std::string> Child::read_line(Deadline deadline) {
   }
 }
 
+Status Child::wait_end(Deadline deadline) {
+  for (;;) {
+    const auto line = read_line(deadline);
+    if (line) continue;
+    if (line.error().code() == Errc::peer_died) return {};
+    return line.error();
+  }
+}
+
 Result<BenchAgent> BenchAgent::start(const Options& options) {
   std::string pattern = (std::filesystem::temp_directory_path() / "deltasync-bench-XXXXXX").string();
   if (::mkdtemp(pattern.data()) == nullptr) return Error::from_errno("mkdtemp " + pattern, errno);
   const std::filesystem::path dir = pattern;
   const auto ready = dir / "ready.json";
-  DS_ASSIGN(Child child,
-            Child::spawn({(options.bin_dir / "deltasync-agent").string(), "--name", dir.filename().string(),
-                          "--shm-dir", options.shm_dir.string(), "--socket", (dir / "agent.sock").string(), "--listen",
-                          "127.0.0.1:0", "--http", "off", "--ready-file", ready.string(), "--threads",
-                          std::to_string(options.threads), "--remove-segment-on-exit", "--log-level", "warn"},
-                         false));
+  std::vector<std::string> argv{(options.bin_dir / "deltasync-agent").string(),
+                                "--name",
+                                dir.filename().string(),
+                                "--shm-dir",
+                                options.shm_dir.string(),
+                                "--socket",
+                                (dir / "agent.sock").string(),
+                                "--listen",
+                                "127.0.0.1:0",
+                                "--http",
+                                "off",
+                                "--ready-file",
+                                ready.string(),
+                                "--threads",
+                                std::to_string(options.threads),
+                                "--remove-segment-on-exit",
+                                "--log-level",
+                                "warn"};
+  if (!options.trace.empty()) argv.insert(argv.end(), {"--trace", trace_part(options, "agent").string()});
+  DS_ASSIGN(Child child, Child::spawn(argv, false));
   BenchAgent agent(std::move(child), dir);
   const Deadline deadline = Deadline::after(kStartLimit);
   while (!std::filesystem::exists(ready)) {

@@ -29,6 +29,8 @@ class Child {
   pid_t pid() const noexcept { return pid_; }
   /// One line of the child's output. timed_out, or peer_died if the output ended.
   Result<std::string> read_line(Deadline deadline);
+  /// Until its output ends, which is when it does: what it writes at its end is there then. What it still says is lost.
+  Status wait_end(Deadline deadline);
 
  private:
   Child(pid_t pid, int out) : pid_(pid), out_(out) {}
