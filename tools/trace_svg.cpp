@@ -127,14 +127,18 @@ class Picture {
 
   double x_of(double us) const { return kLeft + (us - first_us_) / (last_us_ - first_us_) * (kWidth - kLeft - kRight); }
 
+  static std::string vertical_at(double x, double bottom) {
+    return "<line class=\"grid\" x1=\"" + number(x) + "\" x2=\"" + number(x) + "\" y1=\"" + number(kHead - 8) +
+           "\" y2=\"" + number(bottom) + "\"/>\n";
+  }
+
   std::string grid(double bottom) const {
     std::string out;
     const double step = grid_step((last_us_ - first_us_) / 1000);
     for (double at = std::ceil(first_us_ / 1000 / step) * step; at * 1000 <= last_us_; at += step) {
-      const std::string x = number(x_of(at * 1000));
-      out += "<line class=\"grid\" x1=\"" + x + "\" x2=\"" + x + "\" y1=\"" + number(kHead - 8) + "\" y2=\"" +
-             number(bottom) + "\"/>\n";
-      out += text_at(x_of(at * 1000), kHead - 14, "dim", number(at, step < 1 ? "%.1f" : "%.0f"), "middle");
+      const double x = x_of(at * 1000);
+      out += vertical_at(x, bottom);
+      out += text_at(x, kHead - 14, "dim", number(at, step < 1 ? "%.1f" : "%.0f"), "middle");
     }
     return out;
   }

@@ -41,8 +41,9 @@ class TraceTest(CliTest):
             data[at] ^= 1
         return write_model(self.tmp / name, {"layer.weight": ("BF16", [2048, 2048], bytes(data))})
 
-    def record(self):
-        """Two versions through three processes. Returns the three sources: two files and the live agent."""
+    def record(self, elsewhere=()):
+        """Two versions through three processes. Returns the three sources: two files and the live agent. `elsewhere` is
+        a command that runs the receiver."""
         models = [self.big_model("step_1", 0), self.big_model("step_2", 100)]
         self.agent = Agent(self, BIN / "deltasync-agent", self.tmp / "agent", "--trace", self.tmp / "agent.json")
         publisher = Child(self, [CLI, "publish", "--agent", self.agent.socket, "--step-on-stdin", "--json", "--trace",
@@ -54,7 +55,7 @@ class TraceTest(CliTest):
             self.assertEqual(publisher.line()["event"], "published")
 
         step()
-        follower = Child(self, [CLI, "pull", "--from", self.agent.endpoint, "--out", self.tmp / "out", "--follow",
+        follower = Child(self, [*elsewhere, CLI, "pull", "--from", self.agent.endpoint, "--out", self.tmp / "out", "--follow",
                                 "--count", "2", "--json", "--trace", self.tmp / "pull.json"])
         self.assertEqual(follower.line()["mode"], "full")
         step()
@@ -80,6 +81,26 @@ class TraceTest(CliTest):
         self.assert_delta(spans_of(timeline, 2), {p["process"]: p["pid"] for p in processes})
         self.assert_nested(timeline)
 
+    def test_a_receiver_with_another_clock_is_placed_as_exactly_as_is_said(self):
+        """A time namespace is a machine whose clock is ahead by exactly so much."""
+        ahead_us = 1000e6
+        elsewhere = ["unshare", "--time", "--monotonic", str(int(ahead_us / 1e6)), "--fork"]
+        try:
+            subprocess.run([*elsewhere, "true"], check=True, capture_output=True, timeout=60)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.skipTest(f"no time namespace to be had: {error}")
+        sources = self.record(elsewhere)
+        self.cli("trace", *sources, "-o", self.tmp / "all.json", "--summary")
+        self.assertIn("its clock was measured", self.out)
+        timeline = json.loads((self.tmp / "all.json").read_text())
+        publish, agent, pull = timeline["deltasync"]["processes"]
+        self.assertEqual((publish["clock_from"], agent["clock_from"], pull["clock_from"]), ("same", "same", "measured"))
+        self.assertEqual(timeline["deltasync"]["clock"], agent["clock"])
+        error_us = abs(pull["offset_us"] - agent["offset_us"] + ahead_us)
+        self.assertLessEqual(error_us, pull["uncertainty_us"])
+        self.assertGreaterEqual(len(pull["clocks"]), 2)
+        self.assert_nested(timeline)
+
     def assert_full(self, spans):
         for stage in ("offload", "guard", "copy", "seal", "publish", "digest", "install", "plan", "serve plan",
                       "serve digests", "serve extent", "pull", "open", "fetch", "commit"):
@@ -96,6 +117,8 @@ class TraceTest(CliTest):
             for stage in stages:
                 self.assertIn(stage, spans)
                 self.assertEqual({s["pid"] for s in spans[stage]}, {pids[process]}, stage)
+        for stage in ("serve plan", "serve frames", "serve release"):  # on the line of a connection, not of a thread
+            self.assertGreater(min(s["tid"] for s in spans[stage]), 10_000_000)
         # Behind the writer or after it: each batch once.
         batches = [s for s in spans["diff"] + spans.get("diff behind", []) if "batch" in s["args"]]
         self.assertEqual(sorted(s["args"]["batch"] for s in batches), list(range(BATCHES)))
