@@ -130,6 +130,13 @@ Delta encode(const Layout& layout, ByteSpan before, ByteSpan after, std::span<st
 /// A frame with only those tiles of `frame` that `wanted` covers (sorted, disjoint [first, end) ranges); no tiles =
 /// no bytes. The frame must be one of our own (it is not validated again).
 Frame cut_frame(const Frame& frame, std::span<const Batch> wanted);
+/// What cut_frame makes of it, without making it: its tiles, changed elements and bytes.
+struct CutSize {
+  std::uint64_t tiles = 0;
+  std::uint64_t changed = 0;
+  std::uint64_t bytes = 0;  ///< 0 without tiles
+};
+CutSize cut_size(const Frame& frame, std::span<const Batch> wanted);
 /// One frame of raw tiles, read from a half: repairs, and full transfers of column subsets. `tiles` ascending.
 Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
                 std::span<const std::uint64_t> digests);

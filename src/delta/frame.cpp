@@ -19,6 +19,12 @@ Error bad_frame(const std::string& what) {
   return {Errc::corrupt, "frame: " + what};
 }
 
+std::size_t varint_bytes(std::uint64_t value) noexcept {
+  std::size_t bytes = 1;
+  while (value >>= 7) ++bytes;
+  return bytes;
+}
+
 std::uint64_t hash_header(const FrameHeader& header) {
   return xxh3_64(bytes_of(header).first(kHashedHeaderBytes));
 }
@@ -43,14 +49,11 @@ std::size_t payload_bytes(const TileShape& shape, const TileRecord& record) noex
 }
 
 std::size_t record_bytes(const TileRecord& record, std::size_t payload_size) noexcept {
-  const auto varint = [](std::uint64_t value) {
-    std::size_t bytes = 1;
-    while (value >>= 7) ++bytes;
-    return bytes;
-  };
-  std::size_t bytes = 1 + varint(record.changed) + varint(payload_size) + 8;
-  if (record.codec == Codec::rice_absolute || record.codec == Codec::rice_ulp) bytes += varint(record.quotient_sum);
-  if (record.codec == Codec::rice_ulp) bytes += varint(record.gamma_bits);
+  std::size_t bytes = 1 + varint_bytes(record.changed) + varint_bytes(payload_size) + 8;
+  if (record.codec == Codec::rice_absolute || record.codec == Codec::rice_ulp) {
+    bytes += varint_bytes(record.quotient_sum);
+  }
+  if (record.codec == Codec::rice_ulp) bytes += varint_bytes(record.gamma_bits);
   return bytes;
 }
 
@@ -294,9 +297,12 @@ class TableReader {
 
 }  // namespace
 
-Frame cut_frame(const Frame& frame, std::span<const Batch> wanted) {
-  FrameBuilder builder;
-  if (frame.bytes.empty()) return builder.finish();
+namespace {
+
+/// Calls fn(record) for the records of one of our own frames whose tiles are wanted.
+template <class Fn>
+void for_each_wanted(const Frame& frame, std::span<const Batch> wanted, Fn&& fn) {
+  if (frame.bytes.empty()) return;
   const auto header = load<FrameHeader>(frame.bytes.data());
   const ByteSpan body = ByteSpan(frame.bytes).subspan(sizeof(header));
   ByteReader table(body.first(header.table_bytes));
@@ -307,10 +313,10 @@ Frame cut_frame(const Frame& frame, std::span<const Batch> wanted) {
     record.tile = next + table.get_varint();
     next = record.tile + 1;
     const RecordFields fields = read_record_fields(table).value();
-    const ByteSpan payload = payloads.first(static_cast<std::size_t>(fields.payload_bytes));
-    payloads = payloads.subspan(static_cast<std::size_t>(fields.payload_bytes));
+    record.payload = payloads.first(static_cast<std::size_t>(fields.payload_bytes));
+    payloads = payloads.subspan(record.payload.size());
     while (!wanted.empty() && wanted.front().end <= record.tile) wanted = wanted.subspan(1);
-    if (wanted.empty()) break;
+    if (wanted.empty()) return;
     if (record.tile < wanted.front().first) continue;
     record.codec = fields.codec;
     record.rice_k = fields.rice_k;
@@ -318,10 +324,33 @@ Frame cut_frame(const Frame& frame, std::span<const Batch> wanted) {
     record.quotient_sum = static_cast<std::uint32_t>(fields.quotient_sum);
     record.gamma_bits = static_cast<std::uint32_t>(fields.gamma_bits);
     record.digest_after = fields.digest_after;
-    builder.payloads().insert(builder.payloads().end(), payload.begin(), payload.end());
-    builder.add(record);
+    fn(static_cast<const TileRecord&>(record));
   }
+}
+
+}  // namespace
+
+Frame cut_frame(const Frame& frame, std::span<const Batch> wanted) {
+  FrameBuilder builder;
+  for_each_wanted(frame, wanted, [&](const TileRecord& record) {
+    builder.payloads().insert(builder.payloads().end(), record.payload.begin(), record.payload.end());
+    builder.add(record);
+  });
   return builder.finish();
+}
+
+CutSize cut_size(const Frame& frame, std::span<const Batch> wanted) {
+  CutSize size;
+  std::uint64_t next = 0;  // after the last tile
+  for_each_wanted(frame, wanted, [&](const TileRecord& record) {
+    const std::uint64_t gap = size.tiles == 0 ? 0 : record.tile - next;
+    if (size.tiles == 0) size.bytes = sizeof(FrameHeader);
+    size.bytes += varint_bytes(gap) + record_bytes(record, record.payload.size()) + record.payload.size();
+    size.changed += record.changed;
+    ++size.tiles;
+    next = record.tile + 1;
+  });
+  return size;
 }
 
 Result<std::vector<TileRecord>> parse_frame(const Layout& layout, ByteSpan frame) {

@@ -30,6 +30,7 @@ std::string_view to_string(Type type) noexcept {
     case Type::release: return "release";
     case Type::watch: return "watch";
     case Type::version_ready: return "version_ready";
+    case Type::subscribe: return "subscribe";
     case Type::trainer_hello: return "trainer_hello";
     case Type::trainer_welcome: return "trainer_welcome";
     case Type::trainer_plan: return "trainer_plan";
@@ -73,6 +74,7 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::frame: return kFrameBytesMax;
     case Type::get_frames:
     case Type::get_raw_tiles:
+    case Type::subscribe:
     case Type::trainer_plan: return kRangesBytesMax;
   }
   return 0;

@@ -47,6 +47,7 @@ enum class Type : std::uint16_t {
   release = 21,        ///< the receiver's acknowledgement: ends plan and lease; reply: end
   watch = 22,
   version_ready = 23,
+  subscribe = 24,  ///< the tiles that later plans of this connection are about; reply: end
   // trainer process ↔ agent, over the Unix socket
   trainer_hello = 40,
   trainer_welcome = 41,
@@ -83,7 +84,7 @@ inline constexpr std::uint64_t kLayoutRawBytesMax = 2048ull << 20;
 inline constexpr std::uint64_t kDigestsBytesMax = 1024ull << 20;
 inline constexpr std::uint64_t kFrameBytesMax = 64u << 20;
 inline constexpr std::uint64_t kExtentBytesMax = 64u << 20;
-inline constexpr std::uint64_t kRangesBytesMax = 64u << 20;  ///< get_frames, get_raw_tiles, trainer_plan
+inline constexpr std::uint64_t kRangesBytesMax = 64u << 20;  ///< get_frames, get_raw_tiles, subscribe, trainer_plan
 inline constexpr std::size_t kErrorMessageBytesMax = 64u << 10;
 inline constexpr std::size_t kPeerNameBytesMax = 256;
 inline constexpr std::size_t kPathBytesMax = 4096;
@@ -142,8 +143,9 @@ struct ErrorMessage {
   std::vector<std::byte> encode() const;
   static Result<ErrorMessage> decode(ByteSpan payload);
 };
-/// Also the payload of `end`, `release` acknowledgements, `watch` and `get_layout`.
+/// `end`, and the payload of `watch` and `get_layout`.
 struct Empty {
+  static constexpr Type kType = Type::end;
   std::vector<std::byte> encode() const { return {}; }
   static Result<Empty> decode(ByteSpan payload);
 };
@@ -174,6 +176,9 @@ struct Plan {
   /// delta steps base → target (none if out of the ring: then the receiver's tiles are of no use).
   std::uint8_t partial = 0;
   std::uint8_t full_only = 0;  ///< no delta, please (wrong base found)
+  /// Which tiles it is about: TileSet::digest() of what was subscribed to on this connection; zero: all. Roots and
+  /// sizes, here and in the reply, are those of these tiles.
+  Digest128 subscription;
   std::vector<std::byte> encode() const;
   static Result<Plan> decode(ByteSpan payload);
 };
@@ -194,7 +199,7 @@ struct PlanReply {
   std::uint64_t plan = 0;  ///< names plan and lease in data requests; unguessable; 0 if up to date
   Version target;
   Digest128 target_root;
-  std::uint64_t full_bytes = 0;  ///< half bytes that a full transfer moves
+  std::uint64_t full_bytes = 0;  ///< that a full transfer moves: of the half, or of the subscribed tiles
   std::vector<DeltaStep> steps;  ///< oldest first; for delta, and for full with Plan::partial
   std::vector<std::byte> encode() const;
   static Result<PlanReply> decode(ByteSpan payload);
@@ -216,7 +221,17 @@ struct RangesHead {
   std::uint64_t ranges = 0;  ///< how many are claimed
 };
 
-/// Digests of the plan's target, all tiles, as u64 little-endian. Only valid for full plans.
+/// Names the tiles that a receiver of slices wants, once for a connection: a later one takes its place. Reply: `end`.
+struct Subscribe {
+  static constexpr Type kType = Type::subscribe;
+  Digest128 layout;
+  std::vector<TileRange> ranges;
+  std::vector<std::byte> encode() const;
+  /// Its `plan` is 0.
+  static Result<RangesHead> decode_head(ByteSpan payload);
+  static Result<Subscribe> decode(ByteSpan payload);
+};
+/// Digests of the plan's target, all subscribed tiles, as u64 little-endian. Only valid for full plans.
 struct GetDigests {
   static constexpr Type kType = Type::get_digests;
   std::uint64_t plan = 0;

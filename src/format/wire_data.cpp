@@ -62,6 +62,26 @@ Result<std::vector<TileRange>> get_ranges(ByteReader& in) {
   return ranges;
 }
 
+std::vector<std::byte> Subscribe::encode() const {
+  std::vector<std::byte> bytes;
+  ByteWriter out(bytes);
+  put_digest(out, layout);
+  put_ranges(out, ranges);
+  return bytes;
+}
+Result<RangesHead> Subscribe::decode_head(ByteSpan payload) {
+  Decoder in(payload, "subscribe");
+  in.digest();
+  return get_ranges_head(in, {});
+}
+Result<Subscribe> Subscribe::decode(ByteSpan payload) {
+  Decoder in(payload, "subscribe");
+  Subscribe m;
+  m.layout = in.digest();
+  m.ranges = get_message_ranges(in);
+  return in.finish(std::move(m));
+}
+
 std::vector<std::byte> GetDigests::encode() const {
   return encode_plan_only(plan);
 }

@@ -27,6 +27,7 @@ std::vector<std::byte> Plan::encode() const {
   out.put(wait_ms);
   out.put(partial);
   out.put(full_only);
+  put_digest(out, subscription);
   return bytes;
 }
 Result<Plan> Plan::decode(ByteSpan payload) {
@@ -41,6 +42,7 @@ Result<Plan> Plan::decode(ByteSpan payload) {
   m.wait_ms = in.get<std::uint64_t>();
   m.partial = in.flag("partial");
   m.full_only = in.flag("full_only");
+  m.subscription = in.digest();
   return in.finish(std::move(m));
 }
 

@@ -63,8 +63,8 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<ErrorMessage>("error", {{Errc::gone, "version 4 is past"}, {Errc::internal, ""}}));
   cases.push_back(make_case<LayoutMessage>("layout", {layout_message()}));
   cases.push_back(make_case<Plan>(
-      "plan", {{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 0, "global_step_1200", 30'000, 1, 0},
-               {digest_of(1), {}, {}, WantKind::number, 1u << 20, "", 0, 0, 1}}));
+      "plan", {{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 0, "global_step_1200", 30'000, 1, 0, {}},
+               {digest_of(1), {}, {}, WantKind::number, 1u << 20, "", 0, 0, 1, digest_of(9)}}));
   cases.push_back(make_case<PlanReply>(
       "plan_reply", {{PlanMode::delta,
                       0xABCDEF0102030405,
@@ -73,6 +73,7 @@ std::vector<Case> all_cases() {
                       1u << 30,
                       {{{7, 6}, {7, 7}, digest_of(8), 3, 4, 5}, {{7, 7}, {7, 8}, digest_of(6), 1, 2, 3}}},
                      {PlanMode::up_to_date, 0, {{7, 8}, ""}, digest_of(6), 1, {}}}));
+  cases.push_back(make_case<Subscribe>("subscribe", {{digest_of(3), {{0, 1}, {500, 90'000'000'000}}}}));
   cases.push_back(make_case<GetDigests>("get_digests", {{77}}));
   cases.push_back(make_case<GetExtent>("get_extent", {{77, {3, 900}}}));
   cases.push_back(make_case<GetFrames>("get_frames", {{77, 2, {{0, 1}, {1, 2}, {500, 90'000'000'000}}}, {1, 0, {}}}));
@@ -113,7 +114,7 @@ TEST(WireMessages, RoundTrip) {
 }
 
 TEST(WireMessages, FieldsArriveWhereTheyBelong) {
-  const Plan plan{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 9, "name", 30'000, 1, 0};
+  const Plan plan{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 9, "name", 30'000, 1, 0, digest_of(3)};
   const auto got = Plan::decode(plan.encode());
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(got->layout, plan.layout);
@@ -125,6 +126,7 @@ TEST(WireMessages, FieldsArriveWhereTheyBelong) {
   EXPECT_EQ(got->wait_ms, plan.wait_ms);
   EXPECT_EQ(got->partial, 1);
   EXPECT_EQ(got->full_only, 0);
+  EXPECT_EQ(got->subscription, plan.subscription);
 
   const GetFrames frames{77, 2, {{0, 1}, {1, 2}, {500, 90'000'000'000}}};
   const auto got_frames = GetFrames::decode(frames.encode());

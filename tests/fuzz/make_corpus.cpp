@@ -106,6 +106,9 @@ void messages(const Corpus& corpus) {
   extent.plan = 77;
   extent.tiles = {2, 9};
   message(corpus, "get-extent", extent);
+  wire::Subscribe subscribe;
+  subscribe.ranges = {{0, 4}, {9, 10}, {300, 90'000}};
+  message(corpus, "subscribe", subscribe);
   message(corpus, "get-digests", wire::GetDigests{});
   message(corpus, "get-raw-tiles", wire::GetRawTiles{});
   message(corpus, "release", wire::Release{});
