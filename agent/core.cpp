@@ -151,10 +151,19 @@ void AgentCore::wake() {
 // ---- plans -------------------------------------------------------------------------------------------------------
 
 Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::Plan& plan, std::uint64_t connection,
-                                                       std::string* waiting_for, MergeWait& merge) {
+                                                       std::string* waiting_for, MergeWait& merge,
+                                                       const SubsetPtr& subset) {
+  if (subset) return plan_subset(plan, connection, waiting_for, merge, subset);
   const std::lock_guard lock(mutex_);
+  std::vector<RingEntryPtr> unknown;  // stays empty
+  return plan_locked(plan, connection, waiting_for, merge, {nullptr, snapshot_->offer, unknown});
+}
+
+Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& plan, std::uint64_t connection,
+                                                              std::string* waiting_for, MergeWait& merge,
+                                                              const Share& share) {
   if (stop_) return Error(Errc::connection, "the agent is shutting down");
-  Decision decision = decide(plan, snapshot_->offer);
+  Decision decision = decide(plan, share.offer);
   switch (decision.kind) {
     case Decision::Kind::error: return Error(decision.code, decision.message);
     case Decision::Kind::wait: *waiting_for = decision.message; return std::optional<wire::PlanReply>();
@@ -173,22 +182,24 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::Plan& plan, s
     *waiting_for = "the merge of " + std::to_string(decision.merge_steps) + " deltas to " + to_string(decision.target);
     return std::optional<wire::PlanReply>();
   }
+  if (!know_parts(share, *steps)) return std::optional<wire::PlanReply>();
+  if (merge.hit) Metrics::add(metrics_.merge_hits, 1);
   if (decision.kind == Decision::Kind::full && decision.merge_steps != 0) {
-    // The chain itself is larger than a half.
+    // The chain itself is larger than a full transfer.
     std::uint64_t bytes = 0;
-    for (const RingEntryPtr& entry : *steps) bytes += entry->delta->frame_bytes;
-    if (bytes < snapshot_->offer.full_bytes) {
+    for (const RingEntryPtr& entry : *steps) bytes += part_of(share, entry).frame_bytes;
+    if (bytes < share.offer.full_bytes) {
       decision.kind = Decision::Kind::delta;
     } else {
       steps->clear();
     }
   }
-  DS_ASSIGN(wire::PlanReply reply, open_plan_locked(decision, std::move(*steps), connection));
+  DS_ASSIGN(wire::PlanReply reply, open_plan_locked(decision, std::move(*steps), connection, share));
   return std::optional<wire::PlanReply>(std::move(reply));
 }
 
 Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, std::vector<RingEntryPtr> steps,
-                                                    std::uint64_t connection) {
+                                                    std::uint64_t connection, const Share& share) {
   const auto open = std::count_if(plans_.begin(), plans_.end(),
                                   [&](const auto& entry) { return entry.second->connection == connection; });
   if (static_cast<std::size_t>(open) >= options_.plans_per_connection_max) {
@@ -202,6 +213,7 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
   made->layout = snapshot_->generation->layout;
   made->expires_at = std::chrono::steady_clock::now() + options_.plan_limit;
   made->steps = std::move(steps);
+  made->subset = share.subset;
   made->hold = holds_.begin({});
   const bool full = decision.kind == Decision::Kind::full;
   made->mode = full ? wire::PlanMode::full : wire::PlanMode::delta;
@@ -217,10 +229,14 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
   reply.plan = made->id;
   reply.target = decision.target;
   reply.target_root = decision.target_root;
-  reply.full_bytes = snapshot_->offer.full_bytes;
+  reply.full_bytes = share.offer.full_bytes;
+  std::size_t at = decision.first_step;
   for (const RingEntryPtr& entry : made->steps) {
-    const delta::Delta& d = *entry->delta;
-    reply.steps.push_back({d.from, d.to, d.to_root, d.frames.size(), d.frame_bytes, d.changed});
+    // A merged delta ends where one of the ring's does, whose root it is.
+    while (share.offer.ring[at].to.id != entry->delta->to) ++at;
+    const Subset::Part part = part_of(share, entry);
+    reply.steps.push_back({entry->delta->from, entry->delta->to, share.offer.ring[at].to_root, part.frames,
+                           part.frame_bytes, part.changed});
   }
   plans_.emplace(made->id, std::move(made));
   return reply;
@@ -276,7 +292,7 @@ void AgentCore::trim_pinned_locked() {
     for (const auto& [id, plan] : plans_) {
       for (const RingEntryPtr& step : plan->steps) {
         if (evicted.count(step) == 0) continue;
-        if (pinned.insert(step.get()).second) bytes += step->delta->frame_bytes;
+        if (pinned.insert(step.get()).second) bytes += step->bytes();
         if (oldest == nullptr || plan->expires_at < oldest->expires_at) oldest = plan.get();
       }
     }

@@ -32,6 +32,7 @@
 #include "agent/options.hpp"
 #include "agent/planner.hpp"
 #include "agent/ring.hpp"
+#include "agent/subset.hpp"
 #include "agent/trainer_server.hpp"
 #include "base/thread_pool.hpp"
 #include "shm/segment.hpp"
@@ -73,6 +74,7 @@ struct OpenPlan {
   LeasePtr lease;                   ///< full only: on the half
   LeasePtr hold;                    ///< on everything else, from the plan's beginning to its end
   std::vector<RingEntryPtr> steps;  ///< oldest first
+  SubsetPtr subset;                 ///< the tiles that it is about; null: all
   std::chrono::steady_clock::time_point expires_at;
 
   VersionId target() const { return served ? served->version.id : steps.back()->to.id; }
@@ -85,6 +87,7 @@ struct MergeWait {
   // The core's.
   std::optional<MergeKey> key;  ///< waited for: one in all, so that a trainer that is faster holds up nobody
   bool began = false;           ///< nobody else had asked for it
+  bool hit = false;             ///< another's answers it
 };
 
 class AgentCore : public TrainerHooks {
@@ -109,9 +112,14 @@ class AgentCore : public TrainerHooks {
   // ---- the pull server's side; any thread ----------------------------------------------------------------------
   SnapshotPtr snapshot() const;
   /// One attempt: an answer, or nothing yet (`waiting_for` says what is missing; a change is told to subscribers). A
-  /// full answer has begun a lease. `merge` is the same for all attempts of one plan.
+  /// full answer has begun a lease. `merge` is the same for all attempts of one plan. `subset` is what the connection
+  /// has subscribed to and the plan names; null: everything.
   Result<std::optional<wire::PlanReply>> plan(const wire::Plan& plan, std::uint64_t connection,
-                                              std::string* waiting_for, MergeWait& merge);
+                                              std::string* waiting_for, MergeWait& merge,
+                                              const SubsetPtr& subset = nullptr);
+  /// The one Subset of these tiles for all connections, as long as one of them holds it. no_space beyond
+  /// CoreOptions::subscription_bytes_max for all that live.
+  Result<SubsetPtr> share_subset(TileSet tiles);
   /// lease_revoked if the plan is over (released, expired, its control connection closed) or was never made.
   Result<OpenPlanPtr> find_plan(std::uint64_t id) const;
   /// As LeaseTable::enter, under the plan itself: whoever sends what the plan holds (deltas that may have left the
@@ -188,9 +196,23 @@ class AgentCore : public TrainerHooks {
   void rebuild_snapshot_locked(GenerationPtr generation, ServedPtr served);
   void end_plan_locked(std::uint64_t id);
   void trim_pinned_locked();
+  /// The tiles that a plan is about, and what there is for them.
+  struct Share {
+    SubsetPtr subset;  ///< null: all
+    const Offer& offer;
+    std::vector<RingEntryPtr>& unknown;  ///< whose parts have to be reckoned first
+  };
+  Result<std::optional<wire::PlanReply>> plan_locked(const wire::Plan& plan, std::uint64_t connection,
+                                                     std::string* waiting_for, MergeWait& merge, const Share& share);
   /// `steps`: of a delta, or listed with a full answer.
   Result<wire::PlanReply> open_plan_locked(const Decision& decision, std::vector<RingEntryPtr> steps,
-                                           std::uint64_t connection);
+                                           std::uint64_t connection, const Share& share);
+  // core_subset.cpp
+  Result<std::optional<wire::PlanReply>> plan_subset(const wire::Plan& plan, std::uint64_t connection,
+                                                     std::string* waiting_for, MergeWait& merge,
+                                                     const SubsetPtr& subset);
+  static bool know_parts(const Share& share, const std::vector<RingEntryPtr>& steps);
+  static Subset::Part part_of(const Share& share, const RingEntryPtr& entry);
   // core_merge.cpp: of the chain of `decision` the most that is merged, then the ring's own; nothing: it is waited for.
   std::optional<std::vector<RingEntryPtr>> merged_steps_locked(const Decision& decision, MergeWait& wait);
   std::vector<RingEntryPtr> chain_locked(const MergeKey& key) const;
@@ -236,6 +258,7 @@ class AgentCore : public TrainerHooks {
   DeltaRing ring_;
   std::vector<std::weak_ptr<const RingEntry>> evicted_;  // may be pinned by plans
   std::map<std::uint64_t, OpenPlanPtr> plans_;
+  std::map<Digest128, std::weak_ptr<Subset>> subsets_;  // by TileSet::digest()
   MergeCache merges_;
   std::optional<MergeKey> merging_;
   std::uint64_t generation_next_ = 1;

@@ -26,6 +26,7 @@ MergeKey key_of(const std::vector<RingEntryPtr>& chain, std::size_t steps) {
 std::optional<std::vector<RingEntryPtr>> AgentCore::merged_steps_locked(const Decision& decision, MergeWait& wait) {
   const auto first = snapshot_->ring.begin() + static_cast<std::ptrdiff_t>(decision.first_step);
   const std::size_t steps = std::max(decision.steps, decision.merge_steps);
+  wait.hit = false;
   std::vector<RingEntryPtr> chain(first, first + static_cast<std::ptrdiff_t>(steps));
   if (decision.merge_steps == 0 || options_.merge_steps_min == 0 || steps < options_.merge_steps_min) return chain;
   const MergeKey key = key_of(chain, steps);
@@ -36,7 +37,7 @@ std::optional<std::vector<RingEntryPtr>> AgentCore::merged_steps_locked(const De
     if (wait.began || state == MergeCache::State::wanted) wait.key = key;
   }
   if (wait.may_wait && wait.key && merges_.state(*wait.key) == MergeCache::State::wanted) return std::nullopt;
-  if (replace_merged_locked(chain) != 0 && !wait.began) Metrics::add(metrics_.merge_hits, 1);
+  wait.hit = replace_merged_locked(chain) != 0 && !wait.began;
   return chain;
 }
 

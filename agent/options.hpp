@@ -24,6 +24,7 @@ struct CoreOptions {
   std::chrono::milliseconds lease_grace{2000};  ///< readers of a half that a writer waits for keep it this long at most
   std::chrono::milliseconds plan_limit{600'000};  ///< a plan and its lease end after this
   std::size_t plans_per_connection_max = 8;
+  std::uint64_t subscription_bytes_max = 256u << 20;  ///< of the tile ranges that connected receivers subscribed to
   delta::ValueForm form = delta::ValueForm::ulp;
   std::function<void()> before_merge;  ///< tests: on the merging thread
   bool low_memory = false;             ///< release the old generation before a new one is made

@@ -158,7 +158,8 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   spdlog::info("version_published version=\"{}\" root={} generation={} encode_s={:.4f} delta_bytes={} changed={}",
                to_string(sealed.version), to_string(served->root), generation->number, encode_s, delta.frame_bytes,
                delta.changed);
-  auto entry = RingEntry::make(std::move(delta), before->version, sealed.version, encode_s);
+  auto entry = RingEntry::make(std::move(delta), before->version, sealed.version, encode_s,
+                               changed_digests(*before->digests, *served->digests));
   install(std::move(served), std::move(entry));
 }
 

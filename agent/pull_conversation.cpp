@@ -55,6 +55,7 @@ const char* span_name(wire::Type request) {
     case wire::Type::get_extent: return "serve extent";
     case wire::Type::get_frames: return "serve frames";
     case wire::Type::get_raw_tiles: return "serve raw tiles";
+    case wire::Type::subscribe: return "serve subscribe";
     case wire::Type::plan: return "serve plan";
     case wire::Type::release: return "serve release";
     default: return "serve";
@@ -175,6 +176,9 @@ asio::awaitable<Status> PullConversation::answer(Request& request) {
     case wire::Type::plan:
       if (role_ == wire::Role::control) co_return co_await on_plan(request);
       break;
+    case wire::Type::subscribe:
+      if (role_ == wire::Role::control) co_return co_await on_subscribe(request);
+      break;
     case wire::Type::release:
       if (role_ == wire::Role::control) co_return co_await on_release(request);
       break;
@@ -226,8 +230,51 @@ asio::awaitable<void> PullConversation::wait_for_version(Deadline deadline) {
   co_await version_timer_.async_wait(kAsTuple);
 }
 
+/// `protocol` and `corrupt` are the peer's fault and end the connection.
+Result<SubsetPtr> PullConversation::make_subset(ByteSpan payload) {
+  DS_ASSIGN(const wire::RangesHead head, wire::Subscribe::decode_head(payload));
+  const SnapshotPtr now = core_.snapshot();
+  if (!now->generation) return Error(Errc::not_found, "no trainer has brought a layout yet");
+  const LayoutPtr layout = now->generation->layout;
+  if (head.ranges > layout->tile_count()) {
+    return Error(Errc::out_of_range,
+                 std::to_string(head.ranges) + " ranges of " + std::to_string(layout->tile_count()) + " tiles");
+  }
+  DS_ASSIGN(const wire::Subscribe wanted, wire::Subscribe::decode(payload));
+  if (wanted.layout != layout->digest()) {
+    return Error(Errc::layout_mismatch, "the agent serves layout " + to_string(layout->digest()) +
+                                            ", the subscription is of " + to_string(wanted.layout));
+  }
+  DS_ASSIGN(TileSet tiles, TileSet::make(*layout, wanted.ranges));
+  if (tiles.is_whole()) {
+    return Error(Errc::invalid_argument, "a subscription to all tiles: plan without one");
+  }
+  return core_.share_subset(std::move(tiles));
+}
+
+asio::awaitable<Status> PullConversation::on_subscribe(Request& request) {
+  subset_.reset();
+  auto subset = make_subset(request.payload);
+  if (!subset) {
+    if (subset.error().code() == Errc::corrupt) co_return std::move(subset).error();
+    co_return co_await refuse(request, std::move(subset).error());
+  }
+  subset_ = std::move(*subset);
+  std::vector<std::byte>().swap(request.payload);
+  co_return co_await send_end(request);
+}
+
 asio::awaitable<Status> PullConversation::on_plan(Request& request) {
   DS_CO_ASSIGN(const wire::Plan plan, wire::Plan::decode(request.payload));
+  SubsetPtr subset;
+  if (plan.subscription != Digest128()) {
+    if (!subset_ || subset_->tiles().digest() != plan.subscription) {
+      co_return co_await refuse(request,
+                                Error(Errc::invalid_argument,
+                                      "nobody subscribed to " + to_string(plan.subscription) + " on this connection"));
+    }
+    subset = subset_;
+  }
   const auto wait_max_ms = static_cast<std::uint64_t>(limits_.wait_max.count());
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(std::min(plan.wait_ms, wait_max_ms)));
   // A merge leaves time to pull what it makes, or the chain.
@@ -238,7 +285,7 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
   for (;;) {
     std::string waiting_for;
     merge.may_wait = !merge_deadline.passed();
-    auto reply = core_.plan(plan, connection_, &waiting_for, merge);
+    auto reply = core_.plan(plan, connection_, &waiting_for, merge, subset);
     if (!reply) co_return co_await refuse(request, std::move(reply).error());
     if (*reply) {
       const wire::PlanReply& made = **reply;

@@ -54,6 +54,8 @@ class PullConversation {
   awaitable<Status> send_end(const Request& request);
 
   awaitable<Status> on_get_layout(Request& request);
+  awaitable<Status> on_subscribe(Request& request);
+  Result<SubsetPtr> make_subset(ByteSpan payload);
   awaitable<Status> on_plan(Request& request);
   awaitable<Status> on_release(Request& request);
   // pull_data.cpp
@@ -89,6 +91,7 @@ class PullConversation {
   std::uint32_t track_ = 0;  ///< of the timeline
   VersionId asked_;          ///< what the request at hand is about
   wire::Role role_ = wire::Role::control;
+  SubsetPtr subset_;  ///< null until the peer subscribes
   bool authenticated_ = false;
   bool mid_message_ = false;  ///< part of a message is out: nothing else can be said on this connection
 };

@@ -140,6 +140,9 @@ asio::awaitable<Status> PullConversation::on_get_digests(Request& request) {
     if (!plan) co_return co_await refuse(request, plan.error());
     asked_ = (*plan)->target();
     if (const ServedPtr& served = (*plan)->served) digests = served->digests;
+    if (const SubsetPtr& subset = (*plan)->subset; digests && subset) {
+      digests = std::make_shared<const std::vector<std::uint64_t>>(subset->tiles().gather(*digests));
+    }
   }
   if (!digests) co_return co_await refuse(request, Error(Errc::invalid_argument, "digests belong to full plans"));
   const auto bytes = std::as_bytes(std::span(*digests));
@@ -204,6 +207,7 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
   asked_ = plan->steps[wanted.step]->to.id;
   const Waker waker;
   DS_CO_ASSIGN(const auto reader, core_.enter(*plan, waker.of(stream_)));
+  if (plan->subset) wanted.ranges = plan->subset->tiles().intersect(wanted.ranges);
   const RingEntryPtr entry = plan->steps[wanted.step];
   const std::vector<delta::Frame>& frames = entry->delta->frames;
   const std::vector<wire::TileRange>& ranges = wanted.ranges;
@@ -267,6 +271,7 @@ asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, 
   DS_CO_TRY(check_ranges(layout, wanted.ranges));
   const Waker waker;
   DS_CO_ASSIGN(const auto sender, core_.enter(*plan, waker.of(stream_)));
+  if (plan->subset) wanted.ranges = plan->subset->tiles().intersect(wanted.ranges);
   const ByteSpan half = plan->served->generation->segment->half(plan->served->half.half);
   std::vector<std::uint64_t> tiles;
   auto range = wanted.ranges.begin();

@@ -7,7 +7,8 @@
 
 namespace deltasync::agent {
 
-RingEntryPtr RingEntry::make(delta::Delta delta, Version from, Version to, double encode_s) {
+RingEntryPtr RingEntry::make(delta::Delta delta, Version from, Version to, double encode_s,
+                             std::vector<Before> before) {
   auto entry = std::make_shared<RingEntry>();
   entry->frame_hashes.reserve(delta.frames.size());
   for (const delta::Frame& frame : delta.frames) entry->frame_hashes.push_back(xxh3_64(frame.bytes));
@@ -16,7 +17,17 @@ RingEntryPtr RingEntry::make(delta::Delta delta, Version from, Version to, doubl
   entry->to = std::move(to);
   entry->made_at = std::chrono::steady_clock::now();
   entry->encode_s = encode_s;
+  entry->before = std::move(before);
   return entry;
+}
+
+std::vector<RingEntry::Before> changed_digests(std::span<const std::uint64_t> from, std::span<const std::uint64_t> to) {
+  std::vector<RingEntry::Before> changed;
+  for (std::size_t tile = 0; tile < to.size(); ++tile) {
+    if (from[tile] != to[tile]) changed.push_back({tile, from[tile]});
+  }
+  changed.shrink_to_fit();
+  return changed;
 }
 
 std::vector<RingEntryPtr> DeltaRing::push(RingEntryPtr entry, std::uint64_t half_bytes) {
@@ -26,7 +37,7 @@ std::vector<RingEntryPtr> DeltaRing::push(RingEntryPtr entry, std::uint64_t half
     const delta::Delta& last = *entries_.back()->delta;
     if (last.to != delta.from || last.to_root != delta.from_root || last.layout != delta.layout) evicted = clear();
   }
-  bytes_ += delta.frame_bytes;
+  bytes_ += entry->bytes();
   entries_.push_back(std::move(entry));
   const auto too_much = [&] {
     if (entries_.size() > 1) return bytes_ > bytes_max_ || entries_.size() > entries_max_;
@@ -34,7 +45,7 @@ std::vector<RingEntryPtr> DeltaRing::push(RingEntryPtr entry, std::uint64_t half
     return bytes_ > bytes_max_ && bytes_ >= half_bytes;
   };
   while (!entries_.empty() && too_much()) {
-    bytes_ -= entries_.front()->delta->frame_bytes;
+    bytes_ -= entries_.front()->bytes();
     evicted.push_back(std::move(entries_.front()));
     entries_.pop_front();
   }

@@ -22,13 +22,25 @@ struct RingEntry {
   Version from;
   Version to;
   std::vector<std::uint64_t> frame_hashes;  ///< XXH3-64 of each frame's bytes: the wire's payload hashes
+  /// A changed tile and its digest in `from`: with the digests of a later version they give those of an earlier one.
+  struct Before {
+    std::uint64_t tile = 0;
+    std::uint64_t digest = 0;
+  };
+  std::vector<Before> before;  ///< ascending; of the ring's own deltas only, merged ones have none
   std::chrono::steady_clock::time_point made_at;
   double encode_s = 0;
 
   /// Hashes the frames.
-  static std::shared_ptr<const RingEntry> make(delta::Delta delta, Version from, Version to, double encode_s);
+  static std::shared_ptr<const RingEntry> make(delta::Delta delta, Version from, Version to, double encode_s,
+                                               std::vector<Before> before = {});
+  /// What it takes of the bounds: frames and digests.
+  std::uint64_t bytes() const noexcept { return delta->frame_bytes + before.size() * sizeof(Before); }
 };
 using RingEntryPtr = std::shared_ptr<const RingEntry>;
+
+/// The tiles whose digests differ, with those of `from`.
+std::vector<RingEntry::Before> changed_digests(std::span<const std::uint64_t> from, std::span<const std::uint64_t> to);
 
 class DeltaRing {
  public:

@@ -1,0 +1,74 @@
+// Plans for receivers that subscribed to some of the tiles.
+#include <utility>
+
+#include "agent/core.hpp"
+
+namespace deltasync::agent {
+
+Result<SubsetPtr> AgentCore::share_subset(TileSet tiles) {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t bytes = 0;
+  for (auto known = subsets_.begin(); known != subsets_.end();) {
+    const SubsetPtr subset = known->second.lock();
+    if (subset && known->first == tiles.digest()) return subset;
+    bytes += subset ? subset->range_bytes() : 0;
+    known = subset ? std::next(known) : subsets_.erase(known);
+  }
+  const Digest128 digest = tiles.digest();
+  auto made = std::make_shared<Subset>(std::move(tiles));
+  bytes += made->range_bytes();
+  if (bytes > options_.subscription_bytes_max) {
+    return Error(Errc::no_space, "with this one the subscriptions of all receivers would take " +
+                                     std::to_string(bytes) + " bytes; the agent keeps " +
+                                     std::to_string(options_.subscription_bytes_max));
+  }
+  subsets_[digest] = made;
+  return made;
+}
+
+/// Roots and sizes are reckoned outside of the mutex, for a moment that must still be the present one when the plan is
+/// opened: else once more.
+Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::Plan& plan, std::uint64_t connection,
+                                                              std::string* waiting_for, MergeWait& merge,
+                                                              const SubsetPtr& subset) {
+  for (;;) {
+    SnapshotPtr now = snapshot();
+    std::vector<RingEntryPtr> unknown;
+    std::optional<Result<std::optional<wire::PlanReply>>> reply;
+    if (now->offer.has_layout && now->offer.layout == plan.layout && plan.layout != subset->tiles().layout()) {
+      return Error(Errc::layout_mismatch, "the subscription is of layout " + to_string(subset->tiles().layout()) +
+                                              ", the plan of " + to_string(plan.layout) + "; subscribe again");
+    }
+    {
+      // Of another layout: the plan will be told so.
+      const bool same = now->served && now->offer.layout == subset->tiles().layout();
+      const Offer offer = same ? subset->offer(now->offer, now->ring, *now->served->digests, plan) : now->offer;
+      const std::lock_guard lock(mutex_);
+      if (snapshot_ == now) reply = plan_locked(plan, connection, waiting_for, merge, {subset, offer, unknown});
+    }
+    yard_->bury(std::move(now));  // it may be the last to hold deltas
+    const bool again = !reply || !unknown.empty();
+    for (RingEntryPtr& entry : unknown) {
+      subset->part_of(entry);
+      yard_->bury(std::move(entry));
+    }
+    if (!again) return *std::move(reply);
+  }
+}
+
+/// False if some have to be reckoned first: merged deltas, which the offer does not list.
+bool AgentCore::know_parts(const Share& share, const std::vector<RingEntryPtr>& steps) {
+  if (!share.subset) return true;
+  for (const RingEntryPtr& entry : steps) {
+    if (!share.subset->known_part(entry)) share.unknown.push_back(entry);
+  }
+  return share.unknown.empty();
+}
+
+Subset::Part AgentCore::part_of(const Share& share, const RingEntryPtr& entry) {
+  const delta::Delta& d = *entry->delta;
+  if (!share.subset) return {d.frames.size(), d.frame_bytes, d.changed};
+  return share.subset->part_of(entry);
+}
+
+}  // namespace deltasync::agent

@@ -1,0 +1,61 @@
+// A receiver's subscription as the agent keeps it: its tiles, and what the agent knows of versions and deltas cut for
+// them. Shared by all connections that subscribed to the same tiles, so that the ranks of one kind in many replicas are
+// reckoned for once.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "agent/planner.hpp"
+#include "agent/ring.hpp"
+#include "format/tile_set.hpp"
+
+namespace deltasync::agent {
+
+/// Thread-safe.
+class Subset {
+ public:
+  explicit Subset(TileSet tiles) : tiles_(std::move(tiles)) {}
+
+  const TileSet& tiles() const noexcept { return tiles_; }
+  /// Memory that the ranges take.
+  std::uint64_t range_bytes() const noexcept { return tiles_.ranges().size() * (sizeof(wire::TileRange) + 8); }
+
+  /// `whole` for these tiles: sizes and roots are theirs. `ring` and `served` (digests of all tiles) are what it was
+  /// made from. Of versions and deltas that `plan` cannot be answered with, roots and sizes stay zero: what nobody asks
+  /// for is not reckoned. What is, is kept as long as it is in the ring: for each version of the trainer's once.
+  Offer offer(const Offer& whole, std::span<const RingEntryPtr> ring, std::span<const std::uint64_t> served,
+              const wire::Plan& plan);
+
+  /// What of one delta is in these tiles, exactly.
+  struct Part {
+    std::uint64_t frames = 0;
+    std::uint64_t frame_bytes = 0;
+    std::uint64_t changed = 0;
+  };
+  Part part_of(const RingEntryPtr& entry);
+  /// If part_of() was asked before.
+  std::optional<Part> known_part(const RingEntryPtr& entry) const;
+
+ private:
+  using RootKey = std::pair<VersionId, Digest128>;  ///< a version and its whole root
+
+  void find_roots_locked(Offer& offer, const Offer& whole, std::span<const RingEntryPtr> ring,
+                         std::span<const std::uint64_t> served, std::size_t first);
+  void forget_roots_locked(const Offer& whole);
+  Part count(const RingEntry& entry) const;
+
+  const TileSet tiles_;
+  std::mutex roots_mutex_;              // held while roots are reckoned: who waits wants the same ones
+  std::map<RootKey, Digest128> roots_;  // protected by roots_mutex_
+  mutable std::mutex parts_mutex_;      // for a look only: the core asks with its own mutex held
+  std::map<std::weak_ptr<const RingEntry>, Part, std::owner_less<>> parts_;  // protected by parts_mutex_
+};
+using SubsetPtr = std::shared_ptr<Subset>;
+
+}  // namespace deltasync::agent
