@@ -18,6 +18,7 @@ struct GetLayout {
 void Control::drop() {
   closed_bytes_ += connection_.bytes_received();
   connection_ = Connection();
+  subscription_ = {};
 }
 
 /// A connection that a stop has shut down is of no more use.
@@ -116,6 +117,13 @@ Answer<M> Control::ask(const Question& question, std::chrono::milliseconds patie
 
 Answer<wire::LayoutMessage> Control::layout(Deadline deadline) {
   return ask<wire::LayoutMessage>(GetLayout(), std::chrono::milliseconds(0), deadline);
+}
+
+Answer<wire::Empty> Control::subscribe(const wire::Subscribe& tiles, const Digest128& digest, Deadline deadline) {
+  subscription_ = {};
+  auto answer = ask<wire::Empty>(tiles, std::chrono::milliseconds(0), deadline);
+  if (answer.value) subscription_ = digest;
+  return answer;
 }
 
 Answer<wire::PlanReply> Control::plan(const wire::Plan& plan, Deadline deadline) {

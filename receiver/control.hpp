@@ -51,9 +51,13 @@ class Control {
   const wire::Welcome& welcome() const noexcept { return connection_.welcome(); }
 
   Answer<wire::LayoutMessage> layout(Deadline deadline);
+  /// Names the tiles of the plans that this connection will ask for, and their digest.
+  Answer<wire::Empty> subscribe(const wire::Subscribe& tiles, const Digest128& digest, Deadline deadline);
+  /// What this connection has subscribed to; zero: nothing.
+  const Digest128& subscription() const noexcept { return subscription_; }
   /// The agent may take `plan.wait_ms` before it answers.
   Answer<wire::PlanReply> plan(const wire::Plan& plan, Deadline deadline);
-  /// Exactly `tiles` digests whose root is `root`.
+  /// Exactly `tiles` digests (of the plan's, in order) whose root is `root`.
   Answer<std::vector<std::uint64_t>> digests(std::uint64_t plan, std::uint64_t tiles, const Digest128& root,
                                              Deadline deadline);
   /// Best effort: if no answer comes the connection is closed, which frees the plan as well.
@@ -80,6 +84,7 @@ class Control {
   Connection connection_;
   std::uint64_t clock_seen_ns_ = 0;  ///< at the last handshake
   std::stop_token stop_;
+  Digest128 subscription_;
   std::uint64_t closed_bytes_ = 0;
   std::optional<Error> noted_;
 };

@@ -180,13 +180,21 @@ void ExtentFetch::verify_up_to(Progress& progress) {
 
 // ---- frames --------------------------------------------------------------------------------------------------
 
-FrameFetch::FrameFetch(const Layout& layout, Kind kind, std::uint64_t plan, std::uint64_t bytes_max, Sink sink,
-                       unsigned streams)
-    : layout_(layout), kind_(kind), plan_(plan), bytes_max_(bytes_max), sink_(std::move(sink)), tallies_(streams) {}
+FrameFetch::FrameFetch(const Layout& layout, const TileSet& tiles, Kind kind, std::uint64_t plan,
+                       std::uint64_t bytes_max, Sink sink, unsigned streams)
+    : layout_(layout),
+      tiles_(tiles),
+      kind_(kind),
+      plan_(plan),
+      bytes_max_(bytes_max),
+      sink_(std::move(sink)),
+      tallies_(streams) {}
 
+/// The agent cuts what it sends to the subscription: however many ranges that has, few are named.
 Status FrameFetch::ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) {
-  if (kind_ == Kind::raw_tiles) return connection.send(request, wire::GetRawTiles{plan_, item.ranges}, deadline);
-  return connection.send(request, wire::GetFrames{plan_, item.step, item.ranges}, deadline);
+  const Ranges named = tiles_.is_whole() ? item.ranges : tiles_.windows(item.ranges);
+  if (kind_ == Kind::raw_tiles) return connection.send(request, wire::GetRawTiles{plan_, named}, deadline);
+  return connection.send(request, wire::GetFrames{plan_, item.step, named}, deadline);
 }
 
 std::string FrameFetch::describe(const Item& item) const {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "format/tile_set.hpp"
 #include "receiver/ranges.hpp"
 #include "receiver/streams.hpp"
 #include "receiver/target.hpp"
@@ -76,8 +77,10 @@ class FrameFetch final : public Fetch {
   /// Takes a validated frame whose tiles were asked for. An error means: right in form, wrong for what we hold.
   using Sink = std::function<Status(std::uint32_t step, StagedFrame frame, unsigned stream)>;
 
-  /// `bytes_max` bounds what all frames together may hold: more is `protocol`.
-  FrameFetch(const Layout& layout, Kind kind, std::uint64_t plan, std::uint64_t bytes_max, Sink sink, unsigned streams);
+  /// `tiles` are those that the plan is about. `bytes_max` bounds what all frames together may hold: more is
+  /// `protocol`.
+  FrameFetch(const Layout& layout, const TileSet& tiles, Kind kind, std::uint64_t plan, std::uint64_t bytes_max,
+             Sink sink, unsigned streams);
 
   Status ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) override;
   Outcome receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
@@ -92,6 +95,7 @@ class FrameFetch final : public Fetch {
   Status take(std::uint32_t step, StagedFrame frame, unsigned stream);
 
   const Layout& layout_;
+  const TileSet& tiles_;
   const Kind kind_;
   const std::uint64_t plan_;
   const std::uint64_t bytes_max_;

@@ -12,12 +12,28 @@
 namespace deltasync {
 namespace {
 
-constexpr std::uint64_t kHugePageBytes = 2u << 20;
 constexpr std::uint64_t kPrefaultBytes = 64u << 20;  ///< per work item: a multiple of the huge page
 
 std::uint64_t mapped_bytes(std::uint64_t bytes) {
   const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
   return std::max<std::uint64_t>((bytes + page - 1) / page * page, page);
+}
+
+/// Parts widened to huge pages, cut into pieces of work.
+std::vector<HostMemory::Part> pieces_of(const std::vector<HostMemory::Part>& parts, std::uint64_t mapped) {
+  constexpr std::uint64_t kPage = HostMemory::kHugePageBytes;
+  std::vector<HostMemory::Part> pieces;
+  std::uint64_t done = 0;
+  for (const HostMemory::Part& part : parts) {
+    const std::uint64_t end = std::min((part.end + kPage - 1) / kPage * kPage, mapped);
+    for (std::uint64_t at = std::max(part.first / kPage * kPage, done); at < end;) {
+      const std::uint64_t piece_end = std::min((at / kPrefaultBytes + 1) * kPrefaultBytes, end);
+      pieces.push_back({at, piece_end});
+      at = piece_end;
+    }
+    done = std::max(done, end);
+  }
+  return pieces;
 }
 
 /// Linux before 5.14 has no MADV_POPULATE_WRITE: there the pages are touched one by one.
@@ -37,8 +53,16 @@ Status populate(std::byte* first, std::uint64_t bytes) {
 
 Result<HostMemory> HostMemory::map(std::uint64_t bytes, ThreadPool& pool, const Until& until,
                                    const CgroupFiles& cgroup) {
-  DS_TRY(check_memory_room(bytes, cgroup).with_context("mapping host memory"));
+  return map_parts(bytes, {{0, mapped_bytes(bytes)}}, pool, until, cgroup);
+}
+
+Result<HostMemory> HostMemory::map_parts(std::uint64_t bytes, const std::vector<Part>& parts, ThreadPool& pool,
+                                         const Until& until, const CgroupFiles& cgroup) {
   const std::uint64_t mapped = mapped_bytes(bytes);
+  const std::vector<Part> pieces = pieces_of(parts, mapped);
+  std::uint64_t needed = 0;
+  for (const Part& piece : pieces) needed += piece.end - piece.first;
+  DS_TRY(check_memory_room(std::min(needed, bytes), cgroup).with_context("mapping host memory"));
   const std::uint64_t slack = mapped >= kHugePageBytes ? kHugePageBytes : 0;
   void* const at = mmap(nullptr, mapped + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) return Error::from_errno("mapping " + std::to_string(bytes) + " bytes of host memory", errno);
@@ -52,10 +76,8 @@ Result<HostMemory> HostMemory::map(std::uint64_t bytes, ThreadPool& pool, const 
     madvise(first, mapped, MADV_HUGEPAGE);  // a wish: without it the pages are small
   }
   HostMemory memory(first, bytes);
-  const std::uint64_t pieces = (mapped + kPrefaultBytes - 1) / kPrefaultBytes;
-  DS_TRY(run_all(pool, pieces, until, "filling host memory with pages", [&](std::uint64_t i, unsigned) {
-    const std::uint64_t from = i * kPrefaultBytes;
-    return populate(first + from, std::min(kPrefaultBytes, mapped - from));
+  DS_TRY(run_all(pool, pieces.size(), until, "filling host memory with pages", [&](std::uint64_t i, unsigned) {
+    return populate(first + pieces[i].first, pieces[i].end - pieces[i].first);
   }));
   return memory;
 }

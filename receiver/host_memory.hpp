@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "base/memory_room.hpp"
 #include "base/thread_pool.hpp"
@@ -16,11 +17,23 @@ namespace deltasync {
 
 class HostMemory {
  public:
+  static constexpr std::uint64_t kHugePageBytes = 2u << 20;
+
   HostMemory() = default;
   /// Zeroed. no_space if the system refuses it, or the cgroup has no room for it; timed_out or cancelled if its pages
   /// are not all there by `until`. `bytes` may be 0.
   static Result<HostMemory> map(std::uint64_t bytes, ThreadPool& pool, const Until& until,
                                 const CgroupFiles& cgroup = {});
+
+  /// Bytes [first, end) of a mapping.
+  struct Part {
+    std::uint64_t first = 0;
+    std::uint64_t end = 0;
+  };
+  /// The same with the pages of these parts only (sorted, disjoint, inside), huge ones where a part begins or ends in
+  /// one: memory for the others is taken when somebody writes to them.
+  static Result<HostMemory> map_parts(std::uint64_t bytes, const std::vector<Part>& parts, ThreadPool& pool,
+                                      const Until& until, const CgroupFiles& cgroup = {});
 
   HostMemory(HostMemory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

@@ -103,7 +103,7 @@ Result<Prepared> Pull::run() {
     if (until_.deadline().passed()) return out_of_time();
   }
   auto& report = out_.report;
-  report.full_bytes = s_.layout.model_bytes();
+  report.full_bytes = s_.tiles.bytes();
   report.wire_bytes = bytes_received() - bytes_before_;
   report.metadata_bytes = report.wire_bytes - payload_bytes_;
   return std::move(out_);
@@ -116,6 +116,7 @@ wire::Plan Pull::plan_request() const {
   plan.number = want_.number;
   plan.label = want_.label;
   plan.full_only = full_only_ ? 1 : 0;
+  plan.subscription = s_.tiles.digest();
   if (s_.held.any()) {
     plan.partial = 1;
     plan.base = s_.held.version;
@@ -150,10 +151,10 @@ Status Pull::check_reply(const wire::PlanReply& reply, bool partial) const {
     case wire::PlanMode::delta:
       if (partial || full_only_ || committed == nullptr) return wrong("a delta where only a full update can help");
       if (!chain_is_whole(reply.steps, committed->version.id, reply)) return wrong("its delta steps are no chain");
-      if (frame_bytes(reply) < s_.layout.half_bytes()) return {};
+      if (frame_bytes(reply) < full_bytes()) return {};
       if (!version_is_named()) return wrong("a delta that is larger than a full update");
       return Error(Errc::no_space, "only a delta of " + std::to_string(frame_bytes(reply)) + " bytes leads to " +
-                                       to_string(reply.target) + ", more than the whole model");
+                                       to_string(reply.target) + ", more than a full update");
     case wire::PlanMode::full: return {};
   }
   return wrong("unknown mode");
@@ -163,12 +164,21 @@ bool Pull::delta_is_too_large(const wire::PlanReply& reply) const {
   if (version_is_named() || s_.options.full_over_live == FullOverLive::refuse) return false;
   const std::uint64_t limit = s_.options.delta_bytes_max != 0
                                   ? s_.options.delta_bytes_max
-                                  : std::max(kDeltaBytesMin, s_.layout.model_bytes() / kDeltaModelFraction);
+                                  : std::max(kDeltaBytesMin, s_.tiles.bytes() / kDeltaModelFraction);
   return frame_bytes(reply) > limit;
 }
 
 bool Pull::reply_means_wait(const wire::PlanReply& reply) const {
   return want_.kind == Want::Kind::newer && reply.mode == wire::PlanMode::up_to_date;
+}
+
+/// A subscription belongs to the connection: a new one is told of it first.
+Answer<wire::PlanReply> Pull::ask(const wire::Plan& question) {
+  if (!s_.tiles.is_whole() && s_.control.subscription() != s_.tiles.digest()) {
+    auto told = s_.control.subscribe({s_.layout.digest(), s_.tiles.ranges()}, s_.tiles.digest(), until_.deadline());
+    if (!told.value) return {std::nullopt, std::move(told.refused), std::move(told.broken)};
+  }
+  return s_.control.plan(question, until_.deadline());
 }
 
 Result<wire::PlanReply> Pull::plan() {
@@ -187,7 +197,7 @@ Result<wire::PlanReply> Pull::plan() {
     stage_ = "waiting for " + wanted(want_);
     const wire::Plan question = plan_request();
     const auto asked = std::chrono::steady_clock::now();
-    auto answer = s_.control.plan(question, until_.deadline());
+    auto answer = ask(question);
     if (answer.value) {
       DS_TRY(check_reply(*answer.value, question.partial != 0));
       if (!reply_means_wait(*answer.value)) {

@@ -26,12 +26,13 @@ struct Session {
   const Layout& layout;
   const Sidecar& sidecar;
   const std::vector<delta::Batch>& batches;
+  const TileSet& tiles;  ///< that are subscribed to
   Control& control;
   Streams& streams;
   ThreadPool& pool;
   Target& target;
   Held& held;
-  std::uint64_t& scrub_cursor;  ///< next tile to re-read
+  std::uint64_t& scrub_cursor;  ///< next tile to re-read, counted among the subscribed ones
   bool& distrusted;             ///< live memory was found to differ from its digests: only a full pull helps
 };
 
@@ -55,6 +56,9 @@ class Pull {
   enum class Progress : std::uint8_t { whole, replan };
 
   Result<wire::PlanReply> plan();
+  Answer<wire::PlanReply> ask(const wire::Plan& question);
+  /// What a full transfer moves, as the agent reckons it.
+  std::uint64_t full_bytes() const { return s_.tiles.is_whole() ? s_.layout.half_bytes() : s_.tiles.bytes(); }
   wire::Plan plan_request() const;
   Status check_reply(const wire::PlanReply& reply, bool partial) const;
   /// Another version cannot take the place of the one that is wanted, so a full update may not lead to it.
@@ -76,7 +80,11 @@ class Pull {
   Result<Progress> advance_held(const wire::PlanReply& reply, std::span<const std::uint64_t> target_digests);
   Result<Progress> advance_one_step(const wire::PlanReply& reply, std::uint32_t step, const Ranges& ranges);
   void adopt_digests(const wire::PlanReply& reply, std::vector<std::uint64_t> digests);
+  /// The subscribed tiles that we do not have.
+  Ranges missing() const;
   Result<Progress> fetch_missing(const wire::PlanReply& reply);
+  Result<Progress> fetch_bands(const wire::PlanReply& reply, const Ranges& bands);
+  Result<Progress> fetch_raw(const wire::PlanReply& reply, const Ranges& ranges, std::uint64_t items);
   Result<Progress> repair_missing(const wire::PlanReply& reply);
 
   /// Adds what a round did to the report; true if any tile arrived.

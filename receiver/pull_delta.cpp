@@ -79,7 +79,7 @@ Result<Pull::Progress> Pull::run_delta(const wire::PlanReply& reply) {
       return base_is_wrong(std::move(status).error());
     }
   }
-  if (delta::root_digest(digests) != reply.target_root) {
+  if (s_.tiles.root(digests) != reply.target_root) {
     return base_is_wrong(Error(Errc::corrupt, "the delta does not lead to the root of " + to_string(reply.target)));
   }
   DS_TRY(scrub());
@@ -111,17 +111,16 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
   };
   std::vector<Item> items;
   std::uint64_t bytes_max = 0;
-  const Ranges everything{{0, s_.layout.tile_count()}};
   for (std::uint32_t i = 0; i < reply.steps.size(); ++i) {
     const wire::DeltaStep& step = reply.steps[i];
     steps.push_back({step.from, step.to, {}});
     if (step.frames == 0) continue;
     bytes_max += frame_bytes_bound(step);
-    for (Item& item : frame_items(s_.batches, everything, i, frame_parts(step.frame_bytes, s_.peer.tuning))) {
+    for (Item& item : frame_items(s_.batches, s_.tiles.ranges(), i, frame_parts(step.frame_bytes, s_.peer.tuning))) {
       items.push_back(std::move(item));
     }
   }
-  FrameFetch fetch(s_.layout, FrameFetch::Kind::frames, reply.plan, bytes_max, sink, streams);
+  FrameFetch fetch(s_.layout, s_.tiles, FrameFetch::Kind::frames, reply.plan, bytes_max, sink, streams);
   RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
   if (round.end == RoundEnd::bad_content) s_.distrusted = true;
   if (round.bytes_never_fit()) {
@@ -172,11 +171,11 @@ Status Pull::scrub() {
   const trace::Span span("scrub");
   stage_ = "re-reading tiles of the held version";
   const TargetState& committed = *s_.target.committed();
-  const std::uint64_t tiles = s_.layout.tile_count();
+  const std::uint64_t tiles = s_.tiles.tiles();
   const double before = thread_cpu_s();
   for (std::uint64_t i = 0; i < std::min(s_.options.scrub_tiles, tiles); ++i) {
     if (i % kTilesPerCheck == 0) DS_TRY(until_.check(stage_));
-    const Tile tile = s_.layout.tile(s_.scrub_cursor++ % tiles);
+    const Tile tile = s_.layout.tile(s_.tiles.nth(s_.scrub_cursor++ % tiles));
     const std::uint32_t element_bytes = s_.layout.tensors()[tile.tensor].element_bytes;
     const delta::TensorMemory live = s_.target.live_memory(tile.tensor);
     const std::uint64_t digest = delta::tile_digest(delta::tile_address(live, tile, element_bytes), live.row_stride,

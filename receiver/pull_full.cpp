@@ -90,12 +90,17 @@ Result<Pull::Progress> Pull::run_full(const wire::PlanReply& reply) {
   stage_ = "opening a full update to " + to_string(reply.target);
   DS_TRY(open_full());
   stage_ = "fetching the digests of " + to_string(reply.target);
-  auto digests = s_.control.digests(reply.plan, s_.layout.tile_count(), reply.target_root, until_.deadline());
+  auto digests = s_.control.digests(reply.plan, s_.tiles.tiles(), reply.target_root, until_.deadline());
   if (!digests.value) {
     RoundResult round;
     round.end = RoundEnd::replan;
     round.error = digests.refused ? digests.refused : digests.broken;
     return settle(round, {});
+  }
+  if (!s_.tiles.is_whole()) {
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(s_.layout.tile_count()), 0);
+    s_.tiles.scatter(*digests.value, all);
+    digests.value = std::move(all);
   }
   DS_ASSIGN(progress, advance_held(reply, *digests.value));
   if (progress == Progress::replan) return progress;
@@ -119,9 +124,8 @@ Result<Pull::Progress> Pull::advance_held(const wire::PlanReply& reply, std::spa
   for (; next < reply.steps.size(); ++next) {
     const wire::DeltaStep& step = reply.steps[next];
     if (step.from != held.version) break;
-    const Ranges stale = collect_ranges(s_.layout.tile_count(), [&](std::uint64_t t) {
-      return held.have[t] != 0 && held.digests[t] != target_digests[t];
-    });
+    const Ranges stale = collect_ranges(
+        s_.tiles.ranges(), [&](std::uint64_t t) { return held.have[t] != 0 && held.digests[t] != target_digests[t]; });
     if (!stale.empty()) {
       stage_ = "advancing verified tiles to " + to_string(step.to);
       DS_ASSIGN(const Progress progress, advance_one_step(reply, static_cast<std::uint32_t>(next), stale));
@@ -140,7 +144,7 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
   const wire::DeltaStep& named = reply.steps[step];
   std::vector<std::vector<StagedFrame>> by_stream(s_.streams.count());
   FrameFetch fetch(
-      s_.layout, FrameFetch::Kind::frames, reply.plan, frame_bytes_bound(named),
+      s_.layout, s_.tiles, FrameFetch::Kind::frames, reply.plan, frame_bytes_bound(named),
       [&](std::uint32_t, StagedFrame frame, unsigned stream) -> Status {
         by_stream[stream].push_back(std::move(frame));
         return {};
@@ -196,12 +200,26 @@ void Pull::adopt_digests(const wire::PlanReply& reply, std::vector<std::uint64_t
   held.digests = std::move(digests);
 }
 
+Ranges Pull::missing() const {
+  return collect_ranges(s_.tiles.ranges(), [&](std::uint64_t t) { return s_.held.have[t] == 0; });
+}
+
+/// Bands of which every tile is subscribed to come as they lie in the half; of others each tile comes alone.
 Result<Pull::Progress> Pull::fetch_missing(const wire::PlanReply& reply) {
-  Held& held = s_.held;
   stage_ = "fetching tiles of " + to_string(reply.target);
-  const Ranges missing = collect_ranges(s_.layout.tile_count(), [&](std::uint64_t t) { return held.have[t] == 0; });
-  if (missing.empty()) return Progress::whole;
-  std::vector<Item> items = extent_items(s_.layout, missing, s_.peer.tuning.item_bytes);
+  Ranges bands;
+  Ranges others;
+  split_bands(s_.layout, s_.tiles.ranges(), missing(), bands, others);
+  DS_ASSIGN(Progress progress, fetch_bands(reply, bands));
+  if (progress == Progress::replan || others.empty()) return progress;
+  // What does not come right is asked for again by repair_missing().
+  return fetch_raw(reply, others, 1 + bytes_of_tiles(s_.layout, others) / s_.peer.tuning.item_bytes);
+}
+
+Result<Pull::Progress> Pull::fetch_bands(const wire::PlanReply& reply, const Ranges& bands) {
+  Held& held = s_.held;
+  if (bands.empty()) return Progress::whole;
+  std::vector<Item> items = extent_items(s_.layout, bands, s_.peer.tuning.item_bytes);
   // A band comes as a whole: its verified tiles are overwritten, and count again once they are verified again.
   for (const Item& item : items) {
     std::fill(held.have.begin() + static_cast<std::ptrdiff_t>(item.ranges.front().first),
@@ -212,10 +230,30 @@ Result<Pull::Progress> Pull::fetch_missing(const wire::PlanReply& reply) {
   return settle(round, fetch.tallies());
 }
 
-Result<Pull::Progress> Pull::repair_missing(const wire::PlanReply& reply) {
+/// Tiles whose bytes have their digests are had after it.
+Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Ranges& ranges, std::uint64_t items) {
   Held& held = s_.held;
+  const auto sink = [&](std::uint32_t, const StagedFrame& frame, unsigned) -> Status {
+    for (const delta::TileRecord& record : frame.records) {
+      if (record.codec != delta::Codec::raw || record.digest_after != held.digests[record.tile]) continue;
+      const Tile tile = s_.layout.tile(record.tile);
+      const delta::TensorMemory memory = s_.target.full_memory(tile.tensor);
+      std::byte* const first = delta::tile_address(memory, tile, s_.layout.tensors()[tile.tensor].element_bytes);
+      // A raw tile overwrites all of what is there, whatever that is.
+      if (delta::apply_tile(s_.layout, record, first, memory.row_stride, 0)) held.have[record.tile] = 1;
+    }
+    return {};
+  };
+  FrameFetch fetch(s_.layout, s_.tiles, FrameFetch::Kind::raw_tiles, reply.plan, raw_bytes_bound(tiles_in(ranges)),
+                   sink, s_.streams.count());
+  const RoundResult round =
+      s_.streams.run(fetch, frame_items(s_.batches, ranges, 0, items), s_.control.instance(), until_);
+  return settle(round, fetch.tallies());
+}
+
+Result<Pull::Progress> Pull::repair_missing(const wire::PlanReply& reply) {
   for (std::uint32_t attempt = 0;; ++attempt) {
-    const Ranges wrong = collect_ranges(s_.layout.tile_count(), [&](std::uint64_t t) { return held.have[t] == 0; });
+    const Ranges wrong = missing();
     if (wrong.empty()) return Progress::whole;
     stage_ = "repairing " + tile_name(s_.layout, wrong.front().first);
     if (attempt == s_.peer.tuning.tile_attempts) {
@@ -225,26 +263,9 @@ Result<Pull::Progress> Pull::repair_missing(const wire::PlanReply& reply) {
                                              std::to_string(attempt) + " more copies");
       return settle(round, {});
     }
-    const auto sink = [&](std::uint32_t, const StagedFrame& frame, unsigned) -> Status {
-      for (const delta::TileRecord& record : frame.records) {
-        if (record.codec != delta::Codec::raw || record.digest_after != held.digests[record.tile]) continue;
-        const Tile tile = s_.layout.tile(record.tile);
-        const delta::TensorMemory memory = s_.target.full_memory(tile.tensor);
-        std::byte* const first = delta::tile_address(memory, tile, s_.layout.tensors()[tile.tensor].element_bytes);
-        // A raw tile overwrites all of what is there, whatever that is.
-        if (delta::apply_tile(s_.layout, record, first, memory.row_stride, 0)) held.have[record.tile] = 1;
-      }
-      return {};
-    };
-    const std::uint64_t tiles = tiles_in(wrong);
-    FrameFetch fetch(s_.layout, FrameFetch::Kind::raw_tiles, reply.plan, raw_bytes_bound(tiles), sink,
-                     s_.streams.count());
-    const RoundResult round =
-        s_.streams.run(fetch, frame_items(s_.batches, wrong, 0, s_.streams.count()), s_.control.instance(), until_);
-    DS_ASSIGN(const Progress progress, settle(round, fetch.tallies()));
+    DS_ASSIGN(const Progress progress, fetch_raw(reply, wrong, s_.streams.count()));
     if (progress == Progress::replan) return progress;
-    out_.report.repaired_tiles += static_cast<std::uint32_t>(
-        tiles - tiles_in(collect_ranges(s_.layout.tile_count(), [&](std::uint64_t t) { return held.have[t] == 0; })));
+    out_.report.repaired_tiles += static_cast<std::uint32_t>(tiles_in(wrong) - tiles_in(missing()));
   }
 }
 

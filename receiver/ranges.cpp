@@ -68,6 +68,27 @@ std::uint64_t tiles_in(const Ranges& ranges) {
   return sum;
 }
 
+void split_bands(const Layout& layout, const Ranges& subscribed, const Ranges& missing, Ranges& bands, Ranges& others) {
+  auto whole = subscribed.begin();
+  std::uint64_t middle = 0;  // of *whole: where its whole bands begin and end
+  std::uint64_t middle_end = 0;
+  bool known = false;
+  for (const wire::TileRange& range : missing) {
+    for (; whole->end <= range.first; ++whole) known = false;
+    if (!std::exchange(known, true)) {
+      const wire::TileRange head = band_of(layout, whole->first);
+      const wire::TileRange tail = band_of(layout, whole->end - 1);
+      middle = head.first == whole->first ? whole->first : std::min(head.end, whole->end);
+      middle_end = tail.end == whole->end ? whole->end : std::max(tail.first, middle);
+    }
+    const std::uint64_t first = std::clamp(middle, range.first, range.end);
+    const std::uint64_t end = std::clamp(middle_end, first, range.end);
+    if (range.first < first) others.push_back({range.first, first});
+    if (first < end) bands.push_back({first, end});
+    if (end < range.end) others.push_back({end, range.end});
+  }
+}
+
 std::vector<Item> extent_items(const Layout& layout, const Ranges& missing, std::uint64_t item_bytes) {
   std::vector<Item> items;
   for (const wire::TileRange& range : whole_bands(layout, missing)) {
@@ -98,11 +119,12 @@ std::vector<Item> frame_items(std::span<const delta::Batch> batches, const Range
   while (at < rest.size()) {
     Item item{step, {}, 0};
     std::uint64_t taken = 0;
-    while (at < rest.size() && taken < tiles_each) {
+    std::uint64_t batch_end = 0;  // of the batch that holds the last tile
+    while (at < rest.size() && (taken < tiles_each || rest[at].first < batch_end)) {
       wire::TileRange& r = rest[at];
-      const std::uint64_t want_end = std::min(r.end, r.first + (tiles_each - taken));
-      // Up to the end of the batch that holds the last tile.
-      const std::uint64_t end = std::min(r.end, batches[batch_of(batches, want_end - 1)].end);
+      const std::uint64_t want_end = std::min(r.end, r.first + (taken < tiles_each ? tiles_each - taken : 1));
+      batch_end = batches[batch_of(batches, want_end - 1)].end;
+      const std::uint64_t end = std::min(r.end, batch_end);
       item.ranges.push_back({r.first, end});
       taken += end - r.first;
       r.first = end;

@@ -24,25 +24,32 @@ void drop_before(Ranges& ranges, std::uint64_t first);
 bool contains(const Ranges& ranges, std::uint64_t tile, std::size_t& hint);
 std::uint64_t tiles_in(const Ranges& ranges);
 
-/// Runs of tiles that `wanted(tile)` names, within [0, tiles).
+/// Runs of tiles that `wanted(tile)` names, within these.
 template <class F>
-Ranges collect_ranges(std::uint64_t tiles, F wanted) {
+Ranges collect_ranges(const Ranges& within, F wanted) {
   Ranges out;
-  for (std::uint64_t t = 0; t < tiles; ++t) {
-    if (!wanted(t)) continue;
-    if (!out.empty() && out.back().end == t) {
-      ++out.back().end;
-    } else {
-      out.push_back({t, t + 1});
+  for (const wire::TileRange& range : within) {
+    for (std::uint64_t t = range.first; t < range.end; ++t) {
+      if (!wanted(t)) continue;
+      if (!out.empty() && out.back().end == t) {
+        ++out.back().end;
+      } else {
+        out.push_back({t, t + 1});
+      }
     }
   }
   return out;
 }
 
+/// Divides `missing`, ranges within the ranges of `subscribed`, into tiles whose bands are subscribed to as a whole and
+/// others.
+void split_bands(const Layout& layout, const Ranges& subscribed, const Ranges& missing, Ranges& bands, Ranges& others);
+
 /// Widens ranges to whole bands and cuts them into items of about `item_bytes`, each one contiguous range of bands.
 std::vector<Item> extent_items(const Layout& layout, const Ranges& missing, std::uint64_t item_bytes);
 
-/// Splits ranges over `parts` items of one step at batch borders, so that no frame is cut for it.
+/// Splits ranges over `parts` items of one step at batch borders, so that no frame is cut for it: all that is wanted of
+/// a batch is in one item.
 std::vector<Item> frame_items(std::span<const delta::Batch> batches, const Ranges& ranges, std::uint32_t step,
                               std::uint64_t parts);
 

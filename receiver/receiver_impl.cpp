@@ -106,18 +106,23 @@ Status ReceiverImpl::fetch_layout(const Until& until) {
   }
 }
 
-Status ReceiverImpl::bind(TargetPtr target, Deadline deadline, std::stop_token stop) {
+Status ReceiverImpl::bind(TargetPtr target, const Subscription& subscription, Deadline deadline, std::stop_token stop) {
   if (target == nullptr) return Error(Errc::invalid_argument, "bind: no target");
   if (target->layout()->digest() != layout_->digest()) {
     return Error(Errc::layout_mismatch, "the target was made for layout " + to_string(target->layout()->digest()) +
                                             ", the agent serves " + to_string(layout_->digest()));
   }
+  auto tiles = TileSet::of(*layout_, subscription);
+  if (!tiles) return std::move(tiles).error().with_context("bind");
+  DS_TRY(target->subscribe(*tiles).with_context("bind"));
   const Until until(deadline, std::move(stop));
   DS_TRY(until.check("opening the target").with_context("bind"));
   DS_TRY(target->open(pool_, until).with_context("bind"));
   close_staged();
   discard_full();
   target_ = std::move(target);
+  tiles_ = *std::move(tiles);
+  scrub_cursor_ = 0;
   distrusted_ = false;
   return {};
 }
@@ -149,8 +154,8 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
   close_staged();
   const Until until(deadline, std::move(stop));
   const auto stopping = control_.stop_by(until.stop());
-  Pull pull({peer_, options_, *layout_, sidecar_, batches_, control_, streams_, pool_, *target_, held_, scrub_cursor_,
-             distrusted_},
+  Pull pull({peer_, options_, *layout_, sidecar_, batches_, tiles_, control_, streams_, pool_, *target_, held_,
+             scrub_cursor_, distrusted_},
             want, until);
   auto prepared = pull.run();
   if (!prepared) {

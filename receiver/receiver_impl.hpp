@@ -21,7 +21,9 @@ class ReceiverImpl final : public Receiver {
 
   const LayoutPtr& layout() const override { return layout_; }
   const Sidecar& sidecar() const override { return sidecar_; }
-  Status bind(TargetPtr target, Deadline deadline, std::stop_token stop = {}) override;
+  using Receiver::bind;
+  Status bind(TargetPtr target, const Subscription& subscription, Deadline deadline,
+              std::stop_token stop = {}) override;
   Target* target() override { return target_.get(); }
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop = {}) override;
   std::optional<Version> current() const override;
@@ -44,6 +46,7 @@ class ReceiverImpl final : public Receiver {
   Sidecar sidecar_;
   std::vector<delta::Batch> batches_;
   TargetPtr target_;
+  TileSet tiles_;  ///< that it keeps
   Held held_;
   std::uint64_t scrub_cursor_ = 0;
   bool distrusted_ = false;

@@ -11,10 +11,12 @@
 #include "base/until.hpp"
 #include "delta/delta.hpp"
 #include "deltasync/receiver.hpp"
+#include "format/tile_set.hpp"
 
 namespace deltasync {
 
-/// A whole verified version: its name, the digest of every tile, and their root.
+/// A whole verified version: its name, the digest of every tile, and their root. With a subscription the digests of
+/// other tiles are zero, and the root is that of its tiles.
 struct TargetState {
   Version version;
   Digest128 root;
@@ -44,7 +46,13 @@ class Target {
   virtual const LayoutPtr& layout() const = 0;
   /// True if a full update writes files of the sidecar, which then must not be an old one.
   virtual bool writes_side_files() const { return false; }
-  /// Called once by Receiver::bind before anything else: opens what exists, verifies a version found there. Ended by
+  /// Called once by Receiver::bind before open(): from now on only these tiles are kept, compared and handed out. A
+  /// target that can keep whole models only says unsupported.
+  virtual Status subscribe(const TileSet& tiles) {
+    if (tiles.is_whole()) return {};
+    return Error(Errc::unsupported, "this kind of target keeps whole models, no slices of them");
+  }
+  /// Called once by Receiver::bind: opens what exists, verifies a version found there. Ended by
   /// `until` (timed_out, cancelled) it has changed nothing but for leftovers that are gone.
   virtual Status open(ThreadPool& pool, const Until& until) = 0;
   /// The committed version, or null.
@@ -56,7 +64,8 @@ class Target {
   /// Opens memory for a full version: the final place where nothing is committed, else as `policy` says
   /// (in_place: committed() becomes null at once). Errors: no_space; timed_out or cancelled, and then nothing is open.
   virtual Status begin_full(FullOverLive policy, const Until& until) = 0;
-  /// Writable memory of one tensor while a full update is open. Rows are contiguous (row_stride = row bytes).
+  /// Writable memory of one tensor (of its subscribed tiles) while a full update is open. Rows are contiguous
+  /// (row_stride = row bytes).
   virtual delta::TensorMemory full_memory(std::uint32_t tensor) = 0;
   /// Makes the full update, which the caller has verified whole, the committed version.
   virtual Status commit_full(TargetState state) = 0;

@@ -14,14 +14,14 @@ std::string describe_tile(const Layout& layout, std::uint64_t tile) {
   return "tile " + std::to_string(tile) + " (" + layout.tensors()[layout.tensor_of_tile(tile)].spec.name + ")";
 }
 
-Status check_state(const Layout& layout, const TargetState& state) {
+Status check_state(const Layout& layout, const TileSet& tiles, const TargetState& state) {
   if (!state.version.id.valid()) return Error(Errc::invalid_argument, "a version with epoch 0 cannot be committed");
   if (state.digests.size() != layout.tile_count()) {
     return Error(Errc::layout_mismatch, "state of " + to_string(state.version) + " has " +
                                             std::to_string(state.digests.size()) + " tile digests, the layout " +
                                             std::to_string(layout.tile_count()) + " tiles");
   }
-  if (delta::root_digest(state.digests) != state.root) {
+  if (tiles.root(state.digests) != state.root) {
     return Error(Errc::corrupt, "state of " + to_string(state.version) + ": the root does not belong to the digests");
   }
   return {};
@@ -48,7 +48,7 @@ Status check_chain(const TargetState* committed, const std::vector<StagedStep>& 
 
 /// Marks the step's tiles in `in_step` (cleared by the caller) and, the first time a tile is seen at all, compares its
 /// digest with that of the final state: steps are walked newest first.
-Status check_step_tiles(const Layout& layout, const StagedStep& step, const TargetState& after,
+Status check_step_tiles(const Layout& layout, const TileSet& tiles, const StagedStep& step, const TargetState& after,
                         std::vector<bool>& in_step, std::vector<bool>& seen) {
   for (const StagedFrame& frame : step.frames) {
     for (const delta::TileRecord& record : frame.records) {
@@ -56,6 +56,10 @@ Status check_step_tiles(const Layout& layout, const StagedStep& step, const Targ
         return Error(Errc::out_of_range, "tile " + std::to_string(record.tile) + " of " +
                                              std::to_string(layout.tile_count()) + " in the step to " +
                                              to_string(step.to));
+      }
+      if (!tiles.is_whole() && !tiles.contains(record.tile)) {
+        return Error(Errc::corrupt, describe_tile(layout, record.tile) + " in the step to " + to_string(step.to) +
+                                        " was not subscribed to");
       }
       if (in_step[record.tile]) {
         return Error(Errc::corrupt,
@@ -74,14 +78,14 @@ Status check_step_tiles(const Layout& layout, const StagedStep& step, const Targ
 
 }  // namespace
 
-Status check_steps(const Layout& layout, const TargetState* committed, const std::vector<StagedStep>& steps,
-                   const TargetState& after) {
+Status check_steps(const Layout& layout, const TileSet& tiles, const TargetState* committed,
+                   const std::vector<StagedStep>& steps, const TargetState& after) {
   DS_TRY(check_chain(committed, steps, after));
-  DS_TRY(check_state(layout, after));
+  DS_TRY(check_state(layout, tiles, after));
   std::vector<bool> seen(layout.tile_count());
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     std::vector<bool> in_step(layout.tile_count());
-    DS_TRY(check_step_tiles(layout, *step, after, in_step, seen));
+    DS_TRY(check_step_tiles(layout, tiles, *step, after, in_step, seen));
   }
   for (std::uint64_t tile = 0; tile < layout.tile_count(); ++tile) {
     if (!seen[tile] && committed->digests[tile] != after.digests[tile]) {

@@ -9,13 +9,14 @@
 
 namespace deltasync {
 
-/// One digest for each tile, and the root that belongs to them.
-Status check_state(const Layout& layout, const TargetState& state);
+/// One digest for each tile, and the root that belongs to those of `tiles`.
+Status check_state(const Layout& layout, const TileSet& tiles, const TargetState& state);
 
 /// The steps lead from `committed` (may be null: version_conflict) to `after`: versions chain, every tile exists and
-/// is named at most once in a step, the last record of a tile ends at its digest in `after`, all other digests stay.
-Status check_steps(const Layout& layout, const TargetState* committed, const std::vector<StagedStep>& steps,
-                   const TargetState& after);
+/// is named at most once in a step and is one of `tiles`, the last record of a tile ends at its digest in `after`, all
+/// other digests stay.
+Status check_steps(const Layout& layout, const TileSet& tiles, const TargetState* committed,
+                   const std::vector<StagedStep>& steps, const TargetState& after);
 
 /// fn(index, worker) for each index in [0, count) on the pool. After the first failure the remaining indices are
 /// skipped; that failure is returned.

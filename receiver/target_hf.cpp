@@ -172,7 +172,7 @@ void HfTarget::discard_full() noexcept {
 
 Status HfTarget::commit_full(TargetState state) {
   if (!full_) return Error(Errc::invalid_argument, "no full update is open");
-  DS_TRY(check_state(*layout_, state));
+  DS_TRY(check_state(*layout_, TileSet::whole(*layout_), state));
   const std::filesystem::path incoming = full_->directory;
   const bool lost_live = full_->lost_live;
   full_.reset();  // unmaps

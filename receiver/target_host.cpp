@@ -5,29 +5,16 @@
 //   spare_    a staged full update; after its commit, the version before, until the next update begins
 // A delta is applied in live() and its frames are kept as the undo log.
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <optional>
 
 #include "base/log.hpp"
 #include "receiver/host_memory.hpp"
 #include "receiver/target_checks.hpp"
+#include "receiver/tile_memory.hpp"
 
 namespace deltasync {
 namespace {
-
-constexpr std::size_t kSwapBlockBytes = 16u << 10;
-constexpr std::uint64_t kSwapPieceBytes = 4u << 20;
-
-void swap_bytes(std::byte* a, std::byte* b, std::uint64_t bytes) {
-  std::array<std::byte, kSwapBlockBytes> block;
-  for (std::uint64_t at = 0; at < bytes; at += kSwapBlockBytes) {
-    const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(kSwapBlockBytes, bytes - at));
-    std::memcpy(block.data(), a + at, n);
-    std::memcpy(a + at, b + at, n);
-    std::memcpy(b + at, block.data(), n);
-  }
-}
 
 /// Bytes that commit_tile overwrote, of one frame: record i's end at ends[i].
 struct FrameUndo {
@@ -51,9 +38,11 @@ struct Undo {
 
 class HostTarget final : public Target {
  public:
-  HostTarget(LayoutPtr layout, std::span<std::byte> memory) : layout_(std::move(layout)), user_(memory) {}
+  HostTarget(LayoutPtr layout, std::span<std::byte> memory)
+      : layout_(std::move(layout)), user_(memory), tiles_(TileSet::whole(*layout_)) {}
 
   const LayoutPtr& layout() const override { return layout_; }
+  Status subscribe(const TileSet& tiles) override;
   Status open(ThreadPool& pool, const Until& until) override;
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
   delta::TensorMemory live_memory(std::uint32_t tensor) const override;
@@ -77,6 +66,7 @@ class HostTarget final : public Target {
 
   bool memory_is_ours() const noexcept { return user_.data() == nullptr; }
   delta::TensorMemory tensor_in(std::span<std::byte> memory, std::uint32_t tensor) const;
+  Result<HostMemory> map_half(const Until& until) const;
   void exchange_live_and_spare();
   void zero_padding(std::span<std::byte> memory) const;
   Status apply_step(const StagedStep& step, std::vector<FrameUndo>& undo, Deadline deadline);
@@ -84,6 +74,7 @@ class HostTarget final : public Target {
 
   const LayoutPtr layout_;
   const std::span<std::byte> user_;
+  TileSet tiles_;  ///< what is kept; all other bytes are left alone
   ThreadPool* pool_ = nullptr;
   HostMemory own_;
   HostMemory spare_;
@@ -91,6 +82,12 @@ class HostTarget final : public Target {
   Full full_ = Full::closed;
   Undo undo_;
 };
+
+Status HostTarget::subscribe(const TileSet& tiles) {
+  if (pool_ != nullptr) return Error(Errc::invalid_argument, "the target is open already");
+  tiles_ = tiles;
+  return {};
+}
 
 Status HostTarget::open(ThreadPool& pool, const Until& /*nothing is here to verify*/) {
   if (!memory_is_ours() && user_.size() < layout_->half_bytes()) {
@@ -116,6 +113,12 @@ delta::TensorMemory HostTarget::full_memory(std::uint32_t tensor) {
   return tensor_in(full_ == Full::staged ? spare_.span() : live(), tensor);
 }
 
+/// With the pages of the subscribed tiles.
+Result<HostMemory> HostTarget::map_half(const Until& until) const {
+  if (tiles_.is_whole()) return HostMemory::map(layout_->half_bytes(), *pool_, until);
+  return HostMemory::map_parts(layout_->half_bytes(), memory_parts(*layout_, tiles_), *pool_, until);
+}
+
 /// A transfer writes tensors only; what lies between them in a half is zero by definition.
 void HostTarget::zero_padding(std::span<std::byte> memory) const {
   std::uint64_t end = 0;
@@ -136,17 +139,16 @@ Status HostTarget::begin_full(FullOverLive policy, const Until& until) {
   undo_ = {};
   if (committed_ && policy == FullOverLive::stage) {
     if (!spare_) {
-      DS_ASSIGN(spare_,
-                HostMemory::map(layout_->half_bytes(), *pool_, until).with_context("second copy for a full update"));
+      DS_ASSIGN(spare_, map_half(until).with_context("second copy for a full update"));
     }
     full_ = Full::staged;
     return {};
   }
   if (memory_is_ours()) {
     if (!own_) {
-      DS_ASSIGN(own_, HostMemory::map(layout_->half_bytes(), *pool_, until));
+      DS_ASSIGN(own_, map_half(until));
     }
-  } else {
+  } else if (tiles_.is_whole()) {
     zero_padding(user_);
   }
   full_ = committed_ ? Full::in_place : Full::first;
@@ -158,22 +160,17 @@ Status HostTarget::begin_full(FullOverLive policy, const Until& until) {
 /// Own memory changes place; the user's keeps its address and changes contents.
 void HostTarget::exchange_live_and_spare() {
   if (memory_is_ours()) return own_.swap(spare_);
-  const std::uint64_t bytes = layout_->half_bytes();
-  pool_->run((bytes + kSwapPieceBytes - 1) / kSwapPieceBytes, [&](std::uint64_t i, unsigned) {
-    const std::uint64_t at = i * kSwapPieceBytes;
-    swap_bytes(user_.data() + at, spare_.span().data() + at, std::min(kSwapPieceBytes, bytes - at));
-  });
+  swap_tiles(*layout_, tiles_, user_.data(), spare_.span().data(), *pool_);
 }
 
 Status HostTarget::commit_full(TargetState state) {
   if (full_ == Full::closed) return Error(Errc::invalid_argument, "no full update is open");
-  DS_TRY(check_state(*layout_, state));
+  DS_TRY(check_state(*layout_, tiles_, state));
   undo_ = {};
   if (full_ == Full::staged) {
     exchange_live_and_spare();
     undo_.kind = Undo::Kind::spare;
-    spdlog::info("host_target keeps_for_rollback version={} bytes={}", to_string(committed_->version),
-                 layout_->half_bytes());
+    spdlog::info("host_target keeps_for_rollback version={} bytes={}", to_string(committed_->version), tiles_.bytes());
   } else if (full_ == Full::first) {
     undo_.kind = Undo::Kind::empty;
   }
@@ -224,7 +221,7 @@ void HostTarget::revert_step(const StagedStep& step, const std::vector<FrameUndo
 
 Status HostTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
-  DS_TRY(check_steps(*layout_, committed(), steps, state));
+  DS_TRY(check_steps(*layout_, tiles_, committed(), steps, state));
   undo_ = {};
   spare_.release();  // the version before the last full update: from here on it cannot be rolled back to
   undo_.kind = Undo::Kind::deltas;

@@ -10,12 +10,14 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "deltasync/deadline.hpp"
 #include "deltasync/hf.hpp"
 #include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
+#include "deltasync/subscription.hpp"
 #include "deltasync/version.hpp"
 
 namespace deltasync {
@@ -71,7 +73,7 @@ struct PullReport {
   PullMode mode = PullMode::up_to_date;
   Version version;                   ///< delivered, never merely requested
   std::uint64_t wire_bytes = 0;      ///< received over all connections in this pull, headers and handshakes counted
-  std::uint64_t full_bytes = 0;      ///< of the layout, for comparison
+  std::uint64_t full_bytes = 0;      ///< of the subscribed tensors and tiles, for comparison
   std::uint64_t metadata_bytes = 0;  ///< of wire_bytes: everything that is not tile data
   std::uint64_t tiles = 0;           ///< received
   std::uint64_t changed = 0;         ///< elements changed (delta)
@@ -122,7 +124,16 @@ class Receiver {
   /// Takes the target that keeps the versions. A directory target that already holds a version of this layout is
   /// verified and resumes from it (this reads all of it: timed_out if that takes longer than the deadline allows, and
   /// the target bound before stays; cancelled likewise). layout_mismatch if the target was made for another layout.
-  virtual Status bind(TargetPtr target, Deadline deadline, std::stop_token stop = {}) = 0;
+  ///
+  /// With a subscription only the tiles of its slices are pulled, verified and kept, over one and the same chain of
+  /// versions as the whole model; what else the target's memory holds is left alone. Errors: not_found and out_of_range
+  /// name the slice, unsupported if the target keeps whole models only. Another subscription needs another target.
+  virtual Status bind(TargetPtr target, const Subscription& subscription, Deadline deadline,
+                      std::stop_token stop = {}) = 0;
+  /// To the whole model.
+  Status bind(TargetPtr target, Deadline deadline, std::stop_token stop = {}) {
+    return bind(std::move(target), Subscription(), deadline, std::move(stop));
+  }
   /// The bound target, or null.
   virtual Target* target() = 0;
 
@@ -138,7 +149,9 @@ class Receiver {
 };
 
 /// Keeps one version in host memory, laid out like a half (Tensor::offset). `memory` is not owned and must hold
-/// layout->half_bytes(); empty = the target allocates.
+/// layout->half_bytes(); empty = the target allocates. With a subscription only its tiles are valid. Own memory then
+/// has pages (of 2 MiB) for the rows of these tiles only, so that a slice of rows takes its own size, one of columns
+/// its tensor's; other bytes are zero, or in the user's memory what they were.
 TargetPtr make_host_target(LayoutPtr layout, std::span<std::byte> memory = {});
 /// The memory of a host target (empty span for any other kind, and for own memory before the first pull). Memory given
 /// by the user keeps its address. Own memory changes place at the commit of a full update over a live version and at a

@@ -147,6 +147,11 @@ std::uint64_t FakeAgent::live_plans() const {
   return plans_.size();
 }
 
+std::vector<wire::TileRange> FakeAgent::extents_asked() const {
+  const std::lock_guard lock(mutex_);
+  return extents_asked_;
+}
+
 std::vector<wire::Plan> FakeAgent::plans() const {
   const std::lock_guard lock(mutex_);
   return plans_seen_;
@@ -311,12 +316,13 @@ Status FakeAgent::answer(Peer& peer, const net::Message& message) {
                 wire::pack_layout(layout->encode(), (sidecar ? *sidecar : make_sidecar(*layout)).encode()));
       return peer.socket.send(request, packed, soon());
     }
+    case wire::Type::subscribe: return answer_subscribe(peer, message);
     case wire::Type::plan: return answer_plan(peer, message);
     case wire::Type::get_digests: {
       DS_ASSIGN(const wire::GetDigests get, wire::GetDigests::decode(message.payload));
       const auto plan = find_plan(get.plan);
       if (!plan) return send_error(peer, request, Errc::not_found, "no such plan");
-      std::vector<std::uint64_t> digests = *plan->target.digests;
+      std::vector<std::uint64_t> digests = plan->tiles.gather(*plan->target.digests);
       if (fault == Fault::lie_long) digests.push_back(1);
       if (fault == Fault::flip_at_source) digests[0] ^= 1;
       const auto* bytes = reinterpret_cast<const std::byte*>(digests.data());
@@ -337,14 +343,49 @@ Status FakeAgent::answer(Peer& peer, const net::Message& message) {
   }
 }
 
-std::vector<delta::DeltaPtr> FakeAgent::chain(const VersionId& from, const Digest128& root, const VersionId& to) const {
+const FakeAgent::State* FakeAgent::state_of(const VersionId& id) const {
+  const auto found =
+      std::find_if(versions_.begin(), versions_.end(), [&](const State& v) { return v.version.id == id; });
+  return found == versions_.end() ? nullptr : &*found;
+}
+
+std::vector<delta::DeltaPtr> FakeAgent::chain(const TileSet& tiles, const VersionId& from, const Digest128& root,
+                                              const VersionId& to) const {
   std::vector<delta::DeltaPtr> steps;
   for (const auto& d : ring_) {
-    if (steps.empty() && (d->from != from || d->from_root != root)) continue;
+    if (steps.empty() && (d->from != from || tiles.root(*state_of(from)->digests) != root)) continue;
     steps.push_back(d);
     if (d->to == to) return steps;
   }
   return {};
+}
+
+wire::DeltaStep FakeAgent::describe(const TileSet& tiles, const delta::Delta& d) const {
+  wire::DeltaStep step{d.from, d.to, tiles.root(*state_of(d.to)->digests), 0, 0, 0};
+  std::vector<delta::Batch> wanted;
+  for (const wire::TileRange& r : tiles.ranges()) wanted.push_back({r.first, r.end});
+  for (const delta::Frame& frame : d.frames) {
+    const delta::Frame cut = delta::cut_frame(frame, wanted);
+    if (cut.bytes.empty()) continue;
+    ++step.frames;
+    step.frame_bytes += cut.bytes.size();
+    step.changed += cut.changed;
+  }
+  return step;
+}
+
+Status FakeAgent::answer_subscribe(Peer& peer, const net::Message& message) {
+  DS_ASSIGN(const wire::Subscribe wanted, wire::Subscribe::decode(message.payload));
+  LayoutPtr layout;
+  {
+    const std::lock_guard lock(mutex_);
+    layout = layout_;
+  }
+  if (wanted.layout != layout->digest()) {
+    return send_error(peer, message.header.request, Errc::layout_mismatch, "another layout");
+  }
+  DS_ASSIGN(peer.subscription, TileSet::make(*layout, wanted.ranges));
+  return peer.socket.send(wire::Type::end, message.header.request, {}, soon());
 }
 
 Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
@@ -352,6 +393,9 @@ Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
   {
     const std::lock_guard lock(mutex_);
     plans_seen_.push_back(plan);
+  }
+  if (plan.subscription != Digest128() && (!peer.subscription || peer.subscription->digest() != plan.subscription)) {
+    return send_error(peer, message.header.request, Errc::invalid_argument, "nobody subscribed to that here");
   }
   const Deadline patience = Deadline::after(std::chrono::milliseconds(plan.wait_ms));
   for (;;) {
@@ -361,6 +405,8 @@ Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
         lock.unlock();
         return send_error(peer, message.header.request, Errc::layout_mismatch, "another layout");
       }
+      const TileSet tiles = plan.subscription == Digest128() ? TileSet::whole(*layout_) : *peer.subscription;
+      const std::uint64_t full_bytes = tiles.is_whole() ? layout_->half_bytes() : tiles.bytes();
       const State* target = nullptr;
       bool gone = false;
       for (const State& v : versions_) {
@@ -383,17 +429,18 @@ Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
       wire::PlanReply reply;
       if (target != nullptr) {
         reply.target = target->version;
-        reply.target_root = target->root;
-        reply.full_bytes = layout_->half_bytes();
+        reply.target_root = tiles.root(*target->digests);
+        reply.full_bytes = full_bytes;
         auto live = std::make_shared<LivePlan>();
         live->target = *target;
+        live->tiles = tiles;
         live->owner = peer.id;
-        live->steps = chain(plan.base, plan.base_root, target->version.id);
+        live->steps = chain(tiles, plan.base, plan.base_root, target->version.id);
         std::uint64_t frame_bytes = 0;
-        for (const auto& d : live->steps) frame_bytes += d->frame_bytes;
-        const bool pays = frame_bytes < layout_->half_bytes() || target != &versions_.back();
+        for (const auto& d : live->steps) frame_bytes += describe(tiles, *d).frame_bytes;
+        const bool pays = frame_bytes < full_bytes || target != &versions_.back();
         if (!pays && !setup_.large_deltas) live->steps.clear();
-        const bool same = plan.base == target->version.id && plan.base_root == target->root;
+        const bool same = plan.base == target->version.id && plan.base_root == reply.target_root;
         if (same && plan.partial == 0 && plan.full_only == 0) {
           reply.mode = wire::PlanMode::up_to_date;
         } else if (!live->steps.empty() && plan.partial == 0 && plan.full_only == 0) {
@@ -404,9 +451,7 @@ Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
           if (plan.partial == 0) live->steps.clear();
         }
         if (reply.mode != wire::PlanMode::up_to_date && !gone) {
-          for (const auto& d : live->steps) {
-            reply.steps.push_back({d->from, d->to, d->to_root, d->frames.size(), d->frame_bytes, d->changed});
-          }
+          for (const auto& d : live->steps) reply.steps.push_back(describe(tiles, *d));
           reply.plan = net::make_random_id();
           plans_[reply.plan] = std::move(live);
         }
@@ -443,6 +488,10 @@ Status FakeAgent::answer_extent(Peer& peer, const net::Message& message, Fault f
   const std::uint64_t request = message.header.request;
   const auto plan = find_plan(get.plan);
   if (!plan) return send_error(peer, request, Errc::not_found, "no such plan");
+  {
+    const std::lock_guard lock(mutex_);
+    extents_asked_.push_back(get.tiles);
+  }
   const Tile first = layout_->tile(get.tiles.first);
   const Tile last = layout_->tile(get.tiles.end - 1);
   const Tensor& t0 = layout_->tensors()[first.tensor];
@@ -517,7 +566,7 @@ Status FakeAgent::answer_frames(Peer& peer, const net::Message& message, Fault f
   const auto plan = find_plan(get.plan);
   if (!plan || get.step >= plan->steps.size()) return send_error(peer, request, Errc::not_found, "no such plan");
   std::vector<delta::Batch> wanted;
-  for (const auto& r : get.ranges) wanted.push_back({r.first, r.end});
+  for (const auto& r : plan->tiles.intersect(get.ranges)) wanted.push_back({r.first, r.end});
   if (fault == Fault::wrong_tiles) wanted = {{0, layout_->tile_count()}};
   for (const delta::Frame& frame : plan->steps[get.step]->frames) {
     delta::Frame cut = delta::cut_frame(frame, wanted);
@@ -547,7 +596,7 @@ Status FakeAgent::answer_raw(Peer& peer, const net::Message& message, Fault faul
   }
   if (fault == Fault::refuse) return send_error(peer, request, Errc::lease_revoked, "the writer needs the half");
   std::vector<std::byte> half = *plan->target.half;
-  for (const auto& r : get.ranges) {
+  for (const auto& r : plan->tiles.intersect(get.ranges)) {
     std::vector<std::uint64_t> tiles;
     for (std::uint64_t t = r.first; t < r.end; ++t) tiles.push_back(t);
     if (fault == Fault::flip_at_source) {

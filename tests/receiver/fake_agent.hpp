@@ -19,6 +19,7 @@
 #include "base/thread_pool.hpp"
 #include "delta/delta.hpp"
 #include "deltasync/hf.hpp"
+#include "format/tile_set.hpp"
 #include "net/blocking.hpp"
 
 namespace deltasync::test {
@@ -92,6 +93,8 @@ class FakeAgent {
   /// Connections closed midway whose peer has closed its end by now, too.
   std::uint64_t hangups_seen() const { return hangups_seen_; }
   std::uint64_t live_plans() const;
+  /// Of get_extent, in the order of the requests.
+  std::vector<wire::TileRange> extents_asked() const;
   /// Plans seen, in order.
   std::vector<wire::Plan> plans() const;
 
@@ -104,6 +107,7 @@ class FakeAgent {
   };
   struct LivePlan {
     State target;
+    TileSet tiles;
     std::vector<delta::DeltaPtr> steps;
     std::uint64_t sent = 0;
     bool revoked = false;
@@ -114,6 +118,7 @@ class FakeAgent {
     net::MessageSocket socket;
     std::uint64_t id = 0;
     wire::Role role = wire::Role::control;
+    std::optional<TileSet> subscription;
   };
 
   void accept_loop();
@@ -133,7 +138,11 @@ class FakeAgent {
   std::shared_ptr<LivePlan> find_plan(std::uint64_t id);
   /// Other streams of the plan stand still until the hook has published what takes its half away.
   void wait_while_revoking(const LivePlan& plan);
-  std::vector<delta::DeltaPtr> chain(const VersionId& from, const Digest128& root, const VersionId& to) const;
+  Status answer_subscribe(Peer& peer, const net::Message& message);
+  std::vector<delta::DeltaPtr> chain(const TileSet& tiles, const VersionId& from, const Digest128& root,
+                                     const VersionId& to) const;
+  const State* state_of(const VersionId& id) const;
+  wire::DeltaStep describe(const TileSet& tiles, const delta::Delta& d) const;
 
   LayoutPtr layout_;
   std::optional<Sidecar> sidecar_;  ///< unset: made for the layout
@@ -157,6 +166,7 @@ class FakeAgent {
   std::map<std::uint64_t, int> open_fds_;
   std::map<std::uint16_t, std::uint64_t> requests_;
   std::vector<wire::Plan> plans_seen_;
+  std::vector<wire::TileRange> extents_asked_;
   std::function<Fault(const Request&)> hook_;
   std::uint64_t revoke_after_ = 0;
   std::function<void()> on_revoke_;

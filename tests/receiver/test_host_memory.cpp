@@ -1,7 +1,10 @@
 // Memory that would take the process over its cgroup's limit is refused before it is mapped.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <fstream>
+#include <vector>
 
 #include "receiver/host_memory.hpp"
 #include "tests/receiver/hf_fixture.hpp"
@@ -36,6 +39,24 @@ TEST(HostMemory, FillingItWithPagesEndsAtTheDeadlineAndByAStop) {
   const auto stopped = HostMemory::map(4u << 20, pool, {in_time(), stop.get_token()});
   ASSERT_FALSE(stopped.ok());
   EXPECT_EQ(stopped.error().code(), Errc::cancelled);
+}
+
+TEST(HostMemory, PartsHavePagesAndTheRestHasNone) {
+  constexpr std::uint64_t kMiB = 1u << 20;
+  const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  ThreadPool pool(2, "test");
+  const auto memory =
+      HostMemory::map_parts(15 * kMiB, {{0, 1}, {7 * kMiB, 8 * kMiB + 1}, {9 * kMiB, 9 * kMiB + 1}}, pool, in_time());
+  ASSERT_TRUE(memory.ok()) << memory.error().to_string();
+  std::vector<unsigned char> present(15 * kMiB / page);
+  ASSERT_EQ(mincore(memory->span().data(), memory->span().size(), present.data()), 0);
+  for (std::uint64_t i = 0; i < present.size(); ++i) {
+    const std::uint64_t mib = i * page / kMiB;
+    const bool wanted = mib < 2 || (mib >= 6 && mib < 10);
+    EXPECT_EQ((present[i] & 1) != 0, wanted) << "page " << i << ", MiB " << mib;
+    if (HasFailure()) return;
+  }
+  for (const std::byte b : memory->span()) ASSERT_EQ(b, std::byte{0});
 }
 
 TEST(HostMemory, SoIsTheMachinesEnd) {

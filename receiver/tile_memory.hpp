@@ -1,0 +1,20 @@
+// Which bytes of memory laid out like a half belong to some of its tiles.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "base/thread_pool.hpp"
+#include "format/tile_set.hpp"
+#include "receiver/host_memory.hpp"
+
+namespace deltasync {
+
+/// The rows that have tiles of the set, as sorted, disjoint ranges of a half. Memory comes in pages: what lies less
+/// than a huge page apart is one range. A slice of columns has all rows of its tensor.
+std::vector<HostMemory::Part> memory_parts(const Layout& layout, const TileSet& tiles);
+
+/// Exchanges the elements of the set's tiles between two halves, and no other byte.
+void swap_tiles(const Layout& layout, const TileSet& tiles, std::byte* a, std::byte* b, ThreadPool& pool);
+
+}  // namespace deltasync
