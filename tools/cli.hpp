@@ -16,6 +16,7 @@
 
 #include "base/fd.hpp"
 #include "deltasync/result.hpp"
+#include "deltasync/subscription.hpp"
 
 namespace deltasync::cli {
 
@@ -56,6 +57,9 @@ std::function<Status()> setup_bench_receiver(CLI::App& app);
 /// Records a timeline while `work` goes on, named `process`, and writes it to `file` whatever came of it. With an empty
 /// file, just works.
 Status with_trace(const std::string& file, const std::string& process, const std::function<Status()>& work);
+
+/// "NAME", "NAME[FIRST:END]" (rows), "NAME[ROWS][COLUMNS]". invalid_argument, or not_found; bind() checks the bounds.
+Result<Slice> parse_slice(const Layout& layout, const std::string& text);
 
 // ---- output --------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,8 @@ std::function<Status()> setup_bench(CLI::App& app) {
   const auto options = std::make_shared<bench::Options>();
   const auto json = std::make_shared<bool>(false);
   options->bin_dir = own_directory();
-  app.add_option("case", options->name, "diff, codec, merge, apply, full, e2e, tensors or baseline")->required();
+  app.add_option("case", options->name, "diff, codec, merge, apply, full, partial, e2e, tensors or baseline")
+      ->required();
   app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));
   app.add_option("--density", options->density, "fraction of elements that a step changes")
       ->check(CLI::Range(1e-6, 0.9));

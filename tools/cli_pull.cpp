@@ -1,9 +1,11 @@
-// `deltasync pull`: a receiver that keeps a model directory.
+// `deltasync pull`: a receiver that keeps a model directory, or slices in its memory.
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "base/log.hpp"
 #include "base/until.hpp"
@@ -22,6 +24,7 @@ struct Options {
   std::string from;
   std::string out;
   std::string token_file;
+  std::vector<std::string> tensors;
   std::optional<std::uint64_t> number;
   std::optional<std::string> label;
   unsigned streams = 4;
@@ -92,8 +95,18 @@ Result<std::unique_ptr<Receiver>> connect(const Options& options, const std::str
   receiver_options.streams = options.streams;
   receiver_options.name = "deltasync pull";
   DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until.deadline(), until.stop()));
-  DS_ASSIGN(auto target, make_hf_target(receiver->layout(), receiver->sidecar(), options.out));
-  DS_TRY(receiver->bind(std::move(target), until.deadline(), until.stop()).with_context(options.out));
+  Subscription slices;
+  for (const std::string& text : options.tensors) {
+    DS_ASSIGN(Slice slice, parse_slice(*receiver->layout(), text));
+    slices.slices.push_back(std::move(slice));
+  }
+  TargetPtr target;
+  if (options.out.empty()) {
+    target = make_host_target(receiver->layout());
+  } else {
+    DS_ASSIGN(target, make_hf_target(receiver->layout(), receiver->sidecar(), options.out));
+  }
+  DS_TRY(receiver->bind(std::move(target), slices, until.deadline(), until.stop()).with_context(options.out));
   return receiver;
 }
 
@@ -176,9 +189,17 @@ Status run(const Options& options) {
 std::function<Status()> setup_pull(CLI::App& app) {
   auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
   app.add_option("--from", options->from, "the agent's address")->required()->type_name("HOST:PORT");
-  app.add_option("--out", options->out, "directory that keeps the versions; DIR/current is the newest committed one")
-      ->required()
-      ->type_name("DIR");
+  auto* out = app.add_option("--out", options->out,
+                             "directory that keeps the versions; DIR/current is the newest committed one")
+                  ->type_name("DIR");
+  auto* tensors = app.add_option("--tensor", options->tensors,
+                                 "only this tensor, or rows and columns of it, kept in memory until the end; may be "
+                                 "repeated")
+                      ->type_name("NAME[ROWS][COLUMNS]");
+  out->excludes(tensors);
+  app.parse_complete_callback([out, tensors] {
+    if (out->count() == 0 && tensors->count() == 0) throw CLI::RequiredError("--out or --tensor");
+  });
   app.add_option("--token-file", options->token_file, "file with the shared token, readable by its owner only")
       ->type_name("FILE");
   app.add_option("--streams", options->streams, "parallel data connections")->check(CLI::Range(1, 64));

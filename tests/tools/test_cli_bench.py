@@ -93,6 +93,18 @@ class BenchTest(CliTest):
         self.assertGreaterEqual(got["update_ms"], got["offload_ms"])  # from the call of offload on
         self.assertLess(got["metadata_bytes_per_update"], 4096)  # whatever the number of tensors
 
+    def test_partial(self):
+        got = self.bench("partial", "--model-gib", "0.07", fields=["density", "model_bytes"])
+        self.assertIs(got["verified"], True)
+        rows = {row["ranks"]: row for row in got["rows"]}
+        self.assertEqual(sorted(rows), [1, 2, 4, 8])
+        whole = rows[1]
+        for ranks, row in rows.items():
+            # A rank gets its share and the little that all have: norms, frame headers.
+            self.assertAlmostEqual(row["full_bytes"] * ranks / whole["full_bytes"], 1, delta=0.01)
+            self.assertAlmostEqual(row["delta_share"] * ranks, 1, delta=0.05)
+            self.assertAlmostEqual(row["deltas_to_whole"], 1, delta=0.05)
+
     def test_baseline(self):
         got = self.bench("baseline", "--model-gib", "0.02", fields=["limit_gbps", "memcpy_s"])
         rows = {row["system"]: row for row in got["rows"]}

@@ -55,6 +55,28 @@ class PathTest(CliTest):
         self.assert_received(models[2])
         self.assertEqual(self.cli_json("inspect", self.tmp / "out")["layout"]["tensors"], 3)
 
+    def test_slices(self):
+        agent = self.agent()
+        self.publish(agent, self.successive(1)[0], options=["--tp", "2"])
+
+        def pull(*slices, expect=0):
+            options = [word for text in slices for word in ("--tensor", text)]
+            out = self.cli("pull", "--from", agent.endpoint, "--json", *options, expect=expect)
+            return json.loads(out) if out else None
+
+        rows = pull("layer.weight[0:16]")  # through a tile of 32 rows and 32 columns
+        self.assertEqual((rows["mode"], rows["full_bytes"]), ("full", 32 * 64 * 2))
+        both = pull("layer.weight[:][32:]", "layer.bias")
+        self.assertEqual(both["full_bytes"], 64 * 32 * 2 + 100 * 2)
+        pull("layer.weight[0:65]", expect=USAGE)
+        self.assertIn("'layer.weight': rows 0 to 65", self.err)
+        pull("none", expect=MISSING)
+        for text in ("layer.weight[1]", "layer.weight[3:2]", "layer.weight[0:1", "layer.weight[:][:]x", "layer.weight[x:]"):
+            pull(text, expect=USAGE)
+            self.assertIn("is no slice", self.err)
+        pull(expect=USAGE)
+        self.pull(agent, "--tensor", "layer.weight", expect=USAGE)
+
     def test_text_output(self):
         agent = self.agent()
         out = self.cli("publish", "--agent", agent.socket, "--model", *self.successive(2))

@@ -14,9 +14,9 @@ struct Case {
   const char* name;
   Result<Json> (*run)(const Options&);
 };
-constexpr Case kCases[] = {{"diff", run_diff},       {"codec", run_codec},      {"merge", run_merge},
-                           {"apply", run_apply},     {"full", run_full},        {"e2e", run_e2e},
-                           {"tensors", run_tensors}, {"baseline", run_baseline}};
+constexpr Case kCases[] = {{"diff", run_diff},   {"codec", run_codec},     {"merge", run_merge},
+                           {"apply", run_apply}, {"full", run_full},       {"partial", run_partial},
+                           {"e2e", run_e2e},     {"tensors", run_tensors}, {"baseline", run_baseline}};
 
 /// Joins what the processes wrote, all of which have ended but this one.
 Status write_timeline(const Options& options) {

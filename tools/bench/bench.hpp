@@ -36,6 +36,7 @@ Result<Json> run_codec(const Options& options);
 Result<Json> run_merge(const Options& options);
 Result<Json> run_apply(const Options& options);
 Result<Json> run_full(const Options& options);
+Result<Json> run_partial(const Options& options);
 Result<Json> run_e2e(const Options& options);
 Result<Json> run_tensors(const Options& options);
 Result<Json> run_baseline(const Options& options);
