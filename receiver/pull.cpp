@@ -160,12 +160,14 @@ Status Pull::check_reply(const wire::PlanReply& reply, bool partial) const {
   return wrong("unknown mode");
 }
 
+std::uint64_t Pull::delta_bytes_max() const {
+  if (s_.options.delta_bytes_max != 0) return s_.options.delta_bytes_max;
+  return std::max(kDeltaBytesMin, s_.tiles.bytes() / kDeltaModelFraction);
+}
+
 bool Pull::delta_is_too_large(const wire::PlanReply& reply) const {
   if (version_is_named() || s_.options.full_over_live == FullOverLive::refuse) return false;
-  const std::uint64_t limit = s_.options.delta_bytes_max != 0
-                                  ? s_.options.delta_bytes_max
-                                  : std::max(kDeltaBytesMin, s_.tiles.bytes() / kDeltaModelFraction);
-  return frame_bytes(reply) > limit;
+  return frame_bytes(reply) > delta_bytes_max();
 }
 
 bool Pull::reply_means_wait(const wire::PlanReply& reply) const {

@@ -63,6 +63,7 @@ class Pull {
   Status check_reply(const wire::PlanReply& reply, bool partial) const;
   /// Another version cannot take the place of the one that is wanted, so a full update may not lead to it.
   bool version_is_named() const { return want_.kind == Want::Kind::number || want_.kind == Want::Kind::label; }
+  std::uint64_t delta_bytes_max() const;
   bool delta_is_too_large(const wire::PlanReply& reply) const;
   bool reply_means_wait(const wire::PlanReply& reply) const;
 

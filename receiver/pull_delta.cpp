@@ -1,55 +1,25 @@
 // Delta updates: all frames of all steps, verified against live memory, which nothing is written to before commit().
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/trace.hpp"
 #include "receiver/pull.hpp"
 #include "receiver/target_checks.hpp"
+#include "receiver/verify.hpp"
 
 namespace deltasync::receiver {
 namespace {
 
-/// One record of one step; sorted, the records of a tile follow each other from the oldest step on.
-struct Link {
-  std::uint64_t tile = 0;
-  std::uint32_t step = 0;
-  const delta::TileRecord* record = nullptr;
-};
-
-std::vector<Link> sorted_links(const std::vector<StagedStep>& steps) {
-  std::vector<Link> links;
-  for (std::uint32_t s = 0; s < steps.size(); ++s) {
-    for (const StagedFrame& frame : steps[s].frames) {
-      for (const delta::TileRecord& record : frame.records) links.push_back({record.tile, s, &record});
+/// All records; those of a tile follow each other from the oldest step on.
+std::vector<const delta::TileRecord*> sorted_records(const std::vector<StagedStep>& steps) {
+  std::vector<const delta::TileRecord*> records;
+  for (const StagedStep& step : steps) {
+    for (const StagedFrame& frame : step.frames) {
+      for (const delta::TileRecord& record : frame.records) records.push_back(&record);
     }
   }
-  std::sort(links.begin(), links.end(),
-            [](const Link& a, const Link& b) { return a.tile != b.tile ? a.tile < b.tile : a.step < b.step; });
-  return links;
-}
-
-/// Rows one after the other.
-void copy_tile(const std::byte* from, std::size_t row_stride, std::uint64_t rows, std::size_t row_bytes,
-               std::vector<std::byte>& to) {
-  to.resize(static_cast<std::size_t>(rows) * row_bytes);
-  for (std::uint64_t r = 0; r < rows; ++r) std::memcpy(to.data() + r * row_bytes, from + r * row_stride, row_bytes);
-}
-
-/// The digest of one tile after all of its records. Live memory is only read.
-Result<std::uint64_t> verify_chain(const Layout& layout, const Target& target, std::span<const Link> chain,
-                                   std::uint64_t digest, std::vector<std::byte>& scratch) {
-  const Tile tile = layout.tile(chain.front().tile);
-  const std::uint32_t element_bytes = layout.tensors()[tile.tensor].element_bytes;
-  const delta::TensorMemory live = target.live_memory(tile.tensor);
-  const std::byte* first = delta::tile_address(live, tile, element_bytes);
-  if (chain.size() == 1) return delta::verify_tile(layout, *chain.front().record, first, live.row_stride, digest);
-  const auto row_bytes = static_cast<std::size_t>(tile.rect.cols) * element_bytes;
-  copy_tile(first, live.row_stride, tile.rect.rows, row_bytes, scratch);
-  for (const Link& link : chain) {
-    DS_ASSIGN(digest, delta::apply_tile(layout, *link.record, scratch.data(), row_bytes, digest));
-  }
-  return digest;
+  std::stable_sort(records.begin(), records.end(), [](const auto* a, const auto* b) { return a->tile < b->tile; });
+  return records;
 }
 
 }  // namespace
@@ -98,14 +68,9 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
   const std::vector<std::uint64_t>& base = s_.target.committed()->digests;
   const unsigned streams = s_.streams.count();
   std::vector<std::vector<std::pair<std::uint32_t, StagedFrame>>> by_stream(streams);
+  ResolvedBudget budget(delta_bytes_max());
   const auto sink = [&](std::uint32_t step, StagedFrame frame, unsigned stream) -> Status {
-    if (one_step) {
-      for (const delta::TileRecord& record : frame.records) {
-        const Link link{record.tile, 0, &record};
-        std::vector<std::byte> unused;
-        DS_ASSIGN(digests[record.tile], verify_chain(s_.layout, s_.target, {&link, 1}, base[record.tile], unused));
-      }
-    }
+    if (one_step) DS_TRY(verify_frame(s_.target, frame, base, digests, budget));
     by_stream[stream].emplace_back(step, std::move(frame));
     return {};
   };
@@ -137,22 +102,22 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
 Status Pull::verify_chains(const std::vector<StagedStep>& steps, std::vector<std::uint64_t>& digests) {
   constexpr std::size_t kChainsPerTask = 64;
   const trace::Span span("verify");
-  const std::vector<Link> links = sorted_links(steps);
+  const std::vector<const delta::TileRecord*> records = sorted_records(steps);
   std::vector<std::size_t> starts;  // of each tile's chain in links
-  for (std::size_t i = 0; i < links.size(); ++i) {
-    if (i == 0 || links[i].tile != links[i - 1].tile) starts.push_back(i);
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    if (i == 0 || records[i]->tile != records[i - 1]->tile) starts.push_back(i);
   }
   const std::size_t chains = starts.size();
-  starts.push_back(links.size());
+  starts.push_back(records.size());
   std::vector<std::vector<std::byte>> scratch(s_.pool.size());
   std::vector<double> verify_s(s_.pool.size(), 0);
   const auto verify_some = [&](std::uint64_t task, unsigned worker) -> Status {
     const double before = thread_cpu_s();
     const std::size_t begin = static_cast<std::size_t>(task) * kChainsPerTask;
     for (std::size_t c = begin; c < std::min(begin + kChainsPerTask, chains); ++c) {
-      const std::span<const Link> chain(links.data() + starts[c], starts[c + 1] - starts[c]);
-      const std::uint64_t tile = chain.front().tile;
-      auto digest = verify_chain(s_.layout, s_.target, chain, digests[tile], scratch[worker]);
+      const RecordChain chain(records.data() + starts[c], starts[c + 1] - starts[c]);
+      const std::uint64_t tile = chain.front()->tile;
+      auto digest = verify_chain(s_.target, chain, digests[tile], scratch[worker]);
       if (!digest) return std::move(digest).error().with_context(tile_name(s_.layout, tile));
       digests[tile] = *digest;
     }

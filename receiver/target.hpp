@@ -27,6 +27,9 @@ struct TargetState {
 struct StagedFrame {
   std::vector<std::byte> bytes;
   std::vector<delta::TileRecord> records;
+  /// The changes of all records, one after the other, as delta::resolve_tile left them when it verified the frame over
+  /// live memory; or nothing. For targets that exchange.
+  std::vector<std::byte> resolved;
 };
 /// One delta step; frames in any order, tiles disjoint.
 struct StagedStep {
@@ -44,6 +47,8 @@ class Target {
   virtual ~Target() = default;
 
   virtual const LayoutPtr& layout() const = 0;
+  /// True if commit_delta makes use of StagedFrame::resolved.
+  virtual bool exchanges() const { return false; }
   /// True if a full update writes files of the sidecar, which then must not be an old one.
   virtual bool writes_side_files() const { return false; }
   /// Called once by Receiver::bind before open(): from now on only these tiles are kept, compared and handed out. A

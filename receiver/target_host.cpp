@@ -3,7 +3,8 @@
 // What is where:
 //   live()    the committed version (and a full update that may go to its final place)
 //   spare_    a staged full update; after its commit, the version before, until the next update begins
-// A delta is applied in live() and its frames are kept as the undo log.
+// A delta is applied in live(): its decoded changes are exchanged with what is there, and are the undo log from then
+// on; of frames that come without them the frame itself is that log, with the bytes that it overwrote.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -16,10 +17,29 @@
 namespace deltasync {
 namespace {
 
-/// Bytes that commit_tile overwrote, of one frame: record i's end at ends[i].
+/// What takes one frame back: the bytes that commit_tile overwrote, record i's end at ends[i]. Records whose changes
+/// were exchanged need none: what they overwrote is in StagedFrame::resolved.
 struct FrameUndo {
   std::vector<std::byte> bytes;
   std::vector<std::size_t> ends;
+};
+
+/// Deals out the decoded changes of a frame, record by record.
+class Resolved {
+ public:
+  Resolved(const Layout& layout, StagedFrame& frame) : layout_(layout), rest_(frame.resolved) {}
+  /// Empty if there are none: a raw tile, or a frame that was not resolved.
+  MutByteSpan next(const delta::TileRecord& record) {
+    if (rest_.empty()) return {};
+    const std::size_t bytes = delta::resolved_bytes(layout_, record);
+    const MutByteSpan changes = rest_.first(bytes);
+    rest_ = rest_.subspan(bytes);
+    return changes;
+  }
+
+ private:
+  const Layout& layout_;
+  MutByteSpan rest_;
 };
 
 /// How to take the last commit back.
@@ -44,6 +64,7 @@ class HostTarget final : public Target {
   const LayoutPtr& layout() const override { return layout_; }
   Status subscribe(const TileSet& tiles) override;
   Status open(ThreadPool& pool, const Until& until) override;
+  bool exchanges() const override { return true; }
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
   delta::TensorMemory live_memory(std::uint32_t tensor) const override;
   Status begin_full(FullOverLive policy, const Until& until) override;
@@ -64,13 +85,19 @@ class HostTarget final : public Target {
     staged,    ///< they land in spare_
   };
 
+  /// Where a tile is, and the size of its row in memory.
+  struct Place {
+    std::byte* first = nullptr;
+    std::size_t row_stride = 0;
+  };
+  Place place_of(const delta::TileRecord& record) const;
   bool memory_is_ours() const noexcept { return user_.data() == nullptr; }
   delta::TensorMemory tensor_in(std::span<std::byte> memory, std::uint32_t tensor) const;
   Result<HostMemory> map_half(const Until& until) const;
   void exchange_live_and_spare();
   void zero_padding(std::span<std::byte> memory) const;
-  Status apply_step(const StagedStep& step, std::vector<FrameUndo>& undo, Deadline deadline);
-  void revert_step(const StagedStep& step, const std::vector<FrameUndo>& undo);
+  Status apply_step(StagedStep& step, std::vector<FrameUndo>& undo, Deadline deadline);
+  void revert_step(StagedStep& step, const std::vector<FrameUndo>& undo);
 
   const LayoutPtr layout_;
   const std::span<std::byte> user_;
@@ -185,35 +212,48 @@ void HostTarget::discard_full() noexcept {
   full_ = Full::closed;
 }
 
+HostTarget::Place HostTarget::place_of(const delta::TileRecord& record) const {
+  const Tile tile = layout_->tile(record.tile);
+  const delta::TensorMemory memory = tensor_in(live(), tile.tensor);
+  return {delta::tile_address(memory, tile, layout_->tensors()[tile.tensor].element_bytes), memory.row_stride};
+}
+
 /// On error some frames are applied, each of them whole: those whose undo has an end for each record.
-Status HostTarget::apply_step(const StagedStep& step, std::vector<FrameUndo>& undo, Deadline deadline) {
+Status HostTarget::apply_step(StagedStep& step, std::vector<FrameUndo>& undo, Deadline deadline) {
   undo.resize(step.frames.size());
   return run_all(*pool_, step.frames.size(), deadline, "applying a delta", [&](std::uint64_t i, unsigned) -> Status {
-    const StagedFrame& frame = step.frames[i];
+    StagedFrame& frame = step.frames[i];
     undo[i].ends.reserve(frame.records.size());
+    Resolved resolved(*layout_, frame);
     for (const delta::TileRecord& record : frame.records) {
-      const Tile tile = layout_->tile(record.tile);
-      const delta::TensorMemory memory = tensor_in(live(), tile.tensor);
-      std::byte* const first = delta::tile_address(memory, tile, layout_->tensors()[tile.tensor].element_bytes);
-      delta::save_undo(*layout_, record, first, memory.row_stride, undo[i].bytes);
+      const Place place = place_of(record);
+      if (const MutByteSpan changes = resolved.next(record); !changes.empty()) {
+        delta::exchange_tile(*layout_, record, place.first, place.row_stride, changes);
+      } else {
+        delta::save_undo(*layout_, record, place.first, place.row_stride, undo[i].bytes);
+        delta::commit_tile(*layout_, record, place.first, place.row_stride);
+      }
       undo[i].ends.push_back(undo[i].bytes.size());
-      delta::commit_tile(*layout_, record, first, memory.row_stride);
     }
     return {};
   });
 }
 
-void HostTarget::revert_step(const StagedStep& step, const std::vector<FrameUndo>& undo) {
+void HostTarget::revert_step(StagedStep& step, const std::vector<FrameUndo>& undo) {
   pool_->run(step.frames.size(), [&](std::uint64_t i, unsigned) {
-    const StagedFrame& frame = step.frames[i];
+    StagedFrame& frame = step.frames[i];
+    Resolved resolved(*layout_, frame);
     std::size_t from = 0;
     for (std::size_t r = 0; r < undo[i].ends.size(); ++r) {
-      const Tile tile = layout_->tile(frame.records[r].tile);
-      const delta::TensorMemory memory = tensor_in(live(), tile.tensor);
-      std::byte* const first = delta::tile_address(memory, tile, layout_->tensors()[tile.tensor].element_bytes);
+      const delta::TileRecord& record = frame.records[r];
+      const Place place = place_of(record);
       const std::size_t end = undo[i].ends[r];
-      delta::undo_tile(*layout_, frame.records[r], first, memory.row_stride,
-                       ByteSpan(undo[i].bytes).subspan(from, end - from));
+      if (const MutByteSpan changes = resolved.next(record); !changes.empty()) {
+        delta::exchange_tile(*layout_, record, place.first, place.row_stride, changes);
+      } else {
+        delta::undo_tile(*layout_, record, place.first, place.row_stride,
+                         ByteSpan(undo[i].bytes).subspan(from, end - from));
+      }
       from = end;
     }
   });

@@ -46,7 +46,8 @@ struct ReceiverOptions {
   FullOverLive full_over_live = FullOverLive::stage;
   /// Host memory that the frames of one delta may take; a larger one becomes a full update, unless full_over_live
   /// refuses those or the version is wanted by number or label (then a delta as large as the model is the limit, beyond
-  /// it no_space). 0 = a quarter of the model, at least 16 MiB.
+  /// it no_space). As much again may be taken by its changes in decoded form, which shorten the commit; those that find
+  /// no room are decoded twice. 0 = a quarter of the model, at least 16 MiB.
   std::uint64_t delta_bytes_max = 0;
   std::uint64_t scrub_tiles = 8;  ///< tiles re-read in full after each delta, round robin; 0 = none
   std::string name = "receiver";  ///< for the agent's log and status

@@ -13,27 +13,8 @@ namespace deltasync::delta {
 
 namespace {
 
-/// Calls fn.operator()<U, kFloat>() for a tile's element type.
-template <class Fn>
-decltype(auto) with_element(const TileShape& shape, Fn&& fn) {
-  switch (shape.width_log2() * 2 + (shape.is_float ? 1 : 0)) {
-    case 0: return fn.template operator()<std::uint8_t, false>();
-    case 1: return fn.template operator()<std::uint8_t, true>();
-    case 2: return fn.template operator()<std::uint16_t, false>();
-    case 3: return fn.template operator()<std::uint16_t, true>();
-    case 4: return fn.template operator()<std::uint32_t, false>();
-    case 5: return fn.template operator()<std::uint32_t, true>();
-    case 6: return fn.template operator()<std::uint64_t, false>();
-    default: return fn.template operator()<std::uint64_t, true>();
-  }
-}
-
-template <class U, bool kFloat>
-U add_ulps(U old, U diff) noexcept {
-  return ulp_map<U, kFloat>(static_cast<U>(ulp_map<U, kFloat>(old) + diff));
-}
-
-constexpr std::uint32_t kRun = 256;  ///< elements that are looked at together, in the nearest cache
+constexpr std::uint32_t kRun = 256;          ///< elements that are looked at together, in the nearest cache
+constexpr std::uint32_t kPrefetchRun = 768;  ///< elements whose lines are asked for together
 
 Error bad_digest() {
   return {Errc::corrupt, "the state digest after it differs: a wrong base or damaged bytes"};
@@ -184,6 +165,30 @@ void add_in_place(const RowGeometry& geometry, const DecodedTile& tile, std::byt
   }
 }
 
+/// `resolved` holds `count` positions and then as many elements, at any address.
+template <class U>
+void exchange(const RowGeometry& geometry, std::uint32_t count, std::byte* first, MutByteSpan resolved) {
+  std::byte* elements = resolved.data() + std::size_t{count} * sizeof(std::uint16_t);
+  std::uint16_t positions[kPrefetchRun];
+  RowCursor ahead(geometry);
+  RowCursor cursor(geometry);
+  for (std::uint32_t i = 0; i < count; i += kPrefetchRun) {
+    const std::uint32_t run = std::min(count - i, kPrefetchRun);
+    std::memcpy(positions, resolved.data() + std::size_t{i} * sizeof(std::uint16_t), run * sizeof(std::uint16_t));
+    for (std::uint32_t j = 0; j < run; ++j) {
+      const std::size_t col = ahead.seek(positions[j]);
+      __builtin_prefetch(first + ahead.offset() + col * sizeof(U), 1, 2);
+    }
+    for (std::uint32_t j = 0; j < run; ++j, elements += sizeof(U)) {
+      const std::size_t col = cursor.seek(positions[j]);
+      std::byte* const place = first + cursor.offset() + col * sizeof(U);
+      const U old = load_raw<U>(place);
+      store_raw(place, load_raw<U>(elements));
+      store_raw(elements, old);
+    }
+  }
+}
+
 }  // namespace
 
 Result<std::uint64_t> verify_tile(const Layout& layout, const TileRecord& record, const std::byte* first,
@@ -193,6 +198,32 @@ Result<std::uint64_t> verify_tile(const Layout& layout, const TileRecord& record
       check_record(tile_shape(layout, record.tile), record, first, row_stride, digest_before, decoded);
   if (!digest.ok()) return std::move(digest).error().with_context(tile_name(layout, record.tile));
   return digest;
+}
+
+std::size_t resolved_bytes(const Layout& layout, const TileRecord& record) {
+  if (record.codec == Codec::raw) return 0;
+  return std::size_t{record.changed} * (sizeof(std::uint16_t) + tile_shape(layout, record.tile).element_bytes);
+}
+
+Result<std::uint64_t> resolve_tile(const Layout& layout, const TileRecord& record, const std::byte* first,
+                                   std::size_t row_stride, std::uint64_t digest_before, std::vector<std::byte>& out) {
+  const TileShape shape = tile_shape(layout, record.tile);
+  DecodedTile decoded;
+  Result<std::uint64_t> digest = check_record(shape, record, first, row_stride, digest_before, decoded);
+  if (!digest.ok()) return std::move(digest).error().with_context(tile_name(layout, record.tile));
+  const ByteSpan positions = std::as_bytes(std::span(decoded.positions, decoded.count));
+  const ByteSpan elements(decoded.values, std::size_t{decoded.count} * shape.element_bytes);
+  out.insert(out.end(), positions.begin(), positions.end());
+  out.insert(out.end(), elements.begin(), elements.end());
+  return digest;
+}
+
+void exchange_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
+                   MutByteSpan resolved) {
+  if (record.codec == Codec::raw) return;
+  const TileShape shape = tile_shape(layout, record.tile);
+  const RowGeometry geometry(shape, row_stride);
+  with_element(shape, [&]<class U, bool kFloat>() { exchange<U>(geometry, record.changed, first, resolved); });
 }
 
 Result<std::uint64_t> apply_tile(const Layout& layout, const TileRecord& record, std::byte* first,

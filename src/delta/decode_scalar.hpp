@@ -92,7 +92,7 @@ template <class U, ValueKind kKind>
 static inline U new_element(U old, U value) noexcept {
   if constexpr (kKind == ValueKind::element) return value;
   constexpr bool kFloat = kKind == ValueKind::ulp_difference;
-  return ulp_map<U, kFloat>(static_cast<U>(ulp_map<U, kFloat>(old) + value));
+  return add_ulps<U, kFloat>(old, static_cast<U>(value));
 }
 
 /// Calls pair(before, after, word) for each changed word, having turned its values into new elements.

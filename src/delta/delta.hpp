@@ -83,6 +83,8 @@ inline std::byte* tile_address(const TensorMemory& m, const Tile& t, std::uint32
 
 /// Digest of one tile (docs/delta_format.md "State digest").
 std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::uint64_t rows, std::uint64_t row_bytes);
+/// The same of a tile of a half.
+std::uint64_t tile_digest(const Layout& layout, ByteSpan half, std::uint64_t tile);
 /// Digests of all tiles of a half. `digests` has layout.tile_count() entries.
 void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool);
 /// XXH3-128 over the digests, little-endian, in tile order.
@@ -109,7 +111,6 @@ class Encoding {
   /// Diffs these batches (by index; those that are done already are passed over) on the pool. From here on their bytes
   /// must not change.
   void run(std::span<const std::uint32_t> which, ThreadPool& pool);
-  bool done(std::uint32_t batch) const noexcept;
   std::size_t left() const noexcept;
 
   /// Diffs what is left and makes the delta. Once.
@@ -204,6 +205,17 @@ void save_undo(const Layout& layout, const TileRecord& record, const std::byte* 
                std::vector<std::byte>& out);
 /// Reverts commit_tile / apply_tile. `undo` is what save_undo appended before it.
 void undo_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride, ByteSpan undo);
+
+/// What resolve_tile keeps of a record: its positions and new elements; 0 for a raw tile.
+std::size_t resolved_bytes(const Layout& layout, const TileRecord& record);
+/// verify_tile, and on success appends the record's changes to `out`, decoded: resolved_bytes() of them, from which
+/// exchange_tile commits without decoding again. They hold on exactly these bytes at `first`.
+Result<std::uint64_t> resolve_tile(const Layout& layout, const TileRecord& record, const std::byte* first,
+                                   std::size_t row_stride, std::uint64_t digest_before, std::vector<std::byte>& out);
+/// Exchanges the tile's changed elements with those in `resolved`, which resolve_tile appended: the first time that
+/// commits, the next time it takes the commit back. Does nothing for a raw tile.
+void exchange_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
+                   MutByteSpan resolved);
 
 // ---- instruction sets ----------------------------------------------------------------------------------------
 

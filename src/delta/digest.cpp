@@ -46,6 +46,14 @@ std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::u
   return rows_digest(active_kernels(), first, row_stride, rows, row_bytes);
 }
 
+std::uint64_t tile_digest(const Layout& layout, ByteSpan half, std::uint64_t tile) {
+  const Tile at = layout.tile(tile);
+  const Tensor& tensor = layout.tensors()[at.tensor];
+  const std::byte* const first =
+      half.data() + tensor.offset + at.rect.row * tensor.row_bytes() + at.rect.col * tensor.element_bytes;
+  return tile_digest(first, tensor.row_bytes(), at.rect.rows, at.rect.cols * tensor.element_bytes);
+}
+
 void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool) {
   const Kernels& kernels = active_kernels();
   const std::vector<Batch> batches = make_batches(layout);

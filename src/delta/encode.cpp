@@ -42,11 +42,12 @@ std::size_t end_of(const Strip& strip) {
   return static_cast<std::size_t>(strip.offset(strip.panels) + (strip.rows - 1) * tensor.row_bytes());
 }
 
-/// Where the last of some tiles ends in a half.
-std::size_t end_of_tile(const Layout& layout, std::uint64_t index) {
+/// Where the first row of a tile ends in a half. Up to there, whatever follows tiles of the same batch is of that batch
+/// too; the rows behind it may lie between panels of the next batch, which are still being written.
+std::size_t end_of_first_row(const Layout& layout, std::uint64_t index) {
   const Tile tile = layout.tile(index);
   const Tensor& tensor = layout.tensors()[tile.tensor];
-  return static_cast<std::size_t>(tensor.offset + (tile.rect.row + tile.rect.rows - 1) * tensor.row_bytes() +
+  return static_cast<std::size_t>(tensor.offset + tile.rect.row * tensor.row_bytes() +
                                   (tile.rect.col + tile.rect.cols) * tensor.element_bytes);
 }
 
@@ -162,7 +163,7 @@ void BatchEncoder::encode_strip(const Strip& strip, ByteSpan before, ByteSpan af
 }
 
 Frame BatchEncoder::encode(const Batch& batch, ByteSpan before, ByteSpan after, std::span<std::uint64_t> digests) {
-  EqualRun equal(before, after, end_of_tile(layout_, batch.end - 1));
+  EqualRun equal(before, after, end_of_first_row(layout_, batch.end - 1));
   for_each_strip(layout_, batch.first, batch.end, [&](const Strip& strip) {
     const auto begin = static_cast<std::size_t>(strip.offset(0));
     const std::size_t end = end_of(strip);
@@ -246,9 +247,6 @@ Encoding::~Encoding() = default;
 
 void Encoding::run(std::span<const std::uint32_t> which, ThreadPool& pool) {
   impl_->run(which, pool);
-}
-bool Encoding::done(std::uint32_t batch) const noexcept {
-  return impl_->done[batch] != 0;
 }
 std::size_t Encoding::left() const noexcept {
   return impl_->left;

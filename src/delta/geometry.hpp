@@ -33,6 +33,21 @@ std::uint8_t mantissa_bits(Dtype dtype) noexcept;
 /// "tile 88 of model.layers.3.mlp.down_proj.weight"
 std::string tile_name(const Layout& layout, std::uint64_t tile);
 
+/// Calls fn.operator()<U, kFloat>() for a tile's element type.
+template <class Fn>
+decltype(auto) with_element(const TileShape& shape, Fn&& fn) {
+  switch (shape.width_log2() * 2 + (shape.is_float ? 1 : 0)) {
+    case 0: return fn.template operator()<std::uint8_t, false>();
+    case 1: return fn.template operator()<std::uint8_t, true>();
+    case 2: return fn.template operator()<std::uint16_t, false>();
+    case 3: return fn.template operator()<std::uint16_t, true>();
+    case 4: return fn.template operator()<std::uint32_t, false>();
+    case 5: return fn.template operator()<std::uint32_t, true>();
+    case 6: return fn.template operator()<std::uint64_t, false>();
+    default: return fn.template operator()<std::uint64_t, true>();
+  }
+}
+
 /// A tile in memory as the walks below see it: where rows are whole words and lie one after the other, the tile is a
 /// single long row, which saves the row arithmetic.
 struct RowGeometry {

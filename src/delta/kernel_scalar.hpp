@@ -81,6 +81,9 @@ static inline std::uint64_t quotient_sum_scalar(const std::uint16_t* gaps, std::
   return sum;
 }
 
+// No other object may come to use a vector file's copy of its functions.
+namespace {
+
 /// Appends bit fields to a plane, lowest bits first. Stores 8 bytes at a time.
 class BitPacker {
  public:
@@ -101,6 +104,8 @@ class BitPacker {
   std::uint64_t pending_ = 0;
   unsigned filled_ = 0;
 };
+
+}  // namespace
 
 static inline void pack_low_scalar(const std::uint16_t* gaps, std::uint32_t count, unsigned k,
                                    std::byte* out) noexcept {

@@ -1,5 +1,5 @@
-// The inner loops, once per instruction set. kernel_scalar.cpp is the truth; the others must agree with it bit for
-// bit (tests/delta/test_delta_kernels.cpp).
+// The inner loops, once per instruction set. kernel_scalar.cpp and decode_scalar.cpp are the truth; the others must
+// agree with them bit for bit (tests/delta/test_delta_kernels.cpp, test_delta_decode_kernels.cpp).
 #pragma once
 
 #include <cstddef>

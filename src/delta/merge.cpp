@@ -54,8 +54,8 @@ class BatchMerger {
   Status copy_tile(const TileRecord& record);
   /// False: it cannot be said in one record.
   Result<bool> merge_tile(std::span<const Link> links, const std::byte* target);
-  /// Reads the tiles that certainly need the target, all at once; false if that is not to be had.
-  bool read_mixed();
+  /// Reads the tiles that probably need the target, all at once; mixed_target_ is empty if they are not to be had.
+  void read_mixed();
   bool read_one(std::uint64_t tile);
   template <class Fn>
   void for_each_tile(Fn&& fn) const;
@@ -112,8 +112,9 @@ void BatchMerger::for_each_tile(Fn&& fn) const {
   }
 }
 
-bool BatchMerger::read_mixed() {
+void BatchMerger::read_mixed() {
   mixed_.clear();
+  mixed_target_.clear();
   std::size_t bytes = 0;
   for_each_tile([&](std::span<const Link> links) {
     if (may_mix(links)) {
@@ -122,9 +123,9 @@ bool BatchMerger::read_mixed() {
     }
     return true;
   });
-  if (mixed_.empty() || !options_.read_target) return mixed_.empty();
+  if (mixed_.empty() || !options_.read_target) return;
   mixed_target_.resize(bytes);
-  return options_.read_target(mixed_, mixed_target_.data());
+  if (!options_.read_target(mixed_, mixed_target_.data())) mixed_target_.clear();
 }
 
 bool BatchMerger::read_one(std::uint64_t tile) {
@@ -179,7 +180,7 @@ Result<std::optional<Frame>> BatchMerger::merge(const Batch& batch) {
   DS_TRY(read_frames(batch));
   if (frames_.size() == 1) return copy_frame();
   std::sort(links_.begin(), links_.end(), is_before);
-  if (!read_mixed() && options_.read_target) return std::optional<Frame>();
+  read_mixed();
   Status status;
   bool possible = true;
   std::size_t target_at = 0;
@@ -189,7 +190,7 @@ Result<std::optional<Frame>> BatchMerger::merge(const Batch& batch) {
     const std::byte* target = nullptr;
     if (mixed != mixed_.end() && *mixed == tile) {
       ++mixed;
-      if (options_.read_target) target = mixed_target_.data() + target_at;
+      if (!mixed_target_.empty()) target = mixed_target_.data() + target_at;
       target_at += tile_shape(layout_, tile).raw_bytes();
     }
     if (links.size() == 1) {

@@ -42,7 +42,7 @@ void TileMerger::add_differences(const DecodedTile& tile) {
   for (std::uint32_t i = 0; i < tile.count; ++i) {
     const std::uint16_t p = tile.positions[i];
     if (all_known_ || (some_known_ && marked(arena_->known, p))) {
-      values[p] = ulp_map<U, kFloat>(static_cast<U>(ulp_map<U, kFloat>(values[p]) + diffs[i]));
+      values[p] = add_ulps<U, kFloat>(values[p], diffs[i]);
     } else {
       sums[p] = static_cast<U>(sums[p] + diffs[i]);
       mark(arena_->summed, p);
@@ -74,23 +74,9 @@ Status TileMerger::add(const TileRecord& record) {
   }
   DS_ASSIGN(const DecodedTile tile, decode_rice(shape_, record));
   if (record.codec == Codec::rice_absolute) {
-    switch (shape_.element_bytes) {
-      case 1: add_values<std::uint8_t>(tile); break;
-      case 2: add_values<std::uint16_t>(tile); break;
-      case 4: add_values<std::uint32_t>(tile); break;
-      default: add_values<std::uint64_t>(tile);
-    }
-    return {};
-  }
-  switch (shape_.width_log2() * 2 + (shape_.is_float ? 1 : 0)) {
-    case 0: add_differences<std::uint8_t, false>(tile); break;
-    case 1: add_differences<std::uint8_t, true>(tile); break;
-    case 2: add_differences<std::uint16_t, false>(tile); break;
-    case 3: add_differences<std::uint16_t, true>(tile); break;
-    case 4: add_differences<std::uint32_t, false>(tile); break;
-    case 5: add_differences<std::uint32_t, true>(tile); break;
-    case 6: add_differences<std::uint64_t, false>(tile); break;
-    default: add_differences<std::uint64_t, true>(tile);
+    with_element(shape_, [&]<class U, bool kFloat>() { add_values<U>(tile); });
+  } else {
+    with_element(shape_, [&]<class U, bool kFloat>() { add_differences<U, kFloat>(tile); });
   }
   return {};
 }
@@ -123,12 +109,7 @@ void TileMerger::gather() {
 }
 
 void TileMerger::gather_elements() {
-  switch (shape_.element_bytes) {
-    case 1: gather<std::uint8_t>(); break;
-    case 2: gather<std::uint16_t>(); break;
-    case 4: gather<std::uint32_t>(); break;
-    default: gather<std::uint64_t>();
-  }
+  with_element(shape_, [&]<class U, bool kFloat>() { gather<U>(); });
 }
 
 void TileMerger::append_whole(const std::byte* bytes, TileRecord& record, std::vector<std::byte>& out) const {

@@ -38,6 +38,12 @@ static inline U ulp_map(U x) noexcept {
   }
 }
 
+/// The element that is `diff` steps of the ulp map (of integers: that much) above `old`, modulo 2^w.
+template <class U, bool kFloat>
+static inline U add_ulps(U old, U diff) noexcept {
+  return ulp_map<U, kFloat>(static_cast<U>(ulp_map<U, kFloat>(old) + diff));
+}
+
 template <class T>
 static inline T load_raw(const void* from) noexcept {
   T value;

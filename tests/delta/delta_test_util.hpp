@@ -95,6 +95,18 @@ inline void expect_round_trip(const Layout& layout, const std::vector<std::byte>
       std::vector<std::byte> undo;
       save_undo(layout, record, first, stride, undo);
       ASSERT_EQ(undo.empty(), record.codec == Codec::rice_ulp);
+      std::vector<std::byte> resolved;
+      const auto again = resolve_tile(layout, record, first, stride, digests[record.tile], resolved);
+      ASSERT_TRUE(again.ok()) << again.error().to_string();
+      ASSERT_EQ(*again, *verified);
+      ASSERT_EQ(resolved.size(), resolved_bytes(layout, record));
+      ASSERT_EQ(untouched, committed) << "resolve_tile wrote";
+      exchange_tile(layout, record, first, stride, resolved);
+      if (record.codec != Codec::raw) {
+        ASSERT_EQ(tile_digest(layout, committed, record.tile), *verified);
+        exchange_tile(layout, record, first, stride, resolved);
+      }
+      ASSERT_EQ(untouched, committed) << "the second exchange does not undo the first";
       commit_tile(layout, record, first, stride);
       undo_tile(layout, record, tile_in(layout, restored, record.tile), stride, undo);
       const auto digest =

@@ -7,6 +7,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const ByteSpan bytes(reinterpret_cast<const std::byte*>(data), size);
   const auto delta = delta::from_container(bytes, fuzz::layout());
   if (!delta) return 0;
-  for (const auto& frame : delta->frames) fuzz::decode_frame(frame.bytes);
+  for (const auto& frame : delta->frames) fuzz::decode_frame(fuzz::layout(), frame.bytes);
   return 0;
 }

@@ -1,4 +1,4 @@
-// What the frame and container targets share: a fixed layout of every element width, and the full decode of a frame.
+// What the frame and container targets share: fixed layouts of every element width, and the full decode of a frame.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +22,26 @@ inline const Layout& layout() {
   return *layout;
 }
 
+/// Each width with rows that are whole words, which the decoder treats otherwise. Frames name no layout: the frame
+/// target decodes them over both.
+inline const Layout& aligned_layout() {
+  static const LayoutPtr layout = Layout::build({{"f8", Dtype::f8_e4m3, {60, 304}, {32}, {}},
+                                                 {"u8", Dtype::u8, {30, 128}, {}, {}},
+                                                 {"i16", Dtype::i16, {50, 64}, {}, {16}},
+                                                 {"f16", Dtype::f16, {20, 100}, {}, {}},
+                                                 {"f32", Dtype::f32, {40, 64}, {}, {}},
+                                                 {"i32", Dtype::i32, {9, 30}, {}, {}},
+                                                 {"f64", Dtype::f64, {10, 64}, {}, {}},
+                                                 {"i64", Dtype::i64, {700}, {}, {}}})
+                                      .value();
+  return *layout;
+}
+
 /// A base of many exponents, for the codecs that depend on them: in each 16 bits an arbitrary low byte below 0x3C to
 /// 0x3F.
-inline const std::vector<std::byte>& patterned_half() {
+inline const std::vector<std::byte>& patterned_bytes() {
   static const std::vector<std::byte> half = [] {
-    std::vector<std::byte> bytes(layout().half_bytes());
+    std::vector<std::byte> bytes(std::max(layout().half_bytes(), aligned_layout().half_bytes()));
     std::uint32_t state = 1;
     for (std::size_t i = 0; i < bytes.size(); ++i) {
       state = state * 1664525 + 1013904223;
@@ -36,40 +51,53 @@ inline const std::vector<std::byte>& patterned_half() {
   }();
   return half;
 }
+inline ByteSpan patterned_half(const Layout& layout) {
+  return ByteSpan(patterned_bytes()).first(layout.half_bytes());
+}
 
 /// Decodes a record over a tile; what verifies must apply to the same digest, and undo must bring the base back.
-inline void decode_record(const delta::TileRecord& record, const std::vector<std::byte>& base, std::size_t row_bytes,
-                          std::uint64_t rows) {
+inline void decode_record(const Layout& layout, const delta::TileRecord& record, const std::vector<std::byte>& base,
+                          std::size_t row_bytes, std::uint64_t rows) {
   std::vector<std::byte> memory = base;
   const std::uint64_t before = delta::tile_digest(memory.data(), row_bytes, rows, row_bytes);
-  const auto verified = delta::verify_tile(layout(), record, memory.data(), row_bytes, before);
+  const auto verified = delta::verify_tile(layout, record, memory.data(), row_bytes, before);
   if (memory != base) std::abort();
+  std::vector<std::byte> resolved;
+  const auto again = delta::resolve_tile(layout, record, memory.data(), row_bytes, before, resolved);
+  if (memory != base || again.ok() != verified.ok()) std::abort();
   if (!verified) return;
+  if (resolved.size() != delta::resolved_bytes(layout, record)) std::abort();
   std::vector<std::byte> undo;
-  delta::save_undo(layout(), record, memory.data(), row_bytes, undo);
-  const auto applied = delta::apply_tile(layout(), record, memory.data(), row_bytes, before);
+  delta::save_undo(layout, record, memory.data(), row_bytes, undo);
+  const auto applied = delta::apply_tile(layout, record, memory.data(), row_bytes, before);
   if (!applied || *applied != *verified) std::abort();
   if (delta::tile_digest(memory.data(), row_bytes, rows, row_bytes) != *applied) std::abort();
-  delta::undo_tile(layout(), record, memory.data(), row_bytes, undo);
+  const std::vector<std::byte> after = memory;
+  delta::undo_tile(layout, record, memory.data(), row_bytes, undo);
+  if (memory != base) std::abort();
+  if (record.codec == delta::Codec::raw) return;
+  delta::exchange_tile(layout, record, memory.data(), row_bytes, resolved);
+  if (memory != after) std::abort();
+  delta::exchange_tile(layout, record, memory.data(), row_bytes, resolved);
   if (memory != base) std::abort();
 }
 
 /// Every record over zeros and over the patterned half.
-inline void decode_frame(ByteSpan bytes) {
-  const auto records = delta::parse_frame(layout(), bytes);
+inline void decode_frame(const Layout& layout, ByteSpan bytes) {
+  const auto records = delta::parse_frame(layout, bytes);
   if (!records) return;
   for (const auto& record : *records) {
-    const Tile tile = layout().tile(record.tile);
-    const Tensor& tensor = layout().tensors()[tile.tensor];
+    const Tile tile = layout.tile(record.tile);
+    const Tensor& tensor = layout.tensors()[tile.tensor];
     const auto row_bytes = static_cast<std::size_t>(tile.rect.cols * tensor.element_bytes);
     std::vector<std::byte> base(row_bytes * tile.rect.rows);
-    decode_record(record, base, row_bytes, tile.rect.rows);
-    const std::byte* row = patterned_half().data() + tensor.offset + tile.rect.row * tensor.row_bytes() +
+    decode_record(layout, record, base, row_bytes, tile.rect.rows);
+    const std::byte* row = patterned_half(layout).data() + tensor.offset + tile.rect.row * tensor.row_bytes() +
                            tile.rect.col * tensor.element_bytes;
     for (std::uint64_t r = 0; r < tile.rect.rows; ++r, row += tensor.row_bytes()) {
       std::copy(row, row + row_bytes, base.begin() + static_cast<std::ptrdiff_t>(r * row_bytes));
     }
-    decode_record(record, base, row_bytes, tile.rect.rows);
+    decode_record(layout, record, base, row_bytes, tile.rect.rows);
   }
 }
 

@@ -5,8 +5,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace deltasync;
   std::vector<std::byte> bytes(reinterpret_cast<const std::byte*>(data),
                                reinterpret_cast<const std::byte*>(data) + size);
-  fuzz::decode_frame(bytes);
+  for (const Layout* layout : {&fuzz::layout(), &fuzz::aligned_layout()}) fuzz::decode_frame(*layout, bytes);
   fuzz::repair_hashes(bytes);
-  fuzz::decode_frame(bytes);
+  for (const Layout* layout : {&fuzz::layout(), &fuzz::aligned_layout()}) fuzz::decode_frame(*layout, bytes);
   return 0;
 }

@@ -124,9 +124,8 @@ void messages(const Corpus& corpus) {
   message(corpus, "trainer-ready", wire::TrainerReady{});
 }
 
-/// A delta of the fixed layout in which `changes` of 1,000 words change by one bit.
-delta::Delta make_delta(unsigned changes, delta::ValueForm form, std::uint64_t seed) {
-  const Layout& layout = fuzz::layout();
+/// A delta of a fixed layout in which `changes` of 1,000 words change by one bit.
+delta::Delta make_delta(const Layout& layout, unsigned changes, delta::ValueForm form, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   Bytes before(layout.half_bytes());
   Bytes after = before;
@@ -151,14 +150,20 @@ void deltas(const Corpus& corpus) {
                {"absolute", 30, delta::ValueForm::absolute},
                {"dense", 900, delta::ValueForm::ulp}};
   for (const auto& kind : kinds) {
-    const auto delta = make_delta(kind.changes, kind.form, kind.changes + 1);
+    const auto delta = make_delta(fuzz::layout(), kind.changes, kind.form, kind.changes + 1);
     const Bytes container = to_container(delta);
     corpus.add("container", kind.name, container);
     for (std::size_t i = 0; i < delta.frames.size(); ++i) {
       corpus.add("frame", std::string(kind.name) + "-" + std::to_string(i), delta.frames[i].bytes);
     }
   }
-  const Bytes good = make_delta(30, delta::ValueForm::ulp, 9).frames.at(0).bytes;
+  for (const auto& kind : kinds) {
+    const auto delta = make_delta(fuzz::aligned_layout(), kind.changes, kind.form, kind.changes + 2);
+    for (std::size_t i = 0; i < delta.frames.size(); ++i) {
+      corpus.add("frame", "aligned-" + std::string(kind.name) + "-" + std::to_string(i), delta.frames[i].bytes);
+    }
+  }
+  const Bytes good = make_delta(fuzz::layout(), 30, delta::ValueForm::ulp, 9).frames.at(0).bytes;
   corpus.spoil("frame", "table-bytes-lie", good, [](Bytes& b) { poke<std::uint32_t>(b, 20, ~std::uint32_t{0}); });
   corpus.spoil("frame", "tiles-lie", good, [](Bytes& b) { poke<std::uint32_t>(b, 16, ~std::uint32_t{0}); });
   corpus.spoil("frame", "first-tile-outside", good,
@@ -174,8 +179,8 @@ void deltas(const Corpus& corpus) {
 delta::Delta make_class_delta(unsigned changes, unsigned ulps_max, bool bytes, std::uint64_t seed) {
   const Layout& layout = fuzz::layout();
   std::mt19937_64 random(seed);
-  const Bytes& before = fuzz::patterned_half();
-  Bytes after = before;
+  const ByteSpan before = fuzz::patterned_half(layout);
+  Bytes after(before.begin(), before.end());
   for (const auto& tensor : layout.tensors()) {
     for (std::uint64_t i = 0; i < tensor.bytes; i += tensor.element_bytes) {
       const bool small = after[tensor.offset + i + tensor.element_bytes - 1] == std::byte{0x3C};

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "receiver/verify.hpp"
 #include "tests/receiver/hf_fixture.hpp"
 #include "tests/receiver/trainer_model.hpp"
 
@@ -77,6 +78,7 @@ class Directory final : public Place {
 struct Kind {
   const char* name;
   std::function<std::unique_ptr<Place>()> make;
+  bool resolves = false;  ///< single steps come as a pull leaves them: with decoded changes, as far as a budget goes
 };
 
 class TargetConformance : public testing::TestWithParam<Kind> {
@@ -125,7 +127,21 @@ class TargetConformance : public testing::TestWithParam<Kind> {
   Status commit_delta(const Reference& before, const Reference& after, ValueForm form = ValueForm::ulp) {
     std::vector<StagedStep> steps;
     steps.push_back(trainer_->delta(before, after, form));
-    return target_->commit_delta(std::move(steps), after.state, in_time());
+    return commit_steps(std::move(steps), after.state, in_time());
+  }
+  Status commit_steps(std::vector<StagedStep> steps, const TargetState& after, Deadline deadline) {
+    const TargetState* now = target_->committed();
+    if (GetParam().resolves && steps.size() == 1 && now != nullptr && now->version.id == steps[0].from) {
+      constexpr std::uint64_t kBudgets[] = {1ull << 40, 20'000, 0};
+      ResolvedBudget budget(kBudgets[commits_++ % std::size(kBudgets)]);
+      std::vector<std::uint64_t> digests = now->digests;
+      for (StagedFrame& frame : steps[0].frames) {
+        DS_TRY(verify_frame(*target_, frame, now->digests, digests, budget));
+        if (!frame.resolved.empty()) ++resolved_frames_;
+      }
+      EXPECT_EQ(digests, after.digests);
+    }
+    return target_->commit_delta(std::move(steps), after, deadline);
   }
   /// Commits a chain of steps through all of `versions` as one update.
   Status commit_chain(const std::vector<Reference>& versions, ValueForm form = ValueForm::ulp) {
@@ -133,13 +149,15 @@ class TargetConformance : public testing::TestWithParam<Kind> {
     for (std::size_t i = 1; i < versions.size(); ++i) {
       steps.push_back(trainer_->delta(versions[i - 1], versions[i], form));
     }
-    return target_->commit_delta(std::move(steps), versions.back().state, in_time());
+    return commit_steps(std::move(steps), versions.back().state, in_time());
   }
 
   ThreadPool pool_{3, "target"};
   std::unique_ptr<Place> place_;
   std::unique_ptr<TrainerModel> trainer_;
   TargetPtr target_;
+  std::size_t commits_ = 0;
+  std::size_t resolved_frames_ = 0;  ///< that came with decoded changes
 };
 
 TEST_P(TargetConformance, StartsWithNothing) {
@@ -158,6 +176,7 @@ TEST_P(TargetConformance, FullThenDeltas) {
     ASSERT_TRUE(holds(after)) << density;
     before = after;
   }
+  EXPECT_EQ(resolved_frames_ != 0, GetParam().resolves);
 }
 
 TEST_P(TargetConformance, AbsoluteValuesToo) {
@@ -202,14 +221,18 @@ TEST_P(TargetConformance, ADeadlineThatPassesKeepsTheOldVersion) {
   Reference third = trainer_->step(0.05);
   const auto steps = [&] {
     std::vector<StagedStep> made;
-    made.push_back(trainer_->delta(first, second));
-    made.push_back(trainer_->delta(second, third));
+    if (GetParam().resolves) {
+      made.push_back(trainer_->delta(first, third));
+    } else {
+      made.push_back(trainer_->delta(first, second));
+      made.push_back(trainer_->delta(second, third));
+    }
     return made;
   };
   ASSERT_GT(steps()[0].frames.size(), 2u);
   // Later and later: before the first tile, and between tiles.
   for (int us = 0; us < 1'000'000; us += 1 + us / kFineness) {
-    const Status status = target_->commit_delta(steps(), third.state, Deadline::after(std::chrono::microseconds(us)));
+    const Status status = commit_steps(steps(), third.state, Deadline::after(std::chrono::microseconds(us)));
     if (status.ok()) {
       EXPECT_NE(us, 0);
       ASSERT_TRUE(ok(target_->rollback()));
@@ -218,7 +241,7 @@ TEST_P(TargetConformance, ADeadlineThatPassesKeepsTheOldVersion) {
     ASSERT_TRUE(fails(status, Errc::timed_out));
     ASSERT_TRUE(holds(first)) << us;
   }
-  ASSERT_TRUE(ok(target_->commit_delta(steps(), third.state, in_time())));
+  ASSERT_TRUE(ok(commit_steps(steps(), third.state, in_time())));
   EXPECT_TRUE(holds(third));
 }
 
@@ -500,6 +523,7 @@ TEST_P(TargetConformance, RandomWalks) {
 INSTANTIATE_TEST_SUITE_P(Kinds, TargetConformance,
                          testing::Values(Kind{"OwnMemory", [] { return std::make_unique<OwnMemory>(); }},
                                          Kind{"UserMemory", [] { return std::make_unique<UserMemory>(); }},
+                                         Kind{"Resolved", [] { return std::make_unique<UserMemory>(); }, true},
                                          Kind{"Directory", [] { return std::make_unique<Directory>(); }}),
                          [](const auto& param_info) { return param_info.param.name; });
 

@@ -1,11 +1,12 @@
 // bench apply: what a receiver with a host target does with a delta that has arrived (parse, decode and verify every
 // tile, save its undo log, write it), against one memcpy of the model.
 #include <algorithm>
-#include <atomic>
 
 #include "bench/halves.hpp"
 #include "bench/limits.hpp"
 #include "receiver/target.hpp"
+#include "receiver/target_checks.hpp"
+#include "receiver/verify.hpp"
 
 namespace deltasync::bench {
 namespace {
@@ -27,27 +28,15 @@ Result<TargetPtr> make_target(const Halves& halves, std::span<std::byte> memory,
   return target;
 }
 
-/// Parses and verifies every frame against the target's memory.
-Status verify(const Target& target, const std::vector<std::uint64_t>& digests, StagedStep& step, ThreadPool& pool) {
-  const Layout& layout = *target.layout();
-  std::atomic<bool> wrong{false};
-  pool.run(step.frames.size(), [&](std::uint64_t i, unsigned) {
+/// Parses and verifies every frame against the target's memory, as a pull does.
+Status verify(const Target& target, std::vector<std::uint64_t>& digests, StagedStep& step, ThreadPool& pool) {
+  const std::vector<std::uint64_t> before = digests;
+  ResolvedBudget budget(target.layout()->model_bytes() / 4);
+  return run_all(pool, step.frames.size(), [&](std::uint64_t i, unsigned) -> Status {
     StagedFrame& frame = step.frames[i];
-    auto records = delta::parse_frame(layout, frame.bytes);
-    if (!records) {
-      wrong = true;
-      return;
-    }
-    frame.records = std::move(*records);
-    for (const auto& record : frame.records) {
-      const Tile tile = layout.tile(record.tile);
-      const delta::TensorMemory memory = target.live_memory(tile.tensor);
-      const auto* first = delta::tile_address(memory, tile, layout.tensors()[tile.tensor].element_bytes);
-      if (!delta::verify_tile(layout, record, first, memory.row_stride, digests[record.tile])) wrong = true;
-    }
+    DS_ASSIGN(frame.records, delta::parse_frame(*target.layout(), frame.bytes));
+    return verify_frame(target, frame, before, digests, budget);
   });
-  if (wrong) return Error(Errc::corrupt, "a tile of our own delta does not verify");
-  return {};
 }
 
 }  // namespace
@@ -71,10 +60,11 @@ Result<Json> run_apply(const Options& options) {
     std::vector<StagedStep> steps(1);
     steps[0].from = {1, 1};
     steps[0].to = {1, 2};
-    for (const auto& frame : delta.frames) steps[0].frames.push_back({frame.bytes, {}});
+    for (const auto& frame : delta.frames) steps[0].frames.push_back({frame.bytes, {}, {}});
+    std::vector<std::uint64_t> now = halves.digests();
     TargetState after = state_of(2, digests);
     const Stopwatch watch;
-    DS_TRY(verify(*target, halves.digests(), steps[0], pool));
+    DS_TRY(verify(*target, now, steps[0], pool));
     const double verified_s = watch.seconds();
     DS_TRY(target->commit_delta(std::move(steps), std::move(after), Deadline::after(kLimit)));
     if (const double s = watch.seconds(); s < apply_s) {

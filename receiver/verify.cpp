@@ -1,0 +1,65 @@
+#include "receiver/verify.hpp"
+
+#include <cstring>
+
+namespace deltasync {
+namespace {
+
+/// Rows one after the other.
+void copy_tile(const std::byte* from, std::size_t row_stride, std::uint64_t rows, std::size_t row_bytes,
+               std::vector<std::byte>& to) {
+  to.resize(static_cast<std::size_t>(rows) * row_bytes);
+  for (std::uint64_t r = 0; r < rows; ++r) std::memcpy(to.data() + r * row_bytes, from + r * row_stride, row_bytes);
+}
+
+}  // namespace
+
+Result<std::uint64_t> verify_chain(const Target& target, RecordChain chain, std::uint64_t digest,
+                                   std::vector<std::byte>& scratch) {
+  const Layout& layout = *target.layout();
+  const Tile tile = layout.tile(chain.front()->tile);
+  const std::uint32_t element_bytes = layout.tensors()[tile.tensor].element_bytes;
+  const delta::TensorMemory live = target.live_memory(tile.tensor);
+  const std::byte* first = delta::tile_address(live, tile, element_bytes);
+  if (chain.size() == 1) return delta::verify_tile(layout, *chain.front(), first, live.row_stride, digest);
+  const auto row_bytes = static_cast<std::size_t>(tile.rect.cols) * element_bytes;
+  copy_tile(first, live.row_stride, tile.rect.rows, row_bytes, scratch);
+  for (const delta::TileRecord* record : chain) {
+    DS_ASSIGN(digest, delta::apply_tile(layout, *record, scratch.data(), row_bytes, digest));
+  }
+  return digest;
+}
+
+bool ResolvedBudget::take(std::uint64_t bytes) noexcept {
+  std::uint64_t left = left_.load(std::memory_order_relaxed);
+  while (left >= bytes) {
+    if (left_.compare_exchange_weak(left, left - bytes, std::memory_order_relaxed)) return true;
+  }
+  return false;
+}
+
+Status verify_frame(const Target& target, StagedFrame& frame, std::span<const std::uint64_t> before,
+                    std::span<std::uint64_t> after, ResolvedBudget& budget) {
+  const Layout& layout = *target.layout();
+  std::size_t bytes = 0;
+  for (const delta::TileRecord& record : frame.records) bytes += delta::resolved_bytes(layout, record);
+  const bool keep = target.exchanges() && bytes != 0 && budget.take(bytes);
+  std::vector<std::byte> resolved;
+  if (keep) resolved.reserve(bytes);
+  frame.resolved.clear();
+  for (const delta::TileRecord& record : frame.records) {
+    const Tile tile = layout.tile(record.tile);
+    const delta::TensorMemory live = target.live_memory(tile.tensor);
+    const std::byte* const first = delta::tile_address(live, tile, layout.tensors()[tile.tensor].element_bytes);
+    const std::uint64_t digest = before[record.tile];
+    if (keep) {
+      DS_ASSIGN(after[record.tile], delta::resolve_tile(layout, record, first, live.row_stride, digest, resolved));
+    } else {
+      DS_ASSIGN(after[record.tile], delta::verify_tile(layout, record, first, live.row_stride, digest));
+    }
+  }
+  frame.resolved = std::move(resolved);
+  return {};
+}
+
+}  // namespace deltasync

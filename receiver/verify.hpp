@@ -1,0 +1,39 @@
+// The last look at a delta before anything is published (invariant 4): each record decoded over live memory, which is
+// only read, and the digest after it compared.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "receiver/target.hpp"
+
+namespace deltasync {
+
+/// Records of one tile, oldest step first.
+using RecordChain = std::span<const delta::TileRecord* const>;
+
+/// The digest of a tile after all of its records. `digest` is that of live memory; `scratch` is working memory.
+/// `corrupt` names the tile.
+Result<std::uint64_t> verify_chain(const Target& target, RecordChain chain, std::uint64_t digest,
+                                   std::vector<std::byte>& scratch);
+
+/// How many more bytes of decoded changes an update may keep. Shared by the threads that verify it.
+class ResolvedBudget {
+ public:
+  explicit ResolvedBudget(std::uint64_t bytes) : left_(bytes) {}
+  bool take(std::uint64_t bytes) noexcept;
+
+ private:
+  std::atomic<std::uint64_t> left_;
+};
+
+/// Verifies each record of a frame that is the only step to its tiles: `before` are the digests of live memory; those
+/// of the frame's tiles are set in `after`. If the target exchanges and the budget allows it, the decoded changes stay
+/// in frame.resolved. On error (`corrupt`, naming the tile) frame.resolved is empty, digests of tiles before that one
+/// are set.
+Status verify_frame(const Target& target, StagedFrame& frame, std::span<const std::uint64_t> before,
+                    std::span<std::uint64_t> after, ResolvedBudget& budget);
+
+}  // namespace deltasync
