@@ -1,16 +1,10 @@
 #include "agent/behind.hpp"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <chrono>
-#include <exception>
-#include <future>
 #include <numeric>
-#include <system_error>
 #include <utility>
 
-#include "base/log.hpp"
 #include "base/trace.hpp"
 
 namespace deltasync::agent {
@@ -19,36 +13,11 @@ namespace {
 /// Between two looks at a writer's progress; doubled while nothing comes.
 constexpr auto kLookMin = std::chrono::milliseconds(1);
 constexpr auto kLookMax = std::chrono::milliseconds(16);
-constexpr int kNice = 19;  // at 10, copies on all cores took 40 % longer; at 19 no longer than alone
-
-ByteSpan half_of(const Generation& generation, unsigned half) {
-  return ByteSpan(generation.segment->half(half)).first(static_cast<std::size_t>(generation.layout->half_bytes()));
-}
 
 }  // namespace
 
 BehindDiff::BehindDiff(unsigned threads, Metrics::Counter& diffed) : diffed_(diffed) {
-  if (threads == 0) return;
-  std::promise<void> started;
-  auto outcome = started.get_future();
-  thread_ = std::thread([this, threads, started = std::move(started)]() mutable {
-    set_thread_name("behind");
-    ::setpriority(PRIO_PROCESS, 0, kNice);  // of this thread, and of those that it starts
-    std::optional<ThreadPool> pool;
-    try {
-      pool.emplace(threads, "behind");
-    } catch (const std::system_error&) {
-      return started.set_exception(std::current_exception());
-    }
-    started.set_value();
-    work(*pool);
-  });
-  try {
-    outcome.get();
-  } catch (const std::system_error&) {
-    thread_.join();
-    throw;
-  }
+  if (threads != 0) thread_ = start_background("behind", threads, [this](ThreadPool& pool) { work(pool); });
 }
 
 BehindDiff::~BehindDiff() {
@@ -68,13 +37,14 @@ void BehindDiff::begin(BehindJob job) {
   std::vector<std::uint32_t> pending(generation.batches.size());
   std::iota(pending.begin(), pending.end(), 0u);
   auto encoding =
-      std::make_unique<delta::Encoding>(*generation.layout, generation.batches, half_of(generation, job.base_half),
-                                        half_of(generation, job.fill.half), *job.base_digests, job.form);
+      std::make_unique<delta::Encoding>(*generation.layout, generation.batches, generation.half(job.base_half),
+                                        generation.half(job.fill.half), *job.base_digests, job.form);
   job_ = std::move(job);
   {
     const std::lock_guard lock(mutex_);
     encoding_ = std::move(encoding);
     pending_ = std::move(pending);
+    next_ = 0;
     wanted_ = true;
   }
   changed_.notify_all();
@@ -123,39 +93,34 @@ void BehindDiff::work(ThreadPool& pool) {
 bool BehindDiff::advance(ThreadPool& pool) {
   const Generation& generation = *job_->generation;
   std::vector<std::uint32_t> whole;
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < pending_.size(); ++i) {
-    const std::uint32_t batch = pending_[i];
-    const bool take = whole.size() < pool.size() &&
-                      generation.role->elements_done(job_->fill, batch) == generation.batch_elements[batch];
-    if (take) {
-      whole.push_back(batch);
-    } else {
-      pending_[kept++] = batch;
+  // From where the last round ended, so that each look costs what it finds; what is passed over is met again later.
+  for (std::size_t looked = pending_.size(); looked > 0 && whole.size() < pool.size(); --looked) {
+    if (next_ >= pending_.size()) next_ = 0;
+    const std::uint32_t batch = pending_[next_];
+    if (generation.role->elements_done(job_->fill, batch) != generation.batch_elements[batch]) {
+      ++next_;
+      continue;
     }
+    whole.push_back(batch);
+    pending_[next_] = pending_.back();
+    pending_.pop_back();
   }
-  pending_.resize(kept);
-  if (whole.empty()) return false;
+  if (whole.empty()) return false;  // no round of the pool, which would wait for each of its threads to get a core
   const trace::Span span("diff behind", job_->fill.version.id);
   encoding_->run(whole, pool);
   Metrics::add(diffed_, whole.size());
   return true;
 }
 
-bool spot_check(const Generation& generation, unsigned half, const std::vector<std::uint64_t>& digests,
-                std::uint64_t tiles, std::uint64_t& cursor) {
+std::optional<std::uint64_t> spot_check(const Generation& generation, unsigned half,
+                                        const std::vector<std::uint64_t>& digests, std::uint64_t tiles,
+                                        std::uint64_t& cursor) {
   const Layout& layout = *generation.layout;
-  const ByteSpan bytes = half_of(generation, half);
   for (std::uint64_t i = 0; i < std::min(tiles, layout.tile_count()); ++i) {
-    const Tile tile = layout.tile(cursor++ % layout.tile_count());
-    const Tensor& tensor = layout.tensors()[tile.tensor];
-    const std::byte* const first =
-        bytes.data() + tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
-    const std::uint64_t digest =
-        delta::tile_digest(first, tensor.row_bytes(), tile.rect.rows, tile.rect.cols * tensor.element_bytes);
-    if (digest != digests[tile.index]) return false;
+    const std::uint64_t tile = cursor++ % layout.tile_count();
+    if (delta::tile_digest(layout, generation.half(half), tile) != digests[tile]) return tile;
   }
-  return true;
+  return std::nullopt;
 }
 
 }  // namespace deltasync::agent

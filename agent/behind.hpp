@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "agent/background.hpp"
 #include "agent/generation.hpp"
 #include "agent/metrics.hpp"
 #include "delta/delta.hpp"
@@ -32,8 +33,8 @@ struct BehindWork {
   std::unique_ptr<delta::Encoding> encoding;
 };
 
-/// Follows one fill at a time, on threads of its own at low priority: a trainer that needs the cores gets them. Called
-/// by one thread, the publisher.
+/// Follows one fill at a time, on background threads of its own. Called by one thread, the publisher, which
+/// waits for the batches at hand (end()): under a trainer that keeps all cores busy, tens of milliseconds.
 class BehindDiff {
  public:
   /// With no threads it follows nothing. `diffed` counts batches as they are done, those of aborted fills too.
@@ -65,14 +66,16 @@ class BehindDiff {
   bool wanted_ = false;                        // the caller wants the job followed
   bool busy_ = false;                          // the thread is at it
   std::unique_ptr<delta::Encoding> encoding_;  // the thread's while busy_
-  std::vector<std::uint32_t> pending_;         // likewise: batches that were not whole yet
+  std::vector<std::uint32_t> pending_;         // likewise: batches that were not whole yet, in no order
+  std::size_t next_ = 0;                       // likewise: the one of them that is looked at next
 
   Metrics::Counter& diffed_;
   std::thread thread_;
 };
 
-/// Whether some tiles of a half, all in turn from `cursor` on, still are what `digests` says of them.
-bool spot_check(const Generation& generation, unsigned half, const std::vector<std::uint64_t>& digests,
-                std::uint64_t tiles, std::uint64_t& cursor);
+/// The first of some tiles of a half, all in turn from `cursor` on, that is not what `digests` says of it; or nothing.
+std::optional<std::uint64_t> spot_check(const Generation& generation, unsigned half,
+                                        const std::vector<std::uint64_t>& digests, std::uint64_t tiles,
+                                        std::uint64_t& cursor);
 
 }  // namespace deltasync::agent

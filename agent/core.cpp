@@ -15,7 +15,6 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
       leases_([this] { wake(); }),
       pool_(std::max(1u, options.threads), "encode"),
       behind_(options.behind_threads, metrics_.batches_behind),
-      merge_pool_(std::max(1u, options.threads / 2), "merge"),
       ring_(options.ring_bytes_max, options.ring_entries_max),
       merges_(options.merge_bytes_max) {}
 
@@ -28,7 +27,8 @@ Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) 
     set_thread_name("yard");
     yard->work();
   });
-  core->merge_thread_ = std::thread([raw = core.get()] { raw->merge_loop(); });
+  core->merge_thread_ = start_background("merge", std::max(1u, options.threads / 2),
+                                         [raw = core.get()](ThreadPool& pool) { raw->merge_loop(pool); });
   core->publisher_ = std::thread([raw = core.get()] { raw->publish_loop(); });
   return core;
 }
@@ -164,6 +164,13 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
                                                               const Share& share) {
   if (stop_) return Error(Errc::connection, "the agent is shutting down");
   Decision decision = decide(plan, share.offer);
+  if (decision.kind != Decision::Kind::delta) {
+    // What it could have had before it waited for a merge may have left the ring meanwhile.
+    if (auto chain = take_chain_locked(merge)) {
+      count_pull(chain->mode);
+      return std::optional<wire::PlanReply>(std::move(chain));
+    }
+  }
   switch (decision.kind) {
     case Decision::Kind::error: return Error(decision.code, decision.message);
     case Decision::Kind::wait: *waiting_for = decision.message; return std::optional<wire::PlanReply>();
@@ -179,6 +186,9 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
   }
   auto steps = merged_steps_locked(decision, merge);
   if (!steps) {
+    if (decision.kind == Decision::Kind::delta && !merge.chain) {
+      DS_ASSIGN(merge.chain, open_plan_locked(decision, ring_steps_locked(decision), connection, share));
+    }
     *waiting_for = "the merge of " + std::to_string(decision.merge_steps) + " deltas to " + to_string(decision.target);
     return std::optional<wire::PlanReply>();
   }
@@ -194,8 +204,14 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
       steps->clear();
     }
   }
+  if (const auto chain = take_chain_locked(merge)) end_plan_locked(chain->plan);
   DS_ASSIGN(wire::PlanReply reply, open_plan_locked(decision, std::move(*steps), connection, share));
+  count_pull(reply.mode);
   return std::optional<wire::PlanReply>(std::move(reply));
+}
+
+void AgentCore::count_pull(wire::PlanMode mode) {
+  Metrics::add(mode == wire::PlanMode::full ? metrics_.pulls_full : metrics_.pulls_delta, 1);
 }
 
 Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, std::vector<RingEntryPtr> steps,
@@ -222,7 +238,6 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
     made->lease = leases_.begin(made->served->half);
     Metrics::add(metrics_.leases, 1);
   }
-  Metrics::add(full ? metrics_.pulls_full : metrics_.pulls_delta, 1);
 
   wire::PlanReply reply;
   reply.mode = made->mode;

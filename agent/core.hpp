@@ -88,6 +88,9 @@ struct MergeWait {
   std::optional<MergeKey> key;  ///< waited for: one in all, so that a trainer that is faster holds up nobody
   bool began = false;           ///< nobody else had asked for it
   bool hit = false;             ///< another's answers it
+  /// Opened when the waiting began: the steps that it could have had at once. They stay to be had if they leave the
+  /// ring meanwhile.
+  std::optional<wire::PlanReply> chain;
 };
 
 class AgentCore : public TrainerHooks {
@@ -187,7 +190,8 @@ class AgentCore : public TrainerHooks {
   void serve_first(const GenerationPtr& generation, const shm::HalfView& active);
   void serve_next(const ServedPtr& before, const shm::HalfView& sealed);
   void follow_fill(const ServedPtr& served);
-  delta::Delta diff(const ServedPtr& before, const shm::HalfView& sealed, std::vector<std::uint64_t>& digests);
+  std::optional<delta::Delta> diff(const ServedPtr& before, const shm::HalfView& sealed,
+                                   std::vector<std::uint64_t>& digests);
   void install(ServedPtr served, RingEntryPtr entry);
   void drop_old_generations();
   void wait_for_work();
@@ -215,16 +219,19 @@ class AgentCore : public TrainerHooks {
   static Subset::Part part_of(const Share& share, const RingEntryPtr& entry);
   // core_merge.cpp: of the chain of `decision` the most that is merged, then the ring's own; nothing: it is waited for.
   std::optional<std::vector<RingEntryPtr>> merged_steps_locked(const Decision& decision, MergeWait& wait);
+  std::vector<RingEntryPtr> ring_steps_locked(const Decision& decision) const;
+  std::optional<wire::PlanReply> take_chain_locked(MergeWait& wait);
+  void count_pull(wire::PlanMode mode);
   std::vector<RingEntryPtr> chain_locked(const MergeKey& key) const;
   std::size_t replace_merged_locked(std::vector<RingEntryPtr>& chain) const;
   void retain_merges_locked();
   void let_go_locked(std::vector<RingEntryPtr> entries);
 
   // The merging thread.
-  void merge_loop();
-  void merge_one(const MergeKey& key);
+  void merge_loop(ThreadPool& pool);
+  void merge_one(const MergeKey& key, ThreadPool& pool);
   RingEntryPtr merge_chain(const MergeKey& key, const Layout& layout, const std::vector<RingEntryPtr>& chain,
-                           std::uint64_t bytes_before);
+                           std::uint64_t bytes_before, ThreadPool& pool);
   bool read_served(const VersionId& version, std::span<const std::uint64_t> tiles, std::byte* out);
 
   // The trainer-setup thread.
@@ -242,7 +249,6 @@ class AgentCore : public TrainerHooks {
   ThreadPool pool_;          // the publisher's, as the next two
   BehindDiff behind_;
   std::uint64_t spot_cursor_ = 0;  // the tile that spot_check looks at next
-  ThreadPool merge_pool_;          // the merging thread's
   std::shared_ptr<Subscribers> subscribers_ = std::make_shared<Subscribers>();
 
   // Its own mutex, the last in every order: leases wake the publisher while mutex_ is held.

@@ -22,12 +22,25 @@ MergeKey key_of(const std::vector<RingEntryPtr>& chain, std::size_t steps) {
 
 // ---- plans -------------------------------------------------------------------------------------------------------
 
-/// A plan waits for one merge. If its target is superseded meanwhile, the plan goes on from there by the ring's steps.
-std::optional<std::vector<RingEntryPtr>> AgentCore::merged_steps_locked(const Decision& decision, MergeWait& wait) {
+/// Those of a delta, or those that may become one by merging.
+std::vector<RingEntryPtr> AgentCore::ring_steps_locked(const Decision& decision) const {
   const auto first = snapshot_->ring.begin() + static_cast<std::ptrdiff_t>(decision.first_step);
   const std::size_t steps = std::max(decision.steps, decision.merge_steps);
+  return {first, first + static_cast<std::ptrdiff_t>(steps)};
+}
+
+/// The plan that was opened when the waiting began; nothing if there is none, or none any more.
+std::optional<wire::PlanReply> AgentCore::take_chain_locked(MergeWait& wait) {
+  std::optional<wire::PlanReply> chain = std::exchange(wait.chain, std::nullopt);
+  if (chain && plans_.count(chain->plan) == 0) chain.reset();
+  return chain;
+}
+
+/// A plan waits for one merge. If its target is superseded meanwhile, the plan goes on from there by the ring's steps.
+std::optional<std::vector<RingEntryPtr>> AgentCore::merged_steps_locked(const Decision& decision, MergeWait& wait) {
   wait.hit = false;
-  std::vector<RingEntryPtr> chain(first, first + static_cast<std::ptrdiff_t>(steps));
+  std::vector<RingEntryPtr> chain = ring_steps_locked(decision);
+  const std::size_t steps = chain.size();
   if (decision.merge_steps == 0 || options_.merge_steps_min == 0 || steps < options_.merge_steps_min) return chain;
   const MergeKey key = key_of(chain, steps);
   if (wait.may_wait && !wait.key) {
@@ -95,8 +108,7 @@ AgentCore::MergeInfo AgentCore::merges() const {
 
 // ---- the merging thread ------------------------------------------------------------------------------------------
 
-void AgentCore::merge_loop() {
-  set_thread_name("merge");
+void AgentCore::merge_loop(ThreadPool& pool) {
   for (;;) {
     MergeKey key;
     {
@@ -108,11 +120,11 @@ void AgentCore::merge_loop() {
       merge_cancel_ = false;
     }
     try {
-      merge_one(key);
-    } catch (const std::exception& e) {  // memory
+      merge_one(key, pool);
+    } catch (const std::exception& e) {  // memory: it may be tried again
       spdlog::warn("merge_failed to={} error=\"{}\"", to_string(key.to), e.what());
       const std::lock_guard lock(mutex_);
-      merges_.fail(key);
+      merges_.forget(key);
     }
     {
       const std::lock_guard lock(mutex_);
@@ -122,7 +134,7 @@ void AgentCore::merge_loop() {
   }
 }
 
-void AgentCore::merge_one(const MergeKey& key) {
+void AgentCore::merge_one(const MergeKey& key, ThreadPool& pool) {
   if (options_.before_merge) options_.before_merge();
   LayoutPtr layout;
   std::vector<RingEntryPtr> chain;
@@ -138,7 +150,7 @@ void AgentCore::merge_one(const MergeKey& key) {
     replace_merged_locked(chain);
     layout = snapshot_->generation->layout;
   }
-  RingEntryPtr made = merge_chain(key, *layout, chain, chain_bytes);
+  RingEntryPtr made = merge_chain(key, *layout, chain, chain_bytes, pool);
   const std::lock_guard lock(mutex_);
   for (RingEntryPtr& entry : chain) yard_->bury(std::move(entry));  // it may have left the ring meanwhile
   if (made) {
@@ -151,7 +163,7 @@ void AgentCore::merge_one(const MergeKey& key) {
 
 /// Null if it cannot be merged or is not worth it; `bytes_before` are those of the ring's steps.
 RingEntryPtr AgentCore::merge_chain(const MergeKey& key, const Layout& layout, const std::vector<RingEntryPtr>& chain,
-                                    std::uint64_t bytes_before) {
+                                    std::uint64_t bytes_before, ThreadPool& pool) {
   const auto start = Clock::now();
   trace::Span span("merge", key.to, {{"steps", chain.size()}});
   std::vector<const delta::Delta*> deltas;
@@ -160,7 +172,7 @@ RingEntryPtr AgentCore::merge_chain(const MergeKey& key, const Layout& layout, c
   delta::MergeOptions options;
   options.cancel = &merge_cancel_;
   options.read_target = [&](auto tiles, std::byte* out) { return read_served(key.to, tiles, out); };
-  auto merged = delta::merge(layout, deltas, options, merge_pool_);
+  auto merged = delta::merge(layout, deltas, options, pool);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   const std::uint64_t bytes_max = std::min(bytes_before, layout.half_bytes() - 1);
   if (!merged || !*merged || (*merged)->frame_bytes > bytes_max) {

@@ -170,11 +170,13 @@ Status AgentCore::release_serving(const std::string& why) {
     const std::lock_guard lock(wake_mutex_);
     wait_generation_.reset();
   }
+  wake();  // the publisher lets go of it too
   notify();
   const Deadline deadline = Deadline::after(kReleaseLimit);
   while (std::any_of(gone.begin(), gone.end(), [this](std::uint64_t number) { return yard_->has(number); })) {
     if (stop_) return Error(Errc::connection, "the agent is shutting down");
-    if (deadline.passed()) return Error(Errc::timed_out, "receivers still read the generation that is to be released");
+    if (deadline.passed())
+      return Error(Errc::timed_out, "the generation that is to be released is still read, by receivers or by the diff");
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return {};

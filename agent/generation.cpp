@@ -12,6 +12,10 @@
 namespace deltasync::agent {
 namespace {
 
+// A batch's elements have to fit the count of a progress word.
+static_assert(std::max(delta::kBatchBytesTarget, std::uint64_t{kTileElementsMax}) < std::uint64_t{1}
+                                                                                        << shm::kProgressCountBits);
+
 Result<std::unique_ptr<Generation>> make(std::unique_ptr<shm::Segment> segment, std::uint64_t number, LayoutPtr layout,
                                          std::vector<delta::Batch> batches) {
   auto generation = std::make_unique<Generation>();

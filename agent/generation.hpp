@@ -28,6 +28,11 @@ struct Generation {
   std::unique_ptr<shm::Segment> segment;
   std::unique_ptr<shm::AgentRole> role;  ///< may be called from any thread
 
+  /// A whole version's bytes.
+  ByteSpan half(unsigned index) const {
+    return ByteSpan(segment->half(index)).first(static_cast<std::size_t>(layout->half_bytes()));
+  }
+
   static Result<std::unique_ptr<Generation>> create(const shm::SegmentPath& path, std::uint64_t number,
                                                     LayoutPtr layout, ByteSpan layout_encoded,
                                                     ByteSpan sidecar_encoded);

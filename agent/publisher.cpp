@@ -5,6 +5,7 @@
 #include "agent/core.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
+#include "delta/geometry.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -30,10 +31,6 @@ HalfKey key_of(const Generation& generation, const shm::HalfView& view) {
 bool is_base(const BehindJob& job, const ServedVersion& served) {
   return job.generation == served.generation && job.base_half == served.half.half &&
          job.base_sequence == served.half.sequence;
-}
-
-ByteSpan half_of(const Generation& generation, unsigned half) {
-  return ByteSpan(generation.segment->half(half)).first(static_cast<std::size_t>(generation.layout->half_bytes()));
 }
 
 }  // namespace
@@ -107,7 +104,7 @@ void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView
   std::vector<std::uint64_t> digests(static_cast<std::size_t>(generation->layout->tile_count()));
   {
     const trace::Span digesting("digest", {{"bytes", generation->layout->half_bytes()}});
-    delta::half_digests(*generation->layout, half_of(*generation, active.half), digests, pool_);
+    delta::half_digests(*generation->layout, generation->half(active.half), digests, pool_);
   }
 
   auto served = std::make_shared<ServedVersion>();
@@ -136,7 +133,9 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   const Layout& layout = *generation->layout;
   const auto start = Clock::now();
   std::vector<std::uint64_t> digests;
-  delta::Delta delta = diff(before, sealed, digests);
+  auto made = diff(before, sealed, digests);
+  if (!made) return serve_first(generation, sealed);
+  delta::Delta delta = std::move(*made);
   const double encode_s = seconds_since(start);
   span.set({"bytes", delta.frame_bytes});
 
@@ -177,27 +176,42 @@ void AgentCore::follow_fill(const ServedPtr& served) {
   behind_.begin({served->generation, *fill, served->half.half, served->half.sequence, served->digests, options_.form});
 }
 
-/// The delta from the served version to a sealed one, and the digests of the latter.
-delta::Delta AgentCore::diff(const ServedPtr& before, const shm::HalfView& sealed,
-                             std::vector<std::uint64_t>& digests) {
+/// The delta from the served version to a sealed one, and the digests of the latter. Nothing if the digests of the
+/// served version are not true.
+std::optional<delta::Delta> AgentCore::diff(const ServedPtr& before, const shm::HalfView& sealed,
+                                            std::vector<std::uint64_t>& digests) {
   constexpr std::uint64_t kSpotTiles = 8;
   const trace::Span span("diff");
+  bool distrust = false;
   const Generation& generation = *before->generation;
   const delta::EncodeRequest request{before->version.id, sealed.version.id, before->root, options_.form};
   if (auto work = behind_.end(); work && is_base(work->job, *before) && work->job.fill.half == sealed.half &&
                                  work->job.fill.sequence == sealed.sequence) {
-    Metrics::add(metrics_.batches_after, work->encoding->left());
+    const std::size_t after = work->encoding->left();
     delta::Delta delta = work->encoding->finish(request, pool_);
     digests = work->encoding->take_digests();
-    if (spot_check(generation, sealed.half, digests, kSpotTiles, spot_cursor_)) return delta;
-    spdlog::error("diff_repeated version=\"{}\" reason=\"a writer changed bytes that it had counted as written\"",
-                  to_string(sealed.version));
+    const auto wrong = spot_check(generation, sealed.half, digests, kSpotTiles, spot_cursor_);
+    if (!wrong) {
+      Metrics::add(metrics_.batches_after, after);
+      return delta;
+    }
+    spdlog::error(
+        "diff_repeated version=\"{}\" tile=\"{}\" reason=\"a writer changed bytes after it had counted them\"",
+        to_string(sealed.version), delta::tile_name(*generation.layout, *wrong));
+    distrust = true;
   }
   Metrics::add(metrics_.batches_after, generation.batches.size());
-  delta::Encoding encoding(*generation.layout, generation.batches, half_of(generation, before->half.half),
-                           half_of(generation, sealed.half), *before->digests, options_.form);
+  delta::Encoding encoding(*generation.layout, generation.batches, generation.half(before->half.half),
+                           generation.half(sealed.half), *before->digests, options_.form);
   delta::Delta delta = encoding.finish(request, pool_);
   digests = encoding.take_digests();
+  if (distrust) {
+    // It may have been an earlier version whose bytes were changed, where no check met that tile: digests go from
+    // version to version.
+    std::vector<std::uint64_t> read(digests.size());
+    delta::half_digests(*generation.layout, generation.half(sealed.half), read, pool_);
+    if (read != digests) return std::nullopt;
+  }
   return delta;
 }
 

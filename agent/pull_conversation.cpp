@@ -279,7 +279,8 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(std::min(plan.wait_ms, wait_max_ms)));
   // A merge leaves time to pull what it makes, or the chain.
   const auto merge_max_ms = static_cast<std::uint64_t>(limits_.merge_wait_max.count());
-  const Deadline merge_deadline = Deadline::after(std::chrono::milliseconds(std::min(plan.wait_ms / 2, merge_max_ms)));
+  const Deadline merge_deadline =
+      deadline.earlier(Deadline::after(std::chrono::milliseconds(std::min(plan.wait_ms / 2, merge_max_ms))));
   const auto subscription = hear_versions();
   MergeWait merge;
   for (;;) {
@@ -299,6 +300,8 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
       co_return co_await stream_.write(request.header.request, made, limits_.progress);
     }
     if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
+    // Held up past the deadline while it waited for a merge: the steps are to be had.
+    if (deadline.passed() && merge.may_wait && merge.key) continue;
     if (deadline.passed()) co_return co_await refuse(request, Error(Errc::timed_out, "waited for " + waiting_for));
     co_await wait_for_version(merge.may_wait && merge.key ? deadline.earlier(merge_deadline) : deadline);
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for " + waiting_for);

@@ -20,8 +20,8 @@
 //   0x0600  owner[64]        the agent
 //   0x2600  slot[64]         the process that owns the slot
 //
-// Offsets only, never addresses: each process maps the segment somewhere else. Every mutable field has one writer
-// and its own pair of cache lines, so that polling one never slows the writer of another.
+// Offsets only, never addresses: each process maps the segment somewhere else. Every mutable field of the control block
+// has one writer and its own pair of cache lines, so that polling one never slows the writer of another.
 #pragma once
 
 #include <array>

@@ -53,12 +53,15 @@ std::string describe_half(Segment& segment, unsigned half) {
   auto text = "half " + std::to_string(half) + " is " + std::string(to_string(status.state));
   if (status.version.id.valid()) text += " (" + to_string(status.version) + ")";
   if (status.state == HalfState::quarantined) {
+    bool inside = false;
     for (unsigned k = 0; k < kSlotsMax; ++k) {
       const auto slot = inspect_slot(segment, k);
       if (slot.phase == Phase::copying && slot.sequence == status.sequence) {
         text += ", pid " + std::to_string(slot.pid) + " (writer " + std::to_string(k) + ") is inside a copy";
+        inside = true;
       }
     }
+    if (!inside) text += ", its agent (" + to_string(inspect_agent(segment)) + ") has not given it back";
   }
   return text;
 }

@@ -23,6 +23,7 @@ class Behind : public AgentTest {
   Behind() { model_ = test::make_model(3, batch_specs()); }
 
   std::uint64_t diffed_behind() const { return agent_->core().metrics().batches_behind; }
+  std::uint64_t diffed_after() const { return agent_->core().metrics().batches_after; }
   bool wait_for_diffed(std::uint64_t batches) const {
     return eventually([&] { return diffed_behind() >= batches; });
   }
@@ -86,6 +87,7 @@ TEST_F(Behind, WholeBatchesAreDiffedBeforeTheSealAndPublishedAfterIt) {
   EXPECT_EQ(served(), before);
   commit();
   expect_served(model_.half, first);
+  EXPECT_EQ(diffed_after(), 0u) << "what was done behind the writer is not made use of";
 }
 
 TEST_F(Behind, TheRestIsDiffedAfterTheSeal) {
@@ -132,6 +134,33 @@ TEST_F(Behind, BytesThatChangeAfterTheyWereCountedAreNoticed) {
   model_.half[12345] ^= std::byte{1};
   commit();
   expect_served(model_.half, first);
+}
+
+/// Bytes that changed in an earlier version, where no check met them: its digests are not true, and what is made from
+/// them would not be either.
+TEST_F(Behind, DigestsThatAreNotTrueAreNotCarriedOn) {
+  model_ = test::make_model(4, {{"t", Dtype::f64, {8, 65536}, {}, {}}});
+  start_agent();
+  next_version();
+  const std::vector<std::byte> first = model_.half;
+  const auto segment = shm::Segment::attach(served()->generation->segment->path()).value();
+  segment->half(served()->half.half)[12345] ^= std::byte{1};  // of the version that is served
+  begin();
+  ASSERT_TRUE(write(0));
+  ASSERT_TRUE(wait_for_diffed(1));
+  commit();
+  const ServedPtr now = served();
+  EXPECT_EQ(now->version.id, version().id);
+  std::vector<std::uint64_t> digests(model_.layout->tile_count());
+  ThreadPool pool(1, "test");
+  delta::half_digests(*model_.layout, model_.half, digests, pool);
+  EXPECT_EQ(*now->digests, digests);
+  EXPECT_TRUE(agent_->core().snapshot()->ring.empty()) << "a delta that no receiver could verify";
+  const std::vector<std::byte> second = model_.half;
+  begin();
+  ASSERT_TRUE(write(0));
+  commit();
+  expect_served(model_.half, second);
 }
 
 TEST_F(Behind, ItCanBeTurnedOff) {

@@ -184,6 +184,7 @@ TEST_F(Merges, ManyReceiversShareOne) {
   }
   EXPECT_EQ(metrics().merges, 1u);
   EXPECT_EQ(metrics().merge_hits, clients.size() - 1);
+  EXPECT_EQ(agent_->core().plans().size(), clients.size() + 1) << "what was held while they waited";
 }
 
 TEST_F(Merges, WhoCannotWaitGetsTheChain) {
@@ -243,6 +244,38 @@ TEST_F(Merges, ATargetThatIsSupersededMeanwhile) {
   ASSERT_TRUE(next) << next.error().to_string();
   EXPECT_EQ(next->steps.size(), 1u);
   expect_leads_there(late, *next, model_.half);
+}
+
+/// Waiting costs nobody what was to be had without it.
+TEST_F(Merges, AChainThatLeavesTheRingMeanwhileIsStillGiven) {
+  options_.core.ring_entries_max = 3;
+  options_.pull.limits.merge_wait_max = std::chrono::hours(1);
+  start_agent();
+  next_version();
+  Late late = late_from_now();
+  late.plan.wait_ms *= 10;
+  versions(3);
+  const std::vector<std::byte> target = model_.half;
+  Late named = late;
+  named.plan.want = wire::WantKind::number;
+  named.plan.number = number_;
+  auto c = client();
+  auto d = client();
+  ASSERT_TRUE(c.socket.send(50, late.plan, test_deadline()));
+  ASSERT_TRUE(d.socket.send(50, named.plan, test_deadline()));
+  ASSERT_TRUE(merging_.reached());
+  ASSERT_TRUE(eventually([&] { return agent_->core().plans().size() == 2; })) << "neither has a plan while it waits";
+  next_version();  // its base leaves the ring; the merge stands still
+  for (Client* waiting : {&c, &d}) {
+    const auto reply = waiting->socket.recv_as<wire::PlanReply>(50, test_deadline());
+    ASSERT_TRUE(reply) << reply.error().to_string();
+    EXPECT_EQ(reply->steps.size(), 3u);
+    expect_leads_there(late, *reply, target);
+  }
+  EXPECT_EQ(agent_->core().plans().size(), 2u);
+  merging_.go_on();
+  EXPECT_TRUE(eventually([&] { return agent_->core().merges().wanted == 0; }));
+  EXPECT_EQ(metrics().merges, 0u) << "nobody can ask for it any more";
 }
 
 TEST_F(Merges, AStopDoesNotWaitForIt) {
@@ -352,6 +385,64 @@ TEST_F(Merges, PlansThatPinTooManyOfThemAreEnded) {
   const wire::TileRange all{0, model_.layout->tile_count()};
   EXPECT_EQ(clients.front().frames(wire::GetFrames{plans.front(), 0, {all}}).error().code(), Errc::lease_revoked);
   EXPECT_TRUE(clients.back().frames(wire::GetFrames{plans.back(), 0, {all}}));
+}
+
+/// One small tile that first takes differences and then, elsewhere, values: what it is in the end follows from the
+/// served half alone.
+class MixedMerges : public Merges {
+ protected:
+  MixedMerges() { model_ = test::make_model(4, {{"t", Dtype::u8, {4000}, {}, {}}}); }
+  void move(std::size_t first, std::size_t end, unsigned by) {
+    for (std::size_t i = first; i < end; i += 4) {
+      model_.half[i] = static_cast<std::byte>(static_cast<unsigned>(model_.half[i]) + by);
+    }
+    const auto report = offload(*writer_, model_.half, ++number_);
+    ASSERT_TRUE(report) << report.error().to_string();
+  }
+  void expect_mixed() const {
+    const auto ring = agent_->core().snapshot()->ring;
+    ASSERT_EQ(ring[0]->delta->stats[static_cast<unsigned>(delta::Codec::rice_ulp)].tiles, 1u);
+    ASSERT_EQ(ring[1]->delta->stats[static_cast<unsigned>(delta::Codec::rice_absolute)].tiles, 1u);
+  }
+};
+
+TEST_F(MixedMerges, ReadTheServedHalfUnderALease) {
+  merging_.go_on();
+  start_agent();
+  next_version();
+  const Late late = late_from_now();
+  for (int i = 0; i < 2; ++i) {
+    move(0, 400, 1);
+    move(2000, 2040, 100);
+  }
+  expect_mixed();
+  auto c = client();
+  const auto reply = c.plan(late.plan);
+  ASSERT_TRUE(reply) << reply.error().to_string();
+  ASSERT_EQ(reply->steps.size(), 1u);
+  expect_leads_there(late, *reply, model_.half);
+  EXPECT_EQ(metrics().merges, 1u);
+  EXPECT_TRUE(agent_->core().leases().list().empty()) << "a writer would wait for it";
+}
+
+TEST_F(MixedMerges, AreGivenUpWhereThatHalfIsServedNoMore) {
+  start_agent();
+  next_version();
+  const Late late = late_from_now();
+  move(0, 400, 1);
+  move(2000, 2040, 100);
+  expect_mixed();
+  auto c = client();
+  ASSERT_TRUE(c.socket.send(50, late.plan, test_deadline()));
+  ASSERT_TRUE(merging_.reached());
+  move(0, 400, 1);
+  merging_.go_on();
+  const auto reply = c.socket.recv_as<wire::PlanReply>(50, test_deadline());
+  ASSERT_TRUE(reply) << reply.error().to_string();
+  EXPECT_EQ(reply->steps.size(), 3u);
+  expect_leads_there(late, *reply, model_.half);
+  EXPECT_EQ(metrics().merges, 0u);
+  EXPECT_EQ(metrics().merges_failed, 1u);
 }
 
 /// Where the chain is larger than a half.

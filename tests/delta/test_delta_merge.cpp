@@ -2,6 +2,8 @@
 // so.
 #include <gmock/gmock.h>
 
+#include <optional>
+
 #include "merge_history.hpp"
 
 namespace deltasync::delta::test {
@@ -62,7 +64,8 @@ TEST(Merge, GentleStepsGiveTheDirectDeltaBitForBit) {
   }
 }
 
-class RandomChains : public ::testing::TestWithParam<ValueForm> {};
+/// The form of each step; none: drawn anew for each.
+class RandomChains : public ::testing::TestWithParam<std::optional<ValueForm>> {};
 
 TEST_P(RandomChains, LeadToTheEnd) {
   std::size_t without_target = 0;
@@ -89,7 +92,8 @@ TEST_P(RandomChains, LeadToTheEnd) {
           default: break;
         }
       }
-      history.push(std::move(half), GetParam());
+      const ValueForm drawn = random.below(2) == 0 ? ValueForm::ulp : ValueForm::absolute;
+      history.push(std::move(half), GetParam().value_or(drawn));
     }
     const auto merged = merge_history(history, history.with_target());
     ASSERT_TRUE(merged.ok()) << merged.error().to_string();
@@ -108,8 +112,11 @@ TEST_P(RandomChains, LeadToTheEnd) {
     EXPECT_GT(without_target, 5U);
   }
 }
-INSTANTIATE_TEST_SUITE_P(Forms, RandomChains, ::testing::Values(ValueForm::ulp, ValueForm::absolute),
-                         [](const auto& form) { return form.param == ValueForm::ulp ? "ulp" : "absolute"; });
+INSTANTIATE_TEST_SUITE_P(Forms, RandomChains,
+                         ::testing::Values(ValueForm::ulp, ValueForm::absolute, std::optional<ValueForm>()),
+                         [](const auto& form) {
+                           return !form.param ? "mixed" : *form.param == ValueForm::ulp ? "ulp" : "absolute";
+                         });
 
 TEST(Merge, MergesOfMergesAreTheMergeOfAll) {
   const TestModel model = make_model(5);
@@ -225,6 +232,33 @@ TEST(Merge, DifferencesOnTopOfValuesAreValues) {
     ASSERT_TRUE(merged.ok() && merged->has_value());
     EXPECT_EQ((*merged)->stats[static_cast<unsigned>(Codec::rice_absolute)].changed, 10U);
     expect_leads_to_the_end(history, **merged);
+  }
+}
+
+/// The same of every width; and a target that is not to be had is not needed either.
+TEST(Merge, ValuesOfEveryWidthTakeDifferences) {
+  for (const Dtype dtype : {Dtype::u8, Dtype::bf16, Dtype::i16, Dtype::f32, Dtype::i32, Dtype::f64, Dtype::i64}) {
+    const TestModel model = one_tile(dtype, 4000);
+    const std::size_t width = dtype_bytes(dtype);
+    const auto step = [&](const std::vector<std::byte>& half, std::size_t end, unsigned by) {
+      return moved(half, 2000 * width, end * width, by, 4 * width);
+    };
+    History history(model);
+    history.push(step(model.half, 2400, 3), ValueForm::absolute);
+    history.push(step(history.halves.back(), 2400, 1), ValueForm::ulp);
+    history.push(step(history.halves.back(), 2200, 255), ValueForm::ulp);
+    ASSERT_EQ(history.deltas[0].stats[static_cast<unsigned>(Codec::rice_absolute)].tiles, 1U) << to_string(dtype);
+    for (const std::size_t i : {1U, 2U}) {
+      ASSERT_EQ(history.deltas[i].stats[static_cast<unsigned>(Codec::rice_ulp)].tiles, 1U) << to_string(dtype);
+    }
+    MergeOptions refuses;
+    refuses.read_target = [](std::span<const std::uint64_t>, std::byte*) { return false; };
+    for (const MergeOptions& options : {MergeOptions(), refuses}) {
+      const auto merged = merge_history(history, options);
+      ASSERT_TRUE(merged.ok() && merged->has_value()) << to_string(dtype);
+      EXPECT_EQ((*merged)->stats[static_cast<unsigned>(Codec::rice_absolute)].changed, 100U);
+      expect_leads_to_the_end(history, **merged);
+    }
   }
 }
 

@@ -49,6 +49,62 @@ TEST(RoundTripCases, AnUnchangedHalfMakesNoFrame) {
   EXPECT_EQ(delta.from_root, delta.to_root);
 }
 
+/// Writes a tile of `from` into `to`.
+void copy_tile_of(const Layout& layout, std::uint64_t tile, ByteSpan from, std::vector<std::byte>& to) {
+  const Tile at = layout.tile(tile);
+  const Tensor& tensor = layout.tensors()[at.tensor];
+  for (std::uint64_t r = 0; r < at.rect.rows; ++r) {
+    const std::size_t begin = static_cast<std::size_t>(tensor.offset + (at.rect.row + r) * tensor.row_bytes() +
+                                                       at.rect.col * tensor.element_bytes);
+    std::copy_n(from.data() + begin, at.rect.cols * tensor.element_bytes, to.data() + begin);
+  }
+}
+
+/// Batch by batch, each as soon as its own bytes are there, in any order: the same delta as in one go.
+TEST(RoundTripCases, PiecesInAnyOrderMakeTheSameDelta) {
+  // Batches that end within a tensor and between the panels of a band; small tensors before and behind.
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < 50; ++i) specs.push_back({"small" + std::to_string(i), Dtype::f32, {5, 8}, {}, {}});
+  TensorSpec wide{"wide", Dtype::bf16, {24, 1u << 17}, {}, {}};
+  for (std::uint64_t c = 2048; c < 1u << 17; c += 2048) wide.col_cuts.push_back(c);
+  specs.push_back(wide);
+  specs.push_back({"tall", Dtype::bf16, {5000, 1024}, {}, {}});
+  for (int i = 0; i < 50; ++i) specs.push_back({"tail" + std::to_string(i), Dtype::bf16, {3, 7}, {}, {}});
+  const TestModel model = make_model(12, specs);
+  const Layout& layout = *model.layout;
+  std::vector<std::byte> after = model.half;
+  mutate(after, layout, 0.01, 12);
+  const Delta whole = encode_between(layout, model.half, after);
+  const std::vector<Batch> batches = make_batches(layout);
+  ASSERT_GT(batches.size(), 3U);
+  ThreadPool pool(2, "test");
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    Random random(seed);
+    std::vector<std::uint32_t> order(batches.size());
+    std::iota(order.begin(), order.end(), 0U);
+    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+    std::vector<std::byte> filling(after.size());
+    for (std::byte& b : filling) b = static_cast<std::byte>(random.next());
+    Encoding encoding(layout, batches, model.half, filling, digests_of(layout, model.half), ValueForm::ulp);
+    for (const std::uint32_t batch : order) {
+      for (std::uint64_t t = batches[batch].first; t < batches[batch].end; ++t) {
+        copy_tile_of(layout, t, after, filling);
+      }
+      if (random.below(4) == 0) continue;  // left to finish()
+      const std::uint32_t twice[] = {batch, batch};
+      encoding.run(std::span(twice).first(1 + random.below(2)), pool);
+    }
+    const Delta delta = encoding.finish({whole.from, whole.to, whole.from_root, ValueForm::ulp}, pool);
+    EXPECT_EQ(to_container(delta), to_container(whole));
+    for (std::size_t c = 0; c < kCodecEnd; ++c) {
+      EXPECT_EQ(delta.stats[c].tiles, whole.stats[c].tiles);
+      EXPECT_EQ(delta.stats[c].bytes, whole.stats[c].bytes);
+    }
+    EXPECT_EQ(encoding.take_digests(), digests_of(layout, after));
+    EXPECT_EQ(encoding.left(), 0U);
+  }
+}
+
 std::vector<TensorSpec> one_tensor(Dtype dtype, std::vector<std::uint64_t> shape) {
   TensorSpec spec;
   spec.name = "t";

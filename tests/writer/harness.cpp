@@ -125,6 +125,12 @@ std::uint64_t MiniAgent::generation() const {
   return generation ? generation->number : 0;
 }
 
+std::uint64_t MiniAgent::progress() const {
+  const auto generation = current();
+  const auto fill = generation ? generation->role->filling() : std::nullopt;
+  return fill ? shm::inspect_progress(*generation->segment, fill->half, fill->sequence) : 0;
+}
+
 std::string MiniAgent::halves() const {
   const auto generation = current();
   std::string text;

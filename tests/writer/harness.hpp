@@ -51,6 +51,8 @@ class MiniAgent final : public agent::TrainerHooks {
   /// How often ready() was looked at.
   std::uint64_t asked() const { return asked_; }
   std::uint64_t generation() const;
+  /// Elements that writers have counted as in place in the open fill.
+  std::uint64_t progress() const;
   /// "FREE", "FILLING" … of both halves.
   std::string halves() const;
 

@@ -310,6 +310,9 @@ TEST_F(WriterProcessTest, WriterStoppedInsideACopyQuarantinesTheHalfUntilItGoesO
   int status = 0;
   ASSERT_EQ(::waitpid(child.pid(), &status, WUNTRACED), child.pid());
   ASSERT_TRUE(WIFSTOPPED(status));
+  std::uint64_t ours = 0;
+  for (const TensorSlice& s : share(layout(), 0, 2)) ours += s.rect.elements();
+  EXPECT_EQ(agent_->progress(), ours) << "bytes that are not there yet count as written";
   const auto report = writer.commit(in_ms(100));
   ASSERT_FALSE(report);
   EXPECT_EQ(report.error().code(), Errc::timed_out);
