@@ -54,11 +54,13 @@ std::size_t end_of_first_row(const Layout& layout, std::uint64_t index) {
 /// For the timeline: what a batch read of one half, and what became of it.
 void note_batch(const Layout& layout, const Batch& batch, std::uint32_t index, const Frame& frame) {
   if (!trace::on()) return;
-  const Tile first = layout.tile(batch.first);
-  const Tensor& tensor = layout.tensors()[first.tensor];
-  const std::uint64_t begin = tensor.offset + first.rect.row * tensor.row_bytes();
+  std::uint64_t bytes = 0;
+  for (std::uint64_t t = batch.first; t < batch.end; ++t) {
+    const Tile tile = layout.tile(t);
+    bytes += tile.rect.elements() * layout.tensors()[tile.tensor].element_bytes;
+  }
   trace::note({"batch", index});
-  trace::note({"bytes", end_of_tile(layout, batch.end - 1) - begin});
+  trace::note({"bytes", bytes});
   trace::note({"frame_bytes", frame.bytes.size()});
 }
 
