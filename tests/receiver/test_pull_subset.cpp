@@ -2,9 +2,11 @@
 // written.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "format/tile_set.hpp"
+#include "receiver/ranges.hpp"
 #include "tests/receiver/hf_fixture.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 #include "tests/receiver/trainer_model.hpp"
@@ -234,6 +236,25 @@ TEST_F(SubsetPull, BadSubscriptionsFailAtBind) {
   refused(*std::move(target), some(), Errc::unsupported, "whole models");
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "out" / "current"));
   pull_and_commit();  // the target bound before is as good as it was
+}
+
+/// All that is wanted of a batch is asked for at once, so that no frame is cut in two.
+TEST(SubsetItems, NoBatchIsSplit) {
+  const TestModel model = make_model(1, pull_specs());
+  const std::vector<delta::Batch> batches = delta::make_batches(*model.layout);
+  receiver::Ranges every_second;
+  for (std::uint64_t t = 0; t < model.layout->tile_count(); t += 2) every_second.push_back({t, t + 1});
+  for (const std::uint64_t parts : {1u, 3u, 1'000u}) {
+    receiver::Ranges asked;
+    std::uint64_t before = 0;  // where the batches of the item before end
+    for (const receiver::Item& item : receiver::frame_items(batches, every_second, 0, parts)) {
+      EXPECT_GE(item.ranges.front().first, before);
+      const std::uint64_t last = item.ranges.back().end - 1;
+      before = std::find_if(batches.begin(), batches.end(), [&](const delta::Batch& b) { return last < b.end; })->end;
+      asked.insert(asked.end(), item.ranges.begin(), item.ranges.end());
+    }
+    EXPECT_EQ(asked, every_second);
+  }
 }
 
 /// The target's own checks, below the pull's.

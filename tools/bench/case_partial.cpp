@@ -146,6 +146,7 @@ Result<Json> run_partial(const Options& options) {
   ThreadPool pool(options.threads, "bench");
   const std::vector<TpTensor> tensors = tensors_of(static_cast<std::uint64_t>(options.model_gib * 0x1p30));
   std::vector<TensorSpec> specs;
+  specs.reserve(tensors.size());
   for (const TpTensor& t : tensors) specs.push_back(t.spec);
   DS_ASSIGN(const LayoutPtr layout, Layout::build(std::move(specs)));
   std::vector<std::byte> source(static_cast<std::size_t>(layout->half_bytes()));
