@@ -48,8 +48,12 @@ Status write_ready_file(const std::filesystem::path& path, const nlohmann::json&
 
 void write_last_trace(const AgentOptions& options) {
   if (options.trace_file.empty()) return;
-  if (auto written = write_trace(options.trace_file); !written) {
-    spdlog::error("trace_failed error=\"{}\"", written.error().to_string());
+  try {
+    if (auto written = write_trace(options.trace_file); !written) {
+      spdlog::error("trace_failed error=\"{}\"", written.error().to_string());
+    }
+  } catch (const std::exception& e) {  // memory
+    spdlog::error("trace_failed error=\"trace {}: {}\"", options.trace_file.string(), e.what());
   }
 }
 
@@ -232,7 +236,6 @@ void Agent::stop() {
   impl_->stop();
 }
 void Agent::abandon(const AgentOptions& options) {
-  write_last_trace(options);
   if (!options.remove_segment_on_exit) return;
   const auto found = find_segments(options.core.shm_dir, options.core.name);
   if (!found) return;

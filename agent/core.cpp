@@ -193,6 +193,12 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
     return std::optional<wire::PlanReply>();
   }
   if (!know_parts(share, *steps)) return std::optional<wire::PlanReply>();
+  if (share.subset && decision.kind == Decision::Kind::delta) {
+    // A merged delta is smaller than its chain for the whole model, which says little of a few tiles.
+    std::uint64_t bytes = 0;
+    for (const RingEntryPtr& entry : *steps) bytes += part_of(share, entry).frame_bytes;
+    if (bytes >= share.offer.full_bytes) *steps = ring_steps_locked(decision);
+  }
   if (merge.hit) Metrics::add(metrics_.merge_hits, 1);
   if (decision.kind == Decision::Kind::full && decision.merge_steps != 0) {
     // The chain itself is larger than a full transfer.

@@ -36,6 +36,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::Plan& 
     std::vector<RingEntryPtr> unknown;
     std::optional<Result<std::optional<wire::PlanReply>>> reply;
     if (now->offer.has_layout && now->offer.layout == plan.layout && plan.layout != subset->tiles().layout()) {
+      yard_->bury(std::move(now));
       return Error(Errc::layout_mismatch, "the subscription is of layout " + to_string(subset->tiles().layout()) +
                                               ", the plan of " + to_string(plan.layout) + "; subscribe again");
     }

@@ -187,6 +187,7 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
   };
   // Cut short, some tiles are a step ahead of the others: each still has the digest that is kept for it.
   DS_TRY(run_all(s_.pool, frames.size(), until_, stage_, apply));
+  DS_TRY(until_.check(stage_));
   return Progress::whole;
 }
 

@@ -106,7 +106,9 @@ Result<std::unique_ptr<Receiver>> connect(const Options& options, const std::str
   } else {
     DS_ASSIGN(target, make_hf_target(receiver->layout(), receiver->sidecar(), options.out));
   }
-  DS_TRY(receiver->bind(std::move(target), slices, until.deadline(), until.stop()).with_context(options.out));
+  Status bound = receiver->bind(std::move(target), slices, until.deadline(), until.stop());
+  if (!bound)
+    return options.out.empty() ? std::move(bound).error() : std::move(bound).error().with_context(options.out);
   return receiver;
 }
 

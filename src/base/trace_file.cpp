@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
@@ -211,8 +212,9 @@ Status write_trace(const std::filesystem::path& file) {
   }
   const trace::Record record = trace::snapshot();
   if (!record.started) return Error(Errc::invalid_argument, context + ": nothing was started");
+  static std::atomic<unsigned> writes{0};  // each its own file, however many write at once
   fs::path part = file;
-  part += "." + std::to_string(::getpid()) + ".tmp";
+  part += "." + std::to_string(::getpid()) + "-" + std::to_string(writes++) + ".tmp";
   errno = 0;
   {
     std::ofstream out(part, std::ios::binary | std::ios::trunc);

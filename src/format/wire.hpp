@@ -22,8 +22,8 @@
 
 namespace deltasync::wire {
 
-inline constexpr std::uint32_t kMagic = 0x31575344;  // "DSW1"
-inline constexpr std::uint16_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kMagic = 0x31575344;   // "DSW1"
+inline constexpr std::uint16_t kProtocolVersion = 2;  ///< 2: clocks in welcome, subscriptions
 
 enum class Type : std::uint16_t {
   // any conversation

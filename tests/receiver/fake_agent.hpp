@@ -57,7 +57,7 @@ class FakeAgent {
     bool proves_token = true;
     std::size_t ring_deltas = 64;
     bool large_deltas = false;  ///< offered even where a full update is smaller
-    std::uint32_t protocol = 1;
+    std::uint32_t protocol = wire::kProtocolVersion;
   };
 
   explicit FakeAgent(LayoutPtr layout, Setup setup);

@@ -144,7 +144,7 @@ TEST_F(PullTest, WrongMissingAndUnprovenTokens) {
 
 TEST_F(PullTest, AnotherProtocolVersion) {
   FakeAgent::Setup setup;
-  setup.protocol = 2;
+  setup.protocol = 99;
   agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
   options_.endpoint = agent_->endpoint();
   EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(20'000)).error().code(), Errc::unsupported);
