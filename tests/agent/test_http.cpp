@@ -179,14 +179,16 @@ TEST_F(Http, TheTimelineIfItIsRecorded) {
   EXPECT_TRUE(std::filesystem::exists(options_.trace_file)) << "one that cannot be written is known at the start";
   next_version();
   next_version();
-  answer = get("/v1/trace");
-  EXPECT_EQ(answer.status, 200);
   const auto published = [](const json& trace) {
     std::size_t n = 0;
     for (const json& event : trace["traceEvents"]) n += event["name"] == "publish" ? 1 : 0;
     return n;
   };
-  EXPECT_GE(published(json::parse(answer.body)), 2u);
+  // A span is there once it has ended, a moment after the version is served.
+  EXPECT_TRUE(eventually([&] {
+    answer = get("/v1/trace");
+    return answer.status == 200 && published(json::parse(answer.body)) >= 2;
+  })) << answer.body;
   stop_agent();
   stop_trace();
   std::ifstream in(options_.trace_file);
