@@ -212,6 +212,52 @@ TEST_F(Subsets, AMergedDeltaIsCutToo) {
 }
 
 /// Full against delta is decided by the tiles' own sizes.
+/// Merging pays for the model, but not for one tensor of it: differences and then values make it raw.
+TEST_F(Subsets, AMergedDeltaLargerThanTheTilesIsNotGiven) {
+  model_ = test::make_model(4, {{"t", Dtype::u8, {4000}, {}, {}}, {"big", Dtype::i16, {300'000}, {}, {}}});
+  start_agent();
+  version();
+  const Tensor& t = model_.layout->tensors()[0];
+  const Tensor& big = model_.layout->tensors()[1];
+  const auto move = [&](std::size_t first, std::size_t end, std::size_t stride, unsigned by) {
+    for (std::size_t i = first; i < end; i += stride) {
+      std::byte& b = model_.half[i];
+      b = static_cast<std::byte>(static_cast<unsigned>(b) + by);
+    }
+  };
+  const auto publish = [&] {
+    move(big.offset, big.offset + big.bytes, 32, 1);  // the same elements each time
+    ASSERT_TRUE(offload(*writer_, model_.half, ++number_));
+    std::vector<std::uint64_t> digests(model_.layout->tile_count());
+    ThreadPool pool(1, "test");
+    delta::half_digests(*model_.layout, model_.half, digests, pool);
+    history_[number_] = digests;
+  };
+  move(t.offset, t.offset + t.bytes, 1, 1);
+  publish();
+  move(t.offset + 2000, t.offset + 2040, 4, 100);
+  publish();
+  auto whole = client();
+  wire::Plan all = ask();
+  all.base = {epoch_, 1};
+  all.base_root = delta::root_digest(history_.at(1));
+  all.wait_ms = 2 * static_cast<std::uint64_t>(std::chrono::milliseconds(kTestLimit).count());
+  const auto merged = whole.plan(all);
+  ASSERT_TRUE(merged) << merged.error().to_string();
+  ASSERT_EQ(merged->steps.size(), 1u) << "it does not pay for the model: this test proves nothing";
+
+  auto c = client();
+  const TileSet set = tiles({{0, 1}});
+  ASSERT_TRUE(subscribe(c, set));
+  const auto reply = c.plan(ask_from(set, 1));
+  ASSERT_TRUE(reply) << reply.error().to_string();
+  EXPECT_EQ(reply->mode, wire::PlanMode::delta);
+  std::uint64_t bytes = 0;
+  for (const wire::DeltaStep& step : reply->steps) bytes += step.frame_bytes;
+  EXPECT_LT(bytes, set.bytes()) << "receivers refuse a delta that is larger than everything";
+  EXPECT_EQ(reply->steps.size(), 2u);
+}
+
 TEST_F(Subsets, ADeltaLargerThanTheTilesIsFull) {
   start_agent();
   version();

@@ -596,7 +596,16 @@ Status FakeAgent::answer_raw(Peer& peer, const net::Message& message, Fault faul
   }
   if (fault == Fault::refuse) return send_error(peer, request, Errc::lease_revoked, "the writer needs the half");
   std::vector<std::byte> half = *plan->target.half;
-  for (const auto& r : plan->tiles.intersect(get.ranges)) {
+  const std::vector<wire::TileRange> wanted = plan->tiles.intersect(get.ranges);
+  if (fault == Fault::wrong_tiles) {
+    std::uint64_t other = 0;  // the first tile that is not asked for
+    for (const auto& r : wanted) other = r.first <= other ? std::max(other, r.end) : other;
+    if (other < layout_->tile_count()) {
+      delta::Frame frame = delta::raw_frame(*layout_, half, std::span(&other, 1), *plan->target.digests);
+      DS_TRY(send_frame(peer, request, std::move(frame.bytes), fault));
+    }
+  }
+  for (const auto& r : wanted) {
     std::vector<std::uint64_t> tiles;
     for (std::uint64_t t = r.first; t < r.end; ++t) tiles.push_back(t);
     if (fault == Fault::flip_at_source) {
