@@ -1,0 +1,65 @@
+// How fast bytes come from the agent, and whether fewer of them, which cost time to make and to undo, come sooner. A
+// form that is smaller must never slow a fast link down: what is not known is taken for fast.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace deltasync::receiver {
+
+/// Of all streams together.
+struct LinkRate {
+  double bytes_per_s = 0;  ///< 0: fast, or not known
+
+  bool known() const noexcept { return bytes_per_s > 0; }
+};
+
+/// The same content in two forms.
+struct TwoForms {
+  std::uint64_t plain_bytes = 0;
+  std::uint64_t smaller_bytes = 0;  ///< an estimate will do
+  /// What making and undoing the smaller form takes beyond the plain one, on the threads that do it, while bytes flow:
+  /// CPU seconds divided by these threads. The slower of the two ends counts, not their sum.
+  double beside_s = 0;
+  double before_s = 0;  ///< spent before the first byte can leave
+};
+/// True if the smaller form is there clearly sooner: by a seventh and a few milliseconds at least.
+bool smaller_pays(const TwoForms& forms, LinkRate link) noexcept;
+
+/// Learns the rate from transfers that went before. Bytes count against the time in which the streams waited for bytes
+/// and for nothing else, so a pull that is held up by its own digests or its disk shows a link that is fast, and not a
+/// slow one. Used by one thread at a time.
+class LinkMeter {
+ public:
+  /// `given_gbps` in gigabits per second is believed as it is; 0: measured.
+  explicit LinkMeter(double given_gbps = 0) : given_(given_gbps * 1e9 / 8) {}
+
+  /// A round of a form that costs the agent nothing to make: `waited_s` is the mean over its streams. Small ones are
+  /// gathered until they say something.
+  void add(std::uint64_t bytes, double waited_s) noexcept;
+  /// What was measured was another way: to a host that is also ours, say.
+  void forget() noexcept;
+
+  /// The given rate, else the best of the last ones measured: whatever else holds up a stream makes a link look slower
+  /// than it is, and nothing makes it look faster than the bytes come.
+  LinkRate rate() const noexcept;
+  bool measures() const noexcept { return given_ == 0; }
+  /// A measurement would be news.
+  bool wants_sample() const noexcept { return measures() && samples_ == 0; }
+
+  static constexpr std::uint64_t kSampleBytes = 8u << 20;  ///< fewer say more about latency
+  /// A faster one is as good as any: CPUs and memory are the limit then, and those are busy already.
+  static constexpr double kFastBytesPerS = 1.6e9;
+
+ private:
+  static constexpr std::size_t kSamples = 4;
+
+  double given_;
+  std::uint64_t bytes_ = 0;
+  double waited_s_ = 0;
+  std::array<double, kSamples> rates_{};
+  std::size_t samples_ = 0;
+};
+
+}  // namespace deltasync::receiver

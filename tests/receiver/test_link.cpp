@@ -1,0 +1,81 @@
+#include <gtest/gtest.h>
+
+#include "receiver/link.hpp"
+
+namespace deltasync::receiver {
+namespace {
+
+constexpr double kGbps = 1e9 / 8;
+constexpr std::uint64_t kMb = 1'000'000;
+
+TEST(SmallerPays, OnlyOnAKnownLink) {
+  const TwoForms forms{1000 * kMb, 1, 0, 0};
+  EXPECT_FALSE(smaller_pays(forms, LinkRate()));
+  EXPECT_TRUE(smaller_pays(forms, LinkRate{kGbps}));
+}
+
+TEST(SmallerPays, NeverWithoutFewerBytes) {
+  EXPECT_FALSE(smaller_pays({1000, 1000, 0, 0}, LinkRate{1}));
+  EXPECT_FALSE(smaller_pays({1000, 1001, 0, 0}, LinkRate{1}));
+  EXPECT_FALSE(smaller_pays({0, 0, 0, 0}, LinkRate{1}));
+}
+
+TEST(SmallerPays, TheWorkBesideTheTransferIsHiddenByIt) {
+  // 8 s plain, 5.3 s packed.
+  EXPECT_TRUE(smaller_pays({1000 * kMb, 667 * kMb, 5, 0}, LinkRate{kGbps}));
+  EXPECT_FALSE(smaller_pays({1000 * kMb, 667 * kMb, 7, 0}, LinkRate{kGbps}));
+  // What comes first is not.
+  EXPECT_TRUE(smaller_pays({1000 * kMb, 667 * kMb, 0, 1}, LinkRate{kGbps}));
+  EXPECT_FALSE(smaller_pays({1000 * kMb, 667 * kMb, 0, 5}, LinkRate{kGbps}));
+}
+
+TEST(SmallerPays, ALittleIsNotEnough) {
+  EXPECT_FALSE(smaller_pays({1000 * kMb, 900 * kMb, 0, 0}, LinkRate{kGbps}));
+  // A third of almost nothing: a few milliseconds are lost in the noise.
+  EXPECT_FALSE(smaller_pays({1 * kMb, kMb * 2 / 3, 0, 0}, LinkRate{kGbps}));
+}
+
+TEST(LinkMeter, WhatIsGivenIsBelieved) {
+  LinkMeter meter(10);
+  EXPECT_FALSE(meter.measures());
+  EXPECT_FALSE(meter.wants_sample());
+  meter.add(1000 * kMb, 1000);
+  EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, 10 * kGbps);
+  EXPECT_DOUBLE_EQ(LinkMeter(400).rate().bytes_per_s, 400 * kGbps);
+}
+
+TEST(LinkMeter, UnknownUntilEnoughBytesCame) {
+  LinkMeter meter;
+  EXPECT_TRUE(meter.wants_sample());
+  EXPECT_FALSE(meter.rate().known());
+  meter.add(LinkMeter::kSampleBytes / 2, 0.05);
+  EXPECT_FALSE(meter.rate().known());
+  meter.add(LinkMeter::kSampleBytes / 2, 0.05);
+  EXPECT_FALSE(meter.wants_sample());
+  EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, static_cast<double>(LinkMeter::kSampleBytes) / 0.1);
+}
+
+TEST(LinkMeter, APullThatWaitsForItsOwnWorkShowsAFastLink) {
+  LinkMeter meter;
+  // A gigabyte in which the streams waited for a tenth of a second only, however long the whole took.
+  meter.add(1000 * kMb, 0.1);
+  EXPECT_FALSE(meter.wants_sample());
+  EXPECT_FALSE(meter.rate().known());
+  meter.add(1000 * kMb, 0);
+  EXPECT_FALSE(meter.rate().known());
+}
+
+TEST(LinkMeter, TheBestOfTheLastOnes) {
+  LinkMeter meter;
+  meter.add(100 * kMb, 1);
+  meter.add(100 * kMb, 4);  // a stall makes no slow link
+  EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, 1e8);
+  for (int i = 0; i < 3; ++i) meter.add(100 * kMb, 2);
+  EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, 5e7) << "what is long past does not count";
+  meter.forget();
+  EXPECT_TRUE(meter.wants_sample());
+  EXPECT_FALSE(meter.rate().known());
+}
+
+}  // namespace
+}  // namespace deltasync::receiver
