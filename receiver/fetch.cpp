@@ -209,7 +209,8 @@ Status check_codec(const Layout& layout, const delta::TileRecord& record) {
     case delta::Codec::raw:
     case delta::Codec::rice_absolute:
     case delta::Codec::rice_ulp: return {};
-    case delta::Codec::rice_class: break;
+    case delta::Codec::rice_class:
+    case delta::Codec::raw_planes: break;
   }
   return Error(Errc::protocol, tile_name(layout, record.tile) + " came in the codec " + to_string(record.codec) +
                                    ", which was not asked for");

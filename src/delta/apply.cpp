@@ -7,6 +7,7 @@
 #include "delta/delta.hpp"
 #include "delta/geometry.hpp"
 #include "delta/mix.hpp"
+#include "delta/raw_planes.hpp"
 #include "delta/rice.hpp"
 
 namespace deltasync::delta {
@@ -24,7 +25,7 @@ bool has_differences(Codec codec) noexcept {
   return codec == Codec::rice_ulp || codec == Codec::rice_class;
 }
 
-/// A record other than raw over the old tile at `first`.
+/// A record that gives no whole tile over the old one at `first`.
 Result<DecodedTile> decode_record(const TileShape& shape, const TileRecord& record, const std::byte* first,
                                   std::size_t row_stride) {
   if (record.codec == Codec::rice_class) return decode_class(shape, record, first, row_stride);
@@ -108,15 +109,22 @@ void write_rows(const TileShape& shape, ByteSpan packed, std::byte* first, std::
   }
 }
 
-/// The digest after the record, checked. `decoded` (rice) then holds the new elements.
+/// What a record decodes to.
+struct NewElements {
+  ByteSpan whole;       ///< of a record that gives the whole tile
+  DecodedTile changed;  ///< of all others
+};
+
+/// The digest after the record, checked. `decoded` then holds the new elements.
 Result<std::uint64_t> check_record(const TileShape& shape, const TileRecord& record, const std::byte* first,
-                                   std::size_t row_stride, std::uint64_t digest_before, DecodedTile& decoded) {
+                                   std::size_t row_stride, std::uint64_t digest_before, NewElements& out) {
   std::uint64_t digest = 0;
-  if (record.codec == Codec::raw) {
-    if (record.payload.size() != shape.raw_bytes()) return Error(Errc::corrupt, "payload: not the raw tile's size");
-    digest = tile_digest(record.payload.data(), shape.row_bytes(), shape.rows, shape.row_bytes());
+  if (gives_whole_tile(record.codec)) {
+    DS_ASSIGN(out.whole, whole_tile_bytes(shape, record));
+    digest = tile_digest(out.whole.data(), shape.row_bytes(), shape.rows, shape.row_bytes());
   } else {
-    DS_ASSIGN(decoded, decode_record(shape, record, first, row_stride));
+    DS_ASSIGN(out.changed, decode_record(shape, record, first, row_stride));
+    DecodedTile& decoded = out.changed;
     const RowGeometry geometry(shape, row_stride);
     digest = digest_before + with_element(shape, [&]<class U, bool kFloat>() {
                return geometry.row_bytes % 8 == 0 ? resolve<U, kFloat>(geometry, decoded, record.codec, first)
@@ -127,16 +135,20 @@ Result<std::uint64_t> check_record(const TileShape& shape, const TileRecord& rec
   return digest;
 }
 
-/// Decodes a record that is known to be sound.
-DecodedTile decode_again(const Layout& layout, const TileShape& shape, const TileRecord& record, const std::byte* first,
-                         std::size_t row_stride) {
-  Result<DecodedTile> decoded = decode_record(shape, record, first, row_stride);
+template <class T>
+T sound(const Layout& layout, const TileRecord& record, Result<T> decoded) {
   if (!decoded.ok()) {
     std::fprintf(stderr, "deltasync: %s: a record that was not verified: %s\n", tile_name(layout, record.tile).c_str(),
                  decoded.error().message().c_str());
     std::abort();
   }
-  return *decoded;
+  return *std::move(decoded);
+}
+
+/// Decodes a record that is known to be sound.
+DecodedTile decode_again(const Layout& layout, const TileShape& shape, const TileRecord& record, const std::byte* first,
+                         std::size_t row_stride) {
+  return sound(layout, record, decode_record(shape, record, first, row_stride));
 }
 
 /// Adds (or, to undo, subtracts) the differences in place: a run is loaded, then added to, then stored, so that no load
@@ -193,7 +205,7 @@ void exchange(const RowGeometry& geometry, std::uint32_t count, std::byte* first
 
 Result<std::uint64_t> verify_tile(const Layout& layout, const TileRecord& record, const std::byte* first,
                                   std::size_t row_stride, std::uint64_t digest_before) {
-  DecodedTile decoded;
+  NewElements decoded;
   Result<std::uint64_t> digest =
       check_record(tile_shape(layout, record.tile), record, first, row_stride, digest_before, decoded);
   if (!digest.ok()) return std::move(digest).error().with_context(tile_name(layout, record.tile));
@@ -201,16 +213,17 @@ Result<std::uint64_t> verify_tile(const Layout& layout, const TileRecord& record
 }
 
 std::size_t resolved_bytes(const Layout& layout, const TileRecord& record) {
-  if (record.codec == Codec::raw) return 0;
+  if (gives_whole_tile(record.codec)) return 0;
   return std::size_t{record.changed} * (sizeof(std::uint16_t) + tile_shape(layout, record.tile).element_bytes);
 }
 
 Result<std::uint64_t> resolve_tile(const Layout& layout, const TileRecord& record, const std::byte* first,
                                    std::size_t row_stride, std::uint64_t digest_before, std::vector<std::byte>& out) {
   const TileShape shape = tile_shape(layout, record.tile);
-  DecodedTile decoded;
-  Result<std::uint64_t> digest = check_record(shape, record, first, row_stride, digest_before, decoded);
+  NewElements elements_after;
+  Result<std::uint64_t> digest = check_record(shape, record, first, row_stride, digest_before, elements_after);
   if (!digest.ok()) return std::move(digest).error().with_context(tile_name(layout, record.tile));
+  const DecodedTile& decoded = elements_after.changed;
   const ByteSpan positions = std::as_bytes(std::span(decoded.positions, decoded.count));
   const ByteSpan elements(decoded.values, std::size_t{decoded.count} * shape.element_bytes);
   out.insert(out.end(), positions.begin(), positions.end());
@@ -220,7 +233,7 @@ Result<std::uint64_t> resolve_tile(const Layout& layout, const TileRecord& recor
 
 void exchange_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
                    MutByteSpan resolved) {
-  if (record.codec == Codec::raw) return;
+  if (gives_whole_tile(record.codec)) return;
   const TileShape shape = tile_shape(layout, record.tile);
   const RowGeometry geometry(shape, row_stride);
   with_element(shape, [&]<class U, bool kFloat>() { exchange<U>(geometry, record.changed, first, resolved); });
@@ -229,22 +242,22 @@ void exchange_tile(const Layout& layout, const TileRecord& record, std::byte* fi
 Result<std::uint64_t> apply_tile(const Layout& layout, const TileRecord& record, std::byte* first,
                                  std::size_t row_stride, std::uint64_t digest_before) {
   const TileShape shape = tile_shape(layout, record.tile);
-  DecodedTile decoded;
+  NewElements decoded;
   Result<std::uint64_t> digest = check_record(shape, record, first, row_stride, digest_before, decoded);
   if (!digest.ok()) return std::move(digest).error().with_context(tile_name(layout, record.tile));
-  if (record.codec == Codec::raw) {
-    write_rows(shape, record.payload, first, row_stride);
+  if (gives_whole_tile(record.codec)) {
+    write_rows(shape, decoded.whole, first, row_stride);
   } else {
     const RowGeometry geometry(shape, row_stride);
-    with_element(shape, [&]<class U, bool kFloat>() { write_elements<U>(geometry, decoded, first); });
+    with_element(shape, [&]<class U, bool kFloat>() { write_elements<U>(geometry, decoded.changed, first); });
   }
   return digest;
 }
 
 void commit_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride) {
   const TileShape shape = tile_shape(layout, record.tile);
-  if (record.codec == Codec::raw) {
-    write_rows(shape, record.payload, first, row_stride);
+  if (gives_whole_tile(record.codec)) {
+    write_rows(shape, sound(layout, record, whole_tile_bytes(shape, record)), first, row_stride);
     return;
   }
   const DecodedTile decoded = decode_again(layout, shape, record, first, row_stride);
@@ -262,7 +275,7 @@ void save_undo(const Layout& layout, const TileRecord& record, const std::byte* 
                std::vector<std::byte>& out) {
   if (record.codec == Codec::rice_ulp) return;
   const TileShape shape = tile_shape(layout, record.tile);
-  if (record.codec == Codec::raw) {
+  if (gives_whole_tile(record.codec)) {
     for (std::uint32_t r = 0; r < shape.rows; ++r) {
       out.insert(out.end(), first + r * row_stride, first + r * row_stride + shape.row_bytes());
     }
@@ -286,7 +299,7 @@ void save_undo(const Layout& layout, const TileRecord& record, const std::byte* 
 void undo_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
                ByteSpan undo) {
   const TileShape shape = tile_shape(layout, record.tile);
-  if (record.codec == Codec::raw) {
+  if (gives_whole_tile(record.codec)) {
     write_rows(shape, undo, first, row_stride);
     return;
   }

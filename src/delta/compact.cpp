@@ -92,7 +92,7 @@ Result<Frame> compact_frame(const Layout& layout, const Frame& frame, ByteSpan b
         before.data() + tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
     const ByteSpan payload = record.payload;
     bool smaller = false;
-    if (shape.is_float && record.codec != Codec::rice_class) {
+    if (shape.is_float && record.codec != Codec::rice_class && record.codec != Codec::raw_planes) {
       auto changes = changes_of(shape, record, first, row_stride, scratch);
       if (!changes) return std::move(changes).error().with_context(tile_name(layout, record.tile));
       const std::size_t limit = record_bytes(record, payload.size()) + payload.size();

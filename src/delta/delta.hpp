@@ -30,8 +30,8 @@ std::vector<Batch> make_batches(const Layout& layout);
 /// How many elements each has: at most kBatchBytesTarget, or one tile's.
 std::vector<std::uint32_t> batch_elements(const Layout& layout, std::span<const Batch> batches);
 
-enum class Codec : std::uint8_t { raw = 1, rice_absolute = 2, rice_ulp = 3, rice_class = 4 };
-inline constexpr std::size_t kCodecEnd = 5;  ///< one above the largest value: tables by codec have so many entries
+enum class Codec : std::uint8_t { raw = 1, rice_absolute = 2, rice_ulp = 3, rice_class = 4, raw_planes = 6 };
+inline constexpr std::size_t kCodecEnd = 7;  ///< one above the largest value: tables by codec have so many entries
 /// "raw", "rice_absolute" …, as the documents name them; "unknown" for what is none.
 const char* to_string(Codec codec) noexcept;
 
@@ -141,6 +141,9 @@ CutSize cut_size(const Frame& frame, std::span<const Batch> wanted);
 /// One frame of raw tiles, read from a half: repairs, and full transfers of column subsets. `tiles` ascending.
 Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
                 std::span<const std::uint64_t> digests);
+/// The same with each tile in raw_planes where that is smaller. Takes a CPU, for slow links.
+Frame packed_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
+                   std::span<const std::uint64_t> digests);
 
 /// The frame with each tile of floats in rice_class where that is smaller, and as it was where not: never larger than
 /// `frame`. Whatever form the frame had, the result needs exactly its base: `before` is the half that the delta
@@ -179,8 +182,8 @@ struct TileRecord {
   std::uint64_t tile = 0;
   Codec codec = Codec::raw;
   std::uint8_t rice_k = 0;         ///< of the gaps; in rice_class of the gaps between exceptions
-  std::uint32_t changed = 0;       ///< elements; all of them in a raw tile
-  std::uint32_t quotient_sum = 0;  ///< zeros in the plane of gap quotients; 0 for raw and rice_class
+  std::uint32_t changed = 0;       ///< elements; all of them in a raw tile, packed or not
+  std::uint32_t quotient_sum = 0;  ///< zeros in the plane of gap quotients; 0 for all but the Rice codecs
   std::uint32_t gamma_bits = 0;    ///< bits of the plane of low magnitude bits; 0 unless rice_ulp
   std::uint64_t digest_after = 0;
   ByteSpan payload;
@@ -206,14 +209,14 @@ void save_undo(const Layout& layout, const TileRecord& record, const std::byte* 
 /// Reverts commit_tile / apply_tile. `undo` is what save_undo appended before it.
 void undo_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride, ByteSpan undo);
 
-/// What resolve_tile keeps of a record: its positions and new elements; 0 for a raw tile.
+/// What resolve_tile keeps of a record: its positions and new elements; 0 for a raw tile, packed or not.
 std::size_t resolved_bytes(const Layout& layout, const TileRecord& record);
 /// verify_tile, and on success appends the record's changes to `out`, decoded: resolved_bytes() of them, from which
 /// exchange_tile commits without decoding again. They hold on exactly these bytes at `first`.
 Result<std::uint64_t> resolve_tile(const Layout& layout, const TileRecord& record, const std::byte* first,
                                    std::size_t row_stride, std::uint64_t digest_before, std::vector<std::byte>& out);
 /// Exchanges the tile's changed elements with those in `resolved`, which resolve_tile appended: the first time that
-/// commits, the next time it takes the commit back. Does nothing for a raw tile.
+/// commits, the next time it takes the commit back. Does nothing for a raw tile, packed or not.
 void exchange_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
                    MutByteSpan resolved);
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/hash.hpp"
+#include "delta/raw_planes.hpp"
 #include "delta/rice.hpp"
 
 namespace deltasync::delta {
@@ -37,6 +38,7 @@ const char* to_string(Codec codec) noexcept {
     case Codec::rice_absolute: return "rice_absolute";
     case Codec::rice_ulp: return "rice_ulp";
     case Codec::rice_class: return "rice_class";
+    case Codec::raw_planes: return "raw_planes";
   }
   return "unknown";
 }
@@ -142,22 +144,44 @@ Frame FrameBuilder::finish() {
   return frame;
 }
 
-Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
-                std::span<const std::uint64_t> digests) {
+namespace {
+
+Frame whole_tiles(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
+                  std::span<const std::uint64_t> digests, bool pack) {
   FrameBuilder builder;
+  std::vector<std::byte>& payloads = builder.payloads();
+  std::vector<std::byte> raw;
   for (const std::uint64_t index : tiles) {
     const TileShape shape = tile_shape(layout, index);
-    const std::size_t begin = builder.payloads().size();
-    builder.payloads().resize(begin + shape.raw_bytes());
-    copy_tile(layout, half, index, builder.payloads().data() + begin);
     TileRecord record;
     record.tile = index;
-    record.codec = Codec::raw;
-    record.changed = shape.elements();
     record.digest_after = digests[index];
+    if (pack) {
+      raw.resize(shape.raw_bytes());
+      copy_tile(layout, half, index, raw.data());
+    }
+    if (!pack || !encode_planes(shape, raw, record, payloads)) {
+      record.codec = Codec::raw;
+      record.changed = shape.elements();
+      const std::size_t begin = payloads.size();
+      payloads.resize(begin + shape.raw_bytes());
+      copy_tile(layout, half, index, payloads.data() + begin);
+    }
     builder.add(record);
   }
   return builder.finish();
+}
+
+}  // namespace
+
+Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
+                std::span<const std::uint64_t> digests) {
+  return whole_tiles(layout, half, tiles, digests, false);
+}
+
+Frame packed_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
+                   std::span<const std::uint64_t> digests) {
+  return whole_tiles(layout, half, tiles, digests, true);
 }
 
 // ---- reading ---------------------------------------------------------------------------------------------------
@@ -200,6 +224,7 @@ Result<RecordFields> read_record_fields(ByteReader& table) {
   if (!table.failed()) {
     switch (fields.codec) {
       case Codec::raw:
+      case Codec::raw_planes:
         if (fields.rice_k != 0) return bad_frame("a raw tile has a Rice parameter");
         break;
       case Codec::rice_absolute: fields.quotient_sum = table.get_varint(); break;
@@ -253,7 +278,7 @@ class TableReader {
     DS_ASSIGN(const RecordFields fields, read_record_fields(table_));
     if (fields.changed == 0) return bad_frame("a record without changed elements");
     if (fields.changed > shape.elements()) return bad_frame("more changed elements than elements");
-    if (fields.codec == Codec::raw && fields.changed != shape.elements()) {
+    if (gives_whole_tile(fields.codec) && fields.changed != shape.elements()) {
       return bad_frame("a raw tile that does not count all of its elements");
     }
     if (fields.codec == Codec::rice_class && !shape.is_float) {
@@ -276,8 +301,12 @@ class TableReader {
 
   Status take_payload(const TileShape& shape, std::uint64_t size, TileRecord& record) {
     if (size > shape.raw_bytes()) return bad_frame("a payload is longer than the raw tile");
-    // What a rice_class payload has to be long follows from its own header, which its decoder reads.
-    if (record.codec != Codec::rice_class && size != payload_bytes(shape, record))
+    if (record.codec == Codec::raw_planes && size == shape.raw_bytes()) {
+      return bad_frame("a packed tile is as long as the raw one");
+    }
+    // What such payloads have to be long follows from their own headers, which their decoders read.
+    const bool own_header = record.codec == Codec::rice_class || record.codec == Codec::raw_planes;
+    if (!own_header && size != payload_bytes(shape, record))
       return bad_frame("a payload size that does not follow from its record");
     if (size > payloads_.size()) return bad_frame("truncated payload");
     record.payload = payloads_.first(static_cast<std::size_t>(size));

@@ -34,8 +34,12 @@ bool may_mix(std::span<const Link> links) noexcept {
   return differences && values;
 }
 
-Error rice_class_tile() {
-  return {Errc::unsupported, "merging a tile in rice_class"};
+/// Codecs that no agent keeps deltas in.
+bool is_merged(Codec codec) noexcept {
+  return codec == Codec::raw || codec == Codec::rice_absolute || codec == Codec::rice_ulp;
+}
+Error not_merged(Codec codec) {
+  return {Errc::unsupported, std::string("merging a tile in ") + to_string(codec)};
 }
 
 /// Merges batches of tiles. One per worker, since it keeps the working memory.
@@ -141,7 +145,7 @@ void BatchMerger::count(TileRecord& record, std::size_t payload_begin) {
 }
 
 Status BatchMerger::copy_tile(const TileRecord& record) {
-  if (record.codec == Codec::rice_class) return rice_class_tile();
+  if (!is_merged(record.codec)) return not_merged(record.codec);
   TileRecord copy = record;
   const std::size_t begin = builder_.payloads().size();
   builder_.payloads().insert(builder_.payloads().end(), record.payload.begin(), record.payload.end());
@@ -151,7 +155,7 @@ Status BatchMerger::copy_tile(const TileRecord& record) {
 
 Result<std::optional<Frame>> BatchMerger::copy_frame() {
   for (const TileRecord& record : records_.front()) {
-    if (record.codec == Codec::rice_class) return rice_class_tile().with_context(tile_name(layout_, record.tile));
+    if (!is_merged(record.codec)) return not_merged(record.codec).with_context(tile_name(layout_, record.tile));
     add_to_stats(record, stats_);
   }
   return std::optional<Frame>(*frames_.front());

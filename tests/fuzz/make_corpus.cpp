@@ -233,6 +233,35 @@ void class_deltas(const Corpus& corpus) {
   spoil("bits-behind-the-end", [&](Bytes& b) { b.back() |= std::byte{0x80}; });
 }
 
+/// Whole tiles in byte planes: those of a half that packs, and payloads that break one rule each.
+void packed_tiles(const Corpus& corpus) {
+  const Layout& layout = fuzz::layout();
+  const ByteSpan half = fuzz::patterned_half(layout);
+  ThreadPool pool(1, "corpus");
+  std::vector<std::uint64_t> digests(layout.tile_count());
+  delta::half_digests(layout, half, digests, pool);
+  // Without the large tensor of bytes: the regression runs all neighbours of an input.
+  std::vector<std::uint64_t> tiles;
+  for (std::uint64_t t = 0; t < layout.tile_count(); ++t) {
+    if (layout.tensors()[layout.tile(t).tensor].element_bytes > 1) tiles.push_back(t);
+  }
+  for (std::size_t i = 0; i < tiles.size(); i += 3) {
+    const auto some = std::span(tiles).subspan(i, std::min<std::size_t>(3, tiles.size() - i));
+    corpus.add("frame", "planes-" + std::to_string(i), delta::packed_frame(layout, half, some, digests).bytes);
+  }
+  const std::uint64_t first[] = {0};
+  const Bytes good = delta::packed_frame(layout, half, first, digests).bytes;
+  const std::size_t payload = 64 + load<delta::FrameHeader>(good.data()).table_bytes;
+  const auto spoil = [&](const std::string& name, const std::function<void(Bytes&)>& change) {
+    corpus.spoil("frame", "planes-" + name, good, change);
+  };
+  spoil("all-packed", [&](Bytes& b) { b[payload] = std::byte{3}; });
+  spoil("too-many", [&](Bytes& b) { b[payload] = std::byte{0xFF}; });
+  spoil("size-lies", [&](Bytes& b) { b[payload + 1] ^= std::byte{1}; });
+  spoil("no-frames", [&](Bytes& b) { std::memset(&b[payload + 3], 0, b.size() - payload - 3); });
+  spoil("frames-of-ones", [&](Bytes& b) { std::memset(&b[b.size() - 30], 0xFF, 30); });
+}
+
 void sidecars(const Corpus& corpus) {
   const LayoutPtr layout = Layout::build({{"a", Dtype::bf16, {4, 8}, {}, {}}, {"b", Dtype::f32, {3}, {}, {}}}).value();
   Sidecar sidecar = make_sidecar(*layout);
@@ -377,6 +406,7 @@ int main(int argc, char** argv) {
   messages(corpus);
   deltas(corpus);
   class_deltas(corpus);
+  packed_tiles(corpus);
   sidecars(corpus);
   headers(corpus);
   packed_layouts(corpus);

@@ -5,7 +5,7 @@
   delta_reference.py --check MAKE_CASES_TOOL DIR      run the tool, decode all of its cases, compare byte for byte,
                                                       and expect damaged copies to be refused
 
-Exit code 77: numpy or the xxHash library is missing.
+Exit code 77: numpy, the xxHash library or the zstd library is missing.
 """
 
 import ctypes
@@ -66,6 +66,38 @@ def xxh3_64(data):
 def xxh3_128(data):
     h = XXHASH.XXH3_128bits(bytes(data), len(data))
     return struct.pack(">QQ", h.high, h.low)
+
+
+# ---- zstd: the library's C functions, as RFC 8878 has them ---------------------------------------------------------------
+
+
+def load_zstd():
+    for name in (ctypes.util.find_library("zstd"), "libzstd.so.1", "libzstd.so"):
+        try:
+            library = ctypes.CDLL(name) if name else None
+        except OSError:
+            library = None
+        if library is not None:
+            for function in (library.ZSTD_decompress, library.ZSTD_findFrameCompressedSize):
+                function.restype = ctypes.c_size_t
+            library.ZSTD_decompress.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+            library.ZSTD_findFrameCompressedSize.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+            return library
+    print("SKIPPED: the zstd library (libzstd.so) is missing")
+    sys.exit(77)
+
+
+ZSTD = load_zstd()
+
+
+def unzstd(data, size):
+    """What one frame holds: exactly `size` bytes."""
+    data = bytes(data)
+    need(data[:4] == bytes.fromhex("28b52ffd"), "no zstd frame")
+    need(ZSTD.ZSTD_findFrameCompressedSize(data, len(data)) == len(data), "a zstd frame that ends elsewhere")
+    out = ctypes.create_string_buffer(size)
+    need(ZSTD.ZSTD_decompress(out, size, data, len(data)) == size, "a zstd frame of another size")
+    return out.raw
 
 
 # ---- reading ----------------------------------------------------------------------------------------------------------
@@ -355,6 +387,27 @@ def decode_classes(tile, old, record):
     return elements.view(np.uint8).reshape(old.shape)
 
 
+def decode_planes(tile, record):
+    width, n, tensor = tile.width, tile.elements, tile.tensor
+    r = Reader(record["payload"])
+    (forms,) = r.unpack("B")
+    need(forms < 1 << width, "more planes than bytes")
+    packed = [forms >> p & 1 for p in range(width)]
+    sizes = [r.varint() if packed[p] else n for p in range(width)]
+    need(all(size < n for size, p in zip(sizes, packed) if p), "a packed plane that is not smaller")
+    planes = [r.take(size) for size in sizes]
+    need(r.done(), "bytes behind the planes")
+    planes = [unzstd(plane, n) if p else plane for plane, p in zip(planes, packed)]
+    y = np.zeros(n, np.uint64)
+    for p, plane in enumerate(planes):
+        y |= np.frombuffer(plane, np.uint8).astype(np.uint64) << np.uint64(8 * p)
+    if tensor.is_float and width > 1:
+        b, w = tensor.mantissa_bits, width * 8
+        mantissa, sign, exponent = y & ((1 << b) - 1), y >> np.uint64(b) & 1, y >> np.uint64(b + 1)
+        y = sign << np.uint64(w - 1) | exponent << np.uint64(b) | mantissa
+    return y.astype("<u%d" % width).view(np.uint8)
+
+
 def ulp(x, w, is_float):
     x %= 1 << w
     return x ^ ((1 << (w - 1)) - 1) if is_float and x >> (w - 1) else x
@@ -377,14 +430,15 @@ def read_records(tiles, first_tile, count, table, payloads):
         r = {"tile": index, "codec": byte & 15, "k": byte >> 4}
         r["n"] = table.varint()
         size = table.varint()
-        need(r["codec"] in (1, 2, 3, 4), "an unknown codec")
+        need(r["codec"] in (1, 2, 3, 4, 6), "an unknown codec")
         need(r["codec"] != 4 or tile.tensor.is_float, "exponent classes in a tensor without exponents")
         r["Q"] = table.varint() if r["codec"] in (2, 3) else 0
         r["E"] = table.varint() if r["codec"] == 3 else 0
         (r["digest"],) = table.unpack("Q")
         n, k, q, e = r["n"], r["k"], r["Q"], r["E"]
         need(1 <= n <= tile.elements, "number of changed elements")
-        need(r["codec"] != 1 or (n == tile.elements and k == 0), "a raw record")
+        need(r["codec"] not in (1, 6) or (n == tile.elements and k == 0), "a raw record")
+        need(r["codec"] != 6 or size < raw_bytes, "a packed tile that is not smaller")
         need(q <= (tile.elements - n) >> k, "gap quotients")
         need(e <= n * (w - 1), "magnitude bits")
         rice = ceil(n * k, 8) + ceil(n + q, 8)
@@ -437,6 +491,8 @@ def apply_container(data, layout_bytes, half):
             old = tile.read(half)
             if record["codec"] == 1:
                 new = np.frombuffer(record["payload"], np.uint8).reshape(old.shape)
+            elif record["codec"] == 6:
+                new = decode_planes(tile, record).reshape(old.shape)
             elif record["codec"] == 4:
                 new = decode_classes(tile, old, record)
             else:
@@ -502,9 +558,9 @@ def check(tool, directory):
                 raise SystemExit("FAILED: %s: not in exponent classes" % name)
             at += size
         print("%-24s %8d bytes of delta" % (name, len(delta)))
-        if name.startswith(("patterns", "classes")):
+        if name.startswith(("patterns", "classes", "packed")):
             expect_refusals(delta, layout, before, 30)
-    if codecs != {1, 2, 3, 4}:
+    if codecs != {1, 2, 3, 4, 6}:
         raise SystemExit("FAILED: the cases use only the codecs %s" % sorted(codecs))
     print("%d cases decoded" % len(cases))
 

@@ -128,6 +128,29 @@ void write_classes(const std::filesystem::path& dir, Dtype dtype, unsigned expon
   write_case(dir, *layout, before, after, delta::ValueForm::ulp);
 }
 
+/// All tiles of a model as they are sent to who asks for packed ones.
+void write_packed(const std::filesystem::path& dir, const test::TestModel& model) {
+  ThreadPool pool(2, "cases");
+  const Layout& layout = *model.layout;
+  std::vector<std::byte> before = model.half;
+  test::mutate(before, layout, 0.5, 9);
+  std::vector<std::uint64_t> digests(layout.tile_count());
+  delta::Delta delta;
+  delta.layout = layout.digest();
+  delta.from = {7, 1};
+  delta.to = {7, 2};
+  delta::half_digests(layout, before, digests, pool);
+  delta.from_root = delta::root_digest(digests);
+  delta::half_digests(layout, model.half, digests, pool);
+  delta.to_root = delta::root_digest(digests);
+  std::vector<std::uint64_t> tiles(layout.tile_count());
+  for (std::uint64_t t = 0; t < tiles.size(); ++t) tiles[t] = t;
+  delta.frames.push_back(delta::packed_frame(layout, model.half, tiles, digests));
+  delta.changed = delta.frames.front().changed;
+  delta.frame_bytes = delta.frames.front().bytes.size();
+  write_delta(dir, layout, before, model.half, delta);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -146,6 +169,7 @@ int main(int argc, char** argv) {
     write_case(dir / (name + "-ulp"), *model.layout, model.half, after, delta::ValueForm::ulp);
     write_case(dir / (name + "-absolute"), *model.layout, model.half, after, delta::ValueForm::absolute);
   }
+  write_packed(dir / "packed", model);
   write_merged(dir / "merged-ulp", model, delta::ValueForm::ulp);
   write_merged(dir / "merged-absolute", model, delta::ValueForm::absolute);
   for (const Dtype dtype : {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::i64,
