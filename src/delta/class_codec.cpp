@@ -1,9 +1,6 @@
 #include "delta/class_codec.hpp"
 
-#include <cstring>
 #include <string>
-
-#include "delta/mix.hpp"
 
 namespace deltasync::delta {
 
@@ -11,18 +8,6 @@ namespace {
 
 Error bad_header(const char* what) {
   return {Errc::corrupt, std::string("payload: ") + what};
-}
-
-template <class U>
-void read_exponents_of(const TileShape& shape, const std::byte* first, std::size_t row_stride, std::uint16_t* out) {
-  constexpr U kMagnitude = static_cast<U>(~U{0}) >> 1;
-  const unsigned mantissa = shape.mantissa_bits;
-  for (std::uint32_t r = 0; r < shape.rows; ++r, first += row_stride, out += shape.cols) {
-    for (std::uint32_t c = 0; c < shape.cols; ++c) {
-      const U x = load_raw<U>(first + std::size_t{c} * sizeof(U));
-      out[c] = static_cast<std::uint16_t>(static_cast<U>(x & kMagnitude) >> mantissa);
-    }
-  }
 }
 
 }  // namespace
@@ -83,23 +68,32 @@ ClassBits class_bits(const ClassHeader& header, std::uint32_t changed, unsigned 
   return bits;
 }
 
-ClassMap::ClassMap(const ClassHeader& header, std::uint32_t exponents) {
-  for (std::uint32_t e = 0; e < exponents; ++e) {
-    if (e > header.top) {
-      of_[e] = kNoClass;
+std::array<ExponentRange, kClassesMax> class_ranges(const ClassHeader& header, std::uint32_t base) noexcept {
+  std::array<ExponentRange, kClassesMax> ranges;
+  const std::uint32_t top = header.top - base;
+  for (unsigned c = 0; c < header.classes; ++c) {
+    const std::uint32_t above = (header.classes - 1 - c) << header.shift;  // exponents of the classes above
+    if (above > top) {
+      ranges[c] = {1, 0};
       continue;
     }
-    const std::uint32_t below_top = (header.top - e) >> header.shift;
-    of_[e] = static_cast<std::uint8_t>(below_top < header.classes ? header.classes - 1 - below_top : 0);
+    const std::uint32_t high = top - above;
+    const std::uint32_t width = 1u << header.shift;
+    ranges[c].high = static_cast<std::uint8_t>(high);
+    ranges[c].low = static_cast<std::uint8_t>(c == 0 || high < width ? 0 : high + 1 - width);
   }
+  return ranges;
 }
 
-void read_exponents(const TileShape& shape, const std::byte* first, std::size_t row_stride, std::uint16_t* out) {
-  switch (shape.element_bytes) {
-    case 1: read_exponents_of<std::uint8_t>(shape, first, row_stride, out); break;
-    case 2: read_exponents_of<std::uint16_t>(shape, first, row_stride, out); break;
-    case 4: read_exponents_of<std::uint32_t>(shape, first, row_stride, out); break;
-    default: read_exponents_of<std::uint64_t>(shape, first, row_stride, out);
+void read_exponents(const ClassKernels& kernels, const TileShape& shape, const std::byte* first, std::size_t row_stride,
+                    std::uint32_t base, std::uint8_t* out) {
+  const auto read = kernels.exponents[shape.width_log2()];
+  if (row_stride == shape.row_bytes()) {
+    read(first, shape.elements(), shape.mantissa_bits, base, out);
+    return;
+  }
+  for (std::uint32_t r = 0; r < shape.rows; ++r, first += row_stride, out += shape.cols) {
+    read(first, shape.cols, shape.mantissa_bits, base, out);
   }
 }
 

@@ -1,9 +1,7 @@
 // Decoding must be total: the payload comes from a peer, and the old tile may be any. What makes the loops safe: the
 // header has proved its counts against the record's; the reader of the unary bits knows its end; a gap is proved to be
 // below the largest tile and an exception to be among the changes before they are stored; and a position only ever
-// comes from the walk over the tile's own elements, which ends with the tile, whatever the gaps say.
-#include <limits>
-
+// comes from the masks of the tile's own elements, which end with the tile and share none, whatever the gaps say.
 #include "delta/class_codec.hpp"
 #include "delta/plane_bits.hpp"
 
@@ -12,12 +10,17 @@ namespace deltasync::delta {
 namespace {
 
 struct DecodeScratch {
-  std::uint16_t exponents[kTileElementsMax];
-  std::uint16_t gaps[kTileElementsMax];                ///< class after class
-  std::uint16_t exceptions[kTileElementsMax];          ///< numbers in `stream`
-  std::uint16_t positions[kTileElementsMax];           ///< ascending
-  alignas(64) std::byte stream[kTileElementsMax * 8];  ///< differences, class after class
-  alignas(64) std::byte values[kTileElementsMax * 8];  ///< differences by position
+  std::uint8_t exponents[kTileElementsMax];
+  std::uint64_t mask[kTileMaskWords];                           ///< of one class
+  std::uint64_t changed[kTileMaskWords];                        ///< of all classes
+  std::uint16_t gaps[kTileElementsMax];                         ///< class after class
+  std::uint16_t exceptions[kTileElementsMax];                   ///< numbers in `stream`
+  std::uint16_t in_class[kTileElementsMax];                     ///< positions in one class, ascending
+  std::uint16_t positions[kTileElementsMax];                    ///< ascending
+  alignas(64) std::byte signs[kTileElementsMax / 8 + kSlack];   ///< of `stream`
+  alignas(64) std::byte stream[kTileElementsMax * 8 + kSlack];  ///< differences, class after class
+  alignas(64) std::byte by_element[kTileElementsMax * 8];       ///< differences, where `changed` has a one
+  alignas(64) std::byte values[kTileElementsMax * 8];           ///< differences by position
   alignas(64) std::byte payload[kTileElementsMax * 8 + kSlack];
 };
 
@@ -109,13 +112,16 @@ const char* decode_exceptions(const ClassPayload& payload, UnaryReader& unary, s
 
 /// The differences of all classes, one after the other. The unary reader stands before the magnitude lengths.
 template <class U>
-const char* decode_differences(const ClassPayload& payload, UnaryReader& unary, const std::uint16_t* exceptions,
-                               std::byte* stream) {
+const char* decode_differences(const Kernels& kernels, unsigned width_log2, const ClassPayload& payload,
+                               UnaryReader& unary, DecodeScratch& scratch) {
   constexpr unsigned kBits = sizeof(U) * 8;
-  for (std::uint64_t i = 0; i < payload.changed; ++i) {
-    const std::uint64_t negative = read_bits(payload.bytes, payload.at.signs + i, 1);
-    store_raw(stream + i * sizeof(U), static_cast<U>(U{1} - U{2} * static_cast<U>(negative)));
+  const std::uint16_t* const exceptions = scratch.exceptions;
+  std::byte* const stream = scratch.stream;
+  for (std::uint64_t i = 0; i < payload.changed; i += 32) {
+    const std::uint64_t signs = read_bits(payload.bytes, payload.at.signs + i, 32);
+    store_raw(scratch.signs + i / 8, static_cast<std::uint32_t>(signs));
   }
+  kernels.decode.unit_values[width_log2](scratch.signs, payload.changed, stream);
   // The magnitudes stand behind all of the lengths, which a second reader skips.
   UnaryReader lengths = unary;
   for (std::uint32_t e = 0; e < payload.header.exceptions; ++e) {
@@ -138,39 +144,54 @@ const char* decode_differences(const ClassPayload& payload, UnaryReader& unary, 
   return nullptr;
 }
 
-/// Walks over the tile's elements and writes down where each class's next change is, in the order of the elements.
-/// Returns how many there were.
+/// Marks the elements that change, each with its difference. False if a class has not enough elements.
 template <class U>
-std::uint32_t place(const TileShape& shape, const ClassHeader& header, DecodeScratch& scratch) {
-  constexpr std::uint32_t kNever = std::numeric_limits<std::uint32_t>::max();  // more than a tile has elements
-  const ClassMap map(header, exponent_count(shape));
-  std::uint32_t until[kClassesMax + 1];  // elements of each class that come before its next change
-  std::uint32_t next[kClassesMax + 1] = {};
-  std::uint32_t end[kClassesMax + 1] = {};
-  std::uint32_t at = 0;
-  until[ClassMap::kNoClass] = kNever;
+bool place(const ClassKernels& kernels, const TileShape& shape, const ClassHeader& header, DecodeScratch& scratch) {
+  const std::uint32_t words = (shape.elements() + 63) / 64;
+  const unsigned in_last = shape.elements() % 64;
+  const auto ranges = class_ranges(header, exponent_base(shape, header.top));
+  std::memset(scratch.exponents + shape.elements(), 0, words * std::size_t{64} - shape.elements());
+  std::memset(scratch.changed, 0, words * sizeof(scratch.changed[0]));
+  const U* diff = reinterpret_cast<const U*>(scratch.stream);
+  U* const by_element = reinterpret_cast<U*>(scratch.by_element);
+  const std::uint16_t* gaps = scratch.gaps;
   for (unsigned c = 0; c < header.classes; ++c) {
-    next[c] = at;
-    end[c] = at += header.changed[c];
-    until[c] = next[c] < end[c] ? scratch.gaps[next[c]] : kNever;
+    const std::uint32_t n = header.changed[c];
+    if (n == 0) continue;
+    if (ranges[c].low > ranges[c].high) return false;
+    kernels.mask(scratch.exponents, words, ranges[c], scratch.mask);
+    if (in_last != 0) scratch.mask[words - 1] &= (std::uint64_t{1} << in_last) - 1;
+    if (!kernels.select(scratch.mask, words, gaps, n, scratch.in_class)) return false;
+    for (std::uint32_t i = 0; i < n; ++i) {
+      const std::uint16_t position = scratch.in_class[i];
+      scratch.changed[position / 64] |= std::uint64_t{1} << (position % 64);
+      by_element[position] = diff[i];
+    }
+    diff += n;
+    gaps += n;
   }
-  const U* const stream = reinterpret_cast<const U*>(scratch.stream);
-  U* const values = reinterpret_cast<U*>(scratch.values);
-  std::uint32_t placed = 0;
-  for (std::uint32_t position = 0; position < shape.elements(); ++position) {
-    const unsigned c = map[scratch.exponents[position]];
-    if (until[c]-- != 0) continue;
-    scratch.positions[placed] = static_cast<std::uint16_t>(position);
-    values[placed++] = stream[next[c]++];
-    until[c] = next[c] < end[c] ? scratch.gaps[next[c]] : kNever;
+  return true;
+}
+
+/// Lists the marked elements in their order.
+template <class U>
+void list_placed(const TileShape& shape, DecodeScratch& scratch) {
+  const U* const by_element = reinterpret_cast<const U*>(scratch.by_element);
+  U* value = reinterpret_cast<U*>(scratch.values);
+  std::uint16_t* to = scratch.positions;
+  for (std::uint32_t w = 0; w < (shape.elements() + 63) / 64; ++w) {
+    for (std::uint64_t left = scratch.changed[w]; left != 0; left &= left - 1) {
+      const std::uint32_t position = w * 64 + static_cast<unsigned>(__builtin_ctzll(left));
+      *to++ = static_cast<std::uint16_t>(position);
+      *value++ = by_element[position];
+    }
   }
-  return placed;
 }
 
 }  // namespace
 
-Result<DecodedTile> decode_class(const TileShape& shape, const TileRecord& record, const std::byte* first,
-                                 std::size_t row_stride) {
+Result<DecodedTile> decode_class(const Kernels& kernels, const TileShape& shape, const TileRecord& record,
+                                 const std::byte* first, std::size_t row_stride) {
   const std::uint32_t n = record.changed;
   if (!shape.is_float) return bad_payload("exponent classes in a tensor without exponents");
   if (n == 0 || n > shape.elements() || record.rice_k > kClassRiceKMax || record.payload.size() > shape.raw_bytes()) {
@@ -192,22 +213,28 @@ Result<DecodedTile> decode_class(const TileShape& shape, const TileRecord& recor
   if (wrong == nullptr) wrong = decode_exceptions(payload, unary, scratch.exceptions);
   if (wrong != nullptr) return bad_payload(wrong);
 
+  bool placed = false;
   const auto decode = [&]<class U>(U) {
-    wrong = decode_differences<U>(payload, unary, scratch.exceptions, scratch.stream);
-    if (wrong != nullptr) return std::uint32_t{0};
-    read_exponents(shape, first, row_stride, scratch.exponents);
-    return place<U>(shape, header, scratch);
+    wrong = decode_differences<U>(kernels, shape.width_log2(), payload, unary, scratch);
+    if (wrong != nullptr) return;
+    read_exponents(kernels.classes, shape, first, row_stride, exponent_base(shape, header.top), scratch.exponents);
+    placed = place<U>(kernels.classes, shape, header, scratch);
+    if (placed) list_placed<U>(shape, scratch);
   };
-  std::uint32_t placed = 0;
   switch (shape.element_bytes) {
-    case 1: placed = decode(std::uint8_t{}); break;
-    case 2: placed = decode(std::uint16_t{}); break;
-    case 4: placed = decode(std::uint32_t{}); break;
-    default: placed = decode(std::uint64_t{});
+    case 1: decode(std::uint8_t{}); break;
+    case 2: decode(std::uint16_t{}); break;
+    case 4: decode(std::uint32_t{}); break;
+    default: decode(std::uint64_t{});
   }
   if (wrong != nullptr) return bad_payload(wrong);
-  if (placed != n) return bad_payload("a position is behind the last element of its class");
+  if (!placed) return bad_payload("a position is behind the last element of its class");
   return DecodedTile{scratch.positions, scratch.values, n};
+}
+
+Result<DecodedTile> decode_class(const TileShape& shape, const TileRecord& record, const std::byte* first,
+                                 std::size_t row_stride) {
+  return decode_class(active_kernels(), shape, record, first, row_stride);
 }
 
 }  // namespace deltasync::delta

@@ -48,19 +48,17 @@ struct ClassBits {
 /// `rice_k` as in the record.
 ClassBits class_bits(const ClassHeader& header, std::uint32_t changed, unsigned rice_k) noexcept;
 
-/// The class of each exponent, or kNoClass.
-class ClassMap {
- public:
-  static constexpr std::uint8_t kNoClass = kClassesMax;
+/// What is subtracted from exponents so that those of up to 254 below `top` fit a byte: what is further below has a
+/// byte of 0, what is above `top` one above that of `top`.
+inline std::uint32_t exponent_base(const TileShape& shape, std::uint32_t top) noexcept {
+  return exponent_count(shape) <= 256 || top < 255 ? 0 : top - 254;
+}
 
-  ClassMap(const ClassHeader& header, std::uint32_t exponents);
-  std::uint8_t operator[](std::uint16_t exponent) const noexcept { return of_[exponent]; }
+/// The exponent bytes of each class. Classes are disjoint; one that reaches below all exponents is empty.
+std::array<ExponentRange, kClassesMax> class_ranges(const ClassHeader& header, std::uint32_t base) noexcept;
 
- private:
-  std::array<std::uint8_t, kExponentsMax> of_;
-};
-
-/// Writes the exponent of each of the tile's elements, row by row, to `out`. `first` is the tile's first element.
-void read_exponents(const TileShape& shape, const std::byte* first, std::size_t row_stride, std::uint16_t* out);
+/// Writes the byte of each of the tile's exponents, row by row, to `out`. `first` is the tile's first element.
+void read_exponents(const ClassKernels& kernels, const TileShape& shape, const std::byte* first, std::size_t row_stride,
+                    std::uint32_t base, std::uint8_t* out);
 
 }  // namespace deltasync::delta

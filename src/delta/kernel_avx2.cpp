@@ -249,6 +249,7 @@ const Kernels& avx2_kernels() {
       .split_signs = {split_signs_scalar<std::uint8_t>, split_signs_avx2_u16, split_signs_scalar<std::uint32_t>,
                       split_signs_scalar<std::uint64_t>},
       .decode = avx2_decode_kernels(),
+      .classes = avx2_class_kernels(),
   };
   return kKernels;
 }

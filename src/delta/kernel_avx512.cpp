@@ -353,6 +353,7 @@ const Kernels& avx512_kernels() {
       .split_signs = {split_signs_avx512<std::uint8_t>, split_signs_avx512<std::uint16_t>,
                       split_signs_avx512<std::uint32_t>, split_signs_avx512<std::uint64_t>},
       .decode = avx512_decode_kernels(),
+      .classes = avx512_class_kernels(),
   };
   return kKernels;
 }

@@ -18,6 +18,7 @@ const Kernels& scalar_kernels() {
       .split_signs = {split_signs_scalar<std::uint8_t>, split_signs_scalar<std::uint16_t>,
                       split_signs_scalar<std::uint32_t>, split_signs_scalar<std::uint64_t>},
       .decode = scalar_decode_kernels(),
+      .classes = scalar_class_kernels(),
   };
   return kKernels;
 }

@@ -1,5 +1,6 @@
-// The inner loops, once per instruction set. kernel_scalar.cpp and decode_scalar.cpp are the truth; the others must
-// agree with them bit for bit (tests/delta/test_delta_kernels.cpp, test_delta_decode_kernels.cpp).
+// The inner loops, once per instruction set. kernel_scalar.cpp, decode_scalar.cpp and class_scalar.cpp are the
+// truth; the others must agree with them bit for bit (tests/delta/test_delta_kernels.cpp,
+// test_delta_decode_kernels.cpp, test_delta_class_kernels.cpp).
 #pragma once
 
 #include <cstddef>
@@ -59,6 +60,32 @@ struct DecodeKernels {
                                            std::byte* values, std::uint32_t count);
 };
 
+/// Bytes low to high, of the exponents that share a class.
+struct ExponentRange {
+  std::uint8_t low = 0;
+  std::uint8_t high = 0;  ///< below `low`: no exponent at all
+};
+
+/// The loops of rice_class that look at all elements of a tile. An exponent is a byte here (exponent_base in
+/// class_tile.hpp), and a class is a mask of 64-bit words with one bit for each element.
+struct ClassKernels {
+  /// [log2 of the element's bytes] The exponents of `elements` contiguous floats, less `base`, as bytes: 0 for those
+  /// below it, 255 for those further above it. `base` is 0 but for 64-bit elements.
+  void (*exponents[4])(const std::byte* first, std::uint32_t elements, unsigned mantissa_bits, std::uint32_t base,
+                       std::uint8_t* out);
+  /// counts[i], i ≤ top − lowest: how many are lowest + i; those below `lowest` count as `lowest`.
+  void (*count)(const std::uint8_t* exponents, std::uint32_t elements, unsigned lowest, unsigned top,
+                std::uint32_t* counts);
+  /// The mask of those in a range that is not empty. Reads 64 · `words` exponents.
+  void (*mask)(const std::uint8_t* exponents, std::uint32_t words, ExponentRange range, std::uint64_t* mask);
+  /// How many elements of a mask lie between each of the ascending positions and the one before, all of them in it.
+  void (*gaps)(const std::uint64_t* mask, const std::uint16_t* positions, std::uint32_t count, std::uint16_t* gaps);
+  /// The inverse. False if one lies behind the last word; then `positions` holds nothing of use.
+  bool (*select)(const std::uint64_t* mask, std::uint32_t words, const std::uint16_t* gaps, std::uint32_t count,
+                 std::uint16_t* positions);
+};
+inline constexpr std::size_t kTileMaskWords = 1024;  ///< of the largest tile
+
 struct Kernels {
   const char* name;
   ScanFn scan[4][2];  ///< [log2 of the element's bytes][is float]
@@ -82,6 +109,7 @@ struct Kernels {
   SignSplit (*split_signs[4])(const std::byte* diffs, std::uint32_t count, std::byte* signs, std::uint16_t* exceptions);
 
   DecodeKernels decode;
+  ClassKernels classes;
 };
 
 /// The one that this process uses: the widest that the CPU has, or what DELTASYNC_ISA names.
@@ -91,11 +119,14 @@ const Kernels* find_kernels(const char* name);
 
 const Kernels& scalar_kernels();
 DecodeKernels scalar_decode_kernels();
+ClassKernels scalar_class_kernels();
 #ifdef DELTASYNC_X86_KERNELS
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 DecodeKernels avx2_decode_kernels();
 DecodeKernels avx512_decode_kernels();
+ClassKernels avx2_class_kernels();
+ClassKernels avx512_class_kernels();
 #endif
 
 }  // namespace deltasync::delta

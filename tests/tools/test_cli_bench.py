@@ -49,6 +49,8 @@ class BenchTest(CliTest):
         self.assertLess(compact["bits_per_change"], got["floor_bits"])
         self.assertEqual(compact["bits_per_change"], 8 * compact["container_bytes"] / got["changed"])
         self.assertGreater(compact["codecs"]["rice_class"]["tiles"], 0)
+        for speed in (got["diff_encode_gbps"], got["verify_gbps"], compact["encode_gbps"], compact["verify_gbps"]):
+            self.assertGreater(speed, 0)
         self.assertEqual(sum(codec["changed"] for codec in compact["codecs"].values()), got["changed"])
 
     def test_codec_of_two_directories(self):

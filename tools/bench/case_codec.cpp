@@ -2,6 +2,7 @@
 // and what COO would take.
 #include "bench/halves.hpp"
 #include "deltasync/hf.hpp"
+#include "receiver/target_checks.hpp"
 #include "tools/diff_sizes.hpp"
 
 namespace deltasync::bench {
@@ -48,6 +49,48 @@ Result<Json> from_directories(const Options& options, ThreadPool& pool) {
   return report(sizes, containers);
 }
 
+/// GB of one half per second at which all records of a delta verify over `before`, the best of all rounds.
+Result<double> verify_gbps(const Halves& halves, const delta::Delta& delta, unsigned rounds, ThreadPool& pool) {
+  const Layout& layout = halves.layout();
+  double best_s = 1e300;
+  for (unsigned round = 0; round < rounds; ++round) {
+    const Stopwatch watch;
+    const Status status = run_all(pool, delta.frames.size(), [&](std::uint64_t i, unsigned) -> Status {
+      DS_ASSIGN(const auto records, delta::parse_frame(layout, delta.frames[i].bytes));
+      for (const auto& record : records) {
+        const Tile tile = layout.tile(record.tile);
+        const Tensor& tensor = layout.tensors()[tile.tensor];
+        const std::byte* const first = halves.before().data() + tensor.offset + tile.rect.row * tensor.row_bytes() +
+                                       tile.rect.col * tensor.element_bytes;
+        DS_TRY(delta::verify_tile(layout, record, first, tensor.row_bytes(), halves.digests()[record.tile]));
+      }
+      return {};
+    });
+    DS_TRY(status);
+    best_s = std::min(best_s, watch.seconds());
+  }
+  return static_cast<double>(layout.half_bytes()) / best_s / 1e9;
+}
+
+/// What the two forms cost. Of exponent classes, `encode_gbps` is what they take on top of diff and encode.
+Status add_speeds(const Halves& halves, const delta::Delta& delta, double diff_encode_s, unsigned rounds,
+                  ThreadPool& pool, Json& json) {
+  const auto gbps = [&](double seconds) { return static_cast<double>(halves.layout().half_bytes()) / seconds / 1e9; };
+  json["diff_encode_gbps"] = gbps(diff_encode_s);
+  DS_ASSIGN(json["verify_gbps"], verify_gbps(halves, delta, rounds, pool));
+  double compact_s = 1e300;
+  delta::Delta compact;
+  for (unsigned round = 0; round < rounds; ++round) {
+    const Stopwatch watch;
+    DS_ASSIGN(compact, delta::compact(halves.layout(), delta, halves.before(), pool));
+    compact_s = std::min(compact_s, watch.seconds());
+  }
+  json["compact"]["encode_gbps"] = gbps(compact_s);
+  DS_ASSIGN(json["compact"]["verify_gbps"], verify_gbps(halves, compact, rounds, pool));
+  json["isa"] = delta::isa_name();
+  return {};
+}
+
 }  // namespace
 
 Result<Json> run_codec(const Options& options) {
@@ -62,11 +105,19 @@ Result<Json> run_codec(const Options& options) {
   };
   DS_ASSIGN(const auto sizes,
             tools::diff_sizes(halves.layout(), tensor_in(halves.before()), tensor_in(halves.after()), pool));
-  auto digests = halves.digests();
-  const delta::Delta delta = halves.encode(digests, pool);
+  delta::Delta delta;
+  double diff_encode_s = 1e300;
+  for (unsigned round = 0; round < rounds_of(options); ++round) {
+    auto digests = halves.digests();
+    const Stopwatch watch;
+    delta = halves.encode(digests, pool);
+    diff_encode_s = std::min(diff_encode_s, watch.seconds());
+  }
   DS_ASSIGN(const auto containers,
             tools::compact_sizes(halves.layout(), delta, halves.before(), halves.after(), halves.digests(), pool));
-  return report(sizes, containers);
+  Json json = report(sizes, containers);
+  DS_TRY(add_speeds(halves, delta, diff_encode_s, rounds_of(options), pool, json));
+  return json;
 }
 
 }  // namespace deltasync::bench
