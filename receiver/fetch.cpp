@@ -208,7 +208,8 @@ Status check_codec(const Layout& layout, const delta::TileRecord& record) {
   switch (record.codec) {
     case delta::Codec::raw:
     case delta::Codec::rice_absolute:
-    case delta::Codec::rice_ulp: return {};
+    case delta::Codec::rice_ulp:
+    case delta::Codec::dense_ulp: return {};
     case delta::Codec::rice_class:
     case delta::Codec::raw_planes: break;
   }

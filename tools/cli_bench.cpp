@@ -80,6 +80,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
   app.add_option("--versions", options->versions, "timed versions (e2e, tensors), rounds (the others)")
       ->check(CLI::Range(1U, 1000U));
   app.add_option("--steps", options->steps, "merge: deltas of the chain")->check(CLI::Range(1U, 256U));
+  app.add_flag("--master", options->master, "diff, codec, apply: the fp32 weights instead of their bf16 copies");
   app.add_option("--seed", options->seed, "of the generator");
   app.add_option("--from", options->from, "codec: two model directories instead of the generator")->expected(2);
   app.add_option("--shm-dir", options->shm_dir, "where shared segments are made");

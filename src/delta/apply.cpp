@@ -1,10 +1,12 @@
 // Decoding records over a tile's memory: verify, apply, commit, undo.
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 
 #include "delta/changed_words.hpp"
 #include "delta/class_codec.hpp"
 #include "delta/delta.hpp"
+#include "delta/dense_codec.hpp"
 #include "delta/geometry.hpp"
 #include "delta/mix.hpp"
 #include "delta/raw_planes.hpp"
@@ -22,13 +24,19 @@ Error bad_digest() {
 }
 
 bool has_differences(Codec codec) noexcept {
-  return codec == Codec::rice_ulp || codec == Codec::rice_class;
+  return codec == Codec::rice_ulp || codec == Codec::rice_class || codec == Codec::dense_ulp;
+}
+
+/// Whether the record itself takes the tile back to what it was: its positions do not depend on the tile.
+bool is_inverted(Codec codec) noexcept {
+  return codec == Codec::rice_ulp || codec == Codec::dense_ulp;
 }
 
 /// A record that gives no whole tile over the old one at `first`.
 Result<DecodedTile> decode_record(const TileShape& shape, const TileRecord& record, const std::byte* first,
                                   std::size_t row_stride) {
   if (record.codec == Codec::rice_class) return decode_class(shape, record, first, row_stride);
+  if (record.codec == Codec::dense_ulp) return decode_dense(active_kernels(), shape, record);
   return decode_rice(shape, record);
 }
 
@@ -92,6 +100,39 @@ std::uint64_t resolve_ragged(const RowGeometry& geometry, const DecodedTile& til
   return sum.finish();
 }
 
+/// A new tile of this thread, row by row without padding.
+std::byte* new_tile() {
+  struct Memory {
+    alignas(64) std::byte bytes[kTileElementsMax * 8];
+  };
+  thread_local const std::unique_ptr<Memory> memory(new Memory);
+  return memory->bytes;
+}
+
+/// Where so many elements change that most words do, the whole new tile is made and its digest taken anew: one mix for
+/// each of its words instead of two for each change.
+bool is_dense(const TileShape& shape, std::uint32_t changed) noexcept {
+  return std::size_t{changed} * 8 >= shape.raw_bytes();
+}
+
+/// As resolve(), but makes the new tile. Returns its bytes.
+template <class U, bool kFloat>
+ByteSpan resolve_whole(const TileShape& shape, const DecodedTile& tile, Codec codec, const std::byte* first,
+                       std::size_t row_stride) {
+  std::byte* const whole = new_tile();
+  for (std::uint32_t r = 0; r < shape.rows; ++r) {
+    std::memcpy(whole + r * shape.row_bytes(), first + r * row_stride, shape.row_bytes());
+  }
+  U* const values = reinterpret_cast<U*>(tile.values);
+  U* const elements = reinterpret_cast<U*>(whole);
+  const bool differences = has_differences(codec);
+  for (std::uint32_t i = 0; i < tile.count; ++i) {
+    U& element = elements[tile.positions[i]];
+    element = values[i] = differences ? add_ulps<U, kFloat>(element, values[i]) : values[i];
+  }
+  return {whole, shape.raw_bytes()};
+}
+
 template <class U>
 void write_elements(const RowGeometry& geometry, const DecodedTile& tile, std::byte* first) {
   const U* const values = reinterpret_cast<const U*>(tile.values);
@@ -111,8 +152,8 @@ void write_rows(const TileShape& shape, ByteSpan packed, std::byte* first, std::
 
 /// What a record decodes to.
 struct NewElements {
-  ByteSpan whole;       ///< of a record that gives the whole tile
-  DecodedTile changed;  ///< of all others
+  ByteSpan whole;       ///< the new tile, where the record gives it or it was made
+  DecodedTile changed;  ///< of all records that do not give the whole tile
 };
 
 /// The digest after the record, checked. `decoded` then holds the new elements.
@@ -126,10 +167,15 @@ Result<std::uint64_t> check_record(const TileShape& shape, const TileRecord& rec
     DS_ASSIGN(out.changed, decode_record(shape, record, first, row_stride));
     DecodedTile& decoded = out.changed;
     const RowGeometry geometry(shape, row_stride);
-    digest = digest_before + with_element(shape, [&]<class U, bool kFloat>() {
-               return geometry.row_bytes % 8 == 0 ? resolve<U, kFloat>(geometry, decoded, record.codec, first)
-                                                  : resolve_ragged<U, kFloat>(geometry, decoded, record.codec, first);
-             });
+    digest = with_element(shape, [&]<class U, bool kFloat>() {
+      if (is_dense(shape, decoded.count)) {
+        out.whole = resolve_whole<U, kFloat>(shape, decoded, record.codec, first, row_stride);
+        return tile_digest(out.whole.data(), shape.row_bytes(), shape.rows, shape.row_bytes());
+      }
+      return digest_before + (geometry.row_bytes % 8 == 0
+                                  ? resolve<U, kFloat>(geometry, decoded, record.codec, first)
+                                  : resolve_ragged<U, kFloat>(geometry, decoded, record.codec, first));
+    });
   }
   if (digest != record.digest_after) return bad_digest();
   return digest;
@@ -245,7 +291,7 @@ Result<std::uint64_t> apply_tile(const Layout& layout, const TileRecord& record,
   NewElements decoded;
   Result<std::uint64_t> digest = check_record(shape, record, first, row_stride, digest_before, decoded);
   if (!digest.ok()) return std::move(digest).error().with_context(tile_name(layout, record.tile));
-  if (gives_whole_tile(record.codec)) {
+  if (!decoded.whole.empty()) {
     write_rows(shape, decoded.whole, first, row_stride);
   } else {
     const RowGeometry geometry(shape, row_stride);
@@ -273,7 +319,7 @@ void commit_tile(const Layout& layout, const TileRecord& record, std::byte* firs
 
 void save_undo(const Layout& layout, const TileRecord& record, const std::byte* first, std::size_t row_stride,
                std::vector<std::byte>& out) {
-  if (record.codec == Codec::rice_ulp) return;
+  if (is_inverted(record.codec)) return;
   const TileShape shape = tile_shape(layout, record.tile);
   if (gives_whole_tile(record.codec)) {
     for (std::uint32_t r = 0; r < shape.rows; ++r) {
@@ -316,7 +362,7 @@ void undo_tile(const Layout& layout, const TileRecord& record, std::byte* first,
     decoded = decode_again(layout, shape, record, first, row_stride);
   }
   with_element(shape, [&]<class U, bool kFloat>() {
-    if (record.codec == Codec::rice_ulp) {
+    if (is_inverted(record.codec)) {
       add_in_place<U, kFloat>(geometry, decoded, first, true);
       return;
     }

@@ -1,5 +1,6 @@
 // Frames and deltas with their tiles in rice_class where that is smaller.
 #include "delta/class_codec.hpp"
+#include "delta/dense_codec.hpp"
 #include "delta/frame.hpp"
 #include "delta/kernel_scalar.hpp"
 
@@ -64,10 +65,13 @@ ChangedElements absolute_changes(const TileShape& shape, const TileRecord& recor
 Result<ChangedElements> changes_of(const TileShape& shape, const TileRecord& record, const std::byte* before,
                                    std::size_t row_stride, CompactScratch& scratch) {
   DecodedTile decoded;
-  if (record.codec != Codec::raw) {
+  if (record.codec == Codec::dense_ulp) {
+    DS_ASSIGN(decoded, decode_dense(active_kernels(), shape, record));
+  } else if (record.codec != Codec::raw) {
     DS_ASSIGN(decoded, decode_rice(shape, record));
   }
-  if (record.codec == Codec::rice_ulp) return ChangedElements{decoded.positions, decoded.values, decoded.count};
+  if (record.codec == Codec::rice_ulp || record.codec == Codec::dense_ulp)
+    return ChangedElements{decoded.positions, decoded.values, decoded.count};
   switch (shape.element_bytes) {
     case 1: return absolute_changes<std::uint8_t>(shape, record, decoded, before, row_stride, scratch);
     case 2: return absolute_changes<std::uint16_t>(shape, record, decoded, before, row_stride, scratch);

@@ -30,7 +30,14 @@ std::vector<Batch> make_batches(const Layout& layout);
 /// How many elements each has: at most kBatchBytesTarget, or one tile's.
 std::vector<std::uint32_t> batch_elements(const Layout& layout, std::span<const Batch> batches);
 
-enum class Codec : std::uint8_t { raw = 1, rice_absolute = 2, rice_ulp = 3, rice_class = 4, raw_planes = 6 };
+enum class Codec : std::uint8_t {
+  raw = 1,
+  rice_absolute = 2,
+  rice_ulp = 3,
+  rice_class = 4,
+  dense_ulp = 5,
+  raw_planes = 6
+};
 inline constexpr std::size_t kCodecEnd = 7;  ///< one above the largest value: tables by codec have so many entries
 /// "raw", "rice_absolute" …, as the documents name them; "unknown" for what is none.
 const char* to_string(Codec codec) noexcept;
@@ -181,10 +188,10 @@ Result<Delta> from_container(ByteSpan bytes, const Layout& layout);
 struct TileRecord {
   std::uint64_t tile = 0;
   Codec codec = Codec::raw;
-  std::uint8_t rice_k = 0;         ///< of the gaps; in rice_class of the gaps between exceptions
+  std::uint8_t rice_k = 0;         ///< of the gaps; in rice_class of those between exceptions; of dense_ulp's numbers
   std::uint32_t changed = 0;       ///< elements; all of them in a raw tile, packed or not
-  std::uint32_t quotient_sum = 0;  ///< zeros in the plane of gap quotients; 0 for all but the Rice codecs
-  std::uint32_t gamma_bits = 0;    ///< bits of the plane of low magnitude bits; 0 unless rice_ulp
+  std::uint32_t quotient_sum = 0;  ///< zeros in the plane of quotients; 0 for raw, raw_planes and rice_class
+  std::uint32_t gamma_bits = 0;    ///< bits of the plane of low magnitude bits; escapes of dense_ulp; else 0
   std::uint64_t digest_after = 0;
   ByteSpan payload;
 };
@@ -202,8 +209,8 @@ Result<std::uint64_t> apply_tile(const Layout& layout, const TileRecord& record,
                                  std::size_t row_stride, std::uint64_t digest_before);
 /// Writes the elements of a record that verify_tile has accepted on these very bytes (no digest work).
 void commit_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride);
-/// Bytes that undo needs beside the record: 0 for rice_ulp (it is inverted), the overwritten elements otherwise, and
-/// for rice_class their positions too, which the record gives only together with what was overwritten.
+/// Bytes that undo needs beside the record: 0 for rice_ulp and dense_ulp (they are inverted), the overwritten elements
+/// otherwise, and for rice_class their positions too, which the record gives only together with what was overwritten.
 void save_undo(const Layout& layout, const TileRecord& record, const std::byte* first, std::size_t row_stride,
                std::vector<std::byte>& out);
 /// Reverts commit_tile / apply_tile. `undo` is what save_undo appended before it.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/hash.hpp"
+#include "delta/dense_codec.hpp"
 #include "delta/raw_planes.hpp"
 #include "delta/rice.hpp"
 
@@ -26,6 +27,14 @@ std::size_t varint_bytes(std::uint64_t value) noexcept {
   return bytes;
 }
 
+/// What a record has between its payload's size and its digest.
+bool has_quotient_sum(Codec codec) noexcept {
+  return codec == Codec::rice_absolute || codec == Codec::rice_ulp || codec == Codec::dense_ulp;
+}
+bool has_second_sum(Codec codec) noexcept {
+  return codec == Codec::rice_ulp || codec == Codec::dense_ulp;
+}
+
 std::uint64_t hash_header(const FrameHeader& header) {
   return xxh3_64(bytes_of(header).first(kHashedHeaderBytes));
 }
@@ -38,6 +47,7 @@ const char* to_string(Codec codec) noexcept {
     case Codec::rice_absolute: return "rice_absolute";
     case Codec::rice_ulp: return "rice_ulp";
     case Codec::rice_class: return "rice_class";
+    case Codec::dense_ulp: return "dense_ulp";
     case Codec::raw_planes: return "raw_planes";
   }
   return "unknown";
@@ -45,6 +55,7 @@ const char* to_string(Codec codec) noexcept {
 
 std::size_t payload_bytes(const TileShape& shape, const TileRecord& record) noexcept {
   if (record.codec == Codec::raw) return shape.raw_bytes();
+  if (record.codec == Codec::dense_ulp) return dense_plane_sizes(shape, dense_choice(record)).total();
   return plane_sizes(record.codec, record.changed, record.rice_k, record.quotient_sum, record.gamma_bits,
                      shape.element_bytes)
       .total();
@@ -52,10 +63,9 @@ std::size_t payload_bytes(const TileShape& shape, const TileRecord& record) noex
 
 std::size_t record_bytes(const TileRecord& record, std::size_t payload_size) noexcept {
   std::size_t bytes = 1 + varint_bytes(record.changed) + varint_bytes(payload_size) + 8;
-  if (record.codec == Codec::rice_absolute || record.codec == Codec::rice_ulp) {
-    bytes += varint_bytes(record.quotient_sum);
-  }
-  if (record.codec == Codec::rice_ulp) bytes += varint_bytes(record.gamma_bits);
+  if (has_quotient_sum(record.codec)) bytes += varint_bytes(record.quotient_sum);
+  if (has_second_sum(record.codec)) bytes += varint_bytes(record.gamma_bits);
+  if (record.codec == Codec::dense_ulp) ++bytes;  // k
   return bytes;
 }
 
@@ -104,11 +114,14 @@ void FrameBuilder::add(const TileRecord& record) {
   payload_end_ = payloads_.size();
   ByteWriter out(table_);
   out.put_varint(tiles_ == 0 ? 0 : record.tile - last_tile_ - 1);
-  out.put<std::uint8_t>(static_cast<std::uint8_t>(static_cast<unsigned>(record.codec) | record.rice_k << 4));
+  const bool dense = record.codec == Codec::dense_ulp;  // its k may be above 15
+  out.put<std::uint8_t>(
+      static_cast<std::uint8_t>(static_cast<unsigned>(record.codec) | (dense ? 0U : record.rice_k) << 4));
   out.put_varint(record.changed);
   out.put_varint(payload_size);
-  if (record.codec == Codec::rice_absolute || record.codec == Codec::rice_ulp) out.put_varint(record.quotient_sum);
-  if (record.codec == Codec::rice_ulp) out.put_varint(record.gamma_bits);
+  if (has_quotient_sum(record.codec)) out.put_varint(record.quotient_sum);
+  if (has_second_sum(record.codec)) out.put_varint(record.gamma_bits);
+  if (dense) out.put<std::uint8_t>(record.rice_k);
   out.put<std::uint64_t>(record.digest_after);
   last_tile_ = record.tile;
   ++tiles_;
@@ -233,6 +246,12 @@ Result<RecordFields> read_record_fields(ByteReader& table) {
         fields.gamma_bits = table.get_varint();
         break;
       case Codec::rice_class: break;
+      case Codec::dense_ulp:
+        if (fields.rice_k != 0) return bad_frame("a dense tile has its Rice parameter in the wrong place");
+        fields.quotient_sum = table.get_varint();
+        fields.gamma_bits = table.get_varint();
+        fields.rice_k = table.get<std::uint8_t>();
+        break;
       default: return Error(Errc::unsupported, "frame: codec " + std::to_string(codec & 15));
     }
   }
@@ -284,10 +303,11 @@ class TableReader {
     if (fields.codec == Codec::rice_class && !shape.is_float) {
       return bad_frame("exponent classes in a tensor without exponents");
     }
-    if (fields.quotient_sum > (shape.elements() - fields.changed) >> fields.rice_k) {
+    if (fields.codec == Codec::dense_ulp) {
+      DS_TRY(check_dense(shape, fields));
+    } else if (fields.quotient_sum > (shape.elements() - fields.changed) >> fields.rice_k) {
       return bad_frame("the gap quotients lead outside of the tile");
-    }
-    if (fields.gamma_bits > fields.changed * (shape.element_bytes * 8 - 1)) {
+    } else if (fields.gamma_bits > fields.changed * (shape.element_bytes * 8 - 1)) {
       return bad_frame("more magnitude bits than the elements have");
     }
     record.codec = fields.codec;
@@ -297,6 +317,16 @@ class TableReader {
     record.gamma_bits = static_cast<std::uint32_t>(fields.gamma_bits);
     record.digest_after = fields.digest_after;
     return take_payload(shape, fields.payload_bytes, record);
+  }
+
+  static Status check_dense(const TileShape& shape, const RecordFields& fields) {
+    if (fields.rice_k >= shape.element_bytes * 8) return bad_frame("a Rice parameter as long as the element");
+    if (fields.quotient_sum > std::uint64_t{kDenseEscape} * shape.elements()) {
+      return bad_frame("more quotients than the elements have");
+    }
+    if (fields.gamma_bits > fields.quotient_sum / kDenseEscape)
+      return bad_frame("more escapes than its quotients have");
+    return {};
   }
 
   Status take_payload(const TileShape& shape, std::uint64_t size, TileRecord& record) {

@@ -250,6 +250,7 @@ const Kernels& avx2_kernels() {
                       split_signs_scalar<std::uint64_t>},
       .decode = avx2_decode_kernels(),
       .classes = avx2_class_kernels(),
+      .dense = avx2_dense_kernels(),
   };
   return kKernels;
 }

@@ -354,6 +354,7 @@ const Kernels& avx512_kernels() {
                       split_signs_avx512<std::uint32_t>, split_signs_avx512<std::uint64_t>},
       .decode = avx512_decode_kernels(),
       .classes = avx512_class_kernels(),
+      .dense = avx512_dense_kernels(),
   };
   return kKernels;
 }

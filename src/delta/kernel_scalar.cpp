@@ -19,6 +19,7 @@ const Kernels& scalar_kernels() {
                       split_signs_scalar<std::uint32_t>, split_signs_scalar<std::uint64_t>},
       .decode = scalar_decode_kernels(),
       .classes = scalar_class_kernels(),
+      .dense = scalar_dense_kernels(),
   };
   return kKernels;
 }

@@ -86,6 +86,43 @@ struct ClassKernels {
 };
 inline constexpr std::size_t kTileMaskWords = 1024;  ///< of the largest tile
 
+/// In dense_ulp, the quotient from which on a number's high bits stand apart.
+inline constexpr unsigned kDenseEscape = 16;
+
+struct DenseSums {
+  std::uint64_t quotients = 0;  ///< each at most kDenseEscape
+  std::uint32_t escapes = 0;
+};
+
+/// The planes of a dense_ulp payload, with kSlack readable bytes behind each.
+struct DensePlanes {
+  unsigned k = 0;
+  const std::byte* low = nullptr;
+  const std::uint16_t* quotients = nullptr;  ///< of each element, modulo 2^16
+  const std::byte* escape = nullptr;
+  std::uint64_t quotient_sum = 0;  ///< as the record says
+  std::uint32_t escapes = 0;       ///< as the record says
+};
+
+/// The loops of dense_ulp, by log2 of the element's bytes. A number is the zigzag of an element's difference; there is
+/// one for each element of the tile.
+struct DenseKernels {
+  /// The numbers of a list of differences; 0 for all elements that are not listed.
+  void (*spread[4])(const std::uint16_t* positions, const std::byte* diffs, std::uint32_t count, std::uint32_t elements,
+                    std::byte* numbers);
+  /// counts[b]: numbers of b bits, 0 ≤ b ≤ w.
+  void (*lengths[4])(const std::byte* numbers, std::uint32_t elements, std::uint32_t* counts);
+  DenseSums (*sums[4])(const std::byte* numbers, std::uint32_t elements, unsigned k);
+  /// The three planes of a payload. Each is followed by up to 8 bytes of garbage.
+  void (*pack_low[4])(const std::byte* numbers, std::uint32_t elements, unsigned k, std::byte* plane);
+  void (*pack_unary[4])(const std::byte* numbers, std::uint32_t elements, unsigned k, std::byte* plane);
+  void (*pack_escapes[4])(const std::byte* numbers, std::uint32_t elements, unsigned k, std::byte* plane);
+  /// The difference of each element; or what is wrong.
+  const char* (*join[4])(const DensePlanes& planes, std::uint32_t elements, std::byte* diffs);
+  /// Lists those that are not 0. Returns how many.
+  std::uint32_t (*list[4])(const std::byte* diffs, std::uint32_t elements, std::uint16_t* positions, std::byte* listed);
+};
+
 struct Kernels {
   const char* name;
   ScanFn scan[4][2];  ///< [log2 of the element's bytes][is float]
@@ -110,6 +147,7 @@ struct Kernels {
 
   DecodeKernels decode;
   ClassKernels classes;
+  DenseKernels dense;
 };
 
 /// The one that this process uses: the widest that the CPU has, or what DELTASYNC_ISA names.
@@ -120,6 +158,7 @@ const Kernels* find_kernels(const char* name);
 const Kernels& scalar_kernels();
 DecodeKernels scalar_decode_kernels();
 ClassKernels scalar_class_kernels();
+DenseKernels scalar_dense_kernels();
 #ifdef DELTASYNC_X86_KERNELS
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
@@ -127,6 +166,8 @@ DecodeKernels avx2_decode_kernels();
 DecodeKernels avx512_decode_kernels();
 ClassKernels avx2_class_kernels();
 ClassKernels avx512_class_kernels();
+DenseKernels avx2_dense_kernels();
+DenseKernels avx512_dense_kernels();
 #endif
 
 }  // namespace deltasync::delta

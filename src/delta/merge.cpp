@@ -29,14 +29,14 @@ bool may_mix(std::span<const Link> links) noexcept {
   bool values = false;
   for (const Link& link : links) {
     if (link.record->codec == Codec::raw) return false;
-    (link.record->codec == Codec::rice_ulp ? differences : values) = true;
+    (link.record->codec == Codec::rice_absolute ? values : differences) = true;
   }
   return differences && values;
 }
 
 /// Codecs that no agent keeps deltas in.
 bool is_merged(Codec codec) noexcept {
-  return codec == Codec::raw || codec == Codec::rice_absolute || codec == Codec::rice_ulp;
+  return codec == Codec::raw || codec == Codec::rice_absolute || codec == Codec::rice_ulp || codec == Codec::dense_ulp;
 }
 Error not_merged(Codec codec) {
   return {Errc::unsupported, std::string("merging a tile in ") + to_string(codec)};

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "delta/dense_codec.hpp"
 #include "delta/mix.hpp"
 
 namespace deltasync::delta {
@@ -69,10 +70,14 @@ Status TileMerger::add(const TileRecord& record) {
     all_known_ = true;
     return {};
   }
-  if (record.codec != Codec::rice_ulp && record.codec != Codec::rice_absolute) {
+  DecodedTile tile;
+  if (record.codec == Codec::dense_ulp) {
+    DS_ASSIGN(tile, decode_dense(kernels_, shape_, record));
+  } else if (record.codec == Codec::rice_ulp || record.codec == Codec::rice_absolute) {
+    DS_ASSIGN(tile, decode_rice(shape_, record));
+  } else {
     return Error(Errc::unsupported, std::string("merging a tile in ") + to_string(record.codec));
   }
-  DS_ASSIGN(const DecodedTile tile, decode_rice(shape_, record));
   if (record.codec == Codec::rice_absolute) {
     with_element(shape_, [&]<class U, bool kFloat>() { add_values<U>(tile); });
   } else {
@@ -129,11 +134,12 @@ TileMerger::Outcome TileMerger::encode(const std::byte* target, TileRecord& reco
     return Outcome::changed;
   }
   if (listed_ == 0) return Outcome::unchanged;
-  if (listed_known_ == 0 || listed_known_ == listed_) {
-    const Codec codec = listed_known_ == 0 ? Codec::rice_ulp : Codec::rice_absolute;
-    if (encode_payload_as(codec, kernels_, shape_, changed, arena_->values, row_bytes, scratch_, record, out)) {
-      return Outcome::changed;
-    }
+  if (listed_known_ == 0 && encode_differences(kernels_, shape_, changed, scratch_, record, out)) {
+    return Outcome::changed;
+  }
+  if (listed_known_ == listed_ &&
+      encode_elements(kernels_, shape_, changed, arena_->values, row_bytes, scratch_, record, out)) {
+    return Outcome::changed;
   }
   if (target == nullptr) return Outcome::needs_target;
   encode_payload(kernels_, shape_, changed, target, row_bytes, ValueForm::absolute, scratch_, record, out);

@@ -31,6 +31,7 @@ struct RiceScratch {
   std::vector<std::uint16_t> gaps = std::vector<std::uint16_t>(kTileElementsMax + kSlack);
   std::vector<std::uint16_t> exceptions = std::vector<std::uint16_t>(kTileElementsMax + kSlack);
   std::vector<std::byte> signs = std::vector<std::byte>(kTileElementsMax / 8 + kSlack);
+  std::vector<std::byte> numbers;  ///< of dense_ulp; grows with the tiles
 };
 
 /// The changed elements of one tile, as scanned.
@@ -40,23 +41,25 @@ struct ChangedElements {
   std::uint32_t count = 0;
 };
 
-/// Appends the payload of a changed tile to `out` in the smallest codec that `form` allows (rice_ulp rather than an
+/// Appends the payload of a changed tile to `out` in the smallest codec that `form` allows (differences rather than a
 /// rice_absolute that is hardly smaller), and fills in the record's
 /// codec, rice_k, changed, quotient_sum and gamma_bits. `after` is the tile's first element in the new half; the
 /// absolute form reads no `changed.diffs`.
 void encode_payload(const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
                     const std::byte* after, std::size_t row_stride, ValueForm form, RiceScratch& scratch,
                     TileRecord& record, std::vector<std::byte>& out);
-/// The same in exactly `codec`, rice_absolute or rice_ulp; false, and nothing appended, if that is longer than the raw
-/// tile. rice_ulp reads no `after`, rice_absolute no `changed.diffs`.
-bool encode_payload_as(Codec codec, const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
-                       const std::byte* after, std::size_t row_stride, RiceScratch& scratch, TileRecord& record,
-                       std::vector<std::byte>& out);
+/// The same with new elements only (rice_absolute), or with differences only (the smaller of rice_ulp and dense_ulp);
+/// false, and nothing appended, if that is longer than the raw tile. The first reads no `changed.diffs`.
+bool encode_elements(const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
+                     const std::byte* after, std::size_t row_stride, RiceScratch& scratch, TileRecord& record,
+                     std::vector<std::byte>& out);
+bool encode_differences(const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
+                        RiceScratch& scratch, TileRecord& record, std::vector<std::byte>& out);
 
 /// A decoded payload, in a scratch memory of the calling thread that lives until its next decode.
 struct DecodedTile {
   const std::uint16_t* positions = nullptr;  ///< ascending, all inside the tile
-  std::byte* values = nullptr;               ///< differences (rice_ulp, rice_class) or new elements (rice_absolute)
+  std::byte* values = nullptr;               ///< new elements (rice_absolute) or differences (all others)
   std::uint32_t count = 0;
 };
 /// Total over hostile payloads: fails with `corrupt`, naming the bound, or returns positions inside the tile. The

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "delta/dense_codec.hpp"
 #include "delta/kernel_scalar.hpp"
 #include "delta/rice.hpp"
 
@@ -118,21 +119,28 @@ void write_values(const TileShape& shape, const ChangedElements& changed, const 
   write_gamma<U>(changed.diffs, changed.count, scratch.exceptions.data(), split, unary, unary + sizes.gamma_unary);
 }
 
-/// What rice_ulp may be longer than rice_absolute and still be taken: for tiles with one or two changes it often is, by
-/// a byte or two, and deltas of one kind merge without the version that they lead to.
+/// What differences may be longer than rice_absolute and still be taken: for tiles with one or two changes it often is,
+/// by a byte or two, and deltas of one kind merge without the version that they lead to.
 constexpr std::size_t kUlpPreferredBytes = 8;
 
-Codec choose_codec(std::size_t ulp_bytes, std::size_t absolute_bytes, std::size_t raw_bytes, ValueForm form) {
+/// Where the values come from; `ulp_bytes` is of the smaller codec with differences.
+enum class Source : std::uint8_t { whole, elements, differences };
+
+Source choose_source(std::size_t ulp_bytes, std::size_t absolute_bytes, std::size_t raw_bytes, ValueForm form) {
   // Of equals, the plainer one.
-  if (raw_bytes <= absolute_bytes && (form == ValueForm::absolute || raw_bytes <= ulp_bytes)) return Codec::raw;
-  if (form == ValueForm::absolute) return Codec::rice_absolute;
-  return ulp_bytes <= std::min(raw_bytes, absolute_bytes + kUlpPreferredBytes) ? Codec::rice_ulp : Codec::rice_absolute;
+  if (raw_bytes <= absolute_bytes && (form == ValueForm::absolute || raw_bytes <= ulp_bytes)) return Source::whole;
+  if (form == ValueForm::absolute) return Source::elements;
+  return ulp_bytes <= std::min(raw_bytes, absolute_bytes + kUlpPreferredBytes) ? Source::differences : Source::elements;
 }
 
 /// What is known of a tile's changes before a codec is chosen.
 struct Measured {
   RiceChoice gaps;
-  SignSplit split;  ///< with differences only
+  // With differences only.
+  SignSplit split;
+  DenseChoice dense;
+  std::size_t difference_bytes = 0;  ///< of the smaller of the two codecs
+  bool dense_is_smaller = false;
 
   PlaneSizes sizes(Codec codec, const TileShape& shape, std::uint32_t count) const {
     return plane_sizes(codec, count, gaps.k, gaps.quotient_sum, split.gamma_bits, shape.element_bytes);
@@ -145,10 +153,15 @@ Measured measure(const Kernels& kernels, const TileShape& shape, const ChangedEl
   kernels.gaps(changed.positions, n, scratch.gaps.data());
   Measured out;
   out.gaps = choose_k(kernels, scratch.gaps.data(), n, changed.positions[n - 1] + 1U - n);
-  if (differences) {
-    out.split =
-        kernels.split_signs[shape.width_log2()](changed.diffs, n, scratch.signs.data(), scratch.exceptions.data());
-  }
+  if (!differences) return out;
+  out.split =
+      kernels.split_signs[shape.width_log2()](changed.diffs, n, scratch.signs.data(), scratch.exceptions.data());
+  out.difference_bytes = out.sizes(Codec::rice_ulp, shape, n).total();
+  if (!dense_may_win(shape, n)) return out;
+  out.dense = measure_dense(kernels.dense, shape, changed, scratch.numbers);
+  const std::size_t dense_bytes = dense_plane_sizes(shape, out.dense).total();
+  out.dense_is_smaller = dense_bytes < out.difference_bytes;
+  out.difference_bytes = std::min(out.difference_bytes, dense_bytes);
   return out;
 }
 
@@ -194,28 +207,45 @@ void append_rice(Codec codec, const Kernels& kernels, const TileShape& shape, co
   out.resize(begin + sizes.total());
 }
 
+void append_differences(const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
+                        const RiceScratch& scratch, const Measured& measured, TileRecord& record,
+                        std::vector<std::byte>& out) {
+  if (measured.dense_is_smaller) {
+    append_dense(kernels.dense, shape, measured.dense, scratch.numbers, changed.count, record, out);
+  } else {
+    append_rice(Codec::rice_ulp, kernels, shape, changed, nullptr, 0, scratch, measured, record, out);
+  }
+}
+
 }  // namespace
 
 void encode_payload(const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
                     const std::byte* after, std::size_t row_stride, ValueForm form, RiceScratch& scratch,
                     TileRecord& record, std::vector<std::byte>& out) {
   const Measured measured = measure(kernels, shape, changed, form == ValueForm::ulp, scratch);
-  const Codec codec =
-      choose_codec(measured.sizes(Codec::rice_ulp, shape, changed.count).total(),
-                   measured.sizes(Codec::rice_absolute, shape, changed.count).total(), shape.raw_bytes(), form);
-  if (codec == Codec::raw) {
-    append_raw(shape, after, row_stride, record, out);
-  } else {
-    append_rice(codec, kernels, shape, changed, after, row_stride, scratch, measured, record, out);
+  const std::size_t absolute_bytes = measured.sizes(Codec::rice_absolute, shape, changed.count).total();
+  switch (choose_source(measured.difference_bytes, absolute_bytes, shape.raw_bytes(), form)) {
+    case Source::whole: append_raw(shape, after, row_stride, record, out); break;
+    case Source::differences: append_differences(kernels, shape, changed, scratch, measured, record, out); break;
+    case Source::elements:
+      append_rice(Codec::rice_absolute, kernels, shape, changed, after, row_stride, scratch, measured, record, out);
   }
 }
 
-bool encode_payload_as(Codec codec, const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
-                       const std::byte* after, std::size_t row_stride, RiceScratch& scratch, TileRecord& record,
-                       std::vector<std::byte>& out) {
-  const Measured measured = measure(kernels, shape, changed, codec == Codec::rice_ulp, scratch);
-  if (measured.sizes(codec, shape, changed.count).total() > shape.raw_bytes()) return false;
-  append_rice(codec, kernels, shape, changed, after, row_stride, scratch, measured, record, out);
+bool encode_elements(const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
+                     const std::byte* after, std::size_t row_stride, RiceScratch& scratch, TileRecord& record,
+                     std::vector<std::byte>& out) {
+  const Measured measured = measure(kernels, shape, changed, false, scratch);
+  if (measured.sizes(Codec::rice_absolute, shape, changed.count).total() > shape.raw_bytes()) return false;
+  append_rice(Codec::rice_absolute, kernels, shape, changed, after, row_stride, scratch, measured, record, out);
+  return true;
+}
+
+bool encode_differences(const Kernels& kernels, const TileShape& shape, const ChangedElements& changed,
+                        RiceScratch& scratch, TileRecord& record, std::vector<std::byte>& out) {
+  const Measured measured = measure(kernels, shape, changed, true, scratch);
+  if (measured.difference_bytes > shape.raw_bytes()) return false;
+  append_differences(kernels, shape, changed, scratch, measured, record, out);
   return true;
 }
 

@@ -186,6 +186,32 @@ TEST_P(ClassKernelTest, PayloadsDoNotDependOnTheInstructionSet) {
   }
 }
 
+/// The last mask word of a tile of ten elements, decoded over one of nine: what is behind the tile is in no class,
+/// though it looks like the smallest exponent.
+TEST_P(ClassKernelTest, NoPositionIsBehindTheTile) {
+  for (const Dtype dtype : kFloats) {
+    const TileShape ten = shape_of(dtype, 1, 10);
+    const std::vector<std::byte> zeros(ten.raw_bytes());
+    const std::vector<std::byte> diffs = [&] {
+      std::vector<std::byte> one(ten.element_bytes);
+      one[0] = std::byte{1};
+      return one;
+    }();
+    const std::uint16_t last = 9;
+    ClassEncodeScratch scratch;
+    TileRecord record;
+    std::vector<std::byte> payload;
+    ASSERT_TRUE(encode_class(*kernels_, ten, {&last, diffs.data(), 1}, zeros.data(), ten.raw_bytes(), ~std::size_t{0},
+                             scratch, record, payload));
+    record.payload = payload;
+    ASSERT_TRUE(decode_class(*kernels_, ten, record, zeros.data(), ten.raw_bytes()).ok());
+    const TileShape nine = shape_of(dtype, 1, 9);
+    const auto decoded = decode_class(*kernels_, nine, record, zeros.data(), nine.raw_bytes());
+    ASSERT_FALSE(decoded.ok()) << to_string(dtype);
+    EXPECT_NE(decoded.error().message().find("last element of its class"), std::string::npos);
+  }
+}
+
 /// Hashes that were taken before any of these loops was a kernel: the encoder's choices are free, but to change them
 /// is a decision.
 TEST(ClassPayloads, AreWhatTheyWere) {

@@ -308,7 +308,7 @@ TEST(Merge, DifferencesLongerThanTheTileNeedTheTarget) {
   const TestModel model = one_tile(Dtype::u8, 4000);
   History history(model);
   // Each step by one every second element, but together far enough that their sum takes more than a byte each.
-  for (unsigned i = 0; i < 24; ++i) history.push(moved(history.halves.back(), i % 2, 4000, 3, 2));
+  for (unsigned i = 0; i < 44; ++i) history.push(moved(history.halves.back(), i % 2, 4000, 3, 2));
   ASSERT_EQ(history.deltas[0].stats[static_cast<unsigned>(Codec::rice_ulp)].tiles, 1U);
   const auto alone = merge_history(history);
   ASSERT_TRUE(alone.ok()) << alone.error().to_string();

@@ -13,9 +13,9 @@ struct Step {
   std::vector<std::byte> after;
 };
 
-Step take_step(double density) {
+Step take_step(double density, Dtype dtype = Dtype::bf16) {
   Step step;
-  step.layout = bench::decoder_layout(16u << 20).value();
+  step.layout = bench::decoder_layout(16u << 20, dtype).value();
   step.before.resize(step.layout->half_bytes());
   step.after.resize(step.layout->half_bytes());
   ThreadPool pool(2, "test");
@@ -58,6 +58,15 @@ TEST(DeltaSize, ExponentClassesAreWorthTwoToThreeBitsAChange) {
     const double plain = static_cast<double>(to_container(delta).size()) * 8 / static_cast<double>(delta.changed);
     EXPECT_GE(plain - bits, c.gain_min) << "density " << c.density;
   }
+}
+
+TEST(DeltaSize, AStepOfTheMasterIsDense) {
+  const Step step = take_step(0.0027, Dtype::f32);  // a learning rate of about 1e-6
+  const Delta delta = encode_between(*step.layout, step.before, step.after);
+  EXPECT_EQ(delta.stats[static_cast<unsigned>(Codec::dense_ulp)].tiles, step.layout->tile_count());
+  EXPECT_GT(static_cast<double>(delta.changed), 0.98 * static_cast<double>(step.layout->elements()));
+  const double bits = static_cast<double>(to_container(delta).size()) * 8 / static_cast<double>(delta.changed);
+  EXPECT_LE(bits, 13.0);
 }
 
 // The estimate by which an encoder chooses must be the truth: the chosen codec is the smallest of those possible.

@@ -163,6 +163,10 @@ void deltas(const Corpus& corpus) {
       corpus.add("frame", "aligned-" + std::string(kind.name) + "-" + std::to_string(i), delta.frames[i].bytes);
     }
   }
+  const Bytes dense = make_delta(fuzz::aligned_layout(), 900, delta::ValueForm::ulp, 902).frames.at(0).bytes;
+  const std::size_t bits = 64 + load<delta::FrameHeader>(dense.data()).table_bytes + 20'000;
+  corpus.spoil("frame", "dense-bits-of-ones", dense, [&](Bytes& b) { std::memset(&b[bits], 0xFF, 400); });
+  corpus.spoil("frame", "dense-bits-of-zeros", dense, [&](Bytes& b) { std::memset(&b[bits], 0, 400); });
   const Bytes good = make_delta(fuzz::layout(), 30, delta::ValueForm::ulp, 9).frames.at(0).bytes;
   corpus.spoil("frame", "table-bytes-lie", good, [](Bytes& b) { poke<std::uint32_t>(b, 20, ~std::uint32_t{0}); });
   corpus.spoil("frame", "tiles-lie", good, [](Bytes& b) { poke<std::uint32_t>(b, 16, ~std::uint32_t{0}); });

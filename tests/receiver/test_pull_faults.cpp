@@ -216,7 +216,8 @@ TEST_F(PullTest, FramesInACodecThatNobodyAskedFor) {
 TEST_F(PullTest, ARefusedCodecIsNamed) {
   delta::TileRecord record;
   record.tile = 1;
-  for (const delta::Codec codec : {delta::Codec::raw, delta::Codec::rice_absolute, delta::Codec::rice_ulp}) {
+  for (const delta::Codec codec :
+       {delta::Codec::raw, delta::Codec::rice_absolute, delta::Codec::rice_ulp, delta::Codec::dense_ulp}) {
     record.codec = codec;
     EXPECT_TRUE(receiver::check_codec(*model_.layout, record)) << to_string(codec);
   }

@@ -302,6 +302,32 @@ def decode_rice(tile, old, record):
     return elements.view(np.uint8).reshape(old.shape)
 
 
+def decode_dense(tile, old, record):
+    k, w = record["k"], tile.width * 8
+    planes = Planes(record["payload"])
+    low = planes.next(tile.elements * k).reshape(tile.elements, k)
+    quotients = planes.unary(tile.elements, record["Q"])
+    need(all(q <= 16 for q in quotients), "a quotient above 16")
+    need(sum(q == 16 for q in quotients) == record["E"], "number of escapes")
+    high = planes.next(record["E"] * (w - k)).reshape(record["E"], w - k)
+    need(planes.at == len(planes.bits), "bytes behind the last plane")
+    elements = old.reshape(-1).view("<u%d" % tile.width).copy()
+    escapes = 0
+    changed = 0
+    for i in range(tile.elements):
+        q = int(quotients[i])
+        if q == 16:
+            q = number(high[escapes])
+            need(q >= 16, "an escape that is none")
+            escapes += 1
+        z = q << k | number(low[i])
+        changed += z != 0
+        difference = -(z + 1) // 2 if z % 2 else z // 2
+        elements[i] = ulp(ulp(int(elements[i]), w, tile.tensor.is_float) + difference, w, tile.tensor.is_float)
+    need(changed == record["n"], "number of changed elements")
+    return elements.view(np.uint8).reshape(old.shape)
+
+
 class BitString:
     """Bits that are read one part after the other."""
 
@@ -430,19 +456,26 @@ def read_records(tiles, first_tile, count, table, payloads):
         r = {"tile": index, "codec": byte & 15, "k": byte >> 4}
         r["n"] = table.varint()
         size = table.varint()
-        need(r["codec"] in (1, 2, 3, 4, 6), "an unknown codec")
+        need(r["codec"] in (1, 2, 3, 4, 5, 6), "an unknown codec")
         need(r["codec"] != 4 or tile.tensor.is_float, "exponent classes in a tensor without exponents")
-        r["Q"] = table.varint() if r["codec"] in (2, 3) else 0
-        r["E"] = table.varint() if r["codec"] == 3 else 0
+        r["Q"] = table.varint() if r["codec"] in (2, 3, 5) else 0
+        r["E"] = table.varint() if r["codec"] in (3, 5) else 0
+        if r["codec"] == 5:
+            need(r["k"] == 0, "the parameter of a dense record in the wrong place")
+            (r["k"],) = table.unpack("B")
         (r["digest"],) = table.unpack("Q")
         n, k, q, e = r["n"], r["k"], r["Q"], r["E"]
         need(1 <= n <= tile.elements, "number of changed elements")
         need(r["codec"] not in (1, 6) or (n == tile.elements and k == 0), "a raw record")
         need(r["codec"] != 6 or size < raw_bytes, "a packed tile that is not smaller")
-        need(q <= (tile.elements - n) >> k, "gap quotients")
-        need(e <= n * (w - 1), "magnitude bits")
+        if r["codec"] == 5:
+            need(k < w and 16 * e <= q <= 16 * tile.elements, "dense sums")
+        else:
+            need(q <= (tile.elements - n) >> k, "gap quotients")
+            need(e <= n * (w - 1), "magnitude bits")
         rice = ceil(n * k, 8) + ceil(n + q, 8)
         expected = {1: raw_bytes, 2: rice + n * tile.width, 3: rice + ceil(n, 8) + ceil(n + e, 8) + ceil(e, 8)}
+        expected[5] = ceil(tile.elements * k, 8) + ceil(tile.elements + q, 8) + ceil(e * (w - k), 8)
         need(size == expected.get(r["codec"], size) and size <= raw_bytes, "payload size")
         r["payload"] = payloads.take(size)
         yield r
@@ -495,6 +528,8 @@ def apply_container(data, layout_bytes, half):
                 new = decode_planes(tile, record).reshape(old.shape)
             elif record["codec"] == 4:
                 new = decode_classes(tile, old, record)
+            elif record["codec"] == 5:
+                new = decode_dense(tile, old, record)
             else:
                 new = decode_rice(tile, old, record)
             digests[record["tile"]] = tile_digest(new)
@@ -556,11 +591,13 @@ def check(tool, directory):
             codecs |= {r["codec"] for r in records}
             if name.startswith("classes") and name.endswith("-compact") and {r["codec"] for r in records} != {4}:
                 raise SystemExit("FAILED: %s: not in exponent classes" % name)
+            if name.startswith("dense") and {r["codec"] for r in records} != {5}:
+                raise SystemExit("FAILED: %s: not dense" % name)
             at += size
         print("%-24s %8d bytes of delta" % (name, len(delta)))
-        if name.startswith(("patterns", "classes", "packed")):
+        if name.startswith(("patterns", "classes", "dense", "packed")):
             expect_refusals(delta, layout, before, 30)
-    if codecs != {1, 2, 3, 4, 6}:
+    if codecs != {1, 2, 3, 4, 5, 6}:
         raise SystemExit("FAILED: the cases use only the codecs %s" % sorted(codecs))
     print("%d cases decoded" % len(cases))
 

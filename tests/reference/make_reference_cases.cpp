@@ -151,6 +151,24 @@ void write_packed(const std::filesystem::path& dir, const test::TestModel& model
   write_delta(dir, layout, before, model.half, delta);
 }
 
+/// A tensor in which nearly all elements change, most by little, some by any difference.
+void write_dense(const std::filesystem::path& dir, Dtype dtype) {
+  const std::size_t width = dtype_bytes(dtype);
+  const auto layout = Layout::build({{"t", dtype, {30, 31}, {}, {20}}}).value();
+  std::vector<std::byte> before(layout->half_bytes());
+  test::Random random(width);
+  for (std::byte& b : before) b = static_cast<std::byte>(random.next());
+  std::vector<std::byte> after = before;
+  for (std::size_t i = 0; i < 30 * 31; ++i) {
+    std::uint64_t element = 0;
+    std::memcpy(&element, &before[i * width], width);
+    const std::uint64_t kind = random.below(200);
+    element += kind == 0 ? random.next() : random.below(13) - 6;
+    std::memcpy(&after[i * width], &element, width);
+  }
+  write_case(dir, *layout, before, after, delta::ValueForm::ulp);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -175,6 +193,7 @@ int main(int argc, char** argv) {
   for (const Dtype dtype : {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::i64,
                             Dtype::i32, Dtype::i16, Dtype::i8, Dtype::u8, Dtype::boolean}) {
     write_patterns(dir / ("patterns-" + std::string(to_string(dtype))), dtype);
+    if (dtype != Dtype::boolean) write_dense(dir / ("dense-" + std::string(to_string(dtype))), dtype);
   }
   const std::pair<Dtype, unsigned> floats[] = {{Dtype::f64, 11}, {Dtype::f32, 8},     {Dtype::f16, 5},
                                                {Dtype::bf16, 8}, {Dtype::f8_e4m3, 4}, {Dtype::f8_e5m2, 5}};

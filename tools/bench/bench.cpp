@@ -64,6 +64,9 @@ Result<Json> run(const Options& options) {
       if (!options.from.empty() && options.name != "codec") {
         return Error(Errc::invalid_argument, "--from belongs to bench codec, not to bench " + options.name);
       }
+      if (options.master && options.name != "diff" && options.name != "codec" && options.name != "apply") {
+        return Error(Errc::invalid_argument, "--master belongs to bench diff, codec and apply, not to " + options.name);
+      }
       DS_ASSIGN(Json result, run_case(c, options));
       Json out{{"case", options.name}};
       if (options.name != "tensors" && options.from.empty()) out["model_gib"] = options.model_gib;

@@ -22,6 +22,7 @@ struct Options {
   unsigned streams = 4;    ///< data connections of a pull and of its limit
   unsigned versions = 5;   ///< timed versions or rounds wanted; rounds_of() is what is run
   unsigned steps = 8;      ///< merge: deltas of the chain
+  bool master = false;     ///< diff, codec, apply: the fp32 weights themselves instead of their bf16 copies
   std::uint64_t seed = 1;
   std::vector<std::filesystem::path> from;  ///< codec: two model directories instead of the generator
   std::filesystem::path shm_dir = "/dev/shm";

@@ -6,7 +6,8 @@ namespace deltasync::bench {
 
 Result<Halves> Halves::make(const Options& options, ThreadPool& pool) {
   Halves halves;
-  DS_ASSIGN(halves.layout_, decoder_layout(static_cast<std::uint64_t>(options.model_gib * 0x1p30)));
+  DS_ASSIGN(halves.layout_, decoder_layout(static_cast<std::uint64_t>(options.model_gib * 0x1p30),
+                                           options.master ? Dtype::f32 : Dtype::bf16));
   const shm::SegmentPath path{options.shm_dir, "deltasync-bench-" + std::to_string(::getpid())};
   const Layout& layout = *halves.layout_;
   const shm::Segment::Geometry geometry{layout.half_bytes(), delta::make_batches(layout).size(), layout.digest()};

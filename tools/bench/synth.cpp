@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 namespace deltasync::bench {
@@ -59,18 +60,18 @@ float calibrate(double density, std::uint64_t seed) {
 
 }  // namespace
 
-Result<LayoutPtr> decoder_layout(std::uint64_t model_bytes) {
+Result<LayoutPtr> decoder_layout(std::uint64_t model_bytes, Dtype dtype) {
   constexpr std::uint64_t kHidden = 2048;
   constexpr std::uint64_t kKv = 512;
   constexpr std::uint64_t kFfn = 5632;
-  const std::uint64_t elements = std::max<std::uint64_t>(model_bytes, 1u << 20) / 2;
+  const std::uint64_t elements = std::max<std::uint64_t>(model_bytes, 1u << 20) / dtype_bytes(dtype);
   std::uint64_t used = 0;
   std::vector<TensorSpec> specs;
   const auto add = [&](std::string name, std::vector<std::uint64_t> shape) {
     std::uint64_t n = 1;
     for (const auto d : shape) n *= d;
     used += n;
-    specs.push_back({std::move(name), Dtype::bf16, std::move(shape), {}, {}});
+    specs.push_back({std::move(name), dtype, std::move(shape), {}, {}});
   };
   constexpr std::uint64_t kLayer = 2 * kHidden * kHidden + 2 * kKv * kHidden + 3 * kFfn * kHidden + 2 * kHidden;
   unsigned layer = 0;
@@ -109,12 +110,16 @@ void SyntheticModel::write_half(std::span<std::byte> half) const {
   std::uint64_t at = 0;
   for (std::size_t t = 0; t < first.size(); ++t) {
     first[t] = at;
-    at += layout_->tensors()[t].bytes / 2;
+    at += layout_->tensors()[t].bytes / layout_->tensors()[t].element_bytes;
   }
   pool_.run(first.size(), [&](std::uint64_t t, unsigned) {
     const Tensor& tensor = layout_->tensors()[t];
-    auto* out = reinterpret_cast<std::uint16_t*>(half.data() + tensor.offset);
     const float* in = master_.data() + first[t];
+    if (tensor.spec.dtype == Dtype::f32) {
+      std::memcpy(half.data() + tensor.offset, in, tensor.bytes);
+      return;
+    }
+    auto* out = reinterpret_cast<std::uint16_t*>(half.data() + tensor.offset);
     for (std::uint64_t i = 0; i < tensor.bytes / 2; ++i) out[i] = to_bf16(in[i]);
   });
 }

@@ -12,8 +12,9 @@
 
 namespace deltasync::bench {
 
-/// A decoder-like layout of about `model_bytes` (at least 1 MiB), bf16: embedding, attention and MLP matrices, norms.
-Result<LayoutPtr> decoder_layout(std::uint64_t model_bytes);
+/// A decoder-like layout of about `model_bytes` (at least 1 MiB): embedding, attention and MLP matrices, norms. bf16,
+/// or f32 for the master itself.
+Result<LayoutPtr> decoder_layout(std::uint64_t model_bytes, Dtype dtype = Dtype::bf16);
 
 class SyntheticModel {
  public:
@@ -21,7 +22,7 @@ class SyntheticModel {
   SyntheticModel(LayoutPtr layout, double density, std::uint64_t seed, ThreadPool& pool);
 
   const LayoutPtr& layout() const noexcept { return layout_; }
-  /// Writes the current bf16 weights as a half (layout offsets). `half` has layout->half_bytes().
+  /// Writes the current weights as a half (layout offsets). `half` has layout->half_bytes().
   void write_half(std::span<std::byte> half) const;
   /// One optimizer step of the master.
   void step();

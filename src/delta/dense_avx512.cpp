@@ -1,0 +1,9 @@
+#include "delta/dense_scalar.hpp"
+
+namespace deltasync::delta {
+
+DenseKernels avx512_dense_kernels() {
+  return dense_kernels();
+}
+
+}  // namespace deltasync::delta
