@@ -13,11 +13,14 @@ namespace {
 /// Between two looks at a writer's progress; doubled while nothing comes.
 constexpr auto kLookMin = std::chrono::milliseconds(1);
 constexpr auto kLookMax = std::chrono::milliseconds(16);
+constexpr std::size_t kPassedOverMax = 64;  ///< whole batches of other homes, in one look
 
 }  // namespace
 
-BehindDiff::BehindDiff(unsigned threads, Metrics::Counter& diffed) : diffed_(diffed) {
-  if (threads != 0) thread_ = start_background("behind", threads, [this](ThreadPool& pool) { work(pool); });
+BehindDiff::BehindDiff(unsigned threads, Metrics::Counter& diffed, const PlacementPtr& placement) : diffed_(diffed) {
+  if (threads == 0) return;
+  thread_ = start_background(
+      "behind", threads, [this](ThreadPool& pool) { work(pool); }, placement);
 }
 
 BehindDiff::~BehindDiff() {
@@ -36,9 +39,9 @@ void BehindDiff::begin(BehindJob job) {
   const Generation& generation = *job.generation;
   std::vector<std::uint32_t> pending(generation.batches.size());
   std::iota(pending.begin(), pending.end(), 0u);
-  auto encoding =
-      std::make_unique<delta::Encoding>(*generation.layout, generation.batches, generation.half(job.base_half),
-                                        generation.half(job.fill.half), *job.base_digests, job.form);
+  auto encoding = std::make_unique<delta::Encoding>(*generation.layout, generation.batches,
+                                                    generation.half(job.base_half), generation.half(job.fill.half),
+                                                    *job.base_digests, job.form, generation.batch_homes);
   job_ = std::move(job);
   {
     const std::lock_guard lock(mutex_);
@@ -90,21 +93,55 @@ void BehindDiff::work(ThreadPool& pool) {
   }
 }
 
-bool BehindDiff::advance(ThreadPool& pool) {
+/// At most `most` in all, and of each home no more than there is room for. From where the last look ended, so that each
+/// costs what it finds; what is passed over is met again later.
+void BehindDiff::take_whole(std::vector<std::uint32_t>& whole, std::size_t most, std::vector<unsigned>* room_of_home) {
   const Generation& generation = *job_->generation;
-  std::vector<std::uint32_t> whole;
-  // From where the last round ended, so that each look costs what it finds; what is passed over is met again later.
-  for (std::size_t looked = pending_.size(); looked > 0 && whole.size() < pool.size(); --looked) {
+  std::size_t passed_over = 0;
+  for (std::size_t looked = pending_.size(); looked > 0 && whole.size() < most && passed_over < kPassedOverMax;
+       --looked) {
     if (next_ >= pending_.size()) next_ = 0;
     const std::uint32_t batch = pending_[next_];
     if (generation.role->elements_done(job_->fill, batch) != generation.batch_elements[batch]) {
       ++next_;
       continue;
     }
+    if (room_of_home != nullptr) {
+      unsigned& room = (*room_of_home)[generation.batch_homes[batch]];
+      if (room == 0) {
+        ++next_;
+        ++passed_over;
+        continue;
+      }
+      --room;
+    }
     whole.push_back(batch);
     pending_[next_] = pending_.back();
     pending_.pop_back();
   }
+}
+
+/// A round of whole batches: one for each thread, of its own home if there is one, else of any.
+std::vector<std::uint32_t> BehindDiff::take_whole(const ThreadPool& pool) {
+  std::vector<std::uint32_t> whole;
+  if (!pool.homes().empty() && !job_->generation->batch_homes.empty()) {
+    std::vector<unsigned> room;
+    for (const std::uint32_t home : pool.homes()) {
+      if (room.size() <= home) room.resize(home + 1);
+      ++room[home];
+    }
+    const auto& homes = job_->generation->batch_homes;
+    room.resize(std::max<std::size_t>(room.size(), *std::max_element(homes.begin(), homes.end()) + 1));
+    const std::size_t began = next_;
+    take_whole(whole, pool.size(), &room);
+    next_ = began;
+  }
+  take_whole(whole, pool.size(), nullptr);
+  return whole;
+}
+
+bool BehindDiff::advance(ThreadPool& pool) {
+  const std::vector<std::uint32_t> whole = take_whole(pool);
   if (whole.empty()) return false;  // no round of the pool, which would wait for each of its threads to get a core
   const trace::Span span("diff behind", job_->fill.version.id);
   encoding_->run(whole, pool);

@@ -39,7 +39,7 @@ class BehindDiff {
  public:
   /// With no threads it follows nothing. `diffed` counts batches as they are done, those of aborted fills too.
   /// Throws std::system_error if a thread is not to be had.
-  BehindDiff(unsigned threads, Metrics::Counter& diffed);
+  BehindDiff(unsigned threads, Metrics::Counter& diffed, const PlacementPtr& placement = nullptr);
   /// Ends.
   ~BehindDiff();
   BehindDiff(const BehindDiff&) = delete;
@@ -57,6 +57,8 @@ class BehindDiff {
   void work(ThreadPool& pool);
   /// Diffs what has become whole, a few batches; false if nothing has.
   bool advance(ThreadPool& pool);
+  std::vector<std::uint32_t> take_whole(const ThreadPool& pool);
+  void take_whole(std::vector<std::uint32_t>& whole, std::size_t most, std::vector<unsigned>* room_of_home);
 
   std::optional<BehindJob> job_;  // the caller's
 

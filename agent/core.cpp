@@ -13,8 +13,8 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
     : options_(options),
       lock_(std::move(lock)),
       leases_([this] { wake(); }),
-      pool_(std::max(1u, options.threads), "encode"),
-      behind_(options.behind_threads, metrics_.batches_behind),
+      pool_(std::max(1u, options.threads), "encode", thread_homes(options.placement, std::max(1u, options.threads))),
+      behind_(options.behind_threads, metrics_.batches_behind, options.placement),
       ring_(options.ring_bytes_max, options.ring_entries_max),
       merges_(options.merge_bytes_max) {}
 
@@ -62,7 +62,7 @@ Status AgentCore::adopt_existing() {
     generation_next_ = std::max(generation_next_, segment.number + 1);
     auto generation = has_version
                           ? Result<std::unique_ptr<Generation>>(Error(Errc::gone, "older than the one that is served"))
-                          : Generation::adopt(segment.path, segment.number);
+                          : Generation::adopt(segment.path, segment.number, options_.placement);
     if (!generation) {
       const Error& error = generation.error();
       // It may hold the last version: only what can never be read again is removed. Want of memory or descriptors

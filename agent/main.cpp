@@ -15,6 +15,7 @@
 
 #include "agent/agent.hpp"
 #include "base/log.hpp"
+#include "base/placement.hpp"
 #include "net/auth.hpp"
 #include "net/endpoint.hpp"
 
@@ -58,6 +59,7 @@ struct Arguments {
   std::uint64_t idle_limit_s = 3600;
   std::uint64_t handshake_limit_ms = 5000;
   std::uint64_t progress_limit_ms = 30000;
+  PlacementRequest placement;
   bool http_allow_remote = false;
 };
 
@@ -73,6 +75,12 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--token-file", args.token_file, "shared secret of all receivers, a file of mode 0600");
   app.add_option("--threads", options.core.threads, "threads that diff and encode")
       ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--cores", args.placement.cores,
+                 "CPUs that the agent runs on, such as 0-7,16 (default: all that it may)");
+  app.add_option("--numa-node", args.placement.numa_node,
+                 "auto: halves and the threads that diff them are spread over the memory nodes in stripes; N: all on "
+                 "this node; off: as the system has it")
       ->capture_default_str();
   app.add_option("--behind-threads", options.core.behind_threads,
                  "low-priority threads that diff a version while it is still being offloaded; 0: only afterwards")
@@ -118,6 +126,14 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
 std::string default_socket(const std::string& name) {
   const char* dir = std::getenv("XDG_RUNTIME_DIR");
   return std::string(dir != nullptr && *dir != '\0' ? dir : "/tmp") + "/deltasync-" + name + ".sock";
+}
+
+/// Before any thread starts, so that all are confined alike.
+Status place(const PlacementRequest& request, AgentOptions& options) {
+  DS_TRY(stay_on_cores(request.cores, linux_numa()).with_context("--cores"));
+  DS_ASSIGN(options.core.placement, Placement::make(request, linux_numa()).with_context("--numa-node"));
+  if (options.core.placement) spdlog::info("placement nodes={}", to_string(options.core.placement->nodes()));
+  return {};
 }
 
 Status complete(const Arguments& args, AgentOptions& options) {
@@ -236,6 +252,7 @@ int run(int argc, char** argv) {
   sigaddset(&ends, SIGINT);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
 
+  if (auto placed = place(args.placement, options); !placed) return fail(placed.error());
   fit_descriptors(options);
   auto guard = ExitGuard::make(options);
   if (!guard) return fail(guard.error());

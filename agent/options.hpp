@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "base/placement.hpp"
 #include "delta/delta.hpp"
 
 namespace deltasync::agent {
@@ -15,6 +16,7 @@ namespace deltasync::agent {
 struct CoreOptions {
   std::string name = "deltasync";  ///< segments are <shm_dir>/<name>.g<generation>
   std::filesystem::path shm_dir = "/dev/shm";
+  PlacementPtr placement;            ///< of halves and of the threads that diff them; null: as the system has it
   unsigned threads = 2;              ///< that diff and encode, the publisher included
   unsigned behind_threads = 2;       ///< that do so behind a writer, at low priority; 0: only after the seal
   std::uint64_t ring_bytes_max = 0;  ///< 0: 5 % of a half

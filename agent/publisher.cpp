@@ -37,6 +37,7 @@ bool is_base(const BehindJob& job, const ServedVersion& served) {
 
 void AgentCore::publish_loop() {
   set_thread_name("publisher");
+  enter_as_worker_0(options_.placement);
   while (!stop_) {
     bool worked = false;
     for (const GenerationPtr& generation : generations()) worked |= tend_generation(generation);
@@ -104,7 +105,7 @@ void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView
   std::vector<std::uint64_t> digests(static_cast<std::size_t>(generation->layout->tile_count()));
   {
     const trace::Span digesting("digest", {{"bytes", generation->layout->half_bytes()}});
-    delta::half_digests(*generation->layout, generation->half(active.half), digests, pool_);
+    delta::half_digests(*generation->layout, generation->half(active.half), digests, pool_, generation->batch_homes);
   }
 
   auto served = std::make_shared<ServedVersion>();
@@ -202,14 +203,14 @@ std::optional<delta::Delta> AgentCore::diff(const ServedPtr& before, const shm::
   }
   Metrics::add(metrics_.batches_after, generation.batches.size());
   delta::Encoding encoding(*generation.layout, generation.batches, generation.half(before->half.half),
-                           generation.half(sealed.half), *before->digests, options_.form);
+                           generation.half(sealed.half), *before->digests, options_.form, generation.batch_homes);
   delta::Delta delta = encoding.finish(request, pool_);
   digests = encoding.take_digests();
   if (distrust) {
     // It may have been an earlier version whose bytes were changed, where no check met that tile: digests go from
     // version to version.
     std::vector<std::uint64_t> read(digests.size());
-    delta::half_digests(*generation.layout, generation.half(sealed.half), read, pool_);
+    delta::half_digests(*generation.layout, generation.half(sealed.half), read, pool_, generation.batch_homes);
     if (read != digests) return std::nullopt;
   }
   return delta;

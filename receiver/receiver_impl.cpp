@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/placement.hpp"
 #include "base/trace.hpp"
 #include "format/packed_layout.hpp"
 #include "net/endpoint.hpp"
@@ -36,16 +37,23 @@ unsigned thread_count(unsigned asked) {
   return asked != 0 ? asked : std::clamp(std::thread::hardware_concurrency(), 1u, kDefaultThreadsMax);
 }
 
+/// For pools whose threads run on these cores. Checked ones: if they are taken away meanwhile, the system's choice has
+/// to do.
+ThreadHomes on_cores(const CpuList& cores, unsigned threads) {
+  if (cores.empty()) return {};
+  return {std::vector<std::uint32_t>(threads, 0), [cores](std::uint32_t) { linux_numa().run_on(cores); }};
+}
+
 }  // namespace
 
 // ---- receiver ------------------------------------------------------------------------------------------------
 
-ReceiverImpl::ReceiverImpl(ReceiverOptions options, Peer peer)
+ReceiverImpl::ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer peer)
     : options_(std::move(options)),
       peer_(std::move(peer)),
       control_(peer_),
-      stream_pool_(options_.streams, "ds-stream"),
-      pool_(thread_count(options_.threads), "ds-receiver"),
+      stream_pool_(options_.streams, "ds-stream", on_cores(cores, options_.streams)),
+      pool_(thread_count(options_.threads), "ds-receiver", on_cores(cores, thread_count(options_.threads))),
       streams_(peer_, stream_pool_) {}
 
 ReceiverImpl::~ReceiverImpl() {
@@ -63,12 +71,16 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
     return Error(Errc::invalid_argument, std::to_string(options.threads) + " threads; at most " +
                                              std::to_string(kThreadsMax) + " are possible");
   }
+  CpuList cores;
+  if (!options.cores.empty()) {
+    DS_ASSIGN(cores, usable_cores(options.cores, linux_numa()).with_context("the receiver's cores"));
+  }
   DS_ASSIGN(const net::Endpoint endpoint, net::parse_endpoint(options.endpoint));
   if (endpoint.port == 0) return Error(Errc::invalid_argument, "endpoint '" + options.endpoint + "' has no port");
   Peer peer{options.endpoint, endpoint.host, endpoint.port, options.token, options.name, tuning};
   std::unique_ptr<ReceiverImpl> made;
   try {
-    made.reset(new ReceiverImpl(std::move(options), std::move(peer)));
+    made.reset(new ReceiverImpl(std::move(options), cores, std::move(peer)));
   } catch (const std::system_error& e) {
     return Error(Errc::no_space, "the receiver's threads: " + e.code().message());
   }

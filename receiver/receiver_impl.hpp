@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/cpu_list.hpp"
 #include "base/thread_pool.hpp"
 #include "deltasync/receiver.hpp"
 #include "receiver/pull.hpp"
@@ -30,7 +31,7 @@ class ReceiverImpl final : public Receiver {
 
  private:
   friend class StagedImpl;
-  ReceiverImpl(ReceiverOptions options, Peer peer);
+  ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer peer);
 
   Status fetch_layout(const Until& until);
   void close_staged();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "base/placement.hpp"
 #include "base/until.hpp"
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"
@@ -28,6 +29,7 @@ struct Options {
   std::optional<std::uint64_t> number;
   std::optional<std::string> label;
   unsigned streams = 4;
+  std::string cores;
   std::uint64_t count = 0;
   std::optional<double> deadline_s;
   std::string trace;
@@ -173,6 +175,7 @@ Status follow(const Options& options, std::unique_ptr<Receiver> receiver, const 
 }
 
 Status run(const Options& options) {
+  DS_TRY(stay_on_cores(options.cores, linux_numa()).with_context("--cores"));
   std::string token;
   if (!options.token_file.empty()) {
     DS_ASSIGN(token, net::read_token_file(options.token_file));
@@ -205,6 +208,8 @@ std::function<Status()> setup_pull(CLI::App& app) {
   app.add_option("--token-file", options->token_file, "file with the shared token, readable by its owner only")
       ->type_name("FILE");
   app.add_option("--streams", options->streams, "parallel data connections")->check(CLI::Range(1, 64));
+  app.add_option("--cores", options->cores, "CPUs to run on, such as 0-7,16 (default: all that it may)")
+      ->type_name("LIST");
   auto* number = app.add_option("--number", options->number, "the version with this number, waited for");
   auto* label = app.add_option("--label", options->label, "the version with this label, waited for");
   auto* follow = app.add_flag("--follow", options->follow, "go on with every newer version until stopped");

@@ -43,6 +43,10 @@ struct ReceiverOptions {
   /// Threads that compute digests, apply updates and copy, 1 to 256, the calling thread included; they sleep
   /// otherwise. 0 = one for each hardware thread, at most 16.
   unsigned threads = 0;
+  /// CPUs that the receiver's own threads run on, such as "0-7,16": those near the memory (or the device) that it
+  /// writes, whose pages then come from there too. Empty = where connect()'s caller may run. The caller's thread is
+  /// left alone. invalid_argument if one is not there or not open to this process.
+  std::string cores;
   FullOverLive full_over_live = FullOverLive::stage;
   /// Host memory that the frames of one delta may take; a larger one becomes a full update, unless full_over_live
   /// refuses those or the version is wanted by number or label (then a delta as large as the model is the limit, beyond

@@ -58,8 +58,10 @@ struct WriterOptions {
   std::string agent_socket;        ///< path of the agent's Unix socket
   std::uint32_t writer_index = 0;  ///< which of the job's writers on this node this is; 0 leads
   std::uint32_t writers = 1;       ///< how many fill each version together
-  unsigned threads = 0;            ///< copy threads, the caller included; 0 = min(4, cores)
-  std::string name = "trainer";    ///< for the agent's log
+  /// Copy threads, the caller included; 0 = min(4, cores). They run where attach()'s caller may: a trainer that its
+  /// launcher keeps near its GPU copies there too.
+  unsigned threads = 0;
+  std::string name = "trainer";  ///< for the agent's log
 };
 
 /// One writer process's session. Not thread-safe: one thread calls it at a time (copies run on its own threads).

@@ -2,10 +2,12 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "base/trace.hpp"
 
@@ -18,6 +20,7 @@ void set_thread_name(const std::string& name) {
 struct ThreadPool::Shared {
   void work(unsigned worker);
   void drain(unsigned worker);
+  std::optional<std::uint64_t> take_locked(unsigned worker);
   void end() {
     {
       const std::lock_guard lock(mutex);
@@ -33,19 +36,25 @@ struct ThreadPool::Shared {
   const std::function<void(std::uint64_t, unsigned)>* fn = nullptr;  // protected by mutex, as all below
   std::uint64_t next = 0;
   std::uint64_t count = 0;
-  trace::Context context;  // of the caller
+  std::span<const std::uint32_t> index_homes;  // empty: indices are handed out in order
+  std::vector<std::uint8_t> taken;             // by index, where those have homes
+  std::vector<std::uint64_t> next_of;          // by worker: where its home's next is looked for
+  trace::Context context;                      // of the caller
   std::uint64_t round = 0;
   unsigned busy = 0;
   bool stop = false;
-  std::vector<std::thread> workers;  // constant after construction
+  ThreadHomes homes;  // constant after construction, as the next
+  std::vector<std::thread> workers;
 };
 
-ThreadPool::ThreadPool(unsigned threads, const std::string& name)
+ThreadPool::ThreadPool(unsigned threads, const std::string& name, ThreadHomes homes)
     : threads_(threads < 1 ? 1 : threads), shared_(std::make_unique<Shared>()) {
+  shared_->homes = std::move(homes);
   try {
     for (unsigned i = 1; i < threads_; ++i) {
       shared_->workers.emplace_back([shared = shared_.get(), i, thread_name = name + "-" + std::to_string(i)] {
         set_thread_name(thread_name);
+        if (shared->homes.enter) shared->homes.enter(shared->homes.of_worker[i]);
         shared->work(i);
       });
     }
@@ -64,10 +73,20 @@ ThreadPool::~ThreadPool() {
   shared_->end();
 }
 
-void ThreadPool::run(std::uint64_t count, const std::function<void(std::uint64_t, unsigned)>& fn) {
+std::span<const std::uint32_t> ThreadPool::homes() const noexcept {
+  return shared_->homes.of_worker;
+}
+
+void ThreadPool::run(std::uint64_t count, const std::function<void(std::uint64_t, unsigned)>& fn,
+                     std::span<const std::uint32_t> homes) {
   auto& s = *shared_;
   {
     const std::lock_guard lock(s.mutex);
+    s.index_homes = s.homes.of_worker.empty() ? std::span<const std::uint32_t>() : homes;
+    if (!s.index_homes.empty()) {
+      s.taken.assign(static_cast<std::size_t>(count), 0);
+      s.next_of.assign(threads_, 0);
+    }
     s.fn = &fn;
     s.next = 0;
     s.count = count;
@@ -80,6 +99,7 @@ void ThreadPool::run(std::uint64_t count, const std::function<void(std::uint64_t
   std::unique_lock lock(s.mutex);
   s.done.wait(lock, [&s] { return s.busy == 0; });
   s.fn = nullptr;
+  s.index_homes = {};
 }
 
 void ThreadPool::Shared::work(unsigned worker) {
@@ -97,6 +117,24 @@ void ThreadPool::Shared::work(unsigned worker) {
   }
 }
 
+/// With homes, `count` is where the last one that may be left ends.
+std::optional<std::uint64_t> ThreadPool::Shared::take_locked(unsigned worker) {
+  if (index_homes.empty()) {
+    if (next >= count) return std::nullopt;
+    return next++;
+  }
+  std::uint64_t& at = next_of[worker];
+  while (at < count && (taken[at] != 0 || index_homes[at] != homes.of_worker[worker])) ++at;
+  if (at < count) {
+    taken[at] = 1;
+    return at++;
+  }
+  while (count > 0 && taken[count - 1] != 0) --count;
+  if (count == 0) return std::nullopt;
+  taken[--count] = 1;
+  return count;
+}
+
 void ThreadPool::Shared::drain(unsigned worker) {
   for (;;) {
     std::uint64_t index;
@@ -104,8 +142,9 @@ void ThreadPool::Shared::drain(unsigned worker) {
     trace::Context of;
     {
       const std::lock_guard lock(mutex);
-      if (next >= count) return;
-      index = next++;
+      const auto mine = take_locked(worker);
+      if (!mine) return;
+      index = *mine;
       call = fn;
       of = context;
     }

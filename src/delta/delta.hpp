@@ -29,6 +29,8 @@ inline constexpr std::uint64_t kBatchTilesMax = 4096;
 std::vector<Batch> make_batches(const Layout& layout);
 /// How many elements each has: at most kBatchBytesTarget, or one tile's.
 std::vector<std::uint32_t> batch_elements(const Layout& layout, std::span<const Batch> batches);
+/// Where its first tile begins in a half.
+std::uint64_t batch_offset(const Layout& layout, const Batch& batch);
 
 enum class Codec : std::uint8_t {
   raw = 1,
@@ -93,7 +95,8 @@ std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::u
 /// The same of a tile of a half.
 std::uint64_t tile_digest(const Layout& layout, ByteSpan half, std::uint64_t tile);
 /// Digests of all tiles of a half. `digests` has layout.tile_count() entries.
-void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool);
+void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool,
+                  std::span<const std::uint32_t> batch_homes = {});
 /// XXH3-128 over the digests, little-endian, in tile order.
 Digest128 root_digest(std::span<const std::uint64_t> digests);
 
@@ -108,9 +111,10 @@ struct EncodeRequest {
 /// A diff in pieces, for a half that is still being filled: batch by batch, in any order. Used by one thread at a time.
 class Encoding {
  public:
-  /// `batches` are the layout's. `digests` are those of `before`. The layout, the batches and the halves are borrowed.
+  /// `batches` are the layout's. `digests` are those of `before`. The layout, the batches, their homes
+  /// (ThreadPool::run; empty: none) and the halves are borrowed.
   Encoding(const Layout& layout, std::span<const Batch> batches, ByteSpan before, ByteSpan after,
-           std::vector<std::uint64_t> digests, ValueForm form);
+           std::vector<std::uint64_t> digests, ValueForm form, std::span<const std::uint32_t> batch_homes = {});
   ~Encoding();
   Encoding(const Encoding&) = delete;
   Encoding& operator=(const Encoding&) = delete;

@@ -188,7 +188,8 @@ struct Encoding::Impl {
   std::vector<Frame> frames;  // by batch
   std::vector<std::uint8_t> done;
   std::size_t left;
-  std::vector<std::unique_ptr<BatchEncoder>> encoders;  // by worker
+  std::vector<std::unique_ptr<BatchEncoder>> encoders;  // by worker, who makes its own: its memory is near it
+  std::span<const std::uint32_t> homes;                 // by batch; empty: none
 
   void run(std::span<const std::uint32_t> which, ThreadPool& pool) {
     std::vector<std::uint32_t> fresh;
@@ -197,12 +198,17 @@ struct Encoding::Impl {
       if (std::exchange(done[b], std::uint8_t{1}) == 0) fresh.push_back(b);
     }
     if (encoders.size() < pool.size()) encoders.resize(pool.size());
-    pool.run(fresh.size(), [&](std::uint64_t i, unsigned worker) {
+    std::vector<std::uint32_t> fresh_homes;
+    if (!homes.empty()) {
+      for (const std::uint32_t b : fresh) fresh_homes.push_back(homes[b]);
+    }
+    const auto encode_one = [&](std::uint64_t i, unsigned worker) {
       if (encoders[worker] == nullptr) encoders[worker].reset(new BatchEncoder(kernels, layout, form));
       const std::uint32_t b = fresh[i];
       frames[b] = encoders[worker]->encode(batches[b], before, after, digests);
       note_batch(layout, batches[b], b, frames[b]);
-    });
+    };
+    pool.run(fresh.size(), encode_one, fresh_homes);
     left -= fresh.size();
   }
 
@@ -238,13 +244,16 @@ struct Encoding::Impl {
                                           std::vector<Frame>(n),
                                           std::vector<std::uint8_t>(n, 0),
                                           n,
+                                          {},
                                           {}});
   }
 };
 
 Encoding::Encoding(const Layout& layout, std::span<const Batch> batches, ByteSpan before, ByteSpan after,
-                   std::vector<std::uint64_t> digests, ValueForm form)
-    : impl_(Impl::make(active_kernels(), layout, batches, before, after, std::move(digests), form)) {}
+                   std::vector<std::uint64_t> digests, ValueForm form, std::span<const std::uint32_t> batch_homes)
+    : impl_(Impl::make(active_kernels(), layout, batches, before, after, std::move(digests), form)) {
+  impl_->homes = batch_homes;
+}
 Encoding::~Encoding() = default;
 
 void Encoding::run(std::span<const std::uint32_t> which, ThreadPool& pool) {

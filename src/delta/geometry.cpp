@@ -96,4 +96,10 @@ std::vector<std::uint32_t> batch_elements(const Layout& layout, std::span<const 
   return elements;
 }
 
+std::uint64_t batch_offset(const Layout& layout, const Batch& batch) {
+  const Tile tile = layout.tile(batch.first);
+  const Tensor& tensor = layout.tensors()[tile.tensor];
+  return tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
+}
+
 }  // namespace deltasync::delta

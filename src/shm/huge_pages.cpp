@@ -28,10 +28,9 @@ int allocate_first_pages(int fd, std::uint64_t at, std::uint64_t end) noexcept {
 
 }  // namespace
 
-void fill_with_huge_pages(int fd, std::byte* base, std::uint64_t bytes) noexcept {
-  if (bytes < kHugeBytesMin) return;
-  for (std::uint64_t at = 0; at < bytes; at += kPieceBytes) {
-    const std::uint64_t piece = std::min(kPieceBytes, bytes - at);
+void fill_with_huge_pages(int fd, std::byte* base, std::uint64_t begin, std::uint64_t end) noexcept {
+  for (std::uint64_t at = begin; at < end; at += kPieceBytes) {
+    const std::uint64_t piece = std::min(kPieceBytes, end - at);
     if (allocate_first_pages(fd, at, at + piece) != 0) return;
     const int failed = ::madvise(base + at, static_cast<std::size_t>(piece), MADV_COLLAPSE);
     // EAGAIN: some page was in use for a moment. Anything else will not get better: no support, no huge page left.

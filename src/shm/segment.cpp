@@ -16,7 +16,7 @@
 #include "base/fd.hpp"
 #include "base/hash.hpp"
 #include "base/home_process.hpp"
-#include "shm/huge_pages.hpp"
+#include "shm/reserve.hpp"
 #include "shm/space.hpp"
 #include "shm/validate.hpp"
 
@@ -77,16 +77,11 @@ Result<UniqueFd> create_file(const SegmentPath& path) {
   return fd;
 }
 
-/// All pages now, so that a full file system is an error here and never a SIGBUS later. `base` is where the file is
-/// mapped.
-Status reserve(int fd, std::byte* base, const SegmentPath& path, std::uint64_t bytes) {
+/// All pages now. `base` is where the file is mapped.
+Status reserve(int fd, std::byte* base, const SegmentPath& path, const SegmentPlan& plan, const Placement* placement) {
+  const std::uint64_t bytes = plan.segment_bytes;
   int error = ::ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-  if (error == 0) {
-    fill_with_huge_pages(fd, base, bytes);
-    error = reserve_pages(bytes, [fd](std::uint64_t offset, std::uint64_t piece) {
-      return ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(piece));
-    });
-  }
+  if (error == 0) error = reserve_file(fd, base, plan, placement);
   if (error == 0) return {};
   auto room = check_room(path.dir, bytes);  // somebody else may have taken the space meanwhile: name the figures
   if (!room) return std::move(room).error();
@@ -156,7 +151,7 @@ Status check_segment_name(const std::string& name) {
 
 Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::uint64_t generation,
                                                  const Geometry& geometry, ByteSpan layout_encoded,
-                                                 ByteSpan sidecar_encoded) {
+                                                 ByteSpan sidecar_encoded, const Placement* placement) {
   DS_TRY(check_segment_name(path.name));
   const auto what = "create segment " + file_of(path).string();
   const std::uint64_t half_bytes = geometry.half_bytes;
@@ -171,8 +166,7 @@ Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::u
   // Mapped, but not touched before every page is there.
   DS_ASSIGN(auto region, map(fd.get(), path, plan->segment_bytes));
   advise(region);
-  DS_TRY(
-      reserve(fd.get(), static_cast<std::byte*>(region.get_address()), path, plan->segment_bytes).with_context(what));
+  DS_TRY(reserve(fd.get(), static_cast<std::byte*>(region.get_address()), path, *plan, placement).with_context(what));
 
   auto impl = std::make_unique<Impl>();
   impl->path = path;

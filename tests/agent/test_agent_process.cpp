@@ -9,8 +9,11 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
+#include <string_view>
 
+#include "base/numa.hpp"
 #include "base/process.hpp"
 #include "tests/agent/agent_harness.hpp"
 #include "tests/support/without_threads.hpp"
@@ -108,6 +111,45 @@ TEST_F(AgentProcess, SigtermEndsItCleanlyAndLeavesTheSegment) {
     EXPECT_FALSE(std::filesystem::exists(ready()));
     EXPECT_FALSE(std::filesystem::exists(dir_.path() / "s"));
     EXPECT_EQ(log().find("abandoned"), std::string::npos) << log();
+  }
+}
+
+/// Of all its threads, what they may run on.
+std::set<std::string> cores_of(pid_t pid) {
+  std::set<std::string> lists;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
+    std::ifstream status(task.path() / "status");
+    constexpr std::string_view kField = "Cpus_allowed_list:\t";
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with(kField)) lists.insert(line.substr(kField.size()));
+    }
+  }
+  return lists;
+}
+
+TEST_F(AgentProcess, AllThreadsStayOnTheCoresThatItIsGiven) {
+  const CpuList allowed = linux_numa().allowed_cpus().value();
+  const std::string last = std::to_string(allowed.back());
+  spawn({"--cores", last, "--remove-segment-on-exit"});
+  wait_ready();
+  EXPECT_EQ(cores_of(pid_), std::set<std::string>{last});
+  ::kill(pid_, SIGTERM);
+  EXPECT_EQ(wait_exit(), 0) << log();
+}
+
+TEST_F(AgentProcess, CoresAndNodesThatCannotBeHadAreNamed) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--cores", "0-8191"}, "--cores: core "},
+      {{"--cores", "zero"}, "--cores: 'zero' is no list"},
+      {{"--cores", "zero", "--numa-node", "off"}, "--cores: 'zero' is no list"},
+      {{"--numa-node", "4095"}, "--numa-node: memory node 4095 is not there"},
+      {{"--numa-node", "none"}, "--numa-node: 'none' is no node's number, nor auto or off"},
+  };
+  for (const auto& [arguments, words] : cases) {
+    spawn(arguments);
+    EXPECT_EQ(wait_exit(), 1) << log();
+    EXPECT_NE(log().find(words), std::string::npos) << log();
+    EXPECT_FALSE(std::filesystem::exists(ready()));
   }
 }
 

@@ -3,8 +3,13 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string_view>
 #include <thread>
 
+#include "base/numa.hpp"
 #include "base/trace.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 
@@ -37,6 +42,49 @@ TEST_F(PullTest, ALaterPullLooksAtTheClockAgain) {
   EXPECT_EQ(pull_and_commit().mode, PullMode::up_to_date);
   stop_trace();
   EXPECT_GT(trace::snapshot().clocks.size(), looks);
+}
+
+// ---- cores -------------------------------------------------------------------------------------------------------
+
+/// By name, what the threads of this process may run on.
+std::map<std::string, std::string> cores_by_thread() {
+  std::map<std::string, std::string> cores;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(task.path() / "status");
+    std::string name;
+    constexpr std::string_view kName = "Name:\t";
+    constexpr std::string_view kCores = "Cpus_allowed_list:\t";
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with(kName)) name = line.substr(kName.size());
+      if (line.starts_with(kCores)) cores[name] = line.substr(kCores.size());
+    }
+  }
+  return cores;
+}
+
+TEST_F(PullTest, ItsThreadsRunOnTheCoresThatItIsGivenAndTheCallersWhereItDid) {
+  const CpuList allowed = linux_numa().allowed_cpus().value();
+  options_.cores = std::to_string(allowed.back());
+  options_.threads = 3;
+  start();
+  pull_and_commit();
+  const auto cores = cores_by_thread();
+  for (const char* name : {"ds-stream-1", "ds-receiver-1", "ds-receiver-2"}) {
+    ASSERT_EQ(cores.count(name), 1u) << name;
+    EXPECT_EQ(cores.at(name), options_.cores) << name;
+  }
+  EXPECT_EQ(linux_numa().allowed_cpus().value(), allowed);
+}
+
+TEST_F(PullTest, CoresThatCannotBeHadAreNamed) {
+  start();
+  for (const char* cores : {"8191", "zero"}) {
+    options_.cores = cores;
+    const auto made = receiver::ReceiverImpl::connect(options_, quick(), in_ms(60'000));
+    ASSERT_FALSE(made.ok());
+    EXPECT_EQ(made.error().code(), Errc::invalid_argument);
+    EXPECT_NE(made.error().message().find(cores), std::string::npos) << made.error().message();
+  }
 }
 
 // ---- deadlines -----------------------------------------------------------------------------------------------

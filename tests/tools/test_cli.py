@@ -25,6 +25,8 @@ class UsageTest(CliTest):
         for argv in ([], ["nonsense"], ["pull"], ["pull", "--from", "x:1"], ["diff", "only-one"],
                      ["publish", "--model", "a", "--agent", "b", "--tp", "0"],
                      ["pull", "--from", "127.0.0.1:1", "--out", "o", "--streams", "0"],
+                     ["pull", "--from", "127.0.0.1:1", "--out", "o", "--cores", "8191"],
+                     ["pull", "--from", "127.0.0.1:1", "--out", "o", "--cores", "few"],
                      ["pull", "--from", "127.0.0.1:1", "--out", "o", "--number", "1", "--follow"],
                      ["pull", "--from", "127.0.0.1:1", "--out", "o", "--count", "1"]):
             with self.subTest(argv=argv):
