@@ -18,7 +18,8 @@ struct TraceOptions {
 };
 
 /// Begins a record and forgets the one before. From here on every stage of a Writer or Receiver of this process is
-/// recorded; it costs about 0.1 µs a span, of which there are one or two for each 4 MiB of tensors. Any thread.
+/// recorded; it costs about 0.1 µs a span, of which there are one or two for each 4 MiB of tensors. Any thread. A child
+/// of fork() records nothing until it starts a record of its own.
 void start_trace(const TraceOptions& options = {});
 /// Ends recording; what was recorded can still be written.
 void stop_trace();

@@ -82,19 +82,30 @@ class Ring {
 /// What belongs to the process and not to a thread.
 struct Registry {
   std::mutex mutex;
-  TraceOptions options;  // protected by mutex, as all below
-  std::uint32_t sessions = 0;
+  TraceOptions options;        // protected by mutex, as all below
+  std::uint32_t sessions = 0;  // a child of fork() counts on, so that no span of its parent's is taken for its own
+  bool started = false;
   std::vector<std::shared_ptr<Ring>> rings;  // in the order of the threads' first spans
   std::deque<std::pair<std::uint32_t, std::string>> tracks;
   std::uint32_t last_track = 0;
   std::deque<Version> versions;
   std::deque<ClockSample> clocks;
   std::uint64_t lost = 0;
+
+  void clear() {
+    rings.clear();
+    tracks.clear();
+    versions.clear();
+    clocks.clear();
+    lost = 0;
+  }
 };
+
+Registry* make_registry();
 
 /// Never destroyed: threads may outlive main().
 Registry& registry() {
-  static auto* const made = new Registry;
+  static auto* const made = make_registry();
   return *made;
 }
 
@@ -108,6 +119,23 @@ struct Local {
 };
 thread_local Local t_local;
 thread_local Span* t_innermost = nullptr;
+
+/// A child of fork() begins without a record: what its parent recorded is the parent's to write, and the threads that
+/// the rings belong to are not there. Nobody holds the mutex across a fork, so that the child never waits for it.
+Registry* make_registry() {
+  auto* const made = new Registry;
+  ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
+                   [] {
+                     detail::session.store(0, std::memory_order_relaxed);
+                     t_local.ring.reset();
+                     t_local.session = 0;
+                     t_innermost = nullptr;
+                     registry().started = false;
+                     registry().clear();
+                     registry().mutex.unlock();
+                   });
+  return made;
+}
 
 std::string thread_name() {
   std::array<char, 16> name{};
@@ -138,9 +166,9 @@ void attach(std::uint32_t session) noexcept {
   }
 }
 
-void push(const Event& event) noexcept {
-  const std::uint32_t session = detail::session.load(std::memory_order_relaxed);
-  if (session == 0) return;
+/// `session`: that the event began in.
+void push(const Event& event, std::uint32_t session) noexcept {
+  if (session == 0 || session != detail::session.load(std::memory_order_relaxed)) return;
   if (t_local.session != session) attach(session);
   if (t_local.ring) return t_local.ring->push(event);
   Registry& all = registry();
@@ -178,7 +206,6 @@ void Event::add(const Arg& arg) noexcept {
 }
 
 void Span::open(const char* name, const VersionId& version, Args args) noexcept {
-  active_ = true;
   around_ = t_innermost;
   t_innermost = this;
   event_.start(name, !version.valid() && around_ != nullptr ? around_->event_.version : version, 0, args);
@@ -187,7 +214,7 @@ void Span::open(const char* name, const VersionId& version, Args args) noexcept 
 void Span::end() noexcept {
   t_innermost = around_;
   event_.end_ns = now_ns();
-  if (event_.end_ns - event_.begin_ns >= shortest_ns_) push(event_);
+  if (event_.end_ns - event_.begin_ns >= shortest_ns_) push(event_, session_);
 }
 
 Context context() noexcept {
@@ -201,17 +228,18 @@ void note(const Arg& arg) noexcept {
 
 void record(const char* name, const VersionId& version, std::uint64_t begin_ns, std::uint64_t end_ns,
             Args args) noexcept {
-  if (!on()) return;
+  const std::uint32_t session = detail::session.load(std::memory_order_relaxed);
+  if (session == 0) return;
   Event event;
   event.start(name, version, 0, args);
   event.begin_ns = begin_ns;
   event.end_ns = end_ns;
-  push(event);
+  push(event, session);
 }
 
 void TrackSpan::end() noexcept {
   event_.end_ns = now_ns();
-  push(event_);
+  push(event_, session_);
 }
 
 // ---- the process -------------------------------------------------------------------------------------------------
@@ -248,7 +276,7 @@ Record snapshot() {
   {
     Registry& all = registry();
     const std::lock_guard lock(all.mutex);
-    record.started = all.sessions != 0;
+    record.started = all.started;
     record.process = all.options.process;
     record.tracks.assign(all.tracks.begin(), all.tracks.end());
     record.versions.assign(all.versions.begin(), all.versions.end());
@@ -265,16 +293,14 @@ Record snapshot() {
 namespace deltasync {
 
 void start_trace(const TraceOptions& options) {
+  trace::clock_id();  // made now, not by a thread that a fork may come upon in the middle
   trace::Registry& all = trace::registry();
   const std::lock_guard lock(all.mutex);
   trace::detail::session.store(0, std::memory_order_relaxed);
   all.options = options;
   all.options.spans_per_thread = std::max(options.spans_per_thread, 1u);
-  all.rings.clear();
-  all.tracks.clear();
-  all.versions.clear();
-  all.clocks.clear();
-  all.lost = 0;
+  all.clear();
+  all.started = true;
   trace::detail::session.store(++all.sessions, std::memory_order_relaxed);
 }
 

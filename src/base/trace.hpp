@@ -23,7 +23,7 @@
 namespace deltasync::trace {
 
 namespace detail {
-inline std::atomic<std::uint32_t> session{0};  ///< of start_trace(); 0: off
+inline std::atomic<std::uint32_t> session{0};  ///< of start_trace(); 0: off, as in a child of fork() at first
 }
 
 inline bool on() noexcept {
@@ -82,17 +82,17 @@ class Span {
     if (context.name != nullptr) begin(context.name, context.version, {{"part", part}});
   }
   ~Span() {
-    if (active_) end();
+    if (session_ != 0) end();
   }
   Span(const Span&) = delete;
   Span& operator=(const Span&) = delete;
 
   void set(const Arg& arg) noexcept {
-    if (active_) event_.add(arg);
+    if (session_ != 0) event_.add(arg);
   }
   /// Where the version is known late.
   void set_version(const VersionId& version) noexcept {
-    if (active_) event_.version = version;
+    if (session_ != 0) event_.version = version;
   }
   /// Where calls may be very many and very short: what ends sooner is not recorded.
   void drop_if_shorter(std::uint64_t ns) noexcept { shortest_ns_ = ns; }
@@ -102,14 +102,15 @@ class Span {
   friend void note(const Arg& arg) noexcept;
 
   void begin(const char* name, const VersionId& version, Args args) noexcept {
-    if (on()) open(name, version, args);
+    session_ = detail::session.load(std::memory_order_relaxed);
+    if (session_ != 0) open(name, version, args);
   }
   void open(const char* name, const VersionId& version, Args args) noexcept;
   void end() noexcept;
 
-  bool active_ = false;
+  std::uint32_t session_ = 0;  // that it began in, and belongs to
   std::uint64_t shortest_ns_ = 0;
-  Span* around_;  // set when active, as the next
+  Span* around_;  // set in a session, as the next
   Event event_;
 };
 
@@ -128,25 +129,25 @@ std::uint32_t add_track(const std::string& name);
 class TrackSpan {
  public:
   TrackSpan(std::uint32_t track, const char* name, const VersionId& version, Args args = {}) noexcept {
-    active_ = track != 0 && on();
-    if (active_) event_.start(name, version, track, args);
+    session_ = track != 0 ? detail::session.load(std::memory_order_relaxed) : 0;
+    if (session_ != 0) event_.start(name, version, track, args);
   }
   ~TrackSpan() {
-    if (active_) end();
+    if (session_ != 0) end();
   }
   TrackSpan(const TrackSpan&) = delete;
   TrackSpan& operator=(const TrackSpan&) = delete;
   void set(const Arg& arg) noexcept {
-    if (active_) event_.add(arg);
+    if (session_ != 0) event_.add(arg);
   }
   void set_version(const VersionId& version) noexcept {
-    if (active_) event_.version = version;
+    if (session_ != 0) event_.version = version;
   }
 
  private:
   void end() noexcept;
 
-  bool active_;
+  std::uint32_t session_;
   Event event_;
 };
 
@@ -178,7 +179,7 @@ struct ThreadRecord {
   std::vector<Event> events;  ///< oldest first, by their end
 };
 struct Record {
-  bool started = false;  ///< ever
+  bool started = false;  ///< ever, in this process
   std::string process;
   std::vector<ThreadRecord> threads;
   std::vector<std::pair<std::uint32_t, std::string>> tracks;

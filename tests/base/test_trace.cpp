@@ -2,14 +2,20 @@
 #include "base/trace.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
+#include <string_view>
 #include <thread>
 
 #include "base/thread_pool.hpp"
+#include "deltasync/deadline.hpp"
 
 namespace deltasync::trace {
 namespace {
@@ -127,21 +133,29 @@ TEST_F(Trace, HasRoomForSoManyArgumentsAndNoMore) {
 TEST_F(Trace, ASnapshotHasNoHalfSpans) {
   start(2);  // each span lands on the last but one
   constexpr unsigned kThreads = 2;
-  constexpr std::uint64_t kSpans = 300'000;
+  constexpr std::uint64_t kSpans = 300'000;  // at least
+  constexpr std::uint64_t kExaminedMin = 1000;
   std::atomic<unsigned> running = kThreads;
+  std::atomic<bool> enough = false;
+  std::array<std::uint64_t, kThreads> recorded{};
   std::vector<std::thread> threads;
   for (std::uint64_t t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&running, t] {
-      for (std::uint64_t i = 1; i <= kSpans; ++i) {
+    threads.emplace_back([&, t] {
+      for (std::uint64_t i = 1; i <= kSpans || !enough; ++i) {
         const std::uint64_t x = i * kThreads + t;
         record("span", {x, x}, x, x, {{"a", x}, {"b", x}, {"c", x}, {"d", x}});
+        recorded[t] = i;
       }
       --running;
     });
   }
   std::uint64_t torn = 0;
+  std::uint64_t examined = 0;
+  const Deadline deadline = Deadline::after(std::chrono::seconds(60));
   while (running != 0) {
+    enough = examined >= kExaminedMin || deadline.passed();
     for (const Event& e : events()) {
+      ++examined;
       const std::uint64_t x = e.begin_ns;
       bool whole = e.end_ns == x && e.version.epoch == x && e.version.number == x;
       for (const auto& arg : e.args) whole = whole && arg.value == x;
@@ -150,9 +164,71 @@ TEST_F(Trace, ASnapshotHasNoHalfSpans) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(torn, 0u);
+  EXPECT_GE(examined, kExaminedMin);
   const auto last = events();
   ASSERT_EQ(last.size(), kThreads);
-  for (const Event& e : last) EXPECT_EQ(e.begin_ns / kThreads, kSpans);
+  for (const Event& e : last) EXPECT_EQ(e.begin_ns / kThreads, recorded[e.begin_ns % kThreads]);
+}
+
+TEST_F(Trace, ASpanThatBeganBeforeTheRecordIsNotInIt) {
+  start();
+  {
+    const Span before("before", kVersion);
+    start();
+  }
+  EXPECT_TRUE(events().empty());
+}
+
+// ---- fork --------------------------------------------------------------------------------------------------------
+
+/// What a child of fork() finds wrong; 0: nothing.
+int check_child(std::optional<Span>& parents) {
+  if (tracing()) return 1;
+  { const Span span("before the start", kVersion); }
+  if (snapshot().started || !snapshot().threads.empty() || !snapshot().versions.empty()) return 2;
+  const auto written = write_trace("/dev/shm/deltasync-nobody-writes-this");
+  if (written || written.error().code() != Errc::invalid_argument) return 3;
+  TraceOptions options;
+  options.process = "child";
+  start_trace(options);
+  parents.reset();  // began in the parent: not the child's
+  { const Span span("childs", kVersion); }
+  name_version({kVersion, "label"});
+  const Record record = snapshot();
+  if (record.process != "child" || record.threads.size() != 1 || record.versions.size() != 1) return 4;
+  const auto& events = record.threads[0].events;
+  return events.size() == 1 && std::string_view(events[0].name) == "childs" ? 0 : 5;
+}
+
+TEST_F(Trace, AForkedChildBeginsWithoutARecord) {
+  start();
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {  // always in the middle of something
+      for (std::uint64_t i = 0; !stop; ++i) {
+        const Span span("work", {t, i});
+        name_version({{t, i % 700}, "some version"});
+        snapshot();
+      }
+    });
+  }
+  for (int round = 0; round < 50; ++round) {
+    std::optional<Span> parents;
+    parents.emplace("parents", kVersion);
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::alarm(20);  // whoever hangs is killed
+      ::_exit(check_child(parents));
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0);
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(tracing()) << "the parent goes on";
+  EXPECT_FALSE(events().empty());
 }
 
 TEST_F(Trace, KeepsWhatEndedThreadsDid) {
