@@ -8,6 +8,8 @@
 namespace deltasync::receiver {
 namespace {
 
+constexpr auto kLookLimit = std::chrono::seconds(1);  ///< of a look at the clock, which nobody depends on
+
 struct GetLayout {
   static constexpr wire::Type kType = wire::Type::get_layout;
   std::vector<std::byte> encode() const { return {}; }
@@ -29,30 +31,37 @@ void Control::stop_on(const std::stop_token& stop) {
   connection_.stop_on(stop_);
 }
 
-Status Control::connect_once(Deadline deadline) {
+Status Control::connect_once(Connection& connection, Deadline deadline) {
   const Deadline limit = deadline.earlier(Deadline::after(peer_.tuning.handshake));
-  DS_ASSIGN(connection_, Connection::dial(peer_, {limit, stop_}));
-  return connection_.handshake(peer_, wire::Role::control, limit).with_context("handshake");
+  clock_seen_ns_ = trace::now_ns();
+  DS_ASSIGN(connection, Connection::dial(peer_, {limit, stop_}));
+  return connection.handshake(peer_, wire::Role::control, limit).with_context("handshake");
 }
 
 Status Control::connect(Deadline deadline) {
   drop();
-  auto status = connect_once(deadline);
-  clock_seen_ns_ = trace::now_ns();
+  auto status = connect_once(connection_, deadline);
   if (status) return status;
   drop();
   noted_ = status.error();
   return std::move(status).with_context("agent at " + peer_.endpoint);
 }
 
-/// Clocks drift, and each handshake is a look at the agent's: on a timeline that is being recorded, an old connection
-/// gives way to a new one.
-bool Control::clock_is_old() const {
-  return trace::on() && std::chrono::nanoseconds(trace::now_ns() - clock_seen_ns_) > peer_.tuning.clock_look;
+void Control::look_at_clock(Deadline deadline) {
+  if (!trace::on() || !connection_.open() || connection_.stale()) return;
+  if (std::chrono::nanoseconds(trace::now_ns() - clock_seen_ns_) <= peer_.tuning.clock_look) return;
+  Connection fresh;
+  const Status connected = connect_once(fresh, deadline.earlier(Deadline::after(kLookLimit)));
+  if (!connected) {
+    closed_bytes_ += fresh.bytes_received();
+    return;
+  }
+  drop();
+  connection_ = std::move(fresh);
 }
 
 Status Control::ensure(Deadline deadline) {
-  if (connection_.open() && !connection_.stale() && !clock_is_old()) return {};
+  if (connection_.open() && !connection_.stale()) return {};
   Backoff backoff(peer_.tuning);
   for (;;) {
     auto status = connect(deadline);

@@ -46,6 +46,10 @@ class Control {
   /// `cancelled` at once.
   Status ensure(Deadline deadline);
   void drop();
+  /// Clocks drift, and each handshake is a look at the agent's: while a timeline is recorded and the last look is old,
+  /// a new connection takes the place of the one that there is. Once, before a pull; if none comes about soon, the old
+  /// one goes on.
+  void look_at_clock(Deadline deadline);
 
   std::uint64_t instance() const noexcept { return connection_.instance(); }
   const wire::Welcome& welcome() const noexcept { return connection_.welcome(); }
@@ -69,8 +73,7 @@ class Control {
 
  private:
   void stop_on(const std::stop_token& stop);
-  bool clock_is_old() const;
-  Status connect_once(Deadline deadline);
+  Status connect_once(Connection& connection, Deadline deadline);
   /// The header of the answer to `request`; an `error` message ends up in `answer`.
   template <class T>
   std::optional<wire::Header> answer_header(Answer<T>& answer, wire::Type type, std::uint64_t request,

@@ -166,6 +166,7 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
   close_staged();
   const Until until(deadline, std::move(stop));
   const auto stopping = control_.stop_by(until.stop());
+  control_.look_at_clock(deadline);
   Pull pull({peer_, options_, *layout_, sidecar_, batches_, tiles_, control_, streams_, pool_, *target_, held_,
              scrub_cursor_, distrusted_},
             want, until);

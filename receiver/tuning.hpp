@@ -7,11 +7,12 @@
 namespace deltasync::receiver {
 
 struct Tuning {
-  std::chrono::milliseconds handshake{5'000};    ///< connect and authenticate, in all
-  std::chrono::milliseconds silence{10'000};     ///< without a single byte where some are due
-  std::chrono::milliseconds wait_slice{5'000};   ///< one request to wait for a version; repeated until the deadline
-  std::chrono::milliseconds release{2'000};      ///< for the answer to a release
-  std::chrono::milliseconds clock_look{10'000};  ///< while a timeline is recorded: between looks at the agent's clock
+  std::chrono::milliseconds handshake{5'000};   ///< connect and authenticate, in all
+  std::chrono::milliseconds silence{10'000};    ///< without a single byte where some are due
+  std::chrono::milliseconds wait_slice{5'000};  ///< one request to wait for a version; repeated until the deadline
+  std::chrono::milliseconds release{2'000};     ///< for the answer to a release
+  /// While a timeline is recorded, a pull first looks at the agent's clock if the last look is older.
+  std::chrono::milliseconds clock_look{10'000};
   std::chrono::milliseconds backoff_first{10};
   std::chrono::milliseconds backoff_max{1'000};
   std::uint64_t item_bytes = 8u << 20;        ///< bytes of a half that one request asks for

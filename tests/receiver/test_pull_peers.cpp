@@ -44,6 +44,43 @@ TEST_F(PullTest, ALaterPullLooksAtTheClockAgain) {
   EXPECT_GT(trace::snapshot().clocks.size(), looks);
 }
 
+TEST_F(PullTest, OneLookAtTheClockDoesForAPullHoweverLongItWaits) {
+  start_trace();
+  receiver::Tuning tuning = quick();
+  tuning.clock_look = std::chrono::milliseconds(0);
+  tuning.wait_slice = std::chrono::milliseconds(20);
+  start({}, tuning);
+  pull_and_commit();
+  const auto connections = agent_->connections();
+  const auto plans = agent_->plans().size();
+  const auto waited = pull({Want::Kind::newer, 0, {}}, 1'000);
+  stop_trace();
+  ASSERT_FALSE(waited.ok());
+  EXPECT_EQ(waited.error().code(), Errc::timed_out) << waited.error().to_string();
+  EXPECT_GT(agent_->plans().size(), plans + 1) << "it asked several times";
+  EXPECT_EQ(agent_->connections(), connections + 1);
+}
+
+TEST_F(PullTest, WhereNoNewConnectionComesAboutTheOldOneGoesOn) {
+  start_trace();
+  receiver::Tuning tuning = quick();
+  tuning.clock_look = std::chrono::milliseconds(0);
+  start({}, tuning);
+  pull_and_commit();
+  std::atomic<unsigned> refused = 0;
+  agent_->on_request([&](const Request& r) {
+    if (r.type != Type::hello) return Fault::none;
+    ++refused;
+    return Fault::drop_midway;
+  });
+  const auto staged = pull();
+  stop_trace();
+  agent_->on_request(nullptr);
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  EXPECT_EQ((*staged)->report().mode, PullMode::up_to_date);
+  EXPECT_EQ(refused, 1u);
+}
+
 // ---- cores -------------------------------------------------------------------------------------------------------
 
 /// By name, what the threads of this process may run on.
