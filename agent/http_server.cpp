@@ -121,10 +121,15 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       if (options.requests != nullptr) ++*options.requests;
       HttpPage page = co_await make_page(parser.get());
       http::response<http::string_body> response = respond(parser.get(), std::move(page));
-      stream.expires_after(options.request);
+      stream.expires_after(reply_limit(response.body().size()));
       const auto written = co_await http::async_write(stream, response, kAsTuple);
       if (std::get<0>(written) || !keep_alive) co_return;
     }
+  }
+
+  /// A timeline may be hundreds of megabytes, but nobody holds one in memory by reading it byte by byte.
+  std::chrono::milliseconds reply_limit(std::size_t bytes) const {
+    return options.request + std::chrono::milliseconds(bytes * 1000 / options.reply_bytes_per_s_min);
   }
 
   asio::awaitable<HttpPage> make_page(const http::request<http::string_body>& request) {

@@ -25,9 +25,10 @@ struct HttpPage {
 
 struct HttpOptions {
   net::Endpoint listen{"127.0.0.1", 0};
-  bool allow_remote = false;                     ///< HTTP has no authentication: beyond loopback only on request
-  std::chrono::milliseconds request{5'000};      ///< first byte of a request → its last; also the reply's sending
-  std::chrono::milliseconds keep_alive{30'000};  ///< between requests
+  bool allow_remote = false;                       ///< HTTP has no authentication: beyond loopback only on request
+  std::chrono::milliseconds request{5'000};        ///< first byte of a request → its last; also the reply's sending,
+  std::uint64_t reply_bytes_per_s_min = 1u << 20;  ///< which may take so much longer as its bytes take at this rate
+  std::chrono::milliseconds keep_alive{30'000};    ///< between requests
   std::uint32_t header_bytes_max = 8'192;
   std::uint64_t body_bytes_max = 4'096;
   std::size_t connections_max = 64;

@@ -83,6 +83,10 @@ Result<std::string> http_get(const net::Endpoint& endpoint, const std::string& t
     }
     pending += more;
     const std::size_t used = parser.put(boost::asio::buffer(pending), error);
+    if (error == http::error::body_limit) {
+      return Error(Errc::out_of_range,
+                   target + ": the answer has more than " + std::to_string(kBodyBytesMax) + " bytes");
+    }
     if (error && error != http::error::need_more) return bad(error);
     pending.erase(0, used);
   }

@@ -1,9 +1,12 @@
 #include <sys/socket.h>
 
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "agent/http_server.hpp"
 #include "deltasync/trace.hpp"
 #include "tests/agent/agent_harness.hpp"
 
@@ -193,6 +196,52 @@ TEST_F(Http, TheTimelineIfItIsRecorded) {
   stop_trace();
   std::ifstream in(options_.trace_file);
   EXPECT_GE(published(json::parse(in)), 2u);
+}
+
+// ---- answers that take long to send --------------------------------------------------------------------------------
+
+constexpr std::size_t kLargeBytes = 48u << 20;  ///< more than sockets hold
+
+/// A server with one large page, and a client that asks for it, waits, and then reads what it gets.
+std::size_t bytes_of_large_page(std::uint64_t bytes_per_s_min) {
+  boost::asio::io_context io;
+  HttpOptions options;
+  options.request = std::chrono::milliseconds(100);
+  options.reply_bytes_per_s_min = bytes_per_s_min;
+  auto server = HttpServer::listen(io, options, [](std::string_view) {
+    return HttpPage{200, "text/plain", std::string(kLargeBytes, 'x')};
+  });
+  EXPECT_TRUE(server) << server.error().to_string();
+  const auto work = boost::asio::make_work_guard(io);
+  std::thread runs([&io] { io.run(); });
+  std::size_t got = 0;
+  {
+    const auto fd = net::connect_tcp("127.0.0.1", (*server)->port(), test_deadline()).value();
+    const std::string request = "GET / HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n";
+    EXPECT_EQ(::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    std::vector<char> piece(1u << 20);
+    EXPECT_TRUE(eventually([&] {
+      for (;;) {
+        const ssize_t n = ::recv(fd.get(), piece.data(), piece.size(), MSG_DONTWAIT);
+        if (n < 0 && errno == EAGAIN) return false;
+        if (n <= 0) return true;
+        got += static_cast<std::size_t>(n);
+      }
+    }));
+  }
+  (*server)->stop();
+  io.stop();
+  runs.join();
+  return got;
+}
+
+TEST(HttpAnswers, LargeOnesHaveTimeThatGrowsWithThem) {
+  EXPECT_GT(bytes_of_large_page(1u << 20), kLargeBytes);
+}
+
+TEST(HttpAnswers, WhoDoesNotReadIsDropped) {
+  EXPECT_LT(bytes_of_large_page(std::uint64_t{1} << 50), kLargeBytes);
 }
 
 TEST_F(Http, MayBeOff) {
