@@ -257,7 +257,7 @@ class AgentCore : public TrainerHooks {
   bool woken_ = false;             // protected by wake_mutex_
   GenerationPtr wait_generation_;  // protected by wake_mutex_: the newest, whose bell the publisher hears
 
-  const std::shared_ptr<GenerationYard> yard_ = std::make_shared<GenerationYard>();
+  const std::shared_ptr<GenerationYard> yard_ = std::make_shared<GenerationYard>(options_.before_unmap);
   mutable std::mutex mutex_;
   std::vector<GenerationPtr> generations_;  // protected by mutex_, as all below; ascending
   SnapshotPtr snapshot_ = std::make_shared<const Snapshot>();

@@ -11,8 +11,9 @@
 namespace deltasync::agent {
 namespace {
 
-/// How long a release of the serving generation waits for its readers (--low-memory).
-constexpr auto kReleaseLimit = std::chrono::seconds(20);
+/// How long a release of the serving generation waits for its memory once nobody uses it (--low-memory): terabytes take
+/// minutes.
+constexpr auto kUnmapLimit = std::chrono::minutes(10);
 
 VersionId newest_of(const shm::AgentRole& role) {
   VersionId newest;
@@ -150,7 +151,7 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
   return opened(*created);
 }
 
-/// Stops serving, waits until nobody of this process uses the mappings, and removes the files.
+/// Stops serving, removes the files, and waits until nobody of this process uses the mappings and they are gone.
 Status AgentCore::release_serving(const std::string& why) {
   std::vector<std::uint64_t> gone;
   {
@@ -172,14 +173,19 @@ Status AgentCore::release_serving(const std::string& why) {
   }
   wake();  // the publisher lets go of it too
   notify();
-  const Deadline deadline = Deadline::after(kReleaseLimit);
-  while (std::any_of(gone.begin(), gone.end(), [this](std::uint64_t number) { return yard_->has(number); })) {
-    if (stop_) return Error(Errc::connection, "the agent is shutting down");
-    if (deadline.passed())
-      return Error(Errc::timed_out, "the generation that is to be released is still read, by receivers or by the diff");
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return {};
+  const auto wait = [&](bool (GenerationYard::*there)(std::uint64_t) const, auto limit, const char* state) -> Status {
+    const Deadline deadline = Deadline::after(limit);
+    while (std::any_of(gone.begin(), gone.end(), [&](std::uint64_t number) { return (*yard_.*there)(number); })) {
+      if (stop_) return Error(Errc::connection, "the agent is shutting down");
+      if (deadline.passed()) {
+        return Error(Errc::timed_out, std::string("the generation that is to be released is still ") + state);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return {};
+  };
+  DS_TRY(wait(&GenerationYard::held, options_.release_limit, "read, by receivers or by the diff"));
+  return wait(&GenerationYard::has, kUnmapLimit, "being unmapped");
 }
 
 Result<std::uint64_t> AgentCore::grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers,

@@ -84,6 +84,7 @@ GenerationPtr GenerationYard::keep(std::unique_ptr<Generation> generation) {
   {
     const std::lock_guard lock(mutex_);
     mapped_.insert(generation->number);
+    held_.insert(generation->number);
     left_.reserve(mapped_.size());  // so that take() needs no memory
   }
   return {generation.release(),
@@ -93,6 +94,7 @@ GenerationPtr GenerationYard::keep(std::unique_ptr<Generation> generation) {
 void GenerationYard::take(std::unique_ptr<Generation> generation) noexcept {
   {
     const std::lock_guard lock(mutex_);
+    held_.erase(generation->number);
     if (!closed_) {
       left_.push_back(std::move(generation));
       came_.notify_all();
@@ -136,6 +138,7 @@ void GenerationYard::clear() {
     left_.pop_back();
     lock.unlock();
     const std::uint64_t number = generation->number;
+    if (before_unmap_) before_unmap_();
     generation.reset();
     lock.lock();
     mapped_.erase(number);
@@ -149,6 +152,11 @@ void GenerationYard::close() {
     came_.notify_all();
   }
   clear();
+}
+
+bool GenerationYard::held(std::uint64_t number) const {
+  const std::lock_guard lock(mutex_);
+  return held_.count(number) != 0;
 }
 
 bool GenerationYard::has(std::uint64_t number) const {

@@ -5,10 +5,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/placement.hpp"
@@ -49,6 +51,8 @@ using GenerationPtr = std::shared_ptr<Generation>;
 /// thread, the one in work(), clears it. Any thread may call any method.
 class GenerationYard : public std::enable_shared_from_this<GenerationYard> {
  public:
+  /// `before_unmap`: for tests, on the thread that unmaps.
+  explicit GenerationYard(std::function<void()> before_unmap = {}) : before_unmap_(std::move(before_unmap)) {}
   /// From now on this yard's; numbers are unique.
   GenerationPtr keep(std::unique_ptr<Generation> generation);
   /// Takes a share of something large, which may be the last. Cheap; only for want of memory it ends at once.
@@ -59,14 +63,18 @@ class GenerationYard : public std::enable_shared_from_this<GenerationYard> {
   void work();
   /// Nobody will clear it any more: clears it, and from then on who lets go last unmaps.
   void close();
-  /// Not unmapped yet.
+  /// Somebody may still use it.
+  bool held(std::uint64_t number) const;
+  /// Not unmapped yet, which takes its time after the last has let go.
   bool has(std::uint64_t number) const;
 
  private:
   void take(std::unique_ptr<Generation> generation) noexcept;
 
+  const std::function<void()> before_unmap_;
   mutable std::mutex mutex_;
   std::set<std::uint64_t> mapped_;                 // protected by mutex_, as all below
+  std::set<std::uint64_t> held_;                   // of these, by somebody
   std::vector<std::unique_ptr<Generation>> left_;  // held by nobody
   std::vector<std::shared_ptr<const void>> buried_;
   std::condition_variable came_;

@@ -418,6 +418,35 @@ TEST_F(ServedLeases, LowMemoryReleasesTheOldLayoutFirst) {
   EXPECT_EQ(ready->layout, other.layout->digest());
 }
 
+TEST_F(ServedLeases, ReadersHaveALimitAtARelease) {
+  options_.core.low_memory = true;
+  options_.core.release_limit = std::chrono::milliseconds(50);
+  start_agent();
+  next_version();
+  const GenerationPtr reader = served()->generation;
+  writer_.reset();
+  ASSERT_TRUE(eventually([&] { return agent_->core().generations().front()->role->watch_fds().empty(); }));
+  const test::TestModel other = test::make_model(2, big_specs());
+  WriterOptions options;
+  options.agent_socket = options_.trainer.socket_path;
+  const auto refused = Writer::attach(other.layout, make_sidecar(*other.layout), options, test_deadline());
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Errc::timed_out);
+  EXPECT_NE(refused.error().message().find("is still read"), std::string::npos) << refused.error().message();
+}
+
+TEST_F(ServedLeases, UnmappingIsNotHeldAgainstAReleasesReaders) {
+  options_.core.low_memory = true;
+  options_.core.release_limit = std::chrono::seconds(4);
+  options_.core.before_unmap = [] { std::this_thread::sleep_for(std::chrono::seconds(5)); };
+  start_agent();
+  next_version();
+  writer_.reset();
+  ASSERT_TRUE(eventually([&] { return agent_->core().generations().front()->role->watch_fds().empty(); }));
+  const test::TestModel other = test::make_model(2, big_specs());
+  EXPECT_NE(attach(other.layout), nullptr);
+}
+
 TEST_F(ServedLeases, BadSegmentsAreRemovedAtStart) {
   dir_.write("test.g7", std::string_view("this is no segment"));
   ::chmod((dir_.path() / "test.g7").c_str(), 0600);

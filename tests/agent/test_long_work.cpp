@@ -149,7 +149,9 @@ TEST_F(Yard, WhoLetsGoLastDoesNotUnmap) {
   first.reset();
   yard_->clear();
   EXPECT_TRUE(yard_->has(1)) << "it has a reader";
+  EXPECT_TRUE(yard_->held(1));
   reader.reset();
+  EXPECT_FALSE(yard_->held(1));
   ASSERT_TRUE(yard_->has(1)) << "the reader must not be the one that unmaps";
   EXPECT_EQ(half[0], std::byte{0}) << "still mapped";
   yard_->clear();
