@@ -303,7 +303,11 @@ void HfStore::remove_unused(const std::set<std::string>& keep) {
     if (keep.count(name) != 0) continue;
     std::vector<fs::path> files;  // not by the sidecar: the version may be of an older layout
     std::error_code error;
-    for (fs::recursive_directory_iterator it(directory(name), error), end; !error && it != end; it.increment(error)) {
+    // What a link leads to is somebody else's: neither leased nor removed.
+    const bool link = fs::is_symlink(fs::symlink_status(directory(name), error));
+    fs::recursive_directory_iterator it;
+    if (!link) it = fs::recursive_directory_iterator(directory(name), error);
+    for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
       if (it->is_regular_file(error)) files.push_back(it->path());
     }
     WriteLeases leases;

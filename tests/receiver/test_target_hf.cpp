@@ -389,6 +389,20 @@ TEST_F(HfTargetTest, OfALeftoverThatIsALinkTheLinkIsRemoved) {
   EXPECT_EQ(hf_.differs(), "");
 }
 
+TEST_F(HfTargetTest, WhatAVersionsLinkLeadsToIsNobodysBusiness) {
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_TRUE(ok(hf_.full()));
+  const fs::path elsewhere = dir_.path() / "elsewhere";
+  fs::create_directories(elsewhere);
+  write_file(elsewhere / "x", std::vector<std::byte>(10));
+  const std::ifstream in_use(elsewhere / "x");
+  const fs::path link = hf_.out() / "versions" / "00000000000000ff-3";
+  fs::create_directory_symlink(elsewhere, link);
+  ASSERT_TRUE(ok(hf_.delta()));
+  EXPECT_FALSE(fs::exists(fs::symlink_status(link))) << "who reads there does not read the version";
+  EXPECT_TRUE(fs::exists(elsewhere / "x"));
+}
+
 TEST_F(HfTargetTest, LeftoversAreRemovedAndNothingElse) {
   ASSERT_TRUE(ok(hf_.restart()));
   ASSERT_TRUE(ok(hf_.full()));
