@@ -1,35 +1,16 @@
-// The writer's session. Between two versions it owns nothing but its slot; during a fill it owns what its plan says.
-// All bytes go through copy brackets of the half protocol, so that an aborted fill is noticed at the next write and
-// the half is never freed under a copy.
-#include "deltasync/writer.hpp"
-
+// One version: begin, write, commit or abort.
 #include <algorithm>
 #include <chrono>
-#include <optional>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "base/home_process.hpp"
-#include "base/process.hpp"
-#include "base/thread_pool.hpp"
 #include "base/trace.hpp"
-#include "format/coverage.hpp"
-#include "format/packed_layout.hpp"
-#include "shm/roles.hpp"
-#include "shm/segment.hpp"
-#include "writer/agent_link.hpp"
-#include "writer/copy.hpp"
-#include "writer/progress.hpp"
-#include "writer/slot_claim.hpp"
+#include "writer/session.hpp"
 
 namespace deltasync {
 namespace {
 
 constexpr auto kNotifyLimit = std::chrono::milliseconds(100);
-constexpr auto kGreetLimit = std::chrono::milliseconds(500);  ///< for an agent that listens but is slow to answer
-constexpr unsigned kThreadsDefaultMax = 4;
 constexpr std::uint64_t kGroupElementsMax = 32u << 20;  ///< of small slices in one copy bracket: an abort waits for it
 constexpr std::size_t kGroupSlicesMax = 1u << 16;
 constexpr std::size_t kTensorsAhead = 16;
@@ -41,166 +22,13 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-unsigned choose_threads(unsigned wanted) {
-  return wanted != 0 ? wanted : std::clamp(std::thread::hardware_concurrency(), 1u, kThreadsDefaultMax);
-}
-
-Result<wire::TrainerHello> make_hello(const Layout& layout, const Sidecar& sidecar, const WriterOptions& options) {
-  wire::TrainerHello hello;
-  hello.writer_index = options.writer_index;
-  hello.writers = options.writers;
-  hello.pid = ProcessId::self().pid;
-  hello.name = options.name;
-  DS_ASSIGN(hello.layout,
-            wire::pack_layout(layout.encode(), sidecar.empty() ? std::vector<std::byte>{} : sidecar.encode()));
-  return hello;
-}
-
-class WriterSession final : public Writer {
- public:
-  WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions options, const wire::TrainerHello& hello)
-      : claim_(std::move(claim)),
-        layout_(std::move(layout)),
-        options_(std::move(options)),
-        pool_(choose_threads(options_.threads), "ds-copy"),
-        coverage_(layout_),
-        progress_(layout_),
-        touched_(layout_->tensors().size(), 0),
-        link_(options_.agent_socket, hello) {}
-
-  Status open(Deadline deadline);
-
-  Status register_plan(std::span<const TensorSlice> plan, Deadline deadline) override;
-  Status begin(const Version& version, Deadline deadline) override;
-  using Writer::write;
-  Status write(std::uint32_t tensor, const Rect& rect, const Source& source) override;
-  Status write(std::span<const SliceSource> batch) override;
-  Result<OffloadReport> commit(Deadline deadline) override;
-  void abort() noexcept override;
-  Status wait_ready(const VersionId& version, Deadline deadline) override;
-  VersionId newest() const override { return home_.here() ? role_->newest() : VersionId{}; }
-  const LayoutPtr& layout() const override { return layout_; }
-
- private:
-  Status use(const wire::TrainerWelcome& welcome);
-  Status ensure_connected(Deadline deadline);
-  Status greet(Deadline deadline);
-  Status write_groups(std::span<const SliceSource> batch);
-  Status write_group(std::span<const SliceSource> group);
-  Result<OffloadReport> seal(Deadline deadline);
-  void prefetch_tensor(std::span<const SliceSource> group, std::size_t i) const;
-  Result<CopyJob> accept(const SliceSource& item);
-  Status check_home() const;
-  Status check_source(const Tensor& tensor, const Rect& rect, const Source& source) const;
-  std::string who() const { return "writer " + std::to_string(options_.writer_index); }
-
-  // Constant after construction.
-  const HomeProcess home_;
-  const SlotClaim claim_;
-  const LayoutPtr layout_;
-  const WriterOptions options_;
-
-  ThreadPool pool_;
-  Coverage coverage_;
-  BatchCounter progress_;  ///< of the group that is being written
-  std::vector<TensorSlice> plan_;
-  bool planned_ = false;
-  std::uint64_t generation_ = 0;
-
-  // The open fill.
-  std::optional<shm::Fill> fill_;
-  OffloadReport report_;
-  Clock::time_point began_;
-  std::uint64_t began_ns_ = 0;          ///< the same, for the timeline
-  std::vector<std::uint32_t> touched_;  ///< by tensor: the fill (counted here) that touched it last
-  std::uint32_t fills_ = 0;
-  std::vector<CopyJob> jobs_;  ///< of the group that is being written
-  bool failed_ = false;        ///< a write failed: only abort() helps
-
-  // Destroyed last to first: the role aborts its fill, the segment is unmapped, the agent hears goodbye.
-  AgentLink link_;
-  std::unique_ptr<shm::Segment> segment_;
-  std::unique_ptr<shm::WriterRole> role_;
-};
-
-// ---- attaching -----------------------------------------------------------------------------------------------
-
-Status WriterSession::open(Deadline deadline) {
-  DS_ASSIGN(const wire::TrainerWelcome welcome, link_.reconnect(deadline));
-  return use(welcome);
-}
-
-/// Maps what the agent named, unless it is mapped already. Never during a fill.
-Status WriterSession::use(const wire::TrainerWelcome& welcome) {
-  const shm::SegmentPath path{welcome.shm_dir, welcome.segment_name};
-  const bool same = segment_ && generation_ == welcome.generation && segment_->path().name == path.name &&
-                    segment_->path().dir == path.dir;
-  if (same) return {};
-  if (fill_) return Error(Errc::aborted, "the agent has a new segment; the open fill is of an old one");
-  DS_ASSIGN(auto segment, shm::Segment::attach(path));
-  if (segment->layout_digest() != layout_->digest() || segment->half_bytes() != layout_->half_bytes()) {
-    const auto describe = [](const Digest128& digest, std::uint64_t half_bytes) {
-      return to_string(digest) + " with halves of " + std::to_string(half_bytes) + " bytes";
-    };
-    return Error(Errc::layout_mismatch, "segment " + path.name + " is of layout " +
-                                            describe(segment->layout_digest(), segment->half_bytes()) +
-                                            ", this writer has " + describe(layout_->digest(), layout_->half_bytes()));
-  }
-  if (segment->batches() != progress_.batches()) {
-    return Error(Errc::corrupt, "segment " + path.name + " counts " + std::to_string(segment->batches()) +
-                                    " batches, its layout has " + std::to_string(progress_.batches()));
-  }
-  role_.reset();
-  segment_ = std::move(segment);
-  role_ = std::make_unique<shm::WriterRole>(*segment_, options_.writer_index, options_.writers);
-  generation_ = welcome.generation;
-  return {};
-}
-
-Status WriterSession::ensure_connected(Deadline deadline) {
-  if (link_.connected()) return {};
-  DS_ASSIGN(const wire::TrainerWelcome welcome, link_.reconnect(deadline));
-  return use(welcome);
-}
-
-/// Connects if nobody is and somebody listens; an absent agent is no error.
-Status WriterSession::greet(Deadline deadline) {
-  if (link_.connected()) return {};
-  auto welcome = link_.connect(deadline.earlier(Deadline::after(kGreetLimit)));
-  if (welcome) return use(*welcome);
-  const Errc code = welcome.error().code();
-  if (code == Errc::connection || code == Errc::timed_out) return {};
-  return std::move(welcome).error();
-}
+}  // namespace
 
 Status WriterSession::check_home() const {
   if (home_.here()) return {};
   return Error(Errc::invalid_argument, who() + " was attached by pid " + std::to_string(home_.pid()) +
                                            ": a forked child attaches a writer of its own");
 }
-
-Status WriterSession::register_plan(std::span<const TensorSlice> plan, Deadline deadline) {
-  DS_TRY(check_home());
-  if (fill_) return Error(Errc::invalid_argument, "register_plan: a fill is open");
-  planned_ = false;
-  coverage_.clear_plan();
-  plan_.assign(plan.begin(), plan.end());
-  for (;;) {
-    Status status = ensure_connected(deadline);
-    if (status) status = link_.register_plan(plan_, deadline);
-    if (!status) {
-      // The agent went away while it had the question: ask the next one.
-      if (status.error().code() == Errc::connection && !deadline.passed()) continue;
-      return std::move(status).with_context("register_plan of " + who());
-    }
-    break;
-  }
-  DS_TRY(coverage_.set_plan(plan_));
-  planned_ = true;
-  return {};
-}
-
-// ---- one version ---------------------------------------------------------------------------------------------
 
 Status WriterSession::begin(const Version& version, Deadline deadline) {
   DS_TRY(check_home());
@@ -391,8 +219,6 @@ Status WriterSession::wait_ready(const VersionId& version, Deadline deadline) {
   }
 }
 
-}  // namespace
-
 Status Writer::write(std::uint32_t tensor, const Source& source) {
   const auto tensors = layout()->tensors();
   if (tensor >= tensors.size()) {
@@ -406,28 +232,6 @@ Status Writer::write(std::string_view tensor, const Source& source) {
   const auto index = layout()->find(tensor);
   if (!index) return Error(Errc::not_found, "write: the layout has no tensor '" + std::string(tensor) + "'");
   return write(*index, source);
-}
-
-Result<std::unique_ptr<Writer>> Writer::attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,
-                                               Deadline deadline) {
-  if (options.writers == 0 || options.writers > shm::kSlotsMax || options.writer_index >= options.writers) {
-    return Error(Errc::invalid_argument, "attach: writer " + std::to_string(options.writer_index) + " of " +
-                                             std::to_string(options.writers) + "; 1 to " +
-                                             std::to_string(shm::kSlotsMax) + " writers are possible");
-  }
-  const std::string context = "attach writer " + std::to_string(options.writer_index) + " to " + options.agent_socket;
-  auto hello = make_hello(*layout, sidecar, options);
-  if (!hello) return std::move(hello).error().with_context(context);
-  auto claim = SlotClaim::take(options.agent_socket, options.writer_index);
-  if (!claim) return std::move(claim).error().with_context(context);
-  std::unique_ptr<WriterSession> session;
-  try {
-    session = std::make_unique<WriterSession>(std::move(*claim), std::move(layout), std::move(options), *hello);
-  } catch (const std::system_error& e) {
-    return Error(Errc::no_space, context + ": the copy threads: " + e.code().message());
-  }
-  if (auto opened = session->open(deadline); !opened) return std::move(opened).error().with_context(context);
-  return std::unique_ptr<Writer>(std::move(session));
 }
 
 }  // namespace deltasync

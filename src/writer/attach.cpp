@@ -1,0 +1,135 @@
+// Attaching: the session's beginning, its connection to the agent, and the mapping of the segment that the agent names.
+#include <algorithm>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/process.hpp"
+#include "format/packed_layout.hpp"
+#include "writer/session.hpp"
+
+namespace deltasync {
+namespace {
+
+constexpr auto kGreetLimit = std::chrono::milliseconds(500);  ///< for an agent that listens but is slow to answer
+constexpr unsigned kThreadsDefaultMax = 4;
+
+unsigned choose_threads(unsigned wanted) {
+  return wanted != 0 ? wanted : std::clamp(std::thread::hardware_concurrency(), 1u, kThreadsDefaultMax);
+}
+
+Result<wire::TrainerHello> make_hello(const Layout& layout, const Sidecar& sidecar, const WriterOptions& options) {
+  wire::TrainerHello hello;
+  hello.writer_index = options.writer_index;
+  hello.writers = options.writers;
+  hello.pid = ProcessId::self().pid;
+  hello.name = options.name;
+  DS_ASSIGN(hello.layout,
+            wire::pack_layout(layout.encode(), sidecar.empty() ? std::vector<std::byte>{} : sidecar.encode()));
+  return hello;
+}
+
+}  // namespace
+
+WriterSession::WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions options, const wire::TrainerHello& hello)
+    : claim_(std::move(claim)),
+      layout_(std::move(layout)),
+      options_(std::move(options)),
+      pool_(choose_threads(options_.threads), "ds-copy"),
+      coverage_(layout_),
+      progress_(layout_),
+      touched_(layout_->tensors().size(), 0),
+      link_(options_.agent_socket, hello) {}
+
+Status WriterSession::open(Deadline deadline) {
+  DS_ASSIGN(const wire::TrainerWelcome welcome, link_.reconnect(deadline));
+  return use(welcome);
+}
+
+/// Maps what the agent named, unless it is mapped already. Never during a fill.
+Status WriterSession::use(const wire::TrainerWelcome& welcome) {
+  const shm::SegmentPath path{welcome.shm_dir, welcome.segment_name};
+  const bool same = segment_ && generation_ == welcome.generation && segment_->path().name == path.name &&
+                    segment_->path().dir == path.dir;
+  if (same) return {};
+  if (fill_) return Error(Errc::aborted, "the agent has a new segment; the open fill is of an old one");
+  DS_ASSIGN(auto segment, shm::Segment::attach(path));
+  if (segment->layout_digest() != layout_->digest() || segment->half_bytes() != layout_->half_bytes()) {
+    const auto describe = [](const Digest128& digest, std::uint64_t half_bytes) {
+      return to_string(digest) + " with halves of " + std::to_string(half_bytes) + " bytes";
+    };
+    return Error(Errc::layout_mismatch, "segment " + path.name + " is of layout " +
+                                            describe(segment->layout_digest(), segment->half_bytes()) +
+                                            ", this writer has " + describe(layout_->digest(), layout_->half_bytes()));
+  }
+  if (segment->batches() != progress_.batches()) {
+    return Error(Errc::corrupt, "segment " + path.name + " counts " + std::to_string(segment->batches()) +
+                                    " batches, its layout has " + std::to_string(progress_.batches()));
+  }
+  role_.reset();
+  segment_ = std::move(segment);
+  role_ = std::make_unique<shm::WriterRole>(*segment_, options_.writer_index, options_.writers);
+  generation_ = welcome.generation;
+  return {};
+}
+
+Status WriterSession::ensure_connected(Deadline deadline) {
+  if (link_.connected()) return {};
+  DS_ASSIGN(const wire::TrainerWelcome welcome, link_.reconnect(deadline));
+  return use(welcome);
+}
+
+/// Connects if nobody is and somebody listens; an absent agent is no error.
+Status WriterSession::greet(Deadline deadline) {
+  if (link_.connected()) return {};
+  auto welcome = link_.connect(deadline.earlier(Deadline::after(kGreetLimit)));
+  if (welcome) return use(*welcome);
+  const Errc code = welcome.error().code();
+  if (code == Errc::connection || code == Errc::timed_out) return {};
+  return std::move(welcome).error();
+}
+
+Status WriterSession::register_plan(std::span<const TensorSlice> plan, Deadline deadline) {
+  DS_TRY(check_home());
+  if (fill_) return Error(Errc::invalid_argument, "register_plan: a fill is open");
+  planned_ = false;
+  coverage_.clear_plan();
+  plan_.assign(plan.begin(), plan.end());
+  for (;;) {
+    Status status = ensure_connected(deadline);
+    if (status) status = link_.register_plan(plan_, deadline);
+    if (!status) {
+      // The agent went away while it had the question: ask the next one.
+      if (status.error().code() == Errc::connection && !deadline.passed()) continue;
+      return std::move(status).with_context("register_plan of " + who());
+    }
+    break;
+  }
+  DS_TRY(coverage_.set_plan(plan_));
+  planned_ = true;
+  return {};
+}
+
+Result<std::unique_ptr<Writer>> Writer::attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,
+                                               Deadline deadline) {
+  if (options.writers == 0 || options.writers > shm::kSlotsMax || options.writer_index >= options.writers) {
+    return Error(Errc::invalid_argument, "attach: writer " + std::to_string(options.writer_index) + " of " +
+                                             std::to_string(options.writers) + "; 1 to " +
+                                             std::to_string(shm::kSlotsMax) + " writers are possible");
+  }
+  const std::string context = "attach writer " + std::to_string(options.writer_index) + " to " + options.agent_socket;
+  auto hello = make_hello(*layout, sidecar, options);
+  if (!hello) return std::move(hello).error().with_context(context);
+  auto claim = SlotClaim::take(options.agent_socket, options.writer_index);
+  if (!claim) return std::move(claim).error().with_context(context);
+  std::unique_ptr<WriterSession> session;
+  try {
+    session = std::make_unique<WriterSession>(std::move(*claim), std::move(layout), std::move(options), *hello);
+  } catch (const std::system_error& e) {
+    return Error(Errc::no_space, context + ": the copy threads: " + e.code().message());
+  }
+  if (auto opened = session->open(deadline); !opened) return std::move(opened).error().with_context(context);
+  return std::unique_ptr<Writer>(std::move(session));
+}
+
+}  // namespace deltasync

@@ -1,0 +1,90 @@
+// The writer's session. Between two versions it owns nothing but its slot; during a fill it owns what its plan says.
+// All bytes go through copy brackets of the half protocol, so that an aborted fill is noticed at the next write and
+// the half is never freed under a copy. attach.cpp has what makes and connects it, writer.cpp what fills a version.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/home_process.hpp"
+#include "base/thread_pool.hpp"
+#include "deltasync/writer.hpp"
+#include "format/coverage.hpp"
+#include "format/wire.hpp"
+#include "shm/roles.hpp"
+#include "shm/segment.hpp"
+#include "writer/agent_link.hpp"
+#include "writer/copy.hpp"
+#include "writer/progress.hpp"
+#include "writer/slot_claim.hpp"
+
+namespace deltasync {
+
+class WriterSession final : public Writer {
+ public:
+  WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions options, const wire::TrainerHello& hello);
+
+  Status open(Deadline deadline);
+
+  Status register_plan(std::span<const TensorSlice> plan, Deadline deadline) override;
+  Status begin(const Version& version, Deadline deadline) override;
+  using Writer::write;
+  Status write(std::uint32_t tensor, const Rect& rect, const Source& source) override;
+  Status write(std::span<const SliceSource> batch) override;
+  Result<OffloadReport> commit(Deadline deadline) override;
+  void abort() noexcept override;
+  Status wait_ready(const VersionId& version, Deadline deadline) override;
+  VersionId newest() const override { return home_.here() ? role_->newest() : VersionId{}; }
+  const LayoutPtr& layout() const override { return layout_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Status use(const wire::TrainerWelcome& welcome);
+  Status ensure_connected(Deadline deadline);
+  Status greet(Deadline deadline);
+  Status write_groups(std::span<const SliceSource> batch);
+  Status write_group(std::span<const SliceSource> group);
+  Result<OffloadReport> seal(Deadline deadline);
+  void prefetch_tensor(std::span<const SliceSource> group, std::size_t i) const;
+  Result<CopyJob> accept(const SliceSource& item);
+  Status check_home() const;
+  Status check_source(const Tensor& tensor, const Rect& rect, const Source& source) const;
+  std::string who() const { return "writer " + std::to_string(options_.writer_index); }
+
+  // Constant after construction.
+  const HomeProcess home_;
+  const SlotClaim claim_;
+  const LayoutPtr layout_;
+  const WriterOptions options_;
+
+  ThreadPool pool_;
+  Coverage coverage_;
+  BatchCounter progress_;  ///< of the group that is being written
+  std::vector<TensorSlice> plan_;
+  bool planned_ = false;
+  std::uint64_t generation_ = 0;
+
+  // The open fill.
+  std::optional<shm::Fill> fill_;
+  OffloadReport report_;
+  Clock::time_point began_;
+  std::uint64_t began_ns_ = 0;          ///< the same, for the timeline
+  std::vector<std::uint32_t> touched_;  ///< by tensor: the fill (counted here) that touched it last
+  std::uint32_t fills_ = 0;
+  std::vector<CopyJob> jobs_;  ///< of the group that is being written
+  bool failed_ = false;        ///< a write failed: only abort() helps
+
+  // Destroyed last to first: the role aborts its fill, the segment is unmapped, the agent hears goodbye.
+  AgentLink link_;
+  std::unique_ptr<shm::Segment> segment_;
+  std::unique_ptr<shm::WriterRole> role_;
+};
+
+}  // namespace deltasync
