@@ -194,7 +194,7 @@ Result<DecodedTile> decode_class(const Kernels& kernels, const TileShape& shape,
                                  const std::byte* first, std::size_t row_stride) {
   const std::uint32_t n = record.changed;
   if (!shape.is_float) return bad_payload("exponent classes in a tensor without exponents");
-  if (n == 0 || n > shape.elements() || record.rice_k > kClassRiceKMax || record.payload.size() > shape.raw_bytes()) {
+  if (n == 0 || n > shape.elements() || record.rice_k > kRiceKMax || record.payload.size() > shape.raw_bytes()) {
     return bad_payload("its record breaks a bound");
   }
   ByteSpan rest = record.payload;

@@ -17,7 +17,7 @@ unsigned rice_k_for(std::uint64_t n, std::uint64_t c) {
   if (one >= wanted) return 0;
   // The first power of two that lifts `one` to the highest bit of `wanted`, or the next one.
   const unsigned k = log2_floor(wanted) - log2_floor(one);
-  return std::min((one << k) >= wanted ? k : k + 1, kClassRiceKMax);
+  return std::min((one << k) >= wanted ? k : k + 1, kRiceKMax);
 }
 
 /// What naming c of n elements is about to cost in bits, without looking at which.

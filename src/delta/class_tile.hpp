@@ -16,7 +16,6 @@ namespace deltasync::delta {
 
 inline constexpr unsigned kClassesMax = 15;
 inline constexpr unsigned kClassShiftMax = 3;
-inline constexpr unsigned kClassRiceKMax = 15;
 inline constexpr std::uint32_t kExponentsMax = 1u << 11;  ///< of f64
 
 /// Exponents that a tile's elements can have; 0 where the dtype has none.

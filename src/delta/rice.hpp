@@ -10,7 +10,7 @@
 
 namespace deltasync::delta {
 
-inline constexpr unsigned kRiceKMax = 15;
+inline constexpr unsigned kRiceKMax = 15;  ///< of gaps and of exponent classes alike
 
 /// Bytes of the planes of a payload, in the order in which they lie.
 struct PlaneSizes {
