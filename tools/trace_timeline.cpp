@@ -32,12 +32,40 @@ std::optional<VersionId> parse_id(std::string_view text) {
 
 // ---- reading -----------------------------------------------------------------------------------------------------
 
+constexpr std::size_t kNestingMax = 32;  ///< of arrays and objects: what walks over them calls itself for each
+constexpr std::int64_t kIdMax = std::int64_t{1} << 53;  ///< of processes and threads: what viewers count exactly
+
+bool too_deep(std::string_view json) {
+  std::size_t depth = 0;
+  bool in_text = false;
+  for (std::size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (c == '"') in_text = !in_text;
+    if (in_text) {
+      if (c == '\\') ++i;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kNestingMax) return true;
+    } else if ((c == ']' || c == '}') && depth > 0) {
+      --depth;
+    }
+  }
+  return false;
+}
+
+std::int64_t id_in(const Json& object, const char* field) {
+  const Json& id = object.at(field);
+  const bool whole = id.is_number_unsigned() ? id.get<std::uint64_t>() <= std::uint64_t{kIdMax}
+                                             : id.is_number_integer() && id.get<std::int64_t>() >= 0;
+  if (!whole) throw Json::out_of_range::create(406, std::string(field) + " is no number from 0 to 2^53", &id);
+  return id.get<std::int64_t>();
+}
+
 TraceProcess read_process(const Json& json, const std::string& source) {
   TraceProcess p;
   p.source = source;
   p.name = json.at("process").get<std::string>();
-  p.pid = json.at("pid").get<std::int64_t>();
-  p.os_pid = json.value("os_pid", p.pid);
+  p.pid = id_in(json, "pid");
+  p.os_pid = json.contains("os_pid") ? id_in(json, "os_pid") : p.pid;
   p.host = json.at("host").get<std::string>();
   p.boot_id = json.at("boot_id").get<std::string>();
   p.clock = json.at("clock").get<std::string>();
@@ -65,17 +93,17 @@ Timeline read_timeline(const Json& json, const std::string& source) {
     if (const auto id = parse_id(version.at("id").get<std::string>())) t.labels[*id] = version.at("label");
   }
   for (const Json& event : json.at("traceEvents")) {
-    const auto process = by_pid.find(event.at("pid").get<std::int64_t>());
+    const auto process = by_pid.find(id_in(event, "pid"));
     if (process == by_pid.end()) continue;  // somebody else's event
     TraceProcess& p = t.processes[process->second];
     const auto phase = event.at("ph").get<std::string>();
     if (phase == "M" && event.at("name") == "thread_name") {
-      p.threads[event.at("tid").get<std::int64_t>()] = event.at("args").at("name").get<std::string>();
+      p.threads[id_in(event, "tid")] = event.at("args").at("name").get<std::string>();
     }
     if (phase != "X") continue;
     TraceSpan span;
     span.process = process->second;
-    span.tid = event.at("tid").get<std::int64_t>();
+    span.tid = id_in(event, "tid");
     span.name = event.at("name").get<std::string>();
     span.begin_us = event.at("ts").get<double>() - p.offset_us;
     span.dur_us = event.at("dur").get<double>();
@@ -89,24 +117,33 @@ Timeline read_timeline(const Json& json, const std::string& source) {
 
 // ---- clocks ------------------------------------------------------------------------------------------------------
 
-/// The clock that all times are laid on.
+/// The clock that all times are laid on: the one that most processes have or have looked at, the first of them whose
+/// process is here. It may be nobody's: of an agent whose own file was not given.
 std::string choose_clock(const std::vector<TraceProcess>& processes) {
-  std::set<std::string> looked_at;
+  std::map<std::string, std::size_t> known_to;
   for (const TraceProcess& p : processes) {
-    for (const ClockSight& sight : p.sights) looked_at.insert(sight.clock);
+    std::set<std::string> known{p.clock};
+    for (const ClockSight& sight : p.sights) known.insert(sight.clock);
+    for (const std::string& clock : known) ++known_to[clock];
   }
+  std::string best;
+  const auto offer = [&](const std::string& clock) {
+    if (best.empty() || known_to[clock] > known_to[best]) best = clock;
+  };
+  for (const TraceProcess& p : processes) offer(p.clock);
   for (const TraceProcess& p : processes) {
-    if (looked_at.count(p.clock) != 0) return p.clock;
+    for (const ClockSight& sight : p.sights) offer(sight.clock);
   }
-  return processes.empty() ? std::string() : processes.front().clock;
+  return best;
 }
 
-/// `end_us`: of the process's last span, which is where the timeline is looked at most.
-void place_clock(TraceProcess& p, double end_us, const std::string& clock, const std::vector<TraceProcess>& all) {
+/// By its own clock or by looks at the timeline's; false if there are none. `end_us`: of the process's last span, which
+/// is where the timeline is looked at most.
+bool place_clock(TraceProcess& p, double end_us, const std::string& clock, const std::vector<TraceProcess>& all) {
   if (p.clock == clock) {
     p.from = ClockFrom::same;
     p.offset_us = p.uncertainty_us = 0;
-    return;
+    return true;
   }
   double best = std::numeric_limits<double>::infinity();
   for (const TraceProcess& near : all) {
@@ -121,17 +158,42 @@ void place_clock(TraceProcess& p, double end_us, const std::string& clock, const
       p.uncertainty_us = uncertainty;
     }
   }
-  if (best != std::numeric_limits<double>::infinity()) return;
-  const auto reference = std::find_if(all.begin(), all.end(), [&](const auto& r) { return r.clock == clock; });
-  p.from = ClockFrom::wall;
-  p.offset_us = (p.realtime_us - p.monotonic_us) - (reference->realtime_us - reference->monotonic_us);
+  return best != std::numeric_limits<double>::infinity();
 }
 
-/// Processes of two machines may have the same number.
+/// By the time of day, which `reference` has been placed with.
+void place_by_day(TraceProcess& p, const TraceProcess& reference) {
+  p.from = ClockFrom::wall;
+  p.offset_us =
+      (p.realtime_us - p.monotonic_us) - (reference.realtime_us - reference.monotonic_us) + reference.offset_us;
+}
+
+/// All of them; somebody has the clock or has looked at it. `ends_us` by process.
+void place_all(std::vector<TraceProcess>& processes, const std::vector<double>& ends_us, const std::string& clock) {
+  const TraceProcess* reference = nullptr;
+  std::vector<TraceProcess*> rest;
+  for (std::size_t i = 0; i < processes.size(); ++i) {
+    TraceProcess& p = processes[i];
+    if (!place_clock(p, ends_us[i], clock, processes)) {
+      rest.push_back(&p);
+    } else if (reference == nullptr || (p.from == ClockFrom::same && reference->from != ClockFrom::same)) {
+      reference = &p;
+    }
+  }
+  for (TraceProcess* const p : rest) place_by_day(*p, *reference);
+}
+
+/// Processes of two machines may have the same number: those that come later get numbers that nobody has.
 void make_pids_unique(std::vector<TraceProcess>& processes) {
   std::set<std::int64_t> taken;
+  std::vector<TraceProcess*> doubles;
   for (TraceProcess& p : processes) {
-    while (!taken.insert(p.pid).second) p.pid += 10'000'000;
+    if (!taken.insert(p.pid).second) doubles.push_back(&p);
+  }
+  std::int64_t next = 10'000'000;  // above what a machine's own numbers are
+  for (TraceProcess* const p : doubles) {
+    while (!taken.insert(next).second) ++next;
+    p->pid = next;
   }
 }
 
@@ -152,6 +214,9 @@ std::string Timeline::name_of(const VersionId& version) const {
 }
 
 Result<Timeline> parse_trace(std::string_view text, const std::string& source) {
+  if (too_deep(text)) {
+    return Error(Errc::corrupt, source + ": nested more than " + std::to_string(kNestingMax) + " levels deep");
+  }
   const Json json = Json::parse(text, nullptr, false);
   if (json.is_discarded()) return Error(Errc::corrupt, source + ": not JSON");
   try {
@@ -182,9 +247,7 @@ Timeline merge_traces(std::vector<Timeline> traces) {
   all.clock = choose_clock(all.processes);
   std::vector<double> ends(all.processes.size(), 0);
   for (const TraceSpan& span : all.spans) ends[span.process] = std::max(ends[span.process], span.end_us());
-  for (std::size_t i = 0; i < all.processes.size(); ++i) {
-    place_clock(all.processes[i], ends[i], all.clock, all.processes);
-  }
+  place_all(all.processes, ends, all.clock);
   double first_us = std::numeric_limits<double>::infinity();
   for (TraceSpan& span : all.spans) {
     span.begin_us += all.processes[span.process].offset_us;

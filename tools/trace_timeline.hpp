@@ -76,8 +76,8 @@ struct Timeline {
 /// in messages. Errors: corrupt (not JSON, or a field is missing or wrong), unsupported (another schema).
 Result<Timeline> parse_trace(std::string_view text, const std::string& source);
 
-/// All on one clock: that of the process whose clock another one has looked at, which is the agent's; without such a
-/// look, the first process's. The first span begins at 0.
+/// All on one clock: the one that most processes have or have looked at, which is the agent's, whether its own file is
+/// there or not; if none stands out, the first process's. The first span begins at 0.
 Timeline merge_traces(std::vector<Timeline> traces);
 
 /// Chrome trace events.

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 namespace deltasync::tools {
 namespace {
 
@@ -97,6 +99,68 @@ TEST(Timeline, WithoutALookTheTimeOfDayHasToDo) {
   EXPECT_NEAR(find(t, "pull").begin_us, 500, 1);
   EXPECT_EQ(to_trace_json(t).find("\"uncertainty_us\""),
             to_trace_json(t).rfind("\"uncertainty_us\""));  // the agent's only
+}
+
+TEST(Timeline, TheClockThatMostLookedAtIsTakenWithoutItsOwnFile) {
+  // Two receivers of two machines, and the agent's file is not given. One of them has looked at another clock too.
+  Json first = process("receiver 1", 10, "B", 5e6);
+  first["clocks"].push_back(sight("C", 1'001'000, 1'001'002, 9'000));
+  first["clocks"].push_back(sight("A", 1'001'000, 1'001'010, 1'005));
+  Json second = process("receiver 2", 11, "D", 7e6);
+  second["clocks"].push_back(sight("A", 2'001'000, 2'001'010, 1'005));
+  const auto other = process("bystander", 12, "E", 4e6, 1e15 + 1e6);
+  const Timeline t = merge_traces({parse(file(first, {span("pull", 10, 1'001'500, 100)})),
+                                   parse(file(second, {span("commit", 11, 2'001'600, 100)})),
+                                   parse(file(other, {span("open", 12, 4e6, 5)}))});
+  EXPECT_EQ(t.clock, "A");
+  EXPECT_EQ(t.processes[0].from, ClockFrom::measured);
+  EXPECT_EQ(t.processes[1].from, ClockFrom::measured);
+  EXPECT_NEAR(find(t, "commit").begin_us - find(t, "pull").begin_us, 100, 1e-6);
+  // By the time of day the bystander's 4 s are one second after the first receiver's 5 s.
+  EXPECT_EQ(t.processes[2].from, ClockFrom::wall);
+  EXPECT_NEAR(find(t, "open").begin_us - find(t, "pull").begin_us, 6e6 - 1'001'500, 1);
+}
+
+TEST(Timeline, HostileFilesAreRefused) {
+  const auto refused = [](const std::string& text, const std::string& words) {
+    const auto parsed = parse_trace(text, "some file");
+    ASSERT_FALSE(parsed) << words;
+    EXPECT_EQ(parsed.error().code(), Errc::corrupt);
+    EXPECT_NE(parsed.error().message().find(words), std::string::npos) << parsed.error().message();
+  };
+  std::string nested = file(process("p", 1, "A", 0), {span("commit", 1, 0, 1, {{"deep", "HERE"}})});
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  nested.replace(nested.find("\"HERE\""), 6, deep);
+  refused(nested, "nested more than 32 levels deep");
+  refused("{\"deltasync\": " + std::string(100'000, '['), "nested more than");
+  const auto brackets =
+      file(process("p", 1, "A", 0), {span("commit", 1, 0, 1, {{"text", std::string(100, '[') + "\"{"}})});
+  EXPECT_TRUE(parse_trace(brackets, "some file")) << "brackets in a text are no nesting";
+
+  const std::string good = file(process("p", 4711, "A", 0), {span("commit", 4711, 0, 1)});
+  for (const char* pid : {"-1", "9223372036854775807", "18446744073709551615", "1e300", "1.5", "\"1\"", "null"}) {
+    std::string bad = good;
+    bad.replace(bad.find("4711"), 4, pid);
+    refused(bad, "pid is no number");
+    bad = good;
+    bad.replace(bad.rfind("\"tid\":1") + 6, 1, pid);
+    refused(bad, "tid is no number");
+  }
+}
+
+TEST(Timeline, ManyProcessesOfOneNumberGetNumbersOfTheirOwn) {
+  std::vector<Timeline> traces;
+  traces.reserve(3);
+  const std::int64_t most = std::int64_t{1} << 53;
+  for (int i = 0; i < 3; ++i) traces.push_back(parse(file(process("p", most, "A", 0), {span("commit", most, 0, 1)})));
+  const Timeline t = merge_traces(std::move(traces));
+  std::set<std::int64_t> pids;
+  for (const TraceProcess& p : t.processes) {
+    EXPECT_TRUE(pids.insert(p.pid).second);
+    EXPECT_LE(p.pid, most);
+    EXPECT_EQ(p.os_pid, most);
+  }
+  EXPECT_TRUE(parse_trace(to_trace_json(t), "merged"));
 }
 
 TEST(Timeline, AMergedFileCanBeMergedAgain) {
