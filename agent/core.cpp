@@ -15,6 +15,7 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
       leases_([this] { wake(); }),
       pool_(std::max(1u, options.threads), "encode", thread_homes(options.placement, std::max(1u, options.threads))),
       behind_(options.behind_threads, metrics_.batches_behind, options.placement),
+      packers_(options.pack_threads),
       ring_(options.ring_bytes_max, options.ring_entries_max),
       merges_(options.merge_bytes_max) {}
 
@@ -45,6 +46,7 @@ void AgentCore::stop() {
   }
   merge_cv_.notify_all();
   wake();
+  packers_.stop();
   if (merge_thread_.joinable()) merge_thread_.join();
   if (publisher_.joinable()) publisher_.join();
   yard_->close();
@@ -251,6 +253,7 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
   reply.target = decision.target;
   reply.target_root = decision.target_root;
   reply.full_bytes = share.offer.full_bytes;
+  reply.pack_threads = full ? packers_.threads() : 0;
   std::size_t at = decision.first_step;
   for (const RingEntryPtr& entry : made->steps) {
     // A merged delta ends where one of the ring's does, whose root it is.

@@ -30,6 +30,7 @@
 #include "agent/merge_cache.hpp"
 #include "agent/metrics.hpp"
 #include "agent/options.hpp"
+#include "agent/pack_pool.hpp"
 #include "agent/planner.hpp"
 #include "agent/ring.hpp"
 #include "agent/subset.hpp"
@@ -132,6 +133,7 @@ class AgentCore : public TrainerHooks {
   /// Ends all plans of a control conversation.
   void connection_closed(std::uint64_t connection);
   LeaseTable& leases() noexcept { return leases_; }
+  PackPool& packers() noexcept { return packers_; }
   Metrics& metrics() noexcept { return metrics_; }
   const CoreOptions& options() const noexcept { return options_; }
 
@@ -144,7 +146,7 @@ class AgentCore : public TrainerHooks {
   /// again after the time that it returns.
   std::chrono::milliseconds tend();
 
-  /// Stops the publisher and revokes all leases. Idempotent.
+  /// Stops the publisher and the packing threads and revokes all leases. Idempotent. Conversations may still be there.
   void stop();
   /// Removes the segments' files (tests).
   void remove_segments();
@@ -248,6 +250,7 @@ class AgentCore : public TrainerHooks {
   LeaseTable holds_{[] {}};  ///< of plans: on no half
   ThreadPool pool_;          // the publisher's, as the next two
   BehindDiff behind_;
+  PackPool packers_;
   std::uint64_t spot_cursor_ = 0;  // the tile that spot_check looks at next
   std::shared_ptr<Subscribers> subscribers_ = std::make_shared<Subscribers>();
 

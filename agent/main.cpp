@@ -86,6 +86,10 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
                  "low-priority threads that diff a version while it is still being offloaded; 0: only afterwards")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
+  app.add_option("--pack-threads", options.core.pack_threads,
+                 "low-priority threads that pack tiles for receivers on slow links; 0: none are packed")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
   app.add_option("--net-threads", options.net_threads, "threads that serve connections")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();

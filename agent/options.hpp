@@ -19,6 +19,7 @@ struct CoreOptions {
   PlacementPtr placement;            ///< of halves and of the threads that diff them; null: as the system has it
   unsigned threads = 2;              ///< that diff and encode, the publisher included
   unsigned behind_threads = 2;       ///< that do so behind a writer, at low priority; 0: only after the seal
+  unsigned pack_threads = 2;         ///< that pack tiles for slow links, at low priority; 0: none are packed
   std::uint64_t ring_bytes_max = 0;  ///< 0: 5 % of a half
   std::size_t ring_entries_max = 256;
   std::uint64_t merge_bytes_max = 0;            ///< of merged deltas that are kept; 0: as much as the ring's

@@ -13,6 +13,7 @@
 
 #include "agent/core.hpp"
 #include "agent/pull_server.hpp"
+#include "agent/raw_tiles.hpp"
 #include "base/trace.hpp"
 #include "net/message_stream.hpp"
 
@@ -68,6 +69,8 @@ class PullConversation {
   awaitable<Status> send_extents(std::uint64_t request, OpenPlanPtr plan, wire::TileRange tiles);
   awaitable<Status> send_frames(std::uint64_t request, OpenPlanPtr plan, wire::GetFrames wanted);
   awaitable<Status> send_raw_tiles(std::uint64_t request, OpenPlanPtr plan, wire::GetRawTiles wanted);
+  awaitable<Status> send_packed(std::uint64_t request, OpenPlanPtr plan, RawTileRuns& runs,
+                                const net::MessageStream::MaySend& permit);
   /// Whole messages. When it fails, nothing more can be said on this connection.
   awaitable<Status> send(std::span<const ByteSpan> pieces, const net::MessageStream::MaySend& permit);
 

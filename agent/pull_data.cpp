@@ -1,12 +1,12 @@
 // The requests that move bytes: digests, extents, frames, raw tiles.
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <functional>
 #include <memory>
 #include <utility>
 
 #include "agent/pull_conversation.hpp"
+#include "agent/raw_tiles.hpp"
 #include "base/hash.hpp"
 #include "net/coroutine.hpp"
 
@@ -19,8 +19,6 @@ namespace {
 constexpr std::uint64_t kExtentBytes = 8u << 20;  ///< of one extent message; a revocation between two is told
 constexpr std::uint64_t kFlushBytes = 1u << 20;   ///< frames are gathered up to this for one send
 constexpr std::size_t kFlushFrames = 64;
-constexpr std::uint64_t kRawFrameBytes = 4u << 20;  ///< of half bytes in one frame of raw tiles
-constexpr std::size_t kRawFrameTiles = 4096;
 
 std::string describe(const wire::TileRange& range) {
   return "tiles " + std::to_string(range.first) + " to " + std::to_string(range.end);
@@ -78,17 +76,6 @@ class Waker {
  private:
   const std::shared_ptr<bool> inside_ = std::make_shared<bool>(true);
 };
-
-/// The header of a frame message whose payload hash is known: a ring's frames are hashed once for all receivers.
-wire::Header frame_header(std::uint64_t request, std::uint64_t payload_bytes, std::uint64_t payload_hash) {
-  wire::Header header;
-  header.type = static_cast<std::uint16_t>(wire::Type::frame);
-  header.request = request;
-  header.payload_bytes = payload_bytes;
-  header.payload_hash = payload_hash;
-  header.header_hash = xxh3_64(bytes_of(header).first(offsetof(wire::Header, header_hash)));
-  return header;
-}
 
 /// Messages gathered for one send. Holds headers and cut frames; whole frames are sent from where the ring keeps them.
 class Outbox {
@@ -272,20 +259,11 @@ asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, 
   const Waker waker;
   DS_CO_ASSIGN(const auto sender, core_.enter(*plan, waker.of(stream_)));
   if (plan->subset) wanted.ranges = plan->subset->tiles().intersect(wanted.ranges);
+  RawTileRuns runs(layout, std::move(wanted.ranges));
+  if (wanted.form == wire::RawForm::packed) co_return co_await send_packed(request, plan, runs, sender);
   const ByteSpan half = plan->served->generation->segment->half(plan->served->half.half);
-  std::vector<std::uint64_t> tiles;
-  auto range = wanted.ranges.begin();
-  std::uint64_t next = range == wanted.ranges.end() ? 0 : range->first;
-  while (range != wanted.ranges.end()) {
-    tiles.clear();
-    for (std::uint64_t bytes = 0; range != wanted.ranges.end() && tiles.size() < kRawFrameTiles;) {
-      const Tile tile = layout.tile(next);
-      const std::uint64_t tile_bytes = tile.rect.elements() * layout.tensors()[tile.tensor].element_bytes;
-      if (!tiles.empty() && bytes + tile_bytes > kRawFrameBytes) break;
-      bytes += tile_bytes;
-      tiles.push_back(next);
-      if (++next == range->end && ++range != wanted.ranges.end()) next = range->first;
-    }
+  while (runs.more()) {
+    const std::vector<std::uint64_t> tiles = runs.next();
     // The copy is the only reading: nothing of the half is touched once it is made.
     delta::Frame frame;
     {
@@ -298,6 +276,31 @@ asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, 
     Metrics::add(core_.metrics().bytes_raw_tiles, frame.bytes.size());
   }
   co_return Status();
+}
+
+/// Packed on the packing threads, some frames ahead. A job that outlasts the answer has its own hold on the plan.
+asio::awaitable<Status> PullConversation::send_packed(std::uint64_t request, OpenPlanPtr plan, RawTileRuns& runs,
+                                                      const net::MessageStream::MaySend& permit) {
+  if (core_.packers().threads() == 0) co_return Error(Errc::unsupported, "this agent packs no tiles");
+  PackAhead ahead(core_.packers(), stream_.executor());
+  for (;;) {
+    while (runs.more() && ahead.may_begin()) {
+      ahead.begin([&core = core_, plan, tiles = runs.next()]() -> Result<PackedFrame> {
+        DS_ASSIGN(const auto reader, core.leases().enter(plan->lease, [] {}));
+        const trace::Span span("pack", plan->target());
+        const ByteSpan half = plan->served->generation->segment->half(plan->served->half.half);
+        PackedFrame made{delta::packed_frame(*plan->layout, half, tiles, *plan->served->digests), 0};
+        made.hash = xxh3_64(made.frame.bytes);
+        return made;
+      });
+    }
+    if (ahead.empty()) co_return Status();
+    DS_CO_ASSIGN(const PackedFrame made, co_await ahead.next(limits_.progress));
+    const wire::Header header = frame_header(request, made.frame.bytes.size(), made.hash);
+    const std::array<ByteSpan, 2> pieces{bytes_of(header), made.frame.bytes};
+    DS_CO_TRY(co_await send(pieces, permit));
+    Metrics::add(core_.metrics().bytes_raw_tiles, made.frame.bytes.size());
+  }
 }
 
 }  // namespace deltasync::agent

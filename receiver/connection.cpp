@@ -135,7 +135,9 @@ Status Connection::recv_scattered(std::span<iovec> pieces, Deadline deadline) {
     pollfd p{socket_.fd(), POLLIN, 0};
     const timespec t{static_cast<std::time_t>(left.count() / 1'000'000'000),
                      static_cast<long>(left.count() % 1'000'000'000)};
+    const auto before = std::chrono::steady_clock::now();
     const int ready = ::ppoll(&p, 1, &t, nullptr);
+    scattered_waited_ += std::chrono::steady_clock::now() - before;
     if (ready == 0) return fail(Error(Errc::timed_out, "waiting for the rest of an extent"));
     if (ready < 0 && errno != EINTR) return fail(Error::from_errno("poll", errno));
   }

@@ -55,6 +55,9 @@ class Connection {
   Status recv_scattered(std::span<iovec> pieces, Deadline deadline);
 
   std::uint64_t bytes_received() const noexcept { return socket_.bytes_received() + scattered_bytes_; }
+  /// Time spent in waiting for bytes; see net::MessageSocket.
+  std::chrono::nanoseconds waited() const noexcept { return socket_.waited() + scattered_waited_; }
+  void skip_next_wait() noexcept { socket_.skip_next_wait(); }
 
  private:
   Status recv_some(MutByteSpan to, Deadline deadline);
@@ -64,6 +67,7 @@ class Connection {
   std::uint64_t instance_ = 0;
   std::uint64_t last_request_ = 0;
   std::uint64_t scattered_bytes_ = 0;
+  std::chrono::nanoseconds scattered_waited_{0};
   wire::Welcome welcome_;
 };
 

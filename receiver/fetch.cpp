@@ -193,12 +193,17 @@ FrameFetch::FrameFetch(const Layout& layout, const TileSet& tiles, Kind kind, st
 /// The agent cuts what it sends to the subscription: however many ranges that has, few are named.
 Status FrameFetch::ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) {
   const Ranges named = tiles_.is_whole() ? item.ranges : tiles_.windows(item.ranges);
-  if (kind_ == Kind::raw_tiles) return connection.send(request, wire::GetRawTiles{plan_, named}, deadline);
+  if (kind_ != Kind::frames) {
+    const auto form = kind_ == Kind::packed_tiles ? wire::RawForm::packed : wire::RawForm::plain;
+    return connection.send(request, wire::GetRawTiles{plan_, named, form}, deadline);
+  }
   return connection.send(request, wire::GetFrames{plan_, item.step, named}, deadline);
 }
 
 std::string FrameFetch::describe(const Item& item) const {
-  const std::string what = kind_ == Kind::raw_tiles ? "raw tiles" : "delta step " + std::to_string(item.step + 1);
+  const std::string what = kind_ == Kind::frames      ? "delta step " + std::to_string(item.step + 1)
+                           : kind_ == Kind::raw_tiles ? "raw tiles"
+                                                      : "packed tiles";
   return what + " from " + tile_name(layout_, item.ranges.front().first);
 }
 
@@ -223,6 +228,7 @@ Status FrameFetch::check_asked_for(const Item& item, const StagedFrame& frame) c
     if (!contains(item.ranges, record.tile, hint)) {
       return Error(Errc::protocol, tile_name(layout_, record.tile) + " came twice or was not asked for");
     }
+    if (kind_ == Kind::packed_tiles && record.codec == delta::Codec::raw_planes) continue;
     DS_TRY(check_codec(layout_, record));
   }
   return {};

@@ -73,7 +73,7 @@ class ExtentFetch final : public Fetch {
 
 class FrameFetch final : public Fetch {
  public:
-  enum class Kind : std::uint8_t { frames, raw_tiles };
+  enum class Kind : std::uint8_t { frames, raw_tiles, packed_tiles };
   /// Takes a validated frame whose tiles were asked for. An error means: right in form, wrong for what we hold.
   using Sink = std::function<Status(std::uint32_t step, StagedFrame frame, unsigned stream)>;
 
@@ -116,7 +116,7 @@ double thread_cpu_s();
 
 /// "tile 88 of model.layers.3.mlp.up_proj.weight"
 std::string tile_name(const Layout& layout, std::uint64_t tile);
-/// `protocol` names the tile and a codec that no request can ask for (rice_class).
+/// `protocol` names the tile and a codec that only certain requests ask for (rice_class, raw_planes).
 Status check_codec(const Layout& layout, const delta::TileRecord& record);
 
 }  // namespace deltasync::receiver

@@ -17,18 +17,12 @@ bool smaller_pays(const TwoForms& forms, LinkRate link) noexcept {
 void LinkMeter::add(std::uint64_t bytes, double waited_s) noexcept {
   bytes_ += bytes;
   waited_s_ += waited_s;
-  if (bytes_ < kSampleBytes) return;
+  if (bytes_ < sample_bytes_) return;
   // Who hardly waits is not held up by the link, however fast that is.
   const double shortest_s = static_cast<double>(bytes_) / kFastBytesPerS;
   rates_[samples_++ % kSamples] = static_cast<double>(bytes_) / std::max(waited_s_, shortest_s);
   bytes_ = 0;
   waited_s_ = 0;
-}
-
-void LinkMeter::forget() noexcept {
-  bytes_ = 0;
-  waited_s_ = 0;
-  samples_ = 0;
 }
 
 LinkRate LinkMeter::rate() const noexcept {

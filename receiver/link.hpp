@@ -33,13 +33,12 @@ bool smaller_pays(const TwoForms& forms, LinkRate link) noexcept;
 class LinkMeter {
  public:
   /// `given_gbps` in gigabits per second is believed as it is; 0: measured.
-  explicit LinkMeter(double given_gbps = 0) : given_(given_gbps * 1e9 / 8) {}
+  explicit LinkMeter(double given_gbps = 0, std::uint64_t sample_bytes = kSampleBytes)
+      : given_(given_gbps * 1e9 / 8), sample_bytes_(sample_bytes) {}
 
   /// A round of a form that costs the agent nothing to make: `waited_s` is the mean over its streams. Small ones are
   /// gathered until they say something.
   void add(std::uint64_t bytes, double waited_s) noexcept;
-  /// What was measured was another way: to a host that is also ours, say.
-  void forget() noexcept;
 
   /// The given rate, else the best of the last ones measured: whatever else holds up a stream makes a link look slower
   /// than it is, and nothing makes it look faster than the bytes come.
@@ -56,6 +55,7 @@ class LinkMeter {
   static constexpr std::size_t kSamples = 4;
 
   double given_;
+  std::uint64_t sample_bytes_;
   std::uint64_t bytes_ = 0;
   double waited_s_ = 0;
   std::array<double, kSamples> rates_{};

@@ -14,6 +14,7 @@
 #include "receiver/control.hpp"
 #include "receiver/fetch.hpp"
 #include "receiver/held.hpp"
+#include "receiver/link.hpp"
 #include "receiver/streams.hpp"
 #include "receiver/target.hpp"
 
@@ -30,6 +31,7 @@ struct Session {
   Control& control;
   Streams& streams;
   ThreadPool& pool;
+  LinkMeter& link;
   Target& target;
   Held& held;
   std::uint64_t& scrub_cursor;  ///< next tile to re-read, counted among the subscribed ones
@@ -85,8 +87,19 @@ class Pull {
   Ranges missing() const;
   Result<Progress> fetch_missing(const wire::PlanReply& reply);
   Result<Progress> fetch_bands(const wire::PlanReply& reply, const Ranges& bands);
-  Result<Progress> fetch_raw(const wire::PlanReply& reply, const Ranges& ranges, std::uint64_t items);
+  Result<Progress> fetch_plain(const wire::PlanReply& reply, const Ranges& ranges);
+  Result<Progress> fetch_raw(const wire::PlanReply& reply, const Ranges& ranges, std::uint64_t items,
+                             FrameFetch::Kind kind = FrameFetch::Kind::raw_tiles);
   Result<Progress> repair_missing(const wire::PlanReply& reply);
+
+  // packed forms (pull_packed.cpp)
+  /// The agent is another host.
+  bool far() const;
+  Result<Progress> fetch_packed(const wire::PlanReply& reply, const Ranges& ranges);
+  /// True if these tiles are there sooner if they come packed.
+  bool packing_pays(const wire::PlanReply& reply, const Ranges& ranges) const;
+  /// A transfer in a form that costs the agent nothing shows how fast the link is.
+  void learn(const RoundResult& round);
 
   /// Adds what a round did to the report; true if any tile arrived.
   bool count(const RoundResult& round, std::span<const StreamTally> tallies);

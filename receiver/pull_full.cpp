@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/trace.hpp"
+#include "delta/raw_planes.hpp"
 #include "format/packed_layout.hpp"
 #include "receiver/pull.hpp"
 #include "receiver/target_checks.hpp"
@@ -205,15 +206,37 @@ Ranges Pull::missing() const {
   return collect_ranges(s_.tiles.ranges(), [&](std::uint64_t t) { return s_.held.have[t] == 0; });
 }
 
-/// Bands of which every tile is subscribed to come as they lie in the half; of others each tile comes alone.
+/// A link that is not known is measured with the first tiles. Packing has to prove that it is faster than what it was
+/// chosen for, portion by portion: the agent's threads may have more to do than they said. What does not come right is
+/// asked for again by repair_missing().
 Result<Pull::Progress> Pull::fetch_missing(const wire::PlanReply& reply) {
+  const Tuning& tuning = s_.peer.tuning;
+  Ranges rest = missing();
+  if (far() && s_.link.wants_sample() && reply.pack_threads != 0 &&
+      bytes_of_tiles(s_.layout, rest) >= 4 * tuning.probe_bytes) {
+    DS_ASSIGN(const Progress progress, fetch_plain(reply, take_front(s_.layout, rest, tuning.probe_bytes)));
+    if (progress == Progress::replan) return progress;
+  }
+  while (!rest.empty() && packing_pays(reply, rest)) {
+    const Ranges portion = take_front(s_.layout, rest, tuning.packed_portion_bytes);
+    const auto begin = std::chrono::steady_clock::now();
+    DS_ASSIGN(const Progress progress, fetch_packed(reply, portion));
+    if (progress == Progress::replan) return progress;
+    const double plain_s = static_cast<double>(bytes_of_tiles(s_.layout, portion)) / s_.link.rate().bytes_per_s;
+    if (seconds_since(begin) > plain_s) break;
+  }
+  if (rest.empty()) return Progress::whole;
+  return fetch_plain(reply, rest);
+}
+
+/// Bands of which every tile is subscribed to come as they lie in the half; of others each tile comes alone.
+Result<Pull::Progress> Pull::fetch_plain(const wire::PlanReply& reply, const Ranges& ranges) {
   stage_ = "fetching tiles of " + to_string(reply.target);
   Ranges bands;
   Ranges others;
-  split_bands(s_.layout, s_.tiles.ranges(), missing(), bands, others);
+  split_bands(s_.layout, s_.tiles.ranges(), ranges, bands, others);
   DS_ASSIGN(Progress progress, fetch_bands(reply, bands));
   if (progress == Progress::replan || others.empty()) return progress;
-  // What does not come right is asked for again by repair_missing().
   return fetch_raw(reply, others, 1 + bytes_of_tiles(s_.layout, others) / s_.peer.tuning.item_bytes);
 }
 
@@ -228,15 +251,17 @@ Result<Pull::Progress> Pull::fetch_bands(const wire::PlanReply& reply, const Ran
   }
   ExtentFetch fetch(s_.layout, s_.target, held.digests, held.have, reply.plan, s_.peer.tuning, s_.streams.count());
   const RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
+  learn(round);
   return settle(round, fetch.tallies());
 }
 
 /// Tiles whose bytes have their digests are had after it.
-Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Ranges& ranges, std::uint64_t items) {
+Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Ranges& ranges, std::uint64_t items,
+                                       FrameFetch::Kind kind) {
   Held& held = s_.held;
   const auto sink = [&](std::uint32_t, const StagedFrame& frame, unsigned) -> Status {
     for (const delta::TileRecord& record : frame.records) {
-      if (record.codec != delta::Codec::raw || record.digest_after != held.digests[record.tile]) continue;
+      if (!delta::gives_whole_tile(record.codec) || record.digest_after != held.digests[record.tile]) continue;
       const Tile tile = s_.layout.tile(record.tile);
       const delta::TensorMemory memory = s_.target.full_memory(tile.tensor);
       std::byte* const first = delta::tile_address(memory, tile, s_.layout.tensors()[tile.tensor].element_bytes);
@@ -245,8 +270,7 @@ Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Range
     }
     return {};
   };
-  FrameFetch fetch(s_.layout, s_.tiles, FrameFetch::Kind::raw_tiles, reply.plan, raw_bytes_bound(tiles_in(ranges)),
-                   sink, s_.streams.count());
+  FrameFetch fetch(s_.layout, s_.tiles, kind, reply.plan, raw_bytes_bound(tiles_in(ranges)), sink, s_.streams.count());
   const RoundResult round =
       s_.streams.run(fetch, frame_items(s_.batches, ranges, 0, items), s_.control.instance(), until_);
   return settle(round, fetch.tallies());

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "format/tile_set.hpp"
+
 namespace deltasync::receiver {
 namespace {
 
@@ -87,6 +89,22 @@ void split_bands(const Layout& layout, const Ranges& subscribed, const Ranges& m
     if (first < end) bands.push_back({first, end});
     if (end < range.end) others.push_back({end, range.end});
   }
+}
+
+Ranges take_front(const Layout& layout, Ranges& ranges, std::uint64_t bytes) {
+  Ranges front;
+  std::uint64_t taken = 0;
+  for (std::size_t i = 0; i < ranges.size() && taken < bytes; ++i) {
+    wire::TileRange range{ranges[i].first, ranges[i].first};
+    while (range.end < ranges[i].end && taken < bytes) {
+      const wire::TileRange more{range.end, std::min(band_of(layout, range.end).end, ranges[i].end)};
+      taken += bytes_of_tiles(layout, {more});
+      range.end = more.end;
+    }
+    front.push_back(range);
+  }
+  if (!front.empty()) drop_before(ranges, front.back().end);
+  return front;
 }
 
 std::vector<Item> extent_items(const Layout& layout, const Ranges& missing, std::uint64_t item_bytes) {

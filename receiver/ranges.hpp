@@ -45,6 +45,9 @@ Ranges collect_ranges(const Ranges& within, F wanted) {
 /// others.
 void split_bands(const Layout& layout, const Ranges& subscribed, const Ranges& missing, Ranges& bands, Ranges& others);
 
+/// Takes the first tiles off `ranges`: about `bytes` of tile data, up to the end of a band.
+Ranges take_front(const Layout& layout, Ranges& ranges, std::uint64_t bytes);
+
 /// Widens ranges to whole bands and cuts them into items of about `item_bytes`, each one contiguous range of bands.
 std::vector<Item> extent_items(const Layout& layout, const Ranges& missing, std::uint64_t item_bytes);
 

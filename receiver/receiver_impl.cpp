@@ -32,6 +32,7 @@ namespace {
 constexpr unsigned kStreamsMax = 64;
 constexpr unsigned kThreadsMax = 256;
 constexpr unsigned kDefaultThreadsMax = 16;
+constexpr double kLinkGbpsMax = 1e6;
 
 unsigned thread_count(unsigned asked) {
   return asked != 0 ? asked : std::clamp(std::thread::hardware_concurrency(), 1u, kDefaultThreadsMax);
@@ -54,7 +55,8 @@ ReceiverImpl::ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer p
       control_(peer_),
       stream_pool_(options_.streams, "ds-stream", on_cores(cores, options_.streams)),
       pool_(thread_count(options_.threads), "ds-receiver", on_cores(cores, thread_count(options_.threads))),
-      streams_(peer_, stream_pool_) {}
+      streams_(peer_, stream_pool_),
+      link_(options_.link_gbps, peer_.tuning.link_sample_bytes) {}
 
 ReceiverImpl::~ReceiverImpl() {
   close_staged();
@@ -70,6 +72,9 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
   if (options.threads > kThreadsMax) {
     return Error(Errc::invalid_argument, std::to_string(options.threads) + " threads; at most " +
                                              std::to_string(kThreadsMax) + " are possible");
+  }
+  if (!(options.link_gbps >= 0 && options.link_gbps <= kLinkGbpsMax)) {
+    return Error(Errc::invalid_argument, "a link of " + std::to_string(options.link_gbps) + " gigabits per second");
   }
   CpuList cores;
   if (!options.cores.empty()) {
@@ -167,7 +172,7 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
   const Until until(deadline, std::move(stop));
   const auto stopping = control_.stop_by(until.stop());
   control_.look_at_clock(deadline);
-  Pull pull({peer_, options_, *layout_, sidecar_, batches_, tiles_, control_, streams_, pool_, *target_, held_,
+  Pull pull({peer_, options_, *layout_, sidecar_, batches_, tiles_, control_, streams_, pool_, link_, *target_, held_,
              scrub_cursor_, distrusted_},
             want, until);
   auto prepared = pull.run();

@@ -43,6 +43,7 @@ class ReceiverImpl final : public Receiver {
   ThreadPool stream_pool_;  // one thread a stream
   ThreadPool pool_;         // for everything else
   Streams streams_;
+  LinkMeter link_;
   LayoutPtr layout_;
   Sidecar sidecar_;
   std::vector<delta::Batch> batches_;

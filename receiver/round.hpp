@@ -37,6 +37,8 @@ struct RoundResult {
   std::optional<Error> error;  ///< why, unless complete
   std::optional<Error> noted;  ///< the last trouble on a stream, for the message of a deadline
   std::uint32_t stream_restarts = 0;
+  std::uint64_t bytes = 0;  ///< received
+  double waited_s = 0;      ///< for bytes that were due, the mean over the streams
 
   /// Some bytes came again and again and were never what they had to be: other bytes may do.
   bool bytes_never_fit() const {

@@ -79,6 +79,7 @@ class Streams::Worker {
         return restarted ? Outcome::refused(std::move(status).error()) : Outcome::broken(std::move(status).error());
       }
       connected_ = true;
+      connection().skip_next_wait();
     }
     for (Pending& p : pending_) {
       if (p.request != 0) continue;
@@ -130,7 +131,7 @@ class Streams::Worker {
 };
 
 Streams::Streams(const Peer& peer, ThreadPool& pool)
-    : peer_(peer), pool_(pool), connections_(pool.size()), closed_bytes_(pool.size()) {}
+    : peer_(peer), pool_(pool), connections_(pool.size()), closed_bytes_(pool.size()), closed_waited_(pool.size()) {}
 
 Status Streams::connect(Connection& connection, Round& round, std::uint64_t instance) {
   if (!connection.open() || connection.stale() || connection.instance() != instance) {
@@ -149,12 +150,15 @@ Status Streams::connect(Connection& connection, Round& round, std::uint64_t inst
 void Streams::drop(unsigned stream) {
   Connection& connection = connections_[stream];
   closed_bytes_[stream] += connection.bytes_received();
+  closed_waited_[stream] += connection.waited();
   connection = Connection();
 }
 
 RoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const Until& until) {
   const std::size_t workers = std::min<std::size_t>(items.size(), count());
   Round round(std::move(items), until);
+  const std::uint64_t bytes_before = bytes_received();
+  const std::chrono::nanoseconds waited_before = waited();
   const auto work = [&](std::uint64_t stream, unsigned) {
     Worker(*this, static_cast<unsigned>(stream), fetch, round, instance).run();
   };
@@ -163,7 +167,18 @@ RoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64_t in
   } else {
     pool_.run(workers, work);
   }
-  return round.result();
+  RoundResult result = round.result();
+  result.bytes = bytes_received() - bytes_before;
+  if (workers != 0) {
+    result.waited_s = std::chrono::duration<double>(waited() - waited_before).count() / static_cast<double>(workers);
+  }
+  return result;
+}
+
+std::chrono::nanoseconds Streams::waited() const {
+  std::chrono::nanoseconds sum{0};
+  for (std::size_t i = 0; i < connections_.size(); ++i) sum += closed_waited_[i] + connections_[i].waited();
+  return sum;
 }
 
 std::uint64_t Streams::bytes_received() const {

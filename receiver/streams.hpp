@@ -2,6 +2,7 @@
 // keeps two requests under way, and after a break connects again and goes on with what is missing.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -55,6 +56,8 @@ class Streams {
 
   /// Over all connections, those that are closed by now counted too.
   std::uint64_t bytes_received() const;
+  /// Likewise: the time that streams waited for bytes, summed.
+  std::chrono::nanoseconds waited() const;
 
  private:
   struct Pending {
@@ -69,7 +72,8 @@ class Streams {
   const Peer& peer_;
   ThreadPool& pool_;
   std::vector<Connection> connections_;
-  std::vector<std::uint64_t> closed_bytes_;  // per stream, of its earlier connections
+  std::vector<std::uint64_t> closed_bytes_;              // per stream, of its earlier connections
+  std::vector<std::chrono::nanoseconds> closed_waited_;  // likewise
 };
 
 }  // namespace deltasync::receiver

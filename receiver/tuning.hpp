@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "receiver/link.hpp"
+
 namespace deltasync::receiver {
 
 struct Tuning {
@@ -15,12 +17,16 @@ struct Tuning {
   std::chrono::milliseconds clock_look{10'000};
   std::chrono::milliseconds backoff_first{10};
   std::chrono::milliseconds backoff_max{1'000};
-  std::uint64_t item_bytes = 8u << 20;        ///< bytes of a half that one request asks for
-  std::uint64_t frame_item_bytes = 1u << 20;  ///< bytes of frames that one request asks for
-  std::uint64_t piece_bytes = 128u << 10;     ///< received, then verified while still in cache
-  std::uint32_t tile_attempts = 3;            ///< raw copies asked for until a tile is right
-  std::uint32_t stream_strikes = 5;           ///< broken messages on one stream in a row, then the pull fails
-  std::uint32_t refused_plans = 8;            ///< plans that end neither whole nor revoked, then the pull fails
+  std::uint64_t item_bytes = 8u << 20;          ///< bytes of a half that one request asks for
+  std::uint64_t frame_item_bytes = 1u << 20;    ///< bytes of frames that one request asks for
+  std::uint64_t packed_item_bytes = 32u << 20;  ///< the same where they come packed: the agent packs ahead within one
+  std::uint64_t probe_bytes = 32u << 20;        ///< of a full update, to measure a link that is not known
+  std::uint64_t packed_portion_bytes = 256u << 20;            ///< after which packing has to prove itself
+  std::uint64_t link_sample_bytes = LinkMeter::kSampleBytes;  ///< that say how fast a link is
+  std::uint64_t piece_bytes = 128u << 10;                     ///< received, then verified while still in cache
+  std::uint32_t tile_attempts = 3;                            ///< raw copies asked for until a tile is right
+  std::uint32_t stream_strikes = 5;  ///< broken messages on one stream in a row, then the pull fails
+  std::uint32_t refused_plans = 8;   ///< plans that end neither whole nor revoked, then the pull fails
 };
 
 }  // namespace deltasync::receiver

@@ -70,7 +70,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
   const auto options = std::make_shared<bench::Options>();
   const auto json = std::make_shared<bool>(false);
   options->bin_dir = own_directory();
-  app.add_option("case", options->name, "diff, codec, merge, apply, full, partial, e2e, tensors or baseline")
+  app.add_option("case", options->name, "diff, codec, merge, apply, full, packed, partial, e2e, tensors or baseline")
       ->required();
   app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));
   app.add_option("--density", options->density, "fraction of elements that a step changes")
@@ -82,7 +82,8 @@ std::function<Status()> setup_bench(CLI::App& app) {
   app.add_option("--steps", options->steps, "merge: deltas of the chain")->check(CLI::Range(1U, 256U));
   app.add_flag("--master", options->master, "diff, codec, apply: the fp32 weights instead of their bf16 copies");
   app.add_option("--seed", options->seed, "of the generator");
-  app.add_option("--from", options->from, "codec: two model directories instead of the generator")->expected(2);
+  app.add_option("--from", options->from, "codec: two model directories instead of the generator; packed: one")
+      ->expected(1, 2);
   app.add_option("--shm-dir", options->shm_dir, "where shared segments are made");
   app.add_option("--trace", options->trace, "record a timeline of all its processes")->type_name("FILE");
   app.add_flag("--json", *json, "one JSON object on the last line");

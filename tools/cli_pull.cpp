@@ -30,6 +30,7 @@ struct Options {
   std::optional<std::string> label;
   unsigned streams = 4;
   std::string cores;
+  double link_gbps = 0;
   std::uint64_t count = 0;
   std::optional<double> deadline_s;
   std::string trace;
@@ -73,6 +74,7 @@ Status print(const Options& options, const PullReport& report) {
                        {"replans", report.replans},
                        {"stream_restarts", report.stream_restarts},
                        {"repaired_tiles", report.repaired_tiles},
+                       {"packed", report.packed},
                        {"wait_s", report.wait_s},
                        {"transfer_s", report.transfer_s},
                        {"verify_s", report.verify_s},
@@ -95,6 +97,7 @@ Result<std::unique_ptr<Receiver>> connect(const Options& options, const std::str
   receiver_options.endpoint = options.from;
   receiver_options.token = token;
   receiver_options.streams = options.streams;
+  receiver_options.link_gbps = options.link_gbps;
   receiver_options.name = "deltasync pull";
   DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until.deadline(), until.stop()));
   Subscription slices;
@@ -210,6 +213,10 @@ std::function<Status()> setup_pull(CLI::App& app) {
   app.add_option("--streams", options->streams, "parallel data connections")->check(CLI::Range(1, 64));
   app.add_option("--cores", options->cores, "CPUs to run on, such as 0-7,16 (default: all that it may)")
       ->type_name("LIST");
+  app.add_option("--link-gbps", options->link_gbps,
+                 "speed of the link from the agent in gigabits per second: full transfers come packed where that is "
+                 "sooner (default: measured)")
+      ->check(CLI::Range(0.001, 1e6));
   auto* number = app.add_option("--number", options->number, "the version with this number, waited for");
   auto* label = app.add_option("--label", options->label, "the version with this label, waited for");
   auto* follow = app.add_flag("--follow", options->follow, "go on with every newer version until stopped");

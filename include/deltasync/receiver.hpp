@@ -53,6 +53,11 @@ struct ReceiverOptions {
   /// it no_space). As much again may be taken by its changes in decoded form, which shorten the commit; those that find
   /// no room are decoded twice. 0 = a quarter of the model, at least 16 MiB.
   std::uint64_t delta_bytes_max = 0;
+  /// Speed of the link from the agent in gigabits per second. On a slow one full transfers come packed (about two
+  /// thirds of the bytes of bf16 weights), where that is sooner, for some work on both ends. 0 = measured in earlier
+  /// transfers, and at the beginning of a long one; an agent on the same host and a link that is not known count as
+  /// fast. Say it where a tunnel or a quota hides the truth.
+  double link_gbps = 0;
   std::uint64_t scrub_tiles = 8;  ///< tiles re-read in full after each delta, round robin; 0 = none
   std::string name = "receiver";  ///< for the agent's log and status
 };
@@ -86,6 +91,7 @@ struct PullReport {
   std::uint32_t replans = 0;         ///< times the plan was made anew (lease revoked, agent restarted)
   std::uint32_t stream_restarts = 0;
   std::uint32_t repaired_tiles = 0;
+  bool packed = false;    ///< full: some or all tiles came packed
   double wait_s = 0;      ///< for the version to exist
   double transfer_s = 0;  ///< plan answered → last byte verified and staged
   double verify_s = 0;    ///< of that, CPU time spent on digests (summed over threads)

@@ -23,7 +23,7 @@
 namespace deltasync::wire {
 
 inline constexpr std::uint32_t kMagic = 0x31575344;   // "DSW1"
-inline constexpr std::uint16_t kProtocolVersion = 2;  ///< 2: clocks in welcome, subscriptions
+inline constexpr std::uint16_t kProtocolVersion = 3;  ///< 3: forms of tiles
 
 enum class Type : std::uint16_t {
   // any conversation
@@ -199,8 +199,9 @@ struct PlanReply {
   std::uint64_t plan = 0;  ///< names plan and lease in data requests; unguessable; 0 if up to date
   Version target;
   Digest128 target_root;
-  std::uint64_t full_bytes = 0;  ///< that a full transfer moves: of the half, or of the subscribed tiles
-  std::vector<DeltaStep> steps;  ///< oldest first; for delta, and for full with Plan::partial
+  std::uint64_t full_bytes = 0;    ///< that a full transfer moves: of the half, or of the subscribed tiles
+  std::vector<DeltaStep> steps;    ///< oldest first; for delta, and for full with Plan::partial
+  std::uint32_t pack_threads = 0;  ///< that pack tiles (RawForm::packed), at low priority; 0: none, or no full plan
   std::vector<std::byte> encode() const;
   static Result<PlanReply> decode(ByteSpan payload);
 };
@@ -258,11 +259,18 @@ struct GetFrames {
   static Result<RangesHead> decode_head(ByteSpan payload);
   static Result<GetFrames> decode(ByteSpan payload);
 };
-/// Raw copies of tiles of the plan's target, from its half. Reply: `frame`…, `end`; or `error` (lease_revoked).
+/// How whole tiles come.
+enum class RawForm : std::uint8_t {
+  plain = 0,   ///< raw
+  packed = 1,  ///< raw_planes where that is smaller, else raw
+};
+/// Whole tiles of the plan's target, from its half. Reply: `frame`…, `end`; or `error` (lease_revoked; unsupported if
+/// the agent packs none).
 struct GetRawTiles {
   static constexpr Type kType = Type::get_raw_tiles;
   std::uint64_t plan = 0;
   std::vector<TileRange> ranges;
+  RawForm form = RawForm::plain;
   std::vector<std::byte> encode() const;
   static Result<RangesHead> decode_head(ByteSpan payload);
   static Result<GetRawTiles> decode(ByteSpan payload);

@@ -138,6 +138,7 @@ std::vector<std::byte> GetRawTiles::encode() const {
   std::vector<std::byte> bytes;
   ByteWriter out(bytes);
   out.put(plan);
+  out.put(code_of(form));
   put_ranges(out, ranges);
   return bytes;
 }
@@ -145,12 +146,14 @@ Result<RangesHead> GetRawTiles::decode_head(ByteSpan payload) {
   Decoder in(payload, "get_raw_tiles");
   RangesHead head;
   head.plan = in.get<std::uint64_t>();
+  in.get<std::uint8_t>();  // form
   return get_ranges_head(in, head);
 }
 Result<GetRawTiles> GetRawTiles::decode(ByteSpan payload) {
   Decoder in(payload, "get_raw_tiles");
   GetRawTiles m;
   m.plan = in.get<std::uint64_t>();
+  m.form = in.enumerator(RawForm::plain, RawForm::packed, "form");
   m.ranges = get_message_ranges(in);
   return in.finish(std::move(m));
 }

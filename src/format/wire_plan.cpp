@@ -54,6 +54,7 @@ std::vector<std::byte> PlanReply::encode() const {
   put_version(out, target);
   put_digest(out, target_root);
   out.put(full_bytes);
+  out.put(pack_threads);
   out.put<std::uint64_t>(steps.size());
   for (const DeltaStep& step : steps) {
     put_version_id(out, step.from);
@@ -73,6 +74,7 @@ Result<PlanReply> PlanReply::decode(ByteSpan payload) {
   m.target = in.version();
   m.target_root = in.digest();
   m.full_bytes = in.get_at_most(kModelBytesMax, "full_bytes");
+  m.pack_threads = in.get<std::uint32_t>();
   const auto steps = in.get_at_most(kDeltaStepsMax, "step count");
   for (std::uint64_t i = 0; i < steps && !in.in().failed(); ++i) {
     DeltaStep step;

@@ -253,6 +253,7 @@ Status MessageSocket::recv_exact(MutByteSpan to, bool at_message_start, Deadline
     if (n > 0) {
       done += static_cast<std::size_t>(n);
       bytes_received_ += static_cast<std::uint64_t>(n);
+      skip_wait_ = false;
       continue;
     }
     const bool between = at_message_start && done == 0;
@@ -262,7 +263,10 @@ Status MessageSocket::recv_exact(MutByteSpan to, bool at_message_start, Deadline
     }
     if (errno == EINTR) continue;
     if (errno != EAGAIN) return broken(Error::from_errno("receive", errno));
-    if (auto ready = wait_for(fd_.get(), POLLIN, deadline, "waiting for the peer's message"); !ready) {
+    const auto before = std::chrono::steady_clock::now();
+    auto ready = wait_for(fd_.get(), POLLIN, deadline, "waiting for the peer's message");
+    if (!skip_wait_) waited_ += std::chrono::steady_clock::now() - before;
+    if (!ready) {
       if (between && ready.error().code() == Errc::timed_out) return ready;
       return broken(std::move(ready).error());
     }

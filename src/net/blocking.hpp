@@ -3,6 +3,7 @@
 // Boost, so that the trainer's process does not load it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <stop_token>
@@ -100,6 +101,10 @@ class MessageSocket {
 
   std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
   std::uint64_t bytes_received() const noexcept { return bytes_received_; }
+  /// Time spent in waiting for bytes to receive.
+  std::chrono::nanoseconds waited() const noexcept { return waited_; }
+  /// Does not count the wait for the next byte: the peer has just been asked, and has to hear it first.
+  void skip_next_wait() noexcept { skip_wait_ = true; }
 
  private:
   Status recv_exact(MutByteSpan to, bool at_message_start, Deadline deadline);
@@ -109,6 +114,8 @@ class MessageSocket {
   std::unique_ptr<ShutDown> shut_down_;  // after fd_, so that it goes first
   std::uint64_t bytes_sent_ = 0;
   std::uint64_t bytes_received_ = 0;
+  std::chrono::nanoseconds waited_{0};
+  bool skip_wait_ = false;
 };
 
 }  // namespace deltasync::net

@@ -277,6 +277,7 @@ TEST_F(Plans, RangesThatCannotBeAreRefusedBeforeTheyAreDecoded) {
     ByteWriter out(payload);
     out.put(plan);
     if (type == wire::Type::get_frames) out.put<std::uint32_t>(0);
+    if (type == wire::Type::get_raw_tiles) out.put(std::uint8_t{0});  // form
     out.put_varint(count);
     payload.resize(payload.size() + count * 2);  // of length 0: they do not decode
     if (!c.socket.send(type, 99, payload, test_deadline())) return Errc::io;

@@ -71,13 +71,15 @@ std::vector<Case> all_cases() {
                       {{7, 8}, "step"},
                       digest_of(6),
                       1u << 30,
-                      {{{7, 6}, {7, 7}, digest_of(8), 3, 4, 5}, {{7, 7}, {7, 8}, digest_of(6), 1, 2, 3}}},
-                     {PlanMode::up_to_date, 0, {{7, 8}, ""}, digest_of(6), 1, {}}}));
+                      {{{7, 6}, {7, 7}, digest_of(8), 3, 4, 5}, {{7, 7}, {7, 8}, digest_of(6), 1, 2, 3}},
+                      16},
+                     {PlanMode::up_to_date, 0, {{7, 8}, ""}, digest_of(6), 1, {}, 0}}));
   cases.push_back(make_case<Subscribe>("subscribe", {{digest_of(3), {{0, 1}, {500, 90'000'000'000}}}}));
   cases.push_back(make_case<GetDigests>("get_digests", {{77}}));
   cases.push_back(make_case<GetExtent>("get_extent", {{77, {3, 900}}}));
   cases.push_back(make_case<GetFrames>("get_frames", {{77, 2, {{0, 1}, {1, 2}, {500, 90'000'000'000}}}, {1, 0, {}}}));
-  cases.push_back(make_case<GetRawTiles>("get_raw_tiles", {{77, {{5, 6}, {300, 4000}}}}));
+  cases.push_back(make_case<GetRawTiles>("get_raw_tiles",
+                                         {{77, {{5, 6}, {300, 4000}}, RawForm::plain}, {77, {}, RawForm::packed}}));
   cases.push_back(make_case<Release>("release", {{78}}));
   cases.push_back(make_case<VersionReady>("version_ready", {{{{1, 2}, "three"}, digest_of(4)}}));
   cases.push_back(make_case<TrainerHello>("trainer_hello", {{1, 2, 4, -5, "rank 2", layout_message()}}));

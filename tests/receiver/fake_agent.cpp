@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <thread>
 #include <utility>
 
 #include "base/hash.hpp"
+#include "base/trace.hpp"
 #include "deltasync/hf.hpp"
 #include "format/packed_layout.hpp"
 #include "net/auth.hpp"
@@ -209,7 +211,11 @@ Status FakeAgent::handshake(Peer& peer) {
     default: return Error(Errc::aborted, "");
   }
   wire::Welcome welcome;
-  welcome.clock.bytes.fill(0xFA);
+  if (setup_.same_host) {
+    welcome.clock = trace::clock_id();
+  } else {
+    welcome.clock.bytes.fill(0xFA);
+  }
   welcome.clock_ns = kClockNs;
   {
     const std::lock_guard lock(mutex_);
@@ -237,10 +243,26 @@ Fault FakeAgent::ask_hook(const Request& request) {
   return hook_ ? hook_(r) : Fault::none;
 }
 
+void FakeAgent::throttle(std::size_t bytes) {
+  if (setup_.bytes_per_s == 0) return;
+  std::chrono::steady_clock::time_point until;
+  {
+    const std::lock_guard lock(throttle_);
+    const std::chrono::duration<double> time(static_cast<double>(bytes) / setup_.bytes_per_s);
+    link_free_at_ = std::max(link_free_at_, std::chrono::steady_clock::now()) +
+                    std::chrono::duration_cast<std::chrono::nanoseconds>(time);
+    until = link_free_at_;
+  }
+  std::this_thread::sleep_until(until);
+}
+
 Status FakeAgent::send_bytes(Peer& peer, ByteSpan bytes) {
+  constexpr std::size_t kThrottledBytes = 16u << 10;
   while (!bytes.empty()) {
-    const ssize_t n = ::send(peer.socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const std::size_t some = setup_.bytes_per_s == 0 ? bytes.size() : std::min(bytes.size(), kThrottledBytes);
+    const ssize_t n = ::send(peer.socket.fd(), bytes.data(), some, MSG_NOSIGNAL);
     if (n > 0) {
+      throttle(static_cast<std::size_t>(n));
       bytes = bytes.subspan(static_cast<std::size_t>(n));
       continue;
     }
@@ -431,6 +453,7 @@ Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
         reply.target = target->version;
         reply.target_root = tiles.root(*target->digests);
         reply.full_bytes = full_bytes;
+        reply.pack_threads = setup_.pack_threads;
         auto live = std::make_shared<LivePlan>();
         live->target = *target;
         live->tiles = tiles;
@@ -613,7 +636,9 @@ Status FakeAgent::answer_raw(Peer& peer, const net::Message& message, Fault faul
       const Tensor& tensor = layout_->tensors()[tile.tensor];
       half[tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes] ^= std::byte{8};
     }
-    delta::Frame frame = delta::raw_frame(*layout_, half, tiles, *plan->target.digests);
+    const bool pack = get.form == wire::RawForm::packed || fault == Fault::unasked_planes;
+    delta::Frame frame = pack ? delta::packed_frame(*layout_, half, tiles, *plan->target.digests)
+                              : delta::raw_frame(*layout_, half, tiles, *plan->target.digests);
     DS_TRY(send_frame(peer, request, std::move(frame.bytes), fault));
   }
   return peer.socket.send(wire::Type::end, request, {}, soon());

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -36,6 +37,7 @@ enum class Fault : std::uint8_t {
   bad_header,        ///< the header's hash is wrong
   garbage,           ///< random bytes instead of a message
   stall,             ///< no answer, connection open
+  unasked_planes,    ///< sound packed tiles where raw ones were asked for
   exponent_classes,  ///< sound frames in a codec that nobody asked for
   wrong_tiles,       ///< frames of tiles that were not asked for
   refuse,            ///< an error message
@@ -58,6 +60,9 @@ class FakeAgent {
     std::size_t ring_deltas = 64;
     bool large_deltas = false;  ///< offered even where a full update is smaller
     std::uint32_t protocol = wire::kProtocolVersion;
+    std::uint32_t pack_threads = 0;
+    double bytes_per_s = 0;  ///< of all connections together; 0: as fast as it goes
+    bool same_host = false;  ///< its clock is ours
   };
 
   explicit FakeAgent(LayoutPtr layout, Setup setup);
@@ -132,6 +137,8 @@ class FakeAgent {
   Status send_frame(Peer& peer, std::uint64_t request, std::vector<std::byte> bytes, Fault fault);
   Status send_error(Peer& peer, std::uint64_t request, Errc code, const std::string& text);
   Status send_bytes(Peer& peer, ByteSpan bytes);
+  /// Returns when a link of Setup::bytes_per_s would have taken so many more bytes.
+  void throttle(std::size_t bytes);
   /// Ends the connection after all that was sent has been read.
   Status hang_up(Peer& peer);
   Fault ask_hook(const Request& request);
@@ -147,6 +154,8 @@ class FakeAgent {
   LayoutPtr layout_;
   std::optional<Sidecar> sidecar_;  ///< unset: made for the layout
   const Setup setup_;
+  std::mutex throttle_;
+  std::chrono::steady_clock::time_point link_free_at_;  // protected by throttle_
   ThreadPool pool_{1, "fake-encode"};
   UniqueFd listener_;
   std::uint16_t port_ = 0;

@@ -72,9 +72,6 @@ TEST(LinkMeter, TheBestOfTheLastOnes) {
   EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, 1e8);
   for (int i = 0; i < 3; ++i) meter.add(100 * kMb, 2);
   EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, 5e7) << "what is long past does not count";
-  meter.forget();
-  EXPECT_TRUE(meter.wants_sample());
-  EXPECT_FALSE(meter.rate().known());
 }
 
 }  // namespace

@@ -53,6 +53,18 @@ class BenchTest(CliTest):
             self.assertGreater(speed, 0)
         self.assertEqual(sum(codec["changed"] for codec in compact["codecs"].values()), got["changed"])
 
+    def test_packed(self):
+        got = self.bench("packed", *SMALL, fields=["break_even_link_gbit"])
+        for speed in (got["pack_gbps_per_thread"], got["unpack_gbps_per_thread"]):
+            self.assertGreater(speed, 0)
+        self.assertLess(got["share"], 0.7)
+        self.assertEqual(got["share"], got["packed_bytes"] / got["model_bytes"])
+        self.assertGreater(got["delta"]["zstd_bytes"], 0)
+        (directory,) = self.successive(1)
+        got = self.bench("packed", "--from", directory, fields=["share"])
+        self.assertNotIn("model_gib", got)
+        self.assertNotIn("delta", got)
+
     def test_codec_of_two_directories(self):
         a, b = self.successive(6)[::5]
         got = self.bench("codec", "--from", a, b, fields=["density", "bits_per_change"])

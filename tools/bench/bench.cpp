@@ -14,9 +14,10 @@ struct Case {
   const char* name;
   Result<Json> (*run)(const Options&);
 };
-constexpr Case kCases[] = {{"diff", run_diff},   {"codec", run_codec},     {"merge", run_merge},
-                           {"apply", run_apply}, {"full", run_full},       {"partial", run_partial},
-                           {"e2e", run_e2e},     {"tensors", run_tensors}, {"baseline", run_baseline}};
+constexpr Case kCases[] = {{"diff", run_diff},        {"codec", run_codec}, {"merge", run_merge},
+                           {"apply", run_apply},      {"full", run_full},   {"packed", run_packed},
+                           {"partial", run_partial},  {"e2e", run_e2e},     {"tensors", run_tensors},
+                           {"baseline", run_baseline}};
 
 /// Joins what the processes wrote, all of which have ended but this one.
 Status write_timeline(const Options& options) {
@@ -61,8 +62,8 @@ Result<Json> run(const Options& options) {
   std::string names;
   for (const auto& c : kCases) {
     if (options.name == c.name) {
-      if (!options.from.empty() && options.name != "codec") {
-        return Error(Errc::invalid_argument, "--from belongs to bench codec, not to bench " + options.name);
+      if (!options.from.empty() && options.name != "codec" && options.name != "packed") {
+        return Error(Errc::invalid_argument, "--from belongs to bench codec and packed, not to bench " + options.name);
       }
       if (options.master && options.name != "diff" && options.name != "codec" && options.name != "apply") {
         return Error(Errc::invalid_argument, "--master belongs to bench diff, codec and apply, not to " + options.name);

@@ -24,7 +24,7 @@ struct Options {
   unsigned steps = 8;      ///< merge: deltas of the chain
   bool master = false;     ///< diff, codec, apply: the fp32 weights themselves instead of their bf16 copies
   std::uint64_t seed = 1;
-  std::vector<std::filesystem::path> from;  ///< codec: two model directories instead of the generator
+  std::vector<std::filesystem::path> from;  ///< codec: two model directories, packed: one, instead of the generator
   std::filesystem::path shm_dir = "/dev/shm";
   std::filesystem::path trace;    ///< timeline of all processes; empty: none
   std::filesystem::path bin_dir;  ///< where deltasync-agent lies; filled in by the CLI
@@ -37,6 +37,7 @@ Result<Json> run_codec(const Options& options);
 Result<Json> run_merge(const Options& options);
 Result<Json> run_apply(const Options& options);
 Result<Json> run_full(const Options& options);
+Result<Json> run_packed(const Options& options);
 Result<Json> run_partial(const Options& options);
 Result<Json> run_e2e(const Options& options);
 Result<Json> run_tensors(const Options& options);
