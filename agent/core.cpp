@@ -191,7 +191,8 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
     if (decision.kind == Decision::Kind::delta && !merge.chain) {
       DS_ASSIGN(merge.chain, open_plan_locked(decision, ring_steps_locked(decision), connection, share));
     }
-    *waiting_for = "the merge of " + std::to_string(decision.merge_steps) + " deltas to " + to_string(decision.target);
+    *waiting_for = (decision.compact ? "a compact delta of " : "the merge of ") + std::to_string(decision.merge_steps) +
+                   " steps to " + to_string(decision.target);
     return std::optional<wire::PlanReply>();
   }
   if (!know_parts(share, *steps)) return std::optional<wire::PlanReply>();

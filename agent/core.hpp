@@ -1,5 +1,6 @@
 // The agent's state: generations of the segment, what is served, the ring of deltas, plans and leases; the publisher,
-// the one thread that moves halves through their states; and the thread that merges deltas. No sockets here.
+// the one thread that moves halves through their states; and the thread that merges and compacts deltas. No sockets
+// here.
 //
 // Invariants:
 //   - A half goes back to the writers only when the diff that read it is done and no lease on that content lives and
@@ -82,7 +83,7 @@ struct OpenPlan {
 };
 using OpenPlanPtr = std::shared_ptr<const OpenPlan>;
 
-/// What a plan that is asked for again and again knows of the merge that it waits for. Its conversation's.
+/// What a plan that is asked for again and again knows of the delta that it waits for. Its conversation's.
 struct MergeWait {
   bool may_wait = false;  ///< still
   // The core's.
@@ -167,6 +168,7 @@ class AgentCore : public TrainerHooks {
       Version to;
       std::uint64_t bytes = 0;
       std::uint64_t changed = 0;
+      bool compact = false;
       double merge_s = 0;
       std::chrono::steady_clock::time_point made_at;
     };
@@ -219,13 +221,15 @@ class AgentCore : public TrainerHooks {
                                                      const SubsetPtr& subset);
   static bool know_parts(const Share& share, const std::vector<RingEntryPtr>& steps);
   static Subset::Part part_of(const Share& share, const RingEntryPtr& entry);
-  // core_merge.cpp: of the chain of `decision` the most that is merged, then the ring's own; nothing: it is waited for.
+  // core_merge.cpp: of the chain of `decision` the most that is made as one, then the ring's own; nothing: it is waited
+  // for.
   std::optional<std::vector<RingEntryPtr>> merged_steps_locked(const Decision& decision, MergeWait& wait);
   std::vector<RingEntryPtr> ring_steps_locked(const Decision& decision) const;
   std::optional<wire::PlanReply> take_chain_locked(MergeWait& wait);
   void count_pull(wire::PlanMode mode);
   std::vector<RingEntryPtr> chain_locked(const MergeKey& key) const;
-  std::size_t replace_merged_locked(std::vector<RingEntryPtr>& chain) const;
+  std::optional<MergeKey> best_locked(const Decision& decision, const std::vector<RingEntryPtr>& chain) const;
+  bool replace_made_locked(std::vector<RingEntryPtr>& chain, bool compact) const;
   void retain_merges_locked();
   void let_go_locked(std::vector<RingEntryPtr> entries);
 
@@ -234,6 +238,10 @@ class AgentCore : public TrainerHooks {
   void merge_one(const MergeKey& key, ThreadPool& pool);
   RingEntryPtr merge_chain(const MergeKey& key, const Layout& layout, const std::vector<RingEntryPtr>& chain,
                            std::uint64_t bytes_before, ThreadPool& pool);
+  RingEntryPtr compact_chain(const MergeKey& key, const Layout& layout, const std::vector<RingEntryPtr>& chain,
+                             std::uint64_t bytes_before, ThreadPool& pool);
+  RingEntryPtr compact_one(const MergeKey& key, const Layout& layout, const RingEntry& plain, ThreadPool& pool);
+  delta::MergeOptions make_options(const MergeKey& key);
   bool read_served(const VersionId& version, std::span<const std::uint64_t> tiles, std::byte* out);
 
   // The trainer-setup thread.

@@ -94,10 +94,10 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
   app.add_option("--ring-mib", args.ring_mib, "memory for recent deltas; 0: 5 % of a half")->capture_default_str();
-  app.add_option("--merge-mib", args.merge_mib, "memory for merged deltas; 0: as much as for recent ones")
+  app.add_option("--merge-mib", args.merge_mib, "memory for merged and compact deltas; 0: as much as for recent ones")
       ->capture_default_str();
   app.add_option("--merge-steps-min", options.core.merge_steps_min,
-                 "deltas of a chain that is merged for a late receiver; 0: none is")
+                 "deltas of a chain that is merged for a late receiver; 0: none is, nor made compact")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   app.add_option("--lease-grace-ms", args.lease_grace_ms, "what readers of a half that a writer waits for are left")

@@ -1,6 +1,6 @@
-// Merged deltas: one for a chain of the ring's, made when a receiver asks and kept for those that ask the same. Only
-// the bookkeeping; who makes them is in core_merge.cpp. Not thread-safe; lives behind the core's mutex. Entries are
-// immutable and shared with the plans that serve them.
+// Deltas that are made of the ring's when a receiver asks, and kept for those that ask the same: one for a chain
+// (merged), one that is smaller for slow links (compact). Only the bookkeeping; who makes them is in core_merge.cpp.
+// Not thread-safe; lives behind the core's mutex. Entries are immutable and shared with the plans that serve them.
 #pragma once
 
 #include <compare>
@@ -14,18 +14,24 @@
 
 namespace deltasync::agent {
 
-/// What a merged delta applies to, exactly, and where it leads.
+enum class DeltaForm : std::uint8_t {
+  plain,    ///< as the ring's
+  compact,  ///< in exponent classes where that is smaller
+};
+
+/// What such a delta applies to, exactly, where it leads, and how it says that.
 struct MergeKey {
   VersionId from;
   Digest128 from_root;
   VersionId to;
+  DeltaForm form = DeltaForm::plain;
 
   auto operator<=>(const MergeKey&) const = default;
 };
 
 class MergeCache {
  public:
-  /// Bounds what is kept, and how many merges may wait to be made.
+  /// Bounds what is kept, of both forms together, and how many may wait to be made.
   explicit MergeCache(std::uint64_t bytes_max, std::size_t wanted_max = 16)
       : bytes_max_(bytes_max), wanted_max_(wanted_max) {}
 
@@ -33,7 +39,7 @@ class MergeCache {
     none,        ///< nobody wanted it, or it was evicted
     wanted,      ///< to be made, or being made
     made,        ///< kept
-    impossible,  ///< it was tried: the chain cannot be merged, or is not worth it
+    impossible,  ///< it was tried: it cannot be made, or is not worth it
   };
   State state(const MergeKey& key) const;
   /// Null unless made.

@@ -27,7 +27,11 @@ struct Metrics {
   Counter merge_bytes{0};        ///< of all merged deltas
   Counter merge_us{0};           ///< in all
   Counter merges_failed{0};      ///< chains that could not be merged, or were not worth it
-  Counter merge_hits{0};         ///< plans answered with a merged delta that was made for another
+  Counter merge_hits{0};         ///< plans answered with a merged or compact delta that was made for another
+  Counter compacts{0};           ///< deltas made compact
+  Counter compact_bytes{0};      ///< of all compact deltas
+  Counter compact_us{0};         ///< in all
+  Counter compacts_failed{0};    ///< that could not be made, or were not smaller
   Counter leases{0};             ///< begun
   Counter leases_revoked{0};     ///< because a writer needed the half
   Counter plans_expired{0};      ///< by their deadline, or because they pinned too many evicted deltas

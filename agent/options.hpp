@@ -22,8 +22,8 @@ struct CoreOptions {
   unsigned pack_threads = 2;         ///< that pack tiles for slow links, at low priority; 0: none are packed
   std::uint64_t ring_bytes_max = 0;  ///< 0: 5 % of a half
   std::size_t ring_entries_max = 256;
-  std::uint64_t merge_bytes_max = 0;            ///< of merged deltas that are kept; 0: as much as the ring's
-  std::size_t merge_steps_min = 2;              ///< shorter chains are not merged; 0: none is
+  std::uint64_t merge_bytes_max = 0;  ///< of merged and compact deltas that are kept; 0: as much as the ring's
+  std::size_t merge_steps_min = 2;    ///< shorter chains are not merged; 0: none is, and no delta is made compact
   std::chrono::milliseconds lease_grace{2000};  ///< readers of a half that a writer waits for keep it this long at most
   std::chrono::milliseconds plan_limit{600'000};  ///< a plan and its lease end after this
   std::size_t plans_per_connection_max = 8;

@@ -49,10 +49,12 @@ Decision answer(Kind kind, const Known& target, const Chain& chain = {}) {
   return d;
 }
 
-/// The steps of a delta, which may be merged.
-Decision answer_delta(const Known& target, const Chain& chain) {
+/// The steps of a delta, which may be merged. Old elements, which exponent classes go by, are to be had of the served
+/// version only.
+Decision answer_delta(const wire::Plan& plan, const Known& target, const Chain& chain) {
   Decision d = answer(Kind::delta, target, chain);
-  if (chain.steps >= 2) d.merge_steps = chain.steps;
+  d.compact = plan.compact != 0 && target.served;
+  if (chain.steps >= 2 || d.compact) d.merge_steps = chain.steps;
   return d;
 }
 
@@ -161,18 +163,19 @@ Decision decide(const wire::Plan& plan, const Offer& offer) {
   const auto chain = find_chain(plan, offer, target);
   if (!target.served) {
     // Its half is another version's by now: only deltas lead there, whatever their size.
-    if (chain && plan.full_only == 0 && plan.partial == 0) return answer_delta(target, *chain);
+    if (chain && plan.full_only == 0 && plan.partial == 0) return answer_delta(plan, target, *chain);
     return fail(Errc::gone, "version " + to_string(target.version) +
                                 " can be reached only by deltas from a version in the ring; there is " +
                                 list_versions(offer));
   }
   const bool pays = chain && chain->frame_bytes < offer.full_bytes;
   if (plan.partial != 0) return answer(Kind::full, target, pays ? *chain : Chain{});
-  if (pays && plan.full_only == 0) return answer_delta(target, *chain);
+  if (pays && plan.full_only == 0) return answer_delta(plan, target, *chain);
   Decision full = answer(Kind::full, target);
   if (chain && chain->steps >= 2 && plan.full_only == 0) {
     full.first_step = chain->first;
     full.merge_steps = chain->steps;
+    full.compact = plan.compact != 0;
   }
   return full;
 }

@@ -47,9 +47,11 @@ struct Decision {
   Digest128 target_root;
   std::size_t first_step = 0;
   std::size_t steps = 0;
-  /// Steps from first_step on whose merged delta may be the better answer: in place of a delta's steps if it is
-  /// smaller, in place of a full update if it is smaller than a half. 0: there is nothing to merge.
+  /// Steps from first_step on whose merged (or compact) delta may be the better answer: in place of a delta's steps if
+  /// it is smaller, in place of a full update if it is smaller than a half. 0: there is nothing to make.
   std::size_t merge_steps = 0;
+  /// That delta may be in exponent classes, of a single step too: what was asked for, and is served.
+  bool compact = false;
   Errc code = Errc::internal;
   std::string message;  ///< of an error; for wait: what is waited for
 };

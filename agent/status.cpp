@@ -112,6 +112,7 @@ json merges_json(const AgentCore& core, const Metrics& metrics) {
                        {"to", version_json(entry.to)},
                        {"bytes", entry.bytes},
                        {"changed", entry.changed},
+                       {"compact", entry.compact},
                        {"merge_s", entry.merge_s},
                        {"age_s", age_s(entry.made_at)}});
   }
@@ -122,6 +123,8 @@ json merges_json(const AgentCore& core, const Metrics& metrics) {
           {"made", metrics.merges.load(std::memory_order_relaxed)},
           {"failed", metrics.merges_failed.load(std::memory_order_relaxed)},
           {"hits", metrics.merge_hits.load(std::memory_order_relaxed)},
+          {"compact_made", metrics.compacts.load(std::memory_order_relaxed)},
+          {"compact_failed", metrics.compacts_failed.load(std::memory_order_relaxed)},
           {"entries", std::move(entries)}};
 }
 
@@ -204,7 +207,13 @@ void add_counters(Exposition& out, const Metrics& m) {
   out.counter("merge_bytes_total", "Bytes of all merged deltas.", m.merge_bytes);
   out.counter("merge_seconds_total", "Time spent on merges.", m.merge_us, 1e-6);
   out.counter("merges_failed_total", "Chains that could not be merged, or were not worth it.", m.merges_failed);
-  out.counter("merge_hits_total", "Plans answered with a merged delta that was made for another.", m.merge_hits);
+  out.counter("merge_hits_total", "Plans answered with a merged or compact delta that was made for another.",
+              m.merge_hits);
+  out.counter("compacts_total", "Deltas made compact, for slow links.", m.compacts);
+  out.counter("compact_bytes_total", "Bytes of all compact deltas.", m.compact_bytes);
+  out.counter("compact_seconds_total", "Time spent on compact deltas.", m.compact_us, 1e-6);
+  out.counter("compacts_failed_total", "Compact deltas that could not be made, or were not smaller.",
+              m.compacts_failed);
   out.family("pulls_total", "counter", "Plans answered, by mode.");
   out.sample(of(m.pulls_up_to_date), "mode=\"up_to_date\"");
   out.sample(of(m.pulls_delta), "mode=\"delta\"");
@@ -304,8 +313,8 @@ std::string metrics_text(const AgentParts& parts) {
   out.gauge("ring_bytes", "Bytes of deltas in the ring.", static_cast<double>(ring_bytes));
   out.gauge("ring_entries", "Deltas in the ring.", static_cast<double>(now->ring.size()));
   const AgentCore::MergeInfo merges = parts.core.merges();
-  out.gauge("merged_bytes", "Bytes of merged deltas that are kept.", static_cast<double>(merges.bytes));
-  out.gauge("merged_entries", "Merged deltas that are kept.", static_cast<double>(merges.entries.size()));
+  out.gauge("merged_bytes", "Bytes of merged and compact deltas that are kept.", static_cast<double>(merges.bytes));
+  out.gauge("merged_entries", "Merged and compact deltas that are kept.", static_cast<double>(merges.entries.size()));
   const ServedVersion none{};
   const ServedVersion& served = now->served ? *now->served : none;
   const std::uint64_t elements = served.generation ? served.generation->layout->elements() : 0;

@@ -193,7 +193,7 @@ FrameFetch::FrameFetch(const Layout& layout, const TileSet& tiles, Kind kind, st
 /// The agent cuts what it sends to the subscription: however many ranges that has, few are named.
 Status FrameFetch::ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) {
   const Ranges named = tiles_.is_whole() ? item.ranges : tiles_.windows(item.ranges);
-  if (kind_ != Kind::frames) {
+  if (kind_ == Kind::raw_tiles || kind_ == Kind::packed_tiles) {
     const auto form = kind_ == Kind::packed_tiles ? wire::RawForm::packed : wire::RawForm::plain;
     return connection.send(request, wire::GetRawTiles{plan_, named, form}, deadline);
   }
@@ -201,21 +201,23 @@ Status FrameFetch::ask(Connection& connection, std::uint64_t request, const Item
 }
 
 std::string FrameFetch::describe(const Item& item) const {
-  const std::string what = kind_ == Kind::frames      ? "delta step " + std::to_string(item.step + 1)
-                           : kind_ == Kind::raw_tiles ? "raw tiles"
-                                                      : "packed tiles";
+  const std::string what = kind_ == Kind::raw_tiles      ? "raw tiles"
+                           : kind_ == Kind::packed_tiles ? "packed tiles"
+                                                         : "delta step " + std::to_string(item.step + 1);
   return what + " from " + tile_name(layout_, item.ranges.front().first);
 }
 
-Status check_codec(const Layout& layout, const delta::TileRecord& record) {
-  // It decodes over nothing but the base, and undoing it takes memory that is not reckoned with. Named here, so that a
-  // codec that is added later has to be allowed too.
+Status check_codec(const Layout& layout, const delta::TileRecord& record, bool classes) {
+  // Each is named here, so that a codec that is added later has to be allowed too.
   switch (record.codec) {
     case delta::Codec::raw:
     case delta::Codec::rice_absolute:
     case delta::Codec::rice_ulp:
     case delta::Codec::dense_ulp: return {};
     case delta::Codec::rice_class:
+      // It decodes over nothing but the base, more slowly, and undoing it takes memory: only for who reckons with that.
+      if (classes) return {};
+      break;
     case delta::Codec::raw_planes: break;
   }
   return Error(Errc::protocol, tile_name(layout, record.tile) + " came in the codec " + to_string(record.codec) +
@@ -229,7 +231,7 @@ Status FrameFetch::check_asked_for(const Item& item, const StagedFrame& frame) c
       return Error(Errc::protocol, tile_name(layout_, record.tile) + " came twice or was not asked for");
     }
     if (kind_ == Kind::packed_tiles && record.codec == delta::Codec::raw_planes) continue;
-    DS_TRY(check_codec(layout_, record));
+    DS_TRY(check_codec(layout_, record, kind_ == Kind::compact_frames));
   }
   return {};
 }

@@ -73,7 +73,12 @@ class ExtentFetch final : public Fetch {
 
 class FrameFetch final : public Fetch {
  public:
-  enum class Kind : std::uint8_t { frames, raw_tiles, packed_tiles };
+  enum class Kind : std::uint8_t {
+    frames,
+    compact_frames,  ///< of a plan that asked for exponent classes
+    raw_tiles,
+    packed_tiles,  ///< in byte planes
+  };
   /// Takes a validated frame whose tiles were asked for. An error means: right in form, wrong for what we hold.
   using Sink = std::function<Status(std::uint32_t step, StagedFrame frame, unsigned stream)>;
 
@@ -90,7 +95,7 @@ class FrameFetch final : public Fetch {
   std::span<const StreamTally> tallies() const { return tallies_; }
 
  private:
-  /// `protocol` names a tile that is outside of the item, or in a codec that no request can ask for.
+  /// `protocol` names a tile that is outside of the item, or in a codec that was not asked for.
   Status check_asked_for(const Item& item, const StagedFrame& frame) const;
   Status take(std::uint32_t step, StagedFrame frame, unsigned stream);
 
@@ -116,7 +121,8 @@ double thread_cpu_s();
 
 /// "tile 88 of model.layers.3.mlp.up_proj.weight"
 std::string tile_name(const Layout& layout, std::uint64_t tile);
-/// `protocol` names the tile and a codec that only certain requests ask for (rice_class, raw_planes).
-Status check_codec(const Layout& layout, const delta::TileRecord& record);
+/// `protocol` names the tile and a codec that was not asked for: rice_class unless the plan was one for `classes`;
+/// raw_planes, which FrameFetch lets through where it asked for packed tiles.
+Status check_codec(const Layout& layout, const delta::TileRecord& record, bool classes);
 
 }  // namespace deltasync::receiver

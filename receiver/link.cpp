@@ -14,6 +14,18 @@ bool smaller_pays(const TwoForms& forms, LinkRate link) noexcept {
   return smaller_s * kMargin + kLeastS < plain_s;
 }
 
+bool classes_pay(std::uint64_t changed, std::uint64_t model_bytes, LinkRate link) noexcept {
+  // docs/benchmarks.md: bits of an element at a density of 1%, and what one thread of a busy virtual machine makes.
+  constexpr double kPlainBytes = 10.7 / 8;
+  constexpr double kClassBytes = 7.6 / 8;
+  constexpr double kMakeBytesPerS = 2.0e9;
+  TwoForms forms;
+  forms.plain_bytes = static_cast<std::uint64_t>(kPlainBytes * static_cast<double>(changed));
+  forms.smaller_bytes = static_cast<std::uint64_t>(kClassBytes * static_cast<double>(changed));
+  forms.before_s = static_cast<double>(model_bytes) / kMakeBytesPerS;
+  return smaller_pays(forms, link);
+}
+
 void LinkMeter::add(std::uint64_t bytes, double waited_s) noexcept {
   bytes_ += bytes;
   waited_s_ += waited_s;

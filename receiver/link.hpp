@@ -27,6 +27,10 @@ struct TwoForms {
 /// True if the smaller form is there clearly sooner: by a seventh and a few milliseconds at least.
 bool smaller_pays(const TwoForms& forms, LinkRate link) noexcept;
 
+/// True if a delta that changes so many elements of a bf16 model is there sooner in exponent classes. The agent makes
+/// them of the whole model before the first byte leaves.
+bool classes_pay(std::uint64_t changed, std::uint64_t model_bytes, LinkRate link) noexcept;
+
 /// Learns the rate from transfers that went before. Bytes count against the time in which the streams waited for bytes
 /// and for nothing else, so a pull that is held up by its own digests or its disk shows a link that is fast, and not a
 /// slow one. Used by one thread at a time.

@@ -85,6 +85,11 @@ Result<Prepared> Pull::run() {
           progress = Progress::replan;
           break;
         }
+        if (compact_ && changes_are_too_many(*reply)) {
+          plain_only_ = true;
+          progress = Progress::replan;
+          break;
+        }
         progress = run_delta(*reply);
         break;
       case wire::PlanMode::full:
@@ -117,6 +122,7 @@ wire::Plan Pull::plan_request() const {
   plan.label = want_.label;
   plan.full_only = full_only_ ? 1 : 0;
   plan.subscription = s_.tiles.digest();
+  plan.compact = wants_compact() ? 1 : 0;
   if (s_.held.any()) {
     plan.partial = 1;
     plan.base = s_.held.version;
@@ -135,6 +141,13 @@ wire::Plan Pull::plan_request() const {
   const auto wait = std::min<std::chrono::nanoseconds>(s_.peer.tuning.wait_slice, until_.deadline().remaining());
   plan.wait_ms = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count());
   return plan;
+}
+
+/// Only a whole version is a base of which everything is proved. The next delta is taken to change as much as the last.
+bool Pull::wants_compact() const {
+  if (full_only_ || plain_only_ || s_.held.any()) return false;
+  if (s_.peer.tuning.compact) return *s_.peer.tuning.compact;
+  return classes_pay(s_.changed_last, s_.layout.half_bytes(), s_.link.rate());
 }
 
 Status Pull::check_reply(const wire::PlanReply& reply, bool partial) const {
@@ -170,6 +183,21 @@ bool Pull::delta_is_too_large(const wire::PlanReply& reply) const {
   return frame_bytes(reply) > delta_bytes_max();
 }
 
+/// What tiles in exponent classes overwrite is kept with their positions, for they can be undone from nothing else.
+bool Pull::changes_are_too_many(const wire::PlanReply& reply) const {
+  std::uint64_t changed = 0;
+  for (const wire::DeltaStep& step : reply.steps) changed += std::min(step.changed, kModelBytesMax);
+  const auto fit = [&](std::uint64_t element_bytes) {
+    return changed <= delta_bytes_max() / (sizeof(std::uint16_t) + element_bytes);
+  };
+  if (fit(sizeof(double))) return false;
+  std::uint32_t element_bytes = 0;
+  for (const Tensor& tensor : s_.layout.tensors()) {
+    if (dtype_is_float(tensor.spec.dtype)) element_bytes = std::max(element_bytes, tensor.element_bytes);
+  }
+  return !fit(element_bytes);
+}
+
 bool Pull::reply_means_wait(const wire::PlanReply& reply) const {
   return want_.kind == Want::Kind::newer && reply.mode == wire::PlanMode::up_to_date;
 }
@@ -202,6 +230,7 @@ Result<wire::PlanReply> Pull::plan() {
     auto answer = ask(question);
     if (answer.value) {
       DS_TRY(check_reply(*answer.value, question.partial != 0));
+      compact_ = question.compact != 0;
       if (!reply_means_wait(*answer.value)) {
         out_.report.wait_s += seconds_since(start);
         span.set_version(answer.value->target.id);

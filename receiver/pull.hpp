@@ -32,6 +32,7 @@ struct Session {
   Streams& streams;
   ThreadPool& pool;
   LinkMeter& link;
+  std::uint64_t& changed_last;  ///< elements that the last delta changed; 0: none came yet
   Target& target;
   Held& held;
   std::uint64_t& scrub_cursor;  ///< next tile to re-read, counted among the subscribed ones
@@ -62,11 +63,13 @@ class Pull {
   /// What a full transfer moves, as the agent reckons it.
   std::uint64_t full_bytes() const { return s_.tiles.is_whole() ? s_.layout.half_bytes() : s_.tiles.bytes(); }
   wire::Plan plan_request() const;
+  bool wants_compact() const;
   Status check_reply(const wire::PlanReply& reply, bool partial) const;
   /// Another version cannot take the place of the one that is wanted, so a full update may not lead to it.
   bool version_is_named() const { return want_.kind == Want::Kind::number || want_.kind == Want::Kind::label; }
   std::uint64_t delta_bytes_max() const;
   bool delta_is_too_large(const wire::PlanReply& reply) const;
+  bool changes_are_too_many(const wire::PlanReply& reply) const;
   bool reply_means_wait(const wire::PlanReply& reply) const;
 
   // delta (pull_delta.cpp)
@@ -118,6 +121,8 @@ class Pull {
   std::uint32_t refused_plans_ = 0;
   Backoff replan_backoff_;
   bool full_only_;
+  bool plain_only_ = false;  // no exponent classes in this pull: undoing them would take too much memory
+  bool compact_ = false;     // the plan at hand asked for them
   Prepared out_;
   std::uint64_t payload_bytes_ = 0;
 };

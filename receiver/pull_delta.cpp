@@ -56,6 +56,7 @@ Result<Pull::Progress> Pull::run_delta(const wire::PlanReply& reply) {
   auto& report = out_.report;
   for (const wire::DeltaStep& step : reply.steps) report.changed += step.changed;
   report.delta_steps = static_cast<std::uint32_t>(reply.steps.size());
+  s_.changed_last = report.changed;
   out_.state = TargetState{reply.target, reply.target_root, std::move(digests)};
   out_.steps = std::move(steps);
   return Progress::whole;
@@ -70,7 +71,11 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
   std::vector<std::vector<std::pair<std::uint32_t, StagedFrame>>> by_stream(streams);
   ResolvedBudget budget(delta_bytes_max());
   const auto sink = [&](std::uint32_t step, StagedFrame frame, unsigned stream) -> Status {
-    if (one_step) DS_TRY(verify_frame(s_.target, frame, base, digests, budget));
+    if (one_step) {
+      DS_TRY(verify_frame(s_.target, frame, base, digests, budget));
+    } else {
+      DS_TRY(budget.take_for_classes(class_bytes(s_.layout, frame)));
+    }
     by_stream[stream].emplace_back(step, std::move(frame));
     return {};
   };
@@ -85,7 +90,8 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
       items.push_back(std::move(item));
     }
   }
-  FrameFetch fetch(s_.layout, s_.tiles, FrameFetch::Kind::frames, reply.plan, bytes_max, sink, streams);
+  const auto kind = compact_ ? FrameFetch::Kind::compact_frames : FrameFetch::Kind::frames;
+  FrameFetch fetch(s_.layout, s_.tiles, kind, reply.plan, bytes_max, sink, streams);
   RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
   learn(round);
   if (round.end == RoundEnd::bad_content) s_.distrusted = true;

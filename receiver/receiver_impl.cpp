@@ -172,8 +172,8 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
   const Until until(deadline, std::move(stop));
   const auto stopping = control_.stop_by(until.stop());
   control_.look_at_clock(deadline);
-  Pull pull({peer_, options_, *layout_, sidecar_, batches_, tiles_, control_, streams_, pool_, link_, *target_, held_,
-             scrub_cursor_, distrusted_},
+  Pull pull({peer_, options_, *layout_, sidecar_, batches_, tiles_, control_, streams_, pool_, link_, changed_last_,
+             *target_, held_, scrub_cursor_, distrusted_},
             want, until);
   auto prepared = pull.run();
   if (!prepared) {

@@ -44,6 +44,7 @@ class ReceiverImpl final : public Receiver {
   ThreadPool pool_;         // for everything else
   Streams streams_;
   LinkMeter link_;
+  std::uint64_t changed_last_ = 0;
   LayoutPtr layout_;
   Sidecar sidecar_;
   std::vector<delta::Batch> batches_;

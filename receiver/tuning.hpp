@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 
 #include "receiver/link.hpp"
 
@@ -27,6 +28,7 @@ struct Tuning {
   std::uint32_t tile_attempts = 3;                            ///< raw copies asked for until a tile is right
   std::uint32_t stream_strikes = 5;  ///< broken messages on one stream in a row, then the pull fails
   std::uint32_t refused_plans = 8;   ///< plans that end neither whole nor revoked, then the pull fails
+  std::optional<bool> compact;       ///< ask for deltas in exponent classes; unset: where the link makes them pay
 };
 
 }  // namespace deltasync::receiver

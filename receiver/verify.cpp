@@ -30,6 +30,25 @@ Result<std::uint64_t> verify_chain(const Target& target, RecordChain chain, std:
   return digest;
 }
 
+std::uint64_t resolved_bytes(const Layout& layout, const StagedFrame& frame) {
+  std::uint64_t bytes = 0;
+  for (const delta::TileRecord& record : frame.records) bytes += delta::resolved_bytes(layout, record);
+  return bytes;
+}
+
+std::uint64_t class_bytes(const Layout& layout, const StagedFrame& frame) {
+  std::uint64_t bytes = 0;
+  for (const delta::TileRecord& record : frame.records) {
+    if (record.codec == delta::Codec::rice_class) bytes += delta::resolved_bytes(layout, record);
+  }
+  return bytes;
+}
+
+Status ResolvedBudget::take_for_classes(std::uint64_t bytes) {
+  if (take(bytes)) return {};
+  return Error(Errc::protocol, "more changes in exponent classes than the plan named");
+}
+
 bool ResolvedBudget::take(std::uint64_t bytes) noexcept {
   std::uint64_t left = left_.load(std::memory_order_relaxed);
   while (left >= bytes) {
@@ -41,9 +60,9 @@ bool ResolvedBudget::take(std::uint64_t bytes) noexcept {
 Status verify_frame(const Target& target, StagedFrame& frame, std::span<const std::uint64_t> before,
                     std::span<std::uint64_t> after, ResolvedBudget& budget) {
   const Layout& layout = *target.layout();
-  std::size_t bytes = 0;
-  for (const delta::TileRecord& record : frame.records) bytes += delta::resolved_bytes(layout, record);
+  const auto bytes = static_cast<std::size_t>(resolved_bytes(layout, frame));
   const bool keep = target.exchanges() && bytes != 0 && budget.take(bytes);
+  if (target.exchanges() && !keep) DS_TRY(budget.take_for_classes(class_bytes(layout, frame)));
   std::vector<std::byte> resolved;
   if (keep) resolved.reserve(bytes);
   frame.resolved.clear();

@@ -15,6 +15,7 @@ struct ReceiverArgs {
   unsigned streams = 4;
   unsigned threads = 2;
   unsigned count = 1;
+  bool compact = false;
   std::string trace;
 };
 
@@ -81,6 +82,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
       ->check(CLI::Range(1U, 1000U));
   app.add_option("--steps", options->steps, "merge: deltas of the chain")->check(CLI::Range(1U, 256U));
   app.add_flag("--master", options->master, "diff, codec, apply: the fp32 weights instead of their bf16 copies");
+  app.add_flag("--compact", options->compact, "e2e: deltas in exponent classes, as for a slow link");
   app.add_option("--seed", options->seed, "of the generator");
   app.add_option("--from", options->from, "codec: two model directories instead of the generator; packed: one")
       ->expected(1, 2);
@@ -97,10 +99,13 @@ std::function<Status()> setup_bench_receiver(CLI::App& app) {
   app.add_option("--streams", args->streams);
   app.add_option("--threads", args->threads);
   app.add_option("--count", args->count);
+  app.add_flag("--compact", args->compact);
   app.add_option("--trace", args->trace);
   return [args] {
     return with_trace(args->trace, "receiver", [&]() -> Status {
-      if (bench::receiver_main(args->endpoint, args->streams, args->threads, args->count) == 0) return {};
+      if (bench::receiver_main(args->endpoint, args->streams, args->threads, args->count, args->compact) == 0) {
+        return {};
+      }
       return Error(Errc::internal, "bench receiver failed");
     });
   };

@@ -156,15 +156,15 @@ Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64
 Frame packed_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
                    std::span<const std::uint64_t> digests);
 
-/// The frame with each tile of floats in rice_class where that is smaller, and as it was where not: never larger than
-/// `frame`. Whatever form the frame had, the result needs exactly its base: `before` is the half that the delta
-/// applies to (taken on trust; a wrong one makes tiles that no receiver accepts). encode() never makes this codec, and
-/// nothing on the wire may ask for it yet. At most 2.7 MiB of scratch memory a calling thread. `corrupt` if the frame
-/// is.
+/// The frame with each tile of floats in rice_class where that is smaller, and as it was where not: no record is larger
+/// than it was. Whatever form the frame had, the result needs exactly its base: `before` is the half that the delta
+/// applies to (taken on trust; a wrong one makes tiles that no receiver accepts). encode() never makes this codec.
+/// `corrupt` if the frame is.
 Result<Frame> compact_frame(const Layout& layout, const Frame& frame, ByteSpan before);
-/// compact_frame for each frame of a delta, on the pool.
+/// compact_frame for each frame of a delta, on the pool. About 0.5 MiB of working memory a thread, and decoders' 2 MiB.
 Result<Delta> compact(const Layout& layout, const Delta& delta, ByteSpan before, ThreadPool& pool);
 
+/// For what is made of deltas beside the versions themselves.
 struct MergeOptions {
   /// Copies these tiles of the chain's target, each row by row without padding, one after the other to `out`; false if
   /// they are not to be had. For tiles whose end follows neither as differences nor as new elements from the chain
@@ -181,6 +181,13 @@ struct MergeOptions {
 /// no chain, unsupported with a rice_class tile, no_space for want of memory.
 Result<std::optional<Delta>> merge(const Layout& layout, std::span<const Delta* const> chain,
                                    const MergeOptions& options, ThreadPool& pool);
+
+/// compact() without the base: the old tiles are those of the version that the delta leads to, with the differences
+/// taken back. So tiles in rice_ulp and dense_ulp become what compact() makes of them; all others stay. `options` as
+/// for merge(). Besides compact()'s working memory the target tiles of a frame, of a batch at most, for each thread.
+/// Nothing: the target's tiles are not to be had. `corrupt` if the delta is, or what was read is not its target.
+Result<std::optional<Delta>> compact_from_target(const Layout& layout, const Delta& delta, const MergeOptions& options,
+                                                 ThreadPool& pool);
 
 /// A whole delta as one byte stream (files, tests, the reference decoder), and back with full validation.
 std::vector<std::byte> to_container(const Delta& delta);

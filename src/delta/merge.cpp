@@ -1,9 +1,9 @@
 // Chains of deltas as one (docs/delta_format.md "Merged deltas").
 #include <algorithm>
-#include <mutex>
 #include <new>
 #include <utility>
 
+#include "delta/ending.hpp"
 #include "delta/frame.hpp"
 #include "delta/merge_tile.hpp"
 
@@ -226,33 +226,6 @@ Status check_chain(const Layout& layout, Chain chain) {
   return {};
 }
 
-/// What the batches have in common: the first thing that ends the whole.
-class Ending {
- public:
-  explicit Ending(const std::atomic<bool>* cancel) : cancel_(cancel) {}
-  bool over() const noexcept {
-    return over_.load(std::memory_order_relaxed) || (cancel_ != nullptr && cancel_->load(std::memory_order_relaxed));
-  }
-  /// No error: it cannot be merged.
-  void end(Status status) {
-    const std::lock_guard lock(mutex_);
-    if (!over_.exchange(true)) status_ = std::move(status);
-  }
-  /// After all have ended. False: it cannot be merged.
-  Result<bool> finish() {
-    if (!status_) return std::move(status_).error();
-    if (over_) return false;
-    if (over()) return Error(Errc::cancelled, "merge: no longer wanted");
-    return true;
-  }
-
- private:
-  const std::atomic<bool>* const cancel_;
-  std::atomic<bool> over_{false};
-  std::mutex mutex_;
-  Status status_;  // protected by mutex_ while the batches run
-};
-
 }  // namespace
 
 Result<std::optional<Delta>> merge(const Layout& layout, std::span<const Delta* const> chain,
@@ -261,19 +234,19 @@ Result<std::optional<Delta>> merge(const Layout& layout, std::span<const Delta* 
   const std::vector<Batch> batches = make_batches(layout);
   std::vector<Frame> frames(batches.size());
   std::vector<std::unique_ptr<BatchMerger>> mergers(pool.size());
-  Ending ending(options.cancel);
+  Ending ending("merge", options.cancel);
   pool.run(batches.size(), [&](std::uint64_t i, unsigned worker) {
     if (ending.over()) return;
     try {
       if (mergers[worker] == nullptr) mergers[worker].reset(new BatchMerger(layout, chain, options));
       auto frame = mergers[worker]->merge(batches[i]);
       if (!frame || !*frame) {
-        ending.end(frame ? Status() : std::move(frame).error().with_context("merge"));
+        ending.end(frame ? Status() : std::move(frame).error());
       } else {
         frames[i] = std::move(**frame);
       }
     } catch (const std::bad_alloc&) {
-      ending.end(Error(Errc::no_space, "merge: out of memory"));
+      ending.end_without_memory();
     }
   });
   DS_ASSIGN(const bool possible, ending.finish());

@@ -23,7 +23,7 @@
 namespace deltasync::wire {
 
 inline constexpr std::uint32_t kMagic = 0x31575344;   // "DSW1"
-inline constexpr std::uint16_t kProtocolVersion = 3;  ///< 3: forms of tiles
+inline constexpr std::uint16_t kProtocolVersion = 3;  ///< 2: clocks, subscriptions; 3: forms of tiles, compact deltas
 
 enum class Type : std::uint16_t {
   // any conversation
@@ -179,6 +179,7 @@ struct Plan {
   /// Which tiles it is about: TileSet::digest() of what was subscribed to on this connection; zero: all. Roots and
   /// sizes, here and in the reply, are those of these tiles.
   Digest128 subscription;
+  std::uint8_t compact = 0;  ///< the delta may come in exponent classes (rice_class): the link is slow
   std::vector<std::byte> encode() const;
   static Result<Plan> decode(ByteSpan payload);
 };

@@ -28,6 +28,7 @@ std::vector<std::byte> Plan::encode() const {
   out.put(partial);
   out.put(full_only);
   put_digest(out, subscription);
+  out.put(compact);
   return bytes;
 }
 Result<Plan> Plan::decode(ByteSpan payload) {
@@ -43,6 +44,7 @@ Result<Plan> Plan::decode(ByteSpan payload) {
   m.partial = in.flag("partial");
   m.full_only = in.flag("full_only");
   m.subscription = in.digest();
+  m.compact = in.flag("compact");
   return in.finish(std::move(m));
 }
 

@@ -70,6 +70,21 @@ TEST(MergeCache, TheRootIsPartOfTheName) {
   EXPECT_EQ(cache.state(other), State::none);
 }
 
+TEST(MergeCache, BothFormsShareTheBytes) {
+  MergeCache cache(100);
+  MergeKey compact = key(1, 4);
+  compact.form = DeltaForm::compact;
+  static_cast<void>(make(cache, 1, 4, 60));
+  EXPECT_EQ(cache.state(compact), State::none);
+  EXPECT_TRUE(cache.want(compact));
+  EXPECT_EQ(cache.put(compact, entry(1, 4, 41)).size(), 1u) << "the other is older";
+  EXPECT_EQ(cache.state(key(1, 4)), State::none);
+  EXPECT_EQ(cache.state(compact), State::made);
+  EXPECT_EQ(cache.bytes(), 41u);
+  EXPECT_EQ(cache.retain(ring(2, 4)).size(), 1u) << "its base is gone";
+  EXPECT_EQ(cache.state(compact), State::none);
+}
+
 TEST(MergeCache, EvictsTheOldestOverItsBytes) {
   MergeCache cache(100);
   EXPECT_TRUE(make(cache, 1, 4, 40).empty());

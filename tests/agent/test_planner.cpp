@@ -131,6 +131,38 @@ TEST(Planner, ChainsOfSeveralStepsMayBeMerged) {
   }
 }
 
+TEST(Planner, SlowLinksMayGetWhatLeadsToTheServedVersionCompact) {
+  const auto expect = [](wire::Plan plan, const Offer& o, bool compact, std::size_t merge_steps) {
+    plan.compact = 1;
+    const Decision d = decide(plan, o);
+    EXPECT_EQ(d.compact, compact);
+    EXPECT_EQ(d.merge_steps, merge_steps);
+    plan.compact = 0;
+    EXPECT_FALSE(decide(plan, o).compact);
+  };
+  expect(ask_from(5), offer(), true, 1);
+  expect(ask_from(4), offer(), true, 2);
+  expect(ask_from(3, wire::WantKind::newer), offer(), true, 3);
+  wire::Plan past = ask_from(4, wire::WantKind::number);
+  past.number = 5;
+  expect(past, offer(), false, 0);
+  past.base = {kEpoch, 3};
+  past.base_root = root_of(3);
+  expect(past, offer(), false, 2);
+  Offer large = offer();
+  large.ring = {step(3, 400), step(4, 400), step(5, 1600)};
+  expect(ask_from(4), large, true, 2);
+  expect(ask_from(5), large, false, 0);
+  wire::Plan partial = ask_from(5);
+  partial.partial = 1;
+  expect(partial, offer(), false, 0);
+  wire::Plan full = ask_from(5);
+  full.full_only = 1;
+  expect(full, offer(), false, 0);
+  expect(ask_from(6), offer(), false, 0);
+  expect(ask(), offer(), false, 0);
+}
+
 TEST(Planner, AWrongRootOfAKnownVersionIsFull) {
   for (const std::uint64_t base : {3, 4, 5, 6}) {
     wire::Plan plan = ask_from(base);

@@ -63,8 +63,8 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<ErrorMessage>("error", {{Errc::gone, "version 4 is past"}, {Errc::internal, ""}}));
   cases.push_back(make_case<LayoutMessage>("layout", {layout_message()}));
   cases.push_back(make_case<Plan>(
-      "plan", {{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 0, "global_step_1200", 30'000, 1, 0, {}},
-               {digest_of(1), {}, {}, WantKind::number, 1u << 20, "", 0, 0, 1, digest_of(9)}}));
+      "plan", {{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 0, "global_step_1200", 30'000, 1, 0, {}, 0},
+               {digest_of(1), {}, {}, WantKind::number, 1u << 20, "", 0, 0, 1, digest_of(9), 1}}));
   cases.push_back(make_case<PlanReply>(
       "plan_reply", {{PlanMode::delta,
                       0xABCDEF0102030405,
@@ -116,7 +116,7 @@ TEST(WireMessages, RoundTrip) {
 }
 
 TEST(WireMessages, FieldsArriveWhereTheyBelong) {
-  const Plan plan{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 9, "name", 30'000, 1, 0, digest_of(3)};
+  const Plan plan{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 9, "name", 30'000, 1, 0, digest_of(3), 1};
   const auto got = Plan::decode(plan.encode());
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(got->layout, plan.layout);
@@ -129,6 +129,7 @@ TEST(WireMessages, FieldsArriveWhereTheyBelong) {
   EXPECT_EQ(got->partial, 1);
   EXPECT_EQ(got->full_only, 0);
   EXPECT_EQ(got->subscription, plan.subscription);
+  EXPECT_EQ(got->compact, 1);
 
   const GetFrames frames{77, 2, {{0, 1}, {1, 2}, {500, 90'000'000'000}}};
   const auto got_frames = GetFrames::decode(frames.encode());
@@ -194,6 +195,9 @@ TEST(WireMessages, FlagsAndEnumeratorsOutOfRangeAreNamed) {
   Bytes error = ErrorMessage{}.encode();
   error[0] = static_cast<std::byte>(static_cast<int>(Errc::internal) + 1);
   EXPECT_THAT(ErrorMessage::decode(error).error().message(), HasSubstr("error: code is"));
+  Bytes plan = Plan{}.encode();
+  plan.back() = std::byte{2};
+  EXPECT_EQ(Plan::decode(plan).error().message(), "plan: compact is 2");
   Bytes reply = PlanReply{}.encode();
   reply[0] = std::byte{0};
   EXPECT_EQ(PlanReply::decode(reply).error().message(), "plan_reply: mode is 0");

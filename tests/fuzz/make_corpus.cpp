@@ -90,6 +90,7 @@ void messages(const Corpus& corpus) {
   wire::Plan plan;
   plan.base = {5, 6};
   plan.label = "step";
+  plan.compact = 1;
   message(corpus, "plan", plan);
   wire::PlanReply reply;
   reply.mode = wire::PlanMode::delta;

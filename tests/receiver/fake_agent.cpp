@@ -393,7 +393,13 @@ wire::DeltaStep FakeAgent::describe(const TileSet& tiles, const delta::Delta& d)
     step.frame_bytes += cut.bytes.size();
     step.changed += cut.changed;
   }
+  if (setup_.hides_changes) step.changed = 1;
   return step;
+}
+
+delta::DeltaPtr FakeAgent::compacted(const delta::Delta& d) const {
+  ThreadPool pool(1, "fake-compact");
+  return std::make_shared<const delta::Delta>(delta::compact(*layout_, d, *state_of(d.from)->half, pool).value());
 }
 
 Status FakeAgent::answer_subscribe(Peer& peer, const net::Message& message) {
@@ -459,6 +465,9 @@ Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
         live->tiles = tiles;
         live->owner = peer.id;
         live->steps = chain(tiles, plan.base, plan.base_root, target->version.id);
+        if (setup_.compact && plan.compact != 0) {
+          for (auto& d : live->steps) d = compacted(*d);
+        }
         std::uint64_t frame_bytes = 0;
         for (const auto& d : live->steps) frame_bytes += describe(tiles, *d).frame_bytes;
         const bool pays = frame_bytes < full_bytes || target != &versions_.back();

@@ -58,7 +58,9 @@ class FakeAgent {
     std::string token;
     bool proves_token = true;
     std::size_t ring_deltas = 64;
-    bool large_deltas = false;  ///< offered even where a full update is smaller
+    bool large_deltas = false;   ///< offered even where a full update is smaller
+    bool compact = false;        ///< plans that ask for it get exponent classes
+    bool hides_changes = false;  ///< steps say that they change one element
     std::uint32_t protocol = wire::kProtocolVersion;
     std::uint32_t pack_threads = 0;
     double bytes_per_s = 0;  ///< of all connections together; 0: as fast as it goes
@@ -150,6 +152,7 @@ class FakeAgent {
                                      const VersionId& to) const;
   const State* state_of(const VersionId& id) const;
   wire::DeltaStep describe(const TileSet& tiles, const delta::Delta& d) const;
+  delta::DeltaPtr compacted(const delta::Delta& d) const;
 
   LayoutPtr layout_;
   std::optional<Sidecar> sidecar_;  ///< unset: made for the layout

@@ -74,5 +74,14 @@ TEST(LinkMeter, TheBestOfTheLastOnes) {
   EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, 5e7) << "what is long past does not count";
 }
 
+TEST(Classes, PayWhereTheirBytesTakeLongerThanTheirMaking) {
+  constexpr std::uint64_t kModel = 2048u << 20;
+  constexpr std::uint64_t kChanged = kModel / 2 / 100;  // 4 MB saved, a second of work
+  EXPECT_TRUE(classes_pay(kChanged, kModel, {0.01 * kGbps}));
+  EXPECT_FALSE(classes_pay(kChanged, kModel, {1 * kGbps}));
+  EXPECT_FALSE(classes_pay(kChanged, kModel, LinkRate())) << "not known, or fast";
+  EXPECT_FALSE(classes_pay(0, kModel, {0.01 * kGbps})) << "nothing is known of deltas";
+}
+
 }  // namespace
 }  // namespace deltasync::receiver

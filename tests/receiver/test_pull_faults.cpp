@@ -219,10 +219,13 @@ TEST_F(PullTest, ARefusedCodecIsNamed) {
   for (const delta::Codec codec :
        {delta::Codec::raw, delta::Codec::rice_absolute, delta::Codec::rice_ulp, delta::Codec::dense_ulp}) {
     record.codec = codec;
-    EXPECT_TRUE(receiver::check_codec(*model_.layout, record)) << to_string(codec);
+    for (const bool classes : {false, true}) {
+      EXPECT_TRUE(receiver::check_codec(*model_.layout, record, classes)) << to_string(codec);
+    }
   }
   record.codec = delta::Codec::rice_class;
-  const Status refused = receiver::check_codec(*model_.layout, record);
+  EXPECT_TRUE(receiver::check_codec(*model_.layout, record, true));
+  const Status refused = receiver::check_codec(*model_.layout, record, false);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Errc::protocol);
   EXPECT_NE(refused.error().message().find("tile 1 of "), std::string::npos) << refused.error().message();

@@ -1,5 +1,6 @@
 #include "tests/support/model.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdio>
@@ -70,6 +71,18 @@ std::uint64_t weight_bits(Dtype dtype, Random& random) {
   }
 }
 
+unsigned mantissa_bits_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f64: return 52;
+    case Dtype::f32: return 23;
+    case Dtype::f16: return 10;
+    case Dtype::bf16: return 7;
+    case Dtype::f8_e4m3: return 3;
+    case Dtype::f8_e5m2: return 2;
+    default: return 0;
+  }
+}
+
 void put_element(std::byte* to, std::uint64_t bits, std::size_t width) {
   std::memcpy(to, &bits, width);
 }
@@ -118,6 +131,25 @@ std::uint64_t mutate(std::vector<std::byte>& half, const Layout& layout, double 
     }
   }
   return changed;
+}
+
+void step_small(std::vector<std::byte>& half, const Layout& layout, double density, std::uint64_t seed) {
+  Random random(seed);
+  for (const Tensor& tensor : layout.tensors()) {
+    std::byte* const first = half.data() + tensor.offset;
+    const std::size_t width = tensor.element_bytes;
+    const unsigned mantissa = mantissa_bits_of(tensor.spec.dtype);
+    const double usual = std::ldexp(1, static_cast<int>(width * 8 - 2 - mantissa)) - 7;  // the exponent of 0.02
+    for (std::uint64_t i = 0; i < tensor.bytes; i += width) {
+      const std::uint64_t before = get_element(first + i, width);
+      const std::uint64_t magnitude = before & ((std::uint64_t{1} << (width * 8 - 1)) - 1);
+      const double above = static_cast<double>(magnitude >> mantissa) - usual;
+      const double likely =
+          dtype_is_float(tensor.spec.dtype) ? std::min(0.25, density * std::exp2(-2 * above)) : density;
+      if (random.uniform() >= likely) continue;
+      put_element(first + i, random.below(2) != 0 ? before + 1 : before - 1, width);
+    }
+  }
 }
 
 }  // namespace deltasync::test

@@ -42,4 +42,8 @@ TestModel make_model(std::uint64_t seed, std::vector<TensorSpec> specs = sample_
 /// way; one change in 64 is an arbitrary new bit pattern). Returns the number of elements that changed.
 std::uint64_t mutate(std::vector<std::byte>& half, const Layout& layout, double density, std::uint64_t seed);
 
+/// The next version after a small step: the smaller a float is, the likelier it moves, by one ulp; of weights near 0.02
+/// about `density` do. Integers move as with mutate().
+void step_small(std::vector<std::byte>& half, const Layout& layout, double density, std::uint64_t seed);
+
 }  // namespace deltasync::test

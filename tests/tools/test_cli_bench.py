@@ -102,6 +102,13 @@ class BenchTest(CliTest):
         self.assertLess(got["wire_bytes"], got["full_bytes"] / 10)
         self.assert_ratio(got, "ratio_to_memcpy", "total_s", "memcpy_s")
 
+    def test_e2e_compact(self):
+        plain, compact = (self.bench("e2e", *SMALL, "--versions", "1", *flags, fields=["verified", "compact"])
+                          for flags in ((), ("--compact",)))
+        self.assertIs(compact["verified"], True)
+        self.assertEqual((plain["compact"], compact["compact"]), (False, True))
+        self.assertLess(compact["wire_bytes"], plain["wire_bytes"] * 0.9)
+
     def test_tensors(self):
         got = self.bench("tensors", fields=["update_ms", "offload_ms", "metadata_bytes_per_update"])
         self.assertGreaterEqual(got["update_ms"], got["offload_ms"])  # from the call of offload on
@@ -124,7 +131,7 @@ class BenchTest(CliTest):
         rows = {row["system"]: row for row in got["rows"]}
         self.assertAlmostEqual(rows["AstraFlow"]["bits_per_change"], 48, delta=0.5)
         # The sizes stand in the order in which they were published.
-        sizes = [rows[system]["bytes"] for system in ("AstraFlow", "PULSE", "NeMo-RL", "deltasync")]
+        sizes = [rows[system]["bytes"] for system in ("AstraFlow", "PULSE", "NeMo-RL", "deltasync", "deltasync, slow links")]
         self.assertEqual(sizes, sorted(sizes, reverse=True))
         for row in rows.values():
             self.assertGreater(row["encode_gbps"], 0)

@@ -68,6 +68,9 @@ Result<Json> run(const Options& options) {
       if (options.master && options.name != "diff" && options.name != "codec" && options.name != "apply") {
         return Error(Errc::invalid_argument, "--master belongs to bench diff, codec and apply, not to " + options.name);
       }
+      if (options.compact && options.name != "e2e") {
+        return Error(Errc::invalid_argument, "--compact belongs to bench e2e, not to bench " + options.name);
+      }
       DS_ASSIGN(Json result, run_case(c, options));
       Json out{{"case", options.name}};
       if (options.name != "tensors" && options.from.empty()) out["model_gib"] = options.model_gib;

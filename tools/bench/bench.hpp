@@ -23,6 +23,7 @@ struct Options {
   unsigned versions = 5;   ///< timed versions or rounds wanted; rounds_of() is what is run
   unsigned steps = 8;      ///< merge: deltas of the chain
   bool master = false;     ///< diff, codec, apply: the fp32 weights themselves instead of their bf16 copies
+  bool compact = false;    ///< e2e: over the wire in exponent classes, as over a slow link
   std::uint64_t seed = 1;
   std::vector<std::filesystem::path> from;  ///< codec: two model directories, packed: one, instead of the generator
   std::filesystem::path shm_dir = "/dev/shm";

@@ -83,6 +83,7 @@ Result<Child> start_receiver(const Options& options, const BenchAgent& agent) {
                                 std::to_string(options.threads),
                                 "--count",
                                 std::to_string(rounds_of(options) + 1)};
+  if (options.compact) argv.emplace_back("--compact");
   if (!options.trace.empty()) argv.insert(argv.end(), {"--trace", trace_part(options, "receiver").string()});
   return Child::spawn(argv, true);
 }
@@ -161,6 +162,7 @@ Result<Json> run_e2e(const Options& options) {
               {"ratio_to_memcpy", total / copy_s},
               {"verified", true},  // run_versions has failed otherwise
               {"mode", rounds.back().received.at("mode").get<std::string>()},
+              {"compact", options.compact},
               {"wire_bytes", whole(median_of(rounds, "wire_bytes"))},
               {"full_bytes", layout->half_bytes()},
               {"agent_rss_bytes", agent_rss.peak_bytes()},

@@ -3,7 +3,7 @@
 
 #include "bench/processes.hpp"
 #include "delta/delta.hpp"
-#include "deltasync/receiver.hpp"
+#include "receiver/receiver_impl.hpp"
 #include "receiver/target.hpp"
 
 namespace deltasync::bench {
@@ -48,14 +48,16 @@ Status pull_versions(Receiver& receiver, unsigned count, ThreadPool& pool) {
 
 }  // namespace
 
-int receiver_main(const std::string& endpoint, unsigned streams, unsigned threads, unsigned count) {
+int receiver_main(const std::string& endpoint, unsigned streams, unsigned threads, unsigned count, bool compact) {
   ThreadPool pool(threads, "check");
   ReceiverOptions options;
   options.endpoint = endpoint;
   options.streams = streams;
   options.threads = threads;
   options.name = "bench";
-  auto receiver = Receiver::connect(options, Deadline::after(kPullLimit));
+  receiver::Tuning tuning;
+  tuning.compact = compact;
+  auto receiver = receiver::ReceiverImpl::connect(options, tuning, Deadline::after(kPullLimit));
   if (!receiver) return fail(receiver.error()), 1;
   if (auto bound = (*receiver)->bind(make_host_target((*receiver)->layout()), Deadline::after(kPullLimit)); !bound) {
     return fail(bound.error()), 1;
