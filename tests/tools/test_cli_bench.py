@@ -16,7 +16,7 @@ class BenchTest(CliTest):
 
     def bench(self, case, *options, fields):
         shm = self.tmp / "shm"
-        shm.mkdir()
+        shm.mkdir(exist_ok=True)
         got = self.cli_json("bench", case, *options, "--shm-dir", shm, timeout=DEADLINE_S * 2)
         self.assertEqual(os.listdir(shm), [])
         self.assertEqual(got["case"], case)
