@@ -299,7 +299,7 @@ Status inspect_agent(const Options& options, const net::Endpoint& endpoint) {
   if (status.is_discarded()) return Error(Errc::protocol, options.what + ": its status is not JSON");
   if (options.json) return print_json({{"kind", "agent"}, {"endpoint", net::to_string(endpoint)}, {"status", status}});
   DS_TRY(print_line(net::to_string(endpoint) + ": a live agent"));
-  return print_line(status.dump(2, ' ', false, Json::error_handler_t::replace));
+  return print_json(status, 2);
 }
 
 /// HOST:PORT of "http://HOST:PORT[/]" or "HOST:PORT".

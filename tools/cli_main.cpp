@@ -47,7 +47,7 @@ int run(int argc, char** argv) {
   init_log("deltasync", log_level);
   const Status status = chosen();
   if (status) return static_cast<int>(Exit::ok);
-  std::fprintf(stderr, "deltasync %s: %s\n", chosen_name, status.error().to_string().c_str());
+  std::fprintf(stderr, "deltasync %s: %s\n", chosen_name, printable(status.error().to_string()).c_str());
   const int signal = StopOnSignal::received();
   if (signal != 0 && status.error().code() == Errc::cancelled) return 128 + signal;  // as a shell says it
   return static_cast<int>(exit_of(status.error().code()));

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "base/utf8.hpp"
 #include "tools/cli.hpp"
 
 namespace deltasync::cli {
@@ -16,6 +17,14 @@ std::string format(const char* pattern, double value) {
   char text[64];
   const int n = std::snprintf(text, sizeof(text), pattern, value);
   return {text, static_cast<std::size_t>(n)};
+}
+
+Status write_line(std::string_view line) {
+  if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fputc('\n', stdout) == EOF ||
+      std::fflush(stdout) != 0) {
+    return Error::from_errno("stdout", errno);
+  }
+  return {};
 }
 
 }  // namespace
@@ -65,17 +74,30 @@ std::string exit_code_help() {
          "128+N  pull: ended by signal N\n";
 }
 
-Status print_line(std::string_view line) {
-  if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fputc('\n', stdout) == EOF ||
-      std::fflush(stdout) != 0) {
-    return Error::from_errno("stdout", errno);
+std::string printable(std::string_view text) {
+  const bool utf8 = is_utf8(text);
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const bool second_set = byte == 0xC2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xA0;
+    if (byte >= 0x20 && byte != 0x7F && (byte < 0x80 || (utf8 && !second_set))) {
+      out += text[i];
+      continue;
+    }
+    char escape[8];
+    std::snprintf(escape, sizeof escape, "\\x%02x", utf8 && second_set ? static_cast<unsigned char>(text[++i]) : byte);
+    out += escape;
   }
-  return {};
+  return out;
 }
 
-Status print_json(const Json& object) {
+Status print_line(std::string_view line) {
+  return write_line(printable(line));
+}
+
+Status print_json(const Json& object, int indent) {
   // Names and messages come from outside: bytes that are no UTF-8 must not stop the program.
-  return print_line(object.dump(-1, ' ', false, Json::error_handler_t::replace));
+  return write_line(object.dump(indent, ' ', false, Json::error_handler_t::replace));
 }
 
 std::string human_bytes(std::uint64_t bytes) {

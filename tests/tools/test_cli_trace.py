@@ -204,6 +204,24 @@ class TraceTest(CliTest):
         self.cli("trace", expect=USAGE)
         self.cli("trace", "http://nowhere", expect=USAGE)
 
+    def test_names_do_nothing_to_the_terminal(self):
+        red, clear = "\x1b[31m", "\u009b2J"
+        json_file = {"deltasync": {"schema": "deltasync-trace-1", "versions": [
+            {"id": "000000000000e18c:3", "label": f"step {red}"}], "processes": [
+                {"process": f"p{clear}", "pid": 1, "host": "h\x07", "boot_id": "b", "clock": clock, "dropped": 3,
+                 "clocks": [], "anchor": {"monotonic_us": 1.0, "realtime_us": 2.0}} for clock in ("c", "d")]},
+            "traceEvents": [{"ph": "X", "name": "commit\x7f\r", "pid": 1, "tid": 1, "ts": 1, "dur": 1,
+                             "args": {"version": "000000000000e18c:3"}}]}
+        (self.tmp / "hostile.json").write_text(json.dumps(json_file))
+        self.cli("trace", self.tmp / "hostile.json")
+        for word in (r"step \x1b[31m", r"p\x9b2J", r"commit\x7f\x0d", r"h\x07"):
+            self.assertIn(word, self.out)
+        self.cli("trace", self.tmp / "hostile.json", "--version", red, expect=MISSING)
+        self.assertIn(r"\x1b[31m", self.err)
+        for text in (self.out, self.err):
+            self.assertEqual({c for c in text if ord(c) < 32 or 127 <= ord(c) < 160} - {"\n"}, set())
+        self.assertEqual(self.cli_json("trace", self.tmp / "hostile.json")["label"], f"step {red}")
+
     def test_agents_that_cannot_answer(self):
         self.cli("trace", "http://127.0.0.1:1", "--deadline-s", "2", expect=CONNECTION)
         self.assertIn("http://127.0.0.1:1", self.err)
@@ -226,13 +244,18 @@ class TraceTest(CliTest):
         self.assertEqual(json.loads((self.tmp / "t.json").read_text())["deltasync"]["schema"], "deltasync-trace-1")
 
     def test_a_benchmark_records_all_its_processes(self):
+        theirs = {"bench.json.agent": "{not ours", "bench.json.receiver": "{}", "bench.json.trainer": ""}
+        for name, text in theirs.items():  # somebody's, who likes such names
+            (self.tmp / name).write_text(text)
         self.cli("bench", "e2e", "--model-gib", "0.01", "--shm-dir", self.tmp, "--json", "--trace",
                  self.tmp / "bench.json", timeout=120)
         got = self.cli_json("trace", self.tmp / "bench.json")
         self.assertEqual({p["process"].split()[0] for p in got["processes"]}, {"trainer", "agent", "receiver"})
         self.assertEqual(got["number"], 6)
         self.assertLessEqual({"offload", "copy", "publish", "pull", "commit"}, {s["stage"] for s in got["stages"]})
-        self.assertEqual(sorted(p.name for p in self.tmp.iterdir()), ["bench.json"])
+        self.assertEqual(sorted(p.name for p in self.tmp.iterdir()), sorted(["bench.json", *theirs]))
+        for name, text in theirs.items():
+            self.assertEqual((self.tmp / name).read_text(), text)
 
 
 if __name__ == "__main__":

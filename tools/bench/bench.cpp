@@ -1,8 +1,11 @@
 #include "bench/bench.hpp"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "deltasync/trace.hpp"
 #include "tools/trace_timeline.hpp"
@@ -19,6 +22,27 @@ constexpr Case kCases[] = {{"diff", run_diff},        {"codec", run_codec}, {"me
                            {"partial", run_partial},  {"e2e", run_e2e},     {"tensors", run_tensors},
                            {"baseline", run_baseline}};
 
+/// A new folder beside the timeline's file, for what the processes write; it goes with this.
+class PartsFolder {
+ public:
+  static Result<PartsFolder> make(const std::filesystem::path& timeline) {
+    std::string pattern = timeline.string() + ".parts-XXXXXX";
+    if (::mkdtemp(pattern.data()) == nullptr) return Error::from_errno("mkdtemp " + pattern, errno);
+    return PartsFolder(pattern);
+  }
+  PartsFolder(PartsFolder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+  PartsFolder& operator=(PartsFolder&&) = delete;
+  ~PartsFolder() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  explicit PartsFolder(std::filesystem::path path) : path_(std::move(path)) {}
+  std::filesystem::path path_;
+};
+
 /// Joins what the processes wrote, all of which have ended but this one.
 Status write_timeline(const Options& options) {
   DS_TRY(write_trace(trace_part(options, "trainer")));
@@ -30,7 +54,6 @@ Status write_timeline(const Options& options) {
       continue;  // the case has no such process
     DS_ASSIGN(tools::Timeline trace, tools::parse_trace(text.str(), part.string()));
     traces.push_back(std::move(trace));
-    std::filesystem::remove(part);
   }
   std::ofstream out(options.trace, std::ios::binary | std::ios::trunc);
   out << tools::to_trace_json(tools::merge_traces(std::move(traces)));
@@ -39,10 +62,13 @@ Status write_timeline(const Options& options) {
   return {};
 }
 
-Result<Json> run_case(const Case& c, const Options& options) {
-  if (options.trace.empty()) return c.run(options);
+Result<Json> run_case(const Case& c, const Options& given) {
+  if (given.trace.empty()) return c.run(given);
   start_trace({"trainer"});
-  DS_TRY(write_trace(options.trace));  // one that cannot be written is better known now
+  DS_TRY(write_trace(given.trace));  // one that cannot be written is better known now
+  DS_ASSIGN(const PartsFolder folder, PartsFolder::make(given.trace));
+  Options options = given;
+  options.trace_parts = folder.path();
   auto result = c.run(options);
   stop_trace();
   if (result) DS_TRY(write_timeline(options));
@@ -52,10 +78,7 @@ Result<Json> run_case(const Case& c, const Options& options) {
 }  // namespace
 
 std::filesystem::path trace_part(const Options& options, const std::string& process) {
-  if (options.trace.empty()) return {};
-  std::filesystem::path path = options.trace;
-  path += "." + process;
-  return path;
+  return options.trace_parts.empty() ? std::filesystem::path() : options.trace_parts / (process + ".json");
 }
 
 Result<Json> run(const Options& options) {

@@ -27,8 +27,9 @@ struct Options {
   std::uint64_t seed = 1;
   std::vector<std::filesystem::path> from;  ///< codec: two model directories, packed: one, instead of the generator
   std::filesystem::path shm_dir = "/dev/shm";
-  std::filesystem::path trace;    ///< timeline of all processes; empty: none
-  std::filesystem::path bin_dir;  ///< where deltasync-agent lies; filled in by the CLI
+  std::filesystem::path trace;        ///< timeline of all processes; empty: none
+  std::filesystem::path trace_parts;  ///< run()'s own: the folder for what each of them records
+  std::filesystem::path bin_dir;      ///< where deltasync-agent lies; filled in by the CLI
 };
 
 using Json = nlohmann::ordered_json;
