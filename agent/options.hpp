@@ -30,6 +30,7 @@ struct CoreOptions {
   std::uint64_t subscription_bytes_max = 256u << 20;  ///< of the tile ranges that connected receivers subscribed to
   delta::ValueForm form = delta::ValueForm::ulp;
   std::function<void()> before_merge;               ///< tests: on the merging thread
+  std::function<void()> before_pack;                ///< tests: on a packing thread, which has its copy
   std::function<void()> before_unmap;               ///< tests: on the thread that unmaps generations
   bool low_memory = false;                          ///< release the old generation before a new one is made
   std::chrono::milliseconds release_limit{20'000};  ///< which waits so long for its readers
@@ -43,6 +44,7 @@ struct PullLimits {
   std::chrono::milliseconds progress{30'000};        ///< without the peer taking a byte
   std::chrono::milliseconds wait_max{3'600'000};     ///< longest Plan::wait_ms that is honoured
   std::chrono::milliseconds merge_wait_max{10'000};  ///< that a plan waits for a merge, and half of its wait_ms at most
+  std::chrono::milliseconds pack{1'000};             ///< that tiles wait to be packed, then they go as they are
   std::size_t connections_max = 1024;
   int keepalive_idle_s = 60;
 };

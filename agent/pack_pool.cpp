@@ -50,11 +50,12 @@ void PackPool::work(unsigned index) {
   for (;;) {
     changed_.wait(lock, [this] { return stopped_ || !jobs_.empty(); });
     if (jobs_.empty()) return;
-    const std::function<void(bool)> job = std::move(jobs_.front());
+    std::function<void(bool)> job = std::move(jobs_.front());
     jobs_.pop_front();
     const bool go = !stopped_;
     lock.unlock();
     job(go);
+    job = nullptr;  // what it holds may be long to free
     lock.lock();
   }
 }
@@ -84,7 +85,6 @@ Result<PackedFrame> call(const std::function<Result<PackedFrame>()>& pack) {
 }  // namespace
 
 PackAhead::~PackAhead() {
-  for (const auto& slot : slots_) slot->wanted = false;
   pool_.frames_ -= slots_.size();
 }
 
@@ -93,38 +93,48 @@ bool PackAhead::may_begin() const noexcept {
   return slots_.size() < kAheadMax && pool_.frames_ < 3 * std::size_t{pool_.count_} + kAheadMax;
 }
 
+/// The pool's job has no share in the slot until it begins, so that what nobody wants any more is free at once.
 void PackAhead::begin(std::function<Result<PackedFrame>()> pack) {
-  auto slot = std::make_shared<Slot>(home_);
-  slots_.push_back(slot);
+  slots_.push_back(std::make_shared<Slot>(home_, std::move(pack)));
   ++pool_.frames_;
-  pool_.add([slot, home = home_, pack = std::move(pack)](bool go) {
-    if (!slot->wanted) return;
-    Result<PackedFrame> made = go ? call(pack) : Error(Errc::connection, "the agent is shutting down");
+  pool_.add([weak = std::weak_ptr(slots_.back()), home = home_](bool go) {
+    const std::shared_ptr<Slot> slot = weak.lock();
+    if (!slot) return;
+    Result<PackedFrame> made = go ? call(slot->pack) : Error(Errc::connection, "the agent is shutting down");
     try {
       asio::post(home, [slot, result = std::move(made)]() mutable {
         slot->result.emplace(std::move(result));
         slot->timer.cancel();
       });
     } catch (const std::exception& e) {
-      // The conversation would wait for nothing: it gives up at its limit.
+      // The conversation waits for nothing: at its limit it sends the tiles raw.
       spdlog::error("packed_frame_lost error=\"{}\"", e.what());
     }
   });
 }
 
-asio::awaitable<Result<PackedFrame>> PackAhead::next(std::chrono::nanoseconds limit) {
+asio::awaitable<bool> PackAhead::wait(std::chrono::nanoseconds limit) {
   const std::shared_ptr<Slot> slot = slots_.front();
   if (!slot->result) {
     slot->timer.expires_after(limit);
     co_await slot->timer.async_wait(net::kAsTuple);
   }
+  co_return slot->result.has_value();
+}
+
+Result<PackedFrame> PackAhead::take() {
+  const std::shared_ptr<Slot> slot = slots_.front();
+  drop();
+  return std::move(*slot->result);
+}
+
+void PackAhead::drop() {
   slots_.pop_front();
   --pool_.frames_;
-  if (!slot->result) {
-    slot->wanted = false;
-    co_return Error(Errc::timed_out, "tiles were not packed in time");
-  }
-  co_return std::move(*slot->result);
+}
+
+std::chrono::nanoseconds PackAhead::age() const {
+  return Clock::now() - slots_.front()->begun;
 }
 
 }  // namespace deltasync::agent

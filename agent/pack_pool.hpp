@@ -63,7 +63,7 @@ class PackPool {
 class PackAhead {
  public:
   PackAhead(PackPool& pool, boost::asio::any_io_executor home) : pool_(pool), home_(std::move(home)) {}
-  /// What was begun and is not wanted any more ends without a word.
+  /// As drop() of all.
   ~PackAhead();
   PackAhead(const PackAhead&) = delete;
   PackAhead& operator=(const PackAhead&) = delete;
@@ -71,19 +71,28 @@ class PackAhead {
   /// One is always allowed; more, up to kAheadMax, as long as all conversations together keep the threads busy only.
   bool may_begin() const noexcept;
   bool empty() const noexcept { return slots_.empty(); }
-  /// `pack` is called on one of the pool's threads, unless nobody wants the frame any more by then.
+  /// `pack` is called on one of the pool's threads, unless the frame has been dropped by then.
   void begin(std::function<Result<PackedFrame>()> pack);
-  /// The oldest one that was begun. timed_out if it is not there after `limit`.
-  boost::asio::awaitable<Result<PackedFrame>> next(std::chrono::nanoseconds limit);
+  /// Until the oldest one is there, for `limit` at most. Whether it is.
+  boost::asio::awaitable<bool> wait(std::chrono::nanoseconds limit);
+  /// The oldest one, which is there.
+  Result<PackedFrame> take();
+  /// Of the oldest one nobody hears any more.
+  void drop();
+  /// Since the oldest one was begun.
+  std::chrono::nanoseconds age() const;
 
  private:
   static constexpr std::size_t kAheadMax = 4;
+  using Clock = std::chrono::steady_clock;
 
   struct Slot {
-    explicit Slot(const boost::asio::any_io_executor& home) : timer(home) {}
+    Slot(const boost::asio::any_io_executor& home, std::function<Result<PackedFrame>()> work)
+        : pack(std::move(work)), timer(home) {}
+    const std::function<Result<PackedFrame>()> pack;
+    const Clock::time_point begun = Clock::now();
     boost::asio::steady_timer timer;            // home's, as the next one
     std::optional<Result<PackedFrame>> result;  // nothing: not there yet
-    std::atomic<bool> wanted{true};
   };
 
   PackPool& pool_;

@@ -201,7 +201,7 @@ asio::awaitable<Status> PullConversation::refuse(Request& request, Error error) 
 
 asio::awaitable<Status> PullConversation::conclude(Request& request, const Status& sent) {
   if (sent) co_return co_await send_end(request);
-  if (mid_message_) co_return sent;
+  if (mid_message_ || sent.error().code() == Errc::connection) co_return sent;
   co_return co_await refuse(request, sent.error());
 }
 

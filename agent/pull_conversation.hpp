@@ -12,6 +12,7 @@
 #include <string>
 
 #include "agent/core.hpp"
+#include "agent/pack_pool.hpp"
 #include "agent/pull_server.hpp"
 #include "agent/raw_tiles.hpp"
 #include "base/trace.hpp"
@@ -71,7 +72,14 @@ class PullConversation {
   awaitable<Status> send_raw_tiles(std::uint64_t request, OpenPlanPtr plan, wire::GetRawTiles wanted);
   awaitable<Status> send_packed(std::uint64_t request, OpenPlanPtr plan, RawTileRuns& runs,
                                 const net::MessageStream::MaySend& permit);
-  /// Whole messages. When it fails, nothing more can be said on this connection.
+  awaitable<Status> send_tiles(std::uint64_t request, const PackedFrame& made,
+                               const net::MessageStream::MaySend& permit);
+  using Tiles = std::vector<std::uint64_t>;
+  awaitable<Result<PackedFrame>> next_packed(PackAhead& ahead, const OpenPlan& plan, const Tiles& tiles,
+                                             const net::MessageStream::MaySend& permit);
+  Result<PackedFrame> make_raw(const OpenPlan& plan, const Tiles& tiles);
+  /// Whole messages; lease_revoked, with nothing out, if they may not even begin. When it fails otherwise, nothing more
+  /// can be said on this connection.
   awaitable<Status> send(std::span<const ByteSpan> pieces, const net::MessageStream::MaySend& permit);
 
   /// Makes publications wake wait_for_version for as long as the token lives.

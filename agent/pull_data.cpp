@@ -1,6 +1,8 @@
 // The requests that move bytes: digests, extents, frames, raw tiles.
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -8,6 +10,7 @@
 #include "agent/pull_conversation.hpp"
 #include "agent/raw_tiles.hpp"
 #include "base/hash.hpp"
+#include "delta/frame.hpp"
 #include "net/coroutine.hpp"
 
 namespace deltasync::agent {
@@ -19,9 +22,17 @@ namespace {
 constexpr std::uint64_t kExtentBytes = 8u << 20;  ///< of one extent message; a revocation between two is told
 constexpr std::uint64_t kFlushBytes = 1u << 20;   ///< frames are gathered up to this for one send
 constexpr std::size_t kFlushFrames = 64;
+constexpr auto kPackSlice = std::chrono::milliseconds(250);  ///< between looks at a peer whose tiles are being packed
 
 std::string describe(const wire::TileRange& range) {
   return "tiles " + std::to_string(range.first) + " to " + std::to_string(range.end);
+}
+
+Error plan_over() {
+  return {Errc::lease_revoked, "this plan is over; plan anew"};
+}
+Error half_needed() {
+  return {Errc::lease_revoked, "the half is needed by a writer; plan anew"};
 }
 
 /// Byte range of a half that an extent covers.
@@ -60,6 +71,28 @@ Result<OpenPlanPtr> find_plan(const AgentCore& core, const wire::RangesHead& hea
                  std::to_string(head.ranges) + " ranges of " + std::to_string(plan->layout->tile_count()) + " tiles");
   }
   return plan;
+}
+
+ByteSpan served_half(const OpenPlan& plan) {
+  return plan.served->generation->segment->half(plan.served->half.half);
+}
+
+/// On a packing thread. A Reader for the time of the copy only: no writer waits for a thread of low priority to pack.
+Result<PackedFrame> pack_tiles(AgentCore& core, const OpenPlan& plan, std::span<const std::uint64_t> tiles) {
+  const trace::Span span("pack", plan.target());
+  std::vector<std::byte> copy(delta::tile_bytes(*plan.layout, tiles));
+  {
+    DS_ASSIGN(const auto reader, core.leases().enter(plan.lease, [] {}));
+    std::byte* out = copy.data();
+    for (const std::uint64_t tile : tiles) {
+      if (!reader.may_send()) return half_needed();
+      out = delta::copy_tile(*plan.layout, served_half(plan), tile, out);
+    }
+  }
+  if (core.options().before_pack) core.options().before_pack();
+  PackedFrame made{delta::packed_frame_of_copy(*plan.layout, copy, tiles, *plan.served->digests), 0};
+  made.hash = xxh3_64(made.frame.bytes);
+  return made;
 }
 
 /// Wakes the conversation's sending as long as it lives. Its strand's.
@@ -113,6 +146,7 @@ class Outbox {
 
 asio::awaitable<Status> PullConversation::send(std::span<const ByteSpan> pieces,
                                                const net::MessageStream::MaySend& permit) {
+  if (!permit.may_send()) co_return plan_over();
   mid_message_ = true;
   DS_CO_TRY(co_await stream_.write_pieces(pieces, limits_.progress, &permit));
   mid_message_ = false;
@@ -158,7 +192,7 @@ asio::awaitable<Status> PullConversation::send_extents(std::uint64_t request, Op
   const std::uint64_t half_begin = segment.half_file_offset(plan->served->half.half);
 
   for (std::uint64_t at = range.first; at < range.end;) {
-    if (!reader.may_send()) co_return Error(Errc::lease_revoked, "the half is needed by a writer; plan anew");
+    if (!reader.may_send()) co_return half_needed();
     const std::uint64_t bytes = std::min(range.end - at, kExtentBytes);
     const wire::Header header = wire::make_header(wire::Type::extent, request, {}, bytes);
     const std::array<ByteSpan, 1> pieces{bytes_of(header)};
@@ -209,7 +243,6 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
     }
     const bool last = range == ranges.end() || frame == frames.end();
     if (last || outbox.full()) {
-      if (!reader.may_send()) co_return Error(Errc::lease_revoked, "this plan is over; plan anew");
       DS_CO_TRY(co_await send(outbox.pieces(), reader));
       Metrics::add(core_.metrics().bytes_frames, outbox.bytes());
       outbox.clear();
@@ -261,21 +294,31 @@ asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, 
   if (plan->subset) wanted.ranges = plan->subset->tiles().intersect(wanted.ranges);
   RawTileRuns runs(layout, std::move(wanted.ranges));
   if (wanted.form == wire::RawForm::packed) co_return co_await send_packed(request, plan, runs, sender);
-  const ByteSpan half = plan->served->generation->segment->half(plan->served->half.half);
   while (runs.more()) {
-    const std::vector<std::uint64_t> tiles = runs.next();
-    // The copy is the only reading: nothing of the half is touched once it is made.
-    delta::Frame frame;
-    {
-      DS_CO_ASSIGN(const auto reader, core_.leases().enter(plan->lease, [] {}));
-      frame = delta::raw_frame(layout, half, tiles, *plan->served->digests);
-    }
-    const wire::Header header = frame_header(request, frame.bytes.size(), xxh3_64(frame.bytes));
-    const std::array<ByteSpan, 2> pieces{bytes_of(header), frame.bytes};
-    DS_CO_TRY(co_await send(pieces, sender));
-    Metrics::add(core_.metrics().bytes_raw_tiles, frame.bytes.size());
+    DS_CO_ASSIGN(const PackedFrame made, make_raw(*plan, runs.next()));
+    DS_CO_TRY(co_await send_tiles(request, made, sender));
   }
   co_return Status();
+}
+
+asio::awaitable<Status> PullConversation::send_tiles(std::uint64_t request, const PackedFrame& made,
+                                                     const net::MessageStream::MaySend& permit) {
+  const wire::Header header = frame_header(request, made.frame.bytes.size(), made.hash);
+  const std::array<ByteSpan, 2> pieces{bytes_of(header), made.frame.bytes};
+  DS_CO_TRY(co_await send(pieces, permit));
+  Metrics::add(core_.metrics().bytes_raw_tiles, made.frame.bytes.size());
+  co_return Status();
+}
+
+/// The copy is the only reading: nothing of the half is touched once it is made.
+Result<PackedFrame> PullConversation::make_raw(const OpenPlan& plan, const Tiles& tiles) {
+  PackedFrame made;
+  {
+    DS_ASSIGN(const auto reader, core_.leases().enter(plan.lease, [] {}));
+    made.frame = delta::raw_frame(*plan.layout, served_half(plan), tiles, *plan.served->digests);
+  }
+  made.hash = xxh3_64(made.frame.bytes);
+  return made;
 }
 
 /// Packed on the packing threads, some frames ahead. A job that outlasts the answer has its own hold on the plan.
@@ -283,23 +326,34 @@ asio::awaitable<Status> PullConversation::send_packed(std::uint64_t request, Ope
                                                       const net::MessageStream::MaySend& permit) {
   if (core_.packers().threads() == 0) co_return Error(Errc::unsupported, "this agent packs no tiles");
   PackAhead ahead(core_.packers(), stream_.executor());
+  std::deque<std::shared_ptr<const Tiles>> begun;
   for (;;) {
     while (runs.more() && ahead.may_begin()) {
-      ahead.begin([&core = core_, plan, tiles = runs.next()]() -> Result<PackedFrame> {
-        DS_ASSIGN(const auto reader, core.leases().enter(plan->lease, [] {}));
-        const trace::Span span("pack", plan->target());
-        const ByteSpan half = plan->served->generation->segment->half(plan->served->half.half);
-        PackedFrame made{delta::packed_frame(*plan->layout, half, tiles, *plan->served->digests), 0};
-        made.hash = xxh3_64(made.frame.bytes);
-        return made;
-      });
+      begun.push_back(std::make_shared<const Tiles>(runs.next()));
+      ahead.begin([&core = core_, plan, tiles = begun.back()] { return pack_tiles(core, *plan, *tiles); });
     }
     if (ahead.empty()) co_return Status();
-    DS_CO_ASSIGN(const PackedFrame made, co_await ahead.next(limits_.progress));
-    const wire::Header header = frame_header(request, made.frame.bytes.size(), made.hash);
-    const std::array<ByteSpan, 2> pieces{bytes_of(header), made.frame.bytes};
-    DS_CO_TRY(co_await send(pieces, permit));
-    Metrics::add(core_.metrics().bytes_raw_tiles, made.frame.bytes.size());
+    DS_CO_ASSIGN(const PackedFrame made, co_await next_packed(ahead, *plan, *begun.front(), permit));
+    begun.pop_front();
+    DS_CO_TRY(co_await send_tiles(request, made, permit));
+  }
+}
+
+/// The oldest of `ahead`, which holds `tiles`; raw ones if the packing threads do not get to them in time: a receiver
+/// gives up a stream that is silent for long, and asks again.
+asio::awaitable<Result<PackedFrame>> PullConversation::next_packed(PackAhead& ahead, const OpenPlan& plan,
+                                                                   const Tiles& tiles,
+                                                                   const net::MessageStream::MaySend& permit) {
+  for (;;) {
+    const std::chrono::nanoseconds left = limits_.pack - ahead.age();
+    if (co_await ahead.wait(std::min<std::chrono::nanoseconds>(kPackSlice, left))) co_return ahead.take();
+    if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
+    if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while its tiles were packed");
+    if (!permit.may_send()) co_return plan_over();
+    if (!plan.lease->live()) co_return half_needed();
+    if (ahead.age() < limits_.pack) continue;
+    ahead.drop();
+    co_return make_raw(plan, tiles);
   }
 }
 

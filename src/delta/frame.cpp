@@ -157,44 +157,60 @@ Frame FrameBuilder::finish() {
   return frame;
 }
 
+std::size_t tile_bytes(const Layout& layout, std::span<const std::uint64_t> tiles) noexcept {
+  std::size_t bytes = 0;
+  for (const std::uint64_t tile : tiles) bytes += tile_shape(layout, tile).raw_bytes();
+  return bytes;
+}
+
 namespace {
 
-Frame whole_tiles(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
-                  std::span<const std::uint64_t> digests, bool pack) {
-  FrameBuilder builder;
-  std::vector<std::byte>& payloads = builder.payloads();
-  std::vector<std::byte> raw;
-  for (const std::uint64_t index : tiles) {
-    const TileShape shape = tile_shape(layout, index);
-    TileRecord record;
-    record.tile = index;
-    record.digest_after = digests[index];
-    if (pack) {
-      raw.resize(shape.raw_bytes());
-      copy_tile(layout, half, index, raw.data());
-    }
-    if (!pack || !encode_planes(shape, raw, record, payloads)) {
-      record.codec = Codec::raw;
-      record.changed = shape.elements();
-      const std::size_t begin = payloads.size();
-      payloads.resize(begin + shape.raw_bytes());
-      copy_tile(layout, half, index, payloads.data() + begin);
-    }
-    builder.add(record);
-  }
-  return builder.finish();
+TileRecord raw_record(const TileShape& shape, std::uint64_t tile, std::uint64_t digest) {
+  TileRecord record;
+  record.tile = tile;
+  record.codec = Codec::raw;
+  record.changed = shape.elements();
+  record.digest_after = digest;
+  return record;
 }
 
 }  // namespace
 
 Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
                 std::span<const std::uint64_t> digests) {
-  return whole_tiles(layout, half, tiles, digests, false);
+  FrameBuilder builder;
+  std::vector<std::byte>& payloads = builder.payloads();
+  for (const std::uint64_t tile : tiles) {
+    const TileShape shape = tile_shape(layout, tile);
+    const std::size_t begin = payloads.size();
+    payloads.resize(begin + shape.raw_bytes());
+    copy_tile(layout, half, tile, payloads.data() + begin);
+    builder.add(raw_record(shape, tile, digests[tile]));
+  }
+  return builder.finish();
+}
+
+Frame packed_frame_of_copy(const Layout& layout, ByteSpan copy, std::span<const std::uint64_t> tiles,
+                           std::span<const std::uint64_t> digests) {
+  FrameBuilder builder;
+  std::vector<std::byte>& payloads = builder.payloads();
+  for (const std::uint64_t tile : tiles) {
+    const TileShape shape = tile_shape(layout, tile);
+    const ByteSpan raw = copy.first(shape.raw_bytes());
+    copy = copy.subspan(raw.size());
+    TileRecord record = raw_record(shape, tile, digests[tile]);
+    if (!encode_planes(shape, raw, record, payloads)) payloads.insert(payloads.end(), raw.begin(), raw.end());
+    builder.add(record);
+  }
+  return builder.finish();
 }
 
 Frame packed_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
                    std::span<const std::uint64_t> digests) {
-  return whole_tiles(layout, half, tiles, digests, true);
+  std::vector<std::byte> copy(tile_bytes(layout, tiles));
+  std::byte* out = copy.data();
+  for (const std::uint64_t tile : tiles) out = copy_tile(layout, half, tile, out);
+  return packed_frame_of_copy(layout, copy, tiles, digests);
 }
 
 // ---- reading ---------------------------------------------------------------------------------------------------

@@ -73,6 +73,8 @@ void take_frames(std::vector<Frame>& frames, Delta& delta);
 
 /// A tile of a half row by row without padding, as a raw payload has it. Returns where it ends.
 std::byte* copy_tile(const Layout& layout, ByteSpan half, std::uint64_t tile, std::byte* out) noexcept;
+/// Bytes of the copies of all these tiles.
+std::size_t tile_bytes(const Layout& layout, std::span<const std::uint64_t> tiles) noexcept;
 
 /// Bytes of the payload that a record announces; of rice_class and raw_planes no one can tell before its header is
 /// read.

@@ -1,12 +1,21 @@
 // Packed tiles as a receiver's end sees them: content, divisions, refusals, and ends in the middle.
+#include <atomic>
+#include <future>
+#include <memory>
+#include <utility>
+
+#include "agent/pack_pool.hpp"
 #include "delta/raw_planes.hpp"
 #include "tests/agent/agent_harness.hpp"
 
 namespace deltasync::agent {
 namespace {
 
+using namespace std::chrono_literals;
+
 class Packed : public AgentTest {
  protected:
+  Packed() { options_.pull.limits.pack = 1h; }  // however little of the processor its threads get here
   /// 24 MiB: several frames, more than are packed ahead.
   void serve_large() {
     std::vector<TensorSpec> specs;
@@ -107,6 +116,123 @@ TEST_F(Packed, PeersThatLeaveAndAnAgentThatStopsInTheMiddle) {
         left.back().socket.send(99, wire::GetRawTiles{reply->plan, {all()}, wire::RawForm::packed}, test_deadline()));
   }
   stop_agent();
+}
+
+/// Packing threads that stand still, each with its copy made, until a test lets them go on.
+class PackingStands : public Packed {
+ protected:
+  PackingStands() {
+    options_.pull.limits.progress = 1h;
+    options_.core.before_pack = [this] {
+      ++packing_;
+      go_.wait();
+    };
+  }
+  ~PackingStands() override {
+    go_on();
+    agent_.reset();  // before what it waits for
+  }
+  void go_on() {
+    if (!std::exchange(gone_on_, true)) gate_.set_value();
+  }
+  /// All tiles are asked for on a stream, and so many threads stand.
+  void begin(Client& control, Client& stream, int threads = 2) {
+    const auto reply = control.plan(ask());
+    ASSERT_TRUE(reply);
+    plan_ = reply->plan;
+    const wire::GetRawTiles wanted{plan_, {all()}, wire::RawForm::packed};
+    ASSERT_TRUE(stream.socket.send(99, wanted, test_deadline()));
+    ASSERT_TRUE(eventually([&] { return packing_ == threads; }));
+  }
+  /// What comes next is an error, and the connection goes on.
+  void expect_refused(Client& stream, Errc code) {
+    const auto message = stream.socket.recv(wire::kFrameBytesMax, test_deadline());
+    ASSERT_TRUE(message) << message.error().to_string();
+    ASSERT_EQ(message->type(), wire::Type::error);
+    EXPECT_EQ(message->header.request, 99u);
+    EXPECT_EQ(wire::ErrorMessage::decode(message->payload).value().code, code);
+    EXPECT_TRUE(stream.layout());
+  }
+
+  std::atomic<int> packing_{0};
+  std::uint64_t plan_ = 0;
+
+ private:
+  std::promise<void> gate_;
+  const std::shared_future<void> go_ = gate_.get_future().share();
+  bool gone_on_ = false;
+};
+
+TEST_F(PackingStands, TheTilesComeRaw) {
+  options_.pull.limits.pack = 50ms;
+  serve_large();
+  auto c = client();
+  const auto reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  const auto digests = c.digests(reply->plan);
+  ASSERT_TRUE(digests);
+  const auto frames = c.frames(wire::GetRawTiles{reply->plan, {all()}, wire::RawForm::packed});
+  ASSERT_TRUE(frames) << frames.error().to_string();
+  std::uint64_t next = 0;
+  for (const auto& frame : *frames) {
+    const auto records = delta::parse_frame(*model_.layout, frame);
+    ASSERT_TRUE(records) << records.error().to_string();
+    for (const auto& record : *records) {
+      ASSERT_EQ(record.tile, next);
+      EXPECT_EQ(record.codec, delta::Codec::raw);
+      EXPECT_EQ(record.digest_after, (*digests)[next++]);
+    }
+  }
+  EXPECT_EQ(next, all().end);
+}
+
+TEST_F(PackingStands, APlanThatEndsIsToldOnALivingConnection) {
+  start_agent();  // one frame, so that it is packed before the agent looks at the plan by itself
+  next_version();
+  auto c = client();
+  auto stream = client(wire::Role::data);
+  begin(c, stream, 1);
+  ASSERT_TRUE(c.release(plan_));
+  go_on();  // what was copied is packed, and may not be sent any more
+  expect_refused(stream, Errc::lease_revoked);
+}
+
+TEST_F(PackingStands, AWriterGetsTheHalfAndThePeerIsTold) {
+  options_.core.lease_grace = 10ms;
+  serve_large();
+  auto c = client();
+  auto stream = client(wire::Role::data);
+  begin(c, stream);
+  next_version();
+  next_version();  // needs the half that is being packed
+  EXPECT_EQ(agent_->core().metrics().leases_revoked, 1u);
+  EXPECT_TRUE(agent_->core().leases().list().empty());
+  expect_refused(stream, Errc::lease_revoked);
+}
+
+TEST_F(PackingStands, ForAPeerThatLeftNothingMoreIsPacked) {
+  serve_large();
+  auto c = client();
+  {
+    auto stream = client(wire::Role::data);
+    begin(c, stream);
+  }
+  EXPECT_TRUE(eventually([&] { return agent_->pull_server().connections() == 1; })) << "no limit was waited for";
+  go_on();
+  ASSERT_TRUE(c.frames(wire::GetRawTiles{plan_, {{0, 1}}, wire::RawForm::packed}));
+  EXPECT_EQ(packing_, 3) << "the two that stood, and this one";
+}
+
+TEST(PackPool, WhatAJobHeldIsFreedOutsideOfTheLock) {
+  std::promise<void> freed;
+  PackPool pool(1);
+  // Freeing it needs the lock.
+  std::shared_ptr<int> held(new int(0), [&](const int* p) {
+    delete p;
+    pool.add([&](bool) { freed.set_value(); });
+  });
+  pool.add([held = std::move(held)](bool) {});
+  EXPECT_EQ(freed.get_future().wait_until(test_deadline().at()), std::future_status::ready);
 }
 
 }  // namespace
