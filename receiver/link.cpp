@@ -3,6 +3,14 @@
 #include <algorithm>
 
 namespace deltasync::receiver {
+namespace {
+
+/// Who hardly waits is not held up by the link, however fast that is.
+double rate_of(std::uint64_t bytes, double waited_s) noexcept {
+  return static_cast<double>(bytes) / std::max(waited_s, static_cast<double>(bytes) / LinkMeter::kFastBytesPerS);
+}
+
+}  // namespace
 
 bool smaller_pays(const TwoForms& forms, LinkRate link) noexcept {
   constexpr double kMargin = 1.15;  // neither the rate nor the costs are known to better than that
@@ -14,7 +22,7 @@ bool smaller_pays(const TwoForms& forms, LinkRate link) noexcept {
   return smaller_s * kMargin + kLeastS < plain_s;
 }
 
-bool classes_pay(std::uint64_t changed, std::uint64_t model_bytes, LinkRate link) noexcept {
+bool classes_pay(std::uint64_t changed, std::uint64_t model_bytes, LinkRate link, double patience_s) noexcept {
   // docs/benchmarks.md: bits of an element at a density of 1%, and what one thread of a busy virtual machine makes.
   constexpr double kPlainBytes = 10.7 / 8;
   constexpr double kClassBytes = 7.6 / 8;
@@ -23,26 +31,30 @@ bool classes_pay(std::uint64_t changed, std::uint64_t model_bytes, LinkRate link
   forms.plain_bytes = static_cast<std::uint64_t>(kPlainBytes * static_cast<double>(changed));
   forms.smaller_bytes = static_cast<std::uint64_t>(kClassBytes * static_cast<double>(changed));
   forms.before_s = static_cast<double>(model_bytes) / kMakeBytesPerS;
-  return smaller_pays(forms, link);
+  return forms.before_s <= patience_s && smaller_pays(forms, link);
 }
 
 void LinkMeter::add(std::uint64_t bytes, double waited_s) noexcept {
-  bytes_ += bytes;
-  waited_s_ += waited_s;
-  if (bytes_ < sample_bytes_) return;
-  // Who hardly waits is not held up by the link, however fast that is.
-  const double shortest_s = static_cast<double>(bytes_) / kFastBytesPerS;
-  rates_[samples_++ % kSamples] = static_cast<double>(bytes_) / std::max(waited_s_, shortest_s);
-  bytes_ = 0;
-  waited_s_ = 0;
+  if (bytes >= sample_bytes_) keep(rate_of(bytes, waited_s));
+}
+
+void LinkMeter::at_least(std::uint64_t bytes, double waited_s) noexcept {
+  if (samples_ == 0 || bytes < sample_bytes_) return;
+  if (const double rate = rate_of(bytes, waited_s); rate > best()) keep(rate);
+}
+
+void LinkMeter::keep(double rate) noexcept {
+  rates_[samples_++ % kSamples] = rate;
+}
+
+double LinkMeter::best() const noexcept {
+  return *std::max_element(rates_.begin(), rates_.begin() + static_cast<std::ptrdiff_t>(std::min(samples_, kSamples)));
 }
 
 LinkRate LinkMeter::rate() const noexcept {
   if (!measures()) return {given_};
-  const auto known = rates_.begin() + static_cast<std::ptrdiff_t>(std::min(samples_, kSamples));
-  if (known == rates_.begin()) return {};
-  const double best = *std::max_element(rates_.begin(), known);
-  return {best < kFastBytesPerS ? best : 0};
+  if (samples_ == 0) return {};
+  return {best() < kFastBytesPerS ? best() : 0};
 }
 
 }  // namespace deltasync::receiver

@@ -28,8 +28,8 @@ struct TwoForms {
 bool smaller_pays(const TwoForms& forms, LinkRate link) noexcept;
 
 /// True if a delta that changes so many elements of a bf16 model is there sooner in exponent classes. The agent makes
-/// them of the whole model before the first byte leaves.
-bool classes_pay(std::uint64_t changed, std::uint64_t model_bytes, LinkRate link) noexcept;
+/// them of the whole model before the first byte leaves; a plan waits for them for `patience_s`.
+bool classes_pay(std::uint64_t changed, std::uint64_t model_bytes, LinkRate link, double patience_s) noexcept;
 
 /// Learns the rate from transfers that went before. Bytes count against the time in which the streams waited for bytes
 /// and for nothing else, so a pull that is held up by its own digests or its disk shows a link that is fast, and not a
@@ -40,9 +40,11 @@ class LinkMeter {
   explicit LinkMeter(double given_gbps = 0, std::uint64_t sample_bytes = kSampleBytes)
       : given_(given_gbps * 1e9 / 8), sample_bytes_(sample_bytes) {}
 
-  /// A round of a form that costs the agent nothing to make: `waited_s` is the mean over its streams. Small ones are
-  /// gathered until they say something.
+  /// A round of a form that costs the agent nothing to make: `waited_s` is the mean over its streams. Few bytes say
+  /// more about latency, and are passed over; adding them up would add up what they waited for.
   void add(std::uint64_t bytes, double waited_s) noexcept;
+  /// A round in which the streams may have waited for the agent too: the link is at least that fast.
+  void at_least(std::uint64_t bytes, double waited_s) noexcept;
 
   /// The given rate, else the best of the last ones measured: whatever else holds up a stream makes a link look slower
   /// than it is, and nothing makes it look faster than the bytes come.
@@ -58,10 +60,11 @@ class LinkMeter {
  private:
   static constexpr std::size_t kSamples = 4;
 
+  double best() const noexcept;
+  void keep(double rate) noexcept;
+
   double given_;
   std::uint64_t sample_bytes_;
-  std::uint64_t bytes_ = 0;
-  double waited_s_ = 0;
   std::array<double, kSamples> rates_{};
   std::size_t samples_ = 0;
 };

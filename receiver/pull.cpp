@@ -147,7 +147,9 @@ wire::Plan Pull::plan_request() const {
 bool Pull::wants_compact() const {
   if (full_only_ || plain_only_ || s_.held.any()) return false;
   if (s_.peer.tuning.compact) return *s_.peer.tuning.compact;
-  return classes_pay(s_.changed_last, s_.layout.half_bytes(), s_.link.rate());
+  // The agent waits for half of what a plan allows (docs/wire_protocol.md "Merged deltas").
+  const double patience_s = std::chrono::duration<double>(s_.peer.tuning.wait_slice).count() / 2;
+  return classes_pay(s_.changed_last, s_.layout.half_bytes(), s_.link.rate(), patience_s);
 }
 
 Status Pull::check_reply(const wire::PlanReply& reply, bool partial) const {
@@ -193,7 +195,7 @@ bool Pull::changes_are_too_many(const wire::PlanReply& reply) const {
   if (fit(sizeof(double))) return false;
   std::uint32_t element_bytes = 0;
   for (const Tensor& tensor : s_.layout.tensors()) {
-    if (dtype_is_float(tensor.spec.dtype)) element_bytes = std::max(element_bytes, tensor.element_bytes);
+    element_bytes = std::max(element_bytes, tensor.element_bytes);  // decoded ones of integers are kept as well
   }
   return !fit(element_bytes);
 }

@@ -101,8 +101,9 @@ class Pull {
   Result<Progress> fetch_packed(const wire::PlanReply& reply, const Ranges& ranges);
   /// True if these tiles are there sooner if they come packed.
   bool packing_pays(const wire::PlanReply& reply, const Ranges& ranges) const;
-  /// A transfer in a form that costs the agent nothing shows how fast the link is.
-  void learn(const RoundResult& round);
+  /// A transfer of a half's bytes shows how fast the link is; one of packed tiles how fast at least, and whether
+  /// streams broke for it.
+  void learn(const RoundResult& round, bool packed);
 
   /// Adds what a round did to the report; true if any tile arrived.
   bool count(const RoundResult& round, std::span<const StreamTally> tallies);
@@ -121,8 +122,9 @@ class Pull {
   std::uint32_t refused_plans_ = 0;
   Backoff replan_backoff_;
   bool full_only_;
-  bool plain_only_ = false;  // no exponent classes in this pull: undoing them would take too much memory
-  bool compact_ = false;     // the plan at hand asked for them
+  bool plain_only_ = false;        // no exponent classes in this pull: undoing them would take too much memory
+  bool compact_ = false;           // the plan at hand asked for them
+  bool plain_tiles_only_ = false;  // streams broke while tiles were packed: the agent may have no time for it
   Prepared out_;
   std::uint64_t payload_bytes_ = 0;
 };

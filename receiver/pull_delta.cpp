@@ -93,7 +93,6 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
   const auto kind = compact_ ? FrameFetch::Kind::compact_frames : FrameFetch::Kind::frames;
   FrameFetch fetch(s_.layout, s_.tiles, kind, reply.plan, bytes_max, sink, streams);
   RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
-  learn(round);
   if (round.end == RoundEnd::bad_content) s_.distrusted = true;
   if (round.bytes_never_fit()) {
     round.end = RoundEnd::bad_content;

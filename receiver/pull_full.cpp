@@ -251,7 +251,7 @@ Result<Pull::Progress> Pull::fetch_bands(const wire::PlanReply& reply, const Ran
   }
   ExtentFetch fetch(s_.layout, s_.target, held.digests, held.have, reply.plan, s_.peer.tuning, s_.streams.count());
   const RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
-  learn(round);
+  learn(round, false);
   return settle(round, fetch.tallies());
 }
 
@@ -273,6 +273,7 @@ Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Range
   FrameFetch fetch(s_.layout, s_.tiles, kind, reply.plan, raw_bytes_bound(tiles_in(ranges)), sink, s_.streams.count());
   const RoundResult round =
       s_.streams.run(fetch, frame_items(s_.batches, ranges, 0, items), s_.control.instance(), until_);
+  if (kind == FrameFetch::Kind::packed_tiles) learn(round, true);
   return settle(round, fetch.tallies());
 }
 

@@ -29,7 +29,7 @@ bool Pull::far() const {
 }
 
 bool Pull::packing_pays(const wire::PlanReply& reply, const Ranges& ranges) const {
-  if (reply.pack_threads == 0 || !s_.link.rate().known()) return false;
+  if (plain_tiles_only_ || reply.pack_threads == 0 || !s_.link.rate().known()) return false;
   TwoForms forms;
   double smaller = 0;
   for (const wire::TileRange& range : ranges) {
@@ -58,9 +58,16 @@ Result<Pull::Progress> Pull::fetch_packed(const wire::PlanReply& reply, const Ra
   return fetch_raw(reply, ranges, std::max<std::uint64_t>(items, s_.streams.count()), FrameFetch::Kind::packed_tiles);
 }
 
-void Pull::learn(const RoundResult& round) {
+void Pull::learn(const RoundResult& round, bool packed) {
+  const bool smooth = round.end == RoundEnd::complete && round.stream_restarts == 0;
+  if (packed && round.stream_restarts != 0) plain_tiles_only_ = true;
   // Loopback is no link, and a round with breaks in it says more about them.
-  if (far() && round.end == RoundEnd::complete && round.stream_restarts == 0) s_.link.add(round.bytes, round.waited_s);
+  if (!smooth || !far()) return;
+  if (packed) {
+    s_.link.at_least(round.bytes, round.waited_s);
+  } else {
+    s_.link.add(round.bytes, round.waited_s);
+  }
 }
 
 }  // namespace deltasync::receiver

@@ -60,6 +60,13 @@ std::int64_t id_in(const Json& object, const char* field) {
   return id.get<std::int64_t>();
 }
 
+/// Microseconds; what is beyond can neither be added up nor sorted.
+double time_in(const Json& object, const char* field) {
+  const double us = object.at(field).get<double>();
+  if (std::abs(us) <= static_cast<double>(kIdMax)) return us;
+  throw Json::out_of_range::create(406, std::string(field) + " is no time of at most 2^53 us", &object.at(field));
+}
+
 TraceProcess read_process(const Json& json, const std::string& source) {
   TraceProcess p;
   p.source = source;
@@ -69,13 +76,13 @@ TraceProcess read_process(const Json& json, const std::string& source) {
   p.host = json.at("host").get<std::string>();
   p.boot_id = json.at("boot_id").get<std::string>();
   p.clock = json.at("clock").get<std::string>();
-  p.monotonic_us = json.at("anchor").at("monotonic_us").get<double>();
-  p.realtime_us = json.at("anchor").at("realtime_us").get<double>();
-  p.dropped = json.at("dropped").get<std::uint64_t>();
-  p.offset_us = json.value("offset_us", 0.0);
+  p.monotonic_us = time_in(json.at("anchor"), "monotonic_us");
+  p.realtime_us = time_in(json.at("anchor"), "realtime_us");
+  p.dropped = static_cast<std::uint64_t>(id_in(json, "dropped"));
+  if (json.contains("offset_us")) p.offset_us = time_in(json, "offset_us");
   for (const Json& sight : json.at("clocks")) {
-    p.sights.push_back({sight.at("clock").get<std::string>(), sight.at("sent_us").get<double>(),
-                        sight.at("received_us").get<double>(), sight.at("theirs_us").get<double>()});
+    p.sights.push_back({sight.at("clock").get<std::string>(), time_in(sight, "sent_us"), time_in(sight, "received_us"),
+                        time_in(sight, "theirs_us")});
   }
   return p;
 }
@@ -105,8 +112,8 @@ Timeline read_timeline(const Json& json, const std::string& source) {
     span.process = process->second;
     span.tid = id_in(event, "tid");
     span.name = event.at("name").get<std::string>();
-    span.begin_us = event.at("ts").get<double>() - p.offset_us;
-    span.dur_us = event.at("dur").get<double>();
+    span.begin_us = time_in(event, "ts") - p.offset_us;
+    span.dur_us = time_in(event, "dur");
     span.args = event.value("args", Json::object());
     if (span.args.contains("version")) span.version = parse_id(span.args.at("version").get<std::string>());
     t.spans.push_back(std::move(span));

@@ -147,6 +147,8 @@ static inline const char* join_numbers(const DensePlanes& planes, std::uint32_t 
       if (escapes == planes.escapes) return "more escapes than its record says";
       q = read_long(planes.escape, std::uint64_t{escapes++} * (kBits - k), kBits - k);
       if (q < kDenseEscape) return "an escape that is none";
+    } else if (kBits - k < 5 && q >> (kBits - k) != 0) {
+      return "a number longer than the element";
     }
     out[i] = from_zigzag(static_cast<U>(q << k | low));
   }

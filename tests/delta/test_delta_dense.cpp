@@ -320,6 +320,22 @@ TEST_F(BadDense, FewerEscapesThanTheRecordSays) {
   expect_refused("not what its record says");
 }
 
+TEST(BadDenseRuns, ANumberLongerThanItsElementIsSeen) {
+  const auto layout = Layout::build({{"a", Dtype::i8, {1, 4}, {}, {}}}).value();
+  TileRecord record;
+  record.codec = Codec::dense_ulp;
+  record.rice_k = 6;
+  record.changed = 1;
+  record.quotient_sum = 4;
+  // Quotients 4, 0, 0, 0, the low bits of the first are 1: the number is 257.
+  const std::vector<std::byte> payload{std::byte{1}, std::byte{0}, std::byte{0}, std::byte{0b11110000}};
+  record.payload = payload;
+  const std::vector<std::byte> memory(4);
+  const auto digest = verify_tile(*layout, record, memory.data(), memory.size(), 0);
+  ASSERT_FALSE(digest.ok());
+  EXPECT_THAT(digest.error().message(), HasSubstr("longer than the element"));
+}
+
 /// A quotient of 65,536 + 16 zeros looks like an escape modulo 2^16.
 TEST(BadDenseRuns, ARunOfZerosAsLongAsATileIsSeen) {
   const auto layout = Layout::build({{"a", Dtype::f32, {1, 4200}, {}, {}}}).value();

@@ -48,9 +48,11 @@ TEST(LinkMeter, UnknownUntilEnoughBytesCame) {
   LinkMeter meter;
   EXPECT_TRUE(meter.wants_sample());
   EXPECT_FALSE(meter.rate().known());
-  meter.add(LinkMeter::kSampleBytes / 2, 0.05);
+  // Many small rounds are many waits for something else.
+  for (int i = 0; i < 100; ++i) meter.add(LinkMeter::kSampleBytes / 2, 0.05);
+  EXPECT_TRUE(meter.wants_sample());
   EXPECT_FALSE(meter.rate().known());
-  meter.add(LinkMeter::kSampleBytes / 2, 0.05);
+  meter.add(LinkMeter::kSampleBytes, 0.1);
   EXPECT_FALSE(meter.wants_sample());
   EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, static_cast<double>(LinkMeter::kSampleBytes) / 0.1);
 }
@@ -65,6 +67,19 @@ TEST(LinkMeter, APullThatWaitsForItsOwnWorkShowsAFastLink) {
   EXPECT_FALSE(meter.rate().known());
 }
 
+TEST(LinkMeter, AMeasurementThatWasTooLowIsRaised) {
+  LinkMeter meter;
+  meter.at_least(100 * kMb, 1);
+  EXPECT_TRUE(meter.wants_sample()) << "at least is no rate";
+  meter.add(100 * kMb, 1);
+  meter.at_least(100 * kMb, 5);
+  EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, 1e8);
+  meter.at_least(100 * kMb, 0.5);
+  EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, 2e8);
+  meter.at_least(100 * kMb, 0.01);
+  EXPECT_FALSE(meter.rate().known()) << "fast";
+}
+
 TEST(LinkMeter, TheBestOfTheLastOnes) {
   LinkMeter meter;
   meter.add(100 * kMb, 1);
@@ -77,10 +92,12 @@ TEST(LinkMeter, TheBestOfTheLastOnes) {
 TEST(Classes, PayWhereTheirBytesTakeLongerThanTheirMaking) {
   constexpr std::uint64_t kModel = 2048u << 20;
   constexpr std::uint64_t kChanged = kModel / 2 / 100;  // 4 MB saved, a second of work
-  EXPECT_TRUE(classes_pay(kChanged, kModel, {0.01 * kGbps}));
-  EXPECT_FALSE(classes_pay(kChanged, kModel, {1 * kGbps}));
-  EXPECT_FALSE(classes_pay(kChanged, kModel, LinkRate())) << "not known, or fast";
-  EXPECT_FALSE(classes_pay(0, kModel, {0.01 * kGbps})) << "nothing is known of deltas";
+  constexpr double kPatience = 2.5;
+  EXPECT_TRUE(classes_pay(kChanged, kModel, {0.01 * kGbps}, kPatience));
+  EXPECT_FALSE(classes_pay(kChanged, kModel, {1 * kGbps}, kPatience));
+  EXPECT_FALSE(classes_pay(kChanged, kModel, LinkRate(), kPatience)) << "not known, or fast";
+  EXPECT_FALSE(classes_pay(0, kModel, {0.01 * kGbps}, kPatience)) << "nothing is known of deltas";
+  EXPECT_FALSE(classes_pay(kChanged, kModel, {0.01 * kGbps}, 0.5)) << "the plan would not wait for them";
 }
 
 }  // namespace

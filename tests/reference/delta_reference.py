@@ -321,6 +321,7 @@ def decode_dense(tile, old, record):
             need(q >= 16, "an escape that is none")
             escapes += 1
         z = q << k | number(low[i])
+        need(z >> w == 0, "a number longer than the element")
         changed += z != 0
         difference = -(z + 1) // 2 if z % 2 else z // 2
         elements[i] = ulp(ulp(int(elements[i]), w, tile.tensor.is_float) + difference, w, tile.tensor.is_float)

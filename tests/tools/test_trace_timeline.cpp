@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <set>
 
 namespace deltasync::tools {
@@ -145,6 +146,14 @@ TEST(Timeline, HostileFilesAreRefused) {
     bad = good;
     bad.replace(bad.rfind("\"tid\":1") + 6, 1, pid);
     refused(bad, "tid is no number");
+  }
+  for (const char* field : {"ts", "dur", "monotonic_us", "realtime_us"}) {
+    for (const char* time : {"1e308", "-1e308", "9007199254740994"}) {
+      std::string bad = good;
+      const std::size_t at = bad.find(std::string("\"") + field + "\":") + std::strlen(field) + 3;
+      bad.replace(at, bad.find_first_of(",}", at) - at, time);
+      refused(bad, std::string(field) + " is no time");
+    }
   }
 }
 
