@@ -155,9 +155,6 @@ Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64
 /// The same with each tile in raw_planes where that is smaller. Takes a CPU, for slow links.
 Frame packed_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
                    std::span<const std::uint64_t> digests);
-/// The same of copies of the tiles, each row by row without padding, one after the other.
-Frame packed_frame_of_copy(const Layout& layout, ByteSpan copy, std::span<const std::uint64_t> tiles,
-                           std::span<const std::uint64_t> digests);
 
 /// The frame with each tile of floats in rice_class where that is smaller, and as it was where not: no record is larger
 /// than it was. Whatever form the frame had, the result needs exactly its base: `before` is the half that the delta

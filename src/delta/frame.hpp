@@ -75,6 +75,9 @@ void take_frames(std::vector<Frame>& frames, Delta& delta);
 std::byte* copy_tile(const Layout& layout, ByteSpan half, std::uint64_t tile, std::byte* out) noexcept;
 /// Bytes of the copies of all these tiles.
 std::size_t tile_bytes(const Layout& layout, std::span<const std::uint64_t> tiles) noexcept;
+/// packed_frame() of such copies, one after the other.
+Frame packed_frame_of_copy(const Layout& layout, ByteSpan copy, std::span<const std::uint64_t> tiles,
+                           std::span<const std::uint64_t> digests);
 
 /// Bytes of the payload that a record announces; of rice_class and raw_planes no one can tell before its header is
 /// read.
