@@ -61,6 +61,7 @@ ReceiverImpl::ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer p
 ReceiverImpl::~ReceiverImpl() {
   close_staged();
   discard_full();
+  BlockPool::shared().trim();
 }
 
 Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions options, const Tuning& tuning,
@@ -176,6 +177,7 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
              *target_, held_, scrub_cursor_, distrusted_},
             want, until);
   auto prepared = pull.run();
+  BlockPool::shared().trim();  // what this update has not taken of the last one's
   if (!prepared) {
     // Verified tiles wait for the next pull, in staging memory too: else a link too slow for one deadline would begin
     // from nothing each time.

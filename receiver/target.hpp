@@ -12,6 +12,7 @@
 #include "delta/delta.hpp"
 #include "deltasync/receiver.hpp"
 #include "format/tile_set.hpp"
+#include "receiver/recycled_bytes.hpp"
 
 namespace deltasync {
 
@@ -29,7 +30,7 @@ struct StagedFrame {
   std::vector<delta::TileRecord> records;
   /// The changes of all records, one after the other, as delta::resolve_tile left them when it verified the frame over
   /// live memory; or nothing. For targets that exchange.
-  std::vector<std::byte> resolved;
+  RecycledBytes resolved;
 };
 /// One delta step; frames in any order, tiles disjoint.
 struct StagedStep {

@@ -63,8 +63,8 @@ Status verify_frame(const Target& target, StagedFrame& frame, std::span<const st
   const auto bytes = static_cast<std::size_t>(resolved_bytes(layout, frame));
   const bool keep = target.exchanges() && bytes != 0 && budget.take(bytes);
   if (target.exchanges() && !keep) DS_TRY(budget.take_for_classes(class_bytes(layout, frame)));
-  std::vector<std::byte> resolved;
-  if (keep) resolved.reserve(bytes);
+  RecycledBytes resolved(keep ? bytes : 0);
+  MutByteSpan rest(resolved);
   frame.resolved.clear();
   for (const delta::TileRecord& record : frame.records) {
     const Tile tile = layout.tile(record.tile);
@@ -72,7 +72,9 @@ Status verify_frame(const Target& target, StagedFrame& frame, std::span<const st
     const std::byte* const first = delta::tile_address(live, tile, layout.tensors()[tile.tensor].element_bytes);
     const std::uint64_t digest = before[record.tile];
     if (keep) {
-      DS_ASSIGN(after[record.tile], delta::resolve_tile(layout, record, first, live.row_stride, digest, resolved));
+      const MutByteSpan changes = rest.first(delta::resolved_bytes(layout, record));
+      DS_ASSIGN(after[record.tile], delta::resolve_tile(layout, record, first, live.row_stride, digest, changes));
+      rest = rest.subspan(changes.size());
     } else {
       DS_ASSIGN(after[record.tile], delta::verify_tile(layout, record, first, live.row_stride, digest));
     }

@@ -16,8 +16,7 @@ namespace deltasync::delta {
 
 namespace {
 
-constexpr std::uint32_t kRun = 256;          ///< elements that are looked at together, in the nearest cache
-constexpr std::uint32_t kPrefetchRun = 768;  ///< elements whose lines are asked for together
+constexpr std::uint32_t kRun = 64;  ///< elements that are looked at together, in the nearest cache
 
 Error bad_digest() {
   return {Errc::corrupt, "the state digest after it differs: a wrong base or damaged bytes"};
@@ -46,6 +45,12 @@ constexpr ValueKind value_kind(Codec codec) noexcept {
   return kFloat ? ValueKind::ulp_difference : ValueKind::difference;
 }
 
+/// In a loop that loads from places all over a tile: compilers that make vectors of such loads for SSE2, which has no
+/// gather, take them apart and put them together again, at twice the time.
+inline void keep_scalar() noexcept {
+  asm volatile("");
+}
+
 /// Where the run of elements that begins at number `i` ends: behind a word, so that its elements stay together.
 template <class U>
 std::uint32_t run_end(const DecodedTile& tile, std::uint32_t i) noexcept {
@@ -57,13 +62,13 @@ std::uint32_t run_end(const DecodedTile& tile, std::uint32_t i) noexcept {
 
 /// Turns differences into new elements (in `tile.values`) and returns how the digest changes. Reads only. For tiles
 /// whose rows are whole words.
-template <class U, bool kFloat>
-std::uint64_t resolve(const RowGeometry& geometry, const DecodedTile& tile, Codec codec, const std::byte* first) {
+template <class U, bool kFloat, class Cursor>
+std::uint64_t resolve_at(const RowGeometry& geometry, const DecodedTile& tile, Codec codec, const std::byte* first) {
   constexpr unsigned kWidth = sizeof(U) == 1 ? 0 : sizeof(U) == 2 ? 1 : sizeof(U) == 4 ? 2 : 3;
   const auto kernel = active_kernels().decode.resolve[kWidth][static_cast<unsigned>(value_kind<U, kFloat>(codec))];
   std::uint64_t before[kRun + 8];  // a run goes on to the end of its last word
   ElementPrefetcher prefetcher(geometry, tile.positions, tile.count, first, sizeof(U));
-  RowCursor cursor(geometry);
+  Cursor cursor(geometry);
   std::uint64_t sum = 0;
   for (std::uint32_t i = 0; i < tile.count;) {
     const std::uint32_t end = run_end<U>(tile, i);
@@ -71,11 +76,17 @@ std::uint64_t resolve(const RowGeometry& geometry, const DecodedTile& tile, Code
     for (std::uint32_t j = i; j < end; ++j) {
       const std::size_t col = cursor.seek(tile.positions[j]);
       before[j - i] = load_raw<std::uint64_t>(first + cursor.offset() + (col * sizeof(U) & ~std::size_t{7}));
+      keep_scalar();
     }
     sum += kernel(before, tile.positions + i, tile.values + std::size_t{i} * sizeof(U), end - i);
     i = end;
   }
   return sum;
+}
+template <class U, bool kFloat>
+std::uint64_t resolve(const RowGeometry& geometry, const DecodedTile& tile, Codec codec, const std::byte* first) {
+  return with_cursor(geometry,
+                     [&]<class Cursor>() { return resolve_at<U, kFloat, Cursor>(geometry, tile, codec, first); });
 }
 
 /// The same for tiles whose rows end within a word.
@@ -224,25 +235,22 @@ void add_in_place(const RowGeometry& geometry, const DecodedTile& tile, std::byt
 }
 
 /// `resolved` holds `count` positions and then as many elements, at any address.
-template <class U>
+template <class U, class Cursor>
 void exchange(const RowGeometry& geometry, std::uint32_t count, std::byte* first, MutByteSpan resolved) {
-  std::byte* elements = resolved.data() + std::size_t{count} * sizeof(std::uint16_t);
-  std::uint16_t positions[kPrefetchRun];
-  RowCursor ahead(geometry);
-  RowCursor cursor(geometry);
-  for (std::uint32_t i = 0; i < count; i += kPrefetchRun) {
-    const std::uint32_t run = std::min(count - i, kPrefetchRun);
-    std::memcpy(positions, resolved.data() + std::size_t{i} * sizeof(std::uint16_t), run * sizeof(std::uint16_t));
-    for (std::uint32_t j = 0; j < run; ++j) {
-      const std::size_t col = ahead.seek(positions[j]);
-      __builtin_prefetch(first + ahead.offset() + col * sizeof(U), 1, 2);
-    }
-    for (std::uint32_t j = 0; j < run; ++j, elements += sizeof(U)) {
-      const std::size_t col = cursor.seek(positions[j]);
+  const std::byte* const positions = resolved.data();
+  std::byte* const elements = resolved.data() + std::size_t{count} * sizeof(std::uint16_t);
+  ElementPrefetcher prefetcher(geometry, positions, count, first, sizeof(U));
+  Cursor cursor(geometry);
+  for (std::uint32_t i = 0; i < count;) {
+    const std::uint32_t end = std::min(count, i + kRun);
+    prefetcher.reach(end);
+    for (; i < end; ++i) {
+      const std::size_t col = cursor.seek(load_raw<std::uint16_t>(positions + std::size_t{i} * sizeof(std::uint16_t)));
       std::byte* const place = first + cursor.offset() + col * sizeof(U);
+      std::byte* const element = elements + std::size_t{i} * sizeof(U);
       const U old = load_raw<U>(place);
-      store_raw(place, load_raw<U>(elements));
-      store_raw(elements, old);
+      store_raw(place, load_raw<U>(element));
+      store_raw(element, old);
     }
   }
 }
@@ -264,16 +272,22 @@ std::size_t resolved_bytes(const Layout& layout, const TileRecord& record) {
 }
 
 Result<std::uint64_t> resolve_tile(const Layout& layout, const TileRecord& record, const std::byte* first,
-                                   std::size_t row_stride, std::uint64_t digest_before, std::vector<std::byte>& out) {
+                                   std::size_t row_stride, std::uint64_t digest_before, MutByteSpan out) {
   const TileShape shape = tile_shape(layout, record.tile);
   NewElements elements_after;
   Result<std::uint64_t> digest = check_record(shape, record, first, row_stride, digest_before, elements_after);
   if (!digest.ok()) return std::move(digest).error().with_context(tile_name(layout, record.tile));
   const DecodedTile& decoded = elements_after.changed;
-  const ByteSpan positions = std::as_bytes(std::span(decoded.positions, decoded.count));
-  const ByteSpan elements(decoded.values, std::size_t{decoded.count} * shape.element_bytes);
-  out.insert(out.end(), positions.begin(), positions.end());
-  out.insert(out.end(), elements.begin(), elements.end());
+  const std::size_t position_bytes = std::size_t{decoded.count} * sizeof(std::uint16_t);
+  const std::size_t element_bytes = std::size_t{decoded.count} * shape.element_bytes;
+  if (out.size() != position_bytes + element_bytes) {
+    return Error(Errc::invalid_argument, tile_name(layout, record.tile) + ": room for " + std::to_string(out.size()) +
+                                             " bytes of changes, " + std::to_string(position_bytes + element_bytes) +
+                                             " are there");
+  }
+  if (decoded.count == 0) return digest;
+  std::memcpy(out.data(), decoded.positions, position_bytes);
+  std::memcpy(out.data() + position_bytes, decoded.values, element_bytes);
   return digest;
 }
 
@@ -282,7 +296,9 @@ void exchange_tile(const Layout& layout, const TileRecord& record, std::byte* fi
   if (gives_whole_tile(record.codec)) return;
   const TileShape shape = tile_shape(layout, record.tile);
   const RowGeometry geometry(shape, row_stride);
-  with_element(shape, [&]<class U, bool kFloat>() { exchange<U>(geometry, record.changed, first, resolved); });
+  with_element(shape, [&]<class U, bool kFloat>() {
+    with_cursor(geometry, [&]<class Cursor>() { exchange<U, Cursor>(geometry, record.changed, first, resolved); });
+  });
 }
 
 Result<std::uint64_t> apply_tile(const Layout& layout, const TileRecord& record, std::byte* first,

@@ -75,11 +75,11 @@ static inline const char* magnitudes_scalar(const std::byte* lengths, std::uint6
       const std::uint64_t m = std::uint64_t{1} << length | read_bits(low, low_at, length);
       low_at += length;
       std::byte* const value = values + i * sizeof(U);
-      const bool negative = magnitude(load_raw<U>(value)) != load_raw<U>(value);
-      if (length == kBits - 1 && (!negative || m != std::uint64_t{1} << length)) {
+      const U unit = load_raw<U>(value);  // 1 or -1
+      if (length == kBits - 1 && (unit == U{1} || m != std::uint64_t{1} << length)) {
         return "a magnitude is above half of the element's range";
       }
-      store_raw(value, static_cast<U>(negative ? std::uint64_t{0} - m : m));
+      store_raw(value, static_cast<U>(m * unit));  // no branch: signs cannot be predicted
       stops_after_zero &= stops_after_zero - 1;
     }
     run = word == 0 ? run + valid : valid - 1 - log2_floor(word);

@@ -229,11 +229,11 @@ void undo_tile(const Layout& layout, const TileRecord& record, std::byte* first,
 
 /// What resolve_tile keeps of a record: its positions and new elements; 0 for a raw tile, packed or not.
 std::size_t resolved_bytes(const Layout& layout, const TileRecord& record);
-/// verify_tile, and on success appends the record's changes to `out`, decoded: resolved_bytes() of them, from which
-/// exchange_tile commits without decoding again. They hold on exactly these bytes at `first`.
+/// verify_tile, and on success writes the record's changes to `out`, decoded: it has exactly resolved_bytes(), at any
+/// address, and exchange_tile commits from it without decoding again. They hold on exactly these bytes at `first`.
 Result<std::uint64_t> resolve_tile(const Layout& layout, const TileRecord& record, const std::byte* first,
-                                   std::size_t row_stride, std::uint64_t digest_before, std::vector<std::byte>& out);
-/// Exchanges the tile's changed elements with those in `resolved`, which resolve_tile appended: the first time that
+                                   std::size_t row_stride, std::uint64_t digest_before, MutByteSpan out);
+/// Exchanges the tile's changed elements with those in `resolved`, which resolve_tile wrote: the first time that
 /// commits, the next time it takes the commit back. Does nothing for a raw tile, packed or not.
 void exchange_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
                    MutByteSpan resolved);

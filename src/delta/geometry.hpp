@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -55,10 +56,12 @@ struct RowGeometry {
   std::uint32_t words_per_row = 0;
   std::size_t row_stride = 0;
   std::size_t row_bytes = 0;
+  bool is_flat = false;  ///< a single long row
 
   RowGeometry(const TileShape& shape, std::size_t stride)
       : cols(shape.cols), words_per_row(shape.words_per_row()), row_stride(stride), row_bytes(shape.row_bytes()) {
-    if (stride == row_bytes && row_bytes % 8 == 0) {
+    if ((stride == row_bytes || shape.rows == 1) && row_bytes % 8 == 0) {
+      is_flat = true;
       cols = shape.elements();
       words_per_row *= shape.rows;
       row_bytes = shape.raw_bytes();
@@ -90,19 +93,42 @@ class RowCursor {
   std::uint32_t first_ = 0;
 };
 
-/// Asks for the cache lines of changed elements, all those of a run at once and into the second cache: it can wait for
+/// The same where the tile is a single long row.
+class FlatCursor {
+ public:
+  explicit FlatCursor(const RowGeometry& /*all of it is one row*/) {}
+  static std::uint32_t seek(std::uint32_t position) noexcept { return position; }
+  static std::size_t offset() noexcept { return 0; }
+};
+
+/// Calls fn.operator()<Cursor>() with the cheapest one.
+template <class Fn>
+decltype(auto) with_cursor(const RowGeometry& geometry, Fn&& fn) {
+  if (geometry.is_flat) return fn.template operator()<FlatCursor>();
+  return fn.template operator()<RowCursor>();
+}
+
+/// Asks for the cache lines of changed elements, many of them at once and into the second cache: it can wait for
 /// many more lines than the first, whose few outstanding misses would make each wait for the one before (measured at
 /// 1% changed: half the time of prefetching into the first cache, some way ahead or tile by tile).
 class ElementPrefetcher {
  public:
-  ElementPrefetcher(const RowGeometry& geometry, const std::uint16_t* positions, std::uint32_t count,
-                    const std::byte* first, std::uint32_t element_bytes)
-      : cursor_(geometry), positions_(positions), count_(count), first_(first), element_bytes_(element_bytes) {}
-  /// Before elements up to number `i` are used.
+  /// `positions`: `count` ascending ones of 16 bits each, at any address.
+  ElementPrefetcher(const RowGeometry& geometry, const void* positions, std::uint32_t count, const std::byte* first,
+                    std::uint32_t element_bytes)
+      : cursor_(geometry),
+        positions_(static_cast<const std::byte*>(positions)),
+        count_(count),
+        first_(first),
+        element_bytes_(element_bytes) {}
+  /// Before elements up to number `i` are used. Best asked in small steps: what is asked for then comes while elements
+  /// are worked on.
   void reach(std::uint32_t i) noexcept {
     const std::uint32_t end = std::min(count_, i + kAhead);
     for (; next_ < end; ++next_) {
-      const std::uint32_t col = cursor_.seek(positions_[next_]);
+      std::uint16_t position;
+      std::memcpy(&position, positions_ + std::size_t{next_} * sizeof position, sizeof position);
+      const std::uint32_t col = cursor_.seek(position);
       __builtin_prefetch(first_ + cursor_.offset() + std::size_t{col} * element_bytes_, 0, 2);
     }
   }
@@ -110,7 +136,7 @@ class ElementPrefetcher {
  private:
   static constexpr std::uint32_t kAhead = 768;  ///< elements
   RowCursor cursor_;
-  const std::uint16_t* positions_;
+  const std::byte* positions_;
   std::uint32_t count_;
   const std::byte* first_;
   std::uint32_t element_bytes_;

@@ -63,11 +63,10 @@ inline void decode_record(const Layout& layout, const delta::TileRecord& record,
   const std::uint64_t before = delta::tile_digest(memory.data(), row_bytes, rows, row_bytes);
   const auto verified = delta::verify_tile(layout, record, memory.data(), row_bytes, before);
   if (memory != base) std::abort();
-  std::vector<std::byte> resolved;
+  std::vector<std::byte> resolved(delta::resolved_bytes(layout, record));
   const auto again = delta::resolve_tile(layout, record, memory.data(), row_bytes, before, resolved);
   if (memory != base || again.ok() != verified.ok()) std::abort();
   if (!verified) return;
-  if (resolved.size() != delta::resolved_bytes(layout, record)) std::abort();
   std::vector<std::byte> undo;
   delta::save_undo(layout, record, memory.data(), row_bytes, undo);
   const auto applied = delta::apply_tile(layout, record, memory.data(), row_bytes, before);
