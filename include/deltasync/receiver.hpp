@@ -51,7 +51,7 @@ struct ReceiverOptions {
   /// Host memory that the frames of one delta may take; a larger one becomes a full update, unless full_over_live
   /// refuses those or the version is wanted by number or label (then a delta as large as the model is the limit, beyond
   /// it no_space). As much again may be taken by its changes in decoded form, which shorten the commit; those that find
-  /// no room are decoded twice. The memory of these stays for the next update. 0 = a quarter of the model, at least 16 MiB.
+  /// no room are decoded twice. That memory stays for the next update. 0 = a quarter of the model, at least 16 MiB.
   std::uint64_t delta_bytes_max = 0;
   /// Speed of the link from the agent in gigabits per second. On a slow one full transfers come packed (about two
   /// thirds of the bytes of bf16 weights), where that is sooner, for some work on both ends. 0 = measured in earlier
