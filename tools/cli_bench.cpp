@@ -71,7 +71,8 @@ std::function<Status()> setup_bench(CLI::App& app) {
   const auto options = std::make_shared<bench::Options>();
   const auto json = std::make_shared<bool>(false);
   options->bin_dir = own_directory();
-  app.add_option("case", options->name, "diff, codec, merge, apply, full, packed, partial, e2e, tensors or baseline")
+  app.add_option("case", options->name,
+                 "diff, codec, merge, apply, offload, full, packed, partial, e2e, tensors or baseline")
       ->required();
   app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));
   app.add_option("--density", options->density, "fraction of elements that a step changes")
@@ -82,6 +83,9 @@ std::function<Status()> setup_bench(CLI::App& app) {
       ->check(CLI::Range(1U, 1000U));
   app.add_option("--steps", options->steps, "merge: deltas of the chain")->check(CLI::Range(1U, 256U));
   app.add_flag("--master", options->master, "diff, codec, apply: the fp32 weights instead of their bf16 copies");
+  app.add_option("--behind-threads", options->behind_threads,
+                 "of the agent, to diff while a version is being offloaded")
+      ->check(CLI::Range(0U, 1024U));
   app.add_flag("--compact", options->compact, "e2e: deltas in exponent classes, as for a slow link");
   app.add_option("--seed", options->seed, "of the generator");
   app.add_option("--from", options->from, "codec: two model directories instead of the generator; packed: one")

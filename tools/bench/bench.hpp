@@ -23,6 +23,7 @@ struct Options {
   unsigned versions = 5;   ///< timed versions or rounds wanted; rounds_of() is what is run
   unsigned steps = 8;      ///< merge: deltas of the chain
   bool master = false;     ///< diff, codec, apply: the fp32 weights themselves instead of their bf16 copies
+  unsigned behind_threads = 2;  ///< of the agent, to diff while a version is still being offloaded
   bool compact = false;    ///< e2e: over the wire in exponent classes, as over a slow link
   std::uint64_t seed = 1;
   std::vector<std::filesystem::path> from;  ///< codec: two model directories, packed: one, instead of the generator
@@ -38,6 +39,7 @@ Result<Json> run_diff(const Options& options);
 Result<Json> run_codec(const Options& options);
 Result<Json> run_merge(const Options& options);
 Result<Json> run_apply(const Options& options);
+Result<Json> run_offload(const Options& options);
 Result<Json> run_full(const Options& options);
 Result<Json> run_packed(const Options& options);
 Result<Json> run_partial(const Options& options);

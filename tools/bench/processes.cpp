@@ -134,6 +134,8 @@ Result<BenchAgent> BenchAgent::start(const Options& options) {
                                 ready.string(),
                                 "--threads",
                                 std::to_string(options.threads),
+                                "--behind-threads",
+                                std::to_string(options.behind_threads),
                                 "--remove-segment-on-exit",
                                 "--log-level",
                                 "warn"};
