@@ -82,8 +82,16 @@ class BenchTest(CliTest):
         self.assert_ratio(got, "merged_to_chain", "merged_bytes", "chain_bytes")
 
     def test_apply(self):
-        got = self.bench("apply", *SMALL, fields=["memcpy_s", "apply_s", "ratio_to_memcpy"])
+        got = self.bench("apply", *SMALL, fields=["memcpy_s", "apply_s", "ratio_to_memcpy", "limit_s", "ratio_to_limit"])
         self.assert_ratio(got, "ratio_to_memcpy", "apply_s", "memcpy_s")
+        self.assert_ratio(got, "ratio_to_limit", "apply_s", "limit_s")
+
+    def test_offload(self):
+        got = self.bench("offload", *SMALL, "--behind-threads", "1",
+                         fields=["memcpy_s", "offload_s", "offload_alone_s", "ratio_to_memcpy", "ratio_to_alone"])
+        self.assert_ratio(got, "ratio_to_memcpy", "offload_s", "memcpy_s")
+        self.assert_ratio(got, "ratio_to_alone", "offload_s", "offload_alone_s")
+        self.assertEqual(got["behind_threads"], 1)
 
     def test_full(self):
         got = self.bench("full", *SMALL, fields=["limit_gbps", "pull_gbps", "ratio_to_limit"])
