@@ -17,7 +17,7 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
       behind_(options.behind_threads, metrics_.batches_behind, options.placement),
       packers_(options.pack_threads),
       ring_(options.ring_bytes_max, options.ring_entries_max),
-      merges_(options.merge_bytes_max) {}
+      made_(options.merge_bytes_max) {}
 
 Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) {
   DS_TRY(shm::check_segment_name(options.name));
@@ -28,8 +28,8 @@ Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) 
     set_thread_name("yard");
     yard->work();
   });
-  core->merge_thread_ = start_background("merge", std::max(1u, options.threads / 2),
-                                         [raw = core.get()](ThreadPool& pool) { raw->merge_loop(pool); });
+  core->start_maker(core->merger_, "merge");
+  core->start_maker(core->compacter_, "compact");
   core->publisher_ = std::thread([raw = core.get()] { raw->publish_loop(); });
   return core;
 }
@@ -42,12 +42,14 @@ void AgentCore::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
-    merge_cancel_ = true;
+    merger_.cancel = compacter_.cancel = true;
   }
-  merge_cv_.notify_all();
+  make_cv_.notify_all();
   wake();
   packers_.stop();
-  if (merge_thread_.joinable()) merge_thread_.join();
+  for (Maker* maker : {&merger_, &compacter_}) {
+    if (maker->thread.joinable()) maker->thread.join();
+  }
   if (publisher_.joinable()) publisher_.join();
   yard_->close();
   if (yard_thread_.joinable()) yard_thread_.join();
@@ -122,7 +124,7 @@ void AgentCore::rebuild_snapshot_locked(GenerationPtr generation, ServedPtr serv
     offer.ring.push_back({entry->from, entry->to, d.from_root, d.to_root, d.frames.size(), d.frame_bytes, d.changed});
   }
   yard_->bury(std::exchange(snapshot_, std::move(next)));  // it may be the last to hold deltas
-  retain_merges_locked();
+  retain_made_locked();
 }
 
 AgentCore::Subscription AgentCore::subscribe(std::function<void()> changed) {
@@ -153,22 +155,22 @@ void AgentCore::wake() {
 // ---- plans -------------------------------------------------------------------------------------------------------
 
 Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::Plan& plan, std::uint64_t connection,
-                                                       std::string* waiting_for, MergeWait& merge,
+                                                       std::string* waiting_for, MadeWait& wait,
                                                        const SubsetPtr& subset) {
-  if (subset) return plan_subset(plan, connection, waiting_for, merge, subset);
+  if (subset) return plan_subset(plan, connection, waiting_for, wait, subset);
   const std::lock_guard lock(mutex_);
   std::vector<RingEntryPtr> unknown;  // stays empty
-  return plan_locked(plan, connection, waiting_for, merge, {nullptr, snapshot_->offer, unknown});
+  return plan_locked(plan, connection, waiting_for, wait, {nullptr, snapshot_->offer, unknown});
 }
 
 Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& plan, std::uint64_t connection,
-                                                              std::string* waiting_for, MergeWait& merge,
+                                                              std::string* waiting_for, MadeWait& wait,
                                                               const Share& share) {
   if (stop_) return Error(Errc::connection, "the agent is shutting down");
   Decision decision = decide(plan, share.offer);
   if (decision.kind != Decision::Kind::delta) {
     // What it could have had before it waited for a merge may have left the ring meanwhile.
-    if (auto chain = take_chain_locked(merge)) {
+    if (auto chain = take_chain_locked(wait)) {
       count_pull(chain->mode);
       return std::optional<wire::PlanReply>(std::move(chain));
     }
@@ -186,13 +188,13 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
     }
     default: break;
   }
-  auto steps = merged_steps_locked(decision, merge);
+  auto steps = made_steps_locked(decision, wait);
   if (!steps) {
-    if (decision.kind == Decision::Kind::delta && !merge.chain) {
-      DS_ASSIGN(merge.chain, open_plan_locked(decision, ring_steps_locked(decision), connection, share));
+    if (decision.kind == Decision::Kind::delta && !wait.chain) {
+      DS_ASSIGN(wait.chain, open_plan_locked(decision, ring_steps_locked(decision), connection, share));
     }
-    *waiting_for = (decision.compact ? "a compact delta of " : "the merge of ") + std::to_string(decision.merge_steps) +
-                   " steps to " + to_string(decision.target);
+    *waiting_for = (wait.key->form == DeltaForm::compact ? "a compact delta of " : "the merge of ") +
+                   std::to_string(decision.merge_steps) + " steps to " + to_string(decision.target);
     return std::optional<wire::PlanReply>();
   }
   if (!know_parts(share, *steps)) return std::optional<wire::PlanReply>();
@@ -202,7 +204,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
     for (const RingEntryPtr& entry : *steps) bytes += part_of(share, entry).frame_bytes;
     if (bytes >= share.offer.full_bytes) *steps = ring_steps_locked(decision);
   }
-  if (merge.hit) Metrics::add(metrics_.merge_hits, 1);
+  if (wait.hit) Metrics::add(metrics_.merge_hits, 1);
   if (decision.kind == Decision::Kind::full && decision.merge_steps != 0) {
     // The chain itself is larger than a full transfer.
     std::uint64_t bytes = 0;
@@ -213,7 +215,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
       steps->clear();
     }
   }
-  if (const auto chain = take_chain_locked(merge)) end_plan_locked(chain->plan);
+  if (const auto chain = take_chain_locked(wait)) end_plan_locked(chain->plan);
   DS_ASSIGN(wire::PlanReply reply, open_plan_locked(decision, std::move(*steps), connection, share));
   count_pull(reply.mode);
   return std::optional<wire::PlanReply>(std::move(reply));

@@ -1,5 +1,5 @@
 // The agent's state: generations of the segment, what is served, the ring of deltas, plans and leases; the publisher,
-// the one thread that moves halves through their states; and the thread that merges and compacts deltas. No sockets
+// the one thread that moves halves through their states; and the two threads that merge and compact deltas. No sockets
 // here.
 //
 // Invariants:
@@ -28,7 +28,7 @@
 #include "agent/behind.hpp"
 #include "agent/generation.hpp"
 #include "agent/leases.hpp"
-#include "agent/merge_cache.hpp"
+#include "agent/made_cache.hpp"
 #include "agent/metrics.hpp"
 #include "agent/options.hpp"
 #include "agent/pack_pool.hpp"
@@ -84,12 +84,13 @@ struct OpenPlan {
 using OpenPlanPtr = std::shared_ptr<const OpenPlan>;
 
 /// What a plan that is asked for again and again knows of the delta that it waits for. Its conversation's.
-struct MergeWait {
+struct MadeWait {
   bool may_wait = false;  ///< still
   // The core's.
-  std::optional<MergeKey> key;  ///< waited for: one in all, so that a trainer that is faster holds up nobody
-  bool began = false;           ///< nobody else had asked for it
-  bool hit = false;             ///< another's answers it
+  std::optional<MadeKey> key;  ///< waited for: one in all, so that a trainer that is faster holds up nobody
+  MadeCache::Wish wish;        ///< for it, until the waiting ends
+  bool began = false;          ///< nobody else had asked for it
+  bool hit = false;            ///< another's answers it
   /// Opened when the waiting began: the steps that it could have had at once. They stay to be had if they leave the
   /// ring meanwhile.
   std::optional<wire::PlanReply> chain;
@@ -117,10 +118,10 @@ class AgentCore : public TrainerHooks {
   // ---- the pull server's side; any thread ----------------------------------------------------------------------
   SnapshotPtr snapshot() const;
   /// One attempt: an answer, or nothing yet (`waiting_for` says what is missing; a change is told to subscribers). A
-  /// full answer has begun a lease. `merge` is the same for all attempts of one plan. `subset` is what the connection
+  /// full answer has begun a lease. `wait` is the same for all attempts of one plan. `subset` is what the connection
   /// has subscribed to and the plan names; null: everything.
   Result<std::optional<wire::PlanReply>> plan(const wire::Plan& plan, std::uint64_t connection,
-                                              std::string* waiting_for, MergeWait& merge,
+                                              std::string* waiting_for, MadeWait& wait,
                                               const SubsetPtr& subset = nullptr);
   /// The one Subset of these tiles for all connections, as long as one of them holds it. no_space beyond
   /// CoreOptions::subscription_bytes_max for all that live.
@@ -162,7 +163,7 @@ class AgentCore : public TrainerHooks {
   std::vector<PlanInfo> plans() const;
   std::vector<GenerationPtr> generations() const;
   std::uint64_t ring_bytes_max() const;
-  struct MergeInfo {
+  struct MadeInfo {
     struct Entry {
       Version from;
       Version to;
@@ -177,7 +178,7 @@ class AgentCore : public TrainerHooks {
     std::uint64_t bytes_max = 0;
     std::size_t wanted = 0;  ///< waiting, or being made
   };
-  MergeInfo merges() const;
+  MadeInfo made() const;
 
  private:
   struct Subscribers {
@@ -211,37 +212,38 @@ class AgentCore : public TrainerHooks {
     std::vector<RingEntryPtr>& unknown;  ///< whose parts have to be reckoned first
   };
   Result<std::optional<wire::PlanReply>> plan_locked(const wire::Plan& plan, std::uint64_t connection,
-                                                     std::string* waiting_for, MergeWait& merge, const Share& share);
+                                                     std::string* waiting_for, MadeWait& wait, const Share& share);
   /// `steps`: of a delta, or listed with a full answer.
   Result<wire::PlanReply> open_plan_locked(const Decision& decision, std::vector<RingEntryPtr> steps,
                                            std::uint64_t connection, const Share& share);
   // core_subset.cpp
   Result<std::optional<wire::PlanReply>> plan_subset(const wire::Plan& plan, std::uint64_t connection,
-                                                     std::string* waiting_for, MergeWait& merge,
-                                                     const SubsetPtr& subset);
+                                                     std::string* waiting_for, MadeWait& wait, const SubsetPtr& subset);
   static bool know_parts(const Share& share, const std::vector<RingEntryPtr>& steps);
   static Subset::Part part_of(const Share& share, const RingEntryPtr& entry);
-  // core_merge.cpp: of the chain of `decision` the most that is made as one, then the ring's own; nothing: it is waited
+  // core_made.cpp: of the chain of `decision` the most that is made as one, then the ring's own; nothing: it is waited
   // for.
-  std::optional<std::vector<RingEntryPtr>> merged_steps_locked(const Decision& decision, MergeWait& wait);
+  std::optional<std::vector<RingEntryPtr>> made_steps_locked(const Decision& decision, MadeWait& wait);
   std::vector<RingEntryPtr> ring_steps_locked(const Decision& decision) const;
-  std::optional<wire::PlanReply> take_chain_locked(MergeWait& wait);
+  std::optional<wire::PlanReply> take_chain_locked(MadeWait& wait);
   void count_pull(wire::PlanMode mode);
-  std::vector<RingEntryPtr> chain_locked(const MergeKey& key) const;
-  std::optional<MergeKey> best_locked(const Decision& decision, const std::vector<RingEntryPtr>& chain) const;
+  std::vector<RingEntryPtr> chain_locked(const MadeKey& key) const;
+  std::vector<MadeKey> better_than(const Decision& decision, const std::vector<RingEntryPtr>& chain) const;
+  void wish_locked(const std::vector<MadeKey>& better, MadeWait& wait);
   bool replace_made_locked(std::vector<RingEntryPtr>& chain, bool compact) const;
-  void retain_merges_locked();
+  void retain_made_locked();
   void let_go_locked(std::vector<RingEntryPtr> entries);
 
-  // The merging thread.
-  void merge_loop(ThreadPool& pool);
-  void merge_one(const MergeKey& key, ThreadPool& pool);
-  RingEntryPtr merge_chain(const MergeKey& key, const Layout& layout, const std::vector<RingEntryPtr>& chain,
-                           std::uint64_t bytes_before, ThreadPool& pool);
-  RingEntryPtr compact_chain(const MergeKey& key, const Layout& layout, const std::vector<RingEntryPtr>& chain,
-                             std::uint64_t bytes_before, ThreadPool& pool);
-  RingEntryPtr compact_one(const MergeKey& key, const Layout& layout, const RingEntry& plain, ThreadPool& pool);
-  delta::MergeOptions make_options(const MergeKey& key);
+  // The makers' threads. A delta that is made is null where it cannot be, or is not worth it; an error, where it may be
+  // another time.
+  struct Maker;
+  struct Making;
+  void start_maker(Maker& maker, const std::string& name);
+  void make_loop(Maker& maker, ThreadPool& pool);
+  void make_one(Maker& maker, const MadeKey& key, ThreadPool& pool);
+  Result<RingEntryPtr> merge_chain(const Making& making);
+  Result<RingEntryPtr> compact_chain(const Making& making);
+  Result<RingEntryPtr> compact_one(const Making& making, const RingEntry& plain);
   bool read_served(const VersionId& version, std::span<const std::uint64_t> tiles, std::byte* out);
 
   // The trainer-setup thread.
@@ -276,8 +278,7 @@ class AgentCore : public TrainerHooks {
   std::vector<std::weak_ptr<const RingEntry>> evicted_;  // may be pinned by plans
   std::map<std::uint64_t, OpenPlanPtr> plans_;
   std::map<Digest128, std::weak_ptr<Subset>> subsets_;  // by TileSet::digest()
-  MergeCache merges_;
-  std::optional<MergeKey> merging_;
+  MadeCache made_;
   std::uint64_t generation_next_ = 1;
   struct Wish {
     HalfKey half;
@@ -288,9 +289,17 @@ class AgentCore : public TrainerHooks {
   std::atomic<bool> stop_{false};
   std::thread yard_thread_;  // unmaps and frees what nobody holds any more
   std::thread publisher_;
-  std::condition_variable merge_cv_;       // with mutex_: something is wanted, or stop
-  std::atomic<bool> merge_cancel_{false};  // what is being merged is not wanted any more
-  std::thread merge_thread_;
+  /// A thread that makes deltas of one form: a compact one takes so long that no merge could wait for it.
+  struct Maker {
+    explicit Maker(DeltaForm made) : form(made) {}
+    const DeltaForm form;
+    std::optional<MadeKey> key;       // protected by mutex_: what is being made
+    std::atomic<bool> cancel{false};  // it is not wanted any more
+    std::thread thread;
+  };
+  std::condition_variable make_cv_;  // with mutex_: something is wanted, or stop
+  Maker merger_{DeltaForm::plain};
+  Maker compacter_{DeltaForm::compact};
 };
 
 }  // namespace deltasync::agent

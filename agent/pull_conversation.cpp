@@ -283,11 +283,11 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
   const std::chrono::milliseconds merge_max(std::min(plan.wait_ms / 2, merge_max_ms));
   std::optional<Deadline> merge_deadline;
   const auto subscription = hear_versions();
-  MergeWait merge;
+  MadeWait wait;
   for (;;) {
     std::string waiting_for;
-    merge.may_wait = merge_deadline ? !merge_deadline->passed() : merge_max.count() != 0 && !deadline.passed();
-    auto reply = core_.plan(plan, connection_, &waiting_for, merge, subset);
+    wait.may_wait = merge_deadline ? !merge_deadline->passed() : merge_max.count() != 0 && !deadline.passed();
+    auto reply = core_.plan(plan, connection_, &waiting_for, wait, subset);
     if (!reply) co_return co_await refuse(request, std::move(reply).error());
     if (*reply) {
       const wire::PlanReply& made = **reply;
@@ -301,11 +301,11 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
       co_return co_await stream_.write(request.header.request, made, limits_.progress);
     }
     if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
-    if (merge.key && !merge_deadline) merge_deadline = deadline.earlier(Deadline::after(merge_max));
+    if (wait.key && !merge_deadline) merge_deadline = deadline.earlier(Deadline::after(merge_max));
     // Held up past the deadline while it waited for a merge: the steps are to be had.
-    if (deadline.passed() && merge.may_wait && merge.key) continue;
+    if (deadline.passed() && wait.may_wait && wait.key) continue;
     if (deadline.passed()) co_return co_await refuse(request, Error(Errc::timed_out, "waited for " + waiting_for));
-    co_await wait_for_version(merge.may_wait && merge_deadline ? *merge_deadline : deadline);
+    co_await wait_for_version(wait.may_wait && merge_deadline ? *merge_deadline : deadline);
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for " + waiting_for);
   }
 }

@@ -105,7 +105,7 @@ json ring_json(const Snapshot& now, std::uint64_t bytes_max) {
 }
 
 json merges_json(const AgentCore& core, const Metrics& metrics) {
-  const AgentCore::MergeInfo info = core.merges();
+  const AgentCore::MadeInfo info = core.made();
   json entries = json::array();
   for (const auto& entry : info.entries) {
     entries.push_back({{"from", version_json(entry.from)},
@@ -312,7 +312,7 @@ std::string metrics_text(const AgentParts& parts) {
   for (const RingEntryPtr& entry : now->ring) ring_bytes += entry->delta->frame_bytes;
   out.gauge("ring_bytes", "Bytes of deltas in the ring.", static_cast<double>(ring_bytes));
   out.gauge("ring_entries", "Deltas in the ring.", static_cast<double>(now->ring.size()));
-  const AgentCore::MergeInfo merges = parts.core.merges();
+  const AgentCore::MadeInfo merges = parts.core.made();
   out.gauge("merged_bytes", "Bytes of merged and compact deltas that are kept.", static_cast<double>(merges.bytes));
   out.gauge("merged_entries", "Merged and compact deltas that are kept.", static_cast<double>(merges.entries.size()));
   const ServedVersion none{};

@@ -1,6 +1,8 @@
-// A whole agent whose merging thread stands still where a test wants it, and receivers that are late.
+// A whole agent that stands still before the first delta that it makes, as long as a test wants, and receivers that are
+// late.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <future>
 #include <utility>
@@ -17,7 +19,7 @@ class Barrier {
   ~Barrier() { go_on(); }
   std::function<void()> work() {
     return [this] {
-      if (std::exchange(passed_, true)) return;
+      if (passed_.exchange(true)) return;
       reached_.set_value();
       go_on_.get_future().wait();
     };
@@ -30,7 +32,7 @@ class Barrier {
   }
 
  private:
-  bool passed_ = false;  // used by the working thread
+  std::atomic<bool> passed_{false};
   bool gone_on_ = false;
   std::promise<void> reached_;
   std::promise<void> go_on_;
@@ -55,6 +57,11 @@ class Merges : public AgentTest {
   }
   const Metrics& metrics() const { return agent_->core().metrics(); }
 
+  /// Starts the agent and serves a first version; `late_from_now()` is where a delay begins.
+  void start() {
+    start_agent();
+    next_version();
+  }
   /// As if it had pulled what is served now, and will wait for a merge.
   Late late_from_now() const {
     Late late{ask_from_served(), model_.half, *served()->digests};

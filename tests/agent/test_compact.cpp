@@ -20,6 +20,16 @@ class Compacts : public Merges {
   void small_steps(int count) {
     for (int i = 0; i < count; ++i) small_step();
   }
+  /// What the next small steps take as one delta.
+  std::uint64_t plain_bytes_of(int steps) const {
+    std::vector<std::byte> after = model_.half;
+    for (int i = 1; i <= steps; ++i) {
+      test::step_small(after, *model_.layout, 0.01, seed_ + static_cast<std::uint64_t>(i));
+    }
+    ThreadPool pool(1, "test");
+    std::vector<std::uint64_t> digests(model_.layout->tile_count());
+    return delta::encode(*model_.layout, model_.half, after, digests, {}, pool).frame_bytes;
+  }
   /// From what is served now, over a slow link.
   Late slow_from_now() const {
     Late late = late_from_now();
@@ -53,11 +63,6 @@ class Compacts : public Merges {
       }
     }
     return false;
-  }
-  /// Ready to move from.
-  void start() {
-    start_agent();
-    next_version();
   }
 
  private:
@@ -133,7 +138,7 @@ TEST_F(Compacts, AChainComesMergedAndCompact) {
   EXPECT_GT(plain->steps[0].frame_bytes, reply->steps[0].frame_bytes);
   EXPECT_FALSE(has_classes(*plain));
   EXPECT_EQ(metrics().merges, 1u);
-  EXPECT_EQ(agent_->core().merges().entries.size(), 2u);
+  EXPECT_EQ(agent_->core().made().entries.size(), 2u);
 }
 
 TEST_F(Compacts, ManyReceiversShareOne) {
@@ -154,6 +159,59 @@ TEST_F(Compacts, ManyReceiversShareOne) {
   }
   EXPECT_EQ(metrics().compacts, 1u);
   EXPECT_EQ(agent_->core().plans().size(), clients.size()) << "what was held while they waited";
+}
+
+/// It reads the whole model, a merge only what has changed.
+TEST_F(Compacts, HoldUpNoMerge) {
+  start();
+  const Late slow = slow_from_now();
+  small_steps(3);
+  auto waiting = client();
+  ASSERT_TRUE(waiting.socket.send(50, slow.plan, test_deadline()));
+  ASSERT_TRUE(merging_.reached());  // and there it stands still
+  Late fast = slow;
+  fast.plan.compact = 0;
+  auto c = client();
+  const auto merged = c.plan(fast.plan);
+  ASSERT_TRUE(merged) << merged.error().to_string();
+  EXPECT_EQ(merged->steps.size(), 1u);
+  expect_leads_there(fast, *merged, model_.half);
+  merging_.go_on();
+  const auto compact = waiting.socket.recv_as<wire::PlanReply>(50, test_deadline());
+  ASSERT_TRUE(compact) << compact.error().to_string();
+  EXPECT_TRUE(has_classes(*compact));
+  expect_leads_there(slow, *compact, model_.half);
+  EXPECT_EQ(metrics().merges, 1u) << "it is made of that merged one";
+}
+
+/// However many are wanted: who comes too late for a compact one still gets a merge.
+TEST_F(Compacts, HalfOfTheWishesAreLeftToMerges) {
+  constexpr std::size_t kCompactMax = 8;
+  options_.pull.limits.merge_wait_max = std::chrono::hours(1);
+  start();
+  std::vector<Late> lates;
+  for (std::size_t i = 0; i < kCompactMax + 1; ++i) {
+    lates.push_back(slow_from_now());
+    small_step();
+  }
+  std::vector<Client> waiting;
+  for (std::size_t i = 1; i <= kCompactMax; ++i) {
+    waiting.push_back(client());
+    ASSERT_TRUE(waiting.back().socket.send(50, lates[i].plan, test_deadline()));
+  }
+  ASSERT_TRUE(eventually([&] { return agent_->core().made().wanted == kCompactMax; }));
+  auto c = client();
+  const auto merged = c.plan(lates[0].plan);
+  ASSERT_TRUE(merged) << merged.error().to_string();
+  EXPECT_EQ(merged->steps.size(), 1u);
+  EXPECT_FALSE(has_classes(*merged));
+  expect_leads_there(lates[0], *merged, model_.half);
+  merging_.go_on();
+  for (Client& receiver : waiting) {
+    const auto reply = receiver.socket.recv_as<wire::PlanReply>(50, test_deadline());
+    ASSERT_TRUE(reply) << reply.error().to_string();
+    EXPECT_TRUE(has_classes(*reply));
+  }
 }
 
 TEST_F(Compacts, WhoCannotWaitGetsThePlainOne) {
@@ -236,14 +294,13 @@ TEST_F(Compacts, ATargetThatIsSupersededMeanwhileIsGivenUp) {
 
 /// What was made in time stays good as the beginning of a chain.
 TEST_F(Compacts, AChainMayBeginWithOne) {
-  options_.pull.limits.merge_wait_max = std::chrono::milliseconds(1);
   merging_.go_on();
   start();
   Late late = slow_from_now();
   small_steps(2);
   auto c = client();
   ASSERT_TRUE(c.plan(late.plan));
-  ASSERT_TRUE(eventually([&] { return metrics().compacts == 1 && agent_->core().merges().wanted == 0; }));
+  ASSERT_EQ(metrics().compacts, 1u);
   small_step();
   late.plan.wait_ms = 0;
   const auto reply = c.plan(late.plan);
@@ -289,6 +346,24 @@ TEST_F(Compacts, WhatGainsNothingIsNotKeptNorTriedAgain) {
   EXPECT_EQ(metrics().merges, 1u);
 }
 
+/// Nor merged: one step is no chain.
+TEST_F(Compacts, OneStepThatGainsNothingIsNotMerged) {
+  merging_.go_on();
+  options_.core.form = delta::ValueForm::absolute;
+  options_.core.merge_steps_min = 1;
+  start();
+  const Late late = slow_from_now();
+  small_step();
+  auto c = client();
+  for (int i = 0; i < 2; ++i) {
+    const auto reply = c.plan(late.plan);
+    ASSERT_TRUE(reply);
+    EXPECT_EQ(reply->steps.at(0).frame_bytes, ring_bytes());
+  }
+  EXPECT_EQ(metrics().compacts_failed, 1u);
+  EXPECT_EQ(metrics().merges + metrics().merges_failed, 0u);
+}
+
 TEST_F(Compacts, ShareTheBoundOfWhatIsKept) {
   merging_.go_on();
   options_.core.merge_bytes_max = 1;
@@ -302,7 +377,26 @@ TEST_F(Compacts, ShareTheBoundOfWhatIsKept) {
     EXPECT_EQ(reply->steps[0].frame_bytes, ring_bytes());
   }
   EXPECT_EQ(metrics().compacts, 1u) << "it is not tried again and again";
-  EXPECT_EQ(agent_->core().merges().bytes, 0u);
+  EXPECT_EQ(agent_->core().made().bytes, 0u);
+}
+
+/// What is kept is had without the merged one that it was made of, which had to make room for it.
+TEST_F(Compacts, OneThatIsKeptCostsNoMerge) {
+  merging_.go_on();
+  options_.core.merge_bytes_max = plain_bytes_of(2) * 11 / 10;
+  start();
+  const Late late = slow_from_now();
+  small_steps(2);
+  auto c = client();
+  for (int i = 0; i < 2; ++i) {
+    const auto reply = c.plan(late.plan);
+    ASSERT_TRUE(reply) << reply.error().to_string();
+    ASSERT_EQ(reply->steps.size(), 1u);
+    EXPECT_TRUE(has_classes(*reply));
+    EXPECT_EQ(agent_->core().made().entries.size(), 1u);
+  }
+  EXPECT_EQ(metrics().merges, 1u);
+  EXPECT_EQ(metrics().compacts, 1u);
 }
 
 TEST_F(Compacts, TheyAreSwitchedOffWithMerging) {
@@ -326,9 +420,9 @@ TEST_F(Compacts, PlansOutliveThemAndTheirEviction) {
   auto c = client();
   const auto reply = c.plan(late.plan);
   ASSERT_TRUE(reply);
-  EXPECT_EQ(agent_->core().merges().entries.size(), 1u);
+  EXPECT_EQ(agent_->core().made().entries.size(), 1u);
   small_step();
-  EXPECT_TRUE(agent_->core().merges().entries.empty()) << "its base has left the ring";
+  EXPECT_TRUE(agent_->core().made().entries.empty()) << "its base has left the ring";
   expect_leads_there(late, *reply, target);
 }
 

@@ -1,6 +1,7 @@
 // Receivers that are several versions late get one merged delta, made beside everything else.
 #include <algorithm>
 #include <future>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
@@ -12,8 +13,7 @@ namespace {
 
 TEST_F(Merges, ALateReceiverGetsOneStep) {
   merging_.go_on();
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   versions(4);
   auto c = client();
@@ -46,8 +46,7 @@ TEST_F(Merges, ALateReceiverGetsOneStep) {
 }
 
 TEST_F(Merges, OneStepIsNotMerged) {
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   next_version();
   auto c = client();
@@ -59,8 +58,7 @@ TEST_F(Merges, OneStepIsNotMerged) {
 
 TEST_F(Merges, ManyReceiversShareOne) {
   options_.net_threads = 1;
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   versions(3);
   std::vector<Client> clients;
@@ -74,7 +72,7 @@ TEST_F(Merges, ManyReceiversShareOne) {
   const auto full = other.plan(ask());
   ASSERT_TRUE(full);
   EXPECT_EQ(full->mode, wire::PlanMode::full);
-  EXPECT_EQ(agent_->core().merges().wanted, 1u);
+  EXPECT_EQ(agent_->core().made().wanted, 1u);
   merging_.go_on();
   for (Client& c : clients) {
     const auto reply = c.socket.recv_as<wire::PlanReply>(50, test_deadline());
@@ -87,8 +85,7 @@ TEST_F(Merges, ManyReceiversShareOne) {
 }
 
 TEST_F(Merges, WhoCannotWaitGetsTheChain) {
-  start_agent();
-  next_version();
+  start();
   Late late = late_from_now();
   versions(3);
   auto patient = client();
@@ -113,8 +110,7 @@ TEST_F(Merges, WhoCannotWaitGetsTheChain) {
 
 TEST_F(Merges, TheServersOwnPatienceEndsToo) {
   options_.pull.limits.merge_wait_max = std::chrono::milliseconds(1);
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   versions(2);
   auto c = client();
@@ -123,10 +119,65 @@ TEST_F(Merges, TheServersOwnPatienceEndsToo) {
   EXPECT_EQ(reply->steps.size(), 2u);
 }
 
+/// What their receivers left is not made for nobody, be it that they went or that their time was up.
+TEST_F(Merges, WhatNobodyWaitsForAnyMoreIsNotMade) {
+  start();
+  std::vector<Late> lates;
+  for (int i = 0; i < 4; ++i) {
+    lates.push_back(late_from_now());
+    versions(1);
+  }
+  versions(1);
+  auto first = client();
+  ASSERT_TRUE(first.socket.send(50, lates[0].plan, test_deadline()));
+  ASSERT_TRUE(merging_.reached());
+  const auto wanted = [&](std::size_t count) {
+    return eventually([&] { return agent_->core().made().wanted == count; });
+  };
+  auto gone = std::make_optional(client());
+  ASSERT_TRUE(gone->socket.send(50, lates[1].plan, test_deadline()));
+  ASSERT_TRUE(wanted(2));
+  lates[2].plan.wait_ms = 40;
+  auto impatient = client();
+  const auto chain = impatient.plan(lates[2].plan);
+  ASSERT_TRUE(chain) << chain.error().to_string();
+  EXPECT_EQ(chain->steps.size(), 3u);
+  EXPECT_EQ(agent_->core().made().wanted, 2u);
+  auto last = client();
+  ASSERT_TRUE(last.socket.send(50, lates[3].plan, test_deadline()));
+  ASSERT_TRUE(wanted(3));
+  gone.reset();
+  ASSERT_TRUE(wanted(2));
+  merging_.go_on();
+  for (Client* waiting : {&first, &last}) {
+    const auto reply = waiting->socket.recv_as<wire::PlanReply>(50, test_deadline());
+    ASSERT_TRUE(reply) << reply.error().to_string();
+    EXPECT_EQ(reply->steps.size(), 1u);
+  }
+  EXPECT_EQ(metrics().merges, 2u);
+}
+
+/// Others may come for it.
+TEST_F(Merges, WhatIsBegunIsFinished) {
+  start();
+  const Late late = late_from_now();
+  versions(2);
+  auto gone = std::make_optional(client());
+  ASSERT_TRUE(gone->socket.send(50, late.plan, test_deadline()));
+  ASSERT_TRUE(merging_.reached());
+  gone.reset();
+  ASSERT_TRUE(eventually([&] { return agent_->core().plans().empty(); })) << "it has heard";
+  merging_.go_on();
+  ASSERT_TRUE(eventually([&] { return agent_->core().made().entries.size() == 1; }));
+  const auto reply = client().plan(late.plan);
+  ASSERT_TRUE(reply) << reply.error().to_string();
+  EXPECT_EQ(reply->steps.size(), 1u);
+  EXPECT_EQ(metrics().merges, 1u);
+}
+
 TEST_F(Merges, ATargetThatIsSupersededMeanwhile) {
   options_.core.form = delta::ValueForm::absolute;  // its merges need no half that is served
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   versions(3);
   auto c = client();
@@ -149,8 +200,7 @@ TEST_F(Merges, ATargetThatIsSupersededMeanwhile) {
 TEST_F(Merges, AChainThatLeavesTheRingMeanwhileIsStillGiven) {
   options_.core.ring_entries_max = 3;
   options_.pull.limits.merge_wait_max = std::chrono::hours(1);
-  start_agent();
-  next_version();
+  start();
   Late late = late_from_now();
   late.plan.wait_ms *= 10;
   versions(3);
@@ -173,13 +223,12 @@ TEST_F(Merges, AChainThatLeavesTheRingMeanwhileIsStillGiven) {
   }
   EXPECT_EQ(agent_->core().plans().size(), 2u);
   merging_.go_on();
-  EXPECT_TRUE(eventually([&] { return agent_->core().merges().wanted == 0; }));
+  EXPECT_TRUE(eventually([&] { return agent_->core().made().wanted == 0; }));
   EXPECT_EQ(metrics().merges, 0u) << "nobody can ask for it any more";
 }
 
 TEST_F(Merges, AStopDoesNotWaitForIt) {
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   versions(3);
   auto c = client();
@@ -190,7 +239,7 @@ TEST_F(Merges, AStopDoesNotWaitForIt) {
   EXPECT_FALSE(reply) << "the conversation ends while the merge stands still";
   EXPECT_TRUE(eventually([&] {
     std::string unused;
-    MergeWait wait;
+    MadeWait wait;
     return !agent_->core().plan(ask(), 0, &unused, wait);
   }));
   merging_.go_on();
@@ -201,8 +250,7 @@ TEST_F(Merges, AStopDoesNotWaitForIt) {
 TEST_F(Merges, ABoundThatIsTooSmallLeavesTheChain) {
   merging_.go_on();
   options_.core.merge_bytes_max = 1;
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   versions(2);
   auto c = client();
@@ -212,14 +260,13 @@ TEST_F(Merges, ABoundThatIsTooSmallLeavesTheChain) {
     EXPECT_EQ(reply->steps.size(), 2u);
   }
   EXPECT_EQ(metrics().merges, 1u) << "it is not tried again and again";
-  EXPECT_EQ(agent_->core().merges().bytes, 0u);
+  EXPECT_EQ(agent_->core().made().bytes, 0u);
 }
 
 TEST_F(Merges, ShortChainsMayBeLeftAlone) {
   merging_.go_on();
   options_.core.merge_steps_min = 3;
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   auto c = client();
   versions(2);
@@ -230,8 +277,7 @@ TEST_F(Merges, ShortChainsMayBeLeftAlone) {
 
 TEST_F(Merges, TheyCanBeSwitchedOff) {
   options_.core.merge_steps_min = 0;
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   versions(2);
   auto c = client();
@@ -243,8 +289,7 @@ TEST_F(Merges, TheyCanBeSwitchedOff) {
 TEST_F(Merges, TheyGoWithTheirBaseAndPlansOutliveThem) {
   merging_.go_on();
   options_.core.ring_bytes_max = 0;
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   versions(2);
   const std::vector<std::byte> target = model_.half;
@@ -252,23 +297,22 @@ TEST_F(Merges, TheyGoWithTheirBaseAndPlansOutliveThem) {
   const auto reply = c.plan(late.plan);
   ASSERT_TRUE(reply);
   ASSERT_EQ(reply->steps.size(), 1u);
-  EXPECT_EQ(agent_->core().merges().entries.size(), 1u);
+  EXPECT_EQ(agent_->core().made().entries.size(), 1u);
   const auto base_is_there = [&] {
     const SnapshotPtr now = agent_->core().snapshot();
     return !now->ring.empty() && now->ring.front()->from.id.number == 1;
   };
   for (int i = 0; i < 60 && base_is_there(); ++i) next_version(0.01);
   ASSERT_FALSE(base_is_there()) << "it was never evicted";
-  EXPECT_TRUE(agent_->core().merges().entries.empty());
-  EXPECT_EQ(agent_->core().merges().bytes, 0u);
+  EXPECT_TRUE(agent_->core().made().entries.empty());
+  EXPECT_EQ(agent_->core().made().bytes, 0u);
   expect_leads_there(late, *reply, target);
 }
 
 TEST_F(Merges, PlansThatPinTooManyOfThemAreEnded) {
   merging_.go_on();
   options_.core.ring_bytes_max = 0;
-  start_agent();
-  next_version();
+  start();
   std::vector<Client> clients;
   std::vector<std::uint64_t> plans;
   for (int i = 0; i < 16; ++i) {
@@ -307,8 +351,7 @@ class MixedMerges : public Merges {
 
 TEST_F(MixedMerges, ReadTheServedHalfUnderALease) {
   merging_.go_on();
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   for (int i = 0; i < 2; ++i) {
     move(0, 400, 1);
@@ -325,8 +368,7 @@ TEST_F(MixedMerges, ReadTheServedHalfUnderALease) {
 }
 
 TEST_F(MixedMerges, AreGivenUpWhereThatHalfIsServedNoMore) {
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   move(0, 400, 1);
   move(2000, 2040, 100);
@@ -344,11 +386,27 @@ TEST_F(MixedMerges, AreGivenUpWhereThatHalfIsServedNoMore) {
   EXPECT_EQ(metrics().merges_failed, 1u);
 }
 
+/// Each step changes a batch of its own, so nothing is saved but the second step.
+TEST_F(Merges, OneThatIsAsLargeAsItsChainIsGiven) {
+  merging_.go_on();
+  const std::uint64_t batch = delta::kBatchBytesTarget;
+  model_ = test::make_model(4, {{"a", Dtype::u8, {batch}, {}, {}}, {"b", Dtype::u8, {batch}, {}, {}}});
+  start();
+  const Late late = late_from_now();
+  for (const Tensor& tensor : model_.layout->tensors()) {
+    for (std::uint64_t i = 0; i < 1000; ++i) model_.half[tensor.offset + 37 * i] ^= std::byte{1};
+    ASSERT_TRUE(offload(*writer_, model_.half, ++number_));
+  }
+  const auto reply = client().plan(late.plan);
+  ASSERT_TRUE(reply) << reply.error().to_string();
+  ASSERT_EQ(reply->steps.size(), 1u);
+  EXPECT_EQ(reply->steps[0].frame_bytes, ring_bytes());
+}
+
 /// Where the chain is larger than a half.
 TEST_F(Merges, OneThatIsSmallerThanAHalfReplacesAFullUpdate) {
   merging_.go_on();
-  start_agent();
-  next_version();
+  start();
   const Late late = late_from_now();
   const std::uint64_t half_bytes = model_.layout->half_bytes();
   test::Random random(9);
@@ -378,7 +436,7 @@ TEST_F(Merges, OneThatIsSmallerThanAHalfReplacesAFullUpdate) {
   EXPECT_TRUE(full->steps.empty());
   EXPECT_EQ(metrics().merges, 1u);
   EXPECT_EQ(metrics().merges_failed, 1u);
-  EXPECT_EQ(agent_->core().merges().entries.size(), 1u) << "what nobody gets is not kept";
+  EXPECT_EQ(agent_->core().made().entries.size(), 1u) << "what nobody gets is not kept";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Deltas that are made when a receiver asks: merged ones for those that are several versions late, compact ones for
-// slow links. Which plans wait for one, and the thread that makes them.
+// slow links. Which plans wait for one, and the threads that make them.
 #include <algorithm>
 #include <new>
 #include <utility>
@@ -14,13 +14,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-MergeKey key_of(const std::vector<RingEntryPtr>& chain, std::size_t steps, DeltaForm form) {
+MadeKey key_of(const std::vector<RingEntryPtr>& chain, std::size_t steps, DeltaForm form) {
   const delta::Delta& first = *chain.front()->delta;
   return {first.from, first.from_root, chain[steps - 1]->delta->to, form};
 }
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// What was in the way may be gone the next time.
+bool passes(const Error& error) {
+  return error.code() == Errc::no_space || error.code() == Errc::cancelled;
 }
 
 }  // namespace
@@ -35,39 +40,47 @@ std::vector<RingEntryPtr> AgentCore::ring_steps_locked(const Decision& decision)
 }
 
 /// The plan that was opened when the waiting began; nothing if there is none, or none any more.
-std::optional<wire::PlanReply> AgentCore::take_chain_locked(MergeWait& wait) {
+std::optional<wire::PlanReply> AgentCore::take_chain_locked(MadeWait& wait) {
   std::optional<wire::PlanReply> chain = std::exchange(wait.chain, std::nullopt);
   if (chain && plans_.count(chain->plan) == 0) chain.reset();
   return chain;
 }
 
-/// The one delta that would be the best answer in place of the chain; nothing if none may be made.
-std::optional<MergeKey> AgentCore::best_locked(const Decision& decision, const std::vector<RingEntryPtr>& chain) const {
-  if (decision.merge_steps == 0 || options_.merge_steps_min == 0) return std::nullopt;
+/// The deltas that would be better answers than the chain, the best first.
+std::vector<MadeKey> AgentCore::better_than(const Decision& decision, const std::vector<RingEntryPtr>& chain) const {
+  std::vector<MadeKey> better;
+  if (decision.merge_steps == 0 || options_.merge_steps_min == 0) return better;
   const std::size_t steps = chain.size();
   const bool merges = steps >= std::max<std::size_t>(2, options_.merge_steps_min);
-  if (decision.compact && (merges || steps == 1)) {
-    const MergeKey compact = key_of(chain, steps, DeltaForm::compact);
-    if (merges_.state(compact) != MergeCache::State::impossible) return compact;
+  if (decision.compact && (merges || steps == 1)) better.push_back(key_of(chain, steps, DeltaForm::compact));
+  if (merges) better.push_back(key_of(chain, steps, DeltaForm::plain));
+  return better;
+}
+
+/// Wishes for the best one that can be had, unless that is there.
+void AgentCore::wish_locked(const std::vector<MadeKey>& better, MadeWait& wait) {
+  for (const MadeKey& key : better) {
+    const MadeCache::State before = made_.state(key);
+    if (before == MadeCache::State::made) return;
+    wait.wish = made_.want(key);
+    if (!wait.wish) continue;  // impossible, or too many are wanted
+    wait.key = key;
+    wait.began = before == MadeCache::State::none;
+    if (wait.began) make_cv_.notify_all();
+    return;
   }
-  if (!merges) return std::nullopt;
-  return key_of(chain, steps, DeltaForm::plain);
 }
 
 /// A plan waits for one delta to be made. If its target is superseded meanwhile, the plan goes on from there by the
 /// ring's steps.
-std::optional<std::vector<RingEntryPtr>> AgentCore::merged_steps_locked(const Decision& decision, MergeWait& wait) {
+std::optional<std::vector<RingEntryPtr>> AgentCore::made_steps_locked(const Decision& decision, MadeWait& wait) {
   wait.hit = false;
   std::vector<RingEntryPtr> chain = ring_steps_locked(decision);
-  const std::optional<MergeKey> best = best_locked(decision, chain);
-  if (!best) return chain;
-  if (wait.may_wait && !wait.key) {
-    const MergeCache::State state = merges_.state(*best);
-    wait.began = state == MergeCache::State::none && merges_.want(*best);
-    if (wait.began) merge_cv_.notify_one();
-    if (wait.began || state == MergeCache::State::wanted) wait.key = best;
-  }
-  if (wait.may_wait && wait.key && merges_.state(*wait.key) == MergeCache::State::wanted) return std::nullopt;
+  const std::vector<MadeKey> better = better_than(decision, chain);
+  if (better.empty()) return chain;
+  if (wait.may_wait && !wait.key) wish_locked(better, wait);
+  if (wait.may_wait && wait.key && made_.state(*wait.key) == MadeCache::State::wanted) return std::nullopt;
+  wait.wish.reset();
   wait.hit = replace_made_locked(chain, decision.compact) && !wait.began;
   return chain;
 }
@@ -76,8 +89,8 @@ std::optional<std::vector<RingEntryPtr>> AgentCore::merged_steps_locked(const De
 bool AgentCore::replace_made_locked(std::vector<RingEntryPtr>& chain, bool compact) const {
   for (std::size_t steps = chain.size(); steps >= 1; --steps) {
     RingEntryPtr made;
-    if (compact) made = merges_.find(key_of(chain, steps, DeltaForm::compact));
-    if (!made && steps >= 2) made = merges_.find(key_of(chain, steps, DeltaForm::plain));
+    if (compact) made = made_.find(key_of(chain, steps, DeltaForm::compact));
+    if (!made && steps >= 2) made = made_.find(key_of(chain, steps, DeltaForm::plain));
     if (!made) continue;
     chain.erase(chain.begin() + 1, chain.begin() + static_cast<std::ptrdiff_t>(steps));
     chain.front() = std::move(made);
@@ -87,7 +100,7 @@ bool AgentCore::replace_made_locked(std::vector<RingEntryPtr>& chain, bool compa
 }
 
 /// The ring's steps from one end to the other; none if it has left the ring.
-std::vector<RingEntryPtr> AgentCore::chain_locked(const MergeKey& key) const {
+std::vector<RingEntryPtr> AgentCore::chain_locked(const MadeKey& key) const {
   std::vector<RingEntryPtr> chain;
   for (const RingEntryPtr& entry : ring_.entries()) {
     const delta::Delta& d = *entry->delta;
@@ -99,10 +112,12 @@ std::vector<RingEntryPtr> AgentCore::chain_locked(const MergeKey& key) const {
 }
 
 /// After each change of the ring.
-void AgentCore::retain_merges_locked() {
-  merges_.set_bytes_max(options_.merge_bytes_max != 0 ? options_.merge_bytes_max : ring_.bytes_max());
-  let_go_locked(merges_.retain(ring_.entries()));
-  if (merging_ && merges_.state(*merging_) != MergeCache::State::wanted) merge_cancel_ = true;
+void AgentCore::retain_made_locked() {
+  made_.set_bytes_max(options_.merge_bytes_max != 0 ? options_.merge_bytes_max : ring_.bytes_max());
+  let_go_locked(made_.retain(ring_.entries()));
+  for (Maker* maker : {&merger_, &compacter_}) {
+    if (maker->key && made_.state(*maker->key) != MadeCache::State::wanted) maker->cancel = true;
+  }
 }
 
 /// Plans may still hold them, as they hold what leaves the ring.
@@ -113,95 +128,102 @@ void AgentCore::let_go_locked(std::vector<RingEntryPtr> entries) {
   }
 }
 
-AgentCore::MergeInfo AgentCore::merges() const {
+AgentCore::MadeInfo AgentCore::made() const {
   const std::lock_guard lock(mutex_);
-  MergeInfo info;
-  for (const RingEntryPtr& entry : merges_.entries()) {
+  MadeInfo info;
+  for (const RingEntryPtr& entry : made_.entries()) {
     const delta::Delta& d = *entry->delta;
     const bool compact = d.stats[static_cast<unsigned>(delta::Codec::rice_class)].tiles != 0;
     info.entries.push_back(
         {entry->from, entry->to, d.frame_bytes, d.changed, compact, entry->encode_s, entry->made_at});
   }
-  info.bytes = merges_.bytes();
-  info.bytes_max = merges_.bytes_max();
-  info.wanted = merges_.wanted();
+  info.bytes = made_.bytes();
+  info.bytes_max = made_.bytes_max();
+  info.wanted = made_.wanted();
   return info;
 }
 
-// ---- the merging thread ------------------------------------------------------------------------------------------
+// ---- the makers' threads -----------------------------------------------------------------------------------------
 
-void AgentCore::merge_loop(ThreadPool& pool) {
+/// What one of them is at.
+struct AgentCore::Making {
+  MadeKey key;
+  LayoutPtr layout;
+  std::vector<RingEntryPtr> chain;  ///< the ring's steps, the first of them perhaps merged already
+  std::uint64_t chain_bytes = 0;    ///< of the ring's steps
+  delta::MergeOptions options;
+  ThreadPool& pool;
+};
+
+void AgentCore::start_maker(Maker& maker, const std::string& name) {
+  maker.thread = start_background(name, std::max(1u, options_.threads / 2),
+                                  [this, &maker](ThreadPool& pool) { make_loop(maker, pool); });
+}
+
+void AgentCore::make_loop(Maker& maker, ThreadPool& pool) {
   for (;;) {
-    MergeKey key;
     {
       std::unique_lock lock(mutex_);
-      merge_cv_.wait(lock, [this] { return stop_ || merges_.wanted() != 0; });
+      make_cv_.wait(lock, [&] { return stop_ || (maker.key = made_.begin(maker.form)).has_value(); });
       if (stop_) return;
-      key = *merges_.next();
-      merging_ = key;
-      merge_cancel_ = false;
+      maker.cancel = false;
     }
+    const MadeKey key = *maker.key;
     try {
-      merge_one(key, pool);
+      make_one(maker, key, pool);
     } catch (const std::exception& e) {  // memory: it may be tried again
       spdlog::warn("merge_failed to={} error=\"{}\"", to_string(key.to), e.what());
       const std::lock_guard lock(mutex_);
-      merges_.forget(key);
+      made_.forget(key);
     }
     {
       const std::lock_guard lock(mutex_);
-      merging_.reset();
+      maker.key.reset();
     }
     notify();
   }
 }
 
-void AgentCore::merge_one(const MergeKey& key, ThreadPool& pool) {
+void AgentCore::make_one(Maker& maker, const MadeKey& key, ThreadPool& pool) {
   if (options_.before_merge) options_.before_merge();
-  LayoutPtr layout;
-  std::vector<RingEntryPtr> chain;
-  std::uint64_t chain_bytes = 0;
+  Making making{key, nullptr, {}, 0, {}, pool};
+  making.options.cancel = &maker.cancel;
+  making.options.read_target = [this, to = key.to](auto tiles, std::byte* out) { return read_served(to, tiles, out); };
   {
     const std::lock_guard lock(mutex_);
-    chain = chain_locked(key);
-    if (chain.empty()) {
-      merges_.forget(key);
-      return;
-    }
-    for (const RingEntryPtr& entry : chain) chain_bytes += entry->delta->frame_bytes;
-    replace_made_locked(chain, false);
-    layout = snapshot_->generation->layout;
+    making.chain = chain_locked(key);
+    if (making.chain.empty()) return made_.forget(key);
+    for (const RingEntryPtr& entry : making.chain) making.chain_bytes += entry->delta->frame_bytes;
+    replace_made_locked(making.chain, false);
+    making.layout = snapshot_->generation->layout;
   }
-  RingEntryPtr made = key.form == DeltaForm::plain ? merge_chain(key, *layout, chain, chain_bytes, pool)
-                                                   : compact_chain(key, *layout, chain, chain_bytes, pool);
+  Result<RingEntryPtr> made = key.form == DeltaForm::plain ? merge_chain(making) : compact_chain(making);
   const std::lock_guard lock(mutex_);
-  for (RingEntryPtr& entry : chain) yard_->bury(std::move(entry));  // it may have left the ring meanwhile
-  if (made) {
-    let_go_locked(merges_.put(key, std::move(made)));
-    trim_pinned_locked();
-  } else {
-    merges_.fail(key);
-  }
+  for (RingEntryPtr& entry : making.chain) yard_->bury(std::move(entry));  // it may have left the ring meanwhile
+  if (!made) return made_.forget(key);
+  if (!*made) return made_.fail(key);
+  let_go_locked(made_.put(key, std::move(*made)));
+  trim_pinned_locked();
 }
 
-/// Null if it cannot be merged or is not worth it; `bytes_before` are those of the ring's steps.
-RingEntryPtr AgentCore::merge_chain(const MergeKey& key, const Layout& layout, const std::vector<RingEntryPtr>& chain,
-                                    std::uint64_t bytes_before, ThreadPool& pool) {
+Result<RingEntryPtr> AgentCore::merge_chain(const Making& making) {
   const auto start = Clock::now();
-  trace::Span span("merge", key.to, {{"steps", chain.size()}});
+  const MadeKey& key = making.key;
+  trace::Span span("merge", key.to, {{"steps", making.chain.size()}});
   std::vector<const delta::Delta*> deltas;
-  deltas.reserve(chain.size());
-  for (const RingEntryPtr& entry : chain) deltas.push_back(entry->delta.get());
-  auto merged = delta::merge(layout, deltas, make_options(key), pool);
+  deltas.reserve(making.chain.size());
+  for (const RingEntryPtr& entry : making.chain) deltas.push_back(entry->delta.get());
+  auto merged = delta::merge(*making.layout, deltas, making.options, making.pool);
   const double seconds = seconds_since(start);
-  const std::uint64_t bytes_max = std::min(bytes_before, layout.half_bytes() - 1);
+  const std::uint64_t bytes_max = std::min(making.chain_bytes, making.layout->half_bytes() - 1);
   if (!merged || !*merged || (*merged)->frame_bytes > bytes_max) {
     if (merged || merged.error().code() != Errc::cancelled) Metrics::add(metrics_.merges_failed, 1);
     const std::string why = !merged    ? merged.error().to_string()
                             : !*merged ? "some tiles cannot be told without the version that it leads to"
                                        : "it is larger than the chain or a half";
     spdlog::info("deltas_not_merged from={} to={} reason=\"{}\"", to_string(key.from), to_string(key.to), why);
-    return nullptr;
+    if (!merged && passes(merged.error())) return std::move(merged).error();
+    return RingEntryPtr();
   }
   const delta::Delta& d = **merged;
   span.set({"bytes", d.frame_bytes});
@@ -209,44 +231,35 @@ RingEntryPtr AgentCore::merge_chain(const MergeKey& key, const Layout& layout, c
   Metrics::add(metrics_.merge_bytes, d.frame_bytes);
   Metrics::add(metrics_.merge_us, static_cast<std::uint64_t>(seconds * 1e6));
   spdlog::info("deltas_merged from={} to={} pieces={} bytes={} chain_bytes={} merge_s={:.4f}", to_string(key.from),
-               to_string(key.to), chain.size(), d.frame_bytes, bytes_before, seconds);
-  return RingEntry::make(std::move(**merged), chain.front()->from, chain.back()->to, seconds);
+               to_string(key.to), making.chain.size(), d.frame_bytes, making.chain_bytes, seconds);
+  return RingEntry::make(std::move(**merged), making.chain.front()->from, making.chain.back()->to, seconds);
 }
 
-delta::MergeOptions AgentCore::make_options(const MergeKey& key) {
-  delta::MergeOptions options;
-  options.cancel = &merge_cancel_;
-  options.read_target = [this, to = key.to](auto tiles, std::byte* out) { return read_served(to, tiles, out); };
-  return options;
-}
-
-/// Null as for merge_chain(). A merged delta that has to be made on the way is kept as well: whose wait ends meanwhile
-/// takes that.
-RingEntryPtr AgentCore::compact_chain(const MergeKey& key, const Layout& layout, const std::vector<RingEntryPtr>& chain,
-                                      std::uint64_t bytes_before, ThreadPool& pool) {
-  if (chain.size() == 1) return compact_one(key, layout, *chain.front(), pool);
-  MergeKey merged_key = key;
-  merged_key.form = DeltaForm::plain;
-  const RingEntryPtr merged = merge_chain(merged_key, layout, chain, bytes_before, pool);
-  if (!merged) return nullptr;
+/// A merged delta that has to be made on the way is kept as well: whose wait ends meanwhile takes that.
+Result<RingEntryPtr> AgentCore::compact_chain(const Making& making) {
+  if (making.chain.size() == 1) return compact_one(making, *making.chain.front());
+  DS_ASSIGN(const RingEntryPtr merged, merge_chain(making));
+  if (!merged) return RingEntryPtr();
   {
+    MadeKey merged_key = making.key;
+    merged_key.form = DeltaForm::plain;
     const std::lock_guard lock(mutex_);
-    if (merges_.state(key) == MergeCache::State::wanted) {  // else nobody can ask for either any more
-      static_cast<void>(merges_.want(merged_key));          // somebody else may have wanted it before
-      let_go_locked(merges_.put(merged_key, merged));
+    if (made_.state(making.key) == MadeCache::State::wanted) {  // else nobody can ask for either any more
+      const MadeCache::Wish wish = made_.want(merged_key);      // somebody else may have wanted it before
+      let_go_locked(made_.put(merged_key, merged));
       trim_pinned_locked();
     }
   }
   notify();
-  return compact_one(key, layout, *merged, pool);
+  return compact_one(making, *merged);
 }
 
-RingEntryPtr AgentCore::compact_one(const MergeKey& key, const Layout& layout, const RingEntry& plain,
-                                    ThreadPool& pool) {
+Result<RingEntryPtr> AgentCore::compact_one(const Making& making, const RingEntry& plain) {
   const auto start = Clock::now();
+  const MadeKey& key = making.key;
   const delta::Delta& before = *plain.delta;
   trace::Span span("compact", key.to);
-  auto made = delta::compact_from_target(layout, before, make_options(key), pool);
+  auto made = delta::compact_from_target(*making.layout, before, making.options, making.pool);
   const double seconds = seconds_since(start);
   if (!made || !*made || (*made)->frame_bytes >= before.frame_bytes) {
     if (made || made.error().code() != Errc::cancelled) Metrics::add(metrics_.compacts_failed, 1);
@@ -254,7 +267,8 @@ RingEntryPtr AgentCore::compact_one(const MergeKey& key, const Layout& layout, c
                             : !*made ? "the version that it leads to is not served any more"
                                      : "no tile is smaller in exponent classes";
     spdlog::info("delta_not_compacted from={} to={} reason=\"{}\"", to_string(key.from), to_string(key.to), why);
-    return nullptr;
+    if (!made && passes(made.error())) return std::move(made).error();
+    return RingEntryPtr();
   }
   const delta::Delta& d = **made;
   span.set({"bytes", d.frame_bytes});
