@@ -1,8 +1,6 @@
 // AVX-512 kernels of rice_class (F, BW, VL). The rules of kernel_avx2.cpp hold here too. Compare masks are of 64 bytes
 // throughout, so that none is widened (see bits_of in kernel_avx512.cpp).
-#include <immintrin.h>
-
-#include "delta/class_scalar.hpp"
+#include "delta/class_bmi.hpp"
 
 namespace deltasync::delta {
 
@@ -90,26 +88,16 @@ void mask_avx512(const std::uint8_t* exponents, std::uint32_t words, ExponentRan
   }
 }
 
-bool select_bmi(const std::uint64_t* mask, std::uint32_t words, const std::uint16_t* gaps, std::uint32_t count,
-                std::uint16_t* positions) {
-  return select_in_mask(mask, words, gaps, count, positions, [](std::uint64_t word, std::uint32_t n) {
-    return static_cast<unsigned>(_tzcnt_u64(_pdep_u64(std::uint64_t{1} << n, word)));
-  });
-}
-
-struct Isa {
-  static constexpr auto exponents8 = deltasync::delta::exponents8;
-  static constexpr auto exponents16 = deltasync::delta::exponents16;
-  static constexpr auto exponents32 = deltasync::delta::exponents32;
-  static constexpr auto count = count_avx512;
-  static constexpr auto mask = mask_avx512;
-  static constexpr auto select = select_bmi;
-};
-
 }  // namespace
 
 ClassKernels avx512_class_kernels() {
-  return class_kernels<Isa>();
+  return {
+      .exponents = {exponents8, exponents16, exponents32, exponents_scalar<std::uint64_t>},
+      .count = count_avx512,
+      .mask = mask_avx512,
+      .gaps = gaps_in_mask,
+      .select = select_bmi,
+  };
 }
 
 }  // namespace deltasync::delta

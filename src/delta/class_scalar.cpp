@@ -12,19 +12,17 @@ bool select_scalar(const std::uint64_t* mask, std::uint32_t words, const std::ui
   });
 }
 
-struct Isa {
-  static constexpr auto exponents8 = exponents_scalar<std::uint8_t>;
-  static constexpr auto exponents16 = exponents_scalar<std::uint16_t>;
-  static constexpr auto exponents32 = exponents_scalar<std::uint32_t>;
-  static constexpr auto count = count_exponents_scalar;
-  static constexpr auto mask = class_mask_scalar;
-  static constexpr auto select = select_scalar;
-};
-
 }  // namespace
 
 ClassKernels scalar_class_kernels() {
-  return class_kernels<Isa>();
+  return {
+      .exponents = {exponents_scalar<std::uint8_t>, exponents_scalar<std::uint16_t>, exponents_scalar<std::uint32_t>,
+                    exponents_scalar<std::uint64_t>},
+      .count = count_exponents_scalar,
+      .mask = class_mask_scalar,
+      .gaps = gaps_in_mask,
+      .select = select_scalar,
+  };
 }
 
 }  // namespace deltasync::delta

@@ -93,16 +93,4 @@ static inline bool select_in_mask(const std::uint64_t* mask, std::uint32_t words
   return true;
 }
 
-/// The table of one instruction set; see decode_kernels.
-template <class Isa>
-static ClassKernels class_kernels() {
-  return {
-      .exponents = {Isa::exponents8, Isa::exponents16, Isa::exponents32, exponents_scalar<std::uint64_t>},
-      .count = Isa::count,
-      .mask = Isa::mask,
-      .gaps = gaps_in_mask,
-      .select = Isa::select,
-  };
-}
-
 }  // namespace deltasync::delta

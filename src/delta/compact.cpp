@@ -1,13 +1,12 @@
 // Frames and deltas with their tiles in rice_class where that is smaller.
 #include <memory>
-#include <new>
 #include <utility>
 
 #include "delta/class_codec.hpp"
 #include "delta/dense_codec.hpp"
-#include "delta/ending.hpp"
 #include "delta/frame.hpp"
 #include "delta/kernel_scalar.hpp"
+#include "delta/make_frames.hpp"
 
 namespace deltasync::delta {
 
@@ -222,36 +221,18 @@ Result<std::optional<Frame>> Compactor::with_target(const Frame& frame, const Me
 template <class Fn>
 Result<std::optional<Delta>> compact_frames(const Layout& layout, const Delta& delta, const std::atomic<bool>* cancel,
                                             ThreadPool& pool, Fn&& fn) {
-  std::vector<Frame> frames(delta.frames.size());
-  std::vector<std::unique_ptr<Compactor>> compactors(pool.size());
-  Ending ending("compact", cancel);
-  pool.run(frames.size(), [&](std::uint64_t i, unsigned worker) {
-    if (ending.over()) return;
-    try {
-      if (compactors[worker] == nullptr) compactors[worker].reset(new Compactor(layout));
-      Result<std::optional<Frame>> frame = fn(*compactors[worker], delta.frames[i]);
-      if (!frame || !*frame) {
-        ending.end(frame ? Status() : std::move(frame).error());
-      } else {
-        frames[i] = std::move(**frame);
-      }
-    } catch (const std::bad_alloc&) {
-      ending.end_without_memory();
-    }
-  });
-  DS_ASSIGN(const bool possible, ending.finish());
-  if (!possible) return std::optional<Delta>();
-  Delta out;
-  out.layout = delta.layout;
-  out.from = delta.from;
-  out.to = delta.to;
-  out.from_root = delta.from_root;
-  out.to_root = delta.to_root;
-  take_frames(frames, out);
-  for (const auto& compactor : compactors) {
-    if (compactor != nullptr) add_to_stats(compactor->stats(), out.stats);
+  DS_ASSIGN(auto out,
+            make_frames(
+                "compact", delta.frames.size(), cancel, pool, [&] { return std::make_unique<Compactor>(layout); },
+                [&](Compactor& compactor, std::uint64_t i) { return fn(compactor, delta.frames[i]); }));
+  if (out) {
+    out->layout = delta.layout;
+    out->from = delta.from;
+    out->to = delta.to;
+    out->from_root = delta.from_root;
+    out->to_root = delta.to_root;
   }
-  return std::optional<Delta>(std::move(out));
+  return out;
 }
 
 }  // namespace

@@ -38,6 +38,8 @@ static_assert(sizeof(FrameHeader) == 64 && std::has_unique_object_representation
 static_assert(offsetof(FrameHeader, first_tile) == 8 && offsetof(FrameHeader, table_bytes) == 20 &&
               offsetof(FrameHeader, body_bytes) == 32 && offsetof(FrameHeader, header_hash) == 56);
 
+/// What header_hash is.
+std::uint64_t hash_header(const FrameHeader& header) noexcept;
 /// Reads a header and checks all that can be checked without the body. `corrupt` or `unsupported`.
 Result<FrameHeader> read_frame_header(ByteSpan bytes);
 
@@ -61,6 +63,7 @@ class FrameBuilder {
   std::uint64_t changed_ = 0;
 };
 
+std::size_t varint_bytes(std::uint64_t value) noexcept;
 /// Bytes of a record in the table without its tile gap; `payload_size` stands for record.payload.
 std::size_t record_bytes(const TileRecord& record, std::size_t payload_size) noexcept;
 /// Counts a tile in a table by codec; record.payload is there.

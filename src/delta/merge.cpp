@@ -1,10 +1,10 @@
 // Chains of deltas as one (docs/delta_format.md "Merged deltas").
 #include <algorithm>
-#include <new>
+#include <memory>
 #include <utility>
 
-#include "delta/ending.hpp"
 #include "delta/frame.hpp"
+#include "delta/make_frames.hpp"
 #include "delta/merge_tile.hpp"
 
 namespace deltasync::delta {
@@ -232,36 +232,18 @@ Result<std::optional<Delta>> merge(const Layout& layout, std::span<const Delta* 
                                    const MergeOptions& options, ThreadPool& pool) {
   DS_TRY(check_chain(layout, chain));
   const std::vector<Batch> batches = make_batches(layout);
-  std::vector<Frame> frames(batches.size());
-  std::vector<std::unique_ptr<BatchMerger>> mergers(pool.size());
-  Ending ending("merge", options.cancel);
-  pool.run(batches.size(), [&](std::uint64_t i, unsigned worker) {
-    if (ending.over()) return;
-    try {
-      if (mergers[worker] == nullptr) mergers[worker].reset(new BatchMerger(layout, chain, options));
-      auto frame = mergers[worker]->merge(batches[i]);
-      if (!frame || !*frame) {
-        ending.end(frame ? Status() : std::move(frame).error());
-      } else {
-        frames[i] = std::move(**frame);
-      }
-    } catch (const std::bad_alloc&) {
-      ending.end_without_memory();
-    }
-  });
-  DS_ASSIGN(const bool possible, ending.finish());
-  if (!possible) return std::optional<Delta>();
-  Delta delta;
-  delta.layout = layout.digest();
-  delta.from = chain.front()->from;
-  delta.to = chain.back()->to;
-  delta.from_root = chain.front()->from_root;
-  delta.to_root = chain.back()->to_root;
-  take_frames(frames, delta);
-  for (const auto& merger : mergers) {
-    if (merger != nullptr) add_to_stats(merger->stats(), delta.stats);
+  DS_ASSIGN(auto merged, make_frames(
+                             "merge", batches.size(), options.cancel, pool,
+                             [&] { return std::make_unique<BatchMerger>(layout, chain, options); },
+                             [&](BatchMerger& merger, std::uint64_t i) { return merger.merge(batches[i]); }));
+  if (merged) {
+    merged->layout = layout.digest();
+    merged->from = chain.front()->from;
+    merged->to = chain.back()->to;
+    merged->from_root = chain.front()->from_root;
+    merged->to_root = chain.back()->to_root;
   }
-  return std::optional<Delta>(std::move(delta));
+  return merged;
 }
 
 }  // namespace deltasync::delta

@@ -136,6 +136,11 @@ TEST_F(BadClassPayload, Positions) {
   expect_refused({0x02, 20, 0x21, 1, 1}, kBits, "last element of its class");
   expect_refused({0x02, 103, 0xFF, 1, 1}, std::string(30, '0') + "01 001 01 01 01 0", "longer than a tile");
   expect_refused(kHeader, "0 10  01    001 01  001 01  0", "behind the changed elements");
+  // One class, one change, k = 15: gap 2 × 2^15 is the first that no tile has.
+  const auto payload = payload_of({0x01, 103, 0x0F, 0}, std::string(15, '0') + "0 001");
+  TileRecord r = record(payload);
+  r.changed = 1;
+  expect_refused(r, "longer than a tile");
 }
 
 TEST_F(BadClassPayload, Magnitudes) {

@@ -77,6 +77,20 @@ TEST_P(ClassKernelTest, CountsAreThoseOfEachExponent) {
   }
 }
 
+/// So many alike that a byte of a vector could not count them.
+TEST_P(ClassKernelTest, CountsOfALargestTileOfOneExponent) {
+  const std::vector<std::uint8_t> exponents(kTileElementsMax, 77);
+  for (const unsigned lowest : {70U, 77U}) {
+    for (const unsigned top : {77U, 80U, 255U}) {
+      std::vector<std::uint32_t> expected(top - lowest + 1);
+      expected[77 - lowest] = kTileElementsMax;
+      std::vector<std::uint32_t> counts(expected.size(), 5);
+      classes().count(exponents.data(), kTileElementsMax, lowest, top, counts.data());
+      ASSERT_EQ(counts, expected) << lowest << " to " << top;
+    }
+  }
+}
+
 TEST_P(ClassKernelTest, MasksGapsAndSelection) {
   Random random(33);
   for (int trial = 0; trial < 1000; ++trial) {
@@ -209,6 +223,31 @@ TEST_P(ClassKernelTest, NoPositionIsBehindTheTile) {
     const auto decoded = decode_class(*kernels_, nine, record, zeros.data(), nine.raw_bytes());
     ASSERT_FALSE(decoded.ok()) << to_string(dtype);
     EXPECT_NE(decoded.error().message().find("last element of its class"), std::string::npos);
+  }
+}
+
+/// The Rice parameter of c changes among n is the smallest k with 2^k × c/n ≥ 0.481.
+TEST(ClassPayloads, TheParameterFollowsTheDensity) {
+  const TileShape shape = shape_of(Dtype::bf16, 1, 1000);
+  const std::vector<std::byte> zeros(shape.raw_bytes());
+  const std::pair<std::uint32_t, unsigned> cases[] = {{1000, 0}, {481, 0}, {480, 1}, {241, 1},
+                                                      {240, 2},  {61, 3},  {60, 4},  {1, 9}};
+  for (const auto& [count, k] : cases) {
+    std::vector<std::uint16_t> positions;
+    std::vector<std::byte> diffs;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      positions.push_back(static_cast<std::uint16_t>(i));
+      diffs.insert(diffs.end(), {std::byte{1}, std::byte{0}});
+    }
+    ClassEncodeScratch scratch;
+    TileRecord record;
+    std::vector<std::byte> payload;
+    ASSERT_TRUE(encode_class(shape, {positions.data(), diffs.data(), count}, zeros.data(), shape.row_bytes(),
+                             ~std::size_t{0}, scratch, record, payload));
+    ByteSpan rest = payload;
+    const auto header = read_class_header(shape, count, rest);
+    ASSERT_TRUE(header.ok()) << header.error().to_string();
+    EXPECT_EQ(header->k[0], k) << count;
   }
 }
 

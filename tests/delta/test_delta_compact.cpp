@@ -91,6 +91,35 @@ TEST(CompactFromTarget, TilesThatCannotBeTakenBackStay) {
   }
 }
 
+/// With the base at hand, they are compared with it.
+TEST(Compact, WholeTilesAndValuesBecomeClassesToo) {
+  const History history = one_step(0.005, 17);
+  const Delta& delta = history.deltas.front();
+  const Delta expected = from_base(*history.layout, delta, history.halves[0]);
+  const Delta values = encode_between(*history.layout, history.halves[0], history.halves[1], ValueForm::absolute);
+  const Delta of_values = from_base(*history.layout, values, history.halves[0]);
+  const auto digests = digests_of(*history.layout, history.halves[1]);
+  std::uint64_t classes = 0;
+  for (std::size_t i = 0; i < delta.frames.size(); ++i) {
+    std::vector<std::uint64_t> tiles;
+    const auto best = parse_frame(*history.layout, expected.frames[i].bytes).value();
+    for (const TileRecord& record : best) tiles.push_back(record.tile);
+    const Frame raw = raw_frame(*history.layout, history.halves[1], tiles, digests);
+    const Frame of_raw = compact_frame(*history.layout, raw, history.halves[0]).value();
+    for (const Frame* made : {&of_raw, &of_values.frames.at(i)}) {
+      const auto is = parse_frame(*history.layout, made->bytes).value();
+      ASSERT_EQ(is.size(), best.size());
+      for (std::size_t r = 0; r < is.size(); ++r) {
+        if (best[r].codec != Codec::rice_class) continue;
+        ++classes;
+        ASSERT_EQ(is[r].codec, Codec::rice_class);
+        ASSERT_THAT(is[r].payload, ::testing::ElementsAreArray(best[r].payload));
+      }
+    }
+  }
+  EXPECT_GT(classes, 0u);
+}
+
 TEST(CompactFromTarget, OfAMergedDelta) {
   History history(make_model(7, one_of_each_dtype()));
   for (std::uint64_t i = 0; i < 4; ++i) {

@@ -1,0 +1,50 @@
+// The frames of a delta that is made of others, on all threads of a pool.
+#pragma once
+
+#include <memory>
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/thread_pool.hpp"
+#include "delta/ending.hpp"
+#include "delta/frame.hpp"
+
+namespace deltasync::delta {
+
+/// make(maker, i) gives the i-th of `count` frames, in the order of their tiles; an empty one is left out, and nothing
+/// means that there can be no such delta. Each worker has a maker of its own from new_maker(), a std::unique_ptr; its
+/// stats() count what it made. `what` names the work in errors; `cancel` may be null. The delta has frames and what
+/// they add up to, no more.
+template <class NewMaker, class Make>
+Result<std::optional<Delta>> make_frames(const char* what, std::size_t count, const std::atomic<bool>* cancel,
+                                         ThreadPool& pool, const NewMaker& new_maker, const Make& make) {
+  std::vector<Frame> frames(count);
+  std::vector<decltype(new_maker())> makers(pool.size());
+  Ending ending(what, cancel);
+  pool.run(count, [&](std::uint64_t i, unsigned worker) {
+    if (ending.over()) return;
+    try {
+      if (makers[worker] == nullptr) makers[worker] = new_maker();
+      Result<std::optional<Frame>> frame = make(*makers[worker], i);
+      if (!frame || !*frame) {
+        ending.end(frame ? Status() : std::move(frame).error());
+      } else {
+        frames[i] = std::move(**frame);
+      }
+    } catch (const std::bad_alloc&) {
+      ending.end_without_memory();
+    }
+  });
+  DS_ASSIGN(const bool possible, ending.finish());
+  if (!possible) return std::optional<Delta>();
+  Delta delta;
+  take_frames(frames, delta);
+  for (const auto& maker : makers) {
+    if (maker != nullptr) add_to_stats(maker->stats(), delta.stats);
+  }
+  return std::optional<Delta>(std::move(delta));
+}
+
+}  // namespace deltasync::delta
