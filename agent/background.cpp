@@ -11,16 +11,16 @@
 namespace deltasync::agent {
 
 std::thread start_background(const std::string& name, unsigned threads, std::function<void(ThreadPool&)> work,
-                             const PlacementPtr& placement) {
+                             const HomeNodesPtr& home_nodes) {
   std::promise<void> started;
   auto outcome = started.get_future();
-  std::thread thread([name, threads, placement, work = std::move(work), started = std::move(started)]() mutable {
+  std::thread thread([name, threads, home_nodes, work = std::move(work), started = std::move(started)]() mutable {
     set_thread_name(name);
     ::setpriority(PRIO_PROCESS, 0, kBackgroundNice);  // of this thread, and of those that it starts
-    enter_as_worker_0(placement);
+    enter_as_worker_0(home_nodes);
     std::optional<ThreadPool> pool;
     try {
-      pool.emplace(threads, name, thread_homes(placement, threads));
+      pool.emplace(threads, name, thread_homes(home_nodes, threads));
     } catch (const std::system_error&) {
       return started.set_exception(std::current_exception());
     }

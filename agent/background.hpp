@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "base/placement.hpp"
+#include "base/home_nodes.hpp"
 #include "base/thread_pool.hpp"
 
 namespace deltasync::agent {
@@ -18,6 +18,6 @@ inline constexpr int kBackgroundNice = 19;
 /// A thread called `name` at that priority, which runs work(pool), the pool being of so many threads, its own included.
 /// Throws std::system_error if a thread is not to be had. The caller joins it.
 std::thread start_background(const std::string& name, unsigned threads, std::function<void(ThreadPool&)> work,
-                             const PlacementPtr& placement = nullptr);
+                             const HomeNodesPtr& home_nodes = nullptr);
 
 }  // namespace deltasync::agent

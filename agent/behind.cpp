@@ -17,10 +17,10 @@ constexpr std::size_t kPassedOverMax = 64;  ///< whole batches of other homes, i
 
 }  // namespace
 
-BehindDiff::BehindDiff(unsigned threads, Metrics::Counter& diffed, const PlacementPtr& placement) : diffed_(diffed) {
+BehindDiff::BehindDiff(unsigned threads, Metrics::Counter& diffed, const HomeNodesPtr& home_nodes) : diffed_(diffed) {
   if (threads == 0) return;
   thread_ = start_background(
-      "behind", threads, [this](ThreadPool& pool) { work(pool); }, placement);
+      "behind", threads, [this](ThreadPool& pool) { work(pool); }, home_nodes);
 }
 
 BehindDiff::~BehindDiff() {

@@ -39,7 +39,7 @@ class BehindDiff {
  public:
   /// With no threads it follows nothing. `diffed` counts batches as they are done, those of aborted fills too.
   /// Throws std::system_error if a thread is not to be had.
-  BehindDiff(unsigned threads, Metrics::Counter& diffed, const PlacementPtr& placement = nullptr);
+  BehindDiff(unsigned threads, Metrics::Counter& diffed, const HomeNodesPtr& home_nodes = nullptr);
   /// Ends.
   ~BehindDiff();
   BehindDiff(const BehindDiff&) = delete;

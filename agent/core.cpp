@@ -13,8 +13,8 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
     : options_(options),
       lock_(std::move(lock)),
       leases_([this] { wake(); }),
-      pool_(std::max(1u, options.threads), "encode", thread_homes(options.placement, std::max(1u, options.threads))),
-      behind_(options.behind_threads, metrics_.batches_behind, options.placement),
+      pool_(std::max(1u, options.threads), "encode", thread_homes(options.home_nodes, std::max(1u, options.threads))),
+      behind_(options.behind_threads, metrics_.batches_behind, options.home_nodes),
       packers_(options.pack_threads),
       ring_(options.ring_bytes_max, options.ring_entries_max),
       made_(options.merge_bytes_max) {}
@@ -66,7 +66,7 @@ Status AgentCore::adopt_existing() {
     generation_next_ = std::max(generation_next_, segment.number + 1);
     auto generation = has_version
                           ? Result<std::unique_ptr<Generation>>(Error(Errc::gone, "older than the one that is served"))
-                          : Generation::adopt(segment.path, segment.number, options_.placement);
+                          : Generation::adopt(segment.path, segment.number, options_.home_nodes);
     if (!generation) {
       const Error& error = generation.error();
       // It may hold the last version: only what can never be read again is removed. Want of memory or descriptors

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/placement.hpp"
+#include "base/home_nodes.hpp"
 #include "delta/delta.hpp"
 #include "deltasync/layout.hpp"
 #include "shm/roles.hpp"
@@ -26,7 +26,7 @@ struct Generation {
   LayoutPtr layout;
   std::vector<delta::Batch> batches;          ///< the layout's
   std::vector<std::uint32_t> batch_elements;  ///< of each
-  std::vector<std::uint32_t> batch_homes;     ///< where the memory of each is; empty: there is no placement
+  std::vector<std::uint32_t> batch_homes;     ///< where the memory of each is; empty: there are no home nodes
   /// wire::LayoutMessage, encoded once; shared by those who send it, so that a slow peer pins no mapping.
   std::shared_ptr<const std::vector<std::byte>> layout_payload;
   std::unique_ptr<shm::Segment> segment;
@@ -39,10 +39,10 @@ struct Generation {
 
   static Result<std::unique_ptr<Generation>> create(const shm::SegmentPath& path, std::uint64_t number,
                                                     LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
-                                                    const PlacementPtr& placement = nullptr);
+                                                    const HomeNodesPtr& home_nodes = nullptr);
   /// Takes over a segment that an agent before this one left. Its layout must decode to the digest that it claims.
   static Result<std::unique_ptr<Generation>> adopt(const shm::SegmentPath& path, std::uint64_t number,
-                                                   const PlacementPtr& placement = nullptr);
+                                                   const HomeNodesPtr& home_nodes = nullptr);
 };
 using GenerationPtr = std::shared_ptr<Generation>;
 

@@ -14,8 +14,8 @@
 #include <thread>
 
 #include "agent/agent.hpp"
+#include "base/home_nodes.hpp"
 #include "base/log.hpp"
-#include "base/placement.hpp"
 #include "net/auth.hpp"
 #include "net/endpoint.hpp"
 
@@ -59,7 +59,7 @@ struct Arguments {
   std::uint64_t idle_limit_s = 3600;
   std::uint64_t handshake_limit_ms = 5000;
   std::uint64_t progress_limit_ms = 30000;
-  PlacementRequest placement;
+  HomeNodesRequest home_nodes;
   bool http_allow_remote = false;
 };
 
@@ -76,9 +76,9 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--threads", options.core.threads, "threads that diff and encode")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_option("--cores", args.placement.cores,
+  app.add_option("--cores", args.home_nodes.cores,
                  "CPUs that the agent runs on, such as 0-7,16 (default: all that it may)");
-  app.add_option("--numa-node", args.placement.numa_node,
+  app.add_option("--numa-node", args.home_nodes.numa_node,
                  "auto: halves and the threads that diff them are spread over the memory nodes in stripes; N: all on "
                  "this node; off: as the system has it")
       ->capture_default_str();
@@ -133,10 +133,10 @@ std::string default_socket(const std::string& name) {
 }
 
 /// Before any thread starts, so that all are confined alike.
-Status place(const PlacementRequest& request, AgentOptions& options) {
+Status place(const HomeNodesRequest& request, AgentOptions& options) {
   DS_TRY(stay_on_cores(request.cores, linux_numa()).with_context("--cores"));
-  DS_ASSIGN(options.core.placement, Placement::make(request, linux_numa()).with_context("--numa-node"));
-  if (options.core.placement) spdlog::info("placement nodes={}", to_string(options.core.placement->nodes()));
+  DS_ASSIGN(options.core.home_nodes, HomeNodes::make(request, linux_numa()).with_context("--numa-node"));
+  if (options.core.home_nodes) spdlog::info("home_nodes nodes={}", to_string(options.core.home_nodes->nodes()));
   return {};
 }
 
@@ -256,7 +256,7 @@ int run(int argc, char** argv) {
   sigaddset(&ends, SIGINT);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
 
-  if (auto placed = place(args.placement, options); !placed) return fail(placed.error());
+  if (auto placed = place(args.home_nodes, options); !placed) return fail(placed.error());
   fit_descriptors(options);
   auto guard = ExitGuard::make(options);
   if (!guard) return fail(guard.error());

@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "base/placement.hpp"
+#include "base/home_nodes.hpp"
 #include "delta/delta.hpp"
 
 namespace deltasync::agent {
@@ -16,7 +16,7 @@ namespace deltasync::agent {
 struct CoreOptions {
   std::string name = "deltasync";  ///< segments are <shm_dir>/<name>.g<generation>
   std::filesystem::path shm_dir = "/dev/shm";
-  PlacementPtr placement;            ///< of halves and of the threads that diff them; null: as the system has it
+  HomeNodesPtr home_nodes;           ///< of halves and of the threads that diff them; null: as the system has it
   unsigned threads = 2;              ///< that diff and encode, the publisher included
   unsigned behind_threads = 2;       ///< that do so behind a writer, at low priority; 0: only after the seal
   unsigned pack_threads = 2;         ///< that pack tiles for slow links, at low priority; 0: none are packed

@@ -37,7 +37,7 @@ bool is_base(const BehindJob& job, const ServedVersion& served) {
 
 void AgentCore::publish_loop() {
   set_thread_name("publisher");
-  enter_as_worker_0(options_.placement);
+  enter_as_worker_0(options_.home_nodes);
   while (!stop_) {
     bool worked = false;
     for (const GenerationPtr& generation : generations()) worked |= tend_generation(generation);

@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/placement.hpp"
+#include "base/home_nodes.hpp"
 #include "base/trace.hpp"
 #include "format/packed_layout.hpp"
 #include "net/endpoint.hpp"

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/home_nodes.hpp"
 #include "base/log.hpp"
-#include "base/placement.hpp"
 #include "base/until.hpp"
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"

@@ -78,10 +78,10 @@ Result<UniqueFd> create_file(const SegmentPath& path) {
 }
 
 /// All pages now. `base` is where the file is mapped.
-Status reserve(int fd, std::byte* base, const SegmentPath& path, const SegmentPlan& plan, const Placement* placement) {
+Status reserve(int fd, std::byte* base, const SegmentPath& path, const SegmentPlan& plan, const HomeNodes* home_nodes) {
   const std::uint64_t bytes = plan.segment_bytes;
   int error = ::ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-  if (error == 0) error = reserve_file(fd, base, plan, placement);
+  if (error == 0) error = reserve_file(fd, base, plan, home_nodes);
   if (error == 0) return {};
   auto room = check_room(path.dir, bytes);  // somebody else may have taken the space meanwhile: name the figures
   if (!room) return std::move(room).error();
@@ -151,7 +151,7 @@ Status check_segment_name(const std::string& name) {
 
 Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::uint64_t generation,
                                                  const Geometry& geometry, ByteSpan layout_encoded,
-                                                 ByteSpan sidecar_encoded, const Placement* placement) {
+                                                 ByteSpan sidecar_encoded, const HomeNodes* home_nodes) {
   DS_TRY(check_segment_name(path.name));
   const auto what = "create segment " + file_of(path).string();
   const std::uint64_t half_bytes = geometry.half_bytes;
@@ -166,7 +166,7 @@ Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::u
   // Mapped, but not touched before every page is there.
   DS_ASSIGN(auto region, map(fd.get(), path, plan->segment_bytes));
   advise(region);
-  DS_TRY(reserve(fd.get(), static_cast<std::byte*>(region.get_address()), path, *plan, placement).with_context(what));
+  DS_TRY(reserve(fd.get(), static_cast<std::byte*>(region.get_address()), path, *plan, home_nodes).with_context(what));
 
   auto impl = std::make_unique<Impl>();
   impl->path = path;

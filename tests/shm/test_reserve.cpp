@@ -18,21 +18,21 @@ using test::FakeNuma;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr std::uint64_t kStripe = Placement::kStripeBytes;
+constexpr std::uint64_t kStripe = HomeNodes::kStripeBytes;
 
-PlacementPtr made(NumaSystem& system) {
-  return Placement::make({}, system).value();
+HomeNodesPtr made(NumaSystem& system) {
+  return HomeNodes::make({}, system).value();
 }
 
 TEST(Reserve, PartsCoverTheFileAndBothHalvesAlike) {
   for (const unsigned nodes : {2U, 4U}) {
     FakeNuma system(nodes, 2);
-    const auto placement = made(system);
+    const auto home_nodes = made(system);
     for (const std::uint64_t half_bytes : {kStripe / 4, kStripe, 5 * kStripe, 7 * kStripe + 12'345}) {
       const auto plan = plan_segment(half_bytes, 1000, 10, 50).value();
       std::uint64_t at = 0;
       std::set<unsigned> homes;
-      for (const FilePart& part : parts_of(plan, *placement)) {
+      for (const FilePart& part : parts_of(plan, *home_nodes)) {
         EXPECT_EQ(part.begin, at) << "nothing is left out, nothing taken twice";
         EXPECT_LT(part.begin, part.end);
         EXPECT_EQ(part.begin % kHalfAlignment, 0U) << "no huge page is of two parts";
@@ -40,8 +40,8 @@ TEST(Reserve, PartsCoverTheFileAndBothHalvesAlike) {
         for (unsigned h = 0; h < kHalves; ++h) {
           const std::uint64_t first = plan.half_offset[h];
           if (part.begin < first || part.begin >= first + half_bytes) continue;
-          EXPECT_EQ(part.home, placement->home_of(part.begin - first));
-          EXPECT_EQ(part.home, placement->home_of(std::min(part.end, first + half_bytes) - 1 - first));
+          EXPECT_EQ(part.home, home_nodes->home_of(part.begin - first));
+          EXPECT_EQ(part.home, home_nodes->home_of(std::min(part.end, first + half_bytes) - 1 - first));
           homes.insert(part.home);
         }
       }
@@ -55,16 +55,16 @@ class Placed : public ::testing::Test {
  protected:
   Placed() = default;
   ~Placed() override { (void)Segment::unlink(path_); }
-  Result<std::unique_ptr<Segment>> create_placed(const Placement* placement) const {
-    return Segment::create(path_, 1, {2 * kStripe + 5, kBatches, some_digest()}, {}, {}, placement);
+  Result<std::unique_ptr<Segment>> create_placed(const HomeNodes* home_nodes) const {
+    return Segment::create(path_, 1, {2 * kStripe + 5, kBatches, some_digest()}, {}, {}, home_nodes);
   }
   const SegmentPath path_{"/dev/shm", "deltasync-placed-" + std::to_string(::getpid())};
 };
 
 TEST_F(Placed, EachHomesMemoryIsTakenByAThreadOfItsOwn) {
   FakeNuma system(2, 2);
-  const auto placement = made(system);
-  auto segment = create_placed(placement.get());
+  const auto home_nodes = made(system);
+  auto segment = create_placed(home_nodes.get());
   if (!segment && segment.error().code() == Errc::no_space) GTEST_SKIP() << segment.error().to_string();
   ASSERT_TRUE(segment) << segment.error().to_string();
   EXPECT_THAT(system.of_thread("reserve-0"), ElementsAre("run on 0-1", "prefer 0"));
@@ -82,8 +82,8 @@ TEST_F(Placed, WhereAllIsRefusedTheSegmentIsMadeAllTheSame) {
   FakeNuma system(2, 2);
   system.refuse_cpus = EPERM;
   system.refuse_memory = EPERM;
-  const auto placement = made(system);
-  auto segment = create_placed(placement.get());
+  const auto home_nodes = made(system);
+  auto segment = create_placed(home_nodes.get());
   if (!segment && segment.error().code() == Errc::no_space) GTEST_SKIP() << segment.error().to_string();
   ASSERT_TRUE(segment) << segment.error().to_string();
   struct stat st {};
@@ -91,11 +91,11 @@ TEST_F(Placed, WhereAllIsRefusedTheSegmentIsMadeAllTheSame) {
   EXPECT_GE(static_cast<std::uint64_t>(st.st_blocks) * 512, static_cast<std::uint64_t>(st.st_size)) << "pages missing";
 }
 
-TEST_F(Placed, WithoutAPlacementNothingIsAsked) {
+TEST_F(Placed, WithoutHomeNodesNothingIsAsked) {
   FakeNuma system(1, 2);
-  const auto placement = made(system);
-  EXPECT_EQ(placement, nullptr);
-  auto segment = create_placed(placement.get());
+  const auto home_nodes = made(system);
+  EXPECT_EQ(home_nodes, nullptr);
+  auto segment = create_placed(home_nodes.get());
   if (!segment && segment.error().code() == Errc::no_space) GTEST_SKIP() << segment.error().to_string();
   ASSERT_TRUE(segment) << segment.error().to_string();
   EXPECT_THAT(system.calls(), IsEmpty());

@@ -1,5 +1,5 @@
 // Where threads and memory go, on machines that are made up; what is asked for on this one really happens.
-#include "base/placement.hpp"
+#include "base/home_nodes.hpp"
 
 #include <gmock/gmock.h>
 #include <sched.h>
@@ -22,17 +22,17 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-PlacementPtr made(const PlacementRequest& request, NumaSystem& system) {
-  auto placement = Placement::make(request, system);
-  EXPECT_TRUE(placement) << placement.error().to_string();
-  return placement ? *placement : nullptr;
+HomeNodesPtr made(const HomeNodesRequest& request, NumaSystem& system) {
+  auto home_nodes = HomeNodes::make(request, system);
+  EXPECT_TRUE(home_nodes) << home_nodes.error().to_string();
+  return home_nodes ? *home_nodes : nullptr;
 }
 
-void expect_refused(const PlacementRequest& request, NumaSystem& system, const std::string& words) {
-  const auto placement = Placement::make(request, system);
-  ASSERT_FALSE(placement) << "expected: " << words;
-  EXPECT_EQ(placement.error().code(), Errc::invalid_argument);
-  EXPECT_THAT(placement.error().message(), HasSubstr(words));
+void expect_refused(const HomeNodesRequest& request, NumaSystem& system, const std::string& words) {
+  const auto home_nodes = HomeNodes::make(request, system);
+  ASSERT_FALSE(home_nodes) << "expected: " << words;
+  EXPECT_EQ(home_nodes.error().code(), Errc::invalid_argument);
+  EXPECT_THAT(home_nodes.error().message(), HasSubstr(words));
 }
 
 // ---- lists -------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ TEST(CpuLists, WhatIsNoneIsRefused) {
 
 // ---- nothing to decide -------------------------------------------------------------------------------------------
 
-TEST(Placement, OnOneNodeThereIsNoneAndNothingIsCalled) {
+TEST(HomeNodes, OnOneNodeThereIsNoneAndNothingIsCalled) {
   FakeNuma one(1, 8);
   EXPECT_EQ(made({}, one), nullptr);
   EXPECT_EQ(made({"2-3", "auto"}, one), nullptr);
@@ -80,24 +80,24 @@ TEST(Placement, OnOneNodeThereIsNoneAndNothingIsCalled) {
 
 // ---- the rule ----------------------------------------------------------------------------------------------------
 
-TEST(Placement, StripesAndThreadsAreDealtOut) {
+TEST(HomeNodes, StripesAndThreadsAreDealtOut) {
   for (const unsigned nodes : {2U, 4U}) {
     FakeNuma system(nodes, 8);
-    const auto placement = made({}, system);
-    ASSERT_NE(placement, nullptr);
-    ASSERT_EQ(placement->homes(), nodes);
-    EXPECT_EQ(placement->nodes().size(), nodes);
-    constexpr std::uint64_t kStripe = Placement::kStripeBytes;
+    const auto home_nodes = made({}, system);
+    ASSERT_NE(home_nodes, nullptr);
+    ASSERT_EQ(home_nodes->homes(), nodes);
+    EXPECT_EQ(home_nodes->nodes().size(), nodes);
+    constexpr std::uint64_t kStripe = HomeNodes::kStripeBytes;
     for (std::uint64_t stripe = 0; stripe < 9; ++stripe) {
-      EXPECT_EQ(placement->home_of(stripe * kStripe), stripe % nodes);
-      EXPECT_EQ(placement->home_of(stripe * kStripe + kStripe - 1), stripe % nodes);
+      EXPECT_EQ(home_nodes->home_of(stripe * kStripe), stripe % nodes);
+      EXPECT_EQ(home_nodes->home_of(stripe * kStripe + kStripe - 1), stripe % nodes);
     }
-    for (unsigned worker = 0; worker < 12; ++worker) EXPECT_EQ(placement->home_of_worker(worker), worker % nodes);
+    for (unsigned worker = 0; worker < 12; ++worker) EXPECT_EQ(home_nodes->home_of_worker(worker), worker % nodes);
     for (unsigned home = 0; home < nodes; ++home) {
       std::thread([&] {
         set_thread_name("home-" + std::to_string(home));
-        placement->enter(home);
-        placement->prefer_memory_of(home);
+        home_nodes->enter(home);
+        home_nodes->prefer_memory_of(home);
       }).join();
       const std::string cpus = std::to_string(home * 8) + "-" + std::to_string(home * 8 + 7);
       EXPECT_THAT(system.of_thread("home-" + std::to_string(home)),
@@ -106,44 +106,44 @@ TEST(Placement, StripesAndThreadsAreDealtOut) {
   }
 }
 
-TEST(Placement, ThreadsFollowTheCpusThatEachNodeHas) {
+TEST(HomeNodes, ThreadsFollowTheCpusThatEachNodeHas) {
   FakeNuma system(2, 8);
-  const auto placement = made({"0-5,8-9", "auto"}, system);
-  ASSERT_NE(placement, nullptr);
+  const auto home_nodes = made({"0-5,8-9", "auto"}, system);
+  ASSERT_NE(home_nodes, nullptr);
   std::vector<unsigned> of_home(2, 0);
-  for (unsigned worker = 0; worker < 8; ++worker) ++of_home[placement->home_of_worker(worker)];
+  for (unsigned worker = 0; worker < 8; ++worker) ++of_home[home_nodes->home_of_worker(worker)];
   EXPECT_THAT(of_home, ElementsAre(6, 2));
-  placement->enter(0);
-  placement->enter(1);
+  home_nodes->enter(0);
+  home_nodes->enter(1);
   EXPECT_EQ(system.calls()[0].what, "run on 0-5") << "of the node's, those that were given";
   EXPECT_EQ(system.calls()[1].what, "run on 8-9");
 }
 
-TEST(Placement, MemoryWithoutCpusAndNodesOutsideTheCpusetAreNoHomes) {
+TEST(HomeNodes, MemoryWithoutCpusAndNodesOutsideTheCpusetAreNoHomes) {
   FakeNuma system(4, 2);
   system.made_up[1].memory_allowed = false;
   system.made_up[3].cpus.clear();  // as of a memory expander
-  const auto placement = made({}, system);
-  ASSERT_NE(placement, nullptr);
-  EXPECT_THAT(placement->nodes(), ElementsAre(0, 2));
+  const auto home_nodes = made({}, system);
+  ASSERT_NE(home_nodes, nullptr);
+  EXPECT_THAT(home_nodes->nodes(), ElementsAre(0, 2));
   system.node_of = [](const std::byte* at) { return std::optional<unsigned>(at == nullptr ? 2 : 3); };
-  EXPECT_EQ(placement->home_of_page(nullptr), std::optional<unsigned>(1));
+  EXPECT_EQ(home_nodes->home_of_page(nullptr), std::optional<unsigned>(1));
   const std::byte other{};
-  EXPECT_EQ(placement->home_of_page(&other), std::nullopt) << "a page of a node that is no home";
+  EXPECT_EQ(home_nodes->home_of_page(&other), std::nullopt) << "a page of a node that is no home";
 }
 
-TEST(Placement, OneNodeThatTheUserNames) {
+TEST(HomeNodes, OneNodeThatTheUserNames) {
   FakeNuma system(2, 4);
-  const auto placement = made({"", "1"}, system);
-  ASSERT_NE(placement, nullptr);
-  EXPECT_THAT(placement->nodes(), ElementsAre(1));
-  EXPECT_EQ(placement->home_of(5 * Placement::kStripeBytes), 0U);
-  EXPECT_THAT(thread_homes(placement, 3).of_worker, ElementsAre(0, 0, 0));
-  enter_as_worker_0(placement);
+  const auto home_nodes = made({"", "1"}, system);
+  ASSERT_NE(home_nodes, nullptr);
+  EXPECT_THAT(home_nodes->nodes(), ElementsAre(1));
+  EXPECT_EQ(home_nodes->home_of(5 * HomeNodes::kStripeBytes), 0U);
+  EXPECT_THAT(thread_homes(home_nodes, 3).of_worker, ElementsAre(0, 0, 0));
+  enter_as_worker_0(home_nodes);
   EXPECT_EQ(system.calls().back().what, "run on 4-7");
 }
 
-TEST(Placement, WhatCannotBeHadIsNamed) {
+TEST(HomeNodes, WhatCannotBeHadIsNamed) {
   FakeNuma system(2, 4);
   system.allowed = {0, 1, 2, 3};
   expect_refused({"0-99", "auto"}, system, "core 4 is not there, or not open to this process, which may run on 0-3");
@@ -171,31 +171,31 @@ TEST(Placement, WhatCannotBeHadIsNamed) {
   EXPECT_EQ(system.calls().back().what, "run on 1-2");
 }
 
-TEST(Placement, WhatIsRefusedIsSaidOnce) {
+TEST(HomeNodes, WhatIsRefusedIsSaidOnce) {
   std::ostringstream log;
   const auto before = spdlog::default_logger();
   spdlog::set_default_logger(
       std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
   FakeNuma system(2, 4);
   system.refuse_memory = EPERM;
-  const auto placement = made({}, system);
+  const auto home_nodes = made({}, system);
   for (int i = 0; i < 3; ++i) {
     for (unsigned home = 0; home < 2; ++home) {
-      placement->enter(home);
-      placement->prefer_memory_of(home);
+      home_nodes->enter(home);
+      home_nodes->prefer_memory_of(home);
     }
   }
   spdlog::set_default_logger(before);
   EXPECT_EQ(system.calls().size(), 12U);
-  EXPECT_THAT(log.str(), HasSubstr("placement_refused what=memory node=0 error=\"Operation not permitted\""));
+  EXPECT_THAT(log.str(), HasSubstr("home_nodes_refused what=memory node=0 error=\"Operation not permitted\""));
   const std::string lines = log.str();
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 1) << lines;
 }
 
-TEST(Placement, APoolsThreadsEnterTheirHomes) {
+TEST(HomeNodes, APoolsThreadsEnterTheirHomes) {
   FakeNuma system(2, 4);
-  const auto placement = made({}, system);
-  { const ThreadPool pool(4, "pool", thread_homes(placement, 4)); }
+  const auto home_nodes = made({}, system);
+  { const ThreadPool pool(4, "pool", thread_homes(home_nodes, 4)); }
   EXPECT_THAT(system.of_thread("pool-1"), ElementsAre("run on 4-7"));
   EXPECT_THAT(system.of_thread("pool-2"), ElementsAre("run on 0-3"));
   EXPECT_THAT(system.of_thread("pool-3"), ElementsAre("run on 4-7"));

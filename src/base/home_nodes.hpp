@@ -1,7 +1,7 @@
-// Where threads run and memory lies on a machine of several memory nodes. The rule, in docs/architecture.md too:
+// The home nodes of threads and memory on a machine of several memory nodes. The rule, in docs/architecture.md too:
 //
 //   - Nodes that have both memory and CPUs for this process are its *homes*. With fewer than two there is nothing to
-//     decide, there is no Placement, and nothing is called.
+//     decide, there are no HomeNodes, and nothing is called.
 //   - A half is cut into stripes of kStripeBytes, dealt out to the homes in turn. Both halves alike, so that what is
 //     compared lies on one node; stripes and not one range a node, so that an offload from front to back keeps all
 //     nodes' memory and threads busy.
@@ -25,13 +25,13 @@
 
 namespace deltasync {
 
-struct PlacementRequest {
+struct HomeNodesRequest {
   std::string cores;               ///< a CPU list; empty: wherever the caller may run
-  std::string numa_node = "auto";  ///< a node's number: that one only; "off": no placement
+  std::string numa_node = "auto";  ///< a node's number: that one only; "off": none
 };
 
-class Placement;
-using PlacementPtr = std::shared_ptr<const Placement>;
+class HomeNodes;
+using HomeNodesPtr = std::shared_ptr<const HomeNodes>;
 
 /// The CPUs of a list, if all are there and the calling thread may run on them; else invalid_argument, which names the
 /// first that is not.
@@ -41,13 +41,13 @@ Result<CpuList> usable_cores(const std::string& list, NumaSystem& system);
 /// all as it is.
 Status stay_on_cores(const std::string& list, NumaSystem& system);
 
-class Placement {
+class HomeNodes {
  public:
   static constexpr std::uint64_t kStripeBytes = std::uint64_t{32} << 20;  ///< whole huge pages, and several batches
 
   /// Null where there is nothing to decide. invalid_argument names the core or the node that cannot be had. `system`
   /// must outlive it.
-  static Result<PlacementPtr> make(const PlacementRequest& request, NumaSystem& system);
+  static Result<HomeNodesPtr> make(const HomeNodesRequest& request, NumaSystem& system);
 
   unsigned homes() const noexcept { return static_cast<unsigned>(homes_.size()); }
   /// Of the stripe at this offset of a half.
@@ -71,7 +71,7 @@ class Placement {
     unsigned node = 0;
     CpuList cpus;
   };
-  Placement(std::vector<Home> homes, NumaSystem& system) : system_(system), homes_(std::move(homes)) {}
+  HomeNodes(std::vector<Home> homes, NumaSystem& system) : system_(system), homes_(std::move(homes)) {}
   void note_refused(std::atomic<bool>& said, const char* what, const Home& home, int error) const;
 
   NumaSystem& system_;
@@ -80,12 +80,12 @@ class Placement {
   mutable std::atomic<bool> said_memory_{false};
 };
 
-/// For a pool of so many threads; `placement` may be null. The caller of run(), worker 0, enters its home itself.
-ThreadHomes thread_homes(const PlacementPtr& placement, unsigned threads);
+/// For a pool of so many threads; `home_nodes` may be null. The caller of run(), worker 0, enters its home itself.
+ThreadHomes thread_homes(const HomeNodesPtr& home_nodes, unsigned threads);
 
-/// As worker 0 of such a pool; nothing without a placement.
-inline void enter_as_worker_0(const PlacementPtr& placement) {
-  if (placement) placement->enter(placement->home_of_worker(0));
+/// As worker 0 of such a pool; nothing without home nodes.
+inline void enter_as_worker_0(const HomeNodesPtr& home_nodes) {
+  if (home_nodes) home_nodes->enter(home_nodes->home_of_worker(0));
 }
 
 }  // namespace deltasync

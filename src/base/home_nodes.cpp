@@ -1,4 +1,4 @@
-#include "base/placement.hpp"
+#include "base/home_nodes.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -59,8 +59,8 @@ Status stay_on_cores(const std::string& list, NumaSystem& system) {
   return {};
 }
 
-Result<PlacementPtr> Placement::make(const PlacementRequest& request, NumaSystem& system) {
-  if (request.numa_node == "off") return PlacementPtr();
+Result<HomeNodesPtr> HomeNodes::make(const HomeNodesRequest& request, NumaSystem& system) {
+  if (request.numa_node == "off") return HomeNodesPtr();
   const std::vector<NumaNode> nodes = system.nodes();
   CpuList cpus;
   if (request.cores.empty()) {
@@ -74,19 +74,19 @@ Result<PlacementPtr> Placement::make(const PlacementRequest& request, NumaSystem
       if (!node.has_memory || !node.memory_allowed) continue;
       if (CpuList own = in_both(node.cpus, cpus); !own.empty()) homes.push_back({node.id, std::move(own)});
     }
-    if (homes.size() < 2) return PlacementPtr();
+    if (homes.size() < 2) return HomeNodesPtr();
   } else {
     DS_ASSIGN(const NumaNode* const node, named_node(request.numa_node, nodes, cpus));
     homes.push_back({node->id, in_both(node->cpus, cpus)});
     const bool only = std::all_of(nodes.begin(), nodes.end(), [&](const NumaNode& other) {
       return other.id == node->id || !other.has_memory || !other.memory_allowed;
     });
-    if (only && homes.front().cpus == cpus) return PlacementPtr();  // it cannot be otherwise
+    if (only && homes.front().cpus == cpus) return HomeNodesPtr();  // it cannot be otherwise
   }
-  return PlacementPtr(new Placement(std::move(homes), system));
+  return HomeNodesPtr(new HomeNodes(std::move(homes), system));
 }
 
-std::optional<unsigned> Placement::home_of_page(const std::byte* at) const {
+std::optional<unsigned> HomeNodes::home_of_page(const std::byte* at) const {
   const auto node = system_.node_of_page(at);
   if (!node) return std::nullopt;
   for (unsigned home = 0; home < homes(); ++home) {
@@ -96,7 +96,7 @@ std::optional<unsigned> Placement::home_of_page(const std::byte* at) const {
 }
 
 /// Each worker goes where, with it, there are the fewest for a CPU.
-unsigned Placement::home_of_worker(unsigned worker) const {
+unsigned HomeNodes::home_of_worker(unsigned worker) const {
   std::vector<std::size_t> workers(homes_.size(), 0);
   std::size_t home = 0;
   for (unsigned i = 0; i <= worker; ++i) {
@@ -109,31 +109,31 @@ unsigned Placement::home_of_worker(unsigned worker) const {
   return static_cast<unsigned>(home);
 }
 
-void Placement::note_refused(std::atomic<bool>& said, const char* what, const Home& home, int error) const {
+void HomeNodes::note_refused(std::atomic<bool>& said, const char* what, const Home& home, int error) const {
   if (error == 0 || said.exchange(true)) return;
-  spdlog::warn("placement_refused what={} node={} error=\"{}\"", what, home.node,
+  spdlog::warn("home_nodes_refused what={} node={} error=\"{}\"", what, home.node,
                std::generic_category().message(error));
 }
 
-void Placement::enter(unsigned home) const {
+void HomeNodes::enter(unsigned home) const {
   note_refused(said_cpus_, "threads", homes_[home], system_.run_on(homes_[home].cpus));
 }
 
-void Placement::prefer_memory_of(unsigned home) const {
+void HomeNodes::prefer_memory_of(unsigned home) const {
   note_refused(said_memory_, "memory", homes_[home], system_.prefer_memory_of(homes_[home].node));
 }
 
-CpuList Placement::nodes() const {
+CpuList HomeNodes::nodes() const {
   CpuList nodes;
   for (const Home& home : homes_) nodes.push_back(home.node);
   return nodes;
 }
 
-ThreadHomes thread_homes(const PlacementPtr& placement, unsigned threads) {
+ThreadHomes thread_homes(const HomeNodesPtr& home_nodes, unsigned threads) {
   ThreadHomes homes;
-  if (!placement) return homes;
-  for (unsigned worker = 0; worker < threads; ++worker) homes.of_worker.push_back(placement->home_of_worker(worker));
-  homes.enter = [placement](std::uint32_t home) { placement->enter(home); };
+  if (!home_nodes) return homes;
+  for (unsigned worker = 0; worker < threads; ++worker) homes.of_worker.push_back(home_nodes->home_of_worker(worker));
+  homes.enter = [home_nodes](std::uint32_t home) { home_nodes->enter(home); };
   return homes;
 }
 

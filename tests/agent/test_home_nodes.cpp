@@ -26,7 +26,7 @@ class Placed : public AgentTest {
   }
   ~Placed() override { agent_.reset(); }  // before the machine that it is on
 
-  void place() { options_.core.placement = Placement::make({}, numa_).value(); }
+  void place() { options_.core.home_nodes = HomeNodes::make({}, numa_).value(); }
   /// Offloads three versions, each followed by a look at what is served.
   void serve_some() {
     for (int i = 0; i < 3; ++i) {
@@ -75,11 +75,11 @@ TEST_F(Placed, WhereTheSystemDoesNotTellItIsAsTheRuleHasIt) {
   serve_some();
   ASSERT_EQ(homes().size(), kBatches);
   for (std::size_t b = 0; b < kBatches; ++b) {
-    EXPECT_EQ(homes()[b], b * (4U << 20) / Placement::kStripeBytes % 2) << "batch " << b;
+    EXPECT_EQ(homes()[b], b * (4U << 20) / HomeNodes::kStripeBytes % 2) << "batch " << b;
   }
 }
 
-TEST_F(Placed, AnAdoptedSegmentIsServedWithAPlacementToo) {
+TEST_F(Placed, AnAdoptedSegmentIsServedWithHomeNodesToo) {
   start_agent();
   serve_some();
   EXPECT_THAT(homes(), IsEmpty());
