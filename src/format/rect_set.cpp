@@ -4,13 +4,34 @@
 #include <iterator>
 
 namespace deltasync {
+namespace {
+
+/// Parts that lie below each other become one, if there are not too many between them.
+void add_part(std::vector<Rect>& parts, const Rect& part) {
+  constexpr std::size_t kLookBack = 8;
+  const std::size_t end = parts.size() - std::min(parts.size(), kLookBack);
+  for (std::size_t i = parts.size(); i-- > end;) {
+    Rect& above = parts[i];
+    if (above.row + above.rows != part.row || above.col != part.col || above.cols != part.cols) continue;
+    above.rows += part.rows;
+    return;
+  }
+  parts.push_back(part);
+}
+
+}  // namespace
+
+/// The first band that ends behind `row`.
+RectSet::Bands::const_iterator RectSet::first_band(std::uint64_t row) const {
+  auto it = bands_.upper_bound(row);
+  if (it != bands_.begin() && std::prev(it)->second.end > row) --it;
+  return it;
+}
 
 std::optional<Rect> RectSet::overlap(const Rect& rect) const {
   const auto row_end = rect.row + rect.rows;
   const auto col_end = rect.col + rect.cols;
-  auto it = bands_.upper_bound(rect.row);
-  if (it != bands_.begin() && std::prev(it)->second.end > rect.row) --it;
-  for (; it != bands_.end() && it->first < row_end; ++it) {
+  for (auto it = first_band(rect.row); it != bands_.end() && it->first < row_end; ++it) {
     const auto& ranges = it->second.ranges;
     const auto range = std::upper_bound(ranges.begin(), ranges.end(), rect.col,
                                         [](std::uint64_t col, const Range& r) { return col < r.end; });
@@ -20,6 +41,44 @@ std::optional<Rect> RectSet::overlap(const Rect& rect) const {
     return Rect{row, col, std::min(row_end, it->second.end) - row, std::min(col_end, range->end) - col};
   }
   return std::nullopt;
+}
+
+void RectSet::split(const Rect& rect, std::vector<Rect>& inside, std::vector<Rect>& outside) const {
+  const auto row_end = rect.row + rect.rows;
+  const auto col_end = rect.col + rect.cols;
+  if (rect.cols == 0) return;
+  auto row = rect.row;
+  for (auto it = first_band(row); row < row_end;) {
+    if (it == bands_.end() || it->first > row) {  // rows that no band has
+      const auto end = it == bands_.end() ? row_end : std::min(row_end, it->first);
+      add_part(outside, {row, rect.col, end - row, rect.cols});
+      row = end;
+      continue;
+    }
+    const auto rows = std::min(row_end, it->second.end) - row;
+    const auto& ranges = it->second.ranges;
+    auto col = rect.col;
+    for (auto range = std::upper_bound(ranges.begin(), ranges.end(), col,
+                                       [](std::uint64_t c, const Range&r) { return c < r.end; });
+         range != ranges.end() && range->start < col_end; ++range) {
+      if (range->start > col) add_part(outside, {row, col, rows, range->start - col});
+      col = std::max(col, range->start);
+      const auto end = std::min(range->end, col_end);
+      add_part(inside, {row, col, rows, end - col});
+      col = end;
+    }
+    if (col < col_end) add_part(outside, {row, col, rows, col_end - col});
+    row += rows;
+    ++it;
+  }
+}
+
+std::vector<Rect> RectSet::add(const Rect& rect) {
+  std::vector<Rect> inside;
+  std::vector<Rect> outside;
+  split(rect, inside, outside);
+  for (const Rect& part : outside) insert(part);
+  return outside;
 }
 
 /// Makes `row` a border between bands, if it lies inside of one.

@@ -17,6 +17,12 @@ class RectSet {
   /// is returned.
   std::optional<Rect> insert(const Rect& rect);
   std::uint64_t elements() const noexcept { return elements_; }
+  /// A part that both the set and the rectangle have.
+  std::optional<Rect> overlap(const Rect& rect) const;
+  /// Appends disjoint rectangles that make up what the set has of this one, and what it does not.
+  void split(const Rect& rect, std::vector<Rect>& inside, std::vector<Rect>& outside) const;
+  /// Adds what the set does not have of a rectangle, and returns that.
+  std::vector<Rect> add(const Rect& rect);
   /// The first part of rows × cols, in row order, that is not in the set; nullopt if there is none.
   std::optional<Rect> first_hole(std::uint64_t rows, std::uint64_t cols) const;
   void clear();
@@ -32,7 +38,7 @@ class RectSet {
   };
   using Bands = std::map<std::uint64_t, Band>;  ///< by first row; disjoint, each with at least one range
 
-  std::optional<Rect> overlap(const Rect& rect) const;
+  Bands::const_iterator first_band(std::uint64_t row) const;
   void split_at(std::uint64_t row);
   static void add_range(std::vector<Range>& ranges, Range range);
 

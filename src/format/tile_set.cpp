@@ -210,6 +210,13 @@ std::optional<std::uint64_t> TileSet::rank(std::uint64_t tile, std::size_t& hint
   return before_[hint] + (tile - ranges_[hint].first);
 }
 
+std::optional<std::uint64_t> TileSet::rank(std::uint64_t tile) const noexcept {
+  const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), tile,
+                                      [](std::uint64_t t, const wire::TileRange& r) { return t < r.end; });
+  if (after == ranges_.end() || after->first > tile) return std::nullopt;
+  return before_[static_cast<std::size_t>(after - ranges_.begin())] + (tile - after->first);
+}
+
 std::vector<wire::TileRange> TileSet::intersect(const std::vector<wire::TileRange>& ranges) const {
   std::vector<wire::TileRange> out;
   auto own = ranges_.begin();

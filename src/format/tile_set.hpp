@@ -45,6 +45,8 @@ class TileSet {
   /// Where the tile stands among those of the set, if it is one; `hint` moves forward with ascending tiles (start at
   /// 0).
   std::optional<std::uint64_t> rank(std::uint64_t tile, std::size_t& hint) const noexcept;
+  /// The same for tiles in any order, by bisection.
+  std::optional<std::uint64_t> rank(std::uint64_t tile) const noexcept;
   /// The set's tiles in sorted, disjoint ranges.
   std::vector<wire::TileRange> intersect(const std::vector<wire::TileRange>& ranges) const;
   /// As few ranges as may be whose intersect() is `ranges`, which are the set's tiles: what lies between two of them

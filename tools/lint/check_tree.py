@@ -21,15 +21,16 @@ LAYERS = {
     "include/": {"deltasync/"},
     "src/base/": {"deltasync/", "base/"},
     "src/format/": {"deltasync/", "base/", "format/"},
+    "src/placement/": {"deltasync/", "base/", "format/", "placement/"},
     "src/delta/": {"deltasync/", "base/", "format/", "delta/"},
     "src/shm/": {"deltasync/", "base/", "format/", "shm/"},
     "src/net/": {"deltasync/", "base/", "format/", "net/"},
     "src/writer/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "writer/"},
     "agent/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "agent/"},
-    "receiver/": {"deltasync/", "base/", "format/", "delta/", "net/", "receiver/"},
+    "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "net/", "receiver/"},
 }
-PROJECT_ROOTS = ("deltasync/", "base/", "format/", "delta/", "shm/", "net/", "writer/", "agent/", "receiver/", "tools/",
-                 "tests/")
+PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "shm/", "net/", "writer/", "agent/",
+                 "receiver/", "tools/", "tests/")
 
 # Absolute paths that only exist on somebody's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root|home|Users)/[\w.-]+")

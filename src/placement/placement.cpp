@@ -1,0 +1,131 @@
+// Whether a plan is sound, in this order: memories, slices one by one, destinations, then tensor by tensor that every
+// HF element is either placed or ignored. What follows from it on the way: the regions of each tile.
+#include "deltasync/placement.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "format/coverage.hpp"
+#include "format/rect_set.hpp"
+#include "placement/bind.hpp"
+#include "placement/destinations.hpp"
+#include "placement/regions.hpp"
+
+namespace deltasync {
+namespace {
+
+/// Entries of one tensor follow each other; of(t) are tensor t's, in the order in which they came.
+template <class T>
+class ByTensor {
+ public:
+  ByTensor(std::size_t tensors, std::vector<T> list) : list_(std::move(list)), starts_(tensors + 1) {
+    std::stable_sort(list_.begin(), list_.end(), [](const T& a, const T& b) { return a.tensor < b.tensor; });
+    for (const T& entry : list_) ++starts_[entry.tensor + 1];
+    std::partial_sum(starts_.begin(), starts_.end(), starts_.begin());
+  }
+  std::span<const T> of(std::uint32_t tensor) const {
+    return std::span<const T>(list_).subspan(starts_[tensor], starts_[tensor + 1] - starts_[tensor]);
+  }
+
+ private:
+  std::vector<T> list_;
+  std::vector<std::size_t> starts_;
+};
+
+Status check_ignored(const PlacementPlan& plan, const Tensor& tensor, std::span<const BoundSlice> slices,
+                     std::span<const TensorSlice> ignored, const RectSet& placed) {
+  for (const TensorSlice& slice : ignored) {
+    const auto both = placed.overlap(slice.rect);
+    if (!both) continue;
+    const auto in_it = std::find_if(slices.begin(), slices.end(), [&](const BoundSlice& s) {
+      return intersection(s.place.rect, *both).elements() != 0;
+    });
+    return Error(Errc::coverage,
+                 "ignored, but placed: " + describe_slice(tensor, *both) + " by " + describe(plan, in_it->index));
+  }
+  return {};
+}
+
+/// Every element of the tensor is in `known`, once the ignored ones have been added to it.
+Status check_nothing_forgotten(const Tensor& tensor, std::span<const TensorSlice> ignored, RectSet& known) {
+  for (const TensorSlice& slice : ignored) known.add(slice.rect);
+  const auto hole = known.first_hole(tensor.rows, tensor.cols);
+  if (!hole) return {};
+  return Error(Errc::coverage, "has no place, and is not said to be ignored: " + describe_slice(tensor, *hole));
+}
+
+}  // namespace
+
+Placement::Placement() : parts_(std::make_unique<Parts>()) {}
+Placement::~Placement() = default;
+
+std::string to_string(Device device) {
+  return device.is_host() ? "host" : "cuda:" + std::to_string(device.ordinal);
+}
+
+Subscription subscription_of(std::span<const PlacedSlice> slices) {
+  Subscription subscription;
+  subscription.slices.reserve(slices.size());
+  for (const PlacedSlice& slice : slices) subscription.slices.push_back({slice.tensor, slice.rect});
+  return subscription;
+}
+
+Result<PlacementPtr> Placement::build(LayoutPtr layout, PlacementPlan plan) {
+  DS_TRY(check_memories(plan.memories));
+  DS_ASSIGN(std::vector<BoundSlice> bound, bind_slices(*layout, plan));
+  if (bound.empty() && layout->elements() != 0) {
+    return Error(Errc::invalid_argument, "the placement has no slice with an element");
+  }
+  DS_TRY(check_destinations(*layout, plan, bound));
+  DS_ASSIGN(std::vector<TensorSlice> ignored_list, bind_ignored(*layout, plan));
+
+  std::shared_ptr<Placement> placement(new Placement());
+  Parts& parts = *placement->parts_;
+  const std::size_t tensors = layout->tensors().size();
+  for (const BoundSlice& slice : bound) {
+    placement->placed_bytes_ += slice.place.rect.elements() * layout->tensors()[slice.tensor].element_bytes;
+  }
+  if (!bound.empty()) placement->subscription_ = subscription_of(plan.slices);
+  DS_ASSIGN(parts.tiles, TileSet::of(*layout, placement->subscription_));
+  const ByTensor<BoundSlice> slices(tensors, std::move(bound));
+  const ByTensor<TensorSlice> ignored(tensors, std::move(ignored_list));
+  parts.of_tile.reserve(static_cast<std::size_t>(parts.tiles.tiles()));
+  for (std::uint32_t t = 0; t < tensors; ++t) {
+    const Tensor& tensor = layout->tensors()[t];
+    if (tensor.tile_count == 0) continue;
+    RectSet known;
+    const TensorRegions regions = make_tensor_regions(slices.of(t), known);
+    DS_TRY(check_ignored(plan, tensor, slices.of(t), ignored.of(t), known));
+    add_tiles(*layout, t, regions, known, parts, placement->rest_bytes_);
+    DS_TRY(check_nothing_forgotten(tensor, ignored.of(t), known));
+  }
+  if (parts.of_tile.size() != parts.tiles.tiles()) {
+    return Error(Errc::internal, "the placement has " + std::to_string(parts.of_tile.size()) + " tiles, its set " +
+                                     std::to_string(parts.tiles.tiles()));
+  }
+  placement->layout_ = std::move(layout);
+  placement->memories_ = std::move(plan.memories);
+  return PlacementPtr(std::move(placement));
+}
+
+Result<std::vector<Slice>> unplaced(const Layout& layout, std::span<const PlacedSlice> slices) {
+  std::vector<TensorSlice> list;
+  list.reserve(slices.size());
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    DS_ASSIGN(const TensorSlice slice, find_slice(layout, slices[i].tensor, slices[i].rect, "slice", i));
+    list.push_back(slice);
+  }
+  const ByTensor<TensorSlice> by_tensor(layout.tensors().size(), std::move(list));
+  std::vector<Slice> out;
+  for (std::uint32_t t = 0; t < layout.tensors().size(); ++t) {
+    const Tensor& tensor = layout.tensors()[t];
+    if (tensor.tile_count == 0) continue;
+    RectSet placed;
+    for (const TensorSlice& slice : by_tensor.of(t)) placed.add(slice.rect);
+    for (const Rect& rect : placed.add({0, 0, tensor.rows, tensor.cols})) out.push_back({tensor.spec.name, rect});
+  }
+  return out;
+}
+
+}  // namespace deltasync
