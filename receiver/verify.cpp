@@ -12,6 +12,31 @@ void copy_tile(const std::byte* from, std::size_t row_stride, std::uint64_t rows
   for (std::uint64_t r = 0; r < rows; ++r) std::memcpy(to.data() + r * row_bytes, from + r * row_stride, row_bytes);
 }
 
+/// What one frame takes of the budget, given back unless it is spent: a frame that is refused comes again.
+class Claim {
+ public:
+  explicit Claim(ResolvedBudget& budget) : budget_(budget) {}
+  ~Claim() { budget_.give_back(bytes_); }
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+
+  bool take(std::uint64_t bytes) noexcept {
+    if (!budget_.take(bytes)) return false;
+    bytes_ += bytes;
+    return true;
+  }
+  Status take_for_classes(std::uint64_t bytes) {
+    DS_TRY(budget_.take_for_classes(bytes));
+    bytes_ += bytes;
+    return {};
+  }
+  void spend() noexcept { bytes_ = 0; }
+
+ private:
+  ResolvedBudget& budget_;
+  std::uint64_t bytes_ = 0;
+};
+
 }  // namespace
 
 Result<std::uint64_t> verify_chain(const Target& target, RecordChain chain, std::uint64_t digest,
@@ -60,12 +85,13 @@ bool ResolvedBudget::take(std::uint64_t bytes) noexcept {
 Status verify_frame(const Target& target, StagedFrame& frame, std::span<const std::uint64_t> before,
                     std::span<std::uint64_t> after, ResolvedBudget& budget) {
   const Layout& layout = *target.layout();
+  frame.resolved.clear();
+  Claim claim(budget);
   const auto bytes = static_cast<std::size_t>(resolved_bytes(layout, frame));
-  const bool keep = target.exchanges() && bytes != 0 && budget.take(bytes);
-  if (target.exchanges() && !keep) DS_TRY(budget.take_for_classes(class_bytes(layout, frame)));
+  const bool keep = target.exchanges() && bytes != 0 && claim.take(bytes);
+  if (target.exchanges() && !keep) DS_TRY(claim.take_for_classes(class_bytes(layout, frame)));
   RecycledBytes resolved(keep ? bytes : 0);
   MutByteSpan rest(resolved);
-  frame.resolved.clear();
   for (const delta::TileRecord& record : frame.records) {
     const Tile tile = layout.tile(record.tile);
     const delta::TensorMemory live = target.live_memory(tile.tensor);
@@ -80,6 +106,7 @@ Status verify_frame(const Target& target, StagedFrame& frame, std::span<const st
     }
   }
   frame.resolved = std::move(resolved);
+  claim.spend();
   return {};
 }
 

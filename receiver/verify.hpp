@@ -30,6 +30,8 @@ class ResolvedBudget {
   bool take(std::uint64_t bytes) noexcept;
   /// take(), and `protocol` if there is no room: the plan was accepted because there is.
   Status take_for_classes(std::uint64_t bytes);
+  /// What was taken before, by a frame that is not kept.
+  void give_back(std::uint64_t bytes) noexcept { left_.fetch_add(bytes, std::memory_order_relaxed); }
 
  private:
   std::atomic<std::uint64_t> left_;
@@ -38,7 +40,8 @@ class ResolvedBudget {
 /// Verifies each record of a frame that is the only step to its tiles: `before` are the digests of live memory; those
 /// of the frame's tiles are set in `after`. If the target exchanges and the budget allows it, the decoded changes stay
 /// in frame.resolved; without that, tiles in rice_class are refused (`protocol`), since undoing those takes as much
-/// again. On error (else `corrupt`, naming the tile) frame.resolved is empty, digests of tiles before that one are set.
+/// again. On error (else `corrupt`, naming the tile) frame.resolved is empty, the budget is what it was, and
+/// digests of tiles before that one are set.
 Status verify_frame(const Target& target, StagedFrame& frame, std::span<const std::uint64_t> before,
                     std::span<std::uint64_t> after, ResolvedBudget& budget);
 
