@@ -247,6 +247,7 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
   if (full) {
     made->served = snapshot_->served;
     made->lease = leases_.begin(made->served->half);
+    made->shelf = shelf_.share(made->served->half, yard_);
     Metrics::add(metrics_.leases, 1);
   }
 

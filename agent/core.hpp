@@ -72,11 +72,12 @@ struct OpenPlan {
   std::uint64_t connection = 0;  ///< the control conversation that it ends with
   wire::PlanMode mode = wire::PlanMode::delta;
   LayoutPtr layout;
-  ServedPtr served;                 ///< full only
-  LeasePtr lease;                   ///< full only: on the half
-  LeasePtr hold;                    ///< on everything else, from the plan's beginning to its end
-  std::vector<RingEntryPtr> steps;  ///< oldest first
-  SubsetPtr subset;                 ///< the tiles that it is about; null: all
+  ServedPtr served;                  ///< full only
+  LeasePtr lease;                    ///< full only: on the half
+  std::shared_ptr<PackShelf> shelf;  ///< full only: of all such plans of this half
+  LeasePtr hold;                     ///< on everything else, from the plan's beginning to its end
+  std::vector<RingEntryPtr> steps;   ///< oldest first
+  SubsetPtr subset;                  ///< the tiles that it is about; null: all
   std::chrono::steady_clock::time_point expires_at;
 
   VersionId target() const { return served ? served->version.id : steps.back()->to.id; }
@@ -277,6 +278,7 @@ class AgentCore : public TrainerHooks {
   DeltaRing ring_;
   std::vector<std::weak_ptr<const RingEntry>> evicted_;  // may be pinned by plans
   std::map<std::uint64_t, OpenPlanPtr> plans_;
+  ServedShelf shelf_;
   std::map<Digest128, std::weak_ptr<Subset>> subsets_;  // by TileSet::digest()
   MadeCache made_;
   std::uint64_t generation_next_ = 1;

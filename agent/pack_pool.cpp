@@ -74,41 +74,77 @@ void PackPool::stop() {
 
 namespace {
 
-Result<PackedFrame> call(const std::function<Result<PackedFrame>()>& pack) {
+Result<PackedFramePtr> call(const std::function<Result<PackedFrame>()>& pack) {
   try {
-    return pack();
+    DS_ASSIGN(PackedFrame made, pack());
+    return PackedFramePtr(std::make_shared<const PackedFrame>(std::move(made)));
   } catch (const std::bad_alloc&) {
     return Error(Errc::no_space, "packing tiles: out of memory");
   }
 }
 
+/// The conversation waits for nothing: at its limit it sends the tiles raw.
+void log_lost(const std::exception& why) {
+  spdlog::error("packed_frame_lost error=\"{}\"", why.what());
+}
+
 }  // namespace
 
 PackAhead::~PackAhead() {
-  pool_.frames_ -= slots_.size();
+  for (const auto& slot : slots_) uncount(*slot);
 }
 
 bool PackAhead::may_begin() const noexcept {
   if (slots_.empty()) return true;
-  return slots_.size() < kAheadMax && pool_.frames_ < 3 * std::size_t{pool_.count_} + kAheadMax;
+  return slots_.size() < kAheadMax && pool_.wanted_ < 3 * std::size_t{pool_.count_} + kAheadMax &&
+         pool_.made_ < kMadeMax;
+}
+
+/// On any thread, while its conversation may drop it: what is counted first is never missing.
+void PackAhead::count_made(PackPool& pool, Slot& slot) noexcept {
+  ++pool.made_;
+  Stage stage = Stage::wanted;
+  --(slot.stage.compare_exchange_strong(stage, Stage::made) ? pool.wanted_ : pool.made_);
+}
+
+void PackAhead::uncount(Slot& slot) noexcept {
+  --(slot.stage.exchange(Stage::dropped) == Stage::wanted ? pool_.wanted_ : pool_.made_);
+}
+
+void PackAhead::begin(std::shared_ptr<const Tiles> tiles, std::function<Result<PackedFrame>()> pack) {
+  const auto slot = std::make_shared<Slot>(home_, std::move(tiles), std::move(pack));
+  slots_.push_back(slot);
+  ++pool_.wanted_;
+  if (PackedFramePtr here = shelf_->find(*slot->tiles)) {
+    slot->result.emplace(std::move(here));
+    count_made(pool_, *slot);
+  } else {
+    hand_to_pool(slot);
+  }
 }
 
 /// The pool's job has no share in the slot until it begins, so that what nobody wants any more is free at once.
-void PackAhead::begin(std::function<Result<PackedFrame>()> pack) {
-  slots_.push_back(std::make_shared<Slot>(home_, std::move(pack)));
-  ++pool_.frames_;
-  pool_.add([weak = std::weak_ptr(slots_.back()), home = home_](bool go) {
-    const std::shared_ptr<Slot> slot = weak.lock();
-    if (!slot) return;
-    Result<PackedFrame> made = go ? call(slot->pack) : Error(Errc::connection, "the agent is shutting down");
+void PackAhead::hand_to_pool(const std::shared_ptr<Slot>& slot) {
+  pool_.add([&pool = pool_, weak = std::weak_ptr(slot), shelf = shelf_, home = home_](bool go) {
+    const std::shared_ptr<Slot> wanted = weak.lock();
+    if (!wanted) return;
+    const auto deliver = [&pool, wanted, home](const Result<PackedFramePtr>& made) {
+      count_made(pool, *wanted);
+      try {
+        asio::post(home, [wanted, made] {
+          wanted->result.emplace(made);
+          wanted->timer.cancel();
+        });
+      } catch (const std::exception& e) {
+        log_lost(e);
+      }
+    };
     try {
-      asio::post(home, [slot, result = std::move(made)]() mutable {
-        slot->result.emplace(std::move(result));
-        slot->timer.cancel();
-      });
+      if (!go) return deliver(Error(Errc::connection, "the agent is shutting down"));
+      shelf->get(
+          *wanted->tiles, [wanted] { return call(wanted->pack); }, deliver);
     } catch (const std::exception& e) {
-      // The conversation waits for nothing: at its limit it sends the tiles raw.
-      spdlog::error("packed_frame_lost error=\"{}\"", e.what());
+      log_lost(e);
     }
   });
 }
@@ -122,15 +158,15 @@ asio::awaitable<bool> PackAhead::wait(std::chrono::nanoseconds limit) {
   co_return slot->result.has_value();
 }
 
-Result<PackedFrame> PackAhead::take() {
+Result<PackedFramePtr> PackAhead::take() {
   const std::shared_ptr<Slot> slot = slots_.front();
   drop();
   return std::move(*slot->result);
 }
 
 void PackAhead::drop() {
+  uncount(*slots_.front());
   slots_.pop_front();
-  --pool_.frames_;
 }
 
 std::chrono::nanoseconds PackAhead::age() const {

@@ -19,16 +19,10 @@
 #include <thread>
 #include <vector>
 
-#include "delta/delta.hpp"
+#include "agent/pack_shelf.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync::agent {
-
-/// A frame and the hash of its bytes.
-struct PackedFrame {
-  delta::Frame frame;
-  std::uint64_t hash = 0;
-};
 
 class PackPool {
  public:
@@ -51,7 +45,9 @@ class PackPool {
   void work(unsigned index);
 
   const unsigned count_;
-  std::atomic<std::size_t> frames_{0};  ///< being packed, or packed and not yet sent: of all conversations
+  // Frames of all conversations.
+  std::atomic<std::size_t> wanted_{0};  ///< and not made yet
+  std::atomic<std::size_t> made_{0};    ///< and waiting for their peers
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void(bool)>> jobs_;  // protected by mutex_, as below
@@ -62,21 +58,29 @@ class PackPool {
 /// The frames of one answer, in order. Its conversation's strand.
 class PackAhead {
  public:
-  PackAhead(PackPool& pool, boost::asio::any_io_executor home) : pool_(pool), home_(std::move(home)) {}
+  using Tiles = PackShelf::Tiles;
+
+  /// `shelf`: of the version whose tiles these are.
+  PackAhead(PackPool& pool, std::shared_ptr<PackShelf> shelf, boost::asio::any_io_executor home)
+      : pool_(pool), shelf_(std::move(shelf)), home_(std::move(home)) {}
   /// As drop() of all.
   ~PackAhead();
   PackAhead(const PackAhead&) = delete;
   PackAhead& operator=(const PackAhead&) = delete;
 
   /// One is always allowed; more, up to kAheadMax, as long as all conversations together keep the threads busy only.
+  /// What waits for its peer keeps none busy, so a peer that does not read holds up nobody. It takes memory, though:
+  /// beyond kMadeMax in all, one for each has to do.
   bool may_begin() const noexcept;
   bool empty() const noexcept { return slots_.empty(); }
-  /// `pack` is called on one of the pool's threads, unless the frame has been dropped by then.
-  void begin(std::function<Result<PackedFrame>()> pack);
+  /// `pack` is called on one of the pool's threads, unless the frame has been dropped by then, lies on the shelf, or is
+  /// being packed for somebody else.
+  void begin(std::shared_ptr<const Tiles> tiles, std::function<Result<PackedFrame>()> pack);
   /// Until the oldest one is there, for `limit` at most. Whether it is.
   boost::asio::awaitable<bool> wait(std::chrono::nanoseconds limit);
   /// The oldest one, which is there.
-  Result<PackedFrame> take();
+  Result<PackedFramePtr> take();
+  const Tiles& front_tiles() const { return *slots_.front()->tiles; }
   /// Of the oldest one nobody hears any more.
   void drop();
   /// Since the oldest one was begun.
@@ -84,18 +88,28 @@ class PackAhead {
 
  private:
   static constexpr std::size_t kAheadMax = 4;
+  static constexpr std::size_t kMadeMax = 128;  ///< half a GiB
   using Clock = std::chrono::steady_clock;
+  enum class Stage : std::uint8_t { wanted, made, dropped };
 
   struct Slot {
-    Slot(const boost::asio::any_io_executor& home, std::function<Result<PackedFrame>()> work)
-        : pack(std::move(work)), timer(home) {}
+    Slot(const boost::asio::any_io_executor& home, std::shared_ptr<const Tiles> of,
+         std::function<Result<PackedFrame>()> work)
+        : tiles(std::move(of)), pack(std::move(work)), timer(home) {}
+    const std::shared_ptr<const Tiles> tiles;
     const std::function<Result<PackedFrame>()> pack;
     const Clock::time_point begun = Clock::now();
-    boost::asio::steady_timer timer;            // home's, as the next one
-    std::optional<Result<PackedFrame>> result;  // nothing: not there yet
+    std::atomic<Stage> stage{Stage::wanted};       // as the pool counts it
+    boost::asio::steady_timer timer;               // home's, as the next one
+    std::optional<Result<PackedFramePtr>> result;  // nothing: not there yet
   };
 
+  static void count_made(PackPool& pool, Slot& slot) noexcept;
+  void uncount(Slot& slot) noexcept;
+  void hand_to_pool(const std::shared_ptr<Slot>& slot);
+
   PackPool& pool_;
+  const std::shared_ptr<PackShelf> shelf_;
   const boost::asio::any_io_executor home_;
   std::deque<std::shared_ptr<Slot>> slots_;
 };

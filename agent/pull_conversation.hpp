@@ -74,10 +74,9 @@ class PullConversation {
                                 const net::MessageStream::MaySend& permit);
   awaitable<Status> send_tiles(std::uint64_t request, const PackedFrame& made,
                                const net::MessageStream::MaySend& permit);
-  using Tiles = std::vector<std::uint64_t>;
-  awaitable<Result<PackedFrame>> next_packed(PackAhead& ahead, const OpenPlan& plan, const Tiles& tiles,
-                                             const net::MessageStream::MaySend& permit);
-  Result<PackedFrame> make_raw(const OpenPlan& plan, const Tiles& tiles);
+  awaitable<Result<PackedFramePtr>> next_packed(PackAhead& ahead, const OpenPlan& plan,
+                                                const net::MessageStream::MaySend& permit);
+  Result<PackedFramePtr> make_raw(const OpenPlan& plan, std::span<const std::uint64_t> tiles);
   /// Whole messages; lease_revoked, with nothing out, if they may not even begin. When it fails otherwise, nothing more
   /// can be said on this connection.
   awaitable<Status> send(std::span<const ByteSpan> pieces, const net::MessageStream::MaySend& permit);

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -292,11 +291,11 @@ asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, 
   const Waker waker;
   DS_CO_ASSIGN(const auto sender, core_.enter(*plan, waker.of(stream_)));
   if (plan->subset) wanted.ranges = plan->subset->tiles().intersect(wanted.ranges);
-  RawTileRuns runs(layout, std::move(wanted.ranges));
+  RawTileRuns runs(layout, plan->served->generation->batches, std::move(wanted.ranges));
   if (wanted.form == wire::RawForm::packed) co_return co_await send_packed(request, plan, runs, sender);
   while (runs.more()) {
-    DS_CO_ASSIGN(const PackedFrame made, make_raw(*plan, runs.next()));
-    DS_CO_TRY(co_await send_tiles(request, made, sender));
+    DS_CO_ASSIGN(const PackedFramePtr made, make_raw(*plan, runs.next()));
+    DS_CO_TRY(co_await send_tiles(request, *made, sender));
   }
   co_return Status();
 }
@@ -311,39 +310,36 @@ asio::awaitable<Status> PullConversation::send_tiles(std::uint64_t request, cons
 }
 
 /// The copy is the only reading: nothing of the half is touched once it is made.
-Result<PackedFrame> PullConversation::make_raw(const OpenPlan& plan, const Tiles& tiles) {
-  PackedFrame made;
+Result<PackedFramePtr> PullConversation::make_raw(const OpenPlan& plan, std::span<const std::uint64_t> tiles) {
+  auto made = std::make_shared<PackedFrame>();
   {
     DS_ASSIGN(const auto reader, core_.leases().enter(plan.lease, [] {}));
-    made.frame = delta::raw_frame(*plan.layout, served_half(plan), tiles, *plan.served->digests);
+    made->frame = delta::raw_frame(*plan.layout, served_half(plan), tiles, *plan.served->digests);
   }
-  made.hash = xxh3_64(made.frame.bytes);
-  return made;
+  made->hash = xxh3_64(made->frame.bytes);
+  return PackedFramePtr(std::move(made));
 }
 
 /// Packed on the packing threads, some frames ahead. A job that outlasts the answer has its own hold on the plan.
 asio::awaitable<Status> PullConversation::send_packed(std::uint64_t request, OpenPlanPtr plan, RawTileRuns& runs,
                                                       const net::MessageStream::MaySend& permit) {
   if (core_.packers().threads() == 0) co_return Error(Errc::unsupported, "this agent packs no tiles");
-  PackAhead ahead(core_.packers(), stream_.executor());
-  std::deque<std::shared_ptr<const Tiles>> begun;
+  PackAhead ahead(core_.packers(), plan->shelf, stream_.executor());
   for (;;) {
     while (runs.more() && ahead.may_begin()) {
-      begun.push_back(std::make_shared<const Tiles>(runs.next()));
-      ahead.begin([&core = core_, plan, tiles = begun.back()] { return pack_tiles(core, *plan, *tiles); });
+      const auto tiles = std::make_shared<const PackAhead::Tiles>(runs.next());
+      ahead.begin(tiles, [&core = core_, plan, tiles] { return pack_tiles(core, *plan, *tiles); });
     }
     if (ahead.empty()) co_return Status();
-    DS_CO_ASSIGN(const PackedFrame made, co_await next_packed(ahead, *plan, *begun.front(), permit));
-    begun.pop_front();
-    DS_CO_TRY(co_await send_tiles(request, made, permit));
+    DS_CO_ASSIGN(const PackedFramePtr made, co_await next_packed(ahead, *plan, permit));
+    DS_CO_TRY(co_await send_tiles(request, *made, permit));
   }
 }
 
-/// The oldest of `ahead`, which holds `tiles`; raw ones if the packing threads do not get to them in time: a receiver
-/// gives up a stream that is silent for long, and asks again.
-asio::awaitable<Result<PackedFrame>> PullConversation::next_packed(PackAhead& ahead, const OpenPlan& plan,
-                                                                   const Tiles& tiles,
-                                                                   const net::MessageStream::MaySend& permit) {
+/// The oldest of `ahead`; raw if the packing threads do not get to it in time: a receiver gives up a stream that is
+/// silent for long, and asks again.
+asio::awaitable<Result<PackedFramePtr>> PullConversation::next_packed(PackAhead& ahead, const OpenPlan& plan,
+                                                                      const net::MessageStream::MaySend& permit) {
   for (;;) {
     const std::chrono::nanoseconds left = limits_.pack - ahead.age();
     if (co_await ahead.wait(std::min<std::chrono::nanoseconds>(kPackSlice, left))) co_return ahead.take();
@@ -352,8 +348,9 @@ asio::awaitable<Result<PackedFrame>> PullConversation::next_packed(PackAhead& ah
     if (!permit.may_send()) co_return plan_over();
     if (!plan.lease->live()) co_return half_needed();
     if (ahead.age() < limits_.pack) continue;
+    Result<PackedFramePtr> raw = make_raw(plan, ahead.front_tiles());
     ahead.drop();
-    co_return make_raw(plan, tiles);
+    co_return raw;
   }
 }
 

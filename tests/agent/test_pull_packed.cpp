@@ -118,6 +118,70 @@ TEST_F(Packed, PeersThatLeaveAndAnAgentThatStopsInTheMiddle) {
   stop_agent();
 }
 
+/// Counts the frames that are packed.
+class PackedOnce : public Packed {
+ protected:
+  PackedOnce() {
+    options_.core.before_pack = [this] { ++packed_; };
+  }
+  ~PackedOnce() override { agent_.reset(); }
+  /// All of what a new plan leads to, packed.
+  std::vector<std::vector<std::byte>> pull(Client& c) {
+    const auto reply = c.plan(ask());
+    EXPECT_TRUE(reply);
+    auto frames = c.frames(wire::GetRawTiles{reply->plan, {all()}, wire::RawForm::packed});
+    EXPECT_TRUE(frames) << frames.error().to_string();
+    last_plan_ = reply->plan;
+    return frames ? *frames : std::vector<std::vector<std::byte>>();
+  }
+  std::atomic<int> packed_{0};
+  std::uint64_t last_plan_ = 0;
+};
+
+TEST_F(PackedOnce, ReceiversOfAVersionShareItsFrames) {
+  serve_large();
+  auto first = client();
+  auto second = client();
+  const auto frames = pull(first);
+  const int packed = packed_;
+  EXPECT_EQ(packed, static_cast<int>(frames.size()));
+  EXPECT_EQ(pull(second), frames);
+  EXPECT_EQ(packed_, packed) << "nothing was packed twice";
+  // Another version's are its own.
+  next_version(0.5);
+  auto third = client();
+  const auto other = pull(third);
+  EXPECT_EQ(packed_, packed + static_cast<int>(other.size()));
+  EXPECT_NE(other, frames);
+  const auto digests = third.digests(last_plan_);
+  ASSERT_TRUE(digests);
+  for (const auto& frame : other) {
+    const auto records = delta::parse_frame(*model_.layout, frame);
+    ASSERT_TRUE(records);
+    for (const auto& record : *records) EXPECT_EQ(record.digest_after, (*digests)[record.tile]);
+  }
+}
+
+TEST_F(PackedOnce, TheyGoWithTheLastPlan) {
+  serve_large();
+  auto first = client();
+  auto second = client();
+  pull(first);
+  const int packed = packed_;
+  const std::uint64_t plan = last_plan_;
+  pull(second);
+  EXPECT_EQ(packed_, packed);
+  ASSERT_TRUE(first.release(plan));
+  ASSERT_TRUE(second.release(last_plan_));
+  // A packing thread may still be letting go of the plan.
+  EXPECT_TRUE(eventually([&] {
+    pull(first);
+    EXPECT_TRUE(first.release(last_plan_));
+    return packed_ != packed;
+  }));
+  EXPECT_EQ(packed_, 2 * packed);
+}
+
 /// Packing threads that stand still, each with its copy made, until a test lets them go on.
 class PackingStands : public Packed {
  protected:

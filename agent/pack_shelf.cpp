@@ -1,0 +1,94 @@
+#include "agent/pack_shelf.hpp"
+
+#include <new>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+namespace deltasync::agent {
+namespace {
+
+std::uint64_t held_bytes(const PackedFrame& made) {
+  return made.frame.bytes.capacity();
+}
+
+}  // namespace
+
+PackedFramePtr PackShelf::find(const Tiles& tiles) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(tiles);
+  return found == entries_.end() ? nullptr : found->second.frame;
+}
+
+void PackShelf::get(const Tiles& tiles, Make make, Deliver deliver) {
+  Entries::iterator entry;
+  PackedFramePtr here;
+  {
+    const std::lock_guard lock(mutex_);
+    bool first = false;
+    std::tie(entry, first) = entries_.try_emplace(tiles);
+    here = entry->second.frame;
+    if (!here && !first) {
+      entry->second.waiting.push_back({std::move(make), std::move(deliver)});
+      return;
+    }
+  }
+  if (here) return deliver(here);
+  // An entry that is being made is nobody else's to take away.
+  for (;;) {
+    const Result<PackedFramePtr> made = make();
+    std::vector<Asker> served;
+    std::optional<Asker> next;
+    {
+      const std::lock_guard lock(mutex_);
+      std::vector<Asker>& waiting = entry->second.waiting;
+      if (made) {
+        served.swap(waiting);
+        keep_locked(entry, *made);
+      } else if (waiting.empty()) {
+        entries_.erase(entry);
+      } else {
+        next = std::move(waiting.back());
+        waiting.pop_back();
+      }
+    }
+    deliver(made);
+    for (const Asker& asker : served) asker.deliver(made);
+    if (!next) return;
+    make = std::move(next->make);
+    deliver = std::move(next->deliver);
+  }
+}
+
+void PackShelf::keep_locked(Entries::iterator entry, const PackedFramePtr& frame) {
+  try {
+    oldest_.push_back(entry);
+  } catch (const std::bad_alloc&) {
+    entries_.erase(entry);
+    return;
+  }
+  entry->second.frame = frame;
+  bytes_ += held_bytes(*frame);
+  while (bytes_ > bytes_max_) {
+    bytes_ -= held_bytes(*oldest_.front()->second.frame);
+    entries_.erase(oldest_.front());
+    oldest_.pop_front();
+  }
+}
+
+std::shared_ptr<PackShelf> ServedShelf::share(const HalfKey& half, std::shared_ptr<GenerationYard> yard) {
+  auto shelf = half_ == half ? shelf_.lock() : nullptr;
+  if (shelf) return shelf;
+  shelf = {new PackShelf, [yard = std::move(yard)](const PackShelf* last) {
+             try {
+               yard->bury(std::shared_ptr<const PackShelf>(last));
+             } catch (const std::bad_alloc&) {
+               // It was freed here.
+             }
+           }};
+  shelf_ = shelf;
+  half_ = half;
+  return shelf;
+}
+
+}  // namespace deltasync::agent

@@ -1,0 +1,79 @@
+// Frames that were packed of one version, kept for other receivers that pull it too: those that were told of it
+// together ask for the same frames within moments. Each plan of the version has a share in the one shelf, which goes
+// with the last of them. Frames hold copies, so no lease is needed for what lies here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "agent/generation.hpp"
+#include "agent/leases.hpp"
+#include "delta/delta.hpp"
+#include "deltasync/result.hpp"
+
+namespace deltasync::agent {
+
+/// A frame and the hash of its bytes.
+struct PackedFrame {
+  delta::Frame frame;
+  std::uint64_t hash = 0;
+};
+using PackedFramePtr = std::shared_ptr<const PackedFrame>;
+
+/// Any thread.
+class PackShelf {
+ public:
+  using Tiles = std::vector<std::uint64_t>;
+  using Make = std::function<Result<PackedFramePtr>()>;
+  using Deliver = std::function<void(const Result<PackedFramePtr>&)>;
+
+  /// What a receiver on a link of a gigabit takes in two seconds: others may begin so much later and still find what
+  /// it has had packed.
+  static constexpr std::uint64_t kBytesMax = 256u << 20;
+  explicit PackShelf(std::uint64_t bytes_max = kBytesMax) : bytes_max_(bytes_max) {}
+
+  /// Null: not here, or not yet.
+  PackedFramePtr find(const Tiles& tiles) const;
+  /// Delivers the frame of these tiles once: before this returns, or, if another thread is at it, on that thread when
+  /// it has it. What cannot be made for one (its lease may have ended) is made for who waits by his own `make`. Both
+  /// must not throw.
+  void get(const Tiles& tiles, Make make, Deliver deliver);
+
+ private:
+  struct Asker {
+    Make make;
+    Deliver deliver;
+  };
+  struct Entry {
+    PackedFramePtr frame;        ///< null: being made
+    std::vector<Asker> waiting;  ///< for whoever makes it
+  };
+  using Entries = std::map<Tiles, Entry>;
+
+  void keep_locked(Entries::iterator entry, const PackedFramePtr& frame);
+
+  const std::uint64_t bytes_max_;
+  mutable std::mutex mutex_;
+  Entries entries_;                       // protected by mutex_, as all below
+  std::deque<Entries::iterator> oldest_;  // those with frames, in the order of their making
+  std::uint64_t bytes_ = 0;               // of these
+};
+
+/// Finds the shelf of the content that is served. Its owner's mutex.
+class ServedShelf {
+ public:
+  /// The same one for all who hold a share of it; the yard frees it.
+  std::shared_ptr<PackShelf> share(const HalfKey& half, std::shared_ptr<GenerationYard> yard);
+
+ private:
+  std::weak_ptr<PackShelf> shelf_;
+  HalfKey half_;  // whose frames lie there
+};
+
+}  // namespace deltasync::agent
