@@ -2,13 +2,12 @@
 #include <atomic>
 #include <thread>
 
-#include "receiver/receiver_impl.hpp"
-#include "tests/agent/agent_harness.hpp"
+#include "tests/integration/receivers.hpp"
 
 namespace deltasync::agent {
 namespace {
 
-class CompactPull : public AgentTest {
+class CompactPull : public ReceiverTest {
  protected:
   CompactPull() {
     options_.core.ring_bytes_max = 64u << 20;
@@ -17,43 +16,24 @@ class CompactPull : public AgentTest {
                                   {"c", Dtype::f32, {64, 512}, {}, {}}});
   }
 
-  std::unique_ptr<receiver::ReceiverImpl> connect(bool slow) const {
-    ReceiverOptions options;
-    options.endpoint = "127.0.0.1:" + std::to_string(port());
-    options.streams = 2;
+  std::unique_ptr<Receiver> connect_over(bool slow) const {
     receiver::Tuning tuning;
     tuning.compact = slow;
     tuning.wait_slice = std::chrono::milliseconds(kTestLimit);  // half of it may be waited for a compact delta
-    auto receiver = receiver::ReceiverImpl::connect(options, tuning, test_deadline());
-    EXPECT_TRUE(receiver) << receiver.error().to_string();
-    EXPECT_TRUE((*receiver)->bind(make_host_target(model_.layout), test_deadline()));
-    return std::move(receiver).value();
+    return connect(tuning);
   }
   void small_step() {
     test::step_small(model_.half, *model_.layout, 0.01, ++seed_);
     ASSERT_TRUE(offload(*writer_, model_.half, ++number_));
   }
-  static PullReport pull(Receiver& receiver) {
-    auto staged = receiver.pull({}, test_deadline());
-    EXPECT_TRUE(staged) << staged.error().to_string();
-    if (!staged) return {};
-    EXPECT_TRUE((*staged)->commit());
-    return (*staged)->report();
-  }
-  static std::vector<std::byte> held(Receiver& receiver) {
-    const auto memory = host_target_memory(*receiver.target());
-    return {memory.begin(), memory.end()};
-  }
-  const Metrics& metrics() const { return agent_->core().metrics(); }
-
   std::uint64_t seed_ = 900;
 };
 
 TEST_F(CompactPull, FewerBytesForTheSameVersion) {
   start_agent();
   next_version();
-  const auto slow = connect(true);
-  const auto fast = connect(false);
+  const auto slow = connect_over(true);
+  const auto fast = connect_over(false);
   pull(*slow);
   pull(*fast);
   for (const int steps : {1, 1, 3}) {
@@ -75,7 +55,7 @@ TEST_F(CompactPull, FewerBytesForTheSameVersion) {
 TEST_F(CompactPull, ATrainerThatNeverPauses) {
   start_agent();
   next_version();
-  const auto slow = connect(true);
+  const auto slow = connect_over(true);
   pull(*slow);
   std::atomic<bool> stop{false};
   std::thread trainer([&] {

@@ -4,38 +4,14 @@
 #include <atomic>
 #include <thread>
 
-#include "deltasync/receiver.hpp"
-#include "tests/agent/agent_harness.hpp"
+#include "tests/integration/receivers.hpp"
 
 namespace deltasync::agent {
 namespace {
 
-class LateReceiver : public AgentTest {
+class LateReceiver : public ReceiverTest {
  protected:
   LateReceiver() { options_.core.ring_bytes_max = 64u << 20; }
-
-  std::unique_ptr<Receiver> connect() {
-    ReceiverOptions options;
-    options.endpoint = "127.0.0.1:" + std::to_string(port());
-    options.streams = 2;
-    auto receiver = Receiver::connect(options, test_deadline());
-    EXPECT_TRUE(receiver) << receiver.error().to_string();
-    EXPECT_TRUE((*receiver)->bind(make_host_target(model_.layout), test_deadline()));
-    return std::move(receiver).value();
-  }
-  /// Pulls, commits, and says how.
-  static PullReport pull(Receiver& receiver, const Want& want = {}) {
-    auto staged = receiver.pull(want, test_deadline());
-    EXPECT_TRUE(staged) << staged.error().to_string();
-    if (!staged) return {};
-    EXPECT_TRUE((*staged)->commit());
-    return (*staged)->report();
-  }
-  static std::vector<std::byte> held(Receiver& receiver) {
-    const auto memory = host_target_memory(*receiver.target());
-    return {memory.begin(), memory.end()};
-  }
-  const Metrics& metrics() const { return agent_->core().metrics(); }
 };
 
 TEST_F(LateReceiver, SeveralShareOneMergedDelta) {
