@@ -47,7 +47,7 @@ enum class Fault : std::uint8_t {
 struct Request {
   wire::Type type = wire::Type::hello;
   std::uint64_t ordinal = 0;  ///< how many of this type came before
-  wire::TileRange tiles;      ///< get_extent
+  wire::TileRange tiles;      ///< get_extent and get_raw_tiles: from the first to the last
 };
 
 class FakeAgent {
@@ -63,8 +63,9 @@ class FakeAgent {
     bool hides_changes = false;  ///< steps say that they change one element
     std::uint32_t protocol = wire::kProtocolVersion;
     std::uint32_t pack_threads = 0;
-    double bytes_per_s = 0;  ///< of all connections together; 0: as fast as it goes
-    bool same_host = false;  ///< its clock is ours
+    double bytes_per_s = 0;                        ///< of all connections together; 0: as fast as it goes
+    std::uint64_t slow_bytes = ~std::uint64_t{0};  ///< after which bytes_per_s ends
+    bool same_host = false;                        ///< its clock is ours
   };
 
   explicit FakeAgent(LayoutPtr layout, Setup setup);
@@ -128,15 +129,13 @@ class FakeAgent {
     std::optional<TileSet> subscription;
   };
 
+  /// Ends each wait for a peer.
+  static Deadline soon() { return Deadline::after(std::chrono::seconds(20)); }
+
+  // Connections (fake_agent.cpp).
   void accept_loop();
   void serve(UniqueFd fd, std::uint64_t id);
   Status handshake(Peer& peer);
-  Status answer(Peer& peer, const net::Message& message);
-  Status answer_plan(Peer& peer, const net::Message& message);
-  Status answer_extent(Peer& peer, const net::Message& message, Fault fault);
-  Status answer_frames(Peer& peer, const net::Message& message, Fault fault);
-  Status answer_raw(Peer& peer, const net::Message& message, Fault fault);
-  Status send_frame(Peer& peer, std::uint64_t request, std::vector<std::byte> bytes, Fault fault);
   Status send_error(Peer& peer, std::uint64_t request, Errc code, const std::string& text);
   Status send_bytes(Peer& peer, ByteSpan bytes);
   /// Returns when a link of Setup::bytes_per_s would have taken so many more bytes.
@@ -144,10 +143,18 @@ class FakeAgent {
   /// Ends the connection after all that was sent has been read.
   Status hang_up(Peer& peer);
   Fault ask_hook(const Request& request);
+
+  // Requests (fake_agent_answers.cpp).
+  Status answer(Peer& peer, const net::Message& message);
+  Status answer_subscribe(Peer& peer, const net::Message& message);
+  Status answer_plan(Peer& peer, const net::Message& message);
+  Status answer_extent(Peer& peer, const net::Message& message, Fault fault);
+  Status answer_frames(Peer& peer, const net::Message& message, Fault fault);
+  Status answer_raw(Peer& peer, const net::Message& message, Fault fault);
+  Status send_frame(Peer& peer, std::uint64_t request, std::vector<std::byte> bytes, Fault fault);
   std::shared_ptr<LivePlan> find_plan(std::uint64_t id);
   /// Other streams of the plan stand still until the hook has published what takes its half away.
   void wait_while_revoking(const LivePlan& plan);
-  Status answer_subscribe(Peer& peer, const net::Message& message);
   std::vector<delta::DeltaPtr> chain(const TileSet& tiles, const VersionId& from, const Digest128& root,
                                      const VersionId& to) const;
   const State* state_of(const VersionId& id) const;
@@ -158,7 +165,8 @@ class FakeAgent {
   std::optional<Sidecar> sidecar_;  ///< unset: made for the layout
   const Setup setup_;
   std::mutex throttle_;
-  std::chrono::steady_clock::time_point link_free_at_;  // protected by throttle_
+  std::chrono::steady_clock::time_point link_free_at_;  // protected by throttle_, as the next one
+  std::uint64_t throttled_bytes_ = 0;
   ThreadPool pool_{1, "fake-encode"};
   UniqueFd listener_;
   std::uint16_t port_ = 0;
