@@ -7,7 +7,8 @@ namespace {
 
 /// Who hardly waits is not held up by the link, however fast that is.
 double rate_of(std::uint64_t bytes, double waited_s) noexcept {
-  return static_cast<double>(bytes) / std::max(waited_s, static_cast<double>(bytes) / LinkMeter::kFastBytesPerS);
+  const auto moved = static_cast<double>(bytes);
+  return waited_s * LinkMeter::kFastBytesPerS <= moved ? LinkMeter::kFastBytesPerS : moved / waited_s;
 }
 
 }  // namespace
@@ -35,7 +36,11 @@ bool classes_pay(std::uint64_t changed, std::uint64_t model_bytes, LinkRate link
 }
 
 void LinkMeter::add(std::uint64_t bytes, double waited_s) noexcept {
-  if (bytes >= sample_bytes_) keep(rate_of(bytes, waited_s));
+  if (bytes < sample_bytes_) return;
+  const double rate = rate_of(bytes, waited_s);
+  rising_ = samples_ != 0 && rate > kRise * best();
+  settled_ = rate >= kFastBytesPerS || (samples_ != 0 && !rising_);
+  keep(rate);
 }
 
 void LinkMeter::at_least(std::uint64_t bytes, double waited_s) noexcept {
@@ -53,7 +58,7 @@ double LinkMeter::best() const noexcept {
 
 LinkRate LinkMeter::rate() const noexcept {
   if (!measures()) return {given_};
-  if (samples_ == 0) return {};
+  if (samples_ == 0 || rising_) return {};
   return {best() < kFastBytesPerS ? best() : 0};
 }
 

@@ -47,13 +47,16 @@ class LinkMeter {
   void at_least(std::uint64_t bytes, double waited_s) noexcept;
 
   /// The given rate, else the best of the last ones measured: whatever else holds up a stream makes a link look slower
-  /// than it is, and nothing makes it look faster than the bytes come.
+  /// than it is, and nothing makes it look faster than the bytes come. Not known while each measurement is much better
+  /// than those before: connections over a long way begin slowly, however fast it is, and grow with what they carry.
   LinkRate rate() const noexcept;
   bool measures() const noexcept { return given_ == 0; }
-  /// A measurement would be news.
-  bool wants_sample() const noexcept { return measures() && samples_ == 0; }
+  /// Another measurement would be news, best one of more bytes: none has said yet that it is no better than before.
+  bool wants_sample() const noexcept { return measures() && !settled_; }
 
   static constexpr std::uint64_t kSampleBytes = 8u << 20;  ///< fewer say more about latency
+  /// So much better than before is rising still. Slow start doubles the rate with each doubling of the bytes.
+  static constexpr double kRise = 1.5;
   /// A faster one is as good as any: CPUs and memory are the limit then, and those are busy already.
   static constexpr double kFastBytesPerS = 1.6e9;
 
@@ -67,6 +70,8 @@ class LinkMeter {
   std::uint64_t sample_bytes_;
   std::array<double, kSamples> rates_{};
   std::size_t samples_ = 0;
+  bool rising_ = false;   // the last one was much better than those before
+  bool settled_ = false;  // the last one was not, or is fast
 };
 
 }  // namespace deltasync::receiver

@@ -98,6 +98,8 @@ class Pull {
   // packed forms (pull_packed.cpp)
   /// The agent is another host.
   bool far() const;
+  /// Fetches the first of these tiles as they are, as many as it takes to know the link, and drops them from `rest`.
+  Result<Progress> probe_link(const wire::PlanReply& reply, Ranges& rest);
   Result<Progress> fetch_packed(const wire::PlanReply& reply, const Ranges& ranges);
   /// True if these tiles are there sooner if they come packed.
   bool packing_pays(const wire::PlanReply& reply, const Ranges& ranges) const;

@@ -210,17 +210,14 @@ Ranges Pull::missing() const {
 /// chosen for, portion by portion: the agent's threads may have more to do than they said. What does not come right is
 /// asked for again by repair_missing().
 Result<Pull::Progress> Pull::fetch_missing(const wire::PlanReply& reply) {
-  const Tuning& tuning = s_.peer.tuning;
   Ranges rest = missing();
-  if (far() && s_.link.wants_sample() && reply.pack_threads != 0 &&
-      bytes_of_tiles(s_.layout, rest) >= 4 * tuning.probe_bytes) {
-    DS_ASSIGN(const Progress progress, fetch_plain(reply, take_front(s_.layout, rest, tuning.probe_bytes)));
-    if (progress == Progress::replan) return progress;
-  }
+  DS_ASSIGN(Progress progress, probe_link(reply, rest));
+  if (progress == Progress::replan) return progress;
   while (!rest.empty() && packing_pays(reply, rest)) {
-    const Ranges portion = take_front(s_.layout, rest, tuning.packed_portion_bytes);
+    const std::uint64_t portion_bytes = std::max<std::uint64_t>(1, s_.peer.tuning.packed_portion_bytes);
+    const Ranges portion = take_front(s_.layout, rest, portion_bytes);
     const auto begin = std::chrono::steady_clock::now();
-    DS_ASSIGN(const Progress progress, fetch_packed(reply, portion));
+    DS_ASSIGN(progress, fetch_packed(reply, portion));
     if (progress == Progress::replan) return progress;
     const double plain_s = static_cast<double>(bytes_of_tiles(s_.layout, portion)) / s_.link.rate().bytes_per_s;
     if (seconds_since(begin) > plain_s) break;
@@ -243,7 +240,10 @@ Result<Pull::Progress> Pull::fetch_plain(const wire::PlanReply& reply, const Ran
 Result<Pull::Progress> Pull::fetch_bands(const wire::PlanReply& reply, const Ranges& bands) {
   Held& held = s_.held;
   if (bands.empty()) return Progress::whole;
-  std::vector<Item> items = extent_items(s_.layout, bands, s_.peer.tuning.item_bytes);
+  // Few bytes are divided among all streams too: a link is as fast as they are together.
+  constexpr std::uint64_t kItemBytesMin = 1u << 20;
+  const std::uint64_t share = std::max(kItemBytesMin, bytes_of_tiles(s_.layout, bands) / s_.streams.count());
+  std::vector<Item> items = extent_items(s_.layout, bands, std::min(s_.peer.tuning.item_bytes, share));
   // A band comes as a whole: its verified tiles are overwritten, and count again once they are verified again.
   for (const Item& item : items) {
     std::fill(held.have.begin() + static_cast<std::ptrdiff_t>(item.ranges.front().first),

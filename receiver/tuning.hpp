@@ -21,7 +21,8 @@ struct Tuning {
   std::uint64_t item_bytes = 8u << 20;          ///< bytes of a half that one request asks for
   std::uint64_t frame_item_bytes = 1u << 20;    ///< bytes of frames that one request asks for
   std::uint64_t packed_item_bytes = 32u << 20;  ///< the same where they come packed: the agent packs ahead within one
-  std::uint64_t probe_bytes = 32u << 20;        ///< of a full update, to measure a link that is not known
+  std::uint64_t probe_bytes = 8u << 20;         ///< of a full update, to measure a link that is not known; then twice
+                                                ///< as many, and so on, as long as it gets faster
   std::uint64_t packed_portion_bytes = 256u << 20;            ///< after which packing has to prove itself
   std::uint64_t link_sample_bytes = LinkMeter::kSampleBytes;  ///< that say how fast a link is
   std::uint64_t piece_bytes = 128u << 10;                     ///< received, then verified while still in cache

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "receiver/link.hpp"
 
 namespace deltasync::receiver {
@@ -53,8 +55,64 @@ TEST(LinkMeter, UnknownUntilEnoughBytesCame) {
   EXPECT_TRUE(meter.wants_sample());
   EXPECT_FALSE(meter.rate().known());
   meter.add(LinkMeter::kSampleBytes, 0.1);
-  EXPECT_FALSE(meter.wants_sample());
   EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, static_cast<double>(LinkMeter::kSampleBytes) / 0.1);
+  meter.add(LinkMeter::kSampleBytes - 1, 0.01);
+  EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, static_cast<double>(LinkMeter::kSampleBytes) / 0.1);
+}
+
+TEST(LinkMeter, OneMeasurementIsConfirmedByAnother) {
+  LinkMeter meter;
+  meter.add(10 * kMb, 0.1);
+  EXPECT_TRUE(meter.wants_sample());
+  EXPECT_TRUE(meter.rate().known()) << "better than nothing";
+  meter.at_least(20 * kMb, 0.15);
+  EXPECT_TRUE(meter.wants_sample()) << "at least is no measurement";
+  meter.add(20 * kMb, 0.2);
+  EXPECT_FALSE(meter.wants_sample());
+  EXPECT_TRUE(meter.rate().known());
+}
+
+TEST(LinkMeter, ASlowStartIsNoSlowLink) {
+  LinkMeter meter;
+  // 10 Gbit/s over 100 ms: what is under way doubles with each round trip.
+  meter.add(10 * kMb, 0.6);
+  for (const auto& [bytes, waited_s] :
+       {std::pair(16 * kMb, 0.15), std::pair(32 * kMb, 0.1), std::pair(64 * kMb, 0.1)}) {
+    meter.add(bytes, waited_s);
+    EXPECT_TRUE(meter.wants_sample()) << bytes;
+    EXPECT_FALSE(meter.rate().known()) << bytes;
+  }
+  meter.add(128 * kMb, 0.14);
+  EXPECT_FALSE(meter.wants_sample());
+  EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, static_cast<double>(128 * kMb) / 0.14);
+  // From there on a worse one changes nothing, and a much better one says that it was not all.
+  meter.add(256 * kMb, 0.5);
+  EXPECT_TRUE(meter.rate().known());
+  meter.add(256 * kMb, 0.17);
+  EXPECT_FALSE(meter.rate().known());
+  EXPECT_TRUE(meter.wants_sample());
+}
+
+TEST(LinkMeter, RisingIsMoreThanNoise) {
+  for (const auto& [waited_s, rising] : {std::pair(0.67, false), std::pair(0.66, true)}) {
+    LinkMeter meter;
+    meter.add(100 * kMb, 1);
+    meter.add(100 * kMb, waited_s);
+    EXPECT_EQ(meter.wants_sample(), rising) << waited_s;
+    EXPECT_NE(meter.rate().known(), rising) << waited_s;
+  }
+}
+
+TEST(LinkMeter, AFastOneNeedsNoOther) {
+  LinkMeter meter;
+  meter.add(100 * kMb, 1);
+  meter.add(100 * kMb, 0.01);
+  EXPECT_FALSE(meter.wants_sample());
+  EXPECT_FALSE(meter.rate().known());
+  // What is slower after it is not believed before the fast one is forgotten.
+  meter.add(100 * kMb, 1);
+  EXPECT_FALSE(meter.rate().known());
+  EXPECT_FALSE(meter.wants_sample());
 }
 
 TEST(LinkMeter, APullThatWaitsForItsOwnWorkShowsAFastLink) {
@@ -65,6 +123,16 @@ TEST(LinkMeter, APullThatWaitsForItsOwnWorkShowsAFastLink) {
   EXPECT_FALSE(meter.rate().known());
   meter.add(1000 * kMb, 0);
   EXPECT_FALSE(meter.rate().known());
+}
+
+/// However the division is rounded.
+TEST(LinkMeter, FastIsFastForAnyNumberOfBytes) {
+  for (std::uint64_t bytes = LinkMeter::kSampleBytes; bytes < LinkMeter::kSampleBytes + 2000; ++bytes) {
+    LinkMeter meter;
+    meter.add(bytes, 0);
+    ASSERT_FALSE(meter.rate().known()) << bytes;
+    ASSERT_FALSE(meter.wants_sample()) << bytes;
+  }
 }
 
 TEST(LinkMeter, AMeasurementThatWasTooLowIsRaised) {
