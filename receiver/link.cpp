@@ -11,6 +11,12 @@ double rate_of(std::uint64_t bytes, double waited_s) noexcept {
   return waited_s * LinkMeter::kFastBytesPerS <= moved ? LinkMeter::kFastBytesPerS : moved / waited_s;
 }
 
+/// What making the classes of a model takes one thread of a busy virtual machine (docs/benchmarks.md).
+double classes_make_s(std::uint64_t model_bytes) noexcept {
+  constexpr double kMakeBytesPerS = 2.0e9;
+  return static_cast<double>(model_bytes) / kMakeBytesPerS;
+}
+
 }  // namespace
 
 bool smaller_pays(const TwoForms& forms, LinkRate link) noexcept {
@@ -24,15 +30,18 @@ bool smaller_pays(const TwoForms& forms, LinkRate link) noexcept {
 }
 
 bool classes_pay(std::uint64_t changed, std::uint64_t model_bytes, LinkRate link, double patience_s) noexcept {
-  // docs/benchmarks.md: bits of an element at a density of 1%, and what one thread of a busy virtual machine makes.
+  // docs/benchmarks.md: bits of an element at a density of 1%.
   constexpr double kPlainBytes = 10.7 / 8;
   constexpr double kClassBytes = 7.6 / 8;
-  constexpr double kMakeBytesPerS = 2.0e9;
   TwoForms forms;
   forms.plain_bytes = static_cast<std::uint64_t>(kPlainBytes * static_cast<double>(changed));
   forms.smaller_bytes = static_cast<std::uint64_t>(kClassBytes * static_cast<double>(changed));
-  forms.before_s = static_cast<double>(model_bytes) / kMakeBytesPerS;
+  forms.before_s = classes_make_s(model_bytes);
   return forms.before_s <= patience_s && smaller_pays(forms, link);
+}
+
+double classes_plan_s(std::uint64_t model_bytes) noexcept {
+  return 4 * std::min(classes_make_s(model_bytes), kClassesPatienceS);
 }
 
 void LinkMeter::add(std::uint64_t bytes, double waited_s) noexcept {

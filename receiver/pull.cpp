@@ -138,7 +138,10 @@ wire::Plan Pull::plan_request() const {
       plan.want = wire::WantKind::newest;
     }
   }
-  const auto wait = std::min<std::chrono::nanoseconds>(s_.peer.tuning.wait_slice, until_.deadline().remaining());
+  std::chrono::duration<double> allowed = s_.peer.tuning.wait_slice;
+  if (plan.compact != 0)
+    allowed = std::max(allowed, std::chrono::duration<double>(classes_plan_s(s_.layout.half_bytes())));
+  const auto wait = std::min<std::chrono::duration<double>>(allowed, until_.deadline().remaining());
   plan.wait_ms = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count());
   return plan;
 }
@@ -147,9 +150,8 @@ wire::Plan Pull::plan_request() const {
 bool Pull::wants_compact() const {
   if (full_only_ || plain_only_ || s_.held.any()) return false;
   if (s_.peer.tuning.compact) return *s_.peer.tuning.compact;
-  // The agent waits for half of what a plan allows (docs/wire_protocol.md "Merged deltas").
-  const double patience_s = std::chrono::duration<double>(s_.peer.tuning.wait_slice).count() / 2;
-  return classes_pay(s_.changed_last, s_.layout.half_bytes(), s_.link.rate(), patience_s);
+  const double left_s = std::chrono::duration<double>(until_.deadline().remaining()).count();
+  return classes_pay(s_.changed_last, s_.layout.half_bytes(), s_.link.rate(), std::min(left_s / 2, kClassesPatienceS));
 }
 
 Status Pull::check_reply(const wire::PlanReply& reply, bool partial) const {

@@ -168,5 +168,15 @@ TEST(Classes, PayWhereTheirBytesTakeLongerThanTheirMaking) {
   EXPECT_FALSE(classes_pay(kChanged, kModel, {0.01 * kGbps}, 0.5)) << "the plan would not wait for them";
 }
 
+TEST(Classes, APlanAllowsFourTimesWhatTheirMakingTakes) {
+  constexpr std::uint64_t kSmall = 15'000 * kMb;
+  constexpr std::uint64_t kLarge = 40'000 * kMb;  // takes longer than any agent waits
+  EXPECT_TRUE(classes_pay(kSmall / 200, kSmall, {0.01 * kGbps}, kClassesPatienceS));
+  EXPECT_FALSE(classes_pay(kLarge / 200, kLarge, {0.01 * kGbps}, kClassesPatienceS));
+  EXPECT_DOUBLE_EQ(classes_plan_s(kSmall), 30);
+  EXPECT_DOUBLE_EQ(classes_plan_s(kLarge), 4 * kClassesPatienceS) << "what is asked for all the same";
+  EXPECT_LT(classes_plan_s(1 * kMb), 0.01);
+}
+
 }  // namespace
 }  // namespace deltasync::receiver

@@ -90,6 +90,21 @@ TEST_F(CompactPull, IsAskedForOnceADeltaToldThatItPays) {
   EXPECT_LT(frame_bytes(report), plain_bytes(before) * 9 / 10);
 }
 
+/// Which waits for half of what a plan allows.
+TEST_F(CompactPull, ItsPlanAllowsTheAgentTimeToMakeIt) {
+  FakeAgent::Setup setup;
+  setup.compact = true;
+  receiver::Tuning tuning = slow_link();
+  tuning.wait_slice = std::chrono::milliseconds(1);
+  start(setup, tuning);
+  pull_and_commit();
+  small_step();
+  pull_and_commit();
+  const auto allowed_ms = static_cast<std::uint64_t>(receiver::classes_plan_s(model_.layout->half_bytes()) * 1000);
+  ASSERT_GT(allowed_ms, 1u) << "the case is none";
+  EXPECT_EQ(agent_->plans().back().wait_ms, allowed_ms);
+}
+
 TEST_F(CompactPull, IsNotAskedForOverAFastLink) {
   FakeAgent::Setup setup;
   setup.compact = true;
