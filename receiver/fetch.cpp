@@ -62,6 +62,11 @@ std::string tile_name(const Layout& layout, std::uint64_t tile) {
 
 // ---- extents -------------------------------------------------------------------------------------------------
 
+bool bands_are_too_long(const Layout& layout, Target& target, std::uint32_t tensor) {
+  if (target.full_rows(tensor) != nullptr) return false;
+  return layout.grid(tensor).band_rows * layout.tensors()[tensor].row_bytes() > kBandBytesMax;
+}
+
 void HalfScatter::seek(std::uint32_t tensor, std::uint64_t half_offset) {
   tensor_ = tensor;
   position_ = half_offset;
@@ -79,12 +84,44 @@ std::uint64_t HalfScatter::next(std::uint64_t bytes_max, std::vector<iovec>& pie
     std::uint64_t bytes = padding ? tensor.offset - position_ : tensor.offset + tensor.bytes - position_;
     if (padding) bytes = std::min<std::uint64_t>(bytes, sizeof scratch_);
     bytes = std::min(bytes, bytes_max - covered);
-    std::byte* const to = padding ? scratch_ : target_.full_memory(tensor_).base + (position_ - tensor.offset);
+    std::byte* const to = padding ? scratch_ : place(tensor, bytes);
     pieces.push_back({to, static_cast<std::size_t>(bytes)});
     position_ += bytes;
     covered += bytes;
+    if (!padding && position_ == band_end_) break;
   }
   return covered;
+}
+
+std::byte* HalfScatter::place(const Tensor& tensor, std::uint64_t& bytes) {
+  if (std::byte* const rows = target_.full_rows(tensor_)) return rows + (position_ - tensor.offset);
+  if (position_ < band_begin_ || position_ >= band_end_) enter_band(tensor);
+  bytes = std::min(bytes, band_end_ - position_);
+  return band_.data() + (position_ - band_begin_);
+}
+
+void HalfScatter::enter_band(const Tensor& tensor) {
+  if (grid_.bands() == 0 || grid_tensor_ != tensor_) grid_ = layout_.grid(tensor_);
+  grid_tensor_ = tensor_;
+  const auto [row, rows] = grid_.band(grid_.band_of((position_ - tensor.offset) / tensor.row_bytes()));
+  band_begin_ = tensor.offset + row * tensor.row_bytes();
+  band_end_ = band_begin_ + rows * tensor.row_bytes();
+  band_.resize(static_cast<std::size_t>(band_end_ - band_begin_));
+}
+
+TileRows HalfScatter::tile(const Tile& tile) {
+  const Tensor& tensor = layout_.tensors()[tile.tensor];
+  delta::TensorMemory memory{target_.full_rows(tile.tensor), static_cast<std::size_t>(tensor.row_bytes())};
+  if (memory.base == nullptr) {  // as if the whole tensor lay where its band does
+    const std::uint64_t in_band = tensor.offset + tile.rect.row * memory.row_stride - band_begin_;
+    return {band_.data() + in_band + tile.rect.col * tensor.element_bytes, memory.row_stride};
+  }
+  return {delta::tile_address(memory, tile, tensor.element_bytes), memory.row_stride};
+}
+
+void HalfScatter::put(const Tile& tile, const TileRows& rows) {
+  const bool buffered = rows.first >= band_.data() && rows.first < band_.data() + band_.size();
+  if (buffered) target_.put_tile(tile, rows);
 }
 
 /// Where the reception of one item stands.
@@ -167,11 +204,12 @@ void ExtentFetch::verify_up_to(Progress& progress) {
     const Tile tile = layout_.tile(progress.next_tile);
     if (band_end_byte(layout_, tile) > progress.position) break;
     const Tensor& tensor = layout_.tensors()[tile.tensor];
-    const delta::TensorMemory memory = target_.full_memory(tile.tensor);
+    const TileRows rows = progress.scatter.tile(tile);
     const std::uint64_t digest =
-        delta::tile_digest(delta::tile_address(memory, tile, tensor.element_bytes), memory.row_stride, tile.rect.rows,
-                           tile.rect.cols * tensor.element_bytes);
-    have_[progress.next_tile] = digest == digests_[progress.next_tile] ? 1 : 0;
+        delta::tile_digest(rows.first, rows.row_stride, tile.rect.rows, tile.rect.cols * tensor.element_bytes);
+    const bool right = digest == digests_[progress.next_tile];
+    if (right) progress.scatter.put(tile, rows);
+    have_[progress.next_tile] = right ? 1 : 0;
     ++progress.next_tile;
     ++progress.tally.tiles;
   }

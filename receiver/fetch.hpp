@@ -18,24 +18,43 @@
 
 namespace deltasync::receiver {
 
-/// Where the bytes of a half go: tensors to the target's memory, the padding between them to a scratch.
+/// A target that does not lend rows has bands buffered, one for each stream; longer ones come tile by tile.
+inline constexpr std::uint64_t kBandBytesMax = 4u << 20;
+/// True if the tensor's bands are such ones.
+bool bands_are_too_long(const Layout& layout, Target& target, std::uint32_t tensor);
+
+/// Where the bytes of a half go: tensors to the target's memory, or to a buffer for the band at hand where it has no
+/// rows for them, the padding between them to a scratch.
 class HalfScatter {
  public:
   HalfScatter(const Layout& layout, Target& target) : layout_(layout), target_(target) {}
 
-  /// Starts at the first byte of a tensor's row.
+  /// Starts at the first byte of a band.
   void seek(std::uint32_t tensor, std::uint64_t half_offset);
-  /// Pieces for the next ≤ `bytes_max` bytes; the number of bytes that they cover (≥ 1).
+  /// Pieces for the next ≤ `bytes_max` bytes; the number of bytes that they cover (≥ 1). Buffered bytes end with their
+  /// band, whose tiles are to be taken before the next call.
   std::uint64_t next(std::uint64_t bytes_max, std::vector<iovec>& pieces);
+  /// A tile whose band was the last to end, or lies in the target's rows.
+  TileRows tile(const Tile& tile);
+  /// Gives the target a tile that is verified, if its band was buffered.
+  void put(const Tile& tile, const TileRows& rows);
 
  private:
   static constexpr std::size_t kPiecesMax = 512;
+  /// Place for the tensor's bytes from the position on, at most `bytes` of them.
+  std::byte* place(const Tensor& tensor, std::uint64_t& bytes);
+  void enter_band(const Tensor& tensor);
 
   const Layout& layout_;
   Target& target_;
   std::uint32_t tensor_ = 0;
   std::uint64_t position_ = 0;  // in the half
   std::byte scratch_[kTensorAlignment];
+  std::vector<std::byte> band_;  // where the target lends no rows: bytes [band_begin_, band_end_) of the half
+  std::uint64_t band_begin_ = 0;
+  std::uint64_t band_end_ = 0;
+  std::uint32_t grid_tensor_ = 0;
+  Layout::Grid grid_;  // of grid_tensor_, if it has a band
 };
 
 struct StreamTally {

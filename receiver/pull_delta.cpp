@@ -144,13 +144,14 @@ Status Pull::scrub() {
   const TargetState& committed = *s_.target.committed();
   const std::uint64_t tiles = s_.tiles.tiles();
   const double before = thread_cpu_s();
+  std::vector<std::byte> scratch;
   for (std::uint64_t i = 0; i < std::min(s_.options.scrub_tiles, tiles); ++i) {
     if (i % kTilesPerCheck == 0) DS_TRY(until_.check(stage_));
     const Tile tile = s_.layout.tile(s_.tiles.nth(s_.scrub_cursor++ % tiles));
     const std::uint32_t element_bytes = s_.layout.tensors()[tile.tensor].element_bytes;
-    const delta::TensorMemory live = s_.target.live_memory(tile.tensor);
-    const std::uint64_t digest = delta::tile_digest(delta::tile_address(live, tile, element_bytes), live.row_stride,
-                                                    tile.rect.rows, tile.rect.cols * element_bytes);
+    const TileRows live = s_.target.live_tile(tile, scratch);
+    const std::uint64_t digest =
+        delta::tile_digest(live.first, live.row_stride, tile.rect.rows, tile.rect.cols * element_bytes);
     if (digest == committed.digests[tile.index]) continue;
     s_.distrusted = true;
     return Error(Errc::corrupt,

@@ -171,14 +171,15 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
   for (const auto& list : by_stream) {
     for (const StagedFrame& frame : list) frames.push_back(&frame);
   }
-  const auto apply = [&](std::uint64_t i, unsigned) -> Status {
+  std::vector<std::vector<std::byte>> scratch(s_.pool.size());
+  const auto apply = [&](std::uint64_t i, unsigned worker) -> Status {
     for (const delta::TileRecord& record : frames[i]->records) {
       const Tile tile = s_.layout.tile(record.tile);
-      const delta::TensorMemory memory = s_.target.full_memory(tile.tensor);
-      std::byte* const first = delta::tile_address(memory, tile, s_.layout.tensors()[tile.tensor].element_bytes);
-      const auto digest = delta::apply_tile(s_.layout, record, first, memory.row_stride, held.digests[record.tile]);
+      const TileRows rows = s_.target.full_tile(tile, scratch[worker]);
+      const auto digest = delta::apply_tile(s_.layout, record, rows.first, rows.row_stride, held.digests[record.tile]);
       // A tile that does not take the step is fetched anew like any other that is missing.
       if (digest) {
+        s_.target.put_tile(tile, rows);
         held.digests[record.tile] = *digest;
       } else {
         held.have[record.tile] = 0;
@@ -226,12 +227,34 @@ Result<Pull::Progress> Pull::fetch_missing(const wire::PlanReply& reply) {
   return fetch_plain(reply, rest);
 }
 
+/// Moves bands that are too long for the target to others.
+void move_long_bands(const Layout& layout, Target& target, Ranges& bands, Ranges& others) {
+  Ranges kept;
+  for (wire::TileRange range : bands) {
+    while (range.first < range.end) {
+      const std::uint32_t index = layout.tensor_of_tile(range.first);
+      const Tensor& tensor = layout.tensors()[index];
+      const std::uint64_t end = std::min(range.end, tensor.first_tile + tensor.tile_count);
+      Ranges& list = bands_are_too_long(layout, target, index) ? others : kept;
+      if (!list.empty() && list.back().end == range.first) {
+        list.back().end = end;
+      } else {
+        list.push_back({range.first, end});
+      }
+      range.first = end;
+    }
+  }
+  std::sort(others.begin(), others.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  bands = std::move(kept);
+}
+
 /// Bands of which every tile is subscribed to come as they lie in the half; of others each tile comes alone.
 Result<Pull::Progress> Pull::fetch_plain(const wire::PlanReply& reply, const Ranges& ranges) {
   stage_ = "fetching tiles of " + to_string(reply.target);
   Ranges bands;
   Ranges others;
   split_bands(s_.layout, s_.tiles.ranges(), ranges, bands, others);
+  move_long_bands(s_.layout, s_.target, bands, others);
   DS_ASSIGN(Progress progress, fetch_bands(reply, bands));
   if (progress == Progress::replan || others.empty()) return progress;
   return fetch_raw(reply, others, 1 + bytes_of_tiles(s_.layout, others) / s_.peer.tuning.item_bytes);
@@ -259,14 +282,16 @@ Result<Pull::Progress> Pull::fetch_bands(const wire::PlanReply& reply, const Ran
 Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Ranges& ranges, std::uint64_t items,
                                        FrameFetch::Kind kind) {
   Held& held = s_.held;
-  const auto sink = [&](std::uint32_t, const StagedFrame& frame, unsigned) -> Status {
+  std::vector<std::vector<std::byte>> scratch(s_.streams.count());
+  const auto sink = [&](std::uint32_t, const StagedFrame& frame, unsigned stream) -> Status {
     for (const delta::TileRecord& record : frame.records) {
       if (!delta::gives_whole_tile(record.codec) || record.digest_after != held.digests[record.tile]) continue;
       const Tile tile = s_.layout.tile(record.tile);
-      const delta::TensorMemory memory = s_.target.full_memory(tile.tensor);
-      std::byte* const first = delta::tile_address(memory, tile, s_.layout.tensors()[tile.tensor].element_bytes);
+      const TileRows rows = s_.target.full_tile(tile, scratch[stream]);
       // A raw tile overwrites all of what is there, whatever that is.
-      if (delta::apply_tile(s_.layout, record, first, memory.row_stride, 0)) held.have[record.tile] = 1;
+      if (!delta::apply_tile(s_.layout, record, rows.first, rows.row_stride, 0)) continue;
+      s_.target.put_tile(tile, rows);
+      held.have[record.tile] = 1;
     }
     return {};
   };

@@ -39,8 +39,14 @@ struct StagedStep {
   std::vector<StagedFrame> frames;
 };
 
-/// Life of an update:  begin_full → write full_memory → commit_full | discard
-///                     (verify against live_memory) → commit_delta | nothing
+/// A tile in memory: its element (r, c) at first + r·row_stride + c·element_bytes.
+struct TileRows {
+  std::byte* first = nullptr;
+  std::size_t row_stride = 0;
+};
+
+/// Life of an update:  begin_full → put_tile … → commit_full | discard
+///                     (verify against live_tile) → commit_delta | nothing
 /// and after either commit, until the next update begins or forget_rollback: rollback. Used by one thread at a time;
 /// the memory it hands out may be used by many.
 class Target {
@@ -64,15 +70,21 @@ class Target {
   /// The committed version, or null.
   virtual const TargetState* committed() const = 0;
 
-  /// Memory of the committed version, read only; base null if nothing is committed.
-  virtual delta::TensorMemory live_memory(std::uint32_t tensor) const = 0;
+  /// A subscribed tile of the committed version, read only: where it is, or a copy of it in `scratch` where its rows do
+  /// not lie like that. Null if nothing is committed.
+  virtual TileRows live_tile(const Tile& tile, std::vector<std::byte>& scratch) const = 0;
 
   /// Opens memory for a full version: the final place where nothing is committed, else as `policy` says
   /// (in_place: committed() becomes null at once). Errors: no_space; timed_out or cancelled, and then nothing is open.
   virtual Status begin_full(FullOverLive policy, const Until& until) = 0;
-  /// Writable memory of one tensor (of its subscribed tiles) while a full update is open. Rows are contiguous
-  /// (row_stride = row bytes).
-  virtual delta::TensorMemory full_memory(std::uint32_t tensor) = 0;
+  /// A subscribed tile of the open full update, to be written or read: its place, or a copy of it in `scratch`. It has
+  /// what was put before. Null if no update is open.
+  virtual TileRows full_tile(const Tile& tile, std::vector<std::byte>& scratch) = 0;
+  /// The tile is what `rows` has: those of full_tile(), or any others. Different tiles may be put by different threads.
+  virtual void put_tile(const Tile& tile, const TileRows& rows) = 0;
+  /// Where all rows of a tensor lie one behind the other in the open full update: those who receive many at once may
+  /// write there, and put no tile. Null: nowhere.
+  virtual std::byte* full_rows(std::uint32_t tensor) = 0;
   /// Makes the full update, which the caller has verified whole, the committed version.
   virtual Status commit_full(TargetState state) = 0;
   /// Gives up an open full update; the committed version (if not in place) is untouched.

@@ -7,6 +7,7 @@
 
 #include "base/log.hpp"
 #include "receiver/target_checks.hpp"
+#include "receiver/tile_memory.hpp"
 
 namespace deltasync {
 namespace {
@@ -93,9 +94,9 @@ Status HfTarget::open(ThreadPool& pool, const Until& until) {
   return current_is_broken ? store_.clear_current() : Status();
 }
 
-delta::TensorMemory HfTarget::live_memory(std::uint32_t tensor) const {
+TileRows HfTarget::live_tile(const Tile& tile, std::vector<std::byte>& /*mapped as a half is*/) const {
   if (!committed_) return {};
-  return store_.tensor_memory(live_, tensor);
+  return tile_rows(*layout_, tile, store_.tensor_memory(live_, tile.tensor));
 }
 
 // ---- full ----------------------------------------------------------------------------------------------------------
@@ -158,9 +159,18 @@ Status HfTarget::begin_full(FullOverLive policy, const Until& until) {
   return {};
 }
 
-delta::TensorMemory HfTarget::full_memory(std::uint32_t tensor) {
+TileRows HfTarget::full_tile(const Tile& tile, std::vector<std::byte>& /*mapped as a half is*/) {
   if (!full_) return {};
-  return store_.tensor_memory(full_->model, tensor);
+  return tile_rows(*layout_, tile, store_.tensor_memory(full_->model, tile.tensor));
+}
+
+void HfTarget::put_tile(const Tile& tile, const TileRows& rows) {
+  if (full_)
+    copy_tile_rows(*layout_, tile, rows, tile_rows(*layout_, tile, store_.tensor_memory(full_->model, tile.tensor)));
+}
+
+std::byte* HfTarget::full_rows(std::uint32_t tensor) {
+  return full_ ? store_.tensor_memory(full_->model, tensor).base : nullptr;
 }
 
 void HfTarget::discard_full() noexcept {

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "base/log.hpp"
+#include "receiver/delta_log.hpp"
 #include "receiver/host_memory.hpp"
 #include "receiver/target_checks.hpp"
 #include "receiver/tile_memory.hpp"
@@ -17,46 +18,20 @@
 namespace deltasync {
 namespace {
 
-/// What takes one frame back: the bytes that commit_tile overwrote, record i's end at ends[i]. Records whose changes
-/// were exchanged need none: what they overwrote is in StagedFrame::resolved.
-struct FrameUndo {
-  std::vector<std::byte> bytes;
-  std::vector<std::size_t> ends;
-};
-
-/// Deals out the decoded changes of a frame, record by record.
-class Resolved {
- public:
-  Resolved(const Layout& layout, StagedFrame& frame) : layout_(layout), rest_(frame.resolved) {}
-  /// Empty if there are none: a raw tile, or a frame that was not resolved.
-  MutByteSpan next(const delta::TileRecord& record) {
-    if (rest_.empty()) return {};
-    const std::size_t bytes = delta::resolved_bytes(layout_, record);
-    const MutByteSpan changes = rest_.first(bytes);
-    rest_ = rest_.subspan(bytes);
-    return changes;
-  }
-
- private:
-  const Layout& layout_;
-  MutByteSpan rest_;
-};
-
 /// How to take the last commit back.
 struct Undo {
   enum class Kind : std::uint8_t {
     none,    ///< nothing committed since the update began, or the version before is gone
     empty,   ///< the first full update: before it there was nothing
     spare,   ///< the version before is in spare_
-    deltas,  ///< the version before is live() with `steps` reverted
+    deltas,  ///< the version before is live() with `log` reverted
   };
   Kind kind = Kind::none;
   std::optional<TargetState> state;  ///< of the version before
-  std::vector<StagedStep> steps;
-  std::vector<std::vector<FrameUndo>> bytes;  ///< by step, by frame
+  DeltaLog log;
 };
 
-class HostTarget final : public Target {
+class HostTarget final : public Target, private TileStore {
  public:
   HostTarget(LayoutPtr layout, std::span<std::byte> memory)
       : layout_(std::move(layout)), user_(memory), tiles_(TileSet::whole(*layout_)) {}
@@ -66,9 +41,11 @@ class HostTarget final : public Target {
   Status open(ThreadPool& pool, const Until& until) override;
   bool exchanges() const override { return true; }
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
-  delta::TensorMemory live_memory(std::uint32_t tensor) const override;
+  TileRows live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
   Status begin_full(FullOverLive policy, const Until& until) override;
-  delta::TensorMemory full_memory(std::uint32_t tensor) override;
+  TileRows full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
+  void put_tile(const Tile& tile, const TileRows& rows) override;
+  std::byte* full_rows(std::uint32_t tensor) override;
   Status commit_full(TargetState state) override;
   void discard_full() noexcept override;
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
@@ -85,19 +62,16 @@ class HostTarget final : public Target {
     staged,    ///< they land in spare_
   };
 
-  /// Where a tile is, and the size of its row in memory.
-  struct Place {
-    std::byte* first = nullptr;
-    std::size_t row_stride = 0;
-  };
-  Place place_of(const delta::TileRecord& record) const;
+  TileRows open_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
+  void close_tile(const Tile&, const TileRows&) override {}
+  void exchange(const Tile& tile, const delta::TileRecord& record, MutByteSpan changes) override;
+
   bool memory_is_ours() const noexcept { return user_.data() == nullptr; }
-  delta::TensorMemory tensor_in(std::span<std::byte> memory, std::uint32_t tensor) const;
+  TileRows tile_in(std::span<std::byte> memory, const Tile& tile) const;
+  std::span<std::byte> full() const noexcept { return full_ == Full::staged ? spare_.span() : live(); }
   Result<HostMemory> map_half(const Until& until) const;
   void exchange_live_and_spare();
   void zero_padding(std::span<std::byte> memory) const;
-  Status apply_step(StagedStep& step, std::vector<FrameUndo>& undo, Deadline deadline);
-  void revert_step(StagedStep& step, const std::vector<FrameUndo>& undo);
 
   const LayoutPtr layout_;
   const std::span<std::byte> user_;
@@ -125,19 +99,37 @@ Status HostTarget::open(ThreadPool& pool, const Until& /*nothing is here to veri
   return {};
 }
 
-delta::TensorMemory HostTarget::tensor_in(std::span<std::byte> memory, std::uint32_t tensor) const {
-  const Tensor& t = layout_->tensors()[tensor];
-  return {memory.data() + t.offset, static_cast<std::size_t>(t.row_bytes())};
+TileRows HostTarget::tile_in(std::span<std::byte> memory, const Tile& tile) const {
+  const Tensor& t = layout_->tensors()[tile.tensor];
+  return tile_rows(*layout_, tile, {memory.data() + t.offset, static_cast<std::size_t>(t.row_bytes())});
 }
 
-delta::TensorMemory HostTarget::live_memory(std::uint32_t tensor) const {
+TileRows HostTarget::live_tile(const Tile& tile, std::vector<std::byte>& /*they lie as in a half*/) const {
   if (!committed_) return {};
-  return tensor_in(live(), tensor);
+  return tile_in(live(), tile);
 }
 
-delta::TensorMemory HostTarget::full_memory(std::uint32_t tensor) {
+TileRows HostTarget::full_tile(const Tile& tile, std::vector<std::byte>& /*they lie as in a half*/) {
   if (full_ == Full::closed) return {};
-  return tensor_in(full_ == Full::staged ? spare_.span() : live(), tensor);
+  return tile_in(full(), tile);
+}
+
+void HostTarget::put_tile(const Tile& tile, const TileRows& rows) {
+  if (full_ != Full::closed) copy_tile_rows(*layout_, tile, rows, tile_in(full(), tile));
+}
+
+std::byte* HostTarget::full_rows(std::uint32_t tensor) {
+  if (full_ == Full::closed) return nullptr;
+  return full().data() + layout_->tensors()[tensor].offset;
+}
+
+TileRows HostTarget::open_tile(const Tile& tile, std::vector<std::byte>& /*changed in place*/) {
+  return tile_in(live(), tile);
+}
+
+void HostTarget::exchange(const Tile& tile, const delta::TileRecord& record, MutByteSpan changes) {
+  const TileRows rows = tile_in(live(), tile);
+  delta::exchange_tile(*layout_, record, rows.first, rows.row_stride, changes);
 }
 
 /// With the pages of the subscribed tiles.
@@ -212,68 +204,13 @@ void HostTarget::discard_full() noexcept {
   full_ = Full::closed;
 }
 
-HostTarget::Place HostTarget::place_of(const delta::TileRecord& record) const {
-  const Tile tile = layout_->tile(record.tile);
-  const delta::TensorMemory memory = tensor_in(live(), tile.tensor);
-  return {delta::tile_address(memory, tile, layout_->tensors()[tile.tensor].element_bytes), memory.row_stride};
-}
-
-/// On error some frames are applied, each of them whole: those whose undo has an end for each record.
-Status HostTarget::apply_step(StagedStep& step, std::vector<FrameUndo>& undo, Deadline deadline) {
-  undo.resize(step.frames.size());
-  return run_all(*pool_, step.frames.size(), deadline, "applying a delta", [&](std::uint64_t i, unsigned) -> Status {
-    StagedFrame& frame = step.frames[i];
-    undo[i].ends.reserve(frame.records.size());
-    Resolved resolved(*layout_, frame);
-    for (const delta::TileRecord& record : frame.records) {
-      const Place place = place_of(record);
-      if (const MutByteSpan changes = resolved.next(record); !changes.empty()) {
-        delta::exchange_tile(*layout_, record, place.first, place.row_stride, changes);
-      } else {
-        delta::save_undo(*layout_, record, place.first, place.row_stride, undo[i].bytes);
-        delta::commit_tile(*layout_, record, place.first, place.row_stride);
-      }
-      undo[i].ends.push_back(undo[i].bytes.size());
-    }
-    return {};
-  });
-}
-
-void HostTarget::revert_step(StagedStep& step, const std::vector<FrameUndo>& undo) {
-  pool_->run(step.frames.size(), [&](std::uint64_t i, unsigned) {
-    StagedFrame& frame = step.frames[i];
-    Resolved resolved(*layout_, frame);
-    std::size_t from = 0;
-    for (std::size_t r = 0; r < undo[i].ends.size(); ++r) {
-      const delta::TileRecord& record = frame.records[r];
-      const Place place = place_of(record);
-      const std::size_t end = undo[i].ends[r];
-      if (const MutByteSpan changes = resolved.next(record); !changes.empty()) {
-        delta::exchange_tile(*layout_, record, place.first, place.row_stride, changes);
-      } else {
-        delta::undo_tile(*layout_, record, place.first, place.row_stride,
-                         ByteSpan(undo[i].bytes).subspan(from, end - from));
-      }
-      from = end;
-    }
-  });
-}
-
 Status HostTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
   DS_TRY(check_steps(*layout_, tiles_, committed(), steps, state));
   undo_ = {};
   spare_.release();  // the version before the last full update: from here on it cannot be rolled back to
+  DS_TRY(undo_.log.apply(*layout_, std::move(steps), *this, *pool_, deadline));
   undo_.kind = Undo::Kind::deltas;
-  undo_.bytes.resize(steps.size());
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    Status status = apply_step(steps[i], undo_.bytes[i], deadline);
-    if (status.ok()) continue;
-    for (std::size_t k = i + 1; k-- > 0;) revert_step(steps[k], undo_.bytes[k]);
-    undo_ = {};
-    return status;
-  }
-  undo_.steps = std::move(steps);
   undo_.state = std::move(committed_);
   committed_ = std::move(state);
   return {};
@@ -288,9 +225,7 @@ Status HostTarget::rollback() {
       exchange_live_and_spare();
       spare_.release();
       break;
-    case Undo::Kind::deltas:
-      for (std::size_t i = undo_.steps.size(); i-- > 0;) revert_step(undo_.steps[i], undo_.bytes[i]);
-      break;
+    case Undo::Kind::deltas: undo_.log.revert(*layout_, *this, *pool_); break;
   }
   committed_ = std::move(undo_.state);
   undo_ = {};

@@ -52,6 +52,18 @@ std::vector<HostMemory::Part> memory_parts(const Layout& layout, const TileSet& 
   return parts;
 }
 
+TileRows tile_rows(const Layout& layout, const Tile& tile, const delta::TensorMemory& tensor) {
+  return {delta::tile_address(tensor, tile, layout.tensors()[tile.tensor].element_bytes), tensor.row_stride};
+}
+
+void copy_tile_rows(const Layout& layout, const Tile& tile, const TileRows& from, const TileRows& to) {
+  if (from.first == to.first) return;
+  const auto row_bytes = static_cast<std::size_t>(tile.rect.cols) * layout.tensors()[tile.tensor].element_bytes;
+  for (std::uint64_t r = 0; r < tile.rect.rows; ++r) {
+    std::memcpy(to.first + r * to.row_stride, from.first + r * from.row_stride, row_bytes);
+  }
+}
+
 void swap_tiles(const Layout& layout, const TileSet& tiles, std::byte* a, std::byte* b, ThreadPool& pool) {
   const std::uint64_t items = (tiles.tiles() + kSwapTiles - 1) / kSwapTiles;
   pool.run(items, [&](std::uint64_t item, unsigned) {

@@ -5,11 +5,13 @@
 namespace deltasync {
 namespace {
 
-/// Rows one after the other.
-void copy_tile(const std::byte* from, std::size_t row_stride, std::uint64_t rows, std::size_t row_bytes,
-               std::vector<std::byte>& to) {
+/// Rows one after the other, if they are not there already.
+void copy_tile(const TileRows& from, std::uint64_t rows, std::size_t row_bytes, std::vector<std::byte>& to) {
+  if (from.first == to.data()) return;
   to.resize(static_cast<std::size_t>(rows) * row_bytes);
-  for (std::uint64_t r = 0; r < rows; ++r) std::memcpy(to.data() + r * row_bytes, from + r * row_stride, row_bytes);
+  for (std::uint64_t r = 0; r < rows; ++r) {
+    std::memcpy(to.data() + r * row_bytes, from.first + r * from.row_stride, row_bytes);
+  }
 }
 
 /// What one frame takes of the budget, given back unless it is spent: a frame that is refused comes again.
@@ -43,12 +45,10 @@ Result<std::uint64_t> verify_chain(const Target& target, RecordChain chain, std:
                                    std::vector<std::byte>& scratch) {
   const Layout& layout = *target.layout();
   const Tile tile = layout.tile(chain.front()->tile);
-  const std::uint32_t element_bytes = layout.tensors()[tile.tensor].element_bytes;
-  const delta::TensorMemory live = target.live_memory(tile.tensor);
-  const std::byte* first = delta::tile_address(live, tile, element_bytes);
-  if (chain.size() == 1) return delta::verify_tile(layout, *chain.front(), first, live.row_stride, digest);
-  const auto row_bytes = static_cast<std::size_t>(tile.rect.cols) * element_bytes;
-  copy_tile(first, live.row_stride, tile.rect.rows, row_bytes, scratch);
+  const TileRows live = target.live_tile(tile, scratch);
+  if (chain.size() == 1) return delta::verify_tile(layout, *chain.front(), live.first, live.row_stride, digest);
+  const auto row_bytes = static_cast<std::size_t>(tile.rect.cols) * layout.tensors()[tile.tensor].element_bytes;
+  copy_tile(live, tile.rect.rows, row_bytes, scratch);
   for (const delta::TileRecord* record : chain) {
     DS_ASSIGN(digest, delta::apply_tile(layout, *record, scratch.data(), row_bytes, digest));
   }
@@ -92,17 +92,16 @@ Status verify_frame(const Target& target, StagedFrame& frame, std::span<const st
   if (target.exchanges() && !keep) DS_TRY(claim.take_for_classes(class_bytes(layout, frame)));
   RecycledBytes resolved(keep ? bytes : 0);
   MutByteSpan rest(resolved);
+  std::vector<std::byte> scratch;
   for (const delta::TileRecord& record : frame.records) {
-    const Tile tile = layout.tile(record.tile);
-    const delta::TensorMemory live = target.live_memory(tile.tensor);
-    const std::byte* const first = delta::tile_address(live, tile, layout.tensors()[tile.tensor].element_bytes);
+    const TileRows live = target.live_tile(layout.tile(record.tile), scratch);
     const std::uint64_t digest = before[record.tile];
     if (keep) {
       const MutByteSpan changes = rest.first(delta::resolved_bytes(layout, record));
-      DS_ASSIGN(after[record.tile], delta::resolve_tile(layout, record, first, live.row_stride, digest, changes));
+      DS_ASSIGN(after[record.tile], delta::resolve_tile(layout, record, live.first, live.row_stride, digest, changes));
       rest = rest.subspan(changes.size());
     } else {
-      DS_ASSIGN(after[record.tile], delta::verify_tile(layout, record, first, live.row_stride, digest));
+      DS_ASSIGN(after[record.tile], delta::verify_tile(layout, record, live.first, live.row_stride, digest));
     }
   }
   frame.resolved = std::move(resolved);

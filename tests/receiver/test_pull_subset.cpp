@@ -283,9 +283,10 @@ TEST(SubsetTarget, TakesNoOtherTileAndNoOtherRoot) {
   };
   const Reference before = model.now();
   ASSERT_TRUE(target->begin_full(FullOverLive::stage, in_time()).ok());
-  const auto index = *model.layout()->find("norm.scale");
-  const Tensor& tensor = model.layout()->tensors()[index];
-  std::memcpy(target->full_memory(index).base, before.half.data() + tensor.offset, tensor.bytes);
+  const Tensor& tensor = model.layout()->tensors()[*model.layout()->find("norm.scale")];
+  for (std::uint64_t i = 0; i < tensor.tile_count; ++i) {
+    test::put_from_half(*target, before, model.layout()->tile(tensor.first_tile + i));
+  }
   TargetState whole_root = cut(before.state);
   whole_root.root = before.state.root;
   EXPECT_EQ(target->commit_full(whole_root).error().code(), Errc::corrupt);

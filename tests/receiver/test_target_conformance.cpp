@@ -6,7 +6,9 @@
 #include <memory>
 #include <optional>
 
+#include "deltasync/placed_target.hpp"
 #include "receiver/verify.hpp"
+#include "tests/placement/plan_fixture.hpp"
 #include "tests/receiver/hf_fixture.hpp"
 #include "tests/receiver/trainer_model.hpp"
 
@@ -75,6 +77,27 @@ class Directory final : public Place {
   Sidecar sidecar_;
 };
 
+/// The live memory of an engine, where every tile has a place: some elements have two, in single tiles some have none.
+class EngineMemory final : public Place {
+ public:
+  explicit EngineMemory(RandomPlan::Ignore ignore) : ignore_(ignore) {}
+  Result<TargetPtr> make(const LayoutPtr& layout) override {
+    static std::uint64_t seed = 0;
+    made_.emplace(*layout, ++seed, ignore_);
+    DS_ASSIGN(const PlacementPtr placement, Placement::build(layout, made_->plan));
+    return make_placed_target(placement);
+  }
+  std::string outside(const Target& target, const std::vector<std::byte>* half) override {
+    if (half == nullptr) return {};
+    const auto placed = placed_contents(made_->engine, *target.layout(), made_->plan, *half);
+    return made_->engine.contents() == placed ? "" : "live memory of the engine differs";
+  }
+
+ private:
+  const RandomPlan::Ignore ignore_;
+  std::optional<RandomPlan> made_;
+};
+
 struct Kind {
   const char* name;
   std::function<std::unique_ptr<Place>()> make;
@@ -120,7 +143,10 @@ class TargetConformance : public testing::TestWithParam<Kind> {
   }
   testing::AssertionResult holds_nothing() {
     if (target_->committed() != nullptr) return testing::AssertionFailure() << "something is committed";
-    if (target_->live_memory(0).base != nullptr) return testing::AssertionFailure() << "live memory of nothing";
+    std::vector<std::byte> scratch;
+    const Tile first = trainer_->layout()->tile_count() == 0 ? Tile() : trainer_->layout()->tile(0);
+    if (target_->live_tile(first, scratch).first != nullptr)
+      return testing::AssertionFailure() << "live memory of nothing";
     const std::string outside = place_->outside(*target_, nullptr);
     return outside.empty() ? testing::AssertionSuccess() : testing::AssertionFailure() << outside;
   }
@@ -520,11 +546,18 @@ TEST_P(TargetConformance, RandomWalks) {
   }
 }
 
+std::unique_ptr<Place> engine(RandomPlan::Ignore ignore) {
+  return std::make_unique<EngineMemory>(ignore);
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, TargetConformance,
                          testing::Values(Kind{"OwnMemory", [] { return std::make_unique<OwnMemory>(); }},
                                          Kind{"UserMemory", [] { return std::make_unique<UserMemory>(); }},
                                          Kind{"Resolved", [] { return std::make_unique<UserMemory>(); }, true},
-                                         Kind{"Directory", [] { return std::make_unique<Directory>(); }}),
+                                         Kind{"Directory", [] { return std::make_unique<Directory>(); }},
+                                         Kind{"Placed", [] { return engine(RandomPlan::Ignore::parts_of_tiles); }},
+                                         Kind{"PlacedResolved", [] { return engine(RandomPlan::Ignore::nothing); },
+                                              true}),
                          [](const auto& param_info) { return param_info.param.name; });
 
 }  // namespace

@@ -43,12 +43,17 @@ StagedStep TrainerModel::delta(const Reference& before, const Reference& after, 
   return step;
 }
 
+void put_from_half(Target& target, const Reference& reference, const Tile& tile) {
+  const Tensor& tensor = target.layout()->tensors()[tile.tensor];
+  // Only read.
+  auto* const half = const_cast<std::byte*>(reference.half.data());
+  const delta::TensorMemory memory{half + tensor.offset, static_cast<std::size_t>(tensor.row_bytes())};
+  target.put_tile(tile, {delta::tile_address(memory, tile, tensor.element_bytes), memory.row_stride});
+}
+
 void fill_full(Target& target, const Reference& reference) {
-  const auto tensors = target.layout()->tensors();
-  for (std::uint32_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].bytes == 0) continue;
-    std::memcpy(target.full_memory(i).base, reference.half.data() + tensors[i].offset, tensors[i].bytes);
-  }
+  const Layout& layout = *target.layout();
+  for (std::uint64_t i = 0; i < layout.tile_count(); ++i) put_from_half(target, reference, layout.tile(i));
 }
 
 Status commit_whole(Target& target, const Reference& reference, FullOverLive policy) {
@@ -59,12 +64,15 @@ Status commit_whole(Target& target, const Reference& reference, FullOverLive pol
 
 std::vector<std::byte> read_live(const Target& target) {
   std::vector<std::byte> half(target.layout()->half_bytes());
-  const auto tensors = target.layout()->tensors();
-  for (std::uint32_t i = 0; i < tensors.size(); ++i) {
-    const delta::TensorMemory memory = target.live_memory(i);
-    for (std::uint64_t row = 0; row < tensors[i].rows && tensors[i].bytes != 0; ++row) {
-      std::memcpy(half.data() + tensors[i].offset + row * tensors[i].row_bytes(), memory.base + row * memory.row_stride,
-                  tensors[i].row_bytes());
+  std::vector<std::byte> scratch;
+  for (std::uint64_t i = 0; i < target.layout()->tile_count(); ++i) {
+    const Tile tile = target.layout()->tile(i);
+    const Tensor& tensor = target.layout()->tensors()[tile.tensor];
+    const TileRows rows = target.live_tile(tile, scratch);
+    for (std::uint64_t row = 0; row < tile.rect.rows; ++row) {
+      std::memcpy(half.data() + tensor.offset + (tile.rect.row + row) * tensor.row_bytes() +
+                      tile.rect.col * tensor.element_bytes,
+                  rows.first + row * rows.row_stride, tile.rect.cols * tensor.element_bytes);
     }
   }
   return half;

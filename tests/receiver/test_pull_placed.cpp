@@ -1,0 +1,181 @@
+// Pulls into the live memory of an engine: only what is placed is asked for, and only its places are written.
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <optional>
+
+#include "deltasync/placed_target.hpp"
+#include "placement/regions.hpp"
+#include "tests/placement/plan_fixture.hpp"
+#include "tests/receiver/pull_fixture.hpp"
+
+namespace deltasync::test {
+namespace {
+
+using testing::HasSubstr;
+using wire::Type;
+
+class PlacedPull : public PullTest {
+ protected:
+  void SetUp() override {
+    std::vector<TensorSpec> specs = pull_specs();
+    // Panels of 16 columns, so bands of 5 MiB: too long to be buffered.
+    TensorSpec tall{"tall.bands", Dtype::bf16, {4096, 640}, {}, {}};
+    for (std::uint64_t col = 16; col < 640; col += 16) tall.col_cuts.push_back(col);
+    specs.push_back(tall);
+    model_ = make_model(7, specs);
+  }
+
+  void start_placed(RandomPlan::Ignore ignore, FakeAgent::Setup setup = FakeAgent::Setup(),
+                    receiver::Tuning tuning = quick()) {
+    start(std::move(setup), tuning);
+    bind_placed(ignore, 5);
+  }
+  void bind_placed(RandomPlan::Ignore ignore, std::uint64_t seed) {
+    made_.emplace(*model_.layout, seed, ignore);
+    const auto placement = Placement::build(model_.layout, made_->plan);
+    ASSERT_TRUE(placement.ok()) << placement.error().to_string();
+    placement_ = *placement;
+    auto target = make_placed_target(placement_);
+    ASSERT_TRUE(target.ok()) << target.error().to_string();
+    const Status bound = receiver_->bind(*std::move(target), placement_->subscription(), in_ms(60'000));
+    ASSERT_TRUE(bound.ok()) << bound.error().to_string();
+  }
+  void expect_placed(const std::vector<std::byte>& half) {
+    EXPECT_TRUE(made_->engine.contents() == placed_contents(made_->engine, *model_.layout, made_->plan, half));
+  }
+  PullReport pull_placed() {
+    auto staged = pull();
+    EXPECT_TRUE(staged.ok()) << staged.error().to_string();
+    if (!staged) return {};
+    const Status committed = (*staged)->commit();
+    EXPECT_TRUE(committed.ok()) << committed.error().to_string();
+    expect_placed(agent_->half_of((*staged)->report().version.id));
+    return (*staged)->report();
+  }
+
+  std::optional<RandomPlan> made_;
+  PlacementPtr placement_;
+};
+
+TEST_F(PlacedPull, FullThenDeltas) {
+  start_placed(RandomPlan::Ignore::some);
+  const PullReport full = pull_placed();
+  EXPECT_EQ(full.mode, PullMode::full);
+  EXPECT_EQ(full.full_bytes, placement_->parts().tiles.bytes());
+  EXPECT_EQ(full.tiles, placement_->parts().tiles.tiles());
+  for (const double density : {0.01, 0.05, 0.001}) {
+    step(density);
+    EXPECT_EQ(pull_placed().mode, PullMode::delta);
+  }
+  step(0.01);
+  step(0.01);
+  const PullReport chain = pull_placed();
+  EXPECT_EQ(chain.mode, PullMode::delta);
+  EXPECT_EQ(chain.delta_steps, 2u);
+}
+
+TEST_F(PlacedPull, WholeModelsComeInBands) {
+  start_placed(RandomPlan::Ignore::nothing);
+  EXPECT_EQ(pull_placed().mode, PullMode::full);
+  EXPECT_FALSE(agent_->extents_asked().empty());
+  const Tensor& tall = model_.layout->tensors()[tensor("tall.bands")];
+  for (const wire::TileRange& range : agent_->extents_asked()) {
+    EXPECT_TRUE(range.end <= tall.first_tile || range.first >= tall.first_tile + tall.tile_count);
+  }
+}
+
+TEST_F(PlacedPull, RollbackBitForBit) {
+  start_placed(RandomPlan::Ignore::some);
+  pull_placed();
+  const std::vector<std::byte> before = model_.half;
+  step(0.1);
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  expect_placed(before);  // pulling and staging write nothing
+  ASSERT_TRUE((*staged)->commit().ok());
+  expect_placed(model_.half);
+  ASSERT_TRUE((*staged)->rollback().ok());
+  expect_placed(before);
+}
+
+TEST_F(PlacedPull, AFullUpdateOverALiveVersionIsStaged) {
+  FakeAgent::Setup setup;
+  setup.ring_deltas = 0;  // never a delta
+  start_placed(RandomPlan::Ignore::some, setup);
+  pull_placed();
+  const std::vector<std::byte> before = model_.half;
+  step(0.1);
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  EXPECT_EQ((*staged)->report().mode, PullMode::full);
+  expect_placed(before);
+  ASSERT_TRUE((*staged)->commit().ok());
+  expect_placed(model_.half);
+  ASSERT_TRUE((*staged)->rollback().ok());
+  expect_placed(before);
+}
+
+TEST_F(PlacedPull, ScribblesOverLiveMemoryAreFound) {
+  start_placed(RandomPlan::Ignore::nothing);
+  options_.scrub_tiles = model_.layout->tile_count();
+  connect();
+  bind_placed(RandomPlan::Ignore::nothing, 6);
+  pull_placed();
+  *element_of(made_->plan, made_->plan.slices[0], made_->plan.slices[0].rect.row, made_->plan.slices[0].rect.col) ^=
+      std::byte{1};
+  step(0.0);  // no tile comes: only the scrub looks
+  const auto staged = pull();
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::corrupt);
+  EXPECT_THAT(staged.error().message(), HasSubstr(made_->plan.slices[0].tensor));
+  EXPECT_EQ(pull_placed().mode, PullMode::full);
+}
+
+TEST_F(PlacedPull, BindsWithItsOwnSubscriptionOnly) {
+  start_placed(RandomPlan::Ignore::some);
+  auto target = make_placed_target(placement_);
+  ASSERT_TRUE(target.ok());
+  const Status bound = receiver_->bind(*std::move(target), in_ms(60'000));
+  ASSERT_FALSE(bound.ok());
+  EXPECT_EQ(bound.error().code(), Errc::invalid_argument);
+  EXPECT_THAT(bound.error().message(), HasSubstr("the placement's own subscription"));
+}
+
+TEST_F(PlacedPull, BrokenStreamsAreTakenUpAgain) {
+  for (const Type type : {Type::get_raw_tiles, Type::get_extent}) {
+    SCOPED_TRACE(static_cast<int>(type));
+    start_placed(RandomPlan::Ignore::some);
+    agent_->on_request(fault_on(type, Fault::drop_midway, 2, 3));
+    const PullReport report = pull_placed();
+    EXPECT_EQ(report.mode, PullMode::full);
+    EXPECT_GT(report.stream_restarts, 0u);
+  }
+}
+
+TEST_F(PlacedPull, BadTilesAreRepaired) {
+  start_placed(RandomPlan::Ignore::nothing);
+  agent_->on_request(fault_on(Type::get_extent, Fault::flip_at_source, 1, 4));
+  const PullReport report = pull_placed();
+  EXPECT_EQ(report.mode, PullMode::full);
+  EXPECT_GT(report.repaired_tiles, 0u);
+}
+
+/// What was verified before a lease ended is read back from its places and advanced.
+TEST_F(PlacedPull, VerifiedTilesAreAdvancedWhenALeaseEnds) {
+  receiver::Tuning tuning = quick();
+  tuning.item_bytes = 64u << 10;
+  start_placed(RandomPlan::Ignore::nothing, FakeAgent::Setup(), tuning);
+  std::atomic<int> revoked{0};
+  agent_->revoke_after(model_.layout->half_bytes() / 4, [&] {
+    step(0.01);
+    if (++revoked == 2) agent_->revoke_after(0, nullptr);
+  });
+  const PullReport report = pull_placed();
+  EXPECT_EQ(report.mode, PullMode::full);
+  EXPECT_GT(report.delta_steps, 0u);
+  EXPECT_GT(report.replans, 0u);
+}
+
+}  // namespace
+}  // namespace deltasync::test
