@@ -101,6 +101,7 @@ class BenchTest(CliTest):
         got = self.bench("e2e", *SMALL, "--versions", "1",
                          fields=["memcpy_s", "offload_s", "guard_s", "commit_to_delta_s", "pull_s", "commit_s", "total_s",
                                  "ratio_to_memcpy", "verified", "wire_bytes", "agent_rss_bytes", "receiver_rss_bytes"])
+        self.assert_ratio(got, "ratio_to_limit", "total_s", "limit_s")
         self.assertIs(got["verified"], True)
         self.assertEqual(got["mode"], "delta")
         self.assertGreaterEqual(got["versions"], 5)
@@ -118,7 +119,8 @@ class BenchTest(CliTest):
         self.assertLess(compact["wire_bytes"], plain["wire_bytes"] * 0.9)
 
     def test_tensors(self):
-        got = self.bench("tensors", fields=["update_ms", "offload_ms", "metadata_bytes_per_update"])
+        got = self.bench("tensors", fields=["update_ms", "offload_ms", "metadata_bytes_per_update", "limit_ms"])
+        self.assert_ratio(got, "ratio_to_limit", "update_ms", "limit_ms")
         self.assertGreaterEqual(got["update_ms"], got["offload_ms"])  # from the call of offload on
         self.assertLess(got["metadata_bytes_per_update"], 4096)  # whatever the number of tensors
 
