@@ -138,10 +138,13 @@ TEST(LinkMeter, FastIsFastForAnyNumberOfBytes) {
 TEST(LinkMeter, AMeasurementThatWasTooLowIsRaised) {
   LinkMeter meter;
   meter.at_least(100 * kMb, 1);
-  EXPECT_TRUE(meter.wants_sample()) << "at least is no rate";
+  EXPECT_TRUE(meter.wants_sample());
+  EXPECT_FALSE(meter.rate().known()) << "at least is no rate";
   meter.add(100 * kMb, 1);
-  meter.at_least(100 * kMb, 5);
-  EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, 1e8);
+  for (int i = 0; i < 4; ++i) meter.at_least(100 * kMb, 5);
+  EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, 1e8) << "nor does it push measurements out";
+  meter.at_least(LinkMeter::kSampleBytes - 1, 0.01);
+  EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, 1e8) << "few bytes say nothing here either";
   meter.at_least(100 * kMb, 0.5);
   EXPECT_DOUBLE_EQ(meter.rate().bytes_per_s, 2e8);
   meter.at_least(100 * kMb, 0.01);
