@@ -79,7 +79,9 @@ Result<PackedFramePtr> call(const std::function<Result<PackedFrame>()>& pack) {
     DS_ASSIGN(PackedFrame made, pack());
     return PackedFramePtr(std::make_shared<const PackedFrame>(std::move(made)));
   } catch (const std::bad_alloc&) {
-    return Error(Errc::no_space, "packing tiles: out of memory");
+    return Error(Errc::no_space, "no memory");  // so short that it needs none itself
+  } catch (...) {
+    return Error(Errc::internal, "not packed");
   }
 }
 

@@ -31,7 +31,7 @@ bool Pull::far() const {
 
 /// More and more each time, and only where the most comes after it: connections that begin slowly have grown by then.
 Result<Pull::Progress> Pull::probe_link(const wire::PlanReply& reply, Ranges& rest) {
-  std::uint64_t bytes = s_.peer.tuning.probe_bytes;
+  std::uint64_t bytes = std::max<std::uint64_t>(1, s_.peer.tuning.probe_bytes);
   while (far() && reply.pack_threads != 0 && s_.link.wants_sample() && bytes_of_tiles(s_.layout, rest) >= 4 * bytes) {
     DS_ASSIGN(const Progress progress, fetch_plain(reply, take_front(s_.layout, rest, bytes)));
     if (progress == Progress::replan) return progress;

@@ -177,7 +177,6 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
              *target_, held_, scrub_cursor_, distrusted_},
             want, until);
   auto prepared = pull.run();
-  BlockPool::shared().trim();  // what this update has not taken of the last one's
   if (!prepared) {
     // Verified tiles wait for the next pull, in staging memory too: else a link too slow for one deadline would begin
     // from nothing each time.
@@ -187,6 +186,8 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
     if (!later) discard_full();
     return std::move(prepared).error();
   }
+  // What this update has not taken of the last one's memory; one that brought nothing says nothing of the next.
+  if (prepared->report.mode != PullMode::up_to_date) BlockPool::shared().trim();
   auto staged = std::make_unique<StagedImpl>(*this, std::move(*prepared));
   staged_ = staged.get();
   return std::unique_ptr<StagedUpdate>(std::move(staged));

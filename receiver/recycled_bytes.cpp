@@ -16,20 +16,40 @@ BlockPool::Size BlockPool::size_for(std::size_t bytes) noexcept {
   return {eighths << shift, 4 * shift + (eighths - 5)};
 }
 
+std::size_t BlockPool::bytes_of(std::size_t index) noexcept {
+  return (index % 4 + 5) << (index / 4);
+}
+
 void* BlockPool::take(std::size_t bytes) {
   if (bytes < kBlockMin) return ::operator new(bytes);
   const Size size = size_for(bytes);
+  Block* given_up = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    if (Block*& first = idle_[size.index]; first != nullptr) {
-      Block* const block = first;
-      first = block->next;
-      idle_bytes_ -= size.bytes;
-      block->~Block();
-      return block;
+    if (idle_[size.index] != nullptr) return pop_locked(size.index, size.bytes);
+    // Else blocks of the sizes that are not wanted any more would stay beside those that are.
+    std::size_t freed = 0;
+    for (std::size_t index = 0; index < idle_.size() && freed < size.bytes; ++index) {
+      if (idle_[index] == nullptr) continue;
+      const std::size_t block_bytes = bytes_of(index);
+      for (; idle_[index] != nullptr && freed < size.bytes; freed += block_bytes) {
+        given_up = new (pop_locked(index, block_bytes)) Block{given_up};
+      }
     }
   }
+  free_all(given_up);
   return ::operator new(size.bytes);
+}
+
+void* BlockPool::pop_locked(std::size_t index, std::size_t bytes) noexcept {
+  Block* const block = idle_[index];
+  idle_[index] = block->next;
+  idle_bytes_ -= bytes;
+  return block;
+}
+
+void BlockPool::free_all(Block* block) noexcept {
+  while (block != nullptr) ::operator delete(std::exchange(block, block->next));
 }
 
 void BlockPool::give_back(void* block, std::size_t bytes) noexcept {
@@ -47,9 +67,7 @@ void BlockPool::trim() noexcept {
     idle.swap(idle_);
     idle_bytes_ = 0;
   }
-  for (Block* block : idle) {
-    while (block != nullptr) ::operator delete(std::exchange(block, block->next));
-  }
+  for (Block* block : idle) free_all(block);
 }
 
 std::size_t BlockPool::idle_bytes() const noexcept {

@@ -24,7 +24,8 @@ class BlockPool {
   BlockPool& operator=(const BlockPool&) = delete;
   ~BlockPool() { trim(); }
 
-  /// At least `bytes`, at most a quarter more; what is in them is left to chance. Throws std::bad_alloc.
+  /// At least `bytes`, at most a quarter more; what is in them is left to chance. Where none of that size is idle, as
+  /// much of the other sizes goes back to the system. Throws std::bad_alloc.
   void* take(std::size_t bytes);
   /// What take() gave for as many bytes.
   void give_back(void* block, std::size_t bytes) noexcept;
@@ -43,6 +44,9 @@ class BlockPool {
     std::size_t index;
   };
   static Size size_for(std::size_t bytes) noexcept;
+  static std::size_t bytes_of(std::size_t index) noexcept;
+  void* pop_locked(std::size_t index, std::size_t bytes) noexcept;
+  static void free_all(Block* block) noexcept;
 
   mutable std::mutex mutex_;
   std::size_t idle_bytes_ = 0;

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <thread>
 
+#include "receiver/recycled_bytes.hpp"
 #include "tests/receiver/hf_fixture.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 
@@ -85,6 +86,21 @@ TEST_F(PullTest, UpToDate) {
   const PullReport report = pull_and_commit();
   EXPECT_EQ(report.mode, PullMode::up_to_date);
   EXPECT_EQ(report.version, agent_->newest_version());
+}
+
+/// Memory that the last update has left is for the next one, however often a receiver asks before there is one.
+TEST_F(PullTest, OnlyAPullThatBringsSomethingGivesIdleMemoryBack) {
+  start();
+  pull_and_commit();
+  BlockPool& blocks = BlockPool::shared();
+  blocks.give_back(blocks.take(BlockPool::kBlockMin), BlockPool::kBlockMin);
+  ASSERT_EQ(pull_and_commit().mode, PullMode::up_to_date);
+  EXPECT_EQ(blocks.idle_bytes(), BlockPool::kBlockMin);
+  step();
+  const auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  ASSERT_EQ((*staged)->report().mode, PullMode::delta);
+  EXPECT_EQ(blocks.idle_bytes(), 0U);
 }
 
 TEST_F(PullTest, NewerWaitsForTheNextVersion) {

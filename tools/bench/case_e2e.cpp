@@ -130,7 +130,7 @@ Result<std::vector<Round>> run_versions(const Options& options, Trainer& trainer
   return rounds;
 }
 
-/// What no update of a model that is larger than the caches can do without: a copy of it, and reading both versions.
+/// What the memory allows: a copy of the model and then a look at both versions, as if neither helped the other.
 struct Limits {
   double copy_s = 1e300;
   double read_both_s = 1e300;
