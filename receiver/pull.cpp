@@ -66,6 +66,7 @@ Pull::Pull(Session session, const Want& want, Until until)
       full_only_(session.distrusted) {}
 
 Result<Prepared> Pull::run() {
+  if (Status status = read_held_again(); !status) return stopped(std::move(status).error());
   for (;;) {
     auto reply = plan();
     if (!reply) return stopped(std::move(reply).error());

@@ -83,6 +83,7 @@ class Pull {
   Result<Progress> run_full(const wire::PlanReply& reply);
   Result<Progress> check_side_files();
   Status open_full();
+  Status read_held_again();
   Result<Progress> advance_held(const wire::PlanReply& reply, std::span<const std::uint64_t> target_digests);
   Result<Progress> advance_one_step(const wire::PlanReply& reply, std::uint32_t step, const Ranges& ranges);
   void adopt_digests(const wire::PlanReply& reply, std::vector<std::uint64_t> digests);

@@ -2,9 +2,11 @@
 // ends early, what is verified stays and is advanced to the next plan's version by delta steps, so that a pull slower
 // than the trainer's steps still ends.
 #include <algorithm>
+#include <atomic>
 #include <set>
 #include <utility>
 
+#include "base/log.hpp"
 #include "base/trace.hpp"
 #include "delta/raw_planes.hpp"
 #include "format/packed_layout.hpp"
@@ -82,6 +84,35 @@ Status Pull::open_full() {
   held.open = true;
   held.have.assign(static_cast<std::size_t>(s_.layout.tile_count()), 0);
   held.digests.assign(static_cast<std::size_t>(s_.layout.tile_count()), 0);
+  return {};
+}
+
+/// An engine may have written its parameters since the last pull ended early. What differs comes again.
+Status Pull::read_held_again() {
+  constexpr std::uint64_t kTilesPerItem = 32;
+  Held& held = s_.held;
+  if (!held.any() || !s_.target.shares_memory()) return {};
+  const trace::Span span("read_again");
+  stage_ = "reading verified tiles again";
+  const std::uint64_t tiles = s_.tiles.tiles();
+  std::atomic<std::uint64_t> lost{0};
+  std::vector<std::vector<std::byte>> scratch(s_.pool.size());
+  const auto read_some = [&](std::uint64_t item, unsigned worker) -> Status {
+    const std::uint64_t end = std::min((item + 1) * kTilesPerItem, tiles);
+    for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
+      const Tile tile = s_.layout.tile(s_.tiles.nth(i));
+      if (held.have[tile.index] == 0) continue;
+      const TileRows rows = s_.target.full_tile(tile, scratch[worker]);
+      const std::uint32_t row_bytes = tile.rect.cols * s_.layout.tensors()[tile.tensor].element_bytes;
+      if (delta::tile_digest(rows.first, rows.row_stride, tile.rect.rows, row_bytes) == held.digests[tile.index])
+        continue;
+      held.have[tile.index] = 0;
+      ++lost;
+    }
+    return {};
+  };
+  DS_TRY(run_all(s_.pool, (tiles + kTilesPerItem - 1) / kTilesPerItem, until_, stage_, read_some));
+  if (lost != 0) spdlog::warn("receiver verified_tiles_were_overwritten tiles={}", lost.load());
   return {};
 }
 

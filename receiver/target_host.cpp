@@ -40,6 +40,7 @@ class HostTarget final : public Target, private TileStore {
   Status subscribe(const TileSet& tiles) override;
   Status open(ThreadPool& pool, const Until& until) override;
   bool exchanges() const override { return true; }
+  bool shares_memory() const override { return !memory_is_ours() && (full_ == Full::first || full_ == Full::in_place); }
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
   TileRows live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
   Status begin_full(FullOverLive policy, const Until& until) override;

@@ -44,6 +44,7 @@ class PlacedTarget final : public Target, private TileStore {
 
   const LayoutPtr& layout() const override { return layout_; }
   bool exchanges() const override { return true; }
+  bool shares_memory() const override { return full_ == Full::first || full_ == Full::in_place; }
   Status subscribe(const TileSet& tiles) override;
   Status open(ThreadPool& pool, const Until& /*nothing is here to verify*/) override {
     pool_ = &pool;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <optional>
+#include <stop_token>
 
 #include "deltasync/placed_target.hpp"
 #include "placement/regions.hpp"
@@ -159,6 +160,34 @@ TEST_F(PlacedPull, BadTilesAreRepaired) {
   const PullReport report = pull_placed();
   EXPECT_EQ(report.mode, PullMode::full);
   EXPECT_GT(report.repaired_tiles, 0u);
+}
+
+/// Parameters are the engine's own: what it writes between two attempts is found before anything is published.
+TEST_F(PlacedPull, WhatAnEngineWroteBetweenTwoPullsComesAgain) {
+  options_.streams = 4;
+  for (const bool written : {false, true}) {
+    SCOPED_TRACE(written);
+    start_placed(RandomPlan::Ignore::nothing);
+    std::stop_source stop;
+    int stalled = 0;
+    agent_->on_request([&](const Request& r) {
+      if (r.type != Type::get_extent || r.ordinal < 12) return Fault::none;
+      if (++stalled == 4) stop.request_stop();
+      return Fault::stall;
+    });
+    const auto part = receiver_->pull({}, in_ms(60'000), stop.get_token());
+    agent_->on_request(nullptr);
+    ASSERT_FALSE(part.ok());
+    ASSERT_EQ(part.error().code(), Errc::cancelled) << part.error().to_string();
+    if (written) made_->engine.wipe();
+    const PullReport report = pull_placed();
+    EXPECT_EQ(report.mode, PullMode::full);
+    if (written) {
+      EXPECT_GE(report.tiles, model_.layout->tile_count());
+    } else {
+      EXPECT_LT(report.tiles, model_.layout->tile_count()) << "nothing was held: this test proves nothing";
+    }
+  }
 }
 
 /// What was verified before a lease ended is read back from its places and advanced.
