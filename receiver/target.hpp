@@ -56,8 +56,8 @@ class Target {
   virtual const LayoutPtr& layout() const = 0;
   /// True if commit_delta makes use of StagedFrame::resolved.
   virtual bool exchanges() const { return false; }
-  /// True if others can write the memory of the full update that is open now: what a pull that ended early has left there
-  /// is read again before it is trusted.
+  /// True if others can write the memory of the full update that is open now: what a pull that ended early has left
+  /// there is read again before it is trusted.
   virtual bool shares_memory() const { return false; }
   /// True if a full update writes files of the sidecar, which then must not be an old one.
   virtual bool writes_side_files() const { return false; }

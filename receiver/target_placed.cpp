@@ -48,6 +48,7 @@ class PlacedTarget final : public Target, private TileStore {
   Status subscribe(const TileSet& tiles) override;
   Status open(ThreadPool& pool, const Until& /*nothing is here to verify*/) override {
     pool_ = &pool;
+    spdlog::info("placed_target keeps_rest bytes={}", executor_.rest().size());
     return {};
   }
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }

@@ -126,7 +126,7 @@ void for_each_change(const WordTable& table, std::uint64_t rank, std::uint32_t c
 
 }  // namespace
 
-Result<HostExecutor> HostExecutor::make(PlacementPtr placement) {
+Result<HostExecutor> HostExecutor::make(PlacementPtr placement, const CgroupFiles& cgroup) {
   for (const LiveMemory& memory : placement->memories()) {
     if (memory.device.is_host()) continue;
     return Error(Errc::unsupported,
@@ -134,10 +134,10 @@ Result<HostExecutor> HostExecutor::make(PlacementPtr placement) {
   }
   HostExecutor executor;
   const auto rest_bytes = static_cast<std::size_t>(placement->rest_bytes());
+  constexpr const char* kWhat = "memory for the rest of tiles that slices cut through";
+  if (rest_bytes != 0) DS_TRY(check_memory_room(rest_bytes, cgroup).with_context(kWhat));
   executor.rest_.reset(new (std::nothrow) std::byte[rest_bytes]());
-  if (!executor.rest_) {
-    return Error(Errc::no_space, std::to_string(rest_bytes) + " bytes for the rest of tiles that slices cut through");
-  }
+  if (!executor.rest_) return Error(Errc::no_space, bytes_for_people(rest_bytes)).with_context(kWhat);
   executor.tables_ = make_word_tables(*placement, [&](std::uint32_t memory) {
     return memory == kRestMemory ? executor.rest_.get() : placement->memories()[memory].base;
   });

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
+#include "base/memory_room.hpp"
 #include "placement/word_table.hpp"
 
 namespace deltasync::placement {
@@ -16,7 +17,7 @@ namespace deltasync::placement {
 class HostExecutor {
  public:
   /// Allocates the rest memory, zeroed. unsupported if a memory is on a device; no_space.
-  static Result<HostExecutor> make(PlacementPtr placement);
+  static Result<HostExecutor> make(PlacementPtr placement, const CgroupFiles& cgroup = {});
 
   const Placement& placement() const noexcept { return *placement_; }
   WordTable table() const { return tables_.view(); }

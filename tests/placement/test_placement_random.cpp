@@ -2,10 +2,13 @@
 // is, and what the executor and a device's threads do with it.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "placement/host_executor.hpp"
 #include "tests/placement/plan_fixture.hpp"
+#include "tests/support/temp_dir.hpp"
 
 namespace deltasync {
 namespace {
@@ -282,6 +285,33 @@ TEST(WordTables, AreOfOneDevice) {
   placement::scatter_word<std::uint16_t>(second.view(), 0, 1, 0xABCD);  // the copy only
   EXPECT_EQ(here[2], std::byte{0});
   EXPECT_EQ(here[256 + 128 + 2], std::byte{0xCD});
+}
+
+/// Slices that cut through tiles leave a rest, which may be too large for a job's limit.
+TEST(RestMemory, TheCgroupsLimitIsNoSpace) {
+  auto layout = Layout::build({{"a", Dtype::bf16, {4096, 1024}, {}, {}}});
+  ASSERT_TRUE(layout.ok());
+  test::Engine engine;
+  PlacementPlan plan;
+  plan.memories.push_back(engine.add("m", std::uint64_t{4096} * 256 * 2));
+  plan.slices.push_back({"a", {0, 0, 4096, 256}, 0, 0, 512, 2});
+  plan.ignored.push_back({"a", Rect{0, 256, 4096, 768}});
+  const auto placement = Placement::build(*layout, plan);
+  ASSERT_TRUE(placement.ok()) << placement.error().to_string();
+  ASSERT_GT((*placement)->rest_bytes(), 0u);
+  test::TempDir dir;
+  std::ofstream(dir.path() / "self") << "0::/job\n";
+  std::filesystem::create_directories(dir.path() / "root" / "job");
+  const CgroupFiles cgroup{dir.path() / "root", dir.path() / "self"};
+  for (const bool fits : {false, true}) {
+    std::ofstream(dir.path() / "root" / "job" / "memory.max") << (*placement)->rest_bytes() + 4096;
+    std::ofstream(dir.path() / "root" / "job" / "memory.current") << (fits ? 4096 : 4097);
+    const auto executor = HostExecutor::make(*placement, cgroup);
+    ASSERT_EQ(executor.ok(), fits);
+    if (fits) continue;
+    EXPECT_EQ(executor.error().code(), Errc::no_space);
+    EXPECT_NE(executor.error().message().find("the rest of tiles"), std::string::npos) << executor.error().message();
+  }
 }
 
 /// Tens of thousands of slices, thousands in one tile and in one memory.
