@@ -47,8 +47,9 @@ struct TileRows {
 
 /// Life of an update:  begin_full → put_tile … → commit_full | discard
 ///                     (verify against live_tile) → commit_delta | nothing
-/// and after either commit, until the next update begins or forget_rollback: rollback. Used by one thread at a time;
-/// the memory it hands out may be used by many.
+/// and after either commit, until the next update begins or forget_rollback: rollback. Used by one thread at a time,
+/// but for live_tile, full_tile, put_tile and full_rows, which many threads may call at once: each with scratch of its
+/// own, and of two that write none the same tile.
 class Target {
  public:
   virtual ~Target() = default;
