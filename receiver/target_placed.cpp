@@ -125,6 +125,8 @@ void PlacedTarget::scatter(const Tile& tile, const TileRows& rows) {
 
 TileRows PlacedTarget::live_tile(const Tile& tile, std::vector<std::byte>& scratch) const {
   if (!committed_) return {};
+  const auto rows = executor_.read_rows_of(rank(tile));
+  if (rows) return {rows->first, static_cast<std::size_t>(rows->row_stride)};
   return gather(tile, scratch);
 }
 

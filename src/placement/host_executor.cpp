@@ -213,9 +213,14 @@ void HostExecutor::scatter_words(std::uint64_t rank, std::uint32_t count, ByteSp
 }
 
 std::optional<HostExecutor::Rows> HostExecutor::rows_of(std::uint64_t rank) const noexcept {
+  if (tables_.tiles[rank].copies != 0) return std::nullopt;
+  return read_rows_of(rank);
+}
+
+std::optional<HostExecutor::Rows> HostExecutor::read_rows_of(std::uint64_t rank) const noexcept {
   const WordTile& tile = tables_.tiles[rank];
   const WordRegion& only = tables_.regions[tile.first];
-  if (tile.primaries != 1 || tile.copies != 0) return std::nullopt;
+  if (tile.primaries != 1) return std::nullopt;
   const bool dense = only.col_stride == tile.element_bytes || tile.cols == 1;
   if (!dense) return std::nullopt;
   return Rows{element_in(only, tile.row, tile.col), only.row_stride};

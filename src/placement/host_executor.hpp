@@ -37,12 +37,15 @@ class HostExecutor {
   /// The same, and nothing is kept of what was there.
   void scatter_words(std::uint64_t rank, std::uint32_t count, ByteSpan changes) const;
 
-  /// A tile that lies in live memory as in a half: rows of elements without gaps, in one place only.
+  /// A tile that lies in live memory as in a half: rows of elements without gaps.
   struct Rows {
     std::byte* first = nullptr;
     std::uint64_t row_stride = 0;
   };
+  /// To be written: in one place only.
   std::optional<Rows> rows_of(std::uint64_t rank) const noexcept;
+  /// To be read: where its elements are read, whatever copies they have.
+  std::optional<Rows> read_rows_of(std::uint64_t rank) const noexcept;
 
   ByteSpan rest() const noexcept { return {rest_.get(), static_cast<std::size_t>(placement_->rest_bytes())}; }
 

@@ -255,6 +255,26 @@ TEST_P(RandomPlacement, TilesThatLieAsInAHalfAreKnown) {
   }
 }
 
+TEST_P(RandomPlacement, TilesAreReadWhereTheirFirstPlacesLieAsInAHalf) {
+  for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) {
+    const auto rows = executor_->read_rows_of(rank);
+    if (const auto written = executor_->rows_of(rank)) {
+      ASSERT_TRUE(rows);
+      EXPECT_EQ(rows->first, written->first);
+    }
+    if (!rows) continue;
+    const Tile tile = layout().tile(tiles().nth(rank));
+    const Tensor& t = layout().tensors()[tile.tensor];
+    for (const std::uint64_t r : {std::uint64_t{0}, tile.rect.rows - 1}) {
+      for (const std::uint64_t c : {std::uint64_t{0}, tile.rect.cols - 1}) {
+        const auto places = test::places_of(made_.plan, t.spec.name, tile.rect.row + r, tile.rect.col + c);
+        ASSERT_FALSE(places.empty());
+        EXPECT_EQ(places[0], rows->first + r * rows->row_stride + c * t.element_bytes);
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomPlacement, testing::Range<std::uint64_t>(1, kSeeds + 1));
 
 /// A table for one device has the places on it and no others.
