@@ -244,6 +244,7 @@ class AgentCore : public TrainerHooks {
   void make_one(Maker& maker, const MadeKey& key, ThreadPool& pool);
   Result<RingEntryPtr> merge_chain(const Making& making);
   Result<RingEntryPtr> compact_chain(const Making& making);
+  Result<RingEntryPtr> merged_for(const Making& making);
   Result<RingEntryPtr> compact_one(const Making& making, const RingEntry& plain);
   bool read_served(const VersionId& version, std::span<const std::uint64_t> tiles, std::byte* out);
 
@@ -299,7 +300,7 @@ class AgentCore : public TrainerHooks {
     std::atomic<bool> cancel{false};  // it is not wanted any more
     std::thread thread;
   };
-  std::condition_variable make_cv_;  // with mutex_: something is wanted, or stop
+  std::condition_variable make_cv_;  // with mutex_: something is wanted, was made or is given up, or stop
   Maker merger_{DeltaForm::plain};
   Maker compacter_{DeltaForm::compact};
 };

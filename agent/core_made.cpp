@@ -118,6 +118,7 @@ void AgentCore::retain_made_locked() {
   for (Maker* maker : {&merger_, &compacter_}) {
     if (maker->key && made_.state(*maker->key) != MadeCache::State::wanted) maker->cancel = true;
   }
+  make_cv_.notify_all();
 }
 
 /// Plans may still hold them, as they hold what leaves the ring.
@@ -180,6 +181,7 @@ void AgentCore::make_loop(Maker& maker, ThreadPool& pool) {
       const std::lock_guard lock(mutex_);
       maker.key.reset();
     }
+    make_cv_.notify_all();
     notify();
   }
 }
@@ -235,23 +237,27 @@ Result<RingEntryPtr> AgentCore::merge_chain(const Making& making) {
   return RingEntry::make(std::move(**merged), making.chain.front()->from, making.chain.back()->to, seconds);
 }
 
-/// A merged delta that has to be made on the way is kept as well: whose wait ends meanwhile takes that.
 Result<RingEntryPtr> AgentCore::compact_chain(const Making& making) {
   if (making.chain.size() == 1) return compact_one(making, *making.chain.front());
-  DS_ASSIGN(const RingEntryPtr merged, merge_chain(making));
+  DS_ASSIGN(const RingEntryPtr merged, merged_for(making));
   if (!merged) return RingEntryPtr();
-  {
-    MadeKey merged_key = making.key;
-    merged_key.form = DeltaForm::plain;
-    const std::lock_guard lock(mutex_);
-    if (made_.state(making.key) == MadeCache::State::wanted) {  // else nobody can ask for either any more
-      const MadeCache::Wish wish = made_.want(merged_key);      // somebody else may have wanted it before
-      let_go_locked(made_.put(merged_key, merged));
-      trim_pinned_locked();
-    }
-  }
-  notify();
   return compact_one(making, *merged);
+}
+
+/// The one delta for a chain that a compact one is made of. It comes from the merger like any other, so that no chain
+/// is merged twice, and is kept: whose wait ends meanwhile takes that. Null: there is none.
+Result<RingEntryPtr> AgentCore::merged_for(const Making& making) {
+  MadeKey key = making.key;
+  key.form = DeltaForm::plain;
+  std::unique_lock lock(mutex_);
+  const MadeCache::Wish wish = made_.want(key);
+  if (wish) {
+    make_cv_.notify_all();
+    make_cv_.wait(lock, [&] { return *making.options.cancel || made_.state(key) != MadeCache::State::wanted; });
+  }
+  RingEntryPtr merged = made_.find(key);
+  if (merged || made_.state(key) == MadeCache::State::impossible) return merged;
+  return Error(Errc::cancelled, "its merged form was not made");
 }
 
 Result<RingEntryPtr> AgentCore::compact_one(const Making& making, const RingEntry& plain) {

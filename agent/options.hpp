@@ -29,7 +29,7 @@ struct CoreOptions {
   std::size_t plans_per_connection_max = 8;
   std::uint64_t subscription_bytes_max = 256u << 20;  ///< of the tile ranges that connected receivers subscribed to
   delta::ValueForm form = delta::ValueForm::ulp;
-  std::function<void()> before_merge;               ///< tests: on the merging thread
+  std::function<void()> before_merge;               ///< tests: on each thread that makes deltas
   std::function<void()> before_pack;                ///< tests: on a packing thread, which has its copy
   std::function<void()> before_unmap;               ///< tests: on the thread that unmaps generations
   bool low_memory = false;                          ///< release the old generation before a new one is made

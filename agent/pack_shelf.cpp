@@ -39,12 +39,13 @@ void PackShelf::get(const Tiles& tiles, Make make, Deliver deliver) {
     const Result<PackedFramePtr> made = make();
     std::vector<Asker> served;
     std::optional<Asker> next;
+    Kept evicted;  // freed when the lock is gone
     {
       const std::lock_guard lock(mutex_);
       std::vector<Asker>& waiting = entry->second.waiting;
       if (made) {
         served.swap(waiting);
-        keep_locked(entry, *made);
+        evicted = keep_locked(entry, *made);
       } else if (waiting.empty()) {
         entries_.erase(entry);
       } else {
@@ -60,20 +61,22 @@ void PackShelf::get(const Tiles& tiles, Make make, Deliver deliver) {
   }
 }
 
-void PackShelf::keep_locked(Entries::iterator entry, const PackedFramePtr& frame) {
+PackShelf::Kept PackShelf::keep_locked(Entries::iterator entry, const PackedFramePtr& frame) {
+  Kept evicted;
   try {
-    oldest_.push_back(entry);
+    kept_.push_back({entry, frame});
   } catch (const std::bad_alloc&) {
     entries_.erase(entry);
-    return;
+    return evicted;
   }
   entry->second.frame = frame;
   bytes_ += held_bytes(*frame);
   while (bytes_ > bytes_max_) {
-    bytes_ -= held_bytes(*oldest_.front()->second.frame);
-    entries_.erase(oldest_.front());
-    oldest_.pop_front();
+    bytes_ -= held_bytes(*kept_.front().frame);
+    entries_.erase(kept_.front().entry);
+    evicted.splice(evicted.end(), kept_, kept_.begin());
   }
+  return evicted;
 }
 
 std::shared_ptr<PackShelf> ServedShelf::share(const HalfKey& half, std::shared_ptr<GenerationYard> yard) {

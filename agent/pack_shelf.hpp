@@ -5,8 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -56,13 +56,20 @@ class PackShelf {
   };
   using Entries = std::map<Tiles, Entry>;
 
-  void keep_locked(Entries::iterator entry, const PackedFramePtr& frame);
+  struct KeptFrame {
+    Entries::iterator entry;
+    PackedFramePtr frame;
+  };
+  using Kept = std::list<KeptFrame>;
+
+  /// Returns what had to go for it.
+  Kept keep_locked(Entries::iterator entry, const PackedFramePtr& frame);
 
   const std::uint64_t bytes_max_;
   mutable std::mutex mutex_;
-  Entries entries_;                       // protected by mutex_, as all below
-  std::deque<Entries::iterator> oldest_;  // those with frames, in the order of their making
-  std::uint64_t bytes_ = 0;               // of these
+  Entries entries_;          // protected by mutex_, as all below
+  Kept kept_;                // those with frames, in the order of their making
+  std::uint64_t bytes_ = 0;  // of these
 };
 
 /// Finds the shelf of the content that is served. Its owner's mutex.

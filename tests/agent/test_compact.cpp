@@ -184,6 +184,32 @@ TEST_F(Compacts, HoldUpNoMerge) {
   EXPECT_EQ(metrics().merges, 1u) << "it is made of that merged one";
 }
 
+/// The merged delta that a compact one is made of comes from where all others come from.
+TEST_F(Compacts, AChainThatIsWantedInBothFormsIsMergedOnce) {
+  start();
+  const Late slow = slow_from_now();
+  small_steps(3);
+  Late fast = slow;
+  fast.plan.compact = 0;
+  auto plain = client();
+  ASSERT_TRUE(plain.socket.send(50, fast.plan, test_deadline()));
+  ASSERT_TRUE(merging_.reached());  // and there the merge stands still
+  auto compact = client();
+  ASSERT_TRUE(compact.socket.send(50, slow.plan, test_deadline()));
+  ASSERT_TRUE(eventually([&] { return agent_->core().made().wanted == 2; }));
+  merging_.go_on();
+  const auto merged = plain.socket.recv_as<wire::PlanReply>(50, test_deadline());
+  ASSERT_TRUE(merged) << merged.error().to_string();
+  EXPECT_FALSE(has_classes(*merged));
+  expect_leads_there(fast, *merged, model_.half);
+  const auto smaller = compact.socket.recv_as<wire::PlanReply>(50, test_deadline());
+  ASSERT_TRUE(smaller) << smaller.error().to_string();
+  EXPECT_TRUE(has_classes(*smaller));
+  expect_leads_there(slow, *smaller, model_.half);
+  EXPECT_EQ(metrics().merges, 1u);
+  EXPECT_EQ(metrics().compacts, 1u);
+}
+
 /// However many are wanted: who comes too late for a compact one still gets a merge.
 TEST_F(Compacts, HalfOfTheWishesAreLeftToMerges) {
   constexpr std::size_t kCompactMax = 8;

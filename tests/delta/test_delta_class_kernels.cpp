@@ -226,6 +226,25 @@ TEST_P(ClassKernelTest, NoPositionIsBehindTheTile) {
   }
 }
 
+TEST(ClassPayloads, EveryExponentUpToTheTopHasOneClass) {
+  for (unsigned shift = 0; shift <= kClassShiftMax; ++shift) {
+    for (unsigned classes = 1; classes <= kClassesMax; ++classes) {
+      for (std::uint32_t top = 0; top <= 254; ++top) {
+        ClassHeader header;
+        header.classes = classes;
+        header.shift = shift;
+        header.top = top;
+        const auto ranges = class_ranges(header, 0);
+        for (std::uint32_t e = 0; e <= 255; ++e) {
+          const auto has = std::count_if(ranges.begin(), ranges.begin() + classes,
+                                         [e](const ExponentRange& r) { return r.low <= e && e <= r.high; });
+          ASSERT_EQ(has, e <= top ? 1 : 0) << e << " of " << top << " in " << classes << " of 2^" << shift;
+        }
+      }
+    }
+  }
+}
+
 /// The Rice parameter of c changes among n is the smallest k with 2^k × c/n ≥ 0.481.
 TEST(ClassPayloads, TheParameterFollowsTheDensity) {
   const TileShape shape = shape_of(Dtype::bf16, 1, 1000);
