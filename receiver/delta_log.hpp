@@ -1,4 +1,4 @@
-// Deltas applied to tiles in host memory, and what takes them back.
+// Deltas applied to tiles in memory, and what takes them back.
 #pragma once
 
 #include <vector>
@@ -7,27 +7,38 @@
 
 namespace deltasync {
 
-/// Tiles in host memory, wherever their elements are. Different tiles may be used by different threads at once.
+/// The tiles of one version, wherever their elements are. Different tiles may be used by different threads at once.
+/// What exchange() was asked for has happened when settle() returns, and not necessarily before: until then its tile is
+/// used by nobody, and its changes stay where they are. So a device may collect them for one kernel. An error of put,
+/// exchange or settle means that nobody knows what the memory has.
 class TileStore {
  public:
   virtual ~TileStore() = default;
-  /// The tile, to be changed: its place, or a copy of it in `scratch`.
-  virtual TileRows open_tile(const Tile& tile, std::vector<std::byte>& scratch) = 0;
-  /// What open_tile gave has changed.
-  virtual void close_tile(const Tile& tile, const TileRows& rows) = 0;
-  /// Exchanges a record's changes (delta::resolve_tile) with what is there.
-  virtual void exchange(const Tile& tile, const delta::TileRecord& record, MutByteSpan changes) = 0;
+  /// The tile as it is now, to be read or changed: its place, or a copy of it in `scratch`. On error nothing has
+  /// changed.
+  virtual Result<TileRows> open_tile(const Tile& tile, std::vector<std::byte>& scratch) = 0;
+  /// The tile is what `rows` has: those of open_tile, which have changed, or any others. They are not needed any more
+  /// when this returns.
+  virtual Status put(const Tile& tile, const TileRows& rows) = 0;
+  /// Exchanges a record's changes (delta::resolve_tile) with what is there: in `changes` is then what takes it back.
+  virtual Status exchange(const Tile& tile, const delta::TileRecord& record, MutByteSpan changes) = 0;
+  /// All of it has happened. Called by one thread when the others have ended.
+  virtual Status settle() { return {}; }
 };
 
 /// The undo log of one update. Decoded changes that were exchanged are that log themselves; of frames that come without
 /// them the frame is, with the bytes that it overwrote.
 class DeltaLog {
  public:
-  /// Applies verified steps, oldest first, and keeps them. On error (timed_out) memory is as before, and nothing kept.
+  /// Applies verified steps, oldest first, and keeps them. On error (timed_out, or the memory's own) nothing is kept,
+  /// and memory is as before unless it is torn().
   Status apply(const Layout& layout, std::vector<StagedStep> steps, TileStore& memory, ThreadPool& pool,
                Deadline deadline);
-  /// Takes back what apply() did.
-  void revert(const Layout& layout, TileStore& memory, ThreadPool& pool);
+  /// Takes back what apply() did. On error memory has anything.
+  Status revert(const Layout& layout, TileStore& memory, ThreadPool& pool);
+
+  /// apply() failed, and nobody knows what the memory has: writing failed there, or taking back what was written.
+  bool torn() const noexcept { return torn_; }
 
  private:
   /// What takes one frame back: the bytes that commit_tile overwrote, record i's end at ends[i]. Records whose changes
@@ -36,11 +47,18 @@ class DeltaLog {
     std::vector<std::byte> bytes;
     std::vector<std::size_t> ends;
   };
-  Status apply_step(const Layout& layout, std::size_t step, TileStore& memory, ThreadPool& pool, Deadline deadline);
-  void revert_step(const Layout& layout, std::size_t step, TileStore& memory, ThreadPool& pool);
+  class Writing;
+  Status apply_step(const Layout& layout, std::size_t step, Writing& memory, ThreadPool& pool, Deadline deadline);
+  static Status apply_frame(const Layout& layout, StagedFrame& frame, FrameUndo& undo, Writing& memory,
+                            std::vector<std::byte>& scratch);
+  Status revert_step(const Layout& layout, std::size_t step, TileStore& memory, ThreadPool& pool);
+  static Status revert_frame(const Layout& layout, StagedFrame& frame, const FrameUndo& undo, TileStore& memory,
+                             std::vector<std::byte>& scratch);
+  Error fail(const Layout& layout, Error why, std::size_t steps, bool torn, TileStore& memory, ThreadPool& pool);
 
   std::vector<StagedStep> steps_;
   std::vector<std::vector<FrameUndo>> undo_;  ///< by step, by frame
+  bool torn_ = false;
 };
 
 }  // namespace deltasync

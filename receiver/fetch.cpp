@@ -119,9 +119,10 @@ TileRows HalfScatter::tile(const Tile& tile) {
   return {delta::tile_address(memory, tile, tensor.element_bytes), memory.row_stride};
 }
 
-void HalfScatter::put(const Tile& tile, const TileRows& rows) {
+Status HalfScatter::put(const Tile& tile, const TileRows& rows) {
   const bool buffered = rows.first >= band_.data() && rows.first < band_.data() + band_.size();
-  if (buffered) target_.put_tile(tile, rows);
+  if (!buffered) return {};
+  return target_.put_tile(tile, rows);
 }
 
 /// Where the reception of one item stands.
@@ -173,11 +174,11 @@ Outcome ExtentFetch::receive(Connection& connection, std::uint64_t request, Item
                                                        " bytes where " +
                                                        std::to_string(progress.end - progress.position) + " are due"));
     }
-    auto status = receive_extent(connection, header->payload_bytes, progress, deadline);
+    Outcome outcome = receive_extent(connection, header->payload_bytes, progress, deadline);
     range.first = progress.next_tile;  // verified, or known to be wrong: not asked for again here
     const bool whole = range.first == range.end;
     if (whole) item.ranges.clear();
-    if (!status) return Outcome::broken(std::move(status).error());
+    if (outcome.error) return outcome;
     if (whole) return receive_end(connection, request, deadline);
   }
 }
@@ -186,19 +187,22 @@ std::string ExtentFetch::describe(const Item& item) const {
   return "extent from " + tile_name(layout_, item.ranges.front().first);
 }
 
-Status ExtentFetch::receive_extent(Connection& connection, std::uint64_t bytes, Progress& progress, Deadline deadline) {
+Outcome ExtentFetch::receive_extent(Connection& connection, std::uint64_t bytes, Progress& progress,
+                                    Deadline deadline) {
   while (bytes > 0) {
     const std::uint64_t n = progress.scatter.next(std::min(bytes, tuning_.piece_bytes), progress.pieces);
-    DS_TRY(connection.recv_scattered(progress.pieces, deadline));
+    if (auto status = connection.recv_scattered(progress.pieces, deadline); !status) {
+      return Outcome::broken(std::move(status).error());
+    }
     progress.position += n;
     progress.tally.payload_bytes += n;
     bytes -= n;
-    verify_up_to(progress);
+    if (auto status = verify_up_to(progress); !status) return Outcome::untakeable(std::move(status).error());
   }
-  return {};
+  return Outcome::ok();
 }
 
-void ExtentFetch::verify_up_to(Progress& progress) {
+Status ExtentFetch::verify_up_to(Progress& progress) {
   const double before = thread_cpu_s();
   while (progress.next_tile < progress.end_tile) {
     const Tile tile = layout_.tile(progress.next_tile);
@@ -208,12 +212,13 @@ void ExtentFetch::verify_up_to(Progress& progress) {
     const std::uint64_t digest =
         delta::tile_digest(rows.first, rows.row_stride, tile.rect.rows, tile.rect.cols * tensor.element_bytes);
     const bool right = digest == digests_[progress.next_tile];
-    if (right) progress.scatter.put(tile, rows);
+    if (right) DS_TRY(progress.scatter.put(tile, rows));
     have_[progress.next_tile] = right ? 1 : 0;
     ++progress.next_tile;
     ++progress.tally.tiles;
   }
   progress.tally.verify_s += thread_cpu_s() - before;
+  return {};
 }
 
 // ---- frames --------------------------------------------------------------------------------------------------
@@ -311,7 +316,10 @@ Outcome FrameFetch::receive(Connection& connection, std::uint64_t request, Item&
     const double before = thread_cpu_s();
     auto taken = take(item.step, std::move(frame), stream);
     tally.verify_s += thread_cpu_s() - before;
-    if (!taken) return Outcome::wrong(std::move(taken).error());
+    if (!taken) {
+      const bool ours = taken.error().code() == Errc::io;
+      return ours ? Outcome::untakeable(std::move(taken).error()) : Outcome::wrong(std::move(taken).error());
+    }
     tally.tiles += tiles;
     drop_before(item.ranges, last + 1);
   }

@@ -37,7 +37,7 @@ class HalfScatter {
   /// A tile whose band was the last to end, or lies in the target's rows.
   TileRows tile(const Tile& tile);
   /// Gives the target a tile that is verified, if its band was buffered.
-  void put(const Tile& tile, const TileRows& rows);
+  Status put(const Tile& tile, const TileRows& rows);
 
  private:
   static constexpr std::size_t kPiecesMax = 512;
@@ -78,8 +78,8 @@ class ExtentFetch final : public Fetch {
 
  private:
   struct Progress;
-  Status receive_extent(Connection& connection, std::uint64_t bytes, Progress& progress, Deadline deadline);
-  void verify_up_to(Progress& progress);
+  Outcome receive_extent(Connection& connection, std::uint64_t bytes, Progress& progress, Deadline deadline);
+  Status verify_up_to(Progress& progress);
 
   const Layout& layout_;
   Target& target_;
@@ -98,7 +98,8 @@ class FrameFetch final : public Fetch {
     raw_tiles,
     packed_tiles,  ///< in byte planes
   };
-  /// Takes a validated frame whose tiles were asked for. An error means: right in form, wrong for what we hold.
+  /// Takes a validated frame whose tiles were asked for. An error means: right in form, wrong for what we hold; but io
+  /// is the target's own.
   using Sink = std::function<Status(std::uint32_t step, StagedFrame frame, unsigned stream)>;
 
   /// `tiles` are those that the plan is about. `bytes_max` bounds what all frames together may hold: more is

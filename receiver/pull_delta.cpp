@@ -45,7 +45,7 @@ Result<Pull::Progress> Pull::run_delta(const wire::PlanReply& reply) {
     stage_ = "verifying " + std::to_string(steps.size()) + " delta steps to " + to_string(reply.target);
     if (auto status = verify_chains(steps, digests); !status) {
       const Errc code = status.error().code();
-      if (code == Errc::timed_out || code == Errc::cancelled) return std::move(status).error();
+      if (code == Errc::timed_out || code == Errc::cancelled || code == Errc::io) return std::move(status).error();
       return base_is_wrong(std::move(status).error());
     }
   }
@@ -149,7 +149,7 @@ Status Pull::scrub() {
     if (i % kTilesPerCheck == 0) DS_TRY(until_.check(stage_));
     const Tile tile = s_.layout.tile(s_.tiles.nth(s_.scrub_cursor++ % tiles));
     const std::uint32_t element_bytes = s_.layout.tensors()[tile.tensor].element_bytes;
-    const TileRows live = s_.target.live_tile(tile, scratch);
+    DS_ASSIGN(const TileRows live, s_.target.live_tile(tile, scratch));
     const std::uint64_t digest =
         delta::tile_digest(live.first, live.row_stride, tile.rect.rows, tile.rect.cols * element_bytes);
     if (digest == committed.digests[tile.index]) continue;

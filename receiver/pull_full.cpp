@@ -102,7 +102,7 @@ Status Pull::read_held_again() {
     for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
       const Tile tile = s_.layout.tile(s_.tiles.nth(i));
       if (held.have[tile.index] == 0) continue;
-      const TileRows rows = s_.target.full_tile(tile, scratch[worker]);
+      DS_ASSIGN(const TileRows rows, s_.target.full_tile(tile, scratch[worker]));
       const std::uint32_t row_bytes = tile.rect.cols * s_.layout.tensors()[tile.tensor].element_bytes;
       if (delta::tile_digest(rows.first, rows.row_stride, tile.rect.rows, row_bytes) == held.digests[tile.index])
         continue;
@@ -206,11 +206,11 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
   const auto apply = [&](std::uint64_t i, unsigned worker) -> Status {
     for (const delta::TileRecord& record : frames[i]->records) {
       const Tile tile = s_.layout.tile(record.tile);
-      const TileRows rows = s_.target.full_tile(tile, scratch[worker]);
+      DS_ASSIGN(const TileRows rows, s_.target.full_tile(tile, scratch[worker]));
       const auto digest = delta::apply_tile(s_.layout, record, rows.first, rows.row_stride, held.digests[record.tile]);
       // A tile that does not take the step is fetched anew like any other that is missing.
       if (digest) {
-        s_.target.put_tile(tile, rows);
+        DS_TRY(s_.target.put_tile(tile, rows));
         held.digests[record.tile] = *digest;
       } else {
         held.have[record.tile] = 0;
@@ -318,10 +318,10 @@ Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Range
     for (const delta::TileRecord& record : frame.records) {
       if (!delta::gives_whole_tile(record.codec) || record.digest_after != held.digests[record.tile]) continue;
       const Tile tile = s_.layout.tile(record.tile);
-      const TileRows rows = s_.target.full_tile(tile, scratch[stream]);
+      DS_ASSIGN(const TileRows rows, s_.target.full_tile(tile, scratch[stream]));
       // A raw tile overwrites all of what is there, whatever that is.
       if (!delta::apply_tile(s_.layout, record, rows.first, rows.row_stride, 0)) continue;
-      s_.target.put_tile(tile, rows);
+      DS_TRY(s_.target.put_tile(tile, rows));
       held.have[record.tile] = 1;
     }
     return {};

@@ -106,7 +106,7 @@ class Streams::Worker {
           error.code() == Errc::layout_mismatch || hopeless(error.code()) ? RoundEnd::failed : RoundEnd::replan, error);
     } else if (outcome.fault == Outcome::Fault::content && ++pending_.front().item.bad_content >= 2) {
       round_.finish(RoundEnd::bad_content, error);
-    } else if (hopeless(error.code()) ||
+    } else if (outcome.fault == Outcome::Fault::target || hopeless(error.code()) ||
                (nonsense(error.code()) && ++strikes_ >= streams_.peer_.tuning.stream_strikes)) {
       round_.finish(RoundEnd::failed, error);
     } else {

@@ -23,6 +23,7 @@ struct Outcome {
     stream,   ///< the connection broke or its bytes make no sense: another connection may do
     agent,    ///< the agent refused the request
     content,  ///< what came is wrong, though it came through whole
+    target,   ///< what came cannot be kept: the pull cannot go on
   };
   Fault fault = Fault::none;
   std::optional<Error> error;
@@ -31,6 +32,7 @@ struct Outcome {
   static Outcome broken(Error e) { return {Fault::stream, std::move(e)}; }
   static Outcome refused(Error e) { return {Fault::agent, std::move(e)}; }
   static Outcome wrong(Error e) { return {Fault::content, std::move(e)}; }
+  static Outcome untakeable(Error e) { return {Fault::target, std::move(e)}; }
 };
 
 /// One kind of transfer: how to ask for an item and what to do with the reply. Called by all streams at once.

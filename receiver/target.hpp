@@ -75,21 +75,22 @@ class Target {
   virtual const TargetState* committed() const = 0;
 
   /// A subscribed tile of the committed version, read only: where it is, or a copy of it in `scratch` where its rows do
-  /// not lie like that. Null if nothing is committed.
-  virtual TileRows live_tile(const Tile& tile, std::vector<std::byte>& scratch) const = 0;
+  /// not lie like that. Null if nothing is committed. An error, here and below, is one of the memory itself (io).
+  virtual Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const = 0;
 
   /// Opens memory for a full version: the final place where nothing is committed, else as `policy` says
   /// (in_place: committed() becomes null at once). Errors: no_space; timed_out or cancelled, and then nothing is open.
   virtual Status begin_full(FullOverLive policy, const Until& until) = 0;
   /// A subscribed tile of the open full update, to be written or read: its place, or a copy of it in `scratch`. It has
   /// what was put before. Null if no update is open.
-  virtual TileRows full_tile(const Tile& tile, std::vector<std::byte>& scratch) = 0;
+  virtual Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) = 0;
   /// The tile is what `rows` has: those of full_tile(), or any others. Different tiles may be put by different threads.
-  virtual void put_tile(const Tile& tile, const TileRows& rows) = 0;
+  virtual Status put_tile(const Tile& tile, const TileRows& rows) = 0;
   /// Where all rows of a tensor lie one behind the other in the open full update: those who receive many at once may
   /// write there, and put no tile. Null: nowhere.
   virtual std::byte* full_rows(std::uint32_t tensor) = 0;
-  /// Makes the full update, which the caller has verified whole, the committed version.
+  /// Makes the full update, which the caller has verified whole, the committed version. An error that leaves live
+  /// memory with parts of two versions leaves nothing committed; likewise of commit_delta and rollback.
   virtual Status commit_full(TargetState state) = 0;
   /// Gives up an open full update; the committed version (if not in place) is untouched.
   virtual void discard_full() noexcept = 0;

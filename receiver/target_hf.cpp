@@ -94,8 +94,8 @@ Status HfTarget::open(ThreadPool& pool, const Until& until) {
   return current_is_broken ? store_.clear_current() : Status();
 }
 
-TileRows HfTarget::live_tile(const Tile& tile, std::vector<std::byte>& /*mapped as a half is*/) const {
-  if (!committed_) return {};
+Result<TileRows> HfTarget::live_tile(const Tile& tile, std::vector<std::byte>& /*mapped as a half is*/) const {
+  if (!committed_) return TileRows{};
   return tile_rows(*layout_, tile, store_.tensor_memory(live_, tile.tensor));
 }
 
@@ -159,14 +159,15 @@ Status HfTarget::begin_full(FullOverLive policy, const Until& until) {
   return {};
 }
 
-TileRows HfTarget::full_tile(const Tile& tile, std::vector<std::byte>& /*mapped as a half is*/) {
-  if (!full_) return {};
+Result<TileRows> HfTarget::full_tile(const Tile& tile, std::vector<std::byte>& /*mapped as a half is*/) {
+  if (!full_) return TileRows{};
   return tile_rows(*layout_, tile, store_.tensor_memory(full_->model, tile.tensor));
 }
 
-void HfTarget::put_tile(const Tile& tile, const TileRows& rows) {
+Status HfTarget::put_tile(const Tile& tile, const TileRows& rows) {
   if (full_)
     copy_tile_rows(*layout_, tile, rows, tile_rows(*layout_, tile, store_.tensor_memory(full_->model, tile.tensor)));
+  return {};
 }
 
 std::byte* HfTarget::full_rows(std::uint32_t tensor) {

@@ -42,10 +42,10 @@ class HfTarget final : public Target {
   bool writes_side_files() const override { return true; }
   Status open(ThreadPool& pool, const Until& until) override;
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
-  TileRows live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
+  Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
   Status begin_full(FullOverLive policy, const Until& until) override;
-  TileRows full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
-  void put_tile(const Tile& tile, const TileRows& rows) override;
+  Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
+  Status put_tile(const Tile& tile, const TileRows& rows) override;
   std::byte* full_rows(std::uint32_t tensor) override;
   Status commit_full(TargetState state) override;
   void discard_full() noexcept override;

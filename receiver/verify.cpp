@@ -45,7 +45,7 @@ Result<std::uint64_t> verify_chain(const Target& target, RecordChain chain, std:
                                    std::vector<std::byte>& scratch) {
   const Layout& layout = *target.layout();
   const Tile tile = layout.tile(chain.front()->tile);
-  const TileRows live = target.live_tile(tile, scratch);
+  DS_ASSIGN(const TileRows live, target.live_tile(tile, scratch));
   if (chain.size() == 1) return delta::verify_tile(layout, *chain.front(), live.first, live.row_stride, digest);
   const auto row_bytes = static_cast<std::size_t>(tile.rect.cols) * layout.tensors()[tile.tensor].element_bytes;
   copy_tile(live, tile.rect.rows, row_bytes, scratch);
@@ -94,7 +94,7 @@ Status verify_frame(const Target& target, StagedFrame& frame, std::span<const st
   MutByteSpan rest(resolved);
   std::vector<std::byte> scratch;
   for (const delta::TileRecord& record : frame.records) {
-    const TileRows live = target.live_tile(layout.tile(record.tile), scratch);
+    DS_ASSIGN(const TileRows live, target.live_tile(layout.tile(record.tile), scratch));
     const std::uint64_t digest = before[record.tile];
     if (keep) {
       const MutByteSpan changes = rest.first(delta::resolved_bytes(layout, record));

@@ -15,7 +15,7 @@ namespace deltasync {
 using RecordChain = std::span<const delta::TileRecord* const>;
 
 /// The digest of a tile after all of its records. `digest` is that of live memory; `scratch` is working memory.
-/// `corrupt` names the tile.
+/// `corrupt` names the tile; io is the target's.
 Result<std::uint64_t> verify_chain(const Target& target, RecordChain chain, std::uint64_t digest,
                                    std::vector<std::byte>& scratch);
 

@@ -132,7 +132,7 @@ class PullTest : public ::testing::Test {
   std::byte& live_byte(std::uint32_t tensor, std::uint64_t offset = 0) {
     std::vector<std::byte> scratch;
     const Tile tile = model_.layout->tile(model_.layout->tensors()[tensor].first_tile);
-    return *(receiver_->target()->live_tile(tile, scratch).first + offset);
+    return *(receiver_->target()->live_tile(tile, scratch)->first + offset);
   }
   std::uint32_t tensor(const std::string& name) const { return *model_.layout->find(name); }
 

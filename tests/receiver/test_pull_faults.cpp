@@ -5,6 +5,7 @@
 
 #include "receiver/fetch.hpp"
 #include "tests/receiver/pull_fixture.hpp"
+#include "tests/receiver/remote_memory.hpp"
 #include "tests/support/without_threads.hpp"
 
 namespace deltasync::test {
@@ -364,6 +365,43 @@ TEST_F(PullTest, AnAgentThatAlwaysRefusesIsNotAskedForEver) {
   ASSERT_FALSE(staged.ok());
   EXPECT_EQ(staged.error().code(), Errc::internal);
   EXPECT_NE(staged.error().message().find("told to refuse"), std::string::npos) << staged.error().message();
+}
+
+// ---- memory that refuses -------------------------------------------------------------------------------------
+
+/// The target's own error ends the pull at once: no other bytes, stream or plan would help.
+TEST_F(PullTest, AnErrorOfTheTargetsMemoryEndsThePull) {
+  start();
+  auto* const remote = new RemoteMemory(model_.layout);
+  ASSERT_TRUE(receiver_->bind(TargetPtr(remote), in_ms(60'000)).ok());
+  const auto expect_refused = [&](const char* memory_step) {
+    SCOPED_TRACE(memory_step);
+    const auto staged = pull();
+    ASSERT_FALSE(staged.ok());
+    EXPECT_EQ(staged.error().code(), Errc::io) << staged.error().to_string();
+    EXPECT_NE(staged.error().message().find(memory_step), std::string::npos) << staged.error().message();
+  };
+  const auto expect_delivered = [&](PullMode mode) {
+    auto staged = pull();
+    ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+    EXPECT_EQ((*staged)->report().mode, mode);
+    EXPECT_EQ((*staged)->report().replans, 0u);
+    ASSERT_TRUE((*staged)->commit().ok());
+    EXPECT_EQ(remote->memory(), agent_->newest());
+  };
+  remote->fail("put", 20);
+  expect_refused("put");
+  expect_delivered(PullMode::full);
+  step(0.05);
+  remote->fail("read_tile", 20);
+  expect_refused("read_tile");
+  EXPECT_TRUE(receiver_->current().has_value());
+  expect_delivered(PullMode::delta);
+  step(0.05);
+  step(0.05);
+  remote->fail("read_tile", 20);
+  expect_refused("read_tile");
+  expect_delivered(PullMode::delta);
 }
 
 }  // namespace

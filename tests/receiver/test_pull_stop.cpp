@@ -270,16 +270,16 @@ class WatchedTarget final : public Target {
   const LayoutPtr& layout() const override { return host_->layout(); }
   Status open(ThreadPool& pool, const Until& until) override { return host_->open(pool, until); }
   const TargetState* committed() const override { return host_->committed(); }
-  TileRows live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override {
+  Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override {
     live_();
     return host_->live_tile(tile, scratch);
   }
   Status begin_full(FullOverLive policy, const Until& until) override { return host_->begin_full(policy, until); }
-  TileRows full_tile(const Tile& tile, std::vector<std::byte>& scratch) override {
+  Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override {
     full_();
     return host_->full_tile(tile, scratch);
   }
-  void put_tile(const Tile& tile, const TileRows& rows) override { host_->put_tile(tile, rows); }
+  Status put_tile(const Tile& tile, const TileRows& rows) override { return host_->put_tile(tile, rows); }
   std::byte* full_rows(std::uint32_t tensor) override {
     full_();
     return host_->full_rows(tensor);

@@ -285,7 +285,7 @@ TEST(SubsetTarget, TakesNoOtherTileAndNoOtherRoot) {
   ASSERT_TRUE(target->begin_full(FullOverLive::stage, in_time()).ok());
   const Tensor& tensor = model.layout()->tensors()[*model.layout()->find("norm.scale")];
   for (std::uint64_t i = 0; i < tensor.tile_count; ++i) {
-    test::put_from_half(*target, before, model.layout()->tile(tensor.first_tile + i));
+    ASSERT_TRUE(test::put_from_half(*target, before, model.layout()->tile(tensor.first_tile + i)).ok());
   }
   TargetState whole_root = cut(before.state);
   whole_root.root = before.state.root;

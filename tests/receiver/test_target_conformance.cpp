@@ -10,6 +10,7 @@
 #include "receiver/verify.hpp"
 #include "tests/placement/plan_fixture.hpp"
 #include "tests/receiver/hf_fixture.hpp"
+#include "tests/receiver/remote_memory.hpp"
 #include "tests/receiver/trainer_model.hpp"
 
 namespace deltasync::test {
@@ -75,6 +76,21 @@ class Directory final : public Place {
  private:
   TempDir dir_;
   Sidecar sidecar_;
+};
+
+/// Memory that is reached by copies, as a device's is.
+class FarMemory final : public Place {
+ public:
+  Result<TargetPtr> make(const LayoutPtr& layout) override {
+    remote_ = new RemoteMemory(layout);
+    return TargetPtr(remote_);
+  }
+  std::string outside(const Target& /*target*/, const std::vector<std::byte>* half) override {
+    return half == nullptr || remote_->memory() == *half ? "" : "the remote memory differs";
+  }
+
+ private:
+  RemoteMemory* remote_ = nullptr;
 };
 
 /// The live memory of an engine, where every tile has a place: some elements have two, in single tiles some have none.
@@ -145,7 +161,7 @@ class TargetConformance : public testing::TestWithParam<Kind> {
     if (target_->committed() != nullptr) return testing::AssertionFailure() << "something is committed";
     std::vector<std::byte> scratch;
     const Tile first = trainer_->layout()->tile_count() == 0 ? Tile() : trainer_->layout()->tile(0);
-    if (target_->live_tile(first, scratch).first != nullptr)
+    if (target_->live_tile(first, scratch)->first != nullptr)
       return testing::AssertionFailure() << "live memory of nothing";
     const std::string outside = place_->outside(*target_, nullptr);
     return outside.empty() ? testing::AssertionSuccess() : testing::AssertionFailure() << outside;
@@ -568,8 +584,9 @@ TEST(PlacedTarget, TiedTilesAreReadInPlace) {
   std::vector<std::byte> scratch;
   for (std::uint64_t i = 0; i < trainer.layout()->tile_count(); ++i) {
     const Tile tile = trainer.layout()->tile(i);
-    const TileRows rows = (*target)->live_tile(tile, scratch);
-    EXPECT_EQ(rows.first, engine.base(0) + tile.rect.row * 1024 + tile.rect.col * 2);
+    const auto rows = (*target)->live_tile(tile, scratch);
+    ASSERT_TRUE(rows.ok());
+    EXPECT_EQ(rows->first, engine.base(0) + tile.rect.row * 1024 + tile.rect.col * 2);
   }
   EXPECT_TRUE(scratch.empty());
   const Reference second = trainer.step(0.05);
@@ -588,6 +605,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, TargetConformance,
                                          Kind{"UserMemory", [] { return std::make_unique<UserMemory>(); }},
                                          Kind{"Resolved", [] { return std::make_unique<UserMemory>(); }, true},
                                          Kind{"Directory", [] { return std::make_unique<Directory>(); }},
+                                         Kind{"Remote", [] { return std::make_unique<FarMemory>(); }},
+                                         Kind{"RemoteResolved", [] { return std::make_unique<FarMemory>(); }, true},
                                          Kind{"Placed", [] { return engine(RandomPlan::Ignore::parts_of_tiles); }},
                                          Kind{"PlacedResolved", [] { return engine(RandomPlan::Ignore::nothing); },
                                               true}),

@@ -43,17 +43,22 @@ StagedStep TrainerModel::delta(const Reference& before, const Reference& after, 
   return step;
 }
 
-void put_from_half(Target& target, const Reference& reference, const Tile& tile) {
+Status put_from_half(Target& target, const Reference& reference, const Tile& tile) {
   const Tensor& tensor = target.layout()->tensors()[tile.tensor];
   // Only read.
   auto* const half = const_cast<std::byte*>(reference.half.data());
   const delta::TensorMemory memory{half + tensor.offset, static_cast<std::size_t>(tensor.row_bytes())};
-  target.put_tile(tile, {delta::tile_address(memory, tile, tensor.element_bytes), memory.row_stride});
+  return target.put_tile(tile, {delta::tile_address(memory, tile, tensor.element_bytes), memory.row_stride});
 }
 
 void fill_full(Target& target, const Reference& reference) {
   const Layout& layout = *target.layout();
-  for (std::uint64_t i = 0; i < layout.tile_count(); ++i) put_from_half(target, reference, layout.tile(i));
+  for (std::uint64_t i = 0; i < layout.tile_count(); ++i) {
+    const Status put = put_from_half(target, reference, layout.tile(i));
+    if (put.ok()) continue;
+    std::fprintf(stderr, "put_tile: %s\n", put.error().to_string().c_str());
+    std::abort();
+  }
 }
 
 Status commit_whole(Target& target, const Reference& reference, FullOverLive policy) {
@@ -68,7 +73,7 @@ std::vector<std::byte> read_live(const Target& target) {
   for (std::uint64_t i = 0; i < target.layout()->tile_count(); ++i) {
     const Tile tile = target.layout()->tile(i);
     const Tensor& tensor = target.layout()->tensors()[tile.tensor];
-    const TileRows rows = target.live_tile(tile, scratch);
+    const TileRows rows = *target.live_tile(tile, scratch);
     for (std::uint64_t row = 0; row < tile.rect.rows; ++row) {
       std::memcpy(half.data() + tensor.offset + (tile.rect.row + row) * tensor.row_bytes() +
                       tile.rect.col * tensor.element_bytes,

@@ -41,7 +41,7 @@ inline Deadline in_time() {
 }
 
 /// Puts a tile of a half into the target's open full update; all of them.
-void put_from_half(Target& target, const Reference& reference, const Tile& tile);
+Status put_from_half(Target& target, const Reference& reference, const Tile& tile);
 void fill_full(Target& target, const Reference& reference);
 /// begin_full, fill, commit_full.
 Status commit_whole(Target& target, const Reference& reference, FullOverLive policy = FullOverLive::stage);

@@ -1,0 +1,143 @@
+#include "receiver/memory_target.hpp"
+
+#include <utility>
+
+#include "base/log.hpp"
+#include "receiver/target_checks.hpp"
+#include "receiver/tile_memory.hpp"
+
+namespace deltasync {
+
+Status MemoryTarget::subscribe(const TileSet& tiles) {
+  if (pool_ != nullptr) return Error(Errc::invalid_argument, "the target is open already");
+  DS_TRY(check_subscription(tiles));
+  tiles_ = tiles;
+  return {};
+}
+
+Status MemoryTarget::open(ThreadPool& pool, const Until& until) {
+  pool_ = &pool;
+  Status opened = open_memory(until);
+  if (!opened.ok()) pool_ = nullptr;
+  return opened;
+}
+
+Result<TileRows> MemoryTarget::live_tile(const Tile& tile, std::vector<std::byte>& scratch) const {
+  if (!committed_) return TileRows{};
+  return read_tile(tile, scratch);
+}
+
+// ---- full ----------------------------------------------------------------------------------------------------------
+
+Result<TileRows> MemoryTarget::full_tile(const Tile& tile, std::vector<std::byte>& scratch) {
+  if (full_ == Full::closed) return TileRows{};
+  if (full_ == Full::staged) return staged_tile(tile);
+  return open_tile(tile, scratch);
+}
+
+Status MemoryTarget::put_tile(const Tile& tile, const TileRows& rows) {
+  if (full_ == Full::closed) return {};
+  if (full_ != Full::staged) return put(tile, rows);
+  copy_tile_rows(*layout_, tile, rows, staged_tile(tile));
+  return {};
+}
+
+std::byte* MemoryTarget::full_rows(std::uint32_t tensor) {
+  return full_ == Full::closed ? nullptr : tensor_rows(tensor, full_ == Full::staged);
+}
+
+Status MemoryTarget::begin_full(FullOverLive policy, const Until& until) {
+  if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
+  if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open already");
+  if (committed_ && policy == FullOverLive::refuse) {
+    return Error(Errc::no_space, "a full update over the live version " + to_string(committed_->version) +
+                                     " needs a second copy of " + std::to_string(tiles_.bytes()) +
+                                     " bytes in host memory, which the policy refuses");
+  }
+  undo_ = {};
+  if (committed_ && policy == FullOverLive::stage) {
+    DS_TRY(open_staging(until).with_context("second copy for a full update"));
+    full_ = Full::staged;
+    return {};
+  }
+  DS_TRY(open_live(until));
+  full_ = committed_ ? Full::in_place : Full::first;
+  committed_.reset();
+  close_staging();
+  return {};
+}
+
+Status MemoryTarget::commit_full(TargetState state) {
+  if (full_ == Full::closed) return Error(Errc::invalid_argument, "no full update is open");
+  DS_TRY(check_state(*layout_, tiles_, state));
+  undo_ = {};
+  Status written = full_ == Full::staged ? exchange_staging() : settle();
+  if (!written.ok()) return lose_version(std::move(written).error());
+  if (full_ == Full::staged) {
+    undo_.kind = Undo::Kind::staged;
+    spdlog::info("{} keeps_for_rollback version={} bytes={}", name_, to_string(committed_->version), staging_bytes());
+  } else if (full_ == Full::first) {
+    undo_.kind = Undo::Kind::empty;
+  }
+  undo_.state = std::move(committed_);
+  committed_ = std::move(state);
+  full_ = Full::closed;
+  return {};
+}
+
+void MemoryTarget::discard_full() noexcept {
+  if (full_ == Full::staged) close_staging();
+  full_ = Full::closed;
+}
+
+// ---- delta ---------------------------------------------------------------------------------------------------------
+
+Status MemoryTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
+  if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
+  DS_TRY(check_steps(*layout_, tiles_, committed(), steps, state));
+  undo_ = {};
+  close_staging();  // the version before the last full update: from here on it cannot be rolled back to
+  Status applied = undo_.log.apply(*layout_, std::move(steps), *this, *pool_, deadline);
+  if (!applied.ok()) {
+    if (undo_.log.torn()) return lose_version(std::move(applied).error());
+    return applied;
+  }
+  undo_.kind = Undo::Kind::deltas;
+  undo_.state = std::move(committed_);
+  committed_ = std::move(state);
+  return {};
+}
+
+// ---- back ----------------------------------------------------------------------------------------------------------
+
+Status MemoryTarget::rollback() {
+  if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
+  Status back;
+  switch (undo_.kind) {
+    case Undo::Kind::none: return Error(Errc::unsupported, "there is no commit that could be taken back");
+    case Undo::Kind::empty: break;
+    case Undo::Kind::staged: back = exchange_staging(); break;
+    case Undo::Kind::deltas: back = undo_.log.revert(*layout_, *this, *pool_); break;
+  }
+  if (!back.ok()) return lose_version(std::move(back).error());
+  close_staging();
+  committed_ = std::move(undo_.state);
+  undo_ = {};
+  return {};
+}
+
+void MemoryTarget::forget_rollback() noexcept {
+  undo_ = {};
+  if (full_ != Full::staged) close_staging();
+}
+
+/// Live memory has parts of two versions, or worse: it is none, and nothing leads back.
+Error MemoryTarget::lose_version(Error why) {
+  committed_.reset();
+  undo_ = {};
+  full_ = Full::closed;
+  close_staging();
+  return std::move(why).with_context("live memory has no whole version any more");
+}
+
+}  // namespace deltasync

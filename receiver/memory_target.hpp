@@ -1,0 +1,122 @@
+// A version that lies in memory, whoever's it is: the part that host memory, the live memory of an engine and that of a
+// device have in common. Which calls may follow which, what is committed, and what takes a commit back is decided here;
+// where tiles are and how they get there and back is the kind's.
+//
+// What is where:
+//   live memory  the committed version (and a full update that may go to its final place)
+//   staging      a staged full update; after its commit, the version before, until the next update begins
+// A delta is applied in live memory: its decoded changes are exchanged with what is there, and are the undo log from
+// then on; of frames that come without them the frame itself is that log, with the bytes that it overwrote.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "receiver/delta_log.hpp"
+#include "receiver/target.hpp"
+
+namespace deltasync {
+
+/// What a kind provides, besides TileStore over its live memory (receiver/delta_log.hpp), are the private virtual
+/// functions below. Each is called when the state allows it and not otherwise, so a kind keeps no state of its own but
+/// its memory. An error of a function that writes live memory (put, exchange, settle, exchange_staging, and what takes
+/// a delta back) means that nobody knows what the memory has: the target then has no version at all, committed() is
+/// null, and the next full update may land there. So a kind that can tell, or mend, does so before it returns an error.
+class MemoryTarget : public Target, protected TileStore {
+ public:
+  const LayoutPtr& layout() const final { return layout_; }
+  Status subscribe(const TileSet& tiles) final;
+  Status open(ThreadPool& pool, const Until& until) final;
+  bool exchanges() const final { return true; }
+  bool shares_memory() const override { return full_ == Full::first || full_ == Full::in_place; }
+  const TargetState* committed() const final { return committed_ ? &*committed_ : nullptr; }
+  Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const final;
+  Status begin_full(FullOverLive policy, const Until& until) final;
+  Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) final;
+  Status put_tile(const Tile& tile, const TileRows& rows) final;
+  std::byte* full_rows(std::uint32_t tensor) final;
+  Status commit_full(TargetState state) final;
+  void discard_full() noexcept final;
+  Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) final;
+  Status rollback() final;
+  void forget_rollback() noexcept final;
+
+ protected:
+  /// `name` is what log lines call it: "host_target".
+  MemoryTarget(std::string name, LayoutPtr layout, TileSet tiles)
+      : layout_(std::move(layout)), tiles_(std::move(tiles)), name_(std::move(name)) {}
+
+  const Layout& layout_of() const noexcept { return *layout_; }
+  const TileSet& tiles() const noexcept { return tiles_; }
+  ThreadPool& pool() const noexcept { return *pool_; }  ///< once it is open
+  std::size_t row_bytes(const Tile& tile) const {
+    return static_cast<std::size_t>(tile.rect.cols) * layout_->tensors()[tile.tensor].element_bytes;
+  }
+
+ private:
+  // ---- what a kind provides. Functions with a tile are called by many threads at once, as in Target; all others by
+  // one, while no such call is under way.
+
+  /// Why these tiles cannot be the ones that are kept from now on.
+  virtual Status check_subscription(const TileSet& /*tiles*/) const { return {}; }
+  /// Before anything else: what is to be allocated, started or looked at once. pool() is there.
+  virtual Status open_memory(const Until& until) = 0;
+
+  /// Live memory is about to take a whole version, tile by tile, where nothing is committed or what is will be given
+  /// up. On error all is as it was.
+  virtual Status open_live(const Until& until) = 0;
+  /// A tile of live memory, read only: where it is, or a copy of it in `scratch`.
+  virtual Result<TileRows> read_tile(const Tile& tile, std::vector<std::byte>& scratch) const = 0;
+
+  /// Room for a second version in host memory; nothing if it is there already. On error there is none. no_space,
+  /// timed_out, cancelled.
+  virtual Status open_staging(const Until& until) = 0;
+  virtual void close_staging() noexcept = 0;
+  /// A tile of it, to be read and written in place. A kind that has none of its own rows has them one behind the other.
+  virtual TileRows staged_tile(const Tile& tile) const = 0;
+  /// All subscribed tiles of staging and live memory change places. The commit of a staged update and its rollback:
+  /// short, and waits for nobody but the memory.
+  virtual Status exchange_staging() = 0;
+  /// What staging takes, for messages.
+  virtual std::uint64_t staging_bytes() const = 0;
+
+  /// Target::full_rows, in staging or in live memory.
+  virtual std::byte* tensor_rows(std::uint32_t /*tensor*/, bool /*staged*/) { return nullptr; }
+
+  // ---- the state
+
+  enum class Full : std::uint8_t {
+    closed,
+    first,     ///< nothing was committed: tiles land in live memory
+    in_place,  ///< likewise, over the version before, which is lost
+    staged,    ///< they land in staging
+  };
+  /// How to take the last commit back.
+  struct Undo {
+    enum class Kind : std::uint8_t {
+      none,    ///< nothing committed since the update began, or the version before is gone
+      empty,   ///< the first full update: before it there was nothing
+      staged,  ///< the version before is in staging
+      deltas,  ///< the version before is live memory with `log` reverted
+    };
+    Kind kind = Kind::none;
+    std::optional<TargetState> state;  ///< of the version before
+    DeltaLog log;
+  };
+
+  Error lose_version(Error why);
+
+  const LayoutPtr layout_;
+  TileSet tiles_;  ///< what is kept; all other bytes are left alone
+  const std::string name_;
+  ThreadPool* pool_ = nullptr;
+  std::optional<TargetState> committed_;
+  Full full_ = Full::closed;
+  Undo undo_;
+};
+
+}  // namespace deltasync
