@@ -8,6 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/host_device.hpp"
+
 namespace deltasync::delta {
 
 inline constexpr std::uint64_t kDigestStep = 0x9E3779B97F4A7C15;
@@ -15,19 +17,19 @@ inline constexpr std::uint64_t kMixFirst = 0xBF58476D1CE4E5B9;
 inline constexpr std::uint64_t kMixSecond = 0x94D049BB133111EB;
 
 /// A bijection of 64-bit words, so that a change inside one word always changes the sum.
-static inline std::uint64_t mix(std::uint64_t x) noexcept {
+DS_HD static inline std::uint64_t mix(std::uint64_t x) noexcept {
   x = (x ^ (x >> 30)) * kMixFirst;
   x = (x ^ (x >> 27)) * kMixSecond;
   return x ^ (x >> 31);
 }
 /// What word `index` of a tile adds to the tile's digest.
-static inline std::uint64_t mix_word(std::uint64_t word, std::uint64_t index) noexcept {
+DS_HD static inline std::uint64_t mix_word(std::uint64_t word, std::uint64_t index) noexcept {
   return mix(word + (index + 1) * kDigestStep);
 }
 
 /// The ulp map: sign-magnitude patterns to integers in the same order. Its own inverse. Integers map to themselves.
 template <class U, bool kFloat>
-static inline U ulp_map(U x) noexcept {
+DS_HD static inline U ulp_map(U x) noexcept {
   if constexpr (!kFloat) {
     return x;
   } else {
@@ -40,7 +42,7 @@ static inline U ulp_map(U x) noexcept {
 
 /// The element that is `diff` steps of the ulp map (of integers: that much) above `old`, modulo 2^w.
 template <class U, bool kFloat>
-static inline U add_ulps(U old, U diff) noexcept {
+DS_HD static inline U add_ulps(U old, U diff) noexcept {
   return ulp_map<U, kFloat>(static_cast<U>(ulp_map<U, kFloat>(old) + diff));
 }
 

@@ -23,13 +23,14 @@ LAYERS = {
     "src/format/": {"deltasync/", "base/", "format/"},
     "src/placement/": {"deltasync/", "base/", "format/", "placement/"},
     "src/delta/": {"deltasync/", "base/", "format/", "delta/"},
+    "src/gpu/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/"},
     "src/shm/": {"deltasync/", "base/", "format/", "shm/"},
     "src/net/": {"deltasync/", "base/", "format/", "net/"},
     "src/writer/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "writer/"},
     "agent/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "agent/"},
-    "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "net/", "receiver/"},
+    "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
 }
-PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "shm/", "net/", "writer/", "agent/",
+PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "writer/", "agent/",
                  "receiver/", "tools/", "tests/")
 
 # Absolute paths that only exist on somebody's machine.

@@ -1,0 +1,198 @@
+#include "gpu/cuda_device.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "gpu/cuda_launch.hpp"
+
+namespace deltasync::gpu {
+namespace {
+
+/// The calling thread's current device is the engine's business: it is set back.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int ordinal) {
+    if (cudaGetDevice(&before_) == cudaSuccess && before_ == ordinal) return;
+    changed_ = cudaSetDevice(ordinal) == cudaSuccess;
+  }
+  ~CurrentDevice() {
+    if (changed_) static_cast<void>(cudaSetDevice(before_));
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+/// In CUDA's own words.
+std::string words_of(cudaError_t error) {
+  return std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error) + ")";
+}
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name)) {}
+
+  const std::string& name() const override { return name_; }
+  Result<Memory> allocate(std::uint64_t bytes) override;
+  Result<Memory> pin(std::uint64_t bytes) override;
+  Result<std::unique_ptr<Stream>> make_stream() override;
+  Result<std::unique_ptr<Stream>> adopt_stream(StreamHandle handle) override;
+  Result<std::unique_ptr<Event>> make_event() override;
+
+  int ordinal() const noexcept { return ordinal_; }
+  /// The call's error, with its name; `bytes` too unless it is about none.
+  Status check(cudaError_t error, const char* call, std::uint64_t bytes = 0) const {
+    if (error == cudaSuccess) return {};
+    std::string what = name_ + ": " + call;
+    if (bytes != 0) what += " of " + std::to_string(bytes) + " bytes";
+    return Error(error == cudaErrorMemoryAllocation ? Errc::no_space : Errc::io, what + ": " + words_of(error));
+  }
+
+ protected:
+  void give_back(Memory::Kind kind, std::byte* data, std::uint64_t /*bytes*/) noexcept override {
+    const CurrentDevice current(ordinal_);
+    const cudaError_t error = kind == Memory::Kind::pinned ? cudaFreeHost(data) : cudaFree(data);
+    if (error != cudaSuccess) spdlog::warn("gpu cannot_give_back device=\"{}\" why=\"{}\"", name_, words_of(error));
+  }
+
+ private:
+  const int ordinal_;
+  const std::string name_;
+};
+
+class CudaEvent final : public Event {
+ public:
+  CudaEvent(const CudaDevice& device, cudaEvent_t event) : device_(device), event_(event) {}
+  ~CudaEvent() override { static_cast<void>(cudaEventDestroy(event_)); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  Result<bool> done() override {
+    const cudaError_t state = cudaEventQuery(event_);
+    if (state == cudaErrorNotReady) return false;
+    DS_TRY(device_.check(state, "cudaEventQuery"));
+    return true;
+  }
+  cudaEvent_t raw() const noexcept { return event_; }
+
+ private:
+  const CudaDevice& device_;
+  const cudaEvent_t event_;
+};
+
+class CudaStream final : public Stream {
+ public:
+  CudaStream(const CudaDevice& device, cudaStream_t stream, bool own) : device_(device), stream_(stream), own_(own) {}
+  ~CudaStream() override {
+    // Returns at once; the driver ends the stream when its work is done.
+    if (own_) static_cast<void>(cudaStreamDestroy(stream_));
+  }
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  Status copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) override {
+    return copy(device, host, bytes, cudaMemcpyHostToDevice);
+  }
+  Status copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) override {
+    return copy(host, device, bytes, cudaMemcpyDeviceToHost);
+  }
+  Status zero(std::byte* device, std::uint64_t bytes) override {
+    if (bytes == 0) return {};
+    const CurrentDevice current(device_.ordinal());
+    return device_.check(cudaMemsetAsync(device, 0, static_cast<std::size_t>(bytes), stream_), "cudaMemsetAsync",
+                         bytes);
+  }
+  Status launch(const Kernel& kernel) override {
+    const CurrentDevice current(device_.ordinal());
+    return std::visit(
+        [&](const auto& k) -> Status {
+          if (k.blocks() == 0) return {};
+          return device_.check(gpu::launch(k, stream_), "a kernel's launch");
+        },
+        kernel);
+  }
+  Status record(Event& event) override {
+    const CurrentDevice current(device_.ordinal());
+    return device_.check(cudaEventRecord(static_cast<CudaEvent&>(event).raw(), stream_), "cudaEventRecord");
+  }
+  Status wait_for(Event& event) override {
+    const CurrentDevice current(device_.ordinal());
+    return device_.check(cudaStreamWaitEvent(stream_, static_cast<CudaEvent&>(event).raw(), 0), "cudaStreamWaitEvent");
+  }
+
+ private:
+  Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes, cudaMemcpyKind kind) {
+    if (bytes == 0) return {};
+    const CurrentDevice current(device_.ordinal());
+    return device_.check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, stream_), "cudaMemcpyAsync",
+                         bytes);
+  }
+
+  const CudaDevice& device_;
+  const cudaStream_t stream_;
+  const bool own_;
+};
+
+Result<Memory> CudaDevice::allocate(std::uint64_t bytes) {
+  const CurrentDevice current(ordinal_);
+  void* data = nullptr;
+  DS_TRY(check(cudaMalloc(&data, static_cast<std::size_t>(std::max<std::uint64_t>(1, bytes))), "cudaMalloc", bytes));
+  return Memory(*this, Memory::Kind::device, static_cast<std::byte*>(data), bytes);
+}
+
+Result<Memory> CudaDevice::pin(std::uint64_t bytes) {
+  const CurrentDevice current(ordinal_);
+  void* data = nullptr;
+  DS_TRY(check(cudaHostAlloc(&data, static_cast<std::size_t>(std::max<std::uint64_t>(1, bytes)), cudaHostAllocPortable),
+               "cudaHostAlloc", bytes));
+  return Memory(*this, Memory::Kind::pinned, static_cast<std::byte*>(data), bytes);
+}
+
+Result<std::unique_ptr<Stream>> CudaDevice::make_stream() {
+  const CurrentDevice current(ordinal_);
+  cudaStream_t stream = nullptr;
+  // Not held up by what others put into the default stream.
+  DS_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
+  return std::unique_ptr<Stream>(std::make_unique<CudaStream>(*this, stream, true));
+}
+
+Result<std::unique_ptr<Stream>> CudaDevice::adopt_stream(StreamHandle handle) {
+  return std::unique_ptr<Stream>(std::make_unique<CudaStream>(*this, static_cast<cudaStream_t>(handle.raw), false));
+}
+
+Result<std::unique_ptr<Event>> CudaDevice::make_event() {
+  const CurrentDevice current(ordinal_);
+  cudaEvent_t event = nullptr;
+  DS_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+  return std::unique_ptr<Event>(std::make_unique<CudaEvent>(*this, event));
+}
+
+}  // namespace
+
+Result<std::int32_t> cuda_device_count() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) return Error(Errc::unsupported, "no CUDA device: " + words_of(error));
+  if (count == 0) return Error(Errc::unsupported, "no CUDA device");
+  return count;
+}
+
+Result<std::unique_ptr<Device>> open_cuda_device(std::int32_t ordinal) {
+  const std::string name = "cuda:" + std::to_string(ordinal);
+  const auto count = cuda_device_count();
+  if (!count.ok()) return Error(count.error()).with_context(name);
+  if (ordinal < 0 || ordinal >= *count) {
+    return Error(Errc::unsupported, name + ": there are " + std::to_string(*count) + " CUDA devices");
+  }
+  cudaDeviceProp properties{};
+  const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal);
+  if (error != cudaSuccess) return Error(Errc::io, name + ": cudaGetDeviceProperties: " + words_of(error));
+  return std::unique_ptr<Device>(std::make_unique<CudaDevice>(ordinal, name + " (" + properties.name + ")"));
+}
+
+}  // namespace deltasync::gpu

@@ -1,0 +1,17 @@
+// Between cuda_device.cpp, which any C++ compiler takes, and kernels.cu, which needs nvcc and many minutes for each
+// line too many: kernels are launched there, and nothing else.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "gpu/kernels.hpp"
+
+namespace deltasync::gpu {
+
+/// With at least one block, on the current device.
+cudaError_t launch(const MoveTiles& kernel, cudaStream_t stream);
+cudaError_t launch(const ExchangeWords& kernel, cudaStream_t stream);
+cudaError_t launch(const DigestTiles& kernel, cudaStream_t stream);
+cudaError_t launch(const ResolveWords& kernel, cudaStream_t stream);
+
+}  // namespace deltasync::gpu

@@ -1,0 +1,354 @@
+// What devices do with placed tiles: a closed set of kernels, each a plain struct of numbers and device pointers, whose
+// member run() or sum() is what one thread does. CUDA launches it (kernels.cu), the host and the tests' device call it
+// in a loop: the same code everywhere. No thread depends on another of its launch, in whatever order they run.
+//
+// A table (placement/words.hpp) has the places on its own device. Where a tile has places elsewhere too, each device
+// does its part: gathering leaves out elements that are read elsewhere, exchanging writes the places that are here.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <variant>
+
+#include "base/host_device.hpp"
+#include "delta/mix.hpp"
+#include "placement/words.hpp"
+
+namespace deltasync::gpu {
+
+inline constexpr std::uint32_t kBlockThreads = 256;
+/// What a block does of a tile: 16 bytes a thread at a time, where the tile allows it.
+inline constexpr std::uint32_t kUnitBytes = 16;
+inline constexpr std::uint32_t kBlockBytes = kBlockThreads * kUnitBytes * 4;
+/// What it does of a list of changed elements.
+inline constexpr std::uint32_t kBlockWords = kBlockThreads * 4;
+
+/// A tile, and where it is in a staging area: its elements row by row without gaps.
+struct StagedTile {
+  std::uint64_t rank = 0;  ///< in the table
+  std::uint64_t at = 0;    ///< bytes from the beginning of the area, a multiple of kUnitBytes
+  std::uint32_t rows = 0;
+  std::uint32_t unused = 0;
+};
+DS_HD inline std::uint32_t tile_bytes(const placement::WordTile& tile, std::uint32_t rows) {
+  return rows * tile.cols * tile.element_bytes;  // 512 KiB at most
+}
+
+/// Blocks for each tile, of which the largest has so many bytes.
+inline std::uint32_t blocks_for(std::uint64_t largest_tile_bytes) {
+  return static_cast<std::uint32_t>((largest_tile_bytes + kBlockBytes - 1) / kBlockBytes);
+}
+
+namespace detail {
+
+/// Calls fn.operator()<U>() for elements of that width.
+template <class Fn>
+DS_HD inline void with_width(std::uint32_t element_bytes, const Fn& fn) {
+  switch (element_bytes) {
+    case 1: fn(std::uint8_t{}); break;
+    case 2: fn(std::uint16_t{}); break;
+    case 4: fn(std::uint32_t{}); break;
+    default: fn(std::uint64_t{}); break;
+  }
+}
+
+struct alignas(kUnitBytes) Unit {
+  std::uint64_t words[2];
+};
+
+/// A tile all of which lies in one region, its rows without gaps. Rows that follow each other are one long row.
+struct DenseRows {
+  std::byte* first = nullptr;
+  std::uint64_t row_stride = 0;  ///< 0: a single row
+  std::uint32_t row_bytes = 0;   ///< a tile has 512 KiB at most
+
+  DS_HD std::byte* at(std::uint32_t byte) const {
+    if (row_stride == 0) return first + byte;
+    const std::uint32_t row = byte / row_bytes;  // of 32 bits: devices divide wider numbers in a long loop
+    return first + row * row_stride + (byte - row * row_bytes);
+  }
+};
+
+/// Whether the tile can be used in pieces of `unit` bytes, each of them aligned.
+DS_HD inline bool dense_rows(const placement::WordTable& table, const placement::WordTile& tile, std::uint32_t rows,
+                             std::uint32_t unit, DenseRows& out) {
+  const placement::WordRegion& region = table.regions[tile.first];
+  if (tile.primaries != 1 || region.first == nullptr) return false;
+  if (region.col_stride != tile.element_bytes && tile.cols != 1) return false;
+  out.first = placement::element_in(region, tile.row, tile.col);
+  out.row_stride = region.row_stride;
+  out.row_bytes = tile.cols * tile.element_bytes;
+  if (rows == 1 || out.row_stride == out.row_bytes) {
+    out.row_bytes *= rows;
+    out.row_stride = 0;
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(out.first);
+  return (address | out.row_stride | out.row_bytes) % unit == 0;
+}
+
+/// Writes the element to all of its places in this table, and returns what the first of them had; `value` itself if it
+/// has none here.
+template <class U>
+DS_HD inline U exchange_here(const placement::WordTable& table, std::uint64_t rank, std::uint32_t local, U value) {
+  U old = value;
+  bool is_first = true;
+  placement::for_each_place(table, rank, local, [&](std::byte* at) {
+    if (is_first) old = placement::load_element<U>(at);
+    is_first = false;
+    placement::store_element<U>(at, value);
+  });
+  return old;
+}
+
+}  // namespace detail
+
+/// Whole tiles between their places and a staging area.
+struct MoveTiles {
+  enum class Way : std::uint32_t { gather, scatter, exchange };
+
+  placement::WordTable table;
+  const StagedTile* tiles = nullptr;  ///< each at most once
+  std::byte* staging = nullptr;
+  std::uint32_t count = 0;
+  std::uint32_t blocks_per_tile = 0;
+  Way way = Way::gather;
+
+  std::uint64_t blocks() const { return std::uint64_t{count} * blocks_per_tile; }
+  std::array<const void*, 4> pointers() const { return {table.tiles, table.regions, tiles, staging}; }
+
+  DS_HD void run(std::uint64_t block, std::uint32_t thread) const {
+    const StagedTile& staged = tiles[block / blocks_per_tile];
+    const placement::WordTile& tile = table.tiles[staged.rank];
+    const std::uint32_t bytes = tile_bytes(tile, staged.rows);
+    const std::uint32_t begin = static_cast<std::uint32_t>(block % blocks_per_tile) * kBlockBytes;
+    const std::uint32_t end = begin + kBlockBytes < bytes ? begin + kBlockBytes : bytes;
+    detail::DenseRows rows;
+    if ((tile.copies == 0 || way == Way::gather) && detail::dense_rows(table, tile, staged.rows, kUnitBytes, rows)) {
+      for (std::uint32_t at = begin + thread * kUnitBytes; at < end; at += kBlockThreads * kUnitBytes) {
+        move_unit(rows.at(at), staging + staged.at + at);
+      }
+      return;
+    }
+    detail::with_width(tile.element_bytes, [&](auto zero) {
+      using U = decltype(zero);
+      constexpr auto kWidth = static_cast<std::uint32_t>(sizeof(U));
+      for (std::uint32_t at = begin + thread * kWidth; at < end; at += kBlockThreads * kWidth) {
+        move_element<U>(staged.rank, at / kWidth, staging + staged.at + at);
+      }
+    });
+  }
+
+ private:
+  DS_HD void move_unit(std::byte* live, std::byte* aside) const {
+    using detail::Unit;
+    using placement::load_element;
+    using placement::store_element;
+    if (way == Way::scatter) return store_element<Unit>(live, load_element<Unit>(aside));
+    const Unit old = load_element<Unit>(live);
+    if (way == Way::exchange) store_element<Unit>(live, load_element<Unit>(aside));
+    store_element<Unit>(aside, old);
+  }
+  template <class U>
+  DS_HD void move_element(std::uint64_t rank, std::uint32_t local, std::byte* aside) const {
+    if (way == Way::gather) {
+      const std::byte* const at = placement::word_address(table, rank, local);
+      if (at != nullptr) placement::store_element<U>(aside, placement::load_element<U>(at));
+      return;
+    }
+    const U value = placement::load_element<U>(aside);
+    if (way == Way::scatter) return placement::scatter_word<U>(table, rank, local, value);
+    placement::store_element<U>(aside, detail::exchange_here<U>(table, rank, local, value));
+  }
+};
+
+/// What the numbers of a list of changes are.
+enum class ChangeKind : std::uint32_t {
+  elements,         ///< new elements
+  differences,      ///< of integers, modulo 2^w
+  ulp_differences,  ///< of floats: steps of the ulp map
+};
+
+/// The changes of one tile: ascending positions of 16 bits each, row by row within the tile, then as many numbers as
+/// wide as its elements.
+struct WordRun {
+  std::uint64_t rank = 0;
+  std::uint64_t at = 0;  ///< of the positions: bytes from the beginning of all changes, a multiple of 8
+  std::uint32_t count = 0;
+  ChangeKind kind = ChangeKind::elements;
+
+  /// Of the numbers, from the beginning of the positions.
+  static DS_HD std::uint64_t numbers_at(std::uint32_t count) { return (std::uint64_t{count} * 2 + 7) / 8 * 8; }
+  /// What a run takes.
+  static std::uint64_t bytes(std::uint32_t count, std::uint32_t element_bytes) {
+    return numbers_at(count) + (std::uint64_t{count} * element_bytes + 7) / 8 * 8;
+  }
+};
+/// What one block does: kBlockWords changes of a run at most.
+struct WordPiece {
+  std::uint32_t run = 0;
+  std::uint32_t first = 0;
+};
+
+/// Exchanges the numbers of all runs, which are new elements, with what is at their places here: the first time that
+/// commits, the next time it takes the commit back.
+struct ExchangeWords {
+  placement::WordTable table;
+  const WordRun* runs = nullptr;      ///< of different tiles
+  const WordPiece* pieces = nullptr;  ///< every change in one of them
+  std::byte* changes = nullptr;
+  std::uint64_t count = 0;  ///< of the pieces
+
+  std::uint64_t blocks() const { return count; }
+  std::array<const void*, 5> pointers() const { return {table.tiles, table.regions, runs, pieces, changes}; }
+
+  DS_HD void run(std::uint64_t block, std::uint32_t thread) const {
+    const WordPiece& piece = pieces[block];
+    const WordRun& of = runs[piece.run];
+    const std::uint32_t end = piece.first + kBlockWords < of.count ? piece.first + kBlockWords : of.count;
+    const auto* const positions = reinterpret_cast<const std::uint16_t*>(changes + of.at);
+    std::byte* const numbers = changes + of.at + WordRun::numbers_at(of.count);
+    detail::with_width(table.tiles[of.rank].element_bytes, [&](auto zero) {
+      using U = decltype(zero);
+      for (std::uint32_t i = piece.first + thread; i < end; i += kBlockThreads) {
+        std::byte* const number = numbers + std::uint64_t{i} * sizeof(U);
+        const U value = placement::load_element<U>(number);
+        placement::store_element<U>(number, detail::exchange_here<U>(table, of.rank, positions[i], value));
+      }
+    });
+  }
+};
+
+/// The state digests of tiles (docs/delta_format.md), read where they are: sums[i] grows by that of tiles[i]. All
+/// elements of these tiles are read on this device.
+struct DigestTiles {
+  placement::WordTable table;
+  const StagedTile* tiles = nullptr;  ///< their `at` does not matter
+  std::uint64_t* sums = nullptr;
+  std::uint32_t count = 0;
+  std::uint32_t blocks_per_tile = 0;
+
+  std::uint64_t blocks() const { return std::uint64_t{count} * blocks_per_tile; }
+  std::array<const void*, 4> pointers() const { return {table.tiles, table.regions, tiles, sums}; }
+  DS_HD std::uint64_t* sum_of(std::uint64_t block) const { return sums + block / blocks_per_tile; }
+
+  /// What the thread adds to *sum_of(block).
+  DS_HD std::uint64_t sum(std::uint64_t block, std::uint32_t thread) const {
+    const StagedTile& staged = tiles[block / blocks_per_tile];
+    const placement::WordTile& tile = table.tiles[staged.rank];
+    const std::uint32_t bytes = tile_bytes(tile, staged.rows);
+    const std::uint32_t begin = static_cast<std::uint32_t>(block % blocks_per_tile) * kBlockBytes;
+    const std::uint32_t end = begin + kBlockBytes < bytes ? begin + kBlockBytes : bytes;
+    detail::DenseRows rows;
+    std::uint64_t sum = 0;
+    if (tile.cols * tile.element_bytes % 8 == 0 && detail::dense_rows(table, tile, staged.rows, kUnitBytes, rows)) {
+      for (std::uint32_t at = begin + thread * kUnitBytes; at < end; at += kBlockThreads * kUnitBytes) {
+        const auto unit = placement::load_element<detail::Unit>(rows.at(at));
+        sum += delta::mix_word(unit.words[0], at / 8) + delta::mix_word(unit.words[1], at / 8 + 1);
+      }
+      return sum;
+    }
+    detail::with_width(tile.element_bytes, [&](auto zero) { sum = sum_words<decltype(zero)>(staged, block, thread); });
+    return sum;
+  }
+
+  /// The word of `lanes` elements from position `local` on, the rest of it zero.
+  template <class U>
+  static DS_HD std::uint64_t word_at(const placement::WordTable& table, std::uint64_t rank, std::uint32_t local,
+                                     std::uint32_t lanes) {
+    std::uint64_t word = 0;
+    for (std::uint32_t i = 0; i < lanes; ++i) {
+      const std::byte* const at = placement::word_address(table, rank, local + i);
+      if (at != nullptr) word |= std::uint64_t{placement::load_element<U>(at)} << (i * sizeof(U) * 8 % 64);
+    }
+    return word;
+  }
+
+ private:
+  /// Rows that end within a word have more words than whole ones: blocks share them out anew.
+  template <class U>
+  DS_HD std::uint64_t sum_words(const StagedTile& staged, std::uint64_t block, std::uint32_t thread) const {
+    constexpr std::uint32_t kLanes = 8 / sizeof(U);
+    const std::uint32_t cols = table.tiles[staged.rank].cols;
+    const std::uint32_t words_per_row = (cols + kLanes - 1) / kLanes;
+    const std::uint64_t words = std::uint64_t{staged.rows} * words_per_row;
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = block % blocks_per_tile * kBlockThreads + thread; i < words;
+         i += std::uint64_t{blocks_per_tile} * kBlockThreads) {
+      const auto row = static_cast<std::uint32_t>(i / words_per_row);
+      const auto col = static_cast<std::uint32_t>(i - std::uint64_t{row} * words_per_row) * kLanes;
+      const std::uint32_t lanes = cols - col < kLanes ? cols - col : kLanes;
+      sum += delta::mix_word(word_at<U>(table, staged.rank, row * cols + col, lanes), i);
+    }
+    return sum;
+  }
+};
+
+/// Turns the numbers of all runs into new elements, and says how the digests change: sums[i] grows by what runs[i]
+/// adds to its tile's. Live memory is only read; all elements of these tiles are read on this device.
+struct ResolveWords {
+  placement::WordTable table;
+  const WordRun* runs = nullptr;
+  const WordPiece* pieces = nullptr;
+  std::byte* changes = nullptr;
+  std::uint64_t* sums = nullptr;
+  std::uint64_t count = 0;  ///< of the pieces
+
+  std::uint64_t blocks() const { return count; }
+  std::array<const void*, 6> pointers() const { return {table.tiles, table.regions, runs, pieces, changes, sums}; }
+  DS_HD std::uint64_t* sum_of(std::uint64_t block) const { return sums + pieces[block].run; }
+
+  DS_HD std::uint64_t sum(std::uint64_t block, std::uint32_t thread) const {
+    const WordPiece& piece = pieces[block];
+    std::uint64_t sum = 0;
+    detail::with_width(table.tiles[runs[piece.run].rank].element_bytes,
+                       [&](auto zero) { sum = resolve<decltype(zero)>(piece, thread); });
+    return sum;
+  }
+
+ private:
+  template <class U>
+  static DS_HD U resolved(ChangeKind kind, U old, U number) {
+    if (kind == ChangeKind::elements) return number;
+    return kind == ChangeKind::differences ? delta::add_ulps<U, false>(old, number)
+                                           : delta::add_ulps<U, true>(old, number);
+  }
+
+  /// The thread that has the first change of a word does all of that word's.
+  template <class U>
+  DS_HD std::uint64_t resolve(const WordPiece& piece, std::uint32_t thread) const {
+    constexpr std::uint32_t kLanes = 8 / sizeof(U);
+    const WordRun& of = runs[piece.run];
+    const std::uint32_t cols = table.tiles[of.rank].cols;
+    const std::uint32_t words_per_row = (cols + kLanes - 1) / kLanes;
+    const auto* const positions = reinterpret_cast<const std::uint16_t*>(changes + of.at);
+    std::byte* const numbers = changes + of.at + WordRun::numbers_at(of.count);
+    const std::uint32_t end = piece.first + kBlockWords < of.count ? piece.first + kBlockWords : of.count;
+    std::uint64_t sum = 0;
+    for (std::uint32_t i = piece.first + thread; i < end; i += kBlockThreads) {
+      const std::uint32_t row = positions[i] / cols;
+      const std::uint32_t first = row * cols + (positions[i] - row * cols) / kLanes * kLanes;  // of the word
+      if (i != 0 && positions[i - 1] >= first) continue;
+      const std::uint32_t left = (row + 1) * cols - first;
+      const std::uint32_t lanes = left < kLanes ? left : kLanes;
+      const std::uint64_t before = DigestTiles::word_at<U>(table, of.rank, first, lanes);
+      std::uint64_t after = before;
+      for (std::uint32_t j = i; j < of.count && positions[j] < first + lanes; ++j) {
+        std::byte* const number = numbers + std::uint64_t{j} * sizeof(U);
+        const std::uint32_t shift = (positions[j] - first) * static_cast<std::uint32_t>(sizeof(U)) * 8 % 64;
+        const auto old = static_cast<U>(before >> shift);
+        const U now = resolved<U>(of.kind, old, placement::load_element<U>(number));
+        placement::store_element<U>(number, now);
+        after ^= std::uint64_t{static_cast<U>(old ^ now)} << shift;
+      }
+      const std::uint64_t word = std::uint64_t{row} * words_per_row + (first - row * cols) / kLanes;
+      sum += delta::mix_word(after, word) - delta::mix_word(before, word);
+    }
+    return sum;
+  }
+};
+
+/// Any of them.
+using Kernel = std::variant<MoveTiles, ExchangeWords, DigestTiles, ResolveWords>;
+
+}  // namespace deltasync::gpu

@@ -1,0 +1,104 @@
+// A random placement twice: in the memory of a device, and in the host's, where HostExecutor says what is right.
+#pragma once
+
+#include <optional>
+
+#include "placement/host_executor.hpp"
+#include "tests/gpu/work.hpp"
+#include "tests/placement/plan_fixture.hpp"
+
+namespace deltasync::test {
+
+/// Without the widest tensors: a device that is played on the host is slow.
+inline std::vector<TensorSpec> small_specs() {
+  std::vector<TensorSpec> specs = sample_specs();
+  for (TensorSpec& spec : specs) {
+    if (spec.name == "ffn.down") spec.shape = {300, 592}, spec.col_cuts = {200};
+    if (spec.name == "wide.row") spec.shape = {2, 70000};
+    if (spec.name == "embed.weight") spec.shape = {400, 96};
+  }
+  return specs;
+}
+
+class PlacedModel {
+ public:
+  PlacedModel(gpu::Device& device, std::uint64_t seed)
+      : model(make_model(seed, small_specs())), made(*model.layout, seed), device_(device) {
+    PlacementPlan plan = made.plan;
+    for (LiveMemory& memory : plan.memories) {
+      live_.push_back(*device.allocate(memory.bytes));
+      memory.base = live_.back().data();
+      memory.device.ordinal = 0;
+    }
+    placement = *Placement::build(model.layout, plan);
+    rest_ = *device.allocate(placement->rest_bytes());
+    host.emplace(*placement::HostExecutor::make(*Placement::build(model.layout, made.plan)));
+    Work work(device);
+    for (const gpu::Memory& memory : live_) {
+      work.to(memory.data(), std::vector<std::byte>(memory.bytes(), Engine::kUntouched));
+    }
+    work.to(rest_.data(), std::vector<std::byte>(rest_.bytes()));
+  }
+
+  const Layout& layout() const { return *model.layout; }
+  const TileSet& tiles() const { return placement->parts().tiles; }
+  /// The table of the memories (by index) that `here` names; the rest is with memory 0.
+  template <class Fn>
+  placement::WordTables tables(const Fn& here) const {
+    return placement::make_word_tables(*placement, [&](std::uint32_t memory) -> std::byte* {
+      if (memory == kRestMemory) return here(0u) ? rest_.data() : nullptr;
+      return here(memory) ? live_[memory].data() : nullptr;
+    });
+  }
+  /// All tiles one behind the other; what they take in all is `bytes`.
+  std::vector<gpu::StagedTile> staged(std::uint64_t& bytes) const {
+    std::vector<gpu::StagedTile> list;
+    bytes = 0;
+    for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) {
+      const Tile tile = layout().tile(tiles().nth(rank));
+      list.push_back({rank, bytes, static_cast<std::uint32_t>(tile.rect.rows), 0});
+      bytes += (host->tile_bytes(rank) + gpu::kUnitBytes - 1) / gpu::kUnitBytes * gpu::kUnitBytes;
+    }
+    return list;
+  }
+  /// A half's tiles where staged() has them.
+  std::vector<std::byte> stage(const std::vector<std::byte>& half) const {
+    std::uint64_t bytes = 0;
+    const auto list = staged(bytes);
+    std::vector<std::byte> area(bytes);
+    for (const gpu::StagedTile& tile : list) {
+      const auto from = tile_bytes(layout(), half, tiles().nth(tile.rank));
+      std::copy(from.begin(), from.end(), area.begin() + static_cast<std::ptrdiff_t>(tile.at));
+    }
+    return area;
+  }
+  std::uint64_t largest_tile() const {
+    std::uint64_t most = 0;
+    for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) most = std::max(most, host->tile_bytes(rank));
+    return most;
+  }
+  /// Live memory of the device is what the plan makes of the half.
+  void expect_placed(const std::vector<std::byte>& half) {
+    const auto placed = placed_contents(made.engine, layout(), made.plan, half);
+    Work work(device_);
+    for (std::size_t i = 0; i < live_.size(); ++i) {
+      const auto bytes = work.down<std::byte>(live_[i].data(), live_[i].bytes());
+      EXPECT_EQ(std::memcmp(bytes.data(), reinterpret_cast<const std::byte*>(placed[i].data()) + Engine::kGuardBytes,
+                            bytes.size()),
+                0)
+          << "memory " << i;
+    }
+  }
+
+  TestModel model;
+  RandomPlan made;
+  PlacementPtr placement;                       ///< on the device
+  std::optional<placement::HostExecutor> host;  ///< of the same plan on the host
+
+ private:
+  gpu::Device& device_;
+  std::vector<gpu::Memory> live_;
+  gpu::Memory rest_;
+};
+
+}  // namespace deltasync::test

@@ -1,0 +1,182 @@
+// The tests' device does what it says: it faults, delays, reorders and fails. Otherwise what passes on it proves
+// little.
+#include "gpu/fake_device.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <set>
+#include <string>
+
+#include "gpu/cuda_device.hpp"
+#include "tests/gpu/work.hpp"
+
+namespace deltasync::test {
+namespace {
+
+using gpu::FakeDevice;
+using testing::HasSubstr;
+
+FakeDevice::Options seeded(std::uint64_t seed) {
+  FakeDevice::Options options;
+  options.seed = seed;
+  return options;
+}
+
+Deadline soon() {
+  return Deadline::after(std::chrono::minutes(1));
+}
+
+TEST(FakeDevice, ItsMemoryIsNotTheHosts) {
+  FakeDevice device(seeded(1));
+  const gpu::Memory memory = *device.allocate(1000);
+  EXPECT_DEATH(memory.data()[3] = std::byte{1}, "");
+  EXPECT_DEATH(std::exit(static_cast<int>(*static_cast<volatile std::byte*>(memory.data()))), "");
+  Work work(device);
+  work.to(memory.data(), std::vector<std::byte>(1000, std::byte{7}));
+  EXPECT_EQ(work.down(memory.data(), 1000), std::vector<std::byte>(1000, std::byte{7}));
+  EXPECT_DEATH(memory.data()[3] = std::byte{1}, "");  // nor after it was used
+}
+
+TEST(FakeDevice, CopiesHappenLater) {
+  std::set<std::byte> copied;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    FakeDevice device(seeded(seed));
+    const gpu::Memory memory = *device.allocate(64);
+    const gpu::Memory pinned = *device.pin(64);
+    const auto stream = *device.make_stream();
+    const auto event = *device.make_event();
+    std::memset(pinned.data(), 1, 64);
+    ASSERT_TRUE(stream->copy_in(memory.data(), pinned.data(), 64).ok());
+    ASSERT_TRUE(stream->record(*event).ok());
+    const bool wait_first = seed % 2 == 0;
+    if (wait_first) {
+      ASSERT_TRUE(gpu::wait(*event, soon(), "a copy").ok());
+    }
+    std::memset(pinned.data(), 2, 64);
+    ASSERT_TRUE(gpu::wait(*event, soon(), "a copy").ok());
+    std::byte first{};
+    device.peek(memory.data(), &first, 1);
+    if (wait_first) {
+      EXPECT_EQ(first, std::byte{1}) << device.name();
+    } else {
+      copied.insert(first);
+    }
+  }
+  EXPECT_EQ(copied, (std::set<std::byte>{std::byte{1}, std::byte{2}}));
+}
+
+TEST(FakeDevice, OnlyEventsOrderStreams) {
+  std::set<std::string> orders;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    for (const bool ordered : {false, true}) {
+      FakeDevice device(seeded(seed));
+      const auto first = device.engine_stream();
+      const auto second = device.engine_stream();
+      const auto a = *device.adopt_stream(first);
+      const auto b = *device.adopt_stream(second);
+      const auto event = *device.make_event();
+      std::string order;
+      device.engine_work(first, [&] { order += '1'; });
+      device.engine_work(first, [&] { order += '2'; });
+      ASSERT_TRUE(a->record(*event).ok());
+      if (ordered) {
+        ASSERT_TRUE(b->wait_for(*event).ok());
+      }
+      device.engine_work(second, [&] { order += '3'; });
+      EXPECT_TRUE(device.drain());
+      EXPECT_LT(order.find('1'), order.find('2')) << device.name();
+      if (!ordered) {
+        orders.insert(order);
+        continue;
+      }
+      EXPECT_EQ(order, "123") << device.name();
+    }
+  }
+  EXPECT_EQ(orders, (std::set<std::string>{"123", "132", "312"}));
+}
+
+TEST(FakeDevice, WhatARealDeviceCannotReachIsRefused) {
+  FakeDevice device(seeded(1));
+  FakeDevice other(seeded(2));
+  const gpu::Memory memory = *device.allocate(64);
+  const gpu::Memory foreign = *other.allocate(64);
+  const gpu::Memory pinned = *device.pin(64);
+  const auto stream = *device.make_stream();
+  std::array<std::byte, 64> pageable{};
+  const auto refused = [](const Status& status) { return !status.ok() && status.error().code() == Errc::internal; };
+  EXPECT_TRUE(refused(stream->copy_in(memory.data(), pageable.data(), 64)));
+  EXPECT_TRUE(refused(stream->copy_in(memory.data(), pinned.data(), 65)));
+  EXPECT_TRUE(refused(stream->copy_in(memory.data() + 1, pinned.data(), 64)));
+  EXPECT_TRUE(refused(stream->copy_out(pinned.data(), foreign.data(), 64)));
+  EXPECT_TRUE(refused(stream->copy_in(pinned.data(), pinned.data(), 64)));
+  EXPECT_TRUE(refused(stream->zero(foreign.data(), 64)));
+  auto* const words = reinterpret_cast<std::uint64_t*>(memory.data());
+  gpu::DigestTiles kernel;
+  kernel.table = {reinterpret_cast<const placement::WordTile*>(memory.data()),
+                  reinterpret_cast<const placement::WordRegion*>(pageable.data())};
+  kernel.tiles = reinterpret_cast<const gpu::StagedTile*>(memory.data());
+  kernel.sums = words;
+  kernel.count = kernel.blocks_per_tile = 1;
+  EXPECT_TRUE(refused(stream->launch(kernel)));
+}
+
+TEST(FakeDevice, FailsWhenATestSaysSo) {
+  FakeDevice device(seeded(3));
+  device.fail(FakeDevice::Call::allocate, 2);
+  const gpu::Memory memory = *device.allocate(64);
+  const auto none = device.allocate(64);
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().code(), Errc::no_space);
+  EXPECT_THAT(none.error().message(), HasSubstr("cuda:0 (fake, seed 3): allocate 64 bytes"));
+  EXPECT_TRUE(device.allocate(64).ok());
+  EXPECT_EQ(device.allocate(std::uint64_t{1} << 40).error().code(), Errc::no_space);
+  EXPECT_EQ(device.pin(std::uint64_t{1} << 40).error().code(), Errc::no_space);
+  device.fail(FakeDevice::Call::copy, 1);
+  const gpu::Memory pinned = *device.pin(64);
+  const auto stream = *device.make_stream();
+  const Status copied = stream->copy_in(memory.data(), pinned.data(), 64);
+  ASSERT_FALSE(copied.ok());
+  EXPECT_EQ(copied.error().code(), Errc::io);
+  EXPECT_TRUE(stream->copy_in(memory.data(), pinned.data(), 64).ok());
+  EXPECT_EQ(device.counts().copies, 1u);
+  EXPECT_EQ(device.counts().pinned_bytes, 64u);
+}
+
+TEST(FakeDevice, AWaitForAStreamThatDoesNotEndEnds) {
+  FakeDevice device(seeded(4));
+  gpu::Memory memory = *device.allocate(64);
+  const gpu::Memory pinned = *device.pin(64);
+  const auto stream = *device.make_stream();
+  const auto event = *device.make_event();
+  device.hang(true);
+  ASSERT_TRUE(stream->copy_in(memory.data(), pinned.data(), 64).ok());
+  ASSERT_TRUE(stream->record(*event).ok());
+  const Status late = gpu::wait(*event, Deadline::after(std::chrono::milliseconds(5)), "committing v12");
+  ASSERT_FALSE(late.ok());
+  EXPECT_EQ(late.error().code(), Errc::timed_out);
+  EXPECT_THAT(late.error().message(), HasSubstr("committing v12"));
+  EXPECT_FALSE(device.drain());
+  std::stop_source stop;
+  stop.request_stop();
+  EXPECT_EQ(gpu::wait(*event, Until(soon(), stop.get_token()), "a copy").error().code(), Errc::cancelled);
+  device.hang(false);
+  EXPECT_TRUE(gpu::wait(*event, soon(), "a copy").ok());
+}
+
+TEST(CudaDevice, SaysWhyThereIsNone) {
+  const auto count = gpu::cuda_device_count();
+  if (count.ok()) GTEST_SKIP() << "there is a CUDA device";
+  EXPECT_EQ(count.error().code(), Errc::unsupported);
+  const auto device = gpu::open_cuda_device(0);
+  ASSERT_FALSE(device.ok());
+  EXPECT_EQ(device.error().code(), Errc::unsupported);
+  EXPECT_THAT(device.error().message(), HasSubstr("cuda:0: "));
+  EXPECT_THAT(device.error().message(), HasSubstr("CUDA"));
+}
+
+}  // namespace
+}  // namespace deltasync::test
