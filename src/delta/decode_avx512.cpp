@@ -1,27 +1,10 @@
 // AVX-512 kernels of the decoder (F, BW, DQ, VL, VBMI, VBMI2). The rules of kernel_avx2.cpp hold here too.
-#include <immintrin.h>
-
+#include "delta/avx512.hpp"
 #include "delta/decode_scalar.hpp"
 
 namespace deltasync::delta {
 
 namespace {
-
-inline __m512i set_all(std::uint64_t x) {
-  return _mm512_set1_epi64(static_cast<long long>(x));
-}
-
-inline __m512i iota16() {
-  return _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,
-                                               21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
-}
-
-/// Modulo 2^64 (see kernel_avx512.cpp).
-inline std::uint64_t sum_lanes(__m512i x) {
-  alignas(64) std::uint64_t lanes[8];
-  _mm512_store_si512(lanes, x);
-  return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
-}
 
 // ---- positions -------------------------------------------------------------------------------------------------
 
@@ -136,12 +119,6 @@ void unit_values_avx512(const std::byte* signs, std::uint32_t count, std::byte* 
 }
 
 // ---- new elements and their digest -----------------------------------------------------------------------------
-
-inline __m512i mix_lanes(__m512i x) {
-  x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 30)), set_all(kMixFirst));
-  x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 27)), set_all(kMixSecond));
-  return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
-}
 
 /// Eight elements in the low ends of 64-bit lanes, to and from memory; lanes that are left out are not touched.
 template <std::size_t kBytes>
