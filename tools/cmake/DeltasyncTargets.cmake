@@ -66,4 +66,7 @@ function(deltasync_test name)
     target_compile_definitions(${name} PRIVATE DELTASYNC_SANITIZED)  # for tests that only repeat themselves
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
+  if("gpu" IN_LIST ARG_LABELS)
+    add_dependencies(gpu_tests ${name})
+  endif()
 endfunction()
