@@ -156,32 +156,15 @@ inline std::uint64_t lane_mask(unsigned k) {
 void pack_low_avx2(const std::uint16_t* gaps, std::uint32_t count, unsigned k, std::byte* out) {
   if (k == 0) return;
   const std::uint64_t mask = lane_mask(k);
-  std::uint64_t pending = 0;
-  unsigned filled = 0;
   std::uint32_t i = 0;
-  for (; i + 4 <= count; i += 4) {
-    const std::uint64_t four = _pext_u64(load_raw<std::uint64_t>(gaps + i), mask);
-    // Up to 60 bits behind up to 7: what does not fit is kept for the next round.
-    store_raw(out, pending | four << filled);
-    const unsigned bits = filled + 4 * k;
-    if (bits < 64) {
-      pending = (pending | four << filled) >> (bits / 8 * 8);
-    } else {
-      pending = four >> (64 - filled);
-    }
-    out += bits / 8;
-    filled = bits % 8;
+  for (; i + 8 <= count; i += 8, out += k) {  // eight fields are k bytes
+    const std::uint64_t first = _pext_u64(load_raw<std::uint64_t>(gaps + i), mask);
+    const std::uint64_t second = _pext_u64(load_raw<std::uint64_t>(gaps + i + 4), mask);
+    store_raw(out, first | second << (4 * k));
+    if (k > 8) store_raw(out + 8, second >> (64 - 4 * k));
   }
-  // Finishes in single fields behind the bits that are pending.
-  for (; i < count; ++i) {
-    pending |= (gaps[i] & (mask & 0xFFFF)) << filled;
-    filled += k;
-    store_raw(out, pending);
-    out += filled / 8;
-    pending >>= filled / 8 * 8;
-    filled %= 8;
-  }
-  if (filled != 0) store_raw(out, pending);
+  BitPacker packer(out);
+  for (; i < count; ++i) packer.put(gaps[i] & mask & 0xFFFF, k);
 }
 
 void unpack_low_avx2(const std::byte* in, std::uint32_t count, unsigned k, std::uint16_t* gaps) {
@@ -245,6 +228,7 @@ const Kernels& avx2_kernels() {
       .gaps = gaps_avx2,
       .quotient_sum = quotient_sum_avx2,
       .pack_low = pack_low_avx2,
+      .pack_unary = pack_unary_scalar,
       .unpack_low = unpack_low_avx2,
       .split_signs = {split_signs_scalar<std::uint8_t>, split_signs_avx2_u16, split_signs_scalar<std::uint32_t>,
                       split_signs_scalar<std::uint64_t>},

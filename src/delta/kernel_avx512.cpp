@@ -104,11 +104,44 @@ struct SignLanes<std::uint64_t> {
   }
 };
 
+/// ⌊log2⌋ of 16-bit lanes, by halves of bytes; 0 of 0.
+inline __m512i log2_lanes(__m512i x) {
+  const __m512i low_log2 = _mm512_set4_epi32(0x03030303, 0x03030303, 0x02020202, 0x01010000);
+  const __m512i high_log2 = _mm512_set4_epi32(0x07070707, 0x07070707, 0x06060606, 0x05050400);
+  const __m512i half = _mm512_set1_epi8(15);
+  const __m512i low = _mm512_shuffle_epi8(low_log2, _mm512_and_si512(x, half));
+  const __m512i high = _mm512_shuffle_epi8(high_log2, _mm512_and_si512(_mm512_srli_epi16(x, 4), half));
+  const __m512i bytes = _mm512_max_epu8(low, high);
+  const std::uint64_t large = bits_of(_mm512_cmpgt_epu16_mask(x, _mm512_set1_epi16(255)));
+  const __m512i of_large = _mm512_add_epi16(_mm512_srli_epi16(bytes, 8), _mm512_set1_epi16(8));
+  return _mm512_mask_mov_epi16(bytes, static_cast<__mmask32>(large), of_large);
+}
+
+/// The 16-bit form of split_signs, up to a multiple of 32 differences. Returns where it stopped.
+std::uint32_t split_signs_u16(const std::byte* diffs, std::uint32_t count, std::byte* signs, std::uint16_t* exceptions,
+                              SignSplit& out) {
+  __m512i lengths = _mm512_setzero_si512();
+  __m512i index = iota16();
+  std::uint32_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    const __m512i d = _mm512_loadu_si512(diffs + std::size_t{i} * 2);
+    store_raw(signs + i / 8, static_cast<std::uint32_t>(SignLanes<std::uint16_t>::negative(d)));
+    const auto which = static_cast<__mmask32>(SignLanes<std::uint16_t>::exception(d));
+    _mm512_storeu_si512(exceptions + out.exceptions, _mm512_maskz_compress_epi16(which, index));
+    out.exceptions += static_cast<std::uint32_t>(_mm_popcnt_u32(which));
+    index = _mm512_add_epi16(index, _mm512_set1_epi16(32));
+    lengths = _mm512_add_epi32(lengths, _mm512_madd_epi16(log2_lanes(_mm512_abs_epi16(d)), _mm512_set1_epi16(1)));
+  }
+  out.gamma_bits = static_cast<std::uint32_t>(_mm512_reduce_add_epi32(lengths));
+  return i;
+}
+
 template <class U>
 SignSplit split_signs_avx512(const std::byte* diffs, std::uint32_t count, std::byte* signs, std::uint16_t* exceptions) {
   constexpr std::uint32_t kElements = 64 / sizeof(U);
   SignSplit out;
   std::uint32_t i = 0;
+  if constexpr (sizeof(U) == 2) i = split_signs_u16(diffs, count, signs, exceptions, out);
   for (; i + kElements <= count; i += kElements) {
     const __m512i d = _mm512_loadu_si512(diffs + std::size_t{i} * sizeof(U));
     store_raw(signs + i / 8, SignLanes<U>::negative(d));  // 8 bytes; the next vector overwrites what is too much
@@ -120,6 +153,81 @@ SignSplit split_signs_avx512(const std::byte* diffs, std::uint32_t count, std::b
   }
   split_signs_tail<U>(diffs, i, count, signs, exceptions, out);
   return out;
+}
+
+/// Runs of zeros with a one behind each, into a plane.
+class UnaryPacker {
+ public:
+  explicit UnaryPacker(std::byte* out) : packer_(out) {}
+
+  void put_one(std::uint32_t zeros) {
+    for (; zeros >= 56; zeros -= 56) packer_.put(0, 56);
+    packer_.put(std::uint64_t{1} << zeros, zeros + 1);
+  }
+  /// Thirty-two runs, as many zeros as the 16-bit lanes say. Four that are in a 64-bit lane become one string of bits,
+  /// then its neighbours are put behind it as long as that fits. Longer strings lose bits, but not their length.
+  void put(__m512i zeros) {
+    const __m512i one = _mm512_set1_epi16(1);
+    __m512i ends = _mm512_add_epi16(_mm512_min_epu16(zeros, _mm512_set1_epi16(255)), one);
+    ends = _mm512_add_epi16(ends, _mm512_slli_epi64(ends, 16));
+    ends = _mm512_add_epi16(ends, _mm512_slli_epi64(ends, 32));
+    const __m512i ones = _mm512_sub_epi16(ends, one);
+    const Strings four{
+        _mm512_or_si512(_mm512_or_si512(bit(ones), bit(_mm512_srli_epi64(ones, 16))),
+                        _mm512_or_si512(bit(_mm512_srli_epi64(ones, 32)), bit(_mm512_srli_epi64(ones, 48)))),
+        _mm512_srli_epi64(ends, 48)};
+    const Strings eight = join(four, {swap_in_128(four.bits), swap_in_128(four.length)});
+    const Strings sixteen = join(eight, {swap_in_256(eight.bits), swap_in_256(eight.length)});
+    if (fits(sixteen, 0x11)) {
+      packer_.put(lane(sixteen.bits), static_cast<unsigned>(lane(sixteen.length)));
+      packer_.put(lane(_mm512_alignr_epi64(sixteen.bits, sixteen.bits, 4)),
+                  static_cast<unsigned>(lane(_mm512_alignr_epi64(sixteen.length, sixteen.length, 4))));
+    } else if (fits(eight, 0x55)) {
+      put_lanes(eight);
+    } else {
+      alignas(64) std::uint16_t each[32];
+      _mm512_store_si512(each, zeros);
+      for (const std::uint16_t z : each) put_one(z);
+    }
+  }
+
+ private:
+  struct Strings {
+    __m512i bits;
+    __m512i length;
+  };
+  static constexpr unsigned kFits = 56;  ///< what BitPacker takes at once
+
+  static __m512i bit(__m512i at) { return _mm512_sllv_epi64(set_all(1), _mm512_and_si512(at, set_all(0xFFFF))); }
+  static Strings join(const Strings& first, const Strings& second) {
+    return {_mm512_or_si512(first.bits, _mm512_sllv_epi64(second.bits, first.length)),
+            _mm512_add_epi64(first.length, second.length)};
+  }
+  static __m512i swap_in_128(__m512i x) { return _mm512_shuffle_epi32(x, _MM_PERM_BADC); }
+  static __m512i swap_in_256(__m512i x) { return _mm512_permutex_epi64(x, 0x4E); }
+  static bool fits(const Strings& strings, unsigned lanes) {
+    return (bits_of(_mm512_cmpgt_epu64_mask(strings.length, set_all(kFits))) & lanes) == 0;
+  }
+  static std::uint64_t lane(__m512i x) {
+    return static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm512_castsi512_si128(x)));
+  }
+  void put_lanes(const Strings& strings) {
+    alignas(64) std::uint64_t bits[8];
+    alignas(64) std::uint64_t length[8];
+    _mm512_store_si512(bits, strings.bits);
+    _mm512_store_si512(length, strings.length);
+    for (unsigned i = 0; i < 8; i += 2) packer_.put(bits[i], static_cast<unsigned>(length[i]));
+  }
+
+  BitPacker packer_;
+};
+
+void pack_unary_avx512(const std::uint16_t* gaps, std::uint32_t count, unsigned k, std::byte* out) {
+  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(k));
+  UnaryPacker packer(out);
+  std::uint32_t i = 0;
+  for (; i + 32 <= count; i += 32) packer.put(_mm512_srl_epi16(_mm512_loadu_si512(gaps + i), shift));
+  for (; i < count; ++i) packer.put_one(static_cast<std::uint32_t>(gaps[i]) >> k);
 }
 
 }  // namespace
@@ -137,6 +245,7 @@ const Kernels& avx512_kernels() {
       .gaps = gaps_avx512,
       .quotient_sum = quotient_sum_avx512,
       .pack_low = avx2_kernels().pack_low,
+      .pack_unary = pack_unary_avx512,
       .unpack_low = avx2_kernels().unpack_low,
       .split_signs = {split_signs_avx512<std::uint8_t>, split_signs_avx512<std::uint16_t>,
                       split_signs_avx512<std::uint32_t>, split_signs_avx512<std::uint64_t>},

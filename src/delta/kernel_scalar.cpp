@@ -14,6 +14,7 @@ const Kernels& scalar_kernels() {
       .gaps = gaps_scalar,
       .quotient_sum = quotient_sum_scalar,
       .pack_low = pack_low_scalar,
+      .pack_unary = pack_unary_scalar,
       .unpack_low = unpack_low_scalar,
       .split_signs = {split_signs_scalar<std::uint8_t>, split_signs_scalar<std::uint16_t>,
                       split_signs_scalar<std::uint32_t>, split_signs_scalar<std::uint64_t>},

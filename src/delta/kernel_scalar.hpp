@@ -115,6 +115,20 @@ static inline void pack_low_scalar(const std::uint16_t* gaps, std::uint32_t coun
   for (std::uint32_t i = 0; i < count; ++i) packer.put(gaps[i] & mask, k);
 }
 
+static inline void pack_unary_scalar(const std::uint16_t* gaps, std::uint32_t count, unsigned k,
+                                     std::byte* out) noexcept {
+  std::uint64_t word = 0;
+  std::uint64_t bit = 0;  // of the next one, from the start of `word`
+  for (std::uint32_t i = 0; i < count; ++i) {
+    for (bit += gaps[i] >> k; bit >= 64; bit -= 64, out += 8) {
+      store_raw(out, word);
+      word = 0;
+    }
+    word |= std::uint64_t{1} << bit++;
+  }
+  store_raw(out, word);
+}
+
 static inline void unpack_low_scalar(const std::byte* in, std::uint32_t count, unsigned k,
                                      std::uint16_t* gaps) noexcept {
   const std::uint32_t mask = (1U << k) - 1;

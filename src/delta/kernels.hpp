@@ -139,7 +139,9 @@ struct Kernels {
   std::uint64_t (*quotient_sum)(const std::uint16_t* gaps, std::uint32_t count, unsigned k);
   /// Packs the k low bits of each gap, first gap in the lowest bits. k ≤ 15. Writes ceil(count·k/8) bytes + kSlack.
   void (*pack_low)(const std::uint16_t* gaps, std::uint32_t count, unsigned k, std::byte* out);
-  /// The inverse; `in` has kSlack readable bytes behind the plane. Writes count entries + kSlack.
+  /// For each gap, gaps[i] >> k zeros and a one. Writes the plane + kSlack.
+  void (*pack_unary)(const std::uint16_t* gaps, std::uint32_t count, unsigned k, std::byte* out);
+  /// The inverse of pack_low; `in` has kSlack readable bytes behind the plane. Writes count entries + kSlack.
   void (*unpack_low)(const std::byte* in, std::uint32_t count, unsigned k, std::uint16_t* gaps);
   /// [log2 of the element's bytes] Writes the sign plane (ceil(count/8) bytes + kSlack) and lists the indices of
   /// differences other than ±1.

@@ -46,24 +46,6 @@ RiceChoice choose_k(const Kernels& kernels, const std::uint16_t* gaps, std::uint
   return best;
 }
 
-/// Sets a stop bit behind each run of `gap >> k` zeros. `out` is zero-filled.
-void write_quotients(const std::uint16_t* gaps, std::uint32_t count, unsigned k, std::byte* out, std::size_t size) {
-  std::uint64_t word = 0;
-  std::uint64_t bit = 0;  // of the next stop, from the start of `word`
-  std::size_t at = 0;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    bit += gaps[i] >> k;
-    if (bit >= 64) {
-      store_raw(out + at, word);
-      at += bit / 64 * 8;
-      bit %= 64;
-      word = 0;
-    }
-    word |= std::uint64_t{1} << bit++;
-  }
-  std::memcpy(out + at, &word, std::min<std::size_t>(8, size - at));
-}
-
 /// Magnitudes in Elias γ: ⌊log2⌋ zeros and a stop bit in one plane, the bits below the highest in the other. Nearly all
 /// magnitudes are 1, a lone stop bit, so the plane starts as all ones and only the exceptions are written.
 template <class U>
@@ -195,8 +177,7 @@ void append_rice(Codec codec, const Kernels& kernels, const TileShape& shape, co
   std::byte* plane = out.data() + begin;
   kernels.pack_low(gaps, n, choice.k, plane);
   plane += sizes.gap_low;
-  std::memset(plane, 0, sizes.gap_quotient);
-  write_quotients(gaps, n, choice.k, plane, sizes.gap_quotient);
+  kernels.pack_unary(gaps, n, choice.k, plane);
   plane += sizes.gap_quotient;
   switch (shape.element_bytes) {
     case 1: write_values<std::uint8_t>(shape, changed, after, row_stride, sizes, scratch, split, codec, plane); break;

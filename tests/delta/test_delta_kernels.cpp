@@ -224,6 +224,50 @@ TEST_P(KernelTest, SignsAndExceptions) {
   }
 }
 
+/// A plane as its definition builds it, bit by bit.
+class Plane {
+ public:
+  void put(std::uint64_t value, std::uint64_t bits) {
+    for (std::uint64_t b = 0; b < bits; ++b) bits_.push_back(b < 64 && (value >> b & 1) != 0);
+  }
+  void put_unary(std::uint64_t zeros) {
+    put(0, zeros);
+    put(1, 1);
+  }
+  std::uint64_t bits() const { return bits_.size(); }
+  std::vector<std::byte> bytes() const {
+    std::vector<std::byte> out((bits_.size() + 7) / 8);
+    for (std::size_t b = 0; b < bits_.size(); ++b) out[b / 8] |= static_cast<std::byte>(bits_[b] ? 1U << (b % 8) : 0U);
+    return out;
+  }
+
+ private:
+  std::vector<bool> bits_;
+};
+
+TEST_P(KernelTest, UnaryPlanes) {
+  Random random(18);
+  for (int trial = 0; trial < 600; ++trial) {
+    // From runs that are all short to some that are longer than any vector has bits.
+    const auto count = static_cast<std::uint32_t>(1 + random.below(trial % 5 == 0 ? 3000 : 100));
+    const auto k = static_cast<unsigned>(random.below(kRiceKMax + 1));
+    const std::uint64_t usual = 1 + random.below(12);
+    const std::uint64_t long_one_in = random.below(2) != 0 ? 1u << 20 : 1 + random.below(60);
+    const std::uint64_t longest = 1 + random.below(65535U >> k);
+    std::vector<std::uint16_t> gaps(count + kSlack);
+    Plane plane;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const std::uint64_t q = std::min(random.below(long_one_in) == 0 ? longest : random.below(usual), longest);
+      gaps[i] = static_cast<std::uint16_t>(q << k | random.below(std::uint64_t{1} << k));
+      plane.put_unary(q);
+    }
+    std::vector<std::byte> out((plane.bits() + 7) / 8 + kSlack, std::byte{0xA5});
+    kernels_->pack_unary(gaps.data(), count, k, out.data());
+    out.resize((plane.bits() + 7) / 8);
+    ASSERT_TRUE(out == plane.bytes()) << "trial " << trial;
+  }
+}
+
 // The bytes of a delta are a function of the two halves alone.
 TEST_P(KernelTest, EncodesTheSameBytesWithAnyNumberOfThreads) {
   auto specs = sample_specs();
