@@ -3,18 +3,24 @@
 #include <atomic>
 #include <utility>
 
+#include "delta/geometry.hpp"
+#include "delta/raw_planes.hpp"
 #include "receiver/target_checks.hpp"
+#include "receiver/verify.hpp"
 
 namespace deltasync {
 namespace {
 
-/// Deals out the decoded changes of a frame, record by record.
-class Resolved {
+/// Deals out the decoded changes of a frame, record by record. Of a frame that came without them those of rice_class
+/// are decoded at the commit, into `late`.
+class Changes {
  public:
-  Resolved(const Layout& layout, StagedFrame& frame) : layout_(layout), rest_(frame.resolved) {}
-  /// Empty if there are none: a raw tile, or a frame that was not resolved.
+  Changes(const Layout& layout, StagedFrame& frame, MutByteSpan late)
+      : layout_(layout), decoded_(!frame.resolved.empty()), rest_(decoded_ ? MutByteSpan(frame.resolved) : late) {}
+  bool decoded() const noexcept { return decoded_; }
+  /// Empty if there are none.
   MutByteSpan next(const delta::TileRecord& record) {
-    if (rest_.empty()) return {};
+    if (!decoded_ && record.codec != delta::Codec::rice_class) return {};
     const std::size_t bytes = delta::resolved_bytes(layout_, record);
     const MutByteSpan changes = rest_.first(bytes);
     rest_ = rest_.subspan(bytes);
@@ -23,8 +29,23 @@ class Resolved {
 
  private:
   const Layout& layout_;
+  const bool decoded_;
   MutByteSpan rest_;
 };
+
+/// Rows one behind the other, that are only read.
+TileRows packed_rows(ByteSpan bytes, std::size_t row_bytes) {
+  return {const_cast<std::byte*>(bytes.data()), row_bytes};
+}
+
+bool any_late(const Layout& layout, const std::vector<StagedStep>& steps) {
+  for (const StagedStep& step : steps) {
+    for (const StagedFrame& frame : step.frames) {
+      if (frame.resolved.empty() && class_bytes(layout, frame) != 0) return true;
+    }
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -50,14 +71,16 @@ class DeltaLog::Writing {
   std::atomic<bool> failed_{false};
 };
 
-Status DeltaLog::apply(const Layout& layout, std::vector<StagedStep> steps, TileStore& memory, ThreadPool& pool,
-                       Deadline deadline) {
+Status DeltaLog::apply(const Layout& layout, std::vector<StagedStep> steps, std::span<const std::uint64_t> digests,
+                       TileStore& memory, ThreadPool& pool, Deadline deadline) {
   steps_ = std::move(steps);
+  std::vector<std::uint64_t> before;
+  if (any_late(layout, steps_)) before.assign(digests.begin(), digests.end());
   undo_.assign(steps_.size(), {});
   torn_ = false;
   Writing writing(memory);
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    Status applied = apply_step(layout, i, writing, pool, deadline);
+    Status applied = apply_step(layout, i, before, writing, pool, deadline);
     Status settled = writing.settle();  // what was put off has to be there before it can be taken back
     if (applied.ok()) applied = std::move(settled);
     if (!applied.ok()) return fail(layout, std::move(applied).error(), i + 1, writing.failed(), memory, pool);
@@ -79,40 +102,62 @@ Status DeltaLog::revert(const Layout& layout, TileStore& memory, ThreadPool& poo
   return {};
 }
 
-Status DeltaLog::apply_step(const Layout& layout, std::size_t step, Writing& memory, ThreadPool& pool,
-                            Deadline deadline) {
+Status DeltaLog::apply_step(const Layout& layout, std::size_t step, std::span<std::uint64_t> digests, Writing& memory,
+                            ThreadPool& pool, Deadline deadline) {
   std::vector<StagedFrame>& frames = steps_[step].frames;
   std::vector<FrameUndo>& undo = undo_[step];
   undo.resize(frames.size());
   std::vector<std::vector<std::byte>> scratch(pool.size());
   return run_all(pool, frames.size(), deadline, "applying a delta", [&](std::uint64_t i, unsigned worker) {
-    return apply_frame(layout, frames[i], undo[i], memory, scratch[worker]);
+    return apply_frame(layout, frames[i], undo[i], digests, memory, scratch[worker]);
   });
 }
 
 /// On error the first records are applied, each of them whole: those that have an end in the undo log.
-Status DeltaLog::apply_frame(const Layout& layout, StagedFrame& frame, FrameUndo& undo, Writing& memory,
-                             std::vector<std::byte>& scratch) {
+Status DeltaLog::apply_frame(const Layout& layout, StagedFrame& frame, FrameUndo& undo,
+                             std::span<std::uint64_t> digests, Writing& memory, std::vector<std::byte>& scratch) {
   undo.ends.reserve(frame.records.size());
-  Resolved resolved(layout, frame);
+  if (frame.resolved.empty()) undo.late.resize(static_cast<std::size_t>(class_bytes(layout, frame)));
+  Changes changes(layout, frame, undo.late);
   for (const delta::TileRecord& record : frame.records) {
-    const Tile tile = layout.tile(record.tile);
-    if (const MutByteSpan changes = resolved.next(record); !changes.empty()) {
-      DS_TRY(memory.exchange(tile, record, changes));
+    if (const MutByteSpan decoded = changes.next(record); !decoded.empty()) {
+      if (!changes.decoded()) DS_TRY(decode_late(layout, record, digests[record.tile], decoded, memory, scratch));
+      DS_TRY(memory.exchange(layout.tile(record.tile), record, decoded));
     } else {
-      DS_ASSIGN(const TileRows rows, memory.store().open_tile(tile, scratch));
-      delta::save_undo(layout, record, rows.first, rows.row_stride, undo.bytes);
-      delta::commit_tile(layout, record, rows.first, rows.row_stride);
-      DS_TRY(memory.put(tile, rows));
+      DS_TRY(overwrite(layout, record, undo.bytes, memory, scratch));
     }
     undo.ends.push_back(undo.bytes.size());
+    if (!digests.empty()) digests[record.tile] = record.digest_after;
   }
   return {};
 }
 
+/// rice_class decodes over what is there, and whatever it is: so it is verified once more, on the very bytes.
+Status DeltaLog::decode_late(const Layout& layout, const delta::TileRecord& record, std::uint64_t digest,
+                             MutByteSpan changes, Writing& memory, std::vector<std::byte>& scratch) {
+  DS_ASSIGN(const TileRows rows, memory.store().open_tile(layout.tile(record.tile), scratch));
+  auto after = delta::resolve_tile(layout, record, rows.first, rows.row_stride, digest, changes);
+  if (after.ok()) return {};
+  return std::move(after).error().with_context("somebody wrote to live memory since the delta was verified");
+}
+
+Status DeltaLog::overwrite(const Layout& layout, const delta::TileRecord& record, std::vector<std::byte>& undo,
+                           Writing& memory, std::vector<std::byte>& scratch) {
+  const Tile tile = layout.tile(record.tile);
+  DS_ASSIGN(const TileRows rows, memory.store().open_tile(tile, scratch));
+  delta::save_undo(layout, record, rows.first, rows.row_stride, undo);
+  if (delta::gives_whole_tile(record.codec)) {
+    const delta::TileShape shape = delta::tile_shape(layout, record.tile);
+    DS_ASSIGN(const ByteSpan whole, delta::whole_tile_bytes(shape, record));
+    return memory.put(tile, packed_rows(whole, shape.row_bytes()));
+  }
+  delta::commit_tile(layout, record, rows.first, rows.row_stride);
+  return memory.put(tile, rows);
+}
+
 Status DeltaLog::revert_step(const Layout& layout, std::size_t step, TileStore& memory, ThreadPool& pool) {
   std::vector<StagedFrame>& frames = steps_[step].frames;
-  const std::vector<FrameUndo>& undo = undo_[step];
+  std::vector<FrameUndo>& undo = undo_[step];
   std::vector<std::vector<std::byte>> scratch(pool.size());
   DS_TRY(run_all(pool, frames.size(), [&](std::uint64_t i, unsigned worker) {
     return revert_frame(layout, frames[i], undo[i], memory, scratch[worker]);
@@ -120,22 +165,24 @@ Status DeltaLog::revert_step(const Layout& layout, std::size_t step, TileStore& 
   return memory.settle();
 }
 
-Status DeltaLog::revert_frame(const Layout& layout, StagedFrame& frame, const FrameUndo& undo, TileStore& memory,
+Status DeltaLog::revert_frame(const Layout& layout, StagedFrame& frame, FrameUndo& undo, TileStore& memory,
                               std::vector<std::byte>& scratch) {
-  Resolved resolved(layout, frame);
+  Changes changes(layout, frame, undo.late);
   std::size_t from = 0;
   for (std::size_t r = 0; r < undo.ends.size(); ++r) {
     const delta::TileRecord& record = frame.records[r];
+    const ByteSpan overwritten = ByteSpan(undo.bytes).subspan(from, undo.ends[r] - from);
+    from = undo.ends[r];
     const Tile tile = layout.tile(record.tile);
-    const std::size_t end = undo.ends[r];
-    if (const MutByteSpan changes = resolved.next(record); !changes.empty()) {
-      DS_TRY(memory.exchange(tile, record, changes));
+    if (const MutByteSpan decoded = changes.next(record); !decoded.empty()) {
+      DS_TRY(memory.exchange(tile, record, decoded));
+    } else if (delta::gives_whole_tile(record.codec)) {
+      DS_TRY(memory.put(tile, packed_rows(overwritten, delta::tile_shape(layout, record.tile).row_bytes())));
     } else {
       DS_ASSIGN(const TileRows rows, memory.open_tile(tile, scratch));
-      delta::undo_tile(layout, record, rows.first, rows.row_stride, ByteSpan(undo.bytes).subspan(from, end - from));
+      delta::undo_tile(layout, record, rows.first, rows.row_stride, overwritten);
       DS_TRY(memory.put(tile, rows));
     }
-    from = end;
   }
   return {};
 }

@@ -1,6 +1,8 @@
 // Deltas applied to tiles in memory, and what takes them back.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "receiver/target.hpp"
@@ -30,10 +32,11 @@ class TileStore {
 /// them the frame is, with the bytes that it overwrote.
 class DeltaLog {
  public:
-  /// Applies verified steps, oldest first, and keeps them. On error (timed_out, or the memory's own) nothing is kept,
-  /// and memory is as before unless it is torn().
-  Status apply(const Layout& layout, std::vector<StagedStep> steps, TileStore& memory, ThreadPool& pool,
-               Deadline deadline);
+  /// Applies verified steps, oldest first, and keeps them. `digests` are those of all tiles before. On error nothing is
+  /// kept, and memory is as before unless it is torn(). timed_out; corrupt, naming a tile in which somebody wrote since
+  /// it was verified, as far as it shows; io, the memory's own.
+  Status apply(const Layout& layout, std::vector<StagedStep> steps, std::span<const std::uint64_t> digests,
+               TileStore& memory, ThreadPool& pool, Deadline deadline);
   /// Takes back what apply() did. On error memory has anything.
   Status revert(const Layout& layout, TileStore& memory, ThreadPool& pool);
 
@@ -41,18 +44,25 @@ class DeltaLog {
   bool torn() const noexcept { return torn_; }
 
  private:
-  /// What takes one frame back: the bytes that commit_tile overwrote, record i's end at ends[i]. Records whose changes
-  /// were exchanged need none.
+  /// What takes one frame back: the bytes that were overwritten, record i's end at ends[i]. Records whose changes were
+  /// exchanged need none: these are in the frame, or in `late` if they were decoded here.
   struct FrameUndo {
     std::vector<std::byte> bytes;
     std::vector<std::size_t> ends;
+    std::vector<std::byte> late;
   };
   class Writing;
-  Status apply_step(const Layout& layout, std::size_t step, Writing& memory, ThreadPool& pool, Deadline deadline);
-  static Status apply_frame(const Layout& layout, StagedFrame& frame, FrameUndo& undo, Writing& memory,
-                            std::vector<std::byte>& scratch);
+  /// `digests` are those before the step and become those after it, or there are none.
+  Status apply_step(const Layout& layout, std::size_t step, std::span<std::uint64_t> digests, Writing& memory,
+                    ThreadPool& pool, Deadline deadline);
+  static Status apply_frame(const Layout& layout, StagedFrame& frame, FrameUndo& undo, std::span<std::uint64_t> digests,
+                            Writing& memory, std::vector<std::byte>& scratch);
+  static Status decode_late(const Layout& layout, const delta::TileRecord& record, std::uint64_t digest,
+                            MutByteSpan changes, Writing& memory, std::vector<std::byte>& scratch);
+  static Status overwrite(const Layout& layout, const delta::TileRecord& record, std::vector<std::byte>& undo,
+                          Writing& memory, std::vector<std::byte>& scratch);
   Status revert_step(const Layout& layout, std::size_t step, TileStore& memory, ThreadPool& pool);
-  static Status revert_frame(const Layout& layout, StagedFrame& frame, const FrameUndo& undo, TileStore& memory,
+  static Status revert_frame(const Layout& layout, StagedFrame& frame, FrameUndo& undo, TileStore& memory,
                              std::vector<std::byte>& scratch);
   Error fail(const Layout& layout, Error why, std::size_t steps, bool torn, TileStore& memory, ThreadPool& pool);
 

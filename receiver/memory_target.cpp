@@ -97,7 +97,7 @@ Status MemoryTarget::commit_delta(std::vector<StagedStep> steps, TargetState sta
   DS_TRY(check_steps(*layout_, tiles_, committed(), steps, state));
   undo_ = {};
   close_staging();  // the version before the last full update: from here on it cannot be rolled back to
-  Status applied = undo_.log.apply(*layout_, std::move(steps), *this, *pool_, deadline);
+  Status applied = undo_.log.apply(*layout_, std::move(steps), committed_->digests, *this, *pool_, deadline);
   if (!applied.ok()) {
     if (undo_.log.torn()) return lose_version(std::move(applied).error());
     return applied;

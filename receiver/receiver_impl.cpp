@@ -231,6 +231,8 @@ Status StagedImpl::commit(Deadline deadline) {
     case PullMode::full: status = target.commit_full(std::move(prepared_.state)); break;
   }
   if (!status) {
+    // Verified when it was pulled, so it is the memory that is another one now.
+    if (status.error().code() == Errc::corrupt) receiver_->distrusted_ = true;
     drop();
     return std::move(status).with_context("commit of " + to_string(prepared_.report.version));
   }

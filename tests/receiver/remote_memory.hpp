@@ -28,7 +28,7 @@ class RemoteMemory final : public MemoryTarget {
     failing_[step] = after;
   }
   bool failed() const { return failed_; }
-  const std::vector<std::byte>& memory() const { return live_; }
+  std::vector<std::byte>& memory() { return live_; }
 
  private:
   Status step(std::string_view name) const {

@@ -184,5 +184,78 @@ TEST_F(MemoryTargetFaults, ATargetThatDoesNotOpenIsNotOpen) {
   EXPECT_TRUE(commit_whole(target, first_).ok());
 }
 
+/// Records in exponent classes that come without decoded changes are decoded over live memory once more.
+class LateClasses : public MemoryTargetFaults {
+ protected:
+  void SetUp() override {
+    MemoryTargetFaults::SetUp();
+    second_ = trainer_.small_step(0.03);
+    third_ = trainer_.small_step(0.03);
+    ASSERT_TRUE(commit_whole(*target_, second_).ok());
+  }
+  std::vector<StagedStep> compact() {
+    std::vector<StagedStep> steps;
+    steps.push_back(trainer_.compact_delta(second_, third_));
+    return steps;
+  }
+  Reference third_;
+};
+
+TEST_F(LateClasses, WhatSomebodyWroteIsAnErrorAndNothingChanges) {
+  const Layout& layout = *trainer_.layout();
+  std::size_t found = 0;
+  const std::vector<StagedStep> steps = compact();
+  for (const StagedFrame& frame : steps[0].frames) {
+    for (const delta::TileRecord& record : frame.records) {
+      if (record.codec != delta::Codec::rice_class) continue;
+      const Tile tile = layout.tile(record.tile);
+      const Tensor& tensor = layout.tensors()[tile.tensor];
+      SCOPED_TRACE(tensor.spec.name);
+      // Every element becomes one of another class.
+      for (std::uint64_t r = 0; r < tile.rect.rows; ++r) {
+        const std::uint64_t at = tensor.offset + (tile.rect.row + r) * tensor.row_bytes();
+        for (std::uint64_t c = 0; c < tile.rect.cols; ++c) {
+          target_->memory()[at + (tile.rect.col + c + 1) * tensor.element_bytes - 1] ^= std::byte{0x2A};
+        }
+      }
+      const std::vector<std::byte> written = target_->memory();
+      const Status status = target_->commit_delta(compact(), third_.state, in_time());
+      ASSERT_FALSE(status.ok());
+      EXPECT_EQ(status.error().code(), Errc::corrupt);
+      EXPECT_THAT(status.error().message(), HasSubstr("somebody wrote to live memory"));
+      EXPECT_THAT(status.error().message(), HasSubstr("tile " + std::to_string(record.tile)));
+      EXPECT_THAT(status.error().message(), HasSubstr(tensor.spec.name));
+      EXPECT_EQ(target_->memory(), written);
+      ASSERT_NE(target_->committed(), nullptr);
+      EXPECT_EQ(target_->committed()->version, second_.state.version);
+      target_->memory() = second_.half;
+      ++found;
+    }
+  }
+  ASSERT_GT(found, 2u);
+  ASSERT_TRUE(target_->commit_delta(compact(), third_.state, in_time()).ok());
+  expect_holds(third_);
+}
+
+/// A single changed element shows in the digest, though its class may be the same.
+TEST_F(LateClasses, OneElementThatChangesIsEnough) {
+  const Layout& layout = *trainer_.layout();
+  const std::vector<StagedStep> steps = compact();
+  for (const StagedFrame& frame : steps[0].frames) {
+    for (const delta::TileRecord& record : frame.records) {
+      if (record.codec != delta::Codec::rice_class) continue;
+      const Tile tile = layout.tile(record.tile);
+      const Tensor& tensor = layout.tensors()[tile.tensor];
+      std::uint64_t at = tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
+      while (second_.half[at] == third_.half[at]) ++at;
+      target_->memory()[at] ^= std::byte{1};
+      EXPECT_EQ(target_->commit_delta(compact(), third_.state, in_time()).error().code(), Errc::corrupt);
+      target_->memory()[at] ^= std::byte{1};
+      return;
+    }
+  }
+  FAIL() << "no tile in classes";
+}
+
 }  // namespace
 }  // namespace deltasync::test

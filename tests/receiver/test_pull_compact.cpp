@@ -227,6 +227,30 @@ TEST_F(CompactPull, WrongBaseIsFoundAndReplaced) {
   }
 }
 
+/// Between pull and commit: changes of several steps are decoded again at the commit, over what is there then.
+TEST_F(CompactPull, WhatSomebodyWroteBeforeTheCommitIsFound) {
+  start_slow();
+  pull_and_commit();
+  small_step();
+  small_step();
+  const auto version = receiver_->current();
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  ASSERT_EQ((*staged)->report().delta_steps, 2u);
+  const std::uint32_t big = tensor("big.3");
+  for (std::uint64_t i = 1; i < 65536; i += 2) live_byte(big, i) ^= std::byte{0x2A};
+  const Status status = (*staged)->commit();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), Errc::corrupt);
+  EXPECT_THAT(status.error().message(), testing::HasSubstr("big.3"));
+  EXPECT_EQ(receiver_->current(), version);
+  staged->reset();
+  // What it has is not trusted any more, and is replaced.
+  EXPECT_EQ(pull_and_commit().mode, PullMode::full);
+  small_step();
+  EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
+}
+
 TEST_F(CompactPull, DamagedOnesAreAskedForAgain) {
   start_slow();
   pull_and_commit();

@@ -351,6 +351,33 @@ TEST_P(TargetConformance, AChainIsOneUpdate) {
   }
 }
 
+TEST_P(TargetConformance, ExponentClassesToo) {
+  ASSERT_TRUE(ok(commit_whole(*target_, trainer_->now())));
+  for (const std::size_t length : {1, 3}) {
+    std::vector<Reference> versions{trainer_->now()};
+    std::size_t classes = 0;
+    for (std::size_t i = 0; i < length; ++i) versions.push_back(trainer_->small_step(0.03));
+    const auto steps = [&] {
+      std::vector<StagedStep> made;
+      for (std::size_t i = 0; i < length; ++i) made.push_back(trainer_->compact_delta(versions[i], versions[i + 1]));
+      for (const StagedFrame& frame : made.back().frames) {
+        for (const delta::TileRecord& record : frame.records) {
+          classes += record.codec == delta::Codec::rice_class ? 1 : 0;
+        }
+      }
+      return made;
+    };
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_TRUE(ok(target_->commit_delta(steps(), versions.back().state, in_time())));
+      ASSERT_TRUE(holds(versions.back()));
+      if (i == 1) break;
+      ASSERT_TRUE(ok(target_->rollback()));
+      ASSERT_TRUE(holds(versions.front()));
+    }
+    EXPECT_GT(classes, 0u);
+  }
+}
+
 TEST_P(TargetConformance, FullOverLiveStages) {
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first)));

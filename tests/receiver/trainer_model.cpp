@@ -16,18 +16,44 @@ TrainerModel::TrainerModel(std::uint64_t seed, std::vector<TensorSpec> specs)
 }
 
 const Reference& TrainerModel::step(double density) {
+  mutate(now_.half, *model_.layout, density, seed_ * 1'000'003 + now_.state.version.id.number + 1);
+  return name_next();
+}
+
+const Reference& TrainerModel::small_step(double density) {
+  step_small(now_.half, *model_.layout, density, seed_ * 1'000'003 + now_.state.version.id.number + 1);
+  return name_next();
+}
+
+const Reference& TrainerModel::name_next() {
   const std::uint64_t number = ++now_.state.version.id.number;
   now_.state.version.label = "step " + std::to_string(number);
-  mutate(now_.half, *model_.layout, density, seed_ * 1'000'003 + number);
   delta::half_digests(*model_.layout, now_.half, now_.state.digests, pool_);
   now_.state.root = delta::root_digest(now_.state.digests);
   return now_;
 }
 
-StagedStep TrainerModel::delta(const Reference& before, const Reference& after, delta::ValueForm form) const {
+delta::Delta TrainerModel::encode(const Reference& before, const Reference& after, delta::ValueForm form) const {
   std::vector<std::uint64_t> digests = before.state.digests;
   const delta::EncodeRequest request{before.state.version.id, after.state.version.id, before.state.root, form};
-  delta::Delta encoded = delta::encode(*model_.layout, before.half, after.half, digests, request, pool_);
+  return delta::encode(*model_.layout, before.half, after.half, digests, request, pool_);
+}
+
+StagedStep TrainerModel::delta(const Reference& before, const Reference& after, delta::ValueForm form) const {
+  return staged(encode(before, after, form));
+}
+
+StagedStep TrainerModel::compact_delta(const Reference& before, const Reference& after) const {
+  const delta::Delta plain = encode(before, after, delta::ValueForm::ulp);
+  auto compact = delta::compact(*model_.layout, plain, before.half, pool_);
+  if (!compact) {
+    std::fprintf(stderr, "compact: %s\n", compact.error().to_string().c_str());
+    std::abort();
+  }
+  return staged(*std::move(compact));
+}
+
+StagedStep TrainerModel::staged(delta::Delta encoded) const {
   StagedStep step{encoded.from, encoded.to, {}};
   for (delta::Frame& frame : encoded.frames) {
     StagedFrame staged;

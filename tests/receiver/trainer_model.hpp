@@ -23,12 +23,20 @@ class TrainerModel {
   const Reference& now() const noexcept { return now_; }
   /// Makes the next version; `density` of the elements change.
   const Reference& step(double density);
+  /// The same with changes as an optimizer makes them.
+  const Reference& small_step(double density);
   /// From `before` to `after`, encoded, parsed, ready to be committed.
   StagedStep delta(const Reference& before, const Reference& after,
                    delta::ValueForm form = delta::ValueForm::ulp) const;
+  /// The same in exponent classes, where that is smaller.
+  StagedStep compact_delta(const Reference& before, const Reference& after) const;
   ThreadPool& pool() const noexcept { return pool_; }
 
  private:
+  const Reference& name_next();
+  delta::Delta encode(const Reference& before, const Reference& after, delta::ValueForm form) const;
+  StagedStep staged(delta::Delta encoded) const;
+
   TestModel model_;
   Reference now_;
   std::uint64_t seed_;
