@@ -27,6 +27,10 @@ Result<TileRows> MemoryTarget::live_tile(const Tile& tile, std::vector<std::byte
   return read_tile(tile, scratch);
 }
 
+std::string MemoryTarget::what_is_live() const {
+  return committed_ ? "the live version " + to_string(committed_->version) : "live memory that is in use";
+}
+
 // ---- full ----------------------------------------------------------------------------------------------------------
 
 Result<TileRows> MemoryTarget::full_tile(const Tile& tile, std::vector<std::byte>& scratch) {
@@ -49,20 +53,22 @@ std::byte* MemoryTarget::full_rows(std::uint32_t tensor) {
 Status MemoryTarget::begin_full(FullOverLive policy, const Until& until) {
   if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open already");
-  if (committed_ && policy == FullOverLive::refuse) {
-    return Error(Errc::no_space, "a full update over the live version " + to_string(committed_->version) +
-                                     " needs a second copy of " + std::to_string(tiles_.bytes()) +
+  const bool live = committed_ || served_;
+  if (live && policy == FullOverLive::refuse) {
+    return Error(Errc::no_space, "a full update over " + what_is_live() + " needs a second copy of " +
+                                     std::to_string(tiles_.bytes()) +
                                      " bytes in host memory, which the policy refuses");
   }
   undo_ = {};
-  if (committed_ && policy == FullOverLive::stage) {
+  if (live && policy == FullOverLive::stage) {
     DS_TRY(open_staging(until).with_context("second copy for a full update"));
     full_ = Full::staged;
     return {};
   }
   DS_TRY(open_live(until));
-  full_ = committed_ ? Full::in_place : Full::first;
+  full_ = live ? Full::in_place : Full::first;
   committed_.reset();
+  served_ = false;
   close_staging();
   return {};
 }
@@ -75,7 +81,8 @@ Status MemoryTarget::commit_full(TargetState state) {
   if (!written.ok()) return lose_version(std::move(written).error());
   if (full_ == Full::staged) {
     undo_.kind = Undo::Kind::staged;
-    spdlog::info("{} keeps_for_rollback version={} bytes={}", name_, to_string(committed_->version), staging_bytes());
+    spdlog::info("{} keeps_for_rollback version={} bytes={}", name_,
+                 committed_ ? to_string(committed_->version) : "unknown", staging_bytes());
   } else if (full_ == Full::first) {
     undo_.kind = Undo::Kind::empty;
   }
@@ -134,6 +141,7 @@ void MemoryTarget::forget_rollback() noexcept {
 /// Live memory has parts of two versions, or worse: it is none, and nothing leads back.
 Error MemoryTarget::lose_version(Error why) {
   committed_.reset();
+  served_ = false;
   undo_ = {};
   full_ = Full::closed;
   close_staging();

@@ -46,9 +46,10 @@ class MemoryTarget : public Target, protected TileStore {
   void forget_rollback() noexcept final;
 
  protected:
-  /// `name` is what log lines call it: "host_target".
-  MemoryTarget(std::string name, LayoutPtr layout, TileSet tiles)
-      : layout_(std::move(layout)), tiles_(std::move(tiles)), name_(std::move(name)) {}
+  /// `name` is what log lines call it: "host_target". `served`: live memory has something that is in use, though no
+  /// version of ours; full updates treat it as they do a live version.
+  MemoryTarget(std::string name, LayoutPtr layout, TileSet tiles, bool served = false)
+      : layout_(std::move(layout)), tiles_(std::move(tiles)), name_(std::move(name)), served_(served) {}
 
   const Layout& layout_of() const noexcept { return *layout_; }
   const TileSet& tiles() const noexcept { return tiles_; }
@@ -91,8 +92,8 @@ class MemoryTarget : public Target, protected TileStore {
 
   enum class Full : std::uint8_t {
     closed,
-    first,     ///< nothing was committed: tiles land in live memory
-    in_place,  ///< likewise, over the version before, which is lost
+    first,     ///< nothing was there: tiles land in live memory
+    in_place,  ///< likewise, over what was there, which is lost
     staged,    ///< they land in staging
   };
   /// How to take the last commit back.
@@ -104,10 +105,11 @@ class MemoryTarget : public Target, protected TileStore {
       deltas,  ///< the version before is live memory with `log` reverted
     };
     Kind kind = Kind::none;
-    std::optional<TargetState> state;  ///< of the version before
+    std::optional<TargetState> state;  ///< of the version before, if that is one
     DeltaLog log;
   };
 
+  std::string what_is_live() const;
   Error lose_version(Error why);
 
   const LayoutPtr layout_;
@@ -115,6 +117,7 @@ class MemoryTarget : public Target, protected TileStore {
   const std::string name_;
   ThreadPool* pool_ = nullptr;
   std::optional<TargetState> committed_;
+  bool served_;  ///< without a committed version, live memory has something that is in use
   Full full_ = Full::closed;
   Undo undo_;
 };

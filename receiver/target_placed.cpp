@@ -17,8 +17,8 @@ constexpr std::uint64_t kTilesPerItem = 32;
 
 class PlacedTarget final : public MemoryTarget {
  public:
-  explicit PlacedTarget(placement::HostExecutor executor)
-      : MemoryTarget("placed_target", executor.placement().layout(), executor.placement().parts().tiles),
+  PlacedTarget(placement::HostExecutor executor, const PlacedTargetOptions& options)
+      : MemoryTarget("placed_target", executor.placement().layout(), executor.placement().parts().tiles, options.live),
         executor_(std::move(executor)) {}
 
  private:
@@ -128,10 +128,10 @@ Status PlacedTarget::exchange_staging() {
 
 }  // namespace
 
-Result<TargetPtr> make_placed_target(PlacementPtr placement) {
+Result<TargetPtr> make_placed_target(PlacementPtr placement, const PlacedTargetOptions& options) {
   auto executor = placement::HostExecutor::make(std::move(placement));
   if (!executor.ok()) return std::move(executor).error().with_context("placed target");
-  return TargetPtr(new PlacedTarget(*std::move(executor)));
+  return TargetPtr(new PlacedTarget(*std::move(executor), options));
 }
 
 }  // namespace deltasync

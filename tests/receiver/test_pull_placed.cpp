@@ -32,12 +32,12 @@ class PlacedPull : public PullTest {
     start(std::move(setup), tuning);
     bind_placed(ignore, 5);
   }
-  void bind_placed(RandomPlan::Ignore ignore, std::uint64_t seed) {
+  void bind_placed(RandomPlan::Ignore ignore, std::uint64_t seed, const PlacedTargetOptions& options = {}) {
     made_.emplace(*model_.layout, seed, ignore);
     const auto placement = Placement::build(model_.layout, made_->plan);
     ASSERT_TRUE(placement.ok()) << placement.error().to_string();
     placement_ = *placement;
-    auto target = make_placed_target(placement_);
+    auto target = make_placed_target(placement_, options);
     ASSERT_TRUE(target.ok()) << target.error().to_string();
     const Status bound = receiver_->bind(*std::move(target), placement_->subscription(), in_ms(60'000));
     ASSERT_TRUE(bound.ok()) << bound.error().to_string();
@@ -115,6 +115,28 @@ TEST_F(PlacedPull, AFullUpdateOverALiveVersionIsStaged) {
   expect_placed(model_.half);
   ASSERT_TRUE((*staged)->rollback().ok());
   expect_placed(before);
+}
+
+/// A receiver that starts over weights which its engine serves already.
+TEST_F(PlacedPull, WeightsThatAreServedAreNotTouchedBeforeTheCommit) {
+  start_placed(RandomPlan::Ignore::some);
+  bind_placed(RandomPlan::Ignore::some, 9, {.live = true});
+  std::vector<std::byte> served = model_.half;
+  mutate(served, *model_.layout, 1.0, 99);
+  write_by_plan(*model_.layout, made_->plan, served);
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  EXPECT_EQ((*staged)->report().mode, PullMode::full);
+  expect_placed(served);
+  EXPECT_FALSE(receiver_->current().has_value());
+  ASSERT_TRUE((*staged)->commit().ok());
+  expect_placed(model_.half);
+  ASSERT_TRUE((*staged)->rollback().ok());
+  expect_placed(served);
+  staged->reset();
+  EXPECT_EQ(pull_placed().mode, PullMode::full);
+  step(0.01);
+  EXPECT_EQ(pull_placed().mode, PullMode::delta);
 }
 
 TEST_F(PlacedPull, ScribblesOverLiveMemoryAreFound) {

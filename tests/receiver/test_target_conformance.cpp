@@ -590,39 +590,6 @@ TEST_P(TargetConformance, RandomWalks) {
   }
 }
 
-/// A tied weight is read where its first place is, and written to both.
-TEST(PlacedTarget, TiedTilesAreReadInPlace) {
-  const std::vector<TensorSpec> specs{{"tied", Dtype::bf16, {300, 512}, {}, {}}};
-  TrainerModel trainer(7, specs);
-  const std::uint64_t bytes = std::uint64_t{300} * 512 * 2;
-  Engine engine;
-  PlacementPlan plan;
-  plan.memories.push_back(engine.add("weights", 2 * bytes));
-  plan.slices.push_back({"tied", {0, 0, 300, 512}, 0, 0, 1024, 2});
-  plan.slices.push_back({"tied", {0, 0, 300, 512}, 0, bytes, 1024, 2});
-  const auto placement = Placement::build(trainer.layout(), plan);
-  ASSERT_TRUE(placement.ok()) << placement.error().to_string();
-  auto target = make_placed_target(*placement);
-  ASSERT_TRUE(target.ok()) << target.error().to_string();
-  ThreadPool pool(2, "tied");
-  ASSERT_TRUE((*target)->open(pool, in_time()).ok());
-  const Reference first = trainer.now();
-  ASSERT_TRUE(commit_whole(**target, first).ok());
-  std::vector<std::byte> scratch;
-  for (std::uint64_t i = 0; i < trainer.layout()->tile_count(); ++i) {
-    const Tile tile = trainer.layout()->tile(i);
-    const auto rows = (*target)->live_tile(tile, scratch);
-    ASSERT_TRUE(rows.ok());
-    EXPECT_EQ(rows->first, engine.base(0) + tile.rect.row * 1024 + tile.rect.col * 2);
-  }
-  EXPECT_TRUE(scratch.empty());
-  const Reference second = trainer.step(0.05);
-  std::vector<StagedStep> steps;
-  steps.push_back(trainer.delta(first, second));
-  ASSERT_TRUE((*target)->commit_delta(std::move(steps), second.state, in_time()).ok());
-  EXPECT_EQ(engine.contents(), placed_contents(engine, *trainer.layout(), plan, second.half));
-}
-
 std::unique_ptr<Place> engine(RandomPlan::Ignore ignore) {
   return std::make_unique<EngineMemory>(ignore);
 }
