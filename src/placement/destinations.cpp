@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -138,41 +139,86 @@ std::optional<Pair> rects_overlap(std::span<const Runs> group, std::uint64_t pit
   return Pair(of[found->first], of[found->second]);
 }
 
-/// Calls fn(first byte) for each run until it says true.
-template <class Fn>
-bool any_run(const Runs& runs, const Fn& fn) {
-  for (std::uint64_t o = 0; o < runs.outer.count; ++o) {
-    for (std::uint64_t i = 0; i < runs.inner.count; ++i) {
-      if (fn(runs.begin + o * runs.outer.stride + i * runs.inner.stride)) return true;
+/// Runs of one destination in the order of their addresses: `outer` rows of `inner` runs each, one row behind the
+/// other.
+class Series {
+ public:
+  Series(std::size_t of, std::uint64_t begin, std::uint64_t run_bytes, const Axis& outer, const Axis& inner)
+      : of_(of), begin_(begin), run_bytes_(run_bytes), outer_(outer), inner_(inner) {}
+
+  std::size_t of() const noexcept { return of_; }  ///< the destination
+  std::uint64_t at() const noexcept { return begin_ + o_ * outer_.stride + i_ * inner_.stride; }
+
+  /// Goes to the first run that begins at `limit` or behind it, false if there is none; one at least is passed. `end`
+  /// is where the last one that was passed ends.
+  bool pass(std::uint64_t limit, std::uint64_t& end) noexcept {
+    if (limit > at()) {
+      // As many rows as begin before the limit; then as many runs of the last of these.
+      const std::uint64_t row =
+          outer_.count == 1 ? 0 : std::min((limit - 1 - begin_) / outer_.stride, outer_.count - 1);
+      if (row != o_) i_ = 0;
+      o_ = row;
+      const std::uint64_t left = limit - at();
+      const std::uint64_t last = inner_.count == 1 ? 0 : (left - 1) / inner_.stride;
+      i_ = std::min(i_ + last, inner_.count - 1);
     }
+    end = at() + run_bytes_;
+    if (++i_ < inner_.count) return true;
+    i_ = 0;
+    return ++o_ < outer_.count;
   }
-  return false;
+
+ private:
+  std::size_t of_;
+  std::uint64_t begin_;
+  std::uint64_t run_bytes_;
+  Axis outer_;
+  Axis inner_;
+  std::uint64_t o_ = 0;
+  std::uint64_t i_ = 0;
+};
+
+/// Whose rows lie within each other falls into several: as few as go.
+void add_series(const Runs& runs, std::vector<Series>& all) {
+  const Axis& outer = runs.outer;
+  const Axis& inner = runs.inner;
+  if (outer.count == 1 || (inner.count - 1) * inner.stride + runs.run_bytes <= outer.stride) {
+    all.emplace_back(runs.index, runs.begin, runs.run_bytes, outer, inner);
+    return;
+  }
+  const bool along_outer = outer.count >= inner.count;
+  const Axis& along = along_outer ? outer : inner;
+  const Axis& each = along_outer ? inner : outer;
+  for (std::uint64_t i = 0; i < each.count; ++i) {
+    all.emplace_back(runs.index, runs.begin + i * each.stride, runs.run_bytes, Axis(), along);
+  }
 }
 
-bool has_byte(const Runs& runs, std::uint64_t byte) {
-  return any_run(runs, [&](std::uint64_t begin) { return begin <= byte && byte < begin + runs.run_bytes; });
-}
-
-/// Whatever the strides: a bit for each piece of memory as wide as the narrowest element.
-std::optional<Pair> marks_overlap(std::span<const Runs> group, std::uint64_t unit) {
-  const std::uint64_t origin = group.front().begin;
-  std::uint64_t end = origin;
-  for (const Runs& runs : group) end = std::max(end, runs.end);
-  std::vector<bool> taken(static_cast<std::size_t>((end - origin + unit - 1) / unit));
-  for (std::size_t k = 0; k < group.size(); ++k) {
-    std::uint64_t shared = 0;
-    const bool twice = any_run(group[k], [&](std::uint64_t begin) {
-      for (std::uint64_t at = begin; at < begin + group[k].run_bytes; at += unit) {
-        auto bit = taken[static_cast<std::size_t>((at - origin) / unit)];
-        shared = at;
-        if (bit) return true;
-        bit = true;
-      }
-      return false;
-    });
-    if (!twice) continue;
-    const auto other = std::find_if(group.begin(), group.end(), [&](const Runs& r) { return has_byte(r, shared); });
-    return Pair(other->index, group[k].index);
+/// Whatever the strides: all runs are met in the order of their addresses. Costs as often as one destination's follow
+/// another's, at most as many as there are runs.
+std::optional<Pair> any_overlap(std::span<const Runs> group) {
+  std::vector<Series> heap;
+  for (const Runs& runs : group) add_series(runs, heap);
+  const auto later = [](const Series& a, const Series& b) { return a.at() > b.at(); };
+  std::make_heap(heap.begin(), heap.end(), later);
+  std::uint64_t reach = 0;  // the farthest end so far
+  std::size_t whose = 0;
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), later);
+    Series& series = heap.back();
+    if (series.at() < reach) return Pair(whose, series.of());
+    const std::uint64_t next = heap.size() == 1 ? std::numeric_limits<std::uint64_t>::max() : heap.front().at();
+    std::uint64_t end = 0;
+    const bool more = series.pass(next, end);
+    if (end > reach) {
+      reach = end;
+      whose = series.of();
+    }
+    if (more) {
+      std::push_heap(heap.begin(), heap.end(), later);
+    } else {
+      heap.pop_back();
+    }
   }
   return std::nullopt;
 }
@@ -197,12 +243,10 @@ std::optional<Pair> find_shared_byte(std::span<const Destination> destinations) 
   for (std::size_t first = 0; first < all.size();) {
     // Those that lie between each other's ends.
     std::uint64_t end = all[first].end;
-    std::uint64_t unit = destinations[all[first].index].element_bytes;
     bool plain = true;
     std::size_t last = first;
     for (; last < all.size() && (last == first || all[last].begin < end); ++last) {
       end = std::max(end, all[last].end);
-      unit = std::min<std::uint64_t>(unit, destinations[all[last].index].element_bytes);
       plain = plain && all[last].outer.count == 1;
     }
     const auto group = std::span<const Runs>(all).subspan(first, last - first);
@@ -214,7 +258,7 @@ std::optional<Pair> find_shared_byte(std::span<const Destination> destinations) 
     } else if (const std::uint64_t pitch = common_pitch(group); pitch != 0) {
       found = rects_overlap(group, pitch);
     } else {
-      found = marks_overlap(group, unit);
+      found = any_overlap(group);
     }
     if (found) return Pair(std::min(found->first, found->second), std::max(found->first, found->second));
   }

@@ -27,8 +27,8 @@ struct Destination {
 bool folds_onto_itself(const Destination& d) noexcept;
 
 /// Two of the destinations (by index, the smaller first) that share a byte; nothing if all are disjoint. O(n log n)
-/// where those that lie between each other's ends are runs of bytes or have one pitch in common; else the elements of
-/// these are marked, one bit for each that may be there.
+/// where those that lie between each other's ends are runs of bytes or have one pitch in common; else the runs of these
+/// are met in the order of their addresses, which takes as long as theirs alternate. Memory does not grow with that.
 std::optional<std::pair<std::size_t, std::size_t>> find_shared_byte(std::span<const Destination> destinations);
 
 }  // namespace deltasync

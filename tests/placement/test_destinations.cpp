@@ -127,6 +127,38 @@ TEST(Destinations, PartsOfOneParameterAreCheckedExactly) {
   EXPECT_LT(overlapping, 5500u);
 }
 
+/// Mixed pitches over more bytes than any machine has: nothing may be as large as what they span.
+TEST(Destinations, WideSpansTakeNoMemory) {
+  constexpr std::uint64_t kWide = 1ull << 45;
+  const Destination high{0, 1u << 9, 1u << 9, kWide, 1u << 20, 2};
+  const auto beside = [](std::uint64_t offset) { return Destination{offset, 1u << 9, 1u << 9, kWide, 1u << 21, 2}; };
+  EXPECT_FALSE(find_shared_byte(std::vector<Destination>{high, beside(2)}));
+  EXPECT_TRUE(find_shared_byte(std::vector<Destination>{high, beside(0)}));
+  const std::uint64_t last = (1u << 8) * kWide + (std::uint64_t{511} << 20);
+  EXPECT_TRUE(find_shared_byte(std::vector<Destination>{high, {last, 3, 3, 32, 8, 2}}));
+  EXPECT_FALSE(find_shared_byte(std::vector<Destination>{high, {last + 2, 3, 3, 32, 8, 2}}));
+}
+
+/// Rows that lie within each other's columns.
+TEST(Destinations, RowsThatInterleaveAreCheckedExactly) {
+  Random random(8);
+  std::size_t overlapping = 0;
+  for (int round = 0; round < 3000; ++round) {
+    std::vector<Destination> list;
+    while (list.size() < 2) {
+      const std::uint32_t width = random_width(random);
+      const std::uint64_t row_stride = (1 + random.below(40)) * width;
+      const std::uint64_t col_stride = (1 + random.below(40)) * width;
+      const Destination d{
+          random.below(200) * width, 2 + random.below(4), 2 + random.below(4), row_stride, col_stride, width};
+      if (!folds(d)) list.push_back(d);
+    }
+    expect_as_marked(list, round, overlapping);
+  }
+  EXPECT_GT(overlapping, 300u);
+  EXPECT_LT(overlapping, 2700u);
+}
+
 TEST(Destinations, EndsThatTouchAreApart) {
   EXPECT_FALSE(find_shared_byte(std::vector<Destination>{{0, 4, 8, 32, 2, 2}, {16, 4, 8, 32, 2, 2}}));
   EXPECT_TRUE(find_shared_byte(std::vector<Destination>{{0, 4, 8, 32, 2, 2}, {14, 4, 8, 32, 2, 2}}));
