@@ -23,10 +23,7 @@ class PlacedTarget final : public MemoryTarget {
 
  private:
   Status check_subscription(const TileSet& tiles) const override;
-  Status open_memory(const Until& /*nothing is here to verify*/) override {
-    spdlog::info("placed_target keeps_rest bytes={}", executor_.rest().size());
-    return {};
-  }
+  Status open_memory(const Until& until) override;
   Status open_live(const Until& /*it is there*/) override { return {}; }
   Result<TileRows> read_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
   Result<TileRows> open_tile(const Tile& tile, std::vector<std::byte>& scratch) override {
@@ -47,6 +44,7 @@ class PlacedTarget final : public MemoryTarget {
   TileRows gather(const Tile& tile, std::vector<std::byte>& scratch) const;
 
   placement::HostExecutor executor_;
+  HostMemory rest_;
   HostMemory staging_;
   std::vector<std::uint64_t> staged_at_;  ///< of each tile, by rank
 };
@@ -56,6 +54,19 @@ Status PlacedTarget::check_subscription(const TileSet& others) const {
   return Error(Errc::invalid_argument, "the subscription has " + std::to_string(others.tiles()) +
                                            " tiles, the placement needs " + std::to_string(tiles().tiles()) +
                                            " (or others): bind with the placement's own subscription");
+}
+
+Status PlacedTarget::open_memory(const Until& until) {
+  const std::uint64_t bytes = executor_.placement().rest_bytes();
+  spdlog::info("placed_target keeps_rest bytes={}", bytes);
+  if (bytes == 0) return {};
+  auto memory = HostMemory::map(bytes, pool(), until);
+  if (!memory.ok()) {
+    return std::move(memory).error().with_context("memory for the rest of tiles that slices cut through");
+  }
+  rest_ = *std::move(memory);
+  executor_.set_rest(rest_.span().data());
+  return {};
 }
 
 TileRows PlacedTarget::gather(const Tile& tile, std::vector<std::byte>& scratch) const {
@@ -129,7 +140,7 @@ Status PlacedTarget::exchange_staging() {
 }  // namespace
 
 Result<TargetPtr> make_placed_target(PlacementPtr placement, const PlacedTargetOptions& options) {
-  auto executor = placement::HostExecutor::make(std::move(placement));
+  auto executor = placement::HostExecutor::make(std::move(placement), placement::HostExecutor::Rest::given);
   if (!executor.ok()) return std::move(executor).error().with_context("placed target");
   return TargetPtr(new PlacedTarget(*std::move(executor), options));
 }

@@ -15,7 +15,8 @@ struct PlacedTargetOptions {
 };
 
 /// Keeps one version in the placement's live memories, which must all be the host's (unsupported), and the rest of
-/// tiles that its slices cut through in memory of its own (no_space). Bind it with placement->subscription().
+/// tiles that its slices cut through in memory of its own, which binding takes (no_space). Bind it with
+/// placement->subscription().
 ///
 /// Live memory is written by these and by nothing else, and the engine may not compute with it meanwhile:
 ///   - pulls while Receiver::current() is empty, unless the target was made with `live`, and pulls of a full update

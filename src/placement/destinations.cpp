@@ -201,20 +201,15 @@ std::optional<Pair> any_overlap(std::span<const Runs> group) {
   for (const Runs& runs : group) add_series(runs, heap);
   const auto later = [](const Series& a, const Series& b) { return a.at() > b.at(); };
   std::make_heap(heap.begin(), heap.end(), later);
-  std::uint64_t reach = 0;  // the farthest end so far
+  std::uint64_t reach = 0;  // where the last one ends
   std::size_t whose = 0;
   while (!heap.empty()) {
     std::pop_heap(heap.begin(), heap.end(), later);
     Series& series = heap.back();
     if (series.at() < reach) return Pair(whose, series.of());
     const std::uint64_t next = heap.size() == 1 ? std::numeric_limits<std::uint64_t>::max() : heap.front().at();
-    std::uint64_t end = 0;
-    const bool more = series.pass(next, end);
-    if (end > reach) {
-      reach = end;
-      whose = series.of();
-    }
-    if (more) {
+    whose = series.of();
+    if (series.pass(next, reach)) {
       std::push_heap(heap.begin(), heap.end(), later);
     } else {
       heap.pop_back();

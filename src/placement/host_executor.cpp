@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <string>
 
 namespace deltasync::placement {
 namespace {
@@ -99,47 +100,60 @@ std::uint16_t position_at(const std::byte* changes, std::uint32_t i) {
   return position;
 }
 
-/// Calls fn(address, element i's number, is_primary) for each place of each changed element.
+/// A changed element that has been looked up.
+struct Change {
+  std::byte* primary = nullptr;
+  std::uint64_t row = 0;
+  std::uint64_t col = 0;
+};
+
+/// Calls fn(address, element i's number, is_primary) for each place of each changed element. Places are all over the
+/// memory: each is looked up, and asked for, so many elements before it is its turn.
 template <class Fn>
 void for_each_change(const WordTable& table, std::uint64_t rank, std::uint32_t count, const std::byte* changes,
                      const Fn& fn) {
+  constexpr std::uint32_t kAhead = 32;
   const WordTile& tile = table.tiles[rank];
   RowOf rows(tile.cols);
   const WordRegion& only = table.regions[tile.first];
-  const bool one_place = tile.primaries == 1 && tile.copies == 0;
-  std::byte* const first = one_place ? element_in(only, tile.row, tile.col) : nullptr;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint32_t local = position_at(changes, i);
-    const std::uint32_t row = rows.row(local);
-    const std::uint32_t col = rows.col(local);
-    if (one_place) {
-      fn(first + row * only.row_stride + col * only.col_stride, i, true);
-      continue;
+  const bool one_region = tile.primaries == 1;
+  std::byte* const first = one_region ? element_in(only, tile.row, tile.col) : nullptr;
+  Change changed[kAhead];
+  const std::uint32_t end = count == 0 ? 0 : count + kAhead;
+  for (std::uint32_t n = 0; n < end; ++n) {
+    Change& slot = changed[n % kAhead];
+    if (n >= kAhead) {
+      const std::uint32_t i = n - kAhead;
+      fn(slot.primary, i, true);
+      for (std::uint32_t c = 0; c < tile.copies; ++c) {
+        const WordRegion& copy = table.regions[tile.first + tile.primaries + c];
+        if (std::byte* const at = element_in(copy, slot.row, slot.col)) fn(at, i, false);
+      }
     }
-    fn(primary_of(table, tile, tile.row + row, tile.col + col), i, true);
-    for (std::uint32_t c = 0; c < tile.copies; ++c) {
-      const WordRegion& copy = table.regions[tile.first + tile.primaries + c];
-      if (std::byte* const at = element_in(copy, tile.row + row, tile.col + col)) fn(at, i, false);
+    if (n < count) {
+      const std::uint32_t local = position_at(changes, n);
+      const std::uint32_t row = rows.row(local);
+      const std::uint32_t col = rows.col(local);
+      slot.row = tile.row + row;
+      slot.col = tile.col + col;
+      slot.primary = one_region ? first + row * only.row_stride + col * only.col_stride
+                                : primary_of(table, tile, slot.row, slot.col);
+      __builtin_prefetch(slot.primary, 1);
     }
   }
 }
 
 }  // namespace
 
-Result<HostExecutor> HostExecutor::make(PlacementPtr placement, const CgroupFiles& cgroup) {
+Result<HostExecutor> HostExecutor::make(PlacementPtr placement, Rest rest) {
   for (const LiveMemory& memory : placement->memories()) {
     if (memory.device.is_host()) continue;
     return Error(Errc::unsupported,
                  "live memory '" + memory.name + "' is on " + to_string(memory.device) + ", this is for host memory");
   }
   HostExecutor executor;
-  const auto rest_bytes = static_cast<std::size_t>(placement->rest_bytes());
-  constexpr const char* kWhat = "memory for the rest of tiles that slices cut through";
-  if (rest_bytes != 0) DS_TRY(check_memory_room(rest_bytes, cgroup).with_context(kWhat));
-  executor.rest_.reset(new (std::nothrow) std::byte[rest_bytes]());
-  if (!executor.rest_) return Error(Errc::no_space, bytes_for_people(rest_bytes)).with_context(kWhat);
   executor.tables_ = make_word_tables(*placement, [&](std::uint32_t memory) {
-    return memory == kRestMemory ? executor.rest_.get() : placement->memories()[memory].base;
+    return memory == kRestMemory ? nullptr : placement->memories()[memory].base;
   });
   executor.rows_.reserve(executor.tables_.tiles.size());
   for (const wire::TileRange& range : placement->parts().tiles.ranges()) {
@@ -148,7 +162,21 @@ Result<HostExecutor> HostExecutor::make(PlacementPtr placement, const CgroupFile
     }
   }
   executor.placement_ = std::move(placement);
+  const auto rest_bytes = static_cast<std::size_t>(executor.placement_->rest_bytes());
+  if (rest == Rest::given || rest_bytes == 0) return executor;
+  executor.own_rest_.reset(new (std::nothrow) std::byte[rest_bytes]());
+  if (!executor.own_rest_) {
+    return Error(Errc::no_space, std::to_string(rest_bytes) + " bytes for the rest of tiles that slices cut through");
+  }
+  executor.set_rest(executor.own_rest_.get());
   return executor;
+}
+
+void HostExecutor::set_rest(std::byte* memory) noexcept {
+  const std::vector<Region>& regions = placement_->parts().regions;
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    if (regions[i].memory == kRestMemory) tables_.regions[i].first = memory + regions[i].offset;
+  }
 }
 
 Rect HostExecutor::rect_of(const WordTile& tile, std::uint64_t rank) const noexcept {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "base/memory_room.hpp"
 #include "placement/word_table.hpp"
 
 namespace deltasync::placement {
@@ -16,8 +15,15 @@ namespace deltasync::placement {
 /// what belongs to no needed tile is never touched.
 class HostExecutor {
  public:
-  /// Allocates the rest memory, zeroed. unsupported if a memory is on a device; no_space.
-  static Result<HostExecutor> make(PlacementPtr placement, const CgroupFiles& cgroup = {});
+  /// Whose memory it is that elements without a place are kept in.
+  enum class Rest : std::uint8_t {
+    own,    ///< made here, and zeroed by this thread
+    given,  ///< set_rest() is called before the first tile is used
+  };
+  /// unsupported if a memory is on a device; no_space.
+  static Result<HostExecutor> make(PlacementPtr placement, Rest rest = Rest::own);
+  /// placement().rest_bytes() of them, zero, at an address that every element may have. Borrowed.
+  void set_rest(std::byte* memory) noexcept;
 
   const Placement& placement() const noexcept { return *placement_; }
   WordTable table() const { return tables_.view(); }
@@ -47,14 +53,12 @@ class HostExecutor {
   /// To be read: where its elements are read, whatever copies they have.
   std::optional<Rows> read_rows_of(std::uint64_t rank) const noexcept;
 
-  ByteSpan rest() const noexcept { return {rest_.get(), static_cast<std::size_t>(placement_->rest_bytes())}; }
-
  private:
   HostExecutor() = default;
   Rect rect_of(const WordTile& tile, std::uint64_t rank) const noexcept;
 
   PlacementPtr placement_;
-  std::unique_ptr<std::byte[]> rest_;
+  std::unique_ptr<std::byte[]> own_rest_;
   WordTables tables_;
   std::vector<std::uint32_t> rows_;  ///< of each tile
 };

@@ -1,6 +1,9 @@
 #include "placement/regions.hpp"
 
 #include <algorithm>
+#include <numeric>
+#include <unordered_map>
+#include <utility>
 
 #include "format/rect_set.hpp"
 
@@ -17,13 +20,9 @@ Region part_of(const Region& whole, const Rect& rect) {
   return part;
 }
 
-/// A region that is needed for a tile of the tensor. Both count within the tensor, copies behind all primaries.
-struct Need {
-  std::uint64_t tile = 0;
-  std::uint32_t region = 0;
-};
-
-void add_needs(const Layout::Grid& grid, const Rect& rect, std::uint32_t region, std::vector<Need>& needs) {
+/// Calls fn(tile) for each tile of the tensor that has an element of the rectangle.
+template <class Fn>
+void for_each_tile(const Layout::Grid& grid, const Rect& rect, const Fn& fn) {
   const auto panel_of = [&](std::uint64_t col) {
     const auto after = std::upper_bound(grid.panel_starts.begin(), grid.panel_starts.end(), col);
     return static_cast<std::uint64_t>(after - grid.panel_starts.begin() - 1);
@@ -33,11 +32,30 @@ void add_needs(const Layout::Grid& grid, const Rect& rect, std::uint32_t region,
   const std::uint64_t last_panel = panel_of(rect.col + rect.cols - 1);
   const std::uint64_t last_band = grid.band_of(rect.row + rect.rows - 1);
   for (std::uint64_t band = grid.band_of(rect.row); band <= last_band; ++band) {
-    for (std::uint64_t panel = first_panel; panel <= last_panel; ++panel) {
-      needs.push_back({band * panels + panel, region});
-    }
+    for (std::uint64_t panel = first_panel; panel <= last_panel; ++panel) fn(band * panels + panel);
   }
 }
+
+/// The regions that each tile of a tensor needs, in the order of `regions`: thousands of slices may lie in each of
+/// hundreds of tiles, so they are counted and not sorted.
+class Needs {
+ public:
+  Needs(const Layout::Grid& grid, std::span<const Region> regions) : starts_(grid.bands() * grid.panels() + 1) {
+    for (const Region& region : regions) for_each_tile(grid, region.rect, [&](std::uint64_t t) { ++starts_[t + 1]; });
+    std::partial_sum(starts_.begin(), starts_.end(), starts_.begin());
+    list_.resize(starts_.back());
+    std::vector<std::size_t> next(starts_.begin(), starts_.end() - 1);
+    for (const Region& region : regions)
+      for_each_tile(grid, region.rect, [&](std::uint64_t t) { list_[next[t]++] = &region; });
+  }
+  std::span<const Region* const> of(std::uint64_t tile) const {
+    return std::span(list_).subspan(starts_[tile], starts_[tile + 1] - starts_[tile]);
+  }
+
+ private:
+  std::vector<std::size_t> starts_;
+  std::vector<const Region*> list_;
+};
 
 Rect tile_rect(const Layout::Grid& grid, std::uint64_t tile) {
   const auto [row, rows] = grid.band(tile / grid.panels());
@@ -58,20 +76,84 @@ void add_rest(const Rect& tile, const RectSet& placed, std::uint32_t element_byt
   }
 }
 
-/// Ends the parts with a list for one more tile: the last one again if it is the same.
-void add_list(const std::vector<Region>& list, std::uint32_t primaries, Placement::Parts& parts) {
-  const auto copies = static_cast<std::uint32_t>(list.size()) - primaries;
-  if (!parts.of_tile.empty()) {
-    const TileRegions& last = parts.of_tile.back();
-    if (last.primaries == primaries && last.copies == copies &&
-        std::equal(list.begin(), list.end(), parts.regions.begin() + last.first)) {
-      parts.of_tile.push_back(last);
-      return;
+bool before(const Region& a, const Region& b) {
+  return a.rect.row != b.rect.row ? a.rect.row < b.rect.row : a.rect.col < b.rect.col;
+}
+
+/// Of a sorted list: see TileRegions::primaries. `end`: behind the tile's last row.
+bool are_in_bands(const std::vector<Region>& list, std::uint64_t end) {
+  std::uint64_t band_end = 0;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const Rect& rect = list[i].rect;
+    if (i > 0 && rect.row != list[i - 1].rect.row && rect.row < band_end) return false;
+    band_end = std::max(band_end, std::min(rect.row + rect.rows, end));
+  }
+  return true;
+}
+
+/// Cuts what the regions have of the tile wherever one of them begins: at most as many as the tile has elements.
+void cut_into_bands(const Rect& tile, std::vector<Region>& list) {
+  std::vector<std::uint64_t> starts;
+  starts.reserve(list.size());
+  for (const Region& region : list) starts.push_back(region.rect.row);
+  std::sort(starts.begin(), starts.end());
+  std::vector<Region> cut;
+  for (const Region& region : list) {
+    const Rect both = intersection(region.rect, tile);
+    const std::uint64_t end = both.row + both.rows;
+    for (std::uint64_t row = both.row; row < end;) {
+      const auto next = std::upper_bound(starts.begin(), starts.end(), row);
+      const std::uint64_t until = next == starts.end() ? end : std::min(end, *next);
+      cut.push_back(part_of(region, {row, both.col, until - row, both.cols}));
+      row = until;
     }
   }
-  parts.of_tile.push_back({static_cast<std::uint32_t>(parts.regions.size()), primaries, copies});
-  parts.regions.insert(parts.regions.end(), list.begin(), list.end());
+  list = std::move(cut);
 }
+
+void sort_into_bands(const Rect& tile, std::vector<Region>& list) {
+  std::sort(list.begin(), list.end(), before);
+  if (are_in_bands(list, tile.row + tile.rows)) return;
+  cut_into_bands(tile, list);
+  std::sort(list.begin(), list.end(), before);
+}
+
+/// The lists of one tensor, which its tiles share: rows of tiles often repeat what is in the row above.
+class Lists {
+ public:
+  explicit Lists(Placement::Parts& parts) : parts_(parts) {}
+
+  /// Ends the parts with a list for one more tile: one that is there already, if it is the same.
+  void add(const std::vector<Region>& list, std::uint32_t primaries) {
+    const auto copies = static_cast<std::uint32_t>(list.size()) - primaries;
+    auto [at, end] = by_key_.equal_range(key(list));
+    for (; at != end; ++at) {
+      const TileRegions& known = at->second;
+      if (known.primaries != primaries || known.copies != copies) continue;
+      if (!std::equal(list.begin(), list.end(), parts_.regions.begin() + known.first)) continue;
+      parts_.of_tile.push_back(known);
+      return;
+    }
+    parts_.of_tile.push_back({static_cast<std::uint32_t>(parts_.regions.size()), primaries, copies});
+    parts_.regions.insert(parts_.regions.end(), list.begin(), list.end());
+    by_key_.emplace(key(list), parts_.of_tile.back());
+  }
+
+ private:
+  static std::uint64_t key(const std::vector<Region>& list) {
+    std::uint64_t sum = list.size();
+    for (const Region& r : list) {
+      for (const std::uint64_t v : {r.rect.row, r.rect.col, std::uint64_t{r.memory}, r.offset}) {
+        sum = (sum ^ v) * 0x9e3779b97f4a7c15ull;
+        sum ^= sum >> 32;
+      }
+    }
+    return sum;
+  }
+
+  Placement::Parts& parts_;
+  std::unordered_multimap<std::uint64_t, TileRegions> by_key_;
+};
 
 }  // namespace
 
@@ -104,33 +186,27 @@ TensorRegions make_tensor_regions(std::span<const BoundSlice> slices, RectSet& p
 void add_tiles(const Layout& layout, std::uint32_t tensor, const TensorRegions& regions, const RectSet& placed,
                Placement::Parts& parts, std::uint64_t& rest_bytes) {
   const Layout::Grid grid = layout.grid(tensor);
-  const auto primaries = static_cast<std::uint32_t>(regions.primaries.size());
-  std::vector<Need> needs;
-  for (std::uint32_t i = 0; i < primaries; ++i) add_needs(grid, regions.primaries[i].rect, i, needs);
-  for (std::uint32_t i = 0; i < regions.copies.size(); ++i) {
-    add_needs(grid, regions.copies[i].rect, primaries + i, needs);
-  }
-  std::sort(needs.begin(), needs.end(),
-            [](const Need& a, const Need& b) { return a.tile != b.tile ? a.tile < b.tile : a.region < b.region; });
+  if (regions.primaries.empty()) return;
+  const Needs primaries(grid, regions.primaries);
+  const Needs copies(grid, regions.copies);
+  Lists lists(parts);
   std::vector<Region> list;
-  for (std::size_t i = 0; i < needs.size();) {
-    const std::uint64_t tile = needs[i].tile;
+  for (std::uint64_t tile = 0; tile < grid.bands() * grid.panels(); ++tile) {
+    if (primaries.of(tile).empty()) continue;
     const Rect rect = tile_rect(grid, tile);
     list.clear();
     std::uint64_t elements = 0;
-    for (; i < needs.size() && needs[i].tile == tile && needs[i].region < primaries; ++i) {
-      list.push_back(regions.primaries[needs[i].region]);
-      elements += intersection(list.back().rect, rect).elements();
+    for (const Region* region : primaries.of(tile)) {
+      list.push_back(*region);
+      elements += intersection(region->rect, rect).elements();
     }
     if (elements != rect.elements()) {
       add_rest(rect, placed, layout.tensors()[tensor].element_bytes, rest_bytes, list);
     }
-    std::sort(list.begin(), list.end(), [](const Region& a, const Region& b) {
-      return a.rect.row != b.rect.row ? a.rect.row < b.rect.row : a.rect.col < b.rect.col;
-    });
+    sort_into_bands(rect, list);
     const auto first_copy = static_cast<std::uint32_t>(list.size());
-    for (; i < needs.size() && needs[i].tile == tile; ++i) list.push_back(regions.copies[needs[i].region - primaries]);
-    add_list(list, first_copy, parts);
+    for (const Region* region : copies.of(tile)) list.push_back(*region);
+    lists.add(list, first_copy);
   }
 }
 

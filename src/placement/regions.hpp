@@ -31,7 +31,8 @@ struct Region {
 /// The regions of one tile, which may reach beyond it.
 struct TileRegions {
   std::uint32_t first = 0;
-  /// Disjoint, sorted by first row and column. Within the tile they have every element.
+  /// Disjoint, and within the tile they have every element. Sorted by first row and column, in bands: none begins
+  /// between the first and the last row that another has in the tile. So an element is found by two searches.
   std::uint32_t primaries = 0;
   /// Behind them: further places of some elements, which are written and never read.
   std::uint32_t copies = 0;

@@ -66,25 +66,31 @@ DS_HD inline std::byte* element_in(const WordRegion& region, std::uint64_t row, 
   return region.first + r * region.row_stride + c * region.col_stride;
 }
 
-/// Where an element is read: its one place among the primaries. Those are sorted by their first row and column, so it
-/// is in the last one that begins at or before it, or in one before that.
+/// Where an element is read: its one place among the primaries. Those that begin at one row are a band, no other begins
+/// before the band ends, and within it they are sorted by columns: so the element is in the last region that begins at
+/// or before its column, of the last band that begins at or before its row.
 DS_HD inline std::byte* primary_of(const WordTable& table, const WordTile& tile, std::uint64_t row, std::uint64_t col) {
   const WordRegion* const primaries = table.regions + tile.first;
-  std::uint32_t low = 0;
-  std::uint32_t high = tile.primaries;
-  while (low < high) {
-    const std::uint32_t middle = low + (high - low) / 2;
-    const WordRegion& region = primaries[middle];
-    if (region.row < row || (region.row == row && region.col <= col)) {
+  std::uint32_t end = tile.primaries;  // of the band
+  for (std::uint32_t low = 0; low < end;) {
+    const std::uint32_t middle = low + (end - low) / 2;
+    if (primaries[middle].row <= row) {
       low = middle + 1;
     } else {
-      high = middle;
+      end = middle;
     }
   }
-  while (low-- > 0) {
-    if (std::byte* const at = element_in(primaries[low], row, col)) return at;
+  if (end == 0) return nullptr;
+  const std::uint64_t band = primaries[end - 1].row;
+  for (std::uint32_t low = 0; low < end;) {
+    const std::uint32_t middle = low + (end - low) / 2;
+    if (primaries[middle].row < band || primaries[middle].col <= col) {
+      low = middle + 1;
+    } else {
+      end = middle;
+    }
   }
-  return nullptr;
+  return end == 0 ? nullptr : element_in(primaries[end - 1], row, col);
 }
 
 /// Calls fn(address) for each place of element `local` (row by row within the tile) that this table has: the primary

@@ -315,7 +315,7 @@ TEST_F(DecoderErrors, NameTheTensor) {
   EXPECT_TRUE(refused(plan.whole({"norm.weight", {}}, view(kHidden - 1, 1)), bad, "norm.weight"));
   EXPECT_TRUE(refused(plan.out_part({"gate.weight", {}}, view(kFfn / 4, kHidden - 1)), bad, "gate.weight"));
   EXPECT_TRUE(refused(plan.out_part({"embed.weight", {}}, view(23, kHidden)), bad, "90 outputs"));
-  EXPECT_TRUE(refused(plan.in_part({"norm.weight", {}}, view(12, 1)), bad, "norm.weight"));
+  EXPECT_TRUE(refused(plan.in_part({"norm.weight", {}}, view(12, 1)), bad, "'norm.weight' has no inputs to divide"));
   EXPECT_TRUE(refused(plan.in_part({"mtp.weight", Rect{0, 0, 4, 3}}, view(4, 1)), bad, "3 inputs"));
   EXPECT_TRUE(refused(plan.vocabulary({"embed.weight", {}}, 88, view(22, kHidden)), bad, "embed.weight"));
   EXPECT_TRUE(refused(plan.vocabulary({"embed.weight", {}}, 90, view(22, kHidden)), bad, "90 padded rows"));
@@ -325,9 +325,9 @@ TEST_F(DecoderErrors, NameTheTensor) {
   const auto qkv = [&](std::uint64_t heads, std::uint64_t kv_heads, std::uint64_t outs) {
     return plan.qkv({"q.weight", {}}, {"k.weight", {}}, {"v.weight", {}}, heads, kv_heads, view(outs, kHidden));
   };
-  EXPECT_TRUE(refused(qkv(6, 2, 24), bad, "q.weight"));   // 6 heads over 4 ranks
-  EXPECT_TRUE(refused(qkv(20, 2, 24), bad, "q.weight"));  // 48 rows are not 20 heads
-  EXPECT_TRUE(refused(qkv(8, 3, 24), bad, "k.weight"));
+  EXPECT_TRUE(refused(qkv(6, 2, 24), bad, "q.weight"));  // 6 heads over 4 ranks
+  EXPECT_TRUE(refused(qkv(20, 2, 24), bad, "48 outputs are not those of 20 heads"));
+  EXPECT_TRUE(refused(qkv(8, 3, 24), bad, "3 key heads cannot be shared by 4 ranks"));
   EXPECT_TRUE(refused(qkv(8, 0, 24), bad, "k.weight"));
   EXPECT_TRUE(refused(qkv(8, 2, 25), bad, "v.weight"));
   EXPECT_TRUE(refused(qkv(8, 2, 23), bad, "v.weight"));
@@ -339,12 +339,28 @@ TEST_F(DecoderErrors, Experts) {
   const StackedView up{view(20, kHidden), 20 * kHidden * kWidth, 1};
   const StackedView down{view(kHidden, 10), kHidden * 10 * kWidth, 1};
   const std::vector<std::uint64_t> two{0, 1};
+  StackedView two_down = down;
+  two_down.count = 2;
+  EXPECT_TRUE(refused(rig_.plan.experts(experts, std::vector<std::uint64_t>{0}, rig_.tp, up, two_down),
+                      Errc::invalid_argument, "1 experts into 1 and 2"));
   const std::vector<std::uint64_t> beyond{5};
   EXPECT_TRUE(refused(rig_.plan.experts(experts, two, rig_.tp, up, down), Errc::invalid_argument, "2 experts into 1"));
   EXPECT_TRUE(refused(rig_.plan.experts(experts, beyond, rig_.tp, up, down), Errc::invalid_argument, "no expert 5"));
   EXPECT_TRUE(consecutive_experts(5, {2, 2}).empty());
   EXPECT_EQ(consecutive_experts(5, {0, 2}), (std::vector<std::uint64_t>{0, 1, 2}));
   EXPECT_EQ(consecutive_experts(5, {1, 2}), (std::vector<std::uint64_t>{3, 4}));
+}
+
+/// So that whatever is placed there is refused for its shape.
+TEST_F(DecoderErrors, PartsBeyondAViewAreEmpty) {
+  const ParamView whole = view(8, 6);
+  EXPECT_EQ(whole.out_range(5, 3).outs, 3u);
+  EXPECT_EQ(whole.out_range(5, 4).outs, 0u);
+  EXPECT_EQ(whole.out_range(9, 0).outs, 0u);
+  EXPECT_EQ(whole.out_range(9, ~std::uint64_t{0}).outs, 0u);
+  EXPECT_EQ(whole.in_range(2, 4).ins, 4u);
+  EXPECT_EQ(whole.in_range(2, 5).ins, 0u);
+  EXPECT_EQ(whole.in_range(7, ~std::uint64_t{0}).ins, 0u);
 }
 
 TEST_F(DecoderErrors, NoSuchRank) {

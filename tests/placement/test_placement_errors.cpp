@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <limits>
+#include <utility>
 
 #include "deltasync/placement.hpp"
 
@@ -212,6 +213,23 @@ TEST_F(PlacementErrors, CutsMakeWholeTiles) {
   EXPECT_EQ(add_cuts(specs, {{{"v", {}}}}).error().code(), Errc::not_found);
   EXPECT_EQ(add_cuts(specs, {{{"q", Rect{0, 0, 65, 1}}}}).error().code(), Errc::out_of_range);
   EXPECT_TRUE(add_cuts(specs, {{{"q", {}}}}).ok());
+}
+
+/// Slices of one memory need not follow each other in the plan.
+TEST_F(PlacementErrors, OverlapsAreFoundWhateverIsBetween) {
+  EXPECT_TRUE(accepted([](auto& p) { std::swap(p.slices[1], p.slices[2]); }));
+  EXPECT_TRUE(refused(
+      [](auto& p) {
+        std::swap(p.slices[1], p.slices[2]);
+        p.slices[2].offset -= 64;
+      },
+      Errc::coverage, AllOf(HasSubstr("slice 0"), HasSubstr("slice 2"))));
+}
+
+TEST_F(PlacementErrors, RectanglesWithoutAnElementMeanNothing) {
+  EXPECT_TRUE(accepted([](auto& p) { p.slices.push_back({"q", {3, 0, 0, 32}, 1, 9999, 7, 7}); }));
+  EXPECT_TRUE(accepted([](auto& p) { p.slices.push_back({"q", {0, 3, 64, 0}, 1, 9999, 7, 7}); }));
+  EXPECT_TRUE(accepted([](auto& p) { p.ignored.push_back({"q", Rect{0, 3, 64, 0}}); }));
 }
 
 }  // namespace

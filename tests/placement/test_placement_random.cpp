@@ -2,13 +2,10 @@
 // is, and what the executor and a device's threads do with it.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <set>
 
 #include "placement/host_executor.hpp"
 #include "tests/placement/plan_fixture.hpp"
-#include "tests/support/temp_dir.hpp"
 
 namespace deltasync {
 namespace {
@@ -42,9 +39,11 @@ class RandomPlacement : public testing::TestWithParam<std::uint64_t> {
     auto built = Placement::build(model_.layout, made_.plan);
     if (!built.ok()) ADD_FAILURE() << built.error().to_string();
     placement_ = *built;
-    auto executor = HostExecutor::make(placement_);
+    auto executor = HostExecutor::make(placement_, HostExecutor::Rest::given);
     if (!executor.ok()) ADD_FAILURE() << executor.error().to_string();
     executor_.emplace(*std::move(executor));
+    rest_.resize(placement_->rest_bytes() / 8 + 1);
+    executor_->set_rest(reinterpret_cast<std::byte*>(rest_.data()));
   }
 
   const TileSet& tiles() const { return placement_->parts().tiles; }
@@ -71,6 +70,7 @@ class RandomPlacement : public testing::TestWithParam<std::uint64_t> {
   Random random_;
   RandomPlan made_;
   PlacementPtr placement_;
+  std::vector<std::uint64_t> rest_;
   std::optional<HostExecutor> executor_;
 };
 
@@ -99,7 +99,7 @@ TEST_P(RandomPlacement, NeedsTheTilesOfItsSlices) {
 
 TEST_P(RandomPlacement, EveryElementHasItsPlaces) {
   const placement::WordTable table = executor_->table();
-  const ByteSpan rest = executor_->rest();
+  const ByteSpan rest = std::as_bytes(std::span(rest_));
   std::set<const std::byte*> rest_places;
   std::uint64_t rest_elements = 0;
   for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) {
@@ -118,6 +118,7 @@ TEST_P(RandomPlacement, EveryElementHasItsPlaces) {
         ASSERT_EQ(places.size(), 1u);
         ASSERT_TRUE(places[0] >= rest.data() && places[0] + t.element_bytes <= rest.data() + rest.size());
         EXPECT_TRUE(rest_places.insert(places[0]).second);
+        EXPECT_EQ((places[0] - rest.data()) % t.element_bytes, 0);
         rest_elements += t.element_bytes;
         continue;
       }
@@ -130,8 +131,47 @@ TEST_P(RandomPlacement, EveryElementHasItsPlaces) {
   EXPECT_LE(rest_elements, rest.size());
 }
 
+/// What makes it two searches to find an element (words.hpp).
+TEST_P(RandomPlacement, RegionsAreInBands) {
+  const Placement::Parts& parts = placement_->parts();
+  for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) {
+    const Rect tile = layout().tile(tiles().nth(rank)).rect;
+    const auto primaries = parts.primaries(parts.of_tile[rank]);
+    std::uint64_t elements = 0;
+    for (std::size_t i = 0; i < primaries.size(); ++i) {
+      const Rect& a = primaries[i].rect;
+      elements += intersection(a, tile).elements();
+      for (std::size_t k = 0; k < primaries.size(); ++k) {
+        const Rect& b = primaries[k].rect;
+        EXPECT_TRUE(k <= i || a.row < b.row || (a.row == b.row && a.col < b.col));
+        const bool begins_within = b.row > a.row && b.row < std::min(a.row + a.rows, tile.row + tile.rows);
+        EXPECT_FALSE(begins_within) << "tile " << tiles().nth(rank);
+      }
+    }
+    EXPECT_EQ(elements, tile.elements());
+  }
+}
+
 TEST_P(RandomPlacement, TilesGoToTheirPlacesAndBack) {
   scatter_all(model_.half);
+  expect_holds(model_.half);
+}
+
+TEST_P(RandomPlacement, TilesAreExchangedAndExchangedBack) {
+  scatter_all(model_.half);
+  std::vector<std::byte> after = model_.half;
+  test::mutate(after, layout(), 0.3, GetParam());
+  std::vector<std::byte> scratch;
+  std::vector<std::vector<std::byte>> staged;
+  for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) {
+    staged.push_back(test::tile_bytes(layout(), after, tiles().nth(rank)));
+    executor_->exchange_tile(rank, staged[rank].data(), scratch);
+    EXPECT_EQ(staged[rank], test::tile_bytes(layout(), model_.half, tiles().nth(rank)));
+  }
+  expect_holds(after);
+  for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) {
+    executor_->exchange_tile(rank, staged[rank].data(), scratch);
+  }
   expect_holds(model_.half);
 }
 
@@ -307,33 +347,6 @@ TEST(WordTables, AreOfOneDevice) {
   EXPECT_EQ(here[256 + 128 + 2], std::byte{0xCD});
 }
 
-/// Slices that cut through tiles leave a rest, which may be too large for a job's limit.
-TEST(RestMemory, TheCgroupsLimitIsNoSpace) {
-  auto layout = Layout::build({{"a", Dtype::bf16, {4096, 1024}, {}, {}}});
-  ASSERT_TRUE(layout.ok());
-  test::Engine engine;
-  PlacementPlan plan;
-  plan.memories.push_back(engine.add("m", std::uint64_t{4096} * 256 * 2));
-  plan.slices.push_back({"a", {0, 0, 4096, 256}, 0, 0, 512, 2});
-  plan.ignored.push_back({"a", Rect{0, 256, 4096, 768}});
-  const auto placement = Placement::build(*layout, plan);
-  ASSERT_TRUE(placement.ok()) << placement.error().to_string();
-  ASSERT_GT((*placement)->rest_bytes(), 0u);
-  test::TempDir dir;
-  std::ofstream(dir.path() / "self") << "0::/job\n";
-  std::filesystem::create_directories(dir.path() / "root" / "job");
-  const CgroupFiles cgroup{dir.path() / "root", dir.path() / "self"};
-  for (const bool fits : {false, true}) {
-    std::ofstream(dir.path() / "root" / "job" / "memory.max") << (*placement)->rest_bytes() + 4096;
-    std::ofstream(dir.path() / "root" / "job" / "memory.current") << (fits ? 4096 : 4097);
-    const auto executor = HostExecutor::make(*placement, cgroup);
-    ASSERT_EQ(executor.ok(), fits);
-    if (fits) continue;
-    EXPECT_EQ(executor.error().code(), Errc::no_space);
-    EXPECT_NE(executor.error().message().find("the rest of tiles"), std::string::npos) << executor.error().message();
-  }
-}
-
 /// Tens of thousands of slices, thousands in one tile and in one memory.
 TEST(ManySlices, RowsInReverseOrder) {
   constexpr std::uint64_t kRows = 40'000;
@@ -357,6 +370,52 @@ TEST(ManySlices, RowsInReverseOrder) {
     EXPECT_EQ(placement::word_address(executor->table(), tile, static_cast<std::uint32_t>(r * 4 % kTileElementsMax)),
               engine.base(0) + (kRows - 1 - r) * 8);
   }
+}
+
+/// Thousands of columns beside each other, and one that is cut into rows.
+TEST(ManySlices, ColumnsOfOneTile) {
+  constexpr std::uint64_t kRows = 8;
+  constexpr std::uint64_t kCols = 5'000;
+  auto layout = Layout::build({{"a", Dtype::bf16, {kRows, kCols}, {}, {}}});
+  ASSERT_TRUE(layout.ok());
+  ASSERT_EQ((*layout)->tile_count(), 1u);
+  test::Engine engine;
+  PlacementPlan plan;
+  plan.memories.push_back(engine.add("m", kRows * kCols * 2));
+  const auto at = [](std::uint64_t row, std::uint64_t col) { return ((kCols - 1 - col) * kRows + row) * 2; };
+  for (std::uint64_t c = 1; c < kCols; ++c) plan.slices.push_back({"a", {0, c, kRows, 1}, 0, at(0, c), 2, 0});
+  for (const std::uint64_t cut_rows : {kRows, kRows / 2}) {
+    PlacementPlan cut = plan;
+    for (std::uint64_t r = 0; r < kRows; r += cut_rows)
+      cut.slices.push_back({"a", {r, 0, cut_rows, 1}, 0, at(r, 0), 2, 0});
+    const auto placement = Placement::build(*layout, cut);
+    ASSERT_TRUE(placement.ok()) << placement.error().to_string();
+    EXPECT_EQ((*placement)->parts().regions.size(), kCols * kRows / cut_rows);
+    auto executor = HostExecutor::make(*placement);
+    ASSERT_TRUE(executor.ok());
+    for (std::uint64_t r = 0; r < kRows; ++r) {
+      for (std::uint64_t c = 0; c < kCols; ++c) {
+        const auto local = static_cast<std::uint32_t>(r * kCols + c);
+        ASSERT_EQ(placement::word_address(executor->table(), 0, local), engine.base(0) + at(r, c)) << r << "," << c;
+      }
+    }
+  }
+}
+
+/// Tiles that lie alike share their list, the one in the row above as well.
+TEST(SharedLists, TilesBesideEachOtherThatRepeat) {
+  auto layout = Layout::build({{"a", Dtype::bf16, {4096, 1024}, {}, {512}}});
+  ASSERT_TRUE(layout.ok());
+  ASSERT_GT((*layout)->tile_count(), 16u);
+  test::Engine engine;
+  PlacementPlan plan;
+  plan.memories.push_back(engine.add("left", std::uint64_t{4096} * 512 * 2));
+  plan.memories.push_back(engine.add("right", std::uint64_t{4096} * 512 * 2));
+  plan.slices.push_back({"a", {0, 0, 4096, 512}, 0, 0, 1024, 2});
+  plan.slices.push_back({"a", {0, 512, 4096, 512}, 1, 0, 1024, 2});
+  const auto placement = Placement::build(*layout, plan);
+  ASSERT_TRUE(placement.ok()) << placement.error().to_string();
+  EXPECT_EQ((*placement)->parts().regions.size(), 2u);
 }
 
 }  // namespace

@@ -47,6 +47,30 @@ TEST(PlacedTarget, TiedTilesAreReadInPlace) {
   EXPECT_EQ(engine.contents(), placed_contents(engine, *trainer.layout(), plan, second.half));
 }
 
+/// Slices that cut through tiles leave a rest, for which memory is taken when the target is opened.
+TEST(PlacedTarget, TheMemoryForTheRestIsTakenAtTheBinding) {
+  const std::vector<TensorSpec> specs{{"cut", Dtype::bf16, {4096, 1024}, {}, {}}};
+  TrainerModel trainer(7, specs);
+  Engine engine;
+  PlacementPlan plan;
+  plan.memories.push_back(engine.add("m", std::uint64_t{4096} * 256 * 2));
+  plan.slices.push_back({"cut", {0, 0, 4096, 256}, 0, 0, 512, 2});
+  plan.ignored.push_back({"cut", Rect{0, 256, 4096, 768}});
+  const auto placement = Placement::build(trainer.layout(), plan);
+  ASSERT_TRUE(placement.ok()) << placement.error().to_string();
+  ASSERT_GT((*placement)->rest_bytes(), 0u);
+  auto target = make_placed_target(*placement);
+  ASSERT_TRUE(target.ok()) << target.error().to_string();
+  ThreadPool pool(2, "rest");
+  const Status late = (*target)->open(pool, Deadline::after(std::chrono::seconds(0)));
+  ASSERT_FALSE(late.ok());
+  EXPECT_EQ(late.error().code(), Errc::timed_out);
+  EXPECT_THAT(late.error().message(), testing::HasSubstr("the rest of tiles"));
+  ASSERT_TRUE((*target)->open(pool, in_time()).ok());
+  ASSERT_TRUE(commit_whole(**target, trainer.now()).ok());
+  EXPECT_EQ(read_live(**target), trainer.now().half);
+}
+
 /// Bound over memory that an engine computes with.
 class ServedMemory : public testing::Test {
  protected:
