@@ -82,39 +82,52 @@ std::uint64_t digest_pairs_avx2(const std::uint64_t* before, const std::uint64_t
 
 // ---- scan ------------------------------------------------------------------------------------------------------
 
-/// A block of this many bytes is compared first, which lists its changed vectors without a branch; then only those are
-/// looked at, while they are in the nearest cache.
-constexpr std::uint32_t kBlockVectors = 64;
+/// Four numbers of words in lanes of 16 bits: those whose bits a mask has, in order.
+struct WordLists {
+  std::uint64_t of_mask[16] = {};
+  constexpr WordLists() {
+    for (std::uint64_t mask = 0; mask < 16; ++mask) {
+      unsigned shift = 0;
+      for (std::uint64_t word = 0; word < 4; ++word) {
+        if ((mask >> word & 1) == 0) continue;
+        of_mask[mask] |= word << shift;
+        shift += 16;
+      }
+    }
+  }
+};
+constexpr WordLists kWordLists;
+
+/// A run of vectors is compared first, which lists its changed words without a branch; then those are looked at, while
+/// they are in the nearest cache. Short runs, and a loop that is not unrolled, for the reasons given in
+/// scan_avx512.cpp.
+constexpr std::uint32_t kRunVectors = 64;
 
 template <class U, bool kFloat>
 void scan_avx2(const std::byte* before, const std::byte* after, std::uint32_t elements, std::uint32_t first_position,
                std::uint64_t first_word, ScanOutput& out) {
-  constexpr std::uint32_t kVectorElements = 32 / sizeof(U);
-  const std::uint32_t vectors = elements / kVectorElements;
-  std::uint8_t changed[kBlockVectors];
-  for (std::uint32_t block = 0; block < vectors; block += kBlockVectors) {
-    const std::uint32_t block_vectors = vectors - block < kBlockVectors ? vectors - block : kBlockVectors;
-    const std::byte* const a = before + std::size_t{block} * 32;
-    const std::byte* const b = after + std::size_t{block} * 32;
+  constexpr std::uint32_t kLanes = 8 / sizeof(U);
+  const std::uint32_t vectors = elements / (4 * kLanes);
+  std::uint16_t words[kRunVectors * 4 + 4];
+  for (std::uint32_t run = 0; run < vectors; run += kRunVectors) {
+    const std::uint32_t end = vectors - run < kRunVectors ? vectors : run + kRunVectors;
     std::uint32_t count = 0;
-    for (std::uint32_t v = 0; v < block_vectors; ++v) {
-      const __m256i differs = _mm256_xor_si256(load256(a + v * 32), load256(b + v * 32));
-      changed[count] = static_cast<std::uint8_t>(v);
-      count += _mm256_testz_si256(differs, differs) == 0 ? 1 : 0;
+#pragma GCC unroll 1
+    for (std::uint32_t v = run; v < end; ++v) {
+      const __m256i equal =
+          _mm256_cmpeq_epi64(load256(before + std::size_t{v} * 32), load256(after + std::size_t{v} * 32));
+      const unsigned differ = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(equal))) ^ 15U;
+      store_raw(words + count, kWordLists.of_mask[differ] + v * std::uint64_t{0x0004000400040004});
+      count += static_cast<std::uint32_t>(_mm_popcnt_u32(differ));
     }
-    for (std::uint32_t c = 0; c < count; ++c) {
-      const std::uint32_t v = changed[c];
-      const __m256i equal = _mm256_cmpeq_epi64(load256(a + v * 32), load256(b + v * 32));
-      auto words = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(equal))) ^ 15U;
-      for (; words != 0; words &= words - 1) {
-        const auto w = static_cast<unsigned>(__builtin_ctz(words));
-        scan_word<U, kFloat>(load_raw<std::uint64_t>(a + v * 32 + w * 8), load_raw<std::uint64_t>(b + v * 32 + w * 8),
-                             first_position + (block + v) * kVectorElements + w * (8 / sizeof(U)),
-                             first_word + (block + v) * 4 + w, out);
-      }
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const std::uint32_t w = words[i];
+      scan_word<U, kFloat>(load_raw<std::uint64_t>(before + std::size_t{w} * 8),
+                           load_raw<std::uint64_t>(after + std::size_t{w} * 8), first_position + w * kLanes,
+                           first_word + w, out);
     }
   }
-  const std::uint32_t done = vectors * kVectorElements;
+  const std::uint32_t done = vectors * 4 * kLanes;
   scan_scalar<U, kFloat>(before + std::size_t{vectors} * 32, after + std::size_t{vectors} * 32, elements - done,
                          first_position + done, first_word + vectors * 4, out);
 }
