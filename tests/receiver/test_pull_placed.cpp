@@ -1,4 +1,5 @@
-// Pulls into the live memory of an engine: only what is placed is asked for, and only its places are written.
+// Pulls into the live memory of an engine: only what is placed is asked for, and only its places are written. And what
+// others write into memory that a target shares with them.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -44,6 +45,20 @@ class PlacedPull : public PullTest {
   }
   void expect_placed(const std::vector<std::byte>& half) {
     EXPECT_TRUE(made_->engine.contents() == placed_contents(made_->engine, *model_.layout, made_->plan, half));
+  }
+  /// Ends by a stop while four streams wait for bands.
+  void pull_a_part() {
+    std::stop_source stop;
+    int stalled = 0;
+    agent_->on_request([&](const Request& r) {
+      if (r.type != Type::get_extent || r.ordinal < 12) return Fault::none;
+      if (++stalled == 4) stop.request_stop();
+      return Fault::stall;
+    });
+    const auto part = receiver_->pull({}, in_ms(60'000), stop.get_token());
+    agent_->on_request(nullptr);
+    ASSERT_FALSE(part.ok());
+    ASSERT_EQ(part.error().code(), Errc::cancelled) << part.error().to_string();
   }
   PullReport pull_placed() {
     auto staged = pull();
@@ -190,17 +205,7 @@ TEST_F(PlacedPull, WhatAnEngineWroteBetweenTwoPullsComesAgain) {
   for (const bool written : {false, true}) {
     SCOPED_TRACE(written);
     start_placed(RandomPlan::Ignore::nothing);
-    std::stop_source stop;
-    int stalled = 0;
-    agent_->on_request([&](const Request& r) {
-      if (r.type != Type::get_extent || r.ordinal < 12) return Fault::none;
-      if (++stalled == 4) stop.request_stop();
-      return Fault::stall;
-    });
-    const auto part = receiver_->pull({}, in_ms(60'000), stop.get_token());
-    agent_->on_request(nullptr);
-    ASSERT_FALSE(part.ok());
-    ASSERT_EQ(part.error().code(), Errc::cancelled) << part.error().to_string();
+    ASSERT_NO_FATAL_FAILURE(pull_a_part());
     if (written) made_->engine.wipe();
     const PullReport report = pull_placed();
     EXPECT_EQ(report.mode, PullMode::full);
@@ -210,6 +215,21 @@ TEST_F(PlacedPull, WhatAnEngineWroteBetweenTwoPullsComesAgain) {
       EXPECT_LT(report.tiles, model_.layout->tile_count()) << "nothing was held: this test proves nothing";
     }
   }
+}
+
+/// So is the memory that a user lends to a host target.
+TEST_F(PlacedPull, WhatAUserWroteBetweenTwoPullsComesAgain) {
+  options_.streams = 4;
+  start();
+  std::vector<std::byte> memory(model_.layout->half_bytes());
+  ASSERT_TRUE(receiver_->bind(make_host_target(model_.layout, memory), in_ms(60'000)).ok());
+  ASSERT_NO_FATAL_FAILURE(pull_a_part());
+  for (const Tensor& tensor : model_.layout->tensors()) {
+    if (tensor.bytes != 0) memory[tensor.offset] = ~model_.half[tensor.offset];
+  }
+  pull_and_commit();
+  EXPECT_EQ(agent_->plans().back().partial, 1) << "what nobody wrote to is still held";
+  receiver_.reset();
 }
 
 /// What was verified before a lease ended is read back from its places and advanced.

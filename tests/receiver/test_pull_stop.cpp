@@ -229,22 +229,6 @@ TEST_F(PullStopTest, WhileEveryStreamIsSilentAndTheNextPullResumes) {
   EXPECT_EQ(agent_->plans().back().partial, 1);
 }
 
-TEST_F(PullStopTest, WhatTheUserWroteToHisMemorySinceComesAgain) {
-  options_.streams = 4;
-  start({}, endless());
-  std::vector<std::byte> memory(model_.layout->half_bytes());
-  ASSERT_TRUE(receiver_->bind(make_host_target(model_.layout, memory), in_ms(kPatienceMs)).ok());
-  stop_when_stalled(Type::get_extent, 12, 4);
-  expect_pull_cancelled({}, "fetching tiles");
-  agent_->on_request(nullptr);
-  for (const Tensor& tensor : model_.layout->tensors()) {
-    if (tensor.bytes != 0) memory[tensor.offset] = ~model_.half[tensor.offset];
-  }
-  pull_and_commit();
-  EXPECT_EQ(agent_->plans().back().partial, 1) << "what nobody wrote to is still held";
-  receiver_.reset();
-}
-
 TEST_F(PullStopTest, WhileADeltaComesTheOldVersionStays) {
   start({}, endless());
   pull_and_commit();
