@@ -59,7 +59,7 @@ Status MemoryTarget::begin_full(FullOverLive policy, const Until& until) {
                                      std::to_string(tiles_.bytes()) +
                                      " bytes in host memory, which the policy refuses");
   }
-  undo_ = {};
+  forget_undo();
   if (live && policy == FullOverLive::stage) {
     DS_TRY(open_staging(until).with_context("second copy for a full update"));
     full_ = Full::staged;
@@ -76,9 +76,12 @@ Status MemoryTarget::begin_full(FullOverLive policy, const Until& until) {
 Status MemoryTarget::commit_full(TargetState state) {
   if (full_ == Full::closed) return Error(Errc::invalid_argument, "no full update is open");
   DS_TRY(check_state(*layout_, tiles_, state));
-  undo_ = {};
+  forget_undo();
   Status written = full_ == Full::staged ? exchange_staging() : settle();
-  if (!written.ok()) return lose_version(std::move(written).error());
+  if (!written.ok()) {
+    if (full_ == Full::staged && kept_whole()) return written;
+    return lose_version(std::move(written).error());
+  }
   if (full_ == Full::staged) {
     undo_.kind = Undo::Kind::staged;
     spdlog::info("{} keeps_for_rollback version={} bytes={}", name_,
@@ -102,11 +105,12 @@ void MemoryTarget::discard_full() noexcept {
 Status MemoryTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
   DS_TRY(check_steps(*layout_, tiles_, committed(), steps, state));
-  undo_ = {};
+  forget_undo();
   close_staging();  // the version before the last full update: from here on it cannot be rolled back to
-  Status applied = undo_.log.apply(*layout_, std::move(steps), committed_->digests, *this, *pool_, deadline);
+  bool torn = false;
+  Status applied = apply_delta(std::move(steps), committed_->digests, deadline, torn);
   if (!applied.ok()) {
-    if (undo_.log.torn()) return lose_version(std::move(applied).error());
+    if (torn) return lose_version(std::move(applied).error());
     return applied;
   }
   undo_.kind = Undo::Kind::deltas;
@@ -124,17 +128,36 @@ Status MemoryTarget::rollback() {
     case Undo::Kind::none: return Error(Errc::unsupported, "there is no commit that could be taken back");
     case Undo::Kind::empty: break;
     case Undo::Kind::staged: back = exchange_staging(); break;
-    case Undo::Kind::deltas: back = undo_.log.revert(*layout_, *this, *pool_); break;
+    case Undo::Kind::deltas: back = revert_delta(); break;
   }
-  if (!back.ok()) return lose_version(std::move(back).error());
+  if (!back.ok()) {
+    if (kept_whole()) return back;
+    return lose_version(std::move(back).error());
+  }
   close_staging();
   committed_ = std::move(undo_.state);
-  undo_ = {};
+  forget_undo();
   return {};
 }
 
-void MemoryTarget::forget_rollback() noexcept {
+Status MemoryTarget::apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests,
+                                 Deadline deadline, bool& torn) {
+  Status applied = undo_.log.apply(*layout_, std::move(steps), digests, *this, *pool_, deadline);
+  torn = undo_.log.torn();
+  return applied;
+}
+
+Status MemoryTarget::revert_delta() {
+  return undo_.log.revert(*layout_, *this, *pool_);
+}
+
+void MemoryTarget::forget_undo() noexcept {
   undo_ = {};
+  forget_delta();
+}
+
+void MemoryTarget::forget_rollback() noexcept {
+  forget_undo();
   if (full_ != Full::staged) close_staging();
 }
 
@@ -142,7 +165,7 @@ void MemoryTarget::forget_rollback() noexcept {
 Error MemoryTarget::lose_version(Error why) {
   committed_.reset();
   served_ = false;
-  undo_ = {};
+  forget_undo();
   full_ = Full::closed;
   close_staging();
   return std::move(why).with_context("live memory has no whole version any more");

@@ -85,6 +85,16 @@ class MemoryTarget : public Target, protected TileStore {
   /// What staging takes, for messages.
   virtual std::uint64_t staging_bytes() const = 0;
 
+  /// Applies verified steps to live memory, whose digests these are, and takes them back; forget_delta: that will not
+  /// be asked for any more. By default through a DeltaLog. On error memory is as before, unless it is `torn`.
+  virtual Status apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests, Deadline deadline,
+                             bool& torn);
+  virtual Status revert_delta();
+  virtual void forget_delta() noexcept {}
+  /// True if live memory is as it was before the call of exchange_staging or revert_delta that has just failed: then
+  /// the version is not lost.
+  virtual bool kept_whole() const noexcept { return false; }
+
   /// Target::full_rows, in staging or in live memory.
   virtual std::byte* tensor_rows(std::uint32_t /*tensor*/, bool /*staged*/) { return nullptr; }
 
@@ -111,6 +121,7 @@ class MemoryTarget : public Target, protected TileStore {
 
   std::string what_is_live() const;
   Error lose_version(Error why);
+  void forget_undo() noexcept;
 
   const LayoutPtr layout_;
   TileSet tiles_;  ///< what is kept; all other bytes are left alone

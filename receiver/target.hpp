@@ -9,6 +9,7 @@
 
 #include "base/thread_pool.hpp"
 #include "base/until.hpp"
+#include "delta/changes.hpp"
 #include "delta/delta.hpp"
 #include "deltasync/receiver.hpp"
 #include "format/tile_set.hpp"
@@ -45,11 +46,21 @@ struct TileRows {
   std::size_t row_stride = 0;
 };
 
+/// Decoded changes of one tile, to be resolved over the committed version.
+struct TileChanges {
+  std::uint64_t tile = 0;
+  std::uint32_t count = 0;
+  delta::NumberKind kind = delta::NumberKind::elements;
+  MutByteSpan changes;              ///< positions, then numbers; resolved: new elements in their place
+  std::uint64_t digest_change = 0;  ///< of the tile's digest, modulo 2^64
+  bool resolved = false;
+};
+
 /// Life of an update:  begin_full → put_tile … → commit_full | discard
 ///                     (verify against live_tile) → commit_delta | nothing
 /// and after either commit, until the next update begins or forget_rollback: rollback. Used by one thread at a time,
-/// but for live_tile, full_tile, put_tile and full_rows, which many threads may call at once: each with scratch of its
-/// own, and of two that write none the same tile.
+/// but for live_tile, resolve, full_tile, put_tile and full_rows, which many threads may call at once: each with
+/// scratch of its own, and of two that write none the same tile.
 class Target {
  public:
   virtual ~Target() = default;
@@ -77,6 +88,16 @@ class Target {
   /// A subscribed tile of the committed version, read only: where it is, or a copy of it in `scratch` where its rows do
   /// not lie like that. Null if nothing is committed. An error, here and below, is one of the memory itself (io).
   virtual Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const = 0;
+  /// The state digests of subscribed tiles of the committed version as they are where it lies now. On error some are
+  /// set.
+  virtual Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
+                              const Until& until);
+
+  /// True if resolve() is worth a call: where tiles have to come from far to be looked at.
+  virtual bool resolves() const { return false; }
+  /// Resolves changes where the committed version lies; those that it marks. Called by many threads at once. On error
+  /// nothing is known of any.
+  virtual Status resolve(std::span<TileChanges> /*changes*/) const { return {}; }
 
   /// Opens memory for a full version: the final place where nothing is committed, else as `policy` says
   /// (in_place: committed() becomes null at once). Errors: no_space; timed_out or cancelled, and then nothing is open.

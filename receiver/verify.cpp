@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "receiver/target_checks.hpp"
+
 namespace deltasync {
 namespace {
 
@@ -82,6 +84,35 @@ bool ResolvedBudget::take(std::uint64_t bytes) noexcept {
   return false;
 }
 
+namespace {
+
+Error wrong_digest(const Layout& layout, const delta::TileRecord& record) {
+  return {Errc::corrupt,
+          describe_tile(layout, record.tile) + ": the state digest after it differs: a wrong base or damaged bytes"};
+}
+
+/// The frame's changes as far as they are decoded without their tiles, resolved by the target where it can: by record,
+/// in `resolved` as verify_frame has them.
+Result<std::vector<TileChanges>> resolve_there(const Target& target, const StagedFrame& frame, MutByteSpan resolved) {
+  const Layout& layout = *target.layout();
+  std::vector<TileChanges> all(frame.records.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const delta::TileRecord& record = frame.records[i];
+    const std::size_t bytes = delta::resolved_bytes(layout, record);
+    all[i] = {record.tile, record.changed, {}, resolved.first(bytes), 0, false};
+    resolved = resolved.subspan(bytes);
+    if (!delta::decodes_alone(record.codec)) {
+      all[i].count = 0;
+      continue;
+    }
+    DS_ASSIGN(all[i].kind, delta::decode_changes(layout, record, all[i].changes));
+  }
+  DS_TRY(target.resolve(all));
+  return all;
+}
+
+}  // namespace
+
 Status verify_frame(const Target& target, StagedFrame& frame, std::span<const std::uint64_t> before,
                     std::span<std::uint64_t> after, ResolvedBudget& budget) {
   const Layout& layout = *target.layout();
@@ -92,10 +123,21 @@ Status verify_frame(const Target& target, StagedFrame& frame, std::span<const st
   if (target.exchanges() && !keep) DS_TRY(claim.take_for_classes(class_bytes(layout, frame)));
   RecycledBytes resolved(keep ? bytes : 0);
   MutByteSpan rest(resolved);
+  std::vector<TileChanges> there;
+  if (keep && target.resolves()) {
+    DS_ASSIGN(there, resolve_there(target, frame, rest));
+  }
   std::vector<std::byte> scratch;
-  for (const delta::TileRecord& record : frame.records) {
-    DS_ASSIGN(const TileRows live, target.live_tile(layout.tile(record.tile), scratch));
+  for (std::size_t i = 0; i < frame.records.size(); ++i) {
+    const delta::TileRecord& record = frame.records[i];
     const std::uint64_t digest = before[record.tile];
+    if (!there.empty() && there[i].resolved) {
+      after[record.tile] = digest + there[i].digest_change;
+      if (after[record.tile] != record.digest_after) return wrong_digest(layout, record);
+      rest = rest.subspan(there[i].changes.size());
+      continue;
+    }
+    DS_ASSIGN(const TileRows live, target.live_tile(layout.tile(record.tile), scratch));
     if (keep) {
       const MutByteSpan changes = rest.first(delta::resolved_bytes(layout, record));
       DS_ASSIGN(after[record.tile], delta::resolve_tile(layout, record, live.first, live.row_stride, digest, changes));

@@ -80,6 +80,7 @@ class FakeStream final : public Stream {
   Status launch_locked(const K& kernel) {
     if (kernel.blocks() == 0) return {};
     DS_TRY(device_.count_locked(FakeDevice::Call::launch, "launch"));
+    if (!device_.count_locked(FakeDevice::Call::endless_launch, "launch").ok()) device_.hangs_ = true;
     for (const void* const pointer : kernel.pointers()) {
       if (!device_.on_device_locked(pointer, 1)) {
         return device_.error("launch", Errc::internal, "a pointer to memory that is not the device's");

@@ -52,7 +52,13 @@ class FakeDevice final : public Device {
   void poke(std::byte* device, const std::byte* host, std::uint64_t bytes);
 
   // ---- what a test breaks ----
-  enum class Call : std::uint8_t { allocate, pin, copy, launch };
+  enum class Call : std::uint8_t {
+    allocate,
+    pin,
+    copy,
+    launch,
+    endless_launch,  ///< does not fail, but from there on all streams hang
+  };
   /// The n-th such call from now on fails (1: the next); once.
   void fail(Call call, std::uint64_t n);
   /// Whatever is in a stream stays there, until false.
