@@ -56,6 +56,11 @@ enum class Type : std::uint16_t {
   trainer_notify = 44,  ///< "look at the segment": no reply
   trainer_wait = 45,
   trainer_ready = 46,
+  // rank ↔ coordinator of two-phase commit (format/wire_commit.hpp)
+  rank_join = 60,
+  rank_welcome = 61,
+  rank_report = 62,
+  rank_order = 63,
 };
 
 /// Name of a type as the enumerator and docs/wire_protocol.md have it; empty if there is none of that number.

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/hash.hpp"
+#include "format/wire_commit.hpp"
 
 namespace deltasync::wire {
 namespace {
@@ -34,6 +35,35 @@ Bytes blob_of(std::size_t n, std::uint8_t seed) {
 }
 LayoutMessage layout_message() {
   return {1234, 99, blob_of(40, 1), blob_of(7, 200)};
+}
+
+commit::Report rank_report() {
+  return {1,
+          2,
+          3,
+          commit::RankState::in_doubt,
+          true,
+          commit::Phase::committed,
+          {4, 5},
+          6,
+          {{7, 8}, "step_8"},
+          digest_of(1),
+          digest_of(2),
+          {9, 10},
+          Errc::gone,
+          "a problem"};
+}
+commit::Order rank_order() {
+  return {1,
+          2,
+          3,
+          4,
+          commit::OrderKind::expel,
+          {5, 6},
+          7,
+          {Want::Kind::label, 8, "step_9"},
+          {9, 10},
+          {{11, 12}, "step_12"}};
 }
 
 /// A message as the tests need it: some valid encodings, and decode-then-encode.
@@ -87,6 +117,11 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<TrainerPlan>("trainer_plan", {{{{0, 0, 0, 4, 8}, {999'999, 1u << 20, 3, 300, 1}}, 5'000}}));
   cases.push_back(make_case<TrainerWait>("trainer_wait", {{{3, 4}, 1000}}));
   cases.push_back(make_case<TrainerReady>("trainer_ready", {{{3, 4}, 5, 6, 7}}));
+  cases.push_back(
+      make_case<RankJoin>("rank_join", {{3, 1, 8, 0x0102030405060708, nonce_of(1), nonce_of(2), "rank 1"}}));
+  cases.push_back(make_case<RankWelcome>("rank_welcome", {{nonce_of(4), 5, 6, 7}}));
+  cases.push_back(make_case<RankReport>("rank_report", {{rank_report()}, {commit::Report()}}));
+  cases.push_back(make_case<RankOrder>("rank_order", {{rank_order()}, {commit::Order()}}));
   return cases;
 }
 
@@ -130,6 +165,16 @@ TEST(WireMessages, FieldsArriveWhereTheyBelong) {
   EXPECT_EQ(got->full_only, 0);
   EXPECT_EQ(got->subscription, plan.subscription);
   EXPECT_EQ(got->compact, 1);
+
+  const auto got_report = RankReport::decode(RankReport{rank_report()}.encode());
+  ASSERT_TRUE(got_report.ok());
+  EXPECT_EQ(got_report->report, rank_report());
+  const auto got_order = RankOrder::decode(RankOrder{rank_order()}.encode());
+  ASSERT_TRUE(got_order.ok());
+  EXPECT_EQ(got_order->order.kind, commit::OrderKind::expel);
+  EXPECT_EQ(got_order->order.want.label, "step_9");
+  EXPECT_EQ(got_order->order.exact, (VersionId{9, 10}));
+  EXPECT_EQ(got_order->order.version, (Version{{11, 12}, "step_12"}));
 
   const GetFrames frames{77, 2, {{0, 1}, {1, 2}, {500, 90'000'000'000}}};
   const auto got_frames = GetFrames::decode(frames.encode());
@@ -392,8 +437,8 @@ TEST(WireHeader, ReservedFieldsAreZero) {
 }
 
 TEST(WireHeader, EveryTypeHasALimit) {
-  for (const auto type :
-       {1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 40, 41, 42, 43, 44, 45, 46}) {
+  for (const auto type : {1,  2,  3,  4,  5,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19,
+                          20, 21, 22, 23, 40, 41, 42, 43, 44, 45, 46, 60, 61, 62, 63}) {
     EXPECT_GT(payload_bytes_max(static_cast<std::uint16_t>(type)), 0u) << type;
   }
 }
