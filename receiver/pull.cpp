@@ -76,6 +76,7 @@ Result<Prepared> Pull::run() {
     trace::name_version(reply->target);
     auto& report = out_.report;
     report.version = reply->target;
+    report.root = reply->target_root;
     Result<Progress> progress = Progress::whole;
     switch (reply->mode) {
       case wire::PlanMode::up_to_date: report.mode = PullMode::up_to_date; break;

@@ -82,6 +82,7 @@ std::string_view to_string(PullMode mode) noexcept;
 struct PullReport {
   PullMode mode = PullMode::up_to_date;
   Version version;                   ///< delivered, never merely requested
+  Digest128 root;                    ///< of the subscribed tiles' digests at that version
   std::uint64_t wire_bytes = 0;      ///< received over all connections in this pull, headers and handshakes counted
   std::uint64_t full_bytes = 0;      ///< of the subscribed tensors and tiles, for comparison
   std::uint64_t metadata_bytes = 0;  ///< of wire_bytes: everything that is not tile data

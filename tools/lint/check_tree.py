@@ -26,12 +26,13 @@ LAYERS = {
     "src/gpu/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/"},
     "src/shm/": {"deltasync/", "base/", "format/", "shm/"},
     "src/net/": {"deltasync/", "base/", "format/", "net/"},
+    "src/commit/": {"deltasync/", "base/", "format/", "net/", "commit/"},
     "src/writer/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "writer/"},
     "agent/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "agent/"},
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
 }
-PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "writer/", "agent/",
-                 "receiver/", "tools/", "tests/")
+PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "commit/", "writer/",
+                 "agent/", "receiver/", "tools/", "tests/")
 
 # Absolute paths that only exist on somebody's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root|home|Users)/[\w.-]+")

@@ -1,0 +1,118 @@
+// All ranks of a rollout engine at one version: a Coordinator that one process runs (rank 0, or the engine's driver)
+// and a Participant that each rank runs beside its Receiver. They speak over TCP. docs/commit_protocol.md says what is
+// promised; include/deltasync/commit_protocol.hpp has the machines inside, for engines with a transport of their own.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "deltasync/commit_protocol.hpp"
+#include "deltasync/deadline.hpp"
+#include "deltasync/receiver.hpp"
+#include "deltasync/result.hpp"
+#include "deltasync/subscription.hpp"
+#include "deltasync/version.hpp"
+
+namespace deltasync::commit {
+
+struct CoordinatorOptions {
+  std::uint32_t ranks = 0;  ///< of the group: numbered from 0
+  /// The log, made if it is not there; its folder is. Whoever starts the coordinator anew names the same file, which
+  /// must survive what the coordinator is to survive. Without it, ranks in doubt stay so until they are resolved by
+  /// hand.
+  std::filesystem::path log;
+  std::string listen = "127.0.0.1:0";  ///< "HOST:PORT"; beyond loopback a token is needed
+  std::string token;                   ///< shared secret; empty = none
+  std::chrono::milliseconds prepare_limit = std::chrono::seconds(30);  ///< for all to stop serving
+  std::chrono::milliseconds commit_limit = std::chrono::seconds(60);   ///< for all to commit; then all go back
+};
+
+struct RankStatus {
+  bool connected = false;
+  std::optional<Report> report;  ///< what it said last
+};
+
+/// Thread-safe. Ends its threads and closes its port when it is destroyed; what is open then is ended by the next one.
+class Coordinator {
+ public:
+  /// Errors: already_exists (another coordinator has the log or the port), corrupt (the log), unauthenticated (a bind
+  /// beyond loopback without a token), invalid_argument, io, no_space.
+  static Result<std::unique_ptr<Coordinator>> start(CoordinatorOptions options);
+  virtual ~Coordinator() = default;
+
+  virtual std::uint16_t port() const = 0;
+
+  /// Brings all ranks to one version and says which. The deadline bounds the pulls; preparing and committing have their
+  /// own limits after it. On error no rank has another version than before (or does not serve until it has). Errors:
+  /// version_conflict (another transaction is open), timed_out (names who is late), what a rank's pull or commit said,
+  /// peer_died (a rank has lost what it had staged), io (the log cannot be written: start the coordinator anew).
+  virtual Result<Version> update(const Want& want, Deadline deadline) = 0;
+
+  /// What all ranks serve, as far as they serve; nothing before the first update.
+  virtual std::optional<Version> served() const = 0;
+  virtual std::vector<RankStatus> ranks() const = 0;
+
+  /// The conversation without TCP, for ranks in this process and for transports of others: a rank's report for the
+  /// order that answers it. Waits until `hold`, the stop, or until there is something to be done.
+  virtual Result<Order> exchange(const Report& report, Deadline hold, std::stop_token stop) = 0;
+};
+
+/// The engine, as a rank's participant drives it. Called from the participant's own thread, one call at a time.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  /// No step that reads the weights runs when this returns, and none begins until resume(). May be called again when it
+  /// failed, and when it was called before. On error the rank takes part in no commit.
+  virtual Status pause(Deadline deadline) = 0;
+  /// The weights are this version, and may be served.
+  virtual Status resume(const Version& version) = 0;
+};
+
+/// How a rank asks its coordinator. TCP if a participant is given none.
+using Exchange = std::function<Result<Order>(const Report&, Deadline, std::stop_token)>;
+
+struct ParticipantOptions {
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 0;
+  std::string coordinator;  ///< "HOST:PORT"
+  std::string token;
+  std::string name = "rank";  ///< for messages
+  Subscription subscription;  ///< what the receiver is bound with: ranks with the same one are compared
+  std::chrono::milliseconds pull_limit = std::chrono::minutes(10);
+  std::chrono::milliseconds pause_limit = std::chrono::seconds(30);
+  std::chrono::milliseconds commit_limit = std::chrono::seconds(60);
+  /// After a promise, and after the order to commit: how long until a rank that knows no outcome is in doubt.
+  std::chrono::milliseconds decide_limit = std::chrono::seconds(120);
+  Exchange exchange;  ///< in place of TCP
+};
+
+/// One rank. Begins paused, and joins the group by itself: it catches up with what the others serve. Thread-safe.
+class Participant {
+ public:
+  /// From now on `receiver` (with its target bound, and full updates not in place) and `engine` are the participant's
+  /// alone, until it is destroyed; the engine is paused. invalid_argument; no_space (no thread to be had).
+  static Result<std::unique_ptr<Participant>> start(ParticipantOptions options, Receiver& receiver, Engine& engine);
+  /// Leaves the rank as it is: a promise that is open dies with it.
+  virtual ~Participant() = default;
+
+  virtual RankState state() const = 0;
+  /// What the rank may serve now; nothing in every state but RankState::serving. The label is this version's.
+  virtual std::optional<Version> serving() const = 0;
+  virtual Report report() const = 0;
+  /// Why the coordinator cannot be asked, at the moment.
+  virtual std::optional<Error> trouble() const = 0;
+
+  /// The operator's word to a rank that is in doubt and whose coordinator will not come back: it gives up its promise,
+  /// keeps what its target holds, and serves when a coordinator has brought it to the version of the others.
+  /// version_conflict while it is at work.
+  virtual Status resolve_by_pull() = 0;
+};
+
+}  // namespace deltasync::commit

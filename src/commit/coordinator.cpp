@@ -1,0 +1,164 @@
+#include "commit/coordinator.hpp"
+
+#include <pthread.h>
+
+#include <system_error>
+#include <utility>
+
+#include "base/log.hpp"
+#include "net/auth.hpp"
+
+namespace deltasync::commit {
+namespace {
+
+using Stage = CoordinatorState::Stage;
+
+constexpr auto kClockIdle = std::chrono::hours(1);
+
+}  // namespace
+
+Result<std::unique_ptr<CoordinatorCore>> CoordinatorCore::open(const CoordinatorOptions& options, Points points) {
+  if (options.log.empty()) return Error(Errc::invalid_argument, "a coordinator needs a log");
+  DS_ASSIGN(std::unique_ptr<LogFile> log, LogFile::open(options.log));
+  if (log->torn_bytes() > 0) {
+    spdlog::warn("commit_log_torn file={} bytes={}", options.log.string(), log->torn_bytes());
+  }
+  auto machine = CoordinatorMachine::recover(options.ranks, log->records(), net::make_random_id());
+  if (!machine) return std::move(machine).error().with_context(options.log.string());
+  try {
+    std::unique_ptr<CoordinatorCore> core(
+        new CoordinatorCore(options, std::move(points), std::move(log), *std::move(machine)));
+    const std::lock_guard lock(core->mutex_);
+    DS_TRY(core->settle());
+    return core;
+  } catch (const std::system_error& e) {
+    return Error(Errc::no_space, "the coordinator's clock: " + e.code().message());
+  }
+}
+
+CoordinatorCore::CoordinatorCore(const CoordinatorOptions& options, Points points, std::unique_ptr<LogFile> log,
+                                 CoordinatorMachine machine)
+    : prepare_limit_(options.prepare_limit),
+      commit_limit_(options.commit_limit),
+      points_(std::move(points)),
+      log_(std::move(log)),
+      machine_(std::move(machine)),
+      clock_([this](const std::stop_token& stop) { watch_clock(stop); }) {}
+
+CoordinatorCore::~CoordinatorCore() = default;
+
+Status CoordinatorCore::settle() {
+  if (broken_) return *broken_;
+  while (machine_.pending()) {
+    const Record record = *machine_.pending();
+    at(points_, "log", to_string(record.kind));
+    if (auto written = log_->append(record); !written) {
+      broken_ = std::move(written).error().with_context("the coordinator gives no more orders");
+      spdlog::error("commit_log_failed error=\"{}\"", broken_->to_string());
+      changed_.notify_all();
+      return *broken_;
+    }
+    at(points_, "logged", to_string(record.kind));
+    spdlog::info("commit_decided kind={} transaction={} version={}", to_string(record.kind),
+                 to_string(record.transaction), to_string(record.version));
+    machine_.logged();
+  }
+  changed_.notify_all();
+  return {};
+}
+
+Result<Version> CoordinatorCore::update(const Want& want, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  if (broken_) return *broken_;
+  DS_TRY(machine_.begin(want));
+  const TransactionId mine = machine_.state().transaction;
+  staging_until_ = deadline;
+  changed_.notify_all();
+  // No deadline here: the clock ends every stage at its own.
+  changed_.wait(lock, [&] { return broken_ || machine_.state().transaction != mine || machine_.idle(); });
+  if (broken_) return *broken_;
+  const CoordinatorState& s = machine_.state();
+  if (s.transaction != mine) return Error(Errc::version_conflict, "another transaction has begun already");
+  if (s.nothing_new || (s.last == mine && s.outcome == CoordinatorState::Outcome::finished)) return *s.group;
+  return Error(s.problem.code(), s.problem.message()).with_context("transaction " + to_string(mine));
+}
+
+Result<Order> CoordinatorCore::exchange(const Report& report, Deadline hold, const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  if (broken_) return *broken_;
+  const std::uint64_t before = machine_.state().step;
+  DS_TRY(machine_.on_report(report));
+  if (machine_.pending()) {
+    DS_TRY(settle());
+  } else if (machine_.state().step != before) {
+    changed_.notify_all();
+  }
+  for (;;) {
+    const Order order = machine_.order(report.rank);
+    if (order.incarnation != report.incarnation) {
+      return Error(Errc::version_conflict, "this process has been replaced by a later one of the same rank");
+    }
+    if (order.kind != OrderKind::none || report.busy || hold.passed() || stop.stop_requested()) {
+      if (order.kind != OrderKind::none) at(points_, "order", to_string(order.kind));
+      return order;
+    }
+    const std::uint64_t step = machine_.state().step;
+    changed_.wait_until(lock, stop, hold.at(), [&] { return broken_ || machine_.state().step != step; });
+    if (broken_) return *broken_;
+  }
+}
+
+Deadline CoordinatorCore::stage_deadline() const {
+  switch (machine_.state().stage) {
+    case Stage::staging: return staging_until_;
+    case Stage::preparing: return Deadline::after(prepare_limit_);
+    case Stage::committing: return Deadline::after(commit_limit_);
+    case Stage::idle: break;
+  }
+  return Deadline::after(kClockIdle);
+}
+
+/// A stage's limit begins when the clock sees the stage.
+void CoordinatorCore::watch_clock(const std::stop_token& stop) {
+  ::pthread_setname_np(::pthread_self(), "ds-commit-clock");
+  std::unique_lock lock(mutex_);
+  while (!stop.stop_requested()) {
+    const std::pair seen(machine_.state().stage, machine_.state().transaction);
+    const Deadline deadline = stage_deadline();
+    const bool moved = changed_.wait_until(lock, stop, deadline.at(), [&] {
+      return std::pair(machine_.state().stage, machine_.state().transaction) != seen;
+    });
+    if (broken_) return;  // nothing can be decided any more
+    if (moved || stop.stop_requested() || seen.first == Stage::idle) continue;
+    machine_.time_is_up();
+    static_cast<void>(settle());  // what is broken is said to whoever asks next
+  }
+}
+
+std::optional<Version> CoordinatorCore::served() const {
+  const std::lock_guard lock(mutex_);
+  return machine_.state().group;
+}
+
+std::vector<std::optional<Report>> CoordinatorCore::reports() const {
+  const std::lock_guard lock(mutex_);
+  return machine_.state().ranks;
+}
+
+std::uint64_t CoordinatorCore::log() const {
+  const std::lock_guard lock(mutex_);
+  return machine_.state().log;
+}
+
+std::uint64_t CoordinatorCore::term() const {
+  const std::lock_guard lock(mutex_);
+  return machine_.state().term;
+}
+
+std::uint64_t CoordinatorCore::incarnation(std::uint32_t rank) const {
+  const std::lock_guard lock(mutex_);
+  const auto& ranks = machine_.state().ranks;
+  return rank < ranks.size() && ranks[rank] ? ranks[rank]->incarnation : 0;
+}
+
+}  // namespace deltasync::commit

@@ -1,0 +1,202 @@
+#include "commit/coordinator_server.hpp"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "base/log.hpp"
+#include "format/wire_commit.hpp"
+#include "net/auth.hpp"
+
+namespace deltasync::commit {
+namespace {
+
+constexpr auto kJoinLimit = std::chrono::seconds(5);      ///< hello, join and welcome
+constexpr auto kSilenceLimit = std::chrono::seconds(10);  ///< without a report
+constexpr auto kHold = std::chrono::seconds(1);           ///< an answer that has nothing to say
+constexpr auto kLastWords = std::chrono::seconds(1);
+constexpr auto kAcceptPause = std::chrono::milliseconds(50);
+constexpr std::uint64_t kJoinBytesMax = 4096;  ///< before a peer has proved anything
+constexpr std::size_t kMoreConnections = 64;   ///< than ranks
+
+/// A peer's own words go to logs as printable text only.
+std::string printable(std::string text) {
+  for (char& c : text) {
+    const auto u = static_cast<unsigned char>(c);
+    if (u < 0x20 || u == 0x7F || c == '"' || c == '\\') c = '?';
+  }
+  return text;
+}
+
+/// Closing with unread bytes would reset the connection, and a reset throws away what was said.
+void say_why(net::MessageSocket& socket, const Error& why) {
+  if (!socket.open()) return;
+  const Deadline deadline = Deadline::after(kLastWords);
+  wire::ErrorMessage words;
+  words.code = why.code() == Errc::cancelled ? Errc::connection : why.code();
+  words.message = why.message();
+  if (!socket.send(0, words, deadline)) return;
+  ::shutdown(socket.fd(), SHUT_WR);
+  std::byte ignored{};
+  while (socket.recv_payload({&ignored, 1}, deadline)) {
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Coordinator>> Coordinator::start(CoordinatorOptions options) {
+  DS_ASSIGN(auto server, CoordinatorServer::start(std::move(options)));
+  return std::unique_ptr<Coordinator>(std::move(server));
+}
+
+Result<std::unique_ptr<CoordinatorServer>> CoordinatorServer::start(CoordinatorOptions options, Points points) {
+  DS_ASSIGN(const net::Endpoint where, net::parse_endpoint(options.listen));
+  // The port first: a coordinator that cannot be reached begins no term.
+  DS_ASSIGN(net::Listener listener, net::Listener::bind(where, !options.token.empty()));
+  DS_ASSIGN(std::unique_ptr<CoordinatorCore> core, CoordinatorCore::open(options, std::move(points)));
+  std::unique_ptr<CoordinatorServer> server(
+      new CoordinatorServer(std::move(options), std::move(core), std::move(listener)));
+  server->seats_.resize(server->options_.ranks);
+  try {
+    server->acceptor_ = std::jthread([s = server.get()](const std::stop_token& stop) { s->accept_all(stop); });
+  } catch (const std::system_error& e) {
+    return Error(Errc::no_space, "the coordinator's threads: " + e.code().message());
+  }
+  return server;
+}
+
+CoordinatorServer::~CoordinatorServer() {
+  acceptor_.request_stop();
+  if (acceptor_.joinable()) acceptor_.join();
+  for (Peer& peer : peers_) peer.thread.request_stop();
+  peers_.clear();  // joins
+}
+
+void CoordinatorServer::reap() {
+  peers_.remove_if([](const Peer& peer) { return peer.done.load(); });
+}
+
+void CoordinatorServer::accept_all(const std::stop_token& stop) {
+  ::pthread_setname_np(::pthread_self(), "ds-commit-port");
+  std::uint64_t connections = 0;
+  while (!stop.stop_requested()) {
+    auto fd = listener_.accept(Until(Deadline::after(kSilenceLimit), stop));
+    reap();
+    if (!fd) {
+      if (fd.error().code() == Errc::timed_out || fd.error().code() == Errc::cancelled) continue;
+      spdlog::warn("commit_accept_failed error=\"{}\"", fd.error().to_string());
+      Until(Deadline::after(kAcceptPause), stop).pause(kAcceptPause);
+      continue;
+    }
+    if (peers_.size() >= options_.ranks + kMoreConnections) continue;  // closed without a word
+    Peer& peer = peers_.emplace_back();
+    try {
+      peer.thread = std::jthread(
+          [this, &peer, connection = ++connections, taken = *std::move(fd)](const std::stop_token& ending) mutable {
+            ::pthread_setname_np(::pthread_self(), "ds-commit-rank");
+            converse(std::move(taken), connection, ending);
+            peer.done = true;
+          });
+    } catch (const std::system_error& e) {
+      spdlog::warn("commit_accept_failed error=\"no thread: {}\"", e.code().message());
+      peers_.pop_back();
+    }
+  }
+}
+
+void CoordinatorServer::converse(UniqueFd fd, std::uint64_t connection, const std::stop_token& stop) {
+  net::MessageSocket socket(std::move(fd));
+  socket.stop_on(stop);
+  auto who = join(socket, connection);
+  Status status = who ? serve(socket, *who, stop) : Status(who.error());
+  if (who) leave_seat(*who);
+  if (status.error().code() != Errc::connection && status.error().code() != Errc::cancelled) {
+    spdlog::warn("commit_peer_dropped connection={} error=\"{}\"", connection, printable(status.error().to_string()));
+    say_why(socket, status.error());
+  }
+}
+
+Result<CoordinatorServer::Joined> CoordinatorServer::join(net::MessageSocket& socket, std::uint64_t connection) {
+  const Deadline deadline = Deadline::after(kJoinLimit);
+  wire::Hello hello;
+  hello.auth_required = options_.token.empty() ? 0 : 1;
+  hello.instance = core_->log();
+  hello.nonce = net::make_nonce();
+  DS_TRY(socket.send(0, hello, deadline));
+  DS_ASSIGN(const net::Message message, socket.recv(kJoinBytesMax, deadline));
+  if (message.type() != wire::Type::rank_join) {
+    return Error(Errc::protocol, "the first message is of type " + wire::type_name(message.header.type));
+  }
+  DS_TRY(wire::check_protocol(message.payload, "the rank"));
+  DS_ASSIGN(const wire::RankJoin asked, wire::RankJoin::decode(message.payload));
+  const auto proof =
+      net::rank_proof(options_.token, hello.nonce, asked.nonce, asked.rank, asked.ranks, asked.incarnation);
+  if (!options_.token.empty() && !net::equal_proofs(asked.proof, proof)) {
+    return Error(Errc::unauthenticated, "no token or a wrong one");
+  }
+  if (asked.ranks != options_.ranks || asked.rank >= asked.ranks || asked.incarnation == 0) {
+    return Error(Errc::invalid_argument, "rank " + std::to_string(asked.rank) + " of " + std::to_string(asked.ranks) +
+                                             " wants to join a group of " + std::to_string(options_.ranks));
+  }
+  const Joined who{asked.rank, asked.incarnation, connection};
+  DS_TRY(take_seat(who, socket.fd()));
+  wire::RankWelcome welcome;
+  welcome.proof = net::coordinator_proof(options_.token, asked.nonce, hello.nonce);
+  welcome.log = core_->log();
+  welcome.term = core_->term();
+  welcome.incarnation = std::max(core_->incarnation(asked.rank), asked.incarnation);
+  if (auto sent = socket.send(0, welcome, deadline); !sent) {
+    leave_seat(who);
+    return std::move(sent).error();
+  }
+  spdlog::debug("commit_rank_joined connection={} rank={} name=\"{}\"", connection, asked.rank, printable(asked.name));
+  return who;
+}
+
+Status CoordinatorServer::take_seat(const Joined& who, int fd) {
+  const std::lock_guard lock(mutex_);
+  Seat& seat = seats_[who.rank];
+  if (seat.connection != 0 && seat.incarnation != who.incarnation) {
+    return Error(Errc::already_exists, "rank " + std::to_string(who.rank) + " is connected, by another process");
+  }
+  if (seat.connection != 0) ::shutdown(seat.fd.get(), SHUT_RDWR);  // its own earlier connection
+  seat = {who.connection, who.incarnation, UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0))};
+  return {};
+}
+
+void CoordinatorServer::leave_seat(const Joined& who) {
+  const std::lock_guard lock(mutex_);
+  Seat& seat = seats_[who.rank];
+  if (seat.connection == who.connection) seat = {};
+}
+
+Status CoordinatorServer::serve(net::MessageSocket& socket, const Joined& who, const std::stop_token& stop) {
+  for (;;) {
+    DS_ASSIGN(const net::Message message, socket.recv(wire::kRankMessageBytesMax, Deadline::after(kSilenceLimit)));
+    if (message.type() != wire::Type::rank_report) {
+      return Error(Errc::protocol,
+                   "a message of type " + wire::type_name(message.header.type) + " in place of a report");
+    }
+    DS_ASSIGN(const wire::RankReport said, wire::RankReport::decode(message.payload));
+    if (said.report.rank != who.rank || said.report.incarnation != who.incarnation) {
+      return Error(Errc::protocol, "rank " + std::to_string(who.rank) + " reports for rank " +
+                                       std::to_string(said.report.rank) + ", or for another process");
+    }
+    DS_ASSIGN(const Order order, core_->exchange(said.report, Deadline::after(kHold), stop));
+    DS_TRY(socket.send(message.header.request, wire::RankOrder{order}, Deadline::after(kSilenceLimit)));
+  }
+}
+
+std::vector<RankStatus> CoordinatorServer::ranks() const {
+  std::vector<RankStatus> list;
+  for (auto& report : core_->reports()) list.push_back({false, std::move(report)});
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < seats_.size(); ++i) list[i].connected = seats_[i].connection != 0;
+  return list;
+}
+
+}  // namespace deltasync::commit

@@ -1,0 +1,71 @@
+// The coordinator's TCP side: a thread for each rank that is connected, which may block.
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "commit/coordinator.hpp"
+#include "net/blocking.hpp"
+#include "net/listener.hpp"
+
+namespace deltasync::commit {
+
+class CoordinatorServer final : public Coordinator {
+ public:
+  static Result<std::unique_ptr<CoordinatorServer>> start(CoordinatorOptions options, Points points = {});
+  ~CoordinatorServer() override;
+
+  std::uint16_t port() const override { return listener_.port(); }
+  Result<Version> update(const Want& want, Deadline deadline) override { return core_->update(want, deadline); }
+  std::optional<Version> served() const override { return core_->served(); }
+  std::vector<RankStatus> ranks() const override;
+  Result<Order> exchange(const Report& report, Deadline hold, std::stop_token stop) override {
+    return core_->exchange(report, hold, stop);
+  }
+
+ private:
+  struct Peer {
+    std::jthread thread;
+    std::atomic<bool> done{false};
+  };
+  /// Who speaks for a rank.
+  struct Seat {
+    std::uint64_t connection = 0;  ///< 0: nobody
+    std::uint64_t incarnation = 0;
+    UniqueFd fd;  ///< of its own, so that no other file is shut down in its place
+  };
+  /// What a peer has proved to be.
+  struct Joined {
+    std::uint32_t rank = 0;
+    std::uint64_t incarnation = 0;
+    std::uint64_t connection = 0;
+  };
+
+  CoordinatorServer(CoordinatorOptions options, std::unique_ptr<CoordinatorCore> core, net::Listener listener)
+      : options_(std::move(options)), core_(std::move(core)), listener_(std::move(listener)) {}
+
+  void accept_all(const std::stop_token& stop);
+  void reap();
+  void converse(UniqueFd fd, std::uint64_t connection, const std::stop_token& stop);
+  Result<Joined> join(net::MessageSocket& socket, std::uint64_t connection);
+  Status take_seat(const Joined& who, int fd);
+  void leave_seat(const Joined& who);
+  Status serve(net::MessageSocket& socket, const Joined& who, const std::stop_token& stop);
+
+  const CoordinatorOptions options_;
+  const std::unique_ptr<CoordinatorCore> core_;
+  net::Listener listener_;  // used by acceptor_ once that runs
+
+  mutable std::mutex mutex_;
+  std::vector<Seat> seats_;  // protected by mutex_
+
+  std::list<Peer> peers_;  // used by acceptor_, and by the destructor after it
+  std::jthread acceptor_;
+};
+
+}  // namespace deltasync::commit

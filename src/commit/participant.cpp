@@ -1,0 +1,301 @@
+#include "commit/participant.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "base/hash.hpp"
+#include "base/log.hpp"
+#include "base/until.hpp"
+#include "commit/rank_link.hpp"
+
+namespace deltasync::commit {
+namespace {
+
+constexpr auto kAnswerLimit = std::chrono::seconds(10);  ///< the coordinator holds an answer for a second
+constexpr auto kBusyPause = std::chrono::milliseconds(50);
+constexpr auto kShortPause = std::chrono::milliseconds(5);  ///< after an answer that changed nothing
+constexpr auto kRetryMin = std::chrono::milliseconds(20);
+constexpr auto kRetryMax = std::chrono::seconds(1);
+constexpr auto kWorkRetry = std::chrono::seconds(1);  ///< after a pull that nobody else will slow down
+
+/// Names what a receiver is bound with.
+Digest128 digest_of(const Subscription& subscription) {
+  if (subscription.slices.empty()) return {};
+  std::vector<std::byte> bytes;
+  ByteWriter out(bytes);
+  for (const Slice& slice : subscription.slices) {
+    out.put_string(slice.tensor);
+    out.put<std::uint8_t>(slice.rect ? 1 : 0);
+    const Rect rect = slice.rect.value_or(Rect());
+    for (const std::uint64_t v : {rect.row, rect.col, rect.rows, rect.cols}) out.put(v);
+  }
+  return xxh3_128(bytes);
+}
+
+VersionId id_of(const std::optional<Version>& version) {
+  return version ? version->id : VersionId();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Participant>> Participant::start(ParticipantOptions options, Receiver& receiver,
+                                                        Engine& engine) {
+  DS_ASSIGN(auto made, ParticipantImpl::start(std::move(options), receiver, engine));
+  return std::unique_ptr<Participant>(std::move(made));
+}
+
+Result<std::unique_ptr<ParticipantImpl>> ParticipantImpl::start(ParticipantOptions options, Receiver& receiver,
+                                                                Engine& engine, Points points) {
+  if (options.rank >= options.ranks || options.ranks > kRanksMax) {
+    return Error(Errc::invalid_argument,
+                 "rank " + std::to_string(options.rank) + " of " + std::to_string(options.ranks) + " ranks");
+  }
+  if (receiver.target() == nullptr) return Error(Errc::invalid_argument, "the receiver has no target yet");
+  std::unique_ptr<RankLink> link;
+  if (!options.exchange) {
+    DS_ASSIGN(net::Endpoint where, net::parse_endpoint(options.coordinator));
+    link = std::make_unique<RankLink>(options, std::move(where));
+  }
+  std::unique_ptr<ParticipantImpl> made(new ParticipantImpl(std::move(options), receiver, engine, std::move(points)));
+  made->link_ = std::move(link);
+  DS_TRY(engine.pause(Deadline::after(made->options_.pause_limit)).with_context("pausing the engine"));
+  try {
+    made->worker_ = std::jthread([p = made.get()](const std::stop_token& stop) { p->work_all(stop); });
+    made->asker_ = std::jthread([p = made.get()](const std::stop_token& stop) { p->ask_all(stop); });
+  } catch (const std::system_error& e) {
+    return Error(Errc::no_space, "the rank's threads: " + e.code().message());
+  }
+  return made;
+}
+
+ParticipantImpl::ParticipantImpl(ParticipantOptions options, Receiver& receiver, Engine& engine, Points points)
+    : options_(std::move(options)),
+      points_(std::move(points)),
+      receiver_(receiver),
+      engine_(engine),
+      machine_(options_.rank, make_epoch(), id_of(receiver.current()), digest_of(options_.subscription)),
+      held_(receiver.current()) {}
+
+ParticipantImpl::~ParticipantImpl() {
+  asker_.request_stop();
+  worker_.request_stop();
+  {
+    const std::lock_guard lock(mutex_);
+    pull_stop_.request_stop();
+  }
+}
+
+// ---- what others ask -------------------------------------------------------------------------------------------
+
+/// The lock is held.
+void ParticipantImpl::look_at_clock() const {
+  if (promise_until_ && promise_until_->passed()) machine_.time_is_up();
+}
+
+RankState ParticipantImpl::state() const {
+  const std::lock_guard lock(mutex_);
+  look_at_clock();
+  return machine_.rank_state();
+}
+
+std::optional<Version> ParticipantImpl::serving() const {
+  const std::lock_guard lock(mutex_);
+  if (!machine_.serving()) return std::nullopt;
+  return held_;
+}
+
+Report ParticipantImpl::report() const {
+  const std::lock_guard lock(mutex_);
+  look_at_clock();
+  return machine_.report();
+}
+
+std::optional<Error> ParticipantImpl::trouble() const {
+  const std::lock_guard lock(mutex_);
+  return trouble_;
+}
+
+Status ParticipantImpl::resolve_by_pull() {
+  const std::lock_guard lock(mutex_);
+  DS_TRY(machine_.resolve_by_pull(std::max(make_epoch(), machine_.state().incarnation + 1)));
+  promise_until_.reset();
+  promise_phase_ = Phase::none;
+  changed_.notify_all();
+  return {};
+}
+
+// ---- asking ----------------------------------------------------------------------------------------------------
+
+void ParticipantImpl::ask_all(const std::stop_token& stop) {
+  ::pthread_setname_np(::pthread_self(), "ds-commit-ask");
+  std::chrono::milliseconds pause = kRetryMin;
+  while (!stop.stop_requested()) {
+    const Report said = report();
+    at(points_, "report", to_string(said.phase));
+    const Deadline deadline = Deadline::after(kAnswerLimit);
+    auto answer = options_.exchange ? options_.exchange(said, deadline.earlier(Deadline::after(kRetryMax)), stop)
+                                    : link_->exchange(said, deadline, stop);
+    if (stop.stop_requested()) return;
+    if (take(answer)) {
+      pause = kRetryMin;
+      wait_for_news(said.step, said.busy ? kBusyPause : kShortPause, stop);
+    } else {
+      Until(deadline, stop).pause(pause);
+      pause = std::min<std::chrono::milliseconds>(2 * pause, kRetryMax);
+    }
+  }
+}
+
+bool ParticipantImpl::take(const Result<Order>& answer) {
+  const std::lock_guard lock(mutex_);
+  std::optional<Error> trouble;
+  if (!answer) {
+    trouble = answer.error();
+    // A clock that runs behind that of an earlier process of this rank: nothing was promised under this name yet.
+    const std::uint64_t latest = link_ != nullptr ? link_->latest_incarnation() : 0;
+    if (trouble->code() == Errc::version_conflict && machine_.state().log == 0 &&
+        latest > machine_.state().incarnation) {
+      static_cast<void>(machine_.resolve_by_pull(latest + 1));
+    }
+  } else {
+    if (auto obeyed = machine_.on_order(*answer); !obeyed) trouble = std::move(obeyed).error();
+    if (machine_.cancelled()) pull_stop_.request_stop();
+    if (!machine_.promised()) {
+      promise_until_.reset();
+      promise_phase_ = Phase::none;
+    } else if (machine_.state().phase == Phase::committing && promise_phase_ != Phase::committing) {
+      promise_until_ = Deadline::after(options_.decide_limit);
+      promise_phase_ = Phase::committing;
+    }
+    at(points_, "ordered", to_string(answer->kind));
+  }
+  if (trouble && (!trouble_ || trouble_->message() != trouble->message())) {
+    spdlog::warn("commit_trouble rank={} error=\"{}\"", options_.rank, trouble->to_string());
+  }
+  trouble_ = std::move(trouble);
+  changed_.notify_all();
+  return !trouble_;
+}
+
+/// Until something has happened here, but not longer than `limit`.
+void ParticipantImpl::wait_for_news(std::uint64_t step_before, std::chrono::milliseconds limit,
+                                    const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, stop, limit, [&] { return machine_.state().step != step_before; });
+}
+
+// ---- working ---------------------------------------------------------------------------------------------------
+
+void ParticipantImpl::work_all(const std::stop_token& stop) {
+  ::pthread_setname_np(::pthread_self(), "ds-commit-work");
+  std::unique_lock lock(mutex_);
+  while (!stop.stop_requested()) {
+    const bool settled = settle_engine(lock);
+    if (stop.stop_requested()) return;  // before there is a pull that nobody would stop
+    const Work work = machine_.work();
+    if (work.kind == Work::Kind::none) {
+      const auto seen = machine_.state().step;
+      const auto limit = settled ? std::chrono::milliseconds(std::chrono::hours(1)) : kWorkRetry;
+      changed_.wait_for(lock, stop, limit, [&] { return machine_.state().step != seen; });
+      continue;
+    }
+    pull_stop_ = std::stop_source();
+    const std::stop_token pull_stop = pull_stop_.get_token();
+    lock.unlock();
+    static constexpr const char* kNames[] = {"none", "pull", "pause", "commit", "go_back", "catch_up", "forget"};
+    const char* const name = kNames[static_cast<int>(work.kind)];
+    at(points_, "work", name);
+    const WorkResult result = run(work, pull_stop);
+    at(points_, "worked", name);
+    if (result.error && !stop.stop_requested()) {
+      spdlog::warn("commit_work_failed rank={} work={} error=\"{}\"", options_.rank, name, result.error->to_string());
+      if (work.kind == Work::Kind::catch_up) Until(Deadline::after(kWorkRetry), stop).pause(kWorkRetry);
+    }
+    std::optional<Version> held = receiver_.current();
+    lock.lock();
+    held_ = std::move(held);
+    if (work.kind == Work::Kind::pause && !result.error) engine_runs_ = false;
+    machine_.done(work.serial, result);
+    if (machine_.state().phase == Phase::prepared && work.kind == Work::Kind::pause) {
+      promise_until_ = Deadline::after(options_.decide_limit);
+      promise_phase_ = Phase::prepared;
+    }
+    if (!machine_.promised()) promise_until_.reset();
+    changed_.notify_all();
+  }
+}
+
+/// A rank serves from the machine's word on; its engine follows. It is paused by the work that has to know how that
+/// went, or here, where the rank stops for another reason.
+bool ParticipantImpl::settle_engine(std::unique_lock<std::mutex>& lock) {
+  const bool wanted = machine_.state().serving;
+  if (wanted == engine_runs_ || machine_.work().kind == Work::Kind::pause) return true;
+  const std::optional<Version> version = held_;
+  lock.unlock();
+  const Status done = wanted ? engine_.resume(*version) : engine_.pause(Deadline::after(options_.pause_limit));
+  lock.lock();
+  if (done) {
+    engine_runs_ = wanted;
+  } else {
+    spdlog::error("commit_engine_failed rank={} {}=1 error=\"{}\"", options_.rank, wanted ? "resume" : "pause",
+                  done.error().to_string());
+  }
+  return done.ok();
+}
+
+WorkResult ParticipantImpl::run(const Work& work, const std::stop_token& stop) {
+  WorkResult result;
+  Status done;
+  switch (work.kind) {
+    case Work::Kind::none: break;
+    case Work::Kind::pull: done = pull(work.want, work.exact, result, stop); break;
+    case Work::Kind::pause: done = engine_.pause(Deadline::after(options_.pause_limit)); break;
+    case Work::Kind::commit: done = commit_staged(); break;
+    case Work::Kind::go_back: done = go_back(); break;
+    case Work::Kind::catch_up:
+      done = pull({}, work.exact, result, stop);
+      if (done) done = commit_staged();
+      staged_.reset();
+      break;
+    case Work::Kind::forget: staged_.reset(); break;
+  }
+  if (!done) result.error = std::move(done).error();
+  result.holds = id_of(receiver_.current());
+  return result;
+}
+
+Status ParticipantImpl::pull(const Want& want, VersionId exact, WorkResult& result, const std::stop_token& stop) {
+  staged_.reset();
+  Want wanted = want;
+  if (exact.valid()) {
+    wanted.kind = Want::Kind::number;
+    wanted.number = exact.number;
+  }
+  DS_ASSIGN(staged_, receiver_.pull(wanted, Deadline::after(options_.pull_limit), stop));
+  const PullReport& report = staged_->report();
+  if (exact.valid() && report.version.id != exact) {
+    Error wrong(Errc::gone, "asked for " + to_string(exact) + ", the agent has " + to_string(report.version));
+    staged_.reset();
+    return wrong;
+  }
+  result.staged = report.version;
+  result.root = report.root;
+  return {};
+}
+
+Status ParticipantImpl::commit_staged() {
+  if (staged_ == nullptr) return Error(Errc::internal, "nothing is staged");
+  return staged_->commit(Deadline::after(options_.commit_limit));
+}
+
+Status ParticipantImpl::go_back() {
+  if (staged_ == nullptr) return {};
+  Status done = staged_->rollback();
+  staged_.reset();
+  return done;
+}
+
+}  // namespace deltasync::commit

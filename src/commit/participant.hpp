@@ -1,0 +1,73 @@
+// One rank: the machine between its coordinator (one thread asks) and its receiver and engine (one thread works).
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <thread>
+
+#include "commit/points.hpp"
+#include "deltasync/commit.hpp"
+
+namespace deltasync::commit {
+
+class RankLink;
+
+class ParticipantImpl final : public Participant {
+ public:
+  static Result<std::unique_ptr<ParticipantImpl>> start(ParticipantOptions options, Receiver& receiver, Engine& engine,
+                                                        Points points = {});
+  ~ParticipantImpl() override;
+
+  RankState state() const override;
+  std::optional<Version> serving() const override;
+  Report report() const override;
+  std::optional<Error> trouble() const override;
+  Status resolve_by_pull() override;
+
+ private:
+  ParticipantImpl(ParticipantOptions options, Receiver& receiver, Engine& engine, Points points);
+
+  // the asking thread
+  void ask_all(const std::stop_token& stop);
+  /// False if there was no answer, or one that the rank must not obey.
+  bool take(const Result<Order>& answer);
+  void wait_for_news(std::uint64_t step_before, std::chrono::milliseconds limit, const std::stop_token& stop);
+
+  // the working thread
+  void work_all(const std::stop_token& stop);
+  /// Engine and machine agree on whether it serves; false: they do not yet.
+  bool settle_engine(std::unique_lock<std::mutex>& lock);
+  WorkResult run(const Work& work, const std::stop_token& stop);
+  Status pull(const Want& want, VersionId exact, WorkResult& result, const std::stop_token& stop);
+  Status commit_staged();
+  Status go_back();
+
+  void look_at_clock() const;
+  void note_trouble(std::optional<Error> error);
+
+  const ParticipantOptions options_;
+  const Points points_;
+  Receiver& receiver_;                    // used by the working thread
+  Engine& engine_;                        // likewise
+  std::unique_ptr<StagedUpdate> staged_;  // likewise
+  std::unique_ptr<RankLink> link_;        // used by the asking thread; none if options_.exchange is there
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable_any changed_;
+  // protected by mutex_, as all that follows
+  mutable ParticipantMachine machine_;             ///< in_doubt is a matter of looking
+  mutable std::optional<Deadline> promise_until_;  ///< of the promise that is open
+  Phase promise_phase_ = Phase::none;              ///< that promise_until_ is for
+  std::optional<Version> held_;                    ///< what the target holds, with its label
+  bool engine_runs_ = false;
+  std::optional<Error> trouble_;
+  std::stop_source pull_stop_;
+
+  std::jthread worker_;  // last: they use all of the above
+  std::jthread asker_;
+};
+
+}  // namespace deltasync::commit

@@ -1,0 +1,38 @@
+// A rank's connection to its coordinator: joins when it has to, then asks. Used by one thread.
+#pragma once
+
+#include <cstdint>
+#include <stop_token>
+#include <string>
+
+#include "deltasync/commit.hpp"
+#include "net/blocking.hpp"
+#include "net/endpoint.hpp"
+
+namespace deltasync::commit {
+
+class RankLink {
+ public:
+  RankLink(const ParticipantOptions& options, net::Endpoint where)
+      : ranks_(options.ranks), token_(options.token), name_(options.name), where_(std::move(where)) {}
+
+  /// The order that answers the report. After an error it is closed, and the next call joins again.
+  Result<Order> exchange(const Report& report, Deadline deadline, const std::stop_token& stop);
+  /// The latest process of this rank that the coordinator knew at the last join.
+  std::uint64_t latest_incarnation() const noexcept { return latest_; }
+
+ private:
+  Status join(const Report& report, const Until& until);
+  Result<Order> ask(const Report& report, Deadline deadline);
+
+  const std::uint32_t ranks_;
+  const std::string token_;
+  const std::string name_;
+  const net::Endpoint where_;
+  net::MessageSocket socket_;
+  std::uint64_t incarnation_ = 0;  ///< that joined
+  std::uint64_t latest_ = 0;
+  std::uint64_t request_ = 0;
+};
+
+}  // namespace deltasync::commit

@@ -1,0 +1,103 @@
+// A receiver without an agent: versions are numbers that a test publishes, and what a rank serves is one number.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "deltasync/receiver.hpp"
+
+namespace deltasync::commit {
+
+/// Says which version is the newest, and how a rank keeps one.
+class Trainer {
+ public:
+  virtual ~Trainer() = default;
+  virtual Version newest() const = 0;
+  /// A rank's target holds this from now on.
+  virtual void held(const std::optional<Version>& /*version*/) const {}
+};
+
+/// What the trainer has published. Thread-safe.
+class FakeTrainer final : public Trainer {
+ public:
+  void publish(std::string label) {
+    const std::lock_guard lock(mutex_);
+    newest_ = {{1, newest_.id.number + 1}, std::move(label)};
+  }
+  Version newest() const override {
+    const std::lock_guard lock(mutex_);
+    return newest_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Version newest_;  // protected by mutex_
+};
+
+/// Has the newest version only, as an agent has it for those who hold nothing.
+class FakeReceiver final : public Receiver {
+ public:
+  explicit FakeReceiver(const Trainer& trainer, std::optional<Version> held = {}) : trainer_(trainer) { write(held); }
+
+  const LayoutPtr& layout() const override { return layout_; }
+  const Sidecar& sidecar() const override { return sidecar_; }
+  Status bind(TargetPtr /*none*/, const Subscription& /*all*/, Deadline /*none*/, std::stop_token /*none*/) override {
+    return {};
+  }
+  Target* target() override { return reinterpret_cast<Target*>(this); }  // there is one: nobody looks at it
+  std::optional<Version> current() const override { return current_; }
+  Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline /*none*/, std::stop_token /*none*/) override {
+    const Version newest = trainer_.newest();
+    if (want.kind == Want::Kind::number && want.number != newest.id.number) return Error(Errc::gone, "past");
+    auto staged = std::make_unique<Staged>(*this);
+    staged->report_.version = newest;
+    staged->report_.root.bytes[0] = static_cast<std::uint8_t>(newest.id.number);
+    return std::unique_ptr<StagedUpdate>(std::move(staged));
+  }
+
+  std::atomic<std::uint64_t> memory{0};
+  std::atomic<int> fail_commits{0};
+  std::atomic<unsigned> rollbacks{0};
+
+ private:
+  struct Staged final : StagedUpdate {
+    explicit Staged(FakeReceiver& receiver) : receiver_(receiver) {}
+    const PullReport& report() const override { return report_; }
+    Status commit(Deadline /*at once*/) override {
+      if (receiver_.fail_commits > 0) {
+        --receiver_.fail_commits;
+        return Error(Errc::timed_out, "the commit takes too long");
+      }
+      before_ = receiver_.current_;
+      receiver_.write(report_.version);
+      committed_ = true;
+      return {};
+    }
+    Status rollback() override {
+      if (!committed_) return {};
+      receiver_.write(before_);
+      committed_ = false;
+      ++receiver_.rollbacks;
+      return {};
+    }
+    FakeReceiver& receiver_;
+    PullReport report_;
+    std::optional<Version> before_;
+    bool committed_ = false;
+  };
+
+  void write(const std::optional<Version>& version) {
+    current_ = version;
+    memory = version ? version->id.number : 0;
+    trainer_.held(version);
+  }
+
+  const Trainer& trainer_;
+  const LayoutPtr layout_;
+  const Sidecar sidecar_;
+  std::optional<Version> current_;
+};
+
+}  // namespace deltasync::commit

@@ -1,0 +1,68 @@
+// Visits every state that a few ranks and their coordinator can reach: by every order of messages (each may be lost,
+// doubled and late), work that succeeds or fails, deadlines, deaths and restarts within a configuration's budgets. The
+// machines are the ones that the processes run.
+//
+// Checked in every state:
+//   split       two ranks serve different versions
+//   undecided   a rank serves a version of which no record `finish` is durable
+//   broken      a rank serves with an open promise, or something else than its target holds, or a rank that goes back
+//   has
+//               not what it had before
+//   stuck       everybody is restarted, everything is delivered, a version is wished for: and yet not all serve one
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "deltasync/commit_protocol.hpp"
+
+namespace deltasync::commit::model {
+
+inline constexpr std::size_t kRanks = 3;  ///< at most
+
+enum class Violation : std::uint8_t { none, split, undecided, broken, stuck };
+const char* name(Violation violation);
+
+/// What may still happen.
+struct Budget {
+  std::uint8_t ranks = 2;
+  std::uint8_t messages = 2;  ///< of each direction and rank that may still arrive; older ones are lost
+  std::uint8_t transactions = 1;
+  std::uint8_t publications = 0;
+  std::uint8_t coordinator_deaths = 0;
+  std::uint8_t rank_deaths = 0;
+  std::uint8_t resolutions = 0;  ///< resolve_by_pull
+  std::uint8_t failures = 0;     ///< of work
+  std::uint8_t timeouts = 0;     ///< of the coordinator
+  bool in_doubt = false;         ///< ranks' deadlines pass
+  bool directories = false;      ///< a rank's version survives it
+  bool all_serve_first = false;  ///< begin where all serve version 1
+};
+
+/// What a broken executor would do. Each must be found.
+struct Rules {
+  bool acts_before_logging = false;  ///< tells the machine that a record is durable before it is
+  bool serves_in_doubt = false;      ///< a rank in doubt serves what it holds
+  bool loses_records = false;        ///< a restarted coordinator does not find the last record of a transaction
+  bool same_incarnation = false;     ///< a restarted rank calls itself what it was
+  bool check_stuck = true;
+};
+
+struct Outcome {
+  Violation violation = Violation::none;
+  bool truncated = false;
+  std::uint64_t states = 0;
+  std::uint64_t finished = 0;  ///< states in which a transaction had just finished
+  std::uint64_t in_doubt = 0;  ///< states with a rank in doubt
+  std::vector<std::string> trace;
+};
+
+Outcome explore(const Budget& budget, const Rules& rules = {}, std::uint64_t states_max = 6'000'000);
+
+/// One way of `steps` choices at random: longer, with more of everything, than all ways can be.
+Outcome walk(const Budget& budget, std::uint64_t seed, unsigned steps);
+
+}  // namespace deltasync::commit::model

@@ -1,0 +1,341 @@
+// Single steps of the two machines; test_model.cpp has all of them in every order.
+#include <gmock/gmock.h>
+
+#include "tests/commit/group.hpp"
+
+namespace deltasync::commit {
+namespace {
+
+using testing::HasSubstr;
+using Outcome = CoordinatorState::Outcome;
+
+void bring_to(Group& group, std::uint64_t number) {
+  for (Version& v : group.newest) v = version(number);
+  group.update();
+  ASSERT_EQ(group.all_serve(), number);
+}
+
+TEST(Machines, AllComeToOneVersion) {
+  Group group(3);
+  bring_to(group, 1);
+  bring_to(group, 2);
+  EXPECT_EQ(group.coordinator().state().group, version(2));
+  std::vector<RecordKind> kinds;
+  for (const Record& r : group.log) kinds.push_back(r.kind);
+  EXPECT_THAT(kinds, testing::ElementsAre(RecordKind::start, RecordKind::commit, RecordKind::finish, RecordKind::commit,
+                                          RecordKind::finish));
+}
+
+TEST(Machines, NothingNewPausesNobodyAndIsNotLogged) {
+  Group group(2);
+  bring_to(group, 1);
+  const auto records = group.log.size();
+  group.update();
+  EXPECT_TRUE(group.coordinator().state().nothing_new);
+  EXPECT_EQ(group.all_serve(), 1u);
+  EXPECT_EQ(group.log.size(), records);
+}
+
+TEST(Machines, RanksThatStagedDifferentVersionsAgreeOnTheNewest) {
+  Group group(3);
+  group.newest = {version(4), version(6), version(5)};
+  group.update();
+  EXPECT_EQ(group.all_serve(), 6u);
+  EXPECT_EQ(group.coordinator().state().round, 2u);
+}
+
+TEST(Machines, AVersionOutOfReachIsNotInsistedOn) {
+  Group group(2);
+  group.newest = {version(4), version(5)};
+  ASSERT_TRUE(group.coordinator().begin(Want()));
+  for (const std::uint32_t r : {0u, 1u}) {
+    group.ask(r);
+    group.work(r);
+  }
+  group.ask(0);
+  group.ask(1);
+  group.ask(0);  // round 2: 5, please
+  ASSERT_EQ(group.rank(0).work().exact.number, 5u);
+  group.work(0, Error(Errc::gone, "past"));
+  group.newest = {version(7), version(7)};
+  group.run();
+  EXPECT_EQ(group.all_serve(), 7u);
+}
+
+TEST(Machines, SameSlicesWithDifferentContentsAreNotCommitted) {
+  Group group(2);
+  group.roots = {{0, 1}, {1, 2}};
+  group.update();
+  EXPECT_EQ(group.all_serve(), std::nullopt);
+  EXPECT_EQ(group.coordinator().state().problem.code(), Errc::corrupt);
+  EXPECT_THAT(group.coordinator().state().problem.message(), HasSubstr("rank 1 and rank 0"));
+}
+
+TEST(Machines, AFailedPullAbortsAndIsNamed) {
+  Group group(2);
+  bring_to(group, 1);
+  ASSERT_TRUE(group.coordinator().begin(Want()));
+  group.ask(1);
+  group.work(1, Error(Errc::no_space, "no memory"));
+  group.run();
+  EXPECT_EQ(group.all_serve(), 1u);
+  EXPECT_EQ(group.coordinator().state().problem.code(), Errc::no_space);
+  EXPECT_THAT(group.coordinator().state().problem.message(), HasSubstr("rank 1: no memory"));
+}
+
+TEST(Machines, AFailedPauseAborts) {
+  Group group(2);
+  bring_to(group, 1);
+  group.newest = {version(2), version(2)};
+  ASSERT_TRUE(group.coordinator().begin(Want()));
+  group.run_to(Phase::staged);
+  group.ask(0);
+  EXPECT_EQ(group.rank(0).work().kind, Work::Kind::pause);
+  EXPECT_FALSE(group.rank(0).serving());
+  group.work(0, Error(Errc::timed_out, "a step does not end"));
+  EXPECT_TRUE(group.rank(0).serving());
+  group.run();
+  EXPECT_EQ(group.all_serve(), 1u);
+  EXPECT_EQ(group.log.back().kind, RecordKind::abort);
+}
+
+TEST(Machines, AFailedCommitTakesAllBack) {
+  Group group(3);
+  bring_to(group, 1);
+  for (Version& v : group.newest) v = version(2);
+  ASSERT_TRUE(group.coordinator().begin(Want()));
+  group.run_to(Phase::prepared);
+  for (const std::uint32_t r : {0u, 1u, 2u}) {
+    group.ask(r);
+    ASSERT_EQ(group.rank(r).work().kind, Work::Kind::commit);
+    group.work(r, r == 1 ? std::optional(Error(Errc::timed_out, "too slow")) : std::nullopt);
+  }
+  EXPECT_EQ(group.rank(0).rank_state(), RankState::committed_waiting);
+  EXPECT_EQ(group.rank(0).state().holds.number, 2u);
+  group.run();
+  EXPECT_EQ(group.all_serve(), 1u);
+  EXPECT_EQ(group.log.back().kind, RecordKind::roll_back);
+  bring_to(group, 3);
+}
+
+TEST(Machines, ASilentRankEndsTheTransactionAtTheDeadline) {
+  Group group(2);
+  bring_to(group, 1);
+  group.newest = {version(2), version(2)};
+  ASSERT_TRUE(group.coordinator().begin(Want()));
+  group.run_to(Phase::prepared);
+  group.ask(0);
+  group.work(0);
+  group.silent[1] = true;
+  group.run();
+  EXPECT_EQ(group.rank(0).rank_state(), RankState::committed_waiting);
+  group.rank(1).time_is_up();
+  EXPECT_EQ(group.rank(1).rank_state(), RankState::in_doubt);
+  EXPECT_FALSE(group.rank(1).serving());
+  group.coordinator().time_is_up();
+  group.settle();
+  EXPECT_THAT(group.coordinator().state().problem.message(), HasSubstr("waited for rank 1"));
+  group.run();
+  EXPECT_EQ(group.rank(0).serving(), (VersionId{1, 1}));
+  group.silent.clear();
+  group.run();
+  EXPECT_EQ(group.all_serve(), 1u);
+}
+
+TEST(Machines, ARestartedCoordinatorGoesOnWithWhatWasDecided) {
+  Group group(2);
+  bring_to(group, 1);
+  group.newest = {version(2), version(2)};
+  ASSERT_TRUE(group.coordinator().begin(Want()));
+  group.run_to(Phase::prepared);
+  group.ask(0);  // the commit is decided
+  ASSERT_EQ(group.log.back().kind, RecordKind::commit);
+  group.restart_coordinator(2);
+  group.run();
+  EXPECT_EQ(group.all_serve(), 2u);
+  EXPECT_EQ(group.coordinator().state().outcome, Outcome::finished);
+}
+
+TEST(Machines, ARestartedCoordinatorAbortsWhatWasNot) {
+  Group group(2);
+  bring_to(group, 1);
+  group.newest = {version(2), version(2)};
+  ASSERT_TRUE(group.coordinator().begin(Want()));
+  group.run_to(Phase::staged);
+  group.ask(0);
+  group.work(0);
+  ASSERT_EQ(group.rank(0).rank_state(), RankState::prepared);
+  group.restart_coordinator(2);
+  group.run();
+  EXPECT_EQ(group.all_serve(), 1u);
+}
+
+TEST(Machines, ARestartedCoordinatorSaysFinishAndRollBackAgain) {
+  for (const bool finish : {true, false}) {
+    Group group(2);
+    bring_to(group, 1);
+    group.newest = {version(2), version(2)};
+    ASSERT_TRUE(group.coordinator().begin(Want()));
+    group.run_to(Phase::prepared);
+    group.ask(0);
+    group.work(0);
+    if (finish) {
+      group.ask(1);
+      group.work(1);
+      ASSERT_TRUE(group.coordinator().on_report(group.rank(0).report()));
+      ASSERT_TRUE(group.coordinator().on_report(group.rank(1).report()));
+    } else {
+      ASSERT_TRUE(group.coordinator().on_report(group.rank(0).report()));
+      group.coordinator().time_is_up();
+    }
+    group.settle();
+    ASSERT_EQ(group.log.back().kind, finish ? RecordKind::finish : RecordKind::roll_back);
+    group.restart_coordinator(2);
+    group.run();
+    EXPECT_EQ(group.all_serve(), finish ? 2u : 1u);
+  }
+}
+
+TEST(Machines, ARestartedRankDoesNotServeBeforeItHasCaughtUp) {
+  Group group(2);
+  bring_to(group, 1);
+  group.restart_rank(1);
+  EXPECT_FALSE(group.rank(1).serving());
+  EXPECT_EQ(group.ask(1), OrderKind::catch_up);
+  EXPECT_FALSE(group.rank(1).serving());
+  group.work(1, Error(Errc::gone, "past"));
+  EXPECT_EQ(group.rank(1).report().problem, "past");
+  group.run();
+  EXPECT_EQ(group.all_serve(), 1u);
+
+  group.restart_rank(1, VersionId{1, 1});  // its directory has it
+  EXPECT_EQ(group.ask(1), OrderKind::serve);
+  EXPECT_EQ(group.all_serve(), 1u);
+}
+
+TEST(Machines, APromiseLostWithItsProcessTakesAllBack) {
+  Group group(2);
+  bring_to(group, 1);
+  group.newest = {version(2), version(2)};
+  ASSERT_TRUE(group.coordinator().begin(Want()));
+  group.run_to(Phase::prepared);
+  group.ask(0);
+  group.work(0);
+  group.restart_rank(1, VersionId{1, 1});
+  group.run();
+  EXPECT_EQ(group.coordinator().state().problem.code(), Errc::peer_died);
+  EXPECT_EQ(group.all_serve(), 1u);
+}
+
+TEST(Machines, OrdersThatAreLateOrForOthersChangeNothing) {
+  Group group(2);
+  bring_to(group, 1);
+  group.newest = {version(2), version(2)};
+  ASSERT_TRUE(group.coordinator().begin(Want()));
+  group.run_to(Phase::staged);
+  group.ask(0);
+  const Order prepare = group.last_order;
+  ASSERT_EQ(prepare.kind, OrderKind::prepare);
+  group.work(0);
+  group.coordinator().time_is_up();
+  group.settle();
+  group.run();
+  ASSERT_EQ(group.all_serve(), 1u);
+
+  const Report before = group.rank(0).report();
+  ASSERT_TRUE(group.rank(0).on_order(prepare));  // replayed
+  Order other = group.coordinator().order(0);
+  other.incarnation = 5;
+  other.step += 100;
+  other.kind = OrderKind::expel;
+  ASSERT_TRUE(group.rank(0).on_order(other));
+  Order serve = group.coordinator().order(0);
+  serve.step += 1;
+  serve.kind = OrderKind::serve;
+  serve.version = version(2);
+  ASSERT_TRUE(group.rank(0).on_order(serve));
+  EXPECT_EQ(group.rank(0).report(), before);
+}
+
+TEST(Machines, AnotherLogIsRefusedUntilTheRankIsResolved) {
+  Group group(1);
+  bring_to(group, 1);
+  Order order = group.coordinator().order(0);
+  order.log = kTestLog + 1;
+  order.kind = OrderKind::expel;
+  const Status refused = group.rank(0).on_order(order);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Errc::version_conflict);
+  EXPECT_TRUE(group.rank(0).serving());
+  ASSERT_TRUE(group.rank(0).resolve_by_pull(1000));
+  EXPECT_FALSE(group.rank(0).serving());
+  group.work(0);
+  order.incarnation = 1000;
+  order.kind = OrderKind::none;
+  EXPECT_TRUE(group.rank(0).on_order(order));
+  EXPECT_EQ(group.rank(0).state().log, kTestLog + 1);
+}
+
+TEST(Machines, ReportsOfOthersAreRefused) {
+  Group group(2);
+  bring_to(group, 1);
+  Report report = group.rank(0).report();
+  report.rank = 2;
+  EXPECT_EQ(group.coordinator().on_report(report).error().code(), Errc::invalid_argument);
+  report = group.rank(0).report();
+  report.incarnation -= 1;
+  EXPECT_EQ(group.coordinator().on_report(report).error().code(), Errc::version_conflict);
+  report = group.rank(0).report();
+  report.step -= 1;
+  report.holds = {};
+  EXPECT_TRUE(group.coordinator().on_report(report));
+  EXPECT_EQ(group.coordinator().state().ranks[0]->holds, (VersionId{1, 1}));
+}
+
+TEST(Machines, ARankThatServesSomethingElseIsExpelledAndJoinsAnew) {
+  Group group(2);
+  bring_to(group, 1);
+  Report report = group.rank(1).report();
+  report.step += 1;
+  report.holds = {1, 99};
+  ASSERT_TRUE(group.coordinator().on_report(report));
+  EXPECT_EQ(group.coordinator().order(1).kind, OrderKind::expel);
+  ASSERT_TRUE(group.rank(1).on_order(group.coordinator().order(1)));
+  EXPECT_FALSE(group.rank(1).serving());
+}
+
+// ---- logs that are refused
+
+Record record(RecordKind kind, std::uint64_t term, TransactionId transaction = {}, Version v = {}) {
+  return {kind, kTestLog, term, 2, transaction, std::move(v)};
+}
+
+Errc refused(const std::vector<Record>& records, std::uint32_t ranks = 2) {
+  const auto made = CoordinatorMachine::recover(ranks, records, 1);
+  return made ? Errc::cancelled : made.error().code();
+}
+
+TEST(Machines, LogsThatCannotBeAreRefused) {
+  const Record start = record(RecordKind::start, 1);
+  const Record commit = record(RecordKind::commit, 1, {1, 1}, version(1));
+  EXPECT_EQ(refused({commit}), Errc::corrupt);
+  EXPECT_EQ(refused({start, start}), Errc::corrupt);
+  EXPECT_EQ(refused({start, commit, commit}), Errc::corrupt);
+  EXPECT_EQ(refused({start, record(RecordKind::commit, 1, {1, 1})}), Errc::corrupt);
+  EXPECT_EQ(refused({start, record(RecordKind::finish, 1, {1, 1})}), Errc::corrupt);
+  EXPECT_EQ(refused({start, commit, record(RecordKind::finish, 1, {1, 2})}), Errc::corrupt);
+  EXPECT_EQ(refused({start, commit, record(RecordKind::finish, 2, {1, 1})}), Errc::corrupt);
+  Record other = commit;
+  other.log = 1;
+  EXPECT_EQ(refused({start, other}), Errc::corrupt);
+  EXPECT_EQ(refused({start, commit}, 3), Errc::invalid_argument);
+  EXPECT_EQ(refused({start}, 0), Errc::invalid_argument);
+  EXPECT_EQ(refused({start}, kRanksMax + 1), Errc::invalid_argument);
+  EXPECT_EQ(
+      refused({start, commit, record(RecordKind::finish, 1, {1, 1}), record(RecordKind::start, 2, {}, version(5))}),
+      Errc::corrupt);
+  EXPECT_EQ(refused({start, commit, record(RecordKind::finish, 1, {1, 1})}, 3), Errc::cancelled);
+}
+
+}  // namespace
+}  // namespace deltasync::commit
