@@ -1,6 +1,7 @@
 // A version in host memory, laid out like a half. Memory comes from the user or is this target's own mapping, and so is
 // staging: at commit own memory changes place with it, the user's keeps its address and changes contents.
 #include <cstring>
+#include <utility>
 
 #include "receiver/host_memory.hpp"
 #include "receiver/memory_target.hpp"
@@ -11,8 +12,8 @@ namespace {
 
 class HostTarget final : public MemoryTarget {
  public:
-  HostTarget(const LayoutPtr& layout, std::span<std::byte> memory)
-      : MemoryTarget("host_target", layout, TileSet::whole(*layout)), user_(memory) {}
+  HostTarget(LayoutPtr layout, TileSet tiles, std::span<std::byte> memory)
+      : MemoryTarget("host_target", std::move(layout), std::move(tiles)), user_(memory) {}
 
   bool shares_memory() const override { return !memory_is_ours() && MemoryTarget::shares_memory(); }
   std::span<std::byte> live() const noexcept { return user_.data() != nullptr ? user_ : own_.span(); }
@@ -111,7 +112,8 @@ Status HostTarget::exchange_staging() {
 }  // namespace
 
 TargetPtr make_host_target(LayoutPtr layout, std::span<std::byte> memory) {
-  return TargetPtr(new HostTarget(layout, memory));
+  TileSet all = TileSet::whole(*layout);
+  return TargetPtr(new HostTarget(std::move(layout), std::move(all), memory));
 }
 
 std::span<const std::byte> host_target_memory(const Target& target) {
