@@ -72,7 +72,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
   const auto json = std::make_shared<bool>(false);
   options->bin_dir = own_directory();
   app.add_option("case", options->name,
-                 "diff, codec, merge, apply, offload, full, packed, partial, e2e, tensors or baseline")
+                 "diff, codec, merge, apply, offload, full, packed, partial, e2e, tensors, baseline or gpu")
       ->required();
   app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));
   app.add_option("--density", options->density, "fraction of elements that a step changes")
@@ -87,6 +87,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
                  "of the agent, to diff while a version is being offloaded")
       ->check(CLI::Range(0U, 1024U));
   app.add_flag("--compact", options->compact, "e2e: deltas in exponent classes, as for a slow link");
+  app.add_flag("--fake-device", options->fake_device, "gpu: try it where there is none; figures mean nothing");
   app.add_option("--seed", options->seed, "of the generator");
   app.add_option("--from", options->from, "codec: two model directories instead of the generator; packed: one")
       ->expected(1, 2);

@@ -7,8 +7,11 @@
 #include <optional>
 
 #include "deltasync/placed_target.hpp"
+#include "gpu/cuda_device.hpp"
+#include "gpu/fake_device.hpp"
 #include "receiver/verify.hpp"
 #include "tests/placement/plan_fixture.hpp"
+#include "tests/receiver/device_place.hpp"
 #include "tests/receiver/hf_fixture.hpp"
 #include "tests/receiver/remote_memory.hpp"
 #include "tests/receiver/trainer_model.hpp"
@@ -114,10 +117,43 @@ class EngineMemory final : public Place {
   std::optional<RandomPlan> made_;
 };
 
+/// The same on devices.
+class EngineDevices final : public Place {
+ public:
+  using Open = std::function<Result<std::unique_ptr<gpu::Device>>(std::int32_t ordinal, std::uint64_t seed)>;
+  EngineDevices(RandomPlan::Ignore ignore, std::int32_t devices, bool some_on_host, Open open)
+      : ignore_(ignore), devices_(devices), some_on_host_(some_on_host), open_(std::move(open)) {}
+  Result<TargetPtr> make(const LayoutPtr& layout) override {
+    static std::uint64_t seed = 0;
+    ++seed;
+    DeviceEngine::Devices devices;
+    for (std::int32_t i = 0; i < devices_; ++i) {
+      DS_ASSIGN(auto device, open_(i, seed * 10 + static_cast<std::uint64_t>(i)));
+      devices.push_back(std::move(device));
+    }
+    engine_.emplace(*layout, seed, ignore_, std::move(devices), some_on_host_);
+    DeviceTargetOptions options;
+    options.staging_bytes = std::uint64_t{1} << 20;
+    return engine_->make(layout, options);
+  }
+  std::string outside(const Target& target, const std::vector<std::byte>* half) override {
+    return half == nullptr ? "" : engine_->differences(*target.layout(), *half);
+  }
+
+ private:
+  const RandomPlan::Ignore ignore_;
+  const std::int32_t devices_;
+  const bool some_on_host_;
+  const Open open_;
+  std::optional<DeviceEngine> engine_;
+};
+
 struct Kind {
   const char* name;
   std::function<std::unique_ptr<Place>()> make;
   bool resolves = false;  ///< single steps come as a pull leaves them: with decoded changes, as far as a budget goes
+  bool may_be_missing = false;  ///< then its tests are skipped
+  bool slow = false;            ///< what only repeats itself is done less often
 };
 
 class TargetConformance : public testing::TestWithParam<Kind> {
@@ -129,6 +165,9 @@ class TargetConformance : public testing::TestWithParam<Kind> {
     place_ = GetParam().make();
     trainer_ = std::move(trainer);
     auto target = place_->make(trainer_->layout());
+    if (GetParam().may_be_missing && !target.ok() && target.error().code() == Errc::unsupported) {
+      GTEST_SKIP() << target.error().to_string();
+    }
     ASSERT_TRUE(target.ok()) << target.error().to_string();
     target_ = *std::move(target);
     ASSERT_TRUE(ok(target_->open(pool_, in_time())));
@@ -273,7 +312,7 @@ TEST_P(TargetConformance, ADeadlineThatPassesKeepsTheOldVersion) {
   };
   ASSERT_GT(steps()[0].frames.size(), 2u);
   // Later and later: before the first tile, and between tiles.
-  for (int us = 0; us < 1'000'000; us += 1 + us / kFineness) {
+  for (int us = 0; us < 1'000'000; us += 1 + (GetParam().slow ? us * 30 : us / kFineness)) {
     const Status status = commit_steps(steps(), third.state, Deadline::after(std::chrono::microseconds(us)));
     if (status.ok()) {
       EXPECT_NE(us, 0);
@@ -546,7 +585,8 @@ TEST_P(TargetConformance, LayoutsWithoutAnElement) {
 
 /// Random walks: after every call the target is on the version that the calls so far imply.
 TEST_P(TargetConformance, RandomWalks) {
-  for (std::uint64_t seed = 1; seed <= kWalks; ++seed) {
+  const std::uint64_t walks = GetParam().slow ? 1 : kWalks;
+  for (std::uint64_t seed = 1; seed <= walks; ++seed) {
     start(std::make_unique<TrainerModel>(seed));
     Random random(seed);
     std::optional<Reference> now;
@@ -594,17 +634,48 @@ std::unique_ptr<Place> engine(RandomPlan::Ignore ignore) {
   return std::make_unique<EngineMemory>(ignore);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, TargetConformance,
-                         testing::Values(Kind{"OwnMemory", [] { return std::make_unique<OwnMemory>(); }},
-                                         Kind{"UserMemory", [] { return std::make_unique<UserMemory>(); }},
-                                         Kind{"Resolved", [] { return std::make_unique<UserMemory>(); }, true},
-                                         Kind{"Directory", [] { return std::make_unique<Directory>(); }},
-                                         Kind{"Remote", [] { return std::make_unique<FarMemory>(); }},
-                                         Kind{"RemoteResolved", [] { return std::make_unique<FarMemory>(); }, true},
-                                         Kind{"Placed", [] { return engine(RandomPlan::Ignore::parts_of_tiles); }},
-                                         Kind{"PlacedResolved", [] { return engine(RandomPlan::Ignore::nothing); },
-                                              true}),
-                         [](const auto& param_info) { return param_info.param.name; });
+#ifdef DELTASYNC_TEST_CUDA
+std::unique_ptr<Place> devices(RandomPlan::Ignore ignore, bool some_on_host) {
+  return std::make_unique<EngineDevices>(ignore, 1, some_on_host, [](std::int32_t ordinal, std::uint64_t /*seed*/) {
+    return gpu::open_cuda_device(ordinal);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cuda, TargetConformance,
+    testing::Values(Kind{"Cuda", [] { return devices(RandomPlan::Ignore::parts_of_tiles, true); }, false, true},
+                    Kind{"CudaResolved", [] { return devices(RandomPlan::Ignore::nothing, false); }, true, true}),
+    [](const auto& param_info) { return param_info.param.name; });
+#else
+std::unique_ptr<Place> devices(RandomPlan::Ignore ignore, std::int32_t count, bool some_on_host) {
+  return std::make_unique<EngineDevices>(
+      ignore, count, some_on_host,
+      [](std::int32_t ordinal, std::uint64_t seed) -> Result<std::unique_ptr<gpu::Device>> {
+        gpu::FakeDevice::Options options;
+        options.ordinal = ordinal;
+        options.seed = seed;
+        return std::unique_ptr<gpu::Device>(std::make_unique<gpu::FakeDevice>(options));
+      });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, TargetConformance,
+    testing::Values(
+        Kind{"OwnMemory", [] { return std::make_unique<OwnMemory>(); }},
+        Kind{"UserMemory", [] { return std::make_unique<UserMemory>(); }},
+        Kind{"Resolved", [] { return std::make_unique<UserMemory>(); }, true},
+        Kind{"Directory", [] { return std::make_unique<Directory>(); }},
+        Kind{"Remote", [] { return std::make_unique<FarMemory>(); }},
+        Kind{"RemoteResolved", [] { return std::make_unique<FarMemory>(); }, true},
+        Kind{"Placed", [] { return engine(RandomPlan::Ignore::parts_of_tiles); }},
+        Kind{"PlacedResolved", [] { return engine(RandomPlan::Ignore::nothing); }, true},
+        Kind{"Device", [] { return devices(RandomPlan::Ignore::nothing, 1, false); }, false, false, true},
+        Kind{"DeviceResolved", [] { return devices(RandomPlan::Ignore::nothing, 1, false); }, true, false, true},
+        Kind{"Devices", [] { return devices(RandomPlan::Ignore::parts_of_tiles, 2, true); }, false, false, true},
+        Kind{"DevicesResolved", [] { return devices(RandomPlan::Ignore::parts_of_tiles, 2, true); }, true, false,
+             true}),
+    [](const auto& param_info) { return param_info.param.name; });
+#endif
 
 }  // namespace
 }  // namespace deltasync::test

@@ -86,6 +86,12 @@ class BenchTest(CliTest):
         self.assert_ratio(got, "ratio_to_memcpy", "apply_s", "memcpy_s")
         self.assert_ratio(got, "ratio_to_limit", "apply_s", "limit_s")
 
+    def test_gpu_on_a_fake_device(self):
+        got = self.bench("gpu", *SMALL, "--fake-device", fields=["full_h2d_gbps", "pinned_h2d_limit_gbps", "pause_ms",
+                                                                 "scatter_ms", "attest_ms", "attest_gbps", "density"])
+        self.assertIn("fake", got["device"])
+        self.cli("bench", "diff", "--fake-device", expect=USAGE)
+
     def test_offload(self):
         got = self.bench("offload", *SMALL, "--behind-threads", "1",
                          fields=["memcpy_s", "offload_s", "offload_alone_s", "ratio_to_memcpy", "ratio_to_alone"])

@@ -17,10 +17,10 @@ struct Case {
   const char* name;
   Result<Json> (*run)(const Options&);
 };
-constexpr Case kCases[] = {{"diff", run_diff},       {"codec", run_codec},      {"merge", run_merge},
-                           {"apply", run_apply},     {"offload", run_offload},  {"full", run_full},
-                           {"packed", run_packed},   {"partial", run_partial},  {"e2e", run_e2e},
-                           {"tensors", run_tensors}, {"baseline", run_baseline}};
+constexpr Case kCases[] = {{"diff", run_diff},       {"codec", run_codec},       {"merge", run_merge},
+                           {"apply", run_apply},     {"offload", run_offload},   {"full", run_full},
+                           {"packed", run_packed},   {"partial", run_partial},   {"e2e", run_e2e},
+                           {"tensors", run_tensors}, {"baseline", run_baseline}, {"gpu", run_gpu}};
 
 /// A new folder beside the timeline's file, for what the processes write; it goes with this.
 class PartsFolder {
@@ -93,6 +93,9 @@ Result<Json> run(const Options& options) {
       }
       if (options.compact && options.name != "e2e") {
         return Error(Errc::invalid_argument, "--compact belongs to bench e2e, not to bench " + options.name);
+      }
+      if (options.fake_device && options.name != "gpu") {
+        return Error(Errc::invalid_argument, "--fake-device belongs to bench gpu, not to bench " + options.name);
       }
       DS_ASSIGN(Json result, run_case(c, options));
       Json out{{"case", options.name}};

@@ -25,6 +25,7 @@ struct Options {
   bool master = false;          ///< diff, codec, apply: the fp32 weights themselves instead of their bf16 copies
   unsigned behind_threads = 2;  ///< of the agent, to diff while a version is still being offloaded
   bool compact = false;         ///< e2e: over the wire in exponent classes, as over a slow link
+  bool fake_device = false;     ///< gpu: on the tests' device, to try it; its figures say nothing
   std::uint64_t seed = 1;
   std::vector<std::filesystem::path> from;  ///< codec: two model directories, packed: one, instead of the generator
   std::filesystem::path shm_dir = "/dev/shm";
@@ -42,6 +43,7 @@ Result<Json> run_apply(const Options& options);
 Result<Json> run_offload(const Options& options);
 Result<Json> run_full(const Options& options);
 Result<Json> run_packed(const Options& options);
+Result<Json> run_gpu(const Options& options);
 Result<Json> run_partial(const Options& options);
 Result<Json> run_e2e(const Options& options);
 Result<Json> run_tensors(const Options& options);
