@@ -1,10 +1,6 @@
 // A coordinator and three ranks as processes over loopback, killed and stopped at every step. What any two ranks have
 // served at the same time is the same version; and once everybody is back all serve the newest.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -17,9 +13,8 @@
 #include <vector>
 
 #include "deltasync/deadline.hpp"
+#include "tests/commit/child_process.hpp"
 #include "tests/support/temp_dir.hpp"
-
-extern char** environ;
 
 namespace deltasync::test {
 namespace {
@@ -37,31 +32,6 @@ bool eventually(const F& done) {
   }
   return true;
 }
-
-/// A child process, killed and reaped when this goes. What it writes goes to a file.
-class Process {
- public:
-  Process(std::vector<std::string> args, const std::filesystem::path& out) {
-    std::vector<char*> argv;
-    for (std::string& arg : args) argv.push_back(arg.data());
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    EXPECT_EQ(::posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ), 0);
-    posix_spawn_file_actions_destroy(&actions);
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-  ~Process() {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  pid_t pid() const { return pid_; }
-
- private:
-  pid_t pid_ = -1;
-};
 
 /// What the ranks have said of themselves, replayed line by line.
 class Ledger {
@@ -173,13 +143,8 @@ class CommitProcesses : public ::testing::Test {
   bool fired(const std::string& name) {
     return eventually([&] { return !std::filesystem::exists(dir_.path() / ("arm-" + name)); });
   }
-  /// WNOWAIT: the child stays for its owner to reap.
   bool becomes(const std::string& name, int how) {
-    return eventually([&] {
-      siginfo_t info{};
-      return ::waitid(P_PID, static_cast<id_t>(children_.at(name)->pid()), &info, how | WNOHANG | WNOWAIT) == 0 &&
-             info.si_pid != 0;
-    });
+    return eventually([&] { return children_.at(name)->has(how); });
   }
 
   void kill_at(const std::string& name, const std::string& point) {
