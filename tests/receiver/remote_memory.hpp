@@ -19,8 +19,8 @@ namespace deltasync::test {
 
 class RemoteMemory final : public MemoryTarget {
  public:
-  explicit RemoteMemory(const LayoutPtr& layout)
-      : MemoryTarget("remote_target", layout, TileSet::whole(*layout)), live_(layout->half_bytes()) {}
+  explicit RemoteMemory(const LayoutPtr& layout, bool served = false)
+      : MemoryTarget("remote_target", layout, TileSet::whole(*layout), served), live_(layout->half_bytes()) {}
 
   /// This step fails once, after so many more calls.
   void fail(const std::string& step, std::size_t after = 0) {
@@ -29,6 +29,7 @@ class RemoteMemory final : public MemoryTarget {
   }
   bool failed() const { return failed_; }
   std::vector<std::byte>& memory() { return live_; }
+  bool has_staging() const { return !staging_.empty(); }
 
  private:
   Status step(std::string_view name) const {

@@ -86,6 +86,26 @@ TEST_F(MemoryTargetFaults, HalfAnExchangeAtRollbackIsNoVersion) {
   expect_lost(target_->rollback(), "exchange_staging");
 }
 
+/// What was served before is in pieces as well: nothing is to be kept of it.
+TEST_F(MemoryTargetFaults, HalfAnExchangeOverServedMemoryIsNothing) {
+  target_ = std::make_unique<RemoteMemory>(trainer_.layout(), /*served=*/true);
+  ASSERT_TRUE(target_->open(pool_, in_time()).ok());
+  EXPECT_EQ(target_->begin_full(FullOverLive::refuse, in_time()).error().code(), Errc::no_space);
+  target_->fail("exchange_staging");
+  expect_lost(stage_full(), "exchange_staging");
+}
+
+TEST_F(MemoryTargetFaults, StagingIsGivenBackAsSoonAsItCan) {
+  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  EXPECT_TRUE(target_->has_staging());
+  target_->discard_full();
+  EXPECT_FALSE(target_->has_staging());
+  ASSERT_TRUE(stage_full().ok());
+  EXPECT_TRUE(target_->has_staging()) << "the version before is there";
+  target_->forget_rollback();
+  EXPECT_FALSE(target_->has_staging());
+}
+
 TEST_F(MemoryTargetFaults, ADeltaThatCannotBeWrittenIsNoVersion) {
   target_->fail("put", 3);
   expect_lost(commit_delta(false), "put");

@@ -245,8 +245,10 @@ TEST_F(CompactPull, WhatSomebodyWroteBeforeTheCommitIsFound) {
   EXPECT_THAT(status.error().message(), testing::HasSubstr("big.3"));
   EXPECT_EQ(receiver_->current(), version);
   staged->reset();
-  // What it has is not trusted any more, and is replaced.
-  EXPECT_EQ(pull_and_commit().mode, PullMode::full);
+  // What it has is not trusted any more, and is replaced without another look.
+  const PullReport report = pull_and_commit();
+  EXPECT_EQ(report.mode, PullMode::full);
+  EXPECT_EQ(report.replans, 0u);
   small_step();
   EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
 }
