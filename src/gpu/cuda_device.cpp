@@ -40,6 +40,7 @@ class CudaDevice final : public Device {
   const std::string& name() const override { return name_; }
   Result<Memory> allocate(std::uint64_t bytes) override;
   Result<Memory> pin(std::uint64_t bytes) override;
+  Result<Memory> register_host(std::byte* data, std::uint64_t bytes) override;
   Result<std::unique_ptr<Stream>> make_stream() override;
   Result<std::unique_ptr<Stream>> adopt_stream(StreamHandle handle) override;
   Result<std::unique_ptr<Event>> make_event() override;
@@ -56,11 +57,22 @@ class CudaDevice final : public Device {
  protected:
   void give_back(Memory::Kind kind, std::byte* data, std::uint64_t /*bytes*/) noexcept override {
     const CurrentDevice current(ordinal_);
-    const cudaError_t error = kind == Memory::Kind::pinned ? cudaFreeHost(data) : cudaFree(data);
+    const cudaError_t error = free(kind, data);
+    // Registered through several devices it is one registration, which the first of them has ended.
+    if (kind == Memory::Kind::registered && error == cudaErrorHostMemoryNotRegistered) return;
     if (error != cudaSuccess) spdlog::warn("gpu cannot_give_back device=\"{}\" why=\"{}\"", name_, words_of(error));
   }
 
  private:
+  static cudaError_t free(Memory::Kind kind, std::byte* data) noexcept {
+    switch (kind) {
+      case Memory::Kind::pinned: return cudaFreeHost(data);
+      case Memory::Kind::registered: return cudaHostUnregister(data);
+      case Memory::Kind::device: break;
+    }
+    return cudaFree(data);
+  }
+
   const int ordinal_;
   const std::string name_;
 };
@@ -100,6 +112,26 @@ class CudaStream final : public Stream {
   }
   Status copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) override {
     return copy(host, device, bytes, cudaMemcpyDeviceToHost);
+  }
+  Status copy_out_rows(std::byte* host, std::uint64_t host_stride, const std::byte* device, std::uint64_t device_stride,
+                       std::uint64_t row_bytes, std::uint64_t rows) override {
+    if (row_bytes == 0 || rows == 0) return {};
+    if (rows == 1 || (host_stride == row_bytes && device_stride == row_bytes)) {
+      return copy_out(host, device, rows * row_bytes);
+    }
+    // CUDA refuses longer strides.
+    constexpr std::uint64_t kPitchMax = (std::uint64_t{1} << 31) - 1;
+    if (host_stride > kPitchMax || device_stride > kPitchMax) {
+      for (std::uint64_t row = 0; row < rows; ++row) {
+        DS_TRY(copy_out(host + row * host_stride, device + row * device_stride, row_bytes));
+      }
+      return {};
+    }
+    const CurrentDevice current(device_.ordinal());
+    return device_.check(cudaMemcpy2DAsync(host, static_cast<std::size_t>(host_stride), device,
+                                           static_cast<std::size_t>(device_stride), static_cast<std::size_t>(row_bytes),
+                                           static_cast<std::size_t>(rows), cudaMemcpyDeviceToHost, stream_),
+                         "cudaMemcpy2DAsync", rows * row_bytes);
   }
   Status zero(std::byte* device, std::uint64_t bytes) override {
     if (bytes == 0) return {};
@@ -151,6 +183,18 @@ Result<Memory> CudaDevice::pin(std::uint64_t bytes) {
   DS_TRY(check(cudaHostAlloc(&data, static_cast<std::size_t>(std::max<std::uint64_t>(1, bytes)), cudaHostAllocPortable),
                "cudaHostAlloc", bytes));
   return Memory(*this, Memory::Kind::pinned, static_cast<std::byte*>(data), bytes);
+}
+
+Result<Memory> CudaDevice::register_host(std::byte* data, std::uint64_t bytes) {
+  const CurrentDevice current(ordinal_);
+  // Portable: for all devices of the process. The second device finds it done.
+  const cudaError_t error = cudaHostRegister(data, static_cast<std::size_t>(bytes), cudaHostRegisterPortable);
+  if (error == cudaErrorHostMemoryAlreadyRegistered) {
+    static_cast<void>(cudaGetLastError());  // or the next launch would report it
+  } else {
+    DS_TRY(check(error, "cudaHostRegister", bytes));
+  }
+  return Memory(*this, Memory::Kind::registered, data, bytes);
 }
 
 Result<std::unique_ptr<Stream>> CudaDevice::make_stream() {

@@ -18,10 +18,11 @@ namespace deltasync::gpu {
 
 class Device;
 
-/// Memory of a device, or host memory that it copies from and to without help. Gives itself back; see abandon().
+/// Memory of a device, or host memory that it copies from and to without help: made for that, or registered. Gives
+/// itself back; see abandon().
 class Memory {
  public:
-  enum class Kind : std::uint8_t { device, pinned };
+  enum class Kind : std::uint8_t { device, pinned, registered };
 
   Memory() = default;
   Memory(Device& owner, Kind kind, std::byte* data, std::uint64_t bytes)
@@ -71,9 +72,12 @@ class Event {
 class Stream {
  public:
   virtual ~Stream() = default;
-  /// `host` is pinned memory of the same device.
+  /// `host` is pinned or registered memory of the same device.
   virtual Status copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) = 0;
   virtual Status copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) = 0;
+  /// Of a rectangle: rows that lie a stride apart. Nothing happens if it has no bytes.
+  virtual Status copy_out_rows(std::byte* host, std::uint64_t host_stride, const std::byte* device,
+                               std::uint64_t device_stride, std::uint64_t row_bytes, std::uint64_t rows) = 0;
   virtual Status zero(std::byte* device, std::uint64_t bytes) = 0;
   /// Nothing happens if it has no blocks.
   virtual Status launch(const Kernel& kernel) = 0;
@@ -97,6 +101,9 @@ class Device {
   virtual Result<Memory> allocate(std::uint64_t bytes) = 0;
   /// Host memory; no_space.
   virtual Result<Memory> pin(std::uint64_t bytes) = 0;
+  /// Lets the device copy from and to host memory that is there already, as if it were pinned, until what is returned
+  /// is given back; the host memory outlives that. Takes long for much memory. `data` begins a page.
+  virtual Result<Memory> register_host(std::byte* data, std::uint64_t bytes) = 0;
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
   /// The stream goes on when what is returned here ends.
   virtual Result<std::unique_ptr<Stream>> adopt_stream(StreamHandle handle) = 0;

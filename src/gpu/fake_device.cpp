@@ -44,17 +44,33 @@ class FakeStream final : public Stream {
   FakeStream(FakeDevice& device, std::uint64_t stream) : device_(device), stream_(stream) {}
 
   Status copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) override {
-    return copy(device, host, device, host, bytes, "copy to the device");
+    return copy(device, bytes, host, bytes, "copy to the device", [=] {
+      if (bytes != 0) std::memcpy(device, host, static_cast<std::size_t>(bytes));
+    });
   }
   Status copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) override {
-    return copy(host, device, device, host, bytes, "copy from the device");
+    return copy(device, bytes, host, bytes, "copy from the device", [=] {
+      if (bytes != 0) std::memcpy(host, device, static_cast<std::size_t>(bytes));
+    });
+  }
+  Status copy_out_rows(std::byte* host, std::uint64_t host_stride, const std::byte* device, std::uint64_t device_stride,
+                       std::uint64_t row_bytes, std::uint64_t rows) override {
+    if (rows == 0 || row_bytes == 0) return {};
+    const std::uint64_t gaps = rows - 1;
+    return copy(device, gaps * device_stride + row_bytes, host, gaps * host_stride + row_bytes,
+                "copy rows from the device", [=] {
+                  for (std::uint64_t row = 0; row < rows; ++row) {
+                    std::memcpy(host + row * host_stride, device + row * device_stride,
+                                static_cast<std::size_t>(row_bytes));
+                  }
+                });
   }
   Status zero(std::byte* device, std::uint64_t bytes) override {
     const std::lock_guard lock(device_.mutex_);
     if (!device_.on_device_locked(device, bytes)) {
       return device_.error("zero", Errc::internal, "memory that is not the device's");
     }
-    return device_.put_locked(stream_, {[=] { std::memset(device, 0, static_cast<std::size_t>(bytes)); }, {}});
+    return device_.put_locked(stream_, {[=] { std::memset(device, 0, static_cast<std::size_t>(bytes)); }, {}, {}, 0});
   }
   Status launch(const Kernel& kernel) override {
     const std::lock_guard lock(device_.mutex_);
@@ -64,17 +80,15 @@ class FakeStream final : public Stream {
   Status wait_for(Event& event) override;
 
  private:
-  Status copy(std::byte* to, const std::byte* from, const std::byte* device, const std::byte* host, std::uint64_t bytes,
-              const char* what) {
+  /// `device_bytes` and `host_bytes`: from the first byte to the last, gaps included.
+  Status copy(const std::byte* device, std::uint64_t device_bytes, const std::byte* host, std::uint64_t host_bytes,
+              const char* what, std::function<void()> work) {
     const std::lock_guard lock(device_.mutex_);
     DS_TRY(device_.count_locked(FakeDevice::Call::copy, what));
-    DS_TRY(device_.check_copy_locked(device, host, bytes, what));
+    DS_TRY(device_.check_copy_locked(device, device_bytes, host, host_bytes, what));
     ++device_.counts_.copies;
-    device_.counts_.bytes_copied += bytes;
-    return device_.put_locked(stream_, {[=] {
-                                          if (bytes != 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
-                                        },
-                                        {}});
+    device_.counts_.bytes_copied += host_bytes;
+    return device_.put_locked(stream_, {std::move(work), {}, host, host_bytes});
   }
   template <class K>
   Status launch_locked(const K& kernel) {
@@ -87,7 +101,7 @@ class FakeStream final : public Stream {
       }
     }
     ++device_.counts_.launches;
-    return device_.put_locked(stream_, {[&device = device_, kernel] { device.run_kernel_locked(kernel); }, {}});
+    return device_.put_locked(stream_, {[&device = device_, kernel] { device.run_kernel_locked(kernel); }, {}, {}, 0});
   }
 
   FakeDevice& device_;
@@ -99,6 +113,7 @@ class FakeEvent final : public Event {
   explicit FakeEvent(FakeDevice& device) : device_(device) {}
   Result<bool> done() override {
     const std::lock_guard lock(device_.mutex_);
+    DS_TRY(device_.count_locked(FakeDevice::Call::done, "ask for an event"));
     if (!recorded_) return true;
     for (std::uint64_t i = device_.random_locked() % 8; i > 0 && !device_.reached_locked(mark_); --i) {
       if (!device_.step_locked()) break;
@@ -116,6 +131,7 @@ class FakeEvent final : public Event {
 Status FakeStream::record(Event& event) {
   auto& fake = static_cast<FakeEvent&>(event);
   const std::lock_guard lock(device_.mutex_);
+  DS_TRY(device_.count_locked(FakeDevice::Call::record, "record an event"));
   fake.recorded_ = true;
   fake.mark_ = {stream_, device_.queues_[stream_].put};
   return {};
@@ -124,8 +140,9 @@ Status FakeStream::record(Event& event) {
 Status FakeStream::wait_for(Event& event) {
   const auto& fake = static_cast<const FakeEvent&>(event);
   const std::lock_guard lock(device_.mutex_);
+  DS_TRY(device_.count_locked(FakeDevice::Call::wait_for, "wait for an event"));
   if (!fake.recorded_) return {};
-  return device_.put_locked(stream_, {nullptr, fake.mark_});
+  return device_.put_locked(stream_, {nullptr, fake.mark_, {}, 0});
 }
 
 FakeDevice::FakeDevice(const Options& options)
@@ -152,7 +169,7 @@ Status FakeDevice::count_locked(Call call, const std::string& what) {
   const auto fault = faults_.find(call);
   if (fault == faults_.end() || --fault->second != 0) return {};
   faults_.erase(fault);
-  const bool memory = call == Call::allocate || call == Call::pin;
+  const bool memory = call == Call::allocate || call == Call::pin || call == Call::register_host;
   return error(what, memory ? Errc::no_space : Errc::io, "a failure that a test asked for");
 }
 
@@ -191,8 +208,37 @@ Result<Memory> FakeDevice::pin(std::uint64_t bytes) {
   return Memory(*this, Memory::Kind::pinned, data, bytes);
 }
 
+Result<Memory> FakeDevice::register_host(std::byte* data, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const std::string what = "register " + std::to_string(bytes) + " bytes of the host";
+  DS_TRY(count_locked(Call::register_host, what));
+  if (reinterpret_cast<std::uintptr_t>(data) % page_bytes_ != 0) {
+    return error(what, Errc::internal, "they do not begin a page");
+  }
+  if (!registered_.emplace(data, bytes).second) return error(what, Errc::internal, "they are registered already");
+  counts_.registered_bytes += bytes;
+  return Memory(*this, Memory::Kind::registered, data, bytes);
+}
+
+bool FakeDevice::waits_for_host_locked(const std::byte* host, std::uint64_t bytes) const {
+  return std::any_of(queues_.begin(), queues_.end(), [&](const Queue& queue) {
+    return std::any_of(queue.waiting.begin(), queue.waiting.end(), [&](const Operation& operation) {
+      return operation.host_bytes != 0 && operation.host < host + bytes && host < operation.host + operation.host_bytes;
+    });
+  });
+}
+
 void FakeDevice::give_back(Memory::Kind kind, std::byte* data, std::uint64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
+  if (kind == Memory::Kind::registered) {
+    if (waits_for_host_locked(data, bytes)) {
+      std::fputs("deltasync: host memory is let go while a copy to a fake device or from it waits\n", stderr);
+      std::abort();
+    }
+    registered_.erase(data);
+    counts_.registered_bytes -= bytes;
+    return;
+  }
   if (kind == Memory::Kind::pinned) {
     pinned_.erase(data);
     counts_.pinned_bytes -= bytes;
@@ -233,7 +279,7 @@ Result<std::unique_ptr<Event>> FakeDevice::make_event() {
 
 void FakeDevice::engine_work(StreamHandle handle, std::function<void()> work) {
   const std::lock_guard lock(mutex_);
-  const Status put = put_locked(*static_cast<std::uint64_t*>(handle.raw), {std::move(work), {}});
+  const Status put = put_locked(*static_cast<std::uint64_t*>(handle.raw), {std::move(work), {}, {}, 0});
   if (!put.ok()) std::abort();
 }
 
@@ -308,10 +354,12 @@ bool FakeDevice::on_device_locked(const void* at, std::uint64_t bytes) const {
   return inside(allocations_, at, bytes);
 }
 
-Status FakeDevice::check_copy_locked(const std::byte* device, const std::byte* host, std::uint64_t bytes,
-                                     const std::string& what) const {
-  if (!on_device_locked(device, bytes)) return error(what, Errc::internal, "memory that is not the device's");
-  if (!inside(pinned_, host, bytes)) return error(what, Errc::internal, "host memory that is not pinned");
+Status FakeDevice::check_copy_locked(const std::byte* device, std::uint64_t device_bytes, const std::byte* host,
+                                     std::uint64_t host_bytes, const std::string& what) const {
+  if (!on_device_locked(device, device_bytes)) return error(what, Errc::internal, "memory that is not the device's");
+  if (!inside(pinned_, host, host_bytes) && !inside(registered_, host, host_bytes)) {
+    return error(what, Errc::internal, "host memory that is neither pinned nor registered");
+  }
   return {};
 }
 

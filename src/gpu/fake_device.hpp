@@ -5,7 +5,8 @@
 //     by a seed. So host memory that is used again too early, and work that needs another stream's, show;
 //   - the blocks of a kernel run in random order, and so do the threads of a block;
 //   - kernels are refused pointers, and copies memory, that a real device could not reach;
-//   - memory, copies and launches fail, and streams stop, when a test says so.
+//   - host memory is not let go while a copy into it waits: that ends the program;
+//   - memory, copies, launches and records fail, and streams stop, when a test says so.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +37,7 @@ class FakeDevice final : public Device {
   const std::string& name() const override { return name_; }  ///< with its seed
   Result<Memory> allocate(std::uint64_t bytes) override;
   Result<Memory> pin(std::uint64_t bytes) override;
+  Result<Memory> register_host(std::byte* data, std::uint64_t bytes) override;
   Result<std::unique_ptr<Stream>> make_stream() override;
   Result<std::unique_ptr<Stream>> adopt_stream(StreamHandle handle) override;
   Result<std::unique_ptr<Event>> make_event() override;
@@ -58,6 +60,10 @@ class FakeDevice final : public Device {
     copy,
     launch,
     endless_launch,  ///< does not fail, but from there on all streams hang
+    register_host,
+    record,
+    wait_for,
+    done,
   };
   /// The n-th such call from now on fails (1: the next); once.
   void fail(Call call, std::uint64_t n);
@@ -72,6 +78,7 @@ class FakeDevice final : public Device {
     std::uint64_t allocations = 0;  ///< that are there now
     std::uint64_t pinned_bytes = 0;
     std::uint64_t pinned_bytes_most = 0;
+    std::uint64_t registered_bytes = 0;
   };
   Counts counts() const;
 
@@ -89,6 +96,9 @@ class FakeDevice final : public Device {
   struct Operation {
     std::function<void()> work;  ///< or, if it is none, wait for the mark
     Mark mark;
+    /// What a copy reads or writes of the host's.
+    const std::byte* host = nullptr;
+    std::uint64_t host_bytes = 0;
   };
   struct Queue {
     std::deque<Operation> waiting;
@@ -102,9 +112,10 @@ class FakeDevice final : public Device {
   bool reached_locked(const Mark& mark) const { return queues_[mark.stream].done >= mark.done; }
   bool step_locked();
   void run_some_locked(std::uint64_t most);
-  Status check_copy_locked(const std::byte* device, const std::byte* host, std::uint64_t bytes,
-                           const std::string& what) const;
+  Status check_copy_locked(const std::byte* device, std::uint64_t device_bytes, const std::byte* host,
+                           std::uint64_t host_bytes, const std::string& what) const;
   bool on_device_locked(const void* at, std::uint64_t bytes) const;
+  bool waits_for_host_locked(const std::byte* host, std::uint64_t bytes) const;
   void unlock_memory_locked(bool open) noexcept;
   std::uint64_t random_locked() noexcept;
   template <class K>
@@ -122,6 +133,7 @@ class FakeDevice final : public Device {
   std::uint64_t memory_used_ = 0;
   std::map<std::byte*, std::uint64_t> allocations_;
   std::map<std::byte*, std::uint64_t> pinned_;
+  std::map<std::byte*, std::uint64_t> registered_;
   std::deque<Queue> queues_;
   std::deque<std::uint64_t> engine_streams_;
   std::map<Call, std::uint64_t> faults_;

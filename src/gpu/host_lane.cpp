@@ -19,6 +19,13 @@ class HostStream final : public Stream {
     if (bytes != 0) std::memcpy(host, device, static_cast<std::size_t>(bytes));
     return {};
   }
+  Status copy_out_rows(std::byte* host, std::uint64_t host_stride, const std::byte* device, std::uint64_t device_stride,
+                       std::uint64_t row_bytes, std::uint64_t rows) override {
+    for (std::uint64_t row = 0; row < rows && row_bytes != 0; ++row) {
+      std::memcpy(host + row * host_stride, device + row * device_stride, static_cast<std::size_t>(row_bytes));
+    }
+    return {};
+  }
   Status zero(std::byte* device, std::uint64_t bytes) override {
     if (bytes != 0) std::memset(device, 0, static_cast<std::size_t>(bytes));
     return {};
@@ -59,8 +66,8 @@ Result<Memory> HostLane::take(Memory::Kind kind, std::uint64_t bytes) {
   return Memory(*this, kind, static_cast<std::byte*>(data), bytes);
 }
 
-void HostLane::give_back(Memory::Kind /*both are alike*/, std::byte* data, std::uint64_t /*bytes*/) noexcept {
-  ::operator delete(data, kAlignment);
+void HostLane::give_back(Memory::Kind kind, std::byte* data, std::uint64_t /*bytes*/) noexcept {
+  if (kind != Memory::Kind::registered) ::operator delete(data, kAlignment);
 }
 
 Result<std::unique_ptr<Stream>> HostLane::make_stream() {

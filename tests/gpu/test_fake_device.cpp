@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <set>
 #include <string>
 
@@ -144,6 +145,75 @@ TEST(FakeDevice, FailsWhenATestSaysSo) {
   EXPECT_TRUE(stream->copy_in(memory.data(), pinned.data(), 64).ok());
   EXPECT_EQ(device.counts().copies, 1u);
   EXPECT_EQ(device.counts().pinned_bytes, 64u);
+}
+
+/// A page and more of the host's own memory.
+struct Pages {
+  Pages() : data(static_cast<std::byte*>(std::aligned_alloc(4096, kBytes))) { std::memset(data, 1, kBytes); }
+  ~Pages() { std::free(data); }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  static constexpr std::size_t kBytes = 8192;
+  std::byte* const data;
+};
+
+TEST(FakeDevice, HostMemoryIsReachedWhileItIsRegistered) {
+  FakeDevice device(seeded(5));
+  const Pages pages;
+  const gpu::Memory memory = *device.allocate(1000);
+  Work work(device);
+  work.to(memory.data(), std::vector<std::byte>(1000, std::byte{7}));
+  work.finish();
+  EXPECT_FALSE(work.stream().copy_out(pages.data, memory.data(), 1000).ok());
+  device.fail(FakeDevice::Call::register_host, 1);
+  EXPECT_EQ(device.register_host(pages.data, 4096).error().code(), Errc::no_space);
+  EXPECT_FALSE(device.register_host(pages.data + 8, 4096).ok());
+  gpu::Memory registered = *device.register_host(pages.data, 4096);
+  EXPECT_EQ(device.counts().registered_bytes, 4096u);
+  EXPECT_FALSE(work.stream().copy_out(pages.data + 4096, memory.data(), 1000).ok());
+  ASSERT_TRUE(work.stream().copy_out(pages.data + 100, memory.data(), 1000).ok());
+  work.finish();
+  EXPECT_EQ(pages.data[99], std::byte{1});
+  EXPECT_EQ(pages.data[100], std::byte{7});
+  EXPECT_EQ(pages.data[1099], std::byte{7});
+  EXPECT_EQ(pages.data[1100], std::byte{1});
+  registered.release();
+  EXPECT_EQ(device.counts().registered_bytes, 0u);
+  EXPECT_FALSE(work.stream().copy_out(pages.data, memory.data(), 1000).ok());
+}
+
+TEST(FakeDevice, HostMemoryIsNotLetGoUnderACopy) {
+  FakeDevice device(seeded(6));
+  const Pages pages;
+  const gpu::Memory memory = *device.allocate(64);
+  gpu::Memory registered = *device.register_host(pages.data, Pages::kBytes);
+  const auto stream = *device.make_stream();
+  device.hang(true);
+  ASSERT_TRUE(stream->copy_out(pages.data + 5000, memory.data(), 64).ok());
+  EXPECT_DEATH(registered.release(), "let go while a copy");
+  device.hang(false);
+  EXPECT_TRUE(device.drain());
+  registered.release();
+}
+
+TEST(FakeDevice, CopiesRowsThatLieApart) {
+  FakeDevice device(seeded(7));
+  std::vector<std::byte> bytes(100);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i);
+  const Pages pages;
+  const gpu::Memory registered = *device.register_host(pages.data, Pages::kBytes);
+  const gpu::Memory memory = *device.allocate(bytes.size());
+  Work work(device);
+  work.to(memory.data(), bytes);
+  ASSERT_TRUE(work.stream().copy_out_rows(pages.data + 10, 40, memory.data() + 5, 30, 20, 3).ok());
+  ASSERT_TRUE(work.stream().copy_out_rows(pages.data, 40, memory.data(), 30, 0, 3).ok());
+  work.finish();
+  std::vector<std::byte> expected(200, std::byte{1});
+  for (std::size_t row = 0; row < 3; ++row) std::memcpy(&expected[10 + row * 40], &bytes[5 + row * 30], 20);
+  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), pages.data));
+  // The last row of four ends behind the device's memory; so does the last of the host's.
+  EXPECT_FALSE(work.stream().copy_out_rows(pages.data, 40, memory.data() + 5, 30, 20, 4).ok());
+  EXPECT_FALSE(work.stream().copy_out_rows(pages.data + Pages::kBytes - 99, 40, memory.data(), 30, 20, 3).ok());
 }
 
 TEST(FakeDevice, AWaitForAStreamThatDoesNotEndEnds) {
