@@ -19,16 +19,20 @@
 
 namespace deltasync {
 
-/// Where the bytes of a slice come from. Not owned; must stay valid and unchanged until the call returns.
+/// Where the bytes of a slice come from. Not owned; must stay valid and unchanged until the call returns, with
+/// write_device() until its copies have arrived. The elements of a row lie one behind the other: a transposed source
+/// cannot be said, in either memory.
 struct Source {
   enum class Memory : std::uint8_t { host, cuda };
 
   const void* data = nullptr;  ///< first element of the slice
   /// Bytes from one row of the slice to the next; 0 = rows lie one after the other (slice columns × element bytes).
   std::size_t row_stride_bytes = 0;
-  Memory memory = Memory::host;  ///< cuda: `unsupported` until the device path is built in
-  int device = 0;                ///< for cuda
-  void* stream = nullptr;        ///< for cuda: the stream on which the data become ready
+  Memory memory = Memory::host;  ///< cuda: memory of `device`; `unsupported` in a build without CUDA
+  int device = 0;                ///< for cuda: its number there
+  /// For cuda: the cudaStream_t on which the values become ready. The copy comes after what it has at the call. Null is
+  /// CUDA's default stream.
+  void* stream = nullptr;
 };
 
 /// What one version cost. Times in seconds.
@@ -54,6 +58,11 @@ struct SliceSource {
   Source source;
 };
 
+/// Copies that write_device() queued, and all before them.
+struct CopyTicket {
+  std::uint64_t number = 0;
+};
+
 struct WriterOptions {
   std::string agent_socket;        ///< path of the agent's Unix socket
   std::uint32_t writer_index = 0;  ///< which of the job's writers on this node this is; 0 leads
@@ -62,6 +71,8 @@ struct WriterOptions {
   /// launcher keeps near its GPU copies there too.
   unsigned threads = 0;
   std::string name = "trainer";  ///< for the agent's log
+  /// How long write() waits for the copies of a device.
+  std::chrono::milliseconds device_limit = std::chrono::minutes(1);
 };
 
 /// One writer process's session. Not thread-safe: one thread calls it at a time (copies run on its own threads).
@@ -88,11 +99,13 @@ class Writer {
 
   /// Claims (writer 0) or joins (others) the inactive half. Waits while it is still being diffed or read.
   /// Errors: version_conflict (not after the last one, or another epoch is being filled), timed_out (names what holds
-  /// the half), quarantined (names the pid), invalid_argument (a fill is open already, epoch 0, label too long).
+  /// the half), quarantined (names the pid, or the device that may still write), invalid_argument (a fill is open
+  /// already, epoch 0, label too long).
   virtual Status begin(const Version& version, Deadline deadline) = 0;
 
   /// Copies one slice. Returns when the source may be reused. Errors: coverage (written before, or not in the plan),
-  /// out_of_range, aborted (by another writer or after a death), unsupported. After an error, abort().
+  /// out_of_range, aborted (by another writer or after a death), unsupported. After an error, abort(). A source in
+  /// device memory is copied as by write_device() and waited for, at most as WriterOptions::device_limit says.
   virtual Status write(std::uint32_t tensor, const Rect& rect, const Source& source) = 0;
   /// The whole tensor.
   Status write(std::uint32_t tensor, const Source& source);
@@ -101,10 +114,23 @@ class Writer {
   /// Copies many slices, in this order, as write() does each. Small ones cost a fraction of a call each.
   virtual Status write(std::span<const SliceSource> batch) = 0;
 
-  /// Checks that everything was written once, publishes, and waits until all writers have. On any error the version
-  /// is dropped, the active version stays, and a new begin() may follow.
+  /// Queues copies of slices in device memory and returns; the next ones may be queued while these are under way. The
+  /// sources must stay valid and unchanged until wait() or commit() says that they have arrived. Slices in host memory
+  /// may be written in between. Waits, until the deadline, only if too much is under way already. The first call for a
+  /// device registers both halves with it (page-locks them), which takes a while for a large model; where that is
+  /// refused, copies go through a small buffer, and one line of the log says why.
+  /// Errors: as write(); io (what the driver said), timed_out, no_space. After an error, abort().
+  virtual Result<CopyTicket> write_device(std::span<const SliceSource> batch, Deadline deadline) = 0;
+  /// Until the ticket's copies and all before them have arrived, so that their sources may be reused. timed_out (wait
+  /// again, or abort()), io (abort()).
+  virtual Status wait(CopyTicket ticket, Deadline deadline) = 0;
+
+  /// Checks that everything was written once, waits for copies under way, publishes, and waits until all writers have.
+  /// On any error the version is dropped, the active version stays, and a new begin() may follow. If copies of a device
+  /// are still under way then, that begin() waits for them first, and fails with `quarantined` if they do not end.
   virtual Result<OffloadReport> commit(Deadline deadline) = 0;
-  /// Drops the open fill, if any. Never fails, never waits for others.
+  /// Drops the open fill, if any. Never fails, never waits for others; for copies of a device that are under way it
+  /// waits a second at most. They may read their sources until wait() or begin() succeeds.
   virtual void abort() noexcept = 0;
 
   /// Waits until the agent serves this version (its delta is encoded). timed_out, connection.

@@ -4,9 +4,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/log.hpp"
 #include "base/process.hpp"
 #include "format/packed_layout.hpp"
 #include "writer/session.hpp"
+#include "writer/stranded.hpp"
 
 namespace deltasync {
 namespace {
@@ -31,15 +33,28 @@ Result<wire::TrainerHello> make_hello(const Layout& layout, const Sidecar& sidec
 
 }  // namespace
 
-WriterSession::WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions options, const wire::TrainerHello& hello)
-    : claim_(std::move(claim)),
+WriterSession::WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions options, Devices devices,
+                             const wire::TrainerHello& hello)
+    : claim_(std::make_unique<SlotClaim>(std::move(claim))),
       layout_(std::move(layout)),
       options_(std::move(options)),
       pool_(choose_threads(options_.threads), "ds-copy"),
       coverage_(layout_),
       progress_(layout_),
       touched_(layout_->tensors().size(), 0),
-      link_(options_.agent_socket, hello) {}
+      link_(options_.agent_socket, hello),
+      lanes_(std::make_unique<DeviceLanes>(std::move(devices.finder), devices.limits)) {}
+
+WriterSession::~WriterSession() {
+  if (!home_.here()) {
+    static_cast<void>(lanes_.release());  // a forked child cannot use its parent's devices, not even to give back
+    return;
+  }
+  abort();
+  if (!lanes_->busy()) return;
+  spdlog::warn("writer ended_under_device_copies slot={} segment={}", options_.writer_index, segment_->path().name);
+  strand({std::move(claim_), std::move(segment_), std::move(role_), std::move(lanes_)});
+}
 
 Status WriterSession::open(Deadline deadline) {
   DS_ASSIGN(const wire::TrainerWelcome welcome, link_.reconnect(deadline));
@@ -66,6 +81,10 @@ Status WriterSession::use(const wire::TrainerWelcome& welcome) {
     return Error(Errc::corrupt, "segment " + path.name + " counts " + std::to_string(segment->batches()) +
                                     " batches, its layout has " + std::to_string(progress_.batches()));
   }
+  if (lanes_->busy()) {
+    return Error(Errc::quarantined, "the agent has a new segment; a device may still write into the old one");
+  }
+  lanes_->close();
   role_.reset();
   segment_ = std::move(segment);
   role_ = std::make_unique<shm::WriterRole>(*segment_, options_.writer_index, options_.writers);
@@ -112,6 +131,11 @@ Status WriterSession::register_plan(std::span<const TensorSlice> plan, Deadline 
 
 Result<std::unique_ptr<Writer>> Writer::attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,
                                                Deadline deadline) {
+  return WriterSession::attach(std::move(layout), sidecar, std::move(options), {cuda_devices(), {}}, deadline);
+}
+
+Result<std::unique_ptr<Writer>> WriterSession::attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,
+                                                      Devices devices, Deadline deadline) {
   if (options.writers == 0 || options.writers > shm::kSlotsMax || options.writer_index >= options.writers) {
     return Error(Errc::invalid_argument, "attach: writer " + std::to_string(options.writer_index) + " of " +
                                              std::to_string(options.writers) + "; 1 to " +
@@ -120,11 +144,13 @@ Result<std::unique_ptr<Writer>> Writer::attach(LayoutPtr layout, const Sidecar& 
   const std::string context = "attach writer " + std::to_string(options.writer_index) + " to " + options.agent_socket;
   auto hello = make_hello(*layout, sidecar, options);
   if (!hello) return std::move(hello).error().with_context(context);
+  sweep_stranded();
   auto claim = SlotClaim::take(options.agent_socket, options.writer_index);
   if (!claim) return std::move(claim).error().with_context(context);
   std::unique_ptr<WriterSession> session;
   try {
-    session = std::make_unique<WriterSession>(std::move(*claim), std::move(layout), std::move(options), *hello);
+    session = std::make_unique<WriterSession>(std::move(*claim), std::move(layout), std::move(options),
+                                              std::move(devices), *hello);
   } catch (const std::system_error& e) {
     return Error(Errc::no_space, context + ": the copy threads: " + e.code().message());
   }

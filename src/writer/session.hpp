@@ -1,6 +1,7 @@
 // The writer's session. Between two versions it owns nothing but its slot; during a fill it owns what its plan says.
 // All bytes go through copy brackets of the half protocol, so that an aborted fill is noticed at the next write and
-// the half is never freed under a copy. attach.cpp has what makes and connects it, writer.cpp what fills a version.
+// the half is never freed under a copy. attach.cpp has what makes and connects it, writer.cpp what fills a version,
+// device_write.cpp what of that concerns sources in device memory.
 #pragma once
 
 #include <chrono>
@@ -21,6 +22,7 @@
 #include "shm/segment.hpp"
 #include "writer/agent_link.hpp"
 #include "writer/copy.hpp"
+#include "writer/device_lanes.hpp"
 #include "writer/progress.hpp"
 #include "writer/slot_claim.hpp"
 
@@ -28,7 +30,18 @@ namespace deltasync {
 
 class WriterSession final : public Writer {
  public:
-  WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions options, const wire::TrainerHello& hello);
+  /// Where devices come from, and what bounds their copies. Tests bring their own.
+  struct Devices {
+    std::unique_ptr<DeviceFinder> finder;
+    DeviceLimits limits;
+  };
+  /// Writer::attach().
+  static Result<std::unique_ptr<Writer>> attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,
+                                                Devices devices, Deadline deadline);
+  WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions options, Devices devices,
+                const wire::TrainerHello& hello);
+  /// If a device may still write into the segment, what that needs stays behind (stranded.hpp).
+  ~WriterSession() override;
 
   Status open(Deadline deadline);
 
@@ -37,6 +50,8 @@ class WriterSession final : public Writer {
   using Writer::write;
   Status write(std::uint32_t tensor, const Rect& rect, const Source& source) override;
   Status write(std::span<const SliceSource> batch) override;
+  Result<CopyTicket> write_device(std::span<const SliceSource> batch, Deadline deadline) override;
+  Status wait(CopyTicket ticket, Deadline deadline) override;
   Result<OffloadReport> commit(Deadline deadline) override;
   void abort() noexcept override;
   Status wait_ready(const VersionId& version, Deadline deadline) override;
@@ -49,18 +64,24 @@ class WriterSession final : public Writer {
   Status use(const wire::TrainerWelcome& welcome);
   Status ensure_connected(Deadline deadline);
   Status greet(Deadline deadline);
+  Status check_open(const char* call) const;
+  Status write_runs(std::span<const SliceSource> batch);
   Status write_groups(std::span<const SliceSource> batch);
   Status write_group(std::span<const SliceSource> group);
   Result<OffloadReport> seal(Deadline deadline);
   void prefetch_tensor(std::span<const SliceSource> group, std::size_t i) const;
   Result<CopyJob> accept(const SliceSource& item);
+  Status queue_runs(std::span<const SliceSource> batch, Deadline deadline);
+  Status queue_run(std::span<const SliceSource> run, Deadline deadline);
+  Status settle_before(const Version& version, Deadline deadline);
+  void abort_fill(Deadline settle) noexcept;
   Status check_home() const;
   Status check_source(const Tensor& tensor, const Rect& rect, const Source& source) const;
   std::string who() const { return "writer " + std::to_string(options_.writer_index); }
 
   // Constant after construction.
   const HomeProcess home_;
-  const SlotClaim claim_;
+  std::unique_ptr<SlotClaim> claim_;
   const LayoutPtr layout_;
   const WriterOptions options_;
 
@@ -81,10 +102,14 @@ class WriterSession final : public Writer {
   std::vector<CopyJob> jobs_;  ///< of the group that is being written
   bool failed_ = false;        ///< a write failed: only abort() helps
 
-  // Destroyed last to first: the role aborts its fill, the segment is unmapped, the agent hears goodbye.
+  std::uint64_t tickets_ = 0;
+
+  // Destroyed last to first: the lanes give the segment back, the role aborts its fill, the segment is unmapped, the
+  // agent hears goodbye.
   AgentLink link_;
   std::unique_ptr<shm::Segment> segment_;
   std::unique_ptr<shm::WriterRole> role_;
+  std::unique_ptr<DeviceLanes> lanes_;
 };
 
 }  // namespace deltasync

@@ -11,6 +11,7 @@ namespace deltasync {
 namespace {
 
 constexpr auto kNotifyLimit = std::chrono::milliseconds(100);
+constexpr auto kAbortSettleLimit = std::chrono::seconds(1);
 constexpr std::uint64_t kGroupElementsMax = 32u << 20;  ///< of small slices in one copy bracket: an abort waits for it
 constexpr std::size_t kGroupSlicesMax = 1u << 16;
 constexpr std::size_t kTensorsAhead = 16;
@@ -41,6 +42,7 @@ Status WriterSession::begin(const Version& version, Deadline deadline) {
   const std::uint64_t start_ns = trace::now_ns();
   const trace::Span span("guard", version.id);
   trace::name_version(version);
+  DS_TRY(settle_before(version, deadline));
   // The fill itself needs no agent. But one that was restarted may have another segment for us: one look, no wait.
   if (auto status = greet(deadline); !status) return std::move(status).with_context(context);
   auto fill = role_->begin(version, deadline);
@@ -63,9 +65,6 @@ Status WriterSession::begin(const Version& version, Deadline deadline) {
 }
 
 Status WriterSession::check_source(const Tensor& tensor, const Rect& rect, const Source& source) const {
-  if (source.memory != Source::Memory::host) {
-    return Error(Errc::unsupported, "write " + tensor.spec.name + ": sources in device memory are not built in");
-  }
   const std::uint64_t row_bytes = rect.cols * tensor.element_bytes;
   if (source.data == nullptr && rect.elements() != 0) {
     return Error(Errc::invalid_argument, "write " + tensor.spec.name + ": the source is null");
@@ -84,18 +83,43 @@ Status WriterSession::write(std::uint32_t tensor, const Rect& rect, const Source
 }
 
 Status WriterSession::write(std::span<const SliceSource> batch) {
-  DS_TRY(check_home());
-  if (!fill_) return Error(Errc::invalid_argument, "write: no fill is open");
-  if (failed_) return Error(Errc::aborted, "write: an earlier write of this fill failed; abort() it");
+  DS_TRY(check_open("write"));
   const auto start = Clock::now();
   const std::uint64_t bytes_before = report_.bytes;
   trace::Span span("copy", report_.version.id);
   span.drop_if_shorter(kCopyTracedNs);
   failed_ = true;  // until everything below went well
-  DS_TRY(write_groups(batch));
+  DS_TRY(write_runs(batch));
   report_.copy_s += seconds_since(start);
   failed_ = false;
   span.set({"bytes", report_.bytes - bytes_before});
+  return {};
+}
+
+Status WriterSession::check_open(const char* call) const {
+  DS_TRY(check_home());
+  if (!fill_) return Error(Errc::invalid_argument, std::string(call) + ": no fill is open");
+  if (failed_) return Error(Errc::aborted, std::string(call) + ": an earlier write of this fill failed; abort() it");
+  return {};
+}
+
+/// Neighbours in the same kind of memory at a time.
+Status WriterSession::write_runs(std::span<const SliceSource> batch) {
+  while (!batch.empty()) {
+    const auto memory = batch.front().source.memory;
+    const auto end = std::find_if(batch.begin(), batch.end(),
+                                  [memory](const SliceSource& item) { return item.source.memory != memory; });
+    const auto run = batch.first(static_cast<std::size_t>(end - batch.begin()));
+    if (memory == Source::Memory::host) {
+      DS_TRY(lanes_->poll());
+      DS_TRY(write_groups(run));
+    } else {
+      const Deadline deadline = Deadline::after(options_.device_limit);
+      DS_TRY(queue_runs(run, deadline));
+      DS_TRY(lanes_->wait(tickets_, deadline));
+    }
+    batch = batch.subspan(run.size());
+  }
   return {};
 }
 
@@ -128,6 +152,7 @@ Status WriterSession::write_group(std::span<const SliceSource> group) {
     prefetch_tensor(group, i + kTensorsAhead);
     DS_ASSIGN(const CopyJob job, accept(group[i]));
     jobs_.push_back(job);
+    progress_.add(group[i].slice.tensor, group[i].slice.rect);
   }
   DS_TRY(role_->enter_copy(*fill_));
   copy(jobs_, pool_);
@@ -154,7 +179,6 @@ Result<CopyJob> WriterSession::accept(const SliceSource& item) {
     touched_[tensor] = fills_;
     ++report_.tensors;
   }
-  progress_.add(tensor, rect);
   return CopyJob{segment_->half(fill_->half).data() + t.offset + rect.row * t.row_bytes() + rect.col * t.element_bytes,
                  static_cast<std::size_t>(t.row_bytes()),
                  static_cast<const std::byte*>(item.source.data),
@@ -186,6 +210,10 @@ Result<OffloadReport> WriterSession::seal(Deadline deadline) {
     abort();
     return std::move(complete).error().with_context(context);
   }
+  if (auto arrived = lanes_->wait(tickets_, deadline); !arrived) {
+    abort_fill(deadline);
+    return std::move(arrived).error().with_context(context);
+  }
   if (auto sealed = role_->commit(*fill_, deadline); !sealed) {
     abort();
     return std::move(sealed).error().with_context(context);
@@ -198,10 +226,7 @@ Result<OffloadReport> WriterSession::seal(Deadline deadline) {
 }
 
 void WriterSession::abort() noexcept {
-  if (!fill_) return;
-  if (home_.here()) role_->abort(*fill_);
-  fill_.reset();
-  failed_ = false;
+  abort_fill(Deadline::after(kAbortSettleLimit));
 }
 
 Status WriterSession::wait_ready(const VersionId& version, Deadline deadline) {

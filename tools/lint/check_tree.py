@@ -27,7 +27,7 @@ LAYERS = {
     "src/shm/": {"deltasync/", "base/", "format/", "shm/"},
     "src/net/": {"deltasync/", "base/", "format/", "net/"},
     "src/commit/": {"deltasync/", "base/", "format/", "net/", "commit/"},
-    "src/writer/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "writer/"},
+    "src/writer/": {"deltasync/", "base/", "format/", "delta/", "gpu/", "shm/", "net/", "writer/"},
     "agent/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "agent/"},
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
 }

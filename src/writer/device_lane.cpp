@@ -1,0 +1,177 @@
+#include "writer/device_lane.hpp"
+
+#include <utility>
+
+#include "base/log.hpp"
+
+namespace deltasync {
+
+Result<std::unique_ptr<DeviceLane>> DeviceLane::open(const Surroundings& around, const DeviceLimits& limits) {
+  auto lane = std::make_unique<DeviceLane>(around, limits);
+  DS_TRY(lane->prepare());
+  return lane;
+}
+
+DeviceLane::~DeviceLane() {
+  if (!busy()) return;
+  for (gpu::Memory& half : registered_) half.abandon();
+  buffer_.abandon();
+}
+
+Status DeviceLane::prepare() {
+  DS_ASSIGN(stream_, around_.device.make_stream());
+  DS_ASSIGN(ready_, around_.device.make_event());
+  DS_ASSIGN(settled_, around_.device.make_event());
+  const Status registered = register_halves();
+  if (registered) return {};
+  spdlog::warn("writer halves_not_registered device=\"{}\" segment={} buffer_bytes={} why=\"{}\"", device_name(),
+               around_.segment.path().name, limits_.bounce_bytes * limits_.bounce_flights,
+               registered.error().to_string());
+  return make_buffer();
+}
+
+Status DeviceLane::register_halves() {
+  Status status;
+  for (unsigned h = 0; h < shm::kHalves && status; ++h) {
+    const MutByteSpan half = around_.segment.half(h);
+    auto registered = around_.device.register_host(half.data(), half.size());
+    if (registered) {
+      registered_[h] = std::move(registered).value();
+    } else {
+      status = std::move(registered).error();
+    }
+  }
+  if (!status) {
+    for (gpu::Memory& half : registered_) half.release();
+  }
+  return status;
+}
+
+Status DeviceLane::make_buffer() {
+  auto buffer = around_.device.pin(limits_.bounce_bytes * limits_.bounce_flights);
+  if (!buffer)
+    return std::move(buffer).error().with_context("the buffer for copies into halves that are not registered");
+  buffer_ = std::move(buffer).value();
+  for (std::size_t i = 0; i < limits_.bounce_flights; ++i) {
+    Flight flight;
+    flight.buffer = buffer_.data() + i * limits_.bounce_bytes;
+    spare_.push_back(std::move(flight));
+  }
+  return {};
+}
+
+Status DeviceLane::follow(gpu::StreamHandle stream) {
+  DS_ASSIGN(const auto theirs, around_.device.adopt_stream(stream));
+  DS_TRY(theirs->record(*ready_));
+  return stream_->wait_for(*ready_);
+}
+
+Result<DeviceLane::Flight> DeviceLane::take_flight() {
+  Flight flight;
+  if (!spare_.empty()) {
+    flight = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  if (!flight.arrived) {
+    auto event = around_.device.make_event();
+    if (!event) {
+      spare_.push_back(std::move(flight));
+      return std::move(event).error();
+    }
+    flight.arrived = std::move(event).value();
+  }
+  return flight;
+}
+
+Status DeviceLane::queue(const shm::Fill& fill, std::span<const CopyJob> jobs,
+                         std::span<const BatchCounter::Part> parts, std::uint64_t ticket, Deadline deadline) {
+  DS_TRY(poll());
+  while (flights_.size() >= flights_max()) DS_TRY(wait_for_oldest(deadline));
+  DS_ASSIGN(Flight flight, take_flight());
+  flight.fill = fill;
+  flight.ticket = ticket;
+  flight.parts.assign(parts.begin(), parts.end());
+  flights_.push_back(std::move(flight));
+  if (auto entered = around_.role.enter_copy(fill); !entered) {
+    spare_.push_back(std::move(flights_.back()));
+    flights_.pop_back();
+    return entered;
+  }
+  // From here on the bracket is open, and part of the flight may be under way even if the rest is refused.
+  return put(flights_.back(), jobs);
+}
+
+Status DeviceLane::put(Flight& flight, std::span<const CopyJob> jobs) {
+  flight.recorded = false;
+  flight.from_buffer.clear();
+  std::byte* buffer = flight.buffer;
+  for (const CopyJob& job : jobs) {
+    if (!bounces()) {
+      DS_TRY(stream_->copy_out_rows(job.to, job.to_stride, job.from, job.from_stride, job.row_bytes, job.rows));
+      continue;
+    }
+    DS_TRY(stream_->copy_out_rows(buffer, job.row_bytes, job.from, job.from_stride, job.row_bytes, job.rows));
+    flight.from_buffer.push_back({job.to, job.to_stride, buffer, job.row_bytes, job.rows, job.row_bytes});
+    buffer += job.rows * job.row_bytes;
+  }
+  DS_TRY(stream_->record(*flight.arrived));
+  flight.recorded = true;
+  return {};
+}
+
+Status DeviceLane::poll() {
+  while (busy() && flights_.front().recorded) {
+    DS_ASSIGN(const bool arrived, flights_.front().arrived->done());
+    if (!arrived) break;
+    land_oldest();
+  }
+  return {};
+}
+
+Status DeviceLane::wait(std::uint64_t ticket, Deadline deadline) {
+  while (busy() && flights_.front().ticket <= ticket) DS_TRY(wait_for_oldest(deadline));
+  return {};
+}
+
+Status DeviceLane::wait_for_oldest(Deadline deadline) {
+  if (!flights_.front().recorded) return Error(Errc::aborted, describe("a refusal broke off"));
+  DS_TRY(gpu::wait(*flights_.front().arrived, deadline, describe("waiting for")));
+  land_oldest();
+  return {};
+}
+
+/// SYNC POINT progress: the event orders the device's bytes before the count, as the fence of copy() does a thread's.
+void DeviceLane::land_oldest() {
+  copy(flights_.front().from_buffer, around_.pool);
+  let_go(true);
+}
+
+void DeviceLane::let_go(bool count) {
+  Flight flight = std::move(flights_.front());
+  flights_.pop_front();
+  for (const BatchCounter::Part& part : flight.parts) {
+    if (count) around_.role.add_progress(flight.fill, part.batch, part.elements);
+  }
+  around_.role.leave_copy(flight.fill);
+  spare_.push_back(std::move(flight));
+}
+
+Status DeviceLane::settle(Deadline deadline) {
+  if (!busy()) return {};
+  if (!settling_) {
+    // Not the flights' own events: one that was refused half-way has none.
+    DS_TRY(stream_->record(*settled_));
+    settling_ = true;
+  }
+  DS_TRY(gpu::wait(*settled_, deadline, describe("waiting for the rest of")));
+  settling_ = false;
+  while (busy()) let_go(false);
+  return {};
+}
+
+std::string DeviceLane::describe(const char* what) const {
+  return std::string(what) + " copies from " + device_name() + " into half " +
+         std::to_string(flights_.front().fill.half);
+}
+
+}  // namespace deltasync

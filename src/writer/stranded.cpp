@@ -1,0 +1,51 @@
+#include "writer/stranded.hpp"
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/home_process.hpp"
+
+namespace deltasync {
+namespace {
+
+struct Beach {
+  HomeProcess home;
+  std::mutex mutex;
+  std::vector<Stranded> all;  // protected by mutex
+};
+
+/// Never destroyed: a device may write until the process is gone.
+Beach& beach() {
+  static auto* const made = new Beach;
+  return *made;
+}
+
+}  // namespace
+
+void strand(Stranded what) {
+  Beach& here = beach();
+  if (!here.home.here()) {
+    static_cast<void>(new Stranded(std::move(what)));  // the mutex may have been locked when this process was forked
+    return;
+  }
+  const std::lock_guard lock(here.mutex);
+  here.all.push_back(std::move(what));
+}
+
+void sweep_stranded() {
+  Beach& here = beach();
+  if (!here.home.here()) return;  // a forked child: neither the mappings nor the devices are its own
+  std::vector<Stranded> done;     // freed without the lock: claims have one of their own
+  const std::lock_guard lock(here.mutex);
+  for (std::size_t i = 0; i < here.all.size();) {
+    if (here.all[i].lanes->settle(Deadline::after(std::chrono::nanoseconds(0)))) {
+      done.push_back(std::move(here.all[i]));
+      here.all.erase(here.all.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
+}
+
+}  // namespace deltasync
