@@ -24,11 +24,15 @@ Status Target::live_digests(std::span<const std::uint64_t> tiles, std::span<std:
 }
 
 Result<std::vector<std::uint64_t>> attest(Target& target, const TileSet& tiles, const Until& until) {
-  const TargetState* const committed = target.committed();
-  if (committed == nullptr) return Error(Errc::not_found, "nothing is committed that could be attested");
   std::vector<std::uint64_t> list;
   list.reserve(static_cast<std::size_t>(tiles.tiles()));
-  for (std::uint64_t i = 0; i < tiles.tiles(); ++i) list.push_back(tiles.nth(i));
+  for (std::uint64_t i = 0; i < tiles.tiles(); ++i) {
+    list.push_back(tiles.nth(i));
+    if (target.kept() == nullptr || target.kept()->rank(list.back())) continue;
+    return Error(Errc::invalid_argument, describe_tile(*target.layout(), list.back()) + " is not kept by the target");
+  }
+  const TargetState* const committed = target.committed();
+  if (committed == nullptr) return Error(Errc::not_found, "nothing is committed that could be attested");
   std::vector<std::uint64_t> digests(list.size());
   DS_TRY(target.live_digests(list, digests, until));
   std::vector<std::uint64_t> differ;

@@ -155,7 +155,7 @@ Status DeviceExecutor::make_table(Part& part, std::uint32_t index) {
 }
 
 DeviceExecutor::Lease::~Lease() {
-  if (slot_ == nullptr) return;
+  if (slot_ == nullptr || slot_->lost) return;
   {
     const std::lock_guard lock(part_->slots_mutex);
     part_->idle.push_back(slot_);

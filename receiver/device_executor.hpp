@@ -69,6 +69,7 @@ class DeviceExecutor {
     gpu::Memory pinned;
     gpu::Memory device;
     std::unique_ptr<gpu::Event> event;  ///< behind the last use of both
+    bool lost = false;                  ///< nobody knows when its last use ends: it is not used again
   };
   /// A device, or the host.
   struct Part {
@@ -115,8 +116,10 @@ class DeviceExecutor {
   static Status use(Part& part, const Lease& slot, const Fn& put_work) {
     const std::lock_guard lock(part.mutex);
     Status put = put_work();
-    DS_TRY(part.stream->record(*slot->event));
-    return put;
+    Status recorded = part.stream->record(*slot->event);
+    if (recorded.ok()) return put;
+    slot->lost = true;
+    return recorded;
   }
   Status gather_from(Part& part, const Lease& slot, std::uint64_t rank);
   Status scatter_to(Part& part, const Lease& slot, std::uint64_t rank);

@@ -36,6 +36,11 @@ Outcome receive_end(Connection& connection, std::uint64_t request, Deadline dead
   return Outcome::ok();
 }
 
+/// Whether it says that the target could not be read or written, and nothing about what came.
+bool is_the_targets(Errc code) {
+  return code == Errc::io || code == Errc::timed_out || code == Errc::cancelled || code == Errc::no_space;
+}
+
 }  // namespace
 
 double thread_cpu_s() {
@@ -317,8 +322,8 @@ Outcome FrameFetch::receive(Connection& connection, std::uint64_t request, Item&
     auto taken = take(item.step, std::move(frame), stream);
     tally.verify_s += thread_cpu_s() - before;
     if (!taken) {
-      const bool ours = taken.error().code() == Errc::io;
-      return ours ? Outcome::untakeable(std::move(taken).error()) : Outcome::wrong(std::move(taken).error());
+      return is_the_targets(taken.error().code()) ? Outcome::untakeable(std::move(taken).error())
+                                                  : Outcome::wrong(std::move(taken).error());
     }
     tally.tiles += tiles;
     drop_before(item.ranges, last + 1);

@@ -96,7 +96,13 @@ Status MemoryTarget::commit_full(TargetState state) {
 }
 
 void MemoryTarget::discard_full() noexcept {
-  if (full_ == Full::staged) close_staging();
+  if (full_ == Full::staged) {
+    close_staging();
+  } else if (full_ != Full::closed) {
+    // What was put is not written later, over what somebody else may put there now.
+    if (const Status settled = settle(); !settled.ok())
+      spdlog::warn("{} discards why=\"{}\"", name_, settled.error().to_string());
+  }
   full_ = Full::closed;
 }
 

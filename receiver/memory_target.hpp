@@ -33,6 +33,7 @@ class MemoryTarget : public Target, protected TileStore {
   Status open(ThreadPool& pool, const Until& until) final;
   bool exchanges() const final { return true; }
   bool shares_memory() const override { return full_ == Full::first || full_ == Full::in_place; }
+  const TileSet* kept() const final { return &tiles_; }
   const TargetState* committed() const final { return committed_ ? &*committed_ : nullptr; }
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const final;
   Status begin_full(FullOverLive policy, const Until& until) final;

@@ -82,6 +82,8 @@ class Target {
   /// Called once by Receiver::bind: opens what exists, verifies a version found there. Ended by
   /// `until` (timed_out, cancelled) it has changed nothing but for leftovers that are gone.
   virtual Status open(ThreadPool& pool, const Until& until) = 0;
+  /// The tiles that are kept, once it is open; null: all of them.
+  virtual const TileSet* kept() const { return nullptr; }
   /// The committed version, or null.
   virtual const TargetState* committed() const = 0;
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with a CUDA device, which needs neither a network nor Debian's packages: builds, runs every test that needs
-# a device (ctest -L gpu), and writes the results to one JSON file. Fails if there is no device, if a test fails, or if one
-# is skipped.
+# a device (ctest -L gpu) and `deltasync bench gpu` at 1% and 5%, and writes the results to one JSON file. Fails if there is
+# no device, if a test or the bench fails, or if a test is skipped.
 #
 #   tools/gpu_check.sh [--debs DIR] [--out FILE]
 #   tools/gpu_check.sh --fetch DIR
@@ -79,15 +79,31 @@ echo "gpu_check: build"
 cmake -S . -B build-gpu -DCMAKE_BUILD_TYPE=Release -DDELTASYNC_BUILD_TESTS=ON -DDELTASYNC_CUDA=ON \
   "${cmake_arguments[@]}" >build-gpu/configure.log 2>&1 || { cat build-gpu/configure.log >&2; exit 1; }
 grep -h 'CUDA' build-gpu/configure.log || true
-cmake --build build-gpu -j "$(nproc)" --target gpu_tests
+cmake --build build-gpu -j "$(nproc)" --target gpu_tests deltasync
 build_s=$((SECONDS - began))
 
 echo "gpu_check: tests"
 began=$SECONDS
 tests=0
-ctest --test-dir build-gpu -L gpu --no-tests=error --output-on-failure --test-output-size-passed 1000000 \
+ctest --test-dir build-gpu -L gpu --timeout 180 --no-tests=error --output-on-failure --test-output-size-passed 1000000 \
   --output-junit "$PWD/build-gpu/gpu_tests.xml" || tests=$?
 tests_s=$((SECONDS - began))
 
-python3 tools/gpu_results.py --junit build-gpu/gpu_tests.xml --ctest-status "$tests" \
-  --build-s "$build_s" --tests-s "$tests_s" --out "$out"
+# The model twice in shared memory, its fp32 master, and a copy: of what is there.
+available=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
+shared=$(df --output=avail -BG /dev/shm | tail -n 1 | tr -dc 0-9)
+gib=1
+for candidate in 16 8 4 2; do
+  if ((available > 6 * candidate && shared > 2 * candidate)); then gib=$candidate; break; fi
+done
+bench=0
+rm -f build-gpu/gpu_bench_*.json
+for density in 0.01 0.05; do
+  echo "gpu_check: bench gpu, $gib GiB, density $density"
+  timeout 120 build-gpu/bin/deltasync bench gpu --model-gib "$gib" --density "$density" --threads "$(nproc)" --json \
+    >"build-gpu/gpu_bench_$density.json" || bench=$?
+  cat "build-gpu/gpu_bench_$density.json"
+done
+
+python3 tools/gpu_results.py --junit build-gpu/gpu_tests.xml --bench build-gpu/gpu_bench_*.json --ctest-status "$tests" \
+  --bench-status "$bench" --build-s "$build_s" --tests-s "$tests_s" --out "$out"

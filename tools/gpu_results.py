@@ -46,11 +46,18 @@ def tests(path):
     return result
 
 
+def benches(paths):
+    """The last lines of the benchmark's outputs, which are its JSON; of those that wrote none, nothing."""
+    lines = [path.read_text().splitlines() for path in paths if path.exists()]
+    return [json.loads(text[-1]) for text in lines if text]
+
+
 def main():
     parser = argparse.ArgumentParser()
     for name in ("junit", "out"):
         parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
-    for name in ("ctest-status", "build-s", "tests-s"):
+    parser.add_argument("--bench", type=pathlib.Path, nargs="+", required=True)
+    for name in ("ctest-status", "bench-status", "build-s", "tests-s"):
         parser.add_argument(f"--{name}", type=int, required=True)
     arguments = parser.parse_args()
 
@@ -60,12 +67,13 @@ def main():
         "build_s": arguments.build_s,
         "tests_s": arguments.tests_s,
         "tests": tests(arguments.junit),
+        "bench": benches(arguments.bench),
     }
     arguments.out.write_text(json.dumps(results, indent=2) + "\n")
     seen = results["tests"]
     print(f"gpu_check: {seen['passed']} passed, {len(seen['failed'])} failed, {len(seen['skipped'])} skipped; {arguments.out}")
     good = seen["passed"] and not seen["failed"] and not seen["skipped"] and results["device"]
-    return 0 if good and arguments.ctest_status == 0 else 1
+    return 0 if good and arguments.ctest_status == 0 and arguments.bench_status == 0 else 1
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 #include "gpu/cuda_device.hpp"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -10,22 +11,53 @@
 namespace deltasync::gpu {
 namespace {
 
-/// The calling thread's current device is the engine's business: it is set back.
+/// A thread that never chose a device has no context, and to set it "back" to device 0 would make one there.
+bool thread_has_context() {
+  using GetCurrent = CUresult (*)(CUcontext*);
+  static const GetCurrent get_current = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &function, 12000, cudaEnableDefault, &found);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint("cuCtxGetCurrent", &function, cudaEnableDefault, &found);
+#endif
+    const bool is_there = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+    return is_there ? reinterpret_cast<GetCurrent>(function) : nullptr;
+  }();
+  CUcontext context = nullptr;
+  return get_current != nullptr && get_current(&context) == CUDA_SUCCESS && context != nullptr;
+}
+
+/// The calling thread's current device is the engine's business: it is set back. Meanwhile its calls do not end a graph
+/// capture that the engine has begun on another thread.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int ordinal) {
-    if (cudaGetDevice(&before_) == cudaSuccess && before_ == ordinal) return;
-    changed_ = cudaSetDevice(ordinal) == cudaSuccess;
+    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&capture_));
+    if (thread_has_context()) {
+      error_ = cudaGetDevice(&before_);
+      if (error_ != cudaSuccess || before_ == ordinal) return;
+      set_back_ = true;
+    }
+    error_ = cudaSetDevice(ordinal);
   }
   ~CurrentDevice() {
-    if (changed_) static_cast<void>(cudaSetDevice(before_));
+    if (set_back_) static_cast<void>(cudaSetDevice(before_));
+    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&capture_));
   }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
+  /// Nothing may be done on the device after one.
+  cudaError_t error() const noexcept { return error_; }
+
  private:
+  cudaStreamCaptureMode capture_ = cudaStreamCaptureModeRelaxed;
   int before_ = 0;
-  bool changed_ = false;
+  bool set_back_ = false;
+  cudaError_t error_ = cudaSuccess;
 };
 
 /// In CUDA's own words.
@@ -49,6 +81,7 @@ class CudaDevice final : public Device {
   /// The call's error, with its name; `bytes` too unless it is about none.
   Status check(cudaError_t error, const char* call, std::uint64_t bytes = 0) const {
     if (error == cudaSuccess) return {};
+    static_cast<void>(cudaGetLastError());  // it is told here: an engine that asks later would take it for its own
     std::string what = name_ + ": " + call;
     if (bytes != 0) what += " of " + std::to_string(bytes) + " bytes";
     return Error(error == cudaErrorMemoryAllocation ? Errc::no_space : Errc::io, what + ": " + words_of(error));
@@ -57,7 +90,7 @@ class CudaDevice final : public Device {
  protected:
   void give_back(Memory::Kind kind, std::byte* data, std::uint64_t /*bytes*/) noexcept override {
     const CurrentDevice current(ordinal_);
-    const cudaError_t error = free(kind, data);
+    const cudaError_t error = current.error() != cudaSuccess ? current.error() : free(kind, data);
     // Registered through several devices it is one registration, which the first of them has ended.
     if (kind == Memory::Kind::registered && error == cudaErrorHostMemoryNotRegistered) return;
     if (error != cudaSuccess) spdlog::warn("gpu cannot_give_back device=\"{}\" why=\"{}\"", name_, words_of(error));
@@ -85,8 +118,13 @@ class CudaEvent final : public Event {
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   Result<bool> done() override {
+    const CurrentDevice current(device_.ordinal());
+    DS_TRY(device_.check(current.error(), "cudaSetDevice"));
     const cudaError_t state = cudaEventQuery(event_);
-    if (state == cudaErrorNotReady) return false;
+    if (state == cudaErrorNotReady) {
+      static_cast<void>(cudaGetLastError());
+      return false;
+    }
     DS_TRY(device_.check(state, "cudaEventQuery"));
     return true;
   }
@@ -128,6 +166,7 @@ class CudaStream final : public Stream {
       return {};
     }
     const CurrentDevice current(device_.ordinal());
+    DS_TRY(device_.check(current.error(), "cudaSetDevice"));
     return device_.check(cudaMemcpy2DAsync(host, static_cast<std::size_t>(host_stride), device,
                                            static_cast<std::size_t>(device_stride), static_cast<std::size_t>(row_bytes),
                                            static_cast<std::size_t>(rows), cudaMemcpyDeviceToHost, stream_),
@@ -136,11 +175,13 @@ class CudaStream final : public Stream {
   Status zero(std::byte* device, std::uint64_t bytes) override {
     if (bytes == 0) return {};
     const CurrentDevice current(device_.ordinal());
+    DS_TRY(device_.check(current.error(), "cudaSetDevice"));
     return device_.check(cudaMemsetAsync(device, 0, static_cast<std::size_t>(bytes), stream_), "cudaMemsetAsync",
                          bytes);
   }
   Status launch(const Kernel& kernel) override {
     const CurrentDevice current(device_.ordinal());
+    DS_TRY(device_.check(current.error(), "cudaSetDevice"));
     return std::visit(
         [&](const auto& k) -> Status {
           if (k.blocks() == 0) return {};
@@ -150,10 +191,12 @@ class CudaStream final : public Stream {
   }
   Status record(Event& event) override {
     const CurrentDevice current(device_.ordinal());
+    DS_TRY(device_.check(current.error(), "cudaSetDevice"));
     return device_.check(cudaEventRecord(static_cast<CudaEvent&>(event).raw(), stream_), "cudaEventRecord");
   }
   Status wait_for(Event& event) override {
     const CurrentDevice current(device_.ordinal());
+    DS_TRY(device_.check(current.error(), "cudaSetDevice"));
     return device_.check(cudaStreamWaitEvent(stream_, static_cast<CudaEvent&>(event).raw(), 0), "cudaStreamWaitEvent");
   }
 
@@ -161,6 +204,7 @@ class CudaStream final : public Stream {
   Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes, cudaMemcpyKind kind) {
     if (bytes == 0) return {};
     const CurrentDevice current(device_.ordinal());
+    DS_TRY(device_.check(current.error(), "cudaSetDevice"));
     return device_.check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, stream_), "cudaMemcpyAsync",
                          bytes);
   }
@@ -172,6 +216,7 @@ class CudaStream final : public Stream {
 
 Result<Memory> CudaDevice::allocate(std::uint64_t bytes) {
   const CurrentDevice current(ordinal_);
+  DS_TRY(check(current.error(), "cudaSetDevice"));
   void* data = nullptr;
   DS_TRY(check(cudaMalloc(&data, static_cast<std::size_t>(std::max<std::uint64_t>(1, bytes))), "cudaMalloc", bytes));
   return Memory(*this, Memory::Kind::device, static_cast<std::byte*>(data), bytes);
@@ -179,6 +224,7 @@ Result<Memory> CudaDevice::allocate(std::uint64_t bytes) {
 
 Result<Memory> CudaDevice::pin(std::uint64_t bytes) {
   const CurrentDevice current(ordinal_);
+  DS_TRY(check(current.error(), "cudaSetDevice"));
   void* data = nullptr;
   DS_TRY(check(cudaHostAlloc(&data, static_cast<std::size_t>(std::max<std::uint64_t>(1, bytes)), cudaHostAllocPortable),
                "cudaHostAlloc", bytes));
@@ -187,6 +233,7 @@ Result<Memory> CudaDevice::pin(std::uint64_t bytes) {
 
 Result<Memory> CudaDevice::register_host(std::byte* data, std::uint64_t bytes) {
   const CurrentDevice current(ordinal_);
+  DS_TRY(check(current.error(), "cudaSetDevice"));
   // Portable: for all devices of the process. The second device finds it done.
   const cudaError_t error = cudaHostRegister(data, static_cast<std::size_t>(bytes), cudaHostRegisterPortable);
   if (error == cudaErrorHostMemoryAlreadyRegistered) {
@@ -199,6 +246,7 @@ Result<Memory> CudaDevice::register_host(std::byte* data, std::uint64_t bytes) {
 
 Result<std::unique_ptr<Stream>> CudaDevice::make_stream() {
   const CurrentDevice current(ordinal_);
+  DS_TRY(check(current.error(), "cudaSetDevice"));
   cudaStream_t stream = nullptr;
   // Not held up by what others put into the default stream.
   DS_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
@@ -211,6 +259,7 @@ Result<std::unique_ptr<Stream>> CudaDevice::adopt_stream(StreamHandle handle) {
 
 Result<std::unique_ptr<Event>> CudaDevice::make_event() {
   const CurrentDevice current(ordinal_);
+  DS_TRY(check(current.error(), "cudaSetDevice"));
   cudaEvent_t event = nullptr;
   DS_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
   return std::unique_ptr<Event>(std::make_unique<CudaEvent>(*this, event));

@@ -134,6 +134,34 @@ TEST_P(DeviceTarget, AFailedCallTakesAStagedFullBack) {
   }
 }
 
+/// An engine that loads its own weights after a pull that was given up keeps them.
+TEST_P(DeviceTarget, WhatIsGivenUpIsNotWrittenLater) {
+  const Reference first = trainer_.now();
+  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  fill_full(*target_, first);
+  target_->discard_full();
+  const LiveMemory& memory = engine_->plan().memories.front();
+  const std::vector<std::byte> loaded(memory.bytes, std::byte{0x5A});
+  fake_->poke(memory.base, loaded.data(), loaded.size());
+  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());  // all that was asked for before has happened
+  std::vector<std::byte> kept(memory.bytes);
+  fake_->peek(memory.base, kept.data(), kept.size());
+  EXPECT_TRUE(kept == loaded);
+  target_->discard_full();
+}
+
+TEST(DeviceTargets, OnlyTilesThatAreKeptAreAttested) {
+  ThreadPool pool(1, "target");
+  TrainerModel trainer(1, {{"a", Dtype::bf16, {8, 16}, {}, {}}, {"b", Dtype::bf16, {8, 16}, {}, {}}});
+  const TargetPtr target = make_host_target(trainer.layout());
+  ASSERT_TRUE(target->subscribe(*TileSet::make(*trainer.layout(), {{0, 1}})).ok());
+  ASSERT_TRUE(target->open(pool, in_time()).ok());
+  const auto refused = attest(*target, TileSet::whole(*trainer.layout()), in_time());
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Errc::invalid_argument);
+  EXPECT_THAT(refused.error().message(), HasSubstr("tile 1 (b)"));
+}
+
 /// Who puts tiles is told which one did not get there, and can put it again.
 TEST_P(DeviceTarget, AFirstFullIsWholeOrNothing) {
   const Reference first = trainer_.now();
