@@ -64,12 +64,14 @@ class Coordinator {
   virtual Result<Order> exchange(const Report& report, Deadline hold, std::stop_token stop) = 0;
 };
 
-/// The engine, as a rank's participant drives it. Called from the participant's own thread, one call at a time.
+/// The engine, as a rank's participant drives it. Called from the participant's own thread, one call at a time. Both
+/// are idempotent: they may be called again when they failed, and when they were called before.
 class Engine {
  public:
   virtual ~Engine() = default;
-  /// No step that reads the weights runs when this returns, and none begins until resume(). May be called again when it
-  /// failed, and when it was called before. On error the rank takes part in no commit.
+  /// No step that reads the weights runs when this returns, and none begins until resume(). On error the engine may be
+  /// left half paused: the rank takes part in no commit, and either resumes it or, where it must not serve, asks for
+  /// the pause again and again and writes nothing before.
   virtual Status pause(Deadline deadline) = 0;
   /// The weights are this version, and may be served.
   virtual Status resume(const Version& version) = 0;
@@ -111,7 +113,8 @@ class Participant {
 
   /// The operator's word to a rank that is in doubt and whose coordinator will not come back: it gives up its promise,
   /// keeps what its target holds, and serves when a coordinator has brought it to the version of the others.
-  /// version_conflict while it is at work.
+  /// Does not wait for the engine to pause: report().busy says that it has not yet. version_conflict while the rank is
+  /// at work.
   virtual Status resolve_by_pull() = 0;
 };
 

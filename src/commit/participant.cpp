@@ -35,6 +35,11 @@ Digest128 digest_of(const Subscription& subscription) {
   return xxh3_128(bytes);
 }
 
+/// Work that may write what the engine reads.
+bool writes(Work::Kind kind) {
+  return kind == Work::Kind::pull || kind == Work::Kind::commit || kind == Work::Kind::catch_up;
+}
+
 VersionId id_of(const std::optional<Version>& version) {
   return version ? version->id : VersionId();
 }
@@ -62,6 +67,7 @@ Result<std::unique_ptr<ParticipantImpl>> ParticipantImpl::start(ParticipantOptio
   std::unique_ptr<ParticipantImpl> made(new ParticipantImpl(std::move(options), receiver, engine, std::move(points)));
   made->link_ = std::move(link);
   DS_TRY(engine.pause(Deadline::after(made->options_.pause_limit)).with_context("pausing the engine"));
+  made->engine_runs_ = false;
   try {
     made->worker_ = std::jthread([p = made.get()](const std::stop_token& stop) { p->work_all(stop); });
     made->asker_ = std::jthread([p = made.get()](const std::stop_token& stop) { p->ask_all(stop); });
@@ -110,7 +116,10 @@ std::optional<Version> ParticipantImpl::serving() const {
 Report ParticipantImpl::report() const {
   const std::lock_guard lock(mutex_);
   look_at_clock();
-  return machine_.report();
+  Report said = machine_.report();
+  // Nothing may be written yet: whoever asks for that would have to wait.
+  if (!machine_.state().serving && engine_runs_ != false) said.busy = true;
+  return said;
 }
 
 std::optional<Error> ParticipantImpl::trouble() const {
@@ -196,14 +205,17 @@ void ParticipantImpl::work_all(const std::stop_token& stop) {
     const bool settled = settle_engine(lock);
     if (stop.stop_requested()) return;  // before there is a pull that nobody would stop
     const Work work = machine_.work();
-    if (work.kind == Work::Kind::none) {
+    const bool may_step = !settled && !machine_.state().serving;
+    if (work.kind == Work::Kind::none || (may_step && writes(work.kind))) {
       const auto seen = machine_.state().step;
       const auto limit = settled ? std::chrono::milliseconds(std::chrono::hours(1)) : kWorkRetry;
       changed_.wait_for(lock, stop, limit, [&] { return machine_.state().step != seen; });
       continue;
     }
     pull_stop_ = std::stop_source();
+    if (machine_.cancelled()) pull_stop_.request_stop();
     const std::stop_token pull_stop = pull_stop_.get_token();
+    if (work.kind == Work::Kind::pause) engine_runs_.reset();
     lock.unlock();
     static constexpr const char* kNames[] = {"none", "pull", "pause", "commit", "go_back", "catch_up", "forget"};
     const char* const name = kNames[static_cast<int>(work.kind)];
@@ -231,19 +243,21 @@ void ParticipantImpl::work_all(const std::stop_token& stop) {
 /// A rank serves from the machine's word on; its engine follows. It is paused by the work that has to know how that
 /// went, or here, where the rank stops for another reason.
 bool ParticipantImpl::settle_engine(std::unique_lock<std::mutex>& lock) {
-  const bool wanted = machine_.state().serving;
-  if (wanted == engine_runs_ || machine_.work().kind == Work::Kind::pause) return true;
-  const std::optional<Version> version = held_;
-  lock.unlock();
-  const Status done = wanted ? engine_.resume(*version) : engine_.pause(Deadline::after(options_.pause_limit));
-  lock.lock();
-  if (done) {
+  for (;;) {
+    const bool wanted = machine_.state().serving;  // may have changed while the engine was asked
+    if (engine_runs_ == wanted || machine_.work().kind == Work::Kind::pause) return true;
+    const std::optional<Version> version = held_;
+    engine_runs_.reset();
+    lock.unlock();
+    const Status done = wanted ? engine_.resume(*version) : engine_.pause(Deadline::after(options_.pause_limit));
+    lock.lock();
+    if (!done) {
+      spdlog::error("commit_engine_failed rank={} {}=1 error=\"{}\"", options_.rank, wanted ? "resume" : "pause",
+                    done.error().to_string());
+      return false;
+    }
     engine_runs_ = wanted;
-  } else {
-    spdlog::error("commit_engine_failed rank={} {}=1 error=\"{}\"", options_.rank, wanted ? "resume" : "pause",
-                  done.error().to_string());
   }
-  return done.ok();
 }
 
 WorkResult ParticipantImpl::run(const Work& work, const std::stop_token& stop) {

@@ -38,7 +38,8 @@ class ParticipantImpl final : public Participant {
 
   // the working thread
   void work_all(const std::stop_token& stop);
-  /// Engine and machine agree on whether it serves; false: they do not yet.
+  /// Engine and machine agree on whether it serves; false: they do not yet. The engine may then step with its weights
+  /// although the rank does not serve, and nothing may be written.
   bool settle_engine(std::unique_lock<std::mutex>& lock);
   WorkResult run(const Work& work, const std::stop_token& stop);
   Status pull(const Want& want, VersionId exact, WorkResult& result, const std::stop_token& stop);
@@ -62,7 +63,7 @@ class ParticipantImpl final : public Participant {
   mutable std::optional<Deadline> promise_until_;  ///< of the promise that is open
   Phase promise_phase_ = Phase::none;              ///< that promise_until_ is for
   std::optional<Version> held_;                    ///< what the target holds, with its label
-  bool engine_runs_ = false;
+  std::optional<bool> engine_runs_;                ///< nothing: it is being asked, or the last call failed half-way
   std::optional<Error> trouble_;
   std::stop_source pull_stop_;
 

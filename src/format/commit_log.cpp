@@ -76,10 +76,11 @@ Result<LogContents> decode_log(ByteSpan bytes) {
     out.records.push_back(std::move(record));
   }
   if (at >= bytes.size()) return out;
-  for (std::size_t later = at + kLogRecordBytes; later < bytes.size(); later += kLogRecordBytes) {
-    if (!whole(bytes.subspan(later))) continue;
+  // A record is written when the one before it is durable: one that was being written is the last one.
+  if (bytes.size() - at > kLogRecordBytes) {
     return Error(Errc::corrupt, "the coordinator's log: record " + std::to_string(out.records.size()) +
-                                    " is damaged, and others follow it");
+                                    " is damaged, and " + std::to_string(bytes.size() - at - kLogRecordBytes) +
+                                    " bytes follow it");
   }
   out.torn_bytes = bytes.size() - at;
   return out;

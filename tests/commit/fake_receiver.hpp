@@ -49,6 +49,7 @@ class FakeReceiver final : public Receiver {
   Target* target() override { return reinterpret_cast<Target*>(this); }  // there is one: nobody looks at it
   std::optional<Version> current() const override { return current_; }
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline /*none*/, std::stop_token /*none*/) override {
+    note_touch();
     const Version newest = trainer_.newest();
     if (want.kind == Want::Kind::number && want.number != newest.id.number) return Error(Errc::gone, "past");
     auto staged = std::make_unique<Staged>(*this);
@@ -60,6 +61,8 @@ class FakeReceiver final : public Receiver {
   std::atomic<std::uint64_t> memory{0};
   std::atomic<int> fail_commits{0};
   std::atomic<unsigned> rollbacks{0};
+  std::atomic<const std::atomic<bool>*> forbidden_while{nullptr};  ///< no pull and no write while that is true
+  std::atomic<bool> broke_in{false};                               ///< there was one
 
  private:
   struct Staged final : StagedUpdate {
@@ -88,7 +91,12 @@ class FakeReceiver final : public Receiver {
     bool committed_ = false;
   };
 
+  void note_touch() {
+    const auto* const flag = forbidden_while.load();
+    if (flag != nullptr && *flag) broke_in = true;
+  }
   void write(const std::optional<Version>& version) {
+    note_touch();
     current_ = version;
     memory = version ? version->id.number : 0;
     trainer_.held(version);

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <functional>
 #include <thread>
 #include <tuple>
 
@@ -264,19 +265,38 @@ TEST_F(CommitServer, AnUpdateWithoutRanksEndsAtItsDeadlineAndNamesThem) {
 class CountingEngine final : public Engine {
  public:
   Status pause(Deadline /*at once*/) override {
-    if (refuse_pause) return Error(Errc::timed_out, "a step does not end");
+    if (half_pause) admits = false;
+    if (half_pause || refuse_pause) {
+      ++refused;
+      return Error(Errc::timed_out, "a step does not end");
+    }
+    admits = false;
     runs = false;
     return {};
   }
   Status resume(const Version& version) override {
     label = version.label;
     runs = true;
+    admits = true;
     return {};
   }
+  std::atomic<bool> admits{true};  ///< new requests
   std::atomic<bool> runs{true};
   std::atomic<bool> refuse_pause{false};
+  std::atomic<bool> half_pause{false};  ///< admits nothing any more, and then fails
+  std::atomic<unsigned> refused{0};
   std::string label;  // read when nothing runs
 };
+
+template <class F>
+bool eventually(const F& done) {
+  const Deadline deadline = soon();
+  while (!deadline.passed()) {
+    if (done()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
 
 class CommitRanks : public CommitServer {
  protected:
@@ -307,15 +327,6 @@ class CommitRanks : public CommitServer {
     auto made = ParticipantImpl::start(options(rank, by_calls), *m.receiver, m.engine);
     ASSERT_TRUE(made) << made.error().to_string();
     m.rank = *std::move(made);
-  }
-  template <class F>
-  static bool eventually(const F& done) {
-    const Deadline deadline = soon();
-    while (!deadline.passed()) {
-      if (done()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return false;
   }
   bool all_serve(const std::string& label) {
     return eventually([&] {
@@ -367,6 +378,85 @@ TEST_F(CommitRanks, AnEngineThatDoesNotPauseHoldsAllAtTheVersionBefore) {
   members_[1].engine.refuse_pause = false;
   ASSERT_TRUE(server_->update(Want(), soon()));
   EXPECT_TRUE(all_serve("two"));
+}
+
+TEST_F(CommitRanks, AnEngineThatPausedHalfWayIsResumed) {
+  start();
+  join(0);
+  join(1);
+  ASSERT_TRUE(server_->update(Want(), soon()));
+  ASSERT_TRUE(all_serve("one"));
+  trainer_.publish("two");
+  members_[1].engine.half_pause = true;
+  ASSERT_FALSE(server_->update(Want(), soon()));
+  members_[1].engine.half_pause = false;
+  EXPECT_TRUE(eventually([&] { return members_[1].rank->serving() && members_[1].engine.admits; }));
+  EXPECT_TRUE(all_serve("one"));
+}
+
+/// One rank whose coordinator says what the test says.
+class CommitRank : public ::testing::Test {
+ protected:
+  using Script = std::function<Result<Order>(const Report&)>;
+
+  void SetUp() override { trainer_.publish("one"); }
+  void start(Script script) {
+    ParticipantOptions o;
+    o.ranks = 1;
+    o.exchange = [this, script = std::move(script)](const Report& report, Deadline /*at once*/,
+                                                    std::stop_token /*at once*/) -> Result<Order> {
+      ++asked_;
+      DS_ASSIGN(Order order, script(report));
+      order.log = 7;
+      order.term = 1;
+      order.step = ++step_;
+      order.incarnation = report.incarnation;
+      return order;
+    };
+    auto made = ParticipantImpl::start(std::move(o), receiver_, engine_);
+    ASSERT_TRUE(made) << made.error().to_string();
+    rank_ = *std::move(made);
+  }
+  /// A rank on its way to serve a version.
+  static Order bring(const Report& report, VersionId to) {
+    Order order;
+    order.kind = report.holds == to ? OrderKind::serve : OrderKind::catch_up;
+    order.version.id = to;
+    return order;
+  }
+
+  FakeTrainer trainer_;
+  FakeReceiver receiver_{trainer_};
+  CountingEngine engine_;
+  std::atomic<unsigned> asked_{0};
+  std::uint64_t step_ = 0;                 // of the asking thread
+  std::unique_ptr<ParticipantImpl> rank_;  // last: it uses all of the above
+};
+
+TEST_F(CommitRank, NothingIsWrittenUnderAnEngineThatDoesNotPause) {
+  std::atomic<bool> replace{false};
+  bool expelled = false;
+  start([&](const Report& report) {
+    if (!replace) return bring(report, {1, 1});
+    if (expelled) return bring(report, {1, 2});
+    expelled = true;
+    Order order;
+    order.kind = OrderKind::expel;
+    return order;
+  });
+  ASSERT_TRUE(eventually([&] { return rank_->serving() && engine_.runs; }));
+  engine_.refuse_pause = true;
+  receiver_.forbidden_while = &engine_.runs;
+  trainer_.publish("two");
+  replace = true;
+  EXPECT_TRUE(eventually([&] { return engine_.refused >= 3; })) << "it is asked again";
+  EXPECT_TRUE(rank_->report().busy);
+  EXPECT_FALSE(rank_->serving());
+  EXPECT_EQ(receiver_.memory, 1u);
+  engine_.refuse_pause = false;
+  EXPECT_TRUE(eventually([&] { return rank_->serving() && engine_.runs; }));
+  EXPECT_EQ(receiver_.memory, 2u);
+  EXPECT_FALSE(receiver_.broke_in) << "the engine was stepping";
 }
 
 TEST_F(CommitRanks, ACommitThatFailsIsTakenBackEverywhere) {

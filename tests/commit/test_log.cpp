@@ -75,6 +75,24 @@ TEST(CommitLog, EveryFlippedBitIsFound) {
   }
 }
 
+TEST(CommitLog, OnlyTheLastRecordCanBeTorn) {
+  const auto whole = bytes_of_log(history());
+  for (const std::size_t behind : {std::size_t{1}, kLogRecordBytes - 1, kLogRecordBytes, 2 * kLogRecordBytes}) {
+    auto bytes = whole;
+    const std::size_t from = bytes.size() - 3 * kLogRecordBytes;
+    for (std::size_t at = from; at < bytes.size(); at += kLogRecordBytes) bytes[at + 100] ^= std::byte{1};
+    bytes.resize(from + kLogRecordBytes);
+    ASSERT_TRUE(decode_log(bytes));
+    bytes = whole;
+    for (std::size_t at = from; at < bytes.size(); at += kLogRecordBytes) bytes[at + 100] ^= std::byte{1};
+    bytes.resize(from + kLogRecordBytes + behind);
+    const auto found = decode_log(bytes);
+    ASSERT_FALSE(found) << behind;
+    EXPECT_EQ(found.error().code(), Errc::corrupt);
+    EXPECT_THAT(found.error().message(), HasSubstr("record 4 is damaged, and " + std::to_string(behind) + " bytes"));
+  }
+}
+
 TEST(CommitLog, RecordsOutOfPlaceAndOfUnknownKindsAreRefused) {
   auto bytes = bytes_of_log(history());
   const auto cut = ByteSpan(bytes).subspan(kLogRecordBytes);  // the first one is missing
