@@ -60,7 +60,7 @@ enum class Phase : std::uint8_t {
   prepared,       ///< promised
   committing,     ///< promised; writes
   committed,      ///< promised; holds the new version and the way back
-  commit_failed,  ///< promised; holds the version before
+  commit_failed,  ///< promised; holds the version before, or none
   going_back,     ///< takes back what it did
 };
 std::string_view to_string(Phase phase) noexcept;
@@ -289,6 +289,8 @@ class ParticipantMachine {
   void done(std::uint64_t serial, const WorkResult& result);
   /// The deadline of a promise has passed.
   void time_is_up();
+  /// A later process of this rank has been heard of: it serves no more, and no order may reach it any more.
+  void replaced();
   /// The operator's word: the promise is void, the rank goes on like a process that was started anew, with what its
   /// target holds, and does not serve before a coordinator says so. Not while work is under way (version_conflict).
   Status resolve_by_pull(std::uint64_t incarnation);

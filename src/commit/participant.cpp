@@ -129,6 +129,7 @@ std::optional<Error> ParticipantImpl::trouble() const {
 
 Status ParticipantImpl::resolve_by_pull() {
   const std::lock_guard lock(mutex_);
+  if (replaced_) return Error(Errc::version_conflict, "a later process of this rank has joined; end this one");
   DS_TRY(machine_.resolve_by_pull(std::max(make_epoch(), machine_.state().incarnation + 1)));
   promise_until_.reset();
   promise_phase_ = Phase::none;
@@ -151,11 +152,18 @@ void ParticipantImpl::ask_all(const std::stop_token& stop) {
     if (take(answer)) {
       pause = kRetryMin;
       wait_for_news(said.step, said.busy ? kBusyPause : kShortPause, stop);
+    } else if (is_replaced()) {
+      return;
     } else {
       Until(deadline, stop).pause(pause);
       pause = std::min<std::chrono::milliseconds>(2 * pause, kRetryMax);
     }
   }
+}
+
+bool ParticipantImpl::is_replaced() const {
+  const std::lock_guard lock(mutex_);
+  return replaced_;
 }
 
 bool ParticipantImpl::take(const Result<Order>& answer) {
@@ -168,6 +176,10 @@ bool ParticipantImpl::take(const Result<Order>& answer) {
     if (trouble->code() == Errc::version_conflict && machine_.state().log == 0 &&
         latest > machine_.state().incarnation) {
       static_cast<void>(machine_.resolve_by_pull(latest + 1));
+    } else if (trouble->code() == Errc::version_conflict && machine_.state().log != 0) {
+      replaced_ = true;
+      machine_.replaced();
+      pull_stop_.request_stop();
     }
   } else {
     if (auto obeyed = machine_.on_order(*answer); !obeyed) trouble = std::move(obeyed).error();

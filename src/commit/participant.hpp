@@ -34,6 +34,7 @@ class ParticipantImpl final : public Participant {
   void ask_all(const std::stop_token& stop);
   /// False if there was no answer, or one that the rank must not obey.
   bool take(const Result<Order>& answer);
+  bool is_replaced() const;
   void wait_for_news(std::uint64_t step_before, std::chrono::milliseconds limit, const std::stop_token& stop);
 
   // the working thread
@@ -65,6 +66,7 @@ class ParticipantImpl final : public Participant {
   std::optional<Version> held_;                    ///< what the target holds, with its label
   std::optional<bool> engine_runs_;                ///< nothing: it is being asked, or the last call failed half-way
   std::optional<Error> trouble_;
+  bool replaced_ = false;  ///< by a later process of the rank: nobody is asked any more
   std::stop_source pull_stop_;
 
   std::jthread worker_;  // last: they use all of the above

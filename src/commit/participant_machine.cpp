@@ -144,6 +144,12 @@ void ParticipantMachine::stage(const Order& order) {
     s_.cancel = s_.work.kind == Work::Kind::pull;
     return;
   }
+  const bool has_it = s_.phase == Phase::staged && s_.transaction == order.transaction && order.exact.valid();
+  if (has_it && s_.staged.id == order.exact) {
+    s_.round = order.round;
+    ++s_.step;
+    return;
+  }
   s_.phase = Phase::staging;
   s_.transaction = order.transaction;
   s_.round = order.round;
@@ -284,6 +290,17 @@ void ParticipantMachine::time_is_up() {
   if (!promised() || s_.in_doubt) return;
   s_.in_doubt = true;
   ++s_.step;
+}
+
+void ParticipantMachine::replaced() {
+  s_.serving = false;
+  s_.before = {};  // nor does it serve again when the work at hand is done
+  s_.go_back_next = false;
+  s_.cancel = s_.work.kind == Work::Kind::pull;
+  ++s_.step;
+  if (s_.work.kind != Work::Kind::none) return;
+  leave_transaction();
+  start(Work::Kind::forget);
 }
 
 Status ParticipantMachine::resolve_by_pull(std::uint64_t incarnation) {

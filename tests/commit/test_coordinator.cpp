@@ -459,6 +459,22 @@ TEST_F(CommitRank, NothingIsWrittenUnderAnEngineThatDoesNotPause) {
   EXPECT_FALSE(receiver_.broke_in) << "the engine was stepping";
 }
 
+TEST_F(CommitRank, AReplacedProcessStopsServingAndAsksNoMore) {
+  std::atomic<bool> replaced{false};
+  std::atomic<unsigned> refused{0};
+  start([&](const Report& report) -> Result<Order> {
+    if (!replaced) return bring(report, {1, 1});
+    if (refused++ == 0) return Error(Errc::version_conflict, "this process has been replaced by a later one");
+    return bring(report, {1, 1});
+  });
+  ASSERT_TRUE(eventually([&] { return rank_->serving() && engine_.runs; }));
+  replaced = true;
+  EXPECT_TRUE(eventually([&] { return refused != 0 && !rank_->serving() && !engine_.runs; }));
+  EXPECT_EQ(rank_->trouble()->code(), Errc::version_conflict);
+  EXPECT_EQ(rank_->resolve_by_pull().error().code(), Errc::version_conflict);
+  EXPECT_EQ(refused, 1u);
+}
+
 TEST_F(CommitRanks, ACommitThatFailsIsTakenBackEverywhere) {
   start();
   join(0);

@@ -44,6 +44,24 @@ TEST(Machines, RanksThatStagedDifferentVersionsAgreeOnTheNewest) {
   EXPECT_EQ(group.coordinator().state().round, 2u);
 }
 
+TEST(Machines, WhoHasStagedTheVersionOfTheNextRoundKeepsIt) {
+  Group group(2);
+  group.newest = {version(4), version(5)};
+  ASSERT_TRUE(group.coordinator().begin(Want()));
+  for (const std::uint32_t r : {0u, 1u}) {
+    group.ask(r);
+    group.work(r);
+  }
+  group.ask(0);
+  group.ask(1);  // both have been heard of: round 2 wants 5
+  group.ask(1);
+  EXPECT_EQ(group.rank(1).work().kind, Work::Kind::none);
+  EXPECT_EQ(group.rank(1).state().phase, Phase::staged);
+  EXPECT_EQ(group.rank(1).state().round, 2u);
+  group.run();
+  EXPECT_EQ(group.all_serve(), 5u);
+}
+
 TEST(Machines, AVersionOutOfReachIsNotInsistedOn) {
   Group group(2);
   group.newest = {version(4), version(5)};

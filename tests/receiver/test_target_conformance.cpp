@@ -630,10 +630,6 @@ TEST_P(TargetConformance, RandomWalks) {
   }
 }
 
-std::unique_ptr<Place> engine(RandomPlan::Ignore ignore) {
-  return std::make_unique<EngineMemory>(ignore);
-}
-
 #ifdef DELTASYNC_TEST_CUDA
 std::unique_ptr<Place> devices(RandomPlan::Ignore ignore, bool some_on_host) {
   return std::make_unique<EngineDevices>(ignore, 1, some_on_host, [](std::int32_t ordinal, std::uint64_t /*seed*/) {
@@ -647,6 +643,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Kind{"CudaResolved", [] { return devices(RandomPlan::Ignore::nothing, false); }, true, true}),
     [](const auto& param_info) { return param_info.param.name; });
 #else
+std::unique_ptr<Place> engine(RandomPlan::Ignore ignore) {
+  return std::make_unique<EngineMemory>(ignore);
+}
+
 std::unique_ptr<Place> devices(RandomPlan::Ignore ignore, std::int32_t count, bool some_on_host) {
   return std::make_unique<EngineDevices>(
       ignore, count, some_on_host,
