@@ -39,7 +39,8 @@ struct RankStatus {
   std::optional<Report> report;  ///< what it said last
 };
 
-/// Thread-safe. Ends its threads and closes its port when it is destroyed; what is open then is ended by the next one.
+/// Thread-safe. Ends its threads and closes its port when it is destroyed, which no call may be under way in; what is
+/// open then is ended by the next one.
 class Coordinator {
  public:
   /// Errors: already_exists (another coordinator has the log or the port), corrupt (the log), unauthenticated (a bind
@@ -49,10 +50,12 @@ class Coordinator {
 
   virtual std::uint16_t port() const = 0;
 
-  /// Brings all ranks to one version and says which. The deadline bounds the pulls; preparing and committing have their
-  /// own limits after it. On error no rank has another version than before (or does not serve until it has). Errors:
-  /// version_conflict (another transaction is open), timed_out (names who is late), what a rank's pull or commit said,
-  /// peer_died (a rank has lost what it had staged), io (the log cannot be written: start the coordinator anew).
+  /// Brings all ranks to one version and says which. The deadline bounds the waiting for pulls, which a rank may go on
+  /// with for its own `pull_limit`; preparing and committing have their own limits after it. On error no rank has another
+  /// version than before (or does not serve until it has). Errors: version_conflict (another transaction is open, or was
+  /// begun before this call heard of its own one's end: see served()), timed_out (names who is late), what a rank's pull
+  /// or commit said, peer_died (a rank has lost what it had staged), io (the log cannot be written: start the
+  /// coordinator anew).
   virtual Result<Version> update(const Want& want, Deadline deadline) = 0;
 
   /// What all ranks serve, as far as they serve; nothing before the first update.
