@@ -51,11 +51,11 @@ class Coordinator {
   virtual std::uint16_t port() const = 0;
 
   /// Brings all ranks to one version and says which. The deadline bounds the waiting for pulls, which a rank may go on
-  /// with for its own `pull_limit`; preparing and committing have their own limits after it. On error no rank has another
-  /// version than before (or does not serve until it has). Errors: version_conflict (another transaction is open, or was
-  /// begun before this call heard of its own one's end: see served()), timed_out (names who is late), what a rank's pull
-  /// or commit said, peer_died (a rank has lost what it had staged), io (the log cannot be written: start the
-  /// coordinator anew).
+  /// with for its own `pull_limit`; preparing and committing have their own limits after it. On error no rank has
+  /// another version than before (or does not serve until it has). Errors: version_conflict (another transaction is
+  /// open, or was begun before this call heard of its own one's end: see served()), timed_out (names who is late), what
+  /// a rank's pull or commit said, peer_died (a rank has lost what it had staged), io (the log cannot be written: start
+  /// the coordinator anew).
   virtual Result<Version> update(const Want& want, Deadline deadline) = 0;
 
   /// What all ranks serve, as far as they serve; nothing before the first update.
