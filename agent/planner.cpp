@@ -101,7 +101,7 @@ struct Wanted {
 };
 
 Wanted find_number(const wire::Plan& plan, const Offer& offer) {
-  const VersionId id{offer.served.id.epoch, plan.number};
+  const VersionId id = numbered(plan, offer);
   if (id == offer.served.id) return {served_of(offer), {}};
   if (id > offer.served.id) return {std::nullopt, wait_for("version " + to_string(id))};
   auto past = find_past(offer, [&](const Version& v) { return v.id == id; });

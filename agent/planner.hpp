@@ -56,6 +56,11 @@ struct Decision {
   std::string message;  ///< of an error; for wait: what is waited for
 };
 
+/// What WantKind::number means: of the epoch that the plan names, or of the newest.
+inline VersionId numbered(const wire::Plan& plan, const Offer& offer) {
+  return {plan.epoch != 0 ? plan.epoch : offer.served.id.epoch, plan.number};
+}
+
 /// The rules, in order (docs/wire_protocol.md "Planning"): another layout is layout_mismatch; then the wanted version
 /// is found (served, in the ring, still to come, gone); then the way to it: up to date, or the ring's chain from
 /// exactly the named base if that is smaller than a half, or full. A past version can be reached by a chain only.

@@ -14,7 +14,7 @@ std::size_t first_needed(const wire::Plan& plan, const Offer& offer) {
   for (std::size_t i = 0; i < offer.ring.size(); ++i) {
     const Version& from = offer.ring[i].from;
     if (plan.base.valid() && from.id == plan.base) return i;
-    if (plan.want == wire::WantKind::number && from.id == VersionId{offer.served.id.epoch, plan.number}) return i;
+    if (plan.want == wire::WantKind::number && from.id == numbered(plan, offer)) return i;
     if (plan.want == wire::WantKind::label && from.label == plan.label) return i;
   }
   return offer.ring.size();

@@ -26,7 +26,9 @@ std::string wanted(const Want& want) {
   switch (want.kind) {
     case Want::Kind::newest: return "the newest version";
     case Want::Kind::newer: return "a newer version";
-    case Want::Kind::number: return "version number " + std::to_string(want.number);
+    case Want::Kind::number:
+      return want.epoch == 0 ? "version number " + std::to_string(want.number)
+                             : "version " + to_string(VersionId{want.epoch, want.number});
     case Want::Kind::label: return "version '" + want.label + "'";
   }
   return {};
@@ -121,6 +123,7 @@ wire::Plan Pull::plan_request() const {
   plan.layout = s_.layout.digest();
   plan.want = wire_kind(want_.kind);
   plan.number = want_.number;
+  plan.epoch = want_.kind == Want::Kind::number ? want_.epoch : 0;
   plan.label = want_.label;
   plan.full_only = full_only_ ? 1 : 0;
   plan.subscription = s_.tiles.digest();

@@ -139,6 +139,7 @@ Status ReceiverImpl::bind(TargetPtr target, const Subscription& subscription, De
   close_staged();
   discard_full();
   target_ = std::move(target);
+  subscription_ = subscription;
   tiles_ = *std::move(tiles);
   scrub_cursor_ = 0;
   distrusted_ = false;

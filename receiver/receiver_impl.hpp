@@ -26,6 +26,8 @@ class ReceiverImpl final : public Receiver {
   Status bind(TargetPtr target, const Subscription& subscription, Deadline deadline,
               std::stop_token stop = {}) override;
   Target* target() override { return target_.get(); }
+  const Subscription& subscription() const override { return subscription_; }
+  FullOverLive full_over_live() const override { return options_.full_over_live; }
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop = {}) override;
   std::optional<Version> current() const override;
 
@@ -49,6 +51,7 @@ class ReceiverImpl final : public Receiver {
   Sidecar sidecar_;
   std::vector<delta::Batch> batches_;
   TargetPtr target_;
+  Subscription subscription_;
   TileSet tiles_;  ///< that it keeps
   Held held_;
   std::uint64_t scrub_cursor_ = 0;

@@ -67,12 +67,13 @@ struct Want {
   enum class Kind : std::uint8_t {
     newest,  ///< whatever is newest; up to date is an answer
     newer,   ///< anything newer than what the target holds: waits for it until the deadline
-    number,  ///< `number` of the newest epoch; waited for if it is still to come, `gone` if past
+    number,  ///< `number` of the newest epoch, or of `epoch`; waited for if it is still to come, `gone` if past
     label,   ///< the version with this label; likewise, but an unknown label is waited for
   };
   Kind kind = Kind::newest;
   std::uint64_t number = 0;
   std::string label;
+  std::uint64_t epoch = 0;  ///< with Kind::number: of this one; 0: of the newest
 };
 
 enum class PullMode : std::uint8_t { up_to_date, delta, full };
@@ -148,6 +149,10 @@ class Receiver {
   }
   /// The bound target, or null.
   virtual Target* target() = 0;
+  /// What bind() took; the whole model before it.
+  virtual const Subscription& subscription() const = 0;
+  /// ReceiverOptions::full_over_live.
+  virtual FullOverLive full_over_live() const = 0;
 
   /// Brings the wanted version into staging, verified. On error the target keeps its version and can pull again. What a
   /// full update had verified before timed_out, cancelled or connection is kept for the next pull; a delta begins anew.

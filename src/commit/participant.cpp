@@ -299,6 +299,7 @@ Status ParticipantImpl::pull(const Want& want, VersionId exact, WorkResult& resu
   if (exact.valid()) {
     wanted.kind = Want::Kind::number;
     wanted.number = exact.number;
+    wanted.epoch = exact.epoch;
   }
   DS_ASSIGN(staged_, receiver_.pull(wanted, Deadline::after(options_.pull_limit), stop));
   const PullReport& report = staged_->report();

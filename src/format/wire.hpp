@@ -22,8 +22,9 @@
 
 namespace deltasync::wire {
 
-inline constexpr std::uint32_t kMagic = 0x31575344;   // "DSW1"
-inline constexpr std::uint16_t kProtocolVersion = 3;  ///< 2: clocks, subscriptions; 3: forms of tiles, compact deltas
+inline constexpr std::uint32_t kMagic = 0x31575344;  // "DSW1"
+inline constexpr std::uint16_t kProtocolVersion =
+    4;  ///< 2: clocks, subscriptions; 3: forms of tiles, compact deltas; 4: epochs
 
 enum class Type : std::uint16_t {
   // any conversation
@@ -185,6 +186,7 @@ struct Plan {
   /// sizes, here and in the reply, are those of these tiles.
   Digest128 subscription;
   std::uint8_t compact = 0;  ///< the delta may come in exponent classes (rice_class): the link is slow
+  std::uint64_t epoch = 0;   ///< WantKind::number: of this one; 0: of the newest
   std::vector<std::byte> encode() const;
   static Result<Plan> decode(ByteSpan payload);
 };

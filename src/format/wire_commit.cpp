@@ -116,6 +116,7 @@ std::vector<std::byte> RankOrder::encode() const {
   out.put(order.round);
   out.put(code_of(order.want.kind));
   out.put(order.want.number);
+  out.put(order.want.epoch);
   out.put_string(cut(order.want.label, kLabelBytesMax));
   put_version_id(out, order.exact);
   put_version(out, order.version);
@@ -134,6 +135,7 @@ Result<RankOrder> RankOrder::decode(ByteSpan payload) {
   o.round = in.get<std::uint32_t>();
   o.want.kind = in.enumerator(Want::Kind::newest, Want::Kind::label, "want");
   o.want.number = in.get<std::uint64_t>();
+  o.want.epoch = in.get<std::uint64_t>();
   o.want.label = in.string(kLabelBytesMax, "label");
   o.exact = in.version_id();
   o.version = in.version();

@@ -29,6 +29,7 @@ std::vector<std::byte> Plan::encode() const {
   out.put(full_only);
   put_digest(out, subscription);
   out.put(compact);
+  out.put(epoch);
   return bytes;
 }
 Result<Plan> Plan::decode(ByteSpan payload) {
@@ -45,6 +46,7 @@ Result<Plan> Plan::decode(ByteSpan payload) {
   m.full_only = in.flag("full_only");
   m.subscription = in.digest();
   m.compact = in.flag("compact");
+  m.epoch = in.get<std::uint64_t>();
   return in.finish(std::move(m));
 }
 

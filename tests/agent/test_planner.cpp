@@ -338,6 +338,12 @@ TEST(Planner, AChainAcrossTrainersIsAChain) {
   wire::Plan number = ask_from(4, wire::WantKind::number);
   number.number = 5;  // of the newest epoch: still to come
   EXPECT_EQ(decide(number, o).kind, Kind::wait);
+  number.epoch = kEpoch;  // of the one before: the ring knows it
+  expect_delta(decide(number, o), 1, 1, 5);
+  number.number = 7;  // never came, and never will
+  expect_error(decide(number, o), Errc::gone);
+  number.epoch = kEpoch + 2;
+  EXPECT_EQ(decide(number, o).kind, Kind::wait);
 }
 
 TEST(Planner, LongListsAreShortened) {

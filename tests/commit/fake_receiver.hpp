@@ -47,6 +47,8 @@ class FakeReceiver final : public Receiver {
     return {};
   }
   Target* target() override { return reinterpret_cast<Target*>(this); }  // there is one: nobody looks at it
+  const Subscription& subscription() const override { return subscription_; }
+  FullOverLive full_over_live() const override { return full_over_live_; }
   std::optional<Version> current() const override { return current_; }
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline /*none*/, std::stop_token /*none*/) override {
     note_touch();
@@ -63,6 +65,8 @@ class FakeReceiver final : public Receiver {
   std::atomic<unsigned> rollbacks{0};
   std::atomic<const std::atomic<bool>*> forbidden_while{nullptr};  ///< no pull and no write while that is true
   std::atomic<bool> broke_in{false};                               ///< there was one
+
+  void set_full_over_live(FullOverLive policy) { full_over_live_ = policy; }
 
  private:
   struct Staged final : StagedUpdate {
@@ -104,6 +108,8 @@ class FakeReceiver final : public Receiver {
 
   const Trainer& trainer_;
   const LayoutPtr layout_;
+  const Subscription subscription_;
+  FullOverLive full_over_live_ = FullOverLive::stage;
   const Sidecar sidecar_;
   std::optional<Version> current_;
 };

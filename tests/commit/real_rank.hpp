@@ -192,6 +192,8 @@ class RankReceiver final : public Receiver {
     return real_->bind(std::move(target), subscription, deadline, std::move(stop));
   }
   Target* target() override { return real_->target(); }
+  const Subscription& subscription() const override { return real_->subscription(); }
+  FullOverLive full_over_live() const override { return real_->full_over_live(); }
   std::optional<Version> current() const override { return real_->current(); }
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop) override {
     DS_ASSIGN(auto real, real_->pull(want, deadline, std::move(stop)));

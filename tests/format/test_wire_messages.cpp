@@ -61,7 +61,7 @@ commit::Order rank_order() {
           commit::OrderKind::expel,
           {5, 6},
           7,
-          {Want::Kind::label, 8, "step_9"},
+          {Want::Kind::label, 8, "step_9", 13},
           {9, 10},
           {{11, 12}, "step_12"}};
 }
@@ -93,8 +93,8 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<ErrorMessage>("error", {{Errc::gone, "version 4 is past"}, {Errc::internal, ""}}));
   cases.push_back(make_case<LayoutMessage>("layout", {layout_message()}));
   cases.push_back(make_case<Plan>(
-      "plan", {{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 0, "global_step_1200", 30'000, 1, 0, {}, 0},
-               {digest_of(1), {}, {}, WantKind::number, 1u << 20, "", 0, 0, 1, digest_of(9), 1}}));
+      "plan", {{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 0, "global_step_1200", 30'000, 1, 0, {}, 0, 0},
+               {digest_of(1), {}, {}, WantKind::number, 1u << 20, "", 0, 0, 1, digest_of(9), 1, 0x0102030405060708}}));
   cases.push_back(make_case<PlanReply>(
       "plan_reply", {{PlanMode::delta,
                       0xABCDEF0102030405,
@@ -151,7 +151,7 @@ TEST(WireMessages, RoundTrip) {
 }
 
 TEST(WireMessages, FieldsArriveWhereTheyBelong) {
-  const Plan plan{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 9, "name", 30'000, 1, 0, digest_of(3), 1};
+  const Plan plan{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 9, "name", 30'000, 1, 0, digest_of(3), 1, 11};
   const auto got = Plan::decode(plan.encode());
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(got->layout, plan.layout);
@@ -165,6 +165,7 @@ TEST(WireMessages, FieldsArriveWhereTheyBelong) {
   EXPECT_EQ(got->full_only, 0);
   EXPECT_EQ(got->subscription, plan.subscription);
   EXPECT_EQ(got->compact, 1);
+  EXPECT_EQ(got->epoch, 11u);
 
   const auto got_report = RankReport::decode(RankReport{rank_report()}.encode());
   ASSERT_TRUE(got_report.ok());
@@ -173,6 +174,7 @@ TEST(WireMessages, FieldsArriveWhereTheyBelong) {
   ASSERT_TRUE(got_order.ok());
   EXPECT_EQ(got_order->order.kind, commit::OrderKind::expel);
   EXPECT_EQ(got_order->order.want.label, "step_9");
+  EXPECT_EQ(got_order->order.want.epoch, 13u);
   EXPECT_EQ(got_order->order.exact, (VersionId{9, 10}));
   EXPECT_EQ(got_order->order.version, (Version{{11, 12}, "step_12"}));
 
@@ -241,7 +243,7 @@ TEST(WireMessages, FlagsAndEnumeratorsOutOfRangeAreNamed) {
   error[0] = static_cast<std::byte>(static_cast<int>(Errc::internal) + 1);
   EXPECT_THAT(ErrorMessage::decode(error).error().message(), HasSubstr("error: code is"));
   Bytes plan = Plan{}.encode();
-  plan.back() = std::byte{2};
+  plan[plan.size() - sizeof(Plan::epoch) - 1] = std::byte{2};
   EXPECT_EQ(Plan::decode(plan).error().message(), "plan: compact is 2");
   Bytes reply = PlanReply{}.encode();
   reply[0] = std::byte{0};

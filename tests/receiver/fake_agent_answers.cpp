@@ -170,6 +170,7 @@ Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
             if (last && v.version.id != plan.base) target = &v;
             break;
           case wire::WantKind::number:
+            if (plan.epoch != 0 && v.version.id.epoch != plan.epoch) break;
             if (v.version.id.number == plan.number) target = &v;
             break;
           case wire::WantKind::label:
