@@ -5,6 +5,7 @@
 
 #include "delta/delta.hpp"
 #include "tests/agent/agent_harness.hpp"
+#include "tests/writer/on_device.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -161,6 +162,50 @@ TEST_F(Behind, DigestsThatAreNotTrueAreNotCarriedOn) {
   ASSERT_TRUE(write(0));
   commit();
   expect_served(model_.half, second);
+}
+
+/// Copies of a device arrive late and in their own time; what is diffed before they all have is what has arrived.
+TEST_F(Behind, CopiesOfADeviceAreDiffedAsTheyArrive) {
+  start_agent();
+  next_version();
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    SCOPED_TRACE(seed);
+    const std::vector<std::byte> first = model_.half;
+    gpu::FakeDevice::Options device_options;
+    device_options.seed = seed;
+    gpu::FakeDevice device(device_options);
+    writer_.reset();  // its index is free again
+    WriterOptions writer_options;
+    writer_options.agent_socket = (dir_.path() / "agent.sock").string();
+    auto attached = WriterSession::attach(
+        model_.layout, Sidecar{}, writer_options,
+        {std::make_unique<test::Lent>(std::map<std::int32_t, gpu::FakeDevice*>{{0, &device}}), DeviceLimits()},
+        test_deadline());
+    ASSERT_TRUE(attached) << attached.error().to_string();
+    writer_ = std::move(attached).value();
+    const std::uint64_t behind = diffed_behind();
+    const std::uint64_t after = diffed_after();
+    begin();
+    const test::OnDevice version_on_device(device, 0, model_.half);
+    const std::vector<SliceSource> items = version_on_device.all(*model_.layout);
+    device.hang(true);
+    const auto early = writer_->write_device(std::span(items).first(2), test_deadline());
+    ASSERT_TRUE(early) << early.error().to_string();
+    ASSERT_TRUE(write(2));
+    ASSERT_TRUE(wait_for_diffed(behind + 1));
+    EXPECT_EQ(diffed_behind(), behind + 1) << "what the device has not copied yet";
+    device.hang(false);
+    ASSERT_TRUE(writer_->wait(*early, test_deadline()));
+    ASSERT_TRUE(wait_for_diffed(behind + 3));
+    const auto late = writer_->write_device(std::span(items).subspan(3), test_deadline());
+    ASSERT_TRUE(late) << late.error().to_string();
+    ASSERT_TRUE(writer_->wait(*late, test_deadline()));
+    ASSERT_TRUE(wait_for_diffed(behind + kBatches));
+    commit();
+    expect_served(model_.half, first);
+    EXPECT_EQ(diffed_after(), after);
+    writer_.reset();  // before its device
+  }
 }
 
 TEST_F(Behind, ItCanBeTurnedOff) {
