@@ -17,7 +17,6 @@
 #include "deltasync/deadline.hpp"
 #include "deltasync/receiver.hpp"
 #include "deltasync/result.hpp"
-#include "deltasync/subscription.hpp"
 #include "deltasync/version.hpp"
 
 namespace deltasync::commit {
@@ -39,8 +38,9 @@ struct RankStatus {
   std::optional<Report> report;  ///< what it said last
 };
 
-/// Thread-safe. Ends its threads and closes its port when it is destroyed, which no call may be under way in; what is
-/// open then is ended by the next one.
+/// Thread-safe. When it is destroyed it ends the calls that are under way (update() and exchange() with `cancelled`),
+/// its threads and its port; what is open then is ended by the next one. No call may begin after that: a participant of
+/// this process that asks by exchange() ends first.
 class Coordinator {
  public:
   /// Errors: already_exists (another coordinator has the log or the port), corrupt (the log), unauthenticated (a bind
@@ -53,9 +53,9 @@ class Coordinator {
   /// Brings all ranks to one version and says which. The deadline bounds the waiting for pulls, which a rank may go on
   /// with for its own `pull_limit`; preparing and committing have their own limits after it. On error no rank has
   /// another version than before (or does not serve until it has). Errors: version_conflict (another transaction is
-  /// open, or was begun before this call heard of its own one's end: see served()), timed_out (names who is late), what
-  /// a rank's pull or commit said, peer_died (a rank has lost what it had staged), io (the log cannot be written: start
-  /// the coordinator anew).
+  /// open), timed_out (names who is late), what a rank's pull or commit said, peer_died (a rank has lost what it had
+  /// staged), io (the log cannot be written, or was removed or replaced: start the coordinator anew), cancelled (the
+  /// coordinator is being destroyed: the next one says what became of it).
   virtual Result<Version> update(const Want& want, Deadline deadline) = 0;
 
   /// What all ranks serve, as far as they serve; nothing before the first update.
@@ -67,8 +67,10 @@ class Coordinator {
   virtual Result<Order> exchange(const Report& report, Deadline hold, std::stop_token stop) = 0;
 };
 
-/// The engine, as a rank's participant drives it. Called from the participant's own thread, one call at a time. Both
-/// are idempotent: they may be called again when they failed, and when they were called before.
+/// The engine, as a rank's participant drives it. Called from the participant's own thread (but for the first pause,
+/// which start()'s caller makes), one call at a time. Both are idempotent: they may be called again when they failed,
+/// and when they were called before. What they throw counts as an error that names the call. Deadlines are theirs to
+/// keep: while a call does not return, the rank does nothing else, and updates end at their deadlines without it.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -76,11 +78,13 @@ class Engine {
   /// left half paused: the rank takes part in no commit, and either resumes it or, where it must not serve, asks for
   /// the pause again and again and writes nothing before.
   virtual Status pause(Deadline deadline) = 0;
-  /// The weights are this version, and may be served.
-  virtual Status resume(const Version& version) = 0;
+  /// The weights are this version, and may be served. On error it is called again after a second, for as long as the
+  /// rank may serve the version: the group's decision does not wait for it, and the next update may begin meanwhile.
+  /// Until it succeeds the rank counts as serving, and its report's `problem` says why it does not.
+  virtual Status resume(const Version& version, Deadline deadline) = 0;
 };
 
-/// How a rank asks its coordinator. TCP if a participant is given none.
+/// How a rank asks its coordinator. TCP if a participant is given none. What it throws counts as an error.
 using Exchange = std::function<Result<Order>(const Report&, Deadline, std::stop_token)>;
 
 struct ParticipantOptions {
@@ -89,9 +93,9 @@ struct ParticipantOptions {
   std::string coordinator;  ///< "HOST:PORT"
   std::string token;
   std::string name = "rank";  ///< for messages
-  Subscription subscription;  ///< what the receiver is bound with: ranks with the same one are compared
   std::chrono::milliseconds pull_limit = std::chrono::minutes(10);
   std::chrono::milliseconds pause_limit = std::chrono::seconds(30);
+  std::chrono::milliseconds resume_limit = std::chrono::seconds(30);
   std::chrono::milliseconds commit_limit = std::chrono::seconds(60);
   /// After a promise, and after the order to commit: how long until a rank that knows no outcome is in doubt.
   std::chrono::milliseconds decide_limit = std::chrono::seconds(120);
@@ -101,8 +105,10 @@ struct ParticipantOptions {
 /// One rank. Begins paused, and joins the group by itself: it catches up with what the others serve. Thread-safe.
 class Participant {
  public:
-  /// From now on `receiver` (with its target bound, and full updates not in place) and `engine` are the participant's
-  /// alone, until it is destroyed; the engine is paused. invalid_argument; no_space (no thread to be had).
+  /// From now on `receiver` (with its target bound) and `engine` are the participant's alone, until it is destroyed;
+  /// the engine is paused. Ranks whose receivers subscribed to the same tiles are compared. invalid_argument: no such
+  /// rank, no target, or a receiver whose full updates are in place (FullOverLive::in_place), which would destroy the
+  /// version that others serve, or go back to; no_space (no thread to be had); what the engine's pause said.
   static Result<std::unique_ptr<Participant>> start(ParticipantOptions options, Receiver& receiver, Engine& engine);
   /// Leaves the rank as it is: a promise that is open dies with it.
   virtual ~Participant() = default;
@@ -111,7 +117,7 @@ class Participant {
   /// What the rank may serve now; nothing in every state but RankState::serving. The label is this version's.
   virtual std::optional<Version> serving() const = 0;
   virtual Report report() const = 0;
-  /// Why the coordinator cannot be asked, at the moment.
+  /// Why the coordinator cannot be asked or obeyed, at the moment.
   virtual std::optional<Error> trouble() const = 0;
 
   /// The operator's word to a rank that is in doubt and whose coordinator will not come back: it gives up its promise,

@@ -81,6 +81,7 @@ struct Report {
   VersionId holds;             ///< committed; epoch 0: nothing
   Errc code = Errc::internal;  ///< of `problem`
   std::string problem;         ///< why the last thing that was ordered failed; empty: it did not
+  std::uint64_t log = 0;       ///< of the coordinator that it obeys; 0: none has spoken yet
 
   bool operator==(const Report&) const = default;
 };
@@ -195,6 +196,7 @@ class CoordinatorMachine {
  private:
   explicit CoordinatorMachine(CoordinatorState state) : s_(std::move(state)) {}
 
+  bool is_foreign(const Report& report) const;
   bool in_round(const Report& report) const;
   void advance();
   void advance_staging();

@@ -17,6 +17,21 @@ constexpr auto kClockIdle = std::chrono::hours(1);
 
 }  // namespace
 
+/// A call that waits here: the destructor waits for it. The lock is held at both ends.
+class CoordinatorCore::Inside {
+ public:
+  explicit Inside(CoordinatorCore& core) : core_(core) { ++core_.calls_; }
+  ~Inside() {
+    --core_.calls_;
+    if (core_.ending_) core_.changed_.notify_all();
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  CoordinatorCore& core_;
+};
+
 Result<std::unique_ptr<CoordinatorCore>> CoordinatorCore::open(const CoordinatorOptions& options, Points points) {
   if (options.log.empty()) return Error(Errc::invalid_argument, "a coordinator needs a log");
   DS_ASSIGN(std::unique_ptr<LogFile> log, LogFile::open(options.log));
@@ -45,19 +60,24 @@ CoordinatorCore::CoordinatorCore(const CoordinatorOptions& options, Points point
       machine_(std::move(machine)),
       clock_([this](const std::stop_token& stop) { watch_clock(stop); }) {}
 
-CoordinatorCore::~CoordinatorCore() = default;
+CoordinatorCore::~CoordinatorCore() {
+  std::unique_lock lock(mutex_);
+  ending_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return calls_ == 0; });
+}
+
+std::optional<Error> CoordinatorCore::over() const {
+  if (ending_) return Error(Errc::cancelled, "the coordinator ends; what is open is ended by the next one of its log");
+  return broken_;
+}
 
 Status CoordinatorCore::settle() {
   if (broken_) return *broken_;
   while (machine_.pending()) {
     const Record record = *machine_.pending();
     at(points_, "log", to_string(record.kind));
-    if (auto written = log_->append(record); !written) {
-      broken_ = std::move(written).error().with_context("the coordinator gives no more orders");
-      spdlog::error("commit_log_failed error=\"{}\"", broken_->to_string());
-      changed_.notify_all();
-      return *broken_;
-    }
+    if (auto written = log_->append(record); !written) return give_up(std::move(written).error());
     at(points_, "logged", to_string(record.kind));
     spdlog::info("commit_decided kind={} transaction={} version={}", to_string(record.kind),
                  to_string(record.transaction), to_string(record.version));
@@ -67,25 +87,51 @@ Status CoordinatorCore::settle() {
   return {};
 }
 
+Error CoordinatorCore::give_up(Error why) {
+  broken_ = std::move(why).with_context("the coordinator gives no more orders");
+  spdlog::error("commit_log_failed error=\"{}\"", broken_->to_string());
+  changed_.notify_all();
+  return *broken_;
+}
+
 Result<Version> CoordinatorCore::update(const Want& want, Deadline deadline) {
   std::unique_lock lock(mutex_);
-  if (broken_) return *broken_;
+  const Inside inside(*this);
+  if (auto why = over()) return *std::move(why);
+  note_outcome();  // the call before may not have woken up yet
   DS_TRY(machine_.begin(want));
-  const TransactionId mine = machine_.state().transaction;
+  Update mine;
+  update_ = &mine;
   staging_until_ = deadline;
   changed_.notify_all();
   // No deadline here: the clock ends every stage at its own.
-  changed_.wait(lock, [&] { return broken_ || machine_.state().transaction != mine || machine_.idle(); });
-  if (broken_) return *broken_;
+  changed_.wait(lock, [&] {
+    note_outcome();
+    return mine.outcome || over();
+  });
+  if (mine.outcome) return *std::move(mine.outcome);
+  update_ = nullptr;
+  return *over();
+}
+
+/// The transaction that the machine speaks of is that call's: no other one begins before this has been looked at.
+void CoordinatorCore::note_outcome() {
+  if (update_ == nullptr || !machine_.idle()) return;
   const CoordinatorState& s = machine_.state();
-  if (s.transaction != mine) return Error(Errc::version_conflict, "another transaction has begun already");
-  if (s.nothing_new || (s.last == mine && s.outcome == CoordinatorState::Outcome::finished)) return *s.group;
-  return Error(s.problem.code(), s.problem.message()).with_context("transaction " + to_string(mine));
+  const bool finished = s.last == s.transaction && s.outcome == CoordinatorState::Outcome::finished;
+  if (s.nothing_new || finished) {
+    update_->outcome.emplace(*s.group);
+  } else {
+    update_->outcome.emplace(
+        Error(s.problem.code(), s.problem.message()).with_context("transaction " + to_string(s.transaction)));
+  }
+  update_ = nullptr;
 }
 
 Result<Order> CoordinatorCore::exchange(const Report& report, Deadline hold, const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
-  if (broken_) return *broken_;
+  const Inside inside(*this);
+  if (auto why = over()) return *std::move(why);
   const std::uint64_t before = machine_.state().step;
   DS_TRY(machine_.on_report(report));
   if (machine_.pending()) {
@@ -99,12 +145,15 @@ Result<Order> CoordinatorCore::exchange(const Report& report, Deadline hold, con
       return Error(Errc::version_conflict, "this process has been replaced by a later one of the same rank");
     }
     if (order.kind != OrderKind::none || report.busy || hold.passed() || stop.stop_requested()) {
-      if (order.kind != OrderKind::none) at(points_, "order", to_string(order.kind));
+      if (order.kind == OrderKind::none) return order;
+      // Somebody else's log may say something else by now.
+      if (auto ours = log_->still_ours(); !ours) return give_up(std::move(ours).error());
+      at(points_, "order", to_string(order.kind));
       return order;
     }
     const std::uint64_t step = machine_.state().step;
-    changed_.wait_until(lock, stop, hold.at(), [&] { return broken_ || machine_.state().step != step; });
-    if (broken_) return *broken_;
+    changed_.wait_until(lock, stop, hold.at(), [&] { return over() || machine_.state().step != step; });
+    if (auto why = over()) return *std::move(why);
   }
 }
 

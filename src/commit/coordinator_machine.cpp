@@ -160,8 +160,9 @@ std::string CoordinatorMachine::who_is_late() const {
                                 (s_.stage == Stage::preparing && r->phase == Phase::prepared) ||
                                 (s_.stage == Stage::committing && s_.committed[i] != 0));
     if (done) continue;
-    names += (names.empty() ? "" : ", ") + rank_name(i) +
-             (r ? " (" + std::string(to_string(there ? r->phase : Phase::none)) + ")" : " (never heard of)");
+    std::string where = r ? std::string(to_string(there ? r->phase : Phase::none)) : "never heard of";
+    if (r && is_foreign(*r)) where = "obeys another coordinator's log";
+    names += (names.empty() ? "" : ", ") + rank_name(i) + " (" + where + ")";
   }
   return names;
 }
@@ -187,8 +188,17 @@ Status CoordinatorMachine::on_report(const Report& report) {
   }
   if (known && report.incarnation == known->incarnation && report.step < known->step) return {};  // overtaken
   known = report;
+  if (is_foreign(report)) {  // its transaction may have the name of one of ours
+    known->phase = Phase::none;
+    known->transaction = {};
+    known->round = 0;
+  }
   advance();
   return {};
+}
+
+bool CoordinatorMachine::is_foreign(const Report& report) const {
+  return report.log != 0 && report.log != s_.log;
 }
 
 bool CoordinatorMachine::in_round(const Report& report) const {
@@ -311,6 +321,7 @@ Order CoordinatorMachine::order(std::uint32_t rank) const {
   o.incarnation = r.incarnation;
   o.transaction = s_.transaction;
   o.round = s_.round;
+  if (is_foreign(r)) return o;  // it hears that there is another log, and obeys nothing
   const bool open = s_.stage != Stage::idle;
   if (r.phase != Phase::none && !(open && r.transaction == s_.transaction)) {
     o.transaction = r.transaction;

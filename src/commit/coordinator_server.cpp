@@ -22,6 +22,7 @@ constexpr auto kLastWords = std::chrono::seconds(1);
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 constexpr std::uint64_t kJoinBytesMax = 4096;  ///< before a peer has proved anything
 constexpr std::size_t kMoreConnections = 64;   ///< than ranks
+constexpr auto kSayAgain = std::chrono::seconds(1);
 
 /// A peer's own words go to logs as printable text only.
 std::string printable(std::string text) {
@@ -80,6 +81,23 @@ void CoordinatorServer::reap() {
   peers_.remove_if([](const Peer& peer) { return peer.done.load(); });
 }
 
+/// For one more: who has been there longest without having joined has to go, so that those who only connect keep out no
+/// rank. False if all have joined.
+bool CoordinatorServer::make_room() {
+  if (peers_.size() < options_.ranks + kMoreConnections) return true;
+  const auto oldest = std::find_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.joined.load(); });
+  ++closed_for_room_;
+  if (say_closed_.passed()) {
+    spdlog::warn("commit_connections_full connections={} closed={} which={}", peers_.size(), closed_for_room_,
+                 oldest == peers_.end() ? "new" : "oldest");
+    closed_for_room_ = 0;
+    say_closed_ = Deadline::after(kSayAgain);
+  }
+  if (oldest == peers_.end()) return false;
+  peers_.erase(oldest);  // its stop shuts the socket down; joins
+  return true;
+}
+
 void CoordinatorServer::accept_all(const std::stop_token& stop) {
   ::pthread_setname_np(::pthread_self(), "ds-commit-port");
   std::uint64_t connections = 0;
@@ -92,13 +110,13 @@ void CoordinatorServer::accept_all(const std::stop_token& stop) {
       Until(Deadline::after(kAcceptPause), stop).pause(kAcceptPause);
       continue;
     }
-    if (peers_.size() >= options_.ranks + kMoreConnections) continue;  // closed without a word
+    if (!make_room()) continue;  // closed without a word
     Peer& peer = peers_.emplace_back();
     try {
       peer.thread = std::jthread(
           [this, &peer, connection = ++connections, taken = *std::move(fd)](const std::stop_token& ending) mutable {
             ::pthread_setname_np(::pthread_self(), "ds-commit-rank");
-            converse(std::move(taken), connection, ending);
+            converse(peer, std::move(taken), connection, ending);
             peer.done = true;
           });
     } catch (const std::system_error& e) {
@@ -108,11 +126,13 @@ void CoordinatorServer::accept_all(const std::stop_token& stop) {
   }
 }
 
-void CoordinatorServer::converse(UniqueFd fd, std::uint64_t connection, const std::stop_token& stop) {
+void CoordinatorServer::converse(Peer& peer, UniqueFd fd, std::uint64_t connection, const std::stop_token& stop) {
   net::MessageSocket socket(std::move(fd));
   socket.stop_on(stop);
   auto who = join(socket, connection);
+  peer.joined = who.ok();
   Status status = who ? serve(socket, *who, stop) : Status(who.error());
+  peer.joined = false;
   if (who) leave_seat(*who);
   if (status.error().code() != Errc::connection && status.error().code() != Errc::cancelled) {
     spdlog::warn("commit_peer_dropped connection={} error=\"{}\"", connection, printable(status.error().to_string()));
@@ -160,6 +180,10 @@ Result<CoordinatorServer::Joined> CoordinatorServer::join(net::MessageSocket& so
 Status CoordinatorServer::take_seat(const Joined& who, int fd) {
   const std::lock_guard lock(mutex_);
   Seat& seat = seats_[who.rank];
+  if (seat.connection != 0 && who.incarnation < seat.incarnation) {
+    return Error(Errc::version_conflict,
+                 "rank " + std::to_string(who.rank) + ": this process has been replaced by a later one");
+  }
   if (seat.connection != 0 && seat.incarnation != who.incarnation) {
     return Error(Errc::already_exists, "rank " + std::to_string(who.rank) + " is connected, by another process");
   }

@@ -31,6 +31,7 @@ class CoordinatorServer final : public Coordinator {
  private:
   struct Peer {
     std::jthread thread;
+    std::atomic<bool> joined{false};
     std::atomic<bool> done{false};
   };
   /// Who speaks for a rank.
@@ -51,7 +52,8 @@ class CoordinatorServer final : public Coordinator {
 
   void accept_all(const std::stop_token& stop);
   void reap();
-  void converse(UniqueFd fd, std::uint64_t connection, const std::stop_token& stop);
+  bool make_room();
+  void converse(Peer& peer, UniqueFd fd, std::uint64_t connection, const std::stop_token& stop);
   Result<Joined> join(net::MessageSocket& socket, std::uint64_t connection);
   Status take_seat(const Joined& who, int fd);
   void leave_seat(const Joined& who);
@@ -64,7 +66,9 @@ class CoordinatorServer final : public Coordinator {
   mutable std::mutex mutex_;
   std::vector<Seat> seats_;  // protected by mutex_
 
-  std::list<Peer> peers_;  // used by acceptor_, and by the destructor after it
+  std::list<Peer> peers_;                     // used by acceptor_, and by the destructor after it; the oldest first
+  std::uint64_t closed_for_room_ = 0;         // used by acceptor_, as the next
+  Deadline say_closed_{Deadline::after({})};  // not before
   std::jthread acceptor_;
 };
 

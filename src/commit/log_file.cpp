@@ -46,6 +46,17 @@ Status flush_folder(const std::filesystem::path& folder) {
   return {};
 }
 
+/// `path` names the file that is open as `fd`.
+Status same_file(int fd, const std::filesystem::path& path) {
+  struct stat held {};
+  struct stat named {};
+  if (::fstat(fd, &held) != 0) return failure("looking at", path, errno);
+  const bool there = ::stat(path.c_str(), &named) == 0;
+  if (!there && errno != ENOENT) return failure("looking at", path, errno);
+  if (there && held.st_dev == named.st_dev && held.st_ino == named.st_ino) return {};
+  return Error(Errc::io, path.string() + (there ? " is another file now" : " was removed") + " while it was in use");
+}
+
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
@@ -136,13 +147,21 @@ Status LogFile::rewrite() {
   return {};
 }
 
+/// What somebody has moved away or replaced would take records for ever that no later coordinator sees.
+Status LogFile::still_ours() const {
+  DS_TRY(same_file(file_.get(), path_));
+  return same_file(lock_.get(), path_.string() + ".lock");
+}
+
 Status LogFile::append(const Record& record) {
   if (failed_) return Error(Errc::io, path_.string() + " could not be written before; start the coordinator anew");
-  failed_ = true;  // unless all of this works
+  failed_ = true;        // unless all of this works
+  DS_TRY(still_ours());  // before it is rewritten, in the place of what may be another one's
   if (records_.size() >= kRecordsMax) DS_TRY(rewrite());
   const std::size_t at = records_.size();
   DS_TRY(write_all(file_.get(), bytes_of(encode_record(record, at)), at * kLogRecordBytes, path_));
   if (::fdatasync(file_.get()) != 0) return failure("flushing", path_, errno);
+  DS_TRY(still_ours());
   records_.push_back(record);
   failed_ = false;
   return {};

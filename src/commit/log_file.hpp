@@ -26,8 +26,11 @@ class LogFile {
   const std::vector<Record>& records() const noexcept { return records_; }
   std::uint64_t torn_bytes() const noexcept { return torn_bytes_; }
 
-  /// Durable when it returns. After an error nobody knows whether the record is there: the file takes no more.
+  /// Durable when it returns, in the file that has the log's name. After an error nobody knows whether the record is
+  /// there: the file takes no more. Looks before and after whether it is still_ours().
   Status append(const Record& record);
+  /// io: the log or its lock was removed, or another file has its name now, and with it perhaps another coordinator.
+  Status still_ours() const;
 
  private:
   explicit LogFile(std::filesystem::path path) : path_(std::move(path)) {}

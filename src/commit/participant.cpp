@@ -6,10 +6,11 @@
 #include <system_error>
 #include <utility>
 
-#include "base/hash.hpp"
 #include "base/log.hpp"
 #include "base/until.hpp"
+#include "commit/hooks.hpp"
 #include "commit/rank_link.hpp"
+#include "format/tile_set.hpp"
 
 namespace deltasync::commit {
 namespace {
@@ -20,20 +21,6 @@ constexpr auto kShortPause = std::chrono::milliseconds(5);  ///< after an answer
 constexpr auto kRetryMin = std::chrono::milliseconds(20);
 constexpr auto kRetryMax = std::chrono::seconds(1);
 constexpr auto kWorkRetry = std::chrono::seconds(1);  ///< after a pull that nobody else will slow down
-
-/// Names what a receiver is bound with.
-Digest128 digest_of(const Subscription& subscription) {
-  if (subscription.slices.empty()) return {};
-  std::vector<std::byte> bytes;
-  ByteWriter out(bytes);
-  for (const Slice& slice : subscription.slices) {
-    out.put_string(slice.tensor);
-    out.put<std::uint8_t>(slice.rect ? 1 : 0);
-    const Rect rect = slice.rect.value_or(Rect());
-    for (const std::uint64_t v : {rect.row, rect.col, rect.rows, rect.cols}) out.put(v);
-  }
-  return xxh3_128(bytes);
-}
 
 /// Work that may write what the engine reads.
 bool writes(Work::Kind kind) {
@@ -59,14 +46,20 @@ Result<std::unique_ptr<ParticipantImpl>> ParticipantImpl::start(ParticipantOptio
                  "rank " + std::to_string(options.rank) + " of " + std::to_string(options.ranks) + " ranks");
   }
   if (receiver.target() == nullptr) return Error(Errc::invalid_argument, "the receiver has no target yet");
+  if (receiver.full_over_live() == FullOverLive::in_place) {
+    return Error(Errc::invalid_argument,
+                 "the receiver makes full updates in place: that would destroy the version which the group serves");
+  }
+  DS_ASSIGN(const TileSet tiles, TileSet::of(*receiver.layout(), receiver.subscription()));
   std::unique_ptr<RankLink> link;
   if (!options.exchange) {
     DS_ASSIGN(net::Endpoint where, net::parse_endpoint(options.coordinator));
     link = std::make_unique<RankLink>(options, std::move(where));
   }
-  std::unique_ptr<ParticipantImpl> made(new ParticipantImpl(std::move(options), receiver, engine, std::move(points)));
+  std::unique_ptr<ParticipantImpl> made(
+      new ParticipantImpl(std::move(options), receiver, tiles.digest(), engine, std::move(points)));
   made->link_ = std::move(link);
-  DS_TRY(engine.pause(Deadline::after(made->options_.pause_limit)).with_context("pausing the engine"));
+  DS_TRY(made->pause_engine().with_context("pausing the engine"));
   made->engine_runs_ = false;
   try {
     made->worker_ = std::jthread([p = made.get()](const std::stop_token& stop) { p->work_all(stop); });
@@ -77,12 +70,13 @@ Result<std::unique_ptr<ParticipantImpl>> ParticipantImpl::start(ParticipantOptio
   return made;
 }
 
-ParticipantImpl::ParticipantImpl(ParticipantOptions options, Receiver& receiver, Engine& engine, Points points)
+ParticipantImpl::ParticipantImpl(ParticipantOptions options, Receiver& receiver, const Digest128& tiles, Engine& engine,
+                                 Points points)
     : options_(std::move(options)),
       points_(std::move(points)),
       receiver_(receiver),
       engine_(engine),
-      machine_(options_.rank, make_epoch(), id_of(receiver.current()), digest_of(options_.subscription)),
+      machine_(options_.rank, make_epoch(), id_of(receiver.current()), tiles),
       held_(receiver.current()) {}
 
 ParticipantImpl::~ParticipantImpl() {
@@ -96,9 +90,24 @@ ParticipantImpl::~ParticipantImpl() {
 
 // ---- what others ask -------------------------------------------------------------------------------------------
 
-/// The lock is held.
 void ParticipantImpl::look_at_clock() const {
-  if (promise_until_ && promise_until_->passed()) machine_.time_is_up();
+  if (!promise_until_ || !promise_until_->passed()) return;
+  machine_.time_is_up();
+  note_doubt("clock");
+}
+
+void ParticipantImpl::note_doubt(std::string_view by) const {
+  const ParticipantState& s = machine_.state();
+  const bool now = machine_.rank_state() == RankState::in_doubt;
+  if (now == in_doubt_.has_value()) return;
+  if (now) {
+    spdlog::warn("commit_in_doubt rank={} transaction={} phase={} version={}", options_.rank, to_string(s.transaction),
+                 to_string(s.phase), to_string(s.staged));
+    in_doubt_ = s.transaction;
+    return;
+  }
+  spdlog::warn("commit_doubt_ended rank={} transaction={} by={}", options_.rank, to_string(*in_doubt_), by);
+  in_doubt_.reset();
 }
 
 RankState ParticipantImpl::state() const {
@@ -119,6 +128,10 @@ Report ParticipantImpl::report() const {
   Report said = machine_.report();
   // Nothing may be written yet: whoever asks for that would have to wait.
   if (!machine_.state().serving && engine_runs_ != false) said.busy = true;
+  if (said.problem.empty() && engine_trouble_) {
+    said.code = engine_trouble_->code();
+    said.problem = engine_trouble_->message().substr(0, kProblemBytesMax);
+  }
   return said;
 }
 
@@ -131,6 +144,7 @@ Status ParticipantImpl::resolve_by_pull() {
   const std::lock_guard lock(mutex_);
   if (replaced_) return Error(Errc::version_conflict, "a later process of this rank has joined; end this one");
   DS_TRY(machine_.resolve_by_pull(std::max(make_epoch(), machine_.state().incarnation + 1)));
+  note_doubt("resolve_by_pull");
   promise_until_.reset();
   promise_phase_ = Phase::none;
   changed_.notify_all();
@@ -146,8 +160,7 @@ void ParticipantImpl::ask_all(const std::stop_token& stop) {
     const Report said = report();
     at(points_, "report", to_string(said.phase));
     const Deadline deadline = Deadline::after(kAnswerLimit);
-    auto answer = options_.exchange ? options_.exchange(said, deadline.earlier(Deadline::after(kRetryMax)), stop)
-                                    : link_->exchange(said, deadline, stop);
+    auto answer = ask(said, deadline, stop);
     if (stop.stop_requested()) return;
     if (take(answer)) {
       pause = kRetryMin;
@@ -159,6 +172,12 @@ void ParticipantImpl::ask_all(const std::stop_token& stop) {
       pause = std::min<std::chrono::milliseconds>(2 * pause, kRetryMax);
     }
   }
+}
+
+Result<Order> ParticipantImpl::ask(const Report& said, Deadline deadline, const std::stop_token& stop) {
+  if (!options_.exchange) return link_->exchange(said, deadline, stop);
+  const Deadline hold = deadline.earlier(Deadline::after(kRetryMax));
+  return call_hook("the exchange", [&] { return options_.exchange(said, hold, stop); });
 }
 
 bool ParticipantImpl::is_replaced() const {
@@ -179,10 +198,12 @@ bool ParticipantImpl::take(const Result<Order>& answer) {
     } else if (trouble->code() == Errc::version_conflict && machine_.state().log != 0) {
       replaced_ = true;
       machine_.replaced();
+      note_doubt("a later process");
       pull_stop_.request_stop();
     }
   } else {
     if (auto obeyed = machine_.on_order(*answer); !obeyed) trouble = std::move(obeyed).error();
+    note_doubt(to_string(answer->kind));
     if (machine_.cancelled()) pull_stop_.request_stop();
     if (!machine_.promised()) {
       promise_until_.reset();
@@ -236,13 +257,15 @@ void ParticipantImpl::work_all(const std::stop_token& stop) {
     at(points_, "worked", name);
     if (result.error && !stop.stop_requested()) {
       spdlog::warn("commit_work_failed rank={} work={} error=\"{}\"", options_.rank, name, result.error->to_string());
-      if (work.kind == Work::Kind::catch_up) Until(Deadline::after(kWorkRetry), stop).pause(kWorkRetry);
+      // Whatever is ordered meanwhile ends this: a new order to pull most of all.
+      if (work.kind == Work::Kind::catch_up) Until(Deadline::after(kWorkRetry), pull_stop).pause(kWorkRetry);
     }
     std::optional<Version> held = receiver_.current();
     lock.lock();
     held_ = std::move(held);
     if (work.kind == Work::Kind::pause && !result.error) engine_runs_ = false;
     machine_.done(work.serial, result);
+    note_doubt(to_string(machine_.state().phase));
     if (machine_.state().phase == Phase::prepared && work.kind == Work::Kind::pause) {
       promise_until_ = Deadline::after(options_.decide_limit);
       promise_phase_ = Phase::prepared;
@@ -257,13 +280,15 @@ void ParticipantImpl::work_all(const std::stop_token& stop) {
 bool ParticipantImpl::settle_engine(std::unique_lock<std::mutex>& lock) {
   for (;;) {
     const bool wanted = machine_.state().serving;  // may have changed while the engine was asked
+    if (engine_runs_ == wanted) engine_trouble_.reset();
     if (engine_runs_ == wanted || machine_.work().kind == Work::Kind::pause) return true;
     const std::optional<Version> version = held_;
     engine_runs_.reset();
     lock.unlock();
-    const Status done = wanted ? engine_.resume(*version) : engine_.pause(Deadline::after(options_.pause_limit));
+    const Status done = wanted ? resume_engine(*version) : pause_engine();
     lock.lock();
     if (!done) {
+      engine_trouble_ = done.error();
       spdlog::error("commit_engine_failed rank={} {}=1 error=\"{}\"", options_.rank, wanted ? "resume" : "pause",
                     done.error().to_string());
       return false;
@@ -272,17 +297,27 @@ bool ParticipantImpl::settle_engine(std::unique_lock<std::mutex>& lock) {
   }
 }
 
+Status ParticipantImpl::pause_engine() {
+  return call_hook("the engine's pause", [&] { return engine_.pause(Deadline::after(options_.pause_limit)); });
+}
+
+Status ParticipantImpl::resume_engine(const Version& version) {
+  return call_hook("the engine's resume",
+                   [&] { return engine_.resume(version, Deadline::after(options_.resume_limit)); });
+}
+
 WorkResult ParticipantImpl::run(const Work& work, const std::stop_token& stop) {
   WorkResult result;
   Status done;
   switch (work.kind) {
     case Work::Kind::none: break;
     case Work::Kind::pull: done = pull(work.want, work.exact, result, stop); break;
-    case Work::Kind::pause: done = engine_.pause(Deadline::after(options_.pause_limit)); break;
+    case Work::Kind::pause: done = pause_engine(); break;
     case Work::Kind::commit: done = commit_staged(); break;
     case Work::Kind::go_back: done = go_back(); break;
     case Work::Kind::catch_up:
       done = pull({}, work.exact, result, stop);
+      if (done && stop.stop_requested()) done = cancelled_while("catching up");
       if (done) done = commit_staged();
       staged_.reset();
       break;

@@ -28,10 +28,12 @@ class ParticipantImpl final : public Participant {
   Status resolve_by_pull() override;
 
  private:
-  ParticipantImpl(ParticipantOptions options, Receiver& receiver, Engine& engine, Points points);
+  ParticipantImpl(ParticipantOptions options, Receiver& receiver, const Digest128& tiles, Engine& engine,
+                  Points points);
 
   // the asking thread
   void ask_all(const std::stop_token& stop);
+  Result<Order> ask(const Report& said, Deadline deadline, const std::stop_token& stop);
   /// False if there was no answer, or one that the rank must not obey.
   bool take(const Result<Order>& answer);
   bool is_replaced() const;
@@ -42,13 +44,17 @@ class ParticipantImpl final : public Participant {
   /// Engine and machine agree on whether it serves; false: they do not yet. The engine may then step with its weights
   /// although the rank does not serve, and nothing may be written.
   bool settle_engine(std::unique_lock<std::mutex>& lock);
+  Status pause_engine();
+  Status resume_engine(const Version& version);
   WorkResult run(const Work& work, const std::stop_token& stop);
   Status pull(const Want& want, VersionId exact, WorkResult& result, const std::stop_token& stop);
   Status commit_staged();
   Status go_back();
 
+  // The lock is held.
   void look_at_clock() const;
-  void note_trouble(std::optional<Error> error);
+  /// Says once that the rank is in doubt, and once that it is not any more, and by what.
+  void note_doubt(std::string_view by) const;
 
   const ParticipantOptions options_;
   const Points points_;
@@ -65,8 +71,10 @@ class ParticipantImpl final : public Participant {
   Phase promise_phase_ = Phase::none;              ///< that promise_until_ is for
   std::optional<Version> held_;                    ///< what the target holds, with its label
   std::optional<bool> engine_runs_;                ///< nothing: it is being asked, or the last call failed half-way
+  std::optional<Error> engine_trouble_;            ///< why the engine does not serve what the rank may serve
   std::optional<Error> trouble_;
-  bool replaced_ = false;  ///< by a later process of the rank: nobody is asked any more
+  mutable std::optional<TransactionId> in_doubt_;  ///< that has been said
+  bool replaced_ = false;                          ///< by a later process of the rank: nobody is asked any more
   std::stop_source pull_stop_;
 
   std::jthread worker_;  // last: they use all of the above

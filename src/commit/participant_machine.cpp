@@ -52,6 +52,15 @@ std::string_view to_string(OrderKind kind) noexcept {
   return "?";
 }
 
+namespace {
+
+/// Work that may wait for a version, and can be told not to.
+bool pulls(Work::Kind kind) {
+  return kind == Work::Kind::pull || kind == Work::Kind::catch_up;
+}
+
+}  // namespace
+
 ParticipantMachine::ParticipantMachine(std::uint32_t rank, std::uint64_t incarnation, VersionId holds,
                                        Digest128 subscription) {
   s_.rank = rank;
@@ -98,6 +107,7 @@ Report ParticipantMachine::report() const {
   r.holds = s_.holds;
   r.code = s_.code;
   r.problem = s_.problem;
+  r.log = s_.log;
   return r;
 }
 
@@ -141,7 +151,7 @@ void ParticipantMachine::stage(const Order& order) {
   const bool known = s_.transaction == order.transaction && s_.round >= order.round && s_.phase != Phase::none;
   if (known) return;
   if (s_.work.kind != Work::Kind::none) {
-    s_.cancel = s_.work.kind == Work::Kind::pull;
+    s_.cancel = pulls(s_.work.kind);
     return;
   }
   const bool has_it = s_.phase == Phase::staged && s_.transaction == order.transaction && order.exact.valid();
@@ -188,7 +198,7 @@ void ParticipantMachine::go_back(const Order& order) {
   if (!same(order) || s_.phase == Phase::going_back) return;
   if (s_.work.kind == Work::Kind::none) return begin_going_back();
   s_.go_back_next = true;
-  s_.cancel = s_.work.kind == Work::Kind::pull;
+  s_.cancel = pulls(s_.work.kind);
 }
 
 void ParticipantMachine::begin_going_back() {
@@ -252,12 +262,12 @@ void ParticipantMachine::done(std::uint64_t serial, const WorkResult& result) {
   const Work::Kind kind = s_.work.kind;
   const bool failed = result.error.has_value();
   s_.work = Work();
+  s_.cancel = false;
   ++s_.step;
   note(result);
   switch (kind) {
     case Work::Kind::none: break;
     case Work::Kind::pull:
-      s_.cancel = false;
       s_.phase = failed ? Phase::stage_failed : Phase::staged;
       if (!failed) {
         s_.staged = result.staged;
@@ -296,7 +306,7 @@ void ParticipantMachine::replaced() {
   s_.serving = false;
   s_.before = {};  // nor does it serve again when the work at hand is done
   s_.go_back_next = false;
-  s_.cancel = s_.work.kind == Work::Kind::pull;
+  s_.cancel = pulls(s_.work.kind);
   ++s_.step;
   if (s_.work.kind != Work::Kind::none) return;
   leave_transaction();

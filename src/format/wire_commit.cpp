@@ -81,6 +81,7 @@ std::vector<std::byte> RankReport::encode() const {
   put_version_id(out, report.holds);
   out.put(code_of(report.code == Errc::cancelled ? Errc::aborted : report.code));  // cancelled is never sent
   out.put_string(cut(report.problem, commit::kProblemBytesMax));
+  out.put(report.log);
   return bytes;
 }
 Result<RankReport> RankReport::decode(ByteSpan payload) {
@@ -101,6 +102,7 @@ Result<RankReport> RankReport::decode(ByteSpan payload) {
   r.holds = in.version_id();
   r.code = in.enumerator(Errc::invalid_argument, Errc::internal, "code");
   r.problem = in.string(commit::kProblemBytesMax, "problem");
+  r.log = in.get<std::uint64_t>();
   return in.finish(std::move(m));
 }
 

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 
+#include "base/until.hpp"
 #include "deltasync/receiver.hpp"
 
 namespace deltasync::commit {
@@ -48,10 +49,17 @@ class FakeReceiver final : public Receiver {
   }
   Target* target() override { return reinterpret_cast<Target*>(this); }  // there is one: nobody looks at it
   const Subscription& subscription() const override { return subscription_; }
-  FullOverLive full_over_live() const override { return full_over_live_; }
+  FullOverLive full_over_live() const override { return policy; }
   std::optional<Version> current() const override { return current_; }
-  Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline /*none*/, std::stop_token /*none*/) override {
+  Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop) override {
     note_touch();
+    wanted_epoch = want.epoch;
+    if (never_comes && want.kind == Want::Kind::number) {
+      waits = true;
+      Until(deadline, stop).pause(deadline.remaining());
+      waits = false;
+      return stop.stop_requested() ? cancelled_while("waiting") : Error(Errc::timed_out, "it never came");
+    }
     const Version newest = trainer_.newest();
     if (want.kind == Want::Kind::number && want.number != newest.id.number) return Error(Errc::gone, "past");
     auto staged = std::make_unique<Staged>(*this);
@@ -66,7 +74,10 @@ class FakeReceiver final : public Receiver {
   std::atomic<const std::atomic<bool>*> forbidden_while{nullptr};  ///< no pull and no write while that is true
   std::atomic<bool> broke_in{false};                               ///< there was one
 
-  void set_full_over_live(FullOverLive policy) { full_over_live_ = policy; }
+  FullOverLive policy = FullOverLive::stage;
+  std::atomic<bool> never_comes{false};  ///< what is wanted by number
+  std::atomic<bool> waits{false};        ///< for it, now
+  std::atomic<std::uint64_t> wanted_epoch{0};
 
  private:
   struct Staged final : StagedUpdate {
@@ -107,9 +118,8 @@ class FakeReceiver final : public Receiver {
   }
 
   const Trainer& trainer_;
-  const LayoutPtr layout_;
+  const LayoutPtr layout_ = *Layout::build({{"w", Dtype::bf16, {4}, {}, {}}});
   const Subscription subscription_;
-  FullOverLive full_over_live_ = FullOverLive::stage;
   const Sidecar sidecar_;
   std::optional<Version> current_;
 };

@@ -9,30 +9,30 @@
 #include <vector>
 
 #include "deltasync/commit_protocol.hpp"
+#include "tests/commit/pretend_target.hpp"
 
 namespace deltasync::commit {
 
 inline constexpr std::uint64_t kTestLog = 9;
-
-inline Version version(std::uint64_t number) {
-  return {{1, number}, "step_" + std::to_string(number)};
-}
 
 class Group {
  public:
   explicit Group(std::uint32_t ranks) {
     restart_coordinator(ranks);
     for (std::uint32_t r = 0; r < ranks; ++r) machines_.emplace_back(r, 100 + r, VersionId());
+    targets_.resize(ranks);
     newest.assign(ranks, version(1));
   }
 
   void restart_coordinator(std::uint32_t ranks) {
-    auto made = CoordinatorMachine::recover(ranks, log, kTestLog);
+    auto made = CoordinatorMachine::recover(ranks, log, new_log);
     ASSERT_TRUE(made) << made.error().to_string();
     coordinator_.emplace(*std::move(made));
     settle();
   }
   void restart_rank(std::uint32_t rank, VersionId holds = {}) {
+    targets_[rank] = {};
+    targets_[rank].holds = holds;
     machines_[rank] = ParticipantMachine(rank, machines_[rank].state().incarnation + 10, holds);
   }
 
@@ -58,29 +58,9 @@ class Group {
   void work(std::uint32_t r, std::optional<Error> error = {}) {
     const Work work = rank(r).work();
     if (work.kind == Work::Kind::none) return;
-    WorkResult result;
-    result.error = error;
-    result.holds = rank(r).state().holds;
-    switch (work.kind) {
-      case Work::Kind::pull:
-        result.staged = work.exact.valid() ? version(work.exact.number) : newest[r];
-        result.root.bytes[0] = static_cast<std::uint8_t>(roots.count(r) != 0 ? roots[r] : 7);
-        break;
-      case Work::Kind::commit:
-        if (error) break;
-        before_[r] = result.holds;
-        result.holds = rank(r).state().staged.id;
-        break;
-      case Work::Kind::go_back:
-        if (before_.count(r) != 0) result.holds = before_[r];
-        before_.erase(r);
-        break;
-      case Work::Kind::catch_up:
-        if (!error) result.holds = work.exact;
-        break;
-      case Work::Kind::forget: before_.erase(r); break;
-      default: break;
-    }
+    WorkResult result = targets_[r].work(work, newest[r], std::move(error));
+    EXPECT_FALSE(targets_[r].broken) << "rank " << r << " was to commit what it had not staged";
+    result.root.bytes[0] = static_cast<std::uint8_t>(roots.count(r) != 0 ? roots[r] : 7);
     rank(r).done(work.serial, result);
   }
   /// Until nothing moves any more.
@@ -107,9 +87,29 @@ class Group {
     }
     settle();
   }
+  void begin() { ASSERT_TRUE(coordinator_->begin(Want())); }
+  /// The trainer has published it, and a transaction is on its way there.
+  void begin(std::uint64_t number) {
+    for (Version& v : newest) v = version(number);
+    begin();
+  }
+  /// Likewise, until each rank has come to the phase.
+  void begin(std::uint64_t number, Phase phase) {
+    begin(number);
+    run_to(phase);
+  }
   void update() {
-    ASSERT_TRUE(coordinator_->begin(Want()));
+    begin();
     run();
+  }
+  void bring_to(std::uint64_t number) {
+    begin(number);
+    run();
+    ASSERT_EQ(all_serve(), number);
+  }
+  void ask_and_work(std::uint32_t r, std::optional<Error> error = {}) {
+    ask(r);
+    work(r, std::move(error));
   }
   /// The version that all serve.
   std::optional<std::uint64_t> all_serve() const {
@@ -123,7 +123,8 @@ class Group {
   }
 
   std::vector<Record> log;
-  std::vector<Version> newest;  ///< that a rank's pull brings
+  std::uint64_t new_log = kTestLog;  ///< name of one that begins
+  std::vector<Version> newest;       ///< that a rank's pull brings
   std::map<std::uint32_t, int> roots;
   std::map<std::uint32_t, bool> silent;
   Order last_order;
@@ -131,7 +132,7 @@ class Group {
  private:
   std::optional<CoordinatorMachine> coordinator_;
   std::vector<ParticipantMachine> machines_;
-  std::map<std::uint32_t, VersionId> before_;
+  std::vector<PretendTarget> targets_;
 };
 
 }  // namespace deltasync::commit

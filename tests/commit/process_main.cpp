@@ -84,7 +84,7 @@ class NotingEngine final : public commit::Engine {
     notes_.say("pause");
     return {};
   }
-  Status resume(const Version& version) override {
+  Status resume(const Version& version, Deadline /*at once*/) override {
     notes_.say("serve " + std::to_string(version.id.number) + " " + std::to_string(receiver_.memory));
     return {};
   }

@@ -240,7 +240,7 @@ class RankEngine final : public Engine {
     ledger_.stops(rank_, share_, share_.live(receiver_));
     return {};
   }
-  Status resume(const Version& version) override {
+  Status resume(const Version& version, Deadline /*at once*/) override {
     ledger_.serves(rank_, version.id.number, share_, share_.live(receiver_));
     return {};
   }

@@ -120,7 +120,6 @@ class CommitReal : public agent::AgentTest, public testing::WithParamInterface<P
     ASSERT_TRUE(subscribed) << subscribed.error().to_string();
     m.engine = std::make_unique<RankEngine>(r, *m.share, *m.receiver, ledger_);
     ParticipantOptions o = options(r);
-    o.subscription = *subscribed;
     if (loses_finish) o.exchange = losing_finish(o);
     auto made = ParticipantImpl::start(o, *m.receiver, *m.engine, points);
     ASSERT_TRUE(made) << made.error().to_string();

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <functional>
 #include <iterator>
 
 #include "commit/log_file.hpp"
 #include "format/commit_log.hpp"
+#include "tests/commit/pretend_target.hpp"
 #include "tests/support/model.hpp"
 #include "tests/support/temp_dir.hpp"
 
@@ -16,10 +18,6 @@ namespace deltasync::commit {
 namespace {
 
 using testing::HasSubstr;
-
-Version version(std::uint64_t number) {
-  return {{1, number}, "step_" + std::to_string(number)};
-}
 
 std::vector<Record> history() {
   return {{RecordKind::start, 9, 1, 2, {}, {}},
@@ -218,11 +216,43 @@ TEST_F(CommitLogFile, HasOneOwner) {
   EXPECT_NE(open(), nullptr);
 }
 
-TEST_F(CommitLogFile, StaysSmall) {
-  auto log = open();
+/// Records that go to a file which nobody will ever read again are none.
+TEST_F(CommitLogFile, TakesNothingOnceItsNameIsAnothers) {
+  const auto lock = path().string() + ".lock";
+  const auto away = dir_.path() / "away";
+  const std::function<void()> takes[] = {
+      [&] { std::filesystem::remove(path()); },
+      [&] { std::filesystem::rename(path(), away); },
+      [&] { std::filesystem::copy_file(path(), away), std::filesystem::rename(away, path()); },
+      [&] { std::filesystem::remove(lock); },
+      [&] { std::filesystem::copy_file(lock, away), std::filesystem::rename(away, lock); },
+  };
+  for (const auto& take : takes) {
+    auto log = open();
+    ASSERT_TRUE(log->append(history()[0]));
+    const auto before = std::filesystem::file_size(path());
+    take();
+    EXPECT_FALSE(log->still_ours());
+    const auto refused = log->append(history()[1]);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), Errc::io);
+    EXPECT_THAT(refused.error().message(), testing::AllOf(HasSubstr("commit.log"), HasSubstr("while it was in use")));
+    EXPECT_FALSE(log->append(history()[1])) << "nor later";
+    if (std::filesystem::exists(path())) {
+      EXPECT_EQ(std::filesystem::file_size(path()), before);
+    }
+    log.reset();
+    for (const auto& file : {path(), std::filesystem::path(lock), away}) std::filesystem::remove(file);
+  }
+}
+
+TEST(CommitLogSize, StaysSmall) {
+  const test::TempDir memory("/dev/shm");  // so many flushes take minutes on a busy disk
+  const auto path = memory.path() / "commit.log";
+  auto log = *LogFile::open(path);
   ASSERT_TRUE(log->append(history()[0]));
   for (std::uint64_t i = 1; i < 5000; ++i) ASSERT_TRUE(log->append({RecordKind::abort, 9, 1, 2, {1, i}, {}}));
-  EXPECT_LT(std::filesystem::file_size(path()), 5000 * kLogRecordBytes);
+  EXPECT_LT(std::filesystem::file_size(path), 5000 * kLogRecordBytes);
 }
 
 TEST_F(CommitLogFile, AFolderThatIsNotThereIsNamed) {

@@ -9,16 +9,10 @@ namespace {
 using testing::HasSubstr;
 using Outcome = CoordinatorState::Outcome;
 
-void bring_to(Group& group, std::uint64_t number) {
-  for (Version& v : group.newest) v = version(number);
-  group.update();
-  ASSERT_EQ(group.all_serve(), number);
-}
-
 TEST(Machines, AllComeToOneVersion) {
   Group group(3);
-  bring_to(group, 1);
-  bring_to(group, 2);
+  group.bring_to(1);
+  group.bring_to(2);
   EXPECT_EQ(group.coordinator().state().group, version(2));
   std::vector<RecordKind> kinds;
   for (const Record& r : group.log) kinds.push_back(r.kind);
@@ -28,7 +22,7 @@ TEST(Machines, AllComeToOneVersion) {
 
 TEST(Machines, NothingNewPausesNobodyAndIsNotLogged) {
   Group group(2);
-  bring_to(group, 1);
+  group.bring_to(1);
   const auto records = group.log.size();
   group.update();
   EXPECT_TRUE(group.coordinator().state().nothing_new);
@@ -47,11 +41,8 @@ TEST(Machines, RanksThatStagedDifferentVersionsAgreeOnTheNewest) {
 TEST(Machines, WhoHasStagedTheVersionOfTheNextRoundKeepsIt) {
   Group group(2);
   group.newest = {version(4), version(5)};
-  ASSERT_TRUE(group.coordinator().begin(Want()));
-  for (const std::uint32_t r : {0u, 1u}) {
-    group.ask(r);
-    group.work(r);
-  }
+  group.begin();
+  for (const std::uint32_t r : {0u, 1u}) group.ask_and_work(r);
   group.ask(0);
   group.ask(1);  // both have been heard of: round 2 wants 5
   group.ask(1);
@@ -65,11 +56,8 @@ TEST(Machines, WhoHasStagedTheVersionOfTheNextRoundKeepsIt) {
 TEST(Machines, AVersionOutOfReachIsNotInsistedOn) {
   Group group(2);
   group.newest = {version(4), version(5)};
-  ASSERT_TRUE(group.coordinator().begin(Want()));
-  for (const std::uint32_t r : {0u, 1u}) {
-    group.ask(r);
-    group.work(r);
-  }
+  group.begin();
+  for (const std::uint32_t r : {0u, 1u}) group.ask_and_work(r);
   group.ask(0);
   group.ask(1);
   group.ask(0);  // round 2: 5, please
@@ -91,8 +79,8 @@ TEST(Machines, SameSlicesWithDifferentContentsAreNotCommitted) {
 
 TEST(Machines, AFailedPullAbortsAndIsNamed) {
   Group group(2);
-  bring_to(group, 1);
-  ASSERT_TRUE(group.coordinator().begin(Want()));
+  group.bring_to(1);
+  group.begin();
   group.ask(1);
   group.work(1, Error(Errc::no_space, "no memory"));
   group.run();
@@ -103,10 +91,8 @@ TEST(Machines, AFailedPullAbortsAndIsNamed) {
 
 TEST(Machines, AFailedPauseAborts) {
   Group group(2);
-  bring_to(group, 1);
-  group.newest = {version(2), version(2)};
-  ASSERT_TRUE(group.coordinator().begin(Want()));
-  group.run_to(Phase::staged);
+  group.bring_to(1);
+  group.begin(2, Phase::staged);
   group.ask(0);
   EXPECT_EQ(group.rank(0).work().kind, Work::Kind::pause);
   EXPECT_FALSE(group.rank(0).serving());
@@ -119,10 +105,8 @@ TEST(Machines, AFailedPauseAborts) {
 
 TEST(Machines, AFailedCommitTakesAllBack) {
   Group group(3);
-  bring_to(group, 1);
-  for (Version& v : group.newest) v = version(2);
-  ASSERT_TRUE(group.coordinator().begin(Want()));
-  group.run_to(Phase::prepared);
+  group.bring_to(1);
+  group.begin(2, Phase::prepared);
   for (const std::uint32_t r : {0u, 1u, 2u}) {
     group.ask(r);
     ASSERT_EQ(group.rank(r).work().kind, Work::Kind::commit);
@@ -133,17 +117,14 @@ TEST(Machines, AFailedCommitTakesAllBack) {
   group.run();
   EXPECT_EQ(group.all_serve(), 1u);
   EXPECT_EQ(group.log.back().kind, RecordKind::roll_back);
-  bring_to(group, 3);
+  group.bring_to(3);
 }
 
 TEST(Machines, ASilentRankEndsTheTransactionAtTheDeadline) {
   Group group(2);
-  bring_to(group, 1);
-  group.newest = {version(2), version(2)};
-  ASSERT_TRUE(group.coordinator().begin(Want()));
-  group.run_to(Phase::prepared);
-  group.ask(0);
-  group.work(0);
+  group.bring_to(1);
+  group.begin(2, Phase::prepared);
+  group.ask_and_work(0);
   group.silent[1] = true;
   group.run();
   EXPECT_EQ(group.rank(0).rank_state(), RankState::committed_waiting);
@@ -162,10 +143,8 @@ TEST(Machines, ASilentRankEndsTheTransactionAtTheDeadline) {
 
 TEST(Machines, ARestartedCoordinatorGoesOnWithWhatWasDecided) {
   Group group(2);
-  bring_to(group, 1);
-  group.newest = {version(2), version(2)};
-  ASSERT_TRUE(group.coordinator().begin(Want()));
-  group.run_to(Phase::prepared);
+  group.bring_to(1);
+  group.begin(2, Phase::prepared);
   group.ask(0);  // the commit is decided
   ASSERT_EQ(group.log.back().kind, RecordKind::commit);
   group.restart_coordinator(2);
@@ -176,12 +155,9 @@ TEST(Machines, ARestartedCoordinatorGoesOnWithWhatWasDecided) {
 
 TEST(Machines, ARestartedCoordinatorAbortsWhatWasNot) {
   Group group(2);
-  bring_to(group, 1);
-  group.newest = {version(2), version(2)};
-  ASSERT_TRUE(group.coordinator().begin(Want()));
-  group.run_to(Phase::staged);
-  group.ask(0);
-  group.work(0);
+  group.bring_to(1);
+  group.begin(2, Phase::staged);
+  group.ask_and_work(0);
   ASSERT_EQ(group.rank(0).rank_state(), RankState::prepared);
   group.restart_coordinator(2);
   group.run();
@@ -191,15 +167,11 @@ TEST(Machines, ARestartedCoordinatorAbortsWhatWasNot) {
 TEST(Machines, ARestartedCoordinatorSaysFinishAndRollBackAgain) {
   for (const bool finish : {true, false}) {
     Group group(2);
-    bring_to(group, 1);
-    group.newest = {version(2), version(2)};
-    ASSERT_TRUE(group.coordinator().begin(Want()));
-    group.run_to(Phase::prepared);
-    group.ask(0);
-    group.work(0);
+    group.bring_to(1);
+    group.begin(2, Phase::prepared);
+    group.ask_and_work(0);
     if (finish) {
-      group.ask(1);
-      group.work(1);
+      group.ask_and_work(1);
       ASSERT_TRUE(group.coordinator().on_report(group.rank(0).report()));
       ASSERT_TRUE(group.coordinator().on_report(group.rank(1).report()));
     } else {
@@ -216,7 +188,7 @@ TEST(Machines, ARestartedCoordinatorSaysFinishAndRollBackAgain) {
 
 TEST(Machines, ARestartedRankDoesNotServeBeforeItHasCaughtUp) {
   Group group(2);
-  bring_to(group, 1);
+  group.bring_to(1);
   group.restart_rank(1);
   EXPECT_FALSE(group.rank(1).serving());
   EXPECT_EQ(group.ask(1), OrderKind::catch_up);
@@ -231,14 +203,36 @@ TEST(Machines, ARestartedRankDoesNotServeBeforeItHasCaughtUp) {
   EXPECT_EQ(group.all_serve(), 1u);
 }
 
+TEST(Machines, ACatchUpIsGivenUpForAnUpdate) {
+  Group group(2);
+  group.bring_to(1);
+  group.restart_rank(1);
+  ASSERT_EQ(group.ask(1), OrderKind::catch_up);
+  EXPECT_FALSE(group.rank(1).cancelled());
+  group.begin(2);
+  ASSERT_EQ(group.ask(1), OrderKind::stage);
+  EXPECT_EQ(group.rank(1).work().kind, Work::Kind::catch_up);
+  EXPECT_TRUE(group.rank(1).cancelled());
+  group.work(1, Error(Errc::cancelled, "stopped"));
+  EXPECT_FALSE(group.rank(1).cancelled());
+  group.run();
+  EXPECT_EQ(group.all_serve(), 2u);
+}
+
+TEST(Machines, ACatchUpOfAReplacedProcessIsGivenUp) {
+  Group group(2);
+  group.bring_to(1);
+  group.restart_rank(1);
+  ASSERT_EQ(group.ask(1), OrderKind::catch_up);
+  group.rank(1).replaced();
+  EXPECT_TRUE(group.rank(1).cancelled());
+}
+
 TEST(Machines, APromiseLostWithItsProcessTakesAllBack) {
   Group group(2);
-  bring_to(group, 1);
-  group.newest = {version(2), version(2)};
-  ASSERT_TRUE(group.coordinator().begin(Want()));
-  group.run_to(Phase::prepared);
-  group.ask(0);
-  group.work(0);
+  group.bring_to(1);
+  group.begin(2, Phase::prepared);
+  group.ask_and_work(0);
   group.restart_rank(1, VersionId{1, 1});
   group.run();
   EXPECT_EQ(group.coordinator().state().problem.code(), Errc::peer_died);
@@ -247,10 +241,8 @@ TEST(Machines, APromiseLostWithItsProcessTakesAllBack) {
 
 TEST(Machines, OrdersThatAreLateOrForOthersChangeNothing) {
   Group group(2);
-  bring_to(group, 1);
-  group.newest = {version(2), version(2)};
-  ASSERT_TRUE(group.coordinator().begin(Want()));
-  group.run_to(Phase::staged);
+  group.bring_to(1);
+  group.begin(2, Phase::staged);
   group.ask(0);
   const Order prepare = group.last_order;
   ASSERT_EQ(prepare.kind, OrderKind::prepare);
@@ -277,7 +269,7 @@ TEST(Machines, OrdersThatAreLateOrForOthersChangeNothing) {
 
 TEST(Machines, AnotherLogIsRefusedUntilTheRankIsResolved) {
   Group group(1);
-  bring_to(group, 1);
+  group.bring_to(1);
   Order order = group.coordinator().order(0);
   order.log = kTestLog + 1;
   order.kind = OrderKind::expel;
@@ -294,9 +286,33 @@ TEST(Machines, AnotherLogIsRefusedUntilTheRankIsResolved) {
   EXPECT_EQ(group.rank(0).state().log, kTestLog + 1);
 }
 
+/// The transactions of two logs have the same names.
+TEST(Machines, ARankOfAnotherLogCountsForNothing) {
+  Group group(2);
+  group.begin(1, Phase::staged);
+  const Report staged = group.rank(1).report();
+  group.log.clear();
+  group.new_log = kTestLog + 1;
+  group.restart_coordinator(2);
+  group.begin();
+  ASSERT_EQ(group.coordinator().state().transaction, staged.transaction);
+  ASSERT_TRUE(group.rank(0).resolve_by_pull(1000));
+  group.work(0);
+  group.ask_and_work(0);
+  group.ask(0);
+  ASSERT_EQ(group.rank(0).state().phase, Phase::staged);
+  ASSERT_TRUE(group.coordinator().on_report(staged));
+  EXPECT_EQ(group.coordinator().state().stage, CoordinatorState::Stage::staging);
+  EXPECT_EQ(group.coordinator().order(1).kind, OrderKind::none);
+  EXPECT_EQ(group.rank(1).on_order(group.coordinator().order(1)).error().code(), Errc::version_conflict);
+  group.coordinator().time_is_up();
+  EXPECT_THAT(group.coordinator().state().problem.message(),
+              HasSubstr("waited for rank 1 (obeys another coordinator's log)"));
+}
+
 TEST(Machines, ReportsOfOthersAreRefused) {
   Group group(2);
-  bring_to(group, 1);
+  group.bring_to(1);
   Report report = group.rank(0).report();
   report.rank = 2;
   EXPECT_EQ(group.coordinator().on_report(report).error().code(), Errc::invalid_argument);
@@ -312,7 +328,7 @@ TEST(Machines, ReportsOfOthersAreRefused) {
 
 TEST(Machines, ARankThatServesSomethingElseIsExpelledAndJoinsAnew) {
   Group group(2);
-  bring_to(group, 1);
+  group.bring_to(1);
   Report report = group.rank(1).report();
   report.step += 1;
   report.holds = {1, 99};

@@ -51,7 +51,8 @@ commit::Report rank_report() {
           digest_of(2),
           {9, 10},
           Errc::gone,
-          "a problem"};
+          "a problem",
+          14};
 }
 commit::Order rank_order() {
   return {1,
