@@ -1,8 +1,8 @@
 #include "receiver/attest.hpp"
 
 #include <algorithm>
+#include <utility>
 
-#include "deltasync/attest.hpp"
 #include "placement/regions.hpp"
 #include "receiver/target_checks.hpp"
 
@@ -14,16 +14,28 @@ Status Target::live_digests(std::span<const std::uint64_t> tiles, std::span<std:
   std::vector<std::byte> scratch;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     DS_TRY(until.check("reading live memory"));
-    const Tile tile = layout.tile(tiles[i]);
-    DS_ASSIGN(const TileRows live, live_tile(tile, scratch));
-    if (live.first == nullptr) return Error(Errc::not_found, "nothing is committed");
-    const std::uint64_t row_bytes = tile.rect.cols * layout.tensors()[tile.tensor].element_bytes;
-    digests[i] = delta::tile_digest(live.first, live.row_stride, tile.rect.rows, row_bytes);
+    DS_ASSIGN(digests[i], live_digest(*this, layout.tile(tiles[i]), scratch));
   }
   return {};
 }
 
-Result<std::vector<std::uint64_t>> attest(Target& target, const TileSet& tiles, const Until& until) {
+/// An update in place gives up what is there.
+void Target::disown() noexcept {
+  if (begin_full(FullOverLive::in_place, Deadline::after(std::chrono::seconds(10))).ok()) discard_full();
+}
+
+std::string to_string(const WrongTile& wrong) {
+  const std::string tile = "tile " + std::to_string(wrong.tile) + " (" + wrong.tensor + ")";
+  return wrong.copy_in.empty() ? tile : tile + ", the copy in " + wrong.copy_in;
+}
+
+std::string describe(std::span<const WrongTile> wrong) {
+  std::string text = to_string(wrong.front());
+  if (wrong.size() > 1) text += " and " + std::to_string(wrong.size() - 1) + " more";
+  return text + (wrong.size() > 1 ? " differ" : " differs") + " from what was committed";
+}
+
+Result<std::vector<WrongTile>> attest(Target& target, const TileSet& tiles, const Until& until) {
   std::vector<std::uint64_t> list;
   list.reserve(static_cast<std::size_t>(tiles.tiles()));
   for (std::uint64_t i = 0; i < tiles.tiles(); ++i) {
@@ -31,28 +43,77 @@ Result<std::vector<std::uint64_t>> attest(Target& target, const TileSet& tiles, 
     if (target.kept() == nullptr || target.kept()->rank(list.back())) continue;
     return Error(Errc::invalid_argument, describe_tile(*target.layout(), list.back()) + " is not kept by the target");
   }
-  const TargetState* const committed = target.committed();
-  if (committed == nullptr) return Error(Errc::not_found, "nothing is committed that could be attested");
-  std::vector<std::uint64_t> digests(list.size());
-  DS_TRY(target.live_digests(list, digests, until));
-  std::vector<std::uint64_t> differ;
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    if (digests[i] != committed->digests[static_cast<std::size_t>(list[i])]) differ.push_back(list[i]);
-  }
-  return differ;
+  return attest(target, list, until);
 }
 
-Result<std::vector<std::string>> attest(Target& target, const Placement& placement, Deadline deadline,
-                                        std::stop_token stop) {
+Result<std::vector<WrongTile>> attest(Target& target, std::span<const std::uint64_t> tiles, const Until& until) {
+  const TargetState* const committed = target.committed();
+  if (committed == nullptr) return Error(Errc::not_found, "nothing is committed that could be attested");
+  if (tiles.empty()) return std::vector<WrongTile>();
+  const Layout& layout = *target.layout();
+  const auto name_of = [&](std::uint64_t tile) { return layout.tensors()[layout.tensor_of_tile(tile)].spec.name; };
+  std::vector<std::uint64_t> digests(tiles.size());
+  DS_TRY(target.live_digests(tiles, digests, until));
+  std::vector<WrongTile> wrong;
+  std::vector<std::uint64_t> right;
+  right.reserve(tiles.size());
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    if (digests[i] == committed->digests[static_cast<std::size_t>(tiles[i])]) {
+      right.push_back(tiles[i]);
+    } else {
+      wrong.push_back({tiles[i], name_of(tiles[i]), {}});
+    }
+  }
+  DS_ASSIGN(const std::vector<WrongCopy> copies, target.wrong_copies(right, until));
+  for (const WrongCopy& copy : copies) wrong.push_back({copy.tile, name_of(copy.tile), copy.memory});
+  std::sort(wrong.begin(), wrong.end(), [](const WrongTile& a, const WrongTile& b) { return a.tile < b.tile; });
+  return wrong;
+}
+
+Result<std::vector<WrongTile>> attest(Target& target, Deadline deadline, std::stop_token stop) {
+  const Until until(deadline, std::move(stop));
+  if (target.kept() != nullptr) return attest(target, *target.kept(), until);
+  return attest(target, TileSet::whole(*target.layout()), until);
+}
+
+Result<std::vector<WrongTile>> attest(Target& target, const Placement& placement, Deadline deadline,
+                                      std::stop_token stop) {
   if (target.layout()->digest() != placement.layout()->digest()) {
     return Error(Errc::layout_mismatch, "the placement is of another layout than the target");
   }
-  DS_ASSIGN(const std::vector<std::uint64_t> differ,
-            attest(target, placement.parts().tiles, Until(deadline, std::move(stop))));
-  std::vector<std::string> names;
-  names.reserve(differ.size());
-  for (const std::uint64_t tile : differ) names.push_back(describe_tile(*target.layout(), tile));
-  return names;
+  return attest(target, placement.parts().tiles, Until(deadline, std::move(stop)));
+}
+
+namespace {
+
+/// Whether these tiles of the version that is committed now are wrong, as far as anybody can tell.
+bool wrong_now(Target& target, const std::vector<WrongTile>& suspects) {
+  std::vector<std::uint64_t> tiles;
+  tiles.reserve(suspects.size());
+  for (const WrongTile& suspect : suspects) tiles.push_back(suspect.tile);
+  // Few tiles: what the commit's deadline has left does not matter to them.
+  const auto wrong = attest(target, tiles, Deadline::after(std::chrono::seconds(30)));
+  return !wrong.ok() || !wrong->empty();
+}
+
+}  // namespace
+
+CommitVerdict attest_commit(Target& target, const TileSet& tiles, const Until& until) {
+  auto wrong = attest(target, tiles, until);
+  if (wrong.ok() && wrong->empty()) return {};
+  Error why = wrong.ok() ? Error(Errc::corrupt, "live memory: " + describe(*wrong))
+                         : std::move(wrong).error().with_context("attesting live memory");
+  const auto with = [&](const std::string& what_now) { return Error(why.code(), why.message() + "; " + what_now); };
+  if (const Status back = target.rollback(); !back.ok()) {
+    if (target.committed() != nullptr) target.disown();
+    return {with("it cannot be taken back (" + back.error().message() + "), and there is no version any more"), false};
+  }
+  if (target.committed() == nullptr) return {with("taken back: there is no version, as before"), false};
+  const std::string before = "taken back to " + to_string(target.committed()->version);
+  if (!wrong.ok()) return {with(before), false};
+  if (!wrong_now(target, *wrong)) return {with(before), false};
+  return {with(before + ", where it is wrong as well, for all that is known: repair it, or the next pull replaces it"),
+          true};
 }
 
 }  // namespace deltasync

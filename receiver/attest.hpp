@@ -1,15 +1,29 @@
-// Whether what is live is what was committed; the public call is in deltasync/attest.hpp.
+// Whether what is live is what was committed; the public calls are in deltasync/attest.hpp.
 #pragma once
 
+#include <span>
 #include <vector>
 
+#include "deltasync/attest.hpp"
 #include "receiver/target.hpp"
 
 namespace deltasync {
 
-/// The subscribed tiles of the committed version whose digests differ from those of live memory; empty: all are as they
-/// were committed. All of live memory is read, on the devices that it is on. not_found if nothing is committed;
-/// timed_out, cancelled, or what kept a tile from being read.
-Result<std::vector<std::uint64_t>> attest(Target& target, const TileSet& tiles, const Until& until);
+/// The tiles of the committed version that are not in live memory as they were committed, ascending; empty: all are.
+/// All of these tiles are read, on the devices that they are on. not_found if nothing is committed; timed_out,
+/// cancelled, or what kept a tile from being read.
+Result<std::vector<WrongTile>> attest(Target& target, const TileSet& tiles, const Until& until);
+/// The same of some tiles, ascending, all of which the target keeps.
+Result<std::vector<WrongTile>> attest(Target& target, std::span<const std::uint64_t> tiles, const Until& until);
+
+/// "tile 88 (model.layers.3.mlp.up_proj.weight) and 12 more differ from what was committed". Not of an empty list.
+std::string describe(std::span<const WrongTile> wrong);
+
+/// What an attestation right after a commit says.
+struct CommitVerdict {
+  Status status;           ///< not ok: the commit is taken back, or the version is lost
+  bool was_wrong = false;  ///< the version before, which the target has again, is wrong too, or nobody knows
+};
+CommitVerdict attest_commit(Target& target, const TileSet& tiles, const Until& until);
 
 }  // namespace deltasync

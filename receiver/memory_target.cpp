@@ -1,5 +1,6 @@
 #include "receiver/memory_target.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/log.hpp"
@@ -29,6 +30,48 @@ Result<TileRows> MemoryTarget::live_tile(const Tile& tile, std::vector<std::byte
 
 std::string MemoryTarget::what_is_live() const {
   return committed_ ? "the live version " + to_string(committed_->version) : "live memory that is in use";
+}
+
+Status MemoryTarget::live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
+                                  const Until& until) {
+  constexpr std::uint64_t kTilesPerItem = 16;
+  std::vector<std::vector<std::byte>> scratch(pool_->size());
+  const std::uint64_t items = (tiles.size() + kTilesPerItem - 1) / kTilesPerItem;
+  return run_all(*pool_, items, until, "reading live memory", [&](std::uint64_t item, unsigned worker) -> Status {
+    const std::uint64_t end = std::min<std::uint64_t>((item + 1) * kTilesPerItem, tiles.size());
+    for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
+      DS_ASSIGN(digests[i], live_digest(*this, layout_->tile(tiles[i]), scratch[worker]));
+    }
+    return {};
+  });
+}
+
+// ---- mending -------------------------------------------------------------------------------------------------------
+
+/// A full update that is staged goes on meanwhile: it is elsewhere.
+Status MemoryTarget::begin_mend(const Until& until) {
+  if (!committed_) return Error(Errc::not_found, "nothing is committed that could be mended");
+  mend_failed_ = false;
+  return open_live(until);
+}
+
+Status MemoryTarget::mend_tile(const Tile& tile, const TileRows& rows) {
+  Status written = put(tile, rows);
+  if (!written.ok()) mend_failed_ = true;
+  return written;
+}
+
+Status MemoryTarget::end_mend() {
+  Status settled = settle();
+  if (settled.ok() && mend_failed_) settled = Error(Errc::io, "a tile could not be written");
+  if (settled.ok()) return {};
+  return lose_version(std::move(settled).error());
+}
+
+void MemoryTarget::disown() noexcept {
+  committed_.reset();
+  served_ = false;
+  forget_rollback();
 }
 
 // ---- full ----------------------------------------------------------------------------------------------------------

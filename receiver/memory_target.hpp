@@ -9,6 +9,7 @@
 // then on; of frames that come without them the frame itself is that log, with the bytes that it overwrote.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -36,6 +37,12 @@ class MemoryTarget : public Target, protected TileStore {
   const TileSet* kept() const final { return &tiles_; }
   const TargetState* committed() const final { return committed_ ? &*committed_ : nullptr; }
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const final;
+  Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
+                      const Until& until) override;
+  Status begin_mend(const Until& until) final;
+  Status mend_tile(const Tile& tile, const TileRows& rows) final;
+  Status end_mend() final;
+  void disown() noexcept final;
   Status begin_full(FullOverLive policy, const Until& until) final;
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) final;
   Status put_tile(const Tile& tile, const TileRows& rows) final;
@@ -132,6 +139,7 @@ class MemoryTarget : public Target, protected TileStore {
   bool served_;  ///< without a committed version, live memory has something that is in use
   Full full_ = Full::closed;
   Undo undo_;
+  std::atomic<bool> mend_failed_{false};  ///< since begin_mend
 };
 
 }  // namespace deltasync

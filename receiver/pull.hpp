@@ -53,6 +53,9 @@ class Pull {
 
   /// See Receiver::pull.
   Result<Prepared> run();
+  /// Fetches tiles of the version that is committed and mends them in the target, which is open for that. Of the
+  /// report: what came. For a session of its own, that distrusts what the target has and holds nothing.
+  Result<PullReport> mend(const Ranges& tiles);
 
  private:
   /// Whole, or the plan ended early and another one is due.
@@ -96,6 +99,12 @@ class Pull {
                              FrameFetch::Kind kind = FrameFetch::Kind::raw_tiles);
   Result<Progress> repair_missing(const wire::PlanReply& reply);
 
+  // single tiles (pull_repair.cpp)
+  Result<Progress> mend_from(const wire::PlanReply& reply);
+  Status put(const Tile& tile, const TileRows& rows) {
+    return mending_ ? s_.target.mend_tile(tile, rows) : s_.target.put_tile(tile, rows);
+  }
+
   // packed forms (pull_packed.cpp)
   /// The agent is another host.
   bool far() const;
@@ -127,6 +136,7 @@ class Pull {
   bool full_only_;
   bool plain_only_ = false;        // no exponent classes in this pull: undoing them would take too much memory
   bool compact_ = false;           // the plan at hand asked for them
+  bool mending_ = false;           // tiles go into the committed version
   bool plain_tiles_only_ = false;  // streams broke while tiles were packed: the agent may have no time for it
   Prepared out_;
   std::uint64_t payload_bytes_ = 0;

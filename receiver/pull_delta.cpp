@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/trace.hpp"
+#include "receiver/attest.hpp"
 #include "receiver/pull.hpp"
 #include "receiver/target_checks.hpp"
 #include "receiver/verify.hpp"
@@ -138,28 +139,21 @@ Status Pull::verify_chains(const std::vector<StagedStep>& steps, std::vector<std
 
 /// Bytes that no update touches are never read by the updates: a few are re-read each time, all in turn.
 Status Pull::scrub() {
-  constexpr std::uint64_t kTilesPerCheck = 32;
   const trace::Span span("scrub");
   stage_ = "re-reading tiles of the held version";
-  const TargetState& committed = *s_.target.committed();
   const std::uint64_t tiles = s_.tiles.tiles();
   const double before = thread_cpu_s();
-  std::vector<std::byte> scratch;
+  std::vector<std::uint64_t> list;
   for (std::uint64_t i = 0; i < std::min(s_.options.scrub_tiles, tiles); ++i) {
-    if (i % kTilesPerCheck == 0) DS_TRY(until_.check(stage_));
-    const Tile tile = s_.layout.tile(s_.tiles.nth(s_.scrub_cursor++ % tiles));
-    const std::uint32_t element_bytes = s_.layout.tensors()[tile.tensor].element_bytes;
-    DS_ASSIGN(const TileRows live, s_.target.live_tile(tile, scratch));
-    const std::uint64_t digest =
-        delta::tile_digest(live.first, live.row_stride, tile.rect.rows, tile.rect.cols * element_bytes);
-    if (digest == committed.digests[tile.index]) continue;
-    s_.distrusted = true;
-    return Error(Errc::corrupt,
-                 "live memory of " + tile_name(s_.layout, tile.index) +
-                     " differs from its digest: somebody wrote to it; the next pull replaces the version");
+    list.push_back(s_.tiles.nth(s_.scrub_cursor++ % tiles));
   }
+  std::sort(list.begin(), list.end());
+  DS_ASSIGN(const std::vector<WrongTile> wrong, attest(s_.target, list, until_));
   out_.report.verify_s += thread_cpu_s() - before;
-  return {};
+  if (wrong.empty()) return {};
+  s_.distrusted = true;
+  return Error(Errc::corrupt,
+               "live memory: " + describe(wrong) + ": somebody wrote to it; the next pull replaces the version");
 }
 
 }  // namespace deltasync::receiver

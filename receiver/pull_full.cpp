@@ -322,7 +322,7 @@ Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Range
       const std::size_t row_bytes = shape.row_bytes();
       if (delta::tile_digest(whole->data(), row_bytes, shape.rows, row_bytes) != record.digest_after) continue;
       const TileRows rows{const_cast<std::byte*>(whole->data()), row_bytes};  // only read
-      DS_TRY(s_.target.put_tile(s_.layout.tile(record.tile), rows));
+      DS_TRY(put(s_.layout.tile(record.tile), rows));
       held.have[record.tile] = 1;
     }
     return {};

@@ -8,6 +8,7 @@
 #include "base/trace.hpp"
 #include "format/packed_layout.hpp"
 #include "net/endpoint.hpp"
+#include "receiver/attest.hpp"
 
 namespace deltasync {
 
@@ -164,6 +165,11 @@ void ReceiverImpl::discard_full() {
   held_ = Held();
 }
 
+Session ReceiverImpl::session(Held& held, bool& distrusted) {
+  return {peer_, options_, *layout_,      sidecar_, batches_, tiles_,        control_,  streams_,
+          pool_, link_,    changed_last_, *target_, held,     scrub_cursor_, distrusted};
+}
+
 Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadline deadline, std::stop_token stop) {
   if (target_ == nullptr) return Error(Errc::invalid_argument, "pull: no target is bound");
   if (want.label.size() > kLabelBytesMax) {
@@ -174,9 +180,7 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
   const Until until(deadline, std::move(stop));
   const auto stopping = control_.stop_by(until.stop());
   control_.look_at_clock(deadline);
-  Pull pull({peer_, options_, *layout_, sidecar_, batches_, tiles_, control_, streams_, pool_, link_, changed_last_,
-             *target_, held_, scrub_cursor_, distrusted_},
-            want, until);
+  Pull pull(session(held_, distrusted_), want, until);
   auto prepared = pull.run();
   if (!prepared) {
     // Verified tiles wait for the next pull, in staging memory too: else a link too slow for one deadline would begin
@@ -243,7 +247,20 @@ Status StagedImpl::commit(Deadline deadline) {
   }
   phase_ = Phase::committed;
   prepared_.report.commit_s = seconds_since(start);
+  if (receiver_->options_.attest_commits && prepared_.report.mode != PullMode::up_to_date) return attest(deadline);
   return {};
+}
+
+/// The version that was committed is the one that is there, or it is none.
+Status StagedImpl::attest(const Until& until) {
+  const auto start = std::chrono::steady_clock::now();
+  const trace::Span span("attest", prepared_.report.version.id);
+  CommitVerdict verdict = attest_commit(*receiver_->target_, receiver_->tiles_, until);
+  prepared_.report.attest_s = seconds_since(start);
+  if (verdict.status.ok()) return {};
+  phase_ = Phase::dropped;
+  if (verdict.was_wrong) receiver_->distrusted_ = true;
+  return std::move(verdict.status).with_context("commit of " + to_string(prepared_.report.version));
 }
 
 Status StagedImpl::rollback() {

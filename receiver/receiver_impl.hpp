@@ -7,6 +7,7 @@
 
 #include "base/cpu_list.hpp"
 #include "base/thread_pool.hpp"
+#include "deltasync/attest.hpp"
 #include "deltasync/receiver.hpp"
 #include "receiver/pull.hpp"
 
@@ -30,6 +31,8 @@ class ReceiverImpl final : public Receiver {
   FullOverLive full_over_live() const override { return options_.full_over_live; }
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop = {}) override;
   std::optional<Version> current() const override;
+  /// See deltasync/attest.hpp.
+  Result<RepairReport> repair(std::span<const std::uint64_t> tiles, const Until& until);
 
  private:
   friend class StagedImpl;
@@ -38,6 +41,8 @@ class ReceiverImpl final : public Receiver {
   Status fetch_layout(const Until& until);
   void close_staged();
   void discard_full();
+  Session session(Held& held, bool& distrusted);
+  Status mend(const Ranges& tiles, const Until& until, RepairReport& report);
 
   const ReceiverOptions options_;
   const Peer peer_;
@@ -75,6 +80,7 @@ class StagedImpl final : public StagedUpdate {
   enum class Phase : std::uint8_t { staged, committed, dropped };
 
   void drop();
+  Status attest(const Until& until);
   Status check_attached() const;
 
   ReceiverImpl* receiver_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/thread_pool.hpp"
@@ -56,6 +57,12 @@ struct TileChanges {
   bool resolved = false;
 };
 
+/// Of a tile that is as it was committed where it is read, some element has another place with something else in it.
+struct WrongCopy {
+  std::uint64_t tile = 0;
+  std::string memory;  ///< the live memory that has the first such place
+};
+
 /// Life of an update:  begin_full → put_tile … → commit_full | discard
 ///                     (verify against live_tile) → commit_delta | nothing
 /// and after either commit, until the next update begins or forget_rollback: rollback. Used by one thread at a time,
@@ -94,6 +101,33 @@ class Target {
   /// set.
   virtual Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
                               const Until& until);
+
+  /// Of these tiles (ascending), all of which are as they were committed where they are read, those with a place of
+  /// which that is not true.
+  virtual Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> /*tiles*/,
+                                                      const Until& /*until*/) {
+    return std::vector<WrongCopy>();
+  }
+
+  /// Tiles of the committed version are put anew where it lies: begin_mend, mend_tile …, end_mend, while no update is
+  /// open that goes there. Whoever else may not write or compute with live memory at a commit may not meanwhile.
+  /// unsupported; not_found if nothing is committed; else begin_mend has changed nothing.
+  virtual Status begin_mend(const Until& /*until*/) {
+    return Error(Errc::unsupported, "this kind of target does not take single tiles");
+  }
+  /// The tile's very bytes, which the caller has verified, to every place that it has. By many threads, as put_tile.
+  virtual Status mend_tile(const Tile& /*tile*/, const TileRows& /*rows*/) { return {}; }
+  /// What was put is there, or the error says why not, and then there is no version any more.
+  virtual Status end_mend() { return {}; }
+  /// A tile of the committed version from a copy that the target keeps beside live memory; null: it has none. The
+  /// caller verifies it.
+  virtual Result<TileRows> kept_tile(const Tile& /*tile*/, std::vector<std::byte>& /*scratch*/) const {
+    return TileRows{};
+  }
+
+  /// Live memory was found not to be the committed version, and nothing leads back to one: committed() is null from
+  /// then on. Not while an update is open.
+  virtual void disown() noexcept;
 
   /// True if resolve() is worth a call: where tiles have to come from far to be looked at.
   virtual bool resolves() const { return false; }

@@ -14,6 +14,17 @@ std::string describe_tile(const Layout& layout, std::uint64_t tile) {
   return "tile " + std::to_string(tile) + " (" + layout.tensors()[layout.tensor_of_tile(tile)].spec.name + ")";
 }
 
+std::uint64_t digest_of_rows(const Layout& layout, const Tile& tile, const TileRows& rows) {
+  const std::uint64_t row_bytes = tile.rect.cols * layout.tensors()[tile.tensor].element_bytes;
+  return delta::tile_digest(rows.first, rows.row_stride, tile.rect.rows, row_bytes);
+}
+
+Result<std::uint64_t> live_digest(const Target& target, const Tile& tile, std::vector<std::byte>& scratch) {
+  DS_ASSIGN(const TileRows live, target.live_tile(tile, scratch));
+  if (live.first == nullptr) return Error(Errc::not_found, "nothing is committed");
+  return digest_of_rows(*target.layout(), tile, live);
+}
+
 Status check_state(const Layout& layout, const TileSet& tiles, const TargetState& state) {
   if (!state.version.id.valid()) return Error(Errc::invalid_argument, "a version with epoch 0 cannot be committed");
   if (state.digests.size() != layout.tile_count()) {

@@ -26,6 +26,11 @@ Status run_all(ThreadPool& pool, std::uint64_t count, const std::function<Status
 Status run_all(ThreadPool& pool, std::uint64_t count, const Until& until, std::string_view what,
                const std::function<Status(std::uint64_t, unsigned)>& fn);
 
+/// The state digest of a tile's rows; of a tile as it is in the committed version's memory (not_found if there is
+/// none).
+std::uint64_t digest_of_rows(const Layout& layout, const Tile& tile, const TileRows& rows);
+Result<std::uint64_t> live_digest(const Target& target, const Tile& tile, std::vector<std::byte>& scratch);
+
 /// "tile 88 (model.layers.3.mlp.up_proj.weight)": how messages name a tile.
 std::string describe_tile(const Layout& layout, std::uint64_t tile);
 

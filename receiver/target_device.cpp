@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/log.hpp"
 #include "gpu/cuda_device.hpp"
+#include "receiver/copy_check.hpp"
 #include "receiver/device_log.hpp"
 #include "receiver/host_memory.hpp"
 #include "receiver/memory_target.hpp"
@@ -24,12 +26,14 @@ constexpr std::uint64_t kTilesPerItem = 32;
 
 class DeviceTarget final : public MemoryTarget {
  public:
-  DeviceTarget(std::unique_ptr<DeviceExecutor> executor, bool live)
+  DeviceTarget(std::unique_ptr<DeviceExecutor> executor, bool live, CopyCheck::Open open_copies)
       : MemoryTarget("device_target", executor->placement().layout(), executor->placement().parts().tiles, live),
-        executor_(std::move(executor)) {}
+        executor_(std::move(executor)),
+        open_copies_(std::move(open_copies)) {}
 
   Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
                       const Until& until) override;
+  Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) override;
   bool resolves() const override { return true; }
   Status resolve(std::span<TileChanges> changes) const override;
 
@@ -77,6 +81,8 @@ class DeviceTarget final : public MemoryTarget {
   bool kept_whole_ = false;
   HostMemory staging_;
   std::vector<std::uint64_t> staged_at_;  ///< of each tile, by rank
+  const CopyCheck::Open open_copies_;
+  std::optional<CopyCheck> copies_;  ///< once it has been asked for; ends before the executor's devices
 };
 
 Status DeviceTarget::check_subscription(const TileSet& others) const {
@@ -207,6 +213,13 @@ Status DeviceTarget::live_digests(std::span<const std::uint64_t> tiles, std::spa
   return executor_->digests(ranks, digests, until);
 }
 
+Result<std::vector<WrongCopy>> DeviceTarget::wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) {
+  if (!copies_) {
+    DS_ASSIGN(copies_, CopyCheck::make(executor_->placement(), open_copies_));
+  }
+  return copies_->find(*this, tiles, until);
+}
+
 }  // namespace
 
 Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<DeviceExecutor::Source> sources,
@@ -220,10 +233,13 @@ Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<Devi
     }
     DS_ASSIGN(source->engine, source->device->adopt_stream({engine.stream}));
   }
+  std::vector<CopyDevice> devices;
+  for (const auto& source : sources) devices.push_back({source.ordinal, source.device});
   auto executor =
       DeviceExecutor::make(std::move(placement), std::move(sources), options.staging_bytes, options.patience);
   if (!executor.ok()) return std::move(executor).error().with_context("device target");
-  return TargetPtr(new DeviceTarget(*std::move(executor), options.live));
+  return TargetPtr(
+      new DeviceTarget(*std::move(executor), options.live, copies_on_devices(std::move(devices), options.patience)));
 }
 
 Result<TargetPtr> make_device_target(PlacementPtr placement, const DeviceTargetOptions& options) {

@@ -1,11 +1,13 @@
 // A version in the live memory of an engine on this host: each element where a placement has it, and what has no place
 // in the executor's rest. Staging has tile behind tile.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/log.hpp"
 #include "deltasync/placed_target.hpp"
 #include "placement/host_executor.hpp"
+#include "receiver/copy_check.hpp"
 #include "receiver/host_memory.hpp"
 #include "receiver/memory_target.hpp"
 
@@ -20,6 +22,8 @@ class PlacedTarget final : public MemoryTarget {
   PlacedTarget(placement::HostExecutor executor, const PlacedTargetOptions& options)
       : MemoryTarget("placed_target", executor.placement().layout(), executor.placement().parts().tiles, options.live),
         executor_(std::move(executor)) {}
+
+  Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) override;
 
  private:
   Status check_subscription(const TileSet& tiles) const override;
@@ -47,6 +51,7 @@ class PlacedTarget final : public MemoryTarget {
   HostMemory rest_;
   HostMemory staging_;
   std::vector<std::uint64_t> staged_at_;  ///< of each tile, by rank
+  std::optional<CopyCheck> copies_;       ///< once it has been asked for
 };
 
 Status PlacedTarget::check_subscription(const TileSet& others) const {
@@ -135,6 +140,13 @@ Status PlacedTarget::exchange_staging() {
     }
   });
   return {};
+}
+
+Result<std::vector<WrongCopy>> PlacedTarget::wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) {
+  if (!copies_) {
+    DS_ASSIGN(copies_, CopyCheck::make(executor_.placement(), copies_on_host(pool())));
+  }
+  return copies_->find(*this, tiles, until);
 }
 
 }  // namespace

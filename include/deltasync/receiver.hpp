@@ -59,6 +59,9 @@ struct ReceiverOptions {
   /// fast. Say it where a tunnel or a quota hides the truth.
   double link_gbps = 0;
   std::uint64_t scrub_tiles = 8;  ///< tiles re-read in full after each delta, round robin; 0 = none
+  /// After each commit all of live memory is attested (deltasync/attest.hpp): read where it is, on a device by the
+  /// device, copies of elements too. What is not the version's fails the commit with corrupt, naming tile and tensor.
+  bool attest_commits = false;
   std::string name = "receiver";  ///< for the agent's log and status
 };
 
@@ -98,6 +101,7 @@ struct PullReport {
   double transfer_s = 0;  ///< plan answered → last byte verified and staged
   double verify_s = 0;    ///< of that, CPU time spent on digests (summed over threads)
   double commit_s = 0;    ///< set by commit()
+  double attest_s = 0;    ///< likewise, with ReceiverOptions::attest_commits: what attesting took after it
 };
 
 /// A verified update that is not yet visible. Dropped without commit() = rolled back. Not thread-safe: all calls, its
@@ -108,7 +112,10 @@ class StagedUpdate {
   virtual const PullReport& report() const = 0;
   /// Makes the version visible in the target; on error, timed_out at the deadline included, the target is on the
   /// version that it had before. The deadline bounds the work on tiles; a flush to disk that has begun is not cut
-  /// short.
+  /// short. With ReceiverOptions::attest_commits an attestation that fails, or finds live memory wrong (corrupt), takes
+  /// the commit back like rollback(); where that cannot be (after a full update in place) the target has no version
+  /// any more. The message says which, and whether what is wrong was wrong in the version before, too: then that is
+  /// what current() names, with the damage that it had, until Receiver::pull replaces it or repair() mends it.
   virtual Status commit(Deadline deadline) = 0;
   /// With ten minutes.
   Status commit() { return commit(Deadline::after(std::chrono::minutes(10))); }

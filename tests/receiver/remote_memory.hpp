@@ -8,8 +8,10 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "receiver/memory_target.hpp"
@@ -28,6 +30,8 @@ class RemoteMemory final : public MemoryTarget {
     failing_[step] = after;
   }
   bool failed() const { return failed_; }
+  /// From now on this byte has this value once something is put anywhere.
+  void stick(std::size_t at, std::byte value) { stuck_ = {at, value}; }
   std::vector<std::byte>& memory() { return live_; }
   bool has_staging() const { return !staging_.empty(); }
 
@@ -67,6 +71,8 @@ class RemoteMemory final : public MemoryTarget {
     const TileRows place = in(live_, tile);
     if (status.ok()) {
       copy_tile_rows(layout_of(), tile, rows, place);
+      const std::lock_guard lock(mutex_);
+      if (stuck_) live_[stuck_->first] = stuck_->second;
     } else {
       std::memset(place.first, 0xDD, 1);
     }
@@ -115,6 +121,7 @@ class RemoteMemory final : public MemoryTarget {
   mutable std::map<std::string, std::size_t, std::less<>> failing_;
   mutable std::atomic<bool> failed_{false};
   std::vector<Waiting> waiting_;
+  std::optional<std::pair<std::size_t, std::byte>> stuck_;
   std::vector<std::byte> live_;
   std::vector<std::byte> staging_;
 };

@@ -1,0 +1,169 @@
+// Single tiles of the committed version: from the target's shadow if it has one, else from the agent, as raw copies of
+// a full plan of that very version.
+#include <algorithm>
+#include <utility>
+
+#include "deltasync/attest.hpp"
+#include "receiver/attest.hpp"
+#include "receiver/receiver_impl.hpp"
+#include "receiver/target_checks.hpp"
+
+namespace deltasync {
+namespace receiver {
+
+/// The newest version is asked for, and not the one that is wanted: of a version that is past or to come an agent would
+/// speak or wait in its own way, while this answer says which one it is that there is now.
+Result<PullReport> Pull::mend(const Ranges& tiles) {
+  const TargetState& committed = *s_.target.committed();
+  Held& held = s_.held;
+  held.have.assign(static_cast<std::size_t>(s_.layout.tile_count()), 1);
+  held.digests = committed.digests;
+  for (const wire::TileRange& range : tiles) {
+    std::fill(held.have.begin() + static_cast<std::ptrdiff_t>(range.first),
+              held.have.begin() + static_cast<std::ptrdiff_t>(range.end), std::uint8_t{0});
+  }
+  mending_ = true;
+  for (;;) {
+    auto reply = plan();
+    if (!reply) return stopped(std::move(reply).error());
+    Result<Progress> progress = mend_from(*reply);
+    s_.control.release(reply->plan, until_.deadline());
+    if (!progress) return stopped(std::move(progress).error());
+    if (*progress == Progress::whole) break;
+    if (until_.deadline().passed()) return out_of_time();
+  }
+  out_.report.wire_bytes = bytes_received() - bytes_before_;
+  out_.report.metadata_bytes = out_.report.wire_bytes - payload_bytes_;
+  return out_.report;
+}
+
+Result<Pull::Progress> Pull::mend_from(const wire::PlanReply& reply) {
+  const TargetState& committed = *s_.target.committed();
+  stage_ = "repairing tiles of " + to_string(committed.version);
+  if (reply.target.id == committed.version.id && reply.target_root == committed.root) return repair_missing(reply);
+  return Error(Errc::gone, "the agent serves " + to_string(reply.target) + " by now: the next pull brings all of it");
+}
+
+namespace {
+
+/// Sorted, each once; all of them kept.
+Result<Ranges> ranges_of(std::span<const std::uint64_t> tiles, const Layout& layout, const TileSet& kept) {
+  std::vector<std::uint64_t> sorted(tiles.begin(), tiles.end());
+  std::sort(sorted.begin(), sorted.end());
+  Ranges ranges;
+  for (const std::uint64_t tile : sorted) {
+    if (tile >= layout.tile_count()) {
+      return Error(Errc::out_of_range, "tile " + std::to_string(tile) + " of " + std::to_string(layout.tile_count()) +
+                                           " is to be repaired");
+    }
+    if (!kept.contains(tile)) {
+      return Error(Errc::invalid_argument, describe_tile(layout, tile) + " is not kept by the target");
+    }
+    if (!ranges.empty() && ranges.back().end > tile) continue;  // once more
+    if (!ranges.empty() && ranges.back().end == tile) {
+      ++ranges.back().end;
+    } else {
+      ranges.push_back({tile, tile + 1});
+    }
+  }
+  return ranges;
+}
+
+/// Mends what the target has sound copies of; returns the others.
+Result<Ranges> mend_from_shadow(Target& target, const Ranges& tiles, const Until& until) {
+  const Layout& layout = *target.layout();
+  std::vector<std::byte> scratch;
+  Ranges rest;
+  for (const wire::TileRange& range : tiles) {
+    for (std::uint64_t index = range.first; index < range.end; ++index) {
+      DS_TRY(until.check("repairing tiles"));
+      const Tile tile = layout.tile(index);
+      DS_ASSIGN(const TileRows kept, target.kept_tile(tile, scratch));
+      if (kept.first != nullptr && digest_of_rows(layout, tile, kept) == target.committed()->digests[index]) {
+        DS_TRY(target.mend_tile(tile, kept));
+      } else if (!rest.empty() && rest.back().end == index) {
+        ++rest.back().end;
+      } else {
+        rest.push_back({index, index + 1});
+      }
+    }
+  }
+  return rest;
+}
+
+std::vector<std::uint64_t> list_of(const Ranges& ranges) {
+  std::vector<std::uint64_t> tiles;
+  for (const wire::TileRange& range : ranges) {
+    for (std::uint64_t tile = range.first; tile < range.end; ++tile) tiles.push_back(tile);
+  }
+  return tiles;
+}
+
+}  // namespace
+
+/// Between begin_mend and end_mend.
+Status ReceiverImpl::mend(const Ranges& tiles, const Until& until, RepairReport& report) {
+  DS_ASSIGN(const Ranges rest, mend_from_shadow(*target_, tiles, until));
+  report.fetched = tiles_in(rest);
+  if (rest.empty()) return {};
+  const auto stopping = control_.stop_by(until.stop());
+  Held nothing;
+  bool distrusted = true;
+  Pull pull(session(nothing, distrusted), {}, until);
+  auto fetched = pull.mend(rest);
+  if (!fetched.ok()) {
+    // What is known to be wrong must not be the base of the next delta.
+    if (fetched.error().code() == Errc::gone) distrusted_ = true;
+    return std::move(fetched).error();
+  }
+  report.wire_bytes = fetched->wire_bytes;
+  report.metadata_bytes = fetched->metadata_bytes;
+  return {};
+}
+
+Result<RepairReport> ReceiverImpl::repair(std::span<const std::uint64_t> tiles, const Until& until) {
+  const auto start = std::chrono::steady_clock::now();
+  if (target_ == nullptr) return Error(Errc::invalid_argument, "no target is bound");
+  DS_ASSIGN(const Ranges ranges, ranges_of(tiles, *layout_, tiles_));
+  const TargetState* const committed = target_->committed();
+  if (committed == nullptr) return Error(Errc::not_found, "nothing is committed that could be repaired");
+  RepairReport report;
+  report.version = committed->version;
+  report.tiles = tiles_in(ranges);
+  if (report.tiles == 0) return report;
+  DS_TRY(target_->begin_mend(until));
+  Status mended = mend(ranges, until, report);
+  Status ended = target_->end_mend();
+  DS_TRY(std::move(ended));
+  DS_TRY(std::move(mended));
+  DS_ASSIGN(const auto again, deltasync::attest(*target_, list_of(ranges), until));
+  if (!again.empty()) {
+    distrusted_ = true;
+    return Error(Errc::corrupt, describe(again) + " right after the repair");
+  }
+  if (distrusted_) {
+    DS_ASSIGN(const auto others, deltasync::attest(*target_, tiles_, until));
+    distrusted_ = !others.empty();
+  }
+  report.repair_s = seconds_since(start);
+  return report;
+}
+
+}  // namespace receiver
+
+Result<RepairReport> repair(Receiver& receiver, std::span<const std::uint64_t> tiles, Deadline deadline,
+                            std::stop_token stop) {
+  auto* const ours = dynamic_cast<receiver::ReceiverImpl*>(&receiver);
+  if (ours == nullptr) return Error(Errc::unsupported, "repair: another kind of receiver");
+  return ours->repair(tiles, Until(deadline, std::move(stop))).with_context("repair");
+}
+
+Result<RepairReport> repair(Receiver& receiver, std::span<const WrongTile> wrong, Deadline deadline,
+                            std::stop_token stop) {
+  std::vector<std::uint64_t> tiles;
+  tiles.reserve(wrong.size());
+  for (const WrongTile& each : wrong) tiles.push_back(each.tile);
+  return repair(receiver, tiles, deadline, std::move(stop));
+}
+
+}  // namespace deltasync
