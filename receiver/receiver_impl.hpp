@@ -9,6 +9,7 @@
 #include "base/thread_pool.hpp"
 #include "deltasync/attest.hpp"
 #include "deltasync/receiver.hpp"
+#include "deltasync/shadow.hpp"
 #include "receiver/pull.hpp"
 
 namespace deltasync::receiver {
@@ -33,6 +34,9 @@ class ReceiverImpl final : public Receiver {
   std::optional<Version> current() const override;
   /// See deltasync/attest.hpp.
   Result<RepairReport> repair(std::span<const std::uint64_t> tiles, const Until& until);
+  /// See deltasync/shadow.hpp.
+  Status give_up_live();
+  Result<RestoreReport> restore_live(const Until& until);
 
  private:
   friend class StagedImpl;
@@ -42,6 +46,7 @@ class ReceiverImpl final : public Receiver {
   void close_staged();
   void discard_full();
   Session session(Held& held, bool& distrusted);
+  Status attest_or_disown(Target& target, const Until& until) const;
   Status mend(const Ranges& tiles, const Until& until, RepairReport& report);
 
   const ReceiverOptions options_;

@@ -13,6 +13,7 @@
 #include "tests/placement/plan_fixture.hpp"
 #include "tests/receiver/device_place.hpp"
 #include "tests/receiver/hf_fixture.hpp"
+#include "tests/receiver/place.hpp"
 #include "tests/receiver/remote_memory.hpp"
 #include "tests/receiver/trainer_model.hpp"
 
@@ -20,15 +21,6 @@ namespace deltasync::test {
 namespace {
 
 using delta::ValueForm;
-
-/// Where the target under test keeps its versions.
-class Place {
- public:
-  virtual ~Place() = default;
-  virtual Result<TargetPtr> make(const LayoutPtr& layout) = 0;
-  /// What a user of the target sees from outside is this half (null: no version); else what differs.
-  virtual std::string outside(const Target& target, const std::vector<std::byte>* half) = 0;
-};
 
 class OwnMemory final : public Place {
  public:
@@ -658,6 +650,10 @@ std::unique_ptr<Place> devices(RandomPlan::Ignore ignore, std::int32_t count, bo
       });
 }
 
+std::unique_ptr<Place> shadowed(std::unique_ptr<Place> live) {
+  return std::make_unique<Shadowed>(std::move(live));
+}
+
 std::vector<Kind> kinds() {
   std::vector<Kind> all{
       Kind{"OwnMemory", [] { return std::make_unique<OwnMemory>(); }},
@@ -668,6 +664,10 @@ std::vector<Kind> kinds() {
       Kind{"RemoteResolved", [] { return std::make_unique<FarMemory>(); }, true},
       Kind{"Placed", [] { return engine(RandomPlan::Ignore::parts_of_tiles); }},
       Kind{"PlacedResolved", [] { return engine(RandomPlan::Ignore::nothing); }, true},
+      Kind{"PlacedShadow", [] { return shadowed(engine(RandomPlan::Ignore::parts_of_tiles)); }},
+      Kind{"PlacedShadowResolved", [] { return shadowed(engine(RandomPlan::Ignore::nothing)); }, true},
+      Kind{"DevicesShadow", [] { return shadowed(devices(RandomPlan::Ignore::parts_of_tiles, 2, true)); }, true, false,
+           true},
       Kind{"Device", [] { return devices(RandomPlan::Ignore::nothing, 1, false); }, false, false, true},
       Kind{"DevicesResolved", [] { return devices(RandomPlan::Ignore::parts_of_tiles, 2, true); }, true, false, true}};
 #ifndef DELTASYNC_SANITIZED  // a device that is played on the host is slow, and there these take minutes

@@ -88,7 +88,8 @@ class BenchTest(CliTest):
 
     def test_gpu_on_a_fake_device(self):
         got = self.bench("gpu", *SMALL, "--fake-device", fields=["full_h2d_gbps", "pinned_h2d_limit_gbps", "pause_ms",
-                                                                 "scatter_ms", "attest_ms", "attest_gbps", "density"])
+                                                                 "scatter_ms", "attest_ms", "attest_gbps", "wake_ms", "wake_gbps",
+                                                                 "density"])
         self.assertIn("fake", got["device"])
         self.cli("bench", "diff", "--fake-device", expect=USAGE)
 

@@ -8,6 +8,7 @@
 #include "gpu/fake_device.hpp"
 #include "receiver/target_checks.hpp"
 #include "receiver/target_device.hpp"
+#include "receiver/target_shadow.hpp"
 #include "receiver/verify.hpp"
 
 namespace deltasync::bench {
@@ -94,6 +95,7 @@ struct Times {
   double commit_s = 1e300;
   double exchange_s = 1e300;
   double attest_s = 1e300;
+  double wake_s = 1e300;
 };
 
 /// A step that has been verified over what is on the device.
@@ -140,6 +142,21 @@ Status run_round(Target& target, const Placement& placement, const Halves& halve
   return sound(target, placement);
 }
 
+/// All of the device's memory from a shadow on the host.
+Status wake(TargetPtr live, const Placement& placement, const Halves& halves, ThreadPool& pool, unsigned rounds,
+            Times& best) {
+  ShadowedTarget target(std::move(live), {});
+  DS_TRY(target.open(pool, Deadline::after(kLimit)));
+  DS_TRY(put_all(target, halves, pool));
+  for (unsigned round = 0; round < rounds; ++round) {
+    target.give_up_live();
+    const Stopwatch watch;
+    DS_TRY(target.restore(Deadline::after(kLimit)));
+    best.wake_s = std::min(best.wake_s, watch.seconds());
+  }
+  return sound(target, placement);
+}
+
 /// The tests' device, where all of this can be tried and nothing measured.
 Result<std::unique_ptr<gpu::Device>> open_device(const Options& options) {
   if (!options.fake_device) return gpu::open_cuda_device(0);
@@ -162,12 +179,13 @@ Result<Json> run_gpu(const Options& options) {
   DS_ASSIGN(const PlacementPtr placement, place(halves, live));
   std::vector<DeviceExecutor::Source> sources(1);
   sources[0].device = device.get();
-  DS_ASSIGN(const TargetPtr target, make_device_target_on(placement, std::move(sources), {}));
+  DS_ASSIGN(TargetPtr target, make_device_target_on(placement, std::move(sources), {}));
   DS_TRY(target->open(pool, Deadline::after(kLimit)));
   Times best;
   for (unsigned round = 0; round < rounds_of(options); ++round) {
     DS_TRY(run_round(*target, *placement, halves, delta, digests, pool, best));
   }
+  DS_TRY(wake(std::move(target), *placement, halves, pool, rounds_of(options), best));
   const std::uint64_t bytes = layout.model_bytes();
   return Json{{"device", device->name()},
               {"pinned_h2d_limit_gbps", gbps(kPieceBytes, limits.h2d_s)},
@@ -179,6 +197,8 @@ Result<Json> run_gpu(const Options& options) {
               {"scatter_ms", best.exchange_s * 1e3},
               {"attest_ms", best.attest_s * 1e3},
               {"attest_gbps", gbps(bytes, best.attest_s)},
+              {"wake_ms", best.wake_s * 1e3},
+              {"wake_gbps", gbps(bytes, best.wake_s)},
               {"density", static_cast<double>(delta.changed) / static_cast<double>(layout.elements())}};
 }
 

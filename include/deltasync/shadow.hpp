@@ -1,0 +1,74 @@
+// A copy on the host of what an engine has in its live memory: to decode over, to wake with, to repair from.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+
+#include "deltasync/deadline.hpp"
+#include "deltasync/receiver.hpp"
+#include "deltasync/result.hpp"
+
+namespace deltasync {
+
+struct ShadowOptions {
+  /// So much host memory at most; what the subscribed tiles need beyond it is refused. 0: as much as the machine and
+  /// its cgroup have room for.
+  std::uint64_t bytes_max = 0;
+};
+
+/// A target that keeps each version twice: in the live memory of `live`, which is one of make_placed_target or
+/// make_device_target, and in host memory as large as the subscribed tiles, its *shadow*. Binding takes that memory,
+/// all of its pages; no_space names it, and the log line `shadow keeps` says how much it is.
+///
+/// Both are always of one version: a commit or a rollback that fails in one is taken back in the other. Where live
+/// memory cannot be brought back, tile by tile from the shadow if need be, it has no version any more
+/// (Receiver::current() is empty), yet the shadow has: restore_live() ends that.
+///
+/// What it changes:
+///   - Deltas are verified and decoded over the shadow; live memory is not read. So what others wrote there is found by
+///     the scrub (ReceiverOptions::scrub_tiles) and by attest() alone.
+///   - A full update over a live version is staged once, beside the shadow. Its commit writes all tiles from there, and
+///     its rollback all tiles of the version before.
+///   - repair() takes tiles from the shadow, and asks the agent only for those that are wrong there too.
+///   - restore_live() writes all of live memory from the shadow.
+///   - A delta's commit is the shadow's (on the host) and then the live target's; its frames are there twice meanwhile.
+///
+/// Errors: invalid_argument without a target; unsupported over any other kind.
+Result<TargetPtr> make_shadowed_target(TargetPtr live, const ShadowOptions& options = {});
+
+/// What a shadow has.
+struct ShadowState {
+  std::uint64_t bytes = 0;         ///< of host memory that it takes; while a full update over it is staged, or can be
+                                   ///< taken back, as much again is taken
+  std::optional<Version> version;  ///< the last that was committed whole, whatever live memory has
+  bool live_given_up = false;
+};
+/// Nothing for a target without one.
+std::optional<ShadowState> shadow_of(const Target& target);
+
+/// The engine goes to sleep: its weights' memory is given up, and nobody touches it from here on. The shadow keeps its
+/// version; Receiver::current() is empty, and pulls fail with invalid_argument, until restore_live(). Whatever was
+/// under way is forgotten, as by a failed pull: what is staged, a full update that was pulled in part, the way back
+/// from the last commit. What the target itself has on a device (its staging) stays there. unsupported without a
+/// shadow.
+Status give_up_live(Receiver& receiver);
+
+/// What a restoration did.
+struct RestoreReport {
+  Version version;          ///< that live memory has now
+  std::uint64_t bytes = 0;  ///< of the tiles that were written
+  double restore_s = 0;     ///< all of it
+  double attest_s = 0;      ///< of that, with ReceiverOptions::attest_commits
+};
+/// The engine's memory is there again, at the addresses that the placement names and with whatever in it: all tiles are
+/// written from the shadow, each verified on its way, and the version is the committed one again. Nothing comes over
+/// the network. The same after a failure that live memory lost its version by, or to write all of it anew. A commit
+/// before it cannot be taken back any more.
+/// Errors: unsupported without a shadow; not_found if the shadow has no version; corrupt: a tile of the shadow is
+/// wrong, or (with attest_commits) live memory does not keep what is written: pull anew; timed_out, cancelled; io, a
+/// device's. On error live memory has no version (unless begun too late to have changed anything), and the shadow still
+/// has its.
+Result<RestoreReport> restore_live(Receiver& receiver, Deadline deadline, std::stop_token stop = {});
+
+}  // namespace deltasync

@@ -1,0 +1,55 @@
+#include "receiver/shadow_memory.hpp"
+
+#include "base/log.hpp"
+#include "receiver/tile_memory.hpp"
+
+namespace deltasync {
+
+namespace {
+constexpr std::uint64_t kTileAlignment = 64;
+}
+
+Status ShadowMemory::open_memory(const Until& until) {
+  at_.clear();
+  at_.reserve(static_cast<std::size_t>(tiles().tiles()));
+  std::uint64_t bytes = 0;
+  for (std::uint64_t i = 0; i < tiles().tiles(); ++i) {
+    const Tile tile = layout_of().tile(tiles().nth(i));
+    at_.push_back(bytes);
+    bytes += (tile.rect.rows * row_bytes(tile) + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
+  }
+  const std::string what = "a shadow of " + std::to_string(bytes) + " bytes of host memory";
+  if (bytes_max_ != 0 && bytes > bytes_max_) {
+    return Error(Errc::no_space, what + ": " + std::to_string(bytes_max_) + " are allowed");
+  }
+  auto memory = HostMemory::map(bytes, pool(), until);
+  if (!memory.ok()) return std::move(memory).error().with_context(what);
+  memory_ = *std::move(memory);
+  spdlog::info("shadow keeps bytes={}", bytes);
+  return {};
+}
+
+Status ShadowMemory::put(const Tile& tile, const TileRows& rows) {
+  copy_tile_rows(layout_of(), tile, rows, tile_in(memory_, tile));
+  return {};
+}
+
+Status ShadowMemory::exchange(const Tile& tile, const delta::TileRecord& record, MutByteSpan changes) {
+  const TileRows rows = tile_in(memory_, tile);
+  delta::exchange_tile(layout_of(), record, rows.first, rows.row_stride, changes);
+  return {};
+}
+
+Status ShadowMemory::open_staging(const Until& until) {
+  if (!staging_) {
+    DS_ASSIGN(staging_, HostMemory::map(bytes(), pool(), until));
+  }
+  return {};
+}
+
+Status ShadowMemory::exchange_staging() {
+  memory_.swap(staging_);
+  return {};
+}
+
+}  // namespace deltasync

@@ -1,0 +1,303 @@
+#include "receiver/target_shadow.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "receiver/target_checks.hpp"
+
+namespace deltasync {
+namespace {
+
+/// A commit that writes all tiles, and what takes one back: no device may hold them up for longer.
+constexpr std::chrono::minutes kWriteAll{10};
+
+/// Records point into their frame's bytes, so a copy of a frame has records of its own.
+StagedFrame clone(const StagedFrame& frame) {
+  StagedFrame copy;
+  copy.bytes = frame.bytes;
+  copy.records = frame.records;
+  for (delta::TileRecord& record : copy.records) {
+    if (record.payload.empty()) continue;
+    const auto at = static_cast<std::size_t>(record.payload.data() - frame.bytes.data());
+    record.payload = ByteSpan(copy.bytes).subspan(at, record.payload.size());
+  }
+  copy.resolved.resize(frame.resolved.size());
+  if (!frame.resolved.empty()) std::memcpy(copy.resolved.data(), frame.resolved.data(), frame.resolved.size());
+  return copy;
+}
+
+std::vector<StagedStep> clone(const std::vector<StagedStep>& steps) {
+  std::vector<StagedStep> copies;
+  for (const StagedStep& step : steps) {
+    copies.push_back({step.from, step.to, {}});
+    copies.back().frames.reserve(step.frames.size());
+    for (const StagedFrame& frame : step.frames) copies.back().frames.push_back(clone(frame));
+  }
+  return copies;
+}
+
+}  // namespace
+
+ShadowedTarget::ShadowedTarget(TargetPtr live, const ShadowOptions& options)
+    : live_(std::move(live)), shadow_(live_->layout(), *live_->kept(), options.bytes_max) {}
+
+Status ShadowedTarget::subscribe(const TileSet& tiles) {
+  DS_TRY(live_->subscribe(tiles));
+  return shadow_.subscribe(tiles);
+}
+
+Status ShadowedTarget::open(ThreadPool& pool, const Until& until) {
+  DS_TRY(shadow_.open(pool, until));
+  DS_TRY(live_->open(pool, until));
+  pool_ = &pool;
+  return {};
+}
+
+const TargetState* ShadowedTarget::committed() const {
+  return shadow_.committed() != nullptr ? live_->committed() : nullptr;
+}
+
+Result<TileRows> ShadowedTarget::live_tile(const Tile& tile, std::vector<std::byte>& scratch) const {
+  if (committed() == nullptr) return TileRows{};
+  return shadow_.live_tile(tile, scratch);
+}
+
+Status ShadowedTarget::live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
+                                    const Until& until) {
+  return live_->live_digests(tiles, digests, until);
+}
+
+Result<std::vector<WrongCopy>> ShadowedTarget::wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) {
+  return live_->wrong_copies(tiles, until);
+}
+
+// ---- single tiles --------------------------------------------------------------------------------------------------
+
+Status ShadowedTarget::begin_mend(const Until& until) {
+  if (committed() == nullptr) return Error(Errc::not_found, "nothing is committed that could be mended");
+  DS_TRY(shadow_.begin_mend(until));
+  return live_->begin_mend(until);
+}
+
+Status ShadowedTarget::mend_tile(const Tile& tile, const TileRows& rows) {
+  DS_TRY(shadow_.mend_tile(tile, rows));
+  return live_->mend_tile(tile, rows);
+}
+
+Status ShadowedTarget::end_mend() {
+  DS_TRY(shadow_.end_mend());
+  Status ended = live_->end_mend();
+  if (ended.ok()) return {};
+  undo_ = Undo::none;
+  return with_what_is_left(std::move(ended).error());
+}
+
+Result<TileRows> ShadowedTarget::kept_tile(const Tile& tile, std::vector<std::byte>& scratch) const {
+  return shadow_.live_tile(tile, scratch);
+}
+
+// ---- full ----------------------------------------------------------------------------------------------------------
+
+Status ShadowedTarget::begin_full(FullOverLive policy, const Until& until) {
+  if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open already");
+  if (given_up_) return Error(Errc::invalid_argument, "live memory was given up: it has to be restored first");
+  if (committed() != nullptr && policy == FullOverLive::stage) {
+    DS_TRY(shadow_.begin_full(FullOverLive::stage, until));
+    live_->forget_rollback();
+    full_ = Full::shadow;
+  } else {
+    DS_TRY(live_->begin_full(policy, until));
+    if (Status begun = shadow_.begin_full(FullOverLive::in_place, until); !begun.ok()) {
+      live_->discard_full();
+      return begun;
+    }
+    full_ = Full::both;
+  }
+  undo_ = Undo::none;
+  return {};
+}
+
+Result<TileRows> ShadowedTarget::full_tile(const Tile& tile, std::vector<std::byte>& scratch) {
+  // An engine may have written to live memory meanwhile: that is what is to be seen.
+  if (full_ == Full::both) return live_->full_tile(tile, scratch);
+  return shadow_.full_tile(tile, scratch);
+}
+
+Status ShadowedTarget::put_tile(const Tile& tile, const TileRows& rows) {
+  if (full_ == Full::both) DS_TRY(live_->put_tile(tile, rows));
+  return shadow_.put_tile(tile, rows);
+}
+
+Status ShadowedTarget::commit_full(TargetState state) {
+  switch (full_) {
+    case Full::closed: break;
+    case Full::both: return commit_both(std::move(state));
+    case Full::shadow: return commit_through(std::move(state));
+  }
+  return Error(Errc::invalid_argument, "no full update is open");
+}
+
+Status ShadowedTarget::commit_both(TargetState state) {
+  DS_TRY(shadow_.commit_full(state));
+  full_ = Full::closed;
+  Status written = live_->commit_full(std::move(state));
+  if (!written.ok()) {
+    live_->discard_full();
+    return with_what_is_left(std::move(written).error());
+  }
+  undo_ = Undo::both;
+  return {};
+}
+
+Status ShadowedTarget::commit_through(TargetState state) {
+  DS_TRY(shadow_.commit_full(std::move(state)));
+  full_ = Full::closed;
+  Status written = write_live(Deadline::after(kWriteAll), false);
+  if (!written.ok()) return take_back(std::move(written).error());
+  undo_ = Undo::shadow;
+  return {};
+}
+
+void ShadowedTarget::discard_full() noexcept {
+  if (full_ == Full::both) live_->discard_full();
+  if (full_ != Full::closed) shadow_.discard_full();
+  full_ = Full::closed;
+}
+
+/// On error live memory has no version, unless nothing was written to it.
+Status ShadowedTarget::write_live(const Until& until, bool verify) {
+  constexpr std::uint64_t kTilesPerItem = 16;
+  const TargetState& state = *shadow_.committed();
+  const TileSet& tiles = *live_->kept();
+  DS_TRY(live_->begin_full(FullOverLive::in_place, until));
+  const std::uint64_t items = (tiles.tiles() + kTilesPerItem - 1) / kTilesPerItem;
+  Status put =
+      run_all(*pool_, items, until, "writing live memory from the shadow", [&](std::uint64_t item, unsigned) -> Status {
+        std::vector<std::byte> unused;
+        const std::uint64_t end = std::min((item + 1) * kTilesPerItem, tiles.tiles());
+        for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
+          const Tile tile = layout()->tile(tiles.nth(i));
+          const TileRows rows = shadow_.live_tile(tile, unused).value();
+          if (verify && digest_of_rows(*layout(), tile, rows) != state.digests[static_cast<std::size_t>(tile.index)]) {
+            return Error(Errc::corrupt,
+                         "the shadow's " + describe_tile(*layout(), tile.index) + " differs from what was committed");
+          }
+          DS_TRY(live_->put_tile(tile, rows));
+        }
+        return {};
+      });
+  if (put.ok()) put = live_->commit_full(state);
+  if (!put.ok()) live_->discard_full();
+  if (put.ok()) live_->forget_rollback();
+  return put;
+}
+
+// ---- delta ---------------------------------------------------------------------------------------------------------
+
+Status ShadowedTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
+  if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
+  if (committed() == nullptr) {
+    return Error(Errc::version_conflict, "a delta needs a committed version, there is none");
+  }
+  DS_TRY(shadow_.commit_delta(clone(steps), state, deadline));
+  undo_ = Undo::none;
+  Status written = live_->commit_delta(std::move(steps), std::move(state), deadline);
+  if (!written.ok()) return take_back(std::move(written).error());
+  undo_ = Undo::both;
+  return {};
+}
+
+// ---- back ----------------------------------------------------------------------------------------------------------
+
+/// The shadow has a commit that live memory refused, or lost its version by.
+Error ShadowedTarget::take_back(Error why) {
+  const Status back = shadow_.rollback();
+  if (!back.ok()) return std::move(why).with_context("the shadow could not be taken back");
+  if (live_->committed() == nullptr && shadow_.committed() != nullptr) {
+    if (write_live(Deadline::after(kWriteAll), false).ok()) return why;
+  }
+  return with_what_is_left(std::move(why));
+}
+
+Error ShadowedTarget::with_what_is_left(Error why) const {
+  if (live_->committed() != nullptr || shadow_.committed() == nullptr) return why;
+  return std::move(why).with_context("live memory has no version, its shadow has " +
+                                     to_string(shadow_.committed()->version));
+}
+
+Status ShadowedTarget::rollback() {
+  if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
+  const Undo undo = std::exchange(undo_, Undo::none);
+  if (undo == Undo::none) return Error(Errc::unsupported, "there is no commit that could be taken back");
+  Status back;
+  if (undo == Undo::both) {
+    back = live_->rollback();
+    if (!back.ok() && live_->committed() != nullptr) {
+      undo_ = undo;
+      return back;
+    }
+  }
+  if (!shadow_.rollback().ok())
+    shadow_.disown();  // it had a version that live memory had lost: no way leads back there
+  if (shadow_.committed() == nullptr || (undo == Undo::both && back.ok())) return back;
+  // Live memory has the version that is taken back, or none.
+  Status written = write_live(Deadline::after(kWriteAll), false);
+  if (written.ok()) return {};
+  live_->disown();
+  return with_what_is_left(std::move(written).error());
+}
+
+void ShadowedTarget::forget_rollback() noexcept {
+  undo_ = Undo::none;
+  live_->forget_rollback();
+  shadow_.forget_rollback();
+}
+
+void ShadowedTarget::disown() noexcept {
+  forget_rollback();
+  live_->disown();
+}
+
+// ---- asleep --------------------------------------------------------------------------------------------------------
+
+ShadowState ShadowedTarget::state() const {
+  ShadowState state;
+  state.bytes = shadow_.bytes();
+  if (shadow_.committed() != nullptr) state.version = shadow_.committed()->version;
+  state.live_given_up = given_up_;
+  return state;
+}
+
+void ShadowedTarget::give_up_live() noexcept {
+  disown();
+  given_up_ = true;
+}
+
+Status ShadowedTarget::restore(const Until& until) {
+  if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
+  if (shadow_.committed() == nullptr) return Error(Errc::not_found, "the shadow has no version");
+  DS_TRY(until.check("writing live memory from the shadow"));
+  forget_rollback();
+  DS_TRY(write_live(until, true));
+  given_up_ = false;
+  return {};
+}
+
+// ---- public --------------------------------------------------------------------------------------------------------
+
+Result<TargetPtr> make_shadowed_target(TargetPtr live, const ShadowOptions& options) {
+  if (live == nullptr) return Error(Errc::invalid_argument, "a shadow without a target");
+  if (dynamic_cast<MemoryTarget*>(live.get()) == nullptr) {
+    return Error(Errc::unsupported, "a shadow of a target that is not in live memory");
+  }
+  return TargetPtr(new ShadowedTarget(std::move(live), options));
+}
+
+std::optional<ShadowState> shadow_of(const Target& target) {
+  const auto* const shadowed = dynamic_cast<const ShadowedTarget*>(&target);
+  if (shadowed == nullptr) return std::nullopt;
+  return shadowed->state();
+}
+
+}  // namespace deltasync

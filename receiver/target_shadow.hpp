@@ -1,0 +1,85 @@
+// A target in live memory with a shadow of it on the host (deltasync/shadow.hpp).
+//
+// Invariant: where both have a committed version it is the same. The shadow goes first, forth: its memory is ours, and
+// does not fail; so what live memory refuses is taken back there by a rollback that does not fail either. And live
+// memory goes first, back. Where live memory lost its version it gets the shadow's, tile by tile, if that works.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "deltasync/shadow.hpp"
+#include "receiver/shadow_memory.hpp"
+
+namespace deltasync {
+
+class ShadowedTarget final : public Target {
+ public:
+  ShadowedTarget(TargetPtr live, const ShadowOptions& options);
+
+  const LayoutPtr& layout() const override { return live_->layout(); }
+  bool exchanges() const override { return true; }
+  bool shares_memory() const override { return live_->shares_memory(); }
+  Status subscribe(const TileSet& tiles) override;
+  Status open(ThreadPool& pool, const Until& until) override;
+  const TileSet* kept() const override { return live_->kept(); }
+  const TargetState* committed() const override;
+  Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
+  Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
+                      const Until& until) override;
+  Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) override;
+
+  Status begin_mend(const Until& until) override;
+  Status mend_tile(const Tile& tile, const TileRows& rows) override;
+  Status end_mend() override;
+  Result<TileRows> kept_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
+  void disown() noexcept override;
+
+  Status begin_full(FullOverLive policy, const Until& until) override;
+  Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
+  Status put_tile(const Tile& tile, const TileRows& rows) override;
+  /// What lands in memory directly would be in one of both only.
+  std::byte* full_rows(std::uint32_t /*tensor*/) override { return nullptr; }
+  Status commit_full(TargetState state) override;
+  void discard_full() noexcept override;
+  Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
+  Status rollback() override;
+  void forget_rollback() noexcept override;
+
+  ShadowState state() const;
+  /// No update may be open.
+  void give_up_live() noexcept;
+  /// All tiles from the shadow, each verified. No update may be open.
+  Status restore(const Until& until);
+
+ private:
+  /// Where the tiles of the open full update go.
+  enum class Full : std::uint8_t {
+    closed,
+    both,    ///< to the shadow, and as the live target has them
+    shadow,  ///< to the shadow's staging alone; the commit writes live memory from there
+  };
+  enum class Undo : std::uint8_t {
+    none,
+    both,    ///< each takes its own commit back
+    shadow,  ///< the shadow does, and live memory is written from there
+  };
+
+  Status commit_both(TargetState state);
+  Status commit_through(TargetState state);
+  Status write_live(const Until& until, bool verify);
+  Error take_back(Error why);
+  Error with_what_is_left(Error why) const;
+
+  const TargetPtr live_;
+  ShadowMemory shadow_;
+  ThreadPool* pool_ = nullptr;
+  bool given_up_ = false;
+  Full full_ = Full::closed;
+  Undo undo_ = Undo::none;
+};
+
+}  // namespace deltasync

@@ -1,0 +1,39 @@
+// Where a target under test keeps its versions, as somebody sees it who only looks there.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "deltasync/shadow.hpp"
+
+namespace deltasync::test {
+
+/// Where the target under test keeps its versions.
+class Place {
+ public:
+  virtual ~Place() = default;
+  virtual Result<TargetPtr> make(const LayoutPtr& layout) = 0;
+  /// What a user of the target sees from outside is this half (null: no version); else what differs.
+  virtual std::string outside(const Target& target, const std::vector<std::byte>* half) = 0;
+};
+
+/// A shadow beside what another place keeps.
+class Shadowed final : public Place {
+ public:
+  explicit Shadowed(std::unique_ptr<Place> live) : live_(std::move(live)) {}
+  Result<TargetPtr> make(const LayoutPtr& layout) override {
+    DS_ASSIGN(TargetPtr target, live_->make(layout));
+    return make_shadowed_target(std::move(target));
+  }
+  std::string outside(const Target& target, const std::vector<std::byte>* half) override {
+    return live_->outside(target, half);
+  }
+
+ private:
+  const std::unique_ptr<Place> live_;
+};
+
+}  // namespace deltasync::test
