@@ -3,12 +3,13 @@
 // machines are the ones that the processes run.
 //
 // Checked in every state:
-//   split       two ranks serve different versions
-//   undecided   a rank serves a version of which no record `finish` is durable
-//   broken      a rank serves with an open promise, or something else than its target holds, or a rank that goes back
-//   has
-//               not what it had before
-//   stuck       everybody is restarted, everything is delivered, a version is wished for: and yet not all serve one
+//   split       two ranks serve different versions, by their word or by what their engines step with
+//   undecided   a rank serves a version of which no record `finish` was ever durable
+//   broken      a rank serves, or its engine steps, with an open promise; or it serves something else than its target
+//               holds
+//   written     memory changes under an engine that steps with it
+//   stuck       everybody is restarted and everything is delivered: and yet a promise or a transaction stays open, or
+//               not all serve the group's version although it is to be had, or not all come to one at the next update
 #pragma once
 
 #include <array>
@@ -23,7 +24,7 @@ namespace deltasync::commit::model {
 
 inline constexpr std::size_t kRanks = 3;  ///< at most
 
-enum class Violation : std::uint8_t { none, split, undecided, broken, stuck };
+enum class Violation : std::uint8_t { none, split, undecided, broken, written, stuck };
 const char* name(Violation violation);
 
 /// What may still happen.
@@ -37,8 +38,13 @@ struct Budget {
   std::uint8_t resolutions = 0;  ///< resolve_by_pull
   std::uint8_t failures = 0;     ///< of work
   std::uint8_t timeouts = 0;     ///< of the coordinator
+  std::uint8_t losses = 0;       ///< work that fails and leaves its target without a whole version
+  std::uint8_t log_losses = 0;   ///< while the coordinator is dead: the next one begins another log
   bool in_doubt = false;         ///< ranks' deadlines pass
   bool directories = false;      ///< a rank's version survives it
+  bool past_is_gone = false;     ///< the agent gives the newest version only
+  std::uint8_t gones = 2;        ///< how often somebody may find that out
+  bool engine_lags = false;      ///< engines follow their ranks later, in steps of their own
   bool all_serve_first = false;  ///< begin where all serve version 1
 };
 

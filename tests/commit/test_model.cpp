@@ -82,6 +82,48 @@ TEST(CommitModel, TwoRanksResolvedByPull) {
   b.messages = 1;
   expect_clean(b);
 }
+TEST(CommitModel, TwoRanksWhoseEnginesLag) {
+  Budget b = two_ranks();
+  b.engine_lags = true;
+  b.messages = 1;
+  b.rank_deaths = 1;
+  b.timeouts = 1;
+  expect_clean(b);
+}
+TEST(CommitModel, TwoRanksWhoseEnginesLagAreResolved) {
+  Budget b = two_ranks();
+  b.engine_lags = true;
+  b.messages = 1;
+  b.resolutions = 1;
+  b.failures = 1;
+  expect_clean(b);
+}
+TEST(CommitModel, TwoRanksWhosePastIsGone) {
+  Budget b = two_ranks();
+  b.past_is_gone = true;
+  b.messages = 1;
+  b.publications = 1;
+  b.rank_deaths = 1;
+  b.timeouts = 1;
+  expect_clean(b);
+}
+TEST(CommitModel, TwoRanksLoseAVersion) {
+  Budget b = two_ranks();
+  b.losses = 1;
+  b.failures = 1;
+  b.timeouts = 1;
+  b.coordinator_deaths = 1;
+  b.messages = 1;
+  expect_clean(b);
+}
+TEST(CommitModel, TwoRanksWhoseLogIsLost) {
+  Budget b = two_ranks();
+  b.log_losses = 1;
+  b.coordinator_deaths = 1;
+  b.resolutions = 1;
+  b.messages = 1;
+  expect_clean(b);
+}
 TEST(CommitModel, ThreeRanks) {
   Budget b = two_ranks();
   b.ranks = 3;
@@ -116,6 +158,11 @@ TEST(CommitModel, RandomWalks) {
     b.resolutions = static_cast<std::uint8_t>(seed / 16 % 2);
     b.failures = static_cast<std::uint8_t>(seed / 32 % 4);
     b.timeouts = static_cast<std::uint8_t>(seed / 128 % 4);
+    b.losses = static_cast<std::uint8_t>(seed / 64 % 3);
+    b.log_losses = static_cast<std::uint8_t>(seed % 5 == 0);
+    b.engine_lags = seed % 7 < 3;
+    b.past_is_gone = seed % 11 < 5;
+    b.gones = 8;
     b.in_doubt = true;
     b.directories = seed % 3 == 0;
     b.all_serve_first = seed % 2 == 0;
@@ -160,7 +207,7 @@ TEST(CommitModelBroken, LosingRecordsIsFound) {
 TEST(CommitModelBroken, ARestartUnderTheSameNameIsFound) {
   Rules rules;
   rules.same_incarnation = true;
-  EXPECT_NE(explore(lively(), rules).violation, Violation::none);
+  EXPECT_STREQ(name(explore(lively(), rules).violation), "stuck");
 }
 
 }  // namespace
