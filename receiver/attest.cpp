@@ -102,7 +102,7 @@ CommitVerdict attest_commit(Target& target, const TileSet& tiles, const Until& u
   auto wrong = attest(target, tiles, until);
   if (wrong.ok() && wrong->empty()) return {};
   Error why = wrong.ok() ? Error(Errc::corrupt, "live memory: " + describe(*wrong))
-                         : std::move(wrong).error().with_context("attesting live memory");
+                         : Error(wrong.error()).with_context("attesting live memory");
   const auto with = [&](const std::string& what_now) { return Error(why.code(), why.message() + "; " + what_now); };
   if (const Status back = target.rollback(); !back.ok()) {
     if (target.committed() != nullptr) target.disown();
