@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <ranges>
 #include <span>
 #include <string>
@@ -75,6 +76,12 @@ struct WriterOptions {
   std::chrono::milliseconds device_limit = std::chrono::minutes(1);
 };
 
+/// A whole version in a half of the segment; a tensor's bytes begin at its Tensor::offset.
+struct HeldVersion {
+  Version version;
+  std::span<const std::byte> bytes;
+};
+
 /// One writer process's session. Not thread-safe: one thread calls it at a time (copies run on its own threads).
 /// Destruction during a fill aborts it. A forked child may only destroy its copy, which disturbs nobody; its calls fail
 /// with invalid_argument.
@@ -138,6 +145,11 @@ class Writer {
 
   /// The newest version that the segment holds now, whoever committed it; invalid if none.
   virtual VersionId newest() const = 0;
+  /// The same and where it lies. The bytes stay as they are until a later version is committed. They are not to be read
+  /// any more after the next begin(), register_plan() or wait_ready(), which may map another segment: ask again then.
+  virtual std::optional<HeldVersion> held() const = 0;
+  /// The half of the open fill, to read again what was written; empty if none is open. Until commit() or abort().
+  virtual std::span<const std::byte> filling() const = 0;
   virtual const LayoutPtr& layout() const = 0;
 
   /// begin → write every (name, Source) of a range or generator → commit; aborts on the first error, and when the

@@ -1,4 +1,6 @@
 // Attaching: the session's beginning, its connection to the agent, and the mapping of the segment that the agent names.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <system_error>
 #include <thread>
@@ -29,6 +31,15 @@ Result<wire::TrainerHello> make_hello(const Layout& layout, const Sidecar& sidec
   DS_ASSIGN(hello.layout,
             wire::pack_layout(layout.encode(), sidecar.empty() ? std::vector<std::byte>{} : sidecar.encode()));
   return hello;
+}
+
+/// Another file bears its name: an agent that found no segment made one, and counts generations anew.
+bool is_replaced(const shm::Segment& segment) {
+  struct stat mine {};
+  struct stat there {};
+  if (::fstat(segment.file(), &mine) != 0) return false;
+  if (::stat((segment.path().dir / segment.path().name).c_str(), &there) != 0) return false;
+  return mine.st_ino != there.st_ino || mine.st_dev != there.st_dev;
 }
 
 }  // namespace
@@ -65,7 +76,7 @@ Status WriterSession::open(Deadline deadline) {
 Status WriterSession::use(const wire::TrainerWelcome& welcome) {
   const shm::SegmentPath path{welcome.shm_dir, welcome.segment_name};
   const bool same = segment_ && generation_ == welcome.generation && segment_->path().name == path.name &&
-                    segment_->path().dir == path.dir;
+                    segment_->path().dir == path.dir && !is_replaced(*segment_);
   if (same) return {};
   if (fill_) return Error(Errc::aborted, "the agent has a new segment; the open fill is of an old one");
   DS_ASSIGN(auto segment, shm::Segment::attach(path));

@@ -56,6 +56,8 @@ class WriterSession final : public Writer {
   void abort() noexcept override;
   Status wait_ready(const VersionId& version, Deadline deadline) override;
   VersionId newest() const override { return home_.here() ? role_->newest() : VersionId{}; }
+  std::optional<HeldVersion> held() const override;
+  std::span<const std::byte> filling() const override;
   const LayoutPtr& layout() const override { return layout_; }
 
  private:

@@ -244,6 +244,25 @@ Status WriterSession::wait_ready(const VersionId& version, Deadline deadline) {
   }
 }
 
+std::optional<HeldVersion> WriterSession::held() const {
+  if (!home_.here()) return std::nullopt;
+  for (;;) {
+    // Ends soon: a half moves a few times per version.
+    const VersionId id = role_->newest();
+    if (!id.valid()) return std::nullopt;
+    for (unsigned half = 0; half < shm::kHalves; ++half) {
+      const shm::HalfStatus status = shm::inspect_half(*segment_, half);
+      if (status.version.id != id) continue;  // one that is being filled comes after it
+      return HeldVersion{status.version, segment_->half(half).first(static_cast<std::size_t>(layout_->half_bytes()))};
+    }
+  }
+}
+
+std::span<const std::byte> WriterSession::filling() const {
+  if (!home_.here() || !fill_) return {};
+  return segment_->half(fill_->half).first(static_cast<std::size_t>(layout_->half_bytes()));
+}
+
 Status Writer::write(std::uint32_t tensor, const Source& source) {
   const auto tensors = layout()->tensors();
   if (tensor >= tensors.size()) {

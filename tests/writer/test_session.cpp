@@ -72,6 +72,37 @@ TEST_F(WriterSessionTest, VersionsArriveByteForByteAndAreReported) {
   EXPECT_TRUE(eventually([&] { return agent_->notifications() == 5; }));
 }
 
+TEST_F(WriterSessionTest, WhatTheSegmentHoldsAndWhatIsBeingFilledCanBeRead) {
+  auto writer = attach();
+  EXPECT_FALSE(writer->held());
+  EXPECT_TRUE(writer->filling().empty());
+  const auto is = [](std::span<const std::byte> bytes, const std::vector<std::byte>& half) {
+    return std::equal(bytes.begin(), bytes.end(), half.begin(), half.end());
+  };
+  std::vector<std::byte> before;
+  for (std::uint64_t number = 1; number <= 3; ++number) {
+    ASSERT_TRUE(writer->begin(version(7, number), soon()));
+    ASSERT_TRUE(write_all(*writer, model_.half));
+    EXPECT_TRUE(is(writer->filling(), model_.half));
+    ASSERT_EQ(writer->held().has_value(), number > 1) << "an open fill is no version";
+    if (number > 1) {
+      EXPECT_EQ(writer->held()->version, version(7, number - 1));
+      EXPECT_TRUE(is(writer->held()->bytes, before));
+    }
+    ASSERT_TRUE(writer->commit(soon()));
+    EXPECT_TRUE(writer->filling().empty());
+    ASSERT_TRUE(writer->held());
+    EXPECT_EQ(writer->held()->version, version(7, number));
+    EXPECT_TRUE(is(writer->held()->bytes, model_.half)) << "sealed, whether it is served yet or not";
+    before = model_.half;
+    mutate(model_.half, layout(), 0.2, number);
+  }
+  writer.reset();
+  writer = attach();
+  ASSERT_TRUE(writer->held()) << "another session's version";
+  EXPECT_EQ(writer->held()->version, version(7, 3));
+}
+
 TEST_F(WriterSessionTest, OffloadTakesAnyRangeOfNamesAndSources) {
   auto writer = attach();
   std::vector<std::pair<std::string, Source>> tensors;
