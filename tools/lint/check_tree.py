@@ -30,9 +30,10 @@ LAYERS = {
     "src/writer/": {"deltasync/", "base/", "format/", "delta/", "gpu/", "shm/", "net/", "writer/"},
     "agent/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "agent/"},
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
+    "src/relay/": {"deltasync/", "base/", "format/", "delta/", "receiver/", "writer/", "relay/"},
 }
 PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "commit/", "writer/",
-                 "agent/", "receiver/", "tools/", "tests/")
+                 "agent/", "receiver/", "relay/", "tools/", "tests/")
 
 # Absolute paths that only exist on somebody's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root|home|Users)/[\w.-]+")

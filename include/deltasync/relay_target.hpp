@@ -1,0 +1,46 @@
+// A target that hands versions on: it writes them into the segment of another agent, which serves them to the receivers
+// of its node.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "deltasync/deadline.hpp"
+#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
+#include "deltasync/receiver.hpp"
+#include "deltasync/result.hpp"
+
+namespace deltasync {
+
+struct RelayTargetOptions {
+  std::string agent_socket;    ///< the Unix socket of the agent that is to serve the versions
+  unsigned threads = 0;        ///< that copy into the segment, as WriterOptions::threads
+  std::string name = "relay";  ///< for that agent's log and status
+  /// How long a commit waits for the half that the version goes into: until the agent has diffed the version before and
+  /// the last receiver has left the one before that. Then it fails, and names what holds the half.
+  std::chrono::nanoseconds guard_limit = std::chrono::minutes(1);
+};
+
+/// Keeps whole models in the segment of the agent at `agent_socket`, whose only writer it is: what trains writes to
+/// another agent, from which the receiver pulls. Versions keep epoch, number, label and digests, so that a receiver may
+/// go from one of the two agents to the other and still gets deltas. Layout and sidecar must be the receiver's.
+///
+///   - A commit fills the half that is free: what did not change is copied there, what did is written changed. All of
+///     it is read again and compared with the digests that came with the version before it is sealed: the agent serves
+///     no other bytes.
+///   - A commit is final: rollback() of a committed update is unsupported, since receivers may have it by then.
+///   - A full update waits in host memory, as large as the model, for its commit; FullOverLive::in_place is like stage.
+///   - Bound again over a segment that holds a version (a restart), it goes on from that one: a delta, not the model.
+///   - Once the segment is gone (its agent was restarted without it, or took another layout meanwhile), the commit
+///     that finds out fails with `aborted`, nothing is committed, and the next pull is a full one.
+///
+/// Errors: those of Writer::attach(); already_exists while another process relays to that agent or trains with it.
+Result<TargetPtr> make_relay_target(const LayoutPtr& layout, const Sidecar& sidecar, const RelayTargetOptions& options,
+                                    Deadline deadline);
+
+/// Waits until the agent serves what the target has committed. timed_out, connection; invalid_argument of another kind
+/// of target, or of one that has committed nothing.
+Status wait_relayed(Target& target, Deadline deadline);
+
+}  // namespace deltasync
