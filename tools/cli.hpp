@@ -48,6 +48,7 @@ struct Command {
 };
 std::function<Status()> setup_publish(CLI::App& app);
 std::function<Status()> setup_pull(CLI::App& app);
+std::function<Status()> setup_relay(CLI::App& app);
 std::function<Status()> setup_inspect(CLI::App& app);
 std::function<Status()> setup_diff(CLI::App& app);
 std::function<Status()> setup_trace(CLI::App& app);

@@ -72,14 +72,14 @@ std::function<Status()> setup_bench(CLI::App& app) {
   const auto json = std::make_shared<bool>(false);
   options->bin_dir = own_directory();
   app.add_option("case", options->name,
-                 "diff, codec, merge, apply, offload, full, packed, partial, e2e, tensors, baseline or gpu")
+                 "diff, codec, merge, apply, offload, full, packed, partial, e2e, tensors, relay, baseline or gpu")
       ->required();
   app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));
   app.add_option("--density", options->density, "fraction of elements that a step changes")
       ->check(CLI::Range(1e-6, 0.9));
   app.add_option("--threads", options->threads, "of the work and of its limit")->check(CLI::Range(1U, 256U));
   app.add_option("--streams", options->streams, "data connections of a pull")->check(CLI::Range(1U, 64U));
-  app.add_option("--versions", options->versions, "timed versions (e2e, tensors), rounds (the others)")
+  app.add_option("--versions", options->versions, "timed versions (e2e, tensors, relay), rounds (the others)")
       ->check(CLI::Range(1U, 1000U));
   app.add_option("--steps", options->steps, "merge: deltas of the chain")->check(CLI::Range(1U, 256U));
   app.add_flag("--master", options->master, "diff, codec, apply: the fp32 weights instead of their bf16 copies");

@@ -1,4 +1,5 @@
-// deltasync: publish, pull, inspect, diff, trace, bench: the command table and the way from an error to an exit code.
+// deltasync: publish, pull, relay, inspect, diff, trace, bench: the command table and the way from an error to an exit
+// code.
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -12,6 +13,7 @@ namespace {
 constexpr Command kCommands[] = {
     {"publish", "act as a trainer: publish model directories as successive versions", setup_publish},
     {"pull", "fetch versions from an agent into a model directory", setup_pull},
+    {"relay", "pull versions once for a node and serve them on through its own agent", setup_relay},
     {"inspect", "describe a model, layout, delta or segment file, or a live agent", setup_inspect},
     {"diff", "compare two versions of a model: density by tensor, size by codec", setup_diff},
     {"trace", "lay what several processes recorded on one timeline; summarise or draw one version", setup_trace},

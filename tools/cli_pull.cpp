@@ -1,6 +1,4 @@
 // `deltasync pull`: a receiver that keeps a model directory, or slices in its memory.
-#include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -8,18 +6,15 @@
 #include <vector>
 
 #include "base/home_nodes.hpp"
-#include "base/log.hpp"
 #include "base/until.hpp"
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"
 #include "receiver/target.hpp"
 #include "tools/cli.hpp"
+#include "tools/follow.hpp"
 
 namespace deltasync::cli {
 namespace {
-
-constexpr double kPauseMinS = 0.2;  ///< of a follower between two tries; doubled each time
-constexpr double kPauseMaxS = 10;
 
 struct Options {
   std::string from;
@@ -38,9 +33,8 @@ struct Options {
   bool json = false;
 };
 
-Deadline deadline_of(const Options& options) {
-  const double seconds = options.deadline_s.value_or(options.follow ? 3600 : 60);
-  return Deadline::after(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));
+double deadline_s(const Options& options) {
+  return options.deadline_s.value_or(options.follow ? 3600 : 60);
 }
 
 Want want_of(const Options& options) {
@@ -126,57 +120,6 @@ Result<PullReport> pull_one(const Options& options, Receiver& receiver, const Wa
   return update->report();
 }
 
-/// Failures that may be gone at the next try: a follower logs them and goes on.
-bool may_pass(Errc code) {
-  switch (code) {
-    case Errc::connection:
-    case Errc::corrupt:
-    case Errc::lease_revoked:
-    case Errc::no_space:
-    case Errc::timed_out: return true;
-    default: return false;
-  }
-}
-
-/// Every newer version, until `count` are there or a failure that no repetition mends.
-Status follow(const Options& options, std::unique_ptr<Receiver> receiver, const std::string& token, const Want& want,
-              const std::stop_token& stop) {
-  bool bound_again = false;
-  double pause_s = kPauseMinS;
-  for (std::uint64_t done = 0; options.count == 0 || done < options.count;) {
-    const Until until(deadline_of(options), stop);
-    Result<PullReport> report = Error(Errc::internal, "not tried");
-    if (!receiver) {
-      auto connected = connect(options, token, until);
-      if (connected) {
-        receiver = std::move(*connected);
-      } else {
-        report = std::move(connected).error();
-      }
-    }
-    if (receiver) report = pull_one(options, *receiver, want, until);
-    if (report) {
-      DS_TRY(print(options, *report));
-      bound_again = false;
-      pause_s = kPauseMinS;
-      ++done;
-    } else if (!bound_again && report.error().code() == Errc::layout_mismatch) {
-      receiver.reset();  // the trainer publishes another model now; follow it
-      bound_again = true;
-    } else if (may_pass(report.error().code())) {
-      bound_again = false;
-      if (report.error().code() == Errc::timed_out) pause_s = kPauseMinS;  // the wait was the pause
-      spdlog::warn("pull_failed again_in_s={} error=\"{}\"", pause_s, report.error().to_string());
-      const auto pause = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(pause_s));
-      Until(Deadline::after(pause), stop).pause(pause);
-      pause_s = std::min(2 * pause_s, kPauseMaxS);
-    } else {
-      return std::move(report).error();
-    }
-  }
-  return {};
-}
-
 Status run(const Options& options) {
   DS_TRY(stay_on_cores(options.cores, linux_numa()).with_context("--cores"));
   std::string token;
@@ -185,9 +128,15 @@ Status run(const Options& options) {
   }
   DS_ASSIGN(const auto on_signal, StopOnSignal::make());
   const Want want = want_of(options);
-  const Until until(deadline_of(options), on_signal->token());
+  const Until until(after_seconds(deadline_s(options)), on_signal->token());
   DS_ASSIGN(auto receiver, connect(options, token, until));
-  if (options.follow) return follow(options, std::move(receiver), token, want, until.stop());
+  if (options.follow) {
+    const Follower follower{options.count, deadline_s(options),
+                            [&](const Until& end) { return connect(options, token, end); },
+                            [&](Receiver& from, const Until& end) { return pull_one(options, from, want, end); },
+                            [&](const PullReport& report) { return print(options, report); }};
+    return follow(follower, std::move(receiver), until.stop());
+  }
   DS_ASSIGN(const PullReport report, pull_one(options, *receiver, want, until));
   return print(options, report);
 }

@@ -30,6 +30,45 @@ std::vector<TensorSpec> specs() {
 
 }  // namespace
 
+void AgentProcess::start(const std::vector<std::string>& more) {
+  const auto ready = dir_ / (name_ + ".json");
+  std::filesystem::remove(ready);
+  std::vector<std::string> argv = {DELTASYNC_AGENT_BINARY,
+                                   "--name",
+                                   name_,
+                                   "--shm-dir",
+                                   dir_.string(),
+                                   "--socket",
+                                   socket(),
+                                   "--listen",
+                                   endpoint(),
+                                   "--http",
+                                   "127.0.0.1:" + std::to_string(http_port_),
+                                   "--ready-file",
+                                   ready.string(),
+                                   "--log-level",
+                                   "error"};
+  argv.insert(argv.end(), more.begin(), more.end());
+  auto child = bench::Child::spawn(argv, false);
+  ASSERT_TRUE(child) << child.error().to_string();
+  child_ = std::make_unique<bench::Child>(std::move(child).value());
+  const Deadline deadline = Deadline::after(kLimit);
+  while (!std::filesystem::exists(ready)) {
+    ASSERT_FALSE(deadline.passed()) << "the agent did not get ready";
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  std::ifstream in(ready);
+  const auto page = nlohmann::json::parse(in);
+  port_ = page.at("port").get<unsigned>();
+  http_port_ = page.at("http_port").get<unsigned>();
+}
+
+void AgentProcess::kill() {
+  if (child_ == nullptr) return;
+  ::kill(child_->pid(), SIGKILL);
+  child_.reset();
+}
+
 void Cluster::SetUp() {
   write_versions();
   start_agent();
@@ -55,41 +94,8 @@ void Cluster::write_versions() {
   }
 }
 
-void Cluster::start_agent(const std::vector<std::string>& more) {
-  const auto ready = files_.path() / "ready.json";
-  std::filesystem::remove(ready);
-  std::vector<std::string> argv = {DELTASYNC_AGENT_BINARY,
-                                   "--name",
-                                   "cluster",
-                                   "--shm-dir",
-                                   files_.path().string(),
-                                   "--socket",
-                                   socket(),
-                                   "--listen",
-                                   "127.0.0.1:" + std::to_string(port_),
-                                   "--http",
-                                   "127.0.0.1:" + std::to_string(http_port_),
-                                   "--ready-file",
-                                   ready.string(),
-                                   "--log-level",
-                                   "error"};
-  argv.insert(argv.end(), more.begin(), more.end());
-  auto child = bench::Child::spawn(argv, false);
-  ASSERT_TRUE(child) << child.error().to_string();
-  agent_ = std::make_unique<bench::Child>(std::move(child).value());
-  const Deadline deadline = Deadline::after(kLimit);
-  while (!std::filesystem::exists(ready)) {
-    ASSERT_FALSE(deadline.passed()) << "the agent did not get ready";
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  std::ifstream in(ready);
-  const auto page = nlohmann::json::parse(in);
-  port_ = page.at("port").get<unsigned>();  // a restarted agent is found at the same place
-  http_port_ = page.at("http_port").get<unsigned>();
-}
-
 std::vector<pid_t> Cluster::attached() const {
-  const net::Endpoint endpoint{"127.0.0.1", static_cast<std::uint16_t>(http_port_)};
+  const net::Endpoint endpoint{"127.0.0.1", static_cast<std::uint16_t>(agent_.http_port())};
   const auto page = tools::http_get(endpoint, "/v1/status", Deadline::after(kLimit));
   EXPECT_TRUE(page.ok()) << page.error().to_string();
   std::vector<pid_t> pids;
@@ -104,26 +110,7 @@ bool Cluster::is_attached(const bench::Child& trainer) const {
   return std::find(pids.begin(), pids.end(), trainer.pid()) != pids.end();
 }
 
-void Cluster::kill_agent() {
-  if (agent_ == nullptr) return;
-  ::kill(agent_->pid(), SIGKILL);
-  agent_.reset();
-}
-
-bench::Child Cluster::publish(int first, int end, int interval_ms, double deadline_s) {
-  std::vector<std::string> argv = {DELTASYNC_CLI_BINARY,
-                                   "--log-level",
-                                   "off",
-                                   "publish",
-                                   "--agent",
-                                   socket(),
-                                   "--interval-ms",
-                                   std::to_string(interval_ms),
-                                   "--deadline-s",
-                                   std::to_string(deadline_s),
-                                   "--json",
-                                   "--model"};
-  for (int version = first; version < end; ++version) argv.push_back(dir(version).string());
+bench::Child Cluster::spawn(const std::vector<std::string>& argv) {
   auto child = bench::Child::spawn(argv, true);
   if (!child) {
     ADD_FAILURE() << child.error().to_string();
@@ -132,22 +119,31 @@ bench::Child Cluster::publish(int first, int end, int interval_ms, double deadli
   return std::move(child).value();
 }
 
-bench::Child Cluster::follow(const std::string& name) {
-  auto child =
-      bench::Child::spawn({DELTASYNC_CLI_BINARY, "--log-level", "off", "pull", "--from",
-                           "127.0.0.1:" + std::to_string(port_), "--out", out(name).string(), "--follow", "--json"},
-                          true);
-  if (!child) {
-    ADD_FAILURE() << child.error().to_string();
-    std::abort();
-  }
-  return std::move(child).value();
+bench::Child Cluster::publish(int first, int end, int interval_ms, double deadline_s) {
+  std::vector<std::string> argv = {DELTASYNC_CLI_BINARY,
+                                   "--log-level",
+                                   "off",
+                                   "publish",
+                                   "--agent",
+                                   agent_.socket(),
+                                   "--interval-ms",
+                                   std::to_string(interval_ms),
+                                   "--deadline-s",
+                                   std::to_string(deadline_s),
+                                   "--json",
+                                   "--model"};
+  for (int version = first; version < end; ++version) argv.push_back(dir(version).string());
+  return spawn(argv);
 }
 
-int Cluster::pull_once(const std::string& name) {
-  auto child = bench::Child::spawn({DELTASYNC_CLI_BINARY, "pull", "--from", "127.0.0.1:" + std::to_string(port_),
-                                    "--out", out(name).string(), "--json"},
-                                   true);
+bench::Child Cluster::follow(const std::string& name, const AgentProcess& agent) {
+  return spawn({DELTASYNC_CLI_BINARY, "--log-level", "off", "pull", "--from", agent.endpoint(), "--out",
+                out(name).string(), "--follow", "--json"});
+}
+
+int Cluster::pull_once(const std::string& name, const AgentProcess& agent) {
+  auto child = bench::Child::spawn(
+      {DELTASYNC_CLI_BINARY, "pull", "--from", agent.endpoint(), "--out", out(name).string(), "--json"}, true);
   return child ? wait(std::move(child).value()) : -1;
 }
 

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/processes.hpp"
@@ -21,22 +24,47 @@ inline constexpr auto kLimit = std::chrono::seconds(90);  ///< no wait of a test
 /// What `out/current` holds.
 enum : int { kNothing = -1, kTorn = -2 };
 
+/// An agent process, found at the same place after each restart.
+class AgentProcess {
+ public:
+  AgentProcess(std::filesystem::path dir, std::string name) : dir_(std::move(dir)), name_(std::move(name)) {}
+  ~AgentProcess() { kill(); }
+
+  void start(const std::vector<std::string>& more = {});
+  /// SIGKILL, and reaped.
+  void kill();
+  bool runs() const noexcept { return child_ != nullptr; }
+  pid_t pid() const { return child_->pid(); }
+  std::string endpoint() const { return "127.0.0.1:" + std::to_string(port_); }
+  unsigned http_port() const noexcept { return http_port_; }
+  std::string socket() const { return (dir_ / (name_ + ".sock")).string(); }
+
+ private:
+  const std::filesystem::path dir_;
+  const std::string name_;
+  std::unique_ptr<bench::Child> child_;
+  unsigned port_ = 0;
+  unsigned http_port_ = 0;
+};
+
 class Cluster : public ::testing::Test {
  protected:
   void SetUp() override;
   void TearDown() override;
 
-  void start_agent(const std::vector<std::string>& more = {});
+  void start_agent(const std::vector<std::string>& more = {}) { agent_.start(more); }
   /// Processes that the agent counts as attached trainers.
   std::vector<pid_t> attached() const;
   bool is_attached(const bench::Child& trainer) const;
-  /// SIGKILL, and reaped.
-  void kill_agent();
+  void kill_agent() { agent_.kill(); }
   bench::Child publish(int first, int end, int interval_ms, double deadline_s = 60);
-  bench::Child follow(const std::string& out);
+  bench::Child follow(const std::string& out) { return follow(out, agent_); }
+  bench::Child follow(const std::string& out, const AgentProcess& agent);
   /// Runs to its end: its exit code, or -1 after kLimit or a signal.
   static int wait(bench::Child child);
-  int pull_once(const std::string& out);
+  int pull_once(const std::string& out) { return pull_once(out, agent_); }
+  int pull_once(const std::string& out, const AgentProcess& agent);
+  static bench::Child spawn(const std::vector<std::string>& argv);
 
   std::filesystem::path dir(int version) const { return files_.path() / ("v" + std::to_string(version)); }
   std::filesystem::path out(const std::string& name) const { return files_.path() / name; }
@@ -46,15 +74,12 @@ class Cluster : public ::testing::Test {
   bool becomes(const std::string& name, int version) const;
 
   test::TempDir files_;
-  std::unique_ptr<bench::Child> agent_;
+  AgentProcess agent_{files_.path(), "cluster"};
 
  private:
-  std::string socket() const { return (files_.path() / "agent.sock").string(); }
   void write_versions();
 
   std::map<std::string, int> contents_;  ///< bytes of model.safetensors → version
-  unsigned port_ = 0;
-  unsigned http_port_ = 0;
 };
 
 }  // namespace deltasync::integration

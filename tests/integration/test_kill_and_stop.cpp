@@ -98,9 +98,9 @@ TEST_F(Cluster, StoppedReceiverHoldsNobodyUp) {
 
 TEST_F(Cluster, StoppedAgentEndsInADeadlineAndGoesOn) {
   ASSERT_EQ(wait(publish(0, 2, 0)), 0);
-  ::kill(agent_->pid(), SIGSTOP);
+  ::kill(agent_.pid(), SIGSTOP);
   EXPECT_EQ(wait(publish(2, 3, 0, 2)), kExitDeadline);
-  ::kill(agent_->pid(), SIGCONT);
+  ::kill(agent_.pid(), SIGCONT);
   EXPECT_EQ(wait(publish(2, 4, 0)), 0);
   EXPECT_EQ(pull_once("out"), 0);
   EXPECT_EQ(current("out"), 3);

@@ -131,6 +131,13 @@ class BenchTest(CliTest):
         self.assertGreaterEqual(got["update_ms"], got["offload_ms"])  # from the call of offload on
         self.assertLess(got["metadata_bytes_per_update"], 4096)  # whatever the number of tensors
 
+    def test_relay(self):
+        got = self.bench("relay", *SMALL, "--versions", "1", fields=["density", "relay_commit_s", "node_diff_s"])
+        self.assert_ratio(got, "ratio_to_direct", "relayed_s", "direct_s")
+        self.assertIs(got["verified"], True)
+        self.assertEqual(got["mode"], "delta")
+        self.assertGreater(got["relayed_s"], got["relay_commit_s"])
+
     def test_partial(self):
         got = self.bench("partial", "--model-gib", "0.07", fields=["density", "model_bytes"])
         self.assertIs(got["verified"], True)

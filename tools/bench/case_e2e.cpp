@@ -74,7 +74,8 @@ Digest128 root_of(const Layout& layout, ByteSpan half, ThreadPool& pool) {
   return delta::root_digest(digests);
 }
 
-Result<Child> start_receiver(const Options& options, const BenchAgent& agent) {
+/// One that pulls `count` versions.
+Result<Child> start_receiver(const Options& options, const BenchAgent& agent, unsigned count) {
   std::vector<std::string> argv{(options.bin_dir / "deltasync").string(),
                                 "bench-receiver",
                                 "--from",
@@ -84,7 +85,7 @@ Result<Child> start_receiver(const Options& options, const BenchAgent& agent) {
                                 "--threads",
                                 std::to_string(options.threads),
                                 "--count",
-                                std::to_string(rounds_of(options) + 1)};
+                                std::to_string(count)};
   if (options.compact) argv.emplace_back("--compact");
   if (!options.trace.empty()) argv.insert(argv.end(), {"--trace", trace_part(options, "receiver").string()});
   return Child::spawn(argv, true);
@@ -146,6 +147,21 @@ Result<Limits> measure_limits(ByteSpan model, ThreadPool& pool) {
   return limits;
 }
 
+/// A relay, of which each version is a line of output.
+Result<Child> start_relay(const Options& options, const BenchAgent& from, const BenchAgent& node) {
+  return Child::spawn(
+      {(options.bin_dir / "deltasync").string(), "relay", "--from", from.endpoint(), "--agent", node.socket(),
+       "--streams", std::to_string(options.streams), "--threads", std::to_string(options.threads), "--json"},
+      true);
+}
+
+Result<Json> next_line(Child& child) {
+  DS_ASSIGN(const std::string line, child.read_line(Deadline::after(kLimit)));
+  Json parsed = Json::parse(line, nullptr, false);
+  if (parsed.is_discarded()) return Error(Errc::internal, "a line that is no JSON: " + line);
+  return parsed;
+}
+
 }  // namespace
 
 Result<Json> run_e2e(const Options& options) {
@@ -156,7 +172,7 @@ Result<Json> run_e2e(const Options& options) {
   SyntheticModel model(layout, options.density, options.seed, pool);
   DS_ASSIGN(const BenchAgent agent, BenchAgent::start(options));
   DS_ASSIGN(Trainer trainer, Trainer::attach(agent.socket(), layout, source.span(), options.threads));
-  DS_ASSIGN(Child receiver, start_receiver(options, agent));
+  DS_ASSIGN(Child receiver, start_receiver(options, agent, rounds_of(options) + 1));
   const RssSampler agent_rss(agent.pid());
   const RssSampler receiver_rss(receiver.pid());
   DS_ASSIGN(const auto rounds,
@@ -205,7 +221,7 @@ Result<Json> run_tensors(const Options& options) {
   DS_ASSIGN(const Limits limits, measure_limits(source.span(), pool));
   DS_ASSIGN(const BenchAgent agent, BenchAgent::start(options));
   DS_ASSIGN(Trainer trainer, Trainer::attach(agent.socket(), layout, source.span(), options.threads));
-  DS_ASSIGN(Child receiver, start_receiver(options, agent));
+  DS_ASSIGN(Child receiver, start_receiver(options, agent, rounds_of(options) + 1));
   DS_ASSIGN(const auto rounds,
             run_versions(options, trainer, receiver, *layout, source.span(), pool, [&](unsigned version) {
               const Tensor& tensor = layout->tensors()[(version * 7919) % kTensors];
@@ -223,6 +239,55 @@ Result<Json> run_tensors(const Options& options) {
               {"commit_ms", 1e3 * median_of(rounds, "commit_s")},
               {"wire_bytes_per_update", whole(median_of(rounds, "wire_bytes"))},
               {"metadata_bytes_per_update", whole(median_of(rounds, "metadata_bytes"))}};
+}
+
+/// The same versions twice: to a receiver of the trainer's agent, and then to one of a node's agent, which gets them by
+/// a relay. Only one of the receivers is there at a time.
+Result<Json> run_relay(const Options& options) {
+  ThreadPool pool(options.threads, "bench");
+  DS_ASSIGN(const auto layout, decoder_layout(static_cast<std::uint64_t>(options.model_gib * 0x1p30)));
+  DS_ASSIGN(const Buffer source, Buffer::allocate(layout->half_bytes(), pool));
+  SyntheticModel model(layout, options.density, options.seed, pool);
+  DS_ASSIGN(const BenchAgent agent, BenchAgent::start(options));
+  DS_ASSIGN(Trainer trainer, Trainer::attach(agent.socket(), layout, source.span(), options.threads));
+  const auto next = [&](unsigned version) {
+    if (version > 0) model.step();
+    model.write_half(source.span());
+  };
+  const unsigned count = rounds_of(options) + 1;
+  DS_ASSIGN(Child direct_receiver, start_receiver(options, agent, count));
+  DS_ASSIGN(const auto direct, run_versions(options, trainer, direct_receiver, *layout, source.span(), pool, next));
+
+  Options untraced = options;
+  untraced.trace.clear();  // its file is of the first agent and receiver
+  DS_ASSIGN(const BenchAgent node, BenchAgent::start(untraced));
+  DS_ASSIGN(Child relay, start_relay(options, agent, node));
+  DS_TRY(next_line(relay));  // the version before, whole
+  DS_ASSIGN(Child receiver, start_receiver(untraced, node, count + 1));
+  DS_TRY(next_line(receiver));
+  DS_ASSIGN(const auto relayed, run_versions(options, trainer, receiver, *layout, source.span(), pool, next));
+  std::vector<double> commit_s;
+  std::vector<double> served_s;
+  std::vector<double> transfer_s;
+  for (unsigned i = 0; i < count; ++i) {
+    DS_ASSIGN(const Json line, next_line(relay));
+    commit_s.push_back(line.at("commit_s").get<double>());
+    served_s.push_back(line.at("served_s").get<double>());
+    transfer_s.push_back(line.at("transfer_s").get<double>());
+  }
+  const double direct_s = median_of(direct, total_s);
+  const double relayed_s = median_of(relayed, total_s);
+  return Json{{"density", median_of(relayed, "changed") / static_cast<double>(layout->elements())},
+              {"direct_s", direct_s},
+              {"relayed_s", relayed_s},
+              {"ratio_to_direct", relayed_s / direct_s},
+              {"relay_transfer_s", median(transfer_s)},
+              {"relay_commit_s", median(commit_s)},
+              {"node_diff_s", median(served_s)},
+              {"verified", true},  // run_versions has failed otherwise
+              {"mode", relayed.back().received.at("mode").get<std::string>()},
+              {"wire_bytes", whole(median_of(relayed, "wire_bytes"))},
+              {"versions", relayed.size()}};
 }
 
 }  // namespace deltasync::bench

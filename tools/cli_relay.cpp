@@ -1,0 +1,210 @@
+// `deltasync relay`: pulls every version once for a node, and writes it into the segment of the node's own agent, from
+// which all receivers of the node pull.
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "base/home_nodes.hpp"
+#include "base/log.hpp"
+#include "deltasync/receiver.hpp"
+#include "deltasync/relay_target.hpp"
+#include "net/auth.hpp"
+#include "net/blocking.hpp"
+#include "tools/cli.hpp"
+#include "tools/follow.hpp"
+
+namespace deltasync::cli {
+namespace {
+
+constexpr double kAgentLookS = 0.1;    ///< between two looks whether the node's agent listens
+constexpr double kServedLimitS = 30;   ///< for it to diff a version
+constexpr double kServedSliceS = 0.5;  ///< after which a signal is heard
+
+struct Options {
+  std::string from;
+  std::string agent;
+  std::string token_file;
+  unsigned streams = 4;
+  unsigned threads = 0;
+  std::string cores;
+  double link_gbps = 0;
+  std::uint64_t count = 0;
+  double deadline_s = 3600;
+  double guard_s = 60;
+  std::string trace;
+  bool json = false;
+};
+
+/// What it did so far.
+struct Tally {
+  std::uint64_t versions = 0;
+  std::uint64_t full = 0;
+  std::uint64_t wire_bytes = 0;
+  std::uint64_t model_bytes = 0;  ///< as if each version had come whole
+  Version newest;
+};
+
+class Relay {
+ public:
+  explicit Relay(const Options& options) : options_(options) {}
+
+  Status run() {
+    if (!options_.token_file.empty()) {
+      DS_ASSIGN(token_, net::read_token_file(options_.token_file));
+    }
+    DS_ASSIGN(const auto on_signal, StopOnSignal::make());
+    const Follower follower{options_.count, options_.deadline_s, [this](const Until& until) { return connect(until); },
+                            [this](Receiver& receiver, const Until& until) { return take(receiver, until); },
+                            [this](const PullReport& report) { return tell(report); }};
+    Status ended = follow(follower, nullptr, on_signal->token());
+    DS_TRY(tell_end());
+    return ended;
+  }
+
+ private:
+  Result<std::unique_ptr<Receiver>> connect(const Until& until) {
+    ReceiverOptions receiver_options;
+    receiver_options.endpoint = options_.from;
+    receiver_options.token = token_;
+    receiver_options.streams = options_.streams;
+    receiver_options.link_gbps = options_.link_gbps;
+    receiver_options.name = "deltasync relay";
+    DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until.deadline(), until.stop()));
+    DS_TRY(wait_for_agent(until));
+    RelayTargetOptions target_options;
+    target_options.agent_socket = options_.agent;
+    target_options.threads = options_.threads;
+    target_options.name = "deltasync relay";
+    target_options.guard_limit =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options_.guard_s));
+    DS_ASSIGN(auto target,
+              make_relay_target(receiver->layout(), receiver->sidecar(), target_options, until.deadline()));
+    DS_TRY(receiver->bind(std::move(target), until.deadline(), until.stop()));
+    return receiver;
+  }
+
+  /// The writer waits for its agent as well, but hears no signal.
+  Status wait_for_agent(const Until& until) const {
+    for (;;) {
+      const auto connection = net::connect_unix(options_.agent, until.deadline());
+      if (connection) return {};
+      if (connection.error().code() != Errc::connection) return connection.error();
+      DS_TRY(until.check("waiting for the agent on " + options_.agent));
+      until.pause(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(kAgentLookS)));
+    }
+  }
+
+  Result<PullReport> take(Receiver& receiver, const Until& until) {
+    Want want;
+    want.kind = Want::Kind::newer;
+    DS_ASSIGN(auto update, receiver.pull(want, until.deadline(), until.stop()));
+    DS_TRY(update->commit().with_context("commit"));
+    const auto sealed = std::chrono::steady_clock::now();
+    const PullReport report = update->report();
+    served_ = wait_served(*receiver.target(), until);
+    if (!served_) {
+      spdlog::warn("relayed_version_not_served version=\"{}\" error=\"{}\"", to_string(report.version),
+                   served_.error().to_string());
+    }
+    served_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - sealed).count();
+    return report;
+  }
+
+  /// An agent that is away serves it when it is back: that holds up no later version.
+  static Status wait_served(Target& target, const Until& until) {
+    const Deadline limit = until.deadline().earlier(after_seconds(kServedLimitS));
+    for (;;) {
+      Status served = wait_relayed(target, limit.earlier(after_seconds(kServedSliceS)));
+      if (served || limit.passed() || until.stop_requested()) return served;
+      if (served.error().code() != Errc::timed_out && served.error().code() != Errc::connection) return served;
+    }
+  }
+
+  Status tell(const PullReport& report) {
+    ++tally_.versions;
+    tally_.full += report.mode == PullMode::full ? 1 : 0;
+    tally_.wire_bytes += report.wire_bytes;
+    tally_.model_bytes += report.full_bytes;
+    tally_.newest = report.version;
+    if (options_.json) {
+      return print_json({{"event", "relayed"},
+                         {"mode", to_string(report.mode)},
+                         {"id", to_string(report.version.id)},
+                         {"number", report.version.id.number},
+                         {"label", report.version.label},
+                         {"root", to_string(report.root)},
+                         {"served", served_.ok()},
+                         {"wire_bytes", report.wire_bytes},
+                         {"full_bytes", report.full_bytes},
+                         {"metadata_bytes", report.metadata_bytes},
+                         {"changed", report.changed},
+                         {"delta_steps", report.delta_steps},
+                         {"replans", report.replans},
+                         {"wait_s", report.wait_s},
+                         {"transfer_s", report.transfer_s},
+                         {"commit_s", report.commit_s},
+                         {"served_s", served_s_}});
+    }
+    return print_line(to_string(report.version) + ": " + std::string(to_string(report.mode)) + ", " +
+                      human_bytes(report.wire_bytes) + " of " + human_bytes(report.full_bytes) + "; transfer " +
+                      human_seconds(report.transfer_s) + ", commit " + human_seconds(report.commit_s) +
+                      (served_ ? ", served after " + human_seconds(served_s_) : ", not served yet"));
+  }
+
+  Status tell_end() const {
+    if (options_.json) {
+      return print_json({{"event", "ended"},
+                         {"versions", tally_.versions},
+                         {"full", tally_.full},
+                         {"id", tally_.versions == 0 ? "" : to_string(tally_.newest.id)},
+                         {"wire_bytes", tally_.wire_bytes},
+                         {"full_bytes", tally_.model_bytes}});
+    }
+    return print_line("relayed " + std::to_string(tally_.versions) + " versions, " + std::to_string(tally_.full) +
+                      " of them whole: " + human_bytes(tally_.wire_bytes) + " for " + human_bytes(tally_.model_bytes));
+  }
+
+  const Options& options_;
+  std::string token_;
+  Tally tally_;
+  Status served_;  ///< of the version at hand
+  double served_s_ = 0;
+};
+
+Status run(const Options& options) {
+  DS_TRY(stay_on_cores(options.cores, linux_numa()).with_context("--cores"));
+  return Relay(options).run();
+}
+
+}  // namespace
+
+std::function<Status()> setup_relay(CLI::App& app) {
+  auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
+  app.add_option("--from", options->from, "the address of the agent that has the versions")
+      ->required()
+      ->type_name("HOST:PORT");
+  app.add_option("--agent", options->agent, "the Unix socket of this node's agent, which serves them on")
+      ->required()
+      ->type_name("SOCKET");
+  app.add_option("--token-file", options->token_file,
+                 "file with the token shared with the agent at --from, readable by its owner only")
+      ->type_name("FILE");
+  app.add_option("--streams", options->streams, "parallel data connections")->check(CLI::Range(1, 64));
+  app.add_option("--threads", options->threads, "that copy into the segment; 0 = up to 4")->check(CLI::Range(0, 256));
+  app.add_option("--cores", options->cores, "CPUs to run on, such as 0-7,16 (default: all that it may)")
+      ->type_name("LIST");
+  app.add_option("--link-gbps", options->link_gbps,
+                 "speed of the link from the agent in gigabits per second: full transfers come packed where that is "
+                 "sooner (default: measured)")
+      ->check(CLI::Range(0.001, 1e6));
+  app.add_option("--count", options->count, "end after this many versions");
+  app.add_option("--deadline-s", options->deadline_s, "time for one version, the wait for it included")
+      ->check(CLI::Range(0.001, 864'000.0));
+  app.add_option("--guard-s", options->guard_s, "how long a version waits for a free half of the segment")
+      ->check(CLI::Range(0.001, 86'400.0));
+  app.add_option("--trace", options->trace, "record a timeline, written to this file at the end")->type_name("FILE");
+  app.add_flag("--json", options->json, "one JSON object a line");
+  return [options] { return with_trace(options->trace, "relay", [&] { return run(*options); }); };
+}
+
+}  // namespace deltasync::cli

@@ -1,0 +1,31 @@
+// Following an agent: every newer version, over its restarts and changes of the layout.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stop_token>
+
+#include "base/until.hpp"
+#include "deltasync/receiver.hpp"
+
+namespace deltasync::cli {
+
+struct Follower {
+  std::uint64_t count = 0;   ///< versions, then it ends; 0: until it is stopped
+  double deadline_s = 3600;  ///< for one version, the wait for it included
+  /// A receiver with a target, when there is none yet and after a change of the layout.
+  std::function<Result<std::unique_ptr<Receiver>>(const Until& until)> connect;
+  /// The next version: waited for, pulled, committed.
+  std::function<Result<PullReport>(Receiver& receiver, const Until& until)> take;
+  /// A failure of this ends the following.
+  std::function<Status(const PullReport& report)> tell;
+};
+
+/// Until `count` versions are there, a stop (cancelled), or a failure that no repetition mends; others are logged.
+/// `receiver` may be null.
+Status follow(const Follower& follower, std::unique_ptr<Receiver> receiver, const std::stop_token& stop);
+
+Deadline after_seconds(double seconds);
+
+}  // namespace deltasync::cli
