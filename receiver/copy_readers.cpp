@@ -78,7 +78,8 @@ CopyCheck::Open copies_on_devices(std::vector<CopyDevice> devices, std::chrono::
       source.device = of.device;
       sources.push_back(std::move(source));
     }
-    auto executor = DeviceExecutor::make(layer, std::move(sources), /*staging_bytes=*/0, patience);
+    auto executor =
+        DeviceExecutor::make(layer, std::move(sources), {/*staging_bytes=*/0, /*changes_bytes=*/0, patience});
     if (!executor.ok()) return std::move(executor).error().with_context("looking at copies of tiles");
     return std::unique_ptr<CopyCheck::Reader>(std::make_unique<DeviceReader>(*std::move(executor)));
   };

@@ -12,9 +12,15 @@
 namespace deltasync {
 namespace {
 
+constexpr std::uint64_t kWideSlots = 4;  ///< one is filled, one copied, one worked on, one copied back
+constexpr std::uint64_t kWideBytesMax = std::uint64_t{16} << 20;
 constexpr std::uint64_t kSlotsMin = 4;
 constexpr std::uint64_t kSlotsMax = 64;
 constexpr std::uint32_t kPartsMax = 32;  ///< bits of places_
+/// Of what is placed on a device: so much is kept for changes at most, if nothing else is said. 6% of bf16 change by
+/// it.
+constexpr std::uint64_t kChangesPart = 8;
+constexpr std::uint64_t kChangesMin = std::uint64_t{1} << 20;
 
 Error with_tile(Error error, const Placement& placement, std::uint64_t rank) {
   const std::uint64_t tile = placement.parts().tiles.nth(rank);
@@ -25,13 +31,12 @@ Error with_tile(Error error, const Placement& placement, std::uint64_t rank) {
 
 }  // namespace
 
-DeviceExecutor::DeviceExecutor(PlacementPtr placement, std::chrono::nanoseconds patience)
-    : placement_(std::move(placement)), patience_(patience) {}
+DeviceExecutor::DeviceExecutor(PlacementPtr placement, const Limits& limits)
+    : placement_(std::move(placement)), limits_(limits) {}
 
 Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placement, std::vector<Source> sources,
-                                                             std::uint64_t staging_bytes,
-                                                             std::chrono::nanoseconds patience) {
-  std::unique_ptr<DeviceExecutor> made(new DeviceExecutor(std::move(placement), patience));
+                                                             const Limits& limits) {
+  std::unique_ptr<DeviceExecutor> made(new DeviceExecutor(std::move(placement), limits));
   const Placement& placed = *made->placement_;
   const bool on_host = std::any_of(placed.memories().begin(), placed.memories().end(),
                                    [](const LiveMemory& memory) { return memory.device.is_host(); });
@@ -61,25 +66,30 @@ Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placem
     made->rows_.push_back(static_cast<std::uint32_t>(tile.rect.rows));
     largest = std::max(largest, made->tile_bytes(rank));
   }
-  made->slot_bytes_ = kTileAt + (largest + 255) / 256 * 256;
+  largest = (largest + 255) / 256 * 256;
+  made->slot_bytes_ = kTileAt + largest;
+  made->wide_bytes_ = std::clamp(limits.staging_bytes / 2 / kWideSlots, kTilesAt + largest, kWideBytesMax);
   made->find_homes();
-  for (Source& source : sources) DS_TRY(made->add_part(std::move(source), staging_bytes));
+  made->find_groups();
+  for (Source& source : sources) DS_TRY(made->add_part(std::move(source)));
   return made;
 }
 
 DeviceExecutor::~DeviceExecutor() {
   for (const auto& part : parts_) {
     if (part->stream == nullptr || part->event == nullptr) continue;
-    Status idle = part->stream->record(*part->event);
-    if (idle.ok()) idle = gpu::wait(*part->event, patient(), "ending a target");
-    if (idle.ok()) continue;
+    const Status ended = idle(*part, patient());
+    if (ended.ok()) continue;
     spdlog::warn("device_target abandons_memory device=\"{}\" why=\"{}\"", part->device->name(),
-                 idle.error().message());
+                 ended.error().message());
     part->tiles.abandon();
     part->regions.abandon();
-    for (Slot& slot : part->slots) {
-      slot.pinned.abandon();
-      slot.device.abandon();
+    if (part->changes != nullptr) part->changes->abandon();
+    for (Slots* const slots : {&part->small, &part->wide}) {
+      for (Slot& slot : slots->all) {
+        slot.pinned.abandon();
+        slot.device.abandon();
+      }
     }
   }
 }
@@ -90,7 +100,7 @@ std::uint64_t DeviceExecutor::tile_bytes(std::uint64_t rank) const noexcept {
 
 std::uint64_t DeviceExecutor::staging_bytes() const noexcept {
   std::uint64_t bytes = 0;
-  for (const auto& part : parts_) bytes += part->slots.size() * slot_bytes_;
+  for (const auto& part : parts_) bytes += part->small.all.size() * slot_bytes_ + part->wide.all.size() * wide_bytes_;
   return bytes;
 }
 
@@ -116,7 +126,7 @@ void DeviceExecutor::find_homes() {
   }
 }
 
-Status DeviceExecutor::add_part(Source source, std::uint64_t staging_bytes) {
+Status DeviceExecutor::add_part(Source source) {
   const auto index = static_cast<std::uint32_t>(parts_.size());
   parts_.push_back(std::make_unique<Part>());
   Part& part = *parts_.back();
@@ -124,17 +134,54 @@ Status DeviceExecutor::add_part(Source source, std::uint64_t staging_bytes) {
   part.device = source.device;
   part.engine = std::move(source.engine);
   DS_ASSIGN(part.stream, part.device->make_stream());
+  DS_ASSIGN(part.in, part.device->make_stream());
+  DS_ASSIGN(part.out, part.device->make_stream());
   DS_ASSIGN(part.event, part.device->make_event());
-  const std::uint64_t slots = std::clamp(staging_bytes / slot_bytes_, kSlotsMin, kSlotsMax);
-  for (std::uint64_t i = 0; i < slots; ++i) {
-    Slot slot;
-    DS_ASSIGN(slot.pinned, part.device->pin(slot_bytes_));
-    DS_ASSIGN(slot.device, part.device->allocate(slot_bytes_));
-    DS_ASSIGN(slot.event, part.device->make_event());
-    part.slots.push_back(std::move(slot));
+  const std::uint64_t small = std::clamp(limits_.staging_bytes / 2 / slot_bytes_, kSlotsMin, kSlotsMax);
+  DS_TRY(make_slots(*part.device, part.small, small, slot_bytes_));
+  DS_TRY(make_slots(*part.device, part.wide, kWideSlots, wide_bytes_));
+  std::uint64_t placed_bytes = 0;
+  for (std::uint64_t rank = 0; rank < home_.size(); ++rank) {
+    if (home_[rank] == index) placed_bytes += tile_bytes(rank);
   }
-  for (Slot& slot : part.slots) part.idle.push_back(&slot);
+  const std::uint64_t changes_max =
+      limits_.changes_bytes != 0 ? limits_.changes_bytes : std::max(kChangesMin, placed_bytes / kChangesPart);
+  part.changes = std::make_unique<ChangeArena>(*part.device, changes_max);
+  changes_bytes_max_ += changes_max;
   return make_table(part, index);
+}
+
+Status DeviceExecutor::make_slots(gpu::Device& device, Slots& slots, std::uint64_t count, std::uint64_t bytes) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    Slot slot;
+    DS_ASSIGN(slot.pinned, device.pin(bytes));
+    DS_ASSIGN(slot.device, device.allocate(bytes));
+    DS_ASSIGN(slot.event, device.make_event());
+    DS_ASSIGN(slot.copied, device.make_event());
+    DS_ASSIGN(slot.ran, device.make_event());
+    slots.all.push_back(std::move(slot));
+  }
+  for (Slot& slot : slots.all) slots.idle.push_back(&slot);
+  return {};
+}
+
+/// One stream after the other: what is in one may wait for another.
+Status DeviceExecutor::idle(Part& part, const Until& until) {
+  const std::lock_guard lock(part.mutex);
+  for (gpu::Stream* const stream : {part.in.get(), part.stream.get(), part.out.get()}) {
+    if (stream == nullptr) continue;
+    DS_TRY(stream->record(*part.event));
+    DS_TRY(gpu::wait(*part.event, until, "waiting for " + part.device->name()));
+  }
+  return {};
+}
+
+void DeviceExecutor::trim_changes(const Until& until) {
+  for (const auto& part : parts_) {
+    if (!part->changes->is_too_large()) continue;
+    // What was given up may still be in use.
+    if (idle(*part, patient(until)).ok()) part->changes->give_up();
+  }
 }
 
 Status DeviceExecutor::make_table(Part& part, std::uint32_t index) {
@@ -157,24 +204,28 @@ Status DeviceExecutor::make_table(Part& part, std::uint32_t index) {
 DeviceExecutor::Lease::~Lease() {
   if (slot_ == nullptr || slot_->lost) return;
   {
-    const std::lock_guard lock(part_->slots_mutex);
-    part_->idle.push_back(slot_);
+    const std::lock_guard lock(slots_->mutex);
+    slots_->idle.push_back(slot_);
   }
-  part_->freed.notify_one();
+  slots_->freed.notify_one();
 }
 
 /// Slots go round, so that the one that was used longest ago, and is likeliest to be done with, comes next.
-Result<DeviceExecutor::Lease> DeviceExecutor::take_slot(Part& part, const Until& until) const {
+Result<DeviceExecutor::Lease> DeviceExecutor::take_slot(Part& part, Slots& slots, const Until& until) {
+  const std::string what = "waiting for staging of " + part.device->name();
   Slot* slot = nullptr;
   {
-    std::unique_lock lock(part.slots_mutex);
-    const bool there = part.freed.wait_until(lock, until.deadline().at(), [&] { return !part.idle.empty(); });
-    if (!there) return Error(Errc::timed_out, part.device->name() + ": deadline passed while waiting for staging");
-    slot = part.idle.front();
-    part.idle.erase(part.idle.begin());
+    std::unique_lock lock(slots.mutex);
+    const auto there = [&] { return !slots.idle.empty(); };
+    if (!slots.freed.wait_until(lock, until.stop(), until.deadline().at(), there)) {
+      DS_TRY(until.check(what));
+      return Error(Errc::timed_out, "deadline passed while " + what);
+    }
+    slot = slots.idle.front();
+    slots.idle.erase(slots.idle.begin());
   }
-  Lease lease(part, *slot);
-  DS_TRY(gpu::wait(*slot->event, until, "waiting for staging of " + part.device->name()));
+  Lease lease(slots, *slot);
+  DS_TRY(gpu::wait(*slot->event, until, what));
   return lease;
 }
 
@@ -233,7 +284,8 @@ Status DeviceExecutor::gather_tile(std::uint64_t rank, std::byte* to, const Unti
   for (std::uint32_t i = 0; i < parts_.size(); ++i) {
     Part& part = *parts_[i];
     if (home_[rank] == kMixed ? (places_[rank] >> i & 1) == 0 : home_[rank] != i) continue;
-    auto slot = take_slot(part, end);
+    DS_TRY(send_before_reading(part, rank, end));
+    auto slot = take_slot(part, part.small, end);
     if (!slot.ok()) return with_tile(std::move(slot).error(), *placement_, rank);
     Status done = gather_from(part, *slot, rank);
     if (done.ok()) done = gpu::wait(*(*slot)->event, end, "reading from " + part.device->name());
@@ -249,7 +301,7 @@ Status DeviceExecutor::scatter_tile(std::uint64_t rank, const std::byte* from, s
   const std::uint64_t row_bytes = std::uint64_t{shape_.tiles[rank].cols} * shape_.tiles[rank].element_bytes;
   for (std::uint32_t i = 0; i < parts_.size(); ++i) {
     if ((places_[rank] >> i & 1) == 0) continue;
-    auto slot = take_slot(*parts_[i], end);
+    auto slot = take_slot(*parts_[i], parts_[i]->small, end);
     if (!slot.ok()) return with_tile(std::move(slot).error(), *placement_, rank);
     std::byte* const rows = (*slot)->pinned.data() + kTileAt;
     for (std::uint64_t r = 0; r < rows_[rank]; ++r) {
@@ -271,12 +323,12 @@ Status DeviceExecutor::finish(const Until& until) {
   return {};
 }
 
-Status DeviceExecutor::enter_engine() {
+Status DeviceExecutor::enter_engine(const Until& until) {
   for (const auto& part : parts_) {
     if (part->engine == nullptr) continue;
     const std::lock_guard lock(part->mutex);
     DS_TRY(part->engine->record(*part->event));
-    DS_TRY(part->stream->wait_for(*part->event));
+    DS_TRY(gpu::wait(*part->event, patient(until), "waiting for the engine on " + part->device->name()));
   }
   return {};
 }
@@ -296,68 +348,10 @@ Status DeviceExecutor::upload(Part& part, std::byte* to, std::span<const std::by
   for (std::size_t at = 0; at < bytes.size(); at += slot_bytes_) {
     const std::span<const std::byte> piece =
         bytes.subspan(at, std::min<std::size_t>(static_cast<std::size_t>(slot_bytes_), bytes.size() - at));
-    DS_ASSIGN(const Lease slot, take_slot(part, until));
+    DS_ASSIGN(const Lease slot, take_slot(part, part.small, until));
     std::memcpy(slot->pinned.data(), piece.data(), piece.size());
     const auto copy = [&] { return part.stream->copy_in(to + at, slot->pinned.data(), piece.size()); };
     DS_TRY(use(part, slot, copy));
-  }
-  return {};
-}
-
-Status DeviceExecutor::digests_on(Part& part, std::span<const std::uint64_t> ranks, std::uint64_t* out,
-                                  const Until& until) {
-  std::vector<gpu::StagedTile> tiles;
-  std::uint64_t largest = 0;
-  for (const std::uint64_t rank : ranks) {
-    tiles.push_back({rank, 0, rows_[rank], 0});
-    largest = std::max(largest, tile_bytes(rank));
-  }
-  const std::uint64_t list_bytes = tiles.size() * sizeof(gpu::StagedTile);
-  const std::uint64_t sum_bytes = tiles.size() * sizeof(std::uint64_t);
-  DS_ASSIGN(const Lease slot, take_slot(part, until));
-  std::memcpy(slot->pinned.data(), tiles.data(), static_cast<std::size_t>(list_bytes));
-  gpu::DigestTiles kernel{part.table, reinterpret_cast<const gpu::StagedTile*>(slot->device.data()),
-                          reinterpret_cast<std::uint64_t*>(slot->device.data() + list_bytes),
-                          static_cast<std::uint32_t>(tiles.size()), gpu::blocks_for(largest)};
-  const auto sum = [&]() -> Status {
-    DS_TRY(part.stream->copy_in(slot->device.data(), slot->pinned.data(), list_bytes));
-    DS_TRY(part.stream->zero(slot->device.data() + list_bytes, sum_bytes));
-    DS_TRY(part.stream->launch(kernel));
-    return part.stream->copy_out(slot->pinned.data() + list_bytes, slot->device.data() + list_bytes, sum_bytes);
-  };
-  DS_TRY(use(part, slot, sum));
-  DS_TRY(gpu::wait(*slot->event, until, "digests of " + part.device->name()));
-  std::memcpy(out, slot->pinned.data() + list_bytes, static_cast<std::size_t>(sum_bytes));
-  return {};
-}
-
-Status DeviceExecutor::digests(std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out, const Until& until) {
-  const std::size_t portion = static_cast<std::size_t>(slot_bytes_) / (sizeof(gpu::StagedTile) + sizeof(std::uint64_t));
-  std::vector<std::uint64_t> list;
-  std::vector<std::size_t> where;
-  std::vector<std::uint64_t> sums;
-  for (std::uint32_t i = 0; i < parts_.size(); ++i) {
-    list.clear();
-    where.clear();
-    for (std::size_t k = 0; k < ranks.size(); ++k) {
-      if (home_[ranks[k]] != i) continue;
-      list.push_back(ranks[k]);
-      where.push_back(k);
-    }
-    sums.resize(list.size());
-    for (std::size_t at = 0; at < list.size(); at += portion) {
-      const auto some = std::span<const std::uint64_t>(list).subspan(at, std::min(portion, list.size() - at));
-      DS_TRY(digests_on(*parts_[i], some, sums.data() + at, patient(until)));
-    }
-    for (std::size_t k = 0; k < list.size(); ++k) out[where[k]] = sums[k];
-  }
-  std::vector<std::byte> tile;
-  for (std::size_t k = 0; k < ranks.size(); ++k) {
-    if (home_[ranks[k]] != kMixed) continue;
-    tile.resize(static_cast<std::size_t>(tile_bytes(ranks[k])));
-    DS_TRY(gather_tile(ranks[k], tile.data(), until));
-    const std::uint64_t row_bytes = tile.size() / rows_[ranks[k]];
-    out[k] = delta::tile_digest(tile.data(), static_cast<std::size_t>(row_bytes), rows_[ranks[k]], row_bytes);
   }
   return {};
 }

@@ -2,23 +2,41 @@
 // host memory beside them. What placement::HostExecutor is for the host alone; but here every call can fail.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "gpu/device.hpp"
 #include "placement/word_table.hpp"
+#include "receiver/change_arena.hpp"
 #include "receiver/target.hpp"
 
 namespace deltasync {
 
 class WordBatch;
 
-/// Tiles are named by their rank in the placement's set. Thread-safe, but for what is said. All work goes through one
-/// stream of each device, so that what is asked for later sees what was asked for before.
+/// Changes that lie where their tiles are.
+class ChangesOnDevices final : public KeptChanges {
+ public:
+  struct InRoom {
+    std::uint32_t part = 0;  ///< of the executor
+    ChangeArena::Room room;
+  };
+  std::vector<InRoom> rooms;
+};
+
+/// Tiles are named by their rank in the placement's set. Thread-safe, but for what is said. All kernels go through one
+/// stream of each device, so that what is asked for later sees what was asked for before. Slots of many tiles are
+/// copied in streams beside it, while kernels work on others.
 class DeviceExecutor {
  public:
   /// A device that the placement has memory on.
@@ -28,10 +46,15 @@ class DeviceExecutor {
     gpu::Device* device = nullptr;          ///< outlives this
     std::unique_ptr<gpu::Stream> engine{};  ///< the engine's stream, if it named one
   };
-  /// `staging_bytes` of pinned memory at most for each device, but a few tiles' at least. No wait for a device is
-  /// longer than `patience`. unsupported if a memory's device is not among the sources; no_space.
+  /// As in DeviceTargetOptions.
+  struct Limits {
+    std::uint64_t staging_bytes = 0;  ///< but a few tiles' at least
+    std::uint64_t changes_bytes = 0;
+    std::chrono::nanoseconds patience{};
+  };
+  /// unsupported if a memory's device is not among the sources; no_space.
   static Result<std::unique_ptr<DeviceExecutor>> make(PlacementPtr placement, std::vector<Source> sources,
-                                                      std::uint64_t staging_bytes, std::chrono::nanoseconds patience);
+                                                      const Limits& limits);
   /// Waits for the devices, as long as `patience`; what one that does not end still uses is never given back.
   ~DeviceExecutor();
   DeviceExecutor(const DeviceExecutor&) = delete;
@@ -41,75 +64,132 @@ class DeviceExecutor {
   std::uint64_t tile_bytes(std::uint64_t rank) const noexcept;
   std::uint64_t staging_bytes() const noexcept;
   /// The end of a wait that begins now.
-  Until patient(const Until& until) const { return until.earlier(Deadline::after(patience_)); }
-  Until patient() const { return Deadline::after(patience_); }
+  Until patient(const Until& until) const { return until.earlier(Deadline::after(limits_.patience)); }
+  Until patient() const { return Deadline::after(limits_.patience); }
 
   /// All elements of the tile, row by row without gaps.
   Status gather_tile(std::uint64_t rank, std::byte* to, const Until& until);
   /// And back, to every place that an element has, from rows that may have gaps. It has been read when this returns,
   /// and is on its way: finish() tells whether it came there. On error places may have the new elements, or the old.
   Status scatter_tile(std::uint64_t rank, const std::byte* from, std::uint64_t row_stride, const Until& until);
+  /// The same for a full update, whose tiles go together, many in a copy and a launch: a tile is on its way when its
+  /// batch is full, or send_tiles() is called, or somebody reads it. What goes wrong is returned by this call or by
+  /// later ones, until send_tiles() has returned it too: some tiles are not there then, and nobody knows which.
+  Status put_tile(std::uint64_t rank, const std::byte* from, std::uint64_t row_stride, const Until& until);
+  /// All tiles that were put are there, or why some are not. Used by one thread, while nobody puts any.
+  Status send_tiles(const Until& until);
+
+  /// Tiles that go together when they change places with others: those from rank i of this on, to that of i + 1.
+  const std::vector<std::uint64_t>& groups() const noexcept { return groups_; }
+  /// Where the tile lies in host memory, row by row without gaps.
+  using AsideOf = std::function<std::byte*(std::uint64_t rank)>;
+  /// Exchanges the tiles of a group with those aside. On error nothing has changed, or live memory is `torn`.
+  Status exchange_group(std::size_t group, const AsideOf& aside_of, const Until& until, std::atomic<bool>& torn);
+
   /// The state digests of tiles, read where they are. Used by one thread at a time.
   Status digests(std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out, const Until& until);
 
   /// Resolves changes over live memory, and marks those that it has: of tiles that are read on one device, as far as
-  /// the changes of one find room in staging. `ranks` are their tiles'.
-  Status resolve(std::span<TileChanges> changes, std::span<const std::uint64_t> ranks, const Until& until);
+  /// the changes of one find room in staging. Those of tiles that have no other place stay there (`kept`), as long as
+  /// there is room. `ranks` are their tiles'.
+  Status resolve(std::span<TileChanges> changes, std::span<const std::uint64_t> ranks, ChangesOnDevices& kept,
+                 const Until& until);
+  /// An update begins: memory for changes that the last ones did not need goes back. Used by one thread at a time.
+  void trim_changes(const Until& until);
+  /// Of the devices' memory for changes: what may be taken.
+  std::uint64_t changes_bytes_max() const noexcept { return changes_bytes_max_; }
 
   /// Waits until all is done that was asked for, and returns what went wrong of it.
   Status finish(const Until& until);
-  /// What follows comes after what the engine's streams have now; and what these get later, after what came before.
-  Status enter_engine();
+  /// Waits for what the engine's streams have now: an engine that does not come to its end changes nothing here. And
+  /// what these get later comes after all that came before.
+  Status enter_engine(const Until& until);
   Status leave_engine();
 
  private:
   friend class WordBatch;
-  /// Staging for one tile.
+  /// Staging for one tile, or for many.
   struct Slot {
     gpu::Memory pinned;
     gpu::Memory device;
-    std::unique_ptr<gpu::Event> event;  ///< behind the last use of both
-    bool lost = false;                  ///< nobody knows when its last use ends: it is not used again
+    std::unique_ptr<gpu::Event> event;   ///< behind the last use of both
+    std::unique_ptr<gpu::Event> copied;  ///< behind a copy that a kernel waits for
+    std::unique_ptr<gpu::Event> ran;     ///< behind a kernel that a copy waits for
+    bool lost = false;                   ///< nobody knows when its last use ends: it is not used again
   };
+  struct Slots {
+    std::vector<Slot> all;
+    std::vector<Slot*> idle;  ///< protected by mutex
+    std::mutex mutex;
+    std::condition_variable_any freed;
+  };
+  struct Batch;
   /// A device, or the host.
   struct Part {
     std::unique_ptr<gpu::Device> own;
     gpu::Device* device = nullptr;
     std::unique_ptr<gpu::Stream> engine;
-    std::unique_ptr<gpu::Stream> stream;
-    std::unique_ptr<gpu::Event> event;  ///< for finish() and the engine
-    std::mutex mutex;                   ///< whoever uses the streams, or that event, has it
-    gpu::Memory tiles;                  ///< of the table
+    std::unique_ptr<gpu::Stream> stream;  ///< all kernels, and copies of small slots
+    std::unique_ptr<gpu::Stream> in;      ///< copies of wide slots to the device
+    std::unique_ptr<gpu::Stream> out;     ///< and from there
+    std::unique_ptr<gpu::Event> event;    ///< for finish() and the engine
+    std::mutex mutex;                     ///< whoever uses the streams, or that event, has it
+    gpu::Memory tiles;                    ///< of the table
     gpu::Memory regions;
     placement::WordTable table;
-    std::vector<Slot> slots;
-    std::vector<Slot*> idle;  ///< protected by slots_mutex
-    std::mutex slots_mutex;
-    std::condition_variable freed;
+    std::unique_ptr<ChangeArena> changes;
+    Slots small;  ///< for one tile
+    Slots wide;   ///< for many
+
+    // The batches of a full update, protected by batch_mutex.
+    std::mutex batch_mutex;
+    std::condition_variable_any batch_changed;
+    std::unique_ptr<Batch> open;                ///< takes tiles
+    std::deque<std::unique_ptr<Batch>> closed;  ///< in the order in which they go
+    bool opening = false;                       ///< somebody waits for the next one's slot
+    std::optional<Error> failed;                ///< what became of one that went
   };
   /// A slot that a thread has.
   class Lease {
    public:
-    Lease(Part& part, Slot& slot) : part_(&part), slot_(&slot) {}
+    Lease(Slots& slots, Slot& slot) : slots_(&slots), slot_(&slot) {}
     ~Lease();
-    Lease(Lease&& other) noexcept : part_(other.part_), slot_(std::exchange(other.slot_, nullptr)) {}
+    Lease(Lease&& other) noexcept : slots_(other.slots_), slot_(std::exchange(other.slot_, nullptr)) {}
     Lease& operator=(Lease&&) = delete;
     Slot* operator->() const noexcept { return slot_; }
 
    private:
-    Part* part_;
+    Slots* slots_;
     Slot* slot_;
+  };
+  /// A wide slot with tiles for a full update.
+  struct Batch {
+    Lease slot;
+    std::vector<gpu::StagedTile> tiles;
+    std::uint64_t used = 0;     ///< bytes behind the descriptions
+    std::uint64_t largest = 0;  ///< tile
+    std::uint32_t writers = 0;  ///< who still copy into it
+
+    bool has(std::uint64_t rank) const noexcept {
+      return std::any_of(tiles.begin(), tiles.end(), [&](const auto& tile) { return tile.rank == rank; });
+    }
   };
 
   static constexpr std::uint32_t kMixed = ~std::uint32_t{0};
-  static constexpr std::uint64_t kTileAt = 256;  ///< in a slot: behind the tile's description
+  static constexpr std::uint64_t kTileAt = 256;    ///< in a slot: behind the tile's description
+  static constexpr std::uint64_t kTilesMax = 512;  ///< in a wide slot
+  static constexpr std::uint64_t kTilesAt = kTilesMax * sizeof(gpu::StagedTile);  ///< behind their descriptions
 
-  DeviceExecutor(PlacementPtr placement, std::chrono::nanoseconds patience);
-  Status add_part(Source source, std::uint64_t staging_bytes);
+  DeviceExecutor(PlacementPtr placement, const Limits& limits);
+  Status add_part(Source source);
+  static Status make_slots(gpu::Device& device, Slots& slots, std::uint64_t count, std::uint64_t bytes);
   Status make_table(Part& part, std::uint32_t index);
   void find_homes();
+  void find_groups();
   std::uint32_t part_of(std::uint32_t memory) const noexcept;
-  Result<Lease> take_slot(Part& part, const Until& until) const;
+  static Result<Lease> take_slot(Part& part, Slots& slots, const Until& until);
+  /// All that is in the part's streams is done.
+  static Status idle(Part& part, const Until& until);
   gpu::MoveTiles describe(const Part& part, const Lease& slot, std::uint64_t rank, gpu::MoveTiles::Way way) const;
   /// Puts work into the part's stream. Whatever comes of it: what is in the stream already may use the slot.
   template <class Fn>
@@ -121,17 +201,32 @@ class DeviceExecutor {
     slot->lost = true;
     return recorded;
   }
+  // full updates (device_tiles.cpp)
+  Status put_on(Part& part, std::uint64_t rank, const std::byte* from, std::uint64_t row_stride, const Until& until);
+  Result<Batch*> room_for(Part& part, std::unique_lock<std::mutex>& lock, std::uint64_t rank, const Until& until);
+  Status open_batch(Part& part, std::unique_lock<std::mutex>& lock, const Until& until);
+  void close_batch_locked(Part& part);
+  void send_closed_locked(Part& part);
+  Status send(Part& part, Batch& batch);
+  Status send_before_reading(Part& part, std::uint64_t rank, const Until& until);
+  struct OnPart;
+  Status fill(OnPart& on, std::uint64_t first, std::uint64_t end, const AsideOf& aside_of, const Until& until);
+  Status launch_exchange(OnPart& on);
+  Status take_back(OnPart& on);
+
   Status gather_from(Part& part, const Lease& slot, std::uint64_t rank);
   Status scatter_to(Part& part, const Lease& slot, std::uint64_t rank);
   void merge(std::uint64_t rank, std::uint32_t part, const std::byte* from, std::byte* to) const;
   Status digests_on(Part& part, std::span<const std::uint64_t> ranks, std::uint64_t* out, const Until& until);
-  Status resolve_some(Part& part, std::span<const std::size_t> which, std::span<TileChanges> changes,
-                      std::span<const std::uint64_t> ranks, const Until& until);
+  struct Resolving;
+  Status resolve_on(std::uint32_t part, bool keep, const Resolving& all, const Until& until);
+  Status resolve_some(std::uint32_t part, bool keep, const Resolving& all, std::span<const std::size_t> which,
+                      const Until& until);
   std::uint64_t resolve_bytes(const TileChanges& changes, std::uint64_t rank) const noexcept;
   Status upload(Part& part, std::byte* to, std::span<const std::byte> bytes, const Until& until);
 
   const PlacementPtr placement_;
-  const std::chrono::nanoseconds patience_;
+  const Limits limits_;
   std::vector<std::byte> rest_;
   std::vector<std::unique_ptr<Part>> parts_;
   std::vector<std::uint32_t> part_of_memory_;  ///< by memory
@@ -140,11 +235,14 @@ class DeviceExecutor {
   std::vector<std::uint32_t> home_;            ///< the part that all of a tile is read from, or kMixed
   std::vector<std::uint32_t> places_;          ///< bit i: part i has places of the tile
   placement::WordTables shape_;                ///< of all tiles, no addresses
+  std::vector<std::uint64_t> groups_;
   std::uint64_t slot_bytes_ = 0;
+  std::uint64_t wide_bytes_ = 0;
+  std::uint64_t changes_bytes_max_ = 0;  ///< on all devices
 };
 
-/// Changed elements of many tiles, exchanged with what is in memory by one launch a device: the first time that commits
-/// them, the next time it takes that back. Ends before its executor.
+/// Changed elements of many tiles, exchanged with what is in memory by one launch a device and block of memory: the
+/// first time that commits them, the next time it takes that back. Ends before its executor.
 class WordBatch {
  public:
   explicit WordBatch(DeviceExecutor& executor) : executor_(&executor) {}
@@ -154,14 +252,13 @@ class WordBatch {
 
   /// `changes` are `count` positions (16 bits each), then as many elements; borrowed until upload(). A tile once only.
   void add(std::uint64_t rank, std::uint32_t count, std::span<const std::byte> changes);
-  bool empty() const noexcept { return added_.empty(); }
-  /// Brings all of them to the devices; nothing is added later. On error nothing has changed.
+  /// What is on the devices already; outlives this.
+  void add(const ChangesOnDevices& kept);
+  /// Brings what is not there to the devices; nothing is added later. On error nothing has changed.
   Status upload(const Until& until);
   /// On error some devices may have exchanged them; exchange_back() takes back what these did.
   Status exchange(const Until& until);
   Status exchange_back(const Until& until);
-  /// Of the devices' memory.
-  std::uint64_t bytes() const noexcept;
 
  private:
   struct Added {
@@ -169,17 +266,23 @@ class WordBatch {
     std::uint32_t count = 0;
     std::span<const std::byte> changes;
   };
-  struct OnPart {
+  struct Upload {
     DeviceExecutor::Part* part = nullptr;
     gpu::Memory memory;
+  };
+  struct Launch {
+    DeviceExecutor::Part* part = nullptr;
     gpu::ExchangeWords kernel;
-    bool launched = false;
+    bool done = false;
   };
   Status upload_to(DeviceExecutor::Part& part, std::uint32_t index, const Until& until);
+  void join_rooms();
 
   DeviceExecutor* executor_;
   std::vector<Added> added_;
-  std::vector<OnPart> on_;
+  std::vector<const ChangesOnDevices::InRoom*> kept_;
+  std::vector<Upload> uploads_;
+  std::vector<Launch> launches_;
 };
 
 }  // namespace deltasync

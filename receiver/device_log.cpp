@@ -9,19 +9,38 @@
 
 namespace deltasync {
 
+namespace {
+
+bool is_kept(const StagedFrame& frame, std::uint64_t tile) {
+  return std::any_of(frame.kept.begin(), frame.kept.end(), [&](const auto& kept) {
+    return std::binary_search(kept->tiles.begin(), kept->tiles.end(), tile);
+  });
+}
+
+}  // namespace
+
 DeviceLog::DeviceLog(const TileSet& tiles, DeviceExecutor& executor, std::vector<StagedStep> steps)
     : tiles_(&tiles), executor_(&executor), steps_(std::move(steps)), batch_(executor) {
   sort_out();
 }
 
-/// Decoded changes go into the batch; only updates of one step come with them, so no tile is in both.
+/// Decoded changes go into the batch, if they are not where it needs them; only updates of one step come with them, so
+/// no tile is in both.
 void DeviceLog::sort_out() {
   const Layout& layout = *executor_->placement().layout();
   std::map<std::uint64_t, TileWork> by_tile;
   for (StagedStep& step : steps_) {
     for (StagedFrame& frame : step.frames) {
       std::span<const std::byte> resolved(frame.resolved);
+      // What was kept is from the executor that is asked now: the target's own.
+      std::size_t kept_tiles = 0;
+      for (const auto& kept : frame.kept) {
+        batch_.add(static_cast<const ChangesOnDevices&>(*kept));
+        kept_tiles += kept->tiles.size();
+      }
+      if (kept_tiles == frame.records.size()) continue;
       for (const delta::TileRecord& record : frame.records) {
+        if (is_kept(frame, record.tile)) continue;
         const std::uint64_t rank = tiles_->rank(record.tile).value();
         const std::size_t bytes = resolved.empty() ? 0 : delta::resolved_bytes(layout, record);
         if (bytes != 0) {

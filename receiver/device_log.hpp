@@ -23,8 +23,6 @@ class DeviceLog {
   Status apply(std::span<const std::uint64_t> digests, ThreadPool& pool, const Until& until, bool& torn);
   /// Takes back what apply() did, likewise.
   Status revert(ThreadPool& pool, const Until& until, bool& torn);
-  /// Device memory that it keeps.
-  std::uint64_t device_bytes() const noexcept { return batch_.bytes(); }
 
  private:
   /// All records of a tile of which no changes were kept, oldest first.

@@ -8,6 +8,13 @@
 #include "receiver/tile_memory.hpp"
 
 namespace deltasync {
+namespace {
+
+/// Nobody gives these a deadline: what the memory needs, and a bound for what never ends.
+constexpr std::chrono::minutes kRollback{10};
+constexpr std::chrono::minutes kDiscard{1};
+
+}  // namespace
 
 Status MemoryTarget::subscribe(const TileSet& tiles) {
   if (pool_ != nullptr) return Error(Errc::invalid_argument, "the target is open already");
@@ -62,7 +69,7 @@ Status MemoryTarget::mend_tile(const Tile& tile, const TileRows& rows) {
 }
 
 Status MemoryTarget::end_mend() {
-  Status settled = settle();
+  Status settled = settle_full(Deadline::after(kDiscard));
   if (settled.ok() && mend_failed_) settled = Error(Errc::io, "a tile could not be written");
   if (settled.ok()) return {};
   return lose_version(std::move(settled).error());
@@ -116,11 +123,11 @@ Status MemoryTarget::begin_full(FullOverLive policy, const Until& until) {
   return {};
 }
 
-Status MemoryTarget::commit_full(TargetState state) {
+Status MemoryTarget::commit_full(TargetState state, Deadline deadline) {
   if (full_ == Full::closed) return Error(Errc::invalid_argument, "no full update is open");
   DS_TRY(check_state(*layout_, tiles_, state));
   forget_undo();
-  Status written = full_ == Full::staged ? exchange_staging() : settle();
+  Status written = full_ == Full::staged ? exchange_staging(deadline) : settle_full(deadline);
   if (!written.ok()) {
     if (full_ == Full::staged && kept_whole()) return written;
     return lose_version(std::move(written).error());
@@ -143,7 +150,7 @@ void MemoryTarget::discard_full() noexcept {
     close_staging();
   } else if (full_ != Full::closed) {
     // What was put is not written later, over what somebody else may put there now.
-    if (const Status settled = settle(); !settled.ok())
+    if (const Status settled = settle_full(Deadline::after(kDiscard)); !settled.ok())
       spdlog::warn("{} discards why=\"{}\"", name_, settled.error().to_string());
   }
   full_ = Full::closed;
@@ -176,7 +183,7 @@ Status MemoryTarget::rollback() {
   switch (undo_.kind) {
     case Undo::Kind::none: return Error(Errc::unsupported, "there is no commit that could be taken back");
     case Undo::Kind::empty: break;
-    case Undo::Kind::staged: back = exchange_staging(); break;
+    case Undo::Kind::staged: back = exchange_staging(Deadline::after(kRollback)); break;
     case Undo::Kind::deltas: back = revert_delta(); break;
   }
   if (!back.ok()) {
@@ -189,15 +196,11 @@ Status MemoryTarget::rollback() {
   return {};
 }
 
-Status MemoryTarget::apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests,
-                                 Deadline deadline, bool& torn) {
-  Status applied = undo_.log.apply(*layout_, std::move(steps), digests, *this, *pool_, deadline);
-  torn = undo_.log.torn();
+Status TileTarget::apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests, Deadline deadline,
+                               bool& torn) {
+  Status applied = log_.apply(layout_of(), std::move(steps), digests, *this, pool(), deadline);
+  torn = log_.torn();
   return applied;
-}
-
-Status MemoryTarget::revert_delta() {
-  return undo_.log.revert(*layout_, *this, *pool_);
 }
 
 void MemoryTarget::forget_undo() noexcept {

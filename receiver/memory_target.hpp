@@ -22,12 +22,13 @@
 
 namespace deltasync {
 
-/// What a kind provides, besides TileStore over its live memory (receiver/delta_log.hpp), are the private virtual
-/// functions below. Each is called when the state allows it and not otherwise, so a kind keeps no state of its own but
-/// its memory. An error of a function that writes live memory (put, exchange, settle, exchange_staging, and what takes
-/// a delta back) means that nobody knows what the memory has: the target then has no version at all, committed() is
-/// null, and the next full update may land there. So a kind that can tell, or mend, does so before it returns an error.
-class MemoryTarget : public Target, protected TileStore {
+/// What a kind provides are the private virtual functions below; one whose deltas are applied tile by tile is a
+/// TileTarget. Each is called when the state allows it and not otherwise, so a kind keeps no state of its own but
+/// its memory. An error of a function that writes live memory (put, settle, settle_full, exchange_staging, and
+/// what takes a delta back) means that nobody knows what the memory has: the target then has no version at all,
+/// committed() is null, and the next full update may land there. So a kind that can tell, or mend, does so before it
+/// returns an error.
+class MemoryTarget : public Target {
  public:
   const LayoutPtr& layout() const final { return layout_; }
   Status subscribe(const TileSet& tiles) final;
@@ -47,7 +48,7 @@ class MemoryTarget : public Target, protected TileStore {
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) final;
   Status put_tile(const Tile& tile, const TileRows& rows) final;
   std::byte* full_rows(std::uint32_t tensor) final;
-  Status commit_full(TargetState state) final;
+  Status commit_full(TargetState state, Deadline deadline) final;
   void discard_full() noexcept final;
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) final;
   Status rollback() final;
@@ -80,6 +81,12 @@ class MemoryTarget : public Target, protected TileStore {
   virtual Status open_live(const Until& until) = 0;
   /// A tile of live memory, read only: where it is, or a copy of it in `scratch`.
   virtual Result<TileRows> read_tile(const Tile& tile, std::vector<std::byte>& scratch) const = 0;
+  /// The same to be changed, and then put; on error nothing has changed.
+  virtual Result<TileRows> open_tile(const Tile& tile, std::vector<std::byte>& scratch) = 0;
+  /// The tile is what `rows` has: those of open_tile, which have changed, or any others. They are not needed any more
+  /// when this returns; the tile is there when settle_full() has returned.
+  virtual Status put(const Tile& tile, const TileRows& rows) = 0;
+  virtual Status settle_full(const Until& until) = 0;
 
   /// Room for a second version in host memory; nothing if it is there already. On error there is none. no_space,
   /// timed_out, cancelled.
@@ -89,16 +96,16 @@ class MemoryTarget : public Target, protected TileStore {
   virtual TileRows staged_tile(const Tile& tile) const = 0;
   /// All subscribed tiles of staging and live memory change places. The commit of a staged update and its rollback:
   /// short, and waits for nobody but the memory.
-  virtual Status exchange_staging() = 0;
+  virtual Status exchange_staging(const Until& until) = 0;
   /// What staging takes, for messages.
   virtual std::uint64_t staging_bytes() const = 0;
 
   /// Applies verified steps to live memory, whose digests these are, and takes them back; forget_delta: that will not
-  /// be asked for any more. By default through a DeltaLog. On error memory is as before, unless it is `torn`.
+  /// be asked for any more. On error memory is as before, unless it is `torn`.
   virtual Status apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests, Deadline deadline,
-                             bool& torn);
-  virtual Status revert_delta();
-  virtual void forget_delta() noexcept {}
+                             bool& torn) = 0;
+  virtual Status revert_delta() = 0;
+  virtual void forget_delta() noexcept = 0;
   /// True if live memory is as it was before the call of exchange_staging or revert_delta that has just failed: then
   /// the version is not lost.
   virtual bool kept_whole() const noexcept { return false; }
@@ -120,11 +127,10 @@ class MemoryTarget : public Target, protected TileStore {
       none,    ///< nothing committed since the update began, or the version before is gone
       empty,   ///< the first full update: before it there was nothing
       staged,  ///< the version before is in staging
-      deltas,  ///< the version before is live memory with `log` reverted
+      deltas,  ///< the version before is live memory with the delta taken back
     };
     Kind kind = Kind::none;
     std::optional<TargetState> state;  ///< of the version before, if that is one
-    DeltaLog log;
   };
 
   std::string what_is_live() const;
@@ -140,6 +146,26 @@ class MemoryTarget : public Target, protected TileStore {
   Full full_ = Full::closed;
   Undo undo_;
   std::atomic<bool> mend_failed_{false};  ///< since begin_mend
+};
+
+/// A kind whose deltas go through a DeltaLog: TileStore is the rest of what it provides.
+class TileTarget : public MemoryTarget, protected TileStore {
+ protected:
+  using MemoryTarget::MemoryTarget;
+
+ private:
+  // These of both are one.
+  Result<TileRows> open_tile(const Tile& tile, std::vector<std::byte>& scratch) override = 0;
+  Status put(const Tile& tile, const TileRows& rows) override = 0;
+  Status settle() override { return {}; }
+
+  Status settle_full(const Until& /*done by memory alone*/) final { return settle(); }
+  Status apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests, Deadline deadline,
+                     bool& torn) final;
+  Status revert_delta() final { return log_.revert(layout_of(), *this, pool()); }
+  void forget_delta() noexcept final { log_ = {}; }
+
+  DeltaLog log_;
 };
 
 }  // namespace deltasync

@@ -39,6 +39,18 @@ unsigned thread_count(unsigned asked) {
   return asked != 0 ? asked : std::clamp(std::thread::hardware_concurrency(), 1u, kDefaultThreadsMax);
 }
 
+/// The target knows of a pull as long as it lasts.
+class PullOnTarget {
+ public:
+  PullOnTarget(Target& target, const Until& until) : target_(target) { target_.begin_pull(until); }
+  ~PullOnTarget() { target_.end_pull(); }
+  PullOnTarget(const PullOnTarget&) = delete;
+  PullOnTarget& operator=(const PullOnTarget&) = delete;
+
+ private:
+  Target& target_;
+};
+
 /// For pools whose threads run on these cores. Checked ones: if they are taken away meanwhile, the system's choice has
 /// to do.
 ThreadHomes on_cores(const CpuList& cores, unsigned threads) {
@@ -180,6 +192,7 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
   const Until until(deadline, std::move(stop));
   const auto stopping = control_.stop_by(until.stop());
   control_.look_at_clock(deadline);
+  const PullOnTarget on_target(*target_, until);
   Pull pull(session(held_, distrusted_), want, until);
   auto prepared = pull.run();
   if (!prepared) {
@@ -233,7 +246,7 @@ Status StagedImpl::commit(Deadline deadline) {
     case PullMode::delta:
       status = target.commit_delta(std::move(prepared_.steps), std::move(prepared_.state), deadline);
       break;
-    case PullMode::full: status = target.commit_full(std::move(prepared_.state)); break;
+    case PullMode::full: status = target.commit_full(std::move(prepared_.state), deadline); break;
   }
   if (!status) {
     // Verified when it was pulled, so it is the memory that is another one now.

@@ -47,7 +47,7 @@ Status ShadowMemory::open_staging(const Until& until) {
   return {};
 }
 
-Status ShadowMemory::exchange_staging() {
+Status ShadowMemory::exchange_staging(const Until& /*done at once*/) {
   memory_.swap(staging_);
   return {};
 }

@@ -9,11 +9,11 @@
 
 namespace deltasync {
 
-class ShadowMemory final : public MemoryTarget {
+class ShadowMemory final : public TileTarget {
  public:
   /// `bytes_max` as in ShadowOptions.
   ShadowMemory(LayoutPtr layout, TileSet tiles, std::uint64_t bytes_max)
-      : MemoryTarget("shadow", std::move(layout), std::move(tiles)), bytes_max_(bytes_max) {}
+      : TileTarget("shadow", std::move(layout), std::move(tiles)), bytes_max_(bytes_max) {}
 
   bool shares_memory() const override { return false; }
   std::uint64_t bytes() const noexcept { return memory_.span().size(); }
@@ -32,7 +32,7 @@ class ShadowMemory final : public MemoryTarget {
   Status open_staging(const Until& until) override;
   void close_staging() noexcept override { staging_.release(); }
   TileRows staged_tile(const Tile& tile) const override { return tile_in(staging_, tile); }
-  Status exchange_staging() override;
+  Status exchange_staging(const Until& until) override;
   std::uint64_t staging_bytes() const override { return staging_.span().size(); }
 
   TileRows tile_in(const HostMemory& memory, const Tile& tile) const {

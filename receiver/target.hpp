@@ -26,13 +26,22 @@ struct TargetState {
   std::vector<std::uint64_t> digests;  ///< layout.tile_count() entries
 };
 
+/// The changes of some tiles, resolved, where a target keeps them for the commit. Given back when this ends, by any
+/// thread; ends before its target.
+class KeptChanges {
+ public:
+  virtual ~KeptChanges() = default;
+  std::vector<std::uint64_t> tiles;  ///< ascending
+};
+
 /// A frame as it came over the wire, with its parsed records (which point into `bytes`).
 struct StagedFrame {
   std::vector<std::byte> bytes;
   std::vector<delta::TileRecord> records;
-  /// The changes of all records, one after the other, as delta::resolve_tile left them when it verified the frame over
-  /// live memory; or nothing. For targets that exchange.
-  RecycledBytes resolved;
+  /// The changes of all records that are not in `kept`, one after the other, as delta::resolve_tile left them when it
+  /// verified the frame over live memory; or nothing. For targets that exchange.
+  RecycledBytes resolved{};
+  std::vector<std::unique_ptr<KeptChanges>> kept{};  ///< those that the target has itself
 };
 /// One delta step; frames in any order, tiles disjoint.
 struct StagedStep {
@@ -54,7 +63,8 @@ struct TileChanges {
   delta::NumberKind kind = delta::NumberKind::elements;
   MutByteSpan changes;              ///< positions, then numbers; resolved: new elements in their place
   std::uint64_t digest_change = 0;  ///< of the tile's digest, modulo 2^64
-  bool resolved = false;
+  bool resolved = false;            ///< as new elements
+  bool kept = false;                ///< resolved, and what resolve() returned has them: `changes` say nothing
 };
 
 /// Of a tile that is as it was committed where it is read, some element has another place with something else in it.
@@ -86,6 +96,11 @@ class Target {
     if (tiles.is_whole()) return {};
     return Error(Errc::unsupported, "this kind of target keeps whole models, no slices of them");
   }
+  /// A pull begins, of which all that came before is committed or given up; and ends. Until then no call of
+  /// live_tile, resolve, full_tile or put_tile waits for others (a device) beyond `until`: timed_out or cancelled.
+  virtual void begin_pull(const Until& /*until*/) {}
+  virtual void end_pull() noexcept {}
+
   /// Called once by Receiver::bind: opens what exists, verifies a version found there. Ended by
   /// `until` (timed_out, cancelled) it has changed nothing but for leftovers that are gone.
   virtual Status open(ThreadPool& pool, const Until& until) = 0;
@@ -131,9 +146,12 @@ class Target {
 
   /// True if resolve() is worth a call: where tiles have to come from far to be looked at.
   virtual bool resolves() const { return false; }
-  /// Resolves changes where the committed version lies; those that it marks. Called by many threads at once. On error
+  /// Resolves changes where the committed version lies; those that it marks. What it returns (or null) has those that
+  /// are marked as kept, for the commit of the frame that it goes into. Called by many threads at once. On error
   /// nothing is known of any.
-  virtual Status resolve(std::span<TileChanges> /*changes*/) const { return {}; }
+  virtual Result<std::unique_ptr<KeptChanges>> resolve(std::span<TileChanges> /*changes*/) const {
+    return std::unique_ptr<KeptChanges>();
+  }
 
   /// Opens memory for a full version: the final place where nothing is committed, else as `policy` says
   /// (in_place: committed() becomes null at once). Errors: no_space; timed_out or cancelled, and then nothing is open.
@@ -147,8 +165,9 @@ class Target {
   /// write there, and put no tile. Null: nowhere.
   virtual std::byte* full_rows(std::uint32_t tensor) = 0;
   /// Makes the full update, which the caller has verified whole, the committed version. An error that leaves live
-  /// memory with parts of two versions leaves nothing committed; likewise of commit_delta and rollback.
-  virtual Status commit_full(TargetState state) = 0;
+  /// memory with parts of two versions leaves nothing committed; likewise of commit_delta and rollback. After timed_out
+  /// the version before is still there, if there was one.
+  virtual Status commit_full(TargetState state, Deadline deadline) = 0;
   /// Gives up an open full update; the committed version (if not in place) is untouched.
   virtual void discard_full() noexcept = 0;
 

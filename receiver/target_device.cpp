@@ -14,15 +14,15 @@
 #include "gpu/cuda_device.hpp"
 #include "receiver/copy_check.hpp"
 #include "receiver/device_log.hpp"
-#include "receiver/host_memory.hpp"
 #include "receiver/memory_target.hpp"
+#include "receiver/staged_tiles.hpp"
 #include "receiver/target_checks.hpp"
 
 namespace deltasync {
 namespace {
 
-constexpr std::uint64_t kStagedTileAlignment = 64;
-constexpr std::uint64_t kTilesPerItem = 32;
+/// What takes an exchange back that failed. Each of its waits is bounded by the patience, too.
+constexpr std::chrono::minutes kTakingBack{10};
 
 class DeviceTarget final : public MemoryTarget {
  public:
@@ -35,13 +35,15 @@ class DeviceTarget final : public MemoryTarget {
                       const Until& until) override;
   Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) override;
   bool resolves() const override { return true; }
-  Status resolve(std::span<TileChanges> changes) const override;
+  Result<std::unique_ptr<KeptChanges>> resolve(std::span<TileChanges> changes) const override;
+  void begin_pull(const Until& until) override;
+  void end_pull() noexcept override { pull_.reset(); }
 
  private:
-  Status check_subscription(const TileSet& tiles) const override;
+  Status check_subscription(const TileSet& asked) const override { return check_placed_tiles(tiles(), asked); }
   Status open_memory(const Until& /*nothing is here to verify*/) override {
-    spdlog::info("device_target stages bytes={} keeps_rest bytes={}", executor_->staging_bytes(),
-                 executor_->placement().rest_bytes());
+    spdlog::info("device_target stages bytes={} keeps_rest bytes={} keeps_changes bytes_max={}",
+                 executor_->staging_bytes(), executor_->placement().rest_bytes(), executor_->changes_bytes_max());
     return {};
   }
   Status open_live(const Until& until) override;
@@ -50,13 +52,9 @@ class DeviceTarget final : public MemoryTarget {
     return read_tile(tile, scratch);
   }
   Status put(const Tile& tile, const TileRows& rows) override {
-    return executor_->scatter_tile(rank(tile), rows.first, rows.row_stride, executor_->patient());
+    return executor_->put_tile(rank(tile), rows.first, rows.row_stride, patient());
   }
-  /// Deltas go through a log of their own.
-  Status exchange(const Tile& /*tile*/, const delta::TileRecord& /*record*/, MutByteSpan /*changes*/) override {
-    return Error(Errc::internal, "a device exchanges all changes of an update at once");
-  }
-  Status settle() override;
+  Status settle_full(const Until& until) override;
   Status apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests, Deadline deadline,
                      bool& torn) override;
   Status revert_delta() override;
@@ -64,55 +62,46 @@ class DeviceTarget final : public MemoryTarget {
   bool kept_whole() const noexcept override { return kept_whole_; }
 
   Status open_staging(const Until& until) override;
-  void close_staging() noexcept override;
-  TileRows staged_tile(const Tile& tile) const override {
-    return {staging_.span().data() + staged_at_[static_cast<std::size_t>(rank(tile))], row_bytes(tile)};
-  }
-  Status exchange_staging() override;
-  std::uint64_t staging_bytes() const override { return staging_.span().size(); }
+  void close_staging() noexcept override { staging_.close(); }
+  TileRows staged_tile(const Tile& tile) const override { return {staging_.tile(rank(tile)), row_bytes(tile)}; }
+  Status exchange_staging(const Until& until) override;
+  std::uint64_t staging_bytes() const override { return staging_.bytes(); }
 
   /// Among the placement's tiles. Others are refused before they come here.
   std::uint64_t rank(const Tile& tile) const { return tiles().rank(tile.index).value(); }
-  Status exchange_tiles(std::vector<std::uint8_t>& exchanged, bool forth, std::atomic<bool>& torn);
-  Status exchange_tile(std::uint64_t rank, std::atomic<bool>& torn);
+  /// For calls of a pull, if there is one.
+  Until patient() const { return pull_ ? executor_->patient(*pull_) : executor_->patient(); }
 
   const std::unique_ptr<DeviceExecutor> executor_;
   std::unique_ptr<DeviceLog> log_;  ///< of the last delta, as long as it can be taken back
   bool kept_whole_ = false;
-  HostMemory staging_;
-  std::vector<std::uint64_t> staged_at_;  ///< of each tile, by rank
+  std::optional<Until> pull_;  ///< that is under way
+  StagedTiles staging_;
   const CopyCheck::Open open_copies_;
   std::optional<CopyCheck> copies_;  ///< once it has been asked for; ends before the executor's devices
 };
 
-Status DeviceTarget::check_subscription(const TileSet& others) const {
-  if (others.ranges() == tiles().ranges()) return {};
-  return Error(Errc::invalid_argument, "the subscription has " + std::to_string(others.tiles()) +
-                                           " tiles, the placement needs " + std::to_string(tiles().tiles()) +
-                                           " (or others): bind with the placement's own subscription");
-}
-
 /// What an earlier update left in the streams is over before this one begins.
 Status DeviceTarget::open_live(const Until& until) {
   DS_TRY(executor_->finish(until));
-  return executor_->enter_engine();
+  return executor_->enter_engine(until);
 }
 
 Result<TileRows> DeviceTarget::read_tile(const Tile& tile, std::vector<std::byte>& scratch) const {
   const std::uint64_t at = rank(tile);
   scratch.resize(static_cast<std::size_t>(executor_->tile_bytes(at)));
-  DS_TRY(executor_->gather_tile(at, scratch.data(), executor_->patient()));
+  DS_TRY(executor_->gather_tile(at, scratch.data(), patient()));
   return TileRows{scratch.data(), row_bytes(tile)};
 }
 
-Status DeviceTarget::settle() {
-  DS_TRY(executor_->finish(executor_->patient()));
+Status DeviceTarget::settle_full(const Until& until) {
+  DS_TRY(executor_->send_tiles(until));
   return executor_->leave_engine();
 }
 
 Status DeviceTarget::apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests,
                                  Deadline deadline, bool& torn) {
-  DS_TRY(executor_->enter_engine());
+  DS_TRY(executor_->enter_engine(deadline));
   log_ = std::make_unique<DeviceLog>(tiles(), *executor_, std::move(steps));
   Status applied = log_->apply(digests, pool(), deadline, torn);
   if (applied.ok()) {
@@ -126,7 +115,7 @@ Status DeviceTarget::apply_delta(std::vector<StagedStep> steps, std::span<const 
 Status DeviceTarget::revert_delta() {
   bool torn = false;
   kept_whole_ = true;
-  DS_TRY(executor_->enter_engine());
+  DS_TRY(executor_->enter_engine(executor_->patient()));
   kept_whole_ = false;
   DS_TRY(log_->revert(pool(), executor_->patient(), torn));
   return executor_->leave_engine();
@@ -134,75 +123,48 @@ Status DeviceTarget::revert_delta() {
 
 Status DeviceTarget::open_staging(const Until& until) {
   if (staging_) return {};
-  std::uint64_t bytes = 0;
-  staged_at_.clear();
-  staged_at_.reserve(static_cast<std::size_t>(tiles().tiles()));
-  for (std::uint64_t i = 0; i < tiles().tiles(); ++i) {
-    staged_at_.push_back(bytes);
-    bytes += (executor_->tile_bytes(i) + kStagedTileAlignment - 1) / kStagedTileAlignment * kStagedTileAlignment;
-  }
-  auto memory = HostMemory::map(bytes, pool(), until);
-  if (!memory.ok()) {
-    close_staging();
-    return std::move(memory).error();
-  }
-  staging_ = *std::move(memory);
-  spdlog::info("device_target stages_update bytes={}", bytes);
+  const auto bytes_of = [&](std::uint64_t rank) { return executor_->tile_bytes(rank); };
+  DS_TRY(staging_.open(tiles().tiles(), bytes_of, pool(), until));
+  spdlog::info("device_target stages_update bytes={}", staging_.bytes());
   return {};
 }
 
-void DeviceTarget::close_staging() noexcept {
-  staging_.release();
-  staged_at_ = {};
-}
-
-/// The tile's old elements are written back if its new ones cannot be.
-Status DeviceTarget::exchange_tile(std::uint64_t rank, std::atomic<bool>& torn) {
-  std::vector<std::byte> live(static_cast<std::size_t>(executor_->tile_bytes(rank)));
-  DS_TRY(executor_->gather_tile(rank, live.data(), executor_->patient()));
-  std::byte* const aside = staging_.span().data() + staged_at_[static_cast<std::size_t>(rank)];
-  const std::uint64_t stride = live.size() / layout_of().tile(tiles().nth(rank)).rect.rows;
-  Status written = executor_->scatter_tile(rank, aside, stride, executor_->patient());
-  if (written.ok()) {
-    std::copy(live.begin(), live.end(), aside);
-    return {};
-  }
-  if (!executor_->scatter_tile(rank, live.data(), stride, executor_->patient()).ok()) torn = true;
-  return written;
-}
-
-/// Those that are not yet (forth), or that are (back).
-Status DeviceTarget::exchange_tiles(std::vector<std::uint8_t>& exchanged, bool forth, std::atomic<bool>& torn) {
-  const std::uint64_t items = (tiles().tiles() + kTilesPerItem - 1) / kTilesPerItem;
-  return run_all(pool(), items, [&](std::uint64_t item, unsigned) -> Status {
-    const std::uint64_t end = std::min((item + 1) * kTilesPerItem, tiles().tiles());
-    for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
-      if ((exchanged[i] != 0) == forth) continue;
-      DS_TRY(exchange_tile(i, torn));
-      exchanged[i] = forth ? 1 : 0;
-    }
-    return {};
-  });
-}
-
-Status DeviceTarget::exchange_staging() {
-  std::vector<std::uint8_t> exchanged(static_cast<std::size_t>(tiles().tiles()), 0);
+Status DeviceTarget::exchange_staging(const Until& until) {
+  const auto aside_of = [&](std::uint64_t rank) { return staging_.tile(rank); };
   std::atomic<bool> torn{false};
-  Status done = executor_->enter_engine();
-  if (done.ok()) done = exchange_tiles(exchanged, true, torn);
-  if (done.ok()) done = executor_->finish(executor_->patient());
-  if (done.ok()) done = executor_->leave_engine();
-  if (done.ok()) return {};
-  if (!exchange_tiles(exchanged, false, torn).ok() || !executor_->finish(executor_->patient()).ok()) torn = true;
-  kept_whole_ = !torn;
+  const auto exchange = [&](std::uint64_t group, unsigned, const Until& end) {
+    return executor_->exchange_group(static_cast<std::size_t>(group), aside_of, end, torn);
+  };
+  const std::uint64_t groups = executor_->groups().size() - 1;
+  bool unmended = false;
+  kept_whole_ = true;
+  DS_TRY(executor_->enter_engine(until));
+  Status done = exchange_all(pool(), groups, until, Deadline::after(kTakingBack), unmended, exchange);
+  if (done.ok()) {
+    done = executor_->leave_engine();
+    if (done.ok()) return {};
+    // The engine would not wait for it: it cannot stay.
+    if (!exchange_all(pool(), groups, Deadline::after(kTakingBack), Deadline::after(kTakingBack), unmended, exchange)
+             .ok())
+      unmended = true;
+  }
+  kept_whole_ = !torn && !unmended;
   return done;
 }
 
-Status DeviceTarget::resolve(std::span<TileChanges> changes) const {
+void DeviceTarget::begin_pull(const Until& until) {
+  pull_ = until;
+  executor_->trim_changes(until);
+}
+
+Result<std::unique_ptr<KeptChanges>> DeviceTarget::resolve(std::span<TileChanges> changes) const {
   std::vector<std::uint64_t> ranks;
   ranks.reserve(changes.size());
   for (const TileChanges& of : changes) ranks.push_back(tiles().rank(of.tile).value());
-  return executor_->resolve(changes, ranks, executor_->patient());
+  auto kept = std::make_unique<ChangesOnDevices>();
+  DS_TRY(executor_->resolve(changes, ranks, *kept, patient()));
+  if (kept->tiles.empty()) return std::unique_ptr<KeptChanges>();
+  return std::unique_ptr<KeptChanges>(std::move(kept));
 }
 
 Status DeviceTarget::live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
@@ -235,8 +197,8 @@ Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<Devi
   }
   std::vector<CopyDevice> devices;
   for (const auto& source : sources) devices.push_back({source.ordinal, source.device});
-  auto executor =
-      DeviceExecutor::make(std::move(placement), std::move(sources), options.staging_bytes, options.patience);
+  auto executor = DeviceExecutor::make(std::move(placement), std::move(sources),
+                                       {options.staging_bytes, options.changes_bytes, options.patience});
   if (!executor.ok()) return std::move(executor).error().with_context("device target");
   return TargetPtr(
       new DeviceTarget(*std::move(executor), options.live, copies_on_devices(std::move(devices), options.patience)));

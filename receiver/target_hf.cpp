@@ -181,7 +181,7 @@ void HfTarget::discard_full() noexcept {
   full_.reset();
 }
 
-Status HfTarget::commit_full(TargetState state) {
+Status HfTarget::commit_full(TargetState state, Deadline /*of a flush, a rename and little else*/) {
   if (!full_) return Error(Errc::invalid_argument, "no full update is open");
   DS_TRY(check_state(*layout_, TileSet::whole(*layout_), state));
   const std::filesystem::path incoming = full_->directory;

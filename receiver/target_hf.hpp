@@ -47,7 +47,7 @@ class HfTarget final : public Target {
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
   Status put_tile(const Tile& tile, const TileRows& rows) override;
   std::byte* full_rows(std::uint32_t tensor) override;
-  Status commit_full(TargetState state) override;
+  Status commit_full(TargetState state, Deadline deadline) override;
   void discard_full() noexcept override;
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
   Status rollback() override;

@@ -10,10 +10,10 @@
 namespace deltasync {
 namespace {
 
-class HostTarget final : public MemoryTarget {
+class HostTarget final : public TileTarget {
  public:
   HostTarget(LayoutPtr layout, TileSet tiles, std::span<std::byte> memory)
-      : MemoryTarget("host_target", std::move(layout), std::move(tiles)), user_(memory) {}
+      : TileTarget("host_target", std::move(layout), std::move(tiles)), user_(memory) {}
 
   bool shares_memory() const override { return !memory_is_ours() && MemoryTarget::shares_memory(); }
   std::span<std::byte> live() const noexcept { return user_.data() != nullptr ? user_ : own_.span(); }
@@ -35,7 +35,7 @@ class HostTarget final : public MemoryTarget {
   Status open_staging(const Until& until) override;
   void close_staging() noexcept override { staging_.release(); }
   TileRows staged_tile(const Tile& tile) const override { return tile_in(staging_.span(), tile); }
-  Status exchange_staging() override;
+  Status exchange_staging(const Until& until) override;
   std::uint64_t staging_bytes() const override { return tiles().bytes(); }
   std::byte* tensor_rows(std::uint32_t tensor, bool staged) override {
     return (staged ? staging_.span() : live()).data() + layout_of().tensors()[tensor].offset;
@@ -100,7 +100,7 @@ Status HostTarget::open_staging(const Until& until) {
   return {};
 }
 
-Status HostTarget::exchange_staging() {
+Status HostTarget::exchange_staging(const Until& /*memory alone, and done at once*/) {
   if (memory_is_ours()) {
     own_.swap(staging_);
   } else {

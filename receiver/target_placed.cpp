@@ -10,23 +10,23 @@
 #include "receiver/copy_check.hpp"
 #include "receiver/host_memory.hpp"
 #include "receiver/memory_target.hpp"
+#include "receiver/staged_tiles.hpp"
 
 namespace deltasync {
 namespace {
 
-constexpr std::uint64_t kStagedTileAlignment = 64;
 constexpr std::uint64_t kTilesPerItem = 32;
 
-class PlacedTarget final : public MemoryTarget {
+class PlacedTarget final : public TileTarget {
  public:
   PlacedTarget(placement::HostExecutor executor, const PlacedTargetOptions& options)
-      : MemoryTarget("placed_target", executor.placement().layout(), executor.placement().parts().tiles, options.live),
+      : TileTarget("placed_target", executor.placement().layout(), executor.placement().parts().tiles, options.live),
         executor_(std::move(executor)) {}
 
   Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) override;
 
  private:
-  Status check_subscription(const TileSet& tiles) const override;
+  Status check_subscription(const TileSet& asked) const override { return check_placed_tiles(tiles(), asked); }
   Status open_memory(const Until& until) override;
   Status open_live(const Until& /*it is there*/) override { return {}; }
   Result<TileRows> read_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
@@ -36,12 +36,11 @@ class PlacedTarget final : public MemoryTarget {
   Status put(const Tile& tile, const TileRows& rows) override;
   Status exchange(const Tile& tile, const delta::TileRecord& record, MutByteSpan changes) override;
   Status open_staging(const Until& until) override;
-  void close_staging() noexcept override;
-  TileRows staged_tile(const Tile& tile) const override {
-    return {staging_.span().data() + staged_at_[static_cast<std::size_t>(rank(tile))], row_bytes(tile)};
-  }
-  Status exchange_staging() override;
-  std::uint64_t staging_bytes() const override { return staging_.span().size(); }
+  void close_staging() noexcept override { staging_.close(); }
+  TileRows staged_tile(const Tile& tile) const override { return {staging_.tile(rank(tile)), row_bytes(tile)}; }
+  Status exchange_staging(const Until& until) override;
+  std::uint64_t staging_bytes() const override { return staging_.bytes(); }
+  bool kept_whole() const noexcept override { return true; }
 
   /// Among the placement's tiles. Others are refused before they come here.
   std::uint64_t rank(const Tile& tile) const { return tiles().rank(tile.index).value(); }
@@ -49,17 +48,9 @@ class PlacedTarget final : public MemoryTarget {
 
   placement::HostExecutor executor_;
   HostMemory rest_;
-  HostMemory staging_;
-  std::vector<std::uint64_t> staged_at_;  ///< of each tile, by rank
-  std::optional<CopyCheck> copies_;       ///< once it has been asked for
+  StagedTiles staging_;
+  std::optional<CopyCheck> copies_;  ///< once it has been asked for
 };
-
-Status PlacedTarget::check_subscription(const TileSet& others) const {
-  if (others.ranges() == tiles().ranges()) return {};
-  return Error(Errc::invalid_argument, "the subscription has " + std::to_string(others.tiles()) +
-                                           " tiles, the placement needs " + std::to_string(tiles().tiles()) +
-                                           " (or others): bind with the placement's own subscription");
-}
 
 Status PlacedTarget::open_memory(const Until& until) {
   const std::uint64_t bytes = executor_.placement().rest_bytes();
@@ -108,38 +99,25 @@ Status PlacedTarget::exchange(const Tile& tile, const delta::TileRecord& record,
 
 Status PlacedTarget::open_staging(const Until& until) {
   if (staging_) return {};
-  std::uint64_t bytes = 0;
-  staged_at_.clear();
-  staged_at_.reserve(static_cast<std::size_t>(tiles().tiles()));
-  for (std::uint64_t i = 0; i < tiles().tiles(); ++i) {
-    staged_at_.push_back(bytes);
-    bytes += (executor_.tile_bytes(i) + kStagedTileAlignment - 1) / kStagedTileAlignment * kStagedTileAlignment;
-  }
-  auto memory = HostMemory::map(bytes, pool(), until);
-  if (!memory.ok()) {
-    close_staging();
-    return std::move(memory).error();
-  }
-  staging_ = *std::move(memory);
-  spdlog::info("placed_target stages bytes={}", bytes);
+  const auto bytes_of = [&](std::uint64_t rank) { return executor_.tile_bytes(rank); };
+  DS_TRY(staging_.open(tiles().tiles(), bytes_of, pool(), until));
+  spdlog::info("placed_target stages bytes={}", staging_.bytes());
   return {};
 }
 
-void PlacedTarget::close_staging() noexcept {
-  staging_.release();
-  staged_at_ = {};
-}
-
-Status PlacedTarget::exchange_staging() {
+/// Nothing of it fails: it is cut short at most, and taken back.
+Status PlacedTarget::exchange_staging(const Until& until) {
   std::vector<std::vector<std::byte>> scratch(pool().size());
   const std::uint64_t items = (tiles().tiles() + kTilesPerItem - 1) / kTilesPerItem;
-  pool().run(items, [&](std::uint64_t item, unsigned worker) {
+  const auto exchange = [&](std::uint64_t item, unsigned worker, const Until& /*short*/) -> Status {
     const std::uint64_t end = std::min((item + 1) * kTilesPerItem, tiles().tiles());
     for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
-      executor_.exchange_tile(i, staging_.span().data() + staged_at_[static_cast<std::size_t>(i)], scratch[worker]);
+      executor_.exchange_tile(i, staging_.tile(i), scratch[worker]);
     }
-  });
-  return {};
+    return {};
+  };
+  bool torn = false;
+  return exchange_all(pool(), items, until, until, torn, exchange);
 }
 
 Result<std::vector<WrongCopy>> PlacedTarget::wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) {

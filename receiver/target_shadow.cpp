@@ -129,19 +129,19 @@ Status ShadowedTarget::put_tile(const Tile& tile, const TileRows& rows) {
   return shadow_.put_tile(tile, rows);
 }
 
-Status ShadowedTarget::commit_full(TargetState state) {
+Status ShadowedTarget::commit_full(TargetState state, Deadline deadline) {
   switch (full_) {
     case Full::closed: break;
-    case Full::both: return commit_both(std::move(state));
-    case Full::shadow: return commit_through(std::move(state));
+    case Full::both: return commit_both(std::move(state), deadline);
+    case Full::shadow: return commit_through(std::move(state), deadline);
   }
   return Error(Errc::invalid_argument, "no full update is open");
 }
 
-Status ShadowedTarget::commit_both(TargetState state) {
-  DS_TRY(shadow_.commit_full(state));
+Status ShadowedTarget::commit_both(TargetState state, Deadline deadline) {
+  DS_TRY(shadow_.commit_full(state, deadline));
   full_ = Full::closed;
-  Status written = live_->commit_full(std::move(state));
+  Status written = live_->commit_full(std::move(state), deadline);
   if (!written.ok()) {
     live_->discard_full();
     return with_what_is_left(std::move(written).error());
@@ -150,10 +150,10 @@ Status ShadowedTarget::commit_both(TargetState state) {
   return {};
 }
 
-Status ShadowedTarget::commit_through(TargetState state) {
-  DS_TRY(shadow_.commit_full(std::move(state)));
+Status ShadowedTarget::commit_through(TargetState state, Deadline deadline) {
+  DS_TRY(shadow_.commit_full(std::move(state), deadline));
   full_ = Full::closed;
-  Status written = write_live(Deadline::after(kWriteAll), false);
+  Status written = write_live(deadline, false);
   if (!written.ok()) return take_back(std::move(written).error());
   undo_ = Undo::shadow;
   return {};
@@ -187,7 +187,7 @@ Status ShadowedTarget::write_live(const Until& until, bool verify) {
         }
         return {};
       });
-  if (put.ok()) put = live_->commit_full(state);
+  if (put.ok()) put = live_->commit_full(state, until.deadline());
   if (!put.ok()) live_->discard_full();
   if (put.ok()) live_->forget_rollback();
   return put;

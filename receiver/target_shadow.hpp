@@ -23,6 +23,8 @@ class ShadowedTarget final : public Target {
   const LayoutPtr& layout() const override { return live_->layout(); }
   bool exchanges() const override { return true; }
   bool shares_memory() const override { return live_->shares_memory(); }
+  void begin_pull(const Until& until) override { live_->begin_pull(until); }
+  void end_pull() noexcept override { live_->end_pull(); }
   Status subscribe(const TileSet& tiles) override;
   Status open(ThreadPool& pool, const Until& until) override;
   const TileSet* kept() const override { return live_->kept(); }
@@ -43,7 +45,7 @@ class ShadowedTarget final : public Target {
   Status put_tile(const Tile& tile, const TileRows& rows) override;
   /// What lands in memory directly would be in one of both only.
   std::byte* full_rows(std::uint32_t /*tensor*/) override { return nullptr; }
-  Status commit_full(TargetState state) override;
+  Status commit_full(TargetState state, Deadline deadline) override;
   void discard_full() noexcept override;
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
   Status rollback() override;
@@ -68,8 +70,8 @@ class ShadowedTarget final : public Target {
     shadow,  ///< the shadow does, and live memory is written from there
   };
 
-  Status commit_both(TargetState state);
-  Status commit_through(TargetState state);
+  Status commit_both(TargetState state, Deadline deadline);
+  Status commit_through(TargetState state, Deadline deadline);
   Status write_live(const Until& until, bool verify);
   Error take_back(Error why);
   Error with_what_is_left(Error why) const;

@@ -92,14 +92,17 @@ Error wrong_digest(const Layout& layout, const delta::TileRecord& record) {
 }
 
 /// The frame's changes as far as they are decoded without their tiles, resolved by the target where it can: by record,
-/// in `resolved` as verify_frame has them.
-Result<std::vector<TileChanges>> resolve_there(const Target& target, const StagedFrame& frame, MutByteSpan resolved) {
+/// one after the other in `resolved`, or in `kept`.
+Result<std::vector<TileChanges>> resolve_there(const Target& target, const StagedFrame& frame, MutByteSpan resolved,
+                                               std::unique_ptr<KeptChanges>& kept) {
   const Layout& layout = *target.layout();
   std::vector<TileChanges> all(frame.records.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     const delta::TileRecord& record = frame.records[i];
     const std::size_t bytes = delta::resolved_bytes(layout, record);
-    all[i] = {record.tile, record.changed, {}, resolved.first(bytes), 0, false};
+    all[i].tile = record.tile;
+    all[i].count = record.changed;
+    all[i].changes = resolved.first(bytes);
     resolved = resolved.subspan(bytes);
     if (!delta::decodes_alone(record.codec)) {
       all[i].count = 0;
@@ -107,8 +110,31 @@ Result<std::vector<TileChanges>> resolve_there(const Target& target, const Stage
     }
     DS_ASSIGN(all[i].kind, delta::decode_changes(layout, record, all[i].changes));
   }
-  DS_TRY(target.resolve(all));
+  DS_ASSIGN(kept, target.resolve(all));
   return all;
+}
+
+/// Changes that were resolved here, as new elements, go to where the target keeps such. `left` are all that are in
+/// `resolved`, one behind the other; those that were resolved here have a count. The others close up; what they take is
+/// returned.
+Result<std::size_t> hand_over(const Target& target, std::vector<TileChanges>& left, MutByteSpan resolved,
+                              std::unique_ptr<KeptChanges>& kept) {
+  std::size_t used = 0;
+  const auto expected = left;
+  DS_ASSIGN(kept, target.resolve(left));
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    const TileChanges& of = left[i];
+    if (of.resolved && of.digest_change != expected[i].digest_change) {
+      return Error(Errc::corrupt,
+                   describe_tile(*target.layout(), of.tile) + ": somebody wrote to live memory while it was verified");
+    }
+    if (of.kept) continue;
+    if (used != 0 || of.changes.data() != resolved.data()) {
+      std::memmove(resolved.data() + used, of.changes.data(), of.changes.size());
+    }
+    used += of.changes.size();
+  }
+  return used;
 }
 
 }  // namespace
@@ -117,15 +143,18 @@ Status verify_frame(const Target& target, StagedFrame& frame, std::span<const st
                     std::span<std::uint64_t> after, ResolvedBudget& budget) {
   const Layout& layout = *target.layout();
   frame.resolved.clear();
+  frame.kept.clear();
   Claim claim(budget);
   const auto bytes = static_cast<std::size_t>(resolved_bytes(layout, frame));
   const bool keep = target.exchanges() && bytes != 0 && claim.take(bytes);
   if (target.exchanges() && !keep) DS_TRY(claim.take_for_classes(class_bytes(layout, frame)));
   RecycledBytes resolved(keep ? bytes : 0);
   MutByteSpan rest(resolved);
+  std::unique_ptr<KeptChanges> kept[2];  // decoded alone, and over the tile
   std::vector<TileChanges> there;
+  std::vector<TileChanges> left;
   if (keep && target.resolves()) {
-    DS_ASSIGN(there, resolve_there(target, frame, rest));
+    DS_ASSIGN(there, resolve_there(target, frame, rest, kept[0]));
   }
   std::vector<std::byte> scratch;
   for (std::size_t i = 0; i < frame.records.size(); ++i) {
@@ -134,7 +163,12 @@ Status verify_frame(const Target& target, StagedFrame& frame, std::span<const st
     if (!there.empty() && there[i].resolved) {
       after[record.tile] = digest + there[i].digest_change;
       if (after[record.tile] != record.digest_after) return wrong_digest(layout, record);
-      rest = rest.subspan(there[i].changes.size());
+      if (there[i].kept) continue;
+      // What the target keeps leaves gaps: all others move up, over what nobody needs any more.
+      const MutByteSpan changes = there[i].changes;
+      if (rest.data() != changes.data()) std::memmove(rest.data(), changes.data(), changes.size());
+      left.push_back({record.tile, 0, {}, rest.first(changes.size())});
+      rest = rest.subspan(changes.size());
       continue;
     }
     DS_ASSIGN(const TileRows live, target.live_tile(layout.tile(record.tile), scratch));
@@ -142,11 +176,23 @@ Status verify_frame(const Target& target, StagedFrame& frame, std::span<const st
       const MutByteSpan changes = rest.first(delta::resolved_bytes(layout, record));
       DS_ASSIGN(after[record.tile], delta::resolve_tile(layout, record, live.first, live.row_stride, digest, changes));
       rest = rest.subspan(changes.size());
+      if (changes.empty()) continue;
+      left.push_back({record.tile, record.changed, delta::NumberKind::elements, changes, after[record.tile] - digest});
     } else {
       DS_ASSIGN(after[record.tile], delta::verify_tile(layout, record, live.first, live.row_stride, digest));
     }
   }
-  frame.resolved = std::move(resolved);
+  std::size_t used = resolved.size() - rest.size();
+  if (!there.empty() && used != 0) {
+    DS_ASSIGN(used, hand_over(target, left, resolved, kept[1]));
+  }
+  if (used != 0) {
+    resolved.resize(used);
+    frame.resolved = std::move(resolved);
+  }
+  for (auto& some : kept) {
+    if (some != nullptr) frame.kept.push_back(std::move(some));
+  }
   claim.spend();
   return {};
 }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "receiver/device_executor.hpp"
@@ -16,14 +17,13 @@ std::uint64_t aligned(std::uint64_t bytes) {
 }  // namespace
 
 WordBatch::~WordBatch() {
-  for (OnPart& on : on_) {
-    if (!on.memory) continue;
+  for (Upload& upload : uploads_) {
     // Nothing may still use it. A stream that does not end keeps it.
-    DeviceExecutor::Part& part = *on.part;
+    DeviceExecutor::Part& part = *upload.part;
     const std::lock_guard lock(part.mutex);
     Status idle = part.stream->record(*part.event);
     if (idle.ok()) idle = gpu::wait(*part.event, executor_->patient(), "giving back an update's changes");
-    if (!idle.ok()) on.memory.abandon();
+    if (!idle.ok()) upload.memory.abandon();
   }
 }
 
@@ -31,17 +31,43 @@ void WordBatch::add(std::uint64_t rank, std::uint32_t count, std::span<const std
   if (count != 0) added_.push_back({rank, count, changes});
 }
 
-std::uint64_t WordBatch::bytes() const noexcept {
-  std::uint64_t bytes = 0;
-  for (const OnPart& on : on_) bytes += on.memory.bytes();
-  return bytes;
+void WordBatch::add(const ChangesOnDevices& kept) {
+  for (const ChangesOnDevices::InRoom& in : kept.rooms) kept_.push_back(&in);
 }
 
 Status WordBatch::upload(const Until& until) {
   for (std::uint32_t i = 0; i < executor_->parts_.size(); ++i) DS_TRY(upload_to(*executor_->parts_[i], i, until));
   added_.clear();
   added_.shrink_to_fit();
+  join_rooms();
   return {};
+}
+
+/// Rooms whose pieces follow each other are one launch: all of a block, but where a frame was given up between them.
+void WordBatch::join_rooms() {
+  std::sort(kept_.begin(), kept_.end(), [](const auto* a, const auto* b) {
+    if (a->part != b->part) return a->part < b->part;
+    if (a->room.base() != b->room.base()) return std::less<>()(a->room.base(), b->room.base());
+    return a->room.pieces_at() < b->room.pieces_at();
+  });
+  const std::byte* end = nullptr;  // of the pieces before
+  for (const ChangesOnDevices::InRoom* in : kept_) {
+    DeviceExecutor::Part& part = *executor_->parts_[in->part];
+    std::byte* const base = in->room.base();
+    const std::byte* const pieces = base + in->room.pieces_at();
+    const bool follows = end == pieces && !launches_.empty() && launches_.back().part == &part &&
+                         launches_.back().kernel.changes == base;
+    if (follows) {
+      launches_.back().kernel.count += in->room.pieces();
+    } else {
+      launches_.push_back({&part,
+                           {part.table, reinterpret_cast<const gpu::WordRun*>(base),
+                            reinterpret_cast<const gpu::WordPiece*>(pieces), base, in->room.pieces()},
+                           false});
+    }
+    end = pieces + in->room.pieces() * sizeof(gpu::WordPiece);
+  }
+  kept_.clear();
 }
 
 /// One block of the device's memory: the changes of all runs, then the runs, then the pieces.
@@ -65,8 +91,8 @@ Status WordBatch::upload_to(DeviceExecutor::Part& part, std::uint32_t index, con
   const std::uint64_t all = pieces_at + pieces.size() * sizeof(gpu::WordPiece);
   auto memory = part.device->allocate(all);
   if (!memory.ok()) return std::move(memory).error().with_context("an update's changes");
-  on_.push_back({&part, *std::move(memory), {}, false});
-  std::byte* const base = on_.back().memory.data();
+  uploads_.push_back({&part, *std::move(memory)});
+  std::byte* const base = uploads_.back().memory.data();
 
   // Runs are packed into as few uploads as staging allows.
   std::vector<std::byte> packed;
@@ -91,26 +117,28 @@ Status WordBatch::upload_to(DeviceExecutor::Part& part, std::uint32_t index, con
   DS_TRY(flush());
   DS_TRY(executor_->upload(part, base + runs_at, std::as_bytes(std::span(runs)), executor_->patient(until)));
   DS_TRY(executor_->upload(part, base + pieces_at, std::as_bytes(std::span(pieces)), executor_->patient(until)));
-  on_.back().kernel = {part.table, reinterpret_cast<const gpu::WordRun*>(base + runs_at),
-                       reinterpret_cast<const gpu::WordPiece*>(base + pieces_at), base, pieces.size()};
+  launches_.push_back({&part,
+                       {part.table, reinterpret_cast<const gpu::WordRun*>(base + runs_at),
+                        reinterpret_cast<const gpu::WordPiece*>(base + pieces_at), base, pieces.size()},
+                       false});
   return {};
 }
 
 Status WordBatch::exchange(const Until& until) {
-  for (OnPart& on : on_) {
-    const std::lock_guard lock(on.part->mutex);
-    DS_TRY(on.part->stream->launch(on.kernel));
-    on.launched = true;
+  for (Launch& launch : launches_) {
+    const std::lock_guard lock(launch.part->mutex);
+    DS_TRY(launch.part->stream->launch(launch.kernel));
+    launch.done = true;
   }
   return executor_->finish(until);
 }
 
 Status WordBatch::exchange_back(const Until& until) {
-  for (OnPart& on : on_) {
-    if (!on.launched) continue;
-    const std::lock_guard lock(on.part->mutex);
-    DS_TRY(on.part->stream->launch(on.kernel));
-    on.launched = false;
+  for (Launch& launch : launches_) {
+    if (!launch.done) continue;
+    const std::lock_guard lock(launch.part->mutex);
+    DS_TRY(launch.part->stream->launch(launch.kernel));
+    launch.done = false;
   }
   return executor_->finish(until);
 }

@@ -23,10 +23,17 @@ struct DeviceTargetOptions {
   /// Commits and rollbacks come after what these streams have when they begin, and before what these get afterwards.
   /// One a device at most. Of a device without one the caller sees to both.
   std::vector<EngineStream> engine_streams;
-  /// Pinned host memory for each device, for what is on its way (room for four tiles at least, for 64 at most). As much
-  /// again is taken on the device. The log line `device_target stages` names what it is in all.
-  std::uint64_t staging_bytes = std::uint64_t{16} << 20;
-  /// No wait for a device is longer: then the call fails with timed_out.
+  /// Pinned host memory for each device, for what is on its way: half of it for single tiles (four at least, 64 at
+  /// most), half for four slots of many (of 16 MiB at most). As much again is taken on the device. The log line
+  /// `device_target stages` names what it is in all.
+  std::uint64_t staging_bytes = std::uint64_t{32} << 20;
+  /// Device memory for the changes of an update, on each device at most. They are brought there while they are
+  /// verified, and not in the commit. It is taken when it is needed and stays for the next update (`device_target
+  /// keeps_changes` in the log says how much there is); what eight updates in a row did not need goes back. What finds
+  /// no room, here or on the device, is brought there by the commit, in memory that it takes for that. 0 = an eighth of
+  /// what is placed there.
+  std::uint64_t changes_bytes = 0;
+  /// No wait for a device is longer, whatever the deadline: then the call fails with timed_out.
   std::chrono::nanoseconds patience = std::chrono::seconds(30);
 };
 
@@ -35,8 +42,8 @@ struct DeviceTargetOptions {
 /// driver, or the build has no CUDA; no_space. Bind it with placement->subscription().
 ///
 /// When live memory is written, and that nobody else may write it meanwhile, is as with make_placed_target(). Beside
-/// that, an update's changes take memory of the device from its commit until the next update begins (or it is known
-/// that it will not be rolled back): the changed elements and 2 bytes for each.
+/// that, an update's changes are in memory of the device from when they are verified until the next update begins (or
+/// it is known that it will not be rolled back): the changed elements, 2 bytes for each, and some 40 for each tile.
 ///
 /// A device that fails during a commit or a rollback: the version before stays, or is put back; where that fails too,
 /// Receiver::current() is empty, and the engine must not use its weights until a pull has brought them anew.

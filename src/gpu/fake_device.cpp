@@ -70,6 +70,7 @@ class FakeStream final : public Stream {
     if (!device_.on_device_locked(device, bytes)) {
       return device_.error("zero", Errc::internal, "memory that is not the device's");
     }
+    DS_TRY(device_.count_locked(FakeDevice::Call::zero, "zero"));
     return device_.put_locked(stream_, {[=] { std::memset(device, 0, static_cast<std::size_t>(bytes)); }, {}, {}, 0});
   }
   Status launch(const Kernel& kernel) override {
@@ -118,6 +119,7 @@ class FakeEvent final : public Event {
     for (std::uint64_t i = device_.random_locked() % 8; i > 0 && !device_.reached_locked(mark_); --i) {
       if (!device_.step_locked()) break;
     }
+    if (device_.dead_) return device_.error("ask for an event", Errc::io, "an operation before it went wrong");
     return device_.reached_locked(mark_);
   }
 
@@ -166,6 +168,7 @@ std::uint64_t FakeDevice::random_locked() noexcept {
 }
 
 Status FakeDevice::count_locked(Call call, const std::string& what) {
+  if (dead_) return error(what, Errc::io, "an operation before it went wrong");
   const auto fault = faults_.find(call);
   if (fault == faults_.end() || --fault->second != 0) return {};
   faults_.erase(fault);
@@ -177,7 +180,7 @@ Result<Memory> FakeDevice::allocate(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const std::string what = "allocate " + std::to_string(bytes) + " bytes";
   DS_TRY(count_locked(Call::allocate, what));
-  if (bytes > options_.memory_bytes - memory_used_) return error(what, Errc::no_space, "out of memory");
+  if (full_ || bytes > options_.memory_bytes - memory_used_) return error(what, Errc::no_space, "out of memory");
   // A page that is never there follows each allocation, which ends at it as far as its alignment allows.
   const std::uint64_t pages = (bytes + page_bytes_) / page_bytes_ * page_bytes_;
   if (pages + page_bytes_ > kArenaBytes - arena_used_) return error(what, Errc::no_space, "out of addresses");
@@ -309,9 +312,33 @@ void FakeDevice::fail(Call call, std::uint64_t n) {
   faults_[call] = n;
 }
 
+void FakeDevice::die(std::uint64_t n) {
+  const std::lock_guard lock(mutex_);
+  dies_in_ = n;
+}
+
+void FakeDevice::revive() {
+  const std::lock_guard lock(mutex_);
+  dead_ = false;
+  for (Queue& queue : queues_) {
+    queue.done += queue.waiting.size();
+    queue.waiting.clear();
+  }
+}
+
 void FakeDevice::hang(bool hangs) {
   const std::lock_guard lock(mutex_);
   hangs_ = hangs;
+}
+
+void FakeDevice::hold(StreamHandle handle, bool holds) {
+  const std::lock_guard lock(mutex_);
+  queues_[*static_cast<std::uint64_t*>(handle.raw)].held = holds;
+}
+
+void FakeDevice::fill(bool full) {
+  const std::lock_guard lock(mutex_);
+  full_ = full;
 }
 
 FakeDevice::Counts FakeDevice::counts() const {
@@ -322,6 +349,7 @@ FakeDevice::Counts FakeDevice::counts() const {
 Status FakeDevice::put_locked(std::uint64_t stream, Operation operation) {
   queues_[stream].waiting.push_back(std::move(operation));
   ++queues_[stream].put;
+  if (options_.lazy) return {};
   // Sometimes a device is quick.
   for (std::uint64_t i = random_locked() % 3; i > 0; --i) {
     if (!step_locked()) break;
@@ -331,16 +359,17 @@ Status FakeDevice::put_locked(std::uint64_t stream, Operation operation) {
 
 /// Runs the next operation of some stream whose turn can have come. False if there is none.
 bool FakeDevice::step_locked() {
-  if (hangs_) return false;
+  if (hangs_ || dead_) return false;
   const std::uint64_t from = random_locked();
   for (std::uint64_t i = 0; i < queues_.size(); ++i) {
     Queue& queue = queues_[(from + i) % queues_.size()];
-    if (queue.waiting.empty()) continue;
+    if (queue.waiting.empty() || queue.held) continue;
     const Operation& next = queue.waiting.front();
     if (!next.work && !reached_locked(next.mark)) continue;
     if (next.work) {
+      if (dies_in_ != 0 && --dies_in_ == 0) dead_ = true;
       unlock_memory_locked(true);
-      next.work();
+      if (!dead_ || next.host_bytes == 0) next.work();
       unlock_memory_locked(false);
     }
     queue.waiting.pop_front();
@@ -380,6 +409,7 @@ void FakeDevice::run_kernel_locked(const K& kernel) {
   std::iota(blocks.begin(), blocks.end(), std::uint64_t{0});
   for (std::size_t i = blocks.size(); i > 1; --i) std::swap(blocks[i - 1], blocks[random_locked() % i]);
   static_assert((kBlockThreads & (kBlockThreads - 1)) == 0);
+  if (dead_) blocks.resize(blocks.size() / 2);
   for (const std::uint64_t block : blocks) {
     const std::uint64_t step = random_locked() | 1;
     const std::uint64_t first = random_locked();

@@ -27,6 +27,7 @@ class FakeDevice final : public Device {
     std::uint64_t seed = 1;
     std::uint64_t memory_bytes = std::uint64_t{1} << 30;
     std::uint64_t pinned_bytes = std::uint64_t{1} << 30;
+    bool lazy = false;  ///< nothing happens before somebody asks for an event
   };
   /// Aborts without address space.
   explicit FakeDevice(const Options& options);
@@ -59,16 +60,25 @@ class FakeDevice final : public Device {
     pin,
     copy,
     launch,
+    zero,
     endless_launch,  ///< does not fail, but from there on all streams hang
     register_host,
     record,
     wait_for,
     done,
   };
+  /// Has no memory left, until false.
+  void fill(bool full);
   /// The n-th such call from now on fails (1: the next); once.
   void fail(Call call, std::uint64_t n);
+  /// The n-th operation from now on that runs (0: none) goes wrong half-way. That shows in no call that put it there,
+  /// but in every later one, of whatever stream: nothing works any more, until a test wants to see what is left.
+  void die(std::uint64_t n);
+  void revive();
   /// Whatever is in a stream stays there, until false.
   void hang(bool hangs);
+  /// The same of one stream of the engine's, which has more to do than anybody expects.
+  void hold(StreamHandle handle, bool holds);
 
   // ---- what a test counts ----
   struct Counts {
@@ -104,6 +114,7 @@ class FakeDevice final : public Device {
     std::deque<Operation> waiting;
     std::uint64_t put = 0;
     std::uint64_t done = 0;
+    bool held = false;
   };
 
   // All of these need mutex_.
@@ -138,6 +149,9 @@ class FakeDevice final : public Device {
   std::deque<std::uint64_t> engine_streams_;
   std::map<Call, std::uint64_t> faults_;
   bool hangs_ = false;
+  bool full_ = false;
+  std::uint64_t dies_in_ = 0;  ///< operations; 0: it does not
+  bool dead_ = false;
   Counts counts_;
 };
 

@@ -284,19 +284,21 @@ struct DigestTiles {
   }
 };
 
-/// Turns the numbers of all runs into new elements, and says how the digests change: sums[i] grows by what runs[i]
-/// adds to its tile's. Live memory is only read; all elements of these tiles are read on this device.
+/// Turns the numbers of all runs into new elements, and says how the digests change: sums[i] grows by what
+/// runs[first_run + i] adds to its tile's. Live memory is only read; all elements of these tiles are read on this
+/// device.
 struct ResolveWords {
   placement::WordTable table;
   const WordRun* runs = nullptr;
   const WordPiece* pieces = nullptr;
   std::byte* changes = nullptr;
   std::uint64_t* sums = nullptr;
-  std::uint64_t count = 0;  ///< of the pieces
+  std::uint64_t count = 0;      ///< of the pieces
+  std::uint32_t first_run = 0;  ///< of these: the one that sums[0] is of
 
   std::uint64_t blocks() const { return count; }
   std::array<const void*, 6> pointers() const { return {table.tiles, table.regions, runs, pieces, changes, sums}; }
-  DS_HD std::uint64_t* sum_of(std::uint64_t block) const { return sums + pieces[block].run; }
+  DS_HD std::uint64_t* sum_of(std::uint64_t block) const { return sums + (pieces[block].run - first_run); }
 
   DS_HD std::uint64_t sum(std::uint64_t block, std::uint32_t thread) const {
     const WordPiece& piece = pieces[block];

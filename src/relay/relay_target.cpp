@@ -14,8 +14,6 @@ namespace deltasync::relay {
 namespace {
 
 constexpr std::uint64_t kDigestTilesPerItem = 32;
-/// For copying a full update that is here already; its wait for the half has a limit of its own.
-constexpr auto kFullLimit = std::chrono::hours(1);
 
 }  // namespace
 
@@ -112,7 +110,7 @@ std::byte* RelayTarget::full_rows(std::uint32_t tensor) {
   return staging_ ? staging_.span().data() + layout_->tensors()[tensor].offset : nullptr;
 }
 
-Status RelayTarget::commit_full(TargetState state) {
+Status RelayTarget::commit_full(TargetState state, Deadline deadline) {
   if (!staging_) return Error(Errc::invalid_argument, "no full update is open");
   DS_TRY(check_state(*layout_, TileSet::whole(*layout_), state));
   if (const auto held = writer_->held(); held && held->version.id == state.version.id) {
@@ -126,7 +124,7 @@ Status RelayTarget::commit_full(TargetState state) {
     committed_ = std::move(state);
     return {};
   }
-  return publish(std::move(state), TilePatches(), Deadline::after(kFullLimit));
+  return publish(std::move(state), TilePatches(), deadline);
 }
 
 // ---- delta ---------------------------------------------------------------------------------------------------------

@@ -237,6 +237,76 @@ TEST(FakeDevice, AWaitForAStreamThatDoesNotEndEnds) {
   EXPECT_TRUE(gpu::wait(*event, soon(), "a copy").ok());
 }
 
+TEST(FakeDevice, ALazyOneWaitsUntilItIsAsked) {
+  FakeDevice::Options options = seeded(5);
+  options.lazy = true;
+  FakeDevice device(options);
+  const gpu::Memory memory = *device.allocate(64);
+  const gpu::Memory pinned = *device.pin(64);
+  const auto stream = *device.make_stream();
+  const auto event = *device.make_event();
+  std::memset(pinned.data(), 1, 64);
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(stream->copy_in(memory.data(), pinned.data(), 64).ok());
+  ASSERT_TRUE(stream->record(*event).ok());
+  std::memset(pinned.data(), 2, 64);
+  ASSERT_TRUE(gpu::wait(*event, soon(), "a copy").ok());
+  std::array<std::byte, 64> there{};
+  device.peek(memory.data(), there.data(), 64);
+  EXPECT_EQ(there[0], std::byte{2});
+}
+
+TEST(FakeDevice, AnEngineThatIsBusyHoldsUpItsOwnStream) {
+  FakeDevice device(seeded(6));
+  const gpu::StreamHandle handle = device.engine_stream();
+  const auto engine = *device.adopt_stream(handle);
+  const auto stream = *device.make_stream();
+  const auto busy = *device.make_event();
+  const auto free = *device.make_event();
+  bool ran = false;
+  device.hold(handle, true);
+  device.engine_work(handle, [&] { ran = true; });
+  ASSERT_TRUE(engine->record(*busy).ok());
+  const gpu::Memory memory = *device.allocate(64);
+  ASSERT_TRUE(stream->zero(memory.data(), 64).ok());
+  ASSERT_TRUE(stream->record(*free).ok());
+  EXPECT_TRUE(gpu::wait(*free, soon(), "another stream").ok());
+  EXPECT_FALSE(device.drain());
+  EXPECT_FALSE(ran);
+  EXPECT_FALSE(*busy->done());
+  device.hold(handle, false);
+  EXPECT_TRUE(gpu::wait(*busy, soon(), "the engine").ok());
+  EXPECT_TRUE(ran);
+}
+
+/// As after an illegal address: the calls that put the work there succeed, all later ones fail.
+TEST(FakeDevice, WhatGoesWrongShowsLaterAndStays) {
+  FakeDevice::Options options = seeded(7);
+  options.lazy = true;
+  FakeDevice device(options);
+  const gpu::Memory memory = *device.allocate(64);
+  const gpu::Memory pinned = *device.pin(64);
+  const auto stream = *device.make_stream();
+  const auto other = *device.make_stream();
+  const auto event = *device.make_event();
+  std::memset(pinned.data(), 1, 64);
+  device.die(2);
+  ASSERT_TRUE(stream->zero(memory.data(), 64).ok());
+  ASSERT_TRUE(stream->copy_in(memory.data(), pinned.data(), 64).ok());
+  ASSERT_TRUE(stream->record(*event).ok());
+  const Status shown = gpu::wait(*event, soon(), "a copy");
+  ASSERT_FALSE(shown.ok());
+  EXPECT_EQ(shown.error().code(), Errc::io);
+  EXPECT_THAT(shown.error().message(), HasSubstr("an operation before it went wrong"));
+  EXPECT_FALSE(event->done().ok());
+  EXPECT_FALSE(other->copy_in(memory.data(), pinned.data(), 64).ok());
+  EXPECT_FALSE(other->zero(memory.data(), 64).ok());
+  EXPECT_FALSE(other->record(*event).ok());
+  EXPECT_FALSE(device.allocate(64).ok());
+  std::array<std::byte, 64> there{};
+  device.peek(memory.data(), there.data(), 64);
+  EXPECT_EQ(there[0], std::byte{0}) << "the copy did not happen";
+}
+
 TEST(CudaDevice, SaysWhyThereIsNone) {
   const auto count = gpu::cuda_device_count();
   if (count.ok()) GTEST_SKIP() << "there is a CUDA device";

@@ -19,10 +19,10 @@
 
 namespace deltasync::test {
 
-class RemoteMemory final : public MemoryTarget {
+class RemoteMemory final : public TileTarget {
  public:
   explicit RemoteMemory(const LayoutPtr& layout, bool served = false)
-      : MemoryTarget("remote_target", layout, TileSet::whole(*layout), served), live_(layout->half_bytes()) {}
+      : TileTarget("remote_target", layout, TileSet::whole(*layout), served), live_(layout->half_bytes()) {}
 
   /// This step fails once, after so many more calls.
   void fail(const std::string& step, std::size_t after = 0) {
@@ -103,7 +103,7 @@ class RemoteMemory final : public MemoryTarget {
   }
   void close_staging() noexcept override { staging_ = {}; }
   TileRows staged_tile(const Tile& tile) const override { return in(staging_, tile); }
-  Status exchange_staging() override {
+  Status exchange_staging(const Until& /*until*/) override {
     const Status status = step("exchange_staging");
     const std::size_t bytes = status.ok() ? live_.size() : live_.size() / 2;
     std::swap_ranges(live_.begin(), live_.begin() + static_cast<std::ptrdiff_t>(bytes), staging_.begin());

@@ -39,7 +39,7 @@ class MemoryTargetFaults : public testing::Test {
   Status stage_full() {
     DS_TRY(target_->begin_full(FullOverLive::stage, in_time()));
     fill_full(*target_, second_);
-    return target_->commit_full(second_.state);
+    return target_->commit_full(second_.state, in_time());
   }
 
   void expect_refused(const Status& status, const std::string& step) {
@@ -64,7 +64,7 @@ class MemoryTargetFaults : public testing::Test {
     ASSERT_TRUE(target_->begin_full(FullOverLive::refuse, in_time()).ok()) << "there is nothing to be kept";
     EXPECT_TRUE(target_->shares_memory());
     fill_full(*target_, second_);
-    ASSERT_TRUE(target_->commit_full(second_.state).ok());
+    ASSERT_TRUE(target_->commit_full(second_.state, in_time()).ok());
     expect_holds(second_);
   }
 
@@ -192,7 +192,7 @@ TEST_F(MemoryTargetFaults, AFullUpdateInPlaceThatCannotBeWritten) {
   expect_refused(put_from_half(*target_, second_, tile), "put");
   fill_full(*target_, second_);
   target_->fail("settle");
-  expect_lost(target_->commit_full(second_.state), "settle");
+  expect_lost(target_->commit_full(second_.state, in_time()), "settle");
 }
 
 TEST_F(MemoryTargetFaults, ATargetThatDoesNotOpenIsNotOpen) {

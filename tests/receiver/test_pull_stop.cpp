@@ -252,10 +252,17 @@ class WatchedTarget final : public Target {
       : host_(make_host_target(layout)), live_(std::move(live)), full_(std::move(full)) {}
 
   const LayoutPtr& layout() const override { return host_->layout(); }
+  void begin_pull(const Until& until) override {
+    EXPECT_FALSE(pull_.has_value());
+    pull_ = until;
+    ++pulls_;
+  }
+  void end_pull() noexcept override { pull_.reset(); }
   Status open(ThreadPool& pool, const Until& until) override { return host_->open(pool, until); }
   const TargetState* committed() const override { return host_->committed(); }
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override {
     live_();
+    EXPECT_TRUE(pull_.has_value());
     return host_->live_tile(tile, scratch);
   }
   Status begin_full(FullOverLive policy, const Until& until) override { return host_->begin_full(policy, until); }
@@ -268,7 +275,9 @@ class WatchedTarget final : public Target {
     full_();
     return host_->full_rows(tensor);
   }
-  Status commit_full(TargetState state) override { return host_->commit_full(std::move(state)); }
+  Status commit_full(TargetState state, Deadline deadline) override {
+    return host_->commit_full(std::move(state), deadline);
+  }
   void discard_full() noexcept override { host_->discard_full(); }
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override {
     return host_->commit_delta(std::move(steps), std::move(state), deadline);
@@ -277,9 +286,14 @@ class WatchedTarget final : public Target {
   void forget_rollback() noexcept override { host_->forget_rollback(); }
 
   const Target& host() const { return *host_; }
+  /// The one that is under way, and how many there were.
+  const std::optional<Until>& pull() const { return pull_; }
+  int pulls() const { return pulls_; }
 
  private:
   const TargetPtr host_;
+  std::optional<Until> pull_;
+  int pulls_ = 0;
   const std::function<void()> live_;
   const std::function<void()> full_;
 };
@@ -296,6 +310,7 @@ class PullStopWorkTest : public PullStopTest {
           const Deadline* const until = hold_until_.load();
           while (until != nullptr && !until->passed()) std::this_thread::sleep_for(until->remaining());
         });
+    watched_ = watched;
     host_ = &watched->host();
     ASSERT_TRUE(receiver_->bind(TargetPtr(watched), in_ms(kPatienceMs)).ok());
   }
@@ -321,6 +336,7 @@ class PullStopWorkTest : public PullStopTest {
   std::atomic<std::uint64_t> stop_at_live_call_{0};
   std::atomic<bool> armed_full_{false};
   std::atomic<const Deadline*> hold_until_{nullptr};  ///< full memory is had after it
+  const WatchedTarget* watched_ = nullptr;
   const Target* host_ = nullptr;
 };
 
@@ -329,7 +345,10 @@ TEST_F(PullStopWorkTest, WhileSeveralDeltaStepsAreVerified) {
   commit_pull();
   for (int i = 0; i < 3; ++i) step(0.2);
   armed_live_ = true;
+  const int pulls = watched_->pulls();
   expect_pull_cancelled({}, "verifying 3 delta steps");
+  EXPECT_EQ(watched_->pulls(), pulls + 1);
+  EXPECT_FALSE(watched_->pull().has_value()) << "the pull is over, and so are its deadline and stop";
   armed_live_ = false;
   const std::size_t plans = agent_->plans().size();
   commit_pull();

@@ -289,8 +289,8 @@ TEST(SubsetTarget, TakesNoOtherTileAndNoOtherRoot) {
   }
   TargetState whole_root = cut(before.state);
   whole_root.root = before.state.root;
-  EXPECT_EQ(target->commit_full(whole_root).error().code(), Errc::corrupt);
-  ASSERT_TRUE(target->commit_full(cut(before.state)).ok());
+  EXPECT_EQ(target->commit_full(whole_root, in_time()).error().code(), Errc::corrupt);
+  ASSERT_TRUE(target->commit_full(cut(before.state), in_time()).ok());
 
   const Reference after = model.step(0.5);
   std::vector<StagedStep> steps;

@@ -1,4 +1,5 @@
-// What every kind of target promises (receiver/target.hpp). A new kind joins by one more Kind in the list at the end.
+// What every kind of target promises (receiver/target.hpp). A new kind joins by one more Kind in
+// the list of target_places.hpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,147 +7,14 @@
 #include <memory>
 #include <optional>
 
-#include "deltasync/placed_target.hpp"
-#include "gpu/cuda_device.hpp"
-#include "gpu/fake_device.hpp"
 #include "receiver/verify.hpp"
-#include "tests/placement/plan_fixture.hpp"
-#include "tests/receiver/device_place.hpp"
-#include "tests/receiver/hf_fixture.hpp"
-#include "tests/receiver/place.hpp"
-#include "tests/receiver/remote_memory.hpp"
+#include "tests/receiver/target_places.hpp"
 #include "tests/receiver/trainer_model.hpp"
 
 namespace deltasync::test {
 namespace {
 
 using delta::ValueForm;
-
-class OwnMemory final : public Place {
- public:
-  Result<TargetPtr> make(const LayoutPtr& layout) override { return make_host_target(layout); }
-  std::string outside(const Target& target, const std::vector<std::byte>* half) override {
-    if (half == nullptr) return {};
-    const auto memory = host_target_memory(target);
-    return std::equal(memory.begin(), memory.end(), half->begin(), half->end()) ? "" : "host_target_memory differs";
-  }
-};
-
-class UserMemory final : public Place {
- public:
-  static constexpr std::size_t kGuardBytes = 4096;
-
-  Result<TargetPtr> make(const LayoutPtr& layout) override {
-    memory_.assign(layout->half_bytes() + kGuardBytes, std::byte{0xEE});
-    return make_host_target(layout, memory_);
-  }
-  std::string outside(const Target& target, const std::vector<std::byte>* half) override {
-    if (host_target_memory(target).data() != memory_.data()) return "host_target_memory is not the user's";
-    const std::size_t bytes = memory_.size() - kGuardBytes;
-    for (std::size_t i = bytes; i < memory_.size(); ++i) {
-      if (memory_[i] != std::byte{0xEE}) return "written behind the half";
-    }
-    if (half == nullptr) return {};
-    return std::equal(half->begin(), half->end(), memory_.begin(), memory_.begin() + static_cast<std::ptrdiff_t>(bytes))
-               ? ""
-               : "the user's memory differs";
-  }
-
- private:
-  std::vector<std::byte> memory_;
-};
-
-class Directory final : public Place {
- public:
-  Result<TargetPtr> make(const LayoutPtr& layout) override {
-    sidecar_ = awkward_sidecar(*layout);
-    return make_hf_target(layout, sidecar_, dir_.path() / "out");
-  }
-  std::string outside(const Target& target, const std::vector<std::byte>* half) override {
-    const auto current = dir_.path() / "out" / "current";
-    if (half == nullptr) return std::filesystem::exists(current) ? "current exists" : "";
-    return compare_directory(current, *target.layout(), sidecar_, *half);
-  }
-
- private:
-  TempDir dir_;
-  Sidecar sidecar_;
-};
-
-/// Memory that is reached by copies, as a device's is.
-class FarMemory final : public Place {
- public:
-  Result<TargetPtr> make(const LayoutPtr& layout) override {
-    remote_ = new RemoteMemory(layout);
-    return TargetPtr(remote_);
-  }
-  std::string outside(const Target& /*target*/, const std::vector<std::byte>* half) override {
-    return half == nullptr || remote_->memory() == *half ? "" : "the remote memory differs";
-  }
-
- private:
-  RemoteMemory* remote_ = nullptr;
-};
-
-/// The live memory of an engine, where every tile has a place: some elements have two, in single tiles some have none.
-class EngineMemory final : public Place {
- public:
-  explicit EngineMemory(RandomPlan::Ignore ignore) : ignore_(ignore) {}
-  Result<TargetPtr> make(const LayoutPtr& layout) override {
-    static std::uint64_t seed = 0;
-    made_.emplace(*layout, ++seed, ignore_);
-    DS_ASSIGN(const PlacementPtr placement, Placement::build(layout, made_->plan));
-    return make_placed_target(placement);
-  }
-  std::string outside(const Target& target, const std::vector<std::byte>* half) override {
-    if (half == nullptr) return {};
-    const auto placed = placed_contents(made_->engine, *target.layout(), made_->plan, *half);
-    return made_->engine.contents() == placed ? "" : "live memory of the engine differs";
-  }
-
- private:
-  const RandomPlan::Ignore ignore_;
-  std::optional<RandomPlan> made_;
-};
-
-/// The same on devices.
-class EngineDevices final : public Place {
- public:
-  using Open = std::function<Result<std::unique_ptr<gpu::Device>>(std::int32_t ordinal, std::uint64_t seed)>;
-  EngineDevices(RandomPlan::Ignore ignore, std::int32_t devices, bool some_on_host, Open open)
-      : ignore_(ignore), devices_(devices), some_on_host_(some_on_host), open_(std::move(open)) {}
-  Result<TargetPtr> make(const LayoutPtr& layout) override {
-    static std::uint64_t seed = 0;
-    ++seed;
-    DeviceEngine::Devices devices;
-    for (std::int32_t i = 0; i < devices_; ++i) {
-      DS_ASSIGN(auto device, open_(i, seed * 10 + static_cast<std::uint64_t>(i)));
-      devices.push_back(std::move(device));
-    }
-    engine_.emplace(*layout, seed, ignore_, std::move(devices), some_on_host_);
-    DeviceTargetOptions options;
-    options.staging_bytes = std::uint64_t{1} << 20;
-    return engine_->make(layout, options);
-  }
-  std::string outside(const Target& target, const std::vector<std::byte>* half) override {
-    return half == nullptr ? "" : engine_->differences(*target.layout(), *half);
-  }
-
- private:
-  const RandomPlan::Ignore ignore_;
-  const std::int32_t devices_;
-  const bool some_on_host_;
-  const Open open_;
-  std::optional<DeviceEngine> engine_;
-};
-
-struct Kind {
-  const char* name;
-  std::function<std::unique_ptr<Place>()> make;
-  bool resolves = false;  ///< single steps come as a pull leaves them: with decoded changes, as far as a budget goes
-  bool may_be_missing = false;  ///< then its tests are skipped
-  bool slow = false;            ///< what only repeats itself is done less often
-};
 
 class TargetConformance : public testing::TestWithParam<Kind> {
  protected:
@@ -210,7 +78,7 @@ class TargetConformance : public testing::TestWithParam<Kind> {
       std::vector<std::uint64_t> digests = now->digests;
       for (StagedFrame& frame : steps[0].frames) {
         DS_TRY(verify_frame(*target_, frame, now->digests, digests, budget));
-        if (!frame.resolved.empty()) ++resolved_frames_;
+        if (!frame.resolved.empty() || !frame.kept.empty()) ++resolved_frames_;
       }
       EXPECT_EQ(digests, after.digests);
     }
@@ -335,7 +203,7 @@ TEST_P(TargetConformance, ForgottenRollback) {
   target_->forget_rollback();  // an open update is not touched
   const Reference fourth = trainer_->step(0.1);
   fill_full(*target_, fourth);
-  ASSERT_TRUE(ok(target_->commit_full(fourth.state)));
+  ASSERT_TRUE(ok(target_->commit_full(fourth.state, in_time())));
   EXPECT_TRUE(holds(fourth));
   ASSERT_TRUE(ok(target_->rollback()));
   EXPECT_TRUE(holds(third));
@@ -417,13 +285,32 @@ TEST_P(TargetConformance, FullOverLiveStages) {
   EXPECT_TRUE(holds(first));
   fill_full(*target_, second);
   EXPECT_TRUE(holds(first)) << "bytes of an uncommitted version are visible";
-  ASSERT_TRUE(ok(target_->commit_full(second.state)));
+  ASSERT_TRUE(ok(target_->commit_full(second.state, in_time())));
   EXPECT_TRUE(holds(second));
   ASSERT_TRUE(ok(target_->rollback()));
   EXPECT_TRUE(holds(first));
   EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
   ASSERT_TRUE(ok(commit_delta(first, second)));
   EXPECT_TRUE(holds(second));
+}
+
+/// Later and later, until the commit is in time.
+TEST_P(TargetConformance, AStagedFullThatIsLateKeepsTheOldVersion) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  const Reference second = trainer_->step(0.5);
+  for (int us = 0; us < 1'000'000; us += 1 + (GetParam().slow ? us * 30 : us / kFineness)) {
+    ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
+    fill_full(*target_, second);
+    const Status status = target_->commit_full(second.state, Deadline::after(std::chrono::microseconds(us)));
+    if (status.ok()) break;
+    ASSERT_TRUE(fails(status, Errc::timed_out));
+    target_->discard_full();
+    ASSERT_TRUE(holds(first)) << us;
+  }
+  EXPECT_TRUE(holds(second));
+  ASSERT_TRUE(ok(target_->rollback()));
+  EXPECT_TRUE(holds(first));
 }
 
 TEST_P(TargetConformance, DeltasAfterAStagedFull) {
@@ -463,7 +350,7 @@ TEST_P(TargetConformance, InPlaceGivesUpTheLiveVersion) {
   ASSERT_TRUE(ok(target_->begin_full(FullOverLive::in_place, in_time())));
   EXPECT_TRUE(holds_nothing());
   fill_full(*target_, second);
-  ASSERT_TRUE(ok(target_->commit_full(second.state)));
+  ASSERT_TRUE(ok(target_->commit_full(second.state, in_time())));
   EXPECT_TRUE(holds(second));
   EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
   EXPECT_TRUE(holds(second));
@@ -486,12 +373,12 @@ TEST_P(TargetConformance, RefusesAFullOverLiveWhenTold) {
   ASSERT_TRUE(ok(commit_whole(*target_, first, FullOverLive::refuse)));
   EXPECT_TRUE(fails(target_->begin_full(FullOverLive::refuse, in_time()), Errc::no_space));
   EXPECT_TRUE(holds(first));
-  EXPECT_TRUE(fails(target_->commit_full(first.state), Errc::invalid_argument));
+  EXPECT_TRUE(fails(target_->commit_full(first.state, in_time()), Errc::invalid_argument));
 }
 
 TEST_P(TargetConformance, CallsOutOfOrderAreRefused) {
   const Reference first = trainer_->now();
-  EXPECT_TRUE(fails(target_->commit_full(first.state), Errc::invalid_argument));
+  EXPECT_TRUE(fails(target_->commit_full(first.state, in_time()), Errc::invalid_argument));
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.1);
   ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
@@ -508,15 +395,15 @@ TEST_P(TargetConformance, WrongFullStatesAreRefused) {
   fill_full(*target_, first);
   TargetState state = first.state;
   state.digests.pop_back();
-  EXPECT_TRUE(fails(target_->commit_full(state), Errc::layout_mismatch));
+  EXPECT_TRUE(fails(target_->commit_full(state, in_time()), Errc::layout_mismatch));
   state = first.state;
   state.digests[3] ^= 1;
-  EXPECT_TRUE(fails(target_->commit_full(state), Errc::corrupt));
+  EXPECT_TRUE(fails(target_->commit_full(state, in_time()), Errc::corrupt));
   state = first.state;
   state.version.id.epoch = 0;
-  EXPECT_TRUE(fails(target_->commit_full(state), Errc::invalid_argument));
+  EXPECT_TRUE(fails(target_->commit_full(state, in_time()), Errc::invalid_argument));
   EXPECT_TRUE(holds_nothing());
-  EXPECT_TRUE(ok(target_->commit_full(first.state)));  // still open
+  EXPECT_TRUE(ok(target_->commit_full(first.state, in_time())));  // still open
   EXPECT_TRUE(holds(first));
 }
 
@@ -605,7 +492,7 @@ TEST_P(TargetConformance, RandomWalks) {
           if (lost) now.reset();
         } else {
           fill_full(*target_, next);
-          ASSERT_TRUE(ok(target_->commit_full(next.state)));
+          ASSERT_TRUE(ok(target_->commit_full(next.state, in_time())));
           undo = now;
           if (lost) undo.reset();
           now = next;
@@ -622,64 +509,8 @@ TEST_P(TargetConformance, RandomWalks) {
   }
 }
 
-#ifdef DELTASYNC_TEST_CUDA
-std::unique_ptr<Place> devices(RandomPlan::Ignore ignore, bool some_on_host) {
-  return std::make_unique<EngineDevices>(ignore, 1, some_on_host, [](std::int32_t ordinal, std::uint64_t /*seed*/) {
-    return gpu::open_cuda_device(ordinal);
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Cuda, TargetConformance,
-    testing::Values(Kind{"Cuda", [] { return devices(RandomPlan::Ignore::parts_of_tiles, true); }, false, true},
-                    Kind{"CudaResolved", [] { return devices(RandomPlan::Ignore::nothing, false); }, true, true}),
-    [](const auto& param_info) { return param_info.param.name; });
-#else
-std::unique_ptr<Place> engine(RandomPlan::Ignore ignore) {
-  return std::make_unique<EngineMemory>(ignore);
-}
-
-std::unique_ptr<Place> devices(RandomPlan::Ignore ignore, std::int32_t count, bool some_on_host) {
-  return std::make_unique<EngineDevices>(
-      ignore, count, some_on_host,
-      [](std::int32_t ordinal, std::uint64_t seed) -> Result<std::unique_ptr<gpu::Device>> {
-        gpu::FakeDevice::Options options;
-        options.ordinal = ordinal;
-        options.seed = seed;
-        return std::unique_ptr<gpu::Device>(std::make_unique<gpu::FakeDevice>(options));
-      });
-}
-
-std::unique_ptr<Place> shadowed(std::unique_ptr<Place> live) {
-  return std::make_unique<Shadowed>(std::move(live));
-}
-
-std::vector<Kind> kinds() {
-  std::vector<Kind> all{
-      Kind{"OwnMemory", [] { return std::make_unique<OwnMemory>(); }},
-      Kind{"UserMemory", [] { return std::make_unique<UserMemory>(); }},
-      Kind{"Resolved", [] { return std::make_unique<UserMemory>(); }, true},
-      Kind{"Directory", [] { return std::make_unique<Directory>(); }},
-      Kind{"Remote", [] { return std::make_unique<FarMemory>(); }},
-      Kind{"RemoteResolved", [] { return std::make_unique<FarMemory>(); }, true},
-      Kind{"Placed", [] { return engine(RandomPlan::Ignore::parts_of_tiles); }},
-      Kind{"PlacedResolved", [] { return engine(RandomPlan::Ignore::nothing); }, true},
-      Kind{"PlacedShadow", [] { return shadowed(engine(RandomPlan::Ignore::parts_of_tiles)); }},
-      Kind{"PlacedShadowResolved", [] { return shadowed(engine(RandomPlan::Ignore::nothing)); }, true},
-      Kind{"DevicesShadow", [] { return shadowed(devices(RandomPlan::Ignore::parts_of_tiles, 2, true)); }, true, false,
-           true},
-      Kind{"Device", [] { return devices(RandomPlan::Ignore::nothing, 1, false); }, false, false, true},
-      Kind{"DevicesResolved", [] { return devices(RandomPlan::Ignore::parts_of_tiles, 2, true); }, true, false, true}};
-#ifndef DELTASYNC_SANITIZED  // a device that is played on the host is slow, and there these take minutes
-  all.push_back({"DeviceResolved", [] { return devices(RandomPlan::Ignore::nothing, 1, false); }, true, false, true});
-  all.push_back({"Devices", [] { return devices(RandomPlan::Ignore::parts_of_tiles, 2, true); }, false, false, true});
-#endif
-  return all;
-}
-
 INSTANTIATE_TEST_SUITE_P(Kinds, TargetConformance, testing::ValuesIn(kinds()),
                          [](const auto& param_info) { return param_info.param.name; });
-#endif
 
 }  // namespace
 }  // namespace deltasync::test

@@ -123,7 +123,7 @@ TEST_F(ServedMemory, IsStagedOverAndBroughtBack) {
       EXPECT_TRUE(is_served());
     }
   }
-  ASSERT_TRUE(target_->commit_full(first.state).ok());
+  ASSERT_TRUE(target_->commit_full(first.state, in_time()).ok());
   EXPECT_TRUE(has(first));
   ASSERT_TRUE(target_->rollback().ok());
   EXPECT_TRUE(is_served());
@@ -149,7 +149,7 @@ TEST_F(ServedMemory, IsOverwrittenInPlace) {
   // Parts of a version are in it: nothing is to be kept any more.
   ASSERT_TRUE(target_->begin_full(FullOverLive::refuse, in_time()).ok());
   fill(first);
-  ASSERT_TRUE(target_->commit_full(first.state).ok());
+  ASSERT_TRUE(target_->commit_full(first.state, in_time()).ok());
   EXPECT_TRUE(has(first));
 }
 

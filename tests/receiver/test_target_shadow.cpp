@@ -47,7 +47,7 @@ class ShadowFaults : public testing::Test {
   Status commit_staged() {
     DS_TRY(target_->begin_full(FullOverLive::stage, in_time()));
     fill_full(*target_, second_);
-    return target_->commit_full(second_.state);
+    return target_->commit_full(second_.state, in_time());
   }
   Status restore() { return static_cast<ShadowedTarget*>(target_.get())->restore(in_time()); }
   void expect_holds(const Reference& reference) {
@@ -147,7 +147,7 @@ TEST_F(ShadowFaults, AFirstFullThatDoesNotSettleIsInTheShadow) {
   ASSERT_TRUE(target_->begin_full(FullOverLive::in_place, in_time()).ok());
   fill_full(*target_, second_);
   live_->fail("settle");
-  EXPECT_FALSE(target_->commit_full(second_.state).ok());
+  EXPECT_FALSE(target_->commit_full(second_.state, in_time()).ok());
   expect_lost(second_);
 }
 
@@ -173,7 +173,7 @@ TEST_F(ShadowFaults, OverMemoryThatIsServed) {
   ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
   fill_full(*target_, second_);
   EXPECT_TRUE(live_->memory() == served);
-  ASSERT_TRUE(target_->commit_full(second_.state).ok());
+  ASSERT_TRUE(target_->commit_full(second_.state, in_time()).ok());
   expect_holds(second_);
   ASSERT_TRUE(target_->rollback().ok());
   EXPECT_EQ(target_->committed(), nullptr);

@@ -90,7 +90,7 @@ void fill_full(Target& target, const Reference& reference) {
 Status commit_whole(Target& target, const Reference& reference, FullOverLive policy) {
   DS_TRY(target.begin_full(policy, in_time()));
   fill_full(target, reference);
-  return target.commit_full(reference.state);
+  return target.commit_full(reference.state, in_time());
 }
 
 std::vector<std::byte> read_live(const Target& target) {

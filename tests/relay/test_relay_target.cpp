@@ -205,7 +205,7 @@ TEST_F(RelayTargetTest, ADiscardedFullLeavesNoTrace) {
 
 TEST_F(RelayTargetTest, CallsOutOfOrderAndWrongStatesAreRefused) {
   const Reference first = trainer_->now();
-  EXPECT_TRUE(fails(target_->commit_full(first.state), Errc::invalid_argument));
+  EXPECT_TRUE(fails(target_->commit_full(first.state, in_time()), Errc::invalid_argument));
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.1);
   ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
@@ -215,7 +215,7 @@ TEST_F(RelayTargetTest, CallsOutOfOrderAndWrongStatesAreRefused) {
   fill_full(*target_, second);
   TargetState state = second.state;
   state.digests[3] ^= 1;
-  EXPECT_TRUE(fails(target_->commit_full(state), Errc::corrupt));
+  EXPECT_TRUE(fails(target_->commit_full(state, in_time()), Errc::corrupt));
   target_->discard_full();
   const auto refused = [&](const std::function<void(std::vector<StagedStep>&, TargetState&)>& spoil, Errc code) {
     std::vector<StagedStep> steps;

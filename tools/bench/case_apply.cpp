@@ -25,7 +25,7 @@ Result<TargetPtr> make_target(const Halves& halves, std::span<std::byte> memory,
   DS_TRY(target->open(pool, Deadline::after(kLimit)));
   DS_TRY(target->begin_full(FullOverLive::stage, Deadline::after(kLimit)));
   std::copy(halves.before().begin(), halves.before().end(), memory.begin());
-  DS_TRY(target->commit_full(state_of(1, halves.digests())));
+  DS_TRY(target->commit_full(state_of(1, halves.digests()), Deadline::after(kLimit)));
   return target;
 }
 
@@ -105,7 +105,7 @@ Result<Json> run_apply(const Options& options) {
     std::vector<StagedStep> steps(1);
     steps[0].from = {1, 1};
     steps[0].to = {1, 2};
-    for (const auto& frame : delta.frames) steps[0].frames.push_back({frame.bytes, {}, {}});
+    for (const auto& frame : delta.frames) steps[0].frames.push_back({frame.bytes, {}});
     std::vector<std::uint64_t> now = halves.digests();
     TargetState after = state_of(2, digests);
     const Stopwatch watch;

@@ -86,7 +86,7 @@ Status put_all(Target& target, const Halves& halves, ThreadPool& pool) {
     const delta::TensorMemory memory{half + t.offset, static_cast<std::size_t>(t.row_bytes())};
     return target.put_tile(tile, {delta::tile_address(memory, tile, t.element_bytes), memory.row_stride});
   }));
-  return target.commit_full(state_of(1, halves.digests()));
+  return target.commit_full(state_of(1, halves.digests()), Deadline::after(kLimit));
 }
 
 struct Times {
@@ -104,7 +104,7 @@ Result<std::vector<StagedStep>> verified_step(const Target& target, const Halves
   std::vector<StagedStep> steps(1);
   steps[0].from = {1, 1};
   steps[0].to = {1, 2};
-  for (const auto& frame : delta.frames) steps[0].frames.push_back({frame.bytes, {}, {}});
+  for (const auto& frame : delta.frames) steps[0].frames.push_back({frame.bytes, {}});
   std::vector<std::uint64_t> now = halves.digests();
   ResolvedBudget budget(halves.layout().half_bytes());
   DS_TRY(run_all(pool, steps[0].frames.size(), [&](std::uint64_t i, unsigned) -> Status {
@@ -130,8 +130,9 @@ Status run_round(Target& target, const Placement& placement, const Halves& halve
   const Stopwatch verify;
   DS_ASSIGN(auto steps, verified_step(target, halves, delta, pool));
   keep_best(best.verify_s, verify);
+  TargetState state = state_of(2, digests);
   const Stopwatch commit;
-  DS_TRY(target.commit_delta(std::move(steps), state_of(2, digests), Deadline::after(kLimit)));
+  DS_TRY(target.commit_delta(std::move(steps), std::move(state), Deadline::after(kLimit)));
   keep_best(best.commit_s, commit);
   const Stopwatch attested;
   DS_TRY(sound(target, placement));

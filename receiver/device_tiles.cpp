@@ -1,0 +1,286 @@
+// Many tiles at a time: those of full updates on their way to the devices, and those that change places with a second
+// version in host memory. A wide slot has their descriptions, then the tiles; it is copied as one, in a stream of its
+// own, while kernels work on another slot.
+#include <algorithm>
+#include <cstring>
+
+#include "receiver/device_executor.hpp"
+
+namespace deltasync {
+namespace {
+
+constexpr std::uint64_t kTileAlignment = 64;
+static_assert(kTileAlignment % gpu::kUnitBytes == 0);
+
+std::uint64_t aligned(std::uint64_t bytes) {
+  return (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
+}
+
+}  // namespace
+
+// ---- full updates --------------------------------------------------------------------------------------------------
+
+Status DeviceExecutor::put_tile(std::uint64_t rank, const std::byte* from, std::uint64_t row_stride,
+                                const Until& until) {
+  const Until end = patient(until);
+  for (std::uint32_t i = 0; i < parts_.size(); ++i) {
+    if ((places_[rank] >> i & 1) != 0) DS_TRY(put_on(*parts_[i], rank, from, row_stride, end));
+  }
+  return {};
+}
+
+/// Copied while others copy into the same batch, or into the next.
+Status DeviceExecutor::put_on(Part& part, std::uint64_t rank, const std::byte* from, std::uint64_t row_stride,
+                              const Until& until) {
+  std::unique_lock lock(part.batch_mutex);
+  DS_ASSIGN(Batch* const batch, room_for(part, lock, rank, until));
+  std::byte* const to = batch->slot->pinned.data() + kTilesAt + batch->tiles.back().at;
+  lock.unlock();
+  const std::uint64_t row_bytes = tile_bytes(rank) / rows_[rank];
+  for (std::uint64_t r = 0; r < rows_[rank]; ++r) {
+    std::memcpy(to + r * row_bytes, from + r * row_stride, static_cast<std::size_t>(row_bytes));
+  }
+  lock.lock();
+  --batch->writers;
+  send_closed_locked(part);
+  return part.failed ? Status(Error(*part.failed)) : Status();
+}
+
+/// The open batch, with the tile as its last and the caller as one of its writers.
+Result<DeviceExecutor::Batch*> DeviceExecutor::room_for(Part& part, std::unique_lock<std::mutex>& lock,
+                                                        std::uint64_t rank, const Until& until) {
+  const std::uint64_t bytes = tile_bytes(rank);
+  for (;;) {
+    if (part.failed) return Error(*part.failed);
+    if (part.open != nullptr) {
+      Batch& batch = *part.open;
+      if (batch.used + bytes <= wide_bytes_ - kTilesAt && batch.tiles.size() < kTilesMax && !batch.has(rank)) {
+        batch.tiles.push_back({rank, batch.used, rows_[rank], 0});
+        batch.used += aligned(bytes);
+        batch.largest = std::max(batch.largest, bytes);
+        ++batch.writers;
+        return &batch;
+      }
+      close_batch_locked(part);
+      send_closed_locked(part);
+    }
+    DS_TRY(open_batch(part, lock, until));
+  }
+}
+
+/// One thread waits for a slot, without the lock, since those who write into other batches need that to end; all others
+/// wait for this thread.
+Status DeviceExecutor::open_batch(Part& part, std::unique_lock<std::mutex>& lock, const Until& until) {
+  if (part.opening) {
+    const auto opened = [&] { return !part.opening; };
+    if (part.batch_changed.wait_until(lock, until.stop(), until.deadline().at(), opened)) return {};
+    const std::string what = "waiting for staging of " + part.device->name();
+    DS_TRY(until.check(what));
+    return Error(Errc::timed_out, "deadline passed while " + what);
+  }
+  part.opening = true;
+  lock.unlock();
+  auto slot = take_slot(part, part.wide, until);
+  lock.lock();
+  part.opening = false;
+  part.batch_changed.notify_all();
+  if (!slot.ok()) return std::move(slot).error();
+  part.open.reset(new Batch{*std::move(slot), {}});
+  return {};
+}
+
+/// One that nobody came to use (another had failed meanwhile) has nothing to send.
+void DeviceExecutor::close_batch_locked(Part& part) {
+  if (part.open != nullptr && !part.open->tiles.empty()) part.closed.push_back(std::move(part.open));
+  part.open.reset();
+}
+
+/// In their order, as far as nobody writes into them any more.
+void DeviceExecutor::send_closed_locked(Part& part) {
+  while (!part.closed.empty() && part.closed.front()->writers == 0) {
+    Batch& batch = *part.closed.front();
+    Status sent = send(part, batch);
+    if (!sent.ok() && !part.failed) {
+      const auto tile = [&](const gpu::StagedTile& of) { return placement_->parts().tiles.nth(of.rank); };
+      const Layout& layout = *placement_->layout();
+      part.failed = std::move(sent).error().with_context(
+          std::to_string(batch.tiles.size()) + " tiles from tile " + std::to_string(tile(batch.tiles.front())) + " (" +
+          layout.tensors()[layout.tensor_of_tile(tile(batch.tiles.front()))].spec.name + ") on");
+    }
+    part.closed.pop_front();
+    part.batch_changed.notify_all();
+  }
+}
+
+/// What was copied before something failed may still be under way: the slot waits for that stream.
+Status DeviceExecutor::send(Part& part, Batch& batch) {
+  Slot& slot = *batch.slot.operator->();
+  std::memcpy(slot.pinned.data(), batch.tiles.data(), batch.tiles.size() * sizeof(gpu::StagedTile));
+  const gpu::MoveTiles kernel{part.table,
+                              reinterpret_cast<const gpu::StagedTile*>(slot.device.data()),
+                              slot.device.data() + kTilesAt,
+                              static_cast<std::uint32_t>(batch.tiles.size()),
+                              gpu::blocks_for(batch.largest),
+                              gpu::MoveTiles::Way::scatter};
+  const std::lock_guard lock(part.mutex);
+  gpu::Stream* last = part.in.get();
+  const auto put = [&]() -> Status {
+    DS_TRY(part.in->copy_in(slot.device.data(), slot.pinned.data(), kTilesAt + batch.used));
+    DS_TRY(part.in->record(*slot.copied));
+    DS_TRY(part.stream->wait_for(*slot.copied));
+    last = part.stream.get();
+    return part.stream->launch(kernel);
+  };
+  Status done = put();
+  Status recorded = last->record(*slot.event);
+  if (!recorded.ok()) slot.lost = true;
+  return done.ok() ? std::move(recorded) : std::move(done);
+}
+
+Status DeviceExecutor::send_before_reading(Part& part, std::uint64_t rank, const Until& until) {
+  std::unique_lock lock(part.batch_mutex);
+  if (part.open == nullptr && part.closed.empty()) return {};
+  if (part.open != nullptr && part.open->has(rank)) close_batch_locked(part);
+  send_closed_locked(part);
+  const auto sent = [&] {
+    return std::none_of(part.closed.begin(), part.closed.end(), [&](const auto& batch) { return batch->has(rank); });
+  };
+  if (part.batch_changed.wait_until(lock, until.stop(), until.deadline().at(), sent)) return {};
+  DS_TRY(until.check("waiting for tiles to be put"));
+  return Error(Errc::timed_out, "deadline passed while waiting for tiles to be put");
+}
+
+Status DeviceExecutor::send_tiles(const Until& until) {
+  std::optional<Error> failed;
+  for (const auto& part : parts_) {
+    const std::lock_guard lock(part->batch_mutex);
+    close_batch_locked(*part);
+    send_closed_locked(*part);
+    if (part->failed) failed = std::move(part->failed);
+    part->failed.reset();
+  }
+  Status finished = finish(until);
+  if (failed) return *std::move(failed);
+  return finished;
+}
+
+// ---- exchange ------------------------------------------------------------------------------------------------------
+
+/// As many tiles as a wide slot has room for.
+void DeviceExecutor::find_groups() {
+  std::uint64_t used = 0;
+  groups_ = {0};
+  for (std::uint64_t rank = 0; rank < rows_.size(); ++rank) {
+    const std::uint64_t bytes = tile_bytes(rank);
+    if (used + bytes > wide_bytes_ - kTilesAt || rank - groups_.back() == kTilesMax) {
+      groups_.push_back(rank);
+      used = 0;
+    }
+    used += aligned(bytes);
+  }
+  if (groups_.back() != rows_.size()) groups_.push_back(rows_.size());
+}
+
+/// What a device does of a group.
+struct DeviceExecutor::OnPart {
+  std::uint32_t index;
+  Part& part;
+  Lease slot;
+  std::vector<gpu::StagedTile> tiles{};
+  std::uint64_t used = 0;
+  gpu::MoveTiles kernel{};
+  bool launched = false;
+};
+
+Status DeviceExecutor::fill(OnPart& on, std::uint64_t first, std::uint64_t end, const AsideOf& aside_of,
+                            const Until& until) {
+  DS_TRY(until.check("exchanging tiles"));
+  std::byte* const host = on.slot->pinned.data();
+  std::uint64_t largest = 0;
+  for (std::uint64_t rank = first; rank < end; ++rank) {
+    if ((places_[rank] >> on.index & 1) == 0) continue;
+    const std::uint64_t bytes = tile_bytes(rank);
+    on.tiles.push_back({rank, on.used, rows_[rank], 0});
+    std::memcpy(host + kTilesAt + on.used, aside_of(rank), static_cast<std::size_t>(bytes));
+    on.used += aligned(bytes);
+    largest = std::max(largest, bytes);
+  }
+  std::memcpy(host, on.tiles.data(), on.tiles.size() * sizeof(gpu::StagedTile));
+  std::byte* const device = on.slot->device.data();
+  on.kernel = {on.part.table,
+               reinterpret_cast<const gpu::StagedTile*>(device),
+               device + kTilesAt,
+               static_cast<std::uint32_t>(on.tiles.size()),
+               gpu::blocks_for(largest),
+               gpu::MoveTiles::Way::exchange};
+  return {};
+}
+
+Status DeviceExecutor::launch_exchange(OnPart& on) {
+  Part& part = on.part;
+  Slot& slot = *on.slot.operator->();
+  const std::lock_guard lock(part.mutex);
+  gpu::Stream* last = part.in.get();
+  const auto put = [&]() -> Status {
+    DS_TRY(part.in->copy_in(slot.device.data(), slot.pinned.data(), kTilesAt + on.used));
+    DS_TRY(part.in->record(*slot.copied));
+    DS_TRY(part.stream->wait_for(*slot.copied));
+    last = part.stream.get();
+    DS_TRY(part.stream->launch(on.kernel));
+    on.launched = true;
+    DS_TRY(part.stream->record(*slot.ran));
+    DS_TRY(part.out->wait_for(*slot.ran));
+    last = part.out.get();
+    return part.out->copy_out(slot.pinned.data() + kTilesAt, slot.device.data() + kTilesAt, on.used);
+  };
+  Status done = put();
+  Status recorded = last->record(*slot.event);
+  if (!recorded.ok()) slot.lost = true;
+  return done.ok() ? std::move(recorded) : std::move(done);
+}
+
+/// What was there is in the slot: the same kernel brings it back.
+Status DeviceExecutor::take_back(OnPart& on) {
+  {
+    const std::lock_guard lock(on.part.mutex);
+    DS_TRY(on.part.stream->launch(on.kernel));
+  }
+  return idle(on.part, patient());
+}
+
+Status DeviceExecutor::exchange_group(std::size_t group, const AsideOf& aside_of, const Until& until,
+                                      std::atomic<bool>& torn) {
+  const std::uint64_t first = groups_[group];
+  const std::uint64_t end = groups_[group + 1];
+  const Until patience = patient(until);
+  std::uint32_t places = 0;
+  for (std::uint64_t rank = first; rank < end; ++rank) places |= places_[rank];
+  // In one order, so that no two threads wait for each other's slots.
+  std::vector<OnPart> on;
+  for (std::uint32_t i = 0; i < parts_.size(); ++i) {
+    if ((places >> i & 1) == 0) continue;
+    DS_ASSIGN(Lease slot, take_slot(*parts_[i], parts_[i]->wide, patience));
+    on.push_back({i, *parts_[i], std::move(slot)});
+    DS_TRY(fill(on.back(), first, end, aside_of, until));
+  }
+  Status done;
+  for (std::size_t i = 0; i < on.size() && done.ok(); ++i) done = launch_exchange(on[i]);
+  for (std::size_t i = 0; i < on.size() && done.ok(); ++i) {
+    done = gpu::wait(*on[i].slot->event, patience, "exchanging tiles of " + on[i].part.device->name());
+  }
+  if (!done.ok()) {
+    for (OnPart& of : on) {
+      if (of.launched && !take_back(of).ok()) torn = true;
+    }
+    return done;
+  }
+  for (const OnPart& of : on) {
+    for (const gpu::StagedTile& tile : of.tiles) {
+      const bool reads_here = home_[tile.rank] == of.index || home_[tile.rank] == kMixed;
+      if (reads_here) merge(tile.rank, of.index, of.slot->pinned.data() + kTilesAt + tile.at, aside_of(tile.rank));
+    }
+  }
+  return {};
+}
+
+}  // namespace deltasync
