@@ -19,6 +19,7 @@ namespace {
 constexpr double kAgentLookS = 0.1;    ///< between two looks whether the node's agent listens
 constexpr double kServedLimitS = 30;   ///< for it to diff a version
 constexpr double kServedSliceS = 0.5;  ///< after which a signal is heard
+constexpr double kAttachSliceS = 10;   ///< likewise; a segment that the agent is making is there at a later attempt
 
 struct Options {
   std::string from;
@@ -77,13 +78,22 @@ class Relay {
     target_options.name = "deltasync relay";
     target_options.guard_limit =
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options_.guard_s));
-    DS_ASSIGN(auto target,
-              make_relay_target(receiver->layout(), receiver->sidecar(), target_options, until.deadline()));
+    DS_ASSIGN(auto target, attach(*receiver, target_options, until));
     DS_TRY(receiver->bind(std::move(target), until.deadline(), until.stop()));
     return receiver;
   }
 
-  /// The writer waits for its agent as well, but hears no signal.
+  /// The writer hears no signal while it waits for an agent that has taken its connection and says nothing.
+  static Result<TargetPtr> attach(const Receiver& receiver, const RelayTargetOptions& options, const Until& until) {
+    for (;;) {
+      const Deadline slice = until.deadline().earlier(after_seconds(kAttachSliceS));
+      auto target = make_relay_target(receiver.layout(), receiver.sidecar(), options, slice);
+      if (target.ok() || target.error().code() != Errc::timed_out || until.deadline().passed()) return target;
+      DS_TRY(until.check("attaching to the agent on " + options.agent_socket));
+    }
+  }
+
+  /// Likewise while nobody listens.
   Status wait_for_agent(const Until& until) const {
     for (;;) {
       const auto connection = net::connect_unix(options_.agent, until.deadline());

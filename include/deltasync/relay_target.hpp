@@ -29,7 +29,8 @@ struct RelayTargetOptions {
 ///   - A commit fills the half that is free: what did not change is copied there, what did is written changed. All of
 ///     it is read again and compared with the digests that came with the version before it is sealed: the agent serves
 ///     no other bytes.
-///   - A commit is final: rollback() of a committed update is unsupported, since receivers may have it by then.
+///   - A commit is final: rollback() of a committed update is unsupported, since receivers may have it by then. So a
+///     receiver with this target takes no part in a commit over ranks (commit.hpp).
 ///   - A full update waits in host memory, as large as the model, for its commit; FullOverLive::in_place is like stage.
 ///   - Bound again over a segment that holds a version (a restart), it goes on from that one: a delta, not the model.
 ///   - Once the segment is gone (its agent was restarted without it, or took another layout meanwhile), the commit
@@ -40,7 +41,7 @@ Result<TargetPtr> make_relay_target(const LayoutPtr& layout, const Sidecar& side
                                     Deadline deadline);
 
 /// Waits until the agent serves what the target has committed. timed_out, connection; invalid_argument of another kind
-/// of target, or of one that has committed nothing.
+/// of target, or of one that has committed nothing; corrupt if the segment has other bytes than were published.
 Status wait_relayed(Target& target, Deadline deadline);
 
 }  // namespace deltasync

@@ -61,6 +61,18 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
+/// The one name of the file: through a link, log and lock would lie elsewhere for those who come by another name, and
+/// rewrite() would put a file in the link's place.
+Result<std::filesystem::path> real_path(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::path real = std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
+  if (error) return Error(Errc::io, "finding " + path.string() + ": " + error.message());
+  if (std::filesystem::is_symlink(std::filesystem::symlink_status(real, error))) {
+    return Error(Errc::not_found, path.string() + " is a symbolic link to nothing");
+  }
+  return real;
+}
+
 }  // namespace
 
 LogFile::~LogFile() {
@@ -70,7 +82,8 @@ LogFile::~LogFile() {
   held().erase(key_);
 }
 
-Result<std::unique_ptr<LogFile>> LogFile::open(std::filesystem::path path) {
+Result<std::unique_ptr<LogFile>> LogFile::open(const std::filesystem::path& given) {
+  DS_ASSIGN(std::filesystem::path path, real_path(given));
   std::unique_ptr<LogFile> log(new LogFile(std::move(path)));
   DS_TRY(log->lock());
   DS_TRY(log->read());

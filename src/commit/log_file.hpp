@@ -17,8 +17,9 @@ namespace deltasync::commit {
 class LogFile {
  public:
   /// Makes the file if it is not there. Leaves out what is torn at its end, and the records that nobody needs any more.
-  /// already_exists: another process has it; corrupt: a damaged record that others follow.
-  static Result<std::unique_ptr<LogFile>> open(std::filesystem::path path);
+  /// Symbolic links are followed once. already_exists: another process has it; corrupt: a damaged record that others
+  /// follow; not_found: a link to nothing.
+  static Result<std::unique_ptr<LogFile>> open(const std::filesystem::path& given);
   LogFile(const LogFile&) = delete;
   LogFile& operator=(const LogFile&) = delete;
   ~LogFile();

@@ -73,6 +73,10 @@ Result<TileRows> RelayTarget::live_tile(const Tile& tile, std::vector<std::byte>
 
 Status RelayTarget::wait_served(Deadline deadline) {
   if (!committed_) return Error(Errc::invalid_argument, "the relay has committed nothing");
+  if (own_) {
+    return Error(Errc::corrupt, "the segment has " + to_string(committed_->version) +
+                                    " with other bytes than it was published with; the next version replaces them");
+  }
   const VersionId version = committed_->version.id;
   Status served = writer_->wait_ready(version, deadline);
   DS_TRY(look_at_segment());

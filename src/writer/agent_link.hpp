@@ -34,6 +34,8 @@ class AgentLink {
   Result<wire::TrainerWelcome> reconnect(Deadline deadline);
   /// False once the agent closed its end, or was never there. Cheap.
   bool connected() const { return socket_.open() && !socket_.peer_closed(); }
+  /// Without a goodbye: the slot stays this process's.
+  void close() { socket_.close(); }
 
   /// "Look at the segment". Best effort: the agent's own look comes a little later.
   void notify(Deadline deadline);

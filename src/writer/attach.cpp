@@ -103,17 +103,27 @@ Status WriterSession::use(const wire::TrainerWelcome& welcome) {
   return {};
 }
 
+Status WriterSession::take_up(const wire::TrainerWelcome& welcome) {
+  Status used = use(welcome);
+  if (!used) link_.close();
+  return used;
+}
+
+bool WriterSession::is_orphaned() const {
+  return is_replaced(*segment_);
+}
+
 Status WriterSession::ensure_connected(Deadline deadline) {
   if (link_.connected()) return {};
   DS_ASSIGN(const wire::TrainerWelcome welcome, link_.reconnect(deadline));
-  return use(welcome);
+  return take_up(welcome);
 }
 
 /// Connects if nobody is and somebody listens; an absent agent is no error.
 Status WriterSession::greet(Deadline deadline) {
   if (link_.connected()) return {};
   auto welcome = link_.connect(deadline.earlier(Deadline::after(kGreetLimit)));
-  if (welcome) return use(*welcome);
+  if (welcome) return take_up(*welcome);
   const Errc code = welcome.error().code();
   if (code == Errc::connection || code == Errc::timed_out) return {};
   return std::move(welcome).error();

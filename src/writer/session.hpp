@@ -64,6 +64,11 @@ class WriterSession final : public Writer {
   using Clock = std::chrono::steady_clock;
 
   Status use(const wire::TrainerWelcome& welcome);
+  /// The same; if it fails nobody is connected, so that the next call asks again, and does not go on in the segment of
+  /// before, which no agent may look at any more.
+  Status take_up(const wire::TrainerWelcome& welcome);
+  /// Another file bears the name of the mapped segment: what is sealed in it reaches nobody.
+  bool is_orphaned() const;
   Status ensure_connected(Deadline deadline);
   Status greet(Deadline deadline);
   Status check_open(const char* call) const;

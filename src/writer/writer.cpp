@@ -214,6 +214,10 @@ Result<OffloadReport> WriterSession::seal(Deadline deadline) {
     abort_fill(deadline);
     return std::move(arrived).error().with_context(context);
   }
+  if (is_orphaned()) {
+    abort();
+    return Error(Errc::aborted, context + ": the agent was restarted without the segment, and has another one");
+  }
   if (auto sealed = role_->commit(*fill_, deadline); !sealed) {
     abort();
     return std::move(sealed).error().with_context(context);

@@ -217,6 +217,18 @@ TEST_F(CommitLogFile, HasOneOwner) {
 }
 
 /// Records that go to a file which nobody will ever read again are none.
+TEST_F(CommitLogFile, IsOneFileByWhateverName) {
+  const std::filesystem::path link = dir_.path() / "link.log";
+  std::filesystem::create_symlink(path(), link);
+  EXPECT_EQ(LogFile::open(link).error().code(), Errc::not_found) << "a link to nothing";
+  { ASSERT_TRUE(LogFile::open(path())); }
+  auto log = LogFile::open(link);
+  ASSERT_TRUE(log) << log.error().to_string();
+  EXPECT_TRUE(std::filesystem::is_symlink(link)) << "a file in the link's place is not the one that others find";
+  EXPECT_EQ(LogFile::open(path()).error().code(), Errc::already_exists);
+  EXPECT_TRUE((*log)->still_ours());
+}
+
 TEST_F(CommitLogFile, TakesNothingOnceItsNameIsAnothers) {
   const auto lock = path().string() + ".lock";
   const auto away = dir_.path() / "away";

@@ -280,6 +280,7 @@ TEST_F(RelayTargetTest, AVersionThatTheSegmentHasWithOtherBytesIsABaseAllTheSame
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   EXPECT_EQ(target_->committed()->root, first.state.root);
   EXPECT_TRUE(read_live(*target_) == first.half);
+  EXPECT_TRUE(fails(target_->wait_served(soon()), Errc::corrupt, "other bytes")) << "what its agent serves is not it";
   const Reference second = trainer_->step(0.01);
   ASSERT_TRUE(ok(commit({first, second})));
   EXPECT_TRUE(holds(second));

@@ -395,6 +395,24 @@ TEST_F(WriterSessionTest, AgentIsRestartedWhileItIsAsked) {
   EXPECT_TRUE(ready) << ready.error().to_string();
 }
 
+/// The segment that the session has mapped is nobody's any more, whatever the session was doing when it found out.
+TEST_F(WriterSessionTest, NothingIsPublishedInASegmentThatWasReplaced) {
+  auto writer = attach();
+  expect_works(*writer, 1);
+  ASSERT_TRUE(writer->begin(version(7, 2), soon()));
+  ASSERT_TRUE(write_all(*writer, model_.half));
+  agent_.reset();
+  for (const auto& entry : std::filesystem::directory_iterator(dir_.path())) std::filesystem::remove(entry.path());
+  agent_ = std::make_unique<MiniAgent>(dir_.path());
+  const Status asked = writer->wait_ready({7, 1}, soon());
+  ASSERT_FALSE(asked);
+  EXPECT_EQ(asked.error().code(), Errc::aborted) << asked.error().to_string();
+  const auto lost = writer->commit(soon());
+  ASSERT_FALSE(lost) << "sealed where no agent looks";
+  EXPECT_EQ(lost.error().code(), Errc::aborted) << lost.error().to_string();
+  expect_works(*writer, 3);
+}
+
 TEST_F(WriterSessionTest, PlanOfOneWriterIsHeldToIt) {
   auto writer = attach();
   const auto plan = share(layout(), 0, 1);
