@@ -1,0 +1,29 @@
+"""Placement by tracing an engine's own loader. docs/tracing.md is normative. Needs torch."""
+
+from .memory import Memory, TraceError, model_signature
+from .plan import IgnoredSlice, PlacedSlice, Rect
+from .policy import whole_leaves
+from .proof import HfBytes, prove, replay
+from .recording import RecordingTensor, UnsupportedError
+from .result import Reload, Trace
+from .specs import Spec
+from .tracer import trace
+
+__all__ = [
+    "HfBytes",
+    "IgnoredSlice",
+    "Memory",
+    "PlacedSlice",
+    "RecordingTensor",
+    "Rect",
+    "Reload",
+    "Spec",
+    "Trace",
+    "TraceError",
+    "UnsupportedError",
+    "model_signature",
+    "prove",
+    "replay",
+    "trace",
+    "whole_leaves",
+]

@@ -1,0 +1,220 @@
+"""Drives a loader with recording tensors."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from .guard import LoadGuard
+from .memory import LiveMemories, Modules, TraceError, live_tensors, model_signature
+from .model_state import ModelState
+from .overlap import settle
+from .plan import PlacedSlice, merge_slices, pieces
+from .recording import Recorder, RecordingTensor, Source, UnsupportedError, Write
+from .result import Reload, Trace
+from .specs import Spec, SpecLike, read_specs
+
+#: Takes (HF name, tensor) pairs, all or some, any number of times. What it returns is not looked at.
+LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
+
+
+def trace(
+    modules: Modules, load_weights: LoadWeights, specs: Iterable[SpecLike], *, device: torch.device | str = "cpu"
+) -> Trace:
+    """Where `load_weights` puts each of the tensors in `specs`, found without moving a byte.
+
+    `modules`: the model that is loaded, or several by name (their parameters' names are prefixed by it). Its memory
+    keeps its bytes, its attributes are put back where the loader changed them. `device`: where the tensors claim to be;
+    loaders get theirs from the host.
+
+    The loader is called with as many tensors as it takes at a time. Where it raises, the tensor at hand becomes
+    "reload" and the loader is called again with the rest; if it cannot be told which that was, one by one.
+
+    TraceError: the model has no memory, or the loader fails before it takes a tensor. ValueError: a spec that no layout
+    has. Not thread-safe: nothing else may use or load the model meanwhile.
+    """
+    read = read_specs(specs)
+    run = _Run(modules, load_weights, read, torch.device(device), careful=False)
+    run.load()
+    if run.state.restore():
+        # Some tensor was put in a parameter's place rather than copied there: looked for after each tensor.
+        run = _Run(modules, load_weights, read, torch.device(device), careful=True)
+        run.load()
+        run.state.restore()
+    return run.result()
+
+
+class _Feed:
+    """The iterable that a loader gets."""
+
+    def __init__(self, run: _Run, queue: deque[Source]) -> None:
+        self.run = run
+        self.queue = queue
+        self.sent: list[Source] = []
+
+    def __iter__(self) -> Iterator[tuple[str, RecordingTensor]]:
+        return self
+
+    def __next__(self) -> tuple[str, RecordingTensor]:
+        self.run.settle_last(self.sent)
+        if not self.queue:
+            raise StopIteration
+        source = self.queue.popleft()
+        self.sent.append(source)
+        return source.spec.name, source.hand_out(self.run.recorder)
+
+
+class _Run:
+    """One pass over all tensors. `careful`: looks for exchanged parameters after each of them."""
+
+    def __init__(
+        self, modules: Modules, load_weights: LoadWeights, specs: list[Spec], device: torch.device, *, careful: bool
+    ) -> None:
+        self.modules = modules
+        self.load_weights = load_weights
+        self.careful = careful
+        self.signature = model_signature(modules)
+        tensors = list(live_tensors(modules))
+        self.live = LiveMemories(tensors)
+        self.recorder = Recorder(self.live, device)
+        self.guard = LoadGuard(self.recorder)
+        self.state = ModelState(modules, tensors, self.guard.taint)
+        self.sources = [Source(spec, index) for index, spec in enumerate(specs)]
+
+    def load(self) -> None:
+        queue = deque(self.sources)
+        alone: list[Source] = []  # to be sent one by one
+        with torch.no_grad():
+            while queue:
+                before = len(queue)
+                alone.extend(self._call(queue))
+                if len(queue) == before:
+                    break  # the loader does not want the rest
+            for source in alone:
+                self._call(deque([source]))
+        self.state.fail_derived()
+        if any(source.alive() for source in self.sources):
+            gc.collect()  # frames of errors
+        for source in self.sources:
+            if source.alive():
+                source.fail("the loader keeps it")
+
+    def settle_last(self, sent: list[Source]) -> None:
+        if self.careful and sent:
+            exchanged = self.state.restore()
+            if exchanged:
+                sent[-1].fail(f"it takes the place of {exchanged[0][0]}")
+                sent[-1].modules |= {module for _, module in exchanged}
+
+    def _call(self, queue: deque[Source]) -> list[Source]:
+        """Lets the loader take what it wants. Returns tensors of which one, but not which one, made it fail."""
+        feed = _Feed(self, queue)
+        try:
+            with self.guard:
+                self.load_weights(feed)
+        except Exception as error:
+            if not feed.sent:
+                raise TraceError(f"the loader fails before it takes a tensor: {error!r}") from error
+            return self._blame(feed, error)
+        finally:
+            self.settle_last(feed.sent)
+        return []
+
+    def _blame(self, feed: _Feed, error: Exception) -> list[Source]:
+        named = _sources_named(error)
+        kept = [source for source in feed.sent if source.alive()]
+        for source in kept:
+            source.kept = True
+        if named:
+            # Its reason is noted. What the loader had put aside is sent again, if that cannot go on for ever.
+            again = [source for source in kept if not source.stored and source not in named]
+            if len(again) == len(feed.sent):
+                return again
+            feed.queue.extendleft(reversed(again))
+            return []
+        if len(kept) > 1:
+            return kept
+        guilty = kept[0] if kept else feed.sent[-1]
+        guilty.fail(f"{type(error).__name__}: {error}")
+        guilty.modules |= self._modules_of(error)
+        return []
+
+    def _modules_of(self, error: Exception) -> set[str]:
+        """Owners of what the innermost frame with live tensors had at hand when the error was raised."""
+        frames = []
+        trace = error.__traceback__
+        while trace is not None:
+            frames.append(trace.tb_frame)
+            trace = trace.tb_next
+        return self.recorder.modules_in(frames[-1] if frames else None)
+
+    def result(self) -> Trace:
+        copies, replaced = settle(self.recorder.writes)
+        by_source: dict[int, list[Write]] = {}
+        for write in copies:
+            assert write.source is not None
+            by_source.setdefault(write.source.index, []).append(write)
+        placed: dict[str, tuple[PlacedSlice, ...]] = {}
+        reload: dict[str, Reload] = {}
+        unplaced: dict[str, str] = {}
+        owners: dict[str, frozenset[str]] = {}
+        memories: dict[int, int] = {}
+        for source in self.sources:
+            name = source.spec.name
+            writes = by_source.get(source.index, [])
+            reason = source.failures[0] if source.failures else self._lost(source)
+            if reason is not None:
+                reload[name] = Reload(reason, tuple(sorted(source.modules | self._siblings(source))))
+            elif name in replaced:
+                unplaced[name] = f"{replaced[name]} is loaded over it"
+            elif not writes:
+                unplaced[name] = "the loader stores nothing of it"
+            else:
+                placed[name] = tuple(merge_slices(_slices(source.spec, writes, memories)))
+                owners[name] = frozenset(source.modules)
+        used = tuple(self.live.memories[index] for index in memories)
+        return Trace(tuple(s.spec for s in self.sources), used, placed, reload, unplaced, owners, self.signature)
+
+    def _lost(self, source: Source) -> str | None:
+        if source.stored:
+            return None
+        if source.touched is not None:
+            return f"{source.touched}, but it is stored nowhere"
+        return "the loader had put it aside when it failed" if source.kept else None
+
+    def _siblings(self, source: Source) -> set[str]:
+        """Modules of the tensors of the same HF module: a scale goes where its weight goes."""
+        if self._by_prefix is None:
+            self._by_prefix = {}
+            for other in self.sources:
+                prefix = other.spec.name.rpartition(".")[0]
+                self._by_prefix.setdefault(prefix, set()).update(other.modules)
+        return self._by_prefix[source.spec.name.rpartition(".")[0]]
+
+    _by_prefix: dict[str, set[str]] | None = None
+
+
+def _sources_named(error: BaseException | None) -> set[Source]:
+    """The tensors of the recorder's own error, if that is what the loader failed of."""
+    while error is not None:
+        if isinstance(error, UnsupportedError):
+            return set(error.sources)
+        error = error.__cause__ or error.__context__
+    return set()
+
+
+def _slices(spec: Spec, writes: list[Write], memories: dict[int, int]) -> list[PlacedSlice]:
+    """`memories` numbers the memories in the order of their first use."""
+    columns = spec.rows_columns[1]
+    slices: list[PlacedSlice] = []
+    for write in writes:
+        assert write.region is not None
+        start, shape, strides = write.region
+        memory = memories.setdefault(write.memory, len(memories))
+        for rect, offset, row_stride, col_stride in pieces(start, shape, strides, write.strides, columns):
+            slices.append(PlacedSlice(spec.name, rect, memory, write.offset + offset, row_stride, col_stride))
+    return slices

@@ -1,0 +1,398 @@
+"""What a loader does beyond views and copies: never placed, nothing else lost, no byte of the model changed."""
+
+import concurrent.futures
+import copy
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from deltasync.tracing import Reload, TraceError, trace, whole_leaves  # noqa: E402
+from torch import nn  # noqa: E402
+from tracing_support import BF16, hf, memory_bytes, parameter, specs_of, traced  # noqa: E402
+
+SHAPE = (4, 6)
+
+
+class Layer(nn.Module):
+    def __init__(self, dtype=BF16):
+        super().__init__()
+        self.weight = parameter(*SHAPE, dtype=dtype)
+        self.scale = parameter(1)
+
+
+class Model(nn.Module):
+    """Layers a, b, c; `actions`: name → what to do with (layer, weight) instead of copying."""
+
+    def __init__(self, actions=(), **dtypes):
+        super().__init__()
+        for name in "abc":
+            setattr(self, name, Layer(dtypes.get(name, BF16)))
+        self.actions = dict(actions)
+
+    def load_weights(self, weights):
+        for name, weight in weights:
+            layer, kind = name.split(".")
+            param = getattr(getattr(self, layer), kind)
+            self.actions.get(name, lambda layer, target, weight: target.data.copy_(weight))(
+                getattr(self, layer), param, weight
+            )
+
+
+TENSORS = {"a.weight": SHAPE, "b.weight": SHAPE, "b.scale": (1,), "c.weight": SHAPE}
+
+
+def computes(layer, param, weight):
+    param.data.copy_(-torch.exp(weight.float()))
+
+
+def casts(layer, param, weight):
+    param.data.copy_(weight)
+
+
+def reads(layer, param, weight):
+    param.data.fill_(weight.flatten()[0].item())
+
+
+def branches(layer, param, weight):
+    if (weight > 0).any():
+        param.data.copy_(weight)
+
+
+def swallows(layer, param, weight):
+    try:
+        param.data.copy_(weight)
+        weight.sum().item()
+    except Exception:
+        pass
+
+
+def shuffles(layer, param, weight):
+    param.data.copy_(weight[torch.tensor([3, 2, 1, 0])])
+
+
+def reshapes(layer, param, weight):
+    param.data.copy_(weight.t().reshape(SHAPE))
+
+
+def spreads(layer, param, weight):
+    param.data.copy_(weight[0])
+
+
+def assembles(layer, param, weight):
+    staging = torch.empty(SHAPE, dtype=weight.dtype)
+    staging[:2] = weight[:2]
+    staging[2:] = weight[2:]
+    param.data.copy_(staging)
+
+
+def concatenates(layer, param, weight):
+    param.data.copy_(torch.cat([weight[2:], weight[:2]]))
+
+
+def scales_in_place(layer, param, weight):
+    param.data.copy_(weight)
+    param.data.mul_(2)
+
+
+def changes_the_tensor(layer, param, weight):
+    weight.mul_(2)
+    param.data.copy_(weight)
+
+
+def exchanges(layer, param, weight):
+    param.data = weight.clone()
+
+
+def keeps(layer, param, weight):
+    layer.kept = weight
+
+
+def keeps_a_result(layer, param, weight):
+    layer.register_buffer("kept", weight * 2)
+
+
+def derives(layer, param, weight):
+    param.data.copy_(weight)
+    layer.derived = param.data.float().t().contiguous()
+
+
+def fills(layer, param, weight):
+    param.data.copy_(weight)
+    param.data[1:2].fill_(0)
+
+
+def pickles(layer, param, weight):
+    param.data.copy_(pickle.loads(pickle.dumps(weight)))
+
+
+def asks_for_its_address(layer, param, weight):
+    assert weight.data_ptr() % 2 == 0
+    param.data.copy_(weight)
+
+
+def converts(layer, param, weight):
+    param.data.copy_(torch.from_numpy(weight.view(torch.int16).numpy()).view(BF16))
+
+
+def keeps_apart(layer, param, weight):
+    KEPT.append(weight)
+    param.data.copy_(weight)
+
+
+KEPT = []
+
+
+def drops(layer, param, weight):
+    weight[:2]
+
+
+def adds(layer, param, weight):
+    param.data.zero_()
+    param.data.add_(weight)
+
+
+def raises(layer, param, weight):
+    raise KeyError(f"no such parameter {tuple(weight.shape)}")
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        (computes, "to(torch.float32) from torch.bfloat16"),
+        (reads, "item"),
+        (branches, "gt"),
+        (swallows, "sum"),
+        (shuffles, "index"),
+        (reshapes, "_unsafe_view of a copy, which is no view of the HF tensor"),
+        (spreads, "copy_ that spreads (6,) over (4, 6)"),
+        (assembles, "copy_ into memory that is not the model's"),
+        (concatenates, "cat"),
+        (scales_in_place, "mul_ over it"),
+        (changes_the_tensor, "mul_"),
+        (exchanges, "it takes the place of b.weight"),
+        (keeps, "it becomes b.kept"),
+        (keeps_apart, "the loader keeps it"),
+        (keeps_a_result, "mul"),
+        (derives, "b.derived is derived from it"),
+        (fills, "fill_ over it"),
+        (pickles, "pickle"),
+        (asks_for_its_address, "data_ptr"),
+        (converts, "numpy"),
+        (drops, "slice, but it is stored nowhere"),
+        (adds, "add_"),
+        (raises, "KeyError: 'no such parameter (4, 6)'"),
+    ],
+)
+def test_what_is_no_copy(action, reason):
+    model = Model({"b.weight": action})
+    tensors = hf(TENSORS)
+    held = {name: id(value) for name, value in vars(model.b).items()}
+    addresses = [p.data_ptr() for p in model.parameters()]
+    found = traced(model, tensors)
+    assert found.reload.keys() == {"b.weight"}
+    assert found.reload["b.weight"] == Reload(reason, ("b",))
+    assert found.placed.keys() == {"a.weight", "b.scale", "c.weight"}
+    assert [p.data_ptr() for p in model.parameters()] == addresses
+    assert {name: id(value) for name, value in vars(model.b).items() if name != "derived"} == held
+    assert "kept" not in dict(model.b.named_buffers())
+    assert whole_leaves(found).placed.keys() == {"a.weight", "c.weight"}
+
+
+def test_another_dtype():
+    found = traced(Model(b=torch.float32), hf(TENSORS))
+    assert found.reload["b.weight"] == Reload("copy_ of torch.bfloat16 to torch.float32", ("b",))
+    assert found.placed.keys() == {"a.weight", "b.scale", "c.weight"}
+
+
+def test_each_that_raises_is_found():
+    tensors = hf({f"{layer}.{kind}": shape for layer in "abc" for kind, shape in (("weight", SHAPE), ("scale", (1,)))})
+    found = traced(Model({f"{layer}.scale": reads for layer in "abc"} | {"c.weight": raises}), tensors)
+    assert found.reload.keys() == {"a.scale", "b.scale", "c.scale", "c.weight"}
+    assert [found.reload[f"{layer}.scale"].modules for layer in "abc"] == [("a",), ("b",), ("c",)]
+
+
+class Gathering(Model):
+    """Takes all tensors before it looks at one."""
+
+    def load_weights(self, weights):
+        super().load_weights(list(weights))
+
+
+@pytest.mark.parametrize("action", [reads, raises, computes])
+def test_a_loader_that_gathers_first(action):
+    found = traced(Gathering({"b.weight": action}), hf(TENSORS))
+    assert found.reload.keys() == {"b.weight"}
+    assert found.placed.keys() == {"a.weight", "b.scale", "c.weight"}
+
+
+class Pairing(Model):
+    """Copies a.weight only once it has c.weight too; fails of what comes between."""
+
+    def load_weights(self, weights):
+        aside = {}
+        for name, weight in weights:
+            if name == "a.weight":
+                aside[name] = weight
+            elif name == "c.weight":
+                super().load_weights([*aside.items(), (name, weight)])
+            else:
+                super().load_weights([(name, weight)])
+
+
+def test_what_was_put_aside_is_sent_again():
+    found = traced(Pairing({"b.weight": reads}), hf(TENSORS))
+    assert found.reload.keys() == {"b.weight"}
+    assert found.placed.keys() == {"a.weight", "b.scale", "c.weight"}
+    found = traced(Pairing({"c.weight": reads}), hf(TENSORS))
+    assert found.placed.keys() == {"b.weight", "b.scale", "a.weight"}
+
+
+def test_what_was_put_aside_and_lost_is_not_taken_for_unused():
+    found = traced(Pairing(), hf({"a.weight": SHAPE, "c.bias": (6,)}))
+    assert found.reload.keys() == {"a.weight", "c.bias"}
+    assert found.reload["a.weight"].reason == "the loader had put it aside when it failed"
+
+
+class Impatient(Model):
+    """Takes two tensors at a time, and none after c.weight."""
+
+    def load_weights(self, weights):
+        for _, (name, weight) in zip(range(2), weights, strict=False):
+            super().load_weights([(name, weight)])
+
+
+def test_a_loader_that_takes_some():
+    found = traced(Impatient(), hf(TENSORS))
+    assert found.placed.keys() == TENSORS.keys()
+
+
+def test_a_loader_that_takes_none():
+    model = Model()
+    found = trace(model, lambda weights: None, specs_of(hf(TENSORS)))
+    assert found.unplaced == dict.fromkeys(TENSORS, "the loader stores nothing of it")
+    with pytest.raises(TraceError, match="before it takes a tensor: RuntimeError\\('asleep'\\)"):
+        trace(model, lambda weights: (_ for _ in ()).throw(RuntimeError("asleep")), specs_of(hf(TENSORS)))
+
+
+class Threaded(Model):
+    def load_weights(self, weights):
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            jobs = [pool.submit(super(Threaded, self).load_weights, [pair]) for pair in weights]
+            for job in jobs:
+                job.result()
+
+
+def test_threads_of_a_loader():
+    found = traced(Threaded({"b.weight": computes}), hf(TENSORS))
+    assert found.reload.keys() == {"b.weight"}
+    assert found.placed.keys() == {"a.weight", "b.scale", "c.weight"}
+    found = traced(Threaded({"b.weight": reads}), hf(TENSORS))
+    assert found.reload["b.weight"].reason == "item"
+    assert found.placed.keys() == {"a.weight", "b.scale", "c.weight"}
+
+
+class Derived(Model):
+    """c.weight is built from what b.weight has in live memory."""
+
+    def load_weights(self, weights):
+        super().load_weights(weights)
+        self.c.weight.data.copy_(self.b.weight.data * 2)
+
+
+def test_live_memory_derived_from_live_memory():
+    model = Derived()
+    found = traced(model, hf({"a.weight": SHAPE, "b.weight": SHAPE}))
+    assert found.reload == {"b.weight": Reload("copy_ of what was derived from it", ("b", "c"))}
+
+
+def test_parts_of_a_place_from_two_tensors():
+    model = Model({"c.scale": lambda layer, param, weight: layer.weight.data[0, :1].copy_(weight)})
+    found = traced(model, hf({"a.weight": SHAPE, "c.weight": SHAPE, "c.scale": (1,)}))
+    assert found.placed.keys() == {"a.weight"}
+    assert found.reload["c.weight"].reason == "parts of its place are also written from c.scale"
+
+
+def test_whole_leaves_reach_through_tensors_in_several_modules():
+    model = Model()
+    model.b.weight = model.a.weight  # tied
+    found = traced(model, hf({"a.weight": SHAPE, "a.scale": (1,), "b.scale": (1,), "c.weight": SHAPE}))
+    assert not found.reload
+    assert whole_leaves(found).placed == found.placed
+    assert whole_leaves(found, ["b"]).placed.keys() == {"c.weight"}
+    assert "a (a.weight)" in whole_leaves(found, ["b"]).reload["a.scale"].reason
+    assert whole_leaves(found, ["c"]).placed.keys() == {"a.weight", "a.scale", "b.scale"}
+
+
+def test_where_a_tensor_reaches_is_unknown():
+    def unknown(weights):
+        for name, weight in weights:
+            if name == "x.y.z":
+                raise ValueError("unknown")
+            model.load_weights([(name, weight)])
+
+    model = Model()
+    found = trace(model, unknown, specs_of(hf(TENSORS | {"x.y.z": (1,)})))
+    assert found.reload["x.y.z"] == Reload("ValueError: unknown", ())
+    assert found.placed.keys() == TENSORS.keys()
+    safe = whole_leaves(found)
+    assert not safe.placed
+    assert safe.reload["a.weight"].reason == "it is not known which modules x.y.z reaches (ValueError: unknown)"
+
+
+def test_the_signature_follows_the_memory():
+    model = Model()
+    found = traced(model, hf(TENSORS))
+    assert found.is_current(model)
+    assert found.signature() == traced(model, hf(TENSORS)).signature()
+    assert found.signature() != traced(copy.deepcopy(model), hf(TENSORS)).signature()
+    model.c.wrapped = nn.Linear(2, 2)
+    assert not found.is_current(model)
+    del model.c.wrapped
+    assert found.is_current(model)
+    old = model.a.weight.data
+    model.a.weight.data = old.clone()
+    assert not found.is_current(model)
+    model.a.weight.data = old
+    assert found.is_current(model)
+    model.a.weight.data = old.view(6, 4)
+    assert not found.is_current(model)
+
+
+def test_several_models_by_name():
+    target, draft = Model(), Model()
+
+    def load(weights):
+        for name, weight in weights:
+            (draft if name == "a.scale" else target).load_weights([(name, weight)])
+
+    found = trace({"target": target, "draft": draft}, load, specs_of(hf(TENSORS | {"a.scale": (1,)})))
+    assert [memory.name for memory in found.memories][-1] == "draft.a.scale"
+    assert found.modules["c.weight"] == {"target.c"}
+    assert set(found.placed) == TENSORS.keys() | {"a.scale"}
+
+
+def test_errors():
+    model = Model()
+    with pytest.raises(ValueError, match="a: no layout has elements of F4"):
+        trace(model, model.load_weights, [("a", "F4", (2,))])
+    with pytest.raises(ValueError, match="a: no layout has elements of torch.complex64"):
+        trace(model, model.load_weights, [("a", torch.complex64, (2,))])
+    with pytest.raises(ValueError, match="a: named twice"):
+        trace(model, model.load_weights, [("a", "BF16", (2,)), ("a", "BF16", (2,))])
+    with pytest.raises(TraceError, match="hold no memory"):
+        trace(nn.Module(), model.load_weights, [])
+    with pytest.raises(TraceError, match="weight is on the meta device"):
+        trace(nn.Linear(2, 2, device="meta"), model.load_weights, [])
+    held = Model({"b.weight": lambda layer, param, weight: setattr(layer, "all", [weight])})
+    with pytest.raises(TraceError, match=r"keeps an HF tensor in b.all\[0\]"):
+        trace(held, held.load_weights, specs_of(hf(TENSORS)))
+
+
+def test_interrupts_pass():
+    model = Model({"b.weight": lambda layer, param, weight: (_ for _ in ()).throw(KeyboardInterrupt())})
+    before = memory_bytes(model)
+    with pytest.raises(KeyboardInterrupt):
+        trace(model, model.load_weights, specs_of(hf(TENSORS)))
+    assert memory_bytes(model) == before
