@@ -1,6 +1,8 @@
 // deltasync-agent: the long-running process between a trainer's shared memory and its receivers.
+#include <poll.h>
 #include <pthread.h>
 #include <sys/resource.h>
+#include <sys/signalfd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -9,6 +11,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -16,6 +19,7 @@
 #include "agent/agent.hpp"
 #include "base/home_nodes.hpp"
 #include "base/log.hpp"
+#include "base/process.hpp"
 #include "net/auth.hpp"
 #include "net/endpoint.hpp"
 
@@ -26,7 +30,7 @@ constexpr auto kExitLimit = std::chrono::milliseconds(4500);  ///< signal → go
 
 constexpr const char* kFooter =
     "Exit codes:\n"
-    "  0  ended by SIGTERM or SIGINT\n"
+    "  0  ended by SIGTERM or SIGINT, or with the process of --end-with\n"
     "  1  wrong usage\n"
     "  2  the name, socket or port is in use\n"
     "  3  permission, or a bind beyond loopback without a token\n"
@@ -59,6 +63,7 @@ struct Arguments {
   std::uint64_t idle_limit_s = 3600;
   std::uint64_t handshake_limit_ms = 5000;
   std::uint64_t progress_limit_ms = 30000;
+  pid_t end_with = 0;
   HomeNodesRequest home_nodes;
   bool http_allow_remote = false;
 };
@@ -124,6 +129,9 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--ready-file", options.ready_file, "JSON with pid, port, http_port and socket, once ready");
   app.add_option("--trace", options.trace_file,
                  "record a timeline; written to this file at the end, and to HTTP /v1/trace at any time");
+  app.add_option("--end-with", args.end_with, "end as by SIGTERM when the process of this pid has ended")
+      ->check(CLI::PositiveNumber)
+      ->type_name("PID");
   app.add_flag("--remove-segment-on-exit", options.remove_segment_on_exit, "do not leave the segment (tests)");
 }
 
@@ -229,6 +237,29 @@ class ExitGuard {
   std::thread thread_;
 };
 
+/// Waits for one of the blocked signals `ends`, or until the process of --end-with has ended; says which.
+Result<std::string> wait_for_end(const sigset_t& ends, const std::optional<ProcessWatch>& with) {
+  const UniqueFd signals(::signalfd(-1, &ends, SFD_CLOEXEC));
+  if (signals.get() < 0) return Error::from_errno("signalfd", errno);
+  pollfd fds[] = {{signals.get(), POLLIN, 0}, {with ? with->fd() : -1, POLLIN, 0}};
+  for (;;) {
+    if (::poll(fds, std::size(fds), -1) < 0 && errno != EINTR) return Error::from_errno("poll", errno);
+    signalfd_siginfo info{};
+    if (fds[0].revents != 0 && ::read(signals.get(), &info, sizeof info) == sizeof info) {
+      return "signal number=" + std::to_string(info.ssi_signo);
+    }
+    if (with && with->dead()) return "process_ended " + to_string(with->id());
+  }
+}
+
+/// Nothing without --end-with. peer_died if the process is gone already.
+Result<std::optional<ProcessWatch>> watch_owner(pid_t pid) {
+  if (pid == 0) return std::optional<ProcessWatch>();
+  DS_ASSIGN(const ProcessId id, ProcessId::of(pid).with_context("--end-with"));
+  DS_ASSIGN(auto watch, ProcessWatch::open(id).with_context("--end-with"));
+  return std::optional<ProcessWatch>(std::move(watch));
+}
+
 int fail(const Error& error) {
   spdlog::error("agent_failed error=\"{}\"", error.to_string());
   return exit_code(error);
@@ -249,7 +280,7 @@ int run(int argc, char** argv) {
   init_log("deltasync-agent", args.log_level);
   if (auto completed = complete(args, options); !completed) return fail(completed.error());
 
-  // Blocked before any thread starts, so that only sigwait sees them.
+  // Blocked before any thread starts, so that only wait_for_end sees them.
   sigset_t ends;
   sigemptyset(&ends);
   sigaddset(&ends, SIGTERM);
@@ -260,12 +291,13 @@ int run(int argc, char** argv) {
   fit_descriptors(options);
   auto guard = ExitGuard::make(options);
   if (!guard) return fail(guard.error());
+  auto owner = watch_owner(args.end_with);
+  if (!owner) return fail(owner.error());
   auto agent = Agent::start(options);
   if (!agent) return fail(agent.error());
-  int signal = 0;
-  while (sigwait(&ends, &signal) != 0) {
-  }
-  spdlog::info("signal number={}", signal);
+  const auto why = wait_for_end(ends, *owner);
+  if (!why) return fail(why.error());
+  spdlog::info("{}", *why);
   (*guard)->exit_begins();
   agent.value().reset();
   return 0;

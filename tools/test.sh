@@ -10,6 +10,7 @@
 #         asan     clang 14 with its warnings as errors, AddressSanitizer + UndefinedBehaviorSanitizer: every test, then
 #                  every libFuzzer target for a few seconds
 #         tsan     ThreadSanitizer, the tests of code that runs on several threads, and of the delta kernels
+#         python   the Python package: ruff, mypy, its tests, and a wheel that is installed and used
 #         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -20,7 +21,7 @@ failed=0
 skipped=0
 skips=
 stages=("$@")
-((${#stages[@]})) || stages=(release lint asan tsan tidy)
+((${#stages[@]})) || stages=(release lint asan python tsan tidy)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped test cases, with their reasons:\n%s' "$skips"; fi
@@ -86,7 +87,7 @@ tests() {
 # junit_count ATTRIBUTE REPORT: a count of the report's first element, 0 if there is none.
 junit_count() {
   local count
-  count=$(sed -nE "s/^[[:space:]]*$1=\"([0-9]+)\".*/\1/p" "$2" | head -n 1)
+  count=$(sed -nE "s/^(.*[[:space:]])?$1=\"([0-9]+)\".*/\2/p" "$2" | head -n 1)
   echo "${count:-0}"
 }
 
@@ -115,6 +116,7 @@ run_stage() {
       ;;
     tsan) run_tsan ;;
     lint) step "lint" tools/lint.sh ;;
+    python) run_python ;;
     tidy)
       step "asan: configure" configure asan
       step "clang-tidy" tools/lint.sh tidy
@@ -147,9 +149,38 @@ run_tsan() {
   tests tsan -R "$concurrent" -E "$one_thread"
 }
 
+# shellcheck disable=SC2317  # called through step
+build_python() {
+  cmake --preset release -DDELTASYNC_PYTHON=ON -DPython_EXECUTABLE="$PWD/build/python-venv/bin/python" >/dev/null &&
+    cmake --build --preset release -j "$jobs" --target _native_stub deltasync deltasync-agent
+}
+
+run_python() {
+  local report bin=build/python-venv/bin status=0 total wrong left
+  step "python: environment" tools/python_env.sh build/python-venv
+  step "python: build" build_python
+  step "python: ruff" "$bin/ruff" check src/python tests/python
+  step "python: mypy" env MYPYPATH=build/python "$bin/mypy" -p deltasync
+  echo "== python: tests"
+  report=$(mktemp)
+  PYTHONPATH=build/python "$bin/python" -m pytest -q -rs --junitxml "$report" tests/python || status=$?
+  total=$(junit_count tests "$report")
+  wrong=$(($(junit_count failures "$report") + $(junit_count errors "$report")))
+  left=$(junit_count skipped "$report")
+  rm -f "$report"
+  passed=$((passed + total - wrong - left))
+  failed=$((failed + wrong))
+  if ((total == 0 || (status != 0 && wrong == 0))); then
+    echo "== python: pytest ended with $status after $total tests"
+    failed=$((failed + 1))
+  fi
+  if ((failed)); then finish; fi
+  step "python: wheel" tools/check_wheel.sh build/wheel
+}
+
 for stage in "${stages[@]}"; do
   case $stage in
-    release | asan | tsan | lint | tidy) ;;
+    release | asan | tsan | lint | python | tidy) ;;
     *)
       echo "test.sh: no stage '$stage'" >&2
       exit 2

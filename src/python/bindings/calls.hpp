@@ -1,0 +1,81 @@
+// How calls from Python run: errors become exceptions, blocking calls release the GIL, and Ctrl-C ends them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>  // every file has the same casters
+
+#include <functional>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <utility>
+
+#include "deltasync/deadline.hpp"
+#include "deltasync/result.hpp"
+
+namespace deltasync::python {
+
+namespace nb = nanobind;
+
+/// A failed call on its way to Python, where it becomes the class of deltasync.errors that belongs to its code.
+struct Failure {
+  Error error;
+};
+
+/// What Failure becomes; called once when the module is made.
+void register_failures(nb::module_& module);
+
+template <class T>
+T unwrap(Result<T> result) {
+  if (!result.ok()) throw Failure{std::move(result).error()};
+  return std::move(result).value();
+}
+inline void unwrap(Status status) {
+  if (!status.ok()) throw Failure{std::move(status).error()};
+}
+
+/// `timeout` in seconds from now; `what` is named where it is no such number.
+Deadline deadline_after(double timeout, const char* what = "timeout");
+
+/// Without the GIL. `call` touches no Python object.
+template <class F>
+auto released(F&& call) {
+  const nb::gil_scoped_release release;
+  return std::forward<F>(call)();
+}
+
+/// Runs handlers of signals that have come, on Python's main thread (elsewhere it does nothing); what they raise is
+/// thrown. With the GIL.
+void check_signals();
+
+namespace detail {
+/// Runs `call` on a thread of its own if this is Python's main thread, which handles signals meanwhile and asks `stop`
+/// for the call's end as soon as a handler raises; else on this one. Without the GIL inside `call`.
+void run_stoppable(const std::function<void()>& call, std::stop_source& stop);
+}  // namespace detail
+
+/// `call(stop_token)` may block, touches no Python object and ends soon after its token says so.
+template <class F>
+auto stoppable(F&& call) {
+  using R = decltype(call(std::stop_token()));
+  std::stop_source stop;
+  std::optional<R> result;
+  detail::run_stoppable([&] { result.emplace(call(stop.get_token())); }, stop);
+  return std::move(*result);
+}
+
+/// For a call that takes a deadline, but no token, and may be made again after its deadline (timed_out, quarantined):
+/// it is made again and again with a short one until it ends otherwise, or the deadline has passed; signals are handled
+/// in between.
+template <class F>
+auto in_slices(Deadline deadline, F&& call) {
+  constexpr auto kSlice = std::chrono::milliseconds(200);
+  for (;;) {
+    auto result = released([&] { return call(deadline.earlier(Deadline::after(kSlice))); });
+    const auto again = [](Errc code) { return code == Errc::timed_out || code == Errc::quarantined; };
+    if (result.ok() || !again(result.error().code()) || deadline.passed()) return result;
+    check_signals();
+  }
+}
+
+}  // namespace deltasync::python

@@ -1,0 +1,23 @@
+// deltasync._native: the C++ library as Python sees it. Thin on purpose: what makes it pleasant is written in Python.
+
+#include "python/bindings/bind.hpp"
+
+#include "base/log.hpp"
+#include "python/bindings/calls.hpp"
+
+NB_MODULE(_native, module) {
+  using namespace deltasync::python;
+  module.doc() = "The C++ library. Use the package `deltasync`; nothing here is stable.";
+  register_failures(module);
+  bind_layout(module);
+  bind_version(module);
+  bind_writer(module);
+  bind_placement(module);
+  bind_receiver(module);
+  module.def(
+      "init_log", [](const std::string& name, const std::string& level) { deltasync::init_log(name, level); },
+      nb::arg("name"), nb::arg("level"),
+      "Log lines of the library go to stderr from now on: trace, debug, info, warn, error or off.");
+  module.attr("version") = DELTASYNC_VERSION;
+  module.attr("with_cuda") = static_cast<bool>(DELTASYNC_CUDA);
+}

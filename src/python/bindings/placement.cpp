@@ -1,0 +1,104 @@
+#include "deltasync/placement.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "python/bindings/bind.hpp"
+#include "python/bindings/calls.hpp"
+
+namespace deltasync::python {
+namespace {
+
+using namespace nb::literals;
+
+using RectTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+
+Rect rect_of(const RectTuple& rect) {
+  const auto& [row, col, rows, cols] = rect;
+  return {row, col, rows, cols};
+}
+
+nb::object to_tuple(const std::optional<Rect>& rect) {
+  if (!rect) return nb::none();
+  return nb::make_tuple(rect->row, rect->col, rect->rows, rect->cols);
+}
+
+Slice slice_of(std::string tensor, const std::optional<RectTuple>& rect) {
+  Slice slice{std::move(tensor), std::nullopt};
+  if (rect) slice.rect = rect_of(*rect);
+  return slice;
+}
+
+void add_memory(PlacementPlan& plan, std::string name, std::uintptr_t address, std::uint64_t bytes, int device,
+                const std::optional<std::string>& dtype) {
+  LiveMemory memory;
+  memory.name = std::move(name);
+  memory.base = reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+  memory.bytes = bytes;
+  memory.device.ordinal = device;
+  if (dtype) {
+    memory.dtype = dtype_from_string(*dtype);
+    if (!memory.dtype) throw Failure{Error(Errc::invalid_argument, memory.name + ": no dtype '" + *dtype + "'")};
+  }
+  plan.memories.push_back(std::move(memory));
+}
+
+}  // namespace
+
+void bind_placement(nb::module_& module) {
+  nb::class_<PlacementPlan>(module, "PlacementPlan",
+                            "Where each slice of the HF tensors lies in live memory. Owns no memory.")
+      .def(nb::init<>())
+      .def(
+          "add_memory",
+          [](PlacementPlan& plan, std::string name, std::uintptr_t address, std::uint64_t bytes, int device,
+             const std::optional<std::string>& dtype) {
+            add_memory(plan, std::move(name), address, bytes, device, dtype);
+            return plan.memories.size() - 1;
+          },
+          "name"_a, "address"_a, "nbytes"_a, "device"_a = Device::kHost, "dtype"_a = nb::none(),
+          "A range of addresses that stays mapped while the plan is used; device: a CUDA ordinal, or -1 for the host. "
+          "Returns its index.")
+      .def(
+          "place",
+          [](PlacementPlan& plan, std::string tensor, const RectTuple& rect, std::uint32_t memory, std::uint64_t offset,
+             std::uint64_t row_stride, std::uint64_t col_stride) {
+            plan.slices.push_back({std::move(tensor), rect_of(rect), memory, offset, row_stride, col_stride});
+          },
+          "tensor"_a, "rect"_a, "memory"_a, "offset"_a, "row_stride"_a, "col_stride"_a,
+          "rect: (row, col, rows, cols) of the tensor's 2-D view; its element (r, c) is at offset + r·row_stride + "
+          "c·col_stride bytes in the memory, r and c counted from the rectangle's corner.")
+      .def(
+          "ignore",
+          [](PlacementPlan& plan, std::string tensor, const std::optional<RectTuple>& rect) {
+            plan.ignored.push_back(slice_of(std::move(tensor), rect));
+          },
+          "tensor"_a, "rect"_a = nb::none(), "It has no place here. Without a rectangle: all of it.")
+      .def(
+          "ignore_unplaced",
+          [](PlacementPlan& plan, const Layout& layout) {
+            auto rest = unwrap(unplaced(layout, plan.slices));
+            plan.ignored.insert(plan.ignored.end(), rest.begin(), rest.end());
+            nb::list names;
+            for (const Slice& slice : rest) names.append(nb::make_tuple(slice.tensor, to_tuple(slice.rect)));
+            return names;
+          },
+          "layout"_a, "Ignores all that no slice places, and returns it as (tensor, rect or None).")
+      .def_prop_ro("slice_count", [](const PlacementPlan& plan) { return plan.slices.size(); })
+      .def_prop_ro("memory_count", [](const PlacementPlan& plan) { return plan.memories.size(); });
+  nb::class_<Placement>(module, "Placement", "A plan that was found sound.")
+      .def_static(
+          "build",
+          [](std::shared_ptr<const Layout> layout, const PlacementPlan& plan) {
+            auto built = unwrap(released([&] { return Placement::build(std::move(layout), plan); }));
+            return std::const_pointer_cast<Placement>(built);
+          },
+          "layout"_a, "plan"_a)
+      .def_prop_ro("placed_bytes", &Placement::placed_bytes)
+      .def_prop_ro("rest_bytes", &Placement::rest_bytes);
+}
+
+}  // namespace deltasync::python

@@ -1,0 +1,204 @@
+#include "deltasync/receiver.hpp"
+
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "deltasync/attest.hpp"
+#include "deltasync/device_target.hpp"
+#include "deltasync/placed_target.hpp"
+#include "python/bindings/bind.hpp"
+#include "python/bindings/calls.hpp"
+
+namespace deltasync::python {
+namespace {
+
+using namespace nb::literals;
+
+FullOverLive full_over_live_named(const std::string& name) {
+  if (name == "stage") return FullOverLive::stage;
+  if (name == "in_place") return FullOverLive::in_place;
+  if (name == "refuse") return FullOverLive::refuse;
+  throw Failure{Error(Errc::invalid_argument, "full_over_live is stage, in_place or refuse, not '" + name + "'")};
+}
+
+/// What bind() takes: made in Python, consumed there.
+struct NewTarget {
+  TargetPtr target;
+  Subscription subscription;
+};
+
+NewTarget host_target(std::shared_ptr<const Layout> layout, std::uintptr_t address, std::uint64_t bytes) {
+  auto* memory = reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+  if (memory != nullptr && bytes < layout->half_bytes()) {
+    throw Failure{Error(Errc::invalid_argument, "host target: " + std::to_string(bytes) + " bytes of memory for " +
+                                                    std::to_string(layout->half_bytes()))};
+  }
+  return {make_host_target(std::move(layout), {memory, static_cast<std::size_t>(memory != nullptr ? bytes : 0)}), {}};
+}
+
+NewTarget placed_target(const std::shared_ptr<Placement>& placement, bool live, const nb::dict& streams) {
+  const bool host = std::ranges::all_of(placement->memories(), [](const auto& m) { return m.device.is_host(); });
+  if (host) return {unwrap(make_placed_target(placement, {live})), placement->subscription()};
+  DeviceTargetOptions options;
+  options.live = live;
+  for (const auto& [device, stream] : streams) {
+    const auto address = nb::cast<std::uintptr_t>(stream);
+    options.engine_streams.push_back(
+        {nb::cast<std::int32_t>(device), reinterpret_cast<void*>(address)});  // NOLINT(performance-no-int-to-ptr)
+  }
+  return {unwrap(released([&] { return make_device_target(placement, options); })), placement->subscription()};
+}
+
+NewTarget hf_target(std::shared_ptr<const Layout> layout, const Sidecar& sidecar, const std::filesystem::path& out,
+                    bool flush) {
+  return {unwrap(released([&] { return make_hf_target(std::move(layout), sidecar, out, {flush}); })), {}};
+}
+
+Want want_of(const std::optional<std::uint64_t>& number, const std::optional<std::string>& label, std::uint64_t epoch,
+             bool newer) {
+  if (number && label) throw Failure{Error(Errc::invalid_argument, "pull: a number or a label, not both")};
+  Want want;
+  if (number) {
+    want.kind = Want::Kind::number;
+    want.number = *number;
+    want.epoch = epoch;
+  } else if (label) {
+    want.kind = Want::Kind::label;
+    want.label = *label;
+  } else {
+    want.kind = newer ? Want::Kind::newer : Want::Kind::newest;
+  }
+  return want;
+}
+
+nb::dict report_of(const PullReport& report) {
+  nb::dict fields;
+  fields["mode"] = std::string(to_string(report.mode));
+  fields["version"] = report.version;
+  fields["root"] = to_string(report.root);
+  fields["wire_bytes"] = report.wire_bytes;
+  fields["full_bytes"] = report.full_bytes;
+  fields["metadata_bytes"] = report.metadata_bytes;
+  fields["tiles"] = report.tiles;
+  fields["changed"] = report.changed;
+  fields["delta_steps"] = report.delta_steps;
+  fields["replans"] = report.replans;
+  fields["stream_restarts"] = report.stream_restarts;
+  fields["repaired_tiles"] = report.repaired_tiles;
+  fields["packed"] = report.packed;
+  fields["wait_s"] = report.wait_s;
+  fields["transfer_s"] = report.transfer_s;
+  fields["verify_s"] = report.verify_s;
+  fields["commit_s"] = report.commit_s;
+  fields["attest_s"] = report.attest_s;
+  return fields;
+}
+
+std::unique_ptr<Receiver> connect(std::string endpoint, std::string token, unsigned streams, unsigned threads,
+                                  std::string cores, const std::string& full_over_live, bool attest_commits,
+                                  double link_gbps, std::string name, double timeout) {
+  ReceiverOptions options;
+  options.endpoint = std::move(endpoint);
+  options.token = std::move(token);
+  options.streams = streams;
+  options.threads = threads;
+  options.cores = std::move(cores);
+  options.full_over_live = full_over_live_named(full_over_live);
+  options.attest_commits = attest_commits;
+  options.link_gbps = link_gbps;
+  options.name = std::move(name);
+  const Deadline deadline = deadline_after(timeout);
+  return unwrap(stoppable([&](std::stop_token stop) { return Receiver::connect(options, deadline, std::move(stop)); }));
+}
+
+void bind_target(Receiver& receiver, NewTarget& target, double timeout) {
+  if (!target.target) throw Failure{Error(Errc::invalid_argument, "bind: this target was bound before")};
+  const Deadline deadline = deadline_after(timeout);
+  unwrap(stoppable([&](std::stop_token stop) {
+    return receiver.bind(std::move(target.target), target.subscription, deadline, std::move(stop));
+  }));
+}
+
+/// Ends a wait in another thread: a std::stop_source.
+class StopSource {
+ public:
+  void request_stop() { source_.request_stop(); }
+  bool stop_requested() const { return source_.stop_requested(); }
+  std::stop_token token() const { return source_.get_token(); }
+
+ private:
+  std::stop_source source_;
+};
+
+std::unique_ptr<StagedUpdate> pull(Receiver& receiver, const std::optional<std::uint64_t>& number,
+                                   const std::optional<std::string>& label, std::uint64_t epoch, bool newer,
+                                   double timeout, const StopSource* source) {
+  const Want want = want_of(number, label, epoch, newer);
+  const Deadline deadline = deadline_after(timeout);
+  return unwrap(stoppable([&](const std::stop_token& stop) {
+    if (source == nullptr) return receiver.pull(want, deadline, stop);
+    std::stop_source either;
+    const auto end = [&either] { either.request_stop(); };
+    const std::stop_callback by_signal(stop, end);
+    const std::stop_callback by_source(source->token(), end);
+    return receiver.pull(want, deadline, either.get_token());
+  }));
+}
+
+nb::list attest_now(Receiver& receiver, double timeout) {
+  if (receiver.target() == nullptr) throw Failure{Error(Errc::invalid_argument, "attest: no target is bound")};
+  const Deadline deadline = deadline_after(timeout);
+  const auto wrong =
+      unwrap(stoppable([&](std::stop_token stop) { return attest(*receiver.target(), deadline, std::move(stop)); }));
+  nb::list tiles;
+  for (const WrongTile& tile : wrong) tiles.append(nb::make_tuple(tile.tile, tile.tensor, tile.copy_in));
+  return tiles;
+}
+
+void bind_staged(nb::module_& module) {
+  nb::class_<StagedUpdate>(module, "StagedUpdate", "A verified update that is not yet visible.")
+      .def_prop_ro("report", [](const StagedUpdate& staged) { return report_of(staged.report()); })
+      .def(
+          "commit",
+          [](StagedUpdate& staged, double timeout) {
+            const Deadline deadline = deadline_after(timeout);
+            unwrap(released([&] { return staged.commit(deadline); }));
+          },
+          "timeout"_a = 600.0)
+      .def("rollback", [](StagedUpdate& staged) { unwrap(released([&] { return staged.rollback(); })); });
+}
+
+}  // namespace
+
+void bind_receiver(nb::module_& module) {
+  nb::class_<NewTarget>(module, "Target", "Keeps the versions. Bound once, by Receiver.bind.");
+  module.def("host_target", &host_target, "layout"_a, "address"_a = 0, "nbytes"_a = 0,
+             "In host memory of at least layout.half_bytes, which the caller keeps; 0: memory of its own.");
+  module.def("placed_target", &placed_target, "placement"_a, "live"_a = false, "streams"_a = nb::dict(),
+             "Where an engine keeps its weights, on the host or on devices. streams: {device: cudaStream_t}.");
+  module.def("hf_target", &hf_target, "layout"_a, "sidecar"_a, "out"_a, "flush"_a = true,
+             "Immutable HF directories, and the symlink out/current.");
+  nb::class_<StopSource>(module, "StopSource", "Ends a pull that waits in another thread.")
+      .def(nb::init<>())
+      .def("request_stop", &StopSource::request_stop)
+      .def_prop_ro("stop_requested", &StopSource::stop_requested);
+  bind_staged(module);
+  nb::class_<Receiver>(module, "Receiver", "One receiver of one agent. One thread calls it at a time.")
+      .def_static("connect", &connect, "endpoint"_a, "token"_a = "", "streams"_a = 4, "threads"_a = 0, "cores"_a = "",
+                  "full_over_live"_a = "stage", "attest_commits"_a = false, "link_gbps"_a = 0.0, "name"_a = "receiver",
+                  "timeout"_a = 60.0)
+      .def("bind", &bind_target, "target"_a, "timeout"_a = 60.0)
+      .def("pull", &pull, "number"_a = nb::none(), "label"_a = nb::none(), "epoch"_a = 0, "newer"_a = false,
+           "timeout"_a = 60.0, "stop"_a = nb::none())
+      .def("attest", &attest_now, "timeout"_a = 60.0, "Tiles that are not the version's: [(tile, tensor, copy_in)].")
+      .def_prop_ro("current", [](const Receiver& receiver) { return receiver.current(); })
+      .def_prop_ro("layout",
+                   [](const Receiver& receiver) { return std::const_pointer_cast<Layout>(receiver.layout()); })
+      .def_prop_ro("sidecar", [](const Receiver& receiver) { return receiver.sidecar(); });
+}
+
+}  // namespace deltasync::python

@@ -1,0 +1,40 @@
+#include <nanobind/operators.h>
+#include <nanobind/stl/string.h>
+
+#include "deltasync/version.hpp"
+#include "python/bindings/bind.hpp"
+#include "python/bindings/calls.hpp"
+
+namespace deltasync::python {
+
+using namespace nb::literals;
+
+void bind_version(nb::module_& module) {
+  nb::class_<Version>(module, "Version",
+                      "A model version. Ordered by (epoch, number): a later incarnation of the trainer has a larger "
+                      "epoch; `number` grows within it; `label` is the user's name for it.")
+      .def(
+          "__init__",
+          [](Version* self, std::uint64_t epoch, std::uint64_t number, std::string label) {
+            new (self) Version{{epoch, number}, std::move(label)};
+          },
+          "epoch"_a, "number"_a, "label"_a = "")
+      .def_prop_ro("epoch", [](const Version& version) { return version.id.epoch; })
+      .def_prop_ro("number", [](const Version& version) { return version.id.number; })
+      .def_ro("label", &Version::label)
+      .def_prop_ro(
+          "id", [](const Version& version) { return to_string(version.id); }, "\"EPOCH:NUMBER\", epoch in hex.")
+      .def("__str__", [](const Version& version) { return to_string(version); })
+      .def("__repr__", [](const Version& version) { return "<deltasync.Version " + to_string(version) + ">"; })
+      .def(
+          "__eq__", [](const Version& a, const Version& b) { return a == b; }, nb::is_operator())
+      .def(
+          "__lt__", [](const Version& a, const Version& b) { return a.id < b.id; }, nb::is_operator())
+      .def("__hash__", [](const Version& version) {
+        return static_cast<std::int64_t>((version.id.epoch * 0x9e3779b97f4a7c15ULL ^ version.id.number) >> 1);
+      });
+  module.def("make_epoch", &make_epoch,
+             "A fresh epoch of this incarnation of the trainer. One rank calls it and hands it to all others.");
+}
+
+}  // namespace deltasync::python

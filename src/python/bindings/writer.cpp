@@ -1,0 +1,165 @@
+#include "deltasync/writer.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include "python/bindings/bind.hpp"
+#include "python/bindings/calls.hpp"
+
+namespace deltasync::python {
+namespace {
+
+using namespace nb::literals;
+
+/// Slices and the addresses of their bytes, collected in Python and written by one call. Owns no source.
+class Batch {
+ public:
+  void add(std::uint32_t tensor, std::uint64_t row, std::uint64_t col, std::uint64_t rows, std::uint64_t cols,
+           std::uintptr_t address, std::size_t row_stride_bytes, int device, std::uintptr_t stream) {
+    Source source;
+    source.data = reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
+    source.row_stride_bytes = row_stride_bytes;
+    if (device >= 0) {
+      source.memory = Source::Memory::cuda;
+      source.device = device;
+      source.stream = reinterpret_cast<void*>(stream);  // NOLINT(performance-no-int-to-ptr)
+      on_device_ = true;
+    }
+    slices_.push_back({{tensor, {row, col, rows, cols}}, source});
+  }
+
+  /// The same slices, their sources somewhere else.
+  void move_to(const nb::list& addresses) {
+    if (addresses.size() != slices_.size()) {
+      throw Failure{Error(Errc::invalid_argument, std::to_string(addresses.size()) + " addresses for " +
+                                                      std::to_string(slices_.size()) + " slices")};
+    }
+    std::size_t i = 0;
+    for (const nb::handle address : addresses) {
+      const auto value = PyLong_AsUnsignedLongLong(address.ptr());
+      if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) throw nb::python_error();
+      slices_[i++].source.data = reinterpret_cast<const void*>(value);  // NOLINT(performance-no-int-to-ptr)
+    }
+  }
+
+  void clear() {
+    slices_.clear();
+    on_device_ = false;
+  }
+  std::size_t size() const { return slices_.size(); }
+  bool on_device() const { return on_device_; }
+  std::span<const SliceSource> slices() const { return slices_; }
+  std::vector<TensorSlice> plan() const {
+    std::vector<TensorSlice> plan;
+    plan.reserve(slices_.size());
+    for (const SliceSource& item : slices_) plan.push_back(item.slice);
+    return plan;
+  }
+
+ private:
+  std::vector<SliceSource> slices_;
+  bool on_device_ = false;
+};
+
+std::unique_ptr<Writer> attach(std::shared_ptr<const Layout> layout, const Sidecar& sidecar, std::string socket,
+                               std::uint32_t index, std::uint32_t writers, unsigned threads, std::string name,
+                               double timeout) {
+  WriterOptions options;
+  options.agent_socket = std::move(socket);
+  options.writer_index = index;
+  options.writers = writers;
+  options.threads = threads;
+  options.name = std::move(name);
+  const Deadline deadline = deadline_after(timeout);
+  for (;;) {
+    // An attempt with a short deadline names what it waited for as a longer one does.
+    auto writer = released([&] {
+      return Writer::attach(layout, sidecar, options, deadline.earlier(Deadline::after(std::chrono::seconds(1))));
+    });
+    const bool again = !writer.ok() && !deadline.passed() &&
+                       (writer.error().code() == Errc::connection || writer.error().code() == Errc::timed_out);
+    if (!again) return unwrap(std::move(writer));
+    check_signals();
+  }
+}
+
+void bind_batch(nb::module_& module) {
+  nb::class_<Batch>(module, "Batch", "Slices and the addresses of their bytes, for Writer.write_batch. Owns no source.")
+      .def(nb::init<>())
+      .def("add", &Batch::add, "tensor"_a, "row"_a, "col"_a, "rows"_a, "cols"_a, "address"_a, "row_stride_bytes"_a = 0,
+           "device"_a = -1, "stream"_a = 0,
+           "A rectangle of the tensor (layout index) and where its bytes begin; device: a CUDA ordinal, or -1.")
+      .def("move_to", &Batch::move_to, "addresses"_a, "The same slices, their bytes at these addresses now.")
+      .def("clear", &Batch::clear)
+      .def("__len__", &Batch::size);
+}
+
+void bind_report(nb::module_& module) {
+  nb::class_<OffloadReport>(module, "OffloadReport", "What one version cost the trainer. Times in seconds.")
+      .def_ro("version", &OffloadReport::version)
+      .def_ro("guard_s", &OffloadReport::guard_s, "Waiting until the inactive half was free.")
+      .def_ro("copy_s", &OffloadReport::copy_s)
+      .def_ro("seal_s", &OffloadReport::seal_s)
+      .def_ro("total_s", &OffloadReport::total_s)
+      .def_ro("nbytes", &OffloadReport::bytes)
+      .def_ro("tensors", &OffloadReport::tensors)
+      .def("__repr__", [](const OffloadReport& report) {
+        return "<deltasync.OffloadReport " + to_string(report.version) + ", " + std::to_string(report.bytes) +
+               " bytes in " + std::to_string(report.total_s) + " s>";
+      });
+}
+
+void write_batch(Writer& writer, const Batch& batch, bool wait, double timeout) {
+  if (wait || !batch.on_device()) return unwrap(released([&] { return writer.write(batch.slices()); }));
+  const Deadline deadline = deadline_after(timeout);
+  unwrap(released([&] { return writer.write_device(batch.slices(), deadline); }));
+}
+
+}  // namespace
+
+void bind_writer(nb::module_& module) {
+  bind_batch(module);
+  bind_report(module);
+  nb::class_<Writer>(module, "Writer", "One writer process's session with the agent. One thread calls it at a time.")
+      .def_static("attach", &attach, "layout"_a, "sidecar"_a, "socket"_a, "index"_a = 0, "writers"_a = 1,
+                  "threads"_a = 0, "name"_a = "trainer", "timeout"_a = 60.0)
+      .def(
+          "register_plan",
+          [](Writer& writer, const Batch& batch, double timeout) {
+            const auto plan = batch.plan();
+            const Deadline deadline = deadline_after(timeout);
+            unwrap(in_slices(deadline, [&](Deadline slice) { return writer.register_plan(plan, slice); }));
+          },
+          "batch"_a, "timeout"_a = 60.0)
+      .def(
+          "begin",
+          [](Writer& writer, const Version& version, double timeout) {
+            unwrap(in_slices(deadline_after(timeout), [&](Deadline slice) { return writer.begin(version, slice); }));
+          },
+          "version"_a, "timeout"_a = 60.0)
+      .def("write_batch", &write_batch, "batch"_a, "wait"_a = true, "timeout"_a = 60.0,
+           "Sources on a device may be reused after it, too; without `wait` only after commit().")
+      .def(
+          "commit",
+          [](Writer& writer, double timeout) {
+            const Deadline deadline = deadline_after(timeout);
+            return unwrap(released([&] { return writer.commit(deadline); }));
+          },
+          "timeout"_a = 60.0)
+      .def("abort", [](Writer& writer) { released([&] { writer.abort(); }); })
+      .def(
+          "wait_ready",
+          [](Writer& writer, const Version& version, double timeout) {
+            unwrap(in_slices(deadline_after(timeout),
+                             [&](Deadline slice) { return writer.wait_ready(version.id, slice); }));
+          },
+          "version"_a, "timeout"_a = 60.0)
+      .def_prop_ro("newest_number", [](const Writer& writer) { return writer.newest().number; })
+      .def_prop_ro("newest_epoch", [](const Writer& writer) { return writer.newest().epoch; })
+      .def_prop_ro("layout", [](const Writer& writer) { return std::const_pointer_cast<Layout>(writer.layout()); });
+}
+
+}  // namespace deltasync::python

@@ -1,0 +1,54 @@
+"""deltasync keeps the weights of LLM rollout engines identical to a trainer's, every step, for the price of the bytes
+that changed.
+
+The trainer::
+
+    manager = deltasync.WeightManager(model, listen="0.0.0.0:7070", token_file="token")
+    ...
+    manager.offload(version=step)              # after each optimizer step; returns when the copy is made
+
+The rollout server::
+
+    receiver = deltasync.Receiver("trainer:7070", module=model, token_file="token")
+    ...
+    receiver.update()                          # pulls what changed, verifies it, writes it into the parameters
+
+Importing it needs numpy, but no torch.
+"""
+
+from __future__ import annotations
+
+import os as _os
+
+from . import _native, errors
+from ._native import Layout, OffloadReport, Placement, PlacementPlan, Sidecar, Tensor, TensorSpec, Version, make_epoch
+from ._native import version as __version__
+from .agent import AgentProcess
+from .errors import Error
+from .layouts import layout_of
+from .rollout import AsyncReceiver, PullReport, Receiver
+from .trainer import WeightManager
+
+#: The library's own log lines go to stderr; DELTASYNC_LOG is trace, debug, info, warn (without it), error or off.
+_native.init_log("deltasync", _os.environ.get("DELTASYNC_LOG", "warn"))
+
+__all__ = [
+    "AgentProcess",
+    "AsyncReceiver",
+    "Error",
+    "Layout",
+    "OffloadReport",
+    "Placement",
+    "PlacementPlan",
+    "PullReport",
+    "Receiver",
+    "Sidecar",
+    "Tensor",
+    "TensorSpec",
+    "Version",
+    "WeightManager",
+    "__version__",
+    "errors",
+    "layout_of",
+    "make_epoch",
+]

@@ -1,0 +1,166 @@
+"""Tensors of any library as an address, a shape and strides, without a copy and without importing that library.
+
+torch tensors are asked directly (any dtype, any device); numpy arrays too, ``ml_dtypes`` included; all else by DLPack,
+through numpy.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import InvalidArgument, Unsupported
+
+#: safetensors' name of each dtype by the name that torch, numpy and ml_dtypes have for it.
+DTYPES: dict[str, str] = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+}
+FLOATS = frozenset(name for name in DTYPES.values() if name[0] == "F" or name == "BF16")
+
+
+def dtype_name(dtype: Any, what: str = "dtype") -> str:
+    """safetensors' name of a dtype of torch, numpy or ml_dtypes, or of such a name. Unsupported names `what`."""
+    if isinstance(dtype, str):
+        if dtype in DTYPES.values():
+            return dtype
+        text = dtype
+    else:
+        text = str(dtype) if is_torch_dtype(dtype) else str(np.dtype(dtype))
+    found = DTYPES.get(text.removeprefix("torch."))
+    if found is None:
+        raise Unsupported(f"{what}: {dtype} is no dtype that safetensors files have; cast it first")
+    return found
+
+
+def is_torch_dtype(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.dtype)
+
+
+def is_torch_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A tensor's memory. ``owner`` keeps it alive."""
+
+    address: int
+    shape: tuple[int, ...]
+    #: Of the 2-D view, in bytes from one row to the next; 0: rows lie one behind the other.
+    row_stride: int
+    dtype: str
+    #: CUDA ordinal, or -1 for the host.
+    device: int
+    #: cudaStream_t on which the values become ready; 0 for the host.
+    stream: int
+    owner: Any
+
+    @property
+    def rows_cols(self) -> tuple[int, int]:
+        """The 2-D view's: columns are the last dimension, rows the product of the others."""
+        return rows_cols(self.shape)
+
+
+def rows_cols(shape: Sequence[int]) -> tuple[int, int]:
+    """Of the 2-D view of this shape; (0, 0) if a dimension is."""
+    if math.prod(shape) == 0:
+        return 0, 0
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def row_stride(shape: Sequence[int], strides: Sequence[int], width: int) -> int | None:
+    """Bytes from one row of the 2-D view to the next, 0 if there are no gaps; None if memory has no such view.
+
+    ``strides`` in bytes, ``width`` of an element.
+    """
+    dims = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
+    if not dims or math.prod(shape) == 0:
+        return 0
+    if shape[-1] != 1:
+        if dims[-1][1] != width:
+            return None
+        dims.pop()
+    if not dims:
+        return 0
+    step = dims[-1][1]
+    if step < shape[-1] * width:  # broadcast, overlapping or reversed
+        return None
+    expected = step
+    for size, stride in reversed(dims):
+        if stride != expected:
+            return None
+        expected = stride * size
+    return 0 if step == shape[-1] * width else step
+
+
+def describe(value: Any, name: str) -> Array:
+    """The memory of a tensor; ``name`` is for messages. A layout of memory that has no rows is copied first.
+
+    Raises InvalidArgument (not a tensor; or it has no memory here: meta, sparse), Unsupported (dtype, device).
+    """
+    if is_torch_tensor(value):
+        return _describe_torch(value, name)
+    if not isinstance(value, np.ndarray):
+        if not hasattr(value, "__dlpack__"):
+            raise InvalidArgument(f"{name}: a {type(value).__name__} is no tensor (torch, numpy or DLPack)")
+        try:
+            value = np.from_dlpack(value)
+        except Exception as error:
+            raise Unsupported(f"{name}: its memory cannot be shared by DLPack: {error}") from error
+    return _describe_numpy(value, name)
+
+
+def _describe_numpy(value: np.ndarray[Any, Any], name: str) -> Array:
+    dtype = dtype_name(value.dtype, name)
+    if not value.dtype.isnative:
+        raise Unsupported(f"{name}: {value.dtype} is not of this machine's byte order")
+    stride = row_stride(value.shape, value.strides, value.itemsize)
+    if stride is None:
+        value = np.ascontiguousarray(value)
+        stride = 0
+    return Array(value.__array_interface__["data"][0], value.shape, stride, dtype, -1, 0, value)
+
+
+def _describe_torch(value: Any, name: str) -> Array:
+    torch = sys.modules["torch"]
+    dtype = dtype_name(value.dtype, name)
+    kind = value.device.type
+    if value.layout is not torch.strided or kind == "meta":
+        raise InvalidArgument(f"{name}: a {value.layout} tensor on {value.device} has no memory to copy")
+    if kind not in ("cpu", "cuda"):
+        raise Unsupported(f"{name}: memory on {value.device}; move the tensor to the host first")
+    if value.is_conj() or value.is_neg():
+        value = value.resolve_conj().resolve_neg()
+    if value.is_contiguous():
+        stride: int | None = 0
+    else:
+        width = value.element_size()
+        stride = row_stride(value.shape, [step * width for step in value.stride()], width)
+        if stride is None:
+            value = value.contiguous()
+    device, stream = -1, 0
+    if kind == "cuda":
+        device = value.device.index
+        stream = torch.cuda.current_stream(device).cuda_stream
+    return Array(value.data_ptr(), tuple(value.shape), stride or 0, dtype, device, stream, value)

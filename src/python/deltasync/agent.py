@@ -1,0 +1,198 @@
+"""Starts the agent beside a trainer, watches it, and starts it anew if it dies."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import _programs
+from .errors import ConnectionFailed, DeadlinePassed, Error, from_code
+
+_log = logging.getLogger("deltasync.agent")
+
+_LOOK_S = 0.02
+_END_S = 6.0
+#: What deltasync-agent's exit codes mean (deltasync-agent --help).
+_EXIT_CODES = {1: "invalid_argument", 2: "already_exists", 3: "permission", 4: "no_space"}
+#: After an agent has died: the first attempt at once, later ones after a pause that doubles up to this.
+_PAUSE_MAX_S = 10.0
+
+
+class AgentProcess:
+    """A ``deltasync-agent`` of this process: ended by :meth:`stop`, at exit, and when this process dies.
+
+    An agent that dies is started again on the same port and socket; the segment outlives it, so writers go on, and
+    receivers find the same versions. Thread-safe. Forked children have no part in it.
+
+    ``name`` names the segment (``SHM_DIR/NAME.gN``), ``listen`` is HOST:PORT for receivers (port 0: a free one, kept
+    over restarts). Beyond loopback a ``token_file`` is needed. ``args`` are further options of ``deltasync-agent``.
+    """
+
+    def __init__(
+        self,
+        name: str = "deltasync",
+        *,
+        listen: str = "127.0.0.1:0",
+        socket: str | os.PathLike[str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        shm_dir: str | os.PathLike[str] | None = None,
+        args: Sequence[str] = (),
+        remove_segment: bool = True,
+        timeout: float = 60.0,
+    ) -> None:
+        self._owner_pid = os.getpid()
+        self._folder = tempfile.TemporaryDirectory(prefix="deltasync-")
+        folder = Path(self._folder.name)
+        self._ready_file = folder / "ready.json"
+        self._stderr_file = folder / "agent.log"
+        self.name = name
+        self._listen = listen
+        self._command = [
+            str(_programs.find("deltasync-agent")),
+            *("--name", name),
+            *("--socket", str(socket or folder / "agent.sock")),
+            *("--ready-file", str(self._ready_file)),
+            *("--end-with", str(self._owner_pid)),
+            *(("--token-file", str(token_file)) if token_file else ()),
+            *(("--shm-dir", str(shm_dir)) if shm_dir else ()),
+            *(("--remove-segment-on-exit",) if remove_segment else ()),
+            *args,
+        ]
+        self.restarts = 0
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        try:
+            self._process = self._start()
+            self._ready = self._wait_ready(self._process, time.monotonic() + timeout)
+        except BaseException:
+            self._kill()
+            self._folder.cleanup()
+            raise
+        host = listen.rsplit(":", 1)[0]
+        self._listen = f"{host}:{self._ready['port']}"
+        self._watcher = threading.Thread(target=self._watch, name="deltasync-agent-watch", daemon=True)
+        self._watcher.start()
+        atexit.register(self.stop)
+
+    @property
+    def socket(self) -> str:
+        """The Unix socket for writers."""
+        return str(self._ready["socket"])
+
+    @property
+    def port(self) -> int:
+        """Of receivers."""
+        return int(self._ready["port"])
+
+    @property
+    def endpoint(self) -> str:
+        """HOST:PORT for receivers, as this host sees it."""
+        return self._listen
+
+    @property
+    def http_port(self) -> int | None:
+        """Of the status pages."""
+        port = self._ready.get("http_port")
+        return int(port) if port else None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What the agent has written to stderr so far."""
+        with contextlib.suppress(OSError):
+            return self._stderr_file.read_text(errors="replace")
+        return ""
+
+    def stop(self) -> None:
+        """Ends the agent. Does nothing the second time, or in a forked child."""
+        if os.getpid() != self._owner_pid or self._ending.is_set():
+            return
+        self._ending.set()
+        atexit.unregister(self.stop)
+        with self._lock:
+            self._kill()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(_END_S)
+        self._folder.cleanup()
+
+    def __enter__(self) -> AgentProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._ready_file.unlink(missing_ok=True)
+        with self._stderr_file.open("ab") as log:
+            return subprocess.Popen(
+                [*self._command, "--listen", self._listen],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the trainer, which ends the agent when it is done with it
+            )
+
+    def _wait_ready(self, process: subprocess.Popen[bytes], until: float) -> dict[str, Any]:
+        while not self._ending.is_set():
+            with contextlib.suppress(OSError, json.JSONDecodeError):
+                ready = json.loads(self._ready_file.read_text())
+                if ready.get("pid") == process.pid:
+                    return dict(ready)
+            status = process.poll()
+            if status is not None:
+                raise self._failure(status)
+            if time.monotonic() > until:
+                raise DeadlinePassed(f"agent {self.name}: started, but not ready by the deadline\n{self.log}")
+            time.sleep(_LOOK_S)
+        raise ConnectionFailed(f"agent {self.name}: stopped while it was starting")
+
+    def _failure(self, status: int) -> Error:
+        lines = self.log.strip().splitlines()
+        why = lines[-1] if lines else "it said nothing"
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+        return from_code(_EXIT_CODES.get(status, "peer_died"), f"agent {self.name} ended with {how}: {why}")
+
+    def _watch(self) -> None:
+        pause = 0.0
+        while not self._ending.is_set():
+            status = self._process.wait()
+            if self._ending.wait(pause):
+                return
+            _log.warning("%s; starting it again", self._failure(status))
+            try:
+                with self._lock:
+                    if self._ending.is_set():
+                        return
+                    process = self._process = self._start()
+                self._ready = self._wait_ready(process, time.monotonic() + 60)
+                self.restarts += 1
+                pause = 0.0
+            except (Error, OSError) as error:
+                if not self._ending.is_set():
+                    _log.error("agent %s does not start again: %s", self.name, error)
+                pause = min(_PAUSE_MAX_S, max(0.2, pause * 2))
+
+    def _kill(self) -> None:
+        process = getattr(self, "_process", None)
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,498 @@
+"""The rollout side: ``Receiver`` keeps weights identical to the trainer's, into a module, arrays, or a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import math
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from . import _native
+from ._arrays import DTYPES
+from ._native import Layout, Placement, PlacementPlan, Sidecar, StagedUpdate, StopSource, Version
+from .errors import (
+    Cancelled,
+    ConnectionFailed,
+    CorruptData,
+    DeadlinePassed,
+    Error,
+    InvalidArgument,
+    LayoutMismatch,
+    LeaseRevoked,
+    NoSpace,
+    PeerDied,
+)
+from .layouts import is_module
+
+_log = logging.getLogger("deltasync.rollout")
+_T = TypeVar("_T")
+
+#: A background pull that failed by these tries again, after a pause that doubles.
+_MAY_PASS = (ConnectionFailed, CorruptData, DeadlinePassed, LeaseRevoked, NoSpace, PeerDied)
+_PAUSE_MIN_S = 0.2
+_PAUSE_MAX_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PullReport:
+    """What a pull did. Times in seconds."""
+
+    #: up_to_date, delta or full.
+    mode: str
+    version: Version
+    #: Of the subscribed tiles' digests at that version, 32 hex digits.
+    root: str
+    #: Received over all connections, headers counted.
+    wire_bytes: int
+    #: Of the tensors that are kept, for comparison.
+    full_bytes: int
+    metadata_bytes: int
+    tiles: int
+    #: Elements.
+    changed: int
+    delta_steps: int
+    replans: int
+    stream_restarts: int
+    repaired_tiles: int
+    packed: bool
+    #: For the version to exist.
+    wait_s: float
+    transfer_s: float
+    #: CPU time for digests, summed over threads.
+    verify_s: float
+    commit_s: float
+    attest_s: float
+
+
+class Receiver:
+    """Keeps one version of the weights, pulled from an agent.
+
+    ``endpoints``: HOST:PORT of the trainer's agent, or several of them (a relay of this node first, say), of which the
+    first that answers is taken. It reconnects to that one by itself.
+
+    Where the version is kept, one of:
+      ``module``  a torch module, whose parameters and buffers of the same names, dtypes and shapes are written in
+                  place by each commit, on the host or on CUDA. What the module holds at first does not matter.
+      ``plan``    a :class:`PlacementPlan` of any live memory (or a function that makes one from the layout), such as
+                  tracing an engine's loader gives. ``live``: the engine computes with what is there already, so the
+                  first full update is staged too.
+      ``directory``  HF model directories, and the symlink ``current`` to the committed one.
+      nothing     host memory: see :meth:`tensors` and :meth:`arrays`.
+
+    ``background``: a thread pulls every newer version from the start, verified and staged, so that :meth:`commit` has
+    it at once; failures that may pass are logged, and it tries again. Without it a pull begins with :meth:`prepare` or
+    :meth:`update`.
+
+    Thread-safe. A commit writes live memory: nothing may compute with it meanwhile.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | list[str] | tuple[str, ...],
+        *,
+        module: Any = None,
+        plan: PlacementPlan | Callable[[Layout], PlacementPlan] | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        live: bool = False,
+        token: str = "",
+        token_file: str | os.PathLike[str] | None = None,
+        background: bool = False,
+        streams: int = 4,
+        threads: int = 0,
+        cores: str = "",
+        full_over_live: str = "stage",
+        attest_commits: bool = False,
+        link_gbps: float = 0.0,
+        name: str | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        if sum(choice is not None for choice in (module, plan, directory)) > 1:
+            raise InvalidArgument("Receiver: one of module, plan and directory")
+        self.timeout = timeout
+        self.endpoints = [endpoints] if isinstance(endpoints, str) else list(endpoints)
+        if not self.endpoints:
+            raise InvalidArgument("Receiver: no endpoint")
+        if token_file is not None:
+            token = Path(token_file).read_text().strip()
+        self._options: dict[str, Any] = {
+            "token": token,
+            "streams": streams,
+            "threads": threads,
+            "cores": cores,
+            "full_over_live": full_over_live,
+            "attest_commits": attest_commits,
+            "link_gbps": link_gbps,
+            "name": name or f"receiver-{os.getpid()}",
+        }
+        self._module, self._plan, self._directory, self._live = module, plan, directory, live
+        self._memory: mmap.mmap | None = None
+        #: Serialises calls of the native receiver.
+        self._calls = threading.RLock()
+        self._stop = StopSource()
+        self._staged: Prepared | None = None
+        self._committed: StagedUpdate | None = None
+        self._closed = False
+        end = time.monotonic() + timeout
+        self._native: _native.Receiver = self._connect(end)
+        self.layout: Layout = self._native.layout
+        self.sidecar: Sidecar = self._native.sidecar
+        self._keeps: Any = None  # what owns the memory that the target writes
+        self._native.bind(self._make_target(), _left(end))
+        self._version: Version | None = self._native.current
+        self._puller = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="deltasync-pull")
+        self._background = background
+        if background:
+            self._next_background()
+
+    # Versions.
+
+    @property
+    def version(self) -> Version | None:
+        """The committed one."""
+        return self._version
+
+    def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> Prepared:
+        """Begins to pull a version in the background and returns at once: its number, its label, or by default the
+        newest. See :class:`Prepared`. One that is being prepared already is joined if it is the same, else replaced."""
+        prepared = self._staged
+        if prepared is not None and prepared.asked == version and not prepared.failed:
+            return prepared
+        return self._begin(version, self.timeout if timeout is None else timeout, newer=False)
+
+    def commit(self, *, timeout: float | None = None) -> PullReport:
+        """Makes the prepared version the committed one: waits until it is staged and verified, and writes it."""
+        prepared = self._staged
+        if prepared is None:
+            raise InvalidArgument("commit: nothing is prepared; call prepare() first, or update()")
+        return prepared.commit(timeout=timeout)
+
+    def update(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
+        """prepare() and commit() in one: brings the memory to a version, by default the newest."""
+        end = time.monotonic() + (self.timeout if timeout is None else timeout)
+        prepared = self.prepare(version, timeout=_left(end))
+        return prepared.commit(timeout=_left(end))
+
+    def rollback(self) -> Version | None:
+        """Takes the last commit back, bit for bit, until the next pull begins (with ``background`` that is at once);
+        returns the version before it."""
+        if self._committed is None:
+            raise InvalidArgument("rollback: no commit can be taken back (a pull has begun since, or there was none)")
+        with self._calls:
+            self._committed.rollback()
+            self._committed = None
+            self._version = self._native.current
+            return self._version
+
+    def attest(self, *, timeout: float | None = None) -> list[tuple[int, str, str]]:
+        """Reads all live memory and compares it with the committed version: (tile, tensor, name of the memory that has
+        a wrong copy, or "") for each that differs; empty: all is as it was committed. A background pull pauses for it.
+        """
+        waiting = self._staged
+        if self._background and waiting is not None and not waiting.done:
+            waiting.cancel()
+        with self._calls:
+            wrong = self._native.attest(self.timeout if timeout is None else timeout)
+        if self._background and waiting is not None and self._staged is waiting:
+            self._next_background()
+        return wrong
+
+    # What was received.
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+        """(name, read-only numpy array) of the committed version, without a copy; bf16 and fp8 as ml_dtypes has them
+        if that is installed, else as raw uint16 and uint8. They change with the next commit. Host memory only."""
+        for tensor, raw in self._raw():
+            yield tensor.name, raw.view(_numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """The same as torch tensors. Clone what must outlive the next commit."""
+        import torch
+
+        names = {known: name for name, known in DTYPES.items()}
+        for tensor, raw in self._raw(writeable=True):
+            dtype = getattr(torch, names[tensor.dtype])
+            if raw.size == 0:
+                yield tensor.name, torch.empty(tensor.shape, dtype=dtype)
+            else:
+                yield tensor.name, torch.from_numpy(raw).view(dtype).reshape(tensor.shape)
+
+    def load_into(self, module: Any) -> None:
+        """Copies the committed version into a torch module by ``load_state_dict`` (names must match; tied ones may be
+        missing). For each version anew; a receiver with ``module`` writes in place instead."""
+        missing, unexpected = module.load_state_dict(dict(self.tensors()), strict=False)
+        known = {name for name, _ in self.tensors()}
+        state = module.state_dict(keep_vars=True)
+        given = {id(state[name]) for name in known if name in state}
+        missing = [name for name in missing if id(state.get(name)) not in given]
+        if missing or unexpected:
+            raise LayoutMismatch(f"load_into: the module lacks {unexpected[:3]}, the version {missing[:3]}")
+
+    # Life.
+
+    def close(self) -> None:
+        """Ends the background pull and leaves the agent. The memory stays as it is."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stop.request_stop()
+        if self._staged is not None:
+            self._staged.cancel()
+        self._puller.shutdown(wait=True)
+        with self._calls:
+            self._staged = None
+            self._committed = None
+            del self._native
+
+    def __enter__(self) -> Receiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Inside.
+
+    def _connect(self, end: float) -> _native.Receiver:
+        failure: Error | None = None
+        while True:
+            for i, endpoint in enumerate(self.endpoints):
+                rest = _left(end)
+                share = rest if i + 1 == len(self.endpoints) else rest / 2
+                try:
+                    return _native.Receiver.connect(endpoint=endpoint, timeout=share, **self._options)
+                except (ConnectionError, DeadlinePassed) as error:
+                    failure = error  # type: ignore[assignment]
+            if _left(end) == 0 and failure is not None:
+                raise failure
+            time.sleep(min(0.2, _left(end)))
+
+    def _make_target(self) -> _native.Target:
+        if self._directory is not None:
+            return _native.hf_target(self.layout, self.sidecar, os.fspath(self._directory))
+        if self._module is not None or self._plan is not None:
+            plan = self._plan
+            if self._module is not None:
+                plan, self._keeps = plan_of_module(self.layout, self._module), self._module
+            elif callable(plan):
+                plan = plan(self.layout)
+            assert plan is not None
+            return _native.placed_target(Placement.build(self.layout, plan), self._live)
+        self._memory = mmap.mmap(-1, max(self.layout.half_bytes, mmap.PAGESIZE))
+        self._memory.madvise(mmap.MADV_HUGEPAGE)
+        whole = np.frombuffer(self._memory, np.uint8)
+        return _native.host_target(self.layout, whole.ctypes.data, whole.size)
+
+    def _begin(self, version: int | str | Version | None, timeout: float, *, newer: bool) -> Prepared:
+        if self._closed:
+            raise InvalidArgument("this receiver is closed")
+        if self._staged is not None:
+            self._staged.cancel()
+        prepared = Prepared(self, version)
+        self._staged = prepared
+        prepared._future = self._puller.submit(self._pull, prepared, timeout, newer)
+        return prepared
+
+    def _next_background(self) -> None:
+        self._begin(None, math.inf, newer=True)
+
+    def _pull(self, prepared: Prepared, timeout: float, newer: bool) -> StagedUpdate:
+        number, label, epoch = _want(prepared.asked)
+        pause = _PAUSE_MIN_S
+        while True:
+            try:
+                with self._calls:
+                    self._committed = None
+                    return self._native.pull(number, label, epoch, newer, timeout, prepared._stop)
+            except _MAY_PASS as error:
+                if not newer or prepared._stop.stop_requested:
+                    raise
+                _log.warning("pull failed, trying again in %.1f s: %s", pause, error)
+            prepared._cancelled.wait(pause)
+            pause = min(pause * 2, _PAUSE_MAX_S)
+
+    def _commit(self, prepared: Prepared, staged: StagedUpdate, timeout: float) -> PullReport:
+        with self._calls:
+            staged.commit(timeout)
+            report = PullReport(**staged.report)
+            self._committed = staged
+            self._version = self._native.current
+            if self._staged is prepared:
+                self._staged = None
+        if self._background:
+            self._next_background()
+        return report
+
+    def _raw(self, writeable: bool = False) -> Iterator[tuple[Any, np.ndarray[Any, Any]]]:
+        if self._memory is None:
+            raise InvalidArgument("this receiver keeps its version elsewhere (module, plan or directory)")
+        if self.version is None:
+            raise InvalidArgument("no version is committed yet; call update()")
+        memory = np.frombuffer(self._memory, np.uint8)
+        if not writeable:
+            memory.flags.writeable = False
+        for tensor in self.layout:
+            yield tensor, memory[tensor.offset : tensor.offset + tensor.nbytes]
+
+
+class Prepared:
+    """A version on its way. All methods may be called from any thread."""
+
+    def __init__(self, receiver: Receiver, asked: int | str | Version | None) -> None:
+        self._receiver = receiver
+        #: What prepare() was asked for.
+        self.asked = asked
+        self._stop = StopSource()
+        self._cancelled = threading.Event()
+        self._future: concurrent.futures.Future[StagedUpdate]
+
+    @property
+    def done(self) -> bool:
+        """Whether the pull has ended: staged and verified, or failed."""
+        return self._future.done()
+
+    @property
+    def failed(self) -> bool:
+        return self._future.done() and (self._future.cancelled() or self._future.exception() is not None)
+
+    def wait(self, timeout: float | None = None) -> PullReport:
+        """Until it is staged and verified. Raises what the pull raised, DeadlinePassed after `timeout` seconds."""
+        return PullReport(**self._result(timeout).report)
+
+    def commit(self, *, timeout: float | None = None) -> PullReport:
+        """Waits for it, and makes it the committed version. On error the version before is the committed one."""
+        end = time.monotonic() + (self._receiver.timeout if timeout is None else timeout)
+        staged = self._result(_left(end))
+        return self._receiver._commit(self, staged, _left(end))
+
+    def cancel(self) -> None:
+        """Ends the pull, or forgets what it staged. The committed version is untouched."""
+        self._stop.request_stop()
+        self._cancelled.set()
+        self._future.cancel()
+
+    def _result(self, timeout: float | None) -> StagedUpdate:
+        try:
+            return self._future.result(None if timeout is None or timeout == math.inf else timeout)
+        except concurrent.futures.TimeoutError as error:
+            if isinstance(error, Error):
+                raise
+            raise DeadlinePassed(f"version {self.asked or 'newest'}: not staged after {timeout:.1f} s") from None
+        except concurrent.futures.CancelledError:
+            raise Cancelled(f"the pull of version {self.asked or 'newest'} was cancelled") from None
+
+
+class AsyncReceiver:
+    """:class:`Receiver` for asyncio: the same methods as coroutines, the calls on a thread of its own."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="deltasync-async")
+
+    @classmethod
+    async def connect(cls, endpoints: str | list[str] | tuple[str, ...], **options: Any) -> AsyncReceiver:
+        """With the arguments of :class:`Receiver`."""
+        return cls(await asyncio.to_thread(Receiver, endpoints, **options))
+
+    @property
+    def version(self) -> Version | None:
+        return self.receiver.version
+
+    async def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
+        """Returns once the version is staged and verified; commit() makes it visible."""
+        prepared = self.receiver.prepare(version, timeout=timeout)
+        try:
+            await asyncio.wrap_future(prepared._future)
+        except asyncio.CancelledError:
+            prepared.cancel()
+            raise
+        return prepared.wait()
+
+    async def commit(self, *, timeout: float | None = None) -> PullReport:
+        return await self._run(lambda: self.receiver.commit(timeout=timeout))
+
+    async def update(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
+        await self.prepare(version, timeout=timeout)
+        return await self.commit(timeout=timeout)
+
+    async def rollback(self) -> Version | None:
+        return await self._run(self.receiver.rollback)
+
+    async def close(self) -> None:
+        await self._run(self.receiver.close)
+        self._thread.shutdown(wait=False)
+
+    async def __aenter__(self) -> AsyncReceiver:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _run(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def plan_of_module(layout: Layout, module: Any) -> PlacementPlan:
+    """Each tensor of the layout in the parameter or buffer of its name.
+
+    LayoutMismatch names what does not fit: another shape or dtype, a tensor that the module does not have;
+    InvalidArgument: memory without rows."""
+    from ._arrays import describe
+
+    if not is_module(module):
+        raise InvalidArgument(f"module: {type(module).__name__} is no torch module")
+    state: Mapping[str, Any] = module.state_dict(keep_vars=True)
+    plan = PlacementPlan()
+    for tensor in layout:
+        own = state.get(tensor.name)
+        if own is None:
+            raise LayoutMismatch(f"{tensor.name}: the module has no such parameter or buffer")
+        array = describe(own, tensor.name)
+        if array.shape != tensor.shape or array.dtype != tensor.dtype:
+            raise LayoutMismatch(
+                f"{tensor.name}: the module's is {array.dtype} {list(array.shape)}, "
+                f"the trainer's {tensor.dtype} {list(tensor.shape)}"
+            )
+        if array.owner is not own:
+            raise InvalidArgument(f"{tensor.name}: the module's memory has no rows that could be written in place")
+        if tensor.nbytes == 0:
+            continue
+        step = array.row_stride or tensor.cols * tensor.element_bytes
+        size = (tensor.rows - 1) * step + tensor.cols * tensor.element_bytes
+        memory = plan.add_memory(tensor.name, array.address, size, array.device, tensor.dtype)
+        plan.place(tensor.name, (0, 0, tensor.rows, tensor.cols), memory, 0, step, tensor.element_bytes)
+    return plan
+
+
+def _want(asked: int | str | Version | None) -> tuple[int | None, str | None, int]:
+    if isinstance(asked, Version):
+        return asked.number, None, asked.epoch
+    if isinstance(asked, str):
+        return None, asked, 0
+    return asked, None, 0
+
+
+def _numpy_dtype(name: str) -> Any:
+    text = next(text for text, known in DTYPES.items() if known == name)
+    try:
+        return np.dtype(text)
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, text))
+    except ImportError:
+        return np.dtype(np.uint16 if name == "BF16" else np.uint8)
+
+
+def _left(end: float) -> float:
+    return max(0.0, end - time.monotonic())

@@ -1,0 +1,40 @@
+"""What the tests of the Python package share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import deltasync
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "engines: drives the real classes of vLLM or SGLang (tools/test_engines.sh)")
+
+
+_count = 0
+
+
+@pytest.fixture
+def segment_name() -> str:
+    """A name of its own for each test's agent."""
+    global _count
+    _count += 1
+    return f"pytest-{os.getpid()}-{_count}"
+
+
+@pytest.fixture
+def agent(segment_name: str) -> Iterator[deltasync.AgentProcess]:
+    with deltasync.AgentProcess(segment_name) as started:
+        yield started
+
+
+@pytest.fixture
+def shm_files() -> Iterator[set[str]]:
+    """Nothing that the test made may stay in /dev/shm."""
+    before = {path.name for path in Path("/dev/shm").iterdir()}
+    yield before
+    left = {path.name for path in Path("/dev/shm").iterdir()} - before
+    assert not [name for name in left if name.startswith("pytest-")], left

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# tools/check_wheel.sh DIR: builds the wheel into DIR and uses it from an environment that has nothing else of deltasync:
+# the package imports without torch, its programs run, and a version goes from a trainer to a receiver.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=$1
+tools/python_env.sh build/python-venv
+rm -rf "$out"
+mkdir -p "$out"
+build/python-venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+  --config-settings=build-dir="$PWD/build/wheel-tree" --wheel-dir "$out" .
+python3 -m venv "$out/venv"
+"$out/venv/bin/pip" install --quiet --disable-pip-version-check "$out"/deltasync-*.whl
+cd "$out"
+venv/bin/deltasync --version
+venv/bin/deltasync-agent --help >/dev/null
+venv/bin/python - <<'EOF'
+import sys
+
+import numpy as np
+
+import deltasync
+
+weights = {"w": np.arange(12, dtype=np.float32).reshape(3, 4)}
+with deltasync.WeightManager(weights, name=f"wheel-{deltasync.make_epoch():x}") as manager:
+    manager.offload(weights)
+    with deltasync.Receiver(manager.endpoint) as receiver:
+        receiver.update()
+        assert np.array_equal(dict(receiver.arrays())["w"], weights["w"])
+assert "torch" not in sys.modules
+print("wheel: a version went through", deltasync.__version__)
+EOF
