@@ -145,7 +145,8 @@ KEPT = []
 
 
 def drops(layer, param, weight):
-    weight[:2]
+    part = weight.unsqueeze(0).contiguous()
+    assert part.shape == (1, *SHAPE)
 
 
 def adds(layer, param, weight):
@@ -180,7 +181,6 @@ def raises(layer, param, weight):
         (pickles, "pickle"),
         (asks_for_its_address, "data_ptr"),
         (converts, "numpy"),
-        (drops, "slice, but it is stored nowhere"),
         (adds, "add_"),
         (raises, "KeyError: 'no such parameter (4, 6)'"),
     ],
@@ -198,6 +198,13 @@ def test_what_is_no_copy(action, reason):
     assert {name: id(value) for name, value in vars(model.b).items() if name != "derived"} == held
     assert "kept" not in dict(model.b.named_buffers())
     assert whole_leaves(found).placed.keys() == {"a.weight", "c.weight"}
+
+
+def test_looked_at_and_left_alone():
+    """As other ranks' experts are: nothing of it can have gone anywhere."""
+    found = traced(Model({"b.weight": drops}), hf(TENSORS))
+    assert found.unplaced == {"b.weight": "the loader stores nothing of it"}
+    assert whole_leaves(found).placed.keys() == {"a.weight", "b.scale", "c.weight"}
 
 
 def test_another_dtype():

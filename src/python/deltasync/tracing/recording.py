@@ -49,13 +49,12 @@ class _Token:
 class Source:
     """An HF tensor and what became of it."""
 
-    __slots__ = ("spec", "index", "failures", "touched", "stored", "modules", "kept", "_token")
+    __slots__ = ("spec", "index", "failures", "stored", "modules", "kept", "_token")
 
     def __init__(self, spec: Spec, index: int) -> None:
         self.spec = spec
         self.index = index
         self.failures: list[str] = []
-        self.touched: str | None = None  #: the first operator that saw it
         self.stored = False  #: copied at least once, if only an empty part
         self.modules: set[str] = set()  #: that it reaches, as far as known
         self.kept = False  #: a loader failed while it kept the tensor
@@ -207,9 +206,6 @@ class Recorder:
             return None
         name = str(func._schema.name).removeprefix("aten::")
         tensors = [found for found in flat(args, kwargs) if isinstance(found, RecordingTensor)]
-        for found in tensors:
-            for source in found.sources:
-                source.touched = source.touched or name
         if func._schema.is_mutable:
             return self._mutate(func, args, kwargs, name, tensors)
         alone = len(tensors) == 1 and isinstance(args[0], RecordingTensor)
@@ -323,10 +319,6 @@ class Recorder:
         return returned(func, targets)
 
     def _copy(self, target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        for found in (target, value):
-            if isinstance(found, RecordingTensor):
-                for source in found.sources:
-                    source.touched = source.touched or "copy_"
         if isinstance(target, RecordingTensor):
             for found in (target, value):
                 if isinstance(found, RecordingTensor):

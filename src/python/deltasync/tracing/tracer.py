@@ -166,8 +166,10 @@ class _Run:
         for source in self.sources:
             name = source.spec.name
             writes = by_source.get(source.index, [])
-            reason = source.failures[0] if source.failures else self._lost(source)
-            if reason is not None:
+            if source.kept and not source.stored:
+                source.fail("the loader had put it aside when it failed")
+            if source.failures:
+                reason = source.failures[0]
                 reload[name] = Reload(reason, tuple(sorted(source.modules | self._siblings(source))))
             elif name in replaced:
                 unplaced[name] = f"{replaced[name]} is loaded over it"
@@ -178,13 +180,6 @@ class _Run:
                 owners[name] = frozenset(source.modules)
         used = tuple(self.live.memories[index] for index in memories)
         return Trace(tuple(s.spec for s in self.sources), used, placed, reload, unplaced, owners, self.signature)
-
-    def _lost(self, source: Source) -> str | None:
-        if source.stored:
-            return None
-        if source.touched is not None:
-            return f"{source.touched}, but it is stored nowhere"
-        return "the loader had put it aside when it failed" if source.kept else None
 
     def _siblings(self, source: Source) -> set[str]:
         """Modules of the tensors of the same HF module: a scale goes where its weight goes."""

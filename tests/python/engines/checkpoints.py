@@ -1,0 +1,76 @@
+"""Small checkpoints with the names, shapes and configurations of real architectures."""
+
+import json
+import pathlib
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD, INNER, EXPERTS, EXPERT_INNER, VOCABULARY = 2, 64, 8, 2, 16, 96, 8, 32, 300
+
+BASE = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+CONFIGS = {
+    "qwen3": BASE | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+    "qwen3_moe": BASE
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": EXPERT_INNER,
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [],
+    },
+}
+CONFIGS["qwen3_tied"] = CONFIGS["qwen3"] | {"tie_word_embeddings": True}
+
+
+def write_config(model: str, folder: pathlib.Path) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIGS[model]))
+
+
+def shapes(model: str) -> dict[str, tuple[int, ...]]:
+    """HF name → shape, in the order of a checkpoint."""
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        found |= {
+            f"{at}.self_attn.q_proj.weight": (HEADS * HEAD, HIDDEN),
+            f"{at}.self_attn.k_proj.weight": (KV_HEADS * HEAD, HIDDEN),
+            f"{at}.self_attn.v_proj.weight": (KV_HEADS * HEAD, HIDDEN),
+            f"{at}.self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD),
+            f"{at}.self_attn.q_norm.weight": (HEAD,),
+            f"{at}.self_attn.k_norm.weight": (HEAD,),
+            f"{at}.input_layernorm.weight": (HIDDEN,),
+            f"{at}.post_attention_layernorm.weight": (HIDDEN,),
+        }
+        if model == "qwen3_moe":
+            found[f"{at}.mlp.gate.weight"] = (EXPERTS, HIDDEN)
+            for expert in range(EXPERTS):
+                found |= mlp(f"{at}.mlp.experts.{expert}", EXPERT_INNER)
+        else:
+            found |= mlp(f"{at}.mlp", INNER)
+    found["model.norm.weight"] = (HIDDEN,)
+    if model != "qwen3_tied":
+        found["lm_head.weight"] = (VOCABULARY, HIDDEN)
+    return found
+
+
+def mlp(at: str, inner: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{at}.gate_proj.weight": (inner, HIDDEN),
+        f"{at}.up_proj.weight": (inner, HIDDEN),
+        f"{at}.down_proj.weight": (HIDDEN, inner),
+    }

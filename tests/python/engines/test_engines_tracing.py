@@ -1,0 +1,103 @@
+"""The loaders of real engines, traced: a replay gives their parameters bit for bit, on every rank."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+from checkpoints import shapes
+
+pytestmark = pytest.mark.engines
+
+HERE = pathlib.Path(__file__).parent
+SOURCES = HERE.parents[2] / "src" / "python"
+DEADLINE_S = 300
+
+
+def installed(engine):
+    """By its metadata: a stub of the module does not count."""
+    try:
+        importlib.metadata.version(engine)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return importlib.util.find_spec("torch") is not None
+
+
+def run_ranks(engine, model, ranks, mode):
+    """The reports of one process per rank. All of them are ended if one fails, or at the deadline."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, str(HERE / "trace_rank.py"), engine, model, str(ranks)]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(port), mode],
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    reports = []
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=DEADLINE_S)
+            lines = [line for line in output.splitlines() if line.startswith("REPORT ")]
+            assert process.returncode == 0 and lines, output[-4000:]
+            reports.append(json.loads(lines[-1].removeprefix("REPORT ")))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return reports
+
+
+def covered(slices):
+    """Elements of each tensor that at least one of the (tensor, row, col, rows, cols) has."""
+    found = {}
+    for tensor, row, col, rows, cols in slices:
+        found.setdefault(tensor, set()).update((r, c) for r in range(row, row + rows) for c in range(col, col + cols))
+    return {tensor: len(elements) for tensor, elements in found.items()}
+
+
+CASES = [
+    ("qwen3", 1, "tp", 25),
+    ("qwen3_tied", 1, "tp", 24),
+    ("qwen3_moe", 1, "tp", 69),
+    ("qwen3", 2, "tp", 25),
+    ("qwen3_moe", 2, "tp", 69),
+    ("qwen3_moe", 2, "ep", 69),
+]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize(("model", "ranks", "mode", "tensors"), CASES)
+def test_replay_is_the_loader(engine, model, ranks, mode, tensors):
+    if not installed(engine):
+        pytest.skip(f"{engine} is not installed here: tools/test_engines.sh {engine}")
+    reports = run_ranks(engine, model, ranks, mode)
+    for report in reports:
+        assert report["changed_by_trace"] == []
+        assert report["loader_repeats"] == []
+        assert report["differing_after_replay"] == []
+        assert report["reload"] == {} and report["unproved"] == []
+        assert report["leaves"] == report["placed"]
+        assert report["current"]
+        remote = tensors - report["placed"]
+        # Of two ranks each has half of the experts, three tensors each in two layers.
+        assert remote == len(report["unplaced"]) == (3 * 8 // 2 * 2 if mode == "ep" else 0)
+        assert len(report["slices"]) == report["placed"]
+    elements = {}
+    for name, shape in shapes(model).items():
+        elements[name] = 1
+        for size in shape:
+            elements[name] *= size
+    assert len(elements) == tensors
+    assert covered(tuple(slice_) for report in reports for slice_ in report["slices"]) == elements

@@ -1,0 +1,72 @@
+"""One rank of an engine: traces its loader, replays two versions and compares with what the loader makes of them.
+
+Usage: trace_rank.py {vllm|sglang} MODEL RANKS RANK PORT {tp|ep}; prints one line of JSON.
+"""
+
+import importlib
+import json
+import pathlib
+import sys
+import tempfile
+import time
+
+import torch
+from checkpoints import shapes, write_config
+from deltasync.tracing import prove, replay, trace, whole_leaves
+from deltasync.tracing.memory import live_tensors
+
+
+def version(model, seed):
+    """Random bits; every rank makes the same."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for name, shape in shapes(model).items():
+        bits = torch.randint(-(2**15), 2**15, shape, generator=generator, dtype=torch.int32)
+        made[name] = bits.to(torch.int16).view(torch.bfloat16)
+    return made
+
+
+def memory(model):
+    return {
+        live.name: live.tensor.detach().flatten().contiguous().view(torch.uint8).clone()
+        for live in live_tensors(model)
+        if live.tensor.numel() and live.tensor.device.type != "meta"
+    }
+
+
+def differing(one, other):
+    return sorted(name for name in one if not torch.equal(one[name], other[name]))
+
+
+def main(engine, name, ranks, rank, port, mode):
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(name, pathlib.Path(folder))
+        build = importlib.import_module(f"{engine}_model").build
+        model, load = build(folder, int(ranks), int(rank), int(port), experts_parallel=mode == "ep")
+    first, second = version(name, 1), version(name, 2)
+    untouched = memory(model)
+    start = time.monotonic()
+    found = trace(model, load, [(key, value.dtype, value.shape) for key, value in first.items()])
+    seconds = time.monotonic() - start
+    report = {"changed_by_trace": differing(untouched, memory(model)), "trace_seconds": round(seconds, 3)}
+    load(first.items())
+    proved = prove(found, first.__getitem__)
+    loaded = memory(model)
+    load(second.items())
+    expected = memory(model)
+    load(first.items())
+    report["loader_repeats"] = differing(loaded, memory(model))
+    replay(proved, second)
+    report["differing_after_replay"] = differing(expected, memory(model))
+    report["current"] = proved.is_current(model)
+    report["unproved"] = sorted(proved.reload.keys() - found.reload.keys())
+    report["reload"] = {key: reload.reason for key, reload in found.reload.items()}
+    report["unplaced"] = sorted(found.unplaced)
+    report["leaves"] = len(whole_leaves(proved).placed)
+    report["placed"] = len(proved.placed)
+    report["slices"] = [(s.tensor, *s.rect) for s in proved.slices]
+    print("REPORT " + json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

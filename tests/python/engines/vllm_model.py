@@ -1,0 +1,45 @@
+"""A real vLLM model of one rank on the CPU, without a GPU, compiled operators or a forward pass."""
+
+import contextlib
+import os
+
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import torch
+
+
+def build(folder, ranks, rank, port, *, experts_parallel):
+    """The model, and its loader with completeness checks off."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    config = EngineArgs(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        dtype="bfloat16",
+        load_format="dummy",
+        max_model_len=64,
+        enable_expert_parallel=experts_parallel,
+    ).create_engine_config()
+    # Set here: asking for ranks above needs an executor to start them.
+    config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = ranks
+    config.parallel_config.rank = rank
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(set_current_vllm_config(config))
+        init_distributed_environment(ranks, rank, f"tcp://127.0.0.1:{port}", rank, backend="gloo")
+        initialize_model_parallel(ranks, 1)
+        torch.set_default_dtype(torch.bfloat16)
+        stack.callback(torch.set_default_dtype, torch.float32)
+        with torch.device("cpu"):
+            model = initialize_model(config)
+
+    def load(weights):
+        with set_current_vllm_config(config), disable_mtp_completeness_check():
+            return model.load_weights(weights)
+
+    return model, load
