@@ -12,7 +12,7 @@ import sys
 # What may stand at the top level. A new entry is a decision, so it is made here too.
 TOP_LEVEL = {
     ".ci", ".clang-format", ".clang-tidy", ".gitignore", "CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md",
-    "agent", "docs", "include", "receiver", "src", "tests", "tools",
+    "agent", "docs", "include", "pyproject.toml", "receiver", "src", "tests", "tools",
 }
 
 # Layers: a file below the first path may include project headers below the listed paths only.
@@ -30,10 +30,11 @@ LAYERS = {
     "src/writer/": {"deltasync/", "base/", "format/", "delta/", "gpu/", "shm/", "net/", "writer/"},
     "agent/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "agent/"},
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
+    "src/python/": {"deltasync/", "base/", "python/"},
     "src/relay/": {"deltasync/", "base/", "format/", "delta/", "receiver/", "writer/", "relay/"},
 }
 PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "commit/", "writer/",
-                 "agent/", "receiver/", "relay/", "tools/", "tests/")
+                 "agent/", "receiver/", "relay/", "python/", "tools/", "tests/")
 
 # Absolute paths that only exist on somebody's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root|home|Users)/[\w.-]+")

@@ -262,7 +262,7 @@ class Receiver:
     # Inside.
 
     def _connect(self, end: float) -> _native.Receiver:
-        failure: Error | None = None
+        failure: Exception | None = None
         while True:
             for i, endpoint in enumerate(self.endpoints):
                 rest = _left(end)
@@ -270,7 +270,8 @@ class Receiver:
                 try:
                     return _native.Receiver.connect(endpoint=endpoint, timeout=share, **self._options)
                 except (ConnectionError, DeadlinePassed) as error:
-                    failure = error  # type: ignore[assignment]
+                    if failure is None or not isinstance(error, DeadlinePassed):  # which says less
+                        failure = error
             if _left(end) == 0 and failure is not None:
                 raise failure
             time.sleep(min(0.2, _left(end)))
@@ -352,7 +353,7 @@ class Prepared:
         self.asked = asked
         self._stop = StopSource()
         self._cancelled = threading.Event()
-        self._future: concurrent.futures.Future[StagedUpdate]
+        self._future: concurrent.futures.Future[StagedUpdate] = concurrent.futures.Future()
 
     @property
     def done(self) -> bool:

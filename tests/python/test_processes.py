@@ -1,0 +1,177 @@
+"""Processes that die, fork, are interrupted: nobody hangs, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import deltasync
+import numpy as np
+import pytest
+from deltasync import errors
+
+LIMIT_S = 60.0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, f"waited for: {what}"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rsplit(") ", 1)[1][0] not in "ZX"
+
+
+def script(code: str, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def weights(fill: float = 1.0) -> dict[str, np.ndarray]:
+    return {"w": np.full((64, 32), fill, np.float32)}
+
+
+TRAINER = """
+import json, sys, numpy as np, deltasync
+w = {"w": np.ones((64, 32), np.float32)}
+manager = deltasync.WeightManager(w, name=sys.argv[1])
+manager.offload(w)
+print(json.dumps({"agent": manager.agent.pid, "endpoint": manager.endpoint}), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_agent_ends_with_a_trainer_that_is_killed(segment_name: str, shm_files: set[str]) -> None:
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, segment_name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert trainer.stdout is not None
+    said = json.loads(trainer.stdout.readline())
+    assert alive(said["agent"])
+    trainer.kill()
+    trainer.wait()
+    until(lambda: not alive(said["agent"]), "the agent's end")
+
+
+def test_agent_that_dies_is_started_again(segment_name: str) -> None:
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        manager.offload(weights())
+        with deltasync.Receiver(manager.endpoint) as receiver:
+            receiver.update()
+            assert manager.agent is not None
+            first = manager.agent.pid
+            os.kill(first, signal.SIGKILL)
+            until(lambda: manager.agent is not None and manager.agent.restarts == 1, "the agent's restart")
+            assert manager.agent.pid != first
+            manager.offload(weights(2.0))
+            assert receiver.update(2).version.number == 2
+            assert dict(receiver.arrays())["w"][0, 0] == 2.0
+
+
+def test_second_agent_of_a_name_says_who_has_it(agent: deltasync.AgentProcess) -> None:
+    with pytest.raises(errors.AlreadyExists, match=str(agent.pid)):
+        deltasync.AgentProcess(agent.name)
+
+
+def test_wrong_option_fails_at_once() -> None:
+    with pytest.raises(errors.InvalidArgument, match="exit code 1"):
+        deltasync.AgentProcess("x", args=["--no-such-option"])
+
+
+INTERRUPTED = """
+import sys, deltasync
+receiver = deltasync.Receiver(sys.argv[1])
+print("waiting", flush=True)
+try:
+    receiver.update(99, timeout=600) if sys.argv[2] == "update" else receiver._native.pull(99, timeout=600)
+except KeyboardInterrupt:
+    receiver.close()
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("call", ["update", "native"])
+def test_ctrl_c_ends_a_wait(segment_name: str, call: str) -> None:
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        manager.offload(weights())
+        waiter = script(INTERRUPTED, manager.endpoint, call)
+        assert waiter.stdout is not None
+        assert waiter.stdout.readline() == "waiting\n"
+        waiter.send_signal(signal.SIGINT)
+        out, err = waiter.communicate(timeout=LIMIT_S)
+        assert (out, waiter.returncode) == ("interrupted\n", 0), err
+
+
+def test_ctrl_c_ends_the_wait_for_an_agent() -> None:
+    code = """
+import deltasync
+print("waiting", flush=True)
+try:
+    deltasync.WeightManager({}, agent="/tmp/there-is-no-such.sock", timeout=600)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    code = code.replace("{}", '{"w": __import__("numpy").ones(3)}')
+    waiter = script(code)
+    assert waiter.stdout is not None
+    assert waiter.stdout.readline() == "waiting\n"
+    waiter.send_signal(signal.SIGINT)
+    out, err = waiter.communicate(timeout=LIMIT_S)
+    assert out == "interrupted\n", err
+
+
+def test_forked_child_disturbs_nobody_and_may_have_its_own(segment_name: str) -> None:
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        manager.offload(weights())
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                try:
+                    manager.offload(weights())
+                except errors.InvalidArgument as error:
+                    code = 0 if "forked" in str(error) else 2
+                with deltasync.Receiver(manager.endpoint) as receiver:
+                    receiver.update()
+                manager.close()
+            except BaseException:
+                code = 3
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert manager.agent is not None
+        assert alive(manager.agent.pid)
+        manager.offload(weights(3.0))
+        manager.wait_ready()
+
+
+def test_no_agent_there_is_said_by_the_deadline() -> None:
+    with pytest.raises(errors.ConnectionFailed, match="127.0.0.1:1"):
+        deltasync.Receiver("127.0.0.1:1", timeout=0.3)
+    with pytest.raises(ConnectionError, match="no-such"):
+        deltasync.WeightManager(weights(), agent="/tmp/no-such.sock", timeout=0.3)
+
+
+def test_wrong_token_is_refused(segment_name: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("right horse\n")
+    token.chmod(0o600)
+    with deltasync.WeightManager(weights(), name=segment_name, token_file=token) as manager:
+        manager.offload(weights())
+        with pytest.raises(errors.Unauthenticated):
+            deltasync.Receiver(manager.endpoint, token="wrong", timeout=5)
+        with deltasync.Receiver(manager.endpoint, token_file=token) as receiver:
+            assert receiver.update().version.number == 1
