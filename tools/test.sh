@@ -149,16 +149,9 @@ run_tsan() {
   tests tsan -R "$concurrent" -E "$one_thread"
 }
 
-# shellcheck disable=SC2317  # called through step
-build_python() {
-  cmake --preset release -DDELTASYNC_PYTHON=ON -DPython_EXECUTABLE="$PWD/build/python-venv/bin/python" >/dev/null &&
-    cmake --build --preset release -j "$jobs" --target _native_stub deltasync deltasync-agent
-}
-
 run_python() {
   local report bin=build/python-venv/bin status=0 total wrong left
-  step "python: environment" tools/python_env.sh build/python-venv
-  step "python: build" build_python
+  step "python: build" tools/build_python.sh "$jobs"
   step "python: ruff" "$bin/ruff" check src/python tests/python
   step "python: mypy" env MYPYPATH=build/python "$bin/mypy" -p deltasync
   echo "== python: tests"

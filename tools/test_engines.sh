@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests against real rollout engines on the CPU: builds an environment for each under build/engines/ and runs
-# tests/python/engines in it. Usage: tools/test_engines.sh [vllm|sglang]... [-- PYTEST ARGUMENTS]
+# tests/python/engines in it, with the package of build/python. The engines run in the same Python release as the one
+# that the package is built for. Usage: tools/test_engines.sh [vllm|sglang]... [-- PYTEST ARGUMENTS]
 #
 # The engines' compiled parts are not needed. Their wheels are installed without dependencies, then what the imported
 # parts need; torch is held at one CPU version by a constraint, which some of the other packages would replace.
@@ -55,11 +56,12 @@ done
 [[ ${1:-} == -- ]] && shift
 [[ ${#engines[@]} -eq 0 ]] && engines=(vllm sglang)
 
+tools/build_python.sh
 status=0
 for engine in "${engines[@]}"; do
   prepare "$engine"
   echo "test_engines: $engine"
-  PYTHONPATH=src/python "build/engines/$engine/bin/python" -m pytest tests/python/engines -m engines -k "$engine" \
+  PYTHONPATH=build/python "build/engines/$engine/bin/python" -m pytest tests/python/engines -m engines -k "$engine" \
     -q -rs "$@" || status=1
 done
 exit "$status"

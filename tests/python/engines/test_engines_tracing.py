@@ -3,7 +3,6 @@
 import importlib.metadata
 import importlib.util
 import json
-import os
 import pathlib
 import socket
 import subprocess
@@ -15,7 +14,6 @@ from checkpoints import shapes
 pytestmark = pytest.mark.engines
 
 HERE = pathlib.Path(__file__).parent
-SOURCES = HERE.parents[2] / "src" / "python"
 DEADLINE_S = 300
 
 
@@ -33,12 +31,10 @@ def run_ranks(engine, model, ranks, mode):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, str(HERE / "trace_rank.py"), engine, model, str(ranks)]
     processes = [
         subprocess.Popen(
             [*command, str(rank), str(port), mode],
-            env=os.environ | {"PYTHONPATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -94,6 +90,7 @@ def test_replay_is_the_loader(engine, model, ranks, mode, tensors):
         # Of two ranks each has half of the experts, three tensors each in two layers.
         assert remote == len(report["unplaced"]) == (3 * 8 // 2 * 2 if mode == "ep" else 0)
         assert len(report["slices"]) == report["placed"]
+        assert report["placed_bytes"] == sum(2 * rows * cols for _, _, _, rows, cols in report["slices"])
     elements = {}
     for name, shape in shapes(model).items():
         elements[name] = 1

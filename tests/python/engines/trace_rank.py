@@ -10,9 +10,10 @@ import sys
 import tempfile
 import time
 
+import deltasync
 import torch
 from checkpoints import shapes, write_config
-from deltasync.tracing import prove, replay, trace, whole_leaves
+from deltasync.tracing import placement_plan, prove, replay, trace, whole_leaves
 from deltasync.tracing.memory import live_tensors
 
 
@@ -65,6 +66,9 @@ def main(engine, name, ranks, rank, port, mode):
     report["leaves"] = len(whole_leaves(proved).placed)
     report["placed"] = len(proved.placed)
     report["slices"] = [(s.tensor, *s.rect) for s in proved.slices]
+    layout, _ = deltasync.layout_of(first)
+    placement = deltasync.Placement.build(layout, placement_plan(proved))
+    report["placed_bytes"] = placement.placed_bytes
     print("REPORT " + json.dumps(report))
 
 

@@ -1,6 +1,7 @@
 """Placement by tracing an engine's own loader. docs/tracing.md is normative. Needs torch."""
 
 from .memory import Memory, TraceError, model_signature
+from .native import placement_plan
 from .plan import IgnoredSlice, PlacedSlice, Rect
 from .policy import whole_leaves
 from .proof import HfBytes, prove, replay
@@ -22,6 +23,7 @@ __all__ = [
     "TraceError",
     "UnsupportedError",
     "model_signature",
+    "placement_plan",
     "prove",
     "replay",
     "trace",
