@@ -31,13 +31,15 @@ struct NewTarget {
   Subscription subscription;
 };
 
-NewTarget host_target(std::shared_ptr<const Layout> layout, std::uintptr_t address, std::uint64_t bytes) {
+NewTarget host_target(std::shared_ptr<const Layout> layout, std::uintptr_t address, std::uint64_t bytes,
+                      const std::shared_ptr<Placement>& part) {
   auto* memory = reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
   if (memory != nullptr && bytes < layout->half_bytes()) {
     throw Failure{Error(Errc::invalid_argument, "host target: " + std::to_string(bytes) + " bytes of memory for " +
                                                     std::to_string(layout->half_bytes()))};
   }
-  return {make_host_target(std::move(layout), {memory, static_cast<std::size_t>(memory != nullptr ? bytes : 0)}), {}};
+  return {make_host_target(std::move(layout), {memory, static_cast<std::size_t>(memory != nullptr ? bytes : 0)}),
+          part ? part->subscription() : Subscription()};
 }
 
 NewTarget placed_target(const std::shared_ptr<Placement>& placement, bool live, const nb::dict& streams) {
@@ -176,8 +178,9 @@ void bind_staged(nb::module_& module) {
 
 void bind_receiver(nb::module_& module) {
   nb::class_<NewTarget>(module, "Target", "Keeps the versions. Bound once, by Receiver.bind.");
-  module.def("host_target", &host_target, "layout"_a, "address"_a = 0, "nbytes"_a = 0,
-             "In host memory of at least layout.half_bytes, which the caller keeps; 0: memory of its own.");
+  module.def("host_target", &host_target, "layout"_a, "address"_a = 0, "nbytes"_a = 0, "part"_a = nb::none(),
+             "In host memory of at least layout.half_bytes, which the caller keeps; 0: memory of its own. part: a "
+             "Placement; then only the tiles that it places are kept.");
   module.def("placed_target", &placed_target, "placement"_a, "live"_a = false, "streams"_a = nb::dict(),
              "Where an engine keeps its weights, on the host or on devices. streams: {device: cudaStream_t}.");
   module.def("hf_target", &hf_target, "layout"_a, "sidecar"_a, "out"_a, "flush"_a = true,

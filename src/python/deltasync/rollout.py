@@ -206,6 +206,56 @@ class Receiver:
             self._next_background()
         return wrong
 
+    def follow(self) -> Prepared:
+        """Begins to pull the next version after the committed one, whenever it comes, as ``background`` does by itself
+        after each commit; returns at once."""
+        return self._begin(None, math.inf, newer=True)
+
+    def rebind(
+        self,
+        plan: PlacementPlan | None = None,
+        *,
+        live: bool = False,
+        part: PlacementPlan | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Keeps the version elsewhere from now on, and forgets the one that it had: the next pull is a full one.
+
+        ``plan``, ``live``: as for the constructor; else host memory, with ``part`` only for what that plan places
+        (the rest of :meth:`tensors` is undefined). A pull that is under way is cancelled and waited for; on error the
+        version stays where it was."""
+        end = time.monotonic() + (self.timeout if timeout is None else timeout)
+        if self._closed:
+            raise InvalidArgument("this receiver is closed")
+        self.cancel()
+        if not self._calls.acquire(timeout=_left(end)):
+            raise DeadlinePassed("rebind: the pull before has not ended")
+        try:
+            kept = self._module, self._plan, self._directory, self._live, self._memory
+            self._module, self._plan, self._directory, self._live, self._memory = None, plan, None, live, None
+            try:
+                self._committed = None
+                self._native.bind(self._make_target(part), _left(end))
+            except BaseException:
+                self._module, self._plan, self._directory, self._live, self._memory = kept
+                raise
+            self._keeps = None if self._module is None else self._keeps
+            self._version = self._native.current
+        finally:
+            self._calls.release()
+
+    def cancel(self) -> None:
+        """Ends the pull that is under way and forgets what is staged; the committed version is untouched."""
+        staged = self._staged
+        self._staged = None
+        if staged is not None:
+            staged.cancel()
+
+    @property
+    def lost(self) -> bool:
+        """Whether a commit or its rollback failed so that no version is whole any more in the memory."""
+        return self._version is not None and self._native.current is None
+
     # What was received.
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
@@ -276,7 +326,7 @@ class Receiver:
                 raise failure
             time.sleep(min(0.2, _left(end)))
 
-    def _make_target(self) -> _native.Target:
+    def _make_target(self, part: PlacementPlan | None = None) -> _native.Target:
         if self._directory is not None:
             return _native.hf_target(self.layout, self.sidecar, os.fspath(self._directory))
         if self._module is not None or self._plan is not None:
@@ -290,7 +340,8 @@ class Receiver:
         self._memory = mmap.mmap(-1, max(self.layout.half_bytes, mmap.PAGESIZE))
         self._memory.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(self._memory, np.uint8)
-        return _native.host_target(self.layout, whole.ctypes.data, whole.size)
+        placement = Placement.build(self.layout, part) if part is not None else None
+        return _native.host_target(self.layout, whole.ctypes.data, whole.size, placement)
 
     def _begin(self, version: int | str | Version | None, timeout: float, *, newer: bool) -> Prepared:
         if self._closed:

@@ -1,0 +1,87 @@
+"""From a trace to a placement: direct tensors where the engine has them, "reload" tensors in host memory."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._arrays import DTYPES
+from .._native import Layout, PlacementPlan
+from ..errors import Unsupported
+
+if TYPE_CHECKING:
+    from ..tracing import Trace
+
+_ALIGNMENT = 64
+_NAMES = {known: name for name, known in DTYPES.items()}
+
+
+class HostCopies:
+    """Host memory for whole tensors, which a placement writes as if it were the engine's: what goes through the
+    engine's loader is kept here, at the version of the rest, committed and rolled back with it."""
+
+    def __init__(self, layout: Layout, names: list[str]) -> None:
+        wanted = set(names)
+        self._tensors = [tensor for tensor in layout if tensor.name in wanted]
+        self._offsets: list[int] = []
+        size = 0
+        for tensor in self._tensors:
+            self._offsets.append(size)
+            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self.nbytes = size
+        self._memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+        self._bytes = np.frombuffer(self._memory, np.uint8)
+
+    @property
+    def names(self) -> list[str]:
+        return [tensor.name for tensor in self._tensors]
+
+    def place(self, plan: PlacementPlan) -> None:
+        """Adds all of them to the plan."""
+        memory = plan.add_memory("deltasync: copies for the loader", self._bytes.ctypes.data, self._bytes.size, -1)
+        for tensor, offset in zip(self._tensors, self._offsets, strict=True):
+            if tensor.nbytes == 0:
+                continue
+            width = tensor.element_bytes
+            rect = (0, 0, tensor.rows, tensor.cols)
+            plan.place(tensor.name, rect, memory, offset, tensor.cols * width, width)
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """(HF name, torch tensor), in the layout's order, without a copy."""
+        import torch
+
+        for tensor, offset in zip(self._tensors, self._offsets, strict=True):
+            dtype = getattr(torch, _NAMES[tensor.dtype])
+            if tensor.nbytes == 0:
+                yield tensor.name, torch.empty(tensor.shape, dtype=dtype)
+                continue
+            raw = self._bytes[offset : offset + tensor.nbytes]
+            yield tensor.name, torch.from_numpy(raw).view(dtype).reshape(tensor.shape)
+
+
+def plan_of(layout: Layout, trace: Trace) -> tuple[PlacementPlan, HostCopies]:
+    """The plan of a trace, and the memory that its "reload" tensors are placed in. The copies, and the trace, are to
+    live as long as the plan is used. Unsupported: the engine takes nothing of this checkpoint."""
+    plan = PlacementPlan()
+    numbers: list[int] = []
+    for memory in trace.memories:
+        device = memory.device
+        if device.type not in ("cpu", "cuda"):
+            raise Unsupported(f"{memory.name} is on {device}: deltasync writes to the host and to CUDA devices")
+        ordinal = -1 if device.type == "cpu" else (device.index or 0)
+        numbers.append(plan.add_memory(memory.name, memory.base, memory.bytes, ordinal))
+    for placed in trace.slices:
+        memory_index, (row, col, rows, cols) = numbers[placed.memory], placed.rect
+        plan.place(
+            placed.tensor, (row, col, rows, cols), memory_index, placed.offset, placed.row_stride, placed.col_stride
+        )
+    copies = HostCopies(layout, list(trace.reload))
+    if copies.nbytes:
+        copies.place(plan)
+    if not plan.slice_count:
+        raise Unsupported("the engine's loader takes none of the trainer's tensors: is it the same model?")
+    plan.ignore_unplaced(layout)
+    return plan, copies

@@ -1,0 +1,420 @@
+"""A receiver beside an engine's model: pulls on threads of its own, writes on the thread that runs the engine's steps.
+
+The life of an :class:`EngineReceiver` (docs/engines.md has the reasons):
+
+1. ``connecting``: a thread of its own connects, from construction on.
+2. ``loading``: the loader is traced (:meth:`attach`). What this rank needs is pulled into host memory. The first commit
+   hands all of it to the engine's own loader, then compares live memory with it through the traced plan.
+3. ``placed``: what was equal is written in place from now on; all else goes through the engine's loader, whole leaf
+   modules, from host memory that is part of the same placement: one pull, one commit, one version.
+
+Whatever makes live memory's content doubtful (:meth:`void`) leads back to 2.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .._native import Version
+from ..errors import Cancelled, CorruptData, DeadlinePassed, InvalidArgument, Unsupported
+from ..rollout import Prepared, PullReport, Receiver
+from .loader import EngineLoader
+from .placed import HostCopies, plan_of
+
+if TYPE_CHECKING:
+    from ..tracing import Trace
+
+_log = logging.getLogger("deltasync.engines")
+
+CONNECTING, LOADING, PLACED, CLOSED = "connecting", "loading", "placed", "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitReport:
+    """What a commit did. Times in seconds."""
+
+    version: Version
+    #: loaded (all by the engine's loader), delta, full, or up_to_date.
+    mode: str
+    #: Tensors written in place, and through the engine's loader.
+    direct: int
+    reloaded: int
+    #: Received for it.
+    wire_bytes: int
+    #: On the engine's thread, from the call to the end of the device's work.
+    commit_s: float
+
+
+class Staging:
+    """A version on its way to this rank; any thread may look at it."""
+
+    def __init__(self, asked: int | str | None) -> None:
+        self.asked = asked
+        self.prepared: Prepared | None = None
+        self.report: PullReport | None = None
+        self.future: concurrent.futures.Future[None]
+        self.cancelled = False
+
+    @property
+    def done(self) -> bool:
+        """Whether it is staged and verified, or has failed."""
+        return self.future.done()
+
+    def wait(self, timeout: float) -> Version:
+        """The version, once it is staged and verified; raises what the pull raised, DeadlinePassed after `timeout`."""
+        try:
+            self.future.result(None if timeout == math.inf else timeout)
+        except concurrent.futures.TimeoutError as error:
+            if self.future.done():
+                raise
+            raise DeadlinePassed(f"version {_words(self.asked)}: not staged after {timeout:.1f} s") from error
+        assert self.report is not None
+        return self.report.version
+
+
+class EngineReceiver:
+    """Keeps one model of one rank at the trainer's versions.
+
+    ``model``: a torch module (or several by name); ``loader``: see :class:`EngineLoader`; ``endpoints``: agents, as for
+    :class:`deltasync.Receiver`, connected to from here on. ``name``: of this rank, for messages and the agent's log.
+
+    The engine's step thread calls :meth:`attach`, :meth:`prepare`, :meth:`commit`, :meth:`rollback`, :meth:`void`,
+    :meth:`pause` and :meth:`close`, one at a time. Live memory is written by `commit` and `rollback` and by nothing
+    else, whatever fails.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loader: EngineLoader,
+        endpoints: str | list[str],
+        *,
+        name: str = "engine",
+        timeout: float = 60.0,
+        **options: Any,
+    ) -> None:
+        self.model, self.loader, self.name, self.timeout = model, loader, name, timeout
+        self.state = CONNECTING
+        #: Of the engine's memory; None until a commit has succeeded, and after :meth:`void`.
+        self.version: Version | None = None
+        self.trace: Trace | None = None
+        self._copies: HostCopies | None = None
+        self._staging: Staging | None = None
+        self._following: Prepared | None = None
+        self._before: Version | None = None
+        self._receiver: Receiver | None = None
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"deltasync-{name}")
+        self._connected = self._thread.submit(lambda: Receiver(endpoints, name=name, timeout=timeout, **options))
+
+    # On the engine's step thread.
+
+    def attach(self, timeout: float | None = None) -> None:
+        """Waits for the connection, traces the loader, and begins to pull. Does nothing where that is done.
+
+        The model is not written, but nothing else may use it meanwhile. Unsupported: the engine cannot be written, or
+        takes none of the tensors; DeadlinePassed, ConnectionFailed: no agent answered."""
+        if self.state != CONNECTING:
+            return
+        self.check()
+        wait = self.timeout if timeout is None else timeout
+        try:
+            self._receiver = self._connected.result(wait)
+        except concurrent.futures.TimeoutError as error:
+            if self._connected.done():
+                raise
+            raise DeadlinePassed(f"{self.name}: no connection to an agent after {wait:.1f} s") from error
+        self._retrace(wait)
+        self.follow()
+
+    def prepare(self, version: int | str | None = None, *, timeout: float | None = None) -> Staging:
+        """Begins to stage a version (its number, its label, or the newest) and returns at once; the first call attaches
+        first. One that was pulled in the background already is taken as it is."""
+        end = _end(self.timeout if timeout is None else timeout)
+        self.attach(_left(end))
+        self.check()
+        assert self.trace is not None
+        if not self.trace.is_current(self.model):
+            self.void("the engine has given its parameters other memory")
+            self._retrace(_left(end))
+        self._drop_staging()
+        self._adopt(_left(end))
+        staging = Staging(version)
+        staging.future = self._thread.submit(self._stage, staging, end)
+        self._staging = staging
+        return staging
+
+    def commit(self, staging: Staging, *, timeout: float | None = None, verify: bool = False) -> CommitReport:
+        """Writes the staged version. What raises leaves the version before in place, unless :attr:`version` is None
+        afterwards. ``verify``: reads all live memory back and compares; CorruptData names a tensor that differs.
+        """
+        begin = time.monotonic()
+        end = _end(self.timeout if timeout is None else timeout)
+        if staging is not self._staging or not staging.done:
+            raise InvalidArgument("commit: nothing is staged by this prepare()")
+        staging.wait(0)
+        self.check()
+        self.loader.synchronize()  # steps that still read the weights
+        if self.state == LOADING:
+            mode = self._load_all(staging)
+        else:
+            mode = self._write(staging, end)
+        report, receiver = staging.report, self._receiver
+        assert report is not None and receiver is not None and self.trace is not None
+        if verify:
+            self._attest(_left(end))
+        self.version = report.version
+        return CommitReport(
+            version=report.version,
+            mode=mode,
+            direct=0 if mode == "loaded" else len(self.trace.placed),
+            reloaded=len(self._names()) if mode == "loaded" else len(self.trace.reload),
+            wire_bytes=report.wire_bytes,
+            commit_s=time.monotonic() - begin,
+        )
+
+    def rollback(self) -> None:
+        """Takes the last commit back, bit for bit, until :meth:`follow` or :meth:`prepare`. After one that the engine's
+        loader did there is no way back: the memory counts as void, and the next commit loads all of it."""
+        if self._staging is None or self._staging.prepared is None:
+            if self._staging is not None and self._staging.report is not None and self.state == PLACED:
+                if self._staging.report.mode != "up_to_date":
+                    self.void("its first load was taken back")
+            return
+        assert self._receiver is not None
+        try:
+            self._receiver.rollback()
+            self._reload_copies()
+            self.loader.synchronize()
+        except BaseException as error:
+            self.void(f"a rollback failed: {error}")
+            raise
+        self.version = self._before
+        self._drop_staging()
+
+    def follow(self) -> None:
+        """Goes on to pull whatever comes next, in the background. After a commit: once it need not be taken back."""
+        self._drop_staging()
+        receiver = self._receiver
+        if receiver is None or self.state == CLOSED:
+            return
+        if receiver.lost:
+            self.void("a commit and its rollback failed")
+            return
+        if self._following is None or self._following.done:
+            self._following = receiver.follow()
+
+    def pause(self) -> None:
+        """Ends all pulls and waits for them: nothing of this receiver touches live memory until :meth:`follow` or
+        :meth:`prepare`. What was staged is forgotten."""
+        self._drop_staging()
+        self._following = None
+        if self._receiver is not None:
+            following = self._receiver._staged
+            self._receiver.cancel()
+            if following is not None:
+                concurrent.futures.wait([following._future], self.timeout)
+
+    def void(self, reason: str) -> None:
+        """Live memory is no longer this version's (lost in sleep, re-allocated, half loaded): the next commit is a full
+        one, by the engine's loader."""
+        if self.state in (CONNECTING, CLOSED):
+            return
+        _log.warning("%s: the next update loads all weights anew: %s", self.name, reason)
+        self.pause()
+        assert self._receiver is not None and self.trace is not None
+        self.version = self._before = None
+        self.state = LOADING
+        self._bind_host(self.timeout)
+
+    def check(self) -> None:
+        """Unsupported, with the reason, if the model cannot be written now."""
+        if self.state == CLOSED:
+            raise InvalidArgument(f"{self.name}: this receiver is closed")
+        reason = self.loader.refusal()
+        if reason is not None:
+            raise Unsupported(reason)
+
+    def close(self) -> None:
+        """Leaves the agent. The model keeps its weights."""
+        if self.state == CLOSED:
+            return
+        self._drop_staging()
+        self.state = CLOSED
+        self._connected.cancel()
+        receiver = self._receiver
+        if receiver is None and self._connected.done() and not self._connected.cancelled():
+            receiver = None if self._connected.exception() else self._connected.result()
+        if receiver is not None:
+            receiver.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._receiver, self.trace, self._copies, self.version = None, None, None, None
+
+    # Tracing, loading, writing.
+
+    def _retrace(self, timeout: float) -> None:
+        from ..tracing import trace, whole_leaves
+
+        receiver = self._receiver
+        assert receiver is not None
+        specs = [(tensor.name, tensor.dtype, tensor.shape) for tensor in receiver.layout]
+        found = trace(self.model, self.loader.load_traced, specs)
+        self.trace = whole_leaves(found, self.loader.reload_modules())
+        self._bind_host(timeout)
+        self.state = LOADING
+
+    def _bind_host(self, timeout: float) -> None:
+        """What this rank needs, into host memory, laid out as the trainer's."""
+        assert self._receiver is not None and self.trace is not None
+        plan, self._copies = plan_of(self._receiver.layout, self.trace)
+        self._receiver.rebind(part=plan, timeout=timeout)
+        self._copies = None
+        self._following = None
+
+    def _names(self) -> set[str]:
+        assert self.trace is not None
+        return {*self.trace.placed, *self.trace.reload}
+
+    def _adopt(self, timeout: float) -> None:
+        """After a load by the engine: the same version came once more, to be committed where the engine has it. That
+        writes the bytes that are there, and is the base of the deltas to come."""
+        following, receiver = self._following, self._receiver
+        if self.state != PLACED or following is None or not following.done or following.failed:
+            return
+        if receiver is None or receiver.version is not None or following.wait(0).version != self.version:
+            return
+        self.loader.synchronize()
+        self._following = None
+        following.commit(timeout=timeout)
+
+    def _host_tensors(self) -> Iterator[tuple[str, Any]]:
+        assert self._receiver is not None
+        names = self._names()
+        return ((name, tensor) for name, tensor in self._receiver.tensors() if name in names)
+
+    def _load_all(self, staging: Staging) -> str:
+        """Through the engine's loader; then what is equal byte for byte is bound in place."""
+        from ..tracing import prove, whole_leaves
+
+        assert self._receiver is not None and self.trace is not None
+        self.version = self._before = None
+        self.loader.reload(self._host_tensors())
+        self.loader.synchronize()
+        if not self.trace.is_current(self.model):
+            raise Unsupported(f"{self.name}: loading has moved the engine's parameters to other memory")
+        tensors = dict(self._receiver.tensors())
+        proved = whole_leaves(prove(self.trace, tensors.__getitem__), self.loader.reload_modules())
+        for name, reload in proved.reload.items():
+            if name not in self.trace.reload:
+                _log.info("%s: %s goes through the engine's loader: %s", self.name, name, reload.reason)
+        del tensors
+        plan, copies = plan_of(self._receiver.layout, proved)
+        self._receiver.rebind(plan, live=True, timeout=self.timeout)
+        self.trace, self._copies, self._following = proved, copies, None
+        self.state = PLACED
+        return "loaded"
+
+    def _write(self, staging: Staging, end: float) -> str:
+        assert self._receiver is not None and staging.report is not None
+        if staging.prepared is None:
+            return "up_to_date"
+        self._before = self.version
+        try:
+            report = staging.prepared.commit(timeout=_left(end))
+        except BaseException:
+            if self._receiver.lost:
+                self.void("a commit failed and could not be taken back")
+            raise
+        try:
+            self._reload_copies()
+            self.loader.synchronize()
+        except BaseException as error:
+            try:
+                self.rollback()
+            except Exception as second:  # void by now; the first error says why
+                _log.error("%s: %s", self.name, second)
+            raise error
+        return report.mode
+
+    def _reload_copies(self) -> None:
+        if self._copies is not None and self._copies.names:
+            self.loader.reload(self._copies.tensors())
+
+    def _attest(self, timeout: float) -> None:
+        assert self._receiver is not None
+        if self.state != PLACED or self._receiver.version is None:
+            return  # loaded by the engine, and compared by the proof
+        wrong = self._receiver.attest(timeout=timeout)
+        if wrong:
+            tile, tensor, memory = wrong[0]
+            self.rollback()
+            raise CorruptData(f"{tensor}: tile {tile} differs in {memory or 'live memory'}, {len(wrong)} in all")
+
+    # On the thread of its own.
+
+    def _stage(self, staging: Staging, end: float) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        prepared = self._join(staging, end)
+        if staging.cancelled:
+            raise Cancelled(f"version {_words(staging.asked)}: another one was asked for")
+        if prepared is None:
+            self._following = None
+            receiver.cancel()
+            prepared = receiver.prepare(staging.asked, timeout=_left(end))
+            if staging.cancelled:
+                prepared.cancel()
+        report = prepared.wait(_left(end))
+        if self.state == LOADING:
+            # Host memory of our own, which nobody sees: committed there at once.
+            report = prepared.commit(timeout=_left(end))
+        elif report.mode != "up_to_date":
+            staging.prepared = prepared
+        staging.report = report
+
+    def _join(self, staging: Staging, end: float) -> Prepared | None:
+        """The background's pull, if it brings what is asked for."""
+        following, current = self._following, self._receiver.version if self._receiver else None
+        if following is None or following.failed or (staging.asked is None and self.state == PLACED):
+            return None  # there may be a newer one than it has
+        if not following.done:
+            newer = isinstance(staging.asked, int) and (current is None or staging.asked > current.number)
+            if not newer:
+                return None
+        found = following.wait(_left(end)).version
+        if self.state == LOADING and staging.asked not in (found.number, found.label):
+            following.commit(timeout=_left(end))  # as the base of what is asked for
+            self._following = None
+            return None
+        if staging.asked in (found.number, found.label):
+            self._following = None
+            return following
+        return None
+
+    def _drop_staging(self) -> None:
+        staging, self._staging = self._staging, None
+        if staging is None or staging.done:
+            return
+        staging.cancelled = True
+        if not staging.future.cancel() and self._receiver is not None:
+            self._following = None
+            self._receiver.cancel()
+            concurrent.futures.wait([staging.future], self.timeout)
+
+
+def _words(asked: int | str | None) -> str:
+    return "newest" if asked is None else repr(asked)
+
+
+def _end(timeout: float) -> float:
+    return time.monotonic() + timeout
+
+
+def _left(end: float) -> float:
+    return max(0.0, end - time.monotonic())
+

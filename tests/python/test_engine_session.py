@@ -1,0 +1,265 @@
+"""engines/session.py with a hand-written engine: what a vLLM or SGLang plug-in builds on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import deltasync
+import pytest
+from deltasync import errors
+
+torch = pytest.importorskip("torch")
+
+from deltasync.engines.session import LOADING, PLACED, CommitReport, EngineReceiver  # noqa: E402
+from engine_support import Engine, Loader, assert_bits, bits, change, first_version  # noqa: E402
+
+WAIT = 30.0
+
+
+class Rig:
+    """A trainer and engines beside it."""
+
+    def __init__(self, name: str) -> None:
+        self.weights = first_version()
+        self.manager = deltasync.WeightManager(self.weights, name=name)
+        self.publish(1)
+        self.receivers: list[EngineReceiver] = []
+
+    def publish(self, number: int) -> None:
+        if number > 1:
+            change(self.weights, number)
+        self.manager.offload(self.weights, number, label=f"step-{number}")
+        self.manager.wait_ready()
+
+    def engine(self, rank: int = 0, ranks: int = 1, *, permutes: bool = True) -> tuple[Engine, Loader, EngineReceiver]:
+        engine = Engine(rank, ranks, permutes=permutes)
+        loader = Loader(engine)
+        receiver = EngineReceiver(engine, loader, self.manager.endpoint, name=f"rank{rank}", timeout=WAIT)
+        self.receivers.append(receiver)
+        return engine, loader, receiver
+
+    def close(self) -> None:
+        for receiver in self.receivers:
+            receiver.close()
+        self.manager.close()
+
+
+def update(receiver: EngineReceiver, version: int | str | None, *, verify: bool = True) -> CommitReport:
+    staging = receiver.prepare(version, timeout=WAIT)
+    staging.wait(WAIT)
+    report = receiver.commit(staging, verify=verify)
+    receiver.follow()
+    return report
+
+
+@pytest.fixture
+def rig(segment_name: str, shm_files: set[str]) -> Iterator[Rig]:
+    made = Rig(segment_name)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_versions_are_the_loaders_bit_by_bit(rig: Rig, ranks: int) -> None:
+    engines = [rig.engine(rank, ranks) for rank in range(ranks)]
+    for number in range(1, 9):
+        if number > 1:
+            rig.publish(number)
+        for engine, loader, receiver in engines:
+            report = update(receiver, number)
+            assert report.version.number == number and receiver.version == report.version
+            assert_bits(engine, engine.expected(rig.weights))
+            if number == 1:
+                assert report.mode == "loaded" and receiver.state == PLACED
+                assert set(receiver.trace.reload) == {"mlp.down.weight"}
+            else:
+                # What is permuted goes through the loader, and nothing else does.
+                # The first one is full if the pull of what is there already was not finished.
+                assert report.mode == "delta" or (number == 2 and report.mode == "full")
+                assert (report.direct, report.reloaded) == (7, 1)
+                assert loader.reloaded[-1] == ["mlp.down.weight"]
+
+
+def test_prepare_returns_at_once_and_writes_nothing(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    update(receiver, 1)
+    before = bits(engine)
+    staging = receiver.prepare(2, timeout=WAIT)  # not yet published
+    assert not staging.done
+    with pytest.raises(errors.InvalidArgument, match="nothing is staged"):
+        receiver.commit(staging)
+    rig.publish(2)
+    assert staging.wait(WAIT).number == 2
+    assert_bits(engine, before)
+    receiver.commit(staging)
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_a_deadline_leaves_the_version_before(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    update(receiver, 1)
+    before = bits(engine)
+    staging = receiver.prepare(7, timeout=0.2)
+    with pytest.raises(errors.DeadlinePassed, match="7"):
+        staging.wait(WAIT)
+    with pytest.raises(errors.DeadlinePassed):
+        receiver.commit(staging)
+    assert receiver.version.number == 1
+    assert_bits(engine, before)
+    rig.publish(2)
+    assert update(receiver, 2).version.number == 2
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_labels_and_the_newest(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    assert update(receiver, "step-1").version.number == 1
+    rig.publish(2)
+    rig.publish(3)
+    assert update(receiver, None).version.label == "step-3"
+    assert update(receiver, None).mode == "up_to_date"
+    assert update(receiver, "step-3").mode == "up_to_date"
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_rollback_brings_back_direct_and_reloaded_bits(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    for number in (1, 2):
+        if number > 1:
+            rig.publish(number)
+        update(receiver, number)
+    before = bits(engine)
+    rig.publish(3)
+    staging = receiver.prepare(3)
+    staging.wait(WAIT)
+    receiver.commit(staging)
+    assert receiver.version.number == 3
+    receiver.rollback()
+    assert receiver.version.number == 2
+    assert_bits(engine, before)
+    update(receiver, 3)
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_a_loader_that_fails_amid_an_update_changes_nothing(rig: Rig) -> None:
+    engine, loader, receiver = rig.engine()
+    for number in (1, 2):
+        if number > 1:
+            rig.publish(number)
+        update(receiver, number)
+    before = bits(engine)
+    rig.publish(3)
+    staging = receiver.prepare(3)
+    staging.wait(WAIT)
+    loader.fail = True
+    with pytest.raises(RuntimeError, match="told to fail"):
+        receiver.commit(staging)
+    assert receiver.version.number == 2 and receiver.state == PLACED
+    assert_bits(engine, before)
+    update(receiver, 3)
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_a_first_load_that_fails_is_repeated(rig: Rig) -> None:
+    engine, loader, receiver = rig.engine()
+    loader.fail = True
+    staging = receiver.prepare(1)
+    staging.wait(WAIT)
+    with pytest.raises(RuntimeError, match="told to fail"):
+        receiver.commit(staging)
+    assert receiver.version is None and receiver.state == LOADING
+    assert update(receiver, 1).mode == "loaded"
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_void_loads_all_anew(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    update(receiver, 1)
+    receiver.void("level-2 sleep")
+    with torch.no_grad():
+        for parameter in engine.parameters():
+            parameter.fill_(float("nan"))
+    rig.publish(2)
+    report = update(receiver, 2)
+    assert report.mode == "loaded"
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_a_pause_ends_the_pull_and_keeps_the_version(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    update(receiver, 1)
+    receiver.pause()
+    rig.publish(2)
+    assert receiver._receiver._staged is None
+    receiver.follow()
+    update(receiver, 2)
+    rig.publish(3)
+    assert update(receiver, 3).mode == "delta"
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_memory_that_moved_is_traced_again(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    update(receiver, 1)
+    engine.qkv.weight.data = torch.zeros_like(engine.qkv.weight.data)
+    rig.publish(2)
+    assert update(receiver, 2).mode == "loaded"
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_a_refusal_comes_before_anything_is_pulled(rig: Rig) -> None:
+    engine, loader, receiver = rig.engine()
+    loader.refuse = "the weights sleep: wake them first"
+    with pytest.raises(errors.Unsupported, match="wake them first"):
+        receiver.prepare(1)
+    loader.refuse = ""
+    update(receiver, 1)
+    rig.publish(2)
+    staging = receiver.prepare(2)
+    staging.wait(WAIT)
+    before = bits(engine)
+    loader.refuse = "the weights sleep: wake them first"
+    with pytest.raises(errors.Unsupported):
+        receiver.commit(staging)
+    assert_bits(engine, before)
+
+
+def test_bytes_that_others_wrote_are_found(rig: Rig) -> None:
+    engine, _, receiver = rig.engine(permutes=False)
+    for number in (1, 2):
+        if number > 1:
+            rig.publish(number)
+        update(receiver, number)
+    engine.norm.weight.data.view(torch.int16)[3] ^= 1
+    rig.publish(3)
+    # The delta does not lead from these bytes to the version's digest.
+    assert update(receiver, 3).mode == "full"
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_an_attestation_that_fails_takes_the_commit_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, receiver = rig.engine()
+    for number in (1, 2):
+        if number > 1:
+            rig.publish(number)
+        update(receiver, number)
+    before = bits(engine)
+    rig.publish(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(receiver._receiver, "attest", lambda timeout: [(5, "norm.weight", "norm.weight")])
+        with pytest.raises(errors.CorruptData, match=r"norm\.weight: tile 5"):
+            update(receiver, 3)
+    assert receiver.version.number == 2
+    assert_bits(engine, before)
+    update(receiver, 3)
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_no_agent_is_an_error_with_its_address() -> None:
+    engine = Engine()
+    receiver = EngineReceiver(engine, Loader(engine), "127.0.0.1:9", name="rank0", timeout=0.3)
+    with pytest.raises(errors.Error, match=r"127\.0\.0\.1:9|no connection"):
+        receiver.prepare(1)
+    receiver.close()
