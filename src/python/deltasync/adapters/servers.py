@@ -1,0 +1,241 @@
+"""Rollout servers over HTTP: how each pauses, takes a version that its deltasync plug-in has pulled, and goes on.
+
+Control only, plain JSON; weights never travel here. Every call has a deadline. vLLM has these routes with
+``VLLM_SERVER_DEV_MODE=1`` only.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from ..errors import ConnectionFailed, DeadlinePassed, Error, InternalError, InvalidArgument, NotFound, from_code
+
+_LOOK_S = 0.25
+
+
+class Server(Protocol):
+    """What an adapter asks of a rollout server. ``timeout`` in seconds; each method raises within it."""
+
+    def connect(self, info: Mapping[str, Any], timeout: float) -> None:
+        """Waits for the server and tells its plug-in where the agents are: ``info`` is ``{"endpoints": [...],
+        "token": "..."}``."""
+
+    def pause(self, timeout: float) -> None:
+        """Returns when nothing generates."""
+
+    def update(self, version: int, timeout: float) -> None:
+        """Makes every rank commit the version. On error the version before serves on, unless the message says
+        otherwise."""
+
+    def resume(self, timeout: float) -> None:
+        """Generates again."""
+
+
+class StaleCache(InternalError):
+    """The weights are updated, but the engine kept its prefix cache: answers may continue on the old weights' KV."""
+
+    remedy = "flush the cache (or pause with 'retract', or 'keep' and clear_cache) before the next request"
+
+
+class VllmServer:
+    """``vllm serve --weight-transfer-config '{"backend": "deltasync"}'``.
+
+    ``pause_mode`` keep: running requests are frozen, their KV is dropped and computed anew with the new weights."""
+
+    def __init__(self, url: str, *, pause_mode: str = "keep", verify: bool = False, api_key: str = "") -> None:
+        self.http = Http(url, api_key)
+        self.pause_mode = pause_mode
+        self.verify = verify
+
+    def connect(self, info: Mapping[str, Any], timeout: float) -> None:
+        end = time.monotonic() + timeout
+        self.http.wait_healthy(timeout)
+        self.http.post("/init_weight_transfer_engine", {"init_info": dict(info)}, timeout=_left(end))
+
+    def pause(self, timeout: float) -> None:
+        self.http.post("/pause", query={"mode": self.pause_mode, "clear_cache": "true"}, timeout=timeout)
+
+    def update(self, version: int, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        info = {"version": version, "verify": self.verify, "deadline_ms": round(timeout * 1000)}
+        self.http.post("/start_weight_update", timeout=timeout)
+        try:
+            self.http.post("/update_weights", {"update_info": info}, timeout=_left(end))
+        except Error:
+            # A rank that failed has closed its session, the others have not; without this they refuse the next start.
+            try:
+                self.http.post("/finish_weight_update", timeout=max(1.0, _left(end)))
+            except Error:
+                pass
+            raise
+        self.http.post("/finish_weight_update", {"weight_version": str(version)}, timeout=max(1.0, _left(end)))
+
+    def resume(self, timeout: float) -> None:
+        self.http.post("/resume", timeout=timeout)
+
+
+class SglangServer:
+    """``python -m sglang.launch_server`` with deltasync installed beside it.
+
+    ``pause_mode`` retract: running requests go back to the queue and compute their KV anew. ``model_path`` is what the
+    server was started with; it is asked for it by default."""
+
+    def __init__(self, url: str, *, pause_mode: str = "retract", model_path: str = "", api_key: str = "") -> None:
+        self.http = Http(url, api_key)
+        self.pause_mode = pause_mode
+        self.model_path = model_path
+        self._info: dict[str, Any] = {}
+
+    def connect(self, info: Mapping[str, Any], timeout: float) -> None:
+        end = time.monotonic() + timeout
+        self.http.wait_healthy(timeout)
+        if not self.model_path:
+            self.model_path = self.http.get("/model_info", timeout=_left(end))["model_path"]
+
+    def pause(self, timeout: float) -> None:
+        self.http.post("/pause_generation", {"mode": self.pause_mode}, timeout=timeout)
+
+    def update(self, version: int, timeout: float) -> None:
+        body = {
+            "model_path": self.model_path,
+            "load_format": "deltasync",
+            "weight_version": str(version),
+            "flush_cache": True,
+        }
+        try:
+            answer = self.http.post("/update_weights_from_disk", body, timeout=timeout)
+        except HttpStatus as error:
+            if is_stale_cache(error.body):
+                raise StaleCache(f"{self.http.url}: version {version} serves: {error.body}") from None
+            raise
+        if not answer.get("success", True):
+            raise InternalError(f"{self.http.url}: version {version}: {answer.get('message', answer)}")
+
+    def resume(self, timeout: float) -> None:
+        self.http.post("/continue_generation", {}, timeout=timeout)
+
+
+def is_stale_cache(message: str) -> bool:
+    """Whether a SGLang server's answer says that the weights are new and the flush was refused."""
+    return "updated, stale cache" in message
+
+
+class Servers:
+    """Several servers as one; all are asked at a time. If some fail, the error names each, and the others have done it:
+    servers that serve different versions are told apart by their label, and the next update brings all to one."""
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        if not servers:
+            raise InvalidArgument("no rollout server was given")
+        self._servers = list(servers)
+
+    def connect(self, info: Mapping[str, Any], timeout: float) -> None:
+        self._all(lambda server: server.connect(info, timeout))
+
+    def pause(self, timeout: float) -> None:
+        self._all(lambda server: server.pause(timeout))
+
+    def update(self, version: int, timeout: float) -> None:
+        self._all(lambda server: server.update(version, timeout))
+
+    def resume(self, timeout: float) -> None:
+        self._all(lambda server: server.resume(timeout))
+
+    def _all(self, call: Callable[[Server], None]) -> None:
+        if len(self._servers) == 1:
+            call(self._servers[0])
+            return
+        with ThreadPoolExecutor(len(self._servers), thread_name_prefix="deltasync-servers") as threads:
+            futures = [threads.submit(call, server) for server in self._servers]
+            failed = [error for future in futures if (error := future.exception()) is not None]
+        if failed:
+            first = failed[0]
+            if len(failed) == 1 or not isinstance(first, Error):
+                raise first
+            raise from_code(first.code, "; ".join(str(error) for error in failed))
+
+
+class HttpStatus(InternalError):
+    """A server's answer that is no success."""
+
+    remedy = ""
+
+    def __init__(self, message: str = "", status: int = 0, body: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body
+
+
+class Http:
+    """Requests with a deadline and JSON both ways."""
+
+    def __init__(self, url: str, api_key: str = "") -> None:
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise InvalidArgument(f"{url}: a server's URL begins with http:// or https://")
+        self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def get(self, path: str, *, timeout: float) -> Any:
+        return self._call("GET", path, None, timeout)
+
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        timeout: float,
+    ) -> Any:
+        data = json.dumps(body).encode() if body is not None else b""
+        return self._call("POST", path + (f"?{urllib.parse.urlencode(query)}" if query else ""), data, timeout)
+
+    def wait_healthy(self, timeout: float) -> None:
+        """Until ``/health`` answers 200."""
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                self.get("/health", timeout=max(0.05, min(5.0, _left(end))))
+                return
+            except (ConnectionFailed, DeadlinePassed, HttpStatus) as error:
+                if _left(end) == 0:
+                    raise DeadlinePassed(f"{self.url}: not healthy after {timeout:.1f} s: {error.message}") from None
+            time.sleep(min(_LOOK_S, _left(end)))
+
+    def _call(self, method: str, path: str, data: bytes | None, timeout: float) -> Any:
+        if timeout <= 0:
+            raise DeadlinePassed(f"{self.url}{path}: no time is left for it")
+        headers = self._headers | ({"Content-Type": "application/json"} if data else {})
+        request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            body = error.read().decode(errors="replace")
+            if error.code == 404:
+                raise NotFound(
+                    f"{self.url}{path}: no such route; vLLM has it with VLLM_SERVER_DEV_MODE=1 only"
+                ) from None
+            raise HttpStatus(f"{self.url}{path}: HTTP {error.code}: {body[:2000]}", error.code, body) from None
+        except TimeoutError:
+            raise DeadlinePassed(f"{self.url}{path}: no answer after {timeout:.1f} s") from None
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, TimeoutError):
+                raise DeadlinePassed(f"{self.url}{path}: no answer after {timeout:.1f} s") from None
+            raise ConnectionFailed(f"{self.url}{path}: {error.reason}") from None
+        except OSError as error:
+            raise ConnectionFailed(f"{self.url}{path}: {error}") from None
+        try:
+            return json.loads(text) if text.strip() else {}
+        except json.JSONDecodeError:
+            return {}
+
+
+def _left(end: float) -> float:
+    return max(0.0, end - time.monotonic())

@@ -1,0 +1,180 @@
+"""trl's protocol, driven as its AsyncGRPOTrainer drives it, against rollout servers over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from deltasync import errors
+from deltasync.adapters.servers import Http, SglangServer, StaleCache, VllmServer
+from deltasync.adapters.trl import WeightTransfer
+from rollout_servers import RolloutServer
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def server() -> Iterator[RolloutServer]:
+    made = RolloutServer()
+    yield made
+    made.close()
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)).to(torch.bfloat16)
+
+
+def stream(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in module.named_parameters():
+        yield name, parameter.detach()
+
+
+def assert_serves(server: RolloutServer, module: torch.nn.Module) -> None:
+    assert server.receiver is not None
+    received = dict(server.receiver.tensors())
+    assert received.keys() == dict(module.named_parameters()).keys()
+    for name, parameter in module.named_parameters():
+        assert torch.equal(received[name].view(torch.int16), parameter.detach().view(torch.int16)), name
+
+
+def test_the_server_is_paused_for_the_commit_only(server: RolloutServer, segment_name: str) -> None:
+    trained = model()
+    transfer = WeightTransfer(VllmServer(server.url), timeout=60, name=segment_name)
+    transfer.init_weight_transfer()
+    for number in (1, 2, 3):
+        server.calls.clear()
+        transfer.pause()
+        transfer.send_weights((assert_generates(server), (name, tensor))[1] for name, tensor in stream(trained))
+        transfer.resume()
+        assert_serves(server, trained)
+        assert server.label == str(number)
+        expected = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
+        assert server.routes == (["/init_weight_transfer_engine"] if number == 1 else []) + expected
+        with torch.no_grad():
+            trained[0].weight[number] += 0.25
+    assert dict(server.calls)["/pause"] == {"mode": "keep", "clear_cache": "true"}
+    transfer.destroy()
+    transfer.destroy()
+
+
+def assert_generates(server: RolloutServer) -> None:
+    assert not server.paused
+
+
+def test_a_rank_that_fails_leaves_a_server_that_can_begin_anew(server: RolloutServer, segment_name: str) -> None:
+    trained = model()
+    transfer = WeightTransfer(VllmServer(server.url), timeout=60, name=segment_name)
+    transfer.init_weight_transfer()
+    transfer.send_weights(stream(trained))
+    transfer.resume()
+    server.calls.clear()
+    server.fail["/update_weights"] = (500, "rank 1: no space")
+    with pytest.raises(errors.InternalError, match="rank 1: no space"):
+        transfer.send_weights(stream(trained))
+    # Its session is closed without a label, and it generates again.
+    assert server.calls[-2:] == [("/finish_weight_update", {}), ("/resume", {})]
+    assert server.label == "1"
+    transfer.send_weights(stream(trained))
+    transfer.resume()
+    assert server.label == "3"
+    transfer.destroy()
+
+
+def test_an_iterator_that_raises_touches_no_server(server: RolloutServer, segment_name: str) -> None:
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "0.weight", torch.zeros(16, 8, dtype=torch.bfloat16)
+        raise RuntimeError("gather broke")
+
+    transfer = WeightTransfer([VllmServer(server.url)], model=model(), timeout=60, name=segment_name)
+    with pytest.raises(RuntimeError, match="gather broke"):
+        transfer.send_weights(broken())
+    assert server.calls == []
+    transfer.destroy()
+
+
+def test_two_servers_and_one_that_fails_is_named(server: RolloutServer, segment_name: str) -> None:
+    other = RolloutServer()
+    try:
+        trained = model()
+        servers = [VllmServer(server.url), VllmServer(other.url)]
+        transfer = WeightTransfer(servers, timeout=60, early_pause=True, name=segment_name)
+        transfer.pause()
+        assert server.paused and other.paused
+        transfer.send_weights(stream(trained))
+        transfer.resume()
+        assert_serves(server, trained)
+        assert_serves(other, trained)
+        other.fail["/start_weight_update"] = (500, "not now")
+        with pytest.raises(errors.InternalError, match=f"{other.url}.*not now"):
+            transfer.send_weights(stream(trained))
+        assert not server.paused and not other.paused
+        transfer.destroy()
+    finally:
+        other.close()
+
+
+def test_sglang_takes_the_version_as_the_label(server: RolloutServer) -> None:
+    sglang = SglangServer(server.url)
+    sglang.connect({"endpoints": []}, 30)
+    sglang.pause(30)
+    sglang.update(7, 30)
+    sglang.resume(30)
+    assert server.routes == ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]
+    assert dict(server.calls)["/update_weights_from_disk"] == {
+        "model_path": "/models/served",
+        "load_format": "deltasync",
+        "weight_version": "7",
+        "flush_cache": True,
+    }
+    server.fail["/update_weights_from_disk"] = (400, '{"success": false, "message": "updated, stale cache: 3 run"}')
+    with pytest.raises(StaleCache, match="version 8"):
+        sglang.update(8, 30)
+    server.fail["/update_weights_from_disk"] = (400, '{"success": false, "message": "nothing was written"}')
+    with pytest.raises(errors.InternalError, match="nothing was written") as caught:
+        sglang.update(8, 30)
+    assert not isinstance(caught.value, StaleCache)
+
+
+def test_deadlines_and_absent_servers_are_named() -> None:
+    http = Http("http://127.0.0.1:9")
+    with pytest.raises(errors.ConnectionFailed, match="127.0.0.1:9"):
+        http.get("/health", timeout=5)
+    with pytest.raises(errors.DeadlinePassed, match="not healthy after 0.1 s"):
+        http.wait_healthy(0.1)
+    with pytest.raises(errors.DeadlinePassed, match="/pause"):
+        http.post("/pause", timeout=0)
+    with pytest.raises(errors.InvalidArgument):
+        Http("ftp://example")
+
+
+@pytest.mark.engines
+def test_the_real_trainer_drives_it(server: RolloutServer, segment_name: str) -> None:
+    """trl's own start of training and its synchronisation after each step, with a real transformers model."""
+    pytest.importorskip("trl", reason="trl is not installed")
+    from collections import defaultdict
+
+    from accelerate import Accelerator
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from trl.experimental.async_grpo import async_grpo_trainer as module
+
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64, "head_dim": 8}
+    trained = Qwen3ForCausalLM(Qwen3Config(**shape, num_attention_heads=4, num_key_value_heads=2))
+    trained = trained.to(torch.bfloat16)
+    trainer = module.AsyncGRPOTrainer.__new__(module.AsyncGRPOTrainer)
+    trainer.model, trainer.accelerator = trained, Accelerator(cpu=True)
+    trainer.weight_transfer = WeightTransfer(VllmServer(server.url), timeout=60, name=segment_name)
+    trainer.rollout_worker, trainer.model_version, trainer._lora_sync = None, 0, False
+    trainer._metrics = {"train": defaultdict(list)}
+    module._TrainBeginCallback(trainer).on_train_begin(None, None, None)
+    step = module.StepIntervalCallback(trainer._sync_weight, 1)
+    for number in (1, 2, 3):
+        assert trainer.model_version == number
+        assert server.label == str(number)
+        assert not server.paused
+        assert_serves(server, trained)
+        with torch.no_grad():
+            trained.model.layers[1].mlp.up_proj.weight[number] += 0.5
+        state = type("State", (), {"global_step": number})
+        step.on_step_end(None, state, None)
+    trainer.weight_transfer.destroy()

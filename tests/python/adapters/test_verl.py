@@ -1,0 +1,138 @@
+"""verl's real registry, configuration and manager, over real Ray actors (tools/test_engines.sh verl)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="verl is not installed")
+
+import ray  # noqa: E402
+import torch  # noqa: E402
+from deltasync import errors  # noqa: E402
+from verl.checkpoint_engine.base import CheckpointEngineManager, CheckpointEngineRegistry  # noqa: E402
+from verl.workers.config import CheckpointEngineConfig  # noqa: E402
+
+pytestmark = pytest.mark.engines
+MODULE = "deltasync.adapters.verl"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    paths = [path for path in sys.path if (Path(path) / "deltasync").is_dir()]
+    variables = {"PYTHONPATH": os.pathsep.join([*paths, str(Path(__file__).parent)])}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
+    yield
+    ray.shutdown()
+
+
+def weights(step: int) -> dict[str, torch.Tensor]:
+    """Every step another row differs, by one bit."""
+    torch.manual_seed(0)
+    made = {f"layers.{i}.weight": torch.randn(64, 32).to(torch.bfloat16) for i in range(4)}
+    for number in range(1, step + 1):
+        made["layers.1.weight"].view(torch.int16)[number] ^= 1
+    return made
+
+
+class Worker:
+    """A trainer rank or a rollout worker, as verl's workers make their engine."""
+
+    def __init__(self, **options: Any) -> None:
+        from verl.utils.import_utils import import_external_libs
+
+        import_external_libs(MODULE)
+        self.engine = CheckpointEngineRegistry.new("deltasync", bucket_size=1 << 20, **options)
+
+    def execute_checkpoint_engine(self, method: str, **kwargs: Any) -> Any:
+        return getattr(self.engine, method)(**kwargs)
+
+    def send(self, step: int) -> Any:
+        return asyncio.run(self.engine.send_weights(iter(weights(step).items()), global_steps=step))
+
+    def receive(self, step: int) -> str:
+        async def take() -> dict[str, torch.Tensor]:
+            return {name: tensor.clone() async for name, tensor in self.engine.receive_weights(global_steps=step)}
+
+        received = asyncio.run(take())
+        expected = weights(step)
+        assert list(received) == list(expected)
+        for name, tensor in expected.items():
+            assert torch.equal(received[name].view(torch.int16), tensor.view(torch.int16)), name
+        return self.engine._receiver.version.label
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class WorkerGroup:
+    """What the manager asks of a RayWorkerGroup: lists are dealt out to the workers."""
+
+    def __init__(self, workers: list[Any]) -> None:
+        self.workers = workers
+        self.world_size = len(workers)
+
+    def execute_checkpoint_engine(self, method: list[str], **kwargs: list[Any]) -> list[Any]:
+        return [
+            worker.execute_checkpoint_engine.remote(method[i], **{key: value[i] for key, value in kwargs.items()})
+            for i, worker in enumerate(self.workers)
+        ]
+
+
+def test_steps_through_the_real_manager(cluster: None, shm_files: set[str]) -> None:
+    remote = ray.remote(num_cpus=0)(Worker)
+    trainers = WorkerGroup([remote.remote(is_master=rank == 0) for rank in range(2)])
+    rollouts = WorkerGroup([remote.remote() for _ in range(2)])
+    config = CheckpointEngineConfig(backend="deltasync", custom_backend_module=MODULE)
+    manager = CheckpointEngineManager(config, trainers, [])
+    assert manager.backend_cls.wire_format == "named_tensors"
+    for step in (3, 4, 7):
+        manager.build_process_group(rollouts)
+        sent = [worker.send.remote(step) for worker in trainers.workers]
+        received = [worker.receive.remote(step) for worker in rollouts.workers]
+        assert ray.get(received, timeout=120) == [f"step-{step}"] * 2
+        metrics = ray.get(sent, timeout=60)
+        assert metrics[0].keys() == {"deltasync/version"} and metrics[1] == {}
+        ray.get(trainers.execute_checkpoint_engine(["finalize"] * 2), timeout=60)
+        ray.get(rollouts.execute_checkpoint_engine(["finalize"] * 2), timeout=60)
+    ray.get([worker.close.remote() for worker in trainers.workers + rollouts.workers], timeout=60)
+
+
+def test_later_steps_are_deltas_and_a_new_trainer_is_followed(shm_files: set[str]) -> None:
+    trainer, rollout = Worker(is_master=True, host="127.0.0.1"), Worker(host=None)
+    for step in (1, 2):
+        assert one_step(trainer, rollout, step) == f"step-{step}"
+    kept = rollout.engine._receiver
+    assert one_step(trainer, rollout, 3) == "step-3"
+    assert rollout.engine._receiver is kept
+    trainer.close()
+    trainer = Worker(is_master=True, host="127.0.0.1")
+    assert one_step(trainer, rollout, 4) == "step-4"
+    assert rollout.engine._receiver is not kept
+    trainer.close()
+    rollout.close()
+
+
+def one_step(trainer: Worker, rollout: Worker, step: int) -> str:
+    to_trainer, to_rollout = type(trainer.engine).build_topology(
+        1, 1, [trainer.engine.prepare(), rollout.engine.prepare()]
+    )
+    trainer.engine.init_process_group(sender=to_trainer["sender"][0])
+    rollout.engine.init_process_group(sender=to_rollout["sender"][0])
+    trainer.send(step)
+    return rollout.receive(step)
+
+
+def test_what_is_out_of_order_is_named() -> None:
+    worker = Worker()
+    with pytest.raises(errors.InvalidArgument, match="init_process_group"):
+        worker.receive(1)
+    with pytest.raises(errors.InternalError, match="0 of 2"):
+        type(worker.engine).build_topology(2, 1, [{}, {}, {}])
+    assert worker.send(1) == {}
