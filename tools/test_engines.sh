@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Tests against real rollout engines on the CPU: builds an environment for each under build/engines/ and runs
-# tests/python/engines in it, with the package of build/python. The engines run in the same Python release as the one
-# that the package is built for. Usage: tools/test_engines.sh [vllm|sglang]... [-- PYTEST ARGUMENTS]
+# Tests against real rollout engines and trainers on the CPU: builds an environment for each under build/engines/ and
+# runs tests/python/engines (vllm, sglang) or its file of tests/python/adapters (trl, verl, ray) in it, with the package
+# of build/python. They run in the same Python release as the one that the package is built for.
+# Usage: tools/test_engines.sh [vllm|sglang|trl|verl|ray]... [-- PYTEST ARGUMENTS]; without names: both engines.
 #
 # The engines' compiled parts are not needed. Their wheels are installed without dependencies, then what the imported
 # parts need; torch is held at one CPU version by a constraint, which some of the other packages would replace.
@@ -11,15 +12,22 @@ cd "$(dirname "$0")/.."
 TORCH=2.13.0
 VLLM=0.33.0
 SGLANG=0.5.23
+TRL=1.16.0
+VERL=0.9.1
+RAY=2.60.0
 
-common=("torch==$TORCH" numpy pytest packaging psutil pyzmq pydantic "transformers>=5.16.1,<5.21" aiohttp requests
-  openai pillow pybase64 msgspec uvloop apache-tvm-ffi fastapi partial-json-parser einops httpx)
-
+base=("torch==$TORCH" numpy pytest packaging)
+engine=("${base[@]}" psutil pyzmq pydantic "transformers>=5.16.1,<5.21" aiohttp requests openai pillow pybase64 msgspec
+  uvloop apache-tvm-ffi fastapi partial-json-parser einops httpx)
 
 # An environment is complete when its list of requirements was written, which happens last.
 prepare() {
   local folder=build/engines/$1 wanted
-  local resolved alone # what pip resolves the dependencies of, what it installs alone
+  local resolved alone=() # what pip resolves the dependencies of, what it installs alone
+  local common=("${base[@]}")
+  case $1 in
+    vllm | sglang) common=("${engine[@]}") ;;
+  esac
   case $1 in
     vllm)
       resolved=(urllib3 regex cbor2 openai-harmony cachetools cloudpickle py-cpuinfo prometheus-client)
@@ -30,6 +38,13 @@ prepare() {
         soundfile python-multipart)
       alone=("sglang==$SGLANG" torchvision==0.28.0 compressed-tensors==0.18.0 xgrammar)
       ;;
+    trl) resolved=("trl==$TRL" requests aiohttp) ;;
+    verl)
+      resolved=("ray==$RAY" tensordict omegaconf hydra-core codetiming fastapi uvicorn pydantic orjson pyarrow pandas
+        psutil cachetools peft "transformers>=5.16.1,<5.21" requests)
+      alone=("verl==$VERL")
+      ;;
+    ray) resolved=("ray==$RAY") ;;
   esac
   wanted=$(printf '%s\n' "${common[@]}" "${resolved[@]}" "${alone[@]}")
   if [[ -f $folder/requirements && $(<"$folder/requirements") == "$wanted" ]]; then return; fi
@@ -38,16 +53,16 @@ prepare() {
   python3 -m venv "$folder"
   echo "torch==$TORCH" > "$folder/constraints"
   "$folder/bin/pip" install -q -c "$folder/constraints" "${common[@]}" "${resolved[@]}"
-  "$folder/bin/pip" install -q -c "$folder/constraints" --no-deps "${alone[@]}"
+  if ((${#alone[@]})); then "$folder/bin/pip" install -q -c "$folder/constraints" --no-deps "${alone[@]}"; fi
   echo "$wanted" > "$folder/requirements"
 }
 
 engines=()
 while [[ $# -gt 0 && $1 != -- ]]; do
   case $1 in
-    vllm | sglang) engines+=("$1") ;;
+    vllm | sglang | trl | verl | ray) engines+=("$1") ;;
     *)
-      echo "usage: tools/test_engines.sh [vllm|sglang]... [-- PYTEST ARGUMENTS]" >&2
+      echo "usage: tools/test_engines.sh [vllm|sglang|trl|verl|ray]... [-- PYTEST ARGUMENTS]" >&2
       exit 2
       ;;
   esac
@@ -58,10 +73,11 @@ done
 
 tools/build_python.sh
 status=0
-for engine in "${engines[@]}"; do
-  prepare "$engine"
-  echo "test_engines: $engine"
-  PYTHONPATH=build/python "build/engines/$engine/bin/python" -m pytest tests/python/engines -m engines -k "$engine" \
-    -q -rs "$@" || status=1
+for name in "${engines[@]}"; do
+  prepare "$name"
+  echo "test_engines: $name"
+  tests=(tests/python/engines -k "$name")
+  if [[ -f tests/python/adapters/test_$name.py ]]; then tests=("tests/python/adapters/test_$name.py"); fi
+  PYTHONPATH=build/python "build/engines/$name/bin/python" -m pytest "${tests[@]}" -m engines -q -rs "$@" || status=1
 done
 exit "$status"
