@@ -94,7 +94,8 @@ Result<Fill> WriterRole::begin(const Version& version, Deadline deadline) {
                             (found.other[kInfoEpoch] == version.id.epoch || !leader_alive(segment_));
       if (!may_pass || out_of_time) {
         if (wished) set_wish(0);
-        return conflict(version, writers_, found);
+        auto error = conflict(version, writers_, found);
+        return may_pass ? Error(Errc::timed_out, error.message()) : error;
       }
     }
     if (out_of_time) {

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ._arrays import rows_cols
 from .errors import Unsupported
 
 
@@ -51,36 +50,60 @@ def is_dtensor(value: Any) -> bool:
 
 
 def local_block(tensor: Any, name: str) -> tuple[Any, list[int], list[int]] | None:
-    """This rank's part of a DTensor: (local tensor, offset, size); None if another rank writes it (a replica's first
-    rank does) or there is nothing of it here. Unsupported: a placement that is neither Shard nor Replicate."""
-    from torch.distributed.tensor import Replicate, Shard
-
+    """This rank's part of a DTensor: (local tensor, offset, size), both in elements of each dimension; None if another
+    rank writes it (a replica's first rank does) or there is nothing of it here. Unsupported: a placement that is
+    neither Shard nor Replicate, or parts that are not one block."""
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return None
+    cuts = _cuts(tensor, name)
+    cut_in = {mesh_dim for mesh_dim, _ in cuts}
+    if any(index != 0 for mesh_dim, index in enumerate(coordinate) if mesh_dim not in cut_in):
+        return None
     offset = [0] * tensor.ndim
     size = list(tensor.shape)
-    for index, placement in zip(coordinate, tensor.placements, strict=True):
-        if isinstance(placement, Replicate) and index != 0:
-            return None
-    for mesh_dim, placement in enumerate(tensor.placements):
-        if isinstance(placement, Replicate):
-            continue
-        if type(placement) is not Shard:  # _StridedShard is a Shard, but its rows are not one run
-            raise Unsupported(f"{name}: placed as {placement}; only Shard and Replicate are written by their ranks")
+    for mesh_dim, dim in cuts:
         # As torch.chunk divides: equal chunks, the last ones smaller or empty.
-        dim, parts, index = placement.dim, mesh.size(mesh_dim), coordinate[mesh_dim]
-        chunk = -(-size[dim] // parts)
-        begin = min(index * chunk, size[dim])
+        chunk = -(-size[dim] // mesh.size(mesh_dim))
+        begin = min(coordinate[mesh_dim] * chunk, size[dim])
         offset[dim] += begin
         size[dim] = min(chunk, size[dim] - begin)
-    local = tensor.to_local()
-    if list(local.shape) != size and math.prod(size) != 0:
-        raise Unsupported(f"{name}: its local part is {list(local.shape)}, but {size} as {tensor.placements}")
     if math.prod(size) == 0:
         return None
+    local = tensor.to_local()
+    if list(local.shape) != size:
+        raise Unsupported(f"{name}: its local part is {list(local.shape)}, but {size} as {tensor.placements}")
     return local, offset, size
 
 
-__all__ = ["Piece", "is_dtensor", "local_block", "pieces", "rows_cols"]
+def _cuts(tensor: Any, name: str) -> list[tuple[int, int]]:
+    """(mesh dimension, tensor dimension) of each cut, in the order in which they were made.
+
+    FSDP2 over tensor parallelism cuts what the latter has cut before, although it is the mesh dimension to the left of
+    it: torch says so by _StridedShard, with the number of parts that there were."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    plain: list[tuple[int, int]] = []
+    later: list[tuple[int, int]] = []
+    for mesh_dim, placement in enumerate(tensor.placements):
+        if isinstance(placement, Replicate):
+            continue
+        if isinstance(placement, _StridedShard):
+            before = math.prod(
+                tensor.device_mesh.size(i)
+                for i, other in enumerate(tensor.placements)
+                if i > mesh_dim and getattr(other, "dim", None) == placement.dim
+            )
+            if placement.split_factor != before:
+                raise Unsupported(f"{name}: placed as {tensor.placements}, parts of {placement} are not one block")
+            later.append((mesh_dim, placement.dim))
+        elif isinstance(placement, Shard):
+            plain.append((mesh_dim, placement.dim))
+        else:
+            raise Unsupported(f"{name}: placed as {placement}; only Shard and Replicate are written by their ranks")
+    return plain + later[::-1]
+
+
+__all__ = ["Piece", "is_dtensor", "local_block", "pieces"]

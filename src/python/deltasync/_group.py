@@ -1,0 +1,116 @@
+"""The processes of a node that fill a version together: those of a torch.distributed group, or this one alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from .errors import DeadlinePassed, Error, InvalidArgument, from_code
+
+#: What one process tells the others, padded with blanks. Messages of errors are cut to fit.
+_MESSAGE_BYTES = 4096
+_ERROR_CHARACTERS = 600
+
+
+class Group:
+    """Rank and size, and what has to be agreed when a manager is made. Versions are agreed on in shared memory.
+
+    ``group``: None or False (one process), True (the default group), or a ProcessGroup. What its processes tell each
+    other is plain JSON. InvalidArgument if torch.distributed is not initialized or this process is not in the group.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = None if isinstance(group, bool) else group
+        self.rank, self.size = 0, 1
+        if group is None or group is False:
+            return
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_initialized():
+            raise InvalidArgument("process_group: torch.distributed is not initialized")
+        self.rank = dist.get_rank(self._group)
+        self.size = dist.get_world_size(self._group)
+        if self.rank < 0:
+            raise InvalidArgument("process_group: this process is not in the group")
+
+    def from_leader(self, make: Callable[[], Any], timeout: float) -> Any:
+        """What rank 0 makes (JSON), on all. Where it raises, all do: rank 0 its exception, the others one of the same
+        code that says so. DeadlinePassed if rank 0 has said nothing after `timeout` seconds."""
+        if self.size == 1:
+            return make()
+        failure: BaseException | None = None
+        told: dict[str, Any] = {}
+        if self.rank == 0:
+            try:
+                told = {"made": make()}
+            except BaseException as error:
+                failure, told = error, _said(error)
+        import torch.distributed as dist
+
+        buffer = self._buffer(told)
+        self._wait(dist.broadcast(buffer, group=self._group, group_src=0, async_op=True), "rank 0 to start", timeout)
+        if failure is not None:
+            raise failure
+        told = _read(buffer)
+        if "error" in told:
+            raise from_code(told["code"], f"rank 0 could not start: {told['error']}")
+        return told["made"]
+
+    def all_or_none(self, call: Callable[[], Any], timeout: float) -> Any:
+        """Calls it on every rank, and returns its result only if it succeeded on all. Else each raises: its own
+        exception, or one with the code of the first that failed, which it names."""
+        if self.size == 1:
+            return call()
+        failure: BaseException | None = None
+        result: Any = None
+        try:
+            result = call()
+        except BaseException as error:
+            failure = error
+        import torch.distributed as dist
+
+        mine = self._buffer({} if failure is None else _said(failure))
+        buffers = [mine.clone() for _ in range(self.size)]
+        try:
+            self._wait(dist.all_gather(buffers, mine, group=self._group, async_op=True), "all ranks", timeout)
+        except DeadlinePassed:
+            if failure is None:
+                raise
+        if failure is not None:
+            raise failure
+        for rank, said in enumerate(map(_read, buffers)):
+            if "error" in said:
+                raise from_code(said["code"], f"rank {rank} could not attach: {said['error']}")
+        return result
+
+    def _buffer(self, message: dict[str, Any]) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        text = json.dumps(message).encode().ljust(_MESSAGE_BYTES)
+        if len(text) > _MESSAGE_BYTES:
+            raise InvalidArgument(f"process_group: {len(text)} bytes for the other ranks, {_MESSAGE_BYTES} is the most")
+        device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
+        return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+
+    def _wait(self, work: Any, what: str, timeout: float) -> None:
+        began = time.monotonic()
+        try:
+            work.wait(timedelta(seconds=max(timeout, 0.001)))
+        except RuntimeError as error:
+            if time.monotonic() - began < timeout:
+                raise  # a rank has died: torch says which connection broke
+            raise DeadlinePassed(f"process_group: rank {self.rank} waited {timeout:.1f} s for {what}") from error
+
+
+def _said(error: BaseException) -> dict[str, Any]:
+    code = error.code if isinstance(error, Error) else "aborted"
+    return {"code": code, "error": f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]}
+
+
+def _read(buffer: Any) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads(bytes(buffer.cpu().numpy()))
+    return message
