@@ -8,13 +8,26 @@ torch = pytest.importorskip("torch")
 
 import deltasync  # noqa: E402
 from deltasync.tracing import placement_plan, trace, whole_leaves  # noqa: E402
-from test_tracing_loaders import HEAD, HIDDEN, Experts, Mlp, Qkv, Tied, Views, Vocabulary  # noqa: E402
+from test_tracing_loaders import HEAD, HIDDEN, Experts, Loader, Mlp, Qkv, Tied, Views, Vocabulary  # noqa: E402
 from test_tracing_random import DTYPES, Model  # noqa: E402
 from test_tracing_reload import TENSORS, computes  # noqa: E402
 from test_tracing_reload import Model as Layers  # noqa: E402
-from tracing_support import hf, specs_of  # noqa: E402
+from tracing_support import hf, parameter, specs_of  # noqa: E402
+
+
+class Bits(Loader):
+    """Keeps fp8 as bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.packed = parameter(4, 4, dtype=torch.uint8)
+
+    def load(self, name, weight):
+        self.packed.data.copy_(weight.view(torch.uint8))
+
 
 CASES = {
+    "bits": (Bits(), {"fp8": (torch.float8_e4m3fn, (4, 4))}),
     "qkv": (Qkv(3, 4), {"q.weight": (8 * HEAD, HIDDEN), "k.weight": (2 * HEAD, HIDDEN), "v.bias": (2 * HEAD,)}),
     "mlp": (Mlp(1, 2), {"gate": (8, HIDDEN), "up": (8, HIDDEN), "down": (HIDDEN, 8)}),
     "experts": (Experts([2, 0]), {f"e.{i}.{kind}": (6, HIDDEN) for i in range(4) for kind in ("gate", "up")}),

@@ -20,6 +20,7 @@ class Layer(nn.Module):
         super().__init__()
         self.weight = parameter(*SHAPE, dtype=dtype)
         self.scale = parameter(1)
+        self.wide = parameter(4, 3, dtype=torch.float32)
 
 
 class Model(nn.Module):
@@ -74,6 +75,14 @@ def shuffles(layer, param, weight):
 
 def reshapes(layer, param, weight):
     param.data.copy_(weight.t().reshape(SHAPE))
+
+
+def strides_a_copy(layer, param, weight):
+    param.data.copy_(weight.t().contiguous().as_strided(SHAPE, (6, 1)))
+
+
+def widens(layer, param, weight):
+    layer.wide.data.copy_(weight.view(torch.float32))
 
 
 def spreads(layer, param, weight):
@@ -167,6 +176,8 @@ def raises(layer, param, weight):
         (swallows, "sum"),
         (shuffles, "index"),
         (reshapes, "_unsafe_view of a copy, which is no view of the HF tensor"),
+        (strides_a_copy, "as_strided of a copy, which is no view of the HF tensor"),
+        (widens, "view to torch.float32"),
         (spreads, "copy_ that spreads (6,) over (4, 6)"),
         (assembles, "copy_ into memory that is not the model's"),
         (concatenates, "cat"),
@@ -321,6 +332,47 @@ def test_parts_of_a_place_from_two_tensors():
     assert found.reload["c.weight"].reason == "parts of its place are also written from c.scale"
 
 
+def test_parts_of_a_large_place_from_several_tensors():
+    """The second small one overlaps the large one, not its neighbour."""
+    rows = {"a.scale": 1, "b.scale": 2}
+    model = Model(
+        {
+            name: lambda _, param, weight, row=row: model.c.weight.data[row, :1].copy_(weight)
+            for name, row in rows.items()
+        }
+    )
+    found = traced(model, hf({"a.weight": SHAPE, "a.scale": (1,), "b.scale": (1,), "c.weight": SHAPE}))
+    assert found.placed.keys() == {"a.weight"}
+    assert found.reload["b.scale"].reason == "parts of its place are also written from a.scale, c.weight"
+
+
+def test_cleared_before_the_copy():
+    model = Model({"b.weight": lambda layer, param, weight: param.data.zero_().copy_(weight)})
+    assert traced(model, hf(TENSORS)).placed.keys() == TENSORS.keys()
+
+
+def test_modules_are_those_at_hand():
+    """Nothing else in the module tells."""
+    found = traced(Model({"a.weight": reads, "c.weight": raises}), hf(TENSORS))
+    assert found.reload["a.weight"].modules == ("a",)
+    assert found.reload["c.weight"].modules == ("c",)
+
+
+def test_modules_are_those_of_the_neighbours():
+    """The loader has no parameter at hand when it fails."""
+
+    def load(weights):
+        for name, weight in weights:
+            if name == "b.zero_point":
+                raise ValueError("unknown")
+            model.load_weights([(name, weight)])
+
+    model = Model()
+    found = trace(model, load, specs_of(hf(TENSORS | {"b.zero_point": (1,)})))
+    assert found.reload == {"b.zero_point": Reload("ValueError: unknown", ("b",))}
+    assert whole_leaves(found).placed.keys() == {"a.weight", "c.weight"}
+
+
 def test_whole_leaves_reach_through_tensors_in_several_modules():
     model = Model()
     model.b.weight = model.a.weight  # tied
@@ -354,6 +406,10 @@ def test_the_signature_follows_the_memory():
     assert found.is_current(model)
     assert found.signature() == traced(model, hf(TENSORS)).signature()
     assert found.signature() != traced(copy.deepcopy(model), hf(TENSORS)).signature()
+    model.c._parameters["renamed"] = model.c._parameters.pop("wide")
+    assert not found.is_current(model)
+    model.c._parameters["wide"] = model.c._parameters.pop("renamed")
+    assert found.is_current(model)
     model.c.wrapped = nn.Linear(2, 2)
     assert not found.is_current(model)
     del model.c.wrapped
