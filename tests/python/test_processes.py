@@ -94,8 +94,8 @@ def test_wrong_option_fails_at_once() -> None:
 INTERRUPTED = """
 import sys, deltasync
 receiver = deltasync.Receiver(sys.argv[1])
-print("waiting", flush=True)
 try:
+    print("waiting", flush=True)
     receiver.update(99, timeout=600) if sys.argv[2] == "update" else receiver._native.pull(99, timeout=600)
 except KeyboardInterrupt:
     receiver.close()

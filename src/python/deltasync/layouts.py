@@ -48,7 +48,12 @@ def spec_of(name: str, tensor: Any, dtype: str | None = None) -> TensorSpec:
 
 
 def layout_of(
-    source: Any, *, dtype: Any = None, tensor_parallel: int = 1, files: Mapping[str, bytes] | None = None
+    source: Any,
+    *,
+    dtype: Any = None,
+    tensor_parallel: int = 1,
+    files: Mapping[str, bytes] | None = None,
+    weights_file: str = "model.safetensors",
 ) -> tuple[Layout, Sidecar]:
     """Layout and sidecar of what `source` says.
 
@@ -56,7 +61,8 @@ def layout_of(
     a mapping or pairs of (name, tensor); TensorSpecs. Of tensors only name, dtype and shape are looked at.
     `dtype`: of all floating tensors in the layout (an fp32 trainer for bf16 rollouts, say).
     `tensor_parallel`: cuts tensors so that as many ranks get whole tiles each.
-    `files`: further files of the model's directory, such as config.json.
+    `files`: further files of the model's directory, such as config.json. `weights_file`: what the one with the tensors
+    is called there.
     """
     if isinstance(source, (str, os.PathLike)):
         if files or dtype is not None:
@@ -71,4 +77,4 @@ def layout_of(
             for item in named_tensors(source)
         ]
         layout = Layout.build(_native.even_cuts(specs, tensor_parallel))
-    return layout, Sidecar.make(layout, others=dict(files or {}))
+    return layout, Sidecar.make(layout, file=weights_file, others=dict(files or {}))

@@ -33,6 +33,7 @@ class WeightManager:
     :class:`Layout` (see :func:`layout_of`). Names and shapes are the HuggingFace checkpoint's.
 
     ``dtype``: floating tensors are cast to it while they are offloaded (fp32 masters, bf16 rollouts).
+    ``files`` (name: bytes, such as config.json) and ``weights_file`` say what a receiver's directory has.
     ``agent``: the Unix socket of an agent that runs already; without it one is started, watched and, at
     :meth:`close`, ended. ``name``, ``listen``, ``token_file``, ``shm_dir`` and ``agent_args`` are that agent's.
     ``process_group``: with torch.distributed, the processes of this node that fill each version together; rank 0 of it
@@ -49,6 +50,7 @@ class WeightManager:
         *,
         dtype: Any = None,
         files: Mapping[str, bytes] | None = None,
+        weights_file: str = "model.safetensors",
         tensor_parallel: int = 1,
         name: str = "deltasync",
         listen: str = "127.0.0.1:0",
@@ -63,7 +65,9 @@ class WeightManager:
         self.timeout = timeout
         self.layout: Layout
         self.sidecar: Sidecar
-        self.layout, self.sidecar = layout_of(model, dtype=dtype, tensor_parallel=tensor_parallel, files=files)
+        self.layout, self.sidecar = layout_of(
+            model, dtype=dtype, tensor_parallel=tensor_parallel, files=files, weights_file=weights_file
+        )
         self._module = model if is_module(model) else None
         self._index = {tensor: i for i, tensor in enumerate(self.layout.names())}
         self._dtypes = [self.layout[i].dtype for i in range(len(self.layout))]
