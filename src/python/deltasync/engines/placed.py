@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,3 +86,18 @@ def plan_of(layout: Layout, trace: Trace) -> tuple[PlacementPlan, HostCopies]:
         raise Unsupported("the engine's loader takes none of the trainer's tensors: is it the same model?")
     plan.ignore_unplaced(layout)
     return plan, copies
+
+
+def without_shared(trace: Trace, other: Any) -> Trace:
+    """The trace less the tensors that are in memory of the model `other`, all of them or in part: "unplaced"."""
+    from ..tracing.memory import live_tensors
+
+    theirs = {live.tensor.untyped_storage().data_ptr() for live in live_tensors(other) if live.tensor.numel()}
+    shared = {index for index, memory in enumerate(trace.memories) if memory.storage.data_ptr() in theirs}
+    gone = {name for name, slices in trace.placed.items() if any(placed.memory in shared for placed in slices)}
+    return replace(
+        trace,
+        placed={name: slices for name, slices in trace.placed.items() if name not in gone},
+        modules={name: modules for name, modules in trace.modules.items() if name not in gone},
+        unplaced={**trace.unplaced, **dict.fromkeys(gone, "the other model's receiver writes it")},
+    )

@@ -25,7 +25,7 @@ from .._native import Version
 from ..errors import Cancelled, CorruptData, DeadlinePassed, InvalidArgument, Unsupported
 from ..rollout import Prepared, PullReport, Receiver
 from .loader import EngineLoader
-from .placed import HostCopies, plan_of
+from .placed import HostCopies, plan_of, without_shared
 
 if TYPE_CHECKING:
     from ..tracing import Trace
@@ -82,7 +82,8 @@ class EngineReceiver:
     """Keeps one model of one rank at the trainer's versions.
 
     ``model``: a torch module (or several by name); ``loader``: see :class:`EngineLoader`; ``endpoints``: agents, as for
-    :class:`deltasync.Receiver`, connected to from here on. ``name``: of this rank, for messages and the agent's log.
+    :class:`deltasync.Receiver`, connected to from here on. ``beside``: a model whose receiver writes what the two share
+    (a draft's embedding). ``name``: of this rank, for messages and the agent's log.
 
     The engine's step thread calls :meth:`attach`, :meth:`prepare`, :meth:`commit`, :meth:`rollback`, :meth:`void`,
     :meth:`pause` and :meth:`close`, one at a time. Live memory is written by `commit` and `rollback` and by nothing
@@ -95,10 +96,12 @@ class EngineReceiver:
         loader: EngineLoader,
         endpoints: str | list[str],
         *,
+        beside: Any = None,
         name: str = "engine",
         timeout: float = 60.0,
         **options: Any,
     ) -> None:
+        self._beside = beside
         self.model, self.loader, self.name, self.timeout = model, loader, name, timeout
         self.state = CONNECTING
         #: Of the engine's memory; None until a commit has succeeded, and after :meth:`void`.
@@ -264,6 +267,8 @@ class EngineReceiver:
         assert receiver is not None
         specs = [(tensor.name, tensor.dtype, tensor.shape) for tensor in receiver.layout]
         found = trace(self.model, self.loader.load_traced, specs)
+        if self._beside is not None:
+            found = without_shared(found, self._beside)
         self.trace = whole_leaves(found, self.loader.reload_modules())
         self._bind_host(timeout)
         self.state = LOADING

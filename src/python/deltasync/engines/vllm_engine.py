@@ -1,0 +1,222 @@
+"""vLLM's weight transfer back end ``deltasync``. docs/engines.md is the page for its users."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from ..errors import Aborted, InvalidArgument
+from . import vllm_sleep
+from .session import CommitReport, EngineReceiver, Staging
+from .vllm_loader import VllmLoader
+from .votes import Votes
+
+#: What the decision after a commit waits for the other ranks beyond the deadline of the commit itself.
+_GRACE_S = 30.0
+
+
+@dataclass
+class DeltasyncInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """``init_info`` of POST /init_weight_transfer_engine."""
+
+    #: HOST:PORT of the trainer's agent, or several, of which the first that answers is taken.
+    agent: str | list[str]
+    #: Of every update, and of the connection.
+    deadline_ms: int = 300_000
+    #: File with the token that agent and receiver share, on this worker's host.
+    token_file: str | None = None
+    #: The agent of a draft model that is published apart; without it the draft is in the same checkpoint.
+    draft_agent: str | list[str] | None = None
+    #: Connections for data, and threads, for each rank; 0: as many as cores.
+    streams: int = 4
+    threads: int = 0
+
+
+@dataclass
+class DeltasyncUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """``update_info`` of POST /update_weights."""
+
+    #: Number or label; without it the newest, which all ranks have to agree on.
+    version: int | str | None = None
+    #: Reads all live memory back after the commit.
+    verify: bool = False
+    #: Of this update; without it that of init.
+    deadline_ms: int | None = None
+
+
+class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, DeltasyncUpdateInfo]):  # type: ignore[misc]
+    """One rank's. Pulls and verifies on threads of its own from init on; an update writes what is staged.
+
+    Two phases: every rank stages and verifies, then all commit; if one fails, those that have committed take it back,
+    every rank raises, and no session stays open.
+    """
+
+    init_info_cls = DeltasyncInitInfo
+    update_info_cls = DeltasyncUpdateInfo
+    supports_draft_weight_update = True
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: nn.Module) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._init_info: DeltasyncInitInfo | None = None
+        self._target: EngineReceiver | None = None
+        self._draft: EngineReceiver | None = None
+        self._votes: Votes | None = None
+        #: What the last update did on this rank.
+        self.last_report: CommitReport | None = None
+        vllm_sleep.watch(self)
+
+    # What Worker calls.
+
+    def init_transfer_engine(self, init_info: DeltasyncInitInfo) -> None:
+        """Connects, traces the loader, and begins to pull. Again: leaves the agent before."""
+        self.shutdown()
+        self._init_info = init_info
+        try:
+            self._target = self._make(self._default_model, self._default_model_config, init_info.agent, "")
+            self._target.attach(init_info.deadline_ms / 1e3)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def start_weight_update(self) -> None:
+        """Refuses before anything is pulled for it; if one rank does, all do, so that no session is open."""
+        error: Exception | None = None
+        try:
+            self._active().check()
+        except Exception as caught:
+            error = caught
+        self._agree(error, "start", self._deadline_s())
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """vLLM's own would synchronise a device that may not be there; the commit does where there is one."""
+        error: Exception | None = None
+        info, staging, subject, receiver = DeltasyncUpdateInfo(), None, "", None
+        end = time.monotonic() + self._deadline_s()
+        try:
+            info = self.parse_update_info(update_info)
+            end = time.monotonic() + (self._deadline_s() if info.deadline_ms is None else info.deadline_ms / 1e3)
+            receiver = self._active()
+            staging = receiver.prepare(info.version, timeout=_left(end))
+            subject = f"version {staging.wait(_left(end))}"
+        except Exception as caught:
+            error = caught
+        try:
+            # Those that are ready sooner wait for the others, whose deadline is the same and may have begun later.
+            self._agree(error, subject, _left(end) + _GRACE_S)
+            assert receiver is not None and staging is not None
+            self.last_report = self._commit(receiver, staging, info, end)
+        finally:
+            if receiver is not None:
+                receiver.follow()
+
+    def receive_weights(self, update_info: DeltasyncUpdateInfo) -> None:
+        """The same, for callers of it."""
+        self.update_weights(asdict(update_info))
+
+    def finish_weight_update(self) -> None:
+        """The update has done all; the label that the caller gives follows it."""
+
+    def shutdown(self) -> None:
+        for receiver in (self._target, self._draft):
+            if receiver is not None:
+                receiver.close()
+        self._target = self._draft = None
+
+    # Sleep.
+
+    def before_sleep(self, level: int) -> None:
+        for receiver in (self._target, self._draft):
+            if receiver is not None:
+                receiver.pause()
+
+    def after_wake(self, level: int) -> None:
+        for receiver in (self._target, self._draft):
+            if receiver is not None:
+                if level >= 2:
+                    receiver.void(f"level-{level} sleep discarded the weights")
+                receiver.follow()
+
+    # Inside.
+
+    def _commit(
+        self, receiver: EngineReceiver, staging: Staging, info: DeltasyncUpdateInfo, end: float
+    ) -> CommitReport | None:
+        error: Exception | None = None
+        report: CommitReport | None = None
+        try:
+            report = receiver.commit(staging, timeout=_left(end), verify=info.verify)
+        except Exception as caught:
+            error = caught
+        try:
+            self._agree(error, "committed", _left(end) + _GRACE_S)
+        except BaseException:
+            if report is not None:
+                receiver.rollback()
+            raise
+        return report
+
+    def _active(self) -> EngineReceiver:
+        """Of the model that this session is about."""
+        info = self._init_info
+        if info is None or self._target is None:
+            raise InvalidArgument("deltasync is not initialised: POST /init_weight_transfer_engine first")
+        if self.model is self._default_model:
+            return self._target
+        if self._draft is None or self._draft.model is not self.model:
+            if self._draft is not None:
+                self._draft.close()
+            self._draft = self._make(self.model, self.model_config, info.draft_agent or info.agent, "-draft")
+        return self._draft
+
+    def _make(self, model: nn.Module, model_config: Any, agent: str | list[str], suffix: str) -> EngineReceiver:
+        info = self._init_info
+        assert info is not None
+        parallel = self.parallel_config
+        return EngineReceiver(
+            model,
+            VllmLoader(self.vllm_config, model, model_config, self.device),
+            agent,
+            beside=None if model is self._default_model else self._default_model,
+            name=f"vllm-dp{parallel.data_parallel_index}-rank{parallel.rank}{suffix}",
+            timeout=info.deadline_ms / 1e3,
+            token_file=info.token_file,
+            streams=info.streams,
+            threads=info.threads,
+        )
+
+    def _agree(self, error: Exception | None, subject: str, timeout: float) -> None:
+        """Raises on every rank if one of them has an error: that one its own."""
+        verdict = self._ballot().decide(
+            None if error is None else f"{type(error).__name__}: {error}", subject=subject, timeout=timeout
+        )
+        if error is not None:
+            raise error
+        if not verdict.yes:
+            raise Aborted(f"nothing was changed on any rank: {verdict.reason}")
+
+    def _ballot(self) -> Votes:
+        if self._votes is None:
+            parallel = self.parallel_config
+            store = None
+            if parallel.world_size > 1:
+                from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+                store = PrefixStore(f"deltasync/dp{parallel.data_parallel_index}", _get_default_store())
+            self._votes = Votes(store, parallel.rank % parallel.world_size, parallel.world_size)
+        return self._votes
+
+    def _deadline_s(self) -> float:
+        return self._init_info.deadline_ms / 1e3 if self._init_info is not None else 60.0
+
+
+def _left(end: float) -> float:
+    return max(0.0, end - time.monotonic())

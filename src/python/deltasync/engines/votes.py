@@ -1,0 +1,105 @@
+"""All ranks of a replica, or none: one decision per step, over a key-value store that they share.
+
+A collective would do while nothing fails. But one that a rank has left at its deadline leaves the group out of step for
+ever, and it carries no reasons. So each round is a register in the store that is written once:
+
+* A rank puts its vote at ``ROUND/vote/RANK``, and waits for those of all others.
+* Who has all of them writes the verdict; who votes no, or waited in vain, writes "no". The first write counts
+  (``compare_set``), and everybody takes what stands there. So a rank that gave up has either prevented a "yes", or it
+  finds one and goes along.
+* A rank that comes late to a round with a verdict goes on to the next without one, where the others will be.
+
+Values are JSON. Whatever the store raises leaves the outcome unknown: ConnectionFailed says so.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from ..errors import ConnectionFailed
+
+#: A rank looks so often whether another one has said no.
+_LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    yes: bool
+    #: Who voted no and why, or who was missing; empty if all voted yes.
+    reason: str
+
+
+class Votes:
+    """One rank's. ``store``: of torch.distributed, or None where it is the only one. Not thread-safe."""
+
+    def __init__(self, store: Any, rank: int, ranks: int) -> None:
+        self._store, self.rank, self.ranks = store, rank, ranks
+        self._round = 0
+
+    def decide(self, reason: str | None, *, subject: str = "", timeout: float) -> Verdict:
+        """`reason`: why this rank votes no, or None for yes. `subject`: what about; ranks that vote about different
+        things have no agreement. Returns the same on every rank; waits `timeout` seconds at most for the others."""
+        if self.ranks == 1:
+            return Verdict(reason is None, reason or "")
+        try:
+            return self._decide(reason, subject, time.monotonic() + timeout)
+        except RuntimeError as error:  # DistError and its kind
+            raise ConnectionFailed(
+                f"rank {self.rank}: the store that the ranks share failed, and what they decided is unknown: {error}"
+            ) from error
+
+    def _decide(self, reason: str | None, subject: str, end: float) -> Verdict:
+        store = self._store
+        while store.check([f"{self._round}/verdict"]):
+            self._round += 1
+        at = self._round
+        self._round += 1
+        mine = {"reason": reason if reason is None else f"rank {self.rank}: {reason}", "subject": subject}
+        store.set(f"{at}/vote/{self.rank}", json.dumps(mine))
+        if reason is not None:
+            return self._write(at, f"rank {self.rank}: {reason}")
+        votes = [f"{at}/vote/{rank}" for rank in range(self.ranks)]
+        while not store.check(votes):
+            left = end - time.monotonic()
+            if left <= 0:
+                missing = [rank for rank, key in enumerate(votes) if not store.check([key])]
+                return self._write(at, f"rank {self.rank} has waited in vain for {_ranks(missing)}")
+            if _came(store, f"{at}/verdict", min(left, _LOOK_S)):
+                break
+        else:
+            return self._write(at, _objection([json.loads(store.get(key)) for key in votes]))
+        return self._read(store.get(f"{at}/verdict"))
+
+    def _write(self, at: int, reason: str) -> Verdict:
+        return self._read(self._store.compare_set(f"{at}/verdict", "", json.dumps({"reason": reason})))
+
+    @staticmethod
+    def _read(raw: bytes) -> Verdict:
+        reason = str(json.loads(raw)["reason"])
+        return Verdict(not reason, reason)
+
+
+def _came(store: Any, key: str, seconds: float) -> bool:
+    try:
+        store.wait([key], timedelta(seconds=seconds))
+    except RuntimeError:
+        return bool(store.check([key]))
+    return True
+
+
+def _objection(votes: list[dict[str, Any]]) -> str:
+    reasons = [str(vote["reason"]) for vote in votes if vote["reason"] is not None]
+    if reasons:
+        return "; ".join(reasons)
+    subjects = {str(vote["subject"]): rank for rank, vote in enumerate(votes)}
+    if len(subjects) > 1:
+        return "the ranks do not speak of the same: " + ", ".join(f"{what} on rank {r}" for what, r in subjects.items())
+    return ""
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
