@@ -11,6 +11,11 @@ import torch
 
 def build(folder, ranks, rank, port, *, experts_parallel):
     """The model, and its loader with completeness checks off."""
+    return build_with_config(folder, ranks, rank, port, experts_parallel=experts_parallel)[:2]
+
+
+def build_with_config(folder, ranks, rank, port, *, experts_parallel=False):
+    """The model, its loader, and the engine's configuration."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
     from vllm.engine.arg_utils import EngineArgs
@@ -42,4 +47,4 @@ def build(folder, ranks, rank, port, *, experts_parallel):
         with set_current_vllm_config(config), disable_mtp_completeness_check():
             return model.load_weights(weights)
 
-    return model, load
+    return model, load, config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,25 @@ def plan_of(layout: Layout, trace: Trace) -> tuple[PlacementPlan, HostCopies]:
         raise Unsupported("the engine's loader takes none of the trainer's tensors: is it the same model?")
     plan.ignore_unplaced(layout)
     return plan, copies
+
+
+def places(trace: Trace, model: Any) -> dict[str, tuple[object, ...]]:
+    """Where and how the model holds what is in memory that the trace's slices name: name → geometry. If it differs from
+    what it was, the plan is void. Of tensors elsewhere nothing is said: an engine may make those anew as it likes
+    (scales that it keeps on the host, what it derives from others)."""
+    from ..tracing.memory import live_tensors
+
+    memories = sorted((str(m.device), m.base, m.base + m.bytes) for m in trace.memories)
+    found: dict[str, tuple[object, ...]] = {}
+    for live in live_tensors(model):
+        tensor = live.tensor
+        if tensor.device.type == "meta" or not tensor.numel():
+            continue
+        device, address = str(tensor.device), tensor.data_ptr()
+        at = bisect_right(memories, (device, address, 1 << 64)) - 1
+        if at >= 0 and memories[at][0] == device and address < memories[at][2]:
+            found[live.name] = (device, address, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    return found
 
 
 def without_shared(trace: Trace, other: Any) -> Trace:

@@ -15,67 +15,25 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._native import Version
 from ..errors import Cancelled, CorruptData, DeadlinePassed, InvalidArgument, Unsupported
-from ..rollout import Prepared, PullReport, Receiver
+from ..rollout import Prepared, Receiver
 from .loader import EngineLoader
-from .placed import HostCopies, plan_of, without_shared
+from .placed import HostCopies, places, plan_of, without_shared
+from .staging import CommitReport, Staging, words
 
 if TYPE_CHECKING:
     from ..tracing import Trace
 
 _log = logging.getLogger("deltasync.engines")
 
+__all__ = ["CLOSED", "CONNECTING", "LOADING", "PLACED", "CommitReport", "EngineReceiver", "Staging"]
+
 CONNECTING, LOADING, PLACED, CLOSED = "connecting", "loading", "placed", "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class CommitReport:
-    """What a commit did. Times in seconds."""
-
-    version: Version
-    #: loaded (all by the engine's loader), delta, full, or up_to_date.
-    mode: str
-    #: Tensors written in place, and through the engine's loader.
-    direct: int
-    reloaded: int
-    #: Received for it.
-    wire_bytes: int
-    #: On the engine's thread, from the call to the end of the device's work.
-    commit_s: float
-
-
-class Staging:
-    """A version on its way to this rank; any thread may look at it."""
-
-    def __init__(self, asked: int | str | None) -> None:
-        self.asked = asked
-        self.prepared: Prepared | None = None
-        self.report: PullReport | None = None
-        self.future: concurrent.futures.Future[None]
-        self.cancelled = False
-
-    @property
-    def done(self) -> bool:
-        """Whether it is staged and verified, or has failed."""
-        return self.future.done()
-
-    def wait(self, timeout: float) -> Version:
-        """The version, once it is staged and verified; raises what the pull raised, DeadlinePassed after `timeout`."""
-        try:
-            self.future.result(None if timeout == math.inf else timeout)
-        except concurrent.futures.TimeoutError as error:
-            if self.future.done():
-                raise
-            raise DeadlinePassed(f"version {_words(self.asked)}: not staged after {timeout:.1f} s") from error
-        assert self.report is not None
-        return self.report.version
 
 
 class EngineReceiver:
@@ -107,6 +65,7 @@ class EngineReceiver:
         #: Of the engine's memory; None until a commit has succeeded, and after :meth:`void`.
         self.version: Version | None = None
         self.trace: Trace | None = None
+        self._places: dict[str, tuple[object, ...]] = {}
         self._copies: HostCopies | None = None
         self._staging: Staging | None = None
         self._following: Prepared | None = None
@@ -142,7 +101,7 @@ class EngineReceiver:
         self.attach(_left(end))
         self.check()
         assert self.trace is not None
-        if not self.trace.is_current(self.model):
+        if self._places != places(self.trace, self.model):
             self.void("the engine has given its parameters other memory")
             self._retrace(_left(end))
         self._drop_staging()
@@ -270,6 +229,7 @@ class EngineReceiver:
         if self._beside is not None:
             found = without_shared(found, self._beside)
         self.trace = whole_leaves(found, self.loader.reload_modules())
+        self._places = places(self.trace, self.model)
         self._bind_host(timeout)
         self.state = LOADING
 
@@ -310,7 +270,7 @@ class EngineReceiver:
         self.version = self._before = None
         self.loader.reload(self._host_tensors())
         self.loader.synchronize()
-        if not self.trace.is_current(self.model):
+        if self._places != places(self.trace, self.model):
             raise Unsupported(f"{self.name}: loading has moved the engine's parameters to other memory")
         tensors = dict(self._receiver.tensors())
         proved = whole_leaves(prove(self.trace, tensors.__getitem__), self.loader.reload_modules())
@@ -321,6 +281,7 @@ class EngineReceiver:
         plan, copies = plan_of(self._receiver.layout, proved)
         self._receiver.rebind(plan, live=True, timeout=self.timeout)
         self.trace, self._copies, self._following = proved, copies, None
+        self._places = places(proved, self.model)
         self.state = PLACED
         return "loaded"
 
@@ -367,7 +328,7 @@ class EngineReceiver:
         assert receiver is not None
         prepared = self._join(staging, end)
         if staging.cancelled:
-            raise Cancelled(f"version {_words(staging.asked)}: another one was asked for")
+            raise Cancelled(f"version {words(staging.asked)}: another one was asked for")
         if prepared is None:
             self._following = None
             receiver.cancel()
@@ -412,14 +373,9 @@ class EngineReceiver:
             concurrent.futures.wait([staging.future], self.timeout)
 
 
-def _words(asked: int | str | None) -> str:
-    return "newest" if asked is None else repr(asked)
-
-
 def _end(timeout: float) -> float:
     return time.monotonic() + timeout
 
 
 def _left(end: float) -> float:
     return max(0.0, end - time.monotonic())
-

@@ -1,0 +1,108 @@
+"""engines/votes.py over real TCP stores: all ranks decide the same, whatever is late or missing."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from deltasync.errors import ConnectionFailed
+
+torch = pytest.importorskip("torch")
+
+from deltasync.engines.votes import Verdict, Votes  # noqa: E402
+from torch.distributed import TCPStore  # noqa: E402
+
+RANKS = 3
+WAIT = 30.0
+
+
+@pytest.fixture
+def stores() -> Iterator[list[Any]]:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield [server, *(TCPStore("127.0.0.1", server.port, wait_for_workers=False) for _ in range(RANKS - 1))]
+
+
+def ballots(stores: list[Any]) -> list[Votes]:
+    return [Votes(store, rank, RANKS) for rank, store in enumerate(stores)]
+
+
+def at_once(calls: list[Callable[[], Verdict]]) -> list[Verdict]:
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(WAIT) for future in [pool.submit(call) for call in calls]]
+
+
+def decide(votes: Votes, reason: str | None = None, subject: str = "", timeout: float = WAIT) -> Callable[[], Verdict]:
+    return lambda: votes.decide(reason, subject=subject, timeout=timeout)
+
+
+def test_all_yes_over_many_rounds(stores: list[Any]) -> None:
+    votes = ballots(stores)
+    for number in range(20):
+        assert at_once([decide(vote, subject=f"v{number}") for vote in votes]) == [Verdict(True, "")] * RANKS
+
+
+def test_one_no_is_everybodys_and_names_the_rank(stores: list[Any]) -> None:
+    votes = ballots(stores)
+    verdicts = at_once([decide(votes[0]), decide(votes[1], "disk full"), decide(votes[2])])
+    assert verdicts == [Verdict(False, "rank 1: disk full")] * RANKS
+    assert all(verdict.yes for verdict in at_once([decide(vote) for vote in votes]))
+
+
+def test_ranks_that_speak_of_different_versions_do_not_agree(stores: list[Any]) -> None:
+    votes = ballots(stores)
+    verdicts = at_once([decide(vote, subject="v7" if rank else "v6") for rank, vote in enumerate(votes)])
+    assert len(set(verdicts)) == 1
+    assert not verdicts[0].yes and "v6" in verdicts[0].reason and "v7" in verdicts[0].reason
+
+
+def test_a_missing_rank_ends_at_the_deadline_and_finds_the_others_later(stores: list[Any]) -> None:
+    votes = ballots(stores)
+    verdicts = at_once([decide(votes[0], timeout=0.3), decide(votes[1], timeout=0.3)])
+    assert verdicts[0] == verdicts[1]
+    assert not verdicts[0].yes and "in vain for rank 2" in verdicts[0].reason
+    # Rank 2 never came to that round; all meet in the next one.
+    assert at_once([decide(vote) for vote in votes]) == [Verdict(True, "")] * RANKS
+
+
+def test_who_gives_up_has_prevented_a_yes(stores: list[Any]) -> None:
+    votes = ballots(stores)
+    gave_up = votes[0].decide(None, timeout=0.0)
+    assert not gave_up.yes
+    # Both others come when it has gone: no verdict of theirs can be a yes without it.
+    verdicts = at_once([decide(votes[1], timeout=0.5), decide(votes[2], timeout=0.5)])
+    assert verdicts[0] == verdicts[1]
+    assert not verdicts[0].yes and "rank 0" in verdicts[0].reason
+
+
+def test_who_gives_up_too_late_goes_along(stores: list[Any]) -> None:
+    votes = ballots(stores)
+    at = votes[0]._round
+    stores[0].set(f"{at}/vote/1", '{"reason": null, "subject": ""}')
+    # All others have voted and one wrote the verdict, between this rank's look at the clock and its giving up.
+    real = stores[0].compare_set
+
+    class Late:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(stores[0], name)
+
+        def compare_set(self, key: str, expected: str, value: str) -> Any:
+            stores[1].set(key, '{"reason": ""}')
+            return real(key, expected, value)
+
+    assert Votes(Late(), 0, RANKS).decide(None, timeout=0.0) == Verdict(True, "")
+
+
+def test_a_store_that_fails_leaves_the_outcome_unknown() -> None:
+    class Broken:
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("connection reset by peer")
+
+    with pytest.raises(ConnectionFailed, match="unknown: connection reset"):
+        Votes(Broken(), 0, 2).decide(None, timeout=1)
+
+
+def test_one_rank_needs_no_store() -> None:
+    assert Votes(None, 0, 1).decide(None, timeout=0) == Verdict(True, "")
+    assert Votes(None, 0, 1).decide("no room", timeout=0) == Verdict(False, "no room")
