@@ -208,6 +208,7 @@ def test_what_is_no_copy(action, reason):
     assert [p.data_ptr() for p in model.parameters()] == addresses
     assert {name: id(value) for name, value in vars(model.b).items() if name != "derived"} == held
     assert "kept" not in dict(model.b.named_buffers())
+    assert found.is_current(model)  # with what the loader has added
     assert whole_leaves(found).placed.keys() == {"a.weight", "c.weight"}
 
 
@@ -309,6 +310,23 @@ def test_threads_of_a_loader():
     found = traced(Threaded({"b.weight": reads}), hf(TENSORS))
     assert found.reload["b.weight"].reason == "item"
     assert found.placed.keys() == {"a.weight", "b.scale", "c.weight"}
+
+
+def test_threads_of_a_loader_are_guarded():
+    """Padding, and a pool that a task uses."""
+
+    def pads(layer, param, weight):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(param.data.zero_).result()
+        param.data.copy_(weight)
+        layer.wide.data.fill_(0)
+
+    submit = concurrent.futures.ThreadPoolExecutor.submit
+    found = traced(Threaded({"b.weight": pads}), hf(TENSORS))
+    assert found.placed.keys() == TENSORS.keys()
+    assert concurrent.futures.ThreadPoolExecutor.submit is submit
+    found = traced(Threaded({"b.weight": derives, "a.weight": scales_in_place}), hf(TENSORS))
+    assert found.reload.keys() == {"a.weight", "b.weight"}
 
 
 class Derived(Model):

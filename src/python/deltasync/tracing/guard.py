@@ -6,7 +6,10 @@ of live memory, or of HF tensors, go on into other memory is followed by storage
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,37 +27,56 @@ _GEOMETRY = {
 
 
 class Taint:
-    """Storages outside of the model whose content came from HF tensors. Keeps no storage's bytes alive."""
+    """Where content went that came from HF tensors: other storages, and what of live memory was written. Thread-safe.
+    Keeps no storage's bytes alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._lock = threading.Lock()
         self._marks: dict[int, tuple[StorageWeakRef, frozenset[Source]]] = {}
+        self._written: dict[int, set[Source]] = {}  # by memory; of the recorder's first _seen writes
+        self._seen = 0
 
     def mark(self, tensor: torch.Tensor, sources: Iterable[Source], operator: str) -> None:
+        """What `tensor` lies in has content of `sources` now."""
         added = frozenset(sources)
         if not added or isinstance(tensor, RecordingTensor) or tensor.layout != torch.strided:
             return
         # The weak reference keeps the storage's identity, which is the key, from being given to another one.
         reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._marks[reference.cdata] = (reference, added | self.sources(tensor))
+        with self._lock:
+            self._marks[reference.cdata] = (reference, added | self.sources(tensor))
 
     def sources(self, tensor: torch.Tensor) -> frozenset[Source]:
+        """Those of a tensor outside of live memory."""
         if not self._marks or tensor.layout != torch.strided or isinstance(tensor, RecordingTensor):
             return frozenset()
         marked = self._marks.get(tensor.untyped_storage()._cdata)
         return marked[1] if marked else frozenset()
 
+    def origin(self, tensors: list[torch.Tensor]) -> frozenset[Source]:
+        """The HF tensors that the content of `tensors` comes from, by way of live or of other memory."""
+        with self._lock:
+            for write in self._recorder.writes[self._seen :]:
+                if write.source is not None:
+                    self._written.setdefault(write.memory, set()).add(write.source)
+                self._seen += 1
+            sources: frozenset[Source] = frozenset()
+            for tensor in tensors:
+                sources |= self.sources(tensor)
+                memory = self._recorder.memory_of(tensor)
+                if memory is not None:
+                    sources |= self._written.get(memory, set())
+            return sources
+
 
 class LoadGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Active around a loader's calls, in the calling thread. Threads that a loader starts are not guarded: what they
-    copy from HF tensors is recorded, what else they write is written."""
+    """Active around a loader's calls, in one thread."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, taint: Taint) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
-        self.taint = Taint()
-        recorder.taint = self.taint.mark
-        self._written: dict[int, set[Source]] = {}  # by memory; of the recorder's first _seen writes
-        self._seen = 0
+        self.taint = taint
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -67,7 +89,7 @@ class LoadGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not func._schema.is_mutable:
             if func.is_view or func.overloadpacket in _GEOMETRY:
                 return func(*args, **kwargs)
-            sources = self._origin(flat(args, kwargs))
+            sources = self.taint.origin(flat(args, kwargs))
             result = func(*args, **kwargs)
             for made in flat((result,), {}) if sources else ():
                 self.taint.mark(made, sources, "")
@@ -75,7 +97,7 @@ class LoadGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         targets = written(func, args, kwargs)
         name = str(func._schema.name).removeprefix("aten::")
         others = [found for found in flat(args, kwargs) if not any(found is target for target in targets)]
-        sources = self._origin(others)
+        sources = self.taint.origin(others)
         if any(self.recorder.memory_of(target) is not None for target in targets):
             for source in sources:
                 source.fail(f"{name} of what was derived from it")
@@ -87,16 +109,33 @@ class LoadGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.taint.mark(target, sources, name)
         return result
 
-    def _origin(self, tensors: list[torch.Tensor]) -> frozenset[Source]:
-        """The HF tensors that the content of `tensors` comes from, by way of live or of other memory."""
-        for write in self.recorder.writes[self._seen :]:
-            if write.source is not None:
-                self._written.setdefault(write.memory, set()).add(write.source)
-            self._seen += 1
-        sources: frozenset[Source] = frozenset()
-        for tensor in tensors:
-            sources |= self.taint.sources(tensor)
-            memory = self.recorder.memory_of(tensor)
-            if memory is not None:
-                sources |= self._written.get(memory, set())
-        return sources
+
+@contextmanager
+def guarded(recorder: Recorder, taint: Taint) -> Iterator[None]:
+    """Guards this thread, and what it gives to thread pools meanwhile, and what those tasks give to pools in turn.
+
+    Dispatch modes are of one thread, and loaders copy in pools. Tasks of other threads stay as they are.
+    """
+    inside = threading.local()
+    submit = ThreadPoolExecutor.submit
+
+    def run(task: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        inside.yes = True
+        try:
+            with LoadGuard(recorder, taint), torch.no_grad():
+                return task(*args, **kwargs)
+        finally:
+            inside.yes = False
+
+    def submit_guarded(pool: ThreadPoolExecutor, task: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        if getattr(inside, "yes", False):
+            return submit(pool, run, task, args, kwargs)
+        return submit(pool, task, *args, **kwargs)
+
+    inside.yes = True
+    ThreadPoolExecutor.submit = submit_guarded  # type: ignore[method-assign,assignment]
+    try:
+        with LoadGuard(recorder, taint):
+            yield
+    finally:
+        ThreadPoolExecutor.submit = submit  # type: ignore[method-assign]

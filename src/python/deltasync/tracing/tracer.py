@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .guard import LoadGuard
+from .guard import Taint, guarded
 from .memory import LiveMemories, Modules, TraceError, live_tensors, model_signature
 from .model_state import ModelState
 from .overlap import settle
@@ -77,12 +77,12 @@ class _Run:
         self.modules = modules
         self.load_weights = load_weights
         self.careful = careful
-        self.signature = model_signature(modules)
         tensors = list(live_tensors(modules))
         self.live = LiveMemories(tensors)
         self.recorder = Recorder(self.live, device)
-        self.guard = LoadGuard(self.recorder)
-        self.state = ModelState(modules, tensors, self.guard.taint)
+        self.taint = Taint(self.recorder)
+        self.recorder.taint = self.taint.mark
+        self.state = ModelState(modules, tensors, self.taint)
         self.sources = [Source(spec, index) for index, spec in enumerate(specs)]
 
     def load(self) -> None:
@@ -114,7 +114,7 @@ class _Run:
         """Lets the loader take what it wants. Returns tensors of which one, but not which one, made it fail."""
         feed = _Feed(self, queue)
         try:
-            with self.guard:
+            with guarded(self.recorder, self.taint):
                 self.load_weights(feed)
         except Exception as error:
             if not feed.sent:
@@ -179,7 +179,9 @@ class _Run:
                 placed[name] = tuple(merge_slices(_slices(source.spec, writes, memories)))
                 owners[name] = frozenset(source.modules)
         used = tuple(self.live.memories[index] for index in memories)
-        return Trace(tuple(s.spec for s in self.sources), used, placed, reload, unplaced, owners, self.signature)
+        return Trace(
+            tuple(s.spec for s in self.sources), used, placed, reload, unplaced, owners, model_signature(self.modules)
+        )
 
     def _siblings(self, source: Source) -> set[str]:
         """Modules of the tensors of the same HF module: a scale goes where its weight goes."""
