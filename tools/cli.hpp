@@ -51,6 +51,7 @@ std::function<Status()> setup_pull(CLI::App& app);
 std::function<Status()> setup_relay(CLI::App& app);
 std::function<Status()> setup_inspect(CLI::App& app);
 std::function<Status()> setup_diff(CLI::App& app);
+std::function<Status()> setup_clean(CLI::App& app);
 std::function<Status()> setup_trace(CLI::App& app);
 std::function<Status()> setup_bench(CLI::App& app);
 std::function<Status()> setup_bench_receiver(CLI::App& app);

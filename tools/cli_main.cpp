@@ -1,4 +1,4 @@
-// deltasync: publish, pull, relay, inspect, diff, trace, bench: the command table and the way from an error to an exit
+// deltasync: publish, pull, relay, inspect, clean, diff, trace, bench: the command table and the way from an error to an exit
 // code.
 #include <csignal>
 #include <cstdio>
@@ -15,6 +15,7 @@ constexpr Command kCommands[] = {
     {"pull", "fetch versions from an agent into a model directory", setup_pull},
     {"relay", "pull versions once for a node and serve them on through its own agent", setup_relay},
     {"inspect", "describe a model, layout, delta or segment file, or a live agent", setup_inspect},
+    {"clean", "list segments in shared memory, and remove those that dead processes left", setup_clean},
     {"diff", "compare two versions of a model: density by tensor, size by codec", setup_diff},
     {"trace", "lay what several processes recorded on one timeline; summarise or draw one version", setup_trace},
     {"bench", "measure one case against the machine's limit", setup_bench},

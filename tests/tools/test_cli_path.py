@@ -55,6 +55,25 @@ class PathTest(CliTest):
         self.assert_received(models[2])
         self.assertEqual(self.cli_json("inspect", self.tmp / "out")["layout"]["tensors"], 3)
 
+    def test_clean_removes_what_dead_processes_left(self):
+        agent = self.agent()
+        shm = agent.folder
+        (shm / "other.g1").write_bytes(b"not a segment")
+        self.publish(agent, self.successive(1)[0])
+        clean = lambda *options: [json.loads(line) for line in
+                                  self.cli("clean", "--shm-dir", shm, "--json", *options).splitlines()]
+        found, = clean("--remove")
+        self.assertEqual((found["name"], found["used_by"], found["removed"]), ("cli", "its agent", False))
+        agent.kill()
+        found, = clean()
+        self.assertEqual((found["used_by"], found["removed"]), ("", False))
+        self.assertIn("step_0", found["version"])
+        self.assertEqual(clean("--name", "another"), [])
+        found, = clean("--remove")
+        self.assertTrue(found["removed"])
+        self.assertEqual([path.name for path in shm.glob("*.g*")], ["other.g1"])
+        self.assertEqual(self.cli("clean", "--shm-dir", self.tmp / "none", expect=MISSING), "")
+
     def test_slices(self):
         agent = self.agent()
         self.publish(agent, self.successive(1)[0], options=["--tp", "2"])
