@@ -31,17 +31,20 @@ class Batch {
     slices_.push_back({{tensor, {row, col, rows, cols}}, source});
   }
 
-  /// The same slices, their sources somewhere else.
-  void move_to(const nb::list& addresses) {
-    if (addresses.size() != slices_.size()) {
+  /// Whole tensors of the layout, whose rows lie one behind the other in host memory.
+  void add_whole(const Layout& layout, const nb::list& tensors, const nb::list& addresses) {
+    if (tensors.size() != addresses.size()) {
       throw Failure{Error(Errc::invalid_argument, std::to_string(addresses.size()) + " addresses for " +
-                                                      std::to_string(slices_.size()) + " slices")};
+                                                      std::to_string(tensors.size()) + " tensors")};
     }
-    std::size_t i = 0;
-    for (const nb::handle address : addresses) {
-      const auto value = PyLong_AsUnsignedLongLong(address.ptr());
-      if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) throw nb::python_error();
-      slices_[i++].source.data = reinterpret_cast<const void*>(value);  // NOLINT(performance-no-int-to-ptr)
+    slices_.reserve(slices_.size() + tensors.size());
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::uint64_t index = integer(tensors[i]);
+      if (index >= layout.tensors().size()) throw Failure{Error(Errc::out_of_range, "tensor " + std::to_string(index))};
+      const Tensor& tensor = layout.tensors()[index];
+      Source source;
+      source.data = reinterpret_cast<const void*>(integer(addresses[i]));  // NOLINT(performance-no-int-to-ptr)
+      slices_.push_back({{static_cast<std::uint32_t>(index), {0, 0, tensor.rows, tensor.cols}}, source});
     }
   }
 
@@ -60,6 +63,12 @@ class Batch {
   }
 
  private:
+  static std::uint64_t integer(const nb::handle& value) {
+    const auto number = PyLong_AsUnsignedLongLong(value.ptr());
+    if (number == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) throw nb::python_error();
+    return number;
+  }
+
   std::vector<SliceSource> slices_;
   bool on_device_ = false;
 };
@@ -92,7 +101,8 @@ void bind_batch(nb::module_& module) {
       .def("add", &Batch::add, "tensor"_a, "row"_a, "col"_a, "rows"_a, "cols"_a, "address"_a, "row_stride_bytes"_a = 0,
            "device"_a = -1, "stream"_a = 0,
            "A rectangle of the tensor (layout index) and where its bytes begin; device: a CUDA ordinal, or -1.")
-      .def("move_to", &Batch::move_to, "addresses"_a, "The same slices, their bytes at these addresses now.")
+      .def("add_whole", &Batch::add_whole, "layout"_a, "tensors"_a, "addresses"_a,
+           "Whole tensors by their layout index, whose rows lie one behind the other in host memory.")
       .def("clear", &Batch::clear)
       .def("__len__", &Batch::size);
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ._arrays import Array, is_torch_tensor
-from ._native import Batch
+from ._arrays import is_torch_tensor
+from ._native import Batch, Layout
 from ._slices import is_dtensor
 from .layouts import is_module, module_tensors, named_tensors
 
@@ -22,7 +24,9 @@ class Source:
         #: Whether the same tensors may come again as they are; those of a generator must not be held.
         self.again = is_module(tensors) or isinstance(tensors, (Mapping, list, tuple))
         pairs = module_tensors(tensors) if is_module(tensors) else named_tensors(tensors)
-        self.items: Iterable[tuple[str, Any]] = list(pairs) if self.again else pairs
+        #: Of a mapping as it is: 90,000 pairs cost as much as all else that a version needs.
+        self.mapping = tensors if isinstance(tensors, Mapping) else None
+        self.items: Iterable[tuple[str, Any]] = list(pairs) if self.again and self.mapping is None else pairs
         self._seen: set[int] = set()
 
     def rehearsed(self, look: Callable[[str, Any], None]) -> Source:
@@ -51,40 +55,51 @@ def _address(tensor: Any) -> int:
     return int((tensor._local_tensor if is_dtensor(tensor) else tensor).data_ptr())
 
 
+class PlainSources:
+    """Whole tensors in contiguous host memory, collected with as little Python as will do for each."""
+
+    def __init__(self) -> None:
+        self.indices: list[int] = []
+        self.addresses: list[int] = []
+        self.tensors: list[Any] = []
+
+    def add(self, index: int, tensor: Any) -> None:
+        self.indices.append(index)
+        self.addresses.append(tensor.data_ptr())
+        self.tensors.append(tensor)
+
+    def clear(self) -> None:
+        self.indices.clear()
+        self.addresses.clear()
+        self.tensors.clear()
+
+
 class FixedSources:
-    """Tensors that come again with every version, such as a module's parameters, described once."""
+    """Plain tensors that come again with every version, such as a module's parameters, described once."""
 
-    def __init__(self, names: list[str], tensors: list[Any], shapes: list[Any], batch: Batch) -> None:
-        self._names = names
-        self._tensors = tensors
-        self._shapes = shapes
-        self._dtypes = [tensor.dtype for tensor in tensors]
-        self._addresses = [tensor.data_ptr() for tensor in tensors]
-        self.batch = batch
-
-    @staticmethod
-    def make(source: Source, ordered: list[tuple[int, Array]]) -> FixedSources | None:
-        items = list(source.items)
-        if len(items) != len(ordered) or not all(is_torch_tensor(tensor) for _, tensor in items):
-            return None
-        if any(array.device >= 0 for _, array in ordered):
-            return None  # their streams may change from call to call
-        batch = Batch()
-        for index, array in ordered:
-            rows, cols = array.rows_cols
-            batch.add(index, 0, 0, rows, cols, array.address, array.row_stride)
-        return FixedSources([name for name, _ in items], [t for _, t in items], [t.shape for _, t in items], batch)
+    def __init__(self, layout: Layout, source: Source, plain: PlainSources) -> None:
+        self._names = [name for name, _ in source.items]
+        self._tensors = list(plain.tensors)
+        self._addresses = list(plain.addresses)
+        self._sizes = [tensor.nbytes for tensor in self._tensors]
+        self._torch = sys.modules["torch"].Tensor
+        self.batch = Batch()
+        self.batch.add_whole(layout, plain.indices, plain.addresses)
 
     def fits(self, source: Source) -> bool:
-        """Whether these are the tensors, and where they were: the same objects, shapes, dtypes and addresses."""
+        """Whether these are the tensors, and where and as large as they were. An object that is the same has the shape
+        and dtype that it had, but for what was assigned to ``tensor.data``; of that, what could not be read is noticed
+        (elsewhere, of another size, with gaps), and a view of the very same bytes is not."""
         if not source.again:
             return False
-        items = list(source.items)
-        if len(items) != len(self._tensors):
-            return False
-        for (name, tensor), known_name, known, shape, dtype in zip(
-            items, self._names, self._tensors, self._shapes, self._dtypes, strict=True
-        ):
-            if tensor is not known or name != known_name or tensor.shape != shape or tensor.dtype is not dtype:
-                return False
-        return [tensor.data_ptr() for tensor in self._tensors] == self._addresses
+        if source.mapping is not None:
+            names, tensors = list(source.mapping), list(source.mapping.values())
+        else:
+            names, tensors = [name for name, _ in source.items], [tensor for _, tensor in source.items]
+        return (
+            names == self._names
+            and all(map(operator.is_, tensors, self._tensors))
+            and list(map(self._torch.data_ptr, tensors)) == self._addresses
+            and [tensor.nbytes for tensor in tensors] == self._sizes
+            and all(map(self._torch.is_contiguous, tensors))
+        )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from ._arrays import DTYPES, FLOATS, Array, describe, is_torch_tensor
 from ._group import Group
 from ._native import Batch, Layout, OffloadReport, Sidecar, Version, Writer
 from ._slices import is_dtensor, local_block, pieces
-from ._sources import FixedSources, Source
+from ._sources import FixedSources, PlainSources, Source
 from .agent import AgentProcess
 from .errors import InvalidArgument, NotFound
 from .layouts import is_module, layout_of
@@ -72,6 +72,8 @@ class WeightManager:
         self._index = {tensor: i for i, tensor in enumerate(self.layout.names())}
         self._dtypes = [self.layout[i].dtype for i in range(len(self.layout))]
         self._shapes = [self.layout[i].shape for i in range(len(self.layout))]
+        self._bytes = [self.layout[i].nbytes for i in range(len(self.layout))]
+        self._torch_dtype_list: list[Any] = []
         self._group = Group(process_group)
         self._fixed: FixedSources | None = None
         self._planned = False
@@ -209,35 +211,61 @@ class WeightManager:
 
     def _write_all(self, source: Source, end: float) -> None:
         batch = Batch()
+        plain, kinds, dtypes = PlainSources(), _plain_kinds(), self._torch_dtypes()
+        alone = self._group.size == 1
         alive: list[Any] = []
         held = 0
         wait = not source.again  # else the sources of copies that are under way on a device stay as they are
-        ordered: list[tuple[int, Array]] | None = [] if source.again and self._group.size == 1 else None
+        fixed = PlainSources() if source.again and alone else None
         for name, tensor in source.items:
             index = self._index.get(name)
-            if index is None:
-                if source.is_alias(tensor):
-                    continue
+            if (
+                index is not None
+                and alone
+                and type(tensor) in kinds
+                and tensor.dtype is dtypes[index]
+                and tensor.shape == self._shapes[index]
+                and tensor.is_cpu
+                and tensor.is_contiguous()
+            ):
+                plain.add(index, tensor)
+                if fixed is not None:
+                    fixed.add(index, tensor)
+                held += self._bytes[index]
+            elif index is not None:
+                fixed = None
+                array = self._add(batch, index, name, tensor)
+                if array is not None:
+                    alive.append(array.owner)
+                    wait = wait or not _shares(array, tensor)
+                    held += self._bytes[index]
+            elif not source.is_alias(tensor):
                 raise NotFound(f"offload: the layout has no tensor '{name}'")
-            array = self._add(batch, index, name, tensor)
+            else:
+                fixed = None
+                continue
             source.note(tensor)
-            if ordered is not None:
-                if array is not None and array.owner is tensor:
-                    ordered.append((index, array))
-                else:
-                    ordered = None
-            if array is not None:
-                alive.append(array.owner)
-                wait = wait or not _shares(array, tensor)
-                held += math.prod(array.shape) * self.layout[index].element_bytes
-            if held >= BUCKET_BYTES or len(batch) >= _BUCKET_TENSORS:
-                self._writer.write_batch(batch, wait, _left(end))
-                batch.clear()
+            if held >= BUCKET_BYTES or len(batch) + len(plain.indices) >= _BUCKET_TENSORS:
+                self._write(batch, plain, wait, end)
                 alive.clear()
                 held = 0
                 wait = not source.again
+        self._write(batch, plain, wait, end)
+        self._fixed = FixedSources(self.layout, source, fixed) if fixed is not None and fixed.indices else None
+
+    def _write(self, batch: Batch, plain: PlainSources, wait: bool, end: float) -> None:
+        batch.add_whole(self.layout, plain.indices, plain.addresses)
         self._writer.write_batch(batch, wait, _left(end))
-        self._fixed = FixedSources.make(source, ordered) if ordered else None
+        batch.clear()
+        plain.clear()
+
+    def _torch_dtypes(self) -> list[Any]:
+        """Of the layout's tensors; empty without torch."""
+        torch = sys.modules.get("torch")
+        if torch is not None and not self._torch_dtype_list:
+            names = {known: name for name, known in DTYPES.items()}
+            self._torch_dtype_list = [getattr(torch, names[dtype], None) for dtype in self._dtypes]
+        return self._torch_dtype_list
 
     def _block(self, index: int, name: str, tensor: Any) -> tuple[Any, list[int], list[int]] | None:
         """What this process writes of a tensor: (memory, offset, size), None if nothing."""
@@ -325,6 +353,12 @@ def _cast(tensor: Any, name: str, have: str, want: str) -> Any:
         return tensor.astype(wanted)
     except TypeError as error:
         raise InvalidArgument(f"{name}: numpy cannot cast {have} to {want}: {error}") from error
+
+
+def _plain_kinds() -> tuple[Any, ...]:
+    """The types of tensors that are nothing but memory."""
+    torch = sys.modules.get("torch")
+    return () if torch is None else (torch.Tensor, torch.nn.Parameter)
 
 
 def _left(end: float) -> float:
