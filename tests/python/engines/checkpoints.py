@@ -34,6 +34,43 @@ CONFIGS = {
         "mlp_only_layers": [],
     },
 }
+# Latent attention, of which an engine fuses and derives weights; a dense layer, then one with a shared expert.
+LATENT_Q, LATENT_KV, ROPE = 32, 64, 16
+CONFIGS["deepseek_v3"] = BASE | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": HEADS,
+    "q_lora_rank": LATENT_Q,
+    "kv_lora_rank": LATENT_KV,
+    "qk_nope_head_dim": HEAD,
+    "qk_rope_head_dim": ROPE,
+    "v_head_dim": HEAD,
+    "attention_bias": False,
+    "rope_interleave": True,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    },
+    "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": EXPERT_INNER,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "num_nextn_predict_layers": 0,
+}
 CONFIGS["qwen3_tied"] = CONFIGS["qwen3"] | {"tie_word_embeddings": True}
 
 
@@ -43,6 +80,8 @@ def write_config(model: str, folder: pathlib.Path) -> None:
 
 def shapes(model: str) -> dict[str, tuple[int, ...]]:
     """HF name → shape, in the order of a checkpoint."""
+    if model == "deepseek_v3":
+        return deepseek_shapes()
     found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
     for layer in range(LAYERS):
         at = f"model.layers.{layer}"
@@ -66,6 +105,35 @@ def shapes(model: str) -> dict[str, tuple[int, ...]]:
     if model != "qwen3_tied":
         found["lm_head.weight"] = (VOCABULARY, HIDDEN)
     return found
+
+
+def deepseek_shapes() -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        found |= {
+            f"{at}.self_attn.q_a_proj.weight": (LATENT_Q, HIDDEN),
+            f"{at}.self_attn.q_a_layernorm.weight": (LATENT_Q,),
+            f"{at}.self_attn.q_b_proj.weight": (HEADS * (HEAD + ROPE), LATENT_Q),
+            f"{at}.self_attn.kv_a_proj_with_mqa.weight": (LATENT_KV + ROPE, HIDDEN),
+            f"{at}.self_attn.kv_a_layernorm.weight": (LATENT_KV,),
+            f"{at}.self_attn.kv_b_proj.weight": (HEADS * 2 * HEAD, LATENT_KV),
+            f"{at}.self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD),
+            f"{at}.input_layernorm.weight": (HIDDEN,),
+            f"{at}.post_attention_layernorm.weight": (HIDDEN,),
+        }
+        if layer == 0:
+            found |= mlp(f"{at}.mlp", INNER)
+            continue
+        found |= {f"{at}.mlp.gate.weight": (EXPERTS, HIDDEN), f"{at}.mlp.gate.e_score_correction_bias": (EXPERTS,)}
+        for expert in range(EXPERTS):
+            found |= mlp(f"{at}.mlp.experts.{expert}", EXPERT_INNER)
+        found |= mlp(f"{at}.mlp.shared_experts", EXPERT_INNER)
+    return found | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+
+
+def is_float32(name: str) -> bool:
+    return name.endswith("e_score_correction_bias")
 
 
 def mlp(at: str, inner: int) -> dict[str, tuple[int, ...]]:

@@ -98,3 +98,31 @@ def test_replay_is_the_loader(engine, model, ranks, mode, tensors):
             elements[name] *= size
     assert len(elements) == tensors
     assert covered(tuple(slice_) for report in reports for slice_ in report["slices"]) == elements
+
+
+#: What SGLang's loader does beyond copies with latent attention: joins two projections, derives absorbed weights.
+SGLANG_RELOADS = {
+    "q_a_proj": "cat",
+    "kv_a_proj_with_mqa": "cat",
+    "kv_b_proj": "model.layers.{}.self_attn.w_kc is derived from it",
+}
+SGLANG_WRITES = ("fused_qkv_a_proj_with_mqa.weight", "kv_b_proj.weight", "w_kc", "w_vc")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_latent_attention(engine):
+    if not installed(engine):
+        pytest.skip(f"{engine} is not installed here: tools/test_engines.sh {engine}")
+    (report,) = run_ranks(engine, "deepseek_v3", 1, "tp")
+    reloads, writes = (SGLANG_RELOADS, SGLANG_WRITES) if engine == "sglang" else ({}, ())
+    assert report["reload"] == {
+        f"model.layers.{layer}.self_attn.{name}.weight": reason.format(layer)
+        for layer in range(2)
+        for name, reason in reloads.items()
+    }
+    # The replay leaves out these, and nothing else.
+    assert report["differing_after_replay"] == sorted(
+        f"model.layers.{layer}.self_attn.{name}" for layer in range(2) for name in writes
+    )
+    assert report["changed_by_trace"] == report["loader_repeats"] == report["unproved"] == report["unplaced"] == []
+    assert report["placed"] == report["leaves"] == len(shapes("deepseek_v3")) - len(report["reload"])

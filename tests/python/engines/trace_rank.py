@@ -12,7 +12,7 @@ import time
 
 import deltasync
 import torch
-from checkpoints import shapes, write_config
+from checkpoints import is_float32, shapes, write_config
 from deltasync.tracing import placement_plan, prove, replay, trace, whole_leaves
 from deltasync.tracing.memory import live_tensors
 
@@ -23,7 +23,8 @@ def version(model, seed):
     made = {}
     for name, shape in shapes(model).items():
         bits = torch.randint(-(2**15), 2**15, shape, generator=generator, dtype=torch.int32)
-        made[name] = bits.to(torch.int16).view(torch.bfloat16)
+        value = bits.to(torch.int16).view(torch.bfloat16)
+        made[name] = value.float() if is_float32(name) else value
     return made
 
 
