@@ -2,7 +2,11 @@
 
 #include "python/bindings/bind.hpp"
 
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/string.h>
+
 #include "base/log.hpp"
+#include "deltasync/trace.hpp"
 #include "python/bindings/calls.hpp"
 
 NB_MODULE(_native, module) {
@@ -18,6 +22,12 @@ NB_MODULE(_native, module) {
       "init_log", [](const std::string& name, const std::string& level) { deltasync::init_log(name, level); },
       nb::arg("name"), nb::arg("level"),
       "Log lines of the library go to stderr from now on: trace, debug, info, warn, error or off.");
+  module.def(
+      "start_trace", [](const std::string& process) { deltasync::start_trace({.process = process}); },
+      nb::arg("process"), "Records what each stage of this process's writers and receivers takes, from now on.");
+  module.def(
+      "write_trace", [](const std::filesystem::path& file) { unwrap(deltasync::write_trace(file)); }, nb::arg("file"),
+      "What has been recorded so far, as Chrome trace events (docs/trace.md); `deltasync trace` lays files together.");
   module.attr("version") = DELTASYNC_VERSION;
   module.attr("with_cuda") = static_cast<bool>(DELTASYNC_CUDA);
 }

@@ -21,7 +21,19 @@ from __future__ import annotations
 import os as _os
 
 from . import _native, errors
-from ._native import Layout, OffloadReport, Placement, PlacementPlan, Sidecar, Tensor, TensorSpec, Version, make_epoch
+from ._native import (
+    Layout,
+    OffloadReport,
+    Placement,
+    PlacementPlan,
+    Sidecar,
+    Tensor,
+    TensorSpec,
+    Version,
+    make_epoch,
+    start_trace,
+    write_trace,
+)
 from ._native import version as __version__
 from .agent import AgentProcess
 from .errors import Error
@@ -51,4 +63,6 @@ __all__ = [
     "errors",
     "layout_of",
     "make_epoch",
+    "start_trace",
+    "write_trace",
 ]
