@@ -260,6 +260,6 @@ def test_an_attestation_that_fails_takes_the_commit_back(rig: Rig, monkeypatch: 
 def test_no_agent_is_an_error_with_its_address() -> None:
     engine = Engine()
     receiver = EngineReceiver(engine, Loader(engine), "127.0.0.1:9", name="rank0", timeout=0.3)
-    with pytest.raises(errors.Error, match=r"127\.0\.0\.1:9|no connection"):
+    with pytest.raises(errors.Error, match=r"127\.0\.0\.1:9"):
         receiver.prepare(1)
     receiver.close()

@@ -59,7 +59,7 @@ class EngineReceiver:
         timeout: float = 60.0,
         **options: Any,
     ) -> None:
-        self._beside = beside
+        self._beside, self._endpoints = beside, endpoints
         self.model, self.loader, self.name, self.timeout = model, loader, name, timeout
         self.state = CONNECTING
         #: Of the engine's memory; None until a commit has succeeded, and after :meth:`void`.
@@ -70,6 +70,7 @@ class EngineReceiver:
         self._staging: Staging | None = None
         self._following: Prepared | None = None
         self._before: Version | None = None
+        self._mode = ""  # what rollback() would take back
         self._receiver: Receiver | None = None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"deltasync-{name}")
         self._connected = self._thread.submit(lambda: Receiver(endpoints, name=name, timeout=timeout, **options))
@@ -90,7 +91,7 @@ class EngineReceiver:
         except concurrent.futures.TimeoutError as error:
             if self._connected.done():
                 raise
-            raise DeadlinePassed(f"{self.name}: no connection to an agent after {wait:.1f} s") from error
+            raise DeadlinePassed(f"{self.name}: no connection to {self._endpoints} after {wait:.1f} s") from error
         self._retrace(wait)
         self.follow()
 
@@ -122,10 +123,8 @@ class EngineReceiver:
         staging.wait(0)
         self.check()
         self.loader.synchronize()  # steps that still read the weights
-        if self.state == LOADING:
-            mode = self._load_all(staging)
-        else:
-            mode = self._write(staging, end)
+        self._mode = ""
+        mode = self._mode = self._load_all() if self.state == LOADING else self._write(staging, end)
         report, receiver = staging.report, self._receiver
         assert report is not None and receiver is not None and self.trace is not None
         if verify:
@@ -143,11 +142,12 @@ class EngineReceiver:
     def rollback(self) -> None:
         """Takes the last commit back, bit for bit, until :meth:`follow` or :meth:`prepare`. After one that the engine's
         loader did there is no way back: the memory counts as void, and the next commit loads all of it."""
-        if self._staging is None or self._staging.prepared is None:
-            if self._staging is not None and self._staging.report is not None and self.state == PLACED:
-                if self._staging.report.mode != "up_to_date":
-                    self.void("its first load was taken back")
+        if self._mode == "loaded":
+            self.void("its first load was taken back")
+        if self._mode in ("", "loaded", "up_to_date"):
+            self._mode = ""
             return
+        self._mode = ""
         assert self._receiver is not None
         try:
             self._receiver.rollback()
@@ -162,6 +162,7 @@ class EngineReceiver:
     def follow(self) -> None:
         """Goes on to pull whatever comes next, in the background. After a commit: once it need not be taken back."""
         self._drop_staging()
+        self._mode = ""
         receiver = self._receiver
         if receiver is None or self.state == CLOSED:
             return
@@ -208,12 +209,11 @@ class EngineReceiver:
             return
         self._drop_staging()
         self.state = CLOSED
-        self._connected.cancel()
-        receiver = self._receiver
-        if receiver is None and self._connected.done() and not self._connected.cancelled():
-            receiver = None if self._connected.exception() else self._connected.result()
-        if receiver is not None:
-            receiver.close()
+        if self._receiver is not None:
+            self._receiver.close()
+        else:
+            self._connected.add_done_callback(_close_what_connected)
+            self._connected.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._receiver, self.trace, self._copies, self.version = None, None, None, None
 
@@ -262,7 +262,7 @@ class EngineReceiver:
         names = self._names()
         return ((name, tensor) for name, tensor in self._receiver.tensors() if name in names)
 
-    def _load_all(self, staging: Staging) -> str:
+    def _load_all(self) -> str:
         """Through the engine's loader; then what is equal byte for byte is bound in place."""
         from ..tracing import prove, whole_leaves
 
@@ -290,9 +290,11 @@ class EngineReceiver:
         if staging.prepared is None:
             return "up_to_date"
         self._before = self.version
+        self._mode = "written"
         try:
             report = staging.prepared.commit(timeout=_left(end))
         except BaseException:
+            self._mode = ""
             if self._receiver.lost:
                 self.void("a commit failed and could not be taken back")
             raise
@@ -371,6 +373,11 @@ class EngineReceiver:
             self._following = None
             self._receiver.cancel()
             concurrent.futures.wait([staging.future], self.timeout)
+
+
+def _close_what_connected(connected: concurrent.futures.Future[Receiver]) -> None:
+    if not connected.cancelled() and connected.exception() is None:
+        connected.result().close()
 
 
 def _end(timeout: float) -> float:
