@@ -63,7 +63,8 @@ class Coordinator {
   virtual std::vector<RankStatus> ranks() const = 0;
 
   /// The conversation without TCP, for ranks in this process and for transports of others: a rank's report for the
-  /// order that answers it. Waits until `hold`, the stop, or until there is something to be done.
+  /// order that answers it. Waits until `hold`, the stop, or until there is something to be done. To a process that was
+  /// replaced by a later one the order is none of its own: Order::incarnation is that of the later one.
   virtual Result<Order> exchange(const Report& report, Deadline hold, std::stop_token stop) = 0;
 };
 
@@ -78,9 +79,10 @@ class Engine {
   /// left half paused: the rank takes part in no commit, and either resumes it or, where it must not serve, asks for
   /// the pause again and again and writes nothing before.
   virtual Status pause(Deadline deadline) = 0;
-  /// The weights are this version, and may be served. On error it is called again after a second, for as long as the
-  /// rank may serve the version: the group's decision does not wait for it, and the next update may begin meanwhile.
-  /// Until it succeeds the rank counts as serving, and its report's `problem` says why it does not.
+  /// The weights are this version, and may be served. On error it is called again after a second (while the rank pulls
+  /// the next version: after two, four, and so on, at most sixty), for as long as the rank may serve the version: the
+  /// group's decision does not wait for it, and the next update may begin meanwhile. Until it succeeds the rank counts
+  /// as serving, and its report's `problem` says why it does not.
   virtual Status resume(const Version& version, Deadline deadline) = 0;
 };
 
@@ -122,8 +124,8 @@ class Participant {
 
   /// The operator's word to a rank that is in doubt and whose coordinator will not come back: it gives up its promise,
   /// keeps what its target holds, and serves when a coordinator has brought it to the version of the others.
-  /// Does not wait for the engine to pause: report().busy says that it has not yet. version_conflict while the rank is
-  /// at work.
+  /// A pull that is under way is ended. Does not wait for that, nor for the engine to pause: report().busy says that it
+  /// has not yet. version_conflict while the rank is at other work, which does not wait for the trainer: say it again.
   virtual Status resolve_by_pull() = 0;
 };
 

@@ -153,6 +153,7 @@ struct CoordinatorState {
   std::uint32_t round = 0;
   Want want;
   VersionId exact;                      ///< valid: what this round asks for
+  bool moved_on = false;                ///< somebody has staged another version than the group's
   Version version;                      ///< from preparing on
   std::vector<std::uint8_t> committed;  ///< by rank, in Stage::committing
 
@@ -202,6 +203,8 @@ class CoordinatorMachine {
   void advance_staging();
   void agree();
   void next_round(VersionId exact);
+  bool serves_first(const Report& report) const;
+  Order bring_to_group(Order order, const Report& report) const;
   void advance_preparing();
   void advance_committing();
   void decide(RecordKind kind, Error why);
@@ -254,6 +257,7 @@ struct ParticipantState {
   VersionId before;           ///< that it served when it promised; epoch 0: it did not serve
   bool go_back_next = false;  ///< ordered while something else was under way
   bool cancel = false;        ///< the pull at hand is not wanted any more
+  bool forget_next = false;   ///< nor is what it brings: it was for an earlier incarnation
 
   Phase phase = Phase::none;
   TransactionId transaction;
@@ -294,7 +298,8 @@ class ParticipantMachine {
   /// A later process of this rank has been heard of: it serves no more, and no order may reach it any more.
   void replaced();
   /// The operator's word: the promise is void, the rank goes on like a process that was started anew, with what its
-  /// target holds, and does not serve before a coordinator says so. Not while work is under way (version_conflict).
+  /// target holds, and does not serve before a coordinator says so. A pull that is under way is cancelled, and what it
+  /// brings is dropped. Not while other work is under way (version_conflict), which does not wait for the trainer.
   Status resolve_by_pull(std::uint64_t incarnation);
 
  private:

@@ -15,6 +15,16 @@ using Stage = CoordinatorState::Stage;
 
 constexpr auto kClockIdle = std::chrono::hours(1);
 
+/// For a process that was replaced: it hears of the later one, and nothing of what that is to do.
+Order to_later(const Order& order) {
+  Order o;
+  o.log = order.log;
+  o.term = order.term;
+  o.step = order.step;
+  o.incarnation = order.incarnation;
+  return o;
+}
+
 }  // namespace
 
 /// A call that waits here: the destructor waits for it. The lock is held at both ends.
@@ -133,7 +143,10 @@ Result<Order> CoordinatorCore::exchange(const Report& report, Deadline hold, con
   const Inside inside(*this);
   if (auto why = over()) return *std::move(why);
   const std::uint64_t before = machine_.state().step;
-  DS_TRY(machine_.on_report(report));
+  if (auto heard = machine_.on_report(report); !heard) {
+    if (heard.error().code() != Errc::version_conflict) return std::move(heard).error();
+    return to_later(machine_.order(report.rank));
+  }
   if (machine_.pending()) {
     DS_TRY(settle());
   } else if (machine_.state().step != before) {
@@ -141,9 +154,7 @@ Result<Order> CoordinatorCore::exchange(const Report& report, Deadline hold, con
   }
   for (;;) {
     const Order order = machine_.order(report.rank);
-    if (order.incarnation != report.incarnation) {
-      return Error(Errc::version_conflict, "this process has been replaced by a later one of the same rank");
-    }
+    if (order.incarnation != report.incarnation) return to_later(order);
     if (order.kind != OrderKind::none || report.busy || hold.passed() || stop.stop_requested()) {
       if (order.kind == OrderKind::none) return order;
       // Somebody else's log may say something else by now.

@@ -21,6 +21,11 @@ bool has_promised(Phase phase) {
          phase == Phase::commit_failed;
 }
 
+/// What ended a pull, and may be over when it is tried again.
+bool may_pass(Errc code) {
+  return code == Errc::connection || code == Errc::timed_out;
+}
+
 Error bad_log(const std::string& why) {
   return {Errc::corrupt, "the coordinator's log: " + why};
 }
@@ -146,6 +151,7 @@ Status CoordinatorMachine::begin(const Want& want) {
   s_.version = {};
   s_.problem = Error(Errc::internal, "");
   s_.nothing_new = false;
+  s_.moved_on = false;
   s_.stage = Stage::staging;
   ++s_.step;
   return {};
@@ -161,6 +167,7 @@ std::string CoordinatorMachine::who_is_late() const {
                                 (s_.stage == Stage::committing && s_.committed[i] != 0));
     if (done) continue;
     std::string where = r ? std::string(to_string(there ? r->phase : Phase::none)) : "never heard of";
+    if (r && !there && !r->problem.empty()) where += ": " + r->problem;
     if (r && is_foreign(*r)) where = "obeys another coordinator's log";
     names += (names.empty() ? "" : ", ") + rank_name(i) + " (" + where + ")";
   }
@@ -222,9 +229,15 @@ void CoordinatorMachine::advance_staging() {
     if (s_.exact.valid() && s_.round < kRoundsMax) return next_round({});  // that version may be out of reach by now
     return decide(RecordKind::abort, Error(r->code, rank_name(i) + ": " + r->problem));
   }
-  const bool all = std::all_of(s_.ranks.begin(), s_.ranks.end(),
-                               [&](const auto& r) { return r && in_round(*r) && r->phase == Phase::staged; });
-  if (all) agree();
+  const auto has_staged = [&](const auto& r) { return r && in_round(*r) && r->phase == Phase::staged; };
+  const auto has_staged_other = [&](const auto& r) {
+    return has_staged(r) && s_.group && r->staged.id != s_.group->id;
+  };
+  if (!s_.moved_on && std::any_of(s_.ranks.begin(), s_.ranks.end(), has_staged_other)) {
+    s_.moved_on = true;
+    ++s_.step;  // what was ordered of those who serve first is void
+  }
+  if (std::all_of(s_.ranks.begin(), s_.ranks.end(), has_staged)) agree();
 }
 
 void CoordinatorMachine::agree() {
@@ -342,9 +355,12 @@ Order CoordinatorMachine::order(std::uint32_t rank) const {
   switch (s_.stage) {
     case Stage::staging:
       if (r.phase != Phase::none && in_round(r)) return o;
+      if (serves_first(r)) return bring_to_group(o, r);
       o.kind = OrderKind::stage;
       o.want = s_.want;
       o.exact = s_.exact;
+      // Newer than what the group serves. Who holds something else may hold what others are to pull yet.
+      if (o.want.kind == Want::Kind::newer && !(s_.group && r.holds == s_.group->id)) o.want.kind = Want::Kind::newest;
       return o;
     case Stage::preparing:
       if (r.phase == Phase::staged && in_round(r)) o.kind = OrderKind::prepare;
@@ -358,9 +374,24 @@ Order CoordinatorMachine::order(std::uint32_t rank) const {
     if (!s_.group || r.holds != s_.group->id) o.kind = OrderKind::expel;
     return o;
   }
-  if (!s_.group || r.busy) return o;
+  if (!s_.group) return o;
+  return bring_to_group(o, r);
+}
+
+/// Staging may last as long as the trainer takes for its next version: a rank that came back meanwhile is not to wait
+/// for that. But it is, once somebody has staged another version: then all wait for this rank alone, and what the group
+/// serves is, of its agent, a past one. And so is a rank that cannot have the group's version.
+bool CoordinatorMachine::serves_first(const Report& report) const {
+  if (!s_.group || report.phase != Phase::none || report.state == RankState::serving) return false;
+  if (report.holds == s_.group->id) return true;
+  return !s_.moved_on && (report.problem.empty() || may_pass(report.code));
+}
+
+/// What a rank without a promise needs to serve what all others do.
+Order CoordinatorMachine::bring_to_group(Order o, const Report& report) const {
+  if (report.busy) return o;
   o.version = *s_.group;
-  o.kind = r.holds == s_.group->id ? OrderKind::serve : OrderKind::catch_up;
+  o.kind = report.holds == s_.group->id ? OrderKind::serve : OrderKind::catch_up;
   return o;
 }
 

@@ -211,6 +211,9 @@ Status CoordinatorServer::serve(net::MessageSocket& socket, const Joined& who, c
                                        std::to_string(said.report.rank) + ", or for another process");
     }
     DS_ASSIGN(const Order order, core_->exchange(said.report, Deadline::after(kHold), stop));
+    if (order.incarnation != who.incarnation) {
+      return Error(Errc::version_conflict, "this process has been replaced by a later one of the same rank");
+    }
     DS_TRY(socket.send(message.header.request, wire::RankOrder{order}, Deadline::after(kSilenceLimit)));
   }
 }

@@ -21,11 +21,37 @@ constexpr auto kShortPause = std::chrono::milliseconds(5);  ///< after an answer
 constexpr auto kRetryMin = std::chrono::milliseconds(20);
 constexpr auto kRetryMax = std::chrono::seconds(1);
 constexpr auto kWorkRetry = std::chrono::seconds(1);  ///< after a pull that nobody else will slow down
+constexpr auto kSliceMax = std::chrono::minutes(1);
 
 /// Work that may write what the engine reads.
 bool writes(Work::Kind kind) {
   return kind == Work::Kind::pull || kind == Work::Kind::commit || kind == Work::Kind::catch_up;
 }
+
+/// How long the pull at hand may take. While an engine that is to resume has not, that comes in slices: between them
+/// the engine is asked again, since a pull may wait for its version as long as its limit allows. Slices grow, so that
+/// what has to be transferred comes through.
+class PullTime {
+ public:
+  explicit PullTime(std::chrono::milliseconds limit) : limit_(limit) {}
+  Deadline next(std::uint64_t serial, bool in_slices) {
+    if (serial != serial_) {
+      serial_ = serial;
+      until_ = Deadline::after(limit_);
+      slice_ = kWorkRetry;
+    }
+    if (!in_slices) return until_;
+    return until_.earlier(
+        Deadline::after(std::exchange(slice_, std::min<std::chrono::milliseconds>(2 * slice_, kSliceMax))));
+  }
+  bool over() const { return until_.passed(); }
+
+ private:
+  const std::chrono::milliseconds limit_;
+  std::uint64_t serial_ = 0;
+  Deadline until_ = Deadline::after({});
+  std::chrono::milliseconds slice_{};
+};
 
 VersionId id_of(const std::optional<Version>& version) {
   return version ? version->id : VersionId();
@@ -145,6 +171,7 @@ Status ParticipantImpl::resolve_by_pull() {
   if (replaced_) return Error(Errc::version_conflict, "a later process of this rank has joined; end this one");
   DS_TRY(machine_.resolve_by_pull(std::max(make_epoch(), machine_.state().incarnation + 1)));
   note_doubt("resolve_by_pull");
+  if (machine_.cancelled()) pull_stop_.request_stop();
   promise_until_.reset();
   promise_phase_ = Phase::none;
   changed_.notify_all();
@@ -190,17 +217,10 @@ bool ParticipantImpl::take(const Result<Order>& answer) {
   std::optional<Error> trouble;
   if (!answer) {
     trouble = answer.error();
-    // A clock that runs behind that of an earlier process of this rank: nothing was promised under this name yet.
-    const std::uint64_t latest = link_ != nullptr ? link_->latest_incarnation() : 0;
-    if (trouble->code() == Errc::version_conflict && machine_.state().log == 0 &&
-        latest > machine_.state().incarnation) {
-      static_cast<void>(machine_.resolve_by_pull(latest + 1));
-    } else if (trouble->code() == Errc::version_conflict && machine_.state().log != 0) {
-      replaced_ = true;
-      machine_.replaced();
-      note_doubt("a later process");
-      pull_stop_.request_stop();
-    }
+    if (trouble->code() == Errc::version_conflict) meet_later(link_ != nullptr ? link_->latest_incarnation() : 0);
+  } else if (answer->log != 0 && answer->incarnation > machine_.state().incarnation) {
+    trouble = Error(Errc::version_conflict, "the coordinator answers a later process of this rank");
+    if (machine_.state().log == 0 || machine_.state().log == answer->log) meet_later(answer->incarnation);
   } else {
     if (auto obeyed = machine_.on_order(*answer); !obeyed) trouble = std::move(obeyed).error();
     note_doubt(to_string(answer->kind));
@@ -222,6 +242,19 @@ bool ParticipantImpl::take(const Result<Order>& answer) {
   return !trouble_;
 }
 
+/// There is, or was, a process of this rank whose incarnation is larger.
+void ParticipantImpl::meet_later(std::uint64_t latest) {
+  if (machine_.state().log != 0) {
+    replaced_ = true;
+    machine_.replaced();
+    note_doubt("a later process");
+    pull_stop_.request_stop();
+  } else if (latest > machine_.state().incarnation) {
+    // That was an earlier one, and this one's clock runs behind. Nothing was promised under this name yet.
+    static_cast<void>(machine_.resolve_by_pull(latest + 1));
+  }
+}
+
 /// Until something has happened here, but not longer than `limit`.
 void ParticipantImpl::wait_for_news(std::uint64_t step_before, std::chrono::milliseconds limit,
                                     const std::stop_token& stop) {
@@ -233,6 +266,7 @@ void ParticipantImpl::wait_for_news(std::uint64_t step_before, std::chrono::mill
 
 void ParticipantImpl::work_all(const std::stop_token& stop) {
   ::pthread_setname_np(::pthread_self(), "ds-commit-work");
+  PullTime pull_time(options_.pull_limit);
   std::unique_lock lock(mutex_);
   while (!stop.stop_requested()) {
     const bool settled = settle_engine(lock);
@@ -249,12 +283,19 @@ void ParticipantImpl::work_all(const std::stop_token& stop) {
     if (machine_.cancelled()) pull_stop_.request_stop();
     const std::stop_token pull_stop = pull_stop_.get_token();
     if (work.kind == Work::Kind::pause) engine_runs_.reset();
+    const bool in_slices = !settled && work.kind == Work::Kind::pull;
+    const Deadline pull_until = pull_time.next(work.serial, in_slices);
     lock.unlock();
     static constexpr const char* kNames[] = {"none", "pull", "pause", "commit", "go_back", "catch_up", "forget"};
     const char* const name = kNames[static_cast<int>(work.kind)];
     at(points_, "work", name);
-    const WorkResult result = run(work, pull_stop);
+    const WorkResult result = run(work, pull_until, pull_stop);
     at(points_, "worked", name);
+    if (in_slices && result.error && result.error->code() == Errc::timed_out && pull_until.passed() &&
+        !pull_time.over()) {
+      lock.lock();
+      continue;  // the same work, after the engine
+    }
     if (result.error && !stop.stop_requested()) {
       spdlog::warn("commit_work_failed rank={} work={} error=\"{}\"", options_.rank, name, result.error->to_string());
       // Whatever is ordered meanwhile ends this: a new order to pull most of all.
@@ -306,17 +347,17 @@ Status ParticipantImpl::resume_engine(const Version& version) {
                    [&] { return engine_.resume(version, Deadline::after(options_.resume_limit)); });
 }
 
-WorkResult ParticipantImpl::run(const Work& work, const std::stop_token& stop) {
+WorkResult ParticipantImpl::run(const Work& work, Deadline pull_until, const std::stop_token& stop) {
   WorkResult result;
   Status done;
   switch (work.kind) {
     case Work::Kind::none: break;
-    case Work::Kind::pull: done = pull(work.want, work.exact, result, stop); break;
+    case Work::Kind::pull: done = pull(work, result, Until(pull_until, stop)); break;
     case Work::Kind::pause: done = pause_engine(); break;
     case Work::Kind::commit: done = commit_staged(); break;
     case Work::Kind::go_back: done = go_back(); break;
     case Work::Kind::catch_up:
-      done = pull({}, work.exact, result, stop);
+      done = pull(work, result, Until(pull_until, stop));
       if (done && stop.stop_requested()) done = cancelled_while("catching up");
       if (done) done = commit_staged();
       staged_.reset();
@@ -328,15 +369,16 @@ WorkResult ParticipantImpl::run(const Work& work, const std::stop_token& stop) {
   return result;
 }
 
-Status ParticipantImpl::pull(const Want& want, VersionId exact, WorkResult& result, const std::stop_token& stop) {
+Status ParticipantImpl::pull(const Work& work, WorkResult& result, const Until& until) {
   staged_.reset();
-  Want wanted = want;
+  Want wanted = work.want;
+  const VersionId exact = work.exact;
   if (exact.valid()) {
     wanted.kind = Want::Kind::number;
     wanted.number = exact.number;
     wanted.epoch = exact.epoch;
   }
-  DS_ASSIGN(staged_, receiver_.pull(wanted, Deadline::after(options_.pull_limit), stop));
+  DS_ASSIGN(staged_, receiver_.pull(wanted, until.deadline(), until.stop()));
   const PullReport& report = staged_->report();
   if (exact.valid() && report.version.id != exact) {
     Error wrong(Errc::gone, "asked for " + to_string(exact) + ", the agent has " + to_string(report.version));

@@ -8,6 +8,7 @@
 #include <stop_token>
 #include <thread>
 
+#include "base/until.hpp"
 #include "commit/points.hpp"
 #include "deltasync/commit.hpp"
 
@@ -36,6 +37,7 @@ class ParticipantImpl final : public Participant {
   Result<Order> ask(const Report& said, Deadline deadline, const std::stop_token& stop);
   /// False if there was no answer, or one that the rank must not obey.
   bool take(const Result<Order>& answer);
+  void meet_later(std::uint64_t latest);
   bool is_replaced() const;
   void wait_for_news(std::uint64_t step_before, std::chrono::milliseconds limit, const std::stop_token& stop);
 
@@ -46,8 +48,8 @@ class ParticipantImpl final : public Participant {
   bool settle_engine(std::unique_lock<std::mutex>& lock);
   Status pause_engine();
   Status resume_engine(const Version& version);
-  WorkResult run(const Work& work, const std::stop_token& stop);
-  Status pull(const Want& want, VersionId exact, WorkResult& result, const std::stop_token& stop);
+  WorkResult run(const Work& work, Deadline pull_until, const std::stop_token& stop);
+  Status pull(const Work& work, WorkResult& result, const Until& until);
   Status commit_staged();
   Status go_back();
 

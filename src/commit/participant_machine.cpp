@@ -262,9 +262,17 @@ void ParticipantMachine::done(std::uint64_t serial, const WorkResult& result) {
   const Work::Kind kind = s_.work.kind;
   const bool failed = result.error.has_value();
   s_.work = Work();
-  s_.cancel = false;
+  const bool cancelled = std::exchange(s_.cancel, false);
   ++s_.step;
-  note(result);
+  if (std::exchange(s_.forget_next, false)) {
+    s_.holds = result.holds;
+    return start(Work::Kind::forget);
+  }
+  if (cancelled && kind == Work::Kind::catch_up) {
+    s_.holds = result.holds;  // that it was to end is no problem, and does not hide one
+  } else {
+    note(result);
+  }
   switch (kind) {
     case Work::Kind::none: break;
     case Work::Kind::pull:
@@ -314,7 +322,8 @@ void ParticipantMachine::replaced() {
 }
 
 Status ParticipantMachine::resolve_by_pull(std::uint64_t incarnation) {
-  if (s_.work.kind != Work::Kind::none) return Error(Errc::version_conflict, "the rank is at work; try again");
+  const bool idle = s_.work.kind == Work::Kind::none;
+  if (!idle && !pulls(s_.work.kind)) return Error(Errc::version_conflict, "the rank is at work; try again");
   if (incarnation <= s_.incarnation) return Error(Errc::invalid_argument, "an incarnation that is no later one");
   leave_transaction();
   s_.serving = false;
@@ -322,7 +331,12 @@ Status ParticipantMachine::resolve_by_pull(std::uint64_t incarnation) {
   s_.log = 0;
   s_.order_term = 0;
   s_.order_step = 0;
-  start(Work::Kind::forget);
+  if (idle) {
+    start(Work::Kind::forget);
+  } else {
+    s_.cancel = s_.forget_next = true;
+    ++s_.step;
+  }
   return {};
 }
 

@@ -37,7 +37,8 @@ class FakeTrainer final : public Trainer {
   Version newest_;  // protected by mutex_
 };
 
-/// Has the newest version only, as an agent has it for those who hold nothing.
+/// Has the newest version only, as an agent has it for those who hold nothing. Waits, as a real one does, for a version
+/// that is still to come.
 class FakeReceiver final : public Receiver {
  public:
   explicit FakeReceiver(const Trainer& trainer, std::optional<Version> held = {}) : trainer_(trainer) { write(held); }
@@ -54,13 +55,16 @@ class FakeReceiver final : public Receiver {
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop) override {
     note_touch();
     wanted_epoch = want.epoch;
-    if (never_comes && want.kind == Want::Kind::number) {
+    const Until until(deadline, std::move(stop));
+    Version newest = trainer_.newest();
+    while (is_to_come(want, newest)) {
       waits = true;
-      Until(deadline, stop).pause(deadline.remaining());
-      waits = false;
-      return stop.stop_requested() ? cancelled_while("waiting") : Error(Errc::timed_out, "it never came");
+      until.pause(kLook);
+      waits = !until.over();
+      DS_TRY(until.check("waiting for a version"));
+      newest = trainer_.newest();
     }
-    const Version newest = trainer_.newest();
+    waits = false;
     if (want.kind == Want::Kind::number && want.number != newest.id.number) return Error(Errc::gone, "past");
     auto staged = std::make_unique<Staged>(*this);
     staged->report_.version = newest;
@@ -76,10 +80,12 @@ class FakeReceiver final : public Receiver {
 
   FullOverLive policy = FullOverLive::stage;
   std::atomic<bool> never_comes{false};  ///< what is wanted by number
-  std::atomic<bool> waits{false};        ///< for it, now
+  std::atomic<bool> waits{false};        ///< for what is still to come, now
   std::atomic<std::uint64_t> wanted_epoch{0};
 
  private:
+  static constexpr auto kLook = std::chrono::milliseconds(1);  ///< at what the trainer has; it may be a file
+
   struct Staged final : StagedUpdate {
     explicit Staged(FakeReceiver& receiver) : receiver_(receiver) {}
     const PullReport& report() const override { return report_; }
@@ -106,6 +112,10 @@ class FakeReceiver final : public Receiver {
     bool committed_ = false;
   };
 
+  bool is_to_come(const Want& want, const Version& newest) const {
+    if (want.kind == Want::Kind::number) return never_comes || want.number > newest.id.number;
+    return want.kind == Want::Kind::newer && current_ && newest.id <= current_->id;
+  }
   void note_touch() {
     const auto* const flag = forbidden_while.load();
     if (flag != nullptr && *flag) broke_in = true;

@@ -86,6 +86,16 @@ void round_trip(World& w, std::size_t r, const Rules& rules) {
   do_work(w, r, How::well);
 }
 
+/// All serve one version, and no transaction is open, or one that waits for the trainer in each rank.
+bool is_at_rest(const World& w) {
+  if (!all_serve_one(w)) return false;
+  if (w.coordinator->idle()) return true;
+  for (std::size_t r = 0; r < w.left.ranks; ++r) {
+    if (!waits_for_trainer(w, r)) return false;
+  }
+  return true;
+}
+
 /// Nobody dies any more, everything arrives.
 Violation calm_down(World& w, const Rules& rules) {
   constexpr int kPatience = 40;
@@ -97,7 +107,7 @@ Violation calm_down(World& w, const Rules& rules) {
       round_trip(w, r, rules);
       if (const auto v = check(w, rules); v != Violation::none) return v;
     }
-    if (all_serve_one(w) && w.coordinator->idle()) break;
+    if (is_at_rest(w)) break;
   }
   return Violation::none;
 }
@@ -116,11 +126,15 @@ bool all_is_decided(const World& w) {
 Violation check_stuck(World w, const Rules& rules) {
   w.left.engine_lags = false;
   if (const auto v = calm_down(w, rules); v != Violation::none) return v;
-  if (all_serve_one(w) && w.coordinator->idle()) return Violation::none;
-  if (!all_is_decided(w)) return Violation::stuck;
-  const auto& group = w.coordinator->state().group;
-  const bool to_be_had = group && (!w.left.past_is_gone || group->id.number == w.newest);
-  if (to_be_had || !w.coordinator->begin(Want())) return Violation::stuck;
+  if (is_at_rest(w) && w.coordinator->idle()) return Violation::none;
+  if (is_at_rest(w)) {
+    ++w.newest;
+  } else {
+    if (!all_is_decided(w)) return Violation::stuck;
+    const auto& group = w.coordinator->state().group;
+    const bool to_be_had = group && (!w.left.past_is_gone || group->id.number == w.newest);
+    if (to_be_had || !w.coordinator->begin(wanted(w))) return Violation::stuck;
+  }
   if (const auto v = calm_down(w, rules); v != Violation::none) return v;
   return all_serve_one(w) && w.coordinator->idle() ? Violation::none : Violation::stuck;
 }
@@ -141,7 +155,7 @@ World initial(const Budget& budget, const Rules& rules) {
     w.reports[r].clear();
     say(w, r);
   }
-  w.newest = 2;
+  if (!budget.waits) w.newest = 2;
   return w;
 }
 

@@ -9,7 +9,8 @@
 //               holds
 //   written     memory changes under an engine that steps with it
 //   stuck       everybody is restarted and everything is delivered: and yet a promise or a transaction stays open, or
-//               not all serve the group's version although it is to be had, or not all come to one at the next update
+//               not all serve the group's version although it is to be had (be it that an update waits for the next
+//               one), or not all come to one at the next update
 #pragma once
 
 #include <array>
@@ -44,8 +45,9 @@ struct Budget {
   bool directories = false;      ///< a rank's version survives it
   bool past_is_gone = false;     ///< the agent gives the newest version only
   std::uint8_t gones = 2;        ///< how often somebody may find that out
+  bool waits = false;            ///< updates want a version newer than what a rank holds: pulls wait for that
   bool engine_lags = false;      ///< engines follow their ranks later, in steps of their own
-  bool all_serve_first = false;  ///< begin where all serve version 1
+  bool all_serve_first = true;   ///< begin where all serve version 1
 };
 
 /// What a broken executor would do. Each must be found.

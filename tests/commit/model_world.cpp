@@ -11,6 +11,13 @@ namespace {
 
 // ---- fingerprint -------------------------------------------------------------------------------------------------
 
+/// Of a report or a rank; the words do not matter.
+template <class T>
+std::optional<Errc> problem_of(const T& of) {
+  if (of.problem.empty()) return std::nullopt;
+  return of.code;
+}
+
 class Print {
  public:
   template <std::integral T>
@@ -32,7 +39,8 @@ class Print {
         .add(r.round)
         .add(r.staged.id)
         .add(r.holds)
-        .add(r.log);
+        .add(r.log)
+        .add(problem_of(r));
   }
   Print& add(const Order& o) {
     return add(o.log)
@@ -43,12 +51,13 @@ class Print {
         .add(o.transaction)
         .add(o.round)
         .add(o.exact)
+        .add(o.want.kind)
         .add(o.version.id);
   }
   Print& add(const Record& r) { return add(r.kind).add(r.term).add(r.transaction).add(r.version.id); }
   Print& add(const CoordinatorState& s) {
     add(s.log).add(s.term).add(s.step).add(s.transactions).add(s.started).add(s.stage).add(s.transaction).add(s.round);
-    add(s.exact).add(s.version.id).add(s.last).add(s.outcome).add(s.group).add(s.pending);
+    add(s.exact).add(s.moved_on).add(s.version.id).add(s.last).add(s.outcome).add(s.group).add(s.pending);
     for (const auto c : s.committed) add(c);
     for (const auto& r : s.ranks) add(r);
     return *this;
@@ -56,8 +65,20 @@ class Print {
   Print& add(const Version& v) { return add(v.id); }
   Print& add(const ParticipantState& s) {
     add(s.incarnation).add(s.step).add(s.log).add(s.order_term).add(s.order_step).add(s.serving).add(s.in_doubt);
-    add(s.holds).add(s.before).add(s.go_back_next).add(s.cancel).add(s.phase).add(s.transaction).add(s.round);
-    return add(s.staged.id).add(s.work.kind).add(s.work.serial).add(s.work.exact);
+    add(s.holds)
+        .add(s.before)
+        .add(s.go_back_next)
+        .add(s.cancel)
+        .add(s.forget_next)
+        .add(s.phase)
+        .add(s.transaction)
+        .add(s.round);
+    return add(s.staged.id)
+        .add(s.work.kind)
+        .add(s.work.serial)
+        .add(s.work.exact)
+        .add(s.work.want.kind)
+        .add(problem_of(s));
   }
   template <class T>
   Print& add(const std::optional<T>& v) {
@@ -170,6 +191,19 @@ void settle_engine(World& w, std::size_t r) {
   if (!w.left.engine_lags && follows(w.rank[r])) follow(w.rank[r]);
 }
 
+Want wanted(const World& w) {
+  Want want;
+  if (w.left.waits) want.kind = Want::Kind::newer;
+  return want;
+}
+
+bool waits_for_trainer(const World& w, std::size_t r) {
+  const Rank& rank = w.rank[r];
+  const Work& work = rank.machine->work();
+  return work.kind == Work::Kind::pull && !work.exact.valid() && work.want.kind == Want::Kind::newer &&
+         rank.target.holds.number >= w.newest;
+}
+
 void start_rank(World& w, std::size_t r, const Rules& rules) {
   Rank& rank = w.rank[r];
   if (!rules.same_incarnation || rank.incarnation == 0) ++rank.incarnation;
@@ -201,6 +235,10 @@ void do_work(World& w, std::size_t r, How how) {
   Rank& rank = w.rank[r];
   const Work work = rank.machine->work();
   if (work.kind == Work::Kind::none || !may_work(rank)) return;
+  if (waits_for_trainer(w, r)) {
+    if (!rank.machine->cancelled()) return;
+    how = How::cancelled;
+  }
   std::optional<Error> error;
   if (how != How::well) error = Error(Errc::io, "made up");
   if (wants_past(w, rank)) error = Error(Errc::gone, "past");
@@ -256,7 +294,7 @@ class Choices {
     if (c.idle() && from_.left.transactions > 0) {
       World& w = add("begin");
       --w.left.transactions;
-      (void)w.coordinator->begin(Want());
+      (void)w.coordinator->begin(wanted(w));
     }
     if (from_.left.timeouts > 0 && !c.pending() && c.state().stage != CoordinatorState::Stage::idle) {
       World& w = add("coordinator's time is up");
@@ -303,9 +341,10 @@ class Choices {
       settle_engine(w, r);
       say(w, r);
     }
-    if (machine->work().kind != Work::Kind::none) {
-      if (may_work(from_.rank[r])) work(r, who);
-    } else if (from_.left.resolutions > 0) {
+    const Work::Kind kind = machine->work().kind;
+    if (kind != Work::Kind::none && may_work(from_.rank[r])) work(r, who);
+    const bool at_rest = kind == Work::Kind::none || kind == Work::Kind::pull || kind == Work::Kind::catch_up;
+    if (at_rest && from_.left.resolutions > 0) {
       World& w = add(who + " is resolved by pull");
       --w.left.resolutions;
       (void)w.rank[r].machine->resolve_by_pull(++w.rank[r].incarnation);
@@ -331,6 +370,7 @@ class Choices {
     const Rank& rank = from_.rank[r];
     const Work::Kind kind = rank.machine->work().kind;
     if (rank.machine->cancelled()) do_work(add(who + " is stopped"), r, How::cancelled);
+    if (waits_for_trainer(from_, r)) return;
     if (wants_past(from_, rank)) {
       if (from_.left.gones == 0) return;  // a rank may try for ever
       World& w = add(who + "'s version is gone");

@@ -52,7 +52,10 @@ void make_durable(World& w);
 void sync(World& w);
 /// Its engine does what the machine says, if nothing is to be known of that.
 void settle_engine(World& w, std::size_t r);
-/// The work that the rank's machine asks for, unless it has to wait for the engine.
+Want wanted(const World& w);  ///< by an update
+/// The rank pulls what the trainer has not published yet.
+bool waits_for_trainer(const World& w, std::size_t r);
+/// The work that the rank's machine asks for, unless it has to wait for the engine or for the trainer.
 enum class How : std::uint8_t { well, fails, loses_version, cancelled };
 void do_work(World& w, std::size_t r, How how);
 

@@ -88,6 +88,32 @@ class CommitRanks : public CommitServer {
     ASSERT_TRUE(server_->update(Want(), soon()));
     ASSERT_TRUE(all_serve("one"));
   }
+  static Want newer() {
+    Want want;
+    want.kind = Want::Kind::newer;
+    return want;
+  }
+  /// Both have an update to wait for that wants a version still to come.
+  bool both_wait() const {
+    return eventually([&] { return members_[0].receiver->waits && members_[1].receiver->waits; });
+  }
+  /// The coordinator is gone, and its log with it.
+  void lose_log() {
+    port_ = server_->port();
+    server_.reset();
+    std::filesystem::remove(dir_.path() / "commit.log");
+  }
+  /// Another one, at the same place.
+  void start_with_another_log() {
+    CoordinatorOptions options;
+    options.ranks = 2;
+    options.log = dir_.path() / "commit.log";
+    options.token = kToken;
+    options.listen = "127.0.0.1:" + std::to_string(port_);
+    auto made = CoordinatorServer::start(options);
+    ASSERT_TRUE(made) << made.error().to_string();
+    server_ = *std::move(made);
+  }
   bool all_serve(const std::string& label) {
     return eventually([&] {
       return std::all_of(std::begin(members_), std::end(members_), [&](const Member& m) {
@@ -101,6 +127,7 @@ class CommitRanks : public CommitServer {
   }
 
   FakeTrainer trainer_;
+  std::uint16_t port_ = 0;
   Member members_[2];
 };
 

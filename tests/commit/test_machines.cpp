@@ -203,18 +203,91 @@ TEST(Machines, ARestartedRankDoesNotServeBeforeItHasCaughtUp) {
   EXPECT_EQ(group.all_serve(), 1u);
 }
 
-TEST(Machines, ACatchUpIsGivenUpForAnUpdate) {
+TEST(Machines, ARankThatComesBackWhileOthersStageServesFirst) {
+  Group group(2);
+  group.bring_to(1);
+  group.begin();
+  ASSERT_EQ(group.ask(0), OrderKind::stage);
+  group.restart_rank(1);
+  ASSERT_EQ(group.ask(1), OrderKind::catch_up);
+  EXPECT_EQ(group.rank(1).work().exact, (VersionId{1, 1}));
+  EXPECT_EQ(group.ask(1), OrderKind::none) << "it is at it";
+  EXPECT_FALSE(group.rank(1).cancelled());
+  group.work(1);
+  EXPECT_EQ(group.ask(1), OrderKind::serve);
+  EXPECT_EQ(group.all_serve(), 1u);
+  EXPECT_EQ(group.coordinator().state().stage, CoordinatorState::Stage::staging);
+  EXPECT_EQ(group.ask(1), OrderKind::stage);
+  group.newest = {version(2), version(2)};
+  group.run();
+  EXPECT_EQ(group.all_serve(), 2u);
+}
+
+TEST(Machines, ARankThatComesBackWithTheGroupsVersionServesItWhateverOthersHaveStaged) {
+  Group group(2);
+  group.bring_to(1);
+  group.begin(2);
+  group.ask_and_work(0);
+  group.ask(0);
+  ASSERT_EQ(group.rank(0).state().phase, Phase::staged);
+  group.restart_rank(1, VersionId{1, 1});
+  EXPECT_EQ(group.ask(1), OrderKind::serve);
+  EXPECT_EQ(group.all_serve(), 1u);
+  EXPECT_EQ(group.ask(1), OrderKind::stage);
+  group.run();
+  EXPECT_EQ(group.all_serve(), 2u);
+}
+
+/// It has committed, and died before it could say so; the others went back.
+TEST(Machines, ARankThatHoldsWhatOthersPullDoesNotWaitForMore) {
+  Group group(2);
+  group.bring_to(1);
+  Want newer;
+  newer.kind = Want::Kind::newer;
+  ASSERT_TRUE(group.coordinator().begin(newer));
+  group.ask(0);
+  EXPECT_EQ(group.rank(0).work().want.kind, Want::Kind::newer);
+  group.newest = {version(2), version(2)};
+  group.work(0);
+  group.ask(0);
+  group.restart_rank(1, VersionId{1, 2});
+  ASSERT_EQ(group.ask(1), OrderKind::stage);
+  EXPECT_EQ(group.rank(1).work().want.kind, Want::Kind::newest);
+  group.run();
+  EXPECT_EQ(group.all_serve(), 2u);
+}
+
+TEST(Machines, ARankThatCannotHaveTheGroupsVersionStages) {
+  for (const Errc why : {Errc::gone, Errc::connection}) {
+    Group group(2);
+    group.bring_to(1);
+    group.begin(2);
+    group.restart_rank(1);
+    ASSERT_EQ(group.ask(1), OrderKind::catch_up);
+    group.work(1, Error(why, "not now"));
+    EXPECT_EQ(group.ask(1), why == Errc::gone ? OrderKind::stage : OrderKind::catch_up);
+    group.run();
+    EXPECT_EQ(group.all_serve(), 2u);
+  }
+}
+
+/// All wait for this rank alone; and the agent has the version no more, or not yet.
+TEST(Machines, ACatchUpIsGivenUpOnceAnotherVersionIsStaged) {
   Group group(2);
   group.bring_to(1);
   group.restart_rank(1);
   ASSERT_EQ(group.ask(1), OrderKind::catch_up);
-  EXPECT_FALSE(group.rank(1).cancelled());
   group.begin(2);
+  ASSERT_EQ(group.ask(1), OrderKind::none);
+  EXPECT_FALSE(group.rank(1).cancelled());
+  group.ask_and_work(0);
+  group.ask(0);
   ASSERT_EQ(group.ask(1), OrderKind::stage);
   EXPECT_EQ(group.rank(1).work().kind, Work::Kind::catch_up);
   EXPECT_TRUE(group.rank(1).cancelled());
   group.work(1, Error(Errc::cancelled, "stopped"));
   EXPECT_FALSE(group.rank(1).cancelled());
+  EXPECT_EQ(group.rank(1).report().problem, "") << "it was to end";
   group.run();
   EXPECT_EQ(group.all_serve(), 2u);
 }
@@ -284,6 +357,34 @@ TEST(Machines, AnotherLogIsRefusedUntilTheRankIsResolved) {
   order.kind = OrderKind::none;
   EXPECT_TRUE(group.rank(0).on_order(order));
   EXPECT_EQ(group.rank(0).state().log, kTestLog + 1);
+}
+
+TEST(Machines, AResolutionEndsAPullAndDropsWhatItBrings) {
+  Group group(2);
+  group.bring_to(1);
+  group.begin(2);
+  ASSERT_EQ(group.ask(1), OrderKind::stage);
+  ASSERT_TRUE(group.rank(1).resolve_by_pull(1000));
+  EXPECT_FALSE(group.rank(1).serving());
+  EXPECT_TRUE(group.rank(1).cancelled());
+  EXPECT_EQ(group.ask(1), OrderKind::none) << "it is busy";
+  group.work(1);  // the pull came to its end before it was stopped
+  EXPECT_EQ(group.rank(1).work().kind, Work::Kind::forget);
+  EXPECT_EQ(group.rank(1).state().phase, Phase::none);
+  EXPECT_EQ(group.rank(1).state().holds, (VersionId{1, 1}));
+  group.work(1);
+  EXPECT_EQ(group.ask(1), OrderKind::serve);
+  group.run();
+  EXPECT_EQ(group.all_serve(), 2u);
+}
+
+TEST(Machines, AResolutionWaitsForOtherWork) {
+  Group group(2);
+  group.bring_to(1);
+  group.begin(2, Phase::prepared);
+  group.ask(0);
+  ASSERT_EQ(group.rank(0).work().kind, Work::Kind::commit);
+  EXPECT_EQ(group.rank(0).resolve_by_pull(1000).error().code(), Errc::version_conflict);
 }
 
 /// The transactions of two logs have the same names.

@@ -9,142 +9,61 @@
 namespace deltasync::commit::model {
 namespace {
 
-Outcome expect_clean(const Budget& budget) {
-  Outcome out = explore(budget);
+struct Case {
+  const char* name;
+  Budget budget;
+};
+
+class CommitModelClean : public testing::TestWithParam<Case> {};
+
+TEST_P(CommitModelClean, NothingGoesWrong) {
+  const Budget& budget = GetParam().budget;
+  const Outcome out = explore(budget);
   EXPECT_FALSE(out.truncated) << "the bound cut the search: it proves nothing";
   EXPECT_EQ(out.violation, Violation::none) << name(out.violation);
   EXPECT_GT(out.finished, 0u) << "the search never came to the end of a transaction";
+  EXPECT_EQ(out.in_doubt > 0, budget.in_doubt);
   for (const auto& line : out.trace) std::printf("      %s\n", line.c_str());
   std::printf("      %llu states\n", static_cast<unsigned long long>(out.states));
-  return out;
 }
 
-Budget two_ranks() {
-  Budget b;
-  b.all_serve_first = true;
-  return b;
-}
+INSTANTIATE_TEST_SUITE_P(
+    Two, CommitModelClean,
+    testing::ValuesIn(std::initializer_list<Case>{
+        {"FirstVersion", {.in_doubt = true, .all_serve_first = false}},
+        {"CoordinatorDies", {.coordinator_deaths = 1, .in_doubt = true}},
+        {"CoordinatorDiesTwice", {.coordinator_deaths = 2}},
+        {"RankDies", {.rank_deaths = 1, .timeouts = 1}},
+        {"RankWithDirectoryDies", {.rank_deaths = 1, .timeouts = 1, .directories = true}},
+        {"AnyoneDies", {.coordinator_deaths = 1, .rank_deaths = 1, .directories = true}},
+        {"WorkFailsAndTimeIsUp", {.publications = 1, .failures = 1, .timeouts = 1}},
+        {"Transactions", {.transactions = 2, .publications = 1, .timeouts = 1}},
+        {"ResolvedByPull", {.messages = 1, .coordinator_deaths = 1, .resolutions = 1}},
+        {"EnginesLag", {.messages = 1, .rank_deaths = 1, .timeouts = 1, .engine_lags = true}},
+        {"EnginesLagAndAreResolved", {.messages = 1, .resolutions = 1, .failures = 1, .engine_lags = true}},
+        {"PastIsGone", {.messages = 1, .publications = 1, .rank_deaths = 1, .timeouts = 1, .past_is_gone = true}},
+        {"UpdateWaitsAndRankDies", {.messages = 1, .publications = 1, .rank_deaths = 1, .timeouts = 1, .waits = true}},
+        {"UpdateWaitsAndAnyoneDies",
+         {.messages = 1,
+          .publications = 1,
+          .coordinator_deaths = 1,
+          .rank_deaths = 1,
+          .directories = true,
+          .past_is_gone = true,
+          .waits = true}},
+        {"UpdateWaitsAndIsResolved", {.messages = 1, .publications = 1, .resolutions = 1, .waits = true}},
+        {"LoseAVersion", {.messages = 1, .coordinator_deaths = 1, .failures = 1, .timeouts = 1, .losses = 1}},
+        {"LogIsLost", {.messages = 1, .coordinator_deaths = 1, .resolutions = 1, .log_losses = 1}},
+    }),
+    [](const auto& of) { return of.param.name; });
 
-TEST(CommitModel, FirstVersionOfTwoRanks) {
-  Budget b;
-  b.in_doubt = true;
-  expect_clean(b);
-}
-TEST(CommitModel, TwoRanksCoordinatorDies) {
-  Budget b = two_ranks();
-  b.coordinator_deaths = 1;
-  b.in_doubt = true;
-  EXPECT_GT(expect_clean(b).in_doubt, 0u);
-}
-TEST(CommitModel, TwoRanksCoordinatorDiesTwice) {
-  Budget b = two_ranks();
-  b.coordinator_deaths = 2;
-  expect_clean(b);
-}
-TEST(CommitModel, TwoRanksRankDies) {
-  Budget b = two_ranks();
-  b.rank_deaths = 1;
-  b.timeouts = 1;
-  expect_clean(b);
-}
-TEST(CommitModel, TwoRanksWithDirectoriesRankDies) {
-  Budget b = two_ranks();
-  b.rank_deaths = 1;
-  b.directories = true;
-  b.timeouts = 1;
-  expect_clean(b);
-}
-TEST(CommitModel, TwoRanksAnyoneDies) {
-  Budget b = two_ranks();
-  b.rank_deaths = 1;
-  b.coordinator_deaths = 1;
-  b.directories = true;
-  expect_clean(b);
-}
-TEST(CommitModel, TwoRanksWorkFailsAndTimeIsUp) {
-  Budget b = two_ranks();
-  b.failures = 1;
-  b.timeouts = 1;
-  b.publications = 1;
-  expect_clean(b);
-}
-TEST(CommitModel, TwoTransactionsOfTwoRanks) {
-  Budget b = two_ranks();
-  b.transactions = 2;
-  b.publications = 1;
-  b.timeouts = 1;
-  expect_clean(b);
-}
-TEST(CommitModel, TwoRanksResolvedByPull) {
-  Budget b = two_ranks();
-  b.resolutions = 1;
-  b.coordinator_deaths = 1;
-  b.messages = 1;
-  expect_clean(b);
-}
-TEST(CommitModel, TwoRanksWhoseEnginesLag) {
-  Budget b = two_ranks();
-  b.engine_lags = true;
-  b.messages = 1;
-  b.rank_deaths = 1;
-  b.timeouts = 1;
-  expect_clean(b);
-}
-TEST(CommitModel, TwoRanksWhoseEnginesLagAreResolved) {
-  Budget b = two_ranks();
-  b.engine_lags = true;
-  b.messages = 1;
-  b.resolutions = 1;
-  b.failures = 1;
-  expect_clean(b);
-}
-TEST(CommitModel, TwoRanksWhosePastIsGone) {
-  Budget b = two_ranks();
-  b.past_is_gone = true;
-  b.messages = 1;
-  b.publications = 1;
-  b.rank_deaths = 1;
-  b.timeouts = 1;
-  expect_clean(b);
-}
-TEST(CommitModel, TwoRanksLoseAVersion) {
-  Budget b = two_ranks();
-  b.losses = 1;
-  b.failures = 1;
-  b.timeouts = 1;
-  b.coordinator_deaths = 1;
-  b.messages = 1;
-  expect_clean(b);
-}
-TEST(CommitModel, TwoRanksWhoseLogIsLost) {
-  Budget b = two_ranks();
-  b.log_losses = 1;
-  b.coordinator_deaths = 1;
-  b.resolutions = 1;
-  b.messages = 1;
-  expect_clean(b);
-}
-TEST(CommitModel, ThreeRanks) {
-  Budget b = two_ranks();
-  b.ranks = 3;
-  b.messages = 1;
-  b.timeouts = 1;
-  expect_clean(b);
-}
-TEST(CommitModel, ThreeRanksCoordinatorDies) {
-  Budget b = two_ranks();
-  b.ranks = 3;
-  b.messages = 1;
-  b.coordinator_deaths = 1;
-  expect_clean(b);
-}
-TEST(CommitModel, ThreeRanksRankDies) {
-  Budget b = two_ranks();
-  b.ranks = 3;
-  b.messages = 1;
-  b.rank_deaths = 1;
-  expect_clean(b);
-}
+INSTANTIATE_TEST_SUITE_P(Three, CommitModelClean,
+                         testing::ValuesIn(std::initializer_list<Case>{
+                             {"TimeIsUp", {.ranks = 3, .messages = 1, .timeouts = 1}},
+                             {"CoordinatorDies", {.ranks = 3, .messages = 1, .coordinator_deaths = 1}},
+                             {"RankDies", {.ranks = 3, .messages = 1, .rank_deaths = 1}},
+                         }),
+                         [](const auto& of) { return of.param.name; });
 
 TEST(CommitModel, RandomWalks) {
   std::uint64_t finished = 0;
@@ -162,6 +81,7 @@ TEST(CommitModel, RandomWalks) {
     b.log_losses = static_cast<std::uint8_t>(seed % 5 == 0);
     b.engine_lags = seed % 7 < 3;
     b.past_is_gone = seed % 11 < 5;
+    b.waits = b.failures == 0 && b.losses == 0;  // who failed for good waits for the next version
     b.gones = 8;
     b.in_doubt = true;
     b.directories = seed % 3 == 0;
@@ -175,39 +95,32 @@ TEST(CommitModel, RandomWalks) {
 
 // ---- broken executors
 
-Budget lively() {
-  Budget b = two_ranks();
-  b.coordinator_deaths = 1;
-  b.rank_deaths = 1;
-  b.timeouts = 1;
-  b.in_doubt = true;
-  b.directories = true;
-  return b;
-}
+const Budget kLively = {
+    .coordinator_deaths = 1, .rank_deaths = 1, .timeouts = 1, .in_doubt = true, .directories = true};
 
 TEST(CommitModelBroken, ActingBeforeLoggingIsFound) {
   Rules rules;
   rules.acts_before_logging = true;
   rules.check_stuck = false;
-  EXPECT_EQ(explore(lively(), rules).violation, Violation::undecided);
+  EXPECT_EQ(explore(kLively, rules).violation, Violation::undecided);
 }
 TEST(CommitModelBroken, ServingInDoubtIsFound) {
   Rules rules;
   rules.serves_in_doubt = true;
   rules.check_stuck = false;
-  const Violation found = explore(lively(), rules).violation;
+  const Violation found = explore(kLively, rules).violation;
   EXPECT_TRUE(found == Violation::split || found == Violation::undecided) << name(found);
 }
 TEST(CommitModelBroken, LosingRecordsIsFound) {
   Rules rules;
   rules.loses_records = true;
   rules.check_stuck = false;
-  EXPECT_EQ(explore(lively(), rules).violation, Violation::split);
+  EXPECT_EQ(explore(kLively, rules).violation, Violation::split);
 }
 TEST(CommitModelBroken, ARestartUnderTheSameNameIsFound) {
   Rules rules;
   rules.same_incarnation = true;
-  EXPECT_STREQ(name(explore(lively(), rules).violation), "stuck");
+  EXPECT_STREQ(name(explore(kLively, rules).violation), "stuck");
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Ranks as their engines and their coordinator meet them.
 #include <gmock/gmock.h>
 
+#include <future>
+
 #include "commit/rank_link.hpp"
 #include "tests/commit/log_lines.hpp"
 #include "tests/commit/pretend_target.hpp"
@@ -77,17 +79,9 @@ TEST_F(CommitRanks, ANewProcessCatchesUpAndTheOthersServeOn) {
 
 TEST_F(CommitRanks, AnotherLogIsObeyedOnlyAfterTheOperatorsWord) {
   bring_up();
-  const std::string endpoint = "127.0.0.1:" + std::to_string(server_->port());
-  server_.reset();
-  std::filesystem::remove(dir_.path() / "commit.log");
-  CoordinatorOptions options;
-  options.ranks = 2;
-  options.log = dir_.path() / "commit.log";
-  options.token = kToken;
-  options.listen = endpoint;
-  auto made = CoordinatorServer::start(options);
-  ASSERT_TRUE(made) << made.error().to_string();
-  server_ = *std::move(made);
+  lose_log();
+  start_with_another_log();
+  ASSERT_FALSE(HasFatalFailure());
   for (Member& m : members_) {
     EXPECT_TRUE(eventually([&] {
       const auto trouble = m.rank->trouble();
@@ -99,6 +93,25 @@ TEST_F(CommitRanks, AnotherLogIsObeyedOnlyAfterTheOperatorsWord) {
     EXPECT_TRUE(eventually([&] { return m.rank->resolve_by_pull().ok(); }));
     EXPECT_FALSE(m.rank->serving());
   }
+  trainer_.publish("two");
+  ASSERT_TRUE(eventually([&] { return server_->update(Want(), soon()).ok(); }));
+  EXPECT_TRUE(all_serve("two"));
+}
+
+TEST_F(CommitRanks, TheOperatorsWordEndsAPullThatWaits) {
+  bring_up();
+  auto update = std::async(std::launch::async, [&] { return server_->update(newer(), soon()); });
+  ASSERT_TRUE(both_wait());
+  lose_log();
+  EXPECT_EQ(update.get().error().code(), Errc::cancelled);
+  for (Member& m : members_) {
+    const Status resolved = m.rank->resolve_by_pull();
+    EXPECT_TRUE(resolved) << resolved.error().to_string();
+    EXPECT_FALSE(m.rank->serving());
+  }
+  EXPECT_TRUE(eventually([&] { return !members_[0].engine.runs && !members_[1].engine.runs; }));
+  start_with_another_log();
+  ASSERT_FALSE(HasFatalFailure());
   trainer_.publish("two");
   ASSERT_TRUE(eventually([&] { return server_->update(Want(), soon()).ok(); }));
   EXPECT_TRUE(all_serve("two"));
@@ -137,6 +150,39 @@ TEST_F(CommitRanks, AnEngineThatDoesNotResumeHoldsUpNoUpdate) {
   members_[0].engine.refuse_resume = false;
   EXPECT_TRUE(all_serve("three"));
   EXPECT_TRUE(memories_are(3));
+}
+
+TEST_F(CommitRanks, AnEngineThatDoesNotResumeIsAskedAgainWhileAPullWaits) {
+  bring_up();
+  trainer_.publish("two");
+  members_[0].engine.refuse_resume = true;
+  ASSERT_TRUE(server_->update(Want(), soon()));
+  auto update = std::async(std::launch::async, [&] { return server_->update(newer(), soon()); });
+  ASSERT_TRUE(both_wait());
+  EXPECT_FALSE(members_[0].engine.runs);
+  members_[0].engine.refuse_resume = false;
+  EXPECT_TRUE(all_serve("two"));
+  EXPECT_EQ(members_[0].rank->report().phase, Phase::staging) << "of the same pull";
+  trainer_.publish("three");
+  const auto version = update.get();
+  ASSERT_TRUE(version) << version.error().to_string();
+  EXPECT_TRUE(all_serve("three"));
+}
+
+/// A driver that follows its trainer has an update open always.
+TEST_F(CommitRanks, ARankThatComesBackWhileAnUpdateWaitsServesMeanwhile) {
+  bring_up();
+  auto update = std::async(std::launch::async, [&] { return server_->update(newer(), soon()); });
+  ASSERT_TRUE(both_wait());
+  join(1);
+  EXPECT_TRUE(all_serve("one"));
+  EXPECT_TRUE(eventually([&] { return members_[1].receiver->waits.load(); })) << "for the next one, like the other";
+  EXPECT_EQ(update.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  trainer_.publish("two");
+  const auto version = update.get();
+  ASSERT_TRUE(version) << version.error().to_string();
+  EXPECT_TRUE(all_serve("two"));
+  EXPECT_TRUE(memories_are(2));
 }
 
 TEST_F(CommitRanks, AnUpdateEndsACatchUpThatWaits) {
@@ -189,6 +235,33 @@ TEST_F(CommitRanks, AnEarlierProcessThatComesBackStopsServing) {
   EXPECT_TRUE(eventually([&] { return !members_[1].rank->serving() && !members_[1].engine.runs; }));
   EXPECT_EQ(members_[1].rank->trouble()->code(), Errc::version_conflict);
   EXPECT_TRUE((*later)->serving());
+}
+
+TEST_F(CommitRanks, ARankWhoseClockRunsBehindTakesALaterName) {
+  for (const bool by_calls : {true, false}) {
+    SCOPED_TRACE(by_calls);
+    for (Member& m : members_) m.rank.reset();
+    server_.reset();
+    start();
+    Report late = busy(1, make_epoch() + (1ull << 40));
+    ASSERT_TRUE(server_->exchange(late, Deadline::after({}), {}));
+    join(0);
+    join(1, by_calls);
+    const auto version = server_->update(Want(), soon());
+    ASSERT_TRUE(version) << version.error().to_string();
+    EXPECT_TRUE(all_serve("one"));
+    EXPECT_GT(members_[1].rank->report().incarnation, late.incarnation);
+  }
+}
+
+TEST_F(CommitRanks, AnEarlierProcessOfThisHostStopsServing) {
+  bring_up();
+  join(1, true);
+  ASSERT_TRUE(all_serve("one"));
+  ASSERT_TRUE(server_->exchange(busy(1, make_epoch() + (1ull << 40)), Deadline::after({}), {}));
+  EXPECT_TRUE(eventually([&] { return !members_[1].rank->serving() && !members_[1].engine.runs; }));
+  EXPECT_EQ(members_[1].rank->trouble()->code(), Errc::version_conflict);
+  EXPECT_EQ(members_[1].rank->resolve_by_pull().error().code(), Errc::version_conflict) << "it has been told";
 }
 
 TEST_F(CommitRanks, AReceiverThatOverwritesWhatItServesIsRefused) {
