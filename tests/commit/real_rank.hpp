@@ -4,12 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "commit/participant.hpp"
 #include "deltasync/placed_target.hpp"
 #include "deltasync/receiver.hpp"
+#include "deltasync/shadow.hpp"
 
 namespace deltasync::commit {
 
@@ -56,7 +59,7 @@ class Share {
     if (is_placed_) memory_.assign(at / 8, kUntouched);
   }
 
-  Result<Subscription> bind(Receiver& receiver, Deadline deadline) {
+  Result<Subscription> bind(Receiver& receiver, Deadline deadline, bool shadowed = false) {
     if (!is_placed_) {
       DS_TRY(receiver.bind(make_host_target(layout_), slices_, deadline));
       return slices_;
@@ -74,8 +77,19 @@ class Share {
     DS_ASSIGN(plan.ignored, unplaced(*layout_, plan.slices));
     DS_ASSIGN(PlacementPtr placement, Placement::build(layout_, std::move(plan)));
     DS_ASSIGN(TargetPtr target, make_placed_target(placement));
+    if (shadowed) {
+      DS_ASSIGN(target, make_shadowed_target(std::move(target)));
+    }
     DS_TRY(receiver.bind(std::move(target), placement->subscription(), deadline));
     return placement->subscription();
+  }
+
+  /// Somebody else has had the engine's memory, and left something in the first of its places.
+  void overwrite(std::size_t places) {
+    for (const Place& p : std::span(places_).first(std::min(places, places_.size()))) {
+      std::memset(reinterpret_cast<std::byte*>(memory_.data()) + p.offset, 0x37,
+                  p.rect.elements() * tensor(p).element_bytes);
+    }
   }
 
   /// What the engine computes with now: each byte of the engine's memory, or each of the rank's elements in the host's.
@@ -200,6 +214,9 @@ class RankReceiver final : public Receiver {
     mode = real->report().mode;
     return std::unique_ptr<StagedUpdate>(std::make_unique<Staged>(*this, std::move(real)));
   }
+
+  /// For those calls that know their own kind of receiver only.
+  Receiver& real() { return *real_; }
 
   std::atomic<int> late_commits{0};
   std::atomic<int> rollbacks{0};  ///< of commits that had succeeded
