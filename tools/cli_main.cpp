@@ -1,5 +1,5 @@
-// deltasync: publish, pull, relay, inspect, clean, diff, trace, bench: the command table and the way from an error to an exit
-// code.
+// deltasync: publish, pull, relay, inspect, clean, diff, trace, bench: the command table and the way from an error to
+// an exit code.
 #include <csignal>
 #include <cstdio>
 #include <exception>

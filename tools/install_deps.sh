@@ -13,6 +13,8 @@ packages=(
   libnuma1
   # reference decoder, quickstart
   python3 python3-numpy python3-venv python3-pip
+  # the Python package
+  python3-dev
 )
 
 missing=()
