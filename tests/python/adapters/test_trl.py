@@ -116,7 +116,7 @@ def test_two_servers_and_one_that_fails_is_named(server: RolloutServer, segment_
 
 def test_sglang_takes_the_version_as_the_label(server: RolloutServer) -> None:
     sglang = SglangServer(server.url)
-    sglang.connect({"endpoints": []}, 30)
+    sglang.connect({"endpoints": ["10.0.0.1:7070"]}, 30)
     sglang.pause(30)
     sglang.update(7, 30)
     sglang.resume(30)
@@ -126,8 +126,9 @@ def test_sglang_takes_the_version_as_the_label(server: RolloutServer) -> None:
         "load_format": "deltasync",
         "weight_version": "7",
         "flush_cache": True,
+        "manifest": {"deltasync": {"endpoints": ["10.0.0.1:7070"], "timeout": 30}},
     }
-    server.fail["/update_weights_from_disk"] = (400, '{"success": false, "message": "updated, stale cache: 3 run"}')
+    server.fail["/update_weights_from_disk"] = (200, '{"success": true, "message": "updated, stale cache: 3 run"}')
     with pytest.raises(StaleCache, match="version 8"):
         sglang.update(8, 30)
     server.fail["/update_weights_from_disk"] = (400, '{"success": false, "message": "nothing was written"}')

@@ -23,12 +23,10 @@ LIBRARY = define_missing_operators()
 
 def build(folder, ranks, rank, port, *, experts_parallel):
     """The model and its loader."""
-    from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
     from sglang.srt.layers.dp_attention import initialize_dp_attention
     from sglang.srt.layers.moe.utils import initialize_moe_config
-    from sglang.srt.model_loader.loader import _initialize_model
     from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import ServerArgs
 
@@ -53,11 +51,25 @@ def build(folder, ranks, rank, port, *, experts_parallel):
     )
     initialize_model_parallel()
     initialize_dp_attention(args)
-    config = ModelConfig.from_server_args(args)
+    model = make_model(ModelConfig.from_server_args(args))
+    return model, model.load_weights
+
+
+def make_model(config):
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.model_loader.loader import _initialize_model
+
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("cpu"):
-            model = _initialize_model(config, LoadConfig(load_format="dummy"), None)
+            return _initialize_model(config, LoadConfig(load_format="dummy"), None)
     finally:
         torch.set_default_dtype(torch.float32)
-    return model, model.load_weights
+
+
+def initialize_again():
+    """One more model of the same arguments."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.runtime_context import get_server_args
+
+    return make_model(ModelConfig.from_server_args(get_server_args()))

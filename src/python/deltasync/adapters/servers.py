@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from ..errors import ConnectionFailed, DeadlinePassed, Error, InternalError, InvalidArgument, NotFound, from_code
 
 _LOOK_S = 0.25
+#: A server's answer after its own deadline.
+_ANSWER_S = 15.0
 
 
 class Server(Protocol):
@@ -95,6 +97,7 @@ class SglangServer:
 
     def connect(self, info: Mapping[str, Any], timeout: float) -> None:
         end = time.monotonic() + timeout
+        self._info = dict(info)  # goes with each update
         self.http.wait_healthy(timeout)
         if not self.model_path:
             self.model_path = self.http.get("/model_info", timeout=_left(end))["model_path"]
@@ -108,15 +111,12 @@ class SglangServer:
             "load_format": "deltasync",
             "weight_version": str(version),
             "flush_cache": True,
+            "manifest": {"deltasync": self._info | {"timeout": timeout}},
         }
-        try:
-            answer = self.http.post("/update_weights_from_disk", body, timeout=timeout)
-        except HttpStatus as error:
-            if is_stale_cache(error.body):
-                raise StaleCache(f"{self.http.url}: version {version} serves: {error.body}") from None
-            raise
-        if not answer.get("success", True):
-            raise InternalError(f"{self.http.url}: version {version}: {answer.get('message', answer)}")
+        answer = self.http.post("/update_weights_from_disk", body, timeout=timeout + _ANSWER_S)
+        message = str(answer.get("message", ""))
+        if is_stale_cache(message):
+            raise StaleCache(f"{self.http.url}: version {version} serves: {message}")
 
     def resume(self, timeout: float) -> None:
         self.http.post("/continue_generation", {}, timeout=timeout)

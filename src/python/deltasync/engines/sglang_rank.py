@@ -1,0 +1,310 @@
+"""What one rank of a SGLang replica does for an update, in step with the other ranks.
+
+Two phases. Every rank stages and verifies the version for each of its models (target and drafts), then all tell each
+other; if one cannot, nothing is written anywhere. Then every rank writes, and all tell each other again; if one failed,
+the others take theirs back. Only then does SGLang record the version and flush its cache.
+
+All of it runs on the scheduler's thread, between two steps; the pulling does not.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidArgument
+from .session import CONNECTING, CommitReport, EngineReceiver, Staging
+from .sglang_loader import SglangLoader
+
+_log = logging.getLogger("deltasync.sglang")
+
+_MESSAGE_BYTES = 4096
+#: Other ranks may need so much longer for their part of a phase than this one's deadline says.
+_MARGIN_S = 10.0
+#: That a starting server waits for an agent.
+_START_S = 5.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """From the environment (``DELTASYNC_ENDPOINTS``: HOST:PORT[,HOST:PORT...], ``DELTASYNC_TOKEN_FILE`` or
+    ``DELTASYNC_TOKEN``, ``DELTASYNC_TIMEOUT`` in seconds, ``DELTASYNC_VERIFY=1``), or a request's
+    ``{"manifest": {"deltasync": {"endpoints": [...], "token": "...", "timeout": 60, "verify": true}}}``."""
+
+    endpoints: tuple[str, ...] = ()
+    token: str = ""
+    timeout: float = 60.0
+    verify: bool = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        token = environment.get("DELTASYNC_TOKEN", "")
+        if environment.get("DELTASYNC_TOKEN_FILE"):
+            token = Path(environment["DELTASYNC_TOKEN_FILE"]).read_text().strip()
+        return cls(
+            tuple(part.strip() for part in environment.get("DELTASYNC_ENDPOINTS", "").split(",") if part.strip()),
+            token,
+            float(environment.get("DELTASYNC_TIMEOUT", "60")),
+            environment.get("DELTASYNC_VERIFY", "") not in ("", "0"),
+        )
+
+    def with_request(self, manifest: Mapping[str, Any] | None) -> Settings:
+        """InvalidArgument: an option that does not exist."""
+        given = dict((manifest or {}).get("deltasync", {}))
+        if "endpoints" in given:
+            given["endpoints"] = tuple(given["endpoints"])
+        try:
+            return replace(self, **given)
+        except TypeError as error:
+            raise InvalidArgument(f"manifest.deltasync: {error}") from None
+
+
+@dataclass
+class Target:
+    """One runner's model."""
+
+    role: str
+    updater: Any
+    receiver: EngineReceiver
+    staging: Staging | None = None
+    report: CommitReport | None = None
+
+
+class RankUpdates:
+    """Of one scheduler process. Not thread-safe: the scheduler's thread calls it."""
+
+    def __init__(self, manager: Any, settings: Settings) -> None:
+        self.manager = manager
+        self.settings = settings
+        self.targets: list[Target] = []
+        self._stuck: str | None = None
+
+    def start(self) -> None:
+        """Begins to connect, if it is known where to."""
+        if self.targets or not self.settings.endpoints:
+            return
+        for role, runner in self.manager._select_runners():
+            name = f"sglang-{role}-tp{runner.weight_updater.tp_rank}"
+            receiver = EngineReceiver(
+                runner.weight_updater.get_model(),
+                SglangLoader(runner.weight_updater, self._busy),
+                list(self.settings.endpoints),
+                name=name,
+                timeout=self.settings.timeout,
+                token=self.settings.token,
+            )
+            self.targets.append(Target(role, runner.weight_updater, receiver))
+
+    def start_early(self) -> None:
+        """When the scheduler has its models and no step runs yet: what is newest is pulled from now on, if an agent
+        answers soon. Else the first update connects."""
+        self.start()
+        for target in self.targets:
+            try:
+                target.receiver.attach(_START_S)
+            except Exception as error:
+                _log.warning("%s: nothing is pulled before the first update: %s", target.receiver.name, error)
+
+    def update(self, weight_version: str | None, manifest: Mapping[str, Any] | None) -> tuple[bool, str]:
+        """Brings all models of all ranks to a version; says whether, and a message for the answer."""
+        mine: dict[str, Any] = {}
+        asked = asked_version(weight_version)
+        try:
+            self._configure(self.settings.with_request(manifest))
+        except Exception as error:
+            mine = {"error": words(error)}
+        end = time.monotonic() + self.settings.timeout
+        peers = self._exchange(mine or self._stage(asked, end), end)
+        if asked is None and not failures(peers) and len(versions(peers)) > 1:
+            # The newest was not the same everywhere.
+            asked = max(peer["number"] for peer in peers)
+            peers = self._exchange(self._stage(asked, end), end)
+        failed = failures(peers)
+        if not failed and len(versions(peers)) > 1:
+            failed = [f"the ranks have different versions: {sorted(versions(peers))}"]
+        if failed:
+            self._follow()
+            return False, f"deltasync: nothing was written, the weights are as before: {'; '.join(failed)}"
+        peers = self._exchange(self._commit(end), end)
+        failed = failures(peers)
+        if failed:
+            self._rollback()
+            self._follow()
+            kept = all(peer.get("revocable", False) for peer in peers)
+            state = "all was taken back, the weights are as before" if kept else "RANKS DIFFER NOW: update again"
+            return False, f"deltasync: {state}: {'; '.join(failed)}"
+        self._follow()
+        parts = [f"{target.role}: {target.report.mode}" for target in self.targets if target.report is not None]
+        return True, f"deltasync: version {peers[0]['number']} on {len(peers)} rank(s) ({', '.join(parts)})."
+
+    def void(self, reason: str) -> None:
+        """The models were written by something else."""
+        self._each(lambda target: target.receiver.void(reason))
+
+    def pause(self) -> None:
+        """Nothing touches the models' memory from here on."""
+        self._each(lambda target: target.receiver.pause())
+
+    def woke(self, kept: Callable[[str], bool]) -> None:
+        """The models' memory is back; ``kept``: whether a role's content is."""
+        for target in self.targets:
+            if kept(target.role):
+                self._each(lambda target: target.receiver.follow(), [target])
+            else:
+                self._each(lambda target: target.receiver.void("its weights were released without a backup"), [target])
+
+    def close(self) -> None:
+        self._each(lambda target: target.receiver.close())
+        self.targets = []
+
+    def _busy(self) -> str | None:
+        if "weights" in self.manager.offload_tags:
+            return "the weights are released: resume_memory_occupation with the tag 'weights' comes first"
+        if self.manager._session is not None:
+            return "a weight-update session is open: end_weight_update comes first"
+        return parallel_refusal()
+
+    def _configure(self, settings: Settings) -> None:
+        if not settings.endpoints:
+            raise InvalidArgument(
+                "no endpoints: set DELTASYNC_ENDPOINTS=HOST:PORT for the server, or give the request "
+                '{"manifest": {"deltasync": {"endpoints": ["HOST:PORT"]}}}'
+            )
+        moved = (settings.endpoints, settings.token) != (self.settings.endpoints, self.settings.token)
+        self.settings = settings
+        if moved or any(target.receiver.state == CONNECTING and self._gave_up(target) for target in self.targets):
+            self.close()
+        self.start()
+
+    @staticmethod
+    def _gave_up(target: Target) -> bool:
+        connected = target.receiver._connected
+        return connected.done() and (connected.cancelled() or connected.exception() is not None)
+
+    def _stage(self, asked: int | str | None, end: float) -> dict[str, Any]:
+        try:
+            reason = self._busy()
+            if reason is not None:
+                return {"error": reason}
+            for target in list(self.targets):
+                target.report = None
+                target.staging = None
+                try:
+                    target.staging = target.receiver.prepare(asked, timeout=_left(end))
+                except Exception:
+                    if target.role == "target" or not takes_nothing(target.receiver):
+                        raise
+                    _log.info("%s takes none of the trainer's tensors, and keeps its own", target.receiver.name)
+            found = [target.staging.wait(_left(end)) for target in self.targets if target.staging is not None]
+        except Exception as error:
+            return {"error": words(error)}
+        if len({(version.epoch, version.number) for version in found}) != 1:
+            return {"error": f"target and draft have different versions: {[version.number for version in found]}"}
+        return {"epoch": found[0].epoch, "number": found[0].number}
+
+    def _commit(self, end: float) -> dict[str, Any]:
+        answer: dict[str, Any] = {}
+        try:
+            for target in self.targets:
+                if target.staging is not None:
+                    timeout = max(1.0, _left(end))
+                    target.report = target.receiver.commit(target.staging, timeout=timeout, verify=self.settings.verify)
+                    answer["number"] = target.report.version.number
+        except Exception as error:
+            answer["error"] = words(error)
+        reports = [target.report for target in self.targets if target.report is not None]
+        doubtful = "error" in answer and any(
+            target.staging is not None and target.report is None and target.receiver.version is None
+            for target in self.targets
+        )
+        answer["revocable"] = not doubtful and all(report.mode != "loaded" for report in reports)
+        return answer
+
+    def _rollback(self) -> None:
+        self._each(
+            lambda target: target.receiver.rollback(),
+            [target for target in reversed(self.targets) if target.report is not None],
+        )
+
+    def _follow(self) -> None:
+        self._each(lambda target: target.receiver.follow(), [target for target in self.targets if target.staging])
+
+    def _each(self, call: Callable[[Target], None], targets: list[Target] | None = None) -> None:
+        for target in self.targets if targets is None else targets:
+            try:
+                call(target)
+            except Exception as error:
+                _log.error("%s: %s", target.receiver.name, error)
+
+    def _exchange(self, mine: dict[str, Any], end: float) -> list[dict[str, Any]]:
+        """What every rank says, in their order; all ranks call it the same number of times."""
+        if self._stuck is not None:
+            return [{"error": self._stuck}]
+        try:
+            return gather(self.manager.tp_cpu_group, mine, _left(end) + _MARGIN_S)
+        except Exception as error:
+            # The group is not in step any more: no further exchange of it can be trusted.
+            self._stuck = f"the ranks lost each other, restart the server: {words(error)}"
+            return [{"error": self._stuck}]
+
+
+def gather(group: Any, mine: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
+    """JSON of all ranks of a gloo group."""
+    import torch
+    from torch import distributed
+
+    if group is None or distributed.get_world_size(group) == 1:
+        return [mine]
+    if "error" in mine:
+        mine = mine | {"error": f"rank {distributed.get_rank(group)}: {mine['error'][:500]}"}
+    text = json.dumps(mine).encode()
+    assert len(text) < _MESSAGE_BYTES - 1, text
+    sent = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8)
+    sent[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    received = [torch.zeros_like(sent) for _ in range(distributed.get_world_size(group))]
+    work = distributed.all_gather(received, sent, group=group, async_op=True)
+    work.wait(datetime.timedelta(seconds=timeout))
+    return [json.loads(bytes(part.tolist()).rstrip(b"\0")) for part in received]
+
+
+def asked_version(weight_version: str | None) -> int | str | None:
+    """A request's ``weight_version``: a number, else a label; without one the newest."""
+    if weight_version is None or weight_version == "":
+        return None
+    return int(weight_version) if weight_version.isdecimal() else weight_version
+
+
+def parallel_refusal() -> str | None:
+    from sglang.srt.runtime_context import get_parallel
+
+    if get_parallel().pp_size > 1:
+        return "pipeline parallelism: the ranks of several stages cannot commit together yet; use --pp-size 1"
+    return None
+
+
+def takes_nothing(receiver: EngineReceiver) -> bool:
+    """Whether the model's loader stores none of the trainer's tensors."""
+    return receiver.trace is not None and not receiver.trace.placed and not receiver.trace.reload
+
+
+def failures(peers: list[dict[str, Any]]) -> list[str]:
+    return [peer["error"] for peer in peers if "error" in peer]
+
+
+def versions(peers: list[dict[str, Any]]) -> set[tuple[int, int]]:
+    return {(peer["epoch"], peer["number"]) for peer in peers}
+
+
+def words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _left(end: float) -> float:
+    return max(0.0, end - time.monotonic())

@@ -1,0 +1,252 @@
+"""Updates of a real SGLang replica by ``load_format: deltasync``: what is served equals what its own loader makes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import deltasync
+import pytest
+
+pytestmark = pytest.mark.engines
+if importlib.util.find_spec("sglang") is None:
+    pytest.skip("sglang is not installed", allow_module_level=True)
+
+from sglang_versions import weights  # noqa: E402
+
+HERE = Path(__file__).parent
+#: Of a child's start, and of each of its answers.
+DEADLINE_S = 180.0
+
+
+class Replica:
+    """The ranks of one server as processes. Calls go to all of them, and the answers come in their order."""
+
+    def __init__(self, model: str, ranks: int, environment: dict[str, str], draft: bool) -> None:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        command = [sys.executable, str(HERE / "sglang_rank_process.py"), model, str(ranks)]
+        self.processes = [
+            subprocess.Popen(
+                [*command, str(rank), str(port), *(["draft"] if draft else [])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | environment | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+            )
+            for rank in range(ranks)
+        ]
+        for process in self.processes:
+            self.line(process)
+
+    def line(self, process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        watch = threading.Timer(DEADLINE_S, process.kill)
+        watch.start()
+        try:
+            text = process.stdout.readline()
+        finally:
+            watch.cancel()
+        assert text, f"a rank ended: {process.wait(10)}"
+        return text
+
+    def ask(self, do: str, ranks: list[int] | None = None, **what: Any) -> list[dict[str, Any]]:
+        chosen = [process for i, process in enumerate(self.processes) if ranks is None or i in ranks]
+        for process in chosen:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({"do": do, **what}) + "\n")
+            process.stdin.flush()
+        return [json.loads(self.line(process)) for process in chosen]
+
+    def update(self, number: int, **what: Any) -> list[dict[str, Any]]:
+        answers = self.ask("update", version=str(number), **what)
+        assert all(answer.get("success") for answer in answers), answers
+        return answers
+
+    def refused(self, number: int, **what: Any) -> list[str]:
+        answers = self.ask("update", version=str(number), **what)
+        assert [answer.get("success") for answer in answers] == [False] * len(answers), answers
+        return [answer["message"] for answer in answers]
+
+    def assert_serves(self, number: int, role: str = "target") -> None:
+        for answer in self.ask("compare", number=number, role=role):
+            assert answer == {"differing": []}
+
+    def close(self) -> None:
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+Start = Callable[..., tuple[deltasync.WeightManager, Replica]]
+
+
+@pytest.fixture
+def start(segment_name: str) -> Iterator[Start]:
+    """A trainer at version 1 and the ranks of a server that know of it."""
+    made: list[Any] = []
+
+    def run(
+        model: str = "qwen3", ranks: int = 1, *, draft: bool = False, environment: bool = True, timeout: float = 60
+    ) -> tuple[deltasync.WeightManager, Replica]:
+        manager = deltasync.WeightManager(weights(model, 1), name=segment_name)
+        made.append(manager)
+        manager.offload(weights(model, 1))
+        variables = {"DELTASYNC_TIMEOUT": str(timeout)}
+        if environment:
+            variables["DELTASYNC_ENDPOINTS"] = manager.endpoint
+        replica = Replica(model, ranks, variables, draft)
+        made.append(replica)
+        return manager, replica
+
+    yield run
+    for one in reversed(made):
+        one.close()
+
+
+@pytest.mark.parametrize(("model", "ranks"), [("qwen3", 1), ("qwen3_moe", 1), ("qwen3_moe", 2)])
+def test_sglang_twenty_deltas_equal_its_own_loader(start: Start, model: str, ranks: int) -> None:
+    manager, replica = start(model, ranks)
+    replica.update(1)
+    replica.assert_serves(1)
+    assert [answer["target"]["mode"] for answer in replica.ask("targets")] == ["loaded"] * ranks
+    for number in range(2, 22):
+        manager.offload(weights(model, number))
+        replica.update(number)
+        if number in (2, 3, 11, 21):
+            replica.assert_serves(number)
+    for answer in replica.ask("targets"):
+        assert answer["target"]["mode"] == "delta"
+        assert answer["target"]["direct"] == len(weights(model, 1))
+        assert answer["target"]["reloaded"] == 0
+    for answer in replica.ask("state"):
+        assert answer == {"flushes": 21, "versions": [str(i) for i in range(1, 22)], "path": "/models/served"}
+
+
+def test_sglang_over_its_http_application_with_endpoints_in_the_request(start: Start) -> None:
+    manager, replica = start(environment=False)
+    body = {"model_path": "/models/served", "load_format": "deltasync", "weight_version": "1"}
+    (answer,) = replica.ask("http", body=body)
+    assert answer["status"] == 400 and "DELTASYNC_ENDPOINTS" in answer["message"]
+    body["manifest"] = {"deltasync": {"endpoints": [manager.endpoint], "timeout": 60, "verify": True}}
+    (answer,) = replica.ask("http", body=body)
+    assert answer["status"] == 200 and "version 1" in answer["message"], answer
+    manager.offload(weights("qwen3", 2))
+    (answer,) = replica.ask("http", body=body | {"weight_version": "2"})
+    assert answer["status"] == 200
+    replica.assert_serves(2)
+
+
+def test_sglang_a_refused_flush_is_an_updated_server_with_a_stale_cache(start: Start) -> None:
+    _, replica = start()
+    replica.ask("run_requests", count=3)
+    (answer,) = replica.update(1)
+    assert "updated, stale cache" in answer["message"]
+    replica.assert_serves(1)
+    assert replica.ask("state")[0]["versions"] == ["1"]
+
+
+def test_sglang_a_version_that_does_not_come_writes_nothing(start: Start) -> None:
+    manager, replica = start(timeout=2)
+    replica.update(1, manifest={"deltasync": {"timeout": 60}})
+    replica.ask("remember")
+    (message,) = replica.refused(5, manifest={"deltasync": {"timeout": 1.5}})
+    assert "nothing was written" in message and "5" in message
+    assert replica.ask("changed") == [{"target": []}]
+    assert replica.ask("state")[0] == {"flushes": 1, "versions": ["1"], "path": "/models/served"}
+    manager.offload(weights("qwen3", 2))
+    replica.update(2, manifest={"deltasync": {"timeout": 60}})
+    replica.assert_serves(2)
+
+
+def test_sglang_a_rank_that_cannot_stage_or_write_keeps_both_at_the_version_before(start: Start) -> None:
+    manager, replica = start(ranks=2)
+    replica.update(1)
+    manager.offload(weights("qwen3", 2))
+    replica.update(2)
+    replica.ask("remember")
+    manager.offload(weights("qwen3", 3))
+    replica.ask("forbid", ranks=[1], reason="kept in a cache")
+    for message in replica.refused(3):
+        assert "nothing was written" in message and "rank 1: kept in a cache" in message
+    assert replica.ask("changed") == [{"target": []}] * 2
+    replica.ask("forbid", ranks=[1], reason=None)
+    replica.ask("fail_next_commit", ranks=[1])
+    for message in replica.refused(3):
+        assert "taken back" in message and "rank 1: the device is lost" in message
+    assert replica.ask("changed") == [{"target": []}] * 2
+    assert [answer["versions"] for answer in replica.ask("state")] == [["1", "2"]] * 2
+    replica.update(3)
+    replica.assert_serves(3)
+
+
+def test_sglang_the_draft_is_brought_to_the_same_version_or_neither_is(start: Start) -> None:
+    manager, replica = start(draft=True)
+    replica.update(1)
+    manager.offload(weights("qwen3", 2))
+    replica.update(2)
+    replica.assert_serves(2)
+    replica.assert_serves(2, "draft")
+    replica.ask("remember")
+    manager.offload(weights("qwen3", 3))
+    replica.ask("fail_next_commit", role="draft")
+    (message,) = replica.refused(3)
+    assert "the device is lost" in message
+    assert replica.ask("changed") == [{"target": [], "draft": []}]
+    replica.update(3)
+    replica.assert_serves(3)
+    replica.assert_serves(3, "draft")
+
+
+def test_sglang_what_cannot_be_written_is_refused_with_its_reason(start: Start) -> None:
+    manager, replica = start()
+    replica.update(1)
+    manager.offload(weights("qwen3", 2))
+    replica.ask("remember")
+    replica.ask("cache_mode", mode="daemon")
+    assert "weight cache is active" in replica.refused(2)[0]
+    replica.ask("cache_mode", mode="off")
+    replica.ask("tags", tags=["weights"])
+    assert "the weights are released" in replica.refused(2)[0]
+    replica.ask("tags", tags=[])
+    (answer,) = replica.ask("runner_alone")
+    assert not answer["success"] and "scheduler" in answer["message"]
+    assert replica.ask("changed") == [{"target": []}]
+    replica.ask("begin_session")
+    assert "session is open" in replica.refused(2)[0]
+    replica.ask("end_session")
+    replica.update(2)
+    assert replica.ask("targets")[0]["target"]["mode"] == "loaded"  # others may have written meanwhile
+    replica.assert_serves(2)
+
+
+def test_sglang_weights_that_were_lost_in_sleep_are_loaded_anew(start: Start) -> None:
+    manager, replica = start()
+    replica.update(1)
+    manager.offload(weights("qwen3", 2))
+    replica.update(2)
+    replica.ask("wake")
+    assert replica.ask("targets")[0]["target"]["version"] is None
+    manager.offload(weights("qwen3", 3))
+    replica.update(3)
+    replica.assert_serves(3)
+    assert replica.ask("targets")[0]["target"]["mode"] == "loaded"
+    manager.offload(weights("qwen3", 4))
+    replica.update(4)
+    replica.assert_serves(4)
+    assert replica.ask("targets")[0]["target"]["mode"] == "delta"
