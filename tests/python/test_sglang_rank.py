@@ -11,6 +11,7 @@ from deltasync import errors
 from deltasync._native import Version
 from deltasync.engines import sglang_rank
 from deltasync.engines.sglang_rank import RankUpdates, Settings, Target, asked_version
+from deltasync.engines.votes import Verdict
 
 
 class FakeReceiver:
@@ -18,6 +19,7 @@ class FakeReceiver:
         self.calls, self.role, self.state, self.name = calls, role, "placed", role
         self.version: Version | None = Version(1, 1)
         self.newest = 2
+        self.mode = "delta"
         self.failing = ""
         self.trace = types.SimpleNamespace(placed=["w"], reload={})
 
@@ -28,7 +30,7 @@ class FakeReceiver:
 
     def commit(self, staging: Any, timeout: float, verify: bool) -> Any:
         self.do("commit")
-        return types.SimpleNamespace(version=staging.version, mode="delta")
+        return types.SimpleNamespace(version=staging.version, mode=self.mode)
 
     def rollback(self) -> None:
         self.do("rollback")
@@ -42,13 +44,12 @@ class FakeReceiver:
             raise errors.CorruptData(f"{self.role}: tile 3")
 
 
-Peers = list[dict[str, Any]]
-
-
 class Rank:
-    """Rank 0 of two; ``peer`` says what the other one answers in each exchange."""
+    """Rank 0 of two; ``peer`` says what the other one votes in turn: what about, or why not."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *peer: dict[str, Any]) -> None:
+    ranks = 2
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *peer: str) -> None:
         self.calls: list[str] = []
         self.peer = list(peer)
         manager = types.SimpleNamespace(tp_cpu_group=None, offload_tags=set(), _session=None)
@@ -56,32 +57,34 @@ class Rank:
         self.receivers = {role: FakeReceiver(self.calls, role) for role in ("target", "draft")}
         self.updates.targets = [Target(role, None, receiver) for role, receiver in self.receivers.items()]  # type: ignore
         monkeypatch.setattr(sglang_rank, "parallel_refusal", lambda: None)
-        monkeypatch.setattr(sglang_rank, "gather", self.gather)
+        monkeypatch.setattr(self.updates, "_ballot", lambda: self)
 
-    def gather(self, group: Any, mine: dict[str, Any], timeout: float) -> Peers:
-        self.calls.append("exchange")
-        return [mine, self.peer.pop(0)]
+    def decide(self, reason: str | None, *, subject: str, timeout: float) -> Verdict:
+        self.calls.append("vote")
+        other = self.peer.pop(0)
+        if reason is not None:
+            return Verdict(False, f"rank 0: {reason}")
+        return Verdict(other == subject, "" if other == subject else other)
 
     def update(self, version: str | None = "2") -> tuple[bool, str]:
         return self.updates.update(version, None)
 
 
-STAGED = {"epoch": 1, "number": 2}
-WRITTEN = {"number": 2, "revocable": True}
-PREPARED = ["target.prepare", "draft.prepare", "exchange"]
-COMMITTED = ["target.commit", "draft.commit", "exchange"]
+STAGED, WRITTEN = "version 2 of trainer 1", "the commit"
+PREPARED = ["target.prepare", "draft.prepare", "vote"]
+COMMITTED = ["target.commit", "draft.commit", "vote"]
 FOLLOWED = ["target.follow", "draft.follow"]
 
 
 def test_all_are_staged_everywhere_before_any_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch, STAGED, WRITTEN)
     success, message = rank.update()
-    assert success and "version 2 on 2 rank(s) (target: delta, draft: delta)" in message
+    assert success and "version 2 of trainer 1 on 2 rank(s) (target: delta, draft: delta)" in message
     assert rank.calls == PREPARED + COMMITTED + FOLLOWED
 
 
 def test_a_peer_that_cannot_stage_keeps_this_rank_from_writing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, {"error": "rank 1: no space"})
+    rank = Rank(monkeypatch, "rank 1: no space")
     success, message = rank.update()
     assert not success and "nothing was written" in message and "rank 1: no space" in message
     assert rank.calls == PREPARED + FOLLOWED
@@ -96,7 +99,7 @@ def test_a_draft_that_cannot_be_staged_keeps_all_ranks_from_writing(monkeypatch:
 
 
 def test_a_peer_that_cannot_write_has_this_rank_take_back_in_reverse(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, STAGED, {"error": "rank 1: device lost", "revocable": True})
+    rank = Rank(monkeypatch, STAGED, "rank 1: device lost")
     success, message = rank.update()
     assert not success and "all was taken back" in message
     assert rank.calls == [*PREPARED, *COMMITTED, "draft.rollback", "target.rollback", *FOLLOWED]
@@ -111,36 +114,35 @@ def test_a_draft_that_cannot_be_written_has_the_target_taken_back(monkeypatch: p
 
 
 def test_a_peer_that_cannot_take_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, STAGED, {"error": "rank 1: loader broke", "revocable": False})
+    rank = Rank(monkeypatch, STAGED, "rank 1: loader broke (cannot be taken back)")
     success, message = rank.update()
     assert not success and "RANKS DIFFER NOW" in message
 
 
-def test_the_newest_is_the_same_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    newer = {"epoch": 1, "number": 3}
-    rank = Rank(monkeypatch, newer, newer, {"number": 3, "revocable": True})
-    success, message = rank.update(None)
-    assert success and "version 3" in message
-    assert rank.calls == PREPARED + PREPARED + COMMITTED + FOLLOWED
-
-
-def test_ranks_of_different_trainers_write_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, {"epoch": 9, "number": 2})
+def test_what_this_ranks_loader_has_done_cannot_be_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED, "rank 1: device lost")
+    for receiver in rank.receivers.values():
+        receiver.mode = "loaded"
     success, message = rank.update()
-    assert not success and "different versions" in message
-    assert "target.commit" not in rank.calls
+    assert not success and "RANKS DIFFER NOW" in message
 
 
-def test_ranks_that_lost_each_other_write_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_broke_half_way_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED, WRITTEN)
+    rank.receivers["target"].failing, rank.receivers["target"].version = "commit", None
+    success, message = rank.update()
+    assert not success and "RANKS DIFFER NOW" in message and "cannot be taken back" in message
+
+
+def test_ranks_whose_store_failed_write_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch)
 
-    def lost(*_: Any) -> Peers:
-        raise RuntimeError("timed out")
+    def lost(*_: Any, **__: Any) -> Verdict:
+        raise errors.ConnectionFailed("the store failed")
 
-    monkeypatch.setattr(sglang_rank, "gather", lost)
-    for _ in range(2):
-        success, message = rank.update()
-        assert not success and "restart the server" in message
+    monkeypatch.setattr(rank, "decide", lost)
+    success, message = rank.update()
+    assert not success and "the store failed" in message
     assert "target.commit" not in rank.calls
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from deltasync import errors
@@ -112,6 +113,22 @@ def test_two_servers_and_one_that_fails_is_named(server: RolloutServer, segment_
         transfer.destroy()
     finally:
         other.close()
+
+
+def test_vllm_reads_the_token_from_a_file_of_its_own(server: RolloutServer, segment_name: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o600)
+    transfer = WeightTransfer(
+        VllmServer(server.url), timeout=60, name=segment_name, token_file=tmp_path / "token", model=model()
+    )
+    with pytest.raises(errors.InvalidArgument, match="VllmServer\\(token_file"):
+        transfer.send_weights(stream(model()))
+    transfer.server.token_file = str(tmp_path / "token")
+    transfer.send_weights(stream(model()))
+    transfer.resume()
+    assert_serves(server, model())
+    assert "secret" not in str(server.calls)
+    transfer.destroy()
 
 
 def test_sglang_takes_the_version_as_the_label(server: RolloutServer) -> None:

@@ -1,11 +1,11 @@
 """LoRA adapters: only the adapter's tensors are published, and a receiver's ``directory`` is one that peft loads.
 
-    manager = lora.manager(model, model.peft_config["default"].to_dict())
-    ...
-    manager.offload(lora.tensors(model))           # after each optimizer step
+manager = lora.manager(model, model.peft_config["default"].to_dict())
+...
+manager.offload(lora.tensors(model))           # after each optimizer step
 
-    receiver = deltasync.Receiver(endpoint, directory="adapter")
-    receiver.update()                              # adapter/current has adapter_model.safetensors, adapter_config.json
+receiver = deltasync.Receiver(endpoint, directory="adapter")
+receiver.update()                              # adapter/current has adapter_model.safetensors, adapter_config.json
 """
 
 from __future__ import annotations

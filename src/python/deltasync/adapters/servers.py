@@ -49,17 +49,29 @@ class StaleCache(InternalError):
 class VllmServer:
     """``vllm serve --weight-transfer-config '{"backend": "deltasync"}'``.
 
-    ``pause_mode`` keep: running requests are frozen, their KV is dropped and computed anew with the new weights."""
+    ``pause_mode`` keep: running requests are frozen, their KV is dropped and computed anew with the new weights.
+    ``token_file``: the agent's token as a file on the server's host; vLLM's routes are not the place to send it."""
 
-    def __init__(self, url: str, *, pause_mode: str = "keep", verify: bool = False, api_key: str = "") -> None:
+    def __init__(
+        self, url: str, *, token_file: str = "", pause_mode: str = "keep", verify: bool = False, api_key: str = ""
+    ) -> None:
         self.http = Http(url, api_key)
+        self.token_file = token_file
         self.pause_mode = pause_mode
         self.verify = verify
 
     def connect(self, info: Mapping[str, Any], timeout: float) -> None:
         end = time.monotonic() + timeout
+        given: dict[str, Any] = {"agent": list(info["endpoints"])}
+        if self.token_file:
+            given["token_file"] = self.token_file
+        elif info.get("token"):
+            raise InvalidArgument(
+                f"{self.http.url}: the agent wants a token: give the trainer a token_file, and "
+                "VllmServer(token_file=...) the same one on the server's host"
+            )
         self.http.wait_healthy(timeout)
-        self.http.post("/init_weight_transfer_engine", {"init_info": dict(info)}, timeout=_left(end))
+        self.http.post("/init_weight_transfer_engine", {"init_info": given}, timeout=_left(end))
 
     def pause(self, timeout: float) -> None:
         self.http.post("/pause", query={"mode": self.pause_mode, "clear_cache": "true"}, timeout=timeout)

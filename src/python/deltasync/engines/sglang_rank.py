@@ -1,16 +1,14 @@
 """What one rank of a SGLang replica does for an update, in step with the other ranks.
 
-Two phases. Every rank stages and verifies the version for each of its models (target and drafts), then all tell each
-other; if one cannot, nothing is written anywhere. Then every rank writes, and all tell each other again; if one failed,
-the others take theirs back. Only then does SGLang record the version and flush its cache.
+Two phases. Every rank stages and verifies the version for each of its models (target and drafts), then all vote
+(votes.py); if one cannot, nothing is written anywhere. Then every rank writes, and all vote again; if one failed, the
+others take theirs back. Only then does SGLang record the version and flush its cache.
 
 All of it runs on the scheduler's thread, between two steps; the pulling does not.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
 import logging
 import os
 import time
@@ -22,10 +20,11 @@ from typing import Any
 from ..errors import InvalidArgument
 from .session import CONNECTING, CommitReport, EngineReceiver, Staging
 from .sglang_loader import SglangLoader
+from .votes import Verdict, Votes
 
 _log = logging.getLogger("deltasync.sglang")
 
-_MESSAGE_BYTES = 4096
+IRREVOCABLE = "cannot be taken back"
 #: Other ranks may need so much longer for their part of a phase than this one's deadline says.
 _MARGIN_S = 10.0
 #: That a starting server waits for an agent.
@@ -66,6 +65,14 @@ class Settings:
             raise InvalidArgument(f"manifest.deltasync: {error}") from None
 
 
+@dataclass(frozen=True)
+class Staged:
+    """A rank's part of the first phase: what is ready, or why nothing is."""
+
+    subject: str = ""
+    error: str | None = None
+
+
 @dataclass
 class Target:
     """One runner's model."""
@@ -84,7 +91,7 @@ class RankUpdates:
         self.manager = manager
         self.settings = settings
         self.targets: list[Target] = []
-        self._stuck: str | None = None
+        self._votes: Votes | None = None
 
     def start(self) -> None:
         """Begins to connect, if it is known where to."""
@@ -114,35 +121,30 @@ class RankUpdates:
 
     def update(self, weight_version: str | None, manifest: Mapping[str, Any] | None) -> tuple[bool, str]:
         """Brings all models of all ranks to a version; says whether, and a message for the answer."""
-        mine: dict[str, Any] = {}
         asked = asked_version(weight_version)
+        staged = Staged()
         try:
             self._configure(self.settings.with_request(manifest))
         except Exception as error:
-            mine = {"error": words(error)}
+            staged = Staged(error=words(error))
         end = time.monotonic() + self.settings.timeout
-        peers = self._exchange(mine or self._stage(asked, end), end)
-        if asked is None and not failures(peers) and len(versions(peers)) > 1:
-            # The newest was not the same everywhere.
-            asked = max(peer["number"] for peer in peers)
-            peers = self._exchange(self._stage(asked, end), end)
-        failed = failures(peers)
-        if not failed and len(versions(peers)) > 1:
-            failed = [f"the ranks have different versions: {sorted(versions(peers))}"]
-        if failed:
+        if staged.error is None:
+            staged = self._stage(asked, end)
+        verdict = self._decide(staged.error, staged.subject, end)
+        if not verdict.yes:
             self._follow()
-            return False, f"deltasync: nothing was written, the weights are as before: {'; '.join(failed)}"
-        peers = self._exchange(self._commit(end), end)
-        failed = failures(peers)
-        if failed:
+            return False, f"deltasync: nothing was written, the weights are as before: {verdict.reason}"
+        failed, revocable = self._commit(end)
+        verdict = self._decide(failed, "the commit", end)
+        if not verdict.yes:
             self._rollback()
             self._follow()
-            kept = all(peer.get("revocable", False) for peer in peers)
+            kept = revocable and IRREVOCABLE not in verdict.reason
             state = "all was taken back, the weights are as before" if kept else "RANKS DIFFER NOW: update again"
-            return False, f"deltasync: {state}: {'; '.join(failed)}"
+            return False, f"deltasync: {state}: {verdict.reason}"
         self._follow()
         parts = [f"{target.role}: {target.report.mode}" for target in self.targets if target.report is not None]
-        return True, f"deltasync: version {peers[0]['number']} on {len(peers)} rank(s) ({', '.join(parts)})."
+        return True, f"deltasync: {staged.subject} on {self._ballot().ranks} rank(s) ({', '.join(parts)})."
 
     def void(self, reason: str) -> None:
         """The models were written by something else."""
@@ -188,11 +190,11 @@ class RankUpdates:
         connected = target.receiver._connected
         return connected.done() and (connected.cancelled() or connected.exception() is not None)
 
-    def _stage(self, asked: int | str | None, end: float) -> dict[str, Any]:
+    def _stage(self, asked: int | str | None, end: float) -> Staged:
         try:
             reason = self._busy()
             if reason is not None:
-                return {"error": reason}
+                return Staged(error=reason)
             for target in list(self.targets):
                 target.report = None
                 target.staging = None
@@ -204,28 +206,28 @@ class RankUpdates:
                     _log.info("%s takes none of the trainer's tensors, and keeps its own", target.receiver.name)
             found = [target.staging.wait(_left(end)) for target in self.targets if target.staging is not None]
         except Exception as error:
-            return {"error": words(error)}
+            return Staged(error=words(error))
         if len({(version.epoch, version.number) for version in found}) != 1:
-            return {"error": f"target and draft have different versions: {[version.number for version in found]}"}
-        return {"epoch": found[0].epoch, "number": found[0].number}
+            return Staged(error=f"target and draft have different versions: {[version.number for version in found]}")
+        return Staged(subject=f"version {found[0].number} of trainer {found[0].epoch:x}")
 
-    def _commit(self, end: float) -> dict[str, Any]:
-        answer: dict[str, Any] = {}
+    def _commit(self, end: float) -> tuple[str | None, bool]:
+        """What failed, or None; whether this rank is able to take it back."""
+        failed: str | None = None
         try:
             for target in self.targets:
                 if target.staging is not None:
                     timeout = max(1.0, _left(end))
                     target.report = target.receiver.commit(target.staging, timeout=timeout, verify=self.settings.verify)
-                    answer["number"] = target.report.version.number
         except Exception as error:
-            answer["error"] = words(error)
-        reports = [target.report for target in self.targets if target.report is not None]
-        doubtful = "error" in answer and any(
-            target.staging is not None and target.report is None and target.receiver.version is None
-            for target in self.targets
-        )
-        answer["revocable"] = not doubtful and all(report.mode != "loaded" for report in reports)
-        return answer
+            failed = words(error)
+        # What the engine's loader has done, or begun to do, cannot be.
+        revocable = all(target.report.mode != "loaded" for target in self.targets if target.report is not None)
+        if failed is not None:
+            tried = [target for target in self.targets if target.staging is not None and target.report is None]
+            revocable = revocable and all(target.receiver.version is not None for target in tried)
+            failed += "" if revocable else f" ({IRREVOCABLE})"
+        return failed, revocable
 
     def _rollback(self) -> None:
         self._each(
@@ -243,35 +245,28 @@ class RankUpdates:
             except Exception as error:
                 _log.error("%s: %s", target.receiver.name, error)
 
-    def _exchange(self, mine: dict[str, Any], end: float) -> list[dict[str, Any]]:
-        """What every rank says, in their order; all ranks call it the same number of times."""
-        if self._stuck is not None:
-            return [{"error": self._stuck}]
+    def _decide(self, reason: str | None, subject: str, end: float) -> Verdict:
         try:
-            return gather(self.manager.tp_cpu_group, mine, _left(end) + _MARGIN_S)
+            return self._ballot().decide(reason, subject=subject, timeout=_left(end) + _MARGIN_S)
         except Exception as error:
-            # The group is not in step any more: no further exchange of it can be trusted.
-            self._stuck = f"the ranks lost each other, restart the server: {words(error)}"
-            return [{"error": self._stuck}]
+            return Verdict(False, words(error))
+
+    def _ballot(self) -> Votes:
+        if self._votes is None:
+            self._votes = ballot_of(self.manager.tp_cpu_group)
+        return self._votes
 
 
-def gather(group: Any, mine: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
-    """JSON of all ranks of a gloo group."""
-    import torch
+def ballot_of(group: Any) -> Votes:
+    """Of the ranks of a group, over the store that torch.distributed was started with."""
     from torch import distributed
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
     if group is None or distributed.get_world_size(group) == 1:
-        return [mine]
-    if "error" in mine:
-        mine = mine | {"error": f"rank {distributed.get_rank(group)}: {mine['error'][:500]}"}
-    text = json.dumps(mine).encode()
-    assert len(text) < _MESSAGE_BYTES - 1, text
-    sent = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8)
-    sent[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    received = [torch.zeros_like(sent) for _ in range(distributed.get_world_size(group))]
-    work = distributed.all_gather(received, sent, group=group, async_op=True)
-    work.wait(datetime.timedelta(seconds=timeout))
-    return [json.loads(bytes(part.tolist()).rstrip(b"\0")) for part in received]
+        return Votes(None, 0, 1)
+    first = min(distributed.get_process_group_ranks(group))
+    store = PrefixStore(f"deltasync/sglang/{first}", _get_default_store())
+    return Votes(store, distributed.get_rank(group), distributed.get_world_size(group))
 
 
 def asked_version(weight_version: str | None) -> int | str | None:
@@ -292,14 +287,6 @@ def parallel_refusal() -> str | None:
 def takes_nothing(receiver: EngineReceiver) -> bool:
     """Whether the model's loader stores none of the trainer's tensors."""
     return receiver.trace is not None and not receiver.trace.placed and not receiver.trace.reload
-
-
-def failures(peers: list[dict[str, Any]]) -> list[str]:
-    return [peer["error"] for peer in peers if "error" in peer]
-
-
-def versions(peers: list[dict[str, Any]]) -> set[tuple[int, int]]:
-    return {(peer["epoch"], peer["number"]) for peer in peers}
 
 
 def words(error: BaseException) -> str:
