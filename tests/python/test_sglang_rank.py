@@ -11,7 +11,7 @@ from deltasync import errors
 from deltasync._native import Version
 from deltasync.engines import sglang_rank
 from deltasync.engines.sglang_rank import RankUpdates, Settings, Target, asked_version
-from deltasync.engines.votes import Verdict
+from deltasync.engines.votes import Verdict, Votes
 
 
 class FakeReceiver:
@@ -180,3 +180,12 @@ def test_without_endpoints_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) 
     rank.updates.targets, rank.updates.settings = [], Settings()
     success, message = rank.update()
     assert not success and "DELTASYNC_ENDPOINTS" in message
+
+
+def test_a_rank_that_comes_late_to_a_round_takes_its_verdict() -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    store = distributed.HashStore()
+    early, late = (Votes(store, rank, 2, lockstep=True) for rank in (1, 0))
+    assert early.decide("no space", timeout=30).reason == "rank 1: no space"
+    assert late.decide(None, timeout=30).reason == "rank 1: no space"
+    assert late.decide("broken", timeout=30).reason == early.decide(None, timeout=30).reason == "rank 0: broken"

@@ -266,7 +266,8 @@ def ballot_of(group: Any) -> Votes:
         return Votes(None, 0, 1)
     first = min(distributed.get_process_group_ranks(group))
     store = PrefixStore(f"deltasync/sglang/{first}", _get_default_store())
-    return Votes(store, distributed.get_rank(group), distributed.get_world_size(group))
+    # A request comes to every rank, in the same order, and each votes once about staging; about the commit all or none.
+    return Votes(store, distributed.get_rank(group), distributed.get_world_size(group), lockstep=True)
 
 
 def asked_version(weight_version: str | None) -> int | str | None:

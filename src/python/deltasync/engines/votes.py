@@ -34,10 +34,14 @@ class Verdict:
 
 
 class Votes:
-    """One rank's. ``store``: of torch.distributed, or None where it is the only one. Not thread-safe."""
+    """One rank's. ``store``: of torch.distributed, or None where it is the only one. Not thread-safe.
 
-    def __init__(self, store: Any, rank: int, ranks: int) -> None:
+    ``lockstep``: all ranks come to every round, in the same order, whatever fails. A rank that finds a verdict is then
+    late to this round and not left over from an older one, and takes it."""
+
+    def __init__(self, store: Any, rank: int, ranks: int, *, lockstep: bool = False) -> None:
         self._store, self.rank, self.ranks = store, rank, ranks
+        self._lockstep = lockstep
         self._round = 0
 
     def decide(self, reason: str | None, *, subject: str = "", timeout: float) -> Verdict:
@@ -54,7 +58,7 @@ class Votes:
 
     def _decide(self, reason: str | None, subject: str, end: float) -> Verdict:
         store = self._store
-        while store.check([f"{self._round}/verdict"]):
+        while not self._lockstep and store.check([f"{self._round}/verdict"]):
             self._round += 1
         at = self._round
         self._round += 1
