@@ -263,3 +263,34 @@ def test_no_agent_is_an_error_with_its_address() -> None:
     with pytest.raises(errors.Error, match=r"127\.0\.0\.1:9"):
         receiver.prepare(1)
     receiver.close()
+
+
+def test_what_two_models_share_is_written_by_one_of_them(rig: Rig) -> None:
+    target, _, first = rig.engine()
+    draft = Engine()
+    draft.embed = target.embed
+    second = EngineReceiver(draft, Loader(draft), rig.manager.endpoint, beside=target, name="draft", timeout=WAIT)
+    rig.receivers.append(second)
+    for number in (1, 2, 3):
+        if number > 1:
+            rig.publish(number)
+        update(first, number)
+        # Its base would be wrong if it wrote, or read, the target's embedding: then this would be a full update.
+        report = update(second, number)
+        assert report.mode == "delta" or number < 3
+        assert_bits(target, target.expected(rig.weights))
+        assert_bits(draft, draft.expected(rig.weights))
+    assert "embed.weight" in first.trace.placed and "embed.weight" in second.trace.unplaced
+
+
+def test_a_first_load_that_is_taken_back_is_done_again(rig: Rig) -> None:
+    engine, loader, receiver = rig.engine()
+    for _ in range(2):
+        staging = receiver.prepare(1)
+        staging.wait(WAIT)
+        receiver.commit(staging)
+        receiver.rollback()
+        assert receiver.version is None and receiver.state == LOADING
+    assert update(receiver, 1).mode == "loaded"
+    assert_bits(engine, engine.expected(rig.weights))
+    assert len(loader.reloaded) == 3

@@ -156,6 +156,9 @@ class Rank:
 
     def add_draft(self):
         """A draft model that has its own last layers and the target's embedding."""
+        from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+        from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
         shared = self.model.model.embed_tokens
 
         class Draft(torch.nn.Module):
@@ -165,13 +168,14 @@ class Rank:
                 self.norm = torch.nn.Parameter(torch.zeros(64, dtype=torch.bfloat16), requires_grad=False)
 
             def load_weights(self, weights):
+                places = {"model.norm.weight": self.norm, "model.embed_tokens.weight": shared.weight}
                 for name, tensor in weights:
-                    if name == "model.norm.weight":
-                        self.norm.data.copy_(tensor)
-                    elif name == "model.embed_tokens.weight":
-                        shared.weight.data[: len(tensor)].copy_(tensor)
+                    if name in places:
+                        place = places[name]
+                        getattr(place, "weight_loader", default_weight_loader)(place, tensor)
 
         self.draft = Draft()
+        record_metadata_for_reloading(self.draft)  # as vLLM does when it makes a model
 
     def draft_matches(self, last):
         weights = first_version(shapes(self.name))

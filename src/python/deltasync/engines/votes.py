@@ -17,13 +17,14 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from ..errors import ConnectionFailed
 
-#: A rank looks so often whether another one has said no.
-_LOOK_S = 0.25
+#: A rank looks so often for the others, less often the longer it waits. (Store.wait with a timeout would hold the
+#: store's connection, which others of the process use too, and logs a warning each time.)
+_LOOK_MIN_S = 0.0005
+_LOOK_MAX_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +68,17 @@ class Votes:
         if reason is not None:
             return self._write(at, f"rank {self.rank}: {reason}")
         votes = [f"{at}/vote/{rank}" for rank in range(self.ranks)]
+        pause = _LOOK_MIN_S
         while not store.check(votes):
             left = end - time.monotonic()
             if left <= 0:
                 missing = [rank for rank, key in enumerate(votes) if not store.check([key])]
                 return self._write(at, f"rank {self.rank} has waited in vain for {_ranks(missing)}")
-            if _came(store, f"{at}/verdict", min(left, _LOOK_S)):
-                break
-        else:
-            return self._write(at, _objection([json.loads(store.get(key)) for key in votes]))
-        return self._read(store.get(f"{at}/verdict"))
+            if store.check([f"{at}/verdict"]):
+                return self._read(store.get(f"{at}/verdict"))
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, _LOOK_MAX_S)
+        return self._write(at, _objection([json.loads(store.get(key)) for key in votes]))
 
     def _write(self, at: int, reason: str) -> Verdict:
         return self._read(self._store.compare_set(f"{at}/verdict", "", json.dumps({"reason": reason})))
@@ -85,14 +87,6 @@ class Votes:
     def _read(raw: bytes) -> Verdict:
         reason = str(json.loads(raw)["reason"])
         return Verdict(not reason, reason)
-
-
-def _came(store: Any, key: str, seconds: float) -> bool:
-    try:
-        store.wait([key], timedelta(seconds=seconds))
-    except RuntimeError:
-        return bool(store.check([key]))
-    return True
 
 
 def _objection(votes: list[dict[str, Any]]) -> str:
