@@ -294,3 +294,23 @@ def test_a_first_load_that_is_taken_back_is_done_again(rig: Rig) -> None:
     assert update(receiver, 1).mode == "loaded"
     assert_bits(engine, engine.expected(rig.weights))
     assert len(loader.reloaded) == 3
+
+
+def test_what_is_staged_and_not_committed_is_kept(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    for number in (1, 2):
+        if number > 1:
+            rig.publish(number)
+        update(receiver, number)
+    before = bits(engine)
+    rig.publish(3)
+    staging = receiver.prepare(3)
+    staging.wait(WAIT)
+    kept = staging.prepared
+    receiver.follow()  # another rank could not stage it
+    assert_bits(engine, before)
+    again = receiver.prepare(3)
+    again.wait(WAIT)
+    assert again.prepared is kept
+    receiver.commit(again)
+    assert_bits(engine, engine.expected(rig.weights))

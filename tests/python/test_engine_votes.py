@@ -50,6 +50,18 @@ def test_one_no_is_everybodys_and_names_the_rank(stores: list[Any]) -> None:
     assert all(verdict.yes for verdict in at_once([decide(vote) for vote in votes]))
 
 
+def test_a_no_that_comes_first_waits_for_the_others(stores: list[Any]) -> None:
+    votes = ballots(stores)
+    with concurrent.futures.ThreadPoolExecutor(RANKS) as pool:
+        first = pool.submit(decide(votes[1], "disk full"))
+        while not stores[0].check(["0/vote/1"]):
+            pass
+        others = [pool.submit(decide(votes[rank])) for rank in (0, 2)]
+        verdicts = [future.result(WAIT) for future in (first, *others)]
+    assert verdicts == [Verdict(False, "rank 1: disk full")] * RANKS
+    assert all(verdict.yes for verdict in at_once([decide(vote) for vote in votes]))
+
+
 def test_ranks_that_speak_of_different_versions_do_not_agree(stores: list[Any]) -> None:
     votes = ballots(stores)
     verdicts = at_once([decide(vote, subject="v7" if rank else "v6") for rank, vote in enumerate(votes)])

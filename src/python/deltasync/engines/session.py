@@ -169,7 +169,9 @@ class EngineReceiver:
         if receiver.lost:
             self.void("a commit and its rollback failed")
             return
-        if self._following is None or self._following.done:
+        # One that is staged and was not committed is kept: the next prepare() may want it.
+        if self._following is None or self._following.failed:
+            self._following = None
             self._following = receiver.follow()
 
     def pause(self) -> None:
@@ -366,7 +368,12 @@ class EngineReceiver:
 
     def _drop_staging(self) -> None:
         staging, self._staging = self._staging, None
-        if staging is None or staging.done:
+        if staging is None:
+            return
+        if staging.done:
+            if self._receiver is not None and staging.prepared is not None:
+                if staging.prepared is self._receiver._staged and not staging.prepared.failed:
+                    self._following = staging.prepared  # not committed
             return
         staging.cancelled = True
         if not staging.future.cancel() and self._receiver is not None:

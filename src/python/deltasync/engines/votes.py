@@ -4,9 +4,9 @@ A collective would do while nothing fails. But one that a rank has left at its d
 ever, and it carries no reasons. So each round is a register in the store that is written once:
 
 * A rank puts its vote at ``ROUND/vote/RANK``, and waits for those of all others.
-* Who has all of them writes the verdict; who votes no, or waited in vain, writes "no". The first write counts
-  (``compare_set``), and everybody takes what stands there. So a rank that gave up has either prevented a "yes", or it
-  finds one and goes along.
+* Who has all of them writes the verdict; who waited in vain writes "no". The first write counts (``compare_set``), and
+  everybody takes what stands there. So a rank that gave up has either prevented a "yes", or it finds one and goes
+  along. Who votes no waits too: a verdict before the others came would send them on.
 * A rank that comes late to a round with a verdict goes on to the next without one, where the others will be.
 
 Values are JSON. Whatever the store raises leaves the outcome unknown: ConnectionFailed says so.
@@ -65,15 +65,14 @@ class Votes:
         self._round += 1
         mine = {"reason": reason if reason is None else f"rank {self.rank}: {reason}", "subject": subject}
         store.set(f"{at}/vote/{self.rank}", json.dumps(mine))
-        if reason is not None:
-            return self._write(at, f"rank {self.rank}: {reason}")
         votes = [f"{at}/vote/{rank}" for rank in range(self.ranks)]
         pause = _LOOK_MIN_S
         while not store.check(votes):
             left = end - time.monotonic()
             if left <= 0:
                 missing = [rank for rank, key in enumerate(votes) if not store.check([key])]
-                return self._write(at, f"rank {self.rank} has waited in vain for {_ranks(missing)}")
+                why = f"rank {self.rank} has waited in vain for {_ranks(missing)}"
+                return self._write(at, why if reason is None else f"rank {self.rank}: {reason}; {why}")
             if store.check([f"{at}/verdict"]):
                 return self._read(store.get(f"{at}/verdict"))
             time.sleep(min(pause, left))
