@@ -21,7 +21,7 @@ from trace_rank import differing, memory
 class Rank:
     def __init__(self, name, ranks, rank, port, draft):
         from deltasync.engines import sglang_plugin
-        from sglang.srt.plugins.hook_registry import HookRegistry
+        from sglang.srt.plugins import load_plugins
 
         self.name, self.ranks, self.rank = name, ranks, rank
         with tempfile.TemporaryDirectory() as folder:
@@ -31,9 +31,7 @@ class Rank:
             if draft:
                 self.models["draft"] = sglang_model.initialize_again()
         self.plugin = sglang_plugin
-        sglang_plugin.register()
-        sglang_plugin.register()
-        HookRegistry.apply_hooks()
+        load_plugins()  # as every process of a server does: by the entry point
         self.flushes, self.versions, self.running = 0, [], 0
         self.manager = self.make_manager()
         self.client = None

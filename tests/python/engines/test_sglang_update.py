@@ -21,6 +21,7 @@ if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed", allow_module_level=True)
 
 from sglang_versions import weights  # noqa: E402
+from vllm_replica import write_dist_info  # noqa: E402
 
 HERE = Path(__file__).parent
 #: Of a child's start, and of each of its answers.
@@ -41,7 +42,7 @@ class Replica:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=os.environ | environment | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+                env=os.environ | environment,
             )
             for rank in range(ranks)
         ]
@@ -97,9 +98,10 @@ Start = Callable[..., tuple[deltasync.WeightManager, Replica]]
 
 
 @pytest.fixture
-def start(segment_name: str) -> Iterator[Start]:
-    """A trainer at version 1 and the ranks of a server that know of it."""
+def start(segment_name: str, tmp_path: Path) -> Iterator[Start]:
+    """A trainer at version 1 and the ranks of a server that know of it, in an environment with deltasync installed."""
     made: list[Any] = []
+    write_dist_info(tmp_path)
 
     def run(
         model: str = "qwen3", ranks: int = 1, *, draft: bool = False, environment: bool = True, timeout: float = 60
@@ -107,7 +109,8 @@ def start(segment_name: str) -> Iterator[Start]:
         manager = deltasync.WeightManager(weights(model, 1), name=segment_name)
         made.append(manager)
         manager.offload(weights(model, 1))
-        variables = {"DELTASYNC_TIMEOUT": str(timeout)}
+        path = os.pathsep.join([str(tmp_path), str(HERE), *sys.path])
+        variables = {"DELTASYNC_TIMEOUT": str(timeout), "PYTHONPATH": path}
         if environment:
             variables["DELTASYNC_ENDPOINTS"] = manager.endpoint
         replica = Replica(model, ranks, variables, draft)
