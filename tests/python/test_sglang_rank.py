@@ -186,6 +186,9 @@ def test_a_rank_that_comes_late_to_a_round_takes_its_verdict() -> None:
     distributed = pytest.importorskip("torch.distributed")
     store = distributed.HashStore()
     early, late = (Votes(store, rank, 2, lockstep=True) for rank in (1, 0))
-    assert early.decide("no space", timeout=0.1).reason == "rank 1: no space"
-    assert late.decide(None, timeout=30).reason == "rank 1: no space"
-    assert late.decide("broken", timeout=0.1).reason == early.decide(None, timeout=30).reason == "rank 0: broken"
+    said = early.decide("no space", timeout=0.1)
+    assert not said.yes and said.reason.startswith("rank 1: no space")
+    assert late.decide(None, timeout=30) == said
+    said = late.decide("broken", timeout=0.1)
+    assert said.reason.startswith("rank 0: broken")
+    assert early.decide(None, timeout=30) == said
