@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # tools/python_env.sh DIR: a virtual environment with what the Python package is built and tested with. Does nothing if
-# it is there already. torch is the CPU build of one release, so that nothing larger comes with a newer one.
+# it is there already. torch is of one release: a CPU build where pip is given one (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL),
+# else PyPI's, which is larger.
 set -euo pipefail
 dir=$1
 wanted=$(cd "$(dirname "$0")/.." && pwd)/tests/python/requirements.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import deltasync
@@ -243,3 +244,101 @@ def test_offload_sees_parameters_that_moved_or_changed_shape(segment_name: str) 
         model.weight.data = torch.zeros(6, 5)
         with pytest.raises(errors.InvalidArgument, match="weight"):
             manager.offload()
+
+
+def test_generator_may_use_one_buffer_for_all_its_tensors(segment_name: str) -> None:
+    buffer = torch.empty(8)
+
+    def exported():
+        for i in range(5):
+            yield f"w{i}", buffer.fill_(i)
+
+    with deltasync.WeightManager({f"w{i}": torch.empty(8) for i in range(5)}, name=segment_name) as manager:
+        manager.offload(exported())
+        with deltasync.Receiver(manager.endpoint) as receiver:
+            receiver.update()
+            assert [float(tensor[0]) for _, tensor in receiver.tensors()] == [0, 1, 2, 3, 4]
+
+
+def test_module_whose_memory_moved_is_not_written(segment_name: str) -> None:
+    trained, served = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+    with deltasync.WeightManager(trained, name=segment_name) as manager:
+        manager.offload()
+        with deltasync.Receiver(manager.endpoint, module=served) as receiver:
+            receiver.update()
+            served.weight.data = served.weight.data.clone()
+            step(trained, 1)
+            manager.offload()
+            with pytest.raises(errors.LayoutMismatch, match="weight: the module keeps it elsewhere"):
+                receiver.update(2)
+            assert receiver.version.number == 1
+
+
+def test_module_with_a_tensor_that_nobody_publishes_is_refused(segment_name: str) -> None:
+    trained = torch.nn.Linear(4, 4, bias=False)
+    with deltasync.WeightManager(trained, name=segment_name) as manager:
+        manager.offload()
+        with pytest.raises(errors.LayoutMismatch, match="bias: the trainer publishes no such tensor"):
+            deltasync.Receiver(manager.endpoint, module=torch.nn.Linear(4, 4))
+        with deltasync.Receiver(manager.endpoint, module=torch.nn.Linear(4, 4), strict=False) as receiver:
+            receiver.update()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_refused_commit_is_not_the_end(segment_name: str, background: bool) -> None:
+    """Live memory that somebody else wrote to is found; the next update brings all of it."""
+    trained, served = small_model(1), small_model(1)
+    with deltasync.WeightManager(trained, name=segment_name) as manager:
+        manager.offload()
+        with deltasync.Receiver(
+            manager.endpoint, module=served, attest_commits=True, background=background
+        ) as receiver:
+            receiver.commit() if background else receiver.update()
+            with torch.no_grad():
+                served[0].weight.view(torch.int16)[90, 3] ^= 1
+            with torch.no_grad():
+                trained[1].weight[0, 0] += 1
+            manager.offload()
+            # In the background the scrub may find it first, and the pull then brings all of it.
+            with contextlib.suppress(errors.CorruptData) if background else pytest.raises(errors.CorruptData):
+                receiver.commit() if background else receiver.update(2)
+            for number in (3, 4):
+                step(trained, number)
+                manager.offload()
+                manager.wait_ready()
+                if receiver.version is None or receiver.version.number < number:
+                    try:
+                        receiver.commit() if background else receiver.update()
+                    except errors.CorruptData:
+                        continue
+            assert receiver.version is not None
+            assert receiver.version.number == 4
+            assert_same(trained, served.state_dict())
+
+
+def test_cancelled_is_not_committed_and_newest_is_asked_anew(segment_name: str) -> None:
+    model = small_model()
+    with deltasync.WeightManager(model, name=segment_name) as manager, manager_receiver(manager) as receiver:
+        prepared = receiver.prepare()
+        prepared.wait(30)
+        prepared.cancel()
+        with pytest.raises(errors.Cancelled):
+            prepared.commit()
+        receiver.prepare().wait(30)
+        step(model, 2)
+        manager.offload()
+        manager.wait_ready()
+        assert receiver.update().version.number == 2
+
+
+def test_attest_that_fails_leaves_the_background_pull(segment_name: str) -> None:
+    model = small_model()
+    with deltasync.WeightManager(model, name=segment_name) as manager:
+        manager.offload()
+        with deltasync.Receiver(manager.endpoint, background=True) as receiver:
+            receiver.commit()
+            with pytest.raises(errors.DeadlinePassed):
+                receiver.attest(timeout=0)
+            step(model, 2)
+            manager.offload()
+            assert receiver.commit(timeout=30).version.number == 2

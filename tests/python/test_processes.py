@@ -118,8 +118,8 @@ def test_ctrl_c_ends_a_wait(segment_name: str, call: str) -> None:
 def test_ctrl_c_ends_the_wait_for_an_agent() -> None:
     code = """
 import deltasync
-print("waiting", flush=True)
 try:
+    print("waiting", flush=True)
     deltasync.WeightManager({}, agent="/tmp/there-is-no-such.sock", timeout=600)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -175,3 +175,65 @@ def test_wrong_token_is_refused(segment_name: str, tmp_path: Path) -> None:
             deltasync.Receiver(manager.endpoint, token="wrong", timeout=5)
         with deltasync.Receiver(manager.endpoint, token_file=token) as receiver:
             assert receiver.update().version.number == 1
+
+
+@pytest.mark.parametrize("wait", ["", "receiver.prepare(99, timeout=600)"])
+def test_process_ends_with_an_open_receiver(segment_name: str, wait: str) -> None:
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        manager.offload(weights())
+        code = f"import sys, deltasync\nreceiver = deltasync.Receiver(sys.argv[1], background={not wait})\n{wait}"
+        out, err = script(code, manager.endpoint).communicate(timeout=LIMIT_S)
+        assert (out, err) == ("", "")
+
+
+def test_forked_child_that_exits_leaves_the_agent_its_folder(segment_name: str) -> None:
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        manager.offload(weights())
+        with deltasync.Receiver(manager.endpoint, background=True) as receiver:
+            receiver.commit()
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    receiver.close()
+                    receiver.attest(timeout=1)
+                except errors.InvalidArgument:
+                    code = 0
+                finally:
+                    try:
+                        sys.exit(code)
+                    finally:
+                        import gc
+
+                        del manager.agent._folder
+                        gc.collect()
+                        os._exit(code)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            assert Path(manager.socket).exists()
+
+
+def test_default_numbers_go_on_after_an_interrupt_behind_the_commit(
+    segment_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        manager.offload(weights())
+
+        class Interrupted:
+            def __init__(self, writer: object) -> None:
+                self.writer = writer
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(self.writer, name)
+
+            def commit(self, timeout: float) -> None:
+                self.writer.commit(timeout)  # type: ignore[attr-defined]
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(manager, "_writer", Interrupted(manager._writer))
+        with pytest.raises(KeyboardInterrupt):
+            manager.offload(weights(2.0))
+        monkeypatch.undo()
+        assert manager.offload(weights(3.0)).version.number == 3
+    with pytest.raises(errors.InvalidArgument, match="closed"):
+        manager.offload(weights())

@@ -65,13 +65,13 @@ auto stoppable(F&& call) {
 }
 
 /// For a call that takes a deadline, but no token, and may be made again after its deadline (timed_out, quarantined):
-/// it is made again and again with a short one until it ends otherwise, or the deadline has passed; signals are handled
-/// in between.
+/// it is made again and again with a short one, then a longer one, until it ends otherwise, or the deadline has passed;
+/// signals are handled in between.
 template <class F>
 auto in_slices(Deadline deadline, F&& call) {
-  constexpr auto kSlice = std::chrono::milliseconds(200);
-  for (;;) {
-    auto result = released([&] { return call(deadline.earlier(Deadline::after(kSlice))); });
+  // Longer and longer: what an agent began for a call that ended is begun anew.
+  for (std::chrono::milliseconds slice(200);; slice *= 2) {
+    auto result = released([&] { return call(deadline.earlier(Deadline::after(slice))); });
     const auto again = [](Errc code) { return code == Errc::timed_out || code == Errc::quarantined; };
     if (result.ok() || !again(result.error().code()) || deadline.passed()) return result;
     check_signals();

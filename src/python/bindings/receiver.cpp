@@ -177,7 +177,9 @@ void bind_staged(nb::module_& module) {
 }  // namespace
 
 void bind_receiver(nb::module_& module) {
-  nb::class_<NewTarget>(module, "Target", "Keeps the versions. Bound once, by Receiver.bind.");
+  nb::class_<NewTarget>(module, "Target", "Keeps the versions. Bound once, by Receiver.bind.")
+      .def_prop_ro(
+          "spent", [](const NewTarget& target) { return target.target == nullptr; }, "Whether bind() has taken it.");
   module.def("host_target", &host_target, "layout"_a, "address"_a = 0, "nbytes"_a = 0, "part"_a = nb::none(),
              "In host memory of at least layout.half_bytes, which the caller keeps; 0: memory of its own. part: a "
              "Placement; then only the tiles that it places are kept.");

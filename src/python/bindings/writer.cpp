@@ -125,7 +125,16 @@ void bind_report(nb::module_& module) {
 void write_batch(Writer& writer, const Batch& batch, bool wait, double timeout) {
   if (wait || !batch.on_device()) return unwrap(released([&] { return writer.write(batch.slices()); }));
   const Deadline deadline = deadline_after(timeout);
-  unwrap(released([&] { return writer.write_device(batch.slices(), deadline); }));
+  unwrap(released([&]() -> Status {
+    std::vector<SliceSource> host;
+    std::vector<SliceSource> device;
+    for (const SliceSource& item : batch.slices()) {
+      (item.source.memory == Source::Memory::host ? host : device).push_back(item);
+    }
+    DS_TRY(writer.write(host));
+    auto queued = writer.write_device(device, deadline);
+    return queued ? Status() : Status(std::move(queued).error());
+  }));
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ class Source:
             self._made_by = tensors
             tensors = tensors()
         #: Whether the same tensors may come again as they are; those of a generator must not be held.
+        self.module = is_module(tensors)
         self.again = is_module(tensors) or isinstance(tensors, (Mapping, list, tuple))
         pairs = module_tensors(tensors) if is_module(tensors) else named_tensors(tensors)
         #: Of a mapping as it is: 90,000 pairs cost as much as all else that a version needs.

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -52,8 +53,7 @@ class AgentProcess:
         timeout: float = 60.0,
     ) -> None:
         self._owner_pid = os.getpid()
-        self._folder = tempfile.TemporaryDirectory(prefix="deltasync-")
-        folder = Path(self._folder.name)
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="deltasync-"))  # a forked child's exit leaves it alone
         self._ready_file = folder / "ready.json"
         self._stderr_file = folder / "agent.log"
         self.name = name
@@ -77,7 +77,7 @@ class AgentProcess:
             self._ready = self._wait_ready(self._process, time.monotonic() + timeout)
         except BaseException:
             self._kill()
-            self._folder.cleanup()
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         host = listen.rsplit(":", 1)[0]
         self._listen = f"{host}:{self._ready['port']}"
@@ -127,7 +127,7 @@ class AgentProcess:
             self._kill()
         if threading.current_thread() is not self._watcher:
             self._watcher.join(_END_S)
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> AgentProcess:
         return self

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import concurrent.futures.thread
+import contextlib
 import logging
 import math
 import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +85,9 @@ class Receiver:
 
     Where the version is kept, one of:
       ``module``  a torch module, whose parameters and buffers of the same names, dtypes and shapes are written in
-                  place by each commit, on the host or on CUDA. What the module holds at first does not matter.
+                  place by each commit, on the host or on CUDA. What the module holds at first does not matter. Its
+                  memory stays where it is: no ``.to()`` afterwards. ``strict``: all of its parameters and buffers are
+                  the trainer's.
       ``plan``    a :class:`PlacementPlan` of any live memory (or a function that makes one from the layout), such as
                   tracing an engine's loader gives. ``live``: the engine computes with what is there already, so the
                   first full update is staged too.
@@ -114,6 +119,7 @@ class Receiver:
         attest_commits: bool = False,
         link_gbps: float = 0.0,
         name: str | None = None,
+        strict: bool = True,
         timeout: float = 60.0,
     ) -> None:
         if sum(choice is not None for choice in (module, plan, directory)) > 1:
@@ -138,19 +144,24 @@ class Receiver:
         self._memory: mmap.mmap | None = None
         #: Serialises calls of the native receiver.
         self._calls = threading.RLock()
-        self._stop = StopSource()
         self._staged: Prepared | None = None
+        # What the native receiver has made. Touched, and let go of, with `_calls` only, as its contract asks.
+        self._update: tuple[Prepared, StagedUpdate] | None = None
         self._committed: StagedUpdate | None = None
         self._closed = False
+        self._lost = False
+        self._pid = os.getpid()
+        self._strict = strict
+        self._places: list[tuple[str, Any]] = []  # the module's tensors where the target writes
         end = time.monotonic() + timeout
         self._native: _native.Receiver = self._connect(end)
         self.layout: Layout = self._native.layout
         self.sidecar: Sidecar = self._native.sidecar
-        self._keeps: Any = None  # what owns the memory that the target writes
         self._native.bind(self._make_target(), _left(end))
         self._version: Version | None = self._native.current
         self._puller = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="deltasync-pull")
         self._background = background
+        _open_receivers.add(self)
         if background:
             self._next_background()
 
@@ -165,7 +176,7 @@ class Receiver:
         """Begins to pull a version in the background and returns at once: its number, its label, or by default the
         newest. See :class:`Prepared`. One that is being prepared already is joined if it is the same, else replaced."""
         prepared = self._staged
-        if prepared is not None and prepared.asked == version and not prepared.failed:
+        if prepared is not None and prepared.asked == version and not prepared.over:
             return prepared
         return self._begin(version, self.timeout if timeout is None else timeout, newer=False)
 
@@ -179,32 +190,43 @@ class Receiver:
     def update(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
         """prepare() and commit() in one: brings the memory to a version, by default the newest."""
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
-        prepared = self.prepare(version, timeout=_left(end))
+        staged = self._staged
+        if version is None and staged is not None and staged.done and not self._background:
+            prepared = self._begin(None, _left(end), newer=False)  # there may be a newer one by now
+        else:
+            prepared = self.prepare(version, timeout=_left(end))
         return prepared.commit(timeout=_left(end))
 
     def rollback(self) -> Version | None:
         """Takes the last commit back, bit for bit, until the next pull begins (with ``background`` that is at once);
         returns the version before it."""
+        nothing = "rollback: no commit can be taken back (a pull has begun since, or there was none)"
         if self._committed is None:
-            raise InvalidArgument("rollback: no commit can be taken back (a pull has begun since, or there was none)")
-        with self._calls:
-            self._committed.rollback()
-            self._committed = None
-            self._version = self._native.current
-            return self._version
+            raise InvalidArgument(nothing)
+        with self._locked("rollback", time.monotonic() + self.timeout):
+            if self._committed is None:
+                raise InvalidArgument(nothing)
+            try:
+                self._committed.rollback()
+            finally:
+                self._committed = None
+        return self._version
 
     def attest(self, *, timeout: float | None = None) -> list[tuple[int, str, str]]:
         """Reads all live memory and compares it with the committed version: (tile, tensor, name of the memory that has
         a wrong copy, or "") for each that differs; empty: all is as it was committed. A background pull pauses for it.
         """
+        end = time.monotonic() + (self.timeout if timeout is None else timeout)
         waiting = self._staged
-        if self._background and waiting is not None and not waiting.done:
+        paused = self._background and waiting is not None and not waiting.done
+        if paused and waiting is not None:
             waiting.cancel()
-        with self._calls:
-            wrong = self._native.attest(self.timeout if timeout is None else timeout)
-        if self._background and waiting is not None and self._staged is waiting:
-            self._next_background()
-        return wrong
+        try:
+            with self._locked("attest", end):
+                return self._native.attest(_left(end))
+        finally:
+            if paused and self._staged is waiting and not self._closed:
+                self._next_background()
 
     def follow(self) -> Prepared:
         """Begins to pull the next version after the committed one, whenever it comes, as ``background`` does by itself
@@ -225,24 +247,24 @@ class Receiver:
         (the rest of :meth:`tensors` is undefined). A pull that is under way is cancelled and waited for; on error the
         version stays where it was."""
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
-        if self._closed:
-            raise InvalidArgument("this receiver is closed")
         self.cancel()
-        if not self._calls.acquire(timeout=_left(end)):
-            raise DeadlinePassed("rebind: the pull before has not ended")
-        try:
-            kept = self._module, self._plan, self._directory, self._live, self._memory
-            self._module, self._plan, self._directory, self._live, self._memory = None, plan, None, live, None
+        with self._locked("rebind", end):
+            kept = self._module, self._plan, self._directory, self._live, self._memory, self._places
+            self._module, self._plan, self._directory, self._live = None, plan, None, live
+            self._memory, self._places = None, []
+            self._committed = self._update = None
+            target: _native.Target | None = None
             try:
-                self._committed = None
-                self._native.bind(self._make_target(part), _left(end))
-            except BaseException:
-                self._module, self._plan, self._directory, self._live, self._memory = kept
+                target = self._make_target(part)
+                self._native.bind(target, _left(end))
+                self._version, self._lost = None, False  # a loss was the old memory's
+            except BaseException as error:
+                if isinstance(error, Error) or target is None or not target.spent:
+                    self._module, self._plan, self._directory, self._live, self._memory, self._places = kept
+                else:  # Ctrl-C, which may have come when it was bound already: nothing that may be written is freed
+                    self._broken = kept, self._memory
+                    self._memory = None
                 raise
-            self._keeps = None if self._module is None else self._keeps
-            self._version = self._native.current
-        finally:
-            self._calls.release()
 
     def cancel(self) -> None:
         """Ends the pull that is under way and forgets what is staged; the committed version is untouched."""
@@ -254,7 +276,7 @@ class Receiver:
     @property
     def lost(self) -> bool:
         """Whether a commit or its rollback failed so that no version is whole any more in the memory."""
-        return self._version is not None and self._native.current is None
+        return self._lost
 
     # What was received.
 
@@ -291,16 +313,15 @@ class Receiver:
 
     def close(self) -> None:
         """Ends the background pull and leaves the agent. The memory stays as it is."""
-        if self._closed:
+        if os.getpid() != self._pid or not hasattr(self, "_native"):
             return
         self._closed = True
-        self._stop.request_stop()
-        if self._staged is not None:
-            self._staged.cancel()
+        _open_receivers.discard(self)
+        self._end_pull()
         self._puller.shutdown(wait=True)
         with self._calls:
             self._staged = None
-            self._committed = None
+            self._committed = self._update = None
             del self._native
 
     def __enter__(self) -> Receiver:
@@ -310,6 +331,30 @@ class Receiver:
         self.close()
 
     # Inside.
+
+    @contextlib.contextmanager
+    def _locked(self, what: str, end: float) -> Iterator[None]:
+        """The native receiver for this thread alone; afterwards it is looked at again what it has."""
+        if os.getpid() != self._pid:
+            raise InvalidArgument(f"{what}: this receiver belongs to process {self._pid}; a forked child makes its own")
+        if not self._calls.acquire(timeout=min(_left(end), threading.TIMEOUT_MAX)):
+            raise DeadlinePassed(f"{what}: a pull is under way; cancel() ends it")
+        try:
+            if not hasattr(self, "_native"):
+                raise InvalidArgument(f"{what}: this receiver is closed")
+            try:
+                yield
+            finally:
+                current = self._native.current
+                self._lost = current is None and (self._lost or self._version is not None)
+                self._version = current
+        finally:
+            self._calls.release()
+
+    def _end_pull(self) -> None:
+        staged = self._staged
+        if staged is not None:
+            staged.cancel()
 
     def _connect(self, end: float) -> _native.Receiver:
         failure: Exception | None = None
@@ -332,7 +377,7 @@ class Receiver:
         if self._module is not None or self._plan is not None:
             plan = self._plan
             if self._module is not None:
-                plan, self._keeps = plan_of_module(self.layout, self._module), self._module
+                plan, self._places = plan_of_module(self.layout, self._module, strict=self._strict)
             elif callable(plan):
                 plan = plan(self.layout)
             assert plan is not None
@@ -344,26 +389,30 @@ class Receiver:
         return _native.host_target(self.layout, whole.ctypes.data, whole.size, placement)
 
     def _begin(self, version: int | str | Version | None, timeout: float, *, newer: bool) -> Prepared:
+        if os.getpid() != self._pid:
+            raise InvalidArgument(f"this receiver belongs to process {self._pid}; a forked child makes its own")
         if self._closed:
             raise InvalidArgument("this receiver is closed")
-        if self._staged is not None:
-            self._staged.cancel()
+        self._end_pull()
         prepared = Prepared(self, version)
-        self._staged = prepared
         prepared._future = self._puller.submit(self._pull, prepared, timeout, newer)
+        self._staged = prepared
         return prepared
 
     def _next_background(self) -> None:
         self._begin(None, math.inf, newer=True)
 
-    def _pull(self, prepared: Prepared, timeout: float, newer: bool) -> StagedUpdate:
+    def _pull(self, prepared: Prepared, timeout: float, newer: bool) -> dict[str, Any]:
+        """On the puller's thread. Returns the report of what is staged then."""
         number, label, epoch = _want(prepared.asked)
         pause = _PAUSE_MIN_S
         while True:
             try:
-                with self._calls:
-                    self._committed = None
-                    return self._native.pull(number, label, epoch, newer, timeout, prepared._stop)
+                with self._locked("pull", math.inf):
+                    self._committed = self._update = None
+                    staged = self._native.pull(number, label, epoch, newer, timeout, prepared._stop)
+                    self._update = prepared, staged
+                    return dict(staged.report)
             except _MAY_PASS as error:
                 if not newer or prepared._stop.stop_requested:
                     raise
@@ -371,23 +420,41 @@ class Receiver:
             prepared._cancelled.wait(pause)
             pause = min(pause * 2, _PAUSE_MAX_S)
 
-    def _commit(self, prepared: Prepared, staged: StagedUpdate, timeout: float) -> PullReport:
-        with self._calls:
-            staged.commit(timeout)
-            report = PullReport(**staged.report)
-            self._committed = staged
-            self._version = self._native.current
-            if self._staged is prepared:
-                self._staged = None
-        if self._background:
-            self._next_background()
-        return report
+    def _commit(self, prepared: Prepared, end: float) -> PullReport:
+        try:
+            with self._locked("commit", end):
+                if self._update is None or self._update[0] is not prepared or prepared.over:
+                    raise Cancelled(f"version {prepared.asked or 'newest'} is not staged any more; prepare it again")
+                staged = self._update[1]
+                self._check_places()
+                self._update = None
+                if self._staged is prepared:
+                    self._staged = None
+                staged.commit(_left(end))
+                self._committed = staged
+                return PullReport(**staged.report)
+        finally:
+            if self._background and self._staged is None and not self._closed:
+                self._next_background()
+
+    def _check_places(self) -> None:
+        """LayoutMismatch where the module's memory is not any more what the target writes."""
+        if not self._places:
+            return
+        state = self._module.state_dict(keep_vars=True)
+        for name, known in self._places:
+            own = state.get(name)
+            if own is None or own.data_ptr() != known.data_ptr() or own.dtype is not known.dtype:
+                raise LayoutMismatch(
+                    f"{name}: the module keeps it elsewhere than when the receiver was made (.to(), .half(), .data =); "
+                    "make another Receiver"
+                )
 
     def _raw(self, writeable: bool = False) -> Iterator[tuple[Any, np.ndarray[Any, Any]]]:
         if self._memory is None:
             raise InvalidArgument("this receiver keeps its version elsewhere (module, plan or directory)")
         if self.version is None:
-            raise InvalidArgument("no version is committed yet; call update()")
+            raise InvalidArgument(f"no version is committed {'any more' if self._lost else 'yet'}; call update()")
         memory = np.frombuffer(self._memory, np.uint8)
         if not writeable:
             memory.flags.writeable = False
@@ -404,7 +471,7 @@ class Prepared:
         self.asked = asked
         self._stop = StopSource()
         self._cancelled = threading.Event()
-        self._future: concurrent.futures.Future[StagedUpdate] = concurrent.futures.Future()
+        self._future: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
 
     @property
     def done(self) -> bool:
@@ -415,23 +482,30 @@ class Prepared:
     def failed(self) -> bool:
         return self._future.done() and (self._future.cancelled() or self._future.exception() is not None)
 
+    @property
+    def over(self) -> bool:
+        """Whether it failed or was cancelled: nothing can be committed."""
+        return self._cancelled.is_set() or self.failed
+
     def wait(self, timeout: float | None = None) -> PullReport:
         """Until it is staged and verified. Raises what the pull raised, DeadlinePassed after `timeout` seconds."""
-        return PullReport(**self._result(timeout).report)
+        return PullReport(**self._result(timeout))
 
     def commit(self, *, timeout: float | None = None) -> PullReport:
-        """Waits for it, and makes it the committed version. On error the version before is the committed one."""
+        """Waits for it, and makes it the committed version. On error the version before is the committed one, or, where
+        the message says so, none; what was staged is forgotten."""
         end = time.monotonic() + (self._receiver.timeout if timeout is None else timeout)
-        staged = self._result(_left(end))
-        return self._receiver._commit(self, staged, _left(end))
+        self._result(_left(end))
+        return self._receiver._commit(self, end)
 
     def cancel(self) -> None:
-        """Ends the pull, or forgets what it staged. The committed version is untouched."""
+        """Ends the pull, or gives up what it staged (whose memory goes with the next pull). The committed version is
+        untouched."""
         self._stop.request_stop()
         self._cancelled.set()
         self._future.cancel()
 
-    def _result(self, timeout: float | None) -> StagedUpdate:
+    def _result(self, timeout: float | None) -> dict[str, Any]:
         try:
             return self._future.result(None if timeout is None or timeout == math.inf else timeout)
         except concurrent.futures.TimeoutError as error:
@@ -460,11 +534,19 @@ class AsyncReceiver:
 
     async def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
         """Returns once the version is staged and verified; commit() makes it visible."""
+        before = self.receiver._staged
         prepared = self.receiver.prepare(version, timeout=timeout)
+        limit = self.receiver.timeout if timeout is None else timeout
+        pull = asyncio.shield(asyncio.wrap_future(prepared._future))
         try:
-            await asyncio.wrap_future(prepared._future)
+            await asyncio.wait_for(pull, None if limit == math.inf else limit)
+        except TimeoutError as error:
+            if isinstance(error, Error):
+                raise
+            raise DeadlinePassed(f"version {version or 'newest'}: not staged after {limit:.1f} s") from None
         except asyncio.CancelledError:
-            prepared.cancel()
+            if prepared is not before:  # else somebody else's, or the background's
+                prepared.cancel()
             raise
         return prepared.wait()
 
@@ -492,17 +574,20 @@ class AsyncReceiver:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 
-def plan_of_module(layout: Layout, module: Any) -> PlacementPlan:
-    """Each tensor of the layout in the parameter or buffer of its name.
+def plan_of_module(layout: Layout, module: Any, *, strict: bool = True) -> tuple[PlacementPlan, list[tuple[str, Any]]]:
+    """Each tensor of the layout in the parameter or buffer of its name; and these as (name, tensor that shares its
+    memory), which keep the memory while the plan is used.
 
-    LayoutMismatch names what does not fit: another shape or dtype, a tensor that the module does not have;
-    InvalidArgument: memory without rows."""
+    LayoutMismatch names what does not fit: another shape or dtype, a tensor that the module does not have, with
+    `strict` one that the layout does not have (but for further names of the same memory); InvalidArgument: memory
+    without rows."""
     from ._arrays import describe
 
     if not is_module(module):
         raise InvalidArgument(f"module: {type(module).__name__} is no torch module")
     state: Mapping[str, Any] = module.state_dict(keep_vars=True)
     plan = PlacementPlan()
+    places: list[tuple[str, Any]] = []
     for tensor in layout:
         own = state.get(tensor.name)
         if own is None:
@@ -517,11 +602,16 @@ def plan_of_module(layout: Layout, module: Any) -> PlacementPlan:
             raise InvalidArgument(f"{tensor.name}: the module's memory has no rows that could be written in place")
         if tensor.nbytes == 0:
             continue
+        places.append((tensor.name, own.detach()))
         step = array.row_stride or tensor.cols * tensor.element_bytes
         size = (tensor.rows - 1) * step + tensor.cols * tensor.element_bytes
         memory = plan.add_memory(tensor.name, array.address, size, array.device, tensor.dtype)
         plan.place(tensor.name, (0, 0, tensor.rows, tensor.cols), memory, 0, step, tensor.element_bytes)
-    return plan
+    written = {own.data_ptr() for _, own in places}
+    for name, own in state.items() if strict else ():
+        if layout.find(name) is None and own.numel() and own.data_ptr() not in written:
+            raise LayoutMismatch(f"{name}: the trainer publishes no such tensor, so the module's would stay")
+    return plan, places
 
 
 def _want(asked: int | str | Version | None) -> tuple[int | None, str | None, int]:
@@ -544,6 +634,20 @@ def _numpy_dtype(name: str) -> Any:
         return np.dtype(getattr(ml_dtypes, text))
     except ImportError:
         return np.dtype(np.uint16 if name == "BF16" else np.uint8)
+
+
+#: A worker that waits in a pull would keep the interpreter from ending.
+_open_receivers: weakref.WeakSet[Receiver] = weakref.WeakSet()
+
+
+def _end_pulls() -> None:
+    for receiver in list(_open_receivers):
+        receiver._closed = True
+        receiver._end_pull()
+
+
+# Before the workers of concurrent.futures are joined, which atexit would come after: what is registered last comes first.
+threading._register_atexit(_end_pulls)  # type: ignore[attr-defined]
 
 
 def _left(end: float) -> float:

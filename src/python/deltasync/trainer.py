@@ -21,7 +21,7 @@ from .layouts import is_module, layout_of
 
 _log = logging.getLogger("deltasync.trainer")
 
-#: Of tensors that come from a generator, so many bytes at most are alive at a time, before they are written.
+#: So many bytes at most, of tensors that are cast or copied first, are alive at a time.
 BUCKET_BYTES = 256 << 20
 _BUCKET_TENSORS = 8192
 
@@ -76,6 +76,7 @@ class WeightManager:
         self._torch_dtype_list: list[Any] = []
         self._group = Group(process_group)
         self._fixed: FixedSources | None = None
+        self._ids: list[int] = []  # of the tensors of the version before
         self._planned = False
         self._parts: list[tuple[int, int, int, int, int]] | None = None  # that all ranks' plans were accepted with
         self._last: Version | None = None
@@ -135,9 +136,10 @@ class WeightManager:
     ) -> OffloadReport:
         """Publishes the tensors as the next version. Returns when their memory may change again.
 
-        ``tensors``: a module, a mapping, or any iterable of (name, tensor) in any order, a generator included, of which
-        at most ``BUCKET_BYTES`` are alive at a time; a function that returns one of these; nothing: the module that the
-        manager was made with. Tensors are of torch, numpy or anything with DLPack, on the host or on a CUDA device.
+        ``tensors``: a module, a mapping, or any iterable of (name, tensor) in any order, a generator included, whose
+        tensors are written one by one, so that the next may take the memory of the one before; a function that returns
+        one of these; nothing: the module that the manager was made with. Tensors are of torch, numpy or anything with
+        DLPack, on the host or on a CUDA device.
         Every tensor of the layout comes exactly once (tied ones under the layout's name; further names of the same are
         passed over if they are not in the layout and the same tensor was seen).
         ``version``: its number, which grows; by default one more than the last. ``label``: the user's name for it.
@@ -151,6 +153,8 @@ class WeightManager:
         InvalidArgument (shape or dtype differ; the message names the tensor), VersionConflict, DeadlinePassed,
         Quarantined. After any of them, and after any exception of the iterable, the version before stays active.
         """
+        if not hasattr(self, "_writer"):
+            raise InvalidArgument("offload: this manager is closed")
         wanted = self._version(version, label)
         if tensors is None:
             if self._module is None:
@@ -204,7 +208,7 @@ class WeightManager:
             return version
         if version is None:
             # In a group, ranks that failed at different times must not meet in one fill with tensors of two calls.
-            last = self._last.number if self._last is not None else 0
+            last = self._writer.newest_number if self._writer.newest_epoch == self.epoch else 0
             version = (self._asked if self._group.size > 1 else last) + 1
         self._asked = version
         return Version(self.epoch, version, label)
@@ -245,13 +249,18 @@ class WeightManager:
                 fixed = None
                 continue
             source.note(tensor)
-            if held >= BUCKET_BYTES or len(batch) + len(plain.indices) >= _BUCKET_TENSORS:
+            # A generator may make its next tensor in the memory of this one.
+            if not source.again or held >= BUCKET_BYTES or len(batch) + len(plain.indices) >= _BUCKET_TENSORS:
                 self._write(batch, plain, wait, end)
                 alive.clear()
                 held = 0
                 wait = not source.again
         self._write(batch, plain, wait, end)
-        self._fixed = FixedSources(self.layout, source, fixed) if fixed is not None and fixed.indices else None
+        # Tensors that come once are not held until the next version: only those that come again.
+        ids = list(map(id, fixed.tensors)) if fixed is not None else []
+        again = bool(ids) and fixed is not None and (source.module or ids == self._ids)
+        self._fixed = FixedSources(self.layout, source, fixed) if again and fixed is not None else None
+        self._ids = ids
 
     def _write(self, batch: Batch, plain: PlainSources, wait: bool, end: float) -> None:
         batch.add_whole(self.layout, plain.indices, plain.addresses)
