@@ -36,9 +36,11 @@ from ._native import (
 )
 from ._native import version as __version__
 from .agent import AgentProcess
+from .async_rollout import AsyncReceiver
 from .errors import Error
 from .layouts import layout_of
-from .rollout import AsyncReceiver, PullReport, Receiver
+from .prepared import PullReport
+from .rollout import Receiver
 from .trainer import WeightManager
 
 #: The library's own log lines go to stderr; DELTASYNC_LOG is trace, debug, info, warn (without it), error or off.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import concurrent.futures.thread
 import contextlib
@@ -13,16 +12,15 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from . import _native
 from ._arrays import DTYPES
-from ._native import Layout, Placement, PlacementPlan, Sidecar, StagedUpdate, StopSource, Version
+from ._native import Layout, Placement, PlacementPlan, Sidecar, StagedUpdate, Version
 from .errors import (
     Cancelled,
     ConnectionFailed,
@@ -35,46 +33,15 @@ from .errors import (
     NoSpace,
     PeerDied,
 )
-from .layouts import is_module
+from .places import plan_of_module
+from .prepared import Prepared, PullReport
 
 _log = logging.getLogger("deltasync.rollout")
-_T = TypeVar("_T")
 
 #: A background pull that failed by these tries again, after a pause that doubles.
 _MAY_PASS = (ConnectionFailed, CorruptData, DeadlinePassed, LeaseRevoked, NoSpace, PeerDied)
 _PAUSE_MIN_S = 0.2
 _PAUSE_MAX_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class PullReport:
-    """What a pull did. Times in seconds."""
-
-    #: up_to_date, delta or full.
-    mode: str
-    version: Version
-    #: Of the subscribed tiles' digests at that version, 32 hex digits.
-    root: str
-    #: Received over all connections, headers counted.
-    wire_bytes: int
-    #: Of the tensors that are kept, for comparison.
-    full_bytes: int
-    metadata_bytes: int
-    tiles: int
-    #: Elements.
-    changed: int
-    delta_steps: int
-    replans: int
-    stream_restarts: int
-    repaired_tiles: int
-    packed: bool
-    #: For the version to exist.
-    wait_s: float
-    transfer_s: float
-    #: CPU time for digests, summed over threads.
-    verify_s: float
-    commit_s: float
-    attest_s: float
 
 
 class Receiver:
@@ -462,158 +429,6 @@ class Receiver:
             yield tensor, memory[tensor.offset : tensor.offset + tensor.nbytes]
 
 
-class Prepared:
-    """A version on its way. All methods may be called from any thread."""
-
-    def __init__(self, receiver: Receiver, asked: int | str | Version | None) -> None:
-        self._receiver = receiver
-        #: What prepare() was asked for.
-        self.asked = asked
-        self._stop = StopSource()
-        self._cancelled = threading.Event()
-        self._future: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
-
-    @property
-    def done(self) -> bool:
-        """Whether the pull has ended: staged and verified, or failed."""
-        return self._future.done()
-
-    @property
-    def failed(self) -> bool:
-        return self._future.done() and (self._future.cancelled() or self._future.exception() is not None)
-
-    @property
-    def over(self) -> bool:
-        """Whether it failed or was cancelled: nothing can be committed."""
-        return self._cancelled.is_set() or self.failed
-
-    def wait(self, timeout: float | None = None) -> PullReport:
-        """Until it is staged and verified. Raises what the pull raised, DeadlinePassed after `timeout` seconds."""
-        return PullReport(**self._result(timeout))
-
-    def commit(self, *, timeout: float | None = None) -> PullReport:
-        """Waits for it, and makes it the committed version. On error the version before is the committed one, or, where
-        the message says so, none; what was staged is forgotten."""
-        end = time.monotonic() + (self._receiver.timeout if timeout is None else timeout)
-        self._result(_left(end))
-        return self._receiver._commit(self, end)
-
-    def cancel(self) -> None:
-        """Ends the pull, or gives up what it staged (whose memory goes with the next pull). The committed version is
-        untouched."""
-        self._stop.request_stop()
-        self._cancelled.set()
-        self._future.cancel()
-
-    def _result(self, timeout: float | None) -> dict[str, Any]:
-        try:
-            return self._future.result(None if timeout is None or timeout == math.inf else timeout)
-        except concurrent.futures.TimeoutError as error:
-            if isinstance(error, Error):
-                raise
-            raise DeadlinePassed(f"version {self.asked or 'newest'}: not staged after {timeout:.1f} s") from None
-        except concurrent.futures.CancelledError:
-            raise Cancelled(f"the pull of version {self.asked or 'newest'} was cancelled") from None
-
-
-class AsyncReceiver:
-    """:class:`Receiver` for asyncio: the same methods as coroutines, the calls on a thread of its own."""
-
-    def __init__(self, receiver: Receiver) -> None:
-        self.receiver = receiver
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="deltasync-async")
-
-    @classmethod
-    async def connect(cls, endpoints: str | list[str] | tuple[str, ...], **options: Any) -> AsyncReceiver:
-        """With the arguments of :class:`Receiver`."""
-        return cls(await asyncio.to_thread(Receiver, endpoints, **options))
-
-    @property
-    def version(self) -> Version | None:
-        return self.receiver.version
-
-    async def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
-        """Returns once the version is staged and verified; commit() makes it visible."""
-        before = self.receiver._staged
-        prepared = self.receiver.prepare(version, timeout=timeout)
-        limit = self.receiver.timeout if timeout is None else timeout
-        pull = asyncio.shield(asyncio.wrap_future(prepared._future))
-        try:
-            await asyncio.wait_for(pull, None if limit == math.inf else limit)
-        except TimeoutError as error:
-            if isinstance(error, Error):
-                raise
-            raise DeadlinePassed(f"version {version or 'newest'}: not staged after {limit:.1f} s") from None
-        except asyncio.CancelledError:
-            if prepared is not before:  # else somebody else's, or the background's
-                prepared.cancel()
-            raise
-        return prepared.wait()
-
-    async def commit(self, *, timeout: float | None = None) -> PullReport:
-        return await self._run(lambda: self.receiver.commit(timeout=timeout))
-
-    async def update(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
-        await self.prepare(version, timeout=timeout)
-        return await self.commit(timeout=timeout)
-
-    async def rollback(self) -> Version | None:
-        return await self._run(self.receiver.rollback)
-
-    async def close(self) -> None:
-        await self._run(self.receiver.close)
-        self._thread.shutdown(wait=False)
-
-    async def __aenter__(self) -> AsyncReceiver:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def _run(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
-
-def plan_of_module(layout: Layout, module: Any, *, strict: bool = True) -> tuple[PlacementPlan, list[tuple[str, Any]]]:
-    """Each tensor of the layout in the parameter or buffer of its name; and these as (name, tensor that shares its
-    memory), which keep the memory while the plan is used.
-
-    LayoutMismatch names what does not fit: another shape or dtype, a tensor that the module does not have, with
-    `strict` one that the layout does not have (but for further names of the same memory); InvalidArgument: memory
-    without rows."""
-    from ._arrays import describe
-
-    if not is_module(module):
-        raise InvalidArgument(f"module: {type(module).__name__} is no torch module")
-    state: Mapping[str, Any] = module.state_dict(keep_vars=True)
-    plan = PlacementPlan()
-    places: list[tuple[str, Any]] = []
-    for tensor in layout:
-        own = state.get(tensor.name)
-        if own is None:
-            raise LayoutMismatch(f"{tensor.name}: the module has no such parameter or buffer")
-        array = describe(own, tensor.name)
-        if array.shape != tensor.shape or array.dtype != tensor.dtype:
-            raise LayoutMismatch(
-                f"{tensor.name}: the module's is {array.dtype} {list(array.shape)}, "
-                f"the trainer's {tensor.dtype} {list(tensor.shape)}"
-            )
-        if array.owner is not own:
-            raise InvalidArgument(f"{tensor.name}: the module's memory has no rows that could be written in place")
-        if tensor.nbytes == 0:
-            continue
-        places.append((tensor.name, own.detach()))
-        step = array.row_stride or tensor.cols * tensor.element_bytes
-        size = (tensor.rows - 1) * step + tensor.cols * tensor.element_bytes
-        memory = plan.add_memory(tensor.name, array.address, size, array.device, tensor.dtype)
-        plan.place(tensor.name, (0, 0, tensor.rows, tensor.cols), memory, 0, step, tensor.element_bytes)
-    written = {own.data_ptr() for _, own in places}
-    for name, own in state.items() if strict else ():
-        if layout.find(name) is None and own.numel() and own.data_ptr() not in written:
-            raise LayoutMismatch(f"{name}: the trainer publishes no such tensor, so the module's would stay")
-    return plan, places
-
-
 def _want(asked: int | str | Version | None) -> tuple[int | None, str | None, int]:
     if isinstance(asked, Version):
         return asked.number, None, asked.epoch
@@ -646,7 +461,7 @@ def _end_pulls() -> None:
         receiver._end_pull()
 
 
-# Before the workers of concurrent.futures are joined, which atexit would come after: what is registered last comes first.
+# Before the workers of concurrent.futures are joined, which atexit would come after; the last registered comes first.
 threading._register_atexit(_end_pulls)  # type: ignore[attr-defined]
 
 

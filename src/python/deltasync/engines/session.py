@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from .._native import Version
 from ..errors import Cancelled, CorruptData, DeadlinePassed, InvalidArgument, Unsupported
-from ..rollout import Prepared, Receiver
+from ..prepared import Prepared
+from ..rollout import Receiver
 from .loader import EngineLoader
 from .placed import HostCopies, places, plan_of, without_shared
 from .staging import CommitReport, Staging, words

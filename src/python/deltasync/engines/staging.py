@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .._native import Version
 from ..errors import DeadlinePassed
-from ..rollout import Prepared, PullReport
+from ..prepared import Prepared, PullReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,100 @@
+"""A version on its way to a receiver, and what its pull did."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ._native import StopSource, Version
+from .errors import Cancelled, DeadlinePassed, Error
+
+if TYPE_CHECKING:
+    from .rollout import Receiver
+
+
+@dataclass(frozen=True, slots=True)
+class PullReport:
+    """What a pull did. Times in seconds."""
+
+    #: up_to_date, delta or full.
+    mode: str
+    version: Version
+    #: Of the subscribed tiles' digests at that version, 32 hex digits.
+    root: str
+    #: Received over all connections, headers counted.
+    wire_bytes: int
+    #: Of the tensors that are kept, for comparison.
+    full_bytes: int
+    metadata_bytes: int
+    tiles: int
+    #: Elements.
+    changed: int
+    delta_steps: int
+    replans: int
+    stream_restarts: int
+    repaired_tiles: int
+    packed: bool
+    #: For the version to exist.
+    wait_s: float
+    transfer_s: float
+    #: CPU time for digests, summed over threads.
+    verify_s: float
+    commit_s: float
+    attest_s: float
+
+
+class Prepared:
+    """A version on its way. All methods may be called from any thread."""
+
+    def __init__(self, receiver: Receiver, asked: int | str | Version | None) -> None:
+        self._receiver = receiver
+        #: What prepare() was asked for.
+        self.asked = asked
+        self._stop = StopSource()
+        self._cancelled = threading.Event()
+        self._future: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
+
+    @property
+    def done(self) -> bool:
+        """Whether the pull has ended: staged and verified, or failed."""
+        return self._future.done()
+
+    @property
+    def failed(self) -> bool:
+        return self._future.done() and (self._future.cancelled() or self._future.exception() is not None)
+
+    @property
+    def over(self) -> bool:
+        """Whether it failed or was cancelled: nothing can be committed."""
+        return self._cancelled.is_set() or self.failed
+
+    def wait(self, timeout: float | None = None) -> PullReport:
+        """Until it is staged and verified. Raises what the pull raised, DeadlinePassed after `timeout` seconds."""
+        return PullReport(**self._result(timeout))
+
+    def commit(self, *, timeout: float | None = None) -> PullReport:
+        """Waits for it, and makes it the committed version. On error the version before is the committed one, or, where
+        the message says so, none; what was staged is forgotten."""
+        end = time.monotonic() + (self._receiver.timeout if timeout is None else timeout)
+        self._result(max(0.0, end - time.monotonic()))
+        return self._receiver._commit(self, end)
+
+    def cancel(self) -> None:
+        """Ends the pull, or gives up what it staged (its memory goes with the next pull); what is committed stays."""
+        self._stop.request_stop()
+        self._cancelled.set()
+        self._future.cancel()
+
+    def _result(self, timeout: float | None) -> dict[str, Any]:
+        try:
+            return self._future.result(None if timeout is None or timeout == math.inf else timeout)
+        except concurrent.futures.TimeoutError as error:
+            if isinstance(error, Error):
+                raise
+            raise DeadlinePassed(f"version {self.asked or 'newest'}: not staged after {timeout:.1f} s") from None
+        except concurrent.futures.CancelledError:
+            raise Cancelled(f"the pull of version {self.asked or 'newest'} was cancelled") from None

@@ -1,0 +1,39 @@
+"""The receiver for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+
+import deltasync
+import numpy as np
+import pytest
+from deltasync import errors
+
+
+def test_versions_come_while_the_loop_runs(segment_name: str) -> None:
+    weights = {"w": np.ones((8, 8), np.float32)}
+
+    async def run(manager: deltasync.WeightManager) -> None:
+        async with await deltasync.AsyncReceiver.connect(manager.endpoint) as receiver:
+            assert (await receiver.update()).version.number == 1
+            with pytest.raises(errors.DeadlinePassed):
+                await receiver.prepare(99, timeout=0.1)
+            waiting = asyncio.create_task(receiver.prepare(2))
+            await asyncio.sleep(0)
+            weights["w"][0, 0] = 7
+            manager.offload(weights)
+            assert (await waiting).version.number == 2
+            assert receiver.version is not None
+            assert receiver.version.number == 1
+            await receiver.commit()
+            assert dict(receiver.receiver.arrays())["w"][0, 0] == 7
+            cancelled = asyncio.create_task(receiver.update(3, timeout=600))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            assert receiver.version.number == 2
+
+    with deltasync.WeightManager(weights, name=segment_name) as manager:
+        manager.offload(weights)
+        asyncio.run(run(manager))
