@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.hpp"
 #include "placement/regions.hpp"
 #include "receiver/target_checks.hpp"
 
@@ -46,7 +47,8 @@ Result<std::vector<WrongTile>> attest(Target& target, const TileSet& tiles, cons
   return attest(target, list, until);
 }
 
-Result<std::vector<WrongTile>> attest(Target& target, std::span<const std::uint64_t> tiles, const Until& until) {
+Result<std::vector<WrongTile>> attest(Target& target, std::span<const std::uint64_t> tiles, const Until& until,
+                                      Copies copies) {
   const TargetState* const committed = target.committed();
   if (committed == nullptr) return Error(Errc::not_found, "nothing is committed that could be attested");
   if (tiles.empty()) return std::vector<WrongTile>();
@@ -64,8 +66,14 @@ Result<std::vector<WrongTile>> attest(Target& target, std::span<const std::uint6
       wrong.push_back({tiles[i], name_of(tiles[i]), {}});
     }
   }
-  DS_ASSIGN(const std::vector<WrongCopy> copies, target.wrong_copies(right, until));
-  for (const WrongCopy& copy : copies) wrong.push_back({copy.tile, name_of(copy.tile), copy.memory});
+  const Status readers = target.prepare_copies(until);
+  if (!readers.ok()) {
+    if (copies == Copies::all || until.over()) return readers.error();
+    spdlog::warn("receiver does_not_read_copies why=\"{}\"", readers.error().to_string());
+    return wrong;
+  }
+  DS_ASSIGN(const std::vector<WrongCopy> found, target.wrong_copies(right, until));
+  for (const WrongCopy& copy : found) wrong.push_back({copy.tile, name_of(copy.tile), copy.memory});
   std::sort(wrong.begin(), wrong.end(), [](const WrongTile& a, const WrongTile& b) { return a.tile < b.tile; });
   return wrong;
 }

@@ -13,8 +13,11 @@ namespace deltasync {
 /// All of these tiles are read, on the devices that they are on. not_found if nothing is committed; timed_out,
 /// cancelled, or what kept a tile from being read.
 Result<std::vector<WrongTile>> attest(Target& target, const TileSet& tiles, const Until& until);
-/// The same of some tiles, ascending, all of which the target keeps.
-Result<std::vector<WrongTile>> attest(Target& target, std::span<const std::uint64_t> tiles, const Until& until);
+/// The same of some tiles, ascending, all of which the target keeps. If copies cannot be read (there is no memory for
+/// it), `where_they_can` looks at the places that tiles are read from, and the log says so.
+enum class Copies : std::uint8_t { all, where_they_can };
+Result<std::vector<WrongTile>> attest(Target& target, std::span<const std::uint64_t> tiles, const Until& until,
+                                      Copies copies = Copies::all);
 
 /// "tile 88 (model.layers.3.mlp.up_proj.weight) and 12 more differ from what was committed". Not of an empty list.
 std::string describe(std::span<const WrongTile> wrong);

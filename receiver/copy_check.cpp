@@ -10,11 +10,12 @@
 
 namespace deltasync {
 
-Result<CopyCheck> CopyCheck::make(const Placement& placement, const Open& open) {
+Result<CopyCheck> CopyCheck::make(const Placement& placement, const Open& open, const Until& until) {
   DS_ASSIGN(std::vector<placement::CopyLayer> layers, placement::copy_layers(placement));
   CopyCheck check;
   for (placement::CopyLayer& layer : layers) {
-    DS_ASSIGN(std::unique_ptr<Reader> reader, open(layer.placement));
+    DS_TRY(until.check("preparing to read copies of tiles"));
+    DS_ASSIGN(std::unique_ptr<Reader> reader, open(layer.placement, until));
     check.layers_.push_back({std::move(layer), std::move(reader)});
   }
   return check;

@@ -24,10 +24,10 @@ class CopyCheck {
     /// All elements, row by row without gaps.
     virtual Status gather(std::uint64_t rank, std::vector<std::byte>& to, const Until& until) = 0;
   };
-  using Open = std::function<Result<std::unique_ptr<Reader>>(const PlacementPtr& layer)>;
+  using Open = std::function<Result<std::unique_ptr<Reader>>(const PlacementPtr& layer, const Until& until)>;
 
   /// Opens a reader for each layer: none if the placement has no copies.
-  static Result<CopyCheck> make(const Placement& placement, const Open& open);
+  static Result<CopyCheck> make(const Placement& placement, const Open& open, const Until& until);
 
   /// See Target::wrong_copies.
   Result<std::vector<WrongCopy>> find(const Target& target, std::span<const std::uint64_t> tiles, const Until& until);

@@ -62,15 +62,16 @@ class DeviceReader final : public CopyCheck::Reader {
 }  // namespace
 
 CopyCheck::Open copies_on_host(ThreadPool& pool) {
-  return [&pool](const PlacementPtr& layer) -> Result<std::unique_ptr<CopyCheck::Reader>> {
+  return [&pool](const PlacementPtr& layer,
+                 const Until& /*it waits for nobody*/) -> Result<std::unique_ptr<CopyCheck::Reader>> {
     DS_ASSIGN(auto executor, placement::HostExecutor::make(layer));
     return std::unique_ptr<CopyCheck::Reader>(std::make_unique<HostReader>(std::move(executor), pool));
   };
 }
 
 CopyCheck::Open copies_on_devices(std::vector<CopyDevice> devices, std::chrono::nanoseconds patience) {
-  return [devices = std::move(devices),
-          patience](const PlacementPtr& layer) -> Result<std::unique_ptr<CopyCheck::Reader>> {
+  return [devices = std::move(devices), patience](const PlacementPtr& layer,
+                                                  const Until& until) -> Result<std::unique_ptr<CopyCheck::Reader>> {
     std::vector<DeviceExecutor::Source> sources;
     for (const CopyDevice& of : devices) {
       DeviceExecutor::Source source;
@@ -79,7 +80,7 @@ CopyCheck::Open copies_on_devices(std::vector<CopyDevice> devices, std::chrono::
       sources.push_back(std::move(source));
     }
     auto executor =
-        DeviceExecutor::make(layer, std::move(sources), {/*staging_bytes=*/0, /*changes_bytes=*/0, patience});
+        DeviceExecutor::make(layer, std::move(sources), {/*staging_bytes=*/0, /*changes_bytes=*/0, patience}, until);
     if (!executor.ok()) return std::move(executor).error().with_context("looking at copies of tiles");
     return std::unique_ptr<CopyCheck::Reader>(std::make_unique<DeviceReader>(*std::move(executor)));
   };

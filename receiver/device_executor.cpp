@@ -35,7 +35,7 @@ DeviceExecutor::DeviceExecutor(PlacementPtr placement, const Limits& limits)
     : placement_(std::move(placement)), limits_(limits) {}
 
 Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placement, std::vector<Source> sources,
-                                                             const Limits& limits) {
+                                                             const Limits& limits, const std::optional<Until>& until) {
   std::unique_ptr<DeviceExecutor> made(new DeviceExecutor(std::move(placement), limits));
   const Placement& placed = *made->placement_;
   const bool on_host = std::any_of(placed.memories().begin(), placed.memories().end(),
@@ -71,7 +71,7 @@ Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placem
   made->wide_bytes_ = std::clamp(limits.staging_bytes / 2 / kWideSlots, kTilesAt + largest, kWideBytesMax);
   made->find_homes();
   made->find_groups();
-  for (Source& source : sources) DS_TRY(made->add_part(std::move(source)));
+  for (Source& source : sources) DS_TRY(made->add_part(std::move(source), until));
   return made;
 }
 
@@ -126,7 +126,8 @@ void DeviceExecutor::find_homes() {
   }
 }
 
-Status DeviceExecutor::add_part(Source source) {
+Status DeviceExecutor::add_part(Source source, const std::optional<Until>& until) {
+  if (until) DS_TRY(until->check("taking staging of " + source.device->name()));
   const auto index = static_cast<std::uint32_t>(parts_.size());
   parts_.push_back(std::make_unique<Part>());
   Part& part = *parts_.back();
@@ -148,7 +149,7 @@ Status DeviceExecutor::add_part(Source source) {
       limits_.changes_bytes != 0 ? limits_.changes_bytes : std::max(kChangesMin, placed_bytes / kChangesPart);
   part.changes = std::make_unique<ChangeArena>(*part.device, changes_max);
   changes_bytes_max_ += changes_max;
-  return make_table(part, index);
+  return make_table(part, index, until);
 }
 
 Status DeviceExecutor::make_slots(gpu::Device& device, Slots& slots, std::uint64_t count, std::uint64_t bytes) {
@@ -184,7 +185,8 @@ void DeviceExecutor::trim_changes(const Until& until) {
   }
 }
 
-Status DeviceExecutor::make_table(Part& part, std::uint32_t index) {
+Status DeviceExecutor::make_table(Part& part, std::uint32_t index, const std::optional<Until>& until) {
+  const auto end = [&] { return until ? patient(*until) : patient(); };
   const placement::WordTables tables =
       placement::make_word_tables(*placement_, [&](std::uint32_t memory) -> std::byte* {
         if (part_of(memory) != index) return nullptr;
@@ -194,8 +196,8 @@ Status DeviceExecutor::make_table(Part& part, std::uint32_t index) {
   const auto regions = std::as_bytes(std::span(tables.regions));
   DS_ASSIGN(part.tiles, part.device->allocate(tiles.size()));
   DS_ASSIGN(part.regions, part.device->allocate(regions.size()));
-  DS_TRY(upload(part, part.tiles.data(), tiles, patient()));
-  DS_TRY(upload(part, part.regions.data(), regions, patient()));
+  DS_TRY(upload(part, part.tiles.data(), tiles, end()));
+  DS_TRY(upload(part, part.regions.data(), regions, end()));
   part.table = {reinterpret_cast<const placement::WordTile*>(part.tiles.data()),
                 reinterpret_cast<const placement::WordRegion*>(part.regions.data())};
   return {};

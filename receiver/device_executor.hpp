@@ -52,9 +52,10 @@ class DeviceExecutor {
     std::uint64_t changes_bytes = 0;
     std::chrono::nanoseconds patience{};
   };
-  /// unsupported if a memory's device is not among the sources; no_space.
+  /// unsupported if a memory's device is not among the sources; no_space; timed_out or cancelled by `until` (none: by
+  /// the patience alone, which also bounds what a failed call has still to wait for).
   static Result<std::unique_ptr<DeviceExecutor>> make(PlacementPtr placement, std::vector<Source> sources,
-                                                      const Limits& limits);
+                                                      const Limits& limits, const std::optional<Until>& until = {});
   /// Waits for the devices, as long as `patience`; what one that does not end still uses is never given back.
   ~DeviceExecutor();
   DeviceExecutor(const DeviceExecutor&) = delete;
@@ -181,9 +182,9 @@ class DeviceExecutor {
   static constexpr std::uint64_t kTilesAt = kTilesMax * sizeof(gpu::StagedTile);  ///< behind their descriptions
 
   DeviceExecutor(PlacementPtr placement, const Limits& limits);
-  Status add_part(Source source);
+  Status add_part(Source source, const std::optional<Until>& until);
   static Status make_slots(gpu::Device& device, Slots& slots, std::uint64_t count, std::uint64_t bytes);
-  Status make_table(Part& part, std::uint32_t index);
+  Status make_table(Part& part, std::uint32_t index, const std::optional<Until>& until);
   void find_homes();
   void find_groups();
   std::uint32_t part_of(std::uint32_t memory) const noexcept;

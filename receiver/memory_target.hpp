@@ -66,6 +66,10 @@ class MemoryTarget : public Target {
   std::size_t row_bytes(const Tile& tile) const {
     return static_cast<std::size_t>(tile.rect.cols) * layout_->tensors()[tile.tensor].element_bytes;
   }
+  /// The version that rollback() brings back from staging; null: it brings none, or from elsewhere.
+  const TargetState* staged_before() const noexcept {
+    return undo_.kind == Undo::Kind::staged && undo_.state ? &*undo_.state : nullptr;
+  }
 
  private:
   // ---- what a kind provides. Functions with a tile are called by many threads at once, as in Target; all others by

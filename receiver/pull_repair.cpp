@@ -111,14 +111,21 @@ Status ReceiverImpl::mend(const Ranges& tiles, const Until& until, RepairReport&
   bool distrusted = true;
   Pull pull(session(nothing, distrusted), {}, until);
   auto fetched = pull.mend(rest);
-  if (!fetched.ok()) {
-    // What is known to be wrong must not be the base of the next delta.
-    if (fetched.error().code() == Errc::gone) distrusted_ = true;
-    return std::move(fetched).error();
-  }
+  if (!fetched.ok()) return std::move(fetched).error();
   report.wire_bytes = fetched->wire_bytes;
   report.metadata_bytes = fetched->metadata_bytes;
   return {};
+}
+
+Status ReceiverImpl::mend_and_look(const Ranges& tiles, const Until& until, RepairReport& report) {
+  DS_TRY(target_->begin_mend(until));
+  Status mended = mend(tiles, until, report);
+  Status ended = target_->end_mend();
+  DS_TRY(std::move(ended));
+  DS_TRY(std::move(mended));
+  DS_ASSIGN(const auto again, deltasync::attest(*target_, list_of(tiles), until));
+  if (again.empty()) return {};
+  return Error(Errc::corrupt, describe(again) + " right after the repair");
 }
 
 Result<RepairReport> ReceiverImpl::repair(std::span<const std::uint64_t> tiles, const Until& until) {
@@ -131,15 +138,14 @@ Result<RepairReport> ReceiverImpl::repair(std::span<const std::uint64_t> tiles, 
   report.version = committed->version;
   report.tiles = tiles_in(ranges);
   if (report.tiles == 0) return report;
-  DS_TRY(target_->begin_mend(until));
-  Status mended = mend(ranges, until, report);
-  Status ended = target_->end_mend();
-  DS_TRY(std::move(ended));
-  DS_TRY(std::move(mended));
-  DS_ASSIGN(const auto again, deltasync::attest(*target_, list_of(ranges), until));
-  if (!again.empty()) {
-    distrusted_ = true;
-    return Error(Errc::corrupt, describe(again) + " right after the repair");
+  if (Status mended = mend_and_look(ranges, until, report); !mended.ok()) {
+    if (target_->committed() == nullptr) {
+      forget_unfinished();
+    } else if (mended.error().code() != Errc::unsupported) {
+      // Who asks for tiles knows them to be wrong, and some may be half written: that is no base for a delta.
+      distrusted_ = true;
+    }
+    return std::move(mended).error();
   }
   if (distrusted_) {
     DS_ASSIGN(const auto others, deltasync::attest(*target_, tiles_, until));

@@ -149,6 +149,8 @@ Status ReceiverImpl::bind(TargetPtr target, const Subscription& subscription, De
   const Until until(deadline, std::move(stop));
   DS_TRY(until.check("opening the target").with_context("bind"));
   DS_TRY(target->open(pool_, until).with_context("bind"));
+  // Now, and not in the first commit, while an engine stands still.
+  if (options_.attest_commits) DS_TRY(target->prepare_copies(until).with_context("bind"));
   close_staged();
   discard_full();
   target_ = std::move(target);
@@ -175,6 +177,11 @@ void ReceiverImpl::close_staged() {
 void ReceiverImpl::discard_full() {
   if (held_.open) target_->discard_full();
   held_ = Held();
+}
+
+void ReceiverImpl::forget_unfinished() {
+  if (staged_ != nullptr) staged_->drop();
+  discard_full();
 }
 
 Session ReceiverImpl::session(Held& held, bool& distrusted) {
@@ -240,6 +247,7 @@ Status StagedImpl::commit(Deadline deadline) {
   const auto start = std::chrono::steady_clock::now();
   const trace::Span span("commit", prepared_.report.version.id);
   Target& target = *receiver_->target_;
+  distrusted_before_ = receiver_->distrusted_;
   Status status;
   switch (prepared_.report.mode) {
     case PullMode::up_to_date: break;
@@ -272,7 +280,7 @@ Status StagedImpl::attest(const Until& until) {
   prepared_.report.attest_s = seconds_since(start);
   if (verdict.status.ok()) return {};
   phase_ = Phase::dropped;
-  if (verdict.was_wrong) receiver_->distrusted_ = true;
+  if (verdict.was_wrong || distrusted_before_) receiver_->distrusted_ = true;
   return std::move(verdict.status).with_context("commit of " + to_string(prepared_.report.version));
 }
 
@@ -286,7 +294,7 @@ Status StagedImpl::rollback() {
   if (prepared_.report.mode != PullMode::up_to_date) {
     const trace::Span span("rollback", prepared_.report.version.id);
     DS_TRY(receiver_->target_->rollback().with_context("rollback of " + to_string(prepared_.report.version)));
-    // What the target went back to may be what was distrusted: the scrub and the updates will tell again.
+    if (distrusted_before_) receiver_->distrusted_ = true;
   }
   phase_ = Phase::dropped;
   return {};

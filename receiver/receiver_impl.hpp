@@ -45,9 +45,12 @@ class ReceiverImpl final : public Receiver {
   Status fetch_layout(const Until& until);
   void close_staged();
   void discard_full();
+  /// The target has lost its version: what is staged leads nowhere, and what a pull holds may be gone with it.
+  void forget_unfinished();
   Session session(Held& held, bool& distrusted);
   Status attest_or_disown(Target& target, const Until& until) const;
   Status mend(const Ranges& tiles, const Until& until, RepairReport& report);
+  Status mend_and_look(const Ranges& tiles, const Until& until, RepairReport& report);
 
   const ReceiverOptions options_;
   const Peer peer_;
@@ -91,6 +94,7 @@ class StagedImpl final : public StagedUpdate {
   ReceiverImpl* receiver_;
   Prepared prepared_;
   Phase phase_ = Phase::staged;
+  bool distrusted_before_ = false;  ///< what the commit replaced: who takes it back has that again
 };
 
 }  // namespace deltasync::receiver

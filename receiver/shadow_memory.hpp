@@ -17,6 +17,12 @@ class ShadowMemory final : public TileTarget {
 
   bool shares_memory() const override { return false; }
   std::uint64_t bytes() const noexcept { return memory_.span().size(); }
+  /// A tile of the committed version, for who writes it elsewhere: `corrupt` if it is not what was committed.
+  Result<TileRows> sound_tile(const Tile& tile) const;
+  /// All tiles of the committed version are sound; or of the one that rollback() brings back from staging (if it does).
+  /// `corrupt` names one that is not.
+  Status check(const Until& until) const;
+  Status check_before(const Until& until) const;
 
  private:
   Status open_memory(const Until& until) override;
@@ -35,6 +41,8 @@ class ShadowMemory final : public TileTarget {
   Status exchange_staging(const Until& until) override;
   std::uint64_t staging_bytes() const override { return staging_.span().size(); }
 
+  Result<TileRows> sound_tile(const HostMemory& memory, const Tile& tile, const TargetState& state) const;
+  Status check(const HostMemory& memory, const TargetState& state, const Until& until) const;
   TileRows tile_in(const HostMemory& memory, const Tile& tile) const {
     const auto rank = static_cast<std::size_t>(tiles().rank(tile.index).value());
     return {memory.span().data() + at_[rank], row_bytes(tile)};

@@ -88,6 +88,8 @@ class Target {
   /// True if others can write the memory of the full update that is open now: what a pull that ended early has left
   /// there is read again before it is trusted.
   virtual bool shares_memory() const { return false; }
+  /// True if versions lie where an engine has its weights, by a placement: a shadow can be kept beside them.
+  virtual bool in_live_memory() const { return false; }
   /// True if a full update writes files of the sidecar, which then must not be an old one.
   virtual bool writes_side_files() const { return false; }
   /// Called once by Receiver::bind before open(): from now on only these tiles are kept, compared and handed out. A
@@ -117,6 +119,9 @@ class Target {
   virtual Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
                               const Until& until);
 
+  /// Makes what wrong_copies() reads with, which does that itself where nobody has: it takes memory of devices, once.
+  /// no_space, io; timed_out or cancelled. On error the next call tries again.
+  virtual Status prepare_copies(const Until& /*until*/) { return {}; }
   /// Of these tiles (ascending), all of which are as they were committed where they are read, those with a place of
   /// which that is not true.
   virtual Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> /*tiles*/,

@@ -33,6 +33,8 @@ class DeviceTarget final : public MemoryTarget {
 
   Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
                       const Until& until) override;
+  bool in_live_memory() const override { return true; }
+  Status prepare_copies(const Until& until) override;
   Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) override;
   bool resolves() const override { return true; }
   Result<std::unique_ptr<KeptChanges>> resolve(std::span<TileChanges> changes) const override;
@@ -78,7 +80,7 @@ class DeviceTarget final : public MemoryTarget {
   std::optional<Until> pull_;  ///< that is under way
   StagedTiles staging_;
   const CopyCheck::Open open_copies_;
-  std::optional<CopyCheck> copies_;  ///< once it has been asked for; ends before the executor's devices
+  std::optional<CopyCheck> copies_;  ///< once it is prepared; ends before the executor's devices
 };
 
 /// What an earlier update left in the streams is over before this one begins.
@@ -175,10 +177,14 @@ Status DeviceTarget::live_digests(std::span<const std::uint64_t> tiles, std::spa
   return executor_->digests(ranks, digests, until);
 }
 
+Status DeviceTarget::prepare_copies(const Until& until) {
+  if (copies_) return {};
+  DS_ASSIGN(copies_, CopyCheck::make(executor_->placement(), open_copies_, until));
+  return {};
+}
+
 Result<std::vector<WrongCopy>> DeviceTarget::wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) {
-  if (!copies_) {
-    DS_ASSIGN(copies_, CopyCheck::make(executor_->placement(), open_copies_));
-  }
+  DS_TRY(prepare_copies(until));
   return copies_->find(*this, tiles, until);
 }
 

@@ -23,6 +23,8 @@ class PlacedTarget final : public TileTarget {
       : TileTarget("placed_target", executor.placement().layout(), executor.placement().parts().tiles, options.live),
         executor_(std::move(executor)) {}
 
+  bool in_live_memory() const override { return true; }
+  Status prepare_copies(const Until& until) override;
   Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) override;
 
  private:
@@ -49,7 +51,7 @@ class PlacedTarget final : public TileTarget {
   placement::HostExecutor executor_;
   HostMemory rest_;
   StagedTiles staging_;
-  std::optional<CopyCheck> copies_;  ///< once it has been asked for
+  std::optional<CopyCheck> copies_;  ///< once it is prepared
 };
 
 Status PlacedTarget::open_memory(const Until& until) {
@@ -120,10 +122,14 @@ Status PlacedTarget::exchange_staging(const Until& until) {
   return exchange_all(pool(), items, until, until, torn, exchange);
 }
 
+Status PlacedTarget::prepare_copies(const Until& until) {
+  if (copies_) return {};
+  DS_ASSIGN(copies_, CopyCheck::make(executor_.placement(), copies_on_host(pool()), until));
+  return {};
+}
+
 Result<std::vector<WrongCopy>> PlacedTarget::wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) {
-  if (!copies_) {
-    DS_ASSIGN(copies_, CopyCheck::make(executor_.placement(), copies_on_host(pool())));
-  }
+  DS_TRY(prepare_copies(until));
   return copies_->find(*this, tiles, until);
 }
 

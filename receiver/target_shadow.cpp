@@ -153,7 +153,7 @@ Status ShadowedTarget::commit_both(TargetState state, Deadline deadline) {
 Status ShadowedTarget::commit_through(TargetState state, Deadline deadline) {
   DS_TRY(shadow_.commit_full(std::move(state), deadline));
   full_ = Full::closed;
-  Status written = write_live(deadline, false);
+  Status written = write_live(deadline);
   if (!written.ok()) return take_back(std::move(written).error());
   undo_ = Undo::shadow;
   return {};
@@ -165,8 +165,8 @@ void ShadowedTarget::discard_full() noexcept {
   full_ = Full::closed;
 }
 
-/// On error live memory has no version, unless nothing was written to it.
-Status ShadowedTarget::write_live(const Until& until, bool verify) {
+/// Each tile is verified before it is written. On error live memory has no version, unless nothing was written to it.
+Status ShadowedTarget::write_live(const Until& until) {
   constexpr std::uint64_t kTilesPerItem = 16;
   const TargetState& state = *shadow_.committed();
   const TileSet& tiles = *live_->kept();
@@ -174,15 +174,10 @@ Status ShadowedTarget::write_live(const Until& until, bool verify) {
   const std::uint64_t items = (tiles.tiles() + kTilesPerItem - 1) / kTilesPerItem;
   Status put =
       run_all(*pool_, items, until, "writing live memory from the shadow", [&](std::uint64_t item, unsigned) -> Status {
-        std::vector<std::byte> unused;
         const std::uint64_t end = std::min((item + 1) * kTilesPerItem, tiles.tiles());
         for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
           const Tile tile = layout()->tile(tiles.nth(i));
-          const TileRows rows = shadow_.live_tile(tile, unused).value();
-          if (verify && digest_of_rows(*layout(), tile, rows) != state.digests[static_cast<std::size_t>(tile.index)]) {
-            return Error(Errc::corrupt,
-                         "the shadow's " + describe_tile(*layout(), tile.index) + " differs from what was committed");
-          }
+          DS_ASSIGN(const TileRows rows, shadow_.sound_tile(tile));
           DS_TRY(live_->put_tile(tile, rows));
         }
         return {};
@@ -215,7 +210,7 @@ Error ShadowedTarget::take_back(Error why) {
   const Status back = shadow_.rollback();
   if (!back.ok()) return std::move(why).with_context("the shadow could not be taken back");
   if (live_->committed() == nullptr && shadow_.committed() != nullptr) {
-    if (write_live(Deadline::after(kWriteAll), false).ok()) return why;
+    if (write_live(Deadline::after(kWriteAll)).ok()) return why;
   }
   return with_what_is_left(std::move(why));
 }
@@ -228,8 +223,10 @@ Error ShadowedTarget::with_what_is_left(Error why) const {
 
 Status ShadowedTarget::rollback() {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
+  if (undo_ == Undo::none) return Error(Errc::unsupported, "there is no commit that could be taken back");
+  // A version before that is rotten is not worth the one that is there.
+  if (undo_ == Undo::shadow) DS_TRY(shadow_.check_before(Deadline::after(kWriteAll)));
   const Undo undo = std::exchange(undo_, Undo::none);
-  if (undo == Undo::none) return Error(Errc::unsupported, "there is no commit that could be taken back");
   Status back;
   if (undo == Undo::both) {
     back = live_->rollback();
@@ -242,7 +239,7 @@ Status ShadowedTarget::rollback() {
     shadow_.disown();  // it had a version that live memory had lost: no way leads back there
   if (shadow_.committed() == nullptr || (undo == Undo::both && back.ok())) return back;
   // Live memory has the version that is taken back, or none.
-  Status written = write_live(Deadline::after(kWriteAll), false);
+  Status written = write_live(Deadline::after(kWriteAll));
   if (written.ok()) return {};
   live_->disown();
   return with_what_is_left(std::move(written).error());
@@ -278,8 +275,10 @@ Status ShadowedTarget::restore(const Until& until) {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
   if (shadow_.committed() == nullptr) return Error(Errc::not_found, "the shadow has no version");
   DS_TRY(until.check("writing live memory from the shadow"));
+  // What is there still is not given up for a shadow that is rotten.
+  if (live_->committed() != nullptr) DS_TRY(shadow_.check(until));
   forget_rollback();
-  DS_TRY(write_live(until, true));
+  DS_TRY(write_live(until));
   given_up_ = false;
   return {};
 }
@@ -288,8 +287,8 @@ Status ShadowedTarget::restore(const Until& until) {
 
 Result<TargetPtr> make_shadowed_target(TargetPtr live, const ShadowOptions& options) {
   if (live == nullptr) return Error(Errc::invalid_argument, "a shadow without a target");
-  if (dynamic_cast<MemoryTarget*>(live.get()) == nullptr) {
-    return Error(Errc::unsupported, "a shadow of a target that is not in live memory");
+  if (!live->in_live_memory()) {
+    return Error(Errc::unsupported, "a shadow of a target that does not keep versions in an engine's live memory");
   }
   return TargetPtr(new ShadowedTarget(std::move(live), options));
 }

@@ -32,6 +32,7 @@ class ShadowedTarget final : public Target {
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
   Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
                       const Until& until) override;
+  Status prepare_copies(const Until& until) override { return live_->prepare_copies(until); }
   Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) override;
 
   Status begin_mend(const Until& until) override;
@@ -72,7 +73,7 @@ class ShadowedTarget final : public Target {
 
   Status commit_both(TargetState state, Deadline deadline);
   Status commit_through(TargetState state, Deadline deadline);
-  Status write_live(const Until& until, bool verify);
+  Status write_live(const Until& until);
   Error take_back(Error why);
   Error with_what_is_left(Error why) const;
 

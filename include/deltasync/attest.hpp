@@ -58,7 +58,8 @@ struct RepairReport {
 /// the engine may not compute with it meanwhile. By whoever calls the receiver, between its calls.
 ///
 /// A receiver that had found its live memory wrong (so that the next pull would be a full one) attests all of it
-/// afterwards, and trusts it again if nothing is wrong any more.
+/// afterwards, and trusts it again if nothing is wrong any more. One whose repair failed distrusts it likewise, until a
+/// later repair or a full update: who asks for tiles knows them to be wrong.
 /// Errors:
 ///   - not_found: nothing is committed.
 ///   - out_of_range, invalid_argument: there is no such tile, or the target does not keep it.
@@ -68,7 +69,8 @@ struct RepairReport {
 ///     the agent's bytes are; it is named.
 ///   - unsupported: a directory target, whose files nobody else may write.
 ///   - timed_out, cancelled, connection: some tiles may be mended, none has become worse.
-///   - io: a device's, while it was written: there is no version any more, pull anew.
+///   - io: a device's, while it was written: there is no version any more, and nothing that was staged or pulled in
+///     part; pull anew.
 Result<RepairReport> repair(Receiver& receiver, std::span<const std::uint64_t> tiles, Deadline deadline,
                             std::stop_token stop = {});
 /// All that attest() finds.

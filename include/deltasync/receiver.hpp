@@ -58,9 +58,12 @@ struct ReceiverOptions {
   /// transfers, and at the beginning of a long one; an agent on the same host and a link that is not known count as
   /// fast. Say it where a tunnel or a quota hides the truth.
   double link_gbps = 0;
-  std::uint64_t scrub_tiles = 8;  ///< tiles re-read in full after each delta, round robin; 0 = none
+  /// Tiles re-read in full after each delta, round robin; 0 = none. Copies of their elements too, as long as there is
+  /// memory to read those with (else the log says receiver does_not_read_copies).
+  std::uint64_t scrub_tiles = 8;
   /// After each commit all of live memory is attested (deltasync/attest.hpp): read where it is, on a device by the
   /// device, copies of elements too. What is not the version's fails the commit with corrupt, naming tile and tensor.
+  /// Binding a target takes what copies are read with (on devices some staging memory).
   bool attest_commits = false;
   std::string name = "receiver";  ///< for the agent's log and status
 };

@@ -29,9 +29,11 @@ struct ShadowOptions {
 ///   - Deltas are verified and decoded over the shadow; live memory is not read. So what others wrote there is found by
 ///     the scrub (ReceiverOptions::scrub_tiles) and by attest() alone.
 ///   - A full update over a live version is staged once, beside the shadow. Its commit writes all tiles from there, and
-///     its rollback all tiles of the version before.
+///     its rollback all tiles of the version before; a rollback to a version that is wrong in the shadow is corrupt, and
+///     changes nothing.
 ///   - repair() takes tiles from the shadow, and asks the agent only for those that are wrong there too.
 ///   - restore_live() writes all of live memory from the shadow.
+///   - Whatever writes tiles from the shadow verifies each before.
 ///   - A delta's commit is the shadow's (on the host) and then the live target's; its frames are there twice meanwhile.
 ///
 /// Errors: invalid_argument without a target; unsupported over any other kind.
@@ -67,8 +69,8 @@ struct RestoreReport {
 /// before it cannot be taken back any more.
 /// Errors: unsupported without a shadow; not_found if the shadow has no version; corrupt: a tile of the shadow is
 /// wrong, or (with attest_commits) live memory does not keep what is written: pull anew; timed_out, cancelled; io, a
-/// device's. On error live memory has no version (unless begun too late to have changed anything), and the shadow still
-/// has its.
+/// device's. On error live memory has no version, and the shadow still has its; but a version that live memory had
+/// stays, if it was begun too late to have changed anything, or for a tile of the shadow that is wrong.
 Result<RestoreReport> restore_live(Receiver& receiver, Deadline deadline, std::stop_token stop = {});
 
 }  // namespace deltasync

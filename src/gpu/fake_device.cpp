@@ -312,6 +312,13 @@ void FakeDevice::fail(Call call, std::uint64_t n) {
   faults_[call] = n;
 }
 
+std::size_t FakeDevice::forget_faults() {
+  const std::lock_guard lock(mutex_);
+  const std::size_t left = faults_.size();
+  faults_.clear();
+  return left;
+}
+
 void FakeDevice::die(std::uint64_t n) {
   const std::lock_guard lock(mutex_);
   dies_in_ = n;

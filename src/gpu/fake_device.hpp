@@ -71,6 +71,8 @@ class FakeDevice final : public Device {
   void fill(bool full);
   /// The n-th such call from now on fails (1: the next); once.
   void fail(Call call, std::uint64_t n);
+  /// Those that have not happened yet will not; how many.
+  std::size_t forget_faults();
   /// The n-th operation from now on that runs (0: none) goes wrong half-way. That shows in no call that put it there,
   /// but in every later one, of whatever stream: nothing works any more, until a test wants to see what is left.
   void die(std::uint64_t n);

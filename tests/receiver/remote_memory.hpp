@@ -30,10 +30,18 @@ class RemoteMemory final : public TileTarget {
     failing_[step] = after;
   }
   bool failed() const { return failed_; }
+  /// Steps that were to fail and have not come up will not; how many.
+  std::size_t forget_faults() {
+    const std::lock_guard lock(mutex_);
+    const std::size_t left = failing_.size();
+    failing_.clear();
+    return left;
+  }
   /// From now on this byte has this value once something is put anywhere.
   void stick(std::size_t at, std::byte value) { stuck_ = {at, value}; }
   std::vector<std::byte>& memory() { return live_; }
   bool has_staging() const { return !staging_.empty(); }
+  bool in_live_memory() const override { return true; }
 
  private:
   Status step(std::string_view name) const {

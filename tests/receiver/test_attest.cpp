@@ -355,6 +355,7 @@ TEST_F(PullTest, ATileThatCannotBeWrittenLeavesNoVersion) {
   remote->fail("open_live");
   const std::vector<std::uint64_t> tiles{3};
   EXPECT_EQ(repair(*receiver_, tiles, in_ms(60'000)).error().code(), Errc::io);
+  EXPECT_EQ(remote->forget_faults(), 0u);
   EXPECT_TRUE(receiver_->current().has_value()) << "nothing was written";
   for (const char* step : {"put", "settle"}) {
     remote->fail(step);
@@ -362,6 +363,7 @@ TEST_F(PullTest, ATileThatCannotBeWrittenLeavesNoVersion) {
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().code(), Errc::io) << refused.error().to_string();
     EXPECT_THAT(refused.error().message(), HasSubstr("no whole version"));
+    EXPECT_EQ(remote->forget_faults(), 0u);
     EXPECT_FALSE(receiver_->current().has_value());
     auto next = pull();
     ASSERT_TRUE(next.ok() && (*next)->commit().ok());
@@ -473,6 +475,7 @@ TEST_F(CommitVerdicts, AFailedWayBackLeavesNoVersion) {
   byte(false) ^= std::byte{1};
   target_.fail("put");
   EXPECT_THAT(verdict().status.error().message(), HasSubstr("cannot be taken back"));
+  EXPECT_EQ(target_.forget_faults(), 0u);
   EXPECT_EQ(target_.committed(), nullptr);
 }
 
@@ -493,6 +496,7 @@ TEST_F(CommitVerdicts, ADeadlineThatPassesTakesItBack) {
   ASSERT_TRUE(commit_second().ok());
   target_.fail("read_tile", 4);
   EXPECT_EQ(verdict().status.error().code(), Errc::io);
+  EXPECT_EQ(target_.forget_faults(), 0u);
   expect_holds(first_);
 }
 

@@ -47,6 +47,7 @@ class MemoryTargetFaults : public testing::Test {
     EXPECT_EQ(status.error().code(), Errc::io);
     EXPECT_THAT(status.error().message(), HasSubstr(step));
     EXPECT_TRUE(target_->failed());
+    EXPECT_EQ(target_->forget_faults(), 0u) << "a fault never came up";
   }
   void expect_holds(const Reference& reference) {
     ASSERT_NE(target_->committed(), nullptr);
@@ -199,6 +200,7 @@ TEST_F(MemoryTargetFaults, ATargetThatDoesNotOpenIsNotOpen) {
   RemoteMemory target(trainer_.layout());
   target.fail("open_memory");
   EXPECT_FALSE(target.open(pool_, in_time()).ok());
+  EXPECT_EQ(target.forget_faults(), 0u);
   EXPECT_EQ(target.begin_full(FullOverLive::stage, in_time()).error().code(), Errc::invalid_argument);
   ASSERT_TRUE(target.open(pool_, in_time()).ok());
   EXPECT_TRUE(commit_whole(target, first_).ok());

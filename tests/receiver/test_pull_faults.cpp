@@ -380,6 +380,7 @@ TEST_F(PullTest, AnErrorOfTheTargetsMemoryEndsThePull) {
     ASSERT_FALSE(staged.ok());
     EXPECT_EQ(staged.error().code(), Errc::io) << staged.error().to_string();
     EXPECT_NE(staged.error().message().find(memory_step), std::string::npos) << staged.error().message();
+    EXPECT_EQ(remote->forget_faults(), 0u);
   };
   const auto expect_delivered = [&](PullMode mode) {
     auto staged = pull();

@@ -29,8 +29,8 @@ TEST_P(DeviceFaults, AFailedCallTakesTheCommitBack) {
         auto steps = resolved_step(first, second, budget);
         fake_->fail(call, n);
         const Status status = target_->commit_delta(std::move(steps), second.state, in_time());
+        ASSERT_EQ(fake_->forget_faults(), status.ok() ? 1u : 0u);
         if (status.ok()) {
-          fake_->fail(call, std::uint64_t{1} << 40);
           EXPECT_GT(n, call == Call::allocate ? 0u : 1u);
           ASSERT_TRUE(holds(second));
           ASSERT_TRUE(target_->rollback().ok());
@@ -54,8 +54,9 @@ TEST_P(DeviceFaults, AFailedCallTakesAStagedFullBack) {
       fill_full(*target_, second);
       fake_->fail(call, n);
       const Status status = target_->commit_full(second.state, in_time());
-      fake_->fail(call, std::uint64_t{1} << 40);
+      ASSERT_EQ(fake_->forget_faults(), status.ok() ? 1u : 0u);
       if (status.ok()) {
+        EXPECT_GT(n, 1u);
         ASSERT_TRUE(holds(second));
         ASSERT_TRUE(target_->rollback().ok());
         ASSERT_TRUE(holds(first));
@@ -86,6 +87,7 @@ TEST_P(DeviceFaults, AFirstFullIsWholeOrNothing) {
         EXPECT_THAT(put.error().message(), HasSubstr(" tiles from tile "));
       }
       EXPECT_GT(failed, 0);
+      EXPECT_EQ(fake_->forget_faults(), 0u);
       const Status committed = target_->commit_full(first.state, in_time());
       ASSERT_FALSE(committed.ok());
       EXPECT_THAT(committed.error().message(), HasSubstr(fake_->name()));
@@ -147,6 +149,7 @@ TEST_P(DeviceFaults, WhatCannotBeReadIsNoCorruption) {
   const Status status = verify_frame(*target_, step.frames[0], first.state.digests, digests, budget);
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code(), Errc::io);
+  EXPECT_EQ(fake_->forget_faults(), 0u);
   EXPECT_THAT(status.error().message(), HasSubstr(fake_->name()));
   EXPECT_TRUE(verify_frame(*target_, step.frames[0], first.state.digests, digests, budget).ok());
 }
@@ -183,6 +186,7 @@ TEST_P(DeviceFaults, AStreamThatDoesNotEndLeavesNoTornVersion) {
   const Status status = target_->commit_delta(std::move(steps), second.state, in_time());
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code(), Errc::timed_out) << status.error().to_string();
+  EXPECT_EQ(fake_->forget_faults(), 0u);
   EXPECT_EQ(target_->committed(), nullptr);
   EXPECT_EQ(target_->rollback().error().code(), Errc::unsupported);
   fake_->hang(false);

@@ -6,9 +6,11 @@
 #include "deltasync/attest.hpp"
 #include "receiver/verify.hpp"
 #include "tests/receiver/any_engine.hpp"
+#include "tests/receiver/hf_fixture.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 #include "tests/receiver/remote_memory.hpp"
 #include "tests/receiver/trainer_model.hpp"
+#include "tests/support/temp_dir.hpp"
 
 namespace deltasync::test {
 namespace {
@@ -24,6 +26,7 @@ using Call = gpu::FakeDevice::Call;
 class ShadowFaults : public testing::Test {
  protected:
   void SetUp() override { start(); }
+  void TearDown() override { EXPECT_EQ(live_->forget_faults(), 0u) << "a fault never came up"; }
   void start() {
     live_ = new RemoteMemory(trainer_.layout());
     auto made = make_shadowed_target(TargetPtr(live_));
@@ -48,6 +51,11 @@ class ShadowFaults : public testing::Test {
     DS_TRY(target_->begin_full(FullOverLive::stage, in_time()));
     fill_full(*target_, second_);
     return target_->commit_full(second_.state, in_time());
+  }
+  /// Of what the shadow has committed, as long as it keeps that.
+  std::byte& byte_of_shadow(std::uint64_t tile) {
+    std::vector<std::byte> scratch;
+    return *target_->kept_tile(trainer_.layout()->tile(tile), scratch)->first;
   }
   Status restore() { return static_cast<ShadowedTarget*>(target_.get())->restore(in_time()); }
   void expect_holds(const Reference& reference) {
@@ -80,11 +88,15 @@ class ShadowFaults : public testing::Test {
 TEST_F(ShadowFaults, ADeltaThatLiveMemoryRefusesLeavesBothOnTheVersionBefore) {
   for (const bool resolved : {true, false}) {
     for (const char* step : {"exchange", "put", "settle", "open_tile"}) {
-      live_->fail(step, 2);
+      const bool once = std::string_view(step) == "settle";
+      live_->fail(step, once ? 0 : 2);
       const Status status = commit_delta(resolved);
       SCOPED_TRACE(std::string(step) + (status.ok() ? " is not called" : ": " + status.error().to_string()));
+      // Changes that were decoded are exchanged, others are put.
+      const bool is_called = once || resolved == (std::string_view(step) == "exchange");
+      EXPECT_EQ(live_->forget_faults(), is_called ? 0u : 1u);
+      EXPECT_EQ(status.ok(), !is_called);
       if (status.ok()) {
-        live_->fail(step, ~std::size_t{0});
         expect_holds(second_);
         ASSERT_TRUE(target_->rollback().ok());
       } else {
@@ -196,6 +208,57 @@ TEST_F(ShadowFaults, AShadowThatIsWrongIsNotWritten) {
   expect_holds(first_);
 }
 
+/// Live memory that has its version is not given up for a shadow that is rotten.
+TEST_F(ShadowFaults, AWrongShadowDoesNotCostASoundVersion) {
+  std::byte& rotten = byte_of_shadow(3);
+  rotten ^= std::byte{1};
+  live_->fail("open_live");
+  const Status refused = restore();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Errc::corrupt) << refused.error().to_string();
+  EXPECT_EQ(live_->forget_faults(), 1u) << "live memory was opened to be written";
+  rotten ^= std::byte{1};
+  expect_holds(first_);
+  // And no commit is taken back to a version before that is rotten.
+  std::byte& before = byte_of_shadow(3);
+  ASSERT_TRUE(commit_staged().ok());
+  before ^= std::byte{1};
+  live_->fail("open_live");
+  const Status stays = target_->rollback();
+  EXPECT_EQ(stays.error().code(), Errc::corrupt) << stays.error().to_string();
+  EXPECT_THAT(stays.error().message(), HasSubstr("the shadow's tile 3 ("));
+  EXPECT_EQ(live_->forget_faults(), 1u) << "live memory was opened to be written";
+  expect_holds(second_);
+  before ^= std::byte{1};
+  ASSERT_TRUE(target_->rollback().ok());
+  expect_holds(first_);
+}
+
+TEST_F(ShadowFaults, ACommitWritesNoTileThatIsWrong) {
+  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  fill_full(*target_, second_);
+  std::vector<std::byte> scratch;
+  *target_->full_tile(trainer_.layout()->tile(3), scratch)->first ^= std::byte{1};
+  const Status refused = target_->commit_full(second_.state, in_time());
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Errc::corrupt) << refused.error().to_string();
+  expect_holds(first_);
+}
+
+/// Nor does what takes a commit back.
+TEST_F(ShadowFaults, ATakeBackWritesNoTileThatIsWrong) {
+  const Tensor& tensor = trainer_.layout()->tensors()[trainer_.layout()->tile(3).tensor];
+  std::byte& before = byte_of_shadow(3);
+  before ^= std::byte{1};
+  live_->fail("put", 5);
+  const Status refused = commit_staged();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().message(), HasSubstr("its shadow has " + to_string(first_.state.version)));
+  EXPECT_NE(live_->memory()[tensor.offset], first_.half[tensor.offset] ^ std::byte{1}) << "it was written";
+  before ^= std::byte{1};
+  expect_lost(first_);
+}
+
 TEST_F(ShadowFaults, ARestorationThatComesTooLateChangesNothing) {
   const Status late = static_cast<ShadowedTarget*>(target_.get())->restore(Deadline::after(std::chrono::seconds(0)));
   ASSERT_FALSE(late.ok());
@@ -210,9 +273,18 @@ TEST_F(ShadowFaults, ARestorationThatComesTooLateChangesNothing) {
 TEST(Shadows, OnlyOverLiveMemory) {
   TrainerModel trainer(1, {{"a", Dtype::bf16, {8, 16}, {}, {}}});
   EXPECT_EQ(make_shadowed_target(nullptr).error().code(), Errc::invalid_argument);
-  auto once = make_shadowed_target(make_host_target(trainer.layout()));
-  ASSERT_TRUE(once.ok());
-  EXPECT_EQ(make_shadowed_target(*std::move(once)).error().code(), Errc::unsupported);
+  EXPECT_EQ(make_shadowed_target(make_host_target(trainer.layout())).error().code(), Errc::unsupported);
+  const TempDir dir;
+  auto directory = make_hf_target(trainer.layout(), awkward_sidecar(*trainer.layout()), dir.path() / "out");
+  ASSERT_TRUE(directory.ok()) << directory.error().to_string();
+  EXPECT_EQ(make_shadowed_target(*std::move(directory)).error().code(), Errc::unsupported);
+  Engine engine;
+  PlacementPlan plan;
+  plan.memories = {engine.add("a", 8 * 32)};
+  plan.slices = {{"a", {0, 0, 8, 16}, 0, 0, 32, 2}};
+  auto once = make_shadowed_target(*make_placed_target(*Placement::build(trainer.layout(), plan)));
+  ASSERT_TRUE(once.ok()) << once.error().to_string();
+  EXPECT_EQ(make_shadowed_target(*std::move(once)).error().code(), Errc::unsupported) << "a shadow of a shadow";
   EXPECT_FALSE(shadow_of(*make_host_target(trainer.layout())).has_value());
 }
 
@@ -460,6 +532,7 @@ TEST_P(ShadowOfADevice, ADeviceThatHangsLosesLiveMemoryAlone) {
   engine_->fake()->fail(Call::endless_launch, 1);
   const Status committed = (*staged)->commit();
   ASSERT_FALSE(committed.ok());
+  EXPECT_EQ(engine_->fake()->forget_faults(), 0u);
   EXPECT_THAT(committed.error().message(), HasSubstr("its shadow has " + to_string(held)));
   EXPECT_FALSE(receiver_->current().has_value());
   engine_->fake()->hang(false);
@@ -475,7 +548,8 @@ TEST_P(ShadowOfADevice, EachFailedCallLeavesBothOnOneVersion) {
   start_shadowed();
   commit_pull();
   for (const Call call : {Call::copy, Call::launch, Call::allocate}) {
-    for (std::uint64_t n = 1; n < 40; n += 1 + n / 3) {
+    bool came_up = true;
+    for (std::uint64_t n = 1; came_up; n += 1 + n / 3) {
       SCOPED_TRACE("call " + std::to_string(static_cast<int>(call)) + " number " + std::to_string(n));
       const Version held = *receiver_->current();
       const std::vector<std::byte> before = model_.half;
@@ -485,7 +559,9 @@ TEST_P(ShadowOfADevice, EachFailedCallLeavesBothOnOneVersion) {
       EXPECT_EQ((*staged)->report().mode, PullMode::delta);
       engine_->fake()->fail(call, n);
       const Status committed = (*staged)->commit();
-      engine_->fake()->fail(call, std::uint64_t{1} << 40);
+      came_up = engine_->fake()->forget_faults() == 0;
+      EXPECT_TRUE(came_up || n > 1) << "there is no such call";
+      EXPECT_TRUE(came_up || committed.ok());
       ASSERT_TRUE(receiver_->current().has_value());
       expect_live(committed.ok() ? model_.half : before);
       EXPECT_EQ(*receiver_->current(), committed.ok() ? (*staged)->report().version : held);
