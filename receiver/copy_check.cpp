@@ -86,4 +86,9 @@ Result<std::vector<WrongCopy>> CopyCheck::find(const Target& target, std::span<c
   return wrong;
 }
 
+Status CopyCheck::finish(const Until& until) {
+  for (Layer& layer : layers_) DS_TRY(layer.reader->finish(until));
+  return {};
+}
+
 }  // namespace deltasync

@@ -23,6 +23,8 @@ class CopyCheck {
     virtual Status digests(std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out, const Until& until) = 0;
     /// All elements, row by row without gaps.
     virtual Status gather(std::uint64_t rank, std::vector<std::byte>& to, const Until& until) = 0;
+    /// Waits until nothing reads live memory any more, of what ended early too.
+    virtual Status finish(const Until& /*until*/) { return {}; }
   };
   using Open = std::function<Result<std::unique_ptr<Reader>>(const PlacementPtr& layer, const Until& until)>;
 
@@ -31,6 +33,8 @@ class CopyCheck {
 
   /// See Target::wrong_copies.
   Result<std::vector<WrongCopy>> find(const Target& target, std::span<const std::uint64_t> tiles, const Until& until);
+  /// See Target::finish_live.
+  Status finish(const Until& until);
 
  private:
   struct Layer {

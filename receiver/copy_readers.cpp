@@ -54,6 +54,7 @@ class DeviceReader final : public CopyCheck::Reader {
     to.resize(static_cast<std::size_t>(executor_->tile_bytes(rank)));
     return executor_->gather_tile(rank, to.data(), until);
   }
+  Status finish(const Until& until) override { return executor_->finish_all(until); }
 
  private:
   const std::unique_ptr<DeviceExecutor> executor_;

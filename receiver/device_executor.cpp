@@ -325,6 +325,12 @@ Status DeviceExecutor::finish(const Until& until) {
   return {};
 }
 
+Status DeviceExecutor::finish_all(const Until& until) {
+  const Until end = patient(until);
+  for (const auto& part : parts_) DS_TRY(idle(*part, end));
+  return {};
+}
+
 Status DeviceExecutor::enter_engine(const Until& until) {
   for (const auto& part : parts_) {
     if (part->engine == nullptr) continue;

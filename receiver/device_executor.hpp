@@ -102,6 +102,8 @@ class DeviceExecutor {
 
   /// Waits until all is done that was asked for, and returns what went wrong of it.
   Status finish(const Until& until);
+  /// The same of all streams, after calls that ended early, too: nothing of this uses live memory any more.
+  Status finish_all(const Until& until);
   /// Waits for what the engine's streams have now: an engine that does not come to its end changes nothing here. And
   /// what these get later comes after all that came before.
   Status enter_engine(const Until& until);

@@ -39,18 +39,6 @@ unsigned thread_count(unsigned asked) {
   return asked != 0 ? asked : std::clamp(std::thread::hardware_concurrency(), 1u, kDefaultThreadsMax);
 }
 
-/// The target knows of a pull as long as it lasts.
-class PullOnTarget {
- public:
-  PullOnTarget(Target& target, const Until& until) : target_(target) { target_.begin_pull(until); }
-  ~PullOnTarget() { target_.end_pull(); }
-  PullOnTarget(const PullOnTarget&) = delete;
-  PullOnTarget& operator=(const PullOnTarget&) = delete;
-
- private:
-  Target& target_;
-};
-
 /// For pools whose threads run on these cores. Checked ones: if they are taken away meanwhile, the system's choice has
 /// to do.
 ThreadHomes on_cores(const CpuList& cores, unsigned threads) {
@@ -199,7 +187,7 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
   const Until until(deadline, std::move(stop));
   const auto stopping = control_.stop_by(until.stop());
   control_.look_at_clock(deadline);
-  const PullOnTarget on_target(*target_, until);
+  const OnTarget on_target(*target_, until);
   Pull pull(session(held_, distrusted_), want, until);
   auto prepared = pull.run();
   if (!prepared) {

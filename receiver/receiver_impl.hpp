@@ -16,6 +16,18 @@ namespace deltasync::receiver {
 
 class StagedImpl;
 
+/// The target's waits end with a call, as long as it lasts (Target::begin_pull).
+class OnTarget {
+ public:
+  OnTarget(Target& target, const Until& until) : target_(target) { target_.begin_pull(until); }
+  ~OnTarget() { target_.end_pull(); }
+  OnTarget(const OnTarget&) = delete;
+  OnTarget& operator=(const OnTarget&) = delete;
+
+ private:
+  Target& target_;
+};
+
 class ReceiverImpl final : public Receiver {
  public:
   static Result<std::unique_ptr<ReceiverImpl>> connect(ReceiverOptions options, const Tuning& tuning, Deadline deadline,
@@ -35,7 +47,7 @@ class ReceiverImpl final : public Receiver {
   /// See deltasync/attest.hpp.
   Result<RepairReport> repair(std::span<const std::uint64_t> tiles, const Until& until);
   /// See deltasync/shadow.hpp.
-  Status give_up_live();
+  Status give_up_live(const Until& until);
   Result<RestoreReport> restore_live(const Until& until);
 
  private:

@@ -16,11 +16,17 @@ Result<ShadowedTarget*> shadowed(Target* target) {
 
 }  // namespace
 
-Status ReceiverImpl::give_up_live() {
+/// Waits first, so that what is forgotten then waits for nobody; and once more for what that left.
+Status ReceiverImpl::give_up_live(const Until& until) {
   DS_ASSIGN(ShadowedTarget* const target, shadowed(target_.get()));
+  const auto may_write = [](Error why) {
+    return std::move(why).with_context("the device may still write to live memory: keep it, and call again");
+  };
+  if (Status finished = target->finish_live(until); !finished.ok()) return may_write(std::move(finished).error());
+  const OnTarget on_target(*target, until);
   close_staged();
   discard_full();
-  target->give_up_live();
+  if (Status given_up = target->give_up_live(until); !given_up.ok()) return may_write(std::move(given_up).error());
   return {};
 }
 
@@ -54,10 +60,10 @@ Status ReceiverImpl::attest_or_disown(Target& target, const Until& until) const 
 
 }  // namespace receiver
 
-Status give_up_live(Receiver& receiver) {
+Status give_up_live(Receiver& receiver, Deadline deadline, std::stop_token stop) {
   auto* const ours = dynamic_cast<receiver::ReceiverImpl*>(&receiver);
   if (ours == nullptr) return Error(Errc::unsupported, "give_up_live: another kind of receiver");
-  return ours->give_up_live().with_context("give_up_live");
+  return ours->give_up_live(Until(deadline, std::move(stop))).with_context("give_up_live");
 }
 
 Result<RestoreReport> restore_live(Receiver& receiver, Deadline deadline, std::stop_token stop) {

@@ -103,6 +103,10 @@ class Target {
   virtual void begin_pull(const Until& /*until*/) {}
   virtual void end_pull() noexcept {}
 
+  /// Waits until nothing that was asked for reads or writes live memory any more. timed_out, cancelled, io: something
+  /// may still do.
+  virtual Status finish_live(const Until& /*until*/) { return {}; }
+
   /// Called once by Receiver::bind: opens what exists, verifies a version found there. Ended by
   /// `until` (timed_out, cancelled) it has changed nothing but for leftovers that are gone.
   virtual Status open(ThreadPool& pool, const Until& until) = 0;

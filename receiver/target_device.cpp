@@ -40,6 +40,7 @@ class DeviceTarget final : public MemoryTarget {
   Result<std::unique_ptr<KeptChanges>> resolve(std::span<TileChanges> changes) const override;
   void begin_pull(const Until& until) override;
   void end_pull() noexcept override { pull_.reset(); }
+  Status finish_live(const Until& until) override;
 
  private:
   Status check_subscription(const TileSet& asked) const override { return check_placed_tiles(tiles(), asked); }
@@ -97,7 +98,7 @@ Result<TileRows> DeviceTarget::read_tile(const Tile& tile, std::vector<std::byte
 }
 
 Status DeviceTarget::settle_full(const Until& until) {
-  DS_TRY(executor_->send_tiles(until));
+  DS_TRY(executor_->send_tiles(pull_ ? pull_->earlier(until.deadline()) : until));
   return executor_->leave_engine();
 }
 
@@ -157,6 +158,11 @@ Status DeviceTarget::exchange_staging(const Until& until) {
 void DeviceTarget::begin_pull(const Until& until) {
   pull_ = until;
   executor_->trim_changes(until);
+}
+
+Status DeviceTarget::finish_live(const Until& until) {
+  DS_TRY(executor_->finish_all(until));
+  return copies_ ? copies_->finish(until) : Status();
 }
 
 Result<std::unique_ptr<KeptChanges>> DeviceTarget::resolve(std::span<TileChanges> changes) const {

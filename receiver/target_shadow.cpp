@@ -266,9 +266,11 @@ ShadowState ShadowedTarget::state() const {
   return state;
 }
 
-void ShadowedTarget::give_up_live() noexcept {
+Status ShadowedTarget::give_up_live(const Until& until) {
   disown();
+  DS_TRY(live_->finish_live(until));
   given_up_ = true;
+  return {};
 }
 
 Status ShadowedTarget::restore(const Until& until) {

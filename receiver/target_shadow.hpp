@@ -25,6 +25,7 @@ class ShadowedTarget final : public Target {
   bool shares_memory() const override { return live_->shares_memory(); }
   void begin_pull(const Until& until) override { live_->begin_pull(until); }
   void end_pull() noexcept override { live_->end_pull(); }
+  Status finish_live(const Until& until) override { return live_->finish_live(until); }
   Status subscribe(const TileSet& tiles) override;
   Status open(ThreadPool& pool, const Until& until) override;
   const TileSet* kept() const override { return live_->kept(); }
@@ -53,8 +54,9 @@ class ShadowedTarget final : public Target {
   void forget_rollback() noexcept override;
 
   ShadowState state() const;
-  /// No update may be open.
-  void give_up_live() noexcept;
+  /// No update may be open. On error something may still write live memory: it has no version any more, but is not
+  /// given up.
+  Status give_up_live(const Until& until);
   /// All tiles from the shadow, each verified. No update may be open.
   Status restore(const Until& until);
 

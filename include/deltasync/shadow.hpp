@@ -29,8 +29,8 @@ struct ShadowOptions {
 ///   - Deltas are verified and decoded over the shadow; live memory is not read. So what others wrote there is found by
 ///     the scrub (ReceiverOptions::scrub_tiles) and by attest() alone.
 ///   - A full update over a live version is staged once, beside the shadow. Its commit writes all tiles from there, and
-///     its rollback all tiles of the version before; a rollback to a version that is wrong in the shadow is corrupt, and
-///     changes nothing.
+///     its rollback all tiles of the version before; a rollback to a version that is wrong in the shadow is corrupt,
+///     and changes nothing.
 ///   - repair() takes tiles from the shadow, and asks the agent only for those that are wrong there too.
 ///   - restore_live() writes all of live memory from the shadow.
 ///   - Whatever writes tiles from the shadow verifies each before.
@@ -49,12 +49,16 @@ struct ShadowState {
 /// Nothing for a target without one.
 std::optional<ShadowState> shadow_of(const Target& target);
 
-/// The engine goes to sleep: its weights' memory is given up, and nobody touches it from here on. The shadow keeps its
-/// version; Receiver::current() is empty, and pulls fail with invalid_argument, until restore_live(). Whatever was
-/// under way is forgotten, as by a failed pull: what is staged, a full update that was pulled in part, the way back
-/// from the last commit. What the target itself has on a device (its staging) stays there. unsupported without a
-/// shadow.
-Status give_up_live(Receiver& receiver);
+/// The engine goes to sleep: its weights' memory is given up, and nobody touches it once this has returned without an
+/// error: what devices still do there, after a commit that timed out, is waited for. The shadow keeps its version;
+/// Receiver::current() is empty, and pulls fail with invalid_argument, until restore_live(). Whatever was under way is
+/// forgotten, as by a failed pull: what is staged, a full update that was pulled in part, the way back from the last
+/// commit. What the target itself has on a device (its staging) stays there.
+///
+/// Errors: unsupported without a shadow. timed_out (at the deadline, or when the target's patience with the device
+/// ends), cancelled, io: a device may still write to this memory, which must be kept until a later call succeeds; what
+/// was under way may be forgotten by then, and the version too.
+Status give_up_live(Receiver& receiver, Deadline deadline, std::stop_token stop = {});
 
 /// What a restoration did.
 struct RestoreReport {

@@ -307,6 +307,15 @@ void FakeDevice::poke(std::byte* device, const std::byte* host, std::uint64_t by
   unlock_memory_locked(false);
 }
 
+bool FakeDevice::idle() const {
+  const std::lock_guard lock(mutex_);
+  for (std::uint64_t i = 0; i < queues_.size(); ++i) {
+    const bool engines = std::find(engine_streams_.begin(), engine_streams_.end(), i) != engine_streams_.end();
+    if (!engines && !queues_[i].waiting.empty()) return false;
+  }
+  return true;
+}
+
 void FakeDevice::fail(Call call, std::uint64_t n) {
   const std::lock_guard lock(mutex_);
   faults_[call] = n;

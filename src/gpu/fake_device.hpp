@@ -50,6 +50,8 @@ class FakeDevice final : public Device {
   void engine_work(StreamHandle handle, std::function<void()> work);
   /// Runs everything that can run. False if something cannot.
   bool drain();
+  /// Nothing waits to be run, but in streams of the engine's.
+  bool idle() const;
   /// Reads and writes device memory past all streams.
   void peek(const std::byte* device, std::byte* host, std::uint64_t bytes);
   void poke(std::byte* device, const std::byte* host, std::uint64_t bytes);

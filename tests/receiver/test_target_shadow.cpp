@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <numeric>
+
 #include "deltasync/attest.hpp"
 #include "receiver/verify.hpp"
 #include "tests/receiver/any_engine.hpp"
@@ -193,7 +195,7 @@ TEST_F(ShadowFaults, OverMemoryThatIsServed) {
 }
 
 TEST_F(ShadowFaults, AShadowThatIsWrongIsNotWritten) {
-  static_cast<ShadowedTarget*>(target_.get())->give_up_live();
+  ASSERT_TRUE(static_cast<ShadowedTarget*>(target_.get())->give_up_live(in_time()).ok());
   EXPECT_TRUE(shadow_of(*target_)->live_given_up);
   const Tile tile = trainer_.layout()->tile(3);
   std::vector<std::byte> scratch;
@@ -367,7 +369,7 @@ TEST_P(ShadowPull, WakesWithoutTheNetwork) {
   const ShadowState asleep_before = *shadow_of(*receiver_->target());
   EXPECT_GE(asleep_before.bytes, model_.layout->model_bytes());
   EXPECT_FALSE(asleep_before.live_given_up);
-  ASSERT_TRUE(give_up_live(*receiver_).ok());
+  ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
   EXPECT_FALSE(receiver_->current().has_value());
   EXPECT_EQ(shadow_of(*receiver_->target())->version, held);
   EXPECT_TRUE(shadow_of(*receiver_->target())->live_given_up);
@@ -400,7 +402,7 @@ TEST_P(ShadowPull, SleepForgetsWhatWasUnderWay) {
   step(0.02);
   auto staged = pull();
   ASSERT_TRUE(staged.ok());
-  ASSERT_TRUE(give_up_live(*receiver_).ok());
+  ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
   EXPECT_FALSE((*staged)->commit().ok());
   engine_->scramble(std::byte{0x11});
   ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
@@ -509,7 +511,7 @@ TEST_P(ShadowPull, TooLittleHostMemoryIsSaid) {
 
 TEST_P(ShadowPull, WithoutAShadowThereIsNothingToWakeWith) {
   start();
-  EXPECT_EQ(give_up_live(*receiver_).error().code(), Errc::unsupported);
+  EXPECT_EQ(give_up_live(*receiver_, in_ms(60'000)).error().code(), Errc::unsupported);
   EXPECT_EQ(restore_live(*receiver_, in_ms(1000)).error().code(), Errc::unsupported);
 }
 
@@ -542,6 +544,59 @@ TEST_P(ShadowOfADevice, ADeviceThatHangsLosesLiveMemoryAlone) {
   EXPECT_EQ(restored->version, held);
   expect_live(before);
   EXPECT_EQ(commit_pull().mode, PullMode::delta);
+}
+
+/// The engine frees what was given up: what a commit that timed out has left in the streams must not come later.
+TEST_P(ShadowOfADevice, WhatADeviceMayStillWriteIsNotGivenUp) {
+  patience_ = std::chrono::milliseconds(400);
+  start_shadowed();
+  commit_pull();
+  const std::vector<std::byte> before = model_.half;
+  step(0.02);
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  engine_->fake()->fail(Call::endless_launch, 1);
+  ASSERT_FALSE((*staged)->commit().ok());
+  EXPECT_EQ(engine_->fake()->forget_faults(), 0u);
+  const Status early = give_up_live(*receiver_, in_ms(20));
+  ASSERT_FALSE(early.ok());
+  EXPECT_EQ(early.error().code(), Errc::timed_out) << early.error().to_string();
+  EXPECT_THAT(early.error().message(), HasSubstr("may still write to live memory"));
+  std::stop_source stop;
+  stop.request_stop();
+  EXPECT_EQ(give_up_live(*receiver_, in_ms(60'000), stop.get_token()).error().code(), Errc::cancelled);
+  EXPECT_FALSE(shadow_of(*receiver_->target())->live_given_up);
+  engine_->fake()->hang(false);
+  const Status given_up = give_up_live(*receiver_, in_ms(60'000));
+  ASSERT_TRUE(given_up.ok()) << given_up.error().to_string();
+  EXPECT_TRUE(engine_->fake()->idle());
+  EXPECT_TRUE(shadow_of(*receiver_->target())->live_given_up);
+  engine_->scramble(std::byte{0x33});
+  ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
+  expect_live(before);
+}
+
+/// Nor what an attestation that timed out still reads, of copies in streams of their own.
+TEST_P(ShadowOfADevice, ReadersOfCopiesAreWaitedFor) {
+  patience_ = std::chrono::milliseconds(400);
+  start_shadowed();
+  commit_pull();
+  Target& target = *receiver_->target();
+  ASSERT_TRUE(target.prepare_copies(in_time()).ok());
+  std::vector<std::uint64_t> tiles(static_cast<std::size_t>(model_.layout->tile_count()));
+  std::iota(tiles.begin(), tiles.end(), 0);
+  std::vector<std::uint64_t> digests(tiles.size());
+  const std::uint64_t before = engine_->fake()->counts().launches;
+  ASSERT_TRUE(target.live_digests(tiles, digests, in_time()).ok());
+  const std::uint64_t of_live = engine_->fake()->counts().launches - before;
+  engine_->fake()->fail(Call::endless_launch, of_live + 1);
+  EXPECT_EQ(attest(target, in_time()).error().code(), Errc::timed_out);
+  EXPECT_EQ(engine_->fake()->forget_faults(), 0u);
+  EXPECT_EQ(give_up_live(*receiver_, in_ms(20)).error().code(), Errc::timed_out);
+  engine_->fake()->hang(false);
+  ASSERT_FALSE(engine_->fake()->idle()) << "nothing is read: this test proves nothing";
+  ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
+  EXPECT_TRUE(engine_->fake()->idle());
 }
 
 TEST_P(ShadowOfADevice, EachFailedCallLeavesBothOnOneVersion) {

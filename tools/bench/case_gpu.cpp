@@ -150,7 +150,7 @@ Status wake(TargetPtr live, const Placement& placement, const Halves& halves, Th
   DS_TRY(target.open(pool, Deadline::after(kLimit)));
   DS_TRY(put_all(target, halves, pool));
   for (unsigned round = 0; round < rounds; ++round) {
-    target.give_up_live();
+    DS_TRY(target.give_up_live(Deadline::after(kLimit)));
     const Stopwatch watch;
     DS_TRY(target.restore(Deadline::after(kLimit)));
     best.wake_s = std::min(best.wake_s, watch.seconds());
