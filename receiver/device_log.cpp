@@ -133,7 +133,7 @@ Status DeviceLog::apply(std::span<const std::uint64_t> digests, ThreadPool& pool
   }
   if (done.ok()) return {};
   torn = any_torn;
-  const Until again = executor_->patient();
+  const Until again = executor_->patient(with_grace(until.deadline()));
   if (exchanged && !batch_.exchange_back(again).ok()) torn = true;
   if (!revert_tiles(pool, again, torn).ok()) torn = true;
   return done;

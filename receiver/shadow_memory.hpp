@@ -23,6 +23,7 @@ class ShadowMemory final : public TileTarget {
   /// `corrupt` names one that is not.
   Status check(const Until& until) const;
   Status check_before(const Until& until) const;
+  bool keeps_before() const noexcept { return staged_before() != nullptr; }
 
  private:
   Status open_memory(const Until& until) override;

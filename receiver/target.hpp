@@ -73,6 +73,13 @@ struct WrongCopy {
   std::string memory;  ///< the live memory that has the first such place
 };
 
+/// What takes a commit back that was refused may last so much longer than the commit's own deadline, which may have
+/// passed by then: long enough to write a model once more, and no longer, since an engine waits.
+inline constexpr std::chrono::seconds kTakeBackGrace{10};
+inline Deadline with_grace(Deadline deadline) {
+  return Deadline(deadline.at() + kTakeBackGrace);
+}
+
 /// Life of an update:  begin_full → put_tile … → commit_full | discard
 ///                     (verify against live_tile) → commit_delta | nothing
 /// and after either commit, until the next update begins or forget_rollback: rollback. Used by one thread at a time,

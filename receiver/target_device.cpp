@@ -21,9 +21,6 @@
 namespace deltasync {
 namespace {
 
-/// What takes an exchange back that failed. Each of its waits is bounded by the patience, too.
-constexpr std::chrono::minutes kTakingBack{10};
-
 class DeviceTarget final : public MemoryTarget {
  public:
   DeviceTarget(std::unique_ptr<DeviceExecutor> executor, bool live, CopyCheck::Open open_copies)
@@ -109,7 +106,7 @@ Status DeviceTarget::apply_delta(std::vector<StagedStep> steps, std::span<const 
   Status applied = log_->apply(digests, pool(), deadline, torn);
   if (applied.ok()) {
     applied = executor_->leave_engine();
-    if (!applied.ok() && !log_->revert(pool(), executor_->patient(), torn).ok()) torn = true;
+    if (!applied.ok() && !log_->revert(pool(), executor_->patient(with_grace(deadline)), torn).ok()) torn = true;
   }
   if (!applied.ok()) log_.reset();
   return applied;
@@ -142,14 +139,13 @@ Status DeviceTarget::exchange_staging(const Until& until) {
   bool unmended = false;
   kept_whole_ = true;
   DS_TRY(executor_->enter_engine(until));
-  Status done = exchange_all(pool(), groups, until, Deadline::after(kTakingBack), unmended, exchange);
+  const Deadline back = with_grace(until.deadline());
+  Status done = exchange_all(pool(), groups, until, back, unmended, exchange);
   if (done.ok()) {
     done = executor_->leave_engine();
     if (done.ok()) return {};
     // The engine would not wait for it: it cannot stay.
-    if (!exchange_all(pool(), groups, Deadline::after(kTakingBack), Deadline::after(kTakingBack), unmended, exchange)
-             .ok())
-      unmended = true;
+    if (!exchange_all(pool(), groups, back, back, unmended, exchange).ok()) unmended = true;
   }
   kept_whole_ = !torn && !unmended;
   return done;

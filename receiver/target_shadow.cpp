@@ -9,8 +9,8 @@
 namespace deltasync {
 namespace {
 
-/// A commit that writes all tiles, and what takes one back: no device may hold them up for longer.
-constexpr std::chrono::minutes kWriteAll{10};
+/// A rollback that writes all tiles: it has no deadline of its own, and no device may hold it up for longer.
+constexpr std::chrono::minutes kRollback{10};
 
 /// Records point into their frame's bytes, so a copy of a frame has records of its own.
 StagedFrame clone(const StagedFrame& frame) {
@@ -108,7 +108,9 @@ Status ShadowedTarget::begin_full(FullOverLive policy, const Until& until) {
     full_ = Full::shadow;
   } else {
     DS_TRY(live_->begin_full(policy, until));
-    if (Status begun = shadow_.begin_full(FullOverLive::in_place, until); !begun.ok()) {
+    // Where live memory has lost its version the shadow keeps it until the commit: the pull may fail.
+    const FullOverLive beside = policy == FullOverLive::stage ? policy : FullOverLive::in_place;
+    if (Status begun = shadow_.begin_full(beside, until); !begun.ok()) {
       live_->discard_full();
       return begun;
     }
@@ -144,6 +146,8 @@ Status ShadowedTarget::commit_both(TargetState state, Deadline deadline) {
   Status written = live_->commit_full(std::move(state), deadline);
   if (!written.ok()) {
     live_->discard_full();
+    // To the version that it had while live memory had none; where it had none either, it has this one.
+    if (shadow_.keeps_before()) return take_back(std::move(written).error(), deadline);
     return with_what_is_left(std::move(written).error());
   }
   undo_ = Undo::both;
@@ -154,7 +158,7 @@ Status ShadowedTarget::commit_through(TargetState state, Deadline deadline) {
   DS_TRY(shadow_.commit_full(std::move(state), deadline));
   full_ = Full::closed;
   Status written = write_live(deadline);
-  if (!written.ok()) return take_back(std::move(written).error());
+  if (!written.ok()) return take_back(std::move(written).error(), deadline);
   undo_ = Undo::shadow;
   return {};
 }
@@ -198,7 +202,7 @@ Status ShadowedTarget::commit_delta(std::vector<StagedStep> steps, TargetState s
   DS_TRY(shadow_.commit_delta(clone(steps), state, deadline));
   undo_ = Undo::none;
   Status written = live_->commit_delta(std::move(steps), std::move(state), deadline);
-  if (!written.ok()) return take_back(std::move(written).error());
+  if (!written.ok()) return take_back(std::move(written).error(), deadline);
   undo_ = Undo::both;
   return {};
 }
@@ -206,11 +210,11 @@ Status ShadowedTarget::commit_delta(std::vector<StagedStep> steps, TargetState s
 // ---- back ----------------------------------------------------------------------------------------------------------
 
 /// The shadow has a commit that live memory refused, or lost its version by.
-Error ShadowedTarget::take_back(Error why) {
+Error ShadowedTarget::take_back(Error why, Deadline deadline) {
   const Status back = shadow_.rollback();
   if (!back.ok()) return std::move(why).with_context("the shadow could not be taken back");
   if (live_->committed() == nullptr && shadow_.committed() != nullptr) {
-    if (write_live(Deadline::after(kWriteAll)).ok()) return why;
+    if (write_live(with_grace(deadline)).ok()) return why;
   }
   return with_what_is_left(std::move(why));
 }
@@ -225,7 +229,7 @@ Status ShadowedTarget::rollback() {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
   if (undo_ == Undo::none) return Error(Errc::unsupported, "there is no commit that could be taken back");
   // A version before that is rotten is not worth the one that is there.
-  if (undo_ == Undo::shadow) DS_TRY(shadow_.check_before(Deadline::after(kWriteAll)));
+  if (undo_ == Undo::shadow) DS_TRY(shadow_.check_before(Deadline::after(kRollback)));
   const Undo undo = std::exchange(undo_, Undo::none);
   Status back;
   if (undo == Undo::both) {
@@ -239,7 +243,7 @@ Status ShadowedTarget::rollback() {
     shadow_.disown();  // it had a version that live memory had lost: no way leads back there
   if (shadow_.committed() == nullptr || (undo == Undo::both && back.ok())) return back;
   // Live memory has the version that is taken back, or none.
-  Status written = write_live(Deadline::after(kWriteAll));
+  Status written = write_live(Deadline::after(kRollback));
   if (written.ok()) return {};
   live_->disown();
   return with_what_is_left(std::move(written).error());

@@ -76,7 +76,7 @@ class ShadowedTarget final : public Target {
   Status commit_both(TargetState state, Deadline deadline);
   Status commit_through(TargetState state, Deadline deadline);
   Status write_live(const Until& until);
-  Error take_back(Error why);
+  Error take_back(Error why, Deadline deadline);
   Error with_what_is_left(Error why) const;
 
   const TargetPtr live_;

@@ -115,10 +115,11 @@ class StagedUpdate {
   virtual const PullReport& report() const = 0;
   /// Makes the version visible in the target; on error, timed_out at the deadline included, the target is on the
   /// version that it had before. The deadline bounds the work on tiles; a flush to disk that has begun is not cut
-  /// short. With ReceiverOptions::attest_commits an attestation that fails, or finds live memory wrong (corrupt), takes
-  /// the commit back like rollback(); where that cannot be (after a full update in place) the target has no version
-  /// any more. The message says which, and whether what is wrong was wrong in the version before, too: then that is
-  /// what current() names, with the damage that it had, until Receiver::pull replaces it or repair() mends it.
+  /// short. What takes a failed commit back may last ten seconds longer, so that the version before is not lost. With
+  /// ReceiverOptions::attest_commits an attestation that fails, or finds live memory wrong (corrupt), takes the commit
+  /// back like rollback(); where that cannot be (after a full update in place) the target has no version any more. The
+  /// message says which, and whether what is wrong was wrong in the version before, too: then that is what current()
+  /// names, with the damage that it had, until Receiver::pull replaces it or repair() mends it.
   virtual Status commit(Deadline deadline) = 0;
   /// With ten minutes.
   Status commit() { return commit(Deadline::after(std::chrono::minutes(10))); }

@@ -25,6 +25,9 @@ struct ShadowOptions {
 /// memory cannot be brought back, tile by tile from the shadow if need be, it has no version any more
 /// (Receiver::current() is empty), yet the shadow has: restore_live() ends that.
 ///
+/// A pull while live memory has no version leaves the shadow's until its commit (with FullOverLive::stage, which takes
+/// as much host memory again; else it is given up at once): if the pull fails, restore_live() still brings it back.
+///
 /// What it changes:
 ///   - Deltas are verified and decoded over the shadow; live memory is not read. So what others wrote there is found by
 ///     the scrub (ReceiverOptions::scrub_tiles) and by attest() alone.

@@ -37,6 +37,8 @@ class RemoteMemory final : public TileTarget {
     failing_.clear();
     return left;
   }
+  /// When live memory was last opened to be written: how much time that had.
+  Deadline opened_until() const { return opened_until_; }
   /// From now on this byte has this value once something is put anywhere.
   void stick(std::size_t at, std::byte value) { stuck_ = {at, value}; }
   std::vector<std::byte>& memory() { return live_; }
@@ -65,7 +67,10 @@ class RemoteMemory final : public TileTarget {
   }
 
   Status open_memory(const Until& /*until*/) override { return step("open_memory"); }
-  Status open_live(const Until& /*until*/) override { return step("open_live"); }
+  Status open_live(const Until& until) override {
+    opened_until_ = until.deadline();
+    return step("open_live");
+  }
   Result<TileRows> read_tile(const Tile& tile, std::vector<std::byte>& scratch) const override {
     DS_TRY(step("read_tile"));
     return copy_out(tile, scratch);
@@ -129,6 +134,7 @@ class RemoteMemory final : public TileTarget {
   mutable std::map<std::string, std::size_t, std::less<>> failing_;
   mutable std::atomic<bool> failed_{false};
   std::vector<Waiting> waiting_;
+  Deadline opened_until_{Deadline::Clock::time_point()};
   std::optional<std::pair<std::size_t, std::byte>> stuck_;
   std::vector<std::byte> live_;
   std::vector<std::byte> staging_;

@@ -59,6 +59,13 @@ class ShadowFaults : public testing::Test {
     std::vector<std::byte> scratch;
     return *target_->kept_tile(trainer_.layout()->tile(tile), scratch)->first;
   }
+  /// Live memory has no version any more.
+  void lose() {
+    live_->fail("settle");
+    live_->fail("open_live");
+    ASSERT_FALSE(commit_delta(true).ok());
+    ASSERT_EQ(target_->committed(), nullptr);
+  }
   Status restore() { return static_cast<ShadowedTarget*>(target_.get())->restore(in_time()); }
   void expect_holds(const Reference& reference) {
     ASSERT_NE(target_->committed(), nullptr);
@@ -165,17 +172,50 @@ TEST_F(ShadowFaults, AFirstFullThatDoesNotSettleIsInTheShadow) {
   expect_lost(second_);
 }
 
-/// A first full update over a version that only the shadow had is taken back to nothing.
-TEST_F(ShadowFaults, AFullAfterALossAndBack) {
+/// Until its commit a full update over a version that only the shadow has leaves it that.
+TEST_F(ShadowFaults, AFullAfterALossThatEndsEarly) {
+  lose();
+  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  ASSERT_TRUE(put_from_half(*target_, second_, trainer_.layout()->tile(0)).ok());
+  EXPECT_EQ(shadow_of(*target_)->version, first_.state.version);
+  target_->discard_full();
+  expect_lost(first_);
+}
+
+TEST_F(ShadowFaults, AFullAfterALossThatIsRefused) {
+  lose();
+  live_->fail("settle");
+  const Status refused = commit_staged();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Errc::io);
+  expect_holds(first_);
+  lose();
+  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  fill_full(*target_, second_);
   live_->fail("settle");
   live_->fail("open_live");
-  ASSERT_FALSE(commit_delta(true).ok());
+  EXPECT_THAT(target_->commit_full(second_.state, in_time()).error().message(),
+              HasSubstr("its shadow has " + to_string(first_.state.version)));
+  expect_lost(first_);
+}
+
+TEST_F(ShadowFaults, AFullAfterALossAndBack) {
+  lose();
   ASSERT_TRUE(commit_staged().ok());
   expect_holds(second_);
   ASSERT_TRUE(target_->rollback().ok());
-  EXPECT_EQ(target_->committed(), nullptr);
-  EXPECT_FALSE(shadow_of(*target_)->version.has_value());
-  EXPECT_EQ(restore().error().code(), Errc::not_found);
+  expect_lost(first_);
+}
+
+/// What takes a refused commit back has little more time than the commit.
+TEST_F(ShadowFaults, ATakeBackHasItsCommitsTimeAndSomeGrace) {
+  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  fill_full(*target_, second_);
+  live_->fail("put");
+  const Deadline deadline = in_time();
+  ASSERT_FALSE(target_->commit_full(second_.state, deadline).ok());
+  EXPECT_EQ(live_->opened_until().at(), deadline.at() + kTakeBackGrace);
+  expect_holds(first_);
 }
 
 TEST_F(ShadowFaults, OverMemoryThatIsServed) {
