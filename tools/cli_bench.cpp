@@ -74,7 +74,8 @@ std::function<Status()> setup_bench(CLI::App& app) {
   app.add_option("case", options->name,
                  "diff, codec, merge, apply, offload, full, packed, partial, e2e, tensors, relay, baseline or gpu")
       ->required();
-  app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));
+  const CLI::Option* const size =
+      app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));
   app.add_option("--density", options->density, "fraction of elements that a step changes")
       ->check(CLI::Range(1e-6, 0.9));
   app.add_option("--threads", options->threads, "of the work and of its limit")->check(CLI::Range(1U, 256U));
@@ -94,7 +95,10 @@ std::function<Status()> setup_bench(CLI::App& app) {
   app.add_option("--shm-dir", options->shm_dir, "where shared segments are made");
   app.add_option("--trace", options->trace, "record a timeline of all its processes")->type_name("FILE");
   app.add_flag("--json", *json, "one JSON object on the last line");
-  return [options, json] { return run_bench(*options, *json); };
+  return [options, json, size] {
+    if (options->fake_device && size->empty()) options->model_gib = bench::kFakeModelGib;
+    return run_bench(*options, *json);
+  };
 }
 
 std::function<Status()> setup_bench_receiver(CLI::App& app) {

@@ -14,9 +14,12 @@
 
 namespace deltasync::bench {
 
+/// The tests' device has little memory, and plays each thread of a kernel.
+inline constexpr double kFakeModelGib = 0.02;
+
 struct Options {
   std::string name;             ///< the case
-  double model_gib = 2.0;       ///< bytes of the bf16 model, in GiB
+  double model_gib = 2.0;       ///< bytes of the bf16 model, in GiB; with fake_device the CLI says kFakeModelGib
   double density = 0.01;        ///< fraction of elements that one step changes
   unsigned threads = 2;         ///< of the work and of its limit
   unsigned streams = 4;         ///< data connections of a pull and of its limit
