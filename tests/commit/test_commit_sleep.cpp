@@ -27,7 +27,7 @@ class CommitAsleep : public CommitReal {
   void fall_asleep(std::uint32_t r) {
     leave(r);
     Member& m = members_[r];
-    const Status asleep = give_up_live(m.receiver->real());
+    const Status asleep = give_up_live(m.receiver->real(), test_deadline());
     ASSERT_TRUE(asleep) << asleep.error().to_string();
     m.share->overwrite(~std::size_t{0});
   }
