@@ -34,7 +34,12 @@ def alive(pid: int) -> bool:
     return status.rsplit(") ", 1)[1][0] not in "ZX"
 
 
+#: A shell that starts a job in the background has it ignore SIGINT, and so do the job's children.
+HEARS_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 def script(code: str, *args: str) -> subprocess.Popen[str]:
+    code = HEARS_SIGINT + code
     return subprocess.Popen(
         [sys.executable, "-c", code, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
