@@ -112,6 +112,7 @@ class Receiver:
         #: Serialises calls of the native receiver.
         self._calls = threading.RLock()
         self._staged: Prepared | None = None
+        self._pulled: Prepared | None = None  # by the puller's thread; the same, unless Ctrl-C came amid _begin()
         # What the native receiver has made. Touched, and let go of, with `_calls` only, as its contract asks.
         self._update: tuple[Prepared, StagedUpdate] | None = None
         self._committed: StagedUpdate | None = None
@@ -319,9 +320,9 @@ class Receiver:
             self._calls.release()
 
     def _end_pull(self) -> None:
-        staged = self._staged
-        if staged is not None:
-            staged.cancel()
+        for prepared in (self._staged, self._pulled):
+            if prepared is not None:
+                prepared.cancel()
 
     def _connect(self, end: float) -> _native.Receiver:
         failure: Exception | None = None
@@ -371,6 +372,9 @@ class Receiver:
 
     def _pull(self, prepared: Prepared, timeout: float, newer: bool) -> dict[str, Any]:
         """On the puller's thread. Returns the report of what is staged then."""
+        self._pulled = prepared
+        if self._closed:  # looked at after _pulled is set, which close() looks at after it has set _closed
+            prepared.cancel()
         number, label, epoch = _want(prepared.asked)
         pause = _PAUSE_MIN_S
         while True:
