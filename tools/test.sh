@@ -10,7 +10,8 @@
 #         asan     clang 14 with its warnings as errors, AddressSanitizer + UndefinedBehaviorSanitizer: every test, then
 #                  every libFuzzer target for a few seconds
 #         tsan     ThreadSanitizer, the tests of code that runs on several threads, and of the delta kernels
-#         python   the Python package: ruff, mypy, its tests, and a wheel that is installed and used
+#         python   the Python package: ruff, mypy, and its tests
+#         wheel    the Python package as a wheel: built, installed in an empty environment and used
 #         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -21,7 +22,7 @@ failed=0
 skipped=0
 skips=
 stages=("$@")
-((${#stages[@]})) || stages=(release lint asan python tsan tidy)
+((${#stages[@]})) || stages=(release lint asan python wheel tsan tidy)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped test cases, with their reasons:\n%s' "$skips"; fi
@@ -117,6 +118,7 @@ run_stage() {
     tsan) run_tsan ;;
     lint) step "lint" tools/lint.sh ;;
     python) run_python ;;
+    wheel) step "wheel" tools/check_wheel.sh build/wheel ;;
     tidy)
       step "asan: configure" configure asan
       step "clang-tidy" tools/lint.sh tidy
@@ -168,12 +170,11 @@ run_python() {
     failed=$((failed + 1))
   fi
   if ((failed)); then finish; fi
-  step "python: wheel" tools/check_wheel.sh build/wheel
 }
 
 for stage in "${stages[@]}"; do
   case $stage in
-    release | asan | tsan | lint | python | tidy) ;;
+    release | asan | tsan | lint | python | wheel | tidy) ;;
     *)
       echo "test.sh: no stage '$stage'" >&2
       exit 2
