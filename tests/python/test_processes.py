@@ -200,6 +200,7 @@ def test_forked_child_that_exits_leaves_the_agent_its_folder(segment_name: str) 
             if child == 0:
                 code = 1
                 try:
+                    receiver.cancel()
                     receiver.close()
                     receiver.attest(timeout=1)
                 except errors.InvalidArgument:
@@ -216,6 +217,9 @@ def test_forked_child_that_exits_leaves_the_agent_its_folder(segment_name: str) 
             _, status = os.waitpid(child, 0)
             assert os.waitstatus_to_exitcode(status) == 0
             assert Path(manager.socket).exists()
+            manager.offload(weights(2.0))
+            report = receiver.commit(timeout=30)
+            assert (report.version.number, report.replans) == (2, 0)
 
 
 def test_default_numbers_go_on_after_an_interrupt_behind_the_commit(

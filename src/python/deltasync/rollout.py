@@ -236,10 +236,8 @@ class Receiver:
 
     def cancel(self) -> None:
         """Ends the pull that is under way and forgets what is staged; the committed version is untouched."""
-        staged = self._staged
+        self._end_pull()
         self._staged = None
-        if staged is not None:
-            staged.cancel()
 
     @property
     def lost(self) -> bool:
@@ -320,6 +318,8 @@ class Receiver:
             self._calls.release()
 
     def _end_pull(self) -> None:
+        if os.getpid() != self._pid:  # a forked child shares the connections of the parent's pull
+            return
         for prepared in (self._staged, self._pulled):
             if prepared is not None:
                 prepared.cancel()
