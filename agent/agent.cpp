@@ -50,10 +50,10 @@ void write_last_trace(const AgentOptions& options) {
   if (options.trace_file.empty()) return;
   try {
     if (auto written = write_trace(options.trace_file); !written) {
-      spdlog::error("trace_failed error=\"{}\"", written.error().to_string());
+      log::error("trace_failed error=\"{}\"", written.error().to_string());
     }
   } catch (const std::exception& e) {  // memory
-    spdlog::error("trace_failed error=\"trace {}: {}\"", options.trace_file.string(), e.what());
+    log::error("trace_failed error=\"trace {}: {}\"", options.trace_file.string(), e.what());
   }
 }
 
@@ -119,8 +119,8 @@ Status Agent::Impl::start() {
       io, [this]() { return tend_loop(); }, log_exception("tend"));
   start_threads();
   const std::uint16_t http_port = http_server ? http_server->port() : std::uint16_t{0};
-  spdlog::info("agent_ready name={} port={} http_port={} socket={} isa={}", options.core.name, pull_server->port(),
-               http_port, trainer_server->socket_path(), delta::isa_name());
+  log::info("agent_ready name={} port={} http_port={} socket={} isa={}", options.core.name, pull_server->port(),
+            http_port, trainer_server->socket_path(), delta::isa_name());
   if (options.ready_file.empty()) return {};
   return write_ready_file(options.ready_file, {{"pid", ::getpid()},
                                                {"port", pull_server->port()},
@@ -145,7 +145,7 @@ asio::awaitable<void> Agent::Impl::tend_loop() {
     try {
       next = core->tend();
     } catch (const std::exception& e) {  // memory: revocations must go on once there is some
-      spdlog::error("tend_failed error=\"{}\"", e.what());
+      log::error("tend_failed error=\"{}\"", e.what());
     }
     timer.expires_after(next);
     co_await timer.async_wait(net::kAsTuple);
@@ -178,7 +178,7 @@ HttpServer::Answer Agent::Impl::page(std::string_view target) const {
 
 void Agent::Impl::stop() {
   if (stopping.exchange(true)) return;
-  spdlog::info("agent_stopping");
+  log::info("agent_stopping");
   if (pull_server) pull_server->stop();
   if (trainer_server) trainer_server->stop();
   if (http_server) http_server->stop();
@@ -199,7 +199,7 @@ void Agent::Impl::stop() {
     std::filesystem::remove(options.ready_file, ignored);
   }
   if (started) write_last_trace(options);
-  spdlog::info("agent_stopped");
+  log::info("agent_stopped");
 }
 
 Result<std::unique_ptr<Agent>> Agent::start(const AgentOptions& options) {

@@ -77,14 +77,14 @@ Status AgentCore::adopt_existing() {
             .with_context("segment " + segment.path.name + ", which may hold the last version (remove it in " +
                           segment.path.dir.string() + " if it is not needed)");
       }
-      spdlog::warn("segment_removed name={} reason=\"{}\"", segment.path.name, error.to_string());
+      log::warn("segment_removed name={} reason=\"{}\"", segment.path.name, error.to_string());
       DS_TRY(shm::Segment::unlink(segment.path));
       continue;
     }
     const shm::AgentRole& role = *(*generation)->role;
     has_version = role.active() || role.sealed();
-    spdlog::info("segment_adopted name={} layout={} has_version={}", segment.path.name,
-                 to_string((*generation)->layout->digest()), has_version);
+    log::info("segment_adopted name={} layout={} has_version={}", segment.path.name,
+              to_string((*generation)->layout->digest()), has_version);
     kept.insert(kept.begin(), yard_->keep(std::move(generation).value()));
   }
   const std::lock_guard lock(mutex_);
@@ -325,8 +325,8 @@ void AgentCore::trim_pinned_locked() {
       }
     }
     if (oldest == nullptr || bytes <= ring_.bytes_max()) return;
-    spdlog::warn("plan_ended connection={} reason=\"holds {} bytes of deltas that left the ring\"", oldest->connection,
-                 bytes);
+    log::warn("plan_ended connection={} reason=\"holds {} bytes of deltas that left the ring\"", oldest->connection,
+              bytes);
     Metrics::add(metrics_.plans_expired, 1);
     end_plan_locked(oldest->id);
   }
@@ -362,8 +362,8 @@ std::chrono::milliseconds AgentCore::tend() {
     const std::size_t revoked = leases_.revoke(key);
     if (revoked == 0) continue;
     Metrics::add(metrics_.leases_revoked, revoked);
-    spdlog::info("leases_revoked count={} version={} reason=\"a writer waits for the half\"", revoked,
-                 to_string(retiring->version.id));
+    log::info("leases_revoked count={} version={} reason=\"a writer waits for the half\"", revoked,
+              to_string(retiring->version.id));
   }
   wish_ = wish;
   return std::chrono::milliseconds(retiring_any ? 5 : 50);
@@ -396,7 +396,7 @@ void AgentCore::remove_segments() {
   lock_.remove_on_release();
   for (const GenerationPtr& generation : generations()) {
     if (auto removed = shm::Segment::unlink(generation->segment->path()); !removed) {
-      spdlog::warn("segment_remove_failed error=\"{}\"", removed.error().to_string());
+      log::warn("segment_remove_failed error=\"{}\"", removed.error().to_string());
     }
   }
 }

@@ -173,7 +173,7 @@ void AgentCore::make_loop(Maker& maker, ThreadPool& pool) {
     try {
       make_one(maker, key, pool);
     } catch (const std::exception& e) {  // memory: it may be tried again
-      spdlog::warn("merge_failed to={} error=\"{}\"", to_string(key.to), e.what());
+      log::warn("merge_failed to={} error=\"{}\"", to_string(key.to), e.what());
       const std::lock_guard lock(mutex_);
       made_.forget(key);
     }
@@ -223,7 +223,7 @@ Result<RingEntryPtr> AgentCore::merge_chain(const Making& making) {
     const std::string why = !merged    ? merged.error().to_string()
                             : !*merged ? "some tiles cannot be told without the version that it leads to"
                                        : "it is larger than the chain or a half";
-    spdlog::info("deltas_not_merged from={} to={} reason=\"{}\"", to_string(key.from), to_string(key.to), why);
+    log::info("deltas_not_merged from={} to={} reason=\"{}\"", to_string(key.from), to_string(key.to), why);
     if (!merged && passes(merged.error())) return std::move(merged).error();
     return RingEntryPtr();
   }
@@ -232,8 +232,8 @@ Result<RingEntryPtr> AgentCore::merge_chain(const Making& making) {
   Metrics::add(metrics_.merges, 1);
   Metrics::add(metrics_.merge_bytes, d.frame_bytes);
   Metrics::add(metrics_.merge_us, static_cast<std::uint64_t>(seconds * 1e6));
-  spdlog::info("deltas_merged from={} to={} pieces={} bytes={} chain_bytes={} merge_s={:.4f}", to_string(key.from),
-               to_string(key.to), making.chain.size(), d.frame_bytes, making.chain_bytes, seconds);
+  log::info("deltas_merged from={} to={} pieces={} bytes={} chain_bytes={} merge_s={:.4f}", to_string(key.from),
+            to_string(key.to), making.chain.size(), d.frame_bytes, making.chain_bytes, seconds);
   return RingEntry::make(std::move(**merged), making.chain.front()->from, making.chain.back()->to, seconds);
 }
 
@@ -272,7 +272,7 @@ Result<RingEntryPtr> AgentCore::compact_one(const Making& making, const RingEntr
     const std::string why = !made    ? made.error().to_string()
                             : !*made ? "the version that it leads to is not served any more"
                                      : "no tile is smaller in exponent classes";
-    spdlog::info("delta_not_compacted from={} to={} reason=\"{}\"", to_string(key.from), to_string(key.to), why);
+    log::info("delta_not_compacted from={} to={} reason=\"{}\"", to_string(key.from), to_string(key.to), why);
     if (!made && passes(made.error())) return std::move(made).error();
     return RingEntryPtr();
   }
@@ -281,8 +281,8 @@ Result<RingEntryPtr> AgentCore::compact_one(const Making& making, const RingEntr
   Metrics::add(metrics_.compacts, 1);
   Metrics::add(metrics_.compact_bytes, d.frame_bytes);
   Metrics::add(metrics_.compact_us, static_cast<std::uint64_t>(seconds * 1e6));
-  spdlog::info("delta_compacted from={} to={} bytes={} plain_bytes={} compact_s={:.4f}", to_string(key.from),
-               to_string(key.to), d.frame_bytes, before.frame_bytes, seconds);
+  log::info("delta_compacted from={} to={} bytes={} plain_bytes={} compact_s={:.4f}", to_string(key.from),
+            to_string(key.to), d.frame_bytes, before.frame_bytes, seconds);
   return RingEntry::make(std::move(**made), plain.from, plain.to, seconds);
 }
 

@@ -103,8 +103,8 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
   }
   if (newest && newest_of(*newest->role) == VersionId{}) {
     // Its writers left before they sealed anything: nobody misses it.
-    spdlog::info("segment_removed name={} reason=\"its writers left before its first version\"",
-                 newest->segment->path().name);
+    log::info("segment_removed name={} reason=\"its writers left before its first version\"",
+              newest->segment->path().name);
     {
       const std::lock_guard lock(mutex_);
       std::erase(generations_, newest);
@@ -134,8 +134,8 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
   }
   const GenerationPtr created = yard_->keep(std::move(*made));
   ++generation_next_;
-  spdlog::info("segment_created name={} half_bytes={} tensors={} layout={}", segment_name(options_.name, number),
-               created->segment->half_bytes(), layout->tensors().size(), to_string(layout->digest()));
+  log::info("segment_created name={} half_bytes={} tensors={} layout={}", segment_name(options_.name, number),
+            created->segment->half_bytes(), layout->tensors().size(), to_string(layout->digest()));
   {
     const std::lock_guard lock(mutex_);
     generations_.push_back(created);
@@ -162,7 +162,7 @@ Status AgentCore::release_serving(const std::string& why) {
     rebuild_snapshot_locked(nullptr, nullptr);
     while (!plans_.empty()) end_plan_locked(plans_.begin()->first);
     for (const GenerationPtr& generation : released) {
-      spdlog::info("segment_removed name={} reason=\"{}\"", generation->segment->path().name, why);
+      log::info("segment_removed name={} reason=\"{}\"", generation->segment->path().name, why);
       DS_TRY(shm::Segment::unlink(generation->segment->path()));
       gone.push_back(generation->number);
     }

@@ -71,7 +71,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       auto [ec, socket] = co_await acceptor.async_accept(asio::make_strand(io), kAsTuple);
       if (stopping || ec == asio::error::operation_aborted) co_return;
       if (ec) {
-        spdlog::warn("http_accept_failed error=\"{}\"", ec.message());
+        log::warn("http_accept_failed error=\"{}\"", ec.message());
         pause.expires_after(kAcceptPause);
         co_await pause.async_wait(kAsTuple);
         continue;

@@ -14,7 +14,7 @@ inline auto log_exception(const char* what) {
     try {
       std::rethrow_exception(thrown);
     } catch (const std::exception& e) {
-      spdlog::error("{}_failed error=\"{}\"", what, e.what());
+      log::error("{}_failed error=\"{}\"", what, e.what());
     }
   };
 }

@@ -144,7 +144,7 @@ std::string default_socket(const std::string& name) {
 Status place(const HomeNodesRequest& request, AgentOptions& options) {
   DS_TRY(stay_on_cores(request.cores, linux_numa()).with_context("--cores"));
   DS_ASSIGN(options.core.home_nodes, HomeNodes::make(request, linux_numa()).with_context("--numa-node"));
-  if (options.core.home_nodes) spdlog::info("home_nodes nodes={}", to_string(options.core.home_nodes->nodes()));
+  if (options.core.home_nodes) log::info("home_nodes nodes={}", to_string(options.core.home_nodes->nodes()));
   return {};
 }
 
@@ -226,7 +226,7 @@ class ExitGuard {
     std::unique_lock lock(mutex_);
     wake_.wait(lock, [this] { return state_ != State::serving; });
     if (wake_.wait_for(lock, kExitLimit, [this] { return state_ == State::done; })) return;
-    spdlog::warn("agent_stopped reason=\"work in progress was abandoned at the exit deadline\"");
+    log::warn("agent_stopped reason=\"work in progress was abandoned at the exit deadline\"");
     Agent::abandon(options_);
     std::_Exit(0);
   }
@@ -261,7 +261,7 @@ Result<std::optional<ProcessWatch>> watch_owner(pid_t pid) {
 }
 
 int fail(const Error& error) {
-  spdlog::error("agent_failed error=\"{}\"", error.to_string());
+  log::error("agent_failed error=\"{}\"", error.to_string());
   return exit_code(error);
 }
 
@@ -297,7 +297,7 @@ int run(int argc, char** argv) {
   if (!agent) return fail(agent.error());
   const auto why = wait_for_end(ends, *owner);
   if (!why) return fail(why.error());
-  spdlog::info("{}", *why);
+  log::info("{}", *why);
   (*guard)->exit_begins();
   agent.value().reset();
   return 0;

@@ -87,7 +87,7 @@ Result<PackedFramePtr> call(const std::function<Result<PackedFrame>()>& pack) {
 
 /// The conversation waits for nothing: at its limit it sends the tiles raw.
 void log_lost(const std::exception& why) {
-  spdlog::error("packed_frame_lost error=\"{}\"", why.what());
+  log::error("packed_frame_lost error=\"{}\"", why.what());
 }
 
 }  // namespace

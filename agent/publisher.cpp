@@ -64,7 +64,7 @@ void AgentCore::wait_for_work() {
 bool AgentCore::tend_generation(const GenerationPtr& generation) {
   shm::AgentRole& role = *generation->role;
   for (const unsigned slot : role.reap()) {
-    spdlog::warn("writer_died generation={} slot={}", generation->number, slot);
+    log::warn("writer_died generation={} slot={}", generation->number, slot);
   }
   const SnapshotPtr now = snapshot();
   if (now->served && generation->number < now->served->generation->number) return false;  // only its readers remain
@@ -90,7 +90,7 @@ bool AgentCore::tend_generation(const GenerationPtr& generation) {
     return true;
   }
   if (const auto activated = role.activate(*sealed); !activated) {
-    spdlog::error("activate_failed error=\"{}\"", activated.error().to_string());
+    log::error("activate_failed error=\"{}\"", activated.error().to_string());
     return worked;
   }
   serve_first(generation, *sealed);
@@ -117,8 +117,8 @@ void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView
   served->digest_s = seconds_since(start);
   served->published_at = Clock::now();
   Metrics::add(metrics_.digest_us, microseconds(served->digest_s));
-  spdlog::info("version_published version=\"{}\" root={} generation={} digest_s={:.4f}", to_string(active.version),
-               to_string(served->root), generation->number, served->digest_s);
+  log::info("version_published version=\"{}\" root={} generation={} digest_s={:.4f}", to_string(active.version),
+            to_string(served->root), generation->number, served->digest_s);
   install(std::move(served), nullptr);
 }
 
@@ -128,7 +128,7 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   trace::Span span("publish", sealed.version.id);
   trace::name_version(sealed.version);
   if (const auto activated = generation->role->activate(sealed); !activated) {
-    spdlog::error("activate_failed error=\"{}\"", activated.error().to_string());
+    log::error("activate_failed error=\"{}\"", activated.error().to_string());
     return;
   }
   const Layout& layout = *generation->layout;
@@ -155,9 +155,9 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   Metrics::add(metrics_.elements_changed, delta.changed);
   Metrics::add(metrics_.elements_compared, layout.elements());
   Metrics::add(metrics_.encode_us, microseconds(encode_s));
-  spdlog::info("version_published version=\"{}\" root={} generation={} encode_s={:.4f} delta_bytes={} changed={}",
-               to_string(sealed.version), to_string(served->root), generation->number, encode_s, delta.frame_bytes,
-               delta.changed);
+  log::info("version_published version=\"{}\" root={} generation={} encode_s={:.4f} delta_bytes={} changed={}",
+            to_string(sealed.version), to_string(served->root), generation->number, encode_s, delta.frame_bytes,
+            delta.changed);
   auto entry = RingEntry::make(std::move(delta), before->version, sealed.version, encode_s,
                                changed_digests(*before->digests, *served->digests));
   install(std::move(served), std::move(entry));
@@ -196,9 +196,8 @@ std::optional<delta::Delta> AgentCore::diff(const ServedPtr& before, const shm::
       Metrics::add(metrics_.batches_after, after);
       return delta;
     }
-    spdlog::error(
-        "diff_repeated version=\"{}\" tile=\"{}\" reason=\"a writer changed bytes after it had counted them\"",
-        to_string(sealed.version), delta::tile_name(*generation.layout, *wrong));
+    log::error("diff_repeated version=\"{}\" tile=\"{}\" reason=\"a writer changed bytes after it had counted them\"",
+               to_string(sealed.version), delta::tile_name(*generation.layout, *wrong));
     distrust = true;
   }
   Metrics::add(metrics_.batches_after, generation.batches.size());
@@ -253,8 +252,8 @@ void AgentCore::drop_old_generations() {
   }
   for (const GenerationPtr& generation : dropped) {
     const auto removed = shm::Segment::unlink(generation->segment->path());
-    spdlog::info("segment_removed name={} reason=\"a newer layout is served\"{}", generation->segment->path().name,
-                 removed ? "" : " error=\"" + removed.error().to_string() + "\"");
+    log::info("segment_removed name={} reason=\"a newer layout is served\"{}", generation->segment->path().name,
+              removed ? "" : " error=\"" + removed.error().to_string() + "\"");
   }
 }
 

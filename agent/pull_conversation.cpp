@@ -96,11 +96,11 @@ asio::awaitable<void> PullConversation::run() {
 
 void PullConversation::log_end(const Status& status) const {
   if (status || status.error().code() == Errc::connection) {
-    spdlog::debug("peer_left connection={} peer={} name=\"{}\"", connection_, address_, name_);
+    log::debug("peer_left connection={} peer={} name=\"{}\"", connection_, address_, name_);
     return;
   }
-  spdlog::warn("peer_dropped connection={} peer={} name=\"{}\" error=\"{}\"", connection_, address_, name_,
-               printable(status.error().to_string()));
+  log::warn("peer_dropped connection={} peer={} name=\"{}\" error=\"{}\"", connection_, address_, name_,
+            printable(status.error().to_string()));
 }
 
 asio::awaitable<Status> PullConversation::converse() {
@@ -111,8 +111,8 @@ asio::awaitable<Status> PullConversation::converse() {
     line.role = role_name(role_);
   });
   track_ = trace::add_track(name_ + " #" + std::to_string(connection_) + " " + role_name(role_));
-  spdlog::debug("peer_connected connection={} peer={} name=\"{}\" role={}", connection_, address_, name_,
-                role_name(role_));
+  log::debug("peer_connected connection={} peer={} name=\"{}\" role={}", connection_, address_, name_,
+             role_name(role_));
   if (role_ == wire::Role::watch) co_return co_await serve_watch();
   co_return co_await serve_requests();
 }
@@ -190,8 +190,8 @@ asio::awaitable<Status> PullConversation::answer(Request& request) {
 
 asio::awaitable<Status> PullConversation::refuse(Request& request, Error error) {
   core_.metrics().count_error(error.code());
-  spdlog::debug("request_refused connection={} name=\"{}\" type={} error=\"{}\"", connection_, name_,
-                request.header.type, printable(error.to_string()));
+  log::debug("request_refused connection={} name=\"{}\" type={} error=\"{}\"", connection_, name_, request.header.type,
+             printable(error.to_string()));
   std::vector<std::byte>().swap(request.payload);
   wire::ErrorMessage answer;
   answer.code = error.code();
@@ -296,8 +296,8 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
         line.last_mode = mode_name(made.mode);
         line.last_target = made.target.id;
       });
-      spdlog::debug("plan_made connection={} name=\"{}\" mode={} target={} steps={}", connection_, name_,
-                    mode_name(made.mode), to_string(made.target.id), made.steps.size());
+      log::debug("plan_made connection={} name=\"{}\" mode={} target={} steps={}", connection_, name_,
+                 mode_name(made.mode), to_string(made.target.id), made.steps.size());
       co_return co_await stream_.write(request.header.request, made, limits_.progress);
     }
     if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");

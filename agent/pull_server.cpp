@@ -60,7 +60,7 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
       auto [ec, socket] = co_await acceptor.async_accept(asio::make_strand(io), kAsTuple);
       if (context.stopping || ec == asio::error::operation_aborted) co_return;
       if (ec) {
-        spdlog::warn("accept_failed error=\"{}\"", ec.message());
+        log::warn("accept_failed error=\"{}\"", ec.message());
         pause.expires_after(kAcceptPause);
         co_await pause.async_wait(kAsTuple);
         continue;
@@ -78,7 +78,7 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
       const std::lock_guard lock(mutex);
       if (peers.size() >= context.options.limits.connections_max) {
         Metrics::add(metrics.connections_refused, 1);
-        spdlog::warn("connection_refused peer={} reason=\"{} connections\"", stream.peer_name(), peers.size());
+        log::warn("connection_refused peer={} reason=\"{} connections\"", stream.peer_name(), peers.size());
         return;
       }
       id = next_connection++;

@@ -55,7 +55,7 @@ awaitable<void> TrainerConversation::run() {
   }
   state_.connection_closed(connection_);
   if (!state_.stopped && !status && status.error().code() != Errc::connection) {
-    spdlog::warn("trainer_refused error=\"{}\"", status.error().to_string());
+    log::warn("trainer_refused error=\"{}\"", status.error().to_string());
     static_cast<void>(co_await send_error(request_, status.error()));
   }
   stream_.close();
@@ -140,8 +140,8 @@ awaitable<Result<TrainerPtr>> TrainerConversation::admit(const wire::TrainerHell
   trainer->name = hello.name;
   state_.connect(trainer, connection_, [this] { return stream_.peer_closed(); });
   state_.publish();
-  spdlog::info("trainer_attached slot={} writers={} pid={} name=\"{}\" generation={}", trainer->slot, trainer->writers,
-               trainer->watch.id().pid, trainer->name, trainer->generation);
+  log::info("trainer_attached slot={} writers={} pid={} name=\"{}\" generation={}", trainer->slot, trainer->writers,
+            trainer->watch.id().pid, trainer->name, trainer->generation);
   welcome = {segment.path.name, segment.path.dir.string(), segment.generation, segment.newest};
   co_return trainer;
 }

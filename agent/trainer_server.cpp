@@ -53,12 +53,12 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
       auto [ec, socket] = co_await acceptor.async_accept(kAsTuple);
       if (state->stopped) co_return;
       if (ec) {
-        spdlog::warn("trainer_accept_failed error=\"{}\"", ec.message());
+        log::warn("trainer_accept_failed error=\"{}\"", ec.message());
         co_await state->change(Deadline::after(kAcceptPause));
         continue;
       }
       if (connections.size() >= state->options.connections_max) {
-        spdlog::warn("trainer_connections_full limit={}", state->options.connections_max);
+        log::warn("trainer_connections_full limit={}", state->options.connections_max);
         continue;
       }
       state->spawn([self = shared_from_this(),

@@ -100,7 +100,7 @@ void TrainerState::connection_closed(std::uint64_t connection) {
 
 awaitable<void> TrainerState::drop(TrainerPtr trainer, Error why) {
   if (stopped || find(trainer->slot) != trainer) co_return;
-  spdlog::info("trainer_gone slot={} pid={} reason=\"{}\"", trainer->slot, trainer->watch.id().pid, why.message());
+  log::info("trainer_gone slot={} pid={} reason=\"{}\"", trainer->slot, trainer->watch.id().pid, why.message());
   trainers_.erase(trainer->slot);
   trainer->death.cancel();
   if (PlanBoard* board = board_of(*trainer)) board->remove(trainer->slot, why);
@@ -125,7 +125,7 @@ awaitable<void> TrainerState::tell_gone(std::uint32_t slot, std::uint64_t genera
     return {};
   };
   const Status told = co_await setup.run(tell);
-  if (!told && !stopped) spdlog::error("trainer_gone slot={} error=\"{}\"", slot, told.error().to_string());
+  if (!told && !stopped) log::error("trainer_gone slot={} error=\"{}\"", slot, told.error().to_string());
 }
 
 awaitable<void> TrainerState::watch_death(TrainerPtr trainer) {

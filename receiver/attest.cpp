@@ -69,7 +69,7 @@ Result<std::vector<WrongTile>> attest(Target& target, std::span<const std::uint6
   const Status readers = target.prepare_copies(until);
   if (!readers.ok()) {
     if (copies == Copies::all || until.over()) return readers.error();
-    spdlog::warn("receiver does_not_read_copies why=\"{}\"", readers.error().to_string());
+    log::warn("receiver does_not_read_copies why=\"{}\"", readers.error().to_string());
     return wrong;
   }
   DS_ASSIGN(const std::vector<WrongCopy> found, target.wrong_copies(right, until));

@@ -54,15 +54,15 @@ bool ChangeArena::grow_locked(std::uint64_t bytes) {
   if (!memory.ok() && wanted > needed) memory = device_.allocate(needed);
   if (!memory.ok()) {
     refused_ = true;
-    spdlog::warn("device_target has_no_room_for_changes device=\"{}\" bytes={} why=\"{}\"", device_.name(), bytes_,
-                 memory.error().message());
+    log::warn("device_target has_no_room_for_changes device=\"{}\" bytes={} why=\"{}\"", device_.name(), bytes_,
+              memory.error().message());
     return false;
   }
   Block& block = blocks_.emplace_back();
   block.memory = *std::move(memory);
   block.back = block.memory.bytes() / sizeof(gpu::WordPiece) * sizeof(gpu::WordPiece);
   bytes_ += block.memory.bytes();
-  spdlog::info("device_target keeps_changes device=\"{}\" bytes={}", device_.name(), bytes_);
+  log::info("device_target keeps_changes device=\"{}\" bytes={}", device_.name(), bytes_);
   return true;
 }
 
@@ -87,7 +87,7 @@ bool ChangeArena::is_too_large() {
 void ChangeArena::give_up() {
   const std::lock_guard lock(mutex_);
   if (used_ != 0) return;
-  spdlog::info("device_target gives_back_changes device=\"{}\" bytes={}", device_.name(), bytes_);
+  log::info("device_target gives_back_changes device=\"{}\" bytes={}", device_.name(), bytes_);
   blocks_.clear();
   bytes_ = 0;
 }

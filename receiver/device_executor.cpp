@@ -80,8 +80,7 @@ DeviceExecutor::~DeviceExecutor() {
     if (part->stream == nullptr || part->event == nullptr) continue;
     const Status ended = idle(*part, patient());
     if (ended.ok()) continue;
-    spdlog::warn("device_target abandons_memory device=\"{}\" why=\"{}\"", part->device->name(),
-                 ended.error().message());
+    log::warn("device_target abandons_memory device=\"{}\" why=\"{}\"", part->device->name(), ended.error().message());
     part->tiles.abandon();
     part->regions.abandon();
     if (part->changes != nullptr) part->changes->abandon();

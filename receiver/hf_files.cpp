@@ -59,7 +59,7 @@ Result<UniqueFd> create_reserved(const fs::path& path, std::uint64_t bytes, cons
 void remove_tree(const fs::path& path) noexcept {
   std::error_code error;
   fs::remove_all(path, error);
-  if (error) spdlog::warn("hf_target cannot_remove path={} error={}", path.string(), error.message());
+  if (error) log::warn("hf_target cannot_remove path={} error={}", path.string(), error.message());
 }
 
 Status remove_tree(const fs::path& path, const Until& until) {

@@ -221,7 +221,7 @@ Status HfStore::point_current(const std::string& name) const {
   }
   // The version is committed; that its link is not on the disk yet would show after a power failure only.
   if (Status status = options_.flush ? flush_path(out_) : Status(); !status.ok()) {
-    spdlog::warn("hf_target cannot_flush error=\"{}\"", status.error().to_string());
+    log::warn("hf_target cannot_flush error=\"{}\"", status.error().to_string());
   }
   return {};
 }
@@ -259,7 +259,7 @@ std::optional<fs::path> HfStore::unname(const std::string& name) {
   fs::path doomed = incoming_path();
   if (::rename(directory(name).c_str(), doomed.c_str()) == 0) return doomed;
   if (errno != ENOENT) {
-    spdlog::warn("hf_target cannot_remove path={} error={}", directory(name).string(), std::strerror(errno));
+    log::warn("hf_target cannot_remove path={} error={}", directory(name).string(), std::strerror(errno));
   }
   return std::nullopt;
 }
@@ -280,12 +280,12 @@ Status HfStore::remove_leftovers(const Until& until) {
     if (is_unfinished_record(name)) records.push_back(name);
   }
   for (const std::string& name : incoming) {
-    spdlog::info("hf_target removes_leftover name={}", name);
+    log::info("hf_target removes_leftover name={}", name);
     DS_TRY(remove_tree(versions_ / name, until));
   }
   for (const std::string& name : names()) {
     if (!fs::exists(fs::symlink_status(record_path(name), error))) {
-      spdlog::info("hf_target removes_leftover name={}", name);
+      log::info("hf_target removes_leftover name={}", name);
       if (const auto doomed = unname(name)) DS_TRY(remove_tree(*doomed, until));
     }
   }
@@ -313,7 +313,7 @@ void HfStore::remove_unused(const std::set<std::string>& keep) {
     WriteLeases leases;
     const auto state = WriteLeases::acquire(files, leases);
     if (!state.ok() || *state == LeaseState::in_use) {
-      spdlog::debug("hf_target keeps_version_in_use name={}", name);
+      log::debug("hf_target keeps_version_in_use name={}", name);
       continue;
     }
     remove_version(name);

@@ -134,8 +134,8 @@ Status MemoryTarget::commit_full(TargetState state, Deadline deadline) {
   }
   if (full_ == Full::staged) {
     undo_.kind = Undo::Kind::staged;
-    spdlog::info("{} keeps_for_rollback version={} bytes={}", name_,
-                 committed_ ? to_string(committed_->version) : "unknown", staging_bytes());
+    log::info("{} keeps_for_rollback version={} bytes={}", name_,
+              committed_ ? to_string(committed_->version) : "unknown", staging_bytes());
   } else if (full_ == Full::first) {
     undo_.kind = Undo::Kind::empty;
   }
@@ -151,7 +151,7 @@ void MemoryTarget::discard_full() noexcept {
   } else if (full_ != Full::closed) {
     // What was put is not written later, over what somebody else may put there now.
     if (const Status settled = settle_full(Deadline::after(kDiscard)); !settled.ok())
-      spdlog::warn("{} discards why=\"{}\"", name_, settled.error().to_string());
+      log::warn("{} discards why=\"{}\"", name_, settled.error().to_string());
   }
   full_ = Full::closed;
 }

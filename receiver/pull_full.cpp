@@ -112,7 +112,7 @@ Status Pull::read_held_again() {
     return {};
   };
   DS_TRY(run_all(s_.pool, (tiles + kTilesPerItem - 1) / kTilesPerItem, until_, stage_, read_some));
-  if (lost != 0) spdlog::warn("receiver verified_tiles_were_overwritten tiles={}", lost.load());
+  if (lost != 0) log::warn("receiver verified_tiles_were_overwritten tiles={}", lost.load());
   return {};
 }
 

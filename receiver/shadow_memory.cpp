@@ -28,7 +28,7 @@ Status ShadowMemory::open_memory(const Until& until) {
   auto memory = HostMemory::map(bytes, pool(), until);
   if (!memory.ok()) return std::move(memory).error().with_context(what);
   memory_ = *std::move(memory);
-  spdlog::info("shadow keeps bytes={}", bytes);
+  log::info("shadow keeps bytes={}", bytes);
   return {};
 }
 

@@ -42,8 +42,8 @@ class DeviceTarget final : public MemoryTarget {
  private:
   Status check_subscription(const TileSet& asked) const override { return check_placed_tiles(tiles(), asked); }
   Status open_memory(const Until& /*nothing is here to verify*/) override {
-    spdlog::info("device_target stages bytes={} keeps_rest bytes={} keeps_changes bytes_max={}",
-                 executor_->staging_bytes(), executor_->placement().rest_bytes(), executor_->changes_bytes_max());
+    log::info("device_target stages bytes={} keeps_rest bytes={} keeps_changes bytes_max={}",
+              executor_->staging_bytes(), executor_->placement().rest_bytes(), executor_->changes_bytes_max());
     return {};
   }
   Status open_live(const Until& until) override;
@@ -125,7 +125,7 @@ Status DeviceTarget::open_staging(const Until& until) {
   if (staging_) return {};
   const auto bytes_of = [&](std::uint64_t rank) { return executor_->tile_bytes(rank); };
   DS_TRY(staging_.open(tiles().tiles(), bytes_of, pool(), until));
-  spdlog::info("device_target stages_update bytes={}", staging_.bytes());
+  log::info("device_target stages_update bytes={}", staging_.bytes());
   return {};
 }
 

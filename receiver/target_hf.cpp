@@ -71,7 +71,7 @@ Status HfTarget::open(ThreadPool& pool, const Until& until) {
     if (!resumed.ok()) {
       const Errc why = resumed.error().code();
       if (why == Errc::timed_out || why == Errc::cancelled) return std::move(resumed).error();
-      spdlog::warn("hf_target ignores_version name={} reason=\"{}\"", name, resumed.error().to_string());
+      log::warn("hf_target ignores_version name={} reason=\"{}\"", name, resumed.error().to_string());
       // What was committed last serves until the next commit, though its layout or side files are no base for a delta;
       // nothing older takes its place. A broken directory must not be what engines load.
       if (current == name && why == Errc::layout_mismatch) return {};
@@ -88,7 +88,7 @@ Status HfTarget::open(ThreadPool& pool, const Until& until) {
     committed_ = std::move(resumed->state);
     live_ = std::move(resumed->model);
     name_ = name;
-    spdlog::info("hf_target resumes version={}", to_string(committed_->version));
+    log::info("hf_target resumes version={}", to_string(committed_->version));
     return {};
   }
   return current_is_broken ? store_.clear_current() : Status();
@@ -104,7 +104,7 @@ Result<TileRows> HfTarget::live_tile(const Tile& tile, std::vector<std::byte>& /
 /// In place: the disk has room for one version only. Readers that have files open keep those, and their blocks.
 void HfTarget::drop_committed() {
   if (Status status = store_.clear_current(); !status.ok()) {
-    spdlog::warn("hf_target clear_current error=\"{}\"", status.error().to_string());
+    log::warn("hf_target clear_current error=\"{}\"", status.error().to_string());
   }
   committed_.reset();
   live_.clear();

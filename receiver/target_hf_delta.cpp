@@ -50,8 +50,8 @@ Result<std::optional<std::filesystem::path>> HfTarget::patch_previous(const std:
   if (!lease_state.ok()) return Nothing();
   if (*lease_state == LeaseState::unsupported) {
     leases_work_ = false;
-    spdlog::warn("hf_target no_write_leases path={} effect=\"each version is written anew\"",
-                 store_.directory(previous_->name).string());
+    log::warn("hf_target no_write_leases path={} effect=\"each version is written anew\"",
+              store_.directory(previous_->name).string());
   }
   if (*lease_state != LeaseState::held) return Nothing();
 
@@ -59,7 +59,7 @@ Result<std::optional<std::filesystem::path>> HfTarget::patch_previous(const std:
   previous_.reset();
   auto incoming = store_.take_apart(base.name);
   if (!incoming.ok()) {
-    spdlog::warn("hf_target cannot_patch name={} error=\"{}\"", base.name, incoming.error().to_string());
+    log::warn("hf_target cannot_patch name={} error=\"{}\"", base.name, incoming.error().to_string());
     return Nothing();
   }
   const std::vector<std::filesystem::path> paths = store_.weight_paths(*incoming);
@@ -74,11 +74,11 @@ Result<std::optional<std::filesystem::path>> HfTarget::patch_previous(const std:
 
   // Who waits in open() for one of these files must not get a mixture: it finds an empty file.
   for (std::size_t i = 0; i < leases.size(); ++i) {
-    if (ftruncate(leases.fd(i), 0) != 0) spdlog::warn("hf_target cannot_truncate path={}", paths[i].string());
+    if (ftruncate(leases.fd(i), 0) != 0) log::warn("hf_target cannot_truncate path={}", paths[i].string());
   }
   remove_tree(*incoming);
   if (status.error().code() == Errc::timed_out) return std::move(status).error();
-  spdlog::warn("hf_target gives_up_patching name={} reason=\"{}\"", base.name, status.error().to_string());
+  log::warn("hf_target gives_up_patching name={} reason=\"{}\"", base.name, status.error().to_string());
   return Nothing();
 }
 

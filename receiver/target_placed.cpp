@@ -56,7 +56,7 @@ class PlacedTarget final : public TileTarget {
 
 Status PlacedTarget::open_memory(const Until& until) {
   const std::uint64_t bytes = executor_.placement().rest_bytes();
-  spdlog::info("placed_target keeps_rest bytes={}", bytes);
+  log::info("placed_target keeps_rest bytes={}", bytes);
   if (bytes == 0) return {};
   auto memory = HostMemory::map(bytes, pool(), until);
   if (!memory.ok()) {
@@ -103,7 +103,7 @@ Status PlacedTarget::open_staging(const Until& until) {
   if (staging_) return {};
   const auto bytes_of = [&](std::uint64_t rank) { return executor_.tile_bytes(rank); };
   DS_TRY(staging_.open(tiles().tiles(), bytes_of, pool(), until));
-  spdlog::info("placed_target stages bytes={}", staging_.bytes());
+  log::info("placed_target stages bytes={}", staging_.bytes());
   return {};
 }
 

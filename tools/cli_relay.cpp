@@ -113,8 +113,8 @@ class Relay {
     const PullReport report = update->report();
     served_ = wait_served(*receiver.target(), until);
     if (!served_) {
-      spdlog::warn("relayed_version_not_served version=\"{}\" error=\"{}\"", to_string(report.version),
-                   served_.error().to_string());
+      log::warn("relayed_version_not_served version=\"{}\" error=\"{}\"", to_string(report.version),
+                served_.error().to_string());
     }
     served_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - sealed).count();
     return report;

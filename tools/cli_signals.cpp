@@ -109,7 +109,7 @@ void StopOnSignal::listen() {
       g_received = static_cast<int>(info.ssi_signo);
       stop_.request_stop();
     } else {
-      spdlog::warn("cannot_wait_for_signals errno={} effect=\"the next one ends the process at once\"", errno);
+      log::warn("cannot_wait_for_signals errno={} effect=\"the next one ends the process at once\"", errno);
     }
     break;
   }

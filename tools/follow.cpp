@@ -59,7 +59,7 @@ Status follow(const Follower& follower, std::unique_ptr<Receiver> receiver, cons
     } else if (may_pass(taken.error().code())) {
       bound_again = false;
       if (taken.error().code() == Errc::timed_out) pause_s = kPauseMinS;  // the wait was the pause
-      spdlog::warn("pull_failed again_in_s={} error=\"{}\"", pause_s, taken.error().to_string());
+      log::warn("pull_failed again_in_s={} error=\"{}\"", pause_s, taken.error().to_string());
       const auto pause = to_ns(pause_s);
       Until(Deadline::after(pause), stop).pause(pause);
       pause_s = std::min(2 * pause_s, kPauseMaxS);

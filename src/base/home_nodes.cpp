@@ -111,8 +111,7 @@ unsigned HomeNodes::home_of_worker(unsigned worker) const {
 
 void HomeNodes::note_refused(std::atomic<bool>& said, const char* what, const Home& home, int error) const {
   if (error == 0 || said.exchange(true)) return;
-  spdlog::warn("home_nodes_refused what={} node={} error=\"{}\"", what, home.node,
-               std::generic_category().message(error));
+  log::warn("home_nodes_refused what={} node={} error=\"{}\"", what, home.node, std::generic_category().message(error));
 }
 
 void HomeNodes::enter(unsigned home) const {

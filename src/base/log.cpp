@@ -1,8 +1,26 @@
 #include "base/log.hpp"
 
+#include <fmt/format.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <exception>
+#include <memory>
 
 namespace deltasync {
+namespace {
+
+spdlog::level::level_enum to_spdlog(log::Level level) {
+  switch (level) {
+    case log::Level::debug: return spdlog::level::debug;
+    case log::Level::info: return spdlog::level::info;
+    case log::Level::warn: return spdlog::level::warn;
+    case log::Level::error: return spdlog::level::err;
+  }
+  return spdlog::level::err;
+}
+
+}  // namespace
 
 void init_log(const std::string& process_name, const std::string& level) {
   auto logger = spdlog::stderr_color_mt(process_name);
@@ -10,6 +28,17 @@ void init_log(const std::string& process_name, const std::string& level) {
   const auto parsed = spdlog::level::from_str(level);
   logger->set_level(parsed == spdlog::level::off && level != "off" ? spdlog::level::info : parsed);
   spdlog::set_default_logger(std::move(logger));
+}
+
+void log::write(Level level, fmt::string_view format, fmt::format_args args) noexcept {
+  const auto to = to_spdlog(level);
+  try {
+    if (!spdlog::should_log(to)) return;
+    fmt::memory_buffer text;
+    fmt::vformat_to(fmt::appender(text), format, args);
+    spdlog::log(to, spdlog::string_view_t(text.data(), text.size()));
+  } catch (const std::exception&) {  // no memory for the line; spdlog itself says what its sinks throw
+  }
 }
 
 }  // namespace deltasync

@@ -46,7 +46,7 @@ Result<std::unique_ptr<CoordinatorCore>> CoordinatorCore::open(const Coordinator
   if (options.log.empty()) return Error(Errc::invalid_argument, "a coordinator needs a log");
   DS_ASSIGN(std::unique_ptr<LogFile> log, LogFile::open(options.log));
   if (log->torn_bytes() > 0) {
-    spdlog::warn("commit_log_torn file={} bytes={}", options.log.string(), log->torn_bytes());
+    log::warn("commit_log_torn file={} bytes={}", options.log.string(), log->torn_bytes());
   }
   auto machine = CoordinatorMachine::recover(options.ranks, log->records(), net::make_random_id());
   if (!machine) return std::move(machine).error().with_context(options.log.string());
@@ -89,8 +89,8 @@ Status CoordinatorCore::settle() {
     at(points_, "log", to_string(record.kind));
     if (auto written = log_->append(record); !written) return give_up(std::move(written).error());
     at(points_, "logged", to_string(record.kind));
-    spdlog::info("commit_decided kind={} transaction={} version={}", to_string(record.kind),
-                 to_string(record.transaction), to_string(record.version));
+    log::info("commit_decided kind={} transaction={} version={}", to_string(record.kind), to_string(record.transaction),
+              to_string(record.version));
     machine_.logged();
   }
   changed_.notify_all();
@@ -99,7 +99,7 @@ Status CoordinatorCore::settle() {
 
 Error CoordinatorCore::give_up(Error why) {
   broken_ = std::move(why).with_context("the coordinator gives no more orders");
-  spdlog::error("commit_log_failed error=\"{}\"", broken_->to_string());
+  log::error("commit_log_failed error=\"{}\"", broken_->to_string());
   changed_.notify_all();
   return *broken_;
 }

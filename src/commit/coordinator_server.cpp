@@ -88,8 +88,8 @@ bool CoordinatorServer::make_room() {
   const auto oldest = std::find_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.joined.load(); });
   ++closed_for_room_;
   if (say_closed_.passed()) {
-    spdlog::warn("commit_connections_full connections={} closed={} which={}", peers_.size(), closed_for_room_,
-                 oldest == peers_.end() ? "new" : "oldest");
+    log::warn("commit_connections_full connections={} closed={} which={}", peers_.size(), closed_for_room_,
+              oldest == peers_.end() ? "new" : "oldest");
     closed_for_room_ = 0;
     say_closed_ = Deadline::after(kSayAgain);
   }
@@ -106,7 +106,7 @@ void CoordinatorServer::accept_all(const std::stop_token& stop) {
     reap();
     if (!fd) {
       if (fd.error().code() == Errc::timed_out || fd.error().code() == Errc::cancelled) continue;
-      spdlog::warn("commit_accept_failed error=\"{}\"", fd.error().to_string());
+      log::warn("commit_accept_failed error=\"{}\"", fd.error().to_string());
       Until(Deadline::after(kAcceptPause), stop).pause(kAcceptPause);
       continue;
     }
@@ -120,7 +120,7 @@ void CoordinatorServer::accept_all(const std::stop_token& stop) {
             peer.done = true;
           });
     } catch (const std::system_error& e) {
-      spdlog::warn("commit_accept_failed error=\"no thread: {}\"", e.code().message());
+      log::warn("commit_accept_failed error=\"no thread: {}\"", e.code().message());
       peers_.pop_back();
     }
   }
@@ -135,7 +135,7 @@ void CoordinatorServer::converse(Peer& peer, UniqueFd fd, std::uint64_t connecti
   peer.joined = false;
   if (who) leave_seat(*who);
   if (status.error().code() != Errc::connection && status.error().code() != Errc::cancelled) {
-    spdlog::warn("commit_peer_dropped connection={} error=\"{}\"", connection, printable(status.error().to_string()));
+    log::warn("commit_peer_dropped connection={} error=\"{}\"", connection, printable(status.error().to_string()));
     say_why(socket, status.error());
   }
 }
@@ -173,7 +173,7 @@ Result<CoordinatorServer::Joined> CoordinatorServer::join(net::MessageSocket& so
     leave_seat(who);
     return std::move(sent).error();
   }
-  spdlog::debug("commit_rank_joined connection={} rank={} name=\"{}\"", connection, asked.rank, printable(asked.name));
+  log::debug("commit_rank_joined connection={} rank={} name=\"{}\"", connection, asked.rank, printable(asked.name));
   return who;
 }
 

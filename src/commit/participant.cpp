@@ -127,12 +127,12 @@ void ParticipantImpl::note_doubt(std::string_view by) const {
   const bool now = machine_.rank_state() == RankState::in_doubt;
   if (now == in_doubt_.has_value()) return;
   if (now) {
-    spdlog::warn("commit_in_doubt rank={} transaction={} phase={} version={}", options_.rank, to_string(s.transaction),
-                 to_string(s.phase), to_string(s.staged));
+    log::warn("commit_in_doubt rank={} transaction={} phase={} version={}", options_.rank, to_string(s.transaction),
+              to_string(s.phase), to_string(s.staged));
     in_doubt_ = s.transaction;
     return;
   }
-  spdlog::warn("commit_doubt_ended rank={} transaction={} by={}", options_.rank, to_string(*in_doubt_), by);
+  log::warn("commit_doubt_ended rank={} transaction={} by={}", options_.rank, to_string(*in_doubt_), by);
   in_doubt_.reset();
 }
 
@@ -235,7 +235,7 @@ bool ParticipantImpl::take(const Result<Order>& answer) {
     at(points_, "ordered", to_string(answer->kind));
   }
   if (trouble && (!trouble_ || trouble_->message() != trouble->message())) {
-    spdlog::warn("commit_trouble rank={} error=\"{}\"", options_.rank, trouble->to_string());
+    log::warn("commit_trouble rank={} error=\"{}\"", options_.rank, trouble->to_string());
   }
   trouble_ = std::move(trouble);
   changed_.notify_all();
@@ -297,7 +297,7 @@ void ParticipantImpl::work_all(const std::stop_token& stop) {
       continue;  // the same work, after the engine
     }
     if (result.error && !stop.stop_requested()) {
-      spdlog::warn("commit_work_failed rank={} work={} error=\"{}\"", options_.rank, name, result.error->to_string());
+      log::warn("commit_work_failed rank={} work={} error=\"{}\"", options_.rank, name, result.error->to_string());
       // Whatever is ordered meanwhile ends this: a new order to pull most of all.
       if (work.kind == Work::Kind::catch_up) Until(Deadline::after(kWorkRetry), pull_stop).pause(kWorkRetry);
     }
@@ -330,8 +330,8 @@ bool ParticipantImpl::settle_engine(std::unique_lock<std::mutex>& lock) {
     lock.lock();
     if (!done) {
       engine_trouble_ = done.error();
-      spdlog::error("commit_engine_failed rank={} {}=1 error=\"{}\"", options_.rank, wanted ? "resume" : "pause",
-                    done.error().to_string());
+      log::error("commit_engine_failed rank={} {}=1 error=\"{}\"", options_.rank, wanted ? "resume" : "pause",
+                 done.error().to_string());
       return false;
     }
     engine_runs_ = wanted;

@@ -93,7 +93,7 @@ class CudaDevice final : public Device {
     const cudaError_t error = current.error() != cudaSuccess ? current.error() : free(kind, data);
     // Registered through several devices it is one registration, which the first of them has ended.
     if (kind == Memory::Kind::registered && error == cudaErrorHostMemoryNotRegistered) return;
-    if (error != cudaSuccess) spdlog::warn("gpu cannot_give_back device=\"{}\" why=\"{}\"", name_, words_of(error));
+    if (error != cudaSuccess) log::warn("gpu cannot_give_back device=\"{}\" why=\"{}\"", name_, words_of(error));
   }
 
  private:

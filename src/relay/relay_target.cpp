@@ -40,7 +40,7 @@ Status RelayTarget::open(ThreadPool& pool, const Until& until) {
   state.root = delta::root_digest(state.digests);
   committed_ = std::move(state);
   live_ = held->bytes;
-  spdlog::info("relay resumes version=\"{}\" root={}", to_string(committed_->version), to_string(committed_->root));
+  log::info("relay resumes version=\"{}\" root={}", to_string(committed_->version), to_string(committed_->root));
   return {};
 }
 
@@ -118,7 +118,7 @@ Status RelayTarget::commit_full(TargetState state, Deadline deadline) {
   if (!staging_) return Error(Errc::invalid_argument, "no full update is open");
   DS_TRY(check_state(*layout_, TileSet::whole(*layout_), state));
   if (const auto held = writer_->held(); held && held->version.id == state.version.id) {
-    spdlog::error(
+    log::error(
         "relay keeps_aside version=\"{}\" reason=\"the segment has it with other bytes than it was "
         "published with; the next version replaces them\"",
         to_string(state.version));

@@ -63,7 +63,7 @@ WriterSession::~WriterSession() {
   }
   abort();
   if (!lanes_->busy()) return;
-  spdlog::warn("writer ended_under_device_copies slot={} segment={}", options_.writer_index, segment_->path().name);
+  log::warn("writer ended_under_device_copies slot={} segment={}", options_.writer_index, segment_->path().name);
   strand({std::move(claim_), std::move(segment_), std::move(role_), std::move(lanes_)});
 }
 

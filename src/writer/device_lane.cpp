@@ -24,9 +24,8 @@ Status DeviceLane::prepare() {
   DS_ASSIGN(settled_, around_.device.make_event());
   const Status registered = register_halves();
   if (registered) return {};
-  spdlog::warn("writer halves_not_registered device=\"{}\" segment={} buffer_bytes={} why=\"{}\"", device_name(),
-               around_.segment.path().name, limits_.bounce_bytes * limits_.bounce_flights,
-               registered.error().to_string());
+  log::warn("writer halves_not_registered device=\"{}\" segment={} buffer_bytes={} why=\"{}\"", device_name(),
+            around_.segment.path().name, limits_.bounce_bytes * limits_.bounce_flights, registered.error().to_string());
   return make_buffer();
 }
 

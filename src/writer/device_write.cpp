@@ -140,7 +140,7 @@ void WriterSession::abort_fill(Deadline settle) noexcept {
     // First, so that the fill is over before its brackets close.
     role_->abort(*fill_);
     if (const auto settled = lanes_->settle(settle); !settled) {
-      spdlog::warn("writer half_stays_quarantined half={} why=\"{}\"", fill_->half, settled.error().to_string());
+      log::warn("writer half_stays_quarantined half={} why=\"{}\"", fill_->half, settled.error().to_string());
     }
   }
   fill_.reset();

@@ -1,8 +1,9 @@
 #include "tests/agent/agent_harness.hpp"
 
+#include <spdlog/spdlog.h>
+
 #include <cstring>
 
-#include "base/log.hpp"
 #include "format/packed_layout.hpp"
 
 namespace deltasync::agent {

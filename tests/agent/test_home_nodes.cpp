@@ -1,5 +1,5 @@
 // An agent on a machine of two memory nodes that is made up: who runs where, and that what is served does not change.
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 
 #include "tests/agent/agent_harness.hpp"
 #include "tests/support/fake_numa.hpp"

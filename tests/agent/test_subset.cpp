@@ -1,5 +1,5 @@
 // Plans for some of the tiles: roots, sizes and digests are those of the tiles, whatever version is asked from or for.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <algorithm>
 #include <map>

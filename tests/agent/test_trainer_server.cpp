@@ -1,5 +1,5 @@
 // The trainer socket from the outside: a client that says what it likes.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>

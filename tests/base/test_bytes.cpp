@@ -1,7 +1,7 @@
 // Bounds of the byte streams that every variable-length format is read with.
 #include "base/bytes.hpp"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <limits>

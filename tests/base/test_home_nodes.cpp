@@ -1,9 +1,10 @@
 // Where threads and memory go, on machines that are made up; what is asked for on this one really happens.
 #include "base/home_nodes.hpp"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <sched.h>
 #include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
 #include <cerrno>
 #include <set>

@@ -7,6 +7,7 @@
 // The newest version is the number in FOLDER/newest. A rank's target is memory, or survives it in FOLDER/held-RANK.
 // FOLDER/arm-NAME names a point and a signal; whoever reaches the point removes the file and raises the signal.
 #include <fcntl.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <csignal>

@@ -3,7 +3,7 @@
 // serve it and when it stops.
 #pragma once
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <filesystem>
 #include <fstream>

@@ -1,5 +1,5 @@
 // The coordinator by itself: how it starts, how its calls end, and what is left when it is gone.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <future>
 

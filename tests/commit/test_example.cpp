@@ -1,7 +1,7 @@
 // The example of docs/commit_protocol.md, word for word, and what it does.
 #include "deltasync/commit.hpp"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <fstream>
 #include <future>

@@ -1,5 +1,5 @@
 // The coordinator's log: what it holds after every kind of damage, and what a rewritten one still says.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

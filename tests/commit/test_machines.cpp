@@ -1,5 +1,5 @@
 // Single steps of the two machines; test_model.cpp has all of them in every order.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include "tests/commit/group.hpp"
 

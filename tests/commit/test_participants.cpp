@@ -1,5 +1,5 @@
 // Ranks as their engines and their coordinator meet them.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <future>
 

@@ -1,5 +1,4 @@
 // The coordinator as its enemies meet it over TCP: whatever they send is refused, and an honest rank is heard after it.
-#include <gmock/gmock.h>
 #include <sys/socket.h>
 
 #include <list>

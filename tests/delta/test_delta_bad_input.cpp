@@ -1,5 +1,5 @@
 // Every bound of docs/delta_format.md has a malformed input here that breaks it alone, with all hashes made right.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include "base/hash.hpp"
 #include "delta/mix.hpp"

@@ -1,6 +1,6 @@
 // rice_class: every float dtype, awkward shapes and strides, all densities, every path; and that compacting never makes
 // anything larger.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <limits>
 

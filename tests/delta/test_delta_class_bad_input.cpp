@@ -1,5 +1,5 @@
 // rice_class payloads that break one bound each, every bit flip and every truncation of good ones.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include "delta/class_codec.hpp"
 #include "delta/mix.hpp"

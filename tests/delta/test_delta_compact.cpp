@@ -1,5 +1,5 @@
 // compact_from_target(): the same as from the base, without it.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include "merge_history.hpp"

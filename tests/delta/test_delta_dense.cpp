@@ -1,5 +1,5 @@
 // dense_ulp: every dtype and instruction set, escapes, the choice between the codecs, and merging.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <limits>
 

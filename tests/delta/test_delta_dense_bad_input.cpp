@@ -1,5 +1,5 @@
 // dense_ulp payloads and records that break one bound each.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include "base/hash.hpp"
 #include "delta/dense_codec.hpp"

@@ -1,6 +1,6 @@
 // Chains of deltas as one: it has the effect of the direct delta, and where the records alone cannot tell it, it says
 // so.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <optional>
 

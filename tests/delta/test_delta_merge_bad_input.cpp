@@ -1,5 +1,5 @@
 // Chains that cannot be merged: none of them is undefined behaviour.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include "merge_history.hpp"
 

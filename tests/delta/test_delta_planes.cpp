@@ -1,5 +1,5 @@
 // raw_planes: every dtype, awkward shapes, all contents, every path; and payloads that break one bound each.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <zstd.h>
 
 #include <numeric>

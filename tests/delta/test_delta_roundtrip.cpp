@@ -1,5 +1,5 @@
 // encode → container → parse → verify, apply, commit, undo: every dtype, awkward shapes, all densities.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <map>
 #include <numeric>

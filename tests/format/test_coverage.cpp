@@ -1,7 +1,7 @@
 // Every byte exactly once: plans of many writers, and the calls of one.
 #include "format/coverage.hpp"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

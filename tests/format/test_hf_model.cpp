@@ -1,6 +1,6 @@
 // Model directories: which files count, that bytes are found where they are, that a directory can be written again
 // bit for bit, and that Python's safetensors package reads what we write.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 

@@ -1,5 +1,5 @@
 // What Layout::build accepts, what it derives, and how it names what is wrong.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include "deltasync/layout.hpp"

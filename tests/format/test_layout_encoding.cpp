@@ -1,5 +1,5 @@
 // The canonical encoding: what it is byte for byte, and that nothing else decodes.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,7 +1,7 @@
 // Safetensors headers: what is read, what is refused and with which words.
 #include "format/safetensors.hpp"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 namespace deltasync::safetensors {

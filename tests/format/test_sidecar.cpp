@@ -1,5 +1,5 @@
 // The sidecar: round trip, every lie refused, and files that come out as they went in.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include "base/bytes.hpp"

@@ -1,7 +1,7 @@
 // Slices become exactly the tiles that they cut: against a loop over all tiles; and what a set says of its tiles.
 #include "format/tile_set.hpp"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Every wire message: round trip, every truncation refused, every bit flip refused or canonical, every limit kept.
 #include "format/wire.hpp"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -2,7 +2,7 @@
 // little.
 #include "gpu/fake_device.hpp"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,6 +1,6 @@
 // Decoder layers over tensor- and expert-parallel ranks, against a loader that writes what each engine parameter is by
 // definition, element by element.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <functional>

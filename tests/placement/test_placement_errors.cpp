@@ -1,5 +1,5 @@
 // What a plan may not say, one mistake at a time, and that the message names what is wrong.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -1,7 +1,7 @@
 // Live memory that is not what was committed: found and named, after a commit too, and mended tile by tile.
 #include "receiver/attest.hpp"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 
 #include "receiver/verify.hpp"
 #include "tests/receiver/any_engine.hpp"

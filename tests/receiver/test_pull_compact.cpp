@@ -1,5 +1,5 @@
 // Deltas in exponent classes: asked for by slow links alone, and as good as any other delta once they are.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include "format/tile_set.hpp"
 #include "tests/receiver/hf_fixture.hpp"

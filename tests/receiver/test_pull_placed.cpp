@@ -1,6 +1,6 @@
 // Pulls into the live memory of an engine: only what is placed is asked for, and only its places are written. And what
 // others write into memory that a target shares with them.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <atomic>
 #include <optional>

@@ -1,6 +1,6 @@
 // Receivers of slices: whatever goes wrong, their tiles are those of the version, and nothing else is asked for or
 // written.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <algorithm>
 #include <atomic>

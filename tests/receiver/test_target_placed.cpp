@@ -1,6 +1,6 @@
 // What the target in an engine's memory does beyond what every target promises (test_target_conformance.cpp): where it
 // reads, and how it treats weights that are served before it has a version.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
 #include <optional>

@@ -1,7 +1,7 @@
 // A segment's memory on machines of several nodes: which part is taken where, and by whom.
 #include "shm/reserve.hpp"
 
-#include <gmock/gmock.h>
+#include <gmock/gmock-more-matchers.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // The roles over one mapping: what each call does and how each refusal reads.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <atomic>
 #include <thread>

@@ -1,6 +1,6 @@
 // Creating, attaching, and refusing what is not a whole and sound segment of ours.
 #include <fcntl.h>
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <sys/stat.h>
 
 #include <algorithm>

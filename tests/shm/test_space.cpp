@@ -1,5 +1,5 @@
 // Room is known before anything is reserved.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
 // Sources in device memory, from the call to the served version, on devices that are late: what is counted as in place
 // is in place.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 
 #include <functional>
 #include <future>

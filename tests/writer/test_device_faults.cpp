@@ -1,6 +1,6 @@
 // Sources in device memory, on devices that refuse and hang: no half is handed on under a copy, and a version that
 // fails takes nothing with it.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <unistd.h>
 
 #include <future>

@@ -1,5 +1,5 @@
 // Several writer processes, killed and stopped at awkward moments, and an agent process that dies.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>

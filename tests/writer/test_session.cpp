@@ -1,5 +1,5 @@
 // One writer, one agent: what a version costs and holds, and every way in which a caller can go wrong.
-#include <gmock/gmock.h>
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
