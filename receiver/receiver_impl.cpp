@@ -149,6 +149,10 @@ Status ReceiverImpl::bind(TargetPtr target, const Subscription& subscription, De
   return {};
 }
 
+bool ReceiverImpl::takes_commits_back() const {
+  return target_ != nullptr && target_->takes_commits_back();
+}
+
 std::optional<Version> ReceiverImpl::current() const {
   if (target_ == nullptr || target_->committed() == nullptr) return std::nullopt;
   return target_->committed()->version;

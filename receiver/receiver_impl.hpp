@@ -42,6 +42,7 @@ class ReceiverImpl final : public Receiver {
   Target* target() override { return target_.get(); }
   const Subscription& subscription() const override { return subscription_; }
   FullOverLive full_over_live() const override { return options_.full_over_live; }
+  bool takes_commits_back() const override;
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop = {}) override;
   std::optional<Version> current() const override;
   /// See deltasync/attest.hpp.

@@ -95,6 +95,8 @@ class Target {
   /// True if others can write the memory of the full update that is open now: what a pull that ended early has left
   /// there is read again before it is trusted.
   virtual bool shares_memory() const { return false; }
+  /// False if a committed update is final: rollback() after a commit is unsupported.
+  virtual bool takes_commits_back() const { return true; }
   /// True if versions lie where an engine has its weights, by a placement: a shadow can be kept beside them.
   virtual bool in_live_memory() const { return false; }
   /// True if a full update writes files of the sidecar, which then must not be an old one.

@@ -110,7 +110,8 @@ class Participant {
   /// From now on `receiver` (with its target bound) and `engine` are the participant's alone, until it is destroyed;
   /// the engine is paused. Ranks whose receivers subscribed to the same tiles are compared. invalid_argument: no such
   /// rank, no target, or a receiver whose full updates are in place (FullOverLive::in_place), which would destroy the
-  /// version that others serve, or go back to; no_space (no thread to be had); what the engine's pause said.
+  /// version that others serve, or go back to; unsupported if commits of its target are final (a relay's); no_space (no
+  /// thread to be had); what the engine's pause said.
   static Result<std::unique_ptr<Participant>> start(ParticipantOptions options, Receiver& receiver, Engine& engine);
   /// Leaves the rank as it is: a promise that is open dies with it.
   virtual ~Participant() = default;

@@ -164,6 +164,9 @@ class Receiver {
   virtual const Subscription& subscription() const = 0;
   /// ReceiverOptions::full_over_live.
   virtual FullOverLive full_over_live() const = 0;
+  /// True if the bound target can go back after a commit. False of a relay's (relay_target.hpp), whose receivers may
+  /// have the version by then, and where no target is bound.
+  virtual bool takes_commits_back() const = 0;
 
   /// Brings the wanted version into staging, verified. On error the target keeps its version and can pull again. What a
   /// full update had verified before timed_out, cancelled or connection is kept for the next pull; a delta begins anew.

@@ -76,6 +76,10 @@ Result<std::unique_ptr<ParticipantImpl>> ParticipantImpl::start(ParticipantOptio
     return Error(Errc::invalid_argument,
                  "the receiver makes full updates in place: that would destroy the version which the group serves");
   }
+  if (!receiver.takes_commits_back()) {
+    return Error(Errc::unsupported,
+                 "commits of the receiver's target are final: a group must be able to go back to the version before");
+  }
   DS_ASSIGN(const TileSet tiles, TileSet::of(*receiver.layout(), receiver.subscription()));
   std::unique_ptr<RankLink> link;
   if (!options.exchange) {

@@ -36,6 +36,7 @@ class RelayTarget final : public Target {
   bool exchanges() const override { return true; }
   /// The agent serves them with the layout.
   bool writes_side_files() const override { return true; }
+  bool takes_commits_back() const override { return false; }
   Status open(ThreadPool& pool, const Until& until) override;
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;

@@ -51,6 +51,7 @@ class FakeReceiver final : public Receiver {
   Target* target() override { return reinterpret_cast<Target*>(this); }  // there is one: nobody looks at it
   const Subscription& subscription() const override { return subscription_; }
   FullOverLive full_over_live() const override { return policy; }
+  bool takes_commits_back() const override { return !commits_are_final; }
   std::optional<Version> current() const override { return current_; }
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop) override {
     note_touch();
@@ -79,6 +80,7 @@ class FakeReceiver final : public Receiver {
   std::atomic<bool> broke_in{false};                               ///< there was one
 
   FullOverLive policy = FullOverLive::stage;
+  bool commits_are_final = false;
   std::atomic<bool> never_comes{false};  ///< what is wanted by number
   std::atomic<bool> waits{false};        ///< for what is still to come, now
   std::atomic<std::uint64_t> wanted_epoch{0};

@@ -281,6 +281,18 @@ TEST_F(CommitRanks, AReceiverThatOverwritesWhatItServesIsRefused) {
               HasSubstr("the engine's pause threw: no such step"));
 }
 
+TEST_F(CommitRanks, ATargetThatDoesNotGoBackIsRefused) {
+  start();
+  FakeReceiver receiver(trainer_);
+  CountingEngine engine;
+  receiver.commits_are_final = true;
+  const auto made = ParticipantImpl::start(options(0), receiver, engine);
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().code(), Errc::unsupported);
+  EXPECT_THAT(made.error().message(), HasSubstr("commits of the receiver's target are final"));
+  EXPECT_TRUE(engine.runs) << "it is not even paused";
+}
+
 TEST_F(CommitRank, NothingIsWrittenUnderAnEngineThatDoesNotPause) {
   std::atomic<bool> replace{false};
   bool expelled = false;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "deltasync/commit.hpp"
 #include "deltasync/relay_target.hpp"
 #include "format/tile_set.hpp"
 #include "tests/integration/receivers.hpp"
@@ -367,6 +368,25 @@ TEST_F(RelayNode, WhatSomebodyWroteIntoTheSegmentIsNeverTakenForTheTrainers) {
     pull(*ranks[rank]);
     EXPECT_TRUE(has_its_slices(*ranks[rank], rank)) << "rank " << rank;
   }
+}
+
+class IdleEngine final : public Engine {
+ public:
+  Status pause(Deadline /*deadline*/) override { return {}; }
+  Status resume(const Version& /*version*/, Deadline /*deadline*/) override { return {}; }
+};
+
+TEST_F(RelayNode, ARelayTakesNoPartInACommitOverRanks) {
+  start();
+  hand_on();
+  EXPECT_FALSE(relay_->takes_commits_back());
+  IdleEngine engine;
+  ParticipantOptions options;
+  options.ranks = 1;
+  options.coordinator = "127.0.0.1:1";
+  const auto made = Participant::start(options, *relay_, engine);
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().code(), Errc::unsupported) << made.error().to_string();
 }
 
 }  // namespace
