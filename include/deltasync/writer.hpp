@@ -8,6 +8,7 @@
 #include <optional>
 #include <ranges>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -98,6 +99,11 @@ class Writer {
   static Result<std::unique_ptr<Writer>> attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,
                                                 Deadline deadline);
   virtual ~Writer() = default;
+
+  /// From now on this stop ends, with `cancelled`, whatever waits for the agent or for other writers: register_plan(),
+  /// begin(), commit() and wait_ready(), as their deadlines would. It replaces the stop before; one that cannot be
+  /// requested ends nothing. A device's copies are waited for until the deadline all the same.
+  virtual void stop_on(std::stop_token stop) = 0;
 
   /// With several writers: the rectangles that this one will write in every fill. The agent checks once that all
   /// writers' rectangles are disjoint and cover the layout (coverage errors name the tensor). Waits for the other

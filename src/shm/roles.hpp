@@ -15,6 +15,7 @@
 
 #include "base/home_process.hpp"
 #include "base/process.hpp"
+#include "base/until.hpp"
 #include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/version.hpp"
@@ -42,7 +43,7 @@ class WriterRole {
 
   /// Slot 0 claims a FREE half; others join the fill of the same {version, writers}. See Writer::begin for errors.
   /// While slot 0 waits it publishes its wish and deadline, so that the agent can revoke leases in time.
-  Result<Fill> begin(const Version& version, Deadline deadline);
+  Result<Fill> begin(const Version& version, const Until& until);
   /// Brackets a copy into the half: between enter and leave the half cannot become FREE. enter fails with aborted if
   /// the fill is over. Nothing may be written outside of the brackets. Any thread; brackets may overlap.
   /// Non-temporal stores need a store fence on their own thread before leave_copy.
@@ -51,9 +52,10 @@ class WriterRole {
   /// So many more elements of a batch are in place: the agent may read a batch once all of it is. Inside a copy
   /// bracket, after the copies (and their fences); any thread.
   void add_progress(const Fill& fill, std::uint64_t batch, std::uint64_t elements);
-  /// Marks this writer committed, seals if it is the last, else waits for the others until the deadline, then aborts.
-  /// Errors: aborted, timed_out (names the writers that were missing), invalid_argument (a copy is still open).
-  Status commit(const Fill& fill, Deadline deadline);
+  /// Marks this writer committed, seals if it is the last, else waits for the others until the end, then aborts.
+  /// Errors: aborted, timed_out and cancelled (name the writers that were missing), invalid_argument (a copy is still
+  /// open).
+  Status commit(const Fill& fill, const Until& until);
   void abort(const Fill& fill) noexcept;
   /// Newest committed version (sealed, active or retiring); invalid if none.
   VersionId newest() const;

@@ -13,6 +13,12 @@ std::uint64_t to_ns(Deadline deadline) {
   return ns > 0 ? static_cast<std::uint64_t>(ns) : 1;
 }
 
+/// What ended a wait: the deadline, whose error names what was waited for, or the caller's stop.
+Error ended(const Until& until, Error timed_out) {
+  if (!until.stop_requested()) return timed_out;
+  return {Errc::cancelled, "stopped while it waited; " + timed_out.message()};
+}
+
 /// Whether the leader of an open fill is a living process. Seen from a writer this is a hint for the message only.
 bool leader_alive(Segment& segment) {
   const auto& owner = segment.control().owner[0];
@@ -57,7 +63,7 @@ void WriterRole::set_wish(std::uint64_t deadline_ns) noexcept {
   Cells::store(&segment_.control().slot[slot_].wish_deadline_ns, deadline_ns);
 }
 
-Result<Fill> WriterRole::begin(const Version& version, Deadline deadline) {
+Result<Fill> WriterRole::begin(const Version& version, const Until& until) {
   if (open_) return Error(Errc::invalid_argument, "begin " + to_string(version) + ": a fill is open already");
   if (!version.id.valid()) return Error(Errc::invalid_argument, "begin: epoch 0 means \"no version\"");
   if (version.label.size() > kLabelBytesMax || version.label.find('\0') != std::string::npos) {
@@ -80,7 +86,7 @@ Result<Fill> WriterRole::begin(const Version& version, Deadline deadline) {
   for (;;) {
     const auto seen = bell_count(block.writer_bell);  // before the look, so that a change after it wakes us
     const auto found = slot_ == 0 ? protocol.lead(want) : protocol.join(slot_, want);
-    const bool out_of_time = deadline.passed();
+    const bool out_of_time = until.over();
     if (found.attempt == Attempt::done) {
       if (wished) set_wish(0);
       open_ = Fill{found.half, found.sequence};
@@ -95,20 +101,20 @@ Result<Fill> WriterRole::begin(const Version& version, Deadline deadline) {
       if (!may_pass || out_of_time) {
         if (wished) set_wish(0);
         auto error = conflict(version, writers_, found);
-        return may_pass ? Error(Errc::timed_out, error.message()) : error;
+        return may_pass ? ended(until, Error(Errc::timed_out, error.message())) : error;
       }
     }
     if (out_of_time) {
       if (wished) set_wish(0);
-      return begin_timed_out(version);
+      return ended(until, begin_timed_out(version));
     }
     if (found.attempt == Attempt::again) continue;
     if (slot_ == 0 && !wished) {
       wished = true;
-      set_wish(to_ns(deadline));
+      set_wish(to_ns(until.deadline()));
       ring(block.agent_bell);
     }
-    sleep_on(block.writer_bell, seen, deadline);
+    sleep_on(block.writer_bell, seen, until.deadline());
   }
 }
 
@@ -169,7 +175,7 @@ void WriterRole::add_progress(const Fill& fill, std::uint64_t batch, std::uint64
   while (!protocol.add_progress(fill.half, batch, fill.sequence, elements)) continue;  // ends: somebody else got on
 }
 
-Status WriterRole::commit(const Fill& fill, Deadline deadline) {
+Status WriterRole::commit(const Fill& fill, const Until& until) {
   auto& block = segment_.control();
   Cells cells(segment_);
   Protocol<Cells> protocol(cells);
@@ -191,8 +197,8 @@ Status WriterRole::commit(const Fill& fill, Deadline deadline) {
       close_fill();
       return Error(Errc::aborted, "commit: the fill was aborted by another writer or after a death");
     }
-    if (deadline.passed()) {
-      auto error = commit_timed_out(fill);
+    if (until.over()) {
+      auto error = ended(until, commit_timed_out(fill));
       // One last chance: between the look and this abort the last writer may have sealed.
       if (protocol.abort(fill.half, fill.sequence)) {
         close_fill();
@@ -200,7 +206,7 @@ Status WriterRole::commit(const Fill& fill, Deadline deadline) {
       }
       continue;
     }
-    sleep_on(block.writer_bell, seen, deadline);
+    sleep_on(block.writer_bell, seen, until.deadline());
   }
 }
 

@@ -1,8 +1,9 @@
 #include "writer/agent_link.hpp"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
+
+#include "base/until.hpp"
 
 namespace deltasync {
 namespace {
@@ -33,10 +34,16 @@ AgentLink::~AgentLink() {
   static_cast<void>(answer(request, wire::Type::end, deadline));
 }
 
+void AgentLink::stop_on(const std::stop_token& stop) {
+  stop_ = stop;
+  socket_.stop_on(stop_);
+}
+
 Result<wire::TrainerWelcome> AgentLink::connect(Deadline deadline) {
   socket_.close();
   DS_ASSIGN(UniqueFd fd, net::connect_unix(socket_path_, deadline));
   socket_ = net::MessageSocket(std::move(fd));
+  socket_.stop_on(stop_);
   const std::uint64_t request = ++request_;
   auto welcome = [&]() -> Result<wire::TrainerWelcome> {
     DS_TRY(socket_.send(wire::Type::trainer_hello, request, hello_, deadline));
@@ -48,12 +55,14 @@ Result<wire::TrainerWelcome> AgentLink::connect(Deadline deadline) {
 }
 
 Result<wire::TrainerWelcome> AgentLink::reconnect(Deadline deadline) {
+  const Until until(deadline, stop_);
   std::chrono::nanoseconds pause = kBackoffMin;
   for (;;) {
     auto welcome = connect(deadline);
     if (welcome || welcome.error().code() != Errc::connection) return welcome;
+    if (until.stop_requested()) return cancelled_while("waiting for the agent at " + socket_path_);
     if (deadline.passed()) return std::move(welcome).with_context("no agent answered until the deadline");
-    std::this_thread::sleep_for(std::min(pause, deadline.remaining()));
+    until.pause(pause);
     pause = std::min<std::chrono::nanoseconds>(pause * 2, kBackoffMax);
   }
 }

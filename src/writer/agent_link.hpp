@@ -4,6 +4,7 @@
 #pragma once
 
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,9 @@ class AgentLink {
   ~AgentLink();
   AgentLink(const AgentLink&) = delete;
   AgentLink& operator=(const AgentLink&) = delete;
+
+  /// From now on this stop ends what waits for the agent, and closes the connection: cancelled.
+  void stop_on(const std::stop_token& stop);
 
   /// One attempt: connection if nobody listens, or what the agent answers.
   Result<wire::TrainerWelcome> connect(Deadline deadline);
@@ -51,6 +55,7 @@ class AgentLink {
   const std::string socket_path_;
   const std::vector<std::byte> hello_;  ///< encoded: it holds the layout and is the same each time
   net::MessageSocket socket_;
+  std::stop_token stop_;
   std::uint64_t request_ = 0;
 };
 

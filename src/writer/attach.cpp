@@ -129,6 +129,12 @@ Status WriterSession::greet(Deadline deadline) {
   return std::move(welcome).error();
 }
 
+void WriterSession::stop_on(std::stop_token stop) {
+  if (!home_.here()) return;
+  link_.stop_on(stop);
+  stop_ = std::move(stop);
+}
+
 Status WriterSession::register_plan(std::span<const TensorSlice> plan, Deadline deadline) {
   DS_TRY(check_home());
   if (fill_) return Error(Errc::invalid_argument, "register_plan: a fill is open");

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,6 +46,7 @@ class WriterSession final : public Writer {
 
   Status open(Deadline deadline);
 
+  void stop_on(std::stop_token stop) override;
   Status register_plan(std::span<const TensorSlice> plan, Deadline deadline) override;
   Status begin(const Version& version, Deadline deadline) override;
   using Writer::write;
@@ -98,6 +100,7 @@ class WriterSession final : public Writer {
   std::vector<TensorSlice> plan_;
   bool planned_ = false;
   std::uint64_t generation_ = 0;
+  std::stop_token stop_;
 
   // The open fill.
   std::optional<shm::Fill> fill_;

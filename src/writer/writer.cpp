@@ -45,7 +45,7 @@ Status WriterSession::begin(const Version& version, Deadline deadline) {
   DS_TRY(settle_before(version, deadline));
   // The fill itself needs no agent. But one that was restarted may have another segment for us: one look, no wait.
   if (auto status = greet(deadline); !status) return std::move(status).with_context(context);
-  auto fill = role_->begin(version, deadline);
+  auto fill = role_->begin(version, {deadline, stop_});
   if (!fill) {
     const bool alone = !link_.connected();
     auto error = std::move(fill).error();
@@ -218,7 +218,7 @@ Result<OffloadReport> WriterSession::seal(Deadline deadline) {
     abort();
     return Error(Errc::aborted, context + ": the agent was restarted without the segment, and has another one");
   }
-  if (auto sealed = role_->commit(*fill_, deadline); !sealed) {
+  if (auto sealed = role_->commit(*fill_, {deadline, stop_}); !sealed) {
     abort();
     return std::move(sealed).error().with_context(context);
   }

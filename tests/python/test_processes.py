@@ -120,6 +120,46 @@ def test_ctrl_c_ends_a_wait(segment_name: str, call: str) -> None:
         assert (out, waiter.returncode) == ("interrupted\n", 0), err
 
 
+#: Two writers of one version, of which the second keeps the first waiting.
+WRITERS = """
+import sys, threading, numpy as np, deltasync
+from deltasync._native import Batch, Version, Writer
+from deltasync.layouts import layout_of
+half = np.zeros((4, 8), np.float32)
+layout, sidecar = layout_of({"w": np.zeros((8, 8), np.float32)})
+with deltasync.AgentProcess(sys.argv[1]) as agent:
+    writers = [Writer.attach(layout, sidecar, agent.socket, index=i, writers=2) for i in range(2)]
+    plans = [Batch(), Batch()]
+    for i in range(2):
+        plans[i].add(0, 4 * i, 0, 4, 8, half.ctypes.data)
+    try:
+        if sys.argv[2] == "commit":
+            other = threading.Thread(target=writers[1].register_plan, args=(plans[1],))
+            other.start()
+            writers[0].register_plan(plans[0])
+            other.join()
+            for i in range(2):
+                writers[i].begin(Version(7, 1))
+                writers[i].write_batch(plans[i])
+        print("waiting", flush=True)
+        writers[0].commit(600) if sys.argv[2] == "commit" else writers[0].register_plan(plans[0], 600)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    del writers
+"""
+
+
+@pytest.mark.parametrize("call", ["register_plan", "commit"])
+def test_ctrl_c_ends_the_wait_for_another_writer(segment_name: str, call: str) -> None:
+    waiter = script(WRITERS, segment_name, call)
+    assert waiter.stdout is not None
+    assert waiter.stdout.readline() == "waiting\n"
+    time.sleep(0.1)
+    waiter.send_signal(signal.SIGINT)
+    out, err = waiter.communicate(timeout=LIMIT_S)
+    assert (out, waiter.returncode) == ("interrupted\n", 0), err
+
+
 def test_ctrl_c_ends_the_wait_for_an_agent() -> None:
     code = """
 import deltasync

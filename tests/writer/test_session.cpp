@@ -311,6 +311,86 @@ TEST_F(WriterSessionTest, NoFreeHalfEndsAtTheDeadline) {
   expect_works(*writer, 3);
 }
 
+/// The error of a call during which the writer's stop is requested, long before the call's deadline.
+template <class Call>
+Error stopped(Writer& writer, const Call& call) {
+  std::stop_source source;
+  writer.stop_on(source.get_token());
+  const std::jthread stopper([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    source.request_stop();
+  });
+  const auto result = call();
+  if (result) return Error(Errc::internal, "it succeeded");
+  return result.error();
+}
+
+TEST_F(WriterSessionTest, AStopEndsWhatWaitsForTheAgent) {
+  auto writer = attach();
+  agent_->busy = true;
+  for (const std::uint64_t number : {1u, 2u}) {
+    ASSERT_TRUE(writer->begin(version(7, number), soon()));
+    ASSERT_TRUE(write_all(*writer, model_.half));
+    ASSERT_TRUE(writer->commit(soon()));
+  }
+  const Error begin = stopped(*writer, [&] { return writer->begin(version(7, 3), soon()); });
+  EXPECT_EQ(begin.code(), Errc::cancelled) << begin.to_string();
+  EXPECT_THAT(begin.message(), HasSubstr("SEALED"));
+  const Error ready = stopped(*writer, [&] { return writer->wait_ready({7, 1}, soon()); });
+  EXPECT_EQ(ready.code(), Errc::cancelled) << ready.to_string();
+  writer->stop_on({});
+  agent_->busy = false;
+  expect_works(*writer, 3);
+
+  agent_.reset();
+  const Error absent = stopped(*writer, [&] { return writer->wait_ready({7, 3}, soon()); });
+  EXPECT_EQ(absent.code(), Errc::cancelled) << absent.to_string();
+}
+
+TEST_F(WriterSessionTest, AStopEndsWhatWaitsForOtherWriters) {
+  std::unique_ptr<Writer> both[2];
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    auto writer = Writer::attach(model_.layout, Sidecar{}, writer_options(dir_.path(), i, 2), soon());
+    ASSERT_TRUE(writer) << writer.error().to_string();
+    both[i] = *std::move(writer);
+  }
+  const std::vector<TensorSlice> plans[] = {share(layout(), 0, 2), share(layout(), 1, 2)};
+  const Error plan = stopped(*both[0], [&] { return both[0]->register_plan(plans[0], soon()); });
+  EXPECT_EQ(plan.code(), Errc::cancelled) << plan.to_string();
+
+  both[0]->stop_on({});
+  Status second;
+  {
+    const std::jthread other([&] { second = both[1]->register_plan(plans[1], soon()); });
+    const Status first = both[0]->register_plan(plans[0], soon());
+    ASSERT_TRUE(first) << first.error().to_string();
+  }
+  ASSERT_TRUE(second) << second.error().to_string();
+  const auto fill = [&] {
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      ASSERT_TRUE(both[i]->begin(version(7, 1), soon()));
+      for (const TensorSlice& s : plans[i]) ASSERT_TRUE(write_slice(*both[i], model_.half, s.tensor, s.rect));
+    }
+  };
+  fill();
+  const Error commit = stopped(*both[0], [&] { return both[0]->commit(soon()); });
+  EXPECT_EQ(commit.code(), Errc::cancelled) << commit.to_string();
+  EXPECT_THAT(commit.message(), HasSubstr("writer 1 (pid "));
+  EXPECT_EQ(both[1]->commit(soon()).error().code(), Errc::aborted);
+
+  both[0]->stop_on({});
+  fill();
+  std::optional<Result<OffloadReport>> other;
+  {
+    const std::jthread thread([&] { other = both[1]->commit(soon()); });
+    const auto report = both[0]->commit(soon());
+    EXPECT_TRUE(report) << report.error().to_string();
+  }
+  EXPECT_TRUE(*other) << other->error().to_string();
+  ASSERT_TRUE(both[0]->wait_ready({7, 1}, soon()));
+  EXPECT_TRUE(agent_->served_bytes() == model_.half);
+}
+
 TEST_F(WriterSessionTest, DestructionAbortsAndFreesTheSlotAtOnce) {
   {
     auto writer = attach();

@@ -64,18 +64,4 @@ auto stoppable(F&& call) {
   return std::move(*result);
 }
 
-/// For a call that takes a deadline, but no token, and may be made again after its deadline (timed_out, quarantined):
-/// it is made again and again with a short one, then a longer one, until it ends otherwise, or the deadline has passed;
-/// signals are handled in between.
-template <class F>
-auto in_slices(Deadline deadline, F&& call) {
-  // Longer and longer: what an agent began for a call that ended is begun anew.
-  for (std::chrono::milliseconds slice(200);; slice *= 2) {
-    auto result = released([&] { return call(deadline.earlier(Deadline::after(slice))); });
-    const auto again = [](Errc code) { return code == Errc::timed_out || code == Errc::quarantined; };
-    if (result.ok() || !again(result.error().code()) || deadline.passed()) return result;
-    check_signals();
-  }
-}
-
 }  // namespace deltasync::python

@@ -122,6 +122,15 @@ void bind_report(nb::module_& module) {
       });
 }
 
+/// A call of the writer that signals end.
+template <class F>
+auto stoppable_by(Writer& writer, F&& call) {
+  return stoppable([&](std::stop_token stop) {
+    writer.stop_on(std::move(stop));
+    return call();
+  });
+}
+
 void write_batch(Writer& writer, const Batch& batch, bool wait, double timeout) {
   if (wait || !batch.on_device()) return unwrap(released([&] { return writer.write(batch.slices()); }));
   const Deadline deadline = deadline_after(timeout);
@@ -150,13 +159,14 @@ void bind_writer(nb::module_& module) {
           [](Writer& writer, const Batch& batch, double timeout) {
             const auto plan = batch.plan();
             const Deadline deadline = deadline_after(timeout);
-            unwrap(in_slices(deadline, [&](Deadline slice) { return writer.register_plan(plan, slice); }));
+            unwrap(stoppable_by(writer, [&] { return writer.register_plan(plan, deadline); }));
           },
           "batch"_a, "timeout"_a = 60.0)
       .def(
           "begin",
           [](Writer& writer, const Version& version, double timeout) {
-            unwrap(in_slices(deadline_after(timeout), [&](Deadline slice) { return writer.begin(version, slice); }));
+            const Deadline deadline = deadline_after(timeout);
+            unwrap(stoppable_by(writer, [&] { return writer.begin(version, deadline); }));
           },
           "version"_a, "timeout"_a = 60.0)
       .def("write_batch", &write_batch, "batch"_a, "wait"_a = true, "timeout"_a = 60.0,
@@ -165,15 +175,15 @@ void bind_writer(nb::module_& module) {
           "commit",
           [](Writer& writer, double timeout) {
             const Deadline deadline = deadline_after(timeout);
-            return unwrap(released([&] { return writer.commit(deadline); }));
+            return unwrap(stoppable_by(writer, [&] { return writer.commit(deadline); }));
           },
           "timeout"_a = 60.0)
       .def("abort", [](Writer& writer) { released([&] { writer.abort(); }); })
       .def(
           "wait_ready",
           [](Writer& writer, const Version& version, double timeout) {
-            unwrap(in_slices(deadline_after(timeout),
-                             [&](Deadline slice) { return writer.wait_ready(version.id, slice); }));
+            const Deadline deadline = deadline_after(timeout);
+            unwrap(stoppable_by(writer, [&] { return writer.wait_ready(version.id, deadline); }));
           },
           "version"_a, "timeout"_a = 60.0)
       .def_prop_ro("newest_number", [](const Writer& writer) { return writer.newest().number; })
