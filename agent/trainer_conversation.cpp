@@ -230,12 +230,12 @@ awaitable<Status> TrainerConversation::judge_plan(const TrainerPtr& trainer, Byt
       state_.publish();
       co_return std::move(*outcome);
     }
-    if (deadline.passed()) {
+    if (deadline.passed() || stream_.peer_closed()) {
       Error why = board->give_up(trainer->slot);
       state_.publish();
       co_return why;
     }
-    co_await state_.change(deadline);
+    co_await state_.change(deadline.earlier(Deadline::after(kPollInterval)));
   }
 }
 
@@ -247,6 +247,7 @@ awaitable<Result<wire::TrainerReady>> TrainerConversation::await_ready(ByteSpan 
     DS_CO_ASSIGN(const std::optional<wire::TrainerReady> ready, state_.hooks.ready(wait.version));
     if (ready) co_return *ready;
     if (deadline.passed()) co_return Error(Errc::timed_out, to_string(wait.version) + " is not served yet");
+    if (stream_.peer_closed()) co_return Error(Errc::connection, "the trainer left while it waited for a version");
     co_await state_.change(deadline.earlier(Deadline::after(kPollInterval)));
   }
 }

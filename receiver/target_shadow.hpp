@@ -23,6 +23,7 @@ class ShadowedTarget final : public Target {
   const LayoutPtr& layout() const override { return live_->layout(); }
   bool exchanges() const override { return true; }
   bool shares_memory() const override { return live_->shares_memory(); }
+  bool takes_commits_back() const override { return live_->takes_commits_back(); }
   void begin_pull(const Until& until) override { live_->begin_pull(until); }
   void end_pull() noexcept override { live_->end_pull(); }
   Status finish_live(const Until& until) override { return live_->finish_live(until); }

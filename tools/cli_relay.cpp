@@ -96,7 +96,7 @@ class Relay {
   /// Likewise while nobody listens.
   Status wait_for_agent(const Until& until) const {
     for (;;) {
-      const auto connection = net::connect_unix(options_.agent, until.deadline());
+      const auto connection = net::connect_unix(options_.agent, until);
       if (connection) return {};
       if (connection.error().code() != Errc::connection) return connection.error();
       DS_TRY(until.check("waiting for the agent on " + options_.agent));

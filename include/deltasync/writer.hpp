@@ -101,8 +101,9 @@ class Writer {
   virtual ~Writer() = default;
 
   /// From now on this stop ends, with `cancelled`, whatever waits for the agent or for other writers: register_plan(),
-  /// begin(), commit() and wait_ready(), as their deadlines would. It replaces the stop before; one that cannot be
-  /// requested ends nothing. A device's copies are waited for until the deadline all the same.
+  /// begin(), commit() and wait_ready(), as their deadlines would; these calls, too, if it is requested before them. It
+  /// replaces the stop before; one that cannot be requested ends nothing. The connection to the agent is closed by it,
+  /// and made anew by the next call. A device's copies are waited for until the deadline all the same.
   virtual void stop_on(std::stop_token stop) = 0;
 
   /// With several writers: the rectangles that this one will write in every fill. The agent checks once that all

@@ -16,8 +16,9 @@ spdlog::level::level_enum to_spdlog(log::Level level) {
     case log::Level::info: return spdlog::level::info;
     case log::Level::warn: return spdlog::level::warn;
     case log::Level::error: return spdlog::level::err;
+    case log::Level::critical: break;
   }
-  return spdlog::level::err;
+  return spdlog::level::critical;
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ void init_log(const std::string& process_name, const std::string& level);
 
 namespace log {
 
-enum class Level { debug, info, warn, error };
+enum class Level { debug, info, warn, error, critical };
 
 /// One line of spdlog's default logger, if it takes this level. Never throws. Any thread.
 void write(Level level, fmt::string_view format, fmt::format_args args) noexcept;
@@ -36,6 +36,10 @@ void warn(fmt::format_string<Args...> format, Args&&... args) {
 template <class... Args>
 void error(fmt::format_string<Args...> format, Args&&... args) {
   write(Level::error, format, fmt::make_format_args(args...));
+}
+template <class... Args>
+void critical(fmt::format_string<Args...> format, Args&&... args) {
+  write(Level::critical, format, fmt::make_format_args(args...));
 }
 
 }  // namespace log

@@ -44,15 +44,15 @@ class CoordinatorCore::Inside {
 
 Result<std::unique_ptr<CoordinatorCore>> CoordinatorCore::open(const CoordinatorOptions& options, Points points) {
   if (options.log.empty()) return Error(Errc::invalid_argument, "a coordinator needs a log");
-  DS_ASSIGN(std::unique_ptr<LogFile> log, LogFile::open(options.log));
-  if (log->torn_bytes() > 0) {
-    log::warn("commit_log_torn file={} bytes={}", options.log.string(), log->torn_bytes());
+  DS_ASSIGN(std::unique_ptr<LogFile> file, LogFile::open(options.log));
+  if (file->torn_bytes() > 0) {
+    log::warn("commit_log_torn file={} bytes={}", options.log.string(), file->torn_bytes());
   }
-  auto machine = CoordinatorMachine::recover(options.ranks, log->records(), net::make_random_id());
+  auto machine = CoordinatorMachine::recover(options.ranks, file->records(), net::make_random_id());
   if (!machine) return std::move(machine).error().with_context(options.log.string());
   try {
     std::unique_ptr<CoordinatorCore> core(
-        new CoordinatorCore(options, std::move(points), std::move(log), *std::move(machine)));
+        new CoordinatorCore(options, std::move(points), std::move(file), *std::move(machine)));
     const std::lock_guard lock(core->mutex_);
     DS_TRY(core->settle());
     return core;
@@ -61,12 +61,12 @@ Result<std::unique_ptr<CoordinatorCore>> CoordinatorCore::open(const Coordinator
   }
 }
 
-CoordinatorCore::CoordinatorCore(const CoordinatorOptions& options, Points points, std::unique_ptr<LogFile> log,
+CoordinatorCore::CoordinatorCore(const CoordinatorOptions& options, Points points, std::unique_ptr<LogFile> file,
                                  CoordinatorMachine machine)
     : prepare_limit_(options.prepare_limit),
       commit_limit_(options.commit_limit),
       points_(std::move(points)),
-      log_(std::move(log)),
+      log_(std::move(file)),
       machine_(std::move(machine)),
       clock_([this](const std::stop_token& stop) { watch_clock(stop); }) {}
 

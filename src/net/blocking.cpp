@@ -123,7 +123,7 @@ Result<UniqueFd> connect_address(const addrinfo& address, const Until& until) {
 
 }  // namespace
 
-Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline) {
+Result<UniqueFd> connect_unix(const std::string& path, const Until& until) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof address.sun_path) {
@@ -146,8 +146,8 @@ Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline) {
     }
     // The listener's backlog is full: a Unix socket offers nothing to poll for, so ask again.
     if (errno != EAGAIN && errno != EINTR) return Error::from_errno("connect to " + path, errno);
-    if (deadline.passed()) return Error(Errc::timed_out, "connecting to " + path);
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(5), deadline.remaining()));
+    DS_TRY(until.check("connecting to " + path));
+    until.pause(std::chrono::milliseconds(5));
   }
 }
 

@@ -21,7 +21,7 @@ namespace deltasync::net {
 
 /// A stream socket, non-blocking and close-on-exec. `connection` if nobody listens there, `invalid_argument` if `path`
 /// is another kind of file or too long, `timed_out`.
-Result<UniqueFd> connect_unix(const std::string& path, Deadline deadline);
+Result<UniqueFd> connect_unix(const std::string& path, const Until& until);
 /// Tries each address of `host` in turn; name resolution is bounded too. TCP_NODELAY is set. `cancelled` soon after a
 /// stop is requested.
 Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, const Until& until);

@@ -124,7 +124,7 @@ class WorkThread {
 
   static Error shutting_down() { return {Errc::connection, "shutting down"}; }
   [[noreturn]] static void no_way_back() noexcept {
-    log::error("work_thread_failed error=\"no memory to hand back what was done\"");
+    log::critical("work_thread_failed error=\"no memory to hand back what was done\"");
     std::abort();
   }
 

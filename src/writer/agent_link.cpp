@@ -26,8 +26,10 @@ AgentLink::AgentLink(std::string socket_path, const wire::TrainerHello& hello)
     : socket_path_(std::move(socket_path)), hello_(hello.encode()) {}
 
 AgentLink::~AgentLink() {
-  if (!home_.here() || !connected()) return;
+  if (!home_.here()) return;
   const Deadline deadline = Deadline::after(kGoodbyeLimit);
+  stop_on({});
+  if (!connected() && !(cut_ && connect(deadline))) return;
   const std::uint64_t request = ++request_;
   if (!socket_.send(wire::Type::end, request, {}, deadline)) return;
   // Once the answer is here, the slot can be granted to the next process. Without it, the agent waits for our death.
@@ -35,13 +37,14 @@ AgentLink::~AgentLink() {
 }
 
 void AgentLink::stop_on(const std::stop_token& stop) {
+  cut_ |= stop_.stop_requested();
   stop_ = stop;
   socket_.stop_on(stop_);
 }
 
 Result<wire::TrainerWelcome> AgentLink::connect(Deadline deadline) {
   socket_.close();
-  DS_ASSIGN(UniqueFd fd, net::connect_unix(socket_path_, deadline));
+  DS_ASSIGN(UniqueFd fd, net::connect_unix(socket_path_, {deadline, stop_}));
   socket_ = net::MessageSocket(std::move(fd));
   socket_.stop_on(stop_);
   const std::uint64_t request = ++request_;
@@ -50,6 +53,7 @@ Result<wire::TrainerWelcome> AgentLink::connect(Deadline deadline) {
     DS_ASSIGN(const net::Message message, answer(request, wire::Type::trainer_welcome, deadline));
     return wire::TrainerWelcome::decode(message.payload);
   }();
+  if (welcome) cut_ = false;
   if (!welcome) socket_.close();
   return welcome;
 }

@@ -22,8 +22,8 @@ class AgentLink {
  public:
   /// `hello` is said at every connect.
   AgentLink(std::string socket_path, const wire::TrainerHello& hello);
-  /// Says goodbye if it is connected, so that the slot is free at once; the fill must have been left. A forked child's
-  /// copy says nothing: the slot is its parent's.
+  /// Says goodbye if it is connected, or was until a stop, so that the slot is free at once; the fill must have been
+  /// left. A forked child's copy says nothing: the slot is its parent's.
   ~AgentLink();
   AgentLink(const AgentLink&) = delete;
   AgentLink& operator=(const AgentLink&) = delete;
@@ -56,6 +56,7 @@ class AgentLink {
   const std::vector<std::byte> hello_;  ///< encoded: it holds the layout and is the same each time
   net::MessageSocket socket_;
   std::stop_token stop_;
+  bool cut_ = false;  ///< a stop closed the connection, of which the agent still expects the goodbye
   std::uint64_t request_ = 0;
 };
 

@@ -125,7 +125,7 @@ Status WriterSession::greet(Deadline deadline) {
   auto welcome = link_.connect(deadline.earlier(Deadline::after(kGreetLimit)));
   if (welcome) return take_up(*welcome);
   const Errc code = welcome.error().code();
-  if (code == Errc::connection || code == Errc::timed_out) return {};
+  if (code == Errc::connection || code == Errc::timed_out || code == Errc::cancelled) return {};
   return std::move(welcome).error();
 }
 

@@ -160,6 +160,29 @@ def test_ctrl_c_ends_the_wait_for_another_writer(segment_name: str, call: str) -
     assert (out, waiter.returncode) == ("interrupted\n", 0), err
 
 
+def test_a_handler_of_a_signal_does_not_call_a_writer_that_is_in_a_call(segment_name: str) -> None:
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        version = manager.offload(weights()).version
+        refused: list[Exception] = []
+
+        def handler(*_: object) -> None:
+            try:
+                manager.offload(weights(2.0))
+            except Exception as e:
+                refused.append(e)
+
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(errors.DeadlinePassed):
+                manager.wait_ready(deltasync.Version(version.epoch, version.number + 1), timeout=1.0)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert [type(e) for e in refused] == [errors.InvalidArgument]
+        assert "under way" in str(refused[0])
+        assert manager.offload(weights(2.0)).version.number == 2
+
+
 def test_ctrl_c_ends_the_wait_for_an_agent() -> None:
     code = """
 import deltasync
@@ -283,6 +306,7 @@ def test_default_numbers_go_on_after_an_interrupt_behind_the_commit(
         with pytest.raises(KeyboardInterrupt):
             manager.offload(weights(2.0))
         monkeypatch.undo()
+        assert manager.version is not None and manager.version.number == 2
         assert manager.offload(weights(3.0)).version.number == 3
     with pytest.raises(errors.InvalidArgument, match="closed"):
         manager.offload(weights())

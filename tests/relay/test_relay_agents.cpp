@@ -370,7 +370,7 @@ TEST_F(RelayNode, WhatSomebodyWroteIntoTheSegmentIsNeverTakenForTheTrainers) {
   }
 }
 
-class IdleEngine final : public Engine {
+class IdleEngine final : public commit::Engine {
  public:
   Status pause(Deadline /*deadline*/) override { return {}; }
   Status resume(const Version& /*version*/, Deadline /*deadline*/) override { return {}; }
@@ -381,10 +381,10 @@ TEST_F(RelayNode, ARelayTakesNoPartInACommitOverRanks) {
   hand_on();
   EXPECT_FALSE(relay_->takes_commits_back());
   IdleEngine engine;
-  ParticipantOptions options;
+  commit::ParticipantOptions options;
   options.ranks = 1;
   options.coordinator = "127.0.0.1:1";
-  const auto made = Participant::start(options, *relay_, engine);
+  const auto made = commit::Participant::start(options, *relay_, engine);
   ASSERT_FALSE(made);
   EXPECT_EQ(made.error().code(), Errc::unsupported) << made.error().to_string();
 }

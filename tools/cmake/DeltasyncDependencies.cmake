@@ -6,6 +6,7 @@ if(POLICY CMP0167)
   cmake_policy(SET CMP0167 OLD)  # Debian's Boost 1.81 is found by CMake's own module as well as by its config
 endif()
 find_package(Boost 1.81 REQUIRED)
+find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 find_package(CLI11 REQUIRED)

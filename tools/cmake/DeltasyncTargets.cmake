@@ -42,7 +42,7 @@ elseif(DELTASYNC_SANITIZE)
 endif()
 
 # What parses a command line or asserts costs the compiler much and the user no time: such code is optimized little, under
-# sanitizers not at all. What it calls has the flags of the build.
+# sanitizers not at all. The libraries that it calls have the flags of the build.
 if(DELTASYNC_SANITIZE)
   set(DELTASYNC_COLD -O0)
 elseif(CMAKE_BUILD_TYPE STREQUAL "Release")

@@ -6,11 +6,15 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
+
+#include "base/home_process.hpp"
 
 namespace deltasync::python {
 namespace {
 
 constexpr auto kSignalLook = std::chrono::milliseconds(20);
+constexpr auto kCallEnd = std::chrono::hours(1);  ///< a call that was asked to end is waited for, however long it takes
 constexpr double kTimeoutMaxS = 1e9;
 
 /// Only Python's main thread runs signal handlers.
@@ -20,6 +24,73 @@ bool on_main_thread() {
   const nb::object main = threading.attr("main_thread")();
   return here.ptr() == main.ptr();
 }
+
+/// Makes the calls of Python's main thread, which handles signals meanwhile. One for all of them, for good: what a call
+/// records of its time stays one row of the timeline, and no call fails for want of a thread.
+class CallThread {
+ public:
+  /// The thread, made when it is first asked for; null if there is none to be had, or if it is in a call: a handler of
+  /// a signal then makes one more. Called by the main thread only.
+  static CallThread* free() {
+    static CallThread* here = nullptr;  // never destroyed: it may be in a call when the process ends
+    try {
+      if (here == nullptr || !here->home_.here())
+        here = new CallThread;  // a forked child has none of its parent's threads
+    } catch (const std::system_error&) {
+      return nullptr;
+    }
+    return here->call_ == nullptr ? here : nullptr;
+  }
+
+  void begin(const std::function<void()>& call) {
+    const std::lock_guard lock(mutex_);
+    call_ = &call;
+    changed_.notify_all();
+  }
+  /// True once the call has ended. Without the GIL while it waits.
+  bool wait_for(std::chrono::milliseconds time) {
+    const nb::gil_scoped_release release;
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, time, [&] { return done_; });
+  }
+  /// What the call, which has ended, threw.
+  std::exception_ptr end() {
+    const std::lock_guard lock(mutex_);
+    call_ = nullptr;
+    done_ = false;
+    return std::exchange(thrown_, nullptr);
+  }
+
+ private:
+  CallThread() : thread_([this] { run(); }) {}
+
+  [[noreturn]] void run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return call_ != nullptr && !done_; });
+      lock.unlock();
+      std::exception_ptr thrown;
+      try {
+        (*call_)();
+      } catch (...) {
+        thrown = std::current_exception();
+      }
+      lock.lock();
+      thrown_ = std::move(thrown);
+      done_ = true;
+      changed_.notify_all();
+    }
+  }
+
+  const HomeProcess home_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const std::function<void()>* call_ =
+      nullptr;  ///< set by the main thread alone; protected by mutex_, as is what follows
+  bool done_ = false;
+  std::exception_ptr thrown_;
+  std::thread thread_;  // the last one: it uses the others
+};
 
 void translate(const std::exception_ptr& thrown, void*) {
   try {
@@ -53,43 +124,16 @@ void check_signals() {
 }
 
 void detail::run_stoppable(const std::function<void()>& call, std::stop_source& stop) {
-  if (!on_main_thread()) return released(call);
-  std::mutex mutex;
-  std::condition_variable ended;
-  bool done = false;
-  std::exception_ptr thrown;
-  std::thread worker;
-  try {
-    worker = std::thread([&] {
-      try {
-        call();
-      } catch (...) {
-        thrown = std::current_exception();
-      }
-      const std::lock_guard lock(mutex);
-      done = true;
-      ended.notify_one();
-    });
-  } catch (const std::system_error& e) {
-    throw Failure{Error(Errc::no_space, std::string("start a thread for a call: ") + e.what())};
-  }
-  const auto wait = [&](auto until) {
-    const nb::gil_scoped_release release;
-    std::unique_lock lock(mutex);
-    return until(lock);
-  };
+  CallThread* thread = on_main_thread() ? CallThread::free() : nullptr;
+  if (thread == nullptr) return released(call);
+  thread->begin(call);
   bool interrupted = false;
-  while (!wait([&](auto& lock) { return ended.wait_for(lock, kSignalLook, [&] { return done; }); })) {
-    if (PyErr_CheckSignals() == 0) continue;
+  while (!thread->wait_for(interrupted ? kCallEnd : kSignalLook)) {
+    if (interrupted || PyErr_CheckSignals() == 0) continue;
     interrupted = true;  // the exception stays set, and is thrown once the call has ended
     stop.request_stop();
-    wait([&](auto& lock) {
-      ended.wait(lock, [&] { return done; });
-      return true;
-    });
-    break;
   }
-  worker.join();
+  const std::exception_ptr thrown = thread->end();
   if (interrupted) throw nb::python_error();
   if (thrown) std::rethrow_exception(thrown);
 }

@@ -49,8 +49,9 @@ auto released(F&& call) {
 void check_signals();
 
 namespace detail {
-/// Runs `call` on a thread of its own if this is Python's main thread, which handles signals meanwhile and asks `stop`
-/// for the call's end as soon as a handler raises; else on this one. Without the GIL inside `call`.
+/// Runs `call` on another thread if this is Python's main thread, which handles signals meanwhile and asks `stop` for
+/// the call's end as soon as a handler raises; else, and where a handler calls, on this one. Without the GIL inside
+/// `call`.
 void run_stoppable(const std::function<void()>& call, std::stop_source& stop);
 }  // namespace detail
 

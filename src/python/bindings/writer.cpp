@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include <set>
+
 #include "python/bindings/bind.hpp"
 #include "python/bindings/calls.hpp"
 
@@ -122,16 +124,50 @@ void bind_report(nb::module_& module) {
       });
 }
 
+/// A writer takes one call at a time, and a handler of a signal runs in the middle of one.
+class CallOf {
+ public:
+  explicit CallOf(const Writer& writer) : writer_(&writer), alone_(under_way().insert(writer_).second) {}
+  ~CallOf() {
+    if (alone_) under_way().erase(writer_);
+  }
+  CallOf(const CallOf&) = delete;
+  CallOf& operator=(const CallOf&) = delete;
+  bool alone() const { return alone_; }
+  void check() const {
+    if (!alone_) throw Failure{Error(Errc::invalid_argument, "another call of this writer is under way")};
+  }
+
+ private:
+  static std::set<const Writer*>& under_way() {  // protected by the GIL
+    static std::set<const Writer*> writers;
+    return writers;
+  }
+
+  const Writer* writer_;
+  const bool alone_;
+};
+
 /// A call of the writer that signals end.
 template <class F>
 auto stoppable_by(Writer& writer, F&& call) {
+  const CallOf one(writer);
+  one.check();
   return stoppable([&](std::stop_token stop) {
     writer.stop_on(std::move(stop));
     return call();
   });
 }
 
+VersionId newest(const Writer& writer) {
+  const CallOf one(writer);
+  one.check();
+  return writer.newest();
+}
+
 void write_batch(Writer& writer, const Batch& batch, bool wait, double timeout) {
+  const CallOf one(writer);
+  one.check();
   if (wait || !batch.on_device()) return unwrap(released([&] { return writer.write(batch.slices()); }));
   const Deadline deadline = deadline_after(timeout);
   unwrap(released([&]() -> Status {
@@ -178,7 +214,13 @@ void bind_writer(nb::module_& module) {
             return unwrap(stoppable_by(writer, [&] { return writer.commit(deadline); }));
           },
           "timeout"_a = 60.0)
-      .def("abort", [](Writer& writer) { released([&] { writer.abort(); }); })
+      .def(
+          "abort",
+          [](Writer& writer) {
+            const CallOf one(writer);
+            if (one.alone()) released([&] { writer.abort(); });
+          },
+          "Nothing while another call is under way, which aborts by itself if it fails.")
       .def(
           "wait_ready",
           [](Writer& writer, const Version& version, double timeout) {
@@ -186,8 +228,8 @@ void bind_writer(nb::module_& module) {
             unwrap(stoppable_by(writer, [&] { return writer.wait_ready(version.id, deadline); }));
           },
           "version"_a, "timeout"_a = 60.0)
-      .def_prop_ro("newest_number", [](const Writer& writer) { return writer.newest().number; })
-      .def_prop_ro("newest_epoch", [](const Writer& writer) { return writer.newest().epoch; })
+      .def_prop_ro("newest_number", [](const Writer& writer) { return newest(writer).number; })
+      .def_prop_ro("newest_epoch", [](const Writer& writer) { return newest(writer).epoch; })
       .def_prop_ro("layout", [](const Writer& writer) { return std::const_pointer_cast<Layout>(writer.layout()); });
 }
 

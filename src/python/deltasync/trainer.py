@@ -171,6 +171,8 @@ class WeightManager:
             report = self._writer.commit(_left(end))
         except BaseException:
             self._writer.abort()
+            if (self._writer.newest_epoch, self._writer.newest_number) == (wanted.epoch, wanted.number):
+                self._last = wanted  # interrupted behind the commit
             self._fixed = None
             self._planned = False  # the parts may be what was wrong
             raise
