@@ -1,6 +1,6 @@
 // Live memory that is known to be wrong: it is no base for a delta, whatever fails or is taken back meanwhile, and who
 // cannot look at all of it looks at what can be seen.
-#include <gmock/gmock-matchers.h>
+#include <gmock/gmock-more-matchers.h>
 
 #include "deltasync/attest.hpp"
 #include "tests/receiver/any_engine.hpp"

@@ -1,7 +1,7 @@
 // What a shadow beside live memory is for (deltasync/shadow.hpp), and what becomes of both when one of them fails.
 #include "receiver/target_shadow.hpp"
 
-#include <gmock/gmock-matchers.h>
+#include <gmock/gmock-more-matchers.h>
 
 #include <numeric>
 
