@@ -55,18 +55,26 @@ StagedStep TrainerModel::compact_delta(const Reference& before, const Reference&
 
 StagedStep TrainerModel::staged(delta::Delta encoded) const {
   StagedStep step{encoded.from, encoded.to, {}};
-  for (delta::Frame& frame : encoded.frames) {
-    StagedFrame staged;
-    staged.bytes = std::move(frame.bytes);
-    auto records = delta::parse_frame(*model_.layout, staged.bytes);
-    if (!records) {
-      std::fprintf(stderr, "parse_frame: %s\n", records.error().to_string().c_str());
-      std::abort();
-    }
-    staged.records = *std::move(records);
-    step.frames.push_back(std::move(staged));
-  }
+  for (delta::Frame& frame : encoded.frames) step.frames.push_back(staged(std::move(frame.bytes)));
   return step;
+}
+
+StagedFrame TrainerModel::staged(std::vector<std::byte> bytes) const {
+  StagedFrame frame;
+  frame.bytes = std::move(bytes);
+  auto records = delta::parse_frame(*model_.layout, frame.bytes);
+  if (!records) {
+    std::fprintf(stderr, "parse_frame: %s\n", records.error().to_string().c_str());
+    std::abort();
+  }
+  frame.records = *std::move(records);
+  return frame;
+}
+
+StagedStep TrainerModel::copy(const StagedStep& step) const {
+  StagedStep copy{step.from, step.to, {}};
+  for (const StagedFrame& frame : step.frames) copy.frames.push_back(staged(frame.bytes));
+  return copy;
 }
 
 Status put_from_half(Target& target, const Reference& reference, const Tile& tile) {

@@ -30,12 +30,15 @@ class TrainerModel {
                    delta::ValueForm form = delta::ValueForm::ulp) const;
   /// The same in exponent classes, where that is smaller.
   StagedStep compact_delta(const Reference& before, const Reference& after) const;
+  /// The same step once more, as it was before it was committed anywhere.
+  StagedStep copy(const StagedStep& step) const;
   ThreadPool& pool() const noexcept { return pool_; }
 
  private:
   const Reference& name_next();
   delta::Delta encode(const Reference& before, const Reference& after, delta::ValueForm form) const;
   StagedStep staged(delta::Delta encoded) const;
+  StagedFrame staged(std::vector<std::byte> bytes) const;
 
   TestModel model_;
   Reference now_;
