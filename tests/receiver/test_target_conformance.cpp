@@ -301,7 +301,7 @@ TEST_P(TargetConformance, AStagedFullThatIsLateKeepsTheOldVersion) {
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.5);
-  for (int us = 0; us < 1'000'000; us += 1 + (GetParam().slow ? us * 30 : us / kFineness)) {
+  for (int us = 0; us < 1'000'000; us = 1 + us * (GetParam().slow ? 30 : kGrowth)) {
     ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
     fill_full(*target_, second);
     const Status status = target_->commit_full(second.state, Deadline::after(std::chrono::microseconds(us)));
