@@ -8,8 +8,8 @@ tools/python_env.sh build/python-venv
 rm -rf "$out"
 mkdir -p "$out"
 # The compilers of the other builds by the same names, so that ccache knows what they compiled.
-CC=/usr/bin/cc CXX=/usr/bin/c++ build/python-venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-  --config-settings=build-dir="$PWD/build-wheel" --wheel-dir "$out" .
+CC=/usr/bin/cc CXX=/usr/bin/c++ build/python-venv/bin/pip wheel --quiet --disable-pip-version-check \
+  --no-deps --no-build-isolation --config-settings=build-dir="$PWD/build-wheel" --wheel-dir "$out" .
 python3 -m venv "$out/venv"
 "$out/venv/bin/pip" install --quiet --disable-pip-version-check "$out"/deltasync-*.whl
 cd "$out"

@@ -36,10 +36,12 @@ def alive(pid: int) -> bool:
 
 #: A shell that starts a job in the background has it ignore SIGINT, and so do the job's children.
 HEARS_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+#: Says so once the main thread is in the call that follows.
+SAYS_WAITING = 'import threading; threading.Timer(0.3, print, ("waiting",), {"flush": True}).start()'
 
 
 def script(code: str, *args: str) -> subprocess.Popen[str]:
-    code = HEARS_SIGINT + code
+    code = HEARS_SIGINT + code.replace("SAYS_WAITING", SAYS_WAITING)
     return subprocess.Popen(
         [sys.executable, "-c", code, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -100,7 +102,7 @@ INTERRUPTED = """
 import sys, deltasync
 receiver = deltasync.Receiver(sys.argv[1])
 try:
-    print("waiting", flush=True)
+    SAYS_WAITING
     receiver.update(99, timeout=600) if sys.argv[2] == "update" else receiver._native.pull(99, timeout=600)
 except KeyboardInterrupt:
     receiver.close()
@@ -141,7 +143,7 @@ with deltasync.AgentProcess(sys.argv[1]) as agent:
             for i in range(2):
                 writers[i].begin(Version(7, 1))
                 writers[i].write_batch(plans[i])
-        print("waiting", flush=True)
+        SAYS_WAITING
         writers[0].commit(600) if sys.argv[2] == "commit" else writers[0].register_plan(plans[0], 600)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
@@ -154,7 +156,6 @@ def test_ctrl_c_ends_the_wait_for_another_writer(segment_name: str, call: str) -
     waiter = script(WRITERS, segment_name, call)
     assert waiter.stdout is not None
     assert waiter.stdout.readline() == "waiting\n"
-    time.sleep(0.1)
     waiter.send_signal(signal.SIGINT)
     out, err = waiter.communicate(timeout=LIMIT_S)
     assert (out, waiter.returncode) == ("interrupted\n", 0), err
@@ -187,7 +188,7 @@ def test_ctrl_c_ends_the_wait_for_an_agent() -> None:
     code = """
 import deltasync
 try:
-    print("waiting", flush=True)
+    SAYS_WAITING
     deltasync.WeightManager({}, agent="/tmp/there-is-no-such.sock", timeout=600)
 except KeyboardInterrupt:
     print("interrupted", flush=True)

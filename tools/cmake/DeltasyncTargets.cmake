@@ -63,15 +63,13 @@ function(deltasync_executable name)
   target_link_libraries(${name} PRIVATE deltasync_options ${ARG_DEPENDS})
 endfunction()
 
-# deltasync_test(NAME SOURCES … DEPENDS … [LABELS …] [HOT]): one GoogleTest executable = one ctest test. HOT: the test's own
-# code, such as comparing memory by elements, is most of what it does, and has the flags of the build.
+# deltasync_test(NAME SOURCES … DEPENDS … [LABELS …]): one GoogleTest executable = one ctest test. Directories whose tests
+# compare much memory themselves set DELTASYNC_COLD to nothing.
 function(deltasync_test name)
-  cmake_parse_arguments(ARG "HOT" "" "SOURCES;DEPENDS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE deltasync_options ${ARG_DEPENDS} GTest::gtest GTest::gmock GTest::gtest_main)
-  if(NOT ARG_HOT)
-    target_compile_options(${name} PRIVATE ${DELTASYNC_COLD})
-  endif()
+  target_compile_options(${name} PRIVATE ${DELTASYNC_COLD})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})
   if(DELTASYNC_SANITIZE)

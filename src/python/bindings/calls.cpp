@@ -29,13 +29,13 @@ bool on_main_thread() {
 /// records of its time stays one row of the timeline, and no call fails for want of a thread.
 class CallThread {
  public:
-  /// The thread, made when it is first asked for; null if there is none to be had, or if it is in a call: a handler of
-  /// a signal then makes one more. Called by the main thread only.
+  /// The thread, made when it is first asked for; null if there is none to be had, or if it is in a call, which is
+  /// when a handler of a signal makes one more. Called by the main thread only.
   static CallThread* free() {
     static CallThread* here = nullptr;  // never destroyed: it may be in a call when the process ends
     try {
-      if (here == nullptr || !here->home_.here())
-        here = new CallThread;  // a forked child has none of its parent's threads
+      // A forked child has none of its parent's threads.
+      if (here == nullptr || !here->home_.here()) here = new CallThread;
     } catch (const std::system_error&) {
       return nullptr;
     }
@@ -85,8 +85,8 @@ class CallThread {
   const HomeProcess home_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  const std::function<void()>* call_ =
-      nullptr;  ///< set by the main thread alone; protected by mutex_, as is what follows
+  // Protected by mutex_; the main thread alone sets call_, and reads it without.
+  const std::function<void()>* call_ = nullptr;
   bool done_ = false;
   std::exception_ptr thrown_;
   std::thread thread_;  // the last one: it uses the others
