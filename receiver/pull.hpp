@@ -56,6 +56,8 @@ class Pull {
   /// Fetches tiles of the version that is committed and mends them in the target, which is open for that. Of the
   /// report: what came. For a session of its own, that distrusts what the target has and holds nothing.
   Result<PullReport> mend(const Ranges& tiles);
+  /// Whether what is wanted is this version, to the agent as it is now; see deltasync/still_wanted.hpp.
+  Result<bool> means(const VersionId& version, const Digest128& root);
 
  private:
   /// Whole, or the plan ended early and another one is due.

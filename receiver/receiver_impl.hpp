@@ -45,6 +45,8 @@ class ReceiverImpl final : public Receiver {
   bool takes_commits_back() const override;
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop = {}) override;
   std::optional<Version> current() const override;
+  /// See deltasync/still_wanted.hpp.
+  Result<bool> still_wanted(const StagedUpdate& staged, const Want& want, const Until& until);
   /// See deltasync/attest.hpp.
   Result<RepairReport> repair(std::span<const std::uint64_t> tiles, const Until& until);
   /// See deltasync/shadow.hpp.

@@ -16,6 +16,8 @@ cd "$out"
 venv/bin/deltasync --version
 venv/bin/deltasync-agent --help >/dev/null
 venv/bin/python - <<'EOF'
+import importlib.metadata
+import importlib.resources
 import sys
 
 import numpy as np
@@ -29,5 +31,9 @@ with deltasync.WeightManager(weights, name=f"wheel-{deltasync.make_epoch():x}") 
         receiver.update()
         assert np.array_equal(dict(receiver.arrays())["w"], weights["w"])
 assert "torch" not in sys.modules
+package = importlib.resources.files("deltasync")
+assert all(package.joinpath(name).is_file() for name in ("py.typed", "_native.pyi"))
+plugins = {entry.group for entry in importlib.metadata.distribution("deltasync").entry_points}
+assert plugins >= {"vllm.general_plugins", "sglang.srt.plugins"}, plugins
 print("wheel: a version went through", deltasync.__version__)
 EOF

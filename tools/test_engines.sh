@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Tests against real rollout engines and trainers on the CPU: builds an environment for each under build/engines/ and
-# runs tests/python/engines (vllm, sglang) or its file of tests/python/adapters (trl, verl, ray) in it, with the package
+# runs tests/python/engines (vllm, sglang) or its file of tests/python/adapters (trl, verl, ray, peft) in it, with the package
 # of build/python. They run in the same Python release as the one that the package is built for.
-# Usage: tools/test_engines.sh [vllm|sglang|trl|verl|ray]... [-- PYTEST ARGUMENTS]; without names: both engines.
+# Usage: tools/test_engines.sh [vllm|sglang|trl|verl|ray|peft]... [-- PYTEST ARGUMENTS]; without names: both engines.
 #
 # The engines' compiled parts are not needed. Their wheels are installed without dependencies, then what the imported
 # parts need; torch is held at one CPU version by a constraint, which some of the other packages would replace.
@@ -15,6 +15,7 @@ SGLANG=0.5.23
 TRL=1.16.0
 VERL=0.9.1
 RAY=2.60.0
+PEFT=0.21.2
 
 base=("torch==$TORCH" numpy pytest packaging)
 engine=("${base[@]}" psutil pyzmq pydantic "transformers>=5.16.1,<5.21" aiohttp requests openai pillow pybase64 msgspec
@@ -45,6 +46,7 @@ prepare() {
       alone=("verl==$VERL")
       ;;
     ray) resolved=("ray==$RAY") ;;
+    peft) resolved=("peft==$PEFT" "transformers>=5.16.1,<5.21") ;;
   esac
   wanted=$(printf '%s\n' "${common[@]}" "${resolved[@]}" "${alone[@]}")
   if [[ -f $folder/requirements && $(<"$folder/requirements") == "$wanted" ]]; then return; fi
@@ -60,9 +62,9 @@ prepare() {
 engines=()
 while [[ $# -gt 0 && $1 != -- ]]; do
   case $1 in
-    vllm | sglang | trl | verl | ray) engines+=("$1") ;;
+    vllm | sglang | trl | verl | ray | peft) engines+=("$1") ;;
     *)
-      echo "usage: tools/test_engines.sh [vllm|sglang|trl|verl|ray]... [-- PYTEST ARGUMENTS]" >&2
+      echo "usage: tools/test_engines.sh [vllm|sglang|trl|verl|ray|peft]... [-- PYTEST ARGUMENTS]" >&2
       exit 2
       ;;
   esac

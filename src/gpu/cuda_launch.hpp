@@ -13,5 +13,6 @@ cudaError_t launch(const MoveTiles& kernel, cudaStream_t stream);
 cudaError_t launch(const ExchangeWords& kernel, cudaStream_t stream);
 cudaError_t launch(const DigestTiles& kernel, cudaStream_t stream);
 cudaError_t launch(const ResolveWords& kernel, cudaStream_t stream);
+cudaError_t launch(const SumMemory& kernel, cudaStream_t stream);
 
 }  // namespace deltasync::gpu

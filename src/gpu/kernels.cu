@@ -47,5 +47,8 @@ cudaError_t launch(const DigestTiles& kernel, cudaStream_t stream) {
 cudaError_t launch(const ResolveWords& kernel, cudaStream_t stream) {
   return launch_grids<ResolveWords>(sum_blocks<ResolveWords>, kernel, stream);
 }
+cudaError_t launch(const SumMemory& kernel, cudaStream_t stream) {
+  return launch_grids<SumMemory>(sum_blocks<SumMemory>, kernel, stream);
+}
 
 }  // namespace deltasync::gpu

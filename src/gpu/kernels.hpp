@@ -1,6 +1,7 @@
-// What devices do with placed tiles: a closed set of kernels, each a plain struct of numbers and device pointers, whose
-// member run() or sum() is what one thread does. CUDA launches it (kernels.cu), the host and the tests' device call it
-// in a loop: the same code everywhere. No thread depends on another of its launch, in whatever order they run.
+// What devices do with placed tiles, and what measures them: a closed set of kernels, each a plain struct of numbers
+// and device pointers, whose member run() or sum() is what one thread does. CUDA launches it (kernels.cu), the host and
+// the tests' device call it in a loop: the same code everywhere. No thread depends on another of its launch, in
+// whatever order they run.
 //
 // A table (placement/words.hpp) has the places on its own device. Where a tile has places elsewhere too, each device
 // does its part: gathering leaves out elements that are read elsewhere, exchanging writes the places that are here.
@@ -350,7 +351,41 @@ struct ResolveWords {
   }
 };
 
+/// Reads memory and does nothing else: the most that the device's memory gives is how fast this runs. sums[i] grows by
+/// all words of block i, so that nothing of it can be left out.
+struct SumMemory {
+  static constexpr std::uint32_t kLoads = 16;  ///< of a thread, none of which waits for another
+  static constexpr std::uint32_t kStride = kBlockThreads * kUnitBytes;
+  static constexpr std::uint32_t kBytes = kStride * kLoads;  ///< of a block
+
+  const std::byte* memory = nullptr;  ///< aligned to kUnitBytes
+  std::uint64_t bytes = 0;            ///< a multiple of kUnitBytes
+  std::uint64_t* sums = nullptr;      ///< one for each block: threads of one launch would queue up at a single one
+
+  std::uint64_t blocks() const { return (bytes + kBytes - 1) / kBytes; }
+  std::array<const void*, 2> pointers() const { return {memory, sums}; }
+  DS_HD std::uint64_t* sum_of(std::uint64_t block) const { return sums + block; }
+
+  DS_HD std::uint64_t sum(std::uint64_t block, std::uint32_t thread) const {
+    const std::byte* const first = memory + block * kBytes;
+    const std::uint64_t left = bytes - block * kBytes;
+    std::uint64_t sum = 0;
+    if (left >= kBytes) {
+      for (std::uint32_t i = 0; i < kLoads; ++i) sum += words_at(first + i * kStride + thread * kUnitBytes);
+      return sum;
+    }
+    for (std::uint64_t at = thread * kUnitBytes; at < left; at += kStride) sum += words_at(first + at);
+    return sum;
+  }
+
+ private:
+  static DS_HD std::uint64_t words_at(const std::byte* at) {
+    const auto unit = placement::load_element<detail::Unit>(at);
+    return unit.words[0] + unit.words[1];
+  }
+};
+
 /// Any of them.
-using Kernel = std::variant<MoveTiles, ExchangeWords, DigestTiles, ResolveWords>;
+using Kernel = std::variant<MoveTiles, ExchangeWords, DigestTiles, ResolveWords, SumMemory>;
 
 }  // namespace deltasync::gpu

@@ -15,6 +15,7 @@ constexpr auto kAbortSettleLimit = std::chrono::seconds(1);
 constexpr std::uint64_t kGroupElementsMax = 32u << 20;  ///< of small slices in one copy bracket: an abort waits for it
 constexpr std::size_t kGroupSlicesMax = 1u << 16;
 constexpr std::size_t kTensorsAhead = 16;
+constexpr std::uintptr_t kLowestAddress = 4096;  ///< nothing is mapped below
 constexpr std::uint64_t kCopyTracedNs = 50'000;  ///< shorter write() calls have no span of their own
 
 using Clock = std::chrono::steady_clock;
@@ -66,8 +67,11 @@ Status WriterSession::begin(const Version& version, Deadline deadline) {
 
 Status WriterSession::check_source(const Tensor& tensor, const Rect& rect, const Source& source) const {
   const std::uint64_t row_bytes = rect.cols * tensor.element_bytes;
-  if (source.data == nullptr && rect.elements() != 0) {
-    return Error(Errc::invalid_argument, "write " + tensor.spec.name + ": the source is null");
+  // A view of memory that was given up keeps its offset.
+  if (const auto address = reinterpret_cast<std::uintptr_t>(source.data);
+      address < kLowestAddress && rect.elements() != 0) {
+    return Error(Errc::invalid_argument,
+                 "write " + tensor.spec.name + ": the source has no memory (address " + std::to_string(address) + ")");
   }
   if (source.row_stride_bytes != 0 && source.row_stride_bytes < row_bytes && rect.rows > 1) {
     return Error(Errc::invalid_argument, "write " + tensor.spec.name + ": a row stride of " +

@@ -254,6 +254,23 @@ TEST_P(Kernels, ChangesAreResolvedWithoutWriting) {
   placed_->expect_placed(before());
 }
 
+/// Whole blocks, the rest of one that not every thread has a part of, and sums that are there already.
+TEST_P(Kernels, EveryWordOfMemoryIsRead) {
+  constexpr std::uint64_t kBlock = gpu::SumMemory::kBytes;
+  constexpr std::uint64_t kUnit = gpu::kUnitBytes;
+  for (const std::uint64_t bytes : {std::uint64_t{0}, kUnit, kBlock - kUnit, kBlock, 3 * kBlock + 5 * kUnit}) {
+    std::vector<std::uint64_t> words(bytes / sizeof(std::uint64_t));
+    for (std::size_t i = 0; i < words.size(); ++i) words[i] = delta::mix_word(i, std::get<1>(GetParam()));
+    Work work(*device_);
+    gpu::SumMemory kernel{reinterpret_cast<const std::byte*>(work.up(words)), bytes, nullptr};
+    std::vector<std::uint64_t> expected(static_cast<std::size_t>(kernel.blocks()), 77);
+    kernel.sums = work.up(expected);
+    for (std::size_t i = 0; i < words.size(); ++i) expected[i * sizeof(std::uint64_t) / kBlock] += words[i];
+    work.run(kernel);
+    EXPECT_EQ(work.down(kernel.sums, expected.size()), expected) << bytes << " bytes";
+  }
+}
+
 std::string name_of(const testing::TestParamInfo<Param>& info) {
   return std::string(std::get<0>(info.param).name) + "_" + std::to_string(std::get<1>(info.param));
 }

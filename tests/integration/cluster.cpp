@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <optional>
+#include <sstream>
 #include <thread>
+#include <utility>
 
 #include "net/endpoint.hpp"
 #include "tools/http_get.hpp"
@@ -18,7 +19,9 @@ namespace {
 std::optional<std::string> read_file(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) return std::nullopt;
-  return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+  std::ostringstream text;  // not by iterators: each character takes an unoptimised build some calls
+  text << in.rdbuf();
+  return std::move(text).str();
 }
 
 /// 8 MiB and some: large enough that a kill finds a transfer under way.

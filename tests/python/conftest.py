@@ -33,8 +33,8 @@ def agent(segment_name: str) -> Iterator[deltasync.AgentProcess]:
 
 @pytest.fixture
 def shm_files() -> Iterator[set[str]]:
-    """Nothing that the test made may stay in /dev/shm."""
+    """Nothing that the test made may stay in /dev/shm; what other runs of the tests have there is theirs."""
     before = {path.name for path in Path("/dev/shm").iterdir()}
     yield before
     left = {path.name for path in Path("/dev/shm").iterdir()} - before
-    assert not [name for name in left if name.startswith("pytest-")], left
+    assert not [name for name in left if name.startswith(f"pytest-{os.getpid()}-")], left

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from typing import Any
 
 import deltasync
 import pytest
@@ -10,7 +12,9 @@ from deltasync import errors
 
 torch = pytest.importorskip("torch")
 
+from deltasync.engines import session  # noqa: E402
 from deltasync.engines.session import LOADING, PLACED, CommitReport, EngineReceiver  # noqa: E402
+from deltasync.prepared import Prepared  # noqa: E402
 from engine_support import Engine, Loader, assert_bits, bits, change, first_version  # noqa: E402
 
 WAIT = 30.0
@@ -21,6 +25,7 @@ class Rig:
 
     def __init__(self, name: str) -> None:
         self.weights = first_version()
+        self.manager_name = name
         self.manager = deltasync.WeightManager(self.weights, name=name)
         self.publish(1)
         self.receivers: list[EngineReceiver] = []
@@ -30,6 +35,14 @@ class Rig:
             change(self.weights, number)
         self.manager.offload(self.weights, number, label=f"step-{number}")
         self.manager.wait_ready()
+
+    def restart(self, seed: int) -> None:
+        """The trainer ends and comes back at the same address: another epoch, other weights, numbers from 1."""
+        endpoint = self.manager.endpoint
+        self.manager.close()
+        change(self.weights, seed, density=0.5)
+        self.manager = deltasync.WeightManager(self.weights, name=self.manager_name, listen=endpoint)
+        self.publish(1)
 
     def engine(self, rank: int = 0, ranks: int = 1, *, permutes: bool = True) -> tuple[Engine, Loader, EngineReceiver]:
         engine = Engine(rank, ranks, permutes=permutes)
@@ -80,6 +93,130 @@ def test_versions_are_the_loaders_bit_by_bit(rig: Rig, ranks: int) -> None:
                 assert report.mode == "delta" or (number == 2 and report.mode == "full")
                 assert (report.direct, report.reloaded) == (7, 1)
                 assert loader.reloaded[-1] == ["mlp.down.weight"]
+
+
+def test_a_doubt_stays_until_an_update(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    update(receiver, 1)
+    receiver.void("asleep")
+    receiver.void("something else tried to write", doubt=False)
+    assert receiver.doubt == "asleep"
+    update(receiver, 1)
+    assert receiver.doubt == ""
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_an_interrupt_at_the_end_of_the_first_load(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, receiver = rig.engine()
+    staging = receiver.prepare(1, timeout=WAIT)
+    staging.wait(WAIT)
+    places, calls = session.places, []
+
+    def interrupted(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:  # the first is before the live memory is bound, this one behind it
+            raise KeyboardInterrupt
+        return places(*args)
+
+    monkeypatch.setattr(session, "places", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        receiver.commit(staging)
+    monkeypatch.setattr(session, "places", places)
+    assert receiver.state == LOADING and receiver.doubt
+    gc.collect()
+    rig.publish(2)
+    receiver.follow()
+    assert update(receiver, 2).mode == "loaded"
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_an_interrupt_behind_a_commit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, receiver = rig.engine()
+    update(receiver, 1)
+    rig.publish(2)
+    update(receiver, 2)
+    rig.publish(3)
+    staging = receiver.prepare(3, timeout=WAIT)
+    staging.wait(WAIT)
+    commit = Prepared.commit
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        commit(*args, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Prepared, "commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            receiver.commit(staging)
+    assert receiver.version is None and "interrupted" in receiver.doubt
+    rig.publish(4)
+    assert update(receiver, 4).mode == "loaded" and receiver.doubt == ""
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_a_timeout_without_an_end(rig: Rig) -> None:
+    engine = Engine(0, 1)
+    receiver = EngineReceiver(engine, Loader(engine), rig.manager.endpoint, name="endless", timeout=float("inf"))
+    rig.receivers.append(receiver)
+    staging = receiver.prepare(1)
+    staging.wait(WAIT)
+    assert receiver.commit(staging).version.number == 1
+    receiver.void("asleep")
+    assert receiver.state == LOADING
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3, None])
+def test_a_base_of_another_epoch_is_replaced_in_full(rig: Rig, asked: int | None) -> None:
+    engine, _, receiver = rig.engine()
+    for number in (1, 2):
+        if number > 1:
+            rig.publish(number)
+        update(receiver, number)
+    rig.publish(3)
+    receiver._following.wait(WAIT)  # staged, not committed
+    epoch = receiver.version.epoch
+    rig.restart(100)
+    for number in range(2, (asked or 2) + 1):
+        rig.publish(number)
+    report = update(receiver, asked)
+    assert (report.version.number, report.mode) == (asked or 2, "full") and report.version.epoch != epoch
+    assert_bits(engine, engine.expected(rig.weights))
+    rig.publish(4)
+    assert update(receiver, 4).mode == "delta"
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_a_base_that_the_trainer_has_no_more_is_replaced_in_full(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    for number in (1, 2):
+        if number > 1:
+            rig.publish(number)
+        update(receiver, number)
+    receiver.pause()
+    for number in range(3, 60):  # more than the ring of deltas holds
+        rig.publish(number)
+    report = update(receiver, 59)
+    assert (report.version.number, report.mode) == (59, "full")
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_what_is_staged_is_taken_as_it_is_while_the_trainer_means_it(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    for number in (1, 2):
+        if number > 1:
+            rig.publish(number)
+        update(receiver, number)
+    for number, asked in ((3, 3), (4, "step-4")):
+        rig.publish(number)
+        following = receiver._following
+        following.wait(WAIT)
+        assert following.still_wanted(asked) and not following.still_wanted(number + 1, timeout=WAIT)
+        staging = receiver.prepare(asked)
+        staging.wait(WAIT)
+        assert staging.prepared is following
+        receiver.commit(staging)
+        receiver.follow()
+        assert_bits(engine, engine.expected(rig.weights))
 
 
 def test_prepare_returns_at_once_and_writes_nothing(rig: Rig) -> None:
@@ -239,7 +376,23 @@ def test_bytes_that_others_wrote_are_found(rig: Rig) -> None:
     assert_bits(engine, engine.expected(rig.weights))
 
 
-def test_an_attestation_that_fails_takes_the_commit_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_attestation_finds_wrong_is_of_no_version(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, receiver = rig.engine()
+    for number in (1, 2):
+        if number > 1:
+            rig.publish(number)
+        update(receiver, number)
+    rig.publish(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(receiver._receiver, "attest", lambda timeout: [(5, "norm.weight", "norm.weight")])
+        with pytest.raises(errors.CorruptData, match=r"norm\.weight: tile 5 of version 3"):
+            update(receiver, 3)
+    assert receiver.version is None and receiver.state == LOADING and "norm.weight: tile 5" in receiver.doubt
+    assert update(receiver, 3).mode == "loaded" and not receiver.doubt
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_a_commit_that_cannot_be_attested_is_taken_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _, receiver = rig.engine()
     for number in (1, 2):
         if number > 1:
@@ -247,13 +400,45 @@ def test_an_attestation_that_fails_takes_the_commit_back(rig: Rig, monkeypatch: 
         update(receiver, number)
     before = bits(engine)
     rig.publish(3)
+
+    def late(timeout: float) -> None:
+        raise errors.DeadlinePassed("attest: not done")
+
     with monkeypatch.context() as patch:
-        patch.setattr(receiver._receiver, "attest", lambda timeout: [(5, "norm.weight", "norm.weight")])
-        with pytest.raises(errors.CorruptData, match=r"norm\.weight: tile 5"):
+        patch.setattr(receiver._receiver, "attest", late)
+        with pytest.raises(errors.DeadlinePassed):
             update(receiver, 3)
-    assert receiver.version.number == 2
+    assert receiver.version.number == 2 and not receiver.doubt
     assert_bits(engine, before)
     update(receiver, 3)
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_a_void_that_finds_no_memory_writes_nothing_before_the_next_commit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _, receiver = rig.engine()
+    for number in (1, 2):
+        if number > 1:
+            rig.publish(number)
+        update(receiver, number)
+
+    def full(*_: object, **__: object) -> None:
+        raise errors.NoSpace("no host memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(receiver._receiver, "rebind", full)
+        receiver.void("level-2 sleep")
+        receiver.follow()
+        assert receiver._following is None  # it would be staged for the engine's memory
+        with pytest.raises(errors.NoSpace):
+            receiver.prepare(2)
+    before = bits(engine)
+    rig.publish(3)
+    staging = receiver.prepare(3)
+    staging.wait(WAIT)
+    assert_bits(engine, before)
+    assert receiver.commit(staging).mode == "loaded"
     assert_bits(engine, engine.expected(rig.weights))
 
 

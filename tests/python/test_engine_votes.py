@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from deltasync.errors import ConnectionFailed
 
 torch = pytest.importorskip("torch")
 
-from deltasync.engines.votes import Verdict, Votes  # noqa: E402
+from deltasync.engines.votes import Outcome, Verdict, Votes  # noqa: E402
 from torch.distributed import TCPStore  # noqa: E402
 
+YES = Verdict(Outcome.YES, "")
 RANKS = 3
 WAIT = 30.0
 
@@ -33,21 +33,38 @@ def at_once(calls: list[Callable[[], Verdict]]) -> list[Verdict]:
         return [future.result(WAIT) for future in [pool.submit(call) for call in calls]]
 
 
-def decide(votes: Votes, reason: str | None = None, subject: str = "", timeout: float = WAIT) -> Callable[[], Verdict]:
-    return lambda: votes.decide(reason, subject=subject, timeout=timeout)
+def decide(
+    votes: Votes, reason: str | None = None, subject: str = "", timeout: float = WAIT, at: str = ""
+) -> Callable[[], Verdict]:
+    return lambda: votes.decide(reason, subject=subject, timeout=timeout, at=at)
 
 
 def test_all_yes_over_many_rounds(stores: list[Any]) -> None:
     votes = ballots(stores)
     for number in range(20):
-        assert at_once([decide(vote, subject=f"v{number}") for vote in votes]) == [Verdict(True, "")] * RANKS
+        assert at_once([decide(vote, subject=f"v{number}") for vote in votes]) == [YES] * RANKS
 
 
 def test_one_no_is_everybodys_and_names_the_rank(stores: list[Any]) -> None:
     votes = ballots(stores)
     verdicts = at_once([decide(votes[0]), decide(votes[1], "disk full"), decide(votes[2])])
-    assert verdicts == [Verdict(False, "rank 1: disk full")] * RANKS
+    assert verdicts == [Verdict(Outcome.NO, "rank 1: disk full")] * RANKS
     assert all(verdict.yes for verdict in at_once([decide(vote) for vote in votes]))
+
+
+def test_what_is_doubted_is_known_to_all(stores: list[Any]) -> None:
+    votes = ballots(stores)
+    doubts = ["", "rank 1 is void", "rank 2 is void"]
+
+    def one(rank: int, reason: str | None) -> Callable[[], Verdict]:
+        return lambda: votes[rank].decide(reason, timeout=WAIT, doubt=doubts[rank])
+
+    told = "rank 1 is void; rank 2 is void"
+    assert at_once([one(0, "late"), one(1, None), one(2, None)]) == [Verdict(Outcome.NO, "rank 0: late", told)] * RANKS
+    assert at_once([one(rank, None) for rank in range(RANKS)]) == [Verdict(Outcome.YES, "", told)] * RANKS
+    alone = votes[1].decide(None, timeout=0.1, doubt=doubts[1])
+    assert (alone.outcome, alone.doubt) == (Outcome.NO, "rank 1 is void")
+    assert Votes(None, 0, 1).decide(None, timeout=0, doubt="void") == Verdict(Outcome.YES, "", "void")
 
 
 def test_a_no_that_comes_first_waits_for_the_others(stores: list[Any]) -> None:
@@ -58,7 +75,7 @@ def test_a_no_that_comes_first_waits_for_the_others(stores: list[Any]) -> None:
             pass
         others = [pool.submit(decide(votes[rank])) for rank in (0, 2)]
         verdicts = [future.result(WAIT) for future in (first, *others)]
-    assert verdicts == [Verdict(False, "rank 1: disk full")] * RANKS
+    assert verdicts == [Verdict(Outcome.NO, "rank 1: disk full")] * RANKS
     assert all(verdict.yes for verdict in at_once([decide(vote) for vote in votes]))
 
 
@@ -75,7 +92,7 @@ def test_a_missing_rank_ends_at_the_deadline_and_finds_the_others_later(stores: 
     assert verdicts[0] == verdicts[1]
     assert not verdicts[0].yes and "in vain for rank 2" in verdicts[0].reason
     # Rank 2 never came to that round; all meet in the next one.
-    assert at_once([decide(vote) for vote in votes]) == [Verdict(True, "")] * RANKS
+    assert at_once([decide(vote) for vote in votes]) == [YES] * RANKS
 
 
 def test_who_gives_up_has_prevented_a_yes(stores: list[Any]) -> None:
@@ -103,18 +120,50 @@ def test_who_gives_up_too_late_goes_along(stores: list[Any]) -> None:
             stores[1].set(key, '{"reason": ""}')
             return real(key, expected, value)
 
-    assert Votes(Late(), 0, RANKS).decide(None, timeout=0.0) == Verdict(True, "")
+    assert Votes(Late(), 0, RANKS).decide(None, timeout=0.0) == YES
 
 
-def test_a_store_that_fails_leaves_the_outcome_unknown() -> None:
-    class Broken:
-        def check(self, keys: list[str]) -> bool:
+class Failing:
+    """A store whose calls of these names raise."""
+
+    def __init__(self, store: Any, *names: str) -> None:
+        self._store, self._names = store, names
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._names:
             raise RuntimeError("connection reset by peer")
+        return getattr(self._store, name)
 
-    with pytest.raises(ConnectionFailed, match="unknown: connection reset"):
-        Votes(Broken(), 0, 2).decide(None, timeout=1)
+
+@pytest.mark.parametrize("call", ["set", "compare_set"])
+def test_who_loses_the_store_after_a_yes_does_not_know_the_outcome(stores: list[Any], call: str) -> None:
+    found = Votes(Failing(stores[0], call), 0, RANKS).decide(None, timeout=0.0)
+    assert found.outcome is Outcome.UNKNOWN and not found.yes
+    assert "rank 0: the store that the ranks share failed: connection reset" in found.reason
+
+
+def test_others_may_have_a_yes_that_one_rank_does_not_see(stores: list[Any]) -> None:
+    votes = [Votes(Failing(stores[0], "compare_set"), 0, RANKS), *ballots(stores)[1:]]
+    found = at_once([decide(vote) for vote in votes])
+    assert [verdict.outcome for verdict in found] == [Outcome.UNKNOWN, Outcome.YES, Outcome.YES]
+
+
+def test_who_voted_no_or_not_at_all_knows_that_there_is_no_yes(stores: list[Any]) -> None:
+    found = Votes(Failing(stores[0], "set"), 0, RANKS).decide("disk full", timeout=0.0)
+    assert found.outcome is Outcome.NO and "rank 0: disk full; rank 0: the store" in found.reason
+    found = Votes(Failing(stores[0], "check"), 0, RANKS).decide(None, timeout=0.0)
+    assert found.outcome is Outcome.NO and "connection reset" in found.reason
+
+
+def test_named_rounds_meet_by_name_and_who_is_late_takes_the_verdict(stores: list[Any]) -> None:
+    votes = ballots(stores)
+    # Rank 0 never comes to the first of these rounds.
+    found = at_once([decide(vote, timeout=0.2, at="1/written") for vote in votes[1:]])
+    assert found[0] == found[1] and "in vain for rank 0" in found[0].reason
+    assert at_once([decide(vote, at="2/staged") for vote in votes]) == [YES] * RANKS
+    assert votes[0].decide(None, timeout=WAIT, at="1/written") == found[0]
 
 
 def test_one_rank_needs_no_store() -> None:
-    assert Votes(None, 0, 1).decide(None, timeout=0) == Verdict(True, "")
-    assert Votes(None, 0, 1).decide("no room", timeout=0) == Verdict(False, "no room")
+    assert Votes(None, 0, 1).decide(None, timeout=0) == YES
+    assert Votes(None, 0, 1).decide("no room", timeout=0) == Verdict(Outcome.NO, "no room")

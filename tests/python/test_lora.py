@@ -74,8 +74,15 @@ def test_names_are_those_of_the_file() -> None:
     assert set(lora.tensors(model, "other")) == {f"{PREFIX}.q_proj.lora_A.weight"}
     files_own = {f"{PREFIX}.q_proj.lora_A.weight": torch.zeros(2, 3)}
     assert lora.tensors(files_own) == files_own
+    beside = {**files_own, f"{PREFIX}.q_proj.base_layer.bias": torch.zeros(3)}
+    assert lora.tensors(beside) == beside  # as peft.get_peft_model_state_dict returns them
     with pytest.raises(errors.InvalidArgument, match="'absent'"):
         lora.tensors(model, "absent")
+    with pytest.raises(errors.InvalidArgument, match="lora_"):
+        lora.tensors({"model.embed.weight": torch.zeros(2)})
+    # Other libraries' names have no adapter's name either, and the base model's tensors beside them.
+    other = {"q.weight": torch.zeros(2), "q.lora_A": torch.zeros(1), "q.lora_b.weight": torch.zeros(1)}
+    assert set(lora.tensors(other)) == {"q.lora_A", "q.lora_b.weight"}
 
 
 def test_directory_as_peft_reads_it(segment_name: str, tmp_path: Path) -> None:
@@ -110,3 +117,10 @@ def test_config_from_a_file(segment_name: str, tmp_path: Path) -> None:
         assert manager.sidecar.weight_files == [lora.WEIGHTS_FILE]
     with pytest.raises(errors.InvalidArgument, match="peft_type"):
         lora.manager(model, {"r": 4}, name=segment_name)
+    with pytest.raises(errors.InvalidArgument, match="config"):
+        lora.manager(model, name=segment_name)
+    for option in ({"bias": "lora_only"}, {"trainable_token_indices": [1, 2]}):
+        with pytest.raises(errors.InvalidArgument, match=next(iter(option))):
+            lora.manager(model, {**CONFIG, **option}, name=segment_name)
+        with lora.manager(lora.tensors(model), {**CONFIG, **option}, name=segment_name):
+            pass  # as peft returned them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -311,3 +312,17 @@ def test_default_numbers_go_on_after_an_interrupt_behind_the_commit(
         assert manager.offload(weights(3.0)).version.number == 3
     with pytest.raises(errors.InvalidArgument, match="closed"):
         manager.offload(weights())
+
+
+def _pull_in_a_spawned_worker(endpoint: str) -> float:
+    with deltasync.Receiver(endpoint) as receiver:
+        receiver.update()
+        return float(next(receiver.arrays())[1].flat[0])
+
+
+def test_spawned_workers_have_their_own(segment_name: str) -> None:
+    with deltasync.WeightManager(weights(2.0), name=segment_name) as manager:
+        manager.offload(weights(2.0))
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            assert pool.map(_pull_in_a_spawned_worker, [manager.endpoint] * 3) == [2.0] * 3
+        manager.offload(weights(3.0))

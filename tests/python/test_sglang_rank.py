@@ -11,16 +11,17 @@ from deltasync import errors
 from deltasync._native import Version
 from deltasync.engines import sglang_rank
 from deltasync.engines.sglang_rank import RankUpdates, Settings, Target, asked_version
-from deltasync.engines.votes import Verdict, Votes
+from deltasync.engines.votes import Outcome, Verdict, Votes
 
 
 class FakeReceiver:
     def __init__(self, calls: list[str], role: str) -> None:
         self.calls, self.role, self.state, self.name = calls, role, "placed", role
-        self.version: Version | None = Version(1, 1)
+        self.doubt = ""
         self.newest = 2
         self.mode = "delta"
         self.failing = ""
+        self.doubt_after = ""  # what fails leaves the version before, or none
         self.trace = types.SimpleNamespace(placed=["w"], reload={})
 
     def prepare(self, asked: int | None, timeout: float) -> Any:
@@ -30,10 +31,17 @@ class FakeReceiver:
 
     def commit(self, staging: Any, timeout: float, verify: bool) -> Any:
         self.do("commit")
+        self.verified = verify
         return types.SimpleNamespace(version=staging.version, mode=self.mode)
 
     def rollback(self) -> None:
         self.do("rollback")
+        if self.mode == "loaded":
+            self.void("its first load was taken back")
+
+    def void(self, reason: str, *, doubt: bool = True) -> None:
+        self.calls.append(f"{self.role}.void")
+        self.doubt = reason if doubt else ""
 
     def follow(self) -> None:
         self.do("follow")
@@ -41,6 +49,7 @@ class FakeReceiver:
     def do(self, what: str) -> None:
         self.calls.append(f"{self.role}.{what}")
         if self.failing == what:
+            self.doubt = self.doubt_after
             raise errors.CorruptData(f"{self.role}: tile 3")
 
 
@@ -52,6 +61,8 @@ class Rank:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *peer: str) -> None:
         self.calls: list[str] = []
         self.peer = list(peer)
+        self.peers_doubt = ""
+        self.timeouts: list[float] = []
         manager = types.SimpleNamespace(tp_cpu_group=None, offload_tags=set(), _session=None)
         self.updates = RankUpdates(manager, Settings(("trainer:7070",)))
         self.receivers = {role: FakeReceiver(self.calls, role) for role in ("target", "draft")}
@@ -59,21 +70,27 @@ class Rank:
         monkeypatch.setattr(sglang_rank, "parallel_refusal", lambda: None)
         monkeypatch.setattr(self.updates, "_ballot", lambda: self)
 
-    def decide(self, reason: str | None, *, subject: str, timeout: float) -> Verdict:
-        self.calls.append("vote")
+    def decide(self, reason: str | None, *, subject: str, timeout: float, at: str, doubt: str) -> Verdict:
+        self.calls.append(f"vote {at}")
+        self.timeouts.append(timeout)
         other = self.peer.pop(0)
+        doubts = "; ".join(text for text in (doubt, self.peers_doubt) if text)
         if reason is not None:
-            return Verdict(False, f"rank 0: {reason}")
-        return Verdict(other == subject, "" if other == subject else other)
+            return Verdict(Outcome.NO, f"rank 0: {reason}", doubts)
+        if other == LOST:
+            return Verdict(Outcome.UNKNOWN, LOST)
+        return Verdict(Outcome.YES, "") if other == subject else Verdict(Outcome.NO, other, doubts)
 
-    def update(self, version: str | None = "2") -> tuple[bool, str]:
-        return self.updates.update(version, None)
+    def update(self, version: str | None = "2", **options: Any) -> tuple[bool, str]:
+        return self.updates.update(version, {"deltasync": options} if options else None)
 
 
-STAGED, WRITTEN = "version 2 of trainer 1", "the commit"
-PREPARED = ["target.prepare", "draft.prepare", "vote"]
-COMMITTED = ["target.commit", "draft.commit", "vote"]
+STAGED = "version 2 of trainer 1"
+WRITTEN, TAKEN_BACK, LOST = f"{STAGED} is written", f"{STAGED} is taken back", "rank 0: the store failed"
+PREPARED = ["target.prepare", "draft.prepare", "vote 1/staged"]
+COMMITTED = ["target.commit", "draft.commit", "vote 1/written"]
 FOLLOWED = ["target.follow", "draft.follow"]
+BACK = ["draft.rollback", "target.rollback", "vote 1/taken back"]
 
 
 def test_all_are_staged_everywhere_before_any_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +98,7 @@ def test_all_are_staged_everywhere_before_any_writes(monkeypatch: pytest.MonkeyP
     success, message = rank.update()
     assert success and "version 2 of trainer 1 on 2 rank(s) (target: delta, draft: delta)" in message
     assert rank.calls == PREPARED + COMMITTED + FOLLOWED
+    assert all(receiver.verified for receiver in rank.receivers.values())
 
 
 def test_a_peer_that_cannot_stage_keeps_this_rank_from_writing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,50 +117,121 @@ def test_a_draft_that_cannot_be_staged_keeps_all_ranks_from_writing(monkeypatch:
 
 
 def test_a_peer_that_cannot_write_has_this_rank_take_back_in_reverse(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, STAGED, "rank 1: device lost")
+    rank = Rank(monkeypatch, STAGED, "rank 1: device lost", TAKEN_BACK)
     success, message = rank.update()
-    assert not success and "all was taken back" in message
-    assert rank.calls == [*PREPARED, *COMMITTED, "draft.rollback", "target.rollback", *FOLLOWED]
+    assert not success and "all was taken back" in message and "rank 1: device lost" in message
+    assert rank.calls == [*PREPARED, *COMMITTED, *BACK, *FOLLOWED]
 
 
 def test_a_draft_that_cannot_be_written_has_the_target_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, STAGED, WRITTEN)
+    rank = Rank(monkeypatch, STAGED, WRITTEN, TAKEN_BACK)
     rank.receivers["draft"].failing = "commit"
     success, message = rank.update()
     assert not success and "all was taken back" in message
-    assert rank.calls == [*PREPARED, *COMMITTED, "target.rollback", *FOLLOWED]
+    assert rank.calls == [*PREPARED, *COMMITTED, "target.rollback", "vote 1/taken back", *FOLLOWED]
+
+
+def assert_not_as_before(answer: tuple[bool, str]) -> None:
+    success, message = answer
+    assert not success and "NOT ALL RANKS HAVE THE WEIGHTS OF BEFORE" in message
+    assert "do not resume before an update has succeeded" in message
+    assert "as before" not in message and "all was taken back" not in message
 
 
 def test_a_peer_that_cannot_take_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, STAGED, "rank 1: loader broke (cannot be taken back)")
-    success, message = rank.update()
-    assert not success and "RANKS DIFFER NOW" in message
+    rank = Rank(monkeypatch, STAGED, "rank 1: loader broke", "rank 1: the weights of w are of no version: loader broke")
+    answer = rank.update()
+    assert_not_as_before(answer)
+    assert "rank 1: the weights of w" in answer[1]
+
+
+def test_a_peer_whose_taking_back_is_not_heard_of_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED, "rank 1: device lost", LOST)
+    _, message = rank.update()
+    assert "PERHAPS NOT ALL RANKS" in message and "as before" not in message
 
 
 def test_what_this_ranks_loader_has_done_cannot_be_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, STAGED, "rank 1: device lost")
+    rank = Rank(monkeypatch, STAGED, "rank 1: device lost", TAKEN_BACK)
     for receiver in rank.receivers.values():
         receiver.mode = "loaded"
-    success, message = rank.update()
-    assert not success and "RANKS DIFFER NOW" in message
+    answer = rank.update()
+    assert_not_as_before(answer)
+    assert "rank 0: the weights of target are of no version: its first load was taken back" in answer[1]
 
 
 def test_a_loader_that_broke_half_way_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, STAGED, WRITTEN)
-    rank.receivers["target"].failing, rank.receivers["target"].version = "commit", None
+    rank = Rank(monkeypatch, STAGED, WRITTEN, TAKEN_BACK, "rank 1: no space")
+    target = rank.receivers["target"]
+    target.failing, target.doubt_after = "commit", "the loader broke in version 2"
+    answer = rank.update()
+    assert_not_as_before(answer)
+    assert "the weights of target are of no version: the loader broke in version 2" in answer[1]
+    # A later one that writes nothing does not make them good.
     success, message = rank.update()
-    assert not success and "RANKS DIFFER NOW" in message and "cannot be taken back" in message
+    assert not success and "nothing was written" in message and "the loader broke in version 2" in message
 
 
-def test_ranks_whose_store_failed_write_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED, "rank 1: device lost", TAKEN_BACK)
+    draft = rank.receivers["draft"]
+    draft.failing, draft.doubt_after = "rollback", "a rollback failed"
+    answer = rank.update()
+    assert_not_as_before(answer)
+    assert "the weights of draft are of no version" in answer[1]
+    assert "target.rollback" in rank.calls
+
+
+def test_who_does_not_know_how_the_commit_ended_has_weights_of_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED, LOST)
+    success, message = rank.update()
+    assert not success and "THE OUTCOME IS UNKNOWN" in message and LOST in message
+    for role in ("target", "draft"):
+        why = f"the weights of {role} are of no version: whether the other ranks keep {STAGED} is unknown"
+        assert why in message and rank.receivers[role].doubt
+    assert "do not resume" in message and "as before" not in message
+    assert rank.calls == [*PREPARED, *COMMITTED, "target.void", "draft.void", *FOLLOWED]
+
+
+def test_an_interrupt_amid_the_vote_leaves_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED)
+    decide = rank.decide
+
+    def interrupted(reason: str | None, *, at: str, **options: Any) -> Verdict:
+        if at == "1/written":
+            raise KeyboardInterrupt
+        return decide(reason, at=at, **options)
+
+    monkeypatch.setattr(rank, "decide", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rank.update()
+    assert all(receiver.doubt for receiver in rank.receivers.values())
+
+
+def test_who_does_not_know_how_staging_ended_has_written_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, LOST)
+    success, message = rank.update()
+    assert not success and "THE OUTCOME IS UNKNOWN" in message and LOST in message
+    assert "this rank has written nothing, others may have" in message and "as before" not in message
+    assert rank.calls == PREPARED + FOLLOWED
+
+
+def test_each_request_has_rounds_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, LOST, STAGED, WRITTEN)
+    rank.update()  # the others may have gone on to the vote about the commit, this rank has not
+    assert rank.update()[0]
+    assert [call for call in rank.calls if "vote" in call] == ["vote 1/staged", "vote 2/staged", "vote 2/written"]
+
+
+def test_without_a_store_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch)
 
-    def lost(*_: Any, **__: Any) -> Verdict:
-        raise errors.ConnectionFailed("the store failed")
+    def lost() -> Votes:
+        raise ValueError("no default store")
 
-    monkeypatch.setattr(rank, "decide", lost)
+    monkeypatch.setattr(rank.updates, "_ballot", lost)
     success, message = rank.update()
-    assert not success and "the store failed" in message
+    assert not success and "nothing was written: no default store" in message
     assert "target.commit" not in rank.calls
 
 
@@ -163,12 +252,53 @@ def test_settings_of_environment_and_request(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
     environment = {"DELTASYNC_ENDPOINTS": "relay:7071, trainer:7070", "DELTASYNC_TOKEN_FILE": str(tmp_path / "token")}
     settings = Settings.from_environment(environment)
-    assert settings == Settings(("relay:7071", "trainer:7070"), "secret", 60.0, False)
+    assert settings == Settings(("relay:7071", "trainer:7070"), "secret", 60.0, True)
+    assert not Settings.from_environment(environment | {"DELTASYNC_VERIFY": "0"}).verify
+    assert not settings.with_request({"deltasync": {"verify": False}}).verify
     other = settings.with_request({"deltasync": {"endpoints": ["other:1"], "timeout": 5}})
-    assert other == Settings(("other:1",), "secret", 5, False)
+    assert other == Settings(("other:1",), "secret", 5, True)
     assert settings.with_request(None) == settings.with_request({"else": 1}) == settings
     with pytest.raises(errors.InvalidArgument, match="colour"):
         settings.with_request({"deltasync": {"colour": "red"}})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("timeout", "60"),
+        ("timeout", 0),
+        ("timeout", float("nan")),
+        ("timeout", float("inf")),
+        ("timeout", True),
+        ("verify", "no"),
+        ("endpoints", "trainer:7070"),
+        ("token", 7),
+    ],
+)
+def test_a_bad_option_is_an_answer_and_does_not_stay(option: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED, STAGED, WRITTEN)
+    success, message = rank.update(**{option: value})
+    assert not success and f"manifest.deltasync: {option} cannot be" in message
+    assert "target.prepare" not in rank.calls
+    assert rank.update()[0]
+
+
+def test_options_are_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED, WRITTEN, STAGED, WRITTEN)
+    assert rank.update(verify=False, timeout=500)[0]
+    assert not any(receiver.verified for receiver in rank.receivers.values())
+    assert rank.timeouts[0] > 400
+    assert rank.update()[0]
+    assert all(receiver.verified for receiver in rank.receivers.values())
+    assert rank.timeouts[2] < 100
+
+
+def test_another_ranks_weights_of_no_version_are_told_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED)
+    rank.receivers["target"].failing = "prepare"
+    rank.peers_doubt = "the weights of sglang-target-tp1 are of no version: asleep"
+    success, message = rank.update()
+    assert not success and rank.peers_doubt in message and "do not resume before" in message
 
 
 def test_what_a_request_asks_for() -> None:
@@ -185,10 +315,10 @@ def test_without_endpoints_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_a_rank_that_comes_late_to_a_round_takes_its_verdict() -> None:
     distributed = pytest.importorskip("torch.distributed")
     store = distributed.HashStore()
-    early, late = (Votes(store, rank, 2, lockstep=True) for rank in (1, 0))
-    said = early.decide("no space", timeout=0.1)
+    early, late = (Votes(store, rank, 2) for rank in (1, 0))
+    said = early.decide("no space", timeout=0.1, at="1/staged")
     assert not said.yes and said.reason.startswith("rank 1: no space")
-    assert late.decide(None, timeout=30) == said
-    said = late.decide("broken", timeout=0.1)
+    assert late.decide(None, timeout=30, at="1/staged") == said
+    said = late.decide("broken", timeout=0.1, at="2/staged")
     assert said.reason.startswith("rank 0: broken")
-    assert early.decide(None, timeout=30) == said
+    assert early.decide(None, timeout=30, at="2/staged") == said

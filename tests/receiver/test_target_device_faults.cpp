@@ -392,7 +392,12 @@ TEST_P(DeviceFaults, ADeviceThatDiesLeavesNoTornVersion) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, DeviceFaults, testing::Range<std::uint64_t>(1, 5));
+#ifdef DELTASYNC_SANITIZED
+constexpr std::uint64_t kSeeds = 2;
+#else
+constexpr std::uint64_t kSeeds = 4;
+#endif
+INSTANTIATE_TEST_SUITE_P(Seeds, DeviceFaults, testing::Range<std::uint64_t>(1, kSeeds + 1));
 
 }  // namespace
 }  // namespace deltasync::test

@@ -1,11 +1,12 @@
-// bench gpu: what a receiver does whose weights lie on a CUDA device, against the limits of its bus and its memory.
+// bench gpu: what a receiver and a trainer do whose weights lie on a CUDA device, against the limits of its bus and its
+// memory.
 #include <algorithm>
 #include <memory>
 
+#include "bench/device_limits.hpp"
+#include "bench/device_offload.hpp"
 #include "bench/halves.hpp"
 #include "deltasync/attest.hpp"
-#include "gpu/cuda_device.hpp"
-#include "gpu/fake_device.hpp"
 #include "receiver/target_checks.hpp"
 #include "receiver/target_device.hpp"
 #include "receiver/target_shadow.hpp"
@@ -14,12 +15,7 @@
 namespace deltasync::bench {
 namespace {
 
-constexpr auto kLimit = std::chrono::seconds(300);
-constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;  ///< of a copy that measures the bus
-
-double gbps(std::uint64_t bytes, double seconds) {
-  return static_cast<double>(bytes) / seconds / 1e9;
-}
+constexpr auto kLimit = kDeviceLimit;
 
 TargetState state_of(std::uint64_t number, std::vector<std::uint64_t> digests) {
   const Digest128 root = delta::root_digest(digests);
@@ -35,44 +31,6 @@ Result<PlacementPtr> place(const Halves& halves, const gpu::Memory& live) {
     plan.slices.push_back({t.spec.name, {0, 0, t.rows, t.cols}, 0, t.offset, t.row_bytes(), t.element_bytes});
   }
   return Placement::build(halves.layout_ptr(), std::move(plan));
-}
-
-/// Calls work(stream) and waits for it: seconds.
-template <class Fn>
-Result<double> time_on(gpu::Device& device, const Fn& work) {
-  DS_ASSIGN(const auto stream, device.make_stream());
-  DS_ASSIGN(const auto event, device.make_event());
-  const Stopwatch watch;
-  DS_TRY(work(*stream));
-  DS_TRY(stream->record(*event));
-  DS_TRY(gpu::wait(*event, Deadline::after(kLimit), "a benchmark's copies"));
-  return watch.seconds();
-}
-
-struct Limits {
-  double h2d_s = 1e300;  ///< of kPieceBytes, from pinned memory
-  double d2h_s = 1e300;
-  double fill_s = 1e300;  ///< of the device's memory
-};
-
-Result<Limits> measure(gpu::Device& device, unsigned rounds) {
-  DS_ASSIGN(const gpu::Memory pinned, device.pin(kPieceBytes));
-  DS_ASSIGN(const gpu::Memory memory, device.allocate(kPieceBytes));
-  Limits best;
-  for (unsigned i = 0; i < rounds; ++i) {
-    DS_ASSIGN(const double in, time_on(device, [&](gpu::Stream& stream) {
-                return stream.copy_in(memory.data(), pinned.data(), kPieceBytes);
-              }));
-    DS_ASSIGN(const double out, time_on(device, [&](gpu::Stream& stream) {
-                return stream.copy_out(pinned.data(), memory.data(), kPieceBytes);
-              }));
-    DS_ASSIGN(const double fill,
-              time_on(device, [&](gpu::Stream& stream) { return stream.zero(memory.data(), kPieceBytes); }));
-    best.h2d_s = std::min(best.h2d_s, in);
-    best.d2h_s = std::min(best.d2h_s, out);
-    best.fill_s = std::min(best.fill_s, fill);
-  }
-  return best;
 }
 
 /// A full update over nothing, put by all of the pool's threads.
@@ -96,6 +54,7 @@ struct Times {
   double exchange_s = 1e300;
   double attest_s = 1e300;
   double wake_s = 1e300;
+  double density = 0;
 };
 
 /// A step that has been verified over what is on the device.
@@ -158,49 +117,67 @@ Status wake(TargetPtr live, const Placement& placement, const Halves& halves, Th
   return sound(target, placement);
 }
 
-/// The tests' device, where all of this can be tried and nothing measured.
-Result<std::unique_ptr<gpu::Device>> open_device(const Options& options) {
-  if (!options.fake_device) return gpu::open_cuda_device(0);
-  gpu::FakeDevice::Options fake;
-  fake.seed = options.seed;
-  return std::unique_ptr<gpu::Device>(std::make_unique<gpu::FakeDevice>(fake));
+/// All that a receiver does, which leaves both versions on the device and nothing on the host.
+Result<OnDevice> receive(const Options& options, gpu::Device& device, ThreadPool& pool, Times& best) {
+  DS_ASSIGN(const Halves halves, Halves::make(options, pool));
+  auto digests = halves.digests();
+  const auto delta = halves.encode(digests, pool);
+  OnDevice model;
+  model.layout = halves.layout_ptr();
+  model.roots = {delta::root_digest(halves.digests()), delta::root_digest(digests)};
+  for (gpu::Memory& memory : model.memory) {
+    DS_ASSIGN(memory, device.allocate(model.layout->half_bytes()));
+  }
+  DS_ASSIGN(const PlacementPtr placement, place(halves, model.memory[0]));
+  std::vector<DeviceExecutor::Source> sources(1);
+  sources[0].device = &device;
+  DS_ASSIGN(TargetPtr target, make_device_target_on(placement, std::move(sources), {}));
+  DS_TRY(target->open(pool, Deadline::after(kLimit)));
+  for (unsigned round = 0; round < rounds_of(options); ++round) {
+    DS_TRY(run_round(*target, *placement, halves, delta, digests, pool, best));
+  }
+  DS_TRY(wake(std::move(target), *placement, halves, pool, rounds_of(options), best));  // to the first version
+  DS_TRY(upload(device, model.memory[1].data(), halves.after()));
+  best.density = static_cast<double>(delta.changed) / static_cast<double>(model.layout->elements());
+  return model;
 }
 
 }  // namespace
 
 Result<Json> run_gpu(const Options& options) {
-  DS_ASSIGN(const std::unique_ptr<gpu::Device> device, open_device(options));
+  DS_ASSIGN(const BenchDevice opened, open_device(options));
+  gpu::Device& device = *opened.device;
   ThreadPool pool(options.threads, "bench");
-  DS_ASSIGN(const Halves halves, Halves::make(options, pool));
-  const Layout& layout = halves.layout();
-  auto digests = halves.digests();
-  const auto delta = halves.encode(digests, pool);
-  DS_ASSIGN(const Limits limits, measure(*device, rounds_of(options)));
-  DS_ASSIGN(const gpu::Memory live, device->allocate(layout.half_bytes()));
-  DS_ASSIGN(const PlacementPtr placement, place(halves, live));
-  std::vector<DeviceExecutor::Source> sources(1);
-  sources[0].device = device.get();
-  DS_ASSIGN(TargetPtr target, make_device_target_on(placement, std::move(sources), {}));
-  DS_TRY(target->open(pool, Deadline::after(kLimit)));
+  DS_ASSIGN(const BusLimits limits, measure_device(opened, rounds_of(options)));
   Times best;
-  for (unsigned round = 0; round < rounds_of(options); ++round) {
-    DS_TRY(run_round(*target, *placement, halves, delta, digests, pool, best));
-  }
-  DS_TRY(wake(std::move(target), *placement, halves, pool, rounds_of(options), best));
-  const std::uint64_t bytes = layout.model_bytes();
-  return Json{{"device", device->name()},
-              {"pinned_h2d_limit_gbps", gbps(kPieceBytes, limits.h2d_s)},
-              {"pinned_d2h_limit_gbps", gbps(kPieceBytes, limits.d2h_s)},
-              {"hbm_fill_gbps", gbps(kPieceBytes, limits.fill_s)},
-              {"full_h2d_gbps", gbps(bytes, best.full_s)},
+  DS_ASSIGN(const OnDevice model, receive(options, device, pool, best));
+  DS_ASSIGN(const DeviceOffload offload, offload_from_device(options, opened, model, pool));
+  const std::uint64_t bytes = model.layout->model_bytes();
+  const double offload_gbps = gbps(bytes, offload.offload_s);
+  const double full_gbps = gbps(bytes, best.full_s);
+  const double attest_gbps = gbps(bytes, best.attest_s);
+  return Json{{"device", device.name()},
+              {"model_bytes", bytes},
+              {"density", best.density},
+              {"pinned_d2h_limit_gbps", limits.d2h_gbps},
+              {"offload_gbps", offload_gbps},
+              {"offload_to_limit", offload_gbps / limits.d2h_gbps},
+              {"offload_ms", offload.offload_s * 1e3},
+              {"offload_write_ms", offload.write_s * 1e3},
+              {"offload_registered", offload.registered},
+              {"pinned_h2d_limit_gbps", limits.h2d_gbps},
+              {"full_h2d_gbps", full_gbps},
+              {"full_h2d_to_limit", full_gbps / limits.h2d_gbps},
               {"verify_s", best.verify_s},
               {"pause_ms", best.commit_s * 1e3},
               {"scatter_ms", best.exchange_s * 1e3},
+              {"hbm_limit_gbps", limits.hbm_gbps},
+              {"hbm_limit_bytes", limits.hbm_bytes},
               {"attest_ms", best.attest_s * 1e3},
-              {"attest_gbps", gbps(bytes, best.attest_s)},
+              {"attest_gbps", attest_gbps},
+              {"attest_to_limit", attest_gbps / limits.hbm_gbps},
               {"wake_ms", best.wake_s * 1e3},
-              {"wake_gbps", gbps(bytes, best.wake_s)},
-              {"density", static_cast<double>(delta.changed) / static_cast<double>(layout.elements())}};
+              {"wake_gbps", gbps(bytes, best.wake_s)}};
 }
 
 }  // namespace deltasync::bench

@@ -1,4 +1,5 @@
 # How every target of the project is built: warnings as errors, sanitizers, ccache.
+option(DELTASYNC_WERROR "Warnings are errors; OFF for compilers that the project is not tested with" ON)
 
 find_program(DELTASYNC_CCACHE ccache)
 if(DELTASYNC_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -12,7 +13,7 @@ target_include_directories(deltasync_options INTERFACE ${CMAKE_SOURCE_DIR}/inclu
 target_compile_options(
   deltasync_options
   INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align -Wunused
-            -Wnull-dereference -Wimplicit-fallthrough -Werror -fno-omit-frame-pointer)
+            -Wnull-dereference -Wimplicit-fallthrough $<$<BOOL:${DELTASYNC_WERROR}>:-Werror> -fno-omit-frame-pointer)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   target_compile_options(deltasync_options INTERFACE -Wthread-safety)
 else()

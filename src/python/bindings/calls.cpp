@@ -113,10 +113,14 @@ void register_failures(nb::module_&) {
   nb::register_exception_translator(translate, nullptr);
 }
 
-Deadline deadline_after(double timeout, const char* what) {
+std::chrono::nanoseconds limit_of(double timeout, const char* what) {
   if (std::isnan(timeout)) throw Failure{Error(Errc::invalid_argument, std::string(what) + " is not a number")};
   const double seconds = std::min(std::max(timeout, 0.0), kTimeoutMaxS);
-  return Deadline::after(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
+}
+
+Deadline deadline_after(double timeout, const char* what) {
+  return Deadline::after(limit_of(timeout, what));
 }
 
 void check_signals() {

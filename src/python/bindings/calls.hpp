@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>  // every file has the same casters
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <stop_token>
@@ -34,6 +35,8 @@ inline void unwrap(Status status) {
   if (!status.ok()) throw Failure{std::move(status).error()};
 }
 
+/// `timeout` in seconds; `what` is named where it is no such number.
+std::chrono::nanoseconds limit_of(double timeout, const char* what = "timeout");
 /// `timeout` in seconds from now; `what` is named where it is no such number.
 Deadline deadline_after(double timeout, const char* what = "timeout");
 

@@ -6,6 +6,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <set>
+
 #include "python/bindings/bind.hpp"
 #include "python/bindings/calls.hpp"
 
@@ -97,6 +99,16 @@ void bind_placement(nb::module_& module) {
             return std::const_pointer_cast<Placement>(built);
           },
           "layout"_a, "plan"_a)
+      .def_prop_ro(
+          "devices",
+          [](const Placement& placement) {
+            std::set<std::int32_t> devices;
+            for (const LiveMemory& memory : placement.memories()) {
+              if (!memory.device.is_host()) devices.insert(memory.device.ordinal);
+            }
+            return std::vector<std::int32_t>(devices.begin(), devices.end());
+          },
+          "CUDA ordinals of its memories, in order.")
       .def_prop_ro("placed_bytes", &Placement::placed_bytes)
       .def_prop_ro("rest_bytes", &Placement::rest_bytes);
 }

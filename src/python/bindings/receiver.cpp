@@ -10,6 +10,7 @@
 #include "deltasync/attest.hpp"
 #include "deltasync/device_target.hpp"
 #include "deltasync/placed_target.hpp"
+#include "deltasync/still_wanted.hpp"
 #include "python/bindings/bind.hpp"
 #include "python/bindings/calls.hpp"
 
@@ -151,6 +152,14 @@ std::unique_ptr<StagedUpdate> pull(Receiver& receiver, const std::optional<std::
   }));
 }
 
+bool still_wanted_now(Receiver& receiver, const StagedUpdate& staged, const std::optional<std::uint64_t>& number,
+                      const std::optional<std::string>& label, std::uint64_t epoch, double timeout) {
+  const Want want = want_of(number, label, epoch, false);
+  const Deadline deadline = deadline_after(timeout);
+  return unwrap(
+      stoppable([&](std::stop_token stop) { return still_wanted(receiver, staged, want, deadline, std::move(stop)); }));
+}
+
 nb::list attest_now(Receiver& receiver, double timeout) {
   if (receiver.target() == nullptr) throw Failure{Error(Errc::invalid_argument, "attest: no target is bound")};
   const Deadline deadline = deadline_after(timeout);
@@ -159,6 +168,20 @@ nb::list attest_now(Receiver& receiver, double timeout) {
   nb::list tiles;
   for (const WrongTile& tile : wrong) tiles.append(nb::make_tuple(tile.tile, tile.tensor, tile.copy_in));
   return tiles;
+}
+
+nb::dict repair_now(Receiver& receiver, const std::vector<std::uint64_t>& tiles, double timeout) {
+  const Deadline deadline = deadline_after(timeout);
+  const auto report =
+      unwrap(stoppable([&](std::stop_token stop) { return repair(receiver, tiles, deadline, std::move(stop)); }));
+  nb::dict fields;
+  fields["version"] = report.version;
+  fields["tiles"] = report.tiles;
+  fields["fetched"] = report.fetched;
+  fields["wire_bytes"] = report.wire_bytes;
+  fields["metadata_bytes"] = report.metadata_bytes;
+  fields["repair_s"] = report.repair_s;
+  return fields;
 }
 
 void bind_staged(nb::module_& module) {
@@ -199,7 +222,10 @@ void bind_receiver(nb::module_& module) {
       .def("bind", &bind_target, "target"_a, "timeout"_a = 60.0)
       .def("pull", &pull, "number"_a = nb::none(), "label"_a = nb::none(), "epoch"_a = 0, "newer"_a = false,
            "timeout"_a = 60.0, "stop"_a = nb::none())
+      .def("still_wanted", &still_wanted_now, "staged"_a, "number"_a = nb::none(), "label"_a = nb::none(),
+           "epoch"_a = 0, "timeout"_a = 60.0)
       .def("attest", &attest_now, "timeout"_a = 60.0, "Tiles that are not the version's: [(tile, tensor, copy_in)].")
+      .def("repair", &repair_now, "tiles"_a, "timeout"_a = 60.0, "Brings these tiles of the version anew.")
       .def_prop_ro("current", [](const Receiver& receiver) { return receiver.current(); })
       .def_prop_ro("layout",
                    [](const Receiver& receiver) { return std::const_pointer_cast<Layout>(receiver.layout()); })

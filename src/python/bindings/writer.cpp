@@ -6,74 +6,18 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
-#include <set>
+#include <algorithm>
+#include <vector>
 
+#include "python/bindings/batch.hpp"
 #include "python/bindings/bind.hpp"
 #include "python/bindings/calls.hpp"
+#include "python/bindings/plain.hpp"
 
 namespace deltasync::python {
 namespace {
 
 using namespace nb::literals;
-
-/// Slices and the addresses of their bytes, collected in Python and written by one call. Owns no source.
-class Batch {
- public:
-  void add(std::uint32_t tensor, std::uint64_t row, std::uint64_t col, std::uint64_t rows, std::uint64_t cols,
-           std::uintptr_t address, std::size_t row_stride_bytes, int device, std::uintptr_t stream) {
-    Source source;
-    source.data = reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
-    source.row_stride_bytes = row_stride_bytes;
-    if (device >= 0) {
-      source.memory = Source::Memory::cuda;
-      source.device = device;
-      source.stream = reinterpret_cast<void*>(stream);  // NOLINT(performance-no-int-to-ptr)
-      on_device_ = true;
-    }
-    slices_.push_back({{tensor, {row, col, rows, cols}}, source});
-  }
-
-  /// Whole tensors of the layout, whose rows lie one behind the other in host memory.
-  void add_whole(const Layout& layout, const nb::list& tensors, const nb::list& addresses) {
-    if (tensors.size() != addresses.size()) {
-      throw Failure{Error(Errc::invalid_argument, std::to_string(addresses.size()) + " addresses for " +
-                                                      std::to_string(tensors.size()) + " tensors")};
-    }
-    slices_.reserve(slices_.size() + tensors.size());
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      const std::uint64_t index = integer(tensors[i]);
-      if (index >= layout.tensors().size()) throw Failure{Error(Errc::out_of_range, "tensor " + std::to_string(index))};
-      const Tensor& tensor = layout.tensors()[index];
-      Source source;
-      source.data = reinterpret_cast<const void*>(integer(addresses[i]));  // NOLINT(performance-no-int-to-ptr)
-      slices_.push_back({{static_cast<std::uint32_t>(index), {0, 0, tensor.rows, tensor.cols}}, source});
-    }
-  }
-
-  void clear() {
-    slices_.clear();
-    on_device_ = false;
-  }
-  std::size_t size() const { return slices_.size(); }
-  bool on_device() const { return on_device_; }
-  std::span<const SliceSource> slices() const { return slices_; }
-  std::vector<TensorSlice> plan() const {
-    std::vector<TensorSlice> plan;
-    plan.reserve(slices_.size());
-    for (const SliceSource& item : slices_) plan.push_back(item.slice);
-    return plan;
-  }
-
- private:
-  static std::uint64_t integer(const nb::handle& value) {
-    const auto number = PyLong_AsUnsignedLongLong(value.ptr());
-    if (number == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) throw nb::python_error();
-    return number;
-  }
-
-  std::vector<SliceSource> slices_;
-  bool on_device_ = false;
-};
 
 std::unique_ptr<Writer> attach(std::shared_ptr<const Layout> layout, const Sidecar& sidecar, std::string socket,
                                std::uint32_t index, std::uint32_t writers, unsigned threads, std::string name,
@@ -84,6 +28,7 @@ std::unique_ptr<Writer> attach(std::shared_ptr<const Layout> layout, const Sidec
   options.writers = writers;
   options.threads = threads;
   options.name = std::move(name);
+  options.device_limit = std::chrono::duration_cast<std::chrono::milliseconds>(limit_of(timeout));
   const Deadline deadline = deadline_after(timeout);
   for (;;) {
     // An attempt with a short deadline names what it waited for as a longer one does.
@@ -95,18 +40,6 @@ std::unique_ptr<Writer> attach(std::shared_ptr<const Layout> layout, const Sidec
     if (!again) return unwrap(std::move(writer));
     check_signals();
   }
-}
-
-void bind_batch(nb::module_& module) {
-  nb::class_<Batch>(module, "Batch", "Slices and the addresses of their bytes, for Writer.write_batch. Owns no source.")
-      .def(nb::init<>())
-      .def("add", &Batch::add, "tensor"_a, "row"_a, "col"_a, "rows"_a, "cols"_a, "address"_a, "row_stride_bytes"_a = 0,
-           "device"_a = -1, "stream"_a = 0,
-           "A rectangle of the tensor (layout index) and where its bytes begin; device: a CUDA ordinal, or -1.")
-      .def("add_whole", &Batch::add_whole, "layout"_a, "tensors"_a, "addresses"_a,
-           "Whole tensors by their layout index, whose rows lie one behind the other in host memory.")
-      .def("clear", &Batch::clear)
-      .def("__len__", &Batch::size);
 }
 
 void bind_report(nb::module_& module) {
@@ -127,9 +60,11 @@ void bind_report(nb::module_& module) {
 /// A writer takes one call at a time, and a handler of a signal runs in the middle of one.
 class CallOf {
  public:
-  explicit CallOf(const Writer& writer) : writer_(&writer), alone_(under_way().insert(writer_).second) {}
+  explicit CallOf(const Writer& writer) : writer_(&writer), alone_(std::ranges::count(under_way(), writer_) == 0) {
+    if (alone_) under_way().push_back(writer_);
+  }
   ~CallOf() {
-    if (alone_) under_way().erase(writer_);
+    if (alone_) std::erase(under_way(), writer_);
   }
   CallOf(const CallOf&) = delete;
   CallOf& operator=(const CallOf&) = delete;
@@ -139,8 +74,8 @@ class CallOf {
   }
 
  private:
-  static std::set<const Writer*>& under_way() {  // protected by the GIL
-    static std::set<const Writer*> writers;
+  static std::vector<const Writer*>& under_way() {  // protected by the GIL
+    static std::vector<const Writer*> writers;
     return writers;
   }
 
@@ -165,10 +100,26 @@ VersionId newest(const Writer& writer) {
   return writer.newest();
 }
 
+/// Handlers of signals get their turn after so many bytes.
+constexpr std::uint64_t kSignalBytes = 256u << 20;
+
 void write_batch(Writer& writer, const Batch& batch, bool wait, double timeout) {
   const CallOf one(writer);
   one.check();
-  if (wait || !batch.on_device()) return unwrap(released([&] { return writer.write(batch.slices()); }));
+  if (wait || !batch.on_device()) {
+    const auto tensors = writer.layout()->tensors();
+    for (auto rest = batch.slices(); !rest.empty();) {
+      std::size_t slices = 0;
+      for (std::uint64_t bytes = 0; slices < rest.size() && bytes < kSignalBytes; ++slices) {
+        const auto& [tensor, rect] = rest[slices].slice;
+        if (tensor < tensors.size()) bytes += rect.elements() * tensors[tensor].element_bytes;
+      }
+      unwrap(released([&] { return writer.write(rest.first(slices)); }));
+      check_signals();
+      rest = rest.subspan(slices);
+    }
+    return;
+  }
   const Deadline deadline = deadline_after(timeout);
   unwrap(released([&]() -> Status {
     std::vector<SliceSource> host;
@@ -182,10 +133,27 @@ void write_batch(Writer& writer, const Batch& batch, bool wait, double timeout) 
   }));
 }
 
+/// Below, a copy takes less time than another thread would need for its turn.
+constexpr std::size_t kReleaseBytesMin = 64u << 10;
+
+/// Writes plain tensors one by one, each before the next pair is asked for.
+OddPairs write_plain(Writer& writer, PlainTensors& plain, const nb::object& pairs) {
+  return OddPairs(plain, nb::iter(pairs), [&writer](const SliceSource& item, nb::handle) {
+    const CallOf one(writer);
+    one.check();
+    const auto write = [&] { return writer.write(item.slice.tensor, item.slice.rect, item.source); };
+    const std::uint64_t bytes = writer.layout()->tensors()[item.slice.tensor].bytes;
+    if (bytes < kReleaseBytesMin) return unwrap(write());
+    unwrap(released(write));
+    check_signals();
+  });
+}
+
 }  // namespace
 
 void bind_writer(nb::module_& module) {
   bind_batch(module);
+  bind_plain(module);
   bind_report(module);
   nb::class_<Writer>(module, "Writer", "One writer process's session with the agent. One thread calls it at a time.")
       .def_static("attach", &attach, "layout"_a, "sidecar"_a, "socket"_a, "index"_a = 0, "writers"_a = 1,
@@ -207,6 +175,8 @@ void bind_writer(nb::module_& module) {
           "version"_a, "timeout"_a = 60.0)
       .def("write_batch", &write_batch, "batch"_a, "wait"_a = true, "timeout"_a = 60.0,
            "Sources on a device may be reused after it, too; without `wait` only after commit().")
+      .def("write_plain", &write_plain, "plain"_a, "pairs"_a, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
+           "Writes the plain ones, each before the next is asked for; an iterator of the others.")
       .def(
           "commit",
           [](Writer& writer, double timeout) {

@@ -39,7 +39,7 @@ from .agent import AgentProcess
 from .async_rollout import AsyncReceiver
 from .errors import Error
 from .layouts import layout_of
-from .prepared import PullReport
+from .prepared import PullReport, RepairReport
 from .rollout import Receiver
 from .trainer import WeightManager
 
@@ -56,6 +56,7 @@ __all__ = [
     "PlacementPlan",
     "PullReport",
     "Receiver",
+    "RepairReport",
     "Sidecar",
     "Tensor",
     "TensorSpec",

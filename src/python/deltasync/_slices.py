@@ -38,9 +38,7 @@ def pieces(shape: Sequence[int], offset: Sequence[int], size: Sequence[int]) -> 
     first = sum(offset[i] * steps[i] for i in range(len(outer)))
     loops = [range(inner[i]) for i in range(max(cut, 0))]
     return [
-        Piece(
-            first + sum(index * steps[i] for i, index in enumerate(indices)), offset[-1], run, size[-1], number * run
-        )
+        Piece(first + sum(index * steps[i] for i, index in enumerate(indices)), offset[-1], run, size[-1], number * run)
         for number, indices in enumerate(itertools.product(*loops))
     ]
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from ._native import Version
-from .errors import DeadlinePassed, Error
-from .prepared import PullReport
+import numpy as np
+
+from ._native import Layout, PlacementPlan, Version
+from .errors import Error
+from .prepared import PullReport, RepairReport
 from .rollout import Receiver
 
 _T = TypeVar("_T")
 
 
 class AsyncReceiver:
-    """:class:`Receiver` for asyncio: the same methods as coroutines, the calls on a thread of its own."""
+    """:class:`Receiver` for asyncio: what waits or writes is a coroutine, whose call runs on a thread of its own; the
+    rest is as there."""
 
     def __init__(self, receiver: Receiver) -> None:
         self.receiver = receiver
@@ -32,6 +35,14 @@ class AsyncReceiver:
     def version(self) -> Version | None:
         return self.receiver.version
 
+    @property
+    def lost(self) -> bool:
+        return self.receiver.lost
+
+    @property
+    def layout(self) -> Layout:
+        return self.receiver.layout
+
     async def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
         """Returns once the version is staged and verified; commit() makes it visible."""
         before = self.receiver._staged
@@ -43,7 +54,7 @@ class AsyncReceiver:
         except TimeoutError as error:
             if isinstance(error, Error):
                 raise
-            raise DeadlinePassed(f"version {version or 'newest'}: not staged after {limit:.1f} s") from None
+            raise self.receiver._late(version, limit) from None
         except asyncio.CancelledError:
             if prepared is not before:  # else somebody else's, or the background's
                 prepared.cancel()
@@ -59,6 +70,36 @@ class AsyncReceiver:
 
     async def rollback(self) -> Version | None:
         return await self._run(self.receiver.rollback)
+
+    async def attest(self, *, timeout: float | None = None) -> list[tuple[int, str, str]]:
+        return await self._run(lambda: self.receiver.attest(timeout=timeout))
+
+    async def repair(
+        self, wrong: Iterable[tuple[int, str, str] | int] | None = None, *, timeout: float | None = None
+    ) -> RepairReport:
+        return await self._run(lambda: self.receiver.repair(wrong, timeout=timeout))
+
+    async def rebind(
+        self,
+        plan: PlacementPlan | None = None,
+        *,
+        live: bool = False,
+        part: PlacementPlan | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        await self._run(lambda: self.receiver.rebind(plan, live=live, part=part, timeout=timeout))
+
+    async def load_into(self, module: Any) -> None:
+        await self._run(lambda: self.receiver.load_into(module))
+
+    def cancel(self) -> None:
+        self.receiver.cancel()
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+        return self.receiver.arrays()
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        return self.receiver.tensors()
 
     async def close(self) -> None:
         await self._run(self.receiver.close)

@@ -1,4 +1,4 @@
-"""A version on its way to a receiver, and what its pull did."""
+"""A version on its way to a receiver, and what pulls and repairs did."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ._native import StopSource, Version
-from .errors import Cancelled, DeadlinePassed, Error
+from .errors import Cancelled, Error
 
 if TYPE_CHECKING:
     from .rollout import Receiver
@@ -45,6 +45,21 @@ class PullReport:
     verify_s: float
     commit_s: float
     attest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair did."""
+
+    #: Of the tiles: the committed one.
+    version: Version
+    #: Written anew.
+    tiles: int
+    #: Of these, from the agent.
+    fetched: int
+    wire_bytes: int
+    metadata_bytes: int
+    repair_s: float
 
 
 class Prepared:
@@ -83,6 +98,12 @@ class Prepared:
         self._result(max(0.0, end - time.monotonic()))
         return self._receiver._commit(self, end)
 
+    def still_wanted(self, version: int | str, *, timeout: float | None = None) -> bool:
+        """Whether a version's number, or label, means to the agent what is staged here: a trainer that was started anew
+        gives the same numbers to other weights. Asks the agent; raises where it does not answer in time."""
+        end = time.monotonic() + (self._receiver.timeout if timeout is None else timeout)
+        return self._receiver._still_wanted(self, version, end)
+
     def cancel(self) -> None:
         """Ends the pull, or gives up what it staged (its memory goes with the next pull); what is committed stays."""
         self._stop.request_stop()
@@ -95,6 +116,6 @@ class Prepared:
         except concurrent.futures.TimeoutError as error:
             if isinstance(error, Error):
                 raise
-            raise DeadlinePassed(f"version {self.asked or 'newest'}: not staged after {timeout:.1f} s") from None
+            raise self._receiver._late(self.asked, timeout or 0.0) from None
         except concurrent.futures.CancelledError:
             raise Cancelled(f"the pull of version {self.asked or 'newest'} was cancelled") from None

@@ -8,11 +8,13 @@ import contextlib
 import logging
 import math
 import mmap
+import operator
 import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from .errors import (
     PeerDied,
 )
 from .places import plan_of_module
-from .prepared import Prepared, PullReport
+from .prepared import Prepared, PullReport, RepairReport
 
 _log = logging.getLogger("deltasync.rollout")
 
@@ -65,6 +67,10 @@ class Receiver:
     it at once; failures that may pass are logged, and it tries again. Without it a pull begins with :meth:`prepare` or
     :meth:`update`.
 
+    ``engine_streams``: of CUDA devices by their ordinals, the streams (torch's, or addresses) on which the engine
+    computes with the weights. A commit comes behind what is queued there, and what is queued there after it comes
+    behind the commit. For a device without one, a commit first waits for all that torch has queued on it.
+
     Thread-safe. A commit writes live memory: nothing may compute with it meanwhile.
     """
 
@@ -83,6 +89,7 @@ class Receiver:
         threads: int = 0,
         cores: str = "",
         full_over_live: str = "stage",
+        engine_streams: Mapping[int, Any] | None = None,
         attest_commits: bool = False,
         link_gbps: float = 0.0,
         name: str | None = None,
@@ -108,6 +115,12 @@ class Receiver:
             "name": name or f"receiver-{os.getpid()}",
         }
         self._module, self._plan, self._directory, self._live = module, plan, directory, live
+        self._engine_streams = {
+            int(device): int(getattr(stream, "cuda_stream", stream))
+            for device, stream in (engine_streams or {}).items()
+        }
+        self._devices: list[int] = []  # that a commit writes, and that have no stream
+        self._failure: Exception | None = None  # of the last try of a pull that is tried again
         self._memory: mmap.mmap | None = None
         #: Serialises calls of the native receiver.
         self._calls = threading.RLock()
@@ -175,6 +188,8 @@ class Receiver:
             if self._committed is None:
                 raise InvalidArgument(nothing)
             try:
+                self._check_places()
+                self._wait_for_kernels()
                 self._committed.rollback()
             finally:
                 self._committed = None
@@ -184,17 +199,22 @@ class Receiver:
         """Reads all live memory and compares it with the committed version: (tile, tensor, name of the memory that has
         a wrong copy, or "") for each that differs; empty: all is as it was committed. A background pull pauses for it.
         """
-        end = time.monotonic() + (self.timeout if timeout is None else timeout)
-        waiting = self._staged
-        paused = self._background and waiting is not None and not waiting.done
-        if paused and waiting is not None:
-            waiting.cancel()
-        try:
-            with self._locked("attest", end):
-                return self._native.attest(_left(end))
-        finally:
-            if paused and self._staged is waiting and not self._closed:
-                self._next_background()
+        with self._between_pulls("attest", timeout) as end:
+            return self._native.attest(_left(end))
+
+    def repair(
+        self, wrong: Iterable[tuple[int, str, str] | int] | None = None, *, timeout: float | None = None
+    ) -> RepairReport:
+        """Writes tiles of the committed version anew, and reads them back: those that :meth:`attest` returned or,
+        without them, all that it finds now. Only these tiles travel. It writes live memory, as a commit does.
+        CorruptData if a tile is wrong again; VersionGone if the agent serves another version by now: the next pull
+        mends it then."""
+        with self._between_pulls("repair", timeout) as end:
+            if wrong is None:
+                wrong = self._native.attest(_left(end))
+            tiles = sorted({operator.index(tile[0] if isinstance(tile, tuple) else tile) for tile in wrong})
+            self._wait_for_kernels()
+            return RepairReport(**self._native.repair(tiles, _left(end)))
 
     def follow(self) -> Prepared:
         """Begins to pull the next version after the committed one, whenever it comes, as ``background`` does by itself
@@ -217,9 +237,9 @@ class Receiver:
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
         self.cancel()
         with self._locked("rebind", end):
-            kept = self._module, self._plan, self._directory, self._live, self._memory, self._places
+            kept = self._module, self._plan, self._directory, self._live, self._memory, self._places, self._devices
             self._module, self._plan, self._directory, self._live = None, plan, None, live
-            self._memory, self._places = None, []
+            self._memory, self._places, self._devices = None, [], []
             self._committed = self._update = None
             target: _native.Target | None = None
             try:
@@ -228,7 +248,8 @@ class Receiver:
                 self._version, self._lost = None, False  # a loss was the old memory's
             except BaseException as error:
                 if isinstance(error, Error) or target is None or not target.spent:
-                    self._module, self._plan, self._directory, self._live, self._memory, self._places = kept
+                    self._module, self._plan, self._directory, self._live = kept[:4]
+                    self._memory, self._places, self._devices = kept[4:]
                 else:  # Ctrl-C, which may have come when it was bound already: nothing that may be written is freed
                     self._broken = kept, self._memory
                     self._memory = None
@@ -317,6 +338,34 @@ class Receiver:
         finally:
             self._calls.release()
 
+    @contextlib.contextmanager
+    def _between_pulls(self, what: str, timeout: float | None) -> Iterator[float]:
+        """As _locked(), until the end that it gives; a background pull that waits is begun anew behind it."""
+        end = time.monotonic() + (self.timeout if timeout is None else timeout)
+        waiting = self._staged
+        paused = self._background and waiting is not None and not waiting.done
+        if paused and waiting is not None:
+            waiting.cancel()
+        try:
+            with self._locked(what, end):
+                self._check_places()
+                yield end
+        finally:
+            if paused and self._staged is waiting and not self._closed:
+                self._next_background()
+
+    def _wait_for_kernels(self) -> None:
+        """Before live memory is written: what was queued may still compute with it."""
+        torch: Any = sys.modules.get("torch")
+        for device in self._devices if torch is not None else ():
+            torch.cuda.synchronize(device)
+
+    def _late(self, asked: int | str | Version | None, timeout: float) -> DeadlinePassed:
+        why = f"; the last try failed: {self._failure}" if self._failure is not None else ""
+        return DeadlinePassed(
+            f"version {asked or 'newest'} from {', '.join(self.endpoints)}: not staged after {timeout:.1f} s{why}"
+        )
+
     def _end_pull(self) -> None:
         if os.getpid() != self._pid:  # a forked child shares the connections of the parent's pull
             return
@@ -349,12 +398,14 @@ class Receiver:
             elif callable(plan):
                 plan = plan(self.layout)
             assert plan is not None
-            return _native.placed_target(Placement.build(self.layout, plan), self._live)
+            placement = Placement.build(self.layout, plan)
+            self._devices = [device for device in placement.devices if device not in self._engine_streams]
+            return _native.placed_target(placement, self._live, self._engine_streams)
         self._memory = mmap.mmap(-1, max(self.layout.half_bytes, mmap.PAGESIZE))
         self._memory.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(self._memory, np.uint8)
-        placement = Placement.build(self.layout, part) if part is not None else None
-        return _native.host_target(self.layout, whole.ctypes.data, whole.size, placement)
+        subscribed = Placement.build(self.layout, part) if part is not None else None
+        return _native.host_target(self.layout, whole.ctypes.data, whole.size, subscribed)
 
     def _begin(self, version: int | str | Version | None, timeout: float, *, newer: bool) -> Prepared:
         if os.getpid() != self._pid:
@@ -383,10 +434,12 @@ class Receiver:
                     self._committed = self._update = None
                     staged = self._native.pull(number, label, epoch, newer, timeout, prepared._stop)
                     self._update = prepared, staged
+                    self._failure = None
                     return dict(staged.report)
             except _MAY_PASS as error:
                 if not newer or prepared._stop.stop_requested:
                     raise
+                self._failure = error
                 _log.warning("pull failed, trying again in %.1f s: %s", pause, error)
             prepared._cancelled.wait(pause)
             pause = min(pause * 2, _PAUSE_MAX_S)
@@ -398,15 +451,29 @@ class Receiver:
                     raise Cancelled(f"version {prepared.asked or 'newest'} is not staged any more; prepare it again")
                 staged = self._update[1]
                 self._check_places()
+                self._wait_for_kernels()
                 self._update = None
                 if self._staged is prepared:
                     self._staged = None
-                staged.commit(_left(end))
-                self._committed = staged
+                self._committed = staged  # before: what interrupts behind the commit leaves a way back
+                try:
+                    staged.commit(_left(end))
+                except Exception:
+                    self._committed = None
+                    raise
                 return PullReport(**staged.report)
         finally:
             if self._background and self._staged is None and not self._closed:
                 self._next_background()
+
+    def _still_wanted(self, prepared: Prepared, asked: int | str, end: float) -> bool:
+        """Whether the agent means by `asked` what is staged: after another start of the trainer it may be other weights
+        with the same number."""
+        number, label, epoch = _want(asked)
+        with self._locked("still_wanted", end):
+            if self._update is None or self._update[0] is not prepared or prepared.over:
+                return False
+            return self._native.still_wanted(self._update[1], number, label, epoch, _left(end))
 
     def _check_places(self) -> None:
         """LayoutMismatch where the module's memory is not any more what the target writes."""

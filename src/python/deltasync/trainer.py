@@ -12,9 +12,9 @@ from typing import Any
 from . import _native
 from ._arrays import DTYPES, FLOATS, Array, describe, is_torch_tensor
 from ._group import Group
-from ._native import Batch, Layout, OffloadReport, Sidecar, Version, Writer
+from ._native import Batch, Layout, OffloadReport, PlainTensors, Sidecar, Version, Writer
 from ._slices import is_dtensor, local_block, pieces
-from ._sources import FixedSources, PlainSources, Source
+from ._sources import Source
 from .agent import AgentProcess
 from .errors import InvalidArgument, NotFound
 from .layouts import is_module, layout_of
@@ -23,7 +23,6 @@ _log = logging.getLogger("deltasync.trainer")
 
 #: So many bytes at most, of tensors that are cast or copied first, are alive at a time.
 BUCKET_BYTES = 256 << 20
-_BUCKET_TENSORS = 8192
 
 
 class WeightManager:
@@ -73,10 +72,12 @@ class WeightManager:
         self._dtypes = [self.layout[i].dtype for i in range(len(self.layout))]
         self._shapes = [self.layout[i].shape for i in range(len(self.layout))]
         self._bytes = [self.layout[i].nbytes for i in range(len(self.layout))]
-        self._torch_dtype_list: list[Any] = []
         self._group = Group(process_group)
-        self._fixed: FixedSources | None = None
-        self._ids: list[int] = []  # of the tensors of the version before
+        self._offloading = False
+        #: Sources of copies that may be under way on a device: until the commit, or the begin after a failure.
+        self._written: list[Batch] = []
+        self._plain: PlainTensors | None = None
+        self._plain_has_torch = False
         self._planned = False
         self._parts: list[tuple[int, int, int, int, int]] | None = None  # that all ranks' plans were accepted with
         self._last: Version | None = None
@@ -136,12 +137,12 @@ class WeightManager:
     ) -> OffloadReport:
         """Publishes the tensors as the next version. Returns when their memory may change again.
 
-        ``tensors``: a module, a mapping, or any iterable of (name, tensor) in any order, a generator included, whose
-        tensors are written one by one, so that the next may take the memory of the one before; a function that returns
-        one of these; nothing: the module that the manager was made with. Tensors are of torch, numpy or anything with
-        DLPack, on the host or on a CUDA device.
+        ``tensors``: a module, a dict or list, or any other mapping or iterable of (name, tensor), a generator included,
+        whose tensors are written one by one, so that the next may take the memory of the one before; a function that
+        returns one of these; nothing: the module that the manager was made with. Tensors are of torch, numpy or
+        anything with DLPack, on the host or on a CUDA device.
         Every tensor of the layout comes exactly once (tied ones under the layout's name; further names of the same are
-        passed over if they are not in the layout and the same tensor was seen).
+        passed over if they are not in the layout and the same tensor was seen, in a module, dict or list).
         ``version``: its number, which grows; by default one more than the last. ``label``: the user's name for it.
 
         With a process group each rank writes its part of a DTensor, and rank 0 what has no parts. The ranks say which
@@ -155,27 +156,32 @@ class WeightManager:
         """
         if not hasattr(self, "_writer"):
             raise InvalidArgument("offload: this manager is closed")
+        if self._offloading:
+            raise InvalidArgument("offload: one is under way; its tensors, or a handler of a signal, ask for another")
         wanted = self._version(version, label)
         if tensors is None:
             if self._module is None:
                 raise InvalidArgument("offload: the manager was not made with a module, so say which tensors")
             tensors = self._module
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
+        self._offloading = True
         try:
             source = Source(tensors)
             if self._group.size > 1 and not self._planned:
                 source = self._register_plan(source, end)
             self._writer.begin(wanted, _left(end))
-            if not self._write_fixed(source, end):
-                self._write_all(source, end)
+            self._written.clear()
+            self._write_all(source, end)
             report = self._writer.commit(_left(end))
+            self._written.clear()
         except BaseException:
             self._writer.abort()
             if (self._writer.newest_epoch, self._writer.newest_number) == (wanted.epoch, wanted.number):
                 self._last = wanted  # interrupted behind the commit
-            self._fixed = None
             self._planned = False  # the parts may be what was wrong
             raise
+        finally:
+            self._offloading = False
         self._last = wanted
         return report
 
@@ -188,9 +194,11 @@ class WeightManager:
 
     def close(self) -> None:
         """Leaves the agent, and ends it if it was started here."""
+        if self._offloading:
+            raise InvalidArgument("close: an offload is under way")
         if hasattr(self, "_writer"):
+            self._writer.abort()  # which may wait for a device; without the GIL, other than a destructor
             del self._writer
-        self._fixed = None
         if self.agent is not None:
             self.agent.stop()
 
@@ -217,66 +225,48 @@ class WeightManager:
 
     def _write_all(self, source: Source, end: float) -> None:
         batch = Batch()
-        plain, kinds, dtypes = PlainSources(), _plain_kinds(), self._torch_dtypes()
-        alone = self._group.size == 1
-        alive: list[Any] = []
-        held = 0
-        wait = not source.again  # else the sources of copies that are under way on a device stay as they are
-        fixed = PlainSources() if source.again and alone else None
-        for name, tensor in source.items:
+        wait = not source.stay  # else the sources of copies that are under way on a device stay as they are
+        cast = 0
+        for name, tensor in self._odd(source, batch):
             index = self._index.get(name)
-            if (
-                index is not None
-                and alone
-                and type(tensor) in kinds
-                and tensor.dtype is dtypes[index]
-                and tensor.shape == self._shapes[index]
-                and tensor.is_cpu
-                and tensor.is_contiguous()
-            ):
-                plain.add(index, tensor)
-                if fixed is not None:
-                    fixed.add(index, tensor)
-                held += self._bytes[index]
-            elif index is not None:
-                fixed = None
-                array = self._add(batch, index, name, tensor)
-                if array is not None:
-                    alive.append(array.owner)
-                    wait = wait or not _shares(array, tensor)
-                    held += self._bytes[index]
-            elif not source.is_alias(tensor):
+            if index is None:
+                if source.is_alias(tensor):
+                    continue
                 raise NotFound(f"offload: the layout has no tensor '{name}'")
-            else:
-                fixed = None
-                continue
+            array = self._add(batch, index, name, tensor)
+            if array is not None and not _shares(array, tensor):
+                wait = True
+                cast += self._bytes[index]
             source.note(tensor)
             # A generator may make its next tensor in the memory of this one.
-            if not source.again or held >= BUCKET_BYTES or len(batch) + len(plain.indices) >= _BUCKET_TENSORS:
-                self._write(batch, plain, wait, end)
-                alive.clear()
-                held = 0
-                wait = not source.again
-        self._write(batch, plain, wait, end)
-        # Tensors that come once are not held until the next version: only those that come again.
-        ids = list(map(id, fixed.tensors)) if fixed is not None else []
-        again = bool(ids) and fixed is not None and (source.module or ids == self._ids)
-        self._fixed = FixedSources(self.layout, source, fixed) if again and fixed is not None else None
-        self._ids = ids
-
-    def _write(self, batch: Batch, plain: PlainSources, wait: bool, end: float) -> None:
-        batch.add_whole(self.layout, plain.indices, plain.addresses)
+            if not source.stay or cast >= BUCKET_BYTES:
+                self._writer.write_batch(batch, wait, _left(end))
+                batch.clear()
+                wait, cast = not source.stay, 0
+        if not wait:
+            self._written.append(batch)
         self._writer.write_batch(batch, wait, _left(end))
-        batch.clear()
-        plain.clear()
 
-    def _torch_dtypes(self) -> list[Any]:
-        """Of the layout's tensors; empty without torch."""
+    def _odd(self, source: Source, batch: Batch) -> Iterable[tuple[str, Any]]:
+        """The pairs that are to be looked at; of the others, those that stay are added to the batch, the rest is
+        written."""
+        if self._group.size > 1:
+            return source.items
+        plain = self._plain_tensors()
+        if not source.stay:
+            return self._writer.write_plain(plain, source.items)
+        odd = plain.into(batch, source.items)
+        source.also_seen = odd.saw
+        return odd
+
+    def _plain_tensors(self) -> PlainTensors:
         torch = sys.modules.get("torch")
-        if torch is not None and not self._torch_dtype_list:
-            names = {known: name for name, known in DTYPES.items()}
-            self._torch_dtype_list = [getattr(torch, names[dtype], None) for dtype in self._dtypes]
-        return self._torch_dtype_list
+        if self._plain is None or (torch is not None and not self._plain_has_torch):
+            types = () if torch is None else (torch.Tensor, torch.nn.Parameter)
+            exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if torch is not None else None
+            self._plain = PlainTensors(self.layout, self._index, types, exchange)
+            self._plain_has_torch = torch is not None
+        return self._plain
 
     def _block(self, index: int, name: str, tensor: Any) -> tuple[Any, list[int], list[int]] | None:
         """What this process writes of a tensor: (memory, offset, size), None if nothing."""
@@ -290,7 +280,7 @@ class WeightManager:
         return tensor, [0] * len(shape), list(shape)
 
     def _add(self, batch: Batch, index: int, name: str, tensor: Any) -> Array | None:
-        """Adds what this process writes of a tensor. The array is to be kept until it is written."""
+        """Adds what this process writes of a tensor; None if nothing. The batch keeps it alive."""
         block = self._block(index, name, tensor)
         if block is None:
             return None
@@ -310,15 +300,9 @@ class WeightManager:
                 array.row_stride,
                 array.device,
                 array.stream,
+                array.owner,
             )
         return array
-
-    def _write_fixed(self, source: Source, end: float) -> bool:
-        """The same tensors as last time, at the same places or others: no look at each one's description."""
-        if self._fixed is None or not self._fixed.fits(source):
-            return False
-        self._writer.write_batch(self._fixed.batch, False, _left(end))
-        return True
 
     def _register_plan(self, source: Source, end: float) -> Source:
         """Tells the agent which parts this process writes, if they are not those that were agreed on."""
@@ -364,12 +348,6 @@ def _cast(tensor: Any, name: str, have: str, want: str) -> Any:
         return tensor.astype(wanted)
     except TypeError as error:
         raise InvalidArgument(f"{name}: numpy cannot cast {have} to {want}: {error}") from error
-
-
-def _plain_kinds() -> tuple[Any, ...]:
-    """The types of tensors that are nothing but memory."""
-    torch = sys.modules.get("torch")
-    return () if torch is None else (torch.Tensor, torch.nn.Parameter)
 
 
 def _left(end: float) -> float:

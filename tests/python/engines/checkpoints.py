@@ -132,10 +132,6 @@ def deepseek_shapes() -> dict[str, tuple[int, ...]]:
     return found | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
 
 
-def is_float32(name: str) -> bool:
-    return name.endswith("e_score_correction_bias")
-
-
 def mlp(at: str, inner: int) -> dict[str, tuple[int, ...]]:
     return {
         f"{at}.gate_proj.weight": (inner, HIDDEN),

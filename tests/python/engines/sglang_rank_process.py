@@ -152,6 +152,56 @@ class Rank:
         target.receiver.commit = fail
         return {}
 
+    def lose_store(self, at):
+        """The store of the votes breaks once, when the verdict of rounds with that name is written."""
+        votes = self.plugin.rank_of(self.manager)._ballot()
+        store = votes._store
+
+        class Lost:
+            def __getattr__(self, name):
+                return getattr(store, name)
+
+            def compare_set(self, key, expected, value):
+                if f"/{at}/" not in key:
+                    return store.compare_set(key, expected, value)
+                votes._store = store
+                raise RuntimeError("connection reset by peer")
+
+        votes._store = Lost()
+        return {}
+
+    def fail_next_load(self):
+        """The engine's loader fails half-way, once; tracing, which calls it first, is over by then."""
+        (target,) = self.plugin.rank_of(self.manager).targets
+        reload = target.receiver.loader.reload
+
+        def fail(weights):
+            target.receiver.loader.reload = reload
+            self.models["target"].load_weights(list(weights)[:3])
+            raise OSError("the loader broke")
+
+        target.receiver.loader.reload = fail
+        return {}
+
+    def damage_next(self):
+        """Somebody else writes a bit before the next commit is attested."""
+        (target,) = self.plugin.rank_of(self.manager).targets
+        receiver = target.receiver._receiver
+        attest = receiver.attest
+
+        def damaged(timeout):
+            receiver.attest = attest
+            self.models["target"].get_parameter("model.norm.weight").data.view(torch.int16)[3] ^= 1
+            return attest(timeout=timeout)
+
+        receiver.attest = damaged
+        return {}
+
+    def wait_staged(self):
+        """The number of the version that was pulled in the background."""
+        (target,) = self.plugin.rank_of(self.manager).targets
+        return {"number": target.receiver._following.wait(60).version.number}
+
     def run_requests(self, count):
         self.running = count
         return {}

@@ -4,13 +4,15 @@ import functools
 
 import torch
 from checkpoints import shapes
+from engine_support import is_float32
 
 
 @functools.cache
 def first(model):
     generator = torch.Generator().manual_seed(7)
     return {
-        name: (torch.randn(shape, generator=generator) / 8).to(torch.bfloat16) for name, shape in shapes(model).items()
+        name: (torch.randn(shape, generator=generator) / 8).to(torch.float32 if is_float32(name) else torch.bfloat16)
+        for name, shape in shapes(model).items()
     }
 
 
@@ -25,5 +27,5 @@ def weights(model, number):
         bits = tensor.clone().view(torch.int16)
         mask = torch.rand(bits.shape, generator=generator) < 0.01
         flips = torch.randint(0, 128, bits.shape, generator=generator, dtype=torch.int16)
-        made[name] = torch.where(mask, bits ^ flips, bits).view(torch.bfloat16)
+        made[name] = torch.where(mask, bits ^ flips, bits).view(tensor.dtype)
     return made

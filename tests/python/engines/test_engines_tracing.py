@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import json
+import os
 import pathlib
 import socket
 import subprocess
@@ -38,6 +39,7 @@ def run_ranks(engine, model, ranks, mode):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )
         for rank in range(ranks)
     ]

@@ -122,7 +122,7 @@ def start(segment_name: str, tmp_path: Path) -> Iterator[Start]:
         one.close()
 
 
-@pytest.mark.parametrize(("model", "ranks"), [("qwen3", 1), ("qwen3_moe", 1), ("qwen3_moe", 2)])
+@pytest.mark.parametrize(("model", "ranks"), [("qwen3", 1), ("qwen3", 2), ("qwen3_moe", 1), ("qwen3_moe", 2)])
 def test_sglang_twenty_deltas_equal_its_own_loader(start: Start, model: str, ranks: int) -> None:
     manager, replica = start(model, ranks)
     replica.update(1)
@@ -139,6 +139,40 @@ def test_sglang_twenty_deltas_equal_its_own_loader(start: Start, model: str, ran
         assert answer["target"]["reloaded"] == 0
     for answer in replica.ask("state"):
         assert answer == {"flushes": 21, "versions": [str(i) for i in range(1, 22)], "path": "/models/served"}
+
+
+def test_sglang_the_number_of_another_epoch_is_the_trainers_of_now(start: Start, segment_name: str) -> None:
+    manager, replica = start()
+    replica.update(1)
+    manager.offload(weights("qwen3", 2))
+    replica.update(2)
+    manager.offload(weights("qwen3", 3))
+    assert replica.ask("wait_staged") == [{"number": 3}]  # which is never committed
+    endpoint = manager.endpoint
+    manager.close()
+    with deltasync.WeightManager(weights("qwen3", 1), name=segment_name, listen=endpoint) as again:
+        for number in (4, 5, 6):
+            again.offload(weights("qwen3", number))
+        replica.update(3)
+        replica.assert_serves(6)
+        assert replica.ask("targets")[0]["target"]["mode"] == "full"
+        again.offload(weights("qwen3", 7))
+        replica.update(4)
+        replica.assert_serves(7)
+        assert replica.ask("targets")[0]["target"]["mode"] == "delta"
+
+
+def test_sglang_what_latent_attention_fuses_and_derives_is_loaded_by_its_loader(start: Start) -> None:
+    manager, replica = start("deepseek_v3")
+    for number in range(1, 5):
+        if number > 1:
+            manager.offload(weights("deepseek_v3", number))
+        replica.update(number)
+        replica.assert_serves(number)
+    (answer,) = replica.ask("targets")
+    assert answer["target"]["mode"] == "delta"
+    assert answer["target"]["reloaded"] == 3 * 2  # q_a_proj, kv_a_proj_with_mqa and kv_b_proj of two layers
+    assert answer["target"]["direct"] == len(weights("deepseek_v3", 1)) - 3 * 2
 
 
 def test_sglang_over_its_http_application_with_endpoints_in_the_request(start: Start) -> None:
@@ -196,6 +230,72 @@ def test_sglang_a_rank_that_cannot_stage_or_write_keeps_both_at_the_version_befo
     assert [answer["versions"] for answer in replica.ask("state")] == [["1", "2"]] * 2
     replica.update(3)
     replica.assert_serves(3)
+
+
+def test_sglang_a_rank_that_does_not_know_the_outcome_says_so_and_loads_all_anew(start: Start) -> None:
+    manager, replica = start(ranks=2)
+    replica.update(1)
+    manager.offload(weights("qwen3", 2))
+    replica.update(2)
+    manager.offload(weights("qwen3", 3))
+    replica.ask("lose_store", ranks=[0], at="written")
+    unknown, kept = replica.ask("update", version="3")
+    assert kept["success"] and not unknown["success"]
+    said = unknown["message"]
+    assert "THE OUTCOME IS UNKNOWN: rank 0: the store" in said
+    assert "sglang-target-tp0 are of no version: whether the other ranks keep version 3" in said
+    assert "do not resume before an update has succeeded" in said and "as before" not in said
+    assert replica.ask("state", ranks=[0])[0]["versions"] == ["1", "2"]  # SGLang asks rank 0
+    assert [answer["target"]["version"] for answer in replica.ask("targets")] == [None, 3]
+    manager.offload(weights("qwen3", 4))
+    replica.update(4)
+    replica.assert_serves(4)
+    assert [answer["target"]["mode"] for answer in replica.ask("targets")] == ["loaded", "delta"]
+    # In the vote before: this rank writes nothing, and so no other keeps what it wrote.
+    replica.ask("remember")
+    manager.offload(weights("qwen3", 5))
+    replica.ask("lose_store", ranks=[0], at="staged")
+    said, other = replica.refused(5, manifest={"deltasync": {"timeout": 3}})
+    assert "THE OUTCOME IS UNKNOWN" in said and "this rank has written nothing" in said
+    assert "in vain for rank 0" in other
+    assert replica.ask("changed") == [{"target": []}] * 2
+    replica.update(5, manifest={"deltasync": {"timeout": 60}})
+    replica.assert_serves(5)
+
+
+def test_sglang_what_somebody_else_wrote_fails_the_update_and_is_loaded_anew(start: Start) -> None:
+    manager, replica = start()
+    replica.update(1)
+    manager.offload(weights("qwen3", 2))
+    replica.update(2)
+    replica.ask("damage_next")
+    manager.offload(weights("qwen3", 3))
+    (message,) = replica.refused(3)
+    assert "NOT ALL RANKS HAVE THE WEIGHTS OF BEFORE" in message and "do not resume" in message
+    assert "model.norm.weight: tile" in message and "of version 3 differs" in message
+    assert replica.ask("state")[0]["versions"] == ["1", "2"]
+    replica.update(3)
+    replica.assert_serves(3)
+    assert replica.ask("targets")[0]["target"]["mode"] == "loaded"
+    replica.ask("damage_next")
+    manager.offload(weights("qwen3", 4))
+    replica.update(4, manifest={"deltasync": {"verify": False}})
+    replica.assert_serves(4)  # nothing was read back
+
+
+def test_sglang_a_first_load_that_breaks_on_one_rank_is_said_by_both(start: Start) -> None:
+    manager, replica = start(ranks=2)
+    replica.ask("fail_next_load", ranks=[1])
+    for message in replica.refused(1):
+        assert "NOT ALL RANKS HAVE THE WEIGHTS OF BEFORE" in message and "as before" not in message
+        assert "rank 0: the weights of sglang-target-tp0 are of no version: its first load was taken back" in message
+        assert "rank 1: the loader broke" in message and "the end of version 1" in message
+    assert [answer["versions"] for answer in replica.ask("state")] == [[], []]
+    replica.update(1)
+    replica.assert_serves(1)
+    manager.offload(weights("qwen3", 2))
+    replica.update(2)
+    replica.assert_serves(2)
 
 
 def test_sglang_the_draft_is_brought_to_the_same_version_or_neither_is(start: Start) -> None:

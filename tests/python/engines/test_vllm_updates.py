@@ -14,20 +14,28 @@ DELTAS = 20
 
 
 class Setup:
-    def __init__(self, name, folder, model, ranks):
+    def __init__(self, name, folder, model, ranks, stages=1):
         needs_vllm()
+        self.name, self.before = name, 0
         self.weights = first_version(shapes(model))
         self.manager = deltasync.WeightManager(self.weights, name=name)
         self.number = 0
         self.publish()
-        self.replica = Replica(folder, model, ranks)
+        self.replica = Replica(folder, model, ranks, stages)
 
     def publish(self):
         self.number += 1
         if self.number > 1:
             change(self.weights, self.number)
-        self.manager.offload(self.weights, self.number)
+        self.manager.offload(self.weights, self.number - self.before)
         self.manager.wait_ready()
+
+    def restart(self):
+        """The trainer ends and comes back at the same address: another epoch, other weights, numbers from 1."""
+        endpoint = self.manager.endpoint
+        self.manager.close()
+        self.manager = deltasync.WeightManager(self.weights, name=self.name, listen=endpoint)
+        self.before = self.number
 
     def init(self, **more):
         info = {"agent": self.manager.endpoint, "deadline_ms": 60_000} | more
@@ -35,7 +43,7 @@ class Setup:
 
     def update(self, number, **more):
         self.replica.rpc("start_weight_update")
-        self.replica.rpc("update_weights", {"version": number, "verify": True} | more)
+        self.replica.rpc("update_weights", {"version": number} | more)
         self.replica.rpc("finish_weight_update")
 
     def versions(self):
@@ -51,8 +59,8 @@ class Setup:
 def start(segment_name, tmp_path):
     made = []
 
-    def make(model="qwen3", ranks=1):
-        made.append(Setup(segment_name, tmp_path, model, ranks))
+    def make(model="qwen3", ranks=1, stages=1):
+        made.append(Setup(segment_name, tmp_path, model, ranks, stages))
         return made[-1]
 
     yield make
@@ -60,7 +68,9 @@ def start(segment_name, tmp_path):
         setup.close()
 
 
-@pytest.mark.parametrize(("model", "ranks"), [("qwen3", 1), ("qwen3_moe", 1), ("qwen3_tied", 1), ("qwen3", 2)])
+@pytest.mark.parametrize(
+    ("model", "ranks"), [("qwen3", 1), ("qwen3_moe", 1), ("qwen3_tied", 1), ("qwen3", 2), ("qwen3_moe", 2)]
+)
 def test_every_version_is_what_vllms_own_loader_makes_of_it(start, model, ranks):
     setup = start(model, ranks)
     for facts in setup.replica.do("facts"):
@@ -78,6 +88,62 @@ def test_every_version_is_what_vllms_own_loader_makes_of_it(start, model, ranks)
         assert state["addresses"] == before and state["meta"] == []
     for found in setup.replica.do("compare", DELTAS + 1):
         assert found == {str(number): [] for number in range(1, DELTAS + 2)}
+
+
+def test_stages_of_a_pipeline_have_their_part_of_every_version(start):
+    setup = start("qwen3_tied", 2, 2)
+    setup.init()
+    for number in range(1, 6):
+        if number > 1:
+            setup.publish()
+        setup.update(number)
+        setup.replica.do("snapshot", number)
+    placed = [state["placed"] for state in setup.replica.do("state")]
+    # Layers are on one rank each; the embedding is the last one's too, as its head.
+    assert sum(placed) == len(shapes("qwen3_tied")) + 1 and min(placed) > 10
+    assert setup.versions() == [5, 5]
+    assert setup.replica.do("compare", 5) == [{str(number): [] for number in range(1, 6)}] * 2
+
+
+def test_the_number_of_another_epoch_is_the_trainers_of_now(start):
+    setup = start()
+    setup.init()
+    for number in (1, 2):
+        if number > 1:
+            setup.publish()
+        setup.update(number)
+    setup.publish()
+    assert setup.replica.do("wait_staged") == [3]  # which is never committed
+    setup.restart()
+    for _ in range(3):
+        setup.publish()
+    setup.update(3)
+    (state,) = setup.replica.do("state")
+    assert (state["version"], state["report"]) == (3, "full")
+    setup.replica.do("snapshot", setup.number)
+    setup.publish()
+    setup.update(4)
+    assert setup.replica.do("state")[0]["report"] == "delta"
+    setup.replica.do("snapshot", setup.number)
+    assert setup.replica.do("compare", setup.number) == [{"6": [], "7": []}]
+
+
+def test_what_latent_attention_derives_is_derived_anew(start):
+    setup = start("deepseek_v3")
+    setup.init()
+    for number in range(1, 5):
+        if number > 1:
+            setup.publish()
+        setup.update(number)
+        setup.replica.do("snapshot", number)
+        (state,) = setup.replica.do("state")
+        assert (state["version"], state["meta"]) == (number, [])
+        assert state["reload"] == [f"model.layers.{layer}.self_attn.kv_b_proj.weight" for layer in range(2)]
+        assert setup.replica.do("underived") == [[]]
+    (found,) = setup.replica.do("compare", 4)
+    # The plain loader derives nothing: there, what was derived stays as the last update left it.
+    derived = {f"model.layers.{layer}.self_attn.mla_attn.{own}" for layer in range(2) for own in ("W_UK_T", "W_UV")}
+    assert {number: set(names) - derived for number, names in found.items()} == {str(i): set() for i in range(1, 5)}
 
 
 def test_a_permuted_layer_goes_through_layerwise_reload(start):
@@ -127,6 +193,49 @@ def test_the_http_routes_and_the_label(start):
     assert setup.versions() == [2]
 
 
+def test_no_label_moves_without_an_update_or_before_live_memory_is_attested(start):
+    setup = start()
+    http = setup.replica.http()
+    setup.init()
+    assert http.post("/start_weight_update").status_code == 200
+    assert http.post("/finish_weight_update", json={"weight_version": "99"}).status_code == 500
+    assert http.get("/weight_info").json() == {"weight_version": "default"}
+    with pytest.raises(RankFailed, match="nothing was updated in this session"):
+        setup.replica.rpc("finish_weight_update")
+    # That session goes on.
+    for number in (1, 2):
+        if number > 1:
+            setup.publish()
+            assert http.post("/start_weight_update").status_code == 200
+        assert http.post("/update_weights", json={"update_info": {"version": number}}).status_code == 200
+        assert http.post("/finish_weight_update", json={"weight_version": str(number)}).status_code == 200
+    setup.publish()
+    setup.replica.do("damage_next")
+    with pytest.raises(RankFailed) as failed:
+        setup.update(3)
+    assert "WeightsUnknown: NOT ALL RANKS" in str(failed.value) and "loads all weights anew" in str(failed.value)
+    assert "model.norm.weight: tile" in str(failed.value) and "of version 3 differs" in str(failed.value)
+    assert http.post("/finish_weight_update", json={"weight_version": "3"}).status_code == 500
+    assert http.get("/weight_info").json() == {"weight_version": "2"}
+    assert setup.versions() == [None]
+    setup.update(3)
+    assert setup.replica.do("state")[0]["report"] == "loaded"
+    setup.publish()
+    setup.update(4)
+    # Switched off, by an update or by init, nothing is read back.
+    setup.replica.do("damage_next")
+    setup.publish()
+    setup.update(5, verify=False)
+    setup.init(verify=False)
+    setup.update(5)
+    setup.publish()
+    setup.replica.do("damage_next")
+    setup.update(6)
+    with pytest.raises(RankFailed, match="norm.weight"):
+        setup.publish()
+        setup.update(7, verify=True)
+
+
 @pytest.mark.parametrize("phase", ["stage", "commit"])
 def test_a_rank_that_fails_changes_no_rank(start, phase):
     setup = start("qwen3", 2)
@@ -141,13 +250,63 @@ def test_a_rank_that_fails_changes_no_rank(start, phase):
     setup.replica.rpc("start_weight_update")
     with pytest.raises(RankFailed) as failed:
         setup.replica.rpc("update_weights", {"version": 3})
-    assert "[0] Aborted: nothing was changed on any rank: rank 1: RuntimeError" in str(failed.value)
+    said = {
+        "stage": "nothing was changed on any rank",
+        "commit": "all was taken back, the weights of all ranks are as before",
+    }
+    assert f"[0] Aborted: {said[phase]}: rank 1: RuntimeError" in str(failed.value)
     assert "[1] RuntimeError" in str(failed.value) and "told to fail" in str(failed.value)
     assert setup.replica.do("unchanged", "before") == [[], []]
     for state in setup.replica.do("state"):
         assert (state["version"], state["active"]) == (2, False)
     setup.update(3)
     assert setup.versions() == [3, 3]
+
+
+def test_a_rank_that_does_not_know_the_outcome_says_so_and_loads_all_anew(start):
+    setup = start("qwen3", 2)
+    setup.init()
+    for number in (1, 2):
+        if number > 1:
+            setup.publish()
+        setup.update(number)
+    setup.publish()
+    setup.replica.ranks[0].do("lose_store", "written")
+    setup.replica.rpc("start_weight_update")
+    with pytest.raises(RankFailed) as failed:
+        setup.replica.rpc("update_weights", {"version": 3})
+    said = str(failed.value)
+    assert "[0] WeightsUnknown: THE OUTCOME IS UNKNOWN: rank 0: the store" in said and "[1]" not in said
+    assert "vllm-dp0-rank0 are of no version: whether the other ranks keep version" in said
+    assert "do not resume before an update has succeeded" in said and "as before" not in said
+    assert setup.versions() == [None, 3]
+    # The rank that knows has a session open: one more finish closes it, and moves no label, as rank 0 refuses.
+    with pytest.raises(RankFailed, match=r"\[0\] RuntimeError: finish_weight_update called without"):
+        setup.replica.rpc("finish_weight_update")
+    setup.publish()
+    setup.update(4)
+    setup.replica.do("snapshot", 4)
+    assert [state["report"] for state in setup.replica.do("state")] == ["loaded", "delta"]
+    assert setup.replica.do("compare", 4) == [{"4": []}] * 2
+
+
+def test_a_first_load_that_breaks_on_one_rank_is_said_by_both(start):
+    setup = start("qwen3", 2)
+    setup.init()
+    setup.replica.ranks[1].do("fail_next_load")
+    setup.replica.rpc("start_weight_update")
+    with pytest.raises(RankFailed) as failed:
+        setup.replica.rpc("update_weights", {"version": 1})
+    for said in str(failed.value).split(" | "):
+        assert "WeightsUnknown: NOT ALL RANKS HAVE THE WEIGHTS OF BEFORE" in said
+        assert "rank 0: the weights of vllm-dp0-rank0 are of no version: its first load was taken back" in said
+        assert "rank 1: OSError: the loader broke" in said and "the end of version 1" in said
+        assert "as before" not in said and "nothing was changed" not in said
+    setup.update(1)
+    setup.publish()
+    setup.update(2)
+    setup.replica.do("snapshot", 2)
+    assert setup.replica.do("compare", 2) == [{"2": []}] * 2
 
 
 def test_an_unknown_key_and_a_wrong_order_are_errors(start):
@@ -213,7 +372,7 @@ def test_a_draft_is_a_second_target(start):
             setup.publish()
         setup.update(number)
         setup.replica.rpc("start_draft_weight_update")
-        setup.replica.rpc("update_weights", {"version": number, "verify": True})
+        setup.replica.rpc("update_weights", {"version": number})
         setup.replica.rpc("finish_weight_update")
         (draft,) = setup.replica.do("draft_matches", number)
         # What it shares with the target is the target's to write.

@@ -12,9 +12,10 @@ import time
 
 import deltasync
 import torch
-from checkpoints import is_float32, shapes, write_config
+from checkpoints import shapes, write_config
 from deltasync.tracing import placement_plan, prove, replay, trace, whole_leaves
 from deltasync.tracing.memory import live_tensors
+from engine_support import is_float32
 
 
 def version(model, seed):

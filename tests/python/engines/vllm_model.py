@@ -14,8 +14,8 @@ def build(folder, ranks, rank, port, *, experts_parallel):
     return build_with_config(folder, ranks, rank, port, experts_parallel=experts_parallel)[:2]
 
 
-def build_with_config(folder, ranks, rank, port, *, experts_parallel=False):
-    """The model, its loader, and the engine's configuration."""
+def build_with_config(folder, ranks, rank, port, *, experts_parallel=False, stages=1):
+    """The model, its loader, and the engine's configuration. ``stages``: of a pipeline that the ranks form."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
     from vllm.engine.arg_utils import EngineArgs
@@ -32,12 +32,14 @@ def build_with_config(folder, ranks, rank, port, *, experts_parallel=False):
         enable_expert_parallel=experts_parallel,
     ).create_engine_config()
     # Set here: asking for ranks above needs an executor to start them.
-    config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = ranks
+    config.parallel_config.world_size = ranks
+    config.parallel_config.tensor_parallel_size = ranks // stages
+    config.parallel_config.pipeline_parallel_size = stages
     config.parallel_config.rank = rank
     with contextlib.ExitStack() as stack:
         stack.enter_context(set_current_vllm_config(config))
         init_distributed_environment(ranks, rank, f"tcp://127.0.0.1:{port}", rank, backend="gloo")
-        initialize_model_parallel(ranks, 1)
+        initialize_model_parallel(ranks // stages, stages)
         torch.set_default_dtype(torch.bfloat16)
         stack.callback(torch.set_default_dtype, torch.float32)
         with torch.device("cpu"):

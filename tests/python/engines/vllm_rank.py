@@ -1,7 +1,7 @@
 """One rank: vLLM's real Worker around a real model on the CPU, without forward steps; commands come as lines of JSON.
 
-Usage: vllm_rank.py MODEL RANKS RANK PORT. A command is {"worker": METHOD, "args": [...]}, called on the Worker as
-vLLM's executor would, or {"do": NAME, "args": [...]} for what is here; the answer is {"value": …} or {"error": …}.
+Usage: vllm_rank.py MODEL RANKS RANK PORT STAGES. A command is {"worker": METHOD, "args": [...]}, called on the Worker
+as vLLM's executor would, or {"do": NAME, "args": [...]} for what is here; the answer is {"value": …} or {"error": …}.
 """
 
 import json
@@ -19,10 +19,11 @@ from vllm_model import build_with_config
 
 
 class Rank:
-    def __init__(self, name, ranks, rank, port):
+    def __init__(self, name, ranks, rank, port, stages):
         from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+        from vllm.model_executor.model_loader.utils import process_weights_after_loading
         from vllm.platforms import current_platform
         from vllm.plugins import load_general_plugins
         from vllm.v1.worker.gpu_worker import Worker
@@ -32,10 +33,11 @@ class Rank:
         self.name = name
         self.folder = tempfile.TemporaryDirectory()
         write_config(name, pathlib.Path(self.folder.name))
-        self.model, self.load, config = build_with_config(self.folder.name, ranks, rank, port)
+        self.model, self.load, config = build_with_config(self.folder.name, ranks, rank, port, stages=stages)
         type(current_platform).is_cpu = lambda self: False  # the CPU's packing needs compiled operators
         # As with the Triton back end, which keeps the bytes of experts as they are.
         UnquantizedFusedMoEMethod._setup_kernel = lambda *args, **options: None
+        process_weights_after_loading(self.model, config.model_config, torch.device("cpu"))
         config.weight_transfer_config = WeightTransferConfig(backend="deltasync")
         self.config = config
         worker = self.worker = Worker.__new__(Worker)
@@ -85,11 +87,30 @@ class Rank:
             "meta": [n for n, p in self.model.named_parameters() if p.device.type == "meta"],
         }
 
+    def wait_staged(self):
+        """The number of the version that was pulled in the background."""
+        return self.engine._target._following.wait(60).version.number
+
     def snapshot(self, key):
         self.snapshots[key] = memory(self.model)
 
     def unchanged(self, key):
         return differing(self.snapshots[key], memory(self.model))
+
+    def underived(self):
+        """Tensors of latent attention that are not what vLLM makes of kv_b_proj's live bytes; None if it has none."""
+        from vllm.model_executor.layers.attention.mla_attention import split_kv_b_proj
+
+        layers = {name: module for name, module in self.model.named_modules() if hasattr(module, "W_UK_T")}
+        found = []
+        for name, layer in layers.items():
+            sizes = (layer.kv_lora_rank, layer.num_heads, layer.qk_nope_head_dim, layer.v_head_dim)
+            keys, values = split_kv_b_proj(layer.kv_b_proj, torch.bfloat16, *sizes)
+            for own, wanted in (("W_UV", values.transpose(0, 1)), ("W_UK_T", keys.permute(1, 2, 0))):
+                live = getattr(layer, own).contiguous().view(torch.int16)
+                if not torch.equal(live, wanted.contiguous().view(torch.int16)):
+                    found.append(f"{name}.{own}")
+        return found if layers else None
 
     def compare(self, last):
         """Loads versions 1..last by vLLM's own loader, and compares with the snapshots of these numbers."""
@@ -141,6 +162,51 @@ class Rank:
 
         setattr(receiver, method, fails)
 
+    def lose_store(self, subject):
+        """The store of the votes breaks once, when the verdict about something that ends so is written."""
+        votes = self.engine._ballot()
+        store = votes._store
+
+        class Lost:
+            def __getattr__(self, name):
+                return getattr(store, name)
+
+            def set(self, key, value):
+                self.hit = json.loads(value)["subject"].endswith(subject)
+                store.set(key, value)
+
+            def compare_set(self, key, expected, value):
+                if not self.hit:
+                    return store.compare_set(key, expected, value)
+                votes._store = store
+                raise RuntimeError("connection reset by peer")
+
+        votes._store = Lost()
+
+    def fail_next_load(self):
+        """The engine's loader fails half-way, once."""
+        loader = self.engine._target.loader
+        reload = loader.reload
+
+        def fail(weights):
+            loader.reload = reload
+            self.load(list(weights)[:3])
+            raise OSError("the loader broke")
+
+        loader.reload = fail
+
+    def damage_next(self):
+        """Somebody else writes a bit before the next commit is attested."""
+        receiver = self.engine._target._receiver
+        attest = receiver.attest
+
+        def damaged(timeout):
+            receiver.attest = attest
+            self.model.get_parameter("model.norm.weight").data.view(torch.int16)[3] ^= 1
+            return attest(timeout=timeout)
+
+        receiver.attest = damaged
+
     def permute(self, path):
         """From now on that module keeps its rows in reverse order, as kernels' formats do."""
         module = self.model.get_submodule(path)
@@ -186,12 +252,12 @@ class Rank:
         return {"equal": torch.equal(*bits), "placed": placed, "version": self.engine._draft.version.number}
 
 
-def main(name, ranks, rank, port):
+def main(name, ranks, rank, port, stages):
     torch.accelerator.synchronize = lambda *_: None
     torch.accelerator.get_memory_info = lambda *_: (1 << 30, 2 << 30)
     out = sys.stdout
     sys.stdout = sys.stderr
-    served = Rank(name, int(ranks), int(rank), int(port))
+    served = Rank(name, int(ranks), int(rank), int(port), int(stages))
     served.worker.synchronize_device = lambda: None
     served.worker.model_config = served.config.model_config
     print(json.dumps({"value": "ready"}), file=out, flush=True)

@@ -77,7 +77,7 @@ class RankProcess:
 class Replica:
     """`ranks` processes; `rpc` is vLLM's collective_rpc: to all ranks at once, the first error is raised."""
 
-    def __init__(self, folder, model, ranks):
+    def __init__(self, folder, model, ranks, stages=1):
         write_dist_info(folder)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -86,7 +86,7 @@ class Replica:
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         self.ranks = [
             RankProcess(
-                [sys.executable, str(HERE / "vllm_rank.py"), model, str(ranks), str(rank), str(port)],
+                [sys.executable, str(HERE / "vllm_rank.py"), model, str(ranks), str(rank), str(port), str(stages)],
                 environment,
                 folder / f"rank{rank}.log",
             )

@@ -1,6 +1,6 @@
 """LoRA adapters: only the adapter's tensors are published, and a receiver's ``directory`` is one that peft loads.
 
-manager = lora.manager(model, model.peft_config["default"].to_dict())
+manager = lora.manager(model)
 ...
 manager.offload(lora.tensors(model))           # after each optimizer step
 
@@ -17,27 +17,34 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidArgument
-from ..layouts import named_tensors
+from ..layouts import is_module, named_tensors
 from ..trainer import WeightManager
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 
+#: How all names begin in a file; and what is behind ``lora_A`` and the like there: in a module the adapter's name
+#: comes first.
+_PREFIX = "base_model.model."
+_IN_FILE: tuple[list[str], ...] = ([], ["weight"], ["bias"])
+
 
 def tensors(model: Any, adapter: str = "default") -> dict[str, Any]:
-    """The tensors of one adapter by the names that its file has: the model's own tensors, not copies.
+    """The tensors of one LoRA adapter by the names that its file has: the model's own memory, no copies.
 
-    ``model``: a module that peft has wrapped, its state dict, pairs of (name, tensor), or what
-    ``peft.get_peft_model_state_dict`` returns. Names as in a module lose the adapter's name
-    (``….lora_A.default.weight`` → ``….lora_A.weight``), whole modules that are trained beside it the detour
-    (``lm_head.modules_to_save.default.weight`` → ``lm_head.weight``); tensors of the base model and of other adapters
-    are left out. InvalidArgument if nothing is left.
+    ``model``: a module that has adapters of peft (wrapped by it, or by transformers' ``add_adapter``; compiled, or in
+    DDP), of which peft says which tensors those are (``peft.get_peft_model_state_dict`` without the base model's
+    embeddings). Or a state dict, or pairs of (name, tensor): what that function returned is taken whole; of a module's
+    the names decide. They lose the adapter's name (``….lora_A.default.weight`` → ``….lora_A.weight``), whole modules
+    that are trained beside it the detour (``lm_head.modules_to_save.default.weight`` → ``lm_head.weight``); all else is
+    left out. InvalidArgument if nothing is left, or the module has no such adapter.
     """
-    found: dict[str, Any] = {}
-    for name, tensor in named_tensors(model):
-        own = _file_name(name, adapter)
-        if own is not None:
-            found[own] = tensor
+    module = _unwrapped(model)
+    if _has_adapters(module):
+        found = _tensors_of_peft(module, adapter)
+    else:
+        given = dict(named_tensors(model))
+        found = given if _of_file(given) else _of_module(given, adapter)
     if not found:
         raise InvalidArgument(f"lora: no tensor of an adapter '{adapter}' (no name has a lora_… in it)")
     return found
@@ -45,17 +52,86 @@ def tensors(model: Any, adapter: str = "default") -> dict[str, Any]:
 
 def manager(
     model: Any,
-    config: Mapping[str, Any] | str | os.PathLike[str],
+    config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     *,
     adapter: str = "default",
     **options: Any,
 ) -> WeightManager:
     """A :class:`WeightManager` of one adapter's layout. ``model`` as for :func:`tensors`; ``config`` is what
-    adapter_config.json says, or the path of such a file or of the adapter's directory; ``options`` are
-    WeightManager's. What it offloads is what :func:`tensors` returns. InvalidArgument: as there; a config without
-    ``peft_type``."""
-    files = {**options.pop("files", {}), CONFIG_FILE: _config(config)}
-    return WeightManager(tensors(model, adapter), files=files, weights_file=WEIGHTS_FILE, **options)
+    adapter_config.json says, or the path of such a file or of the adapter's directory; without it, what the module
+    says. ``options`` are WeightManager's. What it offloads is what :func:`tensors` returns. InvalidArgument: as there;
+    a config without ``peft_type``; one that trains what the names of a state dict do not tell (biases, tokens)."""
+    module = _unwrapped(model)
+    if not is_module(model):
+        model = dict(named_tensors(model))  # pairs may come once only
+    found = tensors(model, adapter)
+    if config is not None:
+        text = _config(config)
+    elif _has_adapters(module):
+        text = _config(module.peft_config[adapter].to_dict())
+    else:
+        raise InvalidArgument("lora: give the config; only a module that has adapters of peft brings its own")
+    if not _has_adapters(module) and not _of_file(dict(named_tensors(model))):
+        _check_told_by_names(json.loads(text))
+    files = {**options.pop("files", {}), CONFIG_FILE: text}
+    return WeightManager(found, files=files, weights_file=WEIGHTS_FILE, **options)
+
+
+def _unwrapped(model: Any) -> Any:
+    """Without torch.compile's module and DDP's around it."""
+    while is_module(model):
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def _has_adapters(module: Any) -> bool:
+    return is_module(module) and hasattr(module, "peft_config")
+
+
+def _tensors_of_peft(module: Any, adapter: str) -> dict[str, Any]:
+    import peft
+
+    if adapter not in module.peft_config:
+        raise InvalidArgument(f"lora: the module has no adapter '{adapter}', but {', '.join(module.peft_config)}")
+    found = peft.get_peft_model_state_dict(module, adapter_name=adapter, save_embedding_layers=False)
+    prefix = "" if isinstance(module, peft.PeftModel) else _PREFIX  # files have it in any case
+    return {prefix + name: tensor for name, tensor in found.items()}
+
+
+def _check_told_by_names(config: Mapping[str, Any]) -> None:
+    """Tensors of the base model that are trained along are called as ever."""
+    for option in ("bias", "trainable_token_indices"):
+        value = config.get(option)
+        if value and value != "none":
+            raise InvalidArgument(
+                f"lora: the config has {option}={value!r}, and names do not tell which tensors that is; give the "
+                "module, or what peft.get_peft_model_state_dict returns"
+            )
+
+
+def _of_file(names: Iterable[str]) -> bool:
+    """Whether names are those of a file that peft makes: none of them has the adapter's name in it."""
+    names = list(names)
+    rests = [_behind_lora(name.split(".")) for name in names]
+    own = [rest for rest in rests if rest is not None]
+    return bool(own) and all(rest in _IN_FILE for rest in own) and all(name.startswith(_PREFIX) for name in names)
+
+
+def _behind_lora(parts: list[str]) -> list[str] | None:
+    for i, part in enumerate(parts):
+        if part.startswith("lora_"):
+            return parts[i + 1 :]
+    return None
+
+
+def _of_module(given: Mapping[str, Any], adapter: str) -> dict[str, Any]:
+    names = {name: _file_name(name, adapter) for name in given}
+    return {own: given[name] for name, own in names.items() if own is not None}
 
 
 def _file_name(name: str, adapter: str) -> str | None:
@@ -70,7 +146,7 @@ def _file_name(name: str, adapter: str) -> str | None:
             rest = rest[1:]
             if part == "lora_magnitude_vector":  # a module in memory, a tensor in the file
                 rest = []
-        elif rest not in ([], ["weight"], ["bias"]):
+        elif rest not in _IN_FILE:
             return None  # another adapter's
         return ".".join(parts[: i + 1] + rest)
     return None

@@ -50,10 +50,11 @@ class VllmServer:
     """``vllm serve --weight-transfer-config '{"backend": "deltasync"}'``.
 
     ``pause_mode`` keep: running requests are frozen, their KV is dropped and computed anew with the new weights.
-    ``token_file``: the agent's token as a file on the server's host; vLLM's routes are not the place to send it."""
+    ``token_file``: the agent's token as a file on the server's host; vLLM's routes are not the place to send it.
+    ``verify``: every rank reads its live memory back before an update succeeds."""
 
     def __init__(
-        self, url: str, *, token_file: str = "", pause_mode: str = "keep", verify: bool = False, api_key: str = ""
+        self, url: str, *, token_file: str = "", pause_mode: str = "keep", verify: bool = True, api_key: str = ""
     ) -> None:
         self.http = Http(url, api_key)
         self.token_file = token_file

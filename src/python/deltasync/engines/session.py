@@ -34,6 +34,9 @@ _log = logging.getLogger("deltasync.engines")
 
 __all__ = ["CLOSED", "CONNECTING", "LOADING", "PLACED", "CommitReport", "EngineReceiver", "Staging"]
 
+#: A timeout of more is one of so many seconds, which threads can wait for.
+_LONGEST_S = 1e8
+
 CONNECTING, LOADING, PLACED, CLOSED = "connecting", "loading", "placed", "closed"
 
 
@@ -61,10 +64,12 @@ class EngineReceiver:
         **options: Any,
     ) -> None:
         self._beside, self._endpoints = beside, endpoints
-        self.model, self.loader, self.name, self.timeout = model, loader, name, timeout
+        self.model, self.loader, self.name, self.timeout = model, loader, name, min(timeout, _LONGEST_S)
         self.state = CONNECTING
         #: Of the engine's memory; None until a commit has succeeded, and after :meth:`void`.
         self.version: Version | None = None
+        #: Why live memory is of no version; empty: it is of one, or never was written.
+        self.doubt = ""
         self.trace: Trace | None = None
         self._places: dict[str, tuple[object, ...]] = {}
         self._copies: HostCopies | None = None
@@ -72,6 +77,7 @@ class EngineReceiver:
         self._following: Prepared | None = None
         self._before: Version | None = None
         self._mode = ""  # what rollback() would take back
+        self._bound = False  # to where the state says: a pull may begin
         self._receiver: Receiver | None = None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"deltasync-{name}")
         self._connected = self._thread.submit(lambda: Receiver(endpoints, name=name, timeout=timeout, **options))
@@ -86,7 +92,7 @@ class EngineReceiver:
         if self.state != CONNECTING:
             return
         self.check()
-        wait = self.timeout if timeout is None else timeout
+        wait = self.timeout if timeout is None else min(timeout, _LONGEST_S)
         try:
             self._receiver = self._connected.result(wait)
         except concurrent.futures.TimeoutError as error:
@@ -106,6 +112,8 @@ class EngineReceiver:
         if self._places != places(self.trace, self.model):
             self.void("the engine has given its parameters other memory")
             self._retrace(_left(end))
+        if not self._bound:
+            self._bind_host(_left(end))
         self._drop_staging()
         self._adopt(_left(end))
         staging = Staging(version)
@@ -114,9 +122,10 @@ class EngineReceiver:
         return staging
 
     def commit(self, staging: Staging, *, timeout: float | None = None, verify: bool = False) -> CommitReport:
-        """Writes the staged version. What raises leaves the version before in place, unless :attr:`version` is None
-        afterwards. ``verify``: reads all live memory back and compares; CorruptData names a tensor that differs.
-        """
+        """Writes the staged version. What raises leaves the version before in place, unless :attr:`doubt` says why not.
+
+        ``verify``: reads all live memory back and compares; what differs is of no version (CorruptData names it). What
+        the engine's loader has loaded is compared in any case."""
         begin = time.monotonic()
         end = _end(self.timeout if timeout is None else timeout)
         if staging is not self._staging or not staging.done:
@@ -129,8 +138,8 @@ class EngineReceiver:
         report, receiver = staging.report, self._receiver
         assert report is not None and receiver is not None and self.trace is not None
         if verify:
-            self._attest(_left(end))
-        self.version = report.version
+            self._attest(report.version, _left(end))
+        self.version, self.doubt = report.version, ""
         return CommitReport(
             version=report.version,
             mode=mode,
@@ -165,7 +174,7 @@ class EngineReceiver:
         self._drop_staging()
         self._mode = ""
         receiver = self._receiver
-        if receiver is None or self.state == CLOSED:
+        if receiver is None or self.state == CLOSED or not self._bound:
             return
         if receiver.lost:
             self.void("a commit and its rollback failed")
@@ -186,17 +195,20 @@ class EngineReceiver:
             if following is not None:
                 concurrent.futures.wait([following._future], self.timeout)
 
-    def void(self, reason: str) -> None:
+    def void(self, reason: str, *, doubt: bool = True) -> None:
         """Live memory is no longer this version's (lost in sleep, re-allocated, half loaded): the next commit is a full
-        one, by the engine's loader."""
+        one, by the engine's loader. ``doubt``: nor is it anything else that may be served; without it, what there was
+        to doubt stays. Never raises."""
         if self.state in (CONNECTING, CLOSED):
             return
         _log.warning("%s: the next update loads all weights anew: %s", self.name, reason)
         self.pause()
-        assert self._receiver is not None and self.trace is not None
         self.version = self._before = None
-        self.state = LOADING
-        self._bind_host(self.timeout)
+        self.doubt, self.state, self._mode = reason if doubt else self.doubt, LOADING, ""
+        try:
+            self._bind_host(self.timeout)
+        except Exception as error:  # prepare() tries again
+            _log.error("%s: %s", self.name, error)
 
     def check(self) -> None:
         """Unsupported, with the reason, if the model cannot be written now."""
@@ -239,10 +251,12 @@ class EngineReceiver:
     def _bind_host(self, timeout: float) -> None:
         """What this rank needs, into host memory, laid out as the trainer's."""
         assert self._receiver is not None and self.trace is not None
-        plan, self._copies = plan_of(self._receiver.layout, self.trace)
+        self._bound = False
+        plan, copies = plan_of(self._receiver.layout, self.trace)
         self._receiver.rebind(part=plan, timeout=timeout)
-        self._copies = None
-        self._following = None
+        del copies  # the plan is built; what was bound before has let go of self._copies only now
+        self._copies = self._following = None
+        self._bound = True
 
     def _names(self) -> set[str]:
         assert self.trace is not None
@@ -271,6 +285,7 @@ class EngineReceiver:
 
         assert self._receiver is not None and self.trace is not None
         self.version = self._before = None
+        self.doubt = f"the engine's loader has not come to the end of version {_shown(self._receiver.version)}"
         self.loader.reload(self._host_tensors())
         self.loader.synchronize()
         if self._places != places(self.trace, self.model):
@@ -282,10 +297,11 @@ class EngineReceiver:
                 _log.info("%s: %s goes through the engine's loader: %s", self.name, name, reload.reason)
         del tensors
         plan, copies = plan_of(self._receiver.layout, proved)
+        self._bound, self._copies = False, copies  # whatever interrupts: what is bound is kept, and no pull goes there
         self._receiver.rebind(plan, live=True, timeout=self.timeout)
-        self.trace, self._copies, self._following = proved, copies, None
+        self.trace, self._following = proved, None
         self._places = places(proved, self.model)
-        self.state = PLACED
+        self.state, self._bound = PLACED, True
         return "loaded"
 
     def _write(self, staging: Staging, end: float) -> str:
@@ -293,6 +309,7 @@ class EngineReceiver:
         if staging.prepared is None:
             return "up_to_date"
         self._before = self.version
+        had = self._receiver.version
         self._mode = "written"
         try:
             report = staging.prepared.commit(timeout=_left(end))
@@ -300,6 +317,8 @@ class EngineReceiver:
             self._mode = ""
             if self._receiver.lost:
                 self.void("a commit failed and could not be taken back")
+            elif self._receiver.version != had:
+                self.void("a commit was interrupted when it had written")
             raise
         try:
             self._reload_copies()
@@ -316,15 +335,23 @@ class EngineReceiver:
         if self._copies is not None and self._copies.names:
             self.loader.reload(self._copies.tensors())
 
-    def _attest(self, timeout: float) -> None:
+    def _attest(self, version: Version, timeout: float) -> None:
         assert self._receiver is not None
-        if self.state != PLACED or self._receiver.version is None:
-            return  # loaded by the engine, and compared by the proof
-        wrong = self._receiver.attest(timeout=timeout)
+        if self._mode == "loaded":
+            return  # compared by the proof
+        try:
+            wrong = self._receiver.attest(timeout=timeout)
+        except BaseException:
+            self.rollback()  # written, but nothing more is known
+            raise
         if wrong:
             tile, tensor, memory = wrong[0]
-            self.rollback()
-            raise CorruptData(f"{tensor}: tile {tile} differs in {memory or 'live memory'}, {len(wrong)} in all")
+            found = (
+                f"{tensor}: tile {tile} of version {_shown(version)} differs in {memory or 'live memory'}, "
+                f"{len(wrong)} tile(s) in all"
+            )
+            self.void(found)
+            raise CorruptData(found)
 
     # On the thread of its own.
 
@@ -362,10 +389,11 @@ class EngineReceiver:
             following.commit(timeout=_left(end))  # as the base of what is asked for
             self._following = None
             return None
-        if staging.asked in (found.number, found.label):
-            self._following = None
-            return following
-        return None
+        if staging.asked is None or staging.asked not in (found.number, found.label):
+            return None
+        self._following = None
+        # It may have been staged before the trainer was started anew.
+        return following if following.still_wanted(staging.asked, timeout=_left(end)) else None
 
     def _drop_staging(self) -> None:
         staging, self._staging = self._staging, None
@@ -389,8 +417,12 @@ def _close_what_connected(connected: concurrent.futures.Future[Receiver]) -> Non
 
 
 def _end(timeout: float) -> float:
-    return time.monotonic() + timeout
+    return time.monotonic() + min(timeout, _LONGEST_S)
 
 
 def _left(end: float) -> float:
     return max(0.0, end - time.monotonic())
+
+
+def _shown(version: Version | None) -> str:
+    return "unknown" if version is None else str(version.number)

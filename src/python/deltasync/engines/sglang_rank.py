@@ -2,7 +2,7 @@
 
 Two phases. Every rank stages and verifies the version for each of its models (target and drafts), then all vote
 (votes.py); if one cannot, nothing is written anywhere. Then every rank writes, and all vote again; if one failed, the
-others take theirs back. Only then does SGLang record the version and flush its cache.
+others take theirs back (ending.py). Only if all have written does SGLang record the version and flush its cache.
 
 All of it runs on the scheduler's thread, between two steps; the pulling does not.
 """
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidArgument
+from .ending import REMEDY, conclude, doubts
 from .session import CONNECTING, CommitReport, EngineReceiver, Staging
 from .sglang_loader import SglangLoader
-from .votes import Verdict, Votes
+from .votes import Outcome, Verdict, Votes
 
 _log = logging.getLogger("deltasync.sglang")
 
-IRREVOCABLE = "cannot be taken back"
 #: Other ranks may need so much longer for their part of a phase than this one's deadline says.
 _MARGIN_S = 10.0
 #: That a starting server waits for an agent.
@@ -34,13 +34,14 @@ _START_S = 5.0
 @dataclass(frozen=True)
 class Settings:
     """From the environment (``DELTASYNC_ENDPOINTS``: HOST:PORT[,HOST:PORT...], ``DELTASYNC_TOKEN_FILE`` or
-    ``DELTASYNC_TOKEN``, ``DELTASYNC_TIMEOUT`` in seconds, ``DELTASYNC_VERIFY=1``), or a request's
-    ``{"manifest": {"deltasync": {"endpoints": [...], "token": "...", "timeout": 60, "verify": true}}}``."""
+    ``DELTASYNC_TOKEN``, ``DELTASYNC_TIMEOUT`` in seconds, ``DELTASYNC_VERIFY=0``), or a request's
+    ``{"manifest": {"deltasync": {"endpoints": [...], "token": "...", "timeout": 60, "verify": false}}}``."""
 
     endpoints: tuple[str, ...] = ()
     token: str = ""
     timeout: float = 60.0
-    verify: bool = False
+    #: Whether all live memory is read back after each commit, and the update fails where it is not the version's.
+    verify: bool = True
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -51,18 +52,32 @@ class Settings:
             tuple(part.strip() for part in environment.get("DELTASYNC_ENDPOINTS", "").split(",") if part.strip()),
             token,
             float(environment.get("DELTASYNC_TIMEOUT", "60")),
-            environment.get("DELTASYNC_VERIFY", "") not in ("", "0"),
+            environment.get("DELTASYNC_VERIFY", "") != "0",
         )
 
     def with_request(self, manifest: Mapping[str, Any] | None) -> Settings:
-        """InvalidArgument: an option that does not exist."""
-        given = dict((manifest or {}).get("deltasync", {}))
+        """InvalidArgument: an option that does not exist, or a value that is none of its kind."""
+        given = (manifest or {}).get("deltasync", {})
+        if not isinstance(given, Mapping):
+            raise InvalidArgument(f"manifest.deltasync: {given!r} is no object")
+        given = dict(given)
+        for option, value in given.items():
+            good = _GOOD.get(option)
+            if good is None:
+                raise InvalidArgument(f"manifest.deltasync: there is no option '{option}', but {', '.join(_GOOD)}")
+            if not good(value):
+                raise InvalidArgument(f"manifest.deltasync: {option} cannot be {value!r}")
         if "endpoints" in given:
             given["endpoints"] = tuple(given["endpoints"])
-        try:
-            return replace(self, **given)
-        except TypeError as error:
-            raise InvalidArgument(f"manifest.deltasync: {error}") from None
+        return replace(self, **given)
+
+
+_GOOD: dict[str, Callable[[Any], bool]] = {
+    "endpoints": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+    "token": lambda value: isinstance(value, str),
+    "timeout": lambda value: isinstance(value, (int, float)) and type(value) is not bool and 0 < value < 1e6,
+    "verify": lambda value: isinstance(value, bool),
+}
 
 
 @dataclass(frozen=True)
@@ -92,6 +107,8 @@ class RankUpdates:
         self.settings = settings
         self.targets: list[Target] = []
         self._votes: Votes | None = None
+        #: Every rank gets every request, in the same order: rounds of votes have this number in their names.
+        self._requests = 0
 
     def start(self) -> None:
         """Begins to connect, if it is known where to."""
@@ -121,34 +138,40 @@ class RankUpdates:
 
     def update(self, weight_version: str | None, manifest: Mapping[str, Any] | None) -> tuple[bool, str]:
         """Brings all models of all ranks to a version; says whether, and a message for the answer."""
+        self._requests += 1
         asked = asked_version(weight_version)
-        staged = Staged()
+        staged, request = Staged(), self.settings
         try:
-            self._configure(self.settings.with_request(manifest))
+            request = self.settings.with_request(manifest)
+            self._configure(request)
         except Exception as error:
             staged = Staged(error=words(error))
-        end = time.monotonic() + self.settings.timeout
+        end = time.monotonic() + request.timeout
         if staged.error is None:
             staged = self._stage(asked, end)
-        verdict = self._decide(staged.error, staged.subject, end)
+        void = doubts([target.receiver for target in self.targets if not takes_nothing(target.receiver)])
+        verdict = self._decide(staged.error, staged.subject, "staged", end, void)
         if not verdict.yes:
             self._follow()
-            return False, f"deltasync: nothing was written, the weights are as before: {verdict.reason}"
-        failed, revocable = self._commit(end)
-        verdict = self._decide(failed, "the commit", end)
-        if not verdict.yes:
-            self._rollback()
+            return False, f"deltasync: {self._unwritten(verdict)}"
+        failed = self._commit(end, request.verify)
+        tried = [target.receiver for target in self.targets if target.staging is not None]
+        written = [target.receiver for target in self.targets if target.report is not None]
+
+        def decide(reason: str | None, subject: str, at: str) -> Verdict:
+            return self._decide(reason, subject, at, end)
+
+        ending = conclude(tried, written, failed, staged.subject, decide)
+        if ending is not None:
             self._follow()
-            kept = revocable and IRREVOCABLE not in verdict.reason
-            state = "all was taken back, the weights are as before" if kept else "RANKS DIFFER NOW: update again"
-            return False, f"deltasync: {state}: {verdict.reason}"
+            return False, f"deltasync: {ending.text}" + ("" if ending.as_before else f" ({REMEDY})")
         self._follow()
         parts = [f"{target.role}: {target.report.mode}" for target in self.targets if target.report is not None]
         return True, f"deltasync: {staged.subject} on {self._ballot().ranks} rank(s) ({', '.join(parts)})."
 
     def void(self, reason: str) -> None:
-        """The models were written by something else."""
-        self._each(lambda target: target.receiver.void(reason))
+        """The models were written, or may have been, by something else; that it is of a version is for that to say."""
+        self._each(lambda target: target.receiver.void(reason, doubt=False))
 
     def pause(self) -> None:
         """Nothing touches the models' memory from here on."""
@@ -180,7 +203,7 @@ class RankUpdates:
                 '{"manifest": {"deltasync": {"endpoints": ["HOST:PORT"]}}}'
             )
         moved = (settings.endpoints, settings.token) != (self.settings.endpoints, self.settings.token)
-        self.settings = settings
+        self.settings = replace(self.settings, endpoints=settings.endpoints, token=settings.token)
         if moved or any(target.receiver.state == CONNECTING and self._gave_up(target) for target in self.targets):
             self.close()
         self.start()
@@ -211,29 +234,22 @@ class RankUpdates:
             return Staged(error=f"target and draft have different versions: {[version.number for version in found]}")
         return Staged(subject=f"version {found[0].number} of trainer {found[0].epoch:x}")
 
-    def _commit(self, end: float) -> tuple[str | None, bool]:
-        """What failed, or None; whether this rank is able to take it back."""
-        failed: str | None = None
+    def _unwritten(self, verdict: Verdict) -> str:
+        if verdict.outcome is Outcome.UNKNOWN:
+            why = f"{verdict.reason}; this rank has written nothing, others may have"
+            return f"THE OUTCOME IS UNKNOWN: {why} ({REMEDY})"
+        return f"nothing was written: {verdict.reason}" + (f"; {verdict.doubt} ({REMEDY})" if verdict.doubt else "")
+
+    def _commit(self, end: float, verify: bool) -> str | None:
+        """What failed, or None."""
         try:
             for target in self.targets:
                 if target.staging is not None:
                     timeout = max(1.0, _left(end))
-                    target.report = target.receiver.commit(target.staging, timeout=timeout, verify=self.settings.verify)
+                    target.report = target.receiver.commit(target.staging, timeout=timeout, verify=verify)
         except Exception as error:
-            failed = words(error)
-        # What the engine's loader has done, or begun to do, cannot be.
-        revocable = all(target.report.mode != "loaded" for target in self.targets if target.report is not None)
-        if failed is not None:
-            tried = [target for target in self.targets if target.staging is not None and target.report is None]
-            revocable = revocable and all(target.receiver.version is not None for target in tried)
-            failed += "" if revocable else f" ({IRREVOCABLE})"
-        return failed, revocable
-
-    def _rollback(self) -> None:
-        self._each(
-            lambda target: target.receiver.rollback(),
-            [target for target in reversed(self.targets) if target.report is not None],
-        )
+            return words(error)
+        return None
 
     def _follow(self) -> None:
         self._each(lambda target: target.receiver.follow(), [target for target in self.targets if target.staging])
@@ -245,11 +261,13 @@ class RankUpdates:
             except Exception as error:
                 _log.error("%s: %s", target.receiver.name, error)
 
-    def _decide(self, reason: str | None, subject: str, end: float) -> Verdict:
+    def _decide(self, reason: str | None, subject: str, at: str, end: float, doubt: str = "") -> Verdict:
         try:
-            return self._ballot().decide(reason, subject=subject, timeout=_left(end) + _MARGIN_S)
-        except Exception as error:
-            return Verdict(False, words(error))
+            votes = self._ballot()
+        except Exception as error:  # without this rank's vote nobody can have a "yes"
+            return Verdict(Outcome.NO, words(error) if reason is None else f"{reason}; {words(error)}", doubt)
+        timeout = _left(end) + _MARGIN_S
+        return votes.decide(reason, subject=subject, timeout=timeout, at=f"{self._requests}/{at}", doubt=doubt)
 
     def _ballot(self) -> Votes:
         if self._votes is None:
@@ -266,8 +284,7 @@ def ballot_of(group: Any) -> Votes:
         return Votes(None, 0, 1)
     first = min(distributed.get_process_group_ranks(group))
     store = PrefixStore(f"deltasync/sglang/{first}", _get_default_store())
-    # A request comes to every rank, in the same order, and each votes once about staging; about the commit all or none.
-    return Votes(store, distributed.get_rank(group), distributed.get_world_size(group), lockstep=True)
+    return Votes(store, distributed.get_rank(group), distributed.get_world_size(group))
 
 
 def asked_version(weight_version: str | None) -> int | str | None:

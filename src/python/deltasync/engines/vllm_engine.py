@@ -16,9 +16,10 @@ from vllm.distributed.weight_transfer.base import (
 
 from ..errors import Aborted, InvalidArgument
 from . import vllm_sleep
+from .ending import WeightsUnknown, conclude, doubts
 from .session import CommitReport, EngineReceiver, Staging
 from .vllm_loader import VllmLoader
-from .votes import Votes
+from .votes import Outcome, Verdict, Votes
 
 #: What the decision after a commit waits for the other ranks beyond the deadline of the commit itself.
 _GRACE_S = 30.0
@@ -36,6 +37,8 @@ class DeltasyncInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     token_file: str | None = None
     #: The agent of a draft model that is published apart; without it the draft is in the same checkpoint.
     draft_agent: str | list[str] | None = None
+    #: Of updates that do not say: see DeltasyncUpdateInfo.
+    verify: bool = True
     #: Connections for data, and threads, for each rank; 0: as many as cores.
     streams: int = 4
     threads: int = 0
@@ -47,8 +50,9 @@ class DeltasyncUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
     #: Number or label; without it the newest, which all ranks have to agree on.
     version: int | str | None = None
-    #: Reads all live memory back after the commit.
-    verify: bool = False
+    #: Whether all live memory is read back after the commit, and the update fails where it is not the version's.
+    #: Without it what init says.
+    verify: bool | None = None
     #: Of this update; without it that of init.
     deadline_ms: int | None = None
 
@@ -56,8 +60,8 @@ class DeltasyncUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, DeltasyncUpdateInfo]):  # type: ignore[misc]
     """One rank's. Pulls and verifies on threads of its own from init on; an update writes what is staged.
 
-    Two phases: every rank stages and verifies, then all commit; if one fails, those that have committed take it back,
-    every rank raises, and no session stays open.
+    Two phases: every rank stages and verifies, then all commit; if one fails, those that have committed take it back
+    (ending.py), every rank raises, and no session stays open.
     """
 
     init_info_cls = DeltasyncInitInfo
@@ -70,6 +74,7 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
         self._target: EngineReceiver | None = None
         self._draft: EngineReceiver | None = None
         self._votes: Votes | None = None
+        self._updated = False  # in this session
         #: What the last update did on this rank.
         self.last_report: CommitReport | None = None
         vllm_sleep.watch(self)
@@ -90,6 +95,7 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
     def start_weight_update(self) -> None:
         """Refuses before anything is pulled for it; if one rank does, all do, so that no session is open."""
         error: Exception | None = None
+        self._updated = False
         try:
             self._active().check()
         except Exception as caught:
@@ -113,7 +119,8 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
             # Those that are ready sooner wait for the others, whose deadline is the same and may have begun later.
             self._agree(error, subject, _left(end) + _GRACE_S)
             assert receiver is not None and staging is not None
-            self.last_report = self._commit(receiver, staging, info, end)
+            self.last_report = self._commit(receiver, staging, subject, info, end)
+            self._updated = True
         finally:
             if receiver is not None:
                 receiver.follow()
@@ -123,7 +130,12 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
         self.update_weights(asdict(update_info))
 
     def finish_weight_update(self) -> None:
-        """The update has done all; the label that the caller gives follows it."""
+        """The update has done all. vLLM sets the caller's label when every rank has returned from here: without an
+        update there is none to set, and the session stays open for one."""
+        if not self._updated:
+            raise InvalidArgument(
+                "nothing was updated in this session, and the label stays as it is: POST /update_weights first"
+            )
 
     def shutdown(self) -> None:
         for receiver in (self._target, self._draft):
@@ -148,21 +160,24 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
     # Inside.
 
     def _commit(
-        self, receiver: EngineReceiver, staging: Staging, info: DeltasyncUpdateInfo, end: float
+        self, receiver: EngineReceiver, staging: Staging, subject: str, info: DeltasyncUpdateInfo, end: float
     ) -> CommitReport | None:
         error: Exception | None = None
         report: CommitReport | None = None
         try:
-            report = receiver.commit(staging, timeout=_left(end), verify=info.verify)
+            report = receiver.commit(staging, timeout=_left(end), verify=self._verifies(info))
         except Exception as caught:
             error = caught
-        try:
-            self._agree(error, "committed", _left(end) + _GRACE_S)
-        except BaseException:
-            if report is not None:
-                receiver.rollback()
-            raise
-        return report
+
+        def decide(reason: str | None, what: str, _: str) -> Verdict:
+            return self._ballot().decide(reason, subject=what, timeout=_left(end) + _GRACE_S)
+
+        ending = conclude([receiver], [] if report is None else [receiver], _words(error), subject, decide)
+        if ending is None:
+            return report
+        if not ending.as_before:
+            raise WeightsUnknown(ending.text) from error
+        raise error or Aborted(ending.text)
 
     def _active(self) -> EngineReceiver:
         """Of the model that this session is about."""
@@ -194,14 +209,18 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
         )
 
     def _agree(self, error: Exception | None, subject: str, timeout: float) -> None:
-        """Raises on every rank if one of them has an error: that one its own."""
-        verdict = self._ballot().decide(
-            None if error is None else f"{type(error).__name__}: {error}", subject=subject, timeout=timeout
-        )
-        if error is not None:
-            raise error
+        """Before anything is written. Raises on every rank if one of them has an error: that one its own, unless some
+        rank's weights are of no version, which is said by all."""
+        known = [one for one in (self._target, self._draft) if one is not None]
+        verdict = self._ballot().decide(_words(error), subject=subject, timeout=timeout, doubt=doubts(known))
+        if verdict.outcome is Outcome.UNKNOWN:
+            raise WeightsUnknown(
+                f"this rank has changed nothing; whether the others went on with {subject} is unknown: {verdict.reason}"
+            )
         if not verdict.yes:
-            raise Aborted(f"nothing was changed on any rank: {verdict.reason}")
+            if verdict.doubt:
+                raise WeightsUnknown(f"nothing was changed on any rank: {verdict.reason}; {verdict.doubt}") from error
+            raise error or Aborted(f"nothing was changed on any rank: {verdict.reason}")
 
     def _ballot(self) -> Votes:
         if self._votes is None:
@@ -214,8 +233,17 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
             self._votes = Votes(store, parallel.rank % parallel.world_size, parallel.world_size)
         return self._votes
 
+    def _verifies(self, info: DeltasyncUpdateInfo) -> bool:
+        if info.verify is not None:
+            return info.verify
+        return self._init_info is None or self._init_info.verify
+
     def _deadline_s(self) -> float:
         return self._init_info.deadline_ms / 1e3 if self._init_info is not None else 60.0
+
+
+def _words(error: Exception | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"
 
 
 def _left(end: float) -> float:

@@ -1,0 +1,59 @@
+// Whether a staged version is still what is asked for: include/deltasync/still_wanted.hpp.
+#include "deltasync/still_wanted.hpp"
+
+#include <utility>
+
+#include "receiver/receiver_impl.hpp"
+
+namespace deltasync::receiver {
+
+Result<bool> Pull::means(const VersionId& version, const Digest128& root) {
+  Backoff backoff(s_.peer.tuning);
+  for (;;) {
+    DS_TRY(until_.check("asking which version it is"));
+    DS_TRY(s_.control.ensure(until_.deadline()));
+    wire::Plan question = plan_request();
+    // As if it were committed: the agent answers that this is up to date, or what is wanted instead.
+    question.base = version;
+    question.base_root = root;
+    question.partial = question.full_only = question.compact = 0;
+    question.wait_ms = 0;
+    const auto answer = ask(question);
+    if (answer.value) {
+      if (answer.value->mode == wire::PlanMode::up_to_date) return answer.value->target.id == version;
+      s_.control.release(answer.value->plan, until_.deadline());
+      return false;
+    }
+    if (answer.refused) {
+      // Of the past and not known, or still to come.
+      const Errc code = answer.refused->code();
+      if (code == Errc::gone || code == Errc::timed_out || code == Errc::not_found) return false;
+      return *answer.refused;
+    }
+    until_.pause(backoff.next());
+  }
+}
+
+Result<bool> ReceiverImpl::still_wanted(const StagedUpdate& staged, const Want& want, const Until& until) {
+  if (staged_ == nullptr || staged_ != &staged) {
+    return Error(Errc::invalid_argument, "this update was overtaken by a later pull");
+  }
+  if (want.kind != Want::Kind::number && want.kind != Want::Kind::label) {
+    return Error(Errc::invalid_argument, "a number or a label is asked about");
+  }
+  const auto stopping = control_.stop_by(until.stop());
+  return Pull(session(held_, distrusted_), want, until).means(staged.report().version.id, staged.report().root);
+}
+
+}  // namespace deltasync::receiver
+
+namespace deltasync {
+
+Result<bool> still_wanted(Receiver& receiver, const StagedUpdate& staged, const Want& want, Deadline deadline,
+                          std::stop_token stop) {
+  auto* const ours = dynamic_cast<receiver::ReceiverImpl*>(&receiver);
+  if (ours == nullptr) return Error(Errc::unsupported, "still_wanted: another kind of receiver");
+  return ours->still_wanted(staged, want, Until(deadline, std::move(stop))).with_context("still_wanted");
+}
+
+}  // namespace deltasync

@@ -1,0 +1,258 @@
+"""What `WeightManager.offload` takes: every kind of source and of tensor, in any order, gives the same bytes."""
+
+from __future__ import annotations
+
+import collections
+import types
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import deltasync
+import numpy as np
+import pytest
+from deltasync import errors, trainer
+from deltasync._native import PlainTensors
+
+torch = pytest.importorskip("torch")
+
+DTYPES = [getattr(torch, name) for name in deltasync._arrays.DTYPES if hasattr(torch, name)]
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+class MadeWhenAsked(Mapping[str, Any]):
+    """A mapping all of whose tensors are made in the same memory, one after the other."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._buffer = torch.empty(sum(tensor.nbytes for tensor in tensors.values()), dtype=torch.uint8)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[name]
+        if type(tensor) is not torch.Tensor:
+            return tensor
+        made = self._buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        self._buffer.fill_(0xFF)
+        return made.copy_(tensor)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def every_kind() -> dict[str, Any]:
+    """Tensors whose memory is like the checkpoint's, and such whose is not."""
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        if dtype is torch.bool:
+            return torch.randint(0, 2, shape, generator=generator).to(dtype)
+        return torch.randint(0, 100, shape, generator=generator).to(dtype)
+
+    tensors: dict[str, Any] = {f"dtype.{dtype}": random(3, 5, dtype=dtype) for dtype in DTYPES}
+    tensors |= {
+        "scalar": random(),
+        "vector": random(7),
+        "cube": random(2, 3, 4),
+        "empty": random(0, 4),
+        "parameter": torch.nn.Parameter(random(4, 6)),
+        "subclass": random(4, 6).as_subclass(Subclass),
+        "part": random(9, 6)[2:7],
+        "columns": random(6, 9)[:, 2:7],
+        "transposed": random(6, 9).t(),
+        "expanded": random(1, 5).expand(4, 5),
+        "size_one": random(4, 1, 6).as_strided((4, 1, 6), (6, 99, 1)),
+        "reversed": random(4, 6).flip(0).numpy()[::-1],
+        "array": random(4, 6).numpy(),
+    }
+    return tensors
+
+
+def shuffled(tensors: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensors[name] for name in sorted(tensors, key=lambda name: name[::-1])}
+
+
+def as_torch(tensor: Any) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(tensor)) if isinstance(tensor, np.ndarray) else tensor
+
+
+def assert_received(receiver: deltasync.Receiver, tensors: dict[str, Any]) -> None:
+    received = dict(receiver.tensors())
+    assert set(received) == set(tensors)
+    for name, tensor in tensors.items():
+        wanted = as_torch(tensor).detach().contiguous()
+        assert received[name].dtype == wanted.dtype, name
+        assert received[name].shape == wanted.shape, name
+        assert received[name].flatten().view(torch.uint8).equal(wanted.flatten().view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "no_exchange"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        dict,
+        lambda tensors: list(tensors.items()),
+        lambda tensors: iter(tensors.items()),
+        lambda tensors: ([name, tensor] for name, tensor in tensors.items()),
+        lambda tensors: lambda: iter(tensors.items()),
+        MadeWhenAsked,
+    ],
+    ids=["dict", "list", "iterator", "lists", "function", "mapping"],
+)
+def test_every_kind_from_every_source(
+    given: Any, exchange: bool, segment_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(trainer, "PlainTensors", lambda layout, index, *_: PlainTensors(layout, index, (), None))
+    tensors = every_kind()
+    with deltasync.WeightManager(tensors, name=segment_name) as manager:
+        with deltasync.Receiver(manager.endpoint) as receiver:
+            for order in (tensors, shuffled(tensors), shuffled(tensors), tensors):
+                receiver.update(manager.offload(given(order)).version)
+                assert_received(receiver, tensors)
+                with torch.no_grad():
+                    for tensor in tensors.values():
+                        if isinstance(tensor, torch.Tensor) and tensor.numel() > 1 and tensor.stride()[0] != 0:
+                            tensor[-1] = tensor[-1] == 0
+
+
+def test_plain_tensors_are_not_described_one_by_one(segment_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no C exchange API")
+    tensors = {f"w{i}": torch.full((3,), float(i)) for i in range(20)}
+    tensors |= {f"dtype.{dtype}": torch.ones(2, 3).to(dtype) for dtype in DTYPES}
+    described: list[str] = []
+    monkeypatch.setattr(
+        trainer, "describe", lambda value, name: (described.append(name), deltasync._arrays.describe(value, name))[1]
+    )
+    with deltasync.WeightManager(tensors, name=segment_name) as manager:
+        manager.offload(tensors)
+        manager.offload(iter(tensors.items()))
+        assert described == []
+        manager.offload({**tensors, "w7": torch.ones(6)[::2]})
+        assert described == ["w7"]
+
+
+def test_further_names_of_a_tensor_are_passed_over(segment_name: str) -> None:
+    published = {"a": torch.ones(4), "b": torch.zeros(3, 2).t()}
+    with deltasync.WeightManager(published, name=segment_name) as manager:
+        again = {"a.too": published["a"], "b.too": published["b"]}
+        manager.offload({**published, **again})
+        manager.offload(list({**published, **again}.items()))
+        with pytest.raises(errors.NotFound, match=r"'c'"):
+            manager.offload({**published, "c": torch.ones(4)})
+        # What a generator shows may lie where the tensor before lay, so an address says nothing.
+        with pytest.raises(errors.NotFound, match=r"'a.too'"):
+            manager.offload(iter({**published, **again}.items()))
+
+
+@pytest.mark.parametrize("view", [types.MappingProxyType, dict.items, collections.OrderedDict])
+def test_further_names_in_views_of_a_dict(view: Any, segment_name: str) -> None:
+    published = {"a": torch.ones(4)}
+    with deltasync.WeightManager(published, name=segment_name) as manager:
+        manager.offload(view({**published, "a.too": published["a"]}))
+
+
+def test_a_dict_that_makes_its_tensors_when_asked(segment_name: str) -> None:
+    buffer = torch.empty(4)
+
+    class Made(dict[str, Any]):
+        def items(self) -> Any:
+            return ((name, buffer.fill_(value)) for name, value in super().items())
+
+    with deltasync.WeightManager({"a": torch.empty(4), "b": torch.empty(4)}, name=segment_name) as manager:
+        manager.offload(Made(a=1.0, b=2.0))
+        with deltasync.Receiver(manager.endpoint) as receiver:
+            receiver.update()
+            assert [float(tensor[0]) for _, tensor in receiver.tensors()] == [1, 2]
+
+
+def test_the_tensors_of_a_module_live_until_the_version_is_whole(segment_name: str) -> None:
+    """Copies of a device may be under way until then."""
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    class Gathering(torch.nn.Module):
+        def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            tensor = torch.ones(3, 4)
+            made.append(weakref.ref(tensor))
+            return {"w": tensor}
+
+    with deltasync.WeightManager(Gathering(), name=segment_name) as manager:
+        writer = manager._writer
+
+        class Watched:
+            def __getattr__(self, name: str) -> Any:
+                if name == "commit":
+                    assert made[-1]() is not None
+                return getattr(writer, name)
+
+        manager._writer = Watched()  # type: ignore[assignment]
+        manager.offload()
+        manager._writer = writer
+    assert made[-1]() is None
+
+
+def test_a_view_of_memory_that_was_given_up_is_refused(segment_name: str) -> None:
+    view = torch.ones(64)[12:16]
+    with deltasync.WeightManager({"a": torch.ones(4)}, name=segment_name) as manager:
+        view.untyped_storage().resize_(0)
+        for given in ({"a": view}, iter([("a", view)])):
+            with pytest.raises(errors.InvalidArgument, match="a: the source has no memory"):
+                manager.offload(given)
+
+
+def test_an_offload_within_an_offload_is_refused_and_the_outer_goes_on(segment_name: str) -> None:
+    published = {"a": torch.ones(4), "b": torch.ones(2)}
+    with deltasync.WeightManager(published, name=segment_name) as manager:
+
+        def pairs() -> Iterator[tuple[str, Any]]:
+            yield "a", published["a"]
+            for call in (lambda: manager.offload(published), manager.close):
+                with pytest.raises(errors.InvalidArgument, match="under way"):
+                    call()
+            yield "b", published["b"]
+
+        assert manager.offload(pairs()).version.number == 1
+
+
+def test_signs_that_are_bits_of_the_view(segment_name: str) -> None:
+    value = torch.complex(torch.ones(1), torch.ones(1))
+    negative = value.conj().imag  # reads as -1; its memory says 1
+    assert negative.is_neg()
+    with deltasync.WeightManager({"a": torch.ones(1)}, name=segment_name) as manager:
+        with deltasync.Receiver(manager.endpoint) as receiver:
+            receiver.update(manager.offload({"a": negative}).version)
+            assert [float(tensor) for _, tensor in receiver.tensors()] == [-1.0]
+
+
+def test_a_tensor_that_comes_twice_is_named(segment_name: str) -> None:
+    published = {"a": torch.ones(4), "b": torch.zeros(3)}
+    pairs = [*published.items(), ("a", torch.zeros(4))]
+    with deltasync.WeightManager(published, name=segment_name) as manager:
+        for given in (pairs, iter(pairs)):
+            with pytest.raises(errors.CoverageError, match="a"):
+                manager.offload(given)
+        manager.offload(published)
+
+
+def test_names_that_are_none(segment_name: str) -> None:
+    published = {"a": torch.ones(4)}
+    with deltasync.WeightManager(published, name=segment_name) as manager:
+        with pytest.raises(errors.NotFound):
+            manager.offload([("\ud800", published["a"])])
+        with pytest.raises(TypeError, match="unhashable"):
+            manager.offload([([], published["a"])])
+        with pytest.raises(errors.NotFound):
+            manager.offload([(1, published["a"])])
+        manager.offload(published)
+
+
+def test_another_capsule_is_refused() -> None:
+    layout, _ = deltasync.layout_of({"a": torch.ones(4)})
+    with pytest.raises(ValueError, match="PyCapsule"):
+        PlainTensors(layout, {"a": 0}, (), torch.ones(1).__dlpack__())

@@ -1,0 +1,163 @@
+// Whole pulls into the weights of a running engine on devices. Compiled twice: for devices that are played on the host,
+// and for real ones by make_device_target() (label gpu), two of them where there are two.
+#include "tests/receiver/device_fixture.hpp"
+#include "tests/receiver/pull_fixture.hpp"
+
+namespace deltasync::test {
+namespace {
+
+#ifdef DELTASYNC_TEST_CUDA
+constexpr std::uint64_t kActivationBytes = 256u << 20;
+#else
+constexpr std::uint64_t kActivationBytes = gpu::SumMemory::kBytes;
+#endif
+/// An engine has so much to do before it comes to its weights.
+constexpr int kLayers = 200;
+
+class DevicePull : public PullTest {
+ protected:
+  static constexpr std::uint64_t kPlan = 3;  ///< of several memories
+
+  void SetUp() override { model_ = make_model(7, few_specs()); }
+  void TearDown() override { receiver_.reset(); }  // before the engine's memory
+  /// The engine's weights lie on so many devices; with its stream, commits are in turn with what it does there.
+  void start_on(std::int32_t count, bool with_stream = false) {
+    DeviceEngine::Devices devices;
+    for (std::int32_t i = 0; i < count; ++i) {
+      ASSERT_NO_FATAL_FAILURE(open(i, devices));
+      if (IsSkipped()) return;
+    }
+    options_.attest_commits = true;
+    ASSERT_NO_FATAL_FAILURE(start());
+    engine_.emplace(*model_.layout, kPlan, RandomPlan::Ignore::parts_of_tiles, std::move(devices), false);
+    ASSERT_GE(engine_->plan().memories.size(), static_cast<std::size_t>(count));
+    DeviceTargetOptions options;
+    options.staging_bytes = kStagingBytes;
+    if (with_stream) options.engine_streams.push_back({0, stream_.raw});
+    auto target = make(options);
+    ASSERT_TRUE(target.ok()) << target.error().to_string();
+    const Status bound = receiver_->bind(*std::move(target), placement_->subscription(), in_ms(60'000));
+    ASSERT_TRUE(bound.ok()) << bound.error().to_string();
+  }
+
+  PullMode pull_on_devices() {
+    auto staged = pull();
+    EXPECT_TRUE(staged.ok()) << staged.error().to_string();
+    if (!staged) return PullMode::up_to_date;
+    const Status committed = (*staged)->commit();
+    EXPECT_TRUE(committed.ok()) << committed.error().to_string();
+    EXPECT_EQ(differences(agent_->half_of((*staged)->report().version.id)), "");
+    return (*staged)->report().mode;
+  }
+  std::string differences(const std::vector<std::byte>& half) { return engine_->differences(*model_.layout, half); }
+  const LiveMemory& weights() const { return engine_->plan().memories.front(); }
+
+  std::optional<DeviceEngine> engine_;
+  PlacementPtr placement_;
+  gpu::StreamHandle stream_;  ///< the engine's on the first device; of a real one its default stream
+
+ private:
+#ifdef DELTASYNC_TEST_CUDA
+  void open(std::int32_t ordinal, DeviceEngine::Devices& devices) {
+    auto device = gpu::open_cuda_device(ordinal);
+    if (!device.ok() && device.error().code() == Errc::unsupported) GTEST_SKIP() << device.error().to_string();
+    ASSERT_TRUE(device.ok()) << device.error().to_string();
+    devices.push_back(*std::move(device));
+  }
+  Result<TargetPtr> make(const DeviceTargetOptions& options) {
+    DS_ASSIGN(placement_, Placement::build(model_.layout, engine_->plan()));
+    return make_device_target(placement_, options);
+  }
+#else
+  void open(std::int32_t ordinal, DeviceEngine::Devices& devices) {
+    gpu::FakeDevice::Options options;
+    options.ordinal = ordinal;
+    options.lazy = true;
+    auto device = std::make_unique<gpu::FakeDevice>(options);
+    if (ordinal == 0) stream_ = device->engine_stream();
+    devices.push_back(std::move(device));
+  }
+  Result<TargetPtr> make(const DeviceTargetOptions& options) {
+    auto target = engine_->make(model_.layout, options);
+    placement_ = engine_->placement();
+    return target;
+  }
+#endif
+};
+
+class DevicesPull : public DevicePull, public testing::WithParamInterface<std::int32_t> {};
+
+TEST_P(DevicesPull, FullDeltaAndBack) {
+  ASSERT_NO_FATAL_FAILURE(start_on(GetParam()));
+  if (IsSkipped()) return;
+  EXPECT_EQ(pull_on_devices(), PullMode::full);
+  for (const double density : {0.01, 0.3}) {
+    step(density);
+    EXPECT_EQ(pull_on_devices(), PullMode::delta);
+  }
+  const std::vector<std::byte> before = model_.half;
+  step(0.05);
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  EXPECT_EQ(differences(model_.half), "");
+  const Status back = (*staged)->rollback();
+  ASSERT_TRUE(back.ok()) << back.error().to_string();
+  EXPECT_EQ(differences(before), "");
+}
+
+/// What the engine's stream has when a commit begins sees the old weights, however late it runs; what it gets
+/// afterwards sees the new ones, and nobody waits for that on the host.
+TEST_F(DevicePull, CommitsAreInTurnWithTheEnginesWork) {
+  ASSERT_NO_FATAL_FAILURE(start_on(1, true));
+  if (IsSkipped()) return;
+  EXPECT_EQ(pull_on_devices(), PullMode::full);
+  gpu::Device& device = engine_->device();
+  Work on_device(device);
+  const auto old = on_device.down<std::byte>(weights().base, weights().bytes);
+  const auto own = device.adopt_stream(stream_);
+  ASSERT_TRUE(own.ok()) << own.error().to_string();
+  gpu::Stream& stream = **own;
+  const auto activations = device.allocate(kActivationBytes);
+  ASSERT_TRUE(activations.ok()) << activations.error().to_string();
+  gpu::SumMemory layer{activations->data(), kActivationBytes, nullptr};
+  layer.sums = on_device.up(std::vector<std::uint64_t>(layer.blocks()));
+  on_device.finish();
+  const auto seen_before = device.pin(weights().bytes);
+  const auto seen_after = device.pin(weights().bytes);
+  ASSERT_TRUE(seen_before.ok() && seen_after.ok());
+
+  step(0.5);
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  for (int i = 0; i < kLayers; ++i) Work::check(stream.launch(layer));
+  Work::check(stream.copy_out(seen_before->data(), weights().base, weights().bytes));
+  const Status committed = (*staged)->commit();
+  Work::check(stream.copy_out(seen_after->data(), weights().base, weights().bytes));
+  const auto event = device.make_event();
+  ASSERT_TRUE(event.ok());
+  Work::check(stream.record(**event));
+  Work::check(gpu::wait(**event, in_ms(60'000), "waiting for the engine"));
+
+  ASSERT_TRUE(committed.ok()) << committed.error().to_string();
+  EXPECT_EQ(differences(model_.half), "");
+  EXPECT_TRUE(std::equal(old.begin(), old.end(), seen_before->data())) << "the commit came before the engine's work";
+  const auto now = on_device.down<std::byte>(weights().base, weights().bytes);
+  EXPECT_TRUE(now != old);
+  EXPECT_TRUE(std::equal(now.begin(), now.end(), seen_after->data())) << "the engine's work came before the commit";
+}
+
+/// Of real devices those that are there, but one at least, which says why it is not.
+std::int32_t devices_to_test() {
+#ifdef DELTASYNC_TEST_CUDA
+  const auto count = gpu::cuda_device_count();
+  return count.ok() && *count > 1 ? 2 : 1;
+#else
+  return 2;
+#endif
+}
+INSTANTIATE_TEST_SUITE_P(Devices, DevicesPull, testing::Range(1, devices_to_test() + 1),
+                         testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace deltasync::test
