@@ -59,6 +59,7 @@ struct Arguments {
   std::uint64_t ring_mib = 0;
   std::uint64_t merge_mib = 0;
   std::uint64_t lease_grace_ms = 2000;
+  std::uint64_t merge_wait_s = 10;
   std::uint64_t plan_limit_s = 600;
   std::uint64_t idle_limit_s = 3600;
   std::uint64_t handshake_limit_ms = 5000;
@@ -104,6 +105,11 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--merge-steps-min", options.core.merge_steps_min,
                  "deltas of a chain that is merged for a late receiver; 0: none is, nor made compact")
       ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  app.add_option("--merge-wait-s", args.merge_wait_s,
+                 "longest time that a receiver waits for a merged or compact delta to be made; half of what it waits "
+                 "for a version at most")
+      ->check(CLI::Range(0, 86400))
       ->capture_default_str();
   app.add_option("--lease-grace-ms", args.lease_grace_ms, "what readers of a half that a writer waits for are left")
       ->capture_default_str();
@@ -167,6 +173,7 @@ Status complete(const Arguments& args, AgentOptions& options) {
   options.core.plan_limit = std::chrono::seconds(args.plan_limit_s);
   options.core.form = args.delta_form == "ulp" ? delta::ValueForm::ulp : delta::ValueForm::absolute;
   options.pull.limits.handshake = std::chrono::milliseconds(args.handshake_limit_ms);
+  options.pull.limits.merge_wait_max = std::chrono::seconds(args.merge_wait_s);
   options.pull.limits.idle = std::chrono::seconds(args.idle_limit_s);
   options.pull.limits.progress = std::chrono::milliseconds(args.progress_limit_ms);
   options.trainer.socket_path = args.socket.empty() ? default_socket(options.core.name) : args.socket;

@@ -70,6 +70,8 @@ TEST_F(Cluster, TrainerKilledAtManyPoints) {
 TEST_F(Cluster, AgentKilledAtManyPoints) {
   test::Random random(13);
   auto receiver = follow("out");
+  ASSERT_EQ(wait(publish(0, 1, 0)), 0);
+  ASSERT_TRUE(becomes("out", 0)) << "an agent that dies in a first handshake ends the reader (docs/cli.md)";
   for (int round = 0; round < 6; ++round) {
     auto trainer = publish(0, kVersions, 10);
     sleep_ms(random.below(200));

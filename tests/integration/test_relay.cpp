@@ -203,6 +203,8 @@ TEST_F(RelayCluster, TheNodesAgentKilledAtManyPoints) {
   test::Random random(23);
   auto reader = follow("out", node_);
   auto relay_process = relay();
+  ASSERT_EQ(wait(publish(0, 1, 0)), 0);
+  ASSERT_TRUE(becomes("out", 0)) << "an agent that dies in a first handshake ends the reader (docs/cli.md)";
   for (int round = 0; round < 6; ++round) {
     auto trainer = publish(0, kVersions, 10);
     sleep_ms(random.below(200));

@@ -36,6 +36,13 @@ class Rig:
         self.manager.offload(self.weights, number, label=f"step-{number}")
         self.manager.wait_ready()
 
+    def reach(self, receiver: EngineReceiver, last: int) -> None:
+        """Each version up to `last` is published and committed."""
+        for number in range(1, last + 1):
+            if number > 1:
+                self.publish(number)
+            update(receiver, number)
+
     def restart(self, seed: int) -> None:
         """The trainer ends and comes back at the same address: another epoch, other weights, numbers from 1."""
         endpoint = self.manager.endpoint
@@ -168,10 +175,7 @@ def test_a_timeout_without_an_end(rig: Rig) -> None:
 @pytest.mark.parametrize("asked", [1, 2, 3, None])
 def test_a_base_of_another_epoch_is_replaced_in_full(rig: Rig, asked: int | None) -> None:
     engine, _, receiver = rig.engine()
-    for number in (1, 2):
-        if number > 1:
-            rig.publish(number)
-        update(receiver, number)
+    rig.reach(receiver, 2)
     rig.publish(3)
     receiver._following.wait(WAIT)  # staged, not committed
     epoch = receiver.version.epoch
@@ -188,10 +192,7 @@ def test_a_base_of_another_epoch_is_replaced_in_full(rig: Rig, asked: int | None
 
 def test_a_base_that_the_trainer_has_no_more_is_replaced_in_full(rig: Rig) -> None:
     engine, _, receiver = rig.engine()
-    for number in (1, 2):
-        if number > 1:
-            rig.publish(number)
-        update(receiver, number)
+    rig.reach(receiver, 2)
     receiver.pause()
     for number in range(3, 60):  # more than the ring of deltas holds
         rig.publish(number)
@@ -202,10 +203,7 @@ def test_a_base_that_the_trainer_has_no_more_is_replaced_in_full(rig: Rig) -> No
 
 def test_what_is_staged_is_taken_as_it_is_while_the_trainer_means_it(rig: Rig) -> None:
     engine, _, receiver = rig.engine()
-    for number in (1, 2):
-        if number > 1:
-            rig.publish(number)
-        update(receiver, number)
+    rig.reach(receiver, 2)
     for number, asked in ((3, 3), (4, "step-4")):
         rig.publish(number)
         following = receiver._following
@@ -263,10 +261,7 @@ def test_labels_and_the_newest(rig: Rig) -> None:
 
 def test_rollback_brings_back_direct_and_reloaded_bits(rig: Rig) -> None:
     engine, _, receiver = rig.engine()
-    for number in (1, 2):
-        if number > 1:
-            rig.publish(number)
-        update(receiver, number)
+    rig.reach(receiver, 2)
     before = bits(engine)
     rig.publish(3)
     staging = receiver.prepare(3)
@@ -282,10 +277,7 @@ def test_rollback_brings_back_direct_and_reloaded_bits(rig: Rig) -> None:
 
 def test_a_loader_that_fails_amid_an_update_changes_nothing(rig: Rig) -> None:
     engine, loader, receiver = rig.engine()
-    for number in (1, 2):
-        if number > 1:
-            rig.publish(number)
-        update(receiver, number)
+    rig.reach(receiver, 2)
     before = bits(engine)
     rig.publish(3)
     staging = receiver.prepare(3)
@@ -365,10 +357,7 @@ def test_a_refusal_comes_before_anything_is_pulled(rig: Rig) -> None:
 
 def test_bytes_that_others_wrote_are_found(rig: Rig) -> None:
     engine, _, receiver = rig.engine(permutes=False)
-    for number in (1, 2):
-        if number > 1:
-            rig.publish(number)
-        update(receiver, number)
+    rig.reach(receiver, 2)
     engine.norm.weight.data.view(torch.int16)[3] ^= 1
     rig.publish(3)
     # The delta does not lead from these bytes to the version's digest.
@@ -378,10 +367,7 @@ def test_bytes_that_others_wrote_are_found(rig: Rig) -> None:
 
 def test_what_an_attestation_finds_wrong_is_of_no_version(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _, receiver = rig.engine()
-    for number in (1, 2):
-        if number > 1:
-            rig.publish(number)
-        update(receiver, number)
+    rig.reach(receiver, 2)
     rig.publish(3)
     with monkeypatch.context() as patch:
         patch.setattr(receiver._receiver, "attest", lambda timeout: [(5, "norm.weight", "norm.weight")])
@@ -394,10 +380,7 @@ def test_what_an_attestation_finds_wrong_is_of_no_version(rig: Rig, monkeypatch:
 
 def test_a_commit_that_cannot_be_attested_is_taken_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _, receiver = rig.engine()
-    for number in (1, 2):
-        if number > 1:
-            rig.publish(number)
-        update(receiver, number)
+    rig.reach(receiver, 2)
     before = bits(engine)
     rig.publish(3)
 
@@ -418,10 +401,7 @@ def test_a_void_that_finds_no_memory_writes_nothing_before_the_next_commit(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, _, receiver = rig.engine()
-    for number in (1, 2):
-        if number > 1:
-            rig.publish(number)
-        update(receiver, number)
+    rig.reach(receiver, 2)
 
     def full(*_: object, **__: object) -> None:
         raise errors.NoSpace("no host memory")
@@ -483,10 +463,7 @@ def test_a_first_load_that_is_taken_back_is_done_again(rig: Rig) -> None:
 
 def test_what_is_staged_and_not_committed_is_kept(rig: Rig) -> None:
     engine, _, receiver = rig.engine()
-    for number in (1, 2):
-        if number > 1:
-            rig.publish(number)
-        update(receiver, number)
+    rig.reach(receiver, 2)
     before = bits(engine)
     rig.publish(3)
     staging = receiver.prepare(3)

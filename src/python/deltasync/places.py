@@ -47,3 +47,15 @@ def plan_of_module(layout: Layout, module: Any, *, strict: bool = True) -> tuple
         if layout.find(name) is None and own.numel() and own.data_ptr() not in written:
             raise LayoutMismatch(f"{name}: the trainer publishes no such tensor, so the module's would stay")
     return plan, places
+
+
+def check_module_places(module: Any, places: list[tuple[str, Any]]) -> None:
+    """LayoutMismatch where the module's memory is not any more what plan_of_module() found."""
+    state: Mapping[str, Any] = module.state_dict(keep_vars=True)
+    for name, known in places:
+        own = state.get(name)
+        if own is None or own.data_ptr() != known.data_ptr() or own.dtype is not known.dtype:
+            raise LayoutMismatch(
+                f"{name}: the module keeps it elsewhere than when the receiver was made (.to(), .half(), .data =); "
+                "make another Receiver"
+            )

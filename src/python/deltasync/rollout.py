@@ -7,7 +7,6 @@ import concurrent.futures.thread
 import contextlib
 import logging
 import math
-import mmap
 import operator
 import os
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._arrays import DTYPES
+from ._host_memory import HostMemory
 from ._native import Layout, Placement, PlacementPlan, Sidecar, StagedUpdate, Version
 from .errors import (
     Cancelled,
@@ -35,7 +34,7 @@ from .errors import (
     NoSpace,
     PeerDied,
 )
-from .places import plan_of_module
+from .places import check_module_places, plan_of_module
 from .prepared import Prepared, PullReport, RepairReport
 
 _log = logging.getLogger("deltasync.rollout")
@@ -121,7 +120,7 @@ class Receiver:
         }
         self._devices: list[int] = []  # that a commit writes, and that have no stream
         self._failure: Exception | None = None  # of the last try of a pull that is tried again
-        self._memory: mmap.mmap | None = None
+        self._memory: HostMemory | None = None
         #: Serialises calls of the native receiver.
         self._calls = threading.RLock()
         self._staged: Prepared | None = None
@@ -270,20 +269,11 @@ class Receiver:
     def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         """(name, read-only numpy array) of the committed version, without a copy; bf16 and fp8 as ml_dtypes has them
         if that is installed, else as raw uint16 and uint8. They change with the next commit. Host memory only."""
-        for tensor, raw in self._raw():
-            yield tensor.name, raw.view(_numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+        return self._committed_memory().arrays()
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """The same as torch tensors. Clone what must outlive the next commit."""
-        import torch
-
-        names = {known: name for name, known in DTYPES.items()}
-        for tensor, raw in self._raw(writeable=True):
-            dtype = getattr(torch, names[tensor.dtype])
-            if raw.size == 0:
-                yield tensor.name, torch.empty(tensor.shape, dtype=dtype)
-            else:
-                yield tensor.name, torch.from_numpy(raw).view(dtype).reshape(tensor.shape)
+        return self._committed_memory().tensors()
 
     def load_into(self, module: Any) -> None:
         """Copies the committed version into a torch module by ``load_state_dict`` (names must match; tied ones may be
@@ -401,11 +391,8 @@ class Receiver:
             placement = Placement.build(self.layout, plan)
             self._devices = [device for device in placement.devices if device not in self._engine_streams]
             return _native.placed_target(placement, self._live, self._engine_streams)
-        self._memory = mmap.mmap(-1, max(self.layout.half_bytes, mmap.PAGESIZE))
-        self._memory.madvise(mmap.MADV_HUGEPAGE)
-        whole = np.frombuffer(self._memory, np.uint8)
-        subscribed = Placement.build(self.layout, part) if part is not None else None
-        return _native.host_target(self.layout, whole.ctypes.data, whole.size, subscribed)
+        self._memory = HostMemory(self.layout)
+        return self._memory.target(part)
 
     def _begin(self, version: int | str | Version | None, timeout: float, *, newer: bool) -> Prepared:
         if os.getpid() != self._pid:
@@ -477,27 +464,15 @@ class Receiver:
 
     def _check_places(self) -> None:
         """LayoutMismatch where the module's memory is not any more what the target writes."""
-        if not self._places:
-            return
-        state = self._module.state_dict(keep_vars=True)
-        for name, known in self._places:
-            own = state.get(name)
-            if own is None or own.data_ptr() != known.data_ptr() or own.dtype is not known.dtype:
-                raise LayoutMismatch(
-                    f"{name}: the module keeps it elsewhere than when the receiver was made (.to(), .half(), .data =); "
-                    "make another Receiver"
-                )
+        if self._places:
+            check_module_places(self._module, self._places)
 
-    def _raw(self, writeable: bool = False) -> Iterator[tuple[Any, np.ndarray[Any, Any]]]:
+    def _committed_memory(self) -> HostMemory:
         if self._memory is None:
             raise InvalidArgument("this receiver keeps its version elsewhere (module, plan or directory)")
         if self.version is None:
             raise InvalidArgument(f"no version is committed {'any more' if self._lost else 'yet'}; call update()")
-        memory = np.frombuffer(self._memory, np.uint8)
-        if not writeable:
-            memory.flags.writeable = False
-        for tensor in self.layout:
-            yield tensor, memory[tensor.offset : tensor.offset + tensor.nbytes]
+        return self._memory
 
 
 def _want(asked: int | str | Version | None) -> tuple[int | None, str | None, int]:
@@ -506,20 +481,6 @@ def _want(asked: int | str | Version | None) -> tuple[int | None, str | None, in
     if isinstance(asked, str):
         return None, asked, 0
     return asked, None, 0
-
-
-def _numpy_dtype(name: str) -> Any:
-    text = next(text for text, known in DTYPES.items() if known == name)
-    try:
-        return np.dtype(text)
-    except TypeError:
-        pass
-    try:
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, text))
-    except ImportError:
-        return np.dtype(np.uint16 if name == "BF16" else np.uint8)
 
 
 #: A worker that waits in a pull would keep the interpreter from ending.

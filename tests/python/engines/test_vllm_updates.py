@@ -46,6 +46,15 @@ class Setup:
         self.replica.rpc("update_weights", {"version": number} | more)
         self.replica.rpc("finish_weight_update")
 
+    def reach(self, last, *, snapshot=False):
+        """Each version up to `last` is published and committed, and kept by the ranks for `compare`."""
+        for number in range(1, last + 1):
+            if number > 1:
+                self.publish()
+            self.update(number)
+            if snapshot:
+                self.replica.do("snapshot", number)
+
     def versions(self):
         return [state["version"] for state in self.replica.do("state")]
 
@@ -77,11 +86,7 @@ def test_every_version_is_what_vllms_own_loader_makes_of_it(start, model, ranks)
         assert facts == {"imported_early": False, "engine": "DeltasyncWeightTransferEngine"}
     setup.init()
     addresses = [state["addresses"] for state in setup.replica.do("state")]
-    for number in range(1, DELTAS + 2):
-        if number > 1:
-            setup.publish()
-        setup.update(number)
-        setup.replica.do("snapshot", number)
+    setup.reach(DELTAS + 1, snapshot=True)
     for state, before in zip(setup.replica.do("state"), addresses, strict=True):
         assert (state["version"], state["state"], state["report"]) == (DELTAS + 1, "placed", "delta")
         assert state["reload"] == [] and state["placed"] == len(shapes(model))
@@ -93,11 +98,7 @@ def test_every_version_is_what_vllms_own_loader_makes_of_it(start, model, ranks)
 def test_stages_of_a_pipeline_have_their_part_of_every_version(start):
     setup = start("qwen3_tied", 2, 2)
     setup.init()
-    for number in range(1, 6):
-        if number > 1:
-            setup.publish()
-        setup.update(number)
-        setup.replica.do("snapshot", number)
+    setup.reach(5, snapshot=True)
     placed = [state["placed"] for state in setup.replica.do("state")]
     # Layers are on one rank each; the embedding is the last one's too, as its head.
     assert sum(placed) == len(shapes("qwen3_tied")) + 1 and min(placed) > 10
@@ -108,10 +109,7 @@ def test_stages_of_a_pipeline_have_their_part_of_every_version(start):
 def test_the_number_of_another_epoch_is_the_trainers_of_now(start):
     setup = start()
     setup.init()
-    for number in (1, 2):
-        if number > 1:
-            setup.publish()
-        setup.update(number)
+    setup.reach(2)
     setup.publish()
     assert setup.replica.do("wait_staged") == [3]  # which is never committed
     setup.restart()
@@ -131,11 +129,7 @@ def test_the_number_of_another_epoch_is_the_trainers_of_now(start):
 def test_what_latent_attention_derives_is_derived_anew(start):
     setup = start("deepseek_v3")
     setup.init()
-    for number in range(1, 5):
-        if number > 1:
-            setup.publish()
-        setup.update(number)
-        setup.replica.do("snapshot", number)
+    setup.reach(4, snapshot=True)
         (state,) = setup.replica.do("state")
         assert (state["version"], state["meta"]) == (number, [])
         assert state["reload"] == [f"model.layers.{layer}.self_attn.kv_b_proj.weight" for layer in range(2)]
@@ -240,10 +234,7 @@ def test_no_label_moves_without_an_update_or_before_live_memory_is_attested(star
 def test_a_rank_that_fails_changes_no_rank(start, phase):
     setup = start("qwen3", 2)
     setup.init()
-    for number in (1, 2):
-        if number > 1:
-            setup.publish()
-        setup.update(number)
+    setup.reach(2)
     setup.replica.do("snapshot", "before")
     setup.publish()
     setup.replica.ranks[1].do("fail_next", phase)
@@ -266,10 +257,7 @@ def test_a_rank_that_fails_changes_no_rank(start, phase):
 def test_a_rank_that_does_not_know_the_outcome_says_so_and_loads_all_anew(start):
     setup = start("qwen3", 2)
     setup.init()
-    for number in (1, 2):
-        if number > 1:
-            setup.publish()
-        setup.update(number)
+    setup.reach(2)
     setup.publish()
     setup.replica.ranks[0].do("lose_store", "written")
     setup.replica.rpc("start_weight_update")
@@ -345,10 +333,7 @@ def test_what_cannot_be_written_is_refused_with_the_reason(start, what, reason):
 def test_sleep(start, level):
     setup = start()
     setup.init()
-    for number in (1, 2):
-        if number > 1:
-            setup.publish()
-        setup.update(number)
+    setup.reach(2)
     setup.publish()
     setup.replica.rpc("sleep", level)
     with pytest.raises(RankFailed, match="the weights sleep: wake them first"):
@@ -367,10 +352,7 @@ def test_a_draft_is_a_second_target(start):
     setup = start()
     setup.replica.do("add_draft")
     setup.init()
-    for number in (1, 2, 3):
-        if number > 1:
-            setup.publish()
-        setup.update(number)
+    setup.reach(3)
         setup.replica.rpc("start_draft_weight_update")
         setup.replica.rpc("update_weights", {"version": number})
         setup.replica.rpc("finish_weight_update")
