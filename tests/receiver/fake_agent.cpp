@@ -104,6 +104,14 @@ void FakeAgent::restart() {
   for (const auto& entry : open_fds_) ::shutdown(entry.second, SHUT_RDWR);
 }
 
+void FakeAgent::new_trainer() {
+  const std::lock_guard lock(mutex_);
+  epoch_ = make_epoch();
+  versions_.clear();
+  ring_.clear();
+  plans_.clear();
+}
+
 void FakeAgent::change_layout(LayoutPtr layout) {
   const std::lock_guard lock(mutex_);
   layout_ = std::move(layout);

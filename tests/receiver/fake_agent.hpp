@@ -82,6 +82,8 @@ class FakeAgent {
   std::vector<std::byte> half_of(const VersionId& id) const;
   /// Ends every connection and forgets all plans; the same versions are served by "another process", without a ring.
   void restart();
+  /// The trainer begins anew: what is published from now on has another epoch and numbers from 1.
+  void new_trainer();
   /// From now on another layout is announced.
   void change_layout(LayoutPtr layout);
   /// From now on other side files are announced; deltas from before are gone.
