@@ -3,17 +3,33 @@
 // it was made, and its destructor does nothing of the kind anywhere else.
 #pragma once
 
-#include <unistd.h>
+#include <sys/types.h>
+
+#include <atomic>
 
 namespace deltasync {
 
+/// This process, without a system call: fork() changes it in the child. One that was made by a bare clone() takes
+/// itself for its parent.
+class OwnPid {
+ public:
+  static pid_t get() noexcept {
+    const pid_t known = known_.load(std::memory_order_relaxed);
+    return known != 0 ? known : look();
+  }
+
+ private:
+  static pid_t look() noexcept;
+  static inline std::atomic<pid_t> known_{0};
+};
+
 class HomeProcess {
  public:
-  bool here() const noexcept { return pid_ == ::getpid(); }
+  bool here() const noexcept { return pid_ == OwnPid::get(); }
   pid_t pid() const noexcept { return pid_; }
 
  private:
-  pid_t pid_ = ::getpid();
+  pid_t pid_ = OwnPid::get();
 };
 
 }  // namespace deltasync

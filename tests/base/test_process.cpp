@@ -11,6 +11,8 @@
 #include <array>
 #include <cerrno>
 
+#include "base/home_process.hpp"
+
 namespace deltasync {
 namespace {
 
@@ -148,6 +150,29 @@ TEST(Process, NonsensePidsAreNobody) {
     EXPECT_FALSE(ProcessId::of(pid).ok()) << pid;
     EXPECT_FALSE(ProcessWatch::open({pid, 1}).ok()) << pid;
   }
+}
+
+/// Each generation of children is at home only where it was made.
+TEST(HomeProcess, IsNotThatOfAForkedChild) {
+  const HomeProcess home;
+  EXPECT_TRUE(home.here());
+  EXPECT_EQ(home.pid(), ::getpid());
+  const auto status_of = [](pid_t child) {
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    return status;
+  };
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const HomeProcess own;
+    bool right = !home.here() && own.here() && own.pid() == ::getpid();
+    const pid_t grandchild = ::fork();
+    if (grandchild == 0) ::_exit(!home.here() && !own.here() && HomeProcess().here() ? 0 : 1);
+    right = status_of(grandchild) == 0 && own.here() && right;
+    ::_exit(right ? 0 : 1);
+  }
+  EXPECT_EQ(status_of(child), 0);
+  EXPECT_TRUE(home.here());
 }
 
 }  // namespace

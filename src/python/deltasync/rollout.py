@@ -123,6 +123,8 @@ class Receiver:
         self._memory: HostMemory | None = None
         #: Serialises calls of the native receiver.
         self._calls = threading.RLock()
+        #: Before `_calls`, of those who come between a pull's pause and its going on.
+        self._visits = threading.RLock()
         self._staged: Prepared | None = None
         self._pulled: Prepared | None = None  # by the puller's thread; the same, unless Ctrl-C came amid _begin()
         # What the native receiver has made. Touched, and let go of, with `_calls` only, as its contract asks.
@@ -330,19 +332,19 @@ class Receiver:
 
     @contextlib.contextmanager
     def _between_pulls(self, what: str, timeout: float | None) -> Iterator[float]:
-        """As _locked(), until the end that it gives; a background pull that waits is begun anew behind it."""
+        """As _locked(), until the end that it gives; a pull that waits for the next version waits behind it."""
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
-        waiting = self._staged
-        paused = self._background and waiting is not None and not waiting.done
-        if paused and waiting is not None:
-            waiting.cancel()
+        if not self._visits.acquire(timeout=min(_left(end), threading.TIMEOUT_MAX)):
+            raise DeadlinePassed(f"{what}: another call is under way")
         try:
+            waiting = self._staged
+            if waiting is not None and waiting.newer and not waiting.done:
+                waiting._pause()
             with self._locked(what, end):
                 self._check_places()
                 yield end
         finally:
-            if paused and self._staged is waiting and not self._closed:
-                self._next_background()
+            self._visits.release()
 
     def _wait_for_kernels(self) -> None:
         """Before live memory is written: what was queued may still compute with it."""
@@ -400,31 +402,37 @@ class Receiver:
         if self._closed:
             raise InvalidArgument("this receiver is closed")
         self._end_pull()
-        prepared = Prepared(self, version)
-        prepared._future = self._puller.submit(self._pull, prepared, timeout, newer)
+        prepared = Prepared(self, version, newer)
+        prepared._future = self._puller.submit(self._pull, prepared, timeout)
         self._staged = prepared
         return prepared
 
     def _next_background(self) -> None:
         self._begin(None, math.inf, newer=True)
 
-    def _pull(self, prepared: Prepared, timeout: float, newer: bool) -> dict[str, Any]:
+    def _pull(self, prepared: Prepared, timeout: float) -> dict[str, Any]:
         """On the puller's thread. Returns the report of what is staged then."""
         self._pulled = prepared
         if self._closed:  # looked at after _pulled is set, which close() looks at after it has set _closed
             prepared.cancel()
         number, label, epoch = _want(prepared.asked)
-        pause = _PAUSE_MIN_S
+        newer, pause = prepared.newer, _PAUSE_MIN_S
         while True:
             try:
+                with self._visits:
+                    pass
                 with self._locked("pull", math.inf):
                     self._committed = self._update = None
                     staged = self._native.pull(number, label, epoch, newer, timeout, prepared._stop)
                     self._update = prepared, staged
                     self._failure = None
                     return dict(staged.report)
+            except Cancelled:
+                if not newer or not prepared._goes_on():
+                    raise
+                continue
             except _MAY_PASS as error:
-                if not newer or prepared._stop.stop_requested:
+                if not newer or prepared._cancelled.is_set():
                     raise
                 self._failure = error
                 _log.warning("pull failed, trying again in %.1f s: %s", pause, error)

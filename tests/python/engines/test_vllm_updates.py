@@ -46,12 +46,17 @@ class Setup:
         self.replica.rpc("update_weights", {"version": number} | more)
         self.replica.rpc("finish_weight_update")
 
-    def reach(self, last, *, snapshot=False):
-        """Each version up to `last` is published and committed, and kept by the ranks for `compare`."""
+    def each(self, last):
+        """The number of each version up to `last`, when it is published and committed."""
         for number in range(1, last + 1):
             if number > 1:
                 self.publish()
             self.update(number)
+            yield number
+
+    def reach(self, last, *, snapshot=False):
+        """With `snapshot` the ranks keep every version for `compare`."""
+        for number in self.each(last):
             if snapshot:
                 self.replica.do("snapshot", number)
 
@@ -129,7 +134,8 @@ def test_the_number_of_another_epoch_is_the_trainers_of_now(start):
 def test_what_latent_attention_derives_is_derived_anew(start):
     setup = start("deepseek_v3")
     setup.init()
-    setup.reach(4, snapshot=True)
+    for number in setup.each(4):
+        setup.replica.do("snapshot", number)
         (state,) = setup.replica.do("state")
         assert (state["version"], state["meta"]) == (number, [])
         assert state["reload"] == [f"model.layers.{layer}.self_attn.kv_b_proj.weight" for layer in range(2)]
@@ -352,7 +358,7 @@ def test_a_draft_is_a_second_target(start):
     setup = start()
     setup.replica.do("add_draft")
     setup.init()
-    setup.reach(3)
+    for number in setup.each(3):
         setup.replica.rpc("start_draft_weight_update")
         setup.replica.rpc("update_weights", {"version": number})
         setup.replica.rpc("finish_weight_update")
