@@ -109,7 +109,7 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--merge-wait-s", args.merge_wait_s,
                  "longest time that a receiver waits for a merged or compact delta to be made; half of what it waits "
                  "for a version at most")
-      ->check(CLI::Range(0, 86400))
+      ->check(CLI::Range(0, 1800))
       ->capture_default_str();
   app.add_option("--lease-grace-ms", args.lease_grace_ms, "what readers of a half that a writer waits for are left")
       ->capture_default_str();

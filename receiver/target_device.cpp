@@ -204,6 +204,7 @@ Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<Devi
     DS_ASSIGN(source->engine, source->device->adopt_stream({engine.stream}));
   }
   std::vector<CopyDevice> devices;
+  devices.reserve(sources.size());
   for (const auto& source : sources) devices.push_back({source.ordinal, source.device});
   auto executor = DeviceExecutor::make(std::move(placement), std::move(sources),
                                        {options.staging_bytes, options.changes_bytes, options.patience});

@@ -5,13 +5,12 @@
 
 namespace deltasync {
 
+/// No function-local static: a fork while another thread is in its initializer would leave the child waiting for that
+/// thread. Handlers that were registered twice do the same twice; without room for one, every call looks.
 pid_t OwnPid::look() noexcept {
-  // Without room for the handler, every call looks.
-  static const bool follows_forks =
-      ::pthread_atfork(nullptr, nullptr, [] { known_.store(::getpid(), std::memory_order_relaxed); }) == 0;
-  const pid_t pid = ::getpid();
-  if (follows_forks) known_.store(pid, std::memory_order_relaxed);
-  return pid;
+  const auto follow = [] { known_.store(::getpid(), std::memory_order_relaxed); };
+  if (::pthread_atfork(nullptr, nullptr, follow) == 0) follow();
+  return ::getpid();
 }
 
 }  // namespace deltasync

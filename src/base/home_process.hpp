@@ -9,8 +9,8 @@
 
 namespace deltasync {
 
-/// This process, without a system call: fork() changes it in the child. One that was made by a bare clone() takes
-/// itself for its parent.
+/// This process, without a system call: fork() changes it in the child. One that was made by vfork(), _Fork() or a bare
+/// clone() takes itself for its parent.
 class OwnPid {
  public:
   static pid_t get() noexcept {

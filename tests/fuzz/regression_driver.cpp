@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace {
 
-// Per input, of each kind. Under sanitizers libFuzzer goes on from the same inputs.
+// Per input, of each kind. Fewer under sanitizers; with AddressSanitizer libFuzzer goes on from the same inputs.
 #ifdef DELTASYNC_SANITIZED
 constexpr std::size_t kNeighboursMax = 128;
 #else

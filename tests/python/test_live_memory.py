@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import deltasync
@@ -69,35 +68,6 @@ def test_repair_needs_the_version_at_the_agent(segment_name: str) -> None:
                 receiver.repair()
             receiver.update()
             assert receiver.attest() == []
-
-
-@pytest.mark.parametrize("background", [True, False])
-def test_a_pull_that_waits_goes_on_behind_an_attestation(segment_name: str, background: bool) -> None:
-    trained = model(1.0)
-    with deltasync.WeightManager(trained, name=segment_name) as manager:
-        manager.offload()
-        with deltasync.Receiver(manager.endpoint, module=model(0.0), background=background) as receiver:
-            receiver.update()
-            prepared = receiver.prepare() if background else receiver.follow()
-            for number in range(2, 6):
-                for _ in range(20):
-                    assert receiver.attest() == []
-                assert not prepared.done
-                with torch.no_grad():
-                    trained[0].weight[0, 0] = float(number)
-                manager.offload()
-                for _ in range(20):
-                    assert receiver.attest() == []
-                assert prepared.wait(30).version.number == number
-                assert prepared.commit().version.number == number
-                prepared = receiver.prepare() if background else receiver.follow()
-            attesting = threading.Thread(target=receiver.attest)
-            attesting.start()
-            prepared.cancel()
-            with pytest.raises(errors.Cancelled):
-                prepared.wait(30)
-            attesting.join(30)
-            assert not attesting.is_alive()
 
 
 def test_memory_that_moved_is_neither_attested_nor_written(segment_name: str) -> None:

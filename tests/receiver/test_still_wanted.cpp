@@ -90,8 +90,10 @@ TEST_F(StillWanted, OverABrokenConnection) {
   two_ = agent_->newest();
   agent_->restart();
   expect(number(2), true);
-  agent_->on_request(fault_on(wire::Type::plan, Fault::drop, agent_->requests(wire::Type::plan), 2));
+  const std::uint64_t before = agent_->requests(wire::Type::plan);
+  agent_->on_request(fault_on(wire::Type::plan, Fault::drop, before, 2));
   expect(number(2), true);
+  EXPECT_EQ(agent_->requests(wire::Type::plan), before + 3);
   expect_commits();
 }
 
@@ -101,9 +103,10 @@ TEST_F(StillWanted, EndsByItsDeadlineAndByAStop) {
   const auto late = wanted(number(2), 200);
   ASSERT_FALSE(late.ok());
   EXPECT_EQ(late.error().code(), Errc::timed_out);
+  const std::uint64_t before = agent_->requests(wire::Type::plan);
   std::stop_source stop;
   std::thread caller([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    while (agent_->requests(wire::Type::plan) == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     stop.request_stop();
   });
   const auto stopped = still_wanted(*receiver_, *staged_, number(2), in_ms(60'000), stop.get_token());

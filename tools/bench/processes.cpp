@@ -140,7 +140,7 @@ Result<BenchAgent> BenchAgent::start(const Options& options) {
                                 "--log-level",
                                 "warn"};
   // What is measured is the compact form, however long this machine takes to make it.
-  if (options.compact) argv.insert(argv.end(), {"--merge-wait-s", "3600"});
+  if (options.compact) argv.insert(argv.end(), {"--merge-wait-s", "1800"});
   if (!options.trace.empty()) argv.insert(argv.end(), {"--trace", trace_part(options, "agent").string()});
   DS_ASSIGN(Child child, Child::spawn(argv, false));
   BenchAgent agent(std::move(child), dir);

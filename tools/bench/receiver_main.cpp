@@ -57,6 +57,7 @@ int receiver_main(const std::string& endpoint, unsigned streams, unsigned thread
   options.name = "bench";
   receiver::Tuning tuning;
   tuning.compact = compact;
+  if (compact) tuning.wait_slice = std::chrono::hours(1);  // the agent waits for the compact form at most half of it
   auto receiver = receiver::ReceiverImpl::connect(options, tuning, Deadline::after(kPullLimit));
   if (!receiver) return fail(receiver.error()), 1;
   if (auto bound = (*receiver)->bind(make_host_target((*receiver)->layout()), Deadline::after(kPullLimit)); !bound) {

@@ -65,13 +65,10 @@ class RepairReport:
 class Prepared:
     """A version on its way. All methods may be called from any thread."""
 
-    def __init__(self, receiver: Receiver, asked: int | str | Version | None, newer: bool) -> None:
+    def __init__(self, receiver: Receiver, asked: int | str | Version | None) -> None:
         self._receiver = receiver
         #: What prepare() was asked for.
         self.asked = asked
-        #: Whatever comes next after the committed version, and whenever: follow() asked for it, or the background.
-        self.newer = newer
-        #: Of the native pull that is under way; after pause() there is another.
         self._stop = StopSource()
         self._cancelled = threading.Event()
         self._future: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
@@ -109,18 +106,9 @@ class Prepared:
 
     def cancel(self) -> None:
         """Ends the pull, or gives up what it staged (its memory goes with the next pull); what is committed stays."""
+        self._stop.request_stop()
         self._cancelled.set()
-        self._stop.request_stop()
         self._future.cancel()
-
-    def _pause(self) -> None:
-        """Ends the native pull that is under way, after which the puller begins another."""
-        self._stop.request_stop()
-
-    def _goes_on(self) -> bool:
-        """For the puller, whose pull was stopped: whether by _pause()."""
-        self._stop = StopSource()  # before it looks: cancel() stops this one, or is seen
-        return not self._cancelled.is_set()
 
     def _result(self, timeout: float | None) -> dict[str, Any]:
         try:

@@ -123,8 +123,6 @@ class Receiver:
         self._memory: HostMemory | None = None
         #: Serialises calls of the native receiver.
         self._calls = threading.RLock()
-        #: Before `_calls`, of those who come between a pull's pause and its going on.
-        self._visits = threading.RLock()
         self._staged: Prepared | None = None
         self._pulled: Prepared | None = None  # by the puller's thread; the same, unless Ctrl-C came amid _begin()
         # What the native receiver has made. Touched, and let go of, with `_calls` only, as its contract asks.
@@ -324,27 +322,29 @@ class Receiver:
             try:
                 yield
             finally:
-                current = self._native.current
-                self._lost = current is None and (self._lost or self._version is not None)
-                self._version = current
+                if hasattr(self, "_native"):  # else a signal's handler has closed it
+                    current = self._native.current
+                    self._lost = current is None and (self._lost or self._version is not None)
+                    self._version = current
         finally:
             self._calls.release()
 
     @contextlib.contextmanager
     def _between_pulls(self, what: str, timeout: float | None) -> Iterator[float]:
-        """As _locked(), until the end that it gives; a pull that waits for the next version waits behind it."""
+        """As _locked(), until the end that it gives; a background pull that waits is begun anew behind it."""
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
-        if not self._visits.acquire(timeout=min(_left(end), threading.TIMEOUT_MAX)):
-            raise DeadlinePassed(f"{what}: another call is under way")
+        waiting = self._staged
+        # A forked child's pull is the parent's: _locked() refuses the call.
+        paused = self._background and waiting is not None and not waiting.done and os.getpid() == self._pid
+        if paused and waiting is not None:
+            waiting.cancel()
         try:
-            waiting = self._staged
-            if waiting is not None and waiting.newer and not waiting.done:
-                waiting._pause()
             with self._locked(what, end):
                 self._check_places()
                 yield end
         finally:
-            self._visits.release()
+            if paused and self._staged is waiting and not self._closed:
+                self._next_background()
 
     def _wait_for_kernels(self) -> None:
         """Before live memory is written: what was queued may still compute with it."""
@@ -402,37 +402,31 @@ class Receiver:
         if self._closed:
             raise InvalidArgument("this receiver is closed")
         self._end_pull()
-        prepared = Prepared(self, version, newer)
-        prepared._future = self._puller.submit(self._pull, prepared, timeout)
+        prepared = Prepared(self, version)
+        prepared._future = self._puller.submit(self._pull, prepared, timeout, newer)
         self._staged = prepared
         return prepared
 
     def _next_background(self) -> None:
         self._begin(None, math.inf, newer=True)
 
-    def _pull(self, prepared: Prepared, timeout: float) -> dict[str, Any]:
+    def _pull(self, prepared: Prepared, timeout: float, newer: bool) -> dict[str, Any]:
         """On the puller's thread. Returns the report of what is staged then."""
         self._pulled = prepared
         if self._closed:  # looked at after _pulled is set, which close() looks at after it has set _closed
             prepared.cancel()
         number, label, epoch = _want(prepared.asked)
-        newer, pause = prepared.newer, _PAUSE_MIN_S
+        pause = _PAUSE_MIN_S
         while True:
             try:
-                with self._visits:
-                    pass
                 with self._locked("pull", math.inf):
                     self._committed = self._update = None
                     staged = self._native.pull(number, label, epoch, newer, timeout, prepared._stop)
                     self._update = prepared, staged
                     self._failure = None
                     return dict(staged.report)
-            except Cancelled:
-                if not newer or not prepared._goes_on():
-                    raise
-                continue
             except _MAY_PASS as error:
-                if not newer or prepared._cancelled.is_set():
+                if not newer or prepared._stop.stop_requested:
                     raise
                 self._failure = error
                 _log.warning("pull failed, trying again in %.1f s: %s", pause, error)

@@ -21,6 +21,7 @@ def build_with_config(folder, ranks, rank, port, *, experts_parallel=False, stag
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
     from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     config = EngineArgs(
         model=str(folder),
@@ -31,6 +32,8 @@ def build_with_config(folder, ranks, rank, port, *, experts_parallel=False, stag
         max_model_len=64,
         enable_expert_parallel=experts_parallel,
     ).create_engine_config()
+    if config.model_config.use_mla:  # what a CPU with AMX would take needs compiled operators
+        config.attention_config.backend = AttentionBackendEnum.CPU_MLA
     # Set here: asking for ranks above needs an executor to start them.
     config.parallel_config.world_size = ranks
     config.parallel_config.tensor_parallel_size = ranks // stages
