@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 import deltasync
@@ -68,6 +70,54 @@ def test_repair_needs_the_version_at_the_agent(segment_name: str) -> None:
                 receiver.repair()
             receiver.update()
             assert receiver.attest() == []
+
+
+def test_a_forked_child_leaves_the_parents_waiting_pull_alone(segment_name: str) -> None:
+    with deltasync.WeightManager(model(1.0), name=segment_name) as manager:
+        manager.offload()
+        with deltasync.Receiver(manager.endpoint, module=model(0.0), background=True) as receiver:
+            receiver.update()
+            waiting = receiver.prepare()
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    receiver.attest()
+                except errors.InvalidArgument:
+                    code = 2 if waiting.over else 0
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            manager.offload()
+            assert waiting.wait(30).version.number == 2
+
+
+def test_a_handler_that_closes_the_receiver_amid_a_call_ends_as_it_wants(segment_name: str) -> None:
+    class Asked(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        receiver.close()
+        raise Asked
+
+    served = model(0.0)
+    with deltasync.WeightManager(model(1.0), name=segment_name) as manager:
+        manager.offload()
+        receiver = deltasync.Receiver(manager.endpoint, module=served, background=True)
+        receiver.update()
+        real = served.state_dict
+
+        def state_dict(**options: Any) -> Any:
+            signal.raise_signal(signal.SIGUSR1)
+            return real(**options)
+
+        served.state_dict = state_dict
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            with pytest.raises(Asked):
+                receiver.attest()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
 
 
 def test_memory_that_moved_is_neither_attested_nor_written(segment_name: str) -> None:

@@ -28,6 +28,13 @@ inline std::vector<TensorSpec> few_specs() {
 
 inline constexpr std::uint64_t kStagingBytes = std::uint64_t{2} << 20;
 
+/// Of the cases that random placements repeat.
+#ifdef DELTASYNC_SANITIZED
+inline constexpr std::uint64_t kDeviceSeeds = 2;
+#else
+inline constexpr std::uint64_t kDeviceSeeds = 4;
+#endif
+
 class DeviceTarget : public testing::TestWithParam<std::uint64_t> {
  protected:
   void SetUp() override { start({}); }

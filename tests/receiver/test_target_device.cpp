@@ -210,12 +210,7 @@ TEST(DeviceTargets, WithoutADeviceThereIsNone) {
   EXPECT_THAT(target.error().message(), HasSubstr("device target: cuda:77"));
 }
 
-#ifdef DELTASYNC_SANITIZED
-constexpr std::uint64_t kSeeds = 2;
-#else
-constexpr std::uint64_t kSeeds = 4;
-#endif
-INSTANTIATE_TEST_SUITE_P(Seeds, DeviceTarget, testing::Range<std::uint64_t>(1, kSeeds + 1));
+INSTANTIATE_TEST_SUITE_P(Seeds, DeviceTarget, testing::Range<std::uint64_t>(1, kDeviceSeeds + 1));
 
 }  // namespace
 }  // namespace deltasync::test

@@ -392,12 +392,7 @@ TEST_P(DeviceFaults, ADeviceThatDiesLeavesNoTornVersion) {
   }
 }
 
-#ifdef DELTASYNC_SANITIZED
-constexpr std::uint64_t kSeeds = 2;
-#else
-constexpr std::uint64_t kSeeds = 4;
-#endif
-INSTANTIATE_TEST_SUITE_P(Seeds, DeviceFaults, testing::Range<std::uint64_t>(1, kSeeds + 1));
+INSTANTIATE_TEST_SUITE_P(Seeds, DeviceFaults, testing::Range<std::uint64_t>(1, kDeviceSeeds + 1));
 
 }  // namespace
 }  // namespace deltasync::test
