@@ -225,6 +225,7 @@ TEST_F(Compacts, HalfOfTheWishesAreLeftToMerges) {
     waiting.push_back(client());
     ASSERT_TRUE(waiting.back().socket.send(50, lates[i].plan, test_deadline()));
   }
+  ASSERT_TRUE(merging_.reached());  // by the thread that compacts: the one that merges has nothing to do yet
   ASSERT_TRUE(eventually([&] { return agent_->core().made().wanted == kCompactMax; }));
   auto c = client();
   const auto merged = c.plan(lates[0].plan);
