@@ -115,13 +115,20 @@ unpack() {
   done
   [[ -n $found ]] || stop tools "no .deb files in $debs"
   find "$prefix" -name '*.pc' -exec sed -i "s|^prefix=/usr|prefix=$prefix/usr|; s|=/usr/|=$prefix/usr/|" {} +
-  local libraries=$prefix/usr/lib/x86_64-linux-gnu
+  # Only what is built here may load these libraries: with LD_LIBRARY_PATH the machine's own cmake, of another release,
+  # would be given them, too.
+  local libraries=$prefix/usr/lib/x86_64-linux-gnu pkgconf=$prefix/bin/pkgconf
+  mkdir -p "$prefix/bin"
+  printf '#!/bin/sh\nLD_LIBRARY_PATH=%q exec %q "$@"\n' "$libraries" "$prefix/usr/bin/pkgconf" >"$pkgconf"
+  chmod +x "$pkgconf"
   export PATH=$prefix/usr/bin:$PATH
-  export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   export PKG_CONFIG_LIBDIR=$libraries/pkgconfig:$prefix/usr/share/pkgconfig
   export CPLUS_INCLUDE_PATH=$prefix/usr/include:$prefix/usr/include/x86_64-linux-gnu
   export CMAKE_PREFIX_PATH=$prefix/usr
-  cmake_arguments+=(-DOPENSSL_ROOT_DIR="$prefix/usr" -DBOOST_ROOT="$prefix/usr" -DPKG_CONFIG_EXECUTABLE="$prefix/usr/bin/pkgconf")
+  cmake_arguments+=(
+    -DOPENSSL_ROOT_DIR="$prefix/usr" -DBOOST_ROOT="$prefix/usr" -DPKG_CONFIG_EXECUTABLE="$pkgconf"
+    -DCMAKE_BUILD_RPATH="$libraries" "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags"  # for the libraries' libraries, too
+  )
 }
 
 # at_least WANTED FOUND: versions.

@@ -256,6 +256,22 @@ def test_process_ends_with_an_open_receiver(segment_name: str, wait: str) -> Non
         assert (out, err) == ("", "")
 
 
+def test_close_ends_though_an_interrupt_kept_the_lock(segment_name: str) -> None:
+    """A Ctrl-C between a lock and the try that gives it back cannot be sent on purpose: what it leaves can."""
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        manager.offload(weights())
+        code = """
+import sys, deltasync
+receiver = deltasync.Receiver(sys.argv[1])
+receiver._calls.acquire()
+receiver.prepare()
+receiver.close()
+print("closed")
+"""
+        out, err = script(code, manager.endpoint).communicate(timeout=LIMIT_S)
+        assert (out, err) == ("closed\n", "")
+
+
 def test_forked_child_that_exits_leaves_the_agent_its_folder(segment_name: str) -> None:
     with deltasync.WeightManager(weights(), name=segment_name) as manager:
         manager.offload(weights())

@@ -50,11 +50,21 @@ Status put_all(Target& target, const Halves& halves, ThreadPool& pool) {
 struct Times {
   double full_s = 1e300;
   double verify_s = 1e300;
+  double verify_absolute_s = 1e300;
   double commit_s = 1e300;
   double exchange_s = 1e300;
   double attest_s = 1e300;
   double wake_s = 1e300;
   double density = 0;
+  std::uint64_t delta_bytes = 0;
+  std::uint64_t delta_absolute_bytes = 0;
+};
+
+/// The same step in both forms of its values: steps of the ulp map, which the device adds to what it has, and the
+/// values themselves.
+struct Forms {
+  delta::Delta ulp;
+  delta::Delta absolute;
 };
 
 /// A step that has been verified over what is on the device.
@@ -80,14 +90,17 @@ Status sound(Target& target, const Placement& placement) {
   return Error(Errc::corrupt, std::to_string(differ.size()) + " tiles on the device differ from what was committed");
 }
 
-Status run_round(Target& target, const Placement& placement, const Halves& halves, const delta::Delta& delta,
+Status run_round(Target& target, const Placement& placement, const Halves& halves, const Forms& forms,
                  const std::vector<std::uint64_t>& digests, ThreadPool& pool, Times& best) {
   const auto keep_best = [](double& of, const Stopwatch& watch) { of = std::min(of, watch.seconds()); };
   const Stopwatch full;
   DS_TRY(put_all(target, halves, pool));
   keep_best(best.full_s, full);
+  const Stopwatch verify_absolute;
+  DS_TRY(verified_step(target, halves, forms.absolute, pool));
+  keep_best(best.verify_absolute_s, verify_absolute);
   const Stopwatch verify;
-  DS_ASSIGN(auto steps, verified_step(target, halves, delta, pool));
+  DS_ASSIGN(auto steps, verified_step(target, halves, forms.ulp, pool));
   keep_best(best.verify_s, verify);
   TargetState state = state_of(2, digests);
   const Stopwatch commit;
@@ -121,7 +134,8 @@ Status wake(TargetPtr live, const Placement& placement, const Halves& halves, Th
 Result<OnDevice> receive(const Options& options, gpu::Device& device, ThreadPool& pool, Times& best) {
   DS_ASSIGN(const Halves halves, Halves::make(options, pool));
   auto digests = halves.digests();
-  const auto delta = halves.encode(digests, pool);
+  auto digests_again = digests;
+  const Forms forms{halves.encode(digests, pool), halves.encode(digests_again, pool, delta::ValueForm::absolute)};
   OnDevice model;
   model.layout = halves.layout_ptr();
   model.roots = {delta::root_digest(halves.digests()), delta::root_digest(digests)};
@@ -134,11 +148,13 @@ Result<OnDevice> receive(const Options& options, gpu::Device& device, ThreadPool
   DS_ASSIGN(TargetPtr target, make_device_target_on(placement, std::move(sources), {}));
   DS_TRY(target->open(pool, Deadline::after(kLimit)));
   for (unsigned round = 0; round < rounds_of(options); ++round) {
-    DS_TRY(run_round(*target, *placement, halves, delta, digests, pool, best));
+    DS_TRY(run_round(*target, *placement, halves, forms, digests, pool, best));
   }
   DS_TRY(wake(std::move(target), *placement, halves, pool, rounds_of(options), best));  // to the first version
   DS_TRY(upload(device, model.memory[1].data(), halves.after()));
-  best.density = static_cast<double>(delta.changed) / static_cast<double>(model.layout->elements());
+  best.density = static_cast<double>(forms.ulp.changed) / static_cast<double>(model.layout->elements());
+  best.delta_bytes = forms.ulp.frame_bytes;
+  best.delta_absolute_bytes = forms.absolute.frame_bytes;
   return model;
 }
 
@@ -168,7 +184,10 @@ Result<Json> run_gpu(const Options& options) {
               {"pinned_h2d_limit_gbps", limits.h2d_gbps},
               {"full_h2d_gbps", full_gbps},
               {"full_h2d_to_limit", full_gbps / limits.h2d_gbps},
+              {"delta_bytes", best.delta_bytes},
               {"verify_s", best.verify_s},
+              {"delta_absolute_bytes", best.delta_absolute_bytes},
+              {"verify_absolute_s", best.verify_absolute_s},
               {"pause_ms", best.commit_s * 1e3},
               {"scatter_ms", best.exchange_s * 1e3},
               {"hbm_limit_gbps", limits.hbm_gbps},

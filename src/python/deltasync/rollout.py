@@ -41,6 +41,8 @@ _log = logging.getLogger("deltasync.rollout")
 
 #: A background pull that failed by these tries again, after a pause that doubles.
 _MAY_PASS = (ConnectionFailed, CorruptData, DeadlinePassed, LeaseRevoked, NoSpace, PeerDied)
+#: How often who waits for the receiver looks whether it still has to.
+_LOOK_S = 0.2
 _PAUSE_MIN_S = 0.2
 _PAUSE_MAX_S = 10.0
 
@@ -310,12 +312,16 @@ class Receiver:
     # Inside.
 
     @contextlib.contextmanager
-    def _locked(self, what: str, end: float) -> Iterator[None]:
-        """The native receiver for this thread alone; afterwards it is looked at again what it has."""
+    def _locked(self, what: str, end: float, prepared: Prepared | None = None) -> Iterator[None]:
+        """The native receiver for this thread alone; afterwards it is looked at again what it has. For `prepared`:
+        until that is cancelled, so that close() ends also where a Ctrl-C came between the lock and its release."""
         if os.getpid() != self._pid:
             raise InvalidArgument(f"{what}: this receiver belongs to process {self._pid}; a forked child makes its own")
-        if not self._calls.acquire(timeout=min(_left(end), threading.TIMEOUT_MAX)):
-            raise DeadlinePassed(f"{what}: a pull is under way; cancel() ends it")
+        while not self._calls.acquire(timeout=min(_left(end), _LOOK_S)):
+            if prepared is not None and prepared._cancelled.is_set():
+                raise Cancelled(f"{what}: cancelled while another call had the receiver")
+            if _left(end) == 0:
+                raise DeadlinePassed(f"{what}: a pull is under way; cancel() ends it")
         try:
             if not hasattr(self, "_native"):
                 raise InvalidArgument(f"{what}: this receiver is closed")
@@ -419,7 +425,7 @@ class Receiver:
         pause = _PAUSE_MIN_S
         while True:
             try:
-                with self._locked("pull", math.inf):
+                with self._locked("pull", math.inf, prepared):
                     self._committed = self._update = None
                     staged = self._native.pull(number, label, epoch, newer, timeout, prepared._stop)
                     self._update = prepared, staged
