@@ -37,12 +37,17 @@ std::string describe(std::span<const WrongTile> wrong) {
 }
 
 Result<std::vector<WrongTile>> attest(Target& target, const TileSet& tiles, const Until& until) {
+  const TileSet* const kept = target.kept();
+  const bool are_kept = kept == nullptr || (kept->layout() == tiles.layout() && kept->digest() == tiles.digest());
   std::vector<std::uint64_t> list;
   list.reserve(static_cast<std::size_t>(tiles.tiles()));
-  for (std::uint64_t i = 0; i < tiles.tiles(); ++i) {
-    list.push_back(tiles.nth(i));
-    if (target.kept() == nullptr || target.kept()->rank(list.back())) continue;
-    return Error(Errc::invalid_argument, describe_tile(*target.layout(), list.back()) + " is not kept by the target");
+  for (const wire::TileRange& range : tiles.ranges()) {
+    for (std::uint64_t tile = range.first; tile < range.end; ++tile) {
+      if (!are_kept && !kept->contains(tile)) {
+        return Error(Errc::invalid_argument, describe_tile(*target.layout(), tile) + " is not kept by the target");
+      }
+      list.push_back(tile);
+    }
   }
   return attest(target, list, until);
 }

@@ -1,59 +1,84 @@
 // The state digests of tiles, taken by the devices that have them.
 #include <algorithm>
 #include <cstring>
+#include <deque>
 
 #include "delta/delta.hpp"
 #include "receiver/device_executor.hpp"
 
 namespace deltasync {
 
-Status DeviceExecutor::digests_on(Part& part, std::span<const std::uint64_t> ranks, std::uint64_t* out,
-                                  const Until& until) {
-  std::vector<gpu::StagedTile> tiles;
-  std::uint64_t largest = 0;
-  for (const std::uint64_t rank : ranks) {
-    tiles.push_back({rank, 0, rows_[rank], 0});
-    largest = std::max(largest, tile_bytes(rank));
-  }
-  const std::uint64_t list_bytes = tiles.size() * sizeof(gpu::StagedTile);
-  const std::uint64_t sum_bytes = tiles.size() * sizeof(std::uint64_t);
-  DS_ASSIGN(const Lease slot, take_slot(part, part.small, until));
-  std::memcpy(slot->pinned.data(), tiles.data(), static_cast<std::size_t>(list_bytes));
-  gpu::DigestTiles kernel{part.table, reinterpret_cast<const gpu::StagedTile*>(slot->device.data()),
-                          reinterpret_cast<std::uint64_t*>(slot->device.data() + list_bytes),
-                          static_cast<std::uint32_t>(tiles.size()), gpu::blocks_for(largest)};
-  const auto sum = [&]() -> Status {
+/// Tiles whose digests a device takes in one launch. In the slot: their descriptions, then the sums.
+struct DeviceExecutor::DigestLot {
+  Lease slot;
+  std::vector<std::size_t> where;  ///< in the caller's list
+  std::uint64_t largest = 0;       ///< bytes of a tile
+  bool is_sent = false;
+
+  std::uint64_t list_bytes() const noexcept { return where.size() * sizeof(gpu::StagedTile); }
+  std::uint64_t sum_bytes() const noexcept { return where.size() * sizeof(std::uint64_t); }
+};
+
+Status DeviceExecutor::send_lot(Part& part, DigestLot& lot) {
+  const Lease& slot = lot.slot;
+  lot.is_sent = true;
+  const std::uint64_t list_bytes = lot.list_bytes();
+  const gpu::DigestTiles kernel{part.table, reinterpret_cast<const gpu::StagedTile*>(slot->device.data()),
+                                reinterpret_cast<std::uint64_t*>(slot->device.data() + list_bytes),
+                                static_cast<std::uint32_t>(lot.where.size()), gpu::blocks_for(lot.largest)};
+  return use(part, slot, [&]() -> Status {
     DS_TRY(part.stream->copy_in(slot->device.data(), slot->pinned.data(), list_bytes));
-    DS_TRY(part.stream->zero(slot->device.data() + list_bytes, sum_bytes));
+    DS_TRY(part.stream->zero(slot->device.data() + list_bytes, lot.sum_bytes()));
     DS_TRY(part.stream->launch(kernel));
-    return part.stream->copy_out(slot->pinned.data() + list_bytes, slot->device.data() + list_bytes, sum_bytes);
-  };
-  DS_TRY(use(part, slot, sum));
-  DS_TRY(gpu::wait(*slot->event, until, "digests of " + part.device->name()));
-  std::memcpy(out, slot->pinned.data() + list_bytes, static_cast<std::size_t>(sum_bytes));
+    return part.stream->copy_out(slot->pinned.data() + list_bytes, slot->device.data() + list_bytes, lot.sum_bytes());
+  });
+}
+
+Status DeviceExecutor::take_lot(const Part& part, const DigestLot& lot, std::span<std::uint64_t> out,
+                                const Until& until) const {
+  DS_TRY(gpu::wait(*lot.slot->event, patient(until), "digests of " + part.device->name()));
+  const std::byte* const sums = lot.slot->pinned.data() + lot.list_bytes();
+  for (std::size_t i = 0; i < lot.where.size(); ++i) {
+    std::memcpy(&out[lot.where[i]], sums + i * sizeof(std::uint64_t), sizeof(std::uint64_t));
+  }
+  return {};
+}
+
+/// Of those that are read on one device. While it takes some, the next ones are listed.
+Status DeviceExecutor::digests_on(std::uint32_t index, std::span<const std::uint64_t> ranks,
+                                  std::span<std::uint64_t> out, const Until& until) {
+  // Who takes slots while he has some leaves others one at least, who wait for none then.
+  constexpr std::size_t kLots = 3;
+  static_assert(kLots < kSlotsMin);
+  const std::size_t portion = static_cast<std::size_t>(slot_bytes_) / (sizeof(gpu::StagedTile) + sizeof(std::uint64_t));
+  Part& part = *parts_[index];
+  std::deque<DigestLot> lots;  // all but the last one are sent
+  for (std::size_t k = 0; k < ranks.size(); ++k) {
+    const std::uint64_t rank = ranks[k];
+    if (home_[rank] != index) continue;
+    if (lots.empty() || lots.back().is_sent) {
+      if (lots.size() == kLots) {
+        DS_TRY(take_lot(part, lots.front(), out, until));
+        lots.pop_front();
+      }
+      DS_ASSIGN(Lease slot, take_slot(part, part.small, patient(until)));
+      lots.push_back({std::move(slot), {}});
+      lots.back().where.reserve(std::min(portion, ranks.size() - k));
+    }
+    DigestLot& lot = lots.back();
+    const gpu::StagedTile tile{rank, 0, rows_[rank], 0};
+    std::memcpy(lot.slot->pinned.data() + lot.list_bytes(), &tile, sizeof tile);
+    lot.where.push_back(k);
+    lot.largest = std::max(lot.largest, tile_bytes(rank));
+    if (lot.where.size() == portion) DS_TRY(send_lot(part, lot));
+  }
+  if (!lots.empty() && !lots.back().is_sent) DS_TRY(send_lot(part, lots.back()));
+  for (const DigestLot& lot : lots) DS_TRY(take_lot(part, lot, out, until));
   return {};
 }
 
 Status DeviceExecutor::digests(std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out, const Until& until) {
-  const std::size_t portion = static_cast<std::size_t>(slot_bytes_) / (sizeof(gpu::StagedTile) + sizeof(std::uint64_t));
-  std::vector<std::uint64_t> list;
-  std::vector<std::size_t> where;
-  std::vector<std::uint64_t> sums;
-  for (std::uint32_t i = 0; i < parts_.size(); ++i) {
-    list.clear();
-    where.clear();
-    for (std::size_t k = 0; k < ranks.size(); ++k) {
-      if (home_[ranks[k]] != i) continue;
-      list.push_back(ranks[k]);
-      where.push_back(k);
-    }
-    sums.resize(list.size());
-    for (std::size_t at = 0; at < list.size(); at += portion) {
-      const auto some = std::span<const std::uint64_t>(list).subspan(at, std::min(portion, list.size() - at));
-      DS_TRY(digests_on(*parts_[i], some, sums.data() + at, patient(until)));
-    }
-    for (std::size_t k = 0; k < list.size(); ++k) out[where[k]] = sums[k];
-  }
+  for (std::uint32_t i = 0; i < parts_.size(); ++i) DS_TRY(digests_on(i, ranks, out, until));
   std::vector<std::byte> tile;
   for (std::size_t k = 0; k < ranks.size(); ++k) {
     if (home_[ranks[k]] != kMixed) continue;

@@ -12,9 +12,9 @@
 namespace deltasync {
 namespace {
 
-constexpr std::uint64_t kWideSlots = 4;  ///< one is filled, one copied, one worked on, one copied back
+constexpr std::uint64_t kAlignment = 256;  ///< of slots, and of what is in them
+constexpr std::uint64_t kWideSlots = 4;    ///< one is filled, one copied, one worked on, one copied back
 constexpr std::uint64_t kWideBytesMax = std::uint64_t{16} << 20;
-constexpr std::uint64_t kSlotsMin = 4;
 constexpr std::uint64_t kSlotsMax = 64;
 constexpr std::uint32_t kPartsMax = 32;  ///< bits of places_
 /// Of what is placed on a device: so much is kept for changes at most, if nothing else is said. 6% of bf16 change by
@@ -66,9 +66,10 @@ Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placem
     made->rows_.push_back(static_cast<std::uint32_t>(tile.rect.rows));
     largest = std::max(largest, made->tile_bytes(rank));
   }
-  largest = (largest + 255) / 256 * 256;
+  largest = (largest + kAlignment - 1) / kAlignment * kAlignment;
   made->slot_bytes_ = kTileAt + largest;
-  made->wide_bytes_ = std::clamp(limits.staging_bytes / 2 / kWideSlots, kTilesAt + largest, kWideBytesMax);
+  const std::uint64_t wide_bytes = limits.staging_bytes / 2 / kWideSlots / kAlignment * kAlignment;
+  made->wide_bytes_ = std::clamp(wide_bytes, kTilesAt + largest, kWideBytesMax);
   made->find_homes();
   made->find_groups();
   for (Source& source : sources) DS_TRY(made->add_part(std::move(source), until));

@@ -180,6 +180,7 @@ class DeviceExecutor {
 
   static constexpr std::uint32_t kMixed = ~std::uint32_t{0};
   static constexpr std::uint64_t kTileAt = 256;    ///< in a slot: behind the tile's description
+  static constexpr std::uint64_t kSlotsMin = 4;    ///< of one tile each
   static constexpr std::uint64_t kTilesMax = 512;  ///< in a wide slot
   static constexpr std::uint64_t kTilesAt = kTilesMax * sizeof(gpu::StagedTile);  ///< behind their descriptions
 
@@ -220,7 +221,12 @@ class DeviceExecutor {
   Status gather_from(Part& part, const Lease& slot, std::uint64_t rank);
   Status scatter_to(Part& part, const Lease& slot, std::uint64_t rank);
   void merge(std::uint64_t rank, std::uint32_t part, const std::byte* from, std::byte* to) const;
-  Status digests_on(Part& part, std::span<const std::uint64_t> ranks, std::uint64_t* out, const Until& until);
+  // digests (device_digests.cpp)
+  struct DigestLot;
+  Status digests_on(std::uint32_t part, std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out,
+                    const Until& until);
+  static Status send_lot(Part& part, DigestLot& lot);
+  Status take_lot(const Part& part, const DigestLot& lot, std::span<std::uint64_t> out, const Until& until) const;
   struct Resolving;
   Status resolve_on(std::uint32_t part, bool keep, const Resolving& all, const Until& until);
   Status resolve_some(std::uint32_t part, bool keep, const Resolving& all, std::span<const std::size_t> which,

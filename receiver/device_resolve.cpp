@@ -133,7 +133,7 @@ Status DeviceExecutor::resolve_some(std::uint32_t index, bool keep, const Resolv
     return part.stream->copy_out(host + from, slot->device.data() + from, pieces_at - from);
   };
   DS_TRY(use(part, slot, work));
-  DS_TRY(gpu::wait(*slot->event, until, "resolving changes on " + part.device->name()));
+  DS_TRY(gpu::wait(*slot->event, until, "resolving changes on " + part.device->name(), gpu::kBriefly));
   run_at = changes_at;
   for (std::size_t r = 0; r < which.size(); ++r) {
     TileChanges& of = all.changes[which[r]];

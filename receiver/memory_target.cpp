@@ -160,7 +160,8 @@ void MemoryTarget::discard_full() noexcept {
 
 Status MemoryTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
-  DS_TRY(check_steps(*layout_, tiles_, committed(), steps, state));
+  if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
+  DS_TRY(check_steps(*layout_, tiles_, committed(), steps, state, *pool_));
   forget_undo();
   close_staging();  // the version before the last full update: from here on it cannot be rolled back to
   bool torn = false;

@@ -57,31 +57,26 @@ Status check_chain(const TargetState* committed, const std::vector<StagedStep>& 
   return {};
 }
 
-/// Marks the step's tiles in `in_step` (cleared by the caller) and, the first time a tile is seen at all, compares its
-/// digest with that of the final state: steps are walked newest first.
-Status check_step_tiles(const Layout& layout, const TileSet& tiles, const StagedStep& step, const TargetState& after,
-                        std::vector<bool>& in_step, std::vector<bool>& seen) {
-  for (const StagedFrame& frame : step.frames) {
-    for (const delta::TileRecord& record : frame.records) {
-      if (record.tile >= layout.tile_count()) {
-        return Error(Errc::out_of_range, "tile " + std::to_string(record.tile) + " of " +
-                                             std::to_string(layout.tile_count()) + " in the step to " +
-                                             to_string(step.to));
-      }
-      if (!tiles.is_whole() && !tiles.contains(record.tile)) {
-        return Error(Errc::corrupt, describe_tile(layout, record.tile) + " in the step to " + to_string(step.to) +
-                                        " was not subscribed to");
-      }
-      if (in_step[record.tile]) {
-        return Error(Errc::corrupt,
-                     describe_tile(layout, record.tile) + " comes twice in the step to " + to_string(step.to));
-      }
-      in_step[record.tile] = true;
-      if (!seen[record.tile] && record.digest_after != after.digests[record.tile]) {
-        return Error(Errc::corrupt, describe_tile(layout, record.tile) + ": the step to " + to_string(step.to) +
-                                        " ends at another digest than the state to commit");
-      }
-      seen[record.tile] = true;
+/// For each tile the number of the step that was walked last of those that have it; 0: none has. Steps are walked
+/// newest first, the frames of one by several threads.
+using Marks = std::vector<std::uint32_t>;
+
+/// Marks the frame's tiles and, where no newer step has one, compares its digest with that of the final state.
+Status check_frame(const Layout& layout, const TileSet& tiles, const StagedFrame& frame, const TargetState& after,
+                   std::uint32_t number, Marks& marks) {
+  for (const delta::TileRecord& record : frame.records) {
+    if (record.tile >= layout.tile_count()) {
+      return Error(Errc::out_of_range,
+                   "tile " + std::to_string(record.tile) + " of " + std::to_string(layout.tile_count()));
+    }
+    if (!tiles.is_whole() && !tiles.contains(record.tile)) {
+      return Error(Errc::corrupt, describe_tile(layout, record.tile) + " was not subscribed to");
+    }
+    const std::uint32_t newer = std::atomic_ref(marks[record.tile]).exchange(number, std::memory_order_relaxed);
+    if (newer == number) return Error(Errc::corrupt, describe_tile(layout, record.tile) + " comes twice");
+    if (newer == 0 && record.digest_after != after.digests[record.tile]) {
+      return Error(Errc::corrupt,
+                   describe_tile(layout, record.tile) + " ends at another digest than in the state to commit");
     }
   }
   return {};
@@ -90,16 +85,20 @@ Status check_step_tiles(const Layout& layout, const TileSet& tiles, const Staged
 }  // namespace
 
 Status check_steps(const Layout& layout, const TileSet& tiles, const TargetState* committed,
-                   const std::vector<StagedStep>& steps, const TargetState& after) {
+                   const std::vector<StagedStep>& steps, const TargetState& after, ThreadPool& pool) {
   DS_TRY(check_chain(committed, steps, after));
   DS_TRY(check_state(layout, tiles, after));
-  std::vector<bool> seen(layout.tile_count());
+  Marks marks(layout.tile_count());
+  std::uint32_t number = 0;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    std::vector<bool> in_step(layout.tile_count());
-    DS_TRY(check_step_tiles(layout, tiles, *step, after, in_step, seen));
+    ++number;
+    Status checked = run_all(pool, step->frames.size(), [&](std::uint64_t frame, unsigned) {
+      return check_frame(layout, tiles, step->frames[frame], after, number, marks);
+    });
+    if (!checked.ok()) return std::move(checked).with_context("the step to " + to_string(step->to));
   }
   for (std::uint64_t tile = 0; tile < layout.tile_count(); ++tile) {
-    if (!seen[tile] && committed->digests[tile] != after.digests[tile]) {
+    if (marks[tile] == 0 && committed->digests[tile] != after.digests[tile]) {
       return Error(Errc::corrupt, describe_tile(layout, tile) + " changes its digest, but no step has it");
     }
   }

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/thread_pool.hpp"
 #include "receiver/target.hpp"
 
 namespace deltasync {
@@ -14,9 +15,9 @@ Status check_state(const Layout& layout, const TileSet& tiles, const TargetState
 
 /// The steps lead from `committed` (may be null: version_conflict) to `after`: versions chain, every tile exists and
 /// is named at most once in a step and is one of `tiles`, the last record of a tile ends at its digest in `after`, all
-/// other digests stay.
+/// other digests stay. An engine stands still meanwhile.
 Status check_steps(const Layout& layout, const TileSet& tiles, const TargetState* committed,
-                   const std::vector<StagedStep>& steps, const TargetState& after);
+                   const std::vector<StagedStep>& steps, const TargetState& after, ThreadPool& pool);
 
 /// fn(index, worker) for each index in [0, count) on the pool. After the first failure the remaining indices are
 /// skipped; that failure is returned.

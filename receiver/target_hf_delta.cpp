@@ -124,7 +124,8 @@ Result<std::filesystem::path> HfTarget::write_anew(const std::vector<StagedStep>
 
 Status HfTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
   if (full_) return Error(Errc::invalid_argument, "a full update is open");
-  DS_TRY(check_steps(*layout_, TileSet::whole(*layout_), committed(), steps, state));
+  if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
+  DS_TRY(check_steps(*layout_, TileSet::whole(*layout_), committed(), steps, state, *pool_));
   can_rollback_ = false;
   DS_ASSIGN(std::optional<std::filesystem::path> incoming, patch_previous(steps, state, deadline));
   if (!incoming) {

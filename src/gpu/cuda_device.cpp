@@ -91,9 +91,9 @@ class CudaDevice final : public Device {
   void give_back(Memory::Kind kind, std::byte* data, std::uint64_t /*bytes*/) noexcept override {
     const CurrentDevice current(ordinal_);
     const cudaError_t error = current.error() != cudaSuccess ? current.error() : free(kind, data);
-    // Registered through several devices it is one registration, which the first of them has ended.
-    if (kind == Memory::Kind::registered && error == cudaErrorHostMemoryNotRegistered) return;
-    if (error != cudaSuccess) log::warn("gpu cannot_give_back device=\"{}\" why=\"{}\"", name_, words_of(error));
+    if (error == cudaSuccess) return;
+    static_cast<void>(cudaGetLastError());  // as in check()
+    log::warn("gpu cannot_give_back device=\"{}\" why=\"{}\"", name_, words_of(error));
   }
 
  private:
@@ -101,6 +101,7 @@ class CudaDevice final : public Device {
     switch (kind) {
       case Memory::Kind::pinned: return cudaFreeHost(data);
       case Memory::Kind::registered: return cudaHostUnregister(data);
+      case Memory::Kind::borrowed: return cudaSuccess;
       case Memory::Kind::device: break;
     }
     return cudaFree(data);
@@ -238,9 +239,9 @@ Result<Memory> CudaDevice::register_host(std::byte* data, std::uint64_t bytes) {
   const cudaError_t error = cudaHostRegister(data, static_cast<std::size_t>(bytes), cudaHostRegisterPortable);
   if (error == cudaErrorHostMemoryAlreadyRegistered) {
     static_cast<void>(cudaGetLastError());  // or the next launch would report it
-  } else {
-    DS_TRY(check(error, "cudaHostRegister", bytes));
+    return Memory(*this, Memory::Kind::borrowed, data, bytes);
   }
+  DS_TRY(check(error, "cudaHostRegister", bytes));
   return Memory(*this, Memory::Kind::registered, data, bytes);
 }
 
@@ -270,7 +271,10 @@ Result<std::unique_ptr<Event>> CudaDevice::make_event() {
 Result<std::int32_t> cuda_device_count() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess) return Error(Errc::unsupported, "no CUDA device: " + words_of(error));
+  if (error != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return Error(Errc::unsupported, "no CUDA device: " + words_of(error));
+  }
   if (count == 0) return Error(Errc::unsupported, "no CUDA device");
   return count;
 }
@@ -284,8 +288,15 @@ Result<std::unique_ptr<Device>> open_cuda_device(std::int32_t ordinal) {
   }
   cudaDeviceProp properties{};
   const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal);
-  if (error != cudaSuccess) return Error(Errc::io, name + ": cudaGetDeviceProperties: " + words_of(error));
-  return std::unique_ptr<Device>(std::make_unique<CudaDevice>(ordinal, name + " (" + properties.name + ")"));
+  if (error != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return Error(Errc::io, name + ": cudaGetDeviceProperties: " + words_of(error));
+  }
+  auto device = std::make_unique<CudaDevice>(ordinal, name + " (" + properties.name + ")");
+  const CurrentDevice current(ordinal);
+  DS_TRY(device->check(current.error(), "cudaSetDevice"));
+  DS_TRY(device->check(load_kernels(), "cudaFuncGetAttributes, to load the kernels"));
+  return std::unique_ptr<Device>(std::move(device));
 }
 
 }  // namespace deltasync::gpu

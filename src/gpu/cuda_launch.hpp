@@ -8,6 +8,10 @@
 
 namespace deltasync::gpu {
 
+/// Loads all kernels to the current device. Else the first launch of each does, which may wait for all that runs there:
+/// an engine's kernel that does not end would hold up a commit beyond its deadline.
+cudaError_t load_kernels();
+
 /// With at least one block, on the current device.
 cudaError_t launch(const MoveTiles& kernel, cudaStream_t stream);
 cudaError_t launch(const ExchangeWords& kernel, cudaStream_t stream);

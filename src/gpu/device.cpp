@@ -10,17 +10,15 @@ void Memory::release() noexcept {
   bytes_ = 0;
 }
 
-Status wait(Event& event, const Until& until, std::string_view what) {
+Status wait(Event& event, const Until& until, std::string_view what, std::chrono::microseconds eager) {
   using std::chrono::steady_clock;
-  // A commit takes milliseconds, in which an engine stands still: at first it is not slept.
-  constexpr std::chrono::milliseconds kEager{2};
   constexpr std::chrono::microseconds kPause{50};
   const auto began = steady_clock::now();
   for (;;) {
     DS_ASSIGN(const bool done, event.done());
     if (done) return {};
     DS_TRY(until.check(what));
-    if (steady_clock::now() - began > kEager) until.pause(kPause);
+    if (steady_clock::now() - began > eager) until.pause(kPause);
   }
 }
 

@@ -3,6 +3,7 @@
 // (fake_device.hpp). One suite runs over all of them.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,7 +23,12 @@ class Device;
 /// itself back; see abandon().
 class Memory {
  public:
-  enum class Kind : std::uint8_t { device, pinned, registered };
+  enum class Kind : std::uint8_t {
+    device,
+    pinned,
+    registered,
+    borrowed,  ///< registered by somebody else, who ends that
+  };
 
   Memory() = default;
   Memory(Device& owner, Kind kind, std::byte* data, std::uint64_t bytes)
@@ -114,7 +120,12 @@ class Device {
   virtual void give_back(Memory::Kind kind, std::byte* data, std::uint64_t bytes) noexcept = 0;
 };
 
+/// How long a wait looks without sleeping: a commit takes milliseconds, in which an engine stands still.
+inline constexpr std::chrono::microseconds kEager{2000};
+/// Where many threads wait at a time, whose looks would hold each other up, and nobody stands still.
+inline constexpr std::chrono::microseconds kBriefly{50};
+
 /// Polls until the event is done: the driver's own waits have no deadline. timed_out or cancelled, naming `what`.
-Status wait(Event& event, const Until& until, std::string_view what);
+Status wait(Event& event, const Until& until, std::string_view what, std::chrono::microseconds eager = kEager);
 
 }  // namespace deltasync::gpu

@@ -35,6 +35,20 @@ cudaError_t launch_grids(void (*function)(K, std::uint64_t), const K& kernel, cu
 
 }  // namespace
 
+cudaError_t load_kernels() {
+  const void* const all[] = {
+      reinterpret_cast<const void*>(run_blocks<MoveTiles>),   reinterpret_cast<const void*>(run_blocks<ExchangeWords>),
+      reinterpret_cast<const void*>(sum_blocks<DigestTiles>), reinterpret_cast<const void*>(sum_blocks<ResolveWords>),
+      reinterpret_cast<const void*>(sum_blocks<SumMemory>),
+  };
+  for (const void* const function : all) {
+    cudaFuncAttributes attributes{};
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, function);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
 cudaError_t launch(const MoveTiles& kernel, cudaStream_t stream) {
   return launch_grids<MoveTiles>(run_blocks<MoveTiles>, kernel, stream);
 }

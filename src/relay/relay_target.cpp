@@ -135,7 +135,8 @@ Status RelayTarget::commit_full(TargetState state, Deadline deadline) {
 
 Status RelayTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
   if (staging_) return Error(Errc::invalid_argument, "a full update is open");
-  DS_TRY(check_steps(*layout_, TileSet::whole(*layout_), committed(), steps, state));
+  if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
+  DS_TRY(check_steps(*layout_, TileSet::whole(*layout_), committed(), steps, state, *pool_));
   return publish(std::move(state), TilePatches(*layout_, steps), deadline);
 }
 

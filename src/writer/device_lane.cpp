@@ -1,5 +1,6 @@
 #include "writer/device_lane.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/log.hpp"
@@ -30,20 +31,19 @@ Status DeviceLane::prepare() {
 }
 
 Status DeviceLane::register_halves() {
-  Status status;
-  for (unsigned h = 0; h < shm::kHalves && status; ++h) {
+  for (unsigned h = 0; h < shm::kHalves; ++h) {
     const MutByteSpan half = around_.segment.half(h);
-    auto registered = around_.device.register_host(half.data(), half.size());
-    if (registered) {
-      registered_[h] = std::move(registered).value();
-    } else {
-      status = std::move(registered).error();
+    for (std::uint64_t at = 0; at < half.size(); at += limits_.register_bytes) {
+      const std::uint64_t bytes = std::min<std::uint64_t>(limits_.register_bytes, half.size() - at);
+      auto registered = around_.device.register_host(half.data() + at, bytes);
+      if (!registered) {
+        registered_.clear();
+        return std::move(registered).error();
+      }
+      registered_.push_back(std::move(registered).value());
     }
   }
-  if (!status) {
-    for (gpu::Memory& half : registered_) half.release();
-  }
-  return status;
+  return {};
 }
 
 Status DeviceLane::make_buffer() {
@@ -106,7 +106,7 @@ Status DeviceLane::put(Flight& flight, std::span<const CopyJob> jobs) {
   std::byte* buffer = flight.buffer;
   for (const CopyJob& job : jobs) {
     if (!bounces()) {
-      DS_TRY(stream_->copy_out_rows(job.to, job.to_stride, job.from, job.from_stride, job.row_bytes, job.rows));
+      DS_TRY(put_in_place(flight.fill.half, job));
       continue;
     }
     DS_TRY(stream_->copy_out_rows(buffer, job.row_bytes, job.from, job.from_stride, job.row_bytes, job.rows));
@@ -115,6 +115,28 @@ Status DeviceLane::put(Flight& flight, std::span<const CopyJob> jobs) {
   }
   DS_TRY(stream_->record(*flight.arrived));
   flight.recorded = true;
+  return {};
+}
+
+/// No copy crosses from one registered part of the half to the next.
+Status DeviceLane::put_in_place(unsigned half, const CopyJob& job) {
+  const auto part_of = [&, first = around_.segment.half(half).data()](const std::byte* at) {
+    return static_cast<std::uint64_t>(at - first) / limits_.register_bytes;
+  };
+  if (job.rows == 0 || job.row_bytes == 0) return {};
+  if (part_of(job.to) == part_of(job.to + (job.rows - 1) * job.to_stride + job.row_bytes - 1)) {
+    return stream_->copy_out_rows(job.to, job.to_stride, job.from, job.from_stride, job.row_bytes, job.rows);
+  }
+  for (std::uint64_t row = 0; row < job.rows; ++row) {
+    std::byte* const to = job.to + row * job.to_stride;
+    for (std::uint64_t at = 0; at < job.row_bytes;) {
+      const auto offset = static_cast<std::uint64_t>(to + at - around_.segment.half(half).data());
+      const std::uint64_t left = limits_.register_bytes - offset % limits_.register_bytes;
+      const std::uint64_t bytes = std::min<std::uint64_t>(left, job.row_bytes - at);
+      DS_TRY(stream_->copy_out(to + at, job.from + row * job.from_stride + at, bytes));
+      at += bytes;
+    }
+  }
   return {};
 }
 

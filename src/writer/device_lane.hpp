@@ -7,7 +7,6 @@
 // pinned buffer, and from there into the half once it has arrived.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -32,6 +31,8 @@ struct DeviceLimits {
   std::size_t flights_max = 32;
   std::uint64_t bounce_bytes = 8u << 20;  ///< of one flight, without registration
   std::size_t bounce_flights = 4;
+  /// Of a half in one go: drivers refuse 512 GiB. A multiple of the page size.
+  std::uint64_t register_bytes = std::uint64_t{64} << 30;
 };
 
 /// Used by one thread at a time.
@@ -93,6 +94,7 @@ class DeviceLane {
   std::size_t flights_max() const noexcept { return bounces() ? limits_.bounce_flights : limits_.flights_max; }
   Result<Flight> take_flight();
   Status put(Flight& flight, std::span<const CopyJob> jobs);
+  Status put_in_place(unsigned half, const CopyJob& job);
   Status wait_for_oldest(Deadline deadline);
   void land_oldest();
   void let_go(bool count);
@@ -100,7 +102,7 @@ class DeviceLane {
 
   const Surroundings around_;
   const DeviceLimits limits_;
-  std::array<gpu::Memory, shm::kHalves> registered_;
+  std::vector<gpu::Memory> registered_;  ///< the halves, in parts
   gpu::Memory buffer_;
   std::unique_ptr<gpu::Stream> stream_;
   std::unique_ptr<gpu::Event> ready_;    ///< in the trainer's stream

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/log.hpp"
@@ -58,6 +59,18 @@ Result<CopyTicket> WriterSession::write_device(std::span<const SliceSource> batc
   failed_ = false;
   report_.copy_s += std::chrono::duration<double>(Clock::now() - start).count();
   return CopyTicket{tickets_};
+}
+
+Status WriterSession::open_lanes(std::span<const SliceSource> batch) {
+  std::optional<std::int32_t> opened;
+  for (const SliceSource& item : batch) {
+    if (opened == item.source.device) continue;
+    opened = item.source.device;
+    if (auto lane = lanes_->lane(*opened, *segment_, *role_, pool_); !lane) {
+      return std::move(lane).error().with_context("write to " + to_string(report_.version));
+    }
+  }
+  return {};
 }
 
 /// Neighbours on the same device and stream at a time.

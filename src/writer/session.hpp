@@ -80,6 +80,7 @@ class WriterSession final : public Writer {
   Result<OffloadReport> seal(Deadline deadline);
   void prefetch_tensor(std::span<const SliceSource> group, std::size_t i) const;
   Result<CopyJob> accept(const SliceSource& item);
+  Status open_lanes(std::span<const SliceSource> batch);
   Status queue_runs(std::span<const SliceSource> batch, Deadline deadline);
   Status queue_run(std::span<const SliceSource> run, Deadline deadline);
   Status settle_before(const Version& version, Deadline deadline);

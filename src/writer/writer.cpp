@@ -118,6 +118,7 @@ Status WriterSession::write_runs(std::span<const SliceSource> batch) {
       DS_TRY(lanes_->poll());
       DS_TRY(write_groups(run));
     } else {
+      DS_TRY(open_lanes(run));  // which registers the halves: for large ones that takes longer than copies may
       const Deadline deadline = Deadline::after(options_.device_limit);
       DS_TRY(queue_runs(run, deadline));
       DS_TRY(lanes_->wait(tickets_, deadline));

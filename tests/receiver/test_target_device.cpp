@@ -55,6 +55,7 @@ TEST_P(DeviceTarget, CommitsBringNothingToTheDevice) {
   Reference now = trainer_->now();
   ASSERT_TRUE(commit_whole(*target_, now).ok());
   std::uint64_t allocations = 0;
+  const std::uint64_t a_launch = fake_ != nullptr ? 1 : 0;  // nobody counts a real device's
   for (int i = 0; i < 4; ++i) {
     const Reference next = trainer_->step(0.01);
     auto steps = resolved_step(now, next, kEverything);
@@ -67,13 +68,13 @@ TEST_P(DeviceTarget, CommitsBringNothingToTheDevice) {
     allocations = before.allocations;
     ASSERT_TRUE(target_->commit_delta(std::move(steps), next.state, in_time()).ok());
     EXPECT_EQ(counts().copies, before.copies);
-    EXPECT_EQ(counts().launches, before.launches + 1);
+    EXPECT_EQ(counts().launches, before.launches + a_launch);
     ASSERT_TRUE(holds(next));
     const gpu::FakeDevice::Counts committed = counts();
     EXPECT_EQ(committed.allocations, before.allocations);
     if (i % 2 == 0) {
       ASSERT_TRUE(target_->rollback().ok());
-      EXPECT_EQ(counts().launches, committed.launches + 1);
+      EXPECT_EQ(counts().launches, committed.launches + a_launch);
       ASSERT_TRUE(holds(now));
       steps = resolved_step(now, next, kEverything);  // the same update once more
       ASSERT_TRUE(target_->commit_delta(std::move(steps), next.state, in_time()).ok());

@@ -22,7 +22,7 @@ class WriterDeviceTest : public ::testing::Test {
     options.ordinal = ordinal;
     return options;
   }
-  static DeviceLimits small_limits() { return {100'000, 4, 30'000, 3}; }
+  static DeviceLimits small_limits() { return {100'000, 4, 30'000, 3, 64u << 10}; }
   Result<std::unique_ptr<Writer>> try_attach(std::map<std::int32_t, gpu::FakeDevice*> devices, std::uint32_t index = 0,
                                              std::uint32_t writers = 1) {
     return WriterSession::attach(model_.layout, Sidecar{}, writer_options(dir_.path(), index, writers),
