@@ -219,7 +219,7 @@ Result<TargetPtr> make_device_target(PlacementPtr placement, const DeviceTargetO
     const std::int32_t ordinal = memory.device.ordinal;
     const auto same = [&](const auto& source) { return source.ordinal == ordinal; };
     if (memory.device.is_host() || std::any_of(sources.begin(), sources.end(), same)) continue;
-    auto device = gpu::open_cuda_device(ordinal);
+    auto device = gpu::open_cuda_device(ordinal, gpu::Use::kernels);
     if (!device.ok()) return std::move(device).error().with_context("device target");
     DeviceExecutor::Source source;
     source.ordinal = ordinal;

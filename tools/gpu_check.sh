@@ -235,7 +235,7 @@ run_tests() {
 }
 
 # ---- the bench ----
-mib_free_in() { df --output=avail -BM "$1" 2>/dev/null | tail -n 1 | tr -dc 0-9; }
+mib_free_in() { df --output=avail -BM "$1" 2>/dev/null | tail -n 1 | tr -dc 0-9 || true; }
 
 is_memory() { [[ $(stat -f -c %T "$1") == tmpfs ]]; }
 
@@ -246,6 +246,7 @@ choose_shm() {
   local place free most=0
   if [[ -z $shm ]]; then
     mkdir -p build-gpu/shm
+    umount -l build-gpu/shm 2>/dev/null || true  # of a run that was killed
     free=$(mib_free_in /dev/shm)
     if ((${free:-0} < 34 * 1024)) && mount -t tmpfs -o size=80% deltasync build-gpu/shm 2>/dev/null
     then
@@ -280,7 +281,7 @@ bench() {
   echo "gpu_check: bench gpu, $gib GiB, density $2, in $shm"
   timeout -k 5 "$time" build-gpu/bin/deltasync bench gpu --model-gib "$gib" --density "$2" --threads "$(nproc)" \
     --shm-dir "$shm" --json >"$results/$name.json" 2>"$results/$name.log" || status=$?
-  if ((status == 124 || status == 137)); then
+  if ((status == 124 || (status == 137 && $(left) < 10))); then
     word="timed out"
   elif ((status)); then
     word=failed
@@ -291,8 +292,12 @@ bench() {
 
 # fits MIB: an fp32 master, two versions and more on the host; two halves; two versions and more on the device.
 fits() {
-  local host
+  local host allowed used
   host=$(awk '/^MemAvailable/ {print int($2 / 1024)}' /proc/meminfo)
+  # A container's limit; its shared memory counts against it.
+  allowed=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
+  used=$(cat /sys/fs/cgroup/memory.current 2>/dev/null || echo 0)
+  if [[ $allowed =~ ^[0-9]+$ ]] && (((allowed - used) / 1048576 < host)); then host=$(((allowed - used) / 1048576)); fi
   ((host > 6 * $1 && shm_mib > 2 * $1 + 64 && device_mib > 3 * $1))
 }
 

@@ -73,7 +73,8 @@ struct WriterOptions {
   /// launcher keeps near its GPU copies there too.
   unsigned threads = 0;
   std::string name = "trainer";  ///< for the agent's log
-  /// How long write() waits for the copies of a device.
+  /// How long write() waits for the copies of a device. The first of a process registers the halves with it before, which
+  /// takes about 0.1 s for each GB and has no deadline.
   std::chrono::milliseconds device_limit = std::chrono::minutes(1);
 };
 
@@ -131,8 +132,8 @@ class Writer {
   /// Queues copies of slices in device memory and returns; the next ones may be queued while these are under way. The
   /// sources must stay valid and unchanged until wait() or commit() says that they have arrived. Slices in host memory
   /// may be written in between. Waits, until the deadline, only if too much is under way already. The first call for a
-  /// device registers both halves with it (page-locks them), which takes a while for a large model; where that is
-  /// refused, copies go through a small buffer, and one line of the log says why.
+  /// device registers both halves with it (page-locks them), which takes a while for a large model, and by which the
+  /// deadline is later; where that is refused, copies go through a small buffer, and one line of the log says why.
   /// Errors: as write(); io (what the driver said), timed_out, no_space. After an error, abort().
   virtual Result<CopyTicket> write_device(std::span<const SliceSource> batch, Deadline deadline) = 0;
   /// Until the ticket's copies and all before them have arrived, so that their sources may be reused. timed_out (wait

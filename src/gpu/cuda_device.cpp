@@ -279,7 +279,7 @@ Result<std::int32_t> cuda_device_count() {
   return count;
 }
 
-Result<std::unique_ptr<Device>> open_cuda_device(std::int32_t ordinal) {
+Result<std::unique_ptr<Device>> open_cuda_device(std::int32_t ordinal, Use use) {
   const std::string name = "cuda:" + std::to_string(ordinal);
   const auto count = cuda_device_count();
   if (!count.ok()) return Error(count.error()).with_context(name);
@@ -293,9 +293,11 @@ Result<std::unique_ptr<Device>> open_cuda_device(std::int32_t ordinal) {
     return Error(Errc::io, name + ": cudaGetDeviceProperties: " + words_of(error));
   }
   auto device = std::make_unique<CudaDevice>(ordinal, name + " (" + properties.name + ")");
-  const CurrentDevice current(ordinal);
-  DS_TRY(device->check(current.error(), "cudaSetDevice"));
-  DS_TRY(device->check(load_kernels(), "cudaFuncGetAttributes, to load the kernels"));
+  if (use == Use::kernels) {
+    const CurrentDevice current(ordinal);
+    DS_TRY(device->check(current.error(), "cudaSetDevice"));
+    DS_TRY(device->check(load_kernels(), "cudaFuncGetAttributes, to load the kernels"));
+  }
   return std::unique_ptr<Device>(std::move(device));
 }
 

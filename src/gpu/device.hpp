@@ -40,6 +40,7 @@ class Memory {
   }
   ~Memory() { release(); }
 
+  Kind kind() const noexcept { return kind_; }
   /// Of device memory: for copies and kernels only, the host must not follow it.
   std::byte* data() const noexcept { return data_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
@@ -108,7 +109,8 @@ class Device {
   /// Host memory; no_space.
   virtual Result<Memory> pin(std::uint64_t bytes) = 0;
   /// Lets the device copy from and to host memory that is there already, as if it were pinned, until what is returned
-  /// is given back; the host memory outlives that. Takes long for much memory. `data` begins a page.
+  /// is given back; the host memory outlives that. Registered already, for another device: until that ends. Takes long
+  /// for much memory. `data` begins a page.
   virtual Result<Memory> register_host(std::byte* data, std::uint64_t bytes) = 0;
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
   /// The stream goes on when what is returned here ends.

@@ -233,6 +233,7 @@ bool FakeDevice::waits_for_host_locked(const std::byte* host, std::uint64_t byte
 
 void FakeDevice::give_back(Memory::Kind kind, std::byte* data, std::uint64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
+  if (kind == Memory::Kind::borrowed) return;
   if (kind == Memory::Kind::registered) {
     if (waits_for_host_locked(data, bytes)) {
       std::fputs("deltasync: host memory is let go while a copy to a fake device or from it waits\n", stderr);

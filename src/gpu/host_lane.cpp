@@ -67,7 +67,12 @@ Result<Memory> HostLane::take(Memory::Kind kind, std::uint64_t bytes) {
 }
 
 void HostLane::give_back(Memory::Kind kind, std::byte* data, std::uint64_t /*bytes*/) noexcept {
-  if (kind != Memory::Kind::registered) ::operator delete(data, kAlignment);
+  switch (kind) {
+    case Memory::Kind::device:
+    case Memory::Kind::pinned: return ::operator delete(data, kAlignment);
+    case Memory::Kind::registered:
+    case Memory::Kind::borrowed: return;
+  }
 }
 
 Result<std::unique_ptr<Stream>> HostLane::make_stream() {

@@ -12,7 +12,7 @@ class CudaDevices final : public DeviceFinder {
   Result<gpu::Device*> find(std::int32_t ordinal) override {
     auto& device = devices_[ordinal];
     if (!device) {
-      DS_ASSIGN(device, gpu::open_cuda_device(ordinal));
+      DS_ASSIGN(device, gpu::open_cuda_device(ordinal, gpu::Use::copies));
     }
     return device.get();
   }

@@ -55,6 +55,8 @@ Result<CopyTicket> WriterSession::write_device(std::span<const SliceSource> batc
   const auto start = Clock::now();
   const trace::Span span("queue copies", report_.version.id);
   failed_ = true;  // until everything below went well
+  DS_TRY(open_lanes(batch));
+  deadline = Deadline(deadline.at() + (Clock::now() - start));  // for the copies, as write() has it
   DS_TRY(queue_runs(batch, deadline));
   failed_ = false;
   report_.copy_s += std::chrono::duration<double>(Clock::now() - start).count();

@@ -35,7 +35,7 @@ Result<std::int32_t> cuda_device_count() {
   return 1;
 }
 
-Result<std::unique_ptr<Device>> open_cuda_device(std::int32_t ordinal) {
+Result<std::unique_ptr<Device>> open_cuda_device(std::int32_t ordinal, Use /*use*/) {
   if (ordinal != 0) return Error(Errc::unsupported, "cuda:" + std::to_string(ordinal) + ": there is one device");
   return std::unique_ptr<Device>(std::make_unique<StandinDevice>());
 }

@@ -311,7 +311,7 @@ TEST(CudaDevice, SaysWhyThereIsNone) {
   const auto count = gpu::cuda_device_count();
   if (count.ok()) GTEST_SKIP() << "there is a CUDA device";
   EXPECT_EQ(count.error().code(), Errc::unsupported);
-  const auto device = gpu::open_cuda_device(0);
+  const auto device = gpu::open_cuda_device(0, gpu::Use::kernels);
   ASSERT_FALSE(device.ok());
   EXPECT_EQ(device.error().code(), Errc::unsupported);
   EXPECT_THAT(device.error().message(), HasSubstr("cuda:0: "));

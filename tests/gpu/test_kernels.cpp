@@ -278,7 +278,9 @@ std::string name_of(const testing::TestParamInfo<Param>& info) {
 #ifdef DELTASYNC_TEST_CUDA
 INSTANTIATE_TEST_SUITE_P(Cuda, Kernels,
                          testing::Combine(testing::Values(Kind{"Cuda",
-                                                               [](std::uint64_t) { return gpu::open_cuda_device(0); }}),
+                                                               [](std::uint64_t) {
+                                                                 return gpu::open_cuda_device(0, gpu::Use::kernels);
+                                                               }}),
                                           testing::Range<std::uint64_t>(1, kSeeds + 1)),
                          name_of);
 #else

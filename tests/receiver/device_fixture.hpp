@@ -61,7 +61,7 @@ class DeviceTarget : public testing::TestWithParam<std::uint64_t> {
   }
   void open_device(DeviceEngine::Devices& devices) {
 #ifdef DELTASYNC_TEST_CUDA
-    auto device = gpu::open_cuda_device(0);
+    auto device = gpu::open_cuda_device(0, gpu::Use::kernels);
     if (!device.ok() && device.error().code() == Errc::unsupported) GTEST_SKIP() << device.error().to_string();
     ASSERT_TRUE(device.ok()) << device.error().to_string();
     devices.push_back(*std::move(device));

@@ -153,7 +153,7 @@ inline std::unique_ptr<Place> devices(RandomPlan::Ignore ignore, std::int32_t co
 
 #ifdef DELTASYNC_TEST_CUDA
 inline Result<std::unique_ptr<gpu::Device>> real_device(std::int32_t ordinal, std::uint64_t /*seed*/) {
-  return gpu::open_cuda_device(ordinal);
+  return gpu::open_cuda_device(ordinal, gpu::Use::kernels);
 }
 
 inline std::vector<Kind> kinds() {

@@ -59,7 +59,7 @@ class DevicePull : public PullTest {
  private:
 #ifdef DELTASYNC_TEST_CUDA
   void open(std::int32_t ordinal, DeviceEngine::Devices& devices) {
-    auto device = gpu::open_cuda_device(ordinal);
+    auto device = gpu::open_cuda_device(ordinal, gpu::Use::kernels);
     if (!device.ok() && device.error().code() == Errc::unsupported) GTEST_SKIP() << device.error().to_string();
     ASSERT_TRUE(device.ok()) << device.error().to_string();
     devices.push_back(*std::move(device));

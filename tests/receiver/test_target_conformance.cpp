@@ -439,6 +439,12 @@ TEST_P(TargetConformance, WrongDeltasAreRefusedBeforeAByteChanges) {
   // A tile twice in one step would be written by two threads at once.
   EXPECT_TRUE(refused([](auto& steps, auto&) { steps[1].frames[0].records.push_back(steps[1].frames[0].records[0]); },
                       Errc::corrupt));
+  EXPECT_TRUE(refused(
+      [](auto& steps, auto&) {
+        ASSERT_GT(steps[1].frames.size(), 1u);
+        steps[1].frames.back().records.push_back(steps[1].frames[0].records[0]);
+      },
+      Errc::corrupt));
   // The last step of a tile must end at the digest to be committed.
   EXPECT_TRUE(refused([](auto& steps, auto&) { steps[1].frames[0].records[0].digest_after ^= 1; }, Errc::corrupt));
   // A tile that changes must have a step.

@@ -197,6 +197,34 @@ TEST_P(DeviceTarget, AFlippedBitIsFoundAndNamed) {
   }
 }
 
+/// Small tiles have small staging: a few of them at a time, and several times while the first ones are under way.
+TEST_P(DeviceTarget, TilesOfManyLaunchesAreAttested) {
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < 150; ++i) specs.push_back({"t" + std::to_string(i), Dtype::bf16, {4, 8}, {}, {}});
+  trainer_ = std::make_unique<TrainerModel>(GetParam(), specs);
+  start_whole();
+  ASSERT_TRUE(commit_whole(*target_, trainer_->now()).ok());
+  const TileSet all = TileSet::whole(*trainer_->layout());
+  std::vector<WrongTile> wrong;
+  for (std::uint64_t i = GetParam(); i < 150; i += 20) {
+    std::byte* const at = places_of(engine_->plan(), specs[i].name, 1, 1)[0];
+    const std::byte flipped = peek(at, 1)[0] ^ std::byte{4};
+    poke(at, {&flipped, 1});
+    wrong.push_back({i, specs[i].name, {}});
+    const std::uint64_t launches = counts().launches;
+    const auto found = attest(*target_, all, in_time());
+    ASSERT_TRUE(found.ok()) << found.error().to_string();
+    EXPECT_EQ(*found, wrong);
+    if (fake_ == nullptr) continue;
+    EXPECT_GT(counts().launches - launches, 4u);
+    fake_->fail(gpu::FakeDevice::Call::copy, 2 * wrong.size());  // in or out, of one launch or another
+    EXPECT_FALSE(attest(*target_, all, in_time()).ok());
+  }
+  const auto found = attest(*target_, all, in_time());
+  ASSERT_TRUE(found.ok()) << found.error().to_string();
+  EXPECT_EQ(*found, wrong);
+}
+
 TEST(DeviceTargets, WithoutADeviceThereIsNone) {
   TrainerModel trainer(1, {{"a", Dtype::bf16, {8, 16}, {}, {}}});
   alignas(8) static std::byte elsewhere[512];

@@ -17,6 +17,8 @@ printf '#!/bin/sh\\n. "$STAND/probe"\\n' >"$out"; chmod +x "$out\"""",
     "probe": 'echo "90 100000 A Device"',
     "g++": "echo 13.2.0",
     "ninja": "exit 9",
+    "mount": "exit 32",
+    "umount": 'echo "$*" >>"$STAND/umounted"',
     "nvidia-smi": 'echo "A Device, 580.1, 143771 MiB"',
     "cmake": """case $1 in
   --version) echo "cmake version 3.28.1" ;;
@@ -160,7 +162,26 @@ esac""")
         place = self.tmp / "build-gpu/shm"
         self.assertIn(f"/dev/shm has 64 MiB: shared memory goes to {place}", self.said)
         self.assertIn(f"--shm-dir {place}", (self.stand / "benches").read_text())
-        self.assertLessEqual(max(bench["model_mib"] for bench in got["bench"]), 4096)
+        self.assertLessEqual(max(bench["model_mib"] for bench in got["bench"]), 1024)
+
+    def test_little_shared_memory_where_more_may_be_mounted(self):
+        place = self.tmp / "build-gpu/shm"
+        self.put("df", """case $* in
+  *"/dev/shm") printf 'Avail\\n64M\\n' ;;
+  *) printf 'Avail\\n90000M\\n' ;;
+esac""")
+        self.put("stat", f'[[ $* == *{place} ]] && echo tmpfs || echo ext2/ext3')
+        self.put("mount", 'echo "$*" >>"$STAND/mounted"')
+        for bench in (PROGRAMS["bench"], "exit 3"):
+            self.put("bench", bench)
+            for name in ("mounted", "umounted", "benches"):
+                (self.stand / name).unlink(missing_ok=True)
+            self.check()
+            self.assertEqual((self.stand / "mounted").read_text(), "-t tmpfs -o size=80% deltasync build-gpu/shm\n")
+            # What a run before left there, and at the end its own.
+            self.assertEqual((self.stand / "umounted").read_text(), f"-l build-gpu/shm\n-l {place}\n")
+            if bench != "exit 3":
+                self.assertIn(f"--shm-dir {place}", (self.stand / "benches").read_text())
 
 
 if __name__ == "__main__":

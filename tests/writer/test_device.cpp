@@ -43,7 +43,9 @@ TEST_F(WriterDeviceTest, HostAndDeviceSlicesMakeOneVersionBitForBit) {
     FakeDevice first(seeded(seed, 0));
     FakeDevice second(seeded(seed + 100, 1));
     // Without registration, of the first half or of the second, copies go through the buffer.
-    if (seed % 3 != 0) first.fail(FakeDevice::Call::register_host, seed % 3);
+    const std::uint64_t parts =
+        (layout().half_bytes() + small_limits().register_bytes - 1) / small_limits().register_bytes;
+    if (seed % 3 != 0) first.fail(FakeDevice::Call::register_host, seed % 3 == 1 ? 1 : parts + 2);
     const OnDevice a(first, 0, model_.half);
     const OnDevice b(second, 1, model_.half);
     auto attached = try_attach({{0, &first}, {1, &second}});

@@ -13,7 +13,7 @@ namespace {
 class WriterCudaTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto device = gpu::open_cuda_device(0);
+    auto device = gpu::open_cuda_device(0, gpu::Use::copies);
     if (!device) GTEST_SKIP() << device.error().to_string();
     device_ = std::move(device).value();
   }
@@ -40,6 +40,7 @@ TEST_F(WriterCudaTest, ASegmentsHalfIsRegisteredAndCopiedInto) {
   for (int round = 0; round < 2; ++round) {  // and given back
     const auto registered = device_->register_host(half.data(), half.size());
     ASSERT_TRUE(registered) << registered.error().to_string();
+    EXPECT_EQ(registered->kind(), gpu::Memory::Kind::registered) << "it was not given back";
     Work work(*device_);
     std::vector<std::byte> bytes(half.size(), static_cast<std::byte>(round + 1));
     const std::byte* const on_device = work.up(bytes);

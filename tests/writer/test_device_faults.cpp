@@ -50,7 +50,7 @@ TEST_F(WriterDeviceTest, AFaultAtAnyCallDropsTheVersionAndNothingElse) {
   }
   for (const Call call : {Call::register_host, Call::pin, Call::copy, Call::record, Call::wait_for, Call::done}) {
     bool failed = true;
-    for (std::uint64_t n = 1; failed || (call == Call::register_host && n <= 8); n = n < 12 ? n + 1 : n * 2) {
+    for (std::uint64_t n = 1; failed || (call == Call::register_host && n <= 24); n = n < 12 ? n + 1 : n * 2) {
       ASSERT_LT(n, 1u << 20) << "there are not so many calls";
       SCOPED_TRACE("call " + std::to_string(static_cast<int>(call)) + ", number " + std::to_string(n));
       FakeDevice device(seeded(100 + n));

@@ -102,7 +102,7 @@ Result<BenchDevice> open_device(const Options& options) {
   BenchDevice opened;
   opened.fake = options.fake_device;
   if (!opened.fake) {
-    DS_ASSIGN(opened.device, gpu::open_cuda_device(0));
+    DS_ASSIGN(opened.device, gpu::open_cuda_device(0, gpu::Use::kernels));
     return opened;
   }
   gpu::FakeDevice::Options fake;

@@ -88,7 +88,7 @@ endfunction()
 function(deltasync_gpu_test name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   add_library(${name}_objects OBJECT ${ARG_SOURCES})
-  target_link_libraries(${name}_objects PRIVATE deltasync_options ${ARG_DEPENDS})
+  target_link_libraries(${name}_objects PRIVATE deltasync_options ${ARG_DEPENDS} GTest::gtest GTest::gmock)
   target_compile_options(${name}_objects PRIVATE ${DELTASYNC_COLD})
   target_compile_definitions(${name}_objects PRIVATE DELTASYNC_TEST_CUDA
                                                      $<$<BOOL:${DELTASYNC_SANITIZE}>:DELTASYNC_SANITIZED>)
