@@ -73,8 +73,8 @@ struct WriterOptions {
   /// launcher keeps near its GPU copies there too.
   unsigned threads = 0;
   std::string name = "trainer";  ///< for the agent's log
-  /// How long write() waits for the copies of a device. The first of a process registers the halves with it before, which
-  /// takes about 0.1 s for each GB and has no deadline.
+  /// How long write() waits for the copies of a device. The first of a process registers the halves with it before,
+  /// which takes about 0.1 s for each GB and has no deadline.
   std::chrono::milliseconds device_limit = std::chrono::minutes(1);
 };
 

@@ -441,8 +441,9 @@ TEST_P(TargetConformance, WrongDeltasAreRefusedBeforeAByteChanges) {
                       Errc::corrupt));
   EXPECT_TRUE(refused(
       [](auto& steps, auto&) {
-        ASSERT_GT(steps[1].frames.size(), 1u);
-        steps[1].frames.back().records.push_back(steps[1].frames[0].records[0]);
+        StagedFrame again;
+        again.records.push_back(steps[1].frames[0].records[0]);
+        steps[1].frames.push_back(std::move(again));
       },
       Errc::corrupt));
   // The last step of a tile must end at the digest to be committed.
