@@ -201,6 +201,8 @@ class CudaStream final : public Stream {
     return device_.check(cudaStreamWaitEvent(stream_, static_cast<CudaEvent&>(event).raw(), 0), "cudaStreamWaitEvent");
   }
 
+  StreamHandle handle() const noexcept override { return {stream_}; }
+
  private:
   Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes, cudaMemcpyKind kind) {
     if (bytes == 0) return {};

@@ -73,6 +73,11 @@ class Event {
   virtual Result<bool> done() = 0;
 };
 
+/// A stream as its driver knows it: a cudaStream_t. Null is CUDA's default stream.
+struct StreamHandle {
+  void* raw = nullptr;
+};
+
 /// Work that a device does in order, beside its other streams. Every call returns at once; the host memory of a copy
 /// and what a kernel points to are in use until an event behind it is done. Used by one thread at a time. An error
 /// names the device, the call, and what the driver said.
@@ -91,11 +96,8 @@ class Stream {
   virtual Status record(Event& event) = 0;
   /// What follows in this stream begins when the event, of any stream of the device, is done.
   virtual Status wait_for(Event& event) = 0;
-};
-
-/// A stream that an engine owns: a cudaStream_t. Null is CUDA's default stream.
-struct StreamHandle {
-  void* raw = nullptr;
+  /// For other libraries that put work into it; null of devices that are none of CUDA's.
+  virtual StreamHandle handle() const noexcept { return {}; }
 };
 
 /// Thread-safe. Outlives all that comes from it.

@@ -92,13 +92,16 @@ class BenchTest(CliTest):
                   "pause_ms", "scatter_ms", "wake_ms", "wake_gbps",
                   "pinned_d2h_limit_gbps", "offload_gbps", "offload_to_limit", "offload_ms", "offload_write_ms",
                   "pinned_h2d_limit_gbps", "full_h2d_gbps", "full_h2d_to_limit",
-                  "hbm_limit_gbps", "hbm_limit_bytes", "attest_ms", "attest_gbps", "attest_to_limit"]
+                  "hbm_limit_gbps", "hbm_limit_bytes", "attest_ms", "attest_gbps", "attest_to_limit",
+                  "devices", "fanout_h2d_gbps", "fanout_nccl_gbps", "fanout_nccl_to_h2d"]
         got = self.bench("gpu", "--fake-device", fields=fields)
         for name in fields:
             self.assertGreater(got[name], 0, name)
         self.assert_ratio(got, "offload_to_limit", "offload_gbps", "pinned_d2h_limit_gbps")
         self.assert_ratio(got, "full_h2d_to_limit", "full_h2d_gbps", "pinned_h2d_limit_gbps")
         self.assert_ratio(got, "attest_to_limit", "attest_gbps", "hbm_limit_gbps")
+        self.assert_ratio(got, "fanout_nccl_to_h2d", "fanout_nccl_gbps", "fanout_h2d_gbps")
+        self.assertEqual(got["devices"], 2)
         self.assertAlmostEqual(got["density"], 0.01, delta=0.002)
         self.assertGreater(got["delta_absolute_bytes"], got["delta_bytes"])
         self.assertIs(got["offload_registered"], True)

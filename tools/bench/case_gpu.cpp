@@ -2,7 +2,9 @@
 // memory.
 #include <algorithm>
 #include <memory>
+#include <optional>
 
+#include "bench/device_fanout.hpp"
 #include "bench/device_limits.hpp"
 #include "bench/device_offload.hpp"
 #include "bench/halves.hpp"
@@ -165,6 +167,7 @@ Result<Json> run_gpu(const Options& options) {
   gpu::Device& device = *opened.device;
   ThreadPool pool(options.threads, "bench");
   DS_ASSIGN(const BusLimits limits, measure_device(opened, rounds_of(options)));
+  DS_ASSIGN(const std::optional<Fanout> fanout, measure_fanout(options, rounds_of(options)));
   Times best;
   DS_ASSIGN(const OnDevice model, receive(options, device, pool, best));
   DS_ASSIGN(const DeviceOffload offload, offload_from_device(options, opened, model, pool));
@@ -172,7 +175,7 @@ Result<Json> run_gpu(const Options& options) {
   const double offload_gbps = gbps(bytes, offload.offload_s);
   const double full_gbps = gbps(bytes, best.full_s);
   const double attest_gbps = gbps(bytes, best.attest_s);
-  return Json{{"device", device.name()},
+  Json result{{"device", device.name()},
               {"model_bytes", bytes},
               {"density", best.density},
               {"pinned_d2h_limit_gbps", limits.d2h_gbps},
@@ -197,6 +200,17 @@ Result<Json> run_gpu(const Options& options) {
               {"attest_to_limit", attest_gbps / limits.hbm_gbps},
               {"wake_ms", best.wake_s * 1e3},
               {"wake_gbps", gbps(bytes, best.wake_s)}};
+  if (fanout) {
+    result["devices"] = fanout->devices;
+    result["fanout_h2d_gbps"] = fanout->h2d_gbps;
+    if (fanout->no_nccl.empty()) {
+      result["fanout_nccl_gbps"] = fanout->nccl_gbps;
+      result["fanout_nccl_to_h2d"] = fanout->nccl_gbps / fanout->h2d_gbps;
+    } else {
+      result["fanout_no_nccl"] = fanout->no_nccl;
+    }
+  }
+  return result;
 }
 
 }  // namespace deltasync::bench

@@ -1,0 +1,190 @@
+#include "bench/device_fanout.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "bench/device_limits.hpp"
+#include "delta/mix.hpp"
+#include "gpu/cuda_device.hpp"
+#include "gpu/fake_device.hpp"
+#include "gpu/nccl.hpp"
+#include "placement/words.hpp"
+
+namespace deltasync::bench {
+namespace {
+
+constexpr std::size_t kRing = 2;  ///< pieces under way: one comes from the host while the other is broadcast
+
+struct Amount {
+  std::uint64_t piece_bytes;
+  unsigned pieces;
+};
+constexpr Amount kReal{std::uint64_t{64} << 20, 32};
+constexpr Amount kFake{std::uint64_t{1} << 20, 4};
+
+/// One device's part of it.
+struct Lane {
+  std::unique_ptr<gpu::Device> device;
+  std::unique_ptr<gpu::Stream> in;
+  std::unique_ptr<gpu::Stream> out;  ///< of the broadcast
+  std::array<gpu::Memory, kRing> ring;
+  std::array<std::unique_ptr<gpu::Event>, kRing> filled;
+  std::array<std::unique_ptr<gpu::Event>, kRing> sent;
+  std::unique_ptr<gpu::Event> end;
+  gpu::Memory piece;  ///< what comes to it; the same bytes for all
+  gpu::Memory host;   ///< to look at what came
+
+  static Result<Lane> make(std::unique_ptr<gpu::Device> device, const Amount& amount) {
+    Lane lane;
+    lane.device = std::move(device);
+    DS_ASSIGN(lane.in, lane.device->make_stream());
+    DS_ASSIGN(lane.out, lane.device->make_stream());
+    DS_ASSIGN(lane.end, lane.device->make_event());
+    DS_ASSIGN(lane.piece, lane.device->pin(amount.piece_bytes));
+    DS_ASSIGN(lane.host, lane.device->pin(amount.piece_bytes));
+    for (std::uint64_t at = 0; at < amount.piece_bytes; at += sizeof(std::uint64_t)) {
+      placement::store_element(lane.piece.data() + at, delta::mix(at + 1));
+    }
+    for (std::size_t i = 0; i < kRing; ++i) {
+      DS_ASSIGN(lane.ring[i], lane.device->allocate(amount.piece_bytes));
+      DS_ASSIGN(lane.filled[i], lane.device->make_event());
+      DS_ASSIGN(lane.sent[i], lane.device->make_event());
+    }
+    return lane;
+  }
+};
+using Lanes = std::vector<Lane>;
+
+/// Of the tests' devices, through the host: each copy ends before the next begins.
+class FakeBroadcast final : public gpu::Broadcast {
+ public:
+  explicit FakeBroadcast(Lanes& lanes) : lanes_(&lanes) {}
+  Status run(std::span<std::byte* const> memories, std::uint64_t bytes,
+             std::span<gpu::Stream* const> streams) override {
+    Lane& first = lanes_->front();
+    DS_TRY(streams[0]->copy_out(first.host.data(), memories[0], bytes));
+    DS_TRY(streams[0]->record(*first.end));
+    DS_TRY(gpu::wait(*first.end, Deadline::after(kDeviceLimit), "a piece on its way"));
+    for (std::size_t i = 1; i < lanes_->size(); ++i) {
+      Lane& lane = (*lanes_)[i];
+      std::memcpy(lane.host.data(), first.host.data(), static_cast<std::size_t>(bytes));
+      DS_TRY(streams[i]->copy_in(memories[i], lane.host.data(), bytes));
+      DS_TRY(streams[i]->record(*lane.end));
+      DS_TRY(gpu::wait(*lane.end, Deadline::after(kDeviceLimit), "a piece on its way"));
+    }
+    return {};
+  }
+
+ private:
+  Lanes* lanes_;
+};
+
+Status wait_for_all(const Lanes& lanes, std::unique_ptr<gpu::Stream> Lane::*stream) {
+  for (const Lane& lane : lanes) DS_TRY((lane.*stream)->record(*lane.end));
+  for (const Lane& lane : lanes) DS_TRY(gpu::wait(*lane.end, Deadline::after(kDeviceLimit), "a benchmark's copies"));
+  return {};
+}
+
+/// Each from pinned memory of its own, as ranks have them that pull beside each other.
+Status copy_to_each(const Lanes& lanes, const Amount& amount) {
+  for (unsigned n = 0; n < amount.pieces; ++n) {
+    for (const Lane& lane : lanes) {
+      DS_TRY(lane.in->copy_in(lane.ring[n % kRing].data(), lane.piece.data(), amount.piece_bytes));
+    }
+  }
+  return wait_for_all(lanes, &Lane::in);
+}
+
+/// To the first one, and from there to all.
+Status copy_and_broadcast(const Lanes& lanes, gpu::Broadcast& broadcast, const Amount& amount) {
+  const Lane& first = lanes.front();
+  std::vector<std::byte*> memories(lanes.size());
+  std::vector<gpu::Stream*> streams;
+  streams.reserve(lanes.size());
+  for (const Lane& lane : lanes) streams.push_back(lane.out.get());
+  for (unsigned n = 0; n < amount.pieces; ++n) {
+    const std::size_t i = n % kRing;
+    if (n >= kRing) DS_TRY(first.in->wait_for(*first.sent[i]));
+    DS_TRY(first.in->copy_in(first.ring[i].data(), first.piece.data(), amount.piece_bytes));
+    DS_TRY(first.in->record(*first.filled[i]));
+    DS_TRY(first.out->wait_for(*first.filled[i]));
+    std::transform(lanes.begin(), lanes.end(), memories.begin(), [i](const Lane& lane) { return lane.ring[i].data(); });
+    DS_TRY(broadcast.run(memories, amount.piece_bytes, streams));
+    DS_TRY(first.out->record(*first.sent[i]));
+  }
+  return wait_for_all(lanes, &Lane::out);
+}
+
+/// That the ring of every device has the piece, which is then taken away again.
+Status check_all(const Lanes& lanes, const Amount& amount) {
+  for (const Lane& lane : lanes) {
+    for (const gpu::Memory& memory : lane.ring) {
+      DS_TRY(lane.in->copy_out(lane.host.data(), memory.data(), amount.piece_bytes));
+      DS_TRY(lane.in->zero(memory.data(), amount.piece_bytes));
+      DS_TRY(lane.in->record(*lane.end));
+      DS_TRY(gpu::wait(*lane.end, Deadline::after(kDeviceLimit), "reading back"));
+      if (std::memcmp(lane.host.data(), lane.piece.data(), static_cast<std::size_t>(amount.piece_bytes)) == 0) continue;
+      return Error(Errc::corrupt, lane.device->name() + " did not get what was sent to all devices");
+    }
+  }
+  return {};
+}
+
+Result<Lanes> open_lanes(const Options& options, const Amount& amount) {
+  Lanes lanes;
+  std::int32_t count = 2;  // fake ones
+  if (!options.fake_device) {
+    DS_ASSIGN(count, gpu::cuda_device_count());
+  }
+  for (std::int32_t i = 0; i < count && count > 1; ++i) {
+    std::unique_ptr<gpu::Device> device;
+    if (options.fake_device) {
+      gpu::FakeDevice::Options fake;
+      fake.seed = options.seed + static_cast<std::uint64_t>(i);
+      fake.ordinal = i;
+      device = std::make_unique<gpu::FakeDevice>(fake);
+    } else {
+      DS_ASSIGN(device, gpu::open_cuda_device(i, gpu::Use::copies));
+    }
+    DS_ASSIGN(Lane lane, Lane::make(std::move(device), amount));
+    lanes.push_back(std::move(lane));
+  }
+  return lanes;
+}
+
+Result<std::unique_ptr<gpu::Broadcast>> open_broadcast(const Options& options, Lanes& lanes) {
+  if (options.fake_device) return std::unique_ptr<gpu::Broadcast>(std::make_unique<FakeBroadcast>(lanes));
+  std::vector<std::int32_t> ordinals;
+  for (std::size_t i = 0; i < lanes.size(); ++i) ordinals.push_back(static_cast<std::int32_t>(i));
+  return gpu::open_nccl_broadcast(ordinals);
+}
+
+}  // namespace
+
+Result<std::optional<Fanout>> measure_fanout(const Options& options, unsigned rounds) {
+  const Amount& amount = options.fake_device ? kFake : kReal;
+  DS_ASSIGN(Lanes lanes, open_lanes(options, amount));
+  if (lanes.empty()) return std::optional<Fanout>();
+  Fanout best;
+  best.devices = lanes.size();
+  const auto broadcast = open_broadcast(options, lanes);
+  if (!broadcast.ok()) best.no_nccl = broadcast.error().to_string();
+  const std::uint64_t bytes = amount.pieces * amount.piece_bytes * lanes.size();
+  for (unsigned round = 0; round <= rounds; ++round) {  // the first one is not timed: what is made when it is needed
+    const Stopwatch copies;
+    DS_TRY(copy_to_each(lanes, amount));
+    if (round != 0) best.h2d_gbps = std::max(best.h2d_gbps, gbps(bytes, copies.seconds()));
+    DS_TRY(check_all(lanes, amount));
+    if (!broadcast.ok()) continue;
+    const Stopwatch broadcasts;
+    DS_TRY(copy_and_broadcast(lanes, **broadcast, amount));
+    if (round != 0) best.nccl_gbps = std::max(best.nccl_gbps, gbps(bytes, broadcasts.seconds()));
+    DS_TRY(check_all(lanes, amount));
+  }
+  return std::optional<Fanout>(best);
+}
+
+}  // namespace deltasync::bench
