@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace deltasync::gpu {
 namespace {
 
-// As nccl.h has them since 2.0: its results and types are enumerations, communicators and streams are pointers.
+// As nccl.h has them: its results and types are enumerations, communicators and streams are pointers.
 using NcclResult = int;
 using NcclComm = void*;
 constexpr NcclResult kSuccess = 0;
@@ -17,25 +19,28 @@ constexpr int kUint8 = 1;
 
 struct Nccl {
   NcclResult (*init_all)(NcclComm* comms, int count, const int* devices) = nullptr;
-  NcclResult (*destroy)(NcclComm comm) = nullptr;
+  NcclResult (*abort)(NcclComm comm) = nullptr;
   NcclResult (*broadcast)(const void* from, void* to, std::size_t count, int type, int root, NcclComm comm,
                           void* stream) = nullptr;
   NcclResult (*group_start)() = nullptr;
   NcclResult (*group_end)() = nullptr;
   const char* (*words_of)(NcclResult result) = nullptr;
-  std::string missing = "libnccl.so.2";
+  std::string missing;  ///< why there is none
 
   static Nccl load() {
     Nccl nccl;
     void* const library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);  // never closed
-    if (library == nullptr) return nccl;
-    nccl.missing.clear();
+    if (library == nullptr) {
+      const char* const why = ::dlerror();
+      nccl.missing = why != nullptr ? why : "libnccl.so.2";
+      return nccl;
+    }
     const auto find = [&](auto& function, const char* name) {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
-      if (function == nullptr) nccl.missing = std::string(name) + " of libnccl.so.2";
+      if (function == nullptr) nccl.missing = std::string("libnccl.so.2 has no ") + name;
     };
     find(nccl.init_all, "ncclCommInitAll");
-    find(nccl.destroy, "ncclCommDestroy");
+    find(nccl.abort, "ncclCommAbort");
     find(nccl.broadcast, "ncclBroadcast");
     find(nccl.group_start, "ncclGroupStart");
     find(nccl.group_end, "ncclGroupEnd");
@@ -57,7 +62,8 @@ class NcclBroadcast final : public Broadcast {
  public:
   explicit NcclBroadcast(std::vector<NcclComm> comms) : comms_(std::move(comms)) {}
   ~NcclBroadcast() override {
-    for (const NcclComm comm : comms_) static_cast<void>(nccl().destroy(comm));
+    // ncclCommDestroy() would wait, without a deadline, for a broadcast that does not end.
+    for (const NcclComm comm : comms_) static_cast<void>(nccl().abort(comm));
   }
   NcclBroadcast(const NcclBroadcast&) = delete;
   NcclBroadcast& operator=(const NcclBroadcast&) = delete;
@@ -81,7 +87,7 @@ class NcclBroadcast final : public Broadcast {
 }  // namespace
 
 Result<std::unique_ptr<Broadcast>> open_nccl_broadcast(std::span<const std::int32_t> ordinals) {
-  if (!nccl().missing.empty()) return Error(Errc::unsupported, "NCCL: there is no " + nccl().missing);
+  if (!nccl().missing.empty()) return Error(Errc::unsupported, "NCCL: " + nccl().missing);
   std::vector<NcclComm> comms(ordinals.size());
   const std::vector<int> devices(ordinals.begin(), ordinals.end());
   DS_TRY(

@@ -11,7 +11,7 @@
 
 namespace deltasync::gpu {
 
-/// Bytes of one device to all of a group.
+/// Bytes of one device to all of a group. What is under way when this ends is broken off.
 class Broadcast {
  public:
   virtual ~Broadcast() = default;
@@ -21,7 +21,7 @@ class Broadcast {
 };
 
 /// Waits, without a deadline, until the devices know each other. Devices are CUDA's, by their ordinals, and each once.
-/// unsupported without libnccl.so.2; io with what NCCL said.
+/// unsupported, saying why, where libnccl.so.2 cannot be loaded; io with what NCCL said.
 Result<std::unique_ptr<Broadcast>> open_nccl_broadcast(std::span<const std::int32_t> ordinals);
 
 }  // namespace deltasync::gpu

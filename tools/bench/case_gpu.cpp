@@ -2,7 +2,6 @@
 // memory.
 #include <algorithm>
 #include <memory>
-#include <optional>
 
 #include "bench/device_fanout.hpp"
 #include "bench/device_limits.hpp"
@@ -160,6 +159,27 @@ Result<OnDevice> receive(const Options& options, gpu::Device& device, ThreadPool
   return model;
 }
 
+/// Other devices may be in use, or out of memory: that is told, and the first one's figures stay.
+Status add_fanout(const Options& options, Json& result) {
+  const auto measured = measure_fanout(options, rounds_of(options));
+  if (!measured.ok()) {
+    if (measured.error().code() == Errc::corrupt) return measured.error();
+    result["fanout_error"] = measured.error().to_string();
+    return {};
+  }
+  if (!*measured) return {};
+  const Fanout& fanout = **measured;
+  result["devices"] = fanout.devices;
+  result["fanout_h2d_gbps"] = fanout.h2d_gbps;
+  if (!fanout.no_nccl.empty()) {
+    result["fanout_no_nccl"] = fanout.no_nccl;
+    return {};
+  }
+  result["fanout_nccl_gbps"] = fanout.nccl_gbps;
+  result["fanout_nccl_to_h2d"] = fanout.nccl_gbps / fanout.h2d_gbps;
+  return {};
+}
+
 }  // namespace
 
 Result<Json> run_gpu(const Options& options) {
@@ -167,7 +187,6 @@ Result<Json> run_gpu(const Options& options) {
   gpu::Device& device = *opened.device;
   ThreadPool pool(options.threads, "bench");
   DS_ASSIGN(const BusLimits limits, measure_device(opened, rounds_of(options)));
-  DS_ASSIGN(const std::optional<Fanout> fanout, measure_fanout(options, rounds_of(options)));
   Times best;
   DS_ASSIGN(const OnDevice model, receive(options, device, pool, best));
   DS_ASSIGN(const DeviceOffload offload, offload_from_device(options, opened, model, pool));
@@ -200,16 +219,7 @@ Result<Json> run_gpu(const Options& options) {
               {"attest_to_limit", attest_gbps / limits.hbm_gbps},
               {"wake_ms", best.wake_s * 1e3},
               {"wake_gbps", gbps(bytes, best.wake_s)}};
-  if (fanout) {
-    result["devices"] = fanout->devices;
-    result["fanout_h2d_gbps"] = fanout->h2d_gbps;
-    if (fanout->no_nccl.empty()) {
-      result["fanout_nccl_gbps"] = fanout->nccl_gbps;
-      result["fanout_nccl_to_h2d"] = fanout->nccl_gbps / fanout->h2d_gbps;
-    } else {
-      result["fanout_no_nccl"] = fanout->no_nccl;
-    }
-  }
+  DS_TRY(add_fanout(options, result));
   return result;
 }
 

@@ -16,7 +16,8 @@
 namespace deltasync::bench {
 namespace {
 
-constexpr std::size_t kRing = 2;  ///< pieces under way: one comes from the host while the other is broadcast
+constexpr std::uint64_t kShift = 256;  ///< from a piece to the next, so that each has other bytes
+constexpr std::size_t kRing = 2;       ///< pieces under way: one comes from the host while the other is broadcast
 
 struct Amount {
   std::uint64_t piece_bytes;
@@ -24,6 +25,9 @@ struct Amount {
 };
 constexpr Amount kReal{std::uint64_t{64} << 20, 32};
 constexpr Amount kFake{std::uint64_t{1} << 20, 4};
+std::uint64_t host_bytes(const Amount& amount) {
+  return amount.piece_bytes + amount.pieces * kShift;
+}
 
 /// One device's part of it.
 struct Lane {
@@ -34,7 +38,7 @@ struct Lane {
   std::array<std::unique_ptr<gpu::Event>, kRing> filled;
   std::array<std::unique_ptr<gpu::Event>, kRing> sent;
   std::unique_ptr<gpu::Event> end;
-  gpu::Memory piece;  ///< what comes to it; the same bytes for all
+  gpu::Memory piece;  ///< what comes to it, piece n from n * kShift on; the same for all
   gpu::Memory host;   ///< to look at what came
 
   static Result<Lane> make(std::unique_ptr<gpu::Device> device, const Amount& amount) {
@@ -43,9 +47,9 @@ struct Lane {
     DS_ASSIGN(lane.in, lane.device->make_stream());
     DS_ASSIGN(lane.out, lane.device->make_stream());
     DS_ASSIGN(lane.end, lane.device->make_event());
-    DS_ASSIGN(lane.piece, lane.device->pin(amount.piece_bytes));
+    DS_ASSIGN(lane.piece, lane.device->pin(host_bytes(amount)));
     DS_ASSIGN(lane.host, lane.device->pin(amount.piece_bytes));
-    for (std::uint64_t at = 0; at < amount.piece_bytes; at += sizeof(std::uint64_t)) {
+    for (std::uint64_t at = 0; at < lane.piece.bytes(); at += sizeof(std::uint64_t)) {
       placement::store_element(lane.piece.data() + at, delta::mix(at + 1));
     }
     for (std::size_t i = 0; i < kRing; ++i) {
@@ -92,7 +96,7 @@ Status wait_for_all(const Lanes& lanes, std::unique_ptr<gpu::Stream> Lane::*stre
 Status copy_to_each(const Lanes& lanes, const Amount& amount) {
   for (unsigned n = 0; n < amount.pieces; ++n) {
     for (const Lane& lane : lanes) {
-      DS_TRY(lane.in->copy_in(lane.ring[n % kRing].data(), lane.piece.data(), amount.piece_bytes));
+      DS_TRY(lane.in->copy_in(lane.ring[n % kRing].data(), lane.piece.data() + n * kShift, amount.piece_bytes));
     }
   }
   return wait_for_all(lanes, &Lane::in);
@@ -108,7 +112,7 @@ Status copy_and_broadcast(const Lanes& lanes, gpu::Broadcast& broadcast, const A
   for (unsigned n = 0; n < amount.pieces; ++n) {
     const std::size_t i = n % kRing;
     if (n >= kRing) DS_TRY(first.in->wait_for(*first.sent[i]));
-    DS_TRY(first.in->copy_in(first.ring[i].data(), first.piece.data(), amount.piece_bytes));
+    DS_TRY(first.in->copy_in(first.ring[i].data(), first.piece.data() + n * kShift, amount.piece_bytes));
     DS_TRY(first.in->record(*first.filled[i]));
     DS_TRY(first.out->wait_for(*first.filled[i]));
     std::transform(lanes.begin(), lanes.end(), memories.begin(), [i](const Lane& lane) { return lane.ring[i].data(); });
@@ -118,15 +122,18 @@ Status copy_and_broadcast(const Lanes& lanes, gpu::Broadcast& broadcast, const A
   return wait_for_all(lanes, &Lane::out);
 }
 
-/// That the ring of every device has the piece, which is then taken away again.
+/// That the ring of every device has the last pieces, which are then taken away again.
 Status check_all(const Lanes& lanes, const Amount& amount) {
   for (const Lane& lane : lanes) {
-    for (const gpu::Memory& memory : lane.ring) {
+    for (unsigned n = amount.pieces - kRing; n < amount.pieces; ++n) {
+      const gpu::Memory& memory = lane.ring[n % kRing];
       DS_TRY(lane.in->copy_out(lane.host.data(), memory.data(), amount.piece_bytes));
       DS_TRY(lane.in->zero(memory.data(), amount.piece_bytes));
       DS_TRY(lane.in->record(*lane.end));
       DS_TRY(gpu::wait(*lane.end, Deadline::after(kDeviceLimit), "reading back"));
-      if (std::memcmp(lane.host.data(), lane.piece.data(), static_cast<std::size_t>(amount.piece_bytes)) == 0) continue;
+      if (std::memcmp(lane.host.data(), lane.piece.data() + n * kShift, static_cast<std::size_t>(amount.piece_bytes)) ==
+          0)
+        continue;
       return Error(Errc::corrupt, lane.device->name() + " did not get what was sent to all devices");
     }
   }
@@ -170,7 +177,7 @@ Result<std::optional<Fanout>> measure_fanout(const Options& options, unsigned ro
   if (lanes.empty()) return std::optional<Fanout>();
   Fanout best;
   best.devices = lanes.size();
-  const auto broadcast = open_broadcast(options, lanes);
+  auto broadcast = open_broadcast(options, lanes);
   if (!broadcast.ok()) best.no_nccl = broadcast.error().to_string();
   const std::uint64_t bytes = amount.pieces * amount.piece_bytes * lanes.size();
   for (unsigned round = 0; round <= rounds; ++round) {  // the first one is not timed: what is made when it is needed
@@ -178,9 +185,16 @@ Result<std::optional<Fanout>> measure_fanout(const Options& options, unsigned ro
     DS_TRY(copy_to_each(lanes, amount));
     if (round != 0) best.h2d_gbps = std::max(best.h2d_gbps, gbps(bytes, copies.seconds()));
     DS_TRY(check_all(lanes, amount));
-    if (!broadcast.ok()) continue;
+    if (!best.no_nccl.empty()) continue;
     const Stopwatch broadcasts;
-    DS_TRY(copy_and_broadcast(lanes, **broadcast, amount));
+    // Devices are connected by the first one, which may not go.
+    if (const Status sent = copy_and_broadcast(lanes, **broadcast, amount); !sent.ok()) {
+      best.no_nccl = sent.error().to_string();
+      best.nccl_gbps = 0;
+      broadcast->reset();
+      DS_TRY(wait_for_all(lanes, &Lane::out));
+      continue;
+    }
     if (round != 0) best.nccl_gbps = std::max(best.nccl_gbps, gbps(bytes, broadcasts.seconds()));
     DS_TRY(check_all(lanes, amount));
   }
