@@ -440,9 +440,11 @@ TEST_P(TargetConformance, WrongDeltasAreRefusedBeforeAByteChanges) {
   EXPECT_TRUE(refused([](auto& steps, auto&) { steps[1].frames[0].records.push_back(steps[1].frames[0].records[0]); },
                       Errc::corrupt));
   EXPECT_TRUE(refused(
-      [](auto& steps, auto&) {
+      [&](auto& steps, auto&) {
         StagedFrame again;
-        again.records.push_back(steps[1].frames[0].records[0]);
+        again.bytes = steps[1].frames[0].bytes;
+        again.records = delta::parse_frame(*trainer_->layout(), again.bytes).value();
+        again.records.resize(1);
         steps[1].frames.push_back(std::move(again));
       },
       Errc::corrupt));
