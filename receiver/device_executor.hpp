@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "gpu/device.hpp"
+#include "gpu/registered_host.hpp"
 #include "placement/word_table.hpp"
 #include "receiver/change_arena.hpp"
 #include "receiver/target.hpp"
@@ -51,6 +52,7 @@ class DeviceExecutor {
     std::uint64_t staging_bytes = 0;  ///< but a few tiles' at least
     std::uint64_t changes_bytes = 0;
     std::chrono::nanoseconds patience{};
+    std::uint64_t register_bytes = std::uint64_t{4} << 30;  ///< of lent memory at once, between looks at the time
   };
   /// unsupported if a memory's device is not among the sources; no_space; timed_out or cancelled by `until` (none: by
   /// the patience alone, which also bounds what a failed call has still to wait for).
@@ -77,6 +79,10 @@ class DeviceExecutor {
   /// batch is full, or send_tiles() is called, or somebody reads it. What goes wrong is returned by this call or by
   /// later ones, until send_tiles() has returned it too: some tiles are not there then, and nobody knows which.
   Status put_tile(std::uint64_t rank, const std::byte* from, std::uint64_t row_stride, const Until& until);
+  /// Target::lend and Target::put_lent. What put_lent returns is of the calls alone; send_tiles() tells the rest.
+  Result<std::unique_ptr<LentMemory>> lend(std::span<std::byte> memory, const Until& until);
+  Status put_lent(LentMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows,
+                  const Until& until);
   /// All tiles that were put are there, or why some are not. Used by one thread, while nobody puts any.
   Status send_tiles(const Until& until);
 
@@ -212,7 +218,16 @@ class DeviceExecutor {
   void close_batch_locked(Part& part);
   void send_closed_locked(Part& part);
   Status send(Part& part, Batch& batch);
+  template <class Copy>
+  static Status copy_and_run(Part& part, Slot& slot, const Copy& copy, const gpu::MoveTiles& kernel);
+  Error with_tiles(Error error, std::span<const gpu::StagedTile> tiles) const;
+  class Lent;
+  Status put_lent_on(std::uint32_t part, Lent& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows,
+                     const Until& until);
+  gpu::MoveTiles move_of(const Part& part, const Slot& slot, std::span<const gpu::StagedTile> tiles,
+                         std::uint64_t largest, gpu::MoveTiles::Way way) const;
   Status send_before_reading(Part& part, std::uint64_t rank, const Until& until);
+  std::uint64_t lot_end(std::uint64_t first, std::uint64_t end) const;
   struct OnPart;
   Status fill(OnPart& on, std::uint64_t first, std::uint64_t end, const AsideOf& aside_of, const Until& until);
   Status launch_exchange(OnPart& on);

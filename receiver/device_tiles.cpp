@@ -4,13 +4,17 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/log.hpp"
 #include "receiver/device_executor.hpp"
 
 namespace deltasync {
 namespace {
 
-constexpr std::uint64_t kTileAlignment = 64;
+constexpr std::uint64_t kTileAlignment = LentMemory::kTileAlignment;
 static_assert(kTileAlignment % gpu::kUnitBytes == 0);
+
+/// What somebody gave up waiting for has a moment to end.
+constexpr std::chrono::seconds kLentGrace{1};
 
 std::uint64_t aligned(std::uint64_t bytes) {
   return (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
@@ -100,32 +104,38 @@ void DeviceExecutor::send_closed_locked(Part& part) {
   while (!part.closed.empty() && part.closed.front()->writers == 0) {
     Batch& batch = *part.closed.front();
     Status sent = send(part, batch);
-    if (!sent.ok() && !part.failed) {
-      const auto tile = [&](const gpu::StagedTile& of) { return placement_->parts().tiles.nth(of.rank); };
-      const Layout& layout = *placement_->layout();
-      part.failed = std::move(sent).error().with_context(
-          std::to_string(batch.tiles.size()) + " tiles from tile " + std::to_string(tile(batch.tiles.front())) + " (" +
-          layout.tensors()[layout.tensor_of_tile(tile(batch.tiles.front()))].spec.name + ") on");
-    }
+    if (!sent.ok() && !part.failed) part.failed = with_tiles(std::move(sent).error(), batch.tiles);
     part.closed.pop_front();
     part.batch_changed.notify_all();
   }
 }
 
-/// What was copied before something failed may still be under way: the slot waits for that stream.
-Status DeviceExecutor::send(Part& part, Batch& batch) {
-  Slot& slot = *batch.slot.operator->();
-  std::memcpy(slot.pinned.data(), batch.tiles.data(), batch.tiles.size() * sizeof(gpu::StagedTile));
-  const gpu::MoveTiles kernel{part.table,
-                              reinterpret_cast<const gpu::StagedTile*>(slot.device.data()),
-                              slot.device.data() + kTilesAt,
-                              static_cast<std::uint32_t>(batch.tiles.size()),
-                              gpu::blocks_for(batch.largest),
-                              gpu::MoveTiles::Way::scatter};
+Error DeviceExecutor::with_tiles(Error error, std::span<const gpu::StagedTile> tiles) const {
+  const Layout& layout = *placement_->layout();
+  const std::uint64_t first = placement_->parts().tiles.nth(tiles.front().rank);
+  return std::move(error).with_context(std::to_string(tiles.size()) + " tiles from tile " + std::to_string(first) +
+                                       " (" + layout.tensors()[layout.tensor_of_tile(first)].spec.name + ") on");
+}
+
+gpu::MoveTiles DeviceExecutor::move_of(const Part& part, const Slot& slot, std::span<const gpu::StagedTile> tiles,
+                                       std::uint64_t largest, gpu::MoveTiles::Way way) const {
+  std::memcpy(slot.pinned.data(), tiles.data(), tiles.size_bytes());
+  return {part.table,
+          reinterpret_cast<const gpu::StagedTile*>(slot.device.data()),
+          slot.device.data() + kTilesAt,
+          static_cast<std::uint32_t>(tiles.size()),
+          gpu::blocks_for(largest),
+          way};
+}
+
+/// Copies that `copy` puts into a stream of their own, and then the kernel. What was copied before something failed may
+/// still be under way: the slot waits for that stream.
+template <class Copy>
+Status DeviceExecutor::copy_and_run(Part& part, Slot& slot, const Copy& copy, const gpu::MoveTiles& kernel) {
   const std::lock_guard lock(part.mutex);
   gpu::Stream* last = part.in.get();
   const auto put = [&]() -> Status {
-    DS_TRY(part.in->copy_in(slot.device.data(), slot.pinned.data(), kTilesAt + batch.used));
+    DS_TRY(copy(*part.in));
     DS_TRY(part.in->record(*slot.copied));
     DS_TRY(part.stream->wait_for(*slot.copied));
     last = part.stream.get();
@@ -135,6 +145,15 @@ Status DeviceExecutor::send(Part& part, Batch& batch) {
   Status recorded = last->record(*slot.event);
   if (!recorded.ok()) slot.lost = true;
   return done.ok() ? std::move(recorded) : std::move(done);
+}
+
+Status DeviceExecutor::send(Part& part, Batch& batch) {
+  Slot& slot = *batch.slot.operator->();
+  const auto kernel = move_of(part, slot, batch.tiles, batch.largest, gpu::MoveTiles::Way::scatter);
+  const auto copy = [&](gpu::Stream& in) {
+    return in.copy_in(slot.device.data(), slot.pinned.data(), kTilesAt + batch.used);
+  };
+  return copy_and_run(part, slot, copy, kernel);
 }
 
 Status DeviceExecutor::send_before_reading(Part& part, std::uint64_t rank, const Until& until) {
@@ -164,21 +183,129 @@ Status DeviceExecutor::send_tiles(const Until& until) {
   return finished;
 }
 
+// ---- lent memory ---------------------------------------------------------------------------------------------------
+
+class DeviceExecutor::Lent final : public LentMemory {
+ public:
+  struct OnPart {
+    gpu::RegisteredHost memory;
+    std::unique_ptr<gpu::Event> read;  ///< behind the last copies from there
+    bool lost = false;                 ///< nobody knows when these end
+  };
+  explicit Lent(std::uint64_t lot_bytes) : lot_bytes_(lot_bytes) {}
+  ~Lent() override { end(); }
+
+  std::uint64_t lot_bytes() const noexcept override { return lot_bytes_; }
+
+  bool end() noexcept override {
+    bool ended = true;
+    for (OnPart& on : parts) {
+      // Who put tiles from there has waited for them as long as he could.
+      const Status read = on.lost ? Status(Error(Errc::io, "a copy from it was not recorded"))
+                                  : gpu::wait(*on.read, Deadline::after(kLentGrace), "waiting for copies from it");
+      if (read.ok()) continue;
+      log::warn("device_target abandons_lent_memory why=\"{}\"", read.error().to_string());
+      on.memory.abandon();
+      ended = false;
+    }
+    parts.clear();
+    return ended;
+  }
+
+  std::vector<OnPart> parts;
+
+ private:
+  const std::uint64_t lot_bytes_;
+};
+
+Result<std::unique_ptr<LentMemory>> DeviceExecutor::lend(std::span<std::byte> memory, const Until& until) {
+  auto lent = std::make_unique<Lent>(wide_bytes_ - kTilesAt);
+  for (const auto& part : parts_) {
+    Lent::OnPart on;
+    DS_ASSIGN(on.read, part->device->make_event());
+    DS_ASSIGN(on.memory,
+              gpu::RegisteredHost::make(*part->device, memory.data(), memory.size(), limits_.register_bytes, until));
+    lent->parts.push_back(std::move(on));
+  }
+  return std::unique_ptr<LentMemory>(std::move(lent));
+}
+
+/// The end of the tiles from `first` on that a wide slot has room for.
+std::uint64_t DeviceExecutor::lot_end(std::uint64_t first, std::uint64_t end) const {
+  std::uint64_t used = 0;
+  std::uint64_t rank = first;
+  while (rank < end && rank - first < kTilesMax && used + tile_bytes(rank) <= wide_bytes_ - kTilesAt) {
+    used += aligned(tile_bytes(rank));
+    ++rank;
+  }
+  return rank;
+}
+
+Status DeviceExecutor::put_lent(LentMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows,
+                                const Until& until) {
+  auto& lent = static_cast<Lent&>(memory);
+  const Until patience = patient(until);
+  while (first < end) {
+    const std::uint64_t lot = lot_end(first, end);
+    for (std::uint32_t i = 0; i < parts_.size(); ++i) DS_TRY(put_lent_on(i, lent, first, lot, rows, patience));
+    for (; first < lot; ++first) rows += aligned(tile_bytes(first));
+  }
+  return {};
+}
+
+/// Tiles that lie one behind the other there do so in the slot, too, and are one copy.
+Status DeviceExecutor::put_lent_on(std::uint32_t index, Lent& memory, std::uint64_t first, std::uint64_t end,
+                                   const std::byte* rows, const Until& until) {
+  struct Run {
+    const std::byte* from;
+    std::uint64_t at;
+    std::uint64_t bytes;
+  };
+  std::vector<gpu::StagedTile> tiles;
+  std::vector<Run> runs;
+  std::uint64_t used = 0;
+  std::uint64_t largest = 0;
+  for (std::uint64_t rank = first; rank < end; rows += aligned(tile_bytes(rank)), ++rank) {
+    if ((places_[rank] >> index & 1) == 0) continue;
+    const std::uint64_t bytes = tile_bytes(rank);
+    if (runs.empty() || runs.back().from + (used - runs.back().at) != rows) runs.push_back({rows, used, 0});
+    runs.back().bytes = used + bytes - runs.back().at;
+    tiles.push_back({rank, used, rows_[rank], 0});
+    used += aligned(bytes);
+    largest = std::max(largest, bytes);
+  }
+  if (tiles.empty()) return {};
+  Part& part = *parts_[index];
+  DS_ASSIGN(const Lease lease, take_slot(part, part.wide, until));
+  Slot& slot = *lease.operator->();
+  const auto kernel = move_of(part, slot, tiles, largest, gpu::MoveTiles::Way::scatter);
+  Lent::OnPart& lent = memory.parts[index];
+  const auto copy_all = [&](gpu::Stream& in) -> Status {
+    DS_TRY(in.copy_in(slot.device.data(), slot.pinned.data(), tiles.size() * sizeof(gpu::StagedTile)));
+    for (const Run& run : runs) {
+      std::byte* const to = slot.device.data() + kTilesAt + run.at;
+      DS_TRY(lent.memory.each_piece(run.from, run.bytes, [&](const std::byte* from, std::uint64_t bytes) {
+        return in.copy_in(to + (from - run.from), from, bytes);
+      }));
+    }
+    return {};
+  };
+  const auto copy = [&](gpu::Stream& in) -> Status {
+    Status copied = copy_all(in);
+    Status recorded = in.record(*lent.read);
+    if (!recorded.ok()) lent.lost = true;
+    return copied.ok() ? std::move(recorded) : std::move(copied);
+  };
+  Status sent = copy_and_run(part, slot, copy, kernel);
+  if (!sent.ok()) return with_tiles(std::move(sent).error(), tiles);
+  return {};
+}
+
 // ---- exchange ------------------------------------------------------------------------------------------------------
 
-/// As many tiles as a wide slot has room for.
 void DeviceExecutor::find_groups() {
-  std::uint64_t used = 0;
   groups_ = {0};
-  for (std::uint64_t rank = 0; rank < rows_.size(); ++rank) {
-    const std::uint64_t bytes = tile_bytes(rank);
-    if (used + bytes > wide_bytes_ - kTilesAt || rank - groups_.back() == kTilesMax) {
-      groups_.push_back(rank);
-      used = 0;
-    }
-    used += aligned(bytes);
-  }
-  if (groups_.back() != rows_.size()) groups_.push_back(rows_.size());
+  while (groups_.back() != rows_.size()) groups_.push_back(lot_end(groups_.back(), rows_.size()));
 }
 
 /// What a device does of a group.
@@ -205,14 +332,7 @@ Status DeviceExecutor::fill(OnPart& on, std::uint64_t first, std::uint64_t end, 
     on.used += aligned(bytes);
     largest = std::max(largest, bytes);
   }
-  std::memcpy(host, on.tiles.data(), on.tiles.size() * sizeof(gpu::StagedTile));
-  std::byte* const device = on.slot->device.data();
-  on.kernel = {on.part.table,
-               reinterpret_cast<const gpu::StagedTile*>(device),
-               device + kTilesAt,
-               static_cast<std::uint32_t>(on.tiles.size()),
-               gpu::blocks_for(largest),
-               gpu::MoveTiles::Way::exchange};
+  on.kernel = move_of(on.part, *on.slot.operator->(), on.tiles, largest, gpu::MoveTiles::Way::exchange);
   return {};
 }
 

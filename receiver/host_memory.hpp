@@ -47,6 +47,8 @@ class HostMemory {
   explicit operator bool() const noexcept { return data_ != nullptr; }
   std::span<std::byte> span() const noexcept { return {data_, static_cast<std::size_t>(bytes_)}; }
   void release() noexcept { HostMemory().swap(*this); }
+  /// Forgets it: for what a device may still read.
+  void abandon() noexcept { data_ = nullptr; }
   void swap(HostMemory& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);

@@ -96,6 +96,17 @@ Status MemoryTarget::put_tile(const Tile& tile, const TileRows& rows) {
   return {};
 }
 
+Status MemoryTarget::put_lent(LentMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows) {
+  if (full_ == Full::closed) return {};
+  if (full_ != Full::staged) return put_from(memory, first, end, rows);
+  return Error(Errc::internal, "lent tiles for a staged update");
+}
+
+Status MemoryTarget::put_from(LentMemory& /*memory*/, std::uint64_t /*first*/, std::uint64_t /*end*/,
+                              const std::byte* /*rows*/) {
+  return Error(Errc::internal, name_ + ": nothing was lent");
+}
+
 std::byte* MemoryTarget::full_rows(std::uint32_t tensor) {
   return full_ == Full::closed ? nullptr : tensor_rows(tensor, full_ == Full::staged);
 }

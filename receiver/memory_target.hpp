@@ -47,6 +47,7 @@ class MemoryTarget : public Target {
   Status begin_full(FullOverLive policy, const Until& until) final;
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) final;
   Status put_tile(const Tile& tile, const TileRows& rows) final;
+  Status put_lent(LentMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows) final;
   std::byte* full_rows(std::uint32_t tensor) final;
   Status commit_full(TargetState state, Deadline deadline) final;
   void discard_full() noexcept final;
@@ -90,6 +91,8 @@ class MemoryTarget : public Target {
   /// The tile is what `rows` has: those of open_tile, which have changed, or any others. They are not needed any more
   /// when this returns; the tile is there when settle_full() has returned.
   virtual Status put(const Tile& tile, const TileRows& rows) = 0;
+  /// Target::put_lent, to live memory, for a kind that has lend().
+  virtual Status put_from(LentMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows);
   virtual Status settle_full(const Until& until) = 0;
 
   /// Room for a second version in host memory; nothing if it is there already. On error there is none. no_space,

@@ -8,10 +8,6 @@
 
 namespace deltasync {
 
-namespace {
-constexpr std::uint64_t kTileAlignment = 64;
-}
-
 Status ShadowMemory::open_memory(const Until& until) {
   at_.clear();
   at_.reserve(static_cast<std::size_t>(tiles().tiles()));
@@ -19,67 +15,115 @@ Status ShadowMemory::open_memory(const Until& until) {
   for (std::uint64_t i = 0; i < tiles().tiles(); ++i) {
     const Tile tile = layout_of().tile(tiles().nth(i));
     at_.push_back(bytes);
-    bytes += (tile.rect.rows * row_bytes(tile) + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
+    bytes += (tile.rect.rows * row_bytes(tile) + LentMemory::kTileAlignment - 1) / LentMemory::kTileAlignment *
+             LentMemory::kTileAlignment;
   }
   const std::string what = "a shadow of " + std::to_string(bytes) + " bytes of host memory";
-  if (bytes_max_ != 0 && bytes > bytes_max_) {
-    return Error(Errc::no_space, what + ": " + std::to_string(bytes_max_) + " are allowed");
+  if (options_.bytes_max != 0 && bytes > options_.bytes_max) {
+    return Error(Errc::no_space, what + ": " + std::to_string(options_.bytes_max) + " are allowed");
   }
-  auto memory = HostMemory::map(bytes, pool(), until);
-  if (!memory.ok()) return std::move(memory).error().with_context(what);
-  memory_ = *std::move(memory);
-  log::info("shadow keeps bytes={}", bytes);
+  auto room = make_room(bytes, until);
+  if (!room.ok()) return std::move(room).error().with_context(what);
+  kept_ = *std::move(room);
+  log::info("shadow keeps bytes={} pinned={}", bytes, kept_.is_lent());
   return {};
 }
 
+/// Memory that a device refuses to read is as good, but slower.
+Result<ShadowMemory::Room> ShadowMemory::make_room(std::uint64_t bytes, const Until& until) {
+  DS_ASSIGN(HostMemory memory, HostMemory::map(bytes, pool(), until));
+  Room room(std::move(memory));
+  if (!options_.pin) return room;
+  const Status lent = room.lend_to(live_, until);
+  if (lent.ok()) return room;
+  const Errc code = lent.error().code();
+  if (code == Errc::timed_out || code == Errc::cancelled) return lent.error();
+  log::warn("shadow not_pinned bytes={} why=\"{}\"", bytes, lent.error().to_string());
+  return room;
+}
+
+Status ShadowMemory::Room::lend_to(Target& live, const Until& until) {
+  DS_ASSIGN(lent_, live.lend(memory_.span(), until));
+  return {};
+}
+
+/// What a device may still read is never given back.
+void ShadowMemory::Room::release() noexcept {
+  if (lent_ != nullptr && !lent_->end()) memory_.abandon();
+  lent_.reset();
+  memory_.release();
+}
+
 Status ShadowMemory::put(const Tile& tile, const TileRows& rows) {
-  copy_tile_rows(layout_of(), tile, rows, tile_in(memory_, tile));
+  copy_tile_rows(layout_of(), tile, rows, tile_in(kept_, tile));
   return {};
 }
 
 Status ShadowMemory::exchange(const Tile& tile, const delta::TileRecord& record, MutByteSpan changes) {
-  const TileRows rows = tile_in(memory_, tile);
+  const TileRows rows = tile_in(kept_, tile);
   delta::exchange_tile(layout_of(), record, rows.first, rows.row_stride, changes);
   return {};
 }
 
 Status ShadowMemory::open_staging(const Until& until) {
   if (!staging_) {
-    DS_ASSIGN(staging_, HostMemory::map(bytes(), pool(), until));
+    DS_ASSIGN(staging_, make_room(bytes(), until));
   }
   return {};
 }
 
 Status ShadowMemory::exchange_staging(const Until& /*done at once*/) {
-  memory_.swap(staging_);
+  std::swap(kept_, staging_);
   return {};
 }
 
-Result<TileRows> ShadowMemory::sound_tile(const HostMemory& memory, const Tile& tile, const TargetState& state) const {
-  const TileRows rows = tile_in(memory, tile);
-  if (digest_of_rows(layout_of(), tile, rows) == state.digests[static_cast<std::size_t>(tile.index)]) return rows;
+Status ShadowMemory::check_tile(const Room& room, const Tile& tile, const TargetState& state) const {
+  const std::uint64_t digest = digest_of_rows(layout_of(), tile, tile_in(room, tile));
+  if (digest == state.digests[static_cast<std::size_t>(tile.index)]) return {};
   return Error(Errc::corrupt,
                "the shadow's " + describe_tile(layout_of(), tile.index) + " differs from what was committed");
 }
 
-Status ShadowMemory::check(const HostMemory& memory, const TargetState& state, const Until& until) const {
+Status ShadowMemory::check(const Room& room, const TargetState& state, const Until& until) const {
   constexpr std::uint64_t kTilesPerItem = 16;
   const std::uint64_t items = (tiles().tiles() + kTilesPerItem - 1) / kTilesPerItem;
   return run_all(pool(), items, until, "reading the shadow", [&](std::uint64_t item, unsigned) -> Status {
     const std::uint64_t end = std::min((item + 1) * kTilesPerItem, tiles().tiles());
     for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
-      DS_TRY(sound_tile(memory, layout_of().tile(tiles().nth(i)), state));
+      DS_TRY(check_tile(room, layout_of().tile(tiles().nth(i)), state));
     }
     return {};
   });
 }
 
-Result<TileRows> ShadowMemory::sound_tile(const Tile& tile) const {
-  return sound_tile(memory_, tile, *committed());
+std::vector<std::uint64_t> ShadowMemory::lots() const {
+  constexpr std::uint64_t kLotBytes = std::uint64_t{2} << 20;
+  const std::uint64_t most = kept_.is_lent() ? kept_.lent().lot_bytes() : kLotBytes;
+  std::vector<std::uint64_t> lots{0};
+  for (std::uint64_t i = 1; i <= at_.size(); ++i) {
+    const std::uint64_t end = i < at_.size() ? at_[static_cast<std::size_t>(i)] : kept_.bytes();
+    if (end - at_[static_cast<std::size_t>(lots.back())] > most && i - 1 > lots.back()) lots.push_back(i - 1);
+  }
+  if (lots.back() != at_.size()) lots.push_back(at_.size());
+  return lots;
+}
+
+Status ShadowMemory::put_live(std::uint64_t first, std::uint64_t end) const {
+  for (std::uint64_t i = first; i < end; ++i) {
+    DS_TRY(check_tile(kept_, layout_of().tile(tiles().nth(i)), *committed()));
+  }
+  if (kept_.is_lent()) {
+    return live_.put_lent(kept_.lent(), first, end, kept_.data() + at_[static_cast<std::size_t>(first)]);
+  }
+  for (std::uint64_t i = first; i < end; ++i) {
+    const Tile tile = layout_of().tile(tiles().nth(i));
+    DS_TRY(live_.put_tile(tile, tile_in(kept_, tile)));
+  }
+  return {};
 }
 
 Status ShadowMemory::check(const Until& until) const {
-  return check(memory_, *committed(), until);
+  return check(kept_, *committed(), until);
 }
 
 Status ShadowMemory::check_before(const Until& until) const {

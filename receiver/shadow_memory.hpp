@@ -1,9 +1,12 @@
 // A version in host memory of its own, tile behind tile: as large as the tiles that are kept, however they lie in their
-// tensors.
+// tensors. The target that it is a shadow of may write from there without a copy in between: then it is pinned.
 #pragma once
 
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "deltasync/shadow.hpp"
 #include "receiver/host_memory.hpp"
 #include "receiver/memory_target.hpp"
 
@@ -11,14 +14,18 @@ namespace deltasync {
 
 class ShadowMemory final : public TileTarget {
  public:
-  /// `bytes_max` as in ShadowOptions.
-  ShadowMemory(LayoutPtr layout, TileSet tiles, std::uint64_t bytes_max)
-      : TileTarget("shadow", std::move(layout), std::move(tiles)), bytes_max_(bytes_max) {}
+  /// `live` outlives this.
+  ShadowMemory(Target& live, const ShadowOptions& options)
+      : TileTarget("shadow", live.layout(), *live.kept()), live_(live), options_(options) {}
 
   bool shares_memory() const override { return false; }
-  std::uint64_t bytes() const noexcept { return memory_.span().size(); }
-  /// A tile of the committed version, for who writes it elsewhere: `corrupt` if it is not what was committed.
-  Result<TileRows> sound_tile(const Tile& tile) const;
+  std::uint64_t bytes() const noexcept { return kept_.bytes(); }
+  bool is_pinned() const noexcept { return kept_.is_lent(); }
+  /// The ranks at which the tiles are best cut for put_live(), from 0 to their number.
+  std::vector<std::uint64_t> lots() const;
+  /// Puts tiles of the committed version, with these ranks, to the full update that is open in live memory. `corrupt`
+  /// if one is not what was committed: then none of them is put.
+  Status put_live(std::uint64_t first, std::uint64_t end) const;
   /// All tiles of the committed version are sound; or of the one that rollback() brings back from staging (if it does).
   /// `corrupt` names one that is not.
   Status check(const Until& until) const;
@@ -29,30 +36,59 @@ class ShadowMemory final : public TileTarget {
   Status open_memory(const Until& until) override;
   Status open_live(const Until& /*it is there*/) override { return {}; }
   Result<TileRows> read_tile(const Tile& tile, std::vector<std::byte>& /*it is there*/) const override {
-    return tile_in(memory_, tile);
+    return tile_in(kept_, tile);
   }
   Result<TileRows> open_tile(const Tile& tile, std::vector<std::byte>& /*changed in place*/) override {
-    return tile_in(memory_, tile);
+    return tile_in(kept_, tile);
   }
   Status put(const Tile& tile, const TileRows& rows) override;
   Status exchange(const Tile& tile, const delta::TileRecord& record, MutByteSpan changes) override;
   Status open_staging(const Until& until) override;
-  void close_staging() noexcept override { staging_.release(); }
+  void close_staging() noexcept override { staging_ = {}; }
   TileRows staged_tile(const Tile& tile) const override { return tile_in(staging_, tile); }
   Status exchange_staging(const Until& until) override;
-  std::uint64_t staging_bytes() const override { return staging_.span().size(); }
+  std::uint64_t staging_bytes() const override { return staging_.bytes(); }
 
-  Result<TileRows> sound_tile(const HostMemory& memory, const Tile& tile, const TargetState& state) const;
-  Status check(const HostMemory& memory, const TargetState& state, const Until& until) const;
-  TileRows tile_in(const HostMemory& memory, const Tile& tile) const {
+  /// Room for one version.
+  class Room {
+   public:
+    Room() = default;
+    explicit Room(HostMemory memory) : memory_(std::move(memory)) {}
+    Room(Room&& other) noexcept = default;
+    Room& operator=(Room&& other) noexcept {
+      release();
+      memory_ = std::move(other.memory_);
+      lent_ = std::move(other.lent_);
+      return *this;
+    }
+    ~Room() { release(); }
+
+    Status lend_to(Target& live, const Until& until);
+    explicit operator bool() const noexcept { return static_cast<bool>(memory_); }
+    std::byte* data() const noexcept { return memory_.span().data(); }
+    std::uint64_t bytes() const noexcept { return memory_.span().size(); }
+    bool is_lent() const noexcept { return lent_ != nullptr; }
+    LentMemory& lent() const noexcept { return *lent_; }
+
+   private:
+    void release() noexcept;
+    HostMemory memory_;
+    std::unique_ptr<LentMemory> lent_;
+  };
+
+  Result<Room> make_room(std::uint64_t bytes, const Until& until);
+  Status check_tile(const Room& room, const Tile& tile, const TargetState& state) const;
+  Status check(const Room& room, const TargetState& state, const Until& until) const;
+  TileRows tile_in(const Room& room, const Tile& tile) const {
     const auto rank = static_cast<std::size_t>(tiles().rank(tile.index).value());
-    return {memory.span().data() + at_[rank], row_bytes(tile)};
+    return {room.data() + at_[rank], row_bytes(tile)};
   }
 
-  const std::uint64_t bytes_max_;
+  Target& live_;
+  const ShadowOptions options_;
   std::vector<std::uint64_t> at_;  ///< of each tile, by rank
-  HostMemory memory_;
-  HostMemory staging_;
+  Room kept_;
+  Room staging_;
 };
 
 }  // namespace deltasync

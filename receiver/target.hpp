@@ -73,6 +73,21 @@ struct WrongCopy {
   std::string memory;  ///< the live memory that has the first such place
 };
 
+/// Host memory that a target puts tiles from without a copy of its own. Ends before its target, and before the memory.
+class LentMemory {
+ public:
+  static constexpr std::uint64_t kTileAlignment = 64;  ///< of tiles in it
+
+  LentMemory() = default;
+  virtual ~LentMemory() = default;
+  LentMemory(const LentMemory&) = delete;
+  LentMemory& operator=(const LentMemory&) = delete;
+  /// Tiles are best put so many bytes at a time.
+  virtual std::uint64_t lot_bytes() const noexcept = 0;
+  /// Nothing reads the memory any more. False: a device may still, and the memory must never be given back.
+  virtual bool end() noexcept = 0;
+};
+
 /// What takes a commit back that was refused may last so much longer than the commit's own deadline, which may have
 /// passed by then: long enough to write a model once more, and no longer, since an engine waits.
 inline constexpr std::chrono::seconds kTakeBackGrace{10};
@@ -179,6 +194,18 @@ class Target {
   virtual Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) = 0;
   /// The tile is what `rows` has: those of full_tile(), or any others. Different tiles may be put by different threads.
   virtual Status put_tile(const Tile& tile, const TileRows& rows) = 0;
+  /// Lets devices read this host memory, which begins a page, where it is. Null: the target has no use for that. Takes
+  /// long for much memory. no_space or io: a device refuses it; timed_out, cancelled.
+  virtual Result<std::unique_ptr<LentMemory>> lend(std::span<std::byte> /*memory*/, const Until& /*until*/) {
+    return std::unique_ptr<LentMemory>();
+  }
+  /// put_tile for tiles of which `kept` has the ranks [first, end). They lie in lent memory, one behind the other from
+  /// `rows` on, each without gaps and from a multiple of kTileAlignment; and stay there, unchanged, until the update is
+  /// committed or discarded.
+  virtual Status put_lent(LentMemory& /*memory*/, std::uint64_t /*first*/, std::uint64_t /*end*/,
+                          const std::byte* /*rows*/) {
+    return Error(Errc::internal, "nothing was lent");
+  }
   /// Where all rows of a tensor lie one behind the other in the open full update: those who receive many at once may
   /// write there, and put no tile. Null: nowhere.
   virtual std::byte* full_rows(std::uint32_t tensor) = 0;

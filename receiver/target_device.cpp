@@ -38,6 +38,9 @@ class DeviceTarget final : public MemoryTarget {
   void begin_pull(const Until& until) override;
   void end_pull() noexcept override { pull_.reset(); }
   Status finish_live(const Until& until) override;
+  Result<std::unique_ptr<LentMemory>> lend(std::span<std::byte> memory, const Until& until) override {
+    return executor_->lend(memory, until);
+  }
 
  private:
   Status check_subscription(const TileSet& asked) const override { return check_placed_tiles(tiles(), asked); }
@@ -53,6 +56,9 @@ class DeviceTarget final : public MemoryTarget {
   }
   Status put(const Tile& tile, const TileRows& rows) override {
     return executor_->put_tile(rank(tile), rows.first, rows.row_stride, patient());
+  }
+  Status put_from(LentMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows) override {
+    return executor_->put_lent(memory, first, end, rows, patient());
   }
   Status settle_full(const Until& until) override;
   Status apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests, Deadline deadline,

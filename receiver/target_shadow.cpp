@@ -40,7 +40,7 @@ std::vector<StagedStep> clone(const std::vector<StagedStep>& steps) {
 }  // namespace
 
 ShadowedTarget::ShadowedTarget(TargetPtr live, const ShadowOptions& options)
-    : live_(std::move(live)), shadow_(live_->layout(), *live_->kept(), options.bytes_max) {}
+    : live_(std::move(live)), shadow_(*live_, options) {}
 
 Status ShadowedTarget::subscribe(const TileSet& tiles) {
   DS_TRY(live_->subscribe(tiles));
@@ -171,20 +171,12 @@ void ShadowedTarget::discard_full() noexcept {
 
 /// Each tile is verified before it is written. On error live memory has no version, unless nothing was written to it.
 Status ShadowedTarget::write_live(const Until& until) {
-  constexpr std::uint64_t kTilesPerItem = 16;
   const TargetState& state = *shadow_.committed();
-  const TileSet& tiles = *live_->kept();
+  const std::vector<std::uint64_t> lots = shadow_.lots();
   DS_TRY(live_->begin_full(FullOverLive::in_place, until));
-  const std::uint64_t items = (tiles.tiles() + kTilesPerItem - 1) / kTilesPerItem;
   Status put =
-      run_all(*pool_, items, until, "writing live memory from the shadow", [&](std::uint64_t item, unsigned) -> Status {
-        const std::uint64_t end = std::min((item + 1) * kTilesPerItem, tiles.tiles());
-        for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
-          const Tile tile = layout()->tile(tiles.nth(i));
-          DS_ASSIGN(const TileRows rows, shadow_.sound_tile(tile));
-          DS_TRY(live_->put_tile(tile, rows));
-        }
-        return {};
+      run_all(*pool_, lots.size() - 1, until, "writing live memory from the shadow", [&](std::uint64_t lot, unsigned) {
+        return shadow_.put_live(lots[static_cast<std::size_t>(lot)], lots[static_cast<std::size_t>(lot) + 1]);
       });
   if (put.ok()) put = live_->commit_full(state, until.deadline());
   if (!put.ok()) live_->discard_full();
@@ -265,6 +257,7 @@ void ShadowedTarget::disown() noexcept {
 ShadowState ShadowedTarget::state() const {
   ShadowState state;
   state.bytes = shadow_.bytes();
+  state.pinned = shadow_.is_pinned();
   if (shadow_.committed() != nullptr) state.version = shadow_.committed()->version;
   state.live_given_up = given_up_;
   return state;

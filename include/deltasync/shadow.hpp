@@ -15,6 +15,10 @@ struct ShadowOptions {
   /// So much host memory at most; what the subscribed tiles need beyond it is refused. 0: as much as the machine and
   /// its cgroup have room for.
   std::uint64_t bytes_max = 0;
+  /// Lets devices read the shadow where it is, so that what is written from it needs no copy on the host. Binding, and
+  /// a staged full update, take longer for it. Where a device refuses (the log line `shadow not_pinned` says why), and
+  /// where live memory is on the host, everything works without.
+  bool pin = true;
 };
 
 /// A target that keeps each version twice: in the live memory of `live`, which is one of make_placed_target or
@@ -46,6 +50,7 @@ Result<TargetPtr> make_shadowed_target(TargetPtr live, const ShadowOptions& opti
 struct ShadowState {
   std::uint64_t bytes = 0;         ///< of host memory that it takes; while a full update over it is staged, or can be
                                    ///< taken back, as much again is taken
+  bool pinned = false;             ///< devices read it where it is
   std::optional<Version> version;  ///< the last that was committed whole, whatever live memory has
   bool live_given_up = false;
 };

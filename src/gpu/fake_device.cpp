@@ -44,9 +44,10 @@ class FakeStream final : public Stream {
   FakeStream(FakeDevice& device, std::uint64_t stream) : device_(device), stream_(stream) {}
 
   Status copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) override {
-    return copy(device, bytes, host, bytes, "copy to the device", [=] {
+    const auto work = [=] {
       if (bytes != 0) std::memcpy(device, host, static_cast<std::size_t>(bytes));
-    });
+    };
+    return copy(device, bytes, host, bytes, "copy to the device", work, /*into=*/true);
   }
   Status copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) override {
     return copy(device, bytes, host, bytes, "copy from the device", [=] {
@@ -83,12 +84,13 @@ class FakeStream final : public Stream {
  private:
   /// `device_bytes` and `host_bytes`: from the first byte to the last, gaps included.
   Status copy(const std::byte* device, std::uint64_t device_bytes, const std::byte* host, std::uint64_t host_bytes,
-              const char* what, std::function<void()> work) {
+              const char* what, std::function<void()> work, bool into = false) {
     const std::lock_guard lock(device_.mutex_);
     DS_TRY(device_.count_locked(FakeDevice::Call::copy, what));
     DS_TRY(device_.check_copy_locked(device, device_bytes, host, host_bytes, what));
     ++device_.counts_.copies;
     device_.counts_.bytes_copied += host_bytes;
+    if (into && inside(device_.registered_, host, host_bytes)) device_.counts_.copied_from_registered += host_bytes;
     return device_.put_locked(stream_, {std::move(work), {}, host, host_bytes});
   }
   template <class K>

@@ -93,6 +93,7 @@ class FakeDevice final : public Device {
     std::uint64_t pinned_bytes = 0;
     std::uint64_t pinned_bytes_most = 0;
     std::uint64_t registered_bytes = 0;
+    std::uint64_t copied_from_registered = 0;  ///< bytes
   };
   Counts counts() const;
 

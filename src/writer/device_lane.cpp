@@ -15,7 +15,7 @@ Result<std::unique_ptr<DeviceLane>> DeviceLane::open(const Surroundings& around,
 
 DeviceLane::~DeviceLane() {
   if (!busy()) return;
-  for (gpu::Memory& half : registered_) half.abandon();
+  for (gpu::RegisteredHost& half : registered_) half.abandon();
   buffer_.abandon();
 }
 
@@ -33,15 +33,12 @@ Status DeviceLane::prepare() {
 Status DeviceLane::register_halves() {
   for (unsigned h = 0; h < shm::kHalves; ++h) {
     const MutByteSpan half = around_.segment.half(h);
-    for (std::uint64_t at = 0; at < half.size(); at += limits_.register_bytes) {
-      const std::uint64_t bytes = std::min<std::uint64_t>(limits_.register_bytes, half.size() - at);
-      auto registered = around_.device.register_host(half.data() + at, bytes);
-      if (!registered) {
-        registered_.clear();
-        return std::move(registered).error();
-      }
-      registered_.push_back(std::move(registered).value());
+    auto registered = gpu::RegisteredHost::make(around_.device, half.data(), half.size(), limits_.register_bytes);
+    if (!registered) {
+      registered_ = {};
+      return std::move(registered).error();
     }
+    registered_[h] = *std::move(registered);
   }
   return {};
 }
@@ -118,24 +115,18 @@ Status DeviceLane::put(Flight& flight, std::span<const CopyJob> jobs) {
   return {};
 }
 
-/// No copy crosses from one registered part of the half to the next.
 Status DeviceLane::put_in_place(unsigned half, const CopyJob& job) {
-  const auto part_of = [&, first = around_.segment.half(half).data()](const std::byte* at) {
-    return static_cast<std::uint64_t>(at - first) / limits_.register_bytes;
-  };
   if (job.rows == 0 || job.row_bytes == 0) return {};
-  if (part_of(job.to) == part_of(job.to + (job.rows - 1) * job.to_stride + job.row_bytes - 1)) {
+  const gpu::RegisteredHost& registered = registered_[half];
+  if (registered.in_one_part(job.to, (job.rows - 1) * job.to_stride + job.row_bytes)) {
     return stream_->copy_out_rows(job.to, job.to_stride, job.from, job.from_stride, job.row_bytes, job.rows);
   }
   for (std::uint64_t row = 0; row < job.rows; ++row) {
     std::byte* const to = job.to + row * job.to_stride;
-    for (std::uint64_t at = 0; at < job.row_bytes;) {
-      const auto offset = static_cast<std::uint64_t>(to + at - around_.segment.half(half).data());
-      const std::uint64_t left = limits_.register_bytes - offset % limits_.register_bytes;
-      const std::uint64_t bytes = std::min<std::uint64_t>(left, job.row_bytes - at);
-      DS_TRY(stream_->copy_out(to + at, job.from + row * job.from_stride + at, bytes));
-      at += bytes;
-    }
+    const std::byte* const from = job.from + row * job.from_stride;
+    DS_TRY(registered.each_piece(to, job.row_bytes, [&](std::byte* at, std::uint64_t bytes) {
+      return stream_->copy_out(at, from + (at - to), bytes);
+    }));
   }
   return {};
 }

@@ -7,6 +7,7 @@
 // pinned buffer, and from there into the half once it has arrived.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "deltasync/result.hpp"
 #include "format/segment.hpp"
 #include "gpu/device.hpp"
+#include "gpu/registered_host.hpp"
 #include "shm/roles.hpp"
 #include "shm/segment.hpp"
 #include "writer/copy.hpp"
@@ -31,8 +33,7 @@ struct DeviceLimits {
   std::size_t flights_max = 32;
   std::uint64_t bounce_bytes = 8u << 20;  ///< of one flight, without registration
   std::size_t bounce_flights = 4;
-  /// Of a half in one go: drivers refuse 512 GiB. A multiple of the page size.
-  std::uint64_t register_bytes = std::uint64_t{64} << 30;
+  std::uint64_t register_bytes = gpu::RegisteredHost::kPartBytes;  ///< of a half at once
 };
 
 /// Used by one thread at a time.
@@ -102,7 +103,7 @@ class DeviceLane {
 
   const Surroundings around_;
   const DeviceLimits limits_;
-  std::vector<gpu::Memory> registered_;  ///< the halves, in parts
+  std::array<gpu::RegisteredHost, shm::kHalves> registered_;
   gpu::Memory buffer_;
   std::unique_ptr<gpu::Stream> stream_;
   std::unique_ptr<gpu::Event> ready_;    ///< in the trainer's stream

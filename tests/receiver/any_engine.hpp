@@ -48,11 +48,12 @@ class AnyEngine {
     sources[0].device = fake_.get();
     DeviceTargetOptions options;
     options.live = live;
-    options.staging_bytes = std::uint64_t{1} << 20;
+    options.staging_bytes = staging_bytes;
     options.patience = patience;
     return make_device_target_on(placement_, std::move(sources), options);
   }
   std::chrono::nanoseconds patience = std::chrono::seconds(30);
+  std::uint64_t staging_bytes = std::uint64_t{1} << 20;
 
   void flip(std::byte* at, unsigned bit) {
     const std::size_t i = memory_of(at);

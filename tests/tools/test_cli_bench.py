@@ -89,7 +89,7 @@ class BenchTest(CliTest):
     def test_gpu_on_a_fake_device(self):
         # By default the model is one that this device has room for.
         fields = ["model_bytes", "density", "delta_bytes", "verify_s", "delta_absolute_bytes", "verify_absolute_s",
-                  "pause_ms", "scatter_ms", "wake_ms", "wake_gbps",
+                  "pause_ms", "scatter_ms", "wake_ms", "wake_gbps", "wake_to_limit", "wake_copied_gbps",
                   "pinned_d2h_limit_gbps", "offload_gbps", "offload_to_limit", "offload_ms", "offload_write_ms",
                   "pinned_h2d_limit_gbps", "full_h2d_gbps", "full_h2d_to_limit",
                   "hbm_limit_gbps", "hbm_limit_bytes", "attest_ms", "attest_gbps", "attest_to_limit",
@@ -104,7 +104,9 @@ class BenchTest(CliTest):
         self.assertEqual(got["devices"], 2)
         self.assertAlmostEqual(got["density"], 0.01, delta=0.002)
         self.assertGreater(got["delta_absolute_bytes"], got["delta_bytes"])
+        self.assert_ratio(got, "wake_to_limit", "wake_gbps", "pinned_h2d_limit_gbps")
         self.assertIs(got["offload_registered"], True)
+        self.assertIs(got["shadow_pinned"], True)
         self.assertIn("fake", got["device"])
         self.cli("bench", "diff", "--fake-device", expect=USAGE)
 
