@@ -63,7 +63,7 @@ class NcclBroadcast final : public Broadcast {
   explicit NcclBroadcast(std::vector<NcclComm> comms) : comms_(std::move(comms)) {}
   ~NcclBroadcast() override {
     // ncclCommDestroy() would wait, without a deadline, for a broadcast that does not end.
-    for (const NcclComm comm : comms_) static_cast<void>(nccl().abort(comm));
+    for (NcclComm comm : comms_) static_cast<void>(nccl().abort(comm));
   }
   NcclBroadcast(const NcclBroadcast&) = delete;
   NcclBroadcast& operator=(const NcclBroadcast&) = delete;

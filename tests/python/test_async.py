@@ -37,3 +37,36 @@ def test_versions_come_while_the_loop_runs(segment_name: str) -> None:
     with deltasync.WeightManager(weights, name=segment_name) as manager:
         manager.offload(weights)
         asyncio.run(run(manager))
+
+
+def test_who_waits_for_the_background_goes_on_waiting_over_an_attestation(segment_name: str) -> None:
+    weights = {"w": np.ones((8, 8), np.float32)}
+
+    async def run(manager: deltasync.WeightManager) -> None:
+        async with await deltasync.AsyncReceiver.connect(manager.endpoint, background=True) as receiver:
+            await receiver.update()
+            waiting = asyncio.create_task(receiver.prepare())
+            for _ in range(3):
+                await asyncio.sleep(0.05)
+                assert await receiver.attest() == []
+            assert not waiting.done()
+            weights["w"][0, 0] = 7
+            manager.offload(weights)
+            assert (await waiting).version.number == 2
+            await receiver.commit()
+            for number, call in enumerate((receiver.receiver.update, receiver.receiver.commit), 3):
+                updated = asyncio.create_task(asyncio.to_thread(call))
+                await asyncio.sleep(0.05)
+                assert await receiver.attest() == []
+                assert not updated.done()
+                manager.offload(weights)
+                assert (await updated).version.number == number
+            ended = asyncio.create_task(receiver.prepare())
+            await asyncio.sleep(0.05)
+            receiver.cancel()
+            with pytest.raises(errors.Cancelled):
+                await ended
+
+    with deltasync.WeightManager(weights, name=segment_name) as manager:
+        manager.offload(weights)
+        asyncio.run(run(manager))

@@ -151,6 +151,10 @@ inline std::unique_ptr<Place> devices(RandomPlan::Ignore ignore, std::int32_t co
   return std::make_unique<EngineDevices>(ignore, count, some_on_host, std::move(open));
 }
 
+inline std::unique_ptr<Place> shadowed(std::unique_ptr<Place> live) {
+  return std::make_unique<Shadowed>(std::move(live));
+}
+
 #ifdef DELTASYNC_TEST_CUDA
 inline Result<std::unique_ptr<gpu::Device>> real_device(std::int32_t ordinal, std::uint64_t /*seed*/) {
   return gpu::open_cuda_device(ordinal, gpu::Use::kernels);
@@ -158,7 +162,9 @@ inline Result<std::unique_ptr<gpu::Device>> real_device(std::int32_t ordinal, st
 
 inline std::vector<Kind> kinds() {
   return {Kind{"Cuda", [] { return devices(RandomPlan::Ignore::parts_of_tiles, 1, true, real_device); }, false, true},
-          Kind{"CudaResolved", [] { return devices(RandomPlan::Ignore::nothing, 1, false, real_device); }, true, true}};
+          Kind{"CudaResolved", [] { return devices(RandomPlan::Ignore::nothing, 1, false, real_device); }, true, true},
+          Kind{"CudaShadow", [] { return shadowed(devices(RandomPlan::Ignore::parts_of_tiles, 1, true, real_device)); },
+               true, true}};
 }
 #else
 inline Result<std::unique_ptr<gpu::Device>> fake_device(std::int32_t ordinal, std::uint64_t seed) {
@@ -170,10 +176,6 @@ inline Result<std::unique_ptr<gpu::Device>> fake_device(std::int32_t ordinal, st
 
 inline std::unique_ptr<Place> engine(RandomPlan::Ignore ignore) {
   return std::make_unique<EngineMemory>(ignore);
-}
-
-inline std::unique_ptr<Place> shadowed(std::unique_ptr<Place> live) {
-  return std::make_unique<Shadowed>(std::move(live));
 }
 
 inline std::vector<Kind> kinds() {

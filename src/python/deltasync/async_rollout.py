@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ._native import Layout, PlacementPlan, Version
-from .errors import Error
+from .errors import Cancelled
 from .prepared import PullReport, RepairReport
 from .rollout import Receiver
 
@@ -45,21 +46,27 @@ class AsyncReceiver:
 
     async def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
         """Returns once the version is staged and verified; commit() makes it visible."""
-        before = self.receiver._staged
-        prepared = self.receiver.prepare(version, timeout=timeout)
         limit = self.receiver.timeout if timeout is None else timeout
-        pull = asyncio.shield(asyncio.wrap_future(prepared._future))
-        try:
-            await asyncio.wait_for(pull, None if limit == math.inf else limit)
-        except TimeoutError as error:
-            if isinstance(error, Error):
+        end = time.monotonic() + limit
+        while True:
+            left = max(0.0, end - time.monotonic())
+            before = self.receiver._staged
+            prepared = self.receiver.prepare(version, timeout=left)
+            pull = asyncio.wrap_future(prepared._future)
+            pull.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # which wait() below tells
+            try:
+                await asyncio.wait([pull], timeout=None if left == math.inf else left)
+            except asyncio.CancelledError:
+                if prepared is not before:  # else somebody else's, or the background's
+                    prepared.cancel()
                 raise
-            raise self.receiver._late(version, limit) from None
-        except asyncio.CancelledError:
-            if prepared is not before:  # else somebody else's, or the background's
-                prepared.cancel()
-            raise
-        return prepared.wait()
+            if not prepared.done:
+                raise self.receiver._late(version, limit)
+            try:
+                return prepared.wait()
+            except Cancelled:
+                if not prepared._paused:
+                    raise
 
     async def commit(self, *, timeout: float | None = None) -> PullReport:
         return await self._run(lambda: self.receiver.commit(timeout=timeout))

@@ -71,6 +71,7 @@ class Prepared:
         self.asked = asked
         self._stop = StopSource()
         self._cancelled = threading.Event()
+        self._paused = False  # cancelled for a call that had to have the receiver: who waits may ask anew
         self._future: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
 
     @property

@@ -158,8 +158,11 @@ class Receiver:
         """Begins to pull a version in the background and returns at once: its number, its label, or by default the
         newest. See :class:`Prepared`. One that is being prepared already is joined if it is the same, else replaced."""
         prepared = self._staged
-        if prepared is not None and prepared.asked == version and not prepared.over:
-            return prepared
+        if prepared is not None and prepared.asked == version:
+            if not prepared.over:
+                return prepared
+            if prepared._paused and version is None:
+                return self.follow()  # as the call that it is paused for does in the end
         return self._begin(version, self.timeout if timeout is None else timeout, newer=False)
 
     def commit(self, *, timeout: float | None = None) -> PullReport:
@@ -167,7 +170,7 @@ class Receiver:
         prepared = self._staged
         if prepared is None:
             raise InvalidArgument("commit: nothing is prepared; call prepare() first, or update()")
-        return prepared.commit(timeout=timeout)
+        return self._wait_and_commit(prepared, time.monotonic() + (self.timeout if timeout is None else timeout))
 
     def update(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
         """prepare() and commit() in one: brings the memory to a version, by default the newest."""
@@ -177,7 +180,7 @@ class Receiver:
             prepared = self._begin(None, _left(end), newer=False)  # there may be a newer one by now
         else:
             prepared = self.prepare(version, timeout=_left(end))
-        return prepared.commit(timeout=_left(end))
+        return self._wait_and_commit(prepared, end)
 
     def rollback(self) -> Version | None:
         """Takes the last commit back, bit for bit, until the next pull begins (with ``background`` that is at once);
@@ -343,6 +346,7 @@ class Receiver:
         # A forked child's pull is the parent's: _locked() refuses the call.
         paused = self._background and waiting is not None and not waiting.done and os.getpid() == self._pid
         if paused and waiting is not None:
+            waiting._paused = True
             waiting.cancel()
         try:
             with self._locked(what, end):
@@ -460,6 +464,15 @@ class Receiver:
         finally:
             if self._background and self._staged is None and not self._closed:
                 self._next_background()
+
+    def _wait_and_commit(self, prepared: Prepared, end: float) -> PullReport:
+        while True:
+            try:
+                return prepared.commit(timeout=_left(end))
+            except Cancelled:
+                if not prepared._paused:
+                    raise
+            prepared = self.prepare(prepared.asked, timeout=_left(end))
 
     def _still_wanted(self, prepared: Prepared, asked: int | str, end: float) -> bool:
         """Whether the agent means by `asked` what is staged: after another start of the trainer it may be other weights
