@@ -47,12 +47,14 @@ class DeviceExecutor {
     gpu::Device* device = nullptr;          ///< outlives this
     std::unique_ptr<gpu::Stream> engine{};  ///< the engine's stream, if it named one
   };
+  static constexpr std::uint64_t kRegisterBytes = std::uint64_t{64} << 20;
   /// As in DeviceTargetOptions.
   struct Limits {
     std::uint64_t staging_bytes = 0;  ///< but a few tiles' at least
     std::uint64_t changes_bytes = 0;
     std::chrono::nanoseconds patience{};
-    std::uint64_t register_bytes = std::uint64_t{4} << 30;  ///< of lent memory at once, between looks at the time
+    /// Of lent memory at once, in whole pages: the driver may keep others waiting for so long.
+    std::uint64_t register_bytes = kRegisterBytes;
   };
   /// unsupported if a memory's device is not among the sources; no_space; timed_out or cancelled by `until` (none: by
   /// the patience alone, which also bounds what a failed call has still to wait for).

@@ -198,18 +198,20 @@ class DeviceExecutor::Lent final : public LentMemory {
   std::uint64_t lot_bytes() const noexcept override { return lot_bytes_; }
 
   bool end() noexcept override {
-    bool ended = true;
-    for (OnPart& on : parts) {
-      // Who put tiles from there has waited for them as long as he could.
-      const Status read = on.lost ? Status(Error(Errc::io, "a copy from it was not recorded"))
-                                  : gpu::wait(*on.read, Deadline::after(kLentGrace), "waiting for copies from it");
-      if (read.ok()) continue;
+    // Who put tiles from there has waited for them as long as he could.
+    const Deadline grace = Deadline::after(kLentGrace);
+    Status read;
+    for (std::size_t i = 0; i < parts.size() && read.ok(); ++i) {
+      read = parts[i].lost ? Status(Error(Errc::io, "a copy from it was not recorded"))
+                           : gpu::wait(*parts[i].read, grace, "waiting for copies from it");
+    }
+    if (!read.ok()) {
       log::warn("device_target abandons_lent_memory why=\"{}\"", read.error().to_string());
-      on.memory.abandon();
-      ended = false;
+      // One of the devices has registered it for all of them.
+      for (OnPart& on : parts) on.memory.abandon();
     }
     parts.clear();
-    return ended;
+    return read.ok();
   }
 
   std::vector<OnPart> parts;
@@ -276,8 +278,9 @@ Status DeviceExecutor::put_lent_on(std::uint32_t index, Lent& memory, std::uint6
   }
   if (tiles.empty()) return {};
   Part& part = *parts_[index];
-  DS_ASSIGN(const Lease lease, take_slot(part, part.wide, until));
-  Slot& slot = *lease.operator->();
+  auto lease = take_slot(part, part.wide, until);
+  if (!lease.ok()) return with_tiles(std::move(lease).error(), tiles);
+  Slot& slot = *lease->operator->();
   const auto kernel = move_of(part, slot, tiles, largest, gpu::MoveTiles::Way::scatter);
   Lent::OnPart& lent = memory.parts[index];
   const auto copy_all = [&](gpu::Stream& in) -> Status {
@@ -293,7 +296,7 @@ Status DeviceExecutor::put_lent_on(std::uint32_t index, Lent& memory, std::uint6
   const auto copy = [&](gpu::Stream& in) -> Status {
     Status copied = copy_all(in);
     Status recorded = in.record(*lent.read);
-    if (!recorded.ok()) lent.lost = true;
+    lent.lost = !recorded.ok();  // what comes later in this stream is behind it
     return copied.ok() ? std::move(recorded) : std::move(copied);
   };
   Status sent = copy_and_run(part, slot, copy, kernel);

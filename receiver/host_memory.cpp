@@ -82,6 +82,10 @@ Result<HostMemory> HostMemory::map_parts(std::uint64_t bytes, const std::vector<
   return memory;
 }
 
+void HostMemory::keep_from_children() const noexcept {
+  if (data_ != nullptr) madvise(data_, mapped_bytes(bytes_), MADV_DONTFORK);
+}
+
 HostMemory::~HostMemory() {
   if (data_ != nullptr) munmap(data_, mapped_bytes(bytes_));
 }

@@ -47,6 +47,9 @@ class HostMemory {
   explicit operator bool() const noexcept { return data_ != nullptr; }
   std::span<std::byte> span() const noexcept { return {data_, static_cast<std::size_t>(bytes_)}; }
   void release() noexcept { HostMemory().swap(*this); }
+  /// A forked child has none of it. Where a device reads memory, a child's share of it would be a copy, or would leave
+  /// the device with the copy and this process with other pages.
+  void keep_from_children() const noexcept;
   /// Forgets it: for what a device may still read.
   void abandon() noexcept { data_ = nullptr; }
   void swap(HostMemory& other) noexcept {

@@ -22,27 +22,23 @@ Status ShadowMemory::open_memory(const Until& until) {
   if (options_.bytes_max != 0 && bytes > options_.bytes_max) {
     return Error(Errc::no_space, what + ": " + std::to_string(options_.bytes_max) + " are allowed");
   }
-  auto room = make_room(bytes, until);
-  if (!room.ok()) return std::move(room).error().with_context(what);
-  kept_ = *std::move(room);
-  log::info("shadow keeps bytes={} pinned={}", bytes, kept_.is_lent());
+  auto memory = HostMemory::map(bytes, pool(), until);
+  if (!memory.ok()) return std::move(memory).error().with_context(what);
+  kept_ = Room(*std::move(memory));
+  pin(until);
+  log::info("shadow keeps bytes={} pinned={}", bytes, is_pinned());
   return {};
 }
 
 /// Memory that a device refuses to read is as good, but slower.
-Result<ShadowMemory::Room> ShadowMemory::make_room(std::uint64_t bytes, const Until& until) {
-  DS_ASSIGN(HostMemory memory, HostMemory::map(bytes, pool(), until));
-  Room room(std::move(memory));
-  if (!options_.pin) return room;
-  const Status lent = room.lend_to(live_, until);
-  if (lent.ok()) return room;
-  const Errc code = lent.error().code();
-  if (code == Errc::timed_out || code == Errc::cancelled) return lent.error();
-  log::warn("shadow not_pinned bytes={} why=\"{}\"", bytes, lent.error().to_string());
-  return room;
+void ShadowMemory::pin(const Until& until) {
+  if (!options_.pin || is_pinned()) return;
+  const Status lent = kept_.lend_to(live_, until);
+  if (!lent.ok()) log::warn("shadow not_pinned bytes={} why=\"{}\"", bytes(), lent.error().to_string());
 }
 
 Status ShadowMemory::Room::lend_to(Target& live, const Until& until) {
+  memory_.keep_from_children();
   DS_ASSIGN(lent_, live.lend(memory_.span(), until));
   return {};
 }
@@ -66,9 +62,10 @@ Status ShadowMemory::exchange(const Tile& tile, const delta::TileRecord& record,
 }
 
 Status ShadowMemory::open_staging(const Until& until) {
-  if (!staging_) {
-    DS_ASSIGN(staging_, make_room(bytes(), until));
-  }
+  if (staging_) return {};
+  // Not pinned: an engine computes meanwhile, and the driver would keep it waiting.
+  DS_ASSIGN(HostMemory memory, HostMemory::map(bytes(), pool(), until));
+  staging_ = Room(std::move(memory));
   return {};
 }
 

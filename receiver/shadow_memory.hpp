@@ -20,6 +20,8 @@ class ShadowMemory final : public TileTarget {
 
   bool shares_memory() const override { return false; }
   std::uint64_t bytes() const noexcept { return kept_.bytes(); }
+  /// Lets devices read it where it is, if they can by then and options ask for it.
+  void pin(const Until& until);
   bool is_pinned() const noexcept { return kept_.is_lent(); }
   /// The ranks at which the tiles are best cut for put_live(), from 0 to their number.
   std::vector<std::uint64_t> lots() const;
@@ -63,6 +65,7 @@ class ShadowMemory final : public TileTarget {
     }
     ~Room() { release(); }
 
+    /// On error devices do not read it where it is.
     Status lend_to(Target& live, const Until& until);
     explicit operator bool() const noexcept { return static_cast<bool>(memory_); }
     std::byte* data() const noexcept { return memory_.span().data(); }
@@ -76,7 +79,6 @@ class ShadowMemory final : public TileTarget {
     std::unique_ptr<LentMemory> lent_;
   };
 
-  Result<Room> make_room(std::uint64_t bytes, const Until& until);
   Status check_tile(const Room& room, const Tile& tile, const TargetState& state) const;
   Status check(const Room& room, const TargetState& state, const Until& until) const;
   TileRows tile_in(const Room& room, const Tile& tile) const {

@@ -199,7 +199,7 @@ Result<std::vector<WrongCopy>> DeviceTarget::wrong_copies(std::span<const std::u
 }  // namespace
 
 Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<DeviceExecutor::Source> sources,
-                                        const DeviceTargetOptions& options) {
+                                        const DeviceTargetOptions& options, std::uint64_t register_bytes) {
   for (const EngineStream& engine : options.engine_streams) {
     const auto source = std::find_if(sources.begin(), sources.end(),
                                      [&](const auto& candidate) { return candidate.ordinal == engine.device; });
@@ -212,8 +212,9 @@ Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<Devi
   std::vector<CopyDevice> devices;
   devices.reserve(sources.size());
   for (const auto& source : sources) devices.push_back({source.ordinal, source.device});
-  auto executor = DeviceExecutor::make(std::move(placement), std::move(sources),
-                                       {options.staging_bytes, options.changes_bytes, options.patience});
+  auto executor =
+      DeviceExecutor::make(std::move(placement), std::move(sources),
+                           {options.staging_bytes, options.changes_bytes, options.patience, register_bytes});
   if (!executor.ok()) return std::move(executor).error().with_context("device target");
   return TargetPtr(
       new DeviceTarget(*std::move(executor), options.live, copies_on_devices(std::move(devices), options.patience)));

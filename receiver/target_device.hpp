@@ -8,8 +8,9 @@
 
 namespace deltasync {
 
-/// `sources` as for DeviceExecutor::make.
+/// `sources` and `register_bytes` as for DeviceExecutor::make.
 Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<DeviceExecutor::Source> sources,
-                                        const DeviceTargetOptions& options);
+                                        const DeviceTargetOptions& options,
+                                        std::uint64_t register_bytes = DeviceExecutor::kRegisterBytes);
 
 }  // namespace deltasync

@@ -267,6 +267,8 @@ Status ShadowedTarget::give_up_live(const Until& until) {
   disown();
   DS_TRY(live_->finish_live(until));
   given_up_ = true;
+  // A staged update has left it in memory that is not; nobody computes now.
+  shadow_.pin(until);
   return {};
 }
 

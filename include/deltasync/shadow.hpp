@@ -15,9 +15,11 @@ struct ShadowOptions {
   /// So much host memory at most; what the subscribed tiles need beyond it is refused. 0: as much as the machine and
   /// its cgroup have room for.
   std::uint64_t bytes_max = 0;
-  /// Lets devices read the shadow where it is, so that what is written from it needs no copy on the host. Binding, and
-  /// a staged full update, take longer for it. Where a device refuses (the log line `shadow not_pinned` says why), and
-  /// where live memory is on the host, everything works without.
+  /// Lets devices read the shadow where it is, so that what is written from it needs no copy on the host, when it is
+  /// bound and, if it is not any more, when live memory is given up: both take longer for it. After a staged full
+  /// update it is not, since that must not keep an engine waiting. Where a device refuses (the log line `shadow
+  /// not_pinned` says why), and where live memory is on the host, everything works without. Forked children do not
+  /// inherit it.
   bool pin = true;
 };
 

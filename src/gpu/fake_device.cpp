@@ -149,14 +149,36 @@ Status FakeStream::wait_for(Event& event) {
   return device_.put_locked(stream_, {nullptr, fake.mark_, {}, 0});
 }
 
+/// Host memory is registered with the process, for all devices; who comes first ends that.
+struct FakeDevice::Host {
+  std::mutex mutex;  ///< taken last
+  std::map<std::byte*, std::uint64_t> registered;
+  std::set<FakeDevice*> devices;
+};
+
+FakeDevice::Host& FakeDevice::host() {
+  static Host all;
+  return all;
+}
+
 FakeDevice::FakeDevice(const Options& options)
     : options_(options),
       name_("cuda:" + std::to_string(options.ordinal) + " (fake, seed " + std::to_string(options.seed) + ")"),
       page_bytes_(static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE))),
       arena_(reserve_arena()),
-      random_state_(options.seed) {}
+      random_state_(options.seed) {
+  const std::lock_guard lock(host().mutex);
+  host().devices.insert(this);
+}
 
 FakeDevice::~FakeDevice() {
+  {
+    const std::lock_guard lock(host().mutex);
+    host().devices.erase(this);
+    for (const auto& [data, bytes] : registered_) {
+      if (!is_borrowed_.contains(data)) host().registered.erase(data);
+    }
+  }
   ::munmap(arena_, kArenaBytes);
   for (const auto& [data, bytes] : pinned_) ::operator delete(data, kPinnedAlignment);
 }
@@ -222,7 +244,10 @@ Result<Memory> FakeDevice::register_host(std::byte* data, std::uint64_t bytes) {
   }
   if (!registered_.emplace(data, bytes).second) return error(what, Errc::internal, "they are registered already");
   counts_.registered_bytes += bytes;
-  return Memory(*this, Memory::Kind::registered, data, bytes);
+  const std::lock_guard of_host(host().mutex);
+  if (host().registered.emplace(data, bytes).second) return Memory(*this, Memory::Kind::registered, data, bytes);
+  is_borrowed_.insert(data);
+  return Memory(*this, Memory::Kind::borrowed, data, bytes);
 }
 
 bool FakeDevice::waits_for_host_locked(const std::byte* host, std::uint64_t bytes) const {
@@ -233,15 +258,27 @@ bool FakeDevice::waits_for_host_locked(const std::byte* host, std::uint64_t byte
   });
 }
 
+void FakeDevice::let_go_of_host(std::byte* data, std::uint64_t bytes) noexcept {
+  std::set<FakeDevice*> devices;
+  {
+    const std::lock_guard lock(host().mutex);
+    host().registered.erase(data);
+    devices = host().devices;
+  }
+  for (FakeDevice* const device : devices) {
+    const std::lock_guard lock(device->mutex_);
+    if (!device->waits_for_host_locked(data, bytes)) continue;
+    std::fputs("deltasync: host memory is let go while a copy to a fake device or from it waits\n", stderr);
+    std::abort();
+  }
+}
+
 void FakeDevice::give_back(Memory::Kind kind, std::byte* data, std::uint64_t bytes) noexcept {
+  if (kind == Memory::Kind::registered) let_go_of_host(data, bytes);
   const std::lock_guard lock(mutex_);
-  if (kind == Memory::Kind::borrowed) return;
-  if (kind == Memory::Kind::registered) {
-    if (waits_for_host_locked(data, bytes)) {
-      std::fputs("deltasync: host memory is let go while a copy to a fake device or from it waits\n", stderr);
-      std::abort();
-    }
+  if (kind == Memory::Kind::registered || kind == Memory::Kind::borrowed) {
     registered_.erase(data);
+    is_borrowed_.erase(data);
     counts_.registered_bytes -= bytes;
     return;
   }
@@ -405,10 +442,10 @@ bool FakeDevice::on_device_locked(const void* at, std::uint64_t bytes) const {
 Status FakeDevice::check_copy_locked(const std::byte* device, std::uint64_t device_bytes, const std::byte* host,
                                      std::uint64_t host_bytes, const std::string& what) const {
   if (!on_device_locked(device, device_bytes)) return error(what, Errc::internal, "memory that is not the device's");
-  if (!inside(pinned_, host, host_bytes) && !inside(registered_, host, host_bytes)) {
-    return error(what, Errc::internal, "host memory that is neither pinned nor registered");
-  }
-  return {};
+  if (inside(pinned_, host, host_bytes)) return {};
+  const std::lock_guard lock(FakeDevice::host().mutex);
+  if (inside(registered_, host, host_bytes) && inside(FakeDevice::host().registered, host, host_bytes)) return {};
+  return error(what, Errc::internal, "host memory that is neither pinned nor registered");
 }
 
 void FakeDevice::unlock_memory_locked(bool open) noexcept {

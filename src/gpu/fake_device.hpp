@@ -5,7 +5,7 @@
 //     by a seed. So host memory that is used again too early, and work that needs another stream's, show;
 //   - the blocks of a kernel run in random order, and so do the threads of a block;
 //   - kernels are refused pointers, and copies memory, that a real device could not reach;
-//   - host memory is not let go while a copy into it waits: that ends the program;
+//   - host memory is not let go while a copy into it waits, another device's among them: that ends the program;
 //   - memory, copies, launches and records fail, and streams stop, when a test says so.
 #pragma once
 
@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "gpu/device.hpp"
@@ -122,6 +123,9 @@ class FakeDevice final : public Device {
     bool held = false;
   };
 
+  struct Host;
+  static Host& host();
+  static void let_go_of_host(std::byte* data, std::uint64_t bytes) noexcept;
   // All of these need mutex_.
   Status count_locked(Call call, const std::string& what);
   Status put_locked(std::uint64_t stream, Operation operation);
@@ -150,6 +154,7 @@ class FakeDevice final : public Device {
   std::map<std::byte*, std::uint64_t> allocations_;
   std::map<std::byte*, std::uint64_t> pinned_;
   std::map<std::byte*, std::uint64_t> registered_;
+  std::set<std::byte*> is_borrowed_;  ///< of these
   std::deque<Queue> queues_;
   std::deque<std::uint64_t> engine_streams_;
   std::map<Call, std::uint64_t> faults_;

@@ -33,7 +33,7 @@ struct DeviceLimits {
   std::size_t flights_max = 32;
   std::uint64_t bounce_bytes = 8u << 20;  ///< of one flight, without registration
   std::size_t bounce_flights = 4;
-  std::uint64_t register_bytes = gpu::RegisteredHost::kPartBytes;  ///< of a half at once
+  std::uint64_t register_bytes = gpu::RegisteredHost::kPartBytes;  ///< of a half at once, in whole pages
 };
 
 /// Used by one thread at a time.

@@ -196,6 +196,29 @@ TEST(FakeDevice, HostMemoryIsNotLetGoUnderACopy) {
   registered.release();
 }
 
+/// Registered for all devices: the first one ends that, for the others too.
+TEST(FakeDevice, HostMemoryIsRegisteredOnce) {
+  FakeDevice first(seeded(8));
+  FakeDevice second(seeded(9));
+  const Pages pages;
+  const gpu::Memory memory = *second.allocate(64);
+  const auto stream = *second.make_stream();
+  gpu::Memory registered = *first.register_host(pages.data, Pages::kBytes);
+  EXPECT_EQ(registered.kind(), gpu::Memory::Kind::registered);
+  EXPECT_FALSE(stream->copy_out(pages.data, memory.data(), 64).ok());
+  gpu::Memory borrowed = *second.register_host(pages.data, Pages::kBytes);
+  EXPECT_EQ(borrowed.kind(), gpu::Memory::Kind::borrowed);
+  second.hang(true);
+  ASSERT_TRUE(stream->copy_out(pages.data, memory.data(), 64).ok());
+  EXPECT_DEATH(registered.release(), "let go while a copy");
+  second.hang(false);
+  EXPECT_TRUE(second.drain());
+  registered.release();
+  EXPECT_FALSE(stream->copy_out(pages.data, memory.data(), 64).ok());
+  borrowed.release();
+  EXPECT_EQ(second.counts().registered_bytes, 0u);
+}
+
 TEST(FakeDevice, CopiesRowsThatLieApart) {
   FakeDevice device(seeded(7));
   std::vector<std::byte> bytes(100);

@@ -70,3 +70,25 @@ def test_who_waits_for_the_background_goes_on_waiting_over_an_attestation(segmen
     with deltasync.WeightManager(weights, name=segment_name) as manager:
         manager.offload(weights)
         asyncio.run(run(manager))
+
+
+def test_a_waiter_that_is_cancelled_after_an_attestation_leaves_the_background(segment_name: str) -> None:
+    weights = {"w": np.ones((8, 8), np.float32)}
+
+    async def run(manager: deltasync.WeightManager) -> None:
+        async with await deltasync.AsyncReceiver.connect(manager.endpoint, background=True) as receiver:
+            await receiver.update()
+            for _ in range(10):
+                waiting = asyncio.create_task(receiver.prepare())
+                await asyncio.sleep(0.01)
+                assert await receiver.attest() == []
+                await asyncio.sleep(0.01)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+            manager.offload(weights)
+            assert (await receiver.commit(timeout=20)).version.number == 2
+
+    with deltasync.WeightManager(weights, name=segment_name) as manager:
+        manager.offload(weights)
+        asyncio.run(run(manager))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import deltasync
 import numpy as np
@@ -329,6 +333,78 @@ def test_cancelled_is_not_committed_and_newest_is_asked_anew(segment_name: str) 
         manager.offload()
         manager.wait_ready()
         assert receiver.update().version.number == 2
+
+
+def test_attestations_and_those_who_wait_for_versions_do_not_starve_each_other(segment_name: str) -> None:
+    model = small_model()
+    with (
+        deltasync.WeightManager(model, name=segment_name) as manager,
+        concurrent.futures.ThreadPoolExecutor(4) as threads,
+    ):
+        manager.offload()
+        with deltasync.Receiver(manager.endpoint, background=True, timeout=20) as receiver:
+            receiver.update()
+            waiting = [threads.submit(receiver.commit) for _ in range(3)]
+            for _ in range(300):
+                assert receiver.attest() == []
+            assert not any(future.done() for future in waiting)
+            for number in range(2, 5):
+                manager.offload()
+                done, _ = concurrent.futures.wait(waiting, 20, concurrent.futures.FIRST_COMPLETED)
+                # One commits it. Who waited for the same pull finds it gone.
+                committed = [future.result() for future in done if future.exception() is None]
+                assert [report.version.number for report in committed] == [number]
+                for future in done:
+                    assert isinstance(future.exception(), errors.Cancelled | None)
+                waiting = [threads.submit(receiver.commit)]
+
+
+@contextlib.contextmanager
+def held(
+    receiver: deltasync.Receiver, call: Callable[[], Any], threads: concurrent.futures.Executor
+) -> Iterator[concurrent.futures.Future[Any]]:
+    """The call's future, which an attestation has interrupted; what it waited for has not ended yet."""
+    with receiver._calls:
+        future = threads.submit(call)
+        while receiver._staged is None or receiver._staged.over:
+            time.sleep(0.01)
+        attesting = threads.submit(receiver.attest)
+        while not receiver._staged._paused:
+            time.sleep(0.01)
+        yield future
+    assert attesting.result(20) == []
+
+
+def test_an_attestation_does_not_change_what_was_asked_for(segment_name: str) -> None:
+    model = small_model()
+    with (
+        deltasync.WeightManager(model, name=segment_name) as manager,
+        concurrent.futures.ThreadPoolExecutor(2) as threads,
+        deltasync.Receiver(manager.endpoint, background=True, timeout=20) as receiver,
+    ):
+        manager.offload()
+        receiver.update()
+        receiver.cancel()
+        with held(receiver, receiver.update, threads) as updated:
+            pass
+        assert updated.result(20).mode == "up_to_date"
+
+
+def test_a_pull_that_an_attestation_interrupts_can_be_cancelled(segment_name: str) -> None:
+    model = small_model()
+    with (
+        deltasync.WeightManager(model, name=segment_name) as manager,
+        concurrent.futures.ThreadPoolExecutor(2) as threads,
+        deltasync.Receiver(manager.endpoint, background=True, timeout=20) as receiver,
+    ):
+        manager.offload()
+        receiver.update()
+        receiver.cancel()
+        with held(receiver, receiver.update, threads) as updated:
+            receiver.cancel()
+        with pytest.raises(errors.Cancelled):
+            updated.result(20)
+        assert receiver.update().mode == "up_to_date"
 
 
 def test_attest_that_fails_leaves_the_background_pull(segment_name: str) -> None:

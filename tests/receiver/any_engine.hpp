@@ -50,10 +50,11 @@ class AnyEngine {
     options.live = live;
     options.staging_bytes = staging_bytes;
     options.patience = patience;
-    return make_device_target_on(placement_, std::move(sources), options);
+    return make_device_target_on(placement_, std::move(sources), options, register_bytes);
   }
   std::chrono::nanoseconds patience = std::chrono::seconds(30);
   std::uint64_t staging_bytes = std::uint64_t{1} << 20;
+  std::uint64_t register_bytes = DeviceExecutor::kRegisterBytes;
 
   void flip(std::byte* at, unsigned bit) {
     const std::size_t i = memory_of(at);

@@ -1,7 +1,11 @@
 // A shadow of live memory that is on a device: what the device reads of it, and what becomes of both when it fails.
+#include <cstdio>
+#include <fstream>
 #include <numeric>
 
 #include "deltasync/attest.hpp"
+#include "receiver/target_shadow.hpp"
+#include "tests/receiver/device_place.hpp"
 #include "tests/receiver/shadow_fixture.hpp"
 
 namespace deltasync::test {
@@ -157,7 +161,6 @@ TEST_P(ShadowOfADevice, WorksWhereItIsNot) {
     EXPECT_FALSE(shadow_of(*receiver_->target())->pinned);
     EXPECT_EQ(fake().counts().registered_bytes, 0u);
     commit_pull();
-    ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
     engine_->scramble(std::byte{0x5A});
     ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
     expect_live(model_.half);
@@ -166,33 +169,71 @@ TEST_P(ShadowOfADevice, WorksWhereItIsNot) {
   }
 }
 
-/// A staged version is read where it is, too; and what is given back is not registered any more.
-TEST_P(ShadowOfADevice, BothVersionsAreReadWhereTheyAre) {
+/// Registered in parts of two pages, which tiles cross.
+TEST_P(ShadowOfADevice, IsReadAcrossItsParts) {
+  start();
+  engine_.emplace(made_.engine, made_.plan, GetParam(), 5);
+  engine_->register_bytes = 8192;
+  bind_to_engine();
+  commit_pull();
+  EXPECT_TRUE(shadow_of(*receiver_->target())->pinned);
+  ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
+  engine_->scramble(std::byte{0x5A});
+  const auto before = fake().counts();
+  ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
+  expect_live(model_.half);
+  EXPECT_GT(fake().counts().copies - before.copies, model_.layout->model_bytes() / 8192);
+}
+
+TEST_P(ShadowOfADevice, IsNotInheritedByChildren) {
+  start_shadowed();
+  commit_pull();
+  std::vector<std::byte> scratch;
+  const auto at =
+      reinterpret_cast<std::uintptr_t>(receiver_->target()->kept_tile(model_.layout->tile(0), scratch)->first);
+  std::ifstream maps("/proc/self/smaps");
+  std::uintptr_t first = 0;
+  std::uintptr_t end = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &first, &end) == 2 || !line.starts_with("VmFlags:")) continue;
+    if (at < first || at >= end) continue;
+    EXPECT_THAT(line, HasSubstr(" dc"));
+    return;
+  }
+  FAIL() << "the shadow is not mapped";
+}
+
+/// Nothing is registered while an engine computes: a staged update takes the pins away, and sleep brings them back.
+TEST_P(ShadowOfADevice, IsPinnedAnewInSleep) {
   FakeAgent::Setup setup;
   setup.ring_deltas = 0;  // never a delta
   start_shadowed(setup);
   commit_pull();
   const std::vector<std::byte> first = model_.half;
+  const auto registered = [&] { return fake().counts().registered_bytes; };
   const std::uint64_t bytes = shadow_of(*receiver_->target())->bytes;
   step(0.5);
   auto staged = pull();
   ASSERT_TRUE(staged.ok()) << staged.error().to_string();
-  EXPECT_EQ(fake().counts().registered_bytes, 2 * bytes);
-  std::uint64_t read = fake().counts().copied_from_registered;
-  const auto has_read = [&] {
-    return fake().counts().copied_from_registered - std::exchange(read, fake().counts().copied_from_registered);
-  };
+  EXPECT_EQ(registered(), bytes);
   ASSERT_TRUE((*staged)->commit().ok());
-  EXPECT_GE(has_read(), model_.layout->model_bytes());
   expect_live(model_.half);
+  EXPECT_FALSE(shadow_of(*receiver_->target())->pinned);
   ASSERT_TRUE((*staged)->rollback().ok());
-  EXPECT_GE(has_read(), model_.layout->model_bytes());
   expect_live(first);
+  EXPECT_TRUE(shadow_of(*receiver_->target())->pinned);
+  EXPECT_EQ(registered(), bytes);
   commit_pull();
   staged->reset();
   ASSERT_TRUE(pull().ok());
-  EXPECT_EQ(fake().counts().registered_bytes, bytes);
+  EXPECT_EQ(registered(), 0u);
+  ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
   EXPECT_TRUE(shadow_of(*receiver_->target())->pinned);
+  EXPECT_EQ(registered(), bytes);
+  engine_->scramble(std::byte{0x5A});
+  ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
+  expect_live(model_.half);
+  EXPECT_GE(fake().counts().copied_from_registered, model_.layout->model_bytes());
 }
 
 /// Each call of a restoration fails once: live memory has no version, the shadow has it, and the next one is whole.
@@ -242,6 +283,36 @@ TEST_P(ShadowOfADevice, WhatADeviceMayStillReadStays) {
   ASSERT_FALSE(fake().idle()) << "nothing is read: this test proves nothing";
   fake().hang(false);
   EXPECT_TRUE(fake().drain());
+}
+
+/// One of two devices hangs: the other one has registered the memory for both, and must not end that.
+TEST(ShadowOfDevices, WhatOneOfThemMayStillReadStays) {
+  TrainerModel trainer(3);
+  ThreadPool pool(2, "shadow");
+  DeviceEngine::Devices devices;
+  std::vector<gpu::FakeDevice*> fakes;
+  for (std::int32_t i = 0; i < 2; ++i) {
+    auto device = std::make_unique<gpu::FakeDevice>(gpu::FakeDevice::Options{.ordinal = i, .seed = 3});
+    fakes.push_back(device.get());
+    devices.push_back(std::move(device));
+  }
+  DeviceEngine engine(*trainer.layout(), 3, RandomPlan::Ignore::nothing, std::move(devices), false);
+  DeviceTargetOptions options;
+  options.staging_bytes = std::uint64_t{1} << 20;
+  options.patience = std::chrono::milliseconds(300);
+  TargetPtr target = *make_shadowed_target(*engine.make(trainer.layout(), options));
+  ASSERT_TRUE(target->open(pool, in_time()).ok());
+  ASSERT_TRUE(commit_whole(*target, trainer.now()).ok());
+  const std::uint64_t bytes = shadow_of(*target)->bytes;
+  ASSERT_EQ(fakes[1]->counts().registered_bytes, bytes);
+  fakes[1]->hang(true);
+  EXPECT_EQ(static_cast<ShadowedTarget*>(target.get())->restore(in_time()).error().code(), Errc::timed_out);
+  target.reset();
+  EXPECT_TRUE(fakes[0]->idle());
+  EXPECT_FALSE(fakes[1]->idle()) << "nothing is read: this test proves nothing";
+  for (gpu::FakeDevice* const fake : fakes) EXPECT_EQ(fake->counts().registered_bytes, bytes);
+  fakes[1]->hang(false);
+  EXPECT_TRUE(fakes[1]->drain());
 }
 
 INSTANTIATE_TEST_SUITE_P(Where, ShadowOfADevice, testing::Values(AnyEngine::Where::device),

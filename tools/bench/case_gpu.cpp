@@ -123,7 +123,7 @@ Status wake(TargetPtr live, const Placement& placement, const Halves& halves, Th
             bool pin, double& best_s, bool& pinned) {
   ShadowedTarget target(std::move(live), {.pin = pin});
   DS_TRY(target.open(pool, Deadline::after(kLimit)));
-  pinned = target.state().pinned;
+  if (pin) pinned = target.state().pinned;
   DS_TRY(put_all(target, halves, pool));
   for (unsigned round = 0; round < rounds; ++round) {
     DS_TRY(target.give_up_live(Deadline::after(kLimit)));

@@ -48,25 +48,30 @@ class AsyncReceiver:
         """Returns once the version is staged and verified; commit() makes it visible."""
         limit = self.receiver.timeout if timeout is None else timeout
         end = time.monotonic() + limit
+        before = self.receiver._staged
+        prepared = self.receiver.prepare(version, timeout=limit)
+        # Else somebody else's, or the background's.
+        own = prepared is not before and (before is None or prepared is not before._next)
         while True:
             left = max(0.0, end - time.monotonic())
-            before = self.receiver._staged
-            prepared = self.receiver.prepare(version, timeout=left)
             pull = asyncio.wrap_future(prepared._future)
             pull.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # which wait() below tells
             try:
                 await asyncio.wait([pull], timeout=None if left == math.inf else left)
             except asyncio.CancelledError:
-                if prepared is not before:  # else somebody else's, or the background's
+                if own:
                     prepared.cancel()
                 raise
             if not prepared.done:
                 raise self.receiver._late(version, limit)
             try:
-                return prepared.wait()
+                report = prepared.wait()
+                if not prepared.over:
+                    return report
             except Cancelled:
                 if not prepared._paused:
                     raise
+            prepared = self.receiver._resume(prepared)
 
     async def commit(self, *, timeout: float | None = None) -> PullReport:
         return await self._run(lambda: self.receiver.commit(timeout=timeout))

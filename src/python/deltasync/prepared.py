@@ -65,13 +65,17 @@ class RepairReport:
 class Prepared:
     """A version on its way. All methods may be called from any thread."""
 
-    def __init__(self, receiver: Receiver, asked: int | str | Version | None) -> None:
+    def __init__(self, receiver: Receiver, asked: int | str | Version | None, end: float, newer: bool) -> None:
         self._receiver = receiver
         #: What prepare() was asked for.
         self.asked = asked
+        self._end = end
+        self._newer = newer
         self._stop = StopSource()
         self._cancelled = threading.Event()
-        self._paused = False  # cancelled for a call that had to have the receiver: who waits may ask anew
+        # Cancelled for a call that has to have the receiver, and begun anew as `_next`, once.
+        self._paused = False
+        self._next: Prepared | None = None
         self._future: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
 
     @property

@@ -125,6 +125,12 @@ class Receiver:
         self._memory: HostMemory | None = None
         #: Serialises calls of the native receiver.
         self._calls = threading.RLock()
+        #: Serialises who begins, ends and replaces pulls; held for no longer.
+        self._begins = threading.RLock()
+        #: The calls that are to have the receiver between two pulls; a pull begins when there are none.
+        self._between: set[object] = set()
+        self._no_more_between = threading.Event()
+        self._no_more_between.set()
         self._staged: Prepared | None = None
         self._pulled: Prepared | None = None  # by the puller's thread; the same, unless Ctrl-C came amid _begin()
         # What the native receiver has made. Touched, and let go of, with `_calls` only, as its contract asks.
@@ -157,13 +163,15 @@ class Receiver:
     def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> Prepared:
         """Begins to pull a version in the background and returns at once: its number, its label, or by default the
         newest. See :class:`Prepared`. One that is being prepared already is joined if it is the same, else replaced."""
-        prepared = self._staged
-        if prepared is not None and prepared.asked == version:
-            if not prepared.over:
-                return prepared
-            if prepared._paused and version is None:
-                return self.follow()  # as the call that it is paused for does in the end
-        return self._begin(version, self.timeout if timeout is None else timeout, newer=False)
+        self._check_process("prepare")
+        with self._begins:
+            prepared = self._staged
+            if prepared is not None and prepared.asked == version:
+                if not prepared.over:
+                    return prepared
+                if prepared._paused:
+                    return self._resume(prepared)
+            return self._begin(version, self.timeout if timeout is None else timeout, newer=False)
 
     def commit(self, *, timeout: float | None = None) -> PullReport:
         """Makes the prepared version the committed one: waits until it is staged and verified, and writes it."""
@@ -261,8 +269,11 @@ class Receiver:
 
     def cancel(self) -> None:
         """Ends the pull that is under way and forgets what is staged; the committed version is untouched."""
-        self._end_pull()
-        self._staged = None
+        if os.getpid() != self._pid:
+            return
+        with self._begins:
+            self._end_pull()
+            self._staged = None
 
     @property
     def lost(self) -> bool:
@@ -318,8 +329,7 @@ class Receiver:
     def _locked(self, what: str, end: float, prepared: Prepared | None = None) -> Iterator[None]:
         """The native receiver for this thread alone; afterwards it is looked at again what it has. For `prepared`:
         until that is cancelled, so that close() ends also where a Ctrl-C came between the lock and its release."""
-        if os.getpid() != self._pid:
-            raise InvalidArgument(f"{what}: this receiver belongs to process {self._pid}; a forked child makes its own")
+        self._check_process(what)
         while not self._calls.acquire(timeout=min(_left(end), _LOOK_S)):
             if prepared is not None and prepared._cancelled.is_set():
                 raise Cancelled(f"{what}: cancelled while another call had the receiver")
@@ -341,20 +351,42 @@ class Receiver:
     @contextlib.contextmanager
     def _between_pulls(self, what: str, timeout: float | None) -> Iterator[float]:
         """As _locked(), until the end that it gives; a background pull that waits is begun anew behind it."""
+        self._check_process(what)
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
-        waiting = self._staged
-        # A forked child's pull is the parent's: _locked() refuses the call.
-        paused = self._background and waiting is not None and not waiting.done and os.getpid() == self._pid
-        if paused and waiting is not None:
-            waiting._paused = True
-            waiting.cancel()
+        paused: Prepared | None = None
+        this = object()
         try:
+            with self._begins:
+                self._between.add(this)
+                self._no_more_between.clear()
+                waiting = self._staged
+                if self._background and waiting is not None and not waiting.done and not waiting.over:
+                    paused = waiting
+                    paused._paused = True
+                    paused.cancel()
             with self._locked(what, end):
                 self._check_places()
                 yield end
         finally:
-            if paused and self._staged is waiting and not self._closed:
-                self._next_background()
+            with self._begins:
+                self._between.discard(this)
+                if not self._between:
+                    self._no_more_between.set()
+                if paused is not None and self._staged is paused and not self._closed:
+                    self._resume(paused)
+
+    def _check_process(self, what: str) -> None:
+        if os.getpid() != self._pid:
+            raise InvalidArgument(f"{what}: this receiver belongs to process {self._pid}; a forked child makes its own")
+
+    def _resume(self, paused: Prepared) -> Prepared:
+        """What goes on in the place of one that was paused. Cancelled: somebody has ended it, or begun another."""
+        with self._begins:
+            if paused._next is None:
+                if self._staged is not paused or self._closed:
+                    raise Cancelled(f"the pull of version {paused.asked or 'newest'} was cancelled")
+                paused._next = self._begin(paused.asked, _left(paused._end), newer=paused._newer)
+            return paused._next
 
     def _wait_for_kernels(self) -> None:
         """Before live memory is written: what was queued may still compute with it."""
@@ -407,15 +439,15 @@ class Receiver:
         return self._memory.target(part)
 
     def _begin(self, version: int | str | Version | None, timeout: float, *, newer: bool) -> Prepared:
-        if os.getpid() != self._pid:
-            raise InvalidArgument(f"this receiver belongs to process {self._pid}; a forked child makes its own")
+        self._check_process("prepare")
         if self._closed:
             raise InvalidArgument("this receiver is closed")
-        self._end_pull()
-        prepared = Prepared(self, version)
-        prepared._future = self._puller.submit(self._pull, prepared, timeout, newer)
-        self._staged = prepared
-        return prepared
+        with self._begins:
+            self._end_pull()
+            prepared = Prepared(self, version, time.monotonic() + timeout, newer)
+            prepared._future = self._puller.submit(self._pull, prepared, timeout, newer)
+            self._staged = prepared
+            return prepared
 
     def _next_background(self) -> None:
         self._begin(None, math.inf, newer=True)
@@ -428,6 +460,8 @@ class Receiver:
         number, label, epoch = _want(prepared.asked)
         pause = _PAUSE_MIN_S
         while True:
+            while not self._no_more_between.wait(_LOOK_S) and not prepared._cancelled.is_set():
+                pass
             try:
                 with self._locked("pull", math.inf, prepared):
                     self._committed = self._update = None
@@ -462,8 +496,9 @@ class Receiver:
                     raise
                 return PullReport(**staged.report)
         finally:
-            if self._background and self._staged is None and not self._closed:
-                self._next_background()
+            with self._begins:
+                if self._background and self._staged is None and not self._closed:
+                    self._next_background()
 
     def _wait_and_commit(self, prepared: Prepared, end: float) -> PullReport:
         while True:
@@ -472,7 +507,7 @@ class Receiver:
             except Cancelled:
                 if not prepared._paused:
                     raise
-            prepared = self.prepare(prepared.asked, timeout=_left(end))
+            prepared = self._resume(prepared)
 
     def _still_wanted(self, prepared: Prepared, asked: int | str, end: float) -> bool:
         """Whether the agent means by `asked` what is staged: after another start of the trainer it may be other weights
