@@ -24,6 +24,7 @@ Status ShadowMemory::open_memory(const Until& until) {
   }
   auto memory = HostMemory::map(bytes, pool(), until);
   if (!memory.ok()) return std::move(memory).error().with_context(what);
+  memory->keep_from_children();
   kept_ = Room(*std::move(memory));
   pin(until);
   log::info("shadow keeps bytes={} pinned={}", bytes, is_pinned());
@@ -38,7 +39,6 @@ void ShadowMemory::pin(const Until& until) {
 }
 
 Status ShadowMemory::Room::lend_to(Target& live, const Until& until) {
-  memory_.keep_from_children();
   DS_ASSIGN(lent_, live.lend(memory_.span(), until));
   return {};
 }
@@ -65,6 +65,7 @@ Status ShadowMemory::open_staging(const Until& until) {
   if (staging_) return {};
   // Not pinned: an engine computes meanwhile, and the driver would keep it waiting.
   DS_ASSIGN(HostMemory memory, HostMemory::map(bytes(), pool(), until));
+  memory.keep_from_children();  // a commit makes it the shadow, which sleep will pin
   staging_ = Room(std::move(memory));
   return {};
 }

@@ -350,13 +350,13 @@ def test_attestations_and_those_who_wait_for_versions_do_not_starve_each_other(s
             assert not any(future.done() for future in waiting)
             for number in range(2, 5):
                 manager.offload()
-                done, _ = concurrent.futures.wait(waiting, 20, concurrent.futures.FIRST_COMPLETED)
+                concurrent.futures.wait(waiting, 20)
                 # One commits it. Who waited for the same pull finds it gone.
-                committed = [future.result() for future in done if future.exception() is None]
+                committed = [future.result() for future in waiting if future.exception() is None]
                 assert [report.version.number for report in committed] == [number]
-                for future in done:
-                    assert isinstance(future.exception(), errors.Cancelled | None)
-                waiting = [threads.submit(receiver.commit)]
+                assert {type(future.exception()) for future in waiting} <= {type(None), errors.Cancelled}
+                waiting = [threads.submit(receiver.commit) for _ in range(3)]
+            receiver.cancel()
 
 
 @contextlib.contextmanager
@@ -366,13 +366,20 @@ def held(
     """The call's future, which an attestation has interrupted; what it waited for has not ended yet."""
     with receiver._calls:
         future = threads.submit(call)
-        while receiver._staged is None or receiver._staged.over:
-            time.sleep(0.01)
+        eventually(lambda: receiver._staged is not None and not receiver._staged.over)
+        pull = receiver._staged
+        assert pull is not None
         attesting = threads.submit(receiver.attest)
-        while not receiver._staged._paused:
-            time.sleep(0.01)
+        eventually(lambda: pull._paused)
         yield future
     assert attesting.result(20) == []
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_an_attestation_does_not_change_what_was_asked_for(segment_name: str) -> None:
@@ -405,6 +412,25 @@ def test_a_pull_that_an_attestation_interrupts_can_be_cancelled(segment_name: st
         with pytest.raises(errors.Cancelled):
             updated.result(20)
         assert receiver.update().mode == "up_to_date"
+
+
+def test_what_is_given_up_while_it_is_paused_does_not_come_back(segment_name: str) -> None:
+    model = small_model()
+    with (
+        deltasync.WeightManager(model, name=segment_name) as manager,
+        concurrent.futures.ThreadPoolExecutor(2) as threads,
+        deltasync.Receiver(manager.endpoint, background=True, timeout=20) as receiver,
+    ):
+        manager.offload()
+        receiver.update()
+        receiver.cancel()
+        with held(receiver, lambda: receiver.update(7), threads) as updated:
+            assert receiver._staged is not None
+            receiver._staged.cancel()
+        with pytest.raises(errors.Cancelled):
+            updated.result(20)
+        manager.offload()
+        assert receiver.commit().version.number == 2
 
 
 def test_attest_that_fails_leaves_the_background_pull(segment_name: str) -> None:

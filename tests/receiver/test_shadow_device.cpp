@@ -299,7 +299,7 @@ TEST(ShadowOfDevices, WhatOneOfThemMayStillReadStays) {
   DeviceEngine engine(*trainer.layout(), 3, RandomPlan::Ignore::nothing, std::move(devices), false);
   DeviceTargetOptions options;
   options.staging_bytes = std::uint64_t{1} << 20;
-  options.patience = std::chrono::milliseconds(300);
+  options.patience = std::chrono::seconds(1);
   TargetPtr target = *make_shadowed_target(*engine.make(trainer.layout(), options));
   ASSERT_TRUE(target->open(pool, in_time()).ok());
   ASSERT_TRUE(commit_whole(*target, trainer.now()).ok());

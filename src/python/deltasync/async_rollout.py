@@ -14,7 +14,7 @@ import numpy as np
 from ._native import Layout, PlacementPlan, Version
 from .errors import Cancelled
 from .prepared import PullReport, RepairReport
-from .rollout import Receiver
+from .rollout import PAUSE_LOOK_S, Receiver
 
 _T = TypeVar("_T")
 
@@ -48,30 +48,31 @@ class AsyncReceiver:
         """Returns once the version is staged and verified; commit() makes it visible."""
         limit = self.receiver.timeout if timeout is None else timeout
         end = time.monotonic() + limit
-        before = self.receiver._staged
-        prepared = self.receiver.prepare(version, timeout=limit)
-        # Else somebody else's, or the background's.
-        own = prepared is not before and (before is None or prepared is not before._next)
-        while True:
-            left = max(0.0, end - time.monotonic())
-            pull = asyncio.wrap_future(prepared._future)
-            pull.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # which wait() below tells
-            try:
+        prepared, own = self.receiver._prepare(version, limit)
+        try:
+            while True:
+                left = max(0.0, end - time.monotonic())
+                pull = asyncio.wrap_future(prepared._future)
+                pull.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # which wait() tells
                 await asyncio.wait([pull], timeout=None if left == math.inf else left)
-            except asyncio.CancelledError:
-                if own:
-                    prepared.cancel()
-                raise
-            if not prepared.done:
-                raise self.receiver._late(version, limit)
-            try:
-                report = prepared.wait()
-                if not prepared.over:
-                    return report
-            except Cancelled:
-                if not prepared._paused:
-                    raise
-            prepared = self.receiver._resume(prepared)
+                if not prepared.done:
+                    raise self.receiver._late(version, limit)
+                try:
+                    report = prepared.wait()
+                    if not prepared._paused:
+                        return report
+                except Cancelled:
+                    if not prepared._paused:
+                        raise
+                while (follower := self.receiver._after_pause(prepared)) is None:
+                    if time.monotonic() > end:
+                        raise self.receiver._late(version, limit)
+                    await asyncio.sleep(PAUSE_LOOK_S)
+                prepared = follower
+        except asyncio.CancelledError:
+            if own:  # else somebody else's, or the background's
+                prepared.cancel()
+            raise
 
     async def commit(self, *, timeout: float | None = None) -> PullReport:
         return await self._run(lambda: self.receiver.commit(timeout=timeout))

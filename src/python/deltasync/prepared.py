@@ -73,10 +73,13 @@ class Prepared:
         self._newer = newer
         self._stop = StopSource()
         self._cancelled = threading.Event()
-        # Cancelled for a call that has to have the receiver, and begun anew as `_next`, once.
-        self._paused = False
-        self._next: Prepared | None = None
         self._future: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
+        # Interrupted for a call that has to have the receiver. Once it is `_resumed`, `_next` goes on in its place, or
+        # nothing does.
+        self._paused = False
+        self._resumed = False
+        self._next: Prepared | None = None
+        self._given_up = False
 
     @property
     def done(self) -> bool:
@@ -111,6 +114,12 @@ class Prepared:
 
     def cancel(self) -> None:
         """Ends the pull, or gives up what it staged (its memory goes with the next pull); what is committed stays."""
+        self._given_up = True  # before `_next` is looked at: _resume() does it the other way round
+        self._interrupt()
+        if self._next is not None:
+            self._next.cancel()
+
+    def _interrupt(self) -> None:
         self._stop.request_stop()
         self._cancelled.set()
         self._future.cancel()

@@ -43,6 +43,8 @@ _log = logging.getLogger("deltasync.rollout")
 _MAY_PASS = (ConnectionFailed, CorruptData, DeadlinePassed, LeaseRevoked, NoSpace, PeerDied)
 #: How often who waits for the receiver looks whether it still has to.
 _LOOK_S = 0.2
+#: The same of who waits for a pull that is paused.
+PAUSE_LOOK_S = 0.01
 _PAUSE_MIN_S = 0.2
 _PAUSE_MAX_S = 10.0
 
@@ -125,12 +127,6 @@ class Receiver:
         self._memory: HostMemory | None = None
         #: Serialises calls of the native receiver.
         self._calls = threading.RLock()
-        #: Serialises who begins, ends and replaces pulls; held for no longer.
-        self._begins = threading.RLock()
-        #: The calls that are to have the receiver between two pulls; a pull begins when there are none.
-        self._between: set[object] = set()
-        self._no_more_between = threading.Event()
-        self._no_more_between.set()
         self._staged: Prepared | None = None
         self._pulled: Prepared | None = None  # by the puller's thread; the same, unless Ctrl-C came amid _begin()
         # What the native receiver has made. Touched, and let go of, with `_calls` only, as its contract asks.
@@ -163,22 +159,26 @@ class Receiver:
     def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> Prepared:
         """Begins to pull a version in the background and returns at once: its number, its label, or by default the
         newest. See :class:`Prepared`. One that is being prepared already is joined if it is the same, else replaced."""
-        self._check_process("prepare")
-        with self._begins:
-            prepared = self._staged
-            if prepared is not None and prepared.asked == version:
-                if not prepared.over:
-                    return prepared
-                if prepared._paused:
-                    return self._resume(prepared)
-            return self._begin(version, self.timeout if timeout is None else timeout, newer=False)
+        prepared = self._staged
+        if prepared is not None and prepared.asked == version and not prepared.over:
+            return prepared
+        return self._begin(version, self.timeout if timeout is None else timeout, newer=False)
+
+    def _prepare(self, version: int | str | Version | None, timeout: float) -> tuple[Prepared, bool]:
+        """As prepare(), for who follows a pause: it may be one that is paused. And whether it was begun here."""
+        prepared = self._staged
+        if prepared is not None and prepared.asked == version:
+            is_paused = prepared._paused and not prepared._resumed and not prepared._given_up
+            if is_paused or not prepared.over:
+                return prepared, False
+        return self._begin(version, timeout, newer=False), True
 
     def commit(self, *, timeout: float | None = None) -> PullReport:
         """Makes the prepared version the committed one: waits until it is staged and verified, and writes it."""
         prepared = self._staged
         if prepared is None:
             raise InvalidArgument("commit: nothing is prepared; call prepare() first, or update()")
-        return self._wait_and_commit(prepared, time.monotonic() + (self.timeout if timeout is None else timeout))
+        return self._commit_over_pauses(prepared, time.monotonic() + (self.timeout if timeout is None else timeout))
 
     def update(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
         """prepare() and commit() in one: brings the memory to a version, by default the newest."""
@@ -187,8 +187,8 @@ class Receiver:
         if version is None and staged is not None and staged.done and not self._background:
             prepared = self._begin(None, _left(end), newer=False)  # there may be a newer one by now
         else:
-            prepared = self.prepare(version, timeout=_left(end))
-        return self._wait_and_commit(prepared, end)
+            prepared, _ = self._prepare(version, _left(end))
+        return self._commit_over_pauses(prepared, end)
 
     def rollback(self) -> Version | None:
         """Takes the last commit back, bit for bit, until the next pull begins (with ``background`` that is at once);
@@ -269,11 +269,8 @@ class Receiver:
 
     def cancel(self) -> None:
         """Ends the pull that is under way and forgets what is staged; the committed version is untouched."""
-        if os.getpid() != self._pid:
-            return
-        with self._begins:
-            self._end_pull()
-            self._staged = None
+        self._end_pull()
+        self._staged = None
 
     @property
     def lost(self) -> bool:
@@ -329,7 +326,8 @@ class Receiver:
     def _locked(self, what: str, end: float, prepared: Prepared | None = None) -> Iterator[None]:
         """The native receiver for this thread alone; afterwards it is looked at again what it has. For `prepared`:
         until that is cancelled, so that close() ends also where a Ctrl-C came between the lock and its release."""
-        self._check_process(what)
+        if os.getpid() != self._pid:
+            raise InvalidArgument(f"{what}: this receiver belongs to process {self._pid}; a forked child makes its own")
         while not self._calls.acquire(timeout=min(_left(end), _LOOK_S)):
             if prepared is not None and prepared._cancelled.is_set():
                 raise Cancelled(f"{what}: cancelled while another call had the receiver")
@@ -351,42 +349,42 @@ class Receiver:
     @contextlib.contextmanager
     def _between_pulls(self, what: str, timeout: float | None) -> Iterator[float]:
         """As _locked(), until the end that it gives; a background pull that waits is begun anew behind it."""
-        self._check_process(what)
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
+        waiting = self._staged
         paused: Prepared | None = None
-        this = object()
+        # A forked child's pull is the parent's: _locked() refuses the call.
+        if self._background and waiting is not None and os.getpid() == self._pid:
+            if not waiting.done and not waiting.over:
+                paused = waiting
+                paused._paused = True
+                paused._interrupt()
         try:
-            with self._begins:
-                self._between.add(this)
-                self._no_more_between.clear()
-                waiting = self._staged
-                if self._background and waiting is not None and not waiting.done and not waiting.over:
-                    paused = waiting
-                    paused._paused = True
-                    paused.cancel()
             with self._locked(what, end):
                 self._check_places()
                 yield end
         finally:
-            with self._begins:
-                self._between.discard(this)
-                if not self._between:
-                    self._no_more_between.set()
-                if paused is not None and self._staged is paused and not self._closed:
-                    self._resume(paused)
+            if paused is not None:
+                self._resume(paused)
 
-    def _check_process(self, what: str) -> None:
-        if os.getpid() != self._pid:
-            raise InvalidArgument(f"{what}: this receiver belongs to process {self._pid}; a forked child makes its own")
-
-    def _resume(self, paused: Prepared) -> Prepared:
-        """What goes on in the place of one that was paused. Cancelled: somebody has ended it, or begun another."""
-        with self._begins:
-            if paused._next is None:
+    def _resume(self, paused: Prepared) -> None:
+        """Begins anew what was paused, or, where that was given up, the background's; nothing if somebody else has
+        ended it, or begun another."""
+        try:
+            with contextlib.suppress(InvalidArgument):  # closed meanwhile
                 if self._staged is not paused or self._closed:
-                    raise Cancelled(f"the pull of version {paused.asked or 'newest'} was cancelled")
-                paused._next = self._begin(paused.asked, _left(paused._end), newer=paused._newer)
-            return paused._next
+                    return
+                if not paused._given_up:
+                    paused._next = self._begin(paused.asked, _left(paused._end), newer=paused._newer)
+                if paused._given_up:
+                    self._next_background()
+        finally:
+            paused._resumed = True
+
+    def _after_pause(self, paused: Prepared) -> Prepared | None:
+        """What goes on in its place; None: not yet. Cancelled: nothing does."""
+        if paused._resumed and paused._next is None:
+            raise Cancelled(f"the pull of version {paused.asked or 'newest'} was cancelled")
+        return paused._next if paused._resumed else None
 
     def _wait_for_kernels(self) -> None:
         """Before live memory is written: what was queued may still compute with it."""
@@ -405,7 +403,7 @@ class Receiver:
             return
         for prepared in (self._staged, self._pulled):
             if prepared is not None:
-                prepared.cancel()
+                prepared._interrupt()
 
     def _connect(self, end: float) -> _native.Receiver:
         failure: Exception | None = None
@@ -439,15 +437,20 @@ class Receiver:
         return self._memory.target(part)
 
     def _begin(self, version: int | str | Version | None, timeout: float, *, newer: bool) -> Prepared:
-        self._check_process("prepare")
+        if os.getpid() != self._pid:
+            raise InvalidArgument(f"this receiver belongs to process {self._pid}; a forked child makes its own")
         if self._closed:
             raise InvalidArgument("this receiver is closed")
-        with self._begins:
-            self._end_pull()
-            prepared = Prepared(self, version, time.monotonic() + timeout, newer)
+        self._end_pull()
+        prepared = Prepared(self, version, time.monotonic() + timeout, newer)
+        try:
             prepared._future = self._puller.submit(self._pull, prepared, timeout, newer)
-            self._staged = prepared
-            return prepared
+        except RuntimeError:  # shut down
+            if not self._closed:
+                raise
+            raise InvalidArgument("this receiver is closed") from None
+        self._staged = prepared
+        return prepared
 
     def _next_background(self) -> None:
         self._begin(None, math.inf, newer=True)
@@ -456,12 +459,10 @@ class Receiver:
         """On the puller's thread. Returns the report of what is staged then."""
         self._pulled = prepared
         if self._closed:  # looked at after _pulled is set, which close() looks at after it has set _closed
-            prepared.cancel()
+            prepared._interrupt()
         number, label, epoch = _want(prepared.asked)
         pause = _PAUSE_MIN_S
         while True:
-            while not self._no_more_between.wait(_LOOK_S) and not prepared._cancelled.is_set():
-                pass
             try:
                 with self._locked("pull", math.inf, prepared):
                     self._committed = self._update = None
@@ -479,7 +480,7 @@ class Receiver:
 
     def _commit(self, prepared: Prepared, end: float) -> PullReport:
         try:
-            with self._locked("commit", end):
+            with self._locked("commit", end, prepared):
                 if self._update is None or self._update[0] is not prepared or prepared.over:
                     raise Cancelled(f"version {prepared.asked or 'newest'} is not staged any more; prepare it again")
                 staged = self._update[1]
@@ -496,18 +497,21 @@ class Receiver:
                     raise
                 return PullReport(**staged.report)
         finally:
-            with self._begins:
-                if self._background and self._staged is None and not self._closed:
-                    self._next_background()
+            if self._background and self._staged is None and not self._closed:
+                self._next_background()
 
-    def _wait_and_commit(self, prepared: Prepared, end: float) -> PullReport:
+    def _commit_over_pauses(self, prepared: Prepared, end: float) -> PullReport:
         while True:
             try:
                 return prepared.commit(timeout=_left(end))
             except Cancelled:
                 if not prepared._paused:
                     raise
-            prepared = self._resume(prepared)
+            while (follower := self._after_pause(prepared)) is None:
+                if _left(end) == 0:
+                    raise DeadlinePassed(f"version {prepared.asked or 'newest'}: its pull is paused for another call")
+                time.sleep(PAUSE_LOOK_S)
+            prepared = follower
 
     def _still_wanted(self, prepared: Prepared, asked: int | str, end: float) -> bool:
         """Whether the agent means by `asked` what is staged: after another start of the trainer it may be other weights
