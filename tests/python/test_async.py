@@ -92,3 +92,31 @@ def test_a_waiter_that_is_cancelled_after_an_attestation_leaves_the_background(s
     with deltasync.WeightManager(weights, name=segment_name) as manager:
         manager.offload(weights)
         asyncio.run(run(manager))
+
+
+def test_who_comes_while_a_pull_is_paused_waits_with_the_others(segment_name: str) -> None:
+    weights = {"w": np.ones((8, 8), np.float32)}
+
+    async def run(manager: deltasync.WeightManager) -> None:
+        async with await deltasync.AsyncReceiver.connect(manager.endpoint, background=True) as receiver:
+            await receiver.update()
+            receiver.cancel()
+            with receiver.receiver._calls:
+                waiting = [asyncio.create_task(receiver.prepare(2))]
+                await asyncio.sleep(0.01)
+                attesting = asyncio.create_task(receiver.attest())
+                pull = receiver.receiver._staged
+                assert pull is not None
+                while not pull._is_paused:
+                    await asyncio.sleep(0.01)
+                waiting.append(asyncio.create_task(receiver.prepare(2)))
+                await asyncio.sleep(0.05)
+                assert receiver.receiver._staged is pull, "a pull was begun that the attestation may have to wait for"
+            assert await attesting == []
+            assert not any(task.done() for task in waiting)
+            manager.offload(weights)
+            assert [(await task).version.number for task in waiting] == [2, 2]
+
+    with deltasync.WeightManager(weights, name=segment_name) as manager:
+        manager.offload(weights)
+        asyncio.run(run(manager))

@@ -370,7 +370,7 @@ def held(
         pull = receiver._staged
         assert pull is not None
         attesting = threads.submit(receiver.attest)
-        eventually(lambda: pull._paused)
+        eventually(lambda: pull._is_paused)
         yield future
     assert attesting.result(20) == []
 
@@ -431,6 +431,63 @@ def test_what_is_given_up_while_it_is_paused_does_not_come_back(segment_name: st
             updated.result(20)
         manager.offload()
         assert receiver.commit().version.number == 2
+        # What goes on in its place is given up with it.
+        receiver.cancel()
+        with held(receiver, lambda: receiver.update(7), threads) as updated:
+            pull = receiver._staged
+        assert pull is not None
+        time.sleep(0.2)  # until who waits has seen it
+        assert not updated.done()
+        pull.cancel()
+        with pytest.raises(errors.Cancelled):
+            updated.result(20)
+
+
+def test_a_pause_that_ctrl_c_ended_holds_nobody_up(segment_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    with (
+        deltasync.WeightManager(model, name=segment_name) as manager,
+        deltasync.Receiver(manager.endpoint, background=True, timeout=20) as receiver,
+    ):
+        manager.offload()
+        receiver.update()
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        for where in ("_resume", "_locked", "_check_places"):
+            with monkeypatch.context() as patch:
+                patch.setattr(receiver, where, interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    receiver.attest()
+            manager.offload()
+            assert receiver.update(manager.version.number).version == manager.version
+        assert receiver.attest() == []
+
+
+def test_who_waits_begins_a_pull_that_ctrl_c_left_paused(segment_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    with (
+        deltasync.WeightManager(model, name=segment_name) as manager,
+        concurrent.futures.ThreadPoolExecutor(1) as threads,
+        deltasync.Receiver(manager.endpoint, background=True, timeout=20) as receiver,
+    ):
+        manager.offload()
+        receiver.update()
+        waiting = threads.submit(receiver.update, 2)
+        eventually(lambda: receiver._staged is not None and receiver._staged.asked == 2)
+        resume, interrupts = receiver._resume, [KeyboardInterrupt]
+
+        def interrupted(paused: Any) -> None:
+            if interrupts:
+                raise interrupts.pop()
+            resume(paused)
+
+        monkeypatch.setattr(receiver, "_resume", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            receiver.attest()
+        manager.offload()
+        assert waiting.result(20).version.number == 2
 
 
 def test_attest_that_fails_leaves_the_background_pull(segment_name: str) -> None:

@@ -59,10 +59,10 @@ class AsyncReceiver:
                     raise self.receiver._late(version, limit)
                 try:
                     report = prepared.wait()
-                    if not prepared._paused:
+                    if not prepared.over or prepared._paused_for is None:
                         return report
                 except Cancelled:
-                    if not prepared._paused:
+                    if prepared._paused_for is None:
                         raise
                 while (follower := self.receiver._after_pause(prepared)) is None:
                     if time.monotonic() > end:

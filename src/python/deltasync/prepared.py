@@ -6,6 +6,7 @@ import concurrent.futures
 import math
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,13 @@ class RepairReport:
     repair_s: float
 
 
+class Pause:
+    """A call that has to have the receiver between two pulls."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+
 class Prepared:
     """A version on its way. All methods may be called from any thread."""
 
@@ -74,9 +82,9 @@ class Prepared:
         self._stop = StopSource()
         self._cancelled = threading.Event()
         self._future: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
-        # Interrupted for a call that has to have the receiver. Once it is `_resumed`, `_next` goes on in its place, or
-        # nothing does.
-        self._paused = False
+        # Interrupted for a call that has to have the receiver, as long as that is alive: a Ctrl-C may end it anywhere.
+        # Once it is `_resumed`, `_next` goes on in its place, or nothing does.
+        self._paused_for: weakref.ref[Pause] | None = None
         self._resumed = False
         self._next: Prepared | None = None
         self._given_up = False
@@ -114,10 +122,16 @@ class Prepared:
 
     def cancel(self) -> None:
         """Ends the pull, or gives up what it staged (its memory goes with the next pull); what is committed stays."""
-        self._given_up = True  # before `_next` is looked at: _resume() does it the other way round
-        self._interrupt()
-        if self._next is not None:
-            self._next.cancel()
+        each: Prepared | None = self
+        while each is not None:
+            each._given_up = True  # before `_next` is looked at: _resume() does it the other way round
+            each._interrupt()
+            each = each._next
+
+    @property
+    def _is_paused(self) -> bool:
+        pause = self._paused_for() if self._paused_for is not None else None
+        return pause is not None and not pause.over and not self._resumed
 
     def _interrupt(self) -> None:
         self._stop.request_stop()

@@ -35,7 +35,7 @@ from .errors import (
     PeerDied,
 )
 from .places import check_module_places, plan_of_module
-from .prepared import Prepared, PullReport, RepairReport
+from .prepared import Pause, Prepared, PullReport, RepairReport
 
 _log = logging.getLogger("deltasync.rollout")
 
@@ -167,9 +167,8 @@ class Receiver:
     def _prepare(self, version: int | str | Version | None, timeout: float) -> tuple[Prepared, bool]:
         """As prepare(), for who follows a pause: it may be one that is paused. And whether it was begun here."""
         prepared = self._staged
-        if prepared is not None and prepared.asked == version:
-            is_paused = prepared._paused and not prepared._resumed and not prepared._given_up
-            if is_paused or not prepared.over:
+        if prepared is not None and prepared.asked == version and os.getpid() == self._pid:
+            if not prepared.over or (prepared._is_paused and not prepared._given_up):
                 return prepared, False
         return self._begin(version, timeout, newer=False), True
 
@@ -269,6 +268,9 @@ class Receiver:
 
     def cancel(self) -> None:
         """Ends the pull that is under way and forgets what is staged; the committed version is untouched."""
+        staged = self._staged
+        if staged is not None:
+            staged._given_up = True
         self._end_pull()
         self._staged = None
 
@@ -348,23 +350,26 @@ class Receiver:
 
     @contextlib.contextmanager
     def _between_pulls(self, what: str, timeout: float | None) -> Iterator[float]:
-        """As _locked(), until the end that it gives; a background pull that waits is begun anew behind it."""
+        """As _locked(), until the end that it gives; with `background`, a pull under way is begun anew behind it."""
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
         waiting = self._staged
         paused: Prepared | None = None
-        # A forked child's pull is the parent's: _locked() refuses the call.
-        if self._background and waiting is not None and os.getpid() == self._pid:
-            if not waiting.done and not waiting.over:
-                paused = waiting
-                paused._paused = True
-                paused._interrupt()
+        pause = Pause()
         try:
+            # A forked child's pull is the parent's: _locked() refuses the call.
+            if self._background and waiting is not None and not waiting.done and os.getpid() == self._pid:
+                paused = waiting
+                paused._paused_for = weakref.ref(pause)
+                paused._interrupt()
             with self._locked(what, end):
                 self._check_places()
                 yield end
         finally:
-            if paused is not None:
-                self._resume(paused)
+            try:
+                if paused is not None:
+                    self._resume(paused)
+            finally:
+                pause.over = True
 
     def _resume(self, paused: Prepared) -> None:
         """Begins anew what was paused, or, where that was given up, the background's; nothing if somebody else has
@@ -382,9 +387,14 @@ class Receiver:
 
     def _after_pause(self, paused: Prepared) -> Prepared | None:
         """What goes on in its place; None: not yet. Cancelled: nothing does."""
-        if paused._resumed and paused._next is None:
-            raise Cancelled(f"the pull of version {paused.asked or 'newest'} was cancelled")
-        return paused._next if paused._resumed else None
+        if not paused._given_up and not self._closed:
+            if paused._is_paused:
+                return None
+            if not paused._resumed:  # a Ctrl-C has ended the call that it was paused for
+                self._resume(paused)
+            if paused._next is not None:
+                return paused._next
+        raise Cancelled(f"the pull of version {paused.asked or 'newest'} was cancelled")
 
     def _wait_for_kernels(self) -> None:
         """Before live memory is written: what was queued may still compute with it."""
@@ -505,7 +515,7 @@ class Receiver:
             try:
                 return prepared.commit(timeout=_left(end))
             except Cancelled:
-                if not prepared._paused:
+                if prepared._paused_for is None:
                     raise
             while (follower := self._after_pause(prepared)) is None:
                 if _left(end) == 0:
