@@ -1,6 +1,6 @@
-// Many tiles at a time: those of full updates on their way to the devices, and those that change places with a second
-// version in host memory. A wide slot has their descriptions, then the tiles; it is copied as one, in a stream of its
-// own, while kernels work on another slot.
+// Many tiles at a time: those of full updates on their way to the devices, those that devices read in host memory where
+// they are, and those that change places with a second version in host memory. A wide slot has their descriptions, then
+// the tiles; it is copied as one (but from lent memory), in a stream of its own, while kernels work on another slot.
 #include <algorithm>
 #include <cstring>
 

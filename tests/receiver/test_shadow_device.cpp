@@ -203,7 +203,8 @@ TEST_P(ShadowOfADevice, IsNotInheritedByChildren) {
   FAIL() << "the shadow is not mapped";
 }
 
-/// Nothing is registered while an engine computes: a staged update takes the pins away, and sleep brings them back.
+/// No update registers anything, since an engine may compute: a staged one takes the pins away, and sleep brings them
+/// back.
 TEST_P(ShadowOfADevice, IsPinnedAnewInSleep) {
   FakeAgent::Setup setup;
   setup.ring_deltas = 0;  // never a delta
