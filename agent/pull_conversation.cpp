@@ -124,11 +124,11 @@ asio::awaitable<Status> PullConversation::handshake() {
   hello.auth_required = token.empty() ? 0 : 1;
   hello.instance = context_.options.instance;
   hello.nonce = net::make_nonce();
-  DS_CO_TRY(co_await stream_.write(0, hello, deadline.remaining()));
+  DS_CO_TRY(co_await stream_.write(wire::kHelloRequest, hello, deadline.remaining()));
 
   DS_CO_ASSIGN(const Request message, co_await stream_.read_by(kAuthBytesMax, deadline));
   if (message.type() != wire::Type::auth) co_return Error(Errc::protocol, "the first message is no auth");
-  DS_CO_TRY(wire::check_protocol(message.payload, "the peer"));
+  DS_CO_ASSIGN(protocol_, wire::check_protocol(message.payload, "the peer"));
   DS_CO_ASSIGN(wire::Auth auth, wire::Auth::decode(message.payload));
   name_ = printable(std::move(auth.name));
   role_ = auth.role;

@@ -101,7 +101,8 @@ class PullConversation {
   std::uint32_t track_ = 0;  ///< of the timeline
   VersionId asked_;          ///< what the request at hand is about
   wire::Role role_ = wire::Role::control;
-  SubsetPtr subset_;  ///< null until the peer subscribes
+  std::uint16_t protocol_ = wire::kProtocolOldest;  ///< the peer's
+  SubsetPtr subset_;                                ///< null until the peer subscribes
   bool authenticated_ = false;
   bool mid_message_ = false;  ///< part of a message is out: nothing else can be said on this connection
 };

@@ -71,7 +71,7 @@ awaitable<Status> TrainerConversation::talk() {
   if (first.type() != wire::Type::trainer_hello) {
     co_return Error(Errc::protocol, "the first message must be trainer_hello");
   }
-  DS_CO_TRY(wire::check_protocol(first.payload, "the trainer"));
+  DS_CO_ASSIGN(protocol_, wire::check_protocol(first.payload, "the trainer"));
   DS_CO_ASSIGN(const wire::TrainerHello hello, wire::TrainerHello::decode(first.payload));
   wire::TrainerWelcome welcome;
   DS_CO_ASSIGN(const TrainerPtr trainer, co_await admit(hello, std::move(*peer_), welcome));

@@ -46,6 +46,7 @@ class TrainerConversation {
   Result<ProcessWatch> peer_;  ///< from the kernel, before the socket is the stream's
   net::MessageStream stream_;
   const std::uint64_t connection_;
+  std::uint16_t protocol_ = wire::kProtocolOldest;  ///< the trainer's
   std::uint64_t request_ = 0;  ///< what the error that ends the conversation answers, if it answers one: a hello
 };
 

@@ -17,14 +17,12 @@ namespace {
 /// A payload buffer never grows further ahead of its data, and the silence limit applies to each step.
 constexpr std::size_t kStepBytes = 256u << 10;
 
-/// One message of type M; an `error` answer becomes that error.
-template <class M>
-Result<M> recv_message(net::MessageSocket& socket, Deadline deadline) {
-  DS_ASSIGN(const net::Message message, socket.recv(wire::kControlBytesMax, deadline));
+/// One message of this type; an `error` answer becomes that error.
+Result<net::Message> recv_message(net::MessageSocket& socket, wire::Type type, Deadline deadline) {
+  DS_ASSIGN(net::Message message, socket.recv(wire::kControlBytesMax, deadline));
   if (message.type() == wire::Type::error) return agent_error(message.payload);
-  if (message.type() != M::kType) return unexpected(message.header, 0);
-  if constexpr (M::kType == wire::Type::hello) DS_TRY(wire::check_protocol(message.payload, "the agent"));
-  return M::decode(message.payload);
+  if (message.type() != type) return unexpected(message.header, 0);
+  return message;
 }
 
 }  // namespace
@@ -51,18 +49,22 @@ Result<Connection> Connection::dial(const Peer& peer, const Until& until) {
 }
 
 Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadline) {
-  DS_ASSIGN(const wire::Hello hello, recv_message<wire::Hello>(socket_, deadline));
+  DS_ASSIGN(const net::Message first, recv_message(socket_, wire::Type::hello, deadline));
+  DS_ASSIGN(protocol_, wire::agree_on_protocol(first.header, first.payload, "the agent"));
+  DS_ASSIGN(const wire::Hello hello, wire::Hello::decode(first.payload));
   if (hello.auth_required != 0 && peer.token.empty()) {
     return Error(Errc::unauthenticated, "the agent wants a token and none was given");
   }
   wire::Auth auth;
+  auth.protocol = protocol_;
   auth.role = role;
   auth.name = peer.name;
   auth.nonce = net::make_nonce();
   auth.proof = net::client_proof(peer.token, hello.nonce, auth.nonce, role);
   const std::uint64_t sent_ns = trace::now_ns();
   DS_TRY(socket_.send(0, auth, deadline));
-  DS_ASSIGN(welcome_, recv_message<wire::Welcome>(socket_, deadline));
+  DS_ASSIGN(const net::Message answer, recv_message(socket_, wire::Type::welcome, deadline));
+  DS_ASSIGN(welcome_, wire::Welcome::decode(answer.payload));
   const std::uint64_t received_ns = trace::now_ns();
   if (!peer.token.empty() &&
       !net::equal_proofs(welcome_.proof, net::server_proof(peer.token, auth.nonce, hello.nonce))) {

@@ -37,6 +37,8 @@ class Connection {
   /// Random per agent process.
   std::uint64_t instance() const noexcept { return instance_; }
   const wire::Welcome& welcome() const noexcept { return welcome_; }
+  /// What both sides speak, from the handshake on.
+  std::uint16_t protocol() const noexcept { return protocol_; }
   std::uint64_t next_request() noexcept { return ++last_request_; }
 
   template <class M>
@@ -65,6 +67,7 @@ class Connection {
   net::MessageSocket socket_;
   std::chrono::milliseconds silence_{0};
   std::uint64_t instance_ = 0;
+  std::uint16_t protocol_ = wire::kProtocolVersion;
   std::uint64_t last_request_ = 0;
   std::uint64_t scattered_bytes_ = 0;
   std::chrono::nanoseconds scattered_waited_{0};

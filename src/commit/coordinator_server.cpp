@@ -143,6 +143,7 @@ void CoordinatorServer::converse(Peer& peer, UniqueFd fd, std::uint64_t connecti
 Result<CoordinatorServer::Joined> CoordinatorServer::join(net::MessageSocket& socket, std::uint64_t connection) {
   const Deadline deadline = Deadline::after(kJoinLimit);
   wire::Hello hello;
+  hello.protocol = wire::kCommitProtocol;
   hello.auth_required = options_.token.empty() ? 0 : 1;
   hello.instance = core_->log();
   hello.nonce = net::make_nonce();
@@ -151,7 +152,7 @@ Result<CoordinatorServer::Joined> CoordinatorServer::join(net::MessageSocket& so
   if (message.type() != wire::Type::rank_join) {
     return Error(Errc::protocol, "the first message is of type " + wire::type_name(message.header.type));
   }
-  DS_TRY(wire::check_protocol(message.payload, "the rank"));
+  DS_TRY(wire::check_protocol(message.payload, "the rank", {wire::kCommitProtocol, wire::kCommitProtocol}));
   DS_ASSIGN(const wire::RankJoin asked, wire::RankJoin::decode(message.payload));
   const auto proof =
       net::rank_proof(options_.token, hello.nonce, asked.nonce, asked.rank, asked.ranks, asked.incarnation);

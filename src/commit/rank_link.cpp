@@ -21,7 +21,9 @@ Result<M> receive(net::MessageSocket& socket, std::uint64_t request, Deadline de
                                      std::to_string(message.header.request) + " came where the answer to request " +
                                      std::to_string(request) + " was due");
   }
-  if constexpr (M::kType == wire::Type::hello) DS_TRY(wire::check_protocol(message.payload, "the coordinator"));
+  if constexpr (M::kType == wire::Type::hello) {
+    DS_TRY(wire::check_protocol(message.payload, "the coordinator", {wire::kCommitProtocol, wire::kCommitProtocol}));
+  }
   return M::decode(message.payload);
 }
 

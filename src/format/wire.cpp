@@ -2,6 +2,8 @@
 // encode() and decode() have them here and in wire_{plan,data,trainer}.cpp; a decoder names the field that is wrong.
 #include "format/wire.hpp"
 
+#include <algorithm>
+
 #include "base/hash.hpp"
 #include "format/wire_codec.hpp"
 
@@ -125,13 +127,38 @@ Status check_header(const Header& header) {
 
 // ---- handshake -----------------------------------------------------------------------------------------------
 
-Status check_protocol(ByteSpan payload, const char* sender) {
+namespace {
+
+Result<std::uint16_t> first_word(ByteSpan payload, const char* sender) {
   ByteReader in(payload);
   const auto protocol = in.get<std::uint16_t>();
   if (in.failed()) return Error(Errc::corrupt, std::string(sender) + " sent no protocol number");
-  if (protocol == kProtocolVersion) return {};
-  return Error(Errc::unsupported, std::string(sender) + " speaks protocol " + std::to_string(protocol) +
-                                      ", this side " + std::to_string(kProtocolVersion));
+  return protocol;
+}
+
+std::string to_words(Protocols p) {
+  return std::to_string(p.oldest) + (p.newest == p.oldest ? "" : " to " + std::to_string(p.newest));
+}
+
+Error nothing_in_common(const char* sender, Protocols theirs, Protocols ours) {
+  return {Errc::unsupported, std::string(sender) + " speaks protocol " + to_words(theirs) + ", this side " +
+                                 to_words(ours) + ": use releases that are closer"};
+}
+
+}  // namespace
+
+Result<std::uint16_t> check_protocol(ByteSpan payload, const char* sender, Protocols ours) {
+  DS_ASSIGN(const std::uint16_t protocol, first_word(payload, sender));
+  if (protocol >= ours.oldest && protocol <= ours.newest) return protocol;
+  return nothing_in_common(sender, {protocol, protocol}, ours);
+}
+
+Result<std::uint16_t> agree_on_protocol(const Header& header, ByteSpan hello, const char* sender, Protocols ours) {
+  DS_ASSIGN(const std::uint16_t oldest, first_word(hello, sender));
+  const auto newest = static_cast<std::uint16_t>(std::clamp<std::uint64_t>(header.request, oldest, 0xFFFF));
+  const std::uint16_t agreed = std::min(newest, ours.newest);
+  if (agreed >= std::max(oldest, ours.oldest)) return agreed;
+  return nothing_in_common(sender, {oldest, newest}, ours);
 }
 
 std::vector<std::byte> Hello::encode() const {

@@ -23,8 +23,15 @@
 namespace deltasync::wire {
 
 inline constexpr std::uint32_t kMagic = 0x31575344;  // "DSW1"
-inline constexpr std::uint16_t kProtocolVersion =
-    4;  ///< 2: clocks, subscriptions; 3: forms of tiles, compact deltas; 4: epochs
+/// 2: clocks, subscriptions; 3: forms of tiles, compact deltas; 4: epochs; 5: what docs/wire_protocol.md says under
+/// "Protocol 4 and 5".
+inline constexpr std::uint16_t kProtocolVersion = 5;
+inline constexpr std::uint16_t kProtocolOldest = 4;  ///< of peers that this side still understands
+/// What one side of a conversation speaks, both ends included.
+struct Protocols {
+  std::uint16_t oldest = kProtocolOldest;
+  std::uint16_t newest = kProtocolVersion;
+};
 
 enum class Type : std::uint16_t {
   // any conversation
@@ -103,9 +110,14 @@ Header make_header(Type type, std::uint64_t request, ByteSpan payload, std::uint
 /// Magic, header hash, reserved fields, known type, length limit; in this order. protocol or corrupt.
 Status check_header(const Header& header);
 
-/// The protocol number that hello, auth and trainer_hello begin with, whatever follows it in another version:
-/// unsupported if it is not ours. To be asked before they are decoded.
-Status check_protocol(ByteSpan payload, const char* sender);
+/// The protocol number that auth, trainer_hello and rank_join begin with, whatever follows it in another version:
+/// unsupported if this side does not speak it. To be asked before they are decoded.
+Result<std::uint16_t> check_protocol(ByteSpan payload, const char* sender, Protocols ours = {});
+/// What a hello is sent under in place of a request's number: the newest protocol that the server speaks. Its payload
+/// names the oldest. Clients of protocol 4 look at that alone, and servers of it say 0 here.
+inline constexpr std::uint64_t kHelloRequest = kProtocolVersion;
+/// The newest protocol that both sides speak, from a server's hello: unsupported if there is none.
+Result<std::uint16_t> agree_on_protocol(const Header& header, ByteSpan hello, const char* sender, Protocols ours = {});
 
 // Each message: a struct, encode() and a static decode() that accepts exactly what encode() writes.
 
@@ -113,7 +125,7 @@ enum class Role : std::uint8_t { control = 1, data = 2, watch = 3 };
 
 struct Hello {
   static constexpr Type kType = Type::hello;
-  std::uint16_t protocol = kProtocolVersion;
+  std::uint16_t protocol = kProtocolOldest;  ///< the oldest that the server speaks; see kHelloRequest
   std::uint8_t auth_required = 0;
   std::uint64_t instance = 0;  ///< random per agent process: tells a restart
   std::array<std::uint8_t, 32> nonce{};

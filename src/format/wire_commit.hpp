@@ -13,11 +13,13 @@
 namespace deltasync::wire {
 
 inline constexpr std::uint64_t kRankMessageBytesMax = 16u << 10;
+/// Of this conversation, which does not change whenever that of agents does.
+inline constexpr std::uint16_t kCommitProtocol = 4;
 
 /// Rank → coordinator, once. proof: net::rank_proof; zeros without a token.
 struct RankJoin {
   static constexpr Type kType = Type::rank_join;
-  std::uint16_t protocol = kProtocolVersion;
+  std::uint16_t protocol = kCommitProtocol;
   std::uint32_t rank = 0;
   std::uint32_t ranks = 0;
   std::uint64_t incarnation = 0;

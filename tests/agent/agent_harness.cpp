@@ -12,13 +12,14 @@ Result<Client> Client::connect_raw(std::uint16_t port) {
   DS_ASSIGN(UniqueFd fd, net::connect_tcp("127.0.0.1", port, test_deadline()));
   Client client;
   client.socket = net::MessageSocket(std::move(fd));
-  DS_ASSIGN(client.hello, client.socket.recv_as<wire::Hello>(0, test_deadline()));
+  DS_ASSIGN(client.hello, client.socket.recv_as<wire::Hello>(wire::kHelloRequest, test_deadline()));
   return client;
 }
 
-Result<Client> Client::connect(std::uint16_t port, wire::Role role, const std::string& token) {
+Result<Client> Client::connect(std::uint16_t port, wire::Role role, const std::string& token, std::uint16_t protocol) {
   DS_ASSIGN(Client client, connect_raw(port));
   wire::Auth auth;
+  auth.protocol = protocol;
   auth.role = role;
   auth.nonce = net::make_nonce();
   auth.proof = net::client_proof(token, client.hello.nonce, auth.nonce, role);

@@ -28,7 +28,8 @@ inline Deadline test_deadline() {
 class Client {
  public:
   /// Connects and authenticates; the error that the agent answered, if any.
-  static Result<Client> connect(std::uint16_t port, wire::Role role, const std::string& token = {});
+  static Result<Client> connect(std::uint16_t port, wire::Role role, const std::string& token = {},
+                                std::uint16_t protocol = wire::kProtocolVersion);
   /// Connects and reads the hello, no more.
   static Result<Client> connect_raw(std::uint16_t port);
 

@@ -108,6 +108,16 @@ TEST_F(Handshake, AnotherProtocolIsUnsupported) {
   EXPECT_EQ(answer.error().code(), Errc::unsupported);
 }
 
+/// A receiver of the release before looks at the payload's number alone, and wants its own there.
+TEST_F(Handshake, TheProtocolBeforeIsSpoken) {
+  start_agent();
+  const auto old = Client::connect(port(), wire::Role::control, {}, wire::kProtocolOldest);
+  ASSERT_TRUE(old) << old.error().to_string();
+  EXPECT_EQ(old->hello.protocol, wire::kProtocolOldest);
+  EXPECT_FALSE(Client::connect(port(), wire::Role::control, {}, wire::kProtocolOldest - 1));
+  EXPECT_FALSE(Client::connect(port(), wire::Role::control, {}, wire::kProtocolVersion + 1));
+}
+
 TEST_F(Handshake, AnotherProtocolsAuthMayHaveAnyShape) {
   start_agent();
   for (const std::size_t bytes : {std::size_t{2}, std::size_t{1000}}) {

@@ -199,7 +199,7 @@ void FakeAgent::serve(UniqueFd fd, std::uint64_t id) {
 
 Status FakeAgent::handshake(Peer& peer) {
   wire::Hello hello;
-  hello.protocol = static_cast<std::uint16_t>(setup_.protocol);
+  hello.protocol = setup_.protocols.oldest;
   hello.auth_required = setup_.token.empty() ? 0 : 1;
   hello.nonce = net::make_nonce();
   switch (ask_hook({wire::Type::hello, 0, {}})) {
@@ -224,14 +224,23 @@ Status FakeAgent::handshake(Peer& peer) {
     welcome.has_layout = layout_ ? 1 : 0;
     if (layout_) welcome.layout = layout_->digest();
   }
-  DS_TRY(peer.socket.send(0, hello, soon()));
+  DS_TRY(peer.socket.send(setup_.protocols.newest, hello, soon()));
   DS_ASSIGN(const wire::Auth auth, peer.socket.recv_as<wire::Auth>(0, soon()));
   peer.role = auth.role;
+  {
+    const std::lock_guard lock(mutex_);
+    protocols_spoken_.insert(auth.protocol);
+  }
   if (!net::equal_proofs(auth.proof, net::client_proof(setup_.token, hello.nonce, auth.nonce, auth.role))) {
     return send_error(peer, 0, Errc::unauthenticated, "wrong token");
   }
   if (setup_.proves_token) welcome.proof = net::server_proof(setup_.token, auth.nonce, hello.nonce);
   return peer.socket.send(0, welcome, soon());
+}
+
+std::set<std::uint16_t> FakeAgent::protocols_spoken() const {
+  const std::lock_guard lock(mutex_);
+  return protocols_spoken_;
 }
 
 Fault FakeAgent::ask_hook(const Request& request) {

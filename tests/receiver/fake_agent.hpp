@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -61,7 +62,7 @@ class FakeAgent {
     bool large_deltas = false;   ///< offered even where a full update is smaller
     bool compact = false;        ///< plans that ask for it get exponent classes
     bool hides_changes = false;  ///< steps say that they change one element
-    std::uint32_t protocol = wire::kProtocolVersion;
+    wire::Protocols protocols;
     std::uint32_t pack_threads = 0;
     double bytes_per_s = 0;                        ///< of all connections together; 0: as fast as it goes
     std::uint64_t slow_bytes = ~std::uint64_t{0};  ///< after which bytes_per_s ends
@@ -98,6 +99,8 @@ class FakeAgent {
   std::uint64_t extent_bytes() const { return extent_bytes_; }
   std::uint64_t requests(wire::Type type) const;
   std::uint64_t connections() const { return connections_; }
+  /// That peers have chosen in their handshakes.
+  std::set<std::uint16_t> protocols_spoken() const;
   /// Requests (no handshakes) whose answers have been handed to the kernel whole.
   std::uint64_t answers() const { return answers_; }
   /// Connections closed midway whose peer has closed its end by now, too.
@@ -192,6 +195,7 @@ class FakeAgent {
   std::function<Fault(const Request&)> hook_;
   std::uint64_t revoke_after_ = 0;
   std::function<void()> on_revoke_;
+  std::set<std::uint16_t> protocols_spoken_;
   std::list<std::thread> threads_;
   std::mutex hook_mutex_;
   std::thread acceptor_;  // last: it uses all of the above

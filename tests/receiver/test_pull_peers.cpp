@@ -227,12 +227,25 @@ TEST_F(PullTest, WrongMissingAndUnprovenTokens) {
   EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(20'000)).error().code(), Errc::unauthenticated);
 }
 
-TEST_F(PullTest, AnotherProtocolVersion) {
-  FakeAgent::Setup setup;
-  setup.protocol = 99;
-  agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
-  options_.endpoint = agent_->endpoint();
-  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(20'000)).error().code(), Errc::unsupported);
+/// An agent of protocol 4 names no newest one.
+TEST_F(PullTest, TheNewestProtocolOfBothIsSpoken) {
+  struct Case {
+    wire::Protocols agent;
+    std::uint16_t agreed;  // 0: none
+  };
+  for (const Case& each : {Case{{4, 0}, 4}, Case{{4, 5}, 5}, Case{{5, 6}, 5}, Case{{98, 99}, 0}, Case{{3, 0}, 0}}) {
+    FakeAgent::Setup setup;
+    setup.protocols = each.agent;
+    agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
+    options_.endpoint = agent_->endpoint();
+    const auto receiver = receiver::ReceiverImpl::connect(options_, quick(), in_ms(20'000));
+    if (each.agreed == 0) {
+      EXPECT_EQ(receiver.error().code(), Errc::unsupported);
+      continue;
+    }
+    ASSERT_TRUE(receiver) << receiver.error().to_string();
+    EXPECT_EQ(agent_->protocols_spoken(), std::set<std::uint16_t>{each.agreed});
+  }
 }
 
 TEST_F(PullTest, ConnectWaitsForALayout) {
