@@ -17,7 +17,9 @@ constexpr std::size_t kPassedOverMax = 64;  ///< whole batches of other homes, i
 
 }  // namespace
 
-BehindDiff::BehindDiff(unsigned threads, Metrics::Counter& diffed, const HomeNodesPtr& home_nodes) : diffed_(diffed) {
+BehindDiff::BehindDiff(unsigned threads, Metrics::Counter& diffed, const HomeNodesPtr& home_nodes,
+                       std::function<void()> before_round)
+    : diffed_(diffed), before_round_(std::move(before_round)) {
   if (threads == 0) return;
   thread_ = start_background(
       "behind", threads, [this](ThreadPool& pool) { work(pool); }, home_nodes);
@@ -25,7 +27,7 @@ BehindDiff::BehindDiff(unsigned threads, Metrics::Counter& diffed, const HomeNod
 
 BehindDiff::~BehindDiff() {
   if (!enabled()) return;
-  static_cast<void>(end());
+  end();
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
@@ -37,57 +39,53 @@ BehindDiff::~BehindDiff() {
 void BehindDiff::begin(BehindJob job) {
   if (!enabled() || !job.generation->role->hold(job.fill)) return;
   const Generation& generation = *job.generation;
-  std::vector<std::uint32_t> pending(generation.batches.size());
-  std::iota(pending.begin(), pending.end(), 0u);
-  auto encoding = std::make_unique<delta::Encoding>(*generation.layout, generation.batches,
-                                                    generation.half(job.base_half), generation.half(job.fill.half),
-                                                    *job.base_digests, job.form, generation.batch_homes);
-  job_ = std::move(job);
+  auto made = std::make_shared<Work>();
+  made->pending.resize(generation.batches.size());
+  std::iota(made->pending.begin(), made->pending.end(), 0u);
+  made->encoding = std::make_unique<delta::Encoding>(*generation.layout, generation.batches,
+                                                     generation.half(job.base_half), generation.half(job.fill.half),
+                                                     *job.base_digests, job.form, generation.batch_homes);
+  made->job = std::move(job);
   {
     const std::lock_guard lock(mutex_);
-    encoding_ = std::move(encoding);
-    pending_ = std::move(pending);
-    next_ = 0;
-    wanted_ = true;
+    work_ = made;
   }
+  followed_ = std::move(made);
   changed_.notify_all();
 }
 
-std::optional<BehindWork> BehindDiff::end() {
-  if (!job_) return std::nullopt;
-  BehindWork work;
+std::shared_ptr<BehindWork> BehindDiff::end() {
+  if (!followed_) return nullptr;
   {
-    std::unique_lock lock(mutex_);
-    wanted_ = false;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return !busy_; });
-    work.encoding = std::move(encoding_);
+    const std::lock_guard lock(mutex_);
+    work_.reset();
   }
-  work.job = *std::exchange(job_, std::nullopt);
-  work.job.generation->role->unhold(work.job.fill);
-  return work;
+  changed_.notify_all();
+  followed_->job.generation->role->unhold(followed_->job.fill);
+  return std::exchange(followed_, nullptr);
 }
 
 void BehindDiff::work(ThreadPool& pool) {
   std::unique_lock lock(mutex_);
   auto look = kLookMin;
   while (!closing_) {
-    if (!wanted_) {
+    if (!work_) {
       look = kLookMin;
-      changed_.wait(lock, [this] { return closing_ || wanted_; });
+      changed_.wait(lock, [this] { return closing_ || work_; });
       continue;
     }
-    busy_ = true;
+    std::shared_ptr<Work> now = work_;
     lock.unlock();
-    const bool advanced = advance(pool);
+    const bool advanced = advance(*now, pool);
     lock.lock();
-    busy_ = false;
-    if (!wanted_) {
-      changed_.notify_all();
+    if (work_ != now) {
+      lock.unlock();
+      now.reset();  // it may be the last to hold a generation
+      lock.lock();
     } else if (advanced) {
       look = kLookMin;
     } else {
-      changed_.wait_for(lock, look, [this] { return closing_ || !wanted_; });
+      changed_.wait_for(lock, look, [&] { return closing_ || work_ != now; });
       look = std::min(2 * look, kLookMax);
     }
   }
@@ -95,57 +93,58 @@ void BehindDiff::work(ThreadPool& pool) {
 
 /// At most `most` in all, and of each home no more than there is room for. From where the last look ended, so that each
 /// costs what it finds; what is passed over is met again later.
-void BehindDiff::take_whole(std::vector<std::uint32_t>& whole, std::size_t most, std::vector<unsigned>* room_of_home) {
-  const Generation& generation = *job_->generation;
+void BehindDiff::take_whole(Work& work, std::vector<std::uint32_t>& whole, std::size_t most,
+                            std::vector<unsigned>* room_of_home) {
+  const Generation& generation = *work.job.generation;
   std::size_t passed_over = 0;
-  for (std::size_t looked = pending_.size(); looked > 0 && whole.size() < most && passed_over < kPassedOverMax;
+  for (std::size_t looked = work.pending.size(); looked > 0 && whole.size() < most && passed_over < kPassedOverMax;
        --looked) {
-    if (next_ >= pending_.size()) next_ = 0;
-    const std::uint32_t batch = pending_[next_];
-    if (generation.role->elements_done(job_->fill, batch) != generation.batch_elements[batch]) {
-      ++next_;
+    if (work.next >= work.pending.size()) work.next = 0;
+    const std::uint32_t batch = work.pending[work.next];
+    if (generation.role->elements_done(work.job.fill, batch) != generation.batch_elements[batch]) {
+      ++work.next;
       continue;
     }
     if (room_of_home != nullptr) {
       unsigned& room = (*room_of_home)[generation.batch_homes[batch]];
       if (room == 0) {
-        ++next_;
+        ++work.next;
         ++passed_over;
         continue;
       }
       --room;
     }
     whole.push_back(batch);
-    pending_[next_] = pending_.back();
-    pending_.pop_back();
+    work.pending[work.next] = work.pending.back();
+    work.pending.pop_back();
   }
 }
 
 /// A round of whole batches: one for each thread, of its own home if there is one, else of any.
-std::vector<std::uint32_t> BehindDiff::take_whole(const ThreadPool& pool) {
+std::vector<std::uint32_t> BehindDiff::take_whole(Work& work, const ThreadPool& pool) {
   std::vector<std::uint32_t> whole;
-  if (!pool.homes().empty() && !job_->generation->batch_homes.empty()) {
+  if (!pool.homes().empty() && !work.job.generation->batch_homes.empty()) {
     std::vector<unsigned> room;
     for (const std::uint32_t home : pool.homes()) {
       if (room.size() <= home) room.resize(home + 1);
       ++room[home];
     }
-    const auto& homes = job_->generation->batch_homes;
+    const auto& homes = work.job.generation->batch_homes;
     room.resize(std::max<std::size_t>(room.size(), *std::max_element(homes.begin(), homes.end()) + 1));
-    const std::size_t began = next_;
-    take_whole(whole, pool.size(), &room);
-    next_ = began;
+    const std::size_t began = work.next;
+    take_whole(work, whole, pool.size(), &room);
+    work.next = began;
   }
-  take_whole(whole, pool.size(), nullptr);
+  take_whole(work, whole, pool.size(), nullptr);
   return whole;
 }
 
-bool BehindDiff::advance(ThreadPool& pool) {
-  const std::vector<std::uint32_t> whole = take_whole(pool);
+bool BehindDiff::advance(Work& work, ThreadPool& pool) {
+  const std::vector<std::uint32_t> whole = take_whole(work, pool);
   if (whole.empty()) return false;  // no round of the pool, which would wait for each of its threads to get a core
-  const trace::Span span("diff behind", job_->fill.version.id);
-  encoding_->run(whole, pool);
-  Metrics::add(diffed_, whole.size());
+  if (before_round_) before_round_();
+  const trace::Span span("diff behind", work.job.fill.version.id);
+  Metrics::add(diffed_, work.encoding->run_behind(whole, pool));
   return true;
 }
 

@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,44 +35,52 @@ struct BehindWork {
 };
 
 /// Follows one fill at a time, on background threads of its own. Called by one thread, the publisher, which
-/// waits for the batches at hand (end()): under a trainer that keeps all cores busy, tens of milliseconds.
+/// never waits for them: on a busy machine a thread of low priority may not run for seconds. What they are at when a
+/// job ends is thrown away once they come to it, and so is what they read meanwhile.
 class BehindDiff {
  public:
   /// With no threads it follows nothing. `diffed` counts batches as they are done, those of aborted fills too.
+  /// `before_round`: for tests, on the thread that follows, which has taken some batches.
   /// Throws std::system_error if a thread is not to be had.
-  BehindDiff(unsigned threads, Metrics::Counter& diffed, const HomeNodesPtr& home_nodes = nullptr);
-  /// Ends.
+  BehindDiff(unsigned threads, Metrics::Counter& diffed, const HomeNodesPtr& home_nodes = nullptr,
+             std::function<void()> before_round = {});
+  /// Ends, and waits for the batches at hand.
   ~BehindDiff();
   BehindDiff(const BehindDiff&) = delete;
   BehindDiff& operator=(const BehindDiff&) = delete;
 
   bool enabled() const noexcept { return thread_.joinable(); }
   /// The job that is followed, or null.
-  const BehindJob* job() const noexcept { return job_ ? &*job_ : nullptr; }
+  const BehindJob* job() const noexcept { return followed_ ? &followed_->job : nullptr; }
   /// Takes hold of the fill and follows it; nothing if it is over already. The job before was ended.
   void begin(BehindJob job);
-  /// Stops following, after the batches at hand, and lets go of the fill.
-  std::optional<BehindWork> end();
+  /// Stops following at once, and lets go of the fill: a thread that is still in a batch of it reads what may be
+  /// written by then, for nothing. Null if no fill was followed.
+  std::shared_ptr<BehindWork> end();
 
  private:
+  struct Work : BehindWork {
+    // The thread's:
+    std::vector<std::uint32_t> pending;  ///< batches that were not whole yet, in no order
+    std::size_t next = 0;                ///< the one of them that is looked at next
+  };
+
   void work(ThreadPool& pool);
   /// Diffs what has become whole, a few batches; false if nothing has.
-  bool advance(ThreadPool& pool);
-  std::vector<std::uint32_t> take_whole(const ThreadPool& pool);
-  void take_whole(std::vector<std::uint32_t>& whole, std::size_t most, std::vector<unsigned>* room_of_home);
+  bool advance(Work& work, ThreadPool& pool);
+  static std::vector<std::uint32_t> take_whole(Work& work, const ThreadPool& pool);
+  static void take_whole(Work& work, std::vector<std::uint32_t>& whole, std::size_t most,
+                         std::vector<unsigned>* room_of_home);
 
-  std::optional<BehindJob> job_;  // the caller's
+  std::shared_ptr<Work> followed_;  // the caller's
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool closing_ = false;                       // protected by mutex_, as all below
-  bool wanted_ = false;                        // the caller wants the job followed
-  bool busy_ = false;                          // the thread is at it
-  std::unique_ptr<delta::Encoding> encoding_;  // the thread's while busy_
-  std::vector<std::uint32_t> pending_;         // likewise: batches that were not whole yet, in no order
-  std::size_t next_ = 0;                       // likewise: the one of them that is looked at next
+  bool closing_ = false;        // protected by mutex_, as the next one
+  std::shared_ptr<Work> work_;  // that the thread is to follow
 
   Metrics::Counter& diffed_;
+  const std::function<void()> before_round_;
   std::thread thread_;
 };
 

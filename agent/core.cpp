@@ -5,19 +5,37 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/racing_reads.hpp"
+#include "delta/frame.hpp"
 #include "net/auth.hpp"
 
 namespace deltasync::agent {
+
+bool copy_while_served(const ServedVersion& served, std::span<const std::uint64_t> tiles, std::byte* out) {
+  const Generation& generation = *served.generation;
+  const HalfKey& key = served.half;
+  const auto there = [&] { return shm::still_holds(*generation.segment, key.half, key.sequence); };
+  if (!there()) return false;
+  {
+    const RacingReads racing;
+    for (const std::uint64_t tile : tiles) {
+      out = delta::copy_tile(*generation.layout, generation.half(key.half), tile, out);
+    }
+  }
+  return there();
+}
 
 AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
     : options_(options),
       lock_(std::move(lock)),
       leases_([this] { wake(); }),
       pool_(std::max(1u, options.threads), "encode", thread_homes(options.home_nodes, std::max(1u, options.threads))),
-      behind_(options.behind_threads, metrics_.batches_behind, options.home_nodes),
+      behind_(options.behind_threads, metrics_.batches_behind, options.home_nodes, options.before_behind),
       packers_(options.pack_threads),
+      copy_room_(options.copy_bytes_max),
       ring_(options.ring_bytes_max, options.ring_entries_max),
-      made_(options.merge_bytes_max) {}
+      made_(options.merge_bytes_max),
+      budgets_(options.lease_grace) {}
 
 Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) {
   DS_TRY(shm::check_segment_name(options.name));
@@ -31,6 +49,7 @@ Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) 
   core->start_maker(core->merger_, "merge");
   core->start_maker(core->compacter_, "compact");
   core->publisher_ = std::thread([raw = core.get()] { raw->publish_loop(); });
+  core->scrub_.emplace(options.scrub, core->scrub_source());
   return core;
 }
 
@@ -46,6 +65,7 @@ void AgentCore::stop() {
   }
   make_cv_.notify_all();
   wake();
+  if (scrub_) scrub_->stop();
   packers_.stop();
   for (Maker* maker : {&merger_, &compacter_}) {
     if (maker->thread.joinable()) maker->thread.join();
@@ -118,10 +138,14 @@ void AgentCore::rebuild_snapshot_locked(GenerationPtr generation, ServedPtr serv
     offer.has_version = true;
     offer.served = next->served->version;
     offer.served_root = next->served->root;
+    for (const FormerState& state : next->served->former) offer.served_former_roots.push_back(state.root);
   }
   for (const RingEntryPtr& entry : next->ring) {
     const delta::Delta& d = *entry->delta;
-    offer.ring.push_back({entry->from, entry->to, d.from_root, d.to_root, d.frames.size(), d.frame_bytes, d.changed});
+    RingStep step{entry->from, entry->to, d.from_root, d.to_root, d.frames.size(), d.frame_bytes, d.changed, {}, false};
+    for (const FormerState& state : entry->from_former) step.from_former_roots.push_back(state.root);
+    step.partial = entry->partial;
+    offer.ring.push_back(std::move(step));
   }
   yard_->bury(std::exchange(snapshot_, std::move(next)));  // it may be the last to hold deltas
   retain_made_locked();
@@ -154,16 +178,16 @@ void AgentCore::wake() {
 
 // ---- plans -------------------------------------------------------------------------------------------------------
 
-Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::Plan& plan, std::uint64_t connection,
+Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::Plan& plan, const Asker& asker,
                                                        std::string* waiting_for, MadeWait& wait,
                                                        const SubsetPtr& subset) {
-  if (subset) return plan_subset(plan, connection, waiting_for, wait, subset);
+  if (subset) return plan_subset(plan, asker, waiting_for, wait, subset);
   const std::lock_guard lock(mutex_);
   std::vector<RingEntryPtr> unknown;  // stays empty
-  return plan_locked(plan, connection, waiting_for, wait, {nullptr, snapshot_->offer, unknown});
+  return plan_locked(plan, asker, waiting_for, wait, {nullptr, snapshot_->offer, unknown});
 }
 
-Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& plan, std::uint64_t connection,
+Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& plan, const Asker& asker,
                                                               std::string* waiting_for, MadeWait& wait,
                                                               const Share& share) {
   if (stop_) return Error(Errc::connection, "the agent is shutting down");
@@ -191,7 +215,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
   auto steps = made_steps_locked(decision, wait);
   if (!steps) {
     if (decision.kind == Decision::Kind::delta && !wait.chain) {
-      DS_ASSIGN(wait.chain, open_plan_locked(decision, ring_steps_locked(decision), connection, share));
+      DS_ASSIGN(wait.chain, open_plan_locked(decision, ring_steps_locked(decision), asker, share));
     }
     *waiting_for = (wait.key->form == DeltaForm::compact ? "a compact delta of " : "the merge of ") +
                    std::to_string(decision.merge_steps) + " steps to " + to_string(decision.target);
@@ -216,7 +240,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
     }
   }
   if (const auto chain = take_chain_locked(wait)) end_plan_locked(chain->plan);
-  DS_ASSIGN(wire::PlanReply reply, open_plan_locked(decision, std::move(*steps), connection, share));
+  DS_ASSIGN(wire::PlanReply reply, open_plan_locked(decision, std::move(*steps), asker, share));
   count_pull(reply.mode);
   return std::optional<wire::PlanReply>(std::move(reply));
 }
@@ -226,9 +250,9 @@ void AgentCore::count_pull(wire::PlanMode mode) {
 }
 
 Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, std::vector<RingEntryPtr> steps,
-                                                    std::uint64_t connection, const Share& share) {
+                                                    const Asker& asker, const Share& share) {
   const auto open = std::count_if(plans_.begin(), plans_.end(),
-                                  [&](const auto& entry) { return entry.second->connection == connection; });
+                                  [&](const auto& entry) { return entry.second->connection == asker.connection; });
   if (static_cast<std::size_t>(open) >= options_.plans_per_connection_max) {
     return Error(Errc::invalid_argument,
                  "this connection holds " + std::to_string(open) + " plans already; release one before the next");
@@ -236,7 +260,7 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
   auto made = std::make_shared<OpenPlan>();
   do made->id = net::make_random_id();
   while (plans_.count(made->id) != 0);
-  made->connection = connection;
+  made->connection = asker.connection;
   made->layout = snapshot_->generation->layout;
   made->expires_at = std::chrono::steady_clock::now() + options_.plan_limit;
   made->steps = std::move(steps);
@@ -246,7 +270,10 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
   made->mode = full ? wire::PlanMode::full : wire::PlanMode::delta;
   if (full) {
     made->served = snapshot_->served;
-    made->lease = leases_.begin(made->served->half);
+    const LeaseBudgets::Time time = budgets_.of(asker.host);
+    made->copied = time < options_.lease_grace && options_.copy_bytes_max != 0;
+    made->lease =
+        leases_.begin(made->served->half, {made->copied ? LeaseBudgets::Time(0) : time, asker.host, asker.name});
     made->shelf = shelf_.share(made->served->half, yard_);
     Metrics::add(metrics_.leases, 1);
   }
@@ -282,7 +309,10 @@ Result<OpenPlanPtr> AgentCore::find_plan(std::uint64_t id) const {
 void AgentCore::release(std::uint64_t plan, std::uint64_t connection) {
   const std::lock_guard lock(mutex_);
   const auto found = plans_.find(plan);
-  if (found != plans_.end() && found->second->connection == connection) end_plan_locked(plan);
+  if (found == plans_.end() || found->second->connection != connection) return;
+  const LeasePtr& lease = found->second->lease;
+  if (lease && lease->live()) budgets_.gave_back(lease->terms().host);
+  end_plan_locked(plan);
 }
 
 void AgentCore::connection_closed(std::uint64_t connection) {
@@ -356,14 +386,16 @@ std::chrono::milliseconds AgentCore::tend() {
     const auto waiting = generation->role->writer_waiting();
     if (!waiting) continue;
     const HalfKey key{generation->number, retiring->half, retiring->sequence};
-    const auto patience = std::min<std::chrono::nanoseconds>(options_.lease_grace, waiting->remaining() / 2);
-    wish = wish_ && wish_->half == key ? *wish_ : Wish{key, now + patience};
-    if (now < wish->revoke_at) continue;
-    const std::size_t revoked = leases_.revoke(key);
-    if (revoked == 0) continue;
-    Metrics::add(metrics_.leases_revoked, revoked);
-    log::info("leases_revoked count={} version={} reason=\"a writer waits for the half\"", revoked,
-              to_string(retiring->version.id));
+    wish = wish_ && wish_->half == key ? *wish_ : Wish{key, now, now + waiting->remaining() / 2};
+    const bool all = now >= wish->revoke_all_at;
+    const auto revoked = leases_.revoke(key, all ? std::chrono::nanoseconds::max() : now - wish->since);
+    Metrics::add(metrics_.leases_revoked, revoked.size());
+    for (const LeasePtr& lease : revoked) {
+      budgets_.lost(lease->terms().host);
+      log::info("lease_revoked name=\"{}\" host={} version={} reason=\"a writer waits for the half\" next_time_ms={}",
+                lease->terms().name, lease->terms().host, to_string(retiring->version.id),
+                budgets_.of(lease->terms().host).count());
+    }
   }
   wish_ = wish;
   return std::chrono::milliseconds(retiring_any ? 5 : 50);

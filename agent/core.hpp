@@ -23,10 +23,12 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "agent/behind.hpp"
 #include "agent/generation.hpp"
+#include "agent/lease_budgets.hpp"
 #include "agent/leases.hpp"
 #include "agent/made_cache.hpp"
 #include "agent/metrics.hpp"
@@ -34,7 +36,9 @@
 #include "agent/pack_pool.hpp"
 #include "agent/planner.hpp"
 #include "agent/ring.hpp"
+#include "agent/scrub.hpp"
 #include "agent/subset.hpp"
+#include "agent/suspects.hpp"
 #include "agent/trainer_server.hpp"
 #include "base/thread_pool.hpp"
 #include "shm/segment.hpp"
@@ -48,6 +52,8 @@ struct ServedVersion {
   Version version;
   Digest128 root;
   std::shared_ptr<const std::vector<std::uint64_t>> digests;
+  /// What it was published with before digests of damaged tiles were taken anew, the oldest first; few.
+  std::vector<FormerState> former;
   std::chrono::steady_clock::time_point published_at;
   // What making it cost; zero for the first of a generation.
   std::uint64_t delta_bytes = 0;
@@ -56,6 +62,11 @@ struct ServedVersion {
   double digest_s = 0;
 };
 using ServedPtr = std::shared_ptr<const ServedVersion>;
+
+/// Copies tiles of a served half, row by row without padding, one behind the other, for threads of low priority, for
+/// which no writer shall wait: nothing holds the half. False if it has been given back to the writers meanwhile; then
+/// what was copied is nothing.
+bool copy_while_served(const ServedVersion& served, std::span<const std::uint64_t> tiles, std::byte* out);
 
 /// Everything that a plan is made from, at one moment.
 struct Snapshot {
@@ -72,8 +83,9 @@ struct OpenPlan {
   std::uint64_t connection = 0;  ///< the control conversation that it ends with
   wire::PlanMode mode = wire::PlanMode::delta;
   LayoutPtr layout;
-  ServedPtr served;                  ///< full only
-  LeasePtr lease;                    ///< full only: on the half
+  ServedPtr served;     ///< full only
+  LeasePtr lease;       ///< full only: on the half
+  bool copied = false;  ///< full only: extents are copied out of it first, so that no writer waits for them
   std::shared_ptr<PackShelf> shelf;  ///< full only: of all such plans of this half
   LeasePtr hold;                     ///< on everything else, from the plan's beginning to its end
   std::vector<RingEntryPtr> steps;   ///< oldest first
@@ -95,6 +107,44 @@ struct MadeWait {
   /// Opened when the waiting began: the steps that it could have had at once. They stay to be had if they leave the
   /// ring meanwhile.
   std::optional<wire::PlanReply> chain;
+};
+
+/// Who asks for a plan.
+struct Asker {
+  std::uint64_t connection = 0;
+  std::string host;  ///< the peer's address without its port: who shares it shares what leases it is given
+  std::string name;  ///< for the log
+};
+
+/// So much memory at most for all who take from it.
+class Room {
+ public:
+  explicit Room(std::uint64_t bytes) : left_(bytes) {}
+  class Share {
+   public:
+    Share(Share&& other) noexcept : room_(std::exchange(other.room_, nullptr)), bytes_(other.bytes_) {}
+    Share& operator=(Share&&) = delete;
+    ~Share() {
+      if (room_ != nullptr) room_->left_.fetch_add(bytes_, std::memory_order_relaxed);
+    }
+
+   private:
+    friend class Room;
+    Share(Room& room, std::uint64_t bytes) : room_(&room), bytes_(bytes) {}
+    Room* room_;
+    std::uint64_t bytes_;
+  };
+  /// Nothing if there is not so much left.
+  std::optional<Share> take(std::uint64_t bytes) {
+    std::uint64_t left = left_.load(std::memory_order_relaxed);
+    while (left >= bytes) {
+      if (left_.compare_exchange_weak(left, left - bytes, std::memory_order_relaxed)) return Share(*this, bytes);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::atomic<std::uint64_t> left_;
 };
 
 class AgentCore : public TrainerHooks {
@@ -121,9 +171,8 @@ class AgentCore : public TrainerHooks {
   /// One attempt: an answer, or nothing yet (`waiting_for` says what is missing; a change is told to subscribers). A
   /// full answer has begun a lease. `wait` is the same for all attempts of one plan. `subset` is what the connection
   /// has subscribed to and the plan names; null: everything.
-  Result<std::optional<wire::PlanReply>> plan(const wire::Plan& plan, std::uint64_t connection,
-                                              std::string* waiting_for, MadeWait& wait,
-                                              const SubsetPtr& subset = nullptr);
+  Result<std::optional<wire::PlanReply>> plan(const wire::Plan& plan, const Asker& asker, std::string* waiting_for,
+                                              MadeWait& wait, const SubsetPtr& subset = nullptr);
   /// The one Subset of these tiles for all connections, as long as one of them holds it. no_space beyond
   /// CoreOptions::subscription_bytes_max for all that live.
   Result<SubsetPtr> share_subset(TileSet tiles);
@@ -133,10 +182,20 @@ class AgentCore : public TrainerHooks {
   /// ring, a mapping) does so as such a Reader, and lets go of it when the plan ends.
   Result<LeaseTable::Reader> enter(const OpenPlan& plan, std::function<void()> wake);
   void release(std::uint64_t plan, std::uint64_t connection);
+  /// What a receiver that could not verify tiles of its plan's target is to do.
+  enum class Verdict : std::uint8_t {
+    sound,      ///< they have their digests here
+    plan_anew,  ///< there is another version by now, or another state of it
+    not_yet,    ///< they are wrong, and will be published anew soon: ask again when told of a change
+  };
+  Verdict check_tiles(const OpenPlan& plan, std::span<const wire::TileRange> ranges, const std::string& who);
+  /// These tiles of a served half may be wrong: the publisher looks soon.
+  void doubt(const HalfKey& half, std::span<const std::uint64_t> tiles, const std::string& found_by);
   /// Ends all plans of a control conversation.
   void connection_closed(std::uint64_t connection);
   LeaseTable& leases() noexcept { return leases_; }
   PackPool& packers() noexcept { return packers_; }
+  Room& copy_room() noexcept { return copy_room_; }
   Metrics& metrics() noexcept { return metrics_; }
   const CoreOptions& options() const noexcept { return options_; }
 
@@ -199,6 +258,13 @@ class AgentCore : public TrainerHooks {
   std::optional<delta::Delta> diff(const ServedPtr& before, const shm::HalfView& sealed,
                                    std::vector<std::uint64_t>& digests);
   void install(ServedPtr served, RingEntryPtr entry);
+  // core_damage.cpp
+  ScrubSource scrub_source();
+  void look_at_suspects();
+  void note_damage(const Layout& layout, const Version& version, std::uint64_t tile, const std::string& found_by);
+  void publish_anew(const ServedPtr& before, std::span<const std::uint64_t> wrong);
+  std::optional<delta::Delta> mend_diff(const ServedVersion& before, const shm::HalfView& sealed, delta::Delta delta,
+                                        std::vector<std::uint64_t>& digests);
   void drop_old_generations();
   void wait_for_work();
 
@@ -212,13 +278,13 @@ class AgentCore : public TrainerHooks {
     const Offer& offer;
     std::vector<RingEntryPtr>& unknown;  ///< whose parts have to be reckoned first
   };
-  Result<std::optional<wire::PlanReply>> plan_locked(const wire::Plan& plan, std::uint64_t connection,
+  Result<std::optional<wire::PlanReply>> plan_locked(const wire::Plan& plan, const Asker& asker,
                                                      std::string* waiting_for, MadeWait& wait, const Share& share);
   /// `steps`: of a delta, or listed with a full answer.
   Result<wire::PlanReply> open_plan_locked(const Decision& decision, std::vector<RingEntryPtr> steps,
-                                           std::uint64_t connection, const Share& share);
+                                           const Asker& asker, const Share& share);
   // core_subset.cpp
-  Result<std::optional<wire::PlanReply>> plan_subset(const wire::Plan& plan, std::uint64_t connection,
+  Result<std::optional<wire::PlanReply>> plan_subset(const wire::Plan& plan, const Asker& asker,
                                                      std::string* waiting_for, MadeWait& wait, const SubsetPtr& subset);
   static bool know_parts(const Share& share, const std::vector<RingEntryPtr>& steps);
   static Subset::Part part_of(const Share& share, const RingEntryPtr& entry);
@@ -246,7 +312,7 @@ class AgentCore : public TrainerHooks {
   Result<RingEntryPtr> compact_chain(const Making& making);
   Result<RingEntryPtr> merged_for(const Making& making);
   Result<RingEntryPtr> compact_one(const Making& making, const RingEntry& plain);
-  bool read_served(const VersionId& version, std::span<const std::uint64_t> tiles, std::byte* out);
+  bool read_served(const VersionId& version, std::span<const std::uint64_t> tiles, std::byte* out) const;
 
   // The trainer-setup thread.
   Status release_serving(const std::string& why);
@@ -263,6 +329,8 @@ class AgentCore : public TrainerHooks {
   ThreadPool pool_;          // the publisher's, as the next two
   BehindDiff behind_;
   PackPool packers_;
+  Suspects suspects_;
+  Room copy_room_;
   std::uint64_t spot_cursor_ = 0;  // the tile that spot_check looks at next
   std::shared_ptr<Subscribers> subscribers_ = std::make_shared<Subscribers>();
 
@@ -283,13 +351,16 @@ class AgentCore : public TrainerHooks {
   std::map<Digest128, std::weak_ptr<Subset>> subsets_;  // by TileSet::digest()
   MadeCache made_;
   std::uint64_t generation_next_ = 1;
+  LeaseBudgets budgets_;
   struct Wish {
     HalfKey half;
-    std::chrono::steady_clock::time_point revoke_at;
+    std::chrono::steady_clock::time_point since;
+    std::chrono::steady_clock::time_point revoke_all_at;
   };
   std::optional<Wish> wish_;
 
   std::atomic<bool> stop_{false};
+  std::optional<Scrub> scrub_;
   std::thread yard_thread_;  // unmaps and frees what nobody holds any more
   std::thread publisher_;
   /// A thread that makes deltas of one form: a compact one takes so long that no merge could wait for it.

@@ -234,7 +234,8 @@ Result<RingEntryPtr> AgentCore::merge_chain(const Making& making) {
   Metrics::add(metrics_.merge_us, static_cast<std::uint64_t>(seconds * 1e6));
   log::info("deltas_merged from={} to={} pieces={} bytes={} chain_bytes={} merge_s={:.4f}", to_string(key.from),
             to_string(key.to), making.chain.size(), d.frame_bytes, making.chain_bytes, seconds);
-  return RingEntry::make(std::move(**merged), making.chain.front()->from, making.chain.back()->to, seconds);
+  return RingEntryPtr(
+      RingEntry::make(std::move(**merged), making.chain.front()->from, making.chain.back()->to, seconds));
 }
 
 Result<RingEntryPtr> AgentCore::compact_chain(const Making& making) {
@@ -283,31 +284,15 @@ Result<RingEntryPtr> AgentCore::compact_one(const Making& making, const RingEntr
   Metrics::add(metrics_.compact_us, static_cast<std::uint64_t>(seconds * 1e6));
   log::info("delta_compacted from={} to={} bytes={} plain_bytes={} compact_s={:.4f}", to_string(key.from),
             to_string(key.to), d.frame_bytes, before.frame_bytes, seconds);
-  return RingEntry::make(std::move(**made), plain.from, plain.to, seconds);
+  return RingEntryPtr(RingEntry::make(std::move(**made), plain.from, plain.to, seconds));
 }
 
-/// From the half, if it still is what is served: a lease for the time of the copy only, so that no writer waits for a
-/// merge.
-bool AgentCore::read_served(const VersionId& version, std::span<const std::uint64_t> tiles, std::byte* out) {
-  ServedPtr served;
-  LeasePtr lease;
-  {
-    const std::lock_guard lock(mutex_);
-    served = snapshot_->served;
-    if (!served || served->version.id != version) return false;
-    lease = leases_.begin(served->half);
-  }
-  {
-    const auto reader = leases_.enter(lease, [] {});
-    const Generation& generation = *served->generation;
-    for (const std::uint64_t tile : tiles) {
-      if (!reader || !reader->may_send()) break;
-      out = delta::copy_tile(*generation.layout, generation.segment->half(served->half.half), tile, out);
-    }
-  }
-  const bool whole = lease->live();
-  leases_.end(*lease);
-  return whole;
+/// From the half, if it still is what is served. No lease: no writer waits for a thread of low priority.
+bool AgentCore::read_served(const VersionId& version, std::span<const std::uint64_t> tiles, std::byte* out) const {
+  ServedPtr served = snapshot()->served;
+  const bool read = served && served->version.id == version && copy_while_served(*served, tiles, out);
+  yard_->bury(std::move(served));  // it may be the last to hold a generation
+  return read;
 }
 
 }  // namespace deltasync::agent

@@ -28,7 +28,7 @@ Result<SubsetPtr> AgentCore::share_subset(TileSet tiles) {
 
 /// Roots and sizes are reckoned outside of the mutex, for a moment that must still be the present one when the plan is
 /// opened: else once more.
-Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::Plan& plan, std::uint64_t connection,
+Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::Plan& plan, const Asker& asker,
                                                               std::string* waiting_for, MadeWait& wait,
                                                               const SubsetPtr& subset) {
   for (;;) {
@@ -43,9 +43,10 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::Plan& 
     {
       // Of another layout: the plan will be told so.
       const bool same = now->served && now->offer.layout == subset->tiles().layout();
-      const Offer offer = same ? subset->offer(now->offer, now->ring, *now->served->digests, plan) : now->offer;
+      const Offer offer =
+          same ? subset->offer(now->offer, now->ring, *now->served->digests, now->served->former, plan) : now->offer;
       const std::lock_guard lock(mutex_);
-      if (snapshot_ == now) reply = plan_locked(plan, connection, waiting_for, wait, {subset, offer, unknown});
+      if (snapshot_ == now) reply = plan_locked(plan, asker, waiting_for, wait, {subset, offer, unknown});
     }
     yard_->bury(std::move(now));  // it may be the last to hold deltas
     const bool again = !reply || !unknown.empty();

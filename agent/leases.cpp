@@ -12,8 +12,8 @@ LeaseTable::Reader::~Reader() {
   if (table_ != nullptr) table_->leave(*this);
 }
 
-LeasePtr LeaseTable::begin(const HalfKey& key) {
-  LeasePtr lease(new Lease(key));
+LeasePtr LeaseTable::begin(const HalfKey& key, LeaseTerms terms) {
+  LeasePtr lease(new Lease(key, std::move(terms)));
   const std::lock_guard lock(mutex_);
   leases_.push_back(lease);
   return lease;
@@ -44,18 +44,18 @@ void LeaseTable::leave(Reader& reader) {
   changed_();
 }
 
-std::size_t LeaseTable::revoke(const HalfKey& key) {
-  std::size_t revoked = 0;
+std::vector<LeasePtr> LeaseTable::revoke(const HalfKey& key, std::chrono::nanoseconds waited) {
+  std::vector<LeasePtr> revoked;
   {
     const std::lock_guard lock(mutex_);
     for (const LeasePtr& lease : leases_) {
-      if (lease->key_ != key || !lease->live()) continue;
+      if (lease->key_ != key || !lease->live() || lease->terms_.grace > waited) continue;
       end_locked(*lease);
-      ++revoked;
+      revoked.push_back(lease);
     }
     drop_finished_locked();
   }
-  if (revoked > 0) changed_();
+  if (!revoked.empty()) changed_();
   return revoked;
 }
 

@@ -9,12 +9,15 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <compare>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "deltasync/result.hpp"
@@ -33,15 +36,24 @@ struct HalfKey {
 
 class LeaseTable;
 
+/// What a lease was given with.
+struct LeaseTerms {
+  std::chrono::nanoseconds grace = std::chrono::nanoseconds::max();  ///< that a writer may wait for it
+  std::string host;                                                  ///< of the peer
+  std::string name;                                                  ///< as it calls itself
+};
+
 class Lease {
  public:
   const HalfKey& key() const noexcept { return key_; }
+  const LeaseTerms& terms() const noexcept { return terms_; }
   bool live() const noexcept { return live_.load(std::memory_order_acquire); }
 
  private:
   friend class LeaseTable;
-  explicit Lease(HalfKey key) : key_(key) {}
+  Lease(HalfKey key, LeaseTerms terms) : key_(key), terms_(std::move(terms)) {}
   const HalfKey key_;
+  const LeaseTerms terms_;
   std::atomic<bool> live_{true};             // written under the table's mutex
   std::list<std::function<void()>> wakers_;  // one per reader inside; protected by the table's mutex
 };
@@ -70,15 +82,15 @@ class LeaseTable {
     std::list<std::function<void()>>::iterator waker_;
   };
 
-  LeasePtr begin(const HalfKey& key);
+  LeasePtr begin(const HalfKey& key, LeaseTerms terms = {});
   /// Ends a lease; no more readers enter. Harmless when it has ended.
   void end(Lease& lease);
   /// lease_revoked if the lease has ended. `wake` must make the reader look at may_send() again; called from any
   /// thread, under the table's lock, so it may only post.
   Result<Reader> enter(const LeasePtr& lease, std::function<void()> wake);
 
-  /// Ends every lease on this content; returns how many lived.
-  std::size_t revoke(const HalfKey& key);
+  /// Ends every lease on this content whose grace is not longer than `waited`; returns those that lived.
+  std::vector<LeasePtr> revoke(const HalfKey& key, std::chrono::nanoseconds waited = std::chrono::nanoseconds::max());
   /// Nothing of ours reads this content or may begin to.
   bool idle(const HalfKey& key) const;
   bool generation_idle(std::uint64_t generation) const;

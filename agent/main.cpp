@@ -58,7 +58,10 @@ struct Arguments {
   std::string log_level = "info";
   std::uint64_t ring_mib = 0;
   std::uint64_t merge_mib = 0;
-  std::uint64_t lease_grace_ms = 2000;
+  std::uint64_t lease_grace_ms = 1000;
+  std::uint64_t copy_mib = 64;
+  double scrub_minutes = 10;
+  double scrub_cpu_percent = 2;
   std::uint64_t merge_wait_s = 10;
   std::uint64_t plan_limit_s = 600;
   std::uint64_t idle_limit_s = 3600;
@@ -111,7 +114,20 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
                  "for a version at most")
       ->check(CLI::Range(0, 1800))
       ->capture_default_str();
-  app.add_option("--lease-grace-ms", args.lease_grace_ms, "what readers of a half that a writer waits for are left")
+  app.add_option("--lease-grace-ms", args.lease_grace_ms,
+                 "what readers of a half that a writer waits for are left; half as much after each lease that is lost")
+      ->capture_default_str();
+  app.add_option("--copy-mib", args.copy_mib,
+                 "memory for pieces that are copied out of a half for hosts that lost a lease, which then hold up no "
+                 "writer; 0: none are")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--scrub-minutes", args.scrub_minutes,
+                 "all of what is served is read again within so long, as far as --scrub-cpu-percent allows; 0: never")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app.add_option("--scrub-cpu-percent", args.scrub_cpu_percent, "of one core, for that")
+      ->check(CLI::Range(0.01, 100.0))
       ->capture_default_str();
   app.add_option("--plan-limit-s", args.plan_limit_s, "longest life of a receiver's plan and its lease")
       ->check(CLI::Range(1, 86400))
@@ -170,6 +186,9 @@ Status complete(const Arguments& args, AgentOptions& options) {
   options.core.ring_bytes_max = args.ring_mib << 20;
   options.core.merge_bytes_max = args.merge_mib << 20;
   options.core.lease_grace = std::chrono::milliseconds(std::min<std::uint64_t>(args.lease_grace_ms, 3'600'000));
+  options.core.copy_bytes_max = args.copy_mib << 20;
+  options.core.scrub.pass = std::chrono::milliseconds(static_cast<std::int64_t>(args.scrub_minutes * 60'000));
+  options.core.scrub.cpu = args.scrub_cpu_percent / 100;
   options.core.plan_limit = std::chrono::seconds(args.plan_limit_s);
   options.core.form = args.delta_form == "ulp" ? delta::ValueForm::ulp : delta::ValueForm::absolute;
   options.pull.limits.handshake = std::chrono::milliseconds(args.handshake_limit_ms);

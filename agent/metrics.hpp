@@ -23,6 +23,9 @@ struct Metrics {
   Counter batches_behind{0};     ///< of tiles, diffed while their version was still being offloaded
   Counter batches_after{0};      ///< diffed after the seal
   Counter digest_us{0};          ///< whole halves, after a start or a new layout
+  Counter tiles_damaged{0};      ///< whose bytes were not what their digests said
+  Counter scrub_bytes{0};        ///< read again
+  Counter scrub_passes{0};       ///< over a whole half
   Counter merges{0};             ///< chains merged
   Counter merge_bytes{0};        ///< of all merged deltas
   Counter merge_us{0};           ///< in all

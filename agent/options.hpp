@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "agent/scrub.hpp"
 #include "base/home_nodes.hpp"
 #include "delta/delta.hpp"
 
@@ -24,11 +25,14 @@ struct CoreOptions {
   std::size_t ring_entries_max = 256;
   std::uint64_t merge_bytes_max = 0;  ///< of merged and compact deltas that are kept; 0: as much as the ring's
   std::size_t merge_steps_min = 2;    ///< shorter chains are not merged; 0: none is, and no delta is made compact
-  std::chrono::milliseconds lease_grace{2000};  ///< readers of a half that a writer waits for keep it this long at most
+  std::chrono::milliseconds lease_grace{1000};  ///< readers of a half that a writer waits for keep it this long at most
+  std::uint64_t copy_bytes_max = 64u << 20;     ///< of pieces that are copied out of a half for peers that lost a lease
   std::chrono::milliseconds plan_limit{600'000};  ///< a plan and its lease end after this
   std::size_t plans_per_connection_max = 8;
   std::uint64_t subscription_bytes_max = 256u << 20;  ///< of the tile ranges that connected receivers subscribed to
   delta::ValueForm form = delta::ValueForm::ulp;
+  ScrubOptions scrub;
+  std::function<void()> before_behind;              ///< tests: on the thread that diffs behind a writer
   std::function<void()> before_merge;               ///< tests: on each thread that makes deltas
   std::function<void()> before_pack;                ///< tests: on a packing thread, which has its copy
   std::function<void()> before_unmap;               ///< tests: on the thread that unmaps generations
@@ -45,6 +49,7 @@ struct PullLimits {
   std::chrono::milliseconds wait_max{3'600'000};     ///< longest Plan::wait_ms that is honoured
   std::chrono::milliseconds merge_wait_max{10'000};  ///< that a plan waits for a merge, and half of its wait_ms at most
   std::chrono::milliseconds pack{1'000};             ///< that tiles wait to be packed, then they go as they are
+  std::chrono::milliseconds check{5'000};            ///< for damaged tiles to be published anew
   std::size_t connections_max = 1024;
   int keepalive_idle_s = 60;
 };

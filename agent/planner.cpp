@@ -1,6 +1,8 @@
 #include "agent/planner.hpp"
 
+#include <algorithm>
 #include <optional>
+#include <span>
 #include <utility>
 
 namespace deltasync::agent {
@@ -22,7 +24,12 @@ struct Known {
   Digest128 root;
   std::size_t upto = 0;
   bool served = false;
+  std::span<const Digest128> former_roots;  ///< of its further states
 };
+
+bool contains(std::span<const Digest128> roots, const Digest128& root) {
+  return std::find(roots.begin(), roots.end(), root) != roots.end();
+}
 
 Decision fail(Errc code, std::string message) {
   Decision d;
@@ -59,7 +66,7 @@ Decision answer_delta(const wire::Plan& plan, const Known& target, const Chain& 
 }
 
 Known served_of(const Offer& offer) {
-  return {offer.served, offer.served_root, offer.ring.size(), true};
+  return {offer.served, offer.served_root, offer.ring.size(), true, offer.served_former_roots};
 }
 
 /// The version that the ring's step i leads to, or, for i = 0 - 1, where the ring begins.
@@ -67,15 +74,19 @@ template <class Matches>
 std::optional<Known> find_past(const Offer& offer, const Matches& matches) {
   for (std::size_t i = offer.ring.size(); i-- > 0;) {
     const RingStep& step = offer.ring[i];
-    if (i + 1 < offer.ring.size() && matches(step.to)) return Known{step.to, step.to_root, i + 1, false};
+    if (i + 1 < offer.ring.size() && matches(step.to) && !step.partial) {
+      return Known{step.to, step.to_root, i + 1, false, offer.ring[i + 1].from_former_roots};
+    }
   }
   if (!offer.ring.empty() && matches(offer.ring.front().from)) {
-    return Known{offer.ring.front().from, offer.ring.front().from_root, 0, false};
+    const RingStep& first = offer.ring.front();
+    return Known{first.from, first.from_root, 0, false, first.from_former_roots};
   }
   return std::nullopt;
 }
 
-/// The ring's steps from exactly the named base to `target`: same version and same root, else none.
+/// The ring's steps from exactly the named base to `target`: same version and a root that it was published with, else
+/// none.
 std::optional<Chain> find_chain(const wire::Plan& plan, const Offer& offer, const Known& target) {
   if (!plan.base.valid()) return std::nullopt;
   Chain chain;
@@ -84,14 +95,17 @@ std::optional<Chain> find_chain(const wire::Plan& plan, const Offer& offer, cons
     ++chain.steps;
     chain.frame_bytes += offer.ring[i].frame_bytes;
     if (offer.ring[i].from.id != plan.base) continue;
-    if (offer.ring[i].from_root != plan.base_root || chain.steps > wire::kDeltaStepsMax) return std::nullopt;
+    const RingStep& step = offer.ring[i];
+    const bool known = step.from_root == plan.base_root || contains(step.from_former_roots, plan.base_root);
+    if (!known || chain.steps > wire::kDeltaStepsMax) return std::nullopt;
     return chain;
   }
   return std::nullopt;
 }
 
 bool holds_exactly(const wire::Plan& plan, const Known& version) {
-  return plan.partial == 0 && plan.base == version.version.id && plan.base_root == version.root;
+  if (plan.partial != 0 || plan.base != version.version.id) return false;
+  return plan.base_root == version.root || contains(version.former_roots, plan.base_root);
 }
 
 /// Which version is meant; an error or a wait comes back as the Decision.
@@ -158,7 +172,11 @@ Decision decide(const wire::Plan& plan, const Offer& offer) {
   const Wanted wanted = find_wanted(plan, offer);
   if (!wanted.target) return wanted.otherwise;
   const Known& target = *wanted.target;
-  if (plan.full_only == 0 && holds_exactly(plan, target)) return answer(Kind::up_to_date, target);
+  if (plan.full_only == 0 && holds_exactly(plan, target)) {
+    Decision there = answer(Kind::up_to_date, target);
+    there.target_root = plan.base_root;  // what it holds is sound, be it of a former state
+    return there;
+  }
 
   const auto chain = find_chain(plan, offer, target);
   if (!target.served) {

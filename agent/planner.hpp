@@ -21,6 +21,8 @@ struct RingStep {
   std::uint64_t frames = 0;
   std::uint64_t frame_bytes = 0;
   std::uint64_t changed = 0;
+  std::vector<Digest128> from_former_roots;  ///< of further states of `from` that it applies to
+  bool partial = false;                      ///< it leads to `to` only together with what follows it
 };
 
 /// What the agent has at one moment.
@@ -30,8 +32,9 @@ struct Offer {
   bool has_version = false;  ///< false: the layout is known, no version was sealed yet
   Version served;
   Digest128 served_root;
-  std::uint64_t full_bytes = 0;  ///< of a half
-  std::vector<RingStep> ring;    ///< a chain, oldest first; its last `to` is `served`
+  std::vector<Digest128> served_former_roots;  ///< which it was published with before some digests were taken anew
+  std::uint64_t full_bytes = 0;                ///< of a half
+  std::vector<RingStep> ring;                  ///< a chain, oldest first; its last `to` is `served`
 };
 
 struct Decision {

@@ -41,6 +41,7 @@ void AgentCore::publish_loop() {
   while (!stop_) {
     bool worked = false;
     for (const GenerationPtr& generation : generations()) worked |= tend_generation(generation);
+    look_at_suspects();
     follow_fill(snapshot()->served);
     drop_old_generations();
     if (!worked && !stop_) wait_for_work();
@@ -160,6 +161,7 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
             delta.changed);
   auto entry = RingEntry::make(std::move(delta), before->version, sealed.version, encode_s,
                                changed_digests(*before->digests, *served->digests));
+  entry->from_former = before->former;
   install(std::move(served), std::move(entry));
 }
 
@@ -170,49 +172,31 @@ void AgentCore::follow_fill(const ServedPtr& served) {
     const shm::HalfStatus now = shm::inspect_half(*job->generation->segment, job->fill.half);
     const bool goes_on = now.state == shm::HalfState::filling || now.state == shm::HalfState::sealed;
     if (goes_on && now.sequence == job->fill.sequence && served && is_base(*job, *served)) return;
-    static_cast<void>(behind_.end());  // it was aborted, or what it starts from is not served any more
+    behind_.end();  // it was aborted, or what it starts from is not served any more
   }
   const auto fill = served ? served->generation->role->filling() : std::nullopt;
   if (!fill || fill->half == served->half.half) return;
   behind_.begin({served->generation, *fill, served->half.half, served->half.sequence, served->digests, options_.form});
 }
 
-/// The delta from the served version to a sealed one, and the digests of the latter. Nothing if the digests of the
-/// served version are not true.
+/// The delta from the served version to a sealed one, and the digests of the latter. Nothing if it is damaged.
 std::optional<delta::Delta> AgentCore::diff(const ServedPtr& before, const shm::HalfView& sealed,
                                             std::vector<std::uint64_t>& digests) {
-  constexpr std::uint64_t kSpotTiles = 8;
   const trace::Span span("diff");
-  bool distrust = false;
   const Generation& generation = *before->generation;
   const delta::EncodeRequest request{before->version.id, sealed.version.id, before->root, options_.form};
-  if (auto work = behind_.end(); work && is_base(work->job, *before) && work->job.fill.half == sealed.half &&
-                                 work->job.fill.sequence == sealed.sequence) {
-    const std::size_t after = work->encoding->left();
-    delta::Delta delta = work->encoding->finish(request, pool_);
-    digests = work->encoding->take_digests();
-    const auto wrong = spot_check(generation, sealed.half, digests, kSpotTiles, spot_cursor_);
-    if (!wrong) {
-      Metrics::add(metrics_.batches_after, after);
-      return delta;
-    }
-    log::error("diff_repeated version=\"{}\" tile=\"{}\" reason=\"a writer changed bytes after it had counted them\"",
-               to_string(sealed.version), delta::tile_name(*generation.layout, *wrong));
-    distrust = true;
+  std::shared_ptr<BehindWork> work = behind_.end();
+  if (!work || !is_base(work->job, *before) || work->job.fill.half != sealed.half ||
+      work->job.fill.sequence != sealed.sequence) {
+    work = std::make_shared<BehindWork>();
+    work->encoding = std::make_unique<delta::Encoding>(*generation.layout, generation.batches,
+                                                       generation.half(before->half.half), generation.half(sealed.half),
+                                                       *before->digests, options_.form, generation.batch_homes);
   }
-  Metrics::add(metrics_.batches_after, generation.batches.size());
-  delta::Encoding encoding(*generation.layout, generation.batches, generation.half(before->half.half),
-                           generation.half(sealed.half), *before->digests, options_.form, generation.batch_homes);
-  delta::Delta delta = encoding.finish(request, pool_);
-  digests = encoding.take_digests();
-  if (distrust) {
-    // It may have been an earlier version whose bytes were changed, where no check met that tile: digests go from
-    // version to version.
-    std::vector<std::uint64_t> read(digests.size());
-    delta::half_digests(*generation.layout, generation.half(sealed.half), read, pool_, generation.batch_homes);
-    if (read != digests) return std::nullopt;
-  }
-  return delta;
+  delta::Delta delta = work->encoding->finish(request, pool_);
+  digests = work->encoding->take_digests();
+  Metrics::add(metrics_.batches_after, work->encoding->rest());
+  return mend_diff(*before, sealed, std::move(delta), digests);
 }
 
 /// From here on receivers get this version, and no new lease on the one before begins.

@@ -58,6 +58,7 @@ const char* span_name(wire::Type request) {
     case wire::Type::subscribe: return "serve subscribe";
     case wire::Type::plan: return "serve plan";
     case wire::Type::release: return "serve release";
+    case wire::Type::check_tiles: return "check tiles";
     default: return "serve";
   }
 }
@@ -182,6 +183,9 @@ asio::awaitable<Status> PullConversation::answer(Request& request) {
     case wire::Type::release:
       if (role_ == wire::Role::control) co_return co_await on_release(request);
       break;
+    case wire::Type::check_tiles:
+      if (role_ == wire::Role::control && protocol_ >= 5) co_return co_await on_check_tiles(request);
+      break;
     default: break;
   }
   co_return Error(Errc::protocol, "a message of type " + wire::type_name(request.header.type) + " is no request of a " +
@@ -282,12 +286,13 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
   const auto merge_max_ms = static_cast<std::uint64_t>(limits_.merge_wait_max.count());
   const std::chrono::milliseconds merge_max(std::min(plan.wait_ms / 2, merge_max_ms));
   std::optional<Deadline> merge_deadline;
+  const Asker asker{connection_, address_.substr(0, address_.rfind(':')), name_};
   const auto subscription = hear_versions();
   MadeWait wait;
   for (;;) {
     std::string waiting_for;
     wait.may_wait = merge_deadline ? !merge_deadline->passed() : merge_max.count() != 0 && !deadline.passed();
-    auto reply = core_.plan(plan, connection_, &waiting_for, wait, subset);
+    auto reply = core_.plan(plan, asker, &waiting_for, wait, subset);
     if (!reply) co_return co_await refuse(request, std::move(reply).error());
     if (*reply) {
       const wire::PlanReply& made = **reply;
@@ -315,6 +320,29 @@ asio::awaitable<Status> PullConversation::on_release(Request& request) {
   if (const auto plan = core_.find_plan(release.plan)) asked_ = (*plan)->target();
   core_.release(release.plan, connection_);
   co_return co_await send_end(request);
+}
+
+/// Tiles that are wrong here are published anew by the publisher, which may be in the middle of a diff.
+asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
+  DS_CO_ASSIGN(const wire::RangesHead head, wire::CheckTiles::decode_head(request.payload));
+  auto plan = find_plan(core_, head);
+  if (!plan) co_return co_await refuse(request, std::move(plan).error());
+  DS_CO_ASSIGN(const wire::CheckTiles asked, wire::CheckTiles::decode(request.payload));
+  asked_ = (*plan)->target();
+  const std::string who = "receiver \"" + name_ + "\" at " + address_;
+  const Deadline deadline = Deadline::after(limits_.check);
+  const auto subscription = hear_versions();
+  for (;;) {
+    const auto verdict = core_.check_tiles(**plan, asked.ranges, who);
+    if (verdict != AgentCore::Verdict::not_yet || deadline.passed()) {
+      wire::TilesChecked answer;
+      answer.plan_anew = verdict == AgentCore::Verdict::sound ? 0 : 1;
+      co_return co_await stream_.write(request.header.request, answer, limits_.progress);
+    }
+    if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
+    co_await wait_for_version(deadline);
+    if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while its tiles were checked");
+  }
 }
 
 asio::awaitable<Status> PullConversation::send_end(const Request& request) {

@@ -29,6 +29,9 @@ struct PullContext {
   std::function<void(std::uint64_t connection, const std::function<void(PeerStatus&)>&)> note;
 };
 
+/// The plan that a request with ranges names, if so many ranges can be in its layout at all.
+Result<OpenPlanPtr> find_plan(const AgentCore& core, const wire::RangesHead& head);
+
 /// Everything runs on the stream's strand.
 class PullConversation {
  public:
@@ -60,6 +63,7 @@ class PullConversation {
   Result<SubsetPtr> make_subset(ByteSpan payload);
   awaitable<Status> on_plan(Request& request);
   awaitable<Status> on_release(Request& request);
+  awaitable<Status> on_check_tiles(Request& request);
   // pull_data.cpp
   awaitable<Status> on_get_digests(Request& request);
   awaitable<Status> on_get_extent(Request& request);
@@ -68,6 +72,10 @@ class PullConversation {
   // The messages of an answer, without its end. They hold what the plan holds, and are Readers of it, until they
   // return and no longer: a peer that does not read must not keep it by not reading the answer's end.
   awaitable<Status> send_extents(std::uint64_t request, OpenPlanPtr plan, wire::TileRange tiles);
+  awaitable<Status> send_extent(std::uint64_t request, const OpenPlan& plan, std::uint64_t at, std::uint64_t bytes,
+                                const LeaseTable::Reader& reader);
+  awaitable<Status> send_extent_copy(std::uint64_t request, const OpenPlan& plan, std::uint64_t at, std::uint64_t bytes,
+                                     const net::MessageStream::MaySend& permit);
   awaitable<Status> send_frames(std::uint64_t request, OpenPlanPtr plan, wire::GetFrames wanted);
   awaitable<Status> send_raw_tiles(std::uint64_t request, OpenPlanPtr plan, wire::GetRawTiles wanted);
   awaitable<Status> send_packed(std::uint64_t request, OpenPlanPtr plan, RawTileRuns& runs,

@@ -18,13 +18,20 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr std::uint64_t kExtentBytes = 8u << 20;  ///< of one extent message; a revocation between two is told
-constexpr std::uint64_t kFlushBytes = 1u << 20;   ///< frames are gathered up to this for one send
+constexpr std::uint64_t kExtentBytes = 8u << 20;        ///< of one extent message; a revocation between two is told
+constexpr std::uint64_t kCopiedExtentBytes = 1u << 20;  ///< the same where it is copied out of the half first
+constexpr std::uint64_t kFlushBytes = 1u << 20;         ///< frames are gathered up to this for one send
 constexpr std::size_t kFlushFrames = 64;
 constexpr auto kPackSlice = std::chrono::milliseconds(250);  ///< between looks at a peer whose tiles are being packed
 
 std::string describe(const wire::TileRange& range) {
   return "tiles " + std::to_string(range.first) + " to " + std::to_string(range.end);
+}
+
+std::uint64_t tiles_in(const std::vector<wire::TileRange>& ranges) {
+  std::uint64_t tiles = 0;
+  for (const wire::TileRange& range : ranges) tiles += range.end - range.first;
+  return tiles;
 }
 
 Error plan_over() {
@@ -62,32 +69,17 @@ Status check_ranges(const Layout& layout, const std::vector<wire::TileRange>& ra
   return {};
 }
 
-/// The plan that a request with ranges names, if so many ranges can be in its layout at all.
-Result<OpenPlanPtr> find_plan(const AgentCore& core, const wire::RangesHead& head) {
-  DS_ASSIGN(OpenPlanPtr plan, core.find_plan(head.plan));
-  if (head.ranges > plan->layout->tile_count()) {
-    return Error(Errc::out_of_range,
-                 std::to_string(head.ranges) + " ranges of " + std::to_string(plan->layout->tile_count()) + " tiles");
-  }
-  return plan;
-}
-
 ByteSpan served_half(const OpenPlan& plan) {
   return plan.served->generation->segment->half(plan.served->half.half);
 }
 
-/// On a packing thread. A Reader for the time of the copy only: no writer waits for a thread of low priority to pack.
-Result<PackedFrame> pack_tiles(AgentCore& core, const OpenPlan& plan, std::span<const std::uint64_t> tiles) {
+/// On a packing thread. It is no Reader: no writer waits for a thread of low priority. What it copied counts if the
+/// half still had that content afterwards.
+Result<PackedFrame> pack_tiles(const AgentCore& core, const OpenPlan& plan, std::span<const std::uint64_t> tiles) {
   const trace::Span span("pack", plan.target());
+  if (!plan.lease->live()) return half_needed();
   std::vector<std::byte> copy(delta::tile_bytes(*plan.layout, tiles));
-  {
-    DS_ASSIGN(const auto reader, core.leases().enter(plan.lease, [] {}));
-    std::byte* out = copy.data();
-    for (const std::uint64_t tile : tiles) {
-      if (!reader.may_send()) return half_needed();
-      out = delta::copy_tile(*plan.layout, served_half(plan), tile, out);
-    }
-  }
+  if (!copy_while_served(*plan.served, tiles, copy.data())) return half_needed();
   if (core.options().before_pack) core.options().before_pack();
   PackedFrame made{delta::packed_frame_of_copy(*plan.layout, copy, tiles, *plan.served->digests), 0};
   made.hash = xxh3_64(made.frame.bytes);
@@ -143,6 +135,15 @@ class Outbox {
 
 }  // namespace
 
+Result<OpenPlanPtr> find_plan(const AgentCore& core, const wire::RangesHead& head) {
+  DS_ASSIGN(OpenPlanPtr plan, core.find_plan(head.plan));
+  if (head.ranges > plan->layout->tile_count()) {
+    return Error(Errc::out_of_range,
+                 std::to_string(head.ranges) + " ranges of " + std::to_string(plan->layout->tile_count()) + " tiles");
+  }
+  return plan;
+}
+
 asio::awaitable<Status> PullConversation::send(std::span<const ByteSpan> pieces,
                                                const net::MessageStream::MaySend& permit) {
   if (!permit.may_send()) co_return plan_over();
@@ -179,32 +180,63 @@ asio::awaitable<Status> PullConversation::on_get_extent(Request& request) {
   co_return co_await conclude(request, sent);
 }
 
-/// Pages go from the segment to the socket by sendfile. A revocation is told between two extents; within one the
-/// connection is closed, since its header has promised more.
+/// A revocation is told between two extents.
 asio::awaitable<Status> PullConversation::send_extents(std::uint64_t request, OpenPlanPtr plan, wire::TileRange tiles) {
   if (!plan->lease) co_return Error(Errc::invalid_argument, "extents belong to full plans");
   asked_ = plan->target();
   DS_CO_ASSIGN(const ByteRange range, extent_bytes(*plan->layout, tiles));
   const Waker waker;
-  DS_CO_ASSIGN(const auto reader, core_.leases().enter(plan->lease, waker.of(stream_)));
-  const shm::Segment& segment = *plan->served->generation->segment;
-  const std::uint64_t half_begin = segment.half_file_offset(plan->served->half.half);
-
+  DS_CO_ASSIGN(const auto permit, core_.enter(*plan, waker.of(stream_)));
   for (std::uint64_t at = range.first; at < range.end;) {
-    if (!reader.may_send()) co_return half_needed();
+    const std::uint64_t copied = std::min(range.end - at, kCopiedExtentBytes);
+    const auto room = plan->copied ? core_.copy_room().take(copied) : std::nullopt;
+    if (room) {
+      DS_CO_TRY(co_await send_extent_copy(request, *plan, at, copied, permit));
+      at += copied;
+      continue;
+    }
     const std::uint64_t bytes = std::min(range.end - at, kExtentBytes);
-    const wire::Header header = wire::make_header(wire::Type::extent, request, {}, bytes);
-    const std::array<ByteSpan, 1> pieces{bytes_of(header)};
-    DS_CO_TRY(co_await send(pieces, reader));
-    mid_message_ = true;
-    std::uint64_t sent = 0;
-    const Status status =
-        co_await stream_.send_file(segment.file(), half_begin + at, bytes, reader, limits_.progress, &sent);
-    Metrics::add(core_.metrics().bytes_extent, sent);
-    if (!status) co_return status;
-    mid_message_ = false;
+    DS_CO_ASSIGN(const auto reader, core_.leases().enter(plan->lease, waker.of(stream_)));
+    DS_CO_TRY(co_await send_extent(request, *plan, at, bytes, reader));
     at += bytes;
   }
+  co_return Status();
+}
+
+/// Pages go from the segment to the socket by sendfile. After a revocation the connection is closed, since the extent's
+/// header has promised more.
+asio::awaitable<Status> PullConversation::send_extent(std::uint64_t request, const OpenPlan& plan, std::uint64_t at,
+                                                      std::uint64_t bytes, const LeaseTable::Reader& reader) {
+  const shm::Segment& segment = *plan.served->generation->segment;
+  const std::uint64_t half_begin = segment.half_file_offset(plan.served->half.half);
+  const wire::Header header = wire::make_header(wire::Type::extent, request, {}, bytes);
+  const std::array<ByteSpan, 1> pieces{bytes_of(header)};
+  DS_CO_TRY(co_await send(pieces, reader));
+  mid_message_ = true;
+  std::uint64_t sent = 0;
+  const Status status =
+      co_await stream_.send_file(segment.file(), half_begin + at, bytes, reader, limits_.progress, &sent);
+  Metrics::add(core_.metrics().bytes_extent, sent);
+  if (!status) co_return status;
+  mid_message_ = false;
+  co_return Status();
+}
+
+/// For peers that are too slow for the trainer's steps, or do not read at all: what was copied once is sent whatever
+/// becomes of the half.
+asio::awaitable<Status> PullConversation::send_extent_copy(std::uint64_t request, const OpenPlan& plan,
+                                                           std::uint64_t at, std::uint64_t bytes,
+                                                           const net::MessageStream::MaySend& permit) {
+  std::vector<std::byte> copy;
+  {
+    DS_CO_ASSIGN(const auto reader, core_.leases().enter(plan.lease, [] {}));
+    const ByteSpan from = served_half(plan).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(bytes));
+    copy.assign(from.begin(), from.end());
+  }
+  const wire::Header header = wire::make_header(wire::Type::extent, request, {}, bytes);
+  const std::array<ByteSpan, 2> pieces{bytes_of(header), copy};
+  DS_CO_TRY(co_await send(pieces, permit));
+  Metrics::add(core_.metrics().bytes_extent, bytes);
   co_return Status();
 }
 
@@ -291,6 +323,11 @@ asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, 
   const Waker waker;
   DS_CO_ASSIGN(const auto sender, core_.enter(*plan, waker.of(stream_)));
   if (plan->subset) wanted.ranges = plan->subset->tiles().intersect(wanted.ranges);
+  // Few tiles are asked for when others did not verify: better found here than by each receiver.
+  constexpr std::uint64_t kFewTiles = 64;
+  if (tiles_in(wanted.ranges) <= kFewTiles) {
+    static_cast<void>(core_.check_tiles(*plan, wanted.ranges, "a repair of \"" + name_ + "\" at " + address_));
+  }
   RawTileRuns runs(layout, plan->served->generation->batches, std::move(wanted.ranges));
   if (wanted.form == wire::RawForm::packed) co_return co_await send_packed(request, plan, runs, sender);
   while (runs.more()) {

@@ -7,8 +7,8 @@
 
 namespace deltasync::agent {
 
-RingEntryPtr RingEntry::make(delta::Delta delta, Version from, Version to, double encode_s,
-                             std::vector<Before> before) {
+std::shared_ptr<RingEntry> RingEntry::make(delta::Delta delta, Version from, Version to, double encode_s,
+                                           std::vector<DigestBefore> before) {
   auto entry = std::make_shared<RingEntry>();
   entry->frame_hashes.reserve(delta.frames.size());
   for (const delta::Frame& frame : delta.frames) entry->frame_hashes.push_back(xxh3_64(frame.bytes));
@@ -21,8 +21,8 @@ RingEntryPtr RingEntry::make(delta::Delta delta, Version from, Version to, doubl
   return entry;
 }
 
-std::vector<RingEntry::Before> changed_digests(std::span<const std::uint64_t> from, std::span<const std::uint64_t> to) {
-  std::vector<RingEntry::Before> changed;
+std::vector<DigestBefore> changed_digests(std::span<const std::uint64_t> from, std::span<const std::uint64_t> to) {
+  std::vector<DigestBefore> changed;
   for (std::size_t tile = 0; tile < to.size(); ++tile) {
     if (from[tile] != to[tile]) changed.push_back({tile, from[tile]});
   }
@@ -57,6 +57,15 @@ std::vector<RingEntryPtr> DeltaRing::clear() {
   entries_.clear();
   bytes_ = 0;
   return evicted;
+}
+
+std::vector<RingEntryPtr> DeltaRing::replace(std::vector<RingEntryPtr> entries) {
+  std::vector<RingEntryPtr> before = clear();
+  for (RingEntryPtr& entry : entries) {
+    bytes_ += entry->bytes();
+    entries_.push_back(std::move(entry));
+  }
+  return before;
 }
 
 }  // namespace deltasync::agent

@@ -16,31 +16,45 @@
 
 namespace deltasync::agent {
 
+/// A tile and the digest that it had before.
+struct DigestBefore {
+  std::uint64_t tile = 0;
+  std::uint64_t digest = 0;
+};
+
+/// A state that a version was published with before digests of its tiles were taken anew, because they were not those
+/// of its bytes. Receivers may hold it: what is damaged is the agent's memory, not theirs.
+struct FormerState {
+  Digest128 root;
+  std::vector<DigestBefore> before;  ///< ascending: where it differs from the state that took its place
+};
+
 /// One delta ready to be served.
 struct RingEntry {
   delta::DeltaPtr delta;
   Version from;
   Version to;
   std::vector<std::uint64_t> frame_hashes;  ///< XXH3-64 of each frame's bytes: the wire's payload hashes
-  /// A changed tile and its digest in `from`: with the digests of a later version they give those of an earlier one.
-  struct Before {
-    std::uint64_t tile = 0;
-    std::uint64_t digest = 0;
-  };
-  std::vector<Before> before;  ///< ascending; of the ring's own deltas only, merged ones have none
+  /// Changed tiles with their digests in `from`: with the digests of a later version they give those of an earlier one.
+  /// Ascending; of the ring's own deltas only, merged ones have none.
+  std::vector<DigestBefore> before;
+  /// Further states of `from`, the oldest first, that the delta applies to: it has their tiles raw.
+  std::vector<FormerState> from_former;
+  /// Tiles were left out of it whose state at `to` is not known: it leads there only together with what follows it.
+  bool partial = false;
   std::chrono::steady_clock::time_point made_at;
   double encode_s = 0;
 
   /// Hashes the frames.
-  static std::shared_ptr<const RingEntry> make(delta::Delta delta, Version from, Version to, double encode_s,
-                                               std::vector<Before> before = {});
+  static std::shared_ptr<RingEntry> make(delta::Delta delta, Version from, Version to, double encode_s,
+                                         std::vector<DigestBefore> before = {});
   /// What it takes of the bounds: frames and digests.
-  std::uint64_t bytes() const noexcept { return delta->frame_bytes + before.size() * sizeof(Before); }
+  std::uint64_t bytes() const noexcept { return delta->frame_bytes + before.size() * sizeof(DigestBefore); }
 };
 using RingEntryPtr = std::shared_ptr<const RingEntry>;
 
 /// The tiles whose digests differ, with those of `from`.
-std::vector<RingEntry::Before> changed_digests(std::span<const std::uint64_t> from, std::span<const std::uint64_t> to);
+std::vector<DigestBefore> changed_digests(std::span<const std::uint64_t> from, std::span<const std::uint64_t> to);
 
 class DeltaRing {
  public:
@@ -51,6 +65,8 @@ class DeltaRing {
   /// first. Returns what was evicted.
   std::vector<RingEntryPtr> push(RingEntryPtr entry, std::uint64_t half_bytes);
   std::vector<RingEntryPtr> clear();
+  /// Other deltas between the same versions take the place of all. Returns what was there.
+  std::vector<RingEntryPtr> replace(std::vector<RingEntryPtr> entries);
   void set_bytes_max(std::uint64_t bytes_max) { bytes_max_ = bytes_max; }
 
   const std::deque<RingEntryPtr>& entries() const noexcept { return entries_; }

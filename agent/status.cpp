@@ -202,6 +202,9 @@ void add_counters(Exposition& out, const Metrics& m) {
   out.counter("batches_diffed_behind_total", "Batches of tiles diffed while their version was being offloaded.",
               m.batches_behind);
   out.counter("batches_diffed_after_total", "Batches of tiles diffed after their version was sealed.", m.batches_after);
+  out.counter("tiles_damaged_total", "Tiles whose bytes were not what their digests said.", m.tiles_damaged);
+  out.counter("scrub_bytes_total", "Bytes of what is served that were read again.", m.scrub_bytes);
+  out.counter("scrub_passes_total", "Times that all of what is served was read again.", m.scrub_passes);
   out.counter("digest_seconds_total", "Time spent on digests of whole halves.", m.digest_us, 1e-6);
   out.counter("merges_total", "Chains of deltas merged.", m.merges);
   out.counter("merge_bytes_total", "Bytes of all merged deltas.", m.merge_bytes);

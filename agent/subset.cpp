@@ -23,7 +23,7 @@ std::size_t first_needed(const wire::Plan& plan, const Offer& offer) {
 }  // namespace
 
 Offer Subset::offer(const Offer& whole, std::span<const RingEntryPtr> ring, std::span<const std::uint64_t> served,
-                    const wire::Plan& plan) {
+                    std::span<const FormerState> served_former, const wire::Plan& plan) {
   Offer offer = whole;
   offer.full_bytes = tiles_.bytes();
   if (!whole.has_version) return offer;
@@ -31,13 +31,14 @@ Offer Subset::offer(const Offer& whole, std::span<const RingEntryPtr> ring, std:
   for (std::size_t i = 0; i < ring.size(); ++i) {
     RingStep& step = offer.ring[i];
     step.from_root = step.to_root = {};
+    step.from_former_roots.clear();
     const Part part = i >= first ? part_of(ring[i]) : Part();
     step.frames = part.frames;
     step.frame_bytes = part.frame_bytes;
     step.changed = part.changed;
   }
   const std::lock_guard lock(roots_mutex_);
-  find_roots_locked(offer, whole, ring, served, first);
+  find_roots_locked(offer, whole, ring, served, served_former, first);
   forget_roots_locked(whole);
   return offer;
 }
@@ -45,29 +46,55 @@ Offer Subset::offer(const Offer& whole, std::span<const RingEntryPtr> ring, std:
 /// From the served version back to the one that step `first` begins with: each step's changes of digests are taken
 /// back. Where all roots are known already, as for a receiver that keeps up, nothing is done.
 void Subset::find_roots_locked(Offer& offer, const Offer& whole, std::span<const RingEntryPtr> ring,
-                               std::span<const std::uint64_t> served, std::size_t first) {
+                               std::span<const std::uint64_t> served, std::span<const FormerState> served_former,
+                               std::size_t first) {
   std::vector<std::uint64_t> digests;  // of the tiles, of the version that `at` steps lead to
   std::size_t at = ring.size();
-  const auto root_of = [&](const Version& version, const Digest128& whole_root, std::size_t step) {
-    const RootKey key{version.id, whole_root};
-    if (const auto known = roots_.find(key); known != roots_.end()) return known->second;
+  const auto go_back_to = [&](std::size_t step) {
     if (digests.empty()) digests = tiles_.gather(served);
     for (; at > step; --at) {
       std::size_t hint = 0;
-      for (const RingEntry::Before& before : ring[at - 1]->before) {
+      for (const DigestBefore& before : ring[at - 1]->before) {
         if (const auto rank = tiles_.rank(before.tile, hint)) digests[static_cast<std::size_t>(*rank)] = before.digest;
       }
     }
+  };
+  const auto root_of = [&](const Version& version, const Digest128& whole_root, std::size_t step) {
+    const RootKey key{version.id, whole_root};
+    if (const auto known = roots_.find(key); known != roots_.end()) return known->second;
+    go_back_to(step);
     return roots_.emplace(key, xxh3_128(std::as_bytes(std::span(digests)))).first->second;
   };
   offer.served_root = root_of(whole.served, whole.served_root, ring.size());
+  if (!served_former.empty()) {  // seldom
+    go_back_to(ring.size());
+    offer.served_former_roots = former_roots(served_former, digests);
+  }
   Digest128 after = offer.served_root;
   for (std::size_t i = ring.size(); i-- > first;) {
     offer.ring[i].to_root = after;
     after = root_of(whole.ring[i].from, whole.ring[i].from_root, i);
     offer.ring[i].from_root = after;
+    if (!ring[i]->from_former.empty()) {
+      go_back_to(i);
+      offer.ring[i].from_former_roots = former_roots(ring[i]->from_former, digests);
+    }
   }
   if (first > 0) offer.ring[first - 1].to_root = after;  // which may be what is wanted
+}
+
+/// From `digests`, of the state after all of them.
+std::vector<Digest128> Subset::former_roots(std::span<const FormerState> former,
+                                            std::vector<std::uint64_t> digests) const {
+  std::vector<Digest128> roots(former.size());
+  for (std::size_t i = former.size(); i-- > 0;) {
+    std::size_t hint = 0;
+    for (const DigestBefore& before : former[i].before) {
+      if (const auto rank = tiles_.rank(before.tile, hint)) digests[static_cast<std::size_t>(*rank)] = before.digest;
+    }
+    roots[i] = xxh3_128(std::as_bytes(std::span(digests)));
+  }
+  return roots;
 }
 
 void Subset::forget_roots_locked(const Offer& whole) {

@@ -26,11 +26,12 @@ class Subset {
   /// Memory that the ranges take.
   std::uint64_t range_bytes() const noexcept { return tiles_.ranges().size() * (sizeof(wire::TileRange) + 8); }
 
-  /// `whole` for these tiles: sizes and roots are theirs. `ring` and `served` (digests of all tiles) are what it was
-  /// made from. Of versions and deltas that `plan` cannot be answered with, roots and sizes stay zero: what nobody asks
-  /// for is not reckoned. What is, is kept as long as it is in the ring: for each version of the trainer's once.
+  /// `whole` for these tiles: sizes and roots are theirs. `ring`, `served` (digests of all tiles) and `served_former`
+  /// are what it was made from. Of versions and deltas that `plan` cannot be answered with, roots and sizes stay zero:
+  /// what nobody asks for is not reckoned. What is, is kept as long as it is in the ring: for each version of the
+  /// trainer's once.
   Offer offer(const Offer& whole, std::span<const RingEntryPtr> ring, std::span<const std::uint64_t> served,
-              const wire::Plan& plan);
+              std::span<const FormerState> served_former, const wire::Plan& plan);
 
   /// What of one delta is in these tiles, exactly.
   struct Part {
@@ -46,7 +47,9 @@ class Subset {
   using RootKey = std::pair<VersionId, Digest128>;  ///< a version and its whole root
 
   void find_roots_locked(Offer& offer, const Offer& whole, std::span<const RingEntryPtr> ring,
-                         std::span<const std::uint64_t> served, std::size_t first);
+                         std::span<const std::uint64_t> served, std::span<const FormerState> served_former,
+                         std::size_t first);
+  std::vector<Digest128> former_roots(std::span<const FormerState> former, std::vector<std::uint64_t> digests) const;
   void forget_roots_locked(const Offer& whole);
   Part count(const RingEntry& entry) const;
 

@@ -166,6 +166,10 @@ Answer<std::vector<std::uint64_t>> Control::digests(std::uint64_t plan, std::uin
   return answer;
 }
 
+Answer<wire::TilesChecked> Control::check_tiles(const wire::CheckTiles& question, Deadline deadline) {
+  return ask<wire::TilesChecked>(question, std::chrono::milliseconds(0), deadline);
+}
+
 void Control::release(std::uint64_t plan, Deadline deadline) {
   if (!connection_.open() || plan == 0) return;
   const Deadline limit = deadline.earlier(Deadline::after(peer_.tuning.release));

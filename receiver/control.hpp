@@ -53,6 +53,7 @@ class Control {
 
   std::uint64_t instance() const noexcept { return connection_.instance(); }
   const wire::Welcome& welcome() const noexcept { return connection_.welcome(); }
+  std::uint16_t protocol() const noexcept { return connection_.protocol(); }
 
   Answer<wire::LayoutMessage> layout(Deadline deadline);
   /// Names the tiles of the plans that this connection will ask for, and their digest.
@@ -64,6 +65,8 @@ class Control {
   /// Exactly `tiles` digests (of the plan's, in order) whose root is `root`.
   Answer<std::vector<std::uint64_t>> digests(std::uint64_t plan, std::uint64_t tiles, const Digest128& root,
                                              Deadline deadline);
+  /// About tiles of an open plan; only an agent of protocol 5 knows the question.
+  Answer<wire::TilesChecked> check_tiles(const wire::CheckTiles& question, Deadline deadline);
   /// Best effort: if no answer comes the connection is closed, which frees the plan as well.
   void release(std::uint64_t plan, Deadline deadline);
 

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -107,6 +109,12 @@ class Pull {
     return mending_ ? s_.target.mend_tile(tile, rows) : s_.target.put_tile(tile, rows);
   }
 
+  // wrong tiles (pull_doubt.cpp)
+  /// Any thread.
+  void doubt(std::uint64_t tile);
+  /// Whether the doubted tiles are wrong at the agent, or its version another one by now: another plan is due.
+  Result<bool> agent_was_wrong(const wire::PlanReply& reply);
+
   // packed forms (pull_packed.cpp)
   /// The agent is another host.
   bool far() const;
@@ -136,10 +144,12 @@ class Pull {
   std::uint32_t refused_plans_ = 0;
   Backoff replan_backoff_;
   bool full_only_;
-  bool plain_only_ = false;        // no exponent classes in this pull: undoing them would take too much memory
-  bool compact_ = false;           // the plan at hand asked for them
-  bool mending_ = false;           // tiles go into the committed version
-  bool plain_tiles_only_ = false;  // streams broke while tiles were packed: the agent may have no time for it
+  bool plain_only_ = false;          // no exponent classes in this pull: undoing them would take too much memory
+  bool compact_ = false;             // the plan at hand asked for them
+  bool mending_ = false;             // tiles go into the committed version
+  bool plain_tiles_only_ = false;    // streams broke while tiles were packed: the agent may have no time for it
+  std::mutex doubted_mutex_;         // held by streams; none runs where the tiles are looked at
+  std::set<std::uint64_t> doubted_;  // tiles that came and could not be verified
   Prepared out_;
   std::uint64_t payload_bytes_ = 0;
 };

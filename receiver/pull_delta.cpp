@@ -47,6 +47,11 @@ Result<Pull::Progress> Pull::run_delta(const wire::PlanReply& reply) {
     if (auto status = verify_chains(steps, digests); !status) {
       const Errc code = status.error().code();
       if (code == Errc::timed_out || code == Errc::cancelled || code == Errc::io) return std::move(status).error();
+      DS_ASSIGN(const bool anew, agent_was_wrong(reply));
+      if (anew) {
+        last_ = std::move(status).error();
+        return Progress::replan;
+      }
       return base_is_wrong(std::move(status).error());
     }
   }
@@ -73,7 +78,10 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
   ResolvedBudget budget(delta_bytes_max());
   const auto sink = [&](std::uint32_t step, StagedFrame frame, unsigned stream) -> Status {
     if (one_step) {
-      DS_TRY(verify_frame(s_.target, frame, base, digests, budget));
+      if (auto verified = verify_frame(s_.target, frame, base, digests, budget); !verified) {
+        for (const delta::TileRecord& record : frame.records) doubt(record.tile);
+        return verified;
+      }
     } else {
       DS_TRY(budget.take_for_classes(class_bytes(s_.layout, frame)));
     }
@@ -94,7 +102,15 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
   const auto kind = compact_ ? FrameFetch::Kind::compact_frames : FrameFetch::Kind::frames;
   FrameFetch fetch(s_.layout, s_.tiles, kind, reply.plan, bytes_max, sink, streams);
   RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
-  if (round.end == RoundEnd::bad_content) s_.distrusted = true;
+  if (round.end == RoundEnd::bad_content) {
+    DS_ASSIGN(const bool anew, agent_was_wrong(reply));
+    if (anew) {
+      count(round, fetch.tallies());
+      last_ = round.error;
+      return Progress::replan;
+    }
+    s_.distrusted = true;
+  }
   if (round.bytes_never_fit()) {
     round.end = RoundEnd::bad_content;
     full_only_ = true;
@@ -125,7 +141,10 @@ Status Pull::verify_chains(const std::vector<StagedStep>& steps, std::vector<std
       const RecordChain chain(records.data() + starts[c], starts[c + 1] - starts[c]);
       const std::uint64_t tile = chain.front()->tile;
       auto digest = verify_chain(s_.target, chain, digests[tile], scratch[worker]);
-      if (!digest) return std::move(digest).error().with_context(tile_name(s_.layout, tile));
+      if (!digest) {
+        doubt(tile);
+        return std::move(digest).error().with_context(tile_name(s_.layout, tile));
+      }
       digests[tile] = *digest;
     }
     verify_s[worker] += thread_cpu_s() - before;

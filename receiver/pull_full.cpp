@@ -70,7 +70,8 @@ Result<Pull::Progress> Pull::check_side_files() {
   DS_ASSIGN(const wire::LayoutEncodings now, wire::unpack_layout(*answer.value));
   if (now.layout != s_.layout.encode()) return Error(Errc::layout_mismatch, "the agent serves another layout");
   if (now.sidecar == s_.sidecar.encode()) return Progress::whole;
-  DS_ASSIGN(const Sidecar sidecar, Sidecar::decode(now.sidecar, s_.layout));
+  DS_ASSIGN(const Sidecar sidecar, wire::decode_sidecar(now.sidecar, s_.layout));
+  if (sidecar.encode() == s_.sidecar.encode()) return Progress::whole;
   return Error(Errc::layout_mismatch,
                "side files changed (" + differences(s_.sidecar, sidecar) + "): connect again and bind a new target");
 }
@@ -338,6 +339,16 @@ Result<Pull::Progress> Pull::repair_missing(const wire::PlanReply& reply) {
   for (std::uint32_t attempt = 0;; ++attempt) {
     const Ranges wrong = missing();
     if (wrong.empty()) return Progress::whole;
+    if (attempt == 0) {
+      for (const wire::TileRange& range : wrong) {
+        for (std::uint64_t tile = range.first; tile < range.end; ++tile) doubt(tile);
+      }
+      DS_ASSIGN(const bool anew, agent_was_wrong(reply));
+      if (anew) {
+        last_ = Error(Errc::corrupt, tile_name(s_.layout, wrong.front().first) + " differs from its digest");
+        return Progress::replan;
+      }
+    }
     stage_ = "repairing " + tile_name(s_.layout, wrong.front().first);
     if (attempt == s_.peer.tuning.tile_attempts) {
       RoundResult round;

@@ -107,7 +107,7 @@ Status ReceiverImpl::fetch_layout(const Until& until) {
     if (answer.value) {
       DS_ASSIGN(const wire::LayoutEncodings encodings, wire::unpack_layout(*answer.value));
       DS_ASSIGN(layout_, Layout::decode(encodings.layout));
-      DS_ASSIGN(sidecar_, Sidecar::decode(encodings.sidecar, *layout_));
+      DS_ASSIGN(sidecar_, wire::decode_sidecar(encodings.sidecar, *layout_));
       batches_ = delta::make_batches(*layout_);
       return {};
     }

@@ -90,9 +90,10 @@ struct HeldVersion {
 class Writer {
  public:
   /// Connects to the agent, which creates the segment for `layout` or hands out the existing one, and maps it. While no
-  /// agent listens (it may be starting, or being restarted) it is waited for until the deadline.
-  /// Errors: connection (no agent until the deadline; the message names the socket), invalid_argument (also: the path
-  /// is another kind of file), permission (of the socket, or an agent of another user), io (the path cannot be a
+  /// agent listens (it may be starting, or being restarted) it is waited for until the deadline. An empty sidecar
+  /// leaves the one that is there; where there is none, receivers' directories get one file, model.safetensors. Errors:
+  /// connection (no agent until the deadline; the message names the socket), invalid_argument (also: the path is
+  /// another kind of file), permission (of the socket, or an agent of another user), io (the path cannot be a
   /// socket's), layout_mismatch (another live writer uses another layout), no_space (/dev/shm too small: the message
   /// says how much is needed and there; no thread to be had), already_exists (the index is taken by a live process, or
   /// by a session of this one; the message names the pid), timed_out; protocol, corrupt, unsupported (what answers is

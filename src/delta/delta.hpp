@@ -108,7 +108,8 @@ struct EncodeRequest {
   Digest128 from_root;
   ValueForm form = ValueForm::ulp;
 };
-/// A diff in pieces, for a half that is still being filled: batch by batch, in any order. Used by one thread at a time.
+/// A diff in pieces, for a half that is still being filled: batch by batch, in any order. One thread runs behind the
+/// writers, another one finishes, without waiting for it.
 class Encoding {
  public:
   /// `batches` are the layout's. `digests` are those of `before`. The layout, the batches, their homes
@@ -119,13 +120,15 @@ class Encoding {
   Encoding(const Encoding&) = delete;
   Encoding& operator=(const Encoding&) = delete;
 
-  /// Diffs these batches (by index; those that are done already are passed over) on the pool. From here on their bytes
-  /// must not change.
-  void run(std::span<const std::uint32_t> which, ThreadPool& pool);
-  std::size_t left() const noexcept;
+  /// Diffs these batches (by index; those that are done already are passed over) on the pool. From here until finish()
+  /// their bytes must not change. Returns how many it did: those that finish() was faster with are thrown away, and
+  /// what was read of them may be torn.
+  std::size_t run_behind(std::span<const std::uint32_t> which, ThreadPool& pool);
 
-  /// Diffs what is left and makes the delta. Once.
+  /// Diffs what is left, what run_behind() is at included, and makes the delta. Once.
   Delta finish(const EncodeRequest& request, ThreadPool& pool);
+  /// How many batches were left to finish().
+  std::size_t rest() const noexcept { return rest_; }
   /// Those of `after`, once finish() has returned.
   std::vector<std::uint64_t> take_digests() noexcept;
 
@@ -133,6 +136,7 @@ class Encoding {
 
  private:
   std::unique_ptr<Impl> impl_;
+  std::size_t rest_ = 0;
 };
 /// Diffs two halves of one layout. `digests` holds those of `before` on entry and those of `after` on return.
 /// Runs batches on the pool; the result does not depend on the number of threads or the instruction set.
@@ -155,6 +159,13 @@ Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64
 /// The same with each tile in raw_planes where that is smaller. Takes a CPU, for slow links.
 Frame packed_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
                    std::span<const std::uint64_t> digests);
+
+/// The delta with other records for these tiles (ascending), whatever it had of them: raw copies from `after`, the half
+/// that it leads to, whose digests are `digests`; or, where `after` is null, none. It leads to `to_root` then.
+/// `batches` are the layout's. `corrupt` if a frame that has such a tile is damaged.
+Result<Delta> amend(const Layout& layout, std::span<const Batch> batches, const Delta& delta,
+                    std::span<const std::uint64_t> tiles, const ByteSpan* after, std::span<const std::uint64_t> digests,
+                    const Digest128& to_root);
 
 /// The frame with each tile of floats in rice_class where that is smaller, and as it was where not: no record is larger
 /// than it was. Whatever form the frame had, the result needs exactly its base: `before` is the half that the delta

@@ -1,10 +1,14 @@
 #include "delta/encode.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
-#include <numeric>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <utility>
 
+#include "base/racing_reads.hpp"
 #include "base/trace.hpp"
 #include "delta/changed_words.hpp"
 #include "delta/mix.hpp"
@@ -145,18 +149,19 @@ void BatchEncoder::scan_strip(const Strip& strip, ByteSpan before, ByteSpan afte
   }
 }
 
-void BatchEncoder::encode_strip(const Strip& strip, ByteSpan before, ByteSpan after, std::span<std::uint64_t> digests) {
+void BatchEncoder::encode_strip(const Strip& strip, ByteSpan before, ByteSpan after, const Batch& batch,
+                                EncodedBatch& to) {
   scan_strip(strip, before, after);
   for (std::uint32_t p = 0; p < strip.panels; ++p) {
     const ScanOutput& out = panels_[p].out;
     if (out.count == 0) continue;
     TileRecord record;
     record.tile = strip.first_tile + p;
-    record.digest_after = digests[record.tile] += out.digest_change;
+    record.digest_after = to.digests[static_cast<std::size_t>(record.tile - batch.first)] += out.digest_change;
     const std::size_t payload_begin = builder_.payloads().size();
     encode_payload(kernels_, strip.shape(p), {out.positions, out.diffs, out.count}, after.data() + strip.offset(p),
                    strip.tensor->row_bytes(), form_, scratch_, record, builder_.payloads());
-    CodecStats& stats = stats_[static_cast<unsigned>(record.codec)];
+    CodecStats& stats = to.stats[static_cast<unsigned>(record.codec)];
     ++stats.tiles;
     stats.changed += record.changed;
     stats.bytes += builder_.payloads().size() - payload_begin;
@@ -164,118 +169,163 @@ void BatchEncoder::encode_strip(const Strip& strip, ByteSpan before, ByteSpan af
   }
 }
 
-Frame BatchEncoder::encode(const Batch& batch, ByteSpan before, ByteSpan after, std::span<std::uint64_t> digests) {
+EncodedBatch BatchEncoder::encode(const Batch& batch, ByteSpan before, ByteSpan after,
+                                  std::span<const std::uint64_t> digests) {
+  EncodedBatch made;
+  const auto of_batch =
+      digests.subspan(static_cast<std::size_t>(batch.first), static_cast<std::size_t>(batch.end - batch.first));
+  made.digests.assign(of_batch.begin(), of_batch.end());
   EqualRun equal(before, after, end_of_first_row(layout_, batch.end - 1));
   for_each_strip(layout_, batch.first, batch.end, [&](const Strip& strip) {
     const auto begin = static_cast<std::size_t>(strip.offset(0));
     const std::size_t end = end_of(strip);
     if (end - begin <= kSmallStripBytes && equal.covers(begin, end)) return;
-    encode_strip(strip, before, after, digests);
+    encode_strip(strip, before, after, batch, made);
   });
-  return builder_.finish();
+  made.frame = builder_.finish();
+  return made;
 }
 
 // ---- all batches of a layout -----------------------------------------------------------------------------------
 
 struct Encoding::Impl {
+  Impl(const Kernels& k, const Layout& l, std::span<const Batch> all, ByteSpan from, ByteSpan to,
+       std::vector<std::uint64_t> of_before, ValueForm f, std::span<const std::uint32_t> batch_homes)
+      : kernels(k),
+        layout(l),
+        batches(all),
+        before(from),
+        after(to),
+        form(f),
+        digests_before(std::move(of_before)),
+        digests_after(digests_before.size()),
+        results(all.size()),
+        homes(batch_homes) {}
+  ~Impl() {
+    for (const auto& result : results) {
+      if (EncodedBatch* const made = result.load(); made != &taken()) delete made;
+    }
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
   const Kernels& kernels;
   const Layout& layout;
   const std::span<const Batch> batches;
   const ByteSpan before;
   const ByteSpan after;
   const ValueForm form;
-  std::vector<std::uint64_t> digests;
-  std::vector<Frame> frames;  // by batch
-  std::vector<std::uint8_t> done;
-  std::size_t left;
-  std::vector<std::unique_ptr<BatchEncoder>> encoders;  // by worker, who makes its own: its memory is near it
-  std::span<const std::uint32_t> homes;                 // by batch; empty: none
+  const std::vector<std::uint64_t> digests_before;
+  std::vector<std::uint64_t> digests_after;  // finish()'s
+  // By batch: null as long as it is not there. Who makes one puts it there unless it was taken meanwhile, so nobody
+  // waits for anybody.
+  std::vector<std::atomic<EncodedBatch*>> results;
+  const std::span<const std::uint32_t> homes;  // by batch; empty: none
 
-  void run(std::span<const std::uint32_t> which, ThreadPool& pool) {
-    std::vector<std::uint32_t> fresh;
-    fresh.reserve(which.size());
-    for (const std::uint32_t b : which) {
-      if (std::exchange(done[b], std::uint8_t{1}) == 0) fresh.push_back(b);
-    }
-    if (encoders.size() < pool.size()) encoders.resize(pool.size());
-    std::vector<std::uint32_t> fresh_homes;
+  /// Stands for one that is finish()'s.
+  static EncodedBatch& taken() {
+    static EncodedBatch none;
+    return none;
+  }
+
+  using Take = std::function<void(std::uint32_t batch, EncodedBatch made)>;
+  /// Encodes these batches on the pool. `behind`: by the time that one is encoded nobody may want it any more, and the
+  /// halves may be written.
+  void encode_all(std::span<const std::uint32_t> which, bool behind, ThreadPool& pool, const Take& take) const {
+    std::vector<std::unique_ptr<BatchEncoder>> encoders(pool.size());  // each worker makes its own: its memory is near
+    std::vector<std::uint32_t> which_homes;
     if (!homes.empty()) {
-      for (const std::uint32_t b : fresh) fresh_homes.push_back(homes[b]);
+      for (const std::uint32_t b : which) which_homes.push_back(homes[b]);
     }
     const auto encode_one = [&](std::uint64_t i, unsigned worker) {
       if (encoders[worker] == nullptr) encoders[worker].reset(new BatchEncoder(kernels, layout, form));
-      const std::uint32_t b = fresh[i];
-      frames[b] = encoders[worker]->encode(batches[b], before, after, digests);
-      note_batch(layout, batches[b], b, frames[b]);
+      const std::uint32_t b = which[i];
+      EncodedBatch made;
+      {
+        std::optional<RacingReads> racing;
+        if (behind) racing.emplace();
+        made = encoders[worker]->encode(batches[b], before, after, digests_before);
+      }
+      note_batch(layout, batches[b], b, made.frame);
+      take(b, std::move(made));
     };
-    pool.run(fresh.size(), encode_one, fresh_homes);
-    left -= fresh.size();
+    pool.run(which.size(), encode_one, which_homes);
   }
 
-  Delta finish(const EncodeRequest& request, ThreadPool& pool) {
-    std::vector<std::uint32_t> rest(batches.size());
-    std::iota(rest.begin(), rest.end(), 0u);
-    run(rest, pool);
+  std::size_t run_behind(std::span<const std::uint32_t> which, ThreadPool& pool) {
+    std::vector<std::uint32_t> fresh;
+    fresh.reserve(which.size());
+    for (const std::uint32_t b : which) {
+      if (results[b].load(std::memory_order_acquire) == nullptr) fresh.push_back(b);
+    }
+    std::atomic<std::size_t> put{0};
+    const auto offer = [&](std::uint32_t b, EncodedBatch made) {
+      auto own = std::make_unique<EncodedBatch>(std::move(made));
+      EncodedBatch* none = nullptr;
+      if (!results[b].compare_exchange_strong(none, own.get(), std::memory_order_acq_rel)) return;
+      static_cast<void>(own.release());
+      ++put;
+    };
+    encode_all(fresh, true, pool, offer);
+    return put;
+  }
+
+  Delta finish(const EncodeRequest& request, ThreadPool& pool, std::size_t& rest_count) {
+    std::vector<EncodedBatch> all(batches.size());
+    std::vector<std::uint32_t> rest;
+    for (std::uint32_t b = 0; b < batches.size(); ++b) {
+      const std::unique_ptr<EncodedBatch> made(results[b].exchange(&taken(), std::memory_order_acq_rel));
+      if (made == nullptr) {
+        rest.push_back(b);
+      } else {
+        all[b] = std::move(*made);
+      }
+    }
+    rest_count = rest.size();
+    encode_all(rest, false, pool, [&](std::uint32_t b, EncodedBatch made) { all[b] = std::move(made); });
+
     const trace::Span span("finish");
     Delta delta;
+    std::vector<Frame> frames(batches.size());
+    for (std::size_t b = 0; b < batches.size(); ++b) {
+      std::copy(all[b].digests.begin(), all[b].digests.end(),
+                digests_after.begin() + static_cast<std::ptrdiff_t>(batches[b].first));
+      add_to_stats(all[b].stats, delta.stats);
+      frames[b] = std::move(all[b].frame);
+    }
     delta.layout = layout.digest();
     delta.from = request.from;
     delta.to = request.to;
     delta.from_root = request.from_root;
-    delta.to_root = root_digest(digests);
+    delta.to_root = root_digest(digests_after);
     take_frames(frames, delta);
-    for (const auto& encoder : encoders) {
-      if (encoder != nullptr) add_to_stats(encoder->stats(), delta.stats);
-    }
     return delta;
-  }
-
-  static std::unique_ptr<Impl> make(const Kernels& kernels, const Layout& layout, std::span<const Batch> batches,
-                                    ByteSpan before, ByteSpan after, std::vector<std::uint64_t> digests,
-                                    ValueForm form) {
-    const std::size_t n = batches.size();
-    return std::unique_ptr<Impl>(new Impl{kernels,
-                                          layout,
-                                          batches,
-                                          before,
-                                          after,
-                                          form,
-                                          std::move(digests),
-                                          std::vector<Frame>(n),
-                                          std::vector<std::uint8_t>(n, 0),
-                                          n,
-                                          {},
-                                          {}});
   }
 };
 
 Encoding::Encoding(const Layout& layout, std::span<const Batch> batches, ByteSpan before, ByteSpan after,
                    std::vector<std::uint64_t> digests, ValueForm form, std::span<const std::uint32_t> batch_homes)
-    : impl_(Impl::make(active_kernels(), layout, batches, before, after, std::move(digests), form)) {
-  impl_->homes = batch_homes;
-}
+    : impl_(std::make_unique<Impl>(active_kernels(), layout, batches, before, after, std::move(digests), form,
+                                   batch_homes)) {}
 Encoding::~Encoding() = default;
 
-void Encoding::run(std::span<const std::uint32_t> which, ThreadPool& pool) {
-  impl_->run(which, pool);
-}
-std::size_t Encoding::left() const noexcept {
-  return impl_->left;
+std::size_t Encoding::run_behind(std::span<const std::uint32_t> which, ThreadPool& pool) {
+  return impl_->run_behind(which, pool);
 }
 Delta Encoding::finish(const EncodeRequest& request, ThreadPool& pool) {
-  return impl_->finish(request, pool);
+  return impl_->finish(request, pool, rest_);
 }
 std::vector<std::uint64_t> Encoding::take_digests() noexcept {
-  return std::move(impl_->digests);
+  return std::move(impl_->digests_after);
 }
 
 Delta encode_with(const Kernels& kernels, const Layout& layout, ByteSpan before, ByteSpan after,
                   std::span<std::uint64_t> digests, const EncodeRequest& request, ThreadPool& pool) {
   const std::vector<Batch> batches = make_batches(layout);
-  const auto encoding =
-      Encoding::Impl::make(kernels, layout, batches, before, after, {digests.begin(), digests.end()}, request.form);
-  Delta delta = encoding->finish(request, pool);
-  std::copy(encoding->digests.begin(), encoding->digests.end(), digests.begin());
+  Encoding::Impl encoding(kernels, layout, batches, before, after, {digests.begin(), digests.end()}, request.form, {});
+  std::size_t rest = 0;
+  Delta delta = encoding.finish(request, pool, rest);
+  std::copy(encoding.digests_after.begin(), encoding.digests_after.end(), digests.begin());
   return delta;
 }
 

@@ -11,6 +11,13 @@
 
 namespace deltasync::delta {
 
+/// What the diff of one batch gave.
+struct EncodedBatch {
+  Frame frame;                         ///< empty if nothing changed
+  std::vector<std::uint64_t> digests;  ///< of the batch's tiles, after it
+  CodecStats stats[kCodecEnd];
+};
+
 /// Diffs batches of tiles. One per worker, since it keeps the working memory; the result is a function of the bytes
 /// alone.
 class BatchEncoder {
@@ -18,9 +25,8 @@ class BatchEncoder {
   BatchEncoder(const Kernels& kernels, const Layout& layout, ValueForm form)
       : kernels_(kernels), layout_(layout), form_(form) {}
 
-  /// The frame of one batch; empty if nothing changed. Updates the batch's digests and adds to stats().
-  Frame encode(const Batch& batch, ByteSpan before, ByteSpan after, std::span<std::uint64_t> digests);
-  const CodecStats (&stats() const noexcept)[kCodecEnd] { return stats_; }
+  /// `digests` are those of all tiles of `before`.
+  EncodedBatch encode(const Batch& batch, ByteSpan before, ByteSpan after, std::span<const std::uint64_t> digests);
 
  private:
   /// Changed elements of one panel's tile while a strip is scanned.
@@ -28,7 +34,7 @@ class BatchEncoder {
     std::unique_ptr<std::byte[]> memory;
     ScanOutput out;
   };
-  void encode_strip(const Strip& strip, ByteSpan before, ByteSpan after, std::span<std::uint64_t> digests);
+  void encode_strip(const Strip& strip, ByteSpan before, ByteSpan after, const Batch& batch, EncodedBatch& to);
   void scan_strip(const Strip& strip, ByteSpan before, ByteSpan after);
   void scan_flat_tile(const Strip& strip, std::uint32_t panel, ByteSpan before, ByteSpan after);
   void reset_panels(std::uint32_t panels, std::uint32_t element_bytes);
@@ -40,7 +46,6 @@ class BatchEncoder {
   std::uint32_t panel_element_bytes_ = 0;
   RiceScratch scratch_;
   FrameBuilder builder_;
-  CodecStats stats_[kCodecEnd];
 };
 
 Delta encode_with(const Kernels& kernels, const Layout& layout, ByteSpan before, ByteSpan after,

@@ -75,4 +75,9 @@ Result<LayoutEncodings> unpack_layout(const LayoutMessage& message) {
   return out;
 }
 
+Result<Sidecar> decode_sidecar(ByteSpan encoded, const Layout& layout) {
+  if (encoded.empty()) return make_sidecar(layout);
+  return Sidecar::decode(encoded, layout);
+}
+
 }  // namespace deltasync::wire

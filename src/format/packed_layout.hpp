@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "deltasync/hf.hpp"
 #include "format/wire.hpp"
 
 namespace deltasync::wire {
@@ -17,5 +18,8 @@ Result<LayoutMessage> pack_layout(ByteSpan layout_encoded, ByteSpan sidecar_enco
 /// Decompresses to exactly the sizes that the message names, never beyond them, and never allocates further ahead of
 /// the data than one step: a lying size costs nothing. `corrupt` names the part.
 Result<LayoutEncodings> unpack_layout(const LayoutMessage& message);
+
+/// Of what came with a layout. No bytes: its trainer brought no side files, and it is make_sidecar()'s.
+Result<Sidecar> decode_sidecar(ByteSpan encoded, const Layout& layout);
 
 }  // namespace deltasync::wire

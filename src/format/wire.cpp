@@ -33,6 +33,8 @@ std::string_view to_string(Type type) noexcept {
     case Type::watch: return "watch";
     case Type::version_ready: return "version_ready";
     case Type::subscribe: return "subscribe";
+    case Type::check_tiles: return "check_tiles";
+    case Type::tiles_checked: return "tiles_checked";
     case Type::trainer_hello: return "trainer_hello";
     case Type::trainer_welcome: return "trainer_welcome";
     case Type::trainer_plan: return "trainer_plan";
@@ -68,6 +70,7 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::release:
     case Type::watch:
     case Type::version_ready:
+    case Type::tiles_checked:
     case Type::trainer_welcome:
     case Type::trainer_plan_ok:
     case Type::trainer_notify:
@@ -85,6 +88,7 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::get_frames:
     case Type::get_raw_tiles:
     case Type::subscribe:
+    case Type::check_tiles:
     case Type::trainer_plan: return kRangesBytesMax;
   }
   return 0;

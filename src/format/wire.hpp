@@ -55,7 +55,9 @@ enum class Type : std::uint16_t {
   release = 21,        ///< the receiver's acknowledgement: ends plan and lease; reply: end
   watch = 22,
   version_ready = 23,
-  subscribe = 24,  ///< the tiles that later plans of this connection are about; reply: end
+  subscribe = 24,    ///< the tiles that later plans of this connection are about; reply: end
+  check_tiles = 25,  ///< (5) these could not be verified: are they sound at the agent?
+  tiles_checked = 26,
   // trainer process ↔ agent, over the Unix socket
   trainer_hello = 40,
   trainer_welcome = 41,
@@ -294,6 +296,22 @@ struct GetRawTiles {
   std::vector<std::byte> encode() const;
   static Result<RangesHead> decode_head(ByteSpan payload);
   static Result<GetRawTiles> decode(ByteSpan payload);
+};
+/// Tiles of a plan's target that could not be verified though they came through whole. Reply: tiles_checked.
+struct CheckTiles {
+  static constexpr Type kType = Type::check_tiles;
+  std::uint64_t plan = 0;
+  std::vector<TileRange> ranges;
+  std::vector<std::byte> encode() const;
+  static Result<RangesHead> decode_head(ByteSpan payload);
+  static Result<CheckTiles> decode(ByteSpan payload);
+};
+struct TilesChecked {
+  static constexpr Type kType = Type::tiles_checked;
+  std::uint8_t plan_anew =
+      0;  ///< they were not, or there is another version by now: other bytes come with another plan
+  std::vector<std::byte> encode() const;
+  static Result<TilesChecked> decode(ByteSpan payload);
 };
 struct Release {
   static constexpr Type kType = Type::release;

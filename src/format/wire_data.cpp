@@ -158,6 +158,39 @@ Result<GetRawTiles> GetRawTiles::decode(ByteSpan payload) {
   return in.finish(std::move(m));
 }
 
+std::vector<std::byte> CheckTiles::encode() const {
+  std::vector<std::byte> bytes;
+  ByteWriter out(bytes);
+  out.put(plan);
+  put_ranges(out, ranges);
+  return bytes;
+}
+Result<RangesHead> CheckTiles::decode_head(ByteSpan payload) {
+  Decoder in(payload, "check_tiles");
+  RangesHead head;
+  head.plan = in.get<std::uint64_t>();
+  return get_ranges_head(in, head);
+}
+Result<CheckTiles> CheckTiles::decode(ByteSpan payload) {
+  Decoder in(payload, "check_tiles");
+  CheckTiles m;
+  m.plan = in.get<std::uint64_t>();
+  m.ranges = get_message_ranges(in);
+  return in.finish(std::move(m));
+}
+
+std::vector<std::byte> TilesChecked::encode() const {
+  std::vector<std::byte> bytes;
+  ByteWriter(bytes).put(plan_anew);
+  return bytes;
+}
+Result<TilesChecked> TilesChecked::decode(ByteSpan payload) {
+  Decoder in(payload, "tiles_checked");
+  TilesChecked m;
+  m.plan_anew = in.flag("plan_anew");
+  return in.finish(m);
+}
+
 std::vector<std::byte> Release::encode() const {
   return encode_plan_only(plan);
 }

@@ -1,3 +1,5 @@
+#include <atomic>
+
 #include "shm/cells.hpp"
 #include "shm/info.hpp"
 #include "shm/roles.hpp"
@@ -22,6 +24,15 @@ HalfStatus inspect_half(Segment& segment, unsigned half) {
     break;
   }
   return status;
+}
+
+bool still_holds(Segment& segment, unsigned half, std::uint64_t sequence) {
+  // SYNC POINT given back (acquire): what the caller read before is read before the state is. Without it bytes of a
+  // later fill could be taken for this one's.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  Cells cells(segment);
+  const auto now = HalfWord::unpack(cells.load(cells.half_state(half)));
+  return holds_version(now.code) && now.sequence == sequence;
 }
 
 SlotStatus inspect_slot(Segment& segment, unsigned slot) {

@@ -89,6 +89,10 @@ struct FillView {
   unsigned writers = 0;
 };
 
+/// Whether the half still has the content of this fill, sealed and not yet given back to the writers. Who has read its
+/// bytes before, and asks afterwards, knows that they were of it. Any thread of any process.
+bool still_holds(Segment& segment, unsigned half, std::uint64_t sequence);
+
 /// The agent's view. One per segment generation. All calls may come from any thread; a mutex orders them.
 class AgentRole {
  public:

@@ -96,6 +96,7 @@ AgentTest::AgentTest() {
   spdlog::set_level(spdlog::level::err);
   options_.core.name = "test";
   options_.core.shm_dir = dir_.path();
+  options_.core.scrub.pass = {};  // what a test damages it wants to find itself
   options_.trainer.socket_path = (dir_.path() / "agent.sock").string();
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <thread>
 
+#include "agent/lease_budgets.hpp"
 #include "agent/leases.hpp"
 
 namespace deltasync::agent {
@@ -74,13 +75,13 @@ TEST_F(Leases, RevocationEndsAllOfThisContentAndWakesTheirReaders) {
   int woken = 0;
   const auto reader_a = table_.enter(a, [&] { ++woken; });
   const auto reader_other = table_.enter(other, [&] { woken += 100; });
-  EXPECT_EQ(table_.revoke(half0_), 2u);
+  EXPECT_EQ(table_.revoke(half0_).size(), 2u);
   EXPECT_EQ(woken, 1);
   EXPECT_FALSE(a->live());
   EXPECT_FALSE(b->live());
   EXPECT_TRUE(other->live());
   EXPECT_FALSE(table_.idle(half0_));  // reader_a is still inside
-  EXPECT_EQ(table_.revoke(half0_), 0u);
+  EXPECT_TRUE(table_.revoke(half0_).empty());
   EXPECT_EQ(woken, 1);
 }
 
@@ -139,6 +140,34 @@ TEST(LeasesUnderThreads, NoReaderSeesAnOverwrite) {
   one.join();
   two.join();
   EXPECT_EQ(torn, 0);
+}
+
+TEST(LeaseBudgets, HalvedByALossAndDoubledByGivingBack) {
+  using namespace std::chrono_literals;
+  LeaseBudgets budgets(1000ms);
+  EXPECT_EQ(budgets.of("a"), 1000ms);
+  budgets.gave_back("a");
+  EXPECT_EQ(budgets.of("a"), 1000ms);
+  budgets.lost("a");
+  EXPECT_EQ(budgets.of("a"), 500ms);
+  EXPECT_EQ(budgets.of("b"), 1000ms);
+  for (int i = 0; i < 7; ++i) budgets.lost("a");
+  EXPECT_EQ(budgets.of("a"), 0ms);
+  budgets.gave_back("a");
+  EXPECT_EQ(budgets.of("a"), LeaseBudgets::kLeast);
+  for (int i = 0; i < 7; ++i) budgets.gave_back("a");
+  EXPECT_EQ(budgets.of("a"), 1000ms);
+}
+
+TEST(LeaseBudgets, WhoWasHeardOfLongestAgoIsForgotten) {
+  using namespace std::chrono_literals;
+  LeaseBudgets budgets(1000ms);
+  for (std::size_t i = 0; i < LeaseBudgets::kPeersMax; ++i) budgets.lost("peer " + std::to_string(i));
+  budgets.lost("peer 0");  // heard of again
+  budgets.lost("another");
+  EXPECT_EQ(budgets.of("peer 0"), 250ms);
+  EXPECT_EQ(budgets.of("peer 1"), 1000ms);
+  EXPECT_EQ(budgets.of("peer 2"), 500ms);
 }
 
 }  // namespace

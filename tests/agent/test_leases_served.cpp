@@ -81,6 +81,103 @@ TEST_F(ServedLeases, TheGraceNeverTakesMoreThanHalfOfTheWritersTime) {
   EXPECT_EQ(agent_->core().metrics().leases_revoked, 1u);
 }
 
+/// Waits for half of the first writer's time; from then on for nothing, as often as it comes back.
+TEST_F(ServedLeases, WhoLostALeaseHoldsUpNobodyAnyMore) {
+  model_ = test::make_model(1, big_specs());
+  options_.core.lease_grace = 1h;
+  options_.pull.limits.progress = 1h;
+  start_agent();
+  next_version();
+  for (int i = 0; i < 4; ++i) {
+    SCOPED_TRACE(i);
+    auto c = client();
+    const auto reply = c.plan(ask());
+    ASSERT_TRUE(reply);
+    auto stream = client(wire::Role::data);
+    ASSERT_TRUE(stream.socket.send(1, wire::GetExtent{reply->plan, all()}, test_deadline()));  // and does not read
+    next_version();
+    const Deadline deadline = i == 0 ? Deadline::after(2s) : Deadline::after(2h);
+    const auto report = offload(*writer_, model_.half, ++number_, deadline);
+    ASSERT_TRUE(report) << report.error().to_string();
+    EXPECT_EQ(agent_->core().metrics().leases_revoked, static_cast<std::uint64_t>(i) + 1);
+  }
+}
+
+/// What was copied out of the half before it was taken away arrives, and is that version's.
+TEST_F(ServedLeases, CopiesArriveAfterARevocation) {
+  model_ = test::make_model(1, big_specs());
+  options_.core.lease_grace = 10ms;
+  options_.pull.limits.progress = 1h;
+  start_agent();
+  next_version();
+  {
+    auto loser = client();
+    ASSERT_TRUE(loser.plan(ask()));
+    next_version();
+    next_version();
+  }
+  ASSERT_EQ(agent_->core().metrics().leases_revoked, 1u);
+  const std::vector<std::byte> bytes = model_.half;
+  auto c = client();
+  const auto reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  auto stream = client(wire::Role::data);
+  ASSERT_TRUE(stream.socket.send(1, wire::GetExtent{reply->plan, all()}, test_deadline()));
+  // Until the buffers between us are full: then it waits, and not inside the half.
+  std::uint64_t sent = 0;
+  ASSERT_TRUE(eventually([&] {
+    const std::uint64_t before = std::exchange(sent, agent_->core().metrics().bytes_extent.load());
+    std::this_thread::sleep_for(100ms);
+    return before != 0 && before == sent;
+  }));
+  for (int i = 0; i < 2; ++i) next_version();
+  EXPECT_EQ(agent_->core().metrics().leases_revoked, 2u);
+  std::vector<std::byte> got;
+  for (;;) {
+    const auto message = stream.socket.recv(wire::kExtentBytesMax, test_deadline());
+    ASSERT_TRUE(message) << "the connection stays: " << message.error().to_string();
+    if (message->type() != wire::Type::extent) {
+      ASSERT_EQ(message->type(), wire::Type::error);
+      EXPECT_EQ(wire::ErrorMessage::decode(message->payload).value().code, Errc::lease_revoked);
+      break;
+    }
+    got.insert(got.end(), message->payload.begin(), message->payload.end());
+  }
+  EXPECT_GE(got.size(), sent);
+  EXPECT_LT(got.size(), bytes.size()) << "all was in the buffers: nothing was tested";
+  EXPECT_TRUE(std::equal(got.begin(), got.end(), bytes.begin()));
+}
+
+TEST_F(ServedLeases, WhoGivesLeasesBackInTimeGetsThemAsBefore) {
+  model_ = test::make_model(1, big_specs());
+  options_.core.lease_grace = 40ms;
+  start_agent();
+  next_version();
+  const auto first_extent = [&](Client& c, std::uint64_t plan) {
+    EXPECT_TRUE(c.socket.send(100, wire::GetExtent{plan, all()}, test_deadline()));
+    std::uint64_t bytes = 0;
+    for (;;) {
+      const auto message = c.socket.recv(wire::kExtentBytesMax, test_deadline());
+      if (!message || message->type() != wire::Type::extent) return bytes;
+      if (bytes == 0) bytes = message->payload.size();
+    }
+  };
+  auto c = client();
+  auto reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  const std::uint64_t whole = first_extent(c, reply->plan);
+  next_version();
+  next_version();
+  ASSERT_EQ(agent_->core().metrics().leases_revoked, 1u);
+  reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  EXPECT_LT(first_extent(c, reply->plan), whole) << "copied, piece by piece";
+  ASSERT_TRUE(c.release(reply->plan));  // in time
+  reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(first_extent(c, reply->plan), whole);
+}
+
 TEST_F(ServedLeases, ASenderThatIsBlockedLeavesTheHalf) {
   model_ = test::make_model(1, big_specs());
   options_.core.lease_grace = 10ms;

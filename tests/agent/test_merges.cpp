@@ -240,7 +240,7 @@ TEST_F(Merges, AStopDoesNotWaitForIt) {
   EXPECT_TRUE(eventually([&] {
     std::string unused;
     MadeWait wait;
-    return !agent_->core().plan(ask(), 0, &unused, wait);
+    return !agent_->core().plan(ask(), {}, &unused, wait);
   }));
   merging_.go_on();
   ASSERT_EQ(stopped.wait_until(test_deadline().at()), std::future_status::ready);

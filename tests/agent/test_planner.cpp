@@ -26,7 +26,7 @@ Version version(std::uint64_t number) {
   return {{kEpoch, number}, "step_" + std::to_string(number)};
 }
 RingStep step(std::uint64_t from, std::uint64_t bytes) {
-  return {version(from), version(from + 1), root_of(from), root_of(from + 1), 2, bytes, 10};
+  return {version(from), version(from + 1), root_of(from), root_of(from + 1), 2, bytes, 10, {}, false};
 }
 
 /// Versions 3 → 4 → 5 → 6 in the ring, 6 served; each step 100 bytes of a half of 1000.
@@ -351,6 +351,53 @@ TEST(Planner, LongListsAreShortened) {
   for (std::uint64_t i = 6; i < 60; ++i) o.ring.push_back(step(i, 1));
   EXPECT_LT(list_versions(o).size(), 1200u);
   EXPECT_NE(list_versions(o).find("before"), std::string::npos);
+}
+
+Digest128 former_root(std::uint64_t number) {
+  Digest128 digest = root_of(number);
+  digest.bytes[7] = 1;
+  return digest;
+}
+
+/// The state that a version was published with before a damaged tile's digest was taken anew is as good a base.
+TEST(Planner, AFormerStateOfAVersionIsABase) {
+  Offer o = offer();
+  o.served_former_roots = {former_root(6)};
+  o.ring[2].from_former_roots = {former_root(5)};
+  wire::Plan plan = ask_from(5);
+  plan.base_root = former_root(5);
+  expect_delta(decide(plan, o), 2, 1, 6);
+  plan = ask_from(4);
+  plan.base_root = former_root(4);  // of a version that never was in such a state
+  EXPECT_EQ(decide(plan, o).kind, Kind::full);
+
+  plan = ask_from(6);
+  plan.base_root = former_root(6);
+  const Decision there = decide(plan, o);
+  EXPECT_EQ(there.kind, Kind::up_to_date);
+  EXPECT_EQ(there.target_root, former_root(6)) << "what it holds, not what others get";
+  plan.want = wire::WantKind::newer;
+  EXPECT_EQ(decide(plan, o).kind, Kind::wait);
+  plan.want = wire::WantKind::number;
+  plan.number = 5;
+  plan.base = {kEpoch, 5};
+  plan.base_root = former_root(5);
+  EXPECT_EQ(decide(plan, o).kind, Kind::up_to_date);
+}
+
+/// Steps that tiles were left out of lead to the version behind them only.
+TEST(Planner, APartialStepLeadsOnOnly) {
+  Offer o = offer();
+  o.ring[0].partial = o.ring[1].partial = true;
+  expect_delta(decide(ask_from(3), o), 0, 3, 6);
+  expect_delta(decide(ask_from(4), o), 1, 2, 6);
+  for (const std::uint64_t number : {4, 5}) {
+    wire::Plan plan = ask_from(3, wire::WantKind::number);
+    plan.number = number;
+    const Decision d = decide(plan, o);
+    EXPECT_EQ(d.kind, Kind::error);
+    EXPECT_EQ(d.code, Errc::gone);
+  }
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ Status train(const std::string& agent_socket, const LayoutPtr& layout, const std
              const Version& version) {
   WriterOptions options;
   options.agent_socket = agent_socket;
-  DS_ASSIGN(const auto writer, Writer::attach(layout, make_sidecar(*layout), options, deadline()));
+  DS_ASSIGN(const auto writer, Writer::attach(layout, Sidecar(), options, deadline()));
   std::vector<std::pair<std::string, Source>> tensors;
   std::size_t at = 0;
   for (const Tensor& tensor : layout->tensors()) {

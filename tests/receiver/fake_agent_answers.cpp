@@ -76,6 +76,10 @@ Status FakeAgent::answer(Peer& peer, const net::Message& message) {
     case wire::Type::get_extent: return answer_extent(peer, message, fault);
     case wire::Type::get_frames: return answer_frames(peer, message, fault);
     case wire::Type::get_raw_tiles: return answer_raw(peer, message, fault);
+    case wire::Type::check_tiles: {
+      DS_TRY(wire::CheckTiles::decode(message.payload));
+      return peer.socket.send(request, wire::TilesChecked(), soon());  // whatever it says: all is sound here
+    }
     case wire::Type::release: {
       DS_ASSIGN(const wire::Release release, wire::Release::decode(message.payload));
       {

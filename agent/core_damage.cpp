@@ -1,0 +1,218 @@
+// Damage: tiles of the served half whose bytes are not what their digests say. Somebody wrote where nobody may, or
+// memory lost a bit; in the version that is served, or in the one that it was diffed against. Such a tile's digest is
+// taken anew, so that what is served is what there is, and who holds the version as it was before goes on from there.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "agent/core.hpp"
+#include "base/log.hpp"
+#include "base/racing_reads.hpp"
+#include "delta/geometry.hpp"
+
+namespace deltasync::agent {
+namespace {
+
+constexpr std::uint64_t kCheckBytesMax = 64u << 20;  ///< that one question has read again
+constexpr std::size_t kFormerStatesMax = 8;
+
+/// Whether tiles have their digests, if the half still has that content: else nothing.
+std::optional<std::vector<std::uint64_t>> wrong_tiles(const ServedVersion& served,
+                                                      std::span<const std::uint64_t> tiles) {
+  const Generation& generation = *served.generation;
+  std::vector<std::uint64_t> wrong;
+  {
+    const RacingReads racing;
+    for (const std::uint64_t tile : tiles) {
+      const std::uint64_t digest = delta::tile_digest(*generation.layout, generation.half(served.half.half), tile);
+      if (digest != (*served.digests)[static_cast<std::size_t>(tile)]) wrong.push_back(tile);
+    }
+  }
+  if (!shm::still_holds(*generation.segment, served.half.half, served.half.sequence)) return std::nullopt;
+  return wrong;
+}
+
+std::vector<std::uint64_t> some_tiles(const Layout& layout, std::span<const wire::TileRange> ranges) {
+  std::vector<std::uint64_t> tiles;
+  std::uint64_t bytes = 0;
+  for (const wire::TileRange& range : ranges) {
+    for (std::uint64_t tile = range.first; tile < std::min(range.end, layout.tile_count()); ++tile) {
+      const Tile at = layout.tile(tile);
+      bytes += at.rect.elements() * layout.tensors()[at.tensor].element_bytes;
+      if (!tiles.empty() && bytes > kCheckBytesMax) return tiles;
+      tiles.push_back(tile);
+    }
+  }
+  return tiles;
+}
+
+/// The delta that led to the served version without the tiles that are wrong now, or with their bytes as they are; and
+/// the digests of the version before.
+Result<RingEntryPtr> amended(const RingEntry& entry, const ServedVersion& now, std::span<const std::uint64_t> wrong,
+                             const ServedVersion& before) {
+  const Generation& generation = *now.generation;
+  const ByteSpan half = generation.half(now.half.half);
+  const bool last = entry.delta->to == now.version.id;
+  DS_ASSIGN(delta::Delta made,
+            delta::amend(*generation.layout, generation.batches, *entry.delta, wrong, last ? &half : nullptr,
+                         *now.digests, last ? now.root : entry.delta->to_root));
+  std::vector<DigestBefore> digests = entry.before;
+  if (last) {
+    // Those that it did not change before have had the same digest since.
+    for (const std::uint64_t tile : wrong) {
+      const auto at = std::lower_bound(digests.begin(), digests.end(), tile,
+                                       [](const DigestBefore& d, std::uint64_t t) { return d.tile < t; });
+      if (at == digests.end() || at->tile != tile) digests.insert(at, {tile, (*before.digests)[tile]});
+    }
+  }
+  auto fresh = RingEntry::make(std::move(made), entry.from, entry.to, entry.encode_s, std::move(digests));
+  fresh->made_at = entry.made_at;
+  fresh->from_former = entry.from_former;
+  fresh->partial = !last;
+  return RingEntryPtr(std::move(fresh));
+}
+
+}  // namespace
+
+void AgentCore::doubt(const HalfKey& half, std::span<const std::uint64_t> tiles, const std::string& found_by) {
+  suspects_.add(half, tiles, found_by);
+  wake();
+}
+
+AgentCore::Verdict AgentCore::check_tiles(const OpenPlan& plan, std::span<const wire::TileRange> ranges,
+                                          const std::string& who) {
+  const ServedPtr served = snapshot()->served;
+  const auto now_another = [&] {
+    if (!served || served->version.id != plan.target()) return true;
+    return served->root != (plan.served ? plan.served->root : plan.steps.back()->delta->to_root);
+  };
+  if (stop_ || now_another()) return Verdict::plan_anew;
+  const auto wrong = wrong_tiles(*served, some_tiles(*plan.layout, ranges));
+  if (!wrong) return Verdict::plan_anew;
+  if (wrong->empty()) return Verdict::sound;
+  doubt(served->half, *wrong, who);
+  return Verdict::not_yet;
+}
+
+ScrubSource AgentCore::scrub_source() {
+  ScrubSource source;
+  source.with_served = [this](const auto& read) {
+    if (ServedPtr served = snapshot()->served) {
+      read({*served->generation, served->half, *served->digests});
+      yard_->bury(std::move(served));  // it may be the last to hold a generation
+    }
+  };
+  source.found = [this](const HalfKey& half, std::span<const std::uint64_t> tiles) { doubt(half, tiles, "the scrub"); };
+  source.counted = [this](std::uint64_t bytes, bool pass_done) {
+    Metrics::add(metrics_.scrub_bytes, bytes);
+    if (pass_done) Metrics::add(metrics_.scrub_passes, 1);
+  };
+  return source;
+}
+
+/// The publisher's, between two versions.
+void AgentCore::look_at_suspects() {
+  const ServedPtr served = snapshot()->served;
+  if (!served) return;
+  const auto suspects = suspects_.take(served->half);
+  std::vector<std::uint64_t> tiles;
+  for (const auto& suspect : suspects) tiles.push_back(suspect.first);
+  const auto wrong = wrong_tiles(*served, tiles);
+  if (!wrong || wrong->empty()) return;
+  for (const std::uint64_t tile : *wrong) {
+    note_damage(*served->generation->layout, served->version, tile, suspects.at(tile));
+  }
+  publish_anew(served, *wrong);
+}
+
+void AgentCore::note_damage(const Layout& layout, const Version& version, std::uint64_t tile,
+                            const std::string& found_by) {
+  Metrics::add(metrics_.tiles_damaged, 1);
+  log::warn(
+      "tile_damaged version=\"{}\" tile=\"{}\" found_by=\"{}\" remedy=\"its bytes are not those that were offloaded, "
+      "or "
+      "those before them were not: look for stray writes of the trainer, or for failing memory; it is served as it "
+      "is\"",
+      to_string(version), delta::tile_name(layout, tile), found_by);
+}
+
+/// What the delta has of these tiles is not to be trusted: receivers get them whole.
+std::optional<delta::Delta> AgentCore::mend_diff(const ServedVersion& before, const shm::HalfView& sealed,
+                                                 delta::Delta delta, std::vector<std::uint64_t>& digests) {
+  constexpr std::uint64_t kSpotTiles = 8;
+  constexpr std::size_t kToldMax = 16;
+  const Generation& generation = *before.generation;
+  const Layout& layout = *generation.layout;
+  const ByteSpan half = generation.half(sealed.half);
+  std::set<std::uint64_t> tiles;
+  // Of these, receivers that hold the version before may have other bytes than its half has.
+  for (const FormerState& state : before.former) {
+    for (const DigestBefore& was : state.before) tiles.insert(was.tile);
+  }
+  for (const auto& [tile, found_by] : suspects_.take(before.half)) {
+    if (delta::tile_digest(layout, generation.half(before.half.half), tile) == (*before.digests)[tile]) continue;
+    note_damage(layout, before.version, tile, found_by);
+    tiles.insert(tile);
+  }
+  if (spot_check(generation, sealed.half, digests, kSpotTiles, spot_cursor_)) {
+    // Where one tile is wrong others may be: its own bytes changed after they had been counted, or those that it was
+    // diffed against were not what their digest said, in this version or any before.
+    std::vector<std::uint64_t> read(digests.size());
+    delta::half_digests(layout, half, read, pool_, generation.batch_homes);
+    std::size_t told = 0;
+    for (std::uint64_t tile = 0; tile < digests.size(); ++tile) {
+      if (read[tile] == digests[tile]) continue;
+      if (told++ < kToldMax) note_damage(layout, sealed.version, tile, "the look at some tiles after each diff");
+      tiles.insert(tile);
+    }
+    if (told > kToldMax) log::warn("tiles_damaged version=\"{}\" count={}", to_string(sealed.version), told);
+  }
+  if (tiles.empty()) return delta;
+  for (const std::uint64_t tile : tiles) digests[tile] = delta::tile_digest(layout, half, tile);
+  const std::vector<std::uint64_t> list(tiles.begin(), tiles.end());
+  auto made = delta::amend(layout, generation.batches, delta, list, &half, digests, delta::root_digest(digests));
+  if (made) return std::move(*made);
+  log::error("delta_dropped version=\"{}\" error=\"{}\"", to_string(sealed.version), made.error().to_string());
+  return std::nullopt;
+}
+
+void AgentCore::publish_anew(const ServedPtr& before, std::span<const std::uint64_t> wrong) {
+  const Generation& generation = *before->generation;
+  auto now = std::make_shared<ServedVersion>(*before);
+  auto digests = std::make_shared<std::vector<std::uint64_t>>(*before->digests);
+  FormerState former{before->root, {}};
+  for (const std::uint64_t tile : wrong) {
+    std::uint64_t& digest = (*digests)[static_cast<std::size_t>(tile)];
+    former.before.push_back({tile, digest});
+    digest = delta::tile_digest(*generation.layout, generation.half(before->half.half), tile);
+  }
+  now->root = delta::root_digest(*digests);
+  now->digests = std::move(digests);
+  now->former.push_back(std::move(former));
+  if (now->former.size() > kFormerStatesMax) now->former.erase(now->former.begin());
+
+  std::vector<RingEntryPtr> ring;
+  for (const RingEntryPtr& entry : snapshot()->ring) {
+    auto fresh = amended(*entry, *now, wrong, *before);
+    if (!fresh) {
+      log::error("ring_cleared reason=\"{}\"", fresh.error().to_string());
+      ring.clear();
+      break;
+    }
+    ring.push_back(std::move(*fresh));
+  }
+  log::info("version_published_anew version=\"{}\" root={} tiles={}", to_string(now->version), to_string(now->root),
+            wrong.size());
+  {
+    const std::lock_guard lock(mutex_);
+    if (snapshot_->served != before) return;  // released meanwhile
+    std::vector<RingEntryPtr> replaced = ring_.replace(std::move(ring));
+    let_go_locked(made_.retain({}));  // what leads to the state before
+    let_go_locked(std::move(replaced));
+    rebuild_snapshot_locked(now->generation, now);
+    trim_pinned_locked();
+  }
+  notify();
+}
+
+}  // namespace deltasync::agent
