@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "agent/log_exception.hpp"
 #include "agent/status.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "net/auth.hpp"
 #include "net/coroutine.hpp"
+#include "net/log_exception.hpp"
 
 namespace deltasync::agent {
 
@@ -76,7 +76,7 @@ struct Agent::Impl {
   asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
   std::unique_ptr<TrainerServer> trainer_server;
   std::unique_ptr<PullServer> pull_server;
-  std::unique_ptr<HttpServer> http_server;
+  std::unique_ptr<net::HttpServer> http_server;
   AgentCore::Subscription publications;
   std::atomic<bool> stopping{false};
   bool started = false;
@@ -90,7 +90,7 @@ struct Agent::Impl {
       return cannot_start(e);
     }
   }
-  HttpServer::Answer page(std::string_view target) const;
+  net::HttpServer::Answer page(std::string_view target) const;
   asio::awaitable<void> tend_loop();
   void start_threads();
   void stop();
@@ -109,14 +109,14 @@ Status Agent::Impl::start() {
   pull.instance = instance;
   DS_ASSIGN(pull_server, PullServer::listen(io, *core, std::move(pull)));
   if (options.http) {
-    HttpOptions http = *options.http;
+    net::HttpOptions http = *options.http;
     http.requests = &core->metrics().http_requests;
-    DS_ASSIGN(http_server, HttpServer::listen(io, std::move(http), [this](auto target) { return page(target); }));
+    DS_ASSIGN(http_server, net::HttpServer::listen(io, std::move(http), [this](auto target) { return page(target); }));
   }
   started = true;
   publications = core->subscribe([server = trainer_server.get()] { server->version_served(); });
   asio::co_spawn(
-      io, [this]() { return tend_loop(); }, log_exception("tend"));
+      io, [this]() { return tend_loop(); }, net::log_exception("tend"));
   start_threads();
   const std::uint16_t http_port = http_server ? http_server->port() : std::uint16_t{0};
   log::info("agent_ready name={} port={} http_port={} socket={} isa={}", options.core.name, pull_server->port(),
@@ -152,28 +152,28 @@ asio::awaitable<void> Agent::Impl::tend_loop() {
   }
 }
 
-HttpServer::Answer Agent::Impl::page(std::string_view target) const {
+net::HttpServer::Answer Agent::Impl::page(std::string_view target) const {
   const AgentParts parts{*core, *pull_server, trainer_server.get(), instance, started_at};
   const std::string_view path = target.substr(0, target.find('?'));
   const std::string_view query = path.size() < target.size() ? target.substr(path.size() + 1) : std::string_view();
-  if (path == "/healthz") return HttpPage{200, "text/plain; charset=utf-8", "ok\n"};
-  if (path == "/v1/status") return HttpPage{200, kJson, status_json(parts)};
-  if (path == "/metrics") return HttpPage{200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(parts)};
+  if (path == "/healthz") return net::HttpPage{200, "text/plain; charset=utf-8", "ok\n"};
+  if (path == "/v1/status") return net::HttpPage{200, kJson, status_json(parts)};
+  if (path == "/metrics") return net::HttpPage{200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(parts)};
   if (path == "/v1/trace") {
-    return HttpServer::Deferred([]() -> HttpPage {
+    return net::HttpServer::Deferred([]() -> net::HttpPage {
       if (tracing()) return {200, kJson, trace::to_json(trace::snapshot())};
       return {404, kJson, "{\"error\": \"no timeline is recorded: start the agent with --trace FILE\"}\n"};
     });
   }
   if (path == "/v1/layout") {
-    return HttpServer::Deferred([parts, tensors = query == "tensors=1"]() -> HttpPage {
+    return net::HttpServer::Deferred([parts, tensors = query == "tensors=1"]() -> net::HttpPage {
       std::string body = layout_json(parts, tensors);
       if (body.empty()) return {404, kJson, "{\"error\": \"no trainer has brought a layout yet\"}\n"};
       return {200, kJson, std::move(body)};
     });
   }
-  return HttpPage{404, "text/plain; charset=utf-8",
-                  "there is /healthz, /v1/status, /v1/layout, /v1/trace and /metrics\n"};
+  return net::HttpPage{404, "text/plain; charset=utf-8",
+                       "there is /healthz, /v1/status, /v1/layout, /v1/trace and /metrics\n"};
 }
 
 void Agent::Impl::stop() {

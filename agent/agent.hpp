@@ -9,10 +9,10 @@
 #include <string>
 
 #include "agent/core.hpp"
-#include "agent/http_server.hpp"
 #include "agent/options.hpp"
 #include "agent/pull_server.hpp"
 #include "agent/trainer_server.hpp"
+#include "net/http_server.hpp"
 
 namespace deltasync::agent {
 
@@ -20,7 +20,7 @@ struct AgentOptions {
   CoreOptions core;
   TrainerServerOptions trainer;  ///< socket_path
   PullServerOptions pull;        ///< `instance` is chosen by the agent
-  std::optional<HttpOptions> http = HttpOptions();
+  std::optional<net::HttpOptions> http = net::HttpOptions();
   unsigned net_threads = 2;
   std::filesystem::path ready_file;  ///< empty: none
   bool remove_segment_on_exit = false;

@@ -10,11 +10,11 @@
 #include <mutex>
 #include <utility>
 
-#include "agent/listen.hpp"
-#include "agent/log_exception.hpp"
 #include "agent/pull_conversation.hpp"
 #include "base/log.hpp"
+#include "net/acceptor.hpp"
 #include "net/coroutine.hpp"
+#include "net/log_exception.hpp"
 
 namespace deltasync::agent {
 
@@ -94,7 +94,7 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
     auto conversation = std::make_unique<PullConversation>(context, std::move(stream), id);
     asio::co_spawn(executor, run(std::move(conversation)),
                    [self = shared_from_this(), id](const std::exception_ptr& thrown) {
-                     log_exception("conversation")(thrown);
+                     net::log_exception("conversation")(thrown);
                      self->forget(id);
                    });
   }
@@ -121,7 +121,7 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
 
 Result<std::unique_ptr<PullServer>> PullServer::listen(asio::io_context& io, AgentCore& core,
                                                        PullServerOptions options) {
-  DS_ASSIGN(tcp::acceptor acceptor, bind_acceptor(io, options.listen));
+  DS_ASSIGN(tcp::acceptor acceptor, net::bind_acceptor(io, options.listen));
   error_code ec;
   // By the address that was bound: a name may stand for anything.
   if (options.token.empty() && !acceptor.local_endpoint(ec).address().is_loopback()) {
@@ -130,7 +130,7 @@ Result<std::unique_ptr<PullServer>> PullServer::listen(asio::io_context& io, Age
   }
   auto impl = std::make_shared<Impl>(io, core, std::move(options), std::move(acceptor));
   asio::co_spawn(
-      impl->acceptor.get_executor(), [impl]() { return impl->accept_loop(); }, log_exception("pull_server"));
+      impl->acceptor.get_executor(), [impl]() { return impl->accept_loop(); }, net::log_exception("pull_server"));
   return std::unique_ptr<PullServer>(new PullServer(std::move(impl)));
 }
 

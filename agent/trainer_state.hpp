@@ -24,10 +24,10 @@
 #include <utility>
 #include <vector>
 
-#include "agent/log_exception.hpp"
 #include "agent/trainer_plans.hpp"
 #include "agent/trainer_server.hpp"
 #include "base/fd.hpp"
+#include "net/log_exception.hpp"
 #include "net/work_thread.hpp"
 
 namespace deltasync::agent {
@@ -72,7 +72,7 @@ class TrainerState : public std::enable_shared_from_this<TrainerState> {
 
   template <class Work>
   void spawn(Work&& work) {
-    boost::asio::co_spawn(strand, std::forward<Work>(work), log_exception("trainer_server"));
+    boost::asio::co_spawn(strand, std::forward<Work>(work), net::log_exception("trainer_server"));
   }
 
   // ---- waiting ------------------------------------------------------------------------------------------------

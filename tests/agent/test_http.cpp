@@ -6,8 +6,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "agent/http_server.hpp"
 #include "deltasync/trace.hpp"
+#include "net/http_server.hpp"
 #include "tests/agent/agent_harness.hpp"
 
 namespace deltasync::agent {
@@ -205,11 +205,11 @@ constexpr std::size_t kLargeBytes = 48u << 20;  ///< more than sockets hold
 /// A server with one large page, and a client that asks for it, waits, and then reads what it gets.
 std::size_t bytes_of_large_page(std::uint64_t bytes_per_s_min) {
   boost::asio::io_context io;
-  HttpOptions options;
+  net::HttpOptions options;
   options.request = std::chrono::milliseconds(100);
   options.reply_bytes_per_s_min = bytes_per_s_min;
-  auto server = HttpServer::listen(io, options, [](std::string_view) {
-    return HttpPage{200, "text/plain", std::string(kLargeBytes, 'x')};
+  auto server = net::HttpServer::listen(io, options, [](std::string_view) {
+    return net::HttpPage{200, "text/plain", std::string(kLargeBytes, 'x')};
   });
   EXPECT_TRUE(server) << server.error().to_string();
   const auto work = boost::asio::make_work_guard(io);

@@ -1,4 +1,4 @@
-// The agent's pages for people and monitors: GET /healthz, /v1/status, /v1/layout, /v1/trace, /metrics. Read only.
+// Serves pages for people and monitors over HTTP: GET and HEAD only. Which pages there are is its user's.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -15,7 +15,7 @@
 #include "deltasync/result.hpp"
 #include "net/endpoint.hpp"
 
-namespace deltasync::agent {
+namespace deltasync::net {
 
 struct HttpPage {
   unsigned status = 200;
@@ -24,7 +24,7 @@ struct HttpPage {
 };
 
 struct HttpOptions {
-  net::Endpoint listen{"127.0.0.1", 0};
+  Endpoint listen{"127.0.0.1", 0};
   bool allow_remote = false;                       ///< HTTP has no authentication: beyond loopback only on request
   std::chrono::milliseconds request{5'000};        ///< first byte of a request → its last; also the reply's sending,
   std::uint64_t reply_bytes_per_s_min = 1u << 20;  ///< which may take so much longer as its bytes take at this rate
@@ -63,4 +63,4 @@ class HttpServer {
   std::shared_ptr<Impl> impl_;
 };
 
-}  // namespace deltasync::agent
+}  // namespace deltasync::net

@@ -7,10 +7,10 @@
 #include "deltasync/result.hpp"
 #include "net/endpoint.hpp"
 
-namespace deltasync::agent {
+namespace deltasync::net {
 
 /// Resolves, binds and listens. Errors name the endpoint. Who may connect is the caller's to judge, by the address
 /// that was bound.
-Result<boost::asio::ip::tcp::acceptor> bind_acceptor(boost::asio::io_context& io, const net::Endpoint& where);
+Result<boost::asio::ip::tcp::acceptor> bind_acceptor(boost::asio::io_context& io, const Endpoint& where);
 
-}  // namespace deltasync::agent
+}  // namespace deltasync::net

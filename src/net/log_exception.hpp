@@ -5,7 +5,7 @@
 
 #include "base/log.hpp"
 
-namespace deltasync::agent {
+namespace deltasync::net {
 
 /// Completion handler for co_spawn. `what` is a literal.
 inline auto log_exception(const char* what) {
@@ -19,4 +19,4 @@ inline auto log_exception(const char* what) {
   };
 }
 
-}  // namespace deltasync::agent
+}  // namespace deltasync::net

@@ -1,4 +1,4 @@
-#include "agent/http_server.hpp"
+#include "net/http_server.hpp"
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -14,20 +14,19 @@
 #include <mutex>
 #include <utility>
 
-#include "agent/listen.hpp"
-#include "agent/log_exception.hpp"
 #include "base/log.hpp"
+#include "net/acceptor.hpp"
 #include "net/coroutine.hpp"
+#include "net/log_exception.hpp"
 #include "net/work_thread.hpp"
 
-namespace deltasync::agent {
+namespace deltasync::net {
 
 namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = beast::http;
 using asio::ip::tcp;
 using boost::system::error_code;
-using net::kAsTuple;
 
 namespace {
 
@@ -64,7 +63,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   std::atomic<bool> stopping{false};
   std::mutex mutex;
   std::list<std::shared_ptr<beast::tcp_stream>> streams;  // protected by mutex; each is used on its own strand
-  net::WorkThread pages{"http-pages"};
+  WorkThread pages{"http-pages"};
 
   asio::awaitable<void> accept_loop() {
     while (!stopping) {
@@ -196,7 +195,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::listen(asio::io_context& io, Htt
   DS_ASSIGN(tcp::acceptor acceptor, bind_acceptor(io, options.listen));
   error_code ec;
   if (!options.allow_remote && !acceptor.local_endpoint(ec).address().is_loopback()) {
-    return Error(Errc::unauthenticated, "HTTP on " + net::to_string(options.listen) +
+    return Error(Errc::unauthenticated, "HTTP on " + to_string(options.listen) +
                                             ": the pages have no authentication; --http-allow-remote says you mean it");
   }
   auto impl = std::make_shared<Impl>(io, std::move(options), std::move(handler), std::move(acceptor));
@@ -217,4 +216,4 @@ void HttpServer::stop() {
   impl_->stop();
 }
 
-}  // namespace deltasync::agent
+}  // namespace deltasync::net
