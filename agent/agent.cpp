@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "agent/metrics_page.hpp"
 #include "agent/status.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
@@ -110,7 +111,7 @@ Status Agent::Impl::start() {
   DS_ASSIGN(pull_server, PullServer::listen(io, *core, std::move(pull)));
   if (options.http) {
     net::HttpOptions http = *options.http;
-    http.requests = &core->metrics().http_requests;
+    http.answered = [counted = &core->metrics().http_requests] { Metrics::add(*counted, 1); };
     DS_ASSIGN(http_server, net::HttpServer::listen(io, std::move(http), [this](auto target) { return page(target); }));
   }
   started = true;
@@ -158,7 +159,7 @@ net::HttpServer::Answer Agent::Impl::page(std::string_view target) const {
   const std::string_view query = path.size() < target.size() ? target.substr(path.size() + 1) : std::string_view();
   if (path == "/healthz") return net::HttpPage{200, "text/plain; charset=utf-8", "ok\n"};
   if (path == "/v1/status") return net::HttpPage{200, kJson, status_json(parts)};
-  if (path == "/metrics") return net::HttpPage{200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(parts)};
+  if (path == "/metrics") return net::HttpPage{200, metrics::kContentType, metrics_text(parts)};
   if (path == "/v1/trace") {
     return net::HttpServer::Deferred([]() -> net::HttpPage {
       if (tracing()) return {200, kJson, trace::to_json(trace::snapshot())};

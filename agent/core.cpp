@@ -262,7 +262,8 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
   while (plans_.count(made->id) != 0);
   made->connection = asker.connection;
   made->layout = snapshot_->generation->layout;
-  made->expires_at = std::chrono::steady_clock::now() + options_.plan_limit;
+  made->opened_at = std::chrono::steady_clock::now();
+  made->expires_at = made->opened_at + options_.plan_limit;
   made->steps = std::move(steps);
   made->subset = share.subset;
   made->hold = holds_.begin({});
@@ -312,6 +313,8 @@ void AgentCore::release(std::uint64_t plan, std::uint64_t connection) {
   if (found == plans_.end() || found->second->connection != connection) return;
   const LeasePtr& lease = found->second->lease;
   if (lease && lease->live()) budgets_.gave_back(lease->terms().host);
+  metrics_.pull.observe(
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - found->second->opened_at).count());
   end_plan_locked(plan);
 }
 

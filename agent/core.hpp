@@ -90,6 +90,7 @@ struct OpenPlan {
   LeasePtr hold;                     ///< on everything else, from the plan's beginning to its end
   std::vector<RingEntryPtr> steps;   ///< oldest first
   SubsetPtr subset;                  ///< the tiles that it is about; null: all
+  std::chrono::steady_clock::time_point opened_at;
   std::chrono::steady_clock::time_point expires_at;
 
   VersionId target() const { return served ? served->version.id : steps.back()->to.id; }

@@ -231,7 +231,7 @@ Result<RingEntryPtr> AgentCore::merge_chain(const Making& making) {
   span.set({"bytes", d.frame_bytes});
   Metrics::add(metrics_.merges, 1);
   Metrics::add(metrics_.merge_bytes, d.frame_bytes);
-  Metrics::add(metrics_.merge_us, static_cast<std::uint64_t>(seconds * 1e6));
+  Metrics::add(metrics_.merge_seconds, seconds);
   log::info("deltas_merged from={} to={} pieces={} bytes={} chain_bytes={} merge_s={:.4f}", to_string(key.from),
             to_string(key.to), making.chain.size(), d.frame_bytes, making.chain_bytes, seconds);
   return RingEntryPtr(
@@ -281,7 +281,7 @@ Result<RingEntryPtr> AgentCore::compact_one(const Making& making, const RingEntr
   span.set({"bytes", d.frame_bytes});
   Metrics::add(metrics_.compacts, 1);
   Metrics::add(metrics_.compact_bytes, d.frame_bytes);
-  Metrics::add(metrics_.compact_us, static_cast<std::uint64_t>(seconds * 1e6));
+  Metrics::add(metrics_.compact_seconds, seconds);
   log::info("delta_compacted from={} to={} bytes={} plain_bytes={} compact_s={:.4f}", to_string(key.from),
             to_string(key.to), d.frame_bytes, before.frame_bytes, seconds);
   return RingEntryPtr(RingEntry::make(std::move(**made), plain.from, plain.to, seconds));

@@ -1,10 +1,13 @@
-// What the agent counts. Written with relaxed atomics from any thread; read for /metrics and /v1/status.
+// What the agent counts and measures, from any thread; read for /metrics and /v1/status. Figures that are taken when
+// somebody asks are in metrics_page.cpp.
 #pragma once
 
 #include <array>
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 
+#include "base/metrics.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync::agent {
@@ -12,48 +15,77 @@ namespace deltasync::agent {
 inline constexpr std::size_t kErrcCount = static_cast<std::size_t>(Errc::cancelled) + 1;
 
 struct Metrics {
-  using Counter = std::atomic<std::uint64_t>;
+  using Counter = metrics::Counter;
+  using Durations = metrics::Durations;
 
-  Counter versions{0};           ///< published
-  Counter deltas{0};             ///< encoded
-  Counter delta_bytes{0};        ///< in all frames ever encoded
-  Counter elements_changed{0};   ///< in all deltas
-  Counter elements_compared{0};  ///< in all deltas
-  Counter encode_us{0};          ///< in all, from the seal on
-  Counter batches_behind{0};     ///< of tiles, diffed while their version was still being offloaded
-  Counter batches_after{0};      ///< diffed after the seal
-  Counter digest_us{0};          ///< whole halves, after a start or a new layout
-  Counter tiles_damaged{0};      ///< whose bytes were not what their digests said
-  Counter scrub_bytes{0};        ///< read again
-  Counter scrub_passes{0};       ///< over a whole half
-  Counter merges{0};             ///< chains merged
-  Counter merge_bytes{0};        ///< of all merged deltas
-  Counter merge_us{0};           ///< in all
-  Counter merges_failed{0};      ///< chains that could not be merged, or were not worth it
-  Counter merge_hits{0};         ///< plans answered with a merged or compact delta that was made for another
-  Counter compacts{0};           ///< deltas made compact
-  Counter compact_bytes{0};      ///< of all compact deltas
-  Counter compact_us{0};         ///< in all
-  Counter compacts_failed{0};    ///< that could not be made, or were not smaller
-  Counter leases{0};             ///< begun
-  Counter leases_revoked{0};     ///< because a writer needed the half
-  Counter plans_expired{0};      ///< by their deadline, or because they pinned too many evicted deltas
-  Counter pulls_up_to_date{0};   ///< plans answered so
-  Counter pulls_delta{0};
-  Counter pulls_full{0};
-  Counter bytes_extent{0};  ///< of halves, by sendfile
-  Counter bytes_frames{0};  ///< of deltas
-  Counter bytes_raw_tiles{0};
-  Counter bytes_digests{0};
-  Counter bytes_layout{0};
-  Counter connections{0};          ///< accepted by the pull server
-  Counter connections_refused{0};  ///< over the limit
-  Counter handshakes_failed{0};
-  Counter http_requests{0};
-  std::array<Counter, kErrcCount> errors{};  ///< sent to receivers or seen on their connections, by code
+  metrics::Registry registry;  // first: all others live in it
 
-  void count_error(Errc code) { errors[static_cast<std::size_t>(code)].fetch_add(1, std::memory_order_relaxed); }
-  static void add(Counter& counter, std::uint64_t n) { counter.fetch_add(n, std::memory_order_relaxed); }
+  Counter versions = counter("versions_total", "Versions published.");
+  Counter deltas = counter("deltas_total", "Deltas encoded.");
+  Counter delta_bytes = counter("delta_bytes_total", "Bytes of all deltas encoded.");
+  Counter elements_changed = counter("elements_changed_total", "Elements that differed between consecutive versions.");
+  Counter elements_compared = counter("elements_compared_total", "Elements compared between consecutive versions.");
+  Counter encode_seconds = counter("encode_seconds_total", "Time spent on diffs and encoding after the seal.");
+  Counter batches_behind =
+      counter("batches_diffed_behind_total", "Batches of tiles diffed while their version was being offloaded.");
+  Counter batches_after =
+      counter("batches_diffed_after_total", "Batches of tiles diffed after their version was sealed.");
+  Counter tiles_damaged = counter("tiles_damaged_total", "Tiles whose bytes were not what their digests said.");
+  Counter scrub_bytes = counter("scrub_bytes_total", "Bytes of what is served that were read again.");
+  Counter scrub_passes = counter("scrub_passes_total", "Times that all of what is served was read again.");
+  Counter digest_seconds = counter("digest_seconds_total", "Time spent on digests of whole halves.");
+  Counter merges = counter("merges_total", "Chains of deltas merged.");
+  Counter merge_bytes = counter("merge_bytes_total", "Bytes of all merged deltas.");
+  Counter merge_seconds = counter("merge_seconds_total", "Time spent on merges.");
+  Counter merges_failed = counter("merges_failed_total", "Chains that could not be merged, or were not worth it.");
+  Counter merge_hits =
+      counter("merge_hits_total", "Plans answered with a merged or compact delta that was made for another.");
+  Counter compacts = counter("compacts_total", "Deltas made compact, for slow links.");
+  Counter compact_bytes = counter("compact_bytes_total", "Bytes of all compact deltas.");
+  Counter compact_seconds = counter("compact_seconds_total", "Time spent on compact deltas.");
+  Counter compacts_failed =
+      counter("compacts_failed_total", "Compact deltas that could not be made, or were not smaller.");
+  Counter pulls_up_to_date = pulls("up_to_date");
+  Counter pulls_delta = pulls("delta");
+  Counter pulls_full = pulls("full");
+  Counter bytes_extent = sent("extent");  ///< of halves, by sendfile
+  Counter bytes_frames = sent("frames");  ///< of deltas
+  Counter bytes_raw_tiles = sent("raw_tiles");
+  Counter bytes_digests = sent("digests");
+  Counter bytes_layout = sent("layout");
+  Counter leases = counter("leases_total", "Leases begun.");
+  Counter leases_revoked = counter("leases_revoked_total", "Leases revoked because a writer needed the half.");
+  Counter plans_expired =
+      counter("plans_expired_total", "Plans ended by their deadline or for the memory that they held.");
+  Counter connections = counter("connections_total", "Connections accepted.");
+  Counter connections_refused = counter("connections_refused_total", "Connections over the limit.");
+  Counter handshakes_failed = counter("handshakes_failed_total", "Connections that did not authenticate.");
+  Counter http_requests = counter("http_requests_total", "HTTP requests answered.");
+  std::array<Counter, kErrcCount> errors = all_errors(std::make_index_sequence<kErrcCount>());
+
+  Durations diff = registry.durations("diff_duration_seconds", "From a version's seal to its delta.");
+  Durations pull =
+      registry.durations("pull_duration_seconds", "A receiver's plan, from its answer until it was released.");
+
+  void count_error(Errc code) { errors[static_cast<std::size_t>(code)].add(); }
+  template <class N>
+  static void add(Counter& counter, N n) {
+    counter.add(static_cast<double>(n));
+  }
+
+ private:
+  Counter counter(const char* name, const char* help) { return registry.counter(name, help); }
+  Counter pulls(const char* mode) {
+    return registry.counter("pulls_total", "Plans answered, by mode.", {{"mode", mode}});
+  }
+  Counter sent(const char* kind) {
+    return registry.counter("sent_bytes_total", "Payload bytes sent to receivers, by kind.", {{"kind", kind}});
+  }
+  template <std::size_t... Code>
+  std::array<Counter, kErrcCount> all_errors(std::index_sequence<Code...>) {
+    return {registry.counter("errors_total", "Errors answered to receivers or met on their connections, by code.",
+                             {{"code", std::string(to_string(static_cast<Errc>(Code)))}})...};
+  }
 };
 
 }  // namespace deltasync::agent

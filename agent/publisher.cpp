@@ -20,10 +20,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::uint64_t microseconds(double seconds) {
-  return static_cast<std::uint64_t>(seconds * 1e6);
-}
-
 HalfKey key_of(const Generation& generation, const shm::HalfView& view) {
   return {generation.number, view.half, view.sequence};
 }
@@ -117,7 +113,7 @@ void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView
   served->digests = std::make_shared<const std::vector<std::uint64_t>>(std::move(digests));
   served->digest_s = seconds_since(start);
   served->published_at = Clock::now();
-  Metrics::add(metrics_.digest_us, microseconds(served->digest_s));
+  Metrics::add(metrics_.digest_seconds, served->digest_s);
   log::info("version_published version=\"{}\" root={} generation={} digest_s={:.4f}", to_string(active.version),
             to_string(served->root), generation->number, served->digest_s);
   install(std::move(served), nullptr);
@@ -155,7 +151,8 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   Metrics::add(metrics_.delta_bytes, delta.frame_bytes);
   Metrics::add(metrics_.elements_changed, delta.changed);
   Metrics::add(metrics_.elements_compared, layout.elements());
-  Metrics::add(metrics_.encode_us, microseconds(encode_s));
+  Metrics::add(metrics_.encode_seconds, encode_s);
+  metrics_.diff.observe(encode_s);
   log::info("version_published version=\"{}\" root={} generation={} encode_s={:.4f} delta_bytes={} changed={}",
             to_string(sealed.version), to_string(served->root), generation->number, encode_s, delta.frame_bytes,
             delta.changed);

@@ -120,11 +120,11 @@ json merges_json(const AgentCore& core, const Metrics& metrics) {
           {"bytes_max", info.bytes_max},
           {"count", info.entries.size()},
           {"wanted", info.wanted},
-          {"made", metrics.merges.load(std::memory_order_relaxed)},
-          {"failed", metrics.merges_failed.load(std::memory_order_relaxed)},
-          {"hits", metrics.merge_hits.load(std::memory_order_relaxed)},
-          {"compact_made", metrics.compacts.load(std::memory_order_relaxed)},
-          {"compact_failed", metrics.compacts_failed.load(std::memory_order_relaxed)},
+          {"made", metrics.merges.load()},
+          {"failed", metrics.merges_failed.load()},
+          {"hits", metrics.merge_hits.load()},
+          {"compact_made", metrics.compacts.load()},
+          {"compact_failed", metrics.compacts_failed.load()},
           {"entries", std::move(entries)}};
 }
 
@@ -161,84 +161,6 @@ json writers_json(const TrainerServer* server) {
 /// Replaces what is not UTF-8 (a peer's name may hold anything).
 std::string dump(const json& page) {
   return page.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
-}
-
-/// One metric family after the other.
-class Exposition {
- public:
-  void family(const char* name, const char* type, const char* help) {
-    text_ += fmt::format("# HELP deltasync_{0} {1}\n# TYPE deltasync_{0} {2}\n", name, help, type);
-    name_ = name;
-  }
-  void sample(double value, const std::string& labels = {}) {
-    text_ += fmt::format("deltasync_{}{} {:.17g}\n", name_, labels.empty() ? "" : "{" + labels + "}", value);
-  }
-  void counter(const char* name, const char* help, const Metrics::Counter& value, double scale = 1) {
-    family(name, "counter", help);
-    sample(static_cast<double>(value.load(std::memory_order_relaxed)) * scale);
-  }
-  void gauge(const char* name, const char* help, double value) {
-    family(name, "gauge", help);
-    sample(value);
-  }
-  std::string take() { return std::move(text_); }
-
- private:
-  std::string text_;
-  const char* name_ = "";
-};
-
-double of(const Metrics::Counter& counter) {
-  return static_cast<double>(counter.load(std::memory_order_relaxed));
-}
-
-void add_counters(Exposition& out, const Metrics& m) {
-  out.counter("versions_total", "Versions published.", m.versions);
-  out.counter("deltas_total", "Deltas encoded.", m.deltas);
-  out.counter("delta_bytes_total", "Bytes of all deltas encoded.", m.delta_bytes);
-  out.counter("elements_changed_total", "Elements that differed between consecutive versions.", m.elements_changed);
-  out.counter("elements_compared_total", "Elements compared between consecutive versions.", m.elements_compared);
-  out.counter("encode_seconds_total", "Time spent on diffs and encoding after the seal.", m.encode_us, 1e-6);
-  out.counter("batches_diffed_behind_total", "Batches of tiles diffed while their version was being offloaded.",
-              m.batches_behind);
-  out.counter("batches_diffed_after_total", "Batches of tiles diffed after their version was sealed.", m.batches_after);
-  out.counter("tiles_damaged_total", "Tiles whose bytes were not what their digests said.", m.tiles_damaged);
-  out.counter("scrub_bytes_total", "Bytes of what is served that were read again.", m.scrub_bytes);
-  out.counter("scrub_passes_total", "Times that all of what is served was read again.", m.scrub_passes);
-  out.counter("digest_seconds_total", "Time spent on digests of whole halves.", m.digest_us, 1e-6);
-  out.counter("merges_total", "Chains of deltas merged.", m.merges);
-  out.counter("merge_bytes_total", "Bytes of all merged deltas.", m.merge_bytes);
-  out.counter("merge_seconds_total", "Time spent on merges.", m.merge_us, 1e-6);
-  out.counter("merges_failed_total", "Chains that could not be merged, or were not worth it.", m.merges_failed);
-  out.counter("merge_hits_total", "Plans answered with a merged or compact delta that was made for another.",
-              m.merge_hits);
-  out.counter("compacts_total", "Deltas made compact, for slow links.", m.compacts);
-  out.counter("compact_bytes_total", "Bytes of all compact deltas.", m.compact_bytes);
-  out.counter("compact_seconds_total", "Time spent on compact deltas.", m.compact_us, 1e-6);
-  out.counter("compacts_failed_total", "Compact deltas that could not be made, or were not smaller.",
-              m.compacts_failed);
-  out.family("pulls_total", "counter", "Plans answered, by mode.");
-  out.sample(of(m.pulls_up_to_date), "mode=\"up_to_date\"");
-  out.sample(of(m.pulls_delta), "mode=\"delta\"");
-  out.sample(of(m.pulls_full), "mode=\"full\"");
-  out.family("sent_bytes_total", "counter", "Payload bytes sent to receivers, by kind.");
-  out.sample(of(m.bytes_extent), "kind=\"extent\"");
-  out.sample(of(m.bytes_frames), "kind=\"frames\"");
-  out.sample(of(m.bytes_raw_tiles), "kind=\"raw_tiles\"");
-  out.sample(of(m.bytes_digests), "kind=\"digests\"");
-  out.sample(of(m.bytes_layout), "kind=\"layout\"");
-  out.counter("leases_total", "Leases begun.", m.leases);
-  out.counter("leases_revoked_total", "Leases revoked because a writer needed the half.", m.leases_revoked);
-  out.counter("plans_expired_total", "Plans ended by their deadline or for the memory that they held.",
-              m.plans_expired);
-  out.counter("connections_total", "Connections accepted.", m.connections);
-  out.counter("connections_refused_total", "Connections over the limit.", m.connections_refused);
-  out.counter("handshakes_failed_total", "Connections that did not authenticate.", m.handshakes_failed);
-  out.counter("http_requests_total", "HTTP requests answered.", m.http_requests);
-  out.family("errors_total", "counter", "Errors answered to receivers or met on their connections, by code.");
-  for (std::size_t code = 0; code < kErrcCount; ++code) {
-    out.sample(of(m.errors[code]), fmt::format("code=\"{}\"", to_string(static_cast<Errc>(code))));
-  }
 }
 
 }  // namespace
@@ -303,30 +225,6 @@ std::string layout_json(const AgentParts& parts, bool tensors) {
     }
   }
   return dump(page);
-}
-
-std::string metrics_text(const AgentParts& parts) {
-  const SnapshotPtr now = parts.core.snapshot();
-  Exposition out;
-  add_counters(out, parts.core.metrics());
-  out.gauge("connections", "Receivers' connections now.", static_cast<double>(parts.pull_server.connections()));
-  out.gauge("leases", "Leases on halves now.", static_cast<double>(parts.core.leases().list().size()));
-  std::uint64_t ring_bytes = 0;
-  for (const RingEntryPtr& entry : now->ring) ring_bytes += entry->delta->frame_bytes;
-  out.gauge("ring_bytes", "Bytes of deltas in the ring.", static_cast<double>(ring_bytes));
-  out.gauge("ring_entries", "Deltas in the ring.", static_cast<double>(now->ring.size()));
-  const AgentCore::MadeInfo merges = parts.core.made();
-  out.gauge("merged_bytes", "Bytes of merged and compact deltas that are kept.", static_cast<double>(merges.bytes));
-  out.gauge("merged_entries", "Merged and compact deltas that are kept.", static_cast<double>(merges.entries.size()));
-  const ServedVersion none{};
-  const ServedVersion& served = now->served ? *now->served : none;
-  const std::uint64_t elements = served.generation ? served.generation->layout->elements() : 0;
-  out.gauge("version_number", "Number of the version that is served.", static_cast<double>(served.version.id.number));
-  out.gauge("delta_density", "Part of all elements that the newest delta changed.",
-            elements == 0 ? 0 : static_cast<double>(served.changed) / static_cast<double>(elements));
-  out.gauge("encode_seconds", "What diff and encoding of the newest delta took.", served.encode_s);
-  out.gauge("half_bytes", "Bytes of a half.", static_cast<double>(now->offer.full_bytes));
-  return out.take();
 }
 
 }  // namespace deltasync::agent

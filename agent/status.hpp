@@ -24,7 +24,5 @@ struct AgentParts {
 std::string status_json(const AgentParts& parts);
 /// GET /v1/layout; with `tensors` every tensor is listed. Empty if there is no layout yet.
 std::string layout_json(const AgentParts& parts, bool tensors);
-/// GET /metrics, in Prometheus' text format.
-std::string metrics_text(const AgentParts& parts);
 
 }  // namespace deltasync::agent

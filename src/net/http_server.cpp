@@ -117,7 +117,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
         co_return;
       }
       const bool keep_alive = parser.get().keep_alive();
-      if (options.requests != nullptr) ++*options.requests;
+      if (options.answered) options.answered();
       HttpPage page = co_await make_page(parser.get());
       http::response<http::string_body> response = respond(parser.get(), std::move(page));
       stream.expires_after(reply_limit(response.body().size()));
@@ -161,7 +161,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
              ec != http::error::partial_message)
       status = 400;
     if (status == 0) co_return;
-    if (options.requests != nullptr) ++*options.requests;
+    if (options.answered) options.answered();
     http::response<http::string_body> response(static_cast<http::status>(status), 11);
     response.keep_alive(false);
     response.body() = ec.message() + "\n";

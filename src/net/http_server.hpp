@@ -3,7 +3,6 @@
 
 #include <boost/asio/io_context.hpp>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -32,7 +31,7 @@ struct HttpOptions {
   std::uint32_t header_bytes_max = 8'192;
   std::uint64_t body_bytes_max = 4'096;
   std::size_t connections_max = 64;
-  std::atomic<std::uint64_t>* requests = nullptr;  ///< counts every answer, refusals too
+  std::function<void()> answered;         ///< called for every answer, refusals too, on a thread of `io`
   std::function<void()> before_deferred;  ///< for tests: called before each deferred page, on the thread that makes it
 };
 

@@ -2,6 +2,7 @@
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -123,6 +124,89 @@ TEST_F(Http, MetricsCount) {
                            "# TYPE deltasync_pulls_total counter\n"}) {
     EXPECT_NE(text.find(line), std::string::npos) << line << text;
   }
+}
+
+/// Every name that dashboards may have from before, so that none is lost.
+TEST_F(Http, MetricsKeepTheirNames) {
+  start_agent();
+  const std::string text = get("/metrics").body;
+  for (const char* name : {"versions_total",
+                           "deltas_total",
+                           "delta_bytes_total",
+                           "elements_changed_total",
+                           "elements_compared_total",
+                           "encode_seconds_total",
+                           "batches_diffed_behind_total",
+                           "batches_diffed_after_total",
+                           "tiles_damaged_total",
+                           "scrub_bytes_total",
+                           "scrub_passes_total",
+                           "digest_seconds_total",
+                           "merges_total",
+                           "merge_bytes_total",
+                           "merge_seconds_total",
+                           "merges_failed_total",
+                           "merge_hits_total",
+                           "compacts_total",
+                           "compact_bytes_total",
+                           "compact_seconds_total",
+                           "compacts_failed_total",
+                           "pulls_total{mode=\"up_to_date\"}",
+                           "pulls_total{mode=\"delta\"}",
+                           "pulls_total{mode=\"full\"}",
+                           "sent_bytes_total{kind=\"extent\"}",
+                           "sent_bytes_total{kind=\"frames\"}",
+                           "sent_bytes_total{kind=\"raw_tiles\"}",
+                           "sent_bytes_total{kind=\"digests\"}",
+                           "sent_bytes_total{kind=\"layout\"}",
+                           "leases_total",
+                           "leases_revoked_total",
+                           "plans_expired_total",
+                           "connections_total",
+                           "connections_refused_total",
+                           "handshakes_failed_total",
+                           "http_requests_total",
+                           "errors_total{code=\"gone\"}",
+                           "connections",
+                           "leases",
+                           "ring_bytes",
+                           "ring_entries",
+                           "merged_bytes",
+                           "merged_entries",
+                           "version_number",
+                           "delta_density",
+                           "encode_seconds",
+                           "half_bytes"}) {
+    EXPECT_NE(text.find("\ndeltasync_" + std::string(name) + " "), std::string::npos) << name;
+  }
+}
+
+TEST_F(Http, MetricsMeasureDurations) {
+  start_agent();
+  next_version();
+  next_version();
+  auto c = client();
+  const auto reply = c.plan(ask());
+  ASSERT_TRUE(reply);
+  ASSERT_TRUE(c.release(reply->plan));
+  const std::string text = get("/metrics").body;
+  for (const char* line : {"deltasync_diff_duration_seconds_count 1\n", "deltasync_pull_duration_seconds_count 1\n",
+                           "deltasync_pull_duration_seconds_bucket{le=\"+Inf\"} 1\n"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+  }
+}
+
+/// Of Prometheus itself: format and naming.
+TEST_F(Http, MetricsAreWhatPromtoolExpects) {
+  if (std::system("command -v promtool >/dev/null 2>&1") != 0) {
+    GTEST_SKIP() << "promtool is not here (Debian package prometheus)";
+  }
+  start_agent();
+  next_version();
+  next_version();
+  const std::filesystem::path page = dir_.path() / "metrics.txt";
+  std::ofstream(page) << get("/metrics").body;
+  EXPECT_EQ(std::system(("promtool check metrics <" + page.string()).c_str()), 0);
 }
 
 TEST_F(Http, OtherTargetsAndMethodsAreRefused) {
