@@ -34,17 +34,35 @@ DTYPES: dict[str, str] = {
     "uint32": "U32",
     "uint64": "U64",
 }
+#: Shorter names that people use.
+SHORT: dict[str, str] = {
+    "bf16": "bfloat16",
+    "half": "float16",
+    "fp16": "float16",
+    "f16": "float16",
+    "float": "float32",
+    "fp32": "float32",
+    "f32": "float32",
+    "double": "float64",
+    "fp64": "float64",
+    "f64": "float64",
+}
+_SPELLED = {name: name for name in DTYPES.values()}
 FLOATS = frozenset(name for name in DTYPES.values() if name[0] == "F" or name == "BF16")
 
 
 def dtype_name(dtype: Any, what: str = "dtype") -> str:
     """safetensors' name of a dtype of torch, numpy or ml_dtypes, or of such a name. Unsupported names `what`."""
     if isinstance(dtype, str):
-        if dtype in DTYPES.values():
-            return dtype
-        text = dtype
-    else:
+        found = DTYPES.get(SHORT.get(dtype.lower(), dtype).removeprefix("torch.")) or _SPELLED.get(dtype.upper())
+        if found is None:
+            known = ", ".join(name for name in DTYPES)
+            raise InvalidArgument(f"{what}: '{dtype}' is no dtype; one of {known}, or short bf16, fp16, fp32, fp64")
+        return found
+    try:
         text = str(dtype) if is_torch_dtype(dtype) else str(np.dtype(dtype))
+    except TypeError:
+        raise InvalidArgument(f"{what}: {dtype!r} is no dtype; give one of torch or numpy, or its name") from None
     found = DTYPES.get(text.removeprefix("torch."))
     if found is None:
         raise Unsupported(f"{what}: {dtype} is no dtype that safetensors files have; cast it first")
@@ -114,6 +132,14 @@ def row_stride(shape: Sequence[int], strides: Sequence[int], width: int) -> int 
     return 0 if step == shape[-1] * width else step
 
 
+def check_tensor(value: Any, name: str) -> None:
+    """InvalidArgument unless it has a tensor's dtype and shape; ``name`` is for the message."""
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise InvalidArgument(
+            f"{name}: a {type(value).__name__} is no tensor; give one of torch or numpy, or anything with DLPack"
+        )
+
+
 def describe(value: Any, name: str) -> Array:
     """The memory of a tensor; ``name`` is for messages. A layout of memory that has no rows is copied first.
 
@@ -122,8 +148,7 @@ def describe(value: Any, name: str) -> Array:
     if is_torch_tensor(value):
         return _describe_torch(value, name)
     if not isinstance(value, np.ndarray):
-        if not hasattr(value, "__dlpack__"):
-            raise InvalidArgument(f"{name}: a {type(value).__name__} is no tensor (torch, numpy or DLPack)")
+        check_tensor(value, name)
         try:
             value = np.from_dlpack(value)
         except Exception as error:

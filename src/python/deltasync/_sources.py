@@ -7,7 +7,7 @@ from typing import Any
 
 from ._arrays import is_torch_tensor
 from ._slices import is_dtensor
-from .layouts import is_module, module_tensors, named_tensors
+from .layouts import as_pair, is_module, module_tensors, named_tensors
 
 _DICT_ITEMS: type = type(dict[str, Any]().items())
 
@@ -21,7 +21,7 @@ class Source:
             self._made_by = tensors
             tensors = tensors()
         pairs: Iterable[tuple[str, Any]] = (
-            list(module_tensors(tensors)) if is_module(tensors) else named_tensors(tensors)
+            list(module_tensors(tensors)) if is_module(tensors) else named_tensors(tensors, "offload: tensors")
         )
         #: Whether all tensors are there and stay as they are until the version is written. Those of a generator do not;
         #: nor do those of a mapping whose items are not a dict's, which may make them when they are asked for.
@@ -35,12 +35,12 @@ class Source:
         """Shows `look` every pair; returns a source that has them again. The tensors of a generator are all alive at
         once for that; those of a function that makes generators are not."""
         if self._made_by is not None:
-            for name, tensor in self.items:
-                look(name, tensor)
+            for item in self.items:
+                look(*as_pair(item, "offload: tensors"))
             return Source(self._made_by)
         self.items = list(self.items)
-        for name, tensor in self.items:
-            look(name, tensor)
+        for item in self.items:
+            look(*as_pair(item, "offload: tensors"))
         return self
 
     def note(self, tensor: Any) -> None:

@@ -7,6 +7,8 @@ import contextlib
 import json
 import logging
 import os
+import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _programs
-from .errors import ConnectionFailed, DeadlinePassed, Error, from_code
+from .errors import ConnectionFailed, DeadlinePassed, Error, InvalidArgument, NotFound, from_code
 
 _log = logging.getLogger("deltasync.agent")
 
@@ -26,6 +28,15 @@ _LOOK_S = 0.02
 _END_S = 6.0
 #: What deltasync-agent's exit codes mean (deltasync-agent --help).
 _EXIT_CODES = {1: "invalid_argument", 2: "already_exists", 3: "permission", 4: "no_space"}
+#: What its log line says of the cause.
+_FAILED = re.compile(r'agent_failed error="(?P<why>.*)"$')
+#: What helps, by what the agent said.
+_REMEDIES = (
+    ("beyond loopback needs a token", "give token_file=, a file that receivers have too, or listen on 127.0.0.1"),
+    ("Address already in use", "another process has this port: give another in listen=HOST:PORT, or 0 for a free one"),
+    ("another agent owns", "give another name=, or none for a free one"),
+    ("Host not found", "give an address of this host in listen=HOST:PORT"),
+)
 #: After an agent has died: the first attempt at once, later ones after a pause that doubles up to this.
 _PAUSE_MAX_S = 10.0
 
@@ -36,13 +47,17 @@ class AgentProcess:
     An agent that dies is started again on the same port and socket; the segment outlives it, so writers go on, and
     receivers find the same versions. Thread-safe. Forked children have no part in it.
 
-    ``name`` names the segment (``SHM_DIR/NAME.gN``), ``listen`` is HOST:PORT for receivers (port 0: a free one, kept
-    over restarts). Beyond loopback a ``token_file`` is needed. ``args`` are further options of ``deltasync-agent``.
+    ``name`` names the segment (``SHM_DIR/NAME.gN``); without it a free name is made, so that jobs share a node.
+    ``listen`` is HOST:PORT for receivers (port 0: a free one, kept over restarts). Beyond loopback a ``token_file`` is
+    needed. ``args`` are further options of ``deltasync-agent``.
+
+    Errors: NotFound (a token file or a directory that is not there), AlreadyExists (the name or the port is taken),
+    InvalidArgument, PermissionDenied, NoSpace, DeadlinePassed; each with what helps.
     """
 
     def __init__(
         self,
-        name: str = "deltasync",
+        name: str | None = None,
         *,
         listen: str = "127.0.0.1:0",
         socket: str | os.PathLike[str] | None = None,
@@ -53,6 +68,9 @@ class AgentProcess:
         timeout: float = 60.0,
     ) -> None:
         self._owner_pid = os.getpid()
+        _check_places(listen, token_file, shm_dir)
+        if name is None:
+            name = f"deltasync-{self._owner_pid}-{secrets.token_hex(4)}"  # other containers have the same pids
         folder = self._folder = Path(tempfile.mkdtemp(prefix="deltasync-"))  # a forked child's exit leaves it alone
         self._ready_file = folder / "ready.json"
         self._stderr_file = folder / "agent.log"
@@ -163,8 +181,12 @@ class AgentProcess:
     def _failure(self, status: int) -> Error:
         lines = self.log.strip().splitlines()
         why = lines[-1] if lines else "it said nothing"
+        if said := _FAILED.search(why):
+            why = said["why"].replace('\\"', '"')
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
-        return from_code(_EXIT_CODES.get(status, "peer_died"), f"agent {self.name} ended with {how}: {why}")
+        code = _EXIT_CODES.get(status, "peer_died")
+        remedy = next((remedy for text, remedy in _REMEDIES if text in why), None)
+        return from_code(code, f"agent {self.name} ended with {how}: {why}", remedy)
 
     def _watch(self) -> None:
         pause = 0.0
@@ -196,3 +218,32 @@ class AgentProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+_MAKE_TOKEN = "`(umask 77; openssl rand -hex 32 > FILE)` makes one"
+
+
+def read_token(token_file: str | os.PathLike[str]) -> str:
+    """What both sides prove that they have. NotFound, InvalidArgument (it is empty)."""
+    path = Path(token_file)
+    if not path.is_file():
+        raise NotFound(
+            f"token_file='{path}': there is no such file", f"trainer and receivers need the same: {_MAKE_TOKEN}"
+        )
+    token = path.read_text().strip()
+    if not token:
+        raise InvalidArgument(f"token_file='{path}': it holds no token", _MAKE_TOKEN)
+    return token
+
+
+def _check_places(
+    listen: str, token_file: str | os.PathLike[str] | None, shm_dir: str | os.PathLike[str] | None
+) -> None:
+    """What can be said better here than by a process that ends."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidArgument(f"listen='{listen}' is not HOST:PORT, such as 127.0.0.1:7070 (port 0: a free one)")
+    if token_file is not None:
+        read_token(token_file)
+    if shm_dir is not None and not Path(shm_dir).is_dir():
+        raise NotFound(f"shm_dir='{shm_dir}': there is no such directory", "make it, or give none for /dev/shm")

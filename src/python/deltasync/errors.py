@@ -42,17 +42,20 @@ class Error(Exception):
     """Base of all exceptions that deltasync raises."""
 
     code: ClassVar[str] = "error"
-    remedy: ClassVar[str] = ""
+    #: The class's, unless the one who raised it knew better.
+    remedy: str = ""
 
-    def __init__(self, message: str = "") -> None:
+    def __init__(self, message: str = "", remedy: str | None = None) -> None:
         super().__init__(message)
         self.message = message
+        if remedy is not None:
+            self.remedy = remedy
 
     def __str__(self) -> str:
         return f"{self.message} ({self.remedy})" if self.remedy else self.message
 
-    def __reduce__(self) -> tuple[type[Error], tuple[str]]:
-        return type(self), (self.message,)
+    def __reduce__(self) -> tuple[type[Error], tuple[str, str]]:
+        return type(self), (self.message, self.remedy)
 
 
 class InvalidArgument(Error, ValueError):
@@ -74,7 +77,7 @@ class Unsupported(Error, NotImplementedError):
 
 class LayoutMismatch(Error):
     code = "layout_mismatch"
-    remedy = "the trainer's tensors have changed: connect and bind again"
+    remedy = "both sides need the same tensors; where the trainer's have changed, connect and bind again"
 
 
 class VersionConflict(Error):
@@ -166,6 +169,6 @@ _CLASSES: dict[str, type[Error]] = {
 }
 
 
-def from_code(code: str, message: str) -> Error:
+def from_code(code: str, message: str, remedy: str | None = None) -> Error:
     """The exception of a library code; for the native module."""
-    return _CLASSES.get(code, Error)(message)
+    return _CLASSES.get(code, Error)(message, remedy)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from . import _native
-from ._arrays import FLOATS, dtype_name
+from ._arrays import FLOATS, check_tensor, dtype_name
 from ._native import Layout, Sidecar, TensorSpec
 from .errors import InvalidArgument
 
@@ -29,20 +29,34 @@ def module_tensors(module: Any) -> Iterator[tuple[str, Any]]:
         yield name, tensor
 
 
-def named_tensors(source: Any) -> Iterable[tuple[str, Any]]:
-    """(name, tensor) pairs of a module, a mapping, or such pairs as they are."""
+def named_tensors(source: Any, what: str) -> Iterable[tuple[str, Any]]:
+    """(name, tensor) pairs of a module, a mapping, or such pairs as they are. InvalidArgument names ``what`` if it is
+    none of these."""
     if is_module(source):
         return module_tensors(source)
     if isinstance(source, Mapping):
         return source.items()
+    if isinstance(source, (str, bytes)) or not isinstance(source, Iterable):
+        kind = f"{type(source).__name__} {source!r:.40}"
+        raise InvalidArgument(f"{what}: {kind} is neither a module, nor a mapping, nor pairs of (name, tensor)")
     pairs: Iterable[tuple[str, Any]] = source
     return pairs
+
+
+def as_pair(item: Any, what: str) -> tuple[str, Any]:
+    """InvalidArgument unless it is a pair of name and tensor."""
+    try:
+        name, tensor = item
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{what}: {type(item).__name__} {item!r:.40} is no pair of (name, tensor)") from None
+    return name, tensor
 
 
 def spec_of(name: str, tensor: Any, dtype: str | None = None) -> TensorSpec:
     """The spec of a tensor, whose ``shape`` is the whole one where it is sharded (DTensor).
 
     `dtype` (as safetensors spells it): of all floating tensors, which are cast to it."""
+    check_tensor(tensor, name)
     own = dtype_name(tensor.dtype, name)
     return TensorSpec(name, dtype if dtype and own in FLOATS else own, [int(size) for size in tensor.shape])
 
@@ -73,8 +87,8 @@ def layout_of(
     else:
         wanted = dtype_name(dtype) if dtype is not None else None
         specs = [
-            item if isinstance(item, TensorSpec) else spec_of(item[0], item[1], wanted)
-            for item in named_tensors(source)
+            item if isinstance(item, TensorSpec) else spec_of(*as_pair(item, "model"), wanted)
+            for item in named_tensors(source, "model")
         ]
         layout = Layout.build(_native.even_cuts(specs, tensor_parallel))
     return layout, Sidecar.make(layout, file=weights_file, others=dict(files or {}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ._arrays import describe
+from ._arrays import DTYPES, Array, describe
 from ._native import Layout, PlacementPlan
 from .errors import InvalidArgument, LayoutMismatch
 from .layouts import is_module
@@ -26,12 +26,15 @@ def plan_of_module(layout: Layout, module: Any, *, strict: bool = True) -> tuple
     for tensor in layout:
         own = state.get(tensor.name)
         if own is None:
-            raise LayoutMismatch(f"{tensor.name}: the module has no such parameter or buffer")
+            raise LayoutMismatch(
+                f"{tensor.name}: the trainer publishes it, the module has no such parameter or buffer", _OTHER_MODEL
+            )
         array = describe(own, tensor.name)
         if array.shape != tensor.shape or array.dtype != tensor.dtype:
             raise LayoutMismatch(
                 f"{tensor.name}: the module's is {array.dtype} {list(array.shape)}, "
-                f"the trainer's {tensor.dtype} {list(tensor.shape)}"
+                f"the trainer's {tensor.dtype} {list(tensor.shape)}",
+                _remedy(array, tensor),
             )
         if array.owner is not own:
             raise InvalidArgument(f"{tensor.name}: the module's memory has no rows that could be written in place")
@@ -45,8 +48,22 @@ def plan_of_module(layout: Layout, module: Any, *, strict: bool = True) -> tuple
     written = {own.data_ptr() for _, own in places}
     for name, own in state.items() if strict else ():
         if layout.find(name) is None and own.numel() and own.data_ptr() not in written:
-            raise LayoutMismatch(f"{name}: the trainer publishes no such tensor, so the module's would stay")
+            raise LayoutMismatch(
+                f"{name}: the trainer publishes no such tensor, so the module's would stay as it is",
+                f"{_OTHER_MODEL}; strict=False lets the module have more",
+            )
     return plan, places
+
+
+_OTHER_MODEL = "module= must be the model that the trainer publishes, with the same names"
+
+
+def _remedy(array: Array, tensor: Any) -> str:
+    if array.shape != tensor.shape:
+        return _OTHER_MODEL
+    names = {known: name for name, known in DTYPES.items()}
+    own, theirs = names[array.dtype], names[tensor.dtype]
+    return f'publish with WeightManager(dtype="{own}"), or make the module {theirs}'
 
 
 def check_module_places(module: Any, places: list[tuple[str, Any]]) -> None:

@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy as np
 from . import _native
 from ._host_memory import HostMemory
 from ._native import Layout, Placement, PlacementPlan, Sidecar, StagedUpdate, Version
+from .agent import read_token
 from .errors import (
     Cancelled,
     ConnectionFailed,
@@ -106,7 +106,7 @@ class Receiver:
         if not self.endpoints:
             raise InvalidArgument("Receiver: no endpoint")
         if token_file is not None:
-            token = Path(token_file).read_text().strip()
+            token = read_token(token_file)
         self._options: dict[str, Any] = {
             "token": token,
             "streams": streams,

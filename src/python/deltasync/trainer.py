@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import sys
 import time
@@ -10,17 +11,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import _native
-from ._arrays import DTYPES, FLOATS, Array, describe, is_torch_tensor
+from ._arrays import DTYPES, FLOATS, Array, check_tensor, describe, is_torch_tensor
 from ._group import Group
 from ._native import Batch, Layout, OffloadReport, PlainTensors, Sidecar, Version, Writer
 from ._slices import is_dtensor, local_block, pieces
 from ._sources import Source
 from .agent import AgentProcess
 from .errors import InvalidArgument, NotFound
-from .layouts import is_module, layout_of
+from .layouts import as_pair, is_module, layout_of
 
 _log = logging.getLogger("deltasync.trainer")
 
+_OWN_TENSORS = "a manager publishes the tensors that it was made with: make another for other ones"
+_NUMBER_MAX = 2**64 - 1
 #: So many bytes at most, of tensors that are cast or copied first, are alive at a time.
 BUCKET_BYTES = 256 << 20
 
@@ -34,7 +37,8 @@ class WeightManager:
     ``dtype``: floating tensors are cast to it while they are offloaded (fp32 masters, bf16 rollouts).
     ``files`` (name: bytes, such as config.json) and ``weights_file`` say what a receiver's directory has.
     ``agent``: the Unix socket of an agent that runs already; without it one is started, watched and, at
-    :meth:`close`, ended. ``name``, ``listen``, ``token_file``, ``shm_dir`` and ``agent_args`` are that agent's.
+    :meth:`close`, ended. ``name``, ``listen``, ``token_file``, ``shm_dir`` and ``agent_args`` are that agent's (see
+    :class:`AgentProcess`).
     ``process_group``: with torch.distributed, the processes of this node that fill each version together; rank 0 of it
     runs the agent. ``True`` takes the default group. Every method is then called by all of them, each time; see
     :meth:`offload`.
@@ -51,7 +55,7 @@ class WeightManager:
         files: Mapping[str, bytes] | None = None,
         weights_file: str = "model.safetensors",
         tensor_parallel: int = 1,
-        name: str = "deltasync",
+        name: str | None = None,
         listen: str = "127.0.0.1:0",
         agent: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
@@ -163,6 +167,8 @@ class WeightManager:
             if self._module is None:
                 raise InvalidArgument("offload: the manager was not made with a module, so say which tensors")
             tensors = self._module
+        if isinstance(tensors, int):
+            raise InvalidArgument(f"offload: tensors={tensors} is a number; a version's is given as version={tensors}")
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
         self._offloading = True
         try:
@@ -213,26 +219,29 @@ class WeightManager:
     def _version(self, version: int | Version | None, label: str) -> Version:
         if isinstance(version, Version):
             if label:
-                raise InvalidArgument("offload: a Version has its own label")
+                raise InvalidArgument("offload: label= with a Version, which has its own; give one of them")
             self._asked = version.number
             return version
+        if not isinstance(label, str):
+            raise InvalidArgument(f"offload: label={label!r:.40} is no str")
         if version is None:
             # In a group, ranks that failed at different times must not meet in one fill with tensors of two calls.
             last = self._writer.newest_number if self._writer.newest_epoch == self.epoch else 0
             version = (self._asked if self._group.size > 1 else last) + 1
-        self._asked = version
-        return Version(self.epoch, version, label)
+        self._asked = number = _number(version)
+        return Version(self.epoch, number, label)
 
     def _write_all(self, source: Source, end: float) -> None:
         batch = Batch()
         wait = not source.stay  # else the sources of copies that are under way on a device stay as they are
         cast = 0
-        for name, tensor in self._odd(source, batch):
+        for item in self._odd(source, batch):
+            name, tensor = as_pair(item, "offload: tensors")
             index = self._index.get(name)
             if index is None:
                 if source.is_alias(tensor):
                     continue
-                raise NotFound(f"offload: the layout has no tensor '{name}'")
+                raise NotFound(f"offload: the layout has no tensor '{name}'", _OWN_TENSORS)
             array = self._add(batch, index, name, tensor)
             if array is not None and not _shares(array, tensor):
                 wait = True
@@ -271,8 +280,11 @@ class WeightManager:
     def _block(self, index: int, name: str, tensor: Any) -> tuple[Any, list[int], list[int]] | None:
         """What this process writes of a tensor: (memory, offset, size), None if nothing."""
         shape = self._shapes[index]
+        check_tensor(tensor, name)
         if tuple(tensor.shape) != shape:
-            raise InvalidArgument(f"{name}: its shape is {list(tensor.shape)}, the layout's {list(shape)}")
+            raise InvalidArgument(
+                f"{name}: its shape is {list(tensor.shape)}, the layout's {list(shape)}", _OWN_TENSORS
+            )
         if is_dtensor(tensor):
             return local_block(tensor, name)
         if self._group.rank != 0:
@@ -327,6 +339,19 @@ class WeightManager:
         return source
 
 
+def _number(version: Any) -> int:
+    """A version's number; any integer type will do (a step counted by numpy or torch, say)."""
+    try:
+        number = -1 if isinstance(version, (bool, str)) else operator.index(version)
+    except TypeError:
+        number = -1
+    if not 0 < number <= _NUMBER_MAX:
+        raise InvalidArgument(
+            f"offload: version={version!r:.40} is no version's number", "a whole one from 1 to 2**64 - 1, or a Version"
+        )
+    return number
+
+
 def _shares(array: Array, tensor: Any) -> bool:
     """Whether the array is the tensor's own memory, or its local part's, and no copy of it."""
     own = tensor._local_tensor if is_dtensor(tensor) else tensor
@@ -338,7 +363,7 @@ def _shares(array: Array, tensor: Any) -> bool:
 def _cast(tensor: Any, name: str, have: str, want: str) -> Any:
     """A floating tensor in the layout's floating dtype. InvalidArgument for anything else."""
     if have not in FLOATS or want not in FLOATS:
-        raise InvalidArgument(f"{name}: its dtype is {have}, the layout's {want}")
+        raise InvalidArgument(f"{name}: its dtype is {have}, the layout's {want}", _OWN_TENSORS)
     wanted = next(text for text, known in DTYPES.items() if known == want)
     if is_torch_tensor(tensor):
         import torch

@@ -59,6 +59,30 @@ def test_a_name_is_found_from_another_process_and_the_last_one_counts(cluster: N
     assert find_endpoint(name, 30).address == "10.0.0.2:7070"
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "nodes", "reachable"),
+    [
+        ("0.0.0.0:7070", 1, False),
+        ("[::]:7070", 1, False),
+        ("127.0.0.1:7070", 1, True),
+        ("127.0.0.1:7070", 2, False),
+        ("localhost:7070", 2, False),
+        ("[::1]:7070", 2, False),
+        ("10.0.0.1:7070", 2, True),
+        ("trainer:7070", 2, True),
+    ],
+)
+def test_an_address_that_others_cannot_reach_is_refused(
+    cluster: None, name: str, endpoint: str, nodes: int, reachable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}] * nodes + [{"Alive": False}])
+    if reachable:
+        publish_endpoint(name, endpoint)
+        return
+    with pytest.raises(errors.InvalidArgument, match="node_address"):
+        publish_endpoint(name, endpoint)
+
+
 def test_a_name_that_nobody_publishes_is_named_at_the_deadline(cluster: None, name: str) -> None:
     publish_endpoint(name, "10.0.0.1:7070")
     withdraw_endpoint(name)

@@ -43,7 +43,7 @@ def tensors(model: Any, adapter: str = "default") -> dict[str, Any]:
     if _has_adapters(module):
         found = _tensors_of_peft(module, adapter)
     else:
-        given = dict(named_tensors(model))
+        given = dict(named_tensors(model, "lora: model"))
         found = given if _of_file(given) else _of_module(given, adapter)
     if not found:
         raise InvalidArgument(f"lora: no tensor of an adapter '{adapter}' (no name has a lora_… in it)")
@@ -63,7 +63,7 @@ def manager(
     a config without ``peft_type``; one that trains what the names of a state dict do not tell (biases, tokens)."""
     module = _unwrapped(model)
     if not is_module(model):
-        model = dict(named_tensors(model))  # pairs may come once only
+        model = dict(named_tensors(model, "lora: model"))  # pairs may come once only
     found = tensors(model, adapter)
     if config is not None:
         text = _config(config)
@@ -71,7 +71,7 @@ def manager(
         text = _config(module.peft_config[adapter].to_dict())
     else:
         raise InvalidArgument("lora: give the config; only a module that has adapters of peft brings its own")
-    if not _has_adapters(module) and not _of_file(dict(named_tensors(model))):
+    if not _has_adapters(module) and not _of_file(dict(named_tensors(model, "lora: model"))):
         _check_told_by_names(json.loads(text))
     files = {**options.pop("files", {}), CONFIG_FILE: text}
     return WeightManager(found, files=files, weights_file=WEIGHTS_FILE, **options)

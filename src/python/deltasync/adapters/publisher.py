@@ -11,7 +11,7 @@ from typing import Any
 
 from .._arrays import is_torch_tensor
 from .._native import OffloadReport
-from ..agent import AgentProcess
+from ..agent import AgentProcess, read_token
 from ..errors import InvalidArgument
 from ..trainer import WeightManager
 
@@ -50,7 +50,7 @@ class Publisher:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.token = ""
         if token_file is not None:
-            self.token = Path(token_file).read_text().strip()
+            self.token = read_token(token_file)
         elif host not in _LOOPBACK:
             self._folder = tempfile.TemporaryDirectory(prefix="deltasync-token-")
             self.token = secrets.token_hex(32)
@@ -59,7 +59,7 @@ class Publisher:
             token_file.chmod(0o600)
         self.manager: WeightManager | None = None
         self.agent = AgentProcess(
-            name or f"deltasync-{os.getpid()}",
+            name,
             listen=f"{host}:{port}",
             token_file=token_file,
             shm_dir=shm_dir,

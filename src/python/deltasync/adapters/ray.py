@@ -3,8 +3,8 @@
     @ray.remote
     class Trainer:
         def __init__(self):
-            self.manager = deltasync.WeightManager(model)
-            publish_endpoint("policy", self.manager.endpoint)
+            self.publisher = Publisher(model, host=node_address())  # beyond loopback it makes a token
+            publish_endpoint("policy", self.publisher.endpoint, token=self.publisher.token)
 
     @ray.remote
     class Rollout:
@@ -19,12 +19,13 @@ are in. Weights never go through Ray.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import time
 from typing import Any, NamedTuple
 
 import ray
 
-from ..errors import ConnectionFailed, DeadlinePassed, NotFound
+from ..errors import ConnectionFailed, DeadlinePassed, InvalidArgument, NotFound
 
 NAMESPACE = "deltasync"
 _DIRECTORY = "deltasync-endpoints"
@@ -44,7 +45,9 @@ class Endpoint(NamedTuple):
 
 def publish_endpoint(name: str, endpoint: str, *, token: str = "", timeout: float = 60.0) -> None:
     """Makes an agent known in the cluster. A name that is there already then means this one: a trainer that was started
-    anew. Returns when everybody finds it; DeadlinePassed after ``timeout`` seconds."""
+    anew. Returns when everybody finds it; DeadlinePassed after ``timeout`` seconds; InvalidArgument if it is an address
+    that other nodes of this cluster cannot reach."""
+    _check_reachable(endpoint)
     end = time.monotonic() + timeout
     _ask(name, end, lambda directory: directory.put.remote(name, endpoint, token))
 
@@ -66,6 +69,21 @@ def withdraw_endpoint(name: str, *, timeout: float = 60.0) -> None:
 def node_address() -> str:
     """This node's address as the cluster's other nodes see it: the host for an agent to listen on."""
     return str(ray.util.get_node_ip_address()).strip("[]")
+
+
+def _check_reachable(endpoint: str) -> None:
+    host = endpoint.rpartition(":")[0].strip("[]")
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        return  # a name, which the nodes look up
+    nodes = sum(bool(node.get("Alive")) for node in ray.nodes())
+    if address.is_unspecified or (address.is_loopback and nodes > 1):
+        raise InvalidArgument(
+            f"endpoint='{endpoint}': other nodes cannot reach an agent there",
+            "have it listen on this node's address: Publisher(host=node_address()), or "
+            "WeightManager(listen=f'{node_address()}:0', token_file=...)",
+        )
 
 
 class _Directory:
