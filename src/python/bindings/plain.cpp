@@ -52,17 +52,10 @@ nb::dlpack::dtype dtype_of(Dtype dtype) {
       case Dtype::u16:
       case Dtype::u32:
       case Dtype::u64: break;
-      case Dtype::f8_e8m0: return Code::Float8_E8M0FNU;
-      case Dtype::f8_e4m3fnuz: return Code::Float8_E4M3FNUZ;
-      case Dtype::f8_e5m2fnuz: return Code::Float8_E5M2FNUZ;
-      case Dtype::c64: return Code::Complex;
-      case Dtype::f4: return Code::Float4_E2M1FN;
     }
     return Code::UInt;
   }();
-  const auto lanes = dtype_packed(dtype);
-  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * dtype_bytes(dtype) / lanes),
-          static_cast<std::uint16_t>(lanes)};
+  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * dtype_bytes(dtype)), 1};
 }
 
 /// Whether it is all of the tensor, one element behind the other.
