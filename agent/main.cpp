@@ -20,6 +20,7 @@
 #include "base/home_nodes.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
+#include "base/runtime_dir.hpp"
 #include "net/auth.hpp"
 #include "net/endpoint.hpp"
 
@@ -70,18 +71,26 @@ struct Arguments {
   pid_t end_with = 0;
   HomeNodesRequest home_nodes;
   bool http_allow_remote = false;
+  bool insecure = false;
 };
 
 void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--name", options.core.name, "segments are SHM_DIR/NAME.gN; one agent per name")
       ->capture_default_str();
   app.add_option("--shm-dir", options.core.shm_dir, "where segments live")->capture_default_str();
-  app.add_option("--socket", args.socket, "Unix socket for trainers (default: a name under XDG_RUNTIME_DIR or /tmp)");
+  app.add_option("--socket", args.socket,
+                 "Unix socket for trainers (default: NAME.sock in XDG_RUNTIME_DIR/deltasync or "
+                 "/tmp/deltasync-UID)");
   app.add_option("--listen", args.listen, "HOST:PORT for receivers; port 0 takes a free one")->capture_default_str();
   app.add_option("--http", args.http, "HOST:PORT of the status pages, or off")->capture_default_str();
   app.add_flag("--http-allow-remote", args.http_allow_remote,
                "serve the status pages beyond loopback (no authentication)");
-  app.add_option("--token-file", args.token_file, "shared secret of all receivers, a file of mode 0600");
+  auto* token_file =
+      app.add_option("--token-file", args.token_file,
+                     "shared secret of all receivers, a file of mode 0600 (default: one is made, which receivers of "
+                     "this user on this host find by themselves)");
+  app.add_flag("--insecure", args.insecure, "no token: every user of this host may pull; loopback only")
+      ->excludes(token_file);
   app.add_option("--threads", options.core.threads, "threads that diff and encode")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -157,11 +166,6 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_flag("--remove-segment-on-exit", options.remove_segment_on_exit, "do not leave the segment (tests)");
 }
 
-std::string default_socket(const std::string& name) {
-  const char* dir = std::getenv("XDG_RUNTIME_DIR");
-  return std::string(dir != nullptr && *dir != '\0' ? dir : "/tmp") + "/deltasync-" + name + ".sock";
-}
-
 /// Before any thread starts, so that all are confined alike.
 Status place(const HomeNodesRequest& request, AgentOptions& options) {
   DS_TRY(stay_on_cores(request.cores, linux_numa()).with_context("--cores"));
@@ -181,6 +185,12 @@ Status complete(const Arguments& args, AgentOptions& options) {
   if (!args.token_file.empty()) {
     DS_ASSIGN(options.pull.token, net::read_token_file(args.token_file));
   }
+  options.pull.make_token = !args.insecure;
+  options.trainer.socket_path = args.socket;
+  if (args.socket.empty()) {
+    DS_ASSIGN(const std::filesystem::path dir, make_runtime_dir().with_context("--socket"));
+    options.trainer.socket_path = dir / (options.core.name + ".sock");
+  }
   if (args.ring_mib > (std::uint64_t{1} << 32)) return Error(Errc::invalid_argument, "--ring-mib is too large");
   if (args.merge_mib > (std::uint64_t{1} << 32)) return Error(Errc::invalid_argument, "--merge-mib is too large");
   options.core.ring_bytes_max = args.ring_mib << 20;
@@ -195,7 +205,6 @@ Status complete(const Arguments& args, AgentOptions& options) {
   options.pull.limits.merge_wait_max = std::chrono::seconds(args.merge_wait_s);
   options.pull.limits.idle = std::chrono::seconds(args.idle_limit_s);
   options.pull.limits.progress = std::chrono::milliseconds(args.progress_limit_ms);
-  options.trainer.socket_path = args.socket.empty() ? default_socket(options.core.name) : args.socket;
   return {};
 }
 

@@ -8,12 +8,15 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "agent/pull_conversation.hpp"
 #include "base/log.hpp"
 #include "net/acceptor.hpp"
+#include "net/auth.hpp"
 #include "net/coroutine.hpp"
+#include "net/local_token.hpp"
 #include "net/log_exception.hpp"
 
 namespace deltasync::agent {
@@ -30,8 +33,13 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(50);  ///< after accept 
 }  // namespace
 
 struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
-  Impl(asio::io_context& i, AgentCore& core, PullServerOptions options, tcp::acceptor a)
-      : io(i), context{core, std::move(options), false, {}}, acceptor(std::move(a)), pause(acceptor.get_executor()) {
+  Impl(asio::io_context& i, AgentCore& core, PullServerOptions options, tcp::acceptor a,
+       std::optional<net::LocalToken> made)
+      : io(i),
+        context{core, std::move(options), false, {}},
+        acceptor(std::move(a)),
+        pause(acceptor.get_executor()),
+        local_token(std::move(made)) {
     error_code ignored;
     port = acceptor.local_endpoint(ignored).port();
     context.note = [this](std::uint64_t id, const std::function<void(PeerStatus&)>& change) {
@@ -52,8 +60,9 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   std::uint16_t port = 0;
 
   mutable std::mutex mutex;
-  std::map<std::uint64_t, Peer> peers;  // protected by mutex
-  std::uint64_t next_connection = 1;    // protected by mutex
+  std::optional<net::LocalToken> local_token;  // protected by mutex; gone before the address is free again
+  std::map<std::uint64_t, Peer> peers;         // protected by mutex
+  std::uint64_t next_connection = 1;           // protected by mutex
 
   asio::awaitable<void> accept_loop() {
     while (!context.stopping) {
@@ -109,6 +118,10 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
 
   void stop() {
     context.stopping = true;
+    {
+      const std::lock_guard lock(mutex);
+      local_token.reset();
+    }
     asio::post(acceptor.get_executor(), [self = shared_from_this()] {
       error_code ignored;
       self->acceptor.close(ignored);
@@ -128,7 +141,18 @@ Result<std::unique_ptr<PullServer>> PullServer::listen(asio::io_context& io, Age
     return Error(Errc::unauthenticated, "listen on " + net::to_string(options.listen) +
                                             ": a bind beyond loopback needs a token (--token-file)");
   }
-  auto impl = std::make_shared<Impl>(io, core, std::move(options), std::move(acceptor));
+  std::optional<net::LocalToken> made;
+  if (!options.token.empty()) {
+    DS_TRY(net::check_token(options.token));
+  } else if (options.make_token) {
+    options.token = net::make_token();
+    const tcp::endpoint bound = acceptor.local_endpoint(ec);
+    DS_ASSIGN(net::LocalToken published,
+              net::LocalToken::publish({bound.address().to_string(), bound.port()}, options.token));
+    log::info("token_made file={}", published.file().string());
+    made.emplace(std::move(published));
+  }
+  auto impl = std::make_shared<Impl>(io, core, std::move(options), std::move(acceptor), std::move(made));
   asio::co_spawn(
       impl->acceptor.get_executor(), [impl]() { return impl->accept_loop(); }, net::log_exception("pull_server"));
   return std::unique_ptr<PullServer>(new PullServer(std::move(impl)));

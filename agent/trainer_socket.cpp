@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "net/blocking.hpp"
+#include "net/peer_user.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -57,19 +58,11 @@ Result<UniqueFd> listen_unix(const std::string& path) {
 }
 
 Result<ProcessWatch> watch_peer(int connection) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    return Error::from_errno("peer credentials", errno);
-  }
-  if (peer.uid != ::geteuid()) {
-    return Error(Errc::permission, "the trainer runs as user " + std::to_string(peer.uid) + ", this agent as user " +
-                                       std::to_string(::geteuid()));
-  }
-  if (peer.pid == 0) {
+  DS_ASSIGN(const pid_t pid, net::check_peer_user(connection, "the trainer", "this agent"));
+  if (pid == 0) {
     return Error(Errc::permission, "the trainer's process is not visible here: share a PID namespace with the agent");
   }
-  DS_ASSIGN(const ProcessId id, ProcessId::of(peer.pid));
+  DS_ASSIGN(const ProcessId id, ProcessId::of(pid));
   return ProcessWatch::open(id);
 }
 

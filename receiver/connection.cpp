@@ -10,6 +10,7 @@
 #include "base/hash.hpp"
 #include "base/trace.hpp"
 #include "net/auth.hpp"
+#include "net/local_token.hpp"
 
 namespace deltasync::receiver {
 namespace {
@@ -52,22 +53,28 @@ Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadlin
   DS_ASSIGN(const net::Message first, recv_message(socket_, wire::Type::hello, deadline));
   DS_ASSIGN(protocol_, wire::agree_on_protocol(first.header, first.payload, "the agent"));
   DS_ASSIGN(const wire::Hello hello, wire::Hello::decode(first.payload));
-  if (hello.auth_required != 0 && peer.token.empty()) {
-    return Error(Errc::unauthenticated, "the agent wants a token and none was given");
+  std::string token = peer.token;
+  if (token.empty()) {
+    DS_ASSIGN(token, net::find_local_token(socket_.fd()));
+  }
+  if (hello.auth_required != 0 && token.empty()) {
+    return Error(
+        Errc::unauthenticated,
+        "the agent wants a token and none was given; only for programs of the agent's user on the agent's host "
+        "there is one that needs not be given");
   }
   wire::Auth auth;
   auth.protocol = protocol_;
   auth.role = role;
   auth.name = peer.name;
   auth.nonce = net::make_nonce();
-  auth.proof = net::client_proof(peer.token, hello.nonce, auth.nonce, role);
+  auth.proof = net::client_proof(token, hello.nonce, auth.nonce, role);
   const std::uint64_t sent_ns = trace::now_ns();
   DS_TRY(socket_.send(0, auth, deadline));
   DS_ASSIGN(const net::Message answer, recv_message(socket_, wire::Type::welcome, deadline));
   DS_ASSIGN(welcome_, wire::Welcome::decode(answer.payload));
   const std::uint64_t received_ns = trace::now_ns();
-  if (!peer.token.empty() &&
-      !net::equal_proofs(welcome_.proof, net::server_proof(peer.token, auth.nonce, hello.nonce))) {
+  if (!token.empty() && !net::equal_proofs(welcome_.proof, net::server_proof(token, auth.nonce, hello.nonce))) {
     return Error(Errc::unauthenticated, "the agent did not prove that it knows the token");
   }
   instance_ = hello.instance;

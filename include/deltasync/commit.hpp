@@ -28,7 +28,7 @@ struct CoordinatorOptions {
   /// hand.
   std::filesystem::path log;
   std::string listen = "127.0.0.1:0";  ///< "HOST:PORT"; beyond loopback a token is needed
-  std::string token;                   ///< shared secret; empty = none
+  std::string token;                   ///< shared secret, 16 bytes or more; empty = none
   std::chrono::milliseconds prepare_limit = std::chrono::seconds(30);  ///< for all to stop serving
   std::chrono::milliseconds commit_limit = std::chrono::seconds(60);   ///< for all to commit; then all go back
 };

@@ -38,7 +38,7 @@ enum class FullOverLive : std::uint8_t {
 
 struct ReceiverOptions {
   std::string endpoint;  ///< "HOST:PORT" of an agent
-  std::string token;     ///< shared secret; empty = none
+  std::string token;     ///< shared secret; empty: none, or that which a local agent of this user made
   unsigned streams = 4;  ///< parallel data connections, 1 to 64; a thread each (pull()'s caller is one of them)
   /// Threads that compute digests, apply updates and copy, 1 to 256, the calling thread included; they sleep
   /// otherwise. 0 = one for each hardware thread, at most 16.

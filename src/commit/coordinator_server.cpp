@@ -57,6 +57,7 @@ Result<std::unique_ptr<Coordinator>> Coordinator::start(CoordinatorOptions optio
 Result<std::unique_ptr<CoordinatorServer>> CoordinatorServer::start(CoordinatorOptions options, Points points) {
   DS_ASSIGN(const net::Endpoint where, net::parse_endpoint(options.listen));
   // The port first: a coordinator that cannot be reached begins no term.
+  if (!options.token.empty()) DS_TRY(net::check_token(options.token));
   DS_ASSIGN(net::Listener listener, net::Listener::bind(where, !options.token.empty()));
   DS_ASSIGN(std::unique_ptr<CoordinatorCore> core, CoordinatorCore::open(options, std::move(points)));
   std::unique_ptr<CoordinatorServer> server(

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/fd.hpp"
+#include "base/user.hpp"
 
 namespace deltasync::net {
 namespace {
@@ -115,15 +116,26 @@ bool equal_proofs(const Proof& a, const Proof& b) noexcept {
   return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
+Status check_token(std::string_view token) {
+  if (token.size() >= kTokenBytesMin) return {};
+  return Error(Errc::invalid_argument, "the token has " + std::to_string(token.size()) + " bytes, at least " +
+                                           std::to_string(kTokenBytesMin) +
+                                           " are needed; `openssl rand -hex 32` makes a good one");
+}
+
 Result<std::string> read_token_file(const std::filesystem::path& path) {
-  const std::string what = "token file " + path.string();
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) return Error::from_errno(what, errno);
+  if (!fd) return Error::from_errno("token file " + path.string(), errno);
+  return read_token(fd.get(), path);
+}
+
+Result<std::string> read_token(int fd, const std::filesystem::path& path) {
+  const std::string what = "token file " + path.string();
   struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) return Error::from_errno(what, errno);
+  if (::fstat(fd, &info) != 0) return Error::from_errno(what, errno);
   if (!S_ISREG(info.st_mode)) return Error(Errc::invalid_argument, what + ": not a regular file");
   if (info.st_uid != ::geteuid() && info.st_uid != 0) {
-    return Error(Errc::permission, what + ": belongs to user " + std::to_string(info.st_uid));
+    return Error(Errc::permission, what + ": belongs to " + describe_user(info.st_uid));
   }
   if ((info.st_mode & 077) != 0) {
     return Error(Errc::permission, what + ": group or others may access it; make it mode 0600");
@@ -131,7 +143,7 @@ Result<std::string> read_token_file(const std::filesystem::path& path) {
   std::string text(kTokenFileBytesMax + 1, '\0');
   std::size_t size = 0;
   while (size < text.size()) {
-    const ssize_t n = ::read(fd.get(), text.data() + size, text.size() - size);
+    const ssize_t n = ::read(fd, text.data() + size, text.size() - size);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return Error::from_errno(what, errno);
     if (n == 0) break;
@@ -143,7 +155,7 @@ Result<std::string> read_token_file(const std::filesystem::path& path) {
   std::string_view token(text.data(), size);
   while (!token.empty() && is_space(token.front())) token.remove_prefix(1);
   while (!token.empty() && is_space(token.back())) token.remove_suffix(1);
-  if (token.empty()) return Error(Errc::invalid_argument, what + ": holds no token");
+  DS_TRY(check_token(token).with_context(what));
   return std::string(token);
 }
 

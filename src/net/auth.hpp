@@ -17,6 +17,7 @@ using Nonce = std::array<std::uint8_t, 32>;
 using Proof = std::array<std::uint8_t, 32>;
 
 inline constexpr std::size_t kTokenFileBytesMax = 4096;
+inline constexpr std::size_t kTokenBytesMin = 16;  ///< a shorter one can be guessed from one recorded handshake
 
 /// 32 bytes from the system's random source.
 Nonce make_nonce();
@@ -36,8 +37,12 @@ Proof coordinator_proof(std::string_view token, const Nonce& client_nonce, const
 /// In a time that does not depend on where they differ.
 bool equal_proofs(const Proof& a, const Proof& b) noexcept;
 
-/// The secret in a file: at most kTokenFileBytesMax bytes, surrounding white space dropped, not empty. `permission` if
-/// group or others may touch the file or it belongs to another user; every error names the path.
+/// invalid_argument if it has fewer than kTokenBytesMin bytes: for whoever listens with it.
+Status check_token(std::string_view token);
+/// The secret in a file: at most kTokenFileBytesMax bytes, surrounding white space dropped, then check_token().
+/// `permission` if group or others may touch the file or it belongs to another user; every error names the path.
 Result<std::string> read_token_file(const std::filesystem::path& path);
+/// The same of an open file; `path` is for messages.
+Result<std::string> read_token(int fd, const std::filesystem::path& path);
 
 }  // namespace deltasync::net

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/until.hpp"
+#include "net/peer_user.hpp"
 
 namespace deltasync {
 namespace {
@@ -45,6 +46,8 @@ void AgentLink::stop_on(const std::stop_token& stop) {
 Result<wire::TrainerWelcome> AgentLink::connect(Deadline deadline) {
   socket_.close();
   DS_ASSIGN(UniqueFd fd, net::connect_unix(socket_path_, {deadline, stop_}));
+  // A stranger who made the socket first must not be told the layout, nor name the segment.
+  DS_TRY(net::check_peer_user(fd.get(), "the agent on " + socket_path_, "this trainer"));
   socket_ = net::MessageSocket(std::move(fd));
   socket_.stop_on(stop_);
   const std::uint64_t request = ++request_;

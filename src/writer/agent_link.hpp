@@ -31,7 +31,7 @@ class AgentLink {
   /// From now on this stop ends what waits for the agent, and closes the connection: cancelled.
   void stop_on(const std::stop_token& stop);
 
-  /// One attempt: connection if nobody listens, or what the agent answers.
+  /// One attempt: connection if nobody listens, permission if another user does, or what the agent answers.
   Result<wire::TrainerWelcome> connect(Deadline deadline);
   /// Attempts until the deadline while nobody listens or the agent closes; then `connection`, and the message says so.
   /// Any other error ends it at once.

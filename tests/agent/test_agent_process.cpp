@@ -33,15 +33,10 @@ class AgentProcess : public ::testing::Test {
   }
 
   void spawn(std::vector<std::string> more) {
-    std::vector<std::string> args = {DELTASYNC_AGENT_BINARY,
-                                     "--name",
-                                     "proc",
-                                     "--shm-dir",
-                                     dir_.path().string(),
-                                     "--socket",
-                                     (dir_.path() / socket_).string(),
-                                     "--ready-file",
-                                     ready().string()};
+    std::vector<std::string> args = {DELTASYNC_AGENT_BINARY, "--name",       "proc",          "--shm-dir",
+                                     dir_.path().string(),   "--ready-file", ready().string()};
+    if (!socket_.empty()) args.insert(args.end(), {"--socket", (dir_.path() / socket_).string()});
+    if (insecure_) args.push_back("--insecure");
     args.insert(args.end(), more.begin(), more.end());
     std::vector<char*> argv;
     for (auto& arg : args) argv.push_back(arg.data());
@@ -75,6 +70,7 @@ class AgentProcess : public ::testing::Test {
 
   test::TempDir dir_;
   std::string socket_ = "s";
+  bool insecure_ = true;
   pid_t pid_ = -1;
 };
 
@@ -200,16 +196,45 @@ TEST_F(AgentProcess, ASecondAgentIsTwoAndNamesTheFirst) {
 TEST_F(AgentProcess, AccessIsThree) {
   spawn({"--listen", "0.0.0.0:0"});
   EXPECT_EQ(wait_exit(), 3);
-  dir_.write("token", std::string_view("secret\n"));
+  insecure_ = false;  // one that it would make itself is not for other hosts
+  spawn({"--listen", "0.0.0.0:0"});
+  EXPECT_EQ(wait_exit(), 3);
+  dir_.write("token", std::string_view("a secret of two\n"));
   ::chmod((dir_.path() / "token").c_str(), 0644);
   spawn({"--listen", "0.0.0.0:0", "--token-file", (dir_.path() / "token").string()});
   EXPECT_EQ(wait_exit(), 3);
   EXPECT_NE(log().find("token"), std::string::npos);
   ::chmod((dir_.path() / "token").c_str(), 0600);
   spawn({"--listen", "0.0.0.0:0", "--token-file", (dir_.path() / "token").string()});
+  EXPECT_EQ(wait_exit(), 1);  // too short
+  EXPECT_NE(log().find("at least 16"), std::string::npos) << log();
+  dir_.write("token", std::string_view("a secret of three\n"));
+  spawn({"--listen", "0.0.0.0:0", "--token-file", (dir_.path() / "token").string()});
   const auto json = wait_ready();
-  EXPECT_TRUE(Client::connect(json["port"], wire::Role::control, "secret")) << log();
-  EXPECT_FALSE(Client::connect(json["port"], wire::Role::control, "Secret"));
+  EXPECT_TRUE(Client::connect(json["port"], wire::Role::control, "a secret of three")) << log();
+  EXPECT_FALSE(Client::connect(json["port"], wire::Role::control, "A secret of three"));
+}
+
+TEST_F(AgentProcess, ByDefaultATokenAndTheSocketLieInAFolderOfItsUserAlone) {
+  const auto user_dir = dir_.path() / "user";
+  std::filesystem::create_directory(user_dir);
+  ::setenv("XDG_RUNTIME_DIR", user_dir.c_str(), 1);
+  socket_.clear();
+  insecure_ = false;
+  spawn({});
+  ::unsetenv("XDG_RUNTIME_DIR");
+  const auto json = wait_ready();
+  ASSERT_TRUE(json.is_object()) << log();
+  EXPECT_EQ(json["socket"], (user_dir / "deltasync" / "proc.sock").string());
+  std::string token;
+  for (const auto& entry : std::filesystem::directory_iterator(user_dir / "deltasync")) {
+    if (entry.path().extension() == ".token") token = net::read_token_file(entry.path()).value();
+  }
+  EXPECT_TRUE(Client::connect(json["port"], wire::Role::control, token)) << log();
+  EXPECT_EQ(Client::connect(json["port"], wire::Role::control).error().code(), Errc::unauthenticated);
+  ::kill(pid_, SIGTERM);
+  EXPECT_EQ(wait_exit(), 0);
+  EXPECT_TRUE(std::filesystem::is_empty(user_dir / "deltasync"));
 }
 
 /// An agent that a limit of threads binds, as it does not bind root: the agent runs as nobody, out of a copy of the
@@ -242,8 +267,8 @@ class AgentWithoutThreads : public AgentProcess {
     const char* before = std::getenv("ASAN_OPTIONS");  // a leak check at the exit would need a thread
     const std::string sanitizer = std::string(before != nullptr ? before : "") + ":detect_leaks=0";
     std::vector<std::string> args = {
-        program(),      "--name", "proc", "--shm-dir", dir_.path(), "--socket", dir_.path() / socket_,
-        "--ready-file", ready()};
+        program(),      "--name", "proc",      "--shm-dir", dir_.path(), "--socket", dir_.path() / socket_,
+        "--ready-file", ready(),  "--insecure"};
     std::vector<char*> argv;
     for (auto& arg : args) argv.push_back(arg.data());
     argv.push_back(nullptr);

@@ -8,6 +8,8 @@
 namespace deltasync::agent {
 namespace {
 
+constexpr const char* kToken = "sixteen bytes or more";
+
 class Handshake : public AgentTest {
  protected:
   /// True when the agent closed the connection.
@@ -46,19 +48,19 @@ TEST_F(Handshake, TheAgentSaysWhatTimeItIsByItsClock) {
 }
 
 TEST_F(Handshake, TheRightTokenIsWelcomeAndProvedBack) {
-  options_.pull.token = "open sesame";
+  options_.pull.token = "open sesame, all of you";
   start_agent();
   for (const auto role : {wire::Role::control, wire::Role::data, wire::Role::watch}) {
-    const auto c = Client::connect(port(), role, "open sesame");
+    const auto c = Client::connect(port(), role, "open sesame, all of you");
     ASSERT_TRUE(c) << c.error().to_string();
     EXPECT_EQ(c->hello.auth_required, 1);
   }
 }
 
 TEST_F(Handshake, AWrongOrMissingTokenIsToldAndDropped) {
-  options_.pull.token = "open sesame";
+  options_.pull.token = "open sesame, all of you";
   start_agent();
-  for (const char* token : {"open sesam", "open sesame ", ""}) {
+  for (const char* token : {"open sesame, all of yo", "open sesame, all of you ", ""}) {
     auto c = Client::connect(port(), wire::Role::control, token);
     ASSERT_FALSE(c) << "token \"" << token << "\"";
     EXPECT_EQ(c.error().code(), Errc::unauthenticated);
@@ -68,7 +70,7 @@ TEST_F(Handshake, AWrongOrMissingTokenIsToldAndDropped) {
 }
 
 TEST_F(Handshake, ARecordedProofIsWorthNothing) {
-  options_.pull.token = "t";
+  options_.pull.token = kToken;
   start_agent();
   auto first = Client::connect_raw(port());
   auto second = Client::connect_raw(port());
@@ -76,7 +78,7 @@ TEST_F(Handshake, ARecordedProofIsWorthNothing) {
   EXPECT_NE(first->hello.nonce, second->hello.nonce);
   wire::Auth auth;
   auth.nonce = net::make_nonce();
-  auth.proof = net::client_proof("t", first->hello.nonce, auth.nonce, auth.role);
+  auth.proof = net::client_proof(kToken, first->hello.nonce, auth.nonce, auth.role);
   ASSERT_TRUE(second->socket.send(0, auth, test_deadline()));
   const auto answer = second->socket.recv_as<wire::Welcome>(0, test_deadline());
   ASSERT_FALSE(answer);
@@ -84,14 +86,14 @@ TEST_F(Handshake, ARecordedProofIsWorthNothing) {
 }
 
 TEST_F(Handshake, AProofForAnotherRoleIsWorthNothing) {
-  options_.pull.token = "t";
+  options_.pull.token = kToken;
   start_agent();
   auto c = Client::connect_raw(port());
   ASSERT_TRUE(c);
   wire::Auth auth;
   auth.role = wire::Role::control;
   auth.nonce = net::make_nonce();
-  auth.proof = net::client_proof("t", c->hello.nonce, auth.nonce, wire::Role::data);
+  auth.proof = net::client_proof(kToken, c->hello.nonce, auth.nonce, wire::Role::data);
   ASSERT_TRUE(c->socket.send(0, auth, test_deadline()));
   EXPECT_FALSE(c->socket.recv_as<wire::Welcome>(0, test_deadline()));
 }
@@ -233,9 +235,9 @@ TEST_F(Handshake, ABindBeyondLoopbackNeedsAToken) {
   const auto open = Agent::start(options_);
   ASSERT_FALSE(open);
   EXPECT_EQ(open.error().code(), Errc::unauthenticated);
-  options_.pull.token = "t";
+  options_.pull.token = kToken;
   start_agent();
-  EXPECT_TRUE(Client::connect(port(), wire::Role::control, "t"));
+  EXPECT_TRUE(Client::connect(port(), wire::Role::control, kToken));
 }
 
 TEST_F(Handshake, ASecondAgentIsRefusedByName) {

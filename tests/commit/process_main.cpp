@@ -100,7 +100,7 @@ int run_coordinator(const std::string& folder, const std::string& name, const st
   options.ranks = ranks;
   options.log = folder + "/commit.log";
   options.listen = "127.0.0.1:" + port;
-  options.token = "between ranks";
+  options.token = "known between ranks";
   options.prepare_limit = std::chrono::milliseconds(1500);
   options.commit_limit = std::chrono::milliseconds(1500);
   auto coordinator = commit::CoordinatorServer::start(options, arm(folder, name));
@@ -128,7 +128,7 @@ int run_rank(const std::vector<std::string>& args) {
   options.rank = static_cast<std::uint32_t>(std::stoul(args[6]));
   options.ranks = static_cast<std::uint32_t>(std::stoul(args[5]));
   options.coordinator = "127.0.0.1:" + args[4];
-  options.token = "between ranks";
+  options.token = "known between ranks";
   options.decide_limit = std::chrono::milliseconds(300);
   NotingEngine engine(notes, receiver);
   auto rank = commit::ParticipantImpl::start(options, receiver, engine, arm(folder, args[3]));

@@ -23,7 +23,7 @@ using agent::eventually;
 using agent::test_deadline;
 using testing::HasSubstr;
 
-inline constexpr const char* kToken = "between ranks";
+inline constexpr const char* kToken = "known between ranks";
 inline constexpr std::uint32_t kRanks = 2;
 
 /// Names begin with how a tensor is divided: by rows, by columns, not at all.

@@ -15,7 +15,7 @@
 namespace deltasync::commit {
 
 inline constexpr auto kLimit = std::chrono::seconds(60);  ///< no wait of a test that passes comes near it
-inline constexpr const char* kToken = "between ranks";
+inline constexpr const char* kToken = "known between ranks";
 
 inline Deadline soon() {
   return Deadline::after(kLimit);

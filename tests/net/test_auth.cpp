@@ -88,18 +88,18 @@ class TokenFile : public ::testing::Test {
 };
 
 TEST_F(TokenFile, IsTrimmed) {
-  const auto token = read_token_file(make(" \t tok en\r\n\n", 0600));
+  const auto token = read_token_file(make(" \t a tok en of 16 b\r\n\n", 0600));
   ASSERT_TRUE(token) << token.error().to_string();
-  EXPECT_EQ(*token, "tok en");
+  EXPECT_EQ(*token, "a tok en of 16 b");
 }
 
 TEST_F(TokenFile, MayBeReadOnly) {
-  EXPECT_TRUE(read_token_file(make("x", 0400)));
+  EXPECT_TRUE(read_token_file(make(std::string(kTokenBytesMin, 'x'), 0400)));
 }
 
 TEST_F(TokenFile, ThatOthersMayTouchIsRefused) {
   for (const mode_t mode : {0640, 0604, 0660, 0620, 0601, 0777}) {
-    const auto token = read_token_file(make("x", mode));
+    const auto token = read_token_file(make(std::string(kTokenBytesMin, 'x'), mode));
     ASSERT_FALSE(token) << std::oct << mode;
     EXPECT_EQ(token.error().code(), Errc::permission) << std::oct << mode;
     EXPECT_NE(token.error().message().find((dir_.path() / "token").string()), std::string::npos);
@@ -112,6 +112,13 @@ TEST_F(TokenFile, BadContentsAreRefused) {
   EXPECT_EQ(read_token_file(make(std::string(kTokenFileBytesMax + 1, 'x'), 0600)).error().code(),
             Errc::invalid_argument);
   EXPECT_TRUE(read_token_file(make(std::string(kTokenFileBytesMax, 'x'), 0600)));
+}
+
+TEST_F(TokenFile, OfAGuessableLengthIsRefused) {
+  const auto token = read_token_file(make(" " + std::string(kTokenBytesMin - 1, 'x') + "\n", 0600));
+  ASSERT_FALSE(token);
+  EXPECT_EQ(token.error().code(), Errc::invalid_argument);
+  EXPECT_NE(token.error().message().find("15 bytes, at least 16"), std::string::npos) << token.error().message();
 }
 
 TEST_F(TokenFile, ThatIsNoFileIsRefused) {

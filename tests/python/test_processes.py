@@ -237,7 +237,7 @@ def test_no_agent_there_is_said_by_the_deadline() -> None:
 
 def test_wrong_token_is_refused(segment_name: str, tmp_path: Path) -> None:
     token = tmp_path / "token"
-    token.write_text("right horse\n")
+    token.write_text("the right horse, with a battery\n")
     token.chmod(0o600)
     with deltasync.WeightManager(weights(), name=segment_name, token_file=token) as manager:
         manager.offload(weights())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import shutil
 import signal
 import socket
@@ -13,6 +14,9 @@ from cli_support import (
     ACCESS, BIN, Agent, CLI, CONNECTION, Child, CliTest, DEADLINE, DEADLINE_S, MISSING,
     NOT_VERIFIED, NO_SPACE, USAGE, VERSION, sha256, write_model,
 )
+
+#: A user who owns nothing.
+NOBODY = 65534
 
 
 class PathTest(CliTest):
@@ -263,8 +267,9 @@ class PathTest(CliTest):
         self.assert_received(models[2])
 
     def test_tokens(self):
-        for name, text, mode in (("right", "secret\n", 0o600), ("wrong", "other", 0o600), ("open", "secret", 0o644),
-                                 ("blank", " \n", 0o600)):
+        secret = "the secret of this test"
+        for name, text, mode in (("right", f"{secret}\n", 0o600), ("wrong", secret[::-1], 0o600), ("open", secret, 0o644),
+                                 ("short", "guess me", 0o600), ("blank", " \n", 0o600)):
             (self.tmp / name).write_text(text)
             (self.tmp / name).chmod(mode)
         agent = self.agent("--token-file", self.tmp / "right")
@@ -275,9 +280,34 @@ class PathTest(CliTest):
         self.pull(agent, "--token-file", self.tmp / "open", expect=ACCESS)
         self.pull(agent, "--token-file", self.tmp / "nothing", expect=MISSING)
         self.pull(agent, "--token-file", self.tmp / "blank", expect=USAGE)
+        self.pull(agent, "--token-file", self.tmp / "short", expect=USAGE)
         self.assertFalse((self.tmp / "out" / "current").exists())
         self.pull(agent, "--token-file", self.tmp / "right")
         self.assert_received(models[0])
+
+    def test_of_local_users_only_the_agents_own_may_pull(self):
+        agents = [self.agent(), Agent(self, BIN / "deltasync-agent", self.tmp / "open", "--insecure")]
+        models = self.successive(1)
+        for agent in agents:
+            self.publish(agent, *models)
+        self.pull(agents[0])
+        self.assert_received(models[0])
+        program = self.for_strangers(CLI)
+        for agent, expect in zip(agents, (ACCESS, 0), strict=True):
+            done = subprocess.run([program, "pull", "--from", agent.endpoint, "--tensor", "layer.bias"], user=NOBODY,
+                                  group=NOBODY, extra_groups=[], capture_output=True, cwd="/", timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, expect, done.stderr.decode())
+
+    def for_strangers(self, program):
+        """A copy of a program that any user may run."""
+        if os.geteuid() != 0:
+            self.skipTest("running a program as another user needs root")
+        self.tmp.chmod(0o755)
+        copy = pathlib.Path(shutil.copy(program, self.tmp / "for-strangers"))
+        copy.chmod(0o755)
+        if subprocess.run(["test", "-x", copy], user=NOBODY, group=NOBODY, extra_groups=[], check=False).returncode:
+            self.skipTest(f"user {NOBODY} cannot reach {copy}: set TMPDIR")
+        return copy
 
     def test_nobody_there(self):
         model = self.model("a")

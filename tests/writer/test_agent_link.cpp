@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <functional>
 #include <thread>
@@ -45,6 +48,37 @@ class AgentLinkTest : public ::testing::Test {
   UniqueFd listener_;
   std::thread agent_;
 };
+
+TEST_F(AgentLinkTest, AStrangerWhoMadeTheSocketFirstIsToldNothing) {
+  if (::geteuid() != 0) GTEST_SKIP() << "listening as another user needs root";
+  ASSERT_EQ(::chmod(dir_.path().c_str(), 0777), 0);
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t stranger = ::fork();
+  if (stranger == 0) {
+    ::alarm(60);
+    if (::setresuid(65534, 65534, 65534) != 0) ::_exit(1);
+    const auto listener = agent::listen_unix(path());
+    if (!listener || ::write(ready[1], "r", 1) != 1) ::_exit(2);
+    UniqueFd fd;
+    while (!fd) fd.reset(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
+    char byte = 0;
+    ::_exit(::recv(fd.get(), &byte, 1, MSG_WAITALL) == 0 ? 0 : 3);  // not one byte came
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  AgentLink link(path(), {});
+  const auto welcome = link.reconnect(soon());
+  ASSERT_FALSE(welcome);
+  EXPECT_EQ(welcome.error().code(), Errc::permission);
+  EXPECT_NE(welcome.error().message().find("user 65534"), std::string::npos) << welcome.error().message();
+  EXPECT_NE(welcome.error().message().find(path()), std::string::npos) << welcome.error().message();
+  int status = -1;
+  EXPECT_EQ(::waitpid(stranger, &status, 0), stranger);
+  EXPECT_EQ(status, 0);
+  ::close(ready[0]);
+  ::close(ready[1]);
+}
 
 TEST_F(AgentLinkTest, LateAnswersToGivenUpRequestsAreSkipped) {
   play([](net::MessageSocket& socket) {

@@ -49,7 +49,8 @@ class AgentProcess:
 
     ``name`` names the segment (``SHM_DIR/NAME.gN``); without it a free name is made, so that jobs share a node.
     ``listen`` is HOST:PORT for receivers (port 0: a free one, kept over restarts). Beyond loopback a ``token_file`` is
-    needed. ``args`` are further options of ``deltasync-agent``.
+    needed; on loopback receivers of this user need none, and other users are refused. ``args`` are further options of
+    ``deltasync-agent``.
 
     Errors: NotFound (a token file or a directory that is not there), AlreadyExists (the name or the port is taken),
     InvalidArgument, PermissionDenied, NoSpace, DeadlinePassed; each with what helps.

@@ -116,7 +116,7 @@ def test_two_servers_and_one_that_fails_is_named(server: RolloutServer, segment_
 
 
 def test_vllm_reads_the_token_from_a_file_of_its_own(server: RolloutServer, segment_name: str, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").write_text("a secret of many bytes")
     (tmp_path / "token").chmod(0o600)
     transfer = WeightTransfer(
         VllmServer(server.url), timeout=60, name=segment_name, token_file=tmp_path / "token", model=model()

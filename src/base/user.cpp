@@ -1,0 +1,18 @@
+#include "base/user.hpp"
+
+#include <pwd.h>
+
+#include <array>
+
+namespace deltasync {
+
+std::string describe_user(uid_t uid) {
+  const std::string number = "user " + std::to_string(uid);
+  passwd entry{};
+  passwd* found = nullptr;
+  std::array<char, 4096> text{};
+  if (::getpwuid_r(uid, &entry, text.data(), text.size(), &found) != 0 || found == nullptr) return number;
+  return number + " (" + found->pw_name + ")";
+}
+
+}  // namespace deltasync
