@@ -13,6 +13,7 @@
 #         python   the Python package: ruff, mypy, and its tests
 #         wheel    the Python package as a wheel: built, installed in an empty environment and used
 #         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
+#         chaos    ten minutes of killing, stopping, damaging and flooding real processes (tools/chaos.sh)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -22,7 +23,7 @@ failed=0
 skipped=0
 skips=
 stages=("$@")
-((${#stages[@]})) || stages=(release lint asan python wheel tsan tidy)
+((${#stages[@]})) || stages=(release lint asan python wheel tsan tidy chaos)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped test cases, with their reasons:\n%s' "$skips"; fi
@@ -123,6 +124,7 @@ run_stage() {
       step "asan: configure" configure asan
       step "clang-tidy" tools/lint.sh tidy
       ;;
+    chaos) step "chaos" tools/chaos.sh --minutes 10 ;;
   esac
 }
 
@@ -154,7 +156,7 @@ run_tsan() {
 run_python() {
   local report bin=build/python-venv/bin status=0 total wrong left
   step "python: build" tools/build_python.sh "$jobs"
-  step "python: ruff" "$bin/ruff" check src/python tests/python
+  step "python: ruff" "$bin/ruff" check src/python tests/python tests/chaos
   step "python: mypy" env MYPYPATH=build/python "$bin/mypy" -p deltasync
   echo "== python: tests"
   report=$(mktemp)
@@ -174,7 +176,7 @@ run_python() {
 
 for stage in "${stages[@]}"; do
   case $stage in
-    release | asan | tsan | lint | python | wheel | tidy) ;;
+    release | asan | tsan | lint | python | wheel | tidy | chaos) ;;
     *)
       echo "test.sh: no stage '$stage'" >&2
       exit 2
