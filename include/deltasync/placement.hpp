@@ -34,6 +34,9 @@ struct LiveMemory {
   std::uint64_t bytes = 0;
   Device device;
   std::optional<Dtype> dtype;  ///< if said, that of all tensors placed in it
+  /// Each of its bytes has to be placed: weights that nothing but updates writes, without padding. What of them no
+  /// slice has would stay old without a word.
+  bool whole = false;
 };
 
 /// A rectangle of an HF tensor's 2-D view (see TensorSpec) and where its elements are: (row, col) of the tensor at
@@ -65,7 +68,8 @@ class Placement {
  public:
   /// Errors name the tensor, the slice and the memory: not_found, out_of_range, invalid_argument (memories that
   /// overlap, dtypes that differ, addresses that are not aligned, strides that fold a slice onto itself, nothing placed
-  /// at all), coverage (two slices in one place, an element both placed and ignored, or neither).
+  /// at all), coverage (two slices in one place, an element both placed and ignored; all tensors, up to eight by name,
+  /// of which an element is neither; all memories that are said to be whole of which a byte is not placed).
   static Result<PlacementPtr> build(LayoutPtr layout, PlacementPlan plan);
 
   const LayoutPtr& layout() const noexcept { return layout_; }

@@ -81,6 +81,7 @@ Result<std::vector<CopyLayer>> copy_layers(const Placement& placement) {
   for (Collected& collected : collector.take()) {
     PlacementPlan plan;
     plan.memories.assign(placement.memories().begin(), placement.memories().end());
+    for (LiveMemory& memory : plan.memories) memory.whole = false;  // a layer has its tiles only
     plan.slices = std::move(collected.slices);
     DS_ASSIGN(plan.ignored, unplaced(*placement.layout(), plan.slices));
     DS_ASSIGN(collected.layer.placement, Placement::build(placement.layout(), std::move(plan)));

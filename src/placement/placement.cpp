@@ -47,12 +47,45 @@ Status check_ignored(const PlacementPlan& plan, const Tensor& tensor, std::span<
   return {};
 }
 
-/// Every element of the tensor is in `known`, once the ignored ones have been added to it.
-Status check_nothing_forgotten(const Tensor& tensor, std::span<const TensorSlice> ignored, RectSet& known) {
+/// Things that lack something, for one error that names the first of them.
+class Lacking {
+ public:
+  void add(const std::string& what) {
+    if (++count_ <= kNamed) names_ += (count_ == 1 ? "" : ", ") + what;
+  }
+  Status status(const std::string& lack, const char* of) const {
+    if (count_ == 0) return {};
+    const std::string more = count_ > kNamed ? " and " + std::to_string(count_ - kNamed) + " more" : "";
+    return Error(Errc::coverage, lack + std::to_string(count_) + of + ": " + names_ + more);
+  }
+
+ private:
+  static constexpr std::size_t kNamed = 8;
+  std::size_t count_ = 0;
+  std::string names_;
+};
+
+/// Notes the tensor if an element of it is not in `known`, once the ignored ones have been added to that.
+void note_forgotten(const Tensor& tensor, std::span<const TensorSlice> ignored, RectSet& known, Lacking& forgotten) {
   for (const TensorSlice& slice : ignored) known.add(slice.rect);
   const auto hole = known.first_hole(tensor.rows, tensor.cols);
-  if (!hole) return {};
-  return Error(Errc::coverage, "has no place, and is not said to be ignored: " + describe_slice(tensor, *hole));
+  if (hole) forgotten.add(describe_slice(tensor, *hole));
+}
+
+/// Since no byte takes two elements, a memory is covered when its slices have as many bytes as it has.
+Status check_whole(const Layout& layout, const PlacementPlan& plan, std::span<const BoundSlice> slices) {
+  std::vector<std::uint64_t> placed(plan.memories.size());
+  for (const BoundSlice& slice : slices) {
+    placed[slice.place.memory] += slice.place.rect.elements() * layout.tensors()[slice.tensor].element_bytes;
+  }
+  Lacking lacking;
+  for (std::size_t m = 0; m < placed.size(); ++m) {
+    const LiveMemory& memory = plan.memories[m];
+    if (!memory.whole || placed[m] == memory.bytes) continue;
+    lacking.add("'" + memory.name + "' (" + std::to_string(memory.bytes - placed[m]) + " of " +
+                std::to_string(memory.bytes) + " bytes)");
+  }
+  return lacking.status("bytes without a slice in memory that is to be whole, in ", " of the memories");
 }
 
 }  // namespace
@@ -78,6 +111,7 @@ Result<PlacementPtr> Placement::build(LayoutPtr layout, PlacementPlan plan) {
     return Error(Errc::invalid_argument, "the placement has no slice with an element");
   }
   DS_TRY(check_destinations(*layout, plan, bound));
+  DS_TRY(check_whole(*layout, plan, bound));
   DS_ASSIGN(std::vector<TensorSlice> ignored_list, bind_ignored(*layout, plan));
 
   std::shared_ptr<Placement> placement(new Placement());
@@ -90,6 +124,7 @@ Result<PlacementPtr> Placement::build(LayoutPtr layout, PlacementPlan plan) {
   DS_ASSIGN(parts.tiles, TileSet::of(*layout, placement->subscription_));
   const ByTensor<BoundSlice> slices(tensors, std::move(bound));
   const ByTensor<TensorSlice> ignored(tensors, std::move(ignored_list));
+  Lacking forgotten;
   parts.of_tile.reserve(static_cast<std::size_t>(parts.tiles.tiles()));
   for (std::uint32_t t = 0; t < tensors; ++t) {
     const Tensor& tensor = layout->tensors()[t];
@@ -98,8 +133,9 @@ Result<PlacementPtr> Placement::build(LayoutPtr layout, PlacementPlan plan) {
     const TensorRegions regions = make_tensor_regions(slices.of(t), known);
     DS_TRY(check_ignored(plan, tensor, slices.of(t), ignored.of(t), known));
     add_tiles(*layout, t, regions, known, parts, placement->rest_bytes_);
-    DS_TRY(check_nothing_forgotten(tensor, ignored.of(t), known));
+    note_forgotten(tensor, ignored.of(t), known, forgotten);
   }
+  DS_TRY(forgotten.status("elements without a place that are not said to be ignored, in ", " of the tensors"));
   if (parts.of_tile.size() != parts.tiles.tiles()) {
     return Error(Errc::internal, "the placement has " + std::to_string(parts.of_tile.size()) + " tiles, its set " +
                                      std::to_string(parts.tiles.tiles()));

@@ -160,7 +160,7 @@ TEST_F(PlacementErrors, IgnoredAndPlaced) {
 
 TEST_F(PlacementErrors, Forgotten) {
   EXPECT_TRUE(refused([](auto& p) { p.slices.erase(p.slices.begin() + 1); }, Errc::coverage,
-                      AllOf(HasSubstr("k"), HasSubstr("no place"))));
+                      AllOf(HasSubstr("k"), HasSubstr("without a place"))));
   EXPECT_TRUE(refused([](auto& p) { p.slices[0].rect.rows = 63; }, Errc::coverage, HasSubstr("q rows 63..64")));
   const auto half_of_q = [](PlacementPlan& p, std::uint64_t ignored_rows) {
     p.slices[0].rect.rows = 32;
@@ -169,6 +169,41 @@ TEST_F(PlacementErrors, Forgotten) {
   };
   EXPECT_TRUE(refused([&](auto& p) { half_of_q(p, 31); }, Errc::coverage, HasSubstr("q rows 63..64")));
   EXPECT_TRUE(accepted([&](auto& p) { half_of_q(p, 32); }));
+}
+
+TEST_F(PlacementErrors, AllForgottenTensorsAreNamedUpToSome) {
+  EXPECT_TRUE(refused(
+      [](auto& p) {
+        p.slices[0].rect.rows = 63;
+        p.slices.erase(p.slices.begin() + 1);
+      },
+      Errc::coverage, AllOf(HasSubstr("2 of the tensors"), HasSubstr("q rows 63..64"), HasSubstr("k"))));
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < 20; ++i) specs.push_back({"expert." + std::to_string(i), Dtype::bf16, {4, 4}, {}, {}});
+  const auto layout = Layout::build(std::move(specs));
+  ASSERT_TRUE(layout.ok());
+  PlacementPlan plan;
+  plan.memories = {{"experts", memory_, 32, {}, {}}};
+  plan.slices = {{"expert.3", {0, 0, 4, 4}, 0, 0, 8, 2}};
+  const auto built = Placement::build(*layout, plan);
+  ASSERT_FALSE(built.ok());
+  EXPECT_THAT(built.error().message(),
+              AllOf(HasSubstr("19 of the tensors"), HasSubstr("expert.8"), HasSubstr("and 11 more")));
+  EXPECT_THAT(built.error().message(), testing::Not(HasSubstr("expert.9")));
+}
+
+TEST_F(PlacementErrors, WholeMemories) {
+  const auto whole = [](PlacementPlan& p) { p.memories[0].whole = true; };
+  EXPECT_TRUE(accepted(whole));
+  EXPECT_TRUE(refused(
+      [&](auto& p) {
+        whole(p);
+        p.slices[1].rect.rows = 15;
+        p.ignored.push_back({"k", Rect{15, 0, 1, 32}});
+      },
+      Errc::coverage, AllOf(HasSubstr("'qk_proj' (64 of 5120 bytes)"), testing::Not(HasSubstr("norm")))));
+  EXPECT_TRUE(
+      refused([](auto& p) { p.memories[1].whole = true; }, Errc::coverage, HasSubstr("'norm' (128 of 256 bytes)")));
 }
 
 TEST_F(PlacementErrors, NothingPlaced) {

@@ -11,7 +11,7 @@ from deltasync import errors
 from deltasync._native import Version
 from deltasync.engines import sglang_rank
 from deltasync.engines.sglang_rank import RankUpdates, Settings, Target, asked_version
-from deltasync.engines.votes import Outcome, Verdict, Votes
+from deltasync.engines.votes import Lacks, Outcome, Verdict, Votes
 
 
 class FakeReceiver:
@@ -22,7 +22,8 @@ class FakeReceiver:
         self.mode = "delta"
         self.failing = ""
         self.doubt_after = ""  # what fails leaves the version before, or none
-        self.trace = types.SimpleNamespace(placed=["w"], reload={})
+        self.trace = types.SimpleNamespace(placed=["w"], reload={}, specs=[])
+        self.untaken: dict[str, str] = {}
 
     def prepare(self, asked: int | None, timeout: float) -> Any:
         self.do("prepare")
@@ -32,7 +33,7 @@ class FakeReceiver:
     def commit(self, staging: Any, timeout: float, verify: bool) -> Any:
         self.do("commit")
         self.verified = verify
-        return types.SimpleNamespace(version=staging.version, mode=self.mode)
+        return types.SimpleNamespace(version=staging.version, mode=self.mode, placed="placed 1 of 1")
 
     def rollback(self) -> None:
         self.do("rollback")
@@ -70,7 +71,7 @@ class Rank:
         monkeypatch.setattr(sglang_rank, "parallel_refusal", lambda: None)
         monkeypatch.setattr(self.updates, "_ballot", lambda: self)
 
-    def decide(self, reason: str | None, *, subject: str, timeout: float, at: str, doubt: str) -> Verdict:
+    def decide(self, reason: str | None, *, subject: str, timeout: float, at: str, doubt: str, lacks: Lacks) -> Verdict:
         self.calls.append(f"vote {at}")
         self.timeouts.append(timeout)
         other = self.peer.pop(0)
@@ -96,7 +97,10 @@ BACK = ["draft.rollback", "target.rollback", "vote 1/taken back"]
 def test_all_are_staged_everywhere_before_any_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch, STAGED, WRITTEN)
     success, message = rank.update()
-    assert success and "version 2 of trainer 1 on 2 rank(s) (target: delta, draft: delta)" in message
+    assert (
+        success
+        and "version 2 of trainer 1 on 2 rank(s) (target: delta, placed 1 of 1, draft: delta, placed 1 of 1)" in message
+    )
     assert rank.calls == PREPARED + COMMITTED + FOLLOWED
     assert all(receiver.verified for receiver in rank.receivers.values())
 

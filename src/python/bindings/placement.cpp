@@ -23,11 +23,6 @@ Rect rect_of(const RectTuple& rect) {
   return {row, col, rows, cols};
 }
 
-nb::object to_tuple(const std::optional<Rect>& rect) {
-  if (!rect) return nb::none();
-  return nb::make_tuple(rect->row, rect->col, rect->rows, rect->cols);
-}
-
 Slice slice_of(std::string tensor, const std::optional<RectTuple>& rect) {
   Slice slice{std::move(tensor), std::nullopt};
   if (rect) slice.rect = rect_of(*rect);
@@ -35,8 +30,9 @@ Slice slice_of(std::string tensor, const std::optional<RectTuple>& rect) {
 }
 
 void add_memory(PlacementPlan& plan, std::string name, std::uintptr_t address, std::uint64_t bytes, int device,
-                const std::optional<std::string>& dtype) {
+                const std::optional<std::string>& dtype, bool whole) {
   LiveMemory memory;
+  memory.whole = whole;
   memory.name = std::move(name);
   memory.base = reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
   memory.bytes = bytes;
@@ -57,12 +53,13 @@ void bind_placement(nb::module_& module) {
       .def(
           "add_memory",
           [](PlacementPlan& plan, std::string name, std::uintptr_t address, std::uint64_t bytes, int device,
-             const std::optional<std::string>& dtype) {
-            add_memory(plan, std::move(name), address, bytes, device, dtype);
+             const std::optional<std::string>& dtype, bool whole) {
+            add_memory(plan, std::move(name), address, bytes, device, dtype, whole);
             return plan.memories.size() - 1;
           },
-          "name"_a, "address"_a, "nbytes"_a, "device"_a = Device::kHost, "dtype"_a = nb::none(),
-          "A range of addresses that stays mapped while the plan is used; device: a CUDA ordinal, or -1 for the host. "
+          "name"_a, "address"_a, "nbytes"_a, "device"_a = Device::kHost, "dtype"_a = nb::none(), "whole"_a = false,
+          "A range of addresses that stays mapped while the plan is used; device: a CUDA ordinal, or -1 for the host; "
+          "whole: each of its bytes has to be placed. "
           "Returns its index.")
       .def(
           "place",
@@ -79,16 +76,6 @@ void bind_placement(nb::module_& module) {
             plan.ignored.push_back(slice_of(std::move(tensor), rect));
           },
           "tensor"_a, "rect"_a = nb::none(), "It has no place here. Without a rectangle: all of it.")
-      .def(
-          "ignore_unplaced",
-          [](PlacementPlan& plan, const Layout& layout) {
-            auto rest = unwrap(unplaced(layout, plan.slices));
-            plan.ignored.insert(plan.ignored.end(), rest.begin(), rest.end());
-            nb::list names;
-            for (const Slice& slice : rest) names.append(nb::make_tuple(slice.tensor, to_tuple(slice.rect)));
-            return names;
-          },
-          "layout"_a, "Ignores all that no slice places, and returns it as (tensor, rect or None).")
       .def_prop_ro("slice_count", [](const PlacementPlan& plan) { return plan.slices.size(); })
       .def_prop_ro("memory_count", [](const PlacementPlan& plan) { return plan.memories.size(); });
   nb::class_<Placement>(module, "Placement", "A plan that was found sound.")

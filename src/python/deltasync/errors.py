@@ -31,6 +31,7 @@ __all__ = [
     "ProtocolError",
     "Quarantined",
     "Unauthenticated",
+    "UnmatchedWeights",
     "Unsupported",
     "VersionConflict",
     "VersionGone",
@@ -78,6 +79,16 @@ class Unsupported(Error, NotImplementedError):
 class LayoutMismatch(Error):
     code = "layout_mismatch"
     remedy = "both sides need the same tensors; where the trainer's have changed, connect and bind again"
+
+
+class UnmatchedWeights(LayoutMismatch):
+    """Tensors of the trainer that the model has no place for, or weights of the model that no tensor fills."""
+
+    code = "unmatched_weights"
+    remedy = (
+        "publish the names that the checkpoint on disk has; what shall stay as it is, on either side, is listed as "
+        'ignore=["PATTERN", ...]'
+    )
 
 
 class VersionConflict(Error):

@@ -2,57 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ._arrays import DTYPES, Array, describe
 from ._native import Layout, PlacementPlan
+from .coverage import LISTED, Ignore, log_ignored, require_coverage
 from .errors import InvalidArgument, LayoutMismatch
 from .layouts import is_module
 
+_log = logging.getLogger("deltasync.rollout")
 
-def plan_of_module(layout: Layout, module: Any, *, strict: bool = True) -> tuple[PlacementPlan, list[tuple[str, Any]]]:
+
+def plan_of_module(
+    layout: Layout, module: Any, *, strict: bool = True, ignore: Iterable[str] = ()
+) -> tuple[PlacementPlan, list[tuple[str, Any]]]:
     """Each tensor of the layout in the parameter or buffer of its name; and these as (name, tensor that shares its
     memory), which keep the memory while the plan is used.
 
-    LayoutMismatch names what does not fit: another shape or dtype, a tensor that the module does not have, with
-    `strict` one that the layout does not have (but for further names of the same memory); InvalidArgument: memory
-    without rows."""
+    UnmatchedWeights names what is left over, but for what `ignore` matches: tensors that the module does not have, and
+    with `strict` parameters and buffers that the layout does not have (but for further names of the same memory).
+    LayoutMismatch: another shape or dtype; InvalidArgument: memory without rows."""
     if not is_module(module):
         raise InvalidArgument(f"module: {type(module).__name__} is no torch module")
     state: Mapping[str, Any] = module.state_dict(keep_vars=True)
+    ignored = Ignore(ignore)
     plan = PlacementPlan()
     places: list[tuple[str, Any]] = []
+    untaken: dict[str, str] = {}
+    left_out: list[str] = []
     for tensor in layout:
         own = state.get(tensor.name)
-        if own is None:
-            raise LayoutMismatch(
-                f"{tensor.name}: the trainer publishes it, the module has no such parameter or buffer", _OTHER_MODEL
-            )
-        array = describe(own, tensor.name)
-        if array.shape != tensor.shape or array.dtype != tensor.dtype:
-            raise LayoutMismatch(
-                f"{tensor.name}: the module's is {array.dtype} {list(array.shape)}, "
-                f"the trainer's {tensor.dtype} {list(tensor.shape)}",
-                _remedy(array, tensor),
-            )
-        if array.owner is not own:
-            raise InvalidArgument(f"{tensor.name}: the module's memory has no rows that could be written in place")
-        if tensor.nbytes == 0:
+        if tensor.name in ignored:
+            plan.ignore(tensor.name)
+            left_out.append(tensor.name)
             continue
-        places.append((tensor.name, own.detach()))
-        step = array.row_stride or tensor.cols * tensor.element_bytes
-        size = (tensor.rows - 1) * step + tensor.cols * tensor.element_bytes
-        memory = plan.add_memory(tensor.name, array.address, size, array.device, tensor.dtype)
-        plan.place(tensor.name, (0, 0, tensor.rows, tensor.cols), memory, 0, step, tensor.element_bytes)
+        if own is None:
+            untaken[tensor.name] = "the module has no such parameter or buffer"
+            continue
+        if _place(plan, tensor, own):
+            places.append((tensor.name, own.detach()))
     written = {own.data_ptr() for _, own in places}
-    for name, own in state.items() if strict else ():
-        if layout.find(name) is None and own.numel() and own.data_ptr() not in written:
-            raise LayoutMismatch(
-                f"{name}: the trainer publishes no such tensor, so the module's would stay as it is",
-                f"{_OTHER_MODEL}; strict=False lets the module have more",
-            )
+    unfilled, kept = ignored.split(
+        {
+            name: f"{list(own.shape)}"
+            for name, own in state.items()
+            if layout.find(name) is None and own.numel() and own.data_ptr() not in written
+        }
+    )
+    more = "; strict=False lets the module have more" if unfilled and not untaken else ""
+    require_coverage("module", untaken, unfilled if strict else {}, state, f"{_OTHER_MODEL}; {LISTED}{more}")
+    log_ignored(_log, "module", left_out, kept)
     return plan, places
+
+
+def _place(plan: PlacementPlan, tensor: Any, own: Any) -> bool:
+    """Adds a tensor of the layout to the plan, in the module's tensor of its name; False: it has no byte."""
+    array = describe(own, tensor.name)
+    if array.shape != tensor.shape or array.dtype != tensor.dtype:
+        raise LayoutMismatch(
+            f"{tensor.name}: the module's is {array.dtype} {list(array.shape)}, "
+            f"the trainer's {tensor.dtype} {list(tensor.shape)}",
+            _remedy(array, tensor),
+        )
+    if array.owner is not own:
+        raise InvalidArgument(f"{tensor.name}: the module's memory has no rows that could be written in place")
+    if tensor.nbytes == 0:
+        return False
+    step = array.row_stride or tensor.cols * tensor.element_bytes
+    size = (tensor.rows - 1) * step + tensor.cols * tensor.element_bytes
+    memory = plan.add_memory(tensor.name, array.address, size, array.device, tensor.dtype)
+    plan.place(tensor.name, (0, 0, tensor.rows, tensor.cols), memory, 0, step, tensor.element_bytes)
+    return True
 
 
 _OTHER_MODEL = "module= must be the model that the trainer publishes, with the same names"

@@ -22,6 +22,7 @@ from . import _native
 from ._host_memory import HostMemory
 from ._native import Layout, Placement, PlacementPlan, Sidecar, StagedUpdate, Version
 from .agent import read_token
+from .coverage import Ignore
 from .errors import (
     Cancelled,
     ConnectionFailed,
@@ -58,8 +59,9 @@ class Receiver:
     Where the version is kept, one of:
       ``module``  a torch module, whose parameters and buffers of the same names, dtypes and shapes are written in
                   place by each commit, on the host or on CUDA. What the module holds at first does not matter. Its
-                  memory stays where it is: no ``.to()`` afterwards. ``strict``: all of its parameters and buffers are
-                  the trainer's.
+                  memory stays where it is: no ``.to()`` afterwards. Both sides have to match, else UnmatchedWeights
+                  names what is left over. ``ignore``: patterns (``*`` and ``?``) of names that need not, and stay out
+                  of updates. Without ``strict`` the module may have more than the trainer.
       ``plan``    a :class:`PlacementPlan` of any live memory (or a function that makes one from the layout), such as
                   tracing an engine's loader gives. ``live``: the engine computes with what is there already, so the
                   first full update is staged too.
@@ -97,6 +99,7 @@ class Receiver:
         link_gbps: float = 0.0,
         name: str | None = None,
         strict: bool = True,
+        ignore: Iterable[str] = (),
         timeout: float = 60.0,
     ) -> None:
         if sum(choice is not None for choice in (module, plan, directory)) > 1:
@@ -135,7 +138,7 @@ class Receiver:
         self._closed = False
         self._lost = False
         self._pid = os.getpid()
-        self._strict = strict
+        self._strict, self._ignore = strict, Ignore(ignore).patterns
         self._places: list[tuple[str, Any]] = []  # the module's tensors where the target writes
         end = time.monotonic() + timeout
         self._native: _native.Receiver = self._connect(end)
@@ -436,7 +439,7 @@ class Receiver:
         if self._module is not None or self._plan is not None:
             plan = self._plan
             if self._module is not None:
-                plan, self._places = plan_of_module(self.layout, self._module, strict=self._strict)
+                plan, self._places = plan_of_module(self.layout, self._module, strict=self._strict, ignore=self._ignore)
             elif callable(plan):
                 plan = plan(self.layout)
             assert plan is not None

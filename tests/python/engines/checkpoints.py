@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from typing import Any
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD, INNER, EXPERTS, EXPERT_INNER, VOCABULARY = 2, 64, 8, 2, 16, 96, 8, 32, 300
 
@@ -138,3 +139,17 @@ def mlp(at: str, inner: int) -> dict[str, tuple[int, ...]]:
         f"{at}.up_proj.weight": (inner, HIDDEN),
         f"{at}.down_proj.weight": (HIDDEN, inner),
     }
+
+
+def transformers_state_dict(model: str) -> dict[str, Any]:
+    """Name to tensor as transformers has them in memory: from release 5 on all experts of a layer are one tensor."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(**CONFIGS[model])
+    made = transformers.AutoModelForCausalLM.from_config(config, dtype="bfloat16")
+    return {name: tensor.detach().clone() for name, tensor in made.state_dict().items()}
+
+
+def without_expert(weights: dict[str, Any], expert: int) -> dict[str, Any]:
+    """In every layer."""
+    return {name: tensor for name, tensor in weights.items() if f".experts.{expert}." not in name}

@@ -87,7 +87,7 @@ def test_replay_is_the_loader(engine, model, ranks, mode, tensors):
         assert report["differing_after_replay"] == []
         assert report["reload"] == {} and report["unproved"] == []
         assert report["leaves"] == report["placed"]
-        assert report["current"]
+        assert report["current"] and report["unfilled"] == {}
         remote = tensors - report["placed"]
         # Of two ranks each has half of the experts, three tensors each in two layers.
         assert remote == len(report["unplaced"]) == (3 * 8 // 2 * 2 if mode == "ep" else 0)
@@ -127,4 +127,5 @@ def test_latent_attention(engine):
         f"model.layers.{layer}.self_attn.{name}" for layer in range(2) for name in writes
     )
     assert report["changed_by_trace"] == report["loader_repeats"] == report["unproved"] == report["unplaced"] == []
+    assert report["unfilled"] == {}
     assert report["placed"] == report["leaves"] == len(shapes("deepseek_v3")) - len(report["reload"])

@@ -20,6 +20,9 @@ pytestmark = pytest.mark.engines
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed", allow_module_level=True)
 
+import sglang_model  # noqa: E402, F401 (defines what transformers imports by way of torchvision)
+import torch  # noqa: E402
+from checkpoints import transformers_state_dict, without_expert  # noqa: E402
 from sglang_versions import weights  # noqa: E402
 from vllm_replica import write_dist_info  # noqa: E402
 
@@ -104,11 +107,18 @@ def start(segment_name: str, tmp_path: Path) -> Iterator[Start]:
     write_dist_info(tmp_path)
 
     def run(
-        model: str = "qwen3", ranks: int = 1, *, draft: bool = False, environment: bool = True, timeout: float = 60
+        model: str = "qwen3",
+        ranks: int = 1,
+        *,
+        draft: bool = False,
+        environment: bool = True,
+        timeout: float = 60,
+        published: dict[str, Any] | None = None,
     ) -> tuple[deltasync.WeightManager, Replica]:
-        manager = deltasync.WeightManager(weights(model, 1), name=segment_name)
+        first = weights(model, 1) if published is None else published
+        manager = deltasync.WeightManager(first, name=segment_name)
         made.append(manager)
-        manager.offload(weights(model, 1))
+        manager.offload(first)
         path = os.pathsep.join([str(tmp_path), str(HERE), *sys.path])
         variables = {"DELTASYNC_TIMEOUT": str(timeout), "PYTHONPATH": path}
         if environment:
@@ -120,6 +130,45 @@ def start(segment_name: str, tmp_path: Path) -> Iterator[Start]:
     yield run
     for one in reversed(made):
         one.close()
+
+
+def test_sglang_experts_as_transformers_has_them_in_memory_are_no_success(start: Start) -> None:
+    """SGLang's loader skips these names without a word: the label moved on, and the experts stayed as they were."""
+    manager, replica = start("qwen3_moe", published=transformers_state_dict("qwen3_moe"))
+    replica.ask("remember")
+    for _ in range(2):
+        (message,) = replica.refused(1)
+        assert "nothing was written" in message
+        assert "4 weight(s) of the model would stay" in message and "mlp.experts.w13_weight ([8, 64, 64]" in message
+        assert "4 tensor(s) of the trainer have no place" in message and "mlp.experts.gate_up_proj" in message
+        assert "the trainer has all experts in one tensor" in message
+    assert replica.ask("changed") == [{"target": []}]
+    assert replica.ask("state")[0]["versions"] == []
+    ignore = {"deltasync": {"ignore": ["*.mlp.experts.*"]}}
+    (answer,) = replica.update(1, manifest=ignore)
+    assert "placed 21 of 25" in answer["message"]
+    changed = replica.ask("changed")[0]["target"]
+    assert "model.embed_tokens.weight" in changed and not any("experts" in name for name in changed)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sglang_an_expert_that_no_tensor_fills_is_no_success(start: Start, ranks: int) -> None:
+    _, replica = start("qwen3_moe", ranks, published=without_expert(weights("qwen3_moe", 1), 5))
+    for message in replica.refused(1):
+        assert "nothing was written" in message and "from [5, 0, 0] on" in message
+        assert "layers.1.mlp.experts.w2_weight" in message
+
+
+def test_sglang_a_tensor_that_no_rank_takes_is_no_success(start: Start) -> None:
+    published = weights("qwen3", 1) | {"mtp.fc.weight": torch.zeros(4)}
+    _, replica = start(ranks=2, published=published)
+    for message in replica.refused(1):
+        assert "1 tensor(s) of the trainer have no place: mtp.fc.weight" in message
+        assert "a draft (MTP, EAGLE)" in message
+    ignore = {"deltasync": {"ignore": ["mtp.*"]}}
+    for answer in replica.update(1, manifest=ignore):
+        assert "placed 25 of 26" in answer["message"]
+    replica.assert_serves(1)
 
 
 @pytest.mark.parametrize(("model", "ranks"), [("qwen3", 1), ("qwen3", 2), ("qwen3_moe", 1), ("qwen3_moe", 2)])

@@ -4,9 +4,9 @@ import deltasync
 import pytest
 
 pytestmark = pytest.mark.engines
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from checkpoints import shapes  # noqa: E402
+from checkpoints import shapes, transformers_state_dict, without_expert  # noqa: E402
 from engine_support import change, first_version  # noqa: E402
 from vllm_replica import RankFailed, Replica, needs_vllm  # noqa: E402
 
@@ -14,10 +14,10 @@ DELTAS = 20
 
 
 class Setup:
-    def __init__(self, name, folder, model, ranks, stages=1):
+    def __init__(self, name, folder, model, ranks, stages=1, edit=lambda weights: weights):
         needs_vllm()
         self.name, self.before = name, 0
-        self.weights = first_version(shapes(model))
+        self.weights = edit(first_version(shapes(model)))
         self.manager = deltasync.WeightManager(self.weights, name=name)
         self.number = 0
         self.publish()
@@ -73,8 +73,8 @@ class Setup:
 def start(segment_name, tmp_path):
     made = []
 
-    def make(model="qwen3", ranks=1, stages=1):
-        made.append(Setup(segment_name, tmp_path, model, ranks, stages))
+    def make(model="qwen3", ranks=1, stages=1, **more):
+        made.append(Setup(segment_name, tmp_path, model, ranks, stages, **more))
         return made[-1]
 
     yield make
@@ -98,6 +98,49 @@ def test_every_version_is_what_vllms_own_loader_makes_of_it(start, model, ranks)
         assert state["addresses"] == before and state["meta"] == []
     for found in setup.replica.do("compare", DELTAS + 1):
         assert found == {str(number): [] for number in range(1, DELTAS + 2)}
+
+
+def test_names_with_a_wrappers_prefix_end_the_init(start):
+    """vLLM's loader would refuse them, amid the first load."""
+    setup = start(edit=lambda weights: {f"_orig_mod.{name}": tensor for name, tensor in weights.items()})
+    with pytest.raises(RankFailed) as failed:
+        setup.init()
+    text = str(failed.value)
+    assert "UnmatchedWeights" in text and "the prefix '_orig_mod.' of a wrapper" in text
+    assert "25 tensor(s) of the trainer have no place" in text and "19 weight(s) of the model would stay" in text
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_expert_that_no_tensor_fills_ends_the_init(start, ranks):
+    setup = start("qwen3_moe", ranks, edit=lambda weights: without_expert(weights, 5))
+    with pytest.raises(RankFailed, match=r"w13_weight.*from \[5, 0, 0\] on") as failed:
+        setup.init()
+    assert str(failed.value).count("UnmatchedWeights") == ranks
+    setup.init(ignore=["*.w13_weight", "*.w2_weight"])
+    setup.update(1)
+
+
+def test_experts_as_transformers_has_them_in_memory_are_placed(start):
+    """vLLM's loader knows both: each expert's part of the one tensor is found."""
+    setup = start("qwen3_moe", edit=lambda weights: transformers_state_dict("qwen3_moe"))
+    setup.init()
+    setup.reach(3, snapshot=True)
+    (state,) = setup.replica.do("state")
+    assert (state["version"], state["placed"], state["reload"]) == (3, 25, [])
+
+
+def test_a_tensor_that_no_stage_takes_fails_the_update(start):
+    surplus = {"model.layers.0.surplus.weight": torch.zeros(4, dtype=torch.bfloat16)}
+    setup = start("qwen3_tied", 2, 2, edit=lambda weights: weights | surplus)
+    setup.init()
+    setup.replica.do("snapshot", 0)
+    setup.replica.rpc("start_weight_update")
+    with pytest.raises(RankFailed, match=r"no rank takes.*1 tensor.*model.layers.0.surplus.weight") as failed:
+        setup.replica.rpc("update_weights", {"version": 1})
+    assert "[0]" in str(failed.value) and "[1]" in str(failed.value)
+    assert setup.replica.do("unchanged", 0) == [[], []]
+    setup.init(ignore=["*.surplus.*"])
+    setup.update(1)
 
 
 def test_stages_of_a_pipeline_have_their_part_of_every_version(start):

@@ -64,12 +64,13 @@ def main(engine, name, ranks, rank, port, mode):
     report["current"] = proved.is_current(model)
     report["unproved"] = sorted(proved.reload.keys() - found.reload.keys())
     report["reload"] = {key: reload.reason for key, reload in found.reload.items()}
+    report["unfilled"] = proved.unfilled
     report["unplaced"] = sorted(found.unplaced)
     report["leaves"] = len(whole_leaves(proved).placed)
     report["placed"] = len(proved.placed)
     report["slices"] = [(s.tensor, *s.rect) for s in proved.slices]
     layout, _ = deltasync.layout_of(first)
-    placement = deltasync.Placement.build(layout, placement_plan(proved))
+    placement = deltasync.Placement.build(layout, placement_plan(proved, ignore=proved.unplaced, reloads=True))
     report["placed_bytes"] = placement.placed_bytes
     print("REPORT " + json.dumps(report))
 

@@ -43,7 +43,9 @@ def placement(found):
     layout, _ = deltasync.layout_of(
         [deltasync.TensorSpec(s.name, deltasync_dtype(s.dtype), list(s.shape)) for s in found.specs]
     )
-    return deltasync.Placement.build(layout, placement_plan(found))
+    return deltasync.Placement.build(
+        layout, placement_plan(found, ignore=[*found.unplaced, *found.unfilled], reloads=True)
+    )
 
 
 def deltasync_dtype(dtype):

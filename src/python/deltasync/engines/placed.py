@@ -66,7 +66,8 @@ class HostCopies:
 
 def plan_of(layout: Layout, trace: Trace) -> tuple[PlacementPlan, HostCopies]:
     """The plan of a trace, and the memory that its "reload" tensors are placed in. The copies, and the trace, are to
-    live as long as the plan is used. Unsupported: the engine takes nothing of this checkpoint."""
+    live as long as the plan is used. What the trace has no place for is ignored: who makes the plan has proved that it
+    may be (coverage.py). Unsupported: the engine takes nothing of this checkpoint."""
     plan = PlacementPlan()
     numbers: list[int] = []
     for memory in trace.memories:
@@ -85,7 +86,9 @@ def plan_of(layout: Layout, trace: Trace) -> tuple[PlacementPlan, HostCopies]:
         copies.place(plan)
     if not plan.slice_count:
         raise Unsupported("the engine's loader takes none of the trainer's tensors: is it the same model?")
-    plan.ignore_unplaced(layout)
+    for ignored in trace.ignored:
+        if ignored.tensor not in trace.reload:
+            plan.ignore(ignored.tensor, ignored.rect)
     return plan, copies
 
 
@@ -108,16 +111,16 @@ def places(trace: Trace, model: Any) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def without_shared(trace: Trace, other: Any) -> Trace:
-    """The trace less the tensors that are in memory of the model `other`, all of them or in part: "unplaced"."""
+def without_shared(trace: Trace, model: Any, other: Any) -> Trace:
+    """The trace of `model` less what is in memory of the model `other`: tensors that are there, all of them or in part,
+    are "unplaced", and weights that are there are the other's to fill."""
     from ..tracing.memory import live_tensors
 
     theirs = {live.tensor.untyped_storage().data_ptr() for live in live_tensors(other) if live.tensor.numel()}
     shared = {index for index, memory in enumerate(trace.memories) if memory.storage.data_ptr() in theirs}
     gone = {name for name, slices in trace.placed.items() if any(placed.memory in shared for placed in slices)}
-    return replace(
-        trace,
-        placed={name: slices for name, slices in trace.placed.items() if name not in gone},
-        modules={name: modules for name, modules in trace.modules.items() if name not in gone},
-        unplaced={**trace.unplaced, **dict.fromkeys(gone, "the other model's receiver writes it")},
-    )
+    gaps = dict(trace.gaps)
+    for live in live_tensors(model):
+        if live.name in gaps and live.tensor.untyped_storage().data_ptr() in theirs:
+            del gaps[live.name]
+    return replace(trace.drop(dict.fromkeys(gone, "the other model's receiver writes it")), gaps=gaps)

@@ -16,13 +16,15 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .._native import Version
-from ..errors import Cancelled, CorruptData, DeadlinePassed, InvalidArgument, Unsupported
+from ..coverage import Ignore
+from ..errors import Cancelled, CorruptData, DeadlinePassed, InvalidArgument, UnmatchedWeights, Unsupported
 from ..prepared import Prepared
 from ..rollout import Receiver
+from .covered import ENGINES_OWN, refused, require_engine_coverage
 from .loader import EngineLoader
 from .placed import HostCopies, places, plan_of, without_shared
 from .staging import CommitReport, Staging, words
@@ -45,7 +47,10 @@ class EngineReceiver:
 
     ``model``: a torch module (or several by name); ``loader``: see :class:`EngineLoader`; ``endpoints``: agents, as for
     :class:`deltasync.Receiver`, connected to from here on. ``beside``: a model whose receiver writes what the two share
-    (a draft's embedding). ``name``: of this rank, for messages and the agent's log.
+    (a draft's embedding). ``ignore``: patterns of names that need not match, of the trainer's tensors and of the
+    model's weights. ``shared``: what this model has no place for may be another's, a rank's or a draft's: what that is
+    says :attr:`untaken`, and the caller looks whether somebody takes it. ``name``: of this rank, for messages and the
+    agent's log.
 
     The engine's step thread calls :meth:`attach`, :meth:`prepare`, :meth:`commit`, :meth:`rollback`, :meth:`void`,
     :meth:`pause` and :meth:`close`, one at a time. Live memory is written by `commit` and `rollback` and by nothing
@@ -59,6 +64,8 @@ class EngineReceiver:
         endpoints: str | list[str],
         *,
         beside: Any = None,
+        ignore: Iterable[str] = (),
+        shared: bool = False,
         name: str = "engine",
         timeout: float = 60.0,
         **options: Any,
@@ -71,6 +78,11 @@ class EngineReceiver:
         #: Why live memory is of no version; empty: it is of one, or never was written.
         self.doubt = ""
         self.trace: Trace | None = None
+        #: Tensors of the trainer that this model has no place for, and that are not ignored → why.
+        self.untaken: dict[str, str] = {}
+        self._ignore, self._shared = Ignore((*ENGINES_OWN, *ignore)), shared
+        self._connect = lambda: Receiver(endpoints, name=name, timeout=timeout, **options)
+        self._unmatched = False  # this receiver's layout
         self._places: dict[str, tuple[object, ...]] = {}
         self._copies: HostCopies | None = None
         self._staging: Staging | None = None
@@ -80,18 +92,23 @@ class EngineReceiver:
         self._bound = False  # to where the state says: a pull may begin
         self._receiver: Receiver | None = None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"deltasync-{name}")
-        self._connected = self._thread.submit(lambda: Receiver(endpoints, name=name, timeout=timeout, **options))
+        self._connected = self._thread.submit(self._connect)
 
     # On the engine's step thread.
 
     def attach(self, timeout: float | None = None) -> None:
         """Waits for the connection, traces the loader, and begins to pull. Does nothing where that is done.
 
-        The model is not written, but nothing else may use it meanwhile. Unsupported: the engine cannot be written, or
-        takes none of the tensors; DeadlinePassed, ConnectionFailed: no agent answered."""
+        The model is not written, but nothing else may use it meanwhile. Unsupported: the engine cannot be written;
+        UnmatchedWeights: the trainer's tensors are not the model's weights, and what is left over on both sides;
+        DeadlinePassed, ConnectionFailed: no agent answered."""
         if self.state != CONNECTING:
             return
         self.check()
+        if self._unmatched:  # the trainer may have come back with other names
+            self._unmatched = False
+            self._leave()
+            self._connected = self._thread.submit(self._connect)
         wait = self.timeout if timeout is None else min(timeout, _LONGEST_S)
         try:
             self._receiver = self._connected.result(wait)
@@ -145,6 +162,7 @@ class EngineReceiver:
             mode=mode,
             direct=0 if mode == "loaded" else len(self.trace.placed),
             reloaded=len(self._names()) if mode == "loaded" else len(self.trace.reload),
+            tensors=len(self.trace.specs),
             wire_bytes=report.wire_bytes,
             commit_s=time.monotonic() - begin,
         )
@@ -224,13 +242,17 @@ class EngineReceiver:
             return
         self._drop_staging()
         self.state = CLOSED
+        self._leave()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self.trace, self._copies, self.version = None, None, None
+
+    def _leave(self) -> None:
         if self._receiver is not None:
             self._receiver.close()
         else:
             self._connected.add_done_callback(_close_what_connected)
             self._connected.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._receiver, self.trace, self._copies, self.version = None, None, None, None
+        self._receiver = None
 
     # Tracing, loading, writing.
 
@@ -241,8 +263,16 @@ class EngineReceiver:
         assert receiver is not None
         specs = [(tensor.name, tensor.dtype, tensor.shape) for tensor in receiver.layout]
         found = trace(self.model, self.loader.load_traced, specs)
+        found = found.drop(refused(found))
+        untaken = found.unplaced
         if self._beside is not None:
-            found = without_shared(found, self._beside)
+            found = without_shared(found, self.model, self._beside)
+        self.trace = found
+        try:
+            self.untaken = require_engine_coverage(self.name, found, untaken, self._ignore, shared=self._shared)
+        except UnmatchedWeights:
+            self._unmatched = True
+            raise
         self.trace = whole_leaves(found, self.loader.reload_modules())
         self._places = places(self.trace, self.model)
         self._bind_host(timeout)

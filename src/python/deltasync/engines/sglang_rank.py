@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidArgument
+from .covered import lacks
 from .ending import REMEDY, conclude, doubts
 from .session import CONNECTING, CommitReport, EngineReceiver, Staging
 from .sglang_loader import SglangLoader
-from .votes import Outcome, Verdict, Votes
+from .votes import NOTHING, Lacks, Outcome, Verdict, Votes
 
 _log = logging.getLogger("deltasync.sglang")
 
@@ -34,14 +35,19 @@ _START_S = 5.0
 @dataclass(frozen=True)
 class Settings:
     """From the environment (``DELTASYNC_ENDPOINTS``: HOST:PORT[,HOST:PORT...], ``DELTASYNC_TOKEN_FILE`` or
-    ``DELTASYNC_TOKEN``, ``DELTASYNC_TIMEOUT`` in seconds, ``DELTASYNC_VERIFY=0``), or a request's
-    ``{"manifest": {"deltasync": {"endpoints": [...], "token": "...", "timeout": 60, "verify": false}}}``."""
+    ``DELTASYNC_TOKEN``, ``DELTASYNC_TIMEOUT`` in seconds, ``DELTASYNC_VERIFY=0``, ``DELTASYNC_IGNORE``: patterns with
+    commas between them, ``DELTASYNC_KEEP_DRAFT=1``), or a request's ``{"manifest": {"deltasync": {"endpoints": [...],
+    "token": "...", "timeout": 60, "verify": false, "ignore": [...], "keep_draft": true}}}``."""
 
     endpoints: tuple[str, ...] = ()
     token: str = ""
     timeout: float = 60.0
     #: Whether all live memory is read back after each commit, and the update fails where it is not the version's.
     verify: bool = True
+    #: Patterns of names that need not match: tensors of the trainer, or weights of the engine.
+    ignore: tuple[str, ...] = ()
+    #: Whether draft models keep the weights that they were started with.
+    keep_draft: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -53,6 +59,8 @@ class Settings:
             token,
             float(environment.get("DELTASYNC_TIMEOUT", "60")),
             environment.get("DELTASYNC_VERIFY", "") != "0",
+            tuple(part.strip() for part in environment.get("DELTASYNC_IGNORE", "").split(",") if part.strip()),
+            environment.get("DELTASYNC_KEEP_DRAFT", "") == "1",
         )
 
     def with_request(self, manifest: Mapping[str, Any] | None) -> Settings:
@@ -67,13 +75,16 @@ class Settings:
                 raise InvalidArgument(f"manifest.deltasync: there is no option '{option}', but {', '.join(_GOOD)}")
             if not good(value):
                 raise InvalidArgument(f"manifest.deltasync: {option} cannot be {value!r}")
-        if "endpoints" in given:
-            given["endpoints"] = tuple(given["endpoints"])
+        for option in ("endpoints", "ignore"):
+            if option in given:
+                given[option] = tuple(given[option])
         return replace(self, **given)
 
 
 _GOOD: dict[str, Callable[[Any], bool]] = {
     "endpoints": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+    "ignore": lambda value: isinstance(value, list) and all(isinstance(one, str) and one for one in value),
+    "keep_draft": lambda value: isinstance(value, bool),
     "token": lambda value: isinstance(value, str),
     "timeout": lambda value: isinstance(value, (int, float)) and type(value) is not bool and 0 < value < 1e6,
     "verify": lambda value: isinstance(value, bool),
@@ -114,7 +125,12 @@ class RankUpdates:
         """Begins to connect, if it is known where to."""
         if self.targets or not self.settings.endpoints:
             return
-        for role, runner in self.manager._select_runners():
+        runners = [
+            (role, runner)
+            for role, runner in self.manager._select_runners()
+            if role == "target" or not self.settings.keep_draft
+        ]
+        for role, runner in runners:
             name = f"sglang-{role}-tp{runner.weight_updater.tp_rank}"
             receiver = EngineReceiver(
                 runner.weight_updater.get_model(),
@@ -123,6 +139,8 @@ class RankUpdates:
                 name=name,
                 timeout=self.settings.timeout,
                 token=self.settings.token,
+                ignore=self.settings.ignore,
+                shared=len(runners) > 1 or self._has_peers(),
             )
             self.targets.append(Target(role, runner.weight_updater, receiver))
 
@@ -150,7 +168,8 @@ class RankUpdates:
         if staged.error is None:
             staged = self._stage(asked, end)
         void = doubts([target.receiver for target in self.targets if not takes_nothing(target.receiver)])
-        verdict = self._decide(staged.error, staged.subject, "staged", end, void)
+        taking = [target.receiver for target in self.targets if target.staging is not None]
+        verdict = self._decide(staged.error, staged.subject, "staged", end, void, lacks(taking))
         if not verdict.yes:
             self._follow()
             return False, f"deltasync: {self._unwritten(verdict)}"
@@ -166,7 +185,11 @@ class RankUpdates:
             self._follow()
             return False, f"deltasync: {ending.text}" + ("" if ending.as_before else f" ({REMEDY})")
         self._follow()
-        parts = [f"{target.role}: {target.report.mode}" for target in self.targets if target.report is not None]
+        parts = [
+            f"{target.role}: {target.report.mode}, {target.report.placed}"
+            for target in self.targets
+            if target.report is not None
+        ]
         return True, f"deltasync: {staged.subject} on {self._ballot().ranks} rank(s) ({', '.join(parts)})."
 
     def void(self, reason: str) -> None:
@@ -202,8 +225,8 @@ class RankUpdates:
                 "no endpoints: set DELTASYNC_ENDPOINTS=HOST:PORT for the server, or give the request "
                 '{"manifest": {"deltasync": {"endpoints": ["HOST:PORT"]}}}'
             )
-        moved = (settings.endpoints, settings.token) != (self.settings.endpoints, self.settings.token)
-        self.settings = replace(self.settings, endpoints=settings.endpoints, token=settings.token)
+        kept = replace(settings, timeout=self.settings.timeout, verify=self.settings.verify)
+        moved, self.settings = kept != self.settings, kept
         if moved or any(target.receiver.state == CONNECTING and self._gave_up(target) for target in self.targets):
             self.close()
         self.start()
@@ -261,13 +284,29 @@ class RankUpdates:
             except Exception as error:
                 _log.error("%s: %s", target.receiver.name, error)
 
-    def _decide(self, reason: str | None, subject: str, at: str, end: float, doubt: str = "") -> Verdict:
+    def _decide(
+        self,
+        reason: str | None,
+        subject: str,
+        at: str,
+        end: float,
+        doubt: str = "",
+        lacking: Lacks = NOTHING,
+    ) -> Verdict:
         try:
             votes = self._ballot()
         except Exception as error:  # without this rank's vote nobody can have a "yes"
             return Verdict(Outcome.NO, words(error) if reason is None else f"{reason}; {words(error)}", doubt)
         timeout = _left(end) + _MARGIN_S
-        return votes.decide(reason, subject=subject, timeout=timeout, at=f"{self._requests}/{at}", doubt=doubt)
+        return votes.decide(
+            reason, subject=subject, timeout=timeout, at=f"{self._requests}/{at}", doubt=doubt, lacks=lacking
+        )
+
+    def _has_peers(self) -> bool:
+        try:
+            return self._ballot().ranks > 1
+        except Exception:  # said by the first vote
+            return True
 
     def _ballot(self) -> Votes:
         if self._votes is None:

@@ -21,10 +21,17 @@ class CommitReport:
     #: Tensors written in place, and through the engine's loader.
     direct: int
     reloaded: int
+    #: Of the trainer. Those that are neither are other ranks', another model's, or ignored.
+    tensors: int
     #: Received for it.
     wire_bytes: int
     #: On the engine's thread, from the call to the end of the device's work.
     commit_s: float
+
+    @property
+    def placed(self) -> str:
+        """How many of the trainer's tensors this rank has taken, in words."""
+        return f"placed {self.direct + self.reloaded} of {self.tensors}"
 
 
 class Staging:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -16,10 +17,13 @@ from vllm.distributed.weight_transfer.base import (
 
 from ..errors import Aborted, InvalidArgument
 from . import vllm_sleep
+from .covered import lacks
 from .ending import WeightsUnknown, conclude, doubts
 from .session import CommitReport, EngineReceiver, Staging
 from .vllm_loader import VllmLoader
-from .votes import Outcome, Verdict, Votes
+from .votes import NOTHING, Lacks, Outcome, Verdict, Votes
+
+_log = logging.getLogger("deltasync.engines")
 
 #: What the decision after a commit waits for the other ranks beyond the deadline of the commit itself.
 _GRACE_S = 30.0
@@ -39,6 +43,9 @@ class DeltasyncInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     draft_agent: str | list[str] | None = None
     #: Of updates that do not say: see DeltasyncUpdateInfo.
     verify: bool = True
+    #: Patterns of names that need not match: tensors of the trainer that the engine has no place for, and weights of
+    #: the engine that no tensor fills. All else has to, or init and update fail.
+    ignore: list[str] = field(default_factory=list)
     #: Connections for data, and threads, for each rank; 0: as many as cores.
     streams: int = 4
     threads: int = 0
@@ -117,7 +124,7 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
             error = caught
         try:
             # Those that are ready sooner wait for the others, whose deadline is the same and may have begun later.
-            self._agree(error, subject, _left(end) + _GRACE_S)
+            self._agree(error, subject, _left(end) + _GRACE_S, NOTHING if receiver is None else self._lacks(receiver))
             assert receiver is not None and staging is not None
             self.last_report = self._commit(receiver, staging, subject, info, end)
             self._updated = True
@@ -174,6 +181,8 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
 
         ending = conclude([receiver], [] if report is None else [receiver], _words(error), subject, decide)
         if ending is None:
+            if report is not None:
+                _log.info("%s: version %s is %s: %s", receiver.name, report.version.number, report.mode, report.placed)
             return report
         if not ending.as_before:
             raise WeightsUnknown(ending.text) from error
@@ -196,11 +205,14 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
         info = self._init_info
         assert info is not None
         parallel = self.parallel_config
+        is_draft = model is not self._default_model
         return EngineReceiver(
             model,
             VllmLoader(self.vllm_config, model, model_config, self.device),
             agent,
-            beside=None if model is self._default_model else self._default_model,
+            beside=self._default_model if is_draft else None,
+            ignore=info.ignore,
+            shared=parallel.world_size > 1 or (info.draft_agent is None and (is_draft or self._has_draft())),
             name=f"vllm-dp{parallel.data_parallel_index}-rank{parallel.rank}{suffix}",
             timeout=info.deadline_ms / 1e3,
             token_file=info.token_file,
@@ -208,11 +220,25 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
             threads=info.threads,
         )
 
-    def _agree(self, error: Exception | None, subject: str, timeout: float) -> None:
+    def _lacks(self, receiver: EngineReceiver) -> Lacks:
+        """A draft of the same checkpoint takes what the target model leaves over. Before its first session nothing is
+        known to be lacking."""
+        if self._init_info is not None and self._init_info.draft_agent is not None:
+            return lacks([receiver])
+        if self._draft is None and self._has_draft():
+            return NOTHING
+        return lacks([one for one in (self._target, self._draft) if one is not None])
+
+    def _has_draft(self) -> bool:
+        return getattr(self.vllm_config, "speculative_config", None) is not None
+
+    def _agree(self, error: Exception | None, subject: str, timeout: float, lacking: Lacks = NOTHING) -> None:
         """Before anything is written. Raises on every rank if one of them has an error: that one its own, unless some
         rank's weights are of no version, which is said by all."""
         known = [one for one in (self._target, self._draft) if one is not None]
-        verdict = self._ballot().decide(_words(error), subject=subject, timeout=timeout, doubt=doubts(known))
+        verdict = self._ballot().decide(
+            _words(error), subject=subject, timeout=timeout, doubt=doubts(known), lacks=lacking
+        )
         if verdict.outcome is Outcome.UNKNOWN:
             raise WeightsUnknown(
                 f"this rank has changed nothing; whether the others went on with {subject} is unknown: {verdict.reason}"

@@ -19,6 +19,7 @@ from __future__ import annotations
 import enum
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,18 @@ class Verdict:
         return self.outcome is Outcome.YES
 
 
+@dataclass(frozen=True, slots=True)
+class Lacks:
+    """What a rank has no place for, as the bits of a number: none of them may be lacking on every rank. `words`: what
+    is said of bits that are."""
+
+    bits: int = 0
+    words: Callable[[int], str] = hex
+
+
+NOTHING = Lacks()
+
+
 class Votes:
     """One rank's. ``store``: of torch.distributed, or None where it is the only one. Not thread-safe."""
 
@@ -57,24 +70,31 @@ class Votes:
         self._voted = False
 
     def decide(
-        self, reason: str | None, *, subject: str = "", timeout: float, at: str = "", doubt: str = ""
+        self,
+        reason: str | None,
+        *,
+        subject: str = "",
+        timeout: float,
+        at: str = "",
+        doubt: str = "",
+        lacks: Lacks = NOTHING,
     ) -> Verdict:
         """`reason`: why this rank votes no, or None for yes. `subject`: what about; ranks that vote about different
         things have no agreement. `at`: the round's name, once for each round; either all rounds have one or none.
-        `doubt`: what the others are to know of this rank's weights. Yes and no are the same on every rank; waits
-        `timeout` seconds at most for the others."""
+        `doubt`: what the others are to know of this rank's weights. `lacks`: what another rank has to have. Yes
+        and no are the same on every rank; waits `timeout` seconds at most for the others."""
         if self.ranks == 1:
-            return _verdict(reason or "", doubt)
+            return _verdict(reason or (lacks.words(lacks.bits) if lacks.bits else ""), doubt)
         self._voted = False
         try:
-            return self._decide(reason, subject, time.monotonic() + timeout, at, doubt)
+            return self._decide(reason, subject, time.monotonic() + timeout, at, doubt, lacks)
         except Exception as error:  # DistError and its kind, or a value that is no vote
             failed = f"rank {self.rank}: the store that the ranks share failed: {error}"
             if reason is None and self._voted:
                 return Verdict(Outcome.UNKNOWN, failed, doubt)
             return Verdict(Outcome.NO, failed if reason is None else f"rank {self.rank}: {reason}; {failed}", doubt)
 
-    def _decide(self, reason: str | None, subject: str, end: float, at: str, doubt: str) -> Verdict:
+    def _decide(self, reason: str | None, subject: str, end: float, at: str, doubt: str, lacks: Lacks) -> Verdict:
         store = self._store
         if not at:
             while store.check([f"{self._round}/verdict"]):
@@ -85,6 +105,7 @@ class Votes:
             "reason": reason if reason is None else f"rank {self.rank}: {reason}",
             "subject": subject,
             "doubt": doubt,
+            "lacks": f"{lacks.bits:x}",
         }
         self._voted = True  # it may arrive, whatever set() says
         store.set(f"{at}/vote/{self.rank}", json.dumps(mine))
@@ -102,7 +123,7 @@ class Votes:
             time.sleep(min(pause, left))
             pause = min(pause * 2, _LOOK_MAX_S)
         heard = [json.loads(store.get(key)) for key in votes]
-        return self._write(at, _objection(heard), heard)
+        return self._write(at, _objection(heard, lacks), heard)
 
     def _write(self, at: str, reason: str, heard: list[dict[str, Any]]) -> Verdict:
         verdict = {"reason": reason, "doubt": "; ".join(str(vote["doubt"]) for vote in heard if vote.get("doubt"))}
@@ -118,14 +139,17 @@ def _verdict(reason: str, doubt: str) -> Verdict:
     return Verdict(Outcome.NO if reason else Outcome.YES, reason, doubt)
 
 
-def _objection(votes: list[dict[str, Any]]) -> str:
+def _objection(votes: list[dict[str, Any]], lacks: Lacks) -> str:
     reasons = [str(vote["reason"]) for vote in votes if vote["reason"] is not None]
     if reasons:
         return "; ".join(reasons)
     subjects = {str(vote["subject"]): rank for rank, vote in enumerate(votes)}
     if len(subjects) > 1:
         return "the ranks do not speak of the same: " + ", ".join(f"{what} on rank {r}" for what, r in subjects.items())
-    return ""
+    bits = lacks.bits
+    for vote in votes:
+        bits &= int(vote.get("lacks", "0"), 16)
+    return lacks.words(bits) if bits else ""
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -162,12 +162,14 @@ class LiveMemories:
 
     def find(self, tensor: torch.Tensor) -> int | None:
         """Index of the memory that a strided tensor with a storage lies in."""
-        bases = self._bases.get(tensor.device)
+        return self.find_address(tensor.device, _address(tensor))
+
+    def find_address(self, device: torch.device, address: int) -> int | None:
+        bases = self._bases.get(device)
         if bases is None:
             return None
-        address = _address(tensor)
         at = bisect_right(bases, address) - 1
-        extent = self._extents[tensor.device][at]
+        extent = self._extents[device][at]
         return extent.index if at >= 0 and address < extent.end else None
 
     def owners_of(self, memory: int, tensor: torch.Tensor) -> set[str]:

@@ -28,22 +28,27 @@ class ModelState:
                 exchanged.append((live.name, live.module))
         return exchanged
 
-    def fail_derived(self) -> None:
-        """Fails HF tensors that are held by a module now, or that a tensor was derived from that is.
+    def fail_derived(self) -> set[str]:
+        """Fails HF tensors that are held by a module now, or that a tensor was derived from that is. Returns the
+        names of derived ones.
 
         Attributes with recording tensors are put back. TraceError: one inside of a list, tuple or dict.
         """
+        replaced: set[str] = set()
         for live in list(live_tensors(self._modules)):
             earlier = self._held.get((id(live.holder), live.attribute))
             if isinstance(live.tensor, RecordingTensor):
                 for source in live.tensor.sources:
                     source.fail(f"it becomes {live.name}")
                     source.modules.add(live.module)
+                    source.unseen = True
                 _put_back(live, earlier)
             elif earlier is None or earlier.tensor is not live.tensor:
                 for source in self._taint.sources(live.tensor):
                     source.fail(f"{live.name} is derived from it")
                     source.modules.add(live.module)
+                    replaced.add(live.name)
+        return replaced
 
 
 def _put_back(live: LiveTensor, earlier: LiveTensor | None) -> None:

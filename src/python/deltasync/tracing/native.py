@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 
+from ..coverage import Ignore, log_ignored, require_coverage
 from .result import Trace
 from .specs import DTYPES
 
 if TYPE_CHECKING:
     from .. import PlacementPlan
 
+_log = logging.getLogger("deltasync.tracing")
+
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def placement_plan(trace: Trace) -> PlacementPlan:
+def placement_plan(trace: Trace, *, ignore: Iterable[str] = (), reloads: bool = False) -> PlacementPlan:
     """The placed slices and what they leave, for `deltasync.Receiver(plan=…)` and `deltasync.Placement.build`.
 
-    The memory is the trace's: keep the trace as long as the plan is used. Tensors of class "reload" are ignored by the
-    plan. ValueError: memory that is neither the host's nor a CUDA device's.
+    The memory is the trace's: keep the trace as long as the plan is used. `reloads`: the caller hands the tensors of
+    class "reload" to the engine's loader with each version; the plan has no place for them. `ignore`: patterns of
+    names, of tensors that are other ranks' or not to be updated, and of weights that stay as they are.
+
+    UnmatchedWeights: a tensor without a place, or a weight that no tensor fills, that is not ignored; both sides are
+    named. ValueError: memory that is neither the host's nor a CUDA device's.
     """
+    patterns = Ignore(ignore)
+    untaken = dict(trace.unplaced)
+    if not reloads:
+        untaken.update({name: f"needs the engine's loader: {reload.reason}" for name, reload in trace.reload.items()})
+    untaken, tensors = patterns.split(untaken)
+    unfilled, weights = patterns.split(trace.unfilled)
+    require_coverage("the traced model", untaken, unfilled, trace.weights)
+    log_ignored(_log, "the traced model", tensors, weights)
     from .. import PlacementPlan
 
     dtypes: list[set[torch.dtype]] = [set() for _ in trace.memories]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -31,7 +31,8 @@ def settle(writes: Iterable[Write]) -> tuple[list[Write], dict[str, str]]:
     return copies, {name: by for name, by in replaced.items() if name not in placed}
 
 
-def _end(write: Write) -> int:
+def end_of(write: Write) -> int:
+    """The offset behind its last byte."""
     reach = sum((size - 1) * stride for size, stride in zip(write.shape, write.strides, strict=True))
     return write.offset + reach + write.itemsize
 
@@ -45,7 +46,7 @@ def _clusters(writes: list[Write]) -> Iterable[list[Write]]:
         if cluster and write.offset >= end:
             yield cluster
             cluster = []
-        end = max(end, _end(write)) if cluster else _end(write)
+        end = max(end, end_of(write)) if cluster else end_of(write)
         cluster.append(write)
     if cluster:
         yield cluster
@@ -68,8 +69,8 @@ def _settle_cluster(cluster: list[Write], replaced: dict[str, str]) -> list[Writ
     kept = list(copies.values())
     _fail_overlaps(kept)
     for other in (write for write in cluster if write.region is None):
-        low, high = other.offset, _end(other)
-        before = [w for w in kept if w.order < other.order and w.offset < high and low < _end(w)]
+        low, high = other.offset, end_of(other)
+        before = [w for w in kept if w.order < other.order and w.offset < high and low < end_of(w)]
         for copy in _overlapping([*before, other]):
             if copy is not other and copy.source is not None:
                 copy.source.fail(f"{other.operator} over it")
@@ -91,7 +92,7 @@ def _overlapping(writes: list[Write]) -> list[Write]:
         return []
     starts, lengths, owners = [], [], []
     for index, write in enumerate(writes):
-        first, length = _runs(write)
+        first, length = runs(write.offset, write.shape, write.strides, write.itemsize)
         starts.append(first)
         lengths.append(torch.full_like(first, length))
         owners.append(torch.full_like(first, index))
@@ -103,13 +104,13 @@ def _overlapping(writes: list[Write]) -> list[Write]:
     return [writes[index] for index in sorted(hit)]
 
 
-def _runs(write: Write) -> tuple[torch.Tensor, int]:
-    """Offsets of the runs of bytes that a write consists of, and their length."""
-    dims = sorted((stride, size) for size, stride in zip(write.shape, write.strides, strict=True) if size > 1)
-    length = write.itemsize
+def runs(offset: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[torch.Tensor, int]:
+    """Offsets of the runs of bytes that elements lie in, and their length. Strides are bytes."""
+    dims = sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1)
+    length = itemsize
     while dims and dims[0][0] == length:
         length *= dims.pop(0)[1]
-    first = torch.tensor([write.offset])
+    first = torch.tensor([offset])
     for stride, size in dims:
         first = (first[:, None] + torch.arange(size) * stride).flatten()
     return first, length

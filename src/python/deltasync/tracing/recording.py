@@ -49,7 +49,7 @@ class _Token:
 class Source:
     """An HF tensor and what became of it."""
 
-    __slots__ = ("spec", "index", "failures", "stored", "modules", "kept", "_token")
+    __slots__ = ("spec", "index", "failures", "stored", "modules", "kept", "unseen", "_token")
 
     def __init__(self, spec: Spec, index: int) -> None:
         self.spec = spec
@@ -58,6 +58,7 @@ class Source:
         self.stored = False  #: copied at least once, if only an empty part
         self.modules: set[str] = set()  #: that it reaches, as far as known
         self.kept = False  #: a loader failed while it kept the tensor
+        self.unseen = False  #: what the loader does with it is not known: it raised, or keeps the tensor
         self._token: weakref.ref[_Token] | None = None
 
     def fail(self, reason: str) -> None:
@@ -184,6 +185,8 @@ class Recorder:
         self.live = live
         self.device = device  #: that handed out tensors claim to be on
         self.writes: list[Write] = []
+        #: Names of live tensors that were exchanged as a whole for what came from HF tensors.
+        self.replaced: set[str] = set()
         #: Told of memory that is not the model's and now has what came from HF tensors.
         self.taint: Callable[[torch.Tensor, Iterable[Source], str], None] = lambda tensor, sources, operator: None
         self._lock = threading.Lock()
@@ -224,6 +227,7 @@ class Recorder:
         blamed = tuple(sources)
         for source in blamed:
             source.fail(operator)
+            source.unseen = True
             source.modules |= modules
         names = ", ".join(source.spec.name for source in blamed)
         return UnsupportedError(f"{names}: {operator} needs values, and tracing moves none", blamed)
@@ -350,7 +354,20 @@ class Recorder:
         elif target.numel():
             self._fail(value, "copy_ into memory that is not the model's")
             self.taint(target, value.sources, "copy_")
+        else:
+            self._copy_nothing(source, target)
         return target
+
+    def _copy_nothing(self, source: Source, target: torch.Tensor) -> None:
+        """An empty part of a live tensor is written: it has nothing of the HF tensor, and the loader has been there."""
+        if target.device.type == "meta":
+            return
+        storage = target.untyped_storage()
+        memory = self.live.find_address(target.device, storage.data_ptr())
+        if memory is not None:
+            size = target.element_size()
+            address = storage.data_ptr() + int(target.storage_offset()) * size
+            self._append_at(source, None, memory, address, target, "copy_")
 
     def write_computed(self, target: torch.Tensor, sources: Iterable[Source], operator: str) -> None:
         """Live memory is written with what was computed of HF tensors, or (no sources) with anything else."""
@@ -365,11 +382,16 @@ class Recorder:
             self._append(source, None, memory, target, operator)
 
     def _append(self, source: Source | None, region: Any, memory: int, target: torch.Tensor, operator: str) -> None:
-        size = target.element_size()
-        strides = tuple(stride * size for stride in target.stride())
-        offset = target.data_ptr() - self.live.memories[memory].base
         if source is not None:
             source.modules |= self.live.owners_of(memory, target)
+        self._append_at(source, region, memory, target.data_ptr(), target, operator)
+
+    def _append_at(
+        self, source: Source | None, region: Any, memory: int, address: int, target: torch.Tensor, operator: str
+    ) -> None:
+        size = target.element_size()
+        strides = tuple(stride * size for stride in target.stride())
+        offset = address - self.live.memories[memory].base
         with self._lock:
             order = len(self.writes)
             shape = tuple(target.shape)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from .coverage import Gap
 from .memory import Memory, Modules, model_signature
 from .plan import IgnoredSlice, PlacedSlice, complement
 from .specs import Spec
@@ -32,6 +33,8 @@ class Trace:
     reload: Mapping[str, Reload]
     unplaced: Mapping[str, str]  #: tensors that the engine has no place for → why
     modules: Mapping[str, frozenset[str]]  #: placed tensor → modules that own its places
+    weights: tuple[str, ...]  #: the model's parameters and persistent buffers
+    gaps: Mapping[str, Gap]  #: those of them that are not filled by the specs' tensors, or not all of them
     _signature: str = field(repr=False)
 
     @cached_property
@@ -52,6 +55,12 @@ class Trace:
                 ignored.extend(IgnoredSlice(spec.name, rect) for rect in complement(rects, rows, columns))
         return ignored
 
+    @cached_property
+    def unfilled(self) -> dict[str, str]:
+        """Weights that would stay as they are, whole or in part → what of them. A buffer of which no tensor fills
+        anything is the engine's own: if the trainer has a tensor for it, under another name, that is unplaced."""
+        return {name: str(gap) for name, gap in self.gaps.items() if not (gap.is_buffer and gap.elements == gap.of)}
+
     def signature(self) -> str:
         """Digest of names, devices, addresses, shapes, strides and dtypes when the trace was made (32 hex digits)."""
         return self._signature
@@ -59,6 +68,16 @@ class Trace:
     def is_current(self, modules: Modules) -> bool:
         """Whether the modules' memory still is where it was. Says nothing of the bytes in it: see `prove`."""
         return model_signature(modules) == self._signature
+
+    def drop(self, reasons: Mapping[str, str]) -> Trace:
+        """The trace with tensors made "unplaced": name → reason."""
+        return replace(
+            self,
+            placed={name: slices for name, slices in self.placed.items() if name not in reasons},
+            modules={name: modules for name, modules in self.modules.items() if name not in reasons},
+            reload={name: reload for name, reload in self.reload.items() if name not in reasons},
+            unplaced={**self.unplaced, **reasons},
+        )
 
     def demote(self, reasons: Mapping[str, str]) -> Trace:
         """The trace with placed tensors made "reload": name → reason. KeyError: a tensor that is not placed."""

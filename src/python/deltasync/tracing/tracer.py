@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .coverage import gaps, is_weight
 from .guard import Taint, guarded
 from .memory import LiveMemories, Modules, TraceError, live_tensors, model_signature
 from .model_state import ModelState
@@ -77,12 +78,12 @@ class _Run:
         self.modules = modules
         self.load_weights = load_weights
         self.careful = careful
-        tensors = list(live_tensors(modules))
-        self.live = LiveMemories(tensors)
+        self.tensors = list(live_tensors(modules))
+        self.live = LiveMemories(self.tensors)
         self.recorder = Recorder(self.live, device)
         self.taint = Taint(self.recorder)
         self.recorder.taint = self.taint.mark
-        self.state = ModelState(modules, tensors, self.taint)
+        self.state = ModelState(modules, self.tensors, self.taint)
         self.sources = [Source(spec, index) for index, spec in enumerate(specs)]
 
     def load(self) -> None:
@@ -96,12 +97,13 @@ class _Run:
                     break  # the loader does not want the rest
             for source in alone:
                 self._call(deque([source]))
-        self.state.fail_derived()
+        self.recorder.replaced |= self.state.fail_derived()
         if any(source.alive() for source in self.sources):
             gc.collect()  # frames of errors
         for source in self.sources:
             if source.alive():
                 source.fail("the loader keeps it")
+                source.unseen = True
 
     def settle_last(self, sent: list[Source]) -> None:
         if self.careful and sent:
@@ -109,6 +111,7 @@ class _Run:
             if exchanged:
                 sent[-1].fail(f"it takes the place of {exchanged[0][0]}")
                 sent[-1].modules |= {module for _, module in exchanged}
+                self.recorder.replaced |= {name for name, _ in exchanged}
 
     def _call(self, queue: deque[Source]) -> list[Source]:
         """Lets the loader take what it wants. Returns tensors of which one, but not which one, made it fail."""
@@ -140,6 +143,7 @@ class _Run:
             return kept
         guilty = kept[0] if kept else feed.sent[-1]
         guilty.fail(f"{type(error).__name__}: {error}")
+        guilty.unseen = True
         guilty.modules |= self._modules_of(error)
         return []
 
@@ -163,14 +167,20 @@ class _Run:
         unplaced: dict[str, str] = {}
         owners: dict[str, frozenset[str]] = {}
         memories: dict[int, int] = {}
+        unseen: set[str] = set()
         for source in self.sources:
             name = source.spec.name
             writes = by_source.get(source.index, [])
             if source.kept and not source.stored:
                 source.fail("the loader had put it aside when it failed")
-            if source.failures:
+                source.unseen = True
+            if source.failures and (source.modules or source.unseen):
                 reason = source.failures[0]
                 reload[name] = Reload(reason, tuple(sorted(source.modules | self._siblings(source))))
+                if source.unseen:
+                    unseen.update(reload[name].modules)
+            elif source.failures:
+                unplaced[name] = f"the loader stores nothing of it ({source.failures[0]})"
             elif name in replaced:
                 unplaced[name] = f"{replaced[name]} is loaded over it"
             elif not writes:
@@ -180,7 +190,15 @@ class _Run:
                 owners[name] = frozenset(source.modules)
         used = tuple(self.live.memories[index] for index in memories)
         return Trace(
-            tuple(s.spec for s in self.sources), used, placed, reload, unplaced, owners, model_signature(self.modules)
+            specs=tuple(s.spec for s in self.sources),
+            memories=used,
+            placed=placed,
+            reload=reload,
+            unplaced=unplaced,
+            modules=owners,
+            weights=tuple(live.name for live in self.tensors if is_weight(live)),
+            gaps=gaps(self.tensors, self.live, self.recorder.writes, self.recorder.replaced, unseen),
+            _signature=model_signature(self.modules),
         )
 
     def _siblings(self, source: Source) -> set[str]:

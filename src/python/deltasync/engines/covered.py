@@ -1,0 +1,62 @@
+"""The proof of coverage for an engine's model, which may be one of several that share the trainer's tensors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..coverage import Ignore, log_ignored, require_coverage, unmatched
+from ..errors import UnmatchedWeights
+from .votes import NOTHING, Lacks
+
+if TYPE_CHECKING:
+    from ..tracing import Trace
+    from .session import EngineReceiver
+
+_log = logging.getLogger("deltasync.engines")
+
+#: What old checkpoints have, and every engine computes for itself.
+ENGINES_OWN = ("*rotary_emb.inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached")
+
+
+def refused(trace: Trace) -> dict[str, str]:
+    """Tensors whose names the loader refuses → how: it would refuse them in every update, amid its writing."""
+    found = {}
+    for name, reload in trace.reload.items():
+        if reload.reason.startswith("KeyError") or "no module or parameter" in reload.reason:
+            found[name] = f"the loader refuses it: {reload.reason}"
+    return found
+
+
+def require_engine_coverage(
+    name: str, trace: Trace, unplaced: Mapping[str, str], ignore: Ignore, *, shared: bool
+) -> dict[str, str]:
+    """What of `unplaced`, the trainer's tensors that this model has no place for, is not ignored. UnmatchedWeights if
+    there is something and the tensors are not `shared` with other models; and in any case for weights of the model that
+    nothing fills."""
+    unfilled, weights = ignore.split(trace.unfilled)
+    untaken, tensors = ignore.split(unplaced)
+    if unfilled or not shared:
+        require_coverage(name, untaken, unfilled, trace.weights)
+    log_ignored(_log, name, tensors, weights)
+    return untaken
+
+
+def lacks(models: Sequence[EngineReceiver]) -> Lacks:
+    """What none of a rank's models, which share the trainer's tensors, has a place for; to be voted about."""
+    traces = [model.trace for model in models]
+    if not models or None in traces:
+        return NOTHING
+    trace = traces[0]
+    assert trace is not None
+    left = [spec.name in models[0].untaken for spec in trace.specs]
+    for model in models[1:]:
+        left = [lacking and spec.name in model.untaken for lacking, spec in zip(left, trace.specs, strict=True)]
+
+    def words(bits: int) -> str:
+        names = [spec.name for at, spec in enumerate(trace.specs) if bits >> at & 1]
+        untaken = {name: models[0].untaken.get(name, "") for name in names}
+        return f"no rank takes all of it: {unmatched(untaken, {}, trace.weights)} ({UnmatchedWeights.remedy})"
+
+    return Lacks(sum(1 << at for at, lacking in enumerate(left) if lacking), words)

@@ -1,0 +1,252 @@
+"""No engine's update succeeds while a weight of the model, or a tensor of the trainer, is left over."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import deltasync
+import pytest
+from deltasync import errors
+
+torch = pytest.importorskip("torch")
+
+from deltasync.engines.covered import lacks  # noqa: E402
+from deltasync.engines.session import CONNECTING, PLACED, EngineReceiver  # noqa: E402
+from deltasync.engines.votes import Lacks, Outcome, Verdict, Votes  # noqa: E402
+from engine_support import Engine, Loader, assert_bits, bits, change, first_version  # noqa: E402
+from torch.distributed import TCPStore  # noqa: E402
+
+WAIT = 30.0
+Weights = dict[str, Any]
+
+
+class Skipping(Engine):
+    """Knows its names, and says nothing of others; of `parts` only."""
+
+    def __init__(self, parts: Iterable[str] = ("",)) -> None:
+        super().__init__(permutes=False)
+        self.parts = tuple(parts)
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+        known = {*self.places, "mlp.down.weight", "embed.weight", "norm.weight"}
+        super().load_weights((name, w) for name, w in weights if name in known and name.startswith(self.parts))
+
+
+class Rig:
+    def __init__(self, name: str) -> None:
+        self.name, self.manager, self.receivers = name, None, []
+
+    def publish(self, weights: Weights, number: int = 1) -> None:
+        """By the trainer that there is, or by another one at its address."""
+        if self.manager is None or number == 1:
+            endpoint = {} if self.manager is None else {"listen": self.close_trainer()}
+            self.manager = deltasync.WeightManager(weights, name=self.name, **endpoint)
+        self.manager.offload(weights, number)
+        self.manager.wait_ready()
+
+    def close_trainer(self) -> str:
+        endpoint: str = self.manager.endpoint
+        self.manager.close()
+        return endpoint
+
+    def receiver(self, engine: Engine, **options: Any) -> EngineReceiver:
+        found = EngineReceiver(engine, Loader(engine), self.manager.endpoint, timeout=WAIT, **options)
+        self.receivers.append(found)
+        return found
+
+    def close(self) -> None:
+        for receiver in self.receivers:
+            receiver.close()
+        if self.manager is not None:
+            self.manager.close()
+
+
+@pytest.fixture
+def rig(segment_name: str, shm_files: set[str]) -> Iterator[Rig]:
+    made = Rig(segment_name)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def renamed(how: Callable[[str], str]) -> Weights:
+    return {how(name): tensor for name, tensor in first_version().items()}
+
+
+def update(receiver: EngineReceiver, number: int) -> Any:
+    staging = receiver.prepare(number, timeout=WAIT)
+    staging.wait(WAIT)
+    report = receiver.commit(staging, verify=True)
+    receiver.follow()
+    return report
+
+
+def test_names_that_the_loader_skips_end_the_binding(rig: Rig) -> None:
+    """Up to now every such update succeeded, attested, and these weights never changed."""
+    rig.publish(renamed(lambda name: name.replace("mlp.gate", "mlp.gates").replace("embed", "embedding")))
+    engine = Skipping()
+    before = bits(engine)
+    receiver = rig.receiver(engine)
+    for call in (receiver.attach, lambda: receiver.prepare(1)):
+        with pytest.raises(errors.UnmatchedWeights) as refused:
+            call()
+        text = str(refused.value)
+        assert "embed.weight ([100, 32], all of it)" in text
+        assert "gate_up.weight ([96, 32], 1536 of its 3072 elements, from [0, 0] on)" in text
+        assert "embedding.weight (the loader stores nothing of it), mlp.gates.weight" in text
+        assert receiver.state == CONNECTING
+    assert_bits(engine, before)
+
+
+def test_a_trainer_that_comes_back_with_the_right_names(rig: Rig) -> None:
+    rig.publish(renamed(lambda name: f"_orig_mod.{name}"))
+    engine = Skipping()
+    receiver = rig.receiver(engine)
+    with pytest.raises(errors.UnmatchedWeights, match="prefix '_orig_mod.' of a wrapper"):
+        receiver.attach()
+    weights = first_version()
+    rig.publish(weights)
+    report = update(receiver, 1)
+    assert receiver.state == PLACED and (report.mode, report.placed) == ("loaded", "placed 8 of 8")
+    assert_bits(engine, engine.expected(weights))
+    change(weights, 2)
+    rig.publish(weights, 2)
+    assert update(receiver, 2).placed == "placed 8 of 8"
+    assert_bits(engine, engine.expected(weights))
+
+
+def test_what_is_ignored_is_said_and_stays(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    weights = first_version() | {"rotary_emb.inv_freq": torch.zeros(4), "mtp.fc.weight": torch.zeros(4)}
+    weights["norms.weight"] = weights.pop("norm.weight")
+    rig.publish(weights)
+    engine = Skipping()
+    with torch.no_grad():
+        engine.norm.weight.fill_(3)
+    for ignore in ([], ["norm*.weight"], ["mtp.*", "norms.weight"], ["mtp.*", "norm.weight"]):
+        with pytest.raises(errors.UnmatchedWeights):
+            rig.receiver(engine, ignore=ignore).attach()
+    caplog.clear()
+    receiver = rig.receiver(engine, ignore=["mtp.*", "norm*.weight"], name="rank7")
+    assert update(receiver, 1).placed == "placed 7 of 10"
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said == [
+        "rank7: 3 tensor(s) of the trainer are ignored: rotary_emb.inv_freq, mtp.fc.weight, norms.weight",
+        "rank7: 1 weight(s) of the model are ignored, and stay: norm.weight",
+    ]
+    assert (engine.norm.weight == 3).all()
+
+
+def test_a_name_that_the_loader_refuses_is_told_before_anything_is_written(rig: Rig) -> None:
+    """It would be refused amid the first load, which cannot be taken back."""
+    rig.publish(first_version() | {"surplus.weight": torch.zeros(4)})
+    engine = Engine(permutes=False)
+    load = engine.load_weights
+
+    def strict(weights: Iterable[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            if name == "surplus.weight":
+                raise KeyError(name)
+            load([(name, weight)])
+
+    engine.load_weights = strict  # type: ignore[method-assign]
+    with pytest.raises(errors.UnmatchedWeights, match="surplus.weight .the loader refuses it: KeyError"):
+        rig.receiver(engine).attach()
+    receiver = rig.receiver(engine, ignore=["surplus.*"])
+    assert update(receiver, 1).placed == "placed 8 of 9"
+
+
+class Part(torch.nn.Module):  # type: ignore[misc]
+    """A stage of a pipeline, or a draft: some leaves of an engine."""
+
+    def __init__(self, engine: Engine, *leaves: str) -> None:
+        super().__init__()
+        self.engine = [engine]  # whose other leaves are not this module's
+        for leaf in leaves:
+            setattr(self, leaf, getattr(engine, leaf))
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+        self.engine[0].load_weights(weights)
+
+
+def stages(rig: Rig, **options: Any) -> list[EngineReceiver]:
+    first, second = Skipping(["embed", "attn"]), Skipping(["mlp", "norm"])
+    parts = [Part(first, "embed", "qkv"), Part(second, "gate_up", "down", "norm")]
+    found = [EngineReceiver(p, Loader(p), rig.manager.endpoint, shared=True, timeout=WAIT, **options) for p in parts]  # type: ignore[arg-type]
+    rig.receivers += found
+    for receiver in found:
+        receiver.attach()
+    return found
+
+
+def decide(receivers: list[EngineReceiver]) -> list[Verdict]:
+    """The vote of a rank for each receiver."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    others = [TCPStore("127.0.0.1", server.port, wait_for_workers=False) for _ in receivers[1:]]
+    ballots = [Votes(store, rank, len(receivers)) for rank, store in enumerate([server, *others])]
+    with concurrent.futures.ThreadPoolExecutor(len(receivers)) as pool:
+        jobs = [
+            pool.submit(ballot.decide, None, timeout=WAIT, lacks=lacks([receiver]))
+            for ballot, receiver in zip(ballots, receivers, strict=True)
+        ]
+        return [job.result(WAIT) for job in jobs]
+
+
+def test_ranks_have_every_tensor_together(rig: Rig) -> None:
+    rig.publish(first_version())
+    receivers = stages(rig)
+    assert [len(receiver.untaken) for receiver in receivers] == [4, 4]
+    assert [verdict.yes for verdict in decide(receivers)] == [True, True]
+    assert not lacks(receivers).bits and lacks(receivers[:1]).bits == 0b11110000
+
+
+def test_a_tensor_that_no_rank_takes_is_everybodys_no(rig: Rig) -> None:
+    rig.publish(first_version() | {"experts.gate_up_proj": torch.zeros(4), "a.b": torch.zeros(4)})
+    receivers = stages(rig)
+    verdicts = decide(receivers)
+    assert verdicts[0] == verdicts[1] and verdicts[0].outcome is Outcome.NO
+    for text in (
+        "no rank takes",
+        "2 tensor(s)",
+        "experts.gate_up_proj (the loader stores nothing of it), a.b",
+        "ignore=[",
+    ):
+        assert text in verdicts[0].reason
+    assert Votes(None, 0, 1).decide(None, timeout=0, lacks=lacks(receivers)).reason == verdicts[0].reason
+    assert all(verdict.yes for verdict in decide(stages(rig, ignore=["experts.*", "a.b"])))
+
+
+def test_a_rank_whose_own_weights_stay_is_told_whatever_others_have(rig: Rig) -> None:
+    weights = first_version()
+    del weights["attn.k.weight"]
+    rig.publish(weights)
+    with pytest.raises(
+        errors.UnmatchedWeights, match=r"qkv.weight \(\[64, 32\], 512 of its 2048 elements, from \[32, 0\]"
+    ):
+        stages(rig)
+
+
+def test_what_a_draft_shares_is_the_other_models(rig: Rig) -> None:
+    rig.publish(first_version())
+    engine = Skipping()
+    draft = Part(Skipping(["norm"]), "norm")
+    draft.embed = engine.embed
+    beside = EngineReceiver(draft, Loader(draft), rig.manager.endpoint, beside=engine, shared=True, timeout=WAIT)  # type: ignore[arg-type]
+    rig.receivers.append(beside)
+    beside.attach()
+    target = rig.receiver(engine)
+    target.attach()
+    assert set(beside.untaken) == first_version().keys() - {"norm.weight"} and target.untaken == {}
+    assert not lacks([target, beside]).bits
+
+
+def test_what_some_rank_has_is_lacking_nowhere() -> None:
+    assert (
+        Votes(None, 0, 1).decide(None, timeout=0, lacks=Lacks(5, lambda bits: f"lacks {bits:b}")).reason == "lacks 101"
+    )
+    assert Votes(None, 0, 1).decide(None, timeout=0, lacks=Lacks()).yes
+    said = Votes(None, 0, 1).decide("disk full", timeout=0, lacks=Lacks(5))
+    assert said == Verdict(Outcome.NO, "disk full")
