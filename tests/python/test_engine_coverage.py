@@ -119,6 +119,24 @@ def test_a_trainer_that_comes_back_with_the_right_names(rig: Rig) -> None:
     assert_bits(engine, engine.expected(weights))
 
 
+def test_a_trainer_that_comes_back_with_other_tensors_is_bound_anew(rig: Rig) -> None:
+    weights = first_version()
+    rig.publish(weights)
+    engine = Skipping()
+    receiver = rig.receiver(engine, ignore=["surplus"])
+    update(receiver, 1)
+    change(weights, 2)
+    rig.publish(weights | {"surplus": torch.zeros(4)})
+    before = bits(engine)
+    with pytest.raises(errors.LayoutMismatch):
+        update(receiver, 1)
+    assert_bits(engine, before)
+    assert receiver.doubt == ""
+    report = update(receiver, 1)
+    assert (report.mode, report.placed) == ("loaded", "placed 8 of 9")
+    assert_bits(engine, engine.expected(weights))
+
+
 def test_what_is_ignored_is_said_and_stays(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     weights = first_version() | {"rotary_emb.inv_freq": torch.zeros(4), "mtp.fc.weight": torch.zeros(4)}
     weights["norms.weight"] = weights.pop("norm.weight")

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from .._native import Version
 from ..coverage import Ignore
-from ..errors import Cancelled, CorruptData, DeadlinePassed, InvalidArgument, UnmatchedWeights, Unsupported
+from ..errors import (
+    Cancelled,
+    CorruptData,
+    DeadlinePassed,
+    InvalidArgument,
+    LayoutMismatch,
+    UnmatchedWeights,
+    Unsupported,
+)
 from ..prepared import Prepared
 from ..rollout import Receiver
 from .covered import ENGINES_OWN, refused, require_engine_coverage
@@ -82,7 +90,8 @@ class EngineReceiver:
         self.untaken: dict[str, str] = {}
         self._ignore, self._shared = Ignore((*ENGINES_OWN, *ignore)), shared
         self._connect = lambda: Receiver(endpoints, name=name, timeout=timeout, **options)
-        self._unmatched = False  # this receiver's layout
+        #: The receiver's tensors are not the model's, or not the trainer's any more: the next call connects anew.
+        self._stale = False
         self._places: dict[str, tuple[object, ...]] = {}
         self._copies: HostCopies | None = None
         self._staging: Staging | None = None
@@ -102,13 +111,11 @@ class EngineReceiver:
         The model is not written, but nothing else may use it meanwhile. Unsupported: the engine cannot be written;
         UnmatchedWeights: the trainer's tensors are not the model's weights, and what is left over on both sides;
         DeadlinePassed, ConnectionFailed: no agent answered."""
+        if self._stale and self.state != CLOSED:
+            self._connect_anew()
         if self.state != CONNECTING:
             return
         self.check()
-        if self._unmatched:  # the trainer may have come back with other names
-            self._unmatched = False
-            self._leave()
-            self._connected = self._thread.submit(self._connect)
         wait = self.timeout if timeout is None else min(timeout, _LONGEST_S)
         try:
             self._receiver = self._connected.result(wait)
@@ -246,6 +253,15 @@ class EngineReceiver:
         self._thread.shutdown(wait=False, cancel_futures=True)
         self.trace, self._copies, self.version = None, None, None
 
+    def _connect_anew(self) -> None:
+        """For the tensors that the trainer has now. The model keeps its weights, of a version that is no base."""
+        self._drop_staging()
+        self._leave()
+        self.state, self.trace, self.version, self._before = CONNECTING, None, None, None
+        self._copies, self._following, self._mode, self._bound = None, None, "", False
+        self._stale = False
+        self._connected = self._thread.submit(self._connect)
+
     def _leave(self) -> None:
         if self._receiver is not None:
             self._receiver.close()
@@ -271,7 +287,7 @@ class EngineReceiver:
         try:
             self.untaken = require_engine_coverage(self.name, found, untaken, self._ignore, shared=self._shared)
         except UnmatchedWeights:
-            self._unmatched = True
+            self._stale = True
             raise
         self.trace = whole_leaves(found, self.loader.reload_modules())
         self._places = places(self.trace, self.model)
@@ -386,6 +402,13 @@ class EngineReceiver:
     # On the thread of its own.
 
     def _stage(self, staging: Staging, end: float) -> None:
+        try:
+            self._pull(staging, end)
+        except LayoutMismatch:
+            self._stale = True
+            raise
+
+    def _pull(self, staging: Staging, end: float) -> None:
         receiver = self._receiver
         assert receiver is not None
         prepared = self._join(staging, end)
