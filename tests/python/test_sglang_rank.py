@@ -262,6 +262,13 @@ def test_settings_of_environment_and_request(tmp_path: Path) -> None:
     other = settings.with_request({"deltasync": {"endpoints": ["other:1"], "timeout": 5}})
     assert other == Settings(("other:1",), "secret", 5, True)
     assert settings.with_request(None) == settings.with_request({"else": 1}) == settings
+    assert Settings.from_environment(environment | {"DELTASYNC_IGNORE": "mtp.*, *.k_scale"}).ignore == (
+        "mtp.*",
+        "*.k_scale",
+    )
+    assert Settings.from_environment(environment | {"DELTASYNC_KEEP_DRAFT": "1"}).keep_draft and not settings.keep_draft
+    other = settings.with_request({"deltasync": {"ignore": ["mtp.*"], "keep_draft": True}})
+    assert other.ignore == ("mtp.*",) and other.keep_draft
     with pytest.raises(errors.InvalidArgument, match="colour"):
         settings.with_request({"deltasync": {"colour": "red"}})
 
@@ -276,6 +283,9 @@ def test_settings_of_environment_and_request(tmp_path: Path) -> None:
         ("timeout", True),
         ("verify", "no"),
         ("endpoints", "trainer:7070"),
+        ("ignore", "mtp.*"),
+        ("ignore", [""]),
+        ("keep_draft", 1),
         ("token", 7),
     ],
 )
@@ -295,6 +305,63 @@ def test_options_are_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank.update()[0]
     assert all(receiver.verified for receiver in rank.receivers.values())
     assert rank.timeouts[2] < 100
+
+
+class Started:
+    """An EngineReceiver that is only made."""
+
+    state = "placed"
+
+    def __init__(self, model: Any, loader: Any, endpoints: list[str], **options: Any) -> None:
+        self.endpoints, self.options, self.closed = endpoints, options, False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_what_models_and_ranks_share_and_what_may_be_left_over(monkeypatch: pytest.MonkeyPatch, peers: bool) -> None:
+    updater = types.SimpleNamespace(tp_rank=0, get_model=lambda: None)
+    runner = types.SimpleNamespace(weight_updater=updater)
+    manager = types.SimpleNamespace(_select_runners=lambda: [("target", runner), ("draft", runner)])
+    monkeypatch.setattr(sglang_rank, "EngineReceiver", Started)
+    updates = RankUpdates(manager, Settings(("trainer:7070",)))
+    monkeypatch.setattr(updates, "_ballot", lambda: types.SimpleNamespace(ranks=1 + peers))
+    updates.start()
+    first = [target.receiver for target in updates.targets]
+    assert [(target.role, target.receiver.options["shared"]) for target in updates.targets] == [
+        ("target", True),
+        ("draft", True),
+    ]
+    settings = updates.settings.with_request({"deltasync": {"keep_draft": True, "ignore": ["mtp.*"], "timeout": 5}})
+    updates._configure(settings)
+    assert all(receiver.closed for receiver in first)
+    (target,) = updates.targets
+    assert target.role == "target" and target.receiver.options["shared"] is peers
+    assert target.receiver.options["ignore"] == ("mtp.*",) and target.receiver.options["timeout"] == 60
+    # It stays so for requests that do not say.
+    updates._configure(updates.settings.with_request({"deltasync": {"timeout": 7}}))
+    assert updates.targets == [target] and not target.receiver.closed
+
+
+def test_a_tensor_that_no_model_of_this_rank_takes_is_voted_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED)
+    specs = [types.SimpleNamespace(name=name) for name in ("a", "b", "c")]
+    for receiver, untaken in zip(rank.receivers.values(), ("ab", "bc"), strict=True):
+        receiver.trace.specs, receiver.trace.weights = specs, ("w",)
+        receiver.untaken = dict.fromkeys(untaken, "skipped")
+    given: list[Lacks] = []
+    decide = rank.decide
+
+    def record(reason: str | None, *, lacks: Lacks, **options: Any) -> Verdict:
+        given.append(lacks)
+        return decide(reason, lacks=lacks, **options)
+
+    monkeypatch.setattr(rank, "decide", record)
+    rank.peer = ["rank 1: no space"]
+    rank.update()
+    (lacks,) = given
+    assert lacks.bits == 0b010 and "1 tensor(s) of the trainer have no place: b (skipped)" in lacks.words(0b010)
 
 
 def test_another_ranks_weights_of_no_version_are_told_by_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,19 @@ def test_sglang_takes_the_version_as_the_label(server: RolloutServer) -> None:
     assert not isinstance(caught.value, StaleCache)
 
 
+def test_names_that_need_not_match_go_to_the_plug_ins(server: RolloutServer, segment_name: str) -> None:
+    transfer = WeightTransfer(VllmServer(server.url, ignore=["mtp.*"]), timeout=60, name=segment_name)
+    transfer.init_weight_transfer()
+    transfer.send_weights(stream(model()))
+    assert dict(server.calls)["/init_weight_transfer_engine"]["init_info"]["ignore"] == ["mtp.*"]
+    transfer.destroy()
+    sglang = SglangServer(server.url, ignore=("mtp.*",))
+    sglang.connect({"endpoints": ["10.0.0.1:7070"]}, 30)
+    sglang.update(7, 30)
+    given = dict(server.calls)["/update_weights_from_disk"]["manifest"]["deltasync"]
+    assert given == {"endpoints": ["10.0.0.1:7070"], "ignore": ["mtp.*"], "timeout": 30}
+
+
 def test_deadlines_and_absent_servers_are_named() -> None:
     http = Http("http://127.0.0.1:9")
     with pytest.raises(errors.ConnectionFailed, match="127.0.0.1:9"):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+from ..coverage import Ignore
 from ..errors import ConnectionFailed, DeadlinePassed, Error, InternalError, InvalidArgument, NotFound, from_code
 
 _LOOK_S = 0.25
@@ -51,19 +52,28 @@ class VllmServer:
 
     ``pause_mode`` keep: running requests are frozen, their KV is dropped and computed anew with the new weights.
     ``token_file``: the agent's token as a file on the server's host; vLLM's routes are not the place to send it.
-    ``verify``: every rank reads its live memory back before an update succeeds."""
+    ``verify``: every rank reads its live memory back before an update succeeds. ``ignore``: patterns of names that need
+    not match (docs/engines.md)."""
 
     def __init__(
-        self, url: str, *, token_file: str = "", pause_mode: str = "keep", verify: bool = True, api_key: str = ""
+        self,
+        url: str,
+        *,
+        token_file: str = "",
+        pause_mode: str = "keep",
+        verify: bool = True,
+        ignore: Sequence[str] = (),
+        api_key: str = "",
     ) -> None:
         self.http = Http(url, api_key)
         self.token_file = token_file
         self.pause_mode = pause_mode
         self.verify = verify
+        self.ignore = list(Ignore(ignore).patterns)
 
     def connect(self, info: Mapping[str, Any], timeout: float) -> None:
         end = time.monotonic() + timeout
-        given: dict[str, Any] = {"agent": list(info["endpoints"])}
+        given: dict[str, Any] = {"agent": list(info["endpoints"])} | _if_any(ignore=self.ignore)
         if self.token_file:
             given["token_file"] = self.token_file
         elif info.get("token"):
@@ -100,17 +110,27 @@ class SglangServer:
     """``python -m sglang.launch_server`` with deltasync installed beside it.
 
     ``pause_mode`` retract: running requests go back to the queue and compute their KV anew. ``model_path`` is what the
-    server was started with; it is asked for it by default."""
+    server was started with; it is asked for it by default. ``ignore``: patterns of names that need not match
+    (docs/engines_sglang.md)."""
 
-    def __init__(self, url: str, *, pause_mode: str = "retract", model_path: str = "", api_key: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        pause_mode: str = "retract",
+        model_path: str = "",
+        ignore: Sequence[str] = (),
+        api_key: str = "",
+    ) -> None:
         self.http = Http(url, api_key)
         self.pause_mode = pause_mode
         self.model_path = model_path
+        self.ignore = list(Ignore(ignore).patterns)
         self._info: dict[str, Any] = {}
 
     def connect(self, info: Mapping[str, Any], timeout: float) -> None:
         end = time.monotonic() + timeout
-        self._info = dict(info)  # goes with each update
+        self._info = dict(info) | _if_any(ignore=self.ignore)  # goes with each update
         self.http.wait_healthy(timeout)
         if not self.model_path:
             self.model_path = self.http.get("/model_info", timeout=_left(end))["model_path"]
@@ -248,6 +268,11 @@ class Http:
             return json.loads(text) if text.strip() else {}
         except json.JSONDecodeError:
             return {}
+
+
+def _if_any(**options: Any) -> dict[str, Any]:
+    """Older plug-ins do not know them."""
+    return {name: value for name, value in options.items() if value}
 
 
 def _left(end: float) -> float:

@@ -249,7 +249,7 @@ class RankUpdates:
                 except Exception:
                     if target.role == "target" or not takes_nothing(target.receiver):
                         raise
-                    _log.info("%s takes none of the trainer's tensors, and keeps its own", target.receiver.name)
+                    _log.warning("%s takes none of the trainer's tensors, and keeps its own", target.receiver.name)
             found = [target.staging.wait(_left(end)) for target in self.targets if target.staging is not None]
         except Exception as error:
             return Staged(error=words(error))
