@@ -1,7 +1,7 @@
 """One rank of a SGLang replica without its forward pass: real hook registry, real SchedulerWeightUpdaterManager, real
 WeightUpdater, a real model (and one more as a draft's, if asked), driven by lines of JSON.
 
-Usage: sglang_rank_process.py MODEL RANKS RANK PORT [draft]; each line of stdin is {"do": NAME, ...}, each is answered.
+Usage: sglang_rank_process.py MODEL RANKS RANK PORT [draft] [ep]; answers lines of {"do": NAME, ...}.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from trace_rank import differing, memory
 
 
 class Rank:
-    def __init__(self, name, ranks, rank, port, draft):
+    def __init__(self, name, ranks, rank, port, draft, experts_parallel):
         from deltasync.engines import sglang_plugin
         from sglang.srt.plugins import load_plugins
 
         self.name, self.ranks, self.rank = name, ranks, rank
         with tempfile.TemporaryDirectory() as folder:
             write_config(name, pathlib.Path(folder))
-            model, _ = sglang_model.build(folder, ranks, rank, port, experts_parallel=False)
+            model, _ = sglang_model.build(folder, ranks, rank, port, experts_parallel=experts_parallel)
             self.models = {"target": model}
             if draft:
                 self.models["draft"] = sglang_model.initialize_again()
@@ -263,7 +263,7 @@ def main():
     name, ranks, rank, port, *rest = sys.argv[1:]
     answers = sys.stdout
     sys.stdout = sys.stderr
-    self = Rank(name, int(ranks), int(rank), int(port), rest == ["draft"])
+    self = Rank(name, int(ranks), int(rank), int(port), "draft" in rest, "ep" in rest)
     print("READY", file=answers, flush=True)
     for line in sys.stdin:
         command = json.loads(line)

@@ -34,14 +34,14 @@ DEADLINE_S = 180.0
 class Replica:
     """The ranks of one server as processes. Calls go to all of them, and the answers come in their order."""
 
-    def __init__(self, model: str, ranks: int, environment: dict[str, str], draft: bool) -> None:
+    def __init__(self, model: str, ranks: int, environment: dict[str, str], *options: str) -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
         command = [sys.executable, str(HERE / "sglang_rank_process.py"), model, str(ranks)]
         self.processes = [
             subprocess.Popen(
-                [*command, str(rank), str(port), *(["draft"] if draft else [])],
+                [*command, str(rank), str(port), *options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -110,7 +110,7 @@ def start(segment_name: str, tmp_path: Path) -> Iterator[Start]:
         model: str = "qwen3",
         ranks: int = 1,
         *,
-        draft: bool = False,
+        options: tuple[str, ...] = (),
         environment: bool = True,
         timeout: float = 60,
         published: dict[str, Any] | None = None,
@@ -123,7 +123,7 @@ def start(segment_name: str, tmp_path: Path) -> Iterator[Start]:
         variables = {"DELTASYNC_TIMEOUT": str(timeout), "PYTHONPATH": path}
         if environment:
             variables["DELTASYNC_ENDPOINTS"] = manager.endpoint
-        replica = Replica(model, ranks, variables, draft)
+        replica = Replica(model, ranks, variables, *options)
         made.append(replica)
         return manager, replica
 
@@ -149,6 +149,18 @@ def test_sglang_experts_as_transformers_has_them_in_memory_are_no_success(start:
     assert "placed 21 of 25" in answer["message"]
     changed = replica.ask("changed")[0]["target"]
     assert "model.embed_tokens.weight" in changed and not any("experts" in name for name in changed)
+
+
+def test_sglang_ranks_have_every_expert_together(start: Start) -> None:
+    """With expert parallelism no rank has a place for all tensors: all ranks together have one, or it is no success."""
+    published = weights("qwen3_moe", 1) | {"model.layers.0.mlp.experts.8.up_proj.weight": torch.zeros(4)}
+    _, replica = start("qwen3_moe", 2, options=("ep",), published=published)
+    for message in replica.refused(1):
+        assert "no rank takes all of it: 1 tensor(s) of the trainer have no place" in message
+        assert "layers.0.mlp.experts.8.up_proj.weight" in message
+    for answer in replica.update(1, manifest={"deltasync": {"ignore": ["*.experts.8.*"]}}):
+        assert "placed 45 of 70" in answer["message"]
+    replica.assert_serves(1)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -348,7 +360,7 @@ def test_sglang_a_first_load_that_breaks_on_one_rank_is_said_by_both(start: Star
 
 
 def test_sglang_the_draft_is_brought_to_the_same_version_or_neither_is(start: Start) -> None:
-    manager, replica = start(draft=True)
+    manager, replica = start(options=("draft",))
     replica.update(1)
     manager.offload(weights("qwen3", 2))
     replica.update(2)
