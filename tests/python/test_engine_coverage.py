@@ -14,6 +14,7 @@ from deltasync import errors
 torch = pytest.importorskip("torch")
 
 from deltasync.engines.covered import lacks  # noqa: E402
+from deltasync.engines.loader import PlainLoader  # noqa: E402
 from deltasync.engines.session import CONNECTING, PLACED, EngineReceiver  # noqa: E402
 from deltasync.engines.votes import Lacks, Outcome, Verdict, Votes  # noqa: E402
 from engine_support import Engine, Loader, assert_bits, bits, change, first_version  # noqa: E402
@@ -259,6 +260,39 @@ def test_what_a_draft_shares_is_the_other_models(rig: Rig) -> None:
     target.attach()
     assert set(beside.untaken) == first_version().keys() - {"norm.weight"} and target.untaken == {}
     assert not lacks([target, beside]).bits
+
+
+class Doubled(Part):
+    """Has a tensor where the target has it, and once more."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine, "embed")
+        self.own = type(engine.embed)(*engine.embed.weight.shape)
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            if name == "embed.weight":
+                self.embed.weight.data.copy_(weight)
+                self.own.weight.data.copy_(weight)
+
+
+def test_what_a_draft_has_beside_what_it_shares_is_written(rig: Rig) -> None:
+    weights = first_version()
+    rig.publish(weights)
+    engine = Skipping()
+    draft = Doubled(engine)
+    target = rig.receiver(engine)
+    loader = PlainLoader(draft.load_weights)
+    beside = EngineReceiver(draft, loader, rig.manager.endpoint, beside=engine, shared=True, timeout=WAIT)
+    rig.receivers.append(beside)
+    for number in (1, 2, 3):
+        if number > 1:
+            change(weights, number)
+            rig.publish(weights, number)
+        update(target, number)
+        assert update(beside, number).placed == "placed 1 of 8"
+        assert torch.equal(draft.own.weight.view(torch.int16), weights["embed.weight"].view(torch.int16))
+        assert_bits(engine, engine.expected(weights))
 
 
 def test_what_some_rank_has_is_lacking_nowhere() -> None:

@@ -321,9 +321,11 @@ class Started:
 
 @pytest.mark.parametrize("peers", [False, True])
 def test_what_models_and_ranks_share_and_what_may_be_left_over(monkeypatch: pytest.MonkeyPatch, peers: bool) -> None:
-    updater = types.SimpleNamespace(tp_rank=0, get_model=lambda: None)
-    runner = types.SimpleNamespace(weight_updater=updater)
-    manager = types.SimpleNamespace(_select_runners=lambda: [("target", runner), ("draft", runner)])
+    runners = [
+        (role, types.SimpleNamespace(weight_updater=types.SimpleNamespace(tp_rank=0, get_model=lambda role=role: role)))
+        for role in ("target", "draft")
+    ]
+    manager = types.SimpleNamespace(_select_runners=lambda: runners)
     monkeypatch.setattr(sglang_rank, "EngineReceiver", Started)
     updates = RankUpdates(manager, Settings(("trainer:7070",)))
     monkeypatch.setattr(updates, "_ballot", lambda: types.SimpleNamespace(ranks=1 + peers))
@@ -333,6 +335,7 @@ def test_what_models_and_ranks_share_and_what_may_be_left_over(monkeypatch: pyte
         ("target", True),
         ("draft", True),
     ]
+    assert [receiver.options["beside"] for receiver in first] == [None, "target"]
     settings = updates.settings.with_request({"deltasync": {"keep_draft": True, "ignore": ["mtp.*"], "timeout": 5}})
     updates._configure(settings)
     assert all(receiver.closed for receiver in first)

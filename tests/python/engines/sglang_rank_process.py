@@ -29,7 +29,7 @@ class Rank:
             model, _ = sglang_model.build(folder, ranks, rank, port, experts_parallel=experts_parallel)
             self.models = {"target": model}
             if draft:
-                self.models["draft"] = sglang_model.initialize_again()
+                self.models["draft"] = share_ends(sglang_model.initialize_again(), model)
         self.plugin = sglang_plugin
         load_plugins()  # as every process of a server does: by the entry point
         self.flushes, self.versions, self.running = 0, [], 0
@@ -247,6 +247,16 @@ class Rank:
     def close(self):
         self.plugin.rank_of(self.manager).close()
         return {}
+
+
+def share_ends(draft, target):
+    """As drafts that predict several tokens are: embedding and head are the target's, and not the loader's affair."""
+    draft.set_embed_and_head(*target.get_embed_and_head())
+    load = draft.load_weights
+    draft.load_weights = lambda weights: load(
+        (name, weight) for name, weight in weights if not name.endswith(("embed_tokens.weight", "lm_head.weight"))
+    )
+    return draft
 
 
 @contextlib.contextmanager

@@ -112,15 +112,19 @@ def places(trace: Trace, model: Any) -> dict[str, tuple[object, ...]]:
 
 
 def without_shared(trace: Trace, model: Any, other: Any) -> Trace:
-    """The trace of `model` less what is in memory of the model `other`: tensors that are there, all of them or in part,
-    are "unplaced", and weights that are there are the other's to fill."""
+    """The trace of `model` less what is in memory of the model `other`, which is the other's to fill: slices that are
+    there, tensors that are nowhere else ("unplaced"), and weights."""
     from ..tracing.memory import live_tensors
 
     theirs = {live.tensor.untyped_storage().data_ptr() for live in live_tensors(other) if live.tensor.numel()}
     shared = {index for index, memory in enumerate(trace.memories) if memory.storage.data_ptr() in theirs}
-    gone = {name for name, slices in trace.placed.items() if any(placed.memory in shared for placed in slices)}
+    own = {
+        name: tuple(placed for placed in slices if placed.memory not in shared) for name, slices in trace.placed.items()
+    }
+    gone = [name for name, slices in own.items() if not slices and trace.placed[name]]
     gaps = dict(trace.gaps)
     for live in live_tensors(model):
         if live.name in gaps and live.tensor.untyped_storage().data_ptr() in theirs:
             del gaps[live.name]
-    return replace(trace.drop(dict.fromkeys(gone, "the other model's receiver writes it")), gaps=gaps)
+    left = replace(trace, placed=own, gaps=gaps)
+    return left.drop(dict.fromkeys(gone, "the other model's receiver writes it"))

@@ -130,12 +130,14 @@ class RankUpdates:
             for role, runner in self.manager._select_runners()
             if role == "target" or not self.settings.keep_draft
         ]
+        models = {role: runner.weight_updater.get_model() for role, runner in runners}
         for role, runner in runners:
             name = f"sglang-{role}-tp{runner.weight_updater.tp_rank}"
             receiver = EngineReceiver(
-                runner.weight_updater.get_model(),
+                models[role],
                 SglangLoader(runner.weight_updater, self._busy),
                 list(self.settings.endpoints),
+                beside=None if role == "target" else models["target"],  # of which a draft may have embedding and head
                 name=name,
                 timeout=self.settings.timeout,
                 token=self.settings.token,
