@@ -141,6 +141,14 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--plan-limit-s", args.plan_limit_s, "longest life of a receiver's plan and its lease")
       ->check(CLI::Range(1, 86400))
       ->capture_default_str();
+  app.add_option("--unauthenticated-max", options.pull.limits.admission.strangers_max,
+                 "connections that have not authenticated yet; when more come, the oldest are closed")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  app.add_option("--unauthenticated-per-address", options.pull.limits.admission.strangers_per_address,
+                 "those of them from one IPv4 address or IPv6 /64; from a loopback address four times as many")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
   app.add_option("--handshake-limit-ms", args.handshake_limit_ms, "connect to authenticated")
       ->check(CLI::Range(1, 3600000))
       ->capture_default_str();
@@ -201,6 +209,7 @@ Status complete(const Arguments& args, AgentOptions& options) {
   options.core.scrub.cpu = args.scrub_cpu_percent / 100;
   options.core.plan_limit = std::chrono::seconds(args.plan_limit_s);
   options.core.form = args.delta_form == "ulp" ? delta::ValueForm::ulp : delta::ValueForm::absolute;
+  options.pull.limits.admission.strangers_per_loopback = 4 * options.pull.limits.admission.strangers_per_address;
   options.pull.limits.handshake = std::chrono::milliseconds(args.handshake_limit_ms);
   options.pull.limits.merge_wait_max = std::chrono::seconds(args.merge_wait_s);
   options.pull.limits.idle = std::chrono::seconds(args.idle_limit_s);
@@ -209,7 +218,7 @@ Status complete(const Arguments& args, AgentOptions& options) {
 }
 
 /// Raises the soft limit of descriptors to the hard one, and keeps the connections that are let in below it: half of it
-/// for receivers; a trainer takes a socket and three pidfds.
+/// for receivers, one sixteenth for who is not known yet; a trainer takes a socket and three pidfds.
 void fit_descriptors(AgentOptions& options) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -218,7 +227,9 @@ void fit_descriptors(AgentOptions& options) {
   const auto at_most = [&](std::size_t& connections, unsigned part) {
     connections = static_cast<std::size_t>(std::clamp<rlim_t>(limit.rlim_cur / part, 1, connections));
   };
-  at_most(options.pull.limits.connections_max, 2);
+  at_most(options.pull.limits.admission.receivers_max, 4);
+  at_most(options.pull.limits.admission.data_max, 4);
+  at_most(options.pull.limits.admission.strangers_max, 16);
   at_most(options.trainer.connections_max, 16);
   if (options.http) at_most(options.http->connections_max, 16);
 }

@@ -58,7 +58,9 @@ struct Metrics {
   Counter plans_expired =
       counter("plans_expired_total", "Plans ended by their deadline or for the memory that they held.");
   Counter connections = counter("connections_total", "Connections accepted.");
-  Counter connections_refused = counter("connections_refused_total", "Connections over the limit.");
+  Counter connections_refused = counter("connections_refused_total", "Connections answered with busy.");
+  Counter connections_evicted =
+      counter("connections_evicted_total", "Connections that had not authenticated when others came.");
   Counter handshakes_failed = counter("handshakes_failed_total", "Connections that did not authenticate.");
   Counter http_requests = counter("http_requests_total", "HTTP requests answered.");
   std::array<Counter, kErrcCount> errors = all_errors(std::make_index_sequence<kErrcCount>());

@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "agent/admission.hpp"
 #include "agent/scrub.hpp"
 #include "base/home_nodes.hpp"
 #include "delta/delta.hpp"
@@ -50,7 +51,7 @@ struct PullLimits {
   std::chrono::milliseconds merge_wait_max{10'000};  ///< that a plan waits for a merge, and half of its wait_ms at most
   std::chrono::milliseconds pack{1'000};             ///< that tiles wait to be packed, then they go as they are
   std::chrono::milliseconds check{5'000};            ///< for damaged tiles to be published anew
-  std::size_t connections_max = 1024;
+  AdmissionLimits admission;
   int keepalive_idle_s = 60;
 };
 

@@ -83,30 +83,39 @@ asio::awaitable<void> PullConversation::run() {
     if (status.error().code() != Errc::connection || mid_message_) core_.metrics().count_error(status.error().code());
     if (!authenticated_) Metrics::add(core_.metrics().handshakes_failed, 1);
     const Errc code = status.error().code();
-    if (!mid_message_ && code != Errc::connection && code != Errc::aborted) {
+    const bool listens = turned_away_ || (code != Errc::connection && code != Errc::aborted);
+    if (!mid_message_ && listens) {
       // The peer may be gone, or be no deltasync at all: this is a courtesy.
       wire::ErrorMessage words;
       words.code = code;
       words.message = status.error().message();
       static_cast<void>(co_await stream_.write(0, words, kLastWords));
     }
-    if (code != Errc::connection && !context_.stopping) co_await stream_.finish(kLastWords);
+    if ((turned_away_ || code != Errc::connection) && !context_.stopping) co_await stream_.finish(kLastWords);
   }
   stream_.close();
 }
 
 void PullConversation::log_end(const Status& status) const {
+  if (turned_away_) {
+    log::warn(context_.refusal_lines, "peer_refused peer={} name=\"{}\" reason=\"{}\"", address_, name_,
+              printable(status.error().message()));
+    return;
+  }
   if (status || status.error().code() == Errc::connection) {
     log::debug("peer_left connection={} peer={} name=\"{}\"", connection_, address_, name_);
     return;
   }
-  log::warn("peer_dropped connection={} peer={} name=\"{}\" error=\"{}\"", connection_, address_, name_,
+  log::warn(authenticated_ ? context_.peer_lines : context_.stranger_lines,
+            "peer_dropped connection={} peer={} name=\"{}\" error=\"{}\"", connection_, address_, name_,
             printable(status.error().to_string()));
 }
 
 asio::awaitable<Status> PullConversation::converse() {
-  DS_CO_TRY((co_await handshake()).with_context("handshake"));
-  authenticated_ = true;
+  if (Status shaken = co_await handshake(); !shaken) {
+    if (turned_away_) co_return shaken;  // its words are meant for the peer
+    co_return std::move(shaken).with_context("handshake");
+  }
   context_.note(connection_, [this](PeerStatus& line) {
     line.name = name_;
     line.role = role_name(role_);
@@ -135,6 +144,12 @@ asio::awaitable<Status> PullConversation::handshake() {
   role_ = auth.role;
   if (!token.empty() && !net::equal_proofs(auth.proof, net::client_proof(token, hello.nonce, auth.nonce, auth.role))) {
     co_return Error(Errc::unauthenticated, "no token or a wrong one");
+  }
+  authenticated_ = true;
+  const Status settled = context_.settle(connection_, role_);
+  if (!settled) {
+    turned_away_ = settled.error().code() == Errc::connection;
+    co_return settled;
   }
   wire::Welcome welcome;
   welcome.proof = net::server_proof(token, auth.nonce, hello.nonce);

@@ -15,6 +15,7 @@
 #include "agent/pack_pool.hpp"
 #include "agent/pull_server.hpp"
 #include "agent/raw_tiles.hpp"
+#include "base/log_limit.hpp"
 #include "base/trace.hpp"
 #include "net/message_stream.hpp"
 
@@ -27,6 +28,12 @@ struct PullContext {
   std::atomic<bool> stopping{false};
   /// Changes the connection's line of the status page.
   std::function<void(std::uint64_t connection, const std::function<void(PeerStatus&)>&)> note;
+  /// A peer has authenticated. Nothing if it may stay, else why not: in the peer's ears.
+  std::function<Status(std::uint64_t connection, wire::Role role)> settle;
+  // Lines about peers that have not authenticated, about those that were turned away, and about all others.
+  log::LineLimit stranger_lines{};
+  log::LineLimit refusal_lines{};
+  log::LineLimit peer_lines{20};
 };
 
 /// The plan that a request with ranges names, if so many ranges can be in its layout at all.
@@ -112,6 +119,7 @@ class PullConversation {
   std::uint16_t protocol_ = wire::kProtocolOldest;  ///< the peer's
   SubsetPtr subset_;                                ///< null until the peer subscribes
   bool authenticated_ = false;
+  bool turned_away_ = false;  ///< it authenticated, and there is no place for it
   bool mid_message_ = false;  ///< part of a message is out: nothing else can be said on this connection
 };
 

@@ -11,8 +11,9 @@
 #include <optional>
 #include <utility>
 
+#include "agent/admission.hpp"
 #include "agent/pull_conversation.hpp"
-#include "base/log.hpp"
+#include "base/log_limit.hpp"
 #include "net/acceptor.hpp"
 #include "net/auth.hpp"
 #include "net/coroutine.hpp"
@@ -36,16 +37,18 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   Impl(asio::io_context& i, AgentCore& core, PullServerOptions options, tcp::acceptor a,
        std::optional<net::LocalToken> made)
       : io(i),
-        context{core, std::move(options), false, {}},
+        context{core, std::move(options), false, {}, {}},
         acceptor(std::move(a)),
         pause(acceptor.get_executor()),
-        local_token(std::move(made)) {
+        local_token(std::move(made)),
+        admission(context.options.limits.admission) {
     error_code ignored;
     port = acceptor.local_endpoint(ignored).port();
     context.note = [this](std::uint64_t id, const std::function<void(PeerStatus&)>& change) {
       const std::lock_guard lock(mutex);
       if (const auto found = peers.find(id); found != peers.end()) change(found->second.status);
     };
+    context.settle = [this](std::uint64_t id, wire::Role role) { return settle(id, role); };
   }
 
   struct Peer {
@@ -63,13 +66,15 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   std::optional<net::LocalToken> local_token;  // protected by mutex; gone before the address is free again
   std::map<std::uint64_t, Peer> peers;         // protected by mutex
   std::uint64_t next_connection = 1;           // protected by mutex
+  Admission admission;                         // protected by mutex
+  log::LineLimit accept_lines{};
 
   asio::awaitable<void> accept_loop() {
     while (!context.stopping) {
       auto [ec, socket] = co_await acceptor.async_accept(asio::make_strand(io), kAsTuple);
       if (context.stopping || ec == asio::error::operation_aborted) co_return;
       if (ec) {
-        log::warn("accept_failed error=\"{}\"", ec.message());
+        log::warn(accept_lines, "accept_failed error=\"{}\"", ec.message());
         pause.expires_after(kAcceptPause);
         co_await pause.async_wait(kAsTuple);
         continue;
@@ -79,25 +84,12 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   }
 
   void admit(tcp::socket socket) {
-    Metrics& metrics = context.core.metrics();
-    Metrics::add(metrics.connections, 1);
+    error_code gone;
+    const auto from = socket.remote_endpoint(gone);
+    if (gone) return;  // it has left already
+    Metrics::add(context.core.metrics().connections, 1);
     net::MessageStream stream{net::MessageStream::Socket(std::move(socket))};
-    std::uint64_t id = 0;
-    {
-      const std::lock_guard lock(mutex);
-      if (peers.size() >= context.options.limits.connections_max) {
-        Metrics::add(metrics.connections_refused, 1);
-        log::warn("connection_refused peer={} reason=\"{} connections\"", stream.peer_name(), peers.size());
-        return;
-      }
-      id = next_connection++;
-      Peer peer;
-      peer.status.connection = id;
-      peer.status.address = stream.peer_name();
-      peer.status.connected_at = std::chrono::steady_clock::now();
-      peer.canceller = stream.canceller();
-      peers.emplace(id, std::move(peer));
-    }
+    const std::uint64_t id = enter(stream, from.address());
     stream.tune_tcp(context.options.limits.keepalive_idle_s);
     const auto executor = stream.executor();
     auto conversation = std::make_unique<PullConversation>(context, std::move(stream), id);
@@ -108,12 +100,45 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
                    });
   }
 
+  /// The number of a new connection. Others may have to leave for it.
+  std::uint64_t enter(const net::MessageStream& stream, const asio::ip::address& from) {
+    const std::lock_guard lock(mutex);
+    const std::uint64_t id = next_connection++;
+    Peer peer;
+    peer.status.connection = id;
+    peer.status.address = stream.peer_name();
+    peer.status.connected_at = std::chrono::steady_clock::now();
+    peer.canceller = stream.canceller();
+    peers.emplace(id, std::move(peer));
+    if (const auto leaves = admission.come(id, from)) {
+      Metrics::add(context.core.metrics().connections_evicted, 1);
+      if (const auto found = peers.find(*leaves); found != peers.end()) found->second.canceller.close();
+    }
+    return id;
+  }
+
+  Status settle(std::uint64_t id, wire::Role role) {
+    const bool data = role == wire::Role::data;
+    const auto kind = data ? Admission::Kind::data : Admission::Kind::receiver;
+    const std::lock_guard lock(mutex);
+    switch (admission.settle(id, kind)) {
+      case Admission::Verdict::admitted: return {};
+      case Admission::Verdict::left: return Error(Errc::aborted, "others came before it had authenticated");
+      case Admission::Verdict::busy: break;
+    }
+    Metrics::add(context.core.metrics().connections_refused, 1);
+    return Error(Errc::connection, "busy: " + std::to_string(admission.count(kind)) +
+                                       (data ? " data connections of at most " : " connections of at most ") +
+                                       std::to_string(admission.most(kind)) + "; try another agent or a relay");
+  }
+
   static asio::awaitable<void> run(std::unique_ptr<PullConversation> conversation) { co_await conversation->run(); }
 
   void forget(std::uint64_t id) {
     context.core.connection_closed(id);
     const std::lock_guard lock(mutex);
     peers.erase(id);
+    admission.leave(id);
   }
 
   void stop() {

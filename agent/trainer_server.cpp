@@ -13,7 +13,7 @@
 #include "agent/trainer_conversation.hpp"
 #include "agent/trainer_socket.hpp"
 #include "agent/trainer_state.hpp"
-#include "base/log.hpp"
+#include "base/log_limit.hpp"
 #include "net/coroutine.hpp"
 
 namespace deltasync::agent {
@@ -39,6 +39,7 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
   asio::local::stream_protocol::acceptor acceptor;
   std::map<std::uint64_t, net::MessageStream::Canceller> connections;
   std::uint64_t next_connection = 1;
+  log::LineLimit refusal_lines;
 
   awaitable<void> converse(asio::generic::stream_protocol::socket socket) {
     const std::uint64_t connection = next_connection++;
@@ -53,12 +54,12 @@ struct TrainerServer::Impl : std::enable_shared_from_this<TrainerServer::Impl> {
       auto [ec, socket] = co_await acceptor.async_accept(kAsTuple);
       if (state->stopped) co_return;
       if (ec) {
-        log::warn("trainer_accept_failed error=\"{}\"", ec.message());
+        log::warn(refusal_lines, "trainer_accept_failed error=\"{}\"", ec.message());
         co_await state->change(Deadline::after(kAcceptPause));
         continue;
       }
       if (connections.size() >= state->options.connections_max) {
-        log::warn("trainer_connections_full limit={}", state->options.connections_max);
+        log::warn(refusal_lines, "trainer_connections_full limit={}", state->options.connections_max);
         continue;
       }
       state->spawn([self = shared_from_this(),

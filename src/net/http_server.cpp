@@ -8,13 +8,14 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <list>
 #include <mutex>
 #include <utility>
 
-#include "base/log.hpp"
+#include "base/log_limit.hpp"
 #include "net/acceptor.hpp"
 #include "net/coroutine.hpp"
 #include "net/log_exception.hpp"
@@ -48,6 +49,17 @@ http::response<http::string_body> respond(const http::request<http::string_body>
 }  // namespace
 
 struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
+  struct Client {
+    enum class State : std::uint8_t {
+      listening,  ///< no whole request is there
+      making,     ///< its page is being made on "http-pages"
+      telling,
+    };
+    explicit Client(tcp::socket socket) : stream(std::move(socket)) {}
+    beast::tcp_stream stream;        // used on its own strand
+    State state = State::listening;  // protected by Impl::mutex
+  };
+
   Impl(asio::io_context& i, HttpOptions o, Handler h, tcp::acceptor a)
       : io(i), options(std::move(o)), handler(std::move(h)), acceptor(std::move(a)), pause(acceptor.get_executor()) {
     error_code ignored;
@@ -62,40 +74,66 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   std::uint16_t port = 0;
   std::atomic<bool> stopping{false};
   std::mutex mutex;
-  std::list<std::shared_ptr<beast::tcp_stream>> streams;  // protected by mutex; each is used on its own strand
+  std::list<std::shared_ptr<Client>> clients;  // protected by mutex; who has waited longest for a request comes first
+  std::size_t deferred = 0;                    // protected by mutex: pages that are being made, or wait for it
   WorkThread pages{"http-pages"};
+  log::LineLimit accept_lines;
 
   asio::awaitable<void> accept_loop() {
     while (!stopping) {
       auto [ec, socket] = co_await acceptor.async_accept(asio::make_strand(io), kAsTuple);
       if (stopping || ec == asio::error::operation_aborted) co_return;
       if (ec) {
-        log::warn("http_accept_failed error=\"{}\"", ec.message());
+        log::warn(accept_lines, "http_accept_failed error=\"{}\"", ec.message());
         pause.expires_after(kAcceptPause);
         co_await pause.async_wait(kAsTuple);
         continue;
       }
-      auto stream = std::make_shared<beast::tcp_stream>(std::move(socket));
-      {
-        const std::lock_guard lock(mutex);
-        if (streams.size() >= options.connections_max) continue;
-        streams.push_back(stream);
-      }
-      asio::co_spawn(stream->get_executor(), run(shared_from_this(), stream),
-                     [self = shared_from_this(), stream](const std::exception_ptr& thrown) {
+      auto client = std::make_shared<Client>(std::move(socket));
+      if (!admit(client)) continue;
+      asio::co_spawn(client->stream.get_executor(), run(shared_from_this(), client),
+                     [self = shared_from_this(), client](const std::exception_ptr& thrown) {
                        log_exception("http_conversation")(thrown);
                        const std::lock_guard lock(self->mutex);
-                       self->streams.remove(stream);
+                       self->clients.remove(client);
                      });
     }
   }
 
-  static asio::awaitable<void> run(std::shared_ptr<Impl> self, std::shared_ptr<beast::tcp_stream> stream) {
-    co_await self->converse(*stream);
-    stream->close();
+  /// Where all places are taken, one becomes free: of those who have asked nothing yet the one that has been silent for
+  /// longest, else of those who do not read what they asked for. A probe always finds a place: fewer pages are made at
+  /// a time than there are places.
+  bool admit(const std::shared_ptr<Client>& client) {
+    const std::lock_guard lock(mutex);
+    if (clients.size() >= options.connections_max) {
+      auto leaves = clients.end();
+      for (const auto state : {Client::State::listening, Client::State::telling}) {
+        leaves = std::find_if(clients.begin(), clients.end(), [&](const auto& c) { return c->state == state; });
+        if (leaves != clients.end()) break;
+      }
+      if (leaves == clients.end()) return false;
+      asio::post((*leaves)->stream.get_executor(), [gone = *leaves] { gone->stream.close(); });
+      clients.erase(leaves);
+    }
+    clients.push_back(client);
+    return true;
   }
 
-  asio::awaitable<void> converse(beast::tcp_stream& stream) {
+  /// Nothing changes for one that had to leave.
+  void enter(const std::shared_ptr<Client>& client, Client::State state) {
+    const std::lock_guard lock(mutex);
+    client->state = state;
+    const auto found = std::find(clients.begin(), clients.end(), client);
+    if (found != clients.end()) clients.splice(clients.end(), clients, found);
+  }
+
+  static asio::awaitable<void> run(std::shared_ptr<Impl> self, std::shared_ptr<Client> client) {
+    co_await self->converse(client);
+    client->stream.close();
+  }
+
+  asio::awaitable<void> converse(const std::shared_ptr<Client>& client) {
+    beast::tcp_stream& stream = client->stream;
     beast::flat_buffer buffer(options.header_bytes_max + static_cast<std::size_t>(options.body_bytes_max));
     bool first = true;
     while (!stopping) {
@@ -118,11 +156,13 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       }
       const bool keep_alive = parser.get().keep_alive();
       if (options.answered) options.answered();
-      HttpPage page = co_await make_page(parser.get());
+      HttpPage page = co_await make_page(client, parser.get());
+      enter(client, Client::State::telling);
       http::response<http::string_body> response = respond(parser.get(), std::move(page));
       stream.expires_after(reply_limit(response.body().size()));
       const auto written = co_await http::async_write(stream, response, kAsTuple);
       if (std::get<0>(written) || !keep_alive) co_return;
+      enter(client, Client::State::listening);
     }
   }
 
@@ -131,7 +171,31 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     return options.request + std::chrono::milliseconds(bytes * 1000 / options.reply_bytes_per_s_min);
   }
 
-  asio::awaitable<HttpPage> make_page(const http::request<http::string_body>& request) {
+  /// One of the pages that are made at a time, as long as it lives.
+  class Making {
+   public:
+    explicit Making(Impl& impl) : impl_(impl), may_(impl.begin_making()) {}
+    ~Making() {
+      const std::lock_guard lock(impl_.mutex);
+      if (may_) --impl_.deferred;
+    }
+    Making(const Making&) = delete;
+    Making& operator=(const Making&) = delete;
+    bool may() const { return may_; }
+
+   private:
+    Impl& impl_;
+    const bool may_;
+  };
+  bool begin_making() {
+    const std::lock_guard lock(mutex);
+    if (deferred >= std::max<std::size_t>(1, options.connections_max / 2)) return false;
+    ++deferred;
+    return true;
+  }
+
+  asio::awaitable<HttpPage> make_page(const std::shared_ptr<Client>& client,
+                                      const http::request<http::string_body>& request) {
     HttpPage page;
     if (request.method() != http::verb::get && request.method() != http::verb::head) {
       page.status = 405;
@@ -144,6 +208,13 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       if (options.before_deferred) options.before_deferred();
       return std::get<HttpServer::Deferred>(answer)();
     };
+    const Making making(*this);
+    if (!making.may()) {
+      page.status = 503;
+      page.body = "busy: as many pages as may be are being made; ask again soon\n";
+      co_return page;
+    }
+    enter(client, Client::State::making);
     auto made = co_await pages.run(work);
     if (made) co_return std::move(*made);
     page.status = 500;
@@ -185,8 +256,8 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       self->pause.cancel();
     });
     const std::lock_guard lock(mutex);
-    for (const auto& stream : streams) {
-      asio::post(stream->get_executor(), [stream] { stream->cancel(); });
+    for (const auto& client : clients) {
+      asio::post(client->stream.get_executor(), [client] { client->stream.cancel(); });
     }
   }
 };

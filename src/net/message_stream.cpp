@@ -275,6 +275,12 @@ void MessageStream::Canceller::cancel_while(std::shared_ptr<const bool> still) c
   });
 }
 
+void MessageStream::Canceller::close() const {
+  asio::post(weak_->executor, [weak = weak_->state] {
+    if (const auto state = weak.lock()) state->shut();
+  });
+}
+
 MessageStream::Canceller MessageStream::canceller() const {
   Canceller canceller;
   canceller.weak_ = std::make_shared<const Canceller::Weak>(Canceller::Weak{executor(), state_});

@@ -75,6 +75,8 @@ class MessageStream {
     void cancel() const;
     /// The same if `*still` is true by the time that the stream's strand gets to it; `*still` is that strand's.
     void cancel_while(std::shared_ptr<const bool> still) const;
+    /// Closes the stream: what it waits for and all that is tried on it later fails.
+    void close() const;
 
    private:
     friend class MessageStream;

@@ -244,6 +244,68 @@ TEST_F(Http, ASilentPeerIsDropped) {
   EXPECT_EQ(raw("GET /healthz HTT"), "");  // returns once the agent has closed
 }
 
+/// What a monitor sends, then the connection stays open.
+UniqueFd rest_after_one_page(std::uint16_t port) {
+  auto fd = net::connect_tcp("127.0.0.1", port, test_deadline()).value();
+  const std::string request = "GET /healthz HTTP/1.1\r\nHost: t\r\n\r\n";
+  EXPECT_EQ(::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+  std::string answer;
+  char piece[4096];
+  EXPECT_TRUE(eventually([&] {
+    const ssize_t n = ::recv(fd.get(), piece, sizeof piece, MSG_DONTWAIT);
+    if (n > 0) answer.append(piece, static_cast<std::size_t>(n));
+    return answer.ends_with("ok\n");
+  }));
+  return fd;
+}
+
+TEST_F(Http, AProbeFindsAPlaceAmongThoseWhoRest) {
+  options_.http->connections_max = 8;
+  options_.http->keep_alive = std::chrono::hours(1);
+  start_agent();
+  std::vector<UniqueFd> resting;
+  for (int i = 0; i < 20; ++i) resting.push_back(rest_after_one_page(agent_->http_port()));
+  EXPECT_EQ(get("/healthz").body, "ok\n");
+  const auto closed = [](const UniqueFd& fd) {
+    char byte = 0;
+    return ::recv(fd.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 0;
+  };
+  EXPECT_TRUE(eventually([&] { return closed(resting.front()); })) << "who has rested for longest left";
+  EXPECT_FALSE(closed(resting.back()));
+}
+
+TEST_F(Http, AProbeFindsAPlaceAmongThoseWhoSayNothing) {
+  options_.http->connections_max = 8;
+  options_.http->request = std::chrono::hours(1);
+  start_agent();
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 64; ++i) {
+    silent.push_back(net::connect_tcp("127.0.0.1", agent_->http_port(), test_deadline()).value());
+    ASSERT_EQ(::send(silent.back().get(), "GET /he", 7, MSG_NOSIGNAL), 7);
+  }
+  EXPECT_EQ(get("/healthz").body, "ok\n");
+}
+
+/// Half of the places are for pages that are there at once.
+TEST_F(Http, AProbeFindsAPlaceAmongThoseWhoWaitForLongPages) {
+  std::atomic<bool> go{false};
+  options_.http->connections_max = 4;
+  options_.http->before_deferred = [&go] { eventually([&go] { return go.load(); }); };
+  start_agent();
+  std::vector<UniqueFd> waiting;
+  const std::string request = "GET /v1/layout HTTP/1.1\r\nHost: t\r\n\r\n";
+  for (int i = 0; i < 16; ++i) {
+    waiting.push_back(net::connect_tcp("127.0.0.1", agent_->http_port(), test_deadline()).value());
+    ASSERT_EQ(::send(waiting.back().get(), request.data(), request.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(request.size()));
+  }
+  EXPECT_TRUE(eventually([&] { return agent_->core().metrics().http_requests >= 3; }));
+  EXPECT_EQ(get("/healthz").body, "ok\n");
+  EXPECT_EQ(get("/v1/layout").status, 503);
+  go = true;
+  EXPECT_TRUE(eventually([&] { return get("/v1/layout").status == 404; }));
+}
+
 TEST_F(Http, BeyondLoopbackOnlyOnRequest) {
   options_.http->listen.host = "0.0.0.0";
   const auto open = Agent::start(options_);

@@ -1,4 +1,5 @@
 // Peers that are wrong, hostile or silent.
+#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 
 #include "base/hash.hpp"
@@ -222,12 +223,62 @@ TEST_F(Handshake, AnIdlePeerIsDropped) {
 }
 
 TEST_F(Handshake, ConnectionsAreLimited) {
-  options_.pull.limits.connections_max = 2;
+  options_.pull.limits.admission.receivers_max = 2;
   start_agent();
   const auto a = client();
-  const auto b = client();
-  EXPECT_FALSE(Client::connect(port(), wire::Role::control));
-  EXPECT_EQ(agent_->core().metrics().connections_refused, 1u);
+  const auto b = client(wire::Role::watch);
+  for (const auto protocol : {wire::kProtocolVersion, wire::kProtocolOldest}) {
+    const auto third = Client::connect(port(), wire::Role::control, {}, protocol);
+    ASSERT_FALSE(third);
+    EXPECT_EQ(third.error().code(), Errc::connection) << "every receiver knocks again then";
+    EXPECT_NE(third.error().message().find("busy: 2 connections of at most 2; try another agent or a relay"),
+              std::string::npos)
+        << third.error().message();
+  }
+  EXPECT_EQ(agent_->core().metrics().connections_refused, 2u);
+  EXPECT_EQ(failed(), 0u);
+  EXPECT_TRUE(Client::connect(port(), wire::Role::data)) << "those who are connected can still pull";
+}
+
+/// More of them than there are places for, all silent: whoever answers gets through, and is not disturbed.
+TEST_F(Handshake, AFloodOfSilentPeersLocksNobodyOut) {
+  options_.pull.token = kToken;
+  options_.pull.limits.handshake = std::chrono::hours(1);  // so that none goes by itself
+  options_.pull.limits.admission.strangers_per_loopback = 64;
+  start_agent();
+  auto known = Client::connect(port(), wire::Role::control, kToken);
+  ASSERT_TRUE(known);
+  std::vector<Client> flood;
+  for (int i = 0; i < 200; ++i) {
+    auto silent = Client::connect_raw(port());
+    ASSERT_TRUE(silent) << i << ": " << silent.error().to_string();
+    flood.push_back(std::move(*silent));
+    if (i % 50 != 49) continue;
+    const auto newcomer = Client::connect(port(), wire::Role::control, kToken);
+    EXPECT_TRUE(newcomer) << i << ": " << newcomer.error().to_string();
+  }
+  EXPECT_TRUE(eventually([&] { return agent_->pull_server().connections() <= 1u + 64u; }));
+  EXPECT_GE(agent_->core().metrics().connections_evicted, 136u);
+  EXPECT_TRUE(closed(flood.front().socket)) << "the oldest";
+  EXPECT_FALSE(flood.back().socket.peer_closed());
+  EXPECT_EQ(known->layout().error().code(), Errc::not_found) << "it is answered";
+}
+
+TEST_F(Handshake, AFloodWritesFewLines) {
+  options_.pull.token = kToken;
+  start_agent();
+  const auto level = spdlog::get_level();
+  spdlog::set_level(spdlog::level::warn);
+  ::testing::internal::CaptureStdout();
+  for (int i = 0; i < 200; ++i) EXPECT_FALSE(Client::connect(port(), wire::Role::control, "wrong"));
+  EXPECT_TRUE(eventually([&] { return failed() == 200; }));
+  stop_agent();
+  const std::string text = ::testing::internal::GetCapturedStdout();
+  spdlog::set_level(level);
+  std::size_t lines = 0;
+  for (auto at = text.find("peer_dropped"); at != std::string::npos; at = text.find("peer_dropped", at + 1)) ++lines;
+  EXPECT_GE(lines, 1u);
+  EXPECT_LE(lines, 50u) << text;
 }
 
 TEST_F(Handshake, ABindBeyondLoopbackNeedsAToken) {

@@ -1,0 +1,65 @@
+// Who may be connected to the pull server. A newcomer is a stranger until it has proved who it is, and strangers have
+// few places of their own: however many come, they take none of those who are known. Where they are too many, the
+// oldest one of the address that has most of them leaves, so that whoever answers soon gets through. Pure: no socket,
+// no clock.
+#pragma once
+
+#include <boost/asio/ip/address.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+
+namespace deltasync::agent {
+
+struct AdmissionLimits {
+  std::size_t receivers_max = 4096;          ///< control and watch connections
+  std::size_t data_max = 4096;               ///< data connections: those of receivers that are pulling
+  std::size_t strangers_max = 256;           ///< connections that have not authenticated yet
+  std::size_t strangers_per_address = 32;    ///< of one IPv4 address or IPv6 /64
+  std::size_t strangers_per_loopback = 128;  ///< the same for each loopback address
+};
+
+/// Not thread-safe.
+class Admission {
+ public:
+  enum class Kind : std::uint8_t { stranger, receiver, data };
+  enum class Verdict : std::uint8_t {
+    admitted,
+    busy,  ///< all places of its kind are taken
+    left,  ///< it had to leave meanwhile
+  };
+
+  explicit Admission(const AdmissionLimits& limits) : limits_(limits) {}
+
+  /// A stranger; ids grow. Who has to leave for it, if anybody.
+  std::optional<std::uint64_t> come(std::uint64_t id, const boost::asio::ip::address& from);
+  /// A stranger has become known. One that finds no place remains a stranger.
+  Verdict settle(std::uint64_t id, Kind kind);
+  void leave(std::uint64_t id);
+
+  std::size_t count(Kind kind) const noexcept;
+  std::size_t most(Kind kind) const noexcept;
+
+ private:
+  struct Place {
+    Kind kind = Kind::stranger;
+    std::string origin;
+  };
+  using Origin = std::map<std::string, std::set<std::uint64_t>>::iterator;
+
+  std::optional<std::uint64_t> make_room(Origin origin, bool loopback);
+  void forget_stranger(std::uint64_t id, const std::string& origin);
+
+  const AdmissionLimits limits_;
+  std::map<std::uint64_t, Place> places_;
+  std::map<std::string, std::set<std::uint64_t>> strangers_;  ///< by origin
+  std::size_t stranger_count_ = 0;
+  std::size_t receiver_count_ = 0;
+  std::size_t data_count_ = 0;
+};
+
+}  // namespace deltasync::agent
