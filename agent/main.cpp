@@ -1,7 +1,6 @@
 // deltasync-agent: the long-running process between a trainer's shared memory and its receivers.
 #include <poll.h>
 #include <pthread.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 
 #include <CLI/CLI.hpp>
@@ -17,6 +16,7 @@
 #include <thread>
 
 #include "agent/agent.hpp"
+#include "agent/descriptors.hpp"
 #include "base/home_nodes.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
@@ -64,6 +64,7 @@ struct Arguments {
   double scrub_minutes = 10;
   double scrub_cpu_percent = 2;
   std::uint64_t merge_wait_s = 10;
+  std::optional<std::size_t> receivers_max;
   std::uint64_t plan_limit_s = 600;
   std::uint64_t idle_limit_s = 3600;
   std::uint64_t handshake_limit_ms = 5000;
@@ -141,6 +142,10 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--plan-limit-s", args.plan_limit_s, "longest life of a receiver's plan and its lease")
       ->check(CLI::Range(1, 86400))
       ->capture_default_str();
+  app.add_option("--receivers-max", args.receivers_max,
+                 "receivers that may be connected, and as many data connections; needs two open files each "
+                 "(default: 4096, fewer if ulimit -n allows no more)")
+      ->check(CLI::Range(1, 1 << 20));
   app.add_option("--unauthenticated-max", options.pull.limits.admission.strangers_max,
                  "connections that have not authenticated yet; when more come, the oldest are closed")
       ->check(CLI::Range(1, 65536))
@@ -209,29 +214,16 @@ Status complete(const Arguments& args, AgentOptions& options) {
   options.core.scrub.cpu = args.scrub_cpu_percent / 100;
   options.core.plan_limit = std::chrono::seconds(args.plan_limit_s);
   options.core.form = args.delta_form == "ulp" ? delta::ValueForm::ulp : delta::ValueForm::absolute;
+  if (args.receivers_max) {
+    options.pull.limits.admission.receivers_max = *args.receivers_max;
+    options.pull.limits.admission.data_max = *args.receivers_max;
+  }
   options.pull.limits.admission.strangers_per_loopback = 4 * options.pull.limits.admission.strangers_per_address;
   options.pull.limits.handshake = std::chrono::milliseconds(args.handshake_limit_ms);
   options.pull.limits.merge_wait_max = std::chrono::seconds(args.merge_wait_s);
   options.pull.limits.idle = std::chrono::seconds(args.idle_limit_s);
   options.pull.limits.progress = std::chrono::milliseconds(args.progress_limit_ms);
   return {};
-}
-
-/// Raises the soft limit of descriptors to the hard one, and keeps the connections that are let in below it: half of it
-/// for receivers, one sixteenth for who is not known yet; a trainer takes a socket and three pidfds.
-void fit_descriptors(AgentOptions& options) {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0 && ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const auto at_most = [&](std::size_t& connections, unsigned part) {
-    connections = static_cast<std::size_t>(std::clamp<rlim_t>(limit.rlim_cur / part, 1, connections));
-  };
-  at_most(options.pull.limits.admission.receivers_max, 4);
-  at_most(options.pull.limits.admission.data_max, 4);
-  at_most(options.pull.limits.admission.strangers_max, 16);
-  at_most(options.trainer.connections_max, 16);
-  if (options.http) at_most(options.http->connections_max, 16);
 }
 
 /// Ends the process if the agent does not end in time: a diff of a very large model is worth nothing any more, and the
@@ -334,7 +326,7 @@ int run(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
 
   if (auto placed = place(args.home_nodes, options); !placed) return fail(placed.error());
-  fit_descriptors(options);
+  if (auto fit = fit_connections(args.receivers_max.has_value(), options); !fit) return fail(fit.error());
   auto guard = ExitGuard::make(options);
   if (!guard) return fail(guard.error());
   auto owner = watch_owner(args.end_with);

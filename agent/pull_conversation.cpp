@@ -162,10 +162,15 @@ asio::awaitable<Status> PullConversation::handshake() {
 }
 
 asio::awaitable<Status> PullConversation::serve_requests() {
+  const bool data = role_ == wire::Role::data;
   while (!context_.stopping) {
-    auto request = co_await stream_.read(wire::kRangesBytesMax, Deadline::after(limits_.idle), limits_.message);
-    if (!request) co_return std::move(request).error();
-    DS_CO_TRY(co_await dispatch(*request));
+    Request request;
+    const Deadline idle = Deadline::after(data ? limits_.data_idle : limits_.idle);
+    DS_CO_ASSIGN(const auto deadline, co_await stream_.read_header(request.header, idle, limits_.message));
+    if (!deadline && data) co_return Status();  // the receiver opens another one when it pulls again
+    if (!deadline) co_return Error(Errc::timed_out, "nothing was asked for a long time");
+    DS_CO_TRY(co_await stream_.read_payload(request, wire::kRangesBytesMax, *deadline));
+    DS_CO_TRY(co_await dispatch(request));
     const std::uint64_t sent = stream_.bytes_sent();
     context_.note(connection_, [sent](PeerStatus& line) { line.bytes_sent = sent; });
   }

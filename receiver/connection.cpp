@@ -71,7 +71,13 @@ Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadlin
   auth.proof = net::client_proof(token, hello.nonce, auth.nonce, role);
   const std::uint64_t sent_ns = trace::now_ns();
   DS_TRY(socket_.send(0, auth, deadline));
-  DS_ASSIGN(const net::Message answer, recv_message(socket_, wire::Type::welcome, deadline));
+  DS_ASSIGN(const net::Message answer, socket_.recv(wire::kControlBytesMax, deadline));
+  if (answer.type() == wire::Type::error) {
+    Error said = agent_error(answer.payload);
+    turned_away_ = said.code() == Errc::connection;
+    return said;
+  }
+  if (answer.type() != wire::Type::welcome) return unexpected(answer.header, 0);
   DS_ASSIGN(welcome_, wire::Welcome::decode(answer.payload));
   const std::uint64_t received_ns = trace::now_ns();
   if (!token.empty() && !net::equal_proofs(welcome_.proof, net::server_proof(token, auth.nonce, hello.nonce))) {

@@ -26,6 +26,7 @@ class Connection {
   /// Connects without a word. `connection`, `timed_out` or `cancelled`; the same stop ends what follows, too.
   static Result<Connection> dial(const Peer& peer, const Until& until);
   /// Hello, auth, welcome. With a token the agent has to prove that it knows it too: `unauthenticated` if not.
+  /// `connection`, with turned_away(), if the agent is there and has no place.
   Status handshake(const Peer& peer, wire::Role role, Deadline deadline);
 
   /// From now on this stop ends every wait of the connection with `cancelled`, and no earlier one does.
@@ -33,6 +34,8 @@ class Connection {
   bool open() const noexcept { return socket_.open(); }
   /// The peer has hung up; nothing may be expected of this connection any more.
   bool stale() const { return socket_.peer_closed(); }
+  /// The agent itself said in the handshake that it cannot take us now: others may have a place, or it later.
+  bool turned_away() const noexcept { return turned_away_; }
   std::chrono::milliseconds silence() const noexcept { return silence_; }
   /// Random per agent process.
   std::uint64_t instance() const noexcept { return instance_; }
@@ -69,6 +72,7 @@ class Connection {
   std::uint64_t instance_ = 0;
   std::uint16_t protocol_ = wire::kProtocolVersion;
   std::uint64_t last_request_ = 0;
+  bool turned_away_ = false;
   std::uint64_t scattered_bytes_ = 0;
   std::chrono::nanoseconds scattered_waited_{0};
   wire::Welcome welcome_;

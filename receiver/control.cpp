@@ -34,8 +34,11 @@ void Control::stop_on(const std::stop_token& stop) {
 Status Control::connect_once(Connection& connection, Deadline deadline) {
   const Deadline limit = deadline.earlier(Deadline::after(peer_.tuning.handshake));
   clock_seen_ns_ = trace::now_ns();
+  turned_away_ = false;
   DS_ASSIGN(connection, Connection::dial(peer_, {limit, stop_}));
-  return connection.handshake(peer_, wire::Role::control, limit).with_context("handshake");
+  Status shaken = connection.handshake(peer_, wire::Role::control, limit);
+  turned_away_ = connection.turned_away();
+  return std::move(shaken).with_context("handshake");
 }
 
 Status Control::connect(Deadline deadline) {
@@ -63,15 +66,23 @@ void Control::look_at_clock(Deadline deadline) {
 Status Control::ensure(Deadline deadline) {
   if (connection_.open() && !connection_.stale()) return {};
   Backoff backoff(peer_.tuning);
+  Backoff busy = Backoff::from_busy(peer_.tuning);
   for (;;) {
     auto status = connect(deadline);
     if (status) return status;
     const Errc code = status.error().code();
     if (code == Errc::unauthenticated || code == Errc::unsupported || code == Errc::invalid_argument) return status;
     if (code == Errc::cancelled || deadline.passed()) return status;
-    Until(deadline, stop_).pause(backoff.next());
+    const auto pause = turned_away_ ? busy.next() : backoff.next();
+    if (turned_away_) say_busy(status.error(), pause);
+    Until(deadline, stop_).pause(pause);
     if (stop_.stop_requested()) return cancelled_while("connecting to the agent at " + peer_.endpoint);
   }
+}
+
+void Control::say_busy(const Error& said, std::chrono::milliseconds pause) {
+  log::warn(busy_lines_, "agent_busy agent={} again_in_ms={} said=\"{}\"", peer_.endpoint, pause.count(),
+            said.message());
 }
 
 template <class T>

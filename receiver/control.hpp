@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/log_limit.hpp"
 #include "base/until.hpp"
 #include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
@@ -46,6 +47,8 @@ class Control {
   /// `cancelled` at once.
   Status ensure(Deadline deadline);
   void drop();
+  /// To the log, now and then: why nothing comes for a while.
+  void say_busy(const Error& said, std::chrono::milliseconds pause);
   /// Clocks drift, and each handshake is a look at the agent's: while a timeline is recorded and the last look is old,
   /// a new connection takes the place of the one that there is. Once, before a pull; if none comes about soon, the old
   /// one goes on.
@@ -93,6 +96,8 @@ class Control {
   Digest128 subscription_;
   std::uint64_t closed_bytes_ = 0;
   std::optional<Error> noted_;
+  bool turned_away_ = false;  ///< by the last attempt
+  log::LineLimit busy_lines_{1, std::chrono::seconds(30)};
 };
 
 }  // namespace deltasync::receiver

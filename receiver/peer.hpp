@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <random>
 #include <string>
 
 #include "receiver/tuning.hpp"
@@ -19,21 +20,27 @@ struct Peer {
   Tuning tuning;
 };
 
-/// Doubling pauses.
+/// Doubling pauses, each cut short by up to a half of it at random: receivers that were sent away together do not come
+/// back together.
 class Backoff {
  public:
-  explicit Backoff(const Tuning& tuning) : tuning_(tuning), next_(tuning.backoff_first) {}
+  Backoff(std::chrono::milliseconds first, std::chrono::milliseconds max) : first_(first), max_(max), next_(first) {}
+  explicit Backoff(const Tuning& tuning) : Backoff(tuning.backoff_first, tuning.backoff_max) {}
+  /// After an agent said that it is busy.
+  static Backoff from_busy(const Tuning& tuning) { return {tuning.busy_first, tuning.busy_max}; }
 
   std::chrono::milliseconds next() {
     const auto pause = next_;
-    next_ = std::min(next_ * 2, tuning_.backoff_max);
-    return pause;
+    next_ = std::min(next_ * 2, max_);
+    return pause - std::chrono::milliseconds(std::uniform_int_distribution<long>(0, pause.count() / 2)(random_));
   }
-  void reset() { next_ = tuning_.backoff_first; }
+  void reset() { next_ = first_; }
 
  private:
-  const Tuning& tuning_;
+  std::chrono::milliseconds first_;
+  std::chrono::milliseconds max_;
   std::chrono::milliseconds next_;
+  std::minstd_rand random_{std::random_device{}()};
 };
 
 }  // namespace deltasync::receiver

@@ -65,6 +65,7 @@ Pull::Pull(Session session, const Want& want, Until until)
       until_(std::move(until)),
       bytes_before_(bytes_received()),
       replan_backoff_(session.peer.tuning),
+      busy_backoff_(Backoff::from_busy(session.peer.tuning)),
       full_only_(session.distrusted) {}
 
 Result<Prepared> Pull::run() {
@@ -109,6 +110,7 @@ Result<Prepared> Pull::run() {
     if (!progress) return stopped(std::move(progress).error());
     if (*progress == Progress::whole) break;
     ++report.replans;
+    until_.pause(std::exchange(pause_, std::chrono::milliseconds(0)));
     if (until_.deadline().passed()) return out_of_time();
   }
   auto& report = out_.report;
@@ -255,6 +257,7 @@ Result<wire::PlanReply> Pull::plan() {
         continue;
       }
       if (code != Errc::timed_out && code != Errc::not_found) return std::move(*answer.refused);
+      s_.streams.close_idle();  // who waits for a version for long holds one connection
       last_ = std::move(answer.refused);
     } else {
       last_ = std::move(answer.broken);
@@ -288,6 +291,11 @@ Result<Pull::Progress> Pull::settle(const RoundResult& round, std::span<const St
   if (round.noted) last_ = round.noted;
   if (round.end != RoundEnd::failed || round.error->code() != Errc::timed_out) last_ = round.error;
   if (round.end == RoundEnd::failed || round.error->code() == Errc::cancelled) return *round.error;
+  if (round.end == RoundEnd::busy) {
+    pause_ = busy_backoff_.next();
+    s_.control.say_busy(*round.error, pause_);
+    return Progress::replan;
+  }
   // A revoked lease is the normal course of things, a new agent or a broken connection may need a moment, any other
   // refusal is tolerated a few times.
   const Errc code = round.error->code();
@@ -295,7 +303,7 @@ Result<Pull::Progress> Pull::settle(const RoundResult& round, std::span<const St
   if (revoked && moved) return Progress::replan;
   const bool agent_away = code == Errc::peer_died || code == Errc::connection || code == Errc::timed_out;
   if (!revoked && !agent_away && ++refused_plans_ > s_.peer.tuning.refused_plans) return *round.error;
-  until_.pause(replan_backoff_.next());
+  pause_ = replan_backoff_.next();
   return Progress::replan;
 }
 

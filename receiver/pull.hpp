@@ -143,6 +143,8 @@ class Pull {
   std::optional<Error> last_;  // why the last plan ended early
   std::uint32_t refused_plans_ = 0;
   Backoff replan_backoff_;
+  Backoff busy_backoff_;
+  std::chrono::milliseconds pause_{0};  ///< before the next plan, when the one at hand is released
   bool full_only_;
   bool plain_only_ = false;          // no exponent classes in this pull: undoing them would take too much memory
   bool compact_ = false;             // the plan at hand asked for them

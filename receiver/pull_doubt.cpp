@@ -45,7 +45,7 @@ Result<bool> Pull::agent_was_wrong(const wire::PlanReply& reply) {
   log::warn("receiver tiles_do_not_verify agent={} version=\"{}\" first=\"{}\" tiles={} then=\"{}\"", s_.peer.endpoint,
             to_string(reply.target), tile_name(s_.layout, tiles.front()), tiles.size(),
             answer.value ? "the agent has other bytes or another version now: planning anew" : "planning anew");
-  until_.pause(replan_backoff_.next());
+  pause_ = replan_backoff_.next();
   return true;
 }
 

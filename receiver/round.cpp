@@ -5,10 +5,11 @@
 
 namespace deltasync::receiver {
 
-Round::Round(std::vector<Item> items, const Until& until)
+Round::Round(std::vector<Item> items, const Until& until, std::size_t streams)
     : until_(until),
       queue_(std::make_move_iterator(items.begin()), std::make_move_iterator(items.end())),
       unfinished_(queue_.size()),
+      streams_(streams),
       over_(queue_.empty()),
       on_stop_(until.stop(), OnStop{this}) {}
 
@@ -64,6 +65,11 @@ void Round::finish_locked(RoundEnd end, Error error) {
 void Round::finish(RoundEnd end, Error error) {
   const std::lock_guard lock(mutex_);
   finish_locked(end, std::move(error));
+}
+
+void Round::left(const Error& why) {
+  const std::lock_guard lock(mutex_);
+  if (--streams_ == 0) finish_locked(RoundEnd::busy, why);
 }
 
 bool Round::over() const {

@@ -28,6 +28,7 @@ struct Item {
 enum class RoundEnd : std::uint8_t {
   complete,     ///< every item arrived
   replan,       ///< the agent refused, or is another process now: make a new plan
+  busy,         ///< the agent had no place for any stream: make a new plan in a while
   bad_content,  ///< well-transported bytes that do not fit what we hold, twice
   failed,       ///< the pull cannot go on
 };
@@ -49,7 +50,8 @@ struct RoundResult {
 
 class Round {
  public:
-  Round(std::vector<Item> items, const Until& until);
+  /// `streams` take part in it.
+  Round(std::vector<Item> items, const Until& until, std::size_t streams);
 
   Deadline deadline() const noexcept { return until_.deadline(); }
   /// Requested when the round ends early, for whatever reason: sockets that wait on behalf of the round stop on it.
@@ -70,6 +72,8 @@ class Round {
   bool over() const;
   /// A stream broke and starts again.
   void restarted(const Error& why);
+  /// A stream takes part no more: the agent has no place for it. The others go on; with the last one the round ends.
+  void left(const Error& why);
   /// Sleeps, but not past the end of the round or its deadline.
   void pause(std::chrono::milliseconds time);
 
@@ -89,6 +93,7 @@ class Round {
   std::condition_variable changed_;
   std::deque<Item> queue_;      // protected by mutex_, as all below
   std::size_t unfinished_ = 0;  // queued or taken
+  std::size_t streams_ = 0;     // that take part
   bool over_ = false;
   RoundResult result_;
   std::stop_callback<OnStop> on_stop_;  // last: it may run while this is constructed

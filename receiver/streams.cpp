@@ -34,6 +34,14 @@ class Streams::Worker {
   void run() {
     while (refill()) {
       const Outcome outcome = exchange();
+      if (connection().turned_away()) {
+        bow_out(*outcome.error);
+        return;
+      }
+      if (outcome.fault == Outcome::Fault::stream && closed_while_idle(*outcome.error)) {
+        redial();
+        continue;
+      }
       if (outcome.fault == Outcome::Fault::none) {
         pending_.pop_front();
         round_.done();
@@ -46,6 +54,7 @@ class Streams::Worker {
     // The round is over. Replies that nobody will read are under way on this connection.
     if (!pending_.empty()) streams_.drop(stream_);
     connection().stop_on({});
+    streams_.used_[stream_] = std::chrono::steady_clock::now();
   }
 
  private:
@@ -74,11 +83,12 @@ class Streams::Worker {
 
   Outcome exchange_one() {
     if (!connected_) {
-      if (auto status = streams_.connect(connection(), round_, instance_); !status) {
+      if (auto status = streams_.connect(connection(), round_, instance_, rested_); !status) {
         const bool restarted = status.error().code() == Errc::peer_died;
         return restarted ? Outcome::refused(std::move(status).error()) : Outcome::broken(std::move(status).error());
       }
       connected_ = true;
+      received_before_ = received();
       connection().skip_next_wait();
     }
     for (Pending& p : pending_) {
@@ -90,6 +100,26 @@ class Streams::Worker {
       p.request = request;
     }
     return fetch_.receive(connection(), pending_.front().request, pending_.front().item, round_.deadline(), stream_);
+  }
+
+  /// The agent closes connections that are idle for long, perhaps just as we ask: a request that nobody answers on one
+  /// that has rested is asked again on a new one, and nothing has gone wrong.
+  bool closed_while_idle(const Error& error) {
+    return connected_ && rested_ && received() == received_before_ && error.code() == Errc::connection;
+  }
+  void redial() {
+    streams_.drop(stream_);
+    connected_ = false;
+    for (Pending& p : pending_) p.request = 0;
+  }
+  /// No place for this stream; perhaps the others have theirs.
+  void bow_out(const Error& said) {
+    streams_.drop(stream_);
+    while (!pending_.empty()) {
+      round_.give_back(std::move(pending_.back().item));
+      pending_.pop_back();
+    }
+    round_.left(said);
   }
 
   std::uint64_t received() { return streams_.closed_bytes_[stream_] + connection().bytes_received(); }
@@ -127,16 +157,25 @@ class Streams::Worker {
   Backoff backoff_;
   std::deque<Pending> pending_;
   std::uint32_t strikes_ = 0;
-  bool connected_ = false;  // the connection is open and checked, and ends with the round
+  bool connected_ = false;             // the connection is open and checked, and ends with the round
+  bool rested_ = false;                // it is of an earlier round
+  std::uint64_t received_before_ = 0;  // until it was connected
 };
 
 Streams::Streams(const Peer& peer, ThreadPool& pool)
-    : peer_(peer), pool_(pool), connections_(pool.size()), closed_bytes_(pool.size()), closed_waited_(pool.size()) {}
+    : peer_(peer),
+      pool_(pool),
+      connections_(pool.size()),
+      used_(pool.size()),
+      closed_bytes_(pool.size()),
+      closed_waited_(pool.size()) {}
 
-Status Streams::connect(Connection& connection, Round& round, std::uint64_t instance) {
+Status Streams::connect(Connection& connection, Round& round, std::uint64_t instance, bool& rested) {
+  const auto stream = static_cast<unsigned>(&connection - connections_.data());
+  rested = std::chrono::steady_clock::now() - used_[stream] >= peer_.tuning.rested;
   if (!connection.open() || connection.stale() || connection.instance() != instance) {
-    const auto stream = static_cast<unsigned>(&connection - connections_.data());
     drop(stream);
+    rested = false;
     const Deadline deadline = round.deadline().earlier(Deadline::after(peer_.tuning.handshake));
     DS_ASSIGN(connection, Connection::dial(peer_, {deadline, round.stop()}));
     DS_TRY(connection.handshake(peer_, wire::Role::data, deadline).with_context("handshake of a data stream"));
@@ -154,9 +193,13 @@ void Streams::drop(unsigned stream) {
   connection = Connection();
 }
 
+void Streams::close_idle() {
+  for (unsigned stream = 0; stream < count(); ++stream) drop(stream);
+}
+
 RoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const Until& until) {
   const std::size_t workers = std::min<std::size_t>(items.size(), count());
-  Round round(std::move(items), until);
+  Round round(std::move(items), until, workers);
   const std::uint64_t bytes_before = bytes_received();
   const std::chrono::nanoseconds waited_before = waited();
   const auto work = [&](std::uint64_t stream, unsigned) {

@@ -56,6 +56,9 @@ class Streams {
   /// Moves all items. `instance` is the agent process that made the plan: any other one ends the round.
   RoundResult run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const Until& until);
 
+  /// Between rounds: nothing is expected of them for a while. The next round dials again.
+  void close_idle();
+
   /// Over all connections, those that are closed by now counted too.
   std::uint64_t bytes_received() const;
   /// Likewise: the time that streams waited for bytes, summed.
@@ -68,14 +71,16 @@ class Streams {
   };
   class Worker;
 
-  Status connect(Connection& connection, Round& round, std::uint64_t instance);
+  /// `rested`: it is an old one that nobody has used for a while.
+  Status connect(Connection& connection, Round& round, std::uint64_t instance, bool& rested);
   void drop(unsigned stream);
 
   const Peer& peer_;
   ThreadPool& pool_;
   std::vector<Connection> connections_;
-  std::vector<std::uint64_t> closed_bytes_;              // per stream, of its earlier connections
-  std::vector<std::chrono::nanoseconds> closed_waited_;  // likewise
+  std::vector<std::chrono::steady_clock::time_point> used_;  // when its last round ended
+  std::vector<std::uint64_t> closed_bytes_;                  // per stream, of its earlier connections
+  std::vector<std::chrono::nanoseconds> closed_waited_;      // likewise
 };
 
 }  // namespace deltasync::receiver

@@ -13,11 +13,14 @@ struct Tuning {
   std::chrono::milliseconds handshake{5'000};   ///< connect and authenticate, in all
   std::chrono::milliseconds silence{10'000};    ///< without a single byte where some are due
   std::chrono::milliseconds wait_slice{5'000};  ///< one request to wait for a version; repeated until the deadline
-  std::chrono::milliseconds release{2'000};     ///< for the answer to a release
+  std::chrono::milliseconds rested{1'000};   ///< a data connection that was not used for so long may have been closed
+  std::chrono::milliseconds release{2'000};  ///< for the answer to a release
   /// While a timeline is recorded, a pull first looks at the agent's clock if the last look is older.
   std::chrono::milliseconds clock_look{10'000};
   std::chrono::milliseconds backoff_first{10};
   std::chrono::milliseconds backoff_max{1'000};
+  std::chrono::milliseconds busy_first{500};  ///< the same where the agent says that it is busy
+  std::chrono::milliseconds busy_max{10'000};
   std::uint64_t item_bytes = 8u << 20;          ///< bytes of a half that one request asks for
   std::uint64_t frame_item_bytes = 1u << 20;    ///< bytes of frames that one request asks for
   std::uint64_t packed_item_bytes = 32u << 20;  ///< the same where they come packed: the agent packs ahead within one

@@ -30,7 +30,7 @@ struct HttpOptions {
   std::chrono::milliseconds keep_alive{30'000};    ///< between requests
   std::uint32_t header_bytes_max = 8'192;
   std::uint64_t body_bytes_max = 4'096;
-  std::size_t connections_max = 64;  ///< who is idle leaves for who comes; half as many pages are made at a time
+  std::size_t connections_max = 64;       ///< who is idle leaves for who comes; half as many pages are made at a time
   std::function<void()> answered;         ///< called for every answer, refusals too, on a thread of `io`
   std::function<void()> before_deferred;  ///< for tests: called before each deferred page, on the thread that makes it
 };

@@ -37,8 +37,8 @@ Error revoked() {
   return {Errc::lease_revoked, "what was being sent is no longer held for this plan"};
 }
 
-MutByteSpan head_of(Message& message) {
-  return {reinterpret_cast<std::byte*>(&message.header), sizeof message.header};
+MutByteSpan bytes_in(wire::Header& header) {
+  return {reinterpret_cast<std::byte*>(&header), sizeof header};
 }
 
 }  // namespace
@@ -154,23 +154,33 @@ MessageStream::MessageStream(MessageStream&&) noexcept = default;
 awaitable<Result<Message>> MessageStream::read(std::uint64_t payload_bytes_max, Deadline idle,
                                                std::chrono::nanoseconds message_limit) {
   Message message;
-  const MutByteSpan head = head_of(message);
-  DS_CO_ASSIGN(const std::size_t begun, co_await state_->read_some(head, idle, "waiting for a message"));
-  const Deadline deadline = Deadline::after(message_limit);
-  DS_CO_TRY(co_await state_->read_exact(head.subspan(begun), deadline, "receiving a message's header"));
-  DS_CO_TRY(co_await read_payload(message, payload_bytes_max, deadline));
+  DS_CO_ASSIGN(const std::optional<Deadline> deadline, co_await read_header(message.header, idle, message_limit));
+  if (!deadline) co_return Error(Errc::timed_out, "waiting for a message: the deadline passed");
+  DS_CO_TRY(co_await read_payload(message, payload_bytes_max, *deadline));
   co_return message;
+}
+
+awaitable<Result<std::optional<Deadline>>> MessageStream::read_header(wire::Header& header, Deadline idle,
+                                                                      std::chrono::nanoseconds message_limit) {
+  const MutByteSpan head = bytes_in(header);
+  auto begun = co_await state_->read_some(head, idle, "waiting for a message");
+  if (!begun && begun.error().code() == Errc::timed_out) co_return std::optional<Deadline>();
+  if (!begun) co_return std::move(begun).error();
+  const Deadline deadline = Deadline::after(message_limit);
+  DS_CO_TRY(co_await state_->read_exact(head.subspan(*begun), deadline, "receiving a message's header"));
+  DS_CO_TRY(wire::check_header(header));
+  co_return std::optional<Deadline>(deadline);
 }
 
 awaitable<Result<Message>> MessageStream::read_by(std::uint64_t payload_bytes_max, Deadline deadline) {
   Message message;
-  DS_CO_TRY(co_await state_->read_exact(head_of(message), deadline, "waiting for a message"));
+  DS_CO_TRY(co_await state_->read_exact(bytes_in(message.header), deadline, "waiting for a message"));
+  DS_CO_TRY(wire::check_header(message.header));
   DS_CO_TRY(co_await read_payload(message, payload_bytes_max, deadline));
   co_return message;
 }
 
 awaitable<Status> MessageStream::read_payload(Message& message, std::uint64_t payload_bytes_max, Deadline deadline) {
-  DS_CO_TRY(wire::check_header(message.header));
   const std::uint64_t bytes = message.header.payload_bytes;
   if (bytes > payload_bytes_max) {
     co_return Error(Errc::protocol, describe(message.header) + " claims " + std::to_string(bytes) + " bytes where " +

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -40,7 +41,12 @@ class MessageStream {
   /// grows with what arrives. `connection` if the peer closed, with "closed" in the message.
   boost::asio::awaitable<Result<Message>> read(std::uint64_t payload_bytes_max, Deadline idle,
                                                std::chrono::nanoseconds message_limit);
-  /// The same with one deadline for all of it.
+  /// The first half of read(): the header and by when the rest has to be there; nothing if no byte came until `idle`.
+  boost::asio::awaitable<Result<std::optional<Deadline>>> read_header(wire::Header& header, Deadline idle,
+                                                                      std::chrono::nanoseconds message_limit);
+  /// The second half.
+  boost::asio::awaitable<Status> read_payload(Message& message, std::uint64_t payload_bytes_max, Deadline deadline);
+  /// read() with one deadline for all of it.
   boost::asio::awaitable<Result<Message>> read_by(std::uint64_t payload_bytes_max, Deadline deadline);
 
   /// One message. `progress_limit` bounds the time without a byte accepted by the peer's window.
@@ -104,7 +110,6 @@ class MessageStream {
 
  private:
   struct State;
-  boost::asio::awaitable<Status> read_payload(Message& message, std::uint64_t payload_bytes_max, Deadline deadline);
 
   std::shared_ptr<State> state_;
 };

@@ -101,6 +101,28 @@ TEST_F(PullTest, IdleConnectionsThatTheAgentClosedAreReplacedSilently) {
   EXPECT_EQ(report.stream_restarts, 0u);
 }
 
+/// It may have closed it while nobody used it, and we ask before we hear of it.
+TEST_F(PullTest, AKeptConnectionThatIsClosedAsWeAskIsNoBreak) {
+  options_.streams = 1;
+  receiver::Tuning tuning = quick();
+  tuning.rested = std::chrono::milliseconds(0);
+  start({}, tuning);
+  pull_and_commit();
+  step();
+  agent_->on_request(fault_on(Type::get_frames, Fault::drop, 0));
+  PullReport report = pull_and_commit();
+  EXPECT_EQ(report.mode, PullMode::delta);
+  EXPECT_EQ(report.stream_restarts, 0u);
+  EXPECT_EQ(report.replans, 0u);
+  // A new one that is closed as well is one.
+  step();
+  std::atomic<int> dropped{0};
+  agent_->on_request(
+      [&](const Request& r) { return r.type == Type::get_frames && ++dropped <= 2 ? Fault::drop : Fault::none; });
+  report = pull_and_commit();
+  EXPECT_EQ(report.stream_restarts, 1u);
+}
+
 TEST_F(PullTest, HelloDroppedOnDataStreams) {
   start();
   agent_->on_request(
