@@ -33,6 +33,7 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
       behind_(options.behind_threads, metrics_.batches_behind, options.home_nodes, options.before_behind),
       packers_(options.pack_threads),
       copy_room_(options.copy_bytes_max),
+      peer_room_(options.peer_bytes_max),
       ring_(options.ring_bytes_max, options.ring_entries_max),
       made_(options.merge_bytes_max),
       budgets_(options.lease_grace) {}
@@ -117,6 +118,13 @@ Status AgentCore::adopt_existing() {
 }
 
 // ---- snapshots ---------------------------------------------------------------------------------------------------
+
+std::uint64_t AgentCore::tiles_max() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t tiles = 0;
+  for (const GenerationPtr& generation : generations_) tiles = std::max(tiles, generation->layout->tile_count());
+  return tiles;
+}
 
 SnapshotPtr AgentCore::snapshot() const {
   const std::lock_guard lock(mutex_);
@@ -275,7 +283,7 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
     made->copied = time < options_.lease_grace && options_.copy_bytes_max != 0;
     made->lease =
         leases_.begin(made->served->half, {made->copied ? LeaseBudgets::Time(0) : time, asker.host, asker.name});
-    made->shelf = shelf_.share(made->served->half, yard_);
+    made->shelf = shelf_.share(made->served->half, yard_, peer_room_);
     Metrics::add(metrics_.leases, 1);
   }
 

@@ -36,6 +36,7 @@
 #include "agent/pack_pool.hpp"
 #include "agent/planner.hpp"
 #include "agent/ring.hpp"
+#include "agent/room.hpp"
 #include "agent/scrub.hpp"
 #include "agent/subset.hpp"
 #include "agent/suspects.hpp"
@@ -117,37 +118,6 @@ struct Asker {
   std::string name;  ///< for the log
 };
 
-/// So much memory at most for all who take from it.
-class Room {
- public:
-  explicit Room(std::uint64_t bytes) : left_(bytes) {}
-  class Share {
-   public:
-    Share(Share&& other) noexcept : room_(std::exchange(other.room_, nullptr)), bytes_(other.bytes_) {}
-    Share& operator=(Share&&) = delete;
-    ~Share() {
-      if (room_ != nullptr) room_->left_.fetch_add(bytes_, std::memory_order_relaxed);
-    }
-
-   private:
-    friend class Room;
-    Share(Room& room, std::uint64_t bytes) : room_(&room), bytes_(bytes) {}
-    Room* room_;
-    std::uint64_t bytes_;
-  };
-  /// Nothing if there is not so much left.
-  std::optional<Share> take(std::uint64_t bytes) {
-    std::uint64_t left = left_.load(std::memory_order_relaxed);
-    while (left >= bytes) {
-      if (left_.compare_exchange_weak(left, left - bytes, std::memory_order_relaxed)) return Share(*this, bytes);
-    }
-    return std::nullopt;
-  }
-
- private:
-  std::atomic<std::uint64_t> left_;
-};
-
 class AgentCore : public TrainerHooks {
  public:
   /// Takes the lock of `options.name`, adopts what an agent before left and starts the publisher. Errors:
@@ -175,7 +145,7 @@ class AgentCore : public TrainerHooks {
   Result<std::optional<wire::PlanReply>> plan(const wire::Plan& plan, const Asker& asker, std::string* waiting_for,
                                               MadeWait& wait, const SubsetPtr& subset = nullptr);
   /// The one Subset of these tiles for all connections, as long as one of them holds it. no_space beyond
-  /// CoreOptions::subscription_bytes_max for all that live.
+  /// what peers may make the agent hold.
   Result<SubsetPtr> share_subset(TileSet tiles);
   /// lease_revoked if the plan is over (released, expired, its control connection closed) or was never made.
   Result<OpenPlanPtr> find_plan(std::uint64_t id) const;
@@ -196,7 +166,12 @@ class AgentCore : public TrainerHooks {
   void connection_closed(std::uint64_t connection);
   LeaseTable& leases() noexcept { return leases_; }
   PackPool& packers() noexcept { return packers_; }
-  Room& copy_room() noexcept { return copy_room_; }
+  const Room& copy_room() const noexcept { return copy_room_; }
+  /// For all that peers make the agent hold: their requests, what waits to be sent to them, their subscriptions, and
+  /// what is kept for others that may ask for the same.
+  const Room& peer_room() const noexcept { return peer_room_; }
+  /// Of the largest layout that a request may be about.
+  std::uint64_t tiles_max() const;
   Metrics& metrics() noexcept { return metrics_; }
   const CoreOptions& options() const noexcept { return options_; }
 
@@ -331,7 +306,8 @@ class AgentCore : public TrainerHooks {
   BehindDiff behind_;
   PackPool packers_;
   Suspects suspects_;
-  Room copy_room_;
+  const Room copy_room_;
+  const Room peer_room_;
   std::uint64_t spot_cursor_ = 0;  // the tile that spot_check looks at next
   std::shared_ptr<Subscribers> subscribers_ = std::make_shared<Subscribers>();
 

@@ -7,21 +7,21 @@ namespace deltasync::agent {
 
 Result<SubsetPtr> AgentCore::share_subset(TileSet tiles) {
   const std::lock_guard lock(mutex_);
-  std::uint64_t bytes = 0;
   for (auto known = subsets_.begin(); known != subsets_.end();) {
     const SubsetPtr subset = known->second.lock();
     if (subset && known->first == tiles.digest()) return subset;
-    bytes += subset ? subset->range_bytes() : 0;
     known = subset ? std::next(known) : subsets_.erase(known);
   }
-  const Digest128 digest = tiles.digest();
-  auto made = std::make_shared<Subset>(std::move(tiles));
-  bytes += made->range_bytes();
-  if (bytes > options_.subscription_bytes_max) {
-    return Error(Errc::no_space, "with this one the subscriptions of all receivers would take " +
-                                     std::to_string(bytes) + " bytes; the agent keeps " +
-                                     std::to_string(options_.subscription_bytes_max));
+  const std::uint64_t bytes = Subset::range_bytes(tiles);
+  auto share = peer_room_.take(bytes);
+  if (!share) {
+    return Error(Errc::no_space, "this subscription takes " + std::to_string(bytes) + " bytes, and of the " +
+                                     std::to_string(peer_room_.bytes_max()) +
+                                     " that the agent holds for its peers (--peer-memory-mib) " +
+                                     std::to_string(peer_room_.bytes_taken()) + " are taken");
   }
+  const Digest128 digest = tiles.digest();
+  auto made = std::make_shared<Subset>(std::move(tiles), *std::move(share));
   subsets_[digest] = made;
   return made;
 }

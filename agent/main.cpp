@@ -61,6 +61,7 @@ struct Arguments {
   std::uint64_t merge_mib = 0;
   std::uint64_t lease_grace_ms = 1000;
   std::uint64_t copy_mib = 64;
+  std::uint64_t peer_memory_mib = 192;
   double scrub_minutes = 10;
   double scrub_cpu_percent = 2;
   std::uint64_t merge_wait_s = 10;
@@ -131,6 +132,11 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
                  "memory for pieces that are copied out of a half for hosts that lost a lease, which then hold up no "
                  "writer; 0: none are")
       ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--peer-memory-mib", args.peer_memory_mib,
+                 "memory for all else that peers make the agent hold: requests, answers that they have not read, "
+                 "subscriptions, packed tiles; above it they wait, then they are refused as busy")
+      ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app.add_option("--scrub-minutes", args.scrub_minutes,
                  "all of what is served is read again within so long, as far as --scrub-cpu-percent allows; 0: never")
@@ -210,6 +216,7 @@ Status complete(const Arguments& args, AgentOptions& options) {
   options.core.merge_bytes_max = args.merge_mib << 20;
   options.core.lease_grace = std::chrono::milliseconds(std::min<std::uint64_t>(args.lease_grace_ms, 3'600'000));
   options.core.copy_bytes_max = args.copy_mib << 20;
+  options.core.peer_bytes_max = args.peer_memory_mib << 20;
   options.core.scrub.pass = std::chrono::milliseconds(static_cast<std::int64_t>(args.scrub_minutes * 60'000));
   options.core.scrub.cpu = args.scrub_cpu_percent / 100;
   options.core.plan_limit = std::chrono::seconds(args.plan_limit_s);

@@ -19,6 +19,8 @@ void add_served(metrics::Gauges& out, const ServedVersion& served) {
 std::string metrics_text(const AgentParts& parts) {
   const SnapshotPtr now = parts.core.snapshot();
   metrics::Gauges out;
+  out.add("peer_memory_bytes", "Memory that peers make the agent hold, as it is reckoned.",
+          static_cast<double>(parts.core.peer_room().bytes_taken()));
   out.add("connections", "Receivers' connections now.", static_cast<double>(parts.pull_server.connections()));
   out.add("leases", "Leases on halves now.", static_cast<double>(parts.core.leases().list().size()));
   std::uint64_t ring_bytes = 0;

@@ -30,7 +30,7 @@ struct CoreOptions {
   std::uint64_t copy_bytes_max = 64u << 20;     ///< of pieces that are copied out of a half for peers that lost a lease
   std::chrono::milliseconds plan_limit{600'000};  ///< a plan and its lease end after this
   std::size_t plans_per_connection_max = 8;
-  std::uint64_t subscription_bytes_max = 256u << 20;  ///< of the tile ranges that connected receivers subscribed to
+  std::uint64_t peer_bytes_max = 192u << 20;  ///< of all else that peers make the agent hold
   delta::ValueForm form = delta::ValueForm::ulp;
   ScrubOptions scrub;
   std::function<void()> before_behind;              ///< tests: on the thread that diffs behind a writer
@@ -50,6 +50,7 @@ struct PullLimits {
   std::chrono::milliseconds progress{30'000};        ///< without the peer taking a byte
   std::chrono::milliseconds wait_max{3'600'000};     ///< longest Plan::wait_ms that is honoured
   std::chrono::milliseconds merge_wait_max{10'000};  ///< that a plan waits for a merge, and half of its wait_ms at most
+  std::chrono::milliseconds room{10'000};            ///< that a request or an answer waits for memory
   std::chrono::milliseconds pack{1'000};             ///< that tiles wait to be packed, then they go as they are
   std::chrono::milliseconds check{5'000};            ///< for damaged tiles to be published anew
   AdmissionLimits admission;

@@ -63,26 +63,40 @@ void PackShelf::get(const Tiles& tiles, Make make, Deliver deliver) {
 
 PackShelf::Kept PackShelf::keep_locked(Entries::iterator entry, const PackedFramePtr& frame) {
   Kept evicted;
+  const std::uint64_t bytes = held_bytes(*frame);
+  auto share = room_.take_spare(bytes);
+  while (!share && !kept_.empty()) {
+    evict_locked(evicted);
+    share = room_.take_spare(bytes);
+  }
   try {
-    kept_.push_back({entry, frame});
+    if (share) kept_.push_back({entry, frame, *std::move(share)});
   } catch (const std::bad_alloc&) {
+    share.reset();
+  }
+  if (!share) {
     entries_.erase(entry);
     return evicted;
   }
   entry->second.frame = frame;
-  bytes_ += held_bytes(*frame);
-  while (bytes_ > bytes_max_) {
-    bytes_ -= held_bytes(*kept_.front().frame);
-    entries_.erase(kept_.front().entry);
-    evicted.splice(evicted.end(), kept_, kept_.begin());
-  }
+  bytes_ += bytes;
+  while (bytes_ > bytes_max_) evict_locked(evicted);
   return evicted;
 }
 
-std::shared_ptr<PackShelf> ServedShelf::share(const HalfKey& half, std::shared_ptr<GenerationYard> yard) {
+void PackShelf::evict_locked(Kept& evicted) {
+  KeptFrame& oldest = kept_.front();
+  bytes_ -= held_bytes(*oldest.frame);
+  entries_.erase(oldest.entry);
+  oldest.share = Room::Share();  // now, not when the list is freed
+  evicted.splice(evicted.end(), kept_, kept_.begin());
+}
+
+std::shared_ptr<PackShelf> ServedShelf::share(const HalfKey& half, std::shared_ptr<GenerationYard> yard,
+                                              const Room& room) {
   auto shelf = half_ == half ? shelf_.lock() : nullptr;
   if (shelf) return shelf;
-  shelf = {new PackShelf, [yard = std::move(yard)](const PackShelf* last) {
+  shelf = {new PackShelf(PackShelf::kBytesMax, room), [yard = std::move(yard)](const PackShelf* last) {
              try {
                yard->bury(std::shared_ptr<const PackShelf>(last));
              } catch (const std::bad_alloc&) {

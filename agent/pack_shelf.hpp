@@ -14,6 +14,7 @@
 
 #include "agent/generation.hpp"
 #include "agent/leases.hpp"
+#include "agent/room.hpp"
 #include "delta/delta.hpp"
 #include "deltasync/result.hpp"
 
@@ -36,7 +37,9 @@ class PackShelf {
   /// What a receiver on a link of a gigabit takes in two seconds: others may begin so much later and still find what
   /// it has had packed.
   static constexpr std::uint64_t kBytesMax = 256u << 20;
-  explicit PackShelf(std::uint64_t bytes_max = kBytesMax) : bytes_max_(bytes_max) {}
+  /// What is kept is taken from `room` too: if there is none to spare, less is kept.
+  explicit PackShelf(std::uint64_t bytes_max = kBytesMax, const Room& room = Room(kBytesMax))
+      : bytes_max_(bytes_max), room_(room) {}
 
   /// Null: not here, or not yet.
   PackedFramePtr find(const Tiles& tiles) const;
@@ -59,13 +62,16 @@ class PackShelf {
   struct KeptFrame {
     Entries::iterator entry;
     PackedFramePtr frame;
+    Room::Share share;
   };
   using Kept = std::list<KeptFrame>;
 
   /// Returns what had to go for it.
   Kept keep_locked(Entries::iterator entry, const PackedFramePtr& frame);
+  void evict_locked(Kept& evicted);
 
   const std::uint64_t bytes_max_;
+  const Room room_;
   mutable std::mutex mutex_;
   Entries entries_;          // protected by mutex_, as all below
   Kept kept_;                // those with frames, in the order of their making
@@ -76,7 +82,7 @@ class PackShelf {
 class ServedShelf {
  public:
   /// The same one for all who hold a share of it; the yard frees it.
-  std::shared_ptr<PackShelf> share(const HalfKey& half, std::shared_ptr<GenerationYard> yard);
+  std::shared_ptr<PackShelf> share(const HalfKey& half, std::shared_ptr<GenerationYard> yard, const Room& room);
 
  private:
   std::weak_ptr<PackShelf> shelf_;

@@ -17,7 +17,11 @@ using net::kAsTuple;
 namespace {
 
 constexpr std::uint64_t kAuthBytesMax = 4096;         ///< before a peer has proved anything
+constexpr std::uint64_t kRequestBytesMax = 4096;      ///< of one that has no ranges
 constexpr auto kLastWords = std::chrono::seconds(1);  ///< to tell a peer why it is dropped, and again for it to read
+constexpr std::uint64_t kSmallRequestBytes = 512;     ///< of one that is counted with its connection
+constexpr std::uint64_t kHeldPerByte = 9;             ///< a range takes two bytes at least, and 16 once it is decoded
+constexpr auto kRoomSlice = std::chrono::milliseconds(20);      ///< between looks whether there is memory
 constexpr auto kVersionSlice = std::chrono::milliseconds(250);  ///< between looks at a waiting peer's socket
 
 const char* role_name(wire::Role role) {
@@ -45,6 +49,12 @@ std::string printable(std::string text) {
     if (u < 0x20 || u == 0x7F || c == '"' || c == '\\') c = '?';
   }
   return text;
+}
+
+/// More ranges than tiles are in none, and what they skip and cover are tiles as well, so that hardly any number in
+/// them is longer than a byte.
+std::uint64_t ranges_bytes_max(std::uint64_t tiles) {
+  return std::max<std::uint64_t>(kRequestBytesMax, 64 + 2 * tiles + tiles / 128);
 }
 
 /// On the timeline.
@@ -169,12 +179,50 @@ asio::awaitable<Status> PullConversation::serve_requests() {
     DS_CO_ASSIGN(const auto deadline, co_await stream_.read_header(request.header, idle, limits_.message));
     if (!deadline && data) co_return Status();  // the receiver opens another one when it pulls again
     if (!deadline) co_return Error(Errc::timed_out, "nothing was asked for a long time");
-    DS_CO_TRY(co_await stream_.read_payload(request, wire::kRangesBytesMax, *deadline));
+    const std::uint64_t bytes_max = request_bytes_max(request.type());
+    Room::Share held;  // until the request is answered
+    if (const std::uint64_t bytes = std::min(request.header.payload_bytes, bytes_max); bytes > kSmallRequestBytes) {
+      DS_CO_ASSIGN(held, co_await hold(kHeldPerByte * bytes));
+    }
+    DS_CO_TRY(co_await stream_.read_payload(request, bytes_max, *deadline));
     DS_CO_TRY(co_await dispatch(request));
     const std::uint64_t sent = stream_.bytes_sent();
     context_.note(connection_, [sent](PeerStatus& line) { line.bytes_sent = sent; });
   }
   co_return Error(Errc::connection, "the agent is shutting down");
+}
+
+std::uint64_t PullConversation::request_bytes_max(wire::Type type) const {
+  switch (type) {
+    case wire::Type::get_frames:
+    case wire::Type::get_raw_tiles:
+    case wire::Type::check_tiles:
+    case wire::Type::subscribe: return std::min(wire::kRangesBytesMax, ranges_bytes_max(core_.tiles_max()));
+    default: return kRequestBytesMax;
+  }
+}
+
+Error PullConversation::no_memory() const {
+  Metrics::add(core_.metrics().memory_refused, 1);
+  return {Errc::timed_out, "busy: peers have taken the " + std::to_string(core_.peer_room().bytes_max()) +
+                               " bytes that the agent holds for them (--peer-memory-mib); try again, or another agent"};
+}
+
+asio::awaitable<Result<Room::Share>> PullConversation::hold(std::uint64_t bytes,
+                                                            const net::MessageStream::MaySend* permit) {
+  const Room& room = core_.peer_room();
+  const std::uint64_t wanted = std::min(bytes, room.bytes_max());  // one that is larger has it alone
+  const Deadline deadline = Deadline::after(limits_.room);
+  for (;;) {
+    if (auto share = room.take(wanted)) co_return *std::move(share);
+    if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
+    if (deadline.passed()) co_return no_memory();
+    co_await wait_for_version(deadline.earlier(Deadline::after(kRoomSlice)));
+    if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for memory");
+    if (permit != nullptr && !permit->may_send()) {
+      co_return Error(Errc::lease_revoked, "the plan ended while its answer waited for memory; plan anew");
+    }
+  }
 }
 
 asio::awaitable<Status> PullConversation::dispatch(Request& request) {

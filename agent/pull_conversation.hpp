@@ -59,6 +59,11 @@ class PullConversation {
   awaitable<Status> serve_watch();
   awaitable<Status> dispatch(Request& request);
   awaitable<Status> answer(Request& request);
+  std::uint64_t request_bytes_max(wire::Type type) const;
+  /// Memory that this peer makes the agent hold. Waits for it a while: then `timed_out`, which says that the agent is
+  /// busy. `permit` (null: none) as in MessageStream.
+  Error no_memory() const;
+  awaitable<Result<Room::Share>> hold(std::uint64_t bytes, const net::MessageStream::MaySend* permit = nullptr);
   /// Frees the request's payload first: the answer may wait for the peer.
   awaitable<Status> refuse(Request& request, Error error);
   /// The end of an answer, or why it ends early.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -119,9 +120,12 @@ class Outbox {
     headers_.clear();
     pieces_.clear();
     cut_.clear();
+    held_.clear();
     bytes_ = 0;
   }
-  ByteSpan keep(std::vector<std::byte> bytes) {
+  /// `held`: for these bytes.
+  ByteSpan keep(std::vector<std::byte> bytes, Room::Share held) {
+    held_.push_back(std::move(held));
     cut_.push_back(std::move(bytes));
     return cut_.back();
   }
@@ -130,6 +134,7 @@ class Outbox {
   std::vector<wire::Header> headers_;  // never grows beyond its reserve: pieces_ point into it
   std::vector<ByteSpan> pieces_;
   std::vector<std::vector<std::byte>> cut_;
+  std::vector<Room::Share> held_;
   std::uint64_t bytes_ = 0;
 };
 
@@ -156,12 +161,16 @@ asio::awaitable<Status> PullConversation::send(std::span<const ByteSpan> pieces,
 asio::awaitable<Status> PullConversation::on_get_digests(Request& request) {
   DS_CO_ASSIGN(const wire::GetDigests wanted, wire::GetDigests::decode(request.payload));
   std::shared_ptr<const std::vector<std::uint64_t>> digests;
+  Room::Share held;
   {
     const auto plan = core_.find_plan(wanted.plan);
     if (!plan) co_return co_await refuse(request, plan.error());
     asked_ = (*plan)->target();
     if (const ServedPtr& served = (*plan)->served) digests = served->digests;
     if (const SubsetPtr& subset = (*plan)->subset; digests && subset) {
+      auto room = core_.peer_room().take(subset->tiles().tiles() * sizeof(std::uint64_t));
+      if (!room) co_return co_await refuse(request, no_memory());
+      held = *std::move(room);
       digests = std::make_shared<const std::vector<std::uint64_t>>(subset->tiles().gather(*digests));
     }
   }
@@ -290,11 +299,19 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
       const auto index = static_cast<std::size_t>(frame - frames.begin());
       outbox.add(request, frame->bytes, entry->frame_hashes[index]);
     } else {
+      auto held = core_.peer_room().take(frame->bytes.size());
+      if (!held) {
+        // What waits to be sent goes first: nobody waits for memory with some of it in hand.
+        DS_CO_TRY(co_await send(outbox.pieces(), reader));
+        Metrics::add(core_.metrics().bytes_frames, outbox.bytes());
+        outbox.clear();
+        DS_CO_ASSIGN(held, co_await hold(frame->bytes.size(), &reader));
+      }
       inside.clear();
       for (auto r = range; r != beyond; ++r) inside.push_back({r->first, r->end});
       delta::Frame cut = delta::cut_frame(*frame, inside);
       if (!cut.bytes.empty()) {
-        const ByteSpan kept = outbox.keep(std::move(cut.bytes));
+        const ByteSpan kept = outbox.keep(std::move(cut.bytes), *std::move(held));
         outbox.add(request, kept, xxh3_64(kept));
       }
     }
@@ -331,7 +348,9 @@ asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, 
   RawTileRuns runs(layout, plan->served->generation->batches, std::move(wanted.ranges));
   if (wanted.form == wire::RawForm::packed) co_return co_await send_packed(request, plan, runs, sender);
   while (runs.more()) {
-    DS_CO_ASSIGN(const PackedFramePtr made, make_raw(*plan, runs.next()));
+    const std::vector<std::uint64_t> tiles = runs.next();
+    DS_CO_ASSIGN(const Room::Share held, co_await hold(delta::tile_bytes(layout, tiles), &sender));
+    DS_CO_ASSIGN(const PackedFramePtr made, make_raw(*plan, tiles));
     DS_CO_TRY(co_await send_tiles(request, *made, sender));
   }
   co_return Status();
@@ -362,12 +381,24 @@ asio::awaitable<Status> PullConversation::send_packed(std::uint64_t request, Ope
                                                       const net::MessageStream::MaySend& permit) {
   if (core_.packers().threads() == 0) co_return Error(Errc::unsupported, "this agent packs no tiles");
   PackAhead ahead(core_.packers(), plan->shelf, stream_.executor());
+  std::shared_ptr<const PackAhead::Tiles> next;
+  std::deque<Room::Share> held;  // of each frame that is ahead
   for (;;) {
-    while (runs.more() && ahead.may_begin()) {
-      const auto tiles = std::make_shared<const PackAhead::Tiles>(runs.next());
-      ahead.begin(tiles, [&core = core_, plan, tiles] { return pack_tiles(core, *plan, *tiles); });
+    while ((next || runs.more()) && ahead.may_begin()) {
+      if (!next) next = std::make_shared<const PackAhead::Tiles>(runs.next());
+      const std::uint64_t bytes = delta::tile_bytes(*plan->layout, *next);
+      auto share = core_.peer_room().take(bytes);
+      if (!share && !ahead.empty()) break;  // nobody waits for memory with some of it in hand
+      if (!share) {
+        DS_CO_ASSIGN(share, co_await hold(bytes, &permit));
+      }
+      held.push_back(*std::move(share));
+      ahead.begin(next, [&core = core_, plan, tiles = next] { return pack_tiles(core, *plan, *tiles); });
+      next.reset();
     }
     if (ahead.empty()) co_return Status();
+    const Room::Share sent = std::move(held.front());
+    held.pop_front();
     DS_CO_ASSIGN(const PackedFramePtr made, co_await next_packed(ahead, *plan, permit));
     DS_CO_TRY(co_await send_tiles(request, *made, permit));
   }

@@ -13,6 +13,7 @@
 
 #include "agent/planner.hpp"
 #include "agent/ring.hpp"
+#include "agent/room.hpp"
 #include "format/tile_set.hpp"
 
 namespace deltasync::agent {
@@ -20,11 +21,14 @@ namespace deltasync::agent {
 /// Thread-safe.
 class Subset {
  public:
-  explicit Subset(TileSet tiles) : tiles_(std::move(tiles)) {}
+  /// `share`: for range_bytes().
+  explicit Subset(TileSet tiles, Room::Share share = {}) : tiles_(std::move(tiles)), share_(std::move(share)) {}
 
   const TileSet& tiles() const noexcept { return tiles_; }
   /// Memory that the ranges take.
-  std::uint64_t range_bytes() const noexcept { return tiles_.ranges().size() * (sizeof(wire::TileRange) + 8); }
+  static std::uint64_t range_bytes(const TileSet& tiles) noexcept {
+    return tiles.ranges().size() * (sizeof(wire::TileRange) + 8);
+  }
 
   /// `whole` for these tiles: sizes and roots are theirs. `ring`, `served` (digests of all tiles) and `served_former`
   /// are what it was made from. Of versions and deltas that `plan` cannot be answered with, roots and sizes stay zero:
@@ -54,6 +58,7 @@ class Subset {
   Part count(const RingEntry& entry) const;
 
   const TileSet tiles_;
+  const Room::Share share_;
   std::mutex roots_mutex_;              // held while roots are reckoned: who waits wants the same ones
   std::map<RootKey, Digest128> roots_;  // protected by roots_mutex_
   mutable std::mutex parts_mutex_;      // for a look only: the core asks with its own mutex held
