@@ -295,6 +295,79 @@ def test_what_a_draft_has_beside_what_it_shares_is_written(rig: Rig) -> None:
         assert_bits(engine, engine.expected(weights))
 
 
+class Fp8LinearMethod:
+    """As engines mark their quantised layers."""
+
+
+class UnquantizedLinearMethod:
+    pass
+
+
+class Quantised(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, method: Any, parent: bool) -> None:
+        super().__init__()
+        self.layer = torch.nn.Module()
+        (self if parent else self.layer).quant_method = method
+        self.layer.weight = torch.nn.Parameter(torch.zeros(4, 4).to(torch.float8_e4m3fn), requires_grad=False)
+        self.layer.scale = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            getattr(self.layer, name).data.copy_(weight)
+
+
+@pytest.mark.parametrize("parent", [False, True])
+@pytest.mark.parametrize(
+    ("method", "dtype", "scale"),
+    [
+        (Fp8LinearMethod(), torch.bfloat16, True),  # quantised as it is loaded: the engine makes the scale
+        (Fp8LinearMethod(), torch.float8_e4m3fn, False),  # comes quantised, and its scale does not come
+        (UnquantizedLinearMethod(), torch.bfloat16, False),
+        (None, torch.bfloat16, False),
+    ],
+)
+def test_scales_come_from_the_trainer_or_are_made_by_the_engine(
+    rig: Rig, method: Any, dtype: Any, scale: bool, parent: bool
+) -> None:
+    weights = {"weight": torch.ones(4, 4).to(dtype)}
+    rig.publish(weights)
+    model = Quantised(method, parent)
+
+    def receiver() -> EngineReceiver:
+        found = EngineReceiver(model, PlainLoader(model.load_weights), rig.manager.endpoint, timeout=WAIT)
+        rig.receivers.append(found)
+        return found
+
+    if scale:
+        receiver().attach()
+    else:
+        with pytest.raises(errors.UnmatchedWeights, match="layer.scale"):
+            receiver().attach()
+    rig.publish(weights | {"scale": torch.ones(1)})
+    receiver().attach()
+
+
+def test_what_is_made_of_one_module_is_not_taken_for_another_or_for_a_part(rig: Rig) -> None:
+    ones = torch.ones(4, 4)
+    rig.publish({"made.weight": ones.bfloat16(), "as_it_is.weight": ones.to(torch.float8_e4m3fn)})
+    model = torch.nn.Module()
+    model.made, model.as_it_is = Quantised(Fp8LinearMethod(), True), Quantised(Fp8LinearMethod(), True)
+
+    def load(weights: Iterable[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            module, _, kind = name.partition(".")
+            model.get_submodule(module).load_weights([(kind, weight)])
+
+    receiver = EngineReceiver(model, PlainLoader(load), rig.manager.endpoint, timeout=WAIT)
+    rig.receivers.append(receiver)
+    with pytest.raises(errors.UnmatchedWeights, match="1 weight.*: as_it_is.layer.scale"):
+        receiver.attach()
+    model.made.layer.weight = torch.nn.Parameter(torch.zeros(5, 4).to(torch.float8_e4m3fn), requires_grad=False)
+    model.made.load_weights = lambda weights: model.made.layer.weight.data[:4].copy_(next(iter(weights))[1])
+    with pytest.raises(errors.UnmatchedWeights, match=r"made.layer.weight \(\[5, 4\], 4 of its 20"):
+        receiver.attach()
+
+
 def test_what_some_rank_has_is_lacking_nowhere() -> None:
     assert (
         Votes(None, 0, 1).decide(None, timeout=0, lacks=Lacks(5, lambda bits: f"lacks {bits:b}")).reason == "lacks 101"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..coverage import Ignore, log_ignored, require_coverage, unmatched
 from ..errors import UnmatchedWeights
@@ -29,13 +29,38 @@ def refused(trace: Trace) -> dict[str, str]:
     return found
 
 
+def quantised_anew(trace: Trace, model: Any) -> set[str]:
+    """Weights of quantised modules that no tensor fills, and that the engine makes of tensors which come in another
+    form (scales of bf16 weights that it quantises as it loads them). Where all tensors of a module are copied as they
+    are, so have its scales to be: the trainer's weights are quantised then."""
+    from ..tracing.memory import live_tensors
+
+    computed = {module for reload in trace.reload.values() for module in reload.modules}
+    modules = model if isinstance(model, Mapping) else {"": model}
+    roots = [
+        path
+        for root, one in modules.items()
+        for path, module in one.named_modules(prefix=root)
+        if not type(getattr(module, "quant_method", None)).__name__.startswith(("Unquantized", "NoneType"))
+    ]
+    return {
+        live.name
+        for live in live_tensors(model)
+        if live.name in trace.gaps
+        and trace.gaps[live.name].elements == trace.gaps[live.name].of
+        and live.module in computed
+        and any(f"{live.module}.".startswith(f"{root}." if root else "") for root in roots)
+    }
+
+
 def require_engine_coverage(
-    name: str, trace: Trace, unplaced: Mapping[str, str], ignore: Ignore, *, shared: bool
+    name: str, model: Any, trace: Trace, unplaced: Mapping[str, str], ignore: Ignore, *, shared: bool
 ) -> dict[str, str]:
     """What of `unplaced`, the trainer's tensors that this model has no place for, is not ignored. UnmatchedWeights if
     there is something and the tensors are not `shared` with other models; and in any case for weights of the model that
     nothing fills."""
-    unfilled, weights = ignore.split(trace.unfilled)
+    made = quantised_anew(trace, model) if trace.unfilled and trace.reload else set()
+    unfilled, weights = ignore.split({key: what for key, what in trace.unfilled.items() if key not in made})
     untaken, tensors = ignore.split(unplaced)
     if unfilled or not shared:
         require_coverage(name, untaken, unfilled, trace.weights)

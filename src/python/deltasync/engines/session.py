@@ -285,7 +285,9 @@ class EngineReceiver:
             found = without_shared(found, self.model, self._beside)
         self.trace = found
         try:
-            self.untaken = require_engine_coverage(self.name, found, untaken, self._ignore, shared=self._shared)
+            self.untaken = require_engine_coverage(
+                self.name, self.model, found, untaken, self._ignore, shared=self._shared
+            )
         except UnmatchedWeights:
             self._stale = True
             raise
