@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "agent/health.hpp"
 #include "agent/metrics_page.hpp"
 #include "agent/status.hpp"
 #include "base/log.hpp"
@@ -157,7 +158,8 @@ net::HttpServer::Answer Agent::Impl::page(std::string_view target) const {
   const AgentParts parts{*core, *pull_server, trainer_server.get(), instance, started_at};
   const std::string_view path = target.substr(0, target.find('?'));
   const std::string_view query = path.size() < target.size() ? target.substr(path.size() + 1) : std::string_view();
-  if (path == "/healthz") return net::HttpPage{200, "text/plain; charset=utf-8", "ok\n"};
+  if (path == "/healthz") return health_page(parts);
+  if (path == "/readyz") return ready_page(parts);
   if (path == "/v1/status") return net::HttpPage{200, kJson, status_json(parts)};
   if (path == "/metrics") return net::HttpPage{200, metrics::kContentType, metrics_text(parts)};
   if (path == "/v1/trace") {
@@ -174,7 +176,7 @@ net::HttpServer::Answer Agent::Impl::page(std::string_view target) const {
     });
   }
   return net::HttpPage{404, "text/plain; charset=utf-8",
-                       "there is /healthz, /v1/status, /v1/layout, /v1/trace and /metrics\n"};
+                       "there is /healthz, /readyz, /v1/status, /v1/layout, /v1/trace and /metrics\n"};
 }
 
 void Agent::Impl::stop() {

@@ -425,6 +425,11 @@ std::vector<AgentCore::PlanInfo> AgentCore::plans() const {
   return list;
 }
 
+Behind AgentCore::behind(const VersionId& held) const {
+  const std::lock_guard lock(mutex_);
+  return publications_.behind(held, std::chrono::steady_clock::now());
+}
+
 std::vector<GenerationPtr> AgentCore::generations() const {
   const std::lock_guard lock(mutex_);
   return generations_;

@@ -35,6 +35,7 @@
 #include "agent/options.hpp"
 #include "agent/pack_pool.hpp"
 #include "agent/planner.hpp"
+#include "agent/publications.hpp"
 #include "agent/ring.hpp"
 #include "agent/room.hpp"
 #include "agent/scrub.hpp"
@@ -61,6 +62,9 @@ struct ServedVersion {
   std::uint64_t changed = 0;
   double encode_s = 0;
   double digest_s = 0;
+
+  /// Of which bytes other than those that were offloaded are served, ascending.
+  std::vector<std::uint64_t> damaged_tiles() const;
 };
 using ServedPtr = std::shared_ptr<const ServedVersion>;
 
@@ -135,6 +139,7 @@ class AgentCore : public TrainerHooks {
                               ProcessWatch watch) override;
   void writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) override;
   void segment_changed() override;
+  void offloaded(const wire::TrainerNotify& durations) override;
   Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) override;
 
   // ---- the pull server's side; any thread ----------------------------------------------------------------------
@@ -197,6 +202,8 @@ class AgentCore : public TrainerHooks {
     bool live = true;
   };
   std::vector<PlanInfo> plans() const;
+  /// How far behind what is served is who holds this version, or (epoch 0) none.
+  Behind behind(const VersionId& held) const;
   std::vector<GenerationPtr> generations() const;
   std::uint64_t ring_bytes_max() const;
   struct MadeInfo {
@@ -329,6 +336,7 @@ class AgentCore : public TrainerHooks {
   MadeCache made_;
   std::uint64_t generation_next_ = 1;
   LeaseBudgets budgets_;
+  Publications publications_;
   struct Wish {
     HalfKey half;
     std::chrono::steady_clock::time_point since;

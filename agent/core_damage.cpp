@@ -74,6 +74,14 @@ Result<RingEntryPtr> amended(const RingEntry& entry, const ServedVersion& now, s
 
 }  // namespace
 
+std::vector<std::uint64_t> ServedVersion::damaged_tiles() const {
+  std::set<std::uint64_t> tiles;
+  for (const FormerState& state : former) {
+    for (const DigestBefore& was : state.before) tiles.insert(was.tile);
+  }
+  return {tiles.begin(), tiles.end()};
+}
+
 void AgentCore::doubt(const HalfKey& half, std::span<const std::uint64_t> tiles, const std::string& found_by) {
   suspects_.add(half, tiles, found_by);
   wake();

@@ -208,6 +208,11 @@ void AgentCore::segment_changed() {
   wake();
 }
 
+void AgentCore::offloaded(const wire::TrainerNotify& durations) {
+  metrics_.offload.observe(static_cast<double>(durations.offload_ns) * 1e-9);
+  metrics_.guard.observe(static_cast<double>(durations.guard_ns) * 1e-9);
+}
+
 Result<std::optional<wire::TrainerReady>> AgentCore::ready(const VersionId& version) {
   const SnapshotPtr now = snapshot();
   if (stop_) return Error(Errc::connection, "the agent is shutting down");

@@ -67,6 +67,10 @@ struct Metrics {
   Counter http_requests = counter("http_requests_total", "HTTP requests answered.");
   std::array<Counter, kErrcCount> errors = all_errors(std::make_index_sequence<kErrcCount>());
 
+  Durations offload =
+      registry.durations("offload_duration_seconds", "A writer's offload of one version, from its begin to the seal.");
+  Durations guard =
+      registry.durations("guard_duration_seconds", "Of that, the wait for a half that was still being diffed or read.");
   Durations diff = registry.durations("diff_duration_seconds", "From a version's seal to its delta.");
   Durations pull =
       registry.durations("pull_duration_seconds", "A receiver's plan, from its answer until it was released.");

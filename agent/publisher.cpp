@@ -211,6 +211,7 @@ void AgentCore::install(ServedPtr served, RingEntryPtr entry) {
     ring_.set_bytes_max(options_.ring_bytes_max != 0 ? options_.ring_bytes_max : half_bytes / 20);
     evicted = entry ? ring_.push(std::move(entry), half_bytes) : ring_.clear();
     for (const RingEntryPtr& old : evicted) evicted_.push_back(old);
+    publications_.add(served->version.id, served->published_at);
     rebuild_snapshot_locked(generation, std::move(served));
     trim_pinned_locked();
   }

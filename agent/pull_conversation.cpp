@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "format/wire_report.hpp"
 #include "net/auth.hpp"
 #include "net/coroutine.hpp"
 
@@ -69,6 +70,8 @@ const char* span_name(wire::Type request) {
     case wire::Type::plan: return "serve plan";
     case wire::Type::release: return "serve release";
     case wire::Type::check_tiles: return "check tiles";
+    case wire::Type::report: return "hear report";
+    case wire::Type::get_lag: return "serve lag";
     default: return "serve";
   }
 }
@@ -254,6 +257,12 @@ asio::awaitable<Status> PullConversation::answer(Request& request) {
     case wire::Type::check_tiles:
       if (role_ == wire::Role::control && protocol_ >= 5) co_return co_await on_check_tiles(request);
       break;
+    case wire::Type::report:
+      if (role_ == wire::Role::control && protocol_ >= 5) co_return on_report(request);
+      break;
+    case wire::Type::get_lag:
+      if (role_ == wire::Role::control && protocol_ >= 5) co_return co_await on_get_lag(request);
+      break;
     default: break;
   }
   co_return Error(Errc::protocol, "a message of type " + wire::type_name(request.header.type) + " is no request of a " +
@@ -338,6 +347,10 @@ asio::awaitable<Status> PullConversation::on_subscribe(Request& request) {
 
 asio::awaitable<Status> PullConversation::on_plan(Request& request) {
   DS_CO_ASSIGN(const wire::Plan plan, wire::Plan::decode(request.payload));
+  // A receiver of protocol 4 does not report. What it plans from is what it has committed, unless it says otherwise.
+  if (protocol_ < 5 && plan.partial == 0 && plan.full_only == 0) {
+    context_.receivers.named_base({connection_, name_, address_}, plan.base);
+  }
   SubsetPtr subset;
   if (plan.subscription != Digest128()) {
     if (!subset_ || subset_->tiles().digest() != plan.subscription) {
@@ -411,6 +424,28 @@ asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
     co_await wait_for_version(deadline);
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while its tiles were checked");
   }
+}
+
+Status PullConversation::on_report(const Request& request) {
+  DS_ASSIGN(wire::Report report, wire::Report::decode(request.payload));
+  asked_ = report.committed.id;
+  context_.receivers.report({connection_, name_, address_}, report.receiver, std::move(report.committed),
+                            printable(std::move(report.error)));
+  return {};
+}
+
+asio::awaitable<Status> PullConversation::on_get_lag(Request& request) {
+  DS_CO_ASSIGN(const wire::GetLag question, wire::GetLag::decode(request.payload));
+  wire::Lag answer;
+  if (const ServedPtr served = core_.snapshot()->served) {
+    const Behind behind = core_.behind(question.held);
+    answer.newest = served->version;
+    answer.versions = behind.versions;
+    answer.behind_ns = static_cast<std::uint64_t>(behind.since.count());
+    const std::chrono::nanoseconds age = std::chrono::steady_clock::now() - served->published_at;
+    answer.newest_age_ns = static_cast<std::uint64_t>(age.count());
+  }
+  co_return co_await stream_.write(request.header.request, answer, limits_.progress);
 }
 
 asio::awaitable<Status> PullConversation::send_end(const Request& request) {

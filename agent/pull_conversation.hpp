@@ -15,6 +15,7 @@
 #include "agent/pack_pool.hpp"
 #include "agent/pull_server.hpp"
 #include "agent/raw_tiles.hpp"
+#include "agent/receiver_table.hpp"
 #include "base/log_limit.hpp"
 #include "base/trace.hpp"
 #include "net/message_stream.hpp"
@@ -34,6 +35,7 @@ struct PullContext {
   log::LineLimit stranger_lines{};
   log::LineLimit refusal_lines{};
   log::LineLimit peer_lines{20};
+  ReceiverTable receivers{options.limits.remember};
 };
 
 /// The plan that a request with ranges names, if so many ranges can be in its layout at all.
@@ -76,6 +78,8 @@ class PullConversation {
   awaitable<Status> on_plan(Request& request);
   awaitable<Status> on_release(Request& request);
   awaitable<Status> on_check_tiles(Request& request);
+  Status on_report(const Request& request);
+  awaitable<Status> on_get_lag(Request& request);
   // pull_data.cpp
   awaitable<Status> on_get_digests(Request& request);
   awaitable<Status> on_get_extent(Request& request);

@@ -136,6 +136,7 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
 
   void forget(std::uint64_t id) {
     context.core.connection_closed(id);
+    context.receivers.left(id);
     const std::lock_guard lock(mutex);
     peers.erase(id);
     admission.leave(id);
@@ -200,6 +201,10 @@ void PullServer::stop() {
 std::size_t PullServer::connections() const {
   const std::lock_guard lock(impl_->mutex);
   return impl_->peers.size();
+}
+
+std::vector<ReceiverRow> PullServer::receivers() const {
+  return impl_->context.receivers.rows();
 }
 
 std::vector<PeerStatus> PullServer::peers() const {

@@ -11,6 +11,7 @@
 
 #include "agent/core.hpp"
 #include "agent/options.hpp"
+#include "agent/receiver_table.hpp"
 #include "net/endpoint.hpp"
 
 namespace deltasync::agent {
@@ -52,6 +53,8 @@ class PullServer {
   void stop();
   std::size_t connections() const;
   std::vector<PeerStatus> peers() const;
+  /// Those that are connected, and for a while those that were.
+  std::vector<ReceiverRow> receivers() const;
 
  private:
   struct Impl;

@@ -128,7 +128,25 @@ json merges_json(const AgentCore& core, const Metrics& metrics) {
           {"entries", std::move(entries)}};
 }
 
-json receivers_json(const PullServer& server) {
+json receivers_json(const std::vector<ReceiverStatus>& receivers) {
+  json list = json::array();
+  for (const ReceiverStatus& receiver : receivers) {
+    const ReceiverRow& row = receiver.row;
+    list.push_back({{"name", row.name},
+                    {"host", row.host},
+                    {"n", row.ordinal},
+                    {"address", row.address},
+                    {"connected", row.connection != 0},
+                    {"left_s", row.connection != 0 ? json(nullptr) : json(age_s(row.left_at))},
+                    {"committed", version_json(row.committed)},
+                    {"versions_behind", receiver.behind.versions},
+                    {"seconds_behind", receiver.behind_s()},
+                    {"last_error", row.error}});
+  }
+  return list;
+}
+
+json connections_json(const PullServer& server) {
   json list = json::array();
   for (const PeerStatus& peer : server.peers()) {
     list.push_back({{"connection", peer.connection},
@@ -165,6 +183,15 @@ std::string dump(const json& page) {
 
 }  // namespace
 
+std::vector<ReceiverStatus> receiver_status(const AgentParts& parts) {
+  std::vector<ReceiverStatus> list;
+  for (ReceiverRow& row : parts.pull_server.receivers()) {
+    const Behind behind = parts.core.behind(row.committed.id);
+    list.push_back({std::move(row), behind});
+  }
+  return list;
+}
+
 std::string status_json(const AgentParts& parts) {
   const SnapshotPtr now = parts.core.snapshot();
   json page;
@@ -194,7 +221,8 @@ std::string status_json(const AgentParts& parts) {
                              {"target", id_json(plan.target)},
                              {"live", plan.live}});
   }
-  page["receivers"] = receivers_json(parts.pull_server);
+  page["receivers"] = receivers_json(receiver_status(parts));
+  page["connections"] = connections_json(parts.pull_server);
   page["writers"] = writers_json(parts.trainer_server);
   return dump(page);
 }

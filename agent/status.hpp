@@ -20,6 +20,14 @@ struct AgentParts {
   std::chrono::steady_clock::time_point started_at;
 };
 
+/// A receiver, and how far behind what is served now is what it has committed.
+struct ReceiverStatus {
+  ReceiverRow row;
+  Behind behind;
+  double behind_s() const { return std::chrono::duration<double>(behind.since).count(); }
+};
+std::vector<ReceiverStatus> receiver_status(const AgentParts& parts);
+
 /// GET /v1/status.
 std::string status_json(const AgentParts& parts);
 /// GET /v1/layout; with `tensors` every tensor is listed. Empty if there is no layout yet.

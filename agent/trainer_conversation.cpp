@@ -160,7 +160,13 @@ awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, co
   const std::uint64_t request = message.header.request;
   if (trainer->connection != connection_) co_return taken_over();  // a goodbye here is no longer the slot's
   switch (message.type()) {
-    case wire::Type::trainer_notify: state_.hooks.segment_changed(); co_return true;
+    case wire::Type::trainer_notify:
+      state_.hooks.segment_changed();
+      if (protocol_ >= 5) {
+        DS_CO_ASSIGN(const wire::TrainerNotify durations, wire::TrainerNotify::decode(message.payload));
+        state_.hooks.offloaded(durations);
+      }
+      co_return true;
     case wire::Type::trainer_plan: {
       const Status verdict = co_await judge_plan(trainer, message.payload);
       if (verdict) {

@@ -54,6 +54,8 @@ class TrainerHooks {
 
   /// A writer says: look at the segment.
   virtual void segment_changed() = 0;
+  /// And how long its offload took, if it says so.
+  virtual void offloaded(const wire::TrainerNotify& /*durations*/) {}
   /// What serves `version` or a later one of the same epoch, or nothing yet; or why it never will be. Call
   /// TrainerServer::version_served when the answer may have changed.
   virtual Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) = 0;

@@ -8,7 +8,8 @@
 namespace deltasync::receiver {
 namespace {
 
-constexpr auto kLookLimit = std::chrono::seconds(1);  ///< of a look at the clock, which nobody depends on
+constexpr auto kTellLimit = std::chrono::milliseconds(200);  ///< to hand a few hundred bytes to the system
+constexpr auto kLookLimit = std::chrono::seconds(1);         ///< of a look at the clock, which nobody depends on
 
 struct GetLayout {
   static constexpr wire::Type kType = wire::Type::get_layout;
@@ -21,6 +22,7 @@ void Control::drop() {
   closed_bytes_ += connection_.bytes_received();
   connection_ = Connection();
   subscription_ = {};
+  told_ = false;
 }
 
 /// A connection that a stop has shut down is of no more use.
@@ -44,7 +46,10 @@ Status Control::connect_once(Connection& connection, Deadline deadline) {
 Status Control::connect(Deadline deadline) {
   drop();
   auto status = connect_once(connection_, deadline);
-  if (status) return status;
+  if (status) {
+    tell_standing();
+    return status;
+  }
   drop();
   noted_ = status.error();
   return std::move(status).with_context("agent at " + peer_.endpoint);
@@ -61,6 +66,7 @@ void Control::look_at_clock(Deadline deadline) {
   }
   drop();
   connection_ = std::move(fresh);
+  tell_standing();
 }
 
 Status Control::ensure(Deadline deadline) {
@@ -179,6 +185,20 @@ Answer<std::vector<std::uint64_t>> Control::digests(std::uint64_t plan, std::uin
 
 Answer<wire::TilesChecked> Control::check_tiles(const wire::CheckTiles& question, Deadline deadline) {
   return ask<wire::TilesChecked>(question, std::chrono::milliseconds(0), deadline);
+}
+
+void Control::report(wire::Report standing) {
+  if (told_ && standing == standing_) return;
+  standing_ = std::move(standing);
+  told_ = false;
+  tell_standing();
+}
+
+/// There is no answer: a commit, while an engine stands still, waits for nobody.
+void Control::tell_standing() {
+  if (told_ || !connection_.open() || connection_.stale() || connection_.protocol() < 5) return;
+  told_ = connection_.send(connection_.next_request(), standing_, Deadline::after(kTellLimit)).ok();
+  if (!told_) drop();  // part of it may be out
 }
 
 void Control::release(std::uint64_t plan, Deadline deadline) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/log_limit.hpp"
@@ -11,6 +12,7 @@
 #include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
+#include "format/wire_report.hpp"
 #include "receiver/connection.hpp"
 #include "receiver/peer.hpp"
 
@@ -26,7 +28,8 @@ struct Answer {
 
 class Control {
  public:
-  explicit Control(const Peer& peer) : peer_(peer) {}
+  /// `standing`: what is told to the agent first, on each new connection.
+  Control(const Peer& peer, wire::Report standing) : peer_(peer), standing_(std::move(standing)) {}
 
   /// While it lives, a stop ends whatever the conversation waits for, with `cancelled`.
   class [[nodiscard]] StopScope {
@@ -70,6 +73,9 @@ class Control {
                                              Deadline deadline);
   /// About tiles of an open plan; only an agent of protocol 5 knows the question.
   Answer<wire::TilesChecked> check_tiles(const wire::CheckTiles& question, Deadline deadline);
+  /// Tells the agent how this receiver stands: now if there is a connection, in any case on the next one. Takes a
+  /// moment.
+  void report(wire::Report standing);
   /// Best effort: if no answer comes the connection is closed, which frees the plan as well.
   void release(std::uint64_t plan, Deadline deadline);
 
@@ -80,6 +86,7 @@ class Control {
  private:
   void stop_on(const std::stop_token& stop);
   Status connect_once(Connection& connection, Deadline deadline);
+  void tell_standing();
   /// The header of the answer to `request`; an `error` message ends up in `answer`.
   template <class T>
   std::optional<wire::Header> answer_header(Answer<T>& answer, wire::Type type, std::uint64_t request,
@@ -94,6 +101,8 @@ class Control {
   std::uint64_t clock_seen_ns_ = 0;  ///< at the last handshake
   std::stop_token stop_;
   Digest128 subscription_;
+  wire::Report standing_;
+  bool told_ = false;  ///< on this connection
   std::uint64_t closed_bytes_ = 0;
   std::optional<Error> noted_;
   bool turned_away_ = false;  ///< by the last attempt

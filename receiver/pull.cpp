@@ -229,6 +229,7 @@ Result<wire::PlanReply> Pull::plan() {
   for (;;) {
     DS_TRY(until_.check("planning"));
     stage_ = "connecting";
+    waiting_ = false;
     DS_TRY(s_.control.ensure(until_.deadline()));
     const wire::Welcome& welcome = s_.control.welcome();
     if (welcome.has_layout != 0 && welcome.layout != s_.layout.digest()) {
@@ -236,6 +237,7 @@ Result<wire::PlanReply> Pull::plan() {
                                               ", this receiver is bound to " + to_string(s_.layout.digest()));
     }
     stage_ = "waiting for " + wanted(want_);
+    waiting_ = true;
     const wire::Plan question = plan_request();
     const auto asked = std::chrono::steady_clock::now();
     auto answer = ask(question);
@@ -243,6 +245,7 @@ Result<wire::PlanReply> Pull::plan() {
       DS_TRY(check_reply(*answer.value, question.partial != 0));
       compact_ = question.compact != 0;
       if (!reply_means_wait(*answer.value)) {
+        waiting_ = false;
         out_.report.wait_s += seconds_since(start);
         span.set_version(answer.value->target.id);
         return std::move(*answer.value);
@@ -307,6 +310,12 @@ Result<Pull::Progress> Pull::settle(const RoundResult& round, std::span<const St
   return Progress::replan;
 }
 
+/// The time went by while the agent waited for a version to be published.
+bool Pull::waited_in_vain(const Error& error) const {
+  if (error.code() != Errc::timed_out || !waiting_) return false;
+  return !last_ || last_->code() == Errc::timed_out || last_->code() == Errc::not_found;
+}
+
 Error Pull::out_of_time() const {
   std::string text = "deadline passed while " + stage_;
   const auto& why = last_ ? last_ : s_.control.noted();
@@ -314,7 +323,8 @@ Error Pull::out_of_time() const {
   return Error(Errc::timed_out, std::move(text)).with_context("pull from " + s_.peer.endpoint);
 }
 
-Error Pull::stopped(Error error) const {
+Error Pull::stopped(Error error) {
+  ended_early_ = error.code() == Errc::cancelled || waited_in_vain(error);
   if (error.code() == Errc::cancelled) return cancelled_while(stage_).with_context("pull from " + s_.peer.endpoint);
   // Whatever ran into the end of the time says so in the same words.
   if (until_.deadline().passed() && (error.code() == Errc::timed_out || error.code() == Errc::connection)) {

@@ -55,6 +55,8 @@ class Pull {
 
   /// See Receiver::pull.
   Result<Prepared> run();
+  /// After run() has failed: nothing went wrong. A stop ended it, or nothing that is wanted came until the deadline.
+  bool ended_early() const { return ended_early_; }
   /// Fetches tiles of the version that is committed and mends them in the target, which is open for that. Of the
   /// report: what came. For a session of its own, that distrusts what the target has and holds nothing.
   Result<PullReport> mend(const Ranges& tiles);
@@ -131,8 +133,9 @@ class Pull {
   bool count(const RoundResult& round, std::span<const StreamTally> tallies);
   /// Counts, and says how to go on.
   Result<Progress> settle(const RoundResult& round, std::span<const StreamTally> tallies);
-  Error stopped(Error error) const;
+  Error stopped(Error error);
   Error out_of_time() const;
+  bool waited_in_vain(const Error& error) const;
   std::uint64_t bytes_received() const { return s_.control.bytes_received() + s_.streams.bytes_received(); }
 
   const Session s_;
@@ -146,6 +149,8 @@ class Pull {
   Backoff busy_backoff_;
   std::chrono::milliseconds pause_{0};  ///< before the next plan, when the one at hand is released
   bool full_only_;
+  bool ended_early_ = false;
+  bool waiting_ = false;             ///< for the agent to have what is wanted
   bool plain_only_ = false;          // no exponent classes in this pull: undoing them would take too much memory
   bool compact_ = false;             // the plan at hand asked for them
   bool mending_ = false;             // tiles go into the committed version

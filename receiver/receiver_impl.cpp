@@ -7,6 +7,7 @@
 #include "base/home_nodes.hpp"
 #include "base/trace.hpp"
 #include "format/packed_layout.hpp"
+#include "net/auth.hpp"
 #include "net/endpoint.hpp"
 #include "receiver/attest.hpp"
 
@@ -53,7 +54,8 @@ ThreadHomes on_cores(const CpuList& cores, unsigned threads) {
 ReceiverImpl::ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer peer)
     : options_(std::move(options)),
       peer_(std::move(peer)),
-      control_(peer_),
+      standing_(std::make_shared<Standing>(net::make_random_id(), peer_)),
+      control_(peer_, standing_->report()),
       stream_pool_(options_.streams, "ds-stream", on_cores(cores, options_.streams)),
       pool_(thread_count(options_.threads), "ds-receiver", on_cores(cores, thread_count(options_.threads))),
       streams_(peer_, stream_pool_),
@@ -146,6 +148,7 @@ Status ReceiverImpl::bind(TargetPtr target, const Subscription& subscription, De
   tiles_ = *std::move(tiles);
   scrub_cursor_ = 0;
   distrusted_ = false;
+  note_standing(nullptr);
   return {};
 }
 
@@ -201,10 +204,15 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
     const bool later =
         code == Errc::timed_out || code == Errc::connection || code == Errc::lease_revoked || code == Errc::cancelled;
     if (!later) discard_full();
+    if (!pull.ended_early()) note_standing(&prepared.error());
     return std::move(prepared).error();
   }
   // What this update has not taken of the last one's memory; one that brought nothing says nothing of the next.
-  if (prepared->report.mode != PullMode::up_to_date) BlockPool::shared().trim();
+  if (prepared->report.mode != PullMode::up_to_date) {
+    BlockPool::shared().trim();
+  } else {
+    note_standing(nullptr);
+  }
   auto staged = std::make_unique<StagedImpl>(*this, std::move(*prepared));
   staged_ = staged.get();
   return std::unique_ptr<StagedUpdate>(std::move(staged));
@@ -234,6 +242,12 @@ Status StagedImpl::check_attached() const {
 Status StagedImpl::commit(Deadline deadline) {
   DS_TRY(check_attached());
   if (phase_ != Phase::staged) return Error(Errc::invalid_argument, "commit: the update is not staged any more");
+  Status done = commit_staged(deadline);
+  receiver_->note_standing(done.ok() ? nullptr : &done.error());
+  return done;
+}
+
+Status StagedImpl::commit_staged(Deadline deadline) {
   // What was staged is kept: with more time the same commit may do.
   if (deadline.passed()) return Error(Errc::timed_out, "commit: the deadline has passed");
   const auto start = std::chrono::steady_clock::now();
@@ -287,6 +301,7 @@ Status StagedImpl::rollback() {
     const trace::Span span("rollback", prepared_.report.version.id);
     DS_TRY(receiver_->target_->rollback().with_context("rollback of " + to_string(prepared_.report.version)));
     if (distrusted_before_) receiver_->distrusted_ = true;
+    receiver_->note_standing(nullptr);
   }
   phase_ = Phase::dropped;
   return {};

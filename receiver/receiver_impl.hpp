@@ -11,6 +11,7 @@
 #include "deltasync/receiver.hpp"
 #include "deltasync/shadow.hpp"
 #include "receiver/pull.hpp"
+#include "receiver/standing.hpp"
 
 namespace deltasync::receiver {
 
@@ -45,6 +46,8 @@ class ReceiverImpl final : public Receiver {
   bool takes_commits_back() const override;
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop = {}) override;
   std::optional<Version> current() const override;
+  Lag lag(Deadline deadline, std::stop_token stop = {}) const override;
+  std::shared_ptr<const Standing> standing() const { return standing_; }
   /// See deltasync/still_wanted.hpp.
   Result<bool> still_wanted(const StagedUpdate& staged, const Want& want, const Until& until);
   /// See deltasync/attest.hpp.
@@ -63,12 +66,15 @@ class ReceiverImpl final : public Receiver {
   /// The target has lost its version: what is staged leads nowhere, and what a pull holds may be gone with it.
   void forget_unfinished();
   Session session(Held& held, bool& distrusted);
+  /// After whatever may have changed what is committed, or has failed: tells the agent. Null: it succeeded.
+  void note_standing(const Error* failure);
   Status attest_or_disown(Target& target, const Until& until) const;
   Status mend(const Ranges& tiles, const Until& until, RepairReport& report);
   Status mend_and_look(const Ranges& tiles, const Until& until, RepairReport& report);
 
   const ReceiverOptions options_;
   const Peer peer_;
+  const std::shared_ptr<Standing> standing_;
   Control control_;
   ThreadPool stream_pool_;  // one thread a stream
   ThreadPool pool_;         // for everything else
@@ -103,6 +109,7 @@ class StagedImpl final : public StagedUpdate {
   enum class Phase : std::uint8_t { staged, committed, dropped };
 
   void drop();
+  Status commit_staged(Deadline deadline);
   Status attest(const Until& until);
   Status check_attached() const;
 

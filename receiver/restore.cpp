@@ -27,6 +27,7 @@ Status ReceiverImpl::give_up_live(const Until& until) {
   close_staged();
   discard_full();
   if (Status given_up = target->give_up_live(until); !given_up.ok()) return may_write(std::move(given_up).error());
+  note_standing(nullptr);
   return {};
 }
 
@@ -42,10 +43,14 @@ Result<RestoreReport> ReceiverImpl::restore_live(const Until& until) {
   report.bytes = tiles_.bytes();
   if (options_.attest_commits) {
     const auto restored = std::chrono::steady_clock::now();
-    DS_TRY(attest_or_disown(*target, until));
+    if (Status attested = attest_or_disown(*target, until); !attested) {
+      note_standing(&attested.error());
+      return attested.error();
+    }
     report.attest_s = seconds_since(restored);
   }
   distrusted_ = false;
+  note_standing(nullptr);
   report.restore_s = seconds_since(start);
   return report;
 }

@@ -49,6 +49,7 @@ struct Command {
 std::function<Status()> setup_publish(CLI::App& app);
 std::function<Status()> setup_pull(CLI::App& app);
 std::function<Status()> setup_relay(CLI::App& app);
+std::function<Status()> setup_status(CLI::App& app);
 std::function<Status()> setup_inspect(CLI::App& app);
 std::function<Status()> setup_diff(CLI::App& app);
 std::function<Status()> setup_clean(CLI::App& app);

@@ -1,5 +1,5 @@
-// deltasync: publish, pull, relay, inspect, clean, diff, trace, bench: the command table and the way from an error to
-// an exit code.
+// deltasync: publish, pull, relay, status, inspect, clean, diff, trace, bench: the command table and the way from an
+// error to an exit code.
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -14,6 +14,7 @@ constexpr Command kCommands[] = {
     {"publish", "act as a trainer: publish model directories as successive versions", setup_publish},
     {"pull", "fetch versions from an agent into a model directory", setup_pull},
     {"relay", "pull versions once for a node and serve them on through its own agent", setup_relay},
+    {"status", "versions and receivers of a live agent, and how far behind each is", setup_status},
     {"inspect", "describe a model, layout, delta or segment file, or a live agent", setup_inspect},
     {"clean", "list segments in shared memory, and remove those that dead processes left", setup_clean},
     {"diff", "compare two versions of a model: density by tensor, size by codec", setup_diff},

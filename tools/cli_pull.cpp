@@ -12,6 +12,7 @@
 #include "receiver/target.hpp"
 #include "tools/cli.hpp"
 #include "tools/follow.hpp"
+#include "tools/receiver_pages.hpp"
 
 namespace deltasync::cli {
 namespace {
@@ -29,6 +30,7 @@ struct Options {
   std::uint64_t count = 0;
   std::optional<double> deadline_s;
   std::string trace;
+  PagesOptions pages;
   bool follow = false;
   bool json = false;
 };
@@ -129,14 +131,17 @@ Status run(const Options& options) {
   DS_ASSIGN(const auto on_signal, StopOnSignal::make());
   const Want want = want_of(options);
   const Until until(after_seconds(deadline_s(options)), on_signal->token());
-  DS_ASSIGN(auto receiver, connect(options, token, until));
   if (options.follow) {
-    const Follower follower{options.count, deadline_s(options),
-                            [&](const Until& end) { return connect(options, token, end); },
-                            [&](Receiver& from, const Until& end) { return pull_one(options, from, want, end); },
-                            [&](const PullReport& report) { return print(options, report); }};
+    DS_ASSIGN(const auto pages, ReceiverPages::start(options.pages, "pull", options.from));
+    const Follower follower =
+        watched(pages.get(),
+                {options.count, deadline_s(options), [&](const Until& end) { return connect(options, token, end); },
+                 [&](Receiver& from, const Until& end) { return pull_one(options, from, want, end); },
+                 [&](const PullReport& report) { return print(options, report); }});
+    DS_ASSIGN(auto receiver, follower.connect(until));
     return follow(follower, std::move(receiver), until.stop());
   }
+  DS_ASSIGN(auto receiver, connect(options, token, until));
   DS_ASSIGN(const PullReport report, pull_one(options, *receiver, want, until));
   return print(options, report);
 }
@@ -175,6 +180,8 @@ std::function<Status()> setup_pull(CLI::App& app) {
   app.add_option("--deadline-s", options->deadline_s,
                  "time for one version, the wait for it included (default 60; 3600 with --follow)")
       ->check(CLI::Range(0.001, 864'000.0));
+  add_pages_options(app, options->pages);
+  app.get_option("--http")->needs(follow);
   app.add_option("--trace", options->trace, "record a timeline, written to this file at the end")->type_name("FILE");
   app.add_flag("--json", options->json, "one JSON object a line");
   return [options] { return with_trace(options->trace, "pull", [&] { return run(*options); }); };

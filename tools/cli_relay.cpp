@@ -12,6 +12,7 @@
 #include "net/blocking.hpp"
 #include "tools/cli.hpp"
 #include "tools/follow.hpp"
+#include "tools/receiver_pages.hpp"
 
 namespace deltasync::cli {
 namespace {
@@ -33,6 +34,7 @@ struct Options {
   double deadline_s = 3600;
   double guard_s = 60;
   std::string trace;
+  PagesOptions pages;
   bool json = false;
 };
 
@@ -54,9 +56,11 @@ class Relay {
       DS_ASSIGN(token_, net::read_token_file(options_.token_file));
     }
     DS_ASSIGN(const auto on_signal, StopOnSignal::make());
-    const Follower follower{options_.count, options_.deadline_s, [this](const Until& until) { return connect(until); },
-                            [this](Receiver& receiver, const Until& until) { return take(receiver, until); },
-                            [this](const PullReport& report) { return tell(report); }};
+    DS_ASSIGN(const auto pages, ReceiverPages::start(options_.pages, "relay", options_.from));
+    const Follower follower = watched(
+        pages.get(), {options_.count, options_.deadline_s, [this](const Until& until) { return connect(until); },
+                      [this](Receiver& receiver, const Until& until) { return take(receiver, until); },
+                      [this](const PullReport& report) { return tell(report); }});
     Status ended = follow(follower, nullptr, on_signal->token());
     DS_TRY(tell_end());
     return ended;
@@ -212,6 +216,7 @@ std::function<Status()> setup_relay(CLI::App& app) {
       ->check(CLI::Range(0.001, 864'000.0));
   app.add_option("--guard-s", options->guard_s, "how long a version waits for a free half of the segment")
       ->check(CLI::Range(0.001, 86'400.0));
+  add_pages_options(app, options->pages);
   app.add_option("--trace", options->trace, "record a timeline, written to this file at the end")->type_name("FILE");
   app.add_flag("--json", options->json, "one JSON object a line");
   return [options] { return with_trace(options->trace, "relay", [&] { return run(*options); }); };

@@ -107,6 +107,21 @@ struct PullReport {
   double attest_s = 0;    ///< likewise, with ReceiverOptions::attest_commits: what attesting took after it
 };
 
+/// How far what a receiver holds is behind what its agent serves. Durations are the agent's, by its monotonic clock:
+/// what time it is on either host does not matter.
+struct Lag {
+  std::optional<Version> held;    ///< committed; nothing before the first commit
+  std::optional<Version> newest;  ///< that the agent serves; nothing if it serves none yet, or could not be asked
+  /// Published after the one that is held; 0: it is the newest. At most 4,096, which the agent remembers; all of these
+  /// if nothing is held. Nothing where there is no newest.
+  std::optional<std::uint64_t> versions;
+  std::optional<double> seconds;       ///< since the first of these was published; 0: it is the newest
+  std::optional<double> newest_age_s;  ///< since the newest was published
+  /// Why the agent could not be asked; else of the last pull or commit, if that failed. Empty: all is well. That a stop
+  /// ended a pull, or nothing newer came until its deadline, is no failure.
+  std::string last_error;
+};
+
 /// A verified update that is not yet visible. Dropped without commit() = rolled back. Not thread-safe: all calls, its
 /// destruction included, belong on the thread that calls the receiver. May outlive the receiver; then commit() fails.
 class StagedUpdate {
@@ -177,6 +192,11 @@ class Receiver {
 
   /// The committed version, or nothing.
   virtual std::optional<Version> current() const = 0;
+
+  /// How far behind it is now. Any thread, during any other call; only the receiver's destruction must wait for it.
+  /// Asks the agent, on a connection of its own, for five seconds at most; never fails (Lag::last_error says why it
+  /// could not).
+  virtual Lag lag(Deadline deadline, std::stop_token stop = {}) const = 0;
 };
 
 /// Keeps one version in host memory, laid out like a half (Tensor::offset). `memory` is not owned and must hold

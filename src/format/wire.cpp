@@ -35,6 +35,9 @@ std::string_view to_string(Type type) noexcept {
     case Type::subscribe: return "subscribe";
     case Type::check_tiles: return "check_tiles";
     case Type::tiles_checked: return "tiles_checked";
+    case Type::report: return "report";
+    case Type::get_lag: return "get_lag";
+    case Type::lag: return "lag";
     case Type::trainer_hello: return "trainer_hello";
     case Type::trainer_welcome: return "trainer_welcome";
     case Type::trainer_plan: return "trainer_plan";
@@ -71,6 +74,9 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::watch:
     case Type::version_ready:
     case Type::tiles_checked:
+    case Type::report:
+    case Type::get_lag:
+    case Type::lag:
     case Type::trainer_welcome:
     case Type::trainer_plan_ok:
     case Type::trainer_notify:

@@ -58,12 +58,15 @@ enum class Type : std::uint16_t {
   subscribe = 24,    ///< the tiles that later plans of this connection are about; reply: end
   check_tiles = 25,  ///< (5) these could not be verified: are they sound at the agent?
   tiles_checked = 26,
+  report = 27,   ///< (5) what the receiver has committed, its last error; no reply
+  get_lag = 28,  ///< (5)
+  lag = 29,
   // trainer process ↔ agent, over the Unix socket
   trainer_hello = 40,
   trainer_welcome = 41,
   trainer_plan = 42,
   trainer_plan_ok = 43,
-  trainer_notify = 44,  ///< "look at the segment": no reply
+  trainer_notify = 44,  ///< "look at the segment", (5) and how long its offload took: no reply
   trainer_wait = 45,
   trainer_ready = 46,
   // rank ↔ coordinator of two-phase commit (format/wire_commit.hpp)
@@ -359,6 +362,13 @@ struct TrainerPlan {
   std::uint64_t deadline_ms = 0;  ///< to wait for the other writers' plans
   std::vector<std::byte> encode() const;
   static Result<TrainerPlan> decode(ByteSpan payload);
+};
+struct TrainerNotify {
+  static constexpr Type kType = Type::trainer_notify;
+  std::uint64_t offload_ns = 0;  ///< begin called → sealed
+  std::uint64_t guard_ns = 0;    ///< of that, waiting for the half
+  std::vector<std::byte> encode() const;
+  static Result<TrainerNotify> decode(ByteSpan payload);
 };
 /// Waits until the agent serves a version at or after `version` in the same epoch. Reply: trainer_ready or error.
 struct TrainerWait {

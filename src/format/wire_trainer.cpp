@@ -80,6 +80,21 @@ Result<TrainerPlan> TrainerPlan::decode(ByteSpan payload) {
   return in.finish(std::move(m));
 }
 
+std::vector<std::byte> TrainerNotify::encode() const {
+  std::vector<std::byte> bytes;
+  ByteWriter out(bytes);
+  out.put(offload_ns);
+  out.put(guard_ns);
+  return bytes;
+}
+Result<TrainerNotify> TrainerNotify::decode(ByteSpan payload) {
+  Decoder in(payload, "trainer_notify");
+  TrainerNotify m;
+  m.offload_ns = in.get<std::uint64_t>();
+  m.guard_ns = in.get<std::uint64_t>();
+  return in.finish(m);
+}
+
 std::vector<std::byte> TrainerWait::encode() const {
   std::vector<std::byte> bytes;
   ByteWriter out(bytes);

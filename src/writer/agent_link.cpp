@@ -74,8 +74,8 @@ Result<wire::TrainerWelcome> AgentLink::reconnect(Deadline deadline) {
   }
 }
 
-void AgentLink::notify(Deadline deadline) {
-  if (connected()) static_cast<void>(socket_.send(wire::Type::trainer_notify, ++request_, {}, deadline));
+void AgentLink::notify(const wire::TrainerNotify& offload, Deadline deadline) {
+  if (connected()) static_cast<void>(socket_.send(++request_, offload, deadline));
 }
 
 Status AgentLink::register_plan(std::span<const TensorSlice> plan, Deadline deadline) {

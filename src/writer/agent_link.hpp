@@ -41,8 +41,8 @@ class AgentLink {
   /// Without a goodbye: the slot stays this process's.
   void close() { socket_.close(); }
 
-  /// "Look at the segment". Best effort: the agent's own look comes a little later.
-  void notify(Deadline deadline);
+  /// "Look at the segment", and how long the offload took. Best effort: the agent's own look comes a little later.
+  void notify(const wire::TrainerNotify& offload, Deadline deadline);
   /// connection: the agent went away meanwhile; reconnect and ask again.
   Status register_plan(std::span<const TensorSlice> plan, Deadline deadline);
   Result<wire::TrainerReady> wait_ready(const VersionId& version, Deadline deadline);

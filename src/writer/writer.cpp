@@ -230,7 +230,8 @@ Result<OffloadReport> WriterSession::seal(Deadline deadline) {
   fill_.reset();
   report_.seal_s = seconds_since(start);
   report_.total_s = seconds_since(began_);
-  link_.notify(deadline.earlier(Deadline::after(kNotifyLimit)));
+  const auto ns = [](double seconds) { return static_cast<std::uint64_t>(seconds * 1e9); };
+  link_.notify({ns(report_.total_s), ns(report_.guard_s)}, deadline.earlier(Deadline::after(kNotifyLimit)));
   return report_;
 }
 

@@ -92,8 +92,8 @@ TEST_F(Http, StatusBeforeAndAfterVersions) {
   EXPECT_EQ(page["generations"][0]["halves"].size(), 2u);
   EXPECT_EQ(page["leases"].size(), 1u);
   EXPECT_EQ(page["plans"][0]["mode"], "full");
-  EXPECT_EQ(page["receivers"][0]["name"], "test client");
-  EXPECT_EQ(page["receivers"][0]["last_mode"], "full");
+  EXPECT_EQ(page["connections"][0]["name"], "test client");
+  EXPECT_EQ(page["connections"][0]["last_mode"], "full");
   EXPECT_EQ(page["writers"][0]["slot"], 0);
 }
 

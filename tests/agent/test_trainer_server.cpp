@@ -125,7 +125,7 @@ TEST_F(TrainerServerTest, SecondAgentOnTheSocketIsRefusedAndAStaleFileIsNot) {
 TEST_F(TrainerServerTest, FirstMessageMustBeHello) {
   const MiniAgent agent(dir_.path());
   MessageSocket socket = connect();
-  ASSERT_TRUE(socket.send(wire::Type::trainer_notify, 1, {}, soon()));
+  ASSERT_TRUE(socket.send(1, wire::TrainerNotify(), soon()));
   EXPECT_EQ(refusal(socket).code(), Errc::protocol);
   attach();
 }

@@ -53,6 +53,7 @@ class FakeReceiver final : public Receiver {
   FullOverLive full_over_live() const override { return policy; }
   bool takes_commits_back() const override { return !commits_are_final; }
   std::optional<Version> current() const override { return current_; }
+  Lag lag(Deadline /*none*/, std::stop_token /*none*/) const override { return {}; }
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop) override {
     note_touch();
     wanted_epoch = want.epoch;

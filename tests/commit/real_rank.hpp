@@ -210,6 +210,7 @@ class RankReceiver final : public Receiver {
   FullOverLive full_over_live() const override { return real_->full_over_live(); }
   bool takes_commits_back() const override { return real_->takes_commits_back(); }
   std::optional<Version> current() const override { return real_->current(); }
+  Lag lag(Deadline deadline, std::stop_token stop) const override { return real_->lag(deadline, std::move(stop)); }
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop) override {
     DS_ASSIGN(auto real, real_->pull(want, deadline, std::move(stop)));
     mode = real->report().mode;

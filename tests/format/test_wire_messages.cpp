@@ -11,6 +11,7 @@
 
 #include "base/hash.hpp"
 #include "format/wire_commit.hpp"
+#include "format/wire_report.hpp"
 
 namespace deltasync::wire {
 namespace {
@@ -113,9 +114,13 @@ std::vector<Case> all_cases() {
                                          {{77, {{5, 6}, {300, 4000}}, RawForm::plain}, {77, {}, RawForm::packed}}));
   cases.push_back(make_case<Release>("release", {{78}}));
   cases.push_back(make_case<VersionReady>("version_ready", {{{{1, 2}, "three"}, digest_of(4)}}));
+  cases.push_back(make_case<Report>("report", {{7, {{1, 2}, "three"}, "commit: no space"}, {8, {}, ""}}));
+  cases.push_back(make_case<GetLag>("get_lag", {{{1, 2}}}));
+  cases.push_back(make_case<Lag>("lag", {{{{1, 4}, "five"}, 2, 3'000'000'000, 4}}));
   cases.push_back(make_case<TrainerHello>("trainer_hello", {{1, 2, 4, -5, "rank 2", layout_message()}}));
   cases.push_back(make_case<TrainerWelcome>("trainer_welcome", {{"job.g1", "/dev/shm", 1, {3, 4}}}));
   cases.push_back(make_case<TrainerPlan>("trainer_plan", {{{{0, 0, 0, 4, 8}, {999'999, 1u << 20, 3, 300, 1}}, 5'000}}));
+  cases.push_back(make_case<TrainerNotify>("trainer_notify", {{2, 1}}));
   cases.push_back(make_case<TrainerWait>("trainer_wait", {{{3, 4}, 1000}}));
   cases.push_back(make_case<TrainerReady>("trainer_ready", {{{3, 4}, 5, 6, 7}}));
   cases.push_back(

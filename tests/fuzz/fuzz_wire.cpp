@@ -4,6 +4,7 @@
 
 #include "format/wire.hpp"
 #include "format/wire_commit.hpp"
+#include "format/wire_report.hpp"
 
 namespace {
 
@@ -33,9 +34,13 @@ void decode(wire::Type type, ByteSpan payload) {
     case wire::Type::get_raw_tiles: return round_trip<wire::GetRawTiles>(payload);
     case wire::Type::release: return round_trip<wire::Release>(payload);
     case wire::Type::version_ready: return round_trip<wire::VersionReady>(payload);
+    case wire::Type::report: return round_trip<wire::Report>(payload);
+    case wire::Type::get_lag: return round_trip<wire::GetLag>(payload);
+    case wire::Type::lag: return round_trip<wire::Lag>(payload);
     case wire::Type::trainer_hello: return round_trip<wire::TrainerHello>(payload);
     case wire::Type::trainer_welcome: return round_trip<wire::TrainerWelcome>(payload);
     case wire::Type::trainer_plan: return round_trip<wire::TrainerPlan>(payload);
+    case wire::Type::trainer_notify: return round_trip<wire::TrainerNotify>(payload);
     case wire::Type::trainer_wait: return round_trip<wire::TrainerWait>(payload);
     case wire::Type::trainer_ready: return round_trip<wire::TrainerReady>(payload);
     case wire::Type::rank_join: return round_trip<wire::RankJoin>(payload);

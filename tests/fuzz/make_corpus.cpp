@@ -14,6 +14,7 @@
 #include "format/safetensors.hpp"
 #include "format/wire.hpp"
 #include "format/wire_commit.hpp"
+#include "format/wire_report.hpp"
 #include "fuzz_delta_layout.hpp"
 #include "receiver/hf_record.hpp"
 #include "shm/segment.hpp"
@@ -133,6 +134,9 @@ void messages(const Corpus& corpus) {
   message(corpus, "get-raw-tiles", wire::GetRawTiles{});
   message(corpus, "release", wire::Release{});
   message(corpus, "version-ready", wire::VersionReady{});
+  message(corpus, "report", wire::Report{7, {{3, 4}, "step_4"}, "commit: no space"});
+  message(corpus, "get-lag", wire::GetLag{{3, 4}});
+  message(corpus, "lag", wire::Lag{{{3, 5}, "step_5"}, 1, 2, 3});
   wire::TrainerHello hello;
   hello.name = "trainer";
   message(corpus, "trainer-hello", hello);
@@ -140,6 +144,7 @@ void messages(const Corpus& corpus) {
   wire::TrainerPlan trainer_plan;
   trainer_plan.rects = {{0, 0, 0, 4, 8}, {1, 0, 1, 1, 2}};
   message(corpus, "trainer-plan", trainer_plan);
+  message(corpus, "trainer-notify", wire::TrainerNotify{2, 1});
   message(corpus, "trainer-wait", wire::TrainerWait{});
   message(corpus, "trainer-ready", wire::TrainerReady{});
   message(corpus, "rank-join", wire::RankJoin{});

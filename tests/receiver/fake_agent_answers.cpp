@@ -6,6 +6,7 @@
 #include "base/hash.hpp"
 #include "deltasync/hf.hpp"
 #include "format/packed_layout.hpp"
+#include "format/wire_report.hpp"
 #include "net/auth.hpp"
 #include "tests/receiver/fake_agent.hpp"
 
@@ -18,6 +19,10 @@ constexpr std::size_t kSendPiece = 64u << 10;
 
 Status FakeAgent::answer(Peer& peer, const net::Message& message) {
   const std::uint64_t request = message.header.request;
+  if (message.type() == wire::Type::report) {  // has no answer
+    DS_TRY(wire::Report::decode(message.payload));
+    return {};
+  }
   Request seen;
   seen.type = message.type();
   if (seen.type == wire::Type::get_extent) {

@@ -184,6 +184,19 @@ nb::dict repair_now(Receiver& receiver, const std::vector<std::uint64_t>& tiles,
   return fields;
 }
 
+nb::dict lag_now(const Receiver& receiver, double timeout) {
+  const Deadline deadline = deadline_after(timeout);
+  const Lag lag = stoppable([&](std::stop_token stop) { return receiver.lag(deadline, std::move(stop)); });
+  nb::dict fields;
+  fields["versions"] = lag.versions;
+  fields["seconds"] = lag.seconds;
+  fields["held"] = lag.held;
+  fields["newest"] = lag.newest;
+  fields["newest_age_s"] = lag.newest_age_s;
+  fields["last_error"] = lag.last_error;
+  return fields;
+}
+
 void bind_staged(nb::module_& module) {
   nb::class_<StagedUpdate>(module, "StagedUpdate", "A verified update that is not yet visible.")
       .def_prop_ro("report", [](const StagedUpdate& staged) { return report_of(staged.report()); })
@@ -226,6 +239,7 @@ void bind_receiver(nb::module_& module) {
            "epoch"_a = 0, "timeout"_a = 60.0)
       .def("attest", &attest_now, "timeout"_a = 60.0, "Tiles that are not the version's: [(tile, tensor, copy_in)].")
       .def("repair", &repair_now, "tiles"_a, "timeout"_a = 60.0, "Brings these tiles of the version anew.")
+      .def("lag", &lag_now, "timeout"_a = 5.0, "Any thread, during any other call.")
       .def_prop_ro("current", [](const Receiver& receiver) { return receiver.current(); })
       .def_prop_ro("layout",
                    [](const Receiver& receiver) { return std::const_pointer_cast<Layout>(receiver.layout()); })

@@ -39,7 +39,7 @@ from .agent import AgentProcess
 from .async_rollout import AsyncReceiver
 from .errors import Error
 from .layouts import layout_of
-from .prepared import PullReport, RepairReport
+from .prepared import Lag, PullReport, RepairReport
 from .rollout import Receiver
 from .trainer import WeightManager
 
@@ -50,6 +50,7 @@ __all__ = [
     "AgentProcess",
     "AsyncReceiver",
     "Error",
+    "Lag",
     "Layout",
     "OffloadReport",
     "Placement",

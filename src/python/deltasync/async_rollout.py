@@ -13,7 +13,7 @@ import numpy as np
 
 from ._native import Layout, PlacementPlan, Version
 from .errors import Cancelled
-from .prepared import PullReport, RepairReport
+from .prepared import Lag, PullReport, RepairReport
 from .rollout import PAUSE_LOOK_S, Receiver
 
 _T = TypeVar("_T")
@@ -91,6 +91,9 @@ class AsyncReceiver:
         self, wrong: Iterable[tuple[int, str, str] | int] | None = None, *, timeout: float | None = None
     ) -> RepairReport:
         return await self._run(lambda: self.receiver.repair(wrong, timeout=timeout))
+
+    async def lag(self, *, timeout: float = 5.0) -> Lag:
+        return await self._run(lambda: self.receiver.lag(timeout=timeout))
 
     async def rebind(
         self,

@@ -63,6 +63,27 @@ class RepairReport:
     repair_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far what a receiver holds is behind what its agent serves. Durations are in seconds, by the agent's monotonic
+    clock: what time it is on either host does not matter."""
+
+    #: Published after the one that is held; 0: it is the newest. At most 4,096, which the agent remembers; all of these
+    #: if nothing is held. None: no version is served, or the agent could not be asked (``last_error`` says why).
+    versions: int | None
+    #: Since the first of these was published; 0: it is the newest.
+    seconds: float | None
+    #: The committed version; None before the first commit.
+    held: Version | None
+    #: What the agent serves.
+    newest: Version | None
+    #: Since that was published.
+    newest_age_s: float | None
+    #: Why the agent could not be asked; else of the last pull or commit, if that failed. Empty: all is well. A pull that
+    #: was cancelled, or that waited for something newer in vain, has not failed.
+    last_error: str
+
+
 class Pause:
     """A call that has to have the receiver between two pulls."""
 

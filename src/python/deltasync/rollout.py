@@ -36,7 +36,7 @@ from .errors import (
     PeerDied,
 )
 from .places import check_module_places, plan_of_module
-from .prepared import Pause, Prepared, PullReport, RepairReport
+from .prepared import Lag, Pause, Prepared, PullReport, RepairReport
 
 _log = logging.getLogger("deltasync.rollout")
 
@@ -229,6 +229,16 @@ class Receiver:
             tiles = sorted({operator.index(tile[0] if isinstance(tile, tuple) else tile) for tile in wrong})
             self._wait_for_kernels()
             return RepairReport(**self._native.repair(tiles, _left(end)))
+
+    def lag(self, *, timeout: float = 5.0) -> Lag:
+        """How far the committed version is behind what the agent serves now, and the last error. Asks the agent, on a
+        connection of its own, while a pull goes on; never raises because the agent is away: ``last_error`` says so."""
+        if os.getpid() != self._pid:
+            raise InvalidArgument(f"lag: this receiver belongs to process {self._pid}; a forked child makes its own")
+        native = getattr(self, "_native", None)
+        if native is None:
+            raise InvalidArgument("lag: this receiver is closed")
+        return Lag(**native.lag(timeout))
 
     def follow(self) -> Prepared:
         """Begins to pull the next version after the committed one, whenever it comes, as ``background`` does by itself

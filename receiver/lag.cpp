@@ -1,0 +1,75 @@
+// How far behind a receiver is: asked of the agent, which knows when it published what, on a connection that lasts for
+// the question. The receiver's own may be in the middle of a pull.
+#include <utility>
+
+#include "receiver/connection.hpp"
+#include "receiver/receiver_impl.hpp"
+#include "receiver/standing.hpp"
+
+namespace deltasync::receiver {
+namespace {
+
+Result<wire::Lag> ask(const Peer& peer, const VersionId& held, const Until& until) {
+  const Deadline limit = until.deadline().earlier(Deadline::after(peer.tuning.handshake));
+  DS_ASSIGN(Connection connection, Connection::dial(peer, {limit, until.stop()}));
+  DS_TRY(connection.handshake(peer, wire::Role::control, limit).with_context("handshake"));
+  if (connection.protocol() < 5) {
+    return Error(Errc::unsupported, "it speaks protocol " + std::to_string(connection.protocol()) +
+                                        ", and tells only from 5 on: upgrade the agent");
+  }
+  const std::uint64_t request = connection.next_request();
+  DS_TRY(connection.send(request, wire::GetLag{held}, limit));
+  DS_ASSIGN(const wire::Header header, connection.recv_header(limit));
+  if (header.type == static_cast<std::uint16_t>(wire::Type::error)) {
+    DS_ASSIGN(const auto said, connection.recv_payload(header, limit));
+    return agent_error(said);
+  }
+  if (header.type != static_cast<std::uint16_t>(wire::Type::lag) || header.request != request) {
+    return unexpected(header, request);
+  }
+  DS_ASSIGN(const auto payload, connection.recv_payload(header, limit));
+  return wire::Lag::decode(payload);
+}
+
+double seconds(std::uint64_t ns) {
+  return static_cast<double>(ns) * 1e-9;
+}
+
+}  // namespace
+
+Lag Standing::lag(const Until& until) const {
+  const wire::Report report = this->report();
+  Lag lag;
+  if (report.committed.id.valid()) lag.held = report.committed;
+  lag.last_error = report.error;
+  auto answer = ask(agent_, report.committed.id, until);
+  if (!answer) {
+    lag.last_error = std::move(answer).error().with_context("asking the agent at " + agent_.endpoint).to_string();
+    return lag;
+  }
+  if (!answer->newest.id.valid()) return lag;
+  lag.newest = std::move(answer->newest);
+  lag.versions = answer->versions;
+  lag.seconds = seconds(answer->behind_ns);
+  lag.newest_age_s = seconds(answer->newest_age_ns);
+  return lag;
+}
+
+Lag ReceiverImpl::lag(Deadline deadline, std::stop_token stop) const {
+  return standing_->lag(Until(deadline, std::move(stop)));
+}
+
+std::shared_ptr<const Standing> standing_of(const Receiver& receiver) {
+  const auto* const ours = dynamic_cast<const ReceiverImpl*>(&receiver);
+  return ours != nullptr ? ours->standing() : nullptr;
+}
+
+/// What is committed may be another version after any call, and after one that failed none.
+void ReceiverImpl::note_standing(const Error* failure) {
+  const TargetState* const held = target_ != nullptr ? target_->committed() : nullptr;
+  standing_->set(held != nullptr ? held->version : Version(),
+                 failure != nullptr ? failure->to_string() : std::string());
+  control_.report(standing_->report());
+}
+
+}  // namespace deltasync::receiver

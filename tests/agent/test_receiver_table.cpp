@@ -1,0 +1,126 @@
+// What the agent remembers of publications and receivers, without an agent.
+#include <gtest/gtest.h>
+
+#include "agent/publications.hpp"
+#include "agent/receiver_table.hpp"
+
+namespace deltasync::agent {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr Clock::time_point kStart{1000s};
+
+class Published : public ::testing::Test {
+ protected:
+  Published() {
+    for (std::uint64_t number = 1; number <= 3; ++number) log_.add({7, number}, kStart + number * 10s);
+  }
+  Behind behind(const VersionId& held) const { return log_.behind(held, kStart + 100s); }
+  Publications log_;
+};
+
+TEST_F(Published, WhoHoldsTheNewestIsBehindByNothing) {
+  EXPECT_EQ(behind({7, 3}), Behind());
+}
+
+TEST_F(Published, TimeIsSinceTheFirstThatIsMissing) {
+  EXPECT_EQ(behind({7, 2}), (Behind{1, 70s}));
+  EXPECT_EQ(behind({7, 1}), (Behind{2, 80s}));
+}
+
+TEST_F(Published, WhoHoldsNothingOrSomethingForgottenLacksAll) {
+  EXPECT_EQ(behind({}), (Behind{3, 90s}));
+  EXPECT_EQ(behind({6, 12}), (Behind{3, 90s}));
+  EXPECT_EQ(behind({8, 1}), (Behind{3, 90s})) << "of an agent that was lost: it holds none of these";
+}
+
+TEST_F(Published, NumbersThatWereLeftOutCountForNothing) {
+  log_.add({7, 50}, kStart + 90s);
+  EXPECT_EQ(behind({7, 3}), (Behind{1, 10s}));
+  EXPECT_EQ(behind({7, 40}), (Behind{1, 10s}));
+}
+
+TEST_F(Published, AnEpochMayEndBehindAnotherOne) {
+  log_.add({9, 1}, kStart + 95s);
+  EXPECT_EQ(behind({7, 3}), (Behind{1, 5s}));
+  EXPECT_EQ(behind({9, 1}), Behind());
+}
+
+TEST_F(Published, SoManyAreRememberedAndNoMore) {
+  for (std::uint64_t number = 4; number <= 2 * Publications::kRememberedMax; ++number) {
+    log_.add({7, number}, kStart + 50s);
+  }
+  EXPECT_EQ(behind({7, 1}).versions, Publications::kRememberedMax);
+}
+
+TEST(Publications, NothingPublishedNobodyBehind) {
+  EXPECT_EQ(Publications().behind({7, 1}, kStart), Behind());
+}
+
+class Table : public ::testing::Test {
+ protected:
+  static ReceiverTable::Peer peer(std::uint64_t connection, std::string name = "rank", std::string host = "10.0.0.1") {
+    return {connection, std::move(name), host + ":" + std::to_string(40'000 + connection)};
+  }
+  ReceiverTable table_{10min};
+};
+
+TEST_F(Table, AReceiverIsOneOverItsConnections) {
+  table_.report(peer(1), 77, {{7, 1}, "one"}, "");
+  table_.left(1, kStart);
+  table_.report(peer(5), 77, {{7, 2}, "two"}, "no space");
+  const auto rows = table_.rows(kStart);
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_EQ(rows[0].committed.label, "two");
+  EXPECT_EQ(rows[0].error, "no space");
+  EXPECT_EQ(rows[0].connection, 5u);
+  EXPECT_EQ(rows[0].host, "10.0.0.1");
+  EXPECT_EQ(rows[0].address, "10.0.0.1:40005");
+}
+
+TEST_F(Table, TheEndOfAnOldConnectionIsNotTheReceivers) {
+  table_.report(peer(1), 77, {}, "");
+  table_.report(peer(2), 77, {}, "");
+  table_.left(1, kStart);
+  EXPECT_EQ(table_.rows(kStart)[0].connection, 2u);
+}
+
+TEST_F(Table, NamesakesAreToldApartAndFreeNumbersUsedAgain) {
+  table_.report(peer(1), 71, {}, "");
+  table_.report(peer(2), 72, {}, "");
+  table_.report(peer(3, "rank", "10.0.0.2"), 73, {}, "");
+  auto rows = table_.rows(kStart);
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(rows[0].ordinal, 0u);
+  EXPECT_EQ(rows[1].ordinal, 1u);
+  EXPECT_EQ(rows[2].ordinal, 0u) << "another host";
+  table_.left(1, kStart);
+  table_.report(peer(4), 74, {}, "");
+  EXPECT_EQ(table_.rows(kStart)[3].ordinal, 2u) << "it is remembered";
+  EXPECT_EQ(table_.rows(kStart + 10min).size(), 3u);
+  table_.report(peer(6), 76, {}, "");
+  EXPECT_EQ(table_.rows(kStart + 10min).back().ordinal, 0u);
+}
+
+TEST_F(Table, WhoDoesNotReportIsKnownByWhatItPlansFrom) {
+  table_.named_base(peer(1), {});
+  EXPECT_FALSE(table_.rows(kStart)[0].committed.id.valid());
+  table_.named_base(peer(1), {7, 4});
+  ASSERT_EQ(table_.rows(kStart).size(), 1u);
+  EXPECT_EQ(table_.rows(kStart)[0].committed.id, (VersionId{7, 4}));
+}
+
+TEST_F(Table, OnlySoManyThatHaveLeftAreRemembered) {
+  for (std::uint64_t i = 1; i <= ReceiverTable::kGoneMax + 50; ++i) {
+    table_.report(peer(i), i, {}, "");
+    table_.left(i, kStart + std::chrono::milliseconds(i));
+  }
+  const auto rows = table_.rows(kStart + 1s);
+  ASSERT_EQ(rows.size(), ReceiverTable::kGoneMax);
+  EXPECT_EQ(rows.front().address, "10.0.0.1:40051") << "the first ones went";
+}
+
+}  // namespace
+}  // namespace deltasync::agent

@@ -1,0 +1,239 @@
+// How far behind receivers are, as they ask and as their agent knows; what its pages say of it.
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "agent/health.hpp"
+#include "agent/metrics_page.hpp"
+#include "agent/status.hpp"
+#include "format/wire_report.hpp"
+#include "tests/integration/receivers.hpp"
+
+namespace deltasync::agent {
+namespace {
+
+using nlohmann::json;
+
+class Lags : public ReceiverTest {
+ protected:
+  AgentParts parts() const { return {agent_->core(), agent_->pull_server(), nullptr, 0, {}}; }
+  std::vector<ReceiverRow> rows() const { return agent_->pull_server().receivers(); }
+  static Lag lag(const Receiver& receiver) { return receiver.lag(test_deadline()); }
+  /// A report has no answer: it is there a moment after it was sent.
+  bool hears(const VersionId& committed, const std::string& error_part = {}) const {
+    return eventually([&] {
+      const auto now = rows();
+      return now.size() == 1 && now[0].committed.id == committed &&
+             (error_part.empty() ? now[0].error.empty() : now[0].error.find(error_part) != std::string::npos);
+    });
+  }
+  double metric(const std::string& line) const {
+    const std::string text = "\n" + metrics_text(parts());
+    const auto at = text.find("\n" + line + " ");
+    EXPECT_NE(at, std::string::npos) << line << text;
+    return at == std::string::npos ? -1 : std::stod(text.substr(at + line.size() + 2));
+  }
+};
+
+TEST_F(Lags, CountsWhatCameAfterTheVersionThatIsHeld) {
+  start_agent();
+  next_version();
+  const auto receiver = connect();
+  EXPECT_FALSE(lag(*receiver).held);
+  EXPECT_EQ(lag(*receiver).versions, 1u);
+  pull(*receiver);
+  Lag now = lag(*receiver);
+  EXPECT_EQ(now.versions, 0u);
+  EXPECT_EQ(now.seconds, 0.0);
+  EXPECT_EQ(now.held->label, "step_1");
+  EXPECT_EQ(now.newest->label, "step_1");
+  EXPECT_EQ(now.last_error, "");
+  next_version();
+  next_version();
+  now = lag(*receiver);
+  EXPECT_EQ(now.versions, 2u);
+  EXPECT_EQ(now.held->label, "step_1");
+  EXPECT_EQ(now.newest->label, "step_3");
+  EXPECT_GT(*now.seconds, *now.newest_age_s) << "since the first that is missing, not since the last";
+  EXPECT_LT(*now.seconds, std::chrono::duration<double>(kTestLimit).count());
+  pull(*receiver);
+  EXPECT_EQ(lag(*receiver).versions, 0u);
+}
+
+TEST_F(Lags, IsToldWhileAPullWaits) {
+  start_agent();
+  next_version();
+  const auto receiver = connect();
+  pull(*receiver);
+  std::stop_source stop;
+  std::thread waits([&] {
+    const auto pulled = receiver->pull({Want::Kind::newer, 0, {}, 0}, test_deadline(), stop.get_token());
+    EXPECT_EQ(pulled.error().code(), Errc::cancelled);
+  });
+  EXPECT_TRUE(eventually([&] { return agent_->core().metrics().pulls_full.load() == 1; }));
+  EXPECT_EQ(lag(*receiver).versions, 0u);
+  stop.request_stop();
+  waits.join();
+  EXPECT_EQ(lag(*receiver).last_error, "") << "a stop is no failure";
+}
+
+TEST_F(Lags, WhatNeverCameIsNoFailure) {
+  start_agent();
+  next_version();
+  const auto receiver = connect();
+  pull(*receiver);
+  const auto none = receiver->pull({Want::Kind::newer, 0, {}, 0}, Deadline::after(std::chrono::milliseconds(300)));
+  EXPECT_EQ(none.error().code(), Errc::timed_out);
+  EXPECT_EQ(lag(*receiver).last_error, "");
+}
+
+TEST_F(Lags, TheAgentKnowsWhatWasCommitted) {
+  start_agent();
+  next_version();
+  const auto receiver = connect();
+  EXPECT_TRUE(hears({})) << "who is connected and holds nothing is known";
+  auto staged = receiver->pull({}, test_deadline());
+  ASSERT_TRUE(staged);
+  EXPECT_FALSE(rows()[0].committed.id.valid()) << "pulled is not committed";
+  ASSERT_TRUE((*staged)->commit());
+  EXPECT_TRUE(hears(served()->version.id)) << "at once, not with the next plan";
+  EXPECT_EQ(rows()[0].committed.label, "step_1");
+  ASSERT_TRUE((*staged)->rollback());
+  EXPECT_TRUE(hears({}));
+}
+
+TEST_F(Lags, TheAgentHearsOfAFailureAndOfItsEnd) {
+  start_agent();
+  next_version();
+  const auto receiver = connect();
+  auto staged = receiver->pull({}, test_deadline());
+  ASSERT_TRUE(staged);
+  EXPECT_FALSE((*staged)->commit(Deadline::after(std::chrono::milliseconds(-1))));
+  EXPECT_TRUE(hears({}, "the deadline has passed"));
+  EXPECT_NE(lag(*receiver).last_error.find("the deadline has passed"), std::string::npos);
+  EXPECT_EQ(metric("deltasync_receivers_failing"), 1);
+  ASSERT_TRUE((*staged)->commit());
+  EXPECT_TRUE(hears(served()->version.id));
+  EXPECT_EQ(lag(*receiver).last_error, "");
+  EXPECT_EQ(metric("deltasync_receivers_failing"), 0);
+}
+
+TEST_F(Lags, AnotherAgentHearsItWithTheConnection) {
+  start_agent();
+  next_version();
+  const auto receiver = connect();
+  pull(*receiver);
+  const VersionId held = served()->version.id;
+  options_.pull.listen.port = port();
+  stop_agent();
+  const Lag away = lag(*receiver);
+  EXPECT_FALSE(away.versions);
+  EXPECT_FALSE(away.newest);
+  EXPECT_EQ(away.held->id, held);
+  EXPECT_NE(away.last_error.find("asking the agent at 127.0.0.1:"), std::string::npos) << away.last_error;
+  start_agent();
+  EXPECT_TRUE(rows().empty());
+  EXPECT_TRUE(eventually([&] { return served() != nullptr; }));
+  const auto again = receiver->pull({}, test_deadline());
+  ASSERT_TRUE(again) << again.error().to_string();
+  EXPECT_EQ((*again)->report().mode, PullMode::up_to_date);
+  EXPECT_TRUE(hears(held)) << "though it committed nothing here";
+}
+
+TEST_F(Lags, OfProtocol4TheBaseOfAPlanTells) {
+  start_agent();
+  next_version();
+  auto old = Client::connect(port(), wire::Role::control, {}, 4);
+  ASSERT_TRUE(old);
+  ASSERT_TRUE(old->plan(ask_from_served()));
+  EXPECT_TRUE(hears(served()->version.id));
+  const auto refused = old->ask<wire::Lag>(wire::GetLag{});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Errc::protocol) << "it is no message of protocol 4";
+}
+
+TEST_F(Lags, StatusHasALineForEachReceiver) {
+  start_agent();
+  next_version();
+  auto receiver = connect();
+  pull(*receiver);
+  ASSERT_TRUE(hears(served()->version.id));
+  next_version();
+  json page = json::parse(status_json(parts()));
+  ASSERT_EQ(page["receivers"].size(), 1u);
+  const json& line = page["receivers"][0];
+  EXPECT_EQ(line["name"], "receiver");
+  EXPECT_EQ(line["host"], "127.0.0.1");
+  EXPECT_EQ(line["connected"], true);
+  EXPECT_EQ(line["committed"]["label"], "step_1");
+  EXPECT_EQ(line["versions_behind"], 1);
+  EXPECT_GT(line["seconds_behind"].get<double>(), 0);
+  EXPECT_EQ(line["last_error"], "");
+  EXPECT_GE(page["connections"].size(), 1u);
+  receiver.reset();
+  EXPECT_TRUE(eventually([&] { return rows()[0].connection == 0; }));
+  page = json::parse(status_json(parts()));
+  EXPECT_EQ(page["receivers"][0]["connected"], false) << "who has left is remembered for a while";
+}
+
+TEST_F(Lags, MetricsOfReceiversAreBounded) {
+  start_agent();
+  next_version();
+  next_version();
+  const VersionId newest = served()->version.id;
+  auto c = client();
+  for (std::uint64_t i = 1; i <= 130; ++i) {
+    // The last ones have the version before.
+    const VersionId held{newest.epoch, i > 110 ? newest.number - 1 : newest.number};
+    ASSERT_TRUE(c.socket.send(i, wire::Report{i, {held, {}}, i == 3 ? "no space" : ""}, test_deadline()));
+  }
+  ASSERT_TRUE(eventually([&] { return rows().size() == 130; }));
+  EXPECT_EQ(metric("deltasync_receivers{state=\"connected\"}"), 130);
+  EXPECT_EQ(metric("deltasync_receivers_left_out"), 30);
+  EXPECT_EQ(metric("deltasync_receivers_failing"), 1);
+  EXPECT_EQ(metric("deltasync_receivers_versions_behind_max"), 1);
+  EXPECT_GT(metric("deltasync_receivers_seconds_behind_max"), 0);
+  const std::string text = metrics_text(parts());
+  std::size_t lines = 0;
+  for (auto at = text.find("\ndeltasync_receiver_versions_behind{"); at != std::string::npos;
+       at = text.find("\ndeltasync_receiver_versions_behind{", at + 1)) {
+    ++lines;
+  }
+  EXPECT_EQ(lines, 100u);
+  EXPECT_EQ(metric("deltasync_receiver_versions_behind{receiver=\"test client\",host=\"127.0.0.1\",n=\"129\"}"), 1)
+      << "those that are behind have lines";
+  EXPECT_GT(metric("deltasync_version_age_seconds"), 0);
+}
+
+TEST_F(Lags, OffloadsAreMeasured) {
+  start_agent();
+  next_version();
+  EXPECT_TRUE(eventually([&] { return metrics().offload.count() == 1; }));
+  EXPECT_EQ(metrics().guard.count(), 1u);
+}
+
+TEST_F(Lags, HealthTellsOfDamageUntilTheNextVersion) {
+  start_agent();
+  EXPECT_EQ(ready_page(parts()).status, 503u);
+  EXPECT_EQ(health_page(parts()).status, 200u);
+  next_version();
+  EXPECT_EQ(ready_page(parts()).status, 200u);
+  EXPECT_EQ(health_page(parts()).body, "ok\n");
+  const auto segment = shm::Segment::attach(served()->generation->segment->path()).value();
+  const Tensor& tensor = model_.layout->tensors()[0];
+  segment->half(served()->half.half)[tensor.offset] ^= std::byte{4};
+  const std::uint64_t tile = tensor.first_tile;
+  agent_->core().doubt(served()->half, {&tile, 1}, "the test");
+  EXPECT_TRUE(eventually([&] { return health_page(parts()).status == 503; }));
+  const json page = json::parse(health_page(parts()).body);
+  EXPECT_EQ(page["status"], "damaged");
+  EXPECT_EQ(page["tiles_damaged"], 1);
+  EXPECT_NE(page["tiles"][0].get<std::string>().find(tensor.spec.name), std::string::npos) << page;
+  EXPECT_EQ(metric("deltasync_served_tiles_damaged"), 1);
+  EXPECT_EQ(ready_page(parts()).status, 200u) << "it is served as it is";
+  next_version();
+  EXPECT_EQ(health_page(parts()).status, 200u);
+  EXPECT_EQ(metric("deltasync_served_tiles_damaged"), 0);
+}
+
+}  // namespace
+}  // namespace deltasync::agent

@@ -1,0 +1,170 @@
+"""`deltasync status`, and the pages of agents, followers and relays: what an operator sees."""
+
+import fcntl
+import json
+import shutil
+import subprocess
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+from cli_support import BIN, CLI, CONNECTION, DEADLINE_S, USAGE, Agent, Child, CliTest
+
+AGENT = BIN / "deltasync-agent"
+
+
+def get(http, page):
+    """Status and text of a page."""
+    try:
+        with urllib.request.urlopen(f"http://{http}{page}", timeout=DEADLINE_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+
+
+class StatusTest(CliTest):
+    def publisher(self, models):
+        publisher = Child(self, [CLI, "publish", "--agent", self.agent.socket, "--step-on-stdin", "--json", "--model",
+                                 *models], stdin=subprocess.PIPE)
+        self.publisher_in = publisher.process.stdin
+
+        def step():
+            self.publisher_in.write(b"\n")
+            self.publisher_in.flush()
+            self.assertEqual(publisher.line()["event"], "published")
+
+        return step
+
+    def with_pages(self, command, *options):
+        """A process with --http on a free port, which its log names. Returns it and the pages' address."""
+        child = Child(self, [CLI, "--log-level", "info", command, "--http", "127.0.0.1:0", "--json", *options])
+        while True:
+            line = child.log_line()
+            self.assertTrue(line, "it ended")
+            if "http_ready port=" in line:
+                return child, "127.0.0.1:" + line.split("http_ready port=")[1].split()[0]
+
+    def until(self, what, wanted):
+        """Asks again until `wanted(answer)`; the last answer is in the failure."""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            answer = what()
+            if wanted(answer):
+                return answer
+            self.assertLess(time.monotonic(), end, answer)
+            time.sleep(0.05)
+
+    def test_an_agent_and_its_receivers(self):
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        self.assertIn("no version is served yet", self.cli("status", "--http", self.agent.http))
+        self.assertEqual(get(self.agent.http, "/readyz")[0], 503)
+        step = self.publisher(self.successive(3))
+        step()
+        self.assertEqual(get(self.agent.http, "/readyz")[0], 200)
+        self.assertEqual(get(self.agent.http, "/healthz"), (200, "ok\n"))
+        follower, _ = self.with_pages("pull", "--from", self.agent.endpoint, "--out", self.tmp / "out", "--follow")
+        self.assertEqual(follower.line()["label"], "step_0")
+
+        def committed(label):
+            page = self.cli_json("status", "--from", self.agent.http)
+            return [line["committed"] and line["committed"]["label"] for line in page["receivers"]] == [label]
+
+        self.until(lambda: committed("step_0"), bool)
+        step()
+        self.assertEqual(follower.line()["label"], "step_1")
+        self.until(lambda: committed("step_1"), bool)
+        text = self.cli("status", "--http", self.agent.http)
+        self.assertIn("RECEIVER", text)
+        self.assertRegex(text, r"deltasync pull +127\.0\.0\.1:\d+ +step_1 \([0-9a-f]{16}:2\) +0 +- +-\n")
+        self.assertRegex(text, r"step_1 \([0-9a-f]{16}:2\) +\S+ (\S+ )?ago ")
+        follower.kill()
+        self.until(lambda: self.cli("status", "--http", self.agent.http), lambda text: "left " in text)
+
+    def test_how_a_follower_stands(self):
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        follower, http = self.with_pages("pull", "--from", self.agent.endpoint, "--out", self.tmp / "out", "--follow",
+                                         "--ready-lag", "1")
+        self.assertEqual(get(http, "/healthz"), (200, "ok\n"))
+        status, page = get(http, "/readyz")
+        self.assertEqual((status, json.loads(page)["reason"]), (503, "no version is held yet"))
+        step = self.publisher(self.successive(4))
+        step()
+        self.assertEqual(follower.line()["mode"], "full")
+        self.assertEqual(get(http, "/readyz"), (200, "ready\n"))
+        page = self.cli_json("status", "--http", http)
+        self.assertEqual((page["role"], page["held"]["label"], page["versions_behind"], page["last_error"]),
+                         ("pull", "step_0", 0, ""))
+        self.assertEqual(page["last_pull"]["mode"], "full")
+        self.assertRegex(self.cli("status", "--http", http), r"step_0 \([0-9a-f]{16}:1\) +step_0 .* 0 +- +-\n")
+        metrics = get(http, "/metrics")[1]
+        for line in ('deltasync_pulls_total{mode="full"} 1', "deltasync_versions_behind 0", "deltasync_version_held 1",
+                     "deltasync_agent_reached 1", "deltasync_failing 0", "deltasync_pull_duration_seconds_count 1",
+                     "deltasync_commit_duration_seconds_count 1", "deltasync_pull_failures_total 0"):
+            self.assertIn("\n" + line + "\n", metrics)
+        if shutil.which("promtool"):
+            done = subprocess.run(["promtool", "check", "metrics"], input=metrics.encode(), capture_output=True)
+            self.assertEqual(done.returncode, 0, done)
+
+        self.agent.kill()
+        page = self.until(lambda: self.cli_json("status", "--http", http), lambda page: page["newest"] is None)
+        self.assertIsNone(page["versions_behind"])
+        self.assertEqual(page["held"]["label"], "step_0")
+        self.assertIn(self.agent.endpoint, page["last_error"])
+        self.assertIn("unknown", self.cli("status", "--http", http))
+        metrics = get(http, "/metrics")[1]
+        self.assertNotIn("deltasync_versions_behind ", metrics)
+        self.assertIn("\ndeltasync_agent_reached 0\n", metrics)
+        self.assertEqual(get(http, "/readyz"), (200, "ready\n"), "it goes by what it heard last")
+
+    def test_one_that_is_too_far_behind_is_not_ready(self):
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        models = self.successive(24)
+        step = self.publisher(models)
+        step()
+        follower, http = self.with_pages("pull", "--from", self.agent.endpoint, "--out", self.tmp / "out", "--follow",
+                                         "--ready-lag", "1")
+        # It says each version in a line; with nobody who reads them it stands still after a few.
+        fcntl.fcntl(follower.process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        self.until(lambda: get(http, "/readyz")[0], lambda status: status == 200)
+        for _ in models[1:]:
+            step()
+        page = json.loads(self.until(lambda: get(http, "/v1/status")[1],
+                                     lambda page: json.loads(page)["versions_behind"] > 1))
+        self.assertGreater(page["seconds_behind"], page["newest_age_s"])
+        status, page = get(http, "/readyz")
+        self.assertEqual(status, 503)
+        self.assertIn("--ready-lag allows 1", json.loads(page)["reason"])
+        for _ in models:
+            if follower.line()["label"] == models[-1].name:
+                break
+        self.until(lambda: get(http, "/readyz")[0], lambda status: status == 200)
+
+    def test_a_relay_has_the_same_pages(self):
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        node = Agent(self, AGENT, self.tmp / "node")
+        step = self.publisher(self.successive(2))
+        step()
+        relay, http = self.with_pages("relay", "--from", self.agent.endpoint, "--agent", node.socket)
+        self.assertEqual(relay.line()["event"], "relayed")
+        page = self.cli_json("status", "--http", http)
+        self.assertEqual((page["role"], page["held"]["label"], page["versions_behind"]), ("relay", "step_0", 0))
+        self.assertIn("\ndeltasync_version_held 1\n", get(http, "/metrics")[1])
+        self.assertEqual(get(http, "/readyz")[0], 200)
+        self.until(lambda: self.cli_json("status", "--http", self.agent.http)["receivers"],
+                   lambda lines: [line["name"] for line in lines] == ["deltasync relay"]
+                   and lines[0]["committed"]["label"] == "step_0")
+
+    def test_what_cannot_be_asked(self):
+        self.cli("status", expect=USAGE)
+        self.cli("status", "--http", "127.0.0.1:1", expect=CONNECTION)
+        self.assertIn("127.0.0.1:1", self.err)
+        self.cli("pull", "--from", "127.0.0.1:1", "--out", self.tmp / "out", "--http", "127.0.0.1:0", expect=USAGE)
+        self.assertIn("--follow", self.err)
+        self.cli("pull", "--from", "127.0.0.1:1", "--out", self.tmp / "out", "--follow", "--http", "0.0.0.0:0",
+                 expect=7)
+        self.assertIn("--http-allow-remote", self.err)
+
+
+if __name__ == "__main__":
+    unittest.main()
