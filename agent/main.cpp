@@ -34,7 +34,7 @@ constexpr const char* kFooter =
     "  0  ended by SIGTERM or SIGINT, or with the process of --end-with\n"
     "  1  wrong usage\n"
     "  2  the name, socket or port is in use\n"
-    "  3  permission, or a bind beyond loopback without a token\n"
+    "  3  permission, or a bind beyond loopback with neither a token nor --tls-ca\n"
     "  4  no space for the segment\n"
     "  5  any other failure to start\n";
 
@@ -55,6 +55,8 @@ struct Arguments {
   std::string listen = "127.0.0.1:0";
   std::string http = "127.0.0.1:0";
   std::string token_file;
+  TlsOptions tls;
+  std::string tls_kernel = "auto";
   std::string delta_form = "ulp";
   std::string log_level = "info";
   std::uint64_t ring_mib = 0;
@@ -93,6 +95,18 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
                      "this user on this host find by themselves)");
   app.add_flag("--insecure", args.insecure, "no token: every user of this host may pull; loopback only")
       ->excludes(token_file);
+  app.add_option("--tls-cert", args.tls.cert,
+                 "speak TLS with receivers: the agent's certificate and its chain (PEM); read "
+                 "again when it changes");
+  app.add_option("--tls-key", args.tls.key, "its private key, which not everybody may read");
+  app.add_option("--tls-ca", args.tls.ca,
+                 "let in only those whose certificate a CA in this file has signed (PEM); a token is not needed then");
+  app.add_option("--tls-allow", args.tls.allow,
+                 "with --tls-ca: only certificates for this DNS or common name; may be repeated");
+  app.add_option("--tls-kernel", args.tls_kernel,
+                 "auto: let the kernel encrypt full transfers where it can; off: never")
+      ->check(CLI::IsMember({"auto", "off"}))
+      ->capture_default_str();
   app.add_option("--threads", options.core.threads, "threads that diff and encode")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -204,7 +218,10 @@ Status complete(const Arguments& args, AgentOptions& options) {
   if (!args.token_file.empty()) {
     DS_ASSIGN(options.pull.token, net::read_token_file(args.token_file));
   }
-  options.pull.make_token = !args.insecure;
+  TlsOptions tls = args.tls;
+  tls.kernel = args.tls_kernel == "auto";
+  DS_ASSIGN(options.pull.tls, net::Tls::server_if_wanted(tls));
+  options.pull.make_token = !args.insecure && !(options.pull.tls && options.pull.tls->asks_for_certificates());
   options.trainer.socket_path = args.socket;
   if (args.socket.empty()) {
     DS_ASSIGN(const std::filesystem::path dir, make_runtime_dir().with_context("--socket"));

@@ -142,6 +142,10 @@ asio::awaitable<Status> PullConversation::converse() {
 
 asio::awaitable<Status> PullConversation::handshake() {
   const Deadline deadline = Deadline::after(limits_.handshake);
+  if (const auto& tls = context_.options.tls) {
+    DS_CO_ASSIGN(auto channel, tls->channel(stream_.fd(), address_));
+    DS_CO_TRY(co_await stream_.secure(std::move(channel), deadline));
+  }
   const std::string& token = context_.options.token;
   wire::Hello hello;
   hello.auth_required = token.empty() ? 0 : 1;

@@ -163,9 +163,11 @@ Result<std::unique_ptr<PullServer>> PullServer::listen(asio::io_context& io, Age
   DS_ASSIGN(tcp::acceptor acceptor, net::bind_acceptor(io, options.listen));
   error_code ec;
   // By the address that was bound: a name may stand for anything.
-  if (options.token.empty() && !acceptor.local_endpoint(ec).address().is_loopback()) {
+  const bool asks = !options.token.empty() || (options.tls && options.tls->asks_for_certificates());
+  if (!asks && !acceptor.local_endpoint(ec).address().is_loopback()) {
     return Error(Errc::unauthenticated, "listen on " + net::to_string(options.listen) +
-                                            ": a bind beyond loopback needs a token (--token-file)");
+                                            ": a bind beyond loopback needs a token (--token-file), or TLS that asks "
+                                            "for certificates (--tls-ca)");
   }
   std::optional<net::LocalToken> made;
   if (!options.token.empty()) {

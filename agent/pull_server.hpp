@@ -13,15 +13,17 @@
 #include "agent/options.hpp"
 #include "agent/receiver_table.hpp"
 #include "net/endpoint.hpp"
+#include "net/tls.hpp"
 
 namespace deltasync::agent {
 
 struct PullServerOptions {
   net::Endpoint listen{"127.0.0.1", 0};
-  std::string token;  ///< empty: none, loopback only
+  std::string token;  ///< empty: none; then loopback only, or `tls` that asks for certificates
   /// Where there is none, one is made, for programs of this user on this host (net/local_token.hpp); loopback only too.
   bool make_token = false;
-  std::uint64_t instance = 0;  ///< tells one agent process from the next
+  std::shared_ptr<net::Tls> tls;  ///< null: none
+  std::uint64_t instance = 0;     ///< tells one agent process from the next
   PullLimits limits;
 };
 
@@ -40,7 +42,8 @@ struct PeerStatus {
 /// Runs on `io`, each conversation on a strand of its own; `io` may be run by any number of threads.
 class PullServer {
  public:
-  /// Binds and listens. unauthenticated: a bind beyond loopback without a token. invalid_argument: a short token.
+  /// Binds and listens. unauthenticated: a bind beyond loopback with nothing that says who may connect.
+  /// invalid_argument: a short token.
   static Result<std::unique_ptr<PullServer>> listen(boost::asio::io_context& io, AgentCore& core,
                                                     PullServerOptions options);
   /// stop() first, then let `io` run until connections() is 0, or destroy the server after `io` has stopped.

@@ -1,11 +1,7 @@
 #include "receiver/connection.hpp"
 
-#include <poll.h>
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <ctime>
+#include <utility>
 
 #include "base/hash.hpp"
 #include "base/trace.hpp"
@@ -50,6 +46,10 @@ Result<Connection> Connection::dial(const Peer& peer, const Until& until) {
 }
 
 Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadline) {
+  if (peer.tls) {
+    DS_ASSIGN(auto channel, peer.tls->channel(socket_.fd(), peer.host));
+    DS_TRY(socket_.secure(std::move(channel), deadline));
+  }
   DS_ASSIGN(const net::Message first, recv_message(socket_, wire::Type::hello, deadline));
   DS_ASSIGN(protocol_, wire::agree_on_protocol(first.header, first.payload, "the agent"));
   DS_ASSIGN(const wire::Hello hello, wire::Hello::decode(first.payload));
@@ -121,40 +121,20 @@ Status Connection::recv_payload(const wire::Header& header, MutByteSpan to, Dead
 }
 
 Status Connection::recv_scattered(std::span<iovec> pieces, Deadline deadline) {
-  const auto fail = [this](Error error) { return socket_.broken(std::move(error)); };
-  // Where bytes always wait, nothing below comes to wait for them.
-  if (deadline.passed()) return fail(Error(Errc::timed_out, "the deadline passed in the middle of an extent"));
   while (!pieces.empty()) {
-    if (!socket_.open()) return fail(Error(Errc::connection, "the connection is closed"));
-    msghdr m{};
-    m.msg_iov = pieces.data();
-    m.msg_iovlen = pieces.size();
-    const ssize_t n = ::recvmsg(socket_.fd(), &m, 0);
-    if (n > 0) {
-      auto left = static_cast<std::size_t>(n);
-      scattered_bytes_ += left;
-      while (!pieces.empty() && left >= pieces.front().iov_len) {
-        left -= pieces.front().iov_len;
-        pieces = pieces.subspan(1);
-      }
-      if (left > 0) {
-        pieces.front().iov_base = static_cast<std::byte*>(pieces.front().iov_base) + left;
-        pieces.front().iov_len -= left;
-      }
-      continue;
+    // Where bytes always wait, nothing below comes to wait for them.
+    if (deadline.passed()) {
+      return socket_.broken(Error(Errc::timed_out, "the deadline passed in the middle of an extent"));
     }
-    if (n == 0) return fail(Error(Errc::connection, "the peer closed in the middle of an extent"));
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN) return fail(Error::from_errno("receive", errno));
-    const auto left = deadline.earlier(Deadline::after(silence_)).remaining();
-    pollfd p{socket_.fd(), POLLIN, 0};
-    const timespec t{static_cast<std::time_t>(left.count() / 1'000'000'000),
-                     static_cast<long>(left.count() % 1'000'000'000)};
-    const auto before = std::chrono::steady_clock::now();
-    const int ready = ::ppoll(&p, 1, &t, nullptr);
-    scattered_waited_ += std::chrono::steady_clock::now() - before;
-    if (ready == 0) return fail(Error(Errc::timed_out, "waiting for the rest of an extent"));
-    if (ready < 0 && errno != EINTR) return fail(Error::from_errno("poll", errno));
+    DS_ASSIGN(std::size_t left, socket_.recv_some(pieces, deadline.earlier(Deadline::after(silence_))));
+    while (!pieces.empty() && left >= pieces.front().iov_len) {
+      left -= pieces.front().iov_len;
+      pieces = pieces.subspan(1);
+    }
+    if (left > 0) {
+      pieces.front().iov_base = static_cast<std::byte*>(pieces.front().iov_base) + left;
+      pieces.front().iov_len -= left;
+    }
   }
   return {};
 }

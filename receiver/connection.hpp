@@ -25,7 +25,8 @@ class Connection {
 
   /// Connects without a word. `connection`, `timed_out` or `cancelled`; the same stop ends what follows, too.
   static Result<Connection> dial(const Peer& peer, const Until& until);
-  /// Hello, auth, welcome. With a token the agent has to prove that it knows it too: `unauthenticated` if not.
+  /// TLS if the peer has it, then hello, auth, welcome. With a token the agent has to prove that it knows it too:
+  /// `unauthenticated` if not, or if its certificate is not what it must be.
   /// `connection`, with turned_away(), if the agent is there and has no place.
   Status handshake(const Peer& peer, wire::Role role, Deadline deadline);
 
@@ -59,9 +60,9 @@ class Connection {
   /// Fills all of `pieces` (which it uses up). No hash: the caller verifies tiles.
   Status recv_scattered(std::span<iovec> pieces, Deadline deadline);
 
-  std::uint64_t bytes_received() const noexcept { return socket_.bytes_received() + scattered_bytes_; }
+  std::uint64_t bytes_received() const noexcept { return socket_.bytes_received(); }
   /// Time spent in waiting for bytes; see net::MessageSocket.
-  std::chrono::nanoseconds waited() const noexcept { return socket_.waited() + scattered_waited_; }
+  std::chrono::nanoseconds waited() const noexcept { return socket_.waited(); }
   void skip_next_wait() noexcept { socket_.skip_next_wait(); }
 
  private:
@@ -73,8 +74,6 @@ class Connection {
   std::uint16_t protocol_ = wire::kProtocolVersion;
   std::uint64_t last_request_ = 0;
   bool turned_away_ = false;
-  std::uint64_t scattered_bytes_ = 0;
-  std::chrono::nanoseconds scattered_waited_{0};
   wire::Welcome welcome_;
 };
 

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <string>
 
+#include "net/tls.hpp"
 #include "receiver/tuning.hpp"
 
 namespace deltasync::receiver {
@@ -18,6 +20,7 @@ struct Peer {
   std::string token;
   std::string name;
   Tuning tuning;
+  std::shared_ptr<net::Tls> tls = nullptr;  ///< null: none
 };
 
 /// Doubling pauses, each cut short by up to a half of it at random: receivers that were sent away together do not come

@@ -87,6 +87,7 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
   DS_ASSIGN(const net::Endpoint endpoint, net::parse_endpoint(options.endpoint));
   if (endpoint.port == 0) return Error(Errc::invalid_argument, "endpoint '" + options.endpoint + "' has no port");
   Peer peer{options.endpoint, endpoint.host, endpoint.port, options.token, options.name, tuning};
+  DS_ASSIGN(peer.tls, net::Tls::client_if_wanted(options.tls));
   std::unique_ptr<ReceiverImpl> made;
   try {
     made.reset(new ReceiverImpl(std::move(options), cores, std::move(peer)));

@@ -17,6 +17,7 @@
 #include "base/fd.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/subscription.hpp"
+#include "deltasync/tls.hpp"
 
 namespace deltasync::cli {
 
@@ -56,6 +57,9 @@ std::function<Status()> setup_clean(CLI::App& app);
 std::function<Status()> setup_trace(CLI::App& app);
 std::function<Status()> setup_bench(CLI::App& app);
 std::function<Status()> setup_bench_receiver(CLI::App& app);
+
+/// --tls-ca, --tls-name, --tls-cert and --tls-key of a command that dials. `tls` outlives the app's parsing.
+void add_tls_options(CLI::App& app, TlsOptions& tls);
 
 /// Records a timeline while `work` goes on, named `process`, and writes it to `file` whatever came of it. With an empty
 /// file, just works.

@@ -88,6 +88,13 @@ std::function<Status()> setup_bench(CLI::App& app) {
                  "of the agent, to diff while a version is being offloaded")
       ->check(CLI::Range(0U, 1024U));
   app.add_flag("--compact", options->compact, "e2e: deltas in exponent classes, as for a slow link");
+  auto* ca = app.add_option("--tls-ca", options->tls.ca, "full: over TLS; the receiver trusts this CA (PEM)");
+  auto* cert = app.add_option("--tls-cert", options->tls.cert, "the agent's certificate, for 127.0.0.1");
+  auto* key = app.add_option("--tls-key", options->tls.key, "its private key");
+  ca->needs(cert)->needs(key);
+  cert->needs(ca);
+  key->needs(ca);
+  app.add_flag("--tls-kernel,!--no-tls-kernel", options->tls.kernel, "let the kernel encrypt if it can (default)");
   app.add_flag("--fake-device", options->fake_device, "gpu: try it where there is none; figures mean nothing");
   app.add_option("--seed", options->seed, "of the generator");
   app.add_option("--from", options->from, "codec: two model directories instead of the generator; packed: one")

@@ -58,6 +58,17 @@ Exit exit_of(Errc code) noexcept {
   return Exit::other;
 }
 
+void add_tls_options(CLI::App& app, TlsOptions& tls) {
+  app.add_option("--tls-ca", tls.ca,
+                 "speak TLS, and trust only an agent whose certificate a CA in this file has signed (PEM)")
+      ->type_name("FILE");
+  app.add_option("--tls-name", tls.name, "the name in the agent's certificate (default: the host that is dialled)")
+      ->type_name("NAME");
+  app.add_option("--tls-cert", tls.cert, "a certificate of one's own, for agents that want one (PEM)")
+      ->type_name("FILE");
+  app.add_option("--tls-key", tls.key, "its private key")->type_name("FILE");
+}
+
 std::string exit_code_help() {
   return "Exit codes:\n"
          "  0  done\n"
@@ -67,7 +78,7 @@ std::string exit_code_help() {
          "  4  the deadline passed\n"
          "  5  no space: disk, /dev/shm or cgroup full\n"
          "  6  version: gone, out of order, another layout, or its fill was aborted\n"
-         "  7  access: token missing or wrong, file permissions\n"
+         "  7  access: token or certificate missing or wrong, file permissions\n"
          "  8  a file or directory is not there, or one is in the way\n"
          "  9  unsupported by this build\n"
          " 10  any other error\n"

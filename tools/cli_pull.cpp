@@ -21,6 +21,7 @@ struct Options {
   std::string from;
   std::string out;
   std::string token_file;
+  TlsOptions tls;
   std::vector<std::string> tensors;
   std::optional<std::uint64_t> number;
   std::optional<std::string> label;
@@ -92,6 +93,7 @@ Result<std::unique_ptr<Receiver>> connect(const Options& options, const std::str
   ReceiverOptions receiver_options;
   receiver_options.endpoint = options.from;
   receiver_options.token = token;
+  receiver_options.tls = options.tls;
   receiver_options.streams = options.streams;
   receiver_options.link_gbps = options.link_gbps;
   receiver_options.name = "deltasync pull";
@@ -164,6 +166,7 @@ std::function<Status()> setup_pull(CLI::App& app) {
   });
   app.add_option("--token-file", options->token_file, "file with the shared token, readable by its owner only")
       ->type_name("FILE");
+  add_tls_options(app, options->tls);
   app.add_option("--streams", options->streams, "parallel data connections")->check(CLI::Range(1, 64));
   app.add_option("--cores", options->cores, "CPUs to run on, such as 0-7,16 (default: all that it may)")
       ->type_name("LIST");

@@ -26,6 +26,7 @@ struct Options {
   std::string from;
   std::string agent;
   std::string token_file;
+  TlsOptions tls;
   unsigned streams = 4;
   unsigned threads = 0;
   std::string cores;
@@ -71,6 +72,7 @@ class Relay {
     ReceiverOptions receiver_options;
     receiver_options.endpoint = options_.from;
     receiver_options.token = token_;
+    receiver_options.tls = options_.tls;
     receiver_options.streams = options_.streams;
     receiver_options.link_gbps = options_.link_gbps;
     receiver_options.name = "deltasync relay";
@@ -203,6 +205,7 @@ std::function<Status()> setup_relay(CLI::App& app) {
   app.add_option("--token-file", options->token_file,
                  "file with the token shared with the agent at --from, readable by its owner only")
       ->type_name("FILE");
+  add_tls_options(app, options->tls);
   app.add_option("--streams", options->streams, "parallel data connections")->check(CLI::Range(1, 64));
   app.add_option("--threads", options->threads, "that copy into the segment; 0 = up to 4")->check(CLI::Range(0, 256));
   app.add_option("--cores", options->cores, "CPUs to run on, such as 0-7,16 (default: all that it may)")

@@ -17,6 +17,7 @@
 #include "deltasync/deadline.hpp"
 #include "deltasync/receiver.hpp"
 #include "deltasync/result.hpp"
+#include "deltasync/tls.hpp"
 #include "deltasync/version.hpp"
 
 namespace deltasync::commit {
@@ -27,8 +28,9 @@ struct CoordinatorOptions {
   /// must survive what the coordinator is to survive. Without it, ranks in doubt stay so until they are resolved by
   /// hand.
   std::filesystem::path log;
-  std::string listen = "127.0.0.1:0";  ///< "HOST:PORT"; beyond loopback a token is needed
+  std::string listen = "127.0.0.1:0";  ///< "HOST:PORT"; beyond loopback a token or TLS with a CA is needed
   std::string token;                   ///< shared secret, 16 bytes or more; empty = none
+  TlsOptions tls;                      ///< as its server; none by default. `kernel` is not looked at
   std::chrono::milliseconds prepare_limit = std::chrono::seconds(30);  ///< for all to stop serving
   std::chrono::milliseconds commit_limit = std::chrono::seconds(60);   ///< for all to commit; then all go back
 };
@@ -94,6 +96,7 @@ struct ParticipantOptions {
   std::uint32_t ranks = 0;
   std::string coordinator;  ///< "HOST:PORT"
   std::string token;
+  TlsOptions tls;             ///< as the coordinator's client; none by default
   std::string name = "rank";  ///< for messages
   std::chrono::milliseconds pull_limit = std::chrono::minutes(10);
   std::chrono::milliseconds pause_limit = std::chrono::seconds(30);

@@ -18,6 +18,7 @@
 #include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/subscription.hpp"
+#include "deltasync/tls.hpp"
 #include "deltasync/version.hpp"
 
 namespace deltasync {
@@ -39,6 +40,7 @@ enum class FullOverLive : std::uint8_t {
 struct ReceiverOptions {
   std::string endpoint;  ///< "HOST:PORT" of an agent
   std::string token;     ///< shared secret; empty: none, or that which a local agent of this user made
+  TlsOptions tls;        ///< as its client; none by default
   unsigned streams = 4;  ///< parallel data connections, 1 to 64; a thread each (pull()'s caller is one of them)
   /// Threads that compute digests, apply updates and copy, 1 to 256, the calling thread included; they sleep
   /// otherwise. 0 = one for each hardware thread, at most 16.
@@ -151,8 +153,9 @@ class StagedUpdate {
 /// call leaves behind is what it would leave at its deadline.
 class Receiver {
  public:
-  /// Connects, authenticates and fetches the layout. Errors: connection, unauthenticated, timed_out, cancelled,
-  /// no_space (no thread to be had). An agent without a layout yet is waited for until the deadline.
+  /// Connects, authenticates and fetches the layout. Errors: connection, unauthenticated (the token, or the
+  /// certificate of either side), unsupported (only one side speaks TLS), timed_out, cancelled, no_space (no thread to
+  /// be had), and what is wrong with files of `tls`. An agent without a layout yet is waited for until the deadline.
   static Result<std::unique_ptr<Receiver>> connect(ReceiverOptions options, Deadline deadline,
                                                    std::stop_token stop = {});
   virtual ~Receiver() = default;

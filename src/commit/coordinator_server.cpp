@@ -15,7 +15,7 @@
 namespace deltasync::commit {
 namespace {
 
-constexpr auto kJoinLimit = std::chrono::seconds(5);      ///< hello, join and welcome
+constexpr auto kJoinLimit = std::chrono::seconds(5);      ///< TLS, hello, join and welcome
 constexpr auto kSilenceLimit = std::chrono::seconds(10);  ///< without a report
 constexpr auto kHold = std::chrono::seconds(1);           ///< an answer that has nothing to say
 constexpr auto kLastWords = std::chrono::seconds(1);
@@ -41,7 +41,7 @@ void say_why(net::MessageSocket& socket, const Error& why) {
   words.code = why.code() == Errc::cancelled ? Errc::connection : why.code();
   words.message = why.message();
   if (!socket.send(0, words, deadline)) return;
-  ::shutdown(socket.fd(), SHUT_WR);
+  socket.end_sending();
   std::byte ignored{};
   while (socket.recv_payload({&ignored, 1}, deadline)) {
   }
@@ -56,12 +56,16 @@ Result<std::unique_ptr<Coordinator>> Coordinator::start(CoordinatorOptions optio
 
 Result<std::unique_ptr<CoordinatorServer>> CoordinatorServer::start(CoordinatorOptions options, Points points) {
   DS_ASSIGN(const net::Endpoint where, net::parse_endpoint(options.listen));
+  TlsOptions tls_options = options.tls;
+  tls_options.kernel = false;  // its messages are small, and the engine's process need not ignore SIGPIPE
+  DS_ASSIGN(std::shared_ptr<net::Tls> tls, net::Tls::server_if_wanted(tls_options));
   // The port first: a coordinator that cannot be reached begins no term.
   if (!options.token.empty()) DS_TRY(net::check_token(options.token));
-  DS_ASSIGN(net::Listener listener, net::Listener::bind(where, !options.token.empty()));
+  DS_ASSIGN(net::Listener listener,
+            net::Listener::bind(where, !options.token.empty() || (tls && tls->asks_for_certificates())));
   DS_ASSIGN(std::unique_ptr<CoordinatorCore> core, CoordinatorCore::open(options, std::move(points)));
   std::unique_ptr<CoordinatorServer> server(
-      new CoordinatorServer(std::move(options), std::move(core), std::move(listener)));
+      new CoordinatorServer(std::move(options), std::move(core), std::move(listener), std::move(tls)));
   server->seats_.resize(server->options_.ranks);
   try {
     server->acceptor_ = std::jthread([s = server.get()](const std::stop_token& stop) { s->accept_all(stop); });
@@ -130,7 +134,9 @@ void CoordinatorServer::accept_all(const std::stop_token& stop) {
 void CoordinatorServer::converse(Peer& peer, UniqueFd fd, std::uint64_t connection, const std::stop_token& stop) {
   net::MessageSocket socket(std::move(fd));
   socket.stop_on(stop);
-  auto who = join(socket, connection);
+  const Deadline deadline = Deadline::after(kJoinLimit);
+  const Status secured = secure(socket, deadline);
+  auto who = secured ? join(socket, connection, deadline) : Result<Joined>(secured.error());
   peer.joined = who.ok();
   Status status = who ? serve(socket, *who, stop) : Status(who.error());
   peer.joined = false;
@@ -141,8 +147,14 @@ void CoordinatorServer::converse(Peer& peer, UniqueFd fd, std::uint64_t connecti
   }
 }
 
-Result<CoordinatorServer::Joined> CoordinatorServer::join(net::MessageSocket& socket, std::uint64_t connection) {
-  const Deadline deadline = Deadline::after(kJoinLimit);
+Status CoordinatorServer::secure(net::MessageSocket& socket, Deadline deadline) {
+  if (!tls_) return {};
+  DS_ASSIGN(auto channel, tls_->channel(socket.fd(), "a rank"));
+  return socket.secure(std::move(channel), deadline);
+}
+
+Result<CoordinatorServer::Joined> CoordinatorServer::join(net::MessageSocket& socket, std::uint64_t connection,
+                                                          Deadline deadline) {
   wire::Hello hello;
   hello.protocol = wire::kCommitProtocol;
   hello.auth_required = options_.token.empty() ? 0 : 1;

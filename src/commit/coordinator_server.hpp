@@ -12,6 +12,7 @@
 #include "commit/coordinator.hpp"
 #include "net/blocking.hpp"
 #include "net/listener.hpp"
+#include "net/tls.hpp"
 
 namespace deltasync::commit {
 
@@ -47,21 +48,24 @@ class CoordinatorServer final : public Coordinator {
     std::uint64_t connection = 0;
   };
 
-  CoordinatorServer(CoordinatorOptions options, std::unique_ptr<CoordinatorCore> core, net::Listener listener)
-      : options_(std::move(options)), core_(std::move(core)), listener_(std::move(listener)) {}
+  CoordinatorServer(CoordinatorOptions options, std::unique_ptr<CoordinatorCore> core, net::Listener listener,
+                    std::shared_ptr<net::Tls> tls)
+      : options_(std::move(options)), core_(std::move(core)), tls_(std::move(tls)), listener_(std::move(listener)) {}
 
   void accept_all(const std::stop_token& stop);
   void reap();
   bool make_room();
   void converse(Peer& peer, UniqueFd fd, std::uint64_t connection, const std::stop_token& stop);
-  Result<Joined> join(net::MessageSocket& socket, std::uint64_t connection);
+  Status secure(net::MessageSocket& socket, Deadline deadline);
+  Result<Joined> join(net::MessageSocket& socket, std::uint64_t connection, Deadline deadline);
   Status take_seat(const Joined& who, int fd);
   void leave_seat(const Joined& who);
   Status serve(net::MessageSocket& socket, const Joined& who, const std::stop_token& stop);
 
   const CoordinatorOptions options_;
   const std::unique_ptr<CoordinatorCore> core_;
-  net::Listener listener_;  // used by acceptor_ once that runs
+  const std::shared_ptr<net::Tls> tls_;  // null: none
+  net::Listener listener_;               // used by acceptor_ once that runs
 
   mutable std::mutex mutex_;
   std::vector<Seat> seats_;  // protected by mutex_

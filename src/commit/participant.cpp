@@ -84,7 +84,8 @@ Result<std::unique_ptr<ParticipantImpl>> ParticipantImpl::start(ParticipantOptio
   std::unique_ptr<RankLink> link;
   if (!options.exchange) {
     DS_ASSIGN(net::Endpoint where, net::parse_endpoint(options.coordinator));
-    link = std::make_unique<RankLink>(options, std::move(where));
+    DS_ASSIGN(auto tls, net::Tls::client_if_wanted(options.tls));
+    link = std::make_unique<RankLink>(options, std::move(where), std::move(tls));
   }
   std::unique_ptr<ParticipantImpl> made(
       new ParticipantImpl(std::move(options), receiver, tiles.digest(), engine, std::move(points)));

@@ -49,6 +49,10 @@ Status RankLink::join(const Report& report, const Until& until) {
   socket_ = net::MessageSocket(std::move(fd));
   socket_.stop_on(until.stop());
   const Deadline deadline = until.deadline();
+  if (tls_) {
+    DS_ASSIGN(auto channel, tls_->channel(socket_.fd(), where_.host));
+    DS_TRY(socket_.secure(std::move(channel), deadline));
+  }
   DS_ASSIGN(const auto hello, receive<wire::Hello>(socket_, 0, deadline));
   if (hello.auth_required != 0 && token_.empty()) {
     return Error(Errc::unauthenticated, "the coordinator wants a token and none was given");

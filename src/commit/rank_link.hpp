@@ -2,19 +2,26 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <stop_token>
 #include <string>
 
 #include "deltasync/commit.hpp"
 #include "net/blocking.hpp"
 #include "net/endpoint.hpp"
+#include "net/tls.hpp"
 
 namespace deltasync::commit {
 
 class RankLink {
  public:
-  RankLink(const ParticipantOptions& options, net::Endpoint where)
-      : ranks_(options.ranks), token_(options.token), name_(options.name), where_(std::move(where)) {}
+  /// `tls` is null for none.
+  RankLink(const ParticipantOptions& options, net::Endpoint where, std::shared_ptr<net::Tls> tls = nullptr)
+      : ranks_(options.ranks),
+        token_(options.token),
+        name_(options.name),
+        where_(std::move(where)),
+        tls_(std::move(tls)) {}
 
   /// The order that answers the report. After an error it is closed, and the next call joins again.
   Result<Order> exchange(const Report& report, Deadline deadline, const std::stop_token& stop);
@@ -29,6 +36,7 @@ class RankLink {
   const std::string token_;
   const std::string name_;
   const net::Endpoint where_;
+  const std::shared_ptr<net::Tls> tls_;
   net::MessageSocket socket_;
   std::uint64_t incarnation_ = 0;  ///< that joined
   std::uint64_t latest_ = 0;

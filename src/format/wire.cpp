@@ -115,7 +115,15 @@ Header make_header(Type type, std::uint64_t request, ByteSpan payload, std::uint
 }
 
 Status check_header(const Header& header) {
-  if (header.magic != kMagic) return Error(Errc::protocol, "message header: not the magic of this protocol");
+  if (header.magic != kMagic) {
+    const ByteSpan first = bytes_of(header);
+    if (first[0] == std::byte{22} && first[1] == std::byte{3}) {  // a TLS record of a handshake
+      return Error(Errc::unsupported,
+                   "the peer speaks TLS, and this side does not: give this side a certificate "
+                   "(--tls-cert, --tls-key), or the peer no --tls-ca");
+    }
+    return Error(Errc::protocol, "message header: not the magic of this protocol");
+  }
   if (header.header_hash != xxh3_64(bytes_of(header).first(offsetof(Header, header_hash)))) {
     return Error(Errc::corrupt, "message header: its hash differs");
   }

@@ -177,6 +177,7 @@ MessageSocket::MessageSocket(UniqueFd fd) : fd_(std::move(fd)) {
   if (!fd_) return;
   const int flags = ::fcntl(fd_.get(), F_GETFL);
   if (flags >= 0) ::fcntl(fd_.get(), F_SETFL, flags | O_NONBLOCK);
+  channel_ = plain_channel(fd_.get());
 }
 
 MessageSocket& MessageSocket::operator=(MessageSocket&& other) noexcept {
@@ -184,15 +185,51 @@ MessageSocket& MessageSocket::operator=(MessageSocket&& other) noexcept {
   close();
   shut_down_ = std::move(other.shut_down_);
   stop_ = std::move(other.stop_);
+  channel_ = std::move(other.channel_);
   fd_ = std::move(other.fd_);
   bytes_sent_ = other.bytes_sent_;
   bytes_received_ = other.bytes_received_;
+  waited_ = other.waited_;
+  skip_wait_ = other.skip_wait_;
   return *this;
+}
+
+MessageSocket::~MessageSocket() {
+  close();
 }
 
 void MessageSocket::close() noexcept {
   shut_down_.reset();
+  if (fd_ && channel_) channel_->say_end();
+  channel_.reset();
   fd_.reset();
+}
+
+void MessageSocket::end_sending() noexcept {
+  if (!fd_) return;
+  channel_->say_end();
+  ::shutdown(fd_.get(), SHUT_WR);
+}
+
+Status MessageSocket::wait_as(Tried::Came wish, Deadline deadline, const char* what) const {
+  return wait_for(fd_.get(), wish == Tried::Came::wants_write ? POLLOUT : POLLIN, deadline, what);
+}
+
+Status MessageSocket::secure(std::unique_ptr<Channel> channel, Deadline deadline) {
+  if (!fd_) return broken(Error(Errc::connection, "the connection is closed"));
+  const Deadline first_word = Deadline::after(deadline.remaining() / 2);
+  for (;;) {
+    auto tried = channel->handshake();
+    if (tried && tried->came == Tried::Came::moved) break;
+    const bool unbegun = channel->peer_may_be_plain();
+    Status status = tried ? wait_as(tried->came, unbegun ? first_word : deadline, "waiting for the TLS handshake")
+                          : Status(std::move(tried).error());
+    if (status) continue;
+    if (!unbegun) return broken(std::move(status).error());
+    return status.error().code() == Errc::timed_out ? speaks_tls_only() : std::move(status).error();
+  }
+  channel_ = std::move(channel);
+  return {};
 }
 
 void MessageSocket::stop_on(const std::stop_token& stop) {
@@ -222,19 +259,15 @@ Status MessageSocket::send(wire::Type type, std::uint64_t request, ByteSpan payl
     for (const ByteSpan part : parts) {
       if (!part.empty()) pieces[used++] = {const_cast<std::byte*>(part.data()), part.size()};
     }
-    msghdr m{};
-    m.msg_iov = pieces;
-    m.msg_iovlen = used;
-    const ssize_t n = ::sendmsg(fd_.get(), &m, MSG_NOSIGNAL);
-    if (n < 0) {
-      if (errno == EINTR) continue;
-      if (errno != EAGAIN) return broken(Error::from_errno("send", errno));
-      if (auto ready = wait_for(fd_.get(), POLLOUT, deadline, "the peer does not read"); !ready) {
+    auto tried = channel_->send({pieces, used});
+    if (!tried) return broken(std::move(tried).error());
+    if (tried->came != Tried::Came::moved) {
+      if (auto ready = wait_as(tried->came, deadline, "the peer does not read"); !ready) {
         return broken(std::move(ready).error());
       }
       continue;
     }
-    auto left = static_cast<std::size_t>(n);
+    std::size_t left = tried->bytes;
     bytes_sent_ += left;
     for (ByteSpan& part : parts) {
       const std::size_t taken = std::min(left, part.size());
@@ -245,33 +278,48 @@ Status MessageSocket::send(wire::Type type, std::uint64_t request, ByteSpan payl
   return {};
 }
 
+Result<std::size_t> MessageSocket::receive(std::span<const iovec> pieces, Deadline deadline) {
+  for (;;) {
+    DS_ASSIGN(const Tried tried, channel_->receive(pieces));
+    if (tried.came == Tried::Came::ended) return std::size_t{0};
+    if (tried.came == Tried::Came::moved) {
+      bytes_received_ += tried.bytes;
+      skip_wait_ = false;
+      return tried.bytes;
+    }
+    const auto before = std::chrono::steady_clock::now();
+    auto ready = wait_as(tried.came, deadline, "waiting for the peer's message");
+    if (!skip_wait_) waited_ += std::chrono::steady_clock::now() - before;
+    if (!ready) return std::move(ready).error();
+  }
+}
+
 Status MessageSocket::recv_exact(MutByteSpan to, bool at_message_start, Deadline deadline) {
   if (!fd_) return broken(Error(Errc::connection, "the connection is closed"));
   std::size_t done = 0;
   while (done < to.size()) {
-    const ssize_t n = ::recv(fd_.get(), to.data() + done, to.size() - done, 0);
-    if (n > 0) {
-      done += static_cast<std::size_t>(n);
-      bytes_received_ += static_cast<std::uint64_t>(n);
-      skip_wait_ = false;
-      continue;
-    }
+    const iovec piece{to.data() + done, to.size() - done};
+    auto received = receive({&piece, 1}, deadline);
     const bool between = at_message_start && done == 0;
-    if (n == 0) {
+    if (!received) {
+      if (between && received.error().code() == Errc::timed_out) return std::move(received).error();
+      return broken(std::move(received).error());
+    }
+    if (*received == 0) {
       return broken(Error(Errc::connection,
                           between ? "the peer closed the connection" : "the peer closed in the middle of a message"));
     }
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN) return broken(Error::from_errno("receive", errno));
-    const auto before = std::chrono::steady_clock::now();
-    auto ready = wait_for(fd_.get(), POLLIN, deadline, "waiting for the peer's message");
-    if (!skip_wait_) waited_ += std::chrono::steady_clock::now() - before;
-    if (!ready) {
-      if (between && ready.error().code() == Errc::timed_out) return ready;
-      return broken(std::move(ready).error());
-    }
+    done += *received;
   }
   return {};
+}
+
+Result<std::size_t> MessageSocket::recv_some(std::span<const iovec> pieces, Deadline deadline) {
+  if (!fd_) return broken(Error(Errc::connection, "the connection is closed"));
+  auto received = receive(pieces, deadline);
+  if (!received) return broken(std::move(received).error());
+  if (*received == 0) return broken(Error(Errc::connection, "the peer closed in the middle of a message"));
+  return received;
 }
 
 Result<wire::Header> MessageSocket::recv_header(Deadline deadline) {
@@ -325,11 +373,7 @@ Result<Message> MessageSocket::recv_answer(std::uint64_t request, wire::Type typ
 }
 
 bool MessageSocket::peer_closed() const {
-  if (!fd_) return true;
-  pollfd look{fd_.get(), POLLRDHUP, 0};
-  while (::poll(&look, 1, 0) < 0 && errno == EINTR) {
-  }
-  return look.revents != 0;
+  return !fd_ || poll_now(fd_.get(), POLLRDHUP) != 0;
 }
 
 }  // namespace deltasync::net

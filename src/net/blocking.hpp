@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
+#include "net/channel.hpp"
 
 namespace deltasync::net {
 
@@ -59,14 +61,22 @@ void use_no_pacing(int fd) noexcept;
 class MessageSocket {
  public:
   MessageSocket() = default;
-  /// Takes a connected socket of any kind and makes it non-blocking.
+  /// Takes a connected socket of any kind and makes it non-blocking. Bytes cross as they are until secure().
   explicit MessageSocket(UniqueFd fd);
+  ~MessageSocket();
   MessageSocket(MessageSocket&&) noexcept = default;
   MessageSocket& operator=(MessageSocket&& other) noexcept;
 
   bool open() const noexcept { return static_cast<bool>(fd_); }
   int fd() const noexcept { return fd_.get(); }
   void close() noexcept;
+  /// Nothing more will be sent, and the peer is told; what it says can still be received.
+  void end_sending() noexcept;
+
+  /// The handshake of a channel over fd(), through which everything goes from then on. A server's peer that says
+  /// nothing for half of the time that is left gets no more, so that it can still be told why: if the handshake fails
+  /// before the peer has begun its part, bytes go on crossing as they are.
+  Status secure(std::unique_ptr<Channel> channel, Deadline deadline);
 
   /// From now on this stop ends the conversation, and no earlier one; none if it cannot be requested.
   void stop_on(const std::stop_token& stop);
@@ -85,6 +95,8 @@ class MessageSocket {
   /// The two halves of recv, for payloads that land in the caller's memory. The caller checks the payload's hash.
   Result<wire::Header> recv_header(Deadline deadline);
   Status recv_payload(MutByteSpan to, Deadline deadline);
+  /// At least one byte of a payload, into the first of `pieces`, which are not all empty; fails at the deadline.
+  Result<std::size_t> recv_some(std::span<const iovec> pieces, Deadline deadline);
 
   /// Receives a message of type M that answers `request`. An `error` answer becomes that Error; anything else is
   /// `protocol`.
@@ -108,8 +120,12 @@ class MessageSocket {
 
  private:
   Status recv_exact(MutByteSpan to, bool at_message_start, Deadline deadline);
+  /// Bytes, or none at the peer's end. What is tried again has waited for the socket first.
+  Result<std::size_t> receive(std::span<const iovec> pieces, Deadline deadline);
+  Status wait_as(Tried::Came wish, Deadline deadline, const char* what) const;
 
   UniqueFd fd_;
+  std::unique_ptr<Channel> channel_;  // over fd_
   std::stop_token stop_;
   std::unique_ptr<ShutDown> shut_down_;  // after fd_, so that it goes first
   std::uint64_t bytes_sent_ = 0;

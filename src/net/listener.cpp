@@ -38,7 +38,7 @@ std::uint16_t port_of(const sockaddr_storage& a) {
 
 }  // namespace
 
-Result<Listener> Listener::bind(const Endpoint& where, bool has_token) {
+Result<Listener> Listener::bind(const Endpoint& where, bool knows_peers) {
   const std::string what = "listen on " + to_string(where);
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -59,8 +59,9 @@ Result<Listener> Listener::bind(const Endpoint& where, bool has_token) {
   socklen_t size = sizeof bound;
   if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) return Error::from_errno(what, errno);
   // By the address that was bound: a name may stand for anything.
-  if (!has_token && !is_loopback(address_of(bound))) {
-    return Error(Errc::unauthenticated, what + ": a bind beyond loopback needs a token");
+  if (!knows_peers && !is_loopback(address_of(bound))) {
+    return Error(Errc::unauthenticated,
+                 what + ": a bind beyond loopback needs a token, or TLS that asks for certificates");
   }
   if (::listen(fd.get(), SOMAXCONN) != 0) return Error::from_errno(what, errno);
   return Listener(std::move(fd), port_of(bound));

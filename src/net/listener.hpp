@@ -14,8 +14,9 @@ namespace deltasync::net {
 class Listener {
  public:
   /// Binds and listens. Errors name the endpoint: already_exists if the port is taken, unauthenticated if the address
-  /// that was bound is beyond loopback and there is no token.
-  static Result<Listener> bind(const Endpoint& where, bool has_token);
+  /// that was bound is beyond loopback and nothing tells who may connect (no token, and no TLS that asks for
+  /// certificates).
+  static Result<Listener> bind(const Endpoint& where, bool knows_peers);
 
   std::uint16_t port() const noexcept { return port_; }
   /// The next connection, close-on-exec, TCP_NODELAY. `cancelled` soon after a stop, timed_out at the deadline.

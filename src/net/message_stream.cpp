@@ -3,7 +3,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/sendfile.h>
 #include <sys/socket.h>
 
 #include <boost/asio/buffer.hpp>
@@ -41,14 +40,31 @@ MutByteSpan bytes_in(wire::Header& header) {
   return {reinterpret_cast<std::byte*>(&header), sizeof header};
 }
 
+/// Of a closed socket, whose number may be another file's by now: nothing is tried on it.
+class ClosedChannel final : public Channel {
+ public:
+  Result<Tried> handshake() override { return closed(); }
+  bool peer_may_be_plain() const override { return false; }
+  Result<Tried> receive(std::span<const iovec>) override { return closed(); }
+  Result<Tried> send(std::span<const iovec>) override { return closed(); }
+  Result<Tried> send_file(int, off_t, std::size_t) override { return closed(); }
+  bool has_input() const override { return false; }
+  void say_end() noexcept override {}
+
+ private:
+  static Error closed() { return {Errc::connection, "the connection is closed"}; }
+};
+
 }  // namespace
 
 /// The socket and the watchdog. The timer is armed lazily: while deadlines only move on, as they do from message to
 /// message, it is left alone and looks at the newest deadline when it fires.
 struct MessageStream::State : std::enable_shared_from_this<State> {
-  explicit State(Socket s) : socket(std::move(s)), timer(socket.get_executor()) {}
+  explicit State(Socket s)
+      : socket(std::move(s)), channel(plain_channel(socket.native_handle())), timer(socket.get_executor()) {}
 
   Socket socket;
+  std::unique_ptr<Channel> channel;  // over the socket
   asio::steady_timer timer;
   Deadline::Clock::time_point deadline{};
   Deadline::Clock::time_point timer_at{};
@@ -89,15 +105,10 @@ struct MessageStream::State : std::enable_shared_from_this<State> {
     armed = false;
     ++timer_round;
     timer.cancel();
+    channel->say_end();
+    channel = std::make_unique<ClosedChannel>();
     error_code ignored;
     socket.close(ignored);
-  }
-
-  short ready_now(short events) {
-    pollfd look{socket.native_handle(), events, 0};
-    while (::poll(&look, 1, 0) < 0 && errno == EINTR) {
-    }
-    return look.revents;
   }
 
   Error error_from(const error_code& ec, const char* what) const {
@@ -121,20 +132,30 @@ struct MessageStream::State : std::enable_shared_from_this<State> {
     co_return Status();
   }
   awaitable<Result<std::size_t>> read_some(MutByteSpan to, Deadline limit, const char* what) {
-    arm(limit);
-    const auto result = co_await socket.async_read_some(asio::buffer(to.data(), to.size()), kAsTuple);
-    disarm();
-    bytes_received += std::get<1>(result);
-    if (std::get<0>(result)) co_return error_from(std::get<0>(result), what);
-    co_return std::get<1>(result);
+    const iovec piece{to.data(), to.size()};
+    for (;;) {
+      auto tried = channel->receive({&piece, 1});
+      if (!tried) co_return std::move(tried).error().with_context(what);
+      if (tried->came == Tried::Came::moved) {
+        bytes_received += tried->bytes;
+        co_return tried->bytes;
+      }
+      if (tried->came == Tried::Came::ended) co_return error_from(asio::error::eof, what);
+      if (limit.passed()) co_return Error(Errc::timed_out, std::string(what) + ": the deadline passed");
+      DS_CO_TRY(co_await wait_as(tried->came, limit, what));
+    }
   }
-  awaitable<Status> wait_writable(std::chrono::nanoseconds progress_limit) {
-    arm(Deadline::after(progress_limit));
-    const auto result = co_await socket.async_wait(Socket::wait_write, kAsTuple);
+  awaitable<Status> wait_as(Tried::Came wish, Deadline limit, const char* what) {
+    arm(limit);
+    const auto result =
+        co_await socket.async_wait(wish == Tried::Came::wants_write ? Socket::wait_write : Socket::wait_read, kAsTuple);
     disarm();
-    if (std::get<0>(result)) co_return error_from(std::get<0>(result), "the peer does not read");
+    if (std::get<0>(result)) co_return error_from(std::get<0>(result), what);
     co_return Status();
   }
+  /// Other conversations of the same thread have their turn: a peer whose messages always wait for us, and who always
+  /// takes our answers, never makes us wait.
+  awaitable<void> give_way() { co_await asio::post(socket.get_executor(), asio::use_awaitable); }
 };
 
 struct MessageStream::Canceller::Weak {
@@ -151,6 +172,30 @@ MessageStream::~MessageStream() {
 }
 MessageStream::MessageStream(MessageStream&&) noexcept = default;
 
+int MessageStream::fd() const {
+  return state_->socket.native_handle();  // none of any file once it is closed
+}
+
+awaitable<Status> MessageStream::secure(std::unique_ptr<Channel> channel, Deadline deadline) {
+  const Deadline first_word = Deadline::after(deadline.remaining() / 2);
+  for (;;) {
+    if (!state_->socket.is_open()) co_return Error(Errc::connection, "the connection is closed");
+    auto tried = channel->handshake();
+    if (tried && tried->came == Tried::Came::moved) break;
+    const bool unbegun = channel->peer_may_be_plain();
+    Status status = tried ? Status() : Status(std::move(tried).error());
+    if (tried) {
+      status = co_await state_->wait_as(tried->came, unbegun ? first_word : deadline, "waiting for the TLS handshake");
+    }
+    if (status) continue;
+    if (unbegun) co_return status.error().code() == Errc::timed_out ? speaks_tls_only() : std::move(status).error();
+    state_->channel = std::move(channel);  // in which nothing more can be said
+    co_return status;
+  }
+  state_->channel = std::move(channel);
+  co_return Status();
+}
+
 awaitable<Result<Message>> MessageStream::read(std::uint64_t payload_bytes_max, Deadline idle,
                                                std::chrono::nanoseconds message_limit) {
   Message message;
@@ -163,6 +208,7 @@ awaitable<Result<Message>> MessageStream::read(std::uint64_t payload_bytes_max, 
 awaitable<Result<std::optional<Deadline>>> MessageStream::read_header(wire::Header& header, Deadline idle,
                                                                       std::chrono::nanoseconds message_limit) {
   const MutByteSpan head = bytes_in(header);
+  co_await state_->give_way();
   auto begun = co_await state_->read_some(head, idle, "waiting for a message");
   if (!begun && begun.error().code() == Errc::timed_out) co_return std::optional<Deadline>();
   if (!begun) co_return std::move(begun).error();
@@ -174,6 +220,7 @@ awaitable<Result<std::optional<Deadline>>> MessageStream::read_header(wire::Head
 
 awaitable<Result<Message>> MessageStream::read_by(std::uint64_t payload_bytes_max, Deadline deadline) {
   Message message;
+  co_await state_->give_way();
   DS_CO_TRY(co_await state_->read_exact(bytes_in(message.header), deadline, "waiting for a message"));
   DS_CO_TRY(wire::check_header(message.header));
   DS_CO_TRY(co_await read_payload(message, payload_bytes_max, deadline));
@@ -217,25 +264,28 @@ awaitable<Status> MessageStream::write_pieces(std::span<const ByteSpan> pieces, 
   std::size_t done = 0;    // pieces that are out
   std::size_t offset = 0;  // bytes of the next one that are out
   for (;;) {
-    std::array<asio::const_buffer, kPiecesAtOnce> buffers;
+    std::array<iovec, kPiecesAtOnce> now;
     std::size_t used = 0;
-    for (std::size_t i = done; i < pieces.size() && used < buffers.size(); ++i) {
-      const std::size_t skip = i == done ? offset : 0;
-      buffers[used++] = asio::const_buffer(pieces[i].data() + skip, pieces[i].size() - skip);
+    for (std::size_t i = done; i < pieces.size() && used < now.size(); ++i) {
+      const ByteSpan rest = pieces[i].subspan(i == done ? offset : 0);
+      if (!rest.empty()) now[used++] = {const_cast<std::byte*>(rest.data()), rest.size()};
     }
     if (used == 0) co_return Status();
+    co_await s.give_way();
     if (permit != nullptr && !permit->may_send()) co_return revoked();
-    s.arm(Deadline::after(progress_limit));
-    const std::span<const asio::const_buffer> now(buffers.data(), used);
-    const auto result = co_await s.socket.async_write_some(now, kAsTuple);
-    s.disarm();
-    std::size_t left = std::get<1>(result);
-    s.bytes_sent += left;
-    if (const error_code ec = std::get<0>(result); ec) {
+    auto tried = s.channel->send({now.data(), used});
+    if (!tried) co_return std::move(tried).error().with_context("sending");
+    if (tried->came != Tried::Came::moved) {
+      const auto ready = co_await s.wait_as(tried->came, Deadline::after(progress_limit), "sending");
       // A revocation wakes the wait by cancelling it: say why.
-      if (ec == asio::error::operation_aborted && permit != nullptr && !permit->may_send()) co_return revoked();
-      co_return s.error_from(ec, "sending");
+      if (!ready && ready.error().code() == Errc::aborted && permit != nullptr && !permit->may_send()) {
+        co_return revoked();
+      }
+      DS_CO_TRY(ready);
+      continue;
     }
+    std::size_t left = tried->bytes;
+    s.bytes_sent += left;
     while (done < pieces.size() && left >= pieces[done].size() - offset) {
       left -= pieces[done].size() - offset;
       offset = 0;
@@ -248,22 +298,19 @@ awaitable<Status> MessageStream::write_pieces(std::span<const ByteSpan> pieces, 
 awaitable<Status> MessageStream::send_file(int file, std::uint64_t offset, std::uint64_t bytes, const MaySend& permit,
                                            std::chrono::nanoseconds progress_limit, std::uint64_t* sent) {
   State& s = *state_;
-  auto at = static_cast<off_t>(offset);
   std::uint64_t left = bytes;
   while (left > 0) {
     if (!permit.may_send()) co_return revoked();
-    const ssize_t n =
-        ::sendfile(s.socket.native_handle(), file, &at, static_cast<std::size_t>(std::min(left, kSendPieceBytes)));
-    if (n > 0) {
-      left -= static_cast<std::uint64_t>(n);
-      *sent += static_cast<std::uint64_t>(n);
-      s.bytes_sent += static_cast<std::uint64_t>(n);
+    DS_CO_ASSIGN(const Tried tried, s.channel->send_file(file, static_cast<off_t>(offset + bytes - left),
+                                                         static_cast<std::size_t>(std::min(left, kSendPieceBytes))));
+    if (tried.came == Tried::Came::moved) {
+      left -= tried.bytes;
+      *sent += tried.bytes;
+      s.bytes_sent += tried.bytes;
       continue;
     }
-    if (n == 0) co_return Error(Errc::io, "sendfile: the segment's file ends early");
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN) co_return Error::from_errno("sendfile", errno);
-    if (auto ready = co_await s.wait_writable(progress_limit); !ready) {
+    auto ready = co_await s.wait_as(tried.came, Deadline::after(progress_limit), "the peer does not read");
+    if (!ready) {
       // A revocation wakes the wait by cancelling it: say why.
       if (ready.error().code() == Errc::aborted && !permit.may_send()) continue;
       co_return ready;
@@ -298,11 +345,11 @@ MessageStream::Canceller MessageStream::canceller() const {
 }
 
 bool MessageStream::peer_closed() const {
-  return state_->ready_now(POLLRDHUP) != 0;
+  return poll_now(fd(), POLLRDHUP) != 0;
 }
 
 bool MessageStream::has_input() const {
-  return state_->ready_now(POLLIN) != 0;
+  return state_->channel->has_input();
 }
 
 void MessageStream::tune_tcp(int keepalive_idle_s) {
@@ -324,10 +371,12 @@ void MessageStream::close() {
 awaitable<void> MessageStream::finish(std::chrono::nanoseconds limit) {
   State& s = *state_;
   error_code ec;
+  s.channel->say_end();
   s.socket.shutdown(Socket::shutdown_send, ec);
   const Deadline deadline = Deadline::after(limit);
   std::array<std::byte, 4096> discarded;
   while (!ec && !deadline.passed()) {
+    // Whatever it says in whatever channel: nobody listens.
     s.arm(deadline);
     const auto result = co_await s.socket.async_read_some(asio::buffer(discarded), kAsTuple);
     s.disarm();

@@ -1,6 +1,6 @@
 // Message conversations for coroutines. A MessageStream owns a socket and the watchdog beside it: every operation
-// names its deadline, and the watchdog cancels the socket when that passes. Also the path of full transfers, which
-// hands pages of a file to the socket without a copy in user space.
+// names its deadline, and the watchdog cancels the socket when that passes. Bytes go through a channel, plain or TLS.
+// Also the path of full transfers, which hands pages of a file to the socket without a copy in user space.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -20,6 +20,7 @@
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
 #include "net/blocking.hpp"
+#include "net/channel.hpp"
 
 namespace deltasync::net {
 
@@ -31,10 +32,18 @@ class MessageStream {
  public:
   using Socket = boost::asio::generic::stream_protocol::socket;
 
+  /// Bytes cross as they are until secure().
   explicit MessageStream(Socket socket);
   ~MessageStream();
   MessageStream(MessageStream&&) noexcept;
   MessageStream& operator=(MessageStream&&) = delete;
+
+  /// The socket itself, for channels over it.
+  int fd() const;
+  /// The handshake of a channel over fd(), through which everything goes from then on. A server's peer that says
+  /// nothing for half of the time that is left gets no more, so that it can still be told why: if the handshake fails
+  /// before the peer has begun its part, bytes go on crossing as they are.
+  boost::asio::awaitable<Status> secure(std::unique_ptr<Channel> channel, Deadline deadline);
 
   /// One whole message. The first byte may take until `idle`; from then on the rest has `message_limit`. Checks the
   /// header's hash before its length, the type's own limit and `payload_bytes_max`, then the payload's hash. Memory
@@ -69,9 +78,9 @@ class MessageStream {
   /// `permit` (null: none) said stop; part of the bytes may have left then.
   boost::asio::awaitable<Status> write_pieces(std::span<const ByteSpan> pieces, std::chrono::nanoseconds progress_limit,
                                               const MaySend* permit = nullptr);
-  /// `bytes` of the file from `offset`, by sendfile in pieces of ≤ kSendPieceBytes. lease_revoked when `permit` said
-  /// stop; part of the bytes may have left then, so that the connection can only be closed. `sent` (never null) counts
-  /// what the socket took.
+  /// `bytes` of the file from `offset`, in pieces of ≤ kSendPieceBytes, by sendfile where the channel can.
+  /// lease_revoked when `permit` said stop; part of the bytes may have left then, so that the connection can only be
+  /// closed. `sent` (never null) counts what the socket took.
   boost::asio::awaitable<Status> send_file(int file, std::uint64_t offset, std::uint64_t bytes, const MaySend& permit,
                                            std::chrono::nanoseconds progress_limit, std::uint64_t* sent);
 

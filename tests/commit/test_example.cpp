@@ -34,7 +34,7 @@ Result<std::unique_ptr<commit::Participant>> join_group(const std::string& drive
                                                         std::uint32_t ranks, Receiver& receiver,
                                                         commit::Engine& engine) {
   commit::ParticipantOptions options;
-  options.coordinator = driver;  // "10.0.0.1:7700"; beyond loopback with options.token
+  options.coordinator = driver;  // "10.0.0.1:7700"; beyond loopback with options.token or options.tls
   options.rank = rank;
   options.ranks = ranks;
   return commit::Participant::start(std::move(options), receiver, engine);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "deltasync/result.hpp"
+#include "deltasync/tls.hpp"
 
 namespace deltasync::bench {
 
@@ -28,6 +29,7 @@ struct Options {
   bool master = false;          ///< diff, codec, apply: the fp32 weights themselves instead of their bf16 copies
   unsigned behind_threads = 2;  ///< of the agent, to diff while a version is still being offloaded
   bool compact = false;         ///< e2e: over the wire in exponent classes, as over a slow link
+  TlsOptions tls;               ///< full: cert and key are the agent's, ca the receiver's; none: no TLS
   bool fake_device = false;     ///< gpu: on the tests' device, to try it; its figures say nothing
   std::uint64_t seed = 1;
   std::vector<std::filesystem::path> from;  ///< codec: two model directories, packed: one, instead of the generator

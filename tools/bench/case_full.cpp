@@ -7,6 +7,7 @@
 #include "bench/synth.hpp"
 #include "deltasync/receiver.hpp"
 #include "deltasync/writer.hpp"
+#include "net/tls.hpp"
 #include "receiver/target.hpp"
 #include "shm/roles.hpp"
 #include "shm/segment.hpp"
@@ -37,6 +38,13 @@ Status publish(const std::string& socket, const LayoutPtr& layout, ByteSpan half
   return writer->wait_ready(version.id, Deadline::after(kLimit));
 }
 
+/// Of the receiver's certificate nothing is said: it has no part in the transfer.
+std::string tls_in_words(const Options& options) {
+  if (!options.tls.wanted()) return "none";
+  const std::string why = options.tls.kernel ? net::why_no_kernel_tls() : "not tried";
+  return why.empty() ? "1.3, by the kernel" : "1.3, not by the kernel: " + why;
+}
+
 }  // namespace
 
 Result<Json> run_full(const Options& options) {
@@ -53,6 +61,7 @@ Result<Json> run_full(const Options& options) {
 
   ReceiverOptions receiver_options;
   receiver_options.endpoint = agent.endpoint();
+  receiver_options.tls.ca = options.tls.ca;
   receiver_options.streams = options.streams;
   receiver_options.threads = options.threads;
   double limit_s = 1e300;
@@ -75,6 +84,7 @@ Result<Json> run_full(const Options& options) {
   return Json{{"limit_gbps", bytes / limit_s / 1e9},
               {"pull_gbps", bytes / pull_s / 1e9},
               {"ratio_to_limit", limit_s / pull_s},
+              {"tls", tls_in_words(options)},
               {"streams", options.streams}};
 }
 

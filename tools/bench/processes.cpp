@@ -141,6 +141,10 @@ Result<BenchAgent> BenchAgent::start(const Options& options) {
                                 "warn"};
   // What is measured is the compact form, however long this machine takes to make it.
   if (options.compact) argv.insert(argv.end(), {"--merge-wait-s", "1800"});
+  if (options.tls.wanted()) {
+    argv.insert(argv.end(), {"--tls-cert", options.tls.cert.string(), "--tls-key", options.tls.key.string()});
+    argv.insert(argv.end(), {"--tls-kernel", options.tls.kernel ? "auto" : "off"});
+  }
   if (!options.trace.empty()) argv.insert(argv.end(), {"--trace", trace_part(options, "agent").string()});
   DS_ASSIGN(Child child, Child::spawn(argv, false));
   BenchAgent agent(std::move(child), dir);

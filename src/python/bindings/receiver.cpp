@@ -103,8 +103,9 @@ nb::dict report_of(const PullReport& report) {
 
 std::unique_ptr<Receiver> connect(std::string endpoint, std::string token, unsigned streams, unsigned threads,
                                   std::string cores, const std::string& full_over_live, bool attest_commits,
-                                  double link_gbps, std::string name, double timeout) {
+                                  double link_gbps, std::string name, const TlsOptions& tls, double timeout) {
   ReceiverOptions options;
+  options.tls = tls;
   options.endpoint = std::move(endpoint);
   options.token = std::move(token);
   options.streams = streams;
@@ -228,10 +229,22 @@ void bind_receiver(nb::module_& module) {
       .def("request_stop", &StopSource::request_stop)
       .def_prop_ro("stop_requested", &StopSource::stop_requested);
   bind_staged(module);
+  nb::class_<TlsOptions>(module, "TlsOptions", "Files of a client's TLS; none: no TLS. See deltasync.Tls.")
+      .def(
+          "__init__",
+          [](TlsOptions* made, const std::string& cert, const std::string& key, const std::string& ca,
+             const std::string& name) {
+            new (made) TlsOptions;
+            made->cert = cert;
+            made->key = key;
+            made->ca = ca;
+            made->name = name;
+          },
+          "cert"_a = "", "key"_a = "", "ca"_a = "", "name"_a = "");
   nb::class_<Receiver>(module, "Receiver", "One receiver of one agent. One thread calls it at a time.")
       .def_static("connect", &connect, "endpoint"_a, "token"_a = "", "streams"_a = 4, "threads"_a = 0, "cores"_a = "",
                   "full_over_live"_a = "stage", "attest_commits"_a = false, "link_gbps"_a = 0.0, "name"_a = "receiver",
-                  "timeout"_a = 60.0)
+                  "tls"_a = TlsOptions(), "timeout"_a = 60.0)
       .def("bind", &bind_target, "target"_a, "timeout"_a = 60.0)
       .def("pull", &pull, "number"_a = nb::none(), "label"_a = nb::none(), "epoch"_a = 0, "newer"_a = false,
            "timeout"_a = 60.0, "stop"_a = nb::none())

@@ -41,6 +41,7 @@ from .errors import Error
 from .layouts import layout_of
 from .prepared import Lag, PullReport, RepairReport
 from .rollout import Receiver
+from .tls import Tls
 from .trainer import WeightManager
 
 #: The library's own log lines go to stderr; DELTASYNC_LOG is trace, debug, info, warn (without it), error or off.
@@ -61,6 +62,7 @@ __all__ = [
     "Sidecar",
     "Tensor",
     "TensorSpec",
+    "Tls",
     "Version",
     "WeightManager",
     "__version__",

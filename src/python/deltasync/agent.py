@@ -21,6 +21,7 @@ from typing import Any
 
 from . import _programs
 from .errors import ConnectionFailed, DeadlinePassed, Error, InvalidArgument, NotFound, from_code
+from .tls import Tls
 
 _log = logging.getLogger("deltasync.agent")
 
@@ -49,8 +50,8 @@ class AgentProcess:
 
     ``name`` names the segment (``SHM_DIR/NAME.gN``); without it a free name is made, so that jobs share a node.
     ``listen`` is HOST:PORT for receivers (port 0: a free one, kept over restarts). Beyond loopback a ``token_file`` is
-    needed; on loopback receivers of this user need none, and other users are refused. ``args`` are further options of
-    ``deltasync-agent``.
+    needed, or ``tls`` with a CA; on loopback receivers of this user need none, and other users are refused. ``args``
+    are further options of ``deltasync-agent``.
 
     Errors: NotFound (a token file or a directory that is not there), AlreadyExists (the name or the port is taken),
     InvalidArgument, PermissionDenied, NoSpace, DeadlinePassed; each with what helps.
@@ -63,6 +64,7 @@ class AgentProcess:
         listen: str = "127.0.0.1:0",
         socket: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
+        tls: Tls | None = None,
         shm_dir: str | os.PathLike[str] | None = None,
         args: Sequence[str] = (),
         remove_segment: bool = True,
@@ -84,6 +86,7 @@ class AgentProcess:
             *("--ready-file", str(self._ready_file)),
             *("--end-with", str(self._owner_pid)),
             *(("--token-file", str(token_file)) if token_file else ()),
+            *(tls._of_agent() if tls else ()),
             *(("--shm-dir", str(shm_dir)) if shm_dir else ()),
             *(("--remove-segment-on-exit",) if remove_segment else ()),
             *args,

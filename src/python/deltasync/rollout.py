@@ -37,6 +37,7 @@ from .errors import (
 )
 from .places import check_module_places, plan_of_module
 from .prepared import Lag, Pause, Prepared, PullReport, RepairReport
+from .tls import Tls
 
 _log = logging.getLogger("deltasync.rollout")
 
@@ -68,6 +69,9 @@ class Receiver:
       ``directory``  HF model directories, and the symlink ``current`` to the committed one.
       nothing     host memory: see :meth:`tensors` and :meth:`arrays`.
 
+    ``token``, or a ``token_file``, is the secret shared with the agent; with ``tls`` (a :class:`Tls`) the connections
+    are encrypted, and the agent proves by its certificate who it is.
+
     ``background``: a thread pulls every newer version from the start, verified and staged, so that :meth:`commit` has
     it at once; failures that may pass are logged, and it tries again. Without it a pull begins with :meth:`prepare` or
     :meth:`update`.
@@ -89,6 +93,7 @@ class Receiver:
         live: bool = False,
         token: str = "",
         token_file: str | os.PathLike[str] | None = None,
+        tls: Tls | None = None,
         background: bool = False,
         streams: int = 4,
         threads: int = 0,
@@ -118,6 +123,7 @@ class Receiver:
             "full_over_live": full_over_live,
             "attest_commits": attest_commits,
             "link_gbps": link_gbps,
+            "tls": (tls or Tls())._of_receiver(),
             "name": name or f"receiver-{os.getpid()}",
         }
         self._module, self._plan, self._directory, self._live = module, plan, directory, live

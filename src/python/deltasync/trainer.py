@@ -19,6 +19,7 @@ from ._sources import Source
 from .agent import AgentProcess
 from .errors import InvalidArgument, NotFound
 from .layouts import as_pair, is_module, layout_of
+from .tls import Tls
 
 _log = logging.getLogger("deltasync.trainer")
 
@@ -37,8 +38,8 @@ class WeightManager:
     ``dtype``: floating tensors are cast to it while they are offloaded (fp32 masters, bf16 rollouts).
     ``files`` (name: bytes, such as config.json) and ``weights_file`` say what a receiver's directory has.
     ``agent``: the Unix socket of an agent that runs already; without it one is started, watched and, at
-    :meth:`close`, ended. ``name``, ``listen``, ``token_file``, ``shm_dir`` and ``agent_args`` are that agent's (see
-    :class:`AgentProcess`).
+    :meth:`close`, ended. ``name``, ``listen``, ``token_file``, ``tls``, ``shm_dir`` and ``agent_args`` are that agent's
+    (see :class:`AgentProcess`).
     ``process_group``: with torch.distributed, the processes of this node that fill each version together; rank 0 of it
     runs the agent. ``True`` takes the default group. Every method is then called by all of them, each time; see
     :meth:`offload`.
@@ -59,6 +60,7 @@ class WeightManager:
         listen: str = "127.0.0.1:0",
         agent: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
+        tls: Tls | None = None,
         shm_dir: str | os.PathLike[str] | None = None,
         agent_args: Iterable[str] = (),
         process_group: Any = None,
@@ -95,7 +97,13 @@ class WeightManager:
             if agent is not None:
                 return str(agent), None, _native.make_epoch()
             self.agent = AgentProcess(
-                name, listen=listen, token_file=token_file, shm_dir=shm_dir, args=list(agent_args), timeout=timeout
+                name,
+                listen=listen,
+                token_file=token_file,
+                tls=tls,
+                shm_dir=shm_dir,
+                args=list(agent_args),
+                timeout=timeout,
             )
             return self.agent.socket, self.agent.endpoint, _native.make_epoch()
 

@@ -1,0 +1,114 @@
+#include "net/tls.hpp"
+
+#include <linux/tls.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <mutex>
+#include <utility>
+
+#include "base/fd.hpp"
+#include "base/log.hpp"
+#include "deltasync/deadline.hpp"
+#include "net/tls_channel.hpp"
+#include "net/tls_files.hpp"
+
+namespace deltasync::net {
+namespace {
+
+constexpr auto kLookAgain = std::chrono::seconds(1);
+
+class OpenSslTls final : public Tls {
+ public:
+  OpenSslTls(TlsRole role, TlsOptions options, TlsFilesSeen seen, SslContextPtr context)
+      : role_(role),
+        options_(std::make_shared<const TlsOptions>(std::move(options))),
+        seen_(seen),
+        context_(std::move(context)) {}
+
+  Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer) override {
+    const std::lock_guard lock(mutex_);
+    if (look_again_.passed()) {
+      look_again_ = Deadline::after(kLookAgain);
+      look_at_files();
+    }
+    return make_tls_channel(context_.get(), role_, options_, fd, peer);
+  }
+
+  bool asks_for_certificates() const override { return role_ == TlsRole::server && !options_->ca.empty(); }
+
+ private:
+  /// Certificate and key are two files, and may be seen when only one is new: then the next look finds both.
+  void look_at_files() {
+    const TlsFilesSeen now = TlsFilesSeen::look(*options_);
+    if (now == seen_) return;
+    seen_ = now;
+    auto loaded = load_tls_files(role_, *options_);
+    if (!loaded) {
+      log::warn("tls_reload_failed error=\"{}\" in_use=\"what was read before\"", loaded.error().to_string());
+      return;
+    }
+    context_ = std::move(*loaded);
+    log::info("tls_reloaded cert=\"{}\" ca=\"{}\"", options_->cert.string(), options_->ca.string());
+  }
+
+  const TlsRole role_;
+  const std::shared_ptr<const TlsOptions> options_;
+  std::mutex mutex_;
+  Deadline look_again_{Deadline::after(kLookAgain)};  // protected by mutex_, as all that follows
+  TlsFilesSeen seen_;
+  SslContextPtr context_;
+};
+
+Result<std::shared_ptr<Tls>> make(TlsRole role, TlsOptions options) {
+  if (options.cert.empty() != options.key.empty()) {
+    return Error(Errc::invalid_argument, "TLS: a certificate and its key belong together (--tls-cert, --tls-key)");
+  }
+  // Looked at first: what changes while it is read is read again.
+  const TlsFilesSeen seen = TlsFilesSeen::look(options);
+  DS_ASSIGN(SslContextPtr context, load_tls_files(role, options));
+  return std::shared_ptr<Tls>(std::make_shared<OpenSslTls>(role, std::move(options), seen, std::move(context)));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Tls>> Tls::server(TlsOptions options) {
+  if (options.cert.empty()) {
+    return Error(Errc::invalid_argument, "TLS: who is dialled needs a certificate (--tls-cert, --tls-key)");
+  }
+  if (!options.allow.empty() && options.ca.empty()) {
+    return Error(Errc::invalid_argument,
+                 "TLS: names of clients can be checked only with --tls-ca, by whom they are signed");
+  }
+  return make(TlsRole::server, std::move(options));
+}
+
+Result<std::shared_ptr<Tls>> Tls::client(TlsOptions options) {
+  if (options.ca.empty()) {
+    return Error(Errc::invalid_argument, "TLS: who dials needs to know who signed the other's certificate (--tls-ca)");
+  }
+  return make(TlsRole::client, std::move(options));
+}
+
+Result<std::shared_ptr<Tls>> Tls::server_if_wanted(const TlsOptions& options) {
+  if (!options.wanted()) return std::shared_ptr<Tls>();
+  return server(options);
+}
+
+Result<std::shared_ptr<Tls>> Tls::client_if_wanted(const TlsOptions& options) {
+  if (!options.wanted()) return std::shared_ptr<Tls>();
+  return client(options);
+}
+
+std::string why_no_kernel_tls() {
+  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return Error::from_errno("socket", errno).message();
+  constexpr char kName[] = "tls";
+  // Of a socket that is not connected the kernel says so only if it knows the protocol.
+  if (::setsockopt(fd.get(), SOL_TCP, TCP_ULP, kName, sizeof kName) == 0 || errno == ENOTCONN) return {};
+  return errno == ENOENT ? "the kernel has no module tls" : Error::from_errno("TCP_ULP", errno).message();
+}
+
+}  // namespace deltasync::net

@@ -1,0 +1,44 @@
+// TLS 1.3 over the sockets of conversations, by OpenSSL: one side's configuration, from which a channel is made for
+// each connection. There are no tickets, no resumption and no early data: every connection proves everything anew, and
+// nothing that was recorded can be played again. Needs no Boost. What is linked into a trainer has no part of this.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "deltasync/result.hpp"
+#include "deltasync/tls.hpp"
+#include "net/channel.hpp"
+
+namespace deltasync::net {
+
+/// Thread-safe. Reads its files anew when they have changed.
+class Tls {
+ public:
+  /// For who accepts. Errors name the file: invalid_argument (cert or key is missing, what a file holds cannot be used,
+  /// or the certificate has expired), not_found, permission (others may read the key).
+  static Result<std::shared_ptr<Tls>> server(TlsOptions options);
+  /// For who dials. Needs `ca`; likewise.
+  static Result<std::shared_ptr<Tls>> client(TlsOptions options);
+  /// Null without any file: no TLS.
+  static Result<std::shared_ptr<Tls>> server_if_wanted(const TlsOptions& options);
+  static Result<std::shared_ptr<Tls>> client_if_wanted(const TlsOptions& options);
+
+  virtual ~Tls() = default;
+  Tls(const Tls&) = delete;
+  Tls& operator=(const Tls&) = delete;
+
+  /// For a connected TCP socket, which it borrows. `peer` is the host that was dialled, or the address of who came; a
+  /// client wants a certificate for it, unless options name another.
+  virtual Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer) = 0;
+  /// A server that lets in only peers whose certificates it can verify.
+  virtual bool asks_for_certificates() const = 0;
+
+ protected:
+  Tls() = default;
+};
+
+/// Whether the kernel can encrypt for sockets, and what is missing if not: "" or "the kernel has no module tls".
+std::string why_no_kernel_tls();
+
+}  // namespace deltasync::net
