@@ -19,6 +19,7 @@
 #include "agent/descriptors.hpp"
 #include "base/home_nodes.hpp"
 #include "base/log.hpp"
+#include "base/log_setup.hpp"
 #include "base/process.hpp"
 #include "base/runtime_dir.hpp"
 #include "net/auth.hpp"
@@ -59,6 +60,7 @@ struct Arguments {
   std::string tls_kernel = "auto";
   std::string delta_form = "ulp";
   std::string log_level = "info";
+  std::string log_format = "text";
   std::uint64_t ring_mib = 0;
   std::uint64_t merge_mib = 0;
   std::uint64_t lease_grace_ms = 1000;
@@ -189,6 +191,9 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--log-level", args.log_level, "trace, debug, info, warn, error or off")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
       ->capture_default_str();
+  app.add_option("--log-format", args.log_format, "text, or json: one object a line")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
   app.add_flag("--low-memory", options.core.low_memory, "release a layout's segment before the next one is made");
   app.add_option("--ready-file", options.ready_file, "JSON with pid, port, http_port and socket, once ready");
   app.add_option("--trace", options.trace_file,
@@ -299,15 +304,20 @@ class ExitGuard {
   std::thread thread_;
 };
 
-/// Waits for one of the blocked signals `ends`, or until the process of --end-with has ended; says which.
-Result<std::string> wait_for_end(const sigset_t& ends, const std::optional<ProcessWatch>& with) {
-  const UniqueFd signals(::signalfd(-1, &ends, SFD_CLOEXEC));
+/// Waits for one of the blocked signals but SIGHUP, or until the process of --end-with has ended; says which. There is
+/// no log file to be opened again, and a terminal that is closed takes no agent with it.
+Result<std::string> wait_for_end(const sigset_t& blocked, const std::optional<ProcessWatch>& with) {
+  const UniqueFd signals(::signalfd(-1, &blocked, SFD_CLOEXEC));
   if (signals.get() < 0) return Error::from_errno("signalfd", errno);
   pollfd fds[] = {{signals.get(), POLLIN, 0}, {with ? with->fd() : -1, POLLIN, 0}};
   for (;;) {
     if (::poll(fds, std::size(fds), -1) < 0 && errno != EINTR) return Error::from_errno("poll", errno);
     signalfd_siginfo info{};
     if (fds[0].revents != 0 && ::read(signals.get(), &info, sizeof info) == sizeof info) {
+      if (info.ssi_signo == SIGHUP) {
+        log::info("sighup_ignored");
+        continue;
+      }
       return "signal number=" + std::to_string(info.ssi_signo);
     }
     if (with && with->dead()) return "process_ended " + to_string(with->id());
@@ -339,15 +349,14 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 1;
   }
-  init_log("deltasync-agent", args.log_level);
+  init_log("deltasync-agent", args.log_level, args.log_format == "json" ? LogFormat::json : LogFormat::text);
   if (auto completed = complete(args, options); !completed) return fail(completed.error());
 
   // Blocked before any thread starts, so that only wait_for_end sees them.
-  sigset_t ends;
-  sigemptyset(&ends);
-  sigaddset(&ends, SIGTERM);
-  sigaddset(&ends, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
   if (auto placed = place(args.home_nodes, options); !placed) return fail(placed.error());
   if (auto fit = fit_connections(args.receivers_max.has_value(), options); !fit) return fail(fit.error());
@@ -357,7 +366,7 @@ int run(int argc, char** argv) {
   if (!owner) return fail(owner.error());
   auto agent = Agent::start(options);
   if (!agent) return fail(agent.error());
-  const auto why = wait_for_end(ends, *owner);
+  const auto why = wait_for_end(signals, *owner);
   if (!why) return fail(why.error());
   log::info("{}", *why);
   (*guard)->exit_begins();

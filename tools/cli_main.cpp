@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "base/log.hpp"
+#include "base/log_setup.hpp"
 #include "tools/cli.hpp"
 
 namespace deltasync::cli {
@@ -32,6 +32,10 @@ int run(int argc, char** argv) {
   app.add_option("--log-level", log_level, "log lines on stderr: trace debug info warn error off")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));
 
+  std::string log_format = "text";
+  app.add_option("--log-format", log_format, "text, or json: one object a line")
+      ->check(CLI::IsMember({"text", "json"}));
+
   std::function<Status()> chosen;
   const char* chosen_name = "";
   for (const Command& command : kCommands) {
@@ -48,7 +52,7 @@ int run(int argc, char** argv) {
     return app.exit(e) == 0 ? static_cast<int>(Exit::ok) : static_cast<int>(Exit::usage);
   }
 
-  init_log("deltasync", log_level);
+  init_log("deltasync", log_level, log_format == "json" ? LogFormat::json : LogFormat::text);
   const Status status = chosen();
   if (status) return static_cast<int>(Exit::ok);
   std::fprintf(stderr, "deltasync %s: %s\n", chosen_name, printable(status.error().to_string()).c_str());

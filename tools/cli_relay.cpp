@@ -1,6 +1,7 @@
 // `deltasync relay`: pulls every version once for a node, and writes it into the segment of the node's own agent, from
 // which all receivers of the node pull.
 #include <chrono>
+#include <csignal>
 #include <memory>
 #include <string>
 
@@ -56,6 +57,7 @@ class Relay {
     if (!options_.token_file.empty()) {
       DS_ASSIGN(token_, net::read_token_file(options_.token_file));
     }
+    std::signal(SIGHUP, SIG_IGN);  // as an agent: whoever closes the terminal means no node
     DS_ASSIGN(const auto on_signal, StopOnSignal::make());
     DS_ASSIGN(const auto pages, ReceiverPages::start(options_.pages, "relay", options_.from));
     const Follower follower = watched(

@@ -27,8 +27,8 @@ void write(LineLimit& limit, Level level, fmt::string_view format, fmt::format_a
     const auto left_out = limit.admit();
     if (!left_out) return;
     if (*left_out == 0) return write(level, format, args);
-    const std::string line = fmt::vformat(format, args);
-    write(level, "{} left_out={}", fmt::make_format_args(line, *left_out));
+    // In the format, so that the line's fields stay what they are.
+    write(level, std::string(format.data(), format.size()) + " left_out=" + std::to_string(*left_out), args);
   } catch (const std::exception&) {  // no memory for the line
   }
 }

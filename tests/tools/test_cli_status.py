@@ -1,8 +1,10 @@
 """`deltasync status`, and the pages of agents, followers and relays: what an operator sees."""
 
+import datetime
 import fcntl
 import json
 import shutil
+import signal
 import subprocess
 import time
 import unittest
@@ -154,6 +156,32 @@ class StatusTest(CliTest):
         self.until(lambda: self.cli_json("status", "--http", self.agent.http)["receivers"],
                    lambda lines: [line["name"] for line in lines] == ["deltasync relay"]
                    and lines[0]["committed"]["label"] == "step_0")
+
+    def test_logs_as_json_and_a_closed_terminal(self):
+        agent = Child(self, [AGENT, "--name", "cli", "--shm-dir", self.tmp, "--socket", self.tmp / "agent.sock",
+                             "--log-format", "json"])
+
+        def event(name):
+            while True:
+                line = json.loads(agent.log_line())
+                self.assertEqual(line["process"], "deltasync-agent")
+                self.assertEqual(line["pid"], agent.process.pid)
+                self.assertIsNotNone(datetime.datetime.fromisoformat(line["time"]).utcoffset())
+                if line["event"] == name:
+                    return line
+
+        ready = event("agent_ready")
+        self.assertIsInstance(ready["port"], int)
+        self.assertEqual(ready["socket"], str(self.tmp / "agent.sock"))
+        agent.process.send_signal(signal.SIGHUP)
+        event("sighup_ignored")
+        http = f"127.0.0.1:{ready['http_port']}"
+        self.assertEqual(get(http, "/healthz")[0], 200)
+        relay = Child(self, [CLI, "relay", "--from", f"127.0.0.1:{ready['port']}", "--agent", self.tmp / "agent.sock"])
+        relay.wait_for_signals("SigIgn", signal.SIGHUP)
+        agent.process.send_signal(signal.SIGTERM)
+        event("agent_stopped")
+        self.assertEqual(agent.end()[0], 0)
 
     def test_what_cannot_be_asked(self):
         self.cli("status", expect=USAGE)
