@@ -13,6 +13,7 @@
 #         python   the Python package: ruff, mypy, and its tests
 #         wheel    the Python package as a wheel: built, installed in an empty environment and used
 #         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
+#         upgrade  the last release of the protocol before this one against this one (tools/test_upgrade.sh)
 #         chaos    ten minutes of killing, stopping, damaging and flooding real processes (tools/chaos.sh)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -23,7 +24,7 @@ failed=0
 skipped=0
 skips=
 stages=("$@")
-((${#stages[@]})) || stages=(release lint asan python wheel tsan tidy chaos)
+((${#stages[@]})) || stages=(release lint asan python wheel tsan tidy upgrade chaos)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped test cases, with their reasons:\n%s' "$skips"; fi
@@ -120,6 +121,7 @@ run_stage() {
     lint) step "lint" tools/lint.sh ;;
     python) run_python ;;
     wheel) step "wheel" tools/check_wheel.sh build/wheel ;;
+    upgrade) step "upgrade" tools/test_upgrade.sh build ;;
     tidy)
       step "asan: configure" configure asan
       step "clang-tidy" tools/lint.sh tidy
@@ -176,7 +178,7 @@ run_python() {
 
 for stage in "${stages[@]}"; do
   case $stage in
-    release | asan | tsan | lint | python | wheel | tidy | chaos) ;;
+    release | asan | tsan | lint | python | wheel | tidy | upgrade | chaos) ;;
     *)
       echo "test.sh: no stage '$stage'" >&2
       exit 2
