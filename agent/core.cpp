@@ -11,6 +11,10 @@
 
 namespace deltasync::agent {
 
+namespace {
+constexpr auto kNamesInterval = std::chrono::seconds(2);  ///< between two looks whether cleaners took names away
+}  // namespace
+
 bool copy_while_served(const ServedVersion& served, std::span<const std::uint64_t> tiles, std::byte* out) {
   const Generation& generation = *served.generation;
   const HalfKey& key = served.half;
@@ -409,7 +413,26 @@ std::chrono::milliseconds AgentCore::tend() {
     }
   }
   wish_ = wish;
+  look_at_names_locked(now);
   return std::chrono::milliseconds(retiring_any ? 5 : 50);
+}
+
+/// Who has the files open goes on, but nobody who comes later finds them: that is said once, of each.
+void AgentCore::look_at_names_locked(std::chrono::steady_clock::time_point now) {
+  if (now < names_at_) return;
+  names_at_ = now + kNamesInterval;
+  const auto look = [this](const std::filesystem::path& file, bool in_place, const char* without) {
+    if (in_place || !nameless_.insert(file).second) return;
+    log::warn(
+        "name_removed file={} effect=\"{}; it is served on\" remedy=\"keep cleaners away: RemoveIPC=no in logind.conf, "
+        "an x line in tmpfiles.d; docs/cli.md\"",
+        file.string(), without);
+  };
+  look(lock_.file(), lock_.in_place(), "another agent of this name can start");
+  for (const GenerationPtr& generation : generations_) {
+    const shm::SegmentPath& path = generation->segment->path();
+    look(path.dir / path.name, generation->segment->in_place(), "an agent that is started again does not find it");
+  }
 }
 
 // ---- for status --------------------------------------------------------------------------------------------------
@@ -443,7 +466,7 @@ std::uint64_t AgentCore::ring_bytes_max() const {
 void AgentCore::remove_segments() {
   lock_.remove_on_release();
   for (const GenerationPtr& generation : generations()) {
-    if (auto removed = shm::Segment::unlink(generation->segment->path()); !removed) {
+    if (auto removed = generation->segment->remove_name(); !removed) {
       log::warn("segment_remove_failed error=\"{}\"", removed.error().to_string());
     }
   }

@@ -14,12 +14,14 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -232,6 +234,8 @@ class AgentCore : public TrainerHooks {
   AgentCore(const CoreOptions& options, shm::AgentLock lock);
   Status adopt_existing();
 
+  void look_at_names_locked(std::chrono::steady_clock::time_point now);
+
   // The publisher's thread.
   void publish_loop();
   bool tend_generation(const GenerationPtr& generation);
@@ -343,6 +347,8 @@ class AgentCore : public TrainerHooks {
     std::chrono::steady_clock::time_point revoke_all_at;
   };
   std::optional<Wish> wish_;
+  std::chrono::steady_clock::time_point names_at_{};  // of the next look at the names of the files
+  std::set<std::filesystem::path> nameless_;          // of which it has been said
 
   std::atomic<bool> stop_{false};
   std::optional<Scrub> scrub_;

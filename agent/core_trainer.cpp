@@ -23,8 +23,9 @@ VersionId newest_of(const shm::AgentRole& role) {
   return newest;
 }
 
-OpenSegment opened(const Generation& generation) {
-  return {generation.segment->path(), generation.number, newest_of(*generation.role)};
+Result<OpenSegment> opened(const Generation& generation) {
+  DS_ASSIGN(UniqueFd file, generation.segment->hand_over());
+  return OpenSegment{generation.segment->path(), generation.number, newest_of(*generation.role), std::move(file)};
 }
 
 /// Whether a writer with this layout and sidecar can fill the generation. Who brings no sidecar leaves it as it is.
@@ -110,7 +111,7 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
       std::erase(generations_, newest);
       if (snapshot_->generation == newest) rebuild_snapshot_locked(nullptr, nullptr);
     }
-    DS_TRY(shm::Segment::unlink(newest->segment->path()));
+    DS_TRY(newest->segment->remove_name());
     newest = newest_generation();
     {
       const std::lock_guard lock(wake_mutex_);
@@ -163,7 +164,7 @@ Status AgentCore::release_serving(const std::string& why) {
     while (!plans_.empty()) end_plan_locked(plans_.begin()->first);
     for (const GenerationPtr& generation : released) {
       log::info("segment_removed name={} reason=\"{}\"", generation->segment->path().name, why);
-      DS_TRY(shm::Segment::unlink(generation->segment->path()));
+      DS_TRY(generation->segment->remove_name());
       gone.push_back(generation->number);
     }
   }

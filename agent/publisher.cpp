@@ -233,7 +233,7 @@ void AgentCore::drop_old_generations() {
     });
   }
   for (const GenerationPtr& generation : dropped) {
-    const auto removed = shm::Segment::unlink(generation->segment->path());
+    const auto removed = generation->segment->remove_name();
     log::info("segment_removed name={} reason=\"a newer layout is served\"{}", generation->segment->path().name,
               removed ? "" : " error=\"" + removed.error().to_string() + "\"");
   }

@@ -73,10 +73,10 @@ awaitable<Status> TrainerConversation::talk() {
   }
   DS_CO_ASSIGN(protocol_, wire::check_protocol(first.payload, "the trainer"));
   DS_CO_ASSIGN(const wire::TrainerHello hello, wire::TrainerHello::decode(first.payload));
-  wire::TrainerWelcome welcome;
-  DS_CO_ASSIGN(const TrainerPtr trainer, co_await admit(hello, std::move(*peer_), welcome));
-  const std::uint64_t asked = std::exchange(request_, 0);
-  DS_CO_TRY(co_await stream_.write(asked, welcome, limit));
+  Greeting greeting;
+  DS_CO_ASSIGN(const TrainerPtr trainer, co_await admit(hello, std::move(*peer_), greeting));
+  DS_CO_TRY(co_await greet(std::exchange(request_, 0), greeting));
+  greeting.segment.reset();
   while (!state_.stopped) {
     const Deadline idle = Deadline::after(state_.options.idle_limit);
     DS_CO_ASSIGN(const net::Message message, co_await stream_.read(wire::kRangesBytesMax, idle, limit));
@@ -107,7 +107,7 @@ Result<TrainerConversation::Admission> TrainerConversation::open(const wire::Tra
 }
 
 awaitable<Result<TrainerPtr>> TrainerConversation::admit(const wire::TrainerHello& hello, ProcessWatch peer,
-                                                         wire::TrainerWelcome& welcome) {
+                                                         Greeting& greeting) {
   if (hello.writers == 0 || hello.writers > shm::kSlotsMax || hello.writer_index >= hello.writers) {
     co_return Error(Errc::invalid_argument, "writer " + std::to_string(hello.writer_index) + " of " +
                                                 std::to_string(hello.writers) + ": 1 to " +
@@ -120,7 +120,7 @@ awaitable<Result<TrainerPtr>> TrainerConversation::admit(const wire::TrainerHell
     return open(hello, id, besides);
   };
   DS_CO_ASSIGN(Admission opened, co_await state_.setup.run(work, Deadline::after(state_.options.wait_limit)));
-  const OpenSegment& segment = opened.segment;
+  OpenSegment& segment = opened.segment;
   const struct DiscardedAtEnd {
     net::WorkThread& thread;
     LayoutPtr layout;
@@ -142,8 +142,18 @@ awaitable<Result<TrainerPtr>> TrainerConversation::admit(const wire::TrainerHell
   state_.publish();
   log::info("trainer_attached slot={} writers={} pid={} name=\"{}\" generation={}", trainer->slot, trainer->writers,
             trainer->watch.id().pid, trainer->name, trainer->generation);
-  welcome = {segment.path.name, segment.path.dir.string(), segment.generation, segment.newest};
+  greeting.welcome = {segment.path.name, segment.path.dir.string(), segment.generation, segment.newest};
+  greeting.segment = std::move(segment.file);
   co_return trainer;
+}
+
+/// The segment itself, not only its name: the name may be gone, or another's.
+awaitable<Status> TrainerConversation::greet(std::uint64_t request, const Greeting& greeting) {
+  const auto limit = state_.options.message_limit;
+  if (protocol_ < 5 || !greeting.segment) co_return co_await stream_.write(request, greeting.welcome, limit);
+  const std::vector<std::byte> payload = greeting.welcome.encode();
+  co_return co_await stream_.write_with_file(wire::TrainerWelcome::kType, request, payload, greeting.segment.get(),
+                                             limit);
 }
 
 Result<TrainerPtr> TrainerConversation::record(const wire::TrainerHello& hello, std::uint64_t generation,

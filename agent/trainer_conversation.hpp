@@ -27,11 +27,16 @@ class TrainerConversation {
   using awaitable = boost::asio::awaitable<T>;
 
   struct Admission;
+  /// What an admitted writer is told.
+  struct Greeting {
+    wire::TrainerWelcome welcome;
+    UniqueFd segment;
+  };
 
   /// A failed Status ends the connection.
   awaitable<Status> talk();
-  awaitable<Result<TrainerPtr>> admit(const wire::TrainerHello& hello, ProcessWatch peer,
-                                      wire::TrainerWelcome& welcome);
+  awaitable<Result<TrainerPtr>> admit(const wire::TrainerHello& hello, ProcessWatch peer, Greeting& greeting);
+  awaitable<Status> greet(std::uint64_t request, const Greeting& greeting);
   /// The record of a slot that was granted; refused if another hello was admitted meanwhile.
   Result<TrainerPtr> record(const wire::TrainerHello& hello, std::uint64_t generation, ProcessWatch peer);
   /// On the setup thread.

@@ -28,6 +28,7 @@ struct OpenSegment {
   shm::SegmentPath path;
   std::uint64_t generation = 0;
   VersionId newest;  ///< last sealed version; epoch 0 if none
+  UniqueFd file{};   ///< the segment's, for the writer
 };
 
 /// What the server needs from the agent's core. open_segment, grant and writer_gone are called on the server's own

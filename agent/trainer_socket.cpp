@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/user.hpp"
 #include "net/blocking.hpp"
 #include "net/peer_user.hpp"
 
@@ -22,13 +23,16 @@ Status remove_stale(const std::string& path) {
     if (errno == ENOENT) return {};
     return Error::from_errno(path, errno);
   }
-  if (!S_ISSOCK(found.st_mode)) return Error(Errc::already_exists, path + " is in the way: it is not a socket");
+  if (!S_ISSOCK(found.st_mode))
+    return Error(Errc::already_exists, path + " is in the way: it is not a socket" + describe_stranger(path));
   auto answer = net::connect_unix(path, Deadline::after(std::chrono::seconds(1)));
   if (answer || answer.error().code() == Errc::timed_out) {
-    return Error(Errc::already_exists, "another agent answers on " + path);
+    return Error(Errc::already_exists, "another agent answers on " + path + describe_stranger(path));
   }
   if (answer.error().code() != Errc::connection) return std::move(answer).error();
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return Error::from_errno("remove " + path, errno);
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return Error::from_errno("remove " + path + describe_stranger(path), errno);
+  }
   return {};
 }
 

@@ -14,6 +14,7 @@
 #include <array>
 #include <cerrno>
 #include <condition_variable>
+#include <cstring>
 #include <ctime>
 #include <memory>
 #include <mutex>
@@ -191,7 +192,14 @@ MessageSocket& MessageSocket::operator=(MessageSocket&& other) noexcept {
   bytes_received_ = other.bytes_received_;
   waited_ = other.waited_;
   skip_wait_ = other.skip_wait_;
+  file_ = std::move(other.file_);
   return *this;
+}
+
+void MessageSocket::accept_files() {
+  if (!fd_) return;
+  file_ = std::make_unique<UniqueFd>();
+  channel_ = plain_channel(fd_.get(), file_.get());
 }
 
 MessageSocket::~MessageSocket() {

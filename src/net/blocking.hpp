@@ -108,6 +108,12 @@ class MessageSocket {
   /// The same for a bare type (`end`, `trainer_plan_ok`).
   Result<Message> recv_answer(std::uint64_t request, wire::Type type, Deadline deadline);
 
+  /// From now on a descriptor that the peer of a Unix socket sends along (SCM_RIGHTS) is kept. Without this the kernel
+  /// closes it.
+  void accept_files();
+  /// What came last and has not been taken; none if nothing came.
+  UniqueFd take_file() noexcept { return file_ ? std::move(*file_) : UniqueFd(); }
+
   /// True when the peer has closed its end, whatever it left to be read. Never blocks.
   bool peer_closed() const;
 
@@ -125,6 +131,7 @@ class MessageSocket {
   Status wait_as(Tried::Came wish, Deadline deadline, const char* what) const;
 
   UniqueFd fd_;
+  std::unique_ptr<UniqueFd> file_;    // set: that one may come along; what came and was not taken
   std::unique_ptr<Channel> channel_;  // over fd_
   std::stop_token stop_;
   std::unique_ptr<ShutDown> shut_down_;  // after fd_, so that it goes first

@@ -4,14 +4,16 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cerrno>
+#include <cstring>
 
 namespace deltasync::net {
 namespace {
 
 class PlainChannel final : public Channel {
  public:
-  explicit PlainChannel(int fd) : fd_(fd) {}
+  PlainChannel(int fd, UniqueFd* file) : fd_(fd), file_(file) {}
 
   Result<Tried> handshake() override { return Tried::moved(0); }
   bool peer_may_be_plain() const override { return false; }
@@ -20,8 +22,14 @@ class PlainChannel final : public Channel {
     msghdr m{};
     m.msg_iov = const_cast<iovec*>(to.data());
     m.msg_iovlen = to.size();
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};  // the kernel closes what does not fit
     for (;;) {
-      const ssize_t n = ::recvmsg(fd_, &m, 0);
+      if (file_ != nullptr) {
+        m.msg_control = control.data();
+        m.msg_controllen = control.size();
+      }
+      const ssize_t n = ::recvmsg(fd_, &m, MSG_CMSG_CLOEXEC);
+      if (n >= 0 && file_ != nullptr) take_file(m);
       if (n > 0) return Tried::moved(static_cast<std::size_t>(n));
       if (n == 0) return Tried{Tried::Came::ended};
       if (errno == EAGAIN) return Tried{Tried::Came::wants_read};
@@ -55,13 +63,25 @@ class PlainChannel final : public Channel {
   void say_end() noexcept override {}
 
  private:
+  void take_file(msghdr& m) {
+    const cmsghdr* const came = CMSG_FIRSTHDR(&m);
+    if (came == nullptr || came->cmsg_level != SOL_SOCKET || came->cmsg_type != SCM_RIGHTS ||
+        came->cmsg_len != CMSG_LEN(sizeof(int))) {
+      return;
+    }
+    int file = -1;
+    std::memcpy(&file, CMSG_DATA(came), sizeof file);
+    file_->reset(file);
+  }
+
   const int fd_;
+  UniqueFd* const file_;
 };
 
 }  // namespace
 
-std::unique_ptr<Channel> plain_channel(int fd) {
-  return std::make_unique<PlainChannel>(fd);
+std::unique_ptr<Channel> plain_channel(int fd, UniqueFd* file) {
+  return std::make_unique<PlainChannel>(fd, file);
 }
 
 Error speaks_tls_only() {

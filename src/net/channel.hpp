@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 
+#include "base/fd.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync::net {
@@ -50,8 +51,9 @@ class Channel {
   virtual void say_end() noexcept = 0;
 };
 
-/// Bytes as they are.
-std::unique_ptr<Channel> plain_channel(int fd);
+/// Bytes as they are. `file`, if not null, outlives the channel and takes the descriptor that comes along over a Unix
+/// socket, the last of several; without it the kernel lets none through.
+std::unique_ptr<Channel> plain_channel(int fd, UniqueFd* file = nullptr);
 
 /// What a peer is told that does not begin a handshake where one is due.
 Error speaks_tls_only();

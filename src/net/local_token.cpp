@@ -16,6 +16,7 @@
 #include <system_error>
 #include <thread>
 
+#include "base/file_name.hpp"
 #include "base/runtime_dir.hpp"
 #include "net/auth.hpp"
 
@@ -70,13 +71,6 @@ bool is_locked(int fd) {
   return ::fcntl(fd, F_OFD_GETLK, &whole) == 0 && whole.l_type != F_UNLCK;
 }
 
-bool is_at(int fd, const std::filesystem::path& file) {
-  struct stat mine {};
-  struct stat there {};
-  return ::fstat(fd, &mine) == 0 && ::lstat(file.c_str(), &there) == 0 && mine.st_dev == there.st_dev &&
-         mine.st_ino == there.st_ino;
-}
-
 /// Of dead owners. Under the lock of each, and no name is ever given to another file while it has one: so that none
 /// goes that has just been made.
 void remove_stale(const std::filesystem::path& dir) {
@@ -85,7 +79,7 @@ void remove_stale(const std::filesystem::path& dir) {
     const std::filesystem::path& file = it->path();
     if (file.extension() != kExtension) continue;
     const UniqueFd fd(::open(file.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    if (fd && take_lock(fd.get()) && is_at(fd.get(), file)) ::unlink(file.c_str());
+    if (fd && take_lock(fd.get()) && is_name_of(file, fd.get())) ::unlink(file.c_str());
   }
 }
 
@@ -129,7 +123,7 @@ Result<LocalToken> LocalToken::publish(const Endpoint& at, std::string_view toke
 }
 
 LocalToken::~LocalToken() {
-  if (fd_ && is_at(fd_.get(), file_)) ::unlink(file_.c_str());
+  if (fd_ && is_name_of(file_, fd_.get())) ::unlink(file_.c_str());
 }
 
 Result<std::string> find_local_token(int connection) {

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 
 #include "base/hash.hpp"
 #include "net/coroutine.hpp"
@@ -34,6 +35,23 @@ std::string describe(const wire::Header& header) {
 
 Error revoked() {
   return {Errc::lease_revoked, "what was being sent is no longer held for this plan"};
+}
+
+/// As send(): how many bytes left, the descriptor with them.
+ssize_t send_with_file(int socket, ByteSpan bytes, int file) {
+  iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof file)> control{};
+  msghdr m{};
+  m.msg_iov = &piece;
+  m.msg_iovlen = 1;
+  m.msg_control = control.data();
+  m.msg_controllen = control.size();
+  cmsghdr* const along = CMSG_FIRSTHDR(&m);
+  along->cmsg_level = SOL_SOCKET;
+  along->cmsg_type = SCM_RIGHTS;
+  along->cmsg_len = CMSG_LEN(sizeof file);
+  std::memcpy(CMSG_DATA(along), &file, sizeof file);
+  return ::sendmsg(socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 MutByteSpan bytes_in(wire::Header& header) {
@@ -256,6 +274,22 @@ awaitable<Status> MessageStream::write(wire::Type type, std::uint64_t request, B
   }
   const std::array<ByteSpan, 2> pieces{bytes_of(header), payload};
   co_return co_await write_pieces(pieces, progress_limit);
+}
+
+awaitable<Status> MessageStream::write_with_file(wire::Type type, std::uint64_t request, ByteSpan payload, int file,
+                                                 std::chrono::nanoseconds progress_limit) {
+  const wire::Header header = wire::make_header(type, request, payload);
+  for (;;) {
+    const ssize_t n = send_with_file(state_->socket.native_handle(), bytes_of(header), file);
+    if (n > 0) {
+      state_->bytes_sent += static_cast<std::uint64_t>(n);
+      const std::array<ByteSpan, 2> rest{bytes_of(header).subspan(static_cast<std::size_t>(n)), payload};
+      co_return co_await write_pieces(rest, progress_limit);
+    }
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) co_return Error::from_errno("sending a descriptor", errno);
+    DS_CO_TRY(co_await state_->wait_as(Tried::Came::wants_write, Deadline::after(progress_limit), "sending"));
+  }
 }
 
 awaitable<Status> MessageStream::write_pieces(std::span<const ByteSpan> pieces, std::chrono::nanoseconds progress_limit,

@@ -68,6 +68,10 @@ class MessageStream {
     co_return co_await write(M::kType, request, payload, progress_limit);
   }
 
+  /// One message with a descriptor (SCM_RIGHTS) for the peer of a Unix socket; it is there with the first byte.
+  boost::asio::awaitable<Status> write_with_file(wire::Type type, std::uint64_t request, ByteSpan payload, int file,
+                                                 std::chrono::nanoseconds progress_limit);
+
   /// Asked between pieces of what is sent: false = stop.
   class MaySend {
    public:

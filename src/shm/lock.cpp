@@ -10,18 +10,22 @@
 #include <utility>
 
 #include "base/fd.hpp"
+#include "base/file_name.hpp"
+#include "base/user.hpp"
 #include "shm/segment.hpp"
 
 namespace deltasync::shm {
 
 namespace {
 
-/// A lock on a file that has been removed excludes nobody who comes later.
-bool is_at(int fd, const std::filesystem::path& file) {
-  struct stat held {};
-  struct stat named {};
-  return ::fstat(fd, &held) == 0 && ::stat(file.c_str(), &named) == 0 && held.st_dev == named.st_dev &&
-         held.st_ino == named.st_ino;
+/// What a stranger left or holds says nothing about this user's agents.
+Status check_owner(int fd, const std::filesystem::path& file) {
+  struct stat found {};
+  if (::fstat(fd, &found) != 0) return Error::from_errno(file.string(), errno);
+  if (found.st_uid == ::geteuid()) return {};
+  return Error(Errc::permission, file.string() + " belongs to " + describe_user(found.st_uid) + ", not to " +
+                                     describe_user(::geteuid()) +
+                                     ": have it removed, or choose another --name or --shm-dir");
 }
 
 Error owned_by_another(int fd, const std::filesystem::path& segment, const std::filesystem::path& file) {
@@ -41,12 +45,13 @@ Result<AgentLock> AgentLock::acquire(const std::filesystem::path& dir, const std
   UniqueFd fd;
   do {  // again only if the owner before removed the file between our open and our lock
     fd = UniqueFd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-    if (!fd) return Error::from_errno("open " + file.string(), errno);
+    if (!fd) return Error::from_errno("open " + file.string() + describe_stranger(file), errno);
+    DS_TRY(check_owner(fd.get(), file));
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return Error::from_errno("lock " + file.string(), errno);
       return owned_by_another(fd.get(), dir / name, file);
     }
-  } while (!is_at(fd.get(), file));
+  } while (!is_name_of(file, fd.get()));  // a lock on a file that has been removed excludes nobody who comes later
   const auto pid = std::to_string(::getpid()) + "\n";
   if (::ftruncate(fd.get(), 0) != 0 ||
       ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
@@ -72,9 +77,13 @@ AgentLock::~AgentLock() {
   release();
 }
 
+bool AgentLock::in_place() const {
+  return is_name_of(file_, fd_);
+}
+
 void AgentLock::release() noexcept {
   if (fd_ < 0) return;
-  if (remove_) ::unlink(file_.c_str());  // while we hold it: whoever comes next makes a new file
+  if (remove_ && in_place()) ::unlink(file_.c_str());  // while we hold it: whoever comes next makes a new file
   ::close(std::exchange(fd_, -1));
 }
 

@@ -14,8 +14,10 @@
 #include <utility>
 
 #include "base/fd.hpp"
+#include "base/file_name.hpp"
 #include "base/hash.hpp"
 #include "base/home_process.hpp"
+#include "base/user.hpp"
 #include "shm/reserve.hpp"
 #include "shm/space.hpp"
 #include "shm/validate.hpp"
@@ -57,7 +59,9 @@ class UnlinkOnFailure {
 
 Result<UniqueFd> create_file(const SegmentPath& path) {
   const auto file = file_of(path);
-  const auto exists = [&] { return Error(Errc::already_exists, file.string() + " exists already"); };
+  const auto exists = [&] {
+    return Error(Errc::already_exists, file.string() + " exists already" + describe_stranger(file));
+  };
   if (is_posix_shm(path)) {
     try {
       // The object's own descriptor closes with it; the name stays.
@@ -208,9 +212,14 @@ Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::u
 
 Result<std::unique_ptr<Segment>> Segment::attach(const SegmentPath& path) {
   DS_TRY(check_segment_name(path.name));
-  const auto what = "segment " + file_of(path).string();
   UniqueFd fd(::open(file_of(path).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  if (!fd) return Error::from_errno(what, errno);
+  if (!fd) return Error::from_errno("segment " + file_of(path).string() + describe_stranger(file_of(path)), errno);
+  return attach(std::move(fd), path);
+}
+
+Result<std::unique_ptr<Segment>> Segment::attach(UniqueFd fd, const SegmentPath& path) {
+  DS_TRY(check_segment_name(path.name));
+  const auto what = "segment " + file_of(path).string();
   struct stat st {};
   if (::fstat(fd.get(), &st) != 0) return Error::from_errno(what, errno);
   DS_TRY(check_file(st).with_context(what));
@@ -229,6 +238,14 @@ Status Segment::unlink(const SegmentPath& path) {
   DS_TRY(check_segment_name(path.name));
   if (::unlink(file_of(path).c_str()) != 0) return Error::from_errno("remove segment " + file_of(path).string(), errno);
   return {};
+}
+
+Status Segment::remove_name() {
+  return in_place() ? unlink(path()) : Status();
+}
+
+bool Segment::in_place() const {
+  return is_name_of(file_of(path()), file());
 }
 
 Segment::Segment(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -281,6 +298,11 @@ std::span<std::uint64_t> Segment::progress(unsigned half) noexcept {
 }
 int Segment::file() const noexcept {
   return impl_->fd.get();
+}
+Result<UniqueFd> Segment::hand_over() const {
+  UniqueFd fd(::fcntl(file(), F_DUPFD_CLOEXEC, 0));
+  if (!fd) return Error::from_errno("hand over segment " + file_of(path()).string(), errno);
+  return fd;
 }
 std::uint64_t Segment::half_file_offset(unsigned index) const noexcept {
   return control().header.half_offset[index & 1u];

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/bytes.hpp"
+#include "base/fd.hpp"
 #include "base/home_nodes.hpp"
 #include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
@@ -38,8 +39,14 @@ class Segment {
   /// Maps an existing segment and validates all of its control block against the file's size. Errors: not_found,
   /// corrupt (names the field), unsupported (format version), permission (not ours, or not mode 0600).
   static Result<std::unique_ptr<Segment>> attach(const SegmentPath& path);
+  /// The same of a file that is open for reading and writing, whether it has a name or not: `path` is for messages.
+  static Result<std::unique_ptr<Segment>> attach(UniqueFd file, const SegmentPath& path);
   /// Removes the file. Mappings stay valid.
   static Status unlink(const SegmentPath& path);
+  /// The same of this segment's file; nothing if its name is gone, or another's by now.
+  Status remove_name();
+  /// Its name leads to it: who comes later can adopt it.
+  bool in_place() const;
 
   /// In a forked child, which does not inherit the mapping, it only closes the file.
   ~Segment();
@@ -60,6 +67,8 @@ class Segment {
   std::span<std::uint64_t> progress(unsigned half) noexcept;
   /// For sendfile: a descriptor of the segment's file (owned by the segment), and where a half starts in it.
   int file() const noexcept;
+  /// Another descriptor of the same file, to be handed to a writer, who needs no name then.
+  Result<UniqueFd> hand_over() const;
   std::uint64_t half_file_offset(unsigned index) const noexcept;
 
  private:
@@ -81,6 +90,9 @@ class AgentLock {
   ~AgentLock();
   /// The lock's file goes when the lock is released. Without this it stays, for the next agent of the name.
   void remove_on_release() noexcept { remove_ = true; }
+  const std::filesystem::path& file() const noexcept { return file_; }
+  /// False once its file's name has been removed, or taken by another: then it excludes nobody who comes later.
+  bool in_place() const;
 
  private:
   AgentLock(int fd, std::filesystem::path file) : fd_(fd), file_(std::move(file)) {}

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/hash.hpp"
+#include "base/user.hpp"
 
 namespace deltasync::shm {
 namespace {
@@ -85,8 +86,7 @@ std::uint64_t metadata_hash(const SegmentHeader& header, const std::byte* base) 
 Status check_file(const struct stat& st) {
   if (!S_ISREG(st.st_mode)) return Error(Errc::corrupt, "not a regular file");
   if (st.st_uid != ::geteuid()) {
-    return Error(Errc::permission,
-                 "belongs to uid " + std::to_string(st.st_uid) + ", not to " + std::to_string(::geteuid()));
+    return Error(Errc::permission, "belongs to " + describe_user(st.st_uid) + ", not to " + describe_user(::geteuid()));
   }
   if ((st.st_mode & 07777) != 0600) {
     char mode[8];

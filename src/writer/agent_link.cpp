@@ -43,7 +43,7 @@ void AgentLink::stop_on(const std::stop_token& stop) {
   socket_.stop_on(stop_);
 }
 
-Result<wire::TrainerWelcome> AgentLink::connect(Deadline deadline) {
+Result<Attached> AgentLink::connect(Deadline deadline) {
   socket_.close();
   DS_ASSIGN(UniqueFd fd, net::connect_unix(socket_path_, {deadline, stop_}));
   // A stranger who made the socket first must not be told the layout, nor name the segment.
@@ -51,24 +51,26 @@ Result<wire::TrainerWelcome> AgentLink::connect(Deadline deadline) {
   socket_ = net::MessageSocket(std::move(fd));
   socket_.stop_on(stop_);
   const std::uint64_t request = ++request_;
-  auto welcome = [&]() -> Result<wire::TrainerWelcome> {
+  socket_.accept_files();
+  auto attached = [&]() -> Result<Attached> {
     DS_TRY(socket_.send(wire::Type::trainer_hello, request, hello_, deadline));
     DS_ASSIGN(const net::Message message, answer(request, wire::Type::trainer_welcome, deadline));
-    return wire::TrainerWelcome::decode(message.payload);
+    DS_ASSIGN(wire::TrainerWelcome welcome, wire::TrainerWelcome::decode(message.payload));
+    return Attached{std::move(welcome), socket_.take_file()};
   }();
-  if (welcome) cut_ = false;
-  if (!welcome) socket_.close();
-  return welcome;
+  if (attached) cut_ = false;
+  if (!attached) socket_.close();
+  return attached;
 }
 
-Result<wire::TrainerWelcome> AgentLink::reconnect(Deadline deadline) {
+Result<Attached> AgentLink::reconnect(Deadline deadline) {
   const Until until(deadline, stop_);
   std::chrono::nanoseconds pause = kBackoffMin;
   for (;;) {
-    auto welcome = connect(deadline);
-    if (welcome || welcome.error().code() != Errc::connection) return welcome;
+    auto attached = connect(deadline);
+    if (attached || attached.error().code() != Errc::connection) return attached;
     if (until.stop_requested()) return cancelled_while("waiting for the agent at " + socket_path_);
-    if (deadline.passed()) return std::move(welcome).with_context("no agent answered until the deadline");
+    if (deadline.passed()) return std::move(attached).with_context("no agent answered until the deadline");
     until.pause(pause);
     pause = std::min<std::chrono::nanoseconds>(pause * 2, kBackoffMax);
   }

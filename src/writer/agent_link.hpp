@@ -17,6 +17,12 @@
 
 namespace deltasync {
 
+/// What the agent answers to a hello.
+struct Attached {
+  wire::TrainerWelcome welcome;
+  UniqueFd segment;  ///< its file, open; its name in `welcome` is for messages
+};
+
 /// Not thread-safe.
 class AgentLink {
  public:
@@ -32,10 +38,10 @@ class AgentLink {
   void stop_on(const std::stop_token& stop);
 
   /// One attempt: connection if nobody listens, permission if another user does, or what the agent answers.
-  Result<wire::TrainerWelcome> connect(Deadline deadline);
+  Result<Attached> connect(Deadline deadline);
   /// Attempts until the deadline while nobody listens or the agent closes; then `connection`, and the message says so.
   /// Any other error ends it at once.
-  Result<wire::TrainerWelcome> reconnect(Deadline deadline);
+  Result<Attached> reconnect(Deadline deadline);
   /// False once the agent closed its end, or was never there. Cheap.
   bool connected() const { return socket_.open() && !socket_.peer_closed(); }
   /// Without a goodbye: the slot stays this process's.

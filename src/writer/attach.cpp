@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -33,13 +34,11 @@ Result<wire::TrainerHello> make_hello(const Layout& layout, const Sidecar& sidec
   return hello;
 }
 
-/// Another file bears its name: an agent that found no segment made one, and counts generations anew.
-bool is_replaced(const shm::Segment& segment) {
-  struct stat mine {};
-  struct stat there {};
-  if (::fstat(segment.file(), &mine) != 0) return false;
-  if (::stat((segment.path().dir / segment.path().name).c_str(), &there) != 0) return false;
-  return mine.st_ino != there.st_ino || mine.st_dev != there.st_dev;
+bool is_same_file(int a, int b) {
+  struct stat first {};
+  struct stat second {};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
 }
 
 }  // namespace
@@ -68,18 +67,19 @@ WriterSession::~WriterSession() {
 }
 
 Status WriterSession::open(Deadline deadline) {
-  DS_ASSIGN(const wire::TrainerWelcome welcome, link_.reconnect(deadline));
-  return use(welcome);
+  DS_ASSIGN(Attached attached, link_.reconnect(deadline));
+  return use(std::move(attached));
 }
 
-/// Maps what the agent named, unless it is mapped already. Never during a fill.
-Status WriterSession::use(const wire::TrainerWelcome& welcome) {
+/// Maps what the agent handed over, unless it is mapped already. Never during a fill. By the file and not by its name,
+/// which may be gone, or another's, and may not be visible from here.
+Status WriterSession::use(Attached attached) {
+  const wire::TrainerWelcome& welcome = attached.welcome;
   const shm::SegmentPath path{welcome.shm_dir, welcome.segment_name};
-  const bool same = segment_ && generation_ == welcome.generation && segment_->path().name == path.name &&
-                    segment_->path().dir == path.dir && !is_replaced(*segment_);
-  if (same) return {};
+  if (!attached.segment) return Error(Errc::protocol, "the agent named segment " + path.name + " without its file");
+  if (segment_ && is_same_file(segment_->file(), attached.segment.get())) return {};
   if (fill_) return Error(Errc::aborted, "the agent has a new segment; the open fill is of an old one");
-  DS_ASSIGN(auto segment, shm::Segment::attach(path));
+  DS_ASSIGN(auto segment, shm::Segment::attach(std::move(attached.segment), path));
   if (segment->layout_digest() != layout_->digest() || segment->half_bytes() != layout_->half_bytes()) {
     const auto describe = [](const Digest128& digest, std::uint64_t half_bytes) {
       return to_string(digest) + " with halves of " + std::to_string(half_bytes) + " bytes";
@@ -99,34 +99,35 @@ Status WriterSession::use(const wire::TrainerWelcome& welcome) {
   role_.reset();
   segment_ = std::move(segment);
   role_ = std::make_unique<shm::WriterRole>(*segment_, options_.writer_index, options_.writers);
-  generation_ = welcome.generation;
   return {};
 }
 
-Status WriterSession::take_up(const wire::TrainerWelcome& welcome) {
-  Status used = use(welcome);
+Status WriterSession::take_up(Attached attached) {
+  Status used = use(std::move(attached));
   if (!used) link_.close();
   return used;
 }
 
 bool WriterSession::is_orphaned() const {
-  return is_replaced(*segment_);
+  if (link_.connected() || segment_->in_place()) return false;
+  std::error_code ec;
+  return std::filesystem::exists(segment_->path().dir / segment_->path().name, ec);
 }
 
 Status WriterSession::ensure_connected(Deadline deadline) {
   if (link_.connected()) return {};
-  DS_ASSIGN(const wire::TrainerWelcome welcome, link_.reconnect(deadline));
-  return take_up(welcome);
+  DS_ASSIGN(Attached attached, link_.reconnect(deadline));
+  return take_up(std::move(attached));
 }
 
 /// Connects if nobody is and somebody listens; an absent agent is no error.
 Status WriterSession::greet(Deadline deadline) {
   if (link_.connected()) return {};
-  auto welcome = link_.connect(deadline.earlier(Deadline::after(kGreetLimit)));
-  if (welcome) return take_up(*welcome);
-  const Errc code = welcome.error().code();
+  auto attached = link_.connect(deadline.earlier(Deadline::after(kGreetLimit)));
+  if (attached) return take_up(std::move(*attached));
+  const Errc code = attached.error().code();
   if (code == Errc::connection || code == Errc::timed_out || code == Errc::cancelled) return {};
-  return std::move(welcome).error();
+  return std::move(attached).error();
 }
 
 void WriterSession::stop_on(std::stop_token stop) {

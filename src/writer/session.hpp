@@ -65,11 +65,12 @@ class WriterSession final : public Writer {
  private:
   using Clock = std::chrono::steady_clock;
 
-  Status use(const wire::TrainerWelcome& welcome);
+  Status use(Attached attached);
   /// The same; if it fails nobody is connected, so that the next call asks again, and does not go on in the segment of
   /// before, which no agent may look at any more.
-  Status take_up(const wire::TrainerWelcome& welcome);
-  /// Another file bears the name of the mapped segment: what is sealed in it reaches nobody.
+  Status take_up(Attached attached);
+  /// No agent that has the mapped segment is there, and another file bears its name: what is sealed in it reaches
+  /// nobody.
   bool is_orphaned() const;
   Status ensure_connected(Deadline deadline);
   Status greet(Deadline deadline);
@@ -100,7 +101,6 @@ class WriterSession final : public Writer {
   BatchCounter progress_;  ///< of the group that is being written
   std::vector<TensorSlice> plan_;
   bool planned_ = false;
-  std::uint64_t generation_ = 0;
   std::stop_token stop_;
 
   // The open fill.

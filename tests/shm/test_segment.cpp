@@ -1,11 +1,14 @@
 // Creating, attaching, and refusing what is not a whole and sound segment of ours.
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <thread>
 #include <vector>
 
@@ -139,7 +142,7 @@ TEST_F(SegmentFile, WrongModeAndKind) {
   if (::geteuid() == 0) {
     ASSERT_EQ(::chmod(file().c_str(), 0600), 0);
     ASSERT_EQ(::chown(file().c_str(), 4711, static_cast<gid_t>(-1)), 0);
-    expect_refused(Errc::permission, "uid 4711");
+    expect_refused(Errc::permission, "user 4711");
   }
   ASSERT_TRUE(Segment::unlink(path()).ok());
   ASSERT_TRUE(create({dir_.path(), "elsewhere"}).ok());
@@ -332,6 +335,67 @@ TEST(Lock, HasOneOwnerAtATimeThoughEachRemovesTheFile) {
   }
   for (auto& agent : agents) agent.join();
   EXPECT_EQ(most, 1);
+}
+
+TEST(Lock, KnowsWhetherItsFileIsStillNamedAndRemovesNobodyElses) {
+  const TempDir dir;
+  const auto file = dir.path() / "model.lock";
+  {
+    auto lock = AgentLock::acquire(dir.path(), "model").value();
+    lock.remove_on_release();
+    EXPECT_TRUE(lock.in_place());
+    std::filesystem::remove(file);
+    EXPECT_FALSE(lock.in_place());
+    const auto next = AgentLock::acquire(dir.path(), "model");
+    ASSERT_TRUE(next.ok());
+    EXPECT_FALSE(lock.in_place());
+    EXPECT_TRUE(next->in_place());
+  }
+  EXPECT_TRUE(std::filesystem::exists(file));
+}
+
+TEST(Lock, OfAStrangerIsNamedWithItsOwnerAndNotBelieved) {
+  if (::geteuid() != 0) GTEST_SKIP() << "giving a file to another user needs root";
+  const TempDir dir;
+  const auto file = dir.path() / "model.lock";
+  std::ofstream(file) << "1\n";  // a pid that the stranger wrote
+  ASSERT_EQ(::chown(file.c_str(), 65534, 65534), 0);
+  const UniqueFd strangers(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::flock(strangers.get(), LOCK_EX), 0);
+  const auto refused = AgentLock::acquire(dir.path(), "model");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Errc::permission);
+  EXPECT_THAT(refused.error().message(), HasSubstr(file.string() + " belongs to user 65534"));
+  EXPECT_THAT(refused.error().message(), ::testing::Not(HasSubstr("pid 1")));
+}
+
+TEST_F(SegmentFile, OfAStrangerIsNamedWithItsOwner) {
+  if (::geteuid() != 0) GTEST_SKIP() << "giving a file to another user needs root";
+  static_cast<void>(create(path()).value());
+  ASSERT_EQ(::chown(file().c_str(), 65534, 65534), 0);
+  expect_refused(Errc::permission, "belongs to user 65534");
+  const auto again = create(path());
+  ASSERT_FALSE(again.ok());
+  EXPECT_EQ(again.error().code(), Errc::already_exists);
+  EXPECT_THAT(again.error().message(), HasSubstr("it belongs to user 65534"));
+}
+
+TEST_F(SegmentFile, IsAttachedByItsDescriptorWhateverBecameOfItsName) {
+  auto made = create(path()).value();
+  EXPECT_TRUE(made->in_place());
+  std::filesystem::remove(file());
+  EXPECT_FALSE(made->in_place());
+  auto other = create(path()).value();
+  auto seen = Segment::attach(made->hand_over().value(), path());
+  ASSERT_TRUE(seen.ok()) << seen.error().to_string();
+  made->half(0)[7] = std::byte{42};
+  EXPECT_EQ((*seen)->half(0)[7], std::byte{42});
+  EXPECT_NE(other->half(0)[7], std::byte{42});
+  EXPECT_FALSE((*seen)->in_place());
+  EXPECT_TRUE(made->remove_name());
+  EXPECT_TRUE(std::filesystem::exists(file()));  // the other's
+  EXPECT_TRUE(other->remove_name());
+  EXPECT_FALSE(std::filesystem::exists(file()));
 }
 
 TEST(Lock, EndsWithItsProcessHoweverItEnds) {

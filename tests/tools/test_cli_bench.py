@@ -2,9 +2,10 @@
 
 import os
 import sys
+import time
 import unittest
 
-from cli_support import CliTest, DEADLINE_S, USAGE
+from cli_support import CLI, Child, CliTest, DEADLINE_S, USAGE
 
 
 # Size and steps of a benchmark that only has to run.
@@ -186,6 +187,23 @@ class BenchTest(CliTest):
     def test_unknown_case(self):
         self.cli("bench", "nothing", expect=USAGE)
         self.assertIn("e2e", self.err)
+
+    def test_what_a_killed_one_started_ends_with_it(self):
+        shm = self.tmp / "shm"
+        shm.mkdir()
+
+        def wait_for(there):
+            end = time.monotonic() + DEADLINE_S
+            while bool(list(shm.glob("*.g1"))) != there:
+                self.assertLess(time.monotonic(), end, list(shm.iterdir()))
+                time.sleep(0.02)
+
+        killed = Child(self, [CLI, "bench", "e2e", *SMALL, "--versions", "1000", "--shm-dir", shm])
+        wait_for(there=True)
+        killed.process.kill()
+        wait_for(there=False)
+        out, _ = killed.process.communicate(timeout=DEADLINE_S)  # until nobody has its pipes any more
+        self.assertEqual(out, b"")
 
 
 if __name__ == "__main__":

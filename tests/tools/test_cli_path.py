@@ -78,6 +78,44 @@ class PathTest(CliTest):
         self.assertEqual([path.name for path in shm.glob("*.g*")], ["other.g1"])
         self.assertEqual(self.cli("clean", "--shm-dir", self.tmp / "none", expect=MISSING), "")
 
+    def test_an_agent_whose_files_lost_their_names_goes_on_and_nobody_takes_its_place(self):
+        agent = self.agent()
+        models = self.successive(3)
+        trainer = Child(self, [CLI, "publish", "--agent", agent.socket, "--json", "--step-on-stdin", "--model",
+                               *models[:2]], stdin=subprocess.PIPE)
+
+        def step():
+            trainer.process.stdin.write(b"\n")
+            trainer.process.stdin.flush()
+            return trainer.line()["label"]
+
+        self.assertEqual(step(), "step_0")
+        for name in ("cli.g1", "cli.lock"):
+            (agent.folder / name).unlink()
+        said = sorted(agent.log_line() for _ in range(2))
+        self.assertIn(f"name_removed file={agent.folder}/cli.g1", said[0])
+        self.assertIn(f"name_removed file={agent.folder}/cli.lock", said[1])
+        self.assertIn("RemoveIPC=no", said[0])
+        # Its socket is not for others, of whatever name; on one of its own another agent may make files of those names.
+        done = subprocess.run([BIN / "deltasync-agent", "--name", "cli", "--shm-dir", agent.folder, "--socket",
+                               agent.socket], capture_output=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 2, done.stderr.decode())
+        self.assertIn(b"another agent answers", done.stderr)
+        second = Agent(self, BIN / "deltasync-agent", self.tmp / "second", shm_dir=agent.folder)
+        self.publish(second, models[2])
+        self.assertTrue((agent.folder / "cli.g1").exists())
+        # The first one's trainer goes on, and so does a new one of it.
+        self.assertEqual(step(), "step_1")
+        self.pull(agent)
+        self.assert_received(models[1])
+        self.assertEqual(trainer.end()[0], 0)
+        self.publish(agent, models[2])
+        self.pull(agent)
+        self.assert_received(models[2])
+        # At its end it removes no file of the second one.
+        agent.end(signal.SIGTERM)
+        self.assertEqual(sorted(path.name for path in agent.folder.glob("cli.*")), ["cli.g1", "cli.lock"])
+
     def test_slices(self):
         agent = self.agent()
         self.publish(agent, self.successive(1)[0], options=["--tp", "2"])

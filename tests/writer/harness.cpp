@@ -162,7 +162,8 @@ Result<agent::OpenSegment> MiniAgent::open_segment(LayoutPtr layout, ByteSpan la
     for (const auto& view : {now->role->sealed(), now->role->active()}) {
       if (view) newest = std::max(newest, view->version.id);
     }
-    return agent::OpenSegment{now->segment->path(), now->number, newest};
+    DS_ASSIGN(UniqueFd file, now->segment->hand_over());
+    return agent::OpenSegment{now->segment->path(), now->number, newest, std::move(file)};
   }
   if (now) {
     now->role->reap();
@@ -174,7 +175,8 @@ Result<agent::OpenSegment> MiniAgent::open_segment(LayoutPtr layout, ByteSpan la
   DS_ASSIGN(next->segment, shm::Segment::create({dir_, kSegmentPrefix + std::to_string(next->number)}, next->number,
                                                 geometry, layout_encoded, sidecar_encoded));
   DS_ASSIGN(next->role, shm::AgentRole::adopt(*next->segment));
-  const agent::OpenSegment open{next->segment->path(), next->number, {}};
+  DS_ASSIGN(UniqueFd file, next->segment->hand_over());
+  agent::OpenSegment open{next->segment->path(), next->number, {}, std::move(file)};
   const std::lock_guard lock(mutex_);
   current_ = std::move(next);
   return open;

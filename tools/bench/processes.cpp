@@ -2,7 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,18 +36,24 @@ std::uint64_t rss_anon_bytes(pid_t pid) {
 Result<Child> Child::spawn(const std::vector<std::string>& argv, bool pipe) {
   int ends[2] = {-1, -1};
   if (pipe && ::pipe2(ends, O_CLOEXEC) != 0) return Error::from_errno("pipe", errno);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  if (pipe) posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
   std::vector<char*> args;
   args.reserve(argv.size() + 1);
   for (const auto& a : argv) args.push_back(const_cast<char*>(a.c_str()));
   args.push_back(nullptr);
-  pid_t pid = -1;
-  const int failed = ::posix_spawn(&pid, argv[0].c_str(), &actions, nullptr, args.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
+  volatile int failed = 0;  // of the child, which shares this memory until it runs the program
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::vfork();  // not fork(): the pages of a large model would be shared, and copied when written
+  if (pid == 0) {
+    // However this process ends, so does what it started.
+    const bool tied = ::prctl(PR_SET_PDEATHSIG, SIGTERM) == 0 && ::getppid() == parent;
+    if (tied && (!pipe || ::dup2(ends[1], STDOUT_FILENO) >= 0)) ::execve(args[0], args.data(), environ);
+    failed = tied ? errno : ESRCH;
+    ::_exit(127);
+  }
+  if (pid < 0) failed = errno;
   if (pipe) ::close(ends[1]);
   if (failed != 0) {
+    if (pid > 0) ::waitpid(pid, nullptr, 0);
     if (pipe) ::close(ends[0]);
     return Error::from_errno("start " + argv[0], failed);
   }

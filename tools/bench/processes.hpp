@@ -17,7 +17,8 @@
 
 namespace deltasync::bench {
 
-/// A child that is terminated (SIGTERM, after 10 s SIGKILL) and reaped when this goes.
+/// A child that is terminated (SIGTERM, after 10 s SIGKILL) and reaped when this goes, and terminated when the thread
+/// that spawned it ends, however that ends.
 class Child {
  public:
   /// argv[0] is a path. With `pipe`, the child's standard output comes back through read_line.
