@@ -210,10 +210,12 @@ awaitable<Status> TrainerConversation::judge_plan(const TrainerPtr& trainer, Byt
   const auto arrived = Deadline::Clock::now();
   ByteReader beginning(payload);
   const auto deadline_ms = beginning.get<std::uint64_t>();  // the rest is read on the setup thread
-  if (beginning.failed()) co_return wire::TrainerPlan::decode(payload).error();
+  if (beginning.failed()) co_return wire::TrainerPlan::decode(payload, protocol_).error();
   const Deadline deadline = bounded(arrived, deadline_ms, state_.options.wait_limit);
-  const auto read = [payload]() -> Result<PlanBoard::Plan> {
-    DS_ASSIGN(const wire::TrainerPlan message, wire::TrainerPlan::decode(payload));
+  bool agreed = false;
+  const auto read = [this, payload, &agreed]() -> Result<PlanBoard::Plan> {
+    DS_ASSIGN(const wire::TrainerPlan message, wire::TrainerPlan::decode(payload, protocol_));
+    agreed = message.agreed != 0;
     auto slices = std::make_shared<std::vector<TensorSlice>>();
     slices->reserve(message.rects.size());
     for (const auto& r : message.rects) slices->push_back({r.tensor, Rect{r.row, r.col, r.rows, r.cols}});
@@ -233,10 +235,15 @@ awaitable<Status> TrainerConversation::judge_plan(const TrainerPtr& trainer, Byt
   if (state_.find(trainer->slot) != trainer) co_return Error(Errc::peer_died, trainer->who() + " is gone");
   PlanBoard* board = state_.board_of(*trainer);
   if (board == nullptr) co_return layout_replaced();
-  board->submit(trainer->slot, trainer->writers, std::move(*plan));
+  if (agreed) {
+    board->restore(trainer->slot, trainer->writers, std::move(*plan));
+  } else {
+    board->submit(trainer->slot, trainer->writers, std::move(*plan));
+  }
   state_.judge();
   state_.publish();
   state_.wake_all();
+  if (agreed) co_return Status();
   for (;;) {
     if (state_.stopped) co_return stopping();
     if (trainer->connection != connection_) co_return taken_over();

@@ -5,11 +5,19 @@
 namespace deltasync::agent {
 
 void PlanBoard::submit(std::uint32_t slot, std::uint32_t writers, Plan plan) {
+  put(slot, writers, std::move(plan), true);
+}
+
+void PlanBoard::restore(std::uint32_t slot, std::uint32_t writers, Plan plan) {
+  put(slot, writers, std::move(plan), false);
+}
+
+void PlanBoard::put(std::uint32_t slot, std::uint32_t writers, Plan plan, bool fresh) {
   if (writers != writers_) {  // another job
     entries_.clear();
     writers_ = writers;
   }
-  entries_[slot] = Entry{std::move(plan), true, std::nullopt};
+  entries_[slot] = Entry{std::move(plan), fresh, std::nullopt};
   ++state_;
 }
 

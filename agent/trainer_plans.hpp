@@ -4,6 +4,7 @@
 // A plan is *fresh* from submit() until it was accepted. All slots must have a plan, fresh or accepted before, for a
 // trial to be made. So a writer that was restarted alone is checked against the plans that the others registered
 // long ago; and if it does not fit those, that is no verdict yet, since the others may be about to register anew.
+// After an agent's restart the others bring those plans again (restore()) when they connect.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,8 @@ class PlanBoard {
 
   /// Registers a writer's plan, in place of the one that it had. A trial may be due.
   void submit(std::uint32_t slot, std::uint32_t writers, Plan plan);
+  /// The same of one that an agent before has accepted: nothing to be judged, but others may be waiting for it.
+  void restore(std::uint32_t slot, std::uint32_t writers, Plan plan);
   /// The trial that is due, once; one at a time, to be ended by conclude() or fail().
   std::optional<Trial> next_trial();
   /// What came out of it. May settle the outcome of every waiting writer; nothing if a plan came or went meanwhile, and
@@ -55,6 +58,7 @@ class PlanBoard {
     bool fresh = true;
     std::optional<Status> outcome;
   };
+  void put(std::uint32_t slot, std::uint32_t writers, Plan plan, bool fresh);
   void tell_waiting(const Error& why);
 
   std::uint32_t writers_ = 0;

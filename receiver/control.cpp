@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/log.hpp"
 #include "base/trace.hpp"
 #include "delta/delta.hpp"
 
@@ -75,12 +76,20 @@ Status Control::ensure(Deadline deadline) {
   Backoff busy = Backoff::from_busy(peer_.tuning);
   for (;;) {
     auto status = connect(deadline);
-    if (status) return status;
+    if (status) {
+      if (std::exchange(away_, false)) log::info("agent_back agent={}", peer_.endpoint);
+      return status;
+    }
     const Errc code = status.error().code();
     if (code == Errc::unauthenticated || code == Errc::unsupported || code == Errc::invalid_argument) return status;
     if (code == Errc::cancelled || deadline.passed()) return status;
     const auto pause = turned_away_ ? busy.next() : backoff.next();
-    if (turned_away_) say_busy(status.error(), pause);
+    if (turned_away_) {
+      say_busy(status.error(), pause);
+    } else if (!std::exchange(away_, true)) {
+      log::warn("agent_away agent={} error=\"{}\" then=\"trying until it is back\"", peer_.endpoint,
+                status.error().message());
+    }
     Until(deadline, stop_).pause(pause);
     if (stop_.stop_requested()) return cancelled_while("connecting to the agent at " + peer_.endpoint);
   }

@@ -47,7 +47,7 @@ class Control {
   /// One attempt.
   Status connect(Deadline deadline);
   /// Connected, after as many attempts as the deadline allows. `unauthenticated`, `unsupported` and
-  /// `cancelled` at once.
+  /// `cancelled` at once. Logs when the agent goes away, and when it is back.
   Status ensure(Deadline deadline);
   void drop();
   /// To the log, now and then: why nothing comes for a while.
@@ -106,6 +106,7 @@ class Control {
   std::uint64_t closed_bytes_ = 0;
   std::optional<Error> noted_;
   bool turned_away_ = false;  ///< by the last attempt
+  bool away_ = false;         ///< that was said
   log::LineLimit busy_lines_{1, std::chrono::seconds(30)};
 };
 

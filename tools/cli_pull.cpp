@@ -89,10 +89,13 @@ Status print(const Options& options, const PullReport& report) {
   return print_line(line);
 }
 
-Result<std::unique_ptr<Receiver>> connect(const Options& options, const std::string& token, const Until& until) {
+/// The token is read each time: a follower may outlive it.
+Result<std::unique_ptr<Receiver>> connect(const Options& options, const Until& until) {
   ReceiverOptions receiver_options;
   receiver_options.endpoint = options.from;
-  receiver_options.token = token;
+  if (!options.token_file.empty()) {
+    DS_ASSIGN(receiver_options.token, net::read_token_file(options.token_file));
+  }
   receiver_options.tls = options.tls;
   receiver_options.streams = options.streams;
   receiver_options.link_gbps = options.link_gbps;
@@ -126,24 +129,19 @@ Result<PullReport> pull_one(const Options& options, Receiver& receiver, const Wa
 
 Status run(const Options& options) {
   DS_TRY(stay_on_cores(options.cores, linux_numa()).with_context("--cores"));
-  std::string token;
-  if (!options.token_file.empty()) {
-    DS_ASSIGN(token, net::read_token_file(options.token_file));
-  }
   DS_ASSIGN(const auto on_signal, StopOnSignal::make());
   const Want want = want_of(options);
-  const Until until(after_seconds(deadline_s(options)), on_signal->token());
   if (options.follow) {
     DS_ASSIGN(const auto pages, ReceiverPages::start(options.pages, "pull", options.from));
     const Follower follower =
         watched(pages.get(),
-                {options.count, deadline_s(options), [&](const Until& end) { return connect(options, token, end); },
-                 [&](Receiver& from, const Until& end) { return pull_one(options, from, want, end); },
+                {options.count, deadline_s(options), [&](const Until& until) { return connect(options, until); },
+                 [&](Receiver& from, const Until& until) { return pull_one(options, from, want, until); },
                  [&](const PullReport& report) { return print(options, report); }});
-    DS_ASSIGN(auto receiver, follower.connect(until));
-    return follow(follower, std::move(receiver), until.stop());
+    return follow(follower, on_signal->token());
   }
-  DS_ASSIGN(auto receiver, connect(options, token, until));
+  const Until until(after_seconds(deadline_s(options)), on_signal->token());
+  DS_ASSIGN(auto receiver, connect(options, until));
   DS_ASSIGN(const PullReport report, pull_one(options, *receiver, want, until));
   return print(options, report);
 }

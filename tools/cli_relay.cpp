@@ -18,7 +18,6 @@
 namespace deltasync::cli {
 namespace {
 
-constexpr double kAgentLookS = 0.1;    ///< between two looks whether the node's agent listens
 constexpr double kServedLimitS = 30;   ///< for it to diff a version
 constexpr double kServedSliceS = 0.5;  ///< after which a signal is heard
 constexpr double kAttachSliceS = 10;   ///< likewise; a segment that the agent is making is there at a later attempt
@@ -54,9 +53,6 @@ class Relay {
   explicit Relay(const Options& options) : options_(options) {}
 
   Status run() {
-    if (!options_.token_file.empty()) {
-      DS_ASSIGN(token_, net::read_token_file(options_.token_file));
-    }
     std::signal(SIGHUP, SIG_IGN);  // as an agent: whoever closes the terminal means no node
     DS_ASSIGN(const auto on_signal, StopOnSignal::make());
     DS_ASSIGN(const auto pages, ReceiverPages::start(options_.pages, "relay", options_.from));
@@ -64,7 +60,7 @@ class Relay {
         pages.get(), {options_.count, options_.deadline_s, [this](const Until& until) { return connect(until); },
                       [this](Receiver& receiver, const Until& until) { return take(receiver, until); },
                       [this](const PullReport& report) { return tell(report); }});
-    Status ended = follow(follower, nullptr, on_signal->token());
+    Status ended = follow(follower, on_signal->token());
     DS_TRY(tell_end());
     return ended;
   }
@@ -73,13 +69,15 @@ class Relay {
   Result<std::unique_ptr<Receiver>> connect(const Until& until) {
     ReceiverOptions receiver_options;
     receiver_options.endpoint = options_.from;
-    receiver_options.token = token_;
+    if (!options_.token_file.empty()) {
+      DS_ASSIGN(receiver_options.token, net::read_token_file(options_.token_file));  // each time: it may outlive one
+    }
     receiver_options.tls = options_.tls;
     receiver_options.streams = options_.streams;
     receiver_options.link_gbps = options_.link_gbps;
     receiver_options.name = "deltasync relay";
     DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until.deadline(), until.stop()));
-    DS_TRY(wait_for_agent(until));
+    DS_TRY(look_for_agent(until));
     RelayTargetOptions target_options;
     target_options.agent_socket = options_.agent;
     target_options.threads = options_.threads;
@@ -101,15 +99,11 @@ class Relay {
     }
   }
 
-  /// Likewise while nobody listens.
-  Status wait_for_agent(const Until& until) const {
-    for (;;) {
-      const auto connection = net::connect_unix(options_.agent, until);
-      if (connection) return {};
-      if (connection.error().code() != Errc::connection) return connection.error();
-      DS_TRY(until.check("waiting for the agent on " + options_.agent));
-      until.pause(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(kAgentLookS)));
-    }
+  /// connection where nobody listens: attach() would wait for that, deaf to signals, and say nothing.
+  Status look_for_agent(const Until& until) const {
+    const auto connection = net::connect_unix(options_.agent, until);
+    if (!connection) return Error(connection.error()).with_context("the agent on " + options_.agent);
+    return {};
   }
 
   Result<PullReport> take(Receiver& receiver, const Until& until) {
@@ -183,7 +177,6 @@ class Relay {
   }
 
   const Options& options_;
-  std::string token_;
   Tally tally_;
   Status served_;  ///< of the version at hand
   double served_s_ = 0;

@@ -22,9 +22,10 @@ struct Follower {
   std::function<Status(const PullReport& report)> tell;
 };
 
-/// Until `count` versions are there, a stop (cancelled), or a failure that no repetition mends; others are logged.
-/// `receiver` may be null.
-Status follow(const Follower& follower, std::unique_ptr<Receiver> receiver, const std::stop_token& stop);
+/// Until `count` versions are there, a stop (cancelled), or a failure that no repetition mends. Others are tried again,
+/// after pauses of 0.2 to 10 s, and logged when they begin or change. What the user has to mend (a wrong token, a slice
+/// that is not there, no permission) ends it only as long as it was never connected and bound.
+Status follow(const Follower& follower, const std::stop_token& stop);
 
 Deadline after_seconds(double seconds);
 

@@ -360,8 +360,10 @@ struct TrainerPlan {
   static constexpr Type kType = Type::trainer_plan;
   std::vector<PlanRect> rects;
   std::uint64_t deadline_ms = 0;  ///< to wait for the other writers' plans
-  std::vector<std::byte> encode() const;
-  static Result<TrainerPlan> decode(ByteSpan payload);
+  /// (5) An agent has accepted it before, and may have been restarted since: it is not judged, and nobody waits.
+  std::uint8_t agreed = 0;
+  std::vector<std::byte> encode(std::uint16_t protocol = kProtocolVersion) const;
+  static Result<TrainerPlan> decode(ByteSpan payload, std::uint16_t protocol = kProtocolVersion);
 };
 struct TrainerNotify {
   static constexpr Type kType = Type::trainer_notify;

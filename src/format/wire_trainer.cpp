@@ -45,7 +45,7 @@ Result<TrainerWelcome> TrainerWelcome::decode(ByteSpan payload) {
   return in.finish(std::move(m));
 }
 
-std::vector<std::byte> TrainerPlan::encode() const {
+std::vector<std::byte> TrainerPlan::encode(std::uint16_t protocol) const {
   std::vector<std::byte> bytes;
   ByteWriter out(bytes);
   out.put(deadline_ms);
@@ -57,9 +57,10 @@ std::vector<std::byte> TrainerPlan::encode() const {
     out.put_varint(rect.rows);
     out.put_varint(rect.cols);
   }
+  if (protocol >= 5) out.put(agreed);
   return bytes;
 }
-Result<TrainerPlan> TrainerPlan::decode(ByteSpan payload) {
+Result<TrainerPlan> TrainerPlan::decode(ByteSpan payload, std::uint16_t protocol) {
   Decoder in(payload, "trainer_plan");
   TrainerPlan m;
   m.deadline_ms = in.get<std::uint64_t>();
@@ -77,6 +78,7 @@ Result<TrainerPlan> TrainerPlan::decode(ByteSpan payload) {
     rect.cols = in.varint();
     m.rects.push_back(rect);
   }
+  if (protocol >= 5) m.agreed = in.flag("agreed");
   return in.finish(std::move(m));
 }
 

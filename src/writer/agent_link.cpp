@@ -80,8 +80,17 @@ void AgentLink::notify(const wire::TrainerNotify& offload, Deadline deadline) {
   if (connected()) static_cast<void>(socket_.send(++request_, offload, deadline));
 }
 
+Status AgentLink::restore_plan(std::span<const TensorSlice> plan, Deadline deadline) {
+  return send_plan(plan, true, deadline);
+}
+
 Status AgentLink::register_plan(std::span<const TensorSlice> plan, Deadline deadline) {
+  return send_plan(plan, false, deadline);
+}
+
+Status AgentLink::send_plan(std::span<const TensorSlice> plan, bool agreed, Deadline deadline) {
   wire::TrainerPlan message;
+  message.agreed = agreed ? 1 : 0;
   message.deadline_ms = to_ms(deadline);
   message.rects.reserve(plan.size());
   for (const TensorSlice& s : plan) {

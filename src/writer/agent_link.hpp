@@ -49,11 +49,14 @@ class AgentLink {
 
   /// "Look at the segment", and how long the offload took. Best effort: the agent's own look comes a little later.
   void notify(const wire::TrainerNotify& offload, Deadline deadline);
+  /// A plan that an agent has accepted, told to another one: answered at once, whatever the other writers do.
+  Status restore_plan(std::span<const TensorSlice> plan, Deadline deadline);
   /// connection: the agent went away meanwhile; reconnect and ask again.
   Status register_plan(std::span<const TensorSlice> plan, Deadline deadline);
   Result<wire::TrainerReady> wait_ready(const VersionId& version, Deadline deadline);
 
  private:
+  Status send_plan(std::span<const TensorSlice> plan, bool agreed, Deadline deadline);
   /// The answer to `request`; answers to requests that were given up before are skipped.
   Result<net::Message> answer(std::uint64_t request, wire::Type type, Deadline deadline);
 

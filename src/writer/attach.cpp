@@ -102,8 +102,10 @@ Status WriterSession::use(Attached attached) {
   return {};
 }
 
-Status WriterSession::take_up(Attached attached) {
+Status WriterSession::take_up(Attached attached, Deadline deadline) {
   Status used = use(std::move(attached));
+  // A restarted agent knows no plans, and a writer that is replaced is judged by all of them.
+  if (used && planned_ && options_.writers > 1) used = link_.restore_plan(plan_, deadline);
   if (!used) link_.close();
   return used;
 }
@@ -117,17 +119,21 @@ bool WriterSession::is_orphaned() const {
 Status WriterSession::ensure_connected(Deadline deadline) {
   if (link_.connected()) return {};
   DS_ASSIGN(Attached attached, link_.reconnect(deadline));
-  return take_up(std::move(attached));
+  return take_up(std::move(attached), deadline);
 }
 
 /// Connects if nobody is and somebody listens; an absent agent is no error.
 Status WriterSession::greet(Deadline deadline) {
   if (link_.connected()) return {};
-  auto attached = link_.connect(deadline.earlier(Deadline::after(kGreetLimit)));
-  if (attached) return take_up(std::move(*attached));
-  const Errc code = attached.error().code();
+  const Deadline limit = deadline.earlier(Deadline::after(kGreetLimit));
+  Status greeted = [&]() -> Status {
+    DS_ASSIGN(Attached attached, link_.connect(limit));
+    return take_up(std::move(attached), limit);
+  }();
+  if (greeted) return greeted;
+  const Errc code = greeted.error().code();
   if (code == Errc::connection || code == Errc::timed_out || code == Errc::cancelled) return {};
-  return std::move(attached).error();
+  return greeted;
 }
 
 void WriterSession::stop_on(std::stop_token stop) {

@@ -66,9 +66,9 @@ class WriterSession final : public Writer {
   using Clock = std::chrono::steady_clock;
 
   Status use(Attached attached);
-  /// The same; if it fails nobody is connected, so that the next call asks again, and does not go on in the segment of
-  /// before, which no agent may look at any more.
-  Status take_up(Attached attached);
+  /// The same, and the agent hears of the plan that was agreed on. If it fails nobody is connected, so that the next
+  /// call asks again, and does not go on in the segment of before, which no agent may look at any more.
+  Status take_up(Attached attached, Deadline deadline);
   /// No agent that has the mapped segment is there, and another file bears its name: what is sealed in it reaches
   /// nobody.
   bool is_orphaned() const;

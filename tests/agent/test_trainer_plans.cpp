@@ -37,6 +37,10 @@ struct Board : PlanBoard {
     PlanBoard::submit(slot, writers, plan(std::move(slices)));
     while (const auto trial = next_trial()) conclude(*trial, check(*trial));
   }
+  void restore(std::uint32_t slot, std::uint32_t writers, std::vector<TensorSlice> slices) {
+    PlanBoard::restore(slot, writers, plan(std::move(slices)));
+    while (const auto trial = next_trial()) conclude(*trial, check(*trial));
+  }
   std::size_t wanted;
 };
 Board board_of(std::size_t wanted) {
@@ -81,6 +85,21 @@ TEST(PlanBoard, RestartedWriterFitsIntoTheOldPlans) {
   board.remove(1, Error(Errc::peer_died, "writer 1 died"));
   board.submit(1, 2, rows({2, 3}));
   EXPECT_TRUE(ok(board.take_outcome(1)));
+}
+
+TEST(PlanBoard, PlansOfBeforeTheAgentsRestartAreNotJudgedButCount) {
+  Board board = board_of(4);
+  board.submit(1, 2, rows({2, 3}));
+  EXPECT_FALSE(board.take_outcome(1));
+  board.restore(0, 2, rows({0, 1}));
+  EXPECT_TRUE(board.accepted(0));
+  EXPECT_FALSE(board.waiting(0));
+  EXPECT_TRUE(ok(board.take_outcome(1)));
+
+  Board both = board_of(4);
+  both.restore(0, 2, rows({0, 1}));
+  both.restore(1, 2, rows({2, 3}));
+  EXPECT_FALSE(both.next_trial()) << "nobody waits for one";
 }
 
 TEST(PlanBoard, NewPlanThatMisfitsOldOnesWaitsForTheOthers) {

@@ -119,7 +119,8 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<Lag>("lag", {{{{1, 4}, "five"}, 2, 3'000'000'000, 4}}));
   cases.push_back(make_case<TrainerHello>("trainer_hello", {{1, 2, 4, -5, "rank 2", layout_message()}}));
   cases.push_back(make_case<TrainerWelcome>("trainer_welcome", {{"job.g1", "/dev/shm", 1, {3, 4}}}));
-  cases.push_back(make_case<TrainerPlan>("trainer_plan", {{{{0, 0, 0, 4, 8}, {999'999, 1u << 20, 3, 300, 1}}, 5'000}}));
+  cases.push_back(make_case<TrainerPlan>("trainer_plan",
+                                         {{{{0, 0, 0, 4, 8}, {999'999, 1u << 20, 3, 300, 1}}, 5'000, 1}, {{}, 0, 0}}));
   cases.push_back(make_case<TrainerNotify>("trainer_notify", {{2, 1}}));
   cases.push_back(make_case<TrainerWait>("trainer_wait", {{{3, 4}, 1000}}));
   cases.push_back(make_case<TrainerReady>("trainer_ready", {{{3, 4}, 5, 6, 7}}));
@@ -449,6 +450,15 @@ TEST(WireHeader, EveryTypeHasALimit) {
                           20, 21, 22, 23, 40, 41, 42, 43, 44, 45, 46, 60, 61, 62, 63}) {
     EXPECT_GT(payload_bytes_max(static_cast<std::uint16_t>(type)), 0u) << type;
   }
+}
+
+/// docs/wire_protocol.md, "Protocol 4 and 5".
+TEST(WireProtocols, TrainersOfProtocol4KnowNoPlansOfBefore) {
+  const TrainerPlan plan{{{0, 0, 0, 4, 8}}, 5'000, 1};
+  EXPECT_EQ(plan.encode(4).size() + 1, plan.encode(5).size());
+  const auto fresh = TrainerPlan::decode(plan.encode(4), 4);
+  ASSERT_TRUE(fresh.ok());
+  EXPECT_EQ(fresh->agreed, 0u);
 }
 
 }  // namespace

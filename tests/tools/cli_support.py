@@ -93,13 +93,13 @@ class Child:
 
 
 class Agent(Child):
-    def __init__(self, test, binary, folder, *options, shm_dir=None):
+    def __init__(self, test, binary, folder, *options, shm_dir=None, listen="127.0.0.1:0"):
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.socket = self.folder / "agent.sock"
         ready = self.folder / "ready.json"
         super().__init__(test, [binary, "--name", "cli", "--shm-dir", shm_dir or self.folder, "--socket", self.socket, "--listen",
-                                "127.0.0.1:0", "--http", "127.0.0.1:0", "--ready-file", ready, "--log-level", "warn",
+                                listen, "--http", "127.0.0.1:0", "--ready-file", ready, "--log-level", "warn",
                                 "--remove-segment-on-exit", "--end-with", os.getpid(), *options])
         end = time.monotonic() + DEADLINE_S
         while not ready.exists():

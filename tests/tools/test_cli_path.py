@@ -256,15 +256,68 @@ class PathTest(CliTest):
         holder.line()
         receiver = self.follow(agent, self.tmp / "out", "--count", "2", "--deadline-s", "0.5")
         self.assertEqual(receiver.line()["label"], "step_0")
-        for _ in range(2):  # the wait was the pause: it does not grow
-            line = receiver.log_line()
-            self.assertIn("timed_out", line)
-            self.assertIn("again_in_s=0.2", line)
+        line = receiver.log_line()
+        self.assertIn("timed_out", line)
+        self.assertIn("again_in_s=0.2", line)
         second = self.model("second", lambda words: [w ^ 1 for w in words])
         self.assertEqual(holder.end()[0], 0)
         self.publish(agent, second)
         self.assertEqual(receiver.line()["label"], "second")
-        self.assertEqual(receiver.end()[0], 0)
+        status, _, err = receiver.end()
+        self.assertEqual((status, err), (0, ""))
+
+    def test_follow_waits_for_an_agent_that_is_not_there_yet(self):
+        with socket.create_server(("127.0.0.1", 0)) as reserved:
+            port = reserved.getsockname()[1]
+        follower = Child(self, [CLI, "pull", "--from", f"127.0.0.1:{port}", "--out", self.tmp / "out", "--json", "--follow",
+                                "--count", "1"])
+        self.assertIn("connection", follower.log_line())
+        relay = Child(self, [CLI, "relay", "--from", f"127.0.0.1:{port}", "--agent", self.tmp / "node" / "agent.sock",
+                             "--json", "--count", "1"])
+        self.assertIn("connection", relay.log_line())
+        agent = Agent(self, BIN / "deltasync-agent", self.tmp / "agent", listen=f"127.0.0.1:{port}")
+        model, = self.successive(1)
+        self.publish(agent, model)
+        self.assertEqual(follower.line()["label"], "step_0")
+        status, _, err = follower.end()
+        self.assertEqual((status, err), (0, ""), "one line was enough")
+        self.assert_received(model)
+        node = Agent(self, BIN / "deltasync-agent", self.tmp / "node")  # the relay has waited for this one too
+        self.assertEqual(relay.line()["label"], "step_0")
+        self.assertEqual(relay.end()[0], 0)
+
+    def test_follow_and_tokens(self):
+        token = self.tmp / "token"
+
+        def write(text):
+            token.write_text(text)
+            token.chmod(0o600)
+
+        def agent(name, secret, listen="127.0.0.1:0"):
+            (self.tmp / name).write_text(secret)
+            (self.tmp / name).chmod(0o600)
+            return Agent(self, BIN / "deltasync-agent", self.tmp / f"{name}-agent", "--token-file", self.tmp / name,
+                         listen=listen)
+
+        first = agent("first", "secret-of-the-first-agent")
+        models = self.successive(2)
+        self.publish(first, models[0])
+        options = ["--token-file", token]
+        write("another-secret-altogether")
+        self.pull(first, "--follow", *options, expect=ACCESS)  # a mistake of who started it
+        write("secret-of-the-first-agent")
+        follower = self.follow(first, self.tmp / "out", "--count", "2", *options)
+        self.assertEqual(follower.line()["label"], "step_0")
+        self.assertEqual(first.end(signal.SIGTERM)[0], 0)
+        second = agent("second", "secret-of-the-second-agent", listen=first.endpoint)
+        lines = []
+        while "unauthenticated" not in (lines[-1] if lines else ""):
+            lines.append(follower.log_line())
+            self.assertNotEqual(lines[-1], "")
+        self.publish(second, models[1])
+        write("secret-of-the-second-agent")  # as operators do: the agents first
+        self.assertEqual(follower.line()["label"], "step_1")
+        self.assertEqual(follower.end()[0], 0)
 
     def test_follow_goes_on_once_there_is_room(self):
         small = self.small_disk("64k")

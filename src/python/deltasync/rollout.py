@@ -502,8 +502,9 @@ class Receiver:
             except _MAY_PASS as error:
                 if not newer or prepared._stop.stop_requested:
                     raise
+                if type(self._failure) is not type(error):  # a line when failures begin, and when they become others
+                    _log.warning("pull failed, trying again in %.1f s, later less often: %s", pause, error)
                 self._failure = error
-                _log.warning("pull failed, trying again in %.1f s: %s", pause, error)
             prepared._cancelled.wait(pause)
             pause = min(pause * 2, _PAUSE_MAX_S)
 
