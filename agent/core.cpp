@@ -193,6 +193,7 @@ void AgentCore::wake() {
 Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::Plan& plan, const Asker& asker,
                                                        std::string* waiting_for, MadeWait& wait,
                                                        const SubsetPtr& subset) {
+  if (plan.base.valid()) hear_of_epoch(plan.base.epoch);
   if (subset) return plan_subset(plan, asker, waiting_for, wait, subset);
   const std::lock_guard lock(mutex_);
   std::vector<RingEntryPtr> unknown;  // stays empty

@@ -75,6 +75,10 @@ using ServedPtr = std::shared_ptr<const ServedVersion>;
 /// what was copied is nothing.
 bool copy_while_served(const ServedVersion& served, std::span<const std::uint64_t> tiles, std::byte* out);
 
+/// Epochs beyond this count for nothing in a receiver's mouth: a quarter of the counting bits, which leaves 3·10⁹
+/// trainers to come. (Epochs that once were made from a clock reach it in the year 2109.)
+inline constexpr std::uint64_t kEpochHeardMax = std::uint64_t{1} << 62;
+
 /// Everything that a plan is made from, at one moment.
 struct Snapshot {
   GenerationPtr generation;  ///< whose layout receivers get; null: no trainer has come yet
@@ -151,6 +155,8 @@ class AgentCore : public TrainerHooks {
   /// has subscribed to and the plan names; null: everything.
   Result<std::optional<wire::PlanReply>> plan(const wire::Plan& plan, const Asker& asker, std::string* waiting_for,
                                               MadeWait& wait, const SubsetPtr& subset = nullptr);
+  /// A receiver holds a version of it. Any thread.
+  void hear_of_epoch(std::uint64_t epoch);
   /// The one Subset of these tiles for all connections, as long as one of them holds it. no_space beyond
   /// what peers may make the agent hold.
   Result<SubsetPtr> share_subset(TileSet tiles);
@@ -302,9 +308,11 @@ class AgentCore : public TrainerHooks {
   bool read_served(const VersionId& version, std::span<const std::uint64_t> tiles, std::byte* out) const;
 
   // The trainer-setup thread.
+  Result<OpenSegment> open_as(const Generation& generation) const;
   Status release_serving(const std::string& why);
   GenerationPtr newest_generation() const;
 
+  bool is_pending(std::uint64_t epoch) const;
   void wake();
   void notify();
 
@@ -319,7 +327,9 @@ class AgentCore : public TrainerHooks {
   Suspects suspects_;
   const Room copy_room_;
   const Room peer_room_;
-  std::uint64_t spot_cursor_ = 0;  // the tile that spot_check looks at next
+  std::uint64_t epoch_published_ = 0;          // the trainer-setup thread's: of the last version when a writer came
+  std::atomic<std::uint64_t> epoch_heard_{0};  // the latest that receivers hold, at most kEpochHeardMax
+  std::uint64_t spot_cursor_ = 0;              // the tile that spot_check looks at next
   std::shared_ptr<Subscribers> subscribers_ = std::make_shared<Subscribers>();
 
   // Its own mutex, the last in every order: leases wake the publisher while mutex_ is held.

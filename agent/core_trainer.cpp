@@ -15,17 +15,8 @@ namespace {
 /// minutes.
 constexpr auto kUnmapLimit = std::chrono::minutes(10);
 
-VersionId newest_of(const shm::AgentRole& role) {
-  VersionId newest;
-  for (const auto& view : {role.retiring(), role.active(), role.sealed()}) {
-    if (view) newest = std::max(newest, view->version.id);
-  }
-  return newest;
-}
-
-Result<OpenSegment> opened(const Generation& generation) {
-  DS_ASSIGN(UniqueFd file, generation.segment->hand_over());
-  return OpenSegment{generation.segment->path(), generation.number, newest_of(*generation.role), std::move(file)};
+VersionId newest_of(const Generation& generation) {
+  return shm::inspect_newest(*generation.segment).id;
 }
 
 /// Whether a writer with this layout and sidecar can fill the generation. Who brings no sidecar leaves it as it is.
@@ -91,10 +82,28 @@ GenerationPtr AgentCore::newest_generation() const {
   return generations_.empty() ? nullptr : generations_.back();
 }
 
+/// A new epoch comes after the one that was published last, and after those that receivers hold. A receiver may say
+/// anything: it moves the count of epochs up to kEpochHeardMax, far below where it ends.
+Result<OpenSegment> AgentCore::open_as(const Generation& generation) const {
+  DS_ASSIGN(UniqueFd file, generation.segment->hand_over());
+  const std::uint64_t epoch = std::max(epoch_published_, epoch_heard_.load());
+  return OpenSegment{generation.segment->path(), generation.number, newest_of(generation), std::move(file), epoch};
+}
+
+void AgentCore::hear_of_epoch(std::uint64_t epoch) {
+  if (epoch > kEpochHeardMax) return;
+  std::uint64_t before = epoch_heard_;
+  while (before < epoch && !epoch_heard_.compare_exchange_weak(before, epoch)) continue;
+}
+
 Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
                                             const ProcessId& asker) {
+  for (const GenerationPtr& generation : generations()) {
+    if (const VersionId id = newest_of(*generation); id.valid())
+      epoch_published_ = id.epoch;  // the latest one's stands
+  }
   GenerationPtr newest = newest_generation();
-  if (newest && fits(*newest, *layout, sidecar_encoded)) return opened(*newest);
+  if (newest && fits(*newest, *layout, sidecar_encoded)) return open_as(*newest);
   for (const GenerationPtr& generation : generations()) {
     if (const std::int32_t holder = slot_holder(*generation, asker); holder != 0) {
       return Error(Errc::layout_mismatch, "a live writer (pid " + std::to_string(holder) + ") fills segment " +
@@ -102,7 +111,7 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
                                               misfit(*generation, *layout, sidecar_encoded));
     }
   }
-  if (newest && newest_of(*newest->role) == VersionId{}) {
+  if (newest && newest_of(*newest) == VersionId{}) {
     // Its writers left before they sealed anything: nobody misses it.
     log::info("segment_removed name={} reason=\"its writers left before its first version\"",
               newest->segment->path().name);
@@ -117,7 +126,7 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
       const std::lock_guard lock(wake_mutex_);
       wait_generation_ = newest;
     }
-    if (newest && fits(*newest, *layout, sidecar_encoded)) return opened(*newest);
+    if (newest && fits(*newest, *layout, sidecar_encoded)) return open_as(*newest);
   }
   if (newest && options_.low_memory) {
     newest.reset();
@@ -149,7 +158,7 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
   wake_cv_.notify_all();
   if (newest) newest->role->wake();  // the publisher may be waiting at the old bell
   notify();
-  return opened(*created);
+  return open_as(*created);
 }
 
 /// Stops serving, removes the files, and waits until nobody of this process uses the mappings and they are gone.
@@ -214,14 +223,31 @@ void AgentCore::offloaded(const wire::TrainerNotify& durations) {
   metrics_.guard.observe(static_cast<double>(durations.guard_ns) * 1e-9);
 }
 
+/// A version of this epoch is being filled, is sealed, or is active and not served yet.
+bool AgentCore::is_pending(std::uint64_t epoch) const {
+  for (const GenerationPtr& generation : generations()) {
+    for (unsigned h = 0; h < shm::kHalves; ++h) {
+      const shm::HalfStatus half = shm::inspect_half(*generation->segment, h);
+      const bool past = half.state == shm::HalfState::free || half.state == shm::HalfState::quarantined ||
+                        half.state == shm::HalfState::retiring;
+      if (!past && half.version.id.epoch == epoch) return true;
+    }
+  }
+  return false;
+}
+
 Result<std::optional<wire::TrainerReady>> AgentCore::ready(const VersionId& version) {
+  const bool pending = is_pending(version.epoch);  // before: what is pending now may be served a moment later
   const SnapshotPtr now = snapshot();
   if (stop_) return Error(Errc::connection, "the agent is shutting down");
-  if (!now->served || now->served->version.id < version) return std::optional<wire::TrainerReady>();
+  if (!now->served) return std::optional<wire::TrainerReady>();
   const ServedVersion& served = *now->served;
-  if (served.version.id.epoch != version.epoch) {
+  if (served.version.id.epoch != version.epoch && !pending && version.epoch < served.version.id.epoch) {
     return Error(Errc::version_conflict,
-                 to_string(version) + " is past: " + to_string(served.version.id) + " of a later epoch is served");
+                 to_string(version) + " is past: " + to_string(served.version.id) + " of another epoch is served");
+  }
+  if (served.version.id.epoch != version.epoch || served.version.id.number < version.number) {
+    return std::optional<wire::TrainerReady>();
   }
   wire::TrainerReady reply;
   reply.version = served.version.id;

@@ -117,9 +117,9 @@ struct Wanted {
 Wanted find_number(const wire::Plan& plan, const Offer& offer) {
   const VersionId id = numbered(plan, offer);
   if (id == offer.served.id) return {served_of(offer), {}};
-  if (id > offer.served.id) return {std::nullopt, wait_for("version " + to_string(id))};
-  auto past = find_past(offer, [&](const Version& v) { return v.id == id; });
+  auto past = find_past(offer, [&](const Version& v) { return v.id == id; });  // of whatever epoch
   if (past) return {past, {}};
+  if (id > offer.served.id) return {std::nullopt, wait_for("version " + to_string(id))};
   return {std::nullopt, fail(Errc::gone, "version " + to_string(id) + " is gone; there is " + list_versions(offer))};
 }
 
@@ -136,7 +136,11 @@ Wanted find_wanted(const wire::Plan& plan, const Offer& offer) {
     case wire::WantKind::newest: return {served_of(offer), {}};
     case wire::WantKind::newer: {
       const Known served = served_of(offer);
-      const bool ahead = plan.partial == 0 && plan.full_only == 0 && plan.base > offer.served.id;
+      // Only within an epoch it is known that what is held is still to come here. A version of another epoch, even of a
+      // later one, is another trainer's: the receiver hears what there is.
+      const bool same_epoch = plan.base.epoch == offer.served.id.epoch;
+      const bool later = same_epoch && plan.base.number > offer.served.id.number;
+      const bool ahead = plan.partial == 0 && plan.full_only == 0 && later;
       if (ahead || (plan.full_only == 0 && holds_exactly(plan, served))) {
         return {std::nullopt, wait_for("a version after " + to_string(plan.base))};
       }

@@ -142,7 +142,7 @@ awaitable<Result<TrainerPtr>> TrainerConversation::admit(const wire::TrainerHell
   state_.publish();
   log::info("trainer_attached slot={} writers={} pid={} name=\"{}\" generation={}", trainer->slot, trainer->writers,
             trainer->watch.id().pid, trainer->name, trainer->generation);
-  greeting.welcome = {segment.path.name, segment.path.dir.string(), segment.generation, segment.newest};
+  greeting.welcome = {segment.path.name, segment.path.dir.string(), segment.generation, segment.newest, segment.epoch};
   greeting.segment = std::move(segment.file);
   co_return trainer;
 }
@@ -150,10 +150,10 @@ awaitable<Result<TrainerPtr>> TrainerConversation::admit(const wire::TrainerHell
 /// The segment itself, not only its name: the name may be gone, or another's.
 awaitable<Status> TrainerConversation::greet(std::uint64_t request, const Greeting& greeting) {
   const auto limit = state_.options.message_limit;
-  if (protocol_ < 5 || !greeting.segment) co_return co_await stream_.write(request, greeting.welcome, limit);
-  const std::vector<std::byte> payload = greeting.welcome.encode();
-  co_return co_await stream_.write_with_file(wire::TrainerWelcome::kType, request, payload, greeting.segment.get(),
-                                             limit);
+  constexpr wire::Type kType = wire::TrainerWelcome::kType;
+  const std::vector<std::byte> payload = greeting.welcome.encode(protocol_);
+  if (protocol_ < 5 || !greeting.segment) co_return co_await stream_.write(kType, request, payload, limit);
+  co_return co_await stream_.write_with_file(kType, request, payload, greeting.segment.get(), limit);
 }
 
 Result<TrainerPtr> TrainerConversation::record(const wire::TrainerHello& hello, std::uint64_t generation,

@@ -29,6 +29,8 @@ struct OpenSegment {
   std::uint64_t generation = 0;
   VersionId newest;  ///< last sealed version; epoch 0 if none
   UniqueFd file{};   ///< the segment's, for the writer
+  /// The latest that a new one shall come after: of the segment's newest version, or of what a receiver holds; 0: none.
+  std::uint64_t epoch = 0;
 };
 
 /// What the server needs from the agent's core. open_segment, grant and writer_gone are called on the server's own

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.hpp"
 #include "base/trace.hpp"
 
 namespace deltasync::receiver {
@@ -73,6 +74,13 @@ Result<Prepared> Pull::run() {
   for (;;) {
     auto reply = plan();
     if (!reply) return stopped(std::move(reply).error());
+    auto course = look_at_epoch(*reply);
+    if (!course || *course == Progress::replan) {
+      s_.control.release(reply->plan, until_.deadline());
+      if (!course) return stopped(std::move(course).error());
+      until_.pause(replan_backoff_.next());
+      continue;
+    }
     const auto planned = std::chrono::steady_clock::now();
     trace::Span span("pull", reply->target.id);
     const std::uint64_t bytes_before = bytes_received();
@@ -207,6 +215,24 @@ bool Pull::changes_are_too_many(const wire::PlanReply& reply) const {
     element_bytes = std::max(element_bytes, tensor.element_bytes);  // decoded ones of integers are kept as well
   }
   return !fit(element_bytes);
+}
+
+Result<Pull::Progress> Pull::look_at_epoch(const wire::PlanReply& reply) {
+  const TargetState* committed = s_.target.committed();
+  const bool older = committed != nullptr && reply.target.id.epoch < committed->version.id.epoch;
+  if (!older || version_is_named()) return Progress::whole;
+  const OlderEpoch policy = s_.options.on_older_epoch;
+  const std::string what = "the agent serves " + to_string(reply.target) + ", of an older epoch than " +
+                           to_string(committed->version) + ", which is held";
+  if (policy == OlderEpoch::fail) return Error(Errc::version_conflict, what);
+  const bool wait = policy == OlderEpoch::wait;
+  if (std::exchange(s_.older_told, reply.target.id.epoch) != reply.target.id.epoch) {
+    log::warn("older_epoch agent={} held=\"{}\" served=\"{}\" policy={}", s_.peer.endpoint,
+              to_string(committed->version), to_string(reply.target), wait ? "wait" : "follow");
+  }
+  if (!wait) return Progress::whole;
+  last_ = Error(Errc::timed_out, what);
+  return Progress::replan;
 }
 
 bool Pull::reply_means_wait(const wire::PlanReply& reply) const {

@@ -38,6 +38,7 @@ struct Session {
   Target& target;
   Held& held;
   std::uint64_t& scrub_cursor;  ///< next tile to re-read, counted among the subscribed ones
+  std::uint64_t& older_told;    ///< the epoch of which was said that it is older than what is held; 0: none
   bool& distrusted;             ///< live memory was found to differ from its digests: only a full pull helps
 };
 
@@ -79,6 +80,8 @@ class Pull {
   std::uint64_t delta_bytes_max() const;
   bool delta_is_too_large(const wire::PlanReply& reply) const;
   bool changes_are_too_many(const wire::PlanReply& reply) const;
+  /// Whether to take what the agent serves, as ReceiverOptions::on_older_epoch says: whole stands for yes.
+  Result<Progress> look_at_epoch(const wire::PlanReply& reply);
   bool reply_means_wait(const wire::PlanReply& reply) const;
 
   // delta (pull_delta.cpp)

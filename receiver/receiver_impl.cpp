@@ -181,8 +181,8 @@ void ReceiverImpl::forget_unfinished() {
 }
 
 Session ReceiverImpl::session(Held& held, bool& distrusted) {
-  return {peer_, options_, *layout_,      sidecar_, batches_, tiles_,        control_,  streams_,
-          pool_, link_,    changed_last_, *target_, held,     scrub_cursor_, distrusted};
+  return {peer_, options_, *layout_,      sidecar_, batches_, tiles_,        control_,    streams_,
+          pool_, link_,    changed_last_, *target_, held,     scrub_cursor_, older_told_, distrusted};
 }
 
 Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadline deadline, std::stop_token stop) {

@@ -89,6 +89,7 @@ class ReceiverImpl final : public Receiver {
   TileSet tiles_;  ///< that it keeps
   Held held_;
   std::uint64_t scrub_cursor_ = 0;
+  std::uint64_t older_told_ = 0;
   bool distrusted_ = false;
   StagedImpl* staged_ = nullptr;  // the last pull's, while it lives and no later pull has begun
 };

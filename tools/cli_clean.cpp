@@ -69,12 +69,7 @@ std::string writer_of(shm::Segment& segment) {
 }
 
 std::string newest_of(shm::Segment& segment) {
-  Version newest;
-  for (unsigned half = 0; half < shm::kHalves; ++half) {
-    const auto status = shm::inspect_half(segment, half);
-    const bool whole = status.state != shm::HalfState::filling && status.version.id.valid();
-    if (whole && status.version.id > newest.id) newest = status.version;
-  }
+  const Version newest = shm::inspect_newest(segment);
   return newest.id.valid() ? to_string(newest) : std::string();
 }
 

@@ -47,7 +47,7 @@ enum class Go : std::uint8_t { next, end };
 /// Keeps the attachment to the agent over versions of one layout.
 class Publisher {
  public:
-  explicit Publisher(const Options& options) : options_(options), epoch_(make_epoch()) {}
+  explicit Publisher(const Options& options) : options_(options) {}
 
   /// end: a stop signal came before there was an agent; nothing was published.
   Result<Go> publish(const std::string& dir, std::uint64_t number) {
@@ -91,6 +91,7 @@ class Publisher {
       if (stop_requested()) return Go::end;
     }
     DS_ASSIGN(writer_, Writer::attach(model.layout(), model.sidecar(), options, deadline));
+    if (epoch_ == 0) epoch_ = writer_->fresh_epoch();
     sidecar_ = std::move(sidecar);
     return Go::next;
   }
@@ -140,7 +141,7 @@ class Publisher {
   }
 
   const Options& options_;
-  const std::uint64_t epoch_;
+  std::uint64_t epoch_ = 0;  ///< of the whole run; 0: it has met no agent yet
   std::unique_ptr<Writer> writer_;
   std::vector<std::byte> sidecar_;
 };

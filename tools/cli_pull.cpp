@@ -32,6 +32,7 @@ struct Options {
   std::optional<double> deadline_s;
   std::string trace;
   PagesOptions pages;
+  OlderEpoch on_older_epoch = OlderEpoch::follow;
   bool follow = false;
   bool json = false;
 };
@@ -99,6 +100,7 @@ Result<std::unique_ptr<Receiver>> connect(const Options& options, const Until& u
   receiver_options.tls = options.tls;
   receiver_options.streams = options.streams;
   receiver_options.link_gbps = options.link_gbps;
+  receiver_options.on_older_epoch = options.on_older_epoch;
   receiver_options.name = "deltasync pull";
   DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until.deadline(), until.stop()));
   Subscription slices;
@@ -133,11 +135,10 @@ Status run(const Options& options) {
   const Want want = want_of(options);
   if (options.follow) {
     DS_ASSIGN(const auto pages, ReceiverPages::start(options.pages, "pull", options.from));
-    const Follower follower =
-        watched(pages.get(),
-                {options.count, deadline_s(options), [&](const Until& until) { return connect(options, until); },
-                 [&](Receiver& from, const Until& until) { return pull_one(options, from, want, until); },
-                 [&](const PullReport& report) { return print(options, report); }});
+    const Follower follower = watched(
+        pages.get(), {options.count, deadline_s(options), [&](const Until& until) { return connect(options, until); },
+                      [&](Receiver& from, const Until& until) { return pull_one(options, from, want, until); },
+                      [&](const PullReport& report) { return print(options, report); }});
     return follow(follower, on_signal->token());
   }
   const Until until(after_seconds(deadline_s(options)), on_signal->token());
@@ -178,6 +179,7 @@ std::function<Status()> setup_pull(CLI::App& app) {
   number->excludes(label)->excludes(follow);
   label->excludes(follow);
   app.add_option("--count", options->count, "with --follow: end after this many versions")->needs(follow);
+  add_on_older_epoch(app, options->on_older_epoch);
   app.add_option("--deadline-s", options->deadline_s,
                  "time for one version, the wait for it included (default 60; 3600 with --follow)")
       ->check(CLI::Range(0.001, 864'000.0));

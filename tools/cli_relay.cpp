@@ -34,6 +34,7 @@ struct Options {
   std::uint64_t count = 0;
   double deadline_s = 3600;
   double guard_s = 60;
+  OlderEpoch on_older_epoch = OlderEpoch::follow;
   std::string trace;
   PagesOptions pages;
   bool json = false;
@@ -75,6 +76,7 @@ class Relay {
     receiver_options.tls = options_.tls;
     receiver_options.streams = options_.streams;
     receiver_options.link_gbps = options_.link_gbps;
+    receiver_options.on_older_epoch = options_.on_older_epoch;
     receiver_options.name = "deltasync relay";
     DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until.deadline(), until.stop()));
     DS_TRY(look_for_agent(until));
@@ -212,6 +214,7 @@ std::function<Status()> setup_relay(CLI::App& app) {
   app.add_option("--count", options->count, "end after this many versions");
   app.add_option("--deadline-s", options->deadline_s, "time for one version, the wait for it included")
       ->check(CLI::Range(0.001, 864'000.0));
+  add_on_older_epoch(app, options->on_older_epoch);
   app.add_option("--guard-s", options->guard_s, "how long a version waits for a free half of the segment")
       ->check(CLI::Range(0.001, 86'400.0));
   add_pages_options(app, options->pages);

@@ -9,6 +9,10 @@
 #include "base/until.hpp"
 #include "deltasync/receiver.hpp"
 
+namespace CLI {
+class App;
+}
+
 namespace deltasync::cli {
 
 struct Follower {
@@ -26,6 +30,9 @@ struct Follower {
 /// after pauses of 0.2 to 10 s, and logged when they begin or change. What the user has to mend (a wrong token, a slice
 /// that is not there, no permission) ends it only as long as it was never connected and bound.
 Status follow(const Follower& follower, const std::stop_token& stop);
+
+/// `--on-older-epoch`: ReceiverOptions::on_older_epoch.
+void add_on_older_epoch(CLI::App& app, OlderEpoch& policy);
 
 Deadline after_seconds(double seconds);
 

@@ -274,8 +274,9 @@ struct ParticipantState {
 /// Obeys. Events: orders, work done, the deadline of a promise, and the operator's word.
 class ParticipantMachine {
  public:
-  /// Begins paused. `incarnation` must be larger than that of any earlier process of the rank (make_epoch() will do),
-  /// and no earlier process may live any more; `holds` is what its target already has.
+  /// Begins paused. `incarnation` must be larger than that of any earlier process of the rank (make_epoch(), and
+  /// make_epoch() of a larger one that is heard of), and no earlier process may live any more; `holds` is what its
+  /// target already has.
   ParticipantMachine(std::uint32_t rank, std::uint64_t incarnation, VersionId holds, Digest128 subscription = {});
 
   const ParticipantState& state() const noexcept { return s_; }

@@ -37,6 +37,14 @@ enum class FullOverLive : std::uint8_t {
   refuse,    ///< fail with no_space
 };
 
+/// What to do when the agent serves a version of an older epoch than the target holds: by another trainer, which never
+/// heard of the one that published that (it runs elsewhere, or began anew).
+enum class OlderEpoch : std::uint8_t {
+  follow,  ///< take it: the agent is the one that the user pointed to
+  wait,    ///< for a version of the epoch that is held, or of a later one, until the deadline
+  fail,    ///< version_conflict
+};
+
 struct ReceiverOptions {
   std::string endpoint;  ///< "HOST:PORT" of an agent
   std::string token;     ///< shared secret; empty: none, or that which a local agent of this user made
@@ -67,14 +75,16 @@ struct ReceiverOptions {
   /// device, copies of elements too. What is not the version's fails the commit with corrupt, naming tile and tensor.
   /// Binding a target takes what copies are read with (on devices some staging memory).
   bool attest_commits = false;
+  /// For pulls of Kind::newest and Kind::newer. Said in the log, once. Who names a version gets what is named.
+  OlderEpoch on_older_epoch = OlderEpoch::follow;
   std::string name = "receiver";  ///< for the agent's log and status
 };
 
 /// What a pull asks for.
 struct Want {
   enum class Kind : std::uint8_t {
-    newest,  ///< whatever is newest; up to date is an answer
-    newer,   ///< anything newer than what the target holds: waits for it until the deadline
+    newest,  ///< what the agent serves; up to date is an answer
+    newer,   ///< the same, once it is another version than the target holds, and not an earlier one of its epoch
     number,  ///< `number` of the newest epoch, or of `epoch`; waited for if it is still to come, `gone` if past
     label,   ///< the version with this label; likewise, but an unknown label is waited for
   };

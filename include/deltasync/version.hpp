@@ -10,8 +10,9 @@ namespace deltasync {
 /// Longest label in bytes (UTF-8), so that it fits the segment's fixed field.
 inline constexpr std::size_t kLabelBytesMax = 127;
 
-/// What orders versions. `epoch` identifies one trainer incarnation: 44 bits of Unix milliseconds, then
-/// 20 random bits, so that a later incarnation has a larger epoch. `number` grows within an epoch.
+/// What names a version. `epoch` names one trainer incarnation: 32 bits that count, then 32 random ones, so that those
+/// of two trainers that never heard of each other differ. A later incarnation has a larger epoch as far as its agent
+/// has heard of the earlier ones; nothing that must hold depends on that. `number` grows within an epoch.
 struct VersionId {
   std::uint64_t epoch = 0;
   std::uint64_t number = 0;
@@ -29,9 +30,10 @@ struct Version {
   bool operator==(const Version&) const = default;
 };
 
-/// A fresh epoch from the real-time clock and the system's random source. One rank calls it and hands the
-/// value to all other writers of the job.
-std::uint64_t make_epoch();
+/// A fresh epoch: one more than `after` in the counting bits (from the beginning again where they are used up), and
+/// bits of the system's random source. No clock. Trainers ask their writer (Writer::fresh_epoch()), which knows what to
+/// come after.
+std::uint64_t make_epoch(std::uint64_t after = 0);
 
 /// "global_step_1200 (e18c…:12)" for people.
 std::string to_string(const Version& version);

@@ -114,9 +114,9 @@ class Writer {
   virtual Status register_plan(std::span<const TensorSlice> plan, Deadline deadline) = 0;
 
   /// Claims (writer 0) or joins (others) the inactive half. Waits while it is still being diffed or read.
-  /// Errors: version_conflict (not after the last one, or another epoch is being filled), timed_out (names what holds
-  /// the half), quarantined (names the pid, or the device that may still write), invalid_argument (a fill is open
-  /// already, epoch 0, label too long).
+  /// Errors: version_conflict (not after the last one of its epoch, or another epoch is being filled), timed_out (names
+  /// what holds the half), quarantined (names the pid, or the device that may still write), invalid_argument (a fill is
+  /// open already, epoch 0, label too long).
   virtual Status begin(const Version& version, Deadline deadline) = 0;
 
   /// Copies one slice. Returns when the source may be reused. Errors: coverage (written before, or not in the plan),
@@ -152,8 +152,11 @@ class Writer {
   /// Waits until the agent serves this version (its delta is encoded). timed_out, connection.
   virtual Status wait_ready(const VersionId& version, Deadline deadline) = 0;
 
-  /// The newest version that the segment holds now, whoever committed it; invalid if none.
+  /// The version that was committed last to the segment as it is now, by whomever; invalid if none.
   virtual VersionId newest() const = 0;
+  /// An epoch for a trainer that begins now: after those of all versions that the agent had heard of when this writer
+  /// connected, in the segment or from receivers. One writer of a job calls it, once, and hands it to all others.
+  virtual std::uint64_t fresh_epoch() const = 0;
   /// The same and where it lies. The bytes stay as they are until a later version is committed. They are not to be read
   /// any more after the next begin(), register_plan() or wait_ready(), which may map another segment: ask again then.
   virtual std::optional<HeldVersion> held() const = 0;

@@ -1,17 +1,21 @@
 #include "deltasync/version.hpp"
 
-#include <chrono>
 #include <cstdio>
 #include <random>
 
 namespace deltasync {
+namespace {
 
-std::uint64_t make_epoch() {
-  const auto ms =
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
-          .count();
+constexpr unsigned kRandomBits = 32;
+constexpr std::uint64_t kCountMax = ~std::uint64_t{0} >> kRandomBits;
+
+}  // namespace
+
+std::uint64_t make_epoch(std::uint64_t after) {
+  const std::uint64_t before = after >> kRandomBits;
+  const std::uint64_t count = before == kCountMax ? 1 : before + 1;
   std::random_device random;
-  return (static_cast<std::uint64_t>(ms) << 20) | (random() & 0xFFFFF);
+  return count << kRandomBits | (random() & 0xFFFFFFFF);
 }
 
 std::string to_string(const VersionId& id) {

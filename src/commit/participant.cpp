@@ -174,7 +174,7 @@ std::optional<Error> ParticipantImpl::trouble() const {
 Status ParticipantImpl::resolve_by_pull() {
   const std::lock_guard lock(mutex_);
   if (replaced_) return Error(Errc::version_conflict, "a later process of this rank has joined; end this one");
-  DS_TRY(machine_.resolve_by_pull(std::max(make_epoch(), machine_.state().incarnation + 1)));
+  DS_TRY(machine_.resolve_by_pull(make_epoch(machine_.state().incarnation)));
   note_doubt("resolve_by_pull");
   if (machine_.cancelled()) pull_stop_.request_stop();
   promise_until_.reset();
@@ -222,7 +222,7 @@ bool ParticipantImpl::take(const Result<Order>& answer) {
   std::optional<Error> trouble;
   if (!answer) {
     trouble = answer.error();
-    if (trouble->code() == Errc::version_conflict) meet_later(link_ != nullptr ? link_->latest_incarnation() : 0);
+    if (trouble->code() == Errc::version_conflict) meet_later(0);
   } else if (answer->log != 0 && answer->incarnation > machine_.state().incarnation) {
     trouble = Error(Errc::version_conflict, "the coordinator answers a later process of this rank");
     if (machine_.state().log == 0 || machine_.state().log == answer->log) meet_later(answer->incarnation);
@@ -255,8 +255,8 @@ void ParticipantImpl::meet_later(std::uint64_t latest) {
     note_doubt("a later process");
     pull_stop_.request_stop();
   } else if (latest > machine_.state().incarnation) {
-    // That was an earlier one, and this one's clock runs behind. Nothing was promised under this name yet.
-    static_cast<void>(machine_.resolve_by_pull(latest + 1));
+    // That was an earlier one: every process begins at the lowest count. Nothing was promised under this name yet.
+    static_cast<void>(machine_.resolve_by_pull(make_epoch(latest)));
   }
 }
 

@@ -41,6 +41,12 @@ Result<Order> RankLink::exchange(const Report& report, Deadline deadline, const 
   auto order = ask(report, deadline);
   if (order) return order;
   socket_.close();
+  if (order.error().code() == Errc::version_conflict && latest_ > report.incarnation) {
+    Order to_later;  // as Coordinator::exchange says it: the order is for the later process
+    to_later.log = log_;
+    to_later.incarnation = latest_;
+    return to_later;
+  }
   return std::move(order).error().with_context("coordinator at " + net::to_string(where_));
 }
 
@@ -71,6 +77,7 @@ Status RankLink::join(const Report& report, const Until& until) {
   }
   incarnation_ = report.incarnation;
   latest_ = welcome.incarnation;
+  log_ = welcome.log;
   return {};
 }
 

@@ -23,10 +23,9 @@ class RankLink {
         where_(std::move(where)),
         tls_(std::move(tls)) {}
 
-  /// The order that answers the report. After an error it is closed, and the next call joins again.
+  /// The order that answers the report; to a process that a later one has replaced, as Coordinator::exchange. After an
+  /// error it is closed, and the next call joins again.
   Result<Order> exchange(const Report& report, Deadline deadline, const std::stop_token& stop);
-  /// The latest process of this rank that the coordinator knew at the last join.
-  std::uint64_t latest_incarnation() const noexcept { return latest_; }
 
  private:
   Status join(const Report& report, const Until& until);
@@ -39,7 +38,8 @@ class RankLink {
   const std::shared_ptr<net::Tls> tls_;
   net::MessageSocket socket_;
   std::uint64_t incarnation_ = 0;  ///< that joined
-  std::uint64_t latest_ = 0;
+  std::uint64_t latest_ = 0;       ///< process of this rank that the coordinator knew when it joined
+  std::uint64_t log_ = 0;          ///< the coordinator's
   std::uint64_t request_ = 0;
 };
 

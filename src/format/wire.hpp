@@ -349,8 +349,10 @@ struct TrainerWelcome {
   std::string shm_dir;
   std::uint64_t generation = 0;
   VersionId newest;  ///< last sealed version; epoch 0 if none
-  std::vector<std::byte> encode() const;
-  static Result<TrainerWelcome> decode(ByteSpan payload);
+  /// (5) The latest that the agent has heard of, by its segment or receivers, 0: none. A new one comes after it.
+  std::uint64_t epoch = 0;
+  std::vector<std::byte> encode(std::uint16_t protocol = kProtocolVersion) const;
+  static Result<TrainerWelcome> decode(ByteSpan payload, std::uint16_t protocol = kProtocolVersion);
 };
 struct PlanRect {
   std::uint32_t tensor = 0;

@@ -26,22 +26,24 @@ Result<TrainerHello> TrainerHello::decode(ByteSpan payload) {
   return in.finish(std::move(m));
 }
 
-std::vector<std::byte> TrainerWelcome::encode() const {
+std::vector<std::byte> TrainerWelcome::encode(std::uint16_t protocol) const {
   std::vector<std::byte> bytes;
   ByteWriter out(bytes);
   out.put_string(segment_name);
   out.put_string(shm_dir);
   out.put(generation);
   put_version_id(out, newest);
+  if (protocol >= 5) out.put(epoch);
   return bytes;
 }
-Result<TrainerWelcome> TrainerWelcome::decode(ByteSpan payload) {
+Result<TrainerWelcome> TrainerWelcome::decode(ByteSpan payload, std::uint16_t protocol) {
   Decoder in(payload, "trainer_welcome");
   TrainerWelcome m;
   m.segment_name = in.string(kPathBytesMax, "segment_name");
   m.shm_dir = in.string(kPathBytesMax, "shm_dir");
   m.generation = in.get<std::uint64_t>();
   m.newest = in.version_id();
+  if (protocol >= 5) m.epoch = in.get<std::uint64_t>();
   return in.finish(std::move(m));
 }
 

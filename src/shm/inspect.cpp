@@ -26,6 +26,15 @@ HalfStatus inspect_half(Segment& segment, unsigned half) {
   return status;
 }
 
+Version inspect_newest(Segment& segment) {
+  HalfStatus newest;
+  for (unsigned half = 0; half < kHalves; ++half) {
+    HalfStatus status = inspect_half(segment, half);
+    if (holds_version(status.state) && status.sequence >= newest.sequence) newest = std::move(status);
+  }
+  return newest.version;
+}
+
 bool still_holds(Segment& segment, unsigned half, std::uint64_t sequence) {
   // SYNC POINT given back (acquire): what the caller read before is read before the state is. Without it bytes of a
   // later fill could be taken for this one's.

@@ -14,7 +14,9 @@
 //  P2  info[h] is written only by slot 0 and only while state[h] is FREE.
 //  P3  SEALED(s) follows only after all writers of fill s stored COMMITTED(s), and a writer stores that only when its
 //      copies have ended.
-//  P4  At most one half is ACTIVE, and versions become ACTIVE in growing order.
+//  P4  At most one half is ACTIVE, and versions become ACTIVE in the order of their claims; the numbers of an epoch
+//  grow.
+//      Epochs are names: another trainer's may be larger or smaller.
 //  P5  A word (code, sequence) of a state never comes back.
 //
 // Memory policy M:
@@ -49,7 +51,7 @@ enum class Guard : std::uint8_t {
   snapshot_recheck,      ///< info counts only if the state did not change while it was read
   join_recheck,          ///< a joiner looks at the state again after it announced itself
   info_before_claim,     ///< the leader writes the info before it publishes FILLING
-  version_grows,         ///< a leader never goes back
+  version_grows,         ///< a leader never goes back within its epoch
   claim_free_only,       ///< only a FREE half is claimed
   activate_sealed,       ///< only a SEALED half is activated
   retire_before_active,  ///< the old half leaves ACTIVE before the new one enters
@@ -71,6 +73,11 @@ constexpr VersionId version_of(const InfoWords& info) noexcept {
   return {info[kInfoEpoch], info[kInfoNumber]};
 }
 
+/// Whether a version that is committed rules out that one may be. Which of two epochs is the later is not to be seen.
+constexpr bool rules_out(const VersionId& committed, const VersionId& wanted) noexcept {
+  return committed.epoch == wanted.epoch && committed.number >= wanted.number;
+}
+
 constexpr bool holds_version(HalfState state) noexcept {
   return state == HalfState::sealed || state == HalfState::active || state == HalfState::retiring;
 }
@@ -81,11 +88,14 @@ struct Snapshot {
   HalfWord half[kHalves];
   InfoWords info[kHalves] = {};
 
-  /// Newest version that was committed; invalid if none.
+  /// The version that was committed last; invalid if none.
   VersionId newest() const noexcept {
     VersionId newest;
+    std::uint64_t sequence = 0;
     for (unsigned h = 0; h < kHalves; ++h) {
-      if (holds_version(half[h].code) && version_of(info[h]) > newest) newest = version_of(info[h]);
+      if (!holds_version(half[h].code) || half[h].sequence < sequence) continue;
+      newest = version_of(info[h]);
+      sequence = half[h].sequence;
     }
     return newest;
   }
@@ -139,12 +149,12 @@ class Protocol {
     mark_idle(slot);
   }
 
-  /// Slot 0: claims a FREE half for a version that must follow everything committed.
+  /// Slot 0: claims a FREE half for a version that must follow what is committed of its epoch.
   BeginResult lead(const InfoWords& want) {
     const auto s = snapshot();
     if (!s.stable) return {Attempt::again, 0, 0, {}, false};
     for (unsigned h = 0; h < kHalves; ++h) {
-      const bool in_the_way = holds_version(s.half[h].code) && version_of(s.info[h]) >= version_of(want);
+      const bool in_the_way = holds_version(s.half[h].code) && rules_out(version_of(s.info[h]), version_of(want));
       if (in_the_way && !m_.broken(Guard::version_grows)) return {Attempt::conflict, h, 0, s.info[h], false};
     }
     for (unsigned h = 0; h < kHalves; ++h) {
@@ -171,7 +181,7 @@ class Protocol {
     const auto s = snapshot();  // SYNC POINT claim (acquire)
     if (!s.stable) return {Attempt::again, 0, 0, {}, false};
     for (unsigned h = 0; h < kHalves; ++h) {
-      if (holds_version(s.half[h].code) && version_of(s.info[h]) >= version_of(want)) {
+      if (holds_version(s.half[h].code) && rules_out(version_of(s.info[h]), version_of(want))) {
         return {Attempt::conflict, h, 0, s.info[h], false};
       }
     }

@@ -160,6 +160,8 @@ struct HalfStatus {
   unsigned writers = 0;
 };
 HalfStatus inspect_half(Segment& segment, unsigned half);
+/// The version that was committed last; invalid if none.
+Version inspect_newest(Segment& segment);
 
 struct SlotStatus {
   std::int32_t pid = 0;  ///< 0: not granted

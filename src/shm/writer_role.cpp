@@ -31,7 +31,7 @@ Error conflict(const Version& want, unsigned writers, const BeginResult& found) 
   const auto other = to_version(found.other);
   std::string text = "begin " + to_string(want) + ": ";
   if (!found.other_open) {
-    text += to_string(other) + " is committed already, a version must come after it";
+    text += to_string(other) + " is committed already, and the numbers of an epoch grow";
   } else if (other.id.epoch != want.id.epoch) {
     text += "writer 0 is filling " + to_string(other) + ", which is of another epoch";
   } else if (other.id != want.id) {
@@ -95,9 +95,11 @@ Result<Fill> WriterRole::begin(const Version& version, const Until& until) {
       return *open_;
     }
     if (found.attempt == Attempt::conflict) {
-      // A smaller version in an open fill may be what a dead or slower leader left, which ends by itself.
-      const bool may_pass = found.other_open && version_of(found.other) < version.id &&
-                            (found.other[kInfoEpoch] == version.id.epoch || !leader_alive(segment_));
+      // An open fill may be what a slower leader, or a dead one of any epoch, left: that ends by itself.
+      const VersionId other = version_of(found.other);
+      const bool slower = other.epoch == version.id.epoch && other.number < version.id.number;
+      const bool left = other.epoch != version.id.epoch && !leader_alive(segment_);
+      const bool may_pass = found.other_open && (slower || left);
       if (!may_pass || out_of_time) {
         if (wished) set_wish(0);
         auto error = conflict(version, writers_, found);

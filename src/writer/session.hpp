@@ -4,6 +4,7 @@
 // device_write.cpp what of that concerns sources in device memory.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -58,6 +59,7 @@ class WriterSession final : public Writer {
   void abort() noexcept override;
   Status wait_ready(const VersionId& version, Deadline deadline) override;
   VersionId newest() const override { return home_.here() ? role_->newest() : VersionId{}; }
+  std::uint64_t fresh_epoch() const override { return make_epoch(std::max(epoch_heard_, newest().epoch)); }
   std::optional<HeldVersion> held() const override;
   std::span<const std::byte> filling() const override;
   const LayoutPtr& layout() const override { return layout_; }
@@ -101,6 +103,7 @@ class WriterSession final : public Writer {
   BatchCounter progress_;  ///< of the group that is being written
   std::vector<TensorSlice> plan_;
   bool planned_ = false;
+  std::uint64_t epoch_heard_ = 0;  ///< by the agent, when it welcomed this writer
   std::stop_token stop_;
 
   // The open fill.

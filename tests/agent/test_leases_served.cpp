@@ -381,7 +381,7 @@ TEST_F(ServedLeases, ATrainerRestartWithALowerNumberIsANewerVersion) {
   next_version();
   const wire::Plan plan = ask_from_served();
   writer_.reset();
-  epoch_ = make_epoch();
+  epoch_ = make_epoch(epoch_);
   number_ = 0;
   next_version();
   auto c = client();

@@ -249,6 +249,32 @@ TEST(Planner, APartialStateOutOfTheRingGetsNoSteps) {
   expect_full(decide(expensive, o), 0);
 }
 
+/// Its trainer is another one than the agent's, and went on elsewhere, or its clock was wrong.
+TEST(Planner, ABaseOfALaterEpochIsAnsweredWithWhatThereIs) {
+  for (const wire::WantKind want : {wire::WantKind::newer, wire::WantKind::newest}) {
+    wire::Plan plan = ask(want);
+    plan.base = {kEpoch + 1, 9};
+    plan.base_root = root_of(9);
+    expect_full(decide(plan, offer()));
+
+    // A trainer of an older epoch took over at this agent: the ring leads back.
+    Offer took_over = offer();
+    took_over.ring[2].from = {{kEpoch + 1, 9}, "later"};
+    took_over.ring[2].from_root = root_of(9);
+    expect_delta(decide(plan, took_over), 2, 1, 6);
+  }
+  Offer took_over = offer();
+  took_over.ring[1].to = took_over.ring[2].from = {{kEpoch + 1, 9}, "later"};
+  took_over.ring[1].to_root = took_over.ring[2].from_root = root_of(9);
+  wire::Plan past = ask_from(4, wire::WantKind::number);
+  past.epoch = kEpoch + 1;
+  past.number = 9;
+  const Decision d = decide(past, took_over);
+  EXPECT_EQ(d.kind, Kind::delta) << "of a later epoch, and past all the same: " << d.message;
+  past.number = 10;
+  EXPECT_EQ(decide(past, took_over).kind, Kind::wait);
+}
+
 TEST(Planner, NewerWaitsForSomethingThatTheReceiverDoesNotHold) {
   EXPECT_EQ(decide(ask_from(6, wire::WantKind::newer), offer()).kind, Kind::wait);
   EXPECT_EQ(decide(ask_from(7, wire::WantKind::newer), offer()).kind, Kind::wait);

@@ -1,7 +1,7 @@
 // Known answers: these values are part of every stored and transmitted format.
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <cstdint>
 
 #include "base/hash.hpp"
 #include "deltasync/version.hpp"
@@ -28,19 +28,24 @@ TEST(Version, Text) {
   EXPECT_EQ(to_string(Version{{1, 2}, ""}), "0000000000000001:2");
 }
 
-TEST(Version, EpochsHoldTheClockAndDiffer) {
-  const auto now = [] {
-    return static_cast<std::uint64_t>(
-        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
-            .count());
-  };
-  const auto before = now();
-  const auto a = make_epoch();
-  const auto b = make_epoch();
-  const auto after = now();
-  EXPECT_GE(a >> 20, before);
-  EXPECT_LE(b >> 20, after);
-  EXPECT_NE(a, b);
+constexpr std::uint64_t count_of(std::uint64_t epoch) {
+  return epoch >> 32;
+}
+
+TEST(Version, AnEpochComesAfterTheOneBeforeAndDiffers) {
+  EXPECT_EQ(count_of(make_epoch()), 1u);
+  EXPECT_NE(make_epoch(), make_epoch()) << "by chance once in 2^32";
+  // 44 bits of milliseconds and 20 random ones, as epochs once were: of 2026, and of 2036.
+  for (const std::uint64_t by_clock : {1'795'000'000'000u << 20 | 0xFFFFFu, 2'111'000'000'000u << 20 | 0xFFFFFu}) {
+    EXPECT_EQ(count_of(make_epoch(by_clock)), count_of(by_clock) + 1);
+    EXPECT_GT(make_epoch(by_clock), by_clock);
+  }
+}
+
+TEST(Version, EpochsThatAreUsedUpBeginAnew) {
+  EXPECT_EQ(count_of(make_epoch(0xFFFFFFFE'00000000u)), 0xFFFFFFFFu);
+  EXPECT_EQ(count_of(make_epoch(0xFFFFFFFF'00000000u)), 1u);
+  EXPECT_EQ(count_of(make_epoch(~std::uint64_t{0})), 1u);
 }
 
 }  // namespace

@@ -155,7 +155,7 @@ class Run:
         while True:
             until = time.monotonic() + STEP_LIMIT_S
             if self.new_epoch or not self.epoch:
-                said = await self.ask(0, "epoch", until)
+                said = await self.ask(0, f"epoch {self.epoch}", until)
                 if said is None or not said.startswith("epoch "):
                     continue
                 self.epoch, self.new_epoch = int(said.split()[1]), False

@@ -1,6 +1,6 @@
 // One rank of a chaos run's trainer. Told on standard input what to do, a line each, and answers with a line each:
 //
-//   epoch               → epoch E             a fresh one, for all ranks
+//   epoch [E]           → epoch E             a fresh one, after that one, for all ranks
 //   offload E N         → offloaded E N SECONDS, or failed E N MESSAGE
 //   run E N END         → offloads the numbers N, N + 8 … below END one after the other; told as the last of them
 //
@@ -94,7 +94,7 @@ int run(Trainer& trainer) {
     std::uint64_t end = 0;
     words >> what >> version.id.epoch >> version.id.number >> end;
     if (what == "epoch") {
-      std::printf("epoch %llu\n", static_cast<unsigned long long>(make_epoch()));
+      std::printf("epoch %llu\n", static_cast<unsigned long long>(make_epoch(version.id.epoch)));
     } else {
       auto report = trainer.offload(version);
       while (report && version.id.number + kVariants < end) {

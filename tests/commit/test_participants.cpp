@@ -237,16 +237,25 @@ TEST_F(CommitRanks, AnEarlierProcessThatComesBackStopsServing) {
   EXPECT_TRUE((*later)->serving());
 }
 
-TEST_F(CommitRanks, ARankWhoseClockRunsBehindTakesALaterName) {
-  for (const bool by_calls : {true, false}) {
-    SCOPED_TRACE(by_calls);
+/// Every process begins with the lowest count; an earlier one of the rank may have come further.
+TEST_F(CommitRanks, ARankThatHearsOfALaterNameTakesAStillLaterOne) {
+  enum class Way { calls, tcp, tcp_in_a_hook };
+  for (const Way way : {Way::calls, Way::tcp, Way::tcp_in_a_hook}) {
+    SCOPED_TRACE(static_cast<int>(way));
     for (Member& m : members_) m.rank.reset();
     server_.reset();
     start();
     Report late = busy(1, make_epoch() + (1ull << 40));
     ASSERT_TRUE(server_->exchange(late, Deadline::after({}), {}));
     join(0);
-    join(1, by_calls);
+    ParticipantOptions o = options(1, way == Way::calls);
+    if (way == Way::tcp_in_a_hook) {
+      const auto link = std::make_shared<RankLink>(o, *net::parse_endpoint(o.coordinator));
+      o.exchange = [link](const Report& report, Deadline /*for calls*/, const std::stop_token& stop) {
+        return link->exchange(report, soon(), stop);
+      };
+    }
+    join(1, o);
     const auto version = server_->update(Want(), soon());
     ASSERT_TRUE(version) << version.error().to_string();
     EXPECT_TRUE(all_serve("one"));

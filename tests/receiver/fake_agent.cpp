@@ -106,7 +106,7 @@ void FakeAgent::restart() {
 
 void FakeAgent::new_trainer() {
   const std::lock_guard lock(mutex_);
-  epoch_ = make_epoch();
+  epoch_ = make_epoch(epoch_);
   versions_.clear();
   ring_.clear();
   plans_.clear();

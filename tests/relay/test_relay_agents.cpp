@@ -204,7 +204,7 @@ TEST_F(RelayNode, ATrainerThatComesBackInANewEpoch) {
   hand_on();
   all_pull(ranks, PullMode::full);
   writer_.reset();
-  epoch_ = make_epoch();
+  epoch_ = make_epoch(epoch_);
   number_ = 0;
   test::mutate(model_.half, *model_.layout, 0.01, 99);
   next_version();

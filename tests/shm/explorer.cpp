@@ -21,7 +21,7 @@ XXH128_hash_t fingerprint(const State& s) {
   words[n++] = s.held[0];
   words[n++] = s.held[1];
   words[n++] = std::uint64_t{s.fill_value[0]} | std::uint64_t{s.fill_value[1]} << 32;
-  words[n++] = s.last_active;
+  words[n++] = std::uint64_t{s.last_active} | std::uint64_t{s.last_sequence} << 32;
   words[n++] = std::uint64_t{s.kills_left} | std::uint64_t{s.stops_left} << 8 |
                std::uint64_t{s.agent_restarts_left} << 16 | std::uint64_t{s.timeouts_left} << 24 |
                std::uint64_t{s.aborts_left} << 32 | std::uint64_t{s.timeouts_taken} << 40 |

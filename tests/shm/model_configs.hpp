@@ -50,11 +50,20 @@ inline Config both_restart() {
   return c;
 }
 
-/// A trainer that comes back with an older epoch must be refused.
+/// Clocks and counters may go back: a trainer whose epoch is older than what is there publishes all the same.
 inline Config older_epoch() {
   Config c;
   c.name = "a second trainer of an older epoch";
   c.writers = {writer(0, 1, 2, 1), writer(0, 1, 1, 2, false)};
+  c.kills = 1, c.reader = false;
+  return c;
+}
+
+/// A trainer that repeats the numbers of its epoch is refused until it has passed what is there.
+inline Config repeated_numbers() {
+  Config c;
+  c.name = "a second trainer of the same epoch";
+  c.writers = {writer(0, 1, 1, 2), writer(0, 1, 1, 3, false)};
   c.kills = 1, c.reader = false;
   return c;
 }

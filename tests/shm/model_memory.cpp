@@ -108,8 +108,11 @@ void Memory::check_edge(unsigned half, HalfWord from, HalfWord to) {
     report(Violation::wrong_abort);
   }
   if (to.code == HalfState::active) {
-    if (info_value(s_, half) <= s_.last_active) report(Violation::went_back);
-    s_.last_active = info_value(s_, half);
+    const std::uint32_t value = info_value(s_, half);
+    const bool repeated = epoch_of(value) == epoch_of(s_.last_active) && value <= s_.last_active;
+    if (repeated || to.sequence <= s_.last_sequence) report(Violation::went_back);
+    s_.last_active = value;
+    s_.last_sequence = static_cast<std::uint32_t>(to.sequence);
   }
 }
 

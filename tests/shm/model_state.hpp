@@ -74,7 +74,8 @@ struct State {
   std::uint64_t held[kHalves] = {0, 0};
   // what has happened, for the checks only
   std::uint32_t fill_value[kHalves] = {0, 0};  ///< version that the half's current fill is really of
-  std::uint32_t last_active = 0;
+  std::uint32_t last_active = 0;               ///< value and sequence of the version that became ACTIVE last
+  std::uint32_t last_sequence = 0;
   std::uint8_t kills_left = 0, stops_left = 0, agent_restarts_left = 0, timeouts_left = 0, aborts_left = 0;
   std::uint8_t timeouts_taken = 0;
   std::uint8_t actors = 0;
@@ -97,6 +98,9 @@ inline bool batch_whole(const State& s, unsigned half, std::uint64_t sequence) {
 /// The bytes that a version's fill writes into every data cell.
 constexpr std::uint32_t value_of(std::uint64_t epoch, std::uint64_t number) {
   return static_cast<std::uint32_t>(epoch * 16 + number);
+}
+constexpr std::uint32_t epoch_of(std::uint32_t value) {
+  return value / 16;
 }
 inline std::uint32_t info_value(const State& s, unsigned half) {
   return value_of(s.cells[kInfoCells + half * kInfo + kInfoEpoch], s.cells[kInfoCells + half * kInfo + kInfoNumber]);

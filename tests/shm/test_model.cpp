@@ -27,6 +27,9 @@ TEST(Model, TrainerRestart) {
 TEST(Model, BothRestart) {
   expect_clean(both_restart());
 }
+TEST(Model, RepeatedNumbers) {
+  expect_clean(repeated_numbers());
+}
 TEST(Model, OlderEpoch) {
   expect_clean(older_epoch());
 }

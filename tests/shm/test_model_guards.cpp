@@ -38,7 +38,7 @@ const Mutant kMutants[] = {
     {"SnapshotRecheck", Guard::snapshot_recheck, two_writers_abort, Violation::torn_info},
     {"JoinRecheck", Guard::join_recheck, two_writers_abort, Violation::stale_join},
     {"InfoBeforeClaim", Guard::info_before_claim, two_writers_abort, Violation::torn_info},
-    {"VersionGrows", Guard::version_grows, older_epoch, Violation::went_back},
+    {"VersionGrows", Guard::version_grows, repeated_numbers, Violation::went_back},
     {"ClaimFreeOnly", Guard::claim_free_only, one_writer, Violation::torn_info},
     {"ActivateSealed", Guard::activate_sealed, one_writer, Violation::torn},
     {"RetireBeforeActive", Guard::retire_before_active, one_writer, Violation::two_active},

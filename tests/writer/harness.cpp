@@ -158,12 +158,9 @@ Result<agent::OpenSegment> MiniAgent::open_segment(LayoutPtr layout, ByteSpan la
   if (before) before();
   const auto now = current();
   if (now && (mixes_layouts_up || now->segment->layout_digest() == layout->digest())) {
-    VersionId newest;
-    for (const auto& view : {now->role->sealed(), now->role->active()}) {
-      if (view) newest = std::max(newest, view->version.id);
-    }
+    const VersionId newest = shm::inspect_newest(*now->segment).id;
     DS_ASSIGN(UniqueFd file, now->segment->hand_over());
-    return agent::OpenSegment{now->segment->path(), now->number, newest, std::move(file)};
+    return agent::OpenSegment{now->segment->path(), now->number, newest, std::move(file), newest.epoch};
   }
   if (now) {
     now->role->reap();

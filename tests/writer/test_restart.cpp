@@ -1,4 +1,4 @@
-// What a writer tells an agent that was restarted.
+// What a writer tells an agent that was restarted, and what it learns from it.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -88,6 +88,29 @@ TEST_F(WriterRestart, AReplacedRankWithAnotherPlanIsToldThatItDoesNotFit) {
   ASSERT_FALSE(judged);
   EXPECT_EQ(judged.error().code(), Errc::timed_out);
   EXPECT_THAT(judged.error().message(), ::testing::HasSubstr("does not fit those that the other writers registered"));
+}
+
+TEST_F(WriterRestart, AFreshEpochComesAfterWhatTheSegmentHas) {
+  const auto publish_alone = [&](Writer& writer, const Version& v) {
+    ASSERT_TRUE(writer.begin(v, soon()));
+    ASSERT_TRUE(write_all(writer, model_.half));
+    ASSERT_TRUE(writer.commit(soon()));
+    ASSERT_TRUE(writer.wait_ready(v.id, soon()));
+  };
+  auto writer = attach(0, 1);
+  const std::uint64_t first = writer->fresh_epoch();
+  publish_alone(*writer, version(first, 1));
+  EXPECT_GT(writer->fresh_epoch(), first) << "what it has published itself counts too";
+  const std::uint64_t ten_years_ahead = (1'795'000'000'000u + 315'360'000'000u) << 20;
+  publish_alone(*writer, version(ten_years_ahead, 1));
+  writer.reset();
+  restart_agent();
+  writer = attach(0, 1);
+  const std::uint64_t next = writer->fresh_epoch();
+  EXPECT_EQ(next >> 32, (ten_years_ahead >> 32) + 1);
+  publish_alone(*writer, version(next, 1));
+  publish_alone(*writer, version(5, 1));  // an older one, of somebody who does not ask
+  EXPECT_EQ(agent_->served(), (VersionId{5, 1}));
 }
 
 }  // namespace

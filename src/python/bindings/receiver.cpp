@@ -101,9 +101,17 @@ nb::dict report_of(const PullReport& report) {
   return fields;
 }
 
+OlderEpoch older_epoch_named(const std::string& name) {
+  if (name == "follow") return OlderEpoch::follow;
+  if (name == "wait") return OlderEpoch::wait;
+  if (name == "fail") return OlderEpoch::fail;
+  throw Failure{Error(Errc::invalid_argument, "on_older_epoch is follow, wait or fail, not '" + name + "'")};
+}
+
 std::unique_ptr<Receiver> connect(std::string endpoint, std::string token, unsigned streams, unsigned threads,
                                   std::string cores, const std::string& full_over_live, bool attest_commits,
-                                  double link_gbps, std::string name, const TlsOptions& tls, double timeout) {
+                                  double link_gbps, const std::string& on_older_epoch, std::string name,
+                                  const TlsOptions& tls, double timeout) {
   ReceiverOptions options;
   options.tls = tls;
   options.endpoint = std::move(endpoint);
@@ -114,6 +122,7 @@ std::unique_ptr<Receiver> connect(std::string endpoint, std::string token, unsig
   options.full_over_live = full_over_live_named(full_over_live);
   options.attest_commits = attest_commits;
   options.link_gbps = link_gbps;
+  options.on_older_epoch = older_epoch_named(on_older_epoch);
   options.name = std::move(name);
   const Deadline deadline = deadline_after(timeout);
   return unwrap(stoppable([&](std::stop_token stop) { return Receiver::connect(options, deadline, std::move(stop)); }));
@@ -243,8 +252,8 @@ void bind_receiver(nb::module_& module) {
           "cert"_a = "", "key"_a = "", "ca"_a = "", "name"_a = "");
   nb::class_<Receiver>(module, "Receiver", "One receiver of one agent. One thread calls it at a time.")
       .def_static("connect", &connect, "endpoint"_a, "token"_a = "", "streams"_a = 4, "threads"_a = 0, "cores"_a = "",
-                  "full_over_live"_a = "stage", "attest_commits"_a = false, "link_gbps"_a = 0.0, "name"_a = "receiver",
-                  "tls"_a = TlsOptions(), "timeout"_a = 60.0)
+                  "full_over_live"_a = "stage", "attest_commits"_a = false, "link_gbps"_a = 0.0,
+                  "on_older_epoch"_a = "follow", "name"_a = "receiver", "tls"_a = TlsOptions(), "timeout"_a = 60.0)
       .def("bind", &bind_target, "target"_a, "timeout"_a = 60.0)
       .def("pull", &pull, "number"_a = nb::none(), "label"_a = nb::none(), "epoch"_a = 0, "newer"_a = false,
            "timeout"_a = 60.0, "stop"_a = nb::none())

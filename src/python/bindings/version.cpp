@@ -11,8 +11,9 @@ using namespace nb::literals;
 
 void bind_version(nb::module_& module) {
   nb::class_<Version>(module, "Version",
-                      "A model version. Ordered by (epoch, number): a later incarnation of the trainer has a larger "
-                      "epoch; `number` grows within it; `label` is the user's name for it.")
+                      "A model version. `epoch` names an incarnation of the trainer; a later one has a larger epoch as "
+                      "far as its agent has heard of the earlier. `number` grows within it; `label` is the user's name "
+                      "for it. Ordered by (epoch, number).")
       .def(
           "__init__",
           [](Version* self, std::uint64_t epoch, std::uint64_t number, std::string label) {
@@ -33,8 +34,8 @@ void bind_version(nb::module_& module) {
       .def("__hash__", [](const Version& version) {
         return static_cast<std::int64_t>((version.id.epoch * 0x9e3779b97f4a7c15ULL ^ version.id.number) >> 1);
       });
-  module.def("make_epoch", &make_epoch,
-             "A fresh epoch of this incarnation of the trainer. One rank calls it and hands it to all others.");
+  module.def("make_epoch", &make_epoch, "after"_a = 0,
+             "A fresh epoch that comes after another one. Trainers use Writer.fresh_epoch().");
 }
 
 }  // namespace deltasync::python

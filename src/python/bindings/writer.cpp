@@ -100,6 +100,12 @@ VersionId newest(const Writer& writer) {
   return writer.newest();
 }
 
+std::uint64_t fresh_epoch(const Writer& writer) {
+  const CallOf one(writer);
+  one.check();
+  return writer.fresh_epoch();
+}
+
 /// Handlers of signals get their turn after so many bytes.
 constexpr std::uint64_t kSignalBytes = 256u << 20;
 
@@ -198,6 +204,10 @@ void bind_writer(nb::module_& module) {
             unwrap(stoppable_by(writer, [&] { return writer.wait_ready(version.id, deadline); }));
           },
           "version"_a, "timeout"_a = 60.0)
+      .def("fresh_epoch", &fresh_epoch,
+           "An epoch for a trainer that begins now, after all that the agent has heard of. One rank calls it and hands "
+           "it "
+           "to all others.")
       .def_prop_ro("newest_number", [](const Writer& writer) { return newest(writer).number; })
       .def_prop_ro("newest_epoch", [](const Writer& writer) { return newest(writer).epoch; })
       .def_prop_ro("layout", [](const Writer& writer) { return std::const_pointer_cast<Layout>(writer.layout()); });

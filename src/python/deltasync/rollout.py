@@ -80,6 +80,11 @@ class Receiver:
     computes with the weights. A commit comes behind what is queued there, and what is queued there after it comes
     behind the commit. For a device without one, a commit first waits for all that torch has queued on it.
 
+    ``on_older_epoch``: what to do when the agent serves a version of a trainer whose epoch is older than that of the
+    version that is held (that trainer never heard of the other one): ``follow`` takes it, since the agent is the one
+    that was pointed to; ``wait`` waits for a later one; ``fail`` raises VersionConflict. The log says so once. It
+    concerns the newest version and the next one, not those that are asked for by number or label.
+
     Thread-safe. A commit writes live memory: nothing may compute with it meanwhile.
     """
 
@@ -102,6 +107,7 @@ class Receiver:
         engine_streams: Mapping[int, Any] | None = None,
         attest_commits: bool = False,
         link_gbps: float = 0.0,
+        on_older_epoch: str = "follow",
         name: str | None = None,
         strict: bool = True,
         ignore: Iterable[str] = (),
@@ -124,6 +130,7 @@ class Receiver:
             "attest_commits": attest_commits,
             "link_gbps": link_gbps,
             "tls": (tls or Tls())._of_receiver(),
+            "on_older_epoch": on_older_epoch,
             "name": name or f"receiver-{os.getpid()}",
         }
         self._module, self._plan, self._directory, self._live = module, plan, directory, live

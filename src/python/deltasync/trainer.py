@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import _native
 from ._arrays import DTYPES, FLOATS, Array, check_tensor, describe, is_torch_tensor
 from ._group import Group
 from ._native import Batch, Layout, OffloadReport, PlainTensors, Sidecar, Version, Writer
@@ -91,11 +90,10 @@ class WeightManager:
         self.agent: AgentProcess | None = None
         self.socket: str
         self._endpoint: str | None
-        self.epoch: int
 
-        def lead() -> tuple[str, str | None, int]:
+        def lead() -> tuple[str, str | None]:
             if agent is not None:
-                return str(agent), None, _native.make_epoch()
+                return str(agent), None
             self.agent = AgentProcess(
                 name,
                 listen=listen,
@@ -105,7 +103,7 @@ class WeightManager:
                 args=list(agent_args),
                 timeout=timeout,
             )
-            return self.agent.socket, self.agent.endpoint, _native.make_epoch()
+            return self.agent.socket, self.agent.endpoint
 
         def attach() -> Writer:
             return Writer.attach(
@@ -120,8 +118,9 @@ class WeightManager:
             )
 
         try:
-            self.socket, self._endpoint, self.epoch = self._group.from_leader(lead, timeout)
+            self.socket, self._endpoint = self._group.from_leader(lead, timeout)
             self._writer: Writer = self._group.all_or_none(attach, timeout)
+            self.epoch: int = self._group.from_leader(self._writer.fresh_epoch, timeout)
         except BaseException:
             if self.agent is not None:
                 self.agent.stop()
