@@ -234,8 +234,11 @@ void AgentCore::drop_old_generations() {
   }
   for (const GenerationPtr& generation : dropped) {
     const auto removed = generation->segment->remove_name();
-    log::info("segment_removed name={} reason=\"a newer layout is served\"{}", generation->segment->path().name,
-              removed ? "" : " error=\"" + removed.error().to_string() + "\"");
+    if (removed) {
+      log::info("segment_removed name={} reason=\"a newer layout is served\"", generation->segment->path().name);
+    } else {
+      log::warn("segment_remove_failed error=\"{}\"", removed.error().to_string());
+    }
   }
 }
 

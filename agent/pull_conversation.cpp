@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/utf8.hpp"
 #include "format/wire_report.hpp"
 #include "net/auth.hpp"
 #include "net/coroutine.hpp"
@@ -41,15 +42,6 @@ const char* mode_name(wire::PlanMode mode) {
     case wire::PlanMode::full: return "full";
   }
   return "unknown";
-}
-
-/// A peer's own words go to logs and pages as printable text only.
-std::string printable(std::string text) {
-  for (char& c : text) {
-    const auto u = static_cast<unsigned char>(c);
-    if (u < 0x20 || u == 0x7F || c == '"' || c == '\\') c = '?';
-  }
-  return text;
 }
 
 /// More ranges than tiles are in none, and what they skip and cover are tiles as well, so that hardly any number in
@@ -112,7 +104,7 @@ asio::awaitable<void> PullConversation::run() {
 void PullConversation::log_end(const Status& status) const {
   if (turned_away_) {
     log::warn(context_.refusal_lines, "peer_refused peer={} name=\"{}\" reason=\"{}\"", address_, name_,
-              printable(status.error().message()));
+              status.error().message());
     return;
   }
   if (status || status.error().code() == Errc::connection) {
@@ -121,7 +113,7 @@ void PullConversation::log_end(const Status& status) const {
   }
   log::warn(authenticated_ ? context_.peer_lines : context_.stranger_lines,
             "peer_dropped connection={} peer={} name=\"{}\" error=\"{}\"", connection_, address_, name_,
-            printable(status.error().to_string()));
+            status.error().to_string());
 }
 
 asio::awaitable<Status> PullConversation::converse() {
@@ -157,7 +149,7 @@ asio::awaitable<Status> PullConversation::handshake() {
   if (message.type() != wire::Type::auth) co_return Error(Errc::protocol, "the first message is no auth");
   DS_CO_ASSIGN(protocol_, wire::check_protocol(message.payload, "the peer"));
   DS_CO_ASSIGN(wire::Auth auth, wire::Auth::decode(message.payload));
-  name_ = printable(std::move(auth.name));
+  name_ = printable(auth.name);
   role_ = auth.role;
   if (!token.empty() && !net::equal_proofs(auth.proof, net::client_proof(token, hello.nonce, auth.nonce, auth.role))) {
     co_return Error(Errc::unauthenticated, "no token or a wrong one");
@@ -276,7 +268,7 @@ asio::awaitable<Status> PullConversation::answer(Request& request) {
 asio::awaitable<Status> PullConversation::refuse(Request& request, Error error) {
   core_.metrics().count_error(error.code());
   log::debug("request_refused connection={} name=\"{}\" type={} error=\"{}\"", connection_, name_, request.header.type,
-             printable(error.to_string()));
+             error.to_string());
   std::vector<std::byte>().swap(request.payload);
   wire::ErrorMessage answer;
   answer.code = error.code();

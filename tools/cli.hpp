@@ -73,11 +73,8 @@ Result<Slice> parse_slice(const Layout& layout, const std::string& text);
 /// One JSON object on stdout, flushed, on one line unless it is to be indented. A closed pipe is an error like any
 /// other.
 Status print_json(const Json& object, int indent = -1);
-/// A line of text on stdout, flushed; see printable().
+/// A line of text on stdout, flushed, as printable() has it: a terminal would do what control characters say.
 Status print_line(std::string_view line);
-/// Control characters, of both sets, as \x1b: names and labels come from users and peers, and a terminal would do what
-/// they say. Text that is no UTF-8 has all its bytes from 0x80 on written so.
-std::string printable(std::string_view text);
 
 /// "1.50 GiB", "312 B"
 std::string human_bytes(std::uint64_t bytes);

@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "base/log_setup.hpp"
+#include "base/utf8.hpp"
 #include "tools/cli.hpp"
 
 namespace deltasync::cli {

@@ -85,23 +85,6 @@ std::string exit_code_help() {
          "128+N  pull: ended by signal N\n";
 }
 
-std::string printable(std::string_view text) {
-  const bool utf8 = is_utf8(text);
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const bool second_set = byte == 0xC2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xA0;
-    if (byte >= 0x20 && byte != 0x7F && (byte < 0x80 || (utf8 && !second_set))) {
-      out += text[i];
-      continue;
-    }
-    char escape[8];
-    std::snprintf(escape, sizeof escape, "\\x%02x", utf8 && second_set ? static_cast<unsigned char>(text[++i]) : byte);
-    out += escape;
-  }
-  return out;
-}
-
 Status print_line(std::string_view line) {
   return write_line(printable(line));
 }

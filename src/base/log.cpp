@@ -1,5 +1,6 @@
 #include "base/log.hpp"
 
+#include <fmt/args.h>
 #include <fmt/format.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
@@ -8,9 +9,13 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
 
 #include "base/log_json.hpp"
 #include "base/log_setup.hpp"
+#include "base/utf8.hpp"
 
 namespace deltasync {
 namespace {
@@ -26,6 +31,37 @@ spdlog::level::level_enum to_spdlog(log::Level level) {
     case log::Level::critical: break;
   }
   return spdlog::level::critical;
+}
+
+/// Values come from users and peers: as one stands between quotes, it ends where the line's own quote is. Control
+/// characters become text as well (printable()), so that no value ends the line or tells a terminal what to do.
+std::string quotable(std::string_view value) {
+  std::string out;
+  out.reserve(value.size());
+  for (const char c : value) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+/// The arguments with their texts as quotable() has them. (A number cannot end a field, and nothing else is logged.)
+fmt::dynamic_format_arg_store<fmt::format_context> with_quotable_texts(const fmt::format_args& args) {
+  fmt::dynamic_format_arg_store<fmt::format_context> store;
+  for (int i = 0; args.get(i); ++i) {
+    fmt::visit_format_arg(
+        [&]<class T>(T value) {
+          using Handle = fmt::basic_format_arg<fmt::format_context>::handle;
+          if constexpr (std::is_same_v<T, const char*> || std::is_same_v<T, fmt::string_view>) {
+            const fmt::string_view text(value);
+            store.push_back(quotable({text.data(), text.size()}));
+          } else if constexpr (!std::is_same_v<T, fmt::monostate> && !std::is_same_v<T, Handle>) {
+            store.push_back(value);
+          }
+        },
+        args.get(i));
+  }
+  return store;
 }
 
 }  // namespace
@@ -53,8 +89,8 @@ void log::write(Level level, fmt::string_view format, fmt::format_args args) noe
       return;
     }
     fmt::memory_buffer text;
-    fmt::vformat_to(fmt::appender(text), format, args);
-    spdlog::log(to, spdlog::string_view_t(text.data(), text.size()));
+    fmt::vformat_to(fmt::appender(text), format, with_quotable_texts(args));
+    spdlog::log(to, printable({text.data(), text.size()}));
   } catch (const std::exception&) {  // no memory for the line; spdlog itself says what its sinks throw
   }
 }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 
 namespace deltasync {
 namespace {
@@ -22,6 +23,12 @@ std::size_t sequence_bytes(std::string_view text) noexcept {
   return overlong || surrogate || too_large ? 0 : bytes;
 }
 
+/// Whether the well-formed sequence at the start of `text` is a control character: C0 and DEL have one byte, C1 two.
+bool is_control(std::string_view text) noexcept {
+  const auto byte = static_cast<std::uint8_t>(text[0]);
+  return byte < 0x20 || byte == 0x7F || (byte == 0xC2 && static_cast<std::uint8_t>(text[1]) < 0xA0);
+}
+
 }  // namespace
 
 bool is_utf8(std::string_view text) noexcept {
@@ -31,6 +38,35 @@ bool is_utf8(std::string_view text) noexcept {
     text.remove_prefix(bytes);
   }
   return true;
+}
+
+bool is_plain_text(std::string_view text) noexcept {
+  while (!text.empty()) {
+    const auto bytes = sequence_bytes(text);
+    if (bytes == 0 || is_control(text)) return false;
+    text.remove_prefix(bytes);
+  }
+  return true;
+}
+
+std::string printable(std::string_view text) {
+  const bool utf8 = is_utf8(text);
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const std::size_t bytes = utf8 ? sequence_bytes(text) : 1;
+    const bool shown = utf8 ? !is_control(text) : static_cast<std::uint8_t>(text[0]) < 0x7F && !is_control(text);
+    if (shown) {
+      out += text.substr(0, bytes);
+    } else {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\x%02x",
+                    static_cast<unsigned>(static_cast<std::uint8_t>(text[bytes - 1])));
+      out += escape;
+    }
+    text.remove_prefix(bytes);
+  }
+  return out;
 }
 
 }  // namespace deltasync

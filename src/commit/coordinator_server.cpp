@@ -24,15 +24,6 @@ constexpr std::uint64_t kJoinBytesMax = 4096;  ///< before a peer has proved any
 constexpr std::size_t kMoreConnections = 64;   ///< than ranks
 constexpr auto kSayAgain = std::chrono::seconds(1);
 
-/// A peer's own words go to logs as printable text only.
-std::string printable(std::string text) {
-  for (char& c : text) {
-    const auto u = static_cast<unsigned char>(c);
-    if (u < 0x20 || u == 0x7F || c == '"' || c == '\\') c = '?';
-  }
-  return text;
-}
-
 /// Closing with unread bytes would reset the connection, and a reset throws away what was said.
 void say_why(net::MessageSocket& socket, const Error& why) {
   if (!socket.open()) return;
@@ -142,7 +133,7 @@ void CoordinatorServer::converse(Peer& peer, UniqueFd fd, std::uint64_t connecti
   peer.joined = false;
   if (who) leave_seat(*who);
   if (status.error().code() != Errc::connection && status.error().code() != Errc::cancelled) {
-    log::warn("commit_peer_dropped connection={} error=\"{}\"", connection, printable(status.error().to_string()));
+    log::warn("commit_peer_dropped connection={} error=\"{}\"", connection, status.error().to_string());
     say_why(socket, status.error());
   }
 }
@@ -187,7 +178,7 @@ Result<CoordinatorServer::Joined> CoordinatorServer::join(net::MessageSocket& so
     leave_seat(who);
     return std::move(sent).error();
   }
-  log::debug("commit_rank_joined connection={} rank={} name=\"{}\"", connection, asked.rank, printable(asked.name));
+  log::debug("commit_rank_joined connection={} rank={} name=\"{}\"", connection, asked.rank, asked.name);
   return who;
 }
 

@@ -3,15 +3,19 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/utf8.hpp"
+
 namespace deltasync {
 
 Status check_file_name(std::string_view name) {
   const auto refuse = [&](const char* why) {
-    return Error(Errc::invalid_argument, "file name '" + std::string(name.substr(0, kFileNameBytesMax)) + "': " + why);
+    return Error(Errc::invalid_argument, "file name '" + printable(name.substr(0, kFileNameBytesMax)) + "': " + why);
   };
   if (name.empty()) return refuse("empty");
   if (name.size() > kFileNameBytesMax) return refuse("too long");
-  if (name.find('\0') != std::string_view::npos) return refuse("contains a NUL");
+  if (!is_utf8(name)) return refuse("is not UTF-8");
+  if (!is_plain_text(name)) return refuse("contains a control character");
+  if (name.find('\\') != std::string_view::npos) return refuse("contains a '\\', which separates folders elsewhere");
   if (name.front() == '/') return refuse("absolute");
   for (std::string_view rest = name;;) {
     const auto slash = rest.find('/');

@@ -12,7 +12,7 @@ namespace deltasync {
 inline constexpr std::size_t kFileNameBytesMax = 1024;
 
 /// invalid_argument unless the name is a relative path of ordinary components: none empty, none that begins with '.'
-/// (so no "..", nothing hidden, nothing that a target keeps for itself), no NUL, not too long.
+/// (so no "..", nothing hidden, nothing that a target keeps for itself), plain text without '\', not too long.
 Status check_file_name(std::string_view name);
 
 /// Checks each name, that none occurs twice, and that none is a directory of another.

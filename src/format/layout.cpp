@@ -25,10 +25,12 @@ Status check_name(const std::string& name, std::size_t position) {
     return Error(Errc::invalid_argument, which + "its name has " + std::to_string(name.size()) + " bytes, more than " +
                                              std::to_string(kTensorNameBytesMax));
   }
-  if (name.find('\0') != std::string::npos) return Error(Errc::invalid_argument, which + "its name contains a NUL");
   // A safetensors header could not tell this tensor from its own free-form part.
   if (name == "__metadata__") return Error(Errc::invalid_argument, which + "the name __metadata__ is reserved");
   if (!is_utf8(name)) return Error(Errc::invalid_argument, which + "its name is not UTF-8");
+  if (!is_plain_text(name)) {
+    return Error(Errc::invalid_argument, which + "its name '" + printable(name) + "' contains a control character");
+  }
   return {};
 }
 
@@ -74,14 +76,14 @@ Status derive_view(Tensor& t) {
   return {};
 }
 
+}  // namespace
+
 Status derive(Tensor& t, std::size_t position) {
   DS_TRY(check_name(t.spec.name, position));
   DS_TRY(derive_view(t));
   DS_TRY(check_cuts(t.spec, "row", t.spec.row_cuts, t.rows));
   return check_cuts(t.spec, "column", t.spec.col_cuts, t.cols);
 }
-
-}  // namespace
 
 Layout::Layout() : index_(std::make_unique<Index>()) {}
 Layout::~Layout() = default;

@@ -1,4 +1,5 @@
-// What Layout keeps beside its tensors: names sorted for look-ups, and the tile arithmetic of each tensor.
+// What Layout is built with and keeps beside its tensors: the checks of one tensor, names sorted for look-ups, and the
+// tile arithmetic of each tensor.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,10 @@ struct TileGeometry {
 };
 /// `rows` and `cols` as in Tensor; the cuts of `spec` have been checked against them.
 TileGeometry tile_geometry(const TensorSpec& spec, std::uint64_t rows, std::uint64_t cols);
+
+/// Checks what the spec of tensor number `position` says about itself, and fills in rows, cols, element_bytes and
+/// bytes.
+Status derive(Tensor& t, std::size_t position);
 
 struct Layout::Index {
   struct Name {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
+#include "base/utf8.hpp"
 #include "format/wire.hpp"
 
 namespace deltasync::wire {
@@ -63,6 +64,12 @@ class Decoder {
     const ByteSpan s = in_.take(n);
     return {reinterpret_cast<const char*>(s.data()), s.size()};
   }
+  /// Of a version: plain text.
+  std::string label() {
+    std::string text = string(kLabelBytesMax, "label");
+    if (!is_plain_text(text)) reject("label", "'" + printable(text) + "', which is no plain text");
+    return text;
+  }
   /// u64 length, then the bytes. The length is checked against what is there before anything is allocated.
   std::vector<std::byte> blob() {
     const ByteSpan s = in_.take(in_.get<std::uint64_t>());
@@ -71,7 +78,7 @@ class Decoder {
   Version version() {
     Version v;
     v.id = version_id();
-    v.label = string(kLabelBytesMax, "label");
+    v.label = label();
     return v;
   }
 

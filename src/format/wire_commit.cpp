@@ -138,7 +138,7 @@ Result<RankOrder> RankOrder::decode(ByteSpan payload) {
   o.want.kind = in.enumerator(Want::Kind::newest, Want::Kind::label, "want");
   o.want.number = in.get<std::uint64_t>();
   o.want.epoch = in.get<std::uint64_t>();
-  o.want.label = in.string(kLabelBytesMax, "label");
+  o.want.label = in.label();
   o.exact = in.version_id();
   o.version = in.version();
   return in.finish(std::move(m));

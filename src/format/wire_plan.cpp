@@ -40,7 +40,7 @@ Result<Plan> Plan::decode(ByteSpan payload) {
   m.base_root = in.digest();
   m.want = in.enumerator(WantKind::newest, WantKind::label, "want");
   m.number = in.get<std::uint64_t>();
-  m.label = in.string(kLabelBytesMax, "label");
+  m.label = in.label();
   m.wait_ms = in.get<std::uint64_t>();
   m.partial = in.flag("partial");
   m.full_only = in.flag("full_only");

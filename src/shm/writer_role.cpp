@@ -1,3 +1,4 @@
+#include "base/label.hpp"
 #include "shm/bell.hpp"
 #include "shm/cells.hpp"
 #include "shm/ensure.hpp"
@@ -66,10 +67,7 @@ void WriterRole::set_wish(std::uint64_t deadline_ns) noexcept {
 Result<Fill> WriterRole::begin(const Version& version, const Until& until) {
   if (open_) return Error(Errc::invalid_argument, "begin " + to_string(version) + ": a fill is open already");
   if (!version.id.valid()) return Error(Errc::invalid_argument, "begin: epoch 0 means \"no version\"");
-  if (version.label.size() > kLabelBytesMax || version.label.find('\0') != std::string::npos) {
-    return Error(Errc::invalid_argument, "begin: a label has at most 127 bytes and no NUL, this one has " +
-                                             std::to_string(version.label.size()) + " bytes");
-  }
+  DS_TRY(check_label(version.label).with_context("begin"));
   {
     // The phase word can announce one fill's copies only; begin() below overwrites it.
     const std::lock_guard lock(copy_mutex_);

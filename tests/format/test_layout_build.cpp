@@ -91,7 +91,10 @@ TEST(LayoutBuild, FindsEveryNameAndNoOther) {
 TEST(LayoutBuild, RefusesBadNames) {
   expect_refused({spec("", Dtype::bf16, {1})}, Errc::invalid_argument, "tensor 0: its name is empty");
   expect_refused({spec("a", Dtype::bf16, {1}), spec(std::string("b\0c", 3), Dtype::bf16, {1})}, Errc::invalid_argument,
-                 "tensor 1: its name contains a NUL");
+                 "tensor 1: its name 'b\\x00c' contains a control character");
+  for (const char* bad : {"a\nb", "\x1b[2J", "a\x7f", "\xC2\x80", "a\xC2\x9F"}) {
+    expect_refused({spec(bad, Dtype::bf16, {1})}, Errc::invalid_argument, "contains a control character");
+  }
   expect_refused({spec(std::string(1025, 'n'), Dtype::bf16, {1})}, Errc::invalid_argument, "1025 bytes");
   expect_refused({spec("w", Dtype::bf16, {1}), spec("v", Dtype::bf16, {1}), spec("w", Dtype::f32, {2})},
                  Errc::invalid_argument, "tensor 'w': listed twice");

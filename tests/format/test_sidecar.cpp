@@ -115,7 +115,17 @@ TEST(Sidecar, RefusesNamesThatLeaveTheDirectory) {
   }
   Sidecar s = example(*layout);
   s.others[0].name = std::string("a\0b", 3);
-  expect_refused(s, "NUL");
+  expect_refused(s, "file name 'a\\x00b': contains a control character");
+  for (const char* name : {"a\nb", "\x1b[2J.json", "a\x7f",
+                           "\xC2\x9B"
+                           "2J"}) {
+    s.others[0].name = name;
+    expect_refused(s, "contains a control character");
+  }
+  s.others[0].name = "caf\xE9.json";
+  expect_refused(s, "file name 'caf\\xe9.json': is not UTF-8");
+  s.others[0].name = "a\\..\\b";
+  expect_refused(s, "contains a '\\'");
   s.others[0].name = "model.safetensors";
   expect_refused(s, "occurs twice");
   s.others[0].name = "1_Pooling";

@@ -280,6 +280,9 @@ TEST(WireMessages, LimitsAreKept) {
   EXPECT_TRUE(Plan::decode(plan.encode()).ok());
   plan.label.push_back('l');
   EXPECT_EQ(Plan::decode(plan.encode()).error().message(), "plan: label is 128 bytes");
+  plan.label = "a\x1b[2J";
+  EXPECT_EQ(Plan::decode(plan.encode()).error().message(), "plan: label is 'a\\x1b[2J', which is no plain text");
+  EXPECT_FALSE(VersionReady::decode(VersionReady{{{1, 2}, "\xC2\x9B"}, digest_of(4)}.encode()).ok());
 
   PlanReply reply;
   reply.full_bytes = kModelBytesMax + 1;

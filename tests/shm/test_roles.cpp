@@ -4,6 +4,7 @@
 #include <atomic>
 #include <thread>
 
+#include "shm/info.hpp"
 #include "shm/support.hpp"
 
 namespace deltasync::shm::testing {
@@ -94,6 +95,16 @@ TEST_F(Roles, BeginWaitsWhileTheOtherHalfIsRead) {
   waiting.join();
 }
 
+/// Writers of protocol 4 take any label without a NUL; receivers would refuse every message that has it.
+TEST_F(Roles, LabelsOfOlderWritersBecomePlainText) {
+  const auto read_as = [](const std::string& label) { return to_version(to_words({{7, 1}, label}, 1)).label; };
+  EXPECT_EQ(read_as("step\n7\x1b"), "step\\x0a7\\x1b");
+  EXPECT_EQ(read_as("caf\xE9"), "caf\\xe9");
+  const std::string plain = std::string(121, 'x') + "\xE4\xB8\xAD";
+  EXPECT_EQ(read_as(plain), plain);
+  EXPECT_EQ(read_as("\n" + plain), "\\x0a" + plain.substr(0, 121)) << "not cut inside a character";
+}
+
 TEST_F(Roles, NumbersOfAnEpochMustGrow) {
   grant(0, 1);
   WriterRole writer(*segment_, 0, 1);
@@ -130,7 +141,10 @@ TEST_F(Roles, BadArguments) {
   grant(0, 1);
   EXPECT_EQ(writer.begin(version(0, 1), soon()).error().code(), Errc::invalid_argument);
   EXPECT_EQ(writer.begin({{7, 1}, std::string(128, 'x')}, soon()).error().code(), Errc::invalid_argument);
-  EXPECT_EQ(writer.begin({{7, 1}, std::string("a\0b", 3)}, soon()).error().code(), Errc::invalid_argument);
+  for (const std::string& bad :
+       {std::string("a\0b", 3), std::string("a\nb"), std::string("\xC2\x9B"), std::string("\xFF")}) {
+    EXPECT_EQ(writer.begin({{7, 1}, bad}, soon()).error().code(), Errc::invalid_argument) << bad;
+  }
   auto fill = writer.begin({{7, 1}, std::string(127, 'x')}, soon());
   ASSERT_TRUE(fill.ok());
   EXPECT_EQ(writer.begin(version(7, 2), soon()).error().code(), Errc::invalid_argument) << "a fill is open";
