@@ -91,15 +91,11 @@ awaitable<Status> TrainerConversation::talk() {
 Result<TrainerConversation::Admission> TrainerConversation::open(const wire::TrainerHello& hello, const ProcessId& peer,
                                                                  bool connected_besides) {
   Admission admission;
-  DS_ASSIGN(const wire::LayoutEncodings encodings, wire::unpack_layout(hello.layout));
-  DS_ASSIGN(admission.layout, Layout::decode(encodings.layout));
-  if (!encodings.sidecar.empty()) {
-    if (auto sidecar = Sidecar::decode(encodings.sidecar, *admission.layout); !sidecar) {
-      return std::move(sidecar).error();
-    }
-  }
-  DS_ASSIGN(admission.segment, state_.hooks.open_segment(admission.layout, encodings.layout, encodings.sidecar,
-                                                         connected_besides ? ProcessId() : peer));
+  DS_ASSIGN(const wire::UnpackedLayout unpacked, wire::unpack_layout(hello.layout));
+  admission.layout = unpacked.layout;
+  DS_ASSIGN(admission.segment,
+            state_.hooks.open_segment(admission.layout, unpacked.layout_encoded, unpacked.sidecar_encoded,
+                                      connected_besides ? ProcessId() : peer));
   DS_ASSIGN(ProcessWatch watch, ProcessWatch::open(peer));
   DS_ASSIGN(admission.grant,
             state_.hooks.grant(admission.segment.generation, hello.writer_index, hello.writers, std::move(watch)));

@@ -67,10 +67,11 @@ Result<Pull::Progress> Pull::check_side_files() {
     round.error = answer.refused ? answer.refused : answer.broken;
     return settle(round, {});
   }
-  DS_ASSIGN(const wire::LayoutEncodings now, wire::unpack_layout(*answer.value));
-  if (now.layout != s_.layout.encode()) return Error(Errc::layout_mismatch, "the agent serves another layout");
-  if (now.sidecar == s_.sidecar.encode()) return Progress::whole;
-  DS_ASSIGN(const Sidecar sidecar, wire::decode_sidecar(now.sidecar, s_.layout));
+  DS_ASSIGN(wire::UnpackedLayout now, wire::unpack_layout(*answer.value));
+  if (now.layout->digest() != s_.layout.digest()) {
+    return Error(Errc::layout_mismatch, "the agent serves another layout");
+  }
+  const Sidecar sidecar = wire::take_sidecar(std::move(now));
   if (sidecar.encode() == s_.sidecar.encode()) return Progress::whole;
   return Error(Errc::layout_mismatch,
                "side files changed (" + differences(s_.sidecar, sidecar) + "): connect again and bind a new target");

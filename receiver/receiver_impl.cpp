@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/home_nodes.hpp"
+#include "base/label.hpp"
 #include "base/trace.hpp"
 #include "format/packed_layout.hpp"
 #include "net/auth.hpp"
@@ -105,26 +106,36 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
 Status ReceiverImpl::fetch_layout(const Until& until) {
   const Deadline deadline = until.deadline();
   Backoff backoff(peer_.tuning);
+  std::uint32_t spoiled = 0;
+  std::optional<Error> last_spoiled;
   for (;;) {
     auto answer = control_.layout(deadline);
     if (answer.value) {
-      DS_ASSIGN(const wire::LayoutEncodings encodings, wire::unpack_layout(*answer.value));
-      DS_ASSIGN(layout_, Layout::decode(encodings.layout));
-      DS_ASSIGN(sidecar_, wire::decode_sidecar(encodings.sidecar, *layout_));
+      DS_ASSIGN(wire::UnpackedLayout unpacked, wire::unpack_layout(*answer.value));
+      layout_ = unpacked.layout;
+      sidecar_ = wire::take_sidecar(std::move(unpacked));
       batches_ = delta::make_batches(*layout_);
       return {};
     }
-    if (answer.refused && answer.refused->code() != Errc::not_found && answer.refused->code() != Errc::timed_out) {
-      return std::move(*answer.refused);
+    const Error& why = answer.refused ? *answer.refused : *answer.broken;
+    const bool comes_yet = why.code() == Errc::not_found || why.code() == Errc::timed_out;
+    if (answer.refused && !comes_yet) return why;
+    // Damaged on its way it comes whole another time; what the agent itself got wrong does not.
+    if (why.code() == Errc::corrupt || why.code() == Errc::protocol || why.code() == Errc::unsupported) {
+      last_spoiled = why;
+      if (++spoiled == peer_.tuning.layout_attempts) return why;
     }
-    // No trainer has attached yet, or the agent is restarting.
-    if (deadline.passed() && !until.stop_requested()) {
-      const Error& why = answer.refused ? *answer.refused : *answer.broken;
+    const auto too_late = [&] {
+      if (last_spoiled) return *last_spoiled;
       return Error(Errc::timed_out, "deadline passed while waiting for a layout (" + why.to_string() + ")");
-    }
+    };
+    // No trainer has attached yet, or the agent is restarting.
+    if (deadline.passed() && !until.stop_requested()) return too_late();
     until.pause(backoff.next());
     if (until.stop_requested()) return cancelled_while("waiting for a layout");
-    DS_TRY(control_.ensure(deadline));
+    if (Status again = control_.ensure(deadline); !again) {
+      return deadline.passed() && !until.stop_requested() ? too_late() : std::move(again).error();
+    }
   }
 }
 
@@ -187,10 +198,7 @@ Session ReceiverImpl::session(Held& held, bool& distrusted) {
 
 Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadline deadline, std::stop_token stop) {
   if (target_ == nullptr) return Error(Errc::invalid_argument, "pull: no target is bound");
-  if (want.label.size() > kLabelBytesMax) {
-    return Error(Errc::invalid_argument, "pull: the label has " + std::to_string(want.label.size()) + " bytes, " +
-                                             std::to_string(kLabelBytesMax) + " are possible");
-  }
+  DS_TRY(check_label(want.label).with_context("pull"));
   close_staged();
   const Until until(deadline, std::move(stop));
   const auto stopping = control_.stop_by(until.stop());

@@ -4,9 +4,13 @@
 //   tensor := u32 bytes, name   u8 dtype   u8 dimensions, u64 each   u32 row cuts, u64 each   u32 column cuts, u64 each
 //
 // Offsets, tiles and digests are derived and never stored, so that they cannot lie.
+#include <algorithm>
+#include <utility>
+
 #include "base/bytes.hpp"
 #include "base/hash.hpp"
-#include "deltasync/layout.hpp"
+#include "format/layout_decoder.hpp"
+#include "format/layout_index.hpp"
 
 namespace deltasync {
 namespace {
@@ -20,7 +24,7 @@ void put_list(ByteWriter& out, const std::vector<std::uint64_t>& values) {
   out.append(std::as_bytes(std::span(values)));
 }
 
-/// `count` numbers; the count is held against what is left before anything is allocated.
+/// Whatever is left of a list that is not all there fails the reader; nothing is allocated for it.
 std::vector<std::uint64_t> get_list(ByteReader& in, std::uint64_t count) {
   const ByteSpan bytes = in.take(count * sizeof(std::uint64_t));
   std::vector<std::uint64_t> values(bytes.size() / sizeof(std::uint64_t));
@@ -30,20 +34,6 @@ std::vector<std::uint64_t> get_list(ByteReader& in, std::uint64_t count) {
 
 std::size_t encoded_bytes(const TensorSpec& spec) {
   return 14 + spec.name.size() + 8 * (spec.shape.size() + spec.row_cuts.size() + spec.col_cuts.size());
-}
-
-Result<TensorSpec> get_tensor(ByteReader& in, std::uint64_t position) {
-  TensorSpec spec;
-  spec.name = in.get_string(kTensorNameBytesMax);
-  const auto dtype = in.get<std::uint8_t>();
-  spec.dtype = static_cast<Dtype>(dtype);
-  spec.shape = get_list(in, in.get<std::uint8_t>());
-  spec.row_cuts = get_list(in, in.get<std::uint32_t>());
-  spec.col_cuts = get_list(in, in.get<std::uint32_t>());
-  if (in.failed()) {
-    return Error(Errc::corrupt, "layout: tensor " + std::to_string(position) + " is truncated or out of bounds");
-  }
-  return spec;
 }
 
 }  // namespace
@@ -70,10 +60,21 @@ std::vector<std::byte> Layout::encode() const {
   return encoded;
 }
 
-Result<LayoutPtr> Layout::decode(std::span<const std::byte> encoded) {
-  ByteReader in(encoded);
+// ---- decoding ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+/// What is wrong is the bytes: the caller passed no argument that could be.
+Error as_corrupt(const Error& error) {
+  return {error.code() == Errc::invalid_argument ? Errc::corrupt : error.code(), "layout: " + error.message()};
+}
+
+}  // namespace
+
+Status LayoutDecoder::read_head(ByteReader& in) {
   const ByteSpan magic = in.take(kMagic.size());
-  if (in.failed() || std::memcmp(magic.data(), kMagic.data(), kMagic.size()) != 0) {
+  if (in.failed()) return {};
+  if (std::memcmp(magic.data(), kMagic.data(), kMagic.size()) != 0) {
     return Error(Errc::corrupt, "layout: does not begin with DSLAYOUT");
   }
   const auto version = in.get<std::uint32_t>();
@@ -81,28 +82,78 @@ Result<LayoutPtr> Layout::decode(std::span<const std::byte> encoded) {
     return Error(Errc::unsupported, "layout: format version " + std::to_string(version) + ", this build knows " +
                                         std::to_string(kFormatVersion));
   }
-  const auto count = in.get<std::uint64_t>();
-  if (in.failed() || count > kTensorsMax || count > in.remaining() / kTensorEncodedBytesMin) {
-    return Error(Errc::corrupt, "layout: truncated, or " + std::to_string(count) + " tensors in " +
-                                    std::to_string(in.remaining()) + " bytes");
+  const auto tensors = in.get<std::uint64_t>();
+  if (in.failed()) return {};
+  const std::uint64_t left = encoded_bytes_ - std::min<std::uint64_t>(encoded_bytes_, in.position());
+  if (tensors > kTensorsMax || tensors > left / kTensorEncodedBytesMin) {
+    return Error(Errc::corrupt,
+                 "layout: " + std::to_string(tensors) + " tensors in " + std::to_string(left) + " bytes");
   }
-  std::vector<TensorSpec> specs;
-  specs.reserve(static_cast<std::size_t>(count));
-  for (std::uint64_t i = 0; i < count; ++i) {
-    DS_ASSIGN(auto spec, get_tensor(in, i));
-    specs.push_back(std::move(spec));
+  tensors_ = tensors;
+  return {};
+}
+
+Result<bool> LayoutDecoder::read_tensor(ByteReader& in) {
+  const auto refuse = [this](const char* what, std::uint64_t count) {
+    return Error(Errc::corrupt, "layout: tensor " + std::to_string(specs_.size()) +
+                                    " is out of bounds: " + std::to_string(count) + " " + what);
+  };
+  Tensor tensor;
+  TensorSpec& spec = tensor.spec;
+  const auto name_bytes = in.get<std::uint32_t>();
+  if (name_bytes > kTensorNameBytesMax) return refuse("bytes of name", name_bytes);
+  const ByteSpan name = in.take(name_bytes);
+  spec.name.assign(reinterpret_cast<const char*>(name.data()), name.size());
+  spec.dtype = static_cast<Dtype>(in.get<std::uint8_t>());
+  const auto dims = in.get<std::uint8_t>();
+  if (dims > kTensorDimsMax) return refuse("dimensions", dims);
+  spec.shape = get_list(in, dims);
+  for (auto* cuts : {&spec.row_cuts, &spec.col_cuts}) {
+    const auto count = in.get<std::uint32_t>();
+    if (count > kTensorCutsMax) return refuse("cuts", count);
+    *cuts = get_list(in, count);
   }
-  DS_TRY(in.finish("layout"));
-  auto built = build(std::move(specs));
-  if (!built) {
-    // The caller passed nothing wrong: the bytes describe something that no writer would have accepted.
-    const auto& error = built.error();
-    return Error(error.code() == Errc::invalid_argument ? Errc::corrupt : error.code(), "layout: " + error.message());
+  if (in.failed()) return false;
+  if (auto checked = derive(tensor, specs_.size()); !checked) return as_corrupt(checked.error());
+  specs_.push_back(std::move(spec));
+  return true;
+}
+
+Status LayoutDecoder::feed(ByteSpan so_far) {
+  if (!tensors_) {
+    ByteReader in(so_far);
+    DS_TRY(read_head(in));
+    if (!tensors_) return {};
+    at_ = in.position();
   }
+  while (specs_.size() < *tensors_) {
+    ByteReader in(so_far.subspan(at_));
+    DS_ASSIGN(const bool whole, read_tensor(in));
+    if (!whole) return {};
+    at_ += in.position();
+  }
+  if (so_far.size() == at_) return {};
+  return Error(Errc::corrupt,
+               "layout: too many bytes, " + std::to_string(so_far.size() - at_) + " or more after its last tensor");
+}
+
+Result<LayoutPtr> LayoutDecoder::finish(ByteSpan encoded) {
+  if (!tensors_ || specs_.size() < *tensors_) {
+    return Error(Errc::corrupt, "layout: is truncated in " +
+                                    (tensors_ ? "tensor " + std::to_string(specs_.size()) : std::string("its head")));
+  }
+  auto built = Layout::build(std::move(specs_));
+  if (!built) return as_corrupt(built.error());
   if ((*built)->digest() != xxh3_128(encoded)) {
     return Error(Errc::corrupt, "layout: the encoding is not canonical");
   }
   return built;
+}
+
+Result<LayoutPtr> Layout::decode(std::span<const std::byte> encoded) {
+  LayoutDecoder decoder(encoded.size());
+  DS_TRY(decoder.feed(encoded));
+  return decoder.finish(encoded);
 }
 
 }  // namespace deltasync

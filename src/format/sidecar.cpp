@@ -3,10 +3,15 @@
 //   sidecar := "DSSIDCAR"  u32 format version  u32 weight files  u32 other files  weight…  other…
 //   weight  := name  u64 bytes, header  u32 tensors, u32 layout index each
 //   other   := name  u64 bytes, contents            name := u32 bytes, text
+#include <algorithm>
+#include <optional>
+#include <utility>
+
 #include "base/bytes.hpp"
 #include "deltasync/hf.hpp"
 #include "format/file_name.hpp"
 #include "format/safetensors.hpp"
+#include "format/sidecar_decoder.hpp"
 
 namespace deltasync {
 namespace {
@@ -15,21 +20,6 @@ constexpr std::string_view kMagic = "DSSIDCAR";
 constexpr std::uint32_t kFormatVersion = 1;
 /// Of a file with a name of one byte and nothing in it.
 constexpr std::size_t kFileEncodedBytesMin = 4 + 1 + 8;
-
-std::vector<std::byte> get_blob(ByteReader& in) {
-  const ByteSpan bytes = in.take(in.get<std::uint64_t>());
-  return {bytes.begin(), bytes.end()};
-}
-
-Sidecar::WeightFile get_weight_file(ByteReader& in) {
-  Sidecar::WeightFile file;
-  file.name = in.get_string(kFileNameBytesMax);
-  file.header = get_blob(in);
-  const ByteSpan indices = in.take(std::uint64_t{in.get<std::uint32_t>()} * sizeof(std::uint32_t));
-  file.tensors.resize(indices.size() / sizeof(std::uint32_t));
-  if (!indices.empty()) std::memcpy(file.tensors.data(), indices.data(), indices.size());
-  return file;
-}
 
 Status check_names(const Sidecar& sidecar) {
   std::vector<std::string_view> names;
@@ -94,38 +84,107 @@ std::vector<std::byte> Sidecar::encode() const {
   return encoded;
 }
 
-Result<Sidecar> Sidecar::decode(std::span<const std::byte> encoded, const Layout& layout) {
-  ByteReader in(encoded);
+// ---- decoding ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+Error bad_sidecar(const std::string& what) {
+  return {Errc::corrupt, "sidecar: " + what};
+}
+
+/// Nothing: it is not all there. A name that no file may have is refused at once.
+Result<std::optional<std::string>> get_name(ByteReader& in) {
+  const auto bytes = in.get<std::uint32_t>();
+  if (bytes > kFileNameBytesMax) return bad_sidecar("a file name of " + std::to_string(bytes) + " bytes");
+  const ByteSpan name = in.take(bytes);
+  if (in.failed()) return std::optional<std::string>();
+  std::string text(reinterpret_cast<const char*>(name.data()), name.size());
+  if (auto checked = check_file_name(text); !checked) return bad_sidecar(checked.error().message());
+  return std::optional<std::string>(std::move(text));
+}
+
+}  // namespace
+
+Status SidecarDecoder::read_head(ByteReader& in) {
   const ByteSpan magic = in.take(kMagic.size());
-  if (in.failed() || std::memcmp(magic.data(), kMagic.data(), kMagic.size()) != 0) {
-    return Error(Errc::corrupt, "sidecar: does not begin with DSSIDCAR");
-  }
+  if (in.failed()) return {};
+  if (std::memcmp(magic.data(), kMagic.data(), kMagic.size()) != 0) return bad_sidecar("does not begin with DSSIDCAR");
   const auto version = in.get<std::uint32_t>();
   if (!in.failed() && version != kFormatVersion) {
     return Error(Errc::unsupported, "sidecar: format version " + std::to_string(version) + ", this build knows " +
                                         std::to_string(kFormatVersion));
   }
-  const std::uint64_t weights = in.get<std::uint32_t>();
-  const std::uint64_t others = in.get<std::uint32_t>();
-  if (in.failed() || weights + others > in.remaining() / kFileEncodedBytesMin) {
-    return Error(Errc::corrupt, "sidecar: truncated, or more files than bytes");
-  }
-  Sidecar sidecar;
-  for (std::uint64_t i = 0; i < weights && !in.failed(); ++i) sidecar.weights.push_back(get_weight_file(in));
-  for (std::uint64_t i = 0; i < others && !in.failed(); ++i) {
-    auto name = in.get_string(kFileNameBytesMax);
-    sidecar.others.push_back({std::move(name), get_blob(in)});
-  }
-  DS_TRY(in.finish("sidecar"));
+  weights_ = in.get<std::uint32_t>();
+  others_ = in.get<std::uint32_t>();
+  if (in.failed()) return {};
+  const std::uint64_t left = encoded_bytes_ - std::min<std::uint64_t>(encoded_bytes_, in.position());
+  if (weights_ + others_ > left / kFileEncodedBytesMin) return bad_sidecar("truncated, or more files than bytes");
+  has_head_ = true;
+  return {};
+}
 
-  if (auto names = check_names(sidecar); !names) return Error(Errc::corrupt, "sidecar: " + names.error().message());
-  std::vector<bool> seen(layout.tensors().size());
-  for (const auto& file : sidecar.weights) {
-    const auto context = "sidecar: file '" + file.name + "'";
-    DS_TRY(check_indices(file, layout, seen).with_context(context));
-    DS_TRY(check_header(file, layout).with_context(context));
+Result<bool> SidecarDecoder::read_weight_file(ByteReader& in) {
+  DS_ASSIGN(auto name, get_name(in));
+  if (!name) return false;
+  const auto context = "sidecar: file '" + *name + "'";
+  const auto header_bytes = in.get<std::uint64_t>();
+  if (header_bytes > safetensors::kLengthBytes + safetensors::kJsonBytesMax) {
+    return Error(Errc::corrupt, context + ": a header of " + std::to_string(header_bytes) + " bytes");
   }
-  return sidecar;
+  const ByteSpan header = in.take(header_bytes);
+  const auto tensors = in.get<std::uint32_t>();
+  if (tensors > layout_.tensors().size()) {
+    return Error(Errc::corrupt, context + ": " + std::to_string(tensors) + " tensors, the layout has " +
+                                    std::to_string(layout_.tensors().size()));
+  }
+  const ByteSpan indices = in.take(std::uint64_t{tensors} * sizeof(std::uint32_t));
+  if (in.failed()) return false;
+  Sidecar::WeightFile file{*std::move(name), {header.begin(), header.end()}, std::vector<std::uint32_t>(tensors)};
+  if (!indices.empty()) std::memcpy(file.tensors.data(), indices.data(), indices.size());
+  DS_TRY(check_indices(file, layout_, seen_).with_context(context));
+  DS_TRY(check_header(file, layout_).with_context(context));
+  sidecar_.weights.push_back(std::move(file));
+  return true;
+}
+
+Result<bool> SidecarDecoder::read_other_file(ByteReader& in) {
+  DS_ASSIGN(auto name, get_name(in));
+  if (!name) return false;
+  const ByteSpan bytes = in.take(in.get<std::uint64_t>());
+  if (in.failed()) return false;
+  sidecar_.others.push_back({*std::move(name), {bytes.begin(), bytes.end()}});
+  return true;
+}
+
+Status SidecarDecoder::feed(ByteSpan so_far) {
+  if (!has_head_) {
+    ByteReader in(so_far);
+    DS_TRY(read_head(in));
+    if (!has_head_) return {};
+    at_ = in.position();
+  }
+  while (sidecar_.weights.size() < weights_ || sidecar_.others.size() < others_) {
+    ByteReader in(so_far.subspan(at_));
+    DS_ASSIGN(const bool whole, sidecar_.weights.size() < weights_ ? read_weight_file(in) : read_other_file(in));
+    if (!whole) return {};
+    at_ += in.position();
+  }
+  if (so_far.size() == at_) return {};
+  return bad_sidecar("too many bytes, " + std::to_string(so_far.size() - at_) + " or more after its last file");
+}
+
+Result<Sidecar> SidecarDecoder::finish() {
+  if (!has_head_ || sidecar_.weights.size() < weights_ || sidecar_.others.size() < others_) {
+    return bad_sidecar("is truncated");
+  }
+  if (auto names = check_names(sidecar_); !names) return bad_sidecar(names.error().message());
+  return std::move(sidecar_);
+}
+
+Result<Sidecar> Sidecar::decode(std::span<const std::byte> encoded, const Layout& layout) {
+  SidecarDecoder decoder(layout, encoded.size());
+  DS_TRY(decoder.feed(encoded));
+  return decoder.finish();
 }
 
 Result<std::vector<HfPlace>> hf_places(const Layout& layout, const Sidecar& sidecar) {

@@ -42,8 +42,8 @@ Status Client::release(std::uint64_t plan) {
 Result<LayoutPtr> Client::layout() {
   DS_TRY(socket.send(wire::Type::get_layout, ++request_, {}, test_deadline()));
   DS_ASSIGN(const auto message, socket.recv_as<wire::LayoutMessage>(request_, test_deadline()));
-  DS_ASSIGN(const auto encodings, wire::unpack_layout(message));
-  return Layout::decode(encodings.layout);
+  DS_ASSIGN(const auto unpacked, wire::unpack_layout(message));
+  return unpacked.layout;
 }
 
 Result<std::vector<std::uint64_t>> Client::digests(std::uint64_t plan) {

@@ -1,5 +1,5 @@
-// A layout message's payload, unpacked as a peer's would be: exactly the sizes that it names, and then the layout
-// decodes or does not.
+// A layout message's payload, unpacked as a peer's would be: what is accepted has exactly the sizes that it names, and
+// encodes to the same bytes.
 #include <cstdlib>
 
 #include "deltasync/layout.hpp"
@@ -12,8 +12,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!message || message->layout_raw_bytes > kRawBytesMax || message->sidecar_raw_bytes > kRawBytesMax) return 0;
   const auto out = wire::unpack_layout(*message);
   if (!out) return 0;
-  if (out->layout.size() != message->layout_raw_bytes || out->sidecar.size() != message->sidecar_raw_bytes)
+  if (out->layout->encode() != out->layout_encoded || out->layout_encoded.size() != message->layout_raw_bytes)
     std::abort();
-  (void)Layout::decode(out->layout);
+  if (out->sidecar_encoded.size() != message->sidecar_raw_bytes) std::abort();
+  if (out->sidecar && out->sidecar->encode() != out->sidecar_encoded) std::abort();
   return 0;
 }

@@ -62,9 +62,15 @@ Status FakeAgent::answer(Peer& peer, const net::Message& message) {
         sidecar = sidecar_;
       }
       if (!layout) return send_error(peer, request, Errc::not_found, "no layout yet");
-      DS_ASSIGN(const auto packed,
-                wire::pack_layout(layout->encode(), (sidecar ? *sidecar : make_sidecar(*layout)).encode()));
-      return peer.socket.send(request, packed, soon());
+      auto encoded = layout->encode();
+      if (fault == Fault::flip_at_source) encoded[0] ^= std::byte{1};
+      DS_ASSIGN(const auto packed, wire::pack_layout(encoded, (sidecar ? *sidecar : make_sidecar(*layout)).encode()));
+      if (fault != Fault::flip_in_transit) return peer.socket.send(request, packed, soon());
+      auto payload = packed.encode();
+      const wire::Header header = wire::make_header(wire::Type::layout, request, payload);
+      payload[0] ^= std::byte{1};
+      DS_TRY(send_bytes(peer, bytes_of(header)));
+      return send_bytes(peer, payload);
     }
     case wire::Type::subscribe: return answer_subscribe(peer, message);
     case wire::Type::plan: return answer_plan(peer, message);

@@ -8,6 +8,7 @@
 #include <map>
 #include <string_view>
 #include <thread>
+#include <tuple>
 
 #include "base/numa.hpp"
 #include "base/trace.hpp"
@@ -246,6 +247,41 @@ TEST_F(PullTest, TheNewestProtocolOfBothIsSpoken) {
     ASSERT_TRUE(receiver) << receiver.error().to_string();
     EXPECT_EQ(agent_->protocols_spoken(), std::set<std::uint16_t>{each.agreed});
   }
+}
+
+/// Bytes that change on their way come whole another time. What the agent itself got wrong is said at once, and
+/// whatever goes on being wrong is said as what it is, never as a handshake that ran out of time.
+TEST_F(PullTest, ALayoutThatIsWrongIsCalledSo) {
+  start();
+  options_.endpoint = agent_->endpoint();
+  const auto attempt = [&](Fault fault, std::uint64_t times, int ms) {
+    const std::uint64_t before = agent_->requests(Type::get_layout);
+    agent_->on_request(fault_on(Type::get_layout, fault, before, times));
+    auto made = receiver::ReceiverImpl::connect(options_, quick(), in_ms(ms));
+    return std::pair(std::move(made), agent_->requests(Type::get_layout) - before);
+  };
+  const auto recovered = attempt(Fault::flip_in_transit, 2, 60'000);
+  EXPECT_TRUE(recovered.first.ok()) << recovered.first.error().to_string();
+  EXPECT_EQ(recovered.second, 3u);
+
+  for (const auto& [fault, code, asked] :
+       {std::tuple(Fault::flip_in_transit, Errc::corrupt, 3u), std::tuple(Fault::lie_huge, Errc::protocol, 3u),
+        std::tuple(Fault::flip_at_source, Errc::corrupt, 1u)}) {
+    const auto failed = attempt(fault, kAlways, 60'000);
+    ASSERT_FALSE(failed.first.ok());
+    EXPECT_EQ(failed.first.error().code(), code) << failed.first.error().to_string();
+    EXPECT_EQ(failed.second, asked) << failed.first.error().to_string();
+  }
+
+  // The second answer never comes within the deadline: what was wrong with the first is still the reason.
+  agent_->on_request([n = agent_->requests(Type::get_layout)](const Request& r) {
+    if (r.type != Type::get_layout) return Fault::none;
+    return r.ordinal == n ? Fault::flip_in_transit : Fault::stall;
+  });
+  const auto late = receiver::ReceiverImpl::connect(options_, quick(), in_ms(1'000));
+  ASSERT_FALSE(late.ok());
+  EXPECT_EQ(late.error().code(), Errc::corrupt) << late.error().to_string();
+  EXPECT_NE(late.error().message().find("payload hash"), std::string::npos) << late.error().to_string();
 }
 
 TEST_F(PullTest, ConnectWaitsForALayout) {
