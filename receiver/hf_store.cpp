@@ -11,6 +11,8 @@
 
 #include "base/hash.hpp"
 #include "base/log.hpp"
+#include "format/file_name.hpp"
+#include "receiver/disk_room.hpp"
 #include "receiver/hf_lease.hpp"
 
 namespace deltasync {
@@ -44,17 +46,9 @@ bool is_unfinished_record(const std::string& name) {
          is_version_name(name.substr(0, name.size() - kEnd.size()));
 }
 
-Status check_name(const std::string& name) {
-  const fs::path path(name);
-  bool inside = !name.empty() && path.is_relative() && name.find('\0') == std::string::npos;
-  for (const fs::path& part : path) inside = inside && part != ".." && part != "." && !part.empty();
-  if (inside) return {};
-  return Error(Errc::invalid_argument, "the sidecar names a file outside its directory: \"" + name + "\"");
-}
-
 Status check_sidecar(const Sidecar& sidecar) {
-  for (const Sidecar::WeightFile& file : sidecar.weights) DS_TRY(check_name(file.name));
-  for (const Sidecar::OtherFile& file : sidecar.others) DS_TRY(check_name(file.name));
+  for (const Sidecar::WeightFile& file : sidecar.weights) DS_TRY(check_file_name(file.name));
+  for (const Sidecar::OtherFile& file : sidecar.others) DS_TRY(check_file_name(file.name));
   return {};
 }
 
@@ -74,7 +68,9 @@ HfStore::HfStore(LayoutPtr layout, Sidecar sidecar, std::vector<HfPlace> places,
     std::uint64_t bytes = file.header.size();
     for (const std::uint32_t tensor : file.tensors) bytes += layout_->tensors()[tensor].bytes;
     weight_bytes_.push_back(bytes);
+    version_bytes_ += bytes;
   }
+  for (const Sidecar::OtherFile& file : sidecar_.others) version_bytes_ += file.bytes.size();
 }
 
 Result<HfStore> HfStore::open(LayoutPtr layout, Sidecar sidecar, fs::path out, HfTargetOptions options) {
@@ -100,6 +96,11 @@ std::vector<fs::path> HfStore::weight_paths(const fs::path& directory) const {
 
 fs::path HfStore::incoming_path() {
   return versions_ / (std::string(kIncoming) + std::to_string(getpid()) + "-" + std::to_string(next_incoming_++));
+}
+
+Status HfStore::check_room() const {
+  DS_ASSIGN(const DiskSpace space, disk_space(versions_));
+  return check_disk_room(versions_, space, version_bytes_, options_.disk_reserve_bytes);
 }
 
 Result<fs::path> HfStore::make_incoming() {

@@ -43,6 +43,8 @@ class HfStore {
 
   // ---- writing ---------------------------------------------------------------------------------------------------
 
+  /// no_space if one more version would not leave HfTargetOptions::disk_reserve_bytes free.
+  Status check_room() const;
   /// An empty directory with the subdirectories that the sidecar's names need.
   Result<std::filesystem::path> make_incoming();
   Status write_other_files(const std::filesystem::path& incoming, const Until& until) const;
@@ -97,6 +99,7 @@ class HfStore {
   Sidecar sidecar_;
   std::vector<HfPlace> places_;
   std::vector<std::uint64_t> weight_bytes_;  ///< of each weight file, header included
+  std::uint64_t version_bytes_ = 0;          ///< of all files
   std::filesystem::path out_;
   std::filesystem::path versions_;
   DirectoryLock lock_;

@@ -125,6 +125,7 @@ Result<std::filesystem::path> HfTarget::with_room(const std::function<Result<std
 }
 
 Result<std::filesystem::path> HfTarget::fill_incoming(const Until& until) {
+  DS_TRY(store_.check_room());
   DS_ASSIGN(std::filesystem::path incoming, store_.make_incoming());
   const auto fill = [&]() -> Status {
     DS_TRY(store_.write_other_files(incoming, until));

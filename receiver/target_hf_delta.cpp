@@ -100,6 +100,7 @@ Status HfTarget::copy_committed(const std::vector<UniqueFd>& files, const std::v
 
 Result<std::filesystem::path> HfTarget::write_anew(const std::vector<StagedStep>& steps, const TargetState& state,
                                                    Deadline deadline) {
+  DS_TRY(store_.check_room());
   DS_ASSIGN(std::filesystem::path incoming, store_.make_incoming());
   const std::vector<std::filesystem::path> paths = store_.weight_paths(incoming);
   const auto fill = [&]() -> Status {

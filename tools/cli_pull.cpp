@@ -28,6 +28,7 @@ struct Options {
   unsigned streams = 4;
   std::string cores;
   double link_gbps = 0;
+  std::optional<std::uint64_t> disk_reserve_mib;
   std::uint64_t count = 0;
   std::optional<double> deadline_s;
   std::string trace;
@@ -112,7 +113,9 @@ Result<std::unique_ptr<Receiver>> connect(const Options& options, const Until& u
   if (options.out.empty()) {
     target = make_host_target(receiver->layout());
   } else {
-    DS_ASSIGN(target, make_hf_target(receiver->layout(), receiver->sidecar(), options.out));
+    HfTargetOptions hf;
+    if (options.disk_reserve_mib) hf.disk_reserve_bytes = *options.disk_reserve_mib << 20;
+    DS_ASSIGN(target, make_hf_target(receiver->layout(), receiver->sidecar(), options.out, hf));
   }
   Status bound = receiver->bind(std::move(target), slices, until.deadline(), until.stop());
   if (!bound)
@@ -173,6 +176,9 @@ std::function<Status()> setup_pull(CLI::App& app) {
                  "speed of the link from the agent in gigabits per second: full transfers come packed where that is "
                  "sooner (default: measured)")
       ->check(CLI::Range(0.001, 1e6));
+  app.add_option("--disk-reserve-mib", options->disk_reserve_mib,
+                 "what stays free on the disk of --out (default: 5 % of it, 1 GiB at most)")
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40));
   auto* number = app.add_option("--number", options->number, "the version with this number, waited for");
   auto* label = app.add_option("--label", options->label, "the version with this label, waited for");
   auto* follow = app.add_flag("--follow", options->follow, "go on with every newer version until stopped");

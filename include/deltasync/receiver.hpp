@@ -229,6 +229,9 @@ struct HfTargetOptions {
   /// Each version is on the disk before it is committed (fsync of its files, its directory and the link): a power
   /// failure leaves the committed version. Without it, whatever the system has written by then.
   bool flush = true;
+  /// Bytes of the disk that a new directory leaves free: whoever else writes there goes on. Nothing: 5 % of the file
+  /// system, 1 GiB at most. What does not fit is no_space before anything is written.
+  std::optional<std::uint64_t> disk_reserve_bytes = std::nullopt;
 };
 Result<TargetPtr> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out,
                                  HfTargetOptions options = {});

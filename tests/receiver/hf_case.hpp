@@ -39,13 +39,15 @@ inline std::vector<TensorSpec> two_tensors() {
 
 class HfCase {
  public:
+  /// For restart(). Small disks may be filled to the end.
+  HfTargetOptions& options() { return options_; }
   explicit HfCase(std::filesystem::path out, std::uint64_t seed = 1, std::vector<TensorSpec> specs = sample_specs())
       : out_(std::move(out)), trainer_(seed, std::move(specs)), sidecar_(awkward_sidecar(*trainer_.layout())) {}
 
   /// A receiver starts: the target before is closed.
   Status restart() {
     target_.reset();
-    DS_ASSIGN(target_, make_hf_target(trainer_.layout(), sidecar_, out_));
+    DS_ASSIGN(target_, make_hf_target(trainer_.layout(), sidecar_, out_, options_));
     return target_->open(pool_, in_time());
   }
   Status full(FullOverLive policy = FullOverLive::stage) {
@@ -108,6 +110,7 @@ class HfCase {
 
  private:
   std::filesystem::path out_;
+  HfTargetOptions options_{.disk_reserve_bytes = 0};
   TrainerModel trainer_;
   Sidecar sidecar_;
   Reference held_;

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstring>
 
+#include "receiver/disk_room.hpp"
 #include "tests/receiver/hf_case.hpp"
 
 namespace deltasync::test {
@@ -80,6 +81,55 @@ TEST(HfFaults, AFileSizeLimitIsNoSpace) {
     setrlimit(RLIMIT_FSIZE, &none);
     CHECK_OK(hf.delta());
     CHECK_SAME(hf);
+    return {};
+  });
+}
+
+constexpr std::uint64_t kMiB = 1u << 20;
+
+TEST(DiskRoom, TheReserveStaysFree) {
+  const DiskSpace space{100 * kMiB, 40 * kMiB};
+  EXPECT_TRUE(ok(check_disk_room("/out", space, 30 * kMiB, 10 * kMiB)));
+  EXPECT_TRUE(fails(check_disk_room("/out", space, 30 * kMiB + 1, 10 * kMiB), Errc::no_space));
+  EXPECT_TRUE(fails(check_disk_room("/out", space, 1, 41 * kMiB), Errc::no_space));
+  EXPECT_TRUE(fails(check_disk_room("/out", space, ~std::uint64_t{0}, 1), Errc::no_space));
+  EXPECT_TRUE(ok(check_disk_room("/out", space, 35 * kMiB, std::nullopt))) << "5 % of it stay free";
+  const Status refused = check_disk_room("/out", space, 36 * kMiB, std::nullopt);
+  for (const char* part : {"/out: ", "36.0", "5.00", "40.0", "--disk-reserve-mib"}) {
+    EXPECT_TRUE(fails(refused, Errc::no_space, part));
+  }
+  EXPECT_EQ(default_disk_reserve({kModelBytesMax, 0}), 1024 * kMiB) << "1 GiB at most";
+}
+
+TEST(HfFaults, AVersionThatWouldTakeOfTheReserveIsNotBegun) {
+  TempDir dir;
+  HfCase hf(dir.path() / "out", 1, two_tensors());
+  ASSERT_TRUE(ok(hf.restart()));
+  ASSERT_TRUE(ok(hf.full()));
+  hf.options().disk_reserve_bytes = ~std::uint64_t{0};
+  ASSERT_TRUE(ok(hf.restart()));
+  EXPECT_TRUE(fails(hf.full(), Errc::no_space, "to stay free"));
+  EXPECT_TRUE(fails(hf.delta(), Errc::no_space, "to stay free"));
+  EXPECT_EQ(hf.differs(), "");
+  EXPECT_FALSE(hf.has_incoming());
+}
+
+/// A stranger's layout says that it has 8 TiB: the disk, 64 MiB here, stays as it is.
+TEST(HfFaults, AHugeLayoutTakesNothing) {
+  TempDir dir;
+  expect_in_child([&]() -> std::string {
+    const std::string error = mount_here("tmpfs", dir.path(), "size=64m");
+    if (!error.empty()) return error;
+    const LayoutPtr layout = Layout::build({{"huge", Dtype::u8, {1u << 20, 8u << 20}, {}, {}}}).value();
+    ThreadPool pool(1, "test");
+    const auto target = make_hf_target(layout, make_sidecar(*layout), dir.path() / "out");
+    if (!target.ok()) return target.error().to_string();
+    CHECK_OK((*target)->open(pool, in_time()));
+    const std::uint64_t before = disk_space(dir.path()).value().free_bytes;
+    const Status begun = (*target)->begin_full(FullOverLive::stage, in_time());
+    CHECK_FAILS(begun, Errc::no_space);
+    if (begun.error().message().find("8192.00 GiB") == std::string::npos) return begun.error().to_string();
+    if (disk_space(dir.path()).value().free_bytes != before) return "the disk has less room than before";
     return {};
   });
 }

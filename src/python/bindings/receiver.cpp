@@ -57,8 +57,11 @@ NewTarget placed_target(const std::shared_ptr<Placement>& placement, bool live, 
 }
 
 NewTarget hf_target(std::shared_ptr<const Layout> layout, const Sidecar& sidecar, const std::filesystem::path& out,
-                    bool flush) {
-  return {unwrap(released([&] { return make_hf_target(std::move(layout), sidecar, out, {flush}); })), {}};
+                    bool flush, std::optional<std::uint64_t> disk_reserve_bytes) {
+  return {unwrap(released([&] {
+            return make_hf_target(std::move(layout), sidecar, out, {flush, disk_reserve_bytes});
+          })),
+          {}};
 }
 
 Want want_of(const std::optional<std::uint64_t>& number, const std::optional<std::string>& label, std::uint64_t epoch,
@@ -231,8 +234,10 @@ void bind_receiver(nb::module_& module) {
              "Placement; then only the tiles that it places are kept.");
   module.def("placed_target", &placed_target, "placement"_a, "live"_a = false, "streams"_a = nb::dict(),
              "Where an engine keeps its weights, on the host or on devices. streams: {device: cudaStream_t}.");
-  module.def("hf_target", &hf_target, "layout"_a, "sidecar"_a, "out"_a, "flush"_a = true,
-             "Immutable HF directories, and the symlink out/current.");
+  module.def(
+      "hf_target", &hf_target, "layout"_a, "sidecar"_a, "out"_a, "flush"_a = true, "disk_reserve_bytes"_a = nb::none(),
+      "Immutable HF directories, and the symlink out/current. disk_reserve_bytes: of the disk stay free; None: 5 "
+      "% of it, 1 GiB at most.");
   nb::class_<StopSource>(module, "StopSource", "Ends a pull that waits in another thread.")
       .def(nb::init<>())
       .def("request_stop", &StopSource::request_stop)
