@@ -51,6 +51,7 @@ Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) 
     set_thread_name("yard");
     yard->work();
   });
+  core->keeper_.start();
   core->start_maker(core->merger_, "merge");
   core->start_maker(core->compacter_, "compact");
   core->publisher_ = std::thread([raw = core.get()] { raw->publish_loop(); });
@@ -76,6 +77,7 @@ void AgentCore::stop() {
     if (maker->thread.joinable()) maker->thread.join();
   }
   if (publisher_.joinable()) publisher_.join();
+  keeper_.stop();
   yard_->close();
   if (yard_thread_.joinable()) yard_thread_.join();
   const std::lock_guard lock(mutex_);
@@ -158,6 +160,11 @@ void AgentCore::rebuild_snapshot_locked(GenerationPtr generation, ServedPtr serv
     for (const FormerState& state : entry->from_former) step.from_former_roots.push_back(state.root);
     step.partial = entry->partial;
     offer.ring.push_back(std::move(step));
+  }
+  if (next->served) {
+    keeper_.keep(next->generation->segment->path(), next->ring, ring_.bytes_max());
+  } else {
+    keeper_.forget();
   }
   yard_->bury(std::exchange(snapshot_, std::move(next)));  // it may be the last to hold deltas
   retain_made_locked();

@@ -39,6 +39,7 @@
 #include "agent/planner.hpp"
 #include "agent/publications.hpp"
 #include "agent/ring.hpp"
+#include "agent/ring_keeper.hpp"
 #include "agent/room.hpp"
 #include "agent/scrub.hpp"
 #include "agent/subset.hpp"
@@ -250,7 +251,8 @@ class AgentCore : public TrainerHooks {
   void follow_fill(const ServedPtr& served);
   std::optional<delta::Delta> diff(const ServedPtr& before, const shm::HalfView& sealed,
                                    std::vector<std::uint64_t>& digests);
-  void install(ServedPtr served, RingEntryPtr entry);
+  /// `deltas` lead to it: they go on from those in the ring, or take their place.
+  void install(ServedPtr served, std::vector<RingEntryPtr> deltas);
   // core_damage.cpp
   ScrubSource scrub_source();
   void look_at_suspects();
@@ -343,6 +345,7 @@ class AgentCore : public TrainerHooks {
   std::vector<GenerationPtr> generations_;  // protected by mutex_, as all below; ascending
   SnapshotPtr snapshot_ = std::make_shared<const Snapshot>();
   DeltaRing ring_;
+  RingKeeper keeper_;                                    // its own mutex, the last in every order
   std::vector<std::weak_ptr<const RingEntry>> evicted_;  // may be pinned by plans
   std::map<std::uint64_t, OpenPlanPtr> plans_;
   ServedShelf shelf_;

@@ -94,7 +94,8 @@ bool AgentCore::tend_generation(const GenerationPtr& generation) {
   return true;
 }
 
-/// A version without one before it to diff against: after a start, or the first of a layout.
+/// A version without one before it to diff against: after a start, or the first of a layout. What an agent before this
+/// one kept of the deltas that led to it is the ring.
 void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView& active) {
   const auto start = Clock::now();
   const trace::Span span("publish", active.version.id);
@@ -116,7 +117,12 @@ void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView
   Metrics::add(metrics_.digest_seconds, served->digest_s);
   log::info("version_published version=\"{}\" root={} generation={} digest_s={:.4f}", to_string(active.version),
             to_string(served->root), generation->number, served->digest_s);
-  install(std::move(served), nullptr);
+  std::vector<RingEntryPtr> kept;
+  if (!snapshot()->served) {
+    kept = keeper_.adopt(generation->segment->path(), *generation->layout, active.version.id, served->root,
+                         *served->digests);
+  }
+  install(std::move(served), std::move(kept));
 }
 
 /// `before` is ACTIVE and served; `sealed` is the other half of the same generation.
@@ -159,7 +165,7 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   auto entry = RingEntry::make(std::move(delta), before->version, sealed.version, encode_s,
                                changed_digests(*before->digests, *served->digests));
   entry->from_former = before->former;
-  install(std::move(served), std::move(entry));
+  install(std::move(served), {std::move(entry)});
 }
 
 /// Keeps the open fill, if it is the served version's next, followed by the diff behind it.
@@ -197,7 +203,7 @@ std::optional<delta::Delta> AgentCore::diff(const ServedPtr& before, const shm::
 }
 
 /// From here on receivers get this version, and no new lease on the one before begins.
-void AgentCore::install(ServedPtr served, RingEntryPtr entry) {
+void AgentCore::install(ServedPtr served, std::vector<RingEntryPtr> deltas) {
   const trace::Span span("install");
   const GenerationPtr generation = served->generation;
   const std::uint64_t half_bytes = generation->layout->half_bytes();
@@ -209,7 +215,10 @@ void AgentCore::install(ServedPtr served, RingEntryPtr entry) {
     before = snapshot_;
     if (std::find(generations_.begin(), generations_.end(), generation) == generations_.end()) return;  // released
     ring_.set_bytes_max(options_.ring_bytes_max != 0 ? options_.ring_bytes_max : half_bytes / 20);
-    evicted = entry ? ring_.push(std::move(entry), half_bytes) : ring_.clear();
+    if (deltas.empty()) evicted = ring_.clear();
+    for (RingEntryPtr& delta : deltas) {
+      for (RingEntryPtr& old : ring_.push(std::move(delta), half_bytes)) evicted.push_back(std::move(old));
+    }
     for (const RingEntryPtr& old : evicted) evicted_.push_back(old);
     publications_.add(served->version.id, served->published_at);
     rebuild_snapshot_locked(generation, std::move(served));

@@ -7,8 +7,9 @@
 //   +-------+--------+-------+--------+------------+----------+-----------+---------+--------+
 //   112           120       128      136
 //   … frame bytes | changed | reserved | header hash |, then the frames one after the other
+#include "delta/container.hpp"
+
 #include "base/hash.hpp"
-#include "delta/delta.hpp"
 #include "delta/frame.hpp"
 
 namespace deltasync::delta {
@@ -90,7 +91,7 @@ Status read_frame(const Layout& layout, ByteSpan& rest, Delta& delta) {
 
 }  // namespace
 
-std::vector<std::byte> to_container(const Delta& delta) {
+std::vector<std::byte> container_header(const Delta& delta) {
   ContainerHeader header;
   header.layout = delta.layout;
   header.from_epoch = delta.from.epoch;
@@ -103,10 +104,14 @@ std::vector<std::byte> to_container(const Delta& delta) {
   header.frame_bytes = delta.frame_bytes;
   header.changed = delta.changed;
   header.header_hash = hash_header(header);
-  std::vector<std::byte> out;
-  out.reserve(sizeof(header) + static_cast<std::size_t>(delta.frame_bytes));
+  const ByteSpan bytes = bytes_of(header);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<std::byte> to_container(const Delta& delta) {
+  std::vector<std::byte> out = container_header(delta);
+  out.reserve(out.size() + static_cast<std::size_t>(delta.frame_bytes));
   ByteWriter writer(out);
-  writer.append(bytes_of(header));
   for (const Frame& frame : delta.frames) writer.append(frame.bytes);
   return out;
 }

@@ -19,6 +19,7 @@
 #include "base/home_process.hpp"
 #include "base/user.hpp"
 #include "shm/reserve.hpp"
+#include "shm/side_files.hpp"
 #include "shm/space.hpp"
 #include "shm/validate.hpp"
 
@@ -237,6 +238,7 @@ Result<std::unique_ptr<Segment>> Segment::attach(UniqueFd fd, const SegmentPath&
 Status Segment::unlink(const SegmentPath& path) {
   DS_TRY(check_segment_name(path.name));
   if (::unlink(file_of(path).c_str()) != 0) return Error::from_errno("remove segment " + file_of(path).string(), errno);
+  remove_side_files(path);
   return {};
 }
 

@@ -41,7 +41,7 @@ class Segment {
   static Result<std::unique_ptr<Segment>> attach(const SegmentPath& path);
   /// The same of a file that is open for reading and writing, whether it has a name or not: `path` is for messages.
   static Result<std::unique_ptr<Segment>> attach(UniqueFd file, const SegmentPath& path);
-  /// Removes the file. Mappings stay valid.
+  /// Removes the file, and then its side files (side_files.hpp). Mappings stay valid.
   static Status unlink(const SegmentPath& path);
   /// The same of this segment's file; nothing if its name is gone, or another's by now.
   Status remove_name();

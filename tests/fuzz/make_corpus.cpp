@@ -7,6 +7,7 @@
 #include <iostream>
 #include <random>
 
+#include "agent/kept_delta.hpp"
 #include "base/thread_pool.hpp"
 #include "deltasync/hf.hpp"
 #include "format/commit_log.hpp"
@@ -368,6 +369,37 @@ void packed_layouts(const Corpus& corpus) {
   });
 }
 
+void kept_deltas(const Corpus& corpus) {
+  auto delta = make_delta(fuzz::layout(), 10, delta::ValueForm::ulp, 11);
+  const Version from{delta.from, "step_1"};
+  const Version to{delta.to, "step_2"};
+  const auto entry = agent::RingEntry::make(std::move(delta), from, to, 0, {{0, 1}, {3, 4}});
+  Bytes good = agent::kept_delta_head(*entry);
+  for (const auto& frame : entry->delta->frames) good.insert(good.end(), frame.bytes.begin(), frame.bytes.end());
+  corpus.add("kept_delta", "good", good);
+  corpus.spoil("kept_delta", "bad-magic", good, [](Bytes& b) { b[0] ^= std::byte{1}; });
+  corpus.spoil("kept_delta", "bad-header-hash", good, [](Bytes& b) { b[40] ^= std::byte{1}; });
+  corpus.spoil("kept_delta", "bad-list-hash", good, [](Bytes& b) { b[60] ^= std::byte{1}; });
+  corpus.spoil("kept_delta", "truncated", good, [](Bytes& b) { b.resize(b.size() - 5); });
+  const auto sealed = [](Bytes& b) {  // so that what lies behind the hashes is reached
+    const auto list_bytes = load<std::uint64_t>(b.data() + 16);
+    if (list_bytes <= b.size() - 48) {
+      poke(b, 24, xxh3_64(ByteSpan(b).subspan(48, static_cast<std::size_t>(list_bytes))));
+    }
+    poke(b, 40, xxh3_64(ByteSpan(b).first(40)));
+  };
+  const auto spoil = [&](const char* name, const std::function<void(Bytes&)>& change) {
+    corpus.spoil("kept_delta", name, good, [&](Bytes& b) { change(b), sealed(b); });
+  };
+  spoil("list-bytes-lie", [](Bytes& b) { poke(b, 16, ~std::uint64_t{0}); });
+  spoil("another-version", [](Bytes& b) { poke(b, 8, std::uint32_t{2}); });
+  spoil("label-with-a-newline", [](Bytes& b) { b[52] = std::byte{'\n'}; });
+  spoil("label-bytes-lie", [](Bytes& b) { poke(b, 48, ~std::uint32_t{0}); });
+  spoil("tiles-lie", [](Bytes& b) { poke(b, 68, ~std::uint64_t{0}); });
+  spoil("tile-outside", [](Bytes& b) { poke(b, 76, std::uint64_t{1} << 40); });
+  spoil("tiles-out-of-order", [](Bytes& b) { poke(b, 92, std::uint64_t{0}); });
+}
+
 void segments(const Corpus& corpus) {
   const auto dir = std::filesystem::temp_directory_path();
   const shm::SegmentPath path{dir, "deltasync-fuzz-segment"};
@@ -444,6 +476,7 @@ int main(int argc, char** argv) {
   sidecars(corpus);
   headers(corpus);
   packed_layouts(corpus);
+  kept_deltas(corpus);
   segments(corpus);
   weight_indexes(corpus);
   records(corpus);

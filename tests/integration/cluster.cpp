@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "net/endpoint.hpp"
+#include "shm/side_files.hpp"
 #include "tools/http_get.hpp"
 
 namespace deltasync::integration {
@@ -148,6 +149,25 @@ int Cluster::pull_once(const std::string& name, const AgentProcess& agent) {
   auto child = bench::Child::spawn(
       {DELTASYNC_CLI_BINARY, "pull", "--from", agent.endpoint(), "--out", out(name).string(), "--json"}, true);
   return child ? wait(std::move(child).value()) : -1;
+}
+
+std::string Cluster::pull_mode(const std::string& name) {
+  auto child =
+      spawn({DELTASYNC_CLI_BINARY, "pull", "--from", agent_.endpoint(), "--out", out(name).string(), "--json"});
+  const auto line = child.read_line(Deadline::after(kLimit));
+  const int code = wait(std::move(child));
+  EXPECT_EQ(code, 0);
+  if (!line || code != 0) return {};
+  return nlohmann::json::parse(*line).at("mode").get<std::string>();
+}
+
+bool Cluster::keeps_deltas(std::size_t count) const {
+  const Deadline deadline = Deadline::after(kLimit);
+  while (!deadline.passed()) {
+    if (shm::find_side_files({files_.path(), "cluster.g1"}).size() == count) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
 }
 
 int Cluster::wait(bench::Child child) {

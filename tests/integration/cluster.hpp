@@ -63,6 +63,10 @@ class Cluster : public ::testing::Test {
   /// Runs to its end: its exit code, or -1 after kLimit or a signal.
   static int wait(bench::Child child);
   int pull_once(const std::string& out) { return pull_once(out, agent_); }
+  /// Like pull_once(), and says how: "up_to_date", "delta", "full"; empty if it failed.
+  std::string pull_mode(const std::string& out);
+  /// Waits until the agent has kept so many deltas beside its segment; false at the limit.
+  bool keeps_deltas(std::size_t count) const;
   int pull_once(const std::string& out, const AgentProcess& agent);
   static bench::Child spawn(const std::vector<std::string>& argv);
 

@@ -84,6 +84,27 @@ TEST_F(Cluster, AgentKilledAtManyPoints) {
   EXPECT_TRUE(becomes("out", kLast));
 }
 
+/// The ring of deltas outlives its agent: a restart does not cost a late receiver the whole model.
+TEST_F(Cluster, ALateReceiverPullsADeltaFromTheAgentAfterTheKilledOne) {
+  kill_agent();
+  start_agent({"--ring-mib", "64"});
+  ASSERT_EQ(wait(publish(0, 1, 0)), 0);
+  ASSERT_EQ(pull_mode("late"), "full");
+  ASSERT_EQ(wait(publish(1, 4, 0)), 0);
+  ASSERT_TRUE(keeps_deltas(3));
+  kill_agent();
+  start_agent({"--ring-mib", "64"});
+  EXPECT_EQ(pull_mode("late"), "delta");
+  EXPECT_EQ(current("late"), 3);
+  // And on: what is published now goes on from it.
+  ASSERT_EQ(wait(publish(4, kVersions, 0)), 0);
+  ASSERT_TRUE(keeps_deltas(5));
+  kill_agent();
+  start_agent({"--ring-mib", "64"});
+  EXPECT_EQ(pull_mode("late"), "delta");
+  EXPECT_EQ(current("late"), kLast);
+}
+
 TEST_F(Cluster, StoppedReceiverHoldsNobodyUp) {
   test::Random random(14);
   auto receiver = follow("out");

@@ -1,0 +1,203 @@
+#include "agent/ring_keeper.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <exception>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "agent/background.hpp"
+#include "agent/kept_delta.hpp"
+#include "base/fd.hpp"
+#include "base/log.hpp"
+#include "format/mapped_file.hpp"
+#include "shm/side_files.hpp"
+#include "shm/space.hpp"
+
+namespace deltasync::agent {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// One whose state was mended later is nothing that a few bytes in a file could describe.
+bool can_be_kept(const RingEntry& entry) {
+  return !entry.partial && entry.from_former.empty();
+}
+
+Status write_all(int fd, ByteSpan bytes, const fs::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Error::from_errno("write " + path.string(), errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+  return {};
+}
+
+/// A new file, whole or not there. already_exists: the name is taken.
+Status write_entry(const fs::path& path, const RingEntry& entry) {
+  const std::vector<std::byte> head = kept_delta_head(entry);
+  DS_TRY(shm::check_room(path.parent_path(), head.size() + entry.delta->frame_bytes));
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd) return Error::from_errno("create " + path.string(), errno);
+  Status status = write_all(fd.get(), head, path);
+  for (const delta::Frame& frame : entry.delta->frames) {
+    if (!status) break;
+    status = write_all(fd.get(), frame.bytes, path);
+  }
+  if (!status) ::unlink(path.c_str());
+  return status;
+}
+
+Result<std::shared_ptr<RingEntry>> read_entry(const fs::path& path, const Layout& layout) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) return Error::from_errno("look at " + path.string(), errno);
+  if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) {
+    return Error(Errc::permission, "is no regular file of this user");
+  }
+  DS_ASSIGN(const MappedFile file, MappedFile::open(path));
+  return decode_kept_delta(file.bytes(), layout);
+}
+
+}  // namespace
+
+void RingKeeper::start() {
+  thread_ = start_background("keep-ring", 1, [this](ThreadPool&) { work(); });
+}
+
+void RingKeeper::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void RingKeeper::keep(const shm::SegmentPath& segment, std::vector<RingEntryPtr> ring, std::uint64_t bytes_max) {
+  std::optional<Wanted> before;  // destroyed after the lock
+  {
+    const std::lock_guard lock(mutex_);
+    before = std::exchange(wanted_, Wanted{segment, std::move(ring), bytes_max});
+  }
+  changed_.notify_all();
+}
+
+void RingKeeper::forget() {
+  std::optional<Wanted> before;
+  const std::lock_guard lock(mutex_);
+  before.swap(wanted_);
+}
+
+void RingKeeper::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stop_ || wanted_; });
+    if (!wanted_) return;
+    std::optional<Wanted> now = std::exchange(wanted_, std::nullopt);
+    busy_ = true;
+    lock.unlock();
+    try {
+      follow(*now);
+    } catch (const std::exception& e) {
+      log::warn("kept_deltas_failed error=\"{}\"", e.what());
+    }
+    now.reset();
+    lock.lock();
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+void RingKeeper::follow(const Wanted& wanted) {
+  if (const fs::path segment = wanted.segment.dir / wanted.segment.name; segment != kept_) {
+    files_.clear();
+    kept_ = segment;
+  }
+  const auto is_wanted = [&](const std::weak_ptr<const RingEntry>& file) {
+    const RingEntryPtr entry = file.lock();
+    return entry && std::find(wanted.ring.begin(), wanted.ring.end(), entry) != wanted.ring.end();
+  };
+  std::erase_if(files_, [&](const auto& file) {
+    if (is_wanted(file.first)) return false;
+    ::unlink(file.second.c_str());
+    return true;
+  });
+  std::uint64_t bytes = 0;
+  for (const RingEntryPtr& entry : wanted.ring) {
+    bytes += entry->bytes();
+    if (bytes > wanted.bytes_max) return;
+    if (!can_be_kept(*entry) || files_.contains(entry)) continue;
+    Status status;
+    fs::path path;
+    do {
+      path = shm::side_file_path(wanted.segment, next_++);
+      status = write_entry(path, *entry);
+    } while (!status && status.error().code() == Errc::already_exists);
+    // Who removes a segment removes it first and then its side files: one of the two sees this one.
+    if (std::error_code ignored; status && !fs::exists(kept_, ignored)) {
+      ::unlink(path.c_str());
+      return;
+    }
+    if (status) {
+      files_.emplace(entry, std::move(path));
+      refused_ = false;
+      continue;
+    }
+    if (!refused_) {
+      log::warn("kept_deltas_refused error=\"{}\" effect=\"after a restart receivers pull the whole model\"",
+                status.error().to_string());
+    }
+    refused_ = true;
+    return;  // a later one alone leads nowhere
+  }
+}
+
+std::vector<RingEntryPtr> RingKeeper::adopt(const shm::SegmentPath& segment, const Layout& layout,
+                                            const VersionId& version, const Digest128& root,
+                                            const std::vector<std::uint64_t>& digests) {
+  {
+    std::unique_lock lock(mutex_);  // it may be at files of a segment that is no more
+    changed_.wait(lock, [this] { return !busy_; });
+  }
+  files_.clear();
+  kept_ = segment.dir / segment.name;
+  std::vector<RingEntryPtr> read;
+  std::vector<fs::path> paths;  // of these
+  std::size_t ignored = 0;
+  std::string reason;
+  const auto ignore = [&](const fs::path& path, const std::string& why) {
+    if (ignored++ == 0) reason = path.filename().string() + ": " + why;
+    ::unlink(path.c_str());
+  };
+  for (const shm::SideFile& file : shm::find_side_files(segment)) {
+    next_ = std::max(next_, file.number + 1);
+    if (auto entry = read_entry(file.path, layout); entry) {
+      read.push_back(std::move(*entry));
+      paths.push_back(file.path);
+    } else {
+      ignore(file.path, entry.error().to_string());
+    }
+  }
+  std::vector<RingEntryPtr> chain = chain_to(version, root, digests, read);
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    if (std::find(chain.begin(), chain.end(), read[i]) != chain.end()) {
+      files_.emplace(read[i], paths[i]);
+    } else {
+      ignore(paths[i], "it does not lead to the version that is served");
+    }
+  }
+  if (ignored != 0) log::warn("kept_deltas_ignored files={} first=\"{}\"", ignored, reason);
+  if (!chain.empty()) {
+    log::info("kept_deltas_adopted deltas={} from=\"{}\" to=\"{}\"", chain.size(), to_string(chain.front()->from),
+              to_string(chain.back()->to));
+  }
+  return chain;
+}
+
+}  // namespace deltasync::agent

@@ -1,0 +1,23 @@
+// Files beside a segment that are nothing without it: <segment>.d1, <segment>.d2 … They go when it goes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "shm/segment.hpp"
+
+namespace deltasync::shm {
+
+struct SideFile {
+  std::uint64_t number = 0;
+  std::filesystem::path path;
+};
+/// Ascending. Whatever bears such a name, of whatever kind and owner.
+std::vector<SideFile> find_side_files(const SegmentPath& segment);
+std::filesystem::path side_file_path(const SegmentPath& segment, std::uint64_t number);
+
+/// Removes them, those of other users aside.
+void remove_side_files(const SegmentPath& segment) noexcept;
+
+}  // namespace deltasync::shm
