@@ -33,10 +33,17 @@ enum class Dtype : std::uint8_t {
   u16 = 13,
   u32 = 14,
   u64 = 15,
+  f8_e8m0 = 16,
+  f8_e4m3fnuz = 17,
+  f8_e5m2fnuz = 18,
+  c64 = 19,  ///< two F32, the real part first
+  f4 = 20,   ///< two in a byte: see dtype_packed
 };
-/// Width of one element in bytes: 1, 2, 4 or 8. 0 for a value that is no Dtype.
+/// Width of one element of the 2-D view in bytes: 1, 2, 4 or 8. 0 for a value that is no Dtype.
 std::size_t dtype_bytes(Dtype dtype) noexcept;
-/// True for sign-magnitude encodings (F*, BF16, F8_*): the ulp map of docs/delta_format.md applies.
+/// How many values of the last dimension are one element of the 2-D view: 2 for F4, whose pairs share a byte, else 1.
+std::size_t dtype_packed(Dtype dtype) noexcept;
+/// True for sign-magnitude encodings (F64 to BF16, F8_* but E8M0): the ulp map of docs/delta_format.md applies.
 bool dtype_is_float(Dtype dtype) noexcept;
 /// The safetensors spelling: "BF16", "F8_E4M3", "BOOL" …
 std::string_view to_string(Dtype dtype) noexcept;
@@ -51,7 +58,8 @@ inline constexpr std::uint32_t kTileElementsMax = 65'536;
 inline constexpr std::size_t kTensorAlignment = 64;  ///< bytes; every tensor starts at a multiple in a half
 
 /// One HF tensor as the user describes it. The 2-D view used everywhere: columns = the last dimension,
-/// rows = the product of the others (a scalar is 1×1, a 1-D tensor is 1×n; with any zero dimension it is 0×0).
+/// rows = the product of the others (a scalar is 1×1, a 1-D tensor is 1×n; with any zero dimension it is 0×0). Where
+/// values are packed (dtype_packed), a column is a pack, and the last dimension a multiple of it.
 struct TensorSpec {
   std::string name;
   Dtype dtype = Dtype::bf16;

@@ -15,8 +15,10 @@ std::uint8_t mantissa_bits(Dtype dtype) noexcept {
     case Dtype::f32: return 23;
     case Dtype::f16: return 10;
     case Dtype::bf16: return 7;
-    case Dtype::f8_e4m3: return 3;
-    case Dtype::f8_e5m2: return 2;
+    case Dtype::f8_e4m3:
+    case Dtype::f8_e4m3fnuz: return 3;
+    case Dtype::f8_e5m2:
+    case Dtype::f8_e5m2fnuz: return 2;
     default: return 0;
   }
 }

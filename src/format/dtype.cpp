@@ -10,9 +10,10 @@ struct DtypeRow {
   std::string_view name;
   std::uint8_t bytes;
   bool is_float;
+  std::uint8_t packed = 1;
 };
 
-constexpr std::array<DtypeRow, 15> kDtypes = {{
+constexpr std::array<DtypeRow, 20> kDtypes = {{
     {Dtype::f64, "F64", 8, true},
     {Dtype::f32, "F32", 4, true},
     {Dtype::f16, "F16", 2, true},
@@ -28,6 +29,11 @@ constexpr std::array<DtypeRow, 15> kDtypes = {{
     {Dtype::u16, "U16", 2, false},
     {Dtype::u32, "U32", 4, false},
     {Dtype::u64, "U64", 8, false},
+    {Dtype::f8_e8m0, "F8_E8M0", 1, false},  // an exponent without sign: as it stands it is in order
+    {Dtype::f8_e4m3fnuz, "F8_E4M3FNUZ", 1, true},
+    {Dtype::f8_e5m2fnuz, "F8_E5M2FNUZ", 1, true},
+    {Dtype::c64, "C64", 8, false},
+    {Dtype::f4, "F4", 1, false, 2},
 }};
 
 const DtypeRow* row_of(Dtype dtype) noexcept {
@@ -48,6 +54,11 @@ static_assert(rows_are_in_value_order());
 std::size_t dtype_bytes(Dtype dtype) noexcept {
   const auto* row = row_of(dtype);
   return row == nullptr ? 0 : row->bytes;
+}
+
+std::size_t dtype_packed(Dtype dtype) noexcept {
+  const auto* row = row_of(dtype);
+  return row == nullptr ? 1 : row->packed;
 }
 
 bool dtype_is_float(Dtype dtype) noexcept {

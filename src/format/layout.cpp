@@ -70,7 +70,13 @@ Status derive_view(Tensor& t) {
     if (dim > kModelBytesMax / elements) return wrong(t.spec.name, "larger than any model may be");
     elements *= dim;
   }
-  t.cols = shape.empty() ? 1 : shape.back();
+  const std::uint64_t packed = dtype_packed(t.spec.dtype);
+  if ((shape.empty() ? 1 : shape.back()) % packed != 0) {
+    return wrong(t.spec.name, "its last dimension is no multiple of the " + std::to_string(packed) + " values that " +
+                                  std::string(to_string(t.spec.dtype)) + " has in a byte");
+  }
+  elements /= packed;
+  t.cols = shape.empty() ? 1 : shape.back() / packed;
   t.rows = elements / t.cols;
   t.bytes = elements * t.element_bytes;
   return {};

@@ -14,7 +14,12 @@ Result<std::uint64_t> bytes_by_shape(const Entry& e) {
     if (dim > kModelBytesMax / bytes) return Error(Errc::corrupt, "tensor '" + e.name + "': too large");
     bytes *= dim;
   }
-  return bytes;
+  const std::uint64_t packed = dtype_packed(e.dtype);
+  if ((e.shape.empty() ? 1 : e.shape.back()) % packed != 0) {
+    return Error(Errc::corrupt, "tensor '" + e.name + "': its last dimension is no multiple of " +
+                                    std::to_string(packed) + ", as " + std::string(to_string(e.dtype)) + " needs");
+  }
+  return bytes / packed;
 }
 
 /// Each range as long as its tensor, and all of them together the data section, in order.

@@ -19,6 +19,7 @@ Extent extent_of(const TensorSpec& spec) {
     if (spec.shape[d] == 0) return {0, 0};
     (d + 1 == spec.shape.size() ? extent.cols : extent.rows) *= spec.shape[d];
   }
+  extent.cols /= dtype_packed(spec.dtype);
   return extent;
 }
 

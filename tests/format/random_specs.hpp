@@ -25,12 +25,15 @@ class RandomSpecs {
   TensorSpec one(std::string name) {
     TensorSpec s;
     s.name = std::move(name);
-    s.dtype = static_cast<Dtype>(1 + below(15));
+    s.dtype = static_cast<Dtype>(1 + below(20));
     const auto ndim = below(4);
     for (std::uint64_t d = 0; d < ndim; ++d) s.shape.push_back(dim(d + 1 == ndim));
+    const auto packed = dtype_packed(s.dtype);
+    if (packed != 1 && s.shape.empty()) s.shape.push_back(1);
+    if (packed != 1) s.shape.back() *= packed;
     std::uint64_t rows = 1;
     for (std::uint64_t d = 0; d + 1 < ndim; ++d) rows *= s.shape[d];
-    const std::uint64_t cols = s.shape.empty() ? 1 : s.shape.back();
+    const std::uint64_t cols = s.shape.empty() ? 1 : s.shape.back() / packed;
     if (rows != 0 && cols != 0) {
       s.row_cuts = cuts(rows);
       s.col_cuts = cuts(cols);

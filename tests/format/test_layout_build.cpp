@@ -32,20 +32,38 @@ void expect_refused(std::vector<TensorSpec> specs, Errc code, const std::string&
 
 TEST(Dtype, EachHasWidthAndNameAndReadsBack) {
   const std::vector<std::pair<Dtype, std::size_t>> widths = {
-      {Dtype::f64, 8},     {Dtype::f32, 4},     {Dtype::f16, 2}, {Dtype::bf16, 2}, {Dtype::f8_e4m3, 1},
-      {Dtype::f8_e5m2, 1}, {Dtype::i64, 8},     {Dtype::i32, 4}, {Dtype::i16, 2},  {Dtype::i8, 1},
-      {Dtype::u8, 1},      {Dtype::boolean, 1}, {Dtype::u16, 2}, {Dtype::u32, 4},  {Dtype::u64, 8}};
+      {Dtype::f64, 8},     {Dtype::f32, 4},         {Dtype::f16, 2},         {Dtype::bf16, 2}, {Dtype::f8_e4m3, 1},
+      {Dtype::f8_e5m2, 1}, {Dtype::i64, 8},         {Dtype::i32, 4},         {Dtype::i16, 2},  {Dtype::i8, 1},
+      {Dtype::u8, 1},      {Dtype::boolean, 1},     {Dtype::u16, 2},         {Dtype::u32, 4},  {Dtype::u64, 8},
+      {Dtype::f8_e8m0, 1}, {Dtype::f8_e4m3fnuz, 1}, {Dtype::f8_e5m2fnuz, 1}, {Dtype::c64, 8},  {Dtype::f4, 1}};
   for (const auto& [dtype, bytes] : widths) {
     EXPECT_EQ(dtype_bytes(dtype), bytes) << to_string(dtype);
     EXPECT_EQ(dtype_from_string(to_string(dtype)), dtype);
   }
   EXPECT_TRUE(dtype_is_float(Dtype::f8_e5m2));
   EXPECT_FALSE(dtype_is_float(Dtype::i16));
-  for (const int wrong : {0, 16, 255}) {
+  for (const int wrong : {0, 21, 255}) {
     EXPECT_EQ(dtype_bytes(static_cast<Dtype>(wrong)), 0u);
     EXPECT_EQ(to_string(static_cast<Dtype>(wrong)), "unknown");
   }
   EXPECT_EQ(dtype_from_string("bf16"), std::nullopt);
+}
+
+TEST(LayoutBuild, PairsOfFourBitsAreOneColumn) {
+  const auto layout = build({spec("experts", Dtype::f4, {2, 3, 10}), spec("empty", Dtype::f4, {0, 3})});
+  const auto t = layout->tensors();
+  EXPECT_EQ(t[0].rows, 6u);
+  EXPECT_EQ(t[0].cols, 5u);
+  EXPECT_EQ(t[0].bytes, 30u);
+  EXPECT_EQ(t[1].bytes, 0u);
+  EXPECT_EQ(layout->model_bytes(), 30u);
+  expect_refused({spec("odd", Dtype::f4, {2, 3})}, Errc::invalid_argument,
+                 "'odd': its last dimension is no multiple of");
+  expect_refused({spec("scalar", Dtype::f4, {})}, Errc::invalid_argument,
+                 "'scalar': its last dimension is no multiple of");
+  std::vector<TensorSpec> specs = {spec("cut", Dtype::f4, {4, 16})};
+  add_even_cuts(specs, 4);
+  EXPECT_EQ(specs[0].col_cuts, (std::vector<std::uint64_t>{2, 4, 6}));
 }
 
 TEST(LayoutBuild, DerivesViewOffsetsAndTotals) {
@@ -134,7 +152,7 @@ TEST(LayoutBuild, RefusesBadCutsAndDtypes) {
   auto empty = spec("e", Dtype::bf16, {0, 4});
   empty.col_cuts = {2};
   expect_refused({empty}, Errc::invalid_argument, "tensor 'e'");
-  expect_refused({spec("w", static_cast<Dtype>(16), {1})}, Errc::unsupported, "tensor 'w': unknown dtype 16");
+  expect_refused({spec("w", static_cast<Dtype>(21), {1})}, Errc::unsupported, "tensor 'w': unknown dtype 21");
   auto many = spec("w", Dtype::u8, {1'000'000});
   for (std::uint64_t i = 1; i <= kTensorCutsMax + 1; ++i) many.col_cuts.push_back(i);
   expect_refused({many}, Errc::invalid_argument, "column cuts, more than");

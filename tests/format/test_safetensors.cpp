@@ -50,14 +50,16 @@ TEST(Safetensors, ReadsInFileOrder) {
 
 TEST(Safetensors, EveryDtypeOfTheFormat) {
   for (const char* dtype : {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "I32", "I16", "I8", "U8", "BOOL",
-                            "U16", "U32", "U64"}) {
+                            "U16", "U32", "U64", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"}) {
     const auto bytes = dtype_bytes(*dtype_from_string(dtype));
     const auto json = std::string(R"({"w":{"dtype":")") + dtype + R"(","shape":[1],"data_offsets":[0,)" +
                       std::to_string(bytes) + "]}}";
     EXPECT_TRUE(parse_header(header_of(json), bytes).ok()) << dtype;
   }
-  expect_tensor_refused(R"("dtype":"F4","shape":[4],"data_offsets":[0,4])", "tensor 'w': dtype 'F4' is not known",
-                        Errc::unsupported);
+  EXPECT_TRUE(parse_header(header_of(R"({"w":{"dtype":"F4","shape":[3,4],"data_offsets":[0,6]}})"), 6).ok());
+  expect_tensor_refused(R"("dtype":"F4","shape":[8,1],"data_offsets":[0,4])", "its last dimension is no multiple of 2");
+  expect_tensor_refused(R"("dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3])",
+                        "tensor 'w': dtype 'F6_E2M3' is not known", Errc::unsupported);
 }
 
 TEST(Safetensors, LengthFieldIsNotTrusted) {

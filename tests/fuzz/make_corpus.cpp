@@ -56,6 +56,14 @@ void poke(Bytes& bytes, std::size_t at, T value) {
 void layouts(const Corpus& corpus) {
   const Bytes good = fuzz::layout().encode();
   corpus.add("layout", "good", good);
+  corpus.add("layout", "later-dtypes",
+             Layout::build({{"e8m0", Dtype::f8_e8m0, {3, 4}, {}, {}},
+                            {"e4m3fnuz", Dtype::f8_e4m3fnuz, {3}, {}, {}},
+                            {"e5m2fnuz", Dtype::f8_e5m2fnuz, {3}, {}, {1}},
+                            {"c64", Dtype::c64, {}, {}, {}},
+                            {"f4", Dtype::f4, {2, 8}, {1}, {2}}})
+                 .value()
+                 ->encode());
   corpus.add("layout", "none", Layout::build({}).value()->encode());
   corpus.spoil("layout", "bad-magic", good, [](Bytes& b) { b[0] ^= std::byte{1}; });
   corpus.spoil("layout", "bad-version", good, [](Bytes& b) { poke<std::uint32_t>(b, 8, 2); });
@@ -338,6 +346,8 @@ void headers(const Corpus& corpus) {
       R"({"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]},"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]}})");
   add("shape-overflows", 8,
       R"({"a":{"dtype":"BF16","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,8]}})");
+  add("four-bits", 8, R"({"a":{"dtype":"F4","shape":[4,4],"data_offsets":[0,8]}})");
+  add("four-bits-odd", 8, R"({"a":{"dtype":"F4","shape":[16,1],"data_offsets":[0,8]}})");
   add("negative", 8, R"({"a":{"dtype":"BF16","shape":[-4],"data_offsets":[0,8]}})");
   add("fraction", 8, R"({"a":{"dtype":"BF16","shape":[4.5],"data_offsets":[0,8]}})");
   add("dtype-unknown", 8, R"({"a":{"dtype":"Q4","shape":[4],"data_offsets":[0,8]}})");

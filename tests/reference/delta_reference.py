@@ -134,8 +134,10 @@ class Reader:
 # ---- layout and tiling --------------------------------------------------------------------------------------------------
 
 DTYPE_BYTES = {1: 8, 2: 4, 3: 2, 4: 2, 5: 1, 6: 1, 7: 8, 8: 4, 9: 2, 10: 1, 11: 1, 12: 1, 13: 2, 14: 4, 15: 8}
-FLOATS = {1, 2, 3, 4, 5, 6}
-MANTISSA_BITS = {1: 52, 2: 23, 3: 10, 4: 7, 5: 3, 6: 2}
+DTYPE_BYTES |= {16: 1, 17: 1, 18: 1, 19: 8, 20: 1}
+PACKED = {20: 2}
+FLOATS = {1, 2, 3, 4, 5, 6, 17, 18}
+MANTISSA_BITS = {1: 52, 2: 23, 3: 10, 4: 7, 5: 3, 6: 2, 17: 3, 18: 2}
 TILE_ELEMENTS = 65536
 
 
@@ -154,7 +156,8 @@ class Tensor:
         self.mantissa_bits = MANTISSA_BITS.get(dtype)
         self.rows, self.cols = 1, 1
         if shape:
-            self.cols = shape[-1]
+            need(shape[-1] % PACKED.get(dtype, 1) == 0, "layout: half a byte at the end of a row")
+            self.cols = shape[-1] // PACKED.get(dtype, 1)
             for d in shape[:-1]:
                 self.rows *= d
         if self.rows * self.cols == 0:

@@ -191,12 +191,14 @@ int main(int argc, char** argv) {
   write_merged(dir / "merged-ulp", model, delta::ValueForm::ulp);
   write_merged(dir / "merged-absolute", model, delta::ValueForm::absolute);
   for (const Dtype dtype : {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::i64,
-                            Dtype::i32, Dtype::i16, Dtype::i8, Dtype::u8, Dtype::boolean}) {
+                            Dtype::i32, Dtype::i16, Dtype::i8, Dtype::u8, Dtype::boolean, Dtype::f8_e8m0,
+                            Dtype::f8_e4m3fnuz, Dtype::f8_e5m2fnuz, Dtype::c64}) {
     write_patterns(dir / ("patterns-" + std::string(to_string(dtype))), dtype);
     if (dtype != Dtype::boolean) write_dense(dir / ("dense-" + std::string(to_string(dtype))), dtype);
   }
-  const std::pair<Dtype, unsigned> floats[] = {{Dtype::f64, 11}, {Dtype::f32, 8},     {Dtype::f16, 5},
-                                               {Dtype::bf16, 8}, {Dtype::f8_e4m3, 4}, {Dtype::f8_e5m2, 5}};
+  const std::pair<Dtype, unsigned> floats[] = {{Dtype::f64, 11},        {Dtype::f32, 8},        {Dtype::f16, 5},
+                                               {Dtype::bf16, 8},        {Dtype::f8_e4m3, 4},    {Dtype::f8_e5m2, 5},
+                                               {Dtype::f8_e4m3fnuz, 4}, {Dtype::f8_e5m2fnuz, 5}};
   for (const auto& [dtype, exponent_bits] : floats) {
     write_classes(dir / ("classes-" + std::string(to_string(dtype))), dtype, exponent_bits);
   }

@@ -30,7 +30,7 @@ struct TestModel {
   std::vector<std::byte> half;  ///< laid out like a half, padding zero
 };
 
-/// One tensor of every dtype, a scalar, empty tensors, a 1-D tensor, widths that leave the next tensor of a
+/// One tensor of every dtype up to U64, a scalar, empty tensors, a 1-D tensor, widths that leave the next tensor of a
 /// safetensors file unaligned, tensors of several bands, of several panels, and with cuts.
 std::vector<TensorSpec> sample_specs();
 

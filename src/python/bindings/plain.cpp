@@ -52,10 +52,17 @@ nb::dlpack::dtype dtype_of(Dtype dtype) {
       case Dtype::u16:
       case Dtype::u32:
       case Dtype::u64: break;
+      case Dtype::f8_e8m0: return Code::Float8_E8M0FNU;
+      case Dtype::f8_e4m3fnuz: return Code::Float8_E4M3FNUZ;
+      case Dtype::f8_e5m2fnuz: return Code::Float8_E5M2FNUZ;
+      case Dtype::c64: return Code::Complex;
+      case Dtype::f4: return Code::Float4_E2M1FN;
     }
     return Code::UInt;
   }();
-  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * dtype_bytes(dtype)), 1};
+  const auto lanes = dtype_packed(dtype);
+  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * dtype_bytes(dtype) / lanes),
+          static_cast<std::uint16_t>(lanes)};
 }
 
 /// Whether it is all of the tensor, one element behind the other.
@@ -64,13 +71,14 @@ bool is_whole(const nb::dlpack::dltensor& have, const Tensor& tensor) {
   if (have.dtype != dtype_of(tensor.spec.dtype) || static_cast<std::size_t>(have.ndim) != shape.size()) return false;
   std::uint64_t step = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
-    const std::uint64_t size = shape[i];
+    const std::uint64_t size = i + 1 == shape.size() ? shape[i] / dtype_packed(tensor.spec.dtype) : shape[i];
     if (static_cast<std::uint64_t>(have.shape[i]) != size) return false;
     if (have.strides != nullptr && size != 1 && static_cast<std::uint64_t>(have.strides[i]) != step) return false;
     step *= size;
   }
-  // Empty ones are as good as strided. Views with torch's negative bit, which DLPack does not tell of, are imaginary
-  // parts: they have gaps, unless they are of one element.
+  // Empty ones are as good as strided. Of torch's conjugate and negative bits DLPack does not tell. The latter are
+  // imaginary parts: they have gaps, unless they are of one element.
+  if (tensor.spec.dtype == Dtype::c64) return false;
   return step != 0 && !(step == 1 && dtype_is_float(tensor.spec.dtype));
 }
 
