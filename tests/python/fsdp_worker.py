@@ -240,10 +240,41 @@ def beginnings() -> None:
     expect(errors.LayoutMismatch, lambda: Pair("layouts", state))
 
 
+def transformers_model() -> None:
+    """Experts are stacked in the module, sharded by whole experts or across them, and single in the checkpoint."""
+    import hf_models
+    import safetensors.torch
+    from deltasync import hf
+
+    mesh = dist.init_device_mesh("cpu", (2,))
+    for config, dim in (("qwen3_moe", 0), ("qwen3_moe", 1), ("deepseek_v3", 2), ("mixtral", 0), ("joined", 0)):
+        whole, model = (hf_models.tiny(config, torch.float32) for _ in range(2))
+
+        def placement(parameter: torch.nn.Parameter, dim: int = dim) -> Shard | None:
+            return Shard(dim) if parameter.ndim == 3 else None
+
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh, shard_placement_fn=placement)
+        fully_shard(model, mesh=mesh)
+        with Pair(f"{config}-{dim}", model) as pair:
+            for step in range(2):
+                with torch.no_grad():
+                    for ours, theirs in zip(whole.parameters(), model.parameters(), strict=True):
+                        ours += step
+                        theirs += step
+                pair.manager.offload()
+                folder = REPORT.with_name("saved")
+                whole.save_pretrained(folder)  # rank 0 does
+                dist.barrier()
+                pair.compare(safetensors.torch.load_file(folder / "model.safetensors"))
+        assert hf.form_of(model)[0].views_only == (config != "joined")
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "steps": lambda: steps(None),
     "steps in bf16": lambda: steps(torch.bfloat16),
     "placements": placements,
+    "transformers": transformers_model,
     "rank 0 fails": lambda: failures(0),
     "rank 1 fails": lambda: failures(1),
     "beginnings": beginnings,

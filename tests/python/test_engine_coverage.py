@@ -104,10 +104,10 @@ def test_names_that_the_loader_skips_end_the_binding(rig: Rig) -> None:
 
 
 def test_a_trainer_that_comes_back_with_the_right_names(rig: Rig) -> None:
-    rig.publish(renamed(lambda name: f"_orig_mod.{name}"))
+    rig.publish(renamed(lambda name: f"_fsdp_wrapped_module.{name}"))
     engine = Skipping()
     receiver = rig.receiver(engine)
-    with pytest.raises(errors.UnmatchedWeights, match="prefix '_orig_mod.' of a wrapper"):
+    with pytest.raises(errors.UnmatchedWeights, match="prefix '_fsdp_wrapped_module.' of a wrapper"):
         receiver.attach()
     weights = first_version()
     rig.publish(weights)

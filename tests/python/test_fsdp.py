@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 WORKER = Path(__file__).with_name("fsdp_worker.py")
-CHECKS = ["steps", "steps in bf16", "placements", "rank 0 fails", "rank 1 fails", "beginnings"]
+CHECKS = ["steps", "steps in bf16", "placements", "transformers", "rank 0 fails", "rank 1 fails", "beginnings"]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,10 @@ from deltasync._native import PlainTensors
 
 torch = pytest.importorskip("torch")
 
-DTYPES = [getattr(torch, name) for name in deltasync._arrays.DTYPES if hasattr(torch, name)]
+#: Those that numbers can be cast to.
+DTYPES = [
+    getattr(torch, name) for name in deltasync._arrays.DTYPES if hasattr(torch, name) and name != "float4_e2m1fn_x2"
+]
 
 
 class Subclass(torch.Tensor):
@@ -125,7 +128,8 @@ def test_plain_tensors_are_not_described_one_by_one(segment_name: str, monkeypat
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip("this torch has no C exchange API")
     tensors = {f"w{i}": torch.full((3,), float(i)) for i in range(20)}
-    tensors |= {f"dtype.{dtype}": torch.ones(2, 3).to(dtype) for dtype in DTYPES}
+    # Complex ones may be conjugates, which only a closer look tells.
+    tensors |= {f"dtype.{dtype}": torch.ones(2, 3).to(dtype) for dtype in DTYPES if not dtype.is_complex}
     described: list[str] = []
     monkeypatch.setattr(
         trainer, "describe", lambda value, name: (described.append(name), deltasync._arrays.describe(value, name))[1]

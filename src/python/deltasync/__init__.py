@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import os as _os
 
-from . import _native, errors
+from . import _native, errors, hf
 from ._native import (
     Layout,
-    OffloadReport,
     Placement,
     PlacementPlan,
     Sidecar,
@@ -35,6 +34,7 @@ from ._native import (
     write_trace,
 )
 from ._native import version as __version__
+from ._reports import OffloadReport
 from .agent import AgentProcess
 from .async_rollout import AsyncReceiver
 from .errors import Error
@@ -67,6 +67,7 @@ __all__ = [
     "WeightManager",
     "__version__",
     "errors",
+    "hf",
     "layout_of",
     "make_epoch",
     "start_trace",

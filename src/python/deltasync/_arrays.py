@@ -33,7 +33,18 @@ DTYPES: dict[str, str] = {
     "uint16": "U16",
     "uint32": "U32",
     "uint64": "U64",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "complex64": "C64",
+    "float4_e2m1fn_x2": "F4",
 }
+#: The other way round: torch's name of each of safetensors' dtypes.
+NAMES: dict[str, str] = {known: name for name, known in DTYPES.items()}
+#: What models compute with; weights in one of these may be cast to another.
+COMPUTED = frozenset({"F64", "F32", "F16", "BF16"})
+#: What only means something together with scales, or other data.
+QUANTISED = frozenset(name for name in DTYPES.values() if name.startswith(("F8", "F4"))) | {"I8", "U8", "I32"}
 #: Shorter names that people use.
 SHORT: dict[str, str] = {
     "bf16": "bfloat16",
@@ -48,7 +59,6 @@ SHORT: dict[str, str] = {
     "f64": "float64",
 }
 _SPELLED = {name: name for name in DTYPES.values()}
-FLOATS = frozenset(name for name in DTYPES.values() if name[0] == "F" or name == "BF16")
 
 
 def dtype_name(dtype: Any, what: str = "dtype") -> str:
@@ -56,8 +66,10 @@ def dtype_name(dtype: Any, what: str = "dtype") -> str:
     if isinstance(dtype, str):
         found = DTYPES.get(SHORT.get(dtype.lower(), dtype).removeprefix("torch.")) or _SPELLED.get(dtype.upper())
         if found is None:
-            known = ", ".join(name for name in DTYPES)
-            raise InvalidArgument(f"{what}: '{dtype}' is no dtype; one of {known}, or short bf16, fp16, fp32, fp64")
+            raise InvalidArgument(
+                f"{what}: '{dtype}' is no dtype of safetensors files",
+                "such are bfloat16 (bf16), float16 (fp16), float32 (fp32), …",
+            )
         return found
     try:
         text = str(dtype) if is_torch_dtype(dtype) else str(np.dtype(dtype))
@@ -67,6 +79,19 @@ def dtype_name(dtype: Any, what: str = "dtype") -> str:
     if found is None:
         raise Unsupported(f"{what}: {dtype} is no dtype that safetensors files have; cast it first")
     return found
+
+
+def memory_shape(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
+    """The shape that torch has for a tensor of this one: F4 counts single values in files, pairs in memory."""
+    return (*shape[:-1], shape[-1] // 2) if dtype == "F4" and shape else tuple(shape)
+
+
+def file_shape(shape: Sequence[int], dtype: str) -> list[int]:
+    """The other way round."""
+    sizes = [int(size) for size in shape]
+    if dtype == "F4" and sizes:
+        sizes[-1] *= 2
+    return sizes
 
 
 def is_torch_dtype(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._arrays import DTYPES
+from ._arrays import NAMES, memory_shape
 from ._native import Layout, Placement, PlacementPlan
 
 
@@ -28,21 +28,22 @@ class HostMemory:
         return _native.host_target(self._layout, whole.ctypes.data, whole.size, subscribed)
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-        """(name, read-only array), with ml_dtypes' types or as raw integers where numpy has none."""
+        """(name, read-only array), with ml_dtypes' types or as raw integers where numpy has none (F4: pairs)."""
         for tensor, raw in self._tensors(writeable=False):
-            yield tensor.name, raw.view(_numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+            shape = memory_shape(tensor.shape, tensor.dtype)
+            yield tensor.name, raw.view(_numpy_dtype(tensor.dtype)).reshape(shape)
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """(name, torch tensor); torch has no read-only ones."""
         import torch
 
-        names = {known: name for name, known in DTYPES.items()}
         for tensor, raw in self._tensors(writeable=True):
-            dtype = getattr(torch, names[tensor.dtype])
+            dtype = getattr(torch, NAMES[tensor.dtype])
+            shape = memory_shape(tensor.shape, tensor.dtype)
             if raw.size == 0:
-                yield tensor.name, torch.empty(tensor.shape, dtype=dtype)
+                yield tensor.name, torch.empty(shape, dtype=dtype)
             else:
-                yield tensor.name, torch.from_numpy(raw).view(dtype).reshape(tensor.shape)
+                yield tensor.name, torch.from_numpy(raw).reshape(*shape[:-1], -1).view(dtype).reshape(shape)
 
     def _tensors(self, writeable: bool) -> Iterator[tuple[Any, np.ndarray[Any, Any]]]:
         memory = np.frombuffer(self._map, np.uint8)
@@ -52,7 +53,7 @@ class HostMemory:
 
 
 def _numpy_dtype(name: str) -> Any:
-    text = next(text for text, known in DTYPES.items() if known == name)
+    text = NAMES[name]
     try:
         return np.dtype(text)
     except TypeError:

@@ -47,6 +47,56 @@ def is_dtensor(value: Any) -> bool:
     return hasattr(value, "_local_tensor") and hasattr(value, "placements") and hasattr(value, "device_mesh")
 
 
+class ShardedView:
+    """A box of a DTensor, perhaps without dimensions of one: what slicing and indexing make. Each rank writes what it
+    has of it."""
+
+    def __init__(self, tensor: Any, begin: Sequence[int], size: Sequence[int], kept: Sequence[int]) -> None:
+        """`kept`: the tensor's dimensions that are the view's, in order."""
+        self.tensor, self.begin, self.size, self.kept = tensor, begin, size, kept
+        self.dtype = tensor.dtype
+        self.shape = tuple(size[dim] for dim in kept)
+
+    @staticmethod
+    def of(tensor: Any, size: Sequence[int], stride: Sequence[int], offset: int) -> ShardedView | None:
+        """The view of the whole, dense tensor with these sizes, strides and offset (in elements); None if it is no box,
+        or its dimensions are in another order."""
+        shape = list(tensor.shape)
+        if math.prod(shape) == 0:
+            return None
+        steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        begin = []
+        for step in steps:
+            begin.append(offset // step)
+            offset %= step
+        sizes, kept, at = [1] * len(shape), [], 0
+        for length, step in zip(size, stride, strict=True):
+            # A dimension of one may have any stride: it takes the next of the tensor, cut to one.
+            while at < len(shape) and length != 1 and (steps[at] != step or shape[at] == 1):
+                at += 1
+            if at == len(shape) or begin[at] + length > shape[at]:
+                return None
+            sizes[at] = length
+            kept.append(at)
+            at += 1
+        return ShardedView(tensor, begin, sizes, kept)
+
+    def block(self, name: str) -> tuple[Any, list[int], list[int]] | None:
+        """As :func:`local_block`, of the view."""
+        mine = local_block(self.tensor, name)
+        if mine is None:
+            return None
+        local, at, have = mine
+        first = [max(a, b) for a, b in zip(self.begin, at, strict=True)]
+        end = [min(a + n, b + m) for a, n, b, m in zip(self.begin, self.size, at, have, strict=True)]
+        if any(a >= b for a, b in zip(first, end, strict=True)):
+            return None
+        for dim, (a, b) in enumerate(zip(first, end, strict=True)):
+            local = local.narrow(dim, a - at[dim], b - a)
+        size = [end[dim] - first[dim] for dim in self.kept]
+        return local.reshape(size), [first[dim] - self.begin[dim] for dim in self.kept], size
+
+
 def local_block(tensor: Any, name: str) -> tuple[Any, list[int], list[int]] | None:
     """This rank's part of a DTensor: (local tensor, offset, size), both in elements of each dimension; None if another
     rank writes it (a replica's first rank does) or there is nothing of it here. Unsupported: a placement that is
@@ -104,4 +154,4 @@ def _cuts(tensor: Any, name: str) -> list[tuple[int, int]]:
     return plain + later[::-1]
 
 
-__all__ = ["Piece", "is_dtensor", "local_block", "pieces"]
+__all__ = ["Piece", "ShardedView", "is_dtensor", "local_block", "pieces"]

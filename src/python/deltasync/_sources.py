@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ._arrays import is_torch_tensor
+from ._modules import is_module
 from ._slices import is_dtensor
-from .layouts import as_pair, is_module, module_tensors, named_tensors
+from .layouts import as_pair, module_stays, module_tensors, named_tensors
 
 _DICT_ITEMS: type = type(dict[str, Any]().items())
 
@@ -20,9 +21,13 @@ class Source:
         if callable(tensors) and not is_module(tensors):
             self._made_by = tensors
             tensors = tensors()
-        pairs: Iterable[tuple[str, Any]] = (
-            list(module_tensors(tensors)) if is_module(tensors) else named_tensors(tensors, "offload: tensors")
-        )
+        pairs: Iterable[tuple[str, Any]] = named_tensors(tensors, "offload: tensors")
+        if is_module(tensors):
+            if module_stays(tensors):
+                pairs = list(pairs)
+            else:
+                module = tensors
+                self._made_by = lambda: module_tensors(module)
         #: Whether all tensors are there and stay as they are until the version is written. Those of a generator do not;
         #: nor do those of a mapping whose items are not a dict's, which may make them when they are asked for.
         self.stay = isinstance(pairs, (_DICT_ITEMS, list, tuple))

@@ -6,27 +6,54 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from . import _native
-from ._arrays import FLOATS, check_tensor, dtype_name
+from . import _native, hf
+from ._arrays import check_tensor, dtype_name, file_shape
+from ._dtypes import cast_specs
+from ._modules import checkpoint_name, checkpoint_names, is_module, unwrapped
 from ._native import Layout, Sidecar, TensorSpec
 from .errors import InvalidArgument
 
 
-def is_module(value: Any) -> bool:
-    """Whether it is a torch module (or walks like one); imports no torch."""
-    return hasattr(value, "named_parameters") and hasattr(value, "state_dict")
-
-
 def module_tensors(module: Any) -> Iterator[tuple[str, Any]]:
     """Names and tensors of a torch module as its checkpoint has them: parameters and persistent buffers in the order of
-    ``state_dict()``, the tensors themselves and not copies. One that occurs under several names (tied weights) comes
-    under the first only, as in files that ``save_pretrained`` writes."""
+    ``state_dict()``, the tensors themselves and not copies, without what torch.compile and DDP put into names. One that
+    occurs under several names (tied weights) comes under the first only. A model of transformers: as
+    :func:`deltasync.hf.tensors` has it."""
+    if hf.is_hf_module(module):
+        yield from hf.tensors(module)
+        return
     seen: set[int] = set()
-    for name, tensor in module.state_dict(keep_vars=True).items():
+    state = unwrapped(module).state_dict(keep_vars=True)
+    for name, tensor in state.items():
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        yield name, tensor
+        yield checkpoint_name(name), tensor
+
+
+def module_stays(module: Any) -> bool:
+    """Whether all that :func:`module_tensors` yields is memory of the module."""
+    return not hf.is_hf_module(module) or hf.form_of(module)[0].views_only
+
+
+def module_memory(module: Any, published: Iterable[str]) -> dict[str, Any]:
+    """The module's tensors, in place, by the names that a trainer `published`: its own, tied ones under each of theirs,
+    or, of a model of transformers, those of its checkpoint, whichever there are more of. What is no part of a parameter
+    there (transformers computes it) is left out."""
+    state = unwrapped(module).state_dict(keep_vars=True)
+    own = {checkpoint_name(name): tensor for name, tensor in state.items()}
+    if not hf.is_hf_module(module) or hf.has_adapters(module):
+        return own
+    form, parameters = hf.form_of(module)
+    saved = {name: tensor for name, tensor in form.views(parameters).items() if hasattr(tensor, "data_ptr")}
+    tied = {name: tensor for name, tensor in own.items() if name not in parameters}
+    names = set(published)
+    return own if len(names & own.keys()) > len(names & saved.keys()) else {**saved, **tied}
+
+
+def _module_specs(module: Any) -> Iterable[tuple[str, Any]]:
+    """As :func:`module_tensors`, of tensors that may have no memory."""
+    return hf.form_of(module)[0].specs.items() if hf.is_hf_module(module) else module_tensors(module)
 
 
 def named_tensors(source: Any, what: str) -> Iterable[tuple[str, Any]]:
@@ -52,13 +79,27 @@ def as_pair(item: Any, what: str) -> tuple[str, Any]:
     return name, tensor
 
 
-def spec_of(name: str, tensor: Any, dtype: str | None = None) -> TensorSpec:
-    """The spec of a tensor, whose ``shape`` is the whole one where it is sharded (DTensor).
-
-    `dtype` (as safetensors spells it): of all floating tensors, which are cast to it."""
+def spec_of(name: str, tensor: Any) -> TensorSpec:
+    """The spec of a tensor, whose ``shape`` is the whole one where it is sharded (DTensor)."""
     check_tensor(tensor, name)
-    own = dtype_name(tensor.dtype, name)
-    return TensorSpec(name, dtype if dtype and own in FLOATS else own, [int(size) for size in tensor.shape])
+    dtype = dtype_name(tensor.dtype, name)
+    return TensorSpec(name, dtype, file_shape(tensor.shape, dtype))
+
+
+def _specs_of(source: Any) -> list[TensorSpec]:
+    """Of a module, of given specs, or of pairs, whose tensors may be gone when the next comes."""
+    if is_module(source):
+        return [spec_of(name, tensor) for name, tensor in _module_specs(source)]
+    given: list[TensorSpec] = []
+    made: list[TensorSpec] = []
+    for item in named_tensors(source, "model"):
+        as_it_is: Any = item
+        if isinstance(as_it_is, TensorSpec):
+            given.append(as_it_is)
+        else:
+            made.append(spec_of(*as_pair(item, "model")))
+    names = checkpoint_names(spec.name for spec in made)
+    return given + [TensorSpec(name, spec.dtype, list(spec.shape)) for name, spec in zip(names, made, strict=True)]
 
 
 def layout_of(
@@ -73,7 +114,8 @@ def layout_of(
 
     `source`: a Layout; a HF model directory (its files' split, config and tokenizer travel as sidecar); a torch module;
     a mapping or pairs of (name, tensor); TensorSpecs. Of tensors only name, dtype and shape are looked at.
-    `dtype`: of all floating tensors in the layout (an fp32 trainer for bf16 rollouts, say).
+    `dtype`: what tensors are cast to (an fp32 trainer for bf16 rollouts, say): a dtype, patterns of names with dtypes,
+    or a function; see :class:`WeightManager`.
     `tensor_parallel`: cuts tensors so that as many ranks get whole tiles each.
     `files`: further files of the model's directory, such as config.json. `weights_file`: what the one with the tensors
     is called there.
@@ -85,10 +127,7 @@ def layout_of(
     if isinstance(source, Layout):
         layout = source
     else:
-        wanted = dtype_name(dtype) if dtype is not None else None
-        specs = [
-            item if isinstance(item, TensorSpec) else spec_of(*as_pair(item, "model"), wanted)
-            for item in named_tensors(source, "model")
-        ]
+        specs = _specs_of(source)
+        specs = cast_specs(specs, dtype, lambda name, to: is_module(source) and hf.stays_float32(source, name, to))
         layout = Layout.build(_native.even_cuts(specs, tensor_parallel))
     return layout, Sidecar.make(layout, file=weights_file, others=dict(files or {}))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from ._arrays import DTYPES, Array, describe
+from ._arrays import NAMES, Array, describe, memory_shape
+from ._modules import is_module
 from ._native import Layout, PlacementPlan
 from .coverage import LISTED, Ignore, log_ignored, require_coverage
 from .errors import InvalidArgument, LayoutMismatch
-from .layouts import is_module
+from .layouts import module_memory
 
 _log = logging.getLogger("deltasync.rollout")
 
@@ -18,15 +19,15 @@ _log = logging.getLogger("deltasync.rollout")
 def plan_of_module(
     layout: Layout, module: Any, *, strict: bool = True, ignore: Iterable[str] = ()
 ) -> tuple[PlacementPlan, list[tuple[str, Any]]]:
-    """Each tensor of the layout in the parameter or buffer of its name; and these as (name, tensor that shares its
-    memory), which keep the memory while the plan is used.
+    """Each tensor of the layout in the parameter or buffer of its name, or in its part of one; and these as (name,
+    tensor that shares its memory), which keep the memory while the plan is used.
 
     UnmatchedWeights names what is left over, but for what `ignore` matches: tensors that the module does not have, and
     with `strict` parameters and buffers that the layout does not have (but for further names of the same memory).
     LayoutMismatch: another shape or dtype; InvalidArgument: memory without rows."""
     if not is_module(module):
         raise InvalidArgument(f"module: {type(module).__name__} is no torch module")
-    state: Mapping[str, Any] = module.state_dict(keep_vars=True)
+    state = module_memory(module, layout.names())
     ignored = Ignore(ignore)
     plan = PlacementPlan()
     places: list[tuple[str, Any]] = []
@@ -60,7 +61,7 @@ def plan_of_module(
 def _place(plan: PlacementPlan, tensor: Any, own: Any) -> bool:
     """Adds a tensor of the layout to the plan, in the module's tensor of its name; False: it has no byte."""
     array = describe(own, tensor.name)
-    if array.shape != tensor.shape or array.dtype != tensor.dtype:
+    if array.shape != memory_shape(tensor.shape, tensor.dtype) or array.dtype != tensor.dtype:
         raise LayoutMismatch(
             f"{tensor.name}: the module's is {array.dtype} {list(array.shape)}, "
             f"the trainer's {tensor.dtype} {list(tensor.shape)}",
@@ -81,16 +82,15 @@ _OTHER_MODEL = "module= must be the model that the trainer publishes, with the s
 
 
 def _remedy(array: Array, tensor: Any) -> str:
-    if array.shape != tensor.shape:
+    if array.shape != memory_shape(tensor.shape, tensor.dtype):
         return _OTHER_MODEL
-    names = {known: name for name, known in DTYPES.items()}
-    own, theirs = names[array.dtype], names[tensor.dtype]
+    own, theirs = NAMES[array.dtype], NAMES[tensor.dtype]
     return f'publish with WeightManager(dtype="{own}"), or make the module {theirs}'
 
 
 def check_module_places(module: Any, places: list[tuple[str, Any]]) -> None:
     """LayoutMismatch where the module's memory is not any more what plan_of_module() found."""
-    state: Mapping[str, Any] = module.state_dict(keep_vars=True)
+    state = module_memory(module, [name for name, _ in places])
     for name, known in places:
         own = state.get(name)
         if own is None or own.data_ptr() != known.data_ptr() or own.dtype is not known.dtype:

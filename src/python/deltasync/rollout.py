@@ -35,6 +35,7 @@ from .errors import (
     NoSpace,
     PeerDied,
 )
+from .layouts import module_memory
 from .places import check_module_places, plan_of_module
 from .prepared import Lag, Pause, Prepared, PullReport, RepairReport
 from .tls import Tls
@@ -317,15 +318,18 @@ class Receiver:
         return self._committed_memory().tensors()
 
     def load_into(self, module: Any) -> None:
-        """Copies the committed version into a torch module by ``load_state_dict`` (names must match; tied ones may be
-        missing). For each version anew; a receiver with ``module`` writes in place instead."""
-        missing, unexpected = module.load_state_dict(dict(self.tensors()), strict=False)
-        known = {name for name, _ in self.tensors()}
-        state = module.state_dict(keep_vars=True)
-        given = {id(state[name]) for name in known if name in state}
-        missing = [name for name in missing if id(state.get(name)) not in given]
+        """Copies the committed version into a torch module, on whatever device and of whatever dtype (names must match,
+        the module's or its checkpoint's; tied ones may be missing). For each version anew; a receiver with ``module``
+        writes in place instead."""
+        received = dict(self.tensors())
+        state = module_memory(module, received)
+        unexpected = [name for name in received if name not in state]
+        given = {own.data_ptr() or id(own) for name, own in state.items() if name in received}
+        missing = [name for name, own in state.items() if (own.data_ptr() or id(own)) not in given]
         if missing or unexpected:
             raise LayoutMismatch(f"load_into: the module lacks {unexpected[:3]}, the version {missing[:3]}")
+        for name, tensor in received.items():
+            state[name].detach().copy_(tensor)
 
     # Life.
 

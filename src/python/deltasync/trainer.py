@@ -10,14 +10,17 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ._arrays import DTYPES, FLOATS, Array, check_tensor, describe, is_torch_tensor
+from . import _native
+from ._arrays import COMPUTED, NAMES, Array, check_tensor, describe, is_torch_tensor, memory_shape
 from ._group import Group
-from ._native import Batch, Layout, OffloadReport, PlainTensors, Sidecar, Version, Writer
-from ._slices import is_dtensor, local_block, pieces
+from ._modules import checkpoint_name, checkpoint_names, is_module
+from ._native import Batch, Layout, PlainTensors, Sidecar, Version, Writer
+from ._reports import OffloadReport
+from ._slices import ShardedView, is_dtensor, local_block, pieces
 from ._sources import Source
 from .agent import AgentProcess
 from .errors import InvalidArgument, NotFound
-from .layouts import as_pair, is_module, layout_of
+from .layouts import as_pair, layout_of
 from .tls import Tls
 
 _log = logging.getLogger("deltasync.trainer")
@@ -32,9 +35,15 @@ class WeightManager:
     """Publishes versions of a model's weights, and runs the agent that serves them.
 
     ``model`` says what is published: a torch module, a mapping or pairs of (name, tensor), a HF model directory, or a
-    :class:`Layout` (see :func:`layout_of`). Names and shapes are the HuggingFace checkpoint's.
+    :class:`Layout` (see :func:`layout_of`). Names and shapes are the HuggingFace checkpoint's: of a model of
+    transformers those that ``save_pretrained`` writes (:func:`deltasync.hf.tensors`), of others their own, without what
+    torch.compile and DDP put into names.
 
-    ``dtype``: floating tensors are cast to it while they are offloaded (fp32 masters, bf16 rollouts).
+    ``dtype``: in what the weights travel, if not in their own dtype (fp32 masters, bf16 rollouts). A dtype casts the
+    tensors of the model's compute dtype, whichever of F64, F32, F16 and BF16 has most of its elements. What is in
+    another one stays (an fp32 router's bias in a bf16 model), as do what the model's class keeps in fp32, quantised
+    data and its scales. Patterns say it for each name (``{"*.gate.bias": None, "*": "bfloat16"}``; the first that
+    matches counts), a function of name and dtype decides for all tensors. Each version's report says what was cast.
     ``files`` (name: bytes, such as config.json) and ``weights_file`` say what a receiver's directory has.
     ``agent``: the Unix socket of an agent that runs already; without it one is started, watched and, at
     :meth:`close`, ended. ``name``, ``listen``, ``token_file``, ``tls``, ``shm_dir`` and ``agent_args`` are that agent's
@@ -75,10 +84,12 @@ class WeightManager:
         self._module = model if is_module(model) else None
         self._index = {tensor: i for i, tensor in enumerate(self.layout.names())}
         self._dtypes = [self.layout[i].dtype for i in range(len(self.layout))]
-        self._shapes = [self.layout[i].shape for i in range(len(self.layout))]
+        self._shapes = [memory_shape(tensor.shape, tensor.dtype) for tensor in self.layout]
         self._bytes = [self.layout[i].nbytes for i in range(len(self.layout))]
         self._group = Group(process_group)
         self._offloading = False
+        #: Of the version that is written, what was cast: by name, from and to which dtype.
+        self._cast: dict[str, tuple[str, str]] = {}
         #: Sources of copies that may be under way on a device: until the commit, or the begin after a failure.
         self._written: list[Batch] = []
         self._plain: PlainTensors | None = None
@@ -178,6 +189,7 @@ class WeightManager:
             raise InvalidArgument(f"offload: tensors={tensors} is a number; a version's is given as version={tensors}")
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
         self._offloading = True
+        self._cast = {}
         try:
             source = Source(tensors)
             if self._group.size > 1 and not self._planned:
@@ -185,7 +197,7 @@ class WeightManager:
             self._writer.begin(wanted, _left(end))
             self._written.clear()
             self._write_all(source, end)
-            report = self._writer.commit(_left(end))
+            report = OffloadReport.of(self._writer.commit(_left(end)), self._cast)
             self._written.clear()
         except BaseException:
             self._writer.abort()
@@ -244,13 +256,12 @@ class WeightManager:
         cast = 0
         for item in self._odd(source, batch):
             name, tensor = as_pair(item, "offload: tensors")
-            index = self._index.get(name)
+            index = self._index_of(name)
             if index is None:
                 if source.is_alias(tensor):
                     continue
                 raise NotFound(f"offload: the layout has no tensor '{name}'", _OWN_TENSORS)
-            array = self._add(batch, index, name, tensor)
-            if array is not None and not _shares(array, tensor):
+            if self._add(batch, index, name, tensor):
                 wait = True
                 cast += self._bytes[index]
             source.note(tensor)
@@ -262,6 +273,16 @@ class WeightManager:
         if not wait:
             self._written.append(batch)
         self._writer.write_batch(batch, wait, _left(end))
+
+    def _index_of(self, name: str) -> int | None:
+        """Of the tensor that this name means: also with what torch.compile or DDP put into it, which is remembered."""
+        index = self._index.get(name)
+        if index is None and isinstance(name, str):
+            for other in (checkpoint_name(name), *checkpoint_names([name])):
+                if (index := self._index.get(other)) is not None:
+                    self._index[name] = index
+                    break
+        return index
 
     def _odd(self, source: Source, batch: Batch) -> Iterable[tuple[str, Any]]:
         """The pairs that are to be looked at; of the others, those that stay are added to the batch, the rest is
@@ -294,18 +315,21 @@ class WeightManager:
             )
         if is_dtensor(tensor):
             return local_block(tensor, name)
+        if isinstance(tensor, ShardedView):
+            return tensor.block(name)
         if self._group.rank != 0:
             return None  # every process has it; rank 0 writes it
         return tensor, [0] * len(shape), list(shape)
 
-    def _add(self, batch: Batch, index: int, name: str, tensor: Any) -> Array | None:
-        """Adds what this process writes of a tensor; None if nothing. The batch keeps it alive."""
+    def _add(self, batch: Batch, index: int, name: str, tensor: Any) -> bool:
+        """Adds what this process writes of a tensor. Whether that is a copy made here. The batch keeps it alive."""
         block = self._block(index, name, tensor)
         if block is None:
-            return None
+            return False
         memory, offset, size = block
         array = describe(memory, name)
         if array.dtype != self._dtypes[index]:
+            self._cast[name] = (array.dtype, self._dtypes[index])
             array = describe(_cast(memory, name, array.dtype, self._dtypes[index]), name)
         step = array.row_stride or array.rows_cols[1] * self.layout[index].element_bytes
         for piece in pieces(self._shapes[index], offset, size):
@@ -321,14 +345,14 @@ class WeightManager:
                 array.stream,
                 array.owner,
             )
-        return array
+        return not _shares(array, memory)
 
     def _register_plan(self, source: Source, end: float) -> Source:
         """Tells the agent which parts this process writes, if they are not those that were agreed on."""
         parts: list[tuple[int, int, int, int, int]] = []
 
         def add(name: str, tensor: Any) -> None:
-            index = self._index.get(name)
+            index = self._index_of(name)
             block = self._block(index, name, tensor) if index is not None else None
             if index is not None and block is not None:
                 for piece in pieces(self._shapes[index], block[1], block[2]):
@@ -359,25 +383,23 @@ def _number(version: Any) -> int:
     return number
 
 
-def _shares(array: Array, tensor: Any) -> bool:
-    """Whether the array is the tensor's own memory, or its local part's, and no copy of it."""
-    own = tensor._local_tensor if is_dtensor(tensor) else tensor
-    if array.owner is own:
+def _shares(array: Array, memory: Any) -> bool:
+    """Whether the array is this memory, and no copy of it."""
+    if array.owner is memory:
         return True
-    return is_torch_tensor(own) and array.owner.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
+    return is_torch_tensor(memory) and array.owner.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
 
 
 def _cast(tensor: Any, name: str, have: str, want: str) -> Any:
-    """A floating tensor in the layout's floating dtype. InvalidArgument for anything else."""
-    if have not in FLOATS or want not in FLOATS:
+    """A tensor in the layout's dtype. InvalidArgument where that is no cast of numbers."""
+    if have not in COMPUTED or want not in COMPUTED:
         raise InvalidArgument(f"{name}: its dtype is {have}, the layout's {want}", _OWN_TENSORS)
-    wanted = next(text for text, known in DTYPES.items() if known == want)
     if is_torch_tensor(tensor):
         import torch
 
-        return tensor.detach().to(getattr(torch, wanted))
+        return tensor.detach().to(getattr(torch, NAMES[want]))
     try:
-        return tensor.astype(wanted)
+        return tensor.astype(NAMES[want])
     except TypeError as error:
         raise InvalidArgument(f"{name}: numpy cannot cast {have} to {want}: {error}") from error
 

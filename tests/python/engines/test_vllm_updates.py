@@ -102,11 +102,11 @@ def test_every_version_is_what_vllms_own_loader_makes_of_it(start, model, ranks)
 
 def test_names_with_a_wrappers_prefix_end_the_init(start):
     """vLLM's loader would refuse them, amid the first load."""
-    setup = start(edit=lambda weights: {f"_orig_mod.{name}": tensor for name, tensor in weights.items()})
+    setup = start(edit=lambda weights: {f"_fsdp_wrapped_module.{name}": tensor for name, tensor in weights.items()})
     with pytest.raises(RankFailed) as failed:
         setup.init()
     text = str(failed.value)
-    assert "UnmatchedWeights" in text and "the prefix '_orig_mod.' of a wrapper" in text
+    assert "UnmatchedWeights" in text and "the prefix '_fsdp_wrapped_module.' of a wrapper" in text
     assert "25 tensor(s) of the trainer have no place" in text and "19 weight(s) of the model would stay" in text
 
 

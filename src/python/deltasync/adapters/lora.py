@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._modules import is_module, unwrapped
 from ..errors import InvalidArgument
-from ..layouts import is_module, named_tensors
+from ..layouts import named_tensors
 from ..trainer import WeightManager
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -39,7 +40,7 @@ def tensors(model: Any, adapter: str = "default") -> dict[str, Any]:
     that are trained beside it the detour (``lm_head.modules_to_save.default.weight`` → ``lm_head.weight``); all else is
     left out. InvalidArgument if nothing is left, or the module has no such adapter.
     """
-    module = _unwrapped(model)
+    module = unwrapped(model)
     if _has_adapters(module):
         found = _tensors_of_peft(module, adapter)
     else:
@@ -61,7 +62,7 @@ def manager(
     adapter_config.json says, or the path of such a file or of the adapter's directory; without it, what the module
     says. ``options`` are WeightManager's. What it offloads is what :func:`tensors` returns. InvalidArgument: as there;
     a config without ``peft_type``; one that trains what the names of a state dict do not tell (biases, tokens)."""
-    module = _unwrapped(model)
+    module = unwrapped(model)
     if not is_module(model):
         model = dict(named_tensors(model, "lora: model"))  # pairs may come once only
     found = tensors(model, adapter)
@@ -75,18 +76,6 @@ def manager(
         _check_told_by_names(json.loads(text))
     files = {**options.pop("files", {}), CONFIG_FILE: text}
     return WeightManager(found, files=files, weights_file=WEIGHTS_FILE, **options)
-
-
-def _unwrapped(model: Any) -> Any:
-    """Without torch.compile's module and DDP's around it."""
-    while is_module(model):
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = model.module
-        if inner is None:
-            break
-        model = inner
-    return model
 
 
 def _has_adapters(module: Any) -> bool:

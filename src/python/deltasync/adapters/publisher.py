@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .._arrays import is_torch_tensor
-from .._native import OffloadReport
+from .._reports import OffloadReport
 from ..agent import AgentProcess, read_token
 from ..errors import InvalidArgument
 from ..trainer import WeightManager

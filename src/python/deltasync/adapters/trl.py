@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .._native import OffloadReport
+from .._reports import OffloadReport
 from ..errors import Error
 from .publisher import Publisher
 from .servers import Server, Servers

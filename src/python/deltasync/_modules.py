@@ -1,0 +1,43 @@
+"""Torch modules, and the names that wrappers of torch put before those of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+#: torch.compile's module, whose name stands in the names of what is in it.
+_COMPILED = "_orig_mod"
+#: The same of DistributedDataParallel and DataParallel.
+_PARALLEL = "module."
+
+
+def is_module(value: Any) -> bool:
+    """Whether it is a torch module (or walks like one); imports no torch."""
+    return hasattr(value, "named_parameters") and hasattr(value, "state_dict")
+
+
+def unwrapped(model: Any) -> Any:
+    """Without torch.compile's module and DDP's around it."""
+    while is_module(model):
+        inner = getattr(model, _COMPILED, None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def checkpoint_name(name: str) -> str:
+    """Without what torch.compile put into it, wherever in the model."""
+    if _COMPILED not in name:
+        return name
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
+
+
+def checkpoint_names(names: Iterable[str]) -> list[str]:
+    """The same of all names of a model's state, and without what DDP put before each of them."""
+    plain = [checkpoint_name(name) for name in names]
+    if plain and all(name.startswith(_PARALLEL) for name in plain):
+        plain = [name.removeprefix(_PARALLEL) for name in plain]
+    return plain

@@ -1,0 +1,44 @@
+"""What one version cost the trainer."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from . import _native
+from ._native import Version
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadReport:
+    """What one version cost the trainer. Times in seconds."""
+
+    version: Version
+    #: Waiting until the inactive half was free.
+    guard_s: float
+    copy_s: float
+    seal_s: float
+    total_s: float
+    nbytes: int
+    tensors: int
+    #: The tensors that were cast here on their way, with safetensors' names of their own dtype and of the layout's.
+    cast: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, report: _native.OffloadReport, cast: Mapping[str, tuple[str, str]]) -> OffloadReport:
+        return cls(
+            report.version,
+            report.guard_s,
+            report.copy_s,
+            report.seal_s,
+            report.total_s,
+            report.nbytes,
+            report.tensors,
+            dict(cast),
+        )
+
+    def __str__(self) -> str:
+        kinds = collections.Counter(self.cast.values())
+        cast = "".join(f", {count} cast from {own} to {wanted}" for (own, wanted), count in sorted(kinds.items()))
+        return f"{self.version}: {self.tensors} tensors{cast}, {self.nbytes} bytes in {self.total_s:.3f} s"
