@@ -73,6 +73,12 @@ def stays_float32(model: Any, name: str, dtype: str) -> bool:
     return any(re.search(rf"(^|\.){part}($|\.)", name) for part in kept)
 
 
+def ignores_checkpoint_tensor(model: Any, name: str) -> bool:
+    """Whether the model's class says that it leaves this tensor of a checkpoint alone (layers that only predict)."""
+    patterns = getattr(unwrapped(model), "_keys_to_ignore_on_load_unexpected", None) if is_hf_module(model) else None
+    return any(re.search(pattern, name) for pattern in patterns or ())
+
+
 def _saved_state(module: Any) -> dict[str, Any]:
     """What is saved, by the module's own names, tied weights once."""
     if has_adapters(module):

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import _native
 from ._arrays import COMPUTED, NAMES, Array, check_tensor, describe, is_torch_tensor, memory_shape
+from ._checkpoints import check_checkpoint
 from ._group import Group
 from ._modules import checkpoint_name, checkpoint_names, is_module
 from ._native import Batch, Layout, PlainTensors, Sidecar, Version, Writer
@@ -20,6 +21,7 @@ from ._slices import ShardedView, is_dtensor, local_block, pieces
 from ._sources import Source
 from .agent import AgentProcess
 from .errors import InvalidArgument, NotFound
+from .hf import ignores_checkpoint_tensor
 from .layouts import as_pair, layout_of
 from .tls import Tls
 
@@ -44,6 +46,8 @@ class WeightManager:
     another one stays (an fp32 router's bias in a bf16 model), as do what the model's class keeps in fp32, quantised
     data and its scales. Patterns say it for each name (``{"*.gate.bias": None, "*": "bfloat16"}``; the first that
     matches counts), a function of name and dtype decides for all tensors. Each version's report says what was cast.
+    ``hf``: a model directory whose tensors must be those that are published, by names, shapes and dtypes; checked
+    before anything is started. LayoutMismatch names what differs on both sides.
     ``files`` (name: bytes, such as config.json) and ``weights_file`` say what a receiver's directory has.
     ``agent``: the Unix socket of an agent that runs already; without it one is started, watched and, at
     :meth:`close`, ended. ``name``, ``listen``, ``token_file``, ``tls``, ``shm_dir`` and ``agent_args`` are that agent's
@@ -61,6 +65,7 @@ class WeightManager:
         model: Any,
         *,
         dtype: Any = None,
+        hf: str | os.PathLike[str] | None = None,
         files: Mapping[str, bytes] | None = None,
         weights_file: str = "model.safetensors",
         tensor_parallel: int = 1,
@@ -81,6 +86,8 @@ class WeightManager:
         self.layout, self.sidecar = layout_of(
             model, dtype=dtype, tensor_parallel=tensor_parallel, files=files, weights_file=weights_file
         )
+        if hf is not None:
+            check_checkpoint(self.layout, hf, lambda name: ignores_checkpoint_tensor(model, name))
         self._module = model if is_module(model) else None
         self._index = {tensor: i for i, tensor in enumerate(self.layout.names())}
         self._dtypes = [self.layout[i].dtype for i in range(len(self.layout))]

@@ -24,6 +24,8 @@ class Publisher:
     ``model`` is what :class:`WeightManager` takes. Without it the first version's pairs say what the layout is; they
     are then copied to the host once, all of them at a time (the iterator can be read only once).
 
+    ``hf``: a model directory that what is published must agree with, as in :class:`WeightManager`.
+
     ``host``: the address that the agent listens on, and that receivers are told. Beyond loopback the agent wants a
     token; one is made (:attr:`token`) unless there is a ``token_file``. ``port`` 0: a free one.
 
@@ -35,6 +37,7 @@ class Publisher:
         model: Any = None,
         *,
         dtype: Any = None,
+        hf: str | os.PathLike[str] | None = None,
         files: Mapping[str, bytes] | None = None,
         tensor_parallel: int = 1,
         name: str | None = None,
@@ -46,7 +49,12 @@ class Publisher:
     ) -> None:
         self.timeout = timeout
         self._model = model
-        self._options: dict[str, Any] = {"dtype": dtype, "files": files, "tensor_parallel": tensor_parallel}
+        self._options: dict[str, Any] = {
+            "dtype": dtype,
+            "hf": hf,
+            "files": files,
+            "tensor_parallel": tensor_parallel,
+        }
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.token = ""
         if token_file is not None:
