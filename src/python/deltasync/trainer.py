@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import _native
 from ._arrays import COMPUTED, NAMES, Array, check_tensor, describe, is_torch_tensor, memory_shape
 from ._checkpoints import check_checkpoint
 from ._group import Group
