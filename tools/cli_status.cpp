@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/utf8.hpp"
 #include "net/endpoint.hpp"
 #include "tools/cli.hpp"
 #include "tools/http_get.hpp"

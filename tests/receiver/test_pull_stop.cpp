@@ -457,7 +457,7 @@ TEST_F(PullStopTest, ADeadlineBetweenTwoPlansNamesTheAgent) {
 }
 
 TEST(RoundDeadline, EndsARoundThatAlwaysHasSomethingUnderWay) {
-  receiver::Round round(std::vector<receiver::Item>(8), in_ms(0));
+  receiver::Round round(std::vector<receiver::Item>(8), in_ms(0), 1);
   EXPECT_FALSE(round.take_ahead(1).has_value());
   EXPECT_TRUE(round.over());
   EXPECT_TRUE(round.stop().stop_requested());
@@ -483,8 +483,8 @@ TEST(ConnectionDeadline, IsLookedAtThoughBytesAreThere) {
 TEST(RoundStop, TheFirstReasonStays) {
   std::stop_source stop;
   const Until until(in_ms(kPatienceMs), stop.get_token());
-  receiver::Round failed({receiver::Item{}}, until);
-  receiver::Round untouched({receiver::Item{}}, until);
+  receiver::Round failed({receiver::Item{}}, until, 1);
+  receiver::Round untouched({receiver::Item{}}, until, 1);
   failed.finish(receiver::RoundEnd::failed, Error(Errc::corrupt, "a reason"));
   EXPECT_TRUE(failed.stop().stop_requested());
   EXPECT_FALSE(untouched.stop().stop_requested());
