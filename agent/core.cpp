@@ -82,6 +82,7 @@ void AgentCore::stop() {
   if (yard_thread_.joinable()) yard_thread_.join();
   const std::lock_guard lock(mutex_);
   while (!plans_.empty()) end_plan_locked(plans_.begin()->first);
+  if (generations_.empty()) lock_.remove_on_release();  // there is nothing for a next agent of the name
 }
 
 /// Keeps the newest generation that holds a version, and a newer one that may still get its first.
@@ -161,7 +162,7 @@ void AgentCore::rebuild_snapshot_locked(GenerationPtr generation, ServedPtr serv
     step.partial = entry->partial;
     offer.ring.push_back(std::move(step));
   }
-  if (next->served) {
+  if (next->served && next->generation->segment->in_place()) {  // else its files' names may be another agent's
     keeper_.keep(next->generation->segment->path(), next->ring, ring_.bytes_max());
   } else {
     keeper_.forget();

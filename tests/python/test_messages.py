@@ -99,7 +99,7 @@ def own(segment_name: str) -> Iterator[deltasync.WeightManager]:
         yield made
 
 
-def test_messages_are_those_that_are_kept(own: deltasync.WeightManager, tmp_path: Path, shm_files: set[str]) -> None:
+def test_messages_are_those_that_are_kept(shm_files: set[str], own: deltasync.WeightManager, tmp_path: Path) -> None:
     found = {name: said(mistake, own, tmp_path) for name, mistake in mistakes(own, tmp_path).items()}
     text = "".join(f"{name}\n    {message}\n" for name, message in found.items())
     if os.environ.get("UPDATE_MESSAGES"):

@@ -46,7 +46,7 @@ def test_certificates_stand_for_a_token(certificates: Path, segment_name: str) -
         named = deltasync.Tls(certificates / "rollout.pem", certificates / "rollout.key", ca)
         with receiver(named) as pulled:
             pulled.update()
-            assert np.array_equal(pulled.arrays()["w"], weights["w"])
+            assert np.array_equal(dict(pulled.arrays())["w"], weights["w"])
         with pytest.raises(errors.Unauthenticated, match="--tls-cert"), receiver(deltasync.Tls(ca=ca)) as refused:
             refused.update()
         stranger = deltasync.Tls(certificates / "other.pem", certificates / "other.key", ca)
