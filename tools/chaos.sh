@@ -5,5 +5,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cmake --preset release >/dev/null
-cmake --build --preset release -j "$(nproc)" --target deltasync deltasync-agent chaos_trainer chaos_reader
+cmake --build --preset release -j "$(nproc)" --target deltasync deltasync-agent chaos_trainer chaos_reader deltasync_clock_shim
 exec python3 tests/chaos/chaos.py "$@"

@@ -31,9 +31,11 @@ from record import Follower, Record
 
 RANKS = 2
 STEP_PAUSE_S = 0.05
-STEP_LIMIT_S = 30.0
+STEP_LIMIT_S = 10.0
 SILENT_S = 20.0  # a follower that is behind says something at least this often
 END_LIMIT_S = 60.0  # after the last fault everybody comes to the newest version within
+CLOCK_SHIM = "tests/support/libdeltasync_clock_shim.so"  # of the build
+CLOCK_OFF_S = [-3600, -60, 3600, 10 * 365 * 86400]
 SHM_BYTES = 96 << 20
 OUT_BYTES = 64 << 20
 
@@ -45,10 +47,10 @@ def free_port() -> int:
 
 
 class Run:
-    def __init__(self, bin_dir: Path, chaos_dir: Path, folder: Path, args: argparse.Namespace) -> None:
+    def __init__(self, build: Path, folder: Path, args: argparse.Namespace) -> None:
         self.random = random.Random(args.seed)
         self.args = args
-        self.bin, self.chaos_bin, self.folder = bin_dir, chaos_dir, folder
+        self.bin, self.folder, self.clock_shim = build / "bin", folder, build / CLOCK_SHIM
         self.record = Record()
         self.port, self.node_port = free_port(), free_port()
         self.variant = 0
@@ -98,7 +100,7 @@ class Run:
         self.add("relay", relay)
         self.add("directory", self.pull("out-direct", self.port), "json")
         self.add("directory of the node", self.pull("out-node", self.node_port), "json")
-        reader = str(self.chaos_bin / "chaos_reader")
+        reader = str(self.bin / "chaos_reader")
         self.add("host memory", [reader, f"127.0.0.1:{self.port}", "host"], "reader")
         self.add("placed, of the node", [reader, f"127.0.0.1:{self.node_port}", "placed"], "reader")
         self.add("shadow", [reader, f"127.0.0.1:{self.port}", "shadow"], "reader")
@@ -111,7 +113,7 @@ class Run:
 
     def rank(self, index: int, ranks: int) -> list[str]:
         return [
-            str(self.chaos_bin / "chaos_trainer"), str(self.folder / "trainer.sock"), str(index), str(ranks),
+            str(self.bin / "chaos_trainer"), str(self.folder / "trainer.sock"), str(index), str(ranks),
             str(self.variant),
         ]  # fmt: skip
 
@@ -219,6 +221,14 @@ class Run:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
+    def wrong_clock(self, name: str) -> None:
+        """Killed, and back with another wall clock, as after a step of the host's."""
+        self.record.counts["clock steps"] += 1
+        off = self.random.choice([0, *CLOCK_OFF_S])
+        shim = {"LD_PRELOAD": str(self.clock_shim), "DELTASYNC_TEST_CLOCK_S": str(off)} if off else {}
+        self.processes[name].environment = shim
+        self.kill(name)
+
     def kill(self, name: str) -> None:
         if self.processes[name].signal(signal.SIGKILL):
             self.record.killed(name, self.behind(name))
@@ -249,8 +259,10 @@ class Run:
             self.record.counts["floods"] += 1
             port = self.random.choice([self.port, self.node_port])
             self.spawn(flood(port, self.random, self.random.randrange(20, 400), self.random.uniform(0.2, 2)))
-        elif what < 0.97:
+        elif what < 0.96:
             self.change_layout()
+        elif what < 0.98:
+            self.wrong_clock(name)
         elif self.mounts:
             self.spawn(fill_up(self.random.choice(self.mounts), self.random.uniform(0.2, 2), self.record))
 
@@ -364,7 +376,7 @@ def main() -> int:
     print(f"chaos: seed {args.seed}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="deltasync-chaos-"))
     try:
-        run = Run(args.build / "bin", args.build / "bin", folder, args)
+        run = Run(args.build.resolve(), folder, args)
         report = asyncio.run(run.run())
     finally:
         if args.keep:

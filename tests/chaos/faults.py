@@ -7,6 +7,7 @@ import contextlib
 import mmap
 import os
 import random
+import re
 import socket
 import struct
 from pathlib import Path
@@ -21,7 +22,7 @@ ACTIVE = 0x69
 
 
 def newest_segment(folder: Path, name: str) -> Path | None:
-    found = [path for path in folder.glob(f"{name}.g*") if path.suffix[2:].isdigit()]
+    found = [path for path in folder.glob(f"{name}.g*") if re.fullmatch(r"\.g\d+", path.suffix)]
     return max(found, key=lambda path: int(path.suffix[2:]), default=None)
 
 

@@ -51,7 +51,7 @@ def growth(samples: list[Sample]) -> tuple[float, float]:
 class Soak:
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args = args
-        self.run = Run(args.build / "bin", args.build / "bin", folder, args)
+        self.run = Run(args.build.resolve(), folder, args)
         self.run.variant = SMALL_VARIANT
         self.folder = folder
         self.samples: dict[str, list[Sample]] = {}
