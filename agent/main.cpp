@@ -129,7 +129,11 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--net-threads", options.net_threads, "threads that serve connections")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
-  app.add_option("--ring-mib", args.ring_mib, "memory for recent deltas; 0: 5 % of a half")->capture_default_str();
+  app.add_option("--ring-mib", args.ring_mib,
+                 "memory for recent deltas, and as much again in --shm-dir, where an agent that is started again finds "
+                 "them; 0: "
+                 "5 % of a half")
+      ->capture_default_str();
   app.add_option("--merge-mib", args.merge_mib, "memory for merged and compact deltas; 0: as much as for recent ones")
       ->capture_default_str();
   app.add_option("--merge-steps-min", options.core.merge_steps_min,

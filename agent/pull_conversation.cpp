@@ -425,6 +425,11 @@ asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
 Status PullConversation::on_report(const Request& request) {
   DS_ASSIGN(wire::Report report, wire::Report::decode(request.payload));
   asked_ = report.committed.id;
+  // One a connection, so that the connections bound the table.
+  if (reporter_.value_or(report.receiver) != report.receiver) {
+    return Error(Errc::protocol, "reports of two receivers over one connection");
+  }
+  reporter_ = report.receiver;
   context_.receivers.report({connection_, name_, address_}, report.receiver, std::move(report.committed),
                             printable(std::move(report.error)));
   return {};

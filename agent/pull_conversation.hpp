@@ -126,6 +126,7 @@ class PullConversation {
   VersionId asked_;          ///< what the request at hand is about
   wire::Role role_ = wire::Role::control;
   std::uint16_t protocol_ = wire::kProtocolOldest;  ///< the peer's
+  std::optional<std::uint64_t> reporter_;           ///< the receiver that reports over this connection
   SubsetPtr subset_;                                ///< null until the peer subscribes
   bool authenticated_ = false;
   bool turned_away_ = false;  ///< it authenticated, and there is no place for it

@@ -168,8 +168,8 @@ asio::awaitable<Status> PullConversation::on_get_digests(Request& request) {
     asked_ = (*plan)->target();
     if (const ServedPtr& served = (*plan)->served) digests = served->digests;
     if (const SubsetPtr& subset = (*plan)->subset; digests && subset) {
-      auto room = core_.peer_room().take(subset->tiles().tiles() * sizeof(std::uint64_t));
-      if (!room) co_return co_await refuse(request, no_memory());
+      auto room = co_await hold(subset->tiles().tiles() * sizeof(std::uint64_t));
+      if (!room) co_return co_await refuse(request, std::move(room).error());
       held = *std::move(room);
       digests = std::make_shared<const std::vector<std::uint64_t>>(subset->tiles().gather(*digests));
     }

@@ -22,6 +22,8 @@
 namespace deltasync::agent {
 namespace {
 
+constexpr auto kAdoptLimit = std::chrono::seconds(5);  ///< for the thread to end what it is at
+
 namespace fs = std::filesystem;
 
 /// One whose state was mended later is nothing that a few bytes in a file could describe.
@@ -39,10 +41,10 @@ Status write_all(int fd, ByteSpan bytes, const fs::path& path) {
   return {};
 }
 
-/// A new file, whole or not there. already_exists: the name is taken.
-Status write_entry(const fs::path& path, const RingEntry& entry) {
+/// A new file, whole or not there, if `reserve` bytes are left beside it. already_exists: the name is taken.
+Status write_entry(const fs::path& path, const RingEntry& entry, std::uint64_t reserve) {
   const std::vector<std::byte> head = kept_delta_head(entry);
-  DS_TRY(shm::check_room(path.parent_path(), head.size() + entry.delta->frame_bytes));
+  DS_TRY(shm::check_room(path.parent_path(), head.size() + entry.delta->frame_bytes + reserve));
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd) return Error::from_errno("create " + path.string(), errno);
   Status status = write_all(fd.get(), head, path);
@@ -137,7 +139,7 @@ void RingKeeper::follow(const Wanted& wanted) {
     fs::path path;
     do {
       path = shm::side_file_path(wanted.segment, next_++);
-      status = write_entry(path, *entry);
+      status = write_entry(path, *entry, wanted.bytes_max);
     } while (!status && status.error().code() == Errc::already_exists);
     // Who removes a segment removes it first and then its side files: one of the two sees this one.
     if (std::error_code ignored; status && !fs::exists(kept_, ignored)) {
@@ -163,7 +165,10 @@ std::vector<RingEntryPtr> RingKeeper::adopt(const shm::SegmentPath& segment, con
                                             const std::vector<std::uint64_t>& digests) {
   {
     std::unique_lock lock(mutex_);  // it may be at files of a segment that is no more
-    changed_.wait(lock, [this] { return !busy_; });
+    if (!changed_.wait_for(lock, kAdoptLimit, [this] { return !busy_; })) {
+      log::warn("kept_deltas_ignored reason=\"the thread that keeps them is still busy\"");
+      return {};  // what is the thread's own stays so
+    }
   }
   files_.clear();
   kept_ = segment.dir / segment.name;

@@ -25,8 +25,8 @@ Status check_room(const std::filesystem::path& dir, std::uint64_t needed_bytes, 
   if (::statvfs(dir.c_str(), &fs) != 0) return Error::from_errno(dir.string(), errno);
   const auto free_bytes = static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize;
   if (free_bytes < needed_bytes) {
-    return Error(Errc::no_space, dir.string() + " has " + bytes_for_people(free_bytes) + " free, the segment needs " +
-                                     bytes_for_people(needed_bytes));
+    return Error(Errc::no_space, dir.string() + " has " + bytes_for_people(free_bytes) + " free, " +
+                                     bytes_for_people(needed_bytes) + " are needed");
   }
   struct statfs kind {};
   if (::statfs(dir.c_str(), &kind) != 0) return Error::from_errno(dir.string(), errno);
@@ -36,8 +36,8 @@ Status check_room(const std::filesystem::path& dir, std::uint64_t needed_bytes, 
   text << in.rdbuf();
   const auto room = cgroup_room_bytes(cgroup.root, text.str());
   if (room && *room < needed_bytes) {
-    return Error(Errc::no_space, "the memory cgroup has " + bytes_for_people(*room) + " left, the segment in " +
-                                     dir.string() + " needs " + bytes_for_people(needed_bytes));
+    return Error(Errc::no_space, "the memory cgroup has " + bytes_for_people(*room) + " left, files in " +
+                                     dir.string() + " need " + bytes_for_people(needed_bytes));
   }
   return {};
 }

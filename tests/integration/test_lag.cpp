@@ -175,13 +175,25 @@ TEST_F(Lags, StatusHasALineForEachReceiver) {
   EXPECT_EQ(page["receivers"][0]["connected"], false) << "who has left is remembered for a while";
 }
 
+TEST_F(Lags, AConnectionReportsForOneReceiver) {
+  start_agent();
+  next_version();
+  auto c = client();
+  ASSERT_TRUE(c.socket.send(1, wire::Report{7, {}, ""}, test_deadline()));
+  ASSERT_TRUE(eventually([&] { return rows().size() == 1; }));
+  ASSERT_TRUE(c.socket.send(2, wire::Report{8, {}, ""}, test_deadline()));
+  EXPECT_TRUE(eventually([&] { return rows()[0].connection == 0; })) << "the connection is over";
+  EXPECT_EQ(rows().size(), 1u);
+}
+
 TEST_F(Lags, MetricsOfReceiversAreBounded) {
   start_agent();
   next_version();
   next_version();
   const VersionId newest = served()->version.id;
-  auto c = client();
+  std::vector<decltype(client())> clients;
   for (std::uint64_t i = 1; i <= 130; ++i) {
+    auto& c = clients.emplace_back(client());
     // The last ones have the version before.
     const VersionId held{newest.epoch, i > 110 ? newest.number - 1 : newest.number};
     ASSERT_TRUE(c.socket.send(i, wire::Report{i, {held, {}}, i == 3 ? "no space" : ""}, test_deadline()));

@@ -65,7 +65,7 @@ TEST(Space, MoreThanTheFileSystemHasIsRefusedWithBothFigures) {
   const auto refused = check_room(dir.path(), std::uint64_t{1} << 60);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), Errc::no_space);
-  EXPECT_THAT(refused.error().message(), HasSubstr("needs 1073741824.00 GiB"));
+  EXPECT_THAT(refused.error().message(), HasSubstr("1073741824.00 GiB (1152921504606846976 bytes) are needed"));
   EXPECT_THAT(refused.error().message(), HasSubstr("free"));
   EXPECT_TRUE(check_room(dir.path(), 4096).ok());
   EXPECT_EQ(check_room(dir.path() / "no", 1).error().code(), Errc::not_found);

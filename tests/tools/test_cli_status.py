@@ -1,8 +1,9 @@
 """`deltasync status`, and the pages of agents, followers and relays: what an operator sees."""
 
+import contextlib
 import datetime
-import fcntl
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -121,14 +122,20 @@ class StatusTest(CliTest):
 
     def test_one_that_is_too_far_behind_is_not_ready(self):
         self.agent = Agent(self, AGENT, self.tmp / "agent")
-        models = self.successive(24)
+        models = self.successive(5)
         step = self.publisher(models)
         step()
         follower, http = self.with_pages("pull", "--from", self.agent.endpoint, "--out", self.tmp / "out", "--follow",
                                          "--ready-lag", "1")
-        # It says each version in a line; with nobody who reads them it stands still after a few.
-        fcntl.fcntl(follower.process.stdout, fcntl.F_SETPIPE_SZ, 4096)
         self.until(lambda: get(http, "/readyz")[0], lambda status: status == 200)
+        # It says each version in a line, and stands still where there is no room for one.
+        filler = os.open(f"/proc/{follower.process.pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
+        lines = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(filler, b'{"label": ""}\n')
+                lines += 1
+        os.close(filler)
         for _ in models[1:]:
             step()
         page = json.loads(self.until(lambda: get(http, "/v1/status")[1],
@@ -137,7 +144,7 @@ class StatusTest(CliTest):
         status, page = get(http, "/readyz")
         self.assertEqual(status, 503)
         self.assertIn("--ready-lag allows 1", json.loads(page)["reason"])
-        for _ in models:
+        for _ in range(lines + len(models)):
             if follower.line()["label"] == models[-1].name:
                 break
         self.until(lambda: get(http, "/readyz")[0], lambda status: status == 200)
