@@ -39,6 +39,20 @@ def assert_same(module: torch.nn.Module, received: dict[str, torch.Tensor]) -> N
         assert same_bits(tensor, received[name]), name
 
 
+def test_what_is_no_version_is_refused_and_leaves_nothing_behind(agent: deltasync.AgentProcess) -> None:
+    weights = {"w": np.arange(64, dtype=np.float32)}
+    with deltasync.WeightManager(weights, agent=agent.socket) as manager:
+        manager.offload(weights)
+        with deltasync.Receiver(agent.endpoint, background=True) as receiver:
+            for wrong in (2.5, -1, 0, 2**70, True, [1]):
+                with pytest.raises(errors.InvalidArgument, match="version=.* is no version's number"):
+                    receiver.update(wrong, timeout=1)  # type: ignore[arg-type]
+                with pytest.raises(errors.InvalidArgument, match="prepare: version="):
+                    receiver.prepare(wrong)  # type: ignore[arg-type]
+            receiver.update(np.int64(1))
+            assert receiver.version is not None and receiver.version.number == 1
+
+
 def test_module_to_memory_over_several_versions(segment_name: str, shm_files: set[str]) -> None:
     model = small_model()
     with deltasync.WeightManager(model, name=segment_name) as manager:

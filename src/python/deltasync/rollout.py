@@ -21,6 +21,7 @@ import numpy as np
 from . import _native
 from ._host_memory import HostMemory
 from ._native import Layout, Placement, PlacementPlan, Sidecar, StagedUpdate, Version
+from ._versions import asked_version
 from .agent import read_token
 from .coverage import Ignore
 from .errors import (
@@ -176,6 +177,7 @@ class Receiver:
     def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> Prepared:
         """Begins to pull a version in the background and returns at once: its number, its label, or by default the
         newest. See :class:`Prepared`. One that is being prepared already is joined if it is the same, else replaced."""
+        version = asked_version("prepare", version)
         prepared = self._staged
         if prepared is not None and prepared.asked == version and not prepared.over:
             return prepared
@@ -183,6 +185,7 @@ class Receiver:
 
     def _prepare(self, version: int | str | Version | None, timeout: float) -> tuple[Prepared, bool]:
         """As prepare(), for who follows a pause: it may be one that is paused. And whether it was begun here."""
+        version = asked_version("update", version)
         prepared = self._staged
         if prepared is not None and prepared.asked == version and os.getpid() == self._pid:
             if not prepared.over or (prepared._is_paused and not prepared._given_up):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import sys
 import time
@@ -18,6 +17,7 @@ from ._native import Batch, Layout, PlainTensors, Sidecar, Version, Writer
 from ._reports import OffloadReport
 from ._slices import ShardedView, is_dtensor, local_block, pieces
 from ._sources import Source
+from ._versions import version_number
 from .agent import AgentProcess
 from .errors import InvalidArgument, NotFound
 from .hf import ignores_checkpoint_tensor
@@ -27,7 +27,6 @@ from .tls import Tls
 _log = logging.getLogger("deltasync.trainer")
 
 _OWN_TENSORS = "a manager publishes the tensors that it was made with: make another for other ones"
-_NUMBER_MAX = 2**64 - 1
 #: So many bytes at most, of tensors that are cast or copied first, are alive at a time.
 BUCKET_BYTES = 256 << 20
 
@@ -253,7 +252,7 @@ class WeightManager:
             # In a group, ranks that failed at different times must not meet in one fill with tensors of two calls.
             last = self._writer.newest_number if self._writer.newest_epoch == self.epoch else 0
             version = (self._asked if self._group.size > 1 else last) + 1
-        self._asked = number = _number(version)
+        self._asked = number = version_number("offload", version)
         return Version(self.epoch, number, label)
 
     def _write_all(self, source: Source, end: float) -> None:
@@ -374,19 +373,6 @@ class WeightManager:
             self._parts = parts
         self._planned = True
         return source
-
-
-def _number(version: Any) -> int:
-    """A version's number; any integer type will do (a step counted by numpy or torch, say)."""
-    try:
-        number = -1 if isinstance(version, (bool, str)) else operator.index(version)
-    except TypeError:
-        number = -1
-    if not 0 < number <= _NUMBER_MAX:
-        raise InvalidArgument(
-            f"offload: version={version!r:.40} is no version's number", "a whole one from 1 to 2**64 - 1, or a Version"
-        )
-    return number
 
 
 def _shares(array: Array, memory: Any) -> bool:
