@@ -115,7 +115,7 @@ run_stage() {
     asan)
       build asan
       tests asan
-      fuzz
+      step "fuzz" tools/fuzz.sh --seconds 5
       ;;
     tsan) run_tsan ;;
     lint) step "lint" tools/lint.sh ;;
@@ -128,17 +128,6 @@ run_stage() {
       ;;
     chaos) step "chaos" tools/chaos.sh --minutes 10 ;;
   esac
-}
-
-# Every fuzzer that was built, starting from its committed corpus; what it finds stays in build-asan/fuzz-found/.
-fuzz() {
-  local fuzzer name fuzzers=(build-asan/tests/fuzz/fuzz_*)
-  for fuzzer in "${fuzzers[@]}"; do
-    name=${fuzzer##*/fuzz_}
-    mkdir -p "build-asan/fuzz-found/$name"
-    step "fuzz: $name" "$fuzzer" -max_total_time=5 -verbosity=0 -print_final_stats=1 \
-      -artifact_prefix="build-asan/fuzz-found/" "build-asan/fuzz-found/$name" "tests/fuzz/corpus/$name"
-  done
 }
 
 run_tsan() {

@@ -37,6 +37,14 @@ def look(pid: int, versions: int) -> Sample:
     return Sample(versions, rss, len(list(Path(f"/proc/{pid}/fd").iterdir())))
 
 
+def size_of(path: Path) -> int:
+    """0 for one that is gone: agents rename and remove files of the ring beside us."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def growth(samples: list[Sample]) -> tuple[float, float]:
     """KiB of private memory over 10,000 versions in the second half, and its standard error."""
     half = samples[len(samples) // 2 :]
@@ -75,7 +83,7 @@ class Soak:
         for name, process in self.run.processes.items():
             if process.child is not None:
                 self.samples.setdefault(name, []).append(look(process.child.pid, versions))
-        self.shm.append(sum(p.stat().st_size for p in self.folder.glob("shm-*/*")))
+        self.shm.append(sum(map(size_of, self.folder.glob("shm-*/*"))))
 
     async def all(self) -> dict[str, object]:
         run = self.run
