@@ -73,6 +73,7 @@ class Streams {
 
   /// `rested`: it is an old one that nobody has used for a while.
   Status connect(Connection& connection, Round& round, std::uint64_t instance, bool& rested);
+  std::vector<unsigned> connected_first() const;
   void drop(unsigned stream);
 
   const Peer& peer_;

@@ -2,12 +2,15 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <latch>
 #include <thread>
 
+#include "receiver/streams.hpp"
 #include "tests/integration/receivers.hpp"
 
 namespace deltasync::agent {
@@ -124,6 +127,62 @@ TEST_F(ManyPeers, AStreamWithoutAPlaceLeavesItsItemsToTheOthers) {
     EXPECT_TRUE(eventually([&] { return connections() == 0; }));
     return metrics().connections_refused >= 1;
   }));
+}
+
+/// Asks for the layout, which any connection may. `breaks_first` loses stream 0 once both streams have asked.
+class LayoutFetch : public receiver::Fetch {
+ public:
+  explicit LayoutFetch(bool breaks_first) : breaks_first_(breaks_first) {}
+
+  Status ask(receiver::Connection& connection, std::uint64_t request, const receiver::Item&,
+             Deadline deadline) override {
+    return connection.send(wire::Type::get_layout, request, deadline);
+  }
+  receiver::Outcome receive(receiver::Connection& connection, std::uint64_t, receiver::Item& item, Deadline deadline,
+                            unsigned stream) override {
+    if (breaks_first_ && !asked_[stream].exchange(true)) both_asked_.arrive_and_wait();
+    if (breaks_first_ && stream == 0) return receiver::Outcome::broken(Error(Errc::connection, "broken by the test"));
+    auto header = connection.recv_header(deadline);
+    if (!header) return receiver::Outcome::broken(std::move(header).error());
+    auto payload = connection.recv_payload(*header, deadline);
+    if (!payload) return receiver::Outcome::broken(std::move(payload).error());
+    item.ranges.clear();
+    return receiver::Outcome::ok();
+  }
+  std::string describe(const receiver::Item&) const override { return "the layout"; }
+
+ private:
+  const bool breaks_first_;
+  std::array<std::atomic<bool>, 2> asked_{};
+  std::latch both_asked_{2};
+};
+
+/// A small delta takes one stream. If that were one that has to dial, while an idle one of the same receiver has the
+/// agent's last place, it would be refused for as long as the receiver asks.
+TEST_F(ManyPeers, AReceiverUsesThePlaceThatItHas) {
+  options_.pull.limits.admission.data_max = 2;
+  options_.pull.limits.data_idle = std::chrono::hours(1);
+  start_agent();
+  next_version();
+  const std::uint64_t instance = client().hello.instance;
+  ASSERT_TRUE(eventually([&] { return connections() == 0; }));
+  receiver::Tuning tuning = quick();
+  tuning.backoff_first = tuning.backoff_max = kTestLimit;  // who broke does not come back in this round
+  const receiver::Peer peer{"the agent", "127.0.0.1", port(), {}, "two streams", tuning};
+  ThreadPool pool(2, "streams");
+  receiver::Streams streams(peer, pool);
+  const receiver::Item item{0, {{0, 1}}};
+
+  LayoutFetch without_the_first(true);
+  const auto broken = streams.run(without_the_first, {item, item}, instance, test_deadline());
+  ASSERT_EQ(broken.end, receiver::RoundEnd::complete);
+  ASSERT_EQ(broken.stream_restarts, 1u);
+  ASSERT_TRUE(eventually([&] { return connections() == 1; }));
+  const Client taken = client(wire::Role::data);
+
+  LayoutFetch sound(false);
+  EXPECT_EQ(streams.run(sound, {item}, instance, test_deadline()).end, receiver::RoundEnd::complete);
+  EXPECT_EQ(metrics().connections_refused, 0u);
 }
 
 TEST_F(ManyPeers, AReceiverKeepsPullingThroughAFloodOfSilentPeers) {
