@@ -38,7 +38,10 @@ def manager(**options: Any) -> deltasync.WeightManager:
 def mistakes(own: deltasync.WeightManager, folder: Path) -> dict[str, Callable[[], Any]]:
     assert own.agent is not None
     empty = folder / "empty"
-    empty.touch()
+    empty.touch(0o600)
+    open_to_all = folder / "open"
+    open_to_all.write_text("a secret of many bytes")
+    open_to_all.chmod(0o644)
 
     def module(**buffers: torch.Tensor) -> Any:
         return deltasync.Receiver(own.endpoint, module=Module(**buffers), timeout=30)
@@ -71,6 +74,10 @@ def mistakes(own: deltasync.WeightManager, folder: Path) -> dict[str, Callable[[
         "listen on a port that is none": lambda: manager(listen="127.0.0.1:70000"),
         "no token file": lambda: manager(token_file=folder / "token"),
         "an empty token file": lambda: manager(token_file=empty),
+        "a token file that others may read": lambda: manager(token_file=open_to_all),
+        "a token file for the receiver that others may read": lambda: deltasync.Receiver(
+            own.endpoint, token_file=open_to_all
+        ),
         "no token file for the receiver": lambda: deltasync.Receiver(own.endpoint, token_file=folder / "token"),
         "no shm_dir": lambda: manager(shm_dir=folder / "shm"),
         "no agent": lambda: manager(agent=folder / "agent.sock", timeout=0.2),

@@ -253,14 +253,15 @@ def test_asleep_or_in_a_session_nothing_is_even_staged(
 
 
 def test_settings_of_environment_and_request(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "token").write_text("secret of many bytes\n")
+    (tmp_path / "token").chmod(0o600)
     environment = {"DELTASYNC_ENDPOINTS": "relay:7071, trainer:7070", "DELTASYNC_TOKEN_FILE": str(tmp_path / "token")}
     settings = Settings.from_environment(environment)
-    assert settings == Settings(("relay:7071", "trainer:7070"), "secret", 60.0, True)
+    assert settings == Settings(("relay:7071", "trainer:7070"), "secret of many bytes", 60.0, True)
     assert not Settings.from_environment(environment | {"DELTASYNC_VERIFY": "0"}).verify
     assert not settings.with_request({"deltasync": {"verify": False}}).verify
     other = settings.with_request({"deltasync": {"endpoints": ["other:1"], "timeout": 5}})
-    assert other == Settings(("other:1",), "secret", 5, True)
+    assert other == Settings(("other:1",), "secret of many bytes", 5, True)
     assert settings.with_request(None) == settings.with_request({"else": 1}) == settings
     assert Settings.from_environment(environment | {"DELTASYNC_IGNORE": "mtp.*, *.k_scale"}).ignore == (
         "mtp.*",

@@ -30,7 +30,7 @@ LAYERS = {
     "src/writer/": {"deltasync/", "base/", "format/", "delta/", "gpu/", "shm/", "net/", "writer/"},
     "agent/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "agent/"},
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
-    "src/python/": {"deltasync/", "base/", "python/"},
+    "src/python/": {"deltasync/", "base/", "net/", "python/"},
     "src/relay/": {"deltasync/", "base/", "format/", "delta/", "receiver/", "writer/", "relay/"},
 }
 PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "commit/", "writer/",

@@ -7,6 +7,7 @@
 
 #include "base/log.hpp"
 #include "deltasync/trace.hpp"
+#include "net/auth.hpp"
 #include "python/bindings/calls.hpp"
 
 NB_MODULE(_native, module) {
@@ -28,6 +29,12 @@ NB_MODULE(_native, module) {
   module.def(
       "write_trace", [](const std::filesystem::path& file) { unwrap(deltasync::write_trace(file)); }, nb::arg("file"),
       "What has been recorded so far, as Chrome trace events (docs/trace.md); `deltasync trace` lays files together.");
+  module.def(
+      "read_token_file",
+      [](const std::filesystem::path& file) { return unwrap(deltasync::net::read_token_file(file)); }, nb::arg("file"),
+      "The secret in a file that belongs to this user (or root) and that nobody else may touch, without the white "
+      "space "
+      "around it. NotFound, PermissionDenied, InvalidArgument (too short, too long, no regular file).");
   module.attr("version") = DELTASYNC_VERSION;
   module.attr("with_cuda") = static_cast<bool>(DELTASYNC_CUDA);
 }

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import _programs
+from . import _native, _programs
 from .errors import ConnectionFailed, DeadlinePassed, Error, InvalidArgument, NotFound, from_code
 from .tls import Tls
 
@@ -224,20 +224,16 @@ class AgentProcess:
             process.wait()
 
 
-_MAKE_TOKEN = "`(umask 77; openssl rand -hex 32 > FILE)` makes one"
-
-
 def read_token(token_file: str | os.PathLike[str]) -> str:
-    """What both sides prove that they have. NotFound, InvalidArgument (it is empty)."""
-    path = Path(token_file)
-    if not path.is_file():
-        raise NotFound(
-            f"token_file='{path}': there is no such file", f"trainer and receivers need the same: {_MAKE_TOKEN}"
-        )
-    token = path.read_text().strip()
-    if not token:
-        raise InvalidArgument(f"token_file='{path}': it holds no token", _MAKE_TOKEN)
-    return token
+    """What both sides prove that they have, as the agent itself reads it.
+
+    NotFound, PermissionDenied (it is another user's, or others may touch it), InvalidArgument (too short for a secret).
+    """
+    try:
+        return _native.read_token_file(Path(token_file))
+    except NotFound as error:
+        remedy = "trainer and receivers need the same: `(umask 77; openssl rand -hex 32 > FILE)` makes one"
+        raise NotFound(error.message, remedy) from None
 
 
 def _check_places(

@@ -14,9 +14,9 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from ..agent import read_token
 from ..errors import InvalidArgument
 from .covered import lacks
 from .ending import REMEDY, conclude, doubts
@@ -53,7 +53,7 @@ class Settings:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         token = environment.get("DELTASYNC_TOKEN", "")
         if environment.get("DELTASYNC_TOKEN_FILE"):
-            token = Path(environment["DELTASYNC_TOKEN_FILE"]).read_text().strip()
+            token = read_token(environment["DELTASYNC_TOKEN_FILE"])
         return cls(
             tuple(part.strip() for part in environment.get("DELTASYNC_ENDPOINTS", "").split(",") if part.strip()),
             token,
