@@ -13,7 +13,7 @@ Result<SubsetPtr> AgentCore::share_subset(TileSet tiles) {
     known = subset ? std::next(known) : subsets_.erase(known);
   }
   const std::uint64_t bytes = Subset::range_bytes(tiles);
-  auto share = peer_room_.take(bytes);
+  auto share = peer_room_.take_first(bytes);  // its holder will wait for answers
   if (!share) {
     return Error(Errc::no_space, "this subscription takes " + std::to_string(bytes) + " bytes, and of the " +
                                      std::to_string(peer_room_.bytes_max()) +

@@ -181,7 +181,7 @@ asio::awaitable<Status> PullConversation::serve_requests() {
     const std::uint64_t bytes_max = request_bytes_max(request.type());
     Room::Share held;  // until the request is answered
     if (const std::uint64_t bytes = std::min(request.header.payload_bytes, bytes_max); bytes > kSmallRequestBytes) {
-      DS_CO_ASSIGN(held, co_await hold(kHeldPerByte * bytes));
+      DS_CO_ASSIGN(held, co_await hold_request(kHeldPerByte * bytes));
     }
     DS_CO_TRY(co_await stream_.read_payload(request, bytes_max, *deadline));
     DS_CO_TRY(co_await dispatch(request));
@@ -207,13 +207,22 @@ Error PullConversation::no_memory() const {
                                " bytes that the agent holds for them (--peer-memory-mib); try again, or another agent"};
 }
 
+asio::awaitable<Result<Room::Share>> PullConversation::hold_request(std::uint64_t bytes) {
+  return wait_for_room(&Room::take_first, bytes, nullptr);
+}
+
 asio::awaitable<Result<Room::Share>> PullConversation::hold(std::uint64_t bytes,
                                                             const net::MessageStream::MaySend* permit) {
+  return wait_for_room(&Room::take, bytes, permit);
+}
+
+asio::awaitable<Result<Room::Share>> PullConversation::wait_for_room(Take take, std::uint64_t bytes,
+                                                                     const net::MessageStream::MaySend* permit) {
   const Room& room = core_.peer_room();
-  const std::uint64_t wanted = std::min(bytes, room.bytes_max());  // one that is larger has it alone
+  const std::uint64_t wanted = std::min(bytes, room.waited_bytes_max());
   const Deadline deadline = Deadline::after(limits_.room);
   for (;;) {
-    if (auto share = room.take(wanted)) co_return *std::move(share);
+    if (auto share = (room.*take)(wanted)) co_return *std::move(share);
     if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
     if (deadline.passed()) co_return no_memory();
     co_await wait_for_version(deadline.earlier(Deadline::after(kRoomSlice)));

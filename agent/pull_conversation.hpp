@@ -62,10 +62,16 @@ class PullConversation {
   awaitable<Status> dispatch(Request& request);
   awaitable<Status> answer(Request& request);
   std::uint64_t request_bytes_max(wire::Type type) const;
-  /// Memory that this peer makes the agent hold. Waits for it a while: then `timed_out`, which says that the agent is
-  /// busy. `permit` (null: none) as in MessageStream.
   Error no_memory() const;
+  /// Memory that this peer makes the agent hold. Waits for it a while: then `timed_out`, which says that the agent is
+  /// busy. What is too large to be waited for counts as what is not.
+  /// For a request; nothing else may be held.
+  awaitable<Result<Room::Share>> hold_request(std::uint64_t bytes);
+  /// For a part of its answer, of which nothing else may be held. `permit` (null: none) as in MessageStream.
   awaitable<Result<Room::Share>> hold(std::uint64_t bytes, const net::MessageStream::MaySend* permit = nullptr);
+  using Take = std::optional<Room::Share> (Room::*)(std::uint64_t bytes) const;
+  awaitable<Result<Room::Share>> wait_for_room(Take take, std::uint64_t bytes,
+                                               const net::MessageStream::MaySend* permit);
   /// Frees the request's payload first: the answer may wait for the peer.
   awaitable<Status> refuse(Request& request, Error error);
   /// The end of an answer, or why it ends early.

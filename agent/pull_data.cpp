@@ -301,7 +301,7 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
     } else {
       auto held = core_.peer_room().take(frame->bytes.size());
       if (!held) {
-        // What waits to be sent goes first: nobody waits for memory with some of it in hand.
+        // What waits to be sent goes first: nobody waits for memory with some of an answer's in hand.
         DS_CO_TRY(co_await send(outbox.pieces(), reader));
         Metrics::add(core_.metrics().bytes_frames, outbox.bytes());
         outbox.clear();
@@ -388,7 +388,7 @@ asio::awaitable<Status> PullConversation::send_packed(std::uint64_t request, Ope
       if (!next) next = std::make_shared<const PackAhead::Tiles>(runs.next());
       const std::uint64_t bytes = delta::tile_bytes(*plan->layout, *next);
       auto share = core_.peer_room().take(bytes);
-      if (!share && !ahead.empty()) break;  // nobody waits for memory with some of it in hand
+      if (!share && !ahead.empty()) break;  // what is ahead goes first, as above
       if (!share) {
         DS_CO_ASSIGN(share, co_await hold(bytes, &permit));
       }

@@ -1,4 +1,5 @@
-// So much memory at most for all who take from it.
+// So much memory at most for all who take from it. Nobody may wait for some with any of its own in hand, but for what
+// take_first() gave: of that there is always enough left for those who wait, so that they do not wait for each other.
 #pragma once
 
 #include <atomic>
@@ -38,10 +39,14 @@ class Room {
 
   /// Nothing if there is not so much left.
   std::optional<Share> take(std::uint64_t bytes) const { return take_down_to(0, bytes); }
+  /// For what is held by those who may come to wait for more: waited_bytes_max() stay for them.
+  std::optional<Share> take_first(std::uint64_t bytes) const { return take_down_to(waited_bytes_max(), bytes); }
   /// For what is kept in the hope that it is of use: half of the room stays for others.
   std::optional<Share> take_spare(std::uint64_t bytes) const { return take_down_to(bytes_max_ / 2, bytes); }
 
   std::uint64_t bytes_max() const noexcept { return bytes_max_; }
+  /// Who waits for more than this could wait for ever.
+  std::uint64_t waited_bytes_max() const noexcept { return bytes_max_ / 4; }
   std::uint64_t bytes_taken() const noexcept { return bytes_max_ - left_->load(std::memory_order_relaxed); }
 
  private:

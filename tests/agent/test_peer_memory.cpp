@@ -26,6 +26,17 @@ TEST(Room, WhatIsTakenComesBackWithItsShare) {
   EXPECT_EQ(room.bytes_taken(), 40u);
 }
 
+/// Requests, while their answers wait for more.
+TEST(Room, WhatIsHeldWhileMoreIsWaitedForLeavesEnoughForThat) {
+  const Room room(100);
+  const auto first = room.take_first(75);
+  EXPECT_TRUE(first);
+  EXPECT_FALSE(room.take_first(1));
+  const auto waited_for = room.take(room.waited_bytes_max());
+  EXPECT_TRUE(waited_for);
+  EXPECT_EQ(room.bytes_taken(), 100u);
+}
+
 TEST(Room, WhatIsOnlyKeptLeavesHalf) {
   const Room room(100);
   const auto kept = room.take_spare(50);
@@ -64,6 +75,24 @@ class PeerMemory : public AgentTest {
     }));
   }
   const Room& room() const { return agent_->core().peer_room(); }
+
+  void use_many_tiles() {
+    std::vector<TensorSpec> specs;
+    for (int i = 0; i < 5000; ++i) {
+      TensorSpec spec;
+      spec.name = "t" + std::to_string(i);
+      spec.dtype = Dtype::bf16;
+      spec.shape = {8};
+      specs.push_back(spec);
+    }
+    model_ = test::make_model(1, specs);
+  }
+  /// A range for each tile: as many as there can be.
+  wire::GetRawTiles each_tile(std::uint64_t plan) const {
+    wire::GetRawTiles wanted{plan, {}};
+    for (std::uint64_t tile = 0; tile < model_.layout->tile_count(); ++tile) wanted.ranges.push_back({tile, tile + 1});
+    return wanted;
+  }
 };
 
 /// 30 of these took 2 GiB.
@@ -99,27 +128,48 @@ TEST_F(PeerMemory, ARequestIsBoundedByTheLayout) {
   }
 }
 
-/// Every second tile, each by itself: as many ranges as there can be.
 TEST_F(PeerMemory, TheLongestRequestThatMakesSenseIsAnswered) {
-  std::vector<TensorSpec> specs;
-  for (int i = 0; i < 5000; ++i) {
-    TensorSpec spec;
-    spec.name = "t" + std::to_string(i);
-    spec.dtype = Dtype::bf16;
-    spec.shape = {8};
-    specs.push_back(spec);
-  }
-  model_ = test::make_model(1, specs);
+  use_many_tiles();
   start_agent();
   next_version();
   auto peer = client();
   const auto reply = peer.plan(ask());
   ASSERT_TRUE(reply);
-  wire::GetRawTiles wanted{reply->plan, {}};
-  for (std::uint64_t tile = 0; tile < model_.layout->tile_count(); ++tile) wanted.ranges.push_back({tile, tile + 1});
+  const wire::GetRawTiles wanted = each_tile(reply->plan);
   ASSERT_GT(wanted.encode().size(), 9000u);
   const auto frames = peer.frames(wanted);
   EXPECT_TRUE(frames) << frames.error().to_string();
+  EXPECT_TRUE(eventually([&] { return room().bytes_taken() == 0; }));
+}
+
+/// Two have sent long requests, and there is no memory for both answers beside them.
+TEST_F(PeerMemory, AnswersWaitForNoRequest) {
+  use_many_tiles();
+  options_.core.peer_bytes_max = 200u << 10;
+  options_.pull.limits.room = std::chrono::hours(1);
+  start_agent();
+  next_version();
+  auto control = client();
+  const auto reply = control.plan(ask());
+  ASSERT_TRUE(reply);
+  const std::vector<std::byte> payload = each_tile(reply->plan).encode();
+  wire::Header asked = wire::make_header(wire::Type::get_raw_tiles, 1, payload);
+  std::vector<Client> peers;
+  for (std::uint64_t i = 1; i <= 2; ++i) {
+    peers.push_back(client(wire::Role::data));
+    const std::uint64_t before = room().bytes_taken();
+    pour(peers.back().socket.fd(), bytes_of(asked));
+    ASSERT_TRUE(eventually([&] { return room().bytes_taken() > before; }));
+  }
+  for (Client& peer : peers) pour(peer.socket.fd(), payload);
+  for (Client& peer : peers) {
+    for (auto type = wire::Type::frame; type == wire::Type::frame;) {
+      const auto part = peer.socket.recv(wire::kFrameBytesMax, test_deadline());
+      ASSERT_TRUE(part) << part.error().to_string();
+      type = part->type();
+      ASSERT_NE(type, wire::Type::error);
+    }
+  }
   EXPECT_TRUE(eventually([&] { return room().bytes_taken() == 0; }));
 }
 

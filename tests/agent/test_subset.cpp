@@ -353,7 +353,7 @@ TEST_F(Subsets, DataConnectionsDoNotSubscribe) {
 }
 
 TEST_F(Subsets, AllSubscriptionsTogetherAreBounded) {
-  options_.core.peer_bytes_max = 3 * 24;
+  options_.core.peer_bytes_max = 4 * 24;  // a quarter is for answers
   start_agent();
   version();
   auto first = client();
