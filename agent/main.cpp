@@ -345,6 +345,10 @@ int run(int argc, char** argv) {
   CLI::App app("Serves a trainer's model versions to receivers: diffs them, keeps recent deltas, sends full ones.",
                "deltasync-agent");
   app.footer(kFooter);
+  // One line, as of any other failure: who started the agent shows its last one.
+  app.failure_message([](const CLI::App*, const CLI::Error& e) {
+    return "deltasync-agent: " + std::string(e.what()) + "; --help lists the options\n";
+  });
   Arguments args;
   AgentOptions options;
   add_options(app, args, options);

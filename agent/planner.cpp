@@ -119,7 +119,9 @@ Wanted find_number(const wire::Plan& plan, const Offer& offer) {
   if (id == offer.served.id) return {served_of(offer), {}};
   auto past = find_past(offer, [&](const Version& v) { return v.id == id; });  // of whatever epoch
   if (past) return {past, {}};
-  if (id > offer.served.id) return {std::nullopt, wait_for("version " + to_string(id))};
+  if (id > offer.served.id) {
+    return {std::nullopt, wait_for("version " + to_string(id) + "; there is " + list_versions(offer))};
+  }
   return {std::nullopt, fail(Errc::gone, "version " + to_string(id) + " is gone; there is " + list_versions(offer))};
 }
 
@@ -156,12 +158,16 @@ Wanted find_wanted(const wire::Plan& plan, const Offer& offer) {
 
 std::string list_versions(const Offer& offer) {
   if (!offer.has_version) return "no version";
-  std::string text = to_string(offer.served);
+  std::string text = "the newest, " + to_string(offer.served);
   std::size_t listed = 1;
-  for (std::size_t i = offer.ring.size(); i-- > 0; ++listed) {
-    if (listed == kListedVersionsMax) return text + " and " + std::to_string(i + 1) + " before";
+  for (std::size_t i = offer.ring.size(); i-- > 1; ++listed) {
+    if (listed == kListedVersionsMax) {
+      text += " and " + std::to_string(i) + " more";
+      break;
+    }
     text += ", " + to_string(offer.ring[i].from);
   }
+  if (!offer.ring.empty()) text += ", and the oldest, " + to_string(offer.ring.front().from);
   return text;
 }
 

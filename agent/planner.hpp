@@ -69,7 +69,7 @@ inline VersionId numbered(const wire::Plan& plan, const Offer& offer) {
 /// exactly the named base if that is smaller than a half, or full. A past version can be reached by a chain only.
 Decision decide(const wire::Plan& plan, const Offer& offer);
 
-/// "e…:7 (label), e…:8": for errors and logs; long lists are shortened.
+/// "the newest, e…:9, label (e…:8), and the oldest, e…:7": for errors and logs; long lists are shortened.
 std::string list_versions(const Offer& offer);
 
 }  // namespace deltasync::agent

@@ -12,6 +12,8 @@ namespace {
 /// Default of ReceiverOptions::delta_bytes_max.
 constexpr std::uint64_t kDeltaBytesMin = 16u << 20;
 constexpr std::uint64_t kDeltaModelFraction = 4;
+/// Of the time that is left, the part that the agent may wait for a version.
+constexpr double kWaitPart = 0.75;
 
 wire::WantKind wire_kind(Want::Kind kind) {
   switch (kind) {
@@ -156,7 +158,8 @@ wire::Plan Pull::plan_request() const {
   std::chrono::duration<double> allowed = s_.peer.tuning.wait_slice;
   if (plan.compact != 0)
     allowed = std::max(allowed, std::chrono::duration<double>(classes_plan_s(s_.layout.half_bytes())));
-  const auto wait = std::min<std::chrono::duration<double>>(allowed, until_.deadline().remaining());
+  // The agent's answer, which says what there is, comes before our own deadline.
+  const auto wait = std::min<std::chrono::duration<double>>(allowed, kWaitPart * until_.deadline().remaining());
   plan.wait_ms = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count());
   return plan;
 }
@@ -289,7 +292,8 @@ Result<wire::PlanReply> Pull::plan() {
       s_.streams.close_idle();  // who waits for a version for long holds one connection
       last_ = std::move(answer.refused);
     } else {
-      last_ = std::move(answer.broken);
+      // What our own deadline cuts off says nothing new.
+      if (!last_ || !until_.deadline().passed()) last_ = std::move(answer.broken);
       ++out_.report.replans;
     }
     // An agent that waited on our behalf is asked again at once; one that did not must not be hammered.

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import deltasync
 import pytest
 from deltasync import errors
+from deltasync.prepared import Prepared
 
 torch = pytest.importorskip("torch")
 
@@ -35,13 +38,23 @@ def manager(**options: Any) -> deltasync.WeightManager:
     return deltasync.WeightManager(weights(), **options)
 
 
+class WithNote(torch.nn.Module):
+    """Has something in its state that is no tensor, as quantised layers of some libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 1}
+
+
 def mistakes(own: deltasync.WeightManager, folder: Path) -> dict[str, Callable[[], Any]]:
     assert own.agent is not None
-    empty = folder / "empty"
-    empty.touch(0o600)
-    open_to_all = folder / "open"
-    open_to_all.write_text("a secret of many bytes")
-    open_to_all.chmod(0o644)
+    empty, short, public = folder / "empty", folder / "short", folder / "public"
+    for path, text, mode in ((empty, "", 0o600), (short, "hunter2", 0o600), (public, "0" * 64, 0o644)):
+        path.write_text(text)
+        path.chmod(mode)
 
     def module(**buffers: torch.Tensor) -> Any:
         return deltasync.Receiver(own.endpoint, module=Module(**buffers), timeout=30)
@@ -65,37 +78,73 @@ def mistakes(own: deltasync.WeightManager, folder: Path) -> dict[str, Callable[[
         "model=3": lambda: deltasync.WeightManager(3),
         "model='nowhere'": lambda: deltasync.WeightManager(folder / "nowhere"),
         "a list in the model": lambda: deltasync.WeightManager({"w": [1, 2, 3]}),
+        "an empty model": lambda: deltasync.WeightManager({}),
+        "a module without parameters": lambda: deltasync.WeightManager(torch.nn.ReLU()),
         "dtype='bloat16'": lambda: manager(dtype="bloat16"),
         "dtype=16": lambda: manager(dtype=16),
+        "a pattern of no name": lambda: manager(dtype={"*.gate.bias": None, "*": "bf16"}),
+        "a pattern behind one that has all": lambda: manager(dtype={"*": "bf16", "w": None}),
         "the name is taken": lambda: manager(name=own.agent.name),
         "the port is taken": lambda: manager(listen=own.endpoint),
         "beyond loopback without a token": lambda: manager(listen="0.0.0.0:0"),
         "listen without a port": lambda: manager(listen="10.0.0.5"),
         "listen on a port that is none": lambda: manager(listen="127.0.0.1:70000"),
+        "listen=7070": lambda: manager(listen=7070),
+        "an agent's option that is none": lambda: manager(agent_args=["--inscure"]),
+        "an agent's option with a wrong value": lambda: manager(agent_args=["--threads", "many"]),
+        "a string of agent's options": lambda: manager(agent_args="--insecure"),
+        "timeout='60'": lambda: manager(timeout="60"),
         "no token file": lambda: manager(token_file=folder / "token"),
         "an empty token file": lambda: manager(token_file=empty),
-        "a token file that others may read": lambda: manager(token_file=open_to_all),
-        "a token file for the receiver that others may read": lambda: deltasync.Receiver(
-            own.endpoint, token_file=open_to_all
-        ),
+        "a token file that others may read": lambda: manager(token_file=public),
+        "token_file=3": lambda: manager(token_file=3),
         "no token file for the receiver": lambda: deltasync.Receiver(own.endpoint, token_file=folder / "token"),
+        "a short token for the receiver": lambda: deltasync.Receiver(own.endpoint, token_file=short),
+        "a token that everybody may read": lambda: deltasync.Receiver(own.endpoint, token_file=public),
+        "endpoints=7070": lambda: deltasync.Receiver(7070),  # type: ignore[arg-type]
+        "no endpoint": lambda: deltasync.Receiver([]),
         "no shm_dir": lambda: manager(shm_dir=folder / "shm"),
         "no agent": lambda: manager(agent=folder / "agent.sock", timeout=0.2),
         "dtype= forgotten": lambda: module(w=torch.ones(3, dtype=torch.bfloat16)),
         "a module of another shape": lambda: module(w=torch.ones(4)),
         "a module of other names": lambda: module(v=torch.ones(3)),
         "a module with more": lambda: module(w=torch.ones(3), v=torch.ones(3)),
+        "a module whose weight has gaps": lambda: module(w=torch.ones(6)[::2]),
+        "a module with more than tensors": lambda: deltasync.Receiver(own.endpoint, module=WithNote()),
+        "a state dict as module": lambda: deltasync.Receiver(own.endpoint, module=weights()),
     }
 
 
-def said(mistake: Callable[[], Any], own: deltasync.WeightManager, folder: Path) -> str:
+def mistakes_of(receiver: deltasync.Receiver, epoch: int) -> dict[str, Callable[[], Any]]:
+    """Each leaves it without a version."""
+    other = deltasync.Version(epoch - 1, 7)
+    return {
+        "update(timeout='1')": lambda: receiver.update(timeout="1"),  # type: ignore[arg-type]
+        "prepare(timeout=nan)": lambda: receiver.prepare(timeout=float("nan")),
+        "lag(timeout=None)": lambda: receiver.lag(timeout=None),  # type: ignore[arg-type]
+        "update('step 9')": lambda: receiver.update("step 9", timeout=2),
+        "update(9)": lambda: receiver.update(9, timeout=2),
+        "prepare(9) that is not there yet": lambda: receiver.prepare(9).wait(0.1),
+        "update(2) that only deltas lead to": lambda: receiver.update(2, timeout=30),
+        "a version of another trainer": lambda: receiver.update(other, timeout=30),
+    }
+
+
+def said(mistake: Callable[[], Any], folder: Path, *managers: deltasync.WeightManager) -> str:
     """Class and message, without what is another one in each run."""
-    assert own.agent is not None
     with pytest.raises(errors.Error) as caught:
         mistake()
     text = f"{type(caught.value).__name__}: {caught.value}".replace(str(folder), "FOLDER")
-    for one, name in ((own.agent.name, "NAME"), (own.endpoint, "127.0.0.1:PORT"), (f"pid {own.agent.pid}", "pid PID")):
-        text = text.replace(one, name)
+    for made in managers:
+        assert made.agent is not None
+        for one, name in (
+            (made.agent.name, "NAME"),
+            (made.endpoint, "127.0.0.1:PORT"),
+            (f"pid {made.agent.pid}", "pid PID"),
+            (f"{made.epoch:016x}", "EPOCH"),
+            (f"{made.epoch - 1:016x}", "EPOCH-1"),
+        ):
+            text = text.replace(one, name)
     return re.sub(r"deltasync-\d+-[0-9a-f]{8}", "FREE_NAME", text)
 
 
@@ -106,13 +155,39 @@ def own(segment_name: str) -> Iterator[deltasync.WeightManager]:
         yield made
 
 
-def test_messages_are_those_that_are_kept(shm_files: set[str], own: deltasync.WeightManager, tmp_path: Path) -> None:
-    found = {name: said(mistake, own, tmp_path) for name, mistake in mistakes(own, tmp_path).items()}
+@pytest.fixture
+def trained() -> Iterator[deltasync.WeightManager]:
+    """With several versions in the agent's ring."""
+    weight = torch.zeros(1 << 12)
+    with deltasync.WeightManager({"w": weight}) as made:
+        for step in range(1, 5):
+            weight[step] = 1
+            made.offload({"w": weight}, label=f"step {step}")
+            made.wait_ready()
+        yield made
+
+
+def test_messages_are_those_that_are_kept(
+    shm_files: set[str], own: deltasync.WeightManager, trained: deltasync.WeightManager, tmp_path: Path
+) -> None:
+    with deltasync.Receiver(trained.endpoint) as receiver:
+        made = {**mistakes(own, tmp_path), **mistakes_of(receiver, trained.epoch)}
+        found = {name: said(mistake, tmp_path, own, trained) for name, mistake in made.items()}
+        assert receiver.update().version.number == 4
     text = "".join(f"{name}\n    {message}\n" for name, message in found.items())
     if os.environ.get("UPDATE_MESSAGES"):
         KEPT.write_text(text)
     assert text == KEPT.read_text()
     assert own.offload(weights()).version.number == 2  # none of them has done harm
+
+
+def test_a_pull_says_why_it_failed_where_its_time_is_over(own: deltasync.WeightManager) -> None:
+    with deltasync.Receiver(own.endpoint) as receiver:
+        end = time.monotonic() + 0.1
+        asked = Prepared(receiver, 9, end, newer=False)
+        threading.Timer(0.3, asked._future.set_exception, [errors.DeadlinePassed("it waited for version 9")]).start()
+        with pytest.raises(errors.DeadlinePassed, match="it waited for version 9"):
+            asked.commit(timeout=0.1)
 
 
 def test_two_managers_without_a_name_stand_side_by_side() -> None:

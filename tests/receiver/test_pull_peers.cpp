@@ -143,6 +143,18 @@ TEST_F(PullTest, StalledStreamsEndWithTheDeadlineAndTheNextPullResumes) {
   EXPECT_EQ(agent_->plans().back().partial, 1);
 }
 
+/// Its last words come before the receiver's own deadline, which would cut them off.
+TEST_F(PullTest, WhoWaitsInVainForAVersionHearsTheAgentOut) {
+  receiver::Tuning patient = quick();
+  patient.wait_slice = std::chrono::hours(1);
+  start({}, patient);
+  const auto staged = pull({Want::Kind::number, 9, {}}, 4'000);
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::timed_out);
+  EXPECT_NE(staged.error().message().find("no such version came"), std::string::npos) << staged.error().message();
+  EXPECT_LE(agent_->plans().front().wait_ms, 3'000u);
+}
+
 TEST_F(PullTest, OneStalledStreamHoldsUpNobodyForLong) {
   start({}, impatient());
   agent_->on_request(fault_on(Type::get_extent, Fault::stall, 3));

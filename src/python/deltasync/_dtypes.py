@@ -46,6 +46,7 @@ def _choice(specs: list[TensorSpec], dtype: Any, stay: Callable[[str, str], bool
     scales = _scales(specs)
     if isinstance(dtype, Mapping):
         rules = [(str(pattern), None if wanted is None else _target(wanted)) for pattern, wanted in dtype.items()]
+        _require_each([pattern for pattern, _ in rules], [spec.name for spec in specs])
 
         def by_pattern(name: str, own: str) -> str | None:
             if own not in COMPUTED or name in scales:
@@ -56,6 +57,23 @@ def _choice(specs: list[TensorSpec], dtype: Any, stay: Callable[[str, str], bool
     wanted = _target(dtype)
     computed = _compute_dtype(spec for spec in specs if spec.name not in scales)
     return lambda name, own: wanted if own == computed and name not in scales and not stay(name, wanted) else None
+
+
+def _require_each(patterns: list[str], names: list[str]) -> None:
+    """InvalidArgument names a pattern that decides nothing: what it was meant for would be cast as the others are."""
+    left = names
+    for pattern in patterns:
+        rest = [name for name in left if not fnmatch.fnmatchcase(name, pattern)]
+        if len(rest) < len(left):
+            left = rest
+            continue
+        if any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            if pattern == "*":  # what is left, which may be nothing
+                continue
+            raise InvalidArgument(f"dtype: patterns before '{pattern}' match all that it does", "put it before them")
+        raise InvalidArgument(
+            f"dtype: no tensor has a name as '{pattern}'", f"names are such as {', '.join(names[:3])}; `*` is any text"
+        )
 
 
 def _target(dtype: Any, what: str = "dtype") -> str:

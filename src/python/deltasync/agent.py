@@ -15,11 +15,12 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from . import _native, _programs
+from ._deadlines import seconds
 from .errors import ConnectionFailed, DeadlinePassed, Error, InvalidArgument, NotFound, from_code
 from .tls import Tls
 
@@ -36,6 +37,7 @@ _REMEDIES = (
     ("beyond loopback needs a token", "give token_file=, a file that receivers have too, or listen on 127.0.0.1"),
     ("Address already in use", "another process has this port: give another in listen=HOST:PORT, or 0 for a free one"),
     ("another agent owns", "give another name=, or none for a free one"),
+    ("not expected", "agent_args= takes options that `deltasync-agent --help` lists"),
     ("Host not found", "give an address of this host in listen=HOST:PORT"),
 )
 #: After an agent has died: the first attempt at once, later ones after a pause that doubles up to this.
@@ -66,12 +68,15 @@ class AgentProcess:
         token_file: str | os.PathLike[str] | None = None,
         tls: Tls | None = None,
         shm_dir: str | os.PathLike[str] | None = None,
-        args: Sequence[str] = (),
+        args: Iterable[str] = (),
         remove_segment: bool = True,
         timeout: float = 60.0,
     ) -> None:
         self._owner_pid = os.getpid()
+        end = time.monotonic() + seconds("agent", timeout)
         _check_places(listen, token_file, shm_dir)
+        if isinstance(args, str):
+            raise InvalidArgument(f"agent_args={args!r:.40} is no list of options", 'such as ["--threads", "4"]')
         if name is None:
             name = f"deltasync-{self._owner_pid}-{secrets.token_hex(4)}"  # other containers have the same pids
         folder = self._folder = Path(tempfile.mkdtemp(prefix="deltasync-"))  # a forked child's exit leaves it alone
@@ -89,14 +94,14 @@ class AgentProcess:
             *(tls._of_agent() if tls else ()),
             *(("--shm-dir", str(shm_dir)) if shm_dir else ()),
             *(("--remove-segment-on-exit",) if remove_segment else ()),
-            *args,
+            *map(str, args),
         ]
         self.restarts = 0
         self._lock = threading.Lock()
         self._ending = threading.Event()
         try:
             self._process = self._start()
-            self._ready = self._wait_ready(self._process, time.monotonic() + timeout)
+            self._ready = self._wait_ready(self._process, end)
         except BaseException:
             self._kill()
             shutil.rmtree(folder, ignore_errors=True)
@@ -224,25 +229,30 @@ class AgentProcess:
             process.wait()
 
 
-def read_token(token_file: str | os.PathLike[str]) -> str:
-    """What both sides prove that they have, as the agent itself reads it.
+_SAME_TOKEN = "trainer and receivers need the same: `(umask 77; openssl rand -hex 32 > FILE)` makes one"
 
-    NotFound, PermissionDenied (it is another user's, or others may touch it), InvalidArgument (too short for a secret).
-    """
+
+def read_token(token_file: str | os.PathLike[str]) -> str:
+    """What both sides prove that they have. NotFound, InvalidArgument (too short), PermissionDenied (others may read
+    it, or it is another user's)."""
     try:
-        return _native.read_token_file(Path(token_file))
-    except NotFound as error:
-        remedy = "trainer and receivers need the same: `(umask 77; openssl rand -hex 32 > FILE)` makes one"
-        raise NotFound(error.message, remedy) from None
+        path = os.fspath(token_file)
+    except TypeError:
+        raise InvalidArgument(f"token_file={token_file!r:.40} is no path", _SAME_TOKEN) from None
+    try:
+        return _native.read_token_file(path)
+    except Error as error:
+        why = error.message.removeprefix(f"token file {path}: ")
+        raise type(error)(f"token_file='{path}': {why}", _SAME_TOKEN) from None
 
 
 def _check_places(
     listen: str, token_file: str | os.PathLike[str] | None, shm_dir: str | os.PathLike[str] | None
 ) -> None:
     """What can be said better here than by a process that ends."""
-    host, colon, port = listen.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise InvalidArgument(f"listen='{listen}' is not HOST:PORT, such as 127.0.0.1:7070 (port 0: a free one)")
+    host, _, port = listen.rpartition(":") if isinstance(listen, str) else ("", "", "")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidArgument(f"listen={listen!r:.80} is not HOST:PORT, such as 127.0.0.1:7070 (port 0: a free one)")
     if token_file is not None:
         read_token(token_file)
     if shm_dir is not None and not Path(shm_dir).is_dir():

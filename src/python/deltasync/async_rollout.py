@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 
+from ._deadlines import end_of
 from ._native import Layout, PlacementPlan, Version
 from .errors import Cancelled
 from .prepared import Lag, PullReport, RepairReport
@@ -46,17 +46,16 @@ class AsyncReceiver:
 
     async def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
         """Returns once the version is staged and verified; commit() makes it visible."""
-        limit = self.receiver.timeout if timeout is None else timeout
-        end = time.monotonic() + limit
-        prepared, own = self.receiver._prepare(version, limit)
+        begin = time.monotonic()
+        end = end_of("prepare", timeout, self.receiver.timeout)
+        prepared, own = self.receiver._prepare(version, end)
         try:
             while True:
-                left = max(0.0, end - time.monotonic())
                 pull = asyncio.wrap_future(prepared._future)
                 pull.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # which wait() tells
-                await asyncio.wait([pull], timeout=None if left == math.inf else left)
+                await asyncio.wait([pull], timeout=prepared._patience(end))
                 if not prepared.done:
-                    raise self.receiver._late(version, limit)
+                    raise await asyncio.to_thread(self.receiver._late, version, end - begin)
                 try:
                     report = prepared.wait()
                     if not prepared.over or prepared._paused_for is None:
@@ -66,7 +65,7 @@ class AsyncReceiver:
                         raise
                 while (follower := self.receiver._after_pause(prepared)) is None:
                     if time.monotonic() > end:
-                        raise self.receiver._late(version, limit)
+                        raise await asyncio.to_thread(self.receiver._late, version, end - begin)
                     await asyncio.sleep(PAUSE_LOOK_S)
                 prepared = follower
         except asyncio.CancelledError:

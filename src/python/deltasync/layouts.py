@@ -130,4 +130,6 @@ def layout_of(
         specs = _specs_of(source)
         specs = cast_specs(specs, dtype, lambda name, to: is_module(source) and hf.stays_float32(source, name, to))
         layout = Layout.build(_native.even_cuts(specs, tensor_parallel))
+    if not len(layout):
+        raise InvalidArgument("model: it has no tensors", "give a module with parameters, or pairs of (name, tensor)")
     return layout, Sidecar.make(layout, file=weights_file, others=dict(files or {}))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from ._arrays import NAMES, Array, describe, memory_shape
+from ._arrays import NAMES, Array, describe, is_torch_tensor, memory_shape
 from ._modules import is_module
 from ._native import Layout, PlacementPlan
 from .coverage import LISTED, Ignore, log_ignored, require_coverage
@@ -26,7 +26,10 @@ def plan_of_module(
     with `strict` parameters and buffers that the layout does not have (but for further names of the same memory).
     LayoutMismatch: another shape or dtype; InvalidArgument: memory without rows."""
     if not is_module(module):
-        raise InvalidArgument(f"module: {type(module).__name__} is no torch module")
+        raise InvalidArgument(
+            f"module: {type(module).__name__} is no torch module",
+            "give the module itself; without one, tensors() and arrays() have what is received",
+        )
     state = module_memory(module, layout.names())
     ignored = Ignore(ignore)
     plan = PlacementPlan()
@@ -47,15 +50,20 @@ def plan_of_module(
     written = {own.data_ptr() for _, own in places}
     unfilled, kept = ignored.split(
         {
-            name: f"{list(own.shape)}"
+            name: f"{list(own.shape)}" if is_torch_tensor(own) else f"no tensor but {type(own).__name__}"
             for name, own in state.items()
-            if layout.find(name) is None and own.numel() and own.data_ptr() not in written
+            if layout.find(name) is None and not _is_covered(own, written)
         }
     )
     more = "; strict=False lets the module have more" if unfilled and not untaken else ""
     require_coverage("module", untaken, unfilled if strict else {}, state, f"{_OTHER_MODEL}; {LISTED}{more}")
     log_ignored(_log, "module", left_out, kept)
     return plan, places
+
+
+def _is_covered(own: Any, written: set[int]) -> bool:
+    """Whether no update has to write it: it has no byte, or is a further name of memory that one writes."""
+    return is_torch_tensor(own) and (not own.numel() or own.data_ptr() in written)
 
 
 def _place(plan: PlacementPlan, tensor: Any, own: Any) -> bool:
@@ -68,7 +76,11 @@ def _place(plan: PlacementPlan, tensor: Any, own: Any) -> bool:
             _remedy(array, tensor),
         )
     if array.owner is not own:
-        raise InvalidArgument(f"{tensor.name}: the module's memory has no rows that could be written in place")
+        raise InvalidArgument(
+            f"{tensor.name}: the elements of a row do not lie side by side in the module's memory (shape "
+            f"{list(own.shape)}, strides {list(own.stride())})",
+            "make it dense before the receiver is made: `tensor.data = tensor.data.contiguous()`",
+        )
     if tensor.nbytes == 0:
         return False
     step = array.row_stride or tensor.cols * tensor.element_bytes

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import concurrent.futures
-import math
 import threading
 import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ._deadlines import LONGEST_S, end_of, left
 from ._native import StopSource, Version
 from .errors import Cancelled, Error
 
 if TYPE_CHECKING:
     from .rollout import Receiver
+
+#: A pull whose time is over ends soon, unless the machine is busy.
+LAST_WORDS_S = 2.0
+#: Ends that lie no further apart are of one call.
+_SAME_TIME_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +131,19 @@ class Prepared:
 
     def wait(self, timeout: float | None = None) -> PullReport:
         """Until it is staged and verified. Raises what the pull raised, DeadlinePassed after `timeout` seconds."""
-        return PullReport(**self._result(timeout))
+        return PullReport(**self._result(end_of("wait", timeout, LONGEST_S)))
 
     def commit(self, *, timeout: float | None = None) -> PullReport:
         """Waits for it, and makes it the committed version. On error the version before is the committed one, or, where
         the message says so, none; what was staged is forgotten."""
-        end = time.monotonic() + (self._receiver.timeout if timeout is None else timeout)
-        self._result(max(0.0, end - time.monotonic()))
+        end = end_of("commit", timeout, self._receiver.timeout)
+        self._result(end)
         return self._receiver._commit(self, end)
 
     def still_wanted(self, version: int | str, *, timeout: float | None = None) -> bool:
         """Whether a version's number, or label, means to the agent what is staged here: a trainer that was started anew
         gives the same numbers to other weights. Asks the agent; raises where it does not answer in time."""
-        end = time.monotonic() + (self._receiver.timeout if timeout is None else timeout)
+        end = end_of("still_wanted", timeout, self._receiver.timeout)
         return self._receiver._still_wanted(self, version, end)
 
     def cancel(self) -> None:
@@ -159,12 +164,18 @@ class Prepared:
         self._cancelled.set()
         self._future.cancel()
 
-    def _result(self, timeout: float | None) -> dict[str, Any]:
+    def _patience(self, end: float) -> float:
+        """For how long who waits until `end` waits for the pull: a moment longer where its own time is over then too,
+        since it says what it waited for, and what the agent has."""
+        return left(end) + (LAST_WORDS_S if self._end < end + _SAME_TIME_S else 0.0)
+
+    def _result(self, end: float) -> dict[str, Any]:
+        begin = time.monotonic()
         try:
-            return self._future.result(None if timeout is None or timeout == math.inf else timeout)
+            return self._future.result(self._patience(end))
         except concurrent.futures.TimeoutError as error:
             if isinstance(error, Error):
                 raise
-            raise self._receiver._late(self.asked, timeout or 0.0) from None
+            raise self._receiver._late(self.asked, max(0.0, end - begin)) from None
         except concurrent.futures.CancelledError:
             raise Cancelled(f"the pull of version {self.asked or 'newest'} was cancelled") from None

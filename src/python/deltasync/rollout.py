@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
+from ._deadlines import end_of, left, seconds
 from ._host_memory import HostMemory
 from ._native import Layout, Placement, PlacementPlan, Sidecar, StagedUpdate, Version
 from ._versions import asked_version
@@ -38,7 +39,7 @@ from .errors import (
 )
 from .layouts import module_memory
 from .places import check_module_places, plan_of_module
-from .prepared import Lag, Pause, Prepared, PullReport, RepairReport
+from .prepared import LAST_WORDS_S, Lag, Pause, Prepared, PullReport, RepairReport
 from .tls import Tls
 
 _log = logging.getLogger("deltasync.rollout")
@@ -117,10 +118,8 @@ class Receiver:
     ) -> None:
         if sum(choice is not None for choice in (module, plan, directory)) > 1:
             raise InvalidArgument("Receiver: one of module, plan and directory")
-        self.timeout = timeout
-        self.endpoints = [endpoints] if isinstance(endpoints, str) else list(endpoints)
-        if not self.endpoints:
-            raise InvalidArgument("Receiver: no endpoint")
+        self.timeout = seconds("Receiver", timeout)
+        self.endpoints = _endpoints(endpoints)
         if token_file is not None:
             token = read_token(token_file)
         self._options: dict[str, Any] = {
@@ -155,11 +154,11 @@ class Receiver:
         self._pid = os.getpid()
         self._strict, self._ignore = strict, Ignore(ignore).patterns
         self._places: list[tuple[str, Any]] = []  # the module's tensors where the target writes
-        end = time.monotonic() + timeout
+        end = time.monotonic() + self.timeout
         self._native: _native.Receiver = self._connect(end)
         self.layout: Layout = self._native.layout
         self.sidecar: Sidecar = self._native.sidecar
-        self._native.bind(self._make_target(), _left(end))
+        self._native.bind(self._make_target(), left(end))
         self._version: Version | None = self._native.current
         self._puller = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="deltasync-pull")
         self._background = background
@@ -181,32 +180,33 @@ class Receiver:
         prepared = self._staged
         if prepared is not None and prepared.asked == version and not prepared.over:
             return prepared
-        return self._begin(version, self.timeout if timeout is None else timeout, newer=False)
+        return self._begin(version, end_of("prepare", timeout, self.timeout), newer=False)
 
-    def _prepare(self, version: int | str | Version | None, timeout: float) -> tuple[Prepared, bool]:
-        """As prepare(), for who follows a pause: it may be one that is paused. And whether it was begun here."""
+    def _prepare(self, version: int | str | Version | None, end: float) -> tuple[Prepared, bool]:
+        """As prepare(), until `end`, for who follows a pause: it may be one that is paused. And whether it was begun
+        here."""
         version = asked_version("update", version)
         prepared = self._staged
         if prepared is not None and prepared.asked == version and os.getpid() == self._pid:
             if not prepared.over or (prepared._is_paused and not prepared._given_up):
                 return prepared, False
-        return self._begin(version, timeout, newer=False), True
+        return self._begin(version, end, newer=False), True
 
     def commit(self, *, timeout: float | None = None) -> PullReport:
         """Makes the prepared version the committed one: waits until it is staged and verified, and writes it."""
         prepared = self._staged
         if prepared is None:
             raise InvalidArgument("commit: nothing is prepared; call prepare() first, or update()")
-        return self._commit_over_pauses(prepared, time.monotonic() + (self.timeout if timeout is None else timeout))
+        return self._commit_over_pauses(prepared, end_of("commit", timeout, self.timeout))
 
     def update(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
         """prepare() and commit() in one: brings the memory to a version, by default the newest."""
-        end = time.monotonic() + (self.timeout if timeout is None else timeout)
+        end = end_of("update", timeout, self.timeout)
         staged = self._staged
         if version is None and staged is not None and staged.done and not self._background:
-            prepared = self._begin(None, _left(end), newer=False)  # there may be a newer one by now
+            prepared = self._begin(None, end, newer=False)  # there may be a newer one by now
         else:
-            prepared, _ = self._prepare(version, _left(end))
+            prepared, _ = self._prepare(version, end)
         return self._commit_over_pauses(prepared, end)
 
     def rollback(self) -> Version | None:
@@ -231,7 +231,7 @@ class Receiver:
         a wrong copy, or "") for each that differs; empty: all is as it was committed. A background pull pauses for it.
         """
         with self._between_pulls("attest", timeout) as end:
-            return self._native.attest(_left(end))
+            return self._native.attest(left(end))
 
     def repair(
         self, wrong: Iterable[tuple[int, str, str] | int] | None = None, *, timeout: float | None = None
@@ -242,10 +242,10 @@ class Receiver:
         mends it then."""
         with self._between_pulls("repair", timeout) as end:
             if wrong is None:
-                wrong = self._native.attest(_left(end))
+                wrong = self._native.attest(left(end))
             tiles = sorted({operator.index(tile[0] if isinstance(tile, tuple) else tile) for tile in wrong})
             self._wait_for_kernels()
-            return RepairReport(**self._native.repair(tiles, _left(end)))
+            return RepairReport(**self._native.repair(tiles, left(end)))
 
     def lag(self, *, timeout: float = 5.0) -> Lag:
         """How far the committed version is behind what the agent serves now, and the last error. Asks the agent, on a
@@ -255,7 +255,7 @@ class Receiver:
         native = getattr(self, "_native", None)
         if native is None:
             raise InvalidArgument("lag: this receiver is closed")
-        return Lag(**native.lag(timeout))
+        return Lag(**native.lag(seconds("lag", timeout)))
 
     def follow(self) -> Prepared:
         """Begins to pull the next version after the committed one, whenever it comes, as ``background`` does by itself
@@ -275,7 +275,7 @@ class Receiver:
         ``plan``, ``live``: as for the constructor; else host memory, with ``part`` only for what that plan places
         (the rest of :meth:`tensors` is undefined). A pull that is under way is cancelled and waited for; on error the
         version stays where it was."""
-        end = time.monotonic() + (self.timeout if timeout is None else timeout)
+        end = end_of("rebind", timeout, self.timeout)
         self.cancel()
         with self._locked("rebind", end):
             kept = self._module, self._plan, self._directory, self._live, self._memory, self._places, self._devices
@@ -285,7 +285,7 @@ class Receiver:
             target: _native.Target | None = None
             try:
                 target = self._make_target(part)
-                self._native.bind(target, _left(end))
+                self._native.bind(target, left(end))
                 self._version, self._lost = None, False  # a loss was the old memory's
             except BaseException as error:
                 if isinstance(error, Error) or target is None or not target.spent:
@@ -363,10 +363,10 @@ class Receiver:
         until that is cancelled, so that close() ends also where a Ctrl-C came between the lock and its release."""
         if os.getpid() != self._pid:
             raise InvalidArgument(f"{what}: this receiver belongs to process {self._pid}; a forked child makes its own")
-        while not self._calls.acquire(timeout=min(_left(end), _LOOK_S)):
+        while not self._calls.acquire(timeout=min(left(end), _LOOK_S)):
             if prepared is not None and prepared._cancelled.is_set():
                 raise Cancelled(f"{what}: cancelled while another call had the receiver")
-            if _left(end) == 0:
+            if left(end) == 0:
                 raise DeadlinePassed(f"{what}: a pull is under way; cancel() ends it")
         try:
             if not hasattr(self, "_native"):
@@ -384,7 +384,7 @@ class Receiver:
     @contextlib.contextmanager
     def _between_pulls(self, what: str, timeout: float | None) -> Iterator[float]:
         """As _locked(), until the end that it gives; with `background`, a pull under way is begun anew behind it."""
-        end = time.monotonic() + (self.timeout if timeout is None else timeout)
+        end = end_of(what, timeout, self.timeout)
         waiting = self._staged
         paused: Prepared | None = None
         pause = Pause()
@@ -412,7 +412,7 @@ class Receiver:
                 if self._staged is not paused or self._closed:
                     return
                 if not paused._given_up:
-                    paused._next = self._begin(paused.asked, _left(paused._end), newer=paused._newer)
+                    paused._next = self._begin(paused.asked, paused._end, newer=paused._newer)
                 if paused._given_up:
                     self._next_background()
         finally:
@@ -436,7 +436,12 @@ class Receiver:
             torch.cuda.synchronize(device)
 
     def _late(self, asked: int | str | Version | None, timeout: float) -> DeadlinePassed:
+        """What is raised when the wait for a pull is over. Asks the agent, for a moment, what it has."""
         why = f"; the last try failed: {self._failure}" if self._failure is not None else ""
+        native = getattr(self, "_native", None)
+        if native is not None and not why:
+            lag = Lag(**native.lag(LAST_WORDS_S))
+            why = f"; {lag.last_error}" if lag.newest is None else f"; the agent's newest is {lag.newest}"
         return DeadlinePassed(
             f"version {asked or 'newest'} from {', '.join(self.endpoints)}: not staged after {timeout:.1f} s{why}"
         )
@@ -452,16 +457,16 @@ class Receiver:
         failure: Exception | None = None
         while True:
             for i, endpoint in enumerate(self.endpoints):
-                rest = _left(end)
+                rest = left(end)
                 share = rest if i + 1 == len(self.endpoints) else rest / 2
                 try:
                     return _native.Receiver.connect(endpoint=endpoint, timeout=share, **self._options)
                 except (ConnectionError, DeadlinePassed) as error:
                     if failure is None or not isinstance(error, DeadlinePassed):  # which says less
                         failure = error
-            if _left(end) == 0 and failure is not None:
+            if left(end) == 0 and failure is not None:
                 raise failure
-            time.sleep(min(0.2, _left(end)))
+            time.sleep(min(0.2, left(end)))
 
     def _make_target(self, part: PlacementPlan | None = None) -> _native.Target:
         if self._directory is not None:
@@ -479,15 +484,15 @@ class Receiver:
         self._memory = HostMemory(self.layout)
         return self._memory.target(part)
 
-    def _begin(self, version: int | str | Version | None, timeout: float, *, newer: bool) -> Prepared:
+    def _begin(self, version: int | str | Version | None, end: float, *, newer: bool) -> Prepared:
         if os.getpid() != self._pid:
             raise InvalidArgument(f"this receiver belongs to process {self._pid}; a forked child makes its own")
         if self._closed:
             raise InvalidArgument("this receiver is closed")
         self._end_pull()
-        prepared = Prepared(self, version, time.monotonic() + timeout, newer)
+        prepared = Prepared(self, version, end, newer)
         try:
-            prepared._future = self._puller.submit(self._pull, prepared, timeout, newer)
+            prepared._future = self._puller.submit(self._pull, prepared)
         except RuntimeError:  # shut down
             if not self._closed:
                 raise
@@ -498,7 +503,7 @@ class Receiver:
     def _next_background(self) -> None:
         self._begin(None, math.inf, newer=True)
 
-    def _pull(self, prepared: Prepared, timeout: float, newer: bool) -> dict[str, Any]:
+    def _pull(self, prepared: Prepared) -> dict[str, Any]:
         """On the puller's thread. Returns the report of what is staged then."""
         self._pulled = prepared
         if self._closed:  # looked at after _pulled is set, which close() looks at after it has set _closed
@@ -509,12 +514,14 @@ class Receiver:
             try:
                 with self._locked("pull", math.inf, prepared):
                     self._committed = self._update = None
-                    staged = self._native.pull(number, label, epoch, newer, timeout, prepared._stop)
+                    staged = self._native.pull(
+                        number, label, epoch, prepared._newer, left(prepared._end), prepared._stop
+                    )
                     self._update = prepared, staged
                     self._failure = None
                     return dict(staged.report)
             except _MAY_PASS as error:
-                if not newer or prepared._stop.stop_requested:
+                if not prepared._newer or prepared._stop.stop_requested:
                     raise
                 if type(self._failure) is not type(error):  # a line when failures begin, and when they become others
                     _log.warning("pull failed, trying again in %.1f s, later less often: %s", pause, error)
@@ -535,7 +542,7 @@ class Receiver:
                     self._staged = None
                 self._committed = staged  # before: what interrupts behind the commit leaves a way back
                 try:
-                    staged.commit(_left(end))
+                    staged.commit(left(end))
                 except Exception:
                     self._committed = None
                     raise
@@ -547,12 +554,12 @@ class Receiver:
     def _commit_over_pauses(self, prepared: Prepared, end: float) -> PullReport:
         while True:
             try:
-                return prepared.commit(timeout=_left(end))
+                return prepared.commit(timeout=left(end))
             except Cancelled:
                 if prepared._paused_for is None:
                     raise
             while (follower := self._after_pause(prepared)) is None:
-                if _left(end) == 0:
+                if left(end) == 0:
                     raise DeadlinePassed(f"version {prepared.asked or 'newest'}: its pull is paused for another call")
                 time.sleep(PAUSE_LOOK_S)
             prepared = follower
@@ -564,7 +571,7 @@ class Receiver:
         with self._locked("still_wanted", end):
             if self._update is None or self._update[0] is not prepared or prepared.over:
                 return False
-            return self._native.still_wanted(self._update[1], number, label, epoch, _left(end))
+            return self._native.still_wanted(self._update[1], number, label, epoch, left(end))
 
     def _check_places(self) -> None:
         """LayoutMismatch where the module's memory is not any more what the target writes."""
@@ -577,6 +584,15 @@ class Receiver:
         if self.version is None:
             raise InvalidArgument(f"no version is committed {'any more' if self._lost else 'yet'}; call update()")
         return self._memory
+
+
+def _endpoints(given: Any) -> list[str]:
+    endpoints = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else []
+    if not endpoints or not all(isinstance(endpoint, str) for endpoint in endpoints):
+        raise InvalidArgument(
+            f"endpoints={given!r:.40} is neither HOST:PORT nor a list of such", "WeightManager.endpoint says which"
+        )
+    return endpoints
 
 
 def _want(asked: int | str | Version | None) -> tuple[int | None, str | None, int]:
@@ -599,7 +615,3 @@ def _end_pulls() -> None:
 
 # Before the workers of concurrent.futures are joined, which atexit would come after; the last registered comes first.
 threading._register_atexit(_end_pulls)  # type: ignore[attr-defined]
-
-
-def _left(end: float) -> float:
-    return max(0.0, end - time.monotonic())

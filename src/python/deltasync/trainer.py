@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ._arrays import COMPUTED, NAMES, Array, check_tensor, describe, is_torch_tensor, memory_shape
 from ._checkpoints import check_checkpoint
+from ._deadlines import end_of, left, seconds
 from ._group import Group
 from ._modules import checkpoint_name, checkpoint_names, is_module
 from ._native import Batch, Layout, PlainTensors, Sidecar, Version, Writer
@@ -78,7 +78,7 @@ class WeightManager:
         threads: int = 0,
         timeout: float = 60.0,
     ) -> None:
-        self.timeout = timeout
+        self.timeout = seconds("WeightManager", timeout)
         self.layout: Layout
         self.sidecar: Sidecar
         self.layout, self.sidecar = layout_of(
@@ -116,7 +116,7 @@ class WeightManager:
                 token_file=token_file,
                 tls=tls,
                 shm_dir=shm_dir,
-                args=list(agent_args),
+                args=agent_args,
                 timeout=timeout,
             )
             return self.agent.socket, self.agent.endpoint
@@ -192,17 +192,17 @@ class WeightManager:
             tensors = self._module
         if isinstance(tensors, int):
             raise InvalidArgument(f"offload: tensors={tensors} is a number; a version's is given as version={tensors}")
-        end = time.monotonic() + (self.timeout if timeout is None else timeout)
+        end = end_of("offload", timeout, self.timeout)
         self._offloading = True
         self._cast = {}
         try:
             source = Source(tensors)
             if self._group.size > 1 and not self._planned:
                 source = self._register_plan(source, end)
-            self._writer.begin(wanted, _left(end))
+            self._writer.begin(wanted, left(end))
             self._written.clear()
             self._write_all(source, end)
-            report = OffloadReport.of(self._writer.commit(_left(end)), self._cast)
+            report = OffloadReport.of(self._writer.commit(left(end)), self._cast)
             self._written.clear()
         except BaseException:
             self._writer.abort()
@@ -220,7 +220,7 @@ class WeightManager:
         wanted = version or self._last
         if wanted is None:
             raise InvalidArgument("wait_ready: nothing has been offloaded")
-        self._writer.wait_ready(wanted, self.timeout if timeout is None else timeout)
+        self._writer.wait_ready(wanted, left(end_of("wait_ready", timeout, self.timeout)))
 
     def close(self) -> None:
         """Leaves the agent, and ends it if it was started here."""
@@ -272,12 +272,12 @@ class WeightManager:
             source.note(tensor)
             # A generator may make its next tensor in the memory of this one.
             if not source.stay or cast >= BUCKET_BYTES:
-                self._writer.write_batch(batch, wait, _left(end))
+                self._writer.write_batch(batch, wait, left(end))
                 batch.clear()
                 wait, cast = not source.stay, 0
         if not wait:
             self._written.append(batch)
-        self._writer.write_batch(batch, wait, _left(end))
+        self._writer.write_batch(batch, wait, left(end))
 
     def _index_of(self, name: str) -> int | None:
         """Of the tensor that this name means: also with what torch.compile or DDP put into it, which is remembered."""
@@ -369,7 +369,7 @@ class WeightManager:
             plan = Batch()
             for part in parts:
                 plan.add(*part, 0)
-            self._writer.register_plan(plan, _left(end))
+            self._writer.register_plan(plan, left(end))
             self._parts = parts
         self._planned = True
         return source
@@ -394,7 +394,3 @@ def _cast(tensor: Any, name: str, have: str, want: str) -> Any:
         return tensor.astype(NAMES[want])
     except TypeError as error:
         raise InvalidArgument(f"{name}: numpy cannot cast {have} to {want}: {error}") from error
-
-
-def _left(end: float) -> float:
-    return max(0.0, end - time.monotonic())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+from .._deadlines import left
 from ..coverage import Ignore
 from ..errors import ConnectionFailed, DeadlinePassed, Error, InternalError, InvalidArgument, NotFound, from_code
 
@@ -82,7 +83,7 @@ class VllmServer:
                 "VllmServer(token_file=...) the same one on the server's host"
             )
         self.http.wait_healthy(timeout)
-        self.http.post("/init_weight_transfer_engine", {"init_info": given}, timeout=_left(end))
+        self.http.post("/init_weight_transfer_engine", {"init_info": given}, timeout=left(end))
 
     def pause(self, timeout: float) -> None:
         self.http.post("/pause", query={"mode": self.pause_mode, "clear_cache": "true"}, timeout=timeout)
@@ -92,15 +93,15 @@ class VllmServer:
         info = {"version": version, "verify": self.verify, "deadline_ms": round(timeout * 1000)}
         self.http.post("/start_weight_update", timeout=timeout)
         try:
-            self.http.post("/update_weights", {"update_info": info}, timeout=_left(end))
+            self.http.post("/update_weights", {"update_info": info}, timeout=left(end))
         except Error:
             # A rank that failed has closed its session, the others have not; without this they refuse the next start.
             try:
-                self.http.post("/finish_weight_update", timeout=max(1.0, _left(end)))
+                self.http.post("/finish_weight_update", timeout=max(1.0, left(end)))
             except Error:
                 pass
             raise
-        self.http.post("/finish_weight_update", {"weight_version": str(version)}, timeout=max(1.0, _left(end)))
+        self.http.post("/finish_weight_update", {"weight_version": str(version)}, timeout=max(1.0, left(end)))
 
     def resume(self, timeout: float) -> None:
         self.http.post("/resume", timeout=timeout)
@@ -133,7 +134,7 @@ class SglangServer:
         self._info = dict(info) | _if_any(ignore=self.ignore)  # goes with each update
         self.http.wait_healthy(timeout)
         if not self.model_path:
-            self.model_path = self.http.get("/model_info", timeout=_left(end))["model_path"]
+            self.model_path = self.http.get("/model_info", timeout=left(end))["model_path"]
 
     def pause(self, timeout: float) -> None:
         self.http.post("/pause_generation", {"mode": self.pause_mode}, timeout=timeout)
@@ -234,12 +235,12 @@ class Http:
         end = time.monotonic() + timeout
         while True:
             try:
-                self.get("/health", timeout=max(0.05, min(5.0, _left(end))))
+                self.get("/health", timeout=max(0.05, min(5.0, left(end))))
                 return
             except (ConnectionFailed, DeadlinePassed, HttpStatus) as error:
-                if _left(end) == 0:
+                if left(end) == 0:
                     raise DeadlinePassed(f"{self.url}: not healthy after {timeout:.1f} s: {error.message}") from None
-            time.sleep(min(_LOOK_S, _left(end)))
+            time.sleep(min(_LOOK_S, left(end)))
 
     def _call(self, method: str, path: str, data: bytes | None, timeout: float) -> Any:
         if timeout <= 0:
@@ -273,7 +274,3 @@ class Http:
 def _if_any(**options: Any) -> dict[str, Any]:
     """Older plug-ins do not know them."""
     return {name: value for name, value in options.items() if value}
-
-
-def _left(end: float) -> float:
-    return max(0.0, end - time.monotonic())

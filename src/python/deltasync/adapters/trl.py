@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .._deadlines import left
 from .._reports import OffloadReport
 from ..errors import Error
 from .publisher import Publisher
@@ -74,14 +75,14 @@ class WeightTransfer:
             self.init_weight_transfer()
         assert self.publisher is not None
         try:
-            self.report = self.publisher.offload(iterator, timeout=_left(end))
-            self.publisher.wait_ready(timeout=_left(end))
+            self.report = self.publisher.offload(iterator, timeout=left(end))
+            self.publisher.wait_ready(timeout=left(end))
             if not self._connected:
                 info = {"endpoints": [self.publisher.endpoint], "token": self.publisher.token}
-                self.server.connect(info, _left(end))
+                self.server.connect(info, left(end))
                 self._connected = True
-            self._pause(_left(end))
-            self.server.update(self.report.version.number, _left(end))
+            self._pause(left(end))
+            self.server.update(self.report.version.number, left(end))
         except BaseException:
             self._resume_quietly()
             raise
@@ -110,7 +111,3 @@ class WeightTransfer:
             self.resume()
         except Error as error:
             _log.error("the rollout server stays paused: %s", error)
-
-
-def _left(end: float) -> float:
-    return max(0.0, end - time.monotonic())

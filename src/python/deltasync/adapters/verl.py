@@ -24,6 +24,7 @@ import ray
 import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
+from .._deadlines import left
 from .._native import Version
 from ..errors import InternalError, InvalidArgument
 from ..rollout import Receiver
@@ -115,8 +116,8 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             raise InvalidArgument("send_weights: prepare() comes first")
         end = time.monotonic() + self.timeout
         label = "" if global_steps is None else f"step-{global_steps}"
-        report = self._publisher.offload(weights, label=label, timeout=_left(end))
-        await asyncio.to_thread(self._publisher.wait_ready, timeout=_left(end))
+        report = self._publisher.offload(weights, label=label, timeout=left(end))
+        await asyncio.to_thread(self._publisher.wait_ready, timeout=left(end))
         return {"deltasync/version": float(report.version.number)}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
@@ -145,8 +146,4 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         end = time.monotonic() + self.timeout
         if self._receiver is None:
             self._receiver = Receiver(endpoint, token=token, timeout=self.timeout, **self._receiver_options)
-        return self._receiver.update(number, timeout=_left(end)).version
-
-
-def _left(end: float) -> float:
-    return max(0.0, end - time.monotonic())
+        return self._receiver.update(number, timeout=left(end)).version

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from .._deadlines import end_of, left, seconds
 from .._native import Version
 from ..coverage import Ignore
 from ..errors import (
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("deltasync.engines")
 
 __all__ = ["CLOSED", "CONNECTING", "LOADING", "PLACED", "CommitReport", "EngineReceiver", "Staging"]
-
-#: A timeout of more is one of so many seconds, which threads can wait for.
-_LONGEST_S = 1e8
 
 CONNECTING, LOADING, PLACED, CLOSED = "connecting", "loading", "placed", "closed"
 
@@ -79,7 +77,7 @@ class EngineReceiver:
         **options: Any,
     ) -> None:
         self._beside, self._endpoints = beside, endpoints
-        self.model, self.loader, self.name, self.timeout = model, loader, name, min(timeout, _LONGEST_S)
+        self.model, self.loader, self.name, self.timeout = model, loader, name, seconds(name, timeout)
         self.state = CONNECTING
         #: Of the engine's memory; None until a commit has succeeded, and after :meth:`void`.
         self.version: Version | None = None
@@ -116,7 +114,7 @@ class EngineReceiver:
         if self.state != CONNECTING:
             return
         self.check()
-        wait = self.timeout if timeout is None else min(timeout, _LONGEST_S)
+        wait = self.timeout if timeout is None else seconds("attach", timeout)
         try:
             self._receiver = self._connected.result(wait)
         except concurrent.futures.TimeoutError as error:
@@ -129,17 +127,17 @@ class EngineReceiver:
     def prepare(self, version: int | str | None = None, *, timeout: float | None = None) -> Staging:
         """Begins to stage a version (its number, its label, or the newest) and returns at once; the first call attaches
         first. One that was pulled in the background already is taken as it is."""
-        end = _end(self.timeout if timeout is None else timeout)
-        self.attach(_left(end))
+        end = end_of("prepare", timeout, self.timeout)
+        self.attach(left(end))
         self.check()
         assert self.trace is not None
         if self._places != places(self.trace, self.model):
             self.void("the engine has given its parameters other memory")
-            self._retrace(_left(end))
+            self._retrace(left(end))
         if not self._bound:
-            self._bind_host(_left(end))
+            self._bind_host(left(end))
         self._drop_staging()
-        self._adopt(_left(end))
+        self._adopt(left(end))
         staging = Staging(version)
         staging.future = self._thread.submit(self._stage, staging, end)
         self._staging = staging
@@ -151,7 +149,7 @@ class EngineReceiver:
         ``verify``: reads all live memory back and compares; what differs is of no version (CorruptData names it). What
         the engine's loader has loaded is compared in any case."""
         begin = time.monotonic()
-        end = _end(self.timeout if timeout is None else timeout)
+        end = end_of("commit", timeout, self.timeout)
         if staging is not self._staging or not staging.done:
             raise InvalidArgument("commit: nothing is staged by this prepare()")
         staging.wait(0)
@@ -162,7 +160,7 @@ class EngineReceiver:
         report, receiver = staging.report, self._receiver
         assert report is not None and receiver is not None and self.trace is not None
         if verify:
-            self._attest(report.version, _left(end))
+            self._attest(report.version, left(end))
         self.version, self.doubt = report.version, ""
         return CommitReport(
             version=report.version,
@@ -360,7 +358,7 @@ class EngineReceiver:
         had = self._receiver.version
         self._mode = "written"
         try:
-            report = staging.prepared.commit(timeout=_left(end))
+            report = staging.prepared.commit(timeout=left(end))
         except BaseException:
             self._mode = ""
             if self._receiver.lost:
@@ -419,13 +417,13 @@ class EngineReceiver:
         if prepared is None:
             self._following = None
             receiver.cancel()
-            prepared = receiver.prepare(staging.asked, timeout=_left(end))
+            prepared = receiver.prepare(staging.asked, timeout=left(end))
             if staging.cancelled:
                 prepared.cancel()
-        report = prepared.wait(_left(end))
+        report = prepared.wait(left(end))
         if self.state == LOADING:
             # Host memory of our own, which nobody sees: committed there at once.
-            report = prepared.commit(timeout=_left(end))
+            report = prepared.commit(timeout=left(end))
         elif report.mode != "up_to_date":
             staging.prepared = prepared
         staging.report = report
@@ -439,16 +437,16 @@ class EngineReceiver:
             newer = isinstance(staging.asked, int) and (current is None or staging.asked > current.number)
             if not newer:
                 return None
-        found = following.wait(_left(end)).version
+        found = following.wait(left(end)).version
         if self.state == LOADING and staging.asked not in (found.number, found.label):
-            following.commit(timeout=_left(end))  # as the base of what is asked for
+            following.commit(timeout=left(end))  # as the base of what is asked for
             self._following = None
             return None
         if staging.asked is None or staging.asked not in (found.number, found.label):
             return None
         self._following = None
         # It may have been staged before the trainer was started anew.
-        return following if following.still_wanted(staging.asked, timeout=_left(end)) else None
+        return following if following.still_wanted(staging.asked, timeout=left(end)) else None
 
     def _drop_staging(self) -> None:
         staging, self._staging = self._staging, None
@@ -469,14 +467,6 @@ class EngineReceiver:
 def _close_what_connected(connected: concurrent.futures.Future[Receiver]) -> None:
     if not connected.cancelled() and connected.exception() is None:
         connected.result().close()
-
-
-def _end(timeout: float) -> float:
-    return time.monotonic() + min(timeout, _LONGEST_S)
-
-
-def _left(end: float) -> float:
-    return max(0.0, end - time.monotonic())
 
 
 def _shown(version: Version | None) -> str:

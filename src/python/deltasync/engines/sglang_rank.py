@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .._deadlines import left
 from ..agent import read_token
 from ..errors import InvalidArgument
 from .covered import lacks
@@ -247,12 +248,12 @@ class RankUpdates:
                 target.report = None
                 target.staging = None
                 try:
-                    target.staging = target.receiver.prepare(asked, timeout=_left(end))
+                    target.staging = target.receiver.prepare(asked, timeout=left(end))
                 except Exception:
                     if target.role == "target" or not takes_nothing(target.receiver):
                         raise
                     _log.warning("%s takes none of the trainer's tensors, and keeps its own", target.receiver.name)
-            found = [target.staging.wait(_left(end)) for target in self.targets if target.staging is not None]
+            found = [target.staging.wait(left(end)) for target in self.targets if target.staging is not None]
         except Exception as error:
             return Staged(error=words(error))
         if len({(version.epoch, version.number) for version in found}) != 1:
@@ -270,7 +271,7 @@ class RankUpdates:
         try:
             for target in self.targets:
                 if target.staging is not None:
-                    timeout = max(1.0, _left(end))
+                    timeout = max(1.0, left(end))
                     target.report = target.receiver.commit(target.staging, timeout=timeout, verify=verify)
         except Exception as error:
             return words(error)
@@ -299,7 +300,7 @@ class RankUpdates:
             votes = self._ballot()
         except Exception as error:  # without this rank's vote nobody can have a "yes"
             return Verdict(Outcome.NO, words(error) if reason is None else f"{reason}; {words(error)}", doubt)
-        timeout = _left(end) + _MARGIN_S
+        timeout = left(end) + _MARGIN_S
         return votes.decide(
             reason, subject=subject, timeout=timeout, at=f"{self._requests}/{at}", doubt=doubt, lacks=lacking
         )
@@ -350,7 +351,3 @@ def takes_nothing(receiver: EngineReceiver) -> bool:
 
 def words(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-def _left(end: float) -> float:
-    return max(0.0, end - time.monotonic())

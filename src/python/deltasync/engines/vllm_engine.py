@@ -15,6 +15,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from .._deadlines import left
 from ..errors import Aborted, InvalidArgument
 from . import vllm_sleep
 from .covered import lacks
@@ -118,13 +119,13 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
             info = self.parse_update_info(update_info)
             end = time.monotonic() + (self._deadline_s() if info.deadline_ms is None else info.deadline_ms / 1e3)
             receiver = self._active()
-            staging = receiver.prepare(info.version, timeout=_left(end))
-            subject = f"version {staging.wait(_left(end))}"
+            staging = receiver.prepare(info.version, timeout=left(end))
+            subject = f"version {staging.wait(left(end))}"
         except Exception as caught:
             error = caught
         try:
             # Those that are ready sooner wait for the others, whose deadline is the same and may have begun later.
-            self._agree(error, subject, _left(end) + _GRACE_S, NOTHING if receiver is None else self._lacks(receiver))
+            self._agree(error, subject, left(end) + _GRACE_S, NOTHING if receiver is None else self._lacks(receiver))
             assert receiver is not None and staging is not None
             self.last_report = self._commit(receiver, staging, subject, info, end)
             self._updated = True
@@ -172,12 +173,12 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
         error: Exception | None = None
         report: CommitReport | None = None
         try:
-            report = receiver.commit(staging, timeout=_left(end), verify=self._verifies(info))
+            report = receiver.commit(staging, timeout=left(end), verify=self._verifies(info))
         except Exception as caught:
             error = caught
 
         def decide(reason: str | None, what: str, _: str) -> Verdict:
-            return self._ballot().decide(reason, subject=what, timeout=_left(end) + _GRACE_S)
+            return self._ballot().decide(reason, subject=what, timeout=left(end) + _GRACE_S)
 
         ending = conclude([receiver], [] if report is None else [receiver], _words(error), subject, decide)
         if ending is None:
@@ -270,7 +271,3 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
 
 def _words(error: Exception | None) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
-
-
-def _left(end: float) -> float:
-    return max(0.0, end - time.monotonic())
