@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltasync import errors
+from deltasync import Tls, errors
 from deltasync._native import Version
 from deltasync.engines import sglang_rank
 from deltasync.engines.sglang_rank import RankUpdates, Settings, Target, asked_version
@@ -270,6 +270,12 @@ def test_settings_of_environment_and_request(tmp_path: Path) -> None:
     assert Settings.from_environment(environment | {"DELTASYNC_KEEP_DRAFT": "1"}).keep_draft and not settings.keep_draft
     other = settings.with_request({"deltasync": {"ignore": ["mtp.*"], "keep_draft": True}})
     assert other.ignore == ("mtp.*",) and other.keep_draft
+    tls = {"DELTASYNC_TLS_CA": "ca.pem", "DELTASYNC_TLS_CERT": "a.pem", "DELTASYNC_TLS_KEY": "a.key"}
+    assert Settings.from_environment(environment | tls).tls == Tls("a.pem", "a.key", "ca.pem")
+    asked = settings.with_request({"deltasync": {"tls": {"ca": "ca.pem", "name": "x"}}})
+    assert asked.tls == Tls(ca="ca.pem", name="x")
+    with pytest.raises(errors.InvalidArgument, match="manifest.deltasync.tls: there is no option 'file'"):
+        settings.with_request({"deltasync": {"tls": {"file": "ca.pem"}}})
     with pytest.raises(errors.InvalidArgument, match="colour"):
         settings.with_request({"deltasync": {"colour": "red"}})
 

@@ -2,55 +2,80 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
+from typing import Any
 
 import deltasync
 import numpy as np
 import pytest
 from deltasync import errors
+from openssl_certificates import Certificates
 
-
-def openssl(folder: Path, *args: str) -> None:
-    subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
-
-
-def signed(folder: Path, name: str, extensions: str) -> None:
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}")
-    openssl(folder, "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr")
-    (folder / f"{name}.ext").write_text(extensions)
-    sign = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", f"{name}.ext")
-    openssl(folder, "x509", "-req", "-in", f"{name}.csr", *sign, "-out", f"{name}.pem")
+WEIGHTS = {"w": np.arange(100_000, dtype=np.float32)}
 
 
 @pytest.fixture
-def certificates(tmp_path: Path) -> Path:
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=test CA")
-    openssl(tmp_path, "req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem")
-    signed(tmp_path, "agent", "subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
-    signed(tmp_path, "rollout", "basicConstraints=CA:FALSE\n")
-    signed(tmp_path, "other", "basicConstraints=CA:FALSE\n")
-    return tmp_path
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates(tmp_path)
 
 
-def test_certificates_stand_for_a_token(certificates: Path, segment_name: str) -> None:
-    ca = certificates / "ca.pem"
-    agent = deltasync.Tls(certificates / "agent.pem", certificates / "agent.key", ca, allow=("rollout",))
-    weights = {"w": np.arange(100_000, dtype=np.float32)}
-    with deltasync.WeightManager(weights, name=segment_name, tls=agent) as manager:
-        manager.offload(weights, version=1)
+def of_agent(certificates: Certificates, **more: Any) -> dict[str, Any]:
+    cert, key = certificates.sign("agent", "IP:127.0.0.1")
+    return {"cert": cert, "key": key, **more}
 
-        def receiver(tls: deltasync.Tls | None) -> deltasync.Receiver:
-            return deltasync.Receiver(manager.endpoint, tls=tls, timeout=30)
 
-        named = deltasync.Tls(certificates / "rollout.pem", certificates / "rollout.key", ca)
-        with receiver(named) as pulled:
-            pulled.update()
-            assert np.array_equal(dict(pulled.arrays())["w"], weights["w"])
-        with pytest.raises(errors.Unauthenticated, match="--tls-cert"), receiver(deltasync.Tls(ca=ca)) as refused:
-            refused.update()
-        stranger = deltasync.Tls(certificates / "other.pem", certificates / "other.key", ca)
-        with pytest.raises(errors.Unauthenticated, match="--tls-allow"), receiver(stranger) as refused:
-            refused.update()
-        with pytest.raises(errors.Unsupported, match="TLS only"), receiver(None) as refused:
-            refused.update()
+def of_receiver(certificates: Certificates, name: str) -> deltasync.Tls:
+    cert, key = certificates.sign(name)
+    return deltasync.Tls(cert, key, certificates.ca)
+
+
+def update(manager: deltasync.WeightManager, tls: Any) -> None:
+    with deltasync.Receiver(manager.endpoint, tls=tls, timeout=30) as receiver:
+        receiver.update()
+        assert np.array_equal(dict(receiver.arrays())["w"], WEIGHTS["w"])
+
+
+def test_certificates_stand_for_a_token(certificates: Certificates, segment_name: str) -> None:
+    tls = of_agent(certificates, ca=certificates.ca, allow=["rollout"])
+    with deltasync.WeightManager(WEIGHTS, name=segment_name, tls=tls) as manager:
+        manager.offload(WEIGHTS, version=1)
+        update(manager, of_receiver(certificates, "rollout"))
+        with pytest.raises(errors.Unauthenticated, match="--tls-cert"):
+            update(manager, deltasync.Tls(ca=certificates.ca))
+        with pytest.raises(errors.Unauthenticated, match="--tls-allow"):
+            update(manager, of_receiver(certificates, "other"))
+        with pytest.raises(errors.Unsupported, match="TLS only"):
+            update(manager, None)
+
+
+def test_options_may_be_a_mapping_and_one_name_may_stand_alone(certificates: Certificates, segment_name: str) -> None:
+    tls = of_agent(certificates, ca=str(certificates.ca), allow="rollout")
+    with deltasync.WeightManager(WEIGHTS, name=segment_name, tls=tls) as manager:
+        manager.offload(WEIGHTS, version=1)
+        update(manager, of_receiver(certificates, "rollout").as_mapping())
+
+
+def test_what_is_wrong_with_a_certificate_is_said_and_nothing_of_tokens(
+    certificates: Certificates, tmp_path: Path, segment_name: str
+) -> None:
+    other = Certificates(tmp_path, "other")
+    with deltasync.WeightManager(WEIGHTS, name=segment_name, tls=of_agent(certificates)) as manager:
+        manager.offload(WEIGHTS, version=1)
+        for tls, says in (
+            ({"ca": other.ca}, "is not signed by a CA in .*other.pem"),
+            ({"ca": certificates.ca, "name": "other.example"}, "is for 127.0.0.1, not for other.example"),
+        ):
+            with pytest.raises(errors.Unauthenticated, match=says) as caught:
+                update(manager, tls)
+            assert "token" not in str(caught.value)
+        update(manager, {"ca": certificates.ca})
+
+
+def test_a_token_that_is_missing_is_still_said(segment_name: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a secret of many bytes")
+    token.chmod(0o600)
+    with deltasync.WeightManager(WEIGHTS, name=segment_name, token_file=token) as manager:
+        for given in ("", "another secret of many bytes"):
+            with pytest.raises(errors.Unauthenticated, match="token"):
+                deltasync.Receiver(manager.endpoint, token=given, timeout=30)

@@ -22,7 +22,7 @@ from typing import Any
 from . import _native, _programs
 from ._deadlines import seconds
 from .errors import ConnectionFailed, DeadlinePassed, Error, InvalidArgument, NotFound, from_code
-from .tls import Tls
+from .tls import Tls, TlsLike
 
 _log = logging.getLogger("deltasync.agent")
 
@@ -66,7 +66,7 @@ class AgentProcess:
         listen: str = "127.0.0.1:0",
         socket: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
-        tls: Tls | None = None,
+        tls: TlsLike = None,
         shm_dir: str | os.PathLike[str] | None = None,
         args: Iterable[str] = (),
         remove_segment: bool = True,
@@ -77,6 +77,7 @@ class AgentProcess:
         _check_places(listen, token_file, shm_dir)
         if isinstance(args, str):
             raise InvalidArgument(f"agent_args={args!r:.40} is no list of options", 'such as ["--threads", "4"]')
+        tls_args = Tls.of(tls)._of_agent()
         if name is None:
             name = f"deltasync-{self._owner_pid}-{secrets.token_hex(4)}"  # other containers have the same pids
         folder = self._folder = Path(tempfile.mkdtemp(prefix="deltasync-"))  # a forked child's exit leaves it alone
@@ -91,7 +92,7 @@ class AgentProcess:
             *("--ready-file", str(self._ready_file)),
             *("--end-with", str(self._owner_pid)),
             *(("--token-file", str(token_file)) if token_file else ()),
-            *(tls._of_agent() if tls else ()),
+            *tls_args,
             *(("--shm-dir", str(shm_dir)) if shm_dir else ()),
             *(("--remove-segment-on-exit",) if remove_segment else ()),
             *map(str, args),

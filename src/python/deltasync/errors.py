@@ -142,7 +142,6 @@ class ProtocolError(Error, ConnectionError):
 
 class Unauthenticated(Error, PermissionError):
     code = "unauthenticated"
-    remedy = "agent and receiver need the same token"
 
 
 class AlreadyExists(Error, FileExistsError):

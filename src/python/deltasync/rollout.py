@@ -40,7 +40,7 @@ from .errors import (
 from .layouts import module_memory
 from .places import check_module_places, plan_of_module
 from .prepared import LAST_WORDS_S, Lag, Pause, Prepared, PullReport, RepairReport
-from .tls import Tls
+from .tls import Tls, TlsLike
 
 _log = logging.getLogger("deltasync.rollout")
 
@@ -72,8 +72,8 @@ class Receiver:
       ``directory``  HF model directories, and the symlink ``current`` to the committed one.
       nothing     host memory: see :meth:`tensors` and :meth:`arrays`.
 
-    ``token``, or a ``token_file``, is the secret shared with the agent; with ``tls`` (a :class:`Tls`) the connections
-    are encrypted, and the agent proves by its certificate who it is.
+    ``token``, or a ``token_file``, is the secret shared with the agent; with ``tls`` (a :class:`Tls`, or a mapping) the
+    connections are encrypted, and the agent proves by its certificate who it is.
 
     ``background``: a thread pulls every newer version from the start, verified and staged, so that :meth:`commit` has
     it at once; failures that may pass are logged, and it tries again. Without it a pull begins with :meth:`prepare` or
@@ -101,7 +101,7 @@ class Receiver:
         live: bool = False,
         token: str = "",
         token_file: str | os.PathLike[str] | None = None,
-        tls: Tls | None = None,
+        tls: TlsLike = None,
         background: bool = False,
         streams: int = 4,
         threads: int = 0,
@@ -130,7 +130,7 @@ class Receiver:
             "full_over_live": full_over_live,
             "attest_commits": attest_commits,
             "link_gbps": link_gbps,
-            "tls": (tls or Tls())._of_receiver(),
+            "tls": Tls.of(tls)._of_receiver(),
             "on_older_epoch": on_older_epoch,
             "name": name or f"receiver-{os.getpid()}",
         }

@@ -22,7 +22,7 @@ from .agent import AgentProcess
 from .errors import InvalidArgument, NotFound
 from .hf import ignores_checkpoint_tensor
 from .layouts import as_pair, layout_of
-from .tls import Tls
+from .tls import TlsLike
 
 _log = logging.getLogger("deltasync.trainer")
 
@@ -71,7 +71,7 @@ class WeightManager:
         listen: str = "127.0.0.1:0",
         agent: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
-        tls: Tls | None = None,
+        tls: TlsLike = None,
         shm_dir: str | os.PathLike[str] | None = None,
         agent_args: Iterable[str] = (),
         process_group: Any = None,

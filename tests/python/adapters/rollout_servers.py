@@ -63,7 +63,7 @@ class RolloutServer:
             self.paused = False
         elif path == "/init_weight_transfer_engine":
             info = given["init_info"]
-            self.receiver = deltasync.Receiver(info["agent"], token_file=info.get("token_file"))
+            self.receiver = deltasync.Receiver(info["agent"], token_file=info.get("token_file"), tls=info.get("tls"))
         elif path == "/update_weights":
             assert self.paused and self.receiver is not None
             info = given["update_info"]

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deltasync import errors
+from deltasync import Tls, errors
+from deltasync.adapters.publisher import Publisher
 from deltasync.adapters.servers import Http, SglangServer, StaleCache, VllmServer
 from deltasync.adapters.trl import WeightTransfer
+from openssl_certificates import Certificates
 from rollout_servers import RolloutServer
 
 torch = pytest.importorskip("torch")
@@ -165,6 +167,42 @@ def test_names_that_need_not_match_go_to_the_plug_ins(server: RolloutServer, seg
     sglang.update(7, 30)
     given = dict(server.calls)["/update_weights_from_disk"]["manifest"]["deltasync"]
     assert given == {"endpoints": ["10.0.0.1:7070"], "ignore": ["mtp.*"], "timeout": 30}
+
+
+def test_weights_cross_in_tls_with_files_of_the_servers_host(
+    server: RolloutServer, segment_name: str, tmp_path: Path
+) -> None:
+    certificates = Certificates(tmp_path)
+    cert, key = certificates.sign("agent", "IP:127.0.0.1")
+    own_cert, own_key = certificates.sign("rollout")
+    of_server = {"ca": str(certificates.ca), "cert": str(own_cert), "key": str(own_key)}
+    transfer = WeightTransfer(
+        VllmServer(server.url, tls=of_server),
+        timeout=60,
+        name=segment_name,
+        tls={"cert": cert, "key": key, "ca": certificates.ca, "allow": ["rollout"]},
+    )
+    transfer.init_weight_transfer()
+    transfer.send_weights(stream(model()))
+    transfer.resume()
+    assert_serves(server, model())
+    assert dict(server.calls)["/init_weight_transfer_engine"]["init_info"]["tls"] == of_server
+    transfer.destroy()
+    sglang = SglangServer(server.url, tls=Tls(ca=certificates.ca))
+    sglang.connect({"endpoints": ["10.0.0.1:7070"]}, 30)
+    sglang.update(7, 30)
+    given = dict(server.calls)["/update_weights_from_disk"]["manifest"]["deltasync"]
+    assert given == {"endpoints": ["10.0.0.1:7070"], "tls": {"ca": str(certificates.ca)}, "timeout": 30}
+    with pytest.raises(errors.InvalidArgument, match="tls='ca.pem'"):
+        VllmServer(server.url, tls="ca.pem")
+
+
+def test_with_a_ca_no_token_is_made_beyond_loopback(segment_name: str, tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    cert, key = certificates.sign("agent", "IP:127.0.0.1")
+    publisher = Publisher(host="0.0.0.0", name=segment_name, tls={"cert": cert, "key": key, "ca": certificates.ca})
+    assert publisher.token == ""
+    publisher.close()
 
 
 def test_deadlines_and_absent_servers_are_named() -> None:

@@ -23,6 +23,7 @@ if importlib.util.find_spec("sglang") is None:
 import sglang_model  # noqa: E402, F401 (defines what transformers imports by way of torchvision)
 import torch  # noqa: E402
 from checkpoints import transformers_state_dict, without_expert  # noqa: E402
+from openssl_certificates import Certificates  # noqa: E402
 from sglang_versions import weights  # noqa: E402
 from vllm_replica import write_dist_info  # noqa: E402
 
@@ -114,13 +115,15 @@ def start(segment_name: str, tmp_path: Path) -> Iterator[Start]:
         environment: bool = True,
         timeout: float = 60,
         published: dict[str, Any] | None = None,
+        tls: dict[str, Any] | None = None,
+        more: dict[str, str] | None = None,
     ) -> tuple[deltasync.WeightManager, Replica]:
         first = weights(model, 1) if published is None else published
-        manager = deltasync.WeightManager(first, name=segment_name)
+        manager = deltasync.WeightManager(first, name=segment_name, tls=tls)
         made.append(manager)
         manager.offload(first)
         path = os.pathsep.join([str(tmp_path), str(HERE), *sys.path])
-        variables = {"DELTASYNC_TIMEOUT": str(timeout), "PYTHONPATH": path}
+        variables = {"DELTASYNC_TIMEOUT": str(timeout), "PYTHONPATH": path} | (more or {})
         if environment:
             variables["DELTASYNC_ENDPOINTS"] = manager.endpoint
         replica = Replica(model, ranks, variables, *options)
@@ -247,6 +250,20 @@ def test_sglang_over_its_http_application_with_endpoints_in_the_request(start: S
     manager.offload(weights("qwen3", 2))
     (answer,) = replica.ask("http", body=body | {"weight_version": "2"})
     assert answer["status"] == 200
+    replica.assert_serves(2)
+
+
+def test_sglang_with_certificates_pulls_over_tls(start: Start, tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    agent, rank = certificates.sign("agent", "IP:127.0.0.1"), certificates.sign("rank")
+    environment = {"CA": certificates.ca, "CERT": rank[0], "KEY": rank[1]}
+    manager, replica = start(
+        tls={"cert": agent[0], "key": agent[1], "ca": certificates.ca},
+        more={f"DELTASYNC_TLS_{part}": str(file) for part, file in environment.items()},
+    )
+    replica.update(1)
+    manager.offload(weights("qwen3", 2))
+    replica.update(2)
     replica.assert_serves(2)
 
 

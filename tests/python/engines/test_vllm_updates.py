@@ -8,17 +8,18 @@ torch = pytest.importorskip("torch")
 
 from checkpoints import shapes, transformers_state_dict, without_expert  # noqa: E402
 from engine_support import change, first_version  # noqa: E402
+from openssl_certificates import Certificates  # noqa: E402
 from vllm_replica import RankFailed, Replica, needs_vllm  # noqa: E402
 
 DELTAS = 20
 
 
 class Setup:
-    def __init__(self, name, folder, model, ranks, stages=1, edit=lambda weights: weights):
+    def __init__(self, name, folder, model, ranks, stages=1, edit=lambda weights: weights, tls=None):
         needs_vllm()
         self.name, self.before = name, 0
         self.weights = edit(first_version(shapes(model)))
-        self.manager = deltasync.WeightManager(self.weights, name=name)
+        self.manager = deltasync.WeightManager(self.weights, name=name, tls=tls)
         self.number = 0
         self.publish()
         self.replica = Replica(folder, model, ranks, stages)
@@ -98,6 +99,17 @@ def test_every_version_is_what_vllms_own_loader_makes_of_it(start, model, ranks)
         assert state["addresses"] == before and state["meta"] == []
     for found in setup.replica.do("compare", DELTAS + 1):
         assert found == {str(number): [] for number in range(1, DELTAS + 2)}
+
+
+def test_ranks_with_certificates_pull_over_tls(start, tmp_path):
+    certificates = Certificates(tmp_path)
+    agent, rank = certificates.sign("agent", "IP:127.0.0.1"), certificates.sign("rank")
+    setup = start(ranks=2, tls={"cert": agent[0], "key": agent[1], "ca": certificates.ca})
+    with pytest.raises(RankFailed, match="--tls-ca"):
+        setup.init(deadline_ms=20_000)
+    setup.init(tls={"ca": str(certificates.ca), "cert": str(rank[0]), "key": str(rank[1])})
+    setup.reach(3)
+    assert setup.versions() == [3, 3]
 
 
 def test_names_with_a_wrappers_prefix_end_the_init(start):

@@ -13,6 +13,7 @@ from .._arrays import is_torch_tensor
 from .._reports import OffloadReport
 from ..agent import AgentProcess, read_token
 from ..errors import InvalidArgument
+from ..tls import Tls, TlsLike
 from ..trainer import WeightManager
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -27,7 +28,8 @@ class Publisher:
     ``hf``: a model directory that what is published must agree with, as in :class:`WeightManager`.
 
     ``host``: the address that the agent listens on, and that receivers are told. Beyond loopback the agent wants a
-    token; one is made (:attr:`token`) unless there is a ``token_file``. ``port`` 0: a free one.
+    token; one is made (:attr:`token`) unless there is a ``token_file``, or ``tls`` (a :class:`~deltasync.Tls`, or a
+    mapping) with a CA, whose certificates stand for it. ``port`` 0: a free one.
 
     Not thread-safe.
     """
@@ -44,6 +46,7 @@ class Publisher:
         host: str = "127.0.0.1",
         port: int = 0,
         token_file: str | os.PathLike[str] | None = None,
+        tls: TlsLike = None,
         shm_dir: str | os.PathLike[str] | None = None,
         timeout: float = 60.0,
     ) -> None:
@@ -59,7 +62,7 @@ class Publisher:
         self.token = ""
         if token_file is not None:
             self.token = read_token(token_file)
-        elif host not in _LOOPBACK:
+        elif host not in _LOOPBACK and not Tls.of(tls).ca:
             self._folder = tempfile.TemporaryDirectory(prefix="deltasync-token-")
             self.token = secrets.token_hex(32)
             token_file = Path(self._folder.name) / "token"
@@ -70,6 +73,7 @@ class Publisher:
             name,
             listen=f"{host}:{port}",
             token_file=token_file,
+            tls=tls,
             shm_dir=shm_dir,
             timeout=timeout,
         )

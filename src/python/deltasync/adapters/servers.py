@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from .._deadlines import left
 from ..coverage import Ignore
 from ..errors import ConnectionFailed, DeadlinePassed, Error, InternalError, InvalidArgument, NotFound, from_code
+from ..tls import Tls, TlsLike
 
 _LOOK_S = 0.25
 #: A server's answer after its own deadline.
@@ -53,6 +54,7 @@ class VllmServer:
 
     ``pause_mode`` keep: running requests are frozen, their KV is dropped and computed anew with the new weights.
     ``token_file``: the agent's token as a file on the server's host; vLLM's routes are not the place to send it.
+    ``tls``: a :class:`~deltasync.Tls` or a mapping, of files on the server's host.
     ``verify``: every rank reads its live memory back before an update succeeds. ``ignore``: patterns of names that need
     not match (docs/engines.md)."""
 
@@ -61,6 +63,7 @@ class VllmServer:
         url: str,
         *,
         token_file: str = "",
+        tls: TlsLike = None,
         pause_mode: str = "keep",
         verify: bool = True,
         ignore: Sequence[str] = (),
@@ -68,13 +71,14 @@ class VllmServer:
     ) -> None:
         self.http = Http(url, api_key)
         self.token_file = token_file
+        self.tls = Tls.of(tls).as_mapping()
         self.pause_mode = pause_mode
         self.verify = verify
         self.ignore = list(Ignore(ignore).patterns)
 
     def connect(self, info: Mapping[str, Any], timeout: float) -> None:
         end = time.monotonic() + timeout
-        given: dict[str, Any] = {"agent": list(info["endpoints"])} | _if_any(ignore=self.ignore)
+        given: dict[str, Any] = {"agent": list(info["endpoints"])} | _if_any(ignore=self.ignore, tls=self.tls)
         if self.token_file:
             given["token_file"] = self.token_file
         elif info.get("token"):
@@ -111,7 +115,8 @@ class SglangServer:
     """``python -m sglang.launch_server`` with deltasync installed beside it.
 
     ``pause_mode`` retract: running requests go back to the queue and compute their KV anew. ``model_path`` is what the
-    server was started with; it is asked for it by default. ``ignore``: patterns of names that need not match
+    server was started with; it is asked for it by default. ``tls``: a :class:`~deltasync.Tls` or a mapping, of files on
+    the server's host. ``ignore``: patterns of names that need not match
     (docs/engines_sglang.md)."""
 
     def __init__(
@@ -120,18 +125,20 @@ class SglangServer:
         *,
         pause_mode: str = "retract",
         model_path: str = "",
+        tls: TlsLike = None,
         ignore: Sequence[str] = (),
         api_key: str = "",
     ) -> None:
         self.http = Http(url, api_key)
         self.pause_mode = pause_mode
         self.model_path = model_path
+        self.tls = Tls.of(tls).as_mapping()
         self.ignore = list(Ignore(ignore).patterns)
         self._info: dict[str, Any] = {}
 
     def connect(self, info: Mapping[str, Any], timeout: float) -> None:
         end = time.monotonic() + timeout
-        self._info = dict(info) | _if_any(ignore=self.ignore)  # goes with each update
+        self._info = dict(info) | _if_any(ignore=self.ignore, tls=self.tls)  # goes with each update
         self.http.wait_healthy(timeout)
         if not self.model_path:
             self.model_path = self.http.get("/model_info", timeout=left(end))["model_path"]

@@ -35,7 +35,7 @@ class WeightTransfer:
     ``server``: one :class:`~deltasync.adapters.servers.Server` or several (VllmServer, SglangServer, or your own object
     with its four methods). ``timeout`` in seconds: of one whole synchronisation, and of the connection at the start.
     ``early_pause``: pause when trl says so, and not only for the commit. Further options are
-    :class:`~deltasync.adapters.publisher.Publisher`'s: ``model``, ``host``, ``token_file``, ...
+    :class:`~deltasync.adapters.publisher.Publisher`'s: ``model``, ``host``, ``token_file``, ``tls``, ...
 
     A failed :meth:`send_weights` raises; the server then goes on with the version before, and so may the trainer.
     """

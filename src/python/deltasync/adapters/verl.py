@@ -28,6 +28,7 @@ from .._deadlines import left
 from .._native import Version
 from ..errors import InternalError, InvalidArgument
 from ..rollout import Receiver
+from ..tls import TlsLike
 from .publisher import Publisher
 
 
@@ -37,8 +38,10 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     ``model``: a HF model directory, for the layout; without it the first version's tensors say it (a host copy of all
     of them, once). ``dtype``: floating tensors are cast to it ("bfloat16"). ``host``: where the agent listens; by
-    default this node's address in Ray. ``token_file``: by default a token is made. ``device``: where rollout workers
-    put a tensor before they hand it on; by default the host. ``timeout``: of one step's transfer, in seconds.
+    default this node's address in Ray. ``token_file``: by default a token is made. ``tls``: files (``cert``, ``key``,
+    ``ca``, ...) that every worker's host has, each its own; ``receiver_tls``: other ones on rollout workers.
+    ``device``: where rollout workers put a tensor before they hand it on; by default the host. ``timeout``: of one
+    step's transfer, in seconds.
     ``bucket_size`` is not used: nothing is sent in buckets.
     """
 
@@ -53,6 +56,8 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         dtype: str | None = None,
         host: str | None = None,
         token_file: str | None = None,
+        tls: TlsLike = None,
+        receiver_tls: TlsLike = None,
         device: str | None = None,
         timeout: float = 600.0,
         **receiver: Any,
@@ -64,10 +69,11 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             "model": model,
             "dtype": dtype,
             "token_file": token_file,
+            "tls": tls,
             "timeout": timeout,
         }
         self._host = host
-        self._receiver_options = receiver
+        self._receiver_options = receiver | {"tls": tls if receiver_tls is None else receiver_tls}
         self._publisher: Publisher | None = None
         self._receiver: Receiver | None = None
         self._sender: dict[str, Any] | None = None

@@ -19,6 +19,7 @@ from typing import Any
 from .._deadlines import left
 from ..agent import read_token
 from ..errors import InvalidArgument
+from ..tls import Tls
 from .covered import lacks
 from .ending import REMEDY, conclude, doubts
 from .session import CONNECTING, CommitReport, EngineReceiver, Staging
@@ -36,9 +37,10 @@ _START_S = 5.0
 @dataclass(frozen=True)
 class Settings:
     """From the environment (``DELTASYNC_ENDPOINTS``: HOST:PORT[,HOST:PORT...], ``DELTASYNC_TOKEN_FILE`` or
-    ``DELTASYNC_TOKEN``, ``DELTASYNC_TIMEOUT`` in seconds, ``DELTASYNC_VERIFY=0``, ``DELTASYNC_IGNORE``: patterns with
-    commas between them, ``DELTASYNC_KEEP_DRAFT=1``), or a request's ``{"manifest": {"deltasync": {"endpoints": [...],
-    "token": "...", "timeout": 60, "verify": false, "ignore": [...], "keep_draft": true}}}``."""
+    ``DELTASYNC_TOKEN``, ``DELTASYNC_TLS_CA``, ``_CERT``, ``_KEY`` and ``_NAME``, ``DELTASYNC_TIMEOUT`` in seconds,
+    ``DELTASYNC_VERIFY=0``, ``DELTASYNC_IGNORE``: patterns with commas between them, ``DELTASYNC_KEEP_DRAFT=1``), or a
+    request's ``{"manifest": {"deltasync": {"endpoints": [...], "token": "...", "tls": {"ca": ..., "cert": ..., "key":
+    ..., "name": ...}, "timeout": 60, "verify": false, "ignore": [...], "keep_draft": true}}}``."""
 
     endpoints: tuple[str, ...] = ()
     token: str = ""
@@ -49,6 +51,8 @@ class Settings:
     ignore: tuple[str, ...] = ()
     #: Whether draft models keep the weights that they were started with.
     keep_draft: bool = False
+    #: Files on this host.
+    tls: Tls = Tls()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -62,6 +66,9 @@ class Settings:
             environment.get("DELTASYNC_VERIFY", "") != "0",
             tuple(part.strip() for part in environment.get("DELTASYNC_IGNORE", "").split(",") if part.strip()),
             environment.get("DELTASYNC_KEEP_DRAFT", "") == "1",
+            Tls.of(
+                {part: environment.get(f"DELTASYNC_TLS_{part.upper()}", "") for part in ("cert", "key", "ca", "name")}
+            ),
         )
 
     def with_request(self, manifest: Mapping[str, Any] | None) -> Settings:
@@ -79,6 +86,8 @@ class Settings:
         for option in ("endpoints", "ignore"):
             if option in given:
                 given[option] = tuple(given[option])
+        if "tls" in given:
+            given["tls"] = Tls.of(given["tls"], "manifest.deltasync.tls")
         return replace(self, **given)
 
 
@@ -86,6 +95,7 @@ _GOOD: dict[str, Callable[[Any], bool]] = {
     "endpoints": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
     "ignore": lambda value: isinstance(value, list) and all(isinstance(one, str) and one for one in value),
     "keep_draft": lambda value: isinstance(value, bool),
+    "tls": lambda value: isinstance(value, Mapping),
     "token": lambda value: isinstance(value, str),
     "timeout": lambda value: isinstance(value, (int, float)) and type(value) is not bool and 0 < value < 1e6,
     "verify": lambda value: isinstance(value, bool),
@@ -142,6 +152,7 @@ class RankUpdates:
                 name=name,
                 timeout=self.settings.timeout,
                 token=self.settings.token,
+                tls=self.settings.tls,
                 ignore=self.settings.ignore,
                 shared=len(runners) > 1 or self._has_peers(),
             )

@@ -40,6 +40,8 @@ class DeltasyncInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     deadline_ms: int = 300_000
     #: File with the token that agent and receiver share, on this worker's host.
     token_file: str | None = None
+    #: Files of TLS on this worker's host: ``{"ca": ..., "cert": ..., "key": ..., "name": ...}``; see deltasync.Tls.
+    tls: dict[str, Any] | None = None
     #: The agent of a draft model that is published apart; without it the draft is in the same checkpoint.
     draft_agent: str | list[str] | None = None
     #: Of updates that do not say: see DeltasyncUpdateInfo.
@@ -217,6 +219,7 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
             name=f"vllm-dp{parallel.data_parallel_index}-rank{parallel.rank}{suffix}",
             timeout=info.deadline_ms / 1e3,
             token_file=info.token_file,
+            tls=info.tls,
             streams=info.streams,
             threads=info.threads,
         )

@@ -1,0 +1,45 @@
+"""A CA, and certificates that it signs, made by the openssl command as docs/security.md says."""
+
+import pathlib
+import subprocess
+
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+def openssl(folder, *args):
+    subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
+
+
+class Certificates:
+    """In `folder`: NAME.pem and NAME.key of each name. `ca` is another name for another CA."""
+
+    def __init__(self, folder, ca="ca"):
+        self.folder = pathlib.Path(folder)
+        self._ca = ca
+        openssl(self.folder, "req", "-x509", *NEW_KEY, "-days", "2", "-subj", f"/CN=test {ca}", "-keyout", f"{ca}.key",
+                "-out", f"{ca}.pem")
+
+    @property
+    def ca(self):
+        return self.folder / f"{self._ca}.pem"
+
+    def sign(self, name, names="", days=2):
+        """`names`: of a server, such as "DNS:agent.example,IP:127.0.0.1". Returns the two files."""
+        openssl(self.folder, "req", *NEW_KEY, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        extensions = "basicConstraints=CA:FALSE\n" + (f"subjectAltName={names}\n" if names else "")
+        (self.folder / f"{name}.ext").write_text(extensions)
+        openssl(self.folder, "x509", "-req", "-in", f"{name}.csr", "-CA", f"{self._ca}.pem", "-CAkey", f"{self._ca}.key",
+                "-CAcreateserial", "-days", str(days), "-extfile", f"{name}.ext", "-out", f"{name}.pem")
+        return self.folder / f"{name}.pem", self.folder / f"{name}.key"
+
+    def server_options(self, name="agent"):
+        """--tls-cert and --tls-key of a server at 127.0.0.1."""
+        cert, key = self.sign(name, "DNS:localhost,IP:127.0.0.1")
+        return "--tls-cert", cert, "--tls-key", key
+
+    def client_options(self, name=None):
+        """--tls-ca, and with a name a certificate of one's own."""
+        if name is None:
+            return "--tls-ca", self.ca
+        cert, key = self.sign(name)
+        return "--tls-ca", self.ca, "--tls-cert", cert, "--tls-key", key
