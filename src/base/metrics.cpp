@@ -1,6 +1,7 @@
 #include "base/metrics.hpp"
 
 #include <dirent.h>
+#include <malloc.h>
 #include <prometheus/text_serializer.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -123,6 +124,10 @@ std::vector<prometheus::MetricFamily> of_process() {
                               MetricType::Gauge, std::stod(stat[kResident]) * page));
     families.push_back(single("process_virtual_memory_bytes", "Addresses that are mapped.", MetricType::Gauge,
                               std::stod(stat[kVirtual])));
+    // Tells a leak from memory that the allocator keeps: that grows in steps, this does not.
+    const struct mallinfo2 heap = ::mallinfo2();
+    families.push_back(single("process_heap_bytes", "Memory that the program has allocated and not freed.",
+                              MetricType::Gauge, static_cast<double>(heap.uordblks + heap.hblkhd)));
     families.push_back(single("process_threads", "Threads now.", MetricType::Gauge, std::stod(stat[kThreads])));
     families.push_back(single("process_start_time_seconds", "When the process started, since 1970.", MetricType::Gauge,
                               boot_time_s() + std::stod(stat[kStart]) / ticks));

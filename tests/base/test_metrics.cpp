@@ -68,6 +68,13 @@ TEST(Metrics, OfTheProcess) {
   EXPECT_NE(text.find("deltasync_build_info{version=\"" DELTASYNC_VERSION "\""), std::string::npos) << text;
   EXPECT_GT(value_of(text, "process_resident_memory_bytes"), 1e6);
   EXPECT_GT(value_of(text, "process_virtual_memory_bytes"), value_of(text, "process_resident_memory_bytes"));
+#ifdef DELTASYNC_SANITIZED
+  EXPECT_GE(value_of(text, "process_heap_bytes"), 0);  // the sanitizer's allocator does not count
+#else
+  const double heap = value_of(text, "process_heap_bytes");
+  const std::vector<char> more(100'000, 'x');
+  EXPECT_GE(value_of(to_text({of_process()}), "process_heap_bytes"), heap + 90'000) << more.back();
+#endif
   EXPECT_GE(value_of(text, "process_cpu_seconds_total"), 0);
   EXPECT_GE(value_of(text, "process_open_fds"), 3);
   EXPECT_GT(value_of(text, "process_max_fds"), value_of(text, "process_open_fds"));

@@ -2,7 +2,9 @@
 
     python3 tests/chaos/soak.py [--versions 100000] [--report FILE]
 
-Prints for each process how its memory grows, as a straight line through the second half of the run."""
+Prints for each process how its memory grows, as a straight line through the second half of the run. Of a process with a
+metrics page that is what it has allocated and not freed: what is resident grows in ever rarer steps, as the allocator's
+pools reach the largest use that they will ever have. Of the others it is what is resident."""
 
 from __future__ import annotations
 
@@ -13,28 +15,37 @@ import shutil
 import sys
 import tempfile
 import time
+import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from chaos import Run
+from chaos import Run, free_port
 from chaos_model import SMALL_VARIANT, VARIANTS
 from processes import Process
 
 BURST = 200  # versions between two looks at the trainer
 GROWTH_MAX = 1.0  # KiB of memory over 10,000 versions, of what a fit can tell
 
+POINTS = 20  # of memory over time, in the report
+
 
 class Sample(NamedTuple):
     versions: int
     rss_kib: int
     descriptors: int
+    heap_kib: float | None  # allocated and not freed
 
 
-def look(pid: int, versions: int) -> Sample:
+def look(pid: int, versions: int, page: int | None) -> Sample:
     status = Path(f"/proc/{pid}/status").read_text()
     rss = int(status.split("RssAnon:")[1].split()[0])
-    return Sample(versions, rss, len(list(Path(f"/proc/{pid}/fd").iterdir())))
+    heap = None
+    if page is not None:
+        text = urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=30).read().decode()
+        heap = float(text.split("\nprocess_heap_bytes ")[1].split()[0]) / 1024
+    return Sample(versions, rss, len(list(Path(f"/proc/{pid}/fd").iterdir())), heap)
 
 
 def size_of(path: Path) -> int:
@@ -46,10 +57,10 @@ def size_of(path: Path) -> int:
 
 
 def growth(samples: list[Sample]) -> tuple[float, float]:
-    """KiB of private memory over 10,000 versions in the second half, and its standard error."""
+    """KiB over 10,000 versions in the second half, and its standard error."""
     half = samples[len(samples) // 2 :]
     x = np.array([s.versions for s in half], float) / 10_000
-    y = np.array([s.rss_kib for s in half], float)
+    y = np.array([s.rss_kib if s.heap_kib is None else s.heap_kib for s in half], float)
     slope, cut = np.polyfit(x, y, 1)
     left = y - (slope * x + cut)
     error = float(np.sqrt(left.var() / max(len(x), 1)) / max(x.std(), 1e-9))
@@ -64,6 +75,19 @@ class Soak:
         self.folder = folder
         self.samples: dict[str, list[Sample]] = {}
         self.shm: list[int] = []
+        self.pages: dict[str, int] = {}
+
+    def serve_pages(self) -> None:
+        for name, process in self.run.processes.items():
+            command = process.command()
+            if not command[0].startswith(str(self.run.bin / "deltasync")):
+                continue
+            page = self.pages[name] = free_port()
+            if "--http" in command:
+                command[command.index("--http") + 1] = f"127.0.0.1:{page}"
+            else:
+                command += ["--http", f"127.0.0.1:{page}"]
+            process.command = partial(list, command)
 
     async def train(self, trainer: Process) -> None:
         run = self.run
@@ -82,7 +106,7 @@ class Soak:
     def sample(self, versions: int) -> None:
         for name, process in self.run.processes.items():
             if process.child is not None:
-                self.samples.setdefault(name, []).append(look(process.child.pid, versions))
+                self.samples.setdefault(name, []).append(look(process.child.pid, versions, self.pages.get(name)))
         self.shm.append(sum(map(size_of, self.folder.glob("shm-*/*"))))
 
     async def all(self) -> dict[str, object]:
@@ -92,6 +116,7 @@ class Soak:
         await run.slow.start()
         run.cast(ranks=1)
         del run.processes["slow link"]
+        self.serve_pages()
         began = time.monotonic()
         try:
             for process in run.processes.values():
@@ -107,7 +132,8 @@ class Soak:
             report[name] = {
                 "kib_per_10000": round(slope, 2),
                 "standard_error": round(error, 2),
-                "rss_kib": [samples[0].rss_kib, samples[len(samples) // 2].rss_kib, samples[-1].rss_kib],
+                "rss_kib": [s.rss_kib for s in samples[:: max(1, len(samples) // POINTS)]] + [samples[-1].rss_kib],
+                "heap_kib": [round(s.heap_kib) for s in samples[:: max(1, len(samples) // POINTS)] if s.heap_kib],
                 "descriptors": [samples[len(samples) // 2].descriptors, samples[-1].descriptors],
             }
         report["shm_bytes"] = [self.shm[len(self.shm) // 2], self.shm[-1]]
@@ -127,7 +153,7 @@ def main() -> int:
         report = asyncio.run(Soak(args, folder).all())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    text = json.dumps(report, indent=2)
+    text = "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in report.items()) + "\n}"
     print(text)
     if args.report:
         args.report.write_text(text + "\n")
