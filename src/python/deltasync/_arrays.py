@@ -16,7 +16,8 @@ import numpy as np
 
 from .errors import InvalidArgument, Unsupported
 
-#: safetensors' name of each dtype by the name that torch, numpy and ml_dtypes have for it.
+#: The dtypes that a layout may have (docs/layout_format.md): safetensors' name of each by the name that torch, numpy
+#: and ml_dtypes have for it.
 DTYPES: dict[str, str] = {
     "float64": "F64",
     "float32": "F32",
@@ -78,6 +79,16 @@ def dtype_name(dtype: Any, what: str = "dtype") -> str:
     found = DTYPES.get(text.removeprefix("torch."))
     if found is None:
         raise Unsupported(f"{what}: {dtype} is no dtype that safetensors files have; cast it first")
+    return found
+
+
+def torch_dtype(name: str) -> Any:
+    """torch's dtype of one of safetensors' names; imports torch. Unsupported: that release of torch has none."""
+    import torch
+
+    found = getattr(torch, NAMES[name], None)
+    if found is None:
+        raise Unsupported(f"{name}: torch {torch.__version__} has no {NAMES[name]}", "a later release of torch has it")
     return found
 
 

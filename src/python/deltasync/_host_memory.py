@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._arrays import NAMES, memory_shape
+from ._arrays import NAMES, memory_shape, torch_dtype
 from ._native import Layout, Placement, PlacementPlan
 
 
@@ -38,7 +38,7 @@ class HostMemory:
         import torch
 
         for tensor, raw in self._tensors(writeable=True):
-            dtype = getattr(torch, NAMES[tensor.dtype])
+            dtype = torch_dtype(tensor.dtype)
             shape = memory_shape(tensor.shape, tensor.dtype)
             if raw.size == 0:
                 yield tensor.name, torch.empty(shape, dtype=dtype)

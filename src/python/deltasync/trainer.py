@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ._arrays import COMPUTED, NAMES, Array, check_tensor, describe, is_torch_tensor, memory_shape
+from ._arrays import COMPUTED, NAMES, Array, check_tensor, describe, is_torch_tensor, memory_shape, torch_dtype
 from ._checkpoints import check_checkpoint
 from ._deadlines import end_of, left, seconds
 from ._group import Group
@@ -387,9 +387,7 @@ def _cast(tensor: Any, name: str, have: str, want: str) -> Any:
     if have not in COMPUTED or want not in COMPUTED:
         raise InvalidArgument(f"{name}: its dtype is {have}, the layout's {want}", _OWN_TENSORS)
     if is_torch_tensor(tensor):
-        import torch
-
-        return tensor.detach().to(getattr(torch, NAMES[want]))
+        return tensor.detach().to(torch_dtype(want))
     try:
         return tensor.astype(NAMES[want])
     except TypeError as error:

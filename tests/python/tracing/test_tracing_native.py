@@ -7,6 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import deltasync  # noqa: E402
+from deltasync import _arrays  # noqa: E402
+from deltasync.engines.placed import plan_of  # noqa: E402
+from deltasync.layouts import spec_of  # noqa: E402
 from deltasync.tracing import placement_plan, trace, whole_leaves  # noqa: E402
 from test_tracing_loaders import HEAD, HIDDEN, Experts, Loader, Mlp, Qkv, Tied, Views, Vocabulary  # noqa: E402
 from test_tracing_random import DTYPES, Model  # noqa: E402
@@ -41,17 +44,11 @@ CASES = {
 
 def placement(found):
     layout, _ = deltasync.layout_of(
-        [deltasync.TensorSpec(s.name, deltasync_dtype(s.dtype), list(s.shape)) for s in found.specs]
+        [spec_of(s.name, torch.empty(s.shape, dtype=s.dtype, device="meta")) for s in found.specs]
     )
     return deltasync.Placement.build(
         layout, placement_plan(found, ignore=[*found.unplaced, *found.unfilled], reloads=True)
     )
-
-
-def deltasync_dtype(dtype):
-    from deltasync.tracing.specs import DTYPES
-
-    return next(name for name, known in DTYPES.items() if known == dtype)
 
 
 def placed_bytes(found):
@@ -76,3 +73,44 @@ def test_random_chains(seed):
     model = Model(rng, hf(shapes, seed))
     found = trace(model, model.load_weights, specs_of(hf(shapes, seed)))
     assert placement(found).placed_bytes == placed_bytes(found)
+
+
+class EveryDtype(Loader):
+    """Keeps each tensor by halves, in one parameter where they are exchanged."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        for name, tensor in tensors.items():
+            setattr(self, name, parameter(*tensor.shape, dtype=tensor.dtype))
+
+    def load(self, name, weight):
+        kept = getattr(self, name).data
+        kept[:2].copy_(weight[2:])
+        kept[2:].copy_(weight[:2])
+
+
+def bits(tensor):
+    return bytes(tensor.detach().contiguous().view(torch.uint8).flatten().tolist())
+
+
+def test_every_dtype_of_a_layout_is_traced_placed_and_handed_to_loaders(segment_name):
+    tensors = hf({f"of_{name}": (getattr(torch, name), (4, 6)) for name in _arrays.DTYPES}, seed=5)
+    model, expected = EveryDtype(tensors), EveryDtype(tensors)
+    expected.load_weights(list(tensors.items()))
+    with deltasync.WeightManager(tensors, name=segment_name) as manager:
+        manager.offload(tensors)
+        found = trace(model, model.load_weights, [(t.name, t.dtype, t.shape) for t in manager.layout])
+        assert found.placed.keys() == tensors.keys()
+        with deltasync.Receiver(manager.endpoint, plan=placement_plan(found)) as receiver:
+            receiver.update()
+            assert receiver.attest() == []
+        for name in tensors:
+            assert bits(getattr(model, name)) == bits(getattr(expected, name)), name
+        reloaded = found.demote(dict.fromkeys(tensors, "for the test"))
+        plan, copies = plan_of(manager.layout, reloaded)
+        with deltasync.Receiver(manager.endpoint, plan=plan) as receiver:
+            receiver.update()
+            loaded = dict(copies.tensors())
+            assert {name: tensor.dtype for name, tensor in loaded.items()} == {n: t.dtype for n, t in tensors.items()}
+            for name, tensor in tensors.items():
+                assert loaded[name].shape == tensor.shape and bits(loaded[name]) == bits(tensor), name

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._arrays import DTYPES
+from .._arrays import memory_shape, torch_dtype
 from .._native import Layout, PlacementPlan
 from ..errors import Unsupported
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ..tracing import Trace
 
 _ALIGNMENT = 64
-_NAMES = {known: name for name, known in DTYPES.items()}
 
 
 class HostCopies:
@@ -56,12 +55,12 @@ class HostCopies:
         import torch
 
         for tensor, offset in zip(self._tensors, self._offsets, strict=True):
-            dtype = getattr(torch, _NAMES[tensor.dtype])
+            dtype, shape = torch_dtype(tensor.dtype), memory_shape(tensor.shape, tensor.dtype)
             if tensor.nbytes == 0:
-                yield tensor.name, torch.empty(tensor.shape, dtype=dtype)
+                yield tensor.name, torch.empty(shape, dtype=dtype)
                 continue
             raw = self._bytes[offset : offset + tensor.nbytes]
-            yield tensor.name, torch.from_numpy(raw).view(dtype).reshape(tensor.shape)
+            yield tensor.name, torch.from_numpy(raw).view(dtype).reshape(shape)
 
 
 def plan_of(layout: Layout, trace: Trace) -> tuple[PlacementPlan, HostCopies]:

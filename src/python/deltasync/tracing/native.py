@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .._arrays import dtype_name
 from ..coverage import Ignore, log_ignored, require_coverage
 from .result import Trace
-from .specs import DTYPES
 
 if TYPE_CHECKING:
     from .. import PlacementPlan
 
 _log = logging.getLogger("deltasync.tracing")
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def placement_plan(trace: Trace, *, ignore: Iterable[str] = (), reloads: bool = False) -> PlacementPlan:
@@ -47,7 +45,7 @@ def placement_plan(trace: Trace, *, ignore: Iterable[str] = (), reloads: bool = 
     plan = PlacementPlan()
     for memory, found in zip(trace.memories, dtypes, strict=True):
         # Said only where it is the same on both sides: a tensor may be copied as bits of another type.
-        dtype = _NAMES[memory.dtype] if memory.dtype is not None and found == {memory.dtype} else None
+        dtype = dtype_name(memory.dtype) if memory.dtype is not None and found == {memory.dtype} else None
         plan.add_memory(memory.name, memory.base, memory.bytes, _ordinal(memory.device), dtype)
     for placed in trace.slices:
         plan.place(placed.tensor, placed.rect, placed.memory, placed.offset, placed.row_stride, placed.col_stride)

@@ -35,8 +35,8 @@ def trace(
     The loader is called with as many tensors as it takes at a time. Where it raises, the tensor at hand becomes
     "reload" and the loader is called again with the rest; if it cannot be told which that was, one by one.
 
-    TraceError: the model has no memory, or the loader fails before it takes a tensor. ValueError: a spec that no layout
-    has. Not thread-safe: nothing else may use or load the model meanwhile.
+    TraceError: the model has no memory, or the loader fails before it takes a tensor. For a spec that no layout has,
+    what :func:`read_specs` raises. Not thread-safe: nothing else may use or load the model meanwhile.
     """
     read = read_specs(specs)
     run = _Run(modules, load_weights, read, torch.device(device), careful=False)
