@@ -22,6 +22,7 @@ from . import _native
 from ._deadlines import end_of, left, seconds
 from ._host_memory import HostMemory
 from ._native import Layout, Placement, PlacementPlan, Sidecar, StagedUpdate, Version
+from ._tries import Tries
 from ._versions import asked_version
 from .agent import read_token
 from .coverage import Ignore
@@ -36,6 +37,7 @@ from .errors import (
     LeaseRevoked,
     NoSpace,
     PeerDied,
+    ProtocolError,
 )
 from .layouts import module_memory
 from .places import check_module_places, plan_of_module
@@ -50,15 +52,16 @@ _MAY_PASS = (ConnectionFailed, CorruptData, DeadlinePassed, LeaseRevoked, NoSpac
 _LOOK_S = 0.2
 #: The same of who waits for a pull that is paused.
 PAUSE_LOOK_S = 0.01
-_PAUSE_MIN_S = 0.2
-_PAUSE_MAX_S = 10.0
+#: Between two tries of a pull, and of the first connection: an agent that starts beside an engine is soon there.
+_PAUSE_MAX_S, _PAUSE_OF_CONNECT_MAX_S = 10.0, 1.0
 
 
 class Receiver:
     """Keeps one version of the weights, pulled from an agent.
 
     ``endpoints``: HOST:PORT of the trainer's agent, or several of them (a relay of this node first, say), of which the
-    first that answers is taken. It reconnects to that one by itself.
+    first that answers is taken; they are tried again until ``timeout``, since the agent may start later, which the log
+    says once. It reconnects to that one by itself.
 
     Where the version is kept, one of:
       ``module``  a torch module, whose parameters and buffers of the same names, dtypes and shapes are written in
@@ -140,7 +143,7 @@ class Receiver:
             for device, stream in (engine_streams or {}).items()
         }
         self._devices: list[int] = []  # that a commit writes, and that have no stream
-        self._failure: Exception | None = None  # of the last try of a pull that is tried again
+        self._tries = Tries(_log, "pull", _PAUSE_MAX_S)
         self._memory: HostMemory | None = None
         #: Serialises calls of the native receiver.
         self._calls = threading.RLock()
@@ -437,7 +440,8 @@ class Receiver:
 
     def _late(self, asked: int | str | Version | None, timeout: float) -> DeadlinePassed:
         """What is raised when the wait for a pull is over. Asks the agent, for a moment, what it has."""
-        why = f"; the last try failed: {self._failure}" if self._failure is not None else ""
+        failure = self._tries.failure
+        why = f"; the last try failed: {failure}" if failure is not None else ""
         native = getattr(self, "_native", None)
         if native is not None and not why:
             lag = Lag(**native.lag(LAST_WORDS_S))
@@ -454,19 +458,23 @@ class Receiver:
                 prepared._interrupt()
 
     def _connect(self, end: float) -> _native.Receiver:
-        failure: Exception | None = None
+        """To the first endpoint that answers. Until then all are tried again: trainer and engine start side by side."""
+        tries = Tries(_log, f"connecting to {' or '.join(self.endpoints)}", _PAUSE_OF_CONNECT_MAX_S)
+        failures: dict[str, Error] = {}
         while True:
             for i, endpoint in enumerate(self.endpoints):
                 rest = left(end)
                 share = rest if i + 1 == len(self.endpoints) else rest / 2
                 try:
                     return _native.Receiver.connect(endpoint=endpoint, timeout=share, **self._options)
-                except (ConnectionError, DeadlinePassed) as error:
-                    if failure is None or not isinstance(error, DeadlinePassed):  # which says less
-                        failure = error
-            if left(end) == 0 and failure is not None:
+                except (ConnectionFailed, PeerDied, ProtocolError, DeadlinePassed) as error:
+                    if endpoint not in failures or not isinstance(error, DeadlinePassed):  # which says less
+                        failures[endpoint] = error
+            last = failures[self.endpoints[-1]]
+            failure = type(last)("; ".join(error.message for error in failures.values()), last.remedy)
+            if left(end) == 0:
                 raise failure
-            time.sleep(min(0.2, left(end)))
+            time.sleep(min(tries.failed(failure), left(end)))
 
     def _make_target(self, part: PlacementPlan | None = None) -> _native.Target:
         if self._directory is not None:
@@ -509,7 +517,6 @@ class Receiver:
         if self._closed:  # looked at after _pulled is set, which close() looks at after it has set _closed
             prepared._interrupt()
         number, label, epoch = _want(prepared.asked)
-        pause = _PAUSE_MIN_S
         while True:
             try:
                 with self._locked("pull", math.inf, prepared):
@@ -518,16 +525,13 @@ class Receiver:
                         number, label, epoch, prepared._newer, left(prepared._end), prepared._stop
                     )
                     self._update = prepared, staged
-                    self._failure = None
+                    self._tries.succeeded()
                     return dict(staged.report)
             except _MAY_PASS as error:
                 if not prepared._newer or prepared._stop.stop_requested:
                     raise
-                if type(self._failure) is not type(error):  # a line when failures begin, and when they become others
-                    _log.warning("pull failed, trying again in %.1f s, later less often: %s", pause, error)
-                self._failure = error
+                pause = self._tries.failed(error)
             prepared._cancelled.wait(pause)
-            pause = min(pause * 2, _PAUSE_MAX_S)
 
     def _commit(self, prepared: Prepared, end: float) -> PullReport:
         try:
