@@ -121,12 +121,14 @@ Status Agent::Impl::start() {
       io, [this]() { return tend_loop(); }, net::log_exception("tend"));
   start_threads();
   const std::uint16_t http_port = http_server ? http_server->port() : std::uint16_t{0};
-  log::info("agent_ready name={} port={} http_port={} socket={} isa={}", options.core.name, pull_server->port(),
-            http_port, trainer_server->socket_path(), delta::isa_name());
+  const bool https = options.http && options.http->tls;
+  log::info("agent_ready name={} port={} http_port={} https={} socket={} isa={}", options.core.name,
+            pull_server->port(), http_port, https ? 1 : 0, trainer_server->socket_path(), delta::isa_name());
   if (options.ready_file.empty()) return {};
   return write_ready_file(options.ready_file, {{"pid", ::getpid()},
                                                {"port", pull_server->port()},
                                                {"http_port", http_port},
+                                               {"https", https},
                                                {"socket", trainer_server->socket_path()}});
 }
 

@@ -24,6 +24,7 @@
 #include "base/runtime_dir.hpp"
 #include "net/auth.hpp"
 #include "net/endpoint.hpp"
+#include "net/tls.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -77,6 +78,8 @@ struct Arguments {
   pid_t end_with = 0;
   HomeNodesRequest home_nodes;
   bool http_allow_remote = false;
+  bool http_plain = false;
+  bool http_client_certificates = false;
   bool insecure = false;
 };
 
@@ -91,15 +94,22 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--http", args.http, "HOST:PORT of the status pages, or off")->capture_default_str();
   app.add_flag("--http-allow-remote", args.http_allow_remote,
                "serve the status pages beyond loopback (no authentication)");
+  auto* http_plain =
+      app.add_flag("--http-plain", args.http_plain, "status pages without TLS, though receivers have it");
+  app.add_flag(
+         "--http-client-certificates", args.http_client_certificates,
+         "show status pages only to those whose certificate --tls-ca has signed (default: to everybody who comes)")
+      ->excludes(http_plain);
   auto* token_file =
       app.add_option("--token-file", args.token_file,
                      "shared secret of all receivers, a file of mode 0600 (default: one is made, which receivers of "
                      "this user on this host find by themselves)");
   app.add_flag("--insecure", args.insecure, "no token: every user of this host may pull; loopback only")
       ->excludes(token_file);
-  app.add_option("--tls-cert", args.tls.cert,
-                 "speak TLS with receivers: the agent's certificate and its chain (PEM); read "
-                 "again when it changes");
+  app.add_option(
+      "--tls-cert", args.tls.cert,
+      "speak TLS with receivers, and HTTPS on the status pages: the agent's certificate and its chain (PEM); read "
+      "again when it changes");
   app.add_option("--tls-key", args.tls.key, "its private key, which not everybody may read");
   app.add_option("--tls-ca", args.tls.ca,
                  "let in only those whose certificate a CA in this file has signed (PEM); a token is not needed then");
@@ -216,20 +226,29 @@ Status place(const HomeNodesRequest& request, AgentOptions& options) {
   return {};
 }
 
-Status complete(const Arguments& args, AgentOptions& options) {
-  DS_ASSIGN(options.pull.listen, net::parse_endpoint(args.listen).with_context("--listen"));
+/// The pages show the certificate that receivers see, unless they are to be plain.
+Status complete_http(const Arguments& args, AgentOptions& options) {
   if (args.http == "off") {
     options.http.reset();
-  } else {
-    DS_ASSIGN(options.http->listen, net::parse_endpoint(args.http).with_context("--http"));
-    options.http->allow_remote = args.http_allow_remote;
+    return {};
   }
+  net::HttpOptions& http = *options.http;
+  DS_ASSIGN(http.listen, net::parse_endpoint(args.http).with_context("--http"));
+  http.allow_remote = args.http_allow_remote;
+  if (!args.http_plain) http.tls = options.pull.tls;
+  http.client_certificates = args.http_client_certificates;
+  return {};
+}
+
+Status complete(const Arguments& args, AgentOptions& options) {
+  DS_ASSIGN(options.pull.listen, net::parse_endpoint(args.listen).with_context("--listen"));
   if (!args.token_file.empty()) {
     DS_ASSIGN(options.pull.token, net::read_token_file(args.token_file));
   }
   TlsOptions tls = args.tls;
   tls.kernel = args.tls_kernel == "auto";
   DS_ASSIGN(options.pull.tls, net::Tls::server_if_wanted(tls));
+  DS_TRY(complete_http(args, options));
   options.pull.make_token = !args.insecure && !(options.pull.tls && options.pull.tls->asks_for_certificates());
   options.trainer.socket_path = args.socket;
   if (args.socket.empty()) {

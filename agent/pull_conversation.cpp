@@ -10,6 +10,7 @@
 #include "format/wire_report.hpp"
 #include "net/auth.hpp"
 #include "net/coroutine.hpp"
+#include "net/tls.hpp"
 
 namespace deltasync::agent {
 

@@ -19,6 +19,7 @@
 #include "net/coroutine.hpp"
 #include "net/local_token.hpp"
 #include "net/log_exception.hpp"
+#include "net/tls.hpp"
 
 namespace deltasync::agent {
 

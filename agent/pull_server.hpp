@@ -13,7 +13,10 @@
 #include "agent/options.hpp"
 #include "agent/receiver_table.hpp"
 #include "net/endpoint.hpp"
-#include "net/tls.hpp"
+
+namespace deltasync::net {
+class Tls;
+}
 
 namespace deltasync::agent {
 

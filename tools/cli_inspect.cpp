@@ -26,6 +26,7 @@ struct Options {
   std::string what;
   std::string layout;
   std::string save_layout;
+  TlsOptions tls;
   std::uint64_t tensor_parallel = 1;
   double deadline_s = 5;
   bool tensors = false;
@@ -291,30 +292,25 @@ Status inspect_segment(const Options& options) {
 
 // ---- live agents ---------------------------------------------------------------------------------------------
 
-Status inspect_agent(const Options& options, const net::Endpoint& endpoint) {
+Status inspect_agent(const Options& options, const tools::HttpSource& source) {
   const auto deadline = Deadline::after(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options.deadline_s)));
-  DS_ASSIGN(const std::string body, tools::http_get(endpoint, "/v1/status", deadline).with_context(options.what));
+  DS_ASSIGN(const std::string body, tools::http_get(source, "/v1/status", deadline).with_context(options.what));
   Json status = Json::parse(body, nullptr, false);
   if (status.is_discarded()) return Error(Errc::protocol, options.what + ": its status is not JSON");
-  if (options.json) return print_json({{"kind", "agent"}, {"endpoint", net::to_string(endpoint)}, {"status", status}});
-  DS_TRY(print_line(net::to_string(endpoint) + ": a live agent"));
+  if (options.json)
+    return print_json({{"kind", "agent"}, {"endpoint", net::to_string(source.endpoint)}, {"status", status}});
+  DS_TRY(print_line(net::to_string(source.endpoint) + ": a live agent"));
   return print_json(status, 2);
-}
-
-/// HOST:PORT of "http://HOST:PORT[/]" or "HOST:PORT".
-Result<net::Endpoint> endpoint_of(std::string what) {
-  if (what.rfind("http://", 0) == 0) what.erase(0, 7);
-  while (!what.empty() && what.back() == '/') what.pop_back();
-  return net::parse_endpoint(what);
 }
 
 Status run(const Options& options) {
   std::error_code ignored;
   if (fs::is_directory(options.what, ignored)) return inspect_model(options);
   if (!fs::exists(options.what, ignored)) {
-    const auto endpoint = endpoint_of(options.what);
-    if (endpoint.ok() && endpoint->port != 0) return inspect_agent(options, *endpoint);
+    const auto source = tools::parse_http_source(options.what, options.tls);
+    if (source && source->endpoint.port != 0) return inspect_agent(options, *source);
+    if (!source && options.what.find("://") != std::string::npos) return source.error();
     return Error(Errc::not_found, options.what + ": no such file or directory, and no HOST:PORT either");
   }
   DS_ASSIGN(const Kind kind, kind_of(options.what));
@@ -337,7 +333,8 @@ Status run(const Options& options) {
 std::function<Status()> setup_inspect(CLI::App& app) {
   auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
   app.add_option("WHAT", options->what,
-                 "model directory, safetensors, layout, delta or segment file, or an agent's HTTP address HOST:PORT")
+                 "model directory, safetensors, layout, delta or segment file, or the address of an agent's pages, "
+                 "[https://]HOST:PORT")
       ->required();
   app.add_option("--layout", options->layout,
                  "for a delta: model directory, layout file or segment that it belongs to");
@@ -346,6 +343,7 @@ std::function<Status()> setup_inspect(CLI::App& app) {
   app.add_option("--tp", options->tensor_parallel, "cut the tensors of a model directory as for this many ranks")
       ->check(CLI::Range(1, 1024));
   app.add_option("--deadline-s", options->deadline_s, "for a live agent")->check(CLI::Range(0.001, 3600.0));
+  add_tls_options(app, options->tls);
   app.add_flag("--tensors", options->tensors, "list all tensors");
   app.add_flag("--json", options->json, "one JSON object");
   return [options] { return run(*options); };

@@ -137,7 +137,7 @@ Status run(const Options& options) {
   DS_ASSIGN(const auto on_signal, StopOnSignal::make());
   const Want want = want_of(options);
   if (options.follow) {
-    DS_ASSIGN(const auto pages, ReceiverPages::start(options.pages, "pull", options.from));
+    DS_ASSIGN(const auto pages, ReceiverPages::start(options.pages, "pull", options.from, options.tls));
     const Follower follower = watched(
         pages.get(), {options.count, deadline_s(options), [&](const Until& until) { return connect(options, until); },
                       [&](Receiver& from, const Until& until) { return pull_one(options, from, want, until); },

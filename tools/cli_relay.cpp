@@ -56,7 +56,7 @@ class Relay {
   Status run() {
     std::signal(SIGHUP, SIG_IGN);  // as an agent: whoever closes the terminal means no node
     DS_ASSIGN(const auto on_signal, StopOnSignal::make());
-    DS_ASSIGN(const auto pages, ReceiverPages::start(options_.pages, "relay", options_.from));
+    DS_ASSIGN(const auto pages, ReceiverPages::start(options_.pages, "relay", options_.from, options_.tls));
     const Follower follower = watched(
         pages.get(), {options_.count, options_.deadline_s, [this](const Until& until) { return connect(until); },
                       [this](Receiver& receiver, const Until& until) { return take(receiver, until); },

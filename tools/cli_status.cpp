@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/utf8.hpp"
-#include "net/endpoint.hpp"
 #include "tools/cli.hpp"
 #include "tools/http_get.hpp"
 
@@ -16,6 +15,7 @@ constexpr auto kLimit = std::chrono::seconds(10);
 
 struct Options {
   std::string http;
+  TlsOptions tls;
   bool json = false;
 };
 
@@ -110,9 +110,9 @@ Status print_receiver(const Json& page) {
 }
 
 Status run(const Options& options) {
-  DS_ASSIGN(const net::Endpoint endpoint, net::parse_endpoint(options.http));
+  DS_ASSIGN(const tools::HttpSource source, tools::parse_http_source(options.http, options.tls));
   DS_ASSIGN(const std::string body,
-            tools::http_get(endpoint, "/v1/status", Deadline::after(kLimit)).with_context(options.http));
+            tools::http_get(source, "/v1/status", Deadline::after(kLimit)).with_context(options.http));
   const Json page = Json::parse(body, nullptr, false);
   if (!page.is_object()) {
     return Error(Errc::protocol, options.http + ": no status page of deltasync; name the address of --http");
@@ -132,7 +132,8 @@ std::function<Status()> setup_status(CLI::App& app) {
   auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
   app.add_option("--from,--http", options->http, "where the agent (or the receiver, or the relay) serves --http")
       ->required()
-      ->type_name("HOST:PORT");
+      ->type_name("[https://]HOST:PORT");
+  add_tls_options(app, options->tls);
   app.add_flag("--json", options->json, "the page as it is, on one line");
   return [options] { return run(*options); };
 }

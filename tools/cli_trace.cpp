@@ -9,7 +9,6 @@
 #include <sstream>
 
 #include "deltasync/trace.hpp"
-#include "net/endpoint.hpp"
 #include "tools/cli.hpp"
 #include "tools/http_get.hpp"
 #include "tools/trace_timeline.hpp"
@@ -24,6 +23,7 @@ using tools::TraceProcess;
 
 struct Options {
   std::vector<std::string> sources;
+  TlsOptions tls;
   std::string out;
   std::string svg;
   std::optional<std::string> version;
@@ -33,15 +33,11 @@ struct Options {
 };
 
 Result<std::string> read_source(const Options& options, const std::string& source) {
-  constexpr std::string_view kHttp = "http://";
-  if (source.rfind(kHttp, 0) == 0) {
-    std::string address = source.substr(kHttp.size());
-    while (!address.empty() && address.back() == '/') address.pop_back();
-    auto endpoint = net::parse_endpoint(address);
-    if (!endpoint) return std::move(endpoint).error().with_context(source);
+  if (source.starts_with("http://") || source.starts_with("https://")) {
+    DS_ASSIGN(const tools::HttpSource agent, tools::parse_http_source(source, options.tls));
     const auto limit =
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options.deadline_s));
-    return tools::http_get(*endpoint, "/v1/trace", Deadline::after(limit)).with_context(source);
+    return tools::http_get(agent, "/v1/trace", Deadline::after(limit)).with_context(source);
   }
   std::error_code none;
   if (fs::is_directory(source, none)) return Error(Errc::invalid_argument, source + ": a directory");
@@ -188,9 +184,11 @@ Status with_trace(const std::string& file, const std::string& process, const std
 
 std::function<Status()> setup_trace(CLI::App& app) {
   auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
-  app.add_option("SOURCE", options->sources, "files that --trace wrote, and http://HOST:PORT of agents with --trace")
+  app.add_option("SOURCE", options->sources,
+                 "files that --trace wrote, and http:// or https://HOST:PORT of agents with --trace")
       ->required()
       ->expected(1, -1);
+  add_tls_options(app, options->tls);
   app.add_option("-o,--out", options->out, "write one timeline, for ui.perfetto.dev or chrome://tracing")
       ->type_name("FILE");
   app.add_option("--svg", options->svg, "draw one version")->type_name("FILE");

@@ -1,15 +1,18 @@
 #include "tools/http_get.hpp"
 
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <cerrno>
+#include <memory>
+#include <utility>
 
 #include "net/blocking.hpp"
+#include "net/channel.hpp"
+#include "net/tls.hpp"
 
 namespace deltasync::tools {
 namespace {
@@ -31,51 +34,97 @@ Status wait_for(int fd, short events, Deadline deadline, const char* what) {
   }
 }
 
-Status send_all(int fd, std::string_view bytes, Deadline deadline) {
-  while (!bytes.empty()) {
-    const auto n = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (n > 0) {
-      bytes.remove_prefix(static_cast<std::size_t>(n));
-    } else if (errno == EAGAIN) {
-      DS_TRY(wait_for(fd, POLLOUT, deadline, "sending the request"));
-    } else if (errno != EINTR) {
-      return Error(Errc::connection, Error::from_errno("sending the request", errno).message());
+/// A connection to who has the pages, plain or TLS.
+class Line {
+ public:
+  static Result<Line> open(const HttpSource& source, Deadline deadline) {
+    DS_ASSIGN(const auto tls, net::Tls::client_if_wanted(source.tls));
+    const auto& [host, port] = source.endpoint;
+    DS_ASSIGN(UniqueFd fd, net::connect_tcp(host, port, deadline));
+    std::unique_ptr<net::Channel> channel;
+    if (tls) {
+      DS_ASSIGN(channel, tls->channel(fd.get(), host));
+    } else {
+      channel = net::plain_channel(fd.get());
     }
+    Line line(std::move(fd), std::move(channel), deadline);
+    DS_TRY(line.again("waiting for the TLS handshake", [&] { return line.channel_->handshake(); }));
+    return line;
   }
-  return {};
-}
 
-/// More bytes, or none at the end of the stream.
-Result<std::string_view> receive(int fd, std::array<char, 16384>& buffer, Deadline deadline) {
-  for (;;) {
-    const auto n = ::recv(fd, buffer.data(), buffer.size(), 0);
-    if (n >= 0) return std::string_view(buffer.data(), static_cast<std::size_t>(n));
-    if (errno == EAGAIN) {
-      DS_TRY(wait_for(fd, POLLIN, deadline, "waiting for the answer"));
-    } else if (errno != EINTR) {
-      return Error(Errc::connection, Error::from_errno("reading the answer", errno).message());
+  Status send_all(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const iovec piece{const_cast<char*>(bytes.data()), bytes.size()};
+      DS_ASSIGN(const net::Tried sent, again("sending the request", [&] { return channel_->send({&piece, 1}); }));
+      bytes.remove_prefix(sent.bytes);
+    }
+    return {};
+  }
+  /// More bytes, or none at the end of the stream.
+  Result<std::string_view> receive() {
+    const iovec piece{buffer_.data(), buffer_.size()};
+    DS_ASSIGN(const net::Tried came, again("waiting for the answer", [&] { return channel_->receive({&piece, 1}); }));
+    return std::string_view(buffer_.data(), came.bytes);
+  }
+
+ private:
+  Line(UniqueFd fd, std::unique_ptr<net::Channel> channel, Deadline deadline)
+      : fd_(std::move(fd)), channel_(std::move(channel)), deadline_(deadline) {}
+
+  /// Until it has moved, or the peer said that nothing follows.
+  template <class Try>
+  Result<net::Tried> again(const char* what, Try&& once) {
+    for (;;) {
+      auto tried = once();
+      if (!tried) return std::move(tried).error().with_context(what);
+      using Came = net::Tried::Came;
+      if (tried->came == Came::moved || tried->came == Came::ended) return tried;
+      DS_TRY(wait_for(fd_.get(), tried->came == Came::wants_write ? POLLOUT : POLLIN, deadline_, what));
     }
   }
+
+  UniqueFd fd_;
+  std::unique_ptr<net::Channel> channel_;  // over it
+  Deadline deadline_;
+  std::array<char, 16384> buffer_{};
+};
+
+/// Takes `scheme` off the front of `text`, if it is there.
+bool take_scheme(std::string& text, std::string_view scheme) {
+  if (text.rfind(scheme, 0) != 0) return false;
+  text.erase(0, scheme.size());
+  return true;
 }
 
 }  // namespace
 
-Result<std::string> http_get(const net::Endpoint& endpoint, const std::string& target, Deadline deadline) {
-  DS_ASSIGN(const UniqueFd fd, net::connect_tcp(endpoint.host, endpoint.port, deadline));
-  DS_TRY(send_all(fd.get(),
-                  "GET " + target + " HTTP/1.1\r\nHost: " + net::to_string(endpoint) + "\r\nConnection: close\r\n\r\n",
-                  deadline));
+Result<HttpSource> parse_http_source(const std::string& text, const TlsOptions& tls) {
+  std::string address = text;
+  const bool https = take_scheme(address, "https://");
+  const bool plain = !https && take_scheme(address, "http://");
+  while (!address.empty() && address.back() == '/') address.pop_back();
+  auto endpoint = net::parse_endpoint(address);
+  if (!endpoint) return std::move(endpoint).error().with_context(text);
+  if (https && tls.ca.empty()) {
+    return Error(Errc::invalid_argument, text + ": say by --tls-ca FILE who signed its certificate");
+  }
+  return HttpSource{*std::move(endpoint), plain ? TlsOptions() : tls};
+}
+
+Result<std::string> http_get(const HttpSource& source, const std::string& target, Deadline deadline) {
+  DS_ASSIGN(Line line, Line::open(source, deadline));
+  DS_TRY(line.send_all("GET " + target + " HTTP/1.1\r\nHost: " + net::to_string(source.endpoint) +
+                       "\r\nConnection: close\r\n\r\n"));
   http::response_parser<http::string_body> parser;
   parser.body_limit(kBodyBytesMax);
   parser.eager(true);
   std::string pending;  // what the parser could not use yet
-  std::array<char, 16384> buffer;
   const auto bad = [](const boost::system::error_code& error) {
     return Error(Errc::protocol, "not the answer of an agent: " + error.message());
   };
   boost::system::error_code error;
   while (!parser.is_done()) {
-    DS_ASSIGN(const std::string_view more, receive(fd.get(), buffer, deadline));
+    DS_ASSIGN(const std::string_view more, line.receive());
     if (more.empty()) {
       parser.put_eof(error);
       if (error || !parser.is_done()) return Error(Errc::connection, "the answer ended early");

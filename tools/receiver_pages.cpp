@@ -16,6 +16,7 @@
 #include "base/thread_pool.hpp"
 #include "net/endpoint.hpp"
 #include "net/http_server.hpp"
+#include "net/tls.hpp"
 #include "receiver/standing.hpp"
 
 namespace deltasync::cli {
@@ -50,13 +51,20 @@ void add_pages_options(CLI::App& app, PagesOptions& options) {
   app.add_flag("--http-allow-remote", options.allow_remote,
                "serve the status pages beyond loopback (no authentication)")
       ->needs(http);
+  auto* plain =
+      app.add_flag("--http-plain", options.plain, "the pages without TLS, though there is --tls-cert")->needs(http);
+  app.add_flag("--http-client-certificates", options.client_certificates,
+               "show the pages only to those whose certificate --tls-ca has signed (default: to everybody who comes)")
+      ->needs(http)
+      ->excludes(plain);
   app.add_option("--ready-lag", options.ready_lag,
                  "/readyz is 503 while what is held is more versions behind than this (default: any version will do)")
       ->needs(http);
 }
 
 struct ReceiverPages::Impl {
-  Impl(const PagesOptions& o, std::string r, std::string f) : options(o), role(std::move(r)), from(std::move(f)) {}
+  Impl(const PagesOptions& o, std::string r, std::string f, TlsOptions t)
+      : options(o), role(std::move(r)), from(std::move(f)), tls(std::move(t)) {}
   ~Impl() {
     if (server) server->stop();
     io.stop();
@@ -67,6 +75,7 @@ struct ReceiverPages::Impl {
   const PagesOptions options;
   const std::string role;
   const std::string from;
+  const TlsOptions tls;
   const Clock::time_point started_at = Clock::now();
 
   metrics::Registry registry;
@@ -104,6 +113,13 @@ Status ReceiverPages::Impl::start() {
   net::HttpOptions http;
   DS_ASSIGN(http.listen, net::parse_endpoint(options.http).with_context("--http"));
   http.allow_remote = options.allow_remote;
+  // Who only knows a CA has nothing to show.
+  if (!options.plain && !tls.cert.empty()) {
+    TlsOptions of_server = tls;
+    of_server.kernel = false;
+    DS_ASSIGN(http.tls, net::Tls::server(of_server));
+  }
+  http.client_certificates = options.client_certificates;
   auto made = net::HttpServer::listen(io, http, [this](std::string_view target) { return page(target); });
   if (!made) return std::move(made).error().with_context("--http");
   server = std::move(*made);
@@ -115,7 +131,7 @@ Status ReceiverPages::Impl::start() {
   } catch (const std::system_error& e) {
     return Error(Errc::no_space, "the thread of --http: " + e.code().message());
   }
-  log::info("http_ready port={}", server->port());
+  log::info("http_ready port={} https={}", server->port(), http.tls ? 1 : 0);
   return {};
 }
 
@@ -226,9 +242,9 @@ void ReceiverPages::Impl::failed() {
 }
 
 Result<std::unique_ptr<ReceiverPages>> ReceiverPages::start(const PagesOptions& options, const std::string& role,
-                                                            const std::string& from) {
+                                                            const std::string& from, const TlsOptions& tls) {
   if (options.http.empty()) return std::unique_ptr<ReceiverPages>();
-  auto impl = std::make_unique<Impl>(options, role, from);
+  auto impl = std::make_unique<Impl>(options, role, from, tls);
   DS_TRY(impl->start());
   return std::unique_ptr<ReceiverPages>(new ReceiverPages(std::move(impl)));
 }

@@ -5,11 +5,8 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <list>
 #include <mutex>
@@ -17,8 +14,11 @@
 
 #include "base/log_limit.hpp"
 #include "net/acceptor.hpp"
+#include "net/channel_stream.hpp"
 #include "net/coroutine.hpp"
+#include "net/http_stream.hpp"
 #include "net/log_exception.hpp"
+#include "net/tls.hpp"
 #include "net/work_thread.hpp"
 
 namespace deltasync::net {
@@ -33,8 +33,8 @@ namespace {
 
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 
-http::response<http::string_body> respond(const http::request<http::string_body>& request, HttpPage page) {
-  http::response<http::string_body> response(static_cast<http::status>(page.status), request.version());
+HttpResponse respond(const HttpRequest& request, HttpPage page) {
+  HttpResponse response(static_cast<http::status>(page.status), request.version());
   response.set(http::field::content_type, page.content_type);
   response.set(http::field::cache_control, "no-store");
   if (page.status == 405) response.set(http::field::allow, "GET, HEAD");
@@ -51,13 +51,14 @@ http::response<http::string_body> respond(const http::request<http::string_body>
 struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   struct Client {
     enum class State : std::uint8_t {
-      listening,  ///< no whole request is there
+      listening,  ///< no whole request is there, nor perhaps a whole handshake
       making,     ///< its page is being made on "http-pages"
       telling,
     };
-    explicit Client(tcp::socket socket) : stream(std::move(socket)) {}
-    beast::tcp_stream stream;        // used on its own strand
-    State state = State::listening;  // protected by Impl::mutex
+    explicit Client(tcp::socket socket)
+        : stream(std::make_shared<ChannelStream>(ChannelStream::Socket(std::move(socket)))) {}
+    const std::shared_ptr<ChannelStream> stream;  // used on its own strand
+    State state = State::listening;               // protected by Impl::mutex
   };
 
   Impl(asio::io_context& i, HttpOptions o, Handler h, tcp::acceptor a)
@@ -78,6 +79,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   std::size_t deferred = 0;                    // protected by mutex: pages that are being made, or wait for it
   WorkThread pages{"http-pages"};
   log::LineLimit accept_lines;
+  log::LineLimit handshake_lines;
 
   asio::awaitable<void> accept_loop() {
     while (!stopping) {
@@ -91,7 +93,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       }
       auto client = std::make_shared<Client>(std::move(socket));
       if (!admit(client)) continue;
-      asio::co_spawn(client->stream.get_executor(), run(shared_from_this(), client),
+      asio::co_spawn(client->stream->executor(), run(shared_from_this(), client),
                      [self = shared_from_this(), client](const std::exception_ptr& thrown) {
                        log_exception("http_conversation")(thrown);
                        const std::lock_guard lock(self->mutex);
@@ -112,7 +114,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
         if (leaves != clients.end()) break;
       }
       if (leaves == clients.end()) return false;
-      asio::post((*leaves)->stream.get_executor(), [gone = *leaves] { gone->stream.close(); });
+      asio::post((*leaves)->stream->executor(), [gone = *leaves] { gone->stream->shut(); });
       clients.erase(leaves);
     }
     clients.push_back(client);
@@ -128,40 +130,64 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   }
 
   static asio::awaitable<void> run(std::shared_ptr<Impl> self, std::shared_ptr<Client> client) {
-    co_await self->converse(client);
-    client->stream.close();
+    const bool secured = co_await self->secure(*client->stream);
+    if (secured) co_await self->converse(client);
+    client->stream->shut();
+  }
+
+  /// With TLS, the handshake. Browsers and probes that come without are told so in their own words.
+  asio::awaitable<bool> secure(ChannelStream& stream) {
+    if (!options.tls) co_return true;
+    const std::string peer = stream.peer_name();
+    const auto lets_in = options.client_certificates ? LetsIn::signed_by_ca : LetsIn::everybody;
+    auto channel = options.tls->channel(stream.fd(), peer, lets_in);
+    if (!channel) {
+      log::warn(handshake_lines, "http_handshake_failed peer={} error=\"{}\"", peer, channel.error().to_string());
+      co_return false;
+    }
+    const Status secured = co_await stream.secure(std::move(*channel), Deadline::after(options.request));
+    if (secured) co_return true;
+    const bool spoke = stream.channel().has_input();  // or it said nothing, and left or was left
+    if (secured.error().code() == Errc::connection || (secured.error().code() == Errc::unsupported && !spoke)) {
+      co_return false;
+    }
+    log::warn(handshake_lines, "http_handshake_failed peer={} error=\"{}\"", peer, secured.error().to_string());
+    if (secured.error().code() == Errc::unsupported) {
+      co_await refuse(stream, 400, "this port speaks HTTPS only: ask https://, and trust its CA (--tls-ca)");
+    }
+    co_return false;
   }
 
   asio::awaitable<void> converse(const std::shared_ptr<Client>& client) {
-    beast::tcp_stream& stream = client->stream;
+    ChannelStream& stream = *client->stream;
     beast::flat_buffer buffer(options.header_bytes_max + static_cast<std::size_t>(options.body_bytes_max));
     bool first = true;
     while (!stopping) {
-      http::request_parser<http::string_body> parser;
+      HttpRequestParser parser;
       parser.header_limit(options.header_bytes_max);
       parser.body_limit(options.body_bytes_max);
       // Between requests a client may rest; once it has begun one, it must not.
       if (!first && buffer.size() == 0) {
-        stream.expires_after(options.keep_alive);
-        const auto rested = co_await stream.async_read_some(buffer.prepare(1), kAsTuple);
-        if (std::get<0>(rested)) co_return;
-        buffer.commit(std::get<1>(rested));
+        const auto to = buffer.prepare(1);
+        const auto rested = co_await stream.read_some({static_cast<std::byte*>(to.data()), to.size()},
+                                                      Deadline::after(options.keep_alive), "waiting for a request");
+        if (!rested) co_return;
+        buffer.commit(*rested);
       }
       first = false;
-      stream.expires_after(options.request);
-      const auto read = co_await http::async_read(stream, buffer, parser, kAsTuple);
-      if (const error_code ec = std::get<0>(read); ec) {
-        co_await refuse(stream, ec);
+      const error_code ec = co_await read_request(stream, buffer, parser, Deadline::after(options.request));
+      if (ec) {
+        if (const unsigned status = status_of(ec); status != 0) co_await refuse(stream, status, ec.message());
         co_return;
       }
       const bool keep_alive = parser.get().keep_alive();
       if (options.answered) options.answered();
       HttpPage page = co_await make_page(client, parser.get());
       enter(client, Client::State::telling);
-      http::response<http::string_body> response = respond(parser.get(), std::move(page));
-      stream.expires_after(reply_limit(response.body().size()));
-      const auto written = co_await http::async_write(stream, response, kAsTuple);
-      if (std::get<0>(written) || !keep_alive) co_return;
+      const HttpResponse response = respond(parser.get(), std::move(page));
+      const Deadline limit = Deadline::after(reply_limit(response.body().size()));
+      const Status told = co_await write_response(stream, response, limit);
+      if (!told || !keep_alive) co_return;
       enter(client, Client::State::listening);
     }
   }
@@ -194,8 +220,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     return true;
   }
 
-  asio::awaitable<HttpPage> make_page(const std::shared_ptr<Client>& client,
-                                      const http::request<http::string_body>& request) {
+  asio::awaitable<HttpPage> make_page(const std::shared_ptr<Client>& client, const HttpRequest& request) {
     HttpPage page;
     if (request.method() != http::verb::get && request.method() != http::verb::head) {
       page.status = 405;
@@ -222,30 +247,23 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     co_return page;
   }
 
-  asio::awaitable<void> refuse(beast::tcp_stream& stream, error_code ec) {
-    unsigned status = 0;
-    if (ec == http::error::header_limit)
-      status = 431;
-    else if (ec == http::error::body_limit || ec == http::error::buffer_overflow)
-      status = 413;
-    else if (ec.category() == make_error_code(http::error::bad_method).category() && ec != http::error::end_of_stream &&
-             ec != http::error::partial_message)
-      status = 400;
-    if (status == 0) co_return;
+  /// What is wrong with a request; 0 if there is nobody to be told.
+  static unsigned status_of(error_code ec) {
+    if (ec == http::error::header_limit) return 431;
+    if (ec == http::error::body_limit || ec == http::error::buffer_overflow) return 413;
+    return ec == http::error::partial_message ? 0 : 400;
+  }
+
+  asio::awaitable<void> refuse(ChannelStream& stream, unsigned status, const std::string& why) {
     if (options.answered) options.answered();
-    http::response<http::string_body> response(static_cast<http::status>(status), 11);
+    HttpResponse response(static_cast<http::status>(status), 11);
     response.keep_alive(false);
-    response.body() = ec.message() + "\n";
+    response.body() = why + "\n";
     response.prepare_payload();
-    stream.expires_after(options.request);
-    co_await http::async_write(stream, response, kAsTuple);
-    // Closing with an unread body would reset the connection, and a reset throws away the answer.
-    error_code ec_end;
-    stream.socket().shutdown(tcp::socket::shutdown_send, ec_end);
-    std::array<char, 4096> discarded;
-    while (!ec_end && !stopping) {
-      ec_end = std::get<0>(co_await stream.async_read_some(asio::buffer(discarded), kAsTuple));
-    }
+    const Deadline limit = Deadline::after(options.request);
+    // Its body, which nobody reads, may still be on the way.
+    const Status told = co_await write_response(stream, response, limit);
+    if (told && !stopping) co_await stream.finish(limit.remaining());
   }
 
   void stop() {
@@ -257,7 +275,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     });
     const std::lock_guard lock(mutex);
     for (const auto& client : clients) {
-      asio::post(client->stream.get_executor(), [client] { client->stream.cancel(); });
+      asio::post(client->stream->executor(), [client] { client->stream->cancel(); });
     }
   }
 };
@@ -265,7 +283,13 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
 Result<std::unique_ptr<HttpServer>> HttpServer::listen(asio::io_context& io, HttpOptions options, Handler handler) {
   DS_ASSIGN(tcp::acceptor acceptor, bind_acceptor(io, options.listen));
   error_code ec;
-  if (!options.allow_remote && !acceptor.local_endpoint(ec).address().is_loopback()) {
+  if (options.client_certificates && !(options.tls && options.tls->asks_for_certificates())) {
+    return Error(Errc::invalid_argument, "HTTP on " + to_string(options.listen) +
+                                             ": --http-client-certificates needs --tls-cert, and --tls-ca, which says "
+                                             "who signs them");
+  }
+  const bool knows_peers = options.client_certificates;
+  if (!options.allow_remote && !knows_peers && !acceptor.local_endpoint(ec).address().is_loopback()) {
     return Error(Errc::unauthenticated, "HTTP on " + to_string(options.listen) +
                                             ": the pages have no authentication; --http-allow-remote says you mean it");
   }

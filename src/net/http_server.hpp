@@ -1,4 +1,4 @@
-// Serves pages for people and monitors over HTTP: GET and HEAD only. Which pages there are is its user's.
+// Serves pages for people and monitors over HTTP or HTTPS: GET and HEAD only. Which pages there are is its user's.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -16,6 +16,8 @@
 
 namespace deltasync::net {
 
+class Tls;
+
 struct HttpPage {
   unsigned status = 200;
   std::string content_type = "text/plain; charset=utf-8";
@@ -24,8 +26,10 @@ struct HttpPage {
 
 struct HttpOptions {
   Endpoint listen{"127.0.0.1", 0};
-  bool allow_remote = false;                       ///< HTTP has no authentication: beyond loopback only on request
-  std::chrono::milliseconds request{5'000};        ///< first byte of a request → its last; also the reply's sending,
+  bool allow_remote = false;                       ///< beyond loopback only on request, or with client_certificates
+  std::shared_ptr<Tls> tls;                        ///< of a server; null: plain HTTP
+  bool client_certificates = false;                ///< only for those whose certificate the CA of `tls` has signed
+  std::chrono::milliseconds request{5'000};        ///< the handshake; a request; also the reply's sending,
   std::uint64_t reply_bytes_per_s_min = 1u << 20;  ///< which may take so much longer as its bytes take at this rate
   std::chrono::milliseconds keep_alive{30'000};    ///< between requests
   std::uint32_t header_bytes_max = 8'192;

@@ -1,11 +1,9 @@
-// Message conversations for coroutines. A MessageStream owns a socket and the watchdog beside it: every operation
-// names its deadline, and the watchdog cancels the socket when that passes. Bytes go through a channel, plain or TLS.
+// Message conversations for coroutines, over bytes through a channel, plain or TLS: every operation names its deadline.
 // Also the path of full transfers, which hands pages of a file to the socket without a copy in user space.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
-#include <boost/asio/generic/stream_protocol.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -21,6 +19,7 @@
 #include "format/wire.hpp"
 #include "net/blocking.hpp"
 #include "net/channel.hpp"
+#include "net/channel_stream.hpp"
 
 namespace deltasync::net {
 
@@ -30,7 +29,7 @@ namespace deltasync::net {
 /// anywhere, through canceller().
 class MessageStream {
  public:
-  using Socket = boost::asio::generic::stream_protocol::socket;
+  using Socket = ChannelStream::Socket;
 
   /// Bytes cross as they are until secure().
   explicit MessageStream(Socket socket);
@@ -40,9 +39,7 @@ class MessageStream {
 
   /// The socket itself, for channels over it.
   int fd() const;
-  /// The handshake of a channel over fd(), through which everything goes from then on. A server's peer that says
-  /// nothing for half of the time that is left gets no more, so that it can still be told why: if the handshake fails
-  /// before the peer has begun its part, bytes go on crossing as they are.
+  /// As ChannelStream::secure().
   boost::asio::awaitable<Status> secure(std::unique_ptr<Channel> channel, Deadline deadline);
 
   /// One whole message. The first byte may take until `idle`; from then on the rest has `message_limit`. Checks the
@@ -111,9 +108,7 @@ class MessageStream {
   /// Keepalive probes after `idle` seconds, and no delay for small messages (TCP only, best effort).
   void tune_tcp(int keepalive_idle_s);
   void close();
-  /// The end that loses nothing: tells the peer that nothing follows, then discards what it still says until it closes
-  /// too or `limit` has passed. close() with unread requests would reset the connection, and a reset throws away what
-  /// has been sent and not yet read.
+  /// The end that loses nothing, as ChannelStream::finish().
   boost::asio::awaitable<void> finish(std::chrono::nanoseconds limit);
   std::string peer_name() const;
   boost::asio::any_io_executor executor() const;
@@ -122,9 +117,7 @@ class MessageStream {
   std::uint64_t bytes_received() const noexcept;
 
  private:
-  struct State;
-
-  std::shared_ptr<State> state_;
+  std::shared_ptr<ChannelStream> stream_;
 };
 
 inline constexpr std::uint64_t kSendPieceBytes = 1u << 20;  ///< a revocation is seen at the next piece

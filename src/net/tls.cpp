@@ -28,13 +28,14 @@ class OpenSslTls final : public Tls {
         seen_(seen),
         context_(std::move(context)) {}
 
-  Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer) override {
+  using Tls::channel;
+  Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer, LetsIn lets_in) override {
     const std::lock_guard lock(mutex_);
     if (look_again_.passed()) {
       look_again_ = Deadline::after(kLookAgain);
       look_at_files();
     }
-    return make_tls_channel(context_.get(), role_, options_, fd, peer);
+    return make_tls_channel(context_.get(), {role_, options_, lets_in}, fd, peer);
   }
 
   bool asks_for_certificates() const override { return role_ == TlsRole::server && !options_->ca.empty(); }

@@ -3,6 +3,7 @@
 // nothing that was recorded can be played again. Needs no Boost. What is linked into a trainer has no part of this.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -11,6 +12,13 @@
 #include "net/channel.hpp"
 
 namespace deltasync::net {
+
+/// Whose connection a server's side goes on with.
+enum class LetsIn : std::uint8_t {
+  as_options_say,  ///< with `ca`: whom it has signed and `allow` names; without: everybody
+  signed_by_ca,    ///< whom `ca`, which there has to be, has signed, whatever their names
+  everybody,       ///< nobody is asked for a certificate
+};
 
 /// Thread-safe. Reads its files anew when they have changed.
 class Tls {
@@ -29,9 +37,12 @@ class Tls {
   Tls& operator=(const Tls&) = delete;
 
   /// For a connected TCP socket, which it borrows. `peer` is the host that was dialled, or the address of who came; a
-  /// client wants a certificate for it, unless options name another.
-  virtual Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer) = 0;
-  /// A server that lets in only peers whose certificates it can verify.
+  /// client wants a certificate for it, unless options name another, and has no use for `lets_in`.
+  virtual Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer, LetsIn lets_in) = 0;
+  Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer) {
+    return channel(fd, peer, LetsIn::as_options_say);
+  }
+  /// A server that can verify its peers' certificates: unless told otherwise, it lets in no others.
   virtual bool asks_for_certificates() const = 0;
 
  protected:

@@ -15,6 +15,7 @@
 
 #include "base/log.hpp"
 #include "net/tls.hpp"
+#include "net/tls_words.hpp"
 
 namespace deltasync::net {
 namespace {
@@ -61,76 +62,11 @@ const BIO_METHOD* quiet_socket() {
   return method;
 }
 
-// ---- what goes wrong, in words -----------------------------------------------------------------------------------
+// ---- the channel -------------------------------------------------------------------------------------------------
 
 bool is_address(const std::string& host) {
   unsigned char bytes[sizeof(in6_addr)];
   return ::inet_pton(AF_INET, host.c_str(), bytes) == 1 || ::inet_pton(AF_INET6, host.c_str(), bytes) == 1;
-}
-
-/// Why a certificate was refused.
-std::string refusal(int error, X509* certificate, int depth, const TlsOptions& options, const std::string& expected) {
-  if (certificate == nullptr) return std::string("its certificate: ") + ::X509_verify_cert_error_string(error);
-  const std::string whose =
-      depth == 0 ? "its certificate" : "the CA certificate of " + names_of(certificate) + ", on which its own depends,";
-  switch (error) {
-    case X509_V_ERR_CERT_HAS_EXPIRED:
-      return whose + " expired on " + date_of(::X509_get0_notAfter(certificate)) + ": it has to be renewed";
-    case X509_V_ERR_CERT_NOT_YET_VALID:
-      return whose + " is not valid before " + date_of(::X509_get0_notBefore(certificate)) +
-             ": wait, or look at the clocks of both hosts";
-    case X509_V_ERR_HOSTNAME_MISMATCH:
-    case X509_V_ERR_IP_ADDRESS_MISMATCH:
-      return whose + " is for " + names_of(certificate) + ", not for " + expected +
-             ": dial one of its names, or say by --tls-name which one it must have";
-    case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
-    case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
-    case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT:
-    case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
-    case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
-    case X509_V_ERR_CERT_SIGNATURE_FAILURE:
-      return whose + " (for " + names_of(certificate) + ") is not signed by a CA in " + options.ca.string() +
-             " (--tls-ca)" + (error == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT ? ", but by itself" : "");
-    case X509_V_ERR_APPLICATION_VERIFICATION:
-      return whose + " is for " + names_of(certificate) + ", whom --tls-allow does not name";
-    default: return whose + ": " + ::X509_verify_cert_error_string(error);
-  }
-}
-
-/// What OpenSSL says when an operation failed, in a caller's terms.
-Error in_our_terms(unsigned long code, TlsRole role) {
-  const char* const text = ::ERR_reason_error_string(code);
-  const std::string reason = text != nullptr ? text : "OpenSSL error " + std::to_string(code);
-  const std::string mine = role == TlsRole::client ? " (--tls-cert)" : "";
-  switch (ERR_GET_REASON(code)) {
-    case SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED:
-    case SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE:
-      return role == TlsRole::client
-                 ? Error(Errc::unauthenticated, "the peer wants a certificate: give --tls-cert and --tls-key")
-                 : Error(Errc::unauthenticated, "the peer has no certificate, which --tls-ca asks for");
-    case SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE:
-      return {Errc::unauthenticated,
-              "the peer refused the handshake: perhaps its --tls-allow does not name this side's certificate" + mine};
-    case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
-    case SSL_R_SSLV3_ALERT_UNSUPPORTED_CERTIFICATE:
-    case SSL_R_SSLV3_ALERT_CERTIFICATE_REVOKED:
-    case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
-    case SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN:
-    case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
-    case SSL_R_TLSV1_ALERT_ACCESS_DENIED:
-      return {Errc::unauthenticated, "the peer refused this side's certificate" + mine + ": " + reason};
-    case SSL_R_UNSUPPORTED_PROTOCOL:
-    case SSL_R_TLSV1_ALERT_PROTOCOL_VERSION:
-    case SSL_R_NO_PROTOCOLS_AVAILABLE: return {Errc::unsupported, "one side does not speak TLS 1.3: " + reason};
-    case SSL_R_DECRYPTION_FAILED_OR_BAD_RECORD_MAC:
-      return {Errc::corrupt, "what came is not what the peer sent: it was changed, repeated, left out or reordered"};
-    case SSL_R_SSLV3_ALERT_BAD_RECORD_MAC:
-    case SSL_R_TLSV1_ALERT_DECRYPT_ERROR:
-      return {Errc::corrupt, "what the peer got is not what was sent: it was changed on the way"};
-    case SSL_R_UNEXPECTED_EOF_WHILE_READING:
-      return {Errc::connection, "the connection was cut: it ended without the word that TLS signs"};
-    default: return {Errc::protocol, "TLS: " + reason};
-  }
 }
 
 /// Of this process, said once.
@@ -147,15 +83,12 @@ void log_kernel_tls(bool on) {
   static_cast<void>(said);
 }
 
-// ---- the channel -------------------------------------------------------------------------------------------------
-
 class TlsChannel final : public Channel {
  public:
-  TlsChannel(TlsRole role, std::shared_ptr<const TlsOptions> options, int fd, std::string peer)
-      : role_(role),
-        options_(std::move(options)),
+  TlsChannel(TlsSide side, int fd, std::string peer)
+      : side_(std::move(side)),
         fd_(fd),
-        expected_(options_->name.empty() ? peer : options_->name),
+        expected_(side_.options->name.empty() ? peer : side_.options->name),
         peer_(std::move(peer)) {}
 
   Status open(SSL_CTX* context) {
@@ -168,9 +101,9 @@ class TlsChannel final : public Channel {
     BIO_set_fd(bio, fd_, BIO_NOCLOSE);
     ::SSL_set_bio(ssl_.get(), bio, bio);
     SSL_set_app_data(ssl_.get(), this);
-    if (role_ == TlsRole::server) {
+    if (side_.role == TlsRole::server) {
       ::SSL_set_accept_state(ssl_.get());
-      if (!options_->ca.empty()) {
+      if (side_.asks()) {
         ::SSL_set_verify(ssl_.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, verify);
       }
       return {};
@@ -182,7 +115,7 @@ class TlsChannel final : public Channel {
 
   Result<Tried> handshake() override {
     if (done_) return Tried::moved(0);
-    if (role_ == TlsRole::server && !heard_) {
+    if (side_.role == TlsRole::server && !heard_) {
       DS_ASSIGN(const std::optional<Tried> first, look_at_first_byte());
       if (first) return *first;
     }
@@ -191,13 +124,13 @@ class TlsChannel final : public Channel {
     const int rc = ::SSL_do_handshake(ssl_.get());
     if (rc == 1) {
       done_ = true;
-      if (role_ == TlsRole::server && options_->kernel) log_kernel_tls(kernel_sends());
+      if (side_.role == TlsRole::server && side_.options->kernel) log_kernel_tls(kernel_sends());
       return Tried::moved(0);
     }
     return come_to(rc);
   }
 
-  bool peer_may_be_plain() const override { return role_ == TlsRole::server && !heard_; }
+  bool peer_may_be_plain() const override { return side_.role == TlsRole::server && !heard_; }
 
   Result<Tried> receive(std::span<const iovec> to) override {
     std::size_t moved = 0;
@@ -349,12 +282,11 @@ class TlsChannel final : public Channel {
     }
     const unsigned long code = ::ERR_peek_error();
     ::ERR_clear_error();
-    if (role_ == TlsRole::client && !done_ && ERR_GET_REASON(code) == SSL_R_WRONG_VERSION_NUMBER) {
-      return fail(Error(Errc::unsupported,
-                        "it speaks without TLS: give it --tls-cert and --tls-key, or leave out --tls-ca on this side"));
+    if (side_.role == TlsRole::client && !done_ && ERR_GET_REASON(code) == SSL_R_WRONG_VERSION_NUMBER) {
+      return fail(speaks_no_tls());
     }
     if (!refusal_.empty()) return fail(Error(Errc::unauthenticated, refusal_));
-    return fail(in_our_terms(code, role_));
+    return fail(tls_error(code, side_.role));
   }
 
   Error fail(Error error) {
@@ -399,21 +331,20 @@ class TlsChannel final : public Channel {
   bool verify_one(bool good, X509_STORE_CTX* store) {
     X509* const certificate = ::X509_STORE_CTX_get_current_cert(store);
     const int depth = ::X509_STORE_CTX_get_error_depth(store);
-    const auto& allow = options_->allow;
-    if (good && depth == 0 && role_ == TlsRole::server && !allow.empty() &&
+    const auto& allow = side_.options->allow;
+    if (good && depth == 0 && side_.by_name() && !allow.empty() &&
         std::none_of(allow.begin(), allow.end(),
                      [&](const std::string& name) { return has_name(certificate, name); })) {
       ::X509_STORE_CTX_set_error(store, X509_V_ERR_APPLICATION_VERIFICATION);
       good = false;
     }
     if (!good && refusal_.empty()) {
-      refusal_ = refusal(::X509_STORE_CTX_get_error(store), certificate, depth, *options_, expected_);
+      refusal_ = tls_refusal(::X509_STORE_CTX_get_error(store), certificate, depth, *side_.options, expected_);
     }
     return good;
   }
 
-  const TlsRole role_;
-  const std::shared_ptr<const TlsOptions> options_;
+  const TlsSide side_;
   const int fd_;
   const std::string expected_;  ///< whom the peer's certificate must be for
   const std::string peer_;
@@ -431,9 +362,8 @@ class TlsChannel final : public Channel {
 
 }  // namespace
 
-Result<std::unique_ptr<Channel>> make_tls_channel(SSL_CTX* context, TlsRole role,
-                                                  std::shared_ptr<const TlsOptions> options, int fd, std::string peer) {
-  auto channel = std::make_unique<TlsChannel>(role, std::move(options), fd, std::move(peer));
+Result<std::unique_ptr<Channel>> make_tls_channel(SSL_CTX* context, TlsSide side, int fd, std::string peer) {
+  auto channel = std::make_unique<TlsChannel>(std::move(side), fd, std::move(peer));
   DS_TRY(channel->open(context));
   return std::unique_ptr<Channel>(std::move(channel));
 }

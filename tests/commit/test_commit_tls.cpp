@@ -12,30 +12,15 @@ using ::testing::HasSubstr;
 
 class CommitTls : public CommitServer {
  protected:
-  CommitTls() : ca_(dir_.path(), "ca") {
-    test::Wanted named;
-    named.addresses = {"127.0.0.1"};
-    const auto files = ca_.issue("coordinator", named);
+  CommitTls() {
     options_.ranks = 2;
     options_.log = dir_.path() / "commit.log";
-    options_.tls.cert = files.cert;
-    options_.tls.key = files.key;
-    options_.tls.ca = ca_.file();
+    options_.tls = tls_.asking_server();
   }
   void start_with_tls() {
     auto made = CoordinatorServer::start(options_);
     ASSERT_TRUE(made) << made.error().to_string();
     server_ = *std::move(made);
-  }
-  TlsOptions rank_tls(const std::string& name) const {
-    test::Wanted wanted;
-    wanted.common_name = name;
-    const auto files = ca_.issue(name, wanted);
-    TlsOptions tls;
-    tls.ca = ca_.file();
-    tls.cert = files.cert;
-    tls.key = files.key;
-    return tls;
   }
   Result<Order> exchange(const TlsOptions& tls) const {
     ParticipantOptions options;
@@ -45,14 +30,14 @@ class CommitTls : public CommitServer {
     return link.exchange(busy(1, 1000), soon(), {});
   }
 
-  test::TestCa ca_;
+  const test::TestTls tls_{dir_.path()};
   CoordinatorOptions options_;
 };
 
 TEST_F(CommitTls, RanksWithACertificateNeedNoTokenBeyondLoopback) {
   options_.listen = "0.0.0.0:0";
   start_with_tls();
-  const auto order = exchange(rank_tls("rank"));
+  const auto order = exchange(tls_.client("rank"));
   ASSERT_TRUE(order) << order.error().to_string();
   EXPECT_EQ(order->kind, OrderKind::none);
   EXPECT_TRUE(eventually([&] { return server_->ranks().at(1).report.has_value(); }));
@@ -69,19 +54,17 @@ TEST_F(CommitTls, AnEncryptedPortAloneIsNotEnoughBeyondLoopback) {
 TEST_F(CommitTls, RanksWithoutTheRightCertificateAreToldWhy) {
   options_.tls.allow = {"rank"};
   start_with_tls();
-  TlsOptions none;
-  none.ca = ca_.file();
-  const auto nobody = exchange(none);
+  const auto nobody = exchange(tls_.client());
   ASSERT_FALSE(nobody);
   EXPECT_EQ(nobody.error().code(), Errc::unauthenticated) << nobody.error().to_string();
-  const auto other = exchange(rank_tls("other"));
+  const auto other = exchange(tls_.client("other"));
   ASSERT_FALSE(other);
   EXPECT_THAT(other.error().message(), HasSubstr("--tls-allow"));
   const auto plain = exchange(TlsOptions());
   ASSERT_FALSE(plain);
   EXPECT_EQ(plain.error().code(), Errc::unsupported) << plain.error().to_string();
   EXPECT_THAT(plain.error().message(), HasSubstr("speaks TLS only"));
-  EXPECT_TRUE(exchange(rank_tls("rank")));
+  EXPECT_TRUE(exchange(tls_.client("rank")));
 }
 
 }  // namespace

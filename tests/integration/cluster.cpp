@@ -100,7 +100,7 @@ void Cluster::write_versions() {
 
 std::vector<pid_t> Cluster::attached() const {
   const net::Endpoint endpoint{"127.0.0.1", static_cast<std::uint16_t>(agent_.http_port())};
-  const auto page = tools::http_get(endpoint, "/v1/status", Deadline::after(kLimit));
+  const auto page = tools::http_get({endpoint, {}}, "/v1/status", Deadline::after(kLimit));
   EXPECT_TRUE(page.ok()) << page.error().to_string();
   std::vector<pid_t> pids;
   if (!page) return pids;

@@ -21,33 +21,6 @@ using ::testing::HasSubstr;
 
 class TlsPull : public ReceiverTest {
  protected:
-  TlsPull() : ca_(dir_.path(), "ca") {
-    test::Wanted named;
-    named.addresses = {"127.0.0.1"};
-    files_ = ca_.issue("agent", named);
-  }
-
-  TlsOptions agent_tls() const {
-    TlsOptions tls;
-    tls.cert = files_.cert;
-    tls.key = files_.key;
-    return tls;
-  }
-  TlsOptions receiver_tls(const std::string& name) const {
-    test::Wanted wanted;
-    wanted.common_name = name;
-    const auto files = ca_.issue(name, wanted);
-    TlsOptions tls;
-    tls.ca = ca_.file();
-    tls.cert = files.cert;
-    tls.key = files.key;
-    return tls;
-  }
-  TlsOptions trusting() const {
-    TlsOptions tls;
-    tls.ca = ca_.file();
-    return tls;
-  }
   void start_with(const TlsOptions& tls) {
     auto made = net::Tls::server(tls);
     ASSERT_TRUE(made) << made.error().to_string();
@@ -70,19 +43,17 @@ class TlsPull : public ReceiverTest {
     EXPECT_THAT(receiver.error().message(), HasSubstr(says));
   }
 
-  test::TestCa ca_;
-  test::CertificateFiles files_;
+  const test::TestTls tls_{dir_.path()};
 };
 
 TEST_F(TlsPull, FullAndDeltaPullsCrossWithCertificatesInPlaceOfAToken) {
-  TlsOptions tls = agent_tls();
-  tls.ca = ca_.file();
+  TlsOptions tls = tls_.asking_server();
   tls.allow = {"rollout"};
   options_.pull.listen.host = "0.0.0.0";  // beyond loopback: certificates say who may connect
   start_with(tls);
   writer_ = attach(model_.layout);
   next_version();
-  auto receiver = try_connect(port(), receiver_tls("rollout"));
+  auto receiver = try_connect(port(), tls_.client("rollout"));
   ASSERT_TRUE(receiver) << receiver.error().to_string();
   ASSERT_TRUE((*receiver)->bind(make_host_target(model_.layout), test_deadline()));
   EXPECT_EQ(pull(**receiver).mode, PullMode::full);
@@ -91,12 +62,12 @@ TEST_F(TlsPull, FullAndDeltaPullsCrossWithCertificatesInPlaceOfAToken) {
   EXPECT_EQ(pull(**receiver).mode, PullMode::delta);
   EXPECT_TRUE(held(**receiver) == model_.half);
 
-  expect_refused(trusting(), Errc::unauthenticated, "give --tls-cert and --tls-key");
-  expect_refused(receiver_tls("somebody"), Errc::unauthenticated, "--tls-allow");
+  expect_refused(tls_.client(), Errc::unauthenticated, "give --tls-cert and --tls-key");
+  expect_refused(tls_.client("somebody"), Errc::unauthenticated, "--tls-allow");
 }
 
 TEST_F(TlsPull, ABindBeyondLoopbackNeedsMoreThanAnEncryptedPort) {
-  auto tls = net::Tls::server(agent_tls());
+  auto tls = net::Tls::server(tls_.server());
   options_.pull.tls = *tls;
   options_.pull.listen.host = "0.0.0.0";
   const auto agent = Agent::start(options_);
@@ -107,22 +78,22 @@ TEST_F(TlsPull, ABindBeyondLoopbackNeedsMoreThanAnEncryptedPort) {
 
 TEST_F(TlsPull, WhoSpeaksWithoutTlsIsToldSo) {
   options_.pull.limits.handshake = std::chrono::seconds(1);
-  start_with(agent_tls());
+  start_with(tls_.server());
   expect_refused(TlsOptions(), Errc::unsupported, "speaks TLS only");
 }
 
 TEST_F(TlsPull, WhoSpeaksTlsWithAPlainAgentIsToldSo) {
   start_agent();
-  expect_refused(trusting(), Errc::unsupported, "speaks without TLS");
+  expect_refused(tls_.client(), Errc::unsupported, "speaks without TLS");
 }
 
 TEST_F(TlsPull, ATokenIsWantedInsideToo) {
   options_.pull.token = "open sesame, but longer";
-  start_with(agent_tls());
-  expect_refused(trusting(), Errc::unauthenticated, "token");
+  start_with(tls_.server());
+  expect_refused(tls_.client(), Errc::unauthenticated, "token");
   writer_ = attach(model_.layout);
   next_version();
-  const auto receiver = try_connect(port(), trusting(), options_.pull.token);
+  const auto receiver = try_connect(port(), tls_.client(), options_.pull.token);
   EXPECT_TRUE(receiver) << receiver.error().to_string();
 }
 
@@ -189,14 +160,14 @@ class AttackedPull : public TlsPull, public ::testing::WithParamInterface<bool> 
  protected:
   void SetUp() override {
     if (GetParam()) {
-      start_with(agent_tls());
+      start_with(tls_.server());
     } else {
       start_agent();
     }
     writer_ = attach(model_.layout);
     next_version();
   }
-  TlsOptions tls() const { return GetParam() ? trusting() : TlsOptions(); }
+  TlsOptions tls() const { return GetParam() ? tls_.client() : TlsOptions(); }
 };
 
 TEST_P(AttackedPull, NothingIsCommittedThatWasNotPublishedAndOnceHeIsGonePullsEnd) {

@@ -30,7 +30,10 @@ namespace deltasync::net {
 namespace {
 
 using test::Attacker;
+using test::local_server;
+using test::named;
 using test::Way;
+using test::with;
 using ::testing::HasSubstr;
 namespace asio = boost::asio;
 
@@ -38,19 +41,6 @@ constexpr auto kLong = std::chrono::seconds(60);  ///< never reached by a test t
 
 Deadline later() {
   return Deadline::after(kLong);
-}
-
-test::Wanted local_server() {
-  test::Wanted wanted;
-  wanted.dns = {"localhost", "agent.example"};
-  wanted.addresses = {"127.0.0.1"};
-  return wanted;
-}
-
-test::Wanted client_named(const std::string& name) {
-  test::Wanted wanted;
-  wanted.common_name = name;
-  return wanted;
 }
 
 /// What came of both ends' handshake, and of one message each way.
@@ -62,25 +52,6 @@ struct Meeting {
 class TlsTest : public ::testing::Test {
  protected:
   TlsTest() { std::signal(SIGPIPE, SIG_IGN); }
-
-  TlsOptions server_options(const test::Wanted& wanted = local_server()) {
-    const auto files = ca_.issue("server", wanted);
-    TlsOptions options;
-    options.cert = files.cert;
-    options.key = files.key;
-    return options;
-  }
-  TlsOptions client_options() const {
-    TlsOptions options;
-    options.ca = ca_.file();
-    return options;
-  }
-  TlsOptions client_options(const test::CertificateFiles& files) const {
-    TlsOptions options = client_options();
-    options.cert = files.cert;
-    options.key = files.key;
-    return options;
-  }
 
   /// One client's end: dials `port`, and asks for an answer.
   static Status ask(Tls* tls, std::uint16_t port, const std::string& host) {
@@ -141,26 +112,26 @@ class TlsTest : public ::testing::Test {
   }
 
   test::TempDir dir_;
-  test::TestCa ca_{dir_.path(), "ca"};
+  const test::TestTls tls_{dir_.path()};
 };
 
 TEST_F(TlsTest, MessagesCrossBetweenNamedEnds) {
   for (const char* host : {"localhost", "127.0.0.1", "agent.example"}) {
-    const Meeting meeting = meet(server_options(), client_options(), host);
+    const Meeting meeting = meet(tls_.server(), tls_.client(), host);
     EXPECT_TRUE(meeting.client) << meeting.client.error().to_string();
     EXPECT_TRUE(meeting.server) << meeting.server.error().to_string();
   }
 }
 
 TEST_F(TlsTest, AServerOfAnotherNameIsRefused) {
-  expect_refused(meet(server_options(), client_options(), "other.example").client, Errc::unauthenticated,
+  expect_refused(meet(tls_.server(), tls_.client(), "other.example").client, Errc::unauthenticated,
                  "for localhost, agent.example, 127.0.0.1, not for other.example");
-  expect_refused(meet(server_options(), client_options(), "127.0.0.2").client, Errc::unauthenticated, "--tls-name");
-  TlsOptions named = client_options();
-  named.name = "agent.example";
-  EXPECT_TRUE(meet(server_options(), named, "other.example").client);
+  expect_refused(meet(tls_.server(), tls_.client(), "127.0.0.2").client, Errc::unauthenticated, "--tls-name");
+  TlsOptions other_name = tls_.client();
+  other_name.name = "agent.example";
+  EXPECT_TRUE(meet(tls_.server(), other_name, "other.example").client);
   // The common name is no name of a server.
-  expect_refused(meet(server_options(client_named("localhost")), client_options()).client, Errc::unauthenticated,
+  expect_refused(meet(tls_.server(named("localhost")), tls_.client()).client, Errc::unauthenticated,
                  "not for localhost");
 }
 
@@ -168,15 +139,15 @@ TEST_F(TlsTest, AnExpiredCertificateIsRefusedByItsDate) {
   // The server read it while it was good.
   test::Wanted soon = local_server();
   soon.to = std::chrono::seconds(2);
-  const auto server = Tls::server(server_options(soon));
+  const auto server = Tls::server(tls_.server(soon));
   ASSERT_TRUE(server);
   std::this_thread::sleep_for(std::chrono::seconds(3));
-  const auto client = Tls::client(client_options());
+  const auto client = Tls::client(tls_.client());
   expect_refused(meet(server->get(), client->get()).client, Errc::unauthenticated, "its certificate expired on 20");
   // And does not begin with one that is past.
   test::Wanted past = local_server();
   past.to = std::chrono::seconds(-60);
-  expect_refused(Tls::server(server_options(past)).ok() ? Status() : Status(Tls::server(server_options(past)).error()),
+  expect_refused(Tls::server(tls_.server(past)).ok() ? Status() : Status(Tls::server(tls_.server(past)).error()),
                  Errc::invalid_argument, "server.pem: it expired on 20");
 }
 
@@ -184,51 +155,46 @@ TEST_F(TlsTest, ACertificateOfTheFutureIsRefusedByItsDate) {
   test::Wanted future = local_server();
   future.from = std::chrono::hours(48);
   future.to = std::chrono::hours(96);
-  expect_refused(meet(server_options(future), client_options()).client, Errc::unauthenticated,
-                 "is not valid before 20");
+  expect_refused(meet(tls_.server(future), tls_.client()).client, Errc::unauthenticated, "is not valid before 20");
 }
 
 TEST_F(TlsTest, OnlyTheNamedCaSigns) {
   const test::TestCa other(dir_.path(), "other");
-  TlsOptions trusting_another = client_options();
+  TlsOptions trusting_another = tls_.client();
   trusting_another.ca = other.file();
-  expect_refused(meet(server_options(), trusting_another).client, Errc::unauthenticated, "is not signed by a CA in");
-  TlsOptions self = server_options();
-  const auto files = test::TestCa::self_signed(dir_.path(), "self", local_server());
-  self.cert = files.cert;
-  self.key = files.key;
-  expect_refused(meet(self, client_options()).client, Errc::unauthenticated, "but by itself");
+  expect_refused(meet(tls_.server(), trusting_another).client, Errc::unauthenticated, "is not signed by a CA in");
+  TlsOptions self = tls_.server();
+  self = with(self, test::TestCa::self_signed(dir_.path(), "self", local_server()));
+  expect_refused(meet(self, tls_.client()).client, Errc::unauthenticated, "but by itself");
 }
 
 TEST_F(TlsTest, AServerWithACaLetsInWhomItSigned) {
-  TlsOptions server = server_options();
-  server.ca = ca_.file();
-  const Meeting none = meet(server, client_options());
+  TlsOptions server = tls_.asking_server();
+  const Meeting none = meet(server, tls_.client());
   expect_refused(none.server, Errc::unauthenticated, "the peer has no certificate");
   expect_refused(none.client, Errc::unauthenticated, "give --tls-cert and --tls-key");
 
-  EXPECT_TRUE(meet(server, client_options(ca_.issue("a", client_named("rollout-a")))).client);
+  EXPECT_TRUE(meet(server, tls_.client("rollout-a")).client);
 
   const test::TestCa other(dir_.path(), "other");
-  const Meeting strange = meet(server, client_options(other.issue("b", client_named("rollout-a"))));
+  const Meeting strange = meet(server, with(tls_.client(), other.issue("b", named("rollout-a"))));
   expect_refused(strange.server, Errc::unauthenticated, "is not signed by a CA in");
   expect_refused(strange.client, Errc::unauthenticated, "the peer refused this side's certificate");
 
-  test::Wanted past = client_named("rollout-a");
-  const auto files = ca_.issue("past", past);
-  auto client = Tls::client(client_options(files));
+  test::Wanted past = named("rollout-a");
+  const auto files = tls_.ca.issue("past", past);
+  auto client = Tls::client(with(tls_.client(), files));
   ASSERT_TRUE(client);
 }
 
 TEST_F(TlsTest, AServerLetsInOnlyNamesOnItsList) {
-  TlsOptions server = server_options();
-  server.ca = ca_.file();
+  TlsOptions server = tls_.asking_server();
   server.allow = {"rollout-a", "rollout-b.example"};
-  EXPECT_TRUE(meet(server, client_options(ca_.issue("a", client_named("Rollout-A")))).client);
-  test::Wanted by_dns = client_named("whoever");
+  EXPECT_TRUE(meet(server, tls_.client("Rollout-A")).client);
+  test::Wanted by_dns = named("whoever");
   by_dns.dns = {"x.example", "rollout-b.example"};
-  EXPECT_TRUE(meet(server, client_options(ca_.issue("b", by_dns))).client);
-  const Meeting other = meet(server, client_options(ca_.issue("c", client_named("rollout-c"))));
+  EXPECT_TRUE(meet(server, with(tls_.client(), tls_.ca.issue("b", by_dns))).client);
+  const Meeting other = meet(server, tls_.client("rollout-c"));
   expect_refused(other.server, Errc::unauthenticated, "is for rollout-c, whom --tls-allow does not name");
   expect_refused(other.client, Errc::unauthenticated, "--tls-allow");
 }
@@ -238,34 +204,34 @@ TEST_F(TlsTest, WrongFilesAreNamed) {
     const auto made = Tls::server(options);
     expect_refused(made ? Status() : Status(made.error()), code, says);
   };
-  TlsOptions options = server_options();
+  TlsOptions options = tls_.server();
   options.cert = dir_.path() / "nowhere.pem";
   refused(options, Errc::not_found, "nowhere.pem");
-  options = server_options();
-  options.key = ca_.issue("another", local_server()).key;
+  options = tls_.server();
+  options.key = tls_.ca.issue("another", local_server()).key;
   refused(options, Errc::invalid_argument, "another.key: not the key of the certificate in");
-  options = server_options();
+  options = tls_.server();
   std::filesystem::permissions(options.key, std::filesystem::perms::others_read, std::filesystem::perm_options::add);
   refused(options, Errc::permission, "make it mode 0600");
   dir_.write("junk.pem", std::string_view("not a certificate\n"));
-  options = server_options();
+  options = tls_.server();
   options.cert = dir_.path() / "junk.pem";
   refused(options, Errc::invalid_argument, "junk.pem: no certificate in PEM form");
-  options = server_options();
+  options = tls_.server();
   options.allow = {"somebody"};
   refused(options, Errc::invalid_argument, "--tls-ca");
   options = TlsOptions();
-  options.ca = ca_.file();
+  options.ca = tls_.ca.file();
   refused(options, Errc::invalid_argument, "--tls-cert");
   options = TlsOptions();
-  options.cert = server_options().cert;
+  options.cert = tls_.server().cert;
   const auto client = Tls::client(options);
   ASSERT_FALSE(client);
   EXPECT_THAT(client.error().message(), HasSubstr("--tls-ca"));
 }
 
 TEST_F(TlsTest, APeerWithoutTlsIsToldAndDoesNotWait) {
-  const auto server = *Tls::server(server_options());
+  const auto server = *Tls::server(tls_.server());
   // It says nothing first, as receivers do: half of the handshake's time is waited for it.
   Listener listener = *Listener::bind({"127.0.0.1", 0}, false);
   auto served = std::async(std::launch::async, [&] {
@@ -278,7 +244,7 @@ TEST_F(TlsTest, APeerWithoutTlsIsToldAndDoesNotWait) {
   // It speaks first.
   expect_refused(meet(server.get(), nullptr).client, Errc::unsupported, "speaks TLS only");
   // And the other way round: a server that speaks first, without TLS.
-  const auto client = *Tls::client(client_options());
+  const auto client = *Tls::client(tls_.client());
   served = std::async(std::launch::async, [&]() -> Status {
     DS_ASSIGN(UniqueFd fd, listener.accept(later()));
     MessageSocket socket(std::move(fd));
@@ -293,9 +259,9 @@ TEST_F(TlsTest, APeerWithoutTlsIsToldAndDoesNotWait) {
 TEST_F(TlsTest, FilesThatChangeAreReadAgain) {
   test::Wanted first = local_server();
   first.dns = {"first.example"};
-  const TlsOptions options = server_options(first);
+  const TlsOptions options = tls_.server(first);
   const auto server = *Tls::server(options);
-  const auto client = *Tls::client(client_options());
+  const auto client = *Tls::client(tls_.client());
   EXPECT_TRUE(meet(server.get(), client.get(), "first.example").client);
 
   // What cannot be used leaves what was read in use.
@@ -307,7 +273,7 @@ TEST_F(TlsTest, FilesThatChangeAreReadAgain) {
 
   test::Wanted second = local_server();
   second.dns = {"second.example"};
-  server_options(second);
+  tls_.server(second);
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   const Meeting renewed = meet(server.get(), client.get(), "second.example");
   EXPECT_TRUE(renewed.client) << renewed.client.error().to_string();
@@ -333,8 +299,8 @@ class AttackedTest : public TlsTest {
  protected:
   /// A question and its answer over the attacker's path. Both ends come to an end, whatever it does.
   Meeting meet_over(const Attacker::Deed& deed, bool with_tls) {
-    const auto server = *Tls::server(server_options());
-    const auto client = *Tls::client(client_options());
+    const auto server = *Tls::server(tls_.server());
+    const auto client = *Tls::client(tls_.client());
     Listener listener = *Listener::bind({"127.0.0.1", 0}, false);
     Meeting meeting;
     auto served = std::async(std::launch::async, [&] { return answer(with_tls ? server.get() : nullptr, listener); });
@@ -448,7 +414,7 @@ TEST_F(AttackedTest, ARecordedConversationCannotBePlayedAgain) {
     return one(std::move(chunk));
   };
   ASSERT_TRUE(meet_over(listening, true).client);
-  const auto server = *Tls::server(server_options());
+  const auto server = *Tls::server(tls_.server());
   Listener listener = *Listener::bind({"127.0.0.1", 0}, false);
   auto served = std::async(std::launch::async, [&] { return answer(server.get(), listener); });
   const UniqueFd fd = *connect_tcp("127.0.0.1", listener.port(), later());
@@ -484,8 +450,8 @@ class TlsStreamTest : public TlsTest {
     MessageStream::Socket socket(asio::make_strand(io_));
     socket.assign(asio::generic::stream_protocol(AF_INET, IPPROTO_TCP), listener.accept(later())->release());
     stream_.emplace(std::move(socket));
-    server_ = *Tls::server(server_options());
-    client_ = *Tls::client(client_options());
+    server_ = *Tls::server(tls_.server());
+    client_ = *Tls::client(tls_.client());
     auto secured = start(stream_->secure(std::move(*server_->channel(stream_->fd(), "peer")), later()));
     ASSERT_TRUE(peer_.secure(std::move(*client_->channel(peer_.fd(), "localhost")), later()));
     ASSERT_TRUE(secured.get());

@@ -111,4 +111,41 @@ CertificateFiles TestCa::self_signed(const std::filesystem::path& dir, const std
   return write_both(dir, name, certificate.get(), key.get());
 }
 
+Wanted local_server() {
+  Wanted wanted;
+  wanted.dns = {"localhost", "agent.example"};
+  wanted.addresses = {"127.0.0.1"};
+  return wanted;
+}
+
+Wanted named(const std::string& name) {
+  Wanted wanted;
+  wanted.common_name = name;
+  return wanted;
+}
+
+TlsOptions with(TlsOptions options, const CertificateFiles& files) {
+  options.cert = files.cert;
+  options.key = files.key;
+  return options;
+}
+
+TlsOptions TestTls::server(const Wanted& wanted) const {
+  return with(TlsOptions(), ca.issue("server", wanted));
+}
+
+TlsOptions TestTls::asking_server(const Wanted& wanted) const {
+  return with(client(), ca.issue("server", wanted));
+}
+
+TlsOptions TestTls::client() const {
+  TlsOptions options;
+  options.ca = ca.file();
+  return options;
+}
+
+TlsOptions TestTls::client(const std::string& name) const {
+  return with(client(), ca.issue(name, named(name)));
+}
+
 }  // namespace deltasync::test

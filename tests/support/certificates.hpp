@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "deltasync/tls.hpp"
+
 namespace deltasync::test {
 
 struct FreeCertificate {
@@ -48,5 +50,27 @@ class TestCa {
   std::unique_ptr<EVP_PKEY, FreeCertificate> key_;
   std::unique_ptr<X509, FreeCertificate> certificate_;
 };
+
+/// For localhost, agent.example and 127.0.0.1.
+Wanted local_server();
+/// For nobody but the common name.
+Wanted named(const std::string& name);
+
+/// A CA, and options of ends that it signed.
+class TestTls {
+ public:
+  explicit TestTls(const std::filesystem::path& dir) : ca(dir, "ca") {}
+
+  TlsOptions server(const Wanted& wanted = local_server()) const;
+  /// One that lets in only whom the CA signed.
+  TlsOptions asking_server(const Wanted& wanted = local_server()) const;
+  /// A client without a certificate of its own.
+  TlsOptions client() const;
+  TlsOptions client(const std::string& name) const;
+
+  TestCa ca;
+};
+/// `options` with another certificate.
+TlsOptions with(TlsOptions options, const CertificateFiles& files);
 
 }  // namespace deltasync::test
