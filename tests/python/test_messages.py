@@ -49,7 +49,25 @@ class WithNote(torch.nn.Module):
         return {"calls": 1}
 
 
-def mistakes(own: deltasync.WeightManager, folder: Path) -> dict[str, Callable[[], Any]]:
+class Computes(torch.nn.Module):
+    """Has its weight as the logarithm of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = torch.nn.Parameter(torch.zeros(3))
+
+    def state_dict(self, **options: Any) -> Any:
+        return {"w": self.log.exp()}
+
+
+def halves() -> dict[str, torch.Tensor]:
+    memory = torch.zeros(6 << 10)
+    return {"w": memory[: 4 << 10], "v": memory[2 << 10 :]}
+
+
+def mistakes(
+    own: deltasync.WeightManager, trained: deltasync.WeightManager, folder: Path
+) -> dict[str, Callable[[], Any]]:
     assert own.agent is not None
     empty, short, public = folder / "empty", folder / "short", folder / "public"
     for path, text, mode in ((empty, "", 0o600), (short, "hunter2", 0o600), (public, "0" * 64, 0o644)):
@@ -123,6 +141,8 @@ def mistakes(own: deltasync.WeightManager, folder: Path) -> dict[str, Callable[[
         "a module with more": lambda: module(w=torch.ones(3), v=torch.ones(3)),
         "a module whose weight has gaps": lambda: module(w=torch.ones(6)[::2]),
         "a module with more than tensors": lambda: deltasync.Receiver(own.endpoint, module=WithNote()),
+        "a module that computes a weight": lambda: deltasync.Receiver(own.endpoint, module=Computes()),
+        "a module whose weights overlap": lambda: deltasync.Receiver(trained.endpoint, module=Module(**halves())),
         "a state dict as module": lambda: deltasync.Receiver(own.endpoint, module=weights()),
     }
 
@@ -170,11 +190,12 @@ def own(segment_name: str) -> Iterator[deltasync.WeightManager]:
 @pytest.fixture
 def trained() -> Iterator[deltasync.WeightManager]:
     """With several versions in the agent's ring."""
-    weight = torch.zeros(1 << 12)
-    with deltasync.WeightManager({"w": weight}) as made:
+    weight = torch.zeros(4 << 10)
+    tensors = {"w": weight, "v": weight.clone()}
+    with deltasync.WeightManager(tensors) as made:
         for step in range(1, 5):
             weight[step] = 1
-            made.offload({"w": weight}, label=f"step {step}")
+            made.offload(tensors, label=f"step {step}")
             made.wait_ready()
         yield made
 
@@ -183,7 +204,7 @@ def test_messages_are_those_that_are_kept(
     shm_files: set[str], own: deltasync.WeightManager, trained: deltasync.WeightManager, tmp_path: Path
 ) -> None:
     with deltasync.Receiver(trained.endpoint) as receiver:
-        made = {**mistakes(own, tmp_path), **mistakes_of(receiver, trained.epoch)}
+        made = {**mistakes(own, trained, tmp_path), **mistakes_of(receiver, trained.epoch)}
         found = {name: said(mistake, tmp_path, own, trained) for name, mistake in made.items()}
         assert receiver.update().version.number == 4
     text = "".join(f"{name}\n    {message}\n" for name, message in found.items())
