@@ -22,6 +22,7 @@
 #include "net/auth.hpp"
 #include "net/coroutine.hpp"
 #include "net/log_exception.hpp"
+#include "net/tls.hpp"
 
 namespace deltasync::agent {
 
@@ -148,6 +149,7 @@ asio::awaitable<void> Agent::Impl::tend_loop() {
     auto next = std::chrono::milliseconds(50);
     try {
       next = core->tend();
+      if (options.pull.tls) options.pull.tls->tend();
     } catch (const std::exception& e) {  // memory: revocations must go on once there is some
       log::error("tend_failed error=\"{}\"", e.what());
     }
@@ -157,7 +159,7 @@ asio::awaitable<void> Agent::Impl::tend_loop() {
 }
 
 net::HttpServer::Answer Agent::Impl::page(std::string_view target) const {
-  const AgentParts parts{*core, *pull_server, trainer_server.get(), instance, started_at};
+  const AgentParts parts{*core, *pull_server, trainer_server.get(), instance, started_at, options.pull.tls.get()};
   const std::string_view path = target.substr(0, target.find('?'));
   const std::string_view query = path.size() < target.size() ? target.substr(path.size() + 1) : std::string_view();
   if (path == "/healthz") return health_page(parts);

@@ -6,6 +6,7 @@
 
 #include "base/metrics.hpp"
 #include "base/utf8.hpp"
+#include "net/tls.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -93,6 +94,13 @@ void add_ring(metrics::Gauges& out, const AgentParts& parts, const Snapshot& now
   out.add("merged_entries", "Merged and compact deltas that are kept.", static_cast<double>(merges.entries.size()));
 }
 
+void add_certificate(metrics::Gauges& out, net::Tls* tls) {
+  const auto end = tls != nullptr ? tls->certificates_end() : std::nullopt;
+  if (!end) return;
+  out.add("tls_certificate_not_after_timestamp_seconds", "Unix time at which the certificate ends to be valid.",
+          std::chrono::duration<double>(end->time_since_epoch()).count());
+}
+
 }  // namespace
 
 std::string metrics_text(const AgentParts& parts) {
@@ -103,6 +111,7 @@ std::string metrics_text(const AgentParts& parts) {
   add_ring(out, parts, *now);
   add_served(out, *now);
   add_receivers(out, receiver_status(parts));
+  add_certificate(out, parts.tls);
   return metrics::to_text({parts.core.metrics().registry.collect(), out.take(), metrics::of_process()});
 }
 

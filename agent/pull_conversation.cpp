@@ -153,7 +153,7 @@ asio::awaitable<Status> PullConversation::handshake() {
   name_ = printable(auth.name);
   role_ = auth.role;
   if (!token.empty() && !net::equal_proofs(auth.proof, net::client_proof(token, hello.nonce, auth.nonce, auth.role))) {
-    co_return Error(Errc::unauthenticated, "no token or a wrong one");
+    co_return Error(Errc::unauthenticated, "no token or a wrong one: agent and receiver need the same");
   }
   authenticated_ = true;
   const Status settled = context_.settle(connection_, role_);

@@ -18,6 +18,7 @@ struct AgentParts {
   const TrainerServer* trainer_server = nullptr;
   std::uint64_t instance = 0;
   std::chrono::steady_clock::time_point started_at;
+  net::Tls* tls = nullptr;  ///< may be null
 };
 
 /// A receiver, and how far behind what is served now is what it has committed.

@@ -81,7 +81,8 @@ Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadlin
   DS_ASSIGN(welcome_, wire::Welcome::decode(answer.payload));
   const std::uint64_t received_ns = trace::now_ns();
   if (!token.empty() && !net::equal_proofs(welcome_.proof, net::server_proof(token, auth.nonce, hello.nonce))) {
-    return Error(Errc::unauthenticated, "the agent did not prove that it knows the token");
+    return Error(Errc::unauthenticated,
+                 "the agent did not prove that it knows the token: agent and receiver need the same");
   }
   instance_ = hello.instance;
   trace::add_clock_sample({welcome_.clock, sent_ns, received_ns, welcome_.clock_ns});

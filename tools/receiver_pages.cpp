@@ -87,6 +87,8 @@ struct ReceiverPages::Impl {
       registry.durations("pull_duration_seconds", "From the agent's plan until a version was verified and staged.");
   metrics::Durations commit_s = registry.durations("commit_duration_seconds", "Commits of staged versions.");
 
+  std::shared_ptr<net::Tls> own;  // of the process's certificate; null if it has none
+
   std::mutex mutex;
   std::shared_ptr<const receiver::Standing> standing;  // protected by mutex, as all below; null: never connected
   std::string connect_error;                           // since then, of the last try to connect
@@ -114,10 +116,11 @@ Status ReceiverPages::Impl::start() {
   DS_ASSIGN(http.listen, net::parse_endpoint(options.http).with_context("--http"));
   http.allow_remote = options.allow_remote;
   // Who only knows a CA has nothing to show.
-  if (!options.plain && !tls.cert.empty()) {
+  if (!tls.cert.empty()) {
     TlsOptions of_server = tls;
     of_server.kernel = false;
-    DS_ASSIGN(http.tls, net::Tls::server(of_server));
+    DS_ASSIGN(own, net::Tls::server(of_server));
+    if (!options.plain) http.tls = own;
   }
   http.client_certificates = options.client_certificates;
   auto made = net::HttpServer::listen(io, http, [this](std::string_view target) { return page(target); });
@@ -214,6 +217,13 @@ net::HttpPage ReceiverPages::Impl::metrics_page() {
             static_cast<double>(*now.versions));
     out.add("seconds_behind", "Time since the first of these was published; 0 if there is none.", *now.seconds);
     out.add("newest_version_age_seconds", "Time since the newest version was published.", *now.newest_age_s);
+  }
+  if (own) {
+    own->tend();
+    if (const auto end = own->certificates_end()) {
+      out.add("tls_certificate_not_after_timestamp_seconds", "Unix time at which the certificate ends to be valid.",
+              std::chrono::duration<double>(end->time_since_epoch()).count());
+    }
   }
   return {200, metrics::kContentType, metrics::to_text({registry.collect(), out.take(), metrics::of_process()})};
 }

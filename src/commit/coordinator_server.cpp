@@ -100,6 +100,7 @@ void CoordinatorServer::accept_all(const std::stop_token& stop) {
   while (!stop.stop_requested()) {
     auto fd = listener_.accept(Until(Deadline::after(kSilenceLimit), stop));
     reap();
+    if (tls_) tls_->tend();
     if (!fd) {
       if (fd.error().code() == Errc::timed_out || fd.error().code() == Errc::cancelled) continue;
       log::warn("commit_accept_failed error=\"{}\"", fd.error().to_string());
@@ -161,7 +162,7 @@ Result<CoordinatorServer::Joined> CoordinatorServer::join(net::MessageSocket& so
   const auto proof =
       net::rank_proof(options_.token, hello.nonce, asked.nonce, asked.rank, asked.ranks, asked.incarnation);
   if (!options_.token.empty() && !net::equal_proofs(asked.proof, proof)) {
-    return Error(Errc::unauthenticated, "no token or a wrong one");
+    return Error(Errc::unauthenticated, "no token or a wrong one: coordinator and ranks need the same");
   }
   if (asked.ranks != options_.ranks || asked.rank >= asked.ranks || asked.incarnation == 0) {
     return Error(Errc::invalid_argument, "rank " + std::to_string(asked.rank) + " of " + std::to_string(asked.ranks) +

@@ -61,7 +61,7 @@ Status RankLink::join(const Report& report, const Until& until) {
   }
   DS_ASSIGN(const auto hello, receive<wire::Hello>(socket_, 0, deadline));
   if (hello.auth_required != 0 && token_.empty()) {
-    return Error(Errc::unauthenticated, "the coordinator wants a token and none was given");
+    return Error(Errc::unauthenticated, "the coordinator wants a token and none was given: all ranks need its own");
   }
   wire::RankJoin join;
   join.rank = report.rank;

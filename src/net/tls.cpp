@@ -13,6 +13,7 @@
 #include "base/log.hpp"
 #include "deltasync/deadline.hpp"
 #include "net/tls_channel.hpp"
+#include "net/tls_expiry.hpp"
 #include "net/tls_files.hpp"
 
 namespace deltasync::net {
@@ -26,21 +27,52 @@ class OpenSslTls final : public Tls {
       : role_(role),
         options_(std::make_shared<const TlsOptions>(std::move(options))),
         seen_(seen),
-        context_(std::move(context)) {}
+        context_(std::move(context)) {
+    look_at_dates();
+  }
 
   using Tls::channel;
   Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer, LetsIn lets_in) override {
     const std::lock_guard lock(mutex_);
-    if (look_again_.passed()) {
-      look_again_ = Deadline::after(kLookAgain);
-      look_at_files();
-    }
+    look();
     return make_tls_channel(context_.get(), {role_, options_, lets_in}, fd, peer);
   }
 
   bool asks_for_certificates() const override { return role_ == TlsRole::server && !options_->ca.empty(); }
 
+  std::optional<CertificateTime> certificates_end() override {
+    const std::lock_guard lock(mutex_);
+    const auto life = first_to_end(context_.get());
+    return life ? std::optional(life->end) : std::nullopt;
+  }
+
+  void tend() override {
+    const std::lock_guard lock(mutex_);
+    look();
+  }
+
  private:
+  void look() {
+    if (!look_again_.passed()) return;
+    look_again_ = Deadline::after(kLookAgain);
+    look_at_files();
+    look_at_dates();
+  }
+
+  void look_at_dates() {
+    const auto life = first_to_end(context_.get());
+    const auto now = std::chrono::system_clock::now();
+    const auto say = notice_.look(life, now);
+    if (say == ExpiryNotice::Say::nothing) return;
+    const std::string cert = options_->cert.string();
+    if (say == ExpiryNotice::Say::over) {
+      log::error("tls_certificate_expired cert=\"{}\" at=\"{}\"", cert, date_of(life->end));
+    } else {
+      log::warn("tls_certificate_expires cert=\"{}\" at=\"{}\" left_h={}", cert, date_of(life->end),
+                std::chrono::duration_cast<std::chrono::hours>(life->end - now).count());
+    }
+  }
+
   /// Certificate and key are two files, and may be seen when only one is new: then the next look finds both.
   void look_at_files() {
     const TlsFilesSeen now = TlsFilesSeen::look(*options_);
@@ -61,6 +93,7 @@ class OpenSslTls final : public Tls {
   Deadline look_again_{Deadline::after(kLookAgain)};  // protected by mutex_, as all that follows
   TlsFilesSeen seen_;
   SslContextPtr context_;
+  ExpiryNotice notice_;
 };
 
 Result<std::shared_ptr<Tls>> make(TlsRole role, TlsOptions options) {

@@ -3,8 +3,10 @@
 // nothing that was recorded can be played again. Needs no Boost. What is linked into a trainer has no part of this.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "deltasync/result.hpp"
@@ -20,7 +22,8 @@ enum class LetsIn : std::uint8_t {
   everybody,       ///< nobody is asked for a certificate
 };
 
-/// Thread-safe. Reads its files anew when they have changed.
+/// Thread-safe. Reads its files anew when they have changed, and warns in the log before its certificate ends
+/// (net/tls_expiry.hpp).
 class Tls {
  public:
   /// For who accepts. Errors name the file: invalid_argument (cert or key is missing, what a file holds cannot be used,
@@ -44,6 +47,11 @@ class Tls {
   }
   /// A server that can verify its peers' certificates: unless told otherwise, it lets in no others.
   virtual bool asks_for_certificates() const = 0;
+  /// When the first of this side's certificates ends (its own, or one between it and its CA), as they were last read;
+  /// nothing if it has none.
+  virtual std::optional<std::chrono::system_clock::time_point> certificates_end() = 0;
+  /// Looks at files and dates as a new connection does, for who meets none for long; at most once a second.
+  virtual void tend() = 0;
 
  protected:
   Tls() = default;

@@ -4,6 +4,8 @@
 
 #include <sys/socket.h>
 
+#include <cmath>
+
 #include "net/http_server.hpp"
 #include "net/tls.hpp"
 #include "tests/agent/agent_harness.hpp"
@@ -116,6 +118,32 @@ TEST_F(Https, AnExpiredCertificateIsRefusedUntilAnotherIsThere) {
   expect_refused(tls_.client(), Errc::unauthenticated, "its certificate expired on 20");
   tls_.server();  // the same files
   EXPECT_TRUE(eventually([&] { return get("/healthz", tls_.client()).ok(); })) << "and nothing was restarted";
+}
+
+TEST_F(Https, MetricsSayWhenTheCertificateEndsAlsoAfterARenewalThatNobodyConnectedAfter) {
+  const auto days = [](int count) {
+    test::Wanted wanted = local_server();
+    wanted.to = std::chrono::hours(24 * count);
+    return wanted;
+  };
+  options_.pull.tls = *net::Tls::server(tls_.server(days(90)));  // and plain pages
+  start_agent();
+  const auto ends_in_days = [&] {
+    const std::string page = get("/metrics", TlsOptions()).value();
+    const std::string name = "\ndeltasync_tls_certificate_not_after_timestamp_seconds ";
+    const auto at = page.find(name);
+    if (at == std::string::npos) return -1.0;
+    const auto now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    return (std::stod(page.substr(at + name.size())) - now) / 86400;
+  };
+  EXPECT_NEAR(ends_in_days(), 90, 0.01);
+  tls_.server(days(30));
+  EXPECT_TRUE(eventually([&] { return std::abs(ends_in_days() - 30) < 0.01; }));
+}
+
+TEST_F(Https, WithoutACertificateNoMetricIsMade) {
+  start_agent();
+  EXPECT_THAT(get("/metrics", TlsOptions()).value(), ::testing::Not(HasSubstr("tls_certificate")));
 }
 
 TEST_F(Https, MonitorsNeedNoCertificateThoughReceiversDo) {

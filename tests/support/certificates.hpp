@@ -30,7 +30,7 @@ struct Wanted {
   std::vector<std::string> addresses;
   std::string common_name = "deltasync test";
   std::chrono::seconds from{-3600};
-  std::chrono::seconds to{86400};
+  std::chrono::seconds to{30 * 86400};
 };
 
 class TestCa {

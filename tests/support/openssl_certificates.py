@@ -16,14 +16,14 @@ class Certificates:
     def __init__(self, folder, ca="ca"):
         self.folder = pathlib.Path(folder)
         self._ca = ca
-        openssl(self.folder, "req", "-x509", *NEW_KEY, "-days", "2", "-subj", f"/CN=test {ca}", "-keyout", f"{ca}.key",
+        openssl(self.folder, "req", "-x509", *NEW_KEY, "-days", "60", "-subj", f"/CN=test {ca}", "-keyout", f"{ca}.key",
                 "-out", f"{ca}.pem")
 
     @property
     def ca(self):
         return self.folder / f"{self._ca}.pem"
 
-    def sign(self, name, names="", days=2):
+    def sign(self, name, names="", days=60):
         """`names`: of a server, such as "DNS:agent.example,IP:127.0.0.1". Returns the two files."""
         openssl(self.folder, "req", *NEW_KEY, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
         extensions = "basicConstraints=CA:FALSE\n" + (f"subjectAltName={names}\n" if names else "")

@@ -4,6 +4,7 @@ import pathlib
 import ssl
 import subprocess
 import sys
+import time
 import unittest
 import urllib.error
 import urllib.request
@@ -95,6 +96,9 @@ class TlsPagesTest(CliTest):
                                  "127.0.0.1:0"])
             http = self.https_of(child)
             self.assertEqual(self.cli_json("status", "--http", http, *self.ca)["role"], command[0])
+            metrics = get(http, "/metrics", ssl.create_default_context(cafile=self.certificates.ca))
+            ends = float(metrics.split("\ndeltasync_tls_certificate_not_after_timestamp_seconds ")[1].split()[0])
+            self.assertAlmostEqual(ends - time.time(), 60 * 86400, delta=600)
             self.cli("status", "--http", http, expect=CONNECTION)
             self.assertIn("this port speaks HTTPS only", self.err)
         self.cli("pull", "--follow", "--out", self.tmp / "out2", "--from", agent.endpoint, *self.ca, "--http",
