@@ -11,6 +11,7 @@
 #                  every libFuzzer target for a few seconds
 #         tsan     ThreadSanitizer, the tests of code that runs on several threads, and of the delta kernels
 #         python   the Python package: ruff, mypy, and its tests
+#         install  the library as installed, and inside another project: docs/examples/cpp built with each, and run
 #         wheel    the Python package as a wheel: built, installed in an empty environment and used
 #         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
 #         upgrade  the last release of the protocol before this one against this one (tools/test_upgrade.sh)
@@ -24,7 +25,7 @@ failed=0
 skipped=0
 skips=
 stages=("$@")
-((${#stages[@]})) || stages=(release lint asan python wheel tsan tidy upgrade chaos)
+((${#stages[@]})) || stages=(release lint install asan python wheel tsan tidy upgrade chaos)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped test cases, with their reasons:\n%s' "$skips"; fi
@@ -120,6 +121,10 @@ run_stage() {
     tsan) run_tsan ;;
     lint) step "lint" tools/lint.sh ;;
     python) run_python ;;
+    install)
+      build release
+      step "install" tools/check_install.sh build build/install-check
+      ;;
     wheel) step "wheel" tools/check_wheel.sh build/wheel ;;
     upgrade) step "upgrade" tools/test_upgrade.sh build ;;
     tidy)

@@ -1,4 +1,6 @@
-# Third-party libraries, all from Debian packages (tools/install_deps.sh), as imported targets.
+# Third-party libraries, all from Debian packages (tools/install_deps.sh), as imported targets. A project that has this one
+# inside sees them as well: it links what the library needs.
+set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 set(Boost_NO_WARN_NEW_VERSIONS ON)
@@ -9,21 +11,23 @@ find_package(Boost 1.81 REQUIRED)
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
-find_package(CLI11 REQUIRED)
 find_package(OpenSSL 3 REQUIRED)
-pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash>=0.8)
-pkg_check_modules(PROMETHEUS REQUIRED IMPORTED_TARGET prometheus-cpp-core>=1.0)
-pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd>=1.5)
+pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET GLOBAL libxxhash>=0.8)
+pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET GLOBAL libzstd>=1.5)
+if(DELTASYNC_BUILD_PROGRAMS)
+  find_package(CLI11 REQUIRED)
+  pkg_check_modules(PROMETHEUS REQUIRED IMPORTED_TARGET prometheus-cpp-core>=1.0)
+
+  # Asio and Beast are compiled once, in asio_impl.cpp, and only declared elsewhere.
+  add_library(deltasync_asio STATIC ${PROJECT_SOURCE_DIR}/src/net/asio_impl.cpp)
+  target_compile_definitions(deltasync_asio PUBLIC BOOST_ASIO_SEPARATE_COMPILATION BOOST_BEAST_SEPARATE_COMPILATION
+                                                   BOOST_ASIO_NO_DEPRECATED)
+  target_link_libraries(deltasync_asio PUBLIC Boost::headers Threads::Threads OpenSSL::SSL OpenSSL::Crypto
+                        PRIVATE deltasync_options)
+endif()
 if(DELTASYNC_BUILD_TESTS)
   find_package(GTest REQUIRED)
 endif()
 if(DELTASYNC_BUILD_BENCHMARKS)
   find_package(benchmark REQUIRED)
 endif()
-
-# Asio and Beast are compiled once, in asio_impl.cpp, and only declared elsewhere.
-add_library(deltasync_asio STATIC ${CMAKE_SOURCE_DIR}/src/net/asio_impl.cpp)
-target_compile_definitions(deltasync_asio PUBLIC BOOST_ASIO_SEPARATE_COMPILATION BOOST_BEAST_SEPARATE_COMPILATION
-                                                 BOOST_ASIO_NO_DEPRECATED)
-target_link_libraries(deltasync_asio PUBLIC Boost::headers Threads::Threads OpenSSL::SSL OpenSSL::Crypto
-                      PRIVATE deltasync_options)

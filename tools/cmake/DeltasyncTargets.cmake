@@ -1,5 +1,6 @@
 # How every target of the project is built: warnings as errors, sanitizers, ccache.
-option(DELTASYNC_WERROR "Warnings are errors; OFF for compilers that the project is not tested with" ON)
+option(DELTASYNC_WERROR "Warnings are errors; OFF for compilers that the project is not tested with"
+       ${PROJECT_IS_TOP_LEVEL})
 
 find_program(DELTASYNC_CCACHE ccache)
 if(DELTASYNC_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -8,8 +9,8 @@ if(DELTASYNC_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 add_library(deltasync_options INTERFACE)
-target_include_directories(deltasync_options INTERFACE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src
-                                                       ${CMAKE_SOURCE_DIR})
+target_include_directories(deltasync_options INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
+                                                       ${PROJECT_SOURCE_DIR})
 target_compile_options(
   deltasync_options
   INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align -Wunused
@@ -72,7 +73,7 @@ function(deltasync_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE deltasync_options ${ARG_DEPENDS} GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_options(${name} PRIVATE ${DELTASYNC_COLD})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})
   if(DELTASYNC_SANITIZE)
     target_compile_definitions(${name} PRIVATE DELTASYNC_SANITIZED)  # for tests that only repeat themselves
@@ -95,7 +96,7 @@ function(deltasync_gpu_test name)
   deltasync_test(${name}_cuda SOURCES $<TARGET_OBJECTS:${name}_objects> DEPENDS ${ARG_DEPENDS} LABELS gpu)
   deltasync_test(
     ${name}_standin
-    SOURCES ${CMAKE_SOURCE_DIR}/tests/gpu/standin_device.cpp $<TARGET_OBJECTS:${name}_objects>
+    SOURCES ${PROJECT_SOURCE_DIR}/tests/gpu/standin_device.cpp $<TARGET_OBJECTS:${name}_objects>
     DEPENDS ${ARG_DEPENDS})
   set_target_properties(${name}_cuda PROPERTIES LINKER_LANGUAGE CXX)
 endfunction()

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# tools/check_install.sh BUILD DIR: installs what BUILD (a Release build) has into DIR/prefix, and builds docs/examples/cpp
+# as its users would: with the CMake package, with pkg-config, and with the source inside. Each pair of programs passes
+# three versions through the installed agent.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source=$PWD
+build=$1
+mkdir -p "$2"
+out=$(cd "$2" && pwd)
+prefix=$out/prefix
+rm -rf "$prefix" "$out/moved" "$out"/by_*
+# The compilers of the other builds by the same names, so that ccache knows what they compiled.
+export CC=/usr/bin/cc CXX=/usr/bin/c++
+
+cmake --install "$build" --prefix "$prefix" >"$out/install.log"
+# A prefix can be moved: nothing in it names where it was made, nor where it was built.
+mv "$prefix" "$out/moved"
+prefix=$out/moved
+if grep -rIlE "$source|$out/prefix" "$prefix/lib" "$prefix/include"; then
+  echo "these files of the installation name the directory of its source or of its first place" >&2
+  exit 1
+fi
+
+# run HOW: the example's programs in DIR/by_HOW, one from the other, and what they must say.
+run() {
+  local programs=$out/by_$1 agent port
+  "$prefix/bin/deltasync-agent" --name "install-$$" --shm-dir "$programs" --socket "$programs/agent.sock" \
+    --listen 127.0.0.1:0 --http off --ready-file "$programs/ready" >"$programs/agent.log" 2>&1 &
+  agent=$!
+  trap 'kill $agent 2>/dev/null || true' EXIT
+  for _ in {1..300}; do
+    [[ -s $programs/ready ]] && break
+    sleep 0.1
+  done
+  port=$(sed -nE 's/.*"port": *([0-9]+).*/\1/p' "$programs/ready")
+  "$programs/train" "$programs/agent.sock"
+  "$programs/serve" "127.0.0.1:$port" step_3 | tee "$programs/said"
+  grep -qx 'embed.weight begins with 0.5 1.5 1.5 1.5' "$programs/said"
+  grep -qx 'head.weight begins with 0.25 0.25 0.25 0.25' "$programs/said"
+  kill "$agent"
+  wait "$agent" || true
+  trap - EXIT
+  echo "the example built by $1 works"
+}
+
+cmake -S docs/examples/cpp -B "$out/by_find_package" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release >/dev/null
+cmake --build "$out/by_find_package"
+run find_package
+
+mkdir "$out/by_pkg_config"
+PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name deltasync.pc)")
+export PKG_CONFIG_PATH
+read -ra flags <<<"$(pkg-config --cflags --libs deltasync)"
+for program in train serve; do
+  c++ -std=c++20 -o "$out/by_pkg_config/$program" "docs/examples/cpp/$program.cpp" "${flags[@]}"
+done
+run pkg_config
+
+cmake -S docs/examples/cpp -B "$out/by_add_subdirectory" -G Ninja -DDELTASYNC_SOURCE="$source" \
+  -DCMAKE_BUILD_TYPE=Release -DDELTASYNC_WERROR=ON >/dev/null
+cmake --build "$out/by_add_subdirectory" -j "$(nproc)" >"$out/by_add_subdirectory.log" ||
+  { cat "$out/by_add_subdirectory.log" && exit 1; }
+run add_subdirectory

@@ -1,0 +1,97 @@
+# What users link: deltasync::writer for a trainer, deltasync::receiver for a rollout server, both of one archive of the layers
+# that they stand on. It is made of the layers' objects, so that nothing of how they are built reaches who links it.
+# `cmake --install` brings it with its headers, the programs, a CMake package and a pkg-config file.
+set(layers
+    base
+    format
+    placement
+    delta
+    gpu
+    shm
+    blocking
+    auth
+    tls
+    listener
+    commit_protocol
+    commit
+    writer
+    targets
+    receiver
+    relay)
+if(DELTASYNC_WITH_CUDA)
+  list(APPEND layers gpu_kernels)
+endif()
+list(TRANSFORM layers REPLACE "(.+)" "$<TARGET_OBJECTS:deltasync_\\1>")
+
+add_library(deltasync_archive STATIC ${layers})
+add_library(deltasync_for_writer INTERFACE)
+add_library(deltasync_for_receiver INTERFACE)
+set_target_properties(deltasync_archive PROPERTIES OUTPUT_NAME deltasync EXPORT_NAME deltasync LINKER_LANGUAGE CXX)
+set_target_properties(deltasync_for_writer PROPERTIES EXPORT_NAME writer)
+set_target_properties(deltasync_for_receiver PROPERTIES EXPORT_NAME receiver)
+target_compile_features(deltasync_archive PUBLIC cxx_std_20)
+target_include_directories(deltasync_archive PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                                    $<INSTALL_INTERFACE:include>)
+target_link_libraries(
+  deltasync_archive
+  PRIVATE PkgConfig::XXHASH
+          PkgConfig::ZSTD
+          fmt::fmt
+          spdlog::spdlog
+          OpenSSL::SSL
+          OpenSSL::Crypto
+          Threads::Threads
+          ${CMAKE_DL_LIBS})
+if(DELTASYNC_WITH_CUDA)
+  target_link_libraries(deltasync_archive PRIVATE CUDA::cudart_static)
+endif()
+foreach(part IN ITEMS writer receiver)
+  target_link_libraries(deltasync_for_${part} INTERFACE deltasync_archive)
+  add_library(deltasync::${part} ALIAS deltasync_for_${part})
+endforeach()
+
+if(NOT DELTASYNC_INSTALL)
+  return()
+endif()
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/deltasync)
+
+install(
+  TARGETS deltasync_archive deltasync_for_writer deltasync_for_receiver
+  EXPORT deltasync
+  ARCHIVE COMPONENT library)
+install(
+  DIRECTORY ${PROJECT_SOURCE_DIR}/include/deltasync
+  TYPE INCLUDE
+  COMPONENT library)
+install(
+  EXPORT deltasync
+  NAMESPACE deltasync::
+  FILE deltasyncTargets.cmake
+  DESTINATION ${package_dir}
+  COMPONENT library)
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/deltasyncConfig.cmake.in
+                              ${PROJECT_BINARY_DIR}/deltasyncConfig.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/deltasyncConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(
+  FILES ${PROJECT_BINARY_DIR}/deltasyncConfig.cmake ${PROJECT_BINARY_DIR}/deltasyncConfigVersion.cmake
+  DESTINATION ${package_dir}
+  COMPONENT library)
+
+set(pc_libs "-lpthread ${CMAKE_DL_LIBS}")
+list(TRANSFORM pc_libs REPLACE " (dl|rt)" " -l\\1")
+if(DELTASYNC_WITH_CUDA)
+  string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lrt")
+endif()
+cmake_path(SET pc_prefix "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+string(REGEX REPLACE "[^/]+" ".." pc_prefix "${pc_prefix}")
+configure_file(${CMAKE_CURRENT_LIST_DIR}/deltasync.pc.in ${PROJECT_BINARY_DIR}/deltasync.pc @ONLY)
+install(
+  FILES ${PROJECT_BINARY_DIR}/deltasync.pc
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+  COMPONENT library)
+
+if(DELTASYNC_BUILD_PROGRAMS)
+  install(TARGETS deltasync-agent deltasync RUNTIME COMPONENT programs)
+endif()
