@@ -363,6 +363,7 @@ int fail(const Error& error) {
 int run(int argc, char** argv) {
   CLI::App app("Serves a trainer's model versions to receivers: diffs them, keeps recent deltas, sends full ones.",
                "deltasync-agent");
+  app.set_version_flag("--version", DELTASYNC_VERSION);
   app.footer(kFooter);
   // One line, as of any other failure: who started the agent shows its last one.
   app.failure_message([](const CLI::App*, const CLI::Error& e) {

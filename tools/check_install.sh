@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tools/check_install.sh BUILD DIR: installs what BUILD (a Release build) has into DIR/prefix, and builds docs/examples/cpp
 # as its users would: with the CMake package, with pkg-config, and with the source inside. Each pair of programs passes
-# three versions through the installed agent.
+# three versions through the installed agent. Makes the Debian packages, and has systemd check the agent's unit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source=$PWD
@@ -9,7 +9,7 @@ build=$1
 mkdir -p "$2"
 out=$(cd "$2" && pwd)
 prefix=$out/prefix
-rm -rf "$prefix" "$out/moved" "$out"/by_*
+rm -rf "$prefix" "$out/moved" "$out/debs" "$out"/by_*
 # The compilers of the other builds by the same names, so that ccache knows what they compiled.
 export CC=/usr/bin/cc CXX=/usr/bin/c++
 
@@ -21,6 +21,17 @@ if grep -rIlE "$source|$out/prefix" "$prefix/lib" "$prefix/include"; then
   echo "these files of the installation name the directory of its source or of its first place" >&2
   exit 1
 fi
+
+version=$(sed -nE 's/^project\(deltasync VERSION ([0-9.]+).*/\1/p' CMakeLists.txt)
+for program in deltasync deltasync-agent; do
+  [[ $("$prefix/bin/$program" --version) == "$version" ]]
+done
+sed "s|/usr/bin/|$prefix/bin/|" "$prefix/lib/systemd/system/deltasync-agent@.service" >"$out/deltasync-agent@.service"
+systemd-analyze verify "$out/deltasync-agent@.service"
+(cd "$out" && cpack --config "$source/$build/CPackConfig.cmake" -B "$out/debs" >"$out/cpack.log")
+for package in deltasync libdeltasync-dev; do
+  dpkg-deb --contents "$out/debs/${package}_${version}_"*.deb >/dev/null
+done
 
 # run HOW: the example's programs in DIR/by_HOW, one from the other, and what they must say.
 run() {

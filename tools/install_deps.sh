@@ -9,7 +9,7 @@ packages=(
   libboost1.81-dev libxxhash-dev libzstd-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev libssl-dev
   prometheus-cpp-dev
   # tests and lint
-  libgtest-dev libgmock-dev libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck
+  libgtest-dev libgmock-dev libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck systemd
   # run time, where there are several memory nodes
   libnuma1
   # reference decoder, quickstart

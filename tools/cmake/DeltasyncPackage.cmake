@@ -94,4 +94,27 @@ install(
 
 if(DELTASYNC_BUILD_PROGRAMS)
   install(TARGETS deltasync-agent deltasync RUNTIME COMPONENT programs)
+  install(
+    FILES "${PROJECT_SOURCE_DIR}/docs/operating/deltasync-agent@.service"
+    DESTINATION lib/systemd/system
+    COMPONENT programs)
 endif()
+
+# `cpack --config build/CPackConfig.cmake` makes two Debian packages: deltasync (the programs), libdeltasync-dev.
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_CONTACT "the deltasync developers <deltasync@localhost>")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_COMPONENTS_ALL library)
+if(DELTASYNC_BUILD_PROGRAMS)
+  list(APPEND CPACK_COMPONENTS_ALL programs)
+endif()
+set(CPACK_STRIP_FILES ON)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION misc)
+set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME deltasync)
+set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_NAME libdeltasync-dev)
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_DEPENDS "libxxhash-dev, libzstd-dev, libfmt-dev, libspdlog-dev, libssl-dev, pkg-config")
+include(CPack)
