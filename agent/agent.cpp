@@ -107,7 +107,9 @@ Status Agent::Impl::start() {
   // sendfile to a peer that left must be an error, not a signal.
   std::signal(SIGPIPE, SIG_IGN);
   DS_ASSIGN(core, AgentCore::start(options.core));
-  DS_ASSIGN(trainer_server, TrainerServer::listen(io, *core, options.trainer));
+  TrainerServerOptions trainer = options.trainer;
+  trainer.instance = instance;
+  DS_ASSIGN(trainer_server, TrainerServer::listen(io, *core, std::move(trainer)));
   PullServerOptions pull = options.pull;
   pull.instance = instance;
   DS_ASSIGN(pull_server, PullServer::listen(io, *core, std::move(pull)));

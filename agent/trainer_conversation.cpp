@@ -138,7 +138,8 @@ awaitable<Result<TrainerPtr>> TrainerConversation::admit(const wire::TrainerHell
   state_.publish();
   log::info("trainer_attached slot={} writers={} pid={} name=\"{}\" generation={}", trainer->slot, trainer->writers,
             trainer->watch.id().pid, trainer->name, trainer->generation);
-  greeting.welcome = {segment.path.name, segment.path.dir.string(), segment.generation, segment.newest, segment.epoch};
+  greeting.welcome = {segment.path.name, segment.path.dir.string(), segment.generation, segment.newest,
+                      segment.epoch,     state_.options.instance};
   greeting.segment = std::move(segment.file);
   co_return trainer;
 }

@@ -71,6 +71,7 @@ struct TrainerServerOptions {
   std::chrono::milliseconds wait_limit{3'600'000};   ///< the longest deadline that a request may name
   std::chrono::milliseconds idle_limit{86'400'000};  ///< between two messages; the slot outlives the connection
   std::size_t connections_max = 256;
+  std::uint64_t instance = 0;          ///< as PullServerOptions::instance
   std::function<void()> before_check;  ///< for tests: called before each check of plans, on the thread that makes it
   std::function<void()> before_trial;  ///< for tests: the same on the strand; what it throws is as want of memory there
 };

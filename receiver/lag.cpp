@@ -64,12 +64,28 @@ std::shared_ptr<const Standing> standing_of(const Receiver& receiver) {
   return ours != nullptr ? ours->standing() : nullptr;
 }
 
+void note_served(Receiver& receiver, const Status& served) {
+  if (auto* const ours = dynamic_cast<ReceiverImpl*>(&receiver)) ours->note_served(served);
+}
+
+std::uint64_t agent_instance_of(const Receiver& receiver) {
+  const auto* const ours = dynamic_cast<const ReceiverImpl*>(&receiver);
+  return ours != nullptr ? ours->agent_instance() : 0;
+}
+
 /// What is committed may be another version after any call, and after one that failed none.
 void ReceiverImpl::note_standing(const Error* failure) {
   const TargetState* const held = target_ != nullptr ? target_->committed() : nullptr;
   standing_->set(held != nullptr ? held->version : Version(),
                  failure != nullptr ? failure->to_string() : std::string());
   control_.report(standing_->report());
+}
+
+void ReceiverImpl::note_served(const Status& served) {
+  const std::string why = served.ok() ? std::string() : served.error().to_string();
+  const bool news = why.empty() ? standing_->unserved().has_value() : standing_->report().error != why;
+  standing_->set_unserved(why);
+  if (news) control_.report(standing_->report());
 }
 
 }  // namespace deltasync::receiver

@@ -69,7 +69,24 @@ Pull::Pull(Session session, const Want& want, Until until)
       bytes_before_(bytes_received()),
       replan_backoff_(session.peer.tuning),
       busy_backoff_(Backoff::from_busy(session.peer.tuning)),
-      full_only_(session.distrusted) {}
+      full_only_(session.distrusted),
+      wait_by_(wait_by()) {}
+
+Deadline Pull::wait_by() const {
+  if (!want_.wait_max) return until_.deadline();
+  return until_.deadline().earlier(Deadline::after(*want_.wait_max));
+}
+
+/// Between two questions: is there time for another? One that was asked is heard out, since the agent may be making
+/// the answer.
+Status Pull::keep_waiting() {
+  DS_TRY(until_.check("planning"));
+  if (!want_.wait_max || !wait_by_.passed()) return {};
+  waited_enough_ = true;
+  std::string text = "not there within " + std::to_string(want_.wait_max->count()) + " ms";
+  if (last_) text += " (" + last_->to_string() + ")";
+  return Error(Errc::timed_out, std::move(text));
+}
 
 Result<Prepared> Pull::run() {
   if (Status status = read_held_again(); !status) return stopped(std::move(status).error());
@@ -80,7 +97,8 @@ Result<Prepared> Pull::run() {
     if (!course || *course == Progress::replan) {
       s_.control.release(reply->plan, until_.deadline());
       if (!course) return stopped(std::move(course).error());
-      until_.pause(replan_backoff_.next());
+      until_.earlier(wait_by_).pause(replan_backoff_.next());
+      if (Status more = keep_waiting(); !more) return stopped(std::move(more).error());
       continue;
     }
     const auto planned = std::chrono::steady_clock::now();
@@ -120,6 +138,7 @@ Result<Prepared> Pull::run() {
     if (!progress) return stopped(std::move(progress).error());
     if (*progress == Progress::whole) break;
     ++report.replans;
+    wait_by_ = wait_by();
     until_.pause(std::exchange(pause_, std::chrono::milliseconds(0)));
     if (until_.deadline().passed()) return out_of_time();
   }
@@ -259,7 +278,13 @@ Result<wire::PlanReply> Pull::plan() {
     DS_TRY(until_.check("planning"));
     stage_ = "connecting";
     waiting_ = false;
-    DS_TRY(s_.control.ensure(until_.deadline()));
+    if (Status there = s_.control.ensure(wait_by_); !there) {
+      if (there.error().code() == Errc::connection || there.error().code() == Errc::timed_out) {
+        last_ = there.error();
+        DS_TRY(keep_waiting());
+      }
+      return there.error();
+    }
     const wire::Welcome& welcome = s_.control.welcome();
     if (welcome.has_layout != 0 && welcome.layout != s_.layout.digest()) {
       return Error(Errc::layout_mismatch, "the agent serves layout " + to_string(welcome.layout) +
@@ -296,12 +321,13 @@ Result<wire::PlanReply> Pull::plan() {
       if (!last_ || !until_.deadline().passed()) last_ = std::move(answer.broken);
       ++out_.report.replans;
     }
+    DS_TRY(keep_waiting());
     // An agent that waited on our behalf is asked again at once; one that did not must not be hammered.
     if (std::chrono::steady_clock::now() - asked >= std::chrono::milliseconds(question.wait_ms) / 2) {
       backoff.reset();
       continue;
     }
-    until_.pause(backoff.next());
+    until_.earlier(wait_by_).pause(backoff.next());
   }
 }
 
@@ -354,7 +380,7 @@ Error Pull::out_of_time() const {
 }
 
 Error Pull::stopped(Error error) {
-  ended_early_ = error.code() == Errc::cancelled || waited_in_vain(error);
+  ended_early_ = error.code() == Errc::cancelled || waited_enough_ || waited_in_vain(error);
   if (error.code() == Errc::cancelled) return cancelled_while(stage_).with_context("pull from " + s_.peer.endpoint);
   // Whatever ran into the end of the time says so in the same words.
   if (until_.deadline().passed() && (error.code() == Errc::timed_out || error.code() == Errc::connection)) {

@@ -56,7 +56,8 @@ class Pull {
 
   /// See Receiver::pull.
   Result<Prepared> run();
-  /// After run() has failed: nothing went wrong. A stop ended it, or nothing that is wanted came until the deadline.
+  /// After run() has failed: nothing went wrong. A stop ended it, or nothing that is wanted came until the deadline, or
+  /// for as long as Want::wait_max.
   bool ended_early() const { return ended_early_; }
   /// Fetches tiles of the version that is committed and mends them in the target, which is open for that. Of the
   /// report: what came. For a session of its own, that distrusts what the target has and holds nothing.
@@ -69,6 +70,7 @@ class Pull {
   enum class Progress : std::uint8_t { whole, replan };
 
   Result<wire::PlanReply> plan();
+  Status keep_waiting();
   Answer<wire::PlanReply> ask(const wire::Plan& question);
   /// What a full transfer moves, as the agent reckons it.
   std::uint64_t full_bytes() const { return s_.tiles.is_whole() ? s_.layout.half_bytes() : s_.tiles.bytes(); }
@@ -139,6 +141,7 @@ class Pull {
   Error stopped(Error error);
   Error out_of_time() const;
   bool waited_in_vain(const Error& error) const;
+  Deadline wait_by() const;
   std::uint64_t bytes_received() const { return s_.control.bytes_received() + s_.streams.bytes_received(); }
 
   const Session s_;
@@ -153,6 +156,8 @@ class Pull {
   std::chrono::milliseconds pause_{0};  ///< before the next plan, when the one at hand is released
   bool full_only_;
   bool ended_early_ = false;
+  Deadline wait_by_;                 ///< for the agent to have what is wanted; never after the deadline
+  bool waited_enough_ = false;       ///< that has passed
   bool waiting_ = false;             ///< for the agent to have what is wanted
   bool plain_only_ = false;          // no exponent classes in this pull: undoing them would take too much memory
   bool compact_ = false;             // the plan at hand asked for them

@@ -48,6 +48,9 @@ class ReceiverImpl final : public Receiver {
   std::optional<Version> current() const override;
   Lag lag(Deadline deadline, std::stop_token stop = {}) const override;
   std::shared_ptr<const Standing> standing() const { return standing_; }
+  std::uint64_t agent_instance() const { return control_.instance(); }
+  /// See receiver/standing.hpp.
+  void note_served(const Status& served);
   /// See deltasync/still_wanted.hpp.
   Result<bool> still_wanted(const StagedUpdate& staged, const Want& want, const Until& until);
   /// See deltasync/attest.hpp.

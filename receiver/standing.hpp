@@ -2,9 +2,11 @@
 // receiver; read by any, while that one pulls.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,6 +16,12 @@
 #include "receiver/peer.hpp"
 
 namespace deltasync::receiver {
+
+/// What is committed is not served on, and since when.
+struct Unserved {
+  std::string why;
+  std::chrono::steady_clock::time_point since;
+};
 
 /// Thread-safe; may outlive its receiver, and says then what was last.
 class Standing {
@@ -26,20 +34,42 @@ class Standing {
     report_.committed = std::move(committed);
     report_.error = std::move(error);
   }
+  /// That what is committed is not served on (a relay's), and why; empty: it is, or nobody serves it on. It comes
+  /// before errors of pulls: those end with the next version, this one does not.
+  void set_unserved(std::string why) {
+    const std::lock_guard lock(mutex_);
+    if (unserved_.empty()) unserved_since_ = Clock::now();
+    unserved_ = std::move(why);
+  }
   wire::Report report() const {
     const std::lock_guard lock(mutex_);
-    return report_;
+    wire::Report report = report_;
+    if (!unserved_.empty()) report.error = unserved_;
+    return report;
+  }
+  std::optional<Unserved> unserved() const {
+    const std::lock_guard lock(mutex_);
+    if (unserved_.empty()) return std::nullopt;
+    return Unserved{unserved_, unserved_since_};
   }
   /// See Receiver::lag.
   Lag lag(const Until& until) const;
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   const Peer agent_;
   mutable std::mutex mutex_;
-  wire::Report report_;  // protected by mutex_
+  wire::Report report_;  // protected by mutex_, as what follows
+  std::string unserved_;
+  Clock::time_point unserved_since_;
 };
 
 /// Of a receiver that Receiver::connect made; null of any other kind.
 std::shared_ptr<const Standing> standing_of(const Receiver& receiver);
+/// Notes whether what such a receiver has committed is served on, and tells its agent. By whoever calls the receiver.
+void note_served(Receiver& receiver, const Status& served);
+/// The agent process that such a receiver is connected to, as wire::Hello::instance; 0 of any other kind.
+std::uint64_t agent_instance_of(const Receiver& receiver);
 
 }  // namespace deltasync::receiver

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/home_nodes.hpp"
 #include "base/log.hpp"
@@ -18,9 +19,10 @@
 namespace deltasync::cli {
 namespace {
 
-constexpr double kServedLimitS = 30;   ///< for it to diff a version
-constexpr double kServedSliceS = 0.5;  ///< after which a signal is heard
-constexpr double kAttachSliceS = 10;   ///< likewise; a segment that the agent is making is there at a later attempt
+constexpr double kServedLimitS = 30;  ///< for the node's agent to diff a version
+constexpr double kLookLimitS = 5;     ///< for it to say that it serves one which it has served before
+constexpr auto kLookEvery = std::chrono::seconds(5);
+constexpr double kAttachSliceS = 10;  ///< after which a signal is heard, and a segment that is made by then is found
 
 struct Options {
   std::string from;
@@ -95,7 +97,7 @@ class Relay {
   static Result<TargetPtr> attach(const Receiver& receiver, const RelayTargetOptions& options, const Until& until) {
     for (;;) {
       const Deadline slice = until.deadline().earlier(after_seconds(kAttachSliceS));
-      auto target = make_relay_target(receiver.layout(), receiver.sidecar(), options, slice);
+      auto target = make_relay_target(receiver, options, slice);
       if (target.ok() || target.error().code() != Errc::timed_out || until.deadline().passed()) return target;
       DS_TRY(until.check("attaching to the agent on " + options.agent_socket));
     }
@@ -109,28 +111,35 @@ class Relay {
   }
 
   Result<PullReport> take(Receiver& receiver, const Until& until) {
-    Want want;
-    want.kind = Want::Kind::newer;
-    DS_ASSIGN(auto update, receiver.pull(want, until.deadline(), until.stop()));
+    DS_ASSIGN(auto update, next(receiver, until));
     DS_TRY(update->commit().with_context("commit"));
     const auto sealed = std::chrono::steady_clock::now();
-    const PullReport report = update->report();
-    served_ = wait_served(*receiver.target(), until);
-    if (!served_) {
-      log::warn("relayed_version_not_served version=\"{}\" error=\"{}\"", to_string(report.version),
-                served_.error().to_string());
-    }
+    look_at_served(receiver, kServedLimitS, until);
     served_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - sealed).count();
-    return report;
+    return update->report();
   }
 
-  /// An agent that is away serves it when it is back: that holds up no later version.
-  static Status wait_served(Target& target, const Until& until) {
-    const Deadline limit = until.deadline().earlier(after_seconds(kServedLimitS));
+  /// While the trainer pauses, nobody but this relay sees that its node's agent has lost the version that it was
+  /// served, or is gone. What was lost with its segment is the next version here: it comes whole.
+  Result<std::unique_ptr<StagedUpdate>> next(Receiver& receiver, const Until& until) {
+    Want want;
+    want.kind = Want::Kind::newer;
+    want.wait_max = kLookEvery;
     for (;;) {
-      Status served = wait_relayed(target, limit.earlier(after_seconds(kServedSliceS)));
-      if (served || limit.passed() || until.stop_requested()) return served;
-      if (served.error().code() != Errc::timed_out && served.error().code() != Errc::connection) return served;
+      if (receiver.current()) look_at_served(receiver, kLookLimitS, until);
+      auto update = receiver.pull(want, until.deadline(), until.stop());
+      if (update || update.error().code() != Errc::timed_out || until.over()) return update;
+    }
+  }
+
+  /// A version that is not served holds up no later one. Said when it begins, when it becomes another, and at its end.
+  void look_at_served(Receiver& receiver, double limit_s, const Until& until) {
+    const Status was =
+        std::exchange(served_, wait_relayed(receiver, until.deadline().earlier(after_seconds(limit_s)), until.stop()));
+    if (served_) {
+      if (!was) log::info("relayed_version_served agent={}", options_.agent);
+    } else if (served_.error().code() != Errc::cancelled && (was || was.error().code() != served_.error().code())) {
+      log::warn("relayed_version_not_served agent={} error=\"{}\"", options_.agent, served_.error().to_string());
     }
   }
 
@@ -180,7 +189,7 @@ class Relay {
 
   const Options& options_;
   Tally tally_;
-  Status served_;  ///< of the version at hand
+  Status served_;  ///< what was committed last
   double served_s_ = 0;
 };
 

@@ -106,6 +106,8 @@ struct ReceiverPages::Impl {
   net::HttpPage status();
   net::HttpPage metrics_page();
   Lag lag();
+  std::optional<receiver::Unserved> unserved();
+  double not_served_s();
   void connected(const Receiver& receiver);
   void took(const PullReport& report);
   void failed();
@@ -148,6 +150,16 @@ net::HttpServer::Answer ReceiverPages::Impl::page(std::string_view target) {
   return net::HttpPage{404, kText, "there is /healthz, /readyz, /v1/status and /metrics\n"};
 }
 
+std::optional<receiver::Unserved> ReceiverPages::Impl::unserved() {
+  const std::lock_guard lock(mutex);
+  return standing ? standing->unserved() : std::nullopt;
+}
+
+double ReceiverPages::Impl::not_served_s() {
+  const auto since = unserved();
+  return since ? std::chrono::duration<double>(Clock::now() - since->since).count() : 0;
+}
+
 Lag ReceiverPages::Impl::lag() {
   std::shared_ptr<const receiver::Standing> whose;
   {
@@ -169,6 +181,7 @@ net::HttpPage ReceiverPages::Impl::ready() {
   const auto unready = [](const std::string& why) {
     return net::HttpPage{503, kJson, dump({{"status", "not ready"}, {"reason", why}})};
   };
+  if (const auto unserved = this->unserved()) return unready(unserved->why);
   if (!now.held) return unready("no version is held yet");
   if (!options.ready_lag) return {200, kText, "ready\n"};
   const std::lock_guard lock(mutex);
@@ -192,6 +205,7 @@ net::HttpPage ReceiverPages::Impl::status() {
                {"seconds_behind", or_null(now.seconds)},
                {"newest_age_s", or_null(now.newest_age_s)},
                {"last_error", now.last_error}};
+  if (role == "relay") page["not_served_s"] = not_served_s();
   const std::lock_guard lock(mutex);
   page["last_pull"] = nullptr;
   if (last) {
@@ -211,6 +225,10 @@ net::HttpPage ReceiverPages::Impl::metrics_page() {
   out.add("failing", "1 if the last pull or commit failed, or the agent cannot be reached.",
           now.last_error.empty() ? 0 : 1);
   out.add("agent_reached", "1 if the agent answered when this page was made.", now.newest ? 1 : 0);
+  if (role == "relay") {
+    out.add("not_served_seconds", "For how long the node's agent has not served what is committed; 0: it does.",
+            not_served_s());
+  }
   // What is not known has no line: it is not 0.
   if (now.versions) {
     out.add("versions_behind", "Versions published after the one that is committed.",

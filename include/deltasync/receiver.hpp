@@ -92,6 +92,10 @@ struct Want {
   std::uint64_t number = 0;
   std::string label;
   std::uint64_t epoch = 0;  ///< with Kind::number: of this one; 0: of the newest
+  /// How long to wait until the agent has it, the time without an agent included; then timed_out, which is no failure.
+  /// An agent that has been asked is heard out, for five seconds or so. The pull's deadline bounds this and the
+  /// transfer, and nothing else does if this is unset.
+  std::optional<std::chrono::milliseconds> wait_max{};
 };
 
 enum class PullMode : std::uint8_t { up_to_date, delta, full };

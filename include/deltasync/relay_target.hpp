@@ -3,11 +3,10 @@
 #pragma once
 
 #include <chrono>
+#include <stop_token>
 #include <string>
 
 #include "deltasync/deadline.hpp"
-#include "deltasync/hf.hpp"
-#include "deltasync/layout.hpp"
 #include "deltasync/receiver.hpp"
 #include "deltasync/result.hpp"
 
@@ -23,8 +22,8 @@ struct RelayTargetOptions {
 };
 
 /// Keeps whole models in the segment of the agent at `agent_socket`, whose only writer it is: what trains writes to
-/// another agent, from which the receiver pulls. Versions keep epoch, number, label and digests, so that a receiver may
-/// go from one of the two agents to the other and still gets deltas. Layout and sidecar must be the receiver's.
+/// another agent, from which `receiver` pulls, for which the target is made. Versions keep epoch, number, label and
+/// digests, so that a receiver may go from one of the two agents to the other and still gets deltas.
 ///
 ///   - A commit fills the half that is free: what did not change is copied there, what did is written changed. All of
 ///     it is read again and compared with the digests that came with the version before it is sealed: the agent serves
@@ -33,15 +32,22 @@ struct RelayTargetOptions {
 ///     receiver with this target takes no part in a commit over ranks (commit.hpp): Participant::start refuses it.
 ///   - A full update waits in host memory, as large as the model, for its commit; FullOverLive::in_place is like stage.
 ///   - Bound again over a segment that holds a version (a restart), it goes on from that one: a delta, not the model.
-///   - Once the segment is gone (its agent was restarted without it, or took another layout meanwhile), the commit
-///     that finds out fails with `aborted`, nothing is committed, and the next pull is a full one.
+///   - Once the segment is gone (its agent was restarted without it, or took another layout meanwhile), the commit or
+///     wait_relayed() that finds out fails with `aborted`, nothing is committed, and the next pull is a full one.
 ///
-/// Errors: those of Writer::attach(); already_exists while another process relays to that agent or trains with it.
-Result<TargetPtr> make_relay_target(const LayoutPtr& layout, const Sidecar& sidecar, const RelayTargetOptions& options,
-                                    Deadline deadline);
+/// Errors: those of Writer::attach(); already_exists while another process relays to that agent or trains with it;
+/// invalid_argument if it is the very agent that the receiver pulls from.
+Result<TargetPtr> make_relay_target(const Receiver& receiver, const RelayTargetOptions& options, Deadline deadline);
 
-/// Waits until the agent serves what the target has committed. timed_out, connection; invalid_argument of another kind
-/// of target, or of one that has committed nothing; corrupt if the segment has other bytes than were published.
-Status wait_relayed(Target& target, Deadline deadline);
+/// Waits until the agent serves what the receiver has committed, which its relay's target keeps. Why it does not is the
+/// receiver's last_error (Receiver::lag, the status of the agent that it pulls from) until a later call finds that it
+/// does. While no version comes nobody else looks: whoever waits for one with Want::wait_max looks in between. By
+/// whoever calls the receiver, between its calls.
+///
+/// Errors: timed_out, connection, cancelled; what attaching to an agent that was started again fails with; aborted if
+/// that has another segment, without the version: then nothing is committed, and the next pull brings the model;
+/// corrupt if the segment has other bytes than were published; invalid_argument of another kind of target, or of one
+/// that has committed nothing.
+Status wait_relayed(Receiver& receiver, Deadline deadline, std::stop_token stop = {});
 
 }  // namespace deltasync

@@ -157,6 +157,8 @@ class Writer {
   /// An epoch for a trainer that begins now: after those of all versions that the agent had heard of when this writer
   /// connected, in the segment or from receivers. One writer of a job calls it, once, and hands it to all others.
   virtual std::uint64_t fresh_epoch() const = 0;
+  /// A random number of the agent process that this writer connected to last: it tells two agents apart.
+  virtual std::uint64_t agent_instance() const = 0;
   /// The same and where it lies. The bytes stay as they are until a later version is committed. They are not to be read
   /// any more after the next begin(), register_plan() or wait_ready(), which may map another segment: ask again then.
   virtual std::optional<HeldVersion> held() const = 0;

@@ -351,6 +351,7 @@ struct TrainerWelcome {
   VersionId newest;  ///< last sealed version; epoch 0 if none
   /// (5) The latest that the agent has heard of, by its segment or receivers, 0: none. A new one comes after it.
   std::uint64_t epoch = 0;
+  std::uint64_t instance = 0;  ///< (5) of the agent, as in its hello to receivers
   std::vector<std::byte> encode(std::uint16_t protocol = kProtocolVersion) const;
   static Result<TrainerWelcome> decode(ByteSpan payload, std::uint16_t protocol = kProtocolVersion);
 };

@@ -33,7 +33,10 @@ std::vector<std::byte> TrainerWelcome::encode(std::uint16_t protocol) const {
   out.put_string(shm_dir);
   out.put(generation);
   put_version_id(out, newest);
-  if (protocol >= 5) out.put(epoch);
+  if (protocol >= 5) {
+    out.put(epoch);
+    out.put(instance);
+  }
   return bytes;
 }
 Result<TrainerWelcome> TrainerWelcome::decode(ByteSpan payload, std::uint16_t protocol) {
@@ -43,7 +46,10 @@ Result<TrainerWelcome> TrainerWelcome::decode(ByteSpan payload, std::uint16_t pr
   m.shm_dir = in.string(kPathBytesMax, "shm_dir");
   m.generation = in.get<std::uint64_t>();
   m.newest = in.version_id();
-  if (protocol >= 5) m.epoch = in.get<std::uint64_t>();
+  if (protocol >= 5) {
+    m.epoch = in.get<std::uint64_t>();
+    m.instance = in.get<std::uint64_t>();
+  }
   return in.finish(std::move(m));
 }
 

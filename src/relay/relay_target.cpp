@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "delta/delta.hpp"
+#include "receiver/standing.hpp"
 #include "receiver/target_checks.hpp"
 #include "receiver/tile_memory.hpp"
 #include "relay/half_copy.hpp"
@@ -14,6 +15,7 @@ namespace deltasync::relay {
 namespace {
 
 constexpr std::uint64_t kDigestTilesPerItem = 32;
+constexpr auto kServedSlice = std::chrono::milliseconds(500);  ///< between two looks at the segment
 
 }  // namespace
 
@@ -71,16 +73,36 @@ Result<TileRows> RelayTarget::live_tile(const Tile& tile, std::vector<std::byte>
   return tile_in(live_, tile);
 }
 
-Status RelayTarget::wait_served(Deadline deadline) {
+/// Whoever waits for an agent that has another segment by now waits in vain: that is looked at now and then.
+Status RelayTarget::look_at_served(const Until& until) {
+  const VersionId version = committed_->version.id;
+  for (;;) {
+    Status served = writer_->wait_ready(version, until.deadline().earlier(Deadline::after(kServedSlice)));
+    DS_TRY(look_at_segment());
+    if (served.ok() || until.over()) return served;
+    const Errc code = served.error().code();
+    if (code != Errc::timed_out && code != Errc::connection) return served;
+  }
+}
+
+Status RelayTarget::wait_served(const Until& until) {
   if (!committed_) return Error(Errc::invalid_argument, "the relay has committed nothing");
+  const std::string version = to_string(committed_->version);
   if (own_) {
-    return Error(Errc::corrupt, "the segment has " + to_string(committed_->version) +
+    return Error(Errc::corrupt, "the segment has " + version +
                                     " with other bytes than it was published with; the next version replaces them");
   }
-  const VersionId version = committed_->version.id;
-  Status served = writer_->wait_ready(version, deadline);
-  DS_TRY(look_at_segment());
-  return served;
+  writer_->stop_on(until.stop());
+  Status served = look_at_served(until);
+  writer_->stop_on({});
+  if (served.ok()) return served;
+  const Errc code = served.error().code();
+  const char* remedy = "";
+  if (code == Errc::connection) remedy = ": it is away: start it again";
+  if (code == Errc::timed_out) remedy = ": it is stopped, or has more to do than it can: see its log";
+  if (code == Errc::aborted) remedy = ": it was started again without its segment: the model comes whole";
+  return std::move(served).with_context("the agent on " + options_.agent_socket + " does not serve " + version +
+                                        remedy);
 }
 
 // ---- full ----------------------------------------------------------------------------------------------------------
@@ -178,21 +200,29 @@ Status RelayTarget::rollback() {
 
 namespace deltasync {
 
-Result<TargetPtr> make_relay_target(const LayoutPtr& layout, const Sidecar& sidecar, const RelayTargetOptions& options,
-                                    Deadline deadline) {
+Result<TargetPtr> make_relay_target(const Receiver& receiver, const RelayTargetOptions& options, Deadline deadline) {
   WriterOptions writer_options;
   writer_options.agent_socket = options.agent_socket;
   writer_options.threads = options.threads;
   writer_options.name = options.name;
-  auto writer = Writer::attach(layout, sidecar, std::move(writer_options), deadline);
+  auto writer = Writer::attach(receiver.layout(), receiver.sidecar(), std::move(writer_options), deadline);
   if (!writer.ok()) return std::move(writer).error().with_context("relay target");
-  return TargetPtr(new relay::RelayTarget(layout, *std::move(writer), {options.guard_limit, {}}));
+  if (const auto from = receiver::agent_instance_of(receiver); from != 0 && from == (*writer)->agent_instance()) {
+    return Error(Errc::invalid_argument, "relay target: the agent on " + options.agent_socket +
+                                             " is the very agent that is pulled from: name the socket of this node's "
+                                             "own agent, and the address of the one that the trainer writes to");
+  }
+  return TargetPtr(
+      new relay::RelayTarget(receiver.layout(), *std::move(writer), {options.guard_limit, options.agent_socket, {}}));
 }
 
-Status wait_relayed(Target& target, Deadline deadline) {
-  auto* const relayed = dynamic_cast<relay::RelayTarget*>(&target);
+Status wait_relayed(Receiver& receiver, Deadline deadline, std::stop_token stop) {
+  auto* const relayed = dynamic_cast<relay::RelayTarget*>(receiver.target());
   if (relayed == nullptr) return Error(Errc::invalid_argument, "wait_relayed: the target is no relay's");
-  return relayed->wait_served(deadline);
+  if (relayed->committed() == nullptr) return Error(Errc::invalid_argument, "the relay has committed nothing");
+  Status served = relayed->wait_served(Until(deadline, std::move(stop)));
+  if (served.ok() || served.error().code() != Errc::cancelled) receiver::note_served(receiver, served);
+  return served;
 }
 
 }  // namespace deltasync

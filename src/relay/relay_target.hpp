@@ -27,6 +27,7 @@ class RelayTarget final : public Target {
  public:
   struct Options {
     std::chrono::nanoseconds guard_limit;
+    std::string agent_socket;       ///< for messages
     std::function<void()> written;  ///< for tests: as HalfCopy's
   };
   /// The writer's session is new, and this target's alone.
@@ -50,9 +51,11 @@ class RelayTarget final : public Target {
   Status rollback() override;
   void forget_rollback() noexcept override {}
 
-  Status wait_served(Deadline deadline);
+  /// wait_relayed(), but for what the receiver notes.
+  Status wait_served(const Until& until);
 
  private:
+  Status look_at_served(const Until& until);
   TileRows tile_in(ByteSpan half, const Tile& tile) const;
   Status publish(TargetState state, const TilePatches& patches, Deadline deadline);
   Status fill(const TargetState& state, const TilePatches& patches, Deadline deadline);

@@ -76,6 +76,7 @@ Status WriterSession::open(Deadline deadline) {
 Status WriterSession::use(Attached attached) {
   const wire::TrainerWelcome& welcome = attached.welcome;
   epoch_heard_ = welcome.epoch;
+  agent_instance_ = welcome.instance;
   const shm::SegmentPath path{welcome.shm_dir, welcome.segment_name};
   if (!attached.segment) return Error(Errc::protocol, "the agent named segment " + path.name + " without its file");
   if (segment_ && is_same_file(segment_->file(), attached.segment.get())) return {};

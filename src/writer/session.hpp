@@ -60,6 +60,7 @@ class WriterSession final : public Writer {
   Status wait_ready(const VersionId& version, Deadline deadline) override;
   VersionId newest() const override { return home_.here() ? role_->newest() : VersionId{}; }
   std::uint64_t fresh_epoch() const override { return make_epoch(std::max(epoch_heard_, newest().epoch)); }
+  std::uint64_t agent_instance() const override { return agent_instance_; }
   std::optional<HeldVersion> held() const override;
   std::span<const std::byte> filling() const override;
   const LayoutPtr& layout() const override { return layout_; }
@@ -103,7 +104,8 @@ class WriterSession final : public Writer {
   BatchCounter progress_;  ///< of the group that is being written
   std::vector<TensorSlice> plan_;
   bool planned_ = false;
-  std::uint64_t epoch_heard_ = 0;  ///< by the agent, when it welcomed this writer
+  std::uint64_t epoch_heard_ = 0;     ///< by the agent, when it welcomed this writer
+  std::uint64_t agent_instance_ = 0;  ///< likewise
   std::stop_token stop_;
 
   // The open fill.

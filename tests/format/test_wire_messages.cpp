@@ -118,7 +118,7 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<GetLag>("get_lag", {{{1, 2}}}));
   cases.push_back(make_case<Lag>("lag", {{{{1, 4}, "five"}, 2, 3'000'000'000, 4}}));
   cases.push_back(make_case<TrainerHello>("trainer_hello", {{1, 2, 4, -5, "rank 2", layout_message()}}));
-  cases.push_back(make_case<TrainerWelcome>("trainer_welcome", {{"job.g1", "/dev/shm", 1, {3, 4}, 5}}));
+  cases.push_back(make_case<TrainerWelcome>("trainer_welcome", {{"job.g1", "/dev/shm", 1, {3, 4}, 5, 6}}));
   cases.push_back(make_case<TrainerPlan>("trainer_plan",
                                          {{{{0, 0, 0, 4, 8}, {999'999, 1u << 20, 3, 300, 1}}, 5'000, 1}, {{}, 0, 0}}));
   cases.push_back(make_case<TrainerNotify>("trainer_notify", {{2, 1}}));
@@ -456,13 +456,14 @@ TEST(WireHeader, EveryTypeHasALimit) {
 }
 
 /// docs/wire_protocol.md, "Protocol 4 and 5".
-TEST(WireProtocols, TrainersOfProtocol4KnowNoEpochsAndNoPlansOfBefore) {
-  const TrainerWelcome welcome{"job.g1", "/dev/shm", 1, {3, 4}, 5};
-  EXPECT_EQ(welcome.encode(4).size() + sizeof(std::uint64_t), welcome.encode(5).size());
+TEST(WireProtocols, TrainersOfProtocol4KnowNoEpochsNoInstanceAndNoPlansOfBefore) {
+  const TrainerWelcome welcome{"job.g1", "/dev/shm", 1, {3, 4}, 5, 6};
+  EXPECT_EQ(welcome.encode(4).size() + 2 * sizeof(std::uint64_t), welcome.encode(5).size());
   EXPECT_FALSE(TrainerWelcome::decode(welcome.encode(5), 4).ok());
   const auto old = TrainerWelcome::decode(welcome.encode(4), 4);
   ASSERT_TRUE(old.ok());
   EXPECT_EQ(old->epoch, 0u);
+  EXPECT_EQ(old->instance, 0u);
   const TrainerPlan plan{{{0, 0, 0, 4, 8}}, 5'000, 1};
   EXPECT_EQ(plan.encode(4).size() + 1, plan.encode(5).size());
   const auto fresh = TrainerPlan::decode(plan.encode(4), 4);

@@ -120,6 +120,27 @@ TEST_F(PullTest, NewerWaitsForTheNextVersion) {
   EXPECT_GT(report.wait_s, 0.0);
 }
 
+/// How long a version is waited for bounds no transfer, and that none came is no failure, whether there was an agent.
+TEST_F(PullTest, AWaitMayEndLongBeforeThePull) {
+  start();
+  Want newer{Want::Kind::newer, 0, {}};
+  newer.wait_max = std::chrono::milliseconds(0);
+  EXPECT_EQ(pull_and_commit(newer).mode, PullMode::full);
+  const auto ends_at_once = [&] {
+    const Deadline deadline = in_ms(600'000);
+    const auto none = receiver_->pull(newer, deadline);
+    ASSERT_FALSE(none.ok());
+    EXPECT_EQ(none.error().code(), Errc::timed_out) << none.error().to_string();
+    EXPECT_FALSE(deadline.passed());
+    EXPECT_EQ(receiver_->standing()->report().error, "");
+  };
+  ends_at_once();
+  step();
+  EXPECT_EQ(pull_and_commit(newer).mode, PullMode::delta);
+  agent_.reset();
+  ends_at_once();
+}
+
 TEST_F(PullTest, NamedVersions) {
   start();
   pull_and_commit();

@@ -62,7 +62,7 @@ class RelayNode : public ReceiverTest {
     options.agent_socket = node_options_.trainer.socket_path;
     options.threads = 2;
     options.guard_limit = guard_;
-    auto target = make_relay_target(relay_->layout(), relay_->sidecar(), options, test_deadline());
+    auto target = make_relay_target(*relay_, options, test_deadline());
     ASSERT_TRUE(target) << target.error().to_string();
     const Status bound = relay_->bind(std::move(target).value(), test_deadline());
     ASSERT_TRUE(bound) << bound.error().to_string();
@@ -79,7 +79,7 @@ class RelayNode : public ReceiverTest {
   /// Relays what is newest and waits until the node's agent serves it, and its root is the trainer's.
   PullReport hand_on() {
     const PullReport report = pull(*relay_);
-    const Status served = wait_relayed(*relay_->target(), test_deadline());
+    const Status served = wait_relayed(*relay_, test_deadline());
     EXPECT_TRUE(served) << served.error().to_string();
     EXPECT_EQ(node_served()->version, AgentTest::served()->version);
     EXPECT_EQ(node_served()->root, AgentTest::served()->root);
@@ -272,9 +272,9 @@ TEST_F(RelayNode, TheNodesAgentIsRestarted) {
   node_.reset();
   next_version(0.01);
   EXPECT_EQ(pull(*relay_).mode, PullMode::delta) << "a free half is all that it needs";
-  EXPECT_FALSE(wait_relayed(*relay_->target(), Deadline::after(std::chrono::milliseconds(50))));
+  EXPECT_FALSE(wait_relayed(*relay_, Deadline::after(std::chrono::milliseconds(50))));
   start_node();
-  ASSERT_TRUE(wait_relayed(*relay_->target(), test_deadline()));
+  ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
   EXPECT_EQ(node_served()->root, AgentTest::served()->root);
   all_pull(ranks, PullMode::delta);  // the new agent found the version before, too
   next_version(0.01);
@@ -298,6 +298,73 @@ TEST_F(RelayNode, TheNodesAgentIsRestartedWithoutItsSegment) {
   EXPECT_EQ(hand_on().mode, PullMode::full);
   auto ranks = siblings();
   all_pull(ranks, PullMode::full);
+}
+
+/// And no version comes that would show it.
+TEST_F(RelayNode, WhatIsLostWhileTheTrainerPausesIsSeenAndComesAgain) {
+  start();
+  hand_on();
+  node_->core().remove_segments();
+  node_.reset();
+  start_node();
+  const Status lost = wait_relayed(*relay_, test_deadline());
+  ASSERT_FALSE(lost);
+  EXPECT_EQ(lost.error().code(), Errc::aborted) << lost.error().to_string();
+  EXPECT_FALSE(relay_->current());
+  Want newer;
+  newer.kind = Want::Kind::newer;
+  auto staged = relay_->pull(newer, test_deadline());
+  ASSERT_TRUE(staged) << staged.error().to_string();
+  EXPECT_EQ((*staged)->report().mode, PullMode::full);
+  ASSERT_TRUE((*staged)->commit());
+  ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
+  EXPECT_EQ(node_served()->root, AgentTest::served()->root);
+  auto ranks = siblings();
+  all_pull(ranks, PullMode::full);
+}
+
+TEST_F(RelayNode, WhyTheNodeIsNotServedIsTheLastErrorUntilItIs) {
+  start();
+  hand_on();
+  const auto error = [&] { return relay_->lag(test_deadline()).last_error; };
+  const auto trainers_agent_knows = [&](const std::string& text) {
+    return eventually([&] {
+      const auto rows = agent_->pull_server().receivers();
+      return rows.size() == 1 && (text.empty() ? rows[0].error.empty() : rows[0].error.find(text) != std::string::npos);
+    });
+  };
+  EXPECT_EQ(error(), "");
+  node_.reset();
+  ASSERT_FALSE(wait_relayed(*relay_, Deadline::after(std::chrono::milliseconds(50))));
+  const std::string socket = node_options_.trainer.socket_path;
+  EXPECT_NE(error().find("the agent on " + socket + " does not serve step_1"), std::string::npos) << error();
+  EXPECT_TRUE(trainers_agent_knows(socket));
+  next_version(0.01);
+  EXPECT_EQ(pull(*relay_).mode, PullMode::delta);
+  const std::string why = error();
+  EXPECT_NE(why, "") << "a pull that succeeds is not served by that";
+  std::stop_source stop;
+  stop.request_stop();
+  EXPECT_EQ(wait_relayed(*relay_, test_deadline(), stop.get_token()).error().code(), Errc::cancelled);
+  EXPECT_EQ(error(), why) << "a stop says nothing of the node";
+  start_node();
+  ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
+  EXPECT_EQ(error(), "");
+  EXPECT_TRUE(trainers_agent_knows(""));
+}
+
+TEST_F(RelayNode, AnAgentIsNoRelayOfItself) {
+  start_agent();
+  next_version();
+  writer_.reset();
+  const auto receiver = connect_to(port());
+  ASSERT_NE(receiver, nullptr);
+  RelayTargetOptions options;
+  options.agent_socket = options_.trainer.socket_path;
+  const auto target = make_relay_target(*receiver, options, test_deadline());
+  ASSERT_FALSE(target);
+  EXPECT_EQ(target.error().code(), Errc::invalid_argument) << target.error().to_string();
+  EXPECT_NE(target.error().message().find(options.agent_socket), std::string::npos);
 }
 
 TEST_F(RelayNode, WithoutTheTrainersAgentTheNodeServesOn) {
@@ -351,7 +418,7 @@ TEST_F(RelayNode, WhatSomebodyWroteIntoTheSegmentIsNeverTakenForTheTrainers) {
   EXPECT_EQ(committed.error().code(), Errc::corrupt) << committed.error().to_string();
   EXPECT_EQ(node_served()->version, served->version);
   EXPECT_EQ(pull(*relay_).mode, PullMode::full);
-  ASSERT_TRUE(wait_relayed(*relay_->target(), test_deadline()));
+  ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
   const ServedPtr next = node_served();
   const auto half = next->generation->segment->half(next->half.half);
   EXPECT_TRUE(std::equal(model_.half.begin(), model_.half.end(), half.begin()));

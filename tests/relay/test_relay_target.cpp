@@ -42,11 +42,10 @@ class RelayTargetTest : public ::testing::Test {
         Writer::attach(trainer_->layout(), make_sidecar(*trainer_->layout()), writer_options(dir_->path()), soon());
     ASSERT_TRUE(writer) << writer.error().to_string();
     writer_ = writer->get();
-    target_ =
-        std::make_unique<RelayTarget>(trainer_->layout(), *std::move(writer), RelayTarget::Options{guard_, [this] {
-                                                                                                     if (written_)
-                                                                                                       written_();
-                                                                                                   }});
+    target_ = std::make_unique<RelayTarget>(trainer_->layout(), *std::move(writer),
+                                            RelayTarget::Options{guard_, "agent.sock", [this] {
+                                                                   if (written_) written_();
+                                                                 }});
     ASSERT_TRUE(ok(target_->open(pool_, in_time())));
   }
 

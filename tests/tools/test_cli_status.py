@@ -12,7 +12,7 @@ import unittest
 import urllib.error
 import urllib.request
 
-from cli_support import BIN, CLI, CONNECTION, DEADLINE_S, USAGE, Agent, Child, CliTest
+from cli_support import BIN, CLI, CONNECTION, DEADLINE_S, USAGE, Agent, Child, CliTest, sha256
 
 AGENT = BIN / "deltasync-agent"
 
@@ -163,6 +163,88 @@ class StatusTest(CliTest):
         self.until(lambda: self.cli_json("status", "--http", self.agent.http)["receivers"],
                    lambda lines: [line["name"] for line in lines] == ["deltasync relay"]
                    and lines[0]["committed"]["label"] == "step_0")
+
+    def relayed_node(self):
+        """A trainer that has published one version and pauses, its agent, a node's agent, and a relay between them."""
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        self.node = Agent(self, AGENT, self.tmp / "node")
+        self.step = self.publisher(self.successive(2))
+        self.step()
+        self.relay, http = self.with_pages("relay", "--from", self.agent.endpoint, "--agent", self.node.socket)
+        self.assertEqual(self.relay.line()["event"], "relayed")
+        self.until(lambda: get(http, "/readyz")[0], lambda status: status == 200)
+        return http
+
+    def start_node_again(self):
+        (self.tmp / "node" / "ready.json").unlink()
+        self.node = Agent(self, AGENT, self.tmp / "node", listen=self.node.endpoint)
+
+    def not_served_seconds(self, http):
+        line = next(line for line in get(http, "/metrics")[1].splitlines()
+                    if line.startswith("deltasync_not_served_seconds "))
+        return float(line.split()[1])
+
+    def test_a_node_that_lost_its_version_has_it_again_while_the_trainer_pauses(self):
+        http = self.relayed_node()
+        follower = Child(self, [CLI, "pull", "--from", self.node.endpoint, "--out", self.tmp / "out", "--follow", "--json"])
+        self.assertEqual(follower.line()["label"], "step_0")
+        self.node.kill()
+        for left in (self.tmp / "node").glob("cli*"):
+            left.unlink()
+        self.start_node_again()
+        again = self.relay.line()
+        self.assertEqual((again["event"], again["label"], again["mode"], again["served"]),
+                         ("relayed", "step_0", "full", True))
+        self.cli("pull", "--from", self.node.endpoint, "--out", self.tmp / "other")
+        self.assertEqual(sha256(self.tmp / "other" / "current" / "model.safetensors"),
+                         sha256(self.tmp / "step_0" / "model.safetensors"))
+        self.until(lambda: get(http, "/readyz")[0], lambda status: status == 200)
+        self.assertEqual(self.not_served_seconds(http), 0)
+        self.step()
+        self.assertEqual(follower.line()["label"], "step_1")
+        code, _, log = self.relay.end(signal.SIGTERM)
+        self.assertEqual(code, 128 + signal.SIGTERM)
+        self.assertIn("relayed_version_not_served", log)
+        self.assertIn("without its segment", log)
+
+    def test_a_relay_is_not_ready_while_its_nodes_agent_is_dead_or_stopped(self):
+        http = self.relayed_node()
+        socket = str(self.node.socket)
+
+        def not_ready(remedy):
+            reason = json.loads(self.until(lambda: get(http, "/readyz"), lambda page: page[0] == 503)[1])["reason"]
+            self.assertIn(f"the agent on {socket} does not serve", reason)
+            self.assertIn(remedy, reason)
+            page = self.cli_json("status", "--http", http)
+            self.assertIn(socket, page["last_error"])
+            self.assertGreater(page["not_served_s"], 0)
+            self.assertGreater(self.not_served_seconds(http), 0)
+            self.assertIn("\ndeltasync_failing 1\n", get(http, "/metrics")[1])
+            self.until(lambda: self.cli("status", "--http", self.agent.http), lambda text: socket in text)
+
+        def ready_again():
+            self.until(lambda: get(http, "/readyz")[0], lambda status: status == 200)
+            self.assertEqual(self.cli_json("status", "--http", http)["last_error"], "")
+
+        self.node.process.send_signal(signal.SIGSTOP)
+        not_ready("it is stopped")
+        self.node.process.send_signal(signal.SIGCONT)
+        ready_again()
+        self.node.kill()
+        not_ready("start it again")
+        self.start_node_again()
+        ready_again()
+        code, _, log = self.relay.end(signal.SIGTERM)
+        self.assertEqual(code, 128 + signal.SIGTERM)
+        self.assertEqual(log.count("relayed_version_not_served"), 2, log)
+        self.assertEqual(log.count("relayed_version_served"), 2, log)
+
+    def test_an_agent_is_no_relay_of_itself(self):
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        self.cli("publish", "--agent", self.agent.socket, "--model", *self.successive(1))
+        self.cli("relay", "--from", self.agent.endpoint, "--agent", self.agent.socket, expect=USAGE)
+        self.assertIn(str(self.agent.socket), self.err)
+        self.assertIn("this node's own agent", self.err)
 
     def test_logs_as_json_and_a_closed_terminal(self):
         agent = Child(self, [AGENT, "--name", "cli", "--shm-dir", self.tmp, "--socket", self.tmp / "agent.sock",
