@@ -1,7 +1,6 @@
 // `deltasync relay`: pulls every version once for a node, and writes it into the segment of the node's own agent, from
 // which all receivers of the node pull.
 #include <chrono>
-#include <csignal>
 #include <memory>
 #include <string>
 #include <utility>
@@ -56,7 +55,6 @@ class Relay {
   explicit Relay(const Options& options) : options_(options) {}
 
   Status run() {
-    std::signal(SIGHUP, SIG_IGN);  // as an agent: whoever closes the terminal means no node
     DS_ASSIGN(const auto on_signal, StopOnSignal::make());
     DS_ASSIGN(const auto pages, ReceiverPages::start(options_.pages, "relay", options_.from, options_.tls));
     const Follower follower = watched(

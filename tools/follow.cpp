@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <optional>
 #include <utility>
 
@@ -107,6 +108,7 @@ Deadline after_seconds(double seconds) {
 }
 
 Status follow(const Follower& follower, const std::stop_token& stop) {
+  std::signal(SIGHUP, SIG_IGN);  // as an agent: whoever closes the terminal means no node
   Tries tries(follower, stop);
   for (std::uint64_t done = 0; follower.count == 0 || done < follower.count;) {
     const auto taken = tries.take();

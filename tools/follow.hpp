@@ -28,7 +28,8 @@ struct Follower {
 
 /// Until `count` versions are there, a stop (cancelled), or a failure that no repetition mends. Others are tried again,
 /// after pauses of 0.2 to 10 s, and logged when they begin or change. What the user has to mend (a wrong token, a slice
-/// that is not there, no permission) ends it only as long as it was never connected and bound.
+/// that is not there, no permission) ends it only as long as it was never connected and bound. From then on the process
+/// ignores SIGHUP.
 Status follow(const Follower& follower, const std::stop_token& stop);
 
 /// `--on-older-epoch`: ReceiverOptions::on_older_epoch.

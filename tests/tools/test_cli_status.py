@@ -74,6 +74,7 @@ class StatusTest(CliTest):
             return [line["committed"] and line["committed"]["label"] for line in page["receivers"]] == [label]
 
         self.until(lambda: committed("step_0"), bool)
+        follower.process.send_signal(signal.SIGHUP)  # its terminal is closed
         step()
         self.assertEqual(follower.line()["label"], "step_1")
         self.until(lambda: committed("step_1"), bool)
