@@ -111,6 +111,7 @@ Status AgentCore::adopt_existing() {
     }
     const shm::AgentRole& role = *(*generation)->role;
     has_version = role.active() || role.sealed();
+    if (has_version) found_ = shm::inspect_newest(*(*generation)->segment).id;
     log::info("segment_adopted name={} layout={} has_version={}", segment.path.name,
               to_string((*generation)->layout->digest()), has_version);
     kept.insert(kept.begin(), yard_->keep(std::move(generation).value()));

@@ -60,6 +60,7 @@ struct ServedVersion {
   /// What it was published with before digests of damaged tiles were taken anew, the oldest first; few.
   std::vector<FormerState> former;
   std::chrono::steady_clock::time_point published_at;
+  bool found_at_start = false;  ///< in a segment that an agent before this one left: published_at is no more than that
   // What making it cost; zero for the first of a generation.
   std::uint64_t delta_bytes = 0;
   std::uint64_t changed = 0;
@@ -352,6 +353,7 @@ class AgentCore : public TrainerHooks {
   std::map<Digest128, std::weak_ptr<Subset>> subsets_;  // by TileSet::digest()
   MadeCache made_;
   std::uint64_t generation_next_ = 1;
+  VersionId found_;  ///< constant after start: the newest that an agent before this one left; epoch 0 if none
   LeaseBudgets budgets_;
   Publications publications_;
   struct Wish {

@@ -67,6 +67,7 @@ Result<RingEntryPtr> amended(const RingEntry& entry, const ServedVersion& now, s
   }
   auto fresh = RingEntry::make(std::move(made), entry.from, entry.to, entry.encode_s, std::move(digests));
   fresh->made_at = entry.made_at;
+  fresh->found_at_start = entry.found_at_start;
   fresh->from_former = entry.from_former;
   fresh->partial = !last;
   return RingEntryPtr(std::move(fresh));

@@ -98,7 +98,9 @@ Result<std::shared_ptr<RingEntry>> decode_kept_delta(ByteSpan file, const Layout
   DS_ASSIGN(delta::Delta delta, delta::from_container(file.subspan(list.size()), layout));
   read.from.id = delta.from;
   read.to.id = delta.to;
-  return RingEntry::make(std::move(delta), std::move(read.from), std::move(read.to), 0, std::move(read.before));
+  auto entry = RingEntry::make(std::move(delta), std::move(read.from), std::move(read.to), 0, std::move(read.before));
+  entry->found_at_start = true;
+  return entry;
 }
 
 std::vector<RingEntryPtr> chain_to(const VersionId& version, const Digest128& root, std::vector<std::uint64_t> digests,

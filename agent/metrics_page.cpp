@@ -29,18 +29,23 @@ void add_receivers(metrics::Gauges& out, std::vector<ReceiverStatus> all) {
     const auto rank = [](const ReceiverStatus& r) { return std::pair(r.row.connection == 0, -r.behind_s()); };
     return rank(a) < rank(b);
   });
-  double connected = 0, failing = 0, versions_max = 0, seconds_max = 0;
+  double connected = 0, lost = 0, failing = 0, versions_max = 0, seconds_max = 0;
   for (const ReceiverStatus& receiver : all) {
-    if (receiver.row.connection == 0) continue;
+    if (receiver.row.connection == 0) {
+      lost += receiver.row.lost ? 1 : 0;
+      continue;
+    }
     ++connected;
     failing += receiver.row.error.empty() ? 0 : 1;
     versions_max = std::max(versions_max, static_cast<double>(receiver.behind.versions));
     seconds_max = std::max(seconds_max, receiver.behind_s());
   }
   out.family("receivers",
-             "Receivers, by whether they are connected; those that have left are forgotten after a while.");
+             "Receivers that are connected, that have left, and that were lost: without a goodbye. Both are forgotten "
+             "after a while.");
   out.sample(connected, {{"state", "connected"}});
-  out.sample(static_cast<double>(all.size()) - connected, {{"state", "left"}});
+  out.sample(static_cast<double>(all.size()) - connected - lost, {{"state", "left"}});
+  out.sample(lost, {{"state", "lost"}});
   out.add("receivers_failing", "Connected receivers whose last pull or commit failed.", failing);
   out.add("receivers_versions_behind_max", "The most versions that a connected receiver is behind.", versions_max);
   out.add("receivers_seconds_behind_max", "The longest time that a connected receiver has been behind.", seconds_max);
@@ -72,7 +77,8 @@ void add_served(metrics::Gauges& out, const Snapshot& now) {
   const std::chrono::duration<double> age = std::chrono::steady_clock::now() - served.published_at;
   out.add("version_served", "1 if there is a version to be pulled.", now.served ? 1 : 0);
   out.add("version_number", "Number of the version that is served.", static_cast<double>(served.version.id.number));
-  out.add("version_age_seconds", "Time since the version that is served was published; 0 if there is none.",
+  out.add("version_age_seconds",
+          "Time since the version that is served was published, or since this agent's start if it found it; 0: none.",
           now.served ? age.count() : 0);
   out.add("served_tiles_damaged", "Tiles of the version that is served whose bytes are not those that were offloaded.",
           static_cast<double>(served.damaged_tiles().size()));

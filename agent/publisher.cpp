@@ -114,6 +114,8 @@ void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView
   served->digests = std::make_shared<const std::vector<std::uint64_t>>(std::move(digests));
   served->digest_s = seconds_since(start);
   served->published_at = Clock::now();
+  const VersionId& id = active.version.id;
+  served->found_at_start = id.epoch == found_.epoch && id.number <= found_.number;
   Metrics::add(metrics_.digest_seconds, served->digest_s);
   log::info("version_published version=\"{}\" root={} generation={} digest_s={:.4f}", to_string(active.version),
             to_string(served->root), generation->number, served->digest_s);

@@ -64,6 +64,7 @@ const char* span_name(wire::Type request) {
     case wire::Type::release: return "serve release";
     case wire::Type::check_tiles: return "check tiles";
     case wire::Type::report: return "hear report";
+    case wire::Type::end: return "hear goodbye";
     case wire::Type::get_lag: return "serve lag";
     default: return "serve";
   }
@@ -266,6 +267,9 @@ asio::awaitable<Status> PullConversation::answer(Request& request) {
     case wire::Type::report:
       if (role_ == wire::Role::control && protocol_ >= 5) co_return on_report(request);
       break;
+    case wire::Type::end:
+      if (role_ == wire::Role::control && protocol_ >= 5) co_return on_goodbye(request);
+      break;
     case wire::Type::get_lag:
       if (role_ == wire::Role::control && protocol_ >= 5) co_return co_await on_get_lag(request);
       break;
@@ -442,6 +446,12 @@ Status PullConversation::on_report(const Request& request) {
   reporter_ = report.receiver;
   context_.receivers.report({connection_, name_, address_}, report.receiver, std::move(report.committed),
                             printable(std::move(report.error)));
+  return {};
+}
+
+Status PullConversation::on_goodbye(const Request& request) {
+  DS_TRY(wire::Empty::decode(request.payload).with_context("end"));
+  context_.receivers.goodbye(connection_);
   return {};
 }
 

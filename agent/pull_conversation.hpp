@@ -85,6 +85,7 @@ class PullConversation {
   awaitable<Status> on_release(Request& request);
   awaitable<Status> on_check_tiles(Request& request);
   Status on_report(const Request& request);
+  Status on_goodbye(const Request& request);
   awaitable<Status> on_get_lag(Request& request);
   // pull_data.cpp
   awaitable<Status> on_get_digests(Request& request);

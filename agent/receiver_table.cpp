@@ -11,6 +11,7 @@ ReceiverTable::Entry& ReceiverTable::entry_locked(const Key& key, const Peer& pe
   Entry& entry = found->second;
   entry.row.connection = peer.connection;
   entry.row.address = peer.address;
+  entry.row.lost = entry.said_goodbye = false;
   if (!is_new) return entry;
   entry.came = ++came_;
   entry.row.name = peer.name;
@@ -38,12 +39,20 @@ void ReceiverTable::named_base(const Peer& peer, const VersionId& base) {
   if (row.committed.id != base) row.committed = {base, {}};
 }
 
+void ReceiverTable::goodbye(std::uint64_t connection) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [key, entry] : entries_) {
+    if (entry.row.connection == connection) entry.said_goodbye = true;
+  }
+}
+
 void ReceiverTable::left(std::uint64_t connection, Clock::time_point now) {
   const std::lock_guard lock(mutex_);
   for (auto& [key, entry] : entries_) {
     if (entry.row.connection != connection) continue;
     entry.row.connection = 0;
     entry.row.left_at = now;
+    entry.row.lost = key.first && !entry.said_goodbye;  // others know no goodbye
   }
   forget_locked(now);
 }

@@ -23,6 +23,7 @@ struct ReceiverRow {
   Version committed;             ///< epoch 0: nothing
   std::string error;             ///< of its last pull or commit; empty: that succeeded
   std::chrono::steady_clock::time_point left_at;  ///< if it has left
+  bool lost = false;  ///< it has left without a goodbye, which it would have said if it could
 };
 
 class ReceiverTable {
@@ -43,6 +44,8 @@ class ReceiverTable {
   void report(const Peer& peer, std::uint64_t receiver, Version committed, std::string error);
   /// Of a receiver that does not report: there is one for each connection.
   void named_base(const Peer& peer, const VersionId& base);
+  /// The receiver of this connection ends: it will not be lost.
+  void goodbye(std::uint64_t connection);
   /// The connection is over.
   void left(std::uint64_t connection, Clock::time_point now = Clock::now());
 
@@ -55,6 +58,7 @@ class ReceiverTable {
   struct Entry {
     ReceiverRow row;
     std::uint64_t came = 0;
+    bool said_goodbye = false;
   };
   Entry& entry_locked(const Key& key, const Peer& peer);
   void forget_locked(Clock::time_point now);

@@ -43,6 +43,7 @@ struct RingEntry {
   /// Tiles were left out of it whose state at `to` is not known: it leads there only together with what follows it.
   bool partial = false;
   std::chrono::steady_clock::time_point made_at;
+  bool found_at_start = false;  ///< an agent before this one made and kept it: made_at is no more than that
   double encode_s = 0;
 
   /// Hashes the frames.

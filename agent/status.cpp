@@ -78,6 +78,7 @@ json served_json(const ServedVersion& served) {
           {"generation", served.half.generation},
           {"half", served.half.half},
           {"age_s", age_s(served.published_at)},
+          {"found_at_start", served.found_at_start},
           {"delta_bytes", served.delta_bytes},
           {"changed", served.changed},
           {"encode_s", served.encode_s},
@@ -95,7 +96,8 @@ json ring_json(const Snapshot& now, std::uint64_t bytes_max) {
                        {"frames", entry->delta->frames.size()},
                        {"changed", entry->delta->changed},
                        {"encode_s", entry->encode_s},
-                       {"age_s", age_s(entry->made_at)}});
+                       {"age_s", age_s(entry->made_at)},
+                       {"found_at_start", entry->found_at_start}});
   }
   return {{"bytes", bytes},
           {"bytes_max", bytes_max},
@@ -137,6 +139,7 @@ json receivers_json(const std::vector<ReceiverStatus>& receivers) {
                     {"n", row.ordinal},
                     {"address", row.address},
                     {"connected", row.connection != 0},
+                    {"lost", row.lost},
                     {"left_s", row.connection != 0 ? json(nullptr) : json(age_s(row.left_at))},
                     {"committed", version_json(row.committed)},
                     {"versions_behind", receiver.behind.versions},

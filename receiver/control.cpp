@@ -10,7 +10,8 @@ namespace deltasync::receiver {
 namespace {
 
 constexpr auto kTellLimit = std::chrono::milliseconds(200);  ///< to hand a few hundred bytes to the system
-constexpr auto kLookLimit = std::chrono::seconds(1);         ///< of a look at the clock, which nobody depends on
+constexpr auto kGoodbyeLimit = std::chrono::seconds(1);
+constexpr auto kLookLimit = std::chrono::seconds(1);  ///< of a look at the clock, which nobody depends on
 
 struct GetLayout {
   static constexpr wire::Type kType = wire::Type::get_layout;
@@ -20,6 +21,7 @@ struct GetLayout {
 }  // namespace
 
 void Control::drop() {
+  cut_ |= told_ && stop_.stop_requested();
   closed_bytes_ += connection_.bytes_received();
   connection_ = Connection();
   subscription_ = {};
@@ -208,6 +210,15 @@ void Control::tell_standing() {
   if (told_ || !connection_.open() || connection_.stale() || connection_.protocol() < 5) return;
   told_ = connection_.send(connection_.next_request(), standing_, Deadline::after(kTellLimit)).ok();
   if (!told_) drop();  // part of it may be out
+  if (told_) cut_ = false;
+}
+
+void Control::say_goodbye() {
+  if (!home_.here()) return;
+  if (!connection_.open() && cut_) static_cast<void>(connect(Deadline::after(kGoodbyeLimit)));
+  if (!told_ || !connection_.open() || connection_.stale()) return;
+  static_cast<void>(connection_.send(wire::Type::end, connection_.next_request(), Deadline::after(kTellLimit)));
+  drop();
 }
 
 void Control::release(std::uint64_t plan, Deadline deadline) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/home_process.hpp"
 #include "base/log_limit.hpp"
 #include "base/until.hpp"
 #include "deltasync/deadline.hpp"
@@ -76,6 +77,9 @@ class Control {
   /// Tells the agent how this receiver stands: now if there is a connection, in any case on the next one. Takes a
   /// moment.
   void report(wire::Report standing);
+  /// The receiver ends: the agent shall not take it for lost. Over a new connection, if a stop has shut down the one
+  /// that there was. Best effort, a second at most; nothing in a forked child, whose parent goes on.
+  void say_goodbye();
   /// Best effort: if no answer comes the connection is closed, which frees the plan as well.
   void release(std::uint64_t plan, Deadline deadline);
 
@@ -96,6 +100,7 @@ class Control {
   template <class M, class Question>
   Answer<M> ask(const Question& question, std::chrono::milliseconds patience, Deadline deadline);
 
+  const HomeProcess home_;
   const Peer& peer_;
   Connection connection_;
   std::uint64_t clock_seen_ns_ = 0;  ///< at the last handshake
@@ -103,6 +108,7 @@ class Control {
   Digest128 subscription_;
   wire::Report standing_;
   bool told_ = false;  ///< on this connection
+  bool cut_ = false;   ///< a stop shut down a connection on which that was, and there has been none since
   std::uint64_t closed_bytes_ = 0;
   std::optional<Error> noted_;
   bool turned_away_ = false;  ///< by the last attempt

@@ -37,6 +37,18 @@ double seconds(std::uint64_t ns) {
 
 }  // namespace
 
+/// What it heard last stands beside what it hears, or does not hear, now.
+void Standing::recall(Lag& lag) const {
+  const std::lock_guard lock(mutex_);
+  if (lag.newest) {
+    heard_newest_ = lag.newest;
+    heard_at_ = Clock::now();
+  }
+  if (!heard_newest_) return;
+  lag.heard_newest = heard_newest_;
+  lag.heard_s = std::chrono::duration<double>(Clock::now() - heard_at_).count();
+}
+
 Lag Standing::lag(const Until& until) const {
   const wire::Report report = this->report();
   Lag lag;
@@ -45,13 +57,13 @@ Lag Standing::lag(const Until& until) const {
   auto answer = ask(agent_, report.committed.id, until);
   if (!answer) {
     lag.last_error = std::move(answer).error().with_context("asking the agent at " + agent_.endpoint).to_string();
-    return lag;
+  } else if (answer->newest.id.valid()) {
+    lag.newest = std::move(answer->newest);
+    lag.versions = answer->versions;
+    lag.seconds = seconds(answer->behind_ns);
+    lag.newest_age_s = seconds(answer->newest_age_ns);
   }
-  if (!answer->newest.id.valid()) return lag;
-  lag.newest = std::move(answer->newest);
-  lag.versions = answer->versions;
-  lag.seconds = seconds(answer->behind_ns);
-  lag.newest_age_s = seconds(answer->newest_age_ns);
+  recall(lag);
   return lag;
 }
 

@@ -66,6 +66,7 @@ ReceiverImpl::~ReceiverImpl() {
   close_staged();
   discard_full();
   BlockPool::shared().trim();
+  control_.say_goodbye();
 }
 
 Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions options, const Tuning& tuning,

@@ -58,11 +58,15 @@ class Standing {
  private:
   using Clock = std::chrono::steady_clock;
 
+  void recall(Lag& lag) const;
+
   const Peer agent_;
   mutable std::mutex mutex_;
   wire::Report report_;  // protected by mutex_, as what follows
   std::string unserved_;
   Clock::time_point unserved_since_;
+  mutable std::optional<Version> heard_newest_;  ///< when the agent was asked last and answered
+  mutable Clock::time_point heard_at_;
 };
 
 /// Of a receiver that Receiver::connect made; null of any other kind.

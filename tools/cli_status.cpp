@@ -59,18 +59,23 @@ std::string age_text(const Json& seconds) {
   return std::to_string(static_cast<long>(s / 3600)) + " h";
 }
 
+/// When a version was published. Of one that an agent found at its start it does not know.
+std::string published_text(const Json& version) {
+  if (version.value("found_at_start", false)) return "before this agent's start";
+  return age_text(version.at("age_s")) + " ago";
+}
+
 Status print_versions(const Json& page) {
   std::vector<Row> rows = {{"VERSION", "PUBLISHED", "DELTA", "CHANGED"}};
   const Json& active = page.at("active");
   if (active.is_null()) return print_line("no version is served yet");
   const Json& ring = page.at("ring").at("entries");
   for (auto entry = ring.rbegin(); entry != ring.rend(); ++entry) {
-    rows.push_back({version_text(entry->at("to")), age_text(entry->at("age_s")) + " ago",
+    rows.push_back({version_text(entry->at("to")), published_text(*entry),
                     human_bytes(entry->at("bytes").get<std::uint64_t>()),
                     std::to_string(entry->at("changed").get<std::uint64_t>())});
   }
-  if (ring.empty())
-    rows.push_back({version_text(active.at("version")), age_text(active.at("age_s")) + " ago", "-", "-"});
+  if (ring.empty()) rows.push_back({version_text(active.at("version")), published_text(active), "-", "-"});
   return print_table(rows);
 }
 
@@ -80,7 +85,8 @@ Status print_receivers(const Json& receivers) {
   for (const Json& line : receivers) {
     const auto behind = line.at("versions_behind").get<std::uint64_t>();
     std::string error = line.at("last_error").get<std::string>();
-    if (!line.at("connected").get<bool>()) error = "left " + age_text(line.at("left_s")) + " ago";
+    if (!line.at("connected").get<bool>())
+      error = (line.value("lost", false) ? "lost " : "left ") + age_text(line.at("left_s")) + " ago";
     rows.push_back({line.at("name").get<std::string>(), line.at("address").get<std::string>(),
                     version_text(line.at("committed")), std::to_string(behind),
                     behind == 0 ? "-" : age_text(line.at("seconds_behind")), error.empty() ? "-" : error});
@@ -99,13 +105,16 @@ Status print_agent(const Json& page) {
 Status print_receiver(const Json& page) {
   const Json& versions = page.at("versions_behind");
   const auto error = page.at("last_error").get<std::string>();
+  std::string newest = version_text(page.at("newest"));
+  if (page.at("newest").is_null() && page.at("heard_newest").is_object()) {
+    newest = version_text(page.at("heard_newest")) + ", heard " + age_text(page.at("heard_s")) + " ago";
+  }
   DS_TRY(print_line(page.at("role").get<std::string>() + " from " + page.at("from").get<std::string>() + ", up " +
                     age_text(page.at("uptime_s"))));
   DS_TRY(print_line(""));
   return print_table(
       {{"HELD", "NEWEST", "BEHIND", "FOR", "LAST ERROR"},
-       {version_text(page.at("held")), version_text(page.at("newest")),
-        versions.is_null() ? "unknown" : versions.dump(),
+       {version_text(page.at("held")), newest, versions.is_null() ? "unknown" : versions.dump(),
         versions.is_null() || versions == 0 ? "-" : age_text(page.at("seconds_behind")), error.empty() ? "-" : error}});
 }
 

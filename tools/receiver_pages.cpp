@@ -204,6 +204,8 @@ net::HttpPage ReceiverPages::Impl::status() {
                {"versions_behind", or_null(now.versions)},
                {"seconds_behind", or_null(now.seconds)},
                {"newest_age_s", or_null(now.newest_age_s)},
+               {"heard_newest", version_json(now.heard_newest)},
+               {"heard_s", or_null(now.heard_s)},
                {"last_error", now.last_error}};
   if (role == "relay") page["not_served_s"] = not_served_s();
   const std::lock_guard lock(mutex);

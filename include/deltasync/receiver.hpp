@@ -133,6 +133,10 @@ struct Lag {
   std::optional<std::uint64_t> versions;
   std::optional<double> seconds;       ///< since the first of these was published; 0: it is the newest
   std::optional<double> newest_age_s;  ///< since the newest was published
+  /// What `newest` was when the agent answered last, to this question or one before, and how long ago that was. Nothing
+  /// if it never has.
+  std::optional<Version> heard_newest;
+  std::optional<double> heard_s;
   /// Why the agent could not be asked; else of the last pull or commit, if that failed. Empty: all is well. That a stop
   /// ended a pull, or nothing newer came until its deadline, is no failure.
   std::string last_error;

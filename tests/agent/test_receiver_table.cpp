@@ -112,6 +112,24 @@ TEST_F(Table, WhoDoesNotReportIsKnownByWhatItPlansFrom) {
   EXPECT_EQ(table_.rows(kStart)[0].committed.id, (VersionId{7, 4}));
 }
 
+TEST_F(Table, WhoLeavesWithoutAGoodbyeIsLost) {
+  table_.report(peer(1), 71, {}, "");
+  table_.report(peer(2), 72, {}, "");
+  table_.named_base(peer(3), {7, 4});
+  table_.goodbye(1);
+  EXPECT_EQ(table_.rows(kStart)[0].connection, 1u) << "it is there until its connection ends";
+  for (std::uint64_t i = 1; i <= 3; ++i) table_.left(i, kStart);
+  auto rows = table_.rows(kStart);
+  EXPECT_FALSE(rows[0].lost);
+  EXPECT_TRUE(rows[1].lost);
+  EXPECT_FALSE(rows[2].lost) << "it knows no goodbye";
+  table_.report(peer(4), 71, {}, "");
+  table_.report(peer(5), 72, {}, "");
+  EXPECT_FALSE(table_.rows(kStart)[1].lost) << "it is back";
+  table_.left(4, kStart);
+  EXPECT_TRUE(table_.rows(kStart)[0].lost) << "of this connection it has not said goodbye";
+}
+
 TEST_F(Table, OnlySoManyThatHaveLeftAreRemembered) {
   for (std::uint64_t i = 1; i <= ReceiverTable::kGoneMax + 50; ++i) {
     table_.report(peer(i), i, {}, "");

@@ -125,9 +125,19 @@ TEST_F(Lags, AnotherAgentHearsItWithTheConnection) {
   const VersionId held = served()->version.id;
   options_.pull.listen.port = port();
   stop_agent();
+  const Lag unheard = lag(*receiver);
+  EXPECT_FALSE(unheard.heard_newest) << "it was never asked";
+  start_agent();
+  ASSERT_TRUE(eventually([&] { return served() != nullptr; }));
+  const Lag now = lag(*receiver);
+  EXPECT_EQ(now.heard_newest, now.newest);
+  EXPECT_GE(now.heard_s.value(), 0);
+  stop_agent();
   const Lag away = lag(*receiver);
   EXPECT_FALSE(away.versions);
   EXPECT_FALSE(away.newest);
+  EXPECT_EQ(away.heard_newest, now.newest) << "what it said last";
+  EXPECT_GT(away.heard_s.value(), now.heard_s.value());
   EXPECT_EQ(away.held->id, held);
   EXPECT_NE(away.last_error.find("asking the agent at 127.0.0.1:"), std::string::npos) << away.last_error;
   start_agent();
@@ -173,6 +183,34 @@ TEST_F(Lags, StatusHasALineForEachReceiver) {
   EXPECT_TRUE(eventually([&] { return rows()[0].connection == 0; }));
   page = json::parse(status_json(parts()));
   EXPECT_EQ(page["receivers"][0]["connected"], false) << "who has left is remembered for a while";
+}
+
+/// Whatever ended its last call: a stop closes the connection over which it would have said so.
+TEST_F(Lags, AReceiverThatEndsIsNotLost) {
+  start_agent();
+  next_version();
+  auto receiver = connect();
+  pull(*receiver);
+  auto stopped = connect();
+  pull(*stopped);
+  std::stop_source stop;
+  stop.request_stop();
+  EXPECT_EQ(stopped->pull({Want::Kind::newer, 0, {}, 0}, test_deadline(), stop.get_token()).error().code(),
+            Errc::cancelled);
+  receiver.reset();
+  stopped.reset();
+  {
+    auto c = client();
+    ASSERT_TRUE(c.socket.send(1, wire::Report{7, {}, ""}, test_deadline()));
+    ASSERT_TRUE(eventually([&] { return rows().size() == 3; }));
+  }
+  EXPECT_TRUE(eventually([&] { return metric("deltasync_receivers{state=\"connected\"}") == 0; }));
+  EXPECT_EQ(metric("deltasync_receivers{state=\"left\"}"), 2);
+  EXPECT_EQ(metric("deltasync_receivers{state=\"lost\"}"), 1);
+  const json lines = json::parse(status_json(parts()))["receivers"];
+  EXPECT_EQ(lines[0]["lost"], false);
+  EXPECT_EQ(lines[1]["lost"], false);
+  EXPECT_EQ(lines[2]["lost"], true);
 }
 
 TEST_F(Lags, AConnectionReportsForOneReceiver) {

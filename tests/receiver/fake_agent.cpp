@@ -187,7 +187,7 @@ void FakeAgent::serve(UniqueFd fd, std::uint64_t id) {
     auto message = peer.socket.recv(wire::kRangesBytesMax, soon());
     if (!message) break;
     status = answer(peer, *message);
-    if (status && message->type() != wire::Type::report) ++answers_;
+    if (status && !has_no_answer(message->type())) ++answers_;
   }
   const std::lock_guard lock(mutex_);
   ::shutdown(fd.get(), SHUT_RDWR);

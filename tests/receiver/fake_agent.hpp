@@ -134,6 +134,8 @@ class FakeAgent {
     std::optional<TileSet> subscription;
   };
 
+  /// A receiver's reports, and its goodbye.
+  static bool has_no_answer(wire::Type type) { return type == wire::Type::report || type == wire::Type::end; }
   /// Ends each wait for a peer.
   static Deadline soon() { return Deadline::after(std::chrono::seconds(20)); }
 

@@ -19,8 +19,8 @@ constexpr std::size_t kSendPiece = 64u << 10;
 
 Status FakeAgent::answer(Peer& peer, const net::Message& message) {
   const std::uint64_t request = message.header.request;
-  if (message.type() == wire::Type::report) {  // has no answer
-    DS_TRY(wire::Report::decode(message.payload));
+  if (has_no_answer(message.type())) {
+    if (message.type() == wire::Type::report) DS_TRY(wire::Report::decode(message.payload));
     return {};
   }
   Request seen;

@@ -83,6 +83,10 @@ class StatusTest(CliTest):
         self.assertRegex(text, r"deltasync pull +127\.0\.0\.1:\d+ +step_1 \([0-9a-f]{16}:2\) +0 +- +-\n")
         self.assertRegex(text, r"step_1 \([0-9a-f]{16}:2\) +\S+ (\S+ )?ago ")
         follower.kill()
+        self.until(lambda: self.cli("status", "--http", self.agent.http), lambda text: "lost " in text)
+        other, _ = self.with_pages("pull", "--from", self.agent.endpoint, "--out", self.tmp / "other", "--follow")
+        other.line()
+        other.end(signal.SIGTERM)
         self.until(lambda: self.cli("status", "--http", self.agent.http), lambda text: "left " in text)
 
     def test_how_a_follower_stands(self):
@@ -115,7 +119,8 @@ class StatusTest(CliTest):
         self.assertIsNone(page["versions_behind"])
         self.assertEqual(page["held"]["label"], "step_0")
         self.assertIn(self.agent.endpoint, page["last_error"])
-        self.assertIn("unknown", self.cli("status", "--http", http))
+        self.assertEqual(page["heard_newest"]["label"], "step_0")
+        self.assertRegex(self.cli("status", "--http", http), r"step_0 \(\S+\), heard \S+ (\S+ )?ago +unknown")
         metrics = get(http, "/metrics")[1]
         self.assertNotIn("deltasync_versions_behind ", metrics)
         self.assertIn("\ndeltasync_agent_reached 0\n", metrics)

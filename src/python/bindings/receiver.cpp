@@ -206,6 +206,8 @@ nb::dict lag_now(const Receiver& receiver, double timeout) {
   fields["held"] = lag.held;
   fields["newest"] = lag.newest;
   fields["newest_age_s"] = lag.newest_age_s;
+  fields["heard_newest"] = lag.heard_newest;
+  fields["heard_s"] = lag.heard_s;
   fields["last_error"] = lag.last_error;
   return fields;
 }

@@ -84,6 +84,10 @@ class Lag:
     newest: Version | None
     #: Since that was published.
     newest_age_s: float | None
+    #: What ``newest`` was when the agent answered last, to this question or one before; None: it never has.
+    heard_newest: Version | None
+    #: How long ago that was.
+    heard_s: float | None
     #: Why the agent could not be asked; else of the last pull or commit, if that failed. Empty: all is well. A pull
     #: that was cancelled, or that waited for something newer in vain, has not failed.
     last_error: str
