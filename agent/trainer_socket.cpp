@@ -27,7 +27,8 @@ Status remove_stale(const std::string& path) {
     return Error(Errc::already_exists, path + " is in the way: it is not a socket" + describe_stranger(path));
   auto answer = net::connect_unix(path, Deadline::after(std::chrono::seconds(1)));
   if (answer || answer.error().code() == Errc::timed_out) {
-    return Error(Errc::already_exists, "another agent answers on " + path + describe_stranger(path));
+    return Error(Errc::already_exists, "another agent answers on " + path + describe_stranger(path) +
+                                           ": end that one first, or give this one another --socket");
   }
   if (answer.error().code() != Errc::connection) return std::move(answer).error();
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) {

@@ -50,7 +50,15 @@ Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadlin
     DS_ASSIGN(auto channel, peer.tls->channel(socket_.fd(), peer.host));
     DS_TRY(socket_.secure(std::move(channel), deadline));
   }
-  DS_ASSIGN(const net::Message first, recv_message(socket_, wire::Type::hello, deadline));
+  auto hello_message = recv_message(socket_, wire::Type::hello, deadline);
+  if (!hello_message && socket_.bytes_received() == 0 && hello_message.error().code() != Errc::cancelled) {
+    return std::move(hello_message)
+        .error()
+        .with_context(
+            "no word came: an agent that is stopped or has too much to do, or another address of it than "
+            "that for receivers (--listen), such as that of its pages (--http)");
+  }
+  DS_ASSIGN(const net::Message first, std::move(hello_message));
   DS_ASSIGN(protocol_, wire::agree_on_protocol(first.header, first.payload, "the agent"));
   DS_ASSIGN(const wire::Hello hello, wire::Hello::decode(first.payload));
   std::string token = peer.token;

@@ -43,7 +43,7 @@ Result<DirectoryLock> DirectoryLock::acquire(const std::filesystem::path& direct
   if (held().count(key) != 0) {
     return Error(Errc::already_exists, directory.string() + " is kept by another target of this process");
   }
-  const std::filesystem::path path = directory / ".deltasync.lock";
+  const std::filesystem::path path = directory / kFileName;
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!fd) return file_error("opening", path, errno);
   struct flock lock = whole_file();

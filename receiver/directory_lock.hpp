@@ -12,6 +12,9 @@ namespace deltasync {
 
 class DirectoryLock {
  public:
+  /// In each directory that a target keeps, or has kept.
+  static constexpr const char* kFileName = ".deltasync.lock";
+
   /// already_exists, naming the holder's pid, if somebody owns the directory.
   static Result<DirectoryLock> acquire(const std::filesystem::path& directory);
 

@@ -52,6 +52,22 @@ Status check_sidecar(const Sidecar& sidecar) {
   return {};
 }
 
+/// Who loads `out` itself would go on loading what lies there, and never see a version.
+Status check_no_model_of_others(const fs::path& out) {
+  std::error_code error;
+  if (fs::exists(out / DirectoryLock::kFileName, error)) return {};  // a target's own, and whatever came there later
+  for (fs::directory_iterator entry(out, error), end; !error && entry != end; entry.increment(error)) {
+    const fs::path file = entry->path().filename();
+    const bool weights = file.extension() == ".safetensors" || file.extension() == ".bin" || file.extension() == ".pth";
+    if (!weights && file != "config.json") continue;
+    return Error(Errc::already_exists,
+                 out.string() + " holds a model that no receiver put there (" + file.string() +
+                     "): whoever loads that directory would go on loading it. Name another directory, of which current "
+                     "is to be loaded, or say that versions may go beside that model (--beside-model)");
+  }
+  return {};
+}
+
 }  // namespace
 
 HfStore::HfStore(LayoutPtr layout, Sidecar sidecar, std::vector<HfPlace> places, fs::path out, DirectoryLock lock,
@@ -76,6 +92,7 @@ HfStore::HfStore(LayoutPtr layout, Sidecar sidecar, std::vector<HfPlace> places,
 Result<HfStore> HfStore::open(LayoutPtr layout, Sidecar sidecar, fs::path out, HfTargetOptions options) {
   DS_TRY(check_sidecar(sidecar));
   DS_ASSIGN(std::vector<HfPlace> places, hf_places(*layout, sidecar));
+  if (!options.beside_model) DS_TRY(check_no_model_of_others(out));
   DS_TRY(make_directories(out / "versions"));
   std::error_code error;
   const fs::file_status current = fs::symlink_status(out / "current", error);

@@ -29,6 +29,7 @@ struct Options {
   std::string cores;
   double link_gbps = 0;
   std::optional<std::uint64_t> disk_reserve_mib;
+  bool beside_model = false;
   std::uint64_t count = 0;
   std::optional<double> deadline_s;
   std::string trace;
@@ -114,6 +115,7 @@ Result<std::unique_ptr<Receiver>> connect(const Options& options, const Until& u
     target = make_host_target(receiver->layout());
   } else {
     HfTargetOptions hf;
+    hf.beside_model = options.beside_model;
     if (options.disk_reserve_mib) hf.disk_reserve_bytes = *options.disk_reserve_mib << 20;
     DS_ASSIGN(target, make_hf_target(receiver->layout(), receiver->sidecar(), options.out, hf));
   }
@@ -179,6 +181,9 @@ std::function<Status()> setup_pull(CLI::App& app) {
   app.add_option("--disk-reserve-mib", options->disk_reserve_mib,
                  "what stays free on the disk of --out (default: 5 % of it, 1 GiB at most)")
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40));
+  app.add_flag("--beside-model", options->beside_model,
+               "--out may hold a model of somebody else: versions go beside it")
+      ->needs(out);
   auto* number = app.add_option("--number", options->number, "the version with this number, waited for");
   auto* label = app.add_option("--label", options->label, "the version with this label, waited for");
   auto* follow = app.add_flag("--follow", options->follow, "go on with every newer version until stopped");

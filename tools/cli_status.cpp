@@ -6,16 +6,16 @@
 
 #include "base/utf8.hpp"
 #include "tools/cli.hpp"
+#include "tools/follow.hpp"
 #include "tools/http_get.hpp"
 
 namespace deltasync::cli {
 namespace {
 
-constexpr auto kLimit = std::chrono::seconds(10);
-
 struct Options {
   std::string http;
   TlsOptions tls;
+  double deadline_s = 10;
   bool json = false;
 };
 
@@ -121,7 +121,7 @@ Status print_receiver(const Json& page) {
 Status run(const Options& options) {
   DS_ASSIGN(const tools::HttpSource source, tools::parse_http_source(options.http, options.tls));
   DS_ASSIGN(const std::string body,
-            tools::http_get(source, "/v1/status", Deadline::after(kLimit)).with_context(options.http));
+            tools::http_get(source, "/v1/status", after_seconds(options.deadline_s)).with_context(options.http));
   const Json page = Json::parse(body, nullptr, false);
   if (!page.is_object()) {
     return Error(Errc::protocol, options.http + ": no status page of deltasync; name the address of --http");
@@ -143,6 +143,8 @@ std::function<Status()> setup_status(CLI::App& app) {
       ->required()
       ->type_name("[https://]HOST:PORT");
   add_tls_options(app, options->tls);
+  app.add_option("--deadline-s", options->deadline_s, "time for the answer (default 10)")
+      ->check(CLI::Range(0.001, 86'400.0));
   app.add_flag("--json", options->json, "the page as it is, on one line");
   return [options] { return run(*options); };
 }

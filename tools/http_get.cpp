@@ -7,9 +7,9 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <cerrno>
-#include <memory>
-#include <utility>
+#include <cstring>
 
+#include "format/wire.hpp"
 #include "net/blocking.hpp"
 #include "net/channel.hpp"
 #include "net/tls.hpp"
@@ -96,6 +96,11 @@ bool take_scheme(std::string& text, std::string_view scheme) {
   return true;
 }
 
+/// What an agent says to receivers begins so.
+bool is_wire(std::string_view bytes) {
+  return bytes.size() >= sizeof wire::kMagic && std::memcmp(bytes.data(), &wire::kMagic, sizeof wire::kMagic) == 0;
+}
+
 }  // namespace
 
 Result<HttpSource> parse_http_source(const std::string& text, const TlsOptions& tls) {
@@ -119,7 +124,11 @@ Result<std::string> http_get(const HttpSource& source, const std::string& target
   parser.body_limit(kBodyBytesMax);
   parser.eager(true);
   std::string pending;  // what the parser could not use yet
-  const auto bad = [](const boost::system::error_code& error) {
+  const auto bad = [&pending](const boost::system::error_code& error) {
+    if (is_wire(pending)) {
+      return Error(Errc::protocol,
+                   "this is an agent's address for receivers (--listen); its pages are at another (--http)");
+    }
     return Error(Errc::protocol, "not the answer of an agent: " + error.message());
   };
   boost::system::error_code error;

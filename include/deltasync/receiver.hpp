@@ -240,6 +240,9 @@ struct HfTargetOptions {
   /// Bytes of the disk that a new directory leaves free: whoever else writes there goes on. Nothing: 5 % of the file
   /// system, 1 GiB at most. What does not fit is no_space before anything is written.
   std::optional<std::uint64_t> disk_reserve_bytes = std::nullopt;
+  /// Versions may go into a directory that holds a model of somebody else: beside it, and whoever loads the directory
+  /// itself goes on loading that one.
+  bool beside_model = false;
 };
 Result<TargetPtr> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out,
                                  HfTargetOptions options = {});

@@ -2,6 +2,7 @@
 
 #include <fmt/args.h>
 #include <fmt/format.h>
+#include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -32,6 +33,17 @@ spdlog::level::level_enum to_spdlog(log::Level level) {
   }
   return spdlog::level::critical;
 }
+
+/// Levels as --log-level and the JSON lines name them: spdlog says "warning".
+class LevelName final : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& line, const std::tm& /*time*/, spdlog::memory_buf_t& to) override {
+    const auto name =
+        line.level == spdlog::level::warn ? spdlog::string_view_t("warn") : spdlog::level::to_string_view(line.level);
+    to.append(name.data(), name.data() + name.size());
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<LevelName>(); }
+};
 
 /// Values come from users and peers: as one stands between quotes, it ends where the line's own quote is. Control
 /// characters become text as well (printable()), so that no value ends the line or tells a terminal what to do.
@@ -73,7 +85,9 @@ void init_log(const std::string& process_name, const std::string& level) {
 void init_log(const std::string& process_name, const std::string& level, LogFormat format) {
   auto logger = spdlog::stderr_color_mt(process_name);
   g_json = format == LogFormat::json;
-  logger->set_pattern(g_json ? "%v" : "%Y-%m-%dT%H:%M:%S.%e%z %^%l%$ %n[%P] %v");
+  auto formatter = std::make_unique<spdlog::pattern_formatter>();
+  formatter->add_flag<LevelName>('*').set_pattern(g_json ? "%v" : "%Y-%m-%dT%H:%M:%S.%e%z %^%*%$ %n[%P] %v");
+  logger->set_formatter(std::move(formatter));
   const auto parsed = spdlog::level::from_str(level);
   logger->set_level(parsed == spdlog::level::off && level != "off" ? spdlog::level::info : parsed);
   spdlog::set_default_logger(std::move(logger));

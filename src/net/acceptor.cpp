@@ -23,7 +23,8 @@ Result<tcp::acceptor> bind_acceptor(asio::io_context& io, const Endpoint& where)
   if (!ec) acceptor.bind(endpoint, ec);
   if (!ec && endpoint.address().is_loopback()) use_no_pacing(acceptor.native_handle());
   if (!ec) acceptor.listen(asio::socket_base::max_listen_connections, ec);
-  if (ec == asio::error::address_in_use) return Error(Errc::already_exists, what + ": " + ec.message());
+  if (ec == asio::error::address_in_use)
+    return Error(Errc::already_exists, what + ": " + ec.message() + ": choose another port, or 0 for a free one");
   if (ec) return Error::from_errno(what, ec.value());
   return acceptor;
 }

@@ -52,7 +52,8 @@ Result<Listener> Listener::bind(const Endpoint& where, bool knows_peers) {
   const int on = 1;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(fd.get(), list->ai_addr, list->ai_addrlen) != 0) {
-    if (errno == EADDRINUSE) return Error(Errc::already_exists, what + ": the port is taken");
+    if (errno == EADDRINUSE)
+      return Error(Errc::already_exists, what + ": the port is taken: choose another, or 0 for a free one");
     return Error::from_errno(what, errno);
   }
   sockaddr_storage bound{};

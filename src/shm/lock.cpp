@@ -34,7 +34,8 @@ Error owned_by_another(int fd, const std::filesystem::path& segment, const std::
   std::string pid(text.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
   while (!pid.empty() && (pid.back() < '0' || pid.back() > '9')) pid.pop_back();
   return {Errc::already_exists, "another agent owns " + segment.string() + ": pid " +
-                                    (pid.empty() ? std::string("unknown") : pid) + " holds " + file.string()};
+                                    (pid.empty() ? std::string("unknown") : pid) + " holds " + file.string() +
+                                    ": end that one first, or give this one another --name"};
 }
 
 }  // namespace

@@ -41,5 +41,15 @@ TEST_F(LogTest, PlainValuesAreAsTheyAre) {
   EXPECT_EQ(out.find("not taken"), std::string::npos);
 }
 
+TEST_F(LogTest, LevelsAreNamedAsTheOptionNamesThem) {
+  const auto level = [&](const std::string& out) {
+    const auto at = out.find(' ');
+    return out.substr(at + 1, out.find(' ', at + 1) - at - 1);
+  };
+  EXPECT_EQ(level(written([] { log::info("event"); })), "info");
+  EXPECT_EQ(level(written([] { log::warn("event"); })), "warn");
+  EXPECT_EQ(level(written([] { log::error("event"); })), "error");
+}
+
 }  // namespace
 }  // namespace deltasync

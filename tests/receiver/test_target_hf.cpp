@@ -478,6 +478,28 @@ TEST_F(HfTargetTest, ACurrentThatIsNoLinkIsInTheWay) {
   EXPECT_TRUE(fails(hf_.restart(), Errc::already_exists, "current"));
 }
 
+TEST_F(HfTargetTest, AModelOfSomebodyElseIsInTheWay) {
+  hf_.close();
+  for (const char* file : {"model-00001-of-00002.safetensors", "config.json", "pytorch_model.bin"}) {
+    const fs::path out = dir_.path() / "other" / file;
+    fs::create_directories(out);
+    std::ofstream(out / "notes.txt") << "harmless";
+    const auto make = [&](HfTargetOptions options = {}) {
+      const auto made = make_hf_target(hf_.trainer().layout(), hf_.sidecar(), out, options);
+      return made.ok() ? Status() : Status(made.error());
+    };
+    std::ofstream(out / file) << "a model";
+    EXPECT_TRUE(fails(make(), Errc::already_exists, file));
+    EXPECT_FALSE(fs::exists(out / "versions")) << "nothing was written";
+    EXPECT_TRUE(ok(make({.beside_model = true})));
+    EXPECT_TRUE(ok(make())) << "it is a receiver's own from then on";
+    fs::remove_all(out);
+    fs::create_directories(out);
+    std::ofstream(out / "notes.txt") << "harmless";
+    EXPECT_TRUE(ok(make()));
+  }
+}
+
 TEST_F(HfTargetTest, HostileSidecarsAreRefused) {
   for (const char* name : {"/etc/passwd", "../x", "a/../../x", "..", "", ".", "a/./b"}) {
     SCOPED_TRACE(name);

@@ -161,6 +161,13 @@ class EpochsTest(CliTest):
         self.assertEqual(follower.line()["id"], said["id"])
         self.assertNotIn("older_epoch", follower.end(signal.SIGTERM)[2], "it has been said")
 
+    def test_another_policy_is_refused_with_those_that_there_are(self):
+        self.cli("pull", "--from", "127.0.0.1:1", "--out", self.tmp / "out", "--on-older-epoch", "never", expect=1)
+        self.assertIn("never", self.err)
+        for policy in ("follow", "wait", "fail"):
+            self.assertIn(policy, self.err)
+        self.assertNotIn("->", self.err)
+
     def test_a_version_that_is_named_is_what_is_named(self):
         self.after_many_trainers()
         other = self.agent("other")

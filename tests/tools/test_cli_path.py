@@ -449,6 +449,18 @@ class PathTest(CliTest):
         self.addCleanup(subprocess.run, ["umount", "-l", str(small)])
         return small
 
+    def test_a_model_of_somebody_else_is_in_the_way(self):
+        agent = self.agent()
+        models = self.successive(2)
+        self.publish(agent, models[0])
+        plain = self.model("plain")
+        self.cli("pull", "--from", agent.endpoint, "--out", plain, expect=MISSING)
+        self.assertIn(str(plain), self.err)
+        self.assertIn("--beside-model", self.err)
+        self.assertEqual(sorted(entry.name for entry in plain.iterdir()), ["config.json", "model.safetensors"])
+        self.cli("pull", "--from", agent.endpoint, "--out", plain, "--beside-model")
+        self.assertEqual(sha256(plain / "current" / "model.safetensors"), sha256(models[0] / "model.safetensors"))
+
     def test_disk_full(self):
         small = self.small_disk("64k")
         agent = self.agent()

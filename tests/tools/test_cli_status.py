@@ -12,7 +12,7 @@ import unittest
 import urllib.error
 import urllib.request
 
-from cli_support import BIN, CLI, CONNECTION, DEADLINE_S, USAGE, Agent, Child, CliTest, sha256
+from cli_support import BIN, CLI, CONNECTION, DEADLINE, DEADLINE_S, USAGE, Agent, Child, CliTest, sha256
 
 AGENT = BIN / "deltasync-agent"
 
@@ -88,6 +88,25 @@ class StatusTest(CliTest):
         other.line()
         other.end(signal.SIGTERM)
         self.until(lambda: self.cli("status", "--http", self.agent.http), lambda text: "left " in text)
+        counts = get(self.agent.http, "/metrics")[1]
+        for line in ('deltasync_receivers{state="left"} 1', 'deltasync_receivers{state="lost"} 1'):
+            self.assertIn("\n" + line + "\n", counts)
+
+    def test_when_a_version_was_published_before_the_agent_started_is_not_known(self):
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        self.cli("publish", "--agent", self.agent.socket, "--model", *self.successive(3))
+        self.agent.kill()
+        (self.tmp / "agent" / "ready.json").unlink()
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        page = self.until(lambda: self.cli_json("status", "--http", self.agent.http), lambda page: page["active"])
+        self.assertTrue(page["active"]["found_at_start"])
+        lines = self.cli("status", "--http", self.agent.http).splitlines()
+        versions = [line for line in lines if line.startswith("step_")]
+        self.assertGreater(len(versions), 0)
+        for line in versions:
+            self.assertIn("before this agent's start", line)
+        self.cli("publish", "--agent", self.agent.socket, "--model", *self.successive(1))
+        self.assertRegex(self.cli("status", "--http", self.agent.http), r"step_0 \([0-9a-f]{16}:1\) +\S+ (\S+ )?ago ")
 
     def test_how_a_follower_stands(self):
         self.agent = Agent(self, AGENT, self.tmp / "agent")
@@ -277,6 +296,38 @@ class StatusTest(CliTest):
         agent.process.send_signal(signal.SIGTERM)
         event("agent_stopped")
         self.assertEqual(agent.end()[0], 0)
+
+    def test_an_address_that_is_another_ones_is_named(self):
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        self.cli("status", "--http", self.agent.endpoint, expect=CONNECTION)
+        self.assertIn("address for receivers (--listen); its pages are at another (--http)", self.err)
+        # Its pages wait for a question as long as a receiver does for a word: whoever gives up first.
+        done = subprocess.run([CLI, "pull", "--from", self.agent.http, "--out", self.tmp / "out"], capture_output=True,
+                              timeout=DEADLINE_S)
+        self.assertIn(done.returncode, (CONNECTION, DEADLINE))
+        self.assertIn("that of its pages (--http)", done.stderr.decode())
+
+    def test_an_agent_that_does_not_answer_is_waited_for_as_long_as_is_said(self):
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        self.agent.process.send_signal(signal.SIGSTOP)
+        self.cli("status", "--http", self.agent.http, "--deadline-s", "0.2", expect=DEADLINE)
+        self.agent.process.send_signal(signal.SIGCONT)
+        self.cli("status", "--http", self.agent.http)
+
+    def test_agents_that_are_in_each_others_way_say_what_helps(self):
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+
+        def refused(*options):
+            done = subprocess.run([AGENT, "--shm-dir", self.agent.folder, *options], capture_output=True,
+                                  timeout=DEADLINE_S)
+            self.assertNotEqual(done.returncode, 0)
+            return done.stderr.decode()
+
+        there = ("--socket", self.tmp / "new.sock", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+        self.assertIn("give this one another --name", refused("--name", "cli", *there))
+        self.assertIn("give this one another --socket", refused("--name", "new", "--socket", self.agent.socket))
+        self.assertIn("choose another port, or 0 for a free one",
+                      refused("--name", "new", *there[:3], self.agent.endpoint))
 
     def test_what_cannot_be_asked(self):
         self.cli("status", expect=USAGE)
