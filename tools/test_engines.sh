@@ -31,8 +31,8 @@ prepare() {
   esac
   case $1 in
     vllm)
-      resolved=(urllib3 regex cbor2 openai-harmony cachetools cloudpickle py-cpuinfo prometheus-client)
-      alone=("vllm==$VLLM" xgrammar llguidance)
+      resolved=(urllib3 regex cbor2 openai-harmony cachetools cloudpickle py-cpuinfo prometheus-client loguru)
+      alone=("vllm==$VLLM" compressed-tensors==0.18.0 xgrammar llguidance)
       ;;
     sglang)
       resolved=(orjson triton starlette tqdm IPython dill sentencepiece loguru gguf uvicorn setproctitle jsonschema

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 
 import torch
 from torch import nn
@@ -106,8 +106,15 @@ def assert_bits(module: nn.Module, expected: dict[str, torch.Tensor]) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
-def is_float32(name: str) -> bool:
-    return name.endswith("e_score_correction_bias")
+#: What the name of a tensor that scales another one ends with.
+SCALE = "_scale_inv"
+
+
+def dtype_of(name: str, names: Container[str]) -> torch.dtype:
+    """In a checkpoint with these tensors."""
+    if f"{name}{SCALE}" in names:
+        return torch.float8_e4m3fn
+    return torch.float32 if name.endswith((SCALE, "e_score_correction_bias")) else torch.bfloat16
 
 
 def first_version(shapes: dict[str, tuple[int, ...]] = SHAPES) -> dict[str, torch.Tensor]:
@@ -115,11 +122,15 @@ def first_version(shapes: dict[str, tuple[int, ...]] = SHAPES) -> dict[str, torc
     generator = torch.Generator().manual_seed(0)
     made = {}
     for name, shape in shapes.items():
-        raw = torch.randint(-(2**15), 2**15, shape, generator=generator, dtype=torch.int32)
-        made[name] = raw.to(torch.int16).view(torch.bfloat16)
-        if is_float32(name):
-            made[name] = made[name].float()
+        made[name] = any_bits(shape, dtype_of(name, shapes), generator)
     return made
+
+
+def any_bits(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    raw = torch.randint(-(2**15), 2**15, shape, generator=generator, dtype=torch.int32)
+    if dtype.itemsize == 1:
+        return raw.to(torch.int8).view(dtype)
+    return raw.to(torch.int16).view(torch.bfloat16).to(dtype)
 
 
 def change(version: dict[str, torch.Tensor], seed: int, density: float = 0.02) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import deltasync
@@ -298,6 +299,13 @@ def test_what_a_draft_has_beside_what_it_shares_is_written(rig: Rig) -> None:
 class Fp8LinearMethod:
     """As engines mark their quantised layers."""
 
+    def __init__(self, comes_quantised: bool) -> None:
+        self.quant_config = SimpleNamespace(is_checkpoint_fp8_serialized=comes_quantised)
+
+
+class Fp8OnlineLinearMethod:
+    pass
+
 
 class UnquantizedLinearMethod:
     pass
@@ -320,8 +328,10 @@ class Quantised(torch.nn.Module):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("method", "dtype", "scale"),
     [
-        (Fp8LinearMethod(), torch.bfloat16, True),  # quantised as it is loaded: the engine makes the scale
-        (Fp8LinearMethod(), torch.float8_e4m3fn, False),  # comes quantised, and its scale does not come
+        (Fp8LinearMethod(False), torch.bfloat16, True),  # quantised as it is loaded: the engine makes the scale
+        (Fp8OnlineLinearMethod(), torch.bfloat16, True),
+        (Fp8LinearMethod(False), torch.float8_e4m3fn, False),  # comes quantised, and its scale does not come
+        (Fp8LinearMethod(True), torch.bfloat16, False),  # would be cast to what no scale belongs to
         (UnquantizedLinearMethod(), torch.bfloat16, False),
         (None, torch.bfloat16, False),
     ],
@@ -351,7 +361,7 @@ def test_what_is_made_of_one_module_is_not_taken_for_another_or_for_a_part(rig: 
     ones = torch.ones(4, 4)
     rig.publish({"made.weight": ones.bfloat16(), "as_it_is.weight": ones.to(torch.float8_e4m3fn)})
     model = torch.nn.Module()
-    model.made, model.as_it_is = Quantised(Fp8LinearMethod(), True), Quantised(Fp8LinearMethod(), True)
+    model.made, model.as_it_is = (Quantised(Fp8LinearMethod(False), True) for _ in range(2))
 
     def load(weights: Iterable[tuple[str, Any]]) -> None:
         for name, weight in weights:

@@ -4,6 +4,8 @@ import json
 import pathlib
 from typing import Any
 
+from engine_support import SCALE
+
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD, INNER, EXPERTS, EXPERT_INNER, VOCABULARY = 2, 64, 8, 2, 16, 96, 8, 32, 300
 
 BASE = {
@@ -72,6 +74,12 @@ CONFIGS["deepseek_v3"] = BASE | {
     "routed_scaling_factor": 1.0,
     "num_nextn_predict_layers": 0,
 }
+# Weights in fp8, each block of them with a scale, as DeepSeek-V3 and Qwen3 are published.
+BLOCK = 16
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+CONFIGS["qwen3_fp8"] = CONFIGS["qwen3"] | {"quantization_config": FP8}
+ROUTERS = {"modules_to_not_convert": [f"model.layers.{layer}.mlp.gate" for layer in range(LAYERS)]}
+CONFIGS["qwen3_moe_fp8"] = CONFIGS["qwen3_moe"] | {"quantization_config": FP8 | ROUTERS}
 CONFIGS["qwen3_tied"] = CONFIGS["qwen3"] | {"tie_word_embeddings": True}
 
 
@@ -81,6 +89,8 @@ def write_config(model: str, folder: pathlib.Path) -> None:
 
 def shapes(model: str) -> dict[str, tuple[int, ...]]:
     """HF name → shape, in the order of a checkpoint."""
+    if model.endswith("_fp8"):
+        return with_scales(shapes(model.removesuffix("_fp8")))
     if model == "deepseek_v3":
         return deepseek_shapes()
     found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
@@ -131,6 +141,15 @@ def deepseek_shapes() -> dict[str, tuple[int, ...]]:
             found |= mlp(f"{at}.mlp.experts.{expert}", EXPERT_INNER)
         found |= mlp(f"{at}.mlp.shared_experts", EXPERT_INNER)
     return found | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+
+
+def with_scales(plain: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in plain.items():
+        found[name] = shape
+        if "_proj." in name:
+            found[f"{name}{SCALE}"] = tuple(-(-size // BLOCK) for size in shape)
+    return found
 
 
 def mlp(at: str, inner: int) -> dict[str, tuple[int, ...]]:

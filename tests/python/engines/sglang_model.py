@@ -57,12 +57,13 @@ def build(folder, ranks, rank, port, *, experts_parallel):
 
 def make_model(config):
     from sglang.srt.configs.load_config import LoadConfig
-    from sglang.srt.model_loader.loader import _initialize_model
+    from sglang.srt.model_loader.loader import _get_quantization_config, _initialize_model
 
+    load = LoadConfig(load_format="dummy")
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("cpu"):
-            return _initialize_model(config, LoadConfig(load_format="dummy"), None)
+            return _initialize_model(config, load, _get_quantization_config(config, load))
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -4,15 +4,15 @@ import functools
 
 import torch
 from checkpoints import shapes
-from engine_support import is_float32
+from engine_support import dtype_of
 
 
 @functools.cache
 def first(model):
     generator = torch.Generator().manual_seed(7)
+    named = shapes(model)
     return {
-        name: (torch.randn(shape, generator=generator) / 8).to(torch.float32 if is_float32(name) else torch.bfloat16)
-        for name, shape in shapes(model).items()
+        name: (torch.randn(shape, generator=generator) / 8).to(dtype_of(name, named)) for name, shape in named.items()
     }
 
 

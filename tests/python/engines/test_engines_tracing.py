@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from checkpoints import shapes
+from engine_support import dtype_of
 
 pytestmark = pytest.mark.engines
 
@@ -72,6 +73,9 @@ CASES = [
     ("qwen3", 2, "tp", 25),
     ("qwen3_moe", 2, "tp", 69),
     ("qwen3_moe", 2, "ep", 69),
+    ("qwen3_fp8", 1, "tp", 39),
+    ("qwen3_fp8", 2, "tp", 39),
+    ("qwen3_moe_fp8", 1, "tp", 125),
 ]
 
 
@@ -92,7 +96,9 @@ def test_replay_is_the_loader(engine, model, ranks, mode, tensors):
         # Of two ranks each has half of the experts, three tensors each in two layers.
         assert remote == len(report["unplaced"]) == (3 * 8 // 2 * 2 if mode == "ep" else 0)
         assert len(report["slices"]) == report["placed"]
-        assert report["placed_bytes"] == sum(2 * rows * cols for _, _, _, rows, cols in report["slices"])
+        assert report["placed_bytes"] == sum(
+            dtype_of(name, shapes(model)).itemsize * rows * cols for name, _, _, rows, cols in report["slices"]
+        )
     elements = {}
     for name, shape in shapes(model).items():
         elements[name] = 1

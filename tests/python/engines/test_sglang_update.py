@@ -23,6 +23,7 @@ if importlib.util.find_spec("sglang") is None:
 import sglang_model  # noqa: E402, F401 (defines what transformers imports by way of torchvision)
 import torch  # noqa: E402
 from checkpoints import transformers_state_dict, without_expert  # noqa: E402
+from engine_support import SCALE  # noqa: E402
 from openssl_certificates import Certificates  # noqa: E402
 from sglang_versions import weights  # noqa: E402
 from vllm_replica import write_dist_info  # noqa: E402
@@ -184,6 +185,26 @@ def test_sglang_a_tensor_that_no_rank_takes_is_no_success(start: Start) -> None:
     for answer in replica.update(1, manifest=ignore):
         assert "placed 25 of 26" in answer["message"]
     replica.assert_serves(1)
+
+
+@pytest.mark.parametrize("model", ["qwen3_fp8", "qwen3_moe_fp8"])
+def test_sglang_a_quantised_checkpoint_is_what_its_own_loader_makes_of_it(start: Start, model: str) -> None:
+    manager, replica = start(model)
+    for number in range(1, 5):
+        if number > 1:
+            manager.offload(weights(model, number))
+        replica.update(number)
+        replica.assert_serves(number)
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_sglang_scales_that_no_tensor_fills_are_no_success(start: Start, quantised: bool) -> None:
+    """With weights that are quantised, and with such as are not."""
+    named = weights("qwen3_fp8" if quantised else "qwen3", 1)
+    _, replica = start("qwen3_fp8", published={name: w for name, w in named.items() if not name.endswith(SCALE)})
+    for message in replica.refused(1):
+        assert "nothing was written" in message and "would stay as they are" in message
+        assert "layers.0.self_attn.qkv_proj.weight_scale_inv" in message
 
 
 @pytest.mark.parametrize(("model", "ranks"), [("qwen3", 1), ("qwen3", 2), ("qwen3_moe", 1), ("qwen3_moe", 2)])

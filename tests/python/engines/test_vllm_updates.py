@@ -7,7 +7,7 @@ pytestmark = pytest.mark.engines
 torch = pytest.importorskip("torch")
 
 from checkpoints import shapes, transformers_state_dict, without_expert  # noqa: E402
-from engine_support import change, first_version  # noqa: E402
+from engine_support import SCALE, change, first_version  # noqa: E402
 from openssl_certificates import Certificates  # noqa: E402
 from vllm_replica import RankFailed, Replica, needs_vllm  # noqa: E402
 
@@ -99,6 +99,31 @@ def test_every_version_is_what_vllms_own_loader_makes_of_it(start, model, ranks)
         assert state["addresses"] == before and state["meta"] == []
     for found in setup.replica.do("compare", DELTAS + 1):
         assert found == {str(number): [] for number in range(1, DELTAS + 2)}
+
+
+@pytest.mark.parametrize("model", ["qwen3_fp8", "qwen3_moe_fp8"])
+def test_a_quantised_checkpoint_goes_through_layerwise_reload(start, model):
+    """Weights in fp8 and their scales: every version is what vLLM makes of them, whatever its kernels want."""
+    setup = start(model)
+    setup.init()
+    setup.reach(4, snapshot=True)
+    (state,) = setup.replica.do("state")
+    assert (state["version"], state["state"], state["meta"]) == (4, "placed", [])
+    quantised = {name.removesuffix(SCALE) for name in shapes(model) if name.endswith(SCALE)}
+    assert state["reload"] == sorted({*quantised, *(f"{name}{SCALE}" for name in quantised)})
+    assert setup.replica.do("compare", 4) == [{str(number): [] for number in range(1, 5)}]
+
+
+def test_scales_that_no_tensor_fills_end_the_init(start):
+    setup = start("qwen3_fp8", edit=lambda weights: {n: w for n, w in weights.items() if not n.endswith(SCALE)})
+    with pytest.raises(RankFailed, match="UnmatchedWeights.*qkv_proj.weight_scale_inv"):
+        setup.init()
+
+
+def test_weights_that_are_not_quantised_are_refused_by_an_engine_of_quantised_ones(start):
+    setup = start("qwen3_fp8", edit=lambda weights: first_version(shapes("qwen3")))
+    with pytest.raises(RankFailed, match="UnmatchedWeights.*qkv_proj.weight_scale_inv"):
+        setup.init()
 
 
 def test_ranks_with_certificates_pull_over_tls(start, tmp_path):

@@ -15,17 +15,16 @@ import torch
 from checkpoints import shapes, write_config
 from deltasync.tracing import placement_plan, prove, replay, trace, whole_leaves
 from deltasync.tracing.memory import live_tensors
-from engine_support import is_float32
+from engine_support import any_bits, dtype_of
 
 
 def version(model, seed):
     """Random bits; every rank makes the same."""
     generator = torch.Generator().manual_seed(seed)
     made = {}
-    for name, shape in shapes(model).items():
-        bits = torch.randint(-(2**15), 2**15, shape, generator=generator, dtype=torch.int32)
-        value = bits.to(torch.int16).view(torch.bfloat16)
-        made[name] = value.float() if is_float32(name) else value
+    named = shapes(model)
+    for name, shape in named.items():
+        made[name] = any_bits(shape, dtype_of(name, named), generator)
     return made
 
 

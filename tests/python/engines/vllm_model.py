@@ -14,15 +14,33 @@ def build(folder, ranks, rank, port, *, experts_parallel):
     return build_with_config(folder, ranks, rank, port, experts_parallel=experts_parallel)[:2]
 
 
+def keep_fp8_as_it_is():
+    """As Triton's kernel, which needs a GPU when it runs: weights and scales stay in the checkpoint's form. The CPU's
+    own kernel needs a newer CPU, and packs them by compiled operators."""
+    from vllm.model_executor.kernels import linear
+    from vllm.platforms import current_platform
+
+    class Kept(linear.TritonFp8BlockScaledMMKernel):
+        is_supported = classmethod(lambda cls, *_: (True, None))
+        can_implement = classmethod(lambda cls, *_: (True, None))
+
+    linear._POSSIBLE_FP8_BLOCK_KERNELS[current_platform._enum] = [Kept]
+
+
 def build_with_config(folder, ranks, rank, port, *, experts_parallel=False, stages=1):
-    """The model, its loader, and the engine's configuration. ``stages``: of a pipeline that the ranks form."""
+    """The model, processed as after its first load, its loader, and the engine's configuration. ``stages``: of a
+    pipeline that the ranks form."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+    from vllm.model_executor.layers.quantization.fp8 import Fp8MoEMethod
     from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
-    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+    from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+    keep_fp8_as_it_is()
     config = EngineArgs(
         model=str(folder),
         skip_tokenizer_init=True,
@@ -47,6 +65,11 @@ def build_with_config(folder, ranks, rank, port, *, experts_parallel=False, stag
         stack.callback(torch.set_default_dtype, torch.float32)
         with torch.device("cpu"):
             model = initialize_model(config)
+    type(current_platform).is_cpu = lambda self: False  # the CPU's packing needs compiled operators
+    # As with the Triton back end, which keeps the bytes of experts as they are.
+    for method in (UnquantizedFusedMoEMethod, Fp8MoEMethod):
+        method._setup_kernel = lambda *args, **options: None
+    process_weights_after_loading(model, config.model_config, torch.device("cpu"))
 
     def load(weights):
         with set_current_vllm_config(config), disable_mtp_completeness_check():

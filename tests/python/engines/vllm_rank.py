@@ -22,9 +22,6 @@ class Rank:
     def __init__(self, name, ranks, rank, port, stages):
         from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
-        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
-        from vllm.model_executor.model_loader.utils import process_weights_after_loading
-        from vllm.platforms import current_platform
         from vllm.plugins import load_general_plugins
         from vllm.v1.worker.gpu_worker import Worker
 
@@ -34,10 +31,6 @@ class Rank:
         self.folder = tempfile.TemporaryDirectory()
         write_config(name, pathlib.Path(self.folder.name))
         self.model, self.load, config = build_with_config(self.folder.name, ranks, rank, port, stages=stages)
-        type(current_platform).is_cpu = lambda self: False  # the CPU's packing needs compiled operators
-        # As with the Triton back end, which keeps the bytes of experts as they are.
-        UnquantizedFusedMoEMethod._setup_kernel = lambda *args, **options: None
-        process_weights_after_loading(self.model, config.model_config, torch.device("cpu"))
         config.weight_transfer_config = WeightTransferConfig(backend="deltasync")
         self.config = config
         worker = self.worker = Worker.__new__(Worker)

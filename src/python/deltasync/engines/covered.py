@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,20 @@ def refused(trace: Trace) -> dict[str, str]:
     return found
 
 
+def _quantises(method: Any) -> bool:
+    """Whether an engine's method makes quantised weights of others as it loads them. One for checkpoints that are
+    quantised would take weights of another dtype, too, and cast them: to numbers that no scale belongs to."""
+    if "Online" in type(method).__name__:
+        return True
+    said = {**getattr(getattr(method, "quant_config", None), "__dict__", {}), **getattr(method, "__dict__", {})}
+    comes_quantised = [flag for name, flag in said.items() if re.fullmatch("is_checkpoint_.*_serialized", name)]
+    return bool(comes_quantised) and not any(comes_quantised)
+
+
 def quantised_anew(trace: Trace, model: Any) -> set[str]:
-    """Weights of quantised modules that no tensor fills, and that the engine makes of tensors which come in another
-    form (scales of bf16 weights that it quantises as it loads them). Where all tensors of a module are copied as they
-    are, so have its scales to be: the trainer's weights are quantised then."""
+    """Weights of modules that the engine quantises as it loads them, and that no tensor fills: their scales, where what
+    comes is in another form. Where all tensors of a module are copied as they are, so have its scales to be: the
+    trainer's weights are quantised then."""
     from ..tracing.memory import live_tensors
 
     computed = {module for reload in trace.reload.values() for module in reload.modules}
@@ -41,7 +52,7 @@ def quantised_anew(trace: Trace, model: Any) -> set[str]:
         path
         for root, one in modules.items()
         for path, module in one.named_modules(prefix=root)
-        if not type(getattr(module, "quant_method", None)).__name__.startswith(("Unquantized", "NoneType"))
+        if _quantises(getattr(module, "quant_method", None))
     ]
     return {
         live.name
