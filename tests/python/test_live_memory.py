@@ -189,9 +189,9 @@ def test_live_memory_is_written_behind_the_kernels_that_were_queued(
     class Stream:
         cuda_stream = 77
 
-    real = deltasync.rollout.Placement.build
+    real = _native.Placement.build
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    monkeypatch.setattr(deltasync.rollout.Placement, "build", lambda *args: OnDevices(real(*args)))
+    monkeypatch.setattr(_native.Placement, "build", lambda *args: OnDevices(real(*args)))
     monkeypatch.setattr(_native, "placed_target", lambda placement, *rest: target(placement.placement, *rest))
     served = model(0.0)
     with deltasync.WeightManager(model(1.0), name=segment_name) as manager:

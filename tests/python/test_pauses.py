@@ -123,13 +123,14 @@ def test_what_goes_on_in_its_place_is_given_up_with_it(rig: Rig) -> None:
         updated.result(20)
 
 
-@pytest.mark.parametrize("where", ["_resume", "_locked", "_check_places"])
+@pytest.mark.parametrize("where", ["_resume", "_locked", "_kept.check"])
 def test_ctrl_c_leaves_no_pause(rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.receiver, where, interrupt)
+        *owner, name = where.split(".")
+        patch.setattr(rig.receiver._kept if owner else rig.receiver, name, interrupt)
         with pytest.raises(KeyboardInterrupt):
             rig.receiver.attest()
     rig.offload()

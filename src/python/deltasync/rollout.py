@@ -9,7 +9,6 @@ import logging
 import math
 import operator
 import os
-import sys
 import threading
 import time
 import weakref
@@ -19,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from . import _native
+from ._connecting import connect, endpoints_of
 from ._deadlines import end_of, left, seconds
 from ._host_memory import HostMemory
-from ._native import Layout, Placement, PlacementPlan, Sidecar, StagedUpdate, Version
+from ._kept import Kept
+from ._native import Layout, PlacementPlan, Sidecar, StagedUpdate, Version
 from ._tries import Tries
 from ._versions import asked_version
 from .agent import read_token
@@ -37,10 +38,8 @@ from .errors import (
     LeaseRevoked,
     NoSpace,
     PeerDied,
-    ProtocolError,
 )
 from .layouts import module_memory
-from .places import check_module_places, plan_of_module
 from .prepared import LAST_WORDS_S, Lag, Pause, Prepared, PullReport, RepairReport
 from .tls import Tls, TlsLike
 
@@ -52,8 +51,8 @@ _MAY_PASS = (ConnectionFailed, CorruptData, DeadlinePassed, LeaseRevoked, NoSpac
 _LOOK_S = 0.2
 #: The same of who waits for a pull that is paused.
 PAUSE_LOOK_S = 0.01
-#: Between two tries of a pull, and of the first connection: an agent that starts beside an engine is soon there.
-_PAUSE_MAX_S, _PAUSE_OF_CONNECT_MAX_S = 10.0, 1.0
+#: Between two tries of a pull.
+_PAUSE_MAX_S = 10.0
 
 
 class Receiver:
@@ -122,7 +121,7 @@ class Receiver:
         if sum(choice is not None for choice in (module, plan, directory)) > 1:
             raise InvalidArgument("Receiver: one of module, plan and directory")
         self.timeout = seconds("Receiver", timeout)
-        self.endpoints = _endpoints(endpoints)
+        self.endpoints = endpoints_of(endpoints)
         if token_file is not None:
             token = read_token(token_file)
         self._options: dict[str, Any] = {
@@ -137,14 +136,11 @@ class Receiver:
             "on_older_epoch": on_older_epoch,
             "name": name or f"receiver-{os.getpid()}",
         }
-        self._module, self._plan, self._directory, self._live = module, plan, directory, live
         self._engine_streams = {
             int(device): int(getattr(stream, "cuda_stream", stream))
             for device, stream in (engine_streams or {}).items()
         }
-        self._devices: list[int] = []  # that a commit writes, and that have no stream
         self._tries = Tries(_log, "pull", _PAUSE_MAX_S)
-        self._memory: HostMemory | None = None
         #: Serialises calls of the native receiver.
         self._calls = threading.RLock()
         self._staged: Prepared | None = None
@@ -155,13 +151,13 @@ class Receiver:
         self._closed = False
         self._lost = False
         self._pid = os.getpid()
-        self._strict, self._ignore = strict, Ignore(ignore).patterns
-        self._places: list[tuple[str, Any]] = []  # the module's tensors where the target writes
+        ignore = Ignore(ignore).patterns
         end = time.monotonic() + self.timeout
-        self._native: _native.Receiver = self._connect(end)
+        self._native: _native.Receiver = connect(self.endpoints, self._options, end)
         self.layout: Layout = self._native.layout
         self.sidecar: Sidecar = self._native.sidecar
-        self._native.bind(self._make_target(), left(end))
+        self._kept = self._keep(module=module, plan=plan, directory=directory, live=live, strict=strict, ignore=ignore)
+        self._native.bind(self._kept.target, left(end))
         self._version: Version | None = self._native.current
         self._puller = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="deltasync-pull")
         self._background = background
@@ -222,8 +218,8 @@ class Receiver:
             if self._committed is None:
                 raise InvalidArgument(nothing)
             try:
-                self._check_places()
-                self._wait_for_kernels()
+                self._kept.check()
+                self._kept.wait_for_kernels()
                 self._committed.rollback()
             finally:
                 self._committed = None
@@ -247,7 +243,7 @@ class Receiver:
             if wrong is None:
                 wrong = self._native.attest(left(end))
             tiles = sorted({operator.index(tile[0] if isinstance(tile, tuple) else tile) for tile in wrong})
-            self._wait_for_kernels()
+            self._kept.wait_for_kernels()
             return RepairReport(**self._native.repair(tiles, left(end)))
 
     def lag(self, *, timeout: float = 5.0) -> Lag:
@@ -281,22 +277,18 @@ class Receiver:
         end = end_of("rebind", timeout, self.timeout)
         self.cancel()
         with self._locked("rebind", end):
-            kept = self._module, self._plan, self._directory, self._live, self._memory, self._places, self._devices
-            self._module, self._plan, self._directory, self._live = None, plan, None, live
-            self._memory, self._places, self._devices = None, [], []
+            kept: Kept | None = None
             self._committed = self._update = None
-            target: _native.Target | None = None
             try:
-                target = self._make_target(part)
-                self._native.bind(target, left(end))
+                kept = self._keep(plan=plan, live=live, part=part)
+                self._native.bind(kept.target, left(end))
+                self._kept = kept
                 self._version, self._lost = None, False  # a loss was the old memory's
             except BaseException as error:
-                if isinstance(error, Error) or target is None or not target.spent:
-                    self._module, self._plan, self._directory, self._live = kept[:4]
-                    self._memory, self._places, self._devices = kept[4:]
-                else:  # Ctrl-C, which may have come when it was bound already: nothing that may be written is freed
-                    self._broken = kept, self._memory
-                    self._memory = None
+                if kept is not None and kept.target.spent and not isinstance(error, Error):
+                    # Ctrl-C, which may have come when it was bound already: nothing that may be written is freed
+                    self._broken = self._kept, kept.memory
+                    self._kept, kept.memory = kept, None
                 raise
 
     def cancel(self) -> None:
@@ -398,7 +390,7 @@ class Receiver:
                 paused._paused_for = weakref.ref(pause)
                 paused._interrupt()
             with self._locked(what, end):
-                self._check_places()
+                self._kept.check()
                 yield end
         finally:
             try:
@@ -432,12 +424,6 @@ class Receiver:
                 return paused._next
         raise Cancelled(f"the pull of version {paused.asked or 'newest'} was cancelled")
 
-    def _wait_for_kernels(self) -> None:
-        """Before live memory is written: what was queued may still compute with it."""
-        torch: Any = sys.modules.get("torch")
-        for device in self._devices if torch is not None else ():
-            torch.cuda.synchronize(device)
-
     def _late(self, asked: int | str | Version | None, timeout: float) -> DeadlinePassed:
         """What is raised when the wait for a pull is over. Asks the agent, for a moment, what it has."""
         failure = self._tries.failure
@@ -457,40 +443,8 @@ class Receiver:
             if prepared is not None:
                 prepared._interrupt()
 
-    def _connect(self, end: float) -> _native.Receiver:
-        """To the first endpoint that answers. Until then all are tried again: trainer and engine start side by side."""
-        tries = Tries(_log, f"connecting to {' or '.join(self.endpoints)}", _PAUSE_OF_CONNECT_MAX_S)
-        failures: dict[str, Error] = {}
-        while True:
-            for i, endpoint in enumerate(self.endpoints):
-                rest = left(end)
-                share = rest if i + 1 == len(self.endpoints) else rest / 2
-                try:
-                    return _native.Receiver.connect(endpoint=endpoint, timeout=share, **self._options)
-                except (ConnectionFailed, PeerDied, ProtocolError, DeadlinePassed) as error:
-                    if endpoint not in failures or not isinstance(error, DeadlinePassed):  # which says less
-                        failures[endpoint] = error
-            last = failures[self.endpoints[-1]]
-            failure = type(last)("; ".join(error.message for error in failures.values()), last.remedy)
-            if left(end) == 0:
-                raise failure
-            time.sleep(min(tries.failed(failure), left(end)))
-
-    def _make_target(self, part: PlacementPlan | None = None) -> _native.Target:
-        if self._directory is not None:
-            return _native.hf_target(self.layout, self.sidecar, os.fspath(self._directory))
-        if self._module is not None or self._plan is not None:
-            plan = self._plan
-            if self._module is not None:
-                plan, self._places = plan_of_module(self.layout, self._module, strict=self._strict, ignore=self._ignore)
-            elif callable(plan):
-                plan = plan(self.layout)
-            assert plan is not None
-            placement = Placement.build(self.layout, plan)
-            self._devices = [device for device in placement.devices if device not in self._engine_streams]
-            return _native.placed_target(placement, self._live, self._engine_streams)
-        self._memory = HostMemory(self.layout)
-        return self._memory.target(part)
+    def _keep(self, **where: Any) -> Kept:
+        return Kept(self.layout, self.sidecar, self._engine_streams, **where)
 
     def _begin(self, version: int | str | Version | None, end: float, *, newer: bool) -> Prepared:
         if os.getpid() != self._pid:
@@ -539,8 +493,8 @@ class Receiver:
                 if self._update is None or self._update[0] is not prepared or prepared.over:
                     raise Cancelled(f"version {prepared.asked or 'newest'} is not staged any more; prepare it again")
                 staged = self._update[1]
-                self._check_places()
-                self._wait_for_kernels()
+                self._kept.check()
+                self._kept.wait_for_kernels()
                 self._update = None
                 if self._staged is prepared:
                     self._staged = None
@@ -577,26 +531,12 @@ class Receiver:
                 return False
             return self._native.still_wanted(self._update[1], number, label, epoch, left(end))
 
-    def _check_places(self) -> None:
-        """LayoutMismatch where the module's memory is not any more what the target writes."""
-        if self._places:
-            check_module_places(self._module, self._places)
-
     def _committed_memory(self) -> HostMemory:
-        if self._memory is None:
+        if self._kept.memory is None:
             raise InvalidArgument("this receiver keeps its version elsewhere (module, plan or directory)")
         if self.version is None:
             raise InvalidArgument(f"no version is committed {'any more' if self._lost else 'yet'}; call update()")
-        return self._memory
-
-
-def _endpoints(given: Any) -> list[str]:
-    endpoints = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else []
-    if not endpoints or not all(isinstance(endpoint, str) for endpoint in endpoints):
-        raise InvalidArgument(
-            f"endpoints={given!r:.40} is neither HOST:PORT nor a list of such", "WeightManager.endpoint says which"
-        )
-    return endpoints
+        return self._kept.memory
 
 
 def _want(asked: int | str | Version | None) -> tuple[int | None, str | None, int]:

@@ -1,0 +1,67 @@
+"""Where a receiver keeps its version: a module's memory, an engine's, host memory of its own, or directories."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from . import _native
+from ._host_memory import HostMemory
+from ._native import Layout, Placement, PlacementPlan, Sidecar
+from .places import check_module_places, plan_of_module
+
+
+class Kept:
+    """What the target of a native receiver writes, kept alive for as long as it may."""
+
+    #: Bound once, by the receiver.
+    target: _native.Target
+
+    def __init__(
+        self,
+        layout: Layout,
+        sidecar: Sidecar,
+        engine_streams: Mapping[int, int],
+        *,
+        module: Any = None,
+        plan: PlacementPlan | Callable[[Layout], PlacementPlan] | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        live: bool = False,
+        strict: bool = True,
+        ignore: Iterable[str] = (),
+        part: PlacementPlan | None = None,
+    ) -> None:
+        """As of :class:`Receiver`, at most one of `module`, `plan` and `directory`; else host memory, with `part` only
+        for what that plan places. Errors: the module's, the plan's or the directory's."""
+        #: None: it is not host memory of the receiver's own.
+        self.memory: HostMemory | None = None
+        self._given = module, plan  # which may hold the memory
+        self._places: list[tuple[str, Any]] = []  # the module's tensors where the target writes
+        self._devices: list[int] = []  # that a commit writes, and that have no stream
+        if directory is not None:
+            self.target = _native.hf_target(layout, sidecar, os.fspath(directory))
+            return
+        if module is not None:
+            plan, self._places = plan_of_module(layout, module, strict=strict, ignore=ignore)
+        elif callable(plan):
+            plan = plan(layout)
+        if plan is None:
+            self.memory = HostMemory(layout)
+            self.target = self.memory.target(part)
+            return
+        placement = Placement.build(layout, plan)
+        self._devices = [device for device in placement.devices if device not in engine_streams]
+        self.target = _native.placed_target(placement, live, dict(engine_streams))
+
+    def check(self) -> None:
+        """LayoutMismatch where the module's memory is not any more what the target writes."""
+        if self._places:
+            check_module_places(self._given[0], self._places)
+
+    def wait_for_kernels(self) -> None:
+        """Before live memory is written: what was queued may still compute with it."""
+        torch: Any = sys.modules.get("torch")
+        for device in self._devices if torch is not None else ():
+            torch.cuda.synchronize(device)
