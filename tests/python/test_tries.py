@@ -44,9 +44,12 @@ def test_an_agent_that_starts_after_its_receiver(segment_name: str, caplog: pyte
     assert said[0].startswith(f"connecting to {endpoint} failed, trying again in 0.2 s, later less often: ")
 
 
-def test_what_no_second_try_mends_is_raised_at_once(agent: deltasync.AgentProcess) -> None:
+def test_what_no_second_try_mends_is_raised_at_once(
+    agent: deltasync.AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deltasync._connecting.time.sleep", lambda seconds: pytest.fail("it is tried again"))
     with pytest.raises(errors.Unauthenticated):
-        deltasync.Receiver(agent.endpoint, token="not the token of this agent", timeout=1e6)
+        deltasync.Receiver(agent.endpoint, token="not the token of this agent", timeout=60)
 
 
 def test_pauses_double_and_lines_are_few(caplog: pytest.LogCaptureFixture) -> None:
