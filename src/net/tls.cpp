@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "base/fd.hpp"
@@ -73,16 +74,19 @@ class OpenSslTls final : public Tls {
     }
   }
 
-  /// Certificate and key are two files, and may be seen when only one is new: then the next look finds both.
+  /// Certificate and key are two files, and may be seen when only one is new, or half of it; or there is no descriptor
+  /// left to read them. So what fails is tried again at each look, whether the files have changed since or not.
   void look_at_files() {
     const TlsFilesSeen now = TlsFilesSeen::look(*options_);
     if (now == seen_) return;
-    seen_ = now;
     auto loaded = load_tls_files(role_, *options_);
     if (!loaded) {
-      log::warn("tls_reload_failed error=\"{}\" in_use=\"what was read before\"", loaded.error().to_string());
+      if (std::exchange(told_, now) == now) return;
+      log::warn("tls_reload_failed error=\"{}\" in_use=\"what was read before\" then=\"trying again\"",
+                loaded.error().to_string());
       return;
     }
+    seen_ = now;
     context_ = std::move(*loaded);
     log::info("tls_reloaded cert=\"{}\" ca=\"{}\"", options_->cert.string(), options_->ca.string());
   }
@@ -91,7 +95,8 @@ class OpenSslTls final : public Tls {
   const std::shared_ptr<const TlsOptions> options_;
   std::mutex mutex_;
   Deadline look_again_{Deadline::after(kLookAgain)};  // protected by mutex_, as all that follows
-  TlsFilesSeen seen_;
+  TlsFilesSeen seen_;                                 // when context_ was made of them
+  std::optional<TlsFilesSeen> told_;                  // of which it has been said that they cannot be used
   SslContextPtr context_;
   ExpiryNotice notice_;
 };

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -278,6 +280,27 @@ TEST_F(TlsTest, FilesThatChangeAreReadAgain) {
   const Meeting renewed = meet(server.get(), client.get(), "second.example");
   EXPECT_TRUE(renewed.client) << renewed.client.error().to_string();
   EXPECT_FALSE(meet(server.get(), client.get(), "first.example").client);
+}
+
+/// The files are as they were when they could not be read.
+TEST_F(TlsTest, WhatCouldNotBeReadIsTriedAgain) {
+  test::Wanted first = local_server();
+  first.dns = {"first.example"};
+  const auto server = *Tls::server(tls_.server(first));
+  const auto client = *Tls::client(tls_.client());
+  test::Wanted second = local_server();
+  second.dns = {"second.example"};
+  tls_.server(second);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none{0, limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto unread = server->channel(STDIN_FILENO, "a peer");
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_TRUE(unread) << unread.error().to_string();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  EXPECT_TRUE(meet(server.get(), client.get(), "second.example").client);
 }
 
 // ---- an attacker on the path ---------------------------------------------------------------------------------------
