@@ -36,15 +36,6 @@ const char* role_name(wire::Role role) {
   return "unknown";
 }
 
-const char* mode_name(wire::PlanMode mode) {
-  switch (mode) {
-    case wire::PlanMode::up_to_date: return "up_to_date";
-    case wire::PlanMode::delta: return "delta";
-    case wire::PlanMode::full: return "full";
-  }
-  return "unknown";
-}
-
 /// More ranges than tiles are in none, and what they skip and cover are tiles as well, so that hardly any number in
 /// them is longer than a byte.
 std::uint64_t ranges_bytes_max(std::uint64_t tiles) {
@@ -319,121 +310,6 @@ AgentCore::Subscription PullConversation::hear_versions() {
 asio::awaitable<void> PullConversation::wait_for_version(Deadline deadline) {
   version_timer_.expires_at(deadline.earlier(Deadline::after(kVersionSlice)).at());
   co_await version_timer_.async_wait(kAsTuple);
-}
-
-/// `protocol` and `corrupt` are the peer's fault and end the connection.
-Result<SubsetPtr> PullConversation::make_subset(ByteSpan payload) {
-  DS_ASSIGN(const wire::RangesHead head, wire::Subscribe::decode_head(payload));
-  const SnapshotPtr now = core_.snapshot();
-  if (!now->generation) return Error(Errc::not_found, "no trainer has brought a layout yet");
-  const LayoutPtr layout = now->generation->layout;
-  if (head.ranges > layout->tile_count()) {
-    return Error(Errc::out_of_range,
-                 std::to_string(head.ranges) + " ranges of " + std::to_string(layout->tile_count()) + " tiles");
-  }
-  DS_ASSIGN(const wire::Subscribe wanted, wire::Subscribe::decode(payload));
-  if (wanted.layout != layout->digest()) {
-    return Error(Errc::layout_mismatch, "the agent serves layout " + to_string(layout->digest()) +
-                                            ", the subscription is of " + to_string(wanted.layout));
-  }
-  DS_ASSIGN(TileSet tiles, TileSet::make(*layout, wanted.ranges));
-  if (tiles.is_whole()) {
-    return Error(Errc::invalid_argument, "a subscription to all tiles: plan without one");
-  }
-  return core_.share_subset(std::move(tiles));
-}
-
-asio::awaitable<Status> PullConversation::on_subscribe(Request& request) {
-  subset_.reset();
-  auto subset = make_subset(request.payload);
-  if (!subset) {
-    if (subset.error().code() == Errc::corrupt) co_return std::move(subset).error();
-    co_return co_await refuse(request, std::move(subset).error());
-  }
-  subset_ = std::move(*subset);
-  std::vector<std::byte>().swap(request.payload);
-  co_return co_await send_end(request);
-}
-
-asio::awaitable<Status> PullConversation::on_plan(Request& request) {
-  DS_CO_ASSIGN(const wire::Plan plan, wire::Plan::decode(request.payload));
-  // A receiver of protocol 4 does not report. What it plans from is what it has committed, unless it says otherwise.
-  if (protocol_ < 5 && plan.partial == 0 && plan.full_only == 0) {
-    context_.receivers.named_base({connection_, name_, address_}, plan.base);
-  }
-  SubsetPtr subset;
-  if (plan.subscription != Digest128()) {
-    if (!subset_ || subset_->tiles().digest() != plan.subscription) {
-      co_return co_await refuse(request,
-                                Error(Errc::invalid_argument,
-                                      "nobody subscribed to " + to_string(plan.subscription) + " on this connection"));
-    }
-    subset = subset_;
-  }
-  const auto wait_max_ms = static_cast<std::uint64_t>(limits_.wait_max.count());
-  const Deadline deadline = Deadline::after(std::chrono::milliseconds(std::min(plan.wait_ms, wait_max_ms)));
-  // A merge leaves time to pull what it makes, or the chain. Its time begins when there is something to be made: after
-  // the version has come.
-  const auto merge_max_ms = static_cast<std::uint64_t>(limits_.merge_wait_max.count());
-  const std::chrono::milliseconds merge_max(std::min(plan.wait_ms / 2, merge_max_ms));
-  std::optional<Deadline> merge_deadline;
-  const Asker asker{connection_, address_.substr(0, address_.rfind(':')), name_};
-  const auto subscription = hear_versions();
-  MadeWait wait;
-  for (;;) {
-    std::string waiting_for;
-    wait.may_wait = merge_deadline ? !merge_deadline->passed() : merge_max.count() != 0 && !deadline.passed();
-    auto reply = core_.plan(plan, asker, &waiting_for, wait, subset);
-    if (!reply) co_return co_await refuse(request, std::move(reply).error());
-    if (*reply) {
-      const wire::PlanReply& made = **reply;
-      asked_ = made.target.id;
-      context_.note(connection_, [&made](PeerStatus& line) {
-        line.last_mode = mode_name(made.mode);
-        line.last_target = made.target.id;
-      });
-      log::debug("plan_made connection={} name=\"{}\" mode={} target={} steps={}", connection_, name_,
-                 mode_name(made.mode), to_string(made.target.id), made.steps.size());
-      co_return co_await stream_.write(request.header.request, made, limits_.progress);
-    }
-    if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
-    if (wait.key && !merge_deadline) merge_deadline = deadline.earlier(Deadline::after(merge_max));
-    // Held up past the deadline while it waited for a merge: the steps are to be had.
-    if (deadline.passed() && wait.may_wait && wait.key) continue;
-    if (deadline.passed()) co_return co_await refuse(request, Error(Errc::timed_out, "waited for " + waiting_for));
-    co_await wait_for_version(wait.may_wait && merge_deadline ? *merge_deadline : deadline);
-    if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for " + waiting_for);
-  }
-}
-
-asio::awaitable<Status> PullConversation::on_release(Request& request) {
-  DS_CO_ASSIGN(const wire::Release release, wire::Release::decode(request.payload));
-  if (const auto plan = core_.find_plan(release.plan)) asked_ = (*plan)->target();
-  core_.release(release.plan, connection_);
-  co_return co_await send_end(request);
-}
-
-/// Tiles that are wrong here are published anew by the publisher, which may be in the middle of a diff.
-asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
-  DS_CO_ASSIGN(const wire::RangesHead head, wire::CheckTiles::decode_head(request.payload));
-  auto plan = find_plan(core_, head);
-  if (!plan) co_return co_await refuse(request, std::move(plan).error());
-  DS_CO_ASSIGN(const wire::CheckTiles asked, wire::CheckTiles::decode(request.payload));
-  asked_ = (*plan)->target();
-  const std::string who = "receiver \"" + name_ + "\" at " + address_;
-  const Deadline deadline = Deadline::after(limits_.check);
-  const auto subscription = hear_versions();
-  for (;;) {
-    const auto verdict = core_.check_tiles(**plan, asked.ranges, who);
-    if (verdict != AgentCore::Verdict::not_yet || deadline.passed()) {
-      wire::TilesChecked answer;
-      answer.plan_anew = verdict == AgentCore::Verdict::sound ? 0 : 1;
-      co_return co_await stream_.write(request.header.request, answer, limits_.progress);
-    }
-    if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
-    co_await wait_for_version(deadline);
-    if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while its tiles were checked");
-  }
 }
 
 Status PullConversation::on_report(const Request& request) {

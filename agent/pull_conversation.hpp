@@ -79,14 +79,15 @@ class PullConversation {
   awaitable<Status> send_end(const Request& request);
 
   awaitable<Status> on_get_layout(Request& request);
+  Status on_report(const Request& request);
+  Status on_goodbye(const Request& request);
+  awaitable<Status> on_get_lag(Request& request);
+  // pull_plan.cpp
   awaitable<Status> on_subscribe(Request& request);
   Result<SubsetPtr> make_subset(ByteSpan payload);
   awaitable<Status> on_plan(Request& request);
   awaitable<Status> on_release(Request& request);
   awaitable<Status> on_check_tiles(Request& request);
-  Status on_report(const Request& request);
-  Status on_goodbye(const Request& request);
-  awaitable<Status> on_get_lag(Request& request);
   // pull_data.cpp
   awaitable<Status> on_get_digests(Request& request);
   awaitable<Status> on_get_extent(Request& request);
