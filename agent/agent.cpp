@@ -244,14 +244,10 @@ const PullServer& Agent::pull_server() const noexcept {
 void Agent::stop() {
   impl_->stop();
 }
-void Agent::abandon(const AgentOptions& options) {
+void Agent::abandon(const AgentOptions& options, const AgentCore::Names& names) {
   if (!options.remove_segment_on_exit) return;
-  const auto found = find_segments(options.core.shm_dir, options.core.name);
-  if (!found) return;
-  for (const FoundSegment& segment : *found) static_cast<void>(shm::Segment::unlink(segment.path));
-  // Both are still ours: the lock ends with the process.
+  names.remove();
   std::error_code ignored;
-  std::filesystem::remove(options.core.shm_dir / (options.core.name + ".lock"), ignored);
   if (!options.ready_file.empty()) std::filesystem::remove(options.ready_file, ignored);
 }
 

@@ -24,7 +24,7 @@ struct AgentOptions {
   unsigned net_threads = 2;
   std::filesystem::path ready_file;  ///< empty: none
   bool remove_segment_on_exit = false;
-  std::filesystem::path trace_file;  ///< written at the start and at the end, whatever way that comes; empty: none
+  std::filesystem::path trace_file;  ///< written at the start, and at the end where that can be waited for; empty: none
 };
 
 class Agent {
@@ -44,9 +44,9 @@ class Agent {
   /// Accepts no more, ends all conversations and leases, joins all threads. The segment stays, unless the options say
   /// otherwise. A diff in progress is finished first.
   void stop();
-  /// Writes the trace file, and removes the segments if the options say so: for a process that must exit before stop()
-  /// is done.
-  static void abandon(const AgentOptions& options);
+  /// For a process that must exit before stop() is done: removes the segments if the options say so. `names` is of this
+  /// agent's core, and was taken before stop().
+  static void abandon(const AgentOptions& options, const AgentCore::Names& names);
 
  private:
   struct Impl;

@@ -11,10 +11,6 @@
 
 namespace deltasync::agent {
 
-namespace {
-constexpr auto kNamesInterval = std::chrono::seconds(2);  ///< between two looks whether cleaners took names away
-}  // namespace
-
 bool copy_while_served(const ServedVersion& served, std::span<const std::uint64_t> tiles, std::byte* out) {
   const Generation& generation = *served.generation;
   const HalfKey& key = served.half;
@@ -31,7 +27,7 @@ bool copy_while_served(const ServedVersion& served, std::span<const std::uint64_
 
 AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
     : options_(options),
-      lock_(std::move(lock)),
+      lock_(std::make_shared<shm::AgentLock>(std::move(lock))),
       leases_([this] { wake(); }),
       pool_(std::max(1u, options.threads), "encode", thread_homes(options.home_nodes, std::max(1u, options.threads))),
       behind_(options.behind_threads, metrics_.batches_behind, options.home_nodes, options.before_behind),
@@ -82,7 +78,7 @@ void AgentCore::stop() {
   if (yard_thread_.joinable()) yard_thread_.join();
   const std::lock_guard lock(mutex_);
   while (!plans_.empty()) end_plan_locked(plans_.begin()->first);
-  if (generations_.empty()) lock_.remove_on_release();  // there is nothing for a next agent of the name
+  if (generations_.empty()) lock_->remove_on_release();  // there is nothing for a next agent of the name
 }
 
 /// Keeps the newest generation that holds a version, and a newer one that may still get its first.
@@ -116,6 +112,7 @@ Status AgentCore::adopt_existing() {
               to_string((*generation)->layout->digest()), has_version);
     kept.insert(kept.begin(), yard_->keep(std::move(generation).value()));
   }
+  DS_TRY(sweep_stray_deltas());
   const std::lock_guard lock(mutex_);
   generations_ = std::move(kept);
   if (!generations_.empty()) {
@@ -425,61 +422,6 @@ std::chrono::milliseconds AgentCore::tend() {
   wish_ = wish;
   look_at_names_locked(now);
   return std::chrono::milliseconds(retiring_any ? 5 : 50);
-}
-
-/// Who has the files open goes on, but nobody who comes later finds them: that is said once, of each.
-void AgentCore::look_at_names_locked(std::chrono::steady_clock::time_point now) {
-  if (now < names_at_) return;
-  names_at_ = now + kNamesInterval;
-  const auto look = [this](const std::filesystem::path& file, bool in_place, const char* without) {
-    if (in_place || !nameless_.insert(file).second) return;
-    log::warn(
-        "name_removed file={} effect=\"{}; it is served on\" remedy=\"keep cleaners away: RemoveIPC=no in logind.conf, "
-        "an x line in tmpfiles.d; docs/cli.md\"",
-        file.string(), without);
-  };
-  look(lock_.file(), lock_.in_place(), "another agent of this name can start");
-  for (const GenerationPtr& generation : generations_) {
-    const shm::SegmentPath& path = generation->segment->path();
-    look(path.dir / path.name, generation->segment->in_place(), "an agent that is started again does not find it");
-  }
-}
-
-// ---- for status --------------------------------------------------------------------------------------------------
-
-std::vector<AgentCore::PlanInfo> AgentCore::plans() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<PlanInfo> list;
-  list.reserve(plans_.size());
-  for (const auto& entry : plans_) {
-    const OpenPlan& plan = *entry.second;
-    list.push_back({plan.connection, plan.mode, plan.target(), !plan.lease || plan.lease->live()});
-  }
-  return list;
-}
-
-Behind AgentCore::behind(const VersionId& held) const {
-  const std::lock_guard lock(mutex_);
-  return publications_.behind(held, std::chrono::steady_clock::now());
-}
-
-std::vector<GenerationPtr> AgentCore::generations() const {
-  const std::lock_guard lock(mutex_);
-  return generations_;
-}
-
-std::uint64_t AgentCore::ring_bytes_max() const {
-  const std::lock_guard lock(mutex_);
-  return ring_.bytes_max();
-}
-
-void AgentCore::remove_segments() {
-  lock_.remove_on_release();
-  for (const GenerationPtr& generation : generations()) {
-    if (auto removed = generation->segment->remove_name(); !removed) {
-      log::warn("segment_remove_failed error=\"{}\"", removed.error().to_string());
-    }
-  }
 }
 
 }  // namespace deltasync::agent

@@ -203,6 +203,18 @@ class AgentCore : public TrainerHooks {
   void stop();
   /// Removes the segments' files (tests).
   void remove_segments();
+  /// The same of an agent whose end cannot be waited for. It outlives the core; as long as it is there, no other agent
+  /// has the name, so that nothing is removed but this one's.
+  class Names {
+   public:
+    void remove() const noexcept;
+
+   private:
+    friend class AgentCore;
+    std::shared_ptr<shm::AgentLock> lock_;
+    std::shared_ptr<GenerationYard> yard_;
+  };
+  Names names() const;
 
   // ---- for status ------------------------------------------------------------------------------------------------
   struct PlanInfo {
@@ -214,6 +226,8 @@ class AgentCore : public TrainerHooks {
   std::vector<PlanInfo> plans() const;
   /// How far behind what is served is who holds this version, or (epoch 0) none.
   Behind behind(const VersionId& held) const;
+  /// The same of many at one moment.
+  std::vector<Behind> behind(std::span<const VersionId> held) const;
   std::vector<GenerationPtr> generations() const;
   std::uint64_t ring_bytes_max() const;
   struct MadeInfo {
@@ -241,6 +255,7 @@ class AgentCore : public TrainerHooks {
 
   AgentCore(const CoreOptions& options, shm::AgentLock lock);
   Status adopt_existing();
+  Status sweep_stray_deltas();
 
   void look_at_names_locked(std::chrono::steady_clock::time_point now);
 
@@ -320,7 +335,7 @@ class AgentCore : public TrainerHooks {
   void notify();
 
   const CoreOptions options_;
-  shm::AgentLock lock_;
+  const std::shared_ptr<shm::AgentLock> lock_;
   Metrics metrics_;
   LeaseTable leases_;
   LeaseTable holds_{[] {}};  ///< of plans: on no half

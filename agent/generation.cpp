@@ -82,14 +82,18 @@ Result<std::unique_ptr<Generation>> Generation::adopt(const shm::SegmentPath& pa
 }
 
 GenerationPtr GenerationYard::keep(std::unique_ptr<Generation> generation) {
+  const std::uint64_t number = generation->number;
   {
     const std::lock_guard lock(mutex_);
-    mapped_.insert(generation->number);
-    held_.insert(generation->number);
+    mapped_.insert(number);
+    held_[number];
     left_.reserve(mapped_.size());  // so that take() needs no memory
   }
-  return {generation.release(),
-          [yard = shared_from_this()](Generation* last) { yard->take(std::unique_ptr<Generation>(last)); }};
+  GenerationPtr kept{generation.release(),
+                     [yard = shared_from_this()](Generation* last) { yard->take(std::unique_ptr<Generation>(last)); }};
+  const std::lock_guard lock(mutex_);
+  held_[number] = kept;
+  return kept;
 }
 
 void GenerationYard::take(std::unique_ptr<Generation> generation) noexcept {
@@ -158,6 +162,16 @@ void GenerationYard::close() {
 bool GenerationYard::held(std::uint64_t number) const {
   const std::lock_guard lock(mutex_);
   return held_.count(number) != 0;
+}
+
+std::vector<GenerationPtr> GenerationYard::all_held() const {
+  std::vector<GenerationPtr> all;
+  const std::lock_guard lock(mutex_);
+  all.reserve(held_.size());
+  for (const auto& [number, generation] : held_) {
+    if (auto still = generation.lock()) all.push_back(std::move(still));
+  }
+  return all;
 }
 
 bool GenerationYard::has(std::uint64_t number) const {

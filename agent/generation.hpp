@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -65,6 +66,8 @@ class GenerationYard : public std::enable_shared_from_this<GenerationYard> {
   void close();
   /// Somebody may still use it.
   bool held(std::uint64_t number) const;
+  /// All that somebody may still use.
+  std::vector<GenerationPtr> all_held() const;
   /// Not unmapped yet, which takes its time after the last has let go.
   bool has(std::uint64_t number) const;
 
@@ -73,9 +76,9 @@ class GenerationYard : public std::enable_shared_from_this<GenerationYard> {
 
   const std::function<void()> before_unmap_;
   mutable std::mutex mutex_;
-  std::set<std::uint64_t> mapped_;                 // protected by mutex_, as all below
-  std::set<std::uint64_t> held_;                   // of these, by somebody
-  std::vector<std::unique_ptr<Generation>> left_;  // held by nobody
+  std::set<std::uint64_t> mapped_;                           // protected by mutex_, as all below
+  std::map<std::uint64_t, std::weak_ptr<Generation>> held_;  // of these, by somebody
+  std::vector<std::unique_ptr<Generation>> left_;            // held by nobody
   std::vector<std::shared_ptr<const void>> buried_;
   std::condition_variable came_;
   bool closed_ = false;

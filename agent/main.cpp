@@ -295,8 +295,14 @@ class ExitGuard {
     move_to(State::done);
     thread_.join();
   }
-  /// The limit runs from now until the guard's end.
-  void exit_begins() { move_to(State::exiting); }
+  /// The limit runs from now until the guard's end. `names` is the agent's.
+  void exit_begins(AgentCore::Names names) {
+    {
+      const std::lock_guard lock(mutex_);
+      names_ = std::move(names);
+    }
+    move_to(State::exiting);
+  }
   ExitGuard(const ExitGuard&) = delete;
   ExitGuard& operator=(const ExitGuard&) = delete;
 
@@ -317,13 +323,14 @@ class ExitGuard {
     wake_.wait(lock, [this] { return state_ != State::serving; });
     if (wake_.wait_for(lock, kExitLimit, [this] { return state_ == State::done; })) return;
     log::warn("agent_stopped reason=\"work in progress was abandoned at the exit deadline\"");
-    Agent::abandon(options_);
+    Agent::abandon(options_, *names_);
     std::_Exit(0);
   }
   const AgentOptions& options_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  State state_ = State::serving;  // protected by mutex_
+  State state_ = State::serving;           // protected by mutex_, as the next one
+  std::optional<AgentCore::Names> names_;  // once the exit has begun
   std::thread thread_;
 };
 
@@ -397,7 +404,7 @@ int run(int argc, char** argv) {
   const auto why = wait_for_end(signals, *owner);
   if (!why) return fail(why.error());
   log::info("{}", *why);
-  (*guard)->exit_begins();
+  (*guard)->exit_begins(agent.value()->core().names());
   agent.value().reset();
   return 0;
 }

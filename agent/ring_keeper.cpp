@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <exception>
+#include <functional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -31,6 +32,19 @@ bool can_be_kept(const RingEntry& entry) {
   return !entry.partial && entry.from_former.empty();
 }
 
+/// The newest of the ring that together have `bytes_max`, newest first, as far back as each can be kept: without those
+/// after it, one leads nowhere.
+std::vector<RingEntryPtr> chain_back(const std::vector<RingEntryPtr>& ring, std::uint64_t bytes_max) {
+  std::vector<RingEntryPtr> chain;
+  std::uint64_t bytes = 0;
+  for (auto entry = ring.rbegin(); entry != ring.rend() && can_be_kept(**entry); ++entry) {
+    bytes += (*entry)->bytes();
+    if (bytes > bytes_max) break;
+    chain.push_back(*entry);
+  }
+  return chain;
+}
+
 Status write_all(int fd, ByteSpan bytes, const fs::path& path) {
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), bytes.size());
@@ -42,7 +56,8 @@ Status write_all(int fd, ByteSpan bytes, const fs::path& path) {
 }
 
 /// A new file, whole or not there, if `reserve` bytes are left beside it. already_exists: the name is taken.
-Status write_entry(const fs::path& path, const RingEntry& entry, std::uint64_t reserve) {
+Status write_entry(const fs::path& path, const RingEntry& entry, std::uint64_t reserve,
+                   const std::function<bool()>& over) {
   const std::vector<std::byte> head = kept_delta_head(entry);
   DS_TRY(shm::check_room(path.parent_path(), head.size() + entry.delta->frame_bytes + reserve));
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
@@ -50,7 +65,7 @@ Status write_entry(const fs::path& path, const RingEntry& entry, std::uint64_t r
   Status status = write_all(fd.get(), head, path);
   for (const delta::Frame& frame : entry.delta->frames) {
     if (!status) break;
-    status = write_all(fd.get(), frame.bytes, path);
+    status = over() ? Status(Error(Errc::cancelled, "the agent ends")) : write_all(fd.get(), frame.bytes, path);
   }
   if (!status) ::unlink(path.c_str());
   return status;
@@ -72,13 +87,21 @@ void RingKeeper::start() {
   thread_ = start_background("keep-ring", 1, [this](ThreadPool&) { work(); });
 }
 
-void RingKeeper::stop() {
+void RingKeeper::stop(std::chrono::milliseconds limit) {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
+    end_.reset();
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+  std::optional<Wanted> rest;
+  {
+    const std::lock_guard lock(mutex_);
+    rest.swap(wanted_);
+    end_ = Deadline::after(limit);
+  }
+  if (rest) follow(*rest);
 }
 
 void RingKeeper::keep(const shm::SegmentPath& segment, std::vector<RingEntryPtr> ring, std::uint64_t bytes_max) {
@@ -100,15 +123,14 @@ void RingKeeper::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return stop_ || wanted_; });
-    if (!wanted_) return;
+    if (stop_) return;
     std::optional<Wanted> now = std::exchange(wanted_, std::nullopt);
     busy_ = true;
     lock.unlock();
-    try {
-      follow(*now);
-    } catch (const std::exception& e) {
-      log::warn("kept_deltas_failed error=\"{}\"", e.what());
-    }
+    follow(*now);
+    lock.lock();
+    if (stop_ && !wanted_) wanted_.swap(now);  // it may have left something
+    lock.unlock();
     now.reset();
     lock.lock();
     busy_ = false;
@@ -116,48 +138,64 @@ void RingKeeper::work() {
   }
 }
 
-void RingKeeper::follow(const Wanted& wanted) {
+void RingKeeper::follow(const Wanted& wanted) noexcept {
+  try {
+    write_chain(wanted);
+  } catch (const std::exception& e) {
+    log::warn("kept_deltas_failed error=\"{}\"", e.what());
+  }
+}
+
+void RingKeeper::write_chain(const Wanted& wanted) {
   if (const fs::path segment = wanted.segment.dir / wanted.segment.name; segment != kept_) {
     files_.clear();
     kept_ = segment;
   }
+  const std::vector<RingEntryPtr> chain = chain_back(wanted.ring, wanted.bytes_max);
   const auto is_wanted = [&](const std::weak_ptr<const RingEntry>& file) {
     const RingEntryPtr entry = file.lock();
-    return entry && std::find(wanted.ring.begin(), wanted.ring.end(), entry) != wanted.ring.end();
+    return entry && std::find(chain.begin(), chain.end(), entry) != chain.end();
   };
   std::erase_if(files_, [&](const auto& file) {
     if (is_wanted(file.first)) return false;
     ::unlink(file.second.c_str());
     return true;
   });
-  std::uint64_t bytes = 0;
-  for (const RingEntryPtr& entry : wanted.ring) {
-    bytes += entry->bytes();
-    if (bytes > wanted.bytes_max) return;
-    if (!can_be_kept(*entry) || files_.contains(entry)) continue;
-    Status status;
-    fs::path path;
-    do {
-      path = shm::side_file_path(wanted.segment, next_++);
-      status = write_entry(path, *entry, wanted.bytes_max);
-    } while (!status && status.error().code() == Errc::already_exists);
-    // Who removes a segment removes it first and then its side files: one of the two sees this one.
-    if (std::error_code ignored; status && !fs::exists(kept_, ignored)) {
-      ::unlink(path.c_str());
-      return;
-    }
-    if (status) {
-      files_.emplace(entry, std::move(path));
-      refused_ = false;
-      continue;
-    }
-    if (!refused_) {
-      log::warn("kept_deltas_refused error=\"{}\" effect=\"after a restart receivers pull the whole model\"",
-                status.error().to_string());
-    }
-    refused_ = true;
-    return;  // a later one alone leads nowhere
+  for (const RingEntryPtr& entry : chain) {
+    if (!files_.contains(entry) && !write(wanted, entry)) return;
   }
+}
+
+bool RingKeeper::must_end() {
+  const std::lock_guard lock(mutex_);
+  return stop_ && (!end_ || end_->passed());
+}
+
+bool RingKeeper::write(const Wanted& wanted, const RingEntryPtr& entry) {
+  if (must_end()) return false;
+  Status status;
+  fs::path path;
+  do {
+    path = shm::side_file_path(wanted.segment, next_++);
+    status = write_entry(path, *entry, wanted.bytes_max, [this] { return must_end(); });
+  } while (!status && status.error().code() == Errc::already_exists);
+  // Who removes a segment removes it first and then its side files: one of the two sees this one.
+  if (std::error_code ignored; status && !fs::exists(kept_, ignored)) {
+    ::unlink(path.c_str());
+    return false;
+  }
+  if (status) {
+    files_.emplace(entry, std::move(path));
+    refused_ = false;
+    return true;
+  }
+  if (status.error().code() == Errc::cancelled) return false;
+  if (!refused_) {
+    log::warn("kept_deltas_refused error=\"{}\" effect=\"after a restart receivers pull the whole model\"",
+              status.error().to_string());
+  }
+  refused_ = true;
+  return false;
 }
 
 std::vector<RingEntryPtr> RingKeeper::adopt(const shm::SegmentPath& segment, const Layout& layout,

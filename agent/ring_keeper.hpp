@@ -3,6 +3,7 @@
 // agent after this one takes those that lead to exactly what it serves. Each is written once and never changed.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
@@ -15,12 +16,15 @@
 #include <vector>
 
 #include "agent/ring.hpp"
+#include "deltasync/deadline.hpp"
 #include "shm/segment.hpp"
 
 namespace deltasync::agent {
 
 class RingKeeper {
  public:
+  static constexpr std::chrono::milliseconds kStopLimit{2'000};  ///< of the 4.5 s that an agent's end may take
+
   RingKeeper() = default;
   ~RingKeeper() { stop(); }
   RingKeeper(const RingKeeper&) = delete;
@@ -28,11 +32,12 @@ class RingKeeper {
 
   /// Throws std::system_error if there is no thread to be had.
   void start();
-  /// Writes what is still to be written, and ends. Idempotent.
-  void stop();
+  /// Ends the thread, which leaves what it is at: the caller, whose priority is not low, writes what is still to be
+  /// written, the newest first, as far as it gets within `limit`. Idempotent.
+  void stop(std::chrono::milliseconds limit = kStopLimit);
 
   /// This is the ring now; any thread, at once. One of another segment takes the place of the one before, whose files
-  /// go with that segment. Of it, the oldest that together have `bytes_max` are kept.
+  /// go with that segment. Of it, the newest that together have `bytes_max` are kept.
   void keep(const shm::SegmentPath& segment, std::vector<RingEntryPtr> ring, std::uint64_t bytes_max);
   /// There is no ring any more: holds none, and leaves the files to who removes the segment.
   void forget();
@@ -52,11 +57,16 @@ class RingKeeper {
   using Files = std::map<std::weak_ptr<const RingEntry>, std::filesystem::path, std::owner_less<>>;
 
   void work();
-  void follow(const Wanted& wanted);
+  void follow(const Wanted& wanted) noexcept;
+  void write_chain(const Wanted& wanted);
+  /// Whether an older one is worth writing too.
+  bool write(const Wanted& wanted, const RingEntryPtr& entry);
+  bool must_end();
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<Wanted> wanted_;  // protected by mutex_, as the next two
+  std::optional<Wanted> wanted_;  // protected by mutex_, as the next three
+  std::optional<Deadline> end_;   // once stop() writes itself: until then
   bool busy_ = false;             // the thread is at work: what is its own is not to be touched
   bool stop_ = false;
   // The thread's own while it is busy.

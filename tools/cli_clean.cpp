@@ -1,4 +1,4 @@
-// `deltasync clean`: segments that no agent and no writer has any more.
+// `deltasync clean`: segments that no agent and no writer has any more, and kept deltas that have no segment.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include "format/segment.hpp"
 #include "shm/roles.hpp"
 #include "shm/segment.hpp"
+#include "shm/side_files.hpp"
 #include "tools/cli.hpp"
 
 namespace deltasync::cli {
@@ -25,8 +26,9 @@ struct Options {
   bool json = false;
 };
 
-/// A segment's file, and why it is not to be removed.
+/// A file, and why it is not to be removed.
 struct Found {
+  const char* kind = "segment";
   std::string file;
   std::string agent_name;
   std::uint64_t bytes = 0;
@@ -41,17 +43,6 @@ bool begins_as_segment(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::uint64_t magic = 0;
   return file.read(reinterpret_cast<char*>(&magic), sizeof magic) && magic == shm::kSegmentMagic;
-}
-
-/// "NAME" of "NAME.g12".
-std::optional<std::string> agent_name_of(const std::string& file) {
-  const auto dot = file.rfind(".g");
-  if (dot == std::string::npos || dot == 0 || dot + 2 == file.size()) return std::nullopt;
-  if (!std::all_of(file.begin() + static_cast<std::ptrdiff_t>(dot) + 2, file.end(),
-                   [](char c) { return c >= '0' && c <= '9'; })) {
-    return std::nullopt;
-  }
-  return file.substr(0, dot);
 }
 
 /// A process of that pid, which may be another one by now: then the segment stays.
@@ -75,7 +66,9 @@ std::string newest_of(shm::Segment& segment) {
 
 /// Looks at one segment, under its agent's lock, and removes it if nobody has it and that is asked for.
 Result<Found> look_at(const fs::path& dir, const std::string& file, const std::string& agent_name, bool remove) {
-  Found found{file, agent_name, 0, {}, {}, false};
+  Found found;
+  found.file = file;
+  found.agent_name = agent_name;
   std::error_code ignored;
   found.bytes = fs::file_size(dir / file, ignored);
   auto lock = shm::AgentLock::acquire(dir, agent_name);
@@ -98,9 +91,30 @@ Result<Found> look_at(const fs::path& dir, const std::string& file, const std::s
   return found;
 }
 
+/// The same of a kept delta without its segment. Under the lock nobody makes one: it is stray for good.
+Result<Found> look_at_stray(const fs::path& dir, const shm::StraySideFile& stray, bool remove) {
+  Found found;
+  found.kind = "kept_delta";
+  found.file = stray.path.filename().string();
+  found.agent_name = stray.agent_name;
+  std::error_code error;
+  found.bytes = fs::file_size(stray.path, error);
+  auto lock = shm::AgentLock::acquire(dir, stray.agent_name);
+  if (!lock) {
+    if (lock.error().code() != Errc::already_exists) return std::move(lock).error();
+    found.used_by = "its agent";
+    return found;
+  }
+  lock->remove_on_release();
+  if (!remove) return found;
+  found.removed = fs::remove(stray.path, error);
+  if (error) return Error::from_errno("remove " + stray.path.string(), error.value());
+  return found;
+}
+
 Status print(const Found& found, bool json) {
   if (json) {
-    return print_json({{"event", "segment"},
+    return print_json({{"event", found.kind},
                        {"file", found.file},
                        {"name", found.agent_name},
                        {"bytes", found.bytes},
@@ -126,9 +140,17 @@ Status run(const Options& options) {
   std::sort(files.begin(), files.end());
   std::size_t left = 0;
   for (const std::string& file : files) {
-    const auto name = agent_name_of(file);
+    const auto name = shm::agent_of_segment(file);
     if (!name || (!options.name.empty() && *name != options.name) || !begins_as_segment(dir / file)) continue;
     DS_ASSIGN(const Found found, look_at(dir, file, *name, options.remove).with_context(file));
+    DS_TRY(print(found, options.json));
+    left += found.used_by.empty() && !found.removed ? 1 : 0;
+  }
+  DS_ASSIGN(const auto strays, shm::find_stray_side_files(dir));
+  for (const shm::StraySideFile& stray : strays) {
+    if (!options.name.empty() && stray.agent_name != options.name) continue;
+    DS_ASSIGN(const Found found,
+              look_at_stray(dir, stray, options.remove).with_context(stray.path.filename().string()));
     DS_TRY(print(found, options.json));
     left += found.used_by.empty() && !found.removed ? 1 : 0;
   }

@@ -82,9 +82,13 @@ bool AgentLock::in_place() const {
   return is_name_of(file_, fd_);
 }
 
+void AgentLock::remove() noexcept {
+  if (in_place()) ::unlink(file_.c_str());
+}
+
 void AgentLock::release() noexcept {
   if (fd_ < 0) return;
-  if (remove_ && in_place()) ::unlink(file_.c_str());  // while we hold it: whoever comes next makes a new file
+  if (remove_) remove();  // while we hold it: whoever comes next makes a new file
   ::close(std::exchange(fd_, -1));
 }
 

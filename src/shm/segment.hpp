@@ -77,6 +77,9 @@ class Segment {
   std::unique_ptr<Impl> impl_;
 };
 
+/// "NAME" of "NAME.g12", which is how agents call their segments; nothing if that is none.
+std::optional<std::string> agent_of_segment(const std::string& name);
+
 /// Names become file names: letters, digits, '.', '_' and '-', not starting with a dot, at most 200 bytes.
 Status check_segment_name(const std::string& name);
 
@@ -91,6 +94,8 @@ class AgentLock {
   /// The lock's file goes when the lock is released. Without this it stays, for the next agent of the name.
   void remove_on_release() noexcept { remove_ = true; }
   const std::filesystem::path& file() const noexcept { return file_; }
+  /// Removes the lock's file now, if the name still leads to it. The lock is held on, and excludes nobody any more.
+  void remove() noexcept;
   /// False once its file's name has been removed, or taken by another: then it excludes nobody who comes later.
   bool in_place() const;
 

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
+#include "deltasync/result.hpp"
 #include "shm/segment.hpp"
 
 namespace deltasync::shm {
@@ -16,6 +18,14 @@ struct SideFile {
 /// Ascending. Whatever bears such a name, of whatever kind and owner.
 std::vector<SideFile> find_side_files(const SegmentPath& segment);
 std::filesystem::path side_file_path(const SegmentPath& segment, std::uint64_t number);
+
+/// One whose segment is no more: who removed that ended before it came to this.
+struct StraySideFile {
+  std::string agent_name;  ///< who had the segment
+  std::filesystem::path path;
+};
+/// This user's, of segments of any agent. Under the lock of that agent nobody adds one.
+Result<std::vector<StraySideFile>> find_stray_side_files(const std::filesystem::path& dir);
 
 /// Removes them, those of other users aside.
 void remove_side_files(const SegmentPath& segment) noexcept;

@@ -16,6 +16,7 @@ namespace deltasync::agent {
 namespace {
 
 constexpr std::uint64_t kMuch = 1u << 30;
+constexpr std::chrono::milliseconds kEnough = std::chrono::hours(1);
 
 /// A trainer's versions, the deltas between them, and the segment's place.
 class KeptDeltas : public ::testing::Test {
@@ -49,7 +50,7 @@ class KeptDeltas : public ::testing::Test {
     RingKeeper keeper;
     keeper.start();
     keeper.keep(segment_, ring, bytes_max);
-    keeper.stop();
+    keeper.stop(kEnough);
   }
   std::vector<RingEntryPtr> adopt() {
     RingKeeper keeper;
@@ -134,7 +135,7 @@ TEST_F(KeptDeltas, FilesFollowTheRing) {
   ring.erase(ring.begin());
   ring.push_back(step());
   keeper.keep(segment_, ring, kMuch);
-  keeper.stop();
+  keeper.stop(kEnough);
   EXPECT_EQ(files(), 3u);
   EXPECT_EQ(adopt().size(), 3u);
 }
@@ -151,11 +152,11 @@ TEST_F(KeptDeltas, WhatWasAdoptedIsKeptAsItIs) {
   adopted.erase(adopted.begin());
   adopted.push_back(step());
   keeper.keep(segment_, adopted, kMuch);
-  keeper.stop();
+  keeper.stop(kEnough);
   const auto after = shm::find_side_files(segment_);
   ASSERT_EQ(after.size(), 3u);
-  EXPECT_EQ(after[0].path, before[1].path);
-  EXPECT_EQ(after[1].path, before[2].path);
+  EXPECT_EQ(after[0].path, before[0].path) << "the newest was written first";
+  EXPECT_EQ(after[1].path, before[1].path);
   EXPECT_EQ(adopt().size(), 3u);
 }
 
@@ -169,7 +170,7 @@ TEST_F(KeptDeltas, AChainThatEndsElsewhereIsIgnored) {
 
 TEST_F(KeptDeltas, AChainReachesBackAsFarAsItIsWhole) {
   keep(steps(4));
-  std::filesystem::resize_file(shm::side_file_path(segment_, 2), 1000);
+  std::filesystem::resize_file(shm::side_file_path(segment_, 3), 1000);  // the second oldest
   dir_.write("job.g3.d9", "no delta");
   dir_.write("job.g3.dx", "of somebody else");
   EXPECT_EQ(adopt().size(), 2u);
@@ -197,12 +198,31 @@ TEST_F(KeptDeltas, ALinkIsNotFollowed) {
   EXPECT_TRUE(adopt().empty());
 }
 
+/// Of more, the newest are of use: what is older leads nowhere without them.
 TEST_F(KeptDeltas, NoMoreThanTheRingsOwnBytes) {
   const auto ring = steps(3);
-  keep(ring, ring[0]->bytes() - 1);
+  keep(ring, ring[2]->bytes() - 1);
   EXPECT_EQ(files(), 0u);
-  keep(ring, ring[0]->bytes() + ring[1]->bytes());
+  keep(ring, ring[1]->bytes() + ring[2]->bytes());
   EXPECT_EQ(files(), 2u);
+  const auto adopted = adopt();
+  ASSERT_EQ(adopted.size(), 2u);
+  expect_same(*adopted[0], *ring[1]);
+}
+
+/// An agent's end waits for this: the thread leaves what it is at, and who stops it writes as much as there is time
+/// for.
+TEST_F(KeptDeltas, WhatIsPendingAtTheEndIsWrittenIfThereIsTime) {
+  const auto ring = steps(3);
+  RingKeeper hurried;
+  hurried.keep(segment_, ring, kMuch);
+  hurried.stop(std::chrono::milliseconds(0));
+  EXPECT_EQ(files(), 0u);
+  RingKeeper keeper;
+  keeper.keep(segment_, ring, kMuch);
+  keeper.stop(kEnough);
+  EXPECT_EQ(files(), 3u);
+  EXPECT_EQ(adopt().size(), 3u);
 }
 
 /// A state that was mended is nothing that a file could describe.
@@ -213,6 +233,26 @@ TEST_F(KeptDeltas, MendedOnesAreNotKept) {
   ring[0] = mended;
   keep(ring);
   EXPECT_EQ(adopt().size(), 1u);
+}
+
+/// Who removed the segment ended before it came to them.
+TEST_F(KeptDeltas, ThoseWithoutASegmentAreFound) {
+  keep(steps(2));
+  dir_.write("job.dx", "no side file");
+  dir_.write("job.d1", "of no segment");
+  dir_.write("other.g1.d7", "of another agent");
+  const auto found = [&] {
+    std::vector<std::string> names;
+    const auto strays = shm::find_stray_side_files(dir_.path()).value();
+    for (const auto& stray : strays) {
+      names.push_back(stray.agent_name + " " + stray.path.filename().string());
+    }
+    return names;
+  };
+  EXPECT_EQ(found(), std::vector<std::string>({"other other.g1.d7"}));
+  std::filesystem::remove(dir_.path() / segment_.name);
+  EXPECT_EQ(found(), std::vector<std::string>({"job job.g3.d1", "job job.g3.d2", "other other.g1.d7"}));
+  EXPECT_FALSE(shm::find_stray_side_files(dir_.path() / "none"));
 }
 
 TEST_F(KeptDeltas, TheyGoWithTheSegment) {

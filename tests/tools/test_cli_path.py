@@ -78,6 +78,15 @@ class PathTest(CliTest):
         self.assertTrue(found["removed"])
         self.assertEqual([path.name for path in shm.glob("*.g*")], ["other.g1"])
         self.assertEqual(self.cli("clean", "--shm-dir", self.tmp / "none", expect=MISSING), "")
+        # A kept delta of the agent's, whose segment is gone; another's that it holds the name of; and no such file.
+        for name in ("cli.g1.d3", "cli.g1.dx", "cli.d3"):
+            (shm / name).write_bytes(b"left")
+        found, = clean()
+        self.assertEqual((found["event"], found["file"], found["removed"]), ("kept_delta", "cli.g1.d3", False))
+        found, = clean("--remove")
+        self.assertTrue(found["removed"])
+        self.assertEqual(clean(), [])
+        self.assertTrue((shm / "cli.g1.dx").exists() and (shm / "cli.d3").exists())
 
     def test_an_agent_whose_files_lost_their_names_goes_on_and_nobody_takes_its_place(self):
         agent = self.agent()
