@@ -40,8 +40,9 @@ Status fit_connections(std::uint64_t descriptors, bool asked, AgentOptions& opti
                      ": raise the limit (ulimit -n " + std::to_string(needed) + "), or ask for " +
                      (possible > 0 ? "at most " + std::to_string(possible) : std::string("fewer")));
   }
-  const auto at_most = [descriptors](std::size_t& connections, std::uint64_t part) {
-    connections = static_cast<std::size_t>(std::clamp<std::uint64_t>(descriptors / part, 1, connections));
+  const std::uint64_t left = descriptors - std::min(kOwn, descriptors / 2);
+  const auto at_most = [left](std::size_t& connections, std::uint64_t part) {
+    connections = static_cast<std::size_t>(std::clamp<std::uint64_t>(left / part, 1, connections));
   };
   at_most(limits.receivers_max, 4);
   at_most(limits.data_max, 4);

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/metrics.hpp"
-#include "base/utf8.hpp"
 #include "net/tls.hpp"
 
 namespace deltasync::agent {
@@ -13,15 +12,6 @@ namespace {
 
 /// Lines for each receiver are as many series in a database that keeps them for weeks.
 constexpr std::size_t kReceiversShownMax = 100;
-
-/// Prometheus takes no page with anything but UTF-8 in it, and a peer may call itself anything.
-std::string as_label(std::string text) {
-  if (is_utf8(text)) return text;
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) >= 0x80) c = '?';
-  }
-  return text;
-}
 
 /// Those that are furthest behind come first.
 void add_receivers(metrics::Gauges& out, std::vector<ReceiverStatus> all) {
@@ -56,8 +46,7 @@ void add_receivers(metrics::Gauges& out, std::vector<ReceiverStatus> all) {
     out.family(name, help);
     for (std::size_t i = 0; i < shown; ++i) {
       const ReceiverRow& row = all[i].row;
-      out.sample(value(all[i]),
-                 {{"receiver", as_label(row.name)}, {"host", row.host}, {"n", std::to_string(row.ordinal)}});
+      out.sample(value(all[i]), {{"receiver", row.name}, {"host", row.host}, {"n", std::to_string(row.ordinal)}});
     }
   };
   each("receiver_connected", "1 while the receiver is connected.",

@@ -187,11 +187,14 @@ std::string dump(const json& page) {
 }  // namespace
 
 std::vector<ReceiverStatus> receiver_status(const AgentParts& parts) {
+  std::vector<ReceiverRow> rows = parts.pull_server.receivers();
+  std::vector<VersionId> held;
+  held.reserve(rows.size());
+  for (const ReceiverRow& row : rows) held.push_back(row.committed.id);
+  const std::vector<Behind> behind = parts.core.behind(held);
   std::vector<ReceiverStatus> list;
-  for (ReceiverRow& row : parts.pull_server.receivers()) {
-    const Behind behind = parts.core.behind(row.committed.id);
-    list.push_back({std::move(row), behind});
-  }
+  list.reserve(rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) list.push_back({std::move(rows[i]), behind[i]});
   return list;
 }
 

@@ -1,6 +1,10 @@
 // What the agent remembers of publications and receivers, without an agent.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+#include <vector>
+
 #include "agent/publications.hpp"
 #include "agent/receiver_table.hpp"
 
@@ -53,6 +57,34 @@ TEST_F(Published, SoManyAreRememberedAndNoMore) {
     log_.add({7, number}, kStart + 50s);
   }
   EXPECT_EQ(behind({7, 1}).versions, Publications::kRememberedMax);
+}
+
+/// Against what it means: a walk over all that are remembered.
+TEST(Publications, ALookSaysWhatAWalkWould) {
+  std::mt19937_64 random(5);
+  Publications log;
+  std::vector<VersionId> all;
+  const auto walk = [&](const VersionId& held) -> std::uint64_t {
+    const std::size_t first = all.size() - std::min(all.size(), Publications::kRememberedMax);
+    for (std::size_t i = all.size(); i-- > first;) {
+      if (all[i] == held) return all.size() - i - 1;
+    }
+    for (std::size_t i = first; i < all.size(); ++i) {
+      if (held < all[i]) return all.size() - i;
+    }
+    return all.size() - first;
+  };
+  for (std::uint64_t number = 1; number <= 3 * Publications::kRememberedMax; ++number) {
+    // Gaps, and now and then the same one again, as after damage.
+    const VersionId id = random() % 8 == 0 && !all.empty() ? all.back() : VersionId{7 + number / 5000, 3 * number};
+    all.push_back(id);
+    log.add(id, kStart);
+    if (number % 64 != 0) continue;
+    const VersionId near = all[random() % all.size()];
+    for (const VersionId& held : {near, VersionId{near.epoch, near.number + 1}, VersionId{}, VersionId{99, 1}}) {
+      ASSERT_EQ(log.behind(held, kStart).versions, walk(held)) << number << " " << to_string(held);
+    }
+  }
 }
 
 TEST(Publications, NothingPublishedNobodyBehind) {
