@@ -35,6 +35,7 @@ STEP_LIMIT_S = 10.0
 SILENT_S = 20.0  # a follower that is behind says something at least this often
 END_LIMIT_S = 60.0  # after the last fault everybody comes to the newest version within
 CLOCK_SHIM = "tests/support/libdeltasync_clock_shim.so"  # of the build
+PROGRAMS = ("deltasync", "deltasync-agent", "chaos_trainer", "chaos_reader")
 CLOCK_OFF_S = [-3600, -60, 3600, 10 * 365 * 86400]
 SHM_BYTES = 96 << 20
 OUT_BYTES = 64 << 20
@@ -51,6 +52,9 @@ class Run:
         self.random = random.Random(args.seed)
         self.args = args
         self.bin, self.folder, self.clock_shim = build / "bin", folder, build / CLOCK_SHIM
+        for program in (*(self.bin / name for name in PROGRAMS), self.clock_shim):
+            if not program.exists():
+                raise SystemExit(f"{program} is not there: build it, as tools/chaos.sh does")
         self.record = Record()
         self.port, self.node_port = free_port(), free_port()
         self.variant = 0
