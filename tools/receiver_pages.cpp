@@ -183,8 +183,10 @@ net::HttpPage ReceiverPages::Impl::ready() {
   };
   if (const auto unserved = this->unserved()) return unready(unserved->why);
   if (!now.held) return unready("no version is held yet");
-  if (!options.ready_lag) return {200, kText, "ready\n"};
   const std::lock_guard lock(mutex);
+  // For nodes it stands between two agents, and looks after nothing without either.
+  if (role == "relay" && !connect_error.empty()) return unready(connect_error);
+  if (!options.ready_lag) return {200, kText, "ready\n"};
   if (!versions_known) return unready("the agent has not said yet what is newest");
   if (*versions_known > *options.ready_lag) {
     return unready("what is held is " + std::to_string(*versions_known) + " versions behind; --ready-lag allows " +

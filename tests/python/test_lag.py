@@ -44,6 +44,7 @@ def test_lag_counts_versions_and_seconds(segment_name: str, shm_files: set[str])
             assert late.held is not None and late.held.label == "one"
             assert late.newest is not None and late.newest.label == "three"
             assert late.seconds is not None and late.newest_age_s is not None
+            assert late.heard_newest == late.newest and late.heard_s is not None
             assert late.seconds > late.newest_age_s >= 0
             with pytest.raises(AttributeError):
                 late.versions = 0  # type: ignore[misc]

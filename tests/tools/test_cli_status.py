@@ -264,6 +264,23 @@ class StatusTest(CliTest):
         self.assertEqual(log.count("relayed_version_not_served"), 2, log)
         self.assertEqual(log.count("relayed_version_served"), 2, log)
 
+    def test_a_relay_is_not_ready_where_the_layout_changes_and_its_nodes_agent_is_gone(self):
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        node = Agent(self, AGENT, self.tmp / "node")
+        step = self.publisher([self.model("one"), self.model("two", extra=["more"])])
+        step()
+        relay, http = self.with_pages("relay", "--from", self.agent.endpoint, "--agent", node.socket)
+        self.assertEqual(relay.line()["label"], "one")
+        self.until(lambda: get(http, "/readyz")[0], lambda status: status == 200)
+        node.kill()
+        step()
+        reason = json.loads(self.until(lambda: get(http, "/readyz"), lambda page: page[0] == 503)[1])["reason"]
+        self.assertIn(str(node.socket), reason)
+        (self.tmp / "node" / "ready.json").unlink()
+        Agent(self, AGENT, self.tmp / "node")
+        self.assertEqual(relay.line()["label"], "two")
+        self.until(lambda: get(http, "/readyz")[0], lambda status: status == 200)
+
     def test_an_agent_is_no_relay_of_itself(self):
         self.agent = Agent(self, AGENT, self.tmp / "agent")
         self.cli("publish", "--agent", self.agent.socket, "--model", *self.successive(1))
