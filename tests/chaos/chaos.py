@@ -66,6 +66,7 @@ class Run:
         self.slow = SlowLink(self.port, 400_000)
         self.processes: dict[str, Process] = {}
         self.quiet = False
+        self.heap: dict[str, int] = {}  # of the readers: bytes allocated and not freed
 
     # ---- the cast ----
 
@@ -132,7 +133,8 @@ class Run:
         if words[:1] != ["commit"]:
             return
         version = (int(words[1]), int(words[2]))
-        found = [Wrong(int(t), int(e), int(i, 16), int(s, 16)) for t, e, i, s in (w.split(":") for w in words[5:])]
+        found = [Wrong(int(t), int(e), int(i, 16), int(s, 16)) for t, e, i, s in (w.split(":") for w in words[7:])]
+        self.heap[name] = int(words[6])
         self.record.committed(name, version)
         self.record.compared(name, version, int(words[4]), found)
 

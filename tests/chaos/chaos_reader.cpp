@@ -1,9 +1,11 @@
 // A rollout process of a chaos run: follows an agent and looks at every element after each commit. A line each:
 //
-//   commit E N wrong COUNT [TENSOR:ELEMENT:IS:SHOULD_BE ...]      the first few wrong elements
+//   commit E N wrong COUNT heap BYTES [TENSOR:ELEMENT:IS:SHOULD_BE ...]      the first few wrong elements
 //   error MESSAGE                                                 and it goes on
 //
 // Usage: chaos_reader HOST:PORT host|placed|shadow [TOKEN_FILE]
+#include <malloc.h>
+
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -119,8 +121,10 @@ class Reader {
     for (std::uint32_t t = 0; t < layout_->tensors().size(); ++t) {
       wrong += find_wrong(layout_->tensors()[t], t, id.number, look(t), kToldMax, found);
     }
-    std::printf("commit %llu %llu wrong %llu", static_cast<unsigned long long>(id.epoch),
-                static_cast<unsigned long long>(id.number), static_cast<unsigned long long>(wrong));
+    const struct mallinfo2 heap = ::mallinfo2();
+    std::printf("commit %llu %llu wrong %llu heap %zu", static_cast<unsigned long long>(id.epoch),
+                static_cast<unsigned long long>(id.number), static_cast<unsigned long long>(wrong),
+                heap.uordblks + heap.hblkhd);
     for (const Wrong& w : found) {
       std::printf(" %u:%llu:%llx:%llx", w.tensor, static_cast<unsigned long long>(w.element),
                   static_cast<unsigned long long>(w.is), static_cast<unsigned long long>(w.should_be));

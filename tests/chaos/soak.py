@@ -2,9 +2,9 @@
 
     python3 tests/chaos/soak.py [--versions 100000] [--report FILE]
 
-Prints for each process how its memory grows, as a straight line through the second half of the run. Of a process with a
-metrics page that is what it has allocated and not freed: what is resident grows in ever rarer steps, as the allocator's
-pools reach the largest use that they will ever have. Of the others it is what is resident."""
+Prints for each process how its memory grows, as a straight line through the second half of the run. That is what it has
+allocated and not freed: what is resident grows in ever rarer steps, as the allocator's pools reach the largest use that
+they will ever have. Of the trainer it is what is resident."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ class Sample(NamedTuple):
     heap_kib: float | None  # allocated and not freed
 
 
-def look(pid: int, versions: int, page: int | None) -> Sample:
+def look(pid: int, versions: int, page: int | None, heap: float | None) -> Sample:
     status = Path(f"/proc/{pid}/status").read_text()
     rss = int(status.split("RssAnon:")[1].split()[0])
-    heap = None
     if page is not None:
         text = urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=30).read().decode()
         heap = float(text.split("\nprocess_heap_bytes ")[1].split()[0]) / 1024
@@ -106,7 +105,8 @@ class Soak:
     def sample(self, versions: int) -> None:
         for name, process in self.run.processes.items():
             if process.child is not None:
-                self.samples.setdefault(name, []).append(look(process.child.pid, versions, self.pages.get(name)))
+                heap = self.run.heap[name] / 1024 if name in self.run.heap else None
+                self.samples.setdefault(name, []).append(look(process.child.pid, versions, self.pages.get(name), heap))
         self.shm.append(sum(map(size_of, self.folder.glob("shm-*/*"))))
 
     async def all(self) -> dict[str, object]:
