@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "agent/trainer_server.hpp"
 #include "base/metrics.hpp"
 #include "net/tls.hpp"
 
@@ -103,6 +104,10 @@ std::string metrics_text(const AgentParts& parts) {
   metrics::Gauges out;
   out.add("peer_memory_bytes", "Memory that peers make the agent hold, as it is reckoned.",
           static_cast<double>(parts.core.peer_room().bytes_taken()));
+  const std::vector<TrainerStatus> writers =
+      parts.trainer_server != nullptr ? parts.trainer_server->status() : std::vector<TrainerStatus>();
+  out.add("writers", "Trainers' ranks, or relays, that are attached now.",
+          static_cast<double>(std::ranges::count_if(writers, &TrainerStatus::connected)));
   add_ring(out, parts, *now);
   add_served(out, *now);
   add_receivers(out, receiver_status(parts));

@@ -58,6 +58,12 @@ Status patch_tile(const PatchRequest& request, const Item* first, const Item* en
     if (!after.ok()) return std::move(after).error().with_context(describe_tile(request.layout, first->tile));
     digest = *after;
   }
+  // The records speak for the elements that they change. The file was out of our hands, so all others are looked at,
+  // too.
+  if (delta::tile_digest(packed.data(), row_bytes, tile.rect.rows, row_bytes) != digest) {
+    return Error(Errc::corrupt, request.files[request.places[tile.tensor].file].path.string() + ": " +
+                                    describe_tile(request.layout, first->tile) + ": somebody wrote to it");
+  }
   return move_tile(request, tile, packed, write_at);
 }
 

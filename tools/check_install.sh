@@ -26,7 +26,7 @@ version=$(sed -nE 's/^project\(deltasync VERSION ([0-9.]+).*/\1/p' CMakeLists.tx
 for program in deltasync deltasync-agent; do
   [[ $("$prefix/bin/$program" --version) == "$version" ]]
 done
-sed "s|/usr/bin/|$prefix/bin/|" "$prefix/lib/systemd/system/deltasync-agent@.service" >"$out/deltasync-agent@.service"
+sed "s|^ExecStart=|&$prefix/bin/|" "$prefix/lib/systemd/system/deltasync-agent@.service" >"$out/deltasync-agent@.service"
 systemd-analyze verify "$out/deltasync-agent@.service"
 (cd "$out" && cpack --config "$source/$build/CPackConfig.cmake" -B "$out/debs" >"$out/cpack.log")
 for package in deltasync libdeltasync-dev; do

@@ -112,6 +112,7 @@ TEST_F(Http, Layout) {
 
 TEST_F(Http, MetricsCount) {
   start_agent();
+  EXPECT_NE(get("/metrics").body.find("deltasync_writers 0\n"), std::string::npos);
   next_version();
   next_version();
   auto c = client();
@@ -121,7 +122,7 @@ TEST_F(Http, MetricsCount) {
   const std::string text = get("/metrics").body;
   for (const char* line : {"deltasync_versions_total 2\n", "deltasync_deltas_total 1\n",
                            "deltasync_errors_total{code=\"layout_mismatch\"} 1\n", "deltasync_ring_entries 1\n",
-                           "# TYPE deltasync_pulls_total counter\n"}) {
+                           "# TYPE deltasync_pulls_total counter\n", "deltasync_writers 1\n"}) {
     EXPECT_NE(text.find(line), std::string::npos) << line << text;
   }
 }

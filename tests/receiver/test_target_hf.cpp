@@ -76,6 +76,29 @@ TEST_F(HfTargetTest, ADamagedCopyIsNotPatched) {
   EXPECT_FALSE(hf_.has_incoming());
 }
 
+TEST_F(HfTargetTest, DamageThatNoDeltaTouchesIsNotCarriedOn) {
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_TRUE(ok(hf_.full()));
+  const fs::path previous = hf_.weight_file();
+  ASSERT_TRUE(ok(hf_.delta(1e-3)));
+  flip_byte(previous, read_file(previous).size() / 2);  // of a tile that both deltas change, but not there
+  ASSERT_TRUE(ok(hf_.delta(1e-3)));
+  EXPECT_NE(hf_.weight_file(), previous);
+  EXPECT_EQ(hf_.differs(), "");
+}
+
+TEST_F(HfTargetTest, DamageOfTheCommittedVersionFailsTheNextCommit) {
+  ASSERT_TRUE(ok(hf_.restart()));
+  ASSERT_TRUE(ok(hf_.full()));
+  const std::size_t bytes = read_file(hf_.weight_file()).size();
+  for (std::size_t at = bytes / 2; at < bytes; at += 4096) flip_byte(hf_.weight_file(), at);
+  const Status status = hf_.delta(1e-3);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code(), Errc::corrupt) << status.error().to_string();
+  EXPECT_NE(status.error().message().find("somebody wrote to it"), std::string::npos) << status.error().to_string();
+  EXPECT_FALSE(hf_.has_incoming());
+}
+
 TEST_F(HfTargetTest, AHardLinkKeepsItsBytes) {
   ASSERT_TRUE(ok(hf_.restart()));
   ASSERT_TRUE(ok(hf_.full()));
