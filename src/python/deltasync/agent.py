@@ -26,6 +26,8 @@ from .tls import Tls, TlsLike
 
 _log = logging.getLogger("deltasync.agent")
 
+#: Where receivers find an agent that was told no place: on this host, at a free port.
+LISTEN = "127.0.0.1:0"
 _LOOK_S = 0.02
 _END_S = 6.0
 #: What deltasync-agent's exit codes mean (deltasync-agent --help).
@@ -63,7 +65,7 @@ class AgentProcess:
         self,
         name: str | None = None,
         *,
-        listen: str = "127.0.0.1:0",
+        listen: str = LISTEN,
         socket: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls: TlsLike = None,

@@ -18,7 +18,7 @@ from ._reports import OffloadReport
 from ._slices import ShardedView, is_dtensor, local_block, pieces
 from ._sources import Source
 from ._versions import version_number
-from .agent import AgentProcess
+from .agent import LISTEN, AgentProcess
 from .errors import InvalidArgument, NotFound
 from .hf import ignores_checkpoint_tensor
 from .layouts import as_pair, layout_of
@@ -49,7 +49,7 @@ class WeightManager:
     ``files`` (name: bytes, such as config.json) and ``weights_file`` say what a receiver's directory has.
     ``agent``: the Unix socket of an agent that runs already; without it one is started, watched and, at
     :meth:`close`, ended. ``name``, ``listen``, ``token_file``, ``tls``, ``shm_dir`` and ``agent_args`` are that agent's
-    (see :class:`AgentProcess`).
+    (see :class:`AgentProcess`), so beside ``agent`` they are refused.
     ``process_group``: with torch.distributed, the processes of this node that fill each version together; rank 0 of it
     runs the agent. ``True`` takes the default group. Every method is then called by all of them, each time; see
     :meth:`offload`.
@@ -68,7 +68,7 @@ class WeightManager:
         weights_file: str = "model.safetensors",
         tensor_parallel: int = 1,
         name: str | None = None,
-        listen: str = "127.0.0.1:0",
+        listen: str = LISTEN,
         agent: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls: TlsLike = None,
@@ -79,6 +79,15 @@ class WeightManager:
         timeout: float = 60.0,
     ) -> None:
         self.timeout = seconds("WeightManager", timeout)
+        if agent is not None:
+            _check_none_is_of_the_agent(
+                name=name is not None,
+                listen=listen != LISTEN,
+                token_file=token_file is not None,
+                tls=tls is not None,
+                shm_dir=shm_dir is not None,
+                agent_args=bool(agent_args),
+            )
         self.layout: Layout
         self.sidecar: Sidecar
         self.layout, self.sidecar = layout_of(
@@ -373,6 +382,16 @@ class WeightManager:
             self._parts = parts
         self._planned = True
         return source
+
+
+def _check_none_is_of_the_agent(**given: bool) -> None:
+    """InvalidArgument if an option is given that an agent has from its start on."""
+    named = [f"{option}=" for option, is_given in given.items() if is_given]
+    if named:
+        raise InvalidArgument(
+            f"WeightManager: {', '.join(named)} beside agent=, whose agent runs already with options of its own",
+            "start that agent with these; without agent= one is started with them",
+        )
 
 
 def _shares(array: Array, memory: Any) -> bool:
