@@ -7,6 +7,7 @@
 
 #include "base/log.hpp"
 #include "base/utf8.hpp"
+#include "format/handshake.hpp"
 #include "format/wire_report.hpp"
 #include "net/auth.hpp"
 #include "net/coroutine.hpp"
@@ -141,7 +142,7 @@ asio::awaitable<Status> PullConversation::handshake() {
   DS_CO_ASSIGN(const Request message, co_await stream_.read_by(kAuthBytesMax, deadline));
   if (message.type() != wire::Type::auth) co_return Error(Errc::protocol, "the first message is no auth");
   DS_CO_ASSIGN(protocol_, wire::check_protocol(message.payload, "the peer"));
-  DS_CO_ASSIGN(wire::Auth auth, wire::Auth::decode(message.payload));
+  DS_CO_ASSIGN(wire::Auth auth, wire::decode_handshake<wire::Auth>(message.payload, "the peer"));
   name_ = printable(auth.name);
   role_ = auth.role;
   if (!token.empty() && !net::equal_proofs(auth.proof, net::client_proof(token, hello.nonce, auth.nonce, auth.role))) {

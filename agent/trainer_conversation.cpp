@@ -6,6 +6,7 @@
 #include "agent/trainer_socket.hpp"
 #include "base/bytes.hpp"
 #include "base/log.hpp"
+#include "format/handshake.hpp"
 #include "format/packed_layout.hpp"
 #include "net/coroutine.hpp"
 
@@ -72,7 +73,7 @@ awaitable<Status> TrainerConversation::talk() {
     co_return Error(Errc::protocol, "the first message must be trainer_hello");
   }
   DS_CO_ASSIGN(protocol_, wire::check_protocol(first.payload, "the trainer"));
-  DS_CO_ASSIGN(const wire::TrainerHello hello, wire::TrainerHello::decode(first.payload));
+  DS_CO_ASSIGN(const auto hello, wire::decode_handshake<wire::TrainerHello>(first.payload, "the trainer"));
   Greeting greeting;
   DS_CO_ASSIGN(const TrainerPtr trainer, co_await admit(hello, std::move(*peer_), greeting));
   DS_CO_TRY(co_await greet(std::exchange(request_, 0), greeting));

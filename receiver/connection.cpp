@@ -5,6 +5,7 @@
 
 #include "base/hash.hpp"
 #include "base/trace.hpp"
+#include "format/handshake.hpp"
 #include "net/auth.hpp"
 #include "net/local_token.hpp"
 
@@ -60,7 +61,7 @@ Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadlin
   }
   DS_ASSIGN(const net::Message first, std::move(hello_message));
   DS_ASSIGN(protocol_, wire::agree_on_protocol(first.header, first.payload, "the agent"));
-  DS_ASSIGN(const wire::Hello hello, wire::Hello::decode(first.payload));
+  DS_ASSIGN(const wire::Hello hello, wire::decode_handshake<wire::Hello>(first.payload, "the agent"));
   std::string token = peer.token;
   if (token.empty()) {
     DS_ASSIGN(token, net::find_local_token(socket_.fd()));
@@ -86,7 +87,7 @@ Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadlin
     return said;
   }
   if (answer.type() != wire::Type::welcome) return unexpected(answer.header, 0);
-  DS_ASSIGN(welcome_, wire::Welcome::decode(answer.payload));
+  DS_ASSIGN(welcome_, wire::decode_handshake<wire::Welcome>(answer.payload, "the agent"));
   const std::uint64_t received_ns = trace::now_ns();
   if (!token.empty() && !net::equal_proofs(welcome_.proof, net::server_proof(token, auth.nonce, hello.nonce))) {
     return Error(Errc::unauthenticated,

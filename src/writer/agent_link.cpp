@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/until.hpp"
+#include "format/handshake.hpp"
 #include "net/peer_user.hpp"
 
 namespace deltasync {
@@ -55,7 +56,7 @@ Result<Attached> AgentLink::connect(Deadline deadline) {
   auto attached = [&]() -> Result<Attached> {
     DS_TRY(socket_.send(wire::Type::trainer_hello, request, hello_, deadline));
     DS_ASSIGN(const net::Message message, answer(request, wire::Type::trainer_welcome, deadline));
-    DS_ASSIGN(wire::TrainerWelcome welcome, wire::TrainerWelcome::decode(message.payload));
+    DS_ASSIGN(auto welcome, wire::decode_handshake<wire::TrainerWelcome>(message.payload, "the agent"));
     return Attached{std::move(welcome), socket_.take_file()};
   }();
   if (attached) cut_ = false;

@@ -27,9 +27,9 @@ class AgentLinkTest : public ::testing::Test {
     if (agent_.joinable()) agent_.join();
   }
   /// Accepts one connection, welcomes it, then plays the script.
-  void play(Script script) {
+  void play(Script script, std::vector<std::byte> welcome = wire::TrainerWelcome{}.encode()) {
     listener_ = agent::listen_unix(path()).value();
-    agent_ = std::thread([this, script = std::move(script)] {
+    agent_ = std::thread([this, script = std::move(script), welcome = std::move(welcome)] {
       UniqueFd fd;
       for (const Deadline end = soon(); !fd && !end.passed();
            std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
@@ -38,7 +38,7 @@ class AgentLinkTest : public ::testing::Test {
       net::MessageSocket socket(std::move(fd));
       const auto hello = socket.recv(wire::kLayoutBytesMax, soon());
       if (!hello) return;
-      static_cast<void>(socket.send(hello->header.request, wire::TrainerWelcome{}, soon()));
+      static_cast<void>(socket.send(wire::Type::trainer_welcome, hello->header.request, welcome, soon()));
       script(socket);
     });
   }
@@ -115,6 +115,18 @@ TEST_F(AgentLinkTest, AnswersThatFitNoQuestionEndTheConnection) {
   ASSERT_FALSE(answer);
   EXPECT_EQ(answer.error().code(), Errc::protocol);
   EXPECT_FALSE(link.connected());
+}
+
+TEST_F(AgentLinkTest, AWelcomeThatCannotBeReadIsOfAnotherRelease) {
+  auto welcome = wire::TrainerWelcome{}.encode();
+  welcome.pop_back();
+  play([](net::MessageSocket&) {}, std::move(welcome));
+  AgentLink link(path(), {});
+  const auto attached = link.connect(soon());
+  ASSERT_FALSE(attached);
+  EXPECT_EQ(attached.error().code(), Errc::protocol);
+  EXPECT_NE(attached.error().message().find("the agent is of another release"), std::string::npos)
+      << attached.error().message();
 }
 
 TEST_F(AgentLinkTest, AgentThatSaysNothingEndsAtTheDeadline) {
