@@ -153,6 +153,38 @@ def mistakes(
         "a module with more than tensors": lambda: deltasync.Receiver(own.endpoint, module=WithNote()),
         "a module that computes a weight": lambda: deltasync.Receiver(own.endpoint, module=Computes()),
         "a module whose weights overlap": lambda: deltasync.Receiver(trained.endpoint, module=Module(**halves())),
+        "files={'a': 'text'}": lambda: manager(files={"a": "text"}),
+        "files=5": lambda: manager(files=5),
+        "files=['x']": lambda: manager(files=["x"]),
+        "files={5: b''}": lambda: manager(files={5: b""}),
+        "a file outside of the directory": lambda: manager(files={"../x": b""}),
+        "weights_file=7": lambda: manager(weights_file=7),
+        "weights_file='../w'": lambda: manager(weights_file="../w"),
+        "tensor_parallel=-1": lambda: manager(tensor_parallel=-1),
+        "a name that is no str": lambda: deltasync.WeightManager({5: torch.ones(3)}),
+        "a name that is no Unicode": lambda: deltasync.WeightManager({"w\udc80": torch.ones(3)}),
+        "the same names for offload": lambda: own.offload({5: torch.ones(3)}),
+        "the same of Unicode": lambda: own.offload({"w\udc80": torch.ones(3)}),
+        "label='\\udc80'": lambda: own.offload(weights(), label="\udc80"),
+        "name=7": lambda: manager(name=7),
+        "agent=5": lambda: manager(agent=5),
+        "agent_args=5": lambda: manager(agent_args=5),
+        "shm_dir=5": lambda: manager(shm_dir=5),
+        "hf=5": lambda: manager(hf=5),
+        "threads=-1": lambda: manager(threads=-1),
+        "timeout=-1": lambda: manager(timeout=-1),
+        "a sparse tensor": lambda: deltasync.WeightManager({"w": torch.ones(3).to_sparse()}),
+        "threads=-1 of a receiver": lambda: deltasync.Receiver(own.endpoint, threads=-1),
+        "threads='2' of a receiver": lambda: deltasync.Receiver(own.endpoint, threads="2"),  # type: ignore[arg-type]
+        "streams=-1": lambda: deltasync.Receiver(own.endpoint, streams=-1),
+        "streams=0": lambda: deltasync.Receiver(own.endpoint, streams=0),
+        "link_gbps='10'": lambda: deltasync.Receiver(own.endpoint, link_gbps="10"),  # type: ignore[arg-type]
+        "token=b'...'": lambda: deltasync.Receiver(own.endpoint, token=b"0" * 32),  # type: ignore[arg-type]
+        "name=7 of a receiver": lambda: deltasync.Receiver(own.endpoint, name=7),  # type: ignore[arg-type]
+        "directory=5": lambda: deltasync.Receiver(own.endpoint, directory=5),  # type: ignore[arg-type]
+        "plan=5": lambda: deltasync.Receiver(own.endpoint, plan=5),  # type: ignore[arg-type]
+        "a function that makes no plan": lambda: deltasync.Receiver(own.endpoint, plan=len),  # type: ignore[arg-type]
+        "a background pull of what is held": lambda: waits_for_more(own.endpoint),
         "a state dict as module": lambda: deltasync.Receiver(own.endpoint, module=weights()),
     }
 
@@ -164,12 +196,25 @@ def mistakes_of(receiver: deltasync.Receiver, epoch: int) -> dict[str, Callable[
         "update(timeout='1')": lambda: receiver.update(timeout="1"),  # type: ignore[arg-type]
         "prepare(timeout=nan)": lambda: receiver.prepare(timeout=float("nan")),
         "lag(timeout=None)": lambda: receiver.lag(timeout=None),  # type: ignore[arg-type]
+        "update(timeout=-1)": lambda: receiver.update(timeout=-1),
+        "update('\\udc80')": lambda: receiver.update("\udc80"),
+        "load_into(5)": lambda: receiver.load_into(5),
+        "repair('x')": lambda: receiver.repair("x"),
+        "repair(['x'])": lambda: receiver.repair(["x"]),  # type: ignore[list-item]
+        "repair([-1])": lambda: receiver.repair([-1]),
+        "rebind(part=5)": lambda: receiver.rebind(part=5),  # type: ignore[arg-type]
         "update('step 9')": lambda: receiver.update("step 9", timeout=2),
         "update(9)": lambda: receiver.update(9, timeout=2),
         "prepare(9) that is not there yet": lambda: receiver.prepare(9).wait(0.1),
         "update(2) that only deltas lead to": lambda: receiver.update(2, timeout=30),
         "a version of another trainer": lambda: receiver.update(other, timeout=30),
     }
+
+
+def waits_for_more(endpoint: str) -> None:
+    with deltasync.Receiver(endpoint, background=True) as receiver:
+        receiver.update()
+        receiver.commit(timeout=0.1)
 
 
 def said(mistake: Callable[[], Any], folder: Path, *managers: deltasync.WeightManager) -> str:

@@ -50,8 +50,10 @@ Sidecar make_named_sidecar(const Layout& layout, const std::string& file, const 
     const auto span = span_of(contents);
     sidecar.others.push_back({nb::cast<std::string>(name), {span.begin(), span.end()}});
   }
-  const auto encoded = sidecar.encode();  // its decoder is what checks names
-  return unwrap(Sidecar::decode(encoded, layout));
+  const auto encoded = sidecar.encode();  // its decoder is what checks names, which came from no file here
+  auto checked = Sidecar::decode(encoded, layout);
+  if (!checked) throw Failure{Error(Errc::invalid_argument, checked.error().message())};
+  return *std::move(checked);
 }
 
 void bind_specs(nb::module_& module) {

@@ -113,7 +113,7 @@ std::size_t PlainTensors::index_of(nb::handle name) {
 }
 
 std::optional<SliceSource> PlainTensors::find(nb::handle name, nb::handle tensor) {
-  if (describe_ == nullptr) return std::nullopt;
+  if (describe_ == nullptr || !PyUnicode_Check(name.ptr())) return std::nullopt;
   const auto is_type = [&](nb::handle type) {
     return type.ptr() == reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
   };

@@ -176,6 +176,12 @@ def check_tensor(value: Any, name: str) -> None:
         )
 
 
+def check_dense(value: Any, name: str) -> None:
+    """InvalidArgument if it is a sparse tensor of torch, which has no rows in memory."""
+    if is_torch_tensor(value) and value.layout is not sys.modules["torch"].strided:
+        raise InvalidArgument(f"{name}: a {value.layout} tensor has no dense memory", "make it so: tensor.to_dense()")
+
+
 def describe(value: Any, name: str) -> Array:
     """The memory of a tensor; ``name`` is for messages. A layout of memory that has no rows is copied first.
 
@@ -207,8 +213,9 @@ def _describe_torch(value: Any, name: str) -> Array:
     torch = sys.modules["torch"]
     dtype = dtype_name(value.dtype, name)
     kind = value.device.type
-    if value.layout is not torch.strided or kind == "meta":
-        raise InvalidArgument(f"{name}: a {value.layout} tensor on {value.device} has no memory to copy")
+    check_dense(value, name)
+    if kind == "meta":
+        raise InvalidArgument(f"{name}: a tensor on {value.device} has no memory to copy")
     if kind not in ("cpu", "cuda"):
         raise Unsupported(f"{name}: memory on {value.device}; move the tensor to the host first")
     if value.is_conj() or value.is_neg():

@@ -7,7 +7,7 @@ import numbers
 import time
 from typing import Any
 
-from .errors import InvalidArgument
+from . import _checks
 
 #: A timeout of more is one of so many seconds, which threads can wait for.
 LONGEST_S = 1e8
@@ -15,8 +15,8 @@ LONGEST_S = 1e8
 
 def seconds(call: str, timeout: Any) -> float:
     """The `timeout` of a call (or of a constructor). InvalidArgument if it is no number of seconds."""
-    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or math.isnan(timeout):
-        raise InvalidArgument(f"{call}: timeout={timeout!r:.40} is no number of seconds", "such as timeout=60")
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or math.isnan(timeout) or timeout < 0:
+        raise _checks.wrong(f"{call}: timeout", timeout, "number of seconds from 0 on", "such as timeout=60")
     return min(float(timeout), LONGEST_S)
 
 

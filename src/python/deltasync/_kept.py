@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from . import _native
+from . import _checks, _native
 from ._host_memory import HostMemory
 from ._native import Layout, Placement, PlacementPlan, Sidecar
 from .places import check_module_places, plan_of_module
@@ -47,6 +47,9 @@ class Kept:
             plan, self._places = plan_of_module(layout, module, strict=strict, ignore=ignore)
         elif callable(plan):
             plan = plan(layout)
+        for argument, given in (("plan", plan), ("part", part)):
+            if given is not None:
+                _checks.of_type(argument, given, PlacementPlan, "PlacementPlan")
         if plan is None:
             self.memory = HostMemory(layout)
             self.target = self.memory.target(part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from . import _checks
 from ._native import Version
 from .errors import InvalidArgument
 
@@ -25,6 +26,8 @@ def version_number(call: str, version: Any) -> int:
 
 def asked_version(call: str, version: Any) -> int | str | Version | None:
     """What a receiver may ask for: a number, a label, a Version, or None for the newest. InvalidArgument."""
-    if version is None or isinstance(version, (str, Version)):
+    if version is None or isinstance(version, Version):
         return version
+    if isinstance(version, str):
+        return _checks.text(f"{call}: version", version)
     return version_number(call, version)

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import _native, _programs
+from . import _checks, _native, _programs
 from ._deadlines import seconds
 from .errors import ConnectionFailed, DeadlinePassed, Error, InvalidArgument, NotFound, from_code
 from .tls import Tls, TlsLike
@@ -77,10 +77,12 @@ class AgentProcess:
         self._owner_pid = os.getpid()
         end = time.monotonic() + seconds("agent", timeout)
         _check_places(listen, token_file, shm_dir)
-        if isinstance(args, str):
+        if isinstance(args, str) or not isinstance(args, Iterable):
             raise InvalidArgument(f"agent_args={args!r:.40} is no list of options", 'such as ["--threads", "4"]')
         tls_args = Tls.of(tls)._of_agent()
-        if name is None:
+        if name is not None:
+            _checks.text("name", name)
+        else:
             name = f"deltasync-{self._owner_pid}-{secrets.token_hex(4)}"  # other containers have the same pids
         folder = self._folder = Path(tempfile.mkdtemp(prefix="deltasync-"))  # a forked child's exit leaves it alone
         self._ready_file = folder / "ready.json"
@@ -258,5 +260,5 @@ def _check_places(
         raise InvalidArgument(f"listen={listen!r:.80} is not HOST:PORT, such as 127.0.0.1:7070 (port 0: a free one)")
     if token_file is not None:
         read_token(token_file)
-    if shm_dir is not None and not Path(shm_dir).is_dir():
+    if shm_dir is not None and not Path(_checks.path("shm_dir", shm_dir)).is_dir():
         raise NotFound(f"shm_dir='{shm_dir}': there is no such directory", "make it, or give none for /dev/shm")

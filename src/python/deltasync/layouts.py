@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from . import _native, hf
-from ._arrays import check_tensor, dtype_name, file_shape
+from . import _checks, _native, hf
+from ._arrays import check_dense, check_tensor, dtype_name, file_shape
 from ._dtypes import cast_specs
 from ._modules import checkpoint_name, checkpoint_names, is_module, unwrapped
 from ._native import Layout, Sidecar, TensorSpec
@@ -71,17 +71,18 @@ def named_tensors(source: Any, what: str) -> Iterable[tuple[str, Any]]:
 
 
 def as_pair(item: Any, what: str) -> tuple[str, Any]:
-    """InvalidArgument unless it is a pair of name and tensor."""
+    """InvalidArgument unless it is a pair of name and tensor, and the name a text."""
     try:
         name, tensor = item
     except (TypeError, ValueError):
         raise InvalidArgument(f"{what}: {type(item).__name__} {item!r:.40} is no pair of (name, tensor)") from None
-    return name, tensor
+    return _checks.text(f"{what}: name", name), tensor
 
 
 def spec_of(name: str, tensor: Any) -> TensorSpec:
     """The spec of a tensor, whose ``shape`` is the whole one where it is sharded (DTensor)."""
     check_tensor(tensor, name)
+    check_dense(tensor, name)
     dtype = dtype_name(tensor.dtype, name)
     return TensorSpec(name, dtype, file_shape(tensor.shape, dtype))
 
@@ -120,16 +121,28 @@ def layout_of(
     `files`: further files of the model's directory, such as config.json. `weights_file`: what the one with the tensors
     is called there.
     """
+    parts = _checks.whole("tensor_parallel", tensor_parallel, 1)
     if isinstance(source, (str, os.PathLike)):
         if files or dtype is not None:
             raise InvalidArgument(f"{os.fspath(source)}: a directory brings its own files and dtypes")
-        return _native.read_hf_directory(source, tensor_parallel)
+        return _native.read_hf_directory(source, parts)
     if isinstance(source, Layout):
         layout = source
     else:
         specs = _specs_of(source)
         specs = cast_specs(specs, dtype, lambda name, to: is_module(source) and hf.stays_float32(source, name, to))
-        layout = Layout.build(_native.even_cuts(specs, tensor_parallel))
+        layout = Layout.build(_native.even_cuts(specs, parts))
     if not len(layout):
         raise InvalidArgument("model: it has no tensors", "give a module with parameters, or pairs of (name, tensor)")
-    return layout, Sidecar.make(layout, file=weights_file, others=dict(files or {}))
+    weights_file = _checks.text("weights_file", weights_file)
+    return layout, Sidecar.make(layout, file=weights_file, others=_checked(files))
+
+
+def _checked(files: Mapping[str, bytes] | None) -> dict[str, bytes]:
+    if files is None:
+        return {}
+    _checks.of_type("files", files, Mapping, 'mapping of names to bytes, such as {"config.json": b"{}"}')
+    return {
+        _checks.text("files: name", name): _checks.of_type(f"files: {name}", contents, bytes, "bytes")
+        for name, contents in files.items()
+    }

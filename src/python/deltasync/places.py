@@ -17,6 +17,15 @@ from .layouts import module_memory
 _log = logging.getLogger("deltasync.rollout")
 
 
+def check_module(what: str, module: Any) -> None:
+    """InvalidArgument, with the name of `what` it is for, unless it is a torch module."""
+    if not is_module(module):
+        raise InvalidArgument(
+            f"{what}: {type(module).__name__} is no torch module",
+            "give the module itself; without one, tensors() and arrays() have what is received",
+        )
+
+
 def plan_of_module(
     layout: Layout, module: Any, *, strict: bool = True, ignore: Iterable[str] = ()
 ) -> tuple[PlacementPlan, list[tuple[str, Any]]]:
@@ -29,11 +38,7 @@ def plan_of_module(
 
     Every byte is written once: a tensor that lies in another one's memory (tied weights, views with names of their own)
     gets what is published of that one, which the log says."""
-    if not is_module(module):
-        raise InvalidArgument(
-            f"module: {type(module).__name__} is no torch module",
-            "give the module itself; without one, tensors() and arrays() have what is received",
-        )
+    check_module("module", module)
     state = module_memory(module, layout.names())
     computed = _computed(state, module_memory(module, layout.names()))
     ignored = Ignore(ignore)

@@ -7,7 +7,7 @@ import concurrent.futures.thread
 import contextlib
 import logging
 import math
-import operator
+import numbers
 import os
 import threading
 import time
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _native
+from . import _checks, _native
 from ._connecting import connect, endpoints_of
 from ._deadlines import end_of, left, seconds
 from ._host_memory import HostMemory
@@ -40,6 +40,7 @@ from .errors import (
     PeerDied,
 )
 from .layouts import module_memory
+from .places import check_module
 from .prepared import LAST_WORDS_S, Lag, Pause, Prepared, PullReport, RepairReport
 from .tls import Tls, TlsLike
 
@@ -121,20 +122,22 @@ class Receiver:
         if sum(choice is not None for choice in (module, plan, directory)) > 1:
             raise InvalidArgument("Receiver: one of module, plan and directory")
         self.timeout = seconds("Receiver", timeout)
+        if directory is not None:
+            directory = _checks.path("directory", directory)
         self.endpoints = endpoints_of(endpoints)
         if token_file is not None:
             token = read_token(token_file)
         self._options: dict[str, Any] = {
-            "token": token,
-            "streams": streams,
-            "threads": threads,
-            "cores": cores,
-            "full_over_live": full_over_live,
-            "attest_commits": attest_commits,
-            "link_gbps": link_gbps,
+            "token": _checks.secret("token", token),
+            "streams": _checks.whole("streams", streams),
+            "threads": _checks.whole("threads", threads),
+            "cores": _checks.text("cores", cores),
+            "full_over_live": _checks.text("full_over_live", full_over_live),
+            "attest_commits": bool(attest_commits),
+            "link_gbps": _checks.of_type("link_gbps", link_gbps, numbers.Real, "number"),
             "tls": Tls.of(tls)._of_receiver(),
-            "on_older_epoch": on_older_epoch,
-            "name": name or f"receiver-{os.getpid()}",
+            "on_older_epoch": _checks.text("on_older_epoch", on_older_epoch),
+            "name": _checks.text("name", name or f"receiver-{os.getpid()}"),
         }
         self._engine_streams = {
             int(device): int(getattr(stream, "cuda_stream", stream))
@@ -199,7 +202,9 @@ class Receiver:
         return self._commit_over_pauses(prepared, end_of("commit", timeout, self.timeout))
 
     def update(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
-        """prepare() and commit() in one: brings the memory to a version, by default the newest."""
+        """prepare() and commit() in one: brings the memory to a version, by default the newest. If that is held it says
+        ``up_to_date``, or, with ``background``, waits for a newer one. ``up_to_date`` is about what was committed: what
+        somebody has overwritten in the memory since, only attest() finds."""
         end = end_of("update", timeout, self.timeout)
         staged = self._staged
         if version is None and staged is not None and staged.done and not self._background:
@@ -239,10 +244,10 @@ class Receiver:
         without them, all that it finds now. Only these tiles travel. It writes live memory, as a commit does.
         CorruptData if a tile is wrong again; VersionGone if the agent serves another version by now: the next pull
         mends it then."""
+        tiles = [] if wrong is None else _tiles(wrong)
         with self._between_pulls("repair", timeout) as end:
             if wrong is None:
-                wrong = self._native.attest(left(end))
-            tiles = sorted({operator.index(tile[0] if isinstance(tile, tuple) else tile) for tile in wrong})
+                tiles = _tiles(self._native.attest(left(end)))
             self._kept.wait_for_kernels()
             return RepairReport(**self._native.repair(tiles, left(end)))
 
@@ -319,6 +324,7 @@ class Receiver:
         """Copies the committed version into a torch module, on whatever device and of whatever dtype (names must match,
         the module's or its checkpoint's; tied ones may be missing). For each version anew; a receiver with ``module``
         writes in place instead."""
+        check_module("load_into", module)
         received = dict(self.tensors())
         state = module_memory(module, received)
         unexpected = [name for name in received if name not in state]
@@ -431,6 +437,11 @@ class Receiver:
         native = getattr(self, "_native", None)
         if native is not None and not why:
             lag = Lag(**native.lag(LAST_WORDS_S))
+            if asked is None and lag.versions == 0:
+                return DeadlinePassed(
+                    f"{lag.held} is held already, and {', '.join(self.endpoints)} had none newer for {timeout:.1f} s",
+                    "a background pull is for the version after the one that is held; lag() says whether there is one",
+                )
             why = f"; {lag.last_error}" if lag.newest is None else f"; the agent's newest is {lag.newest}"
         return DeadlinePassed(
             f"version {asked or 'newest'} from {', '.join(self.endpoints)}: not staged after {timeout:.1f} s{why}"
@@ -545,6 +556,14 @@ def _want(asked: int | str | Version | None) -> tuple[int | None, str | None, in
     if isinstance(asked, str):
         return None, asked, 0
     return asked, None, 0
+
+
+def _tiles(wrong: Iterable[tuple[int, str, str] | int]) -> list[int]:
+    """The tiles that attest() names, or that are given as such. InvalidArgument."""
+    if isinstance(wrong, str) or not isinstance(wrong, Iterable):
+        raise _checks.wrong("repair: wrong", wrong, "list of tiles, such as attest() returns")
+    tiles = (tile[0] if isinstance(tile, tuple) and tile else tile for tile in wrong)
+    return sorted({_checks.whole("repair: a tile of wrong", tile, most=2**64 - 1) for tile in tiles})
 
 
 #: A worker that waits in a pull would keep the interpreter from ending.

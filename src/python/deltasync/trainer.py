@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from . import _checks
 from ._arrays import COMPUTED, NAMES, Array, check_tensor, describe, is_torch_tensor, memory_shape, torch_dtype
 from ._checkpoints import check_checkpoint
 from ._deadlines import end_of, left, seconds
@@ -79,6 +80,7 @@ class WeightManager:
         timeout: float = 60.0,
     ) -> None:
         self.timeout = seconds("WeightManager", timeout)
+        threads = _checks.whole("threads", threads)
         if agent is not None:
             _check_none_is_of_the_agent(
                 name=name is not None,
@@ -94,7 +96,7 @@ class WeightManager:
             model, dtype=dtype, tensor_parallel=tensor_parallel, files=files, weights_file=weights_file
         )
         if hf is not None:
-            check_checkpoint(self.layout, hf, lambda name: ignores_checkpoint_tensor(model, name))
+            check_checkpoint(self.layout, _checks.path("hf", hf), lambda name: ignores_checkpoint_tensor(model, name))
         self._module = model if is_module(model) else None
         self._index = {tensor: i for i, tensor in enumerate(self.layout.names())}
         self._dtypes = [self.layout[i].dtype for i in range(len(self.layout))]
@@ -118,7 +120,7 @@ class WeightManager:
 
         def lead() -> tuple[str, str | None]:
             if agent is not None:
-                return str(agent), None
+                return _checks.path("agent", agent), None
             self.agent = AgentProcess(
                 name,
                 listen=listen,
@@ -255,8 +257,7 @@ class WeightManager:
                 raise InvalidArgument("offload: label= with a Version, which has its own; give one of them")
             self._asked = version.number
             return version
-        if not isinstance(label, str):
-            raise InvalidArgument(f"offload: label={label!r:.40} is no str")
+        _checks.text("offload: label", label)
         if version is None:
             # In a group, ranks that failed at different times must not meet in one fill with tensors of two calls.
             last = self._writer.newest_number if self._writer.newest_epoch == self.epoch else 0
