@@ -184,6 +184,9 @@ def mistakes(
         "directory=5": lambda: deltasync.Receiver(own.endpoint, directory=5),  # type: ignore[arg-type]
         "plan=5": lambda: deltasync.Receiver(own.endpoint, plan=5),  # type: ignore[arg-type]
         "a function that makes no plan": lambda: deltasync.Receiver(own.endpoint, plan=len),  # type: ignore[arg-type]
+        "ignore=5": lambda: deltasync.Receiver(own.endpoint, ignore=5),  # type: ignore[arg-type]
+        "engine_streams=5": lambda: deltasync.Receiver(own.endpoint, engine_streams=5),  # type: ignore[arg-type]
+        "engine_streams={0: 'x'}": lambda: deltasync.Receiver(own.endpoint, engine_streams={0: "x"}),
         "a background pull of what is held": lambda: waits_for_more(own.endpoint),
         "a state dict as module": lambda: deltasync.Receiver(own.endpoint, module=weights()),
     }

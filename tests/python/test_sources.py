@@ -253,6 +253,14 @@ def test_names_that_are_none(segment_name: str) -> None:
         manager.offload(published)
 
 
+def test_a_model_without_memory_says_what_is_published(segment_name: str) -> None:
+    promised = {"a": torch.ones(4, device="meta")}
+    with deltasync.WeightManager(promised, name=segment_name) as manager:
+        with pytest.raises(errors.InvalidArgument, match="a: a tensor on meta has no memory to copy"):
+            manager.offload(promised)
+        assert manager.offload({"a": torch.ones(4)}).version.number == 1
+
+
 def test_another_capsule_is_refused() -> None:
     layout, _ = deltasync.layout_of({"a": torch.ones(4)})
     with pytest.raises(ValueError, match="PyCapsule"):

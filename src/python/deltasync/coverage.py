@@ -26,6 +26,8 @@ class Ignore:
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         if isinstance(patterns, str):
             raise InvalidArgument(f"ignore: a list of patterns, not the string {patterns!r}")
+        if not isinstance(patterns, Iterable):
+            raise InvalidArgument(f"ignore: a list of patterns, not {patterns!r:.40}")
         self.patterns = tuple(patterns)
         for pattern in self.patterns:
             if not isinstance(pattern, str) or not pattern:

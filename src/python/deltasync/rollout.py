@@ -139,10 +139,7 @@ class Receiver:
             "on_older_epoch": _checks.text("on_older_epoch", on_older_epoch),
             "name": _checks.text("name", name or f"receiver-{os.getpid()}"),
         }
-        self._engine_streams = {
-            int(device): int(getattr(stream, "cuda_stream", stream))
-            for device, stream in (engine_streams or {}).items()
-        }
+        self._engine_streams = _addresses(engine_streams) if engine_streams is not None else {}
         self._tries = Tries(_log, "pull", _PAUSE_MAX_S)
         #: Serialises calls of the native receiver.
         self._calls = threading.RLock()
@@ -556,6 +553,17 @@ def _want(asked: int | str | Version | None) -> tuple[int | None, str | None, in
     if isinstance(asked, str):
         return None, asked, 0
     return asked, None, 0
+
+
+def _addresses(streams: Mapping[int, Any]) -> dict[int, int]:
+    """Of the streams, by the ordinals of their devices. InvalidArgument."""
+    _checks.of_type("engine_streams", streams, Mapping, "mapping of devices to streams, such as {0: stream}")
+    return {
+        _checks.whole("engine_streams: device", device): _checks.whole(
+            f"engine_streams: stream of device {device}", getattr(stream, "cuda_stream", stream), most=2**64 - 1
+        )
+        for device, stream in streams.items()
+    }
 
 
 def _tiles(wrong: Iterable[tuple[int, str, str] | int]) -> list[int]:

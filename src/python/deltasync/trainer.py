@@ -38,7 +38,7 @@ class WeightManager:
     ``model`` says what is published: a torch module, a mapping or pairs of (name, tensor), a HF model directory, or a
     :class:`Layout` (see :func:`layout_of`). Names and shapes are the HuggingFace checkpoint's: of a model of
     transformers those that ``save_pretrained`` writes (:func:`deltasync.hf.tensors`), of others their own, without what
-    torch.compile and DDP put into names.
+    torch.compile and DDP put into names. A model on the meta device says it as well: what is offloaded needs memory.
 
     ``dtype``: in what the weights travel, if not in their own dtype (fp32 masters, bf16 rollouts). A dtype casts the
     tensors of the model's compute dtype, whichever of F64, F32, F16 and BF16 has most of its elements. What is in
