@@ -28,13 +28,14 @@ fuzz() {
   local name=$1 log status=0 cpu
   log=$(mktemp)
   mkdir -p "$found/$name"
-  TIMEFORMAT=%U
+  TIMEFORMAT='%U %S'
   cpu=$({ time "$build/tests/fuzz/fuzz_$name" -max_total_time="$seconds" -verbosity=0 -print_final_stats=1 \
     -artifact_prefix="$found/$name-" "$found/$name" "tests/fuzz/corpus/$name" >"$log" 2>&1; } 2>&1) || status=$?
   if ((status)); then
     cat "$log"
     echo "fuzz_$name: ended with $status; the input that failed is $found/$name-*" >&2
   else
+    cpu=$(awk '{print $1 + $2}' <<<"$cpu")
     printf '%-14s %12s executions %8s CPU seconds %6s inputs\n' "$name" \
       "$(sed -nE 's/^stat::number_of_executed_units: *//p' "$log")" "$cpu" "$(find "$found/$name" -type f | wc -l)"
   fi
