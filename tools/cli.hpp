@@ -58,6 +58,10 @@ std::function<Status()> setup_trace(CLI::App& app);
 std::function<Status()> setup_bench(CLI::App& app);
 std::function<Status()> setup_bench_receiver(CLI::App& app);
 
+/// Checks of an option that is a whole number, which CLI11 would let wrap: what is wrong with it, "" if nothing.
+std::string not_negative(const std::string& number);
+std::string one_or_more(const std::string& number);
+
 /// --tls-ca, --tls-name, --tls-cert and --tls-key of a command that dials. `tls` outlives the app's parsing.
 void add_tls_options(CLI::App& app, TlsOptions& tls);
 

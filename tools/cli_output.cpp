@@ -58,6 +58,15 @@ Exit exit_of(Errc code) noexcept {
   return Exit::other;
 }
 
+std::string not_negative(const std::string& number) {
+  return number.starts_with('-') ? number + " is negative" : "";
+}
+
+std::string one_or_more(const std::string& number) {
+  return number.starts_with('-') || number.find_first_not_of('0') == std::string::npos ? number + " is less than 1"
+                                                                                       : "";
+}
+
 void add_tls_options(CLI::App& app, TlsOptions& tls) {
   app.add_option("--tls-ca", tls.ca,
                  "speak TLS, and trust only an agent whose certificate a CA in this file has signed (PEM)")

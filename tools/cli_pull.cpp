@@ -184,12 +184,15 @@ std::function<Status()> setup_pull(CLI::App& app) {
   app.add_flag("--beside-model", options->beside_model,
                "--out may hold a model of somebody else: versions go beside it")
       ->needs(out);
-  auto* number = app.add_option("--number", options->number, "the version with this number, waited for");
+  auto* number =
+      app.add_option("--number", options->number, "the version with this number, waited for")->check(not_negative);
   auto* label = app.add_option("--label", options->label, "the version with this label, waited for");
   auto* follow = app.add_flag("--follow", options->follow, "go on with every newer version until stopped");
   number->excludes(label)->excludes(follow);
   label->excludes(follow);
-  app.add_option("--count", options->count, "with --follow: end after this many versions")->needs(follow);
+  app.add_option("--count", options->count, "with --follow: end after this many versions")
+      ->needs(follow)
+      ->check(one_or_more);
   add_on_older_epoch(app, options->on_older_epoch);
   app.add_option("--deadline-s", options->deadline_s,
                  "time for one version, the wait for it included (default 60; 3600 with --follow)")

@@ -218,7 +218,7 @@ std::function<Status()> setup_relay(CLI::App& app) {
                  "speed of the link from the agent in gigabits per second: full transfers come packed where that is "
                  "sooner (default: measured)")
       ->check(CLI::Range(0.001, 1e6));
-  app.add_option("--count", options->count, "end after this many versions");
+  app.add_option("--count", options->count, "end after this many versions")->check(one_or_more);
   app.add_option("--deadline-s", options->deadline_s, "time for one version, the wait for it included")
       ->check(CLI::Range(0.001, 864'000.0));
   add_on_older_epoch(app, options->on_older_epoch);

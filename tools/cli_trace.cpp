@@ -33,7 +33,7 @@ struct Options {
 };
 
 Result<std::string> read_source(const Options& options, const std::string& source) {
-  if (source.starts_with("http://") || source.starts_with("https://")) {
+  if (tools::is_http_url(source)) {
     DS_ASSIGN(const tools::HttpSource agent, tools::parse_http_source(source, options.tls));
     const auto limit =
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options.deadline_s));

@@ -1,6 +1,7 @@
 #include "tools/http_get.hpp"
 
 #include <poll.h>
+#include <strings.h>
 
 #include <algorithm>
 #include <array>
@@ -89,9 +90,9 @@ class Line {
   std::array<char, 16384> buffer_{};
 };
 
-/// Takes `scheme` off the front of `text`, if it is there.
+/// Takes `scheme` off the front of `text`, if it is there, in whatever case.
 bool take_scheme(std::string& text, std::string_view scheme) {
-  if (text.rfind(scheme, 0) != 0) return false;
+  if (::strncasecmp(text.c_str(), scheme.data(), scheme.size()) != 0) return false;
   text.erase(0, scheme.size());
   return true;
 }
@@ -108,12 +109,23 @@ Result<HttpSource> parse_http_source(const std::string& text, const TlsOptions& 
   const bool https = take_scheme(address, "https://");
   const bool plain = !https && take_scheme(address, "http://");
   while (!address.empty() && address.back() == '/') address.pop_back();
+  if ((https || plain) && address.find_first_of("/?#") != std::string::npos) {
+    return Error(Errc::invalid_argument, text + ": give HOST:PORT alone, without the path of a page");
+  }
   auto endpoint = net::parse_endpoint(address);
   if (!endpoint) return std::move(endpoint).error().with_context(text);
   if (https && tls.ca.empty()) {
     return Error(Errc::invalid_argument, text + ": say by --tls-ca FILE who signed its certificate");
   }
-  return HttpSource{*std::move(endpoint), plain ? TlsOptions() : tls};
+  if (plain && (tls.wanted() || !tls.name.empty())) {
+    return Error(Errc::invalid_argument,
+                 text + ": http:// is without TLS, and --tls-... wants it: write https://, or leave out --tls-...");
+  }
+  return HttpSource{*std::move(endpoint), tls};
+}
+
+bool is_http_url(std::string text) {
+  return take_scheme(text, "https://") || take_scheme(text, "http://");
 }
 
 Result<std::string> http_get(const HttpSource& source, const std::string& target, Deadline deadline) {

@@ -18,6 +18,7 @@
 #include "net/http_server.hpp"
 #include "net/tls.hpp"
 #include "receiver/standing.hpp"
+#include "tools/cli.hpp"
 
 namespace deltasync::cli {
 namespace {
@@ -59,7 +60,8 @@ void add_pages_options(CLI::App& app, PagesOptions& options) {
       ->excludes(plain);
   app.add_option("--ready-lag", options.ready_lag,
                  "/readyz is 503 while what is held is more versions behind than this (default: any version will do)")
-      ->needs(http);
+      ->needs(http)
+      ->check(not_negative);
 }
 
 struct ReceiverPages::Impl {
@@ -187,7 +189,9 @@ net::HttpPage ReceiverPages::Impl::ready() {
   // For nodes it stands between two agents, and looks after nothing without either.
   if (role == "relay" && !connect_error.empty()) return unready(connect_error);
   if (!options.ready_lag) return {200, kText, "ready\n"};
-  if (!versions_known) return unready("the agent has not said yet what is newest");
+  if (!versions_known) {
+    return unready(now.last_error.empty() ? "the agent has not said yet what is newest" : now.last_error);
+  }
   if (*versions_known > *options.ready_lag) {
     return unready("what is held is " + std::to_string(*versions_known) + " versions behind; --ready-lag allows " +
                    std::to_string(*options.ready_lag));

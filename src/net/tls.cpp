@@ -111,33 +111,47 @@ Result<std::shared_ptr<Tls>> make(TlsRole role, TlsOptions options) {
   return std::shared_ptr<Tls>(std::make_shared<OpenSslTls>(role, std::move(options), seen, std::move(context)));
 }
 
+/// Names alone do nothing; who gives them believes that they guard something, and is told what is missing.
+bool any_given(const TlsOptions& options) {
+  return options.wanted() || !options.name.empty() || !options.allow.empty();
+}
+
+/// The first option that a client without a CA has been given.
+const char* client_option(const TlsOptions& options) {
+  if (!options.cert.empty()) return "--tls-cert";
+  if (!options.key.empty()) return "--tls-key";
+  if (!options.name.empty()) return "--tls-name";
+  return options.allow.empty() ? "who dials" : "--tls-allow";
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Tls>> Tls::server(TlsOptions options) {
-  if (options.cert.empty()) {
-    return Error(Errc::invalid_argument, "TLS: who is dialled needs a certificate (--tls-cert, --tls-key)");
-  }
   if (!options.allow.empty() && options.ca.empty()) {
     return Error(Errc::invalid_argument,
-                 "TLS: names of clients can be checked only with --tls-ca, by whom they are signed");
+                 "TLS: --tls-allow needs --tls-ca, which says who has to sign the certificates with these names");
+  }
+  if (options.cert.empty()) {
+    return Error(Errc::invalid_argument, "TLS: who is dialled needs a certificate (--tls-cert, --tls-key)");
   }
   return make(TlsRole::server, std::move(options));
 }
 
 Result<std::shared_ptr<Tls>> Tls::client(TlsOptions options) {
   if (options.ca.empty()) {
-    return Error(Errc::invalid_argument, "TLS: who dials needs to know who signed the other's certificate (--tls-ca)");
+    return Error(Errc::invalid_argument, std::string("TLS: ") + client_option(options) +
+                                             " needs --tls-ca, which says who has to sign the other's certificate");
   }
   return make(TlsRole::client, std::move(options));
 }
 
 Result<std::shared_ptr<Tls>> Tls::server_if_wanted(const TlsOptions& options) {
-  if (!options.wanted()) return std::shared_ptr<Tls>();
+  if (!any_given(options)) return std::shared_ptr<Tls>();
   return server(options);
 }
 
 Result<std::shared_ptr<Tls>> Tls::client_if_wanted(const TlsOptions& options) {
-  if (!options.wanted()) return std::shared_ptr<Tls>();
+  if (!any_given(options)) return std::shared_ptr<Tls>();
   return client(options);
 }
 

@@ -8,8 +8,7 @@ namespace deltasync::net {
 std::string tls_refusal(int error, X509* certificate, int depth, const TlsOptions& options,
                         const std::string& expected) {
   if (certificate == nullptr) return std::string("its certificate: ") + ::X509_verify_cert_error_string(error);
-  const std::string whose =
-      depth == 0 ? "its certificate" : "the CA certificate of " + names_of(certificate) + ", on which its own depends,";
+  const std::string whose = depth == 0 ? "its certificate" : "its CA's certificate (" + names_of(certificate) + ")";
   switch (error) {
     case X509_V_ERR_CERT_HAS_EXPIRED:
       return whose + " expired on " + date_of(::X509_get0_notAfter(certificate)) + ": it has to be renewed";
@@ -26,8 +25,9 @@ std::string tls_refusal(int error, X509* certificate, int depth, const TlsOption
     case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
     case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
     case X509_V_ERR_CERT_SIGNATURE_FAILURE:
-      return whose + " (for " + names_of(certificate) + ") is not signed by a CA in " + options.ca.string() +
-             " (--tls-ca)" + (error == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT ? ", but by itself" : "");
+      return whose + (depth == 0 ? " (for " + names_of(certificate) + ")" : "") + " is not signed by a CA in " +
+             options.ca.string() + " (--tls-ca)" +
+             (error == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT ? ", but by itself" : "");
     case X509_V_ERR_APPLICATION_VERIFICATION:
       return whose + " is for " + names_of(certificate) + ", whom --tls-allow does not name";
     default: return whose + ": " + ::X509_verify_cert_error_string(error);

@@ -241,13 +241,21 @@ TEST_F(Https, WhereToAskIsTakenFromTheAddress) {
   EXPECT_FALSE(tools::parse_http_source("127.0.0.1:80", none)->tls.wanted());
   EXPECT_TRUE(tools::parse_http_source("127.0.0.1:80", tls)->tls.wanted());
   EXPECT_TRUE(tools::parse_http_source("https://agent.example:80/", tls)->tls.wanted());
-  EXPECT_FALSE(tools::parse_http_source("http://127.0.0.1:80/", tls)->tls.wanted());
+  EXPECT_TRUE(tools::parse_http_source("HTTPS://agent.example:80/", tls)->tls.wanted());
+  EXPECT_FALSE(tools::parse_http_source("http://127.0.0.1:80/", none)->tls.wanted());
   EXPECT_EQ(tools::parse_http_source("https://[::1]:80/", tls)->endpoint, (net::Endpoint{"::1", 80}));
-  for (const char* wrong : {"https://", "https://x", "ftp://x:1", "x"}) {
+  for (const char* wrong :
+       {"https://", "https://x", "ftp://x:1", "x", "http://127.0.0.1:80", "https://x:1/v1/status"}) {
     const auto source = tools::parse_http_source(wrong, tls);
     ASSERT_FALSE(source) << wrong;
     EXPECT_EQ(source.error().code(), Errc::invalid_argument);
   }
+  TlsOptions only_name;
+  only_name.name = "agent.example";
+  EXPECT_FALSE(tools::parse_http_source("http://127.0.0.1:80", only_name));
+  const auto with_page = tools::parse_http_source("http://127.0.0.1:80/v1/status", none);
+  ASSERT_FALSE(with_page);
+  EXPECT_THAT(with_page.error().message(), HasSubstr("give HOST:PORT alone"));
   const auto untrusting = tools::parse_http_source("https://agent.example:80", none);
   ASSERT_FALSE(untrusting);
   EXPECT_THAT(untrusting.error().message(), HasSubstr("--tls-ca"));

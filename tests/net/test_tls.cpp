@@ -18,6 +18,7 @@
 #include <csignal>
 #include <fstream>
 #include <future>
+#include <sstream>
 #include <thread>
 
 #include "net/blocking.hpp"
@@ -165,6 +166,15 @@ TEST_F(TlsTest, OnlyTheNamedCaSigns) {
   TlsOptions trusting_another = tls_.client();
   trusting_another.ca = other.file();
   expect_refused(meet(tls_.server(), trusting_another).client, Errc::unauthenticated, "is not signed by a CA in");
+  // Who sends its CA along is told of that one.
+  TlsOptions whole = tls_.server();
+  std::ostringstream chain;
+  chain << std::ifstream(whole.cert).rdbuf() << std::ifstream(tls_.client().ca).rdbuf();
+  dir_.write("chain.pem", std::string_view(chain.view()));
+  whole.cert = dir_.path() / "chain.pem";
+  const Status above = meet(whole, trusting_another).client;
+  expect_refused(above, Errc::unauthenticated, "its CA's certificate (");
+  expect_refused(above, Errc::unauthenticated, ") is not signed by a CA in");
   TlsOptions self = tls_.server();
   self = with(self, test::TestCa::self_signed(dir_.path(), "self", local_server()));
   expect_refused(meet(self, tls_.client()).client, Errc::unauthenticated, "but by itself");
@@ -199,6 +209,26 @@ TEST_F(TlsTest, AServerLetsInOnlyNamesOnItsList) {
   const Meeting other = meet(server, tls_.client("rollout-c"));
   expect_refused(other.server, Errc::unauthenticated, "is for rollout-c, whom --tls-allow does not name");
   expect_refused(other.client, Errc::unauthenticated, "--tls-allow");
+}
+
+TEST_F(TlsTest, OptionsThatWouldDoNothingAreRefused) {
+  const auto refused = [](const auto& made, const std::string& option) {
+    ASSERT_FALSE(made) << option;
+    expect_refused(Status(made.error()), Errc::invalid_argument, option + " needs --tls-ca");
+  };
+  TlsOptions options;
+  options.name = "agent.example";
+  refused(Tls::client_if_wanted(options), "--tls-name");
+  options = {};
+  options.allow = {"rollout-a"};
+  refused(Tls::client_if_wanted(options), "--tls-allow");
+  refused(Tls::server_if_wanted(options), "--tls-allow");
+  options = tls_.server();
+  refused(Tls::client_if_wanted(options), "--tls-cert");
+  options.allow = {"rollout-a"};
+  refused(Tls::server_if_wanted(options), "--tls-allow");
+  EXPECT_EQ(*Tls::client_if_wanted({}), nullptr);
+  EXPECT_EQ(*Tls::server_if_wanted({}), nullptr);
 }
 
 TEST_F(TlsTest, WrongFilesAreNamed) {

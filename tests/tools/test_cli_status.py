@@ -145,6 +145,31 @@ class StatusTest(CliTest):
         self.assertIn("\ndeltasync_agent_reached 0\n", metrics)
         self.assertEqual(get(http, "/readyz"), (200, "ready\n"), "it goes by what it heard last")
 
+    def test_numbers_that_mean_nothing_are_refused(self):
+        for options in (("--number", "-1"), ("--follow", "--count", "-1"), ("--follow", "--count", "0"),
+                        ("--follow", "--http", "127.0.0.1:0", "--ready-lag", "-1")):
+            self.cli("pull", "--from", "127.0.0.1:1", "--out", self.tmp / "out", *options, expect=USAGE)
+            self.assertIn(next(o for o in reversed(options) if o.startswith("--")), self.err)
+        self.cli("relay", "--from", "127.0.0.1:1", "--agent", self.tmp / "none.sock", "--count", "0", expect=USAGE)
+
+    def test_a_follower_that_is_not_let_in_says_so(self):
+        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        self.publisher(self.successive(1))()
+        follower, http = self.with_pages("pull", "--from", self.agent.endpoint, "--out", self.tmp / "out", "--follow",
+                                         "--ready-lag", "1")
+        self.assertEqual(follower.line()["mode"], "full")
+        self.agent.kill()
+        (self.tmp / "agent" / "ready.json").unlink()
+        token = self.tmp / "token"
+        token.write_text("another secret of this agent")
+        token.chmod(0o600)
+        self.agent = Agent(self, AGENT, self.tmp / "agent", "--token-file", token, listen=self.agent.endpoint)
+        while "unauthenticated" not in (line := follower.log_line()):
+            self.assertTrue(line, "it ended")
+        status, page = get(http, "/readyz")
+        self.assertEqual(status, 503)
+        self.assertIn("unauthenticated", json.loads(page)["reason"])
+
     def test_one_that_is_too_far_behind_is_not_ready(self):
         self.agent = Agent(self, AGENT, self.tmp / "agent")
         models = self.successive(5)

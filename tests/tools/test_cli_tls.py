@@ -74,6 +74,24 @@ class TlsPagesTest(CliTest):
         self.cli("status", "--http", f"https://{plain.http}", *self.ca, expect=UNSUPPORTED)
         self.assertIn("speaks without TLS", self.err)
 
+    def test_options_that_would_do_nothing_are_refused(self):
+        cert, key = self.certificates.sign("rollout")
+        for options in (("--tls-name", "agent.example"), ("--tls-cert", cert, "--tls-key", key)):
+            for command in (("pull", "--from", "127.0.0.1:1", "--out", self.tmp / "out"),
+                            ("relay", "--from", "127.0.0.1:1", "--agent", self.tmp / "none.sock"),
+                            ("status", "--http", "127.0.0.1:1"), ("inspect", "127.0.0.1:1"),
+                            ("trace", "https://127.0.0.1:1")):
+                self.cli(*command, *options, expect=USAGE)
+                self.assertIn("--tls-ca", self.err)
+        for certificate in ((), self.certificates.server_options()):
+            done = subprocess.run([AGENT, "--name", "cli", "--shm-dir", self.tmp, "--http", "off", "--tls-allow", "rollout",
+                                   *certificate], capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 1, done)
+            self.assertIn(b"--tls-allow needs --tls-ca", done.stderr)
+        for command in (("status", "--http"), ("inspect",), ("trace",)):
+            self.cli(*command, "http://127.0.0.1:1", "--tls-ca", self.tmp / "nowhere.pem", expect=USAGE)
+            self.assertIn("http:// is without TLS", self.err)
+
     def test_who_asks_may_have_to_show_a_certificate(self):
         agent = Agent(self, AGENT, self.tmp / "agent", *self.certificates.server_options(), *self.ca,
                       "--http-client-certificates")
