@@ -175,16 +175,18 @@ bool RingKeeper::write(const Wanted& wanted, const RingEntryPtr& entry) {
   if (must_end()) return false;
   Status status;
   fs::path path;
-  do {
-    path = shm::side_file_path(wanted.segment, next_++);
+  for (;; ++next_) {
+    path = shm::side_file_path(wanted.segment, next_);
     status = write_entry(path, *entry, wanted.bytes_max, [this] { return must_end(); });
-  } while (!status && status.error().code() == Errc::already_exists);
+    if (status || status.error().code() != Errc::already_exists) break;
+  }
   // Who removes a segment removes it first and then its side files: one of the two sees this one.
   if (std::error_code ignored; status && !fs::exists(kept_, ignored)) {
     ::unlink(path.c_str());
     return false;
   }
   if (status) {
+    ++next_;
     files_.emplace(entry, std::move(path));
     refused_ = false;
     return true;
