@@ -172,7 +172,7 @@ run_python() {
 
 for stage in "${stages[@]}"; do
   case $stage in
-    release | asan | tsan | lint | python | wheel | tidy | upgrade | chaos) ;;
+    release | asan | tsan | lint | install | python | wheel | tidy | upgrade | chaos) ;;
     *)
       echo "test.sh: no stage '$stage'" >&2
       exit 2
