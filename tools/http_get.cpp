@@ -117,7 +117,7 @@ Result<HttpSource> parse_http_source(const std::string& text, const TlsOptions& 
   if (https && tls.ca.empty()) {
     return Error(Errc::invalid_argument, text + ": say by --tls-ca FILE who signed its certificate");
   }
-  if (plain && (tls.wanted() || !tls.name.empty())) {
+  if (plain && tls.wanted()) {
     return Error(Errc::invalid_argument,
                  text + ": http:// is without TLS, and --tls-... wants it: write https://, or leave out --tls-...");
   }

@@ -29,7 +29,10 @@ struct TlsOptions {
   /// process has to ignore SIGPIPE.
   bool kernel = true;
 
-  bool wanted() const noexcept { return !cert.empty() || !key.empty() || !ca.empty(); }
+  /// Names alone do nothing, but who gives them believes that they guard something: they are refused for want of files.
+  bool wanted() const noexcept {
+    return !cert.empty() || !key.empty() || !ca.empty() || !name.empty() || !allow.empty();
+  }
 };
 
 }  // namespace deltasync

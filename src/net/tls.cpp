@@ -111,11 +111,6 @@ Result<std::shared_ptr<Tls>> make(TlsRole role, TlsOptions options) {
   return std::shared_ptr<Tls>(std::make_shared<OpenSslTls>(role, std::move(options), seen, std::move(context)));
 }
 
-/// Names alone do nothing; who gives them believes that they guard something, and is told what is missing.
-bool any_given(const TlsOptions& options) {
-  return options.wanted() || !options.name.empty() || !options.allow.empty();
-}
-
 /// The first option that a client without a CA has been given.
 const char* client_option(const TlsOptions& options) {
   if (!options.cert.empty()) return "--tls-cert";
@@ -146,12 +141,12 @@ Result<std::shared_ptr<Tls>> Tls::client(TlsOptions options) {
 }
 
 Result<std::shared_ptr<Tls>> Tls::server_if_wanted(const TlsOptions& options) {
-  if (!any_given(options)) return std::shared_ptr<Tls>();
+  if (!options.wanted()) return std::shared_ptr<Tls>();
   return server(options);
 }
 
 Result<std::shared_ptr<Tls>> Tls::client_if_wanted(const TlsOptions& options) {
-  if (!any_given(options)) return std::shared_ptr<Tls>();
+  if (!options.wanted()) return std::shared_ptr<Tls>();
   return client(options);
 }
 
