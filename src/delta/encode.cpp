@@ -56,7 +56,7 @@ std::size_t end_of_first_row(const Layout& layout, std::uint64_t index) {
 }
 
 /// For the timeline: what a batch read of one half, and what became of it.
-void note_batch(const Layout& layout, const Batch& batch, std::uint32_t index, const Frame& frame) {
+void note_batch(const Layout& layout, const Batch& batch, std::uint32_t index, const trace::Arg& became) {
   if (!trace::on()) return;
   std::uint64_t bytes = 0;
   for (std::uint64_t t = batch.first; t < batch.end; ++t) {
@@ -65,7 +65,7 @@ void note_batch(const Layout& layout, const Batch& batch, std::uint32_t index, c
   }
   trace::note({"batch", index});
   trace::note({"bytes", bytes});
-  trace::note({"frame_bytes", frame.bytes.size()});
+  trace::note(became);
 }
 
 /// How far two halves are the same, asked for ascending ranges below `end`.
@@ -228,7 +228,8 @@ struct Encoding::Impl {
     return none;
   }
 
-  using Take = std::function<void(std::uint32_t batch, EncodedBatch made)>;
+  /// False: somebody else was faster with this batch.
+  using Take = std::function<bool(std::uint32_t batch, EncodedBatch made)>;
   /// Encodes these batches on the pool. `behind`: by the time that one is encoded nobody may want it any more, and the
   /// halves may be written.
   void encode_all(std::span<const std::uint32_t> which, bool behind, ThreadPool& pool, const Take& take) const {
@@ -246,8 +247,9 @@ struct Encoding::Impl {
         if (behind) racing.emplace();
         made = encoders[worker]->encode(batches[b], before, after, digests_before);
       }
-      note_batch(layout, batches[b], b, made.frame);
-      take(b, std::move(made));
+      const trace::Arg frame_bytes("frame_bytes", made.frame.bytes.size());
+      const bool kept = take(b, std::move(made));
+      note_batch(layout, batches[b], b, kept ? frame_bytes : trace::Arg("discarded", 1));
     };
     pool.run(which.size(), encode_one, which_homes);
   }
@@ -262,9 +264,12 @@ struct Encoding::Impl {
     const auto offer = [&](std::uint32_t b, EncodedBatch made) {
       auto own = std::make_unique<EncodedBatch>(std::move(made));
       EncodedBatch* none = nullptr;
-      if (!results[b].compare_exchange_strong(none, own.get(), std::memory_order_acq_rel)) return;
+      if (!results[b].compare_exchange_strong(none, own.get(), std::memory_order_acq_rel)) {
+        return false;
+      }
       static_cast<void>(own.release());
       ++put;
+      return true;
     };
     encode_all(fresh, true, pool, offer);
     return put;
@@ -282,7 +287,10 @@ struct Encoding::Impl {
       }
     }
     rest_count = rest.size();
-    encode_all(rest, false, pool, [&](std::uint32_t b, EncodedBatch made) { all[b] = std::move(made); });
+    encode_all(rest, false, pool, [&](std::uint32_t b, EncodedBatch made) {
+      all[b] = std::move(made);
+      return true;
+    });
 
     const trace::Span span("finish");
     Delta delta;
