@@ -34,7 +34,7 @@ void AgentCore::look_at_names_locked(std::chrono::steady_clock::time_point now) 
     if (in_place || !nameless_.insert(file).second) return;
     log::warn(
         "name_removed file={} effect=\"{}; it is served on\" remedy=\"keep cleaners away: RemoveIPC=no in logind.conf, "
-        "an x line in tmpfiles.d; docs/cli.md\"",
+        "an x line in tmpfiles.d; docs/reference/cli.md\"",
         file.string(), without);
   };
   look(lock_->file(), lock_->in_place(), "another agent of this name can start");

@@ -1,10 +1,10 @@
-// A delta of the ring as a file, for the agent after this one (docs/shm_protocol.md "Kept deltas"):
+// A delta of the ring as a file, for the agent after this one (shm_protocol.md "Kept deltas"):
 //
 //   0        8         12      16           24          32         40            48
 //   +--------+---------+-------+------------+-----------+----------+-------------+
 //   | magic  | version | flags | list bytes | list hash | reserved | header hash |
 //   +--------+---------+-------+------------+-----------+----------+-------------+
-//   | from label | to label | tiles | tile, digest before … |   container of docs/delta_format.md
+//   | from label | to label | tiles | tile, digest before … |   container of delta_format.md
 //   |<------------------ list bytes ----------------------->|
 #pragma once
 

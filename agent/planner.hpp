@@ -64,7 +64,7 @@ inline VersionId numbered(const wire::Plan& plan, const Offer& offer) {
   return {plan.epoch != 0 ? plan.epoch : offer.served.id.epoch, plan.number};
 }
 
-/// The rules, in order (docs/wire_protocol.md "Planning"): another layout is layout_mismatch; then the wanted version
+/// The rules, in order (wire_protocol.md "Planning"): another layout is layout_mismatch; then the wanted version
 /// is found (served, in the ring, still to come, gone); then the way to it: up to date, or the ring's chain from
 /// exactly the named base if that is smaller than a half, or full. A past version can be reached by a chain only.
 Decision decide(const wire::Plan& plan, const Offer& offer);

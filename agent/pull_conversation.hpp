@@ -1,4 +1,4 @@
-// One connection of a receiver: handshake, then requests and replies one after the other (docs/wire_protocol.md).
+// One connection of a receiver: handshake, then requests and replies one after the other (wire_protocol.md).
 #pragma once
 
 #include <boost/asio/awaitable.hpp>

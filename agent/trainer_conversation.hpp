@@ -1,4 +1,4 @@
-// One connection of a trainer: hello, then requests and answers one after the other (docs/trainer_protocol.md).
+// One connection of a trainer: hello, then requests and answers one after the other (trainer_protocol.md).
 #pragma once
 
 #include <boost/asio/awaitable.hpp>

@@ -1,5 +1,5 @@
 // The agent's side of the trainer's Unix socket: who the writers are, which slot each has, whether their plans fit
-// together, and when a version is served. The agent's core stands behind TrainerHooks. docs/trainer_protocol.md has
+// together, and when a version is served. The agent's core stands behind TrainerHooks. trainer_protocol.md has
 // the conversation.
 #pragma once
 

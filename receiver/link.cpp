@@ -11,7 +11,7 @@ double rate_of(std::uint64_t bytes, double waited_s) noexcept {
   return waited_s * LinkMeter::kFastBytesPerS <= moved ? LinkMeter::kFastBytesPerS : moved / waited_s;
 }
 
-/// What making the classes of a model takes one thread of a busy virtual machine (docs/benchmarks.md).
+/// What making the classes of a model takes one thread of a busy virtual machine (benchmarks.md).
 double classes_make_s(std::uint64_t model_bytes) noexcept {
   constexpr double kMakeBytesPerS = 2.0e9;
   return static_cast<double>(model_bytes) / kMakeBytesPerS;
@@ -30,7 +30,7 @@ bool smaller_pays(const TwoForms& forms, LinkRate link) noexcept {
 }
 
 bool classes_pay(std::uint64_t changed, std::uint64_t model_bytes, LinkRate link, double patience_s) noexcept {
-  // docs/benchmarks.md: bits of an element at a density of 1%.
+  // benchmarks.md: bits of an element at a density of 1%.
   constexpr double kPlainBytes = 10.7 / 8;
   constexpr double kClassBytes = 7.6 / 8;
   TwoForms forms;

@@ -1,4 +1,4 @@
-// The target that keeps versions as HF model directories (docs/targets.md).
+// The target that keeps versions as HF model directories (targets.md).
 //
 // The committed directory is mapped read only and never written. A full update fills an incoming directory through a
 // mapping; a delta goes into the version before the committed one, if a write lease on each of its files proves that

@@ -1,4 +1,4 @@
-// What the subcommands of `deltasync` share: how they are registered, exit codes, output. docs/cli.md is the manual.
+// What the subcommands of `deltasync` share: how they are registered, exit codes, output. cli.md is the manual.
 #pragma once
 
 #include <signal.h>
@@ -23,7 +23,7 @@ namespace deltasync::cli {
 
 using Json = nlohmann::ordered_json;
 
-/// Documented in docs/cli.md and `--help`; scripts depend on them: never renumber.
+/// Documented in cli.md and `--help`; scripts depend on them: never renumber.
 enum class Exit : int {
   ok = 0,
   usage = 1,         ///< wrong options or arguments

@@ -67,7 +67,7 @@ class ValueHistogram {
   std::uint64_t low_bits_ = 0;
 };
 
-/// The monotone integer of a bit pattern, as docs/delta_format.md defines it.
+/// The monotone integer of a bit pattern, as delta_format.md defines it.
 template <class U>
 std::make_signed_t<U> ordered(U x, bool is_float) {
   using S = std::make_signed_t<U>;

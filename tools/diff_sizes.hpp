@@ -7,7 +7,7 @@
 //             the raw new value of w bits. What sparse weight updates are usually shipped as.
 //   bitmap    Σ over tensors with a change: one bit an element, then the raw new values.
 //   tiles     every changed tile, raw.
-//   ulp, absolute   delta frames as the agent sends them (docs/delta_format.md), in either value form, each with
+//   ulp, absolute   delta frames as the agent sends them (delta_format.md), in either value form, each with
 //             its headers, tile records and hashes.
 //   compact   the ulp frames with their tiles in exponent classes where that is smaller, decoded and compared.
 //
@@ -15,7 +15,7 @@
 //   positions Σ over groups of n·H(c/n), H the binary entropy, n elements of which c changed: the cost of naming which
 //             ones. The groups are: the whole model, each tile, or each exponent of the old value in each tensor (which
 //             the receiver has, so it costs nothing to say).
-//   values    the empirical entropy of the ulp difference (docs/delta_format.md "ulp map"), over the whole model for
+//   values    the empirical entropy of the ulp difference (delta_format.md "ulp map"), over the whole model for
 //   the
 //             first two, given the old exponent for the third. A difference of 4,096 ulp or more counts as its sign
 //             and bit length plus its low bits one for one: it has no distribution worth learning.
@@ -92,7 +92,7 @@ Result<DiffSizes> diff_sizes(const Layout& layout, const TensorBytes& before, co
                              ThreadPool& pool, const DiffProgress& progress = {},
                              std::uint64_t group_bytes_max = 512u << 20);
 
-/// The whole delta between two models of one layout as a container (docs/delta_format.md), ulp form, as the agent
+/// The whole delta between two models of one layout as a container (delta_format.md), ulp form, as the agent
 /// encodes it; as if `before` were version 1:1 and `after` version 1:2.
 Result<std::vector<std::byte>> delta_container(const HfModel& before, const HfModel& after, ThreadPool& pool);
 

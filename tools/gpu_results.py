@@ -16,7 +16,7 @@ STAGES = ("tools", "device", "build", "tests")
 
 OUTPUT_LINES = 80  # of a test that failed
 
-# What docs/benchmarks.md asks of an H200, at 1% changed.
+# What benchmarks.md asks of an H200, at 1% changed.
 AIMS = (
     ("pause_ms", "pause < 5 ms at 1%", lambda value: value < 5),
     ("offload_to_limit", "offload >= 0.9 of the pinned limit", lambda value: value >= 0.9),

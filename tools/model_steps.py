@@ -128,7 +128,7 @@ class FineTune:
 
 def sentences_of_docs():
     root = pathlib.Path(__file__).resolve().parents[1]
-    text = "\n".join(p.read_text() for p in [root / "README.md", *sorted((root / "docs").glob("*.md"))] if p.exists())
+    text = "\n".join(p.read_text() for p in [root / "README.md", *sorted((root / "docs").rglob("*.md"))] if p.exists())
     text = re.sub(r"```.*?```", " ", text, flags=re.S)
     sentences = [" ".join(s.split()) for s in re.split(r"(?<=[.:;])\s+|\n\s*\n|\n[-|#*]", text)]
     sentences = sorted({s for s in sentences if 30 <= len(s) <= 400})

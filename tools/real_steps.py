@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains real models, saves successive bf16 versions, and tells how they differ: the table of docs/benchmarks.md.
+"""Trains real models, saves successive bf16 versions, and tells how they differ: the table of benchmarks.md.
 
     real_steps.py --out DIR [--bin build/bin] [--runs NAME,NAME…] [--steps 40] [--keep]
 

@@ -23,7 +23,7 @@ PROMPTS, GROUP = 4, 12
 
 
 class Spans:
-    """What this process's Python does, beside the spans that the library records; docs/trace.md has the format."""
+    """What this process's Python does, beside the spans that the library records; timeline.md has the format."""
 
     def __init__(self, process: str) -> None:
         self._events: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-// Timelines of several processes laid on one clock (docs/trace.md): what `deltasync trace` and `bench --trace` do with
+// Timelines of several processes laid on one clock (timeline.md): what `deltasync trace` and `bench --trace` do with
 // what the processes recorded.
 #pragma once
 

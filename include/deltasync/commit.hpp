@@ -1,5 +1,5 @@
 // All ranks of a rollout engine at one version: a Coordinator that one process runs (rank 0, or the engine's driver)
-// and a Participant that each rank runs beside its Receiver. They speak over TCP. docs/commit_protocol.md says what is
+// and a Participant that each rank runs beside its Receiver. They speak over TCP. commit_protocol.md says what is
 // promised; include/deltasync/commit_protocol.hpp has the machines inside, for engines with a transport of their own.
 #pragma once
 

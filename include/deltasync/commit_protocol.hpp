@@ -1,7 +1,7 @@
 // Two-phase commit over the ranks of one rollout engine, as two state machines without sockets, threads, files or a
 // clock: one for the coordinator, one for each rank. Whoever runs them carries a rank's Report to the coordinator and
 // the coordinator's Order back, by whatever means the engine has; include/deltasync/commit.hpp does it over TCP.
-// docs/commit_protocol.md has the states, and what follows when somebody dies.
+// commit_protocol.md has the states, and what follows when somebody dies.
 //
 // Reports and orders may be lost, doubled, late and in any order. Both say all that there is to say each time: a lost
 // one is made up for by the next, so a rank reports again and again, as often as an answer shall be late at most.

@@ -1,5 +1,5 @@
 // The layout: which HF tensors a model has, in which order, where each lies in a half, and how each is cut
-// into tiles. Immutable once built; its identity is a digest of its canonical encoding (docs/layout_format.md).
+// into tiles. Immutable once built; its identity is a digest of its canonical encoding (layout_format.md).
 #pragma once
 
 #include <array>
@@ -43,7 +43,7 @@ enum class Dtype : std::uint8_t {
 std::size_t dtype_bytes(Dtype dtype) noexcept;
 /// How many values of the last dimension are one element of the 2-D view: 2 for F4, whose pairs share a byte, else 1.
 std::size_t dtype_packed(Dtype dtype) noexcept;
-/// True for sign-magnitude encodings (F64 to BF16, F8_* but E8M0): the ulp map of docs/delta_format.md applies.
+/// True for sign-magnitude encodings (F64 to BF16, F8_* but E8M0): the ulp map of delta_format.md applies.
 bool dtype_is_float(Dtype dtype) noexcept;
 /// The safetensors spelling: "BF16", "F8_E4M3", "BOOL" …
 std::string_view to_string(Dtype dtype) noexcept;
@@ -120,7 +120,7 @@ class Layout {
   /// Decodes a canonical encoding. Rejects anything that `encode` would not have produced byte for byte.
   static Result<std::shared_ptr<const Layout>> decode(std::span<const std::byte> encoded);
 
-  /// The canonical encoding (docs/layout_format.md "Layout").
+  /// The canonical encoding (layout_format.md "Layout").
   std::vector<std::byte> encode() const;
   /// XXH3-128 of the canonical encoding.
   const Digest128& digest() const noexcept { return digest_; }
@@ -143,7 +143,7 @@ class Layout {
 
   /// Tile geometry of one tensor, for loops over many of its tiles: bands × panels, numbered band by band. All
   /// panels of a band share its rows, so a band is a contiguous byte range of a half. Band height and panel widths
-  /// follow from the shape and the cuts alone (docs/layout_format.md "Tiling").
+  /// follow from the shape and the cuts alone (layout_format.md "Tiling").
   struct Grid {
     std::uint64_t band_rows = 0;              ///< rows of a full band
     std::vector<std::uint64_t> row_segments;  ///< 0, row cuts …, rows

@@ -1,5 +1,5 @@
 // Where a receiver keeps each HF slice in the memory of a running engine: fused, stacked, transposed, sliced over
-// ranks. docs/placement.md is normative for what callers may pass.
+// ranks. placement.md is normative for what callers may pass.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// How a connection is encrypted, and who may be at its other end. docs/security.md says what that gives, and how
+// How a connection is encrypted, and who may be at its other end. security.md says what that gives, and how
 // certificates are made and renewed.
 #pragma once
 

@@ -1,5 +1,5 @@
 // The timeline of this process: which stage of which version each thread was in, and when. Off until start_trace();
-// docs/trace.md has the file and what the spans mean. `deltasync trace` lays the files of several processes on one
+// timeline.md has the file and what the spans mean. `deltasync trace` lays the files of several processes on one
 // clock.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The home nodes of threads and memory on a machine of several memory nodes. The rule, in docs/architecture.md too:
+// The home nodes of threads and memory on a machine of several memory nodes. The rule, in architecture.md too:
 //
 //   - Nodes that have both memory and CPUs for this process are its *homes*. With fewer than two there is nothing to
 //     decide, there are no HomeNodes, and nothing is called.

@@ -1,4 +1,4 @@
-// Spans for the timeline (docs/trace.md): what each thread was doing, for which version. Off, a span costs one relaxed
+// Spans for the timeline (timeline.md): what each thread was doing, for which version. Off, a span costs one relaxed
 // load. On, it costs two looks at the clock and a store into its thread's own ring, which takes no lock, allocates
 // nothing after the thread's first span, and keeps the newest.
 //
@@ -190,7 +190,7 @@ struct Record {
 /// While others go on recording: every span in it is whole.
 Record snapshot();
 
-/// The file of docs/trace.md.
+/// The file of timeline.md.
 std::string to_json(const Record& record);
 
 }  // namespace deltasync::trace

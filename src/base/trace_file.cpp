@@ -1,4 +1,4 @@
-// The file of docs/trace.md: JSON, one event a line.
+// The file of timeline.md: JSON, one event a line.
 #include <unistd.h>
 
 #include <algorithm>

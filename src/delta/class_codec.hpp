@@ -1,4 +1,4 @@
-// The codec rice_class (docs/delta_format.md "Exponent classes"): the changed positions of a tile of floats, named
+// The codec rice_class (delta_format.md "Exponent classes"): the changed positions of a tile of floats, named
 // class by class of the old exponents, which the decoder has and which say most about where a small step changes an
 // element.
 //

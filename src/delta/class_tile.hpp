@@ -1,4 +1,4 @@
-// Exponent classes of a tile (docs/delta_format.md "Exponent classes"): the header of a rice_class payload, and which
+// Exponent classes of a tile (delta_format.md "Exponent classes"): the header of a rice_class payload, and which
 // class an exponent is in. Encoder and decoder share it, so they cannot disagree about either.
 #pragma once
 

@@ -1,4 +1,4 @@
-// A whole delta as one byte stream (docs/delta_format.md "Container").
+// A whole delta as one byte stream (delta_format.md "Container").
 //
 //   0       8        12      16       32           48         64          80        96       104
 //   +-------+--------+-------+--------+------------+----------+-----------+---------+--------+

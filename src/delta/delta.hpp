@@ -1,6 +1,6 @@
 // A delta between two states of one layout, as the agent keeps it and the wire carries it: a header and frames.
 // A frame is a run of changed tiles that travels and is hashed as one; each tile in it is decoded alone.
-// docs/delta_format.md is normative for every byte.
+// delta_format.md is normative for every byte.
 #pragma once
 
 #include <atomic>
@@ -90,7 +90,7 @@ inline std::byte* tile_address(const TensorMemory& m, const Tile& t, std::uint32
 
 // ---- state digests -------------------------------------------------------------------------------------------
 
-/// Digest of one tile (docs/delta_format.md "State digest").
+/// Digest of one tile (delta_format.md "State digest").
 std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::uint64_t rows, std::uint64_t row_bytes);
 /// The same of a tile of a half.
 std::uint64_t tile_digest(const Layout& layout, ByteSpan half, std::uint64_t tile);
@@ -184,7 +184,7 @@ struct MergeOptions {
   /// Set by whoever no longer wants the result: `cancelled` soon after.
   const std::atomic<bool>* cancel = nullptr;
 };
-/// One delta for a chain of them, from the first's base to the last's target, made without either (docs/delta_format.md
+/// One delta for a chain of them, from the first's base to the last's target, made without either (delta_format.md
 /// "Merged deltas"). Its frames are divided as encode() divides them; a frame or tile that is in one delta of the chain
 /// only is that delta's. The cost follows the changes, not the model. 3.5 MiB of working memory a thread, and
 /// what a batch's records, target tiles and frame take.

@@ -1,4 +1,4 @@
-// The codec dense_ulp (docs/delta_format.md "Dense differences"): the difference of every element of a tile, changed or
+// The codec dense_ulp (delta_format.md "Dense differences"): the difference of every element of a tile, changed or
 // not, for tiles in which most have changed.
 #pragma once
 

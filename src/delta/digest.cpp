@@ -1,4 +1,4 @@
-// State digests (docs/delta_format.md "State digest").
+// State digests (delta_format.md "State digest").
 #include <algorithm>
 
 #include "base/hash.hpp"

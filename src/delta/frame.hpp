@@ -1,4 +1,4 @@
-// The bytes of a frame (docs/delta_format.md "Frames").
+// The bytes of a frame (delta_format.md "Frames").
 //
 //   0       4       6       8            16      20       24         32         40         48         56       64
 //   +-------+-------+-------+------------+-------+--------+----------+----------+----------+----------+--------+

@@ -1,4 +1,4 @@
-// Chains of deltas as one (docs/delta_format.md "Merged deltas").
+// Chains of deltas as one (delta_format.md "Merged deltas").
 #include <algorithm>
 #include <memory>
 #include <utility>

@@ -1,4 +1,4 @@
-// One tile over several records (docs/delta_format.md "Merged deltas"): what its elements have become, as far as the
+// One tile over several records (delta_format.md "Merged deltas"): what its elements have become, as far as the
 // records tell it without the tile.
 #pragma once
 

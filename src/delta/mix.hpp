@@ -1,4 +1,4 @@
-// The word mixer of the state digest (docs/delta_format.md "State digest") and the map from bit patterns to
+// The word mixer of the state digest (delta_format.md "State digest") and the map from bit patterns to
 // monotone integers. Everything here is `static`: the kernel files are compiled for different instruction sets, and a
 // merged inline function would run AVX-512 code on a CPU without it.
 #pragma once

@@ -1,4 +1,4 @@
-// Planes of bits (docs/delta_format.md "Tile payloads"): the checks and loads that every decoder of planes needs.
+// Planes of bits (delta_format.md "Tile payloads"): the checks and loads that every decoder of planes needs.
 // `static` for the reason given in mix.hpp: the kernels use them too.
 #pragma once
 

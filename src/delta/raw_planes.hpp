@@ -1,4 +1,4 @@
-// The codec raw_planes (docs/delta_format.md "Packed tiles"): a whole tile, its elements split into planes of bytes, so
+// The codec raw_planes (delta_format.md "Packed tiles"): a whole tile, its elements split into planes of bytes, so
 // that those with the exponents, which hold few values, shrink by an entropy coder, and the others are left alone.
 #pragma once
 

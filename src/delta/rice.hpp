@@ -1,4 +1,4 @@
-// The Rice codecs of a tile's payload: planes of gaps and of values (docs/delta_format.md "Tile payloads").
+// The Rice codecs of a tile's payload: planes of gaps and of values (delta_format.md "Tile payloads").
 #pragma once
 
 #include <cstdint>

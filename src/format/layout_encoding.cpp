@@ -1,4 +1,4 @@
-// The canonical encoding of a layout, little-endian (docs/layout_format.md "Layout"):
+// The canonical encoding of a layout, little-endian (layout_format.md "Layout"):
 //
 //   layout := "DSLAYOUT"  u32 format version  u64 tensors  tensor…
 //   tensor := u32 bytes, name   u8 dtype   u8 dimensions, u64 each   u32 row cuts, u64 each   u32 column cuts, u64 each

@@ -10,7 +10,7 @@
 
 namespace deltasync {
 
-/// The tile grid of one tensor in three numbers; the rest follows from the cuts (docs/layout_format.md "Tiling").
+/// The tile grid of one tensor in three numbers; the rest follows from the cuts (layout_format.md "Tiling").
 struct TileGeometry {
   std::uint64_t band_rows = 0;
   std::uint64_t bands = 0;

@@ -1,4 +1,4 @@
-// Which tile lies where (docs/layout_format.md "Tiling"). All of it is arithmetic on shapes and cuts: no tile is
+// Which tile lies where (layout_format.md "Tiling"). All of it is arithmetic on shapes and cuts: no tile is
 // ever enumerated to count or to find one, so a model of many terabytes costs what its tensor list costs.
 #include <algorithm>
 #include <cassert>

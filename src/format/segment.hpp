@@ -1,5 +1,5 @@
 // The byte layout of the shared segment: one control block, the metadata, then the two halves. Data only: what may
-// happen to it is in shm/protocol.hpp, who may do it in shm/roles.hpp, both in prose in docs/shm_protocol.md.
+// happen to it is in shm/protocol.hpp, who may do it in shm/roles.hpp, both in prose in shm_protocol.md.
 //
 //   0                          control block (kControlBytes, below)
 //   layout_offset              canonical layout encoding      ┐ constant after creation,

@@ -1,4 +1,4 @@
-// The encoding of a sidecar, little-endian (docs/layout_format.md "Sidecar"):
+// The encoding of a sidecar, little-endian (layout_format.md "Sidecar"):
 //
 //   sidecar := "DSSIDCAR"  u32 format version  u32 weight files  u32 other files  weight…  other…
 //   weight  := name  u64 bytes, header  u32 tensors, u32 layout index each

@@ -1,5 +1,5 @@
 // Some of a layout's tiles, as sorted ranges: what a receiver of slices subscribes to. Agent and receiver make the same
-// one of the same ranges, name it by the same digest, and tell its state by the same root (docs/wire_protocol.md
+// one of the same ranges, name it by the same digest, and tell its state by the same root (wire_protocol.md
 // "Subscriptions").
 #pragma once
 

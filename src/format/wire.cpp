@@ -1,4 +1,4 @@
-// Message headers and the handshake. docs/wire_protocol.md lists the fields of each message in the order in which its
+// Message headers and the handshake. wire_protocol.md lists the fields of each message in the order in which its
 // encode() and decode() have them here and in wire_{plan,data,trainer}.cpp; a decoder names the field that is wrong.
 #include "format/wire.hpp"
 

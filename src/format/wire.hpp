@@ -1,5 +1,5 @@
 // The byte layout of every message between agent, receivers and trainer processes. No I/O here: src/net moves
-// them. docs/wire_protocol.md is normative and has the conversations.
+// them. wire_protocol.md is normative and has the conversations.
 //
 //   0        4      6      8               16              24              32              40             48
 //   +--------+------+------+---------------+---------------+---------------+---------------+---------------+
@@ -23,7 +23,7 @@
 namespace deltasync::wire {
 
 inline constexpr std::uint32_t kMagic = 0x31575344;  // "DSW1"
-/// 2: clocks, subscriptions; 3: forms of tiles, compact deltas; 4: epochs; 5: what docs/wire_protocol.md says under
+/// 2: clocks, subscriptions; 3: forms of tiles, compact deltas; 4: epochs; 5: what wire_protocol.md says under
 /// "Protocol 4 and 5".
 inline constexpr std::uint16_t kProtocolVersion = 5;
 inline constexpr std::uint16_t kProtocolOldest = 4;  ///< of peers that this side still understands
@@ -50,7 +50,7 @@ enum class Type : std::uint16_t {
   get_extent = 16,
   extent = 17,  ///< payload = bytes of the half, straight from shared memory; no payload hash (tile digests verify it)
   get_frames = 18,
-  frame = 19,          ///< payload = one frame of docs/delta_format.md
+  frame = 19,          ///< payload = one frame of delta_format.md
   get_raw_tiles = 20,  ///< reply: frame… end
   release = 21,        ///< the receiver's acknowledgement: ends plan and lease; reply: end
   watch = 22,
@@ -76,7 +76,7 @@ enum class Type : std::uint16_t {
   rank_order = 63,
 };
 
-/// Name of a type as the enumerator and docs/wire_protocol.md have it; empty if there is none of that number.
+/// Name of a type as the enumerator and wire_protocol.md have it; empty if there is none of that number.
 std::string_view to_string(Type type) noexcept;
 /// The same of a header's field, for messages: its name, or the number if it has none.
 std::string type_name(std::uint16_t type);

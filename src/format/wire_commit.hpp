@@ -1,4 +1,4 @@
-// What a rank and the coordinator of its group say to each other (docs/commit_protocol.md), in the messages and after
+// What a rank and the coordinator of its group say to each other (commit_protocol.md), in the messages and after
 // the `hello` of format/wire.hpp. A rank reports, the coordinator answers with an order.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What a receiver and its agent tell each other of how things stand (docs/wire_protocol.md "Reports and lag"); protocol
+// What a receiver and its agent tell each other of how things stand (wire_protocol.md "Reports and lag"); protocol
 // 5. Durations, never times of a wall clock.
 #pragma once
 

@@ -220,7 +220,7 @@ struct ExchangeWords {
   }
 };
 
-/// The state digests of tiles (docs/delta_format.md), read where they are: sums[i] grows by that of tiles[i]. All
+/// The state digests of tiles (delta_format.md), read where they are: sums[i] grows by that of tiles[i]. All
 /// elements of these tiles are read on this device.
 struct DigestTiles {
   placement::WordTable table;

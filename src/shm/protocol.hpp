@@ -1,6 +1,6 @@
 // The half protocol: every transition of a half and every guard in front of it, written once over a memory policy.
 // shm/cells.hpp binds it to a mapped segment; tests/shm/explorer.hpp runs the same code on simulated memory and
-// tries every interleaving. docs/shm_protocol.md has the state machine, the sync points and the crash matrix.
+// tries every interleaving. shm_protocol.md has the state machine, the sync points and the crash matrix.
 //
 //   FREE ──lead──▶ FILLING ──seal──▶ SEALED ──activate──▶ ACTIVE ──retire──▶ RETIRING ──free──▶ FREE
 //                     └──abort──▶ QUARANTINED ──settle──▶ FREE

@@ -1,5 +1,5 @@
 // The shared segment: creation, adoption, validation and mapping. What lies where is in format/segment.hpp; what
-// may happen when is in shm/protocol.hpp. docs/shm_protocol.md has both in prose.
+// may happen when is in shm/protocol.hpp. shm_protocol.md has both in prose.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// A writer's conversation with the agent over the Unix socket (docs/trainer_protocol.md). The segment alone carries
+// A writer's conversation with the agent over the Unix socket (trainer_protocol.md). The segment alone carries
 // begin, write and commit; this link attaches, registers plans, says "look" and asks what is served. It reconnects
 // by itself: the agent may have been restarted.
 #pragma once

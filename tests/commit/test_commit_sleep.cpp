@@ -1,5 +1,5 @@
 // What the ranks of a group do while no participant has their receivers: their engines sleep and wake, and live memory
-// is repaired. docs/commit_protocol.md, "Sleep and repair", says how.
+// is repaired. commit_protocol.md, "Sleep and repair", says how.
 #include <future>
 
 #include "deltasync/attest.hpp"

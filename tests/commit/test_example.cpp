@@ -1,4 +1,4 @@
-// The example of docs/commit_protocol.md, word for word, and what it does.
+// The example of docs/reference/commit_protocol.md, word for word, and what it does.
 #include "deltasync/commit.hpp"
 
 #include <gmock/gmock-matchers.h>
@@ -53,7 +53,8 @@ TEST(CommitExample, IsWhatThePageSays) {
   const auto begin = source.find(mark) + mark.size();
   const std::string code = source.substr(begin, source.rfind(mark) - begin);
   ASSERT_THAT(code, testing::HasSubstr("join_group"));
-  EXPECT_THAT(text_of(DELTASYNC_SOURCE_DIR "/docs/commit_protocol.md"), testing::HasSubstr("```cpp\n" + code + "```"));
+  EXPECT_THAT(text_of(DELTASYNC_SOURCE_DIR "/docs/reference/commit_protocol.md"),
+              testing::HasSubstr("```cpp\n" + code + "```"));
 }
 
 class Runs final : public commit::Engine {

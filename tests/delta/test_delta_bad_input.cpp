@@ -1,4 +1,4 @@
-// Every bound of docs/delta_format.md has a malformed input here that breaks it alone, with all hashes made right.
+// Every bound of delta_format.md has a malformed input here that breaks it alone, with all hashes made right.
 #include <gmock/gmock-matchers.h>
 
 #include "base/hash.hpp"

@@ -128,7 +128,7 @@ TEST(Tiling, GoldenGrids) {
     std::uint64_t band_rows, bands;
     std::vector<std::uint64_t> panel_starts;
   };
-  // Worked by hand from docs/layout_format.md "Tiling": these numbers are the format.
+  // Worked by hand from layout_format.md "Tiling": these numbers are the format.
   const std::vector<Golden> goldens = {
       {{}, {}, {}, 65'536, 1, {0, 1}},                        // scalar: W = 1
       {{100, 4096}, {}, {}, 16, 7, {0, 4096}},                // 65,536 / 4096

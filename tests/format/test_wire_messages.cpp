@@ -455,7 +455,7 @@ TEST(WireHeader, EveryTypeHasALimit) {
   }
 }
 
-/// docs/wire_protocol.md, "Protocol 4 and 5".
+/// wire_protocol.md, "Protocol 4 and 5".
 TEST(WireProtocols, TrainersOfProtocol4KnowNoEpochsNoInstanceAndNoPlansOfBefore) {
   const TrainerWelcome welcome{"job.g1", "/dev/shm", 1, {3, 4}, 5, 6};
   EXPECT_EQ(welcome.encode(4).size() + 2 * sizeof(std::uint64_t), welcome.encode(5).size());

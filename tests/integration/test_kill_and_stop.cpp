@@ -8,7 +8,7 @@ namespace deltasync::integration {
 namespace {
 
 constexpr int kLast = kVersions - 1;
-constexpr int kExitDeadline = 4;  // docs/cli.md
+constexpr int kExitDeadline = 4;  // cli.md
 
 void sleep_ms(std::uint64_t ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
@@ -71,7 +71,7 @@ TEST_F(Cluster, AgentKilledAtManyPoints) {
   test::Random random(13);
   auto receiver = follow("out");
   ASSERT_EQ(wait(publish(0, 1, 0)), 0);
-  ASSERT_TRUE(becomes("out", 0)) << "an agent that dies in a first handshake ends the reader (docs/cli.md)";
+  ASSERT_TRUE(becomes("out", 0)) << "an agent that dies in a first handshake ends the reader (cli.md)";
   for (int round = 0; round < 6; ++round) {
     auto trainer = publish(0, kVersions, 10);
     sleep_ms(random.below(200));

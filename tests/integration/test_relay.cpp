@@ -204,7 +204,7 @@ TEST_F(RelayCluster, TheNodesAgentKilledAtManyPoints) {
   auto reader = follow("out", node_);
   auto relay_process = relay();
   ASSERT_EQ(wait(publish(0, 1, 0)), 0);
-  ASSERT_TRUE(becomes("out", 0)) << "an agent that dies in a first handshake ends the reader (docs/cli.md)";
+  ASSERT_TRUE(becomes("out", 0)) << "an agent that dies in a first handshake ends the reader (cli.md)";
   for (int round = 0; round < 6; ++round) {
     auto trainer = publish(0, kVersions, 10);
     sleep_ms(random.below(200));
@@ -248,7 +248,7 @@ TEST_F(RelayCluster, ASecondRelayOfANodeIsRefused) {
   auto one = relay();
   ASSERT_EQ(wait(publish(0, 1, 0)), 0);
   EXPECT_EQ(line(one).at("mode"), "full");
-  EXPECT_EQ(wait(relay()), 8);  // already_exists, docs/cli.md
+  EXPECT_EQ(wait(relay()), 8);  // already_exists, cli.md
 }
 
 }  // namespace

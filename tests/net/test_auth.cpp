@@ -27,7 +27,7 @@ std::string hex(const Proof& proof) {
   return text;
 }
 
-/// Made by Python's hmac module over the bytes that docs/wire_protocol.md names.
+/// Made by Python's hmac module over the bytes that wire_protocol.md names.
 TEST(Auth, ProofsAreThoseOfTheProtocolPage) {
   EXPECT_EQ(hex(client_proof("secret", counting(0), counting(100), wire::Role::data)),
             "fd2b69b1dd30ade185d813fa0b74ecd6a6fb4b379ba91d524c4330a6733a07e2");

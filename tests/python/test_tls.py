@@ -1,4 +1,4 @@
-"""A trainer and receivers over TLS, with certificates that the openssl command made as docs/security.md says."""
+"""A trainer and receivers over TLS, with certificates that the openssl command made as security.md says."""
 
 from __future__ import annotations
 

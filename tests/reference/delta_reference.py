@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A slow decoder of deltas, written from docs/delta_format.md and docs/layout_format.md alone.
+"""A slow decoder of deltas, written from delta_format.md and layout_format.md alone.
 
   delta_reference.py LAYOUT BEFORE DELTA AFTER        decode one delta; write the half after it
   delta_reference.py --check MAKE_CASES_TOOL DIR      run the tool, decode all of its cases, compare byte for byte,

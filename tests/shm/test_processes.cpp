@@ -1,4 +1,4 @@
-// Real processes, killed and stopped inside the protocol. The crash matrix of docs/shm_protocol.md in the flesh; all
+// Real processes, killed and stopped inside the protocol. The crash matrix of shm_protocol.md in the flesh; all
 // interleavings are the explorer's business.
 #include <gmock/gmock-matchers.h>
 #include <sys/resource.h>

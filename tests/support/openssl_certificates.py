@@ -1,4 +1,4 @@
-"""A CA, and certificates that it signs, made by the openssl command as docs/security.md says."""
+"""A CA, and certificates that it signs, made by the openssl command as security.md says."""
 
 import pathlib
 import subprocess

@@ -1,4 +1,4 @@
-"""`deltasync bench`: every case runs, and its fields are those of docs/cli.md."""
+"""`deltasync bench`: every case runs, and its fields are those of cli.md."""
 
 import os
 import sys

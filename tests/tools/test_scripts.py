@@ -11,6 +11,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = "docs/"  # apart, so that the tree's own check does not look for the pages of these tests
+PAGE = ".md"
 
 
 class ScriptTest(unittest.TestCase):
@@ -54,13 +55,27 @@ class CheckTreeTest(ScriptTest):
 
     def test_pages_that_are_named_are_there(self):
         subprocess.run(["git", "init", "-q", self.tmp], check=True)
-        self.put(PAGES + "here.md", "a page\n")
-        self.put("src/base/a.cpp", f"// See {PAGES}here.md.\n")
+        self.put(PAGES + "here" + PAGE, "a page\n")
+        self.put("src/base/a.cpp", f"// See {PAGES}here{PAGE}.\n")
         self.assertEqual(self.check(), (0, ""))
-        self.put("src/base/b.cpp", f"// See {PAGES}gone.md.\n")
+        self.put("src/base/b.cpp", f"// See {PAGES}gone{PAGE}.\n")
         status, errors = self.check()
         self.assertEqual(status, 1)
-        self.assertEqual(errors, f"src/base/b.cpp:1: {PAGES}gone.md is not there\n")
+        self.assertEqual(errors, f"src/base/b.cpp:1: {PAGES}gone{PAGE} is not there\n")
+
+    def test_comments_name_a_page_by_its_file_name(self):
+        subprocess.run(["git", "init", "-q", self.tmp], check=True)
+        self.put(PAGES + "inside/here" + PAGE, "a page\n")
+        self.put("src/base/a.cpp", f"// See here{PAGE}.\n")
+        self.assertEqual(self.check(), (0, ""))
+        self.put("src/base/b.cpp", f"// See gone{PAGE}.\n")
+        self.put(PAGES + "here" + PAGE, "which of the two?\n")
+        status, errors = self.check()
+        self.assertEqual(status, 1)
+        self.assertEqual(
+            errors.splitlines(),
+            [f"src/base/b.cpp:1: docs/ has no page gone{PAGE}",
+             f"{PAGES}inside/here{PAGE}: {PAGES}here{PAGE} has the same name"])
 
 
 if __name__ == "__main__":

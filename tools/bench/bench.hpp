@@ -1,5 +1,5 @@
 // `deltasync bench CASE`: each case measures the machine's limit and the work in one run and returns one JSON object.
-// The contract of every field is in docs/benchmarks.md.
+// The contract of every field is in benchmarks.md.
 #pragma once
 
 #include <algorithm>

@@ -16,7 +16,7 @@ TOP_LEVEL = {
 }
 
 # Layers: a file below the first path may include project headers below the listed paths only.
-# (docs/architecture.md "Layers".) Tests and tools may include anything.
+# (architecture.md "Layers".) Tests and tools may include anything.
 LAYERS = {
     "include/": {"deltasync/"},
     "src/base/": {"deltasync/", "base/"},
@@ -87,13 +87,30 @@ def check_links(root, name, text):
 
 
 def check_doc_names(root, name, text):
-    """A page of docs/ that any text names is there."""
+    """A page that any text names is there: by its path, or in comments by its file name alone, so that pages may move."""
     if pathlib.PurePosixPath(name).suffix not in TEXT_SUFFIXES:
         return
+    pages = {page.name for page in [root / "README.md", *(root / "docs").rglob("*.md")]}
     for number, line in enumerate(text.splitlines(), 1):
-        for page in re.findall(r"\bdocs/[\w.-]+\.md\b", line):
+        for page in re.findall(r"\bdocs/[\w./-]+\.md\b", line):
             if not (root / page).exists():
                 yield f"{name}:{number}: {page} is not there"
+        if name.endswith(".md"):
+            continue  # its links are checked
+        for page in re.findall(r"(?<![\w./{}-])\w[\w-]*\.md\b", line):
+            if page not in pages:
+                yield f"{name}:{number}: docs/ has no page {page}"
+
+
+def check_page_names(names):
+    """The name of a page alone says which is meant."""
+    pages = {}
+    for name in names:
+        path = pathlib.PurePosixPath(name)
+        if path.parts[0] == "docs" and path.suffix == ".md" and path.name != "index.md":
+            if path.name in pages:
+                yield f"{name}: {pages[path.name]} has the same name"
+            pages[path.name] = name
 
 
 def check_text(name, text):
@@ -138,6 +155,7 @@ def main():
             breaches += check(name, text)
         breaches += check_links(root, name, text)
         breaches += check_doc_names(root, name, text)
+    breaches += check_page_names(names)
     breaches = list(dict.fromkeys(breaches))
     for breach in breaches:
         print(breach, file=sys.stderr)

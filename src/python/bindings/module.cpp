@@ -28,7 +28,8 @@ NB_MODULE(_native, module) {
       nb::arg("process"), "Records what each stage of this process's writers and receivers takes, from now on.");
   module.def(
       "write_trace", [](const std::filesystem::path& file) { unwrap(deltasync::write_trace(file)); }, nb::arg("file"),
-      "What has been recorded so far, as Chrome trace events (docs/trace.md); `deltasync trace` lays files together.");
+      "What has been recorded so far, as Chrome trace events (docs/guides/timeline.md); `deltasync trace` lays files "
+      "together.");
   module.def(
       "read_token_file",
       [](const std::filesystem::path& file) { return unwrap(deltasync::net::read_token_file(file)); }, nb::arg("file"),

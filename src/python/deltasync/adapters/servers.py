@@ -56,7 +56,7 @@ class VllmServer:
     ``token_file``: the agent's token as a file on the server's host; vLLM's routes are not the place to send it.
     ``tls``: a :class:`~deltasync.Tls` or a mapping, of files on the server's host.
     ``verify``: every rank reads its live memory back before an update succeeds. ``ignore``: patterns of names that need
-    not match (docs/engines.md)."""
+    not match (docs/guides/vllm.md)."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class SglangServer:
     ``pause_mode`` retract: running requests go back to the queue and compute their KV anew. ``model_path`` is what the
     server was started with; it is asked for it by default. ``tls``: a :class:`~deltasync.Tls` or a mapping, of files on
     the server's host. ``ignore``: patterns of names that need not match
-    (docs/engines_sglang.md)."""
+    (docs/guides/sglang.md)."""
 
     def __init__(
         self,

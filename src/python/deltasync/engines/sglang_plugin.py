@@ -1,4 +1,4 @@
-"""SGLang finds this plug-in by the entry point ``sglang.srt.plugins``; docs/engines_sglang.md is for its users.
+"""SGLang finds this plug-in by the entry point ``sglang.srt.plugins``; docs/guides/sglang.md is for its users.
 
 ``POST /update_weights_from_disk`` with ``"load_format": "deltasync"`` brings the server to the trainer's version
 ``weight_version``. All other calls go to SGLang as they are; those that write weights or release them are told to the

@@ -1,4 +1,4 @@
-"""vLLM's weight transfer back end ``deltasync``. docs/engines.md is the page for its users."""
+"""vLLM's weight transfer back end ``deltasync``. docs/guides/vllm.md is the page for its users."""
 
 from __future__ import annotations
 
