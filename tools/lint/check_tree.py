@@ -87,7 +87,7 @@ def check_links(root, name, text):
 
 
 def check_doc_names(root, name, text):
-    """A page that any text names is there: by its path, or in comments by its file name alone, so that pages may move."""
+    """A page that any text names is there: by its path, or in code by its name alone, so that pages may move."""
     if pathlib.PurePosixPath(name).suffix not in TEXT_SUFFIXES:
         return
     pages = {page.name for page in [root / "README.md", *(root / "docs").rglob("*.md")]}

@@ -16,7 +16,7 @@ import numpy as np
 
 from .errors import InvalidArgument, Unsupported
 
-#: The dtypes that a layout may have (docs/reference/layout_format.md): safetensors' name of each by the name that torch, numpy
+#: The dtypes that a layout may have (layout_format.md): safetensors' name of each by the name that torch, numpy
 #: and ml_dtypes have for it.
 DTYPES: dict[str, str] = {
     "float64": "F64",

@@ -15,7 +15,7 @@ _REMEDY = "give deltasync.Tls(cert=..., key=..., ca=...), or a mapping with thes
 
 @dataclass(frozen=True)
 class Tls:
-    """Files of TLS, as of ``deltasync-agent --tls-...``; see ``docs/guides/security.md``. All are PEM, and are read again when
+    """Files of TLS, as of ``deltasync-agent --tls-...``; see ``security.md``. All are PEM, and are read again when
     they change.
 
     ``cert`` and ``key`` are this side's own: an agent needs them, a receiver only if its agent asks for certificates.
@@ -77,7 +77,8 @@ class Tls:
             raise InvalidArgument("tls: an agent needs cert= and key=", "give its own certificate and private key")
         for option, file in (("cert", cert), ("key", key), ("ca", ca)):
             if file and not os.path.exists(file):
-                raise NotFound(f"tls: {option}='{file}': there is no such file", "make it as docs/guides/security.md says")
+                remedy = "make it as docs/guides/security.md says"
+                raise NotFound(f"tls: {option}='{file}': there is no such file", remedy)
         files = {"--tls-cert": cert, "--tls-key": key, "--tls-ca": ca}
         args = [word for option, file in files.items() if file for word in (option, file)]
         return args + [word for name in self.allow for word in ("--tls-allow", name)]

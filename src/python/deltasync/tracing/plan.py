@@ -1,4 +1,4 @@
-"""What tracing yields: rectangles of HF tensors and where their elements are, in the terms of docs/reference/placement.md.
+"""What tracing yields: rectangles of HF tensors and where their elements are, in the terms of placement.md.
 
 Nothing here touches a tensor. Offsets and strides of memory are bytes, those of rectangles are elements.
 """
