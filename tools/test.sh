@@ -12,6 +12,7 @@
 #         tsan     ThreadSanitizer, the tests of code that runs on several threads, and of the delta kernels
 #         python   the Python package: ruff, mypy, and its tests
 #         install  the library as installed, and inside another project: docs/examples/cpp built with each, and run
+#         docs     the pages of docs/ as a site: no link or anchor that leads nowhere
 #         wheel    the Python package as a wheel: built, installed in an empty environment and used
 #         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
 #         upgrade  the last release of the protocol before this one against this one (tools/test_upgrade.sh)
@@ -25,7 +26,7 @@ failed=0
 skipped=0
 skips=
 stages=("$@")
-((${#stages[@]})) || stages=(release lint install asan python wheel tsan tidy upgrade chaos)
+((${#stages[@]})) || stages=(release lint docs install asan python wheel tsan tidy upgrade chaos)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped test cases, with their reasons:\n%s' "$skips"; fi
@@ -120,6 +121,7 @@ run_stage() {
       ;;
     tsan) run_tsan ;;
     lint) step "lint" tools/lint.sh ;;
+    docs) step "docs" tools/build_docs.sh ;;
     python) run_python ;;
     install)
       build release
