@@ -40,8 +40,9 @@ run() {
     --listen 127.0.0.1:0 --http off --ready-file "$programs/ready" >"$programs/agent.log" 2>&1 &
   agent=$!
   trap 'kill $agent 2>/dev/null || true' EXIT
-  for _ in {1..300}; do
+  for _ in {1..1200}; do
     [[ -s $programs/ready ]] && break
+    kill -0 "$agent" || { cat "$programs/agent.log" && exit 1; }
     sleep 0.1
   done
   port=$(sed -nE 's/.*"port": *([0-9]+).*/\1/p' "$programs/ready")
