@@ -137,7 +137,9 @@ Result<std::string> read_token(int fd, const std::filesystem::path& path) {
   if (info.st_uid != ::geteuid() && info.st_uid != 0) {
     return Error(Errc::permission, what + ": belongs to " + describe_user(info.st_uid));
   }
-  if ((info.st_mode & 077) != 0) {
+  // Of root it is the system's: a Kubernetes secret for one who is not root is root's, and read through a group.
+  const mode_t strangers = info.st_uid != ::geteuid() ? S_IWGRP | S_IXGRP | S_IRWXO : S_IRWXG | S_IRWXO;
+  if ((info.st_mode & strangers) != 0) {
     return Error(Errc::permission, what + ": group or others may access it; make it mode 0600");
   }
   std::string text(kTokenFileBytesMax + 1, '\0');

@@ -40,7 +40,8 @@ bool equal_proofs(const Proof& a, const Proof& b) noexcept;
 /// invalid_argument if it has fewer than kTokenBytesMin bytes: for whoever listens with it.
 Status check_token(std::string_view token);
 /// The secret in a file: at most kTokenFileBytesMax bytes, surrounding white space dropped, then check_token().
-/// `permission` if group or others may touch the file or it belongs to another user; every error names the path.
+/// `permission` if group or others may touch the file or it belongs to another user; every error names the path. A file
+/// of root's may be read by a group: so comes a secret that Kubernetes mounts.
 Result<std::string> read_token_file(const std::filesystem::path& path);
 /// The same of an open file; `path` is for messages.
 Result<std::string> read_token(int fd, const std::filesystem::path& path);

@@ -1,5 +1,8 @@
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -104,6 +107,27 @@ TEST_F(TokenFile, ThatOthersMayTouchIsRefused) {
     EXPECT_EQ(token.error().code(), Errc::permission) << std::oct << mode;
     EXPECT_NE(token.error().message().find((dir_.path() / "token").string()), std::string::npos);
   }
+}
+
+TEST_F(TokenFile, OfRootMayBeReadByAGroup) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make a file of root's";
+  constexpr uid_t kNobody = 65534;
+  const auto read_as_nobody = [&](mode_t mode) {
+    const auto path = make(std::string(kTokenBytesMin, 'x'), mode);
+    EXPECT_EQ(::chmod(dir_.path().c_str(), 0755), 0);
+    EXPECT_EQ(::chown(path.c_str(), 0, kNobody), 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const bool changed = ::setgroups(0, nullptr) == 0 && ::setgid(kNobody) == 0 && ::setuid(kNobody) == 0;
+      const auto token = read_token_file(path);
+      ::_exit(!changed ? 100 : token ? 0 : token.error().code() == Errc::permission ? 1 : 2);
+    }
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  for (const mode_t mode : {0440, 0640, 0040}) EXPECT_EQ(read_as_nobody(mode), 0) << std::oct << mode;
+  for (const mode_t mode : {0460, 0450, 0444, 0642}) EXPECT_EQ(read_as_nobody(mode), 1) << std::oct << mode;
 }
 
 TEST_F(TokenFile, BadContentsAreRefused) {
