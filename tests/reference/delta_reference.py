@@ -183,7 +183,7 @@ class Tensor:
 
 class Tile:
     def __init__(self, tensor, row, col, rows, cols):
-        self.tensor, self.rows, self.cols = tensor, rows, cols
+        self.tensor, self.rows, self.cols, self.band = tensor, rows, cols, row
         self.elements = rows * cols
         self.width = tensor.width
         self.stride = tensor.cols * tensor.width
@@ -219,6 +219,22 @@ def read_layout(data):
     need(r.done(), "layout: bytes behind its end")
     tiles = [Tile(t, *rect) for t in tensors for rect in t.tiles()]
     return tiles, at, xxh3_128(data)
+
+
+def read_sidecar(data, tensors):
+    """([(name, header, tensor indices)], [(name, contents)]) of a layout of that many tensors."""
+    r = Reader(data)
+    need(r.take(8) == b"DSSIDCAR", "sidecar: magic")
+    version, weights, others = r.unpack("III")
+    need(version == 1, "sidecar: version")
+    weight_files = []
+    for _ in range(weights):
+        name, header = r.take(r.unpack("I")[0]).decode(), r.take(r.unpack("Q")[0])
+        weight_files.append((name, header, r.unpack("%dI" % r.unpack("I")[0])))
+    other_files = [(r.take(r.unpack("I")[0]).decode(), r.take(r.unpack("Q")[0])) for _ in range(others)]
+    listed = [index for _, _, indices in weight_files for index in indices]
+    need(r.done() and len(set(listed)) == len(listed) and all(index < tensors for index in listed), "sidecar: tensors")
+    return weight_files, other_files
 
 
 # ---- digests ------------------------------------------------------------------------------------------------------------
@@ -503,6 +519,25 @@ def read_frame(data, tiles):
     return records, changed, 64 + body_bytes
 
 
+def apply_record(half, digests, tiles, record):
+    """Writes the new contents of one tile into `half`, once they are what the record's digest says."""
+    tile = tiles[record["tile"]]
+    old = tile.read(half)
+    if record["codec"] == 1:
+        new = np.frombuffer(record["payload"], np.uint8).reshape(old.shape)
+    elif record["codec"] == 6:
+        new = decode_planes(tile, record).reshape(old.shape)
+    elif record["codec"] == 4:
+        new = decode_classes(tile, old, record)
+    elif record["codec"] == 5:
+        new = decode_dense(tile, old, record)
+    else:
+        new = decode_rice(tile, old, record)
+    digests[record["tile"]] = tile_digest(new)
+    need(digests[record["tile"]] == record["digest"], "tile %d: digest" % record["tile"])
+    tile.write(half, new)
+
+
 def apply_container(data, layout_bytes, half):
     """The half after the delta."""
     tiles, half_bytes, layout_digest = read_layout(layout_bytes)
@@ -524,21 +559,7 @@ def apply_container(data, layout_bytes, half):
         need(records[0]["tile"] > last_tile, "frames out of order")
         last_tile = records[-1]["tile"]
         for record in records:
-            tile = tiles[record["tile"]]
-            old = tile.read(half)
-            if record["codec"] == 1:
-                new = np.frombuffer(record["payload"], np.uint8).reshape(old.shape)
-            elif record["codec"] == 6:
-                new = decode_planes(tile, record).reshape(old.shape)
-            elif record["codec"] == 4:
-                new = decode_classes(tile, old, record)
-            elif record["codec"] == 5:
-                new = decode_dense(tile, old, record)
-            else:
-                new = decode_rice(tile, old, record)
-            digests[record["tile"]] = tile_digest(new)
-            need(digests[record["tile"]] == record["digest"], "tile %d: digest" % record["tile"])
-            tile.write(half, new)
+            apply_record(half, digests, tiles, record)
         at, seen_frames, seen_changed = at + size, seen_frames + 1, seen_changed + frame_changed
     need(seen_frames == frames and seen_changed == changed, "container: sums")
     need(root(digests) == to_root, "the root after it differs")
