@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tools/check_install.sh BUILD DIR: installs what BUILD (a Release build) has into DIR/prefix, and builds docs/examples/cpp
-# as its users would: with the CMake package, with pkg-config, and with the source inside. Each pair of programs passes
+# as its users would: with the CMake package, with pkg-config, and with the source inside. Each set of programs passes
 # three versions through the installed agent. Makes the Debian packages, and has systemd check the agent's unit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -50,6 +50,8 @@ run() {
   "$programs/serve" "127.0.0.1:$port" step_3 | tee "$programs/said"
   grep -qx 'embed.weight begins with 0.5 1.5 1.5 1.5' "$programs/said"
   grep -qx 'head.weight begins with 0.25 0.25 0.25 0.25' "$programs/said"
+  "$programs/engine" "127.0.0.1:$port" step_3 | tee "$programs/said"
+  grep -qx 'embed begins with 0.5 1.5, head_t with 0.25 0.25' "$programs/said"
   kill "$agent"
   wait "$agent" || true
   trap - EXIT
@@ -64,7 +66,7 @@ mkdir "$out/by_pkg_config"
 PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name deltasync.pc)")
 export PKG_CONFIG_PATH
 read -ra flags <<<"$(pkg-config --cflags --libs deltasync)"
-for program in train serve; do
+for program in train serve engine; do
   c++ -std=c++20 -o "$out/by_pkg_config/$program" "docs/examples/cpp/$program.cpp" "${flags[@]}"
 done
 run pkg_config

@@ -12,7 +12,7 @@
 #         tsan     ThreadSanitizer, the tests of code that runs on several threads, and of the delta kernels
 #         python   the Python package: ruff, mypy, and its tests
 #         install  the library as installed, and inside another project: docs/examples/cpp built with each, and run
-#         docs     the pages of docs/ as a site: no link or anchor that leads nowhere
+#         docs     the pages of docs/ as a site, without links that lead nowhere; what they show is run; their words
 #         wheel    the Python package as a wheel: built, installed in an empty environment and used
 #         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
 #         upgrade  the last release of the protocol before this one against this one (tools/test_upgrade.sh)
@@ -121,7 +121,13 @@ run_stage() {
       ;;
     tsan) run_tsan ;;
     lint) step "lint" tools/lint.sh ;;
-    docs) step "docs" tools/build_docs.sh ;;
+    docs)
+      step "docs: site" tools/build_docs.sh
+      step "docs: words" python3 tools/docs/budget.py
+      step "docs: release build" tools/build.sh -j "$jobs" --target deltasync deltasync-agent
+      step "docs: python build" tools/build_python.sh "$jobs"
+      step "docs: snippets" python3 tools/docs/snippets.py
+      ;;
     python) run_python ;;
     install)
       build release
