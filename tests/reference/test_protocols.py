@@ -10,14 +10,15 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tools")]
 
+from delta_reference import (  # noqa: E402  first: it skips where something is missing
+    apply_container, apply_record, read_frame, read_layout, read_sidecar, root, xxh3_128,
+)
+
 import numpy as np  # noqa: E402
 import commit_reference as commit  # noqa: E402
 import segment_reference as segment  # noqa: E402
 import wire_reference as wire  # noqa: E402
 from cli_support import BIN, DEADLINE_S, Agent, Child, CliTest  # noqa: E402
-from delta_reference import (  # noqa: E402
-    apply_container, apply_record, read_frame, read_layout, read_sidecar, root, xxh3_128,
-)
 
 TOKEN = b"a token of more than sixteen bytes"
 EPOCH = 1 << 32 | 7
