@@ -1,11 +1,9 @@
-// The example of docs/reference/commit_protocol.md, word for word, and what it does.
+// Both sides of a group in few lines (commit_protocol.md "Use"), and what they do.
 #include "deltasync/commit.hpp"
 
-#include <gmock/gmock-matchers.h>
+#include <gtest/gtest.h>
 
-#include <fstream>
 #include <future>
-#include <sstream>
 #include <thread>
 
 #include "tests/commit/fake_receiver.hpp"
@@ -14,7 +12,6 @@
 namespace deltasync {
 namespace {
 
-// [example]
 /// In the engine's driver, on a thread of its own: all ranks come to each version that the trainer publishes. Ends when
 /// the coordinator is destroyed, or has to be started anew.
 Status follow_trainer(commit::Coordinator& coordinator) {
@@ -38,23 +35,6 @@ Result<std::unique_ptr<commit::Participant>> join_group(const std::string& drive
   options.rank = rank;
   options.ranks = ranks;
   return commit::Participant::start(std::move(options), receiver, engine);
-}
-// [example]
-
-std::string text_of(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
-TEST(CommitExample, IsWhatThePageSays) {
-  const std::string source = text_of(DELTASYNC_SOURCE_DIR "/tests/commit/test_example.cpp");
-  const std::string mark = "// [" + std::string("example]\n");
-  const auto begin = source.find(mark) + mark.size();
-  const std::string code = source.substr(begin, source.rfind(mark) - begin);
-  ASSERT_THAT(code, testing::HasSubstr("join_group"));
-  EXPECT_THAT(text_of(DELTASYNC_SOURCE_DIR "/docs/reference/commit_protocol.md"),
-              testing::HasSubstr("```cpp\n" + code + "```"));
 }
 
 class Runs final : public commit::Engine {

@@ -5,15 +5,27 @@ import sys
 
 from pages import ROOT, pages, words
 
-TOTAL = 38_500
+TOTAL = 34_500
 #: By folder of docs/: for each page.
-EACH = {"start": 400, "concepts": 800, "guides": 1_200}
+EACH = {"start": 400, "concepts": 800, "guides": 1_200, "operating": 1_500, "reference": 1_500, "internals": 1_200}
+#: Pages that need more: another implementation is written from a format's or a protocol's page alone.
+MORE = {
+    "docs/internals/targets.md": 2_000,
+    "docs/reference/delta_format.md": 2_400,
+    "docs/reference/shm_protocol.md": 2_500,
+    "docs/reference/wire_protocol.md": 2_700,
+    "docs/reference/commit_protocol.md": 2_000,
+}
+
+
+def words_max(page, count):
+    return MORE.get(str(page), EACH.get(page.parts[1], count) if len(page.parts) > 2 else count)
 
 
 def main():
     counts = {page.relative_to(ROOT): words(page.read_text()) for page in pages()}
-    wrong = [f"{page}: {count} words; a page in docs/{page.parts[1]} has at most {EACH[page.parts[1]]}"
-             for page, count in counts.items() if len(page.parts) > 2 and count > EACH.get(page.parts[1], count)]
+    wrong = [f"{page}: {count} words, at most {words_max(page, count)} (tools/docs/budget.py)"
+             for page, count in counts.items() if count > words_max(page, count)]
     total = sum(counts.values())
     if total > TOTAL:
         wrong.append(f"all pages have {total} words, at most {TOTAL} (tools/docs/budget.py)")
