@@ -43,9 +43,9 @@ Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) 
   DS_ASSIGN(auto lock, shm::AgentLock::acquire(options.shm_dir, options.name));
   std::unique_ptr<AgentCore> core(new AgentCore(options, std::move(lock)));
   DS_TRY(core->adopt_existing());
-  core->yard_thread_ = std::thread([yard = core->yard_] {
-    set_thread_name("yard");
-    yard->work();
+  core->reclaimer_thread_ = std::thread([reclaimer = core->reclaimer_] {
+    set_thread_name("reclaimer");
+    reclaimer->work();
   });
   core->keeper_.start();
   core->start_maker(core->merger_, "merge");
@@ -74,8 +74,8 @@ void AgentCore::stop() {
   }
   if (publisher_.joinable()) publisher_.join();
   keeper_.stop();
-  yard_->close();
-  if (yard_thread_.joinable()) yard_thread_.join();
+  reclaimer_->close();
+  if (reclaimer_thread_.joinable()) reclaimer_thread_.join();
   const std::lock_guard lock(mutex_);
   while (!plans_.empty()) end_plan_locked(plans_.begin()->first);
   if (generations_.empty()) lock_->remove_on_release();  // there is nothing for a next agent of the name
@@ -110,7 +110,7 @@ Status AgentCore::adopt_existing() {
     if (has_version) found_ = shm::inspect_newest(*(*generation)->segment).id;
     log::info("segment_adopted name={} layout={} has_version={}", segment.path.name,
               to_string((*generation)->layout->digest()), has_version);
-    kept.insert(kept.begin(), yard_->keep(std::move(generation).value()));
+    kept.insert(kept.begin(), reclaimer_->keep(std::move(generation).value()));
   }
   DS_TRY(sweep_stray_deltas());
   const std::lock_guard lock(mutex_);
@@ -165,7 +165,7 @@ void AgentCore::rebuild_snapshot_locked(GenerationPtr generation, ServedPtr serv
   } else {
     keeper_.forget();
   }
-  yard_->bury(std::exchange(snapshot_, std::move(next)));  // it may be the last to hold deltas
+  reclaimer_->retire(std::exchange(snapshot_, std::move(next)));  // it may be the last to hold deltas
   retain_made_locked();
 }
 
@@ -294,7 +294,7 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
     made->copied = time < options_.lease_grace && options_.copy_bytes_max != 0;
     made->lease =
         leases_.begin(made->served->half, {made->copied ? LeaseBudgets::Time(0) : time, asker.host, asker.name});
-    made->shelf = shelf_.share(made->served->half, yard_, peer_room_);
+    made->shelf = shelf_.share(made->served->half, reclaimer_, peer_room_);
     Metrics::add(metrics_.leases, 1);
   }
 
@@ -351,7 +351,7 @@ void AgentCore::end_plan_locked(std::uint64_t id) {
   if (found == plans_.end()) return;
   if (found->second->lease) leases_.end(*found->second->lease);
   holds_.end(*found->second->hold);
-  yard_->bury(std::move(found->second));  // with deltas that have left the ring
+  reclaimer_->retire(std::move(found->second));  // with deltas that have left the ring
   plans_.erase(found);
 }
 

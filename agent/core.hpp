@@ -38,6 +38,7 @@
 #include "agent/pack_pool.hpp"
 #include "agent/planner.hpp"
 #include "agent/publications.hpp"
+#include "agent/reclaimer.hpp"
 #include "agent/ring.hpp"
 #include "agent/ring_keeper.hpp"
 #include "agent/room.hpp"
@@ -212,7 +213,7 @@ class AgentCore : public TrainerHooks {
    private:
     friend class AgentCore;
     std::shared_ptr<shm::AgentLock> lock_;
-    std::shared_ptr<GenerationYard> yard_;
+    std::shared_ptr<Reclaimer> reclaimer_;
   };
   Names names() const;
 
@@ -356,7 +357,7 @@ class AgentCore : public TrainerHooks {
   bool woken_ = false;             // protected by wake_mutex_
   GenerationPtr wait_generation_;  // protected by wake_mutex_: the newest, whose bell the publisher hears
 
-  const std::shared_ptr<GenerationYard> yard_ = std::make_shared<GenerationYard>(options_.before_unmap);
+  const std::shared_ptr<Reclaimer> reclaimer_ = std::make_shared<Reclaimer>(options_.before_unmap);
   mutable std::mutex mutex_;
   std::vector<GenerationPtr> generations_;  // protected by mutex_, as all below; ascending
   SnapshotPtr snapshot_ = std::make_shared<const Snapshot>();
@@ -382,7 +383,7 @@ class AgentCore : public TrainerHooks {
 
   std::atomic<bool> stop_{false};
   std::optional<Scrub> scrub_;
-  std::thread yard_thread_;  // unmaps and frees what nobody holds any more
+  std::thread reclaimer_thread_;  // unmaps and frees what nobody holds any more
   std::thread publisher_;
   /// A thread that makes deltas of one form: a compact one takes so long that no merge could wait for it.
   struct Maker {

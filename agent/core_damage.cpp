@@ -108,7 +108,7 @@ ScrubSource AgentCore::scrub_source() {
   source.with_served = [this](const auto& read) {
     if (ServedPtr served = snapshot()->served) {
       read({*served->generation, served->half, *served->digests});
-      yard_->bury(std::move(served));  // it may be the last to hold a generation
+      reclaimer_->retire(std::move(served));  // it may be the last to hold a generation
     }
   };
   source.found = [this](const HalfKey& half, std::span<const std::uint64_t> tiles) { doubt(half, tiles, "the scrub"); };

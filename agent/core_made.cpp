@@ -125,7 +125,7 @@ void AgentCore::retain_made_locked() {
 void AgentCore::let_go_locked(std::vector<RingEntryPtr> entries) {
   for (RingEntryPtr& entry : entries) {
     evicted_.push_back(entry);
-    yard_->bury(std::move(entry));
+    reclaimer_->retire(std::move(entry));
   }
 }
 
@@ -201,7 +201,7 @@ void AgentCore::make_one(Maker& maker, const MadeKey& key, ThreadPool& pool) {
   }
   Result<RingEntryPtr> made = key.form == DeltaForm::plain ? merge_chain(making) : compact_chain(making);
   const std::lock_guard lock(mutex_);
-  for (RingEntryPtr& entry : making.chain) yard_->bury(std::move(entry));  // it may have left the ring meanwhile
+  for (RingEntryPtr& entry : making.chain) reclaimer_->retire(std::move(entry));  // it may have left the ring meanwhile
   if (!made) return made_.forget(key);
   if (!*made) return made_.fail(key);
   let_go_locked(made_.put(key, std::move(*made)));
@@ -291,7 +291,7 @@ Result<RingEntryPtr> AgentCore::compact_one(const Making& making, const RingEntr
 bool AgentCore::read_served(const VersionId& version, std::span<const std::uint64_t> tiles, std::byte* out) const {
   ServedPtr served = snapshot()->served;
   const bool read = served && served->version.id == version && copy_while_served(*served, tiles, out);
-  yard_->bury(std::move(served));  // it may be the last to hold a generation
+  reclaimer_->retire(std::move(served));  // it may be the last to hold a generation
   return read;
 }
 

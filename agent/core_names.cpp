@@ -47,13 +47,14 @@ void AgentCore::look_at_names_locked(std::chrono::steady_clock::time_point now) 
 AgentCore::Names AgentCore::names() const {
   Names names;
   names.lock_ = lock_;
-  names.yard_ = yard_;
+  names.reclaimer_ = reclaimer_;
   return names;
 }
 
 void AgentCore::Names::remove() const noexcept {
   try {
-    for (const GenerationPtr& generation : yard_->all_held()) static_cast<void>(generation->segment->remove_name());
+    for (const GenerationPtr& generation : reclaimer_->all_held())
+      static_cast<void>(generation->segment->remove_name());
   } catch (const std::bad_alloc&) {  // they stay, and the next agent of the name has them
   }
   lock_->remove();

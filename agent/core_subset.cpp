@@ -36,7 +36,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::Plan& 
     std::vector<RingEntryPtr> unknown;
     std::optional<Result<std::optional<wire::PlanReply>>> reply;
     if (now->offer.has_layout && now->offer.layout == plan.layout && plan.layout != subset->tiles().layout()) {
-      yard_->bury(std::move(now));
+      reclaimer_->retire(std::move(now));
       return Error(Errc::layout_mismatch, "the subscription is of layout " + to_string(subset->tiles().layout()) +
                                               ", the plan of " + to_string(plan.layout) + "; subscribe again");
     }
@@ -48,11 +48,11 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::Plan& 
       const std::lock_guard lock(mutex_);
       if (snapshot_ == now) reply = plan_locked(plan, asker, waiting_for, wait, {subset, offer, unknown});
     }
-    yard_->bury(std::move(now));  // it may be the last to hold deltas
+    reclaimer_->retire(std::move(now));  // it may be the last to hold deltas
     const bool again = !reply || !unknown.empty();
     for (RingEntryPtr& entry : unknown) {
       subset->part_of(entry);
-      yard_->bury(std::move(entry));
+      reclaimer_->retire(std::move(entry));
     }
     if (!again) return *std::move(reply);
   }

@@ -142,7 +142,7 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
                                      std::to_string(2 * newest->segment->half_bytes()) +
                                      " bytes, which --low-memory would release first");
   }
-  const GenerationPtr created = yard_->keep(std::move(*made));
+  const GenerationPtr created = reclaimer_->keep(std::move(*made));
   ++generation_next_;
   log::info("segment_created name={} half_bytes={} tensors={} layout={}", segment_name(options_.name, number),
             created->segment->half_bytes(), layout->tensors().size(), to_string(layout->digest()));
@@ -168,7 +168,7 @@ Status AgentCore::release_serving(const std::string& why) {
     std::vector<GenerationPtr> released;
     const std::lock_guard lock(mutex_);
     released.swap(generations_);
-    for (RingEntryPtr& entry : ring_.clear()) yard_->bury(std::move(entry));
+    for (RingEntryPtr& entry : ring_.clear()) reclaimer_->retire(std::move(entry));
     rebuild_snapshot_locked(nullptr, nullptr);
     while (!plans_.empty()) end_plan_locked(plans_.begin()->first);
     for (const GenerationPtr& generation : released) {
@@ -183,9 +183,9 @@ Status AgentCore::release_serving(const std::string& why) {
   }
   wake();  // the publisher lets go of it too
   notify();
-  const auto wait = [&](bool (GenerationYard::*there)(std::uint64_t) const, auto limit, const char* state) -> Status {
+  const auto wait = [&](bool (Reclaimer::*there)(std::uint64_t) const, auto limit, const char* state) -> Status {
     const Deadline deadline = Deadline::after(limit);
-    while (std::any_of(gone.begin(), gone.end(), [&](std::uint64_t number) { return (*yard_.*there)(number); })) {
+    while (std::any_of(gone.begin(), gone.end(), [&](std::uint64_t number) { return (*reclaimer_.*there)(number); })) {
       if (stop_) return Error(Errc::connection, "the agent is shutting down");
       if (deadline.passed()) {
         return Error(Errc::timed_out, std::string("the generation that is to be released is still ") + state);
@@ -194,8 +194,8 @@ Status AgentCore::release_serving(const std::string& why) {
     }
     return {};
   };
-  DS_TRY(wait(&GenerationYard::held, options_.release_limit, "read, by receivers or by the diff"));
-  return wait(&GenerationYard::has, kUnmapLimit, "being unmapped");
+  DS_TRY(wait(&Reclaimer::held, options_.release_limit, "read, by receivers or by the diff"));
+  return wait(&Reclaimer::has, kUnmapLimit, "being unmapped");
 }
 
 Result<std::uint64_t> AgentCore::grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers,

@@ -2,16 +2,10 @@
 // every plan that reads from it, so that a mapping outlives the file's removal until its last reader has left.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/home_nodes.hpp"
@@ -46,43 +40,6 @@ struct Generation {
                                                    const HomeNodesPtr& home_nodes = nullptr);
 };
 using GenerationPtr = std::shared_ptr<Generation>;
-
-/// Where what is large ends. Unmapping and freeing gigabytes takes long, and the last to hold a generation or a delta
-/// may be a thread that serves connections, or one that holds the core's mutex: so they stay here until the yard's own
-/// thread, the one in work(), clears it. Any thread may call any method.
-class GenerationYard : public std::enable_shared_from_this<GenerationYard> {
- public:
-  /// `before_unmap`: for tests, on the thread that unmaps.
-  explicit GenerationYard(std::function<void()> before_unmap = {}) : before_unmap_(std::move(before_unmap)) {}
-  /// From now on this yard's; numbers are unique.
-  GenerationPtr keep(std::unique_ptr<Generation> generation);
-  /// Takes a share of something large, which may be the last. Cheap; only for want of memory it ends at once.
-  void bury(std::shared_ptr<const void> thing) noexcept;
-  /// Unmaps what nobody holds any more, and lets go of what was buried.
-  void clear();
-  /// clear() whenever there is something, until close().
-  void work();
-  /// Nobody will clear it any more: clears it, and from then on who lets go last unmaps.
-  void close();
-  /// Somebody may still use it.
-  bool held(std::uint64_t number) const;
-  /// All that somebody may still use.
-  std::vector<GenerationPtr> all_held() const;
-  /// Not unmapped yet, which takes its time after the last has let go.
-  bool has(std::uint64_t number) const;
-
- private:
-  void take(std::unique_ptr<Generation> generation) noexcept;
-
-  const std::function<void()> before_unmap_;
-  mutable std::mutex mutex_;
-  std::set<std::uint64_t> mapped_;                           // protected by mutex_, as all below
-  std::map<std::uint64_t, std::weak_ptr<Generation>> held_;  // of these, by somebody
-  std::vector<std::unique_ptr<Generation>> left_;            // held by nobody
-  std::vector<std::shared_ptr<const void>> buried_;
-  std::condition_variable came_;
-  bool closed_ = false;
-};
 
 /// "<name>.g<number>"
 std::string segment_name(const std::string& agent_name, std::uint64_t number);

@@ -92,13 +92,13 @@ void PackShelf::evict_locked(Kept& evicted) {
   evicted.splice(evicted.end(), kept_, kept_.begin());
 }
 
-std::shared_ptr<PackShelf> ServedShelf::share(const HalfKey& half, std::shared_ptr<GenerationYard> yard,
+std::shared_ptr<PackShelf> ServedShelf::share(const HalfKey& half, std::shared_ptr<Reclaimer> reclaimer,
                                               const Room& room) {
   auto shelf = half_ == half ? shelf_.lock() : nullptr;
   if (shelf) return shelf;
-  shelf = {new PackShelf(PackShelf::kBytesMax, room), [yard = std::move(yard)](const PackShelf* last) {
+  shelf = {new PackShelf(PackShelf::kBytesMax, room), [reclaimer = std::move(reclaimer)](const PackShelf* last) {
              try {
-               yard->bury(std::shared_ptr<const PackShelf>(last));
+               reclaimer->retire(std::shared_ptr<const PackShelf>(last));
              } catch (const std::bad_alloc&) {
                // It was freed here.
              }

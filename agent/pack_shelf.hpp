@@ -14,6 +14,7 @@
 
 #include "agent/generation.hpp"
 #include "agent/leases.hpp"
+#include "agent/reclaimer.hpp"
 #include "agent/room.hpp"
 #include "delta/delta.hpp"
 #include "deltasync/result.hpp"
@@ -81,8 +82,8 @@ class PackShelf {
 /// Finds the shelf of the content that is served. Its owner's mutex.
 class ServedShelf {
  public:
-  /// The same one for all who hold a share of it; the yard frees it.
-  std::shared_ptr<PackShelf> share(const HalfKey& half, std::shared_ptr<GenerationYard> yard, const Room& room);
+  /// The same one for all who hold a share of it; the reclaimer frees it.
+  std::shared_ptr<PackShelf> share(const HalfKey& half, std::shared_ptr<Reclaimer> reclaimer, const Room& room);
 
  private:
   std::weak_ptr<PackShelf> shelf_;

@@ -128,65 +128,65 @@ TEST_F(LongWork, WhatThrowsIsAnErrorOfItsConversation) {
 
 // ---- generations ---------------------------------------------------------------------------------------------------
 
-class Yard : public ::testing::Test {
+class ReclaimerTest : public ::testing::Test {
  protected:
   GenerationPtr make(std::uint64_t number) {
-    auto made = Generation::create({dir_.path(), segment_name("yard", number)}, number, model_.layout,
+    auto made = Generation::create({dir_.path(), segment_name("reclaimer", number)}, number, model_.layout,
                                    model_.layout->encode(), {});
     EXPECT_TRUE(made) << made.error().to_string();
-    return yard_->keep(std::move(made).value());
+    return reclaimer_->keep(std::move(made).value());
   }
   test::TempDir dir_;
   test::TestModel model_ = test::make_model(1);
-  std::shared_ptr<GenerationYard> yard_ = std::make_shared<GenerationYard>();
+  std::shared_ptr<Reclaimer> reclaimer_ = std::make_shared<Reclaimer>();
 };
 
-TEST_F(Yard, WhoLetsGoLastDoesNotUnmap) {
+TEST_F(ReclaimerTest, TheLastHolderDoesNotUnmap) {
   GenerationPtr first = make(1);
   GenerationPtr reader = first;
   const GenerationPtr second = make(2);
   const ByteSpan half = first->segment->half(0);
   first.reset();
-  yard_->clear();
-  EXPECT_TRUE(yard_->has(1)) << "it has a reader";
-  EXPECT_TRUE(yard_->held(1));
+  reclaimer_->clear();
+  EXPECT_TRUE(reclaimer_->has(1)) << "it has a reader";
+  EXPECT_TRUE(reclaimer_->held(1));
   reader.reset();
-  EXPECT_FALSE(yard_->held(1));
-  ASSERT_TRUE(yard_->has(1)) << "the reader must not be the one that unmaps";
+  EXPECT_FALSE(reclaimer_->held(1));
+  ASSERT_TRUE(reclaimer_->has(1)) << "the reader must not be the one that unmaps";
   EXPECT_EQ(half[0], std::byte{0}) << "still mapped";
-  yard_->clear();
-  EXPECT_FALSE(yard_->has(1));
-  EXPECT_TRUE(yard_->has(2));
+  reclaimer_->clear();
+  EXPECT_FALSE(reclaimer_->has(1));
+  EXPECT_TRUE(reclaimer_->has(2));
 }
 
-TEST_F(Yard, WhatIsBuriedEndsOnTheThreadThatClears) {
+TEST_F(ReclaimerTest, WhatIsRetiredEndsOnTheThreadThatClears) {
   std::promise<std::thread::id> ended;
   auto deltas = std::shared_ptr<const int>(new int(1), [&](const int* p) {
     delete p;
     ended.set_value(std::this_thread::get_id());
   });
   auto where = ended.get_future();
-  yard_->bury(std::move(deltas));
-  EXPECT_EQ(where.wait_for(std::chrono::seconds(0)), std::future_status::timeout) << "ended by who buried it";
-  std::thread worker([&] { yard_->work(); });
+  reclaimer_->retire(std::move(deltas));
+  EXPECT_EQ(where.wait_for(std::chrono::seconds(0)), std::future_status::timeout) << "ended by who retired it";
+  std::thread worker([&] { reclaimer_->work(); });
   const auto id = worker.get_id();
   EXPECT_EQ(where.wait_until(test_deadline().at()), std::future_status::ready);
   EXPECT_EQ(where.get(), id);
   GenerationPtr first = make(1);
   first.reset();
-  EXPECT_TRUE(eventually([&] { return !yard_->has(1); }));
-  yard_->close();
+  EXPECT_TRUE(eventually([&] { return !reclaimer_->has(1); }));
+  reclaimer_->close();
   worker.join();
 }
 
-TEST_F(Yard, OnceItIsClosedWhoLetsGoLastUnmaps) {
+TEST_F(ReclaimerTest, OnceItIsClosedTheLastHolderUnmaps) {
   GenerationPtr first = make(1);
   GenerationPtr second = make(2);
   first.reset();
-  yard_->close();
-  EXPECT_FALSE(yard_->has(1));
+  reclaimer_->close();
+  EXPECT_FALSE(reclaimer_->has(1));
   second.reset();
-  EXPECT_FALSE(yard_->has(2));
+  EXPECT_FALSE(reclaimer_->has(2));
 }
 
 }  // namespace
