@@ -294,7 +294,7 @@ Result<wire::PlanReply> AgentCore::open_plan_locked(const Decision& decision, st
     made->copied = time < options_.lease_grace && options_.copy_bytes_max != 0;
     made->lease =
         leases_.begin(made->served->half, {made->copied ? LeaseBudgets::Time(0) : time, asker.host, asker.name});
-    made->shelf = shelf_.share(made->served->half, reclaimer_, peer_room_);
+    made->packed_frames = packed_frames_.share(made->served->half, reclaimer_, peer_room_);
     Metrics::add(metrics_.leases, 1);
   }
 

@@ -100,10 +100,10 @@ struct OpenPlan {
   ServedPtr served;     ///< full only
   LeasePtr lease;       ///< full only: on the half
   bool copied = false;  ///< full only: extents are copied out of it first, so that no writer waits for them
-  std::shared_ptr<PackShelf> shelf;  ///< full only: of all such plans of this half
-  LeasePtr hold;                     ///< on everything else, from the plan's beginning to its end
-  std::vector<RingEntryPtr> steps;   ///< oldest first
-  SubsetPtr subset;                  ///< the tiles that it is about; null: all
+  std::shared_ptr<PackedFrameCache> packed_frames;  ///< full only: of all such plans of this half
+  LeasePtr hold;                                    ///< on everything else, from the plan's beginning to its end
+  std::vector<RingEntryPtr> steps;                  ///< oldest first
+  SubsetPtr subset;                                 ///< the tiles that it is about; null: all
   std::chrono::steady_clock::time_point opened_at;
   std::chrono::steady_clock::time_point expires_at;
 
@@ -365,7 +365,7 @@ class AgentCore : public TrainerHooks {
   RingKeeper keeper_;                                    // its own mutex, the last in every order
   std::vector<std::weak_ptr<const RingEntry>> evicted_;  // may be pinned by plans
   std::map<std::uint64_t, OpenPlanPtr> plans_;
-  ServedShelf shelf_;
+  ServedPackedFrameCache packed_frames_;
   std::map<Digest128, std::weak_ptr<Subset>> subsets_;  // by TileSet::digest()
   MadeCache made_;
   std::uint64_t generation_next_ = 1;

@@ -117,7 +117,7 @@ void PackAhead::begin(std::shared_ptr<const Tiles> tiles, std::function<Result<P
   const auto slot = std::make_shared<Slot>(home_, std::move(tiles), std::move(pack));
   slots_.push_back(slot);
   ++pool_.wanted_;
-  if (PackedFramePtr here = shelf_->find(*slot->tiles)) {
+  if (PackedFramePtr here = cache_->find(*slot->tiles)) {
     slot->result.emplace(std::move(here));
     count_made(pool_, *slot);
   } else {
@@ -127,7 +127,7 @@ void PackAhead::begin(std::shared_ptr<const Tiles> tiles, std::function<Result<P
 
 /// The pool's job has no share in the slot until it begins, so that what nobody wants any more is free at once.
 void PackAhead::hand_to_pool(const std::shared_ptr<Slot>& slot) {
-  pool_.add([&pool = pool_, weak = std::weak_ptr(slot), shelf = shelf_, home = home_](bool go) {
+  pool_.add([&pool = pool_, weak = std::weak_ptr(slot), cache = cache_, home = home_](bool go) {
     const std::shared_ptr<Slot> wanted = weak.lock();
     if (!wanted) return;
     const auto deliver = [&pool, wanted, home](const Result<PackedFramePtr>& made) {
@@ -143,7 +143,7 @@ void PackAhead::hand_to_pool(const std::shared_ptr<Slot>& slot) {
     };
     try {
       if (!go) return deliver(Error(Errc::connection, "the agent is shutting down"));
-      shelf->get(
+      cache->get(
           *wanted->tiles, [wanted] { return call(wanted->pack); }, deliver);
     } catch (const std::exception& e) {
       log_lost(e);

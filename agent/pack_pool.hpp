@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "agent/pack_shelf.hpp"
+#include "agent/packed_frame_cache.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync::agent {
@@ -58,11 +58,11 @@ class PackPool {
 /// The frames of one answer, in order. Its conversation's strand.
 class PackAhead {
  public:
-  using Tiles = PackShelf::Tiles;
+  using Tiles = PackedFrameCache::Tiles;
 
-  /// `shelf`: of the version whose tiles these are.
-  PackAhead(PackPool& pool, std::shared_ptr<PackShelf> shelf, boost::asio::any_io_executor home)
-      : pool_(pool), shelf_(std::move(shelf)), home_(std::move(home)) {}
+  /// `cache`: of the version whose tiles these are.
+  PackAhead(PackPool& pool, std::shared_ptr<PackedFrameCache> cache, boost::asio::any_io_executor home)
+      : pool_(pool), cache_(std::move(cache)), home_(std::move(home)) {}
   /// As drop() of all.
   ~PackAhead();
   PackAhead(const PackAhead&) = delete;
@@ -73,7 +73,7 @@ class PackAhead {
   /// beyond kMadeMax in all, one for each has to do.
   bool may_begin() const noexcept;
   bool empty() const noexcept { return slots_.empty(); }
-  /// `pack` is called on one of the pool's threads, unless the frame has been dropped by then, lies on the shelf, or is
+  /// `pack` is called on one of the pool's threads, unless the frame has been dropped by then, is in the cache, or is
   /// being packed for somebody else.
   void begin(std::shared_ptr<const Tiles> tiles, std::function<Result<PackedFrame>()> pack);
   /// Until the oldest one is there, for `limit` at most. Whether it is.
@@ -109,7 +109,7 @@ class PackAhead {
   void hand_to_pool(const std::shared_ptr<Slot>& slot);
 
   PackPool& pool_;
-  const std::shared_ptr<PackShelf> shelf_;
+  const std::shared_ptr<PackedFrameCache> cache_;
   const boost::asio::any_io_executor home_;
   std::deque<std::shared_ptr<Slot>> slots_;
 };

@@ -380,7 +380,7 @@ Result<PackedFramePtr> PullConversation::make_raw(const OpenPlan& plan, std::spa
 asio::awaitable<Status> PullConversation::send_packed(std::uint64_t request, OpenPlanPtr plan, RawTileRuns& runs,
                                                       const net::MessageStream::MaySend& permit) {
   if (core_.packers().threads() == 0) co_return Error(Errc::unsupported, "this agent packs no tiles");
-  PackAhead ahead(core_.packers(), plan->shelf, stream_.executor());
+  PackAhead ahead(core_.packers(), plan->packed_frames, stream_.executor());
   std::shared_ptr<const PackAhead::Tiles> next;
   std::deque<Room::Share> held;  // of each frame that is ahead
   for (;;) {

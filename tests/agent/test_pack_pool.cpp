@@ -19,7 +19,7 @@ namespace deltasync::agent {
 namespace {
 
 namespace asio = boost::asio;
-using Tiles = PackShelf::Tiles;
+using Tiles = PackedFrameCache::Tiles;
 
 constexpr auto kLimit = std::chrono::seconds(60);  // no wait of a test that passes comes near it
 
@@ -29,19 +29,20 @@ PackedFrame frame_of(std::uint64_t hash, std::size_t bytes = 100) {
   made.hash = hash;
   return made;
 }
-PackShelf::Make makes(std::uint64_t hash, std::size_t bytes = 100) {
+PackedFrameCache::Make makes(std::uint64_t hash, std::size_t bytes = 100) {
   return [=] { return PackedFramePtr(std::make_shared<const PackedFrame>(frame_of(hash, bytes))); };
 }
 Result<PackedFramePtr> fails() {
   return Error(Errc::lease_revoked, "told to");
 }
 
-// ---- PackShelf -------------------------------------------------------------------------------------------------
+// ---- PackedFrameCache
+// -------------------------------------------------------------------------------------------------
 
 /// What get() delivered: the frame's hash, 0 for an error, nothing if nothing came.
 struct Delivery {
   std::optional<std::uint64_t> hash;
-  PackShelf::Deliver to() {
+  PackedFrameCache::Deliver to() {
     return [this](const Result<PackedFramePtr>& made) {
       EXPECT_FALSE(hash) << "delivered twice";
       hash = made ? (*made)->hash : 0;
@@ -49,61 +50,61 @@ struct Delivery {
   }
 };
 
-TEST(PackShelf, WhatWasMadeIsFoundByItsTiles) {
-  PackShelf shelf;
-  EXPECT_EQ(shelf.find({1, 2}), nullptr);
+TEST(PackedFrameCache, WhatWasMadeIsFoundByItsTiles) {
+  PackedFrameCache cache;
+  EXPECT_EQ(cache.find({1, 2}), nullptr);
   Delivery first;
-  shelf.get({1, 2}, makes(7), first.to());
+  cache.get({1, 2}, makes(7), first.to());
   EXPECT_EQ(first.hash, 7u);
-  ASSERT_NE(shelf.find({1, 2}), nullptr);
-  EXPECT_EQ(shelf.find({1, 2})->hash, 7u);
-  EXPECT_EQ(shelf.find({1}), nullptr);
-  EXPECT_EQ(shelf.find({1, 2, 3}), nullptr);
+  ASSERT_NE(cache.find({1, 2}), nullptr);
+  EXPECT_EQ(cache.find({1, 2})->hash, 7u);
+  EXPECT_EQ(cache.find({1}), nullptr);
+  EXPECT_EQ(cache.find({1, 2, 3}), nullptr);
   Delivery again;
-  shelf.get({1, 2}, makes(8), again.to());
+  cache.get({1, 2}, makes(8), again.to());
   EXPECT_EQ(again.hash, 7u) << "it was there";
 }
 
-TEST(PackShelf, WhatCannotBeMadeIsNotThere) {
-  PackShelf shelf;
+TEST(PackedFrameCache, WhatCannotBeMadeIsNotThere) {
+  PackedFrameCache cache;
   Delivery first;
-  shelf.get({1}, fails, first.to());
+  cache.get({1}, fails, first.to());
   EXPECT_EQ(first.hash, 0u);
-  EXPECT_EQ(shelf.find({1}), nullptr);
+  EXPECT_EQ(cache.find({1}), nullptr);
   Delivery again;
-  shelf.get({1}, makes(8), again.to());
+  cache.get({1}, makes(8), again.to());
   EXPECT_EQ(again.hash, 8u);
 }
 
-TEST(PackShelf, TheOldestGoFirst) {
-  PackShelf shelf(250);
+TEST(PackedFrameCache, TheOldestGoFirst) {
+  PackedFrameCache cache(250);
   Delivery out[4];
-  for (std::uint64_t i = 0; i < 3; ++i) shelf.get({i}, makes(i + 1), out[i].to());
-  EXPECT_EQ(shelf.find({0}), nullptr);
-  EXPECT_NE(shelf.find({1}), nullptr);
-  EXPECT_NE(shelf.find({2}), nullptr);
+  for (std::uint64_t i = 0; i < 3; ++i) cache.get({i}, makes(i + 1), out[i].to());
+  EXPECT_EQ(cache.find({0}), nullptr);
+  EXPECT_NE(cache.find({1}), nullptr);
+  EXPECT_NE(cache.find({2}), nullptr);
   // One that never fits is delivered all the same.
-  shelf.get({3}, makes(4, 251), out[3].to());
+  cache.get({3}, makes(4, 251), out[3].to());
   EXPECT_EQ(out[3].hash, 4u);
-  for (std::uint64_t i = 0; i < 4; ++i) EXPECT_EQ(shelf.find({i}), nullptr);
+  for (std::uint64_t i = 0; i < 4; ++i) EXPECT_EQ(cache.find({i}), nullptr);
   // And what went counts no more.
   Delivery more[2];
-  for (std::uint64_t i = 0; i < 2; ++i) shelf.get({i}, makes(i + 1), more[i].to());
-  EXPECT_NE(shelf.find({0}), nullptr);
-  EXPECT_NE(shelf.find({1}), nullptr);
+  for (std::uint64_t i = 0; i < 2; ++i) cache.get({i}, makes(i + 1), more[i].to());
+  EXPECT_NE(cache.find({0}), nullptr);
+  EXPECT_NE(cache.find({1}), nullptr);
 }
 
-TEST(PackShelf, WhoAsksMeanwhileGetsTheSame) {
-  PackShelf shelf;
+TEST(PackedFrameCache, WhoAsksMeanwhileGetsTheSame) {
+  PackedFrameCache cache;
   Delivery maker;
   Delivery other;
   Delivery third;
-  shelf.get(
+  cache.get(
       {1},
       [&] {
-        EXPECT_EQ(shelf.find({1}), nullptr) << "not yet";
-        shelf.get({1}, makes(8), other.to());
-        shelf.get({1}, makes(9), third.to());
+        EXPECT_EQ(cache.find({1}), nullptr) << "not yet";
+        cache.get({1}, makes(8), other.to());
+        cache.get({1}, makes(9), third.to());
         EXPECT_FALSE(other.hash);
         return makes(7)();
       },
@@ -113,33 +114,33 @@ TEST(PackShelf, WhoAsksMeanwhileGetsTheSame) {
   EXPECT_EQ(third.hash, 7u);
 }
 
-TEST(PackShelf, WhoWaitsForAFailureMakesItHimself) {
-  PackShelf shelf;
+TEST(PackedFrameCache, WhoWaitsForAFailureMakesItHimself) {
+  PackedFrameCache cache;
   Delivery maker;
   Delivery other;
   Delivery third;
-  shelf.get(
+  cache.get(
       {1},
       [&] {
-        shelf.get({1}, makes(8), other.to());
-        shelf.get({1}, fails, third.to());
+        cache.get({1}, makes(8), other.to());
+        cache.get({1}, fails, third.to());
         return fails();
       },
       maker.to());
   EXPECT_EQ(maker.hash, 0u);
   EXPECT_EQ(third.hash, 0u) << "asked last, tried first";
   EXPECT_EQ(other.hash, 8u);
-  EXPECT_EQ(shelf.find({1})->hash, 8u);
+  EXPECT_EQ(cache.find({1})->hash, 8u);
 }
 
-TEST(PackShelf, ManyThreads) {
-  PackShelf shelf(1500);
+TEST(PackedFrameCache, ManyThreads) {
+  PackedFrameCache cache(1500);
   std::vector<std::thread> threads;
   std::atomic<int> delivered{0};
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (std::uint64_t i = 0; i < 200; ++i) {
-        shelf.get({i / 2}, i % 7 == 0 ? PackShelf::Make(fails) : makes(i / 2 + 1),
+        cache.get({i / 2}, i % 7 == 0 ? PackedFrameCache::Make(fails) : makes(i / 2 + 1),
                   [&delivered, i](const Result<PackedFramePtr>& made) {
                     if (made) {
                       EXPECT_EQ((*made)->hash, i / 2 + 1);
@@ -164,7 +165,7 @@ class Ahead : public ::testing::Test {
     pool_.stop();
   }
   PackAhead& answer() {
-    answers_.push_back(std::make_unique<PackAhead>(pool_, shelf_, io_.get_executor()));
+    answers_.push_back(std::make_unique<PackAhead>(pool_, cache_, io_.get_executor()));
     return *answers_.back();
   }
   /// Frames of a tile each, which nobody has asked for before; of those that may_begin() allows, up to so many.
@@ -195,14 +196,14 @@ class Ahead : public ::testing::Test {
 
   /// Until the threads have ended what they were given: a frame of somebody else's comes after it.
   void wait_until_idle() {
-    PackAhead last(pool_, shelf_, io_.get_executor());
+    PackAhead last(pool_, cache_, io_.get_executor());
     begin(last, 1);
     wait(last);
   }
 
   asio::io_context io_;
   PackPool pool_;
-  const std::shared_ptr<PackShelf> shelf_ = std::make_shared<PackShelf>();
+  const std::shared_ptr<PackedFrameCache> cache_ = std::make_shared<PackedFrameCache>();
   std::vector<std::unique_ptr<PackAhead>> answers_;
   std::uint64_t next_ = 0;
 
@@ -263,7 +264,7 @@ TEST_F(Ahead, TooManyThatWaitLeaveOneForEach) {
   EXPECT_EQ(begin(other, 9), 3u);
 }
 
-TEST_F(Ahead, WhatLiesOnTheShelfIsThereAtOnce) {
+TEST_F(Ahead, WhatIsInTheCacheIsThereAtOnce) {
   begin(answer(), 1);
   go_on();
   wait(*answers_.front());

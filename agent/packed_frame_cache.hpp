@@ -1,5 +1,5 @@
 // Frames that were packed of one version, kept for other receivers that pull it too: those that were told of it
-// together ask for the same frames within moments. Each plan of the version has a share in the one shelf, which goes
+// together ask for the same frames within moments. Each plan of the version has a share in the one cache, which goes
 // with the last of them. Frames hold copies, so no lease is needed for what lies here.
 #pragma once
 
@@ -29,7 +29,7 @@ struct PackedFrame {
 using PackedFramePtr = std::shared_ptr<const PackedFrame>;
 
 /// Any thread.
-class PackShelf {
+class PackedFrameCache {
  public:
   using Tiles = std::vector<std::uint64_t>;
   using Make = std::function<Result<PackedFramePtr>()>;
@@ -39,7 +39,7 @@ class PackShelf {
   /// it has had packed.
   static constexpr std::uint64_t kBytesMax = 256u << 20;
   /// What is kept is taken from `room` too: if there is none to spare, less is kept.
-  explicit PackShelf(std::uint64_t bytes_max = kBytesMax, const Room& room = Room(kBytesMax))
+  explicit PackedFrameCache(std::uint64_t bytes_max = kBytesMax, const Room& room = Room(kBytesMax))
       : bytes_max_(bytes_max), room_(room) {}
 
   /// Null: not here, or not yet.
@@ -79,14 +79,14 @@ class PackShelf {
   std::uint64_t bytes_ = 0;  // of these
 };
 
-/// Finds the shelf of the content that is served. Its owner's mutex.
-class ServedShelf {
+/// Finds the cache of the content that is served. Its owner's mutex.
+class ServedPackedFrameCache {
  public:
   /// The same one for all who hold a share of it; the reclaimer frees it.
-  std::shared_ptr<PackShelf> share(const HalfKey& half, std::shared_ptr<Reclaimer> reclaimer, const Room& room);
+  std::shared_ptr<PackedFrameCache> share(const HalfKey& half, std::shared_ptr<Reclaimer> reclaimer, const Room& room);
 
  private:
-  std::weak_ptr<PackShelf> shelf_;
+  std::weak_ptr<PackedFrameCache> cache_;
   HalfKey half_;  // whose frames lie there
 };
 

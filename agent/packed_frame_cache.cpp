@@ -1,4 +1,4 @@
-#include "agent/pack_shelf.hpp"
+#include "agent/packed_frame_cache.hpp"
 
 #include <new>
 #include <optional>
@@ -14,13 +14,13 @@ std::uint64_t held_bytes(const PackedFrame& made) {
 
 }  // namespace
 
-PackedFramePtr PackShelf::find(const Tiles& tiles) const {
+PackedFramePtr PackedFrameCache::find(const Tiles& tiles) const {
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(tiles);
   return found == entries_.end() ? nullptr : found->second.frame;
 }
 
-void PackShelf::get(const Tiles& tiles, Make make, Deliver deliver) {
+void PackedFrameCache::get(const Tiles& tiles, Make make, Deliver deliver) {
   Entries::iterator entry;
   PackedFramePtr here;
   {
@@ -61,7 +61,7 @@ void PackShelf::get(const Tiles& tiles, Make make, Deliver deliver) {
   }
 }
 
-PackShelf::Kept PackShelf::keep_locked(Entries::iterator entry, const PackedFramePtr& frame) {
+PackedFrameCache::Kept PackedFrameCache::keep_locked(Entries::iterator entry, const PackedFramePtr& frame) {
   Kept evicted;
   const std::uint64_t bytes = held_bytes(*frame);
   auto share = room_.take_spare(bytes);
@@ -84,7 +84,7 @@ PackShelf::Kept PackShelf::keep_locked(Entries::iterator entry, const PackedFram
   return evicted;
 }
 
-void PackShelf::evict_locked(Kept& evicted) {
+void PackedFrameCache::evict_locked(Kept& evicted) {
   KeptFrame& oldest = kept_.front();
   bytes_ -= held_bytes(*oldest.frame);
   entries_.erase(oldest.entry);
@@ -92,20 +92,22 @@ void PackShelf::evict_locked(Kept& evicted) {
   evicted.splice(evicted.end(), kept_, kept_.begin());
 }
 
-std::shared_ptr<PackShelf> ServedShelf::share(const HalfKey& half, std::shared_ptr<Reclaimer> reclaimer,
-                                              const Room& room) {
-  auto shelf = half_ == half ? shelf_.lock() : nullptr;
-  if (shelf) return shelf;
-  shelf = {new PackShelf(PackShelf::kBytesMax, room), [reclaimer = std::move(reclaimer)](const PackShelf* last) {
+std::shared_ptr<PackedFrameCache> ServedPackedFrameCache::share(const HalfKey& half,
+                                                                std::shared_ptr<Reclaimer> reclaimer,
+                                                                const Room& room) {
+  auto cache = half_ == half ? cache_.lock() : nullptr;
+  if (cache) return cache;
+  cache = {new PackedFrameCache(PackedFrameCache::kBytesMax, room),
+           [reclaimer = std::move(reclaimer)](const PackedFrameCache* last) {
              try {
-               reclaimer->retire(std::shared_ptr<const PackShelf>(last));
+               reclaimer->retire(std::shared_ptr<const PackedFrameCache>(last));
              } catch (const std::bad_alloc&) {
                // It was freed here.
              }
            }};
-  shelf_ = shelf;
+  cache_ = cache;
   half_ = half;
-  return shelf;
+  return cache;
 }
 
 }  // namespace deltasync::agent
