@@ -35,7 +35,7 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
       copy_room_(options.copy_bytes_max),
       peer_room_(options.peer_bytes_max),
       ring_(options.ring_bytes_max, options.ring_entries_max),
-      made_(options.merge_bytes_max),
+      derived_(options.merge_bytes_max),
       budgets_(options.lease_grace) {}
 
 Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) {
@@ -48,8 +48,8 @@ Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) 
     reclaimer->work();
   });
   core->keeper_.start();
-  core->start_maker(core->merger_, "merge");
-  core->start_maker(core->compacter_, "compact");
+  core->start_builder(core->merger_, "merge");
+  core->start_builder(core->compacter_, "compact");
   core->publisher_ = std::thread([raw = core.get()] { raw->publish_loop(); });
   core->scrub_.emplace(options.scrub, core->scrub_source());
   return core;
@@ -65,12 +65,12 @@ void AgentCore::stop() {
     stop_ = true;
     merger_.cancel = compacter_.cancel = true;
   }
-  make_cv_.notify_all();
+  build_cv_.notify_all();
   wake();
   if (scrub_) scrub_->stop();
   packers_.stop();
-  for (Maker* maker : {&merger_, &compacter_}) {
-    if (maker->thread.joinable()) maker->thread.join();
+  for (DeltaBuilder* builder : {&merger_, &compacter_}) {
+    if (builder->thread.joinable()) builder->thread.join();
   }
   if (publisher_.joinable()) publisher_.join();
   keeper_.stop();
@@ -166,7 +166,7 @@ void AgentCore::rebuild_snapshot_locked(GenerationPtr generation, ServedPtr serv
     keeper_.forget();
   }
   reclaimer_->retire(std::exchange(snapshot_, std::move(next)));  // it may be the last to hold deltas
-  retain_made_locked();
+  retain_derived_locked();
 }
 
 AgentCore::Subscription AgentCore::subscribe(std::function<void()> changed) {
@@ -197,23 +197,23 @@ void AgentCore::wake() {
 // ---- plans -------------------------------------------------------------------------------------------------------
 
 Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::Plan& plan, const Asker& asker,
-                                                       std::string* waiting_for, MadeWait& wait,
+                                                       std::string* waiting_for, PendingPlan& pending,
                                                        const SubsetPtr& subset) {
   if (plan.base.valid()) hear_of_epoch(plan.base.epoch);
-  if (subset) return plan_subset(plan, asker, waiting_for, wait, subset);
+  if (subset) return plan_subset(plan, asker, waiting_for, pending, subset);
   const std::lock_guard lock(mutex_);
   std::vector<RingEntryPtr> unknown;  // stays empty
-  return plan_locked(plan, asker, waiting_for, wait, {nullptr, snapshot_->offer, unknown});
+  return plan_locked(plan, asker, waiting_for, pending, {nullptr, snapshot_->offer, unknown});
 }
 
 Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& plan, const Asker& asker,
-                                                              std::string* waiting_for, MadeWait& wait,
+                                                              std::string* waiting_for, PendingPlan& pending,
                                                               const Share& share) {
   if (stop_) return Error(Errc::connection, "the agent is shutting down");
   Decision decision = decide(plan, share.offer);
   if (decision.kind != Decision::Kind::delta) {
     // What it could have had before it waited for a merge may have left the ring meanwhile.
-    if (auto chain = take_chain_locked(wait)) {
+    if (auto chain = take_chain_locked(pending)) {
       count_pull(chain->mode);
       return std::optional<wire::PlanReply>(std::move(chain));
     }
@@ -231,12 +231,12 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
     }
     default: break;
   }
-  auto steps = made_steps_locked(decision, wait);
+  auto steps = derived_steps_locked(decision, pending);
   if (!steps) {
-    if (decision.kind == Decision::Kind::delta && !wait.chain) {
-      DS_ASSIGN(wait.chain, open_plan_locked(decision, ring_steps_locked(decision), asker, share));
+    if (decision.kind == Decision::Kind::delta && !pending.chain) {
+      DS_ASSIGN(pending.chain, open_plan_locked(decision, ring_steps_locked(decision), asker, share));
     }
-    *waiting_for = (wait.key->form == DeltaForm::compact ? "a compact delta of " : "the merge of ") +
+    *waiting_for = (pending.key->form == DeltaForm::compact ? "a compact delta of " : "the merge of ") +
                    std::to_string(decision.merge_steps) + " steps to " + to_string(decision.target);
     return std::optional<wire::PlanReply>();
   }
@@ -247,7 +247,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
     for (const RingEntryPtr& entry : *steps) bytes += part_of(share, entry).frame_bytes;
     if (bytes >= share.offer.full_bytes) *steps = ring_steps_locked(decision);
   }
-  if (wait.hit) Metrics::add(metrics_.merge_hits, 1);
+  if (pending.hit) Metrics::add(metrics_.merge_hits, 1);
   if (decision.kind == Decision::Kind::full && decision.merge_steps != 0) {
     // The chain itself is larger than a full transfer.
     std::uint64_t bytes = 0;
@@ -258,7 +258,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
       steps->clear();
     }
   }
-  if (const auto chain = take_chain_locked(wait)) end_plan_locked(chain->plan);
+  if (const auto chain = take_chain_locked(pending)) end_plan_locked(chain->plan);
   DS_ASSIGN(wire::PlanReply reply, open_plan_locked(decision, std::move(*steps), asker, share));
   count_pull(reply.mode);
   return std::optional<wire::PlanReply>(std::move(reply));
@@ -400,7 +400,7 @@ std::chrono::milliseconds AgentCore::tend() {
     end_plan_locked(id);
   }
 
-  std::optional<Wish> wish;
+  std::optional<HalfRequest> request;
   for (const GenerationPtr& generation : generations_) {
     const auto retiring = generation->role->retiring();
     if (!retiring) continue;
@@ -408,9 +408,10 @@ std::chrono::milliseconds AgentCore::tend() {
     const auto waiting = generation->role->writer_waiting();
     if (!waiting) continue;
     const HalfKey key{generation->number, retiring->half, retiring->sequence};
-    wish = wish_ && wish_->half == key ? *wish_ : Wish{key, now, now + waiting->remaining() / 2};
-    const bool all = now >= wish->revoke_all_at;
-    const auto revoked = leases_.revoke(key, all ? std::chrono::nanoseconds::max() : now - wish->since);
+    request = half_request_ && half_request_->half == key ? *half_request_
+                                                          : HalfRequest{key, now, now + waiting->remaining() / 2};
+    const bool all = now >= request->revoke_all_at;
+    const auto revoked = leases_.revoke(key, all ? std::chrono::nanoseconds::max() : now - request->since);
     Metrics::add(metrics_.leases_revoked, revoked.size());
     for (const LeasePtr& lease : revoked) {
       budgets_.lost(lease->terms().host);
@@ -419,7 +420,7 @@ std::chrono::milliseconds AgentCore::tend() {
                 budgets_.of(lease->terms().host).count());
     }
   }
-  wish_ = wish;
+  half_request_ = request;
   look_at_names_locked(now);
   return std::chrono::milliseconds(retiring_any ? 5 : 50);
 }

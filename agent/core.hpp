@@ -29,10 +29,10 @@
 #include <vector>
 
 #include "agent/behind.hpp"
+#include "agent/derived_delta_cache.hpp"
 #include "agent/generation.hpp"
 #include "agent/lease_budgets.hpp"
 #include "agent/leases.hpp"
-#include "agent/made_cache.hpp"
 #include "agent/metrics.hpp"
 #include "agent/options.hpp"
 #include "agent/pack_pool.hpp"
@@ -112,13 +112,13 @@ struct OpenPlan {
 using OpenPlanPtr = std::shared_ptr<const OpenPlan>;
 
 /// What a plan that is asked for again and again knows of the delta that it waits for. Its conversation's.
-struct MadeWait {
+struct PendingPlan {
   bool may_wait = false;  ///< still
   // The core's.
-  std::optional<MadeKey> key;  ///< waited for: one in all, so that a trainer that is faster holds up nobody
-  MadeCache::Wish wish;        ///< for it, until the waiting ends
-  bool began = false;          ///< nobody else had asked for it
-  bool hit = false;            ///< another's answers it
+  std::optional<DeltaKey> key;         ///< waited for: one in all, so that a trainer that is faster holds up nobody
+  DerivedDeltaCache::Request request;  ///< for it, until the waiting ends
+  bool began = false;                  ///< nobody else had asked for it
+  bool hit = false;                    ///< another's answers it
   /// Opened when the waiting began: the steps that it could have had at once. They stay to be had if they leave the
   /// ring meanwhile.
   std::optional<wire::PlanReply> chain;
@@ -154,10 +154,10 @@ class AgentCore : public TrainerHooks {
   // ---- the pull server's side; any thread ----------------------------------------------------------------------
   SnapshotPtr snapshot() const;
   /// One attempt: an answer, or nothing yet (`waiting_for` says what is missing; a change is told to subscribers). A
-  /// full answer has begun a lease. `wait` is the same for all attempts of one plan. `subset` is what the connection
+  /// full answer has begun a lease. `pending` is the same for all attempts of one plan. `subset` is what the connection
   /// has subscribed to and the plan names; null: everything.
   Result<std::optional<wire::PlanReply>> plan(const wire::Plan& plan, const Asker& asker, std::string* waiting_for,
-                                              MadeWait& wait, const SubsetPtr& subset = nullptr);
+                                              PendingPlan& pending, const SubsetPtr& subset = nullptr);
   /// A receiver holds a version of it. Any thread.
   void hear_of_epoch(std::uint64_t epoch);
   /// The one Subset of these tiles for all connections, as long as one of them holds it. no_space beyond
@@ -231,7 +231,7 @@ class AgentCore : public TrainerHooks {
   std::vector<Behind> behind(std::span<const VersionId> held) const;
   std::vector<GenerationPtr> generations() const;
   std::uint64_t ring_bytes_max() const;
-  struct MadeInfo {
+  struct DerivedInfo {
     struct Entry {
       Version from;
       Version to;
@@ -246,7 +246,7 @@ class AgentCore : public TrainerHooks {
     std::uint64_t bytes_max = 0;
     std::size_t wanted = 0;  ///< waiting, or being made
   };
-  MadeInfo made() const;
+  DerivedInfo derived() const;
 
  private:
   struct Subscribers {
@@ -291,39 +291,41 @@ class AgentCore : public TrainerHooks {
     std::vector<RingEntryPtr>& unknown;  ///< whose parts have to be reckoned first
   };
   Result<std::optional<wire::PlanReply>> plan_locked(const wire::Plan& plan, const Asker& asker,
-                                                     std::string* waiting_for, MadeWait& wait, const Share& share);
+                                                     std::string* waiting_for, PendingPlan& pending,
+                                                     const Share& share);
   /// `steps`: of a delta, or listed with a full answer.
   Result<wire::PlanReply> open_plan_locked(const Decision& decision, std::vector<RingEntryPtr> steps,
                                            const Asker& asker, const Share& share);
   // core_subset.cpp
   Result<std::optional<wire::PlanReply>> plan_subset(const wire::Plan& plan, const Asker& asker,
-                                                     std::string* waiting_for, MadeWait& wait, const SubsetPtr& subset);
+                                                     std::string* waiting_for, PendingPlan& pending,
+                                                     const SubsetPtr& subset);
   static bool know_parts(const Share& share, const std::vector<RingEntryPtr>& steps);
   static Subset::Part part_of(const Share& share, const RingEntryPtr& entry);
-  // core_made.cpp: of the chain of `decision` the most that is made as one, then the ring's own; nothing: it is waited
-  // for.
-  std::optional<std::vector<RingEntryPtr>> made_steps_locked(const Decision& decision, MadeWait& wait);
+  // core_derived.cpp: of the chain of `decision` the most that is made as one, then the ring's own; nothing: it is
+  // waited for.
+  std::optional<std::vector<RingEntryPtr>> derived_steps_locked(const Decision& decision, PendingPlan& pending);
   std::vector<RingEntryPtr> ring_steps_locked(const Decision& decision) const;
-  std::optional<wire::PlanReply> take_chain_locked(MadeWait& wait);
+  std::optional<wire::PlanReply> take_chain_locked(PendingPlan& pending);
   void count_pull(wire::PlanMode mode);
-  std::vector<RingEntryPtr> chain_locked(const MadeKey& key) const;
-  std::vector<MadeKey> better_than(const Decision& decision, const std::vector<RingEntryPtr>& chain) const;
-  void wish_locked(const std::vector<MadeKey>& better, MadeWait& wait);
-  bool replace_made_locked(std::vector<RingEntryPtr>& chain, bool compact) const;
-  void retain_made_locked();
+  std::vector<RingEntryPtr> chain_locked(const DeltaKey& key) const;
+  std::vector<DeltaKey> better_than(const Decision& decision, const std::vector<RingEntryPtr>& chain) const;
+  void request_better_locked(const std::vector<DeltaKey>& better, PendingPlan& pending);
+  bool put_derived_locked(std::vector<RingEntryPtr>& chain, bool compact) const;
+  void retain_derived_locked();
   void let_go_locked(std::vector<RingEntryPtr> entries);
 
-  // The makers' threads. A delta that is made is null where it cannot be, or is not worth it; an error, where it may be
-  // another time.
-  struct Maker;
-  struct Making;
-  void start_maker(Maker& maker, const std::string& name);
-  void make_loop(Maker& maker, ThreadPool& pool);
-  void make_one(Maker& maker, const MadeKey& key, ThreadPool& pool);
-  Result<RingEntryPtr> merge_chain(const Making& making);
-  Result<RingEntryPtr> compact_chain(const Making& making);
-  Result<RingEntryPtr> merged_for(const Making& making);
-  Result<RingEntryPtr> compact_one(const Making& making, const RingEntry& plain);
+  // The builders' threads. A delta that is made is null where it cannot be, or is not worth it; an error, where it may
+  // be another time.
+  struct DeltaBuilder;
+  struct Build;
+  void start_builder(DeltaBuilder& builder, const std::string& name);
+  void build_loop(DeltaBuilder& builder, ThreadPool& pool);
+  void build_one(DeltaBuilder& builder, const DeltaKey& key, ThreadPool& pool);
+  Result<RingEntryPtr> merge_chain(const Build& build);
+  Result<RingEntryPtr> compact_chain(const Build& build);
+  Result<RingEntryPtr> merged_for(const Build& build);
+  Result<RingEntryPtr> compact_one(const Build& build, const RingEntry& plain);
   bool read_served(const VersionId& version, std::span<const std::uint64_t> tiles, std::byte* out) const;
 
   // The trainer-setup thread.
@@ -367,17 +369,17 @@ class AgentCore : public TrainerHooks {
   std::map<std::uint64_t, OpenPlanPtr> plans_;
   ServedPackedFrameCache packed_frames_;
   std::map<Digest128, std::weak_ptr<Subset>> subsets_;  // by TileSet::digest()
-  MadeCache made_;
+  DerivedDeltaCache derived_;
   std::uint64_t generation_next_ = 1;
   VersionId found_;  ///< constant after start: the newest that an agent before this one left; epoch 0 if none
   LeaseBudgets budgets_;
   Publications publications_;
-  struct Wish {
+  struct HalfRequest {
     HalfKey half;
     std::chrono::steady_clock::time_point since;
     std::chrono::steady_clock::time_point revoke_all_at;
   };
-  std::optional<Wish> wish_;
+  std::optional<HalfRequest> half_request_;
   std::chrono::steady_clock::time_point names_at_{};  // of the next look at the names of the files
   std::set<std::filesystem::path> nameless_;          // of which it has been said
 
@@ -386,16 +388,16 @@ class AgentCore : public TrainerHooks {
   std::thread reclaimer_thread_;  // unmaps and frees what nobody holds any more
   std::thread publisher_;
   /// A thread that makes deltas of one form: a compact one takes so long that no merge could wait for it.
-  struct Maker {
-    explicit Maker(DeltaForm made) : form(made) {}
+  struct DeltaBuilder {
+    explicit DeltaBuilder(DeltaForm made) : form(made) {}
     const DeltaForm form;
-    std::optional<MadeKey> key;       // protected by mutex_: what is being made
+    std::optional<DeltaKey> key;      // protected by mutex_: what is being made
     std::atomic<bool> cancel{false};  // it is not wanted any more
     std::thread thread;
   };
-  std::condition_variable make_cv_;  // with mutex_: something is wanted, was made or is given up, or stop
-  Maker merger_{DeltaForm::plain};
-  Maker compacter_{DeltaForm::compact};
+  std::condition_variable build_cv_;  // with mutex_: something is wanted, was made or is given up, or stop
+  DeltaBuilder merger_{DeltaForm::plain};
+  DeltaBuilder compacter_{DeltaForm::compact};
 };
 
 }  // namespace deltasync::agent

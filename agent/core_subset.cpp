@@ -29,7 +29,7 @@ Result<SubsetPtr> AgentCore::share_subset(TileSet tiles) {
 /// Roots and sizes are reckoned outside of the mutex, for a moment that must still be the present one when the plan is
 /// opened: else once more.
 Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::Plan& plan, const Asker& asker,
-                                                              std::string* waiting_for, MadeWait& wait,
+                                                              std::string* waiting_for, PendingPlan& pending,
                                                               const SubsetPtr& subset) {
   for (;;) {
     SnapshotPtr now = snapshot();
@@ -46,7 +46,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::Plan& 
       const Offer offer =
           same ? subset->offer(now->offer, now->ring, *now->served->digests, now->served->former, plan) : now->offer;
       const std::lock_guard lock(mutex_);
-      if (snapshot_ == now) reply = plan_locked(plan, asker, waiting_for, wait, {subset, offer, unknown});
+      if (snapshot_ == now) reply = plan_locked(plan, asker, waiting_for, pending, {subset, offer, unknown});
     }
     reclaimer_->retire(std::move(now));  // it may be the last to hold deltas
     const bool again = !reply || !unknown.empty();

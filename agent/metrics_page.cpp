@@ -85,7 +85,7 @@ void add_ring(metrics::Gauges& out, const AgentParts& parts, const Snapshot& now
   for (const RingEntryPtr& entry : now.ring) ring_bytes += entry->delta->frame_bytes;
   out.add("ring_bytes", "Bytes of deltas in the ring.", static_cast<double>(ring_bytes));
   out.add("ring_entries", "Deltas in the ring.", static_cast<double>(now.ring.size()));
-  const AgentCore::MadeInfo merges = parts.core.made();
+  const AgentCore::DerivedInfo merges = parts.core.derived();
   out.add("merged_bytes", "Bytes of merged and compact deltas that are kept.", static_cast<double>(merges.bytes));
   out.add("merged_entries", "Merged and compact deltas that are kept.", static_cast<double>(merges.entries.size()));
 }

@@ -151,7 +151,7 @@ Wanted find_wanted(const wire::Plan& plan, const Offer& offer) {
     case wire::WantKind::number: return find_number(plan, offer);
     case wire::WantKind::label: return find_label(plan, offer);
   }
-  return {std::nullopt, fail(Errc::protocol, "unknown kind of version wish")};
+  return {std::nullopt, fail(Errc::protocol, "unknown kind of version request")};
 }
 
 }  // namespace

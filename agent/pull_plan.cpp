@@ -86,11 +86,11 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
   std::optional<Deadline> merge_deadline;
   const Asker asker{connection_, address_.substr(0, address_.rfind(':')), name_};
   const auto subscription = hear_versions();
-  MadeWait wait;
+  PendingPlan pending;
   for (;;) {
     std::string waiting_for;
-    wait.may_wait = merge_deadline ? !merge_deadline->passed() : merge_max.count() != 0 && !deadline.passed();
-    auto reply = core_.plan(plan, asker, &waiting_for, wait, subset);
+    pending.may_wait = merge_deadline ? !merge_deadline->passed() : merge_max.count() != 0 && !deadline.passed();
+    auto reply = core_.plan(plan, asker, &waiting_for, pending, subset);
     if (!reply) co_return co_await refuse(request, std::move(reply).error());
     if (*reply) {
       const wire::PlanReply& made = **reply;
@@ -104,11 +104,11 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
       co_return co_await stream_.write(request.header.request, made, limits_.progress);
     }
     if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
-    if (wait.key && !merge_deadline) merge_deadline = deadline.earlier(Deadline::after(merge_max));
+    if (pending.key && !merge_deadline) merge_deadline = deadline.earlier(Deadline::after(merge_max));
     // Held up past the deadline while it waited for a merge: the steps are to be had.
-    if (deadline.passed() && wait.may_wait && wait.key) continue;
+    if (deadline.passed() && pending.may_wait && pending.key) continue;
     if (deadline.passed()) co_return co_await refuse(request, Error(Errc::timed_out, "waited for " + waiting_for));
-    co_await wait_for_version(wait.may_wait && merge_deadline ? *merge_deadline : deadline);
+    co_await wait_for_version(pending.may_wait && merge_deadline ? *merge_deadline : deadline);
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for " + waiting_for);
   }
 }

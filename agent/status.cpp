@@ -107,7 +107,7 @@ json ring_json(const Snapshot& now, std::uint64_t bytes_max) {
 }
 
 json merges_json(const AgentCore& core, const Metrics& metrics) {
-  const AgentCore::MadeInfo info = core.made();
+  const AgentCore::DerivedInfo info = core.derived();
   json entries = json::array();
   for (const auto& entry : info.entries) {
     entries.push_back({{"from", version_json(entry.from)},

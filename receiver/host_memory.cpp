@@ -73,7 +73,7 @@ Result<HostMemory> HostMemory::map_parts(std::uint64_t bytes, const std::vector<
     if (skip != 0) munmap(first, skip);
     first += skip;
     if (skip != slack) munmap(first + mapped, slack - skip);
-    madvise(first, mapped, MADV_HUGEPAGE);  // a wish: without it the pages are small
+    madvise(first, mapped, MADV_HUGEPAGE);  // a hint: without it the pages are small
   }
   HostMemory memory(first, bytes);
   DS_TRY(run_all(pool, pieces.size(), until, "filling host memory with pages", [&](std::uint64_t i, unsigned) {

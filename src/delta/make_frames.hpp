@@ -13,21 +13,21 @@
 
 namespace deltasync::delta {
 
-/// make(maker, i) gives the i-th of `count` frames, in the order of their tiles; an empty one is left out, and nothing
-/// means that there can be no such delta. Each worker has a maker of its own from new_maker(), a std::unique_ptr; its
-/// stats() count what it made. `what` names the work in errors; `cancel` may be null. The delta has frames and what
-/// they add up to, no more.
-template <class NewMaker, class Make>
+/// make(builder, i) gives the i-th of `count` frames, in the order of their tiles; an empty one is left out, and
+/// nothing means that there can be no such delta. Each worker has a builder of its own from new_builder(), a
+/// std::unique_ptr; its stats() count what it made. `what` names the work in errors; `cancel` may be null. The delta
+/// has frames and what they add up to, no more.
+template <class NewBuilder, class Make>
 Result<std::optional<Delta>> make_frames(const char* what, std::size_t count, const std::atomic<bool>* cancel,
-                                         ThreadPool& pool, const NewMaker& new_maker, const Make& make) {
+                                         ThreadPool& pool, const NewBuilder& new_builder, const Make& make) {
   std::vector<Frame> frames(count);
-  std::vector<decltype(new_maker())> makers(pool.size());
+  std::vector<decltype(new_builder())> builders(pool.size());
   Ending ending(what, cancel);
   pool.run(count, [&](std::uint64_t i, unsigned worker) {
     if (ending.over()) return;
     try {
-      if (makers[worker] == nullptr) makers[worker] = new_maker();
-      Result<std::optional<Frame>> frame = make(*makers[worker], i);
+      if (builders[worker] == nullptr) builders[worker] = new_builder();
+      Result<std::optional<Frame>> frame = make(*builders[worker], i);
       if (!frame || !*frame) {
         ending.end(frame ? Status() : std::move(frame).error());
       } else {
@@ -41,8 +41,8 @@ Result<std::optional<Delta>> make_frames(const char* what, std::size_t count, co
   if (!possible) return std::optional<Delta>();
   Delta delta;
   take_frames(frames, delta);
-  for (const auto& maker : makers) {
-    if (maker != nullptr) add_to_stats(maker->stats(), delta.stats);
+  for (const auto& builder : builders) {
+    if (builder != nullptr) add_to_stats(builder->stats(), delta.stats);
   }
   return std::optional<Delta>(std::move(delta));
 }

@@ -183,8 +183,8 @@ struct alignas(kLineBytes) SlotOwner {
 };
 
 struct alignas(kLineBytes) SlotWords {
-  std::uint64_t phase;             ///< PhaseWord
-  std::uint64_t wish_deadline_ns;  ///< steady clock; not 0 while the writer waits for a FREE half
+  std::uint64_t phase;                ///< PhaseWord
+  std::uint64_t request_deadline_ns;  ///< steady clock; not 0 while the writer waits for a FREE half
   std::uint64_t reserved[14];
 };
 

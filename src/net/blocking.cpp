@@ -219,8 +219,8 @@ void MessageSocket::end_sending() noexcept {
   ::shutdown(fd_.get(), SHUT_WR);
 }
 
-Status MessageSocket::wait_as(Tried::Came wish, Deadline deadline, const char* what) const {
-  return wait_for(fd_.get(), wish == Tried::Came::wants_write ? POLLOUT : POLLIN, deadline, what);
+Status MessageSocket::wait_as(Tried::Came want, Deadline deadline, const char* what) const {
+  return wait_for(fd_.get(), want == Tried::Came::wants_write ? POLLOUT : POLLIN, deadline, what);
 }
 
 Status MessageSocket::secure(std::unique_ptr<Channel> channel, Deadline deadline) {

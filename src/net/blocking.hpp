@@ -128,7 +128,7 @@ class MessageSocket {
   Status recv_exact(MutByteSpan to, bool at_message_start, Deadline deadline);
   /// Bytes, or none at the peer's end. What is tried again has waited for the socket first.
   Result<std::size_t> receive(std::span<const iovec> pieces, Deadline deadline);
-  Status wait_as(Tried::Came wish, Deadline deadline, const char* what) const;
+  Status wait_as(Tried::Came want, Deadline deadline, const char* what) const;
 
   UniqueFd fd_;
   std::unique_ptr<UniqueFd> file_;    // set: that one may come along; what came and was not taken

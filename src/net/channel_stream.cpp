@@ -95,10 +95,10 @@ Error ChannelStream::error_from(const error_code& ec, const char* what) const {
   return Error(Errc::connection, std::string(what) + ": " + ec.message());
 }
 
-awaitable<Status> ChannelStream::wait_as(Tried::Came wish, Deadline deadline, const char* what) {
+awaitable<Status> ChannelStream::wait_as(Tried::Came want, Deadline deadline, const char* what) {
   arm(deadline);
   const auto result =
-      co_await socket_.async_wait(wish == Tried::Came::wants_write ? Socket::wait_write : Socket::wait_read, kAsTuple);
+      co_await socket_.async_wait(want == Tried::Came::wants_write ? Socket::wait_write : Socket::wait_read, kAsTuple);
   disarm();
   if (std::get<0>(result)) co_return error_from(std::get<0>(result), what);
   co_return Status();

@@ -41,8 +41,8 @@ class ChannelStream : public std::enable_shared_from_this<ChannelStream> {
   /// At least one byte; repeated with what is left, as a channel wants it.
   boost::asio::awaitable<Result<std::size_t>> write_some(std::span<const iovec> from, Deadline deadline,
                                                          const char* what);
-  /// Until the socket is ready for what a channel wished.
-  boost::asio::awaitable<Status> wait_as(Tried::Came wish, Deadline deadline, const char* what);
+  /// Until the socket is ready for what a channel wants.
+  boost::asio::awaitable<Status> wait_as(Tried::Came want, Deadline deadline, const char* what);
   /// Other conversations of the same thread have their turn: a peer whose messages always wait for us, and who always
   /// takes our answers, never makes us wait.
   boost::asio::awaitable<void> give_way();

@@ -98,7 +98,7 @@ struct AgentRole::Impl {
   }
   void clear_owner(unsigned slot) {
     Cells::store(&block().owner[slot].pid, 0);
-    Cells::store(&block().slot[slot].wish_deadline_ns, 0);
+    Cells::store(&block().slot[slot].request_deadline_ns, 0);
     watches[slot].reset();
   }
   bool inside_copy(unsigned slot) {
@@ -265,9 +265,9 @@ std::optional<Deadline> AgentRole::writer_waiting() const {
   auto& block = impl_->block();
   std::optional<Deadline> earliest;
   for (unsigned k = 0; k < kSlotsMax; ++k) {
-    const auto wish = Cells::load(&block.slot[k].wish_deadline_ns);
-    if (wish == 0 || Cells::load(&block.owner[k].pid) == 0 || impl_->cells.owner_dead(k)) continue;
-    const auto since = std::chrono::nanoseconds(static_cast<std::int64_t>(std::min<std::uint64_t>(wish, INT64_MAX)));
+    const auto request = Cells::load(&block.slot[k].request_deadline_ns);
+    if (request == 0 || Cells::load(&block.owner[k].pid) == 0 || impl_->cells.owner_dead(k)) continue;
+    const auto since = std::chrono::nanoseconds(static_cast<std::int64_t>(std::min<std::uint64_t>(request, INT64_MAX)));
     const Deadline deadline(Deadline::Clock::time_point(std::chrono::duration_cast<Deadline::Clock::duration>(since)));
     earliest = earliest ? earliest->earlier(deadline) : deadline;
   }

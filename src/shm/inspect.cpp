@@ -51,7 +51,7 @@ SlotStatus inspect_slot(Segment& segment, unsigned slot) {
   status.pid = static_cast<std::int32_t>(Cells::load(&block.owner[slot].pid));
   status.phase = phase.code;
   status.sequence = phase.sequence;
-  status.waiting = Cells::load(&block.slot[slot].wish_deadline_ns) != 0;
+  status.waiting = Cells::load(&block.slot[slot].request_deadline_ns) != 0;
   return status;
 }
 

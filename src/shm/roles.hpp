@@ -42,7 +42,7 @@ class WriterRole {
   WriterRole& operator=(const WriterRole&) = delete;
 
   /// Slot 0 claims a FREE half; others join the fill of the same {version, writers}. See Writer::begin for errors.
-  /// While slot 0 waits it publishes its wish and deadline, so that the agent can revoke leases in time.
+  /// While slot 0 waits it publishes its request and the deadline, so that the agent can revoke leases in time.
   Result<Fill> begin(const Version& version, const Until& until);
   /// Brackets a copy into the half: between enter and leave the half cannot become FREE. enter fails with aborted if
   /// the fill is over. Nothing may be written outside of the brackets. Any thread; brackets may overlap.
@@ -61,7 +61,7 @@ class WriterRole {
   VersionId newest() const;
 
  private:
-  void set_wish(std::uint64_t deadline_ns) noexcept;
+  void set_request(std::uint64_t deadline_ns) noexcept;
   void close_fill() noexcept;
   Error begin_timed_out(const Version& version) const;
   Error commit_timed_out(const Fill& fill) const;
@@ -139,8 +139,8 @@ class AgentRole {
 
   /// A writer waits for a free half: when its deadline passes (steady clock), or nothing.
   std::optional<Deadline> writer_waiting() const;
-  /// Blocks until something in the segment changed (a seal, an abort, a wish) or the deadline. Changes since the last
-  /// return count, so that nothing is missed between looking and waiting. One thread at a time.
+  /// Blocks until something in the segment changed (a seal, an abort, a request) or the deadline. Changes since the
+  /// last return count, so that nothing is missed between looking and waiting. One thread at a time.
   void wait_for_change(Deadline deadline);
   /// Wakes wait_for_change.
   void wake();

@@ -50,7 +50,7 @@ WriterRole::WriterRole(Segment& segment, unsigned slot, unsigned writers)
     : segment_(segment), slot_(slot), writers_(writers) {
   ensure(slot < writers && writers <= kSlotsMax, "a slot is below the number of writers");
   Cells cells(segment);
-  set_wish(0);
+  set_request(0);
   Protocol<Cells>(cells).start_slot(slot_);
   ring(segment_.control().writer_bell);
   ring(segment_.control().agent_bell);
@@ -60,8 +60,8 @@ WriterRole::~WriterRole() {
   if (open_ && home_.here()) abort(*open_);
 }
 
-void WriterRole::set_wish(std::uint64_t deadline_ns) noexcept {
-  Cells::store(&segment_.control().slot[slot_].wish_deadline_ns, deadline_ns);
+void WriterRole::set_request(std::uint64_t deadline_ns) noexcept {
+  Cells::store(&segment_.control().slot[slot_].request_deadline_ns, deadline_ns);
 }
 
 Result<Fill> WriterRole::begin(const Version& version, const Until& until) {
@@ -80,13 +80,13 @@ Result<Fill> WriterRole::begin(const Version& version, const Until& until) {
   }
   Protocol<Cells> protocol(cells);
   const auto want = to_words(version, writers_);
-  bool wished = false;
+  bool requested = false;
   for (;;) {
     const auto seen = bell_count(block.writer_bell);  // before the look, so that a change after it wakes us
     const auto found = slot_ == 0 ? protocol.lead(want) : protocol.join(slot_, want);
     const bool out_of_time = until.over();
     if (found.attempt == Attempt::done) {
-      if (wished) set_wish(0);
+      if (requested) set_request(0);
       open_ = Fill{found.half, found.sequence};
       ring(block.writer_bell);
       ring(block.agent_bell);
@@ -99,19 +99,19 @@ Result<Fill> WriterRole::begin(const Version& version, const Until& until) {
       const bool left = other.epoch != version.id.epoch && !leader_alive(segment_);
       const bool may_pass = found.other_open && (slower || left);
       if (!may_pass || out_of_time) {
-        if (wished) set_wish(0);
+        if (requested) set_request(0);
         auto error = conflict(version, writers_, found);
         return may_pass ? ended(until, Error(Errc::timed_out, error.message())) : error;
       }
     }
     if (out_of_time) {
-      if (wished) set_wish(0);
+      if (requested) set_request(0);
       return ended(until, begin_timed_out(version));
     }
     if (found.attempt == Attempt::again) continue;
-    if (slot_ == 0 && !wished) {
-      wished = true;
-      set_wish(to_ns(until.deadline()));
+    if (slot_ == 0 && !requested) {
+      requested = true;
+      set_request(to_ns(until.deadline()));
       ring(block.agent_bell);
     }
     sleep_on(block.writer_bell, seen, until.deadline());

@@ -72,7 +72,7 @@ TEST_F(Merges, ManyReceiversShareOne) {
   const auto full = other.plan(ask());
   ASSERT_TRUE(full);
   EXPECT_EQ(full->mode, wire::PlanMode::full);
-  EXPECT_EQ(agent_->core().made().wanted, 1u);
+  EXPECT_EQ(agent_->core().derived().wanted, 1u);
   merging_.go_on();
   for (Client& c : clients) {
     const auto reply = c.socket.recv_as<wire::PlanReply>(50, test_deadline());
@@ -132,7 +132,7 @@ TEST_F(Merges, WhatNobodyWaitsForAnyMoreIsNotMade) {
   ASSERT_TRUE(first.socket.send(50, lates[0].plan, test_deadline()));
   ASSERT_TRUE(merging_.reached());
   const auto wanted = [&](std::size_t count) {
-    return eventually([&] { return agent_->core().made().wanted == count; });
+    return eventually([&] { return agent_->core().derived().wanted == count; });
   };
   auto gone = std::make_optional(client());
   ASSERT_TRUE(gone->socket.send(50, lates[1].plan, test_deadline()));
@@ -142,7 +142,7 @@ TEST_F(Merges, WhatNobodyWaitsForAnyMoreIsNotMade) {
   const auto chain = impatient.plan(lates[2].plan);
   ASSERT_TRUE(chain) << chain.error().to_string();
   EXPECT_EQ(chain->steps.size(), 3u);
-  EXPECT_EQ(agent_->core().made().wanted, 2u);
+  EXPECT_EQ(agent_->core().derived().wanted, 2u);
   auto last = client();
   ASSERT_TRUE(last.socket.send(50, lates[3].plan, test_deadline()));
   ASSERT_TRUE(wanted(3));
@@ -168,7 +168,7 @@ TEST_F(Merges, WhatIsBegunIsFinished) {
   gone.reset();
   ASSERT_TRUE(eventually([&] { return agent_->core().plans().empty(); })) << "it has heard";
   merging_.go_on();
-  ASSERT_TRUE(eventually([&] { return agent_->core().made().entries.size() == 1; }));
+  ASSERT_TRUE(eventually([&] { return agent_->core().derived().entries.size() == 1; }));
   const auto reply = client().plan(late.plan);
   ASSERT_TRUE(reply) << reply.error().to_string();
   EXPECT_EQ(reply->steps.size(), 1u);
@@ -223,7 +223,7 @@ TEST_F(Merges, AChainThatLeavesTheRingMeanwhileIsStillGiven) {
   }
   EXPECT_EQ(agent_->core().plans().size(), 2u);
   merging_.go_on();
-  EXPECT_TRUE(eventually([&] { return agent_->core().made().wanted == 0; }));
+  EXPECT_TRUE(eventually([&] { return agent_->core().derived().wanted == 0; }));
   EXPECT_EQ(metrics().merges, 0u) << "nobody can ask for it any more";
 }
 
@@ -239,8 +239,8 @@ TEST_F(Merges, AStopDoesNotWaitForIt) {
   EXPECT_FALSE(reply) << "the conversation ends while the merge stands still";
   EXPECT_TRUE(eventually([&] {
     std::string unused;
-    MadeWait wait;
-    return !agent_->core().plan(ask(), {}, &unused, wait);
+    PendingPlan pending;
+    return !agent_->core().plan(ask(), {}, &unused, pending);
   }));
   merging_.go_on();
   ASSERT_EQ(stopped.wait_until(test_deadline().at()), std::future_status::ready);
@@ -260,7 +260,7 @@ TEST_F(Merges, ABoundThatIsTooSmallLeavesTheChain) {
     EXPECT_EQ(reply->steps.size(), 2u);
   }
   EXPECT_EQ(metrics().merges, 1u) << "it is not tried again and again";
-  EXPECT_EQ(agent_->core().made().bytes, 0u);
+  EXPECT_EQ(agent_->core().derived().bytes, 0u);
 }
 
 TEST_F(Merges, ShortChainsMayBeLeftAlone) {
@@ -297,15 +297,15 @@ TEST_F(Merges, TheyGoWithTheirBaseAndPlansOutliveThem) {
   const auto reply = c.plan(late.plan);
   ASSERT_TRUE(reply);
   ASSERT_EQ(reply->steps.size(), 1u);
-  EXPECT_EQ(agent_->core().made().entries.size(), 1u);
+  EXPECT_EQ(agent_->core().derived().entries.size(), 1u);
   const auto base_is_there = [&] {
     const SnapshotPtr now = agent_->core().snapshot();
     return !now->ring.empty() && now->ring.front()->from.id.number == 1;
   };
   for (int i = 0; i < 60 && base_is_there(); ++i) next_version(0.01);
   ASSERT_FALSE(base_is_there()) << "it was never evicted";
-  EXPECT_TRUE(agent_->core().made().entries.empty());
-  EXPECT_EQ(agent_->core().made().bytes, 0u);
+  EXPECT_TRUE(agent_->core().derived().entries.empty());
+  EXPECT_EQ(agent_->core().derived().bytes, 0u);
   expect_leads_there(late, *reply, target);
 }
 
@@ -436,7 +436,7 @@ TEST_F(Merges, OneThatIsSmallerThanAHalfReplacesAFullUpdate) {
   EXPECT_TRUE(full->steps.empty());
   EXPECT_EQ(metrics().merges, 1u);
   EXPECT_EQ(metrics().merges_failed, 1u);
-  EXPECT_EQ(agent_->core().made().entries.size(), 1u) << "what nobody gets is not kept";
+  EXPECT_EQ(agent_->core().derived().entries.size(), 1u) << "what nobody gets is not kept";
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ TEST(PackedFrameCache, TheOldestGoFirst) {
 
 TEST(PackedFrameCache, WhoAsksMeanwhileGetsTheSame) {
   PackedFrameCache cache;
-  Delivery maker;
+  Delivery producer;
   Delivery other;
   Delivery third;
   cache.get(
@@ -108,15 +108,15 @@ TEST(PackedFrameCache, WhoAsksMeanwhileGetsTheSame) {
         EXPECT_FALSE(other.hash);
         return makes(7)();
       },
-      maker.to());
-  EXPECT_EQ(maker.hash, 7u);
+      producer.to());
+  EXPECT_EQ(producer.hash, 7u);
   EXPECT_EQ(other.hash, 7u);
   EXPECT_EQ(third.hash, 7u);
 }
 
 TEST(PackedFrameCache, WhoWaitsForAFailureMakesItHimself) {
   PackedFrameCache cache;
-  Delivery maker;
+  Delivery producer;
   Delivery other;
   Delivery third;
   cache.get(
@@ -126,8 +126,8 @@ TEST(PackedFrameCache, WhoWaitsForAFailureMakesItHimself) {
         cache.get({1}, fails, third.to());
         return fails();
       },
-      maker.to());
-  EXPECT_EQ(maker.hash, 0u);
+      producer.to());
+  EXPECT_EQ(producer.hash, 0u);
   EXPECT_EQ(third.hash, 0u) << "asked last, tried first";
   EXPECT_EQ(other.hash, 8u);
   EXPECT_EQ(cache.find({1})->hash, 8u);

@@ -82,7 +82,7 @@ TEST_F(Roles, BeginWaitsWhileTheOtherHalfIsRead) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), Errc::timed_out);
   EXPECT_THAT(refused.error().message(), HasSubstr("RETIRING (step_1"));
-  EXPECT_FALSE(agent_->writer_waiting()) << "a wish outlived its begin";
+  EXPECT_FALSE(agent_->writer_waiting()) << "a request outlived its begin";
 
   std::thread waiting([&] {
     auto fill = writer.begin(version(7, 3), soon());

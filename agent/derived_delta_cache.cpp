@@ -1,34 +1,34 @@
-#include "agent/made_cache.hpp"
+#include "agent/derived_delta_cache.hpp"
 
 #include <algorithm>
 #include <utility>
 
 namespace deltasync::agent {
 
-std::list<MadeCache::Slot>::const_iterator MadeCache::slot(const MadeKey& key) const {
+std::list<DerivedDeltaCache::Slot>::const_iterator DerivedDeltaCache::slot(const DeltaKey& key) const {
   return std::find_if(slots_.begin(), slots_.end(), [&](const Slot& s) { return s.key == key; });
 }
 
-std::list<MadeCache::Slot>::iterator MadeCache::slot(const MadeKey& key) {
+std::list<DerivedDeltaCache::Slot>::iterator DerivedDeltaCache::slot(const DeltaKey& key) {
   return std::find_if(slots_.begin(), slots_.end(), [&](const Slot& s) { return s.key == key; });
 }
 
-MadeCache::State MadeCache::state(const MadeKey& key) const {
+DerivedDeltaCache::State DerivedDeltaCache::state(const DeltaKey& key) const {
   const auto found = slot(key);
   return found == slots_.end() || found->is_abandoned() ? State::none : found->state;
 }
 
-RingEntryPtr MadeCache::find(const MadeKey& key) const {
+RingEntryPtr DerivedDeltaCache::find(const DeltaKey& key) const {
   const auto found = slot(key);
   return found == slots_.end() ? nullptr : found->entry;
 }
 
-std::size_t MadeCache::wanted() const noexcept {
+std::size_t DerivedDeltaCache::wanted() const noexcept {
   return static_cast<std::size_t>(
       std::count_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.is_wanted(); }));
 }
 
-bool MadeCache::has_room_for(DeltaForm form) const noexcept {
+bool DerivedDeltaCache::has_room_for(DeltaForm form) const noexcept {
   if (slots_.size() >= kSlotsMax || wanted() >= wanted_max_) return false;
   if (form == DeltaForm::plain) return true;
   const auto compact = std::count_if(slots_.begin(), slots_.end(),
@@ -36,7 +36,7 @@ bool MadeCache::has_room_for(DeltaForm form) const noexcept {
   return static_cast<std::size_t>(compact) < wanted_max_ / 2;
 }
 
-MadeCache::Wish MadeCache::want(const MadeKey& key) {
+DerivedDeltaCache::Request DerivedDeltaCache::request(const DeltaKey& key) {
   std::erase_if(slots_, [](const Slot& s) { return s.is_abandoned(); });
   auto found = slot(key);
   if (found == slots_.end()) {
@@ -44,15 +44,15 @@ MadeCache::Wish MadeCache::want(const MadeKey& key) {
     found = slots_.insert(slots_.end(), Slot{key, State::wanted, false, {}, nullptr});
   }
   if (found->state != State::wanted) return nullptr;
-  Wish wish = found->wishes.lock();
-  if (!wish) {  // new, or begun for those who have left
-    wish = std::make_shared<const char>();
-    found->wishes = wish;
+  Request request = found->requests.lock();
+  if (!request) {  // new, or begun for those who have left
+    request = std::make_shared<const char>();
+    found->requests = request;
   }
-  return wish;
+  return request;
 }
 
-std::optional<MadeKey> MadeCache::begin(DeltaForm form) {
+std::optional<DeltaKey> DerivedDeltaCache::begin(DeltaForm form) {
   std::erase_if(slots_, [](const Slot& s) { return s.is_abandoned(); });
   const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& s) {
     return s.key.form == form && s.state == State::wanted && !s.begun;
@@ -62,7 +62,7 @@ std::optional<MadeKey> MadeCache::begin(DeltaForm form) {
   return found->key;
 }
 
-std::vector<RingEntryPtr> MadeCache::put(const MadeKey& key, RingEntryPtr entry) {
+std::vector<RingEntryPtr> DerivedDeltaCache::put(const DeltaKey& key, RingEntryPtr entry) {
   std::vector<RingEntryPtr> out;
   const auto found = slot(key);
   if (found == slots_.end() || found->state != State::wanted || entry->delta->frame_bytes > bytes_max_) {
@@ -86,24 +86,24 @@ std::vector<RingEntryPtr> MadeCache::put(const MadeKey& key, RingEntryPtr entry)
   return out;
 }
 
-void MadeCache::fail(const MadeKey& key) {
+void DerivedDeltaCache::fail(const DeltaKey& key) {
   const auto found = slot(key);
   if (found != slots_.end() && found->state == State::wanted) found->state = State::impossible;
 }
 
-void MadeCache::forget(const MadeKey& key) {
+void DerivedDeltaCache::forget(const DeltaKey& key) {
   const auto found = slot(key);
   if (found != slots_.end() && found->state == State::wanted) slots_.erase(found);
 }
 
-std::vector<RingEntryPtr> MadeCache::retain(const std::deque<RingEntryPtr>& ring) {
+std::vector<RingEntryPtr> DerivedDeltaCache::retain(const std::deque<RingEntryPtr>& ring) {
   std::vector<RingEntryPtr> out;
-  const auto begins = [&](const MadeKey& key) {
+  const auto begins = [&](const DeltaKey& key) {
     return std::any_of(ring.begin(), ring.end(), [&](const RingEntryPtr& e) {
       return e->delta->from == key.from && e->delta->from_root == key.from_root;
     });
   };
-  const auto ends = [&](const MadeKey& key) {
+  const auto ends = [&](const DeltaKey& key) {
     return std::any_of(ring.begin(), ring.end(), [&](const RingEntryPtr& e) { return e->delta->to == key.to; });
   };
   for (auto s = slots_.begin(); s != slots_.end();) {
@@ -120,7 +120,7 @@ std::vector<RingEntryPtr> MadeCache::retain(const std::deque<RingEntryPtr>& ring
   return out;
 }
 
-std::vector<RingEntryPtr> MadeCache::entries() const {
+std::vector<RingEntryPtr> DerivedDeltaCache::entries() const {
   std::vector<RingEntryPtr> out;
   for (const Slot& s : slots_) {
     if (s.entry) out.push_back(s.entry);

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 
-#include "agent/made_cache.hpp"
+#include "agent/derived_delta_cache.hpp"
 
 namespace deltasync::agent {
 namespace {
 
-using State = MadeCache::State;
+using State = DerivedDeltaCache::State;
 
 Digest128 root_of(std::uint64_t number) {
   Digest128 digest;
@@ -26,7 +26,7 @@ RingEntryPtr entry(std::uint64_t from, std::uint64_t to, std::uint64_t bytes = 1
   return RingEntry::make(std::move(delta), {{7, from}, ""}, {{7, to}, ""}, 0);
 }
 
-MadeKey key(std::uint64_t from, std::uint64_t to, DeltaForm form = DeltaForm::plain) {
+DeltaKey key(std::uint64_t from, std::uint64_t to, DeltaForm form = DeltaForm::plain) {
   return {{7, from}, root_of(from), {7, to}, form};
 }
 
@@ -37,19 +37,19 @@ std::deque<RingEntryPtr> ring(std::uint64_t from, std::uint64_t to) {
 }
 
 /// Wanted and made.
-std::vector<RingEntryPtr> make(MadeCache& cache, std::uint64_t from, std::uint64_t to, std::uint64_t bytes) {
-  const MadeCache::Wish wish = cache.want(key(from, to));
-  EXPECT_TRUE(wish);
+std::vector<RingEntryPtr> make(DerivedDeltaCache& cache, std::uint64_t from, std::uint64_t to, std::uint64_t bytes) {
+  const DerivedDeltaCache::Request request = cache.request(key(from, to));
+  EXPECT_TRUE(request);
   return cache.put(key(from, to), entry(from, to, bytes));
 }
 
-TEST(MadeCache, MakesWhatWasWantedFirst) {
-  MadeCache cache(100);
+TEST(DerivedDeltaCache, MakesWhatWasWantedFirst) {
+  DerivedDeltaCache cache(100);
   EXPECT_EQ(cache.begin(DeltaForm::plain), std::nullopt);
-  const auto first = cache.want(key(1, 4));
-  const auto second = cache.want(key(2, 4));
+  const auto first = cache.request(key(1, 4));
+  const auto second = cache.request(key(2, 4));
   EXPECT_TRUE(first && second);
-  EXPECT_EQ(cache.want(key(1, 4)), first) << "twice is once";
+  EXPECT_EQ(cache.request(key(1, 4)), first) << "twice is once";
   EXPECT_EQ(cache.wanted(), 2u);
   EXPECT_EQ(cache.begin(DeltaForm::compact), std::nullopt);
   EXPECT_EQ(cache.begin(DeltaForm::plain), key(1, 4));
@@ -61,19 +61,19 @@ TEST(MadeCache, MakesWhatWasWantedFirst) {
   EXPECT_TRUE(cache.put(key(1, 4), made).empty());
   EXPECT_EQ(cache.state(key(1, 4)), State::made);
   EXPECT_EQ(cache.find(key(1, 4)), made);
-  EXPECT_EQ(cache.want(key(1, 4)), nullptr) << "it is there";
+  EXPECT_EQ(cache.request(key(1, 4)), nullptr) << "it is there";
   EXPECT_EQ(cache.bytes(), 10u);
   cache.fail(key(2, 4));
   EXPECT_EQ(cache.state(key(2, 4)), State::impossible);
-  EXPECT_EQ(cache.want(key(2, 4)), nullptr) << "it would fail again";
+  EXPECT_EQ(cache.request(key(2, 4)), nullptr) << "it would fail again";
   EXPECT_EQ(cache.wanted(), 0u);
 }
 
-TEST(MadeCache, WhatNobodyWaitsForIsNotBegun) {
-  MadeCache cache(100);
-  auto first = cache.want(key(1, 4));
-  auto again = cache.want(key(1, 4));
-  auto second = cache.want(key(2, 4));
+TEST(DerivedDeltaCache, WhatNobodyWaitsForIsNotBegun) {
+  DerivedDeltaCache cache(100);
+  auto first = cache.request(key(1, 4));
+  auto again = cache.request(key(1, 4));
+  auto second = cache.request(key(2, 4));
   first.reset();
   EXPECT_EQ(cache.state(key(1, 4)), State::wanted) << "one of two has left";
   again.reset();
@@ -82,30 +82,30 @@ TEST(MadeCache, WhatNobodyWaitsForIsNotBegun) {
   EXPECT_EQ(cache.begin(DeltaForm::plain), key(2, 4));
   second.reset();
   EXPECT_EQ(cache.state(key(2, 4)), State::wanted) << "begun is made";
-  EXPECT_TRUE(cache.want(key(2, 4))) << "for whom it is good";
+  EXPECT_TRUE(cache.request(key(2, 4))) << "for whom it is good";
   EXPECT_EQ(cache.wanted(), 1u);
   EXPECT_EQ(cache.begin(DeltaForm::plain), std::nullopt);
   EXPECT_TRUE(cache.put(key(2, 4), entry(2, 4, 10)).empty());
   EXPECT_EQ(cache.state(key(2, 4)), State::made);
   EXPECT_EQ(cache.state(key(1, 4)), State::none);
-  first = cache.want(key(1, 4));
+  first = cache.request(key(1, 4));
   EXPECT_EQ(cache.begin(DeltaForm::plain), key(1, 4)) << "it may be wanted anew";
 }
 
-TEST(MadeCache, TheRootIsPartOfTheName) {
-  MadeCache cache(100);
+TEST(DerivedDeltaCache, TheRootIsPartOfTheName) {
+  DerivedDeltaCache cache(100);
   static_cast<void>(make(cache, 1, 4, 10));
-  MadeKey other = key(1, 4);
+  DeltaKey other = key(1, 4);
   other.from_root.bytes[5] ^= 1;
   EXPECT_EQ(cache.state(other), State::none);
 }
 
-TEST(MadeCache, BothFormsShareTheBytes) {
-  MadeCache cache(100);
-  const MadeKey compact = key(1, 4, DeltaForm::compact);
+TEST(DerivedDeltaCache, BothFormsShareTheBytes) {
+  DerivedDeltaCache cache(100);
+  const DeltaKey compact = key(1, 4, DeltaForm::compact);
   static_cast<void>(make(cache, 1, 4, 60));
   EXPECT_EQ(cache.state(compact), State::none);
-  const auto wish = cache.want(compact);
+  const auto request = cache.request(compact);
   EXPECT_EQ(cache.begin(DeltaForm::compact), compact);
   EXPECT_EQ(cache.put(compact, entry(1, 4, 41)).size(), 1u) << "the other is older";
   EXPECT_EQ(cache.state(key(1, 4)), State::none);
@@ -115,11 +115,11 @@ TEST(MadeCache, BothFormsShareTheBytes) {
   EXPECT_EQ(cache.state(compact), State::none);
 }
 
-TEST(MadeCache, EvictsTheOldestOverItsBytes) {
-  MadeCache cache(100);
+TEST(DerivedDeltaCache, EvictsTheOldestOverItsBytes) {
+  DerivedDeltaCache cache(100);
   EXPECT_TRUE(make(cache, 1, 4, 40).empty());
   EXPECT_TRUE(make(cache, 2, 4, 40).empty());
-  const auto before = cache.want(key(0, 4));  // wanted before, made last
+  const auto before = cache.request(key(0, 4));  // wanted before, made last
   EXPECT_TRUE(make(cache, 3, 5, 20).empty());
   EXPECT_EQ(cache.bytes(), 100u);
   auto evicted = cache.put(key(0, 4), entry(0, 4, 41));
@@ -128,15 +128,15 @@ TEST(MadeCache, EvictsTheOldestOverItsBytes) {
   EXPECT_EQ(evicted[1]->from.id.number, 2u);
   EXPECT_EQ(cache.bytes(), 61u);
   EXPECT_EQ(cache.state(key(1, 4)), State::none);
-  EXPECT_TRUE(cache.want(key(1, 4))) << "and may be made again";
+  EXPECT_TRUE(cache.request(key(1, 4))) << "and may be made again";
   const auto kept = cache.entries();
   ASSERT_EQ(kept.size(), 2u);
   EXPECT_EQ(kept[0]->from.id.number, 3u);
   EXPECT_EQ(kept[1]->from.id.number, 0u);
 }
 
-TEST(MadeCache, WhatIsLargerThanTheBoundEvictsNothing) {
-  MadeCache cache(100);
+TEST(DerivedDeltaCache, WhatIsLargerThanTheBoundEvictsNothing) {
+  DerivedDeltaCache cache(100);
   EXPECT_TRUE(make(cache, 1, 4, 40).empty());
   const auto evicted = make(cache, 2, 4, 101);
   ASSERT_EQ(evicted.size(), 1u);
@@ -146,11 +146,11 @@ TEST(MadeCache, WhatIsLargerThanTheBoundEvictsNothing) {
   EXPECT_EQ(cache.bytes(), 40u);
 }
 
-TEST(MadeCache, ForgetsWhatNobodyCanAskFor) {
-  MadeCache cache(100);
+TEST(DerivedDeltaCache, ForgetsWhatNobodyCanAskFor) {
+  DerivedDeltaCache cache(100);
   static_cast<void>(make(cache, 1, 4, 10));
   static_cast<void>(make(cache, 2, 4, 20));
-  const std::vector<MadeCache::Wish> wishes = {cache.want(key(1, 5)), cache.want(key(2, 5))};
+  const std::vector<DerivedDeltaCache::Request> requests = {cache.request(key(1, 5)), cache.request(key(2, 5))};
   cache.fail(key(2, 5));
   auto gone = cache.retain(ring(2, 6));
   ASSERT_EQ(gone.size(), 1u);
@@ -168,21 +168,21 @@ TEST(MadeCache, ForgetsWhatNobodyCanAskFor) {
   EXPECT_TRUE(cache.entries().empty());
 }
 
-TEST(MadeCache, WishesAreBounded) {
-  MadeCache cache(100, 2);
-  const auto first = cache.want(key(1, 4));
-  const auto second = cache.want(key(2, 4));
-  EXPECT_EQ(cache.want(key(3, 5)), nullptr);
-  EXPECT_EQ(cache.want(key(1, 4)), first) << "with those who want it there is room";
+TEST(DerivedDeltaCache, RequestsAreBounded) {
+  DerivedDeltaCache cache(100, 2);
+  const auto first = cache.request(key(1, 4));
+  const auto second = cache.request(key(2, 4));
+  EXPECT_EQ(cache.request(key(3, 5)), nullptr);
+  EXPECT_EQ(cache.request(key(1, 4)), first) << "with those who want it there is room";
   cache.forget(key(1, 4));
-  const auto third = cache.want(key(3, 5));
+  const auto third = cache.request(key(3, 5));
   EXPECT_TRUE(third);
   // What is impossible takes no bytes, but room.
   std::uint64_t failed = 0;
   for (std::uint64_t to = 10; to < 2000; ++to) {
     cache.forget(key(2, 4));
-    const auto wish = cache.want(key(1, to));
-    if (!wish) break;
+    const auto request = cache.request(key(1, to));
+    if (!request) break;
     cache.fail(key(1, to));
     ++failed;
   }
@@ -190,27 +190,27 @@ TEST(MadeCache, WishesAreBounded) {
 }
 
 /// They take long to make, and would hold up all others.
-TEST(MadeCache, HalfOfTheWishesMayBeForCompactOnes) {
-  MadeCache cache(100, 8);
-  std::vector<MadeCache::Wish> wishes;
-  const auto want = [&](std::uint64_t from, DeltaForm form) {
-    MadeCache::Wish wish = cache.want(key(from, 50, form));
-    if (wish) wishes.push_back(wish);
-    return wish != nullptr;
+TEST(DerivedDeltaCache, HalfOfTheRequestsMayBeForCompactOnes) {
+  DerivedDeltaCache cache(100, 8);
+  std::vector<DerivedDeltaCache::Request> requests;
+  const auto request = [&](std::uint64_t from, DeltaForm form) {
+    DerivedDeltaCache::Request request = cache.request(key(from, 50, form));
+    if (request) requests.push_back(request);
+    return request != nullptr;
   };
-  for (std::uint64_t from = 1; from <= 4; ++from) EXPECT_TRUE(want(from, DeltaForm::compact));
-  EXPECT_FALSE(want(5, DeltaForm::compact));
+  for (std::uint64_t from = 1; from <= 4; ++from) EXPECT_TRUE(request(from, DeltaForm::compact));
+  EXPECT_FALSE(request(5, DeltaForm::compact));
   EXPECT_EQ(cache.begin(DeltaForm::compact), key(1, 50, DeltaForm::compact));
-  EXPECT_FALSE(want(5, DeltaForm::compact)) << "what is begun counts";
-  for (std::uint64_t from = 1; from <= 4; ++from) EXPECT_TRUE(want(from, DeltaForm::plain));
-  EXPECT_FALSE(want(5, DeltaForm::plain));
+  EXPECT_FALSE(request(5, DeltaForm::compact)) << "what is begun counts";
+  for (std::uint64_t from = 1; from <= 4; ++from) EXPECT_TRUE(request(from, DeltaForm::plain));
+  EXPECT_FALSE(request(5, DeltaForm::plain));
   cache.forget(key(1, 50, DeltaForm::compact));
-  EXPECT_TRUE(want(5, DeltaForm::compact));
-  wishes.clear();
-  EXPECT_TRUE(want(6, DeltaForm::compact)) << "nobody waits for the others any more";
+  EXPECT_TRUE(request(5, DeltaForm::compact));
+  requests.clear();
+  EXPECT_TRUE(request(6, DeltaForm::compact)) << "nobody waits for the others any more";
   EXPECT_EQ(cache.wanted(), 1u);
-  for (std::uint64_t from = 1; from <= 7; ++from) EXPECT_TRUE(want(from, DeltaForm::plain));
-  EXPECT_FALSE(want(8, DeltaForm::plain));
+  for (std::uint64_t from = 1; from <= 7; ++from) EXPECT_TRUE(request(from, DeltaForm::plain));
+  EXPECT_FALSE(request(8, DeltaForm::plain));
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-MadeKey key_of(const std::vector<RingEntryPtr>& chain, std::size_t steps, DeltaForm form) {
+DeltaKey key_of(const std::vector<RingEntryPtr>& chain, std::size_t steps, DeltaForm form) {
   const delta::Delta& first = *chain.front()->delta;
   return {first.from, first.from_root, chain[steps - 1]->delta->to, form};
 }
@@ -40,15 +40,15 @@ std::vector<RingEntryPtr> AgentCore::ring_steps_locked(const Decision& decision)
 }
 
 /// The plan that was opened when the waiting began; nothing if there is none, or none any more.
-std::optional<wire::PlanReply> AgentCore::take_chain_locked(MadeWait& wait) {
-  std::optional<wire::PlanReply> chain = std::exchange(wait.chain, std::nullopt);
+std::optional<wire::PlanReply> AgentCore::take_chain_locked(PendingPlan& pending) {
+  std::optional<wire::PlanReply> chain = std::exchange(pending.chain, std::nullopt);
   if (chain && plans_.count(chain->plan) == 0) chain.reset();
   return chain;
 }
 
 /// The deltas that would be better answers than the chain, the best first.
-std::vector<MadeKey> AgentCore::better_than(const Decision& decision, const std::vector<RingEntryPtr>& chain) const {
-  std::vector<MadeKey> better;
+std::vector<DeltaKey> AgentCore::better_than(const Decision& decision, const std::vector<RingEntryPtr>& chain) const {
+  std::vector<DeltaKey> better;
   if (decision.merge_steps == 0 || options_.merge_steps_min == 0) return better;
   const std::size_t steps = chain.size();
   const bool merges = steps >= std::max<std::size_t>(2, options_.merge_steps_min);
@@ -57,40 +57,42 @@ std::vector<MadeKey> AgentCore::better_than(const Decision& decision, const std:
   return better;
 }
 
-/// Wishes for the best one that can be had, unless that is there.
-void AgentCore::wish_locked(const std::vector<MadeKey>& better, MadeWait& wait) {
-  for (const MadeKey& key : better) {
-    const MadeCache::State before = made_.state(key);
-    if (before == MadeCache::State::made) return;
-    wait.wish = made_.want(key);
-    if (!wait.wish) continue;  // impossible, or too many are wanted
-    wait.key = key;
-    wait.began = before == MadeCache::State::none;
-    if (wait.began) make_cv_.notify_all();
+/// Asks for the best one that can be had, unless that is there.
+void AgentCore::request_better_locked(const std::vector<DeltaKey>& better, PendingPlan& pending) {
+  for (const DeltaKey& key : better) {
+    const DerivedDeltaCache::State before = derived_.state(key);
+    if (before == DerivedDeltaCache::State::made) return;
+    pending.request = derived_.request(key);
+    if (!pending.request) continue;  // impossible, or too many are wanted
+    pending.key = key;
+    pending.began = before == DerivedDeltaCache::State::none;
+    if (pending.began) build_cv_.notify_all();
     return;
   }
 }
 
 /// A plan waits for one delta to be made. If its target is superseded meanwhile, the plan goes on from there by the
 /// ring's steps.
-std::optional<std::vector<RingEntryPtr>> AgentCore::made_steps_locked(const Decision& decision, MadeWait& wait) {
-  wait.hit = false;
+std::optional<std::vector<RingEntryPtr>> AgentCore::derived_steps_locked(const Decision& decision,
+                                                                         PendingPlan& pending) {
+  pending.hit = false;
   std::vector<RingEntryPtr> chain = ring_steps_locked(decision);
-  const std::vector<MadeKey> better = better_than(decision, chain);
+  const std::vector<DeltaKey> better = better_than(decision, chain);
   if (better.empty()) return chain;
-  if (wait.may_wait && !wait.key) wish_locked(better, wait);
-  if (wait.may_wait && wait.key && made_.state(*wait.key) == MadeCache::State::wanted) return std::nullopt;
-  wait.wish.reset();
-  wait.hit = replace_made_locked(chain, decision.compact) && !wait.began;
+  if (pending.may_wait && !pending.key) request_better_locked(better, pending);
+  if (pending.may_wait && pending.key && derived_.state(*pending.key) == DerivedDeltaCache::State::wanted)
+    return std::nullopt;
+  pending.request.reset();
+  pending.hit = put_derived_locked(chain, decision.compact) && !pending.began;
   return chain;
 }
 
 /// Puts the delta that stands for most of the steps, and is compact if it may be, in their place; false: there is none.
-bool AgentCore::replace_made_locked(std::vector<RingEntryPtr>& chain, bool compact) const {
+bool AgentCore::put_derived_locked(std::vector<RingEntryPtr>& chain, bool compact) const {
   for (std::size_t steps = chain.size(); steps >= 1; --steps) {
     RingEntryPtr made;
-    if (compact) made = made_.find(key_of(chain, steps, DeltaForm::compact));
-    if (!made && steps >= 2) made = made_.find(key_of(chain, steps, DeltaForm::plain));
+    if (compact) made = derived_.find(key_of(chain, steps, DeltaForm::compact));
+    if (!made && steps >= 2) made = derived_.find(key_of(chain, steps, DeltaForm::plain));
     if (!made) continue;
     chain.erase(chain.begin() + 1, chain.begin() + static_cast<std::ptrdiff_t>(steps));
     chain.front() = std::move(made);
@@ -100,7 +102,7 @@ bool AgentCore::replace_made_locked(std::vector<RingEntryPtr>& chain, bool compa
 }
 
 /// The ring's steps from one end to the other; none if it has left the ring.
-std::vector<RingEntryPtr> AgentCore::chain_locked(const MadeKey& key) const {
+std::vector<RingEntryPtr> AgentCore::chain_locked(const DeltaKey& key) const {
   std::vector<RingEntryPtr> chain;
   for (const RingEntryPtr& entry : ring_.entries()) {
     const delta::Delta& d = *entry->delta;
@@ -112,13 +114,13 @@ std::vector<RingEntryPtr> AgentCore::chain_locked(const MadeKey& key) const {
 }
 
 /// After each change of the ring.
-void AgentCore::retain_made_locked() {
-  made_.set_bytes_max(options_.merge_bytes_max != 0 ? options_.merge_bytes_max : ring_.bytes_max());
-  let_go_locked(made_.retain(ring_.entries()));
-  for (Maker* maker : {&merger_, &compacter_}) {
-    if (maker->key && made_.state(*maker->key) != MadeCache::State::wanted) maker->cancel = true;
+void AgentCore::retain_derived_locked() {
+  derived_.set_bytes_max(options_.merge_bytes_max != 0 ? options_.merge_bytes_max : ring_.bytes_max());
+  let_go_locked(derived_.retain(ring_.entries()));
+  for (DeltaBuilder* builder : {&merger_, &compacter_}) {
+    if (builder->key && derived_.state(*builder->key) != DerivedDeltaCache::State::wanted) builder->cancel = true;
   }
-  make_cv_.notify_all();
+  build_cv_.notify_all();
 }
 
 /// Plans may still hold them, as they hold what leaves the ring.
@@ -129,26 +131,26 @@ void AgentCore::let_go_locked(std::vector<RingEntryPtr> entries) {
   }
 }
 
-AgentCore::MadeInfo AgentCore::made() const {
+AgentCore::DerivedInfo AgentCore::derived() const {
   const std::lock_guard lock(mutex_);
-  MadeInfo info;
-  for (const RingEntryPtr& entry : made_.entries()) {
+  DerivedInfo info;
+  for (const RingEntryPtr& entry : derived_.entries()) {
     const delta::Delta& d = *entry->delta;
     const bool compact = d.stats[static_cast<unsigned>(delta::Codec::rice_class)].tiles != 0;
     info.entries.push_back(
         {entry->from, entry->to, d.frame_bytes, d.changed, compact, entry->encode_s, entry->made_at});
   }
-  info.bytes = made_.bytes();
-  info.bytes_max = made_.bytes_max();
-  info.wanted = made_.wanted();
+  info.bytes = derived_.bytes();
+  info.bytes_max = derived_.bytes_max();
+  info.wanted = derived_.wanted();
   return info;
 }
 
-// ---- the makers' threads -----------------------------------------------------------------------------------------
+// ---- the builders' threads -----------------------------------------------------------------------------------------
 
 /// What one of them is at.
-struct AgentCore::Making {
-  MadeKey key;
+struct AgentCore::Build {
+  DeltaKey key;
   LayoutPtr layout;
   std::vector<RingEntryPtr> chain;  ///< the ring's steps, the first of them perhaps merged already
   std::uint64_t chain_bytes = 0;    ///< of the ring's steps
@@ -156,68 +158,68 @@ struct AgentCore::Making {
   ThreadPool& pool;
 };
 
-void AgentCore::start_maker(Maker& maker, const std::string& name) {
-  maker.thread = start_background(name, std::max(1u, options_.threads / 2),
-                                  [this, &maker](ThreadPool& pool) { make_loop(maker, pool); });
+void AgentCore::start_builder(DeltaBuilder& builder, const std::string& name) {
+  builder.thread = start_background(name, std::max(1u, options_.threads / 2),
+                                    [this, &builder](ThreadPool& pool) { build_loop(builder, pool); });
 }
 
-void AgentCore::make_loop(Maker& maker, ThreadPool& pool) {
+void AgentCore::build_loop(DeltaBuilder& builder, ThreadPool& pool) {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      make_cv_.wait(lock, [&] { return stop_ || (maker.key = made_.begin(maker.form)).has_value(); });
+      build_cv_.wait(lock, [&] { return stop_ || (builder.key = derived_.begin(builder.form)).has_value(); });
       if (stop_) return;
-      maker.cancel = false;
+      builder.cancel = false;
     }
-    const MadeKey key = *maker.key;
+    const DeltaKey key = *builder.key;
     try {
-      make_one(maker, key, pool);
+      build_one(builder, key, pool);
     } catch (const std::exception& e) {  // memory: it may be tried again
       log::warn("merge_failed to={} error=\"{}\"", to_string(key.to), e.what());
       const std::lock_guard lock(mutex_);
-      made_.forget(key);
+      derived_.forget(key);
     }
     {
       const std::lock_guard lock(mutex_);
-      maker.key.reset();
+      builder.key.reset();
     }
-    make_cv_.notify_all();
+    build_cv_.notify_all();
     notify();
   }
 }
 
-void AgentCore::make_one(Maker& maker, const MadeKey& key, ThreadPool& pool) {
+void AgentCore::build_one(DeltaBuilder& builder, const DeltaKey& key, ThreadPool& pool) {
   if (options_.before_merge) options_.before_merge();
-  Making making{key, nullptr, {}, 0, {}, pool};
-  making.options.cancel = &maker.cancel;
-  making.options.read_target = [this, to = key.to](auto tiles, std::byte* out) { return read_served(to, tiles, out); };
+  Build build{key, nullptr, {}, 0, {}, pool};
+  build.options.cancel = &builder.cancel;
+  build.options.read_target = [this, to = key.to](auto tiles, std::byte* out) { return read_served(to, tiles, out); };
   {
     const std::lock_guard lock(mutex_);
-    making.chain = chain_locked(key);
-    if (making.chain.empty()) return made_.forget(key);
-    for (const RingEntryPtr& entry : making.chain) making.chain_bytes += entry->delta->frame_bytes;
-    replace_made_locked(making.chain, false);
-    making.layout = snapshot_->generation->layout;
+    build.chain = chain_locked(key);
+    if (build.chain.empty()) return derived_.forget(key);
+    for (const RingEntryPtr& entry : build.chain) build.chain_bytes += entry->delta->frame_bytes;
+    put_derived_locked(build.chain, false);
+    build.layout = snapshot_->generation->layout;
   }
-  Result<RingEntryPtr> made = key.form == DeltaForm::plain ? merge_chain(making) : compact_chain(making);
+  Result<RingEntryPtr> made = key.form == DeltaForm::plain ? merge_chain(build) : compact_chain(build);
   const std::lock_guard lock(mutex_);
-  for (RingEntryPtr& entry : making.chain) reclaimer_->retire(std::move(entry));  // it may have left the ring meanwhile
-  if (!made) return made_.forget(key);
-  if (!*made) return made_.fail(key);
-  let_go_locked(made_.put(key, std::move(*made)));
+  for (RingEntryPtr& entry : build.chain) reclaimer_->retire(std::move(entry));  // it may have left the ring meanwhile
+  if (!made) return derived_.forget(key);
+  if (!*made) return derived_.fail(key);
+  let_go_locked(derived_.put(key, std::move(*made)));
   trim_pinned_locked();
 }
 
-Result<RingEntryPtr> AgentCore::merge_chain(const Making& making) {
+Result<RingEntryPtr> AgentCore::merge_chain(const Build& build) {
   const auto start = Clock::now();
-  const MadeKey& key = making.key;
-  trace::Span span("merge", key.to, {{"steps", making.chain.size()}});
+  const DeltaKey& key = build.key;
+  trace::Span span("merge", key.to, {{"steps", build.chain.size()}});
   std::vector<const delta::Delta*> deltas;
-  deltas.reserve(making.chain.size());
-  for (const RingEntryPtr& entry : making.chain) deltas.push_back(entry->delta.get());
-  auto merged = delta::merge(*making.layout, deltas, making.options, making.pool);
+  deltas.reserve(build.chain.size());
+  for (const RingEntryPtr& entry : build.chain) deltas.push_back(entry->delta.get());
+  auto merged = delta::merge(*build.layout, deltas, build.options, build.pool);
   const double seconds = seconds_since(start);
-  const std::uint64_t bytes_max = std::min(making.chain_bytes, making.layout->half_bytes() - 1);
+  const std::uint64_t bytes_max = std::min(build.chain_bytes, build.layout->half_bytes() - 1);
   if (!merged || !*merged || (*merged)->frame_bytes > bytes_max) {
     if (merged || merged.error().code() != Errc::cancelled) Metrics::add(metrics_.merges_failed, 1);
     const std::string why = !merged    ? merged.error().to_string()
@@ -233,40 +235,40 @@ Result<RingEntryPtr> AgentCore::merge_chain(const Making& making) {
   Metrics::add(metrics_.merge_bytes, d.frame_bytes);
   Metrics::add(metrics_.merge_seconds, seconds);
   log::info("deltas_merged from={} to={} pieces={} bytes={} chain_bytes={} merge_s={:.4f}", to_string(key.from),
-            to_string(key.to), making.chain.size(), d.frame_bytes, making.chain_bytes, seconds);
-  return RingEntryPtr(
-      RingEntry::make(std::move(**merged), making.chain.front()->from, making.chain.back()->to, seconds));
+            to_string(key.to), build.chain.size(), d.frame_bytes, build.chain_bytes, seconds);
+  return RingEntryPtr(RingEntry::make(std::move(**merged), build.chain.front()->from, build.chain.back()->to, seconds));
 }
 
-Result<RingEntryPtr> AgentCore::compact_chain(const Making& making) {
-  if (making.chain.size() == 1) return compact_one(making, *making.chain.front());
-  DS_ASSIGN(const RingEntryPtr merged, merged_for(making));
+Result<RingEntryPtr> AgentCore::compact_chain(const Build& build) {
+  if (build.chain.size() == 1) return compact_one(build, *build.chain.front());
+  DS_ASSIGN(const RingEntryPtr merged, merged_for(build));
   if (!merged) return RingEntryPtr();
-  return compact_one(making, *merged);
+  return compact_one(build, *merged);
 }
 
 /// The one delta for a chain that a compact one is made of. It comes from the merger like any other, so that no chain
 /// is merged twice, and is kept: whose wait ends meanwhile takes that. Null: there is none.
-Result<RingEntryPtr> AgentCore::merged_for(const Making& making) {
-  MadeKey key = making.key;
+Result<RingEntryPtr> AgentCore::merged_for(const Build& build) {
+  DeltaKey key = build.key;
   key.form = DeltaForm::plain;
   std::unique_lock lock(mutex_);
-  const MadeCache::Wish wish = made_.want(key);
-  if (wish) {
-    make_cv_.notify_all();
-    make_cv_.wait(lock, [&] { return *making.options.cancel || made_.state(key) != MadeCache::State::wanted; });
+  const DerivedDeltaCache::Request request = derived_.request(key);
+  if (request) {
+    build_cv_.notify_all();
+    build_cv_.wait(lock,
+                   [&] { return *build.options.cancel || derived_.state(key) != DerivedDeltaCache::State::wanted; });
   }
-  RingEntryPtr merged = made_.find(key);
-  if (merged || made_.state(key) == MadeCache::State::impossible) return merged;
+  RingEntryPtr merged = derived_.find(key);
+  if (merged || derived_.state(key) == DerivedDeltaCache::State::impossible) return merged;
   return Error(Errc::cancelled, "its merged form was not made");
 }
 
-Result<RingEntryPtr> AgentCore::compact_one(const Making& making, const RingEntry& plain) {
+Result<RingEntryPtr> AgentCore::compact_one(const Build& build, const RingEntry& plain) {
   const auto start = Clock::now();
-  const MadeKey& key = making.key;
+  const DeltaKey& key = build.key;
   const delta::Delta& before = *plain.delta;
   trace::Span span("compact", key.to);
-  auto made = delta::compact_from_target(*making.layout, before, making.options, making.pool);
+  auto made = delta::compact_from_target(*build.layout, before, build.options, build.pool);
   const double seconds = seconds_since(start);
   if (!made || !*made || (*made)->frame_bytes >= before.frame_bytes) {
     if (made || made.error().code() != Errc::cancelled) Metrics::add(metrics_.compacts_failed, 1);

@@ -42,7 +42,7 @@ namespace {
 class AtWork : public Merges {
  protected:
   AtWork() {
-    options_.core.threads = 2;  // a maker's thread is then the one worker of its pool
+    options_.core.threads = 2;  // a builder's thread is then the one worker of its pool
     options_.core.before_merge = [this] { at_work = begun_++ == which_ ? &event_ : nullptr; };
   }
   ~AtWork() override {
