@@ -28,13 +28,13 @@
 #include <utility>
 #include <vector>
 
-#include "agent/behind.hpp"
 #include "agent/derived_delta_cache.hpp"
 #include "agent/generation.hpp"
 #include "agent/lease_budgets.hpp"
 #include "agent/leases.hpp"
 #include "agent/metrics.hpp"
 #include "agent/options.hpp"
+#include "agent/overlapped_diff.hpp"
 #include "agent/pack_pool.hpp"
 #include "agent/planner.hpp"
 #include "agent/publications.hpp"
@@ -343,7 +343,7 @@ class AgentCore : public TrainerHooks {
   LeaseTable leases_;
   LeaseTable holds_{[] {}};  ///< of plans: on no half
   ThreadPool pool_;          // the publisher's, as the next two
-  BehindDiff behind_;
+  OverlappedDiff overlapped_diff_;
   PackPool packers_;
   Suspects suspects_;
   const Room copy_room_;

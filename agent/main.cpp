@@ -128,7 +128,7 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
                  "auto: halves and the threads that diff them are spread over the memory nodes in stripes; N: all on "
                  "this node; off: as the system has it")
       ->capture_default_str();
-  app.add_option("--behind-threads", options.core.behind_threads,
+  app.add_option("--overlap-threads", options.core.overlap_threads,
                  "low-priority threads that diff a version while it is still being offloaded; 0: only afterwards")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

@@ -26,8 +26,8 @@ struct Metrics {
   Counter elements_changed = counter("elements_changed_total", "Elements that differed between consecutive versions.");
   Counter elements_compared = counter("elements_compared_total", "Elements compared between consecutive versions.");
   Counter encode_seconds = counter("encode_seconds_total", "Time spent on diffs and encoding after the seal.");
-  Counter batches_behind =
-      counter("batches_diffed_behind_total", "Batches of tiles diffed while their version was being offloaded.");
+  Counter batches_overlapped =
+      counter("batches_diffed_overlapped_total", "Batches of tiles diffed while their version was being offloaded.");
   Counter batches_after =
       counter("batches_diffed_after_total", "Batches of tiles diffed after their version was sealed.");
   Counter tiles_damaged = counter("tiles_damaged_total", "Tiles whose bytes were not what their digests said.");

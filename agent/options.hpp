@@ -20,7 +20,7 @@ struct CoreOptions {
   std::filesystem::path shm_dir = "/dev/shm";
   HomeNodesPtr home_nodes;           ///< of halves and of the threads that diff them; null: as the system has it
   unsigned threads = 2;              ///< that diff and encode, the publisher included
-  unsigned behind_threads = 2;       ///< that do so behind a writer, at low priority; 0: only after the seal
+  unsigned overlap_threads = 2;      ///< that do so while a writer writes, at low priority; 0: only after the seal
   unsigned pack_threads = 2;         ///< that pack tiles for slow links, at low priority; 0: none are packed
   std::uint64_t ring_bytes_max = 0;  ///< 0: 5 % of a half
   std::size_t ring_entries_max = 256;
@@ -33,7 +33,7 @@ struct CoreOptions {
   std::uint64_t peer_bytes_max = 192u << 20;  ///< of all else that peers make the agent hold
   delta::ValueForm form = delta::ValueForm::ulp;
   ScrubOptions scrub;
-  std::function<void()> before_behind;              ///< tests: on the thread that diffs behind a writer
+  std::function<void()> before_overlapped_diff;     ///< tests: on the thread of the overlapped diff
   std::function<void()> before_merge;               ///< tests: on each thread that makes deltas
   std::function<void()> before_pack;                ///< tests: on a packing thread, which has its copy
   std::function<void()> before_unmap;               ///< tests: on the thread that unmaps generations

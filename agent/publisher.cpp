@@ -24,7 +24,7 @@ HalfKey key_of(const Generation& generation, const shm::HalfView& view) {
   return {generation.number, view.half, view.sequence};
 }
 
-bool is_base(const BehindJob& job, const ServedVersion& served) {
+bool is_base(const OverlappedDiffJob& job, const ServedVersion& served) {
   return job.generation == served.generation && job.base_half == served.half.half &&
          job.base_sequence == served.half.sequence;
 }
@@ -170,18 +170,19 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   install(std::move(served), {std::move(entry)});
 }
 
-/// Keeps the open fill, if it is the served version's next, followed by the diff behind it.
+/// Keeps the open fill, if it is the served version's next, followed by the overlapped diff.
 void AgentCore::follow_fill(const ServedPtr& served) {
-  if (!behind_.enabled()) return;
-  if (const BehindJob* job = behind_.job()) {
+  if (!overlapped_diff_.enabled()) return;
+  if (const OverlappedDiffJob* job = overlapped_diff_.job()) {
     const shm::HalfStatus now = shm::inspect_half(*job->generation->segment, job->fill.half);
     const bool goes_on = now.state == shm::HalfState::filling || now.state == shm::HalfState::sealed;
     if (goes_on && now.sequence == job->fill.sequence && served && is_base(*job, *served)) return;
-    behind_.end();  // it was aborted, or what it starts from is not served any more
+    overlapped_diff_.end();  // it was aborted, or what it starts from is not served any more
   }
   const auto fill = served ? served->generation->role->filling() : std::nullopt;
   if (!fill || fill->half == served->half.half) return;
-  behind_.begin({served->generation, *fill, served->half.half, served->half.sequence, served->digests, options_.form});
+  overlapped_diff_.begin(
+      {served->generation, *fill, served->half.half, served->half.sequence, served->digests, options_.form});
 }
 
 /// The delta from the served version to a sealed one, and the digests of the latter. Nothing if it is damaged.
@@ -190,10 +191,10 @@ std::optional<delta::Delta> AgentCore::diff(const ServedPtr& before, const shm::
   const trace::Span span("diff");
   const Generation& generation = *before->generation;
   const delta::EncodeRequest request{before->version.id, sealed.version.id, before->root, options_.form};
-  std::shared_ptr<BehindWork> work = behind_.end();
+  std::shared_ptr<OverlappedDiffWork> work = overlapped_diff_.end();
   if (!work || !is_base(work->job, *before) || work->job.fill.half != sealed.half ||
       work->job.fill.sequence != sealed.sequence) {
-    work = std::make_shared<BehindWork>();
+    work = std::make_shared<OverlappedDiffWork>();
     work->encoding = std::make_unique<delta::Encoding>(*generation.layout, generation.batches,
                                                        generation.half(before->half.half), generation.half(sealed.half),
                                                        *before->digests, options_.form, generation.batch_homes);

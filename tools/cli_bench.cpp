@@ -84,7 +84,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
       ->check(CLI::Range(1U, 1000U));
   app.add_option("--steps", options->steps, "merge: deltas of the chain")->check(CLI::Range(1U, 256U));
   app.add_flag("--master", options->master, "diff, codec, apply: the fp32 weights instead of their bf16 copies");
-  app.add_option("--behind-threads", options->behind_threads,
+  app.add_option("--overlap-threads", options->overlap_threads,
                  "of the agent, to diff while a version is being offloaded")
       ->check(CLI::Range(0U, 1024U));
   app.add_flag("--compact", options->compact, "e2e: deltas in exponent classes, as for a slow link");

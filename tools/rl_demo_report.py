@@ -117,7 +117,7 @@ def _timeline(axes: Any, trace: dict[str, Any], step: int) -> None:
         if event["ph"] == "X" and _is_of(event["args"], step)
     ]
     begins = [begin for _, name, begin, _ in spans if name in ("offload", "guard")]
-    wanted = ("copy", "seal", "diff behind", "diff", "pull", "commit", "reference logits", "check logits")
+    wanted = ("copy", "seal", "overlapped diff", "diff", "pull", "commit", "reference logits", "check logits")
     spans = [span for span in spans if span[1] in wanted]
     if not begins:
         axes.set_axis_off()

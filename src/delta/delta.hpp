@@ -108,8 +108,8 @@ struct EncodeRequest {
   Digest128 from_root;
   ValueForm form = ValueForm::ulp;
 };
-/// A diff in pieces, for a half that is still being filled: batch by batch, in any order. One thread runs behind the
-/// writers, another one finishes, without waiting for it.
+/// A diff in pieces, for a half that is still being filled: batch by batch, in any order. One thread runs while the
+/// writers write, another one finishes, without waiting for it.
 class Encoding {
  public:
   /// `batches` are the layout's. `digests` are those of `before`. The layout, the batches, their homes
@@ -123,9 +123,9 @@ class Encoding {
   /// Diffs these batches (by index; those that are done already are passed over) on the pool. From here until finish()
   /// their bytes must not change. Returns how many it did: those that finish() was faster with are thrown away, and
   /// what was read of them may be torn.
-  std::size_t run_behind(std::span<const std::uint32_t> which, ThreadPool& pool);
+  std::size_t run_overlapped(std::span<const std::uint32_t> which, ThreadPool& pool);
 
-  /// Diffs what is left, what run_behind() is at included, and makes the delta. Once.
+  /// Diffs what is left, what run_overlapped() is at included, and makes the delta. Once.
   Delta finish(const EncodeRequest& request, ThreadPool& pool);
   /// How many batches were left to finish().
   std::size_t rest() const noexcept { return rest_; }

@@ -230,9 +230,9 @@ struct Encoding::Impl {
 
   /// False: somebody else was faster with this batch.
   using Take = std::function<bool(std::uint32_t batch, EncodedBatch made)>;
-  /// Encodes these batches on the pool. `behind`: by the time that one is encoded nobody may want it any more, and the
-  /// halves may be written.
-  void encode_all(std::span<const std::uint32_t> which, bool behind, ThreadPool& pool, const Take& take) const {
+  /// Encodes these batches on the pool. `overlapped`: by the time that one is encoded nobody may want it any more, and
+  /// the halves may be written.
+  void encode_all(std::span<const std::uint32_t> which, bool overlapped, ThreadPool& pool, const Take& take) const {
     std::vector<std::unique_ptr<BatchEncoder>> encoders(pool.size());  // each worker makes its own: its memory is near
     std::vector<std::uint32_t> which_homes;
     if (!homes.empty()) {
@@ -244,7 +244,7 @@ struct Encoding::Impl {
       EncodedBatch made;
       {
         std::optional<RacingReads> racing;
-        if (behind) racing.emplace();
+        if (overlapped) racing.emplace();
         made = encoders[worker]->encode(batches[b], before, after, digests_before);
       }
       const trace::Arg frame_bytes("frame_bytes", made.frame.bytes.size());
@@ -254,7 +254,7 @@ struct Encoding::Impl {
     pool.run(which.size(), encode_one, which_homes);
   }
 
-  std::size_t run_behind(std::span<const std::uint32_t> which, ThreadPool& pool) {
+  std::size_t run_overlapped(std::span<const std::uint32_t> which, ThreadPool& pool) {
     std::vector<std::uint32_t> fresh;
     fresh.reserve(which.size());
     for (const std::uint32_t b : which) {
@@ -317,8 +317,8 @@ Encoding::Encoding(const Layout& layout, std::span<const Batch> batches, ByteSpa
                                    batch_homes)) {}
 Encoding::~Encoding() = default;
 
-std::size_t Encoding::run_behind(std::span<const std::uint32_t> which, ThreadPool& pool) {
-  return impl_->run_behind(which, pool);
+std::size_t Encoding::run_overlapped(std::span<const std::uint32_t> which, ThreadPool& pool) {
+  return impl_->run_overlapped(which, pool);
 }
 Delta Encoding::finish(const EncodeRequest& request, ThreadPool& pool) {
   return impl_->finish(request, pool, rest_);

@@ -35,7 +35,7 @@ struct AgentRole::Impl {
   std::uint64_t granted = 0;                      // the last of all
   AgentCells cells;
   Protocol<AgentCells> protocol;
-  std::array<std::optional<std::uint64_t>, kHalves> held;  // the fill that is read behind its writers
+  std::array<std::optional<std::uint64_t>, kHalves> held;  // the fill that is read while it is written
   std::uint32_t seen = 0;                                  // agent_bell when wait_for_change returned last
   std::array<std::uint64_t, kHalves> seen_states{};
 

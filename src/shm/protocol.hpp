@@ -44,7 +44,7 @@ enum class Guard : std::uint8_t {
   enter_recheck,         ///< enter_copy looks at the state again after it announced the copy
   settle_copying,        ///< a quarantined half is freed only when nobody is inside a copy
   settle_proof,          ///< … except those *proved* dead
-  settle_held,           ///< … and not while the agent reads behind the writers
+  settle_held,           ///< … and not while the agent reads what writers write
   abort_quarantines,     ///< an abort goes through QUARANTINED, never straight to FREE
   abort_names_fill,      ///< an abort ends only the fill that it names
   seal_all,              ///< a seal needs every writer's COMMITTED
@@ -294,7 +294,7 @@ class Protocol {
   }
 
   /// QUARANTINED → FREE once no living writer is inside a copy of that fill. True if the half is not quarantined
-  /// (any more). `held_sequence`: the fill of this half that the agent itself reads behind the writers; 0 if none.
+  /// (any more). `held_sequence`: the fill of this half that the agent itself reads while it is written; 0 if none.
   bool settle(unsigned half, std::uint64_t held_sequence) {
     const auto now = HalfWord::unpack(m_.load(m_.half_state(half)));
     if (now.code != HalfState::quarantined) return true;

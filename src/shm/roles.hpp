@@ -132,7 +132,7 @@ class AgentRole {
   /// Elements of a batch that the fill's writers have put in place. A batch that is whole may be read while the half is
   /// held.
   std::uint64_t elements_done(const FillView& fill, std::uint64_t batch) const;
-  /// Reading behind the writers: after hold() the half does not become FREE by an abort until unhold(), though it may
+  /// Reading while writers write: after hold() the half does not become FREE by an abort until unhold(), though it may
   /// be aborted already (QUARANTINED). gone if the fill is over.
   Status hold(const FillView& fill);
   void unhold(const FillView& fill);

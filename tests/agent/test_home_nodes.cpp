@@ -22,7 +22,7 @@ class Placed : public AgentTest {
     }
     model_ = test::make_model(3, std::move(specs));
     options_.core.threads = 3;
-    options_.core.behind_threads = 2;
+    options_.core.overlap_threads = 2;
   }
   ~Placed() override { agent_.reset(); }  // before the machine that it is on
 

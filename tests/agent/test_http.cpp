@@ -137,7 +137,7 @@ TEST_F(Http, MetricsKeepTheirNames) {
                            "elements_changed_total",
                            "elements_compared_total",
                            "encode_seconds_total",
-                           "batches_diffed_behind_total",
+                           "batches_diffed_overlapped_total",
                            "batches_diffed_after_total",
                            "tiles_damaged_total",
                            "scrub_bytes_total",

@@ -74,7 +74,7 @@ class Run:
         return [
             str(self.bin / "deltasync-agent"), "--name", name, "--shm-dir", str(self.folder / f"shm-{name}"),
             "--socket", str(self.folder / f"{name}.sock"), "--listen", f"127.0.0.1:{port}", "--http", "off",
-            "--threads", "1", "--behind-threads", "1", "--pack-threads", "1", "--net-threads", "1",
+            "--threads", "1", "--overlap-threads", "1", "--pack-threads", "1", "--net-threads", "1",
             "--scrub-minutes", "0.1", "--scrub-cpu-percent", "20", "--log-level", "info",
         ]  # fmt: skip
 

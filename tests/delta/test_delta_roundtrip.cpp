@@ -92,7 +92,7 @@ TEST(RoundTripCases, PiecesInAnyOrderMakeTheSameDelta) {
       }
       if (random.below(4) == 0) continue;  // left to finish()
       const std::uint32_t twice[] = {batch, batch};
-      encoding.run_behind(std::span(twice).first(1 + random.below(2)), pool);
+      encoding.run_overlapped(std::span(twice).first(1 + random.below(2)), pool);
     }
     const Delta delta = encoding.finish({whole.from, whole.to, whole.from_root, ValueForm::ulp}, pool);
     EXPECT_EQ(to_container(delta), to_container(whole));

@@ -181,7 +181,7 @@ TEST_F(Damage, TheScrubFindsItWithoutAnyReceiver) {
   expect_digests_true();
 }
 
-/// The diff behind the writer has begun from the digests of before.
+/// The overlapped diff has begun from the digests of before.
 TEST_F(Damage, FoundWhileTheNextVersionIsOffloaded) {
   start_agent();
   next_version();
@@ -195,7 +195,7 @@ TEST_F(Damage, FoundWhileTheNextVersionIsOffloaded) {
   };
   flip("a");
   ASSERT_TRUE(write(0));
-  ASSERT_TRUE(eventually([&] { return metrics().batches_behind >= 1; }));
+  ASSERT_TRUE(eventually([&] { return metrics().batches_overlapped >= 1; }));
   const auto late = connect();
   pull(*late);
   EXPECT_EQ(metrics().tiles_damaged, 1u);

@@ -78,7 +78,7 @@ struct Frame {
 std::string describe(const Config& config, const State& before, const State& after, unsigned actor, Action action) {
   static const char* const kWriter[] = {"ask",  "init", "begin",   "copy",  "count", "decide",
                                         "mark", "seal", "give-up", "abort", "idle"};
-  static const char* const kAgent[] = {"adopt",  "serve-old", "reap0",   "reap1", "grant",  "behind",
+  static const char* const kAgent[] = {"adopt",  "serve-old", "reap0",   "reap1", "grant",  "overlap",
                                        "sealed", "activate",  "publish", "diff",  "leases", "free"};
   static const char* const kReader[] = {"lease", "read", "release"};
   const auto& a = before.actor[actor];

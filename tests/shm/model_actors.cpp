@@ -205,7 +205,7 @@ void grant(const Config& config, Memory& m) {
 
 /// Reads what a writer's progress covers while later bytes are still being written. Between taking hold and reading
 /// the agent goes once through its loop.
-void behind(Locals& l, Memory& m) {
+void read_while_written(Locals& l, Memory& m) {
   Protocol<Memory> protocol(m);
   if (l.holding) {
     const unsigned half = l.holding - 1u;
@@ -300,10 +300,10 @@ void run_agent(const Config& config, Locals& l, Memory& m, Action action) {
       break;
     case kGrant:
       grant(config, m);
-      l.pc = config.reads_behind ? kBehind : kSealed;
+      l.pc = config.reads_while_written ? kReadWhileWritten : kSealed;
       break;
-    case kBehind:
-      behind(l, m);
+    case kReadWhileWritten:
+      read_while_written(l, m);
       l.pc = kSealed;
       break;
     case kSealed: {

@@ -35,7 +35,7 @@ struct Config {
   std::vector<WriterScript> writers;
   bool reader = true;
   unsigned reader_rounds = 2;
-  bool reads_behind = false;
+  bool reads_while_written = false;
   unsigned kills = 0, stops = 0, agent_restarts = 0, timeouts = 0, aborts = 0, execs = 0;
   unsigned exec_slot = 0;  ///< whose writers call exec
   std::uint64_t states_max = 20'000'000;
@@ -50,7 +50,7 @@ enum AgentPc : std::uint8_t {
   kReap0,
   kReap1,
   kGrant,
-  kBehind,
+  kReadWhileWritten,
   kSealed,
   kActivate,
   kPublish,

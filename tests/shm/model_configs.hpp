@@ -126,21 +126,21 @@ inline Config two_writers_exec() {
   return c;
 }
 
-/// The agent reads behind the writer, which may abort and come back to the same half.
-inline Config behind_the_writer() {
+/// The agent reads while the writer writes, which may abort and come back to the same half.
+inline Config reads_while_written() {
   Config c;
-  c.name = "the agent reads behind the writer";
+  c.name = "the agent reads while the writer writes";
   c.writers = {writer(0, 1, 1, 3)};
-  c.reads_behind = true;
+  c.reads_while_written = true;
   c.aborts = 2, c.kills = 1, c.agent_restarts = 1, c.reader = false;
   return c;
 }
 
-inline Config behind_two_writers() {
+inline Config reads_while_two_write() {
   Config c;
-  c.name = "the agent reads behind two writers";
+  c.name = "the agent reads while two writers write";
   c.writers = {writer(0, 2, 1, 2), writer(1, 2, 1, 2)};
-  c.reads_behind = true;
+  c.reads_while_written = true;
   c.aborts = 1, c.reader = false;
   return c;
 }

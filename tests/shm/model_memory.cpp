@@ -28,9 +28,9 @@ void Memory::write_data(unsigned half, unsigned cell, std::uint64_t sequence, st
     const bool ours =
         now.sequence == sequence && (now.code == HalfState::filling || now.code == HalfState::quarantined);
     const bool leased = s_.lease.taken && !s_.lease.revoked && s_.lease.half == half;
-    // The agent reads behind the writers what their progress covers.
-    const bool behind = s_.held[half] != 0 && (s_.held[half] != sequence || batch_whole(s_, half, sequence));
-    if (!ours || leased || behind) report(Violation::wrong_write);
+    // The agent reads, while they write, what their progress covers.
+    const bool read = s_.held[half] != 0 && (s_.held[half] != sequence || batch_whole(s_, half, sequence));
+    if (!ours || leased || read) report(Violation::wrong_write);
     s_.cells[kData + half * kDataCells + cell] = value;
     return std::uint64_t{0};
   });

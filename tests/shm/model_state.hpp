@@ -37,7 +37,7 @@ struct Locals {
   std::uint8_t version = 0;  ///< writer: index of the version that it is at; reader: rounds done
   std::uint8_t half = 0;
   std::uint8_t cell = 0;
-  std::uint8_t holding = 0;  ///< agent: reads behind a writer
+  std::uint8_t holding = 0;  ///< agent: reads while a writer writes
   std::uint8_t failed = 0;   ///< writer: fills that ended without a version
   std::uint16_t value = 0;   ///< reader: the version that its lease names
   std::uint64_t sequence = 0;

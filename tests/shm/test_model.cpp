@@ -54,11 +54,11 @@ TEST(Model, OneWriterExec) {
 TEST(Model, TwoWritersExec) {
   expect_clean(two_writers_exec());
 }
-TEST(Model, BehindTheWriter) {
-  expect_clean(behind_the_writer());
+TEST(Model, ReadsWhileWritten) {
+  expect_clean(reads_while_written());
 }
-TEST(Model, BehindTwoWriters) {
-  expect_clean(behind_two_writers());
+TEST(Model, ReadsWhileTwoWrite) {
+  expect_clean(reads_while_two_write());
 }
 
 }  // namespace

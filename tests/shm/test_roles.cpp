@@ -274,7 +274,8 @@ TEST_F(Roles, ProgressBelongsToOneFill) {
   ASSERT_TRUE(agent_->hold(*view).ok());
   writer.abort(*fill);
   agent_->reap();
-  EXPECT_EQ(inspect_half(*segment_, fill->half).state, HalfState::quarantined) << "the agent reads behind the writer";
+  EXPECT_EQ(inspect_half(*segment_, fill->half).state, HalfState::quarantined)
+      << "the agent reads while the writer writes";
   auto next = writer.begin(version(7, 2), soon());  // the other half is free
   ASSERT_TRUE(next.ok());
   EXPECT_EQ(agent_->elements_done(*agent_->filling(), 1), 0u);

@@ -112,11 +112,11 @@ class BenchTest(CliTest):
         self.cli("bench", "diff", "--fake-device", expect=USAGE)
 
     def test_offload(self):
-        got = self.bench("offload", *SMALL, "--behind-threads", "1",
+        got = self.bench("offload", *SMALL, "--overlap-threads", "1",
                          fields=["memcpy_s", "offload_s", "offload_alone_s", "ratio_to_memcpy", "ratio_to_alone"])
         self.assert_ratio(got, "ratio_to_memcpy", "offload_s", "memcpy_s")
         self.assert_ratio(got, "ratio_to_alone", "offload_s", "offload_alone_s")
-        self.assertEqual(got["behind_threads"], 1)
+        self.assertEqual(got["overlap_threads"], 1)
 
     def test_full(self):
         got = self.bench("full", *SMALL, fields=["limit_gbps", "pull_gbps", "ratio_to_limit"])

@@ -119,8 +119,8 @@ class TraceTest(CliTest):
                 self.assertEqual({s["pid"] for s in spans[stage]}, {pids[process]}, stage)
         for stage in ("serve plan", "serve frames", "serve release"):  # on the line of a connection, not of a thread
             self.assertGreater(min(s["tid"] for s in spans[stage]), 10_000_000)
-        # Behind the writer or after it: the delta has each batch once. What comes late behind the writer is discarded.
-        batches = [s for s in spans["diff"] + spans.get("diff behind", [])
+        # During the offload or after it: the delta has each batch once. What comes late during the offload is discarded.
+        batches = [s for s in spans["diff"] + spans.get("overlapped diff", [])
                    if "batch" in s["args"] and "discarded" not in s["args"]]
         self.assertEqual(sorted(s["args"]["batch"] for s in batches), list(range(BATCHES)))
         self.assertEqual(sum(s["args"]["bytes"] for s in batches), TENSOR_BYTES)
@@ -133,7 +133,7 @@ class TraceTest(CliTest):
         self.assertLess(begin(spans["publish"]), begin(spans["pull"]))
         self.assertLess(begin(spans["install"]), begin(spans["pull"]))
         self.assertLessEqual(end(spans["pull"]), begin(spans["commit"]))
-        for batch in spans.get("diff behind", []):  # the last one may begin before the publisher has told it to end
+        for batch in spans.get("overlapped diff", []):  # the last one may begin before the publisher has told it to end
             self.assertLess(batch["ts"], end(spans["diff"]))
 
     def assert_nested(self, timeline):

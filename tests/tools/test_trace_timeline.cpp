@@ -188,14 +188,14 @@ TEST(Timeline, AMergedFileCanBeMergedAgain) {
 
 TEST(Timeline, StagesAreCountedFromTheOffload) {
   const auto a = file(process("agent", 1, "A", 100),
-                      {span("diff behind", 1, 950, 10), span("diff", 1, 1200, 100, {{"bytes", 64}}, 5),
+                      {span("overlapped diff", 1, 950, 10), span("diff", 1, 1200, 100, {{"bytes", 64}}, 5),
                        span("diff", 1, 1210, 40, {{"part", 0}, {"bytes", 9}}, 5),
                        span("diff", 1, 1220, 60, {{"part", 1}, {"bytes", 9}}, 6), span("publish", 1, 1190, 200)});
   const auto b = file(process("trainer", 2, "A", 100), {span("offload", 2, 1000, 150, {{"bytes", 7}})});
   const Timeline t = merge_traces({parse(a), parse(b)});
   const auto stages = stages_of(t, kVersion);
   ASSERT_EQ(stages.size(), 4u);
-  EXPECT_EQ(stages[0].name, "diff behind");
+  EXPECT_EQ(stages[0].name, "overlapped diff");
   EXPECT_DOUBLE_EQ(stages[0].begin_us, -50);
   EXPECT_EQ(stages[1].name, "offload");
   EXPECT_DOUBLE_EQ(stages[1].begin_us, 0);

@@ -1,4 +1,4 @@
-// bench offload: what a trainer waits for. One copy of the model, an offload to an agent that diffs behind it, and one
+// bench offload: what a trainer waits for. One copy of the model, an offload to an agent that diffs meanwhile, and one
 // to an agent that does not, in turn, each time with the next version of the model.
 #include <algorithm>
 
@@ -21,8 +21,8 @@ struct Times {
 /// An agent of its own with a writer attached to it.
 class Offloader {
  public:
-  static Result<Offloader> start(Options options, unsigned behind_threads, const LayoutPtr& layout, ByteSpan half) {
-    options.behind_threads = behind_threads;
+  static Result<Offloader> start(Options options, unsigned overlap_threads, const LayoutPtr& layout, ByteSpan half) {
+    options.overlap_threads = overlap_threads;
     DS_ASSIGN(BenchAgent agent, BenchAgent::start(options));
     WriterOptions writer_options;
     writer_options.agent_socket = agent.socket();
@@ -75,11 +75,11 @@ Result<Json> run_offload(const Options& options) {
   DS_ASSIGN(const Buffer copy, Buffer::allocate(layout->half_bytes(), pool));
   SyntheticModel model(layout, options.density, options.seed, pool);
   model.write_half(source.span());
-  DS_ASSIGN(Offloader behind, Offloader::start(options, options.behind_threads, layout, source.span()));
+  DS_ASSIGN(Offloader overlapped, Offloader::start(options, options.overlap_threads, layout, source.span()));
   DS_ASSIGN(Offloader alone, Offloader::start(options, 0, layout, source.span()));
   // The first versions are not diffed, and the second ones write into pages that are new to the trainer.
   for (unsigned warm_up = 0; warm_up < 2; ++warm_up) {
-    DS_TRY(behind.offload());
+    DS_TRY(overlapped.offload());
     DS_TRY(alone.offload());
   }
   double copy_s = 1e300;
@@ -89,7 +89,7 @@ Result<Json> run_offload(const Options& options) {
     model.step();
     model.write_half(source.span());
     copy_s = std::min(copy_s, copy_once(copy.span(), source.span(), pool));
-    DS_ASSIGN(with.emplace_back(), behind.offload());
+    DS_ASSIGN(with.emplace_back(), overlapped.offload());
     DS_ASSIGN(without.emplace_back(), alone.offload());
   }
   const double offload_s = median_of(with, &Times::offload_s);
@@ -101,7 +101,7 @@ Result<Json> run_offload(const Options& options) {
               {"ratio_to_alone", offload_s / alone_s},
               {"commit_to_delta_s", median_of(with, &Times::ready_s)},
               {"commit_to_delta_alone_s", median_of(without, &Times::ready_s)},
-              {"behind_threads", options.behind_threads}};
+              {"overlap_threads", options.overlap_threads}};
 }
 
 }  // namespace deltasync::bench

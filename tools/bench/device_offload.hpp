@@ -1,5 +1,5 @@
 // What a trainer waits for whose weights lie on a device: a real writer copies them into the halves of a real agent,
-// which diffs behind it.
+// which diffs meanwhile.
 #pragma once
 
 #include <array>

@@ -140,8 +140,8 @@ Result<BenchAgent> BenchAgent::start(const Options& options) {
                                 ready.string(),
                                 "--threads",
                                 std::to_string(options.threads),
-                                "--behind-threads",
-                                std::to_string(options.behind_threads),
+                                "--overlap-threads",
+                                std::to_string(options.overlap_threads),
                                 "--remove-segment-on-exit",
                                 "--log-level",
                                 "warn"};

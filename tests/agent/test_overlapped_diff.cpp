@@ -1,4 +1,4 @@
-// The diff behind the writer: what is done before the seal, and that nothing comes of it that is not true.
+// The overlapped diff: what is done before the seal, and that nothing comes of it that is not true.
 #include <unistd.h>
 
 #include <atomic>
@@ -25,10 +25,10 @@ class Behind : public AgentTest {
  protected:
   Behind() { model_ = test::make_model(3, batch_specs()); }
 
-  std::uint64_t diffed_behind() const { return agent_->core().metrics().batches_behind; }
+  std::uint64_t diffed_overlapped() const { return agent_->core().metrics().batches_overlapped; }
   std::uint64_t diffed_after() const { return agent_->core().metrics().batches_after; }
   bool wait_for_diffed(std::uint64_t batches) const {
-    return eventually([&] { return diffed_behind() >= batches; });
+    return eventually([&] { return diffed_overlapped() >= batches; });
   }
   /// Opens a fill with new contents in model_.half.
   void begin() {
@@ -86,11 +86,11 @@ TEST_F(Behind, WholeBatchesAreDiffedBeforeTheSealAndPublishedAfterIt) {
   ASSERT_TRUE(writer_->write(4, Rect{1500, 0, 548, large.cols},
                              Source{model_.half.data() + large.offset + 1500 * large.row_bytes()}));
   ASSERT_TRUE(wait_for_diffed(6));
-  EXPECT_EQ(diffed_behind(), kBatches);
+  EXPECT_EQ(diffed_overlapped(), kBatches);
   EXPECT_EQ(served(), before);
   commit();
   expect_served(model_.half, first);
-  EXPECT_EQ(diffed_after(), 0u) << "what was done behind the writer is not made use of";
+  EXPECT_EQ(diffed_after(), 0u) << "what was done during the offload is not made use of";
 }
 
 TEST_F(Behind, TheRestIsDiffedAfterTheSeal) {
@@ -165,7 +165,7 @@ TEST_F(Behind, DigestsThatAreNotTrueAreNotCarriedOn) {
 TEST_F(Behind, NobodyWaitsForAThreadOfLowPriority) {
   std::promise<void> resume;
   std::atomic<int> rounds{0};
-  options_.core.before_behind = [&, resumed = resume.get_future().share()] {
+  options_.core.before_overlapped_diff = [&, resumed = resume.get_future().share()] {
     ++rounds;
     resumed.wait();
   };
@@ -186,12 +186,12 @@ TEST_F(Behind, NobodyWaitsForAThreadOfLowPriority) {
   ASSERT_TRUE(write(0));
   writer_->abort();
   EXPECT_EQ(rounds, 1) << "it is in its first round still";
-  EXPECT_EQ(diffed_behind(), 0u);
+  EXPECT_EQ(diffed_overlapped(), 0u);
   resume.set_value();
   begin();
   for (std::uint32_t tensor = 0; tensor < 5; ++tensor) ASSERT_TRUE(write(tensor));
   ASSERT_TRUE(wait_for_diffed(kBatches)) << "what it had begun for nothing does not count";
-  EXPECT_EQ(diffed_behind(), kBatches);
+  EXPECT_EQ(diffed_overlapped(), kBatches);
   commit();
   expect_served(model_.half, before);
 }
@@ -215,7 +215,7 @@ TEST_F(Behind, CopiesOfADeviceAreDiffedAsTheyArrive) {
         test_deadline());
     ASSERT_TRUE(attached) << attached.error().to_string();
     writer_ = std::move(attached).value();
-    const std::uint64_t behind = diffed_behind();
+    const std::uint64_t before = diffed_overlapped();
     const std::uint64_t after = diffed_after();
     begin();
     const test::OnDevice version_on_device(device, 0, model_.half);
@@ -224,15 +224,15 @@ TEST_F(Behind, CopiesOfADeviceAreDiffedAsTheyArrive) {
     const auto early = writer_->write_device(std::span(items).first(2), test_deadline());
     ASSERT_TRUE(early) << early.error().to_string();
     ASSERT_TRUE(write(2));
-    ASSERT_TRUE(wait_for_diffed(behind + 1));
-    EXPECT_EQ(diffed_behind(), behind + 1) << "what the device has not copied yet";
+    ASSERT_TRUE(wait_for_diffed(before + 1));
+    EXPECT_EQ(diffed_overlapped(), before + 1) << "what the device has not copied yet";
     device.hang(false);
     ASSERT_TRUE(writer_->wait(*early, test_deadline()));
-    ASSERT_TRUE(wait_for_diffed(behind + 3));
+    ASSERT_TRUE(wait_for_diffed(before + 3));
     const auto late = writer_->write_device(std::span(items).subspan(3), test_deadline());
     ASSERT_TRUE(late) << late.error().to_string();
     ASSERT_TRUE(writer_->wait(*late, test_deadline()));
-    ASSERT_TRUE(wait_for_diffed(behind + kBatches));
+    ASSERT_TRUE(wait_for_diffed(before + kBatches));
     commit();
     expect_served(model_.half, first);
     EXPECT_EQ(diffed_after(), after);
@@ -241,14 +241,14 @@ TEST_F(Behind, CopiesOfADeviceAreDiffedAsTheyArrive) {
 }
 
 TEST_F(Behind, ItCanBeTurnedOff) {
-  options_.core.behind_threads = 0;
+  options_.core.overlap_threads = 0;
   start_agent();
   next_version();
   const std::vector<std::byte> first = model_.half;
   begin();
   for (std::uint32_t tensor = 0; tensor < 5; ++tensor) ASSERT_TRUE(write(tensor));
   commit();
-  EXPECT_EQ(diffed_behind(), 0u);
+  EXPECT_EQ(diffed_overlapped(), 0u);
   expect_served(model_.half, first);
 }
 

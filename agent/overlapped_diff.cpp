@@ -1,4 +1,4 @@
-#include "agent/behind.hpp"
+#include "agent/overlapped_diff.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -17,15 +17,15 @@ constexpr std::size_t kPassedOverMax = 64;  ///< whole batches of other homes, i
 
 }  // namespace
 
-BehindDiff::BehindDiff(unsigned threads, Metrics::Counter& diffed, const HomeNodesPtr& home_nodes,
-                       std::function<void()> before_round)
+OverlappedDiff::OverlappedDiff(unsigned threads, Metrics::Counter& diffed, const HomeNodesPtr& home_nodes,
+                               std::function<void()> before_round)
     : diffed_(diffed), before_round_(std::move(before_round)) {
   if (threads == 0) return;
   thread_ = start_background(
-      "behind", threads, [this](ThreadPool& pool) { work(pool); }, home_nodes);
+      "overlap", threads, [this](ThreadPool& pool) { work(pool); }, home_nodes);
 }
 
-BehindDiff::~BehindDiff() {
+OverlappedDiff::~OverlappedDiff() {
   if (!enabled()) return;
   end();
   {
@@ -36,7 +36,7 @@ BehindDiff::~BehindDiff() {
   thread_.join();
 }
 
-void BehindDiff::begin(BehindJob job) {
+void OverlappedDiff::begin(OverlappedDiffJob job) {
   if (!enabled() || !job.generation->role->hold(job.fill)) return;
   const Generation& generation = *job.generation;
   auto made = std::make_shared<Work>();
@@ -54,7 +54,7 @@ void BehindDiff::begin(BehindJob job) {
   changed_.notify_all();
 }
 
-std::shared_ptr<BehindWork> BehindDiff::end() {
+std::shared_ptr<OverlappedDiffWork> OverlappedDiff::end() {
   if (!followed_) return nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -65,7 +65,7 @@ std::shared_ptr<BehindWork> BehindDiff::end() {
   return std::exchange(followed_, nullptr);
 }
 
-void BehindDiff::work(ThreadPool& pool) {
+void OverlappedDiff::work(ThreadPool& pool) {
   std::unique_lock lock(mutex_);
   auto look = kLookMin;
   while (!closing_) {
@@ -93,8 +93,8 @@ void BehindDiff::work(ThreadPool& pool) {
 
 /// At most `most` in all, and of each home no more than there is room for. From where the last look ended, so that each
 /// costs what it finds; what is passed over is met again later.
-void BehindDiff::take_whole(Work& work, std::vector<std::uint32_t>& whole, std::size_t most,
-                            std::vector<unsigned>* room_of_home) {
+void OverlappedDiff::take_whole(Work& work, std::vector<std::uint32_t>& whole, std::size_t most,
+                                std::vector<unsigned>* room_of_home) {
   const Generation& generation = *work.job.generation;
   std::size_t passed_over = 0;
   for (std::size_t looked = work.pending.size(); looked > 0 && whole.size() < most && passed_over < kPassedOverMax;
@@ -121,7 +121,7 @@ void BehindDiff::take_whole(Work& work, std::vector<std::uint32_t>& whole, std::
 }
 
 /// A round of whole batches: one for each thread, of its own home if there is one, else of any.
-std::vector<std::uint32_t> BehindDiff::take_whole(Work& work, const ThreadPool& pool) {
+std::vector<std::uint32_t> OverlappedDiff::take_whole(Work& work, const ThreadPool& pool) {
   std::vector<std::uint32_t> whole;
   if (!pool.homes().empty() && !work.job.generation->batch_homes.empty()) {
     std::vector<unsigned> room;
@@ -139,12 +139,12 @@ std::vector<std::uint32_t> BehindDiff::take_whole(Work& work, const ThreadPool& 
   return whole;
 }
 
-bool BehindDiff::advance(Work& work, ThreadPool& pool) {
+bool OverlappedDiff::advance(Work& work, ThreadPool& pool) {
   const std::vector<std::uint32_t> whole = take_whole(work, pool);
   if (whole.empty()) return false;  // no round of the pool, which would wait for each of its threads to get a core
   if (before_round_) before_round_();
-  const trace::Span span("diff behind", work.job.fill.version.id);
-  Metrics::add(diffed_, work.encoding->run_behind(whole, pool));
+  const trace::Span span("overlapped diff", work.job.fill.version.id);
+  Metrics::add(diffed_, work.encoding->run_overlapped(whole, pool));
   return true;
 }
 

@@ -1,4 +1,4 @@
-// The diff behind the writer: while a version is still being offloaded, its batches are diffed and encoded as they
+// The overlapped diff: while a version is still being offloaded, its batches are diffed and encoded as they
 // become whole, so that little is left to do when it is sealed. Nothing of it is published before that.
 #pragma once
 
@@ -19,7 +19,7 @@
 namespace deltasync::agent {
 
 /// An open fill and the version that it is diffed against, whose half stays as it is meanwhile.
-struct BehindJob {
+struct OverlappedDiffJob {
   GenerationPtr generation;
   shm::FillView fill;
   unsigned base_half = 0;
@@ -28,38 +28,38 @@ struct BehindJob {
   delta::ValueForm form = delta::ValueForm::ulp;
 };
 
-/// What was encoded behind a fill; `encoding` borrows from the job's generation.
-struct BehindWork {
-  BehindJob job;
+/// What was encoded during a fill; `encoding` borrows from the job's generation.
+struct OverlappedDiffWork {
+  OverlappedDiffJob job;
   std::unique_ptr<delta::Encoding> encoding;
 };
 
 /// Follows one fill at a time, on background threads of its own. Called by one thread, the publisher, which
 /// never waits for them: on a busy machine a thread of low priority may not run for seconds. What they are at when a
 /// job ends is thrown away once they come to it, and so is what they read meanwhile.
-class BehindDiff {
+class OverlappedDiff {
  public:
   /// With no threads it follows nothing. `diffed` counts batches as they are done, those of aborted fills too.
   /// `before_round`: for tests, on the thread that follows, which has taken some batches.
   /// Throws std::system_error if a thread is not to be had.
-  BehindDiff(unsigned threads, Metrics::Counter& diffed, const HomeNodesPtr& home_nodes = nullptr,
-             std::function<void()> before_round = {});
+  OverlappedDiff(unsigned threads, Metrics::Counter& diffed, const HomeNodesPtr& home_nodes = nullptr,
+                 std::function<void()> before_round = {});
   /// Ends, and waits for the batches at hand.
-  ~BehindDiff();
-  BehindDiff(const BehindDiff&) = delete;
-  BehindDiff& operator=(const BehindDiff&) = delete;
+  ~OverlappedDiff();
+  OverlappedDiff(const OverlappedDiff&) = delete;
+  OverlappedDiff& operator=(const OverlappedDiff&) = delete;
 
   bool enabled() const noexcept { return thread_.joinable(); }
   /// The job that is followed, or null.
-  const BehindJob* job() const noexcept { return followed_ ? &followed_->job : nullptr; }
+  const OverlappedDiffJob* job() const noexcept { return followed_ ? &followed_->job : nullptr; }
   /// Takes hold of the fill and follows it; nothing if it is over already. The job before was ended.
-  void begin(BehindJob job);
+  void begin(OverlappedDiffJob job);
   /// Stops following at once, and lets go of the fill: a thread that is still in a batch of it reads what may be
   /// written by then, for nothing. Null if no fill was followed.
-  std::shared_ptr<BehindWork> end();
+  std::shared_ptr<OverlappedDiffWork> end();
 
  private:
-  struct Work : BehindWork {
+  struct Work : OverlappedDiffWork {
     // The thread's:
     std::vector<std::uint32_t> pending;  ///< batches that were not whole yet, in no order
     std::size_t next = 0;                ///< the one of them that is looked at next
