@@ -94,7 +94,7 @@ struct Agent::Impl {
     }
   }
   net::HttpServer::Answer page(std::string_view target) const;
-  asio::awaitable<void> tend_loop();
+  asio::awaitable<void> maintenance_loop();
   void start_threads();
   void stop();
 };
@@ -121,7 +121,7 @@ Status Agent::Impl::start() {
   started = true;
   publications = core->subscribe([server = trainer_server.get()] { server->version_served(); });
   asio::co_spawn(
-      io, [this]() { return tend_loop(); }, net::log_exception("tend"));
+      io, [this]() { return maintenance_loop(); }, net::log_exception("maintenance"));
   start_threads();
   const std::uint16_t http_port = http_server ? http_server->port() : std::uint16_t{0};
   const bool https = options.http && options.http->tls;
@@ -145,15 +145,15 @@ void Agent::Impl::start_threads() {
 }
 
 /// Revocations and expiries follow the clock, not the publisher, which may be in the middle of a diff.
-asio::awaitable<void> Agent::Impl::tend_loop() {
+asio::awaitable<void> Agent::Impl::maintenance_loop() {
   asio::steady_timer timer(io);
   while (!stopping) {
     auto next = std::chrono::milliseconds(50);
     try {
-      next = core->tend();
-      if (options.pull.tls) options.pull.tls->tend();
+      next = core->run_maintenance();
+      if (options.pull.tls) options.pull.tls->run_maintenance();
     } catch (const std::exception& e) {  // memory: revocations must go on once there is some
-      log::error("tend_failed error=\"{}\"", e.what());
+      log::error("maintenance_failed error=\"{}\"", e.what());
     }
     timer.expires_after(next);
     co_await timer.async_wait(net::kAsTuple);

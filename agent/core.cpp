@@ -241,7 +241,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& 
                    std::to_string(decision.merge_steps) + " steps to " + to_string(decision.target);
     return std::optional<wire::PlanReply>();
   }
-  if (!know_parts(share, *steps)) return std::optional<wire::PlanReply>();
+  if (!compute_subset_roots(share, *steps)) return std::optional<wire::PlanReply>();
   if (share.subset && decision.kind == Decision::Kind::delta) {
     // A merged delta is smaller than its chain for the whole model, which says little of a few tiles.
     std::uint64_t bytes = 0;
@@ -387,7 +387,7 @@ void AgentCore::trim_pinned_locked() {
 
 // ---- leases ------------------------------------------------------------------------------------------------------
 
-std::chrono::milliseconds AgentCore::tend() {
+std::chrono::milliseconds AgentCore::run_maintenance() {
   using Clock = std::chrono::steady_clock;
   const auto now = Clock::now();
   bool retiring_any = false;

@@ -198,7 +198,7 @@ class AgentCore : public TrainerHooks {
 
   /// Ends plans that are past their time and revokes leases that a writer has waited for long enough. To be called
   /// again after the time that it returns.
-  std::chrono::milliseconds tend();
+  std::chrono::milliseconds run_maintenance();
 
   /// Stops the publisher and the packing threads and revokes all leases. Idempotent. Conversations may still be there.
   void stop();
@@ -262,7 +262,7 @@ class AgentCore : public TrainerHooks {
 
   // The publisher's thread.
   void publish_loop();
-  bool tend_generation(const GenerationPtr& generation);
+  bool maintain(const GenerationPtr& generation);
   void serve_first(const GenerationPtr& generation, const shm::HalfView& active);
   void serve_next(const ServedPtr& before, const shm::HalfView& sealed);
   void follow_fill(const ServedPtr& served);
@@ -300,7 +300,7 @@ class AgentCore : public TrainerHooks {
   Result<std::optional<wire::PlanReply>> plan_subset(const wire::Plan& plan, const Asker& asker,
                                                      std::string* waiting_for, PendingPlan& pending,
                                                      const SubsetPtr& subset);
-  static bool know_parts(const Share& share, const std::vector<RingEntryPtr>& steps);
+  static bool compute_subset_roots(const Share& share, const std::vector<RingEntryPtr>& steps);
   static Subset::Part part_of(const Share& share, const RingEntryPtr& entry);
   // core_derived.cpp: of the chain of `decision` the most that is made as one, then the ring's own; nothing: it is
   // waited for.
@@ -313,7 +313,7 @@ class AgentCore : public TrainerHooks {
   void request_better_locked(const std::vector<DeltaKey>& better, PendingPlan& pending);
   bool put_derived_locked(std::vector<RingEntryPtr>& chain, bool compact) const;
   void retain_derived_locked();
-  void let_go_locked(std::vector<RingEntryPtr> entries);
+  void release_entries_locked(std::vector<RingEntryPtr> entries);
 
   // The builders' threads. A delta that is made is null where it cannot be, or is not worth it; an error, where it may
   // be another time.

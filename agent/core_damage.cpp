@@ -216,8 +216,8 @@ void AgentCore::publish_anew(const ServedPtr& before, std::span<const std::uint6
     const std::lock_guard lock(mutex_);
     if (snapshot_->served != before) return;  // released meanwhile
     std::vector<RingEntryPtr> replaced = ring_.replace(std::move(ring));
-    let_go_locked(derived_.retain({}));  // what leads to the state before
-    let_go_locked(std::move(replaced));
+    release_entries_locked(derived_.retain({}));  // what leads to the state before
+    release_entries_locked(std::move(replaced));
     rebuild_snapshot_locked(now->generation, now);
     trim_pinned_locked();
   }

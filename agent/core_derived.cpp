@@ -116,7 +116,7 @@ std::vector<RingEntryPtr> AgentCore::chain_locked(const DeltaKey& key) const {
 /// After each change of the ring.
 void AgentCore::retain_derived_locked() {
   derived_.set_bytes_max(options_.merge_bytes_max != 0 ? options_.merge_bytes_max : ring_.bytes_max());
-  let_go_locked(derived_.retain(ring_.entries()));
+  release_entries_locked(derived_.retain(ring_.entries()));
   for (DeltaBuilder* builder : {&merger_, &compacter_}) {
     if (builder->key && derived_.state(*builder->key) != DerivedDeltaCache::State::wanted) builder->cancel = true;
   }
@@ -124,7 +124,7 @@ void AgentCore::retain_derived_locked() {
 }
 
 /// Plans may still hold them, as they hold what leaves the ring.
-void AgentCore::let_go_locked(std::vector<RingEntryPtr> entries) {
+void AgentCore::release_entries_locked(std::vector<RingEntryPtr> entries) {
   for (RingEntryPtr& entry : entries) {
     evicted_.push_back(entry);
     reclaimer_->retire(std::move(entry));
@@ -206,7 +206,7 @@ void AgentCore::build_one(DeltaBuilder& builder, const DeltaKey& key, ThreadPool
   for (RingEntryPtr& entry : build.chain) reclaimer_->retire(std::move(entry));  // it may have left the ring meanwhile
   if (!made) return derived_.forget(key);
   if (!*made) return derived_.fail(key);
-  let_go_locked(derived_.put(key, std::move(*made)));
+  release_entries_locked(derived_.put(key, std::move(*made)));
   trim_pinned_locked();
 }
 

@@ -59,7 +59,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::Plan& 
 }
 
 /// False if some have to be reckoned first: merged deltas, which the offer does not list.
-bool AgentCore::know_parts(const Share& share, const std::vector<RingEntryPtr>& steps) {
+bool AgentCore::compute_subset_roots(const Share& share, const std::vector<RingEntryPtr>& steps) {
   if (!share.subset) return true;
   for (const RingEntryPtr& entry : steps) {
     if (!share.subset->known_part(entry)) share.unknown.push_back(entry);

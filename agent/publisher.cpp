@@ -36,7 +36,7 @@ void AgentCore::publish_loop() {
   enter_as_worker_0(options_.home_nodes);
   while (!stop_) {
     bool worked = false;
-    for (const GenerationPtr& generation : generations()) worked |= tend_generation(generation);
+    for (const GenerationPtr& generation : generations()) worked |= maintain(generation);
     look_at_suspects();
     follow_fill(snapshot()->served);
     drop_old_generations();
@@ -58,7 +58,7 @@ void AgentCore::wait_for_work() {
 }
 
 /// True if something moved, so that it is worth looking again at once.
-bool AgentCore::tend_generation(const GenerationPtr& generation) {
+bool AgentCore::maintain(const GenerationPtr& generation) {
   shm::AgentRole& role = *generation->role;
   for (const unsigned slot : role.reap()) {
     log::warn("writer_died generation={} slot={}", generation->number, slot);

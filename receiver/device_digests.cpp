@@ -9,7 +9,7 @@
 namespace deltasync {
 
 /// Tiles whose digests a device takes in one launch. In the slot: their descriptions, then the sums.
-struct DeviceExecutor::DigestLot {
+struct DeviceExecutor::DigestBatch {
   Lease slot;
   std::vector<std::size_t> where;  ///< in the caller's list
   std::uint64_t largest = 0;       ///< bytes of a tile
@@ -19,27 +19,27 @@ struct DeviceExecutor::DigestLot {
   std::uint64_t sum_bytes() const noexcept { return where.size() * sizeof(std::uint64_t); }
 };
 
-Status DeviceExecutor::send_lot(Part& part, DigestLot& lot) {
-  const Lease& slot = lot.slot;
-  lot.is_sent = true;
-  const std::uint64_t list_bytes = lot.list_bytes();
+Status DeviceExecutor::send_digests(Part& part, DigestBatch& batch) {
+  const Lease& slot = batch.slot;
+  batch.is_sent = true;
+  const std::uint64_t list_bytes = batch.list_bytes();
   const gpu::DigestTiles kernel{part.table, reinterpret_cast<const gpu::StagedTile*>(slot->device.data()),
                                 reinterpret_cast<std::uint64_t*>(slot->device.data() + list_bytes),
-                                static_cast<std::uint32_t>(lot.where.size()), gpu::blocks_for(lot.largest)};
+                                static_cast<std::uint32_t>(batch.where.size()), gpu::blocks_for(batch.largest)};
   return use(part, slot, [&]() -> Status {
     DS_TRY(part.stream->copy_in(slot->device.data(), slot->pinned.data(), list_bytes));
-    DS_TRY(part.stream->zero(slot->device.data() + list_bytes, lot.sum_bytes()));
+    DS_TRY(part.stream->zero(slot->device.data() + list_bytes, batch.sum_bytes()));
     DS_TRY(part.stream->launch(kernel));
-    return part.stream->copy_out(slot->pinned.data() + list_bytes, slot->device.data() + list_bytes, lot.sum_bytes());
+    return part.stream->copy_out(slot->pinned.data() + list_bytes, slot->device.data() + list_bytes, batch.sum_bytes());
   });
 }
 
-Status DeviceExecutor::take_lot(const Part& part, const DigestLot& lot, std::span<std::uint64_t> out,
-                                const Until& until) const {
-  DS_TRY(gpu::wait(*lot.slot->event, patient(until), "digests of " + part.device->name()));
-  const std::byte* const sums = lot.slot->pinned.data() + lot.list_bytes();
-  for (std::size_t i = 0; i < lot.where.size(); ++i) {
-    std::memcpy(&out[lot.where[i]], sums + i * sizeof(std::uint64_t), sizeof(std::uint64_t));
+Status DeviceExecutor::take_digests(const Part& part, const DigestBatch& batch, std::span<std::uint64_t> out,
+                                    const Until& until) const {
+  DS_TRY(gpu::wait(*batch.slot->event, patient(until), "digests of " + part.device->name()));
+  const std::byte* const sums = batch.slot->pinned.data() + batch.list_bytes();
+  for (std::size_t i = 0; i < batch.where.size(); ++i) {
+    std::memcpy(&out[batch.where[i]], sums + i * sizeof(std::uint64_t), sizeof(std::uint64_t));
   }
   return {};
 }
@@ -48,32 +48,32 @@ Status DeviceExecutor::take_lot(const Part& part, const DigestLot& lot, std::spa
 Status DeviceExecutor::digests_on(std::uint32_t index, std::span<const std::uint64_t> ranks,
                                   std::span<std::uint64_t> out, const Until& until) {
   // Who takes slots while he has some leaves others one at least, who wait for none then.
-  constexpr std::size_t kLots = 3;
-  static_assert(kLots < kSlotsMin);
+  constexpr std::size_t kBatches = 3;
+  static_assert(kBatches < kSlotsMin);
   const std::size_t portion = static_cast<std::size_t>(slot_bytes_) / (sizeof(gpu::StagedTile) + sizeof(std::uint64_t));
   Part& part = *parts_[index];
-  std::deque<DigestLot> lots;  // all but the last one are sent
+  std::deque<DigestBatch> batches;  // all but the last one are sent
   for (std::size_t k = 0; k < ranks.size(); ++k) {
     const std::uint64_t rank = ranks[k];
     if (home_[rank] != index) continue;
-    if (lots.empty() || lots.back().is_sent) {
-      if (lots.size() == kLots) {
-        DS_TRY(take_lot(part, lots.front(), out, until));
-        lots.pop_front();
+    if (batches.empty() || batches.back().is_sent) {
+      if (batches.size() == kBatches) {
+        DS_TRY(take_digests(part, batches.front(), out, until));
+        batches.pop_front();
       }
       DS_ASSIGN(Lease slot, take_slot(part, part.small, patient(until)));
-      lots.push_back({std::move(slot), {}});
-      lots.back().where.reserve(std::min(portion, ranks.size() - k));
+      batches.push_back({std::move(slot), {}});
+      batches.back().where.reserve(std::min(portion, ranks.size() - k));
     }
-    DigestLot& lot = lots.back();
+    DigestBatch& batch = batches.back();
     const gpu::StagedTile tile{rank, 0, rows_[rank], 0};
-    std::memcpy(lot.slot->pinned.data() + lot.list_bytes(), &tile, sizeof tile);
-    lot.where.push_back(k);
-    lot.largest = std::max(lot.largest, tile_bytes(rank));
-    if (lot.where.size() == portion) DS_TRY(send_lot(part, lot));
+    std::memcpy(batch.slot->pinned.data() + batch.list_bytes(), &tile, sizeof tile);
+    batch.where.push_back(k);
+    batch.largest = std::max(batch.largest, tile_bytes(rank));
+    if (batch.where.size() == portion) DS_TRY(send_digests(part, batch));
   }
-  if (!lots.empty() && !lots.back().is_sent) DS_TRY(send_lot(part, lots.back()));
-  for (const DigestLot& lot : lots) DS_TRY(take_lot(part, lot, out, until));
+  if (!batches.empty() && !batches.back().is_sent) DS_TRY(send_digests(part, batches.back()));
+  for (const DigestBatch& batch : batches) DS_TRY(take_digests(part, batch, out, until));
   return {};
 }
 

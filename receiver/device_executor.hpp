@@ -229,7 +229,7 @@ class DeviceExecutor {
   gpu::MoveTiles move_of(const Part& part, const Slot& slot, std::span<const gpu::StagedTile> tiles,
                          std::uint64_t largest, gpu::MoveTiles::Way way) const;
   Status send_before_reading(Part& part, std::uint64_t rank, const Until& until);
-  std::uint64_t lot_end(std::uint64_t first, std::uint64_t end) const;
+  std::uint64_t group_end(std::uint64_t first, std::uint64_t end) const;
   struct OnPart;
   Status fill(OnPart& on, std::uint64_t first, std::uint64_t end, const AsideOf& aside_of, const Until& until);
   Status launch_exchange(OnPart& on);
@@ -239,11 +239,12 @@ class DeviceExecutor {
   Status scatter_to(Part& part, const Lease& slot, std::uint64_t rank);
   void merge(std::uint64_t rank, std::uint32_t part, const std::byte* from, std::byte* to) const;
   // digests (device_digests.cpp)
-  struct DigestLot;
+  struct DigestBatch;
   Status digests_on(std::uint32_t part, std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out,
                     const Until& until);
-  static Status send_lot(Part& part, DigestLot& lot);
-  Status take_lot(const Part& part, const DigestLot& lot, std::span<std::uint64_t> out, const Until& until) const;
+  static Status send_digests(Part& part, DigestBatch& batch);
+  Status take_digests(const Part& part, const DigestBatch& batch, std::span<std::uint64_t> out,
+                      const Until& until) const;
   struct Resolving;
   Status resolve_on(std::uint32_t part, bool keep, const Resolving& all, const Until& until);
   Status resolve_some(std::uint32_t part, bool keep, const Resolving& all, std::span<const std::size_t> which,

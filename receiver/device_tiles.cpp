@@ -233,7 +233,7 @@ Result<std::unique_ptr<LentMemory>> DeviceExecutor::lend(std::span<std::byte> me
 }
 
 /// The end of the tiles from `first` on that a wide slot has room for.
-std::uint64_t DeviceExecutor::lot_end(std::uint64_t first, std::uint64_t end) const {
+std::uint64_t DeviceExecutor::group_end(std::uint64_t first, std::uint64_t end) const {
   std::uint64_t used = 0;
   std::uint64_t rank = first;
   while (rank < end && rank - first < kTilesMax && used + tile_bytes(rank) <= wide_bytes_ - kTilesAt) {
@@ -248,9 +248,9 @@ Status DeviceExecutor::put_lent(LentMemory& memory, std::uint64_t first, std::ui
   auto& lent = static_cast<Lent&>(memory);
   const Until patience = patient(until);
   while (first < end) {
-    const std::uint64_t lot = lot_end(first, end);
-    for (std::uint32_t i = 0; i < parts_.size(); ++i) DS_TRY(put_lent_on(i, lent, first, lot, rows, patience));
-    for (; first < lot; ++first) rows += aligned(tile_bytes(first));
+    const std::uint64_t group = group_end(first, end);
+    for (std::uint32_t i = 0; i < parts_.size(); ++i) DS_TRY(put_lent_on(i, lent, first, group, rows, patience));
+    for (; first < group; ++first) rows += aligned(tile_bytes(first));
   }
   return {};
 }
@@ -308,7 +308,7 @@ Status DeviceExecutor::put_lent_on(std::uint32_t index, Lent& memory, std::uint6
 
 void DeviceExecutor::find_groups() {
   groups_ = {0};
-  while (groups_.back() != rows_.size()) groups_.push_back(lot_end(groups_.back(), rows_.size()));
+  while (groups_.back() != rows_.size()) groups_.push_back(group_end(groups_.back(), rows_.size()));
 }
 
 /// What a device does of a group.

@@ -137,12 +137,12 @@ std::vector<Item> frame_items(std::span<const delta::Batch> batches, const Range
   while (at < rest.size()) {
     Item item{step, {}, 0};
     std::uint64_t taken = 0;
-    std::uint64_t batch_end = 0;  // of the batch that holds the last tile
-    while (at < rest.size() && (taken < tiles_each || rest[at].first < batch_end)) {
+    std::uint64_t group_end = 0;  // of the batch that holds the last tile
+    while (at < rest.size() && (taken < tiles_each || rest[at].first < group_end)) {
       wire::TileRange& r = rest[at];
       const std::uint64_t want_end = std::min(r.end, r.first + (taken < tiles_each ? tiles_each - taken : 1));
-      batch_end = batches[batch_of(batches, want_end - 1)].end;
-      const std::uint64_t end = std::min(r.end, batch_end);
+      group_end = batches[batch_of(batches, want_end - 1)].end;
+      const std::uint64_t end = std::min(r.end, group_end);
       item.ranges.push_back({r.first, end});
       taken += end - r.first;
       r.first = end;

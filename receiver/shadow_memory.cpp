@@ -94,16 +94,16 @@ Status ShadowMemory::check(const Room& room, const TargetState& state, const Unt
   });
 }
 
-std::vector<std::uint64_t> ShadowMemory::lots() const {
+std::vector<std::uint64_t> ShadowMemory::batches() const {
   constexpr std::uint64_t kLotBytes = std::uint64_t{2} << 20;
   const std::uint64_t most = kept_.is_lent() ? kept_.lent().lot_bytes() : kLotBytes;
-  std::vector<std::uint64_t> lots{0};
+  std::vector<std::uint64_t> batches{0};
   for (std::uint64_t i = 1; i <= at_.size(); ++i) {
     const std::uint64_t end = i < at_.size() ? at_[static_cast<std::size_t>(i)] : kept_.bytes();
-    if (end - at_[static_cast<std::size_t>(lots.back())] > most && i - 1 > lots.back()) lots.push_back(i - 1);
+    if (end - at_[static_cast<std::size_t>(batches.back())] > most && i - 1 > batches.back()) batches.push_back(i - 1);
   }
-  if (lots.back() != at_.size()) lots.push_back(at_.size());
-  return lots;
+  if (batches.back() != at_.size()) batches.push_back(at_.size());
+  return batches;
 }
 
 Status ShadowMemory::put_live(std::uint64_t first, std::uint64_t end) const {

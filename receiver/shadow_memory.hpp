@@ -24,7 +24,7 @@ class ShadowMemory final : public TileTarget {
   void pin(const Until& until);
   bool is_pinned() const noexcept { return kept_.is_lent(); }
   /// The ranks at which the tiles are best cut for put_live(), from 0 to their number.
-  std::vector<std::uint64_t> lots() const;
+  std::vector<std::uint64_t> batches() const;
   /// Puts tiles of the committed version, with these ranks, to the full update that is open in live memory. `corrupt`
   /// if one is not what was committed: then none of them is put.
   Status put_live(std::uint64_t first, std::uint64_t end) const;

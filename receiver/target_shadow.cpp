@@ -172,11 +172,11 @@ void ShadowedTarget::discard_full() noexcept {
 /// Each tile is verified before it is written. On error live memory has no version, unless nothing was written to it.
 Status ShadowedTarget::write_live(const Until& until) {
   const TargetState& state = *shadow_.committed();
-  const std::vector<std::uint64_t> lots = shadow_.lots();
+  const std::vector<std::uint64_t> batches = shadow_.batches();
   DS_TRY(live_->begin_full(FullOverLive::in_place, until));
-  Status put =
-      run_all(*pool_, lots.size() - 1, until, "writing live memory from the shadow", [&](std::uint64_t lot, unsigned) {
-        return shadow_.put_live(lots[static_cast<std::size_t>(lot)], lots[static_cast<std::size_t>(lot) + 1]);
+  Status put = run_all(
+      *pool_, batches.size() - 1, until, "writing live memory from the shadow", [&](std::uint64_t batch, unsigned) {
+        return shadow_.put_live(batches[static_cast<std::size_t>(batch)], batches[static_cast<std::size_t>(batch) + 1]);
       });
   if (put.ok()) put = live_->commit_full(state, until.deadline());
   if (!put.ok()) live_->discard_full();

@@ -245,7 +245,7 @@ net::HttpPage ReceiverPages::Impl::metrics_page() {
     out.add("newest_version_age_seconds", "Time since the newest version was published.", *now.newest_age_s);
   }
   if (own) {
-    own->tend();
+    own->run_maintenance();
     if (const auto end = own->certificates_end()) {
       out.add("tls_certificate_not_after_timestamp_seconds", "Unix time at which the certificate ends to be valid.",
               std::chrono::duration<double>(end->time_since_epoch()).count());

@@ -100,7 +100,7 @@ void CoordinatorServer::accept_all(const std::stop_token& stop) {
   while (!stop.stop_requested()) {
     auto fd = listener_.accept(Until(Deadline::after(kSilenceLimit), stop));
     reap();
-    if (tls_) tls_->tend();
+    if (tls_) tls_->run_maintenance();
     if (!fd) {
       if (fd.error().code() == Errc::timed_out || fd.error().code() == Errc::cancelled) continue;
       log::warn("commit_accept_failed error=\"{}\"", fd.error().to_string());

@@ -258,7 +258,7 @@ bool FakeDevice::waits_for_host_locked(const std::byte* host, std::uint64_t byte
   });
 }
 
-void FakeDevice::let_go_of_host(std::byte* data, std::uint64_t bytes) noexcept {
+void FakeDevice::release_host(std::byte* data, std::uint64_t bytes) noexcept {
   std::set<FakeDevice*> devices;
   {
     const std::lock_guard lock(host().mutex);
@@ -274,7 +274,7 @@ void FakeDevice::let_go_of_host(std::byte* data, std::uint64_t bytes) noexcept {
 }
 
 void FakeDevice::give_back(Memory::Kind kind, std::byte* data, std::uint64_t bytes) noexcept {
-  if (kind == Memory::Kind::registered) let_go_of_host(data, bytes);
+  if (kind == Memory::Kind::registered) release_host(data, bytes);
   const std::lock_guard lock(mutex_);
   if (kind == Memory::Kind::registered || kind == Memory::Kind::borrowed) {
     registered_.erase(data);

@@ -125,7 +125,7 @@ class FakeDevice final : public Device {
 
   struct Host;
   static Host& host();
-  static void let_go_of_host(std::byte* data, std::uint64_t bytes) noexcept;
+  static void release_host(std::byte* data, std::uint64_t bytes) noexcept;
   // All of these need mutex_.
   Status count_locked(Call call, const std::string& what);
   Status put_locked(std::uint64_t stream, Operation operation);

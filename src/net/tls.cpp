@@ -47,7 +47,7 @@ class OpenSslTls final : public Tls {
     return life ? std::optional(life->end) : std::nullopt;
   }
 
-  void tend() override {
+  void run_maintenance() override {
     const std::lock_guard lock(mutex_);
     look();
   }

@@ -51,7 +51,7 @@ class Tls {
   /// nothing if it has none.
   virtual std::optional<std::chrono::system_clock::time_point> certificates_end() = 0;
   /// Looks at files and dates as a new connection does, for who meets none for long; at most once a second.
-  virtual void tend() = 0;
+  virtual void run_maintenance() = 0;
 
  protected:
   Tls() = default;

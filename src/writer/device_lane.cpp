@@ -155,10 +155,10 @@ Status DeviceLane::wait_for_oldest(Deadline deadline) {
 /// SYNC POINT progress: the event orders the device's bytes before the count, as the fence of copy() does a thread's.
 void DeviceLane::land_oldest() {
   copy(flights_.front().from_buffer, around_.pool);
-  let_go(true);
+  release(true);
 }
 
-void DeviceLane::let_go(bool count) {
+void DeviceLane::release(bool count) {
   Flight flight = std::move(flights_.front());
   flights_.pop_front();
   for (const BatchCounter::Part& part : flight.parts) {
@@ -177,7 +177,7 @@ Status DeviceLane::settle(Deadline deadline) {
   }
   DS_TRY(gpu::wait(*settled_, deadline, describe("waiting for the rest of")));
   settling_ = false;
-  while (busy()) let_go(false);
+  while (busy()) release(false);
   return {};
 }
 

@@ -98,7 +98,7 @@ class DeviceLane {
   Status put_in_place(unsigned half, const CopyJob& job);
   Status wait_for_oldest(Deadline deadline);
   void land_oldest();
-  void let_go(bool count);
+  void release(bool count);
   std::string describe(const char* what) const;
 
   const Surroundings around_;

@@ -182,7 +182,7 @@ TEST(FakeDevice, HostMemoryIsReachedWhileItIsRegistered) {
   EXPECT_FALSE(work.stream().copy_out(pages.data, memory.data(), 1000).ok());
 }
 
-TEST(FakeDevice, HostMemoryIsNotLetGoUnderACopy) {
+TEST(FakeDevice, HostMemoryIsNotReleasedUnderACopy) {
   FakeDevice device(seeded(6));
   const Pages pages;
   const gpu::Memory memory = *device.allocate(64);

@@ -115,14 +115,14 @@ TEST_F(CertificatesEnd, IsWarnedOfAtTheStartAndAfterARenewal) {
   EXPECT_THAT(logged([&] { tls = *Tls::server(options); }), HasSubstr("tls_certificate_expires cert="));
   EXPECT_THAT(logged([&] {
                 std::this_thread::sleep_for(std::chrono::milliseconds(1100));
-                tls->tend();
+                tls->run_maintenance();
               }),
               Not(HasSubstr("tls_certificate")))
       << "said once";
   const std::string said = logged([&] {
     lasting(20 * hours(1));
     std::this_thread::sleep_for(std::chrono::milliseconds(1100));
-    tls->tend();
+    tls->run_maintenance();
   });
   EXPECT_THAT(said, HasSubstr("tls_reloaded"));
   EXPECT_THAT(said, HasSubstr("left_h=19\n"));
@@ -133,7 +133,7 @@ TEST_F(CertificatesEnd, ThatHasComeIsSaid) {
   std::shared_ptr<Tls> tls = *Tls::server(lasting(seconds(2)));
   EXPECT_THAT(logged([&] {
                 std::this_thread::sleep_for(std::chrono::milliseconds(3100));
-                tls->tend();
+                tls->run_maintenance();
               }),
               HasSubstr("tls_certificate_expired cert="));
 }
