@@ -89,7 +89,7 @@ Status Pull::keep_waiting() {
 }
 
 Result<Prepared> Pull::run() {
-  if (Status status = read_held_again(); !status) return stopped(std::move(status).error());
+  if (Status status = reread_partial(); !status) return stopped(std::move(status).error());
   for (;;) {
     auto reply = plan();
     if (!reply) return stopped(std::move(reply).error());
@@ -159,10 +159,10 @@ wire::Plan Pull::plan_request() const {
   plan.full_only = full_only_ ? 1 : 0;
   plan.subscription = s_.tiles.digest();
   plan.compact = wants_compact() ? 1 : 0;
-  if (s_.held.any()) {
+  if (s_.partial.any()) {
     plan.partial = 1;
-    plan.base = s_.held.version;
-    plan.base_root = s_.held.root;
+    plan.base = s_.partial.version;
+    plan.base_root = s_.partial.root;
     // What we hold a part of is newer than what is committed: anything from there on will do.
     if (plan.want == wire::WantKind::newer) plan.want = wire::WantKind::newest;
   } else if (const TargetState* committed = s_.target.committed(); committed != nullptr) {
@@ -185,7 +185,7 @@ wire::Plan Pull::plan_request() const {
 
 /// Only a whole version is a base of which everything is proved. The next delta is taken to change as much as the last.
 bool Pull::wants_compact() const {
-  if (full_only_ || plain_only_ || s_.held.any()) return false;
+  if (full_only_ || plain_only_ || s_.partial.any()) return false;
   if (s_.peer.tuning.compact) return *s_.peer.tuning.compact;
   const double left_s = std::chrono::duration<double>(until_.deadline().remaining()).count();
   return classes_pay(s_.changed_last, s_.layout.half_bytes(), s_.link.rate(), std::min(left_s / 2, kClassesPatienceS));
@@ -310,7 +310,7 @@ Result<wire::PlanReply> Pull::plan() {
       if (code == Errc::gone && question.partial != 0) {
         // What is wanted cannot be reached by finishing what we hold a part of; perhaps from the committed version.
         s_.target.discard_full();
-        s_.held = Held();
+        s_.partial = PartialUpdate();
         continue;
       }
       if (code != Errc::timed_out && code != Errc::not_found) return std::move(*answer.refused);
@@ -331,7 +331,7 @@ Result<wire::PlanReply> Pull::plan() {
   }
 }
 
-bool Pull::count(const RoundResult& round, std::span<const StreamTally> tallies) {
+bool Pull::count(const FetchRoundResult& round, std::span<const StreamTally> tallies) {
   auto& report = out_.report;
   report.stream_restarts += round.stream_restarts;
   bool moved = false;
@@ -344,13 +344,13 @@ bool Pull::count(const RoundResult& round, std::span<const StreamTally> tallies)
   return moved;
 }
 
-Result<Pull::Progress> Pull::settle(const RoundResult& round, std::span<const StreamTally> tallies) {
+Result<Pull::Progress> Pull::settle(const FetchRoundResult& round, std::span<const StreamTally> tallies) {
   const bool moved = count(round, tallies);
-  if (round.end == RoundEnd::complete) return Progress::whole;
+  if (round.end == FetchRoundEnd::complete) return Progress::whole;
   if (round.noted) last_ = round.noted;
-  if (round.end != RoundEnd::failed || round.error->code() != Errc::timed_out) last_ = round.error;
-  if (round.end == RoundEnd::failed || round.error->code() == Errc::cancelled) return *round.error;
-  if (round.end == RoundEnd::busy) {
+  if (round.end != FetchRoundEnd::failed || round.error->code() != Errc::timed_out) last_ = round.error;
+  if (round.end == FetchRoundEnd::failed || round.error->code() == Errc::cancelled) return *round.error;
+  if (round.end == FetchRoundEnd::busy) {
     pause_ = busy_backoff_.next();
     s_.control.say_busy(*round.error, pause_);
     return Progress::replan;

@@ -15,8 +15,8 @@
 #include "deltasync/receiver.hpp"
 #include "receiver/control.hpp"
 #include "receiver/fetch.hpp"
-#include "receiver/held.hpp"
 #include "receiver/link.hpp"
+#include "receiver/partial_update.hpp"
 #include "receiver/streams.hpp"
 #include "receiver/target.hpp"
 
@@ -36,7 +36,7 @@ struct Session {
   LinkMeter& link;
   std::uint64_t& changed_last;  ///< elements that the last delta changed; 0: none came yet
   Target& target;
-  Held& held;
+  PartialUpdate& partial;
   std::uint64_t& scrub_cursor;  ///< next tile to re-read, counted among the subscribed ones
   std::uint64_t& older_told;    ///< the epoch of which was said that it is older than what is held; 0: none
   bool& distrusted;             ///< live memory was found to differ from its digests: only a full pull helps
@@ -97,8 +97,8 @@ class Pull {
   Result<Progress> run_full(const wire::PlanReply& reply);
   Result<Progress> check_side_files();
   Status open_full();
-  Status read_held_again();
-  Result<Progress> advance_held(const wire::PlanReply& reply, std::span<const std::uint64_t> target_digests);
+  Status reread_partial();
+  Result<Progress> advance_partial(const wire::PlanReply& reply, std::span<const std::uint64_t> target_digests);
   Result<Progress> advance_one_step(const wire::PlanReply& reply, std::uint32_t step, const Ranges& ranges);
   void adopt_digests(const wire::PlanReply& reply, std::vector<std::uint64_t> digests);
   /// The subscribed tiles that we do not have.
@@ -132,12 +132,12 @@ class Pull {
   bool packing_pays(const wire::PlanReply& reply, const Ranges& ranges) const;
   /// A transfer of a half's bytes shows how fast the link is; one of packed tiles how fast at least, and whether
   /// streams broke for it.
-  void learn(const RoundResult& round, bool packed);
+  void learn(const FetchRoundResult& round, bool packed);
 
   /// Adds what a round did to the report; true if any tile arrived.
-  bool count(const RoundResult& round, std::span<const StreamTally> tallies);
+  bool count(const FetchRoundResult& round, std::span<const StreamTally> tallies);
   /// Counts, and says how to go on.
-  Result<Progress> settle(const RoundResult& round, std::span<const StreamTally> tallies);
+  Result<Progress> settle(const FetchRoundResult& round, std::span<const StreamTally> tallies);
   Error stopped(Error error);
   Error out_of_time() const;
   bool waited_in_vain(const Error& error) const;

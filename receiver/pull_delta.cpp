@@ -27,9 +27,9 @@ std::vector<const delta::TileRecord*> sorted_records(const std::vector<StagedSte
 
 Result<Pull::Progress> Pull::run_delta(const wire::PlanReply& reply) {
   // A full update that was under way is of no use any more.
-  if (s_.held.open) {
+  if (s_.partial.open) {
     s_.target.discard_full();
-    s_.held = Held();
+    s_.partial = PartialUpdate();
   }
   std::vector<StagedStep> steps;
   std::vector<std::uint64_t> digests = s_.target.committed()->digests;
@@ -101,8 +101,8 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
   }
   const auto kind = compact_ ? FrameFetch::Kind::compact_frames : FrameFetch::Kind::frames;
   FrameFetch fetch(s_.layout, s_.tiles, kind, reply.plan, bytes_max, sink, streams);
-  RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
-  if (round.end == RoundEnd::bad_content) {
+  FetchRoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
+  if (round.end == FetchRoundEnd::bad_content) {
     DS_ASSIGN(const bool anew, agent_was_wrong(reply));
     if (anew) {
       count(round, fetch.tallies());
@@ -112,7 +112,7 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
     s_.distrusted = true;
   }
   if (round.bytes_never_fit()) {
-    round.end = RoundEnd::bad_content;
+    round.end = FetchRoundEnd::bad_content;
     full_only_ = true;
   }
   DS_ASSIGN(const Progress progress, settle(round, fetch.tallies()));

@@ -62,8 +62,8 @@ Result<Pull::Progress> Pull::check_side_files() {
   stage_ = "fetching the side files";
   auto answer = s_.control.layout(until_.deadline());
   if (!answer.value) {
-    RoundResult round;
-    round.end = RoundEnd::replan;
+    FetchRoundResult round;
+    round.end = FetchRoundEnd::replan;
     round.error = answer.refused ? answer.refused : answer.broken;
     return settle(round, {});
   }
@@ -78,22 +78,22 @@ Result<Pull::Progress> Pull::check_side_files() {
 }
 
 Status Pull::open_full() {
-  Held& held = s_.held;
-  if (held.open) return {};
+  PartialUpdate& partial = s_.partial;
+  if (partial.open) return {};
   const trace::Span span("open");
   DS_TRY(s_.target.begin_full(s_.options.full_over_live, until_));
-  held = Held();
-  held.open = true;
-  held.have.assign(static_cast<std::size_t>(s_.layout.tile_count()), 0);
-  held.digests.assign(static_cast<std::size_t>(s_.layout.tile_count()), 0);
+  partial = PartialUpdate();
+  partial.open = true;
+  partial.have.assign(static_cast<std::size_t>(s_.layout.tile_count()), 0);
+  partial.digests.assign(static_cast<std::size_t>(s_.layout.tile_count()), 0);
   return {};
 }
 
 /// An engine may have written its parameters since the last pull ended early. What differs comes again.
-Status Pull::read_held_again() {
+Status Pull::reread_partial() {
   constexpr std::uint64_t kTilesPerItem = 32;
-  Held& held = s_.held;
-  if (!held.any() || !s_.target.shares_memory()) return {};
+  PartialUpdate& partial = s_.partial;
+  if (!partial.any() || !s_.target.shares_memory()) return {};
   const trace::Span span("read_again");
   stage_ = "reading verified tiles again";
   const std::uint64_t tiles = s_.tiles.tiles();
@@ -103,12 +103,12 @@ Status Pull::read_held_again() {
     const std::uint64_t end = std::min((item + 1) * kTilesPerItem, tiles);
     for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
       const Tile tile = s_.layout.tile(s_.tiles.nth(i));
-      if (held.have[tile.index] == 0) continue;
+      if (partial.have[tile.index] == 0) continue;
       DS_ASSIGN(const TileRows rows, s_.target.full_tile(tile, scratch[worker]));
       const std::uint32_t row_bytes = tile.rect.cols * s_.layout.tensors()[tile.tensor].element_bytes;
-      if (delta::tile_digest(rows.first, rows.row_stride, tile.rect.rows, row_bytes) == held.digests[tile.index])
+      if (delta::tile_digest(rows.first, rows.row_stride, tile.rect.rows, row_bytes) == partial.digests[tile.index])
         continue;
-      held.have[tile.index] = 0;
+      partial.have[tile.index] = 0;
       ++lost;
     }
     return {};
@@ -126,8 +126,8 @@ Result<Pull::Progress> Pull::run_full(const wire::PlanReply& reply) {
   stage_ = "fetching the digests of " + to_string(reply.target);
   auto digests = s_.control.digests(reply.plan, s_.tiles.tiles(), reply.target_root, until_.deadline());
   if (!digests.value) {
-    RoundResult round;
-    round.end = RoundEnd::replan;
+    FetchRoundResult round;
+    round.end = FetchRoundEnd::replan;
     round.error = digests.refused ? digests.refused : digests.broken;
     return settle(round, {});
   }
@@ -136,7 +136,7 @@ Result<Pull::Progress> Pull::run_full(const wire::PlanReply& reply) {
     s_.tiles.scatter(*digests.value, all);
     digests.value = std::move(all);
   }
-  DS_ASSIGN(progress, advance_held(reply, *digests.value));
+  DS_ASSIGN(progress, advance_partial(reply, *digests.value));
   if (progress == Progress::replan) return progress;
   adopt_digests(reply, std::move(*digests.value));
   DS_ASSIGN(progress, fetch_missing(reply));
@@ -145,28 +145,30 @@ Result<Pull::Progress> Pull::run_full(const wire::PlanReply& reply) {
   if (progress == Progress::replan) return progress;
   out_.state.version = reply.target;
   out_.state.root = reply.target_root;
-  out_.state.digests = std::move(s_.held.digests);
+  out_.state.digests = std::move(s_.partial.digests);
   return Progress::whole;
 }
 
-Result<Pull::Progress> Pull::advance_held(const wire::PlanReply& reply, std::span<const std::uint64_t> target_digests) {
-  Held& held = s_.held;
-  if (held.version == reply.target.id || !held.any()) return Progress::whole;
+Result<Pull::Progress> Pull::advance_partial(const wire::PlanReply& reply,
+                                             std::span<const std::uint64_t> target_digests) {
+  PartialUpdate& partial = s_.partial;
+  if (partial.version == reply.target.id || !partial.any()) return Progress::whole;
   // Without a chain of steps from what we hold, only the tiles that did not change at all are of use.
   std::size_t next = 0;
-  while (next < reply.steps.size() && reply.steps[next].from != held.version) ++next;
+  while (next < reply.steps.size() && reply.steps[next].from != partial.version) ++next;
   for (; next < reply.steps.size(); ++next) {
     const wire::DeltaStep& step = reply.steps[next];
-    if (step.from != held.version) break;
-    const Ranges stale = collect_ranges(
-        s_.tiles.ranges(), [&](std::uint64_t t) { return held.have[t] != 0 && held.digests[t] != target_digests[t]; });
+    if (step.from != partial.version) break;
+    const Ranges stale = collect_ranges(s_.tiles.ranges(), [&](std::uint64_t t) {
+      return partial.have[t] != 0 && partial.digests[t] != target_digests[t];
+    });
     if (!stale.empty()) {
       stage_ = "advancing verified tiles to " + to_string(step.to);
       DS_ASSIGN(const Progress progress, advance_one_step(reply, static_cast<std::uint32_t>(next), stale));
       if (progress == Progress::replan) return progress;
     }
-    held.version = step.to;
-    held.root = step.to_root;
+    partial.version = step.to;
+    partial.root = step.to_root;
     ++out_.report.delta_steps;
   }
   return Progress::whole;
@@ -185,15 +187,15 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
       },
       s_.streams.count());
   const std::uint64_t parts = frame_parts(named.frame_bytes, s_.peer.tuning);
-  const RoundResult round =
+  const FetchRoundResult round =
       s_.streams.run(fetch, frame_items(s_.batches, ranges, step, parts), s_.control.instance(), until_);
-  Held& held = s_.held;
+  PartialUpdate& partial = s_.partial;
   if (round.bytes_never_fit()) {
     count(round, fetch.tallies());
     last_ = round.error;
     for (const wire::TileRange& range : ranges) {
-      std::fill(held.have.begin() + static_cast<std::ptrdiff_t>(range.first),
-                held.have.begin() + static_cast<std::ptrdiff_t>(range.end), std::uint8_t{0});
+      std::fill(partial.have.begin() + static_cast<std::ptrdiff_t>(range.first),
+                partial.have.begin() + static_cast<std::ptrdiff_t>(range.end), std::uint8_t{0});
     }
     return Progress::whole;
   }
@@ -209,13 +211,14 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
     for (const delta::TileRecord& record : frames[i]->records) {
       const Tile tile = s_.layout.tile(record.tile);
       DS_ASSIGN(const TileRows rows, s_.target.full_tile(tile, scratch[worker]));
-      const auto digest = delta::apply_tile(s_.layout, record, rows.first, rows.row_stride, held.digests[record.tile]);
+      const auto digest =
+          delta::apply_tile(s_.layout, record, rows.first, rows.row_stride, partial.digests[record.tile]);
       // A tile that does not take the step is fetched anew like any other that is missing.
       if (digest) {
         DS_TRY(s_.target.put_tile(tile, rows));
-        held.digests[record.tile] = *digest;
+        partial.digests[record.tile] = *digest;
       } else {
-        held.have[record.tile] = 0;
+        partial.have[record.tile] = 0;
       }
     }
     return {};
@@ -227,17 +230,17 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
 }
 
 void Pull::adopt_digests(const wire::PlanReply& reply, std::vector<std::uint64_t> digests) {
-  Held& held = s_.held;
+  PartialUpdate& partial = s_.partial;
   for (std::size_t t = 0; t < digests.size(); ++t) {
-    if (held.digests[t] != digests[t]) held.have[t] = 0;
+    if (partial.digests[t] != digests[t]) partial.have[t] = 0;
   }
-  held.version = reply.target.id;
-  held.root = reply.target_root;
-  held.digests = std::move(digests);
+  partial.version = reply.target.id;
+  partial.root = reply.target_root;
+  partial.digests = std::move(digests);
 }
 
 Ranges Pull::missing() const {
-  return collect_ranges(s_.tiles.ranges(), [&](std::uint64_t t) { return s_.held.have[t] == 0; });
+  return collect_ranges(s_.tiles.ranges(), [&](std::uint64_t t) { return s_.partial.have[t] == 0; });
 }
 
 /// A link that is not known is measured with the first tiles. Packing has to prove that it is faster than what it was
@@ -294,7 +297,7 @@ Result<Pull::Progress> Pull::fetch_plain(const wire::PlanReply& reply, const Ran
 }
 
 Result<Pull::Progress> Pull::fetch_bands(const wire::PlanReply& reply, const Ranges& bands) {
-  Held& held = s_.held;
+  PartialUpdate& partial = s_.partial;
   if (bands.empty()) return Progress::whole;
   // Few bytes are divided among all streams too: a link is as fast as they are together.
   constexpr std::uint64_t kItemBytesMin = 1u << 20;
@@ -302,11 +305,12 @@ Result<Pull::Progress> Pull::fetch_bands(const wire::PlanReply& reply, const Ran
   std::vector<Item> items = extent_items(s_.layout, bands, std::min(s_.peer.tuning.item_bytes, share));
   // A band comes as a whole: its verified tiles are overwritten, and count again once they are verified again.
   for (const Item& item : items) {
-    std::fill(held.have.begin() + static_cast<std::ptrdiff_t>(item.ranges.front().first),
-              held.have.begin() + static_cast<std::ptrdiff_t>(item.ranges.front().end), std::uint8_t{0});
+    std::fill(partial.have.begin() + static_cast<std::ptrdiff_t>(item.ranges.front().first),
+              partial.have.begin() + static_cast<std::ptrdiff_t>(item.ranges.front().end), std::uint8_t{0});
   }
-  ExtentFetch fetch(s_.layout, s_.target, held.digests, held.have, reply.plan, s_.peer.tuning, s_.streams.count());
-  const RoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
+  ExtentFetch fetch(s_.layout, s_.target, partial.digests, partial.have, reply.plan, s_.peer.tuning,
+                    s_.streams.count());
+  const FetchRoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
   learn(round, false);
   return settle(round, fetch.tallies());
 }
@@ -314,10 +318,10 @@ Result<Pull::Progress> Pull::fetch_bands(const wire::PlanReply& reply, const Ran
 /// Tiles whose bytes have their digests are had after it.
 Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Ranges& ranges, std::uint64_t items,
                                        FrameFetch::Kind kind) {
-  Held& held = s_.held;
+  PartialUpdate& partial = s_.partial;
   const auto sink = [&](std::uint32_t, const StagedFrame& frame, unsigned) -> Status {
     for (const delta::TileRecord& record : frame.records) {
-      if (!delta::gives_whole_tile(record.codec) || record.digest_after != held.digests[record.tile]) continue;
+      if (!delta::gives_whole_tile(record.codec) || record.digest_after != partial.digests[record.tile]) continue;
       const delta::TileShape shape = delta::tile_shape(s_.layout, record.tile);
       const auto whole = delta::whole_tile_bytes(shape, record);
       if (!whole) continue;
@@ -325,12 +329,12 @@ Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Range
       if (delta::tile_digest(whole->data(), row_bytes, shape.rows, row_bytes) != record.digest_after) continue;
       const TileRows rows{const_cast<std::byte*>(whole->data()), row_bytes};  // only read
       DS_TRY(put(s_.layout.tile(record.tile), rows));
-      held.have[record.tile] = 1;
+      partial.have[record.tile] = 1;
     }
     return {};
   };
   FrameFetch fetch(s_.layout, s_.tiles, kind, reply.plan, raw_bytes_bound(tiles_in(ranges)), sink, s_.streams.count());
-  const RoundResult round =
+  const FetchRoundResult round =
       s_.streams.run(fetch, frame_items(s_.batches, ranges, 0, items), s_.control.instance(), until_);
   if (kind == FrameFetch::Kind::packed_tiles) learn(round, true);
   return settle(round, fetch.tallies());
@@ -352,8 +356,8 @@ Result<Pull::Progress> Pull::repair_missing(const wire::PlanReply& reply) {
     }
     stage_ = "repairing " + tile_name(s_.layout, wrong.front().first);
     if (attempt == s_.peer.tuning.tile_attempts) {
-      RoundResult round;
-      round.end = RoundEnd::bad_content;
+      FetchRoundResult round;
+      round.end = FetchRoundEnd::bad_content;
       round.error = Error(Errc::corrupt, tile_name(s_.layout, wrong.front().first) + " differs from its digest after " +
                                              std::to_string(attempt) + " more copies");
       return settle(round, {});

@@ -70,8 +70,8 @@ Result<Pull::Progress> Pull::fetch_packed(const wire::PlanReply& reply, const Ra
   return fetch_raw(reply, ranges, std::max<std::uint64_t>(items, s_.streams.count()), FrameFetch::Kind::packed_tiles);
 }
 
-void Pull::learn(const RoundResult& round, bool packed) {
-  const bool smooth = round.end == RoundEnd::complete && round.stream_restarts == 0;
+void Pull::learn(const FetchRoundResult& round, bool packed) {
+  const bool smooth = round.end == FetchRoundEnd::complete && round.stream_restarts == 0;
   if (packed && round.stream_restarts != 0) plain_tiles_only_ = true;
   // Loopback is no link, and a round with breaks in it says more about them.
   if (!smooth || !far()) return;

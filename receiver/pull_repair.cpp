@@ -15,12 +15,12 @@ namespace receiver {
 /// speak or wait in its own way, while this answer says which one it is that there is now.
 Result<PullReport> Pull::mend(const Ranges& tiles) {
   const TargetState& committed = *s_.target.committed();
-  Held& held = s_.held;
-  held.have.assign(static_cast<std::size_t>(s_.layout.tile_count()), 1);
-  held.digests = committed.digests;
+  PartialUpdate& partial = s_.partial;
+  partial.have.assign(static_cast<std::size_t>(s_.layout.tile_count()), 1);
+  partial.digests = committed.digests;
   for (const wire::TileRange& range : tiles) {
-    std::fill(held.have.begin() + static_cast<std::ptrdiff_t>(range.first),
-              held.have.begin() + static_cast<std::ptrdiff_t>(range.end), std::uint8_t{0});
+    std::fill(partial.have.begin() + static_cast<std::ptrdiff_t>(range.first),
+              partial.have.begin() + static_cast<std::ptrdiff_t>(range.end), std::uint8_t{0});
   }
   mending_ = true;
   for (;;) {
@@ -107,7 +107,7 @@ Status ReceiverImpl::mend(const Ranges& tiles, const Until& until, RepairReport&
   report.fetched = tiles_in(rest);
   if (rest.empty()) return {};
   const auto stopping = control_.stop_by(until.stop());
-  Held nothing;
+  PartialUpdate nothing;
   bool distrusted = true;
   Pull pull(session(nothing, distrusted), {}, until);
   auto fetched = pull.mend(rest);

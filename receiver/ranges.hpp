@@ -8,7 +8,7 @@
 #include "delta/delta.hpp"
 #include "deltasync/layout.hpp"
 #include "format/wire.hpp"
-#include "receiver/round.hpp"
+#include "receiver/fetch_round.hpp"
 
 namespace deltasync::receiver {
 

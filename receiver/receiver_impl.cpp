@@ -183,8 +183,8 @@ void ReceiverImpl::close_staged() {
 }
 
 void ReceiverImpl::discard_full() {
-  if (held_.open) target_->discard_full();
-  held_ = Held();
+  if (partial_.open) target_->discard_full();
+  partial_ = PartialUpdate();
 }
 
 void ReceiverImpl::forget_unfinished() {
@@ -192,9 +192,9 @@ void ReceiverImpl::forget_unfinished() {
   discard_full();
 }
 
-Session ReceiverImpl::session(Held& held, bool& distrusted) {
+Session ReceiverImpl::session(PartialUpdate& partial, bool& distrusted) {
   return {peer_, options_, *layout_,      sidecar_, batches_, tiles_,        control_,    streams_,
-          pool_, link_,    changed_last_, *target_, held,     scrub_cursor_, older_told_, distrusted};
+          pool_, link_,    changed_last_, *target_, partial,  scrub_cursor_, older_told_, distrusted};
 }
 
 Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadline deadline, std::stop_token stop) {
@@ -205,7 +205,7 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
   const auto stopping = control_.stop_by(until.stop());
   control_.look_at_clock(deadline);
   const OnTarget on_target(*target_, until);
-  Pull pull(session(held_, distrusted_), want, until);
+  Pull pull(session(partial_, distrusted_), want, until);
   auto prepared = pull.run();
   if (!prepared) {
     // Verified tiles wait for the next pull, in staging memory too: else a link too slow for one deadline would begin
@@ -279,7 +279,7 @@ Status StagedImpl::commit_staged(Deadline deadline) {
     return std::move(status).with_context("commit of " + to_string(prepared_.report.version));
   }
   if (prepared_.report.mode == PullMode::full) {
-    receiver_->held_ = Held();  // the update is closed: nothing to discard
+    receiver_->partial_ = PartialUpdate();  // the update is closed: nothing to discard
     receiver_->distrusted_ = false;
   }
   phase_ = Phase::committed;

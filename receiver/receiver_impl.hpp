@@ -68,7 +68,7 @@ class ReceiverImpl final : public Receiver {
   void discard_full();
   /// The target has lost its version: what is staged leads nowhere, and what a pull holds may be gone with it.
   void forget_unfinished();
-  Session session(Held& held, bool& distrusted);
+  Session session(PartialUpdate& partial, bool& distrusted);
   /// After whatever may have changed what is committed, or has failed: tells the agent. Null: it succeeded.
   void note_standing(const Error* failure);
   Status attest_or_disown(Target& target, const Until& until) const;
@@ -90,7 +90,7 @@ class ReceiverImpl final : public Receiver {
   TargetPtr target_;
   Subscription subscription_;
   TileSet tiles_;  ///< that it keeps
-  Held held_;
+  PartialUpdate partial_;
   std::uint64_t scrub_cursor_ = 0;
   std::uint64_t older_told_ = 0;
   bool distrusted_ = false;

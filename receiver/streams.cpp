@@ -24,7 +24,7 @@ bool nonsense(Errc code) {
 /// One stream's part in one round, on one thread.
 class Streams::Worker {
  public:
-  Worker(Streams& streams, unsigned stream, Fetch& fetch, Round& round, std::uint64_t instance)
+  Worker(Streams& streams, unsigned stream, Fetch& fetch, FetchRound& round, std::uint64_t instance)
       : streams_(streams),
         stream_(stream),
         fetch_(fetch),
@@ -133,13 +133,14 @@ class Streams::Worker {
     streams_.drop(stream_);
     connected_ = false;
     if (outcome.fault == Outcome::Fault::agent) {
-      round_.finish(
-          error.code() == Errc::layout_mismatch || hopeless(error.code()) ? RoundEnd::failed : RoundEnd::replan, error);
+      round_.finish(error.code() == Errc::layout_mismatch || hopeless(error.code()) ? FetchRoundEnd::failed
+                                                                                    : FetchRoundEnd::replan,
+                    error);
     } else if (outcome.fault == Outcome::Fault::content && ++pending_.front().item.bad_content >= 2) {
-      round_.finish(RoundEnd::bad_content, error);
+      round_.finish(FetchRoundEnd::bad_content, error);
     } else if (outcome.fault == Outcome::Fault::target || hopeless(error.code()) ||
                (nonsense(error.code()) && ++strikes_ >= streams_.peer_.tuning.stream_strikes)) {
-      round_.finish(RoundEnd::failed, error);
+      round_.finish(FetchRoundEnd::failed, error);
     } else {
       round_.restarted(error);
     }
@@ -153,7 +154,7 @@ class Streams::Worker {
   Streams& streams_;
   const unsigned stream_;
   Fetch& fetch_;
-  Round& round_;
+  FetchRound& round_;
   const std::uint64_t instance_;
   Backoff backoff_;
   std::deque<Pending> pending_;
@@ -171,7 +172,7 @@ Streams::Streams(const Peer& peer, ThreadPool& pool)
       closed_bytes_(pool.size()),
       closed_waited_(pool.size()) {}
 
-Status Streams::connect(Connection& connection, Round& round, std::uint64_t instance, bool& rested) {
+Status Streams::connect(Connection& connection, FetchRound& round, std::uint64_t instance, bool& rested) {
   const auto stream = static_cast<unsigned>(&connection - connections_.data());
   rested = std::chrono::steady_clock::now() - used_[stream] >= peer_.tuning.rested;
   if (!connection.open() || connection.stale() || connection.instance() != instance) {
@@ -208,10 +209,10 @@ std::vector<unsigned> Streams::connected_first() const {
   return order;
 }
 
-RoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const Until& until) {
+FetchRoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const Until& until) {
   const std::size_t workers = std::min<std::size_t>(items.size(), count());
   const std::vector<unsigned> order = connected_first();
-  Round round(std::move(items), until, workers);
+  FetchRound round(std::move(items), until, workers);
   const std::uint64_t bytes_before = bytes_received();
   const std::chrono::nanoseconds waited_before = waited();
   const auto work = [&](std::uint64_t place, unsigned) {
@@ -222,7 +223,7 @@ RoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64_t in
   } else {
     pool_.run(workers, work);
   }
-  RoundResult result = round.result();
+  FetchRoundResult result = round.result();
   result.bytes = bytes_received() - bytes_before;
   if (workers != 0) {
     result.waited_s = std::chrono::duration<double>(waited() - waited_before).count() / static_cast<double>(workers);

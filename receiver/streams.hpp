@@ -11,8 +11,8 @@
 
 #include "base/thread_pool.hpp"
 #include "receiver/connection.hpp"
+#include "receiver/fetch_round.hpp"
 #include "receiver/peer.hpp"
-#include "receiver/round.hpp"
 
 namespace deltasync::receiver {
 
@@ -54,7 +54,7 @@ class Streams {
 
   unsigned count() const noexcept { return static_cast<unsigned>(connections_.size()); }
   /// Moves all items. `instance` is the agent process that made the plan: any other one ends the round.
-  RoundResult run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const Until& until);
+  FetchRoundResult run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const Until& until);
 
   /// Between rounds: nothing is expected of them for a while. The next round dials again.
   void close_idle();
@@ -72,7 +72,7 @@ class Streams {
   class Worker;
 
   /// `rested`: it is an old one that nobody has used for a while.
-  Status connect(Connection& connection, Round& round, std::uint64_t instance, bool& rested);
+  Status connect(Connection& connection, FetchRound& round, std::uint64_t instance, bool& rested);
   std::vector<unsigned> connected_first() const;
   void drop(unsigned stream);
 

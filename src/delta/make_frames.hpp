@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/thread_pool.hpp"
-#include "delta/ending.hpp"
 #include "delta/frame.hpp"
+#include "delta/work_status.hpp"
 
 namespace deltasync::delta {
 
@@ -22,22 +22,22 @@ Result<std::optional<Delta>> make_frames(const char* what, std::size_t count, co
                                          ThreadPool& pool, const NewBuilder& new_builder, const Make& make) {
   std::vector<Frame> frames(count);
   std::vector<decltype(new_builder())> builders(pool.size());
-  Ending ending(what, cancel);
+  WorkStatus status(what, cancel);
   pool.run(count, [&](std::uint64_t i, unsigned worker) {
-    if (ending.over()) return;
+    if (status.over()) return;
     try {
       if (builders[worker] == nullptr) builders[worker] = new_builder();
       Result<std::optional<Frame>> frame = make(*builders[worker], i);
       if (!frame || !*frame) {
-        ending.end(frame ? Status() : std::move(frame).error());
+        status.end(frame ? Status() : std::move(frame).error());
       } else {
         frames[i] = std::move(**frame);
       }
     } catch (const std::bad_alloc&) {
-      ending.end_without_memory();
+      status.end_without_memory();
     }
   });
-  DS_ASSIGN(const bool possible, ending.finish());
+  DS_ASSIGN(const bool possible, status.finish());
   if (!possible) return std::optional<Delta>();
   Delta delta;
   take_frames(frames, delta);

@@ -20,14 +20,14 @@ TEST(ChangeArena, RoomsAreDisjoint) {
     gpu::HostLane device;
     ChangeArena arena(device, 1 << 16);
     Random random(seed);
-    struct Held {
+    struct Taken {
       Room room;
       std::uint64_t bytes;
       std::byte mark;
     };
-    std::vector<Held> held;
+    std::vector<Taken> held;
     std::size_t refused = 0;
-    const auto check = [](const Held& of) {
+    const auto check = [](const Taken& of) {
       const std::byte* const front = of.room.base() + of.room.at();
       const std::byte* const back = of.room.base() + of.room.pieces_at();
       const auto is_mine = [&](std::byte b) { return b == of.mark; };
@@ -38,7 +38,7 @@ TEST(ChangeArena, RoomsAreDisjoint) {
       if (random.below(3) == 0 && !held.empty()) {
         const auto at = static_cast<std::ptrdiff_t>(random.below(held.size()));
         check(held[static_cast<std::size_t>(at)]);
-        std::vector<Held> rest;
+        std::vector<Taken> rest;
         for (std::ptrdiff_t k = 0; k < std::ssize(held); ++k) {
           if (k != at) rest.push_back(std::move(held[static_cast<std::size_t>(k)]));
         }
@@ -61,7 +61,7 @@ TEST(ChangeArena, RoomsAreDisjoint) {
     }
     EXPECT_NE(refused, 0u);
     EXPECT_LE(arena.bytes(), 1u << 16);
-    for (const Held& of : held) check(of);
+    for (const Taken& of : held) check(of);
   }
 }
 

@@ -16,7 +16,7 @@
 #include <stop_token>
 #include <thread>
 
-#include "receiver/round.hpp"
+#include "receiver/fetch_round.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 
 namespace deltasync::test {
@@ -456,8 +456,8 @@ TEST_F(PullStopTest, ADeadlineBetweenTwoPlansNamesTheAgent) {
   EXPECT_EQ(staged.error().message().find("pull from", 1), std::string::npos) << staged.error().message();
 }
 
-TEST(RoundDeadline, EndsARoundThatAlwaysHasSomethingUnderWay) {
-  receiver::Round round(std::vector<receiver::Item>(8), in_ms(0), 1);
+TEST(FetchRoundDeadline, EndsARoundThatAlwaysHasSomethingUnderWay) {
+  receiver::FetchRound round(std::vector<receiver::Item>(8), in_ms(0), 1);
   EXPECT_FALSE(round.take_ahead(1).has_value());
   EXPECT_TRUE(round.over());
   EXPECT_TRUE(round.stop().stop_requested());
@@ -480,12 +480,12 @@ TEST(ConnectionDeadline, IsLookedAtThoughBytesAreThere) {
   EXPECT_EQ(late.error().code(), Errc::timed_out);
 }
 
-TEST(RoundStop, TheFirstReasonStays) {
+TEST(FetchRoundStop, TheFirstReasonStays) {
   std::stop_source stop;
   const Until until(in_ms(kPatienceMs), stop.get_token());
-  receiver::Round failed({receiver::Item{}}, until, 1);
-  receiver::Round untouched({receiver::Item{}}, until, 1);
-  failed.finish(receiver::RoundEnd::failed, Error(Errc::corrupt, "a reason"));
+  receiver::FetchRound failed({receiver::Item{}}, until, 1);
+  receiver::FetchRound untouched({receiver::Item{}}, until, 1);
+  failed.finish(receiver::FetchRoundEnd::failed, Error(Errc::corrupt, "a reason"));
   EXPECT_TRUE(failed.stop().stop_requested());
   EXPECT_FALSE(untouched.stop().stop_requested());
   stop.request_stop();
@@ -493,7 +493,7 @@ TEST(RoundStop, TheFirstReasonStays) {
   EXPECT_EQ(untouched.result().error->code(), Errc::cancelled);
   EXPECT_TRUE(untouched.stop().stop_requested());
   EXPECT_FALSE(untouched.take().has_value());
-  untouched.finish(receiver::RoundEnd::failed, Error(Errc::corrupt, "a later reason"));
+  untouched.finish(receiver::FetchRoundEnd::failed, Error(Errc::corrupt, "a later reason"));
   EXPECT_EQ(untouched.result().error->code(), Errc::cancelled);
 }
 

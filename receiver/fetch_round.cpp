@@ -1,11 +1,11 @@
-#include "receiver/round.hpp"
+#include "receiver/fetch_round.hpp"
 
 #include <iterator>
 #include <utility>
 
 namespace deltasync::receiver {
 
-Round::Round(std::vector<Item> items, const Until& until, std::size_t streams)
+FetchRound::FetchRound(std::vector<Item> items, const Until& until, std::size_t streams)
     : until_(until),
       queue_(std::make_move_iterator(items.begin()), std::make_move_iterator(items.end())),
       unfinished_(queue_.size()),
@@ -13,15 +13,15 @@ Round::Round(std::vector<Item> items, const Until& until, std::size_t streams)
       over_(queue_.empty()),
       on_stop_(until.stop(), OnStop{this}) {}
 
-void Round::OnStop::operator()() const {
-  round->finish(RoundEnd::failed, Error(Errc::cancelled, "a stop was requested"));
+void FetchRound::OnStop::operator()() const {
+  round->finish(FetchRoundEnd::failed, Error(Errc::cancelled, "a stop was requested"));
 }
 
-std::optional<Item> Round::take() {
+std::optional<Item> FetchRound::take() {
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, deadline().at(), [this] { return over_ || !queue_.empty(); });
   if (!over_ && (queue_.empty() || deadline().passed())) {
-    finish_locked(RoundEnd::failed, Error(Errc::timed_out, "the deadline passed"));
+    finish_locked(FetchRoundEnd::failed, Error(Errc::timed_out, "the deadline passed"));
   }
   if (over_) return std::nullopt;
   Item item = std::move(queue_.front());
@@ -29,31 +29,31 @@ std::optional<Item> Round::take() {
   return item;
 }
 
-std::optional<Item> Round::take_ahead(std::size_t streams) {
+std::optional<Item> FetchRound::take_ahead(std::size_t streams) {
   const std::lock_guard lock(mutex_);
   // Streams that always have something under way never come to take().
-  if (deadline().passed()) finish_locked(RoundEnd::failed, Error(Errc::timed_out, "the deadline passed"));
+  if (deadline().passed()) finish_locked(FetchRoundEnd::failed, Error(Errc::timed_out, "the deadline passed"));
   if (over_ || queue_.size() < streams) return std::nullopt;
   Item item = std::move(queue_.front());
   queue_.pop_front();
   return item;
 }
 
-void Round::done() {
+void FetchRound::done() {
   const std::lock_guard lock(mutex_);
   if (--unfinished_ != 0) return;
   over_ = true;
   changed_.notify_all();
 }
 
-void Round::give_back(Item item) {
+void FetchRound::give_back(Item item) {
   if (item.ranges.empty()) return done();
   const std::lock_guard lock(mutex_);
   queue_.push_front(std::move(item));
   changed_.notify_one();
 }
 
-void Round::finish_locked(RoundEnd end, Error error) {
+void FetchRound::finish_locked(FetchRoundEnd end, Error error) {
   if (over_) return;
   over_ = true;
   result_.end = end;
@@ -62,34 +62,34 @@ void Round::finish_locked(RoundEnd end, Error error) {
   changed_.notify_all();
 }
 
-void Round::finish(RoundEnd end, Error error) {
+void FetchRound::finish(FetchRoundEnd end, Error error) {
   const std::lock_guard lock(mutex_);
   finish_locked(end, std::move(error));
 }
 
-void Round::left(const Error& why) {
+void FetchRound::left(const Error& why) {
   const std::lock_guard lock(mutex_);
-  if (--streams_ == 0) finish_locked(RoundEnd::busy, why);
+  if (--streams_ == 0) finish_locked(FetchRoundEnd::busy, why);
 }
 
-bool Round::over() const {
+bool FetchRound::over() const {
   const std::lock_guard lock(mutex_);
   return over_;
 }
 
-void Round::restarted(const Error& why) {
+void FetchRound::restarted(const Error& why) {
   const std::lock_guard lock(mutex_);
   if (over_) return;
   ++result_.stream_restarts;
   result_.noted = why;
 }
 
-void Round::pause(std::chrono::milliseconds time) {
+void FetchRound::pause(std::chrono::milliseconds time) {
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, deadline().earlier(Deadline::after(time)).at(), [this] { return over_; });
 }
 
-RoundResult Round::result() const {
+FetchRoundResult FetchRound::result() const {
   const std::lock_guard lock(mutex_);
   return result_;
 }

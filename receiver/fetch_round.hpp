@@ -25,7 +25,7 @@ struct Item {
   std::uint32_t bad_content = 0;  ///< times that its bytes arrived whole and were wrong
 };
 
-enum class RoundEnd : std::uint8_t {
+enum class FetchRoundEnd : std::uint8_t {
   complete,     ///< every item arrived
   replan,       ///< the agent refused, or is another process now: make a new plan
   busy,         ///< the agent had no place for any stream: make a new plan in a while
@@ -33,8 +33,8 @@ enum class RoundEnd : std::uint8_t {
   failed,       ///< the pull cannot go on
 };
 
-struct RoundResult {
-  RoundEnd end = RoundEnd::complete;
+struct FetchRoundResult {
+  FetchRoundEnd end = FetchRoundEnd::complete;
   std::optional<Error> error;  ///< why, unless complete
   std::optional<Error> noted;  ///< the last trouble on a stream, for the message of a deadline
   std::uint32_t stream_restarts = 0;
@@ -43,15 +43,15 @@ struct RoundResult {
 
   /// Some bytes came again and again and were never what they had to be: other bytes may do.
   bool bytes_never_fit() const {
-    if (end == RoundEnd::bad_content) return true;
-    return end == RoundEnd::failed && (error->code() == Errc::corrupt || error->code() == Errc::protocol);
+    if (end == FetchRoundEnd::bad_content) return true;
+    return end == FetchRoundEnd::failed && (error->code() == Errc::corrupt || error->code() == Errc::protocol);
   }
 };
 
-class Round {
+class FetchRound {
  public:
   /// `streams` take part in it.
-  Round(std::vector<Item> items, const Until& until, std::size_t streams);
+  FetchRound(std::vector<Item> items, const Until& until, std::size_t streams);
 
   Deadline deadline() const noexcept { return until_.deadline(); }
   /// Requested when the round ends early, for whatever reason: sockets that wait on behalf of the round stop on it.
@@ -68,7 +68,7 @@ class Round {
   void give_back(Item item);
 
   /// Ends the round; the first caller's reason stays.
-  void finish(RoundEnd end, Error error);
+  void finish(FetchRoundEnd end, Error error);
   bool over() const;
   /// A stream broke and starts again.
   void restarted(const Error& why);
@@ -77,13 +77,13 @@ class Round {
   /// Sleeps, but not past the end of the round or its deadline.
   void pause(std::chrono::milliseconds time);
 
-  RoundResult result() const;
+  FetchRoundResult result() const;
 
  private:
-  void finish_locked(RoundEnd end, Error error);
+  void finish_locked(FetchRoundEnd end, Error error);
 
   struct OnStop {
-    Round* round;
+    FetchRound* round;
     void operator()() const;
   };
 
@@ -95,7 +95,7 @@ class Round {
   std::size_t unfinished_ = 0;  // queued or taken
   std::size_t streams_ = 0;     // that take part
   bool over_ = false;
-  RoundResult result_;
+  FetchRoundResult result_;
   std::stop_callback<OnStop> on_stop_;  // last: it may run while this is constructed
 };
 

@@ -11,7 +11,7 @@
 
 namespace deltasync::receiver {
 
-struct Held {
+struct PartialUpdate {
   bool open = false;                   ///< the target has a full update open
   VersionId version;                   ///< of the tiles that we have
   Digest128 root;                      ///< of that whole version

@@ -10,10 +10,10 @@
 
 namespace deltasync::delta {
 
-class Ending {
+class WorkStatus {
  public:
   /// `what` names the work in errors. `cancel` may be null; whoever sets it no longer wants the result.
-  Ending(std::string what, const std::atomic<bool>* cancel) : what_(std::move(what)), cancel_(cancel) {}
+  WorkStatus(std::string what, const std::atomic<bool>* cancel) : what_(std::move(what)), cancel_(cancel) {}
 
   bool over() const noexcept {
     return over_.load(std::memory_order_relaxed) || (cancel_ != nullptr && cancel_->load(std::memory_order_relaxed));
