@@ -275,8 +275,8 @@ class AgentCore : public TrainerHooks {
   void look_at_suspects();
   void note_damage(const Layout& layout, const Version& version, std::uint64_t tile, const std::string& found_by);
   void publish_anew(const ServedPtr& before, std::span<const std::uint64_t> wrong);
-  std::optional<delta::Delta> mend_diff(const ServedVersion& before, const shm::HalfView& sealed, delta::Delta delta,
-                                        std::vector<std::uint64_t>& digests);
+  std::optional<delta::Delta> repair_diff(const ServedVersion& before, const shm::HalfView& sealed, delta::Delta delta,
+                                          std::vector<std::uint64_t>& digests);
   void drop_old_generations();
   void wait_for_work();
 

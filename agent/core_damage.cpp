@@ -146,8 +146,8 @@ void AgentCore::note_damage(const Layout& layout, const Version& version, std::u
 }
 
 /// What the delta has of these tiles is not to be trusted: receivers get them whole.
-std::optional<delta::Delta> AgentCore::mend_diff(const ServedVersion& before, const shm::HalfView& sealed,
-                                                 delta::Delta delta, std::vector<std::uint64_t>& digests) {
+std::optional<delta::Delta> AgentCore::repair_diff(const ServedVersion& before, const shm::HalfView& sealed,
+                                                   delta::Delta delta, std::vector<std::uint64_t>& digests) {
   constexpr std::uint64_t kSpotTiles = 8;
   constexpr std::size_t kToldMax = 16;
   const Generation& generation = *before.generation;

@@ -202,7 +202,7 @@ std::optional<delta::Delta> AgentCore::diff(const ServedPtr& before, const shm::
   delta::Delta delta = work->encoding->finish(request, pool_);
   digests = work->encoding->take_digests();
   Metrics::add(metrics_.batches_after, work->encoding->rest());
-  return mend_diff(*before, sealed, std::move(delta), digests);
+  return repair_diff(*before, sealed, std::move(delta), digests);
 }
 
 /// From here on receivers get this version, and no new lease on the one before begins.

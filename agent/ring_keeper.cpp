@@ -27,7 +27,7 @@ constexpr auto kAdoptLimit = std::chrono::seconds(5);  ///< for the thread to en
 
 namespace fs = std::filesystem;
 
-/// One whose state was mended later is nothing that a few bytes in a file could describe.
+/// One whose state was repaired later is nothing that a few bytes in a file could describe.
 bool can_be_kept(const RingEntry& entry) {
   return !entry.partial && entry.from_former.empty();
 }

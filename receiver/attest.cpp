@@ -21,7 +21,7 @@ Status Target::live_digests(std::span<const std::uint64_t> tiles, std::span<std:
 }
 
 /// An update in place gives up what is there.
-void Target::disown() noexcept {
+void Target::invalidate() noexcept {
   if (begin_full(FullOverLive::in_place, Deadline::after(std::chrono::seconds(10))).ok()) discard_full();
 }
 
@@ -118,7 +118,7 @@ CommitVerdict attest_commit(Target& target, const TileSet& tiles, const Until& u
                          : Error(wrong.error()).with_context("attesting live memory");
   const auto with = [&](const std::string& what_now) { return Error(why.code(), why.message() + "; " + what_now); };
   if (const Status back = target.rollback(); !back.ok()) {
-    if (target.committed() != nullptr) target.disown();
+    if (target.committed() != nullptr) target.invalidate();
     return {with("it cannot be taken back (" + back.error().message() + "), and there is no version any more"), false};
   }
   if (target.committed() == nullptr) return {with("taken back: there is no version, as before"), false};

@@ -53,29 +53,29 @@ Status MemoryTarget::live_digests(std::span<const std::uint64_t> tiles, std::spa
   });
 }
 
-// ---- mending -------------------------------------------------------------------------------------------------------
+// ---- repairing -----------------------------------------------------------------------------------------------------
 
 /// A full update that is staged goes on meanwhile: it is elsewhere.
-Status MemoryTarget::begin_mend(const Until& until) {
-  if (!committed_) return Error(Errc::not_found, "nothing is committed that could be mended");
-  mend_failed_ = false;
+Status MemoryTarget::begin_repair(const Until& until) {
+  if (!committed_) return Error(Errc::not_found, "nothing is committed that could be repaired");
+  repair_failed_ = false;
   return open_live(until);
 }
 
-Status MemoryTarget::mend_tile(const Tile& tile, const TileRows& rows) {
+Status MemoryTarget::repair_tile(const Tile& tile, const TileRows& rows) {
   Status written = put(tile, rows);
-  if (!written.ok()) mend_failed_ = true;
+  if (!written.ok()) repair_failed_ = true;
   return written;
 }
 
-Status MemoryTarget::end_mend() {
+Status MemoryTarget::end_repair() {
   Status settled = settle_full(Deadline::after(kDiscard));
-  if (settled.ok() && mend_failed_) settled = Error(Errc::io, "a tile could not be written");
+  if (settled.ok() && repair_failed_) settled = Error(Errc::io, "a tile could not be written");
   if (settled.ok()) return {};
   return lose_version(std::move(settled).error());
 }
 
-void MemoryTarget::disown() noexcept {
+void MemoryTarget::invalidate() noexcept {
   committed_.reset();
   served_ = false;
   forget_rollback();

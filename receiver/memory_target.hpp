@@ -26,7 +26,7 @@ namespace deltasync {
 /// TileTarget. Each is called when the state allows it and not otherwise, so a kind keeps no state of its own but
 /// its memory. An error of a function that writes live memory (put, settle, settle_full, exchange_staging, and
 /// what takes a delta back) means that nobody knows what the memory has: the target then has no version at all,
-/// committed() is null, and the next full update may land there. So a kind that can tell, or mend, does so before it
+/// committed() is null, and the next full update may land there. So a kind that can tell, or repair, does so before it
 /// returns an error.
 class MemoryTarget : public Target {
  public:
@@ -40,10 +40,10 @@ class MemoryTarget : public Target {
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const final;
   Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
                       const Until& until) override;
-  Status begin_mend(const Until& until) final;
-  Status mend_tile(const Tile& tile, const TileRows& rows) final;
-  Status end_mend() final;
-  void disown() noexcept final;
+  Status begin_repair(const Until& until) final;
+  Status repair_tile(const Tile& tile, const TileRows& rows) final;
+  Status end_repair() final;
+  void invalidate() noexcept final;
   Status begin_full(FullOverLive policy, const Until& until) final;
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) final;
   Status put_tile(const Tile& tile, const TileRows& rows) final;
@@ -152,7 +152,7 @@ class MemoryTarget : public Target {
   bool served_;  ///< without a committed version, live memory has something that is in use
   Full full_ = Full::closed;
   Undo undo_;
-  std::atomic<bool> mend_failed_{false};  ///< since begin_mend
+  std::atomic<bool> repair_failed_{false};  ///< since begin_repair
 };
 
 /// A kind whose deltas go through a DeltaLog: TileStore is the rest of what it provides.

@@ -69,7 +69,7 @@ Pull::Pull(Session session, const Want& want, Until until)
       bytes_before_(bytes_received()),
       replan_backoff_(session.peer.tuning),
       busy_backoff_(Backoff::from_busy(session.peer.tuning)),
-      full_only_(session.distrusted),
+      full_only_(session.invalidated),
       wait_by_(wait_by()) {}
 
 Deadline Pull::wait_by() const {
@@ -166,7 +166,7 @@ wire::Plan Pull::plan_request() const {
     // What we hold a part of is newer than what is committed: anything from there on will do.
     if (plan.want == wire::WantKind::newer) plan.want = wire::WantKind::newest;
   } else if (const TargetState* committed = s_.target.committed(); committed != nullptr) {
-    // A distrusted version is no base, but `newer` still means newer than it.
+    // An invalidated version is no base, but `newer` still means newer than it.
     if (!full_only_) {
       plan.base = committed->version.id;
       plan.base_root = committed->root;

@@ -39,7 +39,7 @@ struct Session {
   PartialUpdate& partial;
   std::uint64_t& scrub_cursor;  ///< next tile to re-read, counted among the subscribed ones
   std::uint64_t& older_told;    ///< the epoch of which was said that it is older than what is held; 0: none
-  bool& distrusted;             ///< live memory was found to differ from its digests: only a full pull helps
+  bool& invalidated;            ///< live memory was found to differ from its digests: only a full pull helps
 };
 
 /// A verified update, ready for the target's commit.
@@ -59,9 +59,9 @@ class Pull {
   /// After run() has failed: nothing went wrong. A stop ended it, or nothing that is wanted came until the deadline, or
   /// for as long as Want::wait_max.
   bool ended_early() const { return ended_early_; }
-  /// Fetches tiles of the version that is committed and mends them in the target, which is open for that. Of the
-  /// report: what came. For a session of its own, that distrusts what the target has and holds nothing.
-  Result<PullReport> mend(const Ranges& tiles);
+  /// Fetches tiles of the version that is committed and repairs them in the target, which is open for that. Of the
+  /// report: what came. For a session of its own, that takes what the target has for invalid and holds nothing.
+  Result<PullReport> repair(const Ranges& tiles);
   /// Whether what is wanted is this version, to the agent as it is now; see deltasync/still_wanted.hpp.
   Result<bool> means(const VersionId& version, const Digest128& root);
 
@@ -111,9 +111,9 @@ class Pull {
   Result<Progress> repair_missing(const wire::PlanReply& reply);
 
   // single tiles (pull_repair.cpp)
-  Result<Progress> mend_from(const wire::PlanReply& reply);
+  Result<Progress> repair_from(const wire::PlanReply& reply);
   Status put(const Tile& tile, const TileRows& rows) {
-    return mending_ ? s_.target.mend_tile(tile, rows) : s_.target.put_tile(tile, rows);
+    return repairing_ ? s_.target.repair_tile(tile, rows) : s_.target.put_tile(tile, rows);
   }
 
   // wrong tiles (pull_doubt.cpp)
@@ -161,7 +161,7 @@ class Pull {
   bool waiting_ = false;             ///< for the agent to have what is wanted
   bool plain_only_ = false;          // no exponent classes in this pull: undoing them would take too much memory
   bool compact_ = false;             // the plan at hand asked for them
-  bool mending_ = false;             // tiles go into the committed version
+  bool repairing_ = false;           // tiles go into the committed version
   bool plain_tiles_only_ = false;    // streams broke while tiles were packed: the agent may have no time for it
   std::mutex doubted_mutex_;         // held by streams; none runs where the tiles are looked at
   std::set<std::uint64_t> doubted_;  // tiles that came and could not be verified

@@ -39,7 +39,7 @@ Result<Pull::Progress> Pull::run_delta(const wire::PlanReply& reply) {
     // Either the frames or what we hold is wrong, and the frames came through whole: only a full update helps.
     last_ = std::move(why);
     full_only_ = true;
-    s_.distrusted = true;
+    s_.invalidated = true;
     return Progress::replan;
   };
   if (steps.size() > 1) {
@@ -109,7 +109,7 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
       last_ = round.error;
       return Progress::replan;
     }
-    s_.distrusted = true;
+    s_.invalidated = true;
   }
   if (round.bytes_never_fit()) {
     round.end = FetchRoundEnd::bad_content;
@@ -170,7 +170,7 @@ Status Pull::scrub() {
   DS_ASSIGN(const std::vector<WrongTile> wrong, attest(s_.target, list, until_, Copies::where_they_can));
   out_.report.verify_s += thread_cpu_s() - before;
   if (wrong.empty()) return {};
-  s_.distrusted = true;
+  s_.invalidated = true;
   return Error(Errc::corrupt,
                "live memory: " + describe(wrong) + ": somebody wrote to it; the next pull replaces the version");
 }

@@ -13,7 +13,7 @@ namespace receiver {
 
 /// The newest version is asked for, and not the one that is wanted: of a version that is past or to come an agent would
 /// speak or wait in its own way, while this answer says which one it is that there is now.
-Result<PullReport> Pull::mend(const Ranges& tiles) {
+Result<PullReport> Pull::repair(const Ranges& tiles) {
   const TargetState& committed = *s_.target.committed();
   PartialUpdate& partial = s_.partial;
   partial.have.assign(static_cast<std::size_t>(s_.layout.tile_count()), 1);
@@ -22,11 +22,11 @@ Result<PullReport> Pull::mend(const Ranges& tiles) {
     std::fill(partial.have.begin() + static_cast<std::ptrdiff_t>(range.first),
               partial.have.begin() + static_cast<std::ptrdiff_t>(range.end), std::uint8_t{0});
   }
-  mending_ = true;
+  repairing_ = true;
   for (;;) {
     auto reply = plan();
     if (!reply) return stopped(std::move(reply).error());
-    Result<Progress> progress = mend_from(*reply);
+    Result<Progress> progress = repair_from(*reply);
     s_.control.release(reply->plan, until_.deadline());
     if (!progress) return stopped(std::move(progress).error());
     if (*progress == Progress::whole) break;
@@ -37,7 +37,7 @@ Result<PullReport> Pull::mend(const Ranges& tiles) {
   return out_.report;
 }
 
-Result<Pull::Progress> Pull::mend_from(const wire::PlanReply& reply) {
+Result<Pull::Progress> Pull::repair_from(const wire::PlanReply& reply) {
   const TargetState& committed = *s_.target.committed();
   stage_ = "repairing tiles of " + to_string(committed.version);
   if (reply.target.id == committed.version.id && reply.target_root == committed.root) return repair_missing(reply);
@@ -69,8 +69,8 @@ Result<Ranges> ranges_of(std::span<const std::uint64_t> tiles, const Layout& lay
   return ranges;
 }
 
-/// Mends what the target has sound copies of; returns the others.
-Result<Ranges> mend_from_shadow(Target& target, const Ranges& tiles, const Until& until) {
+/// Repairs what the target has valid copies of; returns the others.
+Result<Ranges> repair_from_shadow(Target& target, const Ranges& tiles, const Until& until) {
   const Layout& layout = *target.layout();
   std::vector<std::byte> scratch;
   Ranges rest;
@@ -80,7 +80,7 @@ Result<Ranges> mend_from_shadow(Target& target, const Ranges& tiles, const Until
       const Tile tile = layout.tile(index);
       DS_ASSIGN(const TileRows kept, target.kept_tile(tile, scratch));
       if (kept.first != nullptr && digest_of_rows(layout, tile, kept) == target.committed()->digests[index]) {
-        DS_TRY(target.mend_tile(tile, kept));
+        DS_TRY(target.repair_tile(tile, kept));
       } else if (!rest.empty() && rest.back().end == index) {
         ++rest.back().end;
       } else {
@@ -101,28 +101,28 @@ std::vector<std::uint64_t> list_of(const Ranges& ranges) {
 
 }  // namespace
 
-/// Between begin_mend and end_mend.
-Status ReceiverImpl::mend(const Ranges& tiles, const Until& until, RepairReport& report) {
-  DS_ASSIGN(const Ranges rest, mend_from_shadow(*target_, tiles, until));
+/// Between begin_repair and end_repair.
+Status ReceiverImpl::repair_tiles(const Ranges& tiles, const Until& until, RepairReport& report) {
+  DS_ASSIGN(const Ranges rest, repair_from_shadow(*target_, tiles, until));
   report.fetched = tiles_in(rest);
   if (rest.empty()) return {};
   const auto stopping = control_.stop_by(until.stop());
   PartialUpdate nothing;
-  bool distrusted = true;
-  Pull pull(session(nothing, distrusted), {}, until);
-  auto fetched = pull.mend(rest);
+  bool invalidated = true;
+  Pull pull(session(nothing, invalidated), {}, until);
+  auto fetched = pull.repair(rest);
   if (!fetched.ok()) return std::move(fetched).error();
   report.wire_bytes = fetched->wire_bytes;
   report.metadata_bytes = fetched->metadata_bytes;
   return {};
 }
 
-Status ReceiverImpl::mend_and_look(const Ranges& tiles, const Until& until, RepairReport& report) {
-  DS_TRY(target_->begin_mend(until));
-  Status mended = mend(tiles, until, report);
-  Status ended = target_->end_mend();
+Status ReceiverImpl::repair_and_attest(const Ranges& tiles, const Until& until, RepairReport& report) {
+  DS_TRY(target_->begin_repair(until));
+  Status repaired = repair_tiles(tiles, until, report);
+  Status ended = target_->end_repair();
   DS_TRY(std::move(ended));
-  DS_TRY(std::move(mended));
+  DS_TRY(std::move(repaired));
   DS_ASSIGN(const auto again, deltasync::attest(*target_, list_of(tiles), until));
   if (again.empty()) return {};
   return Error(Errc::corrupt, describe(again) + " right after the repair");
@@ -138,18 +138,18 @@ Result<RepairReport> ReceiverImpl::repair(std::span<const std::uint64_t> tiles, 
   report.version = committed->version;
   report.tiles = tiles_in(ranges);
   if (report.tiles == 0) return report;
-  if (Status mended = mend_and_look(ranges, until, report); !mended.ok()) {
+  if (Status repaired = repair_and_attest(ranges, until, report); !repaired.ok()) {
     if (target_->committed() == nullptr) {
       forget_unfinished();
-    } else if (mended.error().code() != Errc::unsupported) {
+    } else if (repaired.error().code() != Errc::unsupported) {
       // Who asks for tiles knows them to be wrong, and some may be half written: that is no base for a delta.
-      distrusted_ = true;
+      invalidated_ = true;
     }
-    return std::move(mended).error();
+    return std::move(repaired).error();
   }
-  if (distrusted_) {
+  if (invalidated_) {
     DS_ASSIGN(const auto others, deltasync::attest(*target_, tiles_, until));
-    distrusted_ = !others.empty();
+    invalidated_ = !others.empty();
   }
   report.repair_s = seconds_since(start);
   return report;

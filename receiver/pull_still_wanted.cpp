@@ -42,7 +42,7 @@ Result<bool> ReceiverImpl::still_wanted(const StagedUpdate& staged, const Want& 
     return Error(Errc::invalid_argument, "a number or a label is asked about");
   }
   const auto stopping = control_.stop_by(until.stop());
-  return Pull(session(partial_, distrusted_), want, until).means(staged.report().version.id, staged.report().root);
+  return Pull(session(partial_, invalidated_), want, until).means(staged.report().version.id, staged.report().root);
 }
 
 }  // namespace deltasync::receiver

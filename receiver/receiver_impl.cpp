@@ -160,7 +160,7 @@ Status ReceiverImpl::bind(TargetPtr target, const Subscription& subscription, De
   subscription_ = subscription;
   tiles_ = *std::move(tiles);
   scrub_cursor_ = 0;
-  distrusted_ = false;
+  invalidated_ = false;
   note_standing(nullptr);
   return {};
 }
@@ -192,9 +192,9 @@ void ReceiverImpl::forget_unfinished() {
   discard_full();
 }
 
-Session ReceiverImpl::session(PartialUpdate& partial, bool& distrusted) {
+Session ReceiverImpl::session(PartialUpdate& partial, bool& invalidated) {
   return {peer_, options_, *layout_,      sidecar_, batches_, tiles_,        control_,    streams_,
-          pool_, link_,    changed_last_, *target_, partial,  scrub_cursor_, older_told_, distrusted};
+          pool_, link_,    changed_last_, *target_, partial,  scrub_cursor_, older_told_, invalidated};
 }
 
 Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadline deadline, std::stop_token stop) {
@@ -205,7 +205,7 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadl
   const auto stopping = control_.stop_by(until.stop());
   control_.look_at_clock(deadline);
   const OnTarget on_target(*target_, until);
-  Pull pull(session(partial_, distrusted_), want, until);
+  Pull pull(session(partial_, invalidated_), want, until);
   auto prepared = pull.run();
   if (!prepared) {
     // Verified tiles wait for the next pull, in staging memory too: else a link too slow for one deadline would begin
@@ -263,7 +263,7 @@ Status StagedImpl::commit_staged(Deadline deadline) {
   const auto start = std::chrono::steady_clock::now();
   const trace::Span span("commit", prepared_.report.version.id);
   Target& target = *receiver_->target_;
-  distrusted_before_ = receiver_->distrusted_;
+  invalidated_before_ = receiver_->invalidated_;
   Status status;
   switch (prepared_.report.mode) {
     case PullMode::up_to_date: break;
@@ -274,13 +274,13 @@ Status StagedImpl::commit_staged(Deadline deadline) {
   }
   if (!status) {
     // Verified when it was pulled, so it is the memory that is another one now.
-    if (status.error().code() == Errc::corrupt) receiver_->distrusted_ = true;
+    if (status.error().code() == Errc::corrupt) receiver_->invalidated_ = true;
     drop();
     return std::move(status).with_context("commit of " + to_string(prepared_.report.version));
   }
   if (prepared_.report.mode == PullMode::full) {
     receiver_->partial_ = PartialUpdate();  // the update is closed: nothing to discard
-    receiver_->distrusted_ = false;
+    receiver_->invalidated_ = false;
   }
   phase_ = Phase::committed;
   prepared_.report.commit_s = seconds_since(start);
@@ -296,7 +296,7 @@ Status StagedImpl::attest(const Until& until) {
   prepared_.report.attest_s = seconds_since(start);
   if (verdict.status.ok()) return {};
   phase_ = Phase::dropped;
-  if (verdict.was_wrong || distrusted_before_) receiver_->distrusted_ = true;
+  if (verdict.was_wrong || invalidated_before_) receiver_->invalidated_ = true;
   return std::move(verdict.status).with_context("commit of " + to_string(prepared_.report.version));
 }
 
@@ -310,7 +310,7 @@ Status StagedImpl::rollback() {
   if (prepared_.report.mode != PullMode::up_to_date) {
     const trace::Span span("rollback", prepared_.report.version.id);
     DS_TRY(receiver_->target_->rollback().with_context("rollback of " + to_string(prepared_.report.version)));
-    if (distrusted_before_) receiver_->distrusted_ = true;
+    if (invalidated_before_) receiver_->invalidated_ = true;
     receiver_->note_standing(nullptr);
   }
   phase_ = Phase::dropped;

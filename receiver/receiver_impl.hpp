@@ -68,12 +68,12 @@ class ReceiverImpl final : public Receiver {
   void discard_full();
   /// The target has lost its version: what is staged leads nowhere, and what a pull holds may be gone with it.
   void forget_unfinished();
-  Session session(PartialUpdate& partial, bool& distrusted);
+  Session session(PartialUpdate& partial, bool& invalidated);
   /// After whatever may have changed what is committed, or has failed: tells the agent. Null: it succeeded.
   void note_standing(const Error* failure);
-  Status attest_or_disown(Target& target, const Until& until) const;
-  Status mend(const Ranges& tiles, const Until& until, RepairReport& report);
-  Status mend_and_look(const Ranges& tiles, const Until& until, RepairReport& report);
+  Status attest_or_invalidate(Target& target, const Until& until) const;
+  Status repair_tiles(const Ranges& tiles, const Until& until, RepairReport& report);
+  Status repair_and_attest(const Ranges& tiles, const Until& until, RepairReport& report);
 
   const ReceiverOptions options_;
   const Peer peer_;
@@ -93,7 +93,7 @@ class ReceiverImpl final : public Receiver {
   PartialUpdate partial_;
   std::uint64_t scrub_cursor_ = 0;
   std::uint64_t older_told_ = 0;
-  bool distrusted_ = false;
+  bool invalidated_ = false;
   StagedImpl* staged_ = nullptr;  // the last pull's, while it lives and no later pull has begun
 };
 
@@ -120,7 +120,7 @@ class StagedImpl final : public StagedUpdate {
   ReceiverImpl* receiver_;
   Prepared prepared_;
   Phase phase_ = Phase::staged;
-  bool distrusted_before_ = false;  ///< what the commit replaced: who takes it back has that again
+  bool invalidated_before_ = false;  ///< what the commit replaced: who takes it back has that again
 };
 
 }  // namespace deltasync::receiver

@@ -31,7 +31,7 @@ Status ReceiverImpl::give_up_live(const Until& until) {
   return {};
 }
 
-/// What was distrusted was live memory, or the shadow: both are as they were committed then.
+/// What was invalidated was live memory, or the shadow: both are as they were committed then.
 Result<RestoreReport> ReceiverImpl::restore_live(const Until& until) {
   const auto start = std::chrono::steady_clock::now();
   DS_ASSIGN(ShadowedTarget* const target, shadowed(target_.get()));
@@ -43,22 +43,22 @@ Result<RestoreReport> ReceiverImpl::restore_live(const Until& until) {
   report.bytes = tiles_.bytes();
   if (options_.attest_commits) {
     const auto restored = std::chrono::steady_clock::now();
-    if (Status attested = attest_or_disown(*target, until); !attested) {
+    if (Status attested = attest_or_invalidate(*target, until); !attested) {
       note_standing(&attested.error());
       return attested.error();
     }
     report.attest_s = seconds_since(restored);
   }
-  distrusted_ = false;
+  invalidated_ = false;
   note_standing(nullptr);
   report.restore_s = seconds_since(start);
   return report;
 }
 
-Status ReceiverImpl::attest_or_disown(Target& target, const Until& until) const {
+Status ReceiverImpl::attest_or_invalidate(Target& target, const Until& until) const {
   auto wrong = deltasync::attest(target, tiles_, until);
   if (wrong.ok() && wrong->empty()) return {};
-  target.disown();
+  target.invalidate();
   if (!wrong.ok()) return std::move(wrong).error().with_context("attesting live memory");
   return Error(Errc::corrupt, "live memory: " + describe(*wrong) + " right after it was restored");
 }

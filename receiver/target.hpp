@@ -157,16 +157,16 @@ class Target {
     return std::vector<WrongCopy>();
   }
 
-  /// Tiles of the committed version are put anew where it lies: begin_mend, mend_tile …, end_mend, while no update is
-  /// open that goes there. Whoever else may not write or compute with live memory at a commit may not meanwhile.
-  /// unsupported; not_found if nothing is committed; else begin_mend has changed nothing.
-  virtual Status begin_mend(const Until& /*until*/) {
+  /// Tiles of the committed version are put anew where it lies: begin_repair, repair_tile …, end_repair, while no
+  /// update is open that goes there. Whoever else may not write or compute with live memory at a commit may not
+  /// meanwhile. unsupported; not_found if nothing is committed; else begin_repair has changed nothing.
+  virtual Status begin_repair(const Until& /*until*/) {
     return Error(Errc::unsupported, "this kind of target does not take single tiles");
   }
   /// The tile's very bytes, which the caller has verified, to every place that it has. By many threads, as put_tile.
-  virtual Status mend_tile(const Tile& /*tile*/, const TileRows& /*rows*/) { return {}; }
+  virtual Status repair_tile(const Tile& /*tile*/, const TileRows& /*rows*/) { return {}; }
   /// What was put is there, or the error says why not, and then there is no version any more.
-  virtual Status end_mend() { return {}; }
+  virtual Status end_repair() { return {}; }
   /// A tile of the committed version from a copy that the target keeps beside live memory; null: it has none. The
   /// caller verifies it.
   virtual Result<TileRows> kept_tile(const Tile& /*tile*/, std::vector<std::byte>& /*scratch*/) const {
@@ -175,7 +175,7 @@ class Target {
 
   /// Live memory was found not to be the committed version, and nothing leads back to one: committed() is null from
   /// then on. Not while an update is open.
-  virtual void disown() noexcept;
+  virtual void invalidate() noexcept;
 
   /// True if resolve() is worth a call: where tiles have to come from far to be looked at.
   virtual bool resolves() const { return false; }

@@ -142,18 +142,18 @@ Status DeviceTarget::exchange_staging(const Until& until) {
     return executor_->exchange_group(static_cast<std::size_t>(group), aside_of, end, torn);
   };
   const std::uint64_t groups = executor_->groups().size() - 1;
-  bool unmended = false;
+  bool unrepaired = false;
   kept_whole_ = true;
   DS_TRY(executor_->enter_engine(until));
   const Deadline back = with_grace(until.deadline());
-  Status done = exchange_all(pool(), groups, until, back, unmended, exchange);
+  Status done = exchange_all(pool(), groups, until, back, unrepaired, exchange);
   if (done.ok()) {
     done = executor_->leave_engine();
     if (done.ok()) return {};
     // The engine would not wait for it: it cannot stay.
-    if (!exchange_all(pool(), groups, back, back, unmended, exchange).ok()) unmended = true;
+    if (!exchange_all(pool(), groups, back, back, unrepaired, exchange).ok()) unrepaired = true;
   }
-  kept_whole_ = !torn && !unmended;
+  kept_whole_ = !torn && !unrepaired;
   return done;
 }
 

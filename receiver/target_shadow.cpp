@@ -74,20 +74,20 @@ Result<std::vector<WrongCopy>> ShadowedTarget::wrong_copies(std::span<const std:
 
 // ---- single tiles --------------------------------------------------------------------------------------------------
 
-Status ShadowedTarget::begin_mend(const Until& until) {
-  if (committed() == nullptr) return Error(Errc::not_found, "nothing is committed that could be mended");
-  DS_TRY(shadow_.begin_mend(until));
-  return live_->begin_mend(until);
+Status ShadowedTarget::begin_repair(const Until& until) {
+  if (committed() == nullptr) return Error(Errc::not_found, "nothing is committed that could be repaired");
+  DS_TRY(shadow_.begin_repair(until));
+  return live_->begin_repair(until);
 }
 
-Status ShadowedTarget::mend_tile(const Tile& tile, const TileRows& rows) {
-  DS_TRY(shadow_.mend_tile(tile, rows));
-  return live_->mend_tile(tile, rows);
+Status ShadowedTarget::repair_tile(const Tile& tile, const TileRows& rows) {
+  DS_TRY(shadow_.repair_tile(tile, rows));
+  return live_->repair_tile(tile, rows);
 }
 
-Status ShadowedTarget::end_mend() {
-  DS_TRY(shadow_.end_mend());
-  Status ended = live_->end_mend();
+Status ShadowedTarget::end_repair() {
+  DS_TRY(shadow_.end_repair());
+  Status ended = live_->end_repair();
   if (ended.ok()) return {};
   undo_ = Undo::none;
   return with_what_is_left(std::move(ended).error());
@@ -232,12 +232,12 @@ Status ShadowedTarget::rollback() {
     }
   }
   if (!shadow_.rollback().ok())
-    shadow_.disown();  // it had a version that live memory had lost: no way leads back there
+    shadow_.invalidate();  // it had a version that live memory had lost: no way leads back there
   if (shadow_.committed() == nullptr || (undo == Undo::both && back.ok())) return back;
   // Live memory has the version that is taken back, or none.
   Status written = write_live(Deadline::after(kRollback));
   if (written.ok()) return {};
-  live_->disown();
+  live_->invalidate();
   return with_what_is_left(std::move(written).error());
 }
 
@@ -247,9 +247,9 @@ void ShadowedTarget::forget_rollback() noexcept {
   shadow_.forget_rollback();
 }
 
-void ShadowedTarget::disown() noexcept {
+void ShadowedTarget::invalidate() noexcept {
   forget_rollback();
-  live_->disown();
+  live_->invalidate();
 }
 
 // ---- asleep --------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ ShadowState ShadowedTarget::state() const {
 }
 
 Status ShadowedTarget::give_up_live(const Until& until) {
-  disown();
+  invalidate();
   DS_TRY(live_->finish_live(until));
   given_up_ = true;
   // A staged update has left it in memory that is not; nobody computes now.

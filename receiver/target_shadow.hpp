@@ -37,11 +37,11 @@ class ShadowedTarget final : public Target {
   Status prepare_copies(const Until& until) override { return live_->prepare_copies(until); }
   Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) override;
 
-  Status begin_mend(const Until& until) override;
-  Status mend_tile(const Tile& tile, const TileRows& rows) override;
-  Status end_mend() override;
+  Status begin_repair(const Until& until) override;
+  Status repair_tile(const Tile& tile, const TileRows& rows) override;
+  Status end_repair() override;
   Result<TileRows> kept_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
-  void disown() noexcept override;
+  void invalidate() noexcept override;
 
   Status begin_full(FullOverLive policy, const Until& until) override;
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;

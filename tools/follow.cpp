@@ -16,10 +16,10 @@ constexpr double kPauseMaxS = 10;
 
 /// What an error means to who follows.
 enum class Outlook {
-  passes,  ///< may be gone at the next try
-  mended,  ///< somebody has to do something. At the start that is who typed the command; later the fleet changes under
-           ///< it
-  final,   ///< no repetition helps
+  passes,      ///< may be gone at the next try
+  needs_user,  ///< somebody has to do something. At the start that is who typed the command; later the fleet changes
+               ///< under it
+  final,  ///< no repetition helps
 };
 
 Outlook outlook(Errc code) {
@@ -41,7 +41,7 @@ Outlook outlook(Errc code) {
     case Errc::permission:
     case Errc::protocol:
     case Errc::unauthenticated:
-    case Errc::unsupported: return Outlook::mended;
+    case Errc::unsupported: return Outlook::needs_user;
     default: return Outlook::final;
   }
 }
@@ -76,9 +76,9 @@ class Tries {
   Status failed(const Error& error) {
     const Errc code = error.code();
     const Outlook ahead = outlook(code);
-    if (ahead == Outlook::final || (ahead == Outlook::mended && !was_there_)) return error;
+    if (ahead == Outlook::final || (ahead == Outlook::needs_user && !was_there_)) return error;
     // A receiver is bound to a layout and has its token; what cannot go on is made anew.
-    if (ahead == Outlook::mended || code == Errc::layout_mismatch) receiver_.reset();
+    if (ahead == Outlook::needs_user || code == Errc::layout_mismatch) receiver_.reset();
     if (failures_++ == 0 && code == Errc::layout_mismatch) return {};  // another model is published: follow it at once
     if (code == Errc::timed_out) pause_s_ = kPauseMinS;                // the wait was the pause
     if (told_ != code) {

@@ -26,8 +26,8 @@ struct Follower {
   std::function<Status(const PullReport& report)> tell;
 };
 
-/// Until `count` versions are there, a stop (cancelled), or a failure that no repetition mends. Others are tried again,
-/// after pauses of 0.2 to 10 s, and logged when they begin or change. What the user has to mend (a wrong token, a slice
+/// Until `count` versions are there, a stop (cancelled), or a failure that no retry helps. Others are tried again,
+/// after pauses of 0.2 to 10 s, and logged when they begin or change. What the user has to fix (a wrong token, a slice
 /// that is not there, no permission) ends it only as long as it was never connected and bound. From then on the process
 /// ignores SIGHUP.
 Status follow(const Follower& follower, const std::stop_token& stop);

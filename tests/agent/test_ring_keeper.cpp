@@ -225,12 +225,12 @@ TEST_F(KeptDeltas, WhatIsPendingAtTheEndIsWrittenIfThereIsTime) {
   EXPECT_EQ(adopt().size(), 3u);
 }
 
-/// A state that was mended is nothing that a file could describe.
-TEST_F(KeptDeltas, MendedOnesAreNotKept) {
+/// A state that was repaired is nothing that a file could describe.
+TEST_F(KeptDeltas, RepairedOnesAreNotKept) {
   auto ring = steps(2);
-  auto mended = std::make_shared<RingEntry>(*ring[0]);
-  mended->from_former.push_back({});
-  ring[0] = mended;
+  auto repaired = std::make_shared<RingEntry>(*ring[0]);
+  repaired->from_former.push_back({});
+  ring[0] = repaired;
   keep(ring);
   EXPECT_EQ(adopt().size(), 1u);
 }

@@ -127,7 +127,7 @@ TEST(PackedLayout, WhatIsDenserThanPlausibleIsNotBegun) {
   expect_corrupt(packed, "sidecar: claims ");
 }
 
-/// What the writer would send and nobody take is refused where it can be mended.
+/// What the writer would send and nobody take is refused where it can be fixed.
 TEST(PackedLayout, TheWriterIsToldThatNobodyWouldBelieveIt) {
   const LayoutPtr layout = some_layout(1);
   Sidecar sidecar = make_sidecar(*layout);

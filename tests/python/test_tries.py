@@ -1,4 +1,4 @@
-"""What a receiver tries again: connecting before its agent is there, and nothing that no second try mends."""
+"""What a receiver tries again: connecting before its agent is there, and nothing that a second try does not help."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_agent_that_starts_after_its_receiver(segment_name: str, caplog: pyte
     assert said[0].startswith(f"connecting to {endpoint} failed, trying again in 0.2 s, later less often: ")
 
 
-def test_what_no_second_try_mends_is_raised_at_once(
+def test_what_no_second_try_helps_is_raised_at_once(
     agent: deltasync.AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deltasync._connecting.time.sleep", lambda seconds: pytest.fail("it is tried again"))

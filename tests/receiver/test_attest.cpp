@@ -1,4 +1,4 @@
-// Live memory that is not what was committed: found and named, after a commit too, and mended tile by tile.
+// Live memory that is not what was committed: found and named, after a commit too, and repaired tile by tile.
 #include "receiver/attest.hpp"
 
 #include <gmock/gmock-more-matchers.h>
@@ -151,7 +151,7 @@ TEST_P(AttestPull, AFlippedBitIsNamedAndItsTileComesAnew) {
   EXPECT_EQ(commit_pull().mode, PullMode::delta);
 }
 
-TEST_P(AttestPull, CopiesAreNamedAndMended) {
+TEST_P(AttestPull, CopiesAreNamedAndRepaired) {
   start_engine();
   commit_pull();
   engine_->flip(place("tied", 299, 511, 1), 0);

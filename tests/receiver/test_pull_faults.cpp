@@ -265,7 +265,7 @@ TEST_F(PullTest, WrongBaseIsFoundAndReplaced) {
   step(0.05);
   const PullReport report = pull_and_commit();
   EXPECT_EQ(report.mode, PullMode::full);
-  EXPECT_EQ(pull_and_commit().mode, PullMode::up_to_date) << "the distrust ended with the full update";
+  EXPECT_EQ(pull_and_commit().mode, PullMode::up_to_date) << "it is valid again after the full update";
 }
 
 TEST_F(PullTest, WrongBaseUnderSeveralSteps) {

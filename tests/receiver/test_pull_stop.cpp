@@ -352,7 +352,7 @@ TEST_F(PullStopWorkTest, WhileSeveralDeltaStepsAreVerified) {
   armed_live_ = false;
   const std::size_t plans = agent_->plans().size();
   commit_pull();
-  EXPECT_EQ(agent_->plans()[plans].full_only, 0) << "a stop is no reason to distrust what is held";
+  EXPECT_EQ(agent_->plans()[plans].full_only, 0) << "a stop does not invalidate what is held";
 }
 
 TEST_F(PullStopWorkTest, WhileHeldTilesAreReadAgain) {
@@ -368,7 +368,7 @@ TEST_F(PullStopWorkTest, WhileHeldTilesAreReadAgain) {
   stop_at_live_call_ = 0;
   const std::size_t plans = agent_->plans().size();
   commit_pull();
-  EXPECT_EQ(agent_->plans()[plans].full_only, 0) << "a stop is no reason to distrust what is held";
+  EXPECT_EQ(agent_->plans()[plans].full_only, 0) << "a stop does not invalidate what is held";
 }
 
 TEST_F(PullStopWorkTest, WhileVerifiedTilesAreAdvanced) {

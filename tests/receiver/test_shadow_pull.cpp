@@ -126,7 +126,7 @@ TEST_P(ShadowPull, AWrongShadowIsRepairedToo) {
   expect_live(model_.half);
 }
 
-/// The scrub looks at live memory, not at the shadow; what it distrusts is trusted again once it is repaired.
+/// The scrub looks at live memory, not at the shadow; what it invalidates is valid again once it is repaired.
 TEST_P(ShadowPull, TheScrubSeesLiveMemory) {
   options_.scrub_tiles = 1000;
   for (const bool all : {true, false}) {

@@ -388,7 +388,7 @@ TEST_P(DeviceFaults, ADeviceThatDiesLeavesNoTornVersion) {
       }
       if (went) break;
     }
-    EXPECT_NE(lost, 0u) << "some of it is not to be mended";
+    EXPECT_NE(lost, 0u) << "some of it cannot be repaired";
   }
 }
 

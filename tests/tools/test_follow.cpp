@@ -94,7 +94,7 @@ TEST_F(Follow, ALayoutThatChangesOnceIsFollowedWithoutALine) {
   EXPECT_EQ(lines("pull_failed"), 0u) << log_.text();
 }
 
-TEST_F(Follow, WhatTheUserHasToMendEndsItAtTheStart) {
+TEST_F(Follow, WhatTheUserHasToFixEndsItAtTheStart) {
   for (const Errc code : {Errc::unauthenticated, Errc::permission, Errc::not_found, Errc::out_of_range,
                           Errc::unsupported, Errc::already_exists, Errc::io, Errc::protocol}) {
     at_ = 0;
@@ -112,7 +112,7 @@ TEST_F(Follow, OnceItWasConnectedTheSameIsWaitedOut) {
   EXPECT_EQ(lines("pull_failed"), 1u) << log_.text();
 }
 
-TEST_F(Follow, WhatNoRepetitionMendsEndsItWheneverItComes) {
+TEST_F(Follow, WhatNoRetryHelpsEndsItWheneverItComes) {
   for (const Errc code : {Errc::invalid_argument, Errc::version_conflict, Errc::internal, Errc::cancelled}) {
     at_ = 0;
     const Status ended = run({kVersion, at_take(code)}, 2);

@@ -240,7 +240,7 @@ class Receiver:
         """Writes tiles of the committed version anew, and reads them back: those that :meth:`attest` returned or,
         without them, all that it finds now. Only these tiles travel. It writes live memory, as a commit does.
         CorruptData if a tile is wrong again; VersionGone if the agent serves another version by now: the next pull
-        mends it then."""
+        repairs it then."""
         tiles = [] if wrong is None else _tiles(wrong)
         with self._between_pulls("repair", timeout) as end:
             if wrong is None:

@@ -17,7 +17,7 @@ using testing::IsEmpty;
 using wire::Type;
 using Call = gpu::FakeDevice::Call;
 
-class Distrust : public PullTest {
+class Invalidated : public PullTest {
  protected:
   void SetUp() override {
     PullTest::SetUp();
@@ -60,7 +60,7 @@ class Distrust : public PullTest {
     return repair(*receiver_, tiles, in_ms(60'000), std::move(stop));
   }
   /// The agent has a newer version by now, so the tile cannot be had.
-  void make_distrusted() {
+  void make_invalid() {
     damage("big.1");
     step();
     ASSERT_EQ(repair_tile("big.1").error().code(), Errc::gone);
@@ -76,7 +76,7 @@ class Distrust : public PullTest {
 };
 
 /// What a pull that ended early had staged over the version that is lost now.
-TEST_F(Distrust, ARepairThatLosesTheVersionClosesWhatAPullHolds) {
+TEST_F(Invalidated, ARepairThatLosesTheVersionClosesWhatAPullHolds) {
   for (const bool shadowed : {false, true}) {
     SCOPED_TRACE(shadowed);
     FakeAgent::Setup setup;
@@ -103,9 +103,9 @@ TEST_F(Distrust, ARepairThatLosesTheVersionClosesWhatAPullHolds) {
   }
 }
 
-TEST_F(Distrust, ComesBackWithARollback) {
+TEST_F(Invalidated, ComesBackWithARollback) {
   start_remote();
-  make_distrusted();
+  make_invalid();
   auto staged = pull();
   ASSERT_TRUE(staged.ok()) << staged.error().to_string();
   ASSERT_EQ((*staged)->report().mode, PullMode::full);
@@ -117,10 +117,10 @@ TEST_F(Distrust, ComesBackWithARollback) {
   EXPECT_EQ(commit_pull().mode, PullMode::delta) << "a commit that stays is trusted";
 }
 
-TEST_F(Distrust, ComesBackWhereAttestingTakesACommitBack) {
+TEST_F(Invalidated, ComesBackWhereAttestingTakesACommitBack) {
   options_.attest_commits = true;
   start_remote();
-  make_distrusted();
+  make_invalid();
   auto staged = pull();
   ASSERT_TRUE(staged.ok()) << staged.error().to_string();
   const Version held = *receiver_->current();
@@ -132,7 +132,7 @@ TEST_F(Distrust, ComesBackWhereAttestingTakesACommitBack) {
 }
 
 /// However a repair ends that did not see its tiles right, they are no base.
-TEST_F(Distrust, StaysAfterARepairThatFailed) {
+TEST_F(Invalidated, StaysAfterARepairThatFailed) {
   enum class Way : std::uint8_t { bad_bytes, stopped, refused, unread };
   for (const Way way : {Way::bad_bytes, Way::stopped, Way::refused, Way::unread}) {
     SCOPED_TRACE(static_cast<int>(way));
@@ -168,7 +168,7 @@ TEST_F(Distrust, StaysAfterARepairThatFailed) {
   }
 }
 
-TEST_F(Distrust, EndsWithARepairThatLeavesNothingWrong) {
+TEST_F(Invalidated, EndsWithARepairThatLeavesNothingWrong) {
   start_remote();
   damage("big.1");
   remote_->fail("read_tile");
