@@ -7,7 +7,7 @@
 #include "base/log.hpp"
 #include "base/memory_room.hpp"
 #include "delta/delta.hpp"
-#include "gpu/host_lane.hpp"
+#include "gpu/host_device.hpp"
 
 namespace deltasync {
 namespace {
@@ -47,7 +47,7 @@ Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placem
   }
   if (on_host || rest_bytes != 0) {
     made->host_part_ = static_cast<std::uint32_t>(sources.size());
-    sources.push_back({Device::kHost, std::make_unique<gpu::HostLane>(), nullptr, nullptr});
+    sources.push_back({Device::kHost, std::make_unique<gpu::HostDevice>(), nullptr, nullptr});
     sources.back().device = sources.back().own.get();
   }
   if (sources.size() > kPartsMax) return Error(Errc::unsupported, "more than 32 devices");

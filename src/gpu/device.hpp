@@ -1,5 +1,5 @@
 // A device that computes with memory of its own: what a target needs of one, without naming a CUDA type. There are
-// three kinds: CUDA (cuda_device.hpp), the host itself (host_lane.hpp), and one for tests that breaks what may break
+// three kinds: CUDA (cuda_device.hpp), the host itself (host_device.hpp), and one for tests that breaks what may break
 // (fake_device.hpp). One suite runs over all of them.
 #pragma once
 

@@ -10,8 +10,8 @@
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "format/packed_layout.hpp"
+#include "writer/orphaned_copies.hpp"
 #include "writer/session.hpp"
-#include "writer/stranded.hpp"
 
 namespace deltasync {
 namespace {
@@ -53,17 +53,18 @@ WriterSession::WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions op
       progress_(layout_),
       touched_(layout_->tensors().size(), 0),
       link_(options_.agent_socket, hello),
-      lanes_(std::make_unique<DeviceLanes>(std::move(devices.finder), devices.limits)) {}
+      copy_streams_(std::make_unique<CopyStreams>(std::move(devices.finder), devices.limits)) {}
 
 WriterSession::~WriterSession() {
   if (!home_.here()) {
-    static_cast<void>(lanes_.release());  // a forked child cannot use its parent's devices, not even to give back
+    static_cast<void>(
+        copy_streams_.release());  // a forked child cannot use its parent's devices, not even to give back
     return;
   }
   abort();
-  if (!lanes_->busy()) return;
+  if (!copy_streams_->busy()) return;
   log::warn("writer ended_under_device_copies slot={} segment={}", options_.writer_index, segment_->path().name);
-  strand({std::move(claim_), std::move(segment_), std::move(role_), std::move(lanes_)});
+  keep_orphaned({std::move(claim_), std::move(segment_), std::move(role_), std::move(copy_streams_)});
 }
 
 Status WriterSession::open(Deadline deadline) {
@@ -94,10 +95,10 @@ Status WriterSession::use(Attached attached) {
     return Error(Errc::corrupt, "segment " + path.name + " counts " + std::to_string(segment->batches()) +
                                     " batches, its layout has " + std::to_string(progress_.batches()));
   }
-  if (lanes_->busy()) {
+  if (copy_streams_->busy()) {
     return Error(Errc::quarantined, "the agent has a new segment; a device may still write into the old one");
   }
-  lanes_->close();
+  copy_streams_->close();
   role_.reset();
   segment_ = std::move(segment);
   role_ = std::make_unique<shm::WriterRole>(*segment_, options_.writer_index, options_.writers);
@@ -180,7 +181,7 @@ Result<std::unique_ptr<Writer>> WriterSession::attach(LayoutPtr layout, const Si
   const std::string context = "attach writer " + std::to_string(options.writer_index) + " to " + options.agent_socket;
   auto hello = make_hello(*layout, sidecar, options);
   if (!hello) return std::move(hello).error().with_context(context);
-  sweep_stranded();
+  sweep_orphaned_copies();
   auto claim = SlotClaim::take(options.agent_socket, options.writer_index);
   if (!claim) return std::move(claim).error().with_context(context);
   std::unique_ptr<WriterSession> session;

@@ -55,7 +55,7 @@ Result<CopyTicket> WriterSession::write_device(std::span<const SliceSource> batc
   const auto start = Clock::now();
   const trace::Span span("queue copies", report_.version.id);
   failed_ = true;  // until everything below went well
-  DS_TRY(open_lanes(batch));
+  DS_TRY(open_copy_streams(batch));
   deadline = Deadline(deadline.at() + (Clock::now() - start));  // for the copies, as write() has it
   DS_TRY(queue_runs(batch, deadline));
   failed_ = false;
@@ -63,13 +63,13 @@ Result<CopyTicket> WriterSession::write_device(std::span<const SliceSource> batc
   return CopyTicket{tickets_};
 }
 
-Status WriterSession::open_lanes(std::span<const SliceSource> batch) {
+Status WriterSession::open_copy_streams(std::span<const SliceSource> batch) {
   std::optional<std::int32_t> opened;
   for (const SliceSource& item : batch) {
     if (opened == item.source.device) continue;
     opened = item.source.device;
-    if (auto lane = lanes_->lane(*opened, *segment_, *role_, pool_); !lane) {
-      return std::move(lane).error().with_context("write to " + to_string(report_.version));
+    if (auto copies = copy_streams_->stream_for(*opened, *segment_, *role_, pool_); !copies) {
+      return std::move(copies).error().with_context("write to " + to_string(report_.version));
     }
   }
   return {};
@@ -94,13 +94,13 @@ Status WriterSession::queue_runs(std::span<const SliceSource> batch, Deadline de
 
 Status WriterSession::queue_run(std::span<const SliceSource> run, Deadline deadline) {
   const Source& first = run.front().source;
-  DS_ASSIGN(DeviceLane* const lane, lanes_->lane(first.device, *segment_, *role_, pool_));
-  DS_TRY(lane->follow({first.stream}));
+  DS_ASSIGN(CopyStream* const copies, copy_streams_->stream_for(first.device, *segment_, *role_, pool_));
+  DS_TRY(copies->follow({first.stream}));
   std::uint64_t bytes = 0;
   jobs_.clear();
   progress_.clear();
   const auto fly = [&]() -> Status {
-    DS_TRY(lane->queue(*fill_, jobs_, progress_.parts(), tickets_, deadline));
+    DS_TRY(copies->queue(*fill_, jobs_, progress_.parts(), tickets_, deadline));
     jobs_.clear();
     progress_.clear();
     bytes = 0;
@@ -111,7 +111,7 @@ Status WriterSession::queue_run(std::span<const SliceSource> run, Deadline deadl
     const std::uint32_t tensor = item.slice.tensor;
     const auto add = [&](const Piece& piece) -> Status {
       const std::uint64_t more = piece.job.rows * piece.job.row_bytes;
-      const bool full = bytes + more > lane->flight_bytes_max() || jobs_.size() == kFlightJobsMax;
+      const bool full = bytes + more > copies->flight_bytes_max() || jobs_.size() == kFlightJobsMax;
       if (full && !jobs_.empty()) DS_TRY(fly());
       jobs_.push_back(piece.job);
       progress_.add(tensor, piece.rect);
@@ -119,7 +119,7 @@ Status WriterSession::queue_run(std::span<const SliceSource> run, Deadline deadl
       return {};
     };
     Status added =
-        for_each_piece(item.slice.rect, layout_->tensors()[tensor].element_bytes, job, lane->flight_bytes_max(), add);
+        for_each_piece(item.slice.rect, layout_->tensors()[tensor].element_bytes, job, copies->flight_bytes_max(), add);
     if (!added) return added;
   }
   return jobs_.empty() ? Status{} : fly();
@@ -131,9 +131,9 @@ Status WriterSession::wait(CopyTicket ticket, Deadline deadline) {
     return Error(Errc::invalid_argument,
                  "wait: copy ticket " + std::to_string(ticket.number) + " of " + std::to_string(tickets_));
   }
-  if (!fill_) return lanes_->settle(deadline);  // of a fill that was aborted
+  if (!fill_) return copy_streams_->settle(deadline);  // of a fill that was aborted
   const auto start = Clock::now();
-  Status arrived = lanes_->wait(ticket.number, deadline);
+  Status arrived = copy_streams_->wait(ticket.number, deadline);
   report_.copy_s += std::chrono::duration<double>(Clock::now() - start).count();
   if (!arrived && arrived.error().code() != Errc::timed_out) failed_ = true;
   return arrived;
@@ -141,8 +141,8 @@ Status WriterSession::wait(CopyTicket ticket, Deadline deadline) {
 
 /// A phase word can announce the copies of one fill only, so those of the fill before end first.
 Status WriterSession::settle_before(const Version& version, Deadline deadline) {
-  if (!lanes_->busy()) return {};
-  auto settled = lanes_->settle(deadline);
+  if (!copy_streams_->busy()) return {};
+  auto settled = copy_streams_->settle(deadline);
   if (settled) return {};
   return Error(Errc::quarantined, "begin " + to_string(version) +
                                       ": a device may still write what was aborted, for pid " +
@@ -154,7 +154,7 @@ void WriterSession::abort_fill(Deadline settle) noexcept {
   if (home_.here()) {
     // First, so that the fill is over before its brackets close.
     role_->abort(*fill_);
-    if (const auto settled = lanes_->settle(settle); !settled) {
+    if (const auto settled = copy_streams_->settle(settle); !settled) {
       log::warn("writer half_stays_quarantined half={} why=\"{}\"", fill_->half, settled.error().to_string());
     }
   }

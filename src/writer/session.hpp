@@ -24,7 +24,7 @@
 #include "shm/segment.hpp"
 #include "writer/agent_link.hpp"
 #include "writer/copy.hpp"
-#include "writer/device_lanes.hpp"
+#include "writer/copy_streams.hpp"
 #include "writer/progress.hpp"
 #include "writer/slot_claim.hpp"
 
@@ -42,7 +42,7 @@ class WriterSession final : public Writer {
                                                 Devices devices, Deadline deadline);
   WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions options, Devices devices,
                 const wire::TrainerHello& hello);
-  /// If a device may still write into the segment, what that needs stays behind (stranded.hpp).
+  /// If a device may still write into the segment, what that needs stays behind (orphaned_copies.hpp).
   ~WriterSession() override;
 
   Status open(Deadline deadline);
@@ -84,7 +84,7 @@ class WriterSession final : public Writer {
   Result<OffloadReport> seal(Deadline deadline);
   void prefetch_tensor(std::span<const SliceSource> group, std::size_t i) const;
   Result<CopyJob> accept(const SliceSource& item);
-  Status open_lanes(std::span<const SliceSource> batch);
+  Status open_copy_streams(std::span<const SliceSource> batch);
   Status queue_runs(std::span<const SliceSource> batch, Deadline deadline);
   Status queue_run(std::span<const SliceSource> run, Deadline deadline);
   Status settle_before(const Version& version, Deadline deadline);
@@ -120,12 +120,12 @@ class WriterSession final : public Writer {
 
   std::uint64_t tickets_ = 0;
 
-  // Destroyed last to first: the lanes give the segment back, the role aborts its fill, the segment is unmapped, the
-  // agent hears goodbye.
+  // Destroyed last to first: the copy streams give the segment back, the role aborts its fill, the segment is unmapped,
+  // the agent hears goodbye.
   AgentLink link_;
   std::unique_ptr<shm::Segment> segment_;
   std::unique_ptr<shm::WriterRole> role_;
-  std::unique_ptr<DeviceLanes> lanes_;
+  std::unique_ptr<CopyStreams> copy_streams_;
 };
 
 }  // namespace deltasync

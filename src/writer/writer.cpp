@@ -115,13 +115,13 @@ Status WriterSession::write_runs(std::span<const SliceSource> batch) {
                                   [memory](const SliceSource& item) { return item.source.memory != memory; });
     const auto run = batch.first(static_cast<std::size_t>(end - batch.begin()));
     if (memory == Source::Memory::host) {
-      DS_TRY(lanes_->poll());
+      DS_TRY(copy_streams_->poll());
       DS_TRY(write_groups(run));
     } else {
-      DS_TRY(open_lanes(run));  // which registers the halves: for large ones that takes longer than copies may
+      DS_TRY(open_copy_streams(run));  // which registers the halves: for large ones that takes longer than copies may
       const Deadline deadline = Deadline::after(options_.device_limit);
       DS_TRY(queue_runs(run, deadline));
-      DS_TRY(lanes_->wait(tickets_, deadline));
+      DS_TRY(copy_streams_->wait(tickets_, deadline));
     }
     batch = batch.subspan(run.size());
   }
@@ -215,7 +215,7 @@ Result<OffloadReport> WriterSession::seal(Deadline deadline) {
     abort();
     return std::move(complete).error().with_context(context);
   }
-  if (auto arrived = lanes_->wait(tickets_, deadline); !arrived) {
+  if (auto arrived = copy_streams_->wait(tickets_, deadline); !arrived) {
     abort_fill(deadline);
     return std::move(arrived).error().with_context(context);
   }

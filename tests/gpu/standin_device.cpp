@@ -2,7 +2,7 @@
 // real device, so that what these expect is seen to hold on a device that is not the tests' own (which counts, delays
 // and breaks). What it does is done when its call returns.
 #include "gpu/cuda_device.hpp"
-#include "gpu/host_lane.hpp"
+#include "gpu/host_device.hpp"
 
 namespace deltasync::gpu {
 namespace {
@@ -25,7 +25,7 @@ class StandinDevice final : public Device {
   void give_back(Memory::Kind /*kind*/, std::byte* /*data*/, std::uint64_t /*bytes*/) noexcept override {}
 
  private:
-  HostLane host_;  // owns all of it
+  HostDevice host_;  // owns all of it
   const std::string name_ = "cuda:0 (stand-in)";
 };
 

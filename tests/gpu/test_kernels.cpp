@@ -8,7 +8,7 @@
 #include "delta/delta.hpp"
 #include "gpu/cuda_device.hpp"
 #include "gpu/fake_device.hpp"
-#include "gpu/host_lane.hpp"
+#include "gpu/host_device.hpp"
 #include "tests/gpu/placed_model.hpp"
 
 namespace deltasync::test {
@@ -290,7 +290,7 @@ Result<std::unique_ptr<gpu::Device>> make_fake(std::uint64_t seed) {
   return std::unique_ptr<gpu::Device>(std::make_unique<gpu::FakeDevice>(options));
 }
 Result<std::unique_ptr<gpu::Device>> make_host(std::uint64_t /*has no chance in it*/) {
-  return std::unique_ptr<gpu::Device>(std::make_unique<gpu::HostLane>());
+  return std::unique_ptr<gpu::Device>(std::make_unique<gpu::HostDevice>());
 }
 INSTANTIATE_TEST_SUITE_P(Played, Kernels,
                          testing::Combine(testing::Values(Kind{"Fake", make_fake}, Kind{"Host", make_host}),

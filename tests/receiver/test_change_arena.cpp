@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "gpu/host_lane.hpp"
+#include "gpu/host_device.hpp"
 #include "tests/support/model.hpp"
 
 namespace deltasync::test {
@@ -17,7 +17,7 @@ constexpr std::uint64_t kPiece = sizeof(gpu::WordPiece);
 /// Rooms come and go: none has a byte of another, of whichever kind, and none is outside of what was taken.
 TEST(ChangeArena, RoomsAreDisjoint) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    gpu::HostLane device;
+    gpu::HostDevice device;
     ChangeArena arena(device, 1 << 16);
     Random random(seed);
     struct Taken {
@@ -67,7 +67,7 @@ TEST(ChangeArena, RoomsAreDisjoint) {
 
 /// So one launch does them all.
 TEST(ChangeArena, PiecesOfRoomsFollowEachOther) {
-  gpu::HostLane device;
+  gpu::HostDevice device;
   ChangeArena arena(device, 1 << 16);
   const auto a = arena.claim(100, 3);
   const auto b = arena.claim(5, 2);
@@ -77,7 +77,7 @@ TEST(ChangeArena, PiecesOfRoomsFollowEachOther) {
 }
 
 TEST(ChangeArena, ARoomThatIsTooLargeIsRefused) {
-  gpu::HostLane device;
+  gpu::HostDevice device;
   ChangeArena arena(device, 4096);
   EXPECT_FALSE(arena.claim(4096, 1));
   EXPECT_EQ(arena.bytes(), 0u);
@@ -86,7 +86,7 @@ TEST(ChangeArena, ARoomThatIsTooLargeIsRefused) {
 }
 
 TEST(ChangeArena, IsTooLargeOnlyForUpdatesThatAreAllSmall) {
-  gpu::HostLane device;
+  gpu::HostDevice device;
   ChangeArena arena(device, 1 << 16);
   const auto update = [&](std::uint64_t bytes) {
     const bool too_large = arena.is_too_large();

@@ -30,7 +30,7 @@ std::uint64_t host_bytes(const Amount& amount) {
 }
 
 /// One device's part of it.
-struct Lane {
+struct Endpoint {
   std::unique_ptr<gpu::Device> device;
   std::unique_ptr<gpu::Stream> in;
   std::unique_ptr<gpu::Stream> out;  ///< of the broadcast
@@ -41,107 +41,110 @@ struct Lane {
   gpu::Memory piece;  ///< what comes to it, piece n from n * kShift on; the same for all
   gpu::Memory host;   ///< to look at what came
 
-  static Result<Lane> make(std::unique_ptr<gpu::Device> device, const Amount& amount) {
-    Lane lane;
-    lane.device = std::move(device);
-    DS_ASSIGN(lane.in, lane.device->make_stream());
-    DS_ASSIGN(lane.out, lane.device->make_stream());
-    DS_ASSIGN(lane.end, lane.device->make_event());
-    DS_ASSIGN(lane.piece, lane.device->pin(host_bytes(amount)));
-    DS_ASSIGN(lane.host, lane.device->pin(amount.piece_bytes));
-    for (std::uint64_t at = 0; at < lane.piece.bytes(); at += sizeof(std::uint64_t)) {
-      placement::store_element(lane.piece.data() + at, delta::mix(at + 1));
+  static Result<Endpoint> make(std::unique_ptr<gpu::Device> device, const Amount& amount) {
+    Endpoint endpoint;
+    endpoint.device = std::move(device);
+    DS_ASSIGN(endpoint.in, endpoint.device->make_stream());
+    DS_ASSIGN(endpoint.out, endpoint.device->make_stream());
+    DS_ASSIGN(endpoint.end, endpoint.device->make_event());
+    DS_ASSIGN(endpoint.piece, endpoint.device->pin(host_bytes(amount)));
+    DS_ASSIGN(endpoint.host, endpoint.device->pin(amount.piece_bytes));
+    for (std::uint64_t at = 0; at < endpoint.piece.bytes(); at += sizeof(std::uint64_t)) {
+      placement::store_element(endpoint.piece.data() + at, delta::mix(at + 1));
     }
     for (std::size_t i = 0; i < kRing; ++i) {
-      DS_ASSIGN(lane.ring[i], lane.device->allocate(amount.piece_bytes));
-      DS_ASSIGN(lane.filled[i], lane.device->make_event());
-      DS_ASSIGN(lane.sent[i], lane.device->make_event());
+      DS_ASSIGN(endpoint.ring[i], endpoint.device->allocate(amount.piece_bytes));
+      DS_ASSIGN(endpoint.filled[i], endpoint.device->make_event());
+      DS_ASSIGN(endpoint.sent[i], endpoint.device->make_event());
     }
-    return lane;
+    return endpoint;
   }
 };
-using Lanes = std::vector<Lane>;
+using Endpoints = std::vector<Endpoint>;
 
 /// Of the tests' devices, through the host: each copy ends before the next begins.
 class FakeBroadcast final : public gpu::Broadcast {
  public:
-  explicit FakeBroadcast(Lanes& lanes) : lanes_(&lanes) {}
+  explicit FakeBroadcast(Endpoints& endpoints) : endpoints_(&endpoints) {}
   Status run(std::span<std::byte* const> memories, std::uint64_t bytes,
              std::span<gpu::Stream* const> streams) override {
-    Lane& first = lanes_->front();
+    Endpoint& first = endpoints_->front();
     DS_TRY(streams[0]->copy_out(first.host.data(), memories[0], bytes));
     DS_TRY(streams[0]->record(*first.end));
     DS_TRY(gpu::wait(*first.end, Deadline::after(kDeviceLimit), "a piece on its way"));
-    for (std::size_t i = 1; i < lanes_->size(); ++i) {
-      Lane& lane = (*lanes_)[i];
-      std::memcpy(lane.host.data(), first.host.data(), static_cast<std::size_t>(bytes));
-      DS_TRY(streams[i]->copy_in(memories[i], lane.host.data(), bytes));
-      DS_TRY(streams[i]->record(*lane.end));
-      DS_TRY(gpu::wait(*lane.end, Deadline::after(kDeviceLimit), "a piece on its way"));
+    for (std::size_t i = 1; i < endpoints_->size(); ++i) {
+      Endpoint& endpoint = (*endpoints_)[i];
+      std::memcpy(endpoint.host.data(), first.host.data(), static_cast<std::size_t>(bytes));
+      DS_TRY(streams[i]->copy_in(memories[i], endpoint.host.data(), bytes));
+      DS_TRY(streams[i]->record(*endpoint.end));
+      DS_TRY(gpu::wait(*endpoint.end, Deadline::after(kDeviceLimit), "a piece on its way"));
     }
     return {};
   }
 
  private:
-  Lanes* lanes_;
+  Endpoints* endpoints_;
 };
 
-Status wait_for_all(const Lanes& lanes, std::unique_ptr<gpu::Stream> Lane::*stream) {
-  for (const Lane& lane : lanes) DS_TRY((lane.*stream)->record(*lane.end));
-  for (const Lane& lane : lanes) DS_TRY(gpu::wait(*lane.end, Deadline::after(kDeviceLimit), "a benchmark's copies"));
+Status wait_for_all(const Endpoints& endpoints, std::unique_ptr<gpu::Stream> Endpoint::*stream) {
+  for (const Endpoint& endpoint : endpoints) DS_TRY((endpoint.*stream)->record(*endpoint.end));
+  for (const Endpoint& endpoint : endpoints)
+    DS_TRY(gpu::wait(*endpoint.end, Deadline::after(kDeviceLimit), "a benchmark's copies"));
   return {};
 }
 
 /// Each from pinned memory of its own, as ranks have them that pull beside each other.
-Status copy_to_each(const Lanes& lanes, const Amount& amount) {
+Status copy_to_each(const Endpoints& endpoints, const Amount& amount) {
   for (unsigned n = 0; n < amount.pieces; ++n) {
-    for (const Lane& lane : lanes) {
-      DS_TRY(lane.in->copy_in(lane.ring[n % kRing].data(), lane.piece.data() + n * kShift, amount.piece_bytes));
+    for (const Endpoint& endpoint : endpoints) {
+      DS_TRY(endpoint.in->copy_in(endpoint.ring[n % kRing].data(), endpoint.piece.data() + n * kShift,
+                                  amount.piece_bytes));
     }
   }
-  return wait_for_all(lanes, &Lane::in);
+  return wait_for_all(endpoints, &Endpoint::in);
 }
 
 /// To the first one, and from there to all.
-Status copy_and_broadcast(const Lanes& lanes, gpu::Broadcast& broadcast, const Amount& amount) {
-  const Lane& first = lanes.front();
-  std::vector<std::byte*> memories(lanes.size());
+Status copy_and_broadcast(const Endpoints& endpoints, gpu::Broadcast& broadcast, const Amount& amount) {
+  const Endpoint& first = endpoints.front();
+  std::vector<std::byte*> memories(endpoints.size());
   std::vector<gpu::Stream*> streams;
-  streams.reserve(lanes.size());
-  for (const Lane& lane : lanes) streams.push_back(lane.out.get());
+  streams.reserve(endpoints.size());
+  for (const Endpoint& endpoint : endpoints) streams.push_back(endpoint.out.get());
   for (unsigned n = 0; n < amount.pieces; ++n) {
     const std::size_t i = n % kRing;
     if (n >= kRing) DS_TRY(first.in->wait_for(*first.sent[i]));
     DS_TRY(first.in->copy_in(first.ring[i].data(), first.piece.data() + n * kShift, amount.piece_bytes));
     DS_TRY(first.in->record(*first.filled[i]));
     DS_TRY(first.out->wait_for(*first.filled[i]));
-    std::transform(lanes.begin(), lanes.end(), memories.begin(), [i](const Lane& lane) { return lane.ring[i].data(); });
+    std::transform(endpoints.begin(), endpoints.end(), memories.begin(),
+                   [i](const Endpoint& endpoint) { return endpoint.ring[i].data(); });
     DS_TRY(broadcast.run(memories, amount.piece_bytes, streams));
     DS_TRY(first.out->record(*first.sent[i]));
   }
-  return wait_for_all(lanes, &Lane::out);
+  return wait_for_all(endpoints, &Endpoint::out);
 }
 
 /// That the ring of every device has the last pieces, which are then taken away again.
-Status check_all(const Lanes& lanes, const Amount& amount) {
-  for (const Lane& lane : lanes) {
+Status check_all(const Endpoints& endpoints, const Amount& amount) {
+  for (const Endpoint& endpoint : endpoints) {
     for (unsigned n = amount.pieces - kRing; n < amount.pieces; ++n) {
-      const gpu::Memory& memory = lane.ring[n % kRing];
-      DS_TRY(lane.in->copy_out(lane.host.data(), memory.data(), amount.piece_bytes));
-      DS_TRY(lane.in->zero(memory.data(), amount.piece_bytes));
-      DS_TRY(lane.in->record(*lane.end));
-      DS_TRY(gpu::wait(*lane.end, Deadline::after(kDeviceLimit), "reading back"));
-      if (std::memcmp(lane.host.data(), lane.piece.data() + n * kShift, static_cast<std::size_t>(amount.piece_bytes)) ==
-          0)
+      const gpu::Memory& memory = endpoint.ring[n % kRing];
+      DS_TRY(endpoint.in->copy_out(endpoint.host.data(), memory.data(), amount.piece_bytes));
+      DS_TRY(endpoint.in->zero(memory.data(), amount.piece_bytes));
+      DS_TRY(endpoint.in->record(*endpoint.end));
+      DS_TRY(gpu::wait(*endpoint.end, Deadline::after(kDeviceLimit), "reading back"));
+      if (std::memcmp(endpoint.host.data(), endpoint.piece.data() + n * kShift,
+                      static_cast<std::size_t>(amount.piece_bytes)) == 0)
         continue;
-      return Error(Errc::corrupt, lane.device->name() + " did not get what was sent to all devices");
+      return Error(Errc::corrupt, endpoint.device->name() + " did not get what was sent to all devices");
     }
   }
   return {};
 }
 
-Result<Lanes> open_lanes(const Options& options, const Amount& amount) {
-  Lanes lanes;
+Result<Endpoints> open_endpoints(const Options& options, const Amount& amount) {
+  Endpoints endpoints;
   std::int32_t count = 2;  // fake ones
   if (!options.fake_device) {
     DS_ASSIGN(count, gpu::cuda_device_count());
@@ -156,16 +159,16 @@ Result<Lanes> open_lanes(const Options& options, const Amount& amount) {
     } else {
       DS_ASSIGN(device, gpu::open_cuda_device(i, gpu::Use::copies));
     }
-    DS_ASSIGN(Lane lane, Lane::make(std::move(device), amount));
-    lanes.push_back(std::move(lane));
+    DS_ASSIGN(Endpoint endpoint, Endpoint::make(std::move(device), amount));
+    endpoints.push_back(std::move(endpoint));
   }
-  return lanes;
+  return endpoints;
 }
 
-Result<std::unique_ptr<gpu::Broadcast>> open_broadcast(const Options& options, Lanes& lanes) {
-  if (options.fake_device) return std::unique_ptr<gpu::Broadcast>(std::make_unique<FakeBroadcast>(lanes));
+Result<std::unique_ptr<gpu::Broadcast>> open_broadcast(const Options& options, Endpoints& endpoints) {
+  if (options.fake_device) return std::unique_ptr<gpu::Broadcast>(std::make_unique<FakeBroadcast>(endpoints));
   std::vector<std::int32_t> ordinals;
-  for (std::size_t i = 0; i < lanes.size(); ++i) ordinals.push_back(static_cast<std::int32_t>(i));
+  for (std::size_t i = 0; i < endpoints.size(); ++i) ordinals.push_back(static_cast<std::int32_t>(i));
   return gpu::open_nccl_broadcast(ordinals);
 }
 
@@ -173,30 +176,30 @@ Result<std::unique_ptr<gpu::Broadcast>> open_broadcast(const Options& options, L
 
 Result<std::optional<Fanout>> measure_fanout(const Options& options, unsigned rounds) {
   const Amount& amount = options.fake_device ? kFake : kReal;
-  DS_ASSIGN(Lanes lanes, open_lanes(options, amount));
-  if (lanes.empty()) return std::optional<Fanout>();
+  DS_ASSIGN(Endpoints endpoints, open_endpoints(options, amount));
+  if (endpoints.empty()) return std::optional<Fanout>();
   Fanout best;
-  best.devices = lanes.size();
-  auto broadcast = open_broadcast(options, lanes);
+  best.devices = endpoints.size();
+  auto broadcast = open_broadcast(options, endpoints);
   if (!broadcast.ok()) best.no_nccl = broadcast.error().to_string();
-  const std::uint64_t bytes = amount.pieces * amount.piece_bytes * lanes.size();
+  const std::uint64_t bytes = amount.pieces * amount.piece_bytes * endpoints.size();
   for (unsigned round = 0; round <= rounds; ++round) {  // the first one is not timed: what is made when it is needed
     const Stopwatch copies;
-    DS_TRY(copy_to_each(lanes, amount));
+    DS_TRY(copy_to_each(endpoints, amount));
     if (round != 0) best.h2d_gbps = std::max(best.h2d_gbps, gbps(bytes, copies.seconds()));
-    DS_TRY(check_all(lanes, amount));
+    DS_TRY(check_all(endpoints, amount));
     if (!best.no_nccl.empty()) continue;
     const Stopwatch broadcasts;
     // Devices are connected by the first one, which may not go.
-    if (const Status sent = copy_and_broadcast(lanes, **broadcast, amount); !sent.ok()) {
+    if (const Status sent = copy_and_broadcast(endpoints, **broadcast, amount); !sent.ok()) {
       best.no_nccl = sent.error().to_string();
       best.nccl_gbps = 0;
       broadcast->reset();
-      DS_TRY(wait_for_all(lanes, &Lane::out));
+      DS_TRY(wait_for_all(endpoints, &Endpoint::out));
       continue;
     }
     if (round != 0) best.nccl_gbps = std::max(best.nccl_gbps, gbps(bytes, broadcasts.seconds()));
-    DS_TRY(check_all(lanes, amount));
+    DS_TRY(check_all(endpoints, amount));
   }
   return std::optional<Fanout>(best);
 }

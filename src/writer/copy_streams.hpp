@@ -1,4 +1,4 @@
-// The lanes of a writer's session, one for each device that it was given memory of; made when first needed.
+// The copy streams of a writer's session, one for each device that it was given memory of; made when first needed.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "writer/device_lane.hpp"
+#include "writer/copy_stream.hpp"
 
 namespace deltasync {
 
@@ -20,25 +20,25 @@ class DeviceFinder {
 std::unique_ptr<DeviceFinder> cuda_devices();
 
 /// Used by one thread at a time.
-class DeviceLanes {
+class CopyStreams {
  public:
-  DeviceLanes(std::unique_ptr<DeviceFinder> finder, const DeviceLimits& limits)
+  CopyStreams(std::unique_ptr<DeviceFinder> finder, const DeviceLimits& limits)
       : finder_(std::move(finder)), limits_(limits) {}
 
-  Result<DeviceLane*> lane(std::int32_t ordinal, shm::Segment& segment, shm::WriterRole& role, ThreadPool& pool);
-  /// Gives back what the lanes have of the segment. None is busy.
-  void close() { lanes_.clear(); }
+  Result<CopyStream*> stream_for(std::int32_t ordinal, shm::Segment& segment, shm::WriterRole& role, ThreadPool& pool);
+  /// Gives back what the streams have of the segment. None is busy.
+  void close() { copy_streams_.clear(); }
 
-  /// As of one lane; the first error.
+  /// As of one stream; the first error.
   Status poll();
   Status wait(std::uint64_t ticket, Deadline deadline);
   Status settle(Deadline deadline);
   bool busy() const;
 
  private:
-  const std::unique_ptr<DeviceFinder> finder_;  ///< outlives the lanes
+  const std::unique_ptr<DeviceFinder> finder_;  ///< outlives the streams
   const DeviceLimits limits_;
-  std::map<std::int32_t, std::unique_ptr<DeviceLane>> lanes_;
+  std::map<std::int32_t, std::unique_ptr<CopyStream>> copy_streams_;
 };
 
 }  // namespace deltasync

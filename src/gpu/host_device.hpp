@@ -8,7 +8,7 @@
 
 namespace deltasync::gpu {
 
-class HostLane final : public Device {
+class HostDevice final : public Device {
  public:
   const std::string& name() const override { return name_; }
   Result<Memory> allocate(std::uint64_t bytes) override { return take(Memory::Kind::device, bytes); }

@@ -1,4 +1,4 @@
-#include "writer/stranded.hpp"
+#include "writer/orphaned_copies.hpp"
 
 #include <mutex>
 #include <utility>
@@ -12,7 +12,7 @@ namespace {
 struct Beach {
   HomeProcess home;
   std::mutex mutex;
-  std::vector<Stranded> all;  // protected by mutex
+  std::vector<OrphanedCopies> all;  // protected by mutex
 };
 
 /// Never destroyed: a device may write until the process is gone.
@@ -23,23 +23,24 @@ Beach& beach() {
 
 }  // namespace
 
-void strand(Stranded what) {
+void keep_orphaned(OrphanedCopies what) {
   Beach& here = beach();
   if (!here.home.here()) {
-    static_cast<void>(new Stranded(std::move(what)));  // the mutex may have been locked when this process was forked
+    static_cast<void>(
+        new OrphanedCopies(std::move(what)));  // the mutex may have been locked when this process was forked
     return;
   }
   const std::lock_guard lock(here.mutex);
   here.all.push_back(std::move(what));
 }
 
-void sweep_stranded() {
+void sweep_orphaned_copies() {
   Beach& here = beach();
-  if (!here.home.here()) return;  // a forked child: neither the mappings nor the devices are its own
-  std::vector<Stranded> done;     // freed without the lock: claims have one of their own
+  if (!here.home.here()) return;     // a forked child: neither the mappings nor the devices are its own
+  std::vector<OrphanedCopies> done;  // freed without the lock: claims have one of their own
   const std::lock_guard lock(here.mutex);
   for (std::size_t i = 0; i < here.all.size();) {
-    if (here.all[i].lanes->settle(Deadline::after(std::chrono::nanoseconds(0)))) {
+    if (here.all[i].copy_streams->settle(Deadline::after(std::chrono::nanoseconds(0)))) {
       done.push_back(std::move(here.all[i]));
       here.all.erase(here.all.begin() + static_cast<std::ptrdiff_t>(i));
     } else {

@@ -1,4 +1,4 @@
-// One device's copies into the halves. They are queued in a stream of the lane's own, behind what the trainer's stream
+// One device's copies into the halves. They are queued in a stream of its own, behind what the trainer's stream
 // has so far, and counted as in place when an event says that they have arrived, in order. Each is inside a copy
 // bracket of the half protocol from before it is queued until it has arrived: a half into which a device may still
 // write is never handed on, whatever becomes of the fill.
@@ -37,9 +37,9 @@ struct DeviceLimits {
 };
 
 /// Used by one thread at a time.
-class DeviceLane {
+class CopyStream {
  public:
-  /// What the lane copies for and through; all of it outlives the lane.
+  /// What it copies for and through; all of it outlives this.
   struct Surroundings {
     gpu::Device& device;
     shm::Segment& segment;
@@ -47,12 +47,12 @@ class DeviceLane {
     ThreadPool& pool;  ///< moves what went through the buffer
   };
   /// Registers both halves, or makes the buffer and logs why. Errors: no_space, io.
-  static Result<std::unique_ptr<DeviceLane>> open(const Surroundings& around, const DeviceLimits& limits);
-  DeviceLane(const Surroundings& around, const DeviceLimits& limits) : around_(around), limits_(limits) {}
+  static Result<std::unique_ptr<CopyStream>> open(const Surroundings& around, const DeviceLimits& limits);
+  CopyStream(const Surroundings& around, const DeviceLimits& limits) : around_(around), limits_(limits) {}
   /// While copies are under way it leaves their brackets open, and abandons what they use.
-  ~DeviceLane();
-  DeviceLane(const DeviceLane&) = delete;
-  DeviceLane& operator=(const DeviceLane&) = delete;
+  ~CopyStream();
+  CopyStream(const CopyStream&) = delete;
+  CopyStream& operator=(const CopyStream&) = delete;
 
   const std::string& device_name() const { return around_.device.name(); }
   /// Of the jobs of one flight.

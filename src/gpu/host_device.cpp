@@ -1,4 +1,4 @@
-#include "gpu/host_lane.hpp"
+#include "gpu/host_device.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -59,14 +59,14 @@ class HostEvent final : public Event {
 
 }  // namespace
 
-Result<Memory> HostLane::take(Memory::Kind kind, std::uint64_t bytes) {
+Result<Memory> HostDevice::take(Memory::Kind kind, std::uint64_t bytes) {
   void* const data =
       ::operator new(static_cast<std::size_t>(std::max<std::uint64_t>(1, bytes)), kAlignment, std::nothrow);
   if (data == nullptr) return Error(Errc::no_space, "host: " + std::to_string(bytes) + " bytes");
   return Memory(*this, kind, static_cast<std::byte*>(data), bytes);
 }
 
-void HostLane::give_back(Memory::Kind kind, std::byte* data, std::uint64_t /*bytes*/) noexcept {
+void HostDevice::give_back(Memory::Kind kind, std::byte* data, std::uint64_t /*bytes*/) noexcept {
   switch (kind) {
     case Memory::Kind::device:
     case Memory::Kind::pinned: return ::operator delete(data, kAlignment);
@@ -75,15 +75,15 @@ void HostLane::give_back(Memory::Kind kind, std::byte* data, std::uint64_t /*byt
   }
 }
 
-Result<std::unique_ptr<Stream>> HostLane::make_stream() {
+Result<std::unique_ptr<Stream>> HostDevice::make_stream() {
   return std::unique_ptr<Stream>(std::make_unique<HostStream>());
 }
 
-Result<std::unique_ptr<Stream>> HostLane::adopt_stream(StreamHandle /*of a device*/) {
+Result<std::unique_ptr<Stream>> HostDevice::adopt_stream(StreamHandle /*of a device*/) {
   return Error(Errc::unsupported, "host: there are no streams to adopt");
 }
 
-Result<std::unique_ptr<Event>> HostLane::make_event() {
+Result<std::unique_ptr<Event>> HostDevice::make_event() {
   return std::unique_ptr<Event>(std::make_unique<HostEvent>());
 }
 

@@ -1,4 +1,4 @@
-#include "writer/device_lane.hpp"
+#include "writer/copy_stream.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -7,19 +7,19 @@
 
 namespace deltasync {
 
-Result<std::unique_ptr<DeviceLane>> DeviceLane::open(const Surroundings& around, const DeviceLimits& limits) {
-  auto lane = std::make_unique<DeviceLane>(around, limits);
-  DS_TRY(lane->prepare());
-  return lane;
+Result<std::unique_ptr<CopyStream>> CopyStream::open(const Surroundings& around, const DeviceLimits& limits) {
+  auto copies = std::make_unique<CopyStream>(around, limits);
+  DS_TRY(copies->prepare());
+  return copies;
 }
 
-DeviceLane::~DeviceLane() {
+CopyStream::~CopyStream() {
   if (!busy()) return;
   for (gpu::RegisteredHost& half : registered_) half.abandon();
   buffer_.abandon();
 }
 
-Status DeviceLane::prepare() {
+Status CopyStream::prepare() {
   DS_ASSIGN(stream_, around_.device.make_stream());
   DS_ASSIGN(ready_, around_.device.make_event());
   DS_ASSIGN(settled_, around_.device.make_event());
@@ -30,7 +30,7 @@ Status DeviceLane::prepare() {
   return make_buffer();
 }
 
-Status DeviceLane::register_halves() {
+Status CopyStream::register_halves() {
   for (unsigned h = 0; h < shm::kHalves; ++h) {
     const MutByteSpan half = around_.segment.half(h);
     auto registered = gpu::RegisteredHost::make(around_.device, half.data(), half.size(), limits_.register_bytes);
@@ -43,7 +43,7 @@ Status DeviceLane::register_halves() {
   return {};
 }
 
-Status DeviceLane::make_buffer() {
+Status CopyStream::make_buffer() {
   auto buffer = around_.device.pin(limits_.bounce_bytes * limits_.bounce_flights);
   if (!buffer)
     return std::move(buffer).error().with_context("the buffer for copies into halves that are not registered");
@@ -56,13 +56,13 @@ Status DeviceLane::make_buffer() {
   return {};
 }
 
-Status DeviceLane::follow(gpu::StreamHandle stream) {
+Status CopyStream::follow(gpu::StreamHandle stream) {
   DS_ASSIGN(const auto theirs, around_.device.adopt_stream(stream));
   DS_TRY(theirs->record(*ready_));
   return stream_->wait_for(*ready_);
 }
 
-Result<DeviceLane::Flight> DeviceLane::take_flight() {
+Result<CopyStream::Flight> CopyStream::take_flight() {
   Flight flight;
   if (!spare_.empty()) {
     flight = std::move(spare_.back());
@@ -79,7 +79,7 @@ Result<DeviceLane::Flight> DeviceLane::take_flight() {
   return flight;
 }
 
-Status DeviceLane::queue(const shm::Fill& fill, std::span<const CopyJob> jobs,
+Status CopyStream::queue(const shm::Fill& fill, std::span<const CopyJob> jobs,
                          std::span<const BatchCounter::Part> parts, std::uint64_t ticket, Deadline deadline) {
   DS_TRY(poll());
   while (flights_.size() >= flights_max()) DS_TRY(wait_for_oldest(deadline));
@@ -97,7 +97,7 @@ Status DeviceLane::queue(const shm::Fill& fill, std::span<const CopyJob> jobs,
   return put(flights_.back(), jobs);
 }
 
-Status DeviceLane::put(Flight& flight, std::span<const CopyJob> jobs) {
+Status CopyStream::put(Flight& flight, std::span<const CopyJob> jobs) {
   flight.recorded = false;
   flight.from_buffer.clear();
   std::byte* buffer = flight.buffer;
@@ -115,7 +115,7 @@ Status DeviceLane::put(Flight& flight, std::span<const CopyJob> jobs) {
   return {};
 }
 
-Status DeviceLane::put_in_place(unsigned half, const CopyJob& job) {
+Status CopyStream::put_in_place(unsigned half, const CopyJob& job) {
   if (job.rows == 0 || job.row_bytes == 0) return {};
   const gpu::RegisteredHost& registered = registered_[half];
   if (registered.in_one_part(job.to, (job.rows - 1) * job.to_stride + job.row_bytes)) {
@@ -131,7 +131,7 @@ Status DeviceLane::put_in_place(unsigned half, const CopyJob& job) {
   return {};
 }
 
-Status DeviceLane::poll() {
+Status CopyStream::poll() {
   while (busy() && flights_.front().recorded) {
     DS_ASSIGN(const bool arrived, flights_.front().arrived->done());
     if (!arrived) break;
@@ -140,12 +140,12 @@ Status DeviceLane::poll() {
   return {};
 }
 
-Status DeviceLane::wait(std::uint64_t ticket, Deadline deadline) {
+Status CopyStream::wait(std::uint64_t ticket, Deadline deadline) {
   while (busy() && flights_.front().ticket <= ticket) DS_TRY(wait_for_oldest(deadline));
   return {};
 }
 
-Status DeviceLane::wait_for_oldest(Deadline deadline) {
+Status CopyStream::wait_for_oldest(Deadline deadline) {
   if (!flights_.front().recorded) return Error(Errc::aborted, describe("a refusal broke off"));
   DS_TRY(gpu::wait(*flights_.front().arrived, deadline, describe("waiting for")));
   land_oldest();
@@ -153,12 +153,12 @@ Status DeviceLane::wait_for_oldest(Deadline deadline) {
 }
 
 /// SYNC POINT progress: the event orders the device's bytes before the count, as the fence of copy() does a thread's.
-void DeviceLane::land_oldest() {
+void CopyStream::land_oldest() {
   copy(flights_.front().from_buffer, around_.pool);
   release(true);
 }
 
-void DeviceLane::release(bool count) {
+void CopyStream::release(bool count) {
   Flight flight = std::move(flights_.front());
   flights_.pop_front();
   for (const BatchCounter::Part& part : flight.parts) {
@@ -168,7 +168,7 @@ void DeviceLane::release(bool count) {
   spare_.push_back(std::move(flight));
 }
 
-Status DeviceLane::settle(Deadline deadline) {
+Status CopyStream::settle(Deadline deadline) {
   if (!busy()) return {};
   if (!settling_) {
     // Not the flights' own events: one that was refused half-way has none.
@@ -181,7 +181,7 @@ Status DeviceLane::settle(Deadline deadline) {
   return {};
 }
 
-std::string DeviceLane::describe(const char* what) const {
+std::string CopyStream::describe(const char* what) const {
   return std::string(what) + " copies from " + device_name() + " into half " +
          std::to_string(flights_.front().fill.half);
 }

@@ -7,22 +7,22 @@
 
 #include "shm/roles.hpp"
 #include "shm/segment.hpp"
-#include "writer/device_lanes.hpp"
+#include "writer/copy_streams.hpp"
 #include "writer/slot_claim.hpp"
 
 namespace deltasync {
 
-struct Stranded {
+struct OrphanedCopies {
   // Destroyed last to first.
   std::unique_ptr<SlotClaim> claim;
   std::unique_ptr<shm::Segment> segment;
   std::unique_ptr<shm::WriterRole> role;
-  std::unique_ptr<DeviceLanes> lanes;
+  std::unique_ptr<CopyStreams> copy_streams;
 };
 
 /// Keeps it until the device is done with it, or for as long as the process lives.
-void strand(Stranded what);
+void keep_orphaned(OrphanedCopies what);
 /// Frees what devices are done with. Called before a slot is claimed.
-void sweep_stranded();
+void sweep_orphaned_copies();
 
 }  // namespace deltasync
