@@ -17,9 +17,9 @@
 
 #include "agent/agent.hpp"
 #include "agent/descriptors.hpp"
-#include "base/home_nodes.hpp"
 #include "base/log.hpp"
 #include "base/log_setup.hpp"
+#include "base/numa_placement.hpp"
 #include "base/process.hpp"
 #include "base/runtime_dir.hpp"
 #include "net/auth.hpp"
@@ -76,7 +76,7 @@ struct Arguments {
   std::uint64_t handshake_limit_ms = 5000;
   std::uint64_t progress_limit_ms = 30000;
   pid_t end_with = 0;
-  HomeNodesRequest home_nodes;
+  NumaPlacementRequest numa_placement;
   bool http_allow_remote = false;
   bool http_plain = false;
   bool http_client_certificates = false;
@@ -122,9 +122,9 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--threads", options.core.threads, "threads that diff and encode")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_option("--cores", args.home_nodes.cores,
+  app.add_option("--cores", args.numa_placement.cores,
                  "CPUs that the agent runs on, such as 0-7,16 (default: all that it may)");
-  app.add_option("--numa-node", args.home_nodes.numa_node,
+  app.add_option("--numa-node", args.numa_placement.numa_node,
                  "auto: halves and the threads that diff them are spread over the memory nodes in stripes; N: all on "
                  "this node; off: as the system has it")
       ->capture_default_str();
@@ -219,10 +219,11 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
 }
 
 /// Before any thread starts, so that all are confined alike.
-Status place(const HomeNodesRequest& request, AgentOptions& options) {
+Status place(const NumaPlacementRequest& request, AgentOptions& options) {
   DS_TRY(stay_on_cores(request.cores, linux_numa()).with_context("--cores"));
-  DS_ASSIGN(options.core.home_nodes, HomeNodes::make(request, linux_numa()).with_context("--numa-node"));
-  if (options.core.home_nodes) log::info("home_nodes nodes={}", to_string(options.core.home_nodes->nodes()));
+  DS_ASSIGN(options.core.numa_placement, NumaPlacement::make(request, linux_numa()).with_context("--numa-node"));
+  if (options.core.numa_placement)
+    log::info("numa_placement nodes={}", to_string(options.core.numa_placement->node_ids()));
   return {};
 }
 
@@ -393,7 +394,7 @@ int run(int argc, char** argv) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
-  if (auto placed = place(args.home_nodes, options); !placed) return fail(placed.error());
+  if (auto placed = place(args.numa_placement, options); !placed) return fail(placed.error());
   if (auto fit = fit_connections(args.receivers_max.has_value(), options); !fit) return fail(fit.error());
   auto guard = ExitGuard::make(options);
   if (!guard) return fail(guard.error());

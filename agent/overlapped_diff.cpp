@@ -13,16 +13,16 @@ namespace {
 /// Between two looks at a writer's progress; doubled while nothing comes.
 constexpr auto kLookMin = std::chrono::milliseconds(1);
 constexpr auto kLookMax = std::chrono::milliseconds(16);
-constexpr std::size_t kPassedOverMax = 64;  ///< whole batches of other homes, in one look
+constexpr std::size_t kPassedOverMax = 64;  ///< whole batches of other nodes, in one look
 
 }  // namespace
 
-OverlappedDiff::OverlappedDiff(unsigned threads, Metrics::Counter& diffed, const HomeNodesPtr& home_nodes,
+OverlappedDiff::OverlappedDiff(unsigned threads, Metrics::Counter& diffed, const NumaPlacementPtr& numa_placement,
                                std::function<void()> before_round)
     : diffed_(diffed), before_round_(std::move(before_round)) {
   if (threads == 0) return;
   thread_ = start_background(
-      "overlap", threads, [this](ThreadPool& pool) { work(pool); }, home_nodes);
+      "overlap", threads, [this](ThreadPool& pool) { work(pool); }, numa_placement);
 }
 
 OverlappedDiff::~OverlappedDiff() {
@@ -44,7 +44,7 @@ void OverlappedDiff::begin(OverlappedDiffJob job) {
   std::iota(made->pending.begin(), made->pending.end(), 0u);
   made->encoding = std::make_unique<delta::Encoding>(*generation.layout, generation.batches,
                                                      generation.half(job.base_half), generation.half(job.fill.half),
-                                                     *job.base_digests, job.form, generation.batch_homes);
+                                                     *job.base_digests, job.form, generation.batch_nodes);
   made->job = std::move(job);
   {
     const std::lock_guard lock(mutex_);
@@ -91,10 +91,10 @@ void OverlappedDiff::work(ThreadPool& pool) {
   }
 }
 
-/// At most `most` in all, and of each home no more than there is room for. From where the last look ended, so that each
+/// At most `most` in all, and of each node no more than there is room for. From where the last look ended, so that each
 /// costs what it finds; what is passed over is met again later.
 void OverlappedDiff::take_whole(Work& work, std::vector<std::uint32_t>& whole, std::size_t most,
-                                std::vector<unsigned>* room_of_home) {
+                                std::vector<unsigned>* room_of_node) {
   const Generation& generation = *work.job.generation;
   std::size_t passed_over = 0;
   for (std::size_t looked = work.pending.size(); looked > 0 && whole.size() < most && passed_over < kPassedOverMax;
@@ -105,8 +105,8 @@ void OverlappedDiff::take_whole(Work& work, std::vector<std::uint32_t>& whole, s
       ++work.next;
       continue;
     }
-    if (room_of_home != nullptr) {
-      unsigned& room = (*room_of_home)[generation.batch_homes[batch]];
+    if (room_of_node != nullptr) {
+      unsigned& room = (*room_of_node)[generation.batch_nodes[batch]];
       if (room == 0) {
         ++work.next;
         ++passed_over;
@@ -120,17 +120,17 @@ void OverlappedDiff::take_whole(Work& work, std::vector<std::uint32_t>& whole, s
   }
 }
 
-/// A round of whole batches: one for each thread, of its own home if there is one, else of any.
+/// A round of whole batches: one for each thread, of its own node if there is one, else of any.
 std::vector<std::uint32_t> OverlappedDiff::take_whole(Work& work, const ThreadPool& pool) {
   std::vector<std::uint32_t> whole;
-  if (!pool.homes().empty() && !work.job.generation->batch_homes.empty()) {
+  if (!pool.worker_nodes().empty() && !work.job.generation->batch_nodes.empty()) {
     std::vector<unsigned> room;
-    for (const std::uint32_t home : pool.homes()) {
-      if (room.size() <= home) room.resize(home + 1);
-      ++room[home];
+    for (const std::uint32_t node : pool.worker_nodes()) {
+      if (room.size() <= node) room.resize(node + 1);
+      ++room[node];
     }
-    const auto& homes = work.job.generation->batch_homes;
-    room.resize(std::max<std::size_t>(room.size(), *std::max_element(homes.begin(), homes.end()) + 1));
+    const auto& nodes = work.job.generation->batch_nodes;
+    room.resize(std::max<std::size_t>(room.size(), *std::max_element(nodes.begin(), nodes.end()) + 1));
     const std::size_t began = work.next;
     take_whole(work, whole, pool.size(), &room);
     work.next = began;

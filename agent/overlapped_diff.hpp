@@ -42,7 +42,7 @@ class OverlappedDiff {
   /// With no threads it follows nothing. `diffed` counts batches as they are done, those of aborted fills too.
   /// `before_round`: for tests, on the thread that follows, which has taken some batches.
   /// Throws std::system_error if a thread is not to be had.
-  OverlappedDiff(unsigned threads, Metrics::Counter& diffed, const HomeNodesPtr& home_nodes = nullptr,
+  OverlappedDiff(unsigned threads, Metrics::Counter& diffed, const NumaPlacementPtr& numa_placement = nullptr,
                  std::function<void()> before_round = {});
   /// Ends, and waits for the batches at hand.
   ~OverlappedDiff();
@@ -70,7 +70,7 @@ class OverlappedDiff {
   bool advance(Work& work, ThreadPool& pool);
   static std::vector<std::uint32_t> take_whole(Work& work, const ThreadPool& pool);
   static void take_whole(Work& work, std::vector<std::uint32_t>& whole, std::size_t most,
-                         std::vector<unsigned>* room_of_home);
+                         std::vector<unsigned>* room_of_node);
 
   std::shared_ptr<Work> followed_;  // the caller's
 

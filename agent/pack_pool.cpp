@@ -114,7 +114,7 @@ void PackAhead::uncount(Slot& slot) noexcept {
 }
 
 void PackAhead::begin(std::shared_ptr<const Tiles> tiles, std::function<Result<PackedFrame>()> pack) {
-  const auto slot = std::make_shared<Slot>(home_, std::move(tiles), std::move(pack));
+  const auto slot = std::make_shared<Slot>(executor_, std::move(tiles), std::move(pack));
   slots_.push_back(slot);
   ++pool_.wanted_;
   if (PackedFramePtr here = cache_->find(*slot->tiles)) {
@@ -127,13 +127,13 @@ void PackAhead::begin(std::shared_ptr<const Tiles> tiles, std::function<Result<P
 
 /// The pool's job has no share in the slot until it begins, so that what nobody wants any more is free at once.
 void PackAhead::hand_to_pool(const std::shared_ptr<Slot>& slot) {
-  pool_.add([&pool = pool_, weak = std::weak_ptr(slot), cache = cache_, home = home_](bool go) {
+  pool_.add([&pool = pool_, weak = std::weak_ptr(slot), cache = cache_, executor = executor_](bool go) {
     const std::shared_ptr<Slot> wanted = weak.lock();
     if (!wanted) return;
-    const auto deliver = [&pool, wanted, home](const Result<PackedFramePtr>& made) {
+    const auto deliver = [&pool, wanted, executor](const Result<PackedFramePtr>& made) {
       count_made(pool, *wanted);
       try {
-        asio::post(home, [wanted, made] {
+        asio::post(executor, [wanted, made] {
           wanted->result.emplace(made);
           wanted->timer.cancel();
         });

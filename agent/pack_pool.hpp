@@ -61,8 +61,8 @@ class PackAhead {
   using Tiles = PackedFrameCache::Tiles;
 
   /// `cache`: of the version whose tiles these are.
-  PackAhead(PackPool& pool, std::shared_ptr<PackedFrameCache> cache, boost::asio::any_io_executor home)
-      : pool_(pool), cache_(std::move(cache)), home_(std::move(home)) {}
+  PackAhead(PackPool& pool, std::shared_ptr<PackedFrameCache> cache, boost::asio::any_io_executor executor)
+      : pool_(pool), cache_(std::move(cache)), executor_(std::move(executor)) {}
   /// As drop() of all.
   ~PackAhead();
   PackAhead(const PackAhead&) = delete;
@@ -93,14 +93,14 @@ class PackAhead {
   enum class Stage : std::uint8_t { wanted, made, dropped };
 
   struct Slot {
-    Slot(const boost::asio::any_io_executor& home, std::shared_ptr<const Tiles> of,
+    Slot(const boost::asio::any_io_executor& executor, std::shared_ptr<const Tiles> of,
          std::function<Result<PackedFrame>()> work)
-        : tiles(std::move(of)), pack(std::move(work)), timer(home) {}
+        : tiles(std::move(of)), pack(std::move(work)), timer(executor) {}
     const std::shared_ptr<const Tiles> tiles;
     const std::function<Result<PackedFrame>()> pack;
     const Clock::time_point begun = Clock::now();
     std::atomic<Stage> stage{Stage::wanted};       // as the pool counts it
-    boost::asio::steady_timer timer;               // home's, as the next one
+    boost::asio::steady_timer timer;               // executor's, as the next one
     std::optional<Result<PackedFramePtr>> result;  // nothing: not there yet
   };
 
@@ -110,7 +110,7 @@ class PackAhead {
 
   PackPool& pool_;
   const std::shared_ptr<PackedFrameCache> cache_;
-  const boost::asio::any_io_executor home_;
+  const boost::asio::any_io_executor executor_;
   std::deque<std::shared_ptr<Slot>> slots_;
 };
 

@@ -33,7 +33,7 @@ bool is_base(const OverlappedDiffJob& job, const ServedVersion& served) {
 
 void AgentCore::publish_loop() {
   set_thread_name("publisher");
-  enter_as_worker_0(options_.home_nodes);
+  enter_as_worker_0(options_.numa_placement);
   while (!stop_) {
     bool worked = false;
     for (const GenerationPtr& generation : generations()) worked |= maintain(generation);
@@ -103,7 +103,7 @@ void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView
   std::vector<std::uint64_t> digests(static_cast<std::size_t>(generation->layout->tile_count()));
   {
     const trace::Span digesting("digest", {{"bytes", generation->layout->half_bytes()}});
-    delta::half_digests(*generation->layout, generation->half(active.half), digests, pool_, generation->batch_homes);
+    delta::half_digests(*generation->layout, generation->half(active.half), digests, pool_, generation->batch_nodes);
   }
 
   auto served = std::make_shared<ServedVersion>();
@@ -197,7 +197,7 @@ std::optional<delta::Delta> AgentCore::diff(const ServedPtr& before, const shm::
     work = std::make_shared<OverlappedDiffWork>();
     work->encoding = std::make_unique<delta::Encoding>(*generation.layout, generation.batches,
                                                        generation.half(before->half.half), generation.half(sealed.half),
-                                                       *before->digests, options_.form, generation.batch_homes);
+                                                       *before->digests, options_.form, generation.batch_nodes);
   }
   delta::Delta delta = work->encoding->finish(request, pool_);
   digests = work->encoding->take_digests();

@@ -214,7 +214,7 @@ void Control::tell_standing() {
 }
 
 void Control::say_goodbye() {
-  if (!home_.here()) return;
+  if (!fork_guard_.same_process()) return;
   if (!connection_.open() && cut_) static_cast<void>(connect(Deadline::after(kGoodbyeLimit)));
   if (!told_ || !connection_.open() || connection_.stale()) return;
   static_cast<void>(connection_.send(wire::Type::end, connection_.next_request(), Deadline::after(kTellLimit)));

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/home_process.hpp"
+#include "base/fork_guard.hpp"
 #include "base/log_limit.hpp"
 #include "base/until.hpp"
 #include "deltasync/deadline.hpp"
@@ -100,7 +100,7 @@ class Control {
   template <class M, class Question>
   Answer<M> ask(const Question& question, std::chrono::milliseconds patience, Deadline deadline);
 
-  const HomeProcess home_;
+  const ForkGuard fork_guard_;
   const Peer& peer_;
   Connection connection_;
   std::uint64_t clock_seen_ns_ = 0;  ///< at the last handshake

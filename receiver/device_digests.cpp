@@ -55,7 +55,7 @@ Status DeviceExecutor::digests_on(std::uint32_t index, std::span<const std::uint
   std::deque<DigestBatch> batches;  // all but the last one are sent
   for (std::size_t k = 0; k < ranks.size(); ++k) {
     const std::uint64_t rank = ranks[k];
-    if (home_[rank] != index) continue;
+    if (source_part_[rank] != index) continue;
     if (batches.empty() || batches.back().is_sent) {
       if (batches.size() == kBatches) {
         DS_TRY(take_digests(part, batches.front(), out, until));
@@ -81,7 +81,7 @@ Status DeviceExecutor::digests(std::span<const std::uint64_t> ranks, std::span<s
   for (std::uint32_t i = 0; i < parts_.size(); ++i) DS_TRY(digests_on(i, ranks, out, until));
   std::vector<std::byte> tile;
   for (std::size_t k = 0; k < ranks.size(); ++k) {
-    if (home_[ranks[k]] != kMixed) continue;
+    if (source_part_[ranks[k]] != kMixed) continue;
     tile.resize(static_cast<std::size_t>(tile_bytes(ranks[k])));
     DS_TRY(gather_tile(ranks[k], tile.data(), until));
     const std::uint64_t row_bytes = tile.size() / rows_[ranks[k]];

@@ -70,7 +70,7 @@ Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placem
   made->slot_bytes_ = kTileAt + largest;
   const std::uint64_t wide_bytes = limits.staging_bytes / 2 / kWideSlots / kAlignment * kAlignment;
   made->wide_bytes_ = std::clamp(wide_bytes, kTilesAt + largest, kWideBytesMax);
-  made->find_homes();
+  made->find_source_parts();
   made->find_groups();
   for (Source& source : sources) DS_TRY(made->add_part(std::move(source), until));
   return made;
@@ -108,20 +108,20 @@ std::uint32_t DeviceExecutor::part_of(std::uint32_t memory) const noexcept {
   return memory == kRestMemory ? host_part_ : part_of_memory_[memory];
 }
 
-void DeviceExecutor::find_homes() {
+void DeviceExecutor::find_source_parts() {
   const Placement::Parts& parts = placement_->parts();
   for (const TileRegions& of : parts.of_tile) {
-    std::uint32_t home = kMixed;
+    std::uint32_t source = kMixed;
     std::uint32_t places = 0;
     bool first = true;
     for (const Region& region : parts.primaries(of)) {
       const std::uint32_t part = part_of(region.memory);
-      home = first || home == part ? part : kMixed;
+      source = first || source == part ? part : kMixed;
       first = false;
       places |= 1u << part;
     }
     for (const Region& region : parts.copies(of)) places |= 1u << part_of(region.memory);
-    home_.push_back(home);
+    source_part_.push_back(source);
     places_.push_back(places);
   }
 }
@@ -142,8 +142,8 @@ Status DeviceExecutor::add_part(Source source, const std::optional<Until>& until
   DS_TRY(make_slots(*part.device, part.small, small, slot_bytes_));
   DS_TRY(make_slots(*part.device, part.wide, kWideSlots, wide_bytes_));
   std::uint64_t placed_bytes = 0;
-  for (std::uint64_t rank = 0; rank < home_.size(); ++rank) {
-    if (home_[rank] == index) placed_bytes += tile_bytes(rank);
+  for (std::uint64_t rank = 0; rank < source_part_.size(); ++rank) {
+    if (source_part_[rank] == index) placed_bytes += tile_bytes(rank);
   }
   const std::uint64_t changes_max =
       limits_.changes_bytes != 0 ? limits_.changes_bytes : std::max(kChangesMin, placed_bytes / kChangesPart);
@@ -263,7 +263,7 @@ Status DeviceExecutor::scatter_to(Part& part, const Lease& slot, std::uint64_t r
 
 /// Takes from a part's copy of a tile what is read there.
 void DeviceExecutor::merge(std::uint64_t rank, std::uint32_t part, const std::byte* from, std::byte* to) const {
-  if (home_[rank] == part) {
+  if (source_part_[rank] == part) {
     std::memcpy(to, from, static_cast<std::size_t>(tile_bytes(rank)));
     return;
   }
@@ -285,7 +285,7 @@ Status DeviceExecutor::gather_tile(std::uint64_t rank, std::byte* to, const Unti
   const Until end = patient(until);
   for (std::uint32_t i = 0; i < parts_.size(); ++i) {
     Part& part = *parts_[i];
-    if (home_[rank] == kMixed ? (places_[rank] >> i & 1) == 0 : home_[rank] != i) continue;
+    if (source_part_[rank] == kMixed ? (places_[rank] >> i & 1) == 0 : source_part_[rank] != i) continue;
     DS_TRY(send_before_reading(part, rank, end));
     auto slot = take_slot(part, part.small, end);
     if (!slot.ok()) return with_tile(std::move(slot).error(), *placement_, rank);

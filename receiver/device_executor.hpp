@@ -196,7 +196,7 @@ class DeviceExecutor {
   Status add_part(Source source, const std::optional<Until>& until);
   static Status make_slots(gpu::Device& device, Slots& slots, std::uint64_t count, std::uint64_t bytes);
   Status make_table(Part& part, std::uint32_t index, const std::optional<Until>& until);
-  void find_homes();
+  void find_source_parts();
   void find_groups();
   std::uint32_t part_of(std::uint32_t memory) const noexcept;
   static Result<Lease> take_slot(Part& part, Slots& slots, const Until& until);
@@ -259,7 +259,7 @@ class DeviceExecutor {
   std::vector<std::uint32_t> part_of_memory_;  ///< by memory
   std::uint32_t host_part_ = kMixed;           ///< of the rest, too
   std::vector<std::uint32_t> rows_;            ///< of each tile
-  std::vector<std::uint32_t> home_;            ///< the part that all of a tile is read from, or kMixed
+  std::vector<std::uint32_t> source_part_;     ///< the part that all of a tile is read from, or kMixed
   std::vector<std::uint32_t> places_;          ///< bit i: part i has places of the tile
   placement::WordTables shape_;                ///< of all tiles, no addresses
   std::vector<std::uint64_t> groups_;

@@ -56,7 +56,7 @@ Status DeviceExecutor::resolve_on(std::uint32_t part, bool keep, const Resolving
   std::uint64_t bytes = 0;
   for (std::size_t k = 0; k < all.changes.size(); ++k) {
     const std::uint64_t rank = all.ranks[k];
-    if (all.changes[k].count == 0 || home_[rank] != part || (places_[rank] == 1u << part) != keep) continue;
+    if (all.changes[k].count == 0 || source_part_[rank] != part || (places_[rank] == 1u << part) != keep) continue;
     const std::uint64_t takes = resolve_bytes(all.changes[k], rank);
     if (takes > slot_bytes_) continue;
     if (bytes + takes > slot_bytes_) {

@@ -399,7 +399,7 @@ Status DeviceExecutor::exchange_group(std::size_t group, const AsideOf& aside_of
   }
   for (const OnPart& of : on) {
     for (const gpu::StagedTile& tile : of.tiles) {
-      const bool reads_here = home_[tile.rank] == of.index || home_[tile.rank] == kMixed;
+      const bool reads_here = source_part_[tile.rank] == of.index || source_part_[tile.rank] == kMixed;
       if (reads_here) merge(tile.rank, of.index, of.slot->pinned.data() + kTilesAt + tile.at, aside_of(tile.rank));
     }
   }

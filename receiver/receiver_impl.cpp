@@ -4,8 +4,8 @@
 #include <thread>
 #include <utility>
 
-#include "base/home_nodes.hpp"
 #include "base/label.hpp"
+#include "base/numa_placement.hpp"
 #include "base/trace.hpp"
 #include "format/packed_layout.hpp"
 #include "net/auth.hpp"
@@ -43,7 +43,7 @@ unsigned thread_count(unsigned asked) {
 
 /// For pools whose threads run on these cores. Checked ones: if they are taken away meanwhile, the system's choice has
 /// to do.
-ThreadHomes on_cores(const CpuList& cores, unsigned threads) {
+ThreadNodes on_cores(const CpuList& cores, unsigned threads) {
   if (cores.empty()) return {};
   return {std::vector<std::uint32_t>(threads, 0), [cores](std::uint32_t) { linux_numa().run_on(cores); }};
 }

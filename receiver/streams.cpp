@@ -73,7 +73,7 @@ class Streams::Worker {
     return !pending_.empty() && !round_.over();
   }
 
-  /// Brings the first pending item home.
+  /// Receives the first pending item.
   Outcome exchange() {
     trace::Span span("fetch", {{"stream", stream_}});
     const std::uint64_t before = received();

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/home_nodes.hpp"
+#include "base/numa_placement.hpp"
 #include "base/until.hpp"
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"

@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "base/home_nodes.hpp"
 #include "base/log.hpp"
+#include "base/numa_placement.hpp"
 #include "deltasync/receiver.hpp"
 #include "deltasync/relay_target.hpp"
 #include "net/auth.hpp"

@@ -19,7 +19,7 @@ enum class Outlook {
   passes,      ///< may be gone at the next try
   needs_user,  ///< somebody has to do something. At the start that is who typed the command; later the fleet changes
                ///< under it
-  final,  ///< no repetition helps
+  final,       ///< no repetition helps
 };
 
 Outlook outlook(Errc code) {

@@ -36,25 +36,25 @@ struct ThreadPool::Shared {
   const std::function<void(std::uint64_t, unsigned)>* fn = nullptr;  // protected by mutex, as all below
   std::uint64_t next = 0;
   std::uint64_t count = 0;
-  std::span<const std::uint32_t> index_homes;  // empty: indices are handed out in order
-  std::vector<std::uint8_t> taken;             // by index, where those have homes
-  std::vector<std::uint64_t> next_of;          // by worker: where its home's next is looked for
+  std::span<const std::uint32_t> index_nodes;  // empty: indices are handed out in order
+  std::vector<std::uint8_t> taken;             // by index, where those have nodes
+  std::vector<std::uint64_t> next_of;          // by worker: where its node's next is looked for
   trace::Context context;                      // of the caller
   std::uint64_t round = 0;
   unsigned busy = 0;
   bool stop = false;
-  ThreadHomes homes;  // constant after construction, as the next
+  ThreadNodes nodes;  // constant after construction, as the next
   std::vector<std::thread> workers;
 };
 
-ThreadPool::ThreadPool(unsigned threads, const std::string& name, ThreadHomes homes)
+ThreadPool::ThreadPool(unsigned threads, const std::string& name, ThreadNodes nodes)
     : threads_(threads < 1 ? 1 : threads), shared_(std::make_unique<Shared>()) {
-  shared_->homes = std::move(homes);
+  shared_->nodes = std::move(nodes);
   try {
     for (unsigned i = 1; i < threads_; ++i) {
       shared_->workers.emplace_back([shared = shared_.get(), i, thread_name = name + "-" + std::to_string(i)] {
         set_thread_name(thread_name);
-        if (shared->homes.enter) shared->homes.enter(shared->homes.of_worker[i]);
+        if (shared->nodes.enter) shared->nodes.enter(shared->nodes.of_worker[i]);
         shared->work(i);
       });
     }
@@ -65,7 +65,7 @@ ThreadPool::ThreadPool(unsigned threads, const std::string& name, ThreadHomes ho
 }
 
 ThreadPool::~ThreadPool() {
-  if (!home_.here()) {
+  if (!fork_guard_.same_process()) {
     // A join would fail, and the condition variable's destructor wait for waiters that are not there: left alone.
     static_cast<void>(shared_.release());
     return;
@@ -73,17 +73,17 @@ ThreadPool::~ThreadPool() {
   shared_->end();
 }
 
-std::span<const std::uint32_t> ThreadPool::homes() const noexcept {
-  return shared_->homes.of_worker;
+std::span<const std::uint32_t> ThreadPool::worker_nodes() const noexcept {
+  return shared_->nodes.of_worker;
 }
 
 void ThreadPool::run(std::uint64_t count, const std::function<void(std::uint64_t, unsigned)>& fn,
-                     std::span<const std::uint32_t> homes) {
+                     std::span<const std::uint32_t> nodes) {
   auto& s = *shared_;
   {
     const std::lock_guard lock(s.mutex);
-    s.index_homes = s.homes.of_worker.empty() ? std::span<const std::uint32_t>() : homes;
-    if (!s.index_homes.empty()) {
+    s.index_nodes = s.nodes.of_worker.empty() ? std::span<const std::uint32_t>() : nodes;
+    if (!s.index_nodes.empty()) {
       s.taken.assign(static_cast<std::size_t>(count), 0);
       s.next_of.assign(threads_, 0);
     }
@@ -99,7 +99,7 @@ void ThreadPool::run(std::uint64_t count, const std::function<void(std::uint64_t
   std::unique_lock lock(s.mutex);
   s.done.wait(lock, [&s] { return s.busy == 0; });
   s.fn = nullptr;
-  s.index_homes = {};
+  s.index_nodes = {};
 }
 
 void ThreadPool::Shared::work(unsigned worker) {
@@ -117,14 +117,14 @@ void ThreadPool::Shared::work(unsigned worker) {
   }
 }
 
-/// With homes, `count` is where the last one that may be left ends.
+/// With nodes, `count` is where the last one that may be left ends.
 std::optional<std::uint64_t> ThreadPool::Shared::take_locked(unsigned worker) {
-  if (index_homes.empty()) {
+  if (index_nodes.empty()) {
     if (next >= count) return std::nullopt;
     return next++;
   }
   std::uint64_t& at = next_of[worker];
-  while (at < count && (taken[at] != 0 || index_homes[at] != homes.of_worker[worker])) ++at;
+  while (at < count && (taken[at] != 0 || index_nodes[at] != nodes.of_worker[worker])) ++at;
   if (at < count) {
     taken[at] = 1;
     return at++;

@@ -8,20 +8,20 @@
 #include <string>
 #include <vector>
 
-#include "base/home_process.hpp"
+#include "base/fork_guard.hpp"
 
 namespace deltasync {
 
 /// Which of several groups (memory nodes, say) each thread of a pool belongs to.
-struct ThreadHomes {
+struct ThreadNodes {
   std::vector<std::uint32_t> of_worker;           ///< one for each thread; empty: all are alike
-  std::function<void(std::uint32_t home)> enter;  ///< called on each thread that the pool starts, before any work
+  std::function<void(std::uint32_t node)> enter;  ///< called on each thread that the pool starts, before any work
 };
 
 class ThreadPool {
  public:
   /// `threads` ≥ 1 in all, the caller of run() included. Threads are named "<name>-<i>".
-  ThreadPool(unsigned threads, const std::string& name, ThreadHomes homes = {});
+  ThreadPool(unsigned threads, const std::string& name, ThreadNodes nodes = {});
   /// In a forked child the threads do not exist: there it leaves all as it is.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -29,7 +29,7 @@ class ThreadPool {
 
   unsigned size() const noexcept { return threads_; }
   /// Of each worker; empty if all are alike.
-  std::span<const std::uint32_t> homes() const noexcept;
+  std::span<const std::uint32_t> worker_nodes() const noexcept;
 
   /// Calls fn(index, worker) once for each index in [0, count), indices handed out in order one at a time, worker in
   /// [0, size()). Returns when all are done. One run at a time; fn must not throw. On the timeline each index is a part
@@ -37,16 +37,16 @@ class ThreadPool {
   void run(std::uint64_t count, const std::function<void(std::uint64_t index, unsigned worker)>& fn) {
     run(count, fn, {});
   }
-  /// The same where the indices have homes too, one each: a worker takes those of its own first, in order, and then
+  /// The same where the indices have nodes too, one each: a worker takes those of its own first, in order, and then
   /// the last of what is left of the others'.
   void run(std::uint64_t count, const std::function<void(std::uint64_t index, unsigned worker)>& fn,
-           std::span<const std::uint32_t> homes);
+           std::span<const std::uint32_t> nodes);
 
  private:
   struct Shared;
 
   const unsigned threads_;
-  const HomeProcess home_;
+  const ForkGuard fork_guard_;
   std::unique_ptr<Shared> shared_;
 };
 

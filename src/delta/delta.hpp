@@ -96,7 +96,7 @@ std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::u
 std::uint64_t tile_digest(const Layout& layout, ByteSpan half, std::uint64_t tile);
 /// Digests of all tiles of a half. `digests` has layout.tile_count() entries.
 void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool,
-                  std::span<const std::uint32_t> batch_homes = {});
+                  std::span<const std::uint32_t> batch_nodes = {});
 /// XXH3-128 over the digests, little-endian, in tile order.
 Digest128 root_digest(std::span<const std::uint64_t> digests);
 
@@ -112,10 +112,10 @@ struct EncodeRequest {
 /// writers write, another one finishes, without waiting for it.
 class Encoding {
  public:
-  /// `batches` are the layout's. `digests` are those of `before`. The layout, the batches, their homes
+  /// `batches` are the layout's. `digests` are those of `before`. The layout, the batches, their nodes
   /// (ThreadPool::run; empty: none) and the halves are borrowed.
   Encoding(const Layout& layout, std::span<const Batch> batches, ByteSpan before, ByteSpan after,
-           std::vector<std::uint64_t> digests, ValueForm form, std::span<const std::uint32_t> batch_homes = {});
+           std::vector<std::uint64_t> digests, ValueForm form, std::span<const std::uint32_t> batch_nodes = {});
   ~Encoding();
   Encoding(const Encoding&) = delete;
   Encoding& operator=(const Encoding&) = delete;

@@ -55,14 +55,14 @@ std::uint64_t tile_digest(const Layout& layout, ByteSpan half, std::uint64_t til
 }
 
 void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool,
-                  std::span<const std::uint32_t> batch_homes) {
+                  std::span<const std::uint32_t> batch_nodes) {
   const Kernels& kernels = active_kernels();
   const std::vector<Batch> batches = make_batches(layout);
   const auto digest_batch = [&](std::uint64_t i, unsigned) {
     for_each_strip(layout, batches[i].first, batches[i].end,
                    [&](const Strip& strip) { strip_digests(kernels, strip, half, digests); });
   };
-  pool.run(batches.size(), digest_batch, batch_homes);
+  pool.run(batches.size(), digest_batch, batch_nodes);
 }
 
 Digest128 root_digest(std::span<const std::uint64_t> digests) {

@@ -190,7 +190,7 @@ EncodedBatch BatchEncoder::encode(const Batch& batch, ByteSpan before, ByteSpan 
 
 struct Encoding::Impl {
   Impl(const Kernels& k, const Layout& l, std::span<const Batch> all, ByteSpan from, ByteSpan to,
-       std::vector<std::uint64_t> of_before, ValueForm f, std::span<const std::uint32_t> batch_homes)
+       std::vector<std::uint64_t> of_before, ValueForm f, std::span<const std::uint32_t> batch_nodes)
       : kernels(k),
         layout(l),
         batches(all),
@@ -200,7 +200,7 @@ struct Encoding::Impl {
         digests_before(std::move(of_before)),
         digests_after(digests_before.size()),
         results(all.size()),
-        homes(batch_homes) {}
+        nodes(batch_nodes) {}
   ~Impl() {
     for (const auto& result : results) {
       if (EncodedBatch* const made = result.load(); made != &taken()) delete made;
@@ -220,7 +220,7 @@ struct Encoding::Impl {
   // By batch: null as long as it is not there. Who makes one puts it there unless it was taken meanwhile, so nobody
   // waits for anybody.
   std::vector<std::atomic<EncodedBatch*>> results;
-  const std::span<const std::uint32_t> homes;  // by batch; empty: none
+  const std::span<const std::uint32_t> nodes;  // by batch; empty: none
 
   /// Stands for one that is finish()'s.
   static EncodedBatch& taken() {
@@ -234,9 +234,9 @@ struct Encoding::Impl {
   /// the halves may be written.
   void encode_all(std::span<const std::uint32_t> which, bool overlapped, ThreadPool& pool, const Take& take) const {
     std::vector<std::unique_ptr<BatchEncoder>> encoders(pool.size());  // each worker makes its own: its memory is near
-    std::vector<std::uint32_t> which_homes;
-    if (!homes.empty()) {
-      for (const std::uint32_t b : which) which_homes.push_back(homes[b]);
+    std::vector<std::uint32_t> which_nodes;
+    if (!nodes.empty()) {
+      for (const std::uint32_t b : which) which_nodes.push_back(nodes[b]);
     }
     const auto encode_one = [&](std::uint64_t i, unsigned worker) {
       if (encoders[worker] == nullptr) encoders[worker].reset(new BatchEncoder(kernels, layout, form));
@@ -251,7 +251,7 @@ struct Encoding::Impl {
       const bool kept = take(b, std::move(made));
       note_batch(layout, batches[b], b, kept ? frame_bytes : trace::Arg("discarded", 1));
     };
-    pool.run(which.size(), encode_one, which_homes);
+    pool.run(which.size(), encode_one, which_nodes);
   }
 
   std::size_t run_overlapped(std::span<const std::uint32_t> which, ThreadPool& pool) {
@@ -312,9 +312,9 @@ struct Encoding::Impl {
 };
 
 Encoding::Encoding(const Layout& layout, std::span<const Batch> batches, ByteSpan before, ByteSpan after,
-                   std::vector<std::uint64_t> digests, ValueForm form, std::span<const std::uint32_t> batch_homes)
+                   std::vector<std::uint64_t> digests, ValueForm form, std::span<const std::uint32_t> batch_nodes)
     : impl_(std::make_unique<Impl>(active_kernels(), layout, batches, before, after, std::move(digests), form,
-                                   batch_homes)) {}
+                                   batch_nodes)) {}
 Encoding::~Encoding() = default;
 
 std::size_t Encoding::run_overlapped(std::span<const std::uint32_t> which, ThreadPool& pool) {

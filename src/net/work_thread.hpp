@@ -52,15 +52,15 @@ class WorkThread {
   boost::asio::awaitable<std::invoke_result_t<Work&>> run(Work& work, std::optional<Deadline> begin_by = std::nullopt) {
     using Outcome = std::invoke_result_t<Work&>;
     if (stopped_) co_return shutting_down();  // there may be no thread any more
-    const auto home = co_await boost::asio::this_coro::executor;
-    boost::asio::steady_timer timer(home);
+    const auto executor = co_await boost::asio::this_coro::executor;
+    boost::asio::steady_timer timer(executor);
     // Its captures end with the coroutine's wait, which may be over before it returns: copies first.
-    auto begin = [this, home, begin_by, at = &timer, what = &work](auto handler) noexcept {
+    auto begin = [this, executor, begin_by, at = &timer, what = &work](auto handler) noexcept {
       WorkThread* const self = this;
       Work* const named = what;
       std::shared_ptr<Job<Outcome, decltype(handler)>> job;
       try {
-        job = std::make_shared<Job<Outcome, decltype(handler)>>(home, std::move(handler));
+        job = std::make_shared<Job<Outcome, decltype(handler)>>(executor, std::move(handler));
         if (begin_by) {
           at->expires_at(begin_by->at());
           at->async_wait([job](const boost::system::error_code& ec) {
@@ -102,13 +102,14 @@ class WorkThread {
   template <class Outcome, class Handler>
   class Job {
    public:
-    Job(boost::asio::any_io_executor home, Handler handler) : home_(std::move(home)), handler_(std::move(handler)) {}
+    Job(boost::asio::any_io_executor executor, Handler handler)
+        : executor_(std::move(executor)), handler_(std::move(handler)) {}
     /// True once.
     bool take() noexcept { return !taken_.exchange(true); }
     /// By whoever took it.
     void finish(Outcome outcome) noexcept {
       try {
-        boost::asio::post(home_, [handler = std::move(handler_), result = std::move(outcome)]() mutable {
+        boost::asio::post(executor_, [handler = std::move(handler_), result = std::move(outcome)]() mutable {
           std::move(handler)(std::move(result));
         });
       } catch (...) {
@@ -117,7 +118,7 @@ class WorkThread {
     }
 
    private:
-    const boost::asio::any_io_executor home_;
+    const boost::asio::any_io_executor executor_;
     Handler handler_;
     std::atomic<bool> taken_{false};
   };

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "base/home_process.hpp"
+#include "base/fork_guard.hpp"
 #include "base/process.hpp"
 #include "base/until.hpp"
 #include "deltasync/deadline.hpp"
@@ -66,7 +66,7 @@ class WriterRole {
   Error begin_timed_out(const Version& version) const;
   Error commit_timed_out(const Fill& fill) const;
 
-  const HomeProcess home_;
+  const ForkGuard fork_guard_;
   Segment& segment_;
   const unsigned slot_;
   const unsigned writers_;

@@ -15,8 +15,8 @@
 
 #include "base/fd.hpp"
 #include "base/file_name.hpp"
+#include "base/fork_guard.hpp"
 #include "base/hash.hpp"
-#include "base/home_process.hpp"
 #include "base/user.hpp"
 #include "shm/reserve.hpp"
 #include "shm/side_files.hpp"
@@ -83,10 +83,11 @@ Result<UniqueFd> create_file(const SegmentPath& path) {
 }
 
 /// All pages now. `base` is where the file is mapped.
-Status reserve(int fd, std::byte* base, const SegmentPath& path, const SegmentPlan& plan, const HomeNodes* home_nodes) {
+Status reserve(int fd, std::byte* base, const SegmentPath& path, const SegmentPlan& plan,
+               const NumaPlacement* numa_placement) {
   const std::uint64_t bytes = plan.segment_bytes;
   int error = ::ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-  if (error == 0) error = reserve_file(fd, base, plan, home_nodes);
+  if (error == 0) error = reserve_file(fd, base, plan, numa_placement);
   if (error == 0) return {};
   auto room = check_room(path.dir, bytes);  // somebody else may have taken the space meanwhile: name the figures
   if (!room) return std::move(room).error();
@@ -132,7 +133,7 @@ void advise(const bip::mapped_region& region) {
 }  // namespace
 
 struct Segment::Impl {
-  HomeProcess home;
+  ForkGuard fork_guard;
   SegmentPath path;
   UniqueFd fd;
   bip::mapped_region region;
@@ -156,7 +157,7 @@ Status check_segment_name(const std::string& name) {
 
 Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::uint64_t generation,
                                                  const Geometry& geometry, ByteSpan layout_encoded,
-                                                 ByteSpan sidecar_encoded, const HomeNodes* home_nodes) {
+                                                 ByteSpan sidecar_encoded, const NumaPlacement* numa_placement) {
   DS_TRY(check_segment_name(path.name));
   const auto what = "create segment " + file_of(path).string();
   const std::uint64_t half_bytes = geometry.half_bytes;
@@ -171,7 +172,8 @@ Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::u
   // Mapped, but not touched before every page is there.
   DS_ASSIGN(auto region, map(fd.get(), path, plan->segment_bytes));
   advise(region);
-  DS_TRY(reserve(fd.get(), static_cast<std::byte*>(region.get_address()), path, *plan, home_nodes).with_context(what));
+  DS_TRY(
+      reserve(fd.get(), static_cast<std::byte*>(region.get_address()), path, *plan, numa_placement).with_context(what));
 
   auto impl = std::make_unique<Impl>();
   impl->path = path;
@@ -252,7 +254,7 @@ bool Segment::in_place() const {
 
 Segment::Segment(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Segment::~Segment() {
-  if (impl_->home.here()) return;
+  if (impl_->fork_guard.same_process()) return;
   // A forked child does not have the mapping: something else may lie at the mapping's address there.
   impl_->fd.reset();
   static_cast<void>(impl_.release());

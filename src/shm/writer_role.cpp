@@ -57,7 +57,7 @@ WriterRole::WriterRole(Segment& segment, unsigned slot, unsigned writers)
 }
 
 WriterRole::~WriterRole() {
-  if (open_ && home_.here()) abort(*open_);
+  if (open_ && fork_guard_.same_process()) abort(*open_);
 }
 
 void WriterRole::set_request(std::uint64_t deadline_ns) noexcept {

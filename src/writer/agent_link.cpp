@@ -28,7 +28,7 @@ AgentLink::AgentLink(std::string socket_path, const wire::TrainerHello& hello)
     : socket_path_(std::move(socket_path)), hello_(hello.encode()) {}
 
 AgentLink::~AgentLink() {
-  if (!home_.here()) return;
+  if (!fork_guard_.same_process()) return;
   const Deadline deadline = Deadline::after(kGoodbyeLimit);
   stop_on({});
   if (!connected() && !(cut_ && connect(deadline))) return;

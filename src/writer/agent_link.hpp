@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/home_process.hpp"
+#include "base/fork_guard.hpp"
 #include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/writer.hpp"
@@ -60,7 +60,7 @@ class AgentLink {
   /// The answer to `request`; answers to requests that were given up before are skipped.
   Result<net::Message> answer(std::uint64_t request, wire::Type type, Deadline deadline);
 
-  const HomeProcess home_;
+  const ForkGuard fork_guard_;
   const std::string socket_path_;
   const std::vector<std::byte> hello_;  ///< encoded: it holds the layout and is the same each time
   net::MessageSocket socket_;

@@ -56,7 +56,7 @@ WriterSession::WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions op
       copy_streams_(std::make_unique<CopyStreams>(std::move(devices.finder), devices.limits)) {}
 
 WriterSession::~WriterSession() {
-  if (!home_.here()) {
+  if (!fork_guard_.same_process()) {
     static_cast<void>(
         copy_streams_.release());  // a forked child cannot use its parent's devices, not even to give back
     return;
@@ -140,13 +140,13 @@ Status WriterSession::greet(Deadline deadline) {
 }
 
 void WriterSession::stop_on(std::stop_token stop) {
-  if (!home_.here()) return;
+  if (!fork_guard_.same_process()) return;
   link_.stop_on(stop);
   stop_ = std::move(stop);
 }
 
 Status WriterSession::register_plan(std::span<const TensorSlice> plan, Deadline deadline) {
-  DS_TRY(check_home());
+  DS_TRY(check_process());
   if (fill_) return Error(Errc::invalid_argument, "register_plan: a fill is open");
   planned_ = false;
   coverage_.clear_plan();

@@ -126,7 +126,7 @@ Status WriterSession::queue_run(std::span<const SliceSource> run, Deadline deadl
 }
 
 Status WriterSession::wait(CopyTicket ticket, Deadline deadline) {
-  DS_TRY(check_home());
+  DS_TRY(check_process());
   if (ticket.number > tickets_) {
     return Error(Errc::invalid_argument,
                  "wait: copy ticket " + std::to_string(ticket.number) + " of " + std::to_string(tickets_));
@@ -151,7 +151,7 @@ Status WriterSession::settle_before(const Version& version, Deadline deadline) {
 
 void WriterSession::abort_fill(Deadline settle) noexcept {
   if (!fill_) return;
-  if (home_.here()) {
+  if (fork_guard_.same_process()) {
     // First, so that the fill is over before its brackets close.
     role_->abort(*fill_);
     if (const auto settled = copy_streams_->settle(settle); !settled) {

@@ -4,13 +4,13 @@
 #include <utility>
 #include <vector>
 
-#include "base/home_process.hpp"
+#include "base/fork_guard.hpp"
 
 namespace deltasync {
 namespace {
 
 struct Beach {
-  HomeProcess home;
+  ForkGuard fork_guard;
   std::mutex mutex;
   std::vector<OrphanedCopies> all;  // protected by mutex
 };
@@ -25,7 +25,7 @@ Beach& beach() {
 
 void keep_orphaned(OrphanedCopies what) {
   Beach& here = beach();
-  if (!here.home.here()) {
+  if (!here.fork_guard.same_process()) {
     static_cast<void>(
         new OrphanedCopies(std::move(what)));  // the mutex may have been locked when this process was forked
     return;
@@ -36,8 +36,8 @@ void keep_orphaned(OrphanedCopies what) {
 
 void sweep_orphaned_copies() {
   Beach& here = beach();
-  if (!here.home.here()) return;     // a forked child: neither the mappings nor the devices are its own
-  std::vector<OrphanedCopies> done;  // freed without the lock: claims have one of their own
+  if (!here.fork_guard.same_process()) return;  // a forked child: neither the mappings nor the devices are its own
+  std::vector<OrphanedCopies> done;             // freed without the lock: claims have one of their own
   const std::lock_guard lock(here.mutex);
   for (std::size_t i = 0; i < here.all.size();) {
     if (here.all[i].copy_streams->settle(Deadline::after(std::chrono::nanoseconds(0)))) {

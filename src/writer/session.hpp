@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/home_process.hpp"
+#include "base/fork_guard.hpp"
 #include "base/thread_pool.hpp"
 #include "deltasync/writer.hpp"
 #include "format/coverage.hpp"
@@ -58,7 +58,7 @@ class WriterSession final : public Writer {
   Result<OffloadReport> commit(Deadline deadline) override;
   void abort() noexcept override;
   Status wait_ready(const VersionId& version, Deadline deadline) override;
-  VersionId newest() const override { return home_.here() ? role_->newest() : VersionId{}; }
+  VersionId newest() const override { return fork_guard_.same_process() ? role_->newest() : VersionId{}; }
   std::uint64_t fresh_epoch() const override { return make_epoch(std::max(epoch_heard_, newest().epoch)); }
   std::uint64_t agent_instance() const override { return agent_instance_; }
   std::optional<HeldVersion> held() const override;
@@ -89,12 +89,12 @@ class WriterSession final : public Writer {
   Status queue_run(std::span<const SliceSource> run, Deadline deadline);
   Status settle_before(const Version& version, Deadline deadline);
   void abort_fill(Deadline settle) noexcept;
-  Status check_home() const;
+  Status check_process() const;
   Status check_source(const Tensor& tensor, const Rect& rect, const Source& source) const;
   std::string who() const { return "writer " + std::to_string(options_.writer_index); }
 
   // Constant after construction.
-  const HomeProcess home_;
+  const ForkGuard fork_guard_;
   std::unique_ptr<SlotClaim> claim_;
   const LayoutPtr layout_;
   const WriterOptions options_;

@@ -14,7 +14,7 @@ namespace {
 /// The claims of one process. A forked child begins with an empty list of its own: its parent's claims are not the
 /// child's, and its copy of their mutex stays locked for ever if another thread held it at the fork.
 struct Claims {
-  HomeProcess home;
+  ForkGuard fork_guard;
   std::mutex mutex;
   std::set<std::string> keys;  // protected by mutex
 };
@@ -24,7 +24,7 @@ std::atomic<Claims*> g_claims{nullptr};
 /// Never destroyed: a Writer may be a global of the user's, destroyed after any of ours.
 Claims& claims() {
   Claims* found = g_claims.load(std::memory_order_acquire);
-  while (found == nullptr || !found->home.here()) {
+  while (found == nullptr || !found->fork_guard.same_process()) {
     auto* made = new Claims;
     if (g_claims.compare_exchange_strong(found, made, std::memory_order_acq_rel)) return *made;
     delete made;  // another thread was first; `found` is what it made
@@ -52,10 +52,11 @@ void SlotClaim::while_locked(const std::function<void()>& work) {
   work();
 }
 
-SlotClaim::SlotClaim(SlotClaim&& other) noexcept : home_(other.home_), key_(std::exchange(other.key_, {})) {}
+SlotClaim::SlotClaim(SlotClaim&& other) noexcept
+    : fork_guard_(other.fork_guard_), key_(std::exchange(other.key_, {})) {}
 
 SlotClaim::~SlotClaim() {
-  if (key_.empty() || !home_.here()) return;
+  if (key_.empty() || !fork_guard_.same_process()) return;
   Claims& here = claims();
   const std::lock_guard lock(here.mutex);
   here.keys.erase(key_);

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "base/home_process.hpp"
+#include "base/fork_guard.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync {
@@ -25,7 +25,7 @@ class SlotClaim {
  private:
   explicit SlotClaim(std::string key) : key_(std::move(key)) {}
 
-  HomeProcess home_;
+  ForkGuard fork_guard_;
   std::string key_;  ///< empty: moved from
 };
 

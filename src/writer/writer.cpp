@@ -26,14 +26,14 @@ double seconds_since(Clock::time_point begin) {
 
 }  // namespace
 
-Status WriterSession::check_home() const {
-  if (home_.here()) return {};
-  return Error(Errc::invalid_argument, who() + " was attached by pid " + std::to_string(home_.pid()) +
+Status WriterSession::check_process() const {
+  if (fork_guard_.same_process()) return {};
+  return Error(Errc::invalid_argument, who() + " was attached by pid " + std::to_string(fork_guard_.pid()) +
                                            ": a forked child attaches a writer of its own");
 }
 
 Status WriterSession::begin(const Version& version, Deadline deadline) {
-  DS_TRY(check_home());
+  DS_TRY(check_process());
   const std::string context = "begin " + to_string(version);
   if (fill_) return Error(Errc::invalid_argument, context + ": a fill is open already");
   if (options_.writers > 1 && !planned_) {
@@ -101,7 +101,7 @@ Status WriterSession::write(std::span<const SliceSource> batch) {
 }
 
 Status WriterSession::check_open(const char* call) const {
-  DS_TRY(check_home());
+  DS_TRY(check_process());
   if (!fill_) return Error(Errc::invalid_argument, std::string(call) + ": no fill is open");
   if (failed_) return Error(Errc::aborted, std::string(call) + ": an earlier write of this fill failed; abort() it");
   return {};
@@ -202,7 +202,7 @@ Result<OffloadReport> WriterSession::commit(Deadline deadline) {
 }
 
 Result<OffloadReport> WriterSession::seal(Deadline deadline) {
-  DS_TRY(check_home());
+  DS_TRY(check_process());
   if (!fill_) return Error(Errc::invalid_argument, "commit: no fill is open");
   const std::string context = "commit " + to_string(report_.version);
   const trace::Span span("seal", report_.version.id);
@@ -240,7 +240,7 @@ void WriterSession::abort() noexcept {
 }
 
 Status WriterSession::wait_ready(const VersionId& version, Deadline deadline) {
-  DS_TRY(check_home());
+  DS_TRY(check_process());
   const trace::Span span("wait ready", version);
   for (;;) {
     Status status = ensure_connected(deadline);
@@ -255,7 +255,7 @@ Status WriterSession::wait_ready(const VersionId& version, Deadline deadline) {
 }
 
 std::optional<HeldVersion> WriterSession::held() const {
-  if (!home_.here()) return std::nullopt;
+  if (!fork_guard_.same_process()) return std::nullopt;
   for (;;) {
     // Ends soon: a half moves a few times per version.
     const VersionId id = role_->newest();
@@ -269,7 +269,7 @@ std::optional<HeldVersion> WriterSession::held() const {
 }
 
 std::span<const std::byte> WriterSession::filling() const {
-  if (!home_.here() || !fill_) return {};
+  if (!fork_guard_.same_process() || !fill_) return {};
   return segment_->half(fill_->half).first(static_cast<std::size_t>(layout_->half_bytes()));
 }
 

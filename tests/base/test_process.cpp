@@ -11,7 +11,7 @@
 #include <array>
 #include <cerrno>
 
-#include "base/home_process.hpp"
+#include "base/fork_guard.hpp"
 
 namespace deltasync {
 namespace {
@@ -152,11 +152,11 @@ TEST(Process, NonsensePidsAreNobody) {
   }
 }
 
-/// Each generation of children is at home only where it was made.
-TEST(HomeProcess, IsNotThatOfAForkedChild) {
-  const HomeProcess home;
-  EXPECT_TRUE(home.here());
-  EXPECT_EQ(home.pid(), ::getpid());
+/// Each generation of children is recognised only where it was made.
+TEST(ForkGuard, KnowsAForkedChild) {
+  const ForkGuard guard;
+  EXPECT_TRUE(guard.same_process());
+  EXPECT_EQ(guard.pid(), ::getpid());
   const auto status_of = [](pid_t child) {
     int status = -1;
     ::waitpid(child, &status, 0);
@@ -164,15 +164,15 @@ TEST(HomeProcess, IsNotThatOfAForkedChild) {
   };
   const pid_t child = ::fork();
   if (child == 0) {
-    const HomeProcess own;
-    bool right = !home.here() && own.here() && own.pid() == ::getpid();
+    const ForkGuard own;
+    bool right = !guard.same_process() && own.same_process() && own.pid() == ::getpid();
     const pid_t grandchild = ::fork();
-    if (grandchild == 0) ::_exit(!home.here() && !own.here() && HomeProcess().here() ? 0 : 1);
-    right = status_of(grandchild) == 0 && own.here() && right;
+    if (grandchild == 0) ::_exit(!guard.same_process() && !own.same_process() && ForkGuard().same_process() ? 0 : 1);
+    right = status_of(grandchild) == 0 && own.same_process() && right;
     ::_exit(right ? 0 : 1);
   }
   EXPECT_EQ(status_of(child), 0);
-  EXPECT_TRUE(home.here());
+  EXPECT_TRUE(guard.same_process());
 }
 
 }  // namespace

@@ -18,21 +18,21 @@ using test::FakeNuma;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr std::uint64_t kStripe = HomeNodes::kStripeBytes;
+constexpr std::uint64_t kStripe = NumaPlacement::kStripeBytes;
 
-HomeNodesPtr made(NumaSystem& system) {
-  return HomeNodes::make({}, system).value();
+NumaPlacementPtr made(NumaSystem& system) {
+  return NumaPlacement::make({}, system).value();
 }
 
 TEST(Reserve, PartsCoverTheFileAndBothHalvesAlike) {
   for (const unsigned nodes : {2U, 4U}) {
     FakeNuma system(nodes, 2);
-    const auto home_nodes = made(system);
+    const auto numa_placement = made(system);
     for (const std::uint64_t half_bytes : {kStripe / 4, kStripe, 5 * kStripe, 7 * kStripe + 12'345}) {
       const auto plan = plan_segment(half_bytes, 1000, 10, 50).value();
       std::uint64_t at = 0;
-      std::set<unsigned> homes;
-      for (const FilePart& part : parts_of(plan, *home_nodes)) {
+      std::set<unsigned> used;
+      for (const FilePart& part : parts_of(plan, *numa_placement)) {
         EXPECT_EQ(part.begin, at) << "nothing is left out, nothing taken twice";
         EXPECT_LT(part.begin, part.end);
         EXPECT_EQ(part.begin % kHalfAlignment, 0U) << "no huge page is of two parts";
@@ -40,13 +40,13 @@ TEST(Reserve, PartsCoverTheFileAndBothHalvesAlike) {
         for (unsigned h = 0; h < kHalves; ++h) {
           const std::uint64_t first = plan.half_offset[h];
           if (part.begin < first || part.begin >= first + half_bytes) continue;
-          EXPECT_EQ(part.home, home_nodes->home_of(part.begin - first));
-          EXPECT_EQ(part.home, home_nodes->home_of(std::min(part.end, first + half_bytes) - 1 - first));
-          homes.insert(part.home);
+          EXPECT_EQ(part.node, numa_placement->node_of(part.begin - first));
+          EXPECT_EQ(part.node, numa_placement->node_of(std::min(part.end, first + half_bytes) - 1 - first));
+          used.insert(part.node);
         }
       }
       EXPECT_EQ(at, plan.segment_bytes);
-      EXPECT_EQ(homes.size(), std::min<std::uint64_t>(nodes, (half_bytes + kStripe - 1) / kStripe));
+      EXPECT_EQ(used.size(), std::min<std::uint64_t>(nodes, (half_bytes + kStripe - 1) / kStripe));
     }
   }
 }
@@ -55,16 +55,16 @@ class Placed : public ::testing::Test {
  protected:
   Placed() = default;
   ~Placed() override { (void)Segment::unlink(path_); }
-  Result<std::unique_ptr<Segment>> create_placed(const HomeNodes* home_nodes) const {
-    return Segment::create(path_, 1, {2 * kStripe + 5, kBatches, some_digest()}, {}, {}, home_nodes);
+  Result<std::unique_ptr<Segment>> create_placed(const NumaPlacement* numa_placement) const {
+    return Segment::create(path_, 1, {2 * kStripe + 5, kBatches, some_digest()}, {}, {}, numa_placement);
   }
   const SegmentPath path_{"/dev/shm", "deltasync-placed-" + std::to_string(::getpid())};
 };
 
-TEST_F(Placed, EachHomesMemoryIsTakenByAThreadOfItsOwn) {
+TEST_F(Placed, EachNodesMemoryIsTakenByAThreadOfItsOwn) {
   FakeNuma system(2, 2);
-  const auto home_nodes = made(system);
-  auto segment = create_placed(home_nodes.get());
+  const auto numa_placement = made(system);
+  auto segment = create_placed(numa_placement.get());
   if (!segment && segment.error().code() == Errc::no_space) GTEST_SKIP() << segment.error().to_string();
   ASSERT_TRUE(segment) << segment.error().to_string();
   EXPECT_THAT(system.of_thread("reserve-0"), ElementsAre("run on 0-1", "prefer 0"));
@@ -82,8 +82,8 @@ TEST_F(Placed, WhereAllIsRefusedTheSegmentIsMadeAllTheSame) {
   FakeNuma system(2, 2);
   system.refuse_cpus = EPERM;
   system.refuse_memory = EPERM;
-  const auto home_nodes = made(system);
-  auto segment = create_placed(home_nodes.get());
+  const auto numa_placement = made(system);
+  auto segment = create_placed(numa_placement.get());
   if (!segment && segment.error().code() == Errc::no_space) GTEST_SKIP() << segment.error().to_string();
   ASSERT_TRUE(segment) << segment.error().to_string();
   struct stat st {};
@@ -91,11 +91,11 @@ TEST_F(Placed, WhereAllIsRefusedTheSegmentIsMadeAllTheSame) {
   EXPECT_GE(static_cast<std::uint64_t>(st.st_blocks) * 512, static_cast<std::uint64_t>(st.st_size)) << "pages missing";
 }
 
-TEST_F(Placed, WithoutHomeNodesNothingIsAsked) {
+TEST_F(Placed, WithoutAPlacementNothingIsAsked) {
   FakeNuma system(1, 2);
-  const auto home_nodes = made(system);
-  EXPECT_EQ(home_nodes, nullptr);
-  auto segment = create_placed(home_nodes.get());
+  const auto numa_placement = made(system);
+  EXPECT_EQ(numa_placement, nullptr);
+  auto segment = create_placed(numa_placement.get());
   if (!segment && segment.error().code() == Errc::no_space) GTEST_SKIP() << segment.error().to_string();
   ASSERT_TRUE(segment) << segment.error().to_string();
   EXPECT_THAT(system.calls(), IsEmpty());

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/home_process.hpp"
+#include "base/fork_guard.hpp"
 
 namespace deltasync::python {
 namespace {
@@ -35,7 +35,7 @@ class CallThread {
     static CallThread* here = nullptr;  // never destroyed: it may be in a call when the process ends
     try {
       // A forked child has none of its parent's threads.
-      if (here == nullptr || !here->home_.here()) here = new CallThread;
+      if (here == nullptr || !here->fork_guard_.same_process()) here = new CallThread;
     } catch (const std::system_error&) {
       return nullptr;
     }
@@ -82,7 +82,7 @@ class CallThread {
     }
   }
 
-  const HomeProcess home_;
+  const ForkGuard fork_guard_;
   std::mutex mutex_;
   std::condition_variable changed_;
   // Protected by mutex_; the main thread alone sets call_, and reads it without.

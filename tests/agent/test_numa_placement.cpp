@@ -26,7 +26,7 @@ class Placed : public AgentTest {
   }
   ~Placed() override { agent_.reset(); }  // before the machine that it is on
 
-  void place() { options_.core.home_nodes = HomeNodes::make({}, numa_).value(); }
+  void place() { options_.core.numa_placement = NumaPlacement::make({}, numa_).value(); }
   /// Offloads three versions, each followed by a look at what is served.
   void serve_some() {
     for (int i = 0; i < 3; ++i) {
@@ -38,7 +38,7 @@ class Placed : public AgentTest {
     }
     EXPECT_EQ(agent_->core().snapshot()->ring.size(), 2U);
   }
-  const std::vector<std::uint32_t>& homes() const { return served()->generation->batch_homes; }
+  const std::vector<std::uint32_t>& nodes() const { return served()->generation->batch_nodes; }
 
   FakeNuma numa_{2, 4};
 };
@@ -65,24 +65,24 @@ TEST_F(Placed, WhatIsDiffedWhereFollowsThePages) {
   place();
   start_agent();
   serve_some();
-  ASSERT_EQ(homes().size(), kBatches);
-  for (std::size_t b = 1; b < kBatches; ++b) EXPECT_NE(homes()[b], homes()[b - 1]);
+  ASSERT_EQ(nodes().size(), kBatches);
+  for (std::size_t b = 1; b < kBatches; ++b) EXPECT_NE(nodes()[b], nodes()[b - 1]);
 }
 
 TEST_F(Placed, WhereTheSystemDoesNotTellItIsAsTheRuleHasIt) {
   place();
   start_agent();
   serve_some();
-  ASSERT_EQ(homes().size(), kBatches);
+  ASSERT_EQ(nodes().size(), kBatches);
   for (std::size_t b = 0; b < kBatches; ++b) {
-    EXPECT_EQ(homes()[b], b * (4U << 20) / HomeNodes::kStripeBytes % 2) << "batch " << b;
+    EXPECT_EQ(nodes()[b], b * (4U << 20) / NumaPlacement::kStripeBytes % 2) << "batch " << b;
   }
 }
 
-TEST_F(Placed, AnAdoptedSegmentIsServedWithHomeNodesToo) {
+TEST_F(Placed, AnAdoptedSegmentIsServedWithAPlacementToo) {
   start_agent();
   serve_some();
-  EXPECT_THAT(homes(), IsEmpty());
+  EXPECT_THAT(nodes(), IsEmpty());
   const auto root = served()->root;
   writer_.reset();
   stop_agent();
@@ -90,7 +90,7 @@ TEST_F(Placed, AnAdoptedSegmentIsServedWithHomeNodesToo) {
   start_agent();
   ASSERT_TRUE(eventually([&] { return served() != nullptr; }));
   EXPECT_EQ(served()->root, root);
-  EXPECT_EQ(homes().size(), kBatches);
+  EXPECT_EQ(nodes().size(), kBatches);
 }
 
 TEST_F(Placed, RefusalsChangeNothingThatIsServed) {

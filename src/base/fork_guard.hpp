@@ -23,9 +23,9 @@ class OwnPid {
   static inline std::atomic<pid_t> known_{0};
 };
 
-class HomeProcess {
+class ForkGuard {
  public:
-  bool here() const noexcept { return pid_ == OwnPid::get(); }
+  bool same_process() const noexcept { return pid_ == OwnPid::get(); }
   pid_t pid() const noexcept { return pid_; }
 
  private:

@@ -1,5 +1,5 @@
 // Where threads and memory go, on machines that are made up; what is asked for on this one really happens.
-#include "base/home_nodes.hpp"
+#include "base/numa_placement.hpp"
 
 #include <gmock/gmock-more-matchers.h>
 #include <sched.h>
@@ -23,17 +23,17 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-HomeNodesPtr made(const HomeNodesRequest& request, NumaSystem& system) {
-  auto home_nodes = HomeNodes::make(request, system);
-  EXPECT_TRUE(home_nodes) << home_nodes.error().to_string();
-  return home_nodes ? *home_nodes : nullptr;
+NumaPlacementPtr made(const NumaPlacementRequest& request, NumaSystem& system) {
+  auto numa_placement = NumaPlacement::make(request, system);
+  EXPECT_TRUE(numa_placement) << numa_placement.error().to_string();
+  return numa_placement ? *numa_placement : nullptr;
 }
 
-void expect_refused(const HomeNodesRequest& request, NumaSystem& system, const std::string& words) {
-  const auto home_nodes = HomeNodes::make(request, system);
-  ASSERT_FALSE(home_nodes) << "expected: " << words;
-  EXPECT_EQ(home_nodes.error().code(), Errc::invalid_argument);
-  EXPECT_THAT(home_nodes.error().message(), HasSubstr(words));
+void expect_refused(const NumaPlacementRequest& request, NumaSystem& system, const std::string& words) {
+  const auto numa_placement = NumaPlacement::make(request, system);
+  ASSERT_FALSE(numa_placement) << "expected: " << words;
+  EXPECT_EQ(numa_placement.error().code(), Errc::invalid_argument);
+  EXPECT_THAT(numa_placement.error().message(), HasSubstr(words));
 }
 
 // ---- lists -------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ TEST(CpuLists, WhatIsNoneIsRefused) {
 
 // ---- nothing to decide -------------------------------------------------------------------------------------------
 
-TEST(HomeNodes, OnOneNodeThereIsNoneAndNothingIsCalled) {
+TEST(NumaPlacement, OnOneNodeThereIsNoneAndNothingIsCalled) {
   FakeNuma one(1, 8);
   EXPECT_EQ(made({}, one), nullptr);
   EXPECT_EQ(made({"2-3", "auto"}, one), nullptr);
@@ -75,76 +75,76 @@ TEST(HomeNodes, OnOneNodeThereIsNoneAndNothingIsCalled) {
   two.made_up[1] = {1, {4, 5, 6, 7}, false, true};
   EXPECT_EQ(made({}, two), nullptr);
   for (const FakeNuma* system : {&one, &none, &two}) EXPECT_THAT(system->calls(), IsEmpty());
-  EXPECT_TRUE(thread_homes(nullptr, 4).of_worker.empty());
+  EXPECT_TRUE(thread_nodes(nullptr, 4).of_worker.empty());
   enter_as_worker_0(nullptr);
 }
 
 // ---- the rule ----------------------------------------------------------------------------------------------------
 
-TEST(HomeNodes, StripesAndThreadsAreDealtOut) {
+TEST(NumaPlacement, StripesAndThreadsAreDealtOut) {
   for (const unsigned nodes : {2U, 4U}) {
     FakeNuma system(nodes, 8);
-    const auto home_nodes = made({}, system);
-    ASSERT_NE(home_nodes, nullptr);
-    ASSERT_EQ(home_nodes->homes(), nodes);
-    EXPECT_EQ(home_nodes->nodes().size(), nodes);
-    constexpr std::uint64_t kStripe = HomeNodes::kStripeBytes;
+    const auto numa_placement = made({}, system);
+    ASSERT_NE(numa_placement, nullptr);
+    ASSERT_EQ(numa_placement->node_count(), nodes);
+    EXPECT_EQ(numa_placement->node_ids().size(), nodes);
+    constexpr std::uint64_t kStripe = NumaPlacement::kStripeBytes;
     for (std::uint64_t stripe = 0; stripe < 9; ++stripe) {
-      EXPECT_EQ(home_nodes->home_of(stripe * kStripe), stripe % nodes);
-      EXPECT_EQ(home_nodes->home_of(stripe * kStripe + kStripe - 1), stripe % nodes);
+      EXPECT_EQ(numa_placement->node_of(stripe * kStripe), stripe % nodes);
+      EXPECT_EQ(numa_placement->node_of(stripe * kStripe + kStripe - 1), stripe % nodes);
     }
-    for (unsigned worker = 0; worker < 12; ++worker) EXPECT_EQ(home_nodes->home_of_worker(worker), worker % nodes);
-    for (unsigned home = 0; home < nodes; ++home) {
+    for (unsigned worker = 0; worker < 12; ++worker) EXPECT_EQ(numa_placement->node_of_worker(worker), worker % nodes);
+    for (unsigned node = 0; node < nodes; ++node) {
       std::thread([&] {
-        set_thread_name("home-" + std::to_string(home));
-        home_nodes->enter(home);
-        home_nodes->prefer_memory_of(home);
+        set_thread_name("node-" + std::to_string(node));
+        numa_placement->enter(node);
+        numa_placement->prefer_memory_of(node);
       }).join();
-      const std::string cpus = std::to_string(home * 8) + "-" + std::to_string(home * 8 + 7);
-      EXPECT_THAT(system.of_thread("home-" + std::to_string(home)),
-                  ElementsAre("run on " + cpus, "prefer " + std::to_string(home)));
+      const std::string cpus = std::to_string(node * 8) + "-" + std::to_string(node * 8 + 7);
+      EXPECT_THAT(system.of_thread("node-" + std::to_string(node)),
+                  ElementsAre("run on " + cpus, "prefer " + std::to_string(node)));
     }
   }
 }
 
-TEST(HomeNodes, ThreadsFollowTheCpusThatEachNodeHas) {
+TEST(NumaPlacement, ThreadsFollowTheCpusThatEachNodeHas) {
   FakeNuma system(2, 8);
-  const auto home_nodes = made({"0-5,8-9", "auto"}, system);
-  ASSERT_NE(home_nodes, nullptr);
-  std::vector<unsigned> of_home(2, 0);
-  for (unsigned worker = 0; worker < 8; ++worker) ++of_home[home_nodes->home_of_worker(worker)];
-  EXPECT_THAT(of_home, ElementsAre(6, 2));
-  home_nodes->enter(0);
-  home_nodes->enter(1);
+  const auto numa_placement = made({"0-5,8-9", "auto"}, system);
+  ASSERT_NE(numa_placement, nullptr);
+  std::vector<unsigned> of_node(2, 0);
+  for (unsigned worker = 0; worker < 8; ++worker) ++of_node[numa_placement->node_of_worker(worker)];
+  EXPECT_THAT(of_node, ElementsAre(6, 2));
+  numa_placement->enter(0);
+  numa_placement->enter(1);
   EXPECT_EQ(system.calls()[0].what, "run on 0-5") << "of the node's, those that were given";
   EXPECT_EQ(system.calls()[1].what, "run on 8-9");
 }
 
-TEST(HomeNodes, MemoryWithoutCpusAndNodesOutsideTheCpusetAreNoHomes) {
+TEST(NumaPlacement, MemoryWithoutCpusAndNodesOutsideTheCpusetAreNotUsed) {
   FakeNuma system(4, 2);
   system.made_up[1].memory_allowed = false;
   system.made_up[3].cpus.clear();  // as of a memory expander
-  const auto home_nodes = made({}, system);
-  ASSERT_NE(home_nodes, nullptr);
-  EXPECT_THAT(home_nodes->nodes(), ElementsAre(0, 2));
+  const auto numa_placement = made({}, system);
+  ASSERT_NE(numa_placement, nullptr);
+  EXPECT_THAT(numa_placement->node_ids(), ElementsAre(0, 2));
   system.node_of = [](const std::byte* at) { return std::optional<unsigned>(at == nullptr ? 2 : 3); };
-  EXPECT_EQ(home_nodes->home_of_page(nullptr), std::optional<unsigned>(1));
+  EXPECT_EQ(numa_placement->node_of_page(nullptr), std::optional<unsigned>(1));
   const std::byte other{};
-  EXPECT_EQ(home_nodes->home_of_page(&other), std::nullopt) << "a page of a node that is no home";
+  EXPECT_EQ(numa_placement->node_of_page(&other), std::nullopt) << "a page of a node that is not used";
 }
 
-TEST(HomeNodes, OneNodeThatTheUserNames) {
+TEST(NumaPlacement, OneNodeThatTheUserNames) {
   FakeNuma system(2, 4);
-  const auto home_nodes = made({"", "1"}, system);
-  ASSERT_NE(home_nodes, nullptr);
-  EXPECT_THAT(home_nodes->nodes(), ElementsAre(1));
-  EXPECT_EQ(home_nodes->home_of(5 * HomeNodes::kStripeBytes), 0U);
-  EXPECT_THAT(thread_homes(home_nodes, 3).of_worker, ElementsAre(0, 0, 0));
-  enter_as_worker_0(home_nodes);
+  const auto numa_placement = made({"", "1"}, system);
+  ASSERT_NE(numa_placement, nullptr);
+  EXPECT_THAT(numa_placement->node_ids(), ElementsAre(1));
+  EXPECT_EQ(numa_placement->node_of(5 * NumaPlacement::kStripeBytes), 0U);
+  EXPECT_THAT(thread_nodes(numa_placement, 3).of_worker, ElementsAre(0, 0, 0));
+  enter_as_worker_0(numa_placement);
   EXPECT_EQ(system.calls().back().what, "run on 4-7");
 }
 
-TEST(HomeNodes, WhatCannotBeHadIsNamed) {
+TEST(NumaPlacement, WhatCannotBeHadIsNamed) {
   FakeNuma system(2, 4);
   system.allowed = {0, 1, 2, 3};
   expect_refused({"0-99", "auto"}, system, "core 4 is not there, or not open to this process, which may run on 0-3");
@@ -172,31 +172,31 @@ TEST(HomeNodes, WhatCannotBeHadIsNamed) {
   EXPECT_EQ(system.calls().back().what, "run on 1-2");
 }
 
-TEST(HomeNodes, WhatIsRefusedIsSaidOnce) {
+TEST(NumaPlacement, WhatIsRefusedIsSaidOnce) {
   std::ostringstream log;
   const auto before = spdlog::default_logger();
   spdlog::set_default_logger(
       std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
   FakeNuma system(2, 4);
   system.refuse_memory = EPERM;
-  const auto home_nodes = made({}, system);
+  const auto numa_placement = made({}, system);
   for (int i = 0; i < 3; ++i) {
-    for (unsigned home = 0; home < 2; ++home) {
-      home_nodes->enter(home);
-      home_nodes->prefer_memory_of(home);
+    for (unsigned node = 0; node < 2; ++node) {
+      numa_placement->enter(node);
+      numa_placement->prefer_memory_of(node);
     }
   }
   spdlog::set_default_logger(before);
   EXPECT_EQ(system.calls().size(), 12U);
-  EXPECT_THAT(log.str(), HasSubstr("home_nodes_refused what=memory node=0 error=\"Operation not permitted\""));
+  EXPECT_THAT(log.str(), HasSubstr("numa_placement_refused what=memory node=0 error=\"Operation not permitted\""));
   const std::string lines = log.str();
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 1) << lines;
 }
 
-TEST(HomeNodes, APoolsThreadsEnterTheirHomes) {
+TEST(NumaPlacement, APoolsThreadsEnterTheirNodes) {
   FakeNuma system(2, 4);
-  const auto home_nodes = made({}, system);
-  { const ThreadPool pool(4, "pool", thread_homes(home_nodes, 4)); }
+  const auto numa_placement = made({}, system);
+  { const ThreadPool pool(4, "pool", thread_nodes(numa_placement, 4)); }
   EXPECT_THAT(system.of_thread("pool-1"), ElementsAre("run on 4-7"));
   EXPECT_THAT(system.of_thread("pool-2"), ElementsAre("run on 0-3"));
   EXPECT_THAT(system.of_thread("pool-3"), ElementsAre("run on 4-7"));

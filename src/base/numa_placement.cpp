@@ -1,4 +1,4 @@
-#include "base/home_nodes.hpp"
+#include "base/numa_placement.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -59,8 +59,8 @@ Status stay_on_cores(const std::string& list, NumaSystem& system) {
   return {};
 }
 
-Result<HomeNodesPtr> HomeNodes::make(const HomeNodesRequest& request, NumaSystem& system) {
-  if (request.numa_node == "off") return HomeNodesPtr();
+Result<NumaPlacementPtr> NumaPlacement::make(const NumaPlacementRequest& request, NumaSystem& system) {
+  if (request.numa_node == "off") return NumaPlacementPtr();
   const std::vector<NumaNode> nodes = system.nodes();
   CpuList cpus;
   if (request.cores.empty()) {
@@ -68,72 +68,74 @@ Result<HomeNodesPtr> HomeNodes::make(const HomeNodesRequest& request, NumaSystem
   } else {
     DS_ASSIGN(cpus, usable_cores(request.cores, system));
   }
-  std::vector<Home> homes;
+  std::vector<Node> usable;
   if (request.numa_node == "auto") {
     for (const NumaNode& node : nodes) {
       if (!node.has_memory || !node.memory_allowed) continue;
-      if (CpuList own = in_both(node.cpus, cpus); !own.empty()) homes.push_back({node.id, std::move(own)});
+      if (CpuList own = in_both(node.cpus, cpus); !own.empty()) usable.push_back({node.id, std::move(own)});
     }
-    if (homes.size() < 2) return HomeNodesPtr();
+    if (usable.size() < 2) return NumaPlacementPtr();
   } else {
     DS_ASSIGN(const NumaNode* const node, named_node(request.numa_node, nodes, cpus));
-    homes.push_back({node->id, in_both(node->cpus, cpus)});
+    usable.push_back({node->id, in_both(node->cpus, cpus)});
     const bool only = std::all_of(nodes.begin(), nodes.end(), [&](const NumaNode& other) {
       return other.id == node->id || !other.has_memory || !other.memory_allowed;
     });
-    if (only && homes.front().cpus == cpus) return HomeNodesPtr();  // it cannot be otherwise
+    if (only && usable.front().cpus == cpus) return NumaPlacementPtr();  // it cannot be otherwise
   }
-  return HomeNodesPtr(new HomeNodes(std::move(homes), system));
+  return NumaPlacementPtr(new NumaPlacement(std::move(usable), system));
 }
 
-std::optional<unsigned> HomeNodes::home_of_page(const std::byte* at) const {
-  const auto node = system_.node_of_page(at);
-  if (!node) return std::nullopt;
-  for (unsigned home = 0; home < homes(); ++home) {
-    if (homes_[home].node == *node) return home;
+std::optional<unsigned> NumaPlacement::node_of_page(const std::byte* at) const {
+  const auto id = system_.node_of_page(at);
+  if (!id) return std::nullopt;
+  for (unsigned node = 0; node < node_count(); ++node) {
+    if (nodes_[node].id == *id) return node;
   }
   return std::nullopt;
 }
 
 /// Each worker goes where, with it, there are the fewest for a CPU.
-unsigned HomeNodes::home_of_worker(unsigned worker) const {
-  std::vector<std::size_t> workers(homes_.size(), 0);
-  std::size_t home = 0;
+unsigned NumaPlacement::node_of_worker(unsigned worker) const {
+  std::vector<std::size_t> workers(nodes_.size(), 0);
+  std::size_t node = 0;
   for (unsigned i = 0; i <= worker; ++i) {
-    home = 0;
-    for (std::size_t h = 1; h < homes_.size(); ++h) {
-      if ((workers[h] + 1) * homes_[home].cpus.size() < (workers[home] + 1) * homes_[h].cpus.size()) home = h;
+    node = 0;
+    for (std::size_t h = 1; h < nodes_.size(); ++h) {
+      if ((workers[h] + 1) * nodes_[node].cpus.size() < (workers[node] + 1) * nodes_[h].cpus.size()) node = h;
     }
-    ++workers[home];
+    ++workers[node];
   }
-  return static_cast<unsigned>(home);
+  return static_cast<unsigned>(node);
 }
 
-void HomeNodes::note_refused(std::atomic<bool>& said, const char* what, const Home& home, int error) const {
+void NumaPlacement::note_refused(std::atomic<bool>& said, const char* what, const Node& node, int error) const {
   if (error == 0 || said.exchange(true)) return;
-  log::warn("home_nodes_refused what={} node={} error=\"{}\"", what, home.node, std::generic_category().message(error));
+  log::warn("numa_placement_refused what={} node={} error=\"{}\"", what, node.id,
+            std::generic_category().message(error));
 }
 
-void HomeNodes::enter(unsigned home) const {
-  note_refused(said_cpus_, "threads", homes_[home], system_.run_on(homes_[home].cpus));
+void NumaPlacement::enter(unsigned node) const {
+  note_refused(said_cpus_, "threads", nodes_[node], system_.run_on(nodes_[node].cpus));
 }
 
-void HomeNodes::prefer_memory_of(unsigned home) const {
-  note_refused(said_memory_, "memory", homes_[home], system_.prefer_memory_of(homes_[home].node));
+void NumaPlacement::prefer_memory_of(unsigned node) const {
+  note_refused(said_memory_, "memory", nodes_[node], system_.prefer_memory_of(nodes_[node].id));
 }
 
-CpuList HomeNodes::nodes() const {
-  CpuList nodes;
-  for (const Home& home : homes_) nodes.push_back(home.node);
+CpuList NumaPlacement::node_ids() const {
+  CpuList ids;
+  for (const Node& node : nodes_) ids.push_back(node.id);
+  return ids;
+}
+
+ThreadNodes thread_nodes(const NumaPlacementPtr& numa_placement, unsigned threads) {
+  ThreadNodes nodes;
+  if (!numa_placement) return nodes;
+  for (unsigned worker = 0; worker < threads; ++worker)
+    nodes.of_worker.push_back(numa_placement->node_of_worker(worker));
+  nodes.enter = [numa_placement](std::uint32_t node) { numa_placement->enter(node); };
   return nodes;
-}
-
-ThreadHomes thread_homes(const HomeNodesPtr& home_nodes, unsigned threads) {
-  ThreadHomes homes;
-  if (!home_nodes) return homes;
-  for (unsigned worker = 0; worker < threads; ++worker) homes.of_worker.push_back(home_nodes->home_of_worker(worker));
-  homes.enter = [home_nodes](std::uint32_t home) { home_nodes->enter(home); };
-  return homes;
 }
 
 }  // namespace deltasync

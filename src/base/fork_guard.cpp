@@ -1,4 +1,4 @@
-#include "base/home_process.hpp"
+#include "base/fork_guard.hpp"
 
 #include <pthread.h>
 #include <unistd.h>
