@@ -50,7 +50,7 @@ void Subset::find_roots_locked(Offer& offer, const Offer& whole, std::span<const
                                std::size_t first) {
   std::vector<std::uint64_t> digests;  // of the tiles, of the version that `at` steps lead to
   std::size_t at = ring.size();
-  const auto go_back_to = [&](std::size_t step) {
+  const auto rewind_to = [&](std::size_t step) {
     if (digests.empty()) digests = tiles_.gather(served);
     for (; at > step; --at) {
       std::size_t hint = 0;
@@ -62,12 +62,12 @@ void Subset::find_roots_locked(Offer& offer, const Offer& whole, std::span<const
   const auto root_of = [&](const Version& version, const Digest128& whole_root, std::size_t step) {
     const RootKey key{version.id, whole_root};
     if (const auto known = roots_.find(key); known != roots_.end()) return known->second;
-    go_back_to(step);
+    rewind_to(step);
     return roots_.emplace(key, xxh3_128(std::as_bytes(std::span(digests)))).first->second;
   };
   offer.served_root = root_of(whole.served, whole.served_root, ring.size());
   if (!served_former.empty()) {  // seldom
-    go_back_to(ring.size());
+    rewind_to(ring.size());
     offer.served_former_roots = former_roots(served_former, digests);
   }
   Digest128 after = offer.served_root;
@@ -76,7 +76,7 @@ void Subset::find_roots_locked(Offer& offer, const Offer& whole, std::span<const
     after = root_of(whole.ring[i].from, whole.ring[i].from_root, i);
     offer.ring[i].from_root = after;
     if (!ring[i]->from_former.empty()) {
-      go_back_to(i);
+      rewind_to(i);
       offer.ring[i].from_former_roots = former_roots(ring[i]->from_former, digests);
     }
   }

@@ -119,10 +119,10 @@ CommitVerdict attest_commit(Target& target, const TileSet& tiles, const Until& u
   const auto with = [&](const std::string& what_now) { return Error(why.code(), why.message() + "; " + what_now); };
   if (const Status back = target.rollback(); !back.ok()) {
     if (target.committed() != nullptr) target.invalidate();
-    return {with("it cannot be taken back (" + back.error().message() + "), and there is no version any more"), false};
+    return {with("it cannot be rolled back (" + back.error().message() + "), and there is no version any more"), false};
   }
-  if (target.committed() == nullptr) return {with("taken back: there is no version, as before"), false};
-  const std::string before = "taken back to " + to_string(target.committed()->version);
+  if (target.committed() == nullptr) return {with("rolled back: there is no version, as before"), false};
+  const std::string before = "rolled back to " + to_string(target.committed()->version);
   if (!wrong.ok()) return {with(before), false};
   if (!wrong_now(target, *wrong)) return {with(before), false};
   return {with(before + ", where it is wrong as well, for all that is known: repair it, or the next pull replaces it"),

@@ -24,7 +24,7 @@ std::string describe(std::span<const WrongTile> wrong);
 
 /// What an attestation right after a commit says.
 struct CommitVerdict {
-  Status status;           ///< not ok: the commit is taken back, or the version is lost
+  Status status;           ///< not ok: the commit is rolled back, or the version is lost
   bool was_wrong = false;  ///< the version before, which the target has again, is wrong too, or nobody knows
 };
 CommitVerdict attest_commit(Target& target, const TileSet& tiles, const Until& until);

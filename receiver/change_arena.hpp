@@ -1,5 +1,5 @@
 // Memory of a device for the changes of an update, which come there when they are verified and stay until nobody can
-// take the update back: so its commit brings nothing to the device, and asks it for no memory.
+// roll the update back: so its commit brings nothing to the device, and asks it for no memory.
 #pragma once
 
 #include <array>

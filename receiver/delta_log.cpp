@@ -81,14 +81,14 @@ Status DeltaLog::apply(const Layout& layout, std::vector<StagedStep> steps, std:
   Writing writing(memory);
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     Status applied = apply_step(layout, i, before, writing, pool, deadline);
-    Status settled = writing.settle();  // what was put off has to be there before it can be taken back
+    Status settled = writing.settle();  // what was put off has to be there before it can be rolled back
     if (applied.ok()) applied = std::move(settled);
     if (!applied.ok()) return fail(layout, std::move(applied).error(), i + 1, writing.failed(), memory, pool);
   }
   return {};
 }
 
-/// What was applied of the first `steps` steps is taken back, if it is known.
+/// What was applied of the first `steps` steps is rolled back, if it is known.
 Error DeltaLog::fail(const Layout& layout, Error why, std::size_t steps, bool torn, TileStore& memory,
                      ThreadPool& pool) {
   for (std::size_t i = steps; i-- > 0 && !torn;) torn = !revert_step(layout, i, memory, pool).ok();

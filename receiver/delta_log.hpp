@@ -1,4 +1,4 @@
-// Deltas applied to tiles in memory, and what takes them back.
+// Deltas applied to tiles in memory, and what rolls them back.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class TileStore {
   /// The tile is what `rows` has: those of open_tile, which have changed, or any others. They are not needed any more
   /// when this returns.
   virtual Status put(const Tile& tile, const TileRows& rows) = 0;
-  /// Exchanges a record's changes (delta::resolve_tile) with what is there: in `changes` is then what takes it back.
+  /// Exchanges a record's changes (delta::resolve_tile) with what is there: in `changes` is then what rolls it back.
   virtual Status exchange(const Tile& tile, const delta::TileRecord& record, MutByteSpan changes) = 0;
   /// All of it has happened. Called by one thread when the others have ended.
   virtual Status settle() { return {}; }
@@ -37,14 +37,14 @@ class DeltaLog {
   /// it was verified, as far as it shows; io, the memory's own.
   Status apply(const Layout& layout, std::vector<StagedStep> steps, std::span<const std::uint64_t> digests,
                TileStore& memory, ThreadPool& pool, Deadline deadline);
-  /// Takes back what apply() did. On error memory has anything.
+  /// Rolls back what apply() did. On error memory has anything.
   Status revert(const Layout& layout, TileStore& memory, ThreadPool& pool);
 
-  /// apply() failed, and nobody knows what the memory has: writing failed there, or taking back what was written.
+  /// apply() failed, and nobody knows what the memory has: writing failed there, or rolling back what was written.
   bool torn() const noexcept { return torn_; }
 
  private:
-  /// What takes one frame back: the bytes that were overwritten, record i's end at ends[i]. Records whose changes were
+  /// What rolls one frame back: the bytes that were overwritten, record i's end at ends[i]. Records whose changes were
   /// exchanged need none: these are in the frame, or in `late` if they were decoded here.
   struct FrameUndo {
     std::vector<std::byte> bytes;

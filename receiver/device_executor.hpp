@@ -233,7 +233,7 @@ class DeviceExecutor {
   struct OnPart;
   Status fill(OnPart& on, std::uint64_t first, std::uint64_t end, const AsideOf& aside_of, const Until& until);
   Status launch_exchange(OnPart& on);
-  Status take_back(OnPart& on);
+  Status roll_back(OnPart& on);
 
   Status gather_from(Part& part, const Lease& slot, std::uint64_t rank);
   Status scatter_to(Part& part, const Lease& slot, std::uint64_t rank);
@@ -269,7 +269,7 @@ class DeviceExecutor {
 };
 
 /// Changed elements of many tiles, exchanged with what is in memory by one launch a device and block of memory: the
-/// first time that commits them, the next time it takes that back. Ends before its executor.
+/// first time that commits them, the next time it rolls that back. Ends before its executor.
 class WordBatch {
  public:
   explicit WordBatch(DeviceExecutor& executor) : executor_(&executor) {}
@@ -283,7 +283,7 @@ class WordBatch {
   void add(const ChangesOnDevices& kept);
   /// Brings what is not there to the devices; nothing is added later. On error nothing has changed.
   Status upload(const Until& until);
-  /// On error some devices may have exchanged them; exchange_back() takes back what these did.
+  /// On error some devices may have exchanged them; exchange_back() rolls back what these did.
   Status exchange(const Until& until);
   Status exchange_back(const Until& until);
 

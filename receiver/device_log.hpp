@@ -1,4 +1,4 @@
-// A delta applied through a DeviceExecutor, and what takes it back: decoded changes all at once by one launch a device,
+// A delta applied through a DeviceExecutor, and what rolls it back: decoded changes all at once by one launch a device,
 // other tiles one by one, read, changed and written on the host.
 #pragma once
 
@@ -21,7 +21,7 @@ class DeviceLog {
   /// Once. `digests` are those of all tiles before. On error memory is as before or, if `torn` is set, unknown.
   /// corrupt: somebody wrote to a tile since it was verified, as far as that is seen.
   Status apply(std::span<const std::uint64_t> digests, ThreadPool& pool, const Until& until, bool& torn);
-  /// Takes back what apply() did, likewise.
+  /// Rolls back what apply() did, likewise.
   Status revert(ThreadPool& pool, const Until& until, bool& torn);
 
  private:

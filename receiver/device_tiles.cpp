@@ -363,7 +363,7 @@ Status DeviceExecutor::launch_exchange(OnPart& on) {
 }
 
 /// What was there is in the slot: the same kernel brings it back.
-Status DeviceExecutor::take_back(OnPart& on) {
+Status DeviceExecutor::roll_back(OnPart& on) {
   {
     const std::lock_guard lock(on.part.mutex);
     DS_TRY(on.part.stream->launch(on.kernel));
@@ -393,7 +393,7 @@ Status DeviceExecutor::exchange_group(std::size_t group, const AsideOf& aside_of
   }
   if (!done.ok()) {
     for (OnPart& of : on) {
-      if (of.launched && !take_back(of).ok()) torn = true;
+      if (of.launched && !roll_back(of).ok()) torn = true;
     }
     return done;
   }

@@ -193,7 +193,7 @@ Status MemoryTarget::rollback() {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
   Status back;
   switch (undo_.kind) {
-    case Undo::Kind::none: return Error(Errc::unsupported, "there is no commit that could be taken back");
+    case Undo::Kind::none: return Error(Errc::unsupported, "there is no commit that could be rolled back");
     case Undo::Kind::empty: break;
     case Undo::Kind::staged: back = exchange_staging(Deadline::after(kRollback)); break;
     case Undo::Kind::deltas: back = revert_delta(); break;
@@ -225,7 +225,7 @@ void MemoryTarget::forget_rollback() noexcept {
   if (full_ != Full::staged) close_staging();
 }
 
-/// Live memory has parts of two versions, or worse: it is none, and nothing leads back.
+/// Live memory has parts of two versions, or worse: it is none, and none can be restored.
 Error MemoryTarget::lose_version(Error why) {
   committed_.reset();
   served_ = false;

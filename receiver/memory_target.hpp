@@ -1,5 +1,5 @@
 // A version that lies in memory, whoever's it is: the part that host memory, the live memory of an engine and that of a
-// device have in common. Which calls may follow which, what is committed, and what takes a commit back is decided here;
+// device have in common. Which calls may follow which, what is committed, and what rolls a commit back is decided here;
 // where tiles are and how they get there and back is the kind's.
 //
 // What is where:
@@ -25,7 +25,7 @@ namespace deltasync {
 /// What a kind provides are the private virtual functions below; one whose deltas are applied tile by tile is a
 /// TileTarget. Each is called when the state allows it and not otherwise, so a kind keeps no state of its own but
 /// its memory. An error of a function that writes live memory (put, settle, settle_full, exchange_staging, and
-/// what takes a delta back) means that nobody knows what the memory has: the target then has no version at all,
+/// what rolls a delta back) means that nobody knows what the memory has: the target then has no version at all,
 /// committed() is null, and the next full update may land there. So a kind that can tell, or repair, does so before it
 /// returns an error.
 class MemoryTarget : public Target {
@@ -107,7 +107,7 @@ class MemoryTarget : public Target {
   /// What staging takes, for messages.
   virtual std::uint64_t staging_bytes() const = 0;
 
-  /// Applies verified steps to live memory, whose digests these are, and takes them back; forget_delta: that will not
+  /// Applies verified steps to live memory, whose digests these are, and rolls them back; forget_delta: that will not
   /// be asked for any more. On error memory is as before, unless it is `torn`.
   virtual Status apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests, Deadline deadline,
                              bool& torn) = 0;
@@ -128,13 +128,13 @@ class MemoryTarget : public Target {
     in_place,  ///< likewise, over what was there, which is lost
     staged,    ///< they land in staging
   };
-  /// How to take the last commit back.
+  /// How to roll the last commit back.
   struct Undo {
     enum class Kind : std::uint8_t {
       none,    ///< nothing committed since the update began, or the version before is gone
       empty,   ///< the first full update: before it there was nothing
       staged,  ///< the version before is in staging
-      deltas,  ///< the version before is live memory with the delta taken back
+      deltas,  ///< the version before is live memory with the delta rolled back
     };
     Kind kind = Kind::none;
     std::optional<TargetState> state;  ///< of the version before, if that is one

@@ -120,7 +120,7 @@ class StagedImpl final : public StagedUpdate {
   ReceiverImpl* receiver_;
   Prepared prepared_;
   Phase phase_ = Phase::staged;
-  bool invalidated_before_ = false;  ///< what the commit replaced: who takes it back has that again
+  bool invalidated_before_ = false;  ///< what the commit replaced: who rolls it back has that again
 };
 
 }  // namespace deltasync::receiver

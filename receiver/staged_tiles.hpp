@@ -32,7 +32,7 @@ class StagedTiles {
 };
 
 /// Exchanges live memory with staging, all of it or nothing: exchange(i, worker, until) for each i below `count`, by
-/// all of the pool's threads. Each leaves what it was if it fails, and takes back what it did if it is called again.
+/// all of the pool's threads. Each leaves what it was if it fails, and rolls back what it did if it is called again.
 /// Once `until` has come or one has failed, what was exchanged is exchanged back, in `back` at most; if that fails too,
 /// memory is `torn`.
 Status exchange_all(ThreadPool& pool, std::uint64_t count, const Until& until, const Until& back, bool& torn,

@@ -1,5 +1,5 @@
 // Where a receiver keeps its versions. The receiver moves and verifies bytes; a target owns the memory or files, and
-// knows how to make a verified update visible and how to take it back. One conformance suite runs over all kinds.
+// knows how to make a verified update visible and how to roll it back. One conformance suite runs over all kinds.
 #pragma once
 
 #include <cstdint>
@@ -88,11 +88,11 @@ class LentMemory {
   virtual bool end() noexcept = 0;
 };
 
-/// What takes a commit back that was refused may last so much longer than the commit's own deadline, which may have
+/// What rolls a commit back that was refused may last so much longer than the commit's own deadline, which may have
 /// passed by then: long enough to write a model once more, and no longer, since an engine waits.
-inline constexpr std::chrono::seconds kTakeBackGrace{10};
+inline constexpr std::chrono::seconds kRollbackGrace{10};
 inline Deadline with_grace(Deadline deadline) {
-  return Deadline(deadline.at() + kTakeBackGrace);
+  return Deadline(deadline.at() + kRollbackGrace);
 }
 
 /// Life of an update:  begin_full → put_tile … → commit_full | discard
@@ -173,7 +173,7 @@ class Target {
     return TileRows{};
   }
 
-  /// Live memory was found not to be the committed version, and nothing leads back to one: committed() is null from
+  /// Live memory was found not to be the committed version, and none can be restored: committed() is null from
   /// then on. Not while an update is open.
   virtual void invalidate() noexcept;
 
@@ -220,10 +220,10 @@ class Target {
   /// deadline (timed_out) included, the old one stays.
   virtual Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) = 0;
 
-  /// Takes the last commit back, bit for bit. unsupported if there is nothing to take back. Waits for nobody, and does
+  /// Rolls the last commit back, bit for bit. unsupported if there is nothing to roll back. Waits for nobody, and does
   /// no more work than the commit did.
   virtual Status rollback() = 0;
-  /// The last commit will not be taken back any more: gives up what is kept for that alone.
+  /// The last commit will not be rolled back any more: gives up what is kept for that alone.
   virtual void forget_rollback() noexcept = 0;
 };
 

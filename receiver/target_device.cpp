@@ -79,7 +79,7 @@ class DeviceTarget final : public MemoryTarget {
   Until patient() const { return pull_ ? executor_->patient(*pull_) : executor_->patient(); }
 
   const std::unique_ptr<DeviceExecutor> executor_;
-  std::unique_ptr<DeviceLog> log_;  ///< of the last delta, as long as it can be taken back
+  std::unique_ptr<DeviceLog> log_;  ///< of the last delta, as long as it can be rolled back
   bool kept_whole_ = false;
   std::optional<Until> pull_;  ///< that is under way
   StagedTiles staging_;

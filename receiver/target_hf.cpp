@@ -114,8 +114,8 @@ void HfTarget::drop_committed() {
   name_.clear();
 }
 
-/// Once more without the versions before, if the disk is too full: the update that begins has ended their use as the
-/// way back. Some may be there that this target did not commit (a restart), or that had a reader until now.
+/// Once more without the versions before, if the disk is too full: the update that begins has ended the
+/// rollback to them. Some may be there that this target did not commit (a restart), or that had a reader until now.
 Result<std::filesystem::path> HfTarget::with_room(const std::function<Result<std::filesystem::path>()>& write) {
   auto incoming = write();
   if (incoming.ok() || incoming.error().code() != Errc::no_space) return incoming;
@@ -231,7 +231,7 @@ void HfTarget::remove_unused() {
 
 Status HfTarget::rollback() {
   if (full_) return Error(Errc::invalid_argument, "a full update is open");
-  if (!can_rollback_) return Error(Errc::unsupported, "there is no commit that could be taken back");
+  if (!can_rollback_) return Error(Errc::unsupported, "there is no commit that could be rolled back");
   if (!previous_) {  // the first version: before it there was nothing
     DS_TRY(store_.clear_current());
     committed_.reset();

@@ -107,7 +107,7 @@ Status PlacedTarget::open_staging(const Until& until) {
   return {};
 }
 
-/// Nothing of it fails: it is cut short at most, and taken back.
+/// Nothing of it fails: it is cut short at most, and rolled back.
 Status PlacedTarget::exchange_staging(const Until& until) {
   std::vector<std::vector<std::byte>> scratch(pool().size());
   const std::uint64_t items = (tiles().tiles() + kTilesPerItem - 1) / kTilesPerItem;

@@ -147,7 +147,7 @@ Status ShadowedTarget::commit_both(TargetState state, Deadline deadline) {
   if (!written.ok()) {
     live_->discard_full();
     // To the version that it had while live memory had none; where it had none either, it has this one.
-    if (shadow_.keeps_before()) return take_back(std::move(written).error(), deadline);
+    if (shadow_.keeps_before()) return roll_back(std::move(written).error(), deadline);
     return with_what_is_left(std::move(written).error());
   }
   undo_ = Undo::both;
@@ -158,7 +158,7 @@ Status ShadowedTarget::commit_through(TargetState state, Deadline deadline) {
   DS_TRY(shadow_.commit_full(std::move(state), deadline));
   full_ = Full::closed;
   Status written = write_live(deadline);
-  if (!written.ok()) return take_back(std::move(written).error(), deadline);
+  if (!written.ok()) return roll_back(std::move(written).error(), deadline);
   undo_ = Undo::shadow;
   return {};
 }
@@ -194,7 +194,7 @@ Status ShadowedTarget::commit_delta(std::vector<StagedStep> steps, TargetState s
   DS_TRY(shadow_.commit_delta(clone(steps), state, deadline));
   undo_ = Undo::none;
   Status written = live_->commit_delta(std::move(steps), std::move(state), deadline);
-  if (!written.ok()) return take_back(std::move(written).error(), deadline);
+  if (!written.ok()) return roll_back(std::move(written).error(), deadline);
   undo_ = Undo::both;
   return {};
 }
@@ -202,9 +202,9 @@ Status ShadowedTarget::commit_delta(std::vector<StagedStep> steps, TargetState s
 // ---- back ----------------------------------------------------------------------------------------------------------
 
 /// The shadow has a commit that live memory refused, or lost its version by.
-Error ShadowedTarget::take_back(Error why, Deadline deadline) {
+Error ShadowedTarget::roll_back(Error why, Deadline deadline) {
   const Status back = shadow_.rollback();
-  if (!back.ok()) return std::move(why).with_context("the shadow could not be taken back");
+  if (!back.ok()) return std::move(why).with_context("the shadow could not be rolled back");
   if (live_->committed() == nullptr && shadow_.committed() != nullptr) {
     if (write_live(with_grace(deadline)).ok()) return why;
   }
@@ -219,7 +219,7 @@ Error ShadowedTarget::with_what_is_left(Error why) const {
 
 Status ShadowedTarget::rollback() {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
-  if (undo_ == Undo::none) return Error(Errc::unsupported, "there is no commit that could be taken back");
+  if (undo_ == Undo::none) return Error(Errc::unsupported, "there is no commit that could be rolled back");
   // A version before that is rotten is not worth the one that is there.
   if (undo_ == Undo::shadow) DS_TRY(shadow_.check_before(Deadline::after(kRollback)));
   const Undo undo = std::exchange(undo_, Undo::none);
@@ -232,9 +232,9 @@ Status ShadowedTarget::rollback() {
     }
   }
   if (!shadow_.rollback().ok())
-    shadow_.invalidate();  // it had a version that live memory had lost: no way leads back there
+    shadow_.invalidate();  // it had a version that live memory had lost: it cannot be restored
   if (shadow_.committed() == nullptr || (undo == Undo::both && back.ok())) return back;
-  // Live memory has the version that is taken back, or none.
+  // Live memory has the version that is rolled back, or none.
   Status written = write_live(Deadline::after(kRollback));
   if (written.ok()) return {};
   live_->invalidate();

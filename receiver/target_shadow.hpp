@@ -1,7 +1,7 @@
 // A target in live memory with a shadow of it on the host (deltasync/shadow.hpp).
 //
 // Invariant: where both have a committed version it is the same. The shadow goes first, forth: its memory is ours, and
-// does not fail; so what live memory refuses is taken back there by a rollback that does not fail either. And live
+// does not fail; so what live memory refuses is rolled back there by a rollback that does not fail either. And live
 // memory goes first, back. Where live memory lost its version it gets the shadow's, tile by tile, if that works.
 #pragma once
 
@@ -70,14 +70,14 @@ class ShadowedTarget final : public Target {
   };
   enum class Undo : std::uint8_t {
     none,
-    both,    ///< each takes its own commit back
+    both,    ///< each rolls its own commit back
     shadow,  ///< the shadow does, and live memory is written from there
   };
 
   Status commit_both(TargetState state, Deadline deadline);
   Status commit_through(TargetState state, Deadline deadline);
   Status write_live(const Until& until);
-  Error take_back(Error why, Deadline deadline);
+  Error roll_back(Error why, Deadline deadline);
   Error with_what_is_left(Error why) const;
 
   const TargetPtr live_;

@@ -45,7 +45,7 @@ enum class RankState : std::uint8_t {
   paused = 1,         ///< does not serve, and has promised nothing
   serving,            ///< serves what it holds
   prepared,           ///< has promised to commit; does not serve
-  committed_waiting,  ///< holds the new version and the way back; does not serve
+  committed_waiting,  ///< holds the new version and the undo log; does not serve
   in_doubt,           ///< one of the two before, and its deadline has passed; does not serve
 };
 std::string_view to_string(RankState state) noexcept;
@@ -59,9 +59,9 @@ enum class Phase : std::uint8_t {
   preparing,      ///< stops serving
   prepared,       ///< promised
   committing,     ///< promised; writes
-  committed,      ///< promised; holds the new version and the way back
+  committed,      ///< promised; holds the new version and the undo log
   commit_failed,  ///< promised; holds the version before, or none
-  going_back,     ///< takes back what it did
+  rolling_back,   ///< rolls back what it did
 };
 std::string_view to_string(Phase phase) noexcept;
 
@@ -91,11 +91,11 @@ enum class OrderKind : std::uint8_t {
   stage,     ///< pull `want`
   prepare,   ///< stop serving and promise to commit `version`, which you have staged
   commit,
-  finish,    ///< all have committed: forget the way back, serve
-  go_back,   ///< take back what you did for the transaction, and serve again if you served before it
-  serve,     ///< you hold what all others serve
-  catch_up,  ///< pull exactly `version`, which the others serve, and commit it; you do not serve
-  expel,     ///< what became of your transaction is not known any more: forget it and do not serve
+  finish,     ///< all have committed: forget the undo log, serve
+  roll_back,  ///< roll back what you did for the transaction, and serve again if you served before it
+  serve,      ///< you hold what all others serve
+  catch_up,   ///< pull exactly `version`, which the others serve, and commit it; you do not serve
+  expel,      ///< what became of your transaction is not known any more: forget it and do not serve
 };
 std::string_view to_string(OrderKind kind) noexcept;
 
@@ -119,7 +119,7 @@ enum class RecordKind : std::uint8_t {
   start = 1,  ///< a coordinator has begun a term
   commit,     ///< all ranks are prepared: they may commit
   abort,      ///< the transaction ends, none has committed
-  roll_back,  ///< the transaction ends, those who committed take it back
+  roll_back,  ///< the transaction ends, those who committed roll it back
   finish,     ///< all ranks have committed: the version is the group's
 };
 std::string_view to_string(RecordKind kind) noexcept;
@@ -221,12 +221,12 @@ class CoordinatorMachine {
 struct Work {
   enum class Kind : std::uint8_t {
     none,
-    pull,      ///< `want`, or `exact` if that is valid; keep it staged in place of what was staged
-    pause,     ///< have the engine stop using its weights
-    commit,    ///< what is staged
-    go_back,   ///< roll back, or drop what is only staged
-    catch_up,  ///< pull and commit `exact`
-    forget,    ///< give up the way back, and what is staged
+    pull,       ///< `want`, or `exact` if that is valid; keep it staged in place of what was staged
+    pause,      ///< have the engine stop using its weights
+    commit,     ///< what is staged
+    roll_back,  ///< roll back, or drop what is only staged
+    catch_up,   ///< pull and commit `exact`
+    forget,     ///< give up the undo log, and what is staged
   };
   Kind kind = Kind::none;
   std::uint64_t serial = 0;  ///< tells one from the next
@@ -254,10 +254,10 @@ struct ParticipantState {
   bool serving = false;
   bool in_doubt = false;
   VersionId holds;
-  VersionId before;           ///< that it served when it promised; epoch 0: it did not serve
-  bool go_back_next = false;  ///< ordered while something else was under way
-  bool cancel = false;        ///< the pull at hand is not wanted any more
-  bool forget_next = false;   ///< nor is what it brings: it was for an earlier incarnation
+  VersionId before;             ///< that it served when it promised; epoch 0: it did not serve
+  bool roll_back_next = false;  ///< ordered while something else was under way
+  bool cancel = false;          ///< the pull at hand is not wanted any more
+  bool forget_next = false;     ///< nor is what it brings: it was for an earlier incarnation
 
   Phase phase = Phase::none;
   TransactionId transaction;
@@ -308,11 +308,11 @@ class ParticipantMachine {
   void prepare(const Order& order);
   void commit(const Order& order);
   void finish(const Order& order);
-  void go_back(const Order& order);
+  void roll_back(const Order& order);
   void serve(const Order& order);
   void catch_up(const Order& order);
   void expel(const Order& order);
-  void begin_going_back();
+  void begin_rolling_back();
   void leave_transaction();
   void start(Work::Kind kind);
   void note(const WorkResult& result);

@@ -340,13 +340,13 @@ Order CoordinatorMachine::order(std::uint32_t rank) const {
     o.transaction = r.transaction;
     if (r.transaction == s_.last) {
       const bool finish = s_.outcome == Outcome::finished;
-      o.kind = finish ? OrderKind::finish : OrderKind::go_back;
+      o.kind = finish ? OrderKind::finish : OrderKind::roll_back;
       if (finish) o.version = *s_.group;
     } else {
       // Later than all that may have been committed: it was not. Earlier: forgotten, since a later one was committed by
       // all ranks, which this process was none of.
       const bool forgotten = r.transaction < s_.last && has_promised(r.phase);
-      o.kind = forgotten ? OrderKind::expel : OrderKind::go_back;
+      o.kind = forgotten ? OrderKind::expel : OrderKind::roll_back;
     }
     return o;
   }

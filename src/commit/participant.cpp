@@ -78,7 +78,7 @@ Result<std::unique_ptr<ParticipantImpl>> ParticipantImpl::start(ParticipantOptio
   }
   if (!receiver.takes_commits_back()) {
     return Error(Errc::unsupported,
-                 "commits of the receiver's target are final: a group must be able to go back to the version before");
+                 "commits of the receiver's target are final: a group must be able to roll back to the version before");
   }
   DS_ASSIGN(const TileSet tiles, TileSet::of(*receiver.layout(), receiver.subscription()));
   std::unique_ptr<RankLink> link;
@@ -291,7 +291,7 @@ void ParticipantImpl::work_all(const std::stop_token& stop) {
     const bool in_slices = !settled && work.kind == Work::Kind::pull;
     const Deadline pull_until = pull_time.next(work.serial, in_slices);
     lock.unlock();
-    static constexpr const char* kNames[] = {"none", "pull", "pause", "commit", "go_back", "catch_up", "forget"};
+    static constexpr const char* kNames[] = {"none", "pull", "pause", "commit", "roll_back", "catch_up", "forget"};
     const char* const name = kNames[static_cast<int>(work.kind)];
     at(points_, "work", name);
     const WorkResult result = run(work, pull_until, pull_stop);
@@ -360,7 +360,7 @@ WorkResult ParticipantImpl::run(const Work& work, Deadline pull_until, const std
     case Work::Kind::pull: done = pull(work, result, Until(pull_until, stop)); break;
     case Work::Kind::pause: done = pause_engine(); break;
     case Work::Kind::commit: done = commit_staged(); break;
-    case Work::Kind::go_back: done = go_back(); break;
+    case Work::Kind::roll_back: done = roll_back(); break;
     case Work::Kind::catch_up:
       done = pull(work, result, Until(pull_until, stop));
       if (done && stop.stop_requested()) done = cancelled_while("catching up");
@@ -400,7 +400,7 @@ Status ParticipantImpl::commit_staged() {
   return staged_->commit(Deadline::after(options_.commit_limit));
 }
 
-Status ParticipantImpl::go_back() {
+Status ParticipantImpl::roll_back() {
   if (staged_ == nullptr) return {};
   Status done = staged_->rollback();
   staged_.reset();

@@ -51,7 +51,7 @@ class ParticipantImpl final : public Participant {
   WorkResult run(const Work& work, Deadline pull_until, const std::stop_token& stop);
   Status pull(const Work& work, WorkResult& result, const Until& until);
   Status commit_staged();
-  Status go_back();
+  Status roll_back();
 
   // The lock is held.
   void look_at_clock() const;

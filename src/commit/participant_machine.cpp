@@ -1,4 +1,4 @@
-// One rank's side. Invariants: `serving` implies that no promise is open; a promise is left by finish, go_back and
+// One rank's side. Invariants: `serving` implies that no promise is open; a promise is left by finish, roll_back and
 // expel only, and by resolve_by_pull.
 #include <utility>
 
@@ -32,7 +32,7 @@ std::string_view to_string(Phase phase) noexcept {
     case Phase::committing: return "committing";
     case Phase::committed: return "committed";
     case Phase::commit_failed: return "commit_failed";
-    case Phase::going_back: return "going_back";
+    case Phase::rolling_back: return "rolling_back";
   }
   return "?";
 }
@@ -44,7 +44,7 @@ std::string_view to_string(OrderKind kind) noexcept {
     case OrderKind::prepare: return "prepare";
     case OrderKind::commit: return "commit";
     case OrderKind::finish: return "finish";
-    case OrderKind::go_back: return "go_back";
+    case OrderKind::roll_back: return "roll_back";
     case OrderKind::serve: return "serve";
     case OrderKind::catch_up: return "catch_up";
     case OrderKind::expel: return "expel";
@@ -130,7 +130,7 @@ Status ParticipantMachine::on_order(const Order& order) {
     case OrderKind::prepare: prepare(order); break;
     case OrderKind::commit: commit(order); break;
     case OrderKind::finish: finish(order); break;
-    case OrderKind::go_back: go_back(order); break;
+    case OrderKind::roll_back: roll_back(order); break;
     case OrderKind::serve: serve(order); break;
     case OrderKind::catch_up: catch_up(order); break;
     case OrderKind::expel: expel(order); break;
@@ -147,7 +147,7 @@ void ParticipantMachine::start(Work::Kind kind) {
 
 /// Whatever is ordered while work is under way comes again with the answer to a later report.
 void ParticipantMachine::stage(const Order& order) {
-  if (promised() || s_.phase == Phase::preparing || s_.phase == Phase::going_back) return;
+  if (promised() || s_.phase == Phase::preparing || s_.phase == Phase::rolling_back) return;
   const bool known = s_.transaction == order.transaction && s_.round >= order.round && s_.phase != Phase::none;
   if (known) return;
   if (s_.work.kind != Work::Kind::none) {
@@ -194,19 +194,19 @@ void ParticipantMachine::finish(const Order& order) {
   start(Work::Kind::forget);
 }
 
-void ParticipantMachine::go_back(const Order& order) {
-  if (!same(order) || s_.phase == Phase::going_back) return;
-  if (s_.work.kind == Work::Kind::none) return begin_going_back();
-  s_.go_back_next = true;
+void ParticipantMachine::roll_back(const Order& order) {
+  if (!same(order) || s_.phase == Phase::rolling_back) return;
+  if (s_.work.kind == Work::Kind::none) return begin_rolling_back();
+  s_.roll_back_next = true;
   s_.cancel = pulls(s_.work.kind);
 }
 
-void ParticipantMachine::begin_going_back() {
+void ParticipantMachine::begin_rolling_back() {
   // Who has promised nothing goes on serving meanwhile.
   if (!promised()) s_.before = s_.serving ? s_.holds : VersionId();
-  s_.go_back_next = false;
-  s_.phase = Phase::going_back;
-  start(Work::Kind::go_back);
+  s_.roll_back_next = false;
+  s_.phase = Phase::rolling_back;
+  start(Work::Kind::roll_back);
 }
 
 void ParticipantMachine::serve(const Order& order) {
@@ -243,7 +243,7 @@ void ParticipantMachine::leave_transaction() {
   s_.staged_root = {};
   s_.before = {};
   s_.in_doubt = false;
-  s_.go_back_next = false;
+  s_.roll_back_next = false;
   s_.cancel = false;
   s_.problem.clear();
 }
@@ -289,7 +289,7 @@ void ParticipantMachine::done(std::uint64_t serial, const WorkResult& result) {
       if (failed) s_.serving = s_.before.valid();
       break;
     case Work::Kind::commit: s_.phase = failed ? Phase::commit_failed : Phase::committed; break;
-    case Work::Kind::go_back: {
+    case Work::Kind::roll_back: {
       const bool serve = !failed && s_.before.valid() && s_.before == s_.holds;
       leave_transaction();
       note(result);
@@ -301,7 +301,7 @@ void ParticipantMachine::done(std::uint64_t serial, const WorkResult& result) {
       break;
     case Work::Kind::forget: break;
   }
-  if (s_.go_back_next) begin_going_back();
+  if (s_.roll_back_next) begin_rolling_back();
 }
 
 void ParticipantMachine::time_is_up() {
@@ -313,7 +313,7 @@ void ParticipantMachine::time_is_up() {
 void ParticipantMachine::replaced() {
   s_.serving = false;
   s_.before = {};  // nor does it serve again when the work at hand is done
-  s_.go_back_next = false;
+  s_.roll_back_next = false;
   s_.cancel = pulls(s_.work.kind);
   ++s_.step;
   if (s_.work.kind != Work::Kind::none) return;

@@ -26,7 +26,7 @@ bool has_differences(Codec codec) noexcept {
   return codec == Codec::rice_ulp || codec == Codec::rice_class || codec == Codec::dense_ulp;
 }
 
-/// Whether the record itself takes the tile back to what it was: its positions do not depend on the tile.
+/// Whether the record itself brings the tile back to what it was: its positions do not depend on the tile.
 bool is_inverted(Codec codec) noexcept {
   return codec == Codec::rice_ulp || codec == Codec::dense_ulp;
 }

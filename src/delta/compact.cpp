@@ -88,7 +88,7 @@ Result<ChangedElements> changes_of(const TileShape& shape, const TileRecord& rec
 }
 
 /// Turns the new tile, row by row without padding, into the old one.
-void take_back(const TileShape& shape, const ChangedElements& changes, std::byte* tile) {
+void subtract_changes(const TileShape& shape, const ChangedElements& changes, std::byte* tile) {
   with_element(shape, [&]<class U, bool kFloat>() {
     for (std::uint32_t i = 0; i < changes.count; ++i) {
       std::byte* const element = tile + std::size_t{changes.positions[i]} * sizeof(U);
@@ -105,12 +105,12 @@ class Compactor {
 
   /// Old tiles from the half that the delta applies to.
   Result<Frame> with_base(const Frame& frame, ByteSpan before);
-  /// Old tiles from those that the delta leads to, the differences taken back; nothing if they are not to be had.
+  /// Old tiles from those that the delta leads to, the differences subtracted; nothing if they are not to be had.
   Result<std::optional<Frame>> with_target(const Frame& frame, const MergeOptions& options);
   const CodecStats (&stats() const noexcept)[kCodecEnd] { return stats_; }
 
  private:
-  static bool can_be_taken_back(const TileShape& shape, const TileRecord& record) noexcept {
+  static bool is_reversible(const TileShape& shape, const TileRecord& record) noexcept {
     return shape.is_float && has_only_differences(record.codec);
   }
   bool read_target(const std::vector<TileRecord>& records, const MergeOptions& options);
@@ -174,13 +174,13 @@ Result<Frame> Compactor::with_base(const Frame& frame, ByteSpan before) {
   return builder_.finish();
 }
 
-/// Those that can be taken back, all at once.
+/// Those that are reversible, all at once.
 bool Compactor::read_target(const std::vector<TileRecord>& records, const MergeOptions& options) {
   target_tiles_.clear();
   std::size_t bytes = 0;
   for (const TileRecord& record : records) {
     const TileShape shape = tile_shape(layout_, record.tile);
-    if (!can_be_taken_back(shape, record)) continue;
+    if (!is_reversible(shape, record)) continue;
     target_tiles_.push_back(record.tile);
     bytes += shape.raw_bytes();
   }
@@ -196,7 +196,7 @@ Status Compactor::add_from_target(const TileShape& shape, const TileRecord& reco
     return Error(Errc::corrupt, "the tile that was read is not of the delta's target");
   }
   DS_ASSIGN(const ChangedElements changes, changes_of(shape, record, nullptr, 0, lists_));
-  take_back(shape, changes, tile);
+  subtract_changes(shape, changes, tile);
   add_smaller(shape, record, changes, tile, row_bytes);
   return {};
 }
@@ -207,7 +207,7 @@ Result<std::optional<Frame>> Compactor::with_target(const Frame& frame, const Me
   std::byte* tile = target_.data();
   for (const TileRecord& record : records) {
     const TileShape shape = tile_shape(layout_, record.tile);
-    if (!can_be_taken_back(shape, record)) {
+    if (!is_reversible(shape, record)) {
       add_as_it_is(record);
       continue;
     }

@@ -194,7 +194,7 @@ Result<std::optional<Delta>> merge(const Layout& layout, std::span<const Delta* 
                                    const MergeOptions& options, ThreadPool& pool);
 
 /// compact() without the base: the old tiles are those of the version that the delta leads to, with the differences
-/// taken back. So tiles in rice_ulp and dense_ulp become what compact() makes of them; all others stay. `options` as
+/// subtracted. So tiles in rice_ulp and dense_ulp become what compact() makes of them; all others stay. `options` as
 /// for merge(). Besides compact()'s working memory the target tiles of a frame, of a batch at most, for each thread.
 /// Nothing: the target's tiles are not to be had. `corrupt` if the delta is, or what was read is not its target.
 Result<std::optional<Delta>> compact_from_target(const Layout& layout, const Delta& delta, const MergeOptions& options,
@@ -245,7 +245,7 @@ std::size_t resolved_bytes(const Layout& layout, const TileRecord& record);
 Result<std::uint64_t> resolve_tile(const Layout& layout, const TileRecord& record, const std::byte* first,
                                    std::size_t row_stride, std::uint64_t digest_before, MutByteSpan out);
 /// Exchanges the tile's changed elements with those in `resolved`, which resolve_tile wrote: the first time that
-/// commits, the next time it takes the commit back. Does nothing for a raw tile, packed or not.
+/// commits, the next time it rolls the commit back. Does nothing for a raw tile, packed or not.
 void exchange_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
                    MutByteSpan resolved);
 

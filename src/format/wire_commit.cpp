@@ -93,7 +93,7 @@ Result<RankReport> RankReport::decode(ByteSpan payload) {
   r.step = in.get<std::uint64_t>();
   r.state = in.enumerator(commit::RankState::paused, commit::RankState::in_doubt, "state");
   r.busy = in.flag("busy") != 0;
-  r.phase = in.enumerator(commit::Phase::none, commit::Phase::going_back, "phase");
+  r.phase = in.enumerator(commit::Phase::none, commit::Phase::rolling_back, "phase");
   r.transaction = get_transaction(in);
   r.round = in.get<std::uint32_t>();
   r.staged = in.version();

@@ -192,7 +192,7 @@ struct WordPiece {
 };
 
 /// Exchanges the numbers of all runs, which are new elements, with what is at their places here: the first time that
-/// commits, the next time it takes the commit back.
+/// commits, the next time it rolls the commit back.
 struct ExchangeWords {
   placement::WordTable table;
   const WordRun* runs = nullptr;      ///< of different tiles

@@ -46,7 +46,7 @@ class WorkThread {
   /// for want of memory, else internal. timed_out if it has not begun by `begin_by`, and then it never does; work that
   /// has begun is awaited to its end. connection if stop() came first.
   ///
-  /// Without memory for the way back to the coroutine the process ends: nobody would ever learn what became of the
+  /// Without memory to resume the coroutine the process ends: nobody would ever learn what became of the
   /// work, and on this thread the coroutine must not go on.
   template <class Work>
   boost::asio::awaitable<std::invoke_result_t<Work&>> run(Work& work, std::optional<Deadline> begin_by = std::nullopt) {
@@ -72,7 +72,7 @@ class WorkThread {
           if (job->take()) job->finish(self->call(*named));
         });
       } catch (...) {
-        if (!job) no_way_back();
+        if (!job) cannot_return();
         if (job->take()) job->finish(Error(Errc::no_space, "out of memory"));
       }
     };
@@ -113,7 +113,7 @@ class WorkThread {
           std::move(handler)(std::move(result));
         });
       } catch (...) {
-        no_way_back();
+        cannot_return();
       }
     }
 
@@ -124,7 +124,7 @@ class WorkThread {
   };
 
   static Error shutting_down() { return {Errc::connection, "shutting down"}; }
-  [[noreturn]] static void no_way_back() noexcept {
+  [[noreturn]] static void cannot_return() noexcept {
     log::critical("work_thread_failed error=\"no memory to hand back what was done\"");
     std::abort();
   }

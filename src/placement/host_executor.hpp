@@ -37,7 +37,7 @@ class HostExecutor {
   void exchange_tile(std::uint64_t rank, std::byte* bytes, std::vector<std::byte>& scratch) const;
 
   /// `changes` are `count` local indices (16 bits each), then as many elements: these are exchanged with the ones in
-  /// memory. Copies of an element are written as well, so the same call once more takes it all back where they were
+  /// memory. Copies of an element are written as well, so the same call once more rolls it all back where they were
   /// alike.
   void exchange_words(std::uint64_t rank, std::uint32_t count, MutByteSpan changes) const;
   /// The same, and nothing is kept of what was there.

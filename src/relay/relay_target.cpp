@@ -193,7 +193,7 @@ Status RelayTarget::fill(const TargetState& state, const TilePatches& patches, D
 
 Status RelayTarget::rollback() {
   if (staging_) return Error(Errc::invalid_argument, "a full update is open");
-  return Error(Errc::unsupported, "what a relay has committed is served by its agent, and is not taken back");
+  return Error(Errc::unsupported, "what a relay has committed is served by its agent, and is not rolled back");
 }
 
 }  // namespace deltasync::relay

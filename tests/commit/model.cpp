@@ -149,7 +149,7 @@ World initial(const Budget& budget, const Rules& rules) {
   (void)w.coordinator->begin(Want());
   w.left.engine_lags = false;
   (void)calm_down(w, rules);
-  for (std::size_t r = 0; r < budget.ranks; ++r) do_work(w, r, How::well);  // the last one forgets its way back
+  for (std::size_t r = 0; r < budget.ranks; ++r) do_work(w, r, How::well);  // the last one forgets its undo log
   w.left.engine_lags = budget.engine_lags;
   for (std::size_t r = 0; r < budget.ranks; ++r) {
     w.reports[r].clear();

@@ -67,7 +67,7 @@ class Print {
     add(s.incarnation).add(s.step).add(s.log).add(s.order_term).add(s.order_step).add(s.serving).add(s.in_doubt);
     add(s.holds)
         .add(s.before)
-        .add(s.go_back_next)
+        .add(s.roll_back_next)
         .add(s.cancel)
         .add(s.forget_next)
         .add(s.phase)
@@ -384,8 +384,8 @@ class Choices {
       --w.left.failures;
       do_work(w, r, How::fails);
     }
-    const bool takes_back = kind == Work::Kind::go_back && rank.target.undo;  // else it only drops what is staged
-    const bool writes = kind == Work::Kind::commit || takes_back || kind == Work::Kind::catch_up;
+    const bool rolls_back = kind == Work::Kind::roll_back && rank.target.undo;  // else it only drops what is staged
+    const bool writes = kind == Work::Kind::commit || rolls_back || kind == Work::Kind::catch_up;
     if (from_.left.losses > 0 && writes) {
       World& w = add(who + " loses its version");
       --w.left.losses;

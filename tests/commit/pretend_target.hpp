@@ -17,10 +17,10 @@ inline Version version(std::uint64_t number) {
 struct PretendTarget {
   VersionId holds;
   std::optional<VersionId> staged;
-  std::optional<VersionId> undo;  ///< what go_back restores
+  std::optional<VersionId> undo;  ///< what roll_back restores
   bool broken = false;            ///< it was asked for what cannot be done
 
-  /// Its process dies: what is staged and the way back die with it, and the version too unless a directory has it.
+  /// Its process dies: what is staged and the undo log die with it, and the version too unless a directory has it.
   void die(bool keeps) {
     if (!keeps) holds = {};
     staged.reset();
@@ -47,7 +47,7 @@ struct PretendTarget {
         if (!fails) undo = std::exchange(holds, staged.value_or(VersionId()));
         staged.reset();
         break;
-      case Work::Kind::go_back:
+      case Work::Kind::roll_back:
         if (!fails && undo) holds = *undo;
         undo.reset();
         staged.reset();

@@ -49,8 +49,8 @@ TEST_P(CommitReal, TheFirstVersionAndDeltasAfterIt) {
   expect_update();  // nothing new
 }
 
-/// The other rank has written the new version by then, and goes back bit for bit.
-TEST_P(CommitReal, ACommitThatFailsIsTakenBackByTheOther) {
+/// The other rank has written the new version by then, and rolls back bit for bit.
+TEST_P(CommitReal, ACommitThatFailsIsRolledBackByTheOther) {
   for (std::uint32_t failing = 0; failing < kRanks; ++failing) {
     SCOPED_TRACE(failing);
     begin_with_one_that_fails(failing);

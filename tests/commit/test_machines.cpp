@@ -238,7 +238,7 @@ TEST(Machines, ARankThatComesBackWithTheGroupsVersionServesItWhateverOthersHaveS
   EXPECT_EQ(group.all_serve(), 2u);
 }
 
-/// It has committed, and died before it could say so; the others went back.
+/// It has committed, and died before it could say so; the others rolled back.
 TEST(Machines, ARankThatHoldsWhatOthersPullDoesNotWaitForMore) {
   Group group(2);
   group.bring_to(1);

@@ -55,7 +55,7 @@ TEST_F(CommitRanks, AnEngineThatPausedHalfWayIsResumed) {
   EXPECT_TRUE(all_serve("one"));
 }
 
-TEST_F(CommitRanks, ACommitThatFailsIsTakenBackEverywhere) {
+TEST_F(CommitRanks, ACommitThatFailsIsRolledBackEverywhere) {
   bring_up();
   trainer_.publish("two");
   members_[1].receiver->fail_commits = 1;
@@ -290,7 +290,7 @@ TEST_F(CommitRanks, AReceiverThatOverwritesWhatItServesIsRefused) {
               HasSubstr("the engine's pause threw: no such step"));
 }
 
-TEST_F(CommitRanks, ATargetThatDoesNotGoBackIsRefused) {
+TEST_F(CommitRanks, ATargetThatDoesNotRollBackIsRefused) {
   start();
   FakeReceiver receiver(trainer_);
   CountingEngine engine;
@@ -363,7 +363,7 @@ TEST_F(CommitRank, DoubtAndItsEndAreLogged) {
         order.version = version(1);
         if (report.phase == Phase::none && !decided) order.kind = OrderKind::stage;
         if (report.phase == Phase::staged) order.kind = OrderKind::prepare;
-        if (report.phase == Phase::prepared && decided) order.kind = OrderKind::go_back;
+        if (report.phase == Phase::prepared && decided) order.kind = OrderKind::roll_back;
         return order;
       },
       std::move(o));
@@ -372,7 +372,7 @@ TEST_F(CommitRank, DoubtAndItsEndAreLogged) {
   EXPECT_FALSE(log.has("commit_doubt_ended"));
   decided = true;
   EXPECT_TRUE(eventually([&] { return rank_->state() == RankState::paused; }));
-  EXPECT_TRUE(eventually([&] { return log.has("commit_doubt_ended rank=0 transaction=1.4 by=go_back"); }))
+  EXPECT_TRUE(eventually([&] { return log.has("commit_doubt_ended rank=0 transaction=1.4 by=roll_back"); }))
       << log.text();
   rank_.reset();
 }

@@ -52,7 +52,7 @@ TEST(CompactFromTarget, IsWhatTheBaseGives) {
 }
 
 /// Values and whole tiles do not tell what was there: they stay, and all others are as the base gives them.
-TEST(CompactFromTarget, TilesThatCannotBeTakenBackStay) {
+TEST(CompactFromTarget, TilesThatAreNotReversibleStay) {
   History history(make_model(5));
   auto next = history.halves.back();
   step_small(next, *history.layout, 0.01, 6);

@@ -1,4 +1,4 @@
-// A trainer that never pauses against a full pull that needs many of its steps: each time the half is taken back, the
+// A trainer that never pauses against a full pull that needs many of its steps: each time the half is reclaimed, the
 // receiver keeps what it has verified, advances it by ring deltas, and still ends on a whole version.
 #include <arpa/inet.h>
 #include <netinet/in.h>

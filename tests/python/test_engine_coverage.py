@@ -161,7 +161,7 @@ def test_what_is_ignored_is_said_and_stays(rig: Rig, caplog: pytest.LogCaptureFi
 
 
 def test_a_name_that_the_loader_refuses_is_told_before_anything_is_written(rig: Rig) -> None:
-    """It would be refused amid the first load, which cannot be taken back."""
+    """It would be refused amid the first load, which cannot be rolled back."""
     rig.publish(first_version() | {"surplus.weight": torch.zeros(4)})
     engine = Engine(permutes=False)
     load = engine.load_weights

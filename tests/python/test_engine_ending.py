@@ -126,14 +126,14 @@ def test_a_rank_that_does_not_see_the_yes_is_of_no_version_until_the_next_update
     replica.assert_serves_newest()
 
 
-def test_a_rank_that_fails_has_the_other_take_back_and_both_say_so(replica: Replica) -> None:
+def test_a_rank_that_fails_has_the_other_roll_back_and_both_say_so(replica: Replica) -> None:
     replica.reach(2)
     before = [bits(rank.engine) for rank in replica.ranks]
     replica.publish()
     replica.ranks[1].loader.fail = True
     for ending in replica.update():
         assert ending is not None and ending.as_before
-        assert "all was taken back" in ending.text and "rank 1: the loader was told to fail" in ending.text
+        assert "all was rolled back" in ending.text and "rank 1: the loader was told to fail" in ending.text
     for rank, expected in zip(replica.ranks, before, strict=True):
         assert_bits(rank.engine, expected)
         assert rank.receiver.version.number == 2 and not rank.receiver.doubt
@@ -150,7 +150,7 @@ def test_a_load_that_fails_half_way_is_said_by_all(replica: Replica) -> None:
     for ending in replica.update():
         assert ending is not None and not ending.as_before
         assert "NOT ALL RANKS HAVE THE WEIGHTS OF BEFORE" in ending.text
-        assert "rank 0: the weights of rank0 are of no version: its first load was taken back" in ending.text
+        assert "rank 0: the weights of rank0 are of no version: its first load was rolled back" in ending.text
         assert "the weights of rank1 are of no version: the engine's loader has not come to the end of version 3" in (
             ending.text
         )

@@ -378,7 +378,7 @@ def test_what_an_attestation_finds_wrong_is_of_no_version(rig: Rig, monkeypatch:
     assert_bits(engine, engine.expected(rig.weights))
 
 
-def test_a_commit_that_cannot_be_attested_is_taken_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_cannot_be_attested_is_rolled_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _, receiver = rig.engine()
     rig.reach(receiver, 2)
     before = bits(engine)
@@ -448,7 +448,7 @@ def test_what_two_models_share_is_written_by_one_of_them(rig: Rig) -> None:
     assert "embed.weight" in first.trace.placed and "embed.weight" in second.trace.unplaced
 
 
-def test_a_first_load_that_is_taken_back_is_done_again(rig: Rig) -> None:
+def test_a_first_load_that_is_rolled_back_is_done_again(rig: Rig) -> None:
     engine, loader, receiver = rig.engine()
     for _ in range(2):
         staging = receiver.prepare(1)

@@ -38,7 +38,7 @@ class FakeReceiver:
     def rollback(self) -> None:
         self.do("rollback")
         if self.mode == "loaded":
-            self.void("its first load was taken back")
+            self.void("its first load was rolled back")
 
     def void(self, reason: str, *, doubt: bool = True) -> None:
         self.calls.append(f"{self.role}.void")
@@ -87,11 +87,11 @@ class Rank:
 
 
 STAGED = "version 2 of trainer 1"
-WRITTEN, TAKEN_BACK, LOST = f"{STAGED} is written", f"{STAGED} is taken back", "rank 0: the store failed"
+WRITTEN, ROLLED_BACK, LOST = f"{STAGED} is written", f"{STAGED} is rolled back", "rank 0: the store failed"
 PREPARED = ["target.prepare", "draft.prepare", "vote 1/staged"]
 COMMITTED = ["target.commit", "draft.commit", "vote 1/written"]
 FOLLOWED = ["target.follow", "draft.follow"]
-BACK = ["draft.rollback", "target.rollback", "vote 1/taken back"]
+BACK = ["draft.rollback", "target.rollback", "vote 1/rolled back"]
 
 
 def test_all_are_staged_everywhere_before_any_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,52 +120,52 @@ def test_a_draft_that_cannot_be_staged_keeps_all_ranks_from_writing(monkeypatch:
     assert "target.commit" not in rank.calls
 
 
-def test_a_peer_that_cannot_write_has_this_rank_take_back_in_reverse(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, STAGED, "rank 1: device lost", TAKEN_BACK)
+def test_a_peer_that_cannot_write_has_this_rank_roll_back_in_reverse(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED, "rank 1: device lost", ROLLED_BACK)
     success, message = rank.update()
-    assert not success and "all was taken back" in message and "rank 1: device lost" in message
+    assert not success and "all was rolled back" in message and "rank 1: device lost" in message
     assert rank.calls == [*PREPARED, *COMMITTED, *BACK, *FOLLOWED]
 
 
-def test_a_draft_that_cannot_be_written_has_the_target_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, STAGED, WRITTEN, TAKEN_BACK)
+def test_a_draft_that_cannot_be_written_has_the_target_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED, WRITTEN, ROLLED_BACK)
     rank.receivers["draft"].failing = "commit"
     success, message = rank.update()
-    assert not success and "all was taken back" in message
-    assert rank.calls == [*PREPARED, *COMMITTED, "target.rollback", "vote 1/taken back", *FOLLOWED]
+    assert not success and "all was rolled back" in message
+    assert rank.calls == [*PREPARED, *COMMITTED, "target.rollback", "vote 1/rolled back", *FOLLOWED]
 
 
 def assert_not_as_before(answer: tuple[bool, str]) -> None:
     success, message = answer
     assert not success and "NOT ALL RANKS HAVE THE WEIGHTS OF BEFORE" in message
     assert "do not resume before an update has succeeded" in message
-    assert "as before" not in message and "all was taken back" not in message
+    assert "as before" not in message and "all was rolled back" not in message
 
 
-def test_a_peer_that_cannot_take_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_cannot_roll_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch, STAGED, "rank 1: loader broke", "rank 1: the weights of w are of no version: loader broke")
     answer = rank.update()
     assert_not_as_before(answer)
     assert "rank 1: the weights of w" in answer[1]
 
 
-def test_a_peer_whose_taking_back_is_not_heard_of_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_whose_rollback_is_not_heard_of_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch, STAGED, "rank 1: device lost", LOST)
     _, message = rank.update()
     assert "PERHAPS NOT ALL RANKS" in message and "as before" not in message
 
 
-def test_what_this_ranks_loader_has_done_cannot_be_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, STAGED, "rank 1: device lost", TAKEN_BACK)
+def test_what_this_ranks_loader_has_done_cannot_be_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED, "rank 1: device lost", ROLLED_BACK)
     for receiver in rank.receivers.values():
         receiver.mode = "loaded"
     answer = rank.update()
     assert_not_as_before(answer)
-    assert "rank 0: the weights of target are of no version: its first load was taken back" in answer[1]
+    assert "rank 0: the weights of target are of no version: its first load was rolled back" in answer[1]
 
 
 def test_a_loader_that_broke_half_way_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, STAGED, WRITTEN, TAKEN_BACK, "rank 1: no space")
+    rank = Rank(monkeypatch, STAGED, WRITTEN, ROLLED_BACK, "rank 1: no space")
     target = rank.receivers["target"]
     target.failing, target.doubt_after = "commit", "the loader broke in version 2"
     answer = rank.update()
@@ -177,7 +177,7 @@ def test_a_loader_that_broke_half_way_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_rollback_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, STAGED, "rank 1: device lost", TAKEN_BACK)
+    rank = Rank(monkeypatch, STAGED, "rank 1: device lost", ROLLED_BACK)
     draft = rank.receivers["draft"]
     draft.failing, draft.doubt_after = "rollback", "a rollback failed"
     answer = rank.update()

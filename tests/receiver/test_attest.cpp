@@ -200,7 +200,7 @@ TEST_P(AttestPull, AnAgentThatHasMovedOnIsSaid) {
   EXPECT_EQ(commit_pull().mode, PullMode::full) << "a version that is known to be wrong is no base";
 }
 
-TEST_P(AttestPull, ACommitCanBeTakenBackAfterARepair) {
+TEST_P(AttestPull, ACommitCanBeRolledBackAfterARepair) {
   start_engine();
   commit_pull();
   const std::vector<std::byte> before = model_.half;
@@ -274,7 +274,7 @@ TEST_P(AttestPull, CommitsAreAttestedIfAsked) {
   ASSERT_FALSE(committed.ok());
   EXPECT_EQ(committed.error().code(), Errc::corrupt);
   EXPECT_THAT(committed.error().message(), HasSubstr("tile " + std::to_string(tile_at("tied", 0, col)) + " (tied)"));
-  EXPECT_THAT(committed.error().message(), HasSubstr("taken back to " + to_string(held)));
+  EXPECT_THAT(committed.error().message(), HasSubstr("rolled back to " + to_string(held)));
   EXPECT_THAT(committed.error().message(), HasSubstr("wrong as well"));
   EXPECT_GT((*staged)->report().attest_s, 0);
   EXPECT_EQ(*receiver_->current(), held);
@@ -432,7 +432,7 @@ TEST_F(CommitVerdicts, ASoundOneIsCommitted) {
   expect_holds(second_);
 }
 
-TEST_F(CommitVerdicts, WhatOnlyTheNewVersionHasWrongIsTakenBack) {
+TEST_F(CommitVerdicts, WhatOnlyTheNewVersionHasWrongIsRolledBack) {
   ASSERT_TRUE(commit_whole(target_, first_).ok());
   ASSERT_TRUE(commit_second().ok());
   const Reference third = trainer_.step(0.9);
@@ -440,7 +440,7 @@ TEST_F(CommitVerdicts, WhatOnlyTheNewVersionHasWrongIsTakenBack) {
   target_.memory()[trainer_.layout()->tensors()[5].offset] ^= std::byte{1};
   const CommitVerdict found = verdict();
   EXPECT_EQ(found.status.error().code(), Errc::corrupt);
-  EXPECT_THAT(found.status.error().message(), HasSubstr("taken back to " + to_string(second_.state.version)));
+  EXPECT_THAT(found.status.error().message(), HasSubstr("rolled back to " + to_string(second_.state.version)));
   EXPECT_FALSE(found.was_wrong) << found.status.error().to_string();
   expect_holds(second_);
 }
@@ -457,7 +457,7 @@ TEST_F(CommitVerdicts, WhatWasWrongBeforeStaysSoAndIsSaid) {
   expect_holds(first_);
 }
 
-TEST_F(CommitVerdicts, WithoutAWayBackThereIsNoVersion) {
+TEST_F(CommitVerdicts, WithoutAnUndoLogThereIsNoVersion) {
   ASSERT_TRUE(commit_whole(target_, first_).ok());
   second_ = trainer_.step(0.5);
   ASSERT_TRUE(commit_whole(target_, second_, FullOverLive::in_place).ok());
@@ -469,17 +469,17 @@ TEST_F(CommitVerdicts, WithoutAWayBackThereIsNoVersion) {
   ASSERT_TRUE(target_.begin_full(FullOverLive::refuse, in_time()).ok()) << "there is nothing to be kept";
 }
 
-TEST_F(CommitVerdicts, AFailedWayBackLeavesNoVersion) {
+TEST_F(CommitVerdicts, AFailedRollbackLeavesNoVersion) {
   ASSERT_TRUE(commit_whole(target_, first_).ok());
   ASSERT_TRUE(commit_second().ok());
   byte(false) ^= std::byte{1};
   target_.fail("put");
-  EXPECT_THAT(verdict().status.error().message(), HasSubstr("cannot be taken back"));
+  EXPECT_THAT(verdict().status.error().message(), HasSubstr("cannot be rolled back"));
   EXPECT_EQ(target_.forget_faults(), 0u);
   EXPECT_EQ(target_.committed(), nullptr);
 }
 
-TEST_F(CommitVerdicts, TheFirstVersionIsTakenBackToNothing) {
+TEST_F(CommitVerdicts, TheFirstVersionIsRolledBackToNothing) {
   ASSERT_TRUE(commit_whole(target_, first_).ok());
   target_.memory()[0] ^= std::byte{1};
   EXPECT_THAT(verdict().status.error().message(), HasSubstr("no version, as before"));
@@ -491,7 +491,7 @@ TEST_F(CommitVerdicts, ADeadlineThatPassesTakesItBack) {
   ASSERT_TRUE(commit_second().ok());
   const CommitVerdict late = verdict(Deadline::after(std::chrono::seconds(0)));
   EXPECT_EQ(late.status.error().code(), Errc::timed_out);
-  EXPECT_THAT(late.status.error().message(), HasSubstr("taken back to " + to_string(first_.state.version)));
+  EXPECT_THAT(late.status.error().message(), HasSubstr("rolled back to " + to_string(first_.state.version)));
   expect_holds(first_);
   ASSERT_TRUE(commit_second().ok());
   target_.fail("read_tile", 4);

@@ -1,4 +1,4 @@
-// Live memory that is known to be wrong: it is no base for a delta, whatever fails or is taken back meanwhile, and who
+// Live memory that is known to be wrong: it is no base for a delta, whatever fails or is rolled back meanwhile, and who
 // cannot look at all of it looks at what can be seen.
 #include <gmock/gmock-more-matchers.h>
 
@@ -127,7 +127,7 @@ TEST_F(Invalidated, ComesBackWhereAttestingTakesACommitBack) {
   remote_->fail("read_tile", 4);
   const Status committed = (*staged)->commit();
   ASSERT_FALSE(committed.ok());
-  EXPECT_THAT(committed.error().message(), HasSubstr("taken back to " + to_string(held)));
+  EXPECT_THAT(committed.error().message(), HasSubstr("rolled back to " + to_string(held)));
   EXPECT_EQ(next_mode(), PullMode::full);
 }
 

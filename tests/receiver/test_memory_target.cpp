@@ -54,7 +54,7 @@ class MemoryTargetFaults : public testing::Test {
     EXPECT_EQ(target_->committed()->version, reference.state.version);
     EXPECT_EQ(target_->memory(), reference.half);
   }
-  /// No version, and no way back; a full update helps.
+  /// No version, and no undo log; a full update helps.
   void expect_lost(const Status& status, const std::string& step) {
     expect_refused(status, step);
     EXPECT_THAT(status.error().message(), HasSubstr("no whole version"));
@@ -131,8 +131,8 @@ TEST_F(MemoryTargetFaults, ADeltaThatCannotBeReadLeavesTheVersionBefore) {
   expect_holds(second_);
 }
 
-/// The first step is written, the second cannot be read, and then nothing can be taken back.
-TEST_F(MemoryTargetFaults, ADeltaThatCannotBeTakenBackIsNoVersion) {
+/// The first step is written, the second cannot be read, and then nothing can be rolled back.
+TEST_F(MemoryTargetFaults, ADeltaThatCannotBeRolledBackIsNoVersion) {
   ThreadPool one(1, "one");
   target_ = std::make_unique<RemoteMemory>(trainer_.layout());
   ASSERT_TRUE(target_->open(one, in_time()).ok());

@@ -240,7 +240,7 @@ TEST_F(PullTest, FullOverLive) {
   expect_holds_newest();
 }
 
-TEST_F(PullTest, MemoryForTheWayBackIsGivenBack) {
+TEST_F(PullTest, MemoryForTheUndoLogIsGivenBack) {
   FakeAgent::Setup setup;
   setup.ring_deltas = 1;
   std::vector<TensorSpec> specs(1);
@@ -263,9 +263,9 @@ TEST_F(PullTest, MemoryForTheWayBackIsGivenBack) {
     ASSERT_TRUE(staged.ok()) << staged.error().to_string();
     ASSERT_EQ((*staged)->report().mode, PullMode::full);
     ASSERT_TRUE((*staged)->commit().ok());
-    const std::uint64_t with_way_back = resident();
+    const std::uint64_t with_undo_log = resident();
     staged->reset();
-    EXPECT_LT(resident() + model * 9 / 10, with_way_back) << "the way back ended with the update";
+    EXPECT_LT(resident() + model * 9 / 10, with_undo_log) << "the undo log ended with the update";
   }
   ASSERT_FALSE(receiver_->target()->rollback().ok());
   step(0.01);
@@ -273,7 +273,7 @@ TEST_F(PullTest, MemoryForTheWayBackIsGivenBack) {
   ASSERT_TRUE(first.ok());
   ASSERT_TRUE((*first)->commit().ok());
   step(0.01);
-  auto second = pull();  // ends the first one's way back, though the object lives
+  auto second = pull();  // ends the first one's undo log, though the object lives
   ASSERT_TRUE(second.ok());
   EXPECT_EQ((*second)->report().mode, PullMode::delta);
   ASSERT_FALSE(receiver_->target()->rollback().ok());

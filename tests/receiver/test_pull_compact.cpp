@@ -54,7 +54,7 @@ class CompactPull : public PullTest {
   }
 };
 
-TEST_F(CompactPull, IsSmallerAndTakenBackBitForBit) {
+TEST_F(CompactPull, IsSmallerAndRolledBackBitForBit) {
   start_slow();
   EXPECT_EQ(pull_and_commit().mode, PullMode::full);
   for (int i = 0; i < 3; ++i) {

@@ -110,7 +110,7 @@ TEST_F(ShadowFaults, ADeltaThatLiveMemoryRefusesLeavesBothOnTheVersionBefore) {
 }
 
 /// And what cannot be written a second time either is lost; the shadow is not.
-TEST_F(ShadowFaults, ADeltaThatCannotBeTakenBackLosesLiveMemoryAlone) {
+TEST_F(ShadowFaults, ADeltaThatCannotBeRolledBackLosesLiveMemoryAlone) {
   for (const char* again : {"open_live", "put"}) {
     live_->fail("settle");
     live_->fail(again);
@@ -123,7 +123,7 @@ TEST_F(ShadowFaults, ADeltaThatCannotBeTakenBackLosesLiveMemoryAlone) {
   expect_holds(second_);
 }
 
-TEST_F(ShadowFaults, AStagedFullThatLiveMemoryRefusesIsTakenBack) {
+TEST_F(ShadowFaults, AStagedFullThatLiveMemoryRefusesIsRolledBack) {
   for (const char* step : {"open_live", "put", "settle"}) {
     live_->fail(step);
     const Status status = commit_staged();
@@ -200,14 +200,14 @@ TEST_F(ShadowFaults, AFullAfterALossAndBack) {
   expect_lost(first_);
 }
 
-/// What takes a refused commit back has little more time than the commit.
-TEST_F(ShadowFaults, ATakeBackHasItsCommitsTimeAndSomeGrace) {
+/// What rolls a refused commit back has little more time than the commit.
+TEST_F(ShadowFaults, ARollbackHasItsCommitsTimeAndSomeGrace) {
   ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
   fill_full(*target_, second_);
   live_->fail("put");
   const Deadline deadline = in_time();
   ASSERT_FALSE(target_->commit_full(second_.state, deadline).ok());
-  EXPECT_EQ(live_->opened_until().at(), deadline.at() + kTakeBackGrace);
+  EXPECT_EQ(live_->opened_until().at(), deadline.at() + kRollbackGrace);
   expect_holds(first_);
 }
 
@@ -254,7 +254,7 @@ TEST_F(ShadowFaults, AWrongShadowDoesNotCostASoundVersion) {
   EXPECT_EQ(live_->forget_faults(), 1u) << "live memory was opened to be written";
   rotten ^= std::byte{1};
   expect_holds(first_);
-  // And no commit is taken back to a version before that is rotten.
+  // And no commit is rolled back to a version before that is rotten.
   std::byte& before = byte_of_shadow(3);
   ASSERT_TRUE(commit_staged().ok());
   before ^= std::byte{1};
@@ -280,8 +280,8 @@ TEST_F(ShadowFaults, ACommitWritesNoTileThatIsWrong) {
   expect_holds(first_);
 }
 
-/// Nor does what takes a commit back.
-TEST_F(ShadowFaults, ATakeBackWritesNoTileThatIsWrong) {
+/// Nor does what rolls a commit back.
+TEST_F(ShadowFaults, ARollbackWritesNoTileThatIsWrong) {
   const Tensor& tensor = trainer_.layout()->tensors()[trainer_.layout()->tile(3).tensor];
   std::byte& before = byte_of_shadow(3);
   before ^= std::byte{1};

@@ -211,9 +211,9 @@ class Receiver:
         return self._commit_over_pauses(prepared, end)
 
     def rollback(self) -> Version | None:
-        """Takes the last commit back, bit for bit, until the next pull begins (with ``background`` that is at once);
+        """Rolls the last commit back, bit for bit, until the next pull begins (with ``background`` that is at once);
         returns the version before it."""
-        nothing = "rollback: no commit can be taken back (a pull has begun since, or there was none)"
+        nothing = "rollback: no commit can be rolled back (a pull has begun since, or there was none)"
         if self._committed is None:
             raise InvalidArgument(nothing)
         with self._locked("rollback", time.monotonic() + self.timeout):
@@ -506,7 +506,7 @@ class Receiver:
                 self._update = None
                 if self._staged is prepared:
                     self._staged = None
-                self._committed = staged  # before: what interrupts behind the commit leaves a way back
+                self._committed = staged  # before: what interrupts behind the commit can still be rolled back
                 try:
                     staged.commit(left(end))
                 except Exception:

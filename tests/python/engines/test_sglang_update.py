@@ -324,7 +324,7 @@ def test_sglang_a_rank_that_cannot_stage_or_write_keeps_both_at_the_version_befo
     replica.ask("forbid", ranks=[1], reason=None)
     replica.ask("fail_next_commit", ranks=[1])
     for message in replica.refused(3):
-        assert "taken back" in message and "rank 1: the device is lost" in message
+        assert "rolled back" in message and "rank 1: the device is lost" in message
     assert replica.ask("changed") == [{"target": []}] * 2
     assert [answer["versions"] for answer in replica.ask("state")] == [["1", "2"]] * 2
     replica.update(3)
@@ -387,7 +387,7 @@ def test_sglang_a_first_load_that_breaks_on_one_rank_is_said_by_both(start: Star
     replica.ask("fail_next_load", ranks=[1])
     for message in replica.refused(1):
         assert "NOT ALL RANKS HAVE THE WEIGHTS OF BEFORE" in message and "as before" not in message
-        assert "rank 0: the weights of sglang-target-tp0 are of no version: its first load was taken back" in message
+        assert "rank 0: the weights of sglang-target-tp0 are of no version: its first load was rolled back" in message
         assert "rank 1: the loader broke" in message and "the end of version 1" in message
     assert [answer["versions"] for answer in replica.ask("state")] == [[], []]
     replica.update(1)

@@ -329,7 +329,7 @@ def test_a_rank_that_fails_changes_no_rank(start, phase):
         setup.replica.rpc("update_weights", {"version": 3})
     said = {
         "stage": "nothing was changed on any rank",
-        "commit": "all was taken back, the weights of all ranks are as before",
+        "commit": "all was rolled back, the weights of all ranks are as before",
     }
     assert f"[0] Aborted: {said[phase]}: rank 1: RuntimeError" in str(failed.value)
     assert "[1] RuntimeError" in str(failed.value) and "told to fail" in str(failed.value)
@@ -373,7 +373,7 @@ def test_a_first_load_that_breaks_on_one_rank_is_said_by_both(start):
         setup.replica.rpc("update_weights", {"version": 1})
     for said in str(failed.value).split(" | "):
         assert "WeightsUnknown: NOT ALL RANKS HAVE THE WEIGHTS OF BEFORE" in said
-        assert "rank 0: the weights of vllm-dp0-rank0 are of no version: its first load was taken back" in said
+        assert "rank 0: the weights of vllm-dp0-rank0 are of no version: its first load was rolled back" in said
         assert "rank 1: OSError: the loader broke" in said and "the end of version 1" in said
         assert "as before" not in said and "nothing was changed" not in said
     setup.update(1)

@@ -139,7 +139,7 @@ class Rank:
         def fails(*args, **options):
             setattr(receiver, method, real)
             if what == "commit":
-                # As a device that fails at the end: the update is written, and taken back by the session.
+                # As a device that fails at the end: the update is written, and rolled back by the session.
                 synchronize = receiver.loader.synchronize
                 calls = []
 

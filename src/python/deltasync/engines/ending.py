@@ -1,14 +1,14 @@
-"""How a commit of several ranks ends: kept by all, taken back by all, or neither, which is said.
+"""How a commit of several ranks ends: kept by all, rolled back by all, or neither, which is said.
 
 ====================  ============================================================================================
 the ranks decide      this rank
 ====================  ============================================================================================
 yes                   keeps it
-no                    takes it back; then all vote once more, on whether every rank has the weights of before
-unknown (votes.py)    others may keep it or have taken it back: its weights count as void, whatever they are
+no                    rolls it back; then all vote once more, on whether every rank has the weights of before
+unknown (votes.py)    others may keep it or have rolled it back: its weights count as void, whatever they are
 ====================  ============================================================================================
 
-What the engine's loader has done, or begun to do, cannot be taken back: such a rank's weights are of no version
+What the engine's loader has done, or begun to do, cannot be rolled back: such a rank's weights are of no version
 (:attr:`EngineReceiver.doubt` says why), and its next commit loads all of them.
 """
 
@@ -80,9 +80,9 @@ def conclude(
         except BaseException:
             _void(committed, subject)
             raise
-    settled = decide(doubts(receivers) or None, f"{subject} is taken back", "taken back")
+    settled = decide(doubts(receivers) or None, f"{subject} is rolled back", "rolled back")
     if settled.yes:
-        return Ending(True, f"all was taken back, the weights of all ranks are as before: {verdict.reason}")
+        return Ending(True, f"all was rolled back, the weights of all ranks are as before: {verdict.reason}")
     known = "NOT ALL RANKS" if settled.outcome is Outcome.NO else "PERHAPS NOT ALL RANKS"
     return Ending(False, f"{known} HAVE THE WEIGHTS OF BEFORE: {settled.reason}; what failed: {verdict.reason}")
 

@@ -95,7 +95,7 @@ class EngineReceiver:
         self._staging: Staging | None = None
         self._following: Prepared | None = None
         self._before: Version | None = None
-        self._mode = ""  # what rollback() would take back
+        self._mode = ""  # what rollback() would roll back
         self._bound = False  # to where the state says: a pull may begin
         self._receiver: Receiver | None = None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"deltasync-{name}")
@@ -173,10 +173,10 @@ class EngineReceiver:
         )
 
     def rollback(self) -> None:
-        """Takes the last commit back, bit for bit, until :meth:`follow` or :meth:`prepare`. After one that the engine's
-        loader did there is no way back: the memory counts as void, and the next commit loads all of it."""
+        """Rolls the last commit back, bit for bit, until :meth:`follow` or :meth:`prepare`. After one that the engine's
+        loader did cannot be rolled back: the memory counts as void, and the next commit loads all of it."""
         if self._mode == "loaded":
-            self.void("its first load was taken back")
+            self.void("its first load was rolled back")
         if self._mode in ("", "loaded", "up_to_date"):
             self._mode = ""
             return
@@ -193,7 +193,7 @@ class EngineReceiver:
         self._drop_staging()
 
     def follow(self) -> None:
-        """Goes on to pull whatever comes next, in the background. After a commit: once it need not be taken back."""
+        """Goes on to pull whatever comes next, in the background. After a commit: once it need not be rolled back."""
         self._drop_staging()
         self._mode = ""
         receiver = self._receiver
@@ -362,7 +362,7 @@ class EngineReceiver:
         except BaseException:
             self._mode = ""
             if self._receiver.lost:
-                self.void("a commit failed and could not be taken back")
+                self.void("a commit failed and could not be rolled back")
             elif self._receiver.version != had:
                 self.void("a commit was interrupted when it had written")
             raise

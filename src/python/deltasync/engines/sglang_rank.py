@@ -2,7 +2,7 @@
 
 Two phases. Every rank stages and verifies the version for each of its models (target and drafts), then all vote
 (votes.py); if one cannot, nothing is written anywhere. Then every rank writes, and all vote again; if one failed, the
-others take theirs back (ending.py). Only if all have written does SGLang record the version and flush its cache.
+others roll theirs back (ending.py). Only if all have written does SGLang record the version and flush its cache.
 
 All of it runs on the scheduler's thread, between two steps; the pulling does not.
 """

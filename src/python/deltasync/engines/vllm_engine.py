@@ -70,7 +70,7 @@ class DeltasyncUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, DeltasyncUpdateInfo]):  # type: ignore[misc]
     """One rank's. Pulls and verifies on threads of its own from init on; an update writes what is staged.
 
-    Two phases: every rank stages and verifies, then all commit; if one fails, those that have committed take it back
+    Two phases: every rank stages and verifies, then all commit; if one fails, those that have committed roll it back
     (ending.py), every rank raises, and no session stays open.
     """
 
