@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from deltasync._arrays import rows_cols
-from deltasync._slices import Piece, local_block, pieces
+from deltasync._slices import LocalRect, local_block, local_rects
 from deltasync.errors import Unsupported
 
 
-def write(view: np.ndarray, block: np.ndarray, parts: list[Piece]) -> None:
+def write(view: np.ndarray, block: np.ndarray, parts: list[LocalRect]) -> None:
     """What the writer does with the pieces: copies the block's rows to the rectangles."""
     local = block.reshape(rows_cols(block.shape))
     for part in parts:
@@ -44,7 +44,7 @@ def test_pieces_cover_each_element_of_the_block_once() -> None:
         whole = np.arange(1, math.prod(shape) + 1).reshape(shape)
         block = whole[tuple(slice(o, o + s) for o, s in zip(offset, size, strict=True))]
         view = np.zeros(rows_cols(shape), whole.dtype)
-        parts = pieces(shape, offset, size)
+        parts = local_rects(shape, offset, size)
         write(view, np.ascontiguousarray(block), parts)
         expected = np.zeros_like(whole)
         expected[tuple(slice(o, o + s) for o, s in zip(offset, size, strict=True))] = block
@@ -55,12 +55,12 @@ def test_pieces_cover_each_element_of_the_block_once() -> None:
 
 
 def test_whole_tensors_and_runs_of_rows_are_one_piece() -> None:
-    assert pieces((), (), ()) == [Piece(0, 0, 1, 1, 0)]
-    assert pieces((4, 5, 6), (0, 0, 0), (4, 5, 6)) == [Piece(0, 0, 20, 6, 0)]
-    assert pieces((4, 5, 6), (1, 0, 0), (2, 5, 6)) == [Piece(5, 0, 10, 6, 0)]
-    assert pieces((4, 5, 6), (0, 0, 2), (4, 5, 3)) == [Piece(0, 2, 20, 3, 0)]
-    assert pieces((2, 5, 6), (0, 1, 0), (2, 3, 6)) == [Piece(1, 0, 3, 6, 0), Piece(6, 0, 3, 6, 3)]
-    assert pieces((0, 3), (0, 0), (0, 3)) == []
+    assert local_rects((), (), ()) == [LocalRect(0, 0, 1, 1, 0)]
+    assert local_rects((4, 5, 6), (0, 0, 0), (4, 5, 6)) == [LocalRect(0, 0, 20, 6, 0)]
+    assert local_rects((4, 5, 6), (1, 0, 0), (2, 5, 6)) == [LocalRect(5, 0, 10, 6, 0)]
+    assert local_rects((4, 5, 6), (0, 0, 2), (4, 5, 3)) == [LocalRect(0, 2, 20, 3, 0)]
+    assert local_rects((2, 5, 6), (0, 1, 0), (2, 3, 6)) == [LocalRect(1, 0, 3, 6, 0), LocalRect(6, 0, 3, 6, 3)]
+    assert local_rects((0, 3), (0, 0), (0, 3)) == []
 
 
 torch = pytest.importorskip("torch")
@@ -106,7 +106,7 @@ def test_ranks_of_a_mesh_write_each_element_once(fake_ranks) -> None:
                 block = local_block(tensor, "w")
                 if block is not None:
                     local, offset, size = block
-                    write(view, local.numpy(), pieces(shape, offset, size))
+                    write(view, local.numpy(), local_rects(shape, offset, size))
         for view, (shape, placements) in zip(views, placed, strict=True):
             whole = np.arange(1, math.prod(shape) + 1).reshape(shape)
             assert np.array_equal(view.reshape(shape), whole), (mesh_shape, shape, placements)
@@ -125,7 +125,7 @@ def test_fsdp_over_tensor_parallelism(fake_ranks, rows: int) -> None:
         tensor = distribute_tensor(whole, mesh, [_StridedShard(0, split_factor=2), Shard(0)], src_data_rank=None)
         local, offset, size = local_block(tensor, "w")
         firsts.append(offset[0])
-        write(view, local.numpy(), pieces((rows, 3), offset, size))
+        write(view, local.numpy(), local_rects((rows, 3), offset, size))
     assert np.array_equal(view, whole.numpy())
     assert firsts == [0, rows // 2, rows // 4, rows * 3 // 4]
 

@@ -14,20 +14,20 @@ namespace {
 
 constexpr std::size_t kPieceElements = std::size_t{4} << 20;  ///< of a tensor, for one thread at a time
 
-struct Piece {
+struct ElementRange {
   std::size_t first;  ///< bf16 element of the half
   std::size_t count;
 };
 
-std::vector<Piece> pieces_of(const Layout& layout) {
-  std::vector<Piece> pieces;
+std::vector<ElementRange> ranges_of(const Layout& layout) {
+  std::vector<ElementRange> ranges;
   for (const Tensor& tensor : layout.tensors()) {
     const std::size_t elements = tensor.bytes / sizeof(std::uint16_t);
     for (std::size_t at = 0; at < elements; at += kPieceElements) {
-      pieces.push_back({tensor.offset / sizeof(std::uint16_t) + at, std::min(kPieceElements, elements - at)});
+      ranges.push_back({tensor.offset / sizeof(std::uint16_t) + at, std::min(kPieceElements, elements - at)});
     }
   }
-  return pieces;
+  return ranges;
 }
 
 struct Timed {
@@ -52,28 +52,28 @@ struct Data {
   }
 };
 
-Result<Timed> time_format(const Data& data, const BaselineFormat& format, const std::vector<Piece>& pieces,
+Result<Timed> time_format(const Data& data, const BaselineFormat& format, const std::vector<ElementRange>& ranges,
                           unsigned rounds) {
   Timed timed;
   const Bf16Span before = data.words(data.halves.before());
   const Bf16Span after = data.words(data.halves.after());
   const std::span<std::uint16_t> live{reinterpret_cast<std::uint16_t*>(data.live.span().data()),
                                       data.live.span().size() / sizeof(std::uint16_t)};
-  std::vector<std::vector<std::byte>> deltas(pieces.size());
+  std::vector<std::vector<std::byte>> deltas(ranges.size());
   for (unsigned round = 0; round < rounds; ++round) {
     for (auto& delta : deltas) delta.clear();
     const Stopwatch encoding;
     std::atomic<bool> wrong{false};
-    data.pool.run(pieces.size(), [&](std::uint64_t i, unsigned) {
-      const auto [first, count] = pieces[i];
+    data.pool.run(ranges.size(), [&](std::uint64_t i, unsigned) {
+      const auto [first, count] = ranges[i];
       if (!format.encode(before.subspan(first, count), after.subspan(first, count), deltas[i])) wrong = true;
     });
     timed.encode_s = std::min(timed.encode_s, encoding.seconds());
 
     data.reset_live();
     const Stopwatch decoding;
-    data.pool.run(pieces.size(), [&](std::uint64_t i, unsigned) {
-      if (!format.decode(deltas[i], live.subspan(pieces[i].first, pieces[i].count))) wrong = true;
+    data.pool.run(ranges.size(), [&](std::uint64_t i, unsigned) {
+      if (!format.decode(deltas[i], live.subspan(ranges[i].first, ranges[i].count))) wrong = true;
     });
     timed.decode_s = std::min(timed.decode_s, decoding.seconds());
     if (wrong)
@@ -157,9 +157,9 @@ Result<Json> run_baseline(const Options& options) {
                     {"encode_gbps", bytes / timed.encode_s / 1e9},
                     {"decode_gbps", bytes / timed.decode_s / 1e9}});
   };
-  const std::vector<Piece> pieces = pieces_of(layout);
+  const std::vector<ElementRange> ranges = ranges_of(layout);
   for (const BaselineFormat& format : baseline_formats()) {
-    DS_ASSIGN(const Timed timed, time_format(data, format, pieces, rounds_of(options)));
+    DS_ASSIGN(const Timed timed, time_format(data, format, ranges, rounds_of(options)));
     add(format.name, format.system, timed);
   }
   DS_ASSIGN(const Timed ours, time_ours(data, false, rounds_of(options)));

@@ -12,7 +12,7 @@ from .errors import Unsupported
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LocalRect:
     """A rectangle of the 2-D view, and where it begins in the local tensor (index of the first element's row there)."""
 
     row: int
@@ -23,13 +23,13 @@ class Piece:
     local_row: int
 
 
-def pieces(shape: Sequence[int], offset: Sequence[int], size: Sequence[int]) -> list[Piece]:
+def local_rects(shape: Sequence[int], offset: Sequence[int], size: Sequence[int]) -> list[LocalRect]:
     """The N-d block of `size` at `offset` of a tensor of `shape`, as rectangles of its 2-D view, in the order of the
     block's own rows. Empty if the block is."""
     if math.prod(size) == 0:
         return []
     if not shape:
-        return [Piece(0, 0, 1, 1, 0)]
+        return [LocalRect(0, 0, 1, 1, 0)]
     outer, inner = list(shape[:-1]), list(size[:-1])
     # The dimensions behind the last one that is cut are whole: their rows lie one behind the other.
     cut = max((i for i in range(len(outer)) if inner[i] != outer[i]), default=-1)
@@ -38,7 +38,9 @@ def pieces(shape: Sequence[int], offset: Sequence[int], size: Sequence[int]) -> 
     first = sum(offset[i] * steps[i] for i in range(len(outer)))
     loops = [range(inner[i]) for i in range(max(cut, 0))]
     return [
-        Piece(first + sum(index * steps[i] for i, index in enumerate(indices)), offset[-1], run, size[-1], number * run)
+        LocalRect(
+            first + sum(index * steps[i] for i, index in enumerate(indices)), offset[-1], run, size[-1], number * run
+        )
         for number, indices in enumerate(itertools.product(*loops))
     ]
 
@@ -154,4 +156,4 @@ def _cuts(tensor: Any, name: str) -> list[tuple[int, int]]:
     return plain + later[::-1]
 
 
-__all__ = ["Piece", "ShardedView", "is_dtensor", "local_block", "pieces"]
+__all__ = ["LocalRect", "ShardedView", "is_dtensor", "local_block", "local_rects"]

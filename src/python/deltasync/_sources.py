@@ -13,7 +13,7 @@ from .layouts import as_pair, module_stays, module_tensors, named_tensors
 _DICT_ITEMS: type = type(dict[str, Any]().items())
 
 
-class Source:
+class TensorSource:
     """Pairs of name and tensor: of a module, a mapping, an iterable, or of a function that returns one of these."""
 
     def __init__(self, tensors: Any) -> None:
@@ -36,13 +36,13 @@ class Source:
         #: Whether a tensor that was not noted here begins at this address.
         self.also_seen: Callable[[int], bool] = lambda _: False
 
-    def rehearsed(self, look: Callable[[str, Any], None]) -> Source:
+    def rehearsed(self, look: Callable[[str, Any], None]) -> TensorSource:
         """Shows `look` every pair; returns a source that has them again. The tensors of a generator are all alive at
         once for that; those of a function that makes generators are not."""
         if self._made_by is not None:
             for item in self.items:
                 look(*as_pair(item, "offload: tensors"))
-            return Source(self._made_by)
+            return TensorSource(self._made_by)
         self.items = list(self.items)
         for item in self.items:
             look(*as_pair(item, "offload: tensors"))

@@ -16,8 +16,8 @@ from ._group import Group
 from ._modules import checkpoint_name, checkpoint_names, is_module
 from ._native import Batch, Layout, PlainTensors, Sidecar, Version, Writer
 from ._reports import OffloadReport
-from ._slices import ShardedView, is_dtensor, local_block, pieces
-from ._sources import Source
+from ._slices import ShardedView, is_dtensor, local_block, local_rects
+from ._sources import TensorSource
 from ._versions import version_number
 from .agent import LISTEN, AgentProcess
 from .errors import InvalidArgument, NotFound
@@ -207,7 +207,7 @@ class WeightManager:
         self._offloading = True
         self._cast = {}
         try:
-            source = Source(tensors)
+            source = TensorSource(tensors)
             if self._group.size > 1 and not self._planned:
                 source = self._register_plan(source, end)
             self._writer.begin(wanted, left(end))
@@ -265,7 +265,7 @@ class WeightManager:
         self._asked = number = version_number("offload", version)
         return Version(self.epoch, number, label)
 
-    def _write_all(self, source: Source, end: float) -> None:
+    def _write_all(self, source: TensorSource, end: float) -> None:
         batch = Batch()
         wait = not source.stay  # else the sources of copies that are under way on a device stay as they are
         cast = 0
@@ -299,7 +299,7 @@ class WeightManager:
                     break
         return index
 
-    def _odd(self, source: Source, batch: Batch) -> Iterable[tuple[str, Any]]:
+    def _odd(self, source: TensorSource, batch: Batch) -> Iterable[tuple[str, Any]]:
         """The pairs that are to be looked at; of the others, those that stay are added to the batch, the rest is
         written."""
         if self._group.size > 1:
@@ -347,14 +347,14 @@ class WeightManager:
             self._cast[name] = (array.dtype, self._dtypes[index])
             array = describe(_cast(memory, name, array.dtype, self._dtypes[index]), name)
         step = array.row_stride or array.rows_cols[1] * self.layout[index].element_bytes
-        for piece in pieces(self._shapes[index], offset, size):
+        for rect in local_rects(self._shapes[index], offset, size):
             batch.add(
                 index,
-                piece.row,
-                piece.col,
-                piece.rows,
-                piece.cols,
-                array.address + piece.local_row * step,
+                rect.row,
+                rect.col,
+                rect.rows,
+                rect.cols,
+                array.address + rect.local_row * step,
                 array.row_stride,
                 array.device,
                 array.stream,
@@ -362,7 +362,7 @@ class WeightManager:
             )
         return not _shares(array, memory)
 
-    def _register_plan(self, source: Source, end: float) -> Source:
+    def _register_plan(self, source: TensorSource, end: float) -> TensorSource:
         """Tells the agent which parts this process writes, if they are not those that were agreed on."""
         parts: list[tuple[int, int, int, int, int]] = []
 
@@ -370,8 +370,8 @@ class WeightManager:
             index = self._index_of(name)
             block = self._block(index, name, tensor) if index is not None else None
             if index is not None and block is not None:
-                for piece in pieces(self._shapes[index], block[1], block[2]):
-                    parts.append((index, piece.row, piece.col, piece.rows, piece.cols))
+                for rect in local_rects(self._shapes[index], block[1], block[2]):
+                    parts.append((index, rect.row, rect.col, rect.rows, rect.cols))
 
         source = source.rehearsed(add)
         if parts != self._parts:

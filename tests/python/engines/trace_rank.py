@@ -13,8 +13,8 @@ import time
 import deltasync
 import torch
 from checkpoints import shapes, write_config
-from deltasync.tracing import placement_plan, prove, replay, trace, whole_leaves
-from deltasync.tracing.memory import live_tensors
+from deltasync.autoplacement import placement_plan, prove, replay, trace_loader, whole_leaves
+from deltasync.autoplacement.memory import live_tensors
 from engine_support import any_bits, dtype_of
 
 
@@ -48,7 +48,7 @@ def main(engine, name, ranks, rank, port, mode):
     first, second = version(name, 1), version(name, 2)
     untouched = memory(model)
     start = time.monotonic()
-    found = trace(model, load, [(key, value.dtype, value.shape) for key, value in first.items()])
+    found = trace_loader(model, load, [(key, value.dtype, value.shape) for key, value in first.items()])
     seconds = time.monotonic() - start
     report = {"changed_by_trace": differing(untouched, memory(model)), "trace_seconds": round(seconds, 3)}
     load(first.items())

@@ -12,7 +12,7 @@ from ..errors import UnmatchedWeights
 from .votes import NOTHING, Lacks
 
 if TYPE_CHECKING:
-    from ..tracing import Trace
+    from ..autoplacement import LoaderTrace
     from .session import EngineReceiver
 
 _log = logging.getLogger("deltasync.engines")
@@ -21,7 +21,7 @@ _log = logging.getLogger("deltasync.engines")
 ENGINES_OWN = ("*rotary_emb.inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached")
 
 
-def refused(trace: Trace) -> dict[str, str]:
+def refused(trace: LoaderTrace) -> dict[str, str]:
     """Tensors whose names the loader refuses → how: it would refuse them in every update, amid its writing."""
     found = {}
     for name, reload in trace.reload.items():
@@ -40,11 +40,11 @@ def _quantises(method: Any) -> bool:
     return bool(comes_quantised) and not any(comes_quantised)
 
 
-def quantised_anew(trace: Trace, model: Any) -> set[str]:
+def quantised_anew(trace: LoaderTrace, model: Any) -> set[str]:
     """Weights of modules that the engine quantises as it loads them, and that no tensor fills: their scales, where what
     comes is in another form. Where all tensors of a module are copied as they are, so have its scales to be: the
     trainer's weights are quantised then."""
-    from ..tracing.memory import live_tensors
+    from ..autoplacement.memory import live_tensors
 
     computed = {module for reload in trace.reload.values() for module in reload.modules}
     modules = model if isinstance(model, Mapping) else {"": model}
@@ -65,7 +65,7 @@ def quantised_anew(trace: Trace, model: Any) -> set[str]:
 
 
 def require_engine_coverage(
-    name: str, model: Any, trace: Trace, unplaced: Mapping[str, str], ignore: Ignore, *, shared: bool
+    name: str, model: Any, trace: LoaderTrace, unplaced: Mapping[str, str], ignore: Ignore, *, shared: bool
 ) -> dict[str, str]:
     """What of `unplaced`, the trainer's tensors that this model has no place for, is not ignored. UnmatchedWeights if
     there is something and the tensors are not `shared` with other models; and in any case for weights of the model that

@@ -15,7 +15,7 @@ from .._native import Layout, PlacementPlan
 from ..errors import Unsupported
 
 if TYPE_CHECKING:
-    from ..tracing import Trace
+    from ..autoplacement import LoaderTrace
 
 _ALIGNMENT = 64
 
@@ -63,7 +63,7 @@ class HostCopies:
             yield tensor.name, torch.from_numpy(raw).view(dtype).reshape(shape)
 
 
-def plan_of(layout: Layout, trace: Trace) -> tuple[PlacementPlan, HostCopies]:
+def plan_of(layout: Layout, trace: LoaderTrace) -> tuple[PlacementPlan, HostCopies]:
     """The plan of a trace, and the memory that its "reload" tensors are placed in. The copies, and the trace, are to
     live as long as the plan is used. What the trace has no place for is ignored: who makes the plan has proved that it
     may be (coverage.py). Unsupported: the engine takes nothing of this checkpoint."""
@@ -91,11 +91,11 @@ def plan_of(layout: Layout, trace: Trace) -> tuple[PlacementPlan, HostCopies]:
     return plan, copies
 
 
-def places(trace: Trace, model: Any) -> dict[str, tuple[object, ...]]:
+def places(trace: LoaderTrace, model: Any) -> dict[str, tuple[object, ...]]:
     """Where and how the model holds what is in memory that the trace's slices name: name → geometry. If it differs from
     what it was, the plan is void. Of tensors elsewhere nothing is said: an engine may make those anew as it likes
     (scales that it keeps on the host, what it derives from others)."""
-    from ..tracing.memory import live_tensors
+    from ..autoplacement.memory import live_tensors
 
     memories = sorted((str(m.device), m.base, m.base + m.bytes) for m in trace.memories)
     found: dict[str, tuple[object, ...]] = {}
@@ -110,10 +110,10 @@ def places(trace: Trace, model: Any) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def without_shared(trace: Trace, model: Any, other: Any) -> Trace:
+def without_shared(trace: LoaderTrace, model: Any, other: Any) -> LoaderTrace:
     """The trace of `model` less what is in memory of the model `other`, which is the other's to fill: slices that are
     there, tensors that are nowhere else ("unplaced"), and weights."""
-    from ..tracing.memory import live_tensors
+    from ..autoplacement.memory import live_tensors
 
     theirs = {live.tensor.untyped_storage().data_ptr() for live in live_tensors(other) if live.tensor.numel()}
     shared = {index for index, memory in enumerate(trace.memories) if memory.storage.data_ptr() in theirs}

@@ -39,7 +39,7 @@ from .placed import HostCopies, places, plan_of, without_shared
 from .staging import CommitReport, Staging, words
 
 if TYPE_CHECKING:
-    from ..tracing import Trace
+    from ..autoplacement import LoaderTrace
 
 _log = logging.getLogger("deltasync.engines")
 
@@ -83,7 +83,7 @@ class EngineReceiver:
         self.version: Version | None = None
         #: Why live memory is of no version; empty: it is of one, or never was written.
         self.doubt = ""
-        self.trace: Trace | None = None
+        self.trace: LoaderTrace | None = None
         #: Tensors of the trainer that this model has no place for, and that are not ignored → why.
         self.untaken: dict[str, str] = {}
         self._ignore, self._shared = Ignore((*ENGINES_OWN, *ignore)), shared
@@ -271,12 +271,12 @@ class EngineReceiver:
     # Tracing, loading, writing.
 
     def _retrace(self, timeout: float) -> None:
-        from ..tracing import trace, whole_leaves
+        from ..autoplacement import trace_loader, whole_leaves
 
         receiver = self._receiver
         assert receiver is not None
         specs = [(tensor.name, tensor.dtype, tensor.shape) for tensor in receiver.layout]
-        found = trace(self.model, self.loader.load_traced, specs)
+        found = trace_loader(self.model, self.loader.load_traced, specs)
         found = found.drop(refused(found))
         untaken = found.unplaced
         if self._beside is not None:
@@ -327,7 +327,7 @@ class EngineReceiver:
 
     def _load_all(self) -> str:
         """Through the engine's loader; then what is equal byte for byte is bound in place."""
-        from ..tracing import prove, whole_leaves
+        from ..autoplacement import prove, whole_leaves
 
         assert self._receiver is not None and self.trace is not None
         self.version = self._before = None

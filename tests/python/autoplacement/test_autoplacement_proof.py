@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from deltasync.tracing import prove, replay, trace  # noqa: E402
+from autoplacement_support import BF16, hf, parameter, specs_of, traced  # noqa: E402
+from deltasync.autoplacement import prove, replay, trace_loader  # noqa: E402
 from torch import nn  # noqa: E402
-from tracing_support import BF16, hf, parameter, specs_of, traced  # noqa: E402
 
 TENSORS = {"a": (6, 8), "b": (6, 8), "c": (torch.float8_e4m3fn, (6, 8)), "d": (torch.float32, (3,))}
 
@@ -98,14 +98,16 @@ def test_an_address_between_elements():
     model.even = nn.Parameter(torch.frombuffer(raw, dtype=torch.uint8), requires_grad=False)
     model.odd = nn.Parameter(torch.frombuffer(raw, dtype=BF16, offset=1), requires_grad=False)
     reason = "copy_ to an address that is no multiple of 2"
-    found = trace(model, lambda weights: [model.odd.data.copy_(weight) for _, weight in weights], [("x", BF16, (8,))])
+    found = trace_loader(
+        model, lambda weights: [model.odd.data.copy_(weight) for _, weight in weights], [("x", BF16, (8,))]
+    )
     odd = model.odd.data_ptr() % 2 == 1
     assert (found.reload["x"].reason == reason) if odd else found.placed
 
 
 def test_what_is_not_placed_is_not_read(loaded):
     model, tensors, _ = loaded
-    found = trace(model, model.load_weights, [*specs_of(tensors), ("dd", BF16, (2,))])
+    found = trace_loader(model, model.load_weights, [*specs_of(tensors), ("dd", BF16, (2,))])
     assert "dd" in found.reload
 
     def read(name):

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from deltasync.tracing import Trace, prove, replay, trace  # noqa: E402
-from deltasync.tracing.memory import live_tensors  # noqa: E402
-from deltasync.tracing.specs import BITS  # noqa: E402
+from deltasync.autoplacement import LoaderTrace, prove, replay, trace_loader  # noqa: E402
+from deltasync.autoplacement.memory import live_tensors  # noqa: E402
+from deltasync.autoplacement.specs import BITS  # noqa: E402
 from torch import nn  # noqa: E402
 
 BF16 = torch.bfloat16
@@ -51,10 +51,10 @@ def memory_bytes(model):
     return dict(found.values())
 
 
-def traced(model, tensors) -> Trace:
+def traced(model, tensors) -> LoaderTrace:
     """The trace of model.load_weights, which must not have changed a byte."""
     before = memory_bytes(model)
-    found = trace(model, model.load_weights, specs_of(tensors))
+    found = trace_loader(model, model.load_weights, specs_of(tensors))
     assert before.items() <= memory_bytes(model).items()
     names = set(tensors)
     assert names == found.placed.keys() | found.reload.keys() | found.unplaced.keys()
@@ -62,7 +62,7 @@ def traced(model, tensors) -> Trace:
     return found
 
 
-def check(model, tensors) -> Trace:
+def check(model, tensors) -> LoaderTrace:
     """All of what the loader stores is placed, and a replay gives the loader's memory bit for bit."""
     loaded = copy.deepcopy(model)
     loaded.load_weights(list(tensors.items()))

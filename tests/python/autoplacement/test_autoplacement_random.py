@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from deltasync.tracing import prove, replay, trace  # noqa: E402
+from autoplacement_support import hf, memory_bytes, parameter, specs_of  # noqa: E402
+from deltasync.autoplacement import prove, replay, trace_loader  # noqa: E402
 from torch import nn  # noqa: E402
-from tracing_support import hf, memory_bytes, parameter, specs_of  # noqa: E402
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64]
 
@@ -103,7 +103,7 @@ def test_random_chains(seed):
     tensors = hf(shapes, seed)
     model = Model(rng, tensors)
     before = memory_bytes(model)
-    found = trace(model, model.load_weights, specs_of(tensors))
+    found = trace_loader(model, model.load_weights, specs_of(tensors))
     assert memory_bytes(model) == before
     # A copy in between may be reshaped in ways that are no view of the tensor; nothing else is left to the loader.
     assert all("no view of the HF tensor" in reload.reason for reload in found.reload.values())

@@ -10,15 +10,15 @@ import torch
 
 from .._arrays import dtype_name
 from ..coverage import Ignore, log_ignored, require_coverage
-from .result import Trace
+from .result import LoaderTrace
 
 if TYPE_CHECKING:
     from .. import PlacementPlan
 
-_log = logging.getLogger("deltasync.tracing")
+_log = logging.getLogger("deltasync.autoplacement")
 
 
-def placement_plan(trace: Trace, *, ignore: Iterable[str] = (), reloads: bool = False) -> PlacementPlan:
+def placement_plan(trace: LoaderTrace, *, ignore: Iterable[str] = (), reloads: bool = False) -> PlacementPlan:
     """The placed slices and what they leave, for `deltasync.Receiver(plan=…)` and `deltasync.Placement.build`.
 
     The memory is the trace's: keep the trace as long as the plan is used. `reloads`: the caller hands the tensors of

@@ -7,15 +7,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import deltasync  # noqa: E402
+from autoplacement_support import hf, parameter, specs_of  # noqa: E402
 from deltasync import _arrays  # noqa: E402
+from deltasync.autoplacement import placement_plan, trace_loader, whole_leaves  # noqa: E402
 from deltasync.engines.placed import plan_of  # noqa: E402
 from deltasync.layouts import spec_of  # noqa: E402
-from deltasync.tracing import placement_plan, trace, whole_leaves  # noqa: E402
-from test_tracing_loaders import HEAD, HIDDEN, Experts, Loader, Mlp, Qkv, Tied, Views, Vocabulary  # noqa: E402
-from test_tracing_random import DTYPES, Model  # noqa: E402
-from test_tracing_reload import TENSORS, computes  # noqa: E402
-from test_tracing_reload import Model as Layers  # noqa: E402
-from tracing_support import hf, parameter, specs_of  # noqa: E402
+from test_autoplacement_loaders import HEAD, HIDDEN, Experts, Loader, Mlp, Qkv, Tied, Views, Vocabulary  # noqa: E402
+from test_autoplacement_random import DTYPES, Model  # noqa: E402
+from test_autoplacement_reload import TENSORS, computes  # noqa: E402
+from test_autoplacement_reload import Model as Layers  # noqa: E402
 
 
 class Bits(Loader):
@@ -59,7 +59,7 @@ def placed_bytes(found):
 @pytest.mark.parametrize("case", CASES)
 def test_hand_written_loaders(case):
     model, shapes = CASES[case]
-    found = whole_leaves(trace(model, model.load_weights, specs_of(hf(shapes))))
+    found = whole_leaves(trace_loader(model, model.load_weights, specs_of(hf(shapes))))
     assert placement(found).placed_bytes == placed_bytes(found) > 0
 
 
@@ -71,7 +71,7 @@ def test_random_chains(seed):
         for i in range(8)
     }
     model = Model(rng, hf(shapes, seed))
-    found = trace(model, model.load_weights, specs_of(hf(shapes, seed)))
+    found = trace_loader(model, model.load_weights, specs_of(hf(shapes, seed)))
     assert placement(found).placed_bytes == placed_bytes(found)
 
 
@@ -99,7 +99,7 @@ def test_every_dtype_of_a_layout_is_traced_placed_and_handed_to_loaders(segment_
     expected.load_weights(list(tensors.items()))
     with deltasync.WeightManager(tensors, name=segment_name) as manager:
         manager.offload(tensors)
-        found = trace(model, model.load_weights, [(t.name, t.dtype, t.shape) for t in manager.layout])
+        found = trace_loader(model, model.load_weights, [(t.name, t.dtype, t.shape) for t in manager.layout])
         assert found.placed.keys() == tensors.keys()
         with deltasync.Receiver(manager.endpoint, plan=placement_plan(found)) as receiver:
             receiver.update()

@@ -6,12 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from autoplacement_support import hf, parameter, specs_of, traced  # noqa: E402
+from deltasync.autoplacement import placement_plan, trace_loader  # noqa: E402
+from deltasync.autoplacement.coverage import Gap  # noqa: E402
 from deltasync.errors import UnmatchedWeights  # noqa: E402
-from deltasync.tracing import placement_plan, trace  # noqa: E402
-from deltasync.tracing.coverage import Gap  # noqa: E402
-from test_tracing_loaders import HIDDEN, Experts, Loader, Tied, Views, Vocabulary  # noqa: E402
-from test_tracing_reload import TENSORS, Model, concatenates, exchanges, keeps, raises, reads  # noqa: E402
-from tracing_support import hf, parameter, specs_of, traced  # noqa: E402
+from test_autoplacement_loaders import HIDDEN, Experts, Loader, Tied, Views, Vocabulary  # noqa: E402
+from test_autoplacement_reload import TENSORS, Model, concatenates, exchanges, keeps, raises, reads  # noqa: E402
 
 EXPERTS, INNER = 4, 6
 
@@ -220,7 +220,7 @@ def test_gaps_are_those_of_a_mask(seed):
     for part in model.parts.values():
         filled[part] = True
     shapes = {name: tuple(model.weight[part].shape) for name, part in model.parts.items()}
-    found = trace(model, model.load_weights, specs_of(hf(shapes)))
+    found = trace_loader(model, model.load_weights, specs_of(hf(shapes)))
     missing = (~filled).nonzero()
     assert found.gaps.keys() == ({"weight"} if len(missing) else set())
     for gap in found.gaps.values():

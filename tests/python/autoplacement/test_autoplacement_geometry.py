@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from deltasync.tracing.plan import PlacedSlice, Rect, complement, merge_slices, pieces, view_2d  # noqa: E402
+from deltasync.autoplacement.plan import PlacedSlice, Rect, complement, merge_slices, placed_rects, view_2d  # noqa: E402
 
 
 def elements(start, shape, src, dst):
@@ -58,7 +58,7 @@ def test_views_are_2d():
     ],
 )
 def test_as_few_rectangles_as_possible(start, shape, src, dst, columns, count):
-    found = pieces(start, shape, src, dst, columns)
+    found = placed_rects(start, shape, src, dst, columns)
     assert len(found) == count
     assert elements_of(found, columns) == elements(start, shape, src, dst)
 
@@ -82,7 +82,7 @@ def test_random_regions():
         for dim, stride in zip(order, packed, strict=True):
             dst[dim] = stride
         columns = view_2d(tensor)[1] if rng.random() < 0.8 else rng.choice([1, 2, 3, 5, 7])
-        found = pieces(start, tuple(shape), tuple(src), tuple(dst), columns)
+        found = placed_rects(start, tuple(shape), tuple(src), tuple(dst), columns)
         assert elements_of(found, columns) == elements(start, shape, src, dst)
         assert all(p.rect.col + p.rect.cols <= columns for p in found)
 

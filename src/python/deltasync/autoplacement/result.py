@@ -21,7 +21,7 @@ class Reload(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trace:
+class LoaderTrace:
     """Every tensor of the specs is in exactly one of `placed`, `reload` and `unplaced`. Immutable.
 
     The memories' bytes stay allocated as long as the trace lives; drop it when `is_current` says no.
@@ -69,7 +69,7 @@ class Trace:
         """Whether the modules' memory still is where it was. Says nothing of the bytes in it: see `prove`."""
         return model_signature(modules) == self._signature
 
-    def drop(self, reasons: Mapping[str, str]) -> Trace:
+    def drop(self, reasons: Mapping[str, str]) -> LoaderTrace:
         """The trace with tensors made "unplaced": name → reason."""
         return replace(
             self,
@@ -79,7 +79,7 @@ class Trace:
             unplaced={**self.unplaced, **reasons},
         )
 
-    def demote(self, reasons: Mapping[str, str]) -> Trace:
+    def demote(self, reasons: Mapping[str, str]) -> LoaderTrace:
         """The trace with placed tensors made "reload": name → reason. KeyError: a tensor that is not placed."""
         demoted = {name: Reload(reason, tuple(sorted(self.modules[name]))) for name, reason in reasons.items()}
         return replace(

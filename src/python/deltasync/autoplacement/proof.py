@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 from .plan import PlacedSlice
-from .result import Trace
+from .result import LoaderTrace
 from .specs import BITS, Spec
 
 #: A tensor's bytes: a torch tensor of its dtype and shape, or any buffer of them in row-major order.
 HfBytes = torch.Tensor | bytes | bytearray | memoryview
 
 
-def prove(trace: Trace, read_hf: Callable[[str], HfBytes]) -> Trace:
+def prove(trace: LoaderTrace, read_hf: Callable[[str], HfBytes]) -> LoaderTrace:
     """Compares live memory, read through the plan, with the HF tensors that the engine was loaded from, bit by bit.
 
     Tensors that differ become "reload"; the reason names the first element. This is what finds layers that permute,
@@ -35,7 +35,7 @@ def prove(trace: Trace, read_hf: Callable[[str], HfBytes]) -> Trace:
     return trace.demote(reasons)
 
 
-def replay(trace: Trace, tensors: Mapping[str, HfBytes]) -> None:
+def replay(trace: LoaderTrace, tensors: Mapping[str, HfBytes]) -> None:
     """Writes the placed parts of `tensors` to their places: the reference of what an update writes.
 
     Tensors that are not placed are left out. KeyError: a tensor that the specs do not have.
@@ -69,7 +69,7 @@ def hf_bits(spec: Spec, value: HfBytes) -> torch.Tensor:
     return bits.reshape(spec.rows_columns)
 
 
-def live_bits(trace: Trace, placed: PlacedSlice, width: int) -> torch.Tensor:
+def live_bits(trace: LoaderTrace, placed: PlacedSlice, width: int) -> torch.Tensor:
     """The live memory of a slice as integers, rows × columns."""
     memory = trace.memories[placed.memory]
     assert not any(part % width for part in (placed.offset, placed.row_stride, placed.col_stride))
@@ -83,7 +83,7 @@ def _part(bits: torch.Tensor, placed: PlacedSlice) -> torch.Tensor:
     return bits[row : row + rows, col : col + cols]
 
 
-def _difference(trace: Trace, placed: PlacedSlice, bits: torch.Tensor) -> str | None:
+def _difference(trace: LoaderTrace, placed: PlacedSlice, bits: torch.Tensor) -> str | None:
     live = live_bits(trace, placed, bits.element_size())
     unequal = live != _part(bits, placed).to(live.device)
     if not bool(unequal.any()):

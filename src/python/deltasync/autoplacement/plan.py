@@ -24,7 +24,7 @@ class PlacedSlice(NamedTuple):
 
     tensor: str
     rect: Rect
-    memory: int  #: index in Trace.memories
+    memory: int  #: index in LoaderTrace.memories
     offset: int
     row_stride: int  #: 0 where the rectangle has one row
     col_stride: int  #: 0 where the rectangle has one column
@@ -37,7 +37,7 @@ class IgnoredSlice(NamedTuple):
     rect: Rect | None
 
 
-class Piece(NamedTuple):
+class PlacedRect(NamedTuple):
     """A rectangle and its place, relative to the start of the destination (bytes)."""
 
     rect: Rect
@@ -76,7 +76,9 @@ def merge_dims(dims: Iterable[Dim]) -> list[Dim]:
 
 
 @lru_cache(maxsize=4096)
-def pieces(start: int, shape: tuple[int, ...], src: tuple[int, ...], dst: tuple[int, ...], columns: int) -> list[Piece]:
+def placed_rects(
+    start: int, shape: tuple[int, ...], src: tuple[int, ...], dst: tuple[int, ...], columns: int
+) -> list[PlacedRect]:
     """Cuts an N-d copy into rectangles of the source's 2-D view.
 
     `start`, `src`: first element and strides of the region, in elements of the contiguous HF tensor; `dst`: strides of
@@ -90,7 +92,7 @@ def pieces(start: int, shape: tuple[int, ...], src: tuple[int, ...], dst: tuple[
     return list(_emit(start, 0, dims, columns))
 
 
-def _emit(start: int, offset: int, dims: list[Dim], columns: int) -> Iterator[Piece]:
+def _emit(start: int, offset: int, dims: list[Dim], columns: int) -> Iterator[PlacedRect]:
     across = [dim for dim in dims if dim.src % columns]
     if start % columns + sum((dim.size - 1) * dim.src for dim in across) < columns:
         yield from _rectangles(start, offset, dims, columns)
@@ -110,7 +112,7 @@ def _emit(start: int, offset: int, dims: list[Dim], columns: int) -> Iterator[Pi
             yield from _emit(start + i * widest.src, offset + i * widest.dst, rest, columns)
 
 
-def _run(start: int, offset: int, run: Dim, rest: list[Dim], columns: int) -> Iterator[Piece]:
+def _run(start: int, offset: int, run: Dim, rest: list[Dim], columns: int) -> Iterator[PlacedRect]:
     """A run of neighbours: the end of a row, whole rows, the beginning of a row."""
     head = min(run.size, -start % columns)
     rows, tail = divmod(run.size - head, columns)
@@ -120,7 +122,7 @@ def _run(start: int, offset: int, run: Dim, rest: list[Dim], columns: int) -> It
             yield from _rectangles(start + done, offset + done * run.dst, rest + dims, columns)
 
 
-def _rectangles(start: int, offset: int, dims: list[Dim], columns: int) -> Iterator[Piece]:
+def _rectangles(start: int, offset: int, dims: list[Dim], columns: int) -> Iterator[PlacedRect]:
     rows, cols = Dim(columns, 1, 0), Dim(1, 1, 0)
     others: list[Dim] = []
     for dim in dims:
@@ -137,7 +139,7 @@ def _rectangles(start: int, offset: int, dims: list[Dim], columns: int) -> Itera
         places = [(s + i * dim.src, o + i * dim.dst) for s, o in places for i in range(dim.size)]
     for first, place in places:
         row, col = divmod(first, columns)
-        yield Piece(Rect(row, col, rows.size, cols.size), place, rows.dst, cols.dst)
+        yield PlacedRect(Rect(row, col, rows.size, cols.size), place, rows.dst, cols.dst)
 
 
 def complement(rects: Iterable[Rect], rows: int, columns: int) -> list[Rect]:

@@ -14,18 +14,18 @@ from .guard import Taint, guarded
 from .memory import LiveMemories, Modules, TraceError, live_tensors, model_signature
 from .model_state import ModelState
 from .overlap import settle
-from .plan import PlacedSlice, merge_slices, pieces
-from .recording import Recorder, RecordingTensor, Source, UnsupportedError, Write
-from .result import Reload, Trace
+from .plan import PlacedSlice, merge_slices, placed_rects
+from .recording import Recorder, RecordingTensor, TracedTensor, UnsupportedError, Write
+from .result import LoaderTrace, Reload
 from .specs import Spec, SpecLike, read_specs
 
 #: Takes (HF name, tensor) pairs, all or some, any number of times. What it returns is not looked at.
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 
 
-def trace(
+def trace_loader(
     modules: Modules, load_weights: LoadWeights, specs: Iterable[SpecLike], *, device: torch.device | str = "cpu"
-) -> Trace:
+) -> LoaderTrace:
     """Where `load_weights` puts each of the tensors in `specs`, found without moving a byte.
 
     `modules`: the model that is loaded, or several by name (their parameters' names are prefixed by it). Its memory
@@ -52,10 +52,10 @@ def trace(
 class _Feed:
     """The iterable that a loader gets."""
 
-    def __init__(self, run: _Run, queue: deque[Source]) -> None:
+    def __init__(self, run: _Run, queue: deque[TracedTensor]) -> None:
         self.run = run
         self.queue = queue
-        self.sent: list[Source] = []
+        self.sent: list[TracedTensor] = []
 
     def __iter__(self) -> Iterator[tuple[str, RecordingTensor]]:
         return self
@@ -84,11 +84,11 @@ class _Run:
         self.taint = Taint(self.recorder)
         self.recorder.taint = self.taint.mark
         self.state = ModelState(modules, self.tensors, self.taint)
-        self.sources = [Source(spec, index) for index, spec in enumerate(specs)]
+        self.sources = [TracedTensor(spec, index) for index, spec in enumerate(specs)]
 
     def load(self) -> None:
         queue = deque(self.sources)
-        alone: list[Source] = []  # to be sent one by one
+        alone: list[TracedTensor] = []  # to be sent one by one
         with torch.no_grad():
             while queue:
                 before = len(queue)
@@ -105,7 +105,7 @@ class _Run:
                 source.fail("the loader keeps it")
                 source.unseen = True
 
-    def settle_last(self, sent: list[Source]) -> None:
+    def settle_last(self, sent: list[TracedTensor]) -> None:
         if self.careful and sent:
             exchanged = self.state.restore()
             if exchanged:
@@ -113,7 +113,7 @@ class _Run:
                 sent[-1].modules |= {module for _, module in exchanged}
                 self.recorder.replaced |= {name for name, _ in exchanged}
 
-    def _call(self, queue: deque[Source]) -> list[Source]:
+    def _call(self, queue: deque[TracedTensor]) -> list[TracedTensor]:
         """Lets the loader take what it wants. Returns tensors of which one, but not which one, made it fail."""
         feed = _Feed(self, queue)
         try:
@@ -127,7 +127,7 @@ class _Run:
             self.settle_last(feed.sent)
         return []
 
-    def _blame(self, feed: _Feed, error: Exception) -> list[Source]:
+    def _blame(self, feed: _Feed, error: Exception) -> list[TracedTensor]:
         named = _sources_named(error)
         kept = [source for source in feed.sent if source.alive()]
         for source in kept:
@@ -156,7 +156,7 @@ class _Run:
             trace = trace.tb_next
         return self.recorder.modules_in(frames[-1] if frames else None)
 
-    def result(self) -> Trace:
+    def result(self) -> LoaderTrace:
         copies, replaced = settle(self.recorder.writes)
         by_source: dict[int, list[Write]] = {}
         for write in copies:
@@ -189,7 +189,7 @@ class _Run:
                 placed[name] = tuple(merge_slices(_slices(source.spec, writes, memories)))
                 owners[name] = frozenset(source.modules)
         used = tuple(self.live.memories[index] for index in memories)
-        return Trace(
+        return LoaderTrace(
             specs=tuple(s.spec for s in self.sources),
             memories=used,
             placed=placed,
@@ -201,7 +201,7 @@ class _Run:
             _signature=model_signature(self.modules),
         )
 
-    def _siblings(self, source: Source) -> set[str]:
+    def _siblings(self, source: TracedTensor) -> set[str]:
         """Modules of the tensors of the same HF module: a scale goes where its weight goes."""
         if self._by_prefix is None:
             self._by_prefix = {}
@@ -213,7 +213,7 @@ class _Run:
     _by_prefix: dict[str, set[str]] | None = None
 
 
-def _sources_named(error: BaseException | None) -> set[Source]:
+def _sources_named(error: BaseException | None) -> set[TracedTensor]:
     """The tensors of the recorder's own error, if that is what the loader failed of."""
     while error is not None:
         if isinstance(error, UnsupportedError):
@@ -230,6 +230,6 @@ def _slices(spec: Spec, writes: list[Write], memories: dict[int, int]) -> list[P
         assert write.region is not None
         start, shape, strides = write.region
         memory = memories.setdefault(write.memory, len(memories))
-        for rect, offset, row_stride, col_stride in pieces(start, shape, strides, write.strides, columns):
+        for rect, offset, row_stride, col_stride in placed_rects(start, shape, strides, write.strides, columns):
             slices.append(PlacedSlice(spec.name, rect, memory, write.offset + offset, row_stride, col_stride))
     return slices

@@ -6,26 +6,26 @@ from .plan import IgnoredSlice, PlacedSlice, Rect
 from .policy import whole_leaves
 from .proof import HfBytes, prove, replay
 from .recording import RecordingTensor, UnsupportedError
-from .result import Reload, Trace
+from .result import LoaderTrace, Reload
 from .specs import Spec
-from .tracer import trace
+from .tracer import trace_loader
 
 __all__ = [
     "HfBytes",
     "IgnoredSlice",
+    "LoaderTrace",
     "Memory",
     "PlacedSlice",
     "RecordingTensor",
     "Rect",
     "Reload",
     "Spec",
-    "Trace",
     "TraceError",
     "UnsupportedError",
     "model_signature",
     "placement_plan",
     "prove",
     "replay",
-    "trace",
+    "trace_loader",
     "whole_leaves",
 ]

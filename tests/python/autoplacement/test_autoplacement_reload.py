@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from autoplacement_support import BF16, hf, memory_bytes, parameter, specs_of, traced  # noqa: E402
 from deltasync import errors  # noqa: E402
-from deltasync.tracing import Reload, TraceError, trace, whole_leaves  # noqa: E402
+from deltasync.autoplacement import Reload, TraceError, trace_loader, whole_leaves  # noqa: E402
 from torch import nn  # noqa: E402
-from tracing_support import BF16, hf, memory_bytes, parameter, specs_of, traced  # noqa: E402
 
 SHAPE = (4, 6)
 
@@ -290,10 +290,10 @@ def test_a_loader_that_takes_some():
 
 def test_a_loader_that_takes_none():
     model = Model()
-    found = trace(model, lambda weights: None, specs_of(hf(TENSORS)))
+    found = trace_loader(model, lambda weights: None, specs_of(hf(TENSORS)))
     assert found.unplaced == dict.fromkeys(TENSORS, "the loader stores nothing of it")
     with pytest.raises(TraceError, match="before it takes a tensor: RuntimeError\\('asleep'\\)"):
-        trace(model, lambda weights: (_ for _ in ()).throw(RuntimeError("asleep")), specs_of(hf(TENSORS)))
+        trace_loader(model, lambda weights: (_ for _ in ()).throw(RuntimeError("asleep")), specs_of(hf(TENSORS)))
 
 
 class Threaded(Model):
@@ -387,7 +387,7 @@ def test_modules_are_those_of_the_neighbours():
             model.load_weights([(name, weight)])
 
     model = Model()
-    found = trace(model, load, specs_of(hf(TENSORS | {"b.zero_point": (1,)})))
+    found = trace_loader(model, load, specs_of(hf(TENSORS | {"b.zero_point": (1,)})))
     assert found.reload == {"b.zero_point": Reload("ValueError: unknown", ("b",))}
     assert whole_leaves(found).placed.keys() == {"a.weight", "c.weight"}
 
@@ -411,7 +411,7 @@ def test_where_a_tensor_reaches_is_unknown():
             model.load_weights([(name, weight)])
 
     model = Model()
-    found = trace(model, unknown, specs_of(hf(TENSORS | {"x.y.z": (1,)})))
+    found = trace_loader(model, unknown, specs_of(hf(TENSORS | {"x.y.z": (1,)})))
     assert found.reload["x.y.z"] == Reload("ValueError: unknown", ())
     assert found.placed.keys() == TENSORS.keys()
     safe = whole_leaves(found)
@@ -449,7 +449,7 @@ def test_several_models_by_name():
         for name, weight in weights:
             (draft if name == "a.scale" else target).load_weights([(name, weight)])
 
-    found = trace({"target": target, "draft": draft}, load, specs_of(hf(TENSORS | {"a.scale": (1,)})))
+    found = trace_loader({"target": target, "draft": draft}, load, specs_of(hf(TENSORS | {"a.scale": (1,)})))
     assert [memory.name for memory in found.memories][-1] == "draft.a.scale"
     assert found.modules["c.weight"] == {"target.c"}
     assert set(found.placed) == TENSORS.keys() | {"a.scale"}
@@ -458,23 +458,23 @@ def test_several_models_by_name():
 def test_errors():
     model = Model()
     with pytest.raises(errors.InvalidArgument, match="a: 'F3' is no dtype of safetensors files"):
-        trace(model, model.load_weights, [("a", "F3", (2,))])
+        trace_loader(model, model.load_weights, [("a", "F3", (2,))])
     with pytest.raises(errors.Unsupported, match="a: torch.complex128 is no dtype that safetensors files have"):
-        trace(model, model.load_weights, [("a", torch.complex128, (2,))])
+        trace_loader(model, model.load_weights, [("a", torch.complex128, (2,))])
     with pytest.raises(ValueError, match="a: named twice"):
-        trace(model, model.load_weights, [("a", "BF16", (2,)), ("a", "BF16", (2,))])
+        trace_loader(model, model.load_weights, [("a", "BF16", (2,)), ("a", "BF16", (2,))])
     with pytest.raises(TraceError, match="hold no memory"):
-        trace(nn.Module(), model.load_weights, [])
+        trace_loader(nn.Module(), model.load_weights, [])
     with pytest.raises(TraceError, match="weight is on the meta device"):
-        trace(nn.Linear(2, 2, device="meta"), model.load_weights, [])
+        trace_loader(nn.Linear(2, 2, device="meta"), model.load_weights, [])
     held = Model({"b.weight": lambda layer, param, weight: setattr(layer, "all", [weight])})
     with pytest.raises(TraceError, match=r"keeps an HF tensor in b.all\[0\]"):
-        trace(held, held.load_weights, specs_of(hf(TENSORS)))
+        trace_loader(held, held.load_weights, specs_of(hf(TENSORS)))
 
 
 def test_interrupts_pass():
     model = Model({"b.weight": lambda layer, param, weight: (_ for _ in ()).throw(KeyboardInterrupt())})
     before = memory_bytes(model)
     with pytest.raises(KeyboardInterrupt):
-        trace(model, model.load_weights, specs_of(hf(TENSORS)))
+        trace_loader(model, model.load_weights, specs_of(hf(TENSORS)))
     assert memory_bytes(model) == before

@@ -35,7 +35,7 @@ _SPELLED = {"_local_scalar_dense": "item"}
 class UnsupportedError(RuntimeError):
     """A loader wants of a recorded tensor what only its values can give. Names the tensors and the operator."""
 
-    def __init__(self, message: str, sources: Iterable[Source]) -> None:
+    def __init__(self, message: str, sources: Iterable[TracedTensor]) -> None:
         super().__init__(message)
         self.sources = tuple(sources)
 
@@ -46,7 +46,7 @@ class _Token:
     __slots__ = ("__weakref__",)
 
 
-class Source:
+class TracedTensor:
     """An HF tensor and what became of it."""
 
     __slots__ = ("spec", "index", "failures", "stored", "modules", "kept", "unseen", "_token")
@@ -81,7 +81,7 @@ class Write:
     """What a loader stored in live memory: a region of an HF tensor, or (`region` None) anything else."""
 
     order: int
-    source: Source | None
+    source: TracedTensor | None
     region: tuple[int, tuple[int, ...], tuple[int, ...]] | None  #: first element, shape, strides in the HF tensor
     memory: int
     offset: int  #: bytes from the memory's base
@@ -98,7 +98,7 @@ class RecordingTensor(torch.Tensor):
     """
 
     recorder: Recorder
-    sources: tuple[Source, ...]
+    sources: tuple[TracedTensor, ...]
     region: torch.Tensor | None
     claimed: torch.Tensor
     tokens: tuple[_Token, ...]
@@ -109,7 +109,7 @@ class RecordingTensor(torch.Tensor):
     def __new__(
         cls,
         recorder: Recorder,
-        sources: tuple[Source, ...],
+        sources: tuple[TracedTensor, ...],
         region: torch.Tensor | None,
         claimed: torch.Tensor,
         device: torch.device,
@@ -188,7 +188,7 @@ class Recorder:
         #: Names of live tensors that were exchanged as a whole for what came from HF tensors.
         self.replaced: set[str] = set()
         #: Told of memory that is not the model's and now has what came from HF tensors.
-        self.taint: Callable[[torch.Tensor, Iterable[Source], str], None] = lambda tensor, sources, operator: None
+        self.taint: Callable[[torch.Tensor, Iterable[TracedTensor], str], None] = lambda tensor, sources, operator: None
         self._lock = threading.Lock()
         self._wholes: dict[tuple[torch.dtype, tuple[int, ...]], torch.Tensor] = {}
 
@@ -220,7 +220,7 @@ class Recorder:
             name = f"to({kwargs['dtype']}) from {tensors[0].dtype}"
         return self._compute(func, args, kwargs, name, tensors)
 
-    def unsupported(self, sources: Iterable[Source], operator: str) -> UnsupportedError:
+    def unsupported(self, sources: Iterable[TracedTensor], operator: str) -> UnsupportedError:
         """Fails the sources; the error to raise. The modules are those whose memory the callers have at hand."""
         operator = _SPELLED.get(operator, operator)
         modules = self.modules_in(sys._getframe(1))
@@ -358,7 +358,7 @@ class Recorder:
             self._copy_nothing(source, target)
         return target
 
-    def _copy_nothing(self, source: Source, target: torch.Tensor) -> None:
+    def _copy_nothing(self, source: TracedTensor, target: torch.Tensor) -> None:
         """An empty part of a live tensor is written: it has nothing of the HF tensor, and the loader has been there."""
         if target.device.type == "meta":
             return
@@ -369,7 +369,7 @@ class Recorder:
             address = storage.data_ptr() + int(target.storage_offset()) * size
             self._append_at(source, None, memory, address, target, "copy_")
 
-    def write_computed(self, target: torch.Tensor, sources: Iterable[Source], operator: str) -> None:
+    def write_computed(self, target: torch.Tensor, sources: Iterable[TracedTensor], operator: str) -> None:
         """Live memory is written with what was computed of HF tensors, or (no sources) with anything else."""
         if isinstance(target, RecordingTensor):
             self._fail(target, operator)
@@ -381,13 +381,15 @@ class Recorder:
         for source in sources or (None,):
             self._append(source, None, memory, target, operator)
 
-    def _append(self, source: Source | None, region: Any, memory: int, target: torch.Tensor, operator: str) -> None:
+    def _append(
+        self, source: TracedTensor | None, region: Any, memory: int, target: torch.Tensor, operator: str
+    ) -> None:
         if source is not None:
             source.modules |= self.live.owners_of(memory, target)
         self._append_at(source, region, memory, target.data_ptr(), target, operator)
 
     def _append_at(
-        self, source: Source | None, region: Any, memory: int, address: int, target: torch.Tensor, operator: str
+        self, source: TracedTensor | None, region: Any, memory: int, address: int, target: torch.Tensor, operator: str
     ) -> None:
         size = target.element_size()
         strides = tuple(stride * size for stride in target.stride())

@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from deltasync.tracing import PlacedSlice, Rect, replay  # noqa: E402
-from deltasync.tracing.plan import IgnoredSlice  # noqa: E402
+from autoplacement_support import BF16, check, hf, parameter, traced  # noqa: E402
+from deltasync.autoplacement import PlacedSlice, Rect, replay  # noqa: E402
+from deltasync.autoplacement.plan import IgnoredSlice  # noqa: E402
 from torch import nn  # noqa: E402
-from tracing_support import BF16, check, hf, parameter, traced  # noqa: E402
 
 HEAD, HIDDEN = 4, 12
 

@@ -16,7 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .recording import Recorder, RecordingTensor, Source, flat, returned, written
+from .recording import Recorder, RecordingTensor, TracedTensor, flat, returned, written
 
 _aten = torch.ops.aten
 #: Operators that look at the geometry of their argument only.
@@ -33,11 +33,11 @@ class Taint:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._lock = threading.Lock()
-        self._marks: dict[int, tuple[StorageWeakRef, frozenset[Source]]] = {}
-        self._written: dict[int, set[Source]] = {}  # by memory; of the recorder's first _seen writes
+        self._marks: dict[int, tuple[StorageWeakRef, frozenset[TracedTensor]]] = {}
+        self._written: dict[int, set[TracedTensor]] = {}  # by memory; of the recorder's first _seen writes
         self._seen = 0
 
-    def mark(self, tensor: torch.Tensor, sources: Iterable[Source], operator: str) -> None:
+    def mark(self, tensor: torch.Tensor, sources: Iterable[TracedTensor], operator: str) -> None:
         """What `tensor` lies in has content of `sources` now."""
         added = frozenset(sources)
         if not added or isinstance(tensor, RecordingTensor) or tensor.layout != torch.strided:
@@ -47,21 +47,21 @@ class Taint:
         with self._lock:
             self._marks[reference.cdata] = (reference, added | self.sources(tensor))
 
-    def sources(self, tensor: torch.Tensor) -> frozenset[Source]:
+    def sources(self, tensor: torch.Tensor) -> frozenset[TracedTensor]:
         """Those of a tensor outside of live memory."""
         if not self._marks or tensor.layout != torch.strided or isinstance(tensor, RecordingTensor):
             return frozenset()
         marked = self._marks.get(tensor.untyped_storage()._cdata)
         return marked[1] if marked else frozenset()
 
-    def origin(self, tensors: list[torch.Tensor]) -> frozenset[Source]:
+    def origin(self, tensors: list[torch.Tensor]) -> frozenset[TracedTensor]:
         """The HF tensors that the content of `tensors` comes from, by way of live or of other memory."""
         with self._lock:
             for write in self._recorder.writes[self._seen :]:
                 if write.source is not None:
                     self._written.setdefault(write.memory, set()).add(write.source)
                 self._seen += 1
-            sources: frozenset[Source] = frozenset()
+            sources: frozenset[TracedTensor] = frozenset()
             for tensor in tensors:
                 sources |= self.sources(tensor)
                 memory = self._recorder.memory_of(tensor)

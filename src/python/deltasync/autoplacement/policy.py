@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from .result import Trace
+from .result import LoaderTrace
 
 
-def whole_leaves(trace: Trace, reload_modules: Collection[str] = ()) -> Trace:
+def whole_leaves(trace: LoaderTrace, reload_modules: Collection[str] = ()) -> LoaderTrace:
     """Makes "reload" what shares a module with a tensor that is, and so on through tensors in several modules.
 
     Engines that reload a module in part leave the rest of it undefined (vLLM's layerwise reload). `reload_modules`
