@@ -80,7 +80,7 @@ struct Agent::Impl {
   std::unique_ptr<TrainerServer> trainer_server;
   std::unique_ptr<PullServer> pull_server;
   std::unique_ptr<net::HttpServer> http_server;
-  AgentCore::Subscription publications;
+  AgentCore::Listener publications;
   std::atomic<bool> stopping{false};
   bool started = false;
   std::vector<std::thread> threads;
@@ -119,7 +119,7 @@ Status Agent::Impl::start() {
     DS_ASSIGN(http_server, net::HttpServer::listen(io, std::move(http), [this](auto target) { return page(target); }));
   }
   started = true;
-  publications = core->subscribe([server = trainer_server.get()] { server->version_served(); });
+  publications = core->listen([server = trainer_server.get()] { server->version_served(); });
   asio::co_spawn(
       io, [this]() { return maintenance_loop(); }, net::log_exception("maintenance"));
   start_threads();

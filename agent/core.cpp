@@ -171,18 +171,18 @@ void AgentCore::rebuild_snapshot_locked(GenerationPtr generation, ServedPtr serv
   retain_derived_locked();
 }
 
-AgentCore::Subscription AgentCore::subscribe(std::function<void()> changed) {
-  const std::lock_guard lock(subscribers_->mutex);
-  const auto here = subscribers_->list.insert(subscribers_->list.end(), std::move(changed));
-  return Subscription(nullptr, [subscribers = subscribers_, here](void*) {
-    const std::lock_guard end(subscribers->mutex);
-    subscribers->list.erase(here);
+AgentCore::Listener AgentCore::listen(std::function<void()> changed) {
+  const std::lock_guard lock(listeners_->mutex);
+  const auto here = listeners_->list.insert(listeners_->list.end(), std::move(changed));
+  return Listener(nullptr, [listeners = listeners_, here](void*) {
+    const std::lock_guard end(listeners->mutex);
+    listeners->list.erase(here);
   });
 }
 
 void AgentCore::notify() {
-  const std::lock_guard lock(subscribers_->mutex);
-  for (const auto& changed : subscribers_->list) changed();
+  const std::lock_guard lock(listeners_->mutex);
+  for (const auto& changed : listeners_->list) changed();
 }
 
 void AgentCore::wake() {
@@ -198,7 +198,7 @@ void AgentCore::wake() {
 
 // ---- plans -------------------------------------------------------------------------------------------------------
 
-Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::Plan& plan, const Asker& asker,
+Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::PlanRequest& plan, const Asker& asker,
                                                        std::string* waiting_for, PendingPlan& pending,
                                                        const SubsetPtr& subset) {
   if (plan.base.valid()) hear_of_epoch(plan.base.epoch);
@@ -208,7 +208,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan(const wire::Plan& plan, c
   return plan_locked(plan, asker, waiting_for, pending, {nullptr, snapshot_->offer, unknown});
 }
 
-Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::Plan& plan, const Asker& asker,
+Result<std::optional<wire::PlanReply>> AgentCore::plan_locked(const wire::PlanRequest& plan, const Asker& asker,
                                                               std::string* waiting_for, PendingPlan& pending,
                                                               const Share& share) {
   if (stop_) return Error(Errc::connection, "the agent is shutting down");

@@ -153,11 +153,12 @@ class AgentCore : public TrainerHooks {
 
   // ---- the pull server's side; any thread ----------------------------------------------------------------------
   SnapshotPtr snapshot() const;
-  /// One attempt: an answer, or nothing yet (`waiting_for` says what is missing; a change is told to subscribers). A
+  /// One attempt: an answer, or nothing yet (`waiting_for` says what is missing; a change is told to listeners). A
   /// full answer has begun a lease. `pending` is the same for all attempts of one plan. `subset` is what the connection
   /// has subscribed to and the plan names; null: everything.
-  Result<std::optional<wire::PlanReply>> plan(const wire::Plan& plan, const Asker& asker, std::string* waiting_for,
-                                              PendingPlan& pending, const SubsetPtr& subset = nullptr);
+  Result<std::optional<wire::PlanReply>> plan(const wire::PlanRequest& plan, const Asker& asker,
+                                              std::string* waiting_for, PendingPlan& pending,
+                                              const SubsetPtr& subset = nullptr);
   /// A receiver holds a version of it. Any thread.
   void hear_of_epoch(std::uint64_t epoch);
   /// The one Subset of these tiles for all connections, as long as one of them holds it. no_space beyond
@@ -191,10 +192,10 @@ class AgentCore : public TrainerHooks {
   Metrics& metrics() noexcept { return metrics_; }
   const CoreOptions& options() const noexcept { return options_; }
 
-  /// `changed` is called (any thread, no lock held but the list's) after each publication and merge. Lives as long as
-  /// the token.
-  using Subscription = std::shared_ptr<void>;
-  Subscription subscribe(std::function<void()> changed);
+  /// `changed` is called (any thread, no lock held but the list's) after each publication and merge, for as long as
+  /// the listener lives.
+  using Listener = std::shared_ptr<void>;
+  Listener listen(std::function<void()> changed);
 
   /// Ends plans that are past their time and revokes leases that a writer has waited for long enough. To be called
   /// again after the time that it returns.
@@ -249,7 +250,7 @@ class AgentCore : public TrainerHooks {
   DerivedInfo derived() const;
 
  private:
-  struct Subscribers {
+  struct Listeners {
     std::mutex mutex;
     std::list<std::function<void()>> list;  // protected by mutex
   };
@@ -290,14 +291,14 @@ class AgentCore : public TrainerHooks {
     const Offer& offer;
     std::vector<RingEntryPtr>& unknown;  ///< whose parts have to be reckoned first
   };
-  Result<std::optional<wire::PlanReply>> plan_locked(const wire::Plan& plan, const Asker& asker,
+  Result<std::optional<wire::PlanReply>> plan_locked(const wire::PlanRequest& plan, const Asker& asker,
                                                      std::string* waiting_for, PendingPlan& pending,
                                                      const Share& share);
   /// `steps`: of a delta, or listed with a full answer.
   Result<wire::PlanReply> open_plan_locked(const Decision& decision, std::vector<RingEntryPtr> steps,
                                            const Asker& asker, const Share& share);
   // core_subset.cpp
-  Result<std::optional<wire::PlanReply>> plan_subset(const wire::Plan& plan, const Asker& asker,
+  Result<std::optional<wire::PlanReply>> plan_subset(const wire::PlanRequest& plan, const Asker& asker,
                                                      std::string* waiting_for, PendingPlan& pending,
                                                      const SubsetPtr& subset);
   static bool compute_subset_roots(const Share& share, const std::vector<RingEntryPtr>& steps);
@@ -351,7 +352,7 @@ class AgentCore : public TrainerHooks {
   std::uint64_t epoch_published_ = 0;          // the trainer-setup thread's: of the last version when a writer came
   std::atomic<std::uint64_t> epoch_heard_{0};  // the latest that receivers hold, at most kEpochHeardMax
   std::uint64_t spot_cursor_ = 0;              // the tile that spot_check looks at next
-  std::shared_ptr<Subscribers> subscribers_ = std::make_shared<Subscribers>();
+  std::shared_ptr<Listeners> listeners_ = std::make_shared<Listeners>();
 
   // Its own mutex, the last in every order: leases wake the publisher while mutex_ is held.
   std::mutex wake_mutex_;

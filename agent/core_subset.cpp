@@ -28,7 +28,7 @@ Result<SubsetPtr> AgentCore::share_subset(TileSet tiles) {
 
 /// Roots and sizes are reckoned outside of the mutex, for a moment that must still be the present one when the plan is
 /// opened: else once more.
-Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::Plan& plan, const Asker& asker,
+Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::PlanRequest& plan, const Asker& asker,
                                                               std::string* waiting_for, PendingPlan& pending,
                                                               const SubsetPtr& subset) {
   for (;;) {

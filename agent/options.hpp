@@ -48,7 +48,7 @@ struct PullLimits {
   std::chrono::milliseconds idle{3'600'000};         ///< between requests
   std::chrono::milliseconds data_idle{10'000};       ///< the same on data connections
   std::chrono::milliseconds progress{30'000};        ///< without the peer taking a byte
-  std::chrono::milliseconds wait_max{3'600'000};     ///< longest Plan::wait_ms that is honoured
+  std::chrono::milliseconds wait_max{3'600'000};     ///< longest PlanRequest::wait_ms that is honoured
   std::chrono::milliseconds merge_wait_max{10'000};  ///< that a plan waits for a merge, and half of its wait_ms at most
   std::chrono::milliseconds room{10'000};            ///< that a request or an answer waits for memory
   std::chrono::milliseconds pack{1'000};             ///< that tiles wait to be packed, then they go as they are

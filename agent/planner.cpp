@@ -58,7 +58,7 @@ Decision answer(Kind kind, const Known& target, const Chain& chain = {}) {
 
 /// The steps of a delta, which may be merged. Old elements, which exponent classes go by, are to be had of the served
 /// version only.
-Decision answer_delta(const wire::Plan& plan, const Known& target, const Chain& chain) {
+Decision answer_delta(const wire::PlanRequest& plan, const Known& target, const Chain& chain) {
   Decision d = answer(Kind::delta, target, chain);
   d.compact = plan.compact != 0 && target.served;
   if (chain.steps >= 2 || d.compact) d.merge_steps = chain.steps;
@@ -87,7 +87,7 @@ std::optional<Known> find_past(const Offer& offer, const Matches& matches) {
 
 /// The ring's steps from exactly the named base to `target`: same version and a root that it was published with, else
 /// none.
-std::optional<Chain> find_chain(const wire::Plan& plan, const Offer& offer, const Known& target) {
+std::optional<Chain> find_chain(const wire::PlanRequest& plan, const Offer& offer, const Known& target) {
   if (!plan.base.valid()) return std::nullopt;
   Chain chain;
   for (std::size_t i = target.upto; i-- > 0;) {
@@ -103,7 +103,7 @@ std::optional<Chain> find_chain(const wire::Plan& plan, const Offer& offer, cons
   return std::nullopt;
 }
 
-bool holds_exactly(const wire::Plan& plan, const Known& version) {
+bool holds_exactly(const wire::PlanRequest& plan, const Known& version) {
   if (plan.partial != 0 || plan.base != version.version.id) return false;
   return plan.base_root == version.root || contains(version.former_roots, plan.base_root);
 }
@@ -114,7 +114,7 @@ struct Wanted {
   Decision otherwise;
 };
 
-Wanted find_number(const wire::Plan& plan, const Offer& offer) {
+Wanted find_number(const wire::PlanRequest& plan, const Offer& offer) {
   const VersionId id = numbered(plan, offer);
   if (id == offer.served.id) return {served_of(offer), {}};
   auto past = find_past(offer, [&](const Version& v) { return v.id == id; });  // of whatever epoch
@@ -125,7 +125,7 @@ Wanted find_number(const wire::Plan& plan, const Offer& offer) {
   return {std::nullopt, fail(Errc::gone, "version " + to_string(id) + " is gone; there is " + list_versions(offer))};
 }
 
-Wanted find_label(const wire::Plan& plan, const Offer& offer) {
+Wanted find_label(const wire::PlanRequest& plan, const Offer& offer) {
   if (plan.label.empty()) return {std::nullopt, fail(Errc::invalid_argument, "a version was asked for by no label")};
   const auto matches = [&](const Version& v) { return v.label == plan.label; };
   if (matches(offer.served)) return {served_of(offer), {}};
@@ -133,7 +133,7 @@ Wanted find_label(const wire::Plan& plan, const Offer& offer) {
   return {std::nullopt, wait_for("a version labelled \"" + plan.label + "\"; there is " + list_versions(offer))};
 }
 
-Wanted find_wanted(const wire::Plan& plan, const Offer& offer) {
+Wanted find_wanted(const wire::PlanRequest& plan, const Offer& offer) {
   switch (plan.want) {
     case wire::WantKind::newest: return {served_of(offer), {}};
     case wire::WantKind::newer: {
@@ -171,7 +171,7 @@ std::string list_versions(const Offer& offer) {
   return text;
 }
 
-Decision decide(const wire::Plan& plan, const Offer& offer) {
+Decision decide(const wire::PlanRequest& plan, const Offer& offer) {
   if (!offer.has_layout) return wait_for("a trainer to bring a layout");
   if (plan.layout != offer.layout) {
     return fail(Errc::layout_mismatch, "the agent serves layout " + to_string(offer.layout) +

@@ -41,7 +41,7 @@ struct Decision {
   enum class Kind : std::uint8_t {
     up_to_date,
     delta,  ///< steps [first_step, first_step + steps) of the ring
-    full,   ///< the served half; with steps for Plan::partial
+    full,   ///< the served half; with steps for PlanRequest::partial
     wait,   ///< not yet: ask again when the offer changes, until the caller's deadline
     error,  ///< `code` and `message`
   };
@@ -60,14 +60,14 @@ struct Decision {
 };
 
 /// What WantKind::number means: of the epoch that the plan names, or of the newest.
-inline VersionId numbered(const wire::Plan& plan, const Offer& offer) {
+inline VersionId numbered(const wire::PlanRequest& plan, const Offer& offer) {
   return {plan.epoch != 0 ? plan.epoch : offer.served.id.epoch, plan.number};
 }
 
 /// The rules, in order (wire_protocol.md "Planning"): another layout is layout_mismatch; then the wanted version
 /// is found (served, in the ring, still to come, gone); then the way to it: up to date, or the ring's chain from
 /// exactly the named base if that is smaller than a half, or full. A past version can be reached by a chain only.
-Decision decide(const wire::Plan& plan, const Offer& offer);
+Decision decide(const wire::PlanRequest& plan, const Offer& offer);
 
 /// "the newest, e…:9, label (e…:8), and the oldest, e…:7": for errors and logs; long lists are shortened.
 std::string list_versions(const Offer& offer);

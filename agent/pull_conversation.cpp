@@ -299,8 +299,8 @@ asio::awaitable<Status> PullConversation::on_get_layout(Request& request) {
 }
 
 /// A publication between a look at the state and the wait cannot be missed: it posts to this strand.
-AgentCore::Subscription PullConversation::hear_versions() {
-  return core_.subscribe(
+AgentCore::Listener PullConversation::hear_versions() {
+  return core_.listen(
       [timer = &version_timer_, executor = stream_.executor(), alive = std::weak_ptr<const bool>(alive_)] {
         asio::post(executor, [timer, alive] {
           if (!alive.expired()) timer->cancel();

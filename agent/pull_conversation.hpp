@@ -114,7 +114,7 @@ class PullConversation {
   awaitable<Status> send(std::span<const ByteSpan> pieces, const net::MessageStream::MaySend& permit);
 
   /// Makes publications wake wait_for_version for as long as the token lives.
-  AgentCore::Subscription hear_versions();
+  AgentCore::Listener hear_versions();
   /// Until a version is published, a short while has passed, or the deadline.
   awaitable<void> wait_for_version(Deadline deadline);
   /// What is served, unless it is the content of `told`, which becomes it.

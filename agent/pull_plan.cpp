@@ -63,7 +63,7 @@ asio::awaitable<Status> PullConversation::on_subscribe(Request& request) {
 }
 
 asio::awaitable<Status> PullConversation::on_plan(Request& request) {
-  DS_CO_ASSIGN(const wire::Plan plan, wire::Plan::decode(request.payload));
+  DS_CO_ASSIGN(const wire::PlanRequest plan, wire::PlanRequest::decode(request.payload));
   // A receiver of protocol 4 does not report. What it plans from is what it has committed, unless it says otherwise.
   if (protocol_ < 5 && plan.partial == 0 && plan.full_only == 0) {
     context_.receivers.named_base({connection_, name_, address_}, plan.base);

@@ -10,7 +10,7 @@ namespace deltasync::agent {
 namespace {
 
 /// The ring's oldest step that an answer to `plan` can begin with: from its base, or from a past version that it wants.
-std::size_t first_needed(const wire::Plan& plan, const Offer& offer) {
+std::size_t first_needed(const wire::PlanRequest& plan, const Offer& offer) {
   for (std::size_t i = 0; i < offer.ring.size(); ++i) {
     const Version& from = offer.ring[i].from;
     if (plan.base.valid() && from.id == plan.base) return i;
@@ -23,7 +23,7 @@ std::size_t first_needed(const wire::Plan& plan, const Offer& offer) {
 }  // namespace
 
 Offer Subset::offer(const Offer& whole, std::span<const RingEntryPtr> ring, std::span<const std::uint64_t> served,
-                    std::span<const FormerState> served_former, const wire::Plan& plan) {
+                    std::span<const FormerState> served_former, const wire::PlanRequest& plan) {
   Offer offer = whole;
   offer.full_bytes = tiles_.bytes();
   if (!whole.has_version) return offer;

@@ -35,7 +35,7 @@ class Subset {
   /// what nobody asks for is not reckoned. What is, is kept as long as it is in the ring: for each version of the
   /// trainer's once.
   Offer offer(const Offer& whole, std::span<const RingEntryPtr> ring, std::span<const std::uint64_t> served,
-              std::span<const FormerState> served_former, const wire::Plan& plan);
+              std::span<const FormerState> served_former, const wire::PlanRequest& plan);
 
   /// What of one delta is in these tiles, exactly.
   struct Part {

@@ -211,27 +211,27 @@ awaitable<Status> TrainerConversation::judge_plan(const TrainerPtr& trainer, Byt
   if (beginning.failed()) co_return wire::TrainerPlan::decode(payload, protocol_).error();
   const Deadline deadline = bounded(arrived, deadline_ms, state_.options.wait_limit);
   bool agreed = false;
-  const auto read = [this, payload, &agreed]() -> Result<PlanBoard::Plan> {
+  const auto read = [this, payload, &agreed]() -> Result<WriterPlanBoard::WriterPlan> {
     DS_ASSIGN(const wire::TrainerPlan message, wire::TrainerPlan::decode(payload, protocol_));
     agreed = message.agreed != 0;
     auto slices = std::make_shared<std::vector<TensorSlice>>();
     slices->reserve(message.rects.size());
     for (const auto& r : message.rects) slices->push_back({r.tensor, Rect{r.row, r.col, r.rows, r.cols}});
-    return PlanBoard::Plan(std::move(slices));
+    return WriterPlanBoard::WriterPlan(std::move(slices));
   };
-  Result<PlanBoard::Plan> plan = co_await state_.setup.run(read, deadline);
+  Result<WriterPlanBoard::WriterPlan> plan = co_await state_.setup.run(read, deadline);
   if (!plan) {
     Error why = std::move(plan).error();
     if (why.code() != Errc::timed_out) co_return why;
     // Not even read: an agent that is busy is not all that may be missing.
-    const PlanBoard* there = state_.board_of(*trainer);
+    const WriterPlanBoard* there = state_.board_of(*trainer);
     const std::string absent = there == nullptr ? "" : there->missing_besides(trainer->slot, trainer->writers);
     co_return Error(Errc::timed_out, "the agent was busy with other plans or trainers until the deadline" +
                                          (absent.empty() ? "" : "; no plan yet from writer(s) " + absent));
   }
   if (trainer->connection != connection_) co_return taken_over();
   if (state_.find(trainer->slot) != trainer) co_return Error(Errc::peer_died, trainer->who() + " is gone");
-  PlanBoard* board = state_.board_of(*trainer);
+  WriterPlanBoard* board = state_.board_of(*trainer);
   if (board == nullptr) co_return layout_replaced();
   if (agreed) {
     board->restore(trainer->slot, trainer->writers, std::move(*plan));

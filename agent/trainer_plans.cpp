@@ -4,15 +4,15 @@
 
 namespace deltasync::agent {
 
-void PlanBoard::submit(std::uint32_t slot, std::uint32_t writers, Plan plan) {
+void WriterPlanBoard::submit(std::uint32_t slot, std::uint32_t writers, WriterPlan plan) {
   put(slot, writers, std::move(plan), true);
 }
 
-void PlanBoard::restore(std::uint32_t slot, std::uint32_t writers, Plan plan) {
+void WriterPlanBoard::restore(std::uint32_t slot, std::uint32_t writers, WriterPlan plan) {
   put(slot, writers, std::move(plan), false);
 }
 
-void PlanBoard::put(std::uint32_t slot, std::uint32_t writers, Plan plan, bool fresh) {
+void WriterPlanBoard::put(std::uint32_t slot, std::uint32_t writers, WriterPlan plan, bool fresh) {
   if (writers != writers_) {  // another job
     entries_.clear();
     writers_ = writers;
@@ -21,7 +21,7 @@ void PlanBoard::put(std::uint32_t slot, std::uint32_t writers, Plan plan, bool f
   ++state_;
 }
 
-std::optional<PlanBoard::Trial> PlanBoard::next_trial() {
+std::optional<WriterPlanBoard::Trial> WriterPlanBoard::next_trial() {
   if (trying_ || state_ == tried_ || entries_.size() < writers_) return std::nullopt;
   Trial trial{state_, {}};
   bool awaited = false;
@@ -37,7 +37,7 @@ std::optional<PlanBoard::Trial> PlanBoard::next_trial() {
   return trial;
 }
 
-void PlanBoard::conclude(const Trial& trial, const Status& fits) {
+void WriterPlanBoard::conclude(const Trial& trial, const Status& fits) {
   trying_ = false;
   if (trial.state != state_) return;
   bool all_fresh = true;
@@ -54,18 +54,18 @@ void PlanBoard::conclude(const Trial& trial, const Status& fits) {
   }
 }
 
-void PlanBoard::fail(const Trial& trial, const Error& why) {
+void WriterPlanBoard::fail(const Trial& trial, const Error& why) {
   trying_ = false;
   if (trial.state == state_) tell_waiting(why);
 }
 
-void PlanBoard::tell_waiting(const Error& why) {
+void WriterPlanBoard::tell_waiting(const Error& why) {
   for (auto& [slot, entry] : entries_) {
     if (entry.fresh && !entry.outcome) entry.outcome = Status(why);
   }
 }
 
-std::optional<Status> PlanBoard::take_outcome(std::uint32_t slot) {
+std::optional<Status> WriterPlanBoard::take_outcome(std::uint32_t slot) {
   const auto found = entries_.find(slot);
   if (found == entries_.end()) return Status(Error(Errc::aborted, "the plan was dropped"));
   if (!found->second.outcome) return std::nullopt;
@@ -77,7 +77,7 @@ std::optional<Status> PlanBoard::take_outcome(std::uint32_t slot) {
   return outcome;
 }
 
-std::string PlanBoard::missing_besides(std::uint32_t besides, std::uint32_t writers) const {
+std::string WriterPlanBoard::missing_besides(std::uint32_t besides, std::uint32_t writers) const {
   std::string list;
   for (std::uint32_t slot = 0; slot < writers; ++slot) {
     if (slot != besides && (writers != writers_ || entries_.count(slot) == 0))
@@ -86,7 +86,7 @@ std::string PlanBoard::missing_besides(std::uint32_t besides, std::uint32_t writ
   return list;
 }
 
-Error PlanBoard::give_up(std::uint32_t slot) {
+Error WriterPlanBoard::give_up(std::uint32_t slot) {
   const std::string absent = missing_besides(slot, writers_);
   entries_.erase(slot);
   ++state_;
@@ -97,18 +97,18 @@ Error PlanBoard::give_up(std::uint32_t slot) {
               last_misfit_};
 }
 
-void PlanBoard::remove(std::uint32_t slot, const Error& why) {
+void WriterPlanBoard::remove(std::uint32_t slot, const Error& why) {
   if (entries_.erase(slot) == 0 && slot >= writers_) return;
   ++state_;
   tell_waiting(why);
 }
 
-bool PlanBoard::accepted(std::uint32_t slot) const {
+bool WriterPlanBoard::accepted(std::uint32_t slot) const {
   const auto found = entries_.find(slot);
   return found != entries_.end() && !found->second.fresh;
 }
 
-bool PlanBoard::waiting(std::uint32_t slot) const {
+bool WriterPlanBoard::waiting(std::uint32_t slot) const {
   const auto found = entries_.find(slot);
   return found != entries_.end() && found->second.fresh && !found->second.outcome;
 }

@@ -19,20 +19,20 @@
 
 namespace deltasync::agent {
 
-class PlanBoard {
+class WriterPlanBoard {
  public:
-  using Plan = std::shared_ptr<const std::vector<TensorSlice>>;
+  using WriterPlan = std::shared_ptr<const std::vector<TensorSlice>>;
 
   /// The plans of all writers at one moment. They fit if their slices are disjoint and cover the layout.
   struct Trial {
     std::uint64_t state = 0;  ///< of the board
-    std::vector<Plan> plans;
+    std::vector<WriterPlan> plans;
   };
 
   /// Registers a writer's plan, in place of the one that it had. A trial may be due.
-  void submit(std::uint32_t slot, std::uint32_t writers, Plan plan);
+  void submit(std::uint32_t slot, std::uint32_t writers, WriterPlan plan);
   /// The same of one that an agent before has accepted: nothing to be judged, but others may be waiting for it.
-  void restore(std::uint32_t slot, std::uint32_t writers, Plan plan);
+  void restore(std::uint32_t slot, std::uint32_t writers, WriterPlan plan);
   /// The trial that is due, once; one at a time, to be ended by conclude() or fail().
   std::optional<Trial> next_trial();
   /// What came out of it. May settle the outcome of every waiting writer; nothing if a plan came or went meanwhile, and
@@ -54,11 +54,11 @@ class PlanBoard {
 
  private:
   struct Entry {
-    Plan plan;
+    WriterPlan plan;
     bool fresh = true;
     std::optional<Status> outcome;
   };
-  void put(std::uint32_t slot, std::uint32_t writers, Plan plan, bool fresh);
+  void put(std::uint32_t slot, std::uint32_t writers, WriterPlan plan, bool fresh);
   void tell_waiting(const Error& why);
 
   std::uint32_t writers_ = 0;

@@ -80,7 +80,7 @@ Result<TrainerPtr> TrainerState::enter(std::uint32_t slot, std::uint64_t generat
 }
 
 void TrainerState::connect(const TrainerPtr& trainer, std::uint64_t connection, std::function<bool()> left) {
-  PlanBoard* board = board_of(*trainer);
+  WriterPlanBoard* board = board_of(*trainer);
   if (board != nullptr && trainer->connection != 0 && !board->accepted(trainer->slot)) {
     static_cast<void>(board->give_up(trainer->slot));
   }
@@ -103,7 +103,7 @@ awaitable<void> TrainerState::drop(TrainerPtr trainer, Error why) {
   log::info("trainer_gone slot={} pid={} reason=\"{}\"", trainer->slot, trainer->watch.id().pid, why.message());
   trainers_.erase(trainer->slot);
   trainer->death.cancel();
-  if (PlanBoard* board = board_of(*trainer)) board->remove(trainer->slot, why);
+  if (WriterPlanBoard* board = board_of(*trainer)) board->remove(trainer->slot, why);
   publish();
   wake_all();
   co_await tell_gone(trainer->slot, trainer->generation, trainer->grant);
@@ -156,7 +156,7 @@ void TrainerState::use_board(std::uint64_t generation, const LayoutPtr& layout) 
   board_.emplace(Board{generation, layout, {}});
 }
 
-PlanBoard* TrainerState::board_of(const Trainer& trainer) {
+WriterPlanBoard* TrainerState::board_of(const Trainer& trainer) {
   return board_ && board_->generation == trainer.generation ? &board_->plans : nullptr;
 }
 
@@ -173,13 +173,13 @@ awaitable<void> TrainerState::judge_all() {
     ~AtEnd() { judging = false; }
   } at_end{judging_};
   while (board_ && !stopped) {
-    const std::optional<PlanBoard::Trial> trial = board_->plans.next_trial();
+    const std::optional<WriterPlanBoard::Trial> trial = board_->plans.next_trial();
     if (!trial) break;
     const std::uint64_t generation = board_->generation;
     const auto check = [this, &trial, layout = board_->layout]() -> Result<Status> {
       if (options.before_check) options.before_check();
       std::vector<TensorSlice> all;
-      for (const PlanBoard::Plan& plan : trial->plans) all.insert(all.end(), plan->begin(), plan->end());
+      for (const WriterPlanBoard::WriterPlan& plan : trial->plans) all.insert(all.end(), plan->begin(), plan->end());
       return check_coverage(*layout, all);
     };
     Result<Status> verdict = Error(Errc::internal, "the plans could not be checked");
@@ -205,7 +205,7 @@ awaitable<void> TrainerState::judge_all() {
 void TrainerState::publish() {
   std::vector<TrainerStatus> list;
   for (const auto& [slot, t] : trainers_) {
-    const PlanBoard* board = board_of(*t);
+    const WriterPlanBoard* board = board_of(*t);
     list.push_back({slot, t->writers, t->generation, t->watch.id().pid, t->name, t->connection != 0,
                     board != nullptr && board->accepted(slot), board != nullptr && board->waiting(slot)});
   }

@@ -103,7 +103,7 @@ class TrainerState : public std::enable_shared_from_this<TrainerState> {
   /// The board of that generation is the one from here on.
   void use_board(std::uint64_t generation, const LayoutPtr& layout);
   /// Null if the trainer's layout was replaced.
-  PlanBoard* board_of(const Trainer& trainer);
+  WriterPlanBoard* board_of(const Trainer& trainer);
   /// Makes the trials that are due on the setup thread, if nobody is at it.
   void judge();
 
@@ -117,7 +117,7 @@ class TrainerState : public std::enable_shared_from_this<TrainerState> {
   struct Board {
     std::uint64_t generation = 0;
     LayoutPtr layout;
-    PlanBoard plans;
+    WriterPlanBoard plans;
   };
   boost::asio::awaitable<void> watch_death(TrainerPtr trainer);
   boost::asio::awaitable<void> tell_gone(std::uint32_t slot, std::uint64_t generation, std::uint64_t grant);

@@ -163,7 +163,7 @@ Answer<wire::Empty> Control::subscribe(const wire::Subscribe& tiles, const Diges
   return answer;
 }
 
-Answer<wire::PlanReply> Control::plan(const wire::Plan& plan, Deadline deadline) {
+Answer<wire::PlanReply> Control::plan(const wire::PlanRequest& plan, Deadline deadline) {
   return ask<wire::PlanReply>(plan, std::chrono::milliseconds(plan.wait_ms), deadline);
 }
 

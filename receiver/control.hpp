@@ -68,7 +68,7 @@ class Control {
   /// What this connection has subscribed to; zero: nothing.
   const Digest128& subscription() const noexcept { return subscription_; }
   /// The agent may take `plan.wait_ms` before it answers.
-  Answer<wire::PlanReply> plan(const wire::Plan& plan, Deadline deadline);
+  Answer<wire::PlanReply> plan(const wire::PlanRequest& plan, Deadline deadline);
   /// Exactly `tiles` digests (of the plan's, in order) whose root is `root`.
   Answer<std::vector<std::uint64_t>> digests(std::uint64_t plan, std::uint64_t tiles, const Digest128& root,
                                              Deadline deadline);

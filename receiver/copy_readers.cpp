@@ -73,9 +73,9 @@ CopyCheck::Open copies_on_host(ThreadPool& pool) {
 CopyCheck::Open copies_on_devices(std::vector<CopyDevice> devices, std::chrono::nanoseconds patience) {
   return [devices = std::move(devices), patience](const PlacementPtr& layer,
                                                   const Until& until) -> Result<std::unique_ptr<CopyCheck::Reader>> {
-    std::vector<DeviceExecutor::Source> sources;
+    std::vector<DeviceExecutor::PlacedDevice> sources;
     for (const CopyDevice& of : devices) {
-      DeviceExecutor::Source source;
+      DeviceExecutor::PlacedDevice source;
       source.ordinal = of.ordinal;
       source.device = of.device;
       sources.push_back(std::move(source));

@@ -10,7 +10,7 @@ namespace deltasync {
 
 /// Tiles whose digests a device takes in one launch. In the slot: their descriptions, then the sums.
 struct DeviceExecutor::DigestBatch {
-  Lease slot;
+  SlotGuard slot;
   std::vector<std::size_t> where;  ///< in the caller's list
   std::uint64_t largest = 0;       ///< bytes of a tile
   bool is_sent = false;
@@ -20,7 +20,7 @@ struct DeviceExecutor::DigestBatch {
 };
 
 Status DeviceExecutor::send_digests(Part& part, DigestBatch& batch) {
-  const Lease& slot = batch.slot;
+  const SlotGuard& slot = batch.slot;
   batch.is_sent = true;
   const std::uint64_t list_bytes = batch.list_bytes();
   const gpu::DigestTiles kernel{part.table, reinterpret_cast<const gpu::StagedTile*>(slot->device.data()),
@@ -61,7 +61,7 @@ Status DeviceExecutor::digests_on(std::uint32_t index, std::span<const std::uint
         DS_TRY(take_digests(part, batches.front(), out, until));
         batches.pop_front();
       }
-      DS_ASSIGN(Lease slot, take_slot(part, part.small, patient(until)));
+      DS_ASSIGN(SlotGuard slot, take_slot(part, part.small, patient(until)));
       batches.push_back({std::move(slot), {}});
       batches.back().where.reserve(std::min(portion, ranks.size() - k));
     }

@@ -34,7 +34,7 @@ Error with_tile(Error error, const Placement& placement, std::uint64_t rank) {
 DeviceExecutor::DeviceExecutor(PlacementPtr placement, const Limits& limits)
     : placement_(std::move(placement)), limits_(limits) {}
 
-Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placement, std::vector<Source> sources,
+Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placement, std::vector<PlacedDevice> sources,
                                                              const Limits& limits, const std::optional<Until>& until) {
   std::unique_ptr<DeviceExecutor> made(new DeviceExecutor(std::move(placement), limits));
   const Placement& placed = *made->placement_;
@@ -52,8 +52,9 @@ Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placem
   }
   if (sources.size() > kPartsMax) return Error(Errc::unsupported, "more than 32 devices");
   for (const LiveMemory& memory : placed.memories()) {
-    const auto found = std::find_if(sources.begin(), sources.end(),
-                                    [&](const Source& source) { return source.ordinal == memory.device.ordinal; });
+    const auto found = std::find_if(sources.begin(), sources.end(), [&](const PlacedDevice& source) {
+      return source.ordinal == memory.device.ordinal;
+    });
     if (found == sources.end()) {
       return Error(Errc::unsupported, "live memory '" + memory.name + "' is on " + to_string(memory.device));
     }
@@ -72,7 +73,7 @@ Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placem
   made->wide_bytes_ = std::clamp(wide_bytes, kTilesAt + largest, kWideBytesMax);
   made->find_source_parts();
   made->find_groups();
-  for (Source& source : sources) DS_TRY(made->add_part(std::move(source), until));
+  for (PlacedDevice& source : sources) DS_TRY(made->add_part(std::move(source), until));
   return made;
 }
 
@@ -126,7 +127,7 @@ void DeviceExecutor::find_source_parts() {
   }
 }
 
-Status DeviceExecutor::add_part(Source source, const std::optional<Until>& until) {
+Status DeviceExecutor::add_part(PlacedDevice source, const std::optional<Until>& until) {
   if (until) DS_TRY(until->check("taking staging of " + source.device->name()));
   const auto index = static_cast<std::uint32_t>(parts_.size());
   parts_.push_back(std::make_unique<Part>());
@@ -203,7 +204,7 @@ Status DeviceExecutor::make_table(Part& part, std::uint32_t index, const std::op
   return {};
 }
 
-DeviceExecutor::Lease::~Lease() {
+DeviceExecutor::SlotGuard::~SlotGuard() {
   if (slot_ == nullptr || slot_->lost) return;
   {
     const std::lock_guard lock(slots_->mutex);
@@ -213,7 +214,7 @@ DeviceExecutor::Lease::~Lease() {
 }
 
 /// Slots go round, so that the one that was used longest ago, and is likeliest to be done with, comes next.
-Result<DeviceExecutor::Lease> DeviceExecutor::take_slot(Part& part, Slots& slots, const Until& until) {
+Result<DeviceExecutor::SlotGuard> DeviceExecutor::take_slot(Part& part, Slots& slots, const Until& until) {
   const std::string what = "waiting for staging of " + part.device->name();
   Slot* slot = nullptr;
   {
@@ -226,12 +227,12 @@ Result<DeviceExecutor::Lease> DeviceExecutor::take_slot(Part& part, Slots& slots
     slot = slots.idle.front();
     slots.idle.erase(slots.idle.begin());
   }
-  Lease lease(slots, *slot);
+  SlotGuard guard(slots, *slot);
   DS_TRY(gpu::wait(*slot->event, until, what));
-  return lease;
+  return guard;
 }
 
-gpu::MoveTiles DeviceExecutor::describe(const Part& part, const Lease& slot, std::uint64_t rank,
+gpu::MoveTiles DeviceExecutor::describe(const Part& part, const SlotGuard& slot, std::uint64_t rank,
                                         gpu::MoveTiles::Way way) const {
   const gpu::StagedTile tile{rank, 0, rows_[rank], 0};
   std::memcpy(slot->pinned.data(), &tile, sizeof tile);
@@ -243,7 +244,7 @@ gpu::MoveTiles DeviceExecutor::describe(const Part& part, const Lease& slot, std
           way};
 }
 
-Status DeviceExecutor::gather_from(Part& part, const Lease& slot, std::uint64_t rank) {
+Status DeviceExecutor::gather_from(Part& part, const SlotGuard& slot, std::uint64_t rank) {
   const gpu::MoveTiles kernel = describe(part, slot, rank, gpu::MoveTiles::Way::gather);
   const std::uint64_t bytes = tile_bytes(rank);
   return use(part, slot, [&]() -> Status {
@@ -253,7 +254,7 @@ Status DeviceExecutor::gather_from(Part& part, const Lease& slot, std::uint64_t 
   });
 }
 
-Status DeviceExecutor::scatter_to(Part& part, const Lease& slot, std::uint64_t rank) {
+Status DeviceExecutor::scatter_to(Part& part, const SlotGuard& slot, std::uint64_t rank) {
   const gpu::MoveTiles kernel = describe(part, slot, rank, gpu::MoveTiles::Way::scatter);
   return use(part, slot, [&]() -> Status {
     DS_TRY(part.stream->copy_in(slot->device.data(), slot->pinned.data(), kTileAt + tile_bytes(rank)));
@@ -356,7 +357,7 @@ Status DeviceExecutor::upload(Part& part, std::byte* to, std::span<const std::by
   for (std::size_t at = 0; at < bytes.size(); at += slot_bytes_) {
     const std::span<const std::byte> piece =
         bytes.subspan(at, std::min<std::size_t>(static_cast<std::size_t>(slot_bytes_), bytes.size() - at));
-    DS_ASSIGN(const Lease slot, take_slot(part, part.small, until));
+    DS_ASSIGN(const SlotGuard slot, take_slot(part, part.small, until));
     std::memcpy(slot->pinned.data(), piece.data(), piece.size());
     const auto copy = [&] { return part.stream->copy_in(to + at, slot->pinned.data(), piece.size()); };
     DS_TRY(use(part, slot, copy));

@@ -41,7 +41,7 @@ class ChangesOnDevices final : public KeptChanges {
 class DeviceExecutor {
  public:
   /// A device that the placement has memory on.
-  struct Source {
+  struct PlacedDevice {
     std::int32_t ordinal = 0;
     std::unique_ptr<gpu::Device> own;       ///< or null, if it is somebody else's
     gpu::Device* device = nullptr;          ///< outlives this
@@ -58,7 +58,7 @@ class DeviceExecutor {
   };
   /// unsupported if a memory's device is not among the sources; no_space; timed_out or cancelled by `until` (none: by
   /// the patience alone, which also bounds what a failed call has still to wait for).
-  static Result<std::unique_ptr<DeviceExecutor>> make(PlacementPtr placement, std::vector<Source> sources,
+  static Result<std::unique_ptr<DeviceExecutor>> make(PlacementPtr placement, std::vector<PlacedDevice> sources,
                                                       const Limits& limits, const std::optional<Until>& until = {});
   /// Waits for the devices, as long as `patience`; what one that does not end still uses is never given back.
   ~DeviceExecutor();
@@ -161,12 +161,12 @@ class DeviceExecutor {
     std::optional<Error> failed;                ///< what became of one that went
   };
   /// A slot that a thread has.
-  class Lease {
+  class SlotGuard {
    public:
-    Lease(Slots& slots, Slot& slot) : slots_(&slots), slot_(&slot) {}
-    ~Lease();
-    Lease(Lease&& other) noexcept : slots_(other.slots_), slot_(std::exchange(other.slot_, nullptr)) {}
-    Lease& operator=(Lease&&) = delete;
+    SlotGuard(Slots& slots, Slot& slot) : slots_(&slots), slot_(&slot) {}
+    ~SlotGuard();
+    SlotGuard(SlotGuard&& other) noexcept : slots_(other.slots_), slot_(std::exchange(other.slot_, nullptr)) {}
+    SlotGuard& operator=(SlotGuard&&) = delete;
     Slot* operator->() const noexcept { return slot_; }
 
    private:
@@ -175,7 +175,7 @@ class DeviceExecutor {
   };
   /// A wide slot with tiles for a full update.
   struct Batch {
-    Lease slot;
+    SlotGuard slot;
     std::vector<gpu::StagedTile> tiles;
     std::uint64_t used = 0;     ///< bytes behind the descriptions
     std::uint64_t largest = 0;  ///< tile
@@ -193,19 +193,19 @@ class DeviceExecutor {
   static constexpr std::uint64_t kTilesAt = kTilesMax * sizeof(gpu::StagedTile);  ///< behind their descriptions
 
   DeviceExecutor(PlacementPtr placement, const Limits& limits);
-  Status add_part(Source source, const std::optional<Until>& until);
+  Status add_part(PlacedDevice source, const std::optional<Until>& until);
   static Status make_slots(gpu::Device& device, Slots& slots, std::uint64_t count, std::uint64_t bytes);
   Status make_table(Part& part, std::uint32_t index, const std::optional<Until>& until);
   void find_source_parts();
   void find_groups();
   std::uint32_t part_of(std::uint32_t memory) const noexcept;
-  static Result<Lease> take_slot(Part& part, Slots& slots, const Until& until);
+  static Result<SlotGuard> take_slot(Part& part, Slots& slots, const Until& until);
   /// All that is in the part's streams is done.
   static Status idle(Part& part, const Until& until);
-  gpu::MoveTiles describe(const Part& part, const Lease& slot, std::uint64_t rank, gpu::MoveTiles::Way way) const;
+  gpu::MoveTiles describe(const Part& part, const SlotGuard& slot, std::uint64_t rank, gpu::MoveTiles::Way way) const;
   /// Puts work into the part's stream. Whatever comes of it: what is in the stream already may use the slot.
   template <class Fn>
-  static Status use(Part& part, const Lease& slot, const Fn& put_work) {
+  static Status use(Part& part, const SlotGuard& slot, const Fn& put_work) {
     const std::lock_guard lock(part.mutex);
     Status put = put_work();
     Status recorded = part.stream->record(*slot->event);
@@ -235,8 +235,8 @@ class DeviceExecutor {
   Status launch_exchange(OnPart& on);
   Status roll_back(OnPart& on);
 
-  Status gather_from(Part& part, const Lease& slot, std::uint64_t rank);
-  Status scatter_to(Part& part, const Lease& slot, std::uint64_t rank);
+  Status gather_from(Part& part, const SlotGuard& slot, std::uint64_t rank);
+  Status scatter_to(Part& part, const SlotGuard& slot, std::uint64_t rank);
   void merge(std::uint64_t rank, std::uint32_t part, const std::byte* from, std::byte* to) const;
   // digests (device_digests.cpp)
   struct DigestBatch;

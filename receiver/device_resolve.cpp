@@ -86,7 +86,7 @@ Status DeviceExecutor::resolve_some(std::uint32_t index, bool keep, const Resolv
   const std::uint64_t pieces_at = sums_at + which.size() * sizeof(std::uint64_t);
   const std::uint64_t end = pieces_at + pieces_count * sizeof(gpu::WordPiece);
 
-  DS_ASSIGN(const Lease slot, take_slot(part, part.small, until));
+  DS_ASSIGN(const SlotGuard slot, take_slot(part, part.small, until));
   auto room = keep ? part.changes->claim(sums_at, pieces_count) : std::nullopt;
   std::byte* const base = room ? room->base() : slot->device.data();
   const std::uint64_t at = room ? room->at() : 0;

@@ -278,9 +278,9 @@ Status DeviceExecutor::put_lent_on(std::uint32_t index, Lent& memory, std::uint6
   }
   if (tiles.empty()) return {};
   Part& part = *parts_[index];
-  auto lease = take_slot(part, part.wide, until);
-  if (!lease.ok()) return with_tiles(std::move(lease).error(), tiles);
-  Slot& slot = *lease->operator->();
+  auto guard = take_slot(part, part.wide, until);
+  if (!guard.ok()) return with_tiles(std::move(guard).error(), tiles);
+  Slot& slot = *guard->operator->();
   const auto kernel = move_of(part, slot, tiles, largest, gpu::MoveTiles::Way::scatter);
   Lent::OnPart& lent = memory.parts[index];
   const auto copy_all = [&](gpu::Stream& in) -> Status {
@@ -315,7 +315,7 @@ void DeviceExecutor::find_groups() {
 struct DeviceExecutor::OnPart {
   std::uint32_t index;
   Part& part;
-  Lease slot;
+  SlotGuard slot;
   std::vector<gpu::StagedTile> tiles{};
   std::uint64_t used = 0;
   gpu::MoveTiles kernel{};
@@ -382,7 +382,7 @@ Status DeviceExecutor::exchange_group(std::size_t group, const AsideOf& aside_of
   std::vector<OnPart> on;
   for (std::uint32_t i = 0; i < parts_.size(); ++i) {
     if ((places >> i & 1) == 0) continue;
-    DS_ASSIGN(Lease slot, take_slot(*parts_[i], parts_[i]->wide, patience));
+    DS_ASSIGN(SlotGuard slot, take_slot(*parts_[i], parts_[i]->wide, patience));
     on.push_back({i, *parts_[i], std::move(slot)});
     DS_TRY(fill(on.back(), first, end, aside_of, until));
   }

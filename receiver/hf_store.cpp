@@ -13,7 +13,7 @@
 #include "base/log.hpp"
 #include "format/file_name.hpp"
 #include "receiver/disk_room.hpp"
-#include "receiver/hf_lease.hpp"
+#include "receiver/file_lease.hpp"
 
 namespace deltasync {
 namespace fs = std::filesystem;
@@ -328,9 +328,9 @@ void HfStore::remove_unused(const std::set<std::string>& keep) {
     for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
       if (it->is_regular_file(error)) files.push_back(it->path());
     }
-    WriteLeases leases;
-    const auto state = WriteLeases::acquire(files, leases);
-    if (!state.ok() || *state == LeaseState::in_use) {
+    FileLeases leases;
+    const auto state = FileLeases::acquire(files, leases);
+    if (!state.ok() || *state == FileLeaseState::in_use) {
       log::debug("hf_target keeps_version_in_use name={}", name);
       continue;
     }

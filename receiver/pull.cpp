@@ -149,8 +149,8 @@ Result<Prepared> Pull::run() {
   return std::move(out_);
 }
 
-wire::Plan Pull::plan_request() const {
-  wire::Plan plan;
+wire::PlanRequest Pull::plan_request() const {
+  wire::PlanRequest plan;
   plan.layout = s_.layout.digest();
   plan.want = wire_kind(want_.kind);
   plan.number = want_.number;
@@ -262,7 +262,7 @@ bool Pull::reply_means_wait(const wire::PlanReply& reply) const {
 }
 
 /// A subscription belongs to the connection: a new one is told of it first.
-Answer<wire::PlanReply> Pull::ask(const wire::Plan& question) {
+Answer<wire::PlanReply> Pull::ask(const wire::PlanRequest& question) {
   if (!s_.tiles.is_whole() && s_.control.subscription() != s_.tiles.digest()) {
     auto told = s_.control.subscribe({s_.layout.digest(), s_.tiles.ranges()}, s_.tiles.digest(), until_.deadline());
     if (!told.value) return {std::nullopt, std::move(told.refused), std::move(told.broken)};
@@ -292,7 +292,7 @@ Result<wire::PlanReply> Pull::plan() {
     }
     stage_ = "waiting for " + wanted(want_);
     waiting_ = true;
-    const wire::Plan question = plan_request();
+    const wire::PlanRequest question = plan_request();
     const auto asked = std::chrono::steady_clock::now();
     auto answer = ask(question);
     if (answer.value) {

@@ -71,10 +71,10 @@ class Pull {
 
   Result<wire::PlanReply> plan();
   Status keep_waiting();
-  Answer<wire::PlanReply> ask(const wire::Plan& question);
+  Answer<wire::PlanReply> ask(const wire::PlanRequest& question);
   /// What a full transfer moves, as the agent reckons it.
   std::uint64_t full_bytes() const { return s_.tiles.is_whole() ? s_.layout.half_bytes() : s_.tiles.bytes(); }
-  wire::Plan plan_request() const;
+  wire::PlanRequest plan_request() const;
   bool wants_compact() const;
   Status check_reply(const wire::PlanReply& reply, bool partial) const;
   /// Another version cannot take the place of the one that is wanted, so a full update may not lead to it.

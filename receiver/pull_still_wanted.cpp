@@ -12,7 +12,7 @@ Result<bool> Pull::means(const VersionId& version, const Digest128& root) {
   for (;;) {
     DS_TRY(until_.check("asking which version it is"));
     DS_TRY(s_.control.ensure(until_.deadline()));
-    wire::Plan question = plan_request();
+    wire::PlanRequest question = plan_request();
     // As if it were committed: the agent answers that this is up to date, or what is wanted instead.
     question.base = version;
     question.base_root = root;

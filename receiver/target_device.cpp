@@ -198,7 +198,7 @@ Result<std::vector<WrongCopy>> DeviceTarget::wrong_copies(std::span<const std::u
 
 }  // namespace
 
-Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<DeviceExecutor::Source> sources,
+Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<DeviceExecutor::PlacedDevice> sources,
                                         const DeviceTargetOptions& options, std::uint64_t register_bytes) {
   for (const EngineStream& engine : options.engine_streams) {
     const auto source = std::find_if(sources.begin(), sources.end(),
@@ -221,14 +221,14 @@ Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<Devi
 }
 
 Result<TargetPtr> make_device_target(PlacementPtr placement, const DeviceTargetOptions& options) {
-  std::vector<DeviceExecutor::Source> sources;
+  std::vector<DeviceExecutor::PlacedDevice> sources;
   for (const LiveMemory& memory : placement->memories()) {
     const std::int32_t ordinal = memory.device.ordinal;
     const auto same = [&](const auto& source) { return source.ordinal == ordinal; };
     if (memory.device.is_host() || std::any_of(sources.begin(), sources.end(), same)) continue;
     auto device = gpu::open_cuda_device(ordinal, gpu::Use::kernels);
     if (!device.ok()) return std::move(device).error().with_context("device target");
-    DeviceExecutor::Source source;
+    DeviceExecutor::PlacedDevice source;
     source.ordinal = ordinal;
     source.own = *std::move(device);
     source.device = source.own.get();

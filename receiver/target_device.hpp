@@ -9,7 +9,7 @@
 namespace deltasync {
 
 /// `sources` and `register_bytes` as for DeviceExecutor::make.
-Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<DeviceExecutor::Source> sources,
+Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<DeviceExecutor::PlacedDevice> sources,
                                         const DeviceTargetOptions& options,
                                         std::uint64_t register_bytes = DeviceExecutor::kRegisterBytes);
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/log.hpp"
-#include "receiver/hf_lease.hpp"
+#include "receiver/file_lease.hpp"
 #include "receiver/target_checks.hpp"
 #include "receiver/target_hf.hpp"
 
@@ -45,15 +45,15 @@ Result<std::optional<std::filesystem::path>> HfTarget::patch_previous(const std:
                                                                       const TargetState& state, Deadline deadline) {
   using Nothing = std::optional<std::filesystem::path>;
   if (!previous_ || previous_->steps.empty() || !leases_work_) return Nothing();
-  WriteLeases leases;
-  const auto lease_state = WriteLeases::acquire(store_.weight_paths(store_.directory(previous_->name)), leases);
+  FileLeases leases;
+  const auto lease_state = FileLeases::acquire(store_.weight_paths(store_.directory(previous_->name)), leases);
   if (!lease_state.ok()) return Nothing();
-  if (*lease_state == LeaseState::unsupported) {
+  if (*lease_state == FileLeaseState::unsupported) {
     leases_work_ = false;
     log::warn("hf_target no_write_leases path={} effect=\"each version is written anew\"",
               store_.directory(previous_->name).string());
   }
-  if (*lease_state != LeaseState::held) return Nothing();
+  if (*lease_state != FileLeaseState::held) return Nothing();
 
   const Previous base = std::move(*previous_);
   previous_.reset();

@@ -106,13 +106,14 @@ void write_values(const TileShape& shape, const ChangedElements& changed, const 
 constexpr std::size_t kUlpPreferredBytes = 8;
 
 /// Where the values come from; `ulp_bytes` is of the smaller codec with differences.
-enum class Source : std::uint8_t { whole, elements, differences };
+enum class ValueSource : std::uint8_t { whole, elements, differences };
 
-Source choose_source(std::size_t ulp_bytes, std::size_t absolute_bytes, std::size_t raw_bytes, ValueForm form) {
+ValueSource choose_source(std::size_t ulp_bytes, std::size_t absolute_bytes, std::size_t raw_bytes, ValueForm form) {
   // Of equals, the plainer one.
-  if (raw_bytes <= absolute_bytes && (form == ValueForm::absolute || raw_bytes <= ulp_bytes)) return Source::whole;
-  if (form == ValueForm::absolute) return Source::elements;
-  return ulp_bytes <= std::min(raw_bytes, absolute_bytes + kUlpPreferredBytes) ? Source::differences : Source::elements;
+  if (raw_bytes <= absolute_bytes && (form == ValueForm::absolute || raw_bytes <= ulp_bytes)) return ValueSource::whole;
+  if (form == ValueForm::absolute) return ValueSource::elements;
+  return ulp_bytes <= std::min(raw_bytes, absolute_bytes + kUlpPreferredBytes) ? ValueSource::differences
+                                                                               : ValueSource::elements;
 }
 
 /// What is known of a tile's changes before a codec is chosen.
@@ -206,9 +207,9 @@ void encode_payload(const Kernels& kernels, const TileShape& shape, const Change
   const Measured measured = measure(kernels, shape, changed, form == ValueForm::ulp, scratch);
   const std::size_t absolute_bytes = measured.sizes(Codec::rice_absolute, shape, changed.count).total();
   switch (choose_source(measured.difference_bytes, absolute_bytes, shape.raw_bytes(), form)) {
-    case Source::whole: append_raw(shape, after, row_stride, record, out); break;
-    case Source::differences: append_differences(kernels, shape, changed, scratch, measured, record, out); break;
-    case Source::elements:
+    case ValueSource::whole: append_raw(shape, after, row_stride, record, out); break;
+    case ValueSource::differences: append_differences(kernels, shape, changed, scratch, measured, record, out); break;
+    case ValueSource::elements:
       append_rice(Codec::rice_absolute, kernels, shape, changed, after, row_stride, scratch, measured, record, out);
   }
 }

@@ -32,15 +32,15 @@ void for_each_segment(std::uint64_t length, const std::vector<std::uint64_t>& cu
   if (start < length) fn(start, length - start);
 }
 
-struct Piece {
+struct Interval {
   std::uint64_t start = 0;
   std::uint64_t length = 0;
 };
 
-/// The piece number `index` of [0, length) when each segment is split into pieces of step_of(segment length).
+/// The interval number `index` of [0, length) when each segment is split into pieces of step_of(segment length).
 template <class StepOf>
-Piece locate(std::uint64_t length, const std::vector<std::uint64_t>& cuts, std::uint64_t index, StepOf&& step_of) {
-  Piece piece;
+Interval locate(std::uint64_t length, const std::vector<std::uint64_t>& cuts, std::uint64_t index, StepOf&& step_of) {
+  Interval interval;
   for_each_segment(length, cuts, [&](std::uint64_t start, std::uint64_t segment) {
     const auto step = step_of(segment);
     const auto pieces = ceil_div(segment, step);
@@ -48,10 +48,10 @@ Piece locate(std::uint64_t length, const std::vector<std::uint64_t>& cuts, std::
       index -= pieces;
       return true;
     }
-    piece = {start + index * step, std::min(step, segment - index * step)};
+    interval = {start + index * step, std::min(step, segment - index * step)};
     return false;
   });
-  return piece;
+  return interval;
 }
 
 }  // namespace

@@ -186,7 +186,7 @@ struct LayoutMessage {
 enum class WantKind : std::uint8_t { newest = 1, newer = 2, number = 3, label = 4 };
 
 /// What the receiver has and what it wants. The base is named here and nowhere else (invariant 3).
-struct Plan {
+struct PlanRequest {
   static constexpr Type kType = Type::plan;
   Digest128 layout;  ///< the one it is bound to
   VersionId base;    ///< epoch 0: nothing
@@ -205,7 +205,7 @@ struct Plan {
   std::uint8_t compact = 0;  ///< the delta may come in exponent classes (rice_class): the link is slow
   std::uint64_t epoch = 0;   ///< WantKind::number: of this one; 0: of the newest
   std::vector<std::byte> encode() const;
-  static Result<Plan> decode(ByteSpan payload);
+  static Result<PlanRequest> decode(ByteSpan payload);
 };
 
 enum class PlanMode : std::uint8_t { up_to_date = 1, delta = 2, full = 3 };
@@ -225,7 +225,7 @@ struct PlanReply {
   Version target;
   Digest128 target_root;
   std::uint64_t full_bytes = 0;    ///< that a full transfer moves: of the half, or of the subscribed tiles
-  std::vector<DeltaStep> steps;    ///< oldest first; for delta, and for full with Plan::partial
+  std::vector<DeltaStep> steps;    ///< oldest first; for delta, and for full with PlanRequest::partial
   std::uint32_t pack_threads = 0;  ///< that pack tiles (RawForm::packed), at low priority; 0: none, or no full plan
   std::vector<std::byte> encode() const;
   static Result<PlanReply> decode(ByteSpan payload);

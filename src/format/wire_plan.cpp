@@ -15,7 +15,7 @@ Result<LayoutMessage> LayoutMessage::decode(ByteSpan payload) {
   return in.finish(std::move(m));
 }
 
-std::vector<std::byte> Plan::encode() const {
+std::vector<std::byte> PlanRequest::encode() const {
   std::vector<std::byte> bytes;
   ByteWriter out(bytes);
   put_digest(out, layout);
@@ -32,9 +32,9 @@ std::vector<std::byte> Plan::encode() const {
   out.put(epoch);
   return bytes;
 }
-Result<Plan> Plan::decode(ByteSpan payload) {
+Result<PlanRequest> PlanRequest::decode(ByteSpan payload) {
   Decoder in(payload, "plan");
-  Plan m;
+  PlanRequest m;
   m.layout = in.digest();
   m.base = in.version_id();
   m.base_root = in.digest();

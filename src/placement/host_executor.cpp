@@ -60,14 +60,14 @@ void copy_rect(std::uint64_t rows, std::uint64_t cols, std::uint32_t element_byt
 }
 
 /// A region's part of a tile, in live memory and in the tile's own bytes.
-struct Piece {
+struct TilePart {
   std::uint64_t rows = 0;
   std::uint64_t cols = 0;
   Strided live;
   Strided scratch;
 };
 
-Piece piece_of(const WordRegion& region, const Rect& tile, std::uint32_t element_bytes, Strided scratch) {
+TilePart tile_part(const WordRegion& region, const Rect& tile, std::uint32_t element_bytes, Strided scratch) {
   const Rect both = intersection({region.row, region.col, region.rows, region.cols}, tile);
   if (both.rows == 0) return {};
   scratch.first += (both.row - tile.row) * scratch.row_stride + (both.col - tile.col) * element_bytes;
@@ -193,7 +193,7 @@ void HostExecutor::gather_tile(std::uint64_t rank, std::byte* to) const {
   const Rect rect = rect_of(tile, rank);
   const Strided rows{to, std::uint64_t{tile.cols} * tile.element_bytes, tile.element_bytes};
   for (std::uint32_t i = 0; i < tile.primaries; ++i) {
-    const Piece p = piece_of(tables_.regions[tile.first + i], rect, tile.element_bytes, rows);
+    const TilePart p = tile_part(tables_.regions[tile.first + i], rect, tile.element_bytes, rows);
     if (p.rows != 0) copy_rect(p.rows, p.cols, tile.element_bytes, p.live, p.scratch, p.live);
   }
 }
@@ -203,7 +203,7 @@ void HostExecutor::scatter_tile(std::uint64_t rank, const std::byte* from, std::
   const Rect rect = rect_of(tile, rank);
   const Strided rows{const_cast<std::byte*>(from), row_stride, tile.element_bytes};  // only read
   for (std::uint32_t i = 0; i < tile.primaries + tile.copies; ++i) {
-    const Piece p = piece_of(tables_.regions[tile.first + i], rect, tile.element_bytes, rows);
+    const TilePart p = tile_part(tables_.regions[tile.first + i], rect, tile.element_bytes, rows);
     if (p.rows != 0) copy_rect(p.rows, p.cols, tile.element_bytes, p.scratch, p.live, p.live);
   }
 }

@@ -49,11 +49,11 @@ std::uint64_t HalfCopy::take_round(std::uint64_t first, const TilePatches& patch
   std::uint64_t next = first;
   for (; next < layout_.tile_count() && round_.size() < kRoundTilesMax && bytes < kRoundBytesPerThread * pool_.size();
        ++next) {
-    Piece piece{layout_.tile(next), patched, patches.has(next)};
-    const std::size_t tile_bytes = static_cast<std::size_t>(piece.tile.rect.rows) * row_bytes(piece.tile);
+    RoundTile item{layout_.tile(next), patched, patches.has(next)};
+    const std::size_t tile_bytes = static_cast<std::size_t>(item.tile.rect.rows) * row_bytes(item.tile);
     bytes += tile_bytes;
-    if (piece.patched) patched += tile_bytes;
-    round_.push_back(piece);
+    if (item.patched) patched += tile_bytes;
+    round_.push_back(item);
   }
   if (scratch_.size() < patched) scratch_.resize(patched);
   return next;
@@ -61,31 +61,31 @@ std::uint64_t HalfCopy::take_round(std::uint64_t first, const TilePatches& patch
 
 Status HalfCopy::patch(const VersionSource& source) {
   return run_all(pool_, round_.size(), [&](std::uint64_t i, unsigned) -> Status {
-    const Piece& piece = round_[i];
-    if (!piece.patched) return {};
-    const std::byte* from = in_half(source.base, piece.tile);
-    const auto stride = static_cast<std::size_t>(layout_.tensors()[piece.tile.tensor].row_bytes());
-    const std::size_t width = row_bytes(piece.tile);
-    std::byte* const rows = scratch_.data() + piece.at;
-    for (std::uint64_t row = 0; row < piece.tile.rect.rows; ++row) {
+    const RoundTile& item = round_[i];
+    if (!item.patched) return {};
+    const std::byte* from = in_half(source.base, item.tile);
+    const auto stride = static_cast<std::size_t>(layout_.tensors()[item.tile.tensor].row_bytes());
+    const std::size_t width = row_bytes(item.tile);
+    std::byte* const rows = scratch_.data() + item.at;
+    for (std::uint64_t row = 0; row < item.tile.rect.rows; ++row) {
       std::memcpy(rows + row * width, from + row * stride, width);
     }
-    return source.patches.apply(layout_, piece.tile.index, rows, source.before[piece.tile.index]);
+    return source.patches.apply(layout_, item.tile.index, rows, source.before[item.tile.index]);
   });
 }
 
 /// Always the same slices in the same order, which the writer's coverage check knows again from the last version.
 Status HalfCopy::write(const VersionSource& source) {
   slices_.clear();
-  for (const Piece& piece : round_) {
+  for (const RoundTile& item : round_) {
     Source from;
-    if (piece.patched) {
-      from.data = scratch_.data() + piece.at;
+    if (item.patched) {
+      from.data = scratch_.data() + item.at;
     } else {
-      from.data = in_half(source.base, piece.tile);
-      from.row_stride_bytes = static_cast<std::size_t>(layout_.tensors()[piece.tile.tensor].row_bytes());
+      from.data = in_half(source.base, item.tile);
+      from.row_stride_bytes = static_cast<std::size_t>(layout_.tensors()[item.tile.tensor].row_bytes());
     }
-    slices_.push_back({{piece.tile.tensor, piece.tile.rect}, from});
+    slices_.push_back({{item.tile.tensor, item.tile.rect}, from});
   }
   return writer_.write(slices_);
 }

@@ -33,7 +33,7 @@ class HalfCopy {
   Status run(const VersionSource& source, Deadline deadline);
 
  private:
-  struct Piece {
+  struct RoundTile {
     Tile tile;
     std::size_t at = 0;  ///< in scratch_, if it is patched
     bool patched = false;
@@ -49,7 +49,7 @@ class HalfCopy {
   Writer& writer_;
   ThreadPool& pool_;
   const std::function<void()> written_;
-  std::vector<Piece> round_;
+  std::vector<RoundTile> round_;
   std::vector<std::byte> scratch_;
   std::vector<SliceSource> slices_;
 };

@@ -14,30 +14,30 @@ namespace {
 
 constexpr std::size_t kFlightJobsMax = 4096;
 
-struct Piece {
+struct SlicePart {
   Rect rect;
   CopyJob job;
 };
 
-/// Calls `each(Piece)` with parts of a slice of at most `bytes_max`: blocks of its rows, or parts of them where rows
-/// are long. So a large tensor is diffed while the rest of it is still being copied.
+/// Calls `each(SlicePart)` with parts of a slice of at most `bytes_max`: blocks of its rows, or parts of them where
+/// rows are long. So a large tensor is diffed while the rest of it is still being copied.
 template <class F>
-Status for_each_piece(const Rect& rect, std::uint64_t element_bytes, const CopyJob& job, std::uint64_t bytes_max,
-                      F each) {
+Status for_each_part(const Rect& rect, std::uint64_t element_bytes, const CopyJob& job, std::uint64_t bytes_max,
+                     F each) {
   if (rect.elements() == 0) return {};
   const std::uint64_t elements_max = std::max<std::uint64_t>(1, bytes_max / element_bytes);
   const std::uint64_t cols = std::min(rect.cols, elements_max);
   const std::uint64_t rows = elements_max / cols;
   for (std::uint64_t row = 0; row < rect.rows; row += rows) {
     for (std::uint64_t col = 0; col < rect.cols; col += cols) {
-      Piece piece;
-      piece.rect = {rect.row + row, rect.col + col, std::min(rows, rect.rows - row), std::min(cols, rect.cols - col)};
-      piece.job = job;
-      piece.job.to += row * job.to_stride + col * element_bytes;
-      piece.job.from += row * job.from_stride + col * element_bytes;
-      piece.job.rows = piece.rect.rows;
-      piece.job.row_bytes = static_cast<std::size_t>(piece.rect.cols * element_bytes);
-      DS_TRY(each(piece));
+      SlicePart part;
+      part.rect = {rect.row + row, rect.col + col, std::min(rows, rect.rows - row), std::min(cols, rect.cols - col)};
+      part.job = job;
+      part.job.to += row * job.to_stride + col * element_bytes;
+      part.job.from += row * job.from_stride + col * element_bytes;
+      part.job.rows = part.rect.rows;
+      part.job.row_bytes = static_cast<std::size_t>(part.rect.cols * element_bytes);
+      DS_TRY(each(part));
     }
   }
   return {};
@@ -109,17 +109,17 @@ Status WriterSession::queue_run(std::span<const SliceSource> run, Deadline deadl
   for (const SliceSource& item : run) {
     DS_ASSIGN(const CopyJob job, accept(item));
     const std::uint32_t tensor = item.slice.tensor;
-    const auto add = [&](const Piece& piece) -> Status {
-      const std::uint64_t more = piece.job.rows * piece.job.row_bytes;
+    const auto add = [&](const SlicePart& part) -> Status {
+      const std::uint64_t more = part.job.rows * part.job.row_bytes;
       const bool full = bytes + more > copies->flight_bytes_max() || jobs_.size() == kFlightJobsMax;
       if (full && !jobs_.empty()) DS_TRY(fly());
-      jobs_.push_back(piece.job);
-      progress_.add(tensor, piece.rect);
+      jobs_.push_back(part.job);
+      progress_.add(tensor, part.rect);
       bytes += more;
       return {};
     };
     Status added =
-        for_each_piece(item.slice.rect, layout_->tensors()[tensor].element_bytes, job, copies->flight_bytes_max(), add);
+        for_each_part(item.slice.rect, layout_->tensors()[tensor].element_bytes, job, copies->flight_bytes_max(), add);
     if (!added) return added;
   }
   return jobs_.empty() ? Status{} : fly();

@@ -152,15 +152,15 @@ Client AgentTest::client(wire::Role role) {
   return std::move(client).value();
 }
 
-wire::Plan AgentTest::ask(wire::WantKind want) const {
-  wire::Plan plan;
+wire::PlanRequest AgentTest::ask(wire::WantKind want) const {
+  wire::PlanRequest plan;
   plan.layout = model_.layout->digest();
   plan.want = want;
   return plan;
 }
 
-wire::Plan AgentTest::ask_from_served() const {
-  wire::Plan plan = ask();
+wire::PlanRequest AgentTest::ask_from_served() const {
+  wire::PlanRequest plan = ask();
   plan.base = served()->version.id;
   plan.base_root = served()->root;
   return plan;

@@ -38,7 +38,7 @@ class Client {
     DS_TRY(socket.send(++request_, message, test_deadline()));
     return socket.recv_as<Reply>(request_, test_deadline());
   }
-  Result<wire::PlanReply> plan(const wire::Plan& plan) { return ask<wire::PlanReply>(plan); }
+  Result<wire::PlanReply> plan(const wire::PlanRequest& plan) { return ask<wire::PlanReply>(plan); }
   Status release(std::uint64_t plan);
   Result<LayoutPtr> layout();
   Result<std::vector<std::uint64_t>> digests(std::uint64_t plan);
@@ -73,9 +73,9 @@ class AgentTest : public ::testing::Test {
   void next_version(double density = 0.01);
 
   Client client(wire::Role role = wire::Role::control);
-  wire::Plan ask(wire::WantKind want = wire::WantKind::newest) const;
+  wire::PlanRequest ask(wire::WantKind want = wire::WantKind::newest) const;
   /// As if the receiver held what is served now.
-  wire::Plan ask_from_served() const;
+  wire::PlanRequest ask_from_served() const;
   ServedPtr served() const { return agent_->core().snapshot()->served; }
 
   test::TempDir dir_;

@@ -40,7 +40,7 @@ class Barrier {
 
 /// What a receiver holds, and a plan request from it.
 struct Late {
-  wire::Plan plan;
+  wire::PlanRequest plan;
   std::vector<std::byte> half;
   std::vector<std::uint64_t> digests;
 };

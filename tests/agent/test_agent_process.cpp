@@ -95,7 +95,7 @@ TEST_F(AgentProcess, SigtermEndsItCleanlyAndLeavesTheSegment) {
     auto idle = Client::connect(json["port"], wire::Role::control);
     auto waiting = Client::connect(json["port"], wire::Role::control);
     ASSERT_TRUE(idle && waiting);
-    wire::Plan plan;
+    wire::PlanRequest plan;
     plan.layout = model.layout->digest();
     plan.want = wire::WantKind::number;
     plan.number = 99;

@@ -464,7 +464,7 @@ TEST_F(Compacts, OfSomeTiles) {
   const TileSet tiles = *TileSet::make(*model_.layout, every_second);
   auto c = client();
   ASSERT_TRUE(c.ask<wire::Empty>(wire::Subscribe{model_.layout->digest(), every_second}));
-  wire::Plan plan = late.plan;
+  wire::PlanRequest plan = late.plan;
   plan.subscription = tiles.digest();
   plan.base_root = tiles.root(late.digests);
   const auto reply = c.plan(plan);

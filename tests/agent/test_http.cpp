@@ -116,7 +116,7 @@ TEST_F(Http, MetricsCount) {
   next_version();
   next_version();
   auto c = client();
-  wire::Plan plan = ask();
+  wire::PlanRequest plan = ask();
   plan.layout.bytes[0] ^= 1;
   EXPECT_FALSE(c.plan(plan));
   const std::string text = get("/metrics").body;

@@ -268,7 +268,7 @@ TEST_F(ServedLeases, ASlowReaderLetsGoOfDeltasThatLeftTheRing) {
   options_.pull.limits.progress = 1h;
   start_agent();
   next_version();
-  const wire::Plan plan = ask_from_served();
+  const wire::PlanRequest plan = ask_from_served();
   next_version(0.5);
   auto c = client();
   const auto reply = c.plan(plan);
@@ -356,13 +356,13 @@ TEST_F(ServedLeases, ARestartedAgentServesTheLastVersion) {
   start_agent();
   next_version();
   next_version();
-  const wire::Plan plan = ask_from_served();
+  const wire::PlanRequest plan = ask_from_served();
   writer_.reset();
   stop_agent();
   EXPECT_TRUE(segment_exists(1));
   start_agent();
   auto c = client();
-  wire::Plan waiting = plan;
+  wire::PlanRequest waiting = plan;
   waiting.wait_ms = 60'000;
   const auto same = c.plan(waiting);
   ASSERT_TRUE(same) << same.error().to_string();
@@ -379,7 +379,7 @@ TEST_F(ServedLeases, ATrainerRestartWithALowerNumberIsANewerVersion) {
   start_agent();
   next_version();
   next_version();
-  const wire::Plan plan = ask_from_served();
+  const wire::PlanRequest plan = ask_from_served();
   writer_.reset();
   epoch_ = make_epoch(epoch_);
   number_ = 0;
@@ -451,7 +451,7 @@ TEST_F(ServedLeases, ANewSidecarOfTheSameLayoutIsANewGeneration) {
   auto writer = Writer::attach(model_.layout, other, options, test_deadline());
   ASSERT_TRUE(writer) << writer.error().to_string();
   writer_ = std::move(*writer);
-  const wire::Plan plan = ask_from_served();
+  const wire::PlanRequest plan = ask_from_served();
   next_version();
   EXPECT_EQ(served()->half.generation, 2u);
   const ByteSpan now = served()->generation->segment->sidecar_encoded();

@@ -42,14 +42,14 @@ Offer offer() {
   return o;
 }
 
-wire::Plan ask(wire::WantKind want = wire::WantKind::newest) {
-  wire::Plan plan;
+wire::PlanRequest ask(wire::WantKind want = wire::WantKind::newest) {
+  wire::PlanRequest plan;
   plan.layout = layout_a();
   plan.want = want;
   return plan;
 }
-wire::Plan ask_from(std::uint64_t base, wire::WantKind want = wire::WantKind::newest) {
-  wire::Plan plan = ask(want);
+wire::PlanRequest ask_from(std::uint64_t base, wire::WantKind want = wire::WantKind::newest) {
+  wire::PlanRequest plan = ask(want);
   plan.base = {kEpoch, base};
   plan.base_root = root_of(base);
   return plan;
@@ -90,7 +90,7 @@ TEST(Planner, NoLayoutAndNoVersionAreWaitedFor) {
 }
 
 TEST(Planner, AnotherLayoutIsAMismatchEvenBeforeTheFirstVersion) {
-  wire::Plan plan = ask();
+  wire::PlanRequest plan = ask();
   plan.layout.bytes[0] ^= 1;
   expect_error(decide(plan, offer()), Errc::layout_mismatch);
   Offer no_version = offer();
@@ -117,7 +117,7 @@ TEST(Planner, TheChainBeginsAtExactlyTheBase) {
 TEST(Planner, ChainsOfSeveralStepsMayBeMerged) {
   EXPECT_EQ(decide(ask_from(5), offer()).merge_steps, 0u);
   EXPECT_EQ(decide(ask_from(4), offer()).merge_steps, 2u);
-  wire::Plan past = ask_from(3, wire::WantKind::number);
+  wire::PlanRequest past = ask_from(3, wire::WantKind::number);
   past.number = 5;
   EXPECT_EQ(decide(past, offer()).merge_steps, 2u);
   Offer large = offer();
@@ -128,7 +128,7 @@ TEST(Planner, ChainsOfSeveralStepsMayBeMerged) {
   EXPECT_EQ(full.merge_steps, 2u);
   EXPECT_EQ(decide(ask_from(5), large).merge_steps, 0u);
   for (const Offer& o : {offer(), large}) {
-    wire::Plan plan = ask_from(4);
+    wire::PlanRequest plan = ask_from(4);
     plan.full_only = 1;
     EXPECT_EQ(decide(plan, o).merge_steps, 0u);
     plan.full_only = 0;
@@ -138,7 +138,7 @@ TEST(Planner, ChainsOfSeveralStepsMayBeMerged) {
 }
 
 TEST(Planner, SlowLinksMayGetWhatLeadsToTheServedVersionCompact) {
-  const auto expect = [](wire::Plan plan, const Offer& o, bool compact, std::size_t merge_steps) {
+  const auto expect = [](wire::PlanRequest plan, const Offer& o, bool compact, std::size_t merge_steps) {
     plan.compact = 1;
     const Decision d = decide(plan, o);
     EXPECT_EQ(d.compact, compact);
@@ -149,7 +149,7 @@ TEST(Planner, SlowLinksMayGetWhatLeadsToTheServedVersionCompact) {
   expect(ask_from(5), offer(), true, 1);
   expect(ask_from(4), offer(), true, 2);
   expect(ask_from(3, wire::WantKind::newer), offer(), true, 3);
-  wire::Plan past = ask_from(4, wire::WantKind::number);
+  wire::PlanRequest past = ask_from(4, wire::WantKind::number);
   past.number = 5;
   expect(past, offer(), false, 0);
   past.base = {kEpoch, 3};
@@ -159,10 +159,10 @@ TEST(Planner, SlowLinksMayGetWhatLeadsToTheServedVersionCompact) {
   large.ring = {step(3, 400), step(4, 400), step(5, 1600)};
   expect(ask_from(4), large, true, 2);
   expect(ask_from(5), large, false, 0);
-  wire::Plan partial = ask_from(5);
+  wire::PlanRequest partial = ask_from(5);
   partial.partial = 1;
   expect(partial, offer(), false, 0);
-  wire::Plan full = ask_from(5);
+  wire::PlanRequest full = ask_from(5);
   full.full_only = 1;
   expect(full, offer(), false, 0);
   expect(ask_from(6), offer(), false, 0);
@@ -171,7 +171,7 @@ TEST(Planner, SlowLinksMayGetWhatLeadsToTheServedVersionCompact) {
 
 TEST(Planner, AWrongRootOfAKnownVersionIsFull) {
   for (const std::uint64_t base : {3, 4, 5, 6}) {
-    wire::Plan plan = ask_from(base);
+    wire::PlanRequest plan = ask_from(base);
     plan.base_root.bytes[7] ^= 1;
     expect_full(decide(plan, offer()));
   }
@@ -180,7 +180,7 @@ TEST(Planner, AWrongRootOfAKnownVersionIsFull) {
 TEST(Planner, AnUnknownBaseIsFull) {
   expect_full(decide(ask_from(2), offer()));
   expect_full(decide(ask_from(7), offer()));  // ahead of us: from an agent that saw more
-  wire::Plan other_epoch = ask_from(5);
+  wire::PlanRequest other_epoch = ask_from(5);
   other_epoch.base.epoch = kEpoch - 1;
   expect_full(decide(other_epoch, offer()));
 }
@@ -214,7 +214,7 @@ TEST(Planner, ATooLongChainIsFull) {
     o.ring.push_back(s);
   }
   o.served.id = {kEpoch, steps + 1};
-  wire::Plan plan = ask();
+  wire::PlanRequest plan = ask();
   plan.base = {kEpoch, 1};
   plan.base_root = root_of(6);
   EXPECT_EQ(decide(plan, o).kind, Kind::full);
@@ -224,14 +224,14 @@ TEST(Planner, ATooLongChainIsFull) {
 
 TEST(Planner, FullOnlyNeverGetsADelta) {
   for (const std::uint64_t base : {5, 6}) {
-    wire::Plan plan = ask_from(base);
+    wire::PlanRequest plan = ask_from(base);
     plan.full_only = 1;
     expect_full(decide(plan, offer()));
   }
 }
 
 TEST(Planner, APartialStateGetsTheHalfAndTheSteps) {
-  wire::Plan plan = ask_from(4);
+  wire::PlanRequest plan = ask_from(4);
   plan.partial = 1;
   const Decision d = decide(plan, offer());
   expect_full(d, 2);
@@ -239,16 +239,16 @@ TEST(Planner, APartialStateGetsTheHalfAndTheSteps) {
 }
 
 TEST(Planner, APartialStateAtTheTargetGetsTheRestOfIt) {
-  wire::Plan plan = ask_from(6);
+  wire::PlanRequest plan = ask_from(6);
   plan.partial = 1;
   expect_full(decide(plan, offer()), 0);
 }
 
 TEST(Planner, APartialStateOutOfTheRingGetsNoSteps) {
-  wire::Plan plan = ask_from(2);
+  wire::PlanRequest plan = ask_from(2);
   plan.partial = 1;
   expect_full(decide(plan, offer()), 0);
-  wire::Plan expensive = ask_from(3);
+  wire::PlanRequest expensive = ask_from(3);
   expensive.partial = 1;
   Offer o = offer();
   o.ring[0].frame_bytes = kHalfBytes;
@@ -258,7 +258,7 @@ TEST(Planner, APartialStateOutOfTheRingGetsNoSteps) {
 /// Its trainer is another one than the agent's, and went on elsewhere, or its clock was wrong.
 TEST(Planner, ABaseOfALaterEpochIsAnsweredWithWhatThereIs) {
   for (const wire::WantKind want : {wire::WantKind::newer, wire::WantKind::newest}) {
-    wire::Plan plan = ask(want);
+    wire::PlanRequest plan = ask(want);
     plan.base = {kEpoch + 1, 9};
     plan.base_root = root_of(9);
     expect_full(decide(plan, offer()));
@@ -272,7 +272,7 @@ TEST(Planner, ABaseOfALaterEpochIsAnsweredWithWhatThereIs) {
   Offer took_over = offer();
   took_over.ring[1].to = took_over.ring[2].from = {{kEpoch + 1, 9}, "later"};
   took_over.ring[1].to_root = took_over.ring[2].from_root = root_of(9);
-  wire::Plan past = ask_from(4, wire::WantKind::number);
+  wire::PlanRequest past = ask_from(4, wire::WantKind::number);
   past.epoch = kEpoch + 1;
   past.number = 9;
   const Decision d = decide(past, took_over);
@@ -286,16 +286,16 @@ TEST(Planner, NewerWaitsForSomethingThatTheReceiverDoesNotHold) {
   EXPECT_EQ(decide(ask_from(7, wire::WantKind::newer), offer()).kind, Kind::wait);
   expect_delta(decide(ask_from(5, wire::WantKind::newer), offer()), 2, 1, 6);
   expect_full(decide(ask(wire::WantKind::newer), offer()));
-  wire::Plan wrong_root = ask_from(6, wire::WantKind::newer);
+  wire::PlanRequest wrong_root = ask_from(6, wire::WantKind::newer);
   wrong_root.base_root.bytes[0] ^= 1;
   expect_full(decide(wrong_root, offer()));
-  wire::Plan partial = ask_from(6, wire::WantKind::newer);
+  wire::PlanRequest partial = ask_from(6, wire::WantKind::newer);
   partial.partial = 1;
   expect_full(decide(partial, offer()));
 }
 
 TEST(Planner, ANumberIsServedOrReachedOrWaitedForOrGone) {
-  const auto number = [](wire::Plan plan, std::uint64_t n) {
+  const auto number = [](wire::PlanRequest plan, std::uint64_t n) {
     plan.want = wire::WantKind::number;
     plan.number = n;
     return plan;
@@ -310,10 +310,10 @@ TEST(Planner, ANumberIsServedOrReachedOrWaitedForOrGone) {
   expect_error(decide(number(ask(), 5), offer()), Errc::gone);
   expect_error(decide(number(ask_from(6), 5), offer()), Errc::gone);  // no way back
   expect_error(decide(number(ask_from(3), 2), offer()), Errc::gone);
-  wire::Plan full_only = number(ask_from(4), 5);
+  wire::PlanRequest full_only = number(ask_from(4), 5);
   full_only.full_only = 1;
   expect_error(decide(full_only, offer()), Errc::gone);
-  wire::Plan wrong_root = number(ask_from(4), 5);
+  wire::PlanRequest wrong_root = number(ask_from(4), 5);
   wrong_root.base_root.bytes[0] ^= 1;
   expect_error(decide(wrong_root, offer()), Errc::gone);
   expect_wait_naming_what_there_is(decide(number(ask_from(5), 7), offer()));
@@ -322,13 +322,13 @@ TEST(Planner, ANumberIsServedOrReachedOrWaitedForOrGone) {
 TEST(Planner, APastVersionIsReachedWhateverItsDeltasWeigh) {
   Offer o = offer();
   o.ring[1].frame_bytes = 10 * kHalfBytes;
-  wire::Plan plan = ask_from(4, wire::WantKind::number);
+  wire::PlanRequest plan = ask_from(4, wire::WantKind::number);
   plan.number = 5;
   expect_delta(decide(plan, o), 1, 1, 5);
 }
 
 TEST(Planner, GoneListsWhatThereIs) {
-  wire::Plan plan = ask(wire::WantKind::number);
+  wire::PlanRequest plan = ask(wire::WantKind::number);
   plan.number = 1;
   const Decision d = decide(plan, offer());
   expect_error(d, Errc::gone);
@@ -338,7 +338,7 @@ TEST(Planner, GoneListsWhatThereIs) {
 }
 
 TEST(Planner, ALabelIsServedOrReachedOrWaitedFor) {
-  const auto label = [](wire::Plan plan, const char* text) {
+  const auto label = [](wire::PlanRequest plan, const char* text) {
     plan.want = wire::WantKind::label;
     plan.label = text;
     return plan;
@@ -354,7 +354,7 @@ TEST(Planner, ALabelIsServedOrReachedOrWaitedFor) {
 TEST(Planner, OfTwoVersionsWithOneLabelTheNewestIsMeant) {
   Offer o = offer();
   o.ring[1].to.label = o.ring[2].from.label = "step_6";  // version 5 as well
-  wire::Plan plan = ask_from(3, wire::WantKind::label);
+  wire::PlanRequest plan = ask_from(3, wire::WantKind::label);
   plan.label = "step_6";
   expect_delta(decide(plan, o), 0, 3, 6);
 }
@@ -367,7 +367,7 @@ TEST(Planner, AChainAcrossTrainersIsAChain) {
   const Decision d = decide(ask_from(4), o);
   EXPECT_EQ(d.kind, Kind::delta);
   EXPECT_EQ(d.target.id, o.served.id);
-  wire::Plan number = ask_from(4, wire::WantKind::number);
+  wire::PlanRequest number = ask_from(4, wire::WantKind::number);
   number.number = 5;  // of the newest epoch: still to come
   EXPECT_EQ(decide(number, o).kind, Kind::wait);
   number.epoch = kEpoch;  // of the one before: the ring knows it
@@ -396,7 +396,7 @@ TEST(Planner, AFormerStateOfAVersionIsABase) {
   Offer o = offer();
   o.served_former_roots = {former_root(6)};
   o.ring[2].from_former_roots = {former_root(5)};
-  wire::Plan plan = ask_from(5);
+  wire::PlanRequest plan = ask_from(5);
   plan.base_root = former_root(5);
   expect_delta(decide(plan, o), 2, 1, 6);
   plan = ask_from(4);
@@ -424,7 +424,7 @@ TEST(Planner, APartialStepLeadsOnOnly) {
   expect_delta(decide(ask_from(3), o), 0, 3, 6);
   expect_delta(decide(ask_from(4), o), 1, 2, 6);
   for (const std::uint64_t number : {4, 5}) {
-    wire::Plan plan = ask_from(3, wire::WantKind::number);
+    wire::PlanRequest plan = ask_from(3, wire::WantKind::number);
     plan.number = number;
     const Decision d = decide(plan, o);
     EXPECT_EQ(d.kind, Kind::error);

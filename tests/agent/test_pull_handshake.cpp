@@ -303,7 +303,7 @@ TEST_F(Handshake, StopEndsOpenConversations) {
   start_agent();
   auto idle = client();
   auto waiting = client();
-  wire::Plan plan = ask();
+  wire::PlanRequest plan = ask();
   plan.wait_ms = 3'600'000;
   ASSERT_TRUE(waiting.socket.send(1, plan, test_deadline()));
   auto watching = client(wire::Role::watch);
@@ -317,7 +317,7 @@ TEST_F(Handshake, StopEndsOpenConversations) {
 TEST_F(Handshake, AWaitingPeerThatLeavesIsNoticedWhateverItSaidBefore) {
   start_agent();
   auto waiting = client();
-  wire::Plan plan = ask();
+  wire::PlanRequest plan = ask();
   plan.wait_ms = 3'600'000;
   ASSERT_TRUE(waiting.socket.send(1, plan, test_deadline()));
   ASSERT_TRUE(waiting.socket.send(2, plan, test_deadline()));  // never read

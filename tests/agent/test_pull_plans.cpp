@@ -122,7 +122,7 @@ TEST_F(Plans, DeltaStepsLeadToTheTargetBitForBit) {
   next_version();
   std::vector<std::byte> held = model_.half;
   std::vector<std::uint64_t> digests = *served()->digests;
-  const wire::Plan plan = ask_from_served();
+  const wire::PlanRequest plan = ask_from_served();
   for (int i = 0; i < 3; ++i) next_version(0.002);
   auto c = client();
   auto stream = client(wire::Role::data);
@@ -146,7 +146,7 @@ TEST_F(Plans, DeltaStepsLeadToTheTargetBitForBit) {
 TEST_F(Plans, RangesGetExactlyTheirTiles) {
   start_agent();
   next_version();
-  const wire::Plan plan = ask_from_served();
+  const wire::PlanRequest plan = ask_from_served();
   next_version(0.05);
   auto c = client();
   const auto reply = c.plan(plan);
@@ -239,7 +239,7 @@ TEST_F(Plans, UpToDateOpensNothing) {
 TEST_F(Plans, AWrongRootGetsAFullUpdate) {
   start_agent();
   next_version();
-  wire::Plan plan = ask_from_served();
+  wire::PlanRequest plan = ask_from_served();
   next_version();
   plan.base_root.bytes[0] ^= 1;
   auto c = client();
@@ -251,7 +251,7 @@ TEST_F(Plans, AWrongRootGetsAFullUpdate) {
 TEST_F(Plans, ADeltaPlanGivesNoHalf) {
   start_agent();
   next_version();
-  const wire::Plan plan = ask_from_served();
+  const wire::PlanRequest plan = ask_from_served();
   next_version();
   auto c = client();
   const auto reply = c.plan(plan);
@@ -295,7 +295,7 @@ TEST_F(Plans, AnotherLayoutIsAMismatch) {
   start_agent();
   next_version();
   auto c = client();
-  wire::Plan plan = ask();
+  wire::PlanRequest plan = ask();
   plan.layout.bytes[0] ^= 1;
   const auto reply = c.plan(plan);
   ASSERT_FALSE(reply);
@@ -306,7 +306,7 @@ TEST_F(Plans, AVersionThatNeverComesTimesOutByName) {
   start_agent();
   next_version();
   auto c = client();
-  wire::Plan plan = ask(wire::WantKind::number);
+  wire::PlanRequest plan = ask(wire::WantKind::number);
   plan.number = 99;
   plan.wait_ms = 20;
   const auto reply = c.plan(plan);
@@ -326,7 +326,7 @@ TEST_F(Plans, APastVersionIsGoneWithAList) {
   next_version();
   next_version();
   auto c = client();
-  wire::Plan plan = ask(wire::WantKind::number);
+  wire::PlanRequest plan = ask(wire::WantKind::number);
   plan.number = 1;
   const auto reply = c.plan(plan);
   ASSERT_FALSE(reply);
@@ -337,7 +337,7 @@ TEST_F(Plans, APastVersionIsGoneWithAList) {
 TEST_F(Plans, AWaitEndsWithTheVersion) {
   start_agent();
   auto c = client();
-  wire::Plan first = ask();
+  wire::PlanRequest first = ask();
   first.wait_ms = 3'600'000;
   ASSERT_TRUE(c.socket.send(77, first, test_deadline()));  // before there is even a layout
   next_version();
@@ -345,7 +345,7 @@ TEST_F(Plans, AWaitEndsWithTheVersion) {
   ASSERT_TRUE(reply) << reply.error().to_string();
   EXPECT_EQ(reply->target.id.number, 1u);
 
-  wire::Plan newer = ask_from_served();
+  wire::PlanRequest newer = ask_from_served();
   newer.want = wire::WantKind::newer;
   newer.wait_ms = 3'600'000;
   ASSERT_TRUE(c.socket.send(78, newer, test_deadline()));
@@ -360,7 +360,7 @@ TEST_F(Plans, APeerThatLeavesWhileItWaitsIsNoticed) {
   start_agent();
   {
     auto c = client();
-    wire::Plan plan = ask();
+    wire::PlanRequest plan = ask();
     plan.wait_ms = 3'600'000;
     ASSERT_TRUE(c.socket.send(1, plan, test_deadline()));
   }
@@ -447,7 +447,7 @@ TEST_F(Plans, APlanExpires) {
 TEST_F(Plans, TheRingIsBoundedAndPlansOutliveIt) {
   start_agent();
   next_version();
-  const wire::Plan base = ask_from_served();
+  const wire::PlanRequest base = ask_from_served();
   next_version(0.01);
   auto c = client();
   const auto reply = c.plan(base);
@@ -478,7 +478,7 @@ TEST_F(Plans, PlansThatPinTooMuchAreEnded) {
   std::vector<Client> clients;
   std::vector<std::uint64_t> plans;
   for (int i = 0; i < 12; ++i) {
-    const wire::Plan base = ask_from_served();
+    const wire::PlanRequest base = ask_from_served();
     next_version(0.02);
     clients.push_back(client());
     const auto reply = clients.back().plan(base);

@@ -44,8 +44,9 @@ class Subsets : public AgentTest {
     return {};
   }
   /// Of a receiver that holds version `number`; 0: nothing.
-  wire::Plan ask_from(const TileSet& set, std::uint64_t number, wire::WantKind want = wire::WantKind::newest) const {
-    wire::Plan plan = ask(want);
+  wire::PlanRequest ask_from(const TileSet& set, std::uint64_t number,
+                             wire::WantKind want = wire::WantKind::newest) const {
+    wire::PlanRequest plan = ask(want);
     plan.subscription = set.digest();
     if (number == 0) return plan;
     plan.base = {epoch_, number};
@@ -163,7 +164,7 @@ TEST_F(Subsets, ARootThatIsNotTheTilesIsNoBase) {
   auto c = client();
   const TileSet set = some();
   ASSERT_TRUE(subscribe(c, set));
-  wire::Plan plan = ask_from(set, 1);
+  wire::PlanRequest plan = ask_from(set, 1);
   plan.base_root = delta::root_digest(history_.at(1));  // of the whole version
   const auto reply = c.plan(plan);
   ASSERT_TRUE(reply);
@@ -177,7 +178,7 @@ TEST_F(Subsets, PastVersionsByNumberAndLabel) {
   auto c = client();
   const TileSet set = some();
   ASSERT_TRUE(subscribe(c, set));
-  wire::Plan plan = ask_from(set, 2, wire::WantKind::number);
+  wire::PlanRequest plan = ask_from(set, 2, wire::WantKind::number);
   plan.number = 4;
   const auto number = c.plan(plan);
   ASSERT_TRUE(number) << number.error().to_string();
@@ -196,7 +197,7 @@ TEST_F(Subsets, AMergedDeltaIsCutToo) {
   version();
   for (int i = 0; i < 4; ++i) version(0.002);
   const TileSet set = some();
-  wire::Plan plan = ask_from(set, 1);
+  wire::PlanRequest plan = ask_from(set, 1);
   plan.wait_ms = 2 * static_cast<std::uint64_t>(std::chrono::milliseconds(kTestLimit).count());
   auto stream = client(wire::Role::data);
   for (int round = 0; round < 2; ++round) {
@@ -238,7 +239,7 @@ TEST_F(Subsets, AMergedDeltaLargerThanTheTilesIsNotGiven) {
   move(t.offset + 2000, t.offset + 2040, 4, 100);
   publish();
   auto whole = client();
-  wire::Plan all = ask();
+  wire::PlanRequest all = ask();
   all.base = {epoch_, 1};
   all.base_root = delta::root_digest(history_.at(1));
   all.wait_ms = 2 * static_cast<std::uint64_t>(std::chrono::milliseconds(kTestLimit).count());
@@ -384,7 +385,7 @@ TEST_F(Subsets, AnotherLayoutIsTold) {
   writer_.reset();
   const auto writer = attach(next.layout);
   ASSERT_TRUE(offload(*writer, next.half, 1000));
-  wire::Plan plan = ask_from(set, 0);
+  wire::PlanRequest plan = ask_from(set, 0);
   const auto old = c.plan(plan);
   ASSERT_FALSE(old);
   EXPECT_EQ(old.error().code(), Errc::layout_mismatch);

@@ -17,12 +17,12 @@ std::vector<TensorSlice> rows(std::initializer_list<std::uint64_t> list) {
 }
 
 /// A board whose trials are made at once.
-struct Board : PlanBoard {
+struct Board : WriterPlanBoard {
   explicit Board(std::size_t n) : wanted(n) {}
 
   Status check(const Trial& trial) const {
     std::set<std::uint64_t> seen;
-    for (const Plan& plan : trial.plans) {
+    for (const WriterPlan& plan : trial.plans) {
       for (const TensorSlice& s : *plan) {
         if (!seen.insert(s.rect.row).second) return Error(Errc::coverage, "twice " + std::to_string(s.rect.row));
       }
@@ -30,15 +30,15 @@ struct Board : PlanBoard {
     if (seen.size() != wanted) return Error(Errc::coverage, "incomplete");
     return {};
   }
-  static Plan plan(std::vector<TensorSlice> slices) {
+  static WriterPlan plan(std::vector<TensorSlice> slices) {
     return std::make_shared<const std::vector<TensorSlice>>(std::move(slices));
   }
   void submit(std::uint32_t slot, std::uint32_t writers, std::vector<TensorSlice> slices) {
-    PlanBoard::submit(slot, writers, plan(std::move(slices)));
+    WriterPlanBoard::submit(slot, writers, plan(std::move(slices)));
     while (const auto trial = next_trial()) conclude(*trial, check(*trial));
   }
   void restore(std::uint32_t slot, std::uint32_t writers, std::vector<TensorSlice> slices) {
-    PlanBoard::restore(slot, writers, plan(std::move(slices)));
+    WriterPlanBoard::restore(slot, writers, plan(std::move(slices)));
     while (const auto trial = next_trial()) conclude(*trial, check(*trial));
   }
   std::size_t wanted;
@@ -54,7 +54,7 @@ Errc code(std::optional<Status> outcome) {
   return outcome ? outcome->error().code() : Errc::internal;
 }
 
-TEST(PlanBoard, WaitsForAllThenAcceptsAll) {
+TEST(WriterPlanBoard, WaitsForAllThenAcceptsAll) {
   Board board = board_of(4);
   board.submit(0, 2, rows({0, 1}));
   EXPECT_FALSE(board.take_outcome(0));
@@ -65,7 +65,7 @@ TEST(PlanBoard, WaitsForAllThenAcceptsAll) {
   EXPECT_TRUE(board.accepted(0) && board.accepted(1));
 }
 
-TEST(PlanBoard, MisfitIsToldToAll) {
+TEST(WriterPlanBoard, MisfitIsToldToAll) {
   Board board = board_of(4);
   board.submit(0, 2, rows({0, 1}));
   board.submit(1, 2, rows({1, 2}));
@@ -77,7 +77,7 @@ TEST(PlanBoard, MisfitIsToldToAll) {
   EXPECT_TRUE(ok(board.take_outcome(0)) && ok(board.take_outcome(1)));
 }
 
-TEST(PlanBoard, RestartedWriterFitsIntoTheOldPlans) {
+TEST(WriterPlanBoard, RestartedWriterFitsIntoTheOldPlans) {
   Board board = board_of(4);
   board.submit(0, 2, rows({0, 1}));
   board.submit(1, 2, rows({2, 3}));
@@ -87,7 +87,7 @@ TEST(PlanBoard, RestartedWriterFitsIntoTheOldPlans) {
   EXPECT_TRUE(ok(board.take_outcome(1)));
 }
 
-TEST(PlanBoard, PlansOfBeforeTheAgentsRestartAreNotJudgedButCount) {
+TEST(WriterPlanBoard, PlansOfBeforeTheAgentsRestartAreNotJudgedButCount) {
   Board board = board_of(4);
   board.submit(1, 2, rows({2, 3}));
   EXPECT_FALSE(board.take_outcome(1));
@@ -102,7 +102,7 @@ TEST(PlanBoard, PlansOfBeforeTheAgentsRestartAreNotJudgedButCount) {
   EXPECT_FALSE(both.next_trial()) << "nobody waits for one";
 }
 
-TEST(PlanBoard, NewPlanThatMisfitsOldOnesWaitsForTheOthers) {
+TEST(WriterPlanBoard, NewPlanThatMisfitsOldOnesWaitsForTheOthers) {
   Board board = board_of(4);
   board.submit(0, 2, rows({0, 1}));
   board.submit(1, 2, rows({2, 3}));
@@ -119,7 +119,7 @@ TEST(PlanBoard, NewPlanThatMisfitsOldOnesWaitsForTheOthers) {
   EXPECT_NE(error.message().find("incomplete"), std::string::npos) << error.message();
 }
 
-TEST(PlanBoard, GivingUpNamesWhoIsMissing) {
+TEST(WriterPlanBoard, GivingUpNamesWhoIsMissing) {
   Board board = board_of(4);
   board.submit(1, 4, rows({0, 1}));
   const Error error = board.give_up(1);
@@ -128,7 +128,7 @@ TEST(PlanBoard, GivingUpNamesWhoIsMissing) {
   EXPECT_EQ(code(board.take_outcome(1)), Errc::aborted);
 }
 
-TEST(PlanBoard, DeathEndsTheOthersWait) {
+TEST(WriterPlanBoard, DeathEndsTheOthersWait) {
   Board board = board_of(4);
   board.submit(0, 3, rows({0}));
   board.submit(1, 3, rows({1}));
@@ -137,7 +137,7 @@ TEST(PlanBoard, DeathEndsTheOthersWait) {
   EXPECT_EQ(code(board.take_outcome(1)), Errc::peer_died);
 }
 
-TEST(PlanBoard, AnotherJobStartsAnew) {
+TEST(WriterPlanBoard, AnotherJobStartsAnew) {
   Board board = board_of(2);
   board.submit(0, 3, rows({0}));
   board.submit(0, 2, rows({0}));
@@ -145,11 +145,11 @@ TEST(PlanBoard, AnotherJobStartsAnew) {
   EXPECT_TRUE(ok(board.take_outcome(0)) && ok(board.take_outcome(1)));
 }
 
-TEST(PlanBoard, ATrialIsMadeOnceAndOneAtATime) {
+TEST(WriterPlanBoard, ATrialIsMadeOnceAndOneAtATime) {
   Board board = board_of(2);
-  board.PlanBoard::submit(0, 2, Board::plan(rows({0})));
+  board.WriterPlanBoard::submit(0, 2, Board::plan(rows({0})));
   EXPECT_FALSE(board.next_trial()) << "a plan is missing";
-  board.PlanBoard::submit(1, 2, Board::plan(rows({1})));
+  board.WriterPlanBoard::submit(1, 2, Board::plan(rows({1})));
   const auto trial = board.next_trial();
   ASSERT_TRUE(trial);
   EXPECT_EQ(trial->plans.size(), 2u);
@@ -160,13 +160,13 @@ TEST(PlanBoard, ATrialIsMadeOnceAndOneAtATime) {
   EXPECT_TRUE(ok(board.take_outcome(0)) && ok(board.take_outcome(1)));
 }
 
-TEST(PlanBoard, AVerdictOnPlansThatWereReplacedMeanwhileIsNone) {
+TEST(WriterPlanBoard, AVerdictOnPlansThatWereReplacedMeanwhileIsNone) {
   Board board = board_of(2);
-  board.PlanBoard::submit(0, 2, Board::plan(rows({0})));
-  board.PlanBoard::submit(1, 2, Board::plan(rows({1})));
+  board.WriterPlanBoard::submit(0, 2, Board::plan(rows({0})));
+  board.WriterPlanBoard::submit(1, 2, Board::plan(rows({1})));
   const auto old = board.next_trial();
   ASSERT_TRUE(old);
-  board.PlanBoard::submit(1, 2, Board::plan(rows({0})));
+  board.WriterPlanBoard::submit(1, 2, Board::plan(rows({0})));
   board.conclude(*old, board.check(*old));
   EXPECT_FALSE(board.take_outcome(0));
   const auto trial = board.next_trial();
@@ -176,10 +176,10 @@ TEST(PlanBoard, AVerdictOnPlansThatWereReplacedMeanwhileIsNone) {
   EXPECT_EQ(code(board.take_outcome(1)), Errc::coverage);
 }
 
-TEST(PlanBoard, AWriterThatLeavesDuringATrialEndsIt) {
+TEST(WriterPlanBoard, AWriterThatLeavesDuringATrialEndsIt) {
   Board board = board_of(2);
-  board.PlanBoard::submit(0, 2, Board::plan(rows({0})));
-  board.PlanBoard::submit(1, 2, Board::plan(rows({1})));
+  board.WriterPlanBoard::submit(0, 2, Board::plan(rows({0})));
+  board.WriterPlanBoard::submit(1, 2, Board::plan(rows({1})));
   const auto trial = board.next_trial();
   ASSERT_TRUE(trial);
   board.remove(1, Error(Errc::peer_died, "writer 1 died"));
@@ -188,9 +188,9 @@ TEST(PlanBoard, AWriterThatLeavesDuringATrialEndsIt) {
   EXPECT_FALSE(board.accepted(0));
 }
 
-TEST(PlanBoard, GivingUpDuringATrialSaysSo) {
+TEST(WriterPlanBoard, GivingUpDuringATrialSaysSo) {
   Board board = board_of(1);
-  board.PlanBoard::submit(0, 1, Board::plan(rows({0})));
+  board.WriterPlanBoard::submit(0, 1, Board::plan(rows({0})));
   const auto trial = board.next_trial();
   ASSERT_TRUE(trial);
   const Error error = board.give_up(0);
@@ -200,10 +200,10 @@ TEST(PlanBoard, GivingUpDuringATrialSaysSo) {
   EXPECT_FALSE(board.accepted(0));
 }
 
-TEST(PlanBoard, ATrialThatCannotBeMadeIsToldToAllAndTheNextOneCounts) {
+TEST(WriterPlanBoard, ATrialThatCannotBeMadeIsToldToAllAndTheNextOneCounts) {
   Board board = board_of(2);
-  board.PlanBoard::submit(0, 2, Board::plan(rows({0})));
-  board.PlanBoard::submit(1, 2, Board::plan(rows({1})));
+  board.WriterPlanBoard::submit(0, 2, Board::plan(rows({0})));
+  board.WriterPlanBoard::submit(1, 2, Board::plan(rows({1})));
   const auto trial = board.next_trial();
   ASSERT_TRUE(trial);
   board.fail(*trial, Error(Errc::no_space, "out of memory"));

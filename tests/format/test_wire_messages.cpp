@@ -94,7 +94,7 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<Welcome>("welcome", {{nonce_of(9), 1, digest_of(4), digest_of(5), 0x0123456789ABCDEF}}));
   cases.push_back(make_case<ErrorMessage>("error", {{Errc::gone, "version 4 is past"}, {Errc::internal, ""}}));
   cases.push_back(make_case<LayoutMessage>("layout", {layout_message()}));
-  cases.push_back(make_case<Plan>(
+  cases.push_back(make_case<PlanRequest>(
       "plan", {{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 0, "global_step_1200", 30'000, 1, 0, {}, 0, 0},
                {digest_of(1), {}, {}, WantKind::number, 1u << 20, "", 0, 0, 1, digest_of(9), 1, 0x0102030405060708}}));
   cases.push_back(make_case<PlanReply>(
@@ -158,8 +158,9 @@ TEST(WireMessages, RoundTrip) {
 }
 
 TEST(WireMessages, FieldsArriveWhereTheyBelong) {
-  const Plan plan{digest_of(1), {5, 6}, digest_of(2), WantKind::label, 9, "name", 30'000, 1, 0, digest_of(3), 1, 11};
-  const auto got = Plan::decode(plan.encode());
+  const PlanRequest plan{
+      digest_of(1), {5, 6}, digest_of(2), WantKind::label, 9, "name", 30'000, 1, 0, digest_of(3), 1, 11};
+  const auto got = PlanRequest::decode(plan.encode());
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(got->layout, plan.layout);
   EXPECT_EQ(got->base, plan.base);
@@ -249,9 +250,9 @@ TEST(WireMessages, FlagsAndEnumeratorsOutOfRangeAreNamed) {
   Bytes error = ErrorMessage{}.encode();
   error[0] = static_cast<std::byte>(static_cast<int>(Errc::internal) + 1);
   EXPECT_THAT(ErrorMessage::decode(error).error().message(), HasSubstr("error: code is"));
-  Bytes plan = Plan{}.encode();
-  plan[plan.size() - sizeof(Plan::epoch) - 1] = std::byte{2};
-  EXPECT_EQ(Plan::decode(plan).error().message(), "plan: compact is 2");
+  Bytes plan = PlanRequest{}.encode();
+  plan[plan.size() - sizeof(PlanRequest::epoch) - 1] = std::byte{2};
+  EXPECT_EQ(PlanRequest::decode(plan).error().message(), "plan: compact is 2");
   Bytes reply = PlanReply{}.encode();
   reply[0] = std::byte{0};
   EXPECT_EQ(PlanReply::decode(reply).error().message(), "plan_reply: mode is 0");
@@ -275,13 +276,13 @@ TEST(WireMessages, LongTextsAreCutBetweenCharacters) {
 }
 
 TEST(WireMessages, LimitsAreKept) {
-  Plan plan;
+  PlanRequest plan;
   plan.label.assign(kLabelBytesMax, 'l');
-  EXPECT_TRUE(Plan::decode(plan.encode()).ok());
+  EXPECT_TRUE(PlanRequest::decode(plan.encode()).ok());
   plan.label.push_back('l');
-  EXPECT_EQ(Plan::decode(plan.encode()).error().message(), "plan: label is 128 bytes");
+  EXPECT_EQ(PlanRequest::decode(plan.encode()).error().message(), "plan: label is 128 bytes");
   plan.label = "a\x1b[2J";
-  EXPECT_EQ(Plan::decode(plan.encode()).error().message(), "plan: label is 'a\\x1b[2J', which is no plain text");
+  EXPECT_EQ(PlanRequest::decode(plan.encode()).error().message(), "plan: label is 'a\\x1b[2J', which is no plain text");
   EXPECT_FALSE(VersionReady::decode(VersionReady{{{1, 2}, "\xC2\x9B"}, digest_of(4)}.encode()).ok());
 
   PlanReply reply;

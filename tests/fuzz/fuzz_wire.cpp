@@ -25,7 +25,7 @@ void decode(wire::Type type, ByteSpan payload) {
     case wire::Type::welcome: return round_trip<wire::Welcome>(payload);
     case wire::Type::error: return round_trip<wire::ErrorMessage>(payload);
     case wire::Type::layout: return round_trip<wire::LayoutMessage>(payload);
-    case wire::Type::plan: return round_trip<wire::Plan>(payload);
+    case wire::Type::plan: return round_trip<wire::PlanRequest>(payload);
     case wire::Type::plan_reply: return round_trip<wire::PlanReply>(payload);
     case wire::Type::subscribe: return round_trip<wire::Subscribe>(payload);
     case wire::Type::get_digests: return round_trip<wire::GetDigests>(payload);

@@ -116,7 +116,7 @@ void messages(const Corpus& corpus) {
   layout.layout_raw_bytes = 3;
   layout.layout_zstd.resize(9);
   message(corpus, "layout", layout);
-  wire::Plan plan;
+  wire::PlanRequest plan;
   plan.base = {5, 6};
   plan.label = "step";
   plan.compact = 1;

@@ -44,7 +44,7 @@ class AnyEngine {
   Result<TargetPtr> make(const LayoutPtr& layout, bool live = false) {
     DS_ASSIGN(placement_, Placement::build(layout, plan_));
     if (where_ == Where::host) return make_placed_target(placement_, {.live = live});
-    std::vector<DeviceExecutor::Source> sources(1);
+    std::vector<DeviceExecutor::PlacedDevice> sources(1);
     sources[0].device = fake_.get();
     DeviceTargetOptions options;
     options.live = live;

@@ -33,9 +33,9 @@ class DeviceEngine {
   const PlacementPlan& plan() const { return plan_; }
   Result<TargetPtr> make(const LayoutPtr& layout, const DeviceTargetOptions& options) {
     DS_ASSIGN(placement_, Placement::build(layout, plan_));
-    std::vector<DeviceExecutor::Source> sources;
+    std::vector<DeviceExecutor::PlacedDevice> sources;
     for (std::size_t i = 0; i < devices_.size(); ++i) {
-      DeviceExecutor::Source source;
+      DeviceExecutor::PlacedDevice source;
       source.ordinal = static_cast<std::int32_t>(i);
       source.device = devices_[i].get();
       sources.push_back(std::move(source));

@@ -155,7 +155,7 @@ std::vector<wire::TileRange> FakeAgent::extents_asked() const {
   return extents_asked_;
 }
 
-std::vector<wire::Plan> FakeAgent::plans() const {
+std::vector<wire::PlanRequest> FakeAgent::plans() const {
   const std::lock_guard lock(mutex_);
   return plans_seen_;
 }

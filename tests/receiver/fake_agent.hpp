@@ -109,7 +109,7 @@ class FakeAgent {
   /// Of get_extent, in the order of the requests.
   std::vector<wire::TileRange> extents_asked() const;
   /// Plans seen, in order.
-  std::vector<wire::Plan> plans() const;
+  std::vector<wire::PlanRequest> plans() const;
 
  private:
   struct State {
@@ -192,7 +192,7 @@ class FakeAgent {
   std::map<std::uint64_t, std::shared_ptr<LivePlan>> plans_;
   std::map<std::uint64_t, int> open_fds_;
   std::map<std::uint16_t, std::uint64_t> requests_;
-  std::vector<wire::Plan> plans_seen_;
+  std::vector<wire::PlanRequest> plans_seen_;
   std::vector<wire::TileRange> extents_asked_;
   std::function<Fault(const Request&)> hook_;
   std::uint64_t revoke_after_ = 0;

@@ -155,7 +155,7 @@ Status FakeAgent::answer_subscribe(Peer& peer, const net::Message& message) {
 }
 
 Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
-  DS_ASSIGN(const wire::Plan plan, wire::Plan::decode(message.payload));
+  DS_ASSIGN(const wire::PlanRequest plan, wire::PlanRequest::decode(message.payload));
   {
     const std::lock_guard lock(mutex_);
     plans_seen_.push_back(plan);

@@ -50,7 +50,7 @@ class CompactPull : public PullTest {
   std::uint64_t asked_compact() const {
     const auto plans = agent_->plans();
     return static_cast<std::uint64_t>(
-        std::count_if(plans.begin(), plans.end(), [](const wire::Plan& p) { return p.compact != 0; }));
+        std::count_if(plans.begin(), plans.end(), [](const wire::PlanRequest& p) { return p.compact != 0; }));
   }
 };
 
@@ -155,8 +155,8 @@ TEST_F(CompactPull, IsAskedForFromAWholeVersionOnly) {
   EXPECT_EQ(pull_and_commit().mode, PullMode::full);
   const auto plans = agent_->plans();
   ASSERT_GE(plans.size(), 2u);
-  for (const wire::Plan& plan : plans) EXPECT_EQ(plan.compact, plan.partial != 0 ? 0 : 1);
-  EXPECT_TRUE(std::any_of(plans.begin(), plans.end(), [](const wire::Plan& p) { return p.partial != 0; }));
+  for (const wire::PlanRequest& plan : plans) EXPECT_EQ(plan.compact, plan.partial != 0 ? 0 : 1);
+  EXPECT_TRUE(std::any_of(plans.begin(), plans.end(), [](const wire::PlanRequest& p) { return p.partial != 0; }));
 }
 
 TEST_F(CompactPull, IntoADirectory) {

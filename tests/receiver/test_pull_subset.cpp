@@ -191,7 +191,7 @@ TEST_F(SubsetPull, ARestartedAgentIsToldAgain) {
   step(0.02);
   EXPECT_EQ(pull_some().mode, PullMode::delta) << "one step after the restart";
   EXPECT_EQ(agent_->requests(Type::subscribe), 2u);
-  for (const wire::Plan& plan : agent_->plans()) EXPECT_EQ(plan.subscription, set_.digest());
+  for (const wire::PlanRequest& plan : agent_->plans()) EXPECT_EQ(plan.subscription, set_.digest());
 }
 
 TEST_F(SubsetPull, AnAgentThatRefusesTheSubscription) {

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "base/hash.hpp"
-#include "receiver/hf_lease.hpp"
+#include "receiver/file_lease.hpp"
 #include "tests/receiver/hf_case.hpp"
 
 namespace deltasync::test {
@@ -29,9 +29,9 @@ std::string hash_text(ByteSpan bytes) {
 bool leases_work(const fs::path& directory) {
   const fs::path file = directory / "probe";
   std::ofstream(file) << "x";
-  WriteLeases leases;
-  const auto state = WriteLeases::acquire({file}, leases);
-  return state.ok() && *state == LeaseState::held;
+  FileLeases leases;
+  const auto state = FileLeases::acquire({file}, leases);
+  return state.ok() && *state == FileLeaseState::held;
 }
 
 /// Touches a file so that the parent knows that the child is where it should be.
@@ -224,28 +224,28 @@ class Leases : public testing::Test {
     if (!leases_work(dir_.path())) GTEST_SKIP() << "no write leases on the filesystem of " << dir_.path();
     for (const fs::path& path : paths_) std::ofstream(path) << std::string(10000, 'x');
   }
-  LeaseState acquire() {
-    WriteLeases leases;
-    const auto state = WriteLeases::acquire(paths_, leases);
+  FileLeaseState acquire() {
+    FileLeases leases;
+    const auto state = FileLeases::acquire(paths_, leases);
     EXPECT_TRUE(state.ok());
-    return state.ok() ? *state : LeaseState::unsupported;
+    return state.ok() ? *state : FileLeaseState::unsupported;
   }
   TempDir dir_;
   std::vector<fs::path> paths_ = {dir_.path() / "a", dir_.path() / "b"};
 };
 
 TEST_F(Leases, AreRefusedWhileAFileIsOpenOrMapped) {
-  EXPECT_EQ(acquire(), LeaseState::held);
+  EXPECT_EQ(acquire(), FileLeaseState::held);
   const int fd = ::open(paths_[1].c_str(), O_RDONLY);
-  EXPECT_EQ(acquire(), LeaseState::in_use);
+  EXPECT_EQ(acquire(), FileLeaseState::in_use);
   void* const shared = mmap(nullptr, 10000, PROT_READ, MAP_SHARED, fd, 0);
   void* const own = mmap(nullptr, 10000, PROT_READ, MAP_PRIVATE, fd, 0);
   ::close(fd);
-  EXPECT_EQ(acquire(), LeaseState::in_use);
+  EXPECT_EQ(acquire(), FileLeaseState::in_use);
   munmap(shared, 10000);
-  EXPECT_EQ(acquire(), LeaseState::in_use);
+  EXPECT_EQ(acquire(), FileLeaseState::in_use);
   munmap(own, 10000);
-  EXPECT_EQ(acquire(), LeaseState::held);
+  EXPECT_EQ(acquire(), FileLeaseState::held);
   Child child([&](int stop) -> std::string {
     const int file = ::open(paths_[0].c_str(), O_RDONLY);
     report_ready(dir_.path());
@@ -254,14 +254,14 @@ TEST_F(Leases, AreRefusedWhileAFileIsOpenOrMapped) {
     return file < 0 ? "not opened" : "";
   });
   await_ready(dir_.path());
-  EXPECT_EQ(acquire(), LeaseState::in_use);
+  EXPECT_EQ(acquire(), FileLeaseState::in_use);
   EXPECT_EQ(child.finish(), "");
-  EXPECT_EQ(acquire(), LeaseState::held);
+  EXPECT_EQ(acquire(), FileLeaseState::held);
 }
 
 TEST_F(Leases, TellWhoComesAndKeepHimWaiting) {
-  WriteLeases leases;
-  ASSERT_EQ(*WriteLeases::acquire(paths_, leases), LeaseState::held);
+  FileLeases leases;
+  ASSERT_EQ(*FileLeases::acquire(paths_, leases), FileLeaseState::held);
   EXPECT_TRUE(leases.unbroken());
   const fs::path opened = dir_.path() / "opened";
   Child child([&](int) -> std::string {
@@ -280,12 +280,12 @@ TEST_F(Leases, TellWhoComesAndKeepHimWaiting) {
 
 TEST_F(Leases, AreNotForOverlaysAndLinks) {
   fs::create_symlink(paths_[0], dir_.path() / "link");
-  WriteLeases leases;
-  EXPECT_FALSE(WriteLeases::acquire({dir_.path() / "link"}, leases).ok());
-  EXPECT_FALSE(WriteLeases::acquire({dir_.path() / "missing"}, leases).ok());
+  FileLeases leases;
+  EXPECT_FALSE(FileLeases::acquire({dir_.path() / "link"}, leases).ok());
+  EXPECT_FALSE(FileLeases::acquire({dir_.path() / "missing"}, leases).ok());
   fs::create_hard_link(paths_[0], dir_.path() / "second name");
-  EXPECT_EQ(acquire(), LeaseState::in_use);
-  EXPECT_EQ(*WriteLeases::acquire({"/proc/self/comm"}, leases), LeaseState::unsupported);
+  EXPECT_EQ(acquire(), FileLeaseState::in_use);
+  EXPECT_EQ(*FileLeases::acquire({"/proc/self/comm"}, leases), FileLeaseState::unsupported);
 }
 
 }  // namespace

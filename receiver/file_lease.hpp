@@ -10,22 +10,22 @@
 
 namespace deltasync {
 
-enum class LeaseState : std::uint8_t {
+enum class FileLeaseState : std::uint8_t {
   held,         ///< nobody else has any of the files open or mapped, and who opens one now waits for us
   in_use,       ///< somebody has
   unsupported,  ///< this filesystem cannot tell
 };
 
 /// Write leases on a set of files, with read-write descriptors. Released on destruction.
-class WriteLeases {
+class FileLeases {
  public:
-  WriteLeases() = default;
-  WriteLeases(WriteLeases&&) noexcept = default;
-  WriteLeases& operator=(WriteLeases&&) noexcept = default;
-  ~WriteLeases() { release(); }
+  FileLeases() = default;
+  FileLeases(FileLeases&&) noexcept = default;
+  FileLeases& operator=(FileLeases&&) noexcept = default;
+  ~FileLeases() { release(); }
 
   /// All or none. The state says which; errors are those of opening the files.
-  static Result<LeaseState> acquire(const std::vector<std::filesystem::path>& paths, WriteLeases& out);
+  static Result<FileLeaseState> acquire(const std::vector<std::filesystem::path>& paths, FileLeases& out);
 
   /// True as long as nobody has tried to open any of the files. Who tried waits in open() until release(), but no
   /// longer than /proc/sys/fs/lease-break-time (45 s unless changed).

@@ -1,4 +1,4 @@
-#include "receiver/hf_lease.hpp"
+#include "receiver/file_lease.hpp"
 
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -31,42 +31,42 @@ bool lease_proves_something(int fd) {
   return std::find(kTrustedFilesystems.begin(), kTrustedFilesystems.end(), type) != kTrustedFilesystems.end();
 }
 
-LeaseState lease_one(int fd) {
+FileLeaseState lease_one(int fd) {
   struct stat st {};
-  if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) return LeaseState::in_use;
-  if (st.st_nlink != 1) return LeaseState::in_use;  // somebody keeps it under another name: it is theirs too
+  if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) return FileLeaseState::in_use;
+  if (st.st_nlink != 1) return FileLeaseState::in_use;  // somebody keeps it under another name: it is theirs too
   // A break would send SIGIO, which kills by default. SIGURG is ignored by default, and only until the owner is
   // cleared: from then on no signal is sent at all, a break is seen by asking.
-  if (fcntl(fd, F_SETSIG, SIGURG) != 0) return LeaseState::unsupported;
+  if (fcntl(fd, F_SETSIG, SIGURG) != 0) return FileLeaseState::unsupported;
   if (fcntl(fd, F_SETLEASE, F_WRLCK) != 0) {
-    return errno == EAGAIN || errno == EBUSY ? LeaseState::in_use : LeaseState::unsupported;
+    return errno == EAGAIN || errno == EBUSY ? FileLeaseState::in_use : FileLeaseState::unsupported;
   }
   fcntl(fd, F_SETOWN, 0);
-  return LeaseState::held;
+  return FileLeaseState::held;
 }
 
 }  // namespace
 
-Result<LeaseState> WriteLeases::acquire(const std::vector<std::filesystem::path>& paths, WriteLeases& out) {
-  WriteLeases leases;
+Result<FileLeaseState> FileLeases::acquire(const std::vector<std::filesystem::path>& paths, FileLeases& out) {
+  FileLeases leases;
   leases.fds_.reserve(paths.size());
   for (const std::filesystem::path& path : paths) {
     DS_ASSIGN(UniqueFd fd, open_file(path, true));
-    if (!lease_proves_something(fd.get())) return LeaseState::unsupported;
+    if (!lease_proves_something(fd.get())) return FileLeaseState::unsupported;
     leases.fds_.push_back(std::move(fd));
-    if (const LeaseState state = lease_one(leases.fds_.back().get()); state != LeaseState::held) return state;
+    if (const FileLeaseState state = lease_one(leases.fds_.back().get()); state != FileLeaseState::held) return state;
   }
   out = std::move(leases);
-  return LeaseState::held;
+  return FileLeaseState::held;
 }
 
-bool WriteLeases::unbroken() const noexcept {
+bool FileLeases::unbroken() const noexcept {
   // While a break is pending the kernel reports the lease that will be left.
   return std::all_of(fds_.begin(), fds_.end(),
                      [](const UniqueFd& fd) { return fcntl(fd.get(), F_GETLEASE) == F_WRLCK; });
 }
 
-void WriteLeases::release() noexcept {
+void FileLeases::release() noexcept {
   // By name, not by close(): a forked child may hold a copy of the descriptor.
   for (const UniqueFd& fd : fds_) fcntl(fd.get(), F_SETLEASE, F_UNLCK);
   fds_.clear();
