@@ -1,4 +1,4 @@
-"""Placement by tracing an engine's own loader. docs/guides/tracing.md is normative. Needs torch."""
+"""Placement by tracing an engine's own loader. docs/guides/autoplacement.md is normative. Needs torch."""
 
 from .memory import Memory, TraceError, model_signature
 from .native import placement_plan

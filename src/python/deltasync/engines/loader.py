@@ -13,7 +13,7 @@ class EngineLoader(Protocol):
 
     def load_traced(self, weights: Weights) -> Any:
         """The model's own ``load_weights``, any part of the checkpoint, any number of times, completeness checks off.
-        It is run with tensors that have no memory; see docs/guides/tracing.md."""
+        It is run with tensors that have no memory; see docs/guides/autoplacement.md."""
 
     def reload(self, weights: Weights) -> None:
         """Loads (HF name, host tensor) pairs as the engine does with a checkpoint, processing after loading included.
