@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -48,6 +49,29 @@ class PagesTest(unittest.TestCase):
 
     def test_words_are_what_a_reader_reads(self):
         self.assertEqual(pages.words("| a | two words |\n|---|---|\n<!-- hidden\nfour\n-->\n"), 3)
+
+
+class DocstringsTest(unittest.TestCase):
+    def test_docstrings_become_markdown(self):
+        sys.modules.setdefault("griffe", types.SimpleNamespace(Extension=object, Object=object))
+        import docstrings
+
+        text = """Keeps ``one`` version; see :meth:`Receiver.pull` and :class:`~deltasync.Tls`. One of:
+  ``module``  a module
+      of torch
+``hf``: a directory::
+
+    code
+"""
+        self.assertEqual(docstrings.as_markdown(text), """Keeps `one` version; see `pull()` and `Tls`. One of:
+
+- `module`: a module
+      of torch
+
+- `hf`: a directory:
+
+    code
+""")
 
 
 class SnippetsTest(unittest.TestCase):
