@@ -66,8 +66,8 @@ class TrainerHooks {
 
 struct TrainerServerOptions {
   std::string socket_path;                           ///< ≤ 107 bytes; mode 0600
-  std::chrono::milliseconds hello_limit{5'000};      ///< connect → trainer_hello complete
-  std::chrono::milliseconds message_limit{30'000};   ///< first byte of a later message → its last; a reply's sending
+  std::chrono::milliseconds hello_limit{5'000};      ///< connect → first byte of trainer_hello
+  std::chrono::milliseconds message_limit{30'000};   ///< first byte of a message → its last; a reply's sending
   std::chrono::milliseconds wait_limit{3'600'000};   ///< the longest deadline that a request may name
   std::chrono::milliseconds idle_limit{86'400'000};  ///< between two messages; the slot outlives the connection
   std::size_t connections_max = 256;
