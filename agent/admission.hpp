@@ -1,7 +1,7 @@
 // Who may be connected to the pull server. A newcomer is a stranger until it has proved who it is, and strangers have
 // few places of their own: however many come, they take none of those who are known. Where they are too many, the
-// oldest one of the address that has most of them leaves, so that whoever answers soon gets through. Pure: no socket,
-// no clock.
+// oldest one of the address that has most of them leaves, so that a peer that answers soon gets through. Pure: no
+// socket, no clock.
 #pragma once
 
 #include <boost/asio/ip/address.hpp>

@@ -60,7 +60,7 @@ void write_last_trace(const AgentOptions& options) {
   }
 }
 
-/// The event loop, for want of descriptors or threads.
+/// The event loop, for lack of descriptors or threads.
 Error cannot_start(const std::exception& e) {
   return {Errc::io, std::string("start the agent: ") + e.what()};
 }

@@ -323,7 +323,7 @@ Result<OpenPlanPtr> AgentCore::find_plan(std::uint64_t id) const {
   const std::lock_guard lock(mutex_);
   const auto found = plans_.find(id);
   if (found == plans_.end()) {
-    return Error(Errc::lease_revoked, "this plan is over (released, expired, or its connection closed); plan anew");
+    return Error(Errc::lease_revoked, "this plan is over (released, expired, or its connection closed); plan again");
   }
   return found->second;
 }

@@ -58,7 +58,7 @@ struct ServedVersion {
   Version version;
   Digest128 root;
   std::shared_ptr<const std::vector<std::uint64_t>> digests;
-  /// What it was published with before digests of damaged tiles were taken anew, the oldest first; few.
+  /// What it was published with before digests of damaged tiles were taken again, the oldest first; few.
   std::vector<FormerState> former;
   std::chrono::steady_clock::time_point published_at;
   bool found_at_start = false;  ///< in a segment that an agent before this one left: published_at is no more than that
@@ -73,7 +73,7 @@ struct ServedVersion {
 };
 using ServedPtr = std::shared_ptr<const ServedVersion>;
 
-/// Copies tiles of a served half, row by row without padding, one behind the other, for threads of low priority, for
+/// Copies tiles of a served half, row by row without padding, contiguous, for threads of low priority, for
 /// which no writer shall wait: nothing holds the half. False if it has been given back to the writers meanwhile; then
 /// what was copied is nothing.
 bool copy_while_served(const ServedVersion& served, std::span<const std::uint64_t> tiles, std::byte* out);
@@ -166,15 +166,15 @@ class AgentCore : public TrainerHooks {
   Result<SubsetPtr> share_subset(TileSet tiles);
   /// lease_revoked if the plan is over (released, expired, its control connection closed) or was never made.
   Result<OpenPlanPtr> find_plan(std::uint64_t id) const;
-  /// As LeaseTable::enter, under the plan itself: whoever sends what the plan holds (deltas that may have left the
+  /// As LeaseTable::enter, under the plan itself: the one who sends what the plan holds (deltas that may have left the
   /// ring, a mapping) does so as such a Reader, and lets go of it when the plan ends.
   Result<LeaseTable::Reader> enter(const OpenPlan& plan, std::function<void()> wake);
   void release(std::uint64_t plan, std::uint64_t connection);
   /// What a receiver that could not verify tiles of its plan's target is to do.
   enum class Verdict : std::uint8_t {
-    sound,      ///< they have their digests here
-    plan_anew,  ///< there is another version by now, or another state of it
-    not_yet,    ///< they are wrong, and will be published anew soon: ask again when told of a change
+    valid,       ///< they have their digests here
+    plan_again,  ///< there is another version by now, or another state of it
+    not_yet,     ///< they are wrong, and will be published again soon: ask again when told of a change
   };
   Verdict check_tiles(const OpenPlan& plan, std::span<const wire::TileRange> ranges, const std::string& who);
   /// These tiles of a served half may be wrong: the publisher looks soon.
@@ -275,7 +275,7 @@ class AgentCore : public TrainerHooks {
   ScrubSource scrub_source();
   void look_at_suspects();
   void note_damage(const Layout& layout, const Version& version, std::uint64_t tile, const std::string& found_by);
-  void publish_anew(const ServedPtr& before, std::span<const std::uint64_t> wrong);
+  void publish_again(const ServedPtr& before, std::span<const std::uint64_t> wrong);
   std::optional<delta::Delta> repair_diff(const ServedVersion& before, const shm::HalfView& sealed, delta::Delta delta,
                                           std::vector<std::uint64_t>& digests);
   void drop_old_generations();
@@ -289,7 +289,7 @@ class AgentCore : public TrainerHooks {
   struct Share {
     SubsetPtr subset;  ///< null: all
     const Offer& offer;
-    std::vector<RingEntryPtr>& unknown;  ///< whose parts have to be reckoned first
+    std::vector<RingEntryPtr>& unknown;  ///< whose parts have to be computed first
   };
   Result<std::optional<wire::PlanReply>> plan_locked(const wire::PlanRequest& plan, const Asker& asker,
                                                      std::string* waiting_for, PendingPlan& pending,

@@ -1,6 +1,6 @@
 // Damage: tiles of the served half whose bytes are not what their digests say. Somebody wrote where nobody may, or
 // memory lost a bit; in the version that is served, or in the one that it was diffed against. Such a tile's digest is
-// taken anew, so that what is served is what there is, and who holds the version as it was before goes on from there.
+// taken again, so that what is served is what there is, and who holds the version as it was before goes on from there.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -95,10 +95,10 @@ AgentCore::Verdict AgentCore::check_tiles(const OpenPlan& plan, std::span<const 
     if (!served || served->version.id != plan.target()) return true;
     return served->root != (plan.served ? plan.served->root : plan.steps.back()->delta->to_root);
   };
-  if (stop_ || now_another()) return Verdict::plan_anew;
+  if (stop_ || now_another()) return Verdict::plan_again;
   const auto wrong = wrong_tiles(*served, some_tiles(*plan.layout, ranges));
-  if (!wrong) return Verdict::plan_anew;
-  if (wrong->empty()) return Verdict::sound;
+  if (!wrong) return Verdict::plan_again;
+  if (wrong->empty()) return Verdict::valid;
   doubt(served->half, *wrong, who);
   return Verdict::not_yet;
 }
@@ -131,7 +131,7 @@ void AgentCore::look_at_suspects() {
   for (const std::uint64_t tile : *wrong) {
     note_damage(*served->generation->layout, served->version, tile, suspects.at(tile));
   }
-  publish_anew(served, *wrong);
+  publish_again(served, *wrong);
 }
 
 void AgentCore::note_damage(const Layout& layout, const Version& version, std::uint64_t tile,
@@ -185,7 +185,7 @@ std::optional<delta::Delta> AgentCore::repair_diff(const ServedVersion& before, 
   return std::nullopt;
 }
 
-void AgentCore::publish_anew(const ServedPtr& before, std::span<const std::uint64_t> wrong) {
+void AgentCore::publish_again(const ServedPtr& before, std::span<const std::uint64_t> wrong) {
   const Generation& generation = *before->generation;
   auto now = std::make_shared<ServedVersion>(*before);
   auto digests = std::make_shared<std::vector<std::uint64_t>>(*before->digests);
@@ -210,7 +210,7 @@ void AgentCore::publish_anew(const ServedPtr& before, std::span<const std::uint6
     }
     ring.push_back(std::move(*fresh));
   }
-  log::info("version_published_anew version=\"{}\" root={} tiles={}", to_string(now->version), to_string(now->root),
+  log::info("version_published_again version=\"{}\" root={} tiles={}", to_string(now->version), to_string(now->root),
             wrong.size());
   {
     const std::lock_guard lock(mutex_);

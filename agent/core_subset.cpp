@@ -26,7 +26,7 @@ Result<SubsetPtr> AgentCore::share_subset(TileSet tiles) {
   return made;
 }
 
-/// Roots and sizes are reckoned outside of the mutex, for a moment that must still be the present one when the plan is
+/// Roots and sizes are computed outside of the mutex, for a moment that must still be the present one when the plan is
 /// opened: else once more.
 Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::PlanRequest& plan, const Asker& asker,
                                                               std::string* waiting_for, PendingPlan& pending,
@@ -58,7 +58,7 @@ Result<std::optional<wire::PlanReply>> AgentCore::plan_subset(const wire::PlanRe
   }
 }
 
-/// False if some have to be reckoned first: merged deltas, which the offer does not list.
+/// False if some have to be computed first: merged deltas, which the offer does not list.
 bool AgentCore::compute_subset_roots(const Share& share, const std::vector<RingEntryPtr>& steps) {
   if (!share.subset) return true;
   for (const RingEntryPtr& entry : steps) {

@@ -53,7 +53,7 @@ class DerivedDeltaCache {
   /// wanted.
   Request request(const DeltaKey& key);
   /// The one of this form that has been wanted for longest, and is not begun yet. It stays wanted until put(), fail()
-  /// or forget(), whoever wants it.
+  /// or forget(), no matter who wants it.
   std::optional<DeltaKey> begin(DeltaForm form);
 
   /// The wanted one is made. Evicts the oldest. Returns what is not kept: those, or `entry` itself if nobody can ask

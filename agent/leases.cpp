@@ -30,7 +30,7 @@ void LeaseTable::end(Lease& lease) {
 
 Result<LeaseTable::Reader> LeaseTable::enter(const LeasePtr& lease, std::function<void()> wake) {
   const std::lock_guard lock(mutex_);
-  if (!lease->live()) return Error(Errc::lease_revoked, "the lease has ended; plan anew");
+  if (!lease->live()) return Error(Errc::lease_revoked, "the lease has ended; plan again");
   lease->wakers_.push_front(std::move(wake));
   return Reader(*this, lease, lease->wakers_.begin());
 }

@@ -102,7 +102,7 @@ void add_certificate(metrics::Gauges& out, net::Tls* tls) {
 std::string metrics_text(const AgentParts& parts) {
   const SnapshotPtr now = parts.core.snapshot();
   metrics::Gauges out;
-  out.add("peer_memory_bytes", "Memory that peers make the agent hold, as it is reckoned.",
+  out.add("peer_memory_bytes", "Memory that peers make the agent hold, as it is computed.",
           static_cast<double>(parts.core.peer_room().bytes_taken()));
   const std::vector<TrainerStatus> writers =
       parts.trainer_server != nullptr ? parts.trainer_server->status() : std::vector<TrainerStatus>();

@@ -37,7 +37,7 @@ class PackPool {
 
   /// Calls job(true) on a thread, in the order of the calls; job(false) instead, on some thread, once stopped.
   void add(std::function<void(bool go)> job);
-  /// Ends the threads after the jobs at hand. Whoever they hand their results to must still be there. Idempotent.
+  /// Ends the threads after the jobs at hand. Those who get their results must still be there. Idempotent.
   void stop();
 
  private:

@@ -56,7 +56,7 @@ class PackedFrameCache {
   };
   struct Entry {
     PackedFramePtr frame;        ///< null: being made
-    std::vector<Asker> waiting;  ///< for whoever makes it
+    std::vector<Asker> waiting;  ///< for the one who makes it
   };
   using Entries = std::map<Tiles, Entry>;
 

@@ -184,7 +184,7 @@ Decision decide(const wire::PlanRequest& plan, const Offer& offer) {
   const Known& target = *wanted.target;
   if (plan.full_only == 0 && holds_exactly(plan, target)) {
     Decision there = answer(Kind::up_to_date, target);
-    there.target_root = plan.base_root;  // what it holds is sound, be it of a former state
+    there.target_root = plan.base_root;  // what it holds is valid, be it of a former state
     return there;
   }
 

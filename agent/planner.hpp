@@ -32,7 +32,7 @@ struct Offer {
   bool has_version = false;  ///< false: the layout is known, no version was sealed yet
   Version served;
   Digest128 served_root;
-  std::vector<Digest128> served_former_roots;  ///< which it was published with before some digests were taken anew
+  std::vector<Digest128> served_former_roots;  ///< which it was published with before some digests were taken again
   std::uint64_t full_bytes = 0;                ///< of a half
   std::vector<RingStep> ring;                  ///< a chain, oldest first; its last `to` is `served`
 };

@@ -224,7 +224,7 @@ void AgentCore::install(ServedPtr served, std::vector<RingEntryPtr> deltas) {
     }
     for (const RingEntryPtr& old : evicted) evicted_.push_back(old);
     publications_.add(served->version.id, served->published_at);
-    Metrics::add(metrics_.versions, 1);  // whoever sees the version finds it counted
+    Metrics::add(metrics_.versions, 1);  // who sees the version finds it counted
     rebuild_snapshot_locked(generation, std::move(served));
     trim_pinned_locked();
   }

@@ -222,7 +222,7 @@ asio::awaitable<Result<Room::Share>> PullConversation::wait_for_room(Take take, 
     co_await wait_for_version(deadline.earlier(Deadline::after(kRoomSlice)));
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for memory");
     if (permit != nullptr && !permit->may_send()) {
-      co_return Error(Errc::lease_revoked, "the plan ended while its answer waited for memory; plan anew");
+      co_return Error(Errc::lease_revoked, "the plan ended while its answer waited for memory; plan again");
     }
   }
 }

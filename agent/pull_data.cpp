@@ -36,10 +36,10 @@ std::uint64_t tiles_in(const std::vector<wire::TileRange>& ranges) {
 }
 
 Error plan_over() {
-  return {Errc::lease_revoked, "this plan is over; plan anew"};
+  return {Errc::lease_revoked, "this plan is over; plan again"};
 }
 Error half_needed() {
-  return {Errc::lease_revoked, "the half is needed by a writer; plan anew"};
+  return {Errc::lease_revoked, "the half is needed by a writer; plan again"};
 }
 
 /// Byte range of a half that an extent covers.

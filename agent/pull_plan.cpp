@@ -120,7 +120,7 @@ asio::awaitable<Status> PullConversation::on_release(Request& request) {
   co_return co_await send_end(request);
 }
 
-/// Tiles that are wrong here are published anew by the publisher, which may be in the middle of a diff.
+/// Tiles that are wrong here are published again by the publisher, which may be in the middle of a diff.
 asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
   DS_CO_ASSIGN(const wire::RangesHead head, wire::CheckTiles::decode_head(request.payload));
   auto plan = find_plan(core_, head);
@@ -134,7 +134,7 @@ asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
     const auto verdict = core_.check_tiles(**plan, asked.ranges, who);
     if (verdict != AgentCore::Verdict::not_yet || deadline.passed()) {
       wire::TilesChecked answer;
-      answer.plan_anew = verdict == AgentCore::Verdict::sound ? 0 : 1;
+      answer.plan_again = verdict == AgentCore::Verdict::valid ? 0 : 1;
       co_return co_await stream_.write(request.header.request, answer, limits_.progress);
     }
     if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");

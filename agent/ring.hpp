@@ -22,7 +22,7 @@ struct DigestBefore {
   std::uint64_t digest = 0;
 };
 
-/// A state that a version was published with before digests of its tiles were taken anew, because they were not those
+/// A state that a version was published with before digests of its tiles were taken again, because they were not those
 /// of its bytes. Receivers may hold it: what is damaged is the agent's memory, not theirs.
 struct FormerState {
   Digest128 root;

@@ -1,5 +1,5 @@
 // Reads what is served again, tile by tile, all in turn, on a thread of low priority: what changed in memory without a
-// writer (a stray write, a flipped bit) is found in bounded time, whoever pulls or does not.
+// writer (a stray write, a flipped bit) is found in bounded time, whether anyone pulls or not.
 #pragma once
 
 #include <chrono>

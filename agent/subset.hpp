@@ -1,6 +1,6 @@
 // A receiver's subscription as the agent keeps it: its tiles, and what the agent knows of versions and deltas cut for
 // them. Shared by all connections that subscribed to the same tiles, so that the ranks of one kind in many replicas are
-// reckoned for once.
+// computed for once.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class Subset {
 
   /// `whole` for these tiles: sizes and roots are theirs. `ring`, `served` (digests of all tiles) and `served_former`
   /// are what it was made from. Of versions and deltas that `plan` cannot be answered with, roots and sizes stay zero:
-  /// what nobody asks for is not reckoned. What is, is kept as long as it is in the ring: for each version of the
+  /// what nobody asks for is not computed. What is, is kept as long as it is in the ring: for each version of the
   /// trainer's once.
   Offer offer(const Offer& whole, std::span<const RingEntryPtr> ring, std::span<const std::uint64_t> served,
               std::span<const FormerState> served_former, const wire::PlanRequest& plan);
@@ -59,7 +59,7 @@ class Subset {
 
   const TileSet tiles_;
   const Room::Share share_;
-  std::mutex roots_mutex_;              // held while roots are reckoned: who waits wants the same ones
+  std::mutex roots_mutex_;              // held while roots are computed: who waits wants the same ones
   std::map<RootKey, Digest128> roots_;  // protected by roots_mutex_
   mutable std::mutex parts_mutex_;      // for a look only: the core asks with its own mutex held
   std::map<std::weak_ptr<const RingEntry>, Part, std::owner_less<>> parts_;  // protected by parts_mutex_

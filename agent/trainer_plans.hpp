@@ -3,7 +3,7 @@
 //
 // A plan is *fresh* from submit() until it was accepted. All slots must have a plan, fresh or accepted before, for a
 // trial to be made. So a writer that was restarted alone is checked against the plans that the others registered
-// long ago; and if it does not fit those, that is no verdict yet, since the others may be about to register anew.
+// long ago; and if it does not fit those, that is no verdict yet, since the others may be about to register again.
 // After an agent's restart the others bring those plans again (restore()) when they connect.
 #pragma once
 

@@ -24,7 +24,7 @@ using net::kAsTuple;
 
 namespace {
 
-constexpr auto kAcceptPause = std::chrono::milliseconds(50);  ///< after accept failed, e.g. for want of descriptors
+constexpr auto kAcceptPause = std::chrono::milliseconds(50);  ///< after accept failed, e.g. for lack of descriptors
 
 }  // namespace
 

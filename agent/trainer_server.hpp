@@ -73,7 +73,8 @@ struct TrainerServerOptions {
   std::size_t connections_max = 256;
   std::uint64_t instance = 0;          ///< as PullServerOptions::instance
   std::function<void()> before_check;  ///< for tests: called before each check of plans, on the thread that makes it
-  std::function<void()> before_trial;  ///< for tests: the same on the strand; what it throws is as want of memory there
+  std::function<void()>
+      before_trial;  ///< for tests: the same on the strand; what it throws is as a lack of memory there
 };
 
 /// A writer as the status page shows it.

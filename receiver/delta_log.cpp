@@ -33,7 +33,7 @@ class Changes {
   MutByteSpan rest_;
 };
 
-/// Rows one behind the other, that are only read.
+/// Contiguous rows that are only read.
 TileRows packed_rows(ByteSpan bytes, std::size_t row_bytes) {
   return {const_cast<std::byte*>(bytes.data()), row_bytes};
 }

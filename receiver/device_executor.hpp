@@ -144,7 +144,7 @@ class DeviceExecutor {
     std::unique_ptr<gpu::Stream> in;      ///< copies of wide slots to the device
     std::unique_ptr<gpu::Stream> out;     ///< and from there
     std::unique_ptr<gpu::Event> event;    ///< for finish() and the engine
-    std::mutex mutex;                     ///< whoever uses the streams, or that event, has it
+    std::mutex mutex;                     ///< held while the streams or that event are used
     gpu::Memory tiles;                    ///< of the table
     gpu::Memory regions;
     placement::WordTable table;

@@ -69,7 +69,7 @@ Status DeviceLog::rewrite(const TileWork& work, const std::vector<std::byte>& no
   return written;
 }
 
-/// Each record is verified over what was read: whoever wrote there meanwhile may have left what no record decodes over.
+/// Each record is verified over what was read: what wrote there meanwhile may have left what no record decodes over.
 Status DeviceLog::apply_tile(TileWork& work, std::uint64_t digest, std::vector<std::byte>& scratch, const Until& until,
                              bool& torn) {
   const Layout& layout = *executor_->placement().layout();

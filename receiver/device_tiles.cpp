@@ -255,7 +255,7 @@ Status DeviceExecutor::put_lent(LentMemory& memory, std::uint64_t first, std::ui
   return {};
 }
 
-/// Tiles that lie one behind the other there do so in the slot, too, and are one copy.
+/// Tiles that are contiguous there are so in the slot, too, and are one copy.
 Status DeviceExecutor::put_lent_on(std::uint32_t index, Lent& memory, std::uint64_t first, std::uint64_t end,
                                    const std::byte* rows, const Until& until) {
   struct Run {

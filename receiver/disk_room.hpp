@@ -1,5 +1,5 @@
 // Whether a disk has room for a version, found out before a byte of it is written: what fills a disk to its end stops
-// whoever else writes there.
+// others who write there.
 #pragma once
 
 #include <cstdint>

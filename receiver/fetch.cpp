@@ -263,7 +263,8 @@ Status check_codec(const Layout& layout, const delta::TileRecord& record, bool c
     case delta::Codec::rice_ulp:
     case delta::Codec::dense_ulp: return {};
     case delta::Codec::rice_class:
-      // It decodes over nothing but the base, more slowly, and undoing it takes memory: only for who reckons with that.
+      // It decodes over nothing but the base, more slowly, and undoing it takes memory: only for callers that expect
+      // that.
       if (classes) return {};
       break;
     case delta::Codec::raw_planes: break;

@@ -60,10 +60,11 @@ Status check_no_model_of_others(const fs::path& out) {
     const fs::path file = entry->path().filename();
     const bool weights = file.extension() == ".safetensors" || file.extension() == ".bin" || file.extension() == ".pth";
     if (!weights && file != "config.json") continue;
-    return Error(Errc::already_exists,
-                 out.string() + " holds a model that no receiver put there (" + file.string() +
-                     "): whoever loads that directory would go on loading it. Name another directory, of which current "
-                     "is to be loaded, or say that versions may go beside that model (--beside-model)");
+    return Error(
+        Errc::already_exists,
+        out.string() + " holds a model that no receiver put there (" + file.string() +
+            "): a process that loads that directory would go on loading it. Name another directory, of which current "
+            "is to be loaded, or say that versions may go beside that model (--beside-model)");
   }
   return {};
 }

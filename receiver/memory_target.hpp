@@ -1,4 +1,4 @@
-// A version that lies in memory, whoever's it is: the part that host memory, the live memory of an engine and that of a
+// A version that lies in memory, no matter whose: the part that host memory, the live memory of an engine and that of a
 // device have in common. Which calls may follow which, what is committed, and what rolls a commit back is decided here;
 // where tiles are and how they get there and back is the kind's.
 //
@@ -99,7 +99,7 @@ class MemoryTarget : public Target {
   /// timed_out, cancelled.
   virtual Status open_staging(const Until& until) = 0;
   virtual void close_staging() noexcept = 0;
-  /// A tile of it, to be read and written in place. A kind that has none of its own rows has them one behind the other.
+  /// A tile of it, to be read and written in place. A kind that has none of its own rows has them contiguous.
   virtual TileRows staged_tile(const Tile& tile) const = 0;
   /// All subscribed tiles of staging and live memory change places. The commit of a staged update and its rollback:
   /// short, and waits for nobody but the memory.

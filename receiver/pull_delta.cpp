@@ -47,8 +47,8 @@ Result<Pull::Progress> Pull::run_delta(const wire::PlanReply& reply) {
     if (auto status = verify_chains(steps, digests); !status) {
       const Errc code = status.error().code();
       if (code == Errc::timed_out || code == Errc::cancelled || code == Errc::io) return std::move(status).error();
-      DS_ASSIGN(const bool anew, agent_was_wrong(reply));
-      if (anew) {
+      DS_ASSIGN(const bool replan, agent_was_wrong(reply));
+      if (replan) {
         last_ = std::move(status).error();
         return Progress::replan;
       }
@@ -103,8 +103,8 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
   FrameFetch fetch(s_.layout, s_.tiles, kind, reply.plan, bytes_max, sink, streams);
   FetchRoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
   if (round.end == FetchRoundEnd::bad_content) {
-    DS_ASSIGN(const bool anew, agent_was_wrong(reply));
-    if (anew) {
+    DS_ASSIGN(const bool replan, agent_was_wrong(reply));
+    if (replan) {
       count(round, fetch.tallies());
       last_ = round.error;
       return Progress::replan;

@@ -1,5 +1,5 @@
 // Tiles that came through whole and are not what they have to be. It may be the agent's memory that is wrong: then it
-// publishes what it has anew, and another plan leads there. Only if it is not, the fault is looked for here.
+// publishes what it has again, and another plan leads there. Only if it is not, the fault is looked for here.
 #include <utility>
 
 #include "base/log.hpp"
@@ -41,10 +41,10 @@ Result<bool> Pull::agent_was_wrong(const wire::PlanReply& reply) {
   if (answer.broken && answer.broken->code() == Errc::cancelled) return std::move(*answer.broken);
   // A plan that is over, by itself or with its connection, says nothing of the tiles.
   const bool over = answer.broken || (answer.refused && answer.refused->code() == Errc::lease_revoked);
-  if (!over && (!answer.value || answer.value->plan_anew == 0)) return false;
+  if (!over && (!answer.value || answer.value->plan_again == 0)) return false;
   log::warn("receiver tiles_do_not_verify agent={} version=\"{}\" first=\"{}\" tiles={} then=\"{}\"", s_.peer.endpoint,
             to_string(reply.target), tile_name(s_.layout, tiles.front()), tiles.size(),
-            answer.value ? "the agent has other bytes or another version now: planning anew" : "planning anew");
+            answer.value ? "the agent has other bytes or another version now: planning again" : "planning again");
   pause_ = replan_backoff_.next();
   return true;
 }

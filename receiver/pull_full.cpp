@@ -213,7 +213,7 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
       DS_ASSIGN(const TileRows rows, s_.target.full_tile(tile, scratch[worker]));
       const auto digest =
           delta::apply_tile(s_.layout, record, rows.first, rows.row_stride, partial.digests[record.tile]);
-      // A tile that does not take the step is fetched anew like any other that is missing.
+      // A tile that does not take the step is fetched again like any other that is missing.
       if (digest) {
         DS_TRY(s_.target.put_tile(tile, rows));
         partial.digests[record.tile] = *digest;
@@ -348,8 +348,8 @@ Result<Pull::Progress> Pull::repair_missing(const wire::PlanReply& reply) {
       for (const wire::TileRange& range : wrong) {
         for (std::uint64_t tile = range.first; tile < range.end; ++tile) doubt(tile);
       }
-      DS_ASSIGN(const bool anew, agent_was_wrong(reply));
-      if (anew) {
+      DS_ASSIGN(const bool replan, agent_was_wrong(reply));
+      if (replan) {
         last_ = Error(Errc::corrupt, tile_name(s_.layout, wrong.front().first) + " differs from its digest");
         return Progress::replan;
       }

@@ -28,7 +28,7 @@ class ShadowMemory final : public TileTarget {
   /// Puts tiles of the committed version, with these ranks, to the full update that is open in live memory. `corrupt`
   /// if one is not what was committed: then none of them is put.
   Status put_live(std::uint64_t first, std::uint64_t end) const;
-  /// All tiles of the committed version are sound; or of the one that rollback() brings back from staging (if it does).
+  /// All tiles of the committed version are valid; or of the one that rollback() brings back from staging (if it does).
   /// `corrupt` names one that is not.
   Status check(const Until& until) const;
   Status check_before(const Until& until) const;

@@ -71,7 +71,7 @@ class Standing {
 
 /// Of a receiver that Receiver::connect made; null of any other kind.
 std::shared_ptr<const Standing> standing_of(const Receiver& receiver);
-/// Notes whether what such a receiver has committed is served on, and tells its agent. By whoever calls the receiver.
+/// Notes whether what such a receiver has committed is served on, and tells its agent. By the receiver's caller.
 void note_served(Receiver& receiver, const Status& served);
 /// The agent process that such a receiver is connected to, as wire::Hello::instance; 0 of any other kind.
 std::uint64_t agent_instance_of(const Receiver& receiver);

@@ -157,8 +157,8 @@ class Target {
     return std::vector<WrongCopy>();
   }
 
-  /// Tiles of the committed version are put anew where it lies: begin_repair, repair_tile …, end_repair, while no
-  /// update is open that goes there. Whoever else may not write or compute with live memory at a commit may not
+  /// Tiles of the committed version are put again where it lies: begin_repair, repair_tile …, end_repair, while no
+  /// update is open that goes there. Those who may not touch live memory at a commit may not
   /// meanwhile. unsupported; not_found if nothing is committed; else begin_repair has changed nothing.
   virtual Status begin_repair(const Until& /*until*/) {
     return Error(Errc::unsupported, "this kind of target does not take single tiles");
@@ -199,14 +199,14 @@ class Target {
   virtual Result<std::unique_ptr<LentMemory>> lend(std::span<std::byte> /*memory*/, const Until& /*until*/) {
     return std::unique_ptr<LentMemory>();
   }
-  /// put_tile for tiles of which `kept` has the ranks [first, end). They lie in lent memory, one behind the other from
+  /// put_tile for tiles of which `kept` has the ranks [first, end). They are contiguous in lent memory, from
   /// `rows` on, each without gaps and from a multiple of kTileAlignment; and stay there, unchanged, until the update is
   /// committed or discarded.
   virtual Status put_lent(LentMemory& /*memory*/, std::uint64_t /*first*/, std::uint64_t /*end*/,
                           const std::byte* /*rows*/) {
     return Error(Errc::internal, "nothing was lent");
   }
-  /// Where all rows of a tensor lie one behind the other in the open full update: those who receive many at once may
+  /// Where all rows of a tensor are contiguous in the open full update: those who receive many at once may
   /// write there, and put no tile. Null: nowhere.
   virtual std::byte* full_rows(std::uint32_t tensor) = 0;
   /// Makes the full update, which the caller has verified whole, the committed version. An error that leaves live

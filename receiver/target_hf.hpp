@@ -66,8 +66,8 @@ class HfTarget final : public Target {
   Result<std::filesystem::path> fill_incoming(const Until& until);
   Result<std::optional<std::filesystem::path>> patch_previous(const std::vector<StagedStep>& steps,
                                                               const TargetState& state, Deadline deadline);
-  Result<std::filesystem::path> write_anew(const std::vector<StagedStep>& steps, const TargetState& state,
-                                           Deadline deadline);
+  Result<std::filesystem::path> write_again(const std::vector<StagedStep>& steps, const TargetState& state,
+                                            Deadline deadline);
   Status copy_committed(const std::vector<UniqueFd>& files, const std::vector<std::filesystem::path>& paths,
                         Deadline deadline);
   Status patch(const std::vector<PatchFile>& files, std::vector<const StagedStep*> steps,

@@ -50,7 +50,7 @@ Result<std::optional<std::filesystem::path>> HfTarget::patch_previous(const std:
   if (!lease_state.ok()) return Nothing();
   if (*lease_state == FileLeaseState::unsupported) {
     leases_work_ = false;
-    log::warn("hf_target no_write_leases path={} effect=\"each version is written anew\"",
+    log::warn("hf_target no_write_leases path={} effect=\"each version is written again\"",
               store_.directory(previous_->name).string());
   }
   if (*lease_state != FileLeaseState::held) return Nothing();
@@ -98,8 +98,8 @@ Status HfTarget::copy_committed(const std::vector<UniqueFd>& files, const std::v
   return {};
 }
 
-Result<std::filesystem::path> HfTarget::write_anew(const std::vector<StagedStep>& steps, const TargetState& state,
-                                                   Deadline deadline) {
+Result<std::filesystem::path> HfTarget::write_again(const std::vector<StagedStep>& steps, const TargetState& state,
+                                                    Deadline deadline) {
   DS_TRY(store_.check_room());
   DS_ASSIGN(std::filesystem::path incoming, store_.make_incoming());
   const std::vector<std::filesystem::path> paths = store_.weight_paths(incoming);
@@ -130,7 +130,7 @@ Status HfTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, 
   can_rollback_ = false;
   DS_ASSIGN(std::optional<std::filesystem::path> incoming, patch_previous(steps, state, deadline));
   if (!incoming) {
-    DS_ASSIGN(incoming, with_room([&] { return write_anew(steps, state, deadline); }));
+    DS_ASSIGN(incoming, with_room([&] { return write_again(steps, state, deadline); }));
   }
   DS_TRY(make_current(*incoming, std::move(state)));
   if (memory_of(steps) <= std::max(kKeptBytesMin, layout_->model_bytes() / kKeptModelFraction)) {

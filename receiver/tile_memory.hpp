@@ -1,4 +1,4 @@
-// Tiles of memory in which tensors lie as in a half: rows one behind the other.
+// Tiles of memory in which tensors lie as in a half: contiguous rows.
 #pragma once
 
 #include <cstddef>

@@ -115,7 +115,7 @@ Result<std::vector<TileChanges>> resolve_there(const Target& target, const Stage
 }
 
 /// Changes that were resolved here, as new elements, go to where the target keeps such. `left` are all that are in
-/// `resolved`, one behind the other; those that were resolved here have a count. The others close up; what they take is
+/// `resolved`, contiguous; those that were resolved here have a count. The others close up; what they take is
 /// returned.
 Result<std::size_t> hand_over(const Target& target, std::vector<TileChanges>& left, MutByteSpan resolved,
                               std::unique_ptr<KeptChanges>& kept) {

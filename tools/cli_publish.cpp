@@ -74,7 +74,7 @@ class Publisher {
     return path.filename().string();
   }
 
-  /// A model of another layout, or with other side files, attaches anew: the agent makes a new generation of it.
+  /// A model of another layout, or with other side files, attaches again: the agent makes a new generation of it.
   Result<Go> attach(const HfModel& model, Deadline deadline) {
     auto sidecar = model.sidecar().encode();
     if (writer_ && writer_->layout()->digest() == model.layout()->digest() && sidecar == sidecar_) return Go::next;

@@ -77,7 +77,7 @@ class Tries {
     const Errc code = error.code();
     const Outlook ahead = outlook(code);
     if (ahead == Outlook::final || (ahead == Outlook::needs_user && !was_there_)) return error;
-    // A receiver is bound to a layout and has its token; what cannot go on is made anew.
+    // A receiver is bound to a layout and has its token; what cannot go on is made again.
     if (ahead == Outlook::needs_user || code == Errc::layout_mismatch) receiver_.reset();
     if (failures_++ == 0 && code == Errc::layout_mismatch) return {};  // another model is published: follow it at once
     if (code == Errc::timed_out) pause_s_ = kPauseMinS;                // the wait was the pause
@@ -108,7 +108,7 @@ Deadline after_seconds(double seconds) {
 }
 
 Status follow(const Follower& follower, const std::stop_token& stop) {
-  std::signal(SIGHUP, SIG_IGN);  // as an agent: whoever closes the terminal means no node
+  std::signal(SIGHUP, SIG_IGN);  // as an agent: closing the terminal means no node
   Tries tries(follower, stop);
   for (std::uint64_t done = 0; follower.count == 0 || done < follower.count;) {
     const auto taken = tries.take();

@@ -69,11 +69,11 @@ def last_line_json(path):
         return None
 
 
-def benches(rows, folder):
+def benches(rows, directory):
     """One entry for each bench that was wanted."""
     entries = []
     for mib, density, status, seconds, reason in rows:
-        got = last_line_json(folder / f"bench_{mib}_{density}.json") if status == "ok" else None
+        got = last_line_json(directory / f"bench_{mib}_{density}.json") if status == "ok" else None
         if status == "ok" and got is None:
             status, reason = "failed", "it wrote no JSON"
         entry = {"model_mib": int(mib), "density": float(density), "status": status, "seconds": int(seconds)}
@@ -122,9 +122,9 @@ def reasons_against(results):
     return reasons
 
 
-def collect(folder):
+def collect(directory):
     """All results, from the lines of gpu_check.sh and the files beside them."""
-    state = folder / "state.tsv"
+    state = directory / "state.tsv"
     rows = [line.split("\t") for line in state.read_text().splitlines()] if state.exists() else []
     of = {kind: [row[1:] for row in rows if row[0] == kind] for kind in ("stage", "test", "bench", "device", "total")}
     ended = {row[0]: row[1:] + [""] * (4 - len(row)) for row in of["stage"]}
@@ -145,8 +145,8 @@ def collect(folder):
         "total_s": int(total[1]),
         "device": (found[0] | driver()) if found else {},
         "stages": stages,
-        "tests": tests(sorted((folder / "tests").glob("*.xml")), [row[0] for row in of["test"]]),
-        "bench": benches(of["bench"], folder),
+        "tests": tests(sorted((directory / "tests").glob("*.xml")), [row[0] for row in of["test"]]),
+        "bench": benches(of["bench"], directory),
     }
     results["aims"] = aims(results["bench"])
     results["reasons"] = reasons_against(results)

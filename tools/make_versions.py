@@ -73,15 +73,15 @@ def main():
     for version in range(args.versions):
         notes = trainer.step() if version > 0 else {}
         masters.update(trainer.weights())
-        folder = args.out / f"step_{version:02d}"
-        now = write_version(folder, tensors, masters, args.model)
+        directory = args.out / f"step_{version:02d}"
+        now = write_version(directory, tensors, masters, args.model)
         if before is not None:
             changed = sum(int(np.count_nonzero(np.frombuffer(now[n][2], np.uint16) != np.frombuffer(before[n][2], np.uint16)))
                           for n in masters)
             total = sum(w.size for w in masters.values())
             notes = {"changed": f"{100 * changed / total:.3f}%", **{k: f"{v:.4f}" for k, v in notes.items()}}
         before = now
-        print(f"make_versions: {folder.name} " + " ".join(f"{k} {v}" for k, v in notes.items()), flush=True)
+        print(f"make_versions: {directory.name} " + " ".join(f"{k} {v}" for k, v in notes.items()), flush=True)
 
 
 if __name__ == "__main__":

@@ -135,15 +135,15 @@ def sentences_of_docs():
     return sentences
 
 
-def write_version(folder, tensors, masters, source=None):
+def write_version(directory, tensors, masters, source=None):
     """A HF model directory: `masters` (flat arrays of fp32 by name) cast to bf16 in place of those of `tensors`
     (name → dtype, shape, bytes), and the side files of `source`. Returns what was written, as read_safetensors would.
     """
     now = {name: ("BF16", shape, to_bf16(masters[name])) if name in masters else (dtype, shape, data)
            for name, (dtype, shape, data) in tensors.items()}
-    folder.mkdir(parents=True)
-    write_safetensors(folder / "model.safetensors", now)
+    directory.mkdir(parents=True)
+    write_safetensors(directory / "model.safetensors", now)
     for other in sorted(source.iterdir()) if source else ():
         if other.suffix in (".json", ".txt") and other.is_file():
-            shutil.copyfile(other, folder / other.name)
+            shutil.copyfile(other, directory / other.name)
     return now

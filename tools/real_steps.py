@@ -134,10 +134,10 @@ RUNS = {
 }
 
 
-def save(trainer, folder):
+def save(trainer, directory):
     """Only of the versions that are compared: a model is tens of megabytes."""
-    shutil.rmtree(folder, ignore_errors=True)
-    write_version(folder, trainer.tensors, {n: w.copy() for n, w in trainer.weights().items()}, trainer.source)
+    shutil.rmtree(directory, ignore_errors=True)
+    write_version(directory, trainer.tensors, {n: w.copy() for n, w in trainer.weights().items()}, trainer.source)
 
 
 def row(deltasync, name, k, before, after):

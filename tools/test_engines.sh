@@ -23,7 +23,7 @@ engine=("${base[@]}" psutil pyzmq pydantic "transformers>=5.16.1,<5.21" aiohttp 
 
 # An environment is complete when its list of requirements was written, which happens last.
 prepare() {
-  local folder=build/engines/$1 wanted
+  local directory=build/engines/$1 wanted
   local resolved alone=() # what pip resolves the dependencies of, what it installs alone
   local common=("${base[@]}")
   case $1 in
@@ -49,14 +49,14 @@ prepare() {
     peft) resolved=("peft==$PEFT" "transformers>=5.16.1,<5.21") ;;
   esac
   wanted=$(printf '%s\n' "${common[@]}" "${resolved[@]}" "${alone[@]}")
-  if [[ -f $folder/requirements && $(<"$folder/requirements") == "$wanted" ]]; then return; fi
-  echo "test_engines: building $folder"
-  rm -rf "$folder"
-  python3 -m venv "$folder"
-  echo "torch==$TORCH" > "$folder/constraints"
-  "$folder/bin/pip" install -q -c "$folder/constraints" "${common[@]}" "${resolved[@]}"
-  if ((${#alone[@]})); then "$folder/bin/pip" install -q -c "$folder/constraints" --no-deps "${alone[@]}"; fi
-  echo "$wanted" > "$folder/requirements"
+  if [[ -f $directory/requirements && $(<"$directory/requirements") == "$wanted" ]]; then return; fi
+  echo "test_engines: building $directory"
+  rm -rf "$directory"
+  python3 -m venv "$directory"
+  echo "torch==$TORCH" > "$directory/constraints"
+  "$directory/bin/pip" install -q -c "$directory/constraints" "${common[@]}" "${resolved[@]}"
+  if ((${#alone[@]})); then "$directory/bin/pip" install -q -c "$directory/constraints" --no-deps "${alone[@]}"; fi
+  echo "$wanted" > "$directory/requirements"
 }
 
 engines=()

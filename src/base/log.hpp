@@ -1,5 +1,5 @@
 // Structured logs: one line an event, `event key=value …`, through spdlog on stderr. Only log.cpp sees spdlog: its
-// headers would compile the formatting of every type anew in each file that logs.
+// headers would compile the formatting of every type again in each file that logs.
 #pragma once
 
 #include <fmt/core.h>

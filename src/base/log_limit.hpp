@@ -1,4 +1,4 @@
-// Log lines that strangers can cause. Whoever can connect can make a process write a line as often as they like: of
+// Log lines that strangers can cause. Anyone who can connect can make a process write a line as often as they like: of
 // each kind a few are written in a while, and the next one says how many were left out.
 #pragma once
 

@@ -15,7 +15,7 @@ namespace deltasync {
 
 struct NumaNode {
   unsigned id = 0;
-  CpuList cpus;  ///< its own, whoever may use them; empty for memory without processors
+  CpuList cpus;  ///< its own, no matter who may use them; empty for memory without processors
   bool has_memory = false;
   bool memory_allowed = true;  ///< by the cpuset that this process is in
 };

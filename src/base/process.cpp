@@ -71,12 +71,12 @@ Result<ProcessWatch> ProcessWatch::open(const ProcessId& id) {
     if (errno == ESRCH || errno == EINVAL) return Error(Errc::peer_died, to_string(id) + " is gone");
     return Error::from_errno("pidfd_open of " + to_string(id), errno);
   }
-  // The pidfd is of whoever has the pid now: it is ours only if the start time still fits.
+  // The pidfd is of the process that has the pid now: it is ours only if the start time still fits.
   ProcessWatch watch(id, std::move(fd));
   const auto ticks = start_ticks_of(id.pid);
   if (ticks && *ticks != id.start_ticks) return Error(Errc::peer_died, to_string(id) + " is gone (pid reused)");
   if (!ticks && watch.dead()) return Error(Errc::peer_died, to_string(id) + " is gone");
-  if (!ticks) return ticks.error();  // whoever has the pid lives: nothing is proved
+  if (!ticks) return ticks.error();  // the process that has the pid lives: nothing is proved
   return watch;
 }
 

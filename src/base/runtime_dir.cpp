@@ -32,7 +32,7 @@ std::vector<fs::path> candidates() {
   return dirs;
 }
 
-/// That it is this user's alone. Whoever may write beside it cannot change what this has seen.
+/// That it is this user's alone. Who may write beside it cannot change what this has seen.
 Status check(const fs::path& dir) {
   const std::string what = "runtime directory " + dir.string();
   struct stat found {};

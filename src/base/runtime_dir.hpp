@@ -1,4 +1,4 @@
-// The folder in which programs of one user find each other on a host: sockets, and small files with secrets. Nobody
+// The directory in which programs of one user find each other on a host: sockets, and small files with secrets. Nobody
 // else can write or read there. It is the first of these that can be had:
 //
 //   $XDG_RUNTIME_DIR/deltasync     if that directory is this user's

@@ -191,7 +191,7 @@ void CoordinatorCore::watch_clock(const std::stop_token& stop) {
     if (broken_) return;  // nothing can be decided any more
     if (moved || stop.stop_requested() || seen.first == Stage::idle) continue;
     machine_.time_is_up();
-    static_cast<void>(settle());  // what is broken is said to whoever asks next
+    static_cast<void>(settle());  // what is broken is told to the next caller
   }
 }
 

@@ -42,7 +42,7 @@ class CoordinatorCore {
 
   CoordinatorCore(const CoordinatorOptions& options, Points points, std::unique_ptr<LogFile> log,
                   CoordinatorMachine machine);
-  /// Makes durable what is pending, and so on until nothing is. The lock is held: whoever asks meanwhile waits for the
+  /// Makes durable what is pending, and so on until nothing is. The lock is held: a caller meanwhile waits for the
   /// disk, and could be told nothing before.
   Status settle();
   /// Why no call may wait any longer.

@@ -40,9 +40,9 @@ Status write_all(int fd, ByteSpan bytes, std::uint64_t at, const std::filesystem
   return {};
 }
 
-Status flush_folder(const std::filesystem::path& folder) {
-  const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd || ::fsync(fd.get()) != 0) return failure("flushing", folder, errno);
+Status flush_directory(const std::filesystem::path& directory) {
+  const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd || ::fsync(fd.get()) != 0) return failure("flushing", directory, errno);
   return {};
 }
 
@@ -57,7 +57,7 @@ Status same_file(int fd, const std::filesystem::path& path) {
   return Error(Errc::io, path.string() + (there ? " is another file now" : " was removed") + " while it was in use");
 }
 
-std::filesystem::path folder_of(const std::filesystem::path& path) {
+std::filesystem::path directory_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
@@ -155,7 +155,7 @@ Status LogFile::rewrite() {
   }
   if (::fsync(fd.get()) != 0) return failure("flushing", path, errno);
   if (::rename(path.c_str(), path_.c_str()) != 0) return failure("renaming", path, errno);
-  DS_TRY(flush_folder(folder_of(path_)));
+  DS_TRY(flush_directory(directory_of(path_)));
   file_ = std::move(fd);
   return {};
 }
@@ -167,7 +167,7 @@ Status LogFile::still_ours() const {
 }
 
 Status LogFile::append(const Record& record) {
-  if (failed_) return Error(Errc::io, path_.string() + " could not be written before; start the coordinator anew");
+  if (failed_) return Error(Errc::io, path_.string() + " could not be written before; start the coordinator again");
   failed_ = true;        // unless all of this works
   DS_TRY(still_ours());  // before it is rewritten, in the place of what may be another one's
   if (records_.size() >= kRecordsMax) DS_TRY(rewrite());

@@ -157,7 +157,7 @@ Report ParticipantImpl::report() const {
   const std::lock_guard lock(mutex_);
   look_at_clock();
   Report said = machine_.report();
-  // Nothing may be written yet: whoever asks for that would have to wait.
+  // Nothing may be written yet: a caller that asks for that would have to wait.
   if (!machine_.state().serving && engine_runs_ != false) said.busy = true;
   if (said.problem.empty() && engine_trouble_) {
     said.code = engine_trouble_->code();

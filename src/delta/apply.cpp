@@ -120,7 +120,7 @@ std::byte* new_tile() {
   return memory->bytes;
 }
 
-/// Where so many elements change that most words do, the whole new tile is made and its digest taken anew: one mix for
+/// Where so many elements change that most words do, the whole new tile is made and its digest taken again: one mix for
 /// each of its words instead of two for each change.
 bool is_dense(const TileShape& shape, std::uint32_t changed) noexcept {
   return std::size_t{changed} * 8 >= shape.raw_bytes();
@@ -193,7 +193,7 @@ Result<std::uint64_t> check_record(const TileShape& shape, const TileRecord& rec
 }
 
 template <class T>
-T sound(const Layout& layout, const TileRecord& record, Result<T> decoded) {
+T known_valid(const Layout& layout, const TileRecord& record, Result<T> decoded) {
   if (!decoded.ok()) {
     std::fprintf(stderr, "deltasync: %s: a record that was not verified: %s\n", tile_name(layout, record.tile).c_str(),
                  decoded.error().message().c_str());
@@ -202,10 +202,10 @@ T sound(const Layout& layout, const TileRecord& record, Result<T> decoded) {
   return *std::move(decoded);
 }
 
-/// Decodes a record that is known to be sound.
+/// Decodes a record that is known to be valid.
 DecodedTile decode_again(const Layout& layout, const TileShape& shape, const TileRecord& record, const std::byte* first,
                          std::size_t row_stride) {
-  return sound(layout, record, decode_record(shape, record, first, row_stride));
+  return known_valid(layout, record, decode_record(shape, record, first, row_stride));
 }
 
 /// Adds (or, to undo, subtracts) the differences in place: a run is loaded, then added to, then stored, so that no load
@@ -319,7 +319,7 @@ Result<std::uint64_t> apply_tile(const Layout& layout, const TileRecord& record,
 void commit_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride) {
   const TileShape shape = tile_shape(layout, record.tile);
   if (gives_whole_tile(record.codec)) {
-    write_rows(shape, sound(layout, record, whole_tile_bytes(shape, record)), first, row_stride);
+    write_rows(shape, known_valid(layout, record, whole_tile_bytes(shape, record)), first, row_stride);
     return;
   }
   const DecodedTile decoded = decode_again(layout, shape, record, first, row_stride);

@@ -1,4 +1,4 @@
-// The changes of a record, decoded without the tile that it applies to: for whoever has that tile elsewhere.
+// The changes of a record, decoded without the tile that it applies to: for callers that have that tile elsewhere.
 #pragma once
 
 #include <optional>

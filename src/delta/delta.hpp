@@ -181,7 +181,7 @@ struct MergeOptions {
   /// they are not to be had. For tiles whose end follows neither as differences nor as new elements from the chain
   /// alone. Called from the pool's threads. None: a chain with such a tile cannot be merged.
   std::function<bool(std::span<const std::uint64_t> tiles, std::byte* out)> read_target;
-  /// Set by whoever no longer wants the result: `cancelled` soon after.
+  /// Set by the caller once it no longer wants the result: `cancelled` soon after.
   const std::atomic<bool>* cancel = nullptr;
 };
 /// One delta for a chain of them, from the first's base to the last's target, made without either (delta_format.md
@@ -189,7 +189,7 @@ struct MergeOptions {
 /// only is that delta's. The cost follows the changes, not the model. 3.5 MiB of working memory a thread, and
 /// what a batch's records, target tiles and frame take.
 /// Nothing: the chain cannot be merged. `corrupt` if a delta is not as encode() makes it, invalid_argument if they are
-/// no chain, unsupported with a rice_class tile, no_space for want of memory.
+/// no chain, unsupported with a rice_class tile, no_space for lack of memory.
 Result<std::optional<Delta>> merge(const Layout& layout, std::span<const Delta* const> chain,
                                    const MergeOptions& options, ThreadPool& pool);
 

@@ -38,7 +38,7 @@ enum class ValueKind : std::uint8_t {
 };
 inline constexpr std::size_t kValueKinds = 3;
 
-/// The loops of the decoder. Planes have kSlack readable bytes behind them; whoever calls these has proved what is said
+/// The loops of the decoder. Planes have kSlack readable bytes behind them; the caller has proved what is said
 /// of the planes (rice_decode.cpp).
 struct DecodeKernels {
   /// Set bits in `size` bytes.

@@ -48,7 +48,7 @@ class BatchMerger {
   BatchMerger(const Layout& layout, Chain chain, const MergeOptions& options)
       : layout_(layout), chain_(chain), options_(options), tiles_(active_kernels()) {}
 
-  /// The frame of one batch, without bytes if nothing changed in the end; nothing if that cannot be said in a frame.
+  /// The frame of one batch, without bytes if nothing changed in the end; nothing if a frame cannot express that.
   Result<std::optional<Frame>> merge(const Batch& batch);
   const CodecStats (&stats() const noexcept)[kCodecEnd] { return stats_; }
 
@@ -56,7 +56,7 @@ class BatchMerger {
   Status read_frames(const Batch& batch);
   Result<std::optional<Frame>> copy_frame();
   Status copy_tile(const TileRecord& record);
-  /// False: it cannot be said in one record.
+  /// False: one record cannot express it.
   Result<bool> merge_tile(std::span<const Link> links, const std::byte* target);
   /// Reads the tiles that probably need the target, all at once; mixed_target_ is empty if they are not to be had.
   void read_mixed();

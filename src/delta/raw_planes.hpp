@@ -15,7 +15,7 @@ inline bool gives_whole_tile(Codec codec) noexcept {
 }
 
 /// Packs a tile, `raw` row by row without padding. If that is smaller than the raw tile, appends the payload to `out`,
-/// fills in the record's codec, rice_k and changed, and returns true. Else, or for want of memory, changes nothing.
+/// fills in the record's codec, rice_k and changed, and returns true. Else, or for lack of memory, changes nothing.
 /// Works in memory of the calling thread: about 1 MiB for bf16.
 bool encode_planes(const TileShape& shape, ByteSpan raw, TileRecord& record, std::vector<std::byte>& out);
 

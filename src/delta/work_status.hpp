@@ -12,7 +12,7 @@ namespace deltasync::delta {
 
 class WorkStatus {
  public:
-  /// `what` names the work in errors. `cancel` may be null; whoever sets it no longer wants the result.
+  /// `what` names the work in errors. `cancel` may be null; set once the result is not wanted any more.
   WorkStatus(std::string what, const std::atomic<bool>* cancel) : what_(std::move(what)), cancel_(cancel) {}
 
   bool over() const noexcept {

@@ -1,4 +1,4 @@
-// The log of a coordinator of two-phase commit: records of 256 bytes, one behind the other, each with its place and a
+// The log of a coordinator of two-phase commit: records of 256 bytes, one after the other, each with its place and a
 // hash of its own. No I/O here: src/commit/log_file has the file. commit_protocol.md is normative.
 //
 //   0        4      6      8               16              24              32              40              56

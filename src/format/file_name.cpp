@@ -15,7 +15,8 @@ Status check_file_name(std::string_view name) {
   if (name.size() > kFileNameBytesMax) return refuse("too long");
   if (!is_utf8(name)) return refuse("is not UTF-8");
   if (!is_plain_text(name)) return refuse("contains a control character");
-  if (name.find('\\') != std::string_view::npos) return refuse("contains a '\\', which separates folders elsewhere");
+  if (name.find('\\') != std::string_view::npos)
+    return refuse("contains a '\\', which separates directories elsewhere");
   if (name.front() == '/') return refuse("absolute");
   for (std::string_view rest = name;;) {
     const auto slash = rest.find('/');

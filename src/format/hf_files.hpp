@@ -30,7 +30,7 @@ Result<WeightFileList> parse_weight_index(std::string_view text);
 Result<WeightFileList> find_weight_files(const std::filesystem::path& dir);
 
 /// Every file but `weights` that is not hidden, holds no weights in another format, and is at most `bytes_max` large;
-/// sub-folders too, in name order.
+/// subdirectories too, in name order.
 Result<std::vector<Sidecar::OtherFile>> read_other_files(const std::filesystem::path& dir,
                                                          const std::vector<std::string>& weights,
                                                          std::uint64_t bytes_max);

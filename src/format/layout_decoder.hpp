@@ -1,5 +1,5 @@
-// Decoding a layout's canonical encoding while it arrives: whoever decompresses one from a peer stops at the first
-// tensor that no layout has, and holds no more than a layout of that many bytes.
+// Decoding a layout's canonical encoding while it arrives: a caller that decompresses one from a peer stops at the
+// first tensor that no layout has, and holds no more than a layout of that many bytes.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // The header of a safetensors file: an 8-byte length, then JSON that names every tensor with dtype, shape and byte
-// range in the data section behind it. Parsing trusts nothing; the exact header bytes are kept by whoever needs to
+// range in the data section behind it. Parsing trusts nothing; the exact header bytes are kept by callers that need to
 // write the file again (deltasync::Sidecar).
 #pragma once
 

@@ -56,7 +56,7 @@ enum class Type : std::uint16_t {
   watch = 22,
   version_ready = 23,
   subscribe = 24,    ///< the tiles that later plans of this connection are about; reply: end
-  check_tiles = 25,  ///< (5) these could not be verified: are they sound at the agent?
+  check_tiles = 25,  ///< (5) these could not be verified: are they valid at the agent?
   tiles_checked = 26,
   report = 27,   ///< (5) what the receiver has committed, its last error; no reply
   get_lag = 28,  ///< (5)
@@ -311,7 +311,7 @@ struct CheckTiles {
 };
 struct TilesChecked {
   static constexpr Type kType = Type::tiles_checked;
-  std::uint8_t plan_anew =
+  std::uint8_t plan_again =
       0;  ///< they were not, or there is another version by now: other bytes come with another plan
   std::vector<std::byte> encode() const;
   static Result<TilesChecked> decode(ByteSpan payload);

@@ -181,13 +181,13 @@ Result<CheckTiles> CheckTiles::decode(ByteSpan payload) {
 
 std::vector<std::byte> TilesChecked::encode() const {
   std::vector<std::byte> bytes;
-  ByteWriter(bytes).put(plan_anew);
+  ByteWriter(bytes).put(plan_again);
   return bytes;
 }
 Result<TilesChecked> TilesChecked::decode(ByteSpan payload) {
   Decoder in(payload, "tiles_checked");
   TilesChecked m;
-  m.plan_anew = in.flag("plan_anew");
+  m.plan_again = in.flag("plan_again");
   return in.finish(m);
 }
 

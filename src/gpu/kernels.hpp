@@ -266,7 +266,7 @@ struct DigestTiles {
   }
 
  private:
-  /// Rows that end within a word have more words than whole ones: blocks share them out anew.
+  /// Rows that end within a word have more words than whole ones: blocks share them out again.
   template <class U>
   DS_HD std::uint64_t sum_words(const StagedTile& staged, std::uint64_t block, std::uint32_t thread) const {
     constexpr std::uint32_t kLanes = 8 / sizeof(U);

@@ -37,7 +37,7 @@ Proof coordinator_proof(std::string_view token, const Nonce& client_nonce, const
 /// In a time that does not depend on where they differ.
 bool equal_proofs(const Proof& a, const Proof& b) noexcept;
 
-/// invalid_argument if it has fewer than kTokenBytesMin bytes: for whoever listens with it.
+/// invalid_argument if it has fewer than kTokenBytesMin bytes: for callers that listen with it.
 Status check_token(std::string_view token);
 /// The secret in a file: at most kTokenFileBytesMax bytes, surrounding white space dropped, then check_token().
 /// `permission` if group or others may touch the file or it belongs to another user; every error names the path. A file

@@ -16,7 +16,7 @@ struct Endpoint {
   bool operator==(const Endpoint&) const = default;
 };
 
-/// invalid_argument, naming `text`. Port 0 is accepted: "any" for whoever listens.
+/// invalid_argument, naming `text`. Port 0 is accepted: "any" for a listener.
 Result<Endpoint> parse_endpoint(std::string_view text);
 std::string to_string(const Endpoint& endpoint);
 /// True for 127.0.0.0/8, ::1 (also IPv4-mapped) and "localhost": what needs no token.

@@ -1,5 +1,5 @@
 // TLS 1.3 over the sockets of conversations, by OpenSSL: one side's configuration, from which a channel is made for
-// each connection. There are no tickets, no resumption and no early data: every connection proves everything anew, and
+// each connection. There are no tickets, no resumption and no early data: every connection proves everything again, and
 // nothing that was recorded can be played again. Needs no Boost. What is linked into a trainer has no part of this.
 #pragma once
 
@@ -22,7 +22,7 @@ enum class LetsIn : std::uint8_t {
   everybody,       ///< nobody is asked for a certificate
 };
 
-/// Thread-safe. Reads its files anew when they have changed, and warns in the log before its certificate ends
+/// Thread-safe. Reads its files again when they have changed, and warns in the log before its certificate ends
 /// (net/tls_expiry.hpp).
 class Tls {
  public:

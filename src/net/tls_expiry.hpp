@@ -31,7 +31,7 @@ class ExpiryNotice {
  public:
   enum class Say : std::uint8_t { nothing, soon, very_soon, over };
 
-  /// `life` is another one after a reload: then what there is to say is said anew.
+  /// `life` is another one after a reload: then what there is to say is said again.
   Say look(const std::optional<CertificateLife>& life, CertificateTime now);
 
  private:

@@ -43,7 +43,7 @@ class WorkThread {
 
   /// Calls `work()`, which returns a Result or a Status, on the thread, and resumes the awaiting coroutine on its own
   /// executor. `work` stays the caller's: a named variable of the coroutine. What it throws becomes an error: no_space
-  /// for want of memory, else internal. timed_out if it has not begun by `begin_by`, and then it never does; work that
+  /// for lack of memory, else internal. timed_out if it has not begun by `begin_by`, and then it never does; work that
   /// has begun is awaited to its end. connection if stop() came first.
   ///
   /// Without memory to resume the coroutine the process ends: nobody would ever learn what became of the
@@ -106,7 +106,7 @@ class WorkThread {
         : executor_(std::move(executor)), handler_(std::move(handler)) {}
     /// True once.
     bool take() noexcept { return !taken_.exchange(true); }
-    /// By whoever took it.
+    /// By the one who took it.
     void finish(Outcome outcome) noexcept {
       try {
         boost::asio::post(executor_, [handler = std::move(handler_), result = std::move(outcome)]() mutable {

@@ -132,8 +132,8 @@ Result<std::vector<BoundSlice>> bind_slices(const Layout& layout, const Placemen
     const Tensor& tensor = layout.tensors()[found.tensor];
     const BoundSlice slice{
         found.tensor, static_cast<std::uint32_t>(i), {s.rect, s.memory, s.offset, s.row_stride, s.col_stride}};
-    Status sound = check_place(tensor, plan.memories[s.memory], destination_of(slice.place, tensor.element_bytes));
-    if (!sound.ok()) return std::move(sound).error().with_context(describe(plan, i));
+    Status valid = check_place(tensor, plan.memories[s.memory], destination_of(slice.place, tensor.element_bytes));
+    if (!valid.ok()) return std::move(valid).error().with_context(describe(plan, i));
     bound.push_back(slice);
   }
   return bound;

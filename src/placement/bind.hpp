@@ -21,7 +21,7 @@ Status check_memories(std::span<const LiveMemory> memories);
 Result<TensorSlice> find_slice(const Layout& layout, const std::string& tensor, const std::optional<Rect>& rect,
                                const char* what, std::size_t index);
 
-/// The plan's slices with elements, each inside its tensor and its memory and sound in itself.
+/// The plan's slices with elements, each inside its tensor and its memory and valid in itself.
 Result<std::vector<BoundSlice>> bind_slices(const Layout& layout, const PlacementPlan& plan);
 /// The same of what is ignored.
 Result<std::vector<TensorSlice>> bind_ignored(const Layout& layout, const PlacementPlan& plan);

@@ -1,4 +1,4 @@
-// Whether a plan is sound, in this order: memories, slices one by one, destinations, then tensor by tensor that every
+// Whether a plan is valid, in this order: memories, slices one by one, destinations, then tensor by tensor that every
 // HF element is either placed or ignored. What follows from it on the way: the regions of each tile.
 #include "deltasync/placement.hpp"
 

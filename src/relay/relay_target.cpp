@@ -73,7 +73,7 @@ Result<TileRows> RelayTarget::live_tile(const Tile& tile, std::vector<std::byte>
   return tile_in(live_, tile);
 }
 
-/// Whoever waits for an agent that has another segment by now waits in vain: that is looked at now and then.
+/// Who waits for an agent that has another segment by now waits in vain: that is looked at now and then.
 Status RelayTarget::look_at_served(const Until& until) {
   const VersionId version = committed_->version.id;
   for (;;) {

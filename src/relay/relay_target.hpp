@@ -6,7 +6,7 @@
 //                the target itself commits the next one.
 //   staging_     a full update until its commit
 //   own_         the committed version where the segment has the same one with other bytes: somebody wrote to it. It
-//                cannot be written there again (versions grow), but it is a sound base for the next one.
+//                cannot be written there again (versions grow), but it is a valid base for the next one.
 #pragma once
 
 #include <chrono>

@@ -16,7 +16,7 @@ class TilePatches {
   TilePatches(const Layout& layout, std::vector<StagedStep>& steps);
 
   bool has(std::uint64_t tile) const noexcept;
-  /// `rows` has the tile's rows one behind the other, with this digest before and all records applied after. Different
+  /// `rows` has the tile's rows contiguous, with this digest before and all records applied after. Different
   /// tiles may be patched by different threads. corrupt if the tile is another one than was verified.
   Status apply(const Layout& layout, std::uint64_t tile, std::byte* rows, std::uint64_t digest) const;
 

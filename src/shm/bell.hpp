@@ -8,7 +8,7 @@
 
 namespace deltasync::shm {
 
-/// Longest single sleep. Whoever dies between a change and its ring costs the others no more than this.
+/// Longest single sleep. A process that dies between a change and its ring costs the others no more than this.
 inline constexpr std::chrono::milliseconds kBellSlice{20};
 
 std::uint32_t bell_count(Bell& bell) noexcept;

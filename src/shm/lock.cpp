@@ -88,7 +88,7 @@ void AgentLock::remove() noexcept {
 
 void AgentLock::release() noexcept {
   if (fd_ < 0) return;
-  if (remove_) remove();  // while we hold it: whoever comes next makes a new file
+  if (remove_) remove();  // while we hold it: the next process makes a new file
   ::close(std::exchange(fd_, -1));
 }
 

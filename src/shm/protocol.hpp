@@ -64,7 +64,7 @@ enum class Guard : std::uint8_t {
   start_ends_fill,       ///< nor does a new program in the owner's own process
   adopt_frees,           ///< a restarted agent frees what its predecessor was retiring
   retire_waits,          ///< the agent frees a retiring half only after its readers (in the agent's lease table)
-  grant_dead_only,       ///< a slot is granted anew only when its owner is proved dead
+  grant_dead_only,       ///< a slot is granted again only when its owner is proved dead
 };
 
 /// The version that a half holds, as the words of format/segment.hpp.
@@ -164,7 +164,7 @@ class Protocol {
       const auto sequence = std::max(s.half[0].sequence, s.half[1].sequence) + 1;
       const bool claim_first = m_.broken(Guard::info_before_claim);
       if (!claim_first) store_info(h, want);
-      // Announced before the claim, so that whoever sees FILLING sees who leads it.
+      // Announced before the claim, so that who sees FILLING sees who leads it.
       m_.store(m_.slot_phase(0), PhaseWord{Phase::joined, sequence}.pack());
       // SYNC POINT claim (release): the info is in place before FILLING can be seen; joiners: claim (acquire).
       if (!m_.cas(m_.half_state(h), s.half[h].pack(), HalfWord{HalfState::filling, sequence}.pack())) {
@@ -204,7 +204,7 @@ class Protocol {
   bool enter_copy(unsigned slot, unsigned half, std::uint64_t sequence) {
     // SYNC POINT copy (store, then load; settle loads in the other order): either this load sees that the fill is
     // over, or settle sees COPYING. Weaker than sequentially consistent, both could read the old word, and the
-    // half would be filled anew under this copy.
+    // half would be filled again under this copy.
     m_.store(m_.slot_phase(slot), PhaseWord{Phase::copying, sequence}.pack());
     if (m_.broken(Guard::enter_recheck)) return true;
     if (m_.load(m_.half_state(half)) == HalfWord{HalfState::filling, sequence}.pack()) return true;
@@ -218,7 +218,7 @@ class Protocol {
 
   /// `elements` more of a batch are in place and are not written again in this fill.
   /// SYNC POINT progress (release): their bytes come before it; elements_done (acquire).
-  /// Inside a copy bracket, so that the half is not filled anew under it. False: another writer added at the same
+  /// Inside a copy bracket, so that the half is not filled again under it. False: another writer added at the same
   /// moment; try again.
   bool add_progress(unsigned half, std::uint64_t batch, std::uint64_t sequence, std::uint64_t elements) {
     const auto cell = m_.progress(half, batch);

@@ -215,7 +215,7 @@ TEST_F(AgentProcess, AccessIsThree) {
   EXPECT_FALSE(Client::connect(json["port"], wire::Role::control, "A secret of three"));
 }
 
-TEST_F(AgentProcess, ByDefaultATokenAndTheSocketLieInAFolderOfItsUserAlone) {
+TEST_F(AgentProcess, ByDefaultATokenAndTheSocketLieInADirectoryOfItsUserAlone) {
   const auto user_dir = dir_.path() / "user";
   std::filesystem::create_directory(user_dir);
   ::setenv("XDG_RUNTIME_DIR", user_dir.c_str(), 1);
@@ -238,7 +238,7 @@ TEST_F(AgentProcess, ByDefaultATokenAndTheSocketLieInAFolderOfItsUserAlone) {
 }
 
 /// An agent that a limit of threads binds, as it does not bind root: the agent runs as nobody, out of a copy of the
-/// program, since nobody may not be allowed to enter the build's folder.
+/// program, since nobody may not be allowed to enter the build's directory.
 class AgentWithoutThreads : public AgentProcess {
  protected:
   void SetUp() override {

@@ -89,7 +89,7 @@ TEST(DerivedDeltaCache, WhatNobodyWaitsForIsNotBegun) {
   EXPECT_EQ(cache.state(key(2, 4)), State::made);
   EXPECT_EQ(cache.state(key(1, 4)), State::none);
   first = cache.request(key(1, 4));
-  EXPECT_EQ(cache.begin(DeltaForm::plain), key(1, 4)) << "it may be wanted anew";
+  EXPECT_EQ(cache.begin(DeltaForm::plain), key(1, 4)) << "it may be wanted again";
 }
 
 TEST(DerivedDeltaCache, TheRootIsPartOfTheName) {

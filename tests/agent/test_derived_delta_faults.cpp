@@ -1,5 +1,5 @@
-// What happens while a merged or compact delta is in the making: want of memory, which passes, so that what was wanted
-// may be wanted again; and that nobody can ask for it any more.
+// What happens while a merged or compact delta is in the making: a lack of memory, which passes, so that what was
+// wanted may be wanted again; and that nobody can ask for it any more.
 #include <cstdlib>
 #include <functional>
 #include <new>

@@ -366,7 +366,7 @@ TEST_F(ServedLeases, ARestartedAgentServesTheLastVersion) {
   waiting.wait_ms = 60'000;
   const auto same = c.plan(waiting);
   ASSERT_TRUE(same) << same.error().to_string();
-  EXPECT_EQ(same->mode, wire::PlanMode::up_to_date) << "the digests were computed anew and are the same";
+  EXPECT_EQ(same->mode, wire::PlanMode::up_to_date) << "the digests were computed again and are the same";
   EXPECT_EQ(same->target.label, "step_2");
   EXPECT_EQ(agent_->core().snapshot()->ring.size(), 1u) << "kept beside the segment";
   next_version();

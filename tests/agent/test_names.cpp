@@ -38,7 +38,7 @@ TEST_F(Names, ItLeavesThoseThatAreAnothers) {
   for (const char* name : {"test.g1", "test.lock", "test.g1.d1", "test.g2"}) EXPECT_TRUE(there(name)) << name;
 }
 
-/// Whoever removed the segment ended before it came to them.
+/// The process that removed the segment ended before it came to them.
 TEST_F(Names, AStartRemovesKeptDeltasWithoutASegment) {
   for (const char* name : {"test.g7.d1", "test.g7.d22", "test.g7.dx", "other.g7.d1"}) dir_.write(name, "left");
   start_agent();

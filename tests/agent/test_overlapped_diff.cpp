@@ -112,7 +112,7 @@ TEST_F(Behind, WhatAnAbortLeavesIsForgotten) {
   for (std::uint64_t round = 1; round <= 3; ++round) {
     begin();
     ASSERT_TRUE(write(0));
-    ASSERT_TRUE(wait_for_diffed(round)) << "the half that was held is filled anew";
+    ASSERT_TRUE(wait_for_diffed(round)) << "the half that was held is filled again";
     writer_->abort();
   }
   begin();

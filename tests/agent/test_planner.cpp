@@ -391,7 +391,7 @@ Digest128 former_root(std::uint64_t number) {
   return digest;
 }
 
-/// The state that a version was published with before a damaged tile's digest was taken anew is as good a base.
+/// The state that a version was published with before a damaged tile's digest was taken again is as good a base.
 TEST(Planner, AFormerStateOfAVersionIsABase) {
   Offer o = offer();
   o.served_former_roots = {former_root(6)};

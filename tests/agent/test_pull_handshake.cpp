@@ -240,7 +240,7 @@ TEST_F(Handshake, ConnectionsAreLimited) {
   EXPECT_TRUE(Client::connect(port(), wire::Role::data)) << "those who are connected can still pull";
 }
 
-/// More of them than there are places for, all silent: whoever answers gets through, and is not disturbed.
+/// More of them than there are places for, all silent: a peer that answers gets through, and is not disturbed.
 TEST_F(Handshake, AFloodOfSilentPeersLocksNobodyOut) {
   options_.pull.token = kToken;
   options_.pull.limits.handshake = std::chrono::hours(1);  // so that none goes by itself

@@ -108,7 +108,7 @@ TEST(WriterPlanBoard, NewPlanThatMisfitsOldOnesWaitsForTheOthers) {
   board.submit(1, 2, rows({2, 3}));
   EXPECT_TRUE(ok(board.take_outcome(0)) && ok(board.take_outcome(1)));
   board.submit(1, 2, rows({0, 1}));
-  EXPECT_FALSE(board.take_outcome(1)) << "writer 0 may be about to register anew";
+  EXPECT_FALSE(board.take_outcome(1)) << "writer 0 may be about to register again";
   board.submit(0, 2, rows({2, 3}));
   EXPECT_TRUE(ok(board.take_outcome(0)) && ok(board.take_outcome(1)));
 
@@ -137,7 +137,7 @@ TEST(WriterPlanBoard, DeathEndsTheOthersWait) {
   EXPECT_EQ(code(board.take_outcome(1)), Errc::peer_died);
 }
 
-TEST(WriterPlanBoard, AnotherJobStartsAnew) {
+TEST(WriterPlanBoard, AnotherJobStartsAgain) {
   Board board = board_of(2);
   board.submit(0, 3, rows({0}));
   board.submit(0, 2, rows({0}));

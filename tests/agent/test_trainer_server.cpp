@@ -186,7 +186,7 @@ TEST_F(TrainerServerTest, GarbageAndSilence) {
       return !socket->open() || socket->peer_closed();
     }));
   }
-  // It goes on serving; whoever is too slow for so short a limit asks again.
+  // It goes on serving; a client that is too slow for so short a limit asks again.
   EXPECT_TRUE(eventually([&] {
     MessageSocket socket = connect();
     return socket.send(1, hello(), soon()).ok() && socket.recv_answer(1, wire::Type::trainer_welcome, soon()).ok();
@@ -368,7 +368,7 @@ TEST_F(TrainerServerTest, AProcessComesBackThoughItsLastConnectionStillWaits) {
     ASSERT_TRUE(left.send(wire::Type::end, 3, {}, soon()));  // nobody reads it before the verdict
   }
   MessageSocket zero = attach(0, 2);
-  EXPECT_FALSE(agent.server().status().at(0).waiting) << "whoever asked for that verdict is gone";
+  EXPECT_FALSE(agent.server().status().at(0).waiting) << "the client that asked for that verdict is gone";
   MessageSocket one = attach(1, 2);
   ASSERT_TRUE(zero.send(2, plan(0, 2), soon()));
   ASSERT_TRUE(one.send(2, plan(1, 2), soon()));

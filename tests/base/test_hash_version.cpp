@@ -42,7 +42,7 @@ TEST(Version, AnEpochComesAfterTheOneBeforeAndDiffers) {
   }
 }
 
-TEST(Version, EpochsThatAreUsedUpBeginAnew) {
+TEST(Version, EpochsThatAreUsedUpBeginAgain) {
   EXPECT_EQ(count_of(make_epoch(0xFFFFFFFE'00000000u)), 0xFFFFFFFFu);
   EXPECT_EQ(count_of(make_epoch(0xFFFFFFFF'00000000u)), 1u);
   EXPECT_EQ(count_of(make_epoch(~std::uint64_t{0})), 1u);

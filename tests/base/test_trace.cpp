@@ -218,7 +218,7 @@ TEST_F(Trace, AForkedChildBeginsWithoutARecord) {
     parents.emplace("parents", kVersion);
     const pid_t pid = ::fork();
     if (pid == 0) {
-      ::alarm(20);  // whoever hangs is killed
+      ::alarm(20);  // a process that hangs is killed
       ::_exit(check_child(parents));
     }
     int status = 0;
@@ -349,10 +349,10 @@ TEST_F(Trace, TheFileIsJsonWhateverNamesHold) {
 TEST_F(Trace, SaysWhereItCannotWrite) {
   start();
   const std::filesystem::path dir = testing::TempDir();
-  const auto missing = write_trace(dir / "no such folder" / "trace.json");
+  const auto missing = write_trace(dir / "no such directory" / "trace.json");
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code(), Errc::not_found);
-  EXPECT_NE(missing.error().message().find("no such folder"), std::string::npos);
+  EXPECT_NE(missing.error().message().find("no such directory"), std::string::npos);
   const auto device = write_trace("/dev/null");
   ASSERT_FALSE(device);
   EXPECT_EQ(device.error().code(), Errc::invalid_argument);

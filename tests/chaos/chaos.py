@@ -48,10 +48,10 @@ def free_port() -> int:
 
 
 class Run:
-    def __init__(self, build: Path, folder: Path, args: argparse.Namespace) -> None:
+    def __init__(self, build: Path, directory: Path, args: argparse.Namespace) -> None:
         self.random = random.Random(args.seed)
         self.args = args
-        self.bin, self.folder, self.clock_shim = build / "bin", folder, build / CLOCK_SHIM
+        self.bin, self.directory, self.clock_shim = build / "bin", directory, build / CLOCK_SHIM
         for program in (*(self.bin / name for name in PROGRAMS), self.clock_shim):
             if not program.exists():
                 raise SystemExit(f"{program} is not there: build it, as tools/chaos.sh does")
@@ -72,8 +72,8 @@ class Run:
 
     def agent(self, name: str, port: int) -> list[str]:
         return [
-            str(self.bin / "deltasync-agent"), "--name", name, "--shm-dir", str(self.folder / f"shm-{name}"),
-            "--socket", str(self.folder / f"{name}.sock"), "--listen", f"127.0.0.1:{port}", "--http", "off",
+            str(self.bin / "deltasync-agent"), "--name", name, "--shm-dir", str(self.directory / f"shm-{name}"),
+            "--socket", str(self.directory / f"{name}.sock"), "--listen", f"127.0.0.1:{port}", "--http", "off",
             "--threads", "1", "--overlap-threads", "1", "--pack-threads", "1", "--net-threads", "1",
             "--scrub-minutes", "0.1", "--scrub-cpu-percent", "20", "--log-level", "info",
         ]  # fmt: skip
@@ -81,7 +81,7 @@ class Run:
     def pull(self, out: str, port: int) -> list[str]:
         return [
             str(self.bin / "deltasync"), "pull", "--from", f"127.0.0.1:{port}",
-            "--out", str(self.folder / out / "model"), "--follow", "--json", "--streams", "2",
+            "--out", str(self.directory / out / "model"), "--follow", "--json", "--streams", "2",
         ]  # fmt: skip
 
     def add(self, name: str, command: list[str], heard: str | None = None) -> None:
@@ -91,7 +91,7 @@ class Run:
             elif heard == "reader":
                 self.hear_reader(name, line)
 
-        self.processes[name] = Process(name, lambda: command, hear, self.folder / f"{name}.log")
+        self.processes[name] = Process(name, lambda: command, hear, self.directory / f"{name}.log")
         if heard is not None:
             self.record.followers[name] = Follower(name)
 
@@ -100,7 +100,7 @@ class Run:
         self.add("node's agent", self.agent("node", self.node_port))
         relay = [
             str(self.bin / "deltasync"), "relay", "--from", f"127.0.0.1:{self.port}", "--agent",
-            str(self.folder / "node.sock"), "--guard-s", "5", "--threads", "1", "--json",
+            str(self.directory / "node.sock"), "--guard-s", "5", "--threads", "1", "--json",
         ]  # fmt: skip
         self.add("relay", relay)
         self.add("directory", self.pull("out-direct", self.port), "json")
@@ -113,12 +113,12 @@ class Run:
         for rank in range(ranks):
             self.processes[f"rank {rank}"] = Process(
                 f"rank {rank}", lambda rank=rank: self.rank(rank, ranks), self.answers[rank].put_nowait,
-                self.folder / f"rank {rank}.log",
+                self.directory / f"rank {rank}.log",
             )  # fmt: skip
 
     def rank(self, index: int, ranks: int) -> list[str]:
         return [
-            str(self.bin / "chaos_trainer"), str(self.folder / "trainer.sock"), str(index), str(ranks),
+            str(self.bin / "chaos_trainer"), str(self.directory / "trainer.sock"), str(index), str(ranks),
             str(self.variant),
         ]  # fmt: skip
 
@@ -188,8 +188,8 @@ class Run:
             target = os.readlink(out / "current")
             if target == seen:
                 return seen
-            folder = out / target
-            with (folder / "model.safetensors").open("rb") as file:
+            directory = out / target
+            with (directory / "model.safetensors").open("rb") as file:
                 if os.readlink(out / "current") != target:
                     return seen  # moved on between the two calls: look again
                 epoch, number = re.match(r"([0-9a-f]+)-(\d+)", Path(target).name).groups()  # type: ignore[union-attr]
@@ -205,7 +205,7 @@ class Run:
             for name, out in places.items():
                 try:
                     seen[name] = await asyncio.to_thread(
-                        self.check_directory, name, self.folder / out / "model", seen.get(name)
+                        self.check_directory, name, self.directory / out / "model", seen.get(name)
                     )
                 except Exception as e:  # whatever is no readable version is a torn one
                     self.record.fault("torn", f"{name}: {type(e).__name__}: {e}")
@@ -258,7 +258,7 @@ class Run:
             self.spawn(self.processes[name].stop_for(self.random.expovariate(2)))
         elif what < 0.92:
             agent = self.random.choice(["trainer", "node"])
-            if flip := flip_bit(self.folder / f"shm-{agent}", agent, self.random):
+            if flip := flip_bit(self.directory / f"shm-{agent}", agent, self.random):
                 self.record.counts["bits flipped"] += 1
                 self.record.flips.append(flip)
         elif what < 0.95:
@@ -309,12 +309,12 @@ class Run:
     def mount(self) -> None:
         """Small filesystems of its own, where that is possible, so that they can be filled up."""
         for name, size in {"shm-trainer": SHM_BYTES, "shm-node": SHM_BYTES, "out-direct": OUT_BYTES}.items():
-            path = self.folder / name
+            path = self.directory / name
             path.mkdir()
             command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
             if os.geteuid() == 0 and subprocess.run(command, check=False).returncode == 0:
                 self.mounts.append(path)
-        (self.folder / "out-node").mkdir()
+        (self.directory / "out-node").mkdir()
         if not self.mounts:
             print("no filesystem is filled up in this run: mounting one needs root", flush=True)
 
@@ -380,15 +380,15 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the processes' logs")
     args = parser.parse_args()
     print(f"chaos: seed {args.seed}", flush=True)
-    folder = Path(tempfile.mkdtemp(prefix="deltasync-chaos-"))
+    directory = Path(tempfile.mkdtemp(prefix="deltasync-chaos-"))
     try:
-        run = Run(args.build.resolve(), folder, args)
+        run = Run(args.build.resolve(), directory, args)
         report = asyncio.run(run.run())
     finally:
         if args.keep:
-            print(f"logs are in {folder}")
+            print(f"logs are in {directory}")
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
     text = json.dumps(report, indent=2)
     print(text)
     if args.report:

@@ -1,6 +1,6 @@
-// The model of the chaos runs: what every element is in every version, in closed form. Whoever holds a version can say
-// of each of its bytes what it must be, from the version's number alone and without a byte of the project's formats.
-// tests/chaos/chaos_model.py says the same in Python.
+// The model of the chaos runs: what every element is in every version, in closed form. A process that holds a version
+// can say of each of its bytes what it must be, from the version's number alone and without a byte of the project's
+// formats. tests/chaos/chaos_model.py says the same in Python.
 //
 // A version's number is step × kVariants + variant. A variant is a layout; about 1 % of the elements change from one
 // step to the next.
@@ -25,7 +25,7 @@ LayoutPtr make_layout(std::uint64_t variant);
 /// The bits of one element, in the low bytes.
 std::uint64_t element_bits(std::uint32_t tensor, std::uint64_t element, std::uint64_t number);
 
-/// The rows [first, end) of a tensor, one behind the other.
+/// The rows [first, end) of a tensor, contiguous.
 std::vector<std::byte> make_rows(const Tensor& tensor, std::uint32_t index, std::uint64_t number, std::uint64_t first,
                                  std::uint64_t end);
 

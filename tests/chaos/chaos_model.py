@@ -1,4 +1,4 @@
-"""The model of the chaos runs in Python: the same closed form as chaos_model.hpp, written anew, so that what a
+"""The model of the chaos runs in Python: the same closed form as chaos_model.hpp, written a second time, so that what a
 directory holds is compared with nothing that the project's code has made."""
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ HALF_OFFSET_AT = 40
 ACTIVE = 0x69
 
 
-def newest_segment(folder: Path, name: str) -> Path | None:
-    found = [path for path in folder.glob(f"{name}.g*") if re.fullmatch(r"\.g\d+", path.suffix)]
+def newest_segment(directory: Path, name: str) -> Path | None:
+    found = [path for path in directory.glob(f"{name}.g*") if re.fullmatch(r"\.g\d+", path.suffix)]
     return max(found, key=lambda path: int(path.suffix[2:]), default=None)
 
 
@@ -32,9 +32,9 @@ def _half(memory: mmap.mmap, half: int) -> tuple[int, tuple[int, int]]:
     return word, (epoch, number)
 
 
-def flip_bit(folder: Path, name: str, random_: random.Random) -> Flip | None:
+def flip_bit(directory: Path, name: str, random_: random.Random) -> Flip | None:
     """Flips one bit of the half that is served, as a stray write would. None if there is none to be had."""
-    path = newest_segment(folder, name)
+    path = newest_segment(directory, name)
     if path is None:
         return None
     with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
@@ -109,14 +109,14 @@ class SlowLink:
             self._server.close()
 
 
-async def fill_up(folder: Path, seconds: float, record: Record) -> None:
+async def fill_up(directory: Path, seconds: float, record: Record) -> None:
     """Takes all the space of a filesystem for a while."""
-    filler = folder / "filler"
+    filler = directory / "filler"
     with contextlib.suppress(OSError):
         with filler.open("wb") as out:
             with contextlib.suppress(OSError):
-                free = os.statvfs(folder)
+                free = os.statvfs(directory)
                 os.posix_fallocate(out.fileno(), 0, max(1, free.f_bavail * free.f_frsize - 4096))
-            record.counts["filled " + folder.name] += 1
+            record.counts["filled " + directory.name] += 1
             await asyncio.sleep(seconds)
     filler.unlink(missing_ok=True)

@@ -67,11 +67,11 @@ def growth(samples: list[Sample]) -> tuple[float, float]:
 
 
 class Soak:
-    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, args: argparse.Namespace, directory: Path) -> None:
         self.args = args
-        self.run = Run(args.build.resolve(), folder, args)
+        self.run = Run(args.build.resolve(), directory, args)
         self.run.variant = SMALL_VARIANT
-        self.folder = folder
+        self.directory = directory
         self.samples: dict[str, list[Sample]] = {}
         self.shm: list[int] = []
         self.pages: dict[str, int] = {}
@@ -107,12 +107,12 @@ class Soak:
             if process.child is not None:
                 heap = self.run.heap[name] / 1024 if name in self.run.heap else None
                 self.samples.setdefault(name, []).append(look(process.child.pid, versions, self.pages.get(name), heap))
-        self.shm.append(sum(map(size_of, self.folder.glob("shm-*/*"))))
+        self.shm.append(sum(map(size_of, self.directory.glob("shm-*/*"))))
 
     async def all(self) -> dict[str, object]:
         run = self.run
         for name in ("shm-trainer", "shm-node", "out-direct", "out-node"):
-            (self.folder / name).mkdir()
+            (self.directory / name).mkdir()
         await run.slow.start()
         run.cast(ranks=1)
         del run.processes["slow link"]
@@ -148,11 +148,11 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="deltasync-soak-"))
+    directory = Path(tempfile.mkdtemp(prefix="deltasync-soak-"))
     try:
-        report = asyncio.run(Soak(args, folder).all())
+        report = asyncio.run(Soak(args, directory).all())
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     text = "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in report.items()) + "\n}"
     print(text)
     if args.report:

@@ -1,11 +1,12 @@
 // A coordinator or a rank as a process of its own, which kills or stops itself where the test says. What a rank serves
 // is written to a file that all processes append to, a line before it serves and one after it has stopped.
 //
-//   commit_process coordinator FOLDER NAME PORT RANKS
-//   commit_process rank FOLDER NAME PORT RANKS RANK memory|folder
+//   commit_process coordinator DIRECTORY NAME PORT RANKS
+//   commit_process rank DIRECTORY NAME PORT RANKS RANK memory|directory
 //
-// The newest version is the number in FOLDER/newest. A rank's target is memory, or survives it in FOLDER/held-RANK.
-// FOLDER/arm-NAME names a point and a signal; whoever reaches the point removes the file and raises the signal.
+// The newest version is the number in DIRECTORY/newest. A rank's target is memory, or survives it in
+// DIRECTORY/held-RANK. DIRECTORY/arm-NAME names a point and a signal; the process that reaches the point removes the
+// file and raises the signal.
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
@@ -26,8 +27,8 @@ namespace {
 
 using namespace deltasync;
 
-commit::Points arm(const std::string& folder, const std::string& name) {
-  return [path = folder + "/arm-" + name](const std::string& point) {
+commit::Points arm(const std::string& directory, const std::string& name) {
+  return [path = directory + "/arm-" + name](const std::string& point) {
     std::ifstream in(path);
     std::string signal;
     std::string wanted;
@@ -39,8 +40,8 @@ commit::Points arm(const std::string& folder, const std::string& name) {
 
 class Notes {
  public:
-  Notes(const std::string& folder, std::string who)
-      : fd_(::open((folder + "/served").c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600)),
+  Notes(const std::string& directory, std::string who)
+      : fd_(::open((directory + "/served").c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600)),
         who_(std::move(who)) {}
   void say(const std::string& what) const {
     const std::string line = who_ + " " + what + "\n";
@@ -95,15 +96,15 @@ class NotingEngine final : public commit::Engine {
   const commit::FakeReceiver& receiver_;
 };
 
-int run_coordinator(const std::string& folder, const std::string& name, const std::string& port, unsigned ranks) {
+int run_coordinator(const std::string& directory, const std::string& name, const std::string& port, unsigned ranks) {
   commit::CoordinatorOptions options;
   options.ranks = ranks;
-  options.log = folder + "/commit.log";
+  options.log = directory + "/commit.log";
   options.listen = "127.0.0.1:" + port;
   options.token = "known between ranks";
   options.prepare_limit = std::chrono::milliseconds(1500);
   options.commit_limit = std::chrono::milliseconds(1500);
-  auto coordinator = commit::CoordinatorServer::start(options, arm(folder, name));
+  auto coordinator = commit::CoordinatorServer::start(options, arm(directory, name));
   if (!coordinator) {
     std::fprintf(stderr, "%s\n", coordinator.error().to_string().c_str());
     return 1;
@@ -117,11 +118,11 @@ int run_coordinator(const std::string& folder, const std::string& name, const st
 }
 
 int run_rank(const std::vector<std::string>& args) {
-  const std::string& folder = args[2];
-  const Notes notes(folder, args[6]);
+  const std::string& directory = args[2];
+  const Notes notes(directory, args[6]);
   notes.say("starts");
-  const std::string kept = args[7] == "folder" ? folder + "/held-" + args[6] : "";
-  const FileTrainer trainer(folder + "/newest", kept);
+  const std::string kept = args[7] == "directory" ? directory + "/held-" + args[6] : "";
+  const FileTrainer trainer(directory + "/newest", kept);
   const std::uint64_t held = kept.empty() ? 0 : number_in(kept);
   commit::FakeReceiver receiver(trainer, held == 0 ? std::optional<Version>() : version_of(held));
   commit::ParticipantOptions options;
@@ -131,7 +132,7 @@ int run_rank(const std::vector<std::string>& args) {
   options.token = "known between ranks";
   options.decide_limit = std::chrono::milliseconds(300);
   NotingEngine engine(notes, receiver);
-  auto rank = commit::ParticipantImpl::start(options, receiver, engine, arm(folder, args[3]));
+  auto rank = commit::ParticipantImpl::start(options, receiver, engine, arm(directory, args[3]));
   if (!rank) return 2;
   for (bool was = false;;) {
     const bool now = (*rank)->state() == commit::RankState::in_doubt;

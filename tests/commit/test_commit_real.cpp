@@ -124,7 +124,7 @@ TEST_P(CommitReal, AFinishThatOnlyOneHasHeardIsSaidByTheNextCoordinator) {
   expect_update();
 }
 
-TEST_P(CommitReal, ARankMadeAnewServesOnlyOnceItHasCaughtUp) {
+TEST_P(CommitReal, ARankMadeAgainServesOnlyOnceItHasCaughtUp) {
   begin_all();
   expect_update();
   publish();
@@ -148,7 +148,7 @@ TEST_P(CommitReal, ARankMadeAnewServesOnlyOnceItHasCaughtUp) {
 }
 
 /// A driver that follows its trainer has an update open always.
-TEST_P(CommitReal, ARankMadeAnewWhileAnUpdateWaitsServesMeanwhile) {
+TEST_P(CommitReal, ARankMadeAgainWhileAnUpdateWaitsServesMeanwhile) {
   begin_all();
   expect_update();
   auto update = std::async(std::launch::async, [&] {
@@ -169,7 +169,7 @@ TEST_P(CommitReal, ARankMadeAnewWhileAnUpdateWaitsServesMeanwhile) {
 }
 
 /// The trainer has gone on: what the others serve is not to be had whole any more.
-TEST_P(CommitReal, ARankMadeAnewTooLateComesWithTheNextUpdate) {
+TEST_P(CommitReal, ARankMadeAgainTooLateComesWithTheNextUpdate) {
   begin_all();
   expect_update();
   publish();

@@ -13,7 +13,7 @@ namespace deltasync {
 namespace {
 
 /// In the engine's driver, on a thread of its own: all ranks come to each version that the trainer publishes. Ends when
-/// the coordinator is destroyed, or has to be started anew.
+/// the coordinator is destroyed, or has to be started again.
 Status follow_trainer(commit::Coordinator& coordinator) {
   Want newer;
   newer.kind = Want::Kind::newer;

@@ -267,7 +267,7 @@ TEST(CommitLogSize, StaysSmall) {
   EXPECT_LT(std::filesystem::file_size(path), 5000 * kLogRecordBytes);
 }
 
-TEST_F(CommitLogFile, AFolderThatIsNotThereIsNamed) {
+TEST_F(CommitLogFile, ADirectoryThatIsNotThereIsNamed) {
   const auto refused = LogFile::open(dir_.path() / "none" / "commit.log");
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Errc::not_found);

@@ -427,7 +427,7 @@ TEST(Machines, ReportsOfOthersAreRefused) {
   EXPECT_EQ(group.coordinator().state().ranks[0]->holds, (VersionId{1, 1}));
 }
 
-TEST(Machines, ARankThatServesSomethingElseIsExpelledAndJoinsAnew) {
+TEST(Machines, ARankThatServesSomethingElseIsExpelledAndJoinsAgain) {
   Group group(2);
   group.bring_to(1);
   Report report = group.rank(1).report();

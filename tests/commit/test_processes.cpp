@@ -21,7 +21,7 @@ namespace {
 
 constexpr auto kLimit = std::chrono::seconds(60);  ///< no wait of a test that passes comes near it
 constexpr unsigned kRanks = 3;
-constexpr const char* kKinds[kRanks] = {"memory", "memory", "folder"};
+constexpr const char* kKinds[kRanks] = {"memory", "memory", "directory"};
 
 template <class F>
 bool eventually(const F& done) {

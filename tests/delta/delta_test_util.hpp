@@ -52,7 +52,7 @@ inline Delta encode_between(const Layout& layout, ByteSpan before, ByteSpan afte
   return delta;
 }
 
-/// The records of a frame that must be sound.
+/// The records of a frame that must be valid.
 inline std::vector<TileRecord> records_of(const Layout& layout, ByteSpan frame) {
   auto records = parse_frame(layout, frame);
   EXPECT_TRUE(records.ok()) << records.error().to_string();

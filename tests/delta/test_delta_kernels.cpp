@@ -299,7 +299,7 @@ TEST(Dispatch, NamesWhatItUses) {
 
 TEST(DispatchDeathTest, AnUnknownForcedIsaIsAnErrorAtStart) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  // The choice is made once a process, so the death test's child, which starts anew, must make it for the first time.
+  // The choice is made once a process, so the death test's child, which starts again, must make it for the first time.
   ::setenv("DELTASYNC_ISA", "mmx", 1);
   EXPECT_EXIT(isa_name(), ::testing::ExitedWithCode(1), "DELTASYNC_ISA=mmx is unknown or not available");
   ::unsetenv("DELTASYNC_ISA");

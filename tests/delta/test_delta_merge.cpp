@@ -72,7 +72,7 @@ constexpr std::uint64_t kChains = 7;  // with each number of steps
 constexpr std::uint64_t kChains = 14;
 #endif
 
-/// The form of each step; none: drawn anew for each.
+/// The form of each step; none: drawn for each.
 class RandomChains : public ::testing::TestWithParam<std::optional<ValueForm>> {};
 
 TEST_P(RandomChains, LeadToTheEnd) {

@@ -78,7 +78,7 @@ class PlacedModel {
       return here(memory) ? live_[memory].data() : nullptr;
     });
   }
-  /// All tiles one behind the other; what they take in all is `bytes`.
+  /// All tiles contiguous; what they take in all is `bytes`.
   std::vector<gpu::StagedTile> staged(std::uint64_t& bytes) const {
     std::vector<gpu::StagedTile> list;
     bytes = 0;

@@ -1,4 +1,4 @@
-// Work on a device in tests: copies and kernels one behind the other in a stream, and one wait at the end.
+// Work on a device in tests: copies and kernels one after the other in a stream, and one wait at the end.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Bits that flip in what the agent serves: whoever holds the version goes on from it, whoever pulls gets what there is,
+// Bits that flip in what the agent serves: who holds the version goes on from it, who pulls gets what there is,
 // and nobody pulls the whole model for it. Where the flip is seen first differs from test to test.
 #include <algorithm>
 
@@ -63,12 +63,12 @@ TEST_F(Damage, WhoHoldsTheVersionGoesOnByDeltas) {
 }
 
 /// The version as it was sealed is lost to those who did not have it. What there is has its own root, so it is theirs;
-/// and who has the sound one is told that it is.
+/// and who has the valid one is told that it is.
 TEST_F(Damage, WhoPullsTheVersionGetsWhatThereIs) {
   start_agent();
   next_version();
-  const auto sound = connect();
-  pull(*sound);
+  const auto intact = connect();
+  pull(*intact);
   flip("b", 12'345);
   const auto late = connect();
   const PullReport report = pull(*late);
@@ -79,10 +79,10 @@ TEST_F(Damage, WhoPullsTheVersionGetsWhatThereIs) {
   expect_digests_true();
   EXPECT_EQ(metrics().tiles_damaged, 1u);
 
-  EXPECT_EQ(pull(*sound).mode, PullMode::up_to_date);
-  EXPECT_TRUE(held(*sound) == model_.half);
+  EXPECT_EQ(pull(*intact).mode, PullMode::up_to_date);
+  EXPECT_TRUE(held(*intact) == model_.half);
   next_version();
-  expect_delta(*sound);
+  expect_delta(*intact);
   expect_delta(*late);
 }
 
@@ -208,8 +208,8 @@ TEST_F(Damage, FoundWhileTheNextVersionIsOffloaded) {
   expect_delta(*late);
 }
 
-/// Who damaged its own memory hears that the agent's is sound, and helps itself.
-TEST_F(Damage, AReceiverWithWrongMemoryPullsAnew) {
+/// Who damaged its own memory hears that the agent's is valid, and helps itself.
+TEST_F(Damage, AReceiverWithWrongMemoryPullsAgain) {
   start_agent();
   next_version();
   const auto receiver = connect();

@@ -180,15 +180,15 @@ TEST_F(ManyPeers, AReceiverUsesThePlaceThatItHas) {
   ASSERT_TRUE(eventually([&] { return connections() == 1; }));
   const Client taken = client(wire::Role::data);
 
-  LayoutFetch sound(false);
-  EXPECT_EQ(streams.run(sound, {item}, instance, test_deadline()).end, receiver::RoundEnd::complete);
+  LayoutFetch intact(false);
+  EXPECT_EQ(streams.run(intact, {item}, instance, test_deadline()).end, receiver::RoundEnd::complete);
   EXPECT_EQ(metrics().connections_refused, 0u);
 }
 
 TEST_F(ManyPeers, AReceiverKeepsPullingThroughAFloodOfSilentPeers) {
   allow_many_files();
   options_.pull.limits.handshake = std::chrono::hours(1);
-  options_.pull.limits.data_idle = milliseconds(1);  // so that each pull dials anew
+  options_.pull.limits.data_idle = milliseconds(1);  // so that each pull dials again
   start_agent();
   next_version();
   const auto receiver = connect();

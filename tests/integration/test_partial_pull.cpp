@@ -1,4 +1,4 @@
-// Tensor-parallel ranks against a whole agent: each gets exactly the bytes of its tiles. What those are is reckoned
+// Tensor-parallel ranks against a whole agent: each gets exactly the bytes of its tiles. What those are is computed
 // here from the layout's rectangles and the whole delta, by nothing that the pull itself uses. Sizes are Qwen2.5-7B's
 // where they do not divide into tiles: vocabulary 151,936, ffn 18,944, hidden 3,584; the other dimension is small.
 #include <algorithm>
@@ -256,7 +256,7 @@ void PartialPull::expect_exact(std::uint64_t ways) {
   }
   std::set<std::uint64_t> all;
   for (std::uint64_t t = 0; t < model_.layout->tile_count(); ++t) all.insert(all.end(), t);
-  EXPECT_EQ(expected(step, all).frame_bytes, step.frame_bytes) << "what this test reckons with";
+  EXPECT_EQ(expected(step, all).frame_bytes, step.frame_bytes) << "what this test counts on";
   EXPECT_EQ(sum - (ways - 1) * replicated(step), expected(step, all).record_bytes)
       << "no record travels to two ranks, and none to nobody";
   for (int i = 0; i < 3; ++i) next_version(0.003);

@@ -138,15 +138,15 @@ TEST_F(RuntimeDir, ThatOthersMayEnterOrMadeIsNotUsed) {
   const auto next = make_runtime_dir();
   EXPECT_TRUE(!next || *next != own());
   for (const auto& found : find_runtime_dirs()) EXPECT_NE(found, own());
-  if (::geteuid() != 0) GTEST_SKIP() << "giving a folder to another user needs root";
+  if (::geteuid() != 0) GTEST_SKIP() << "giving a directory to another user needs root";
   ASSERT_EQ(::chmod(own().c_str(), 0700), 0);
   EXPECT_EQ(make_runtime_dir().value(), own());
   ASSERT_EQ(::chown(own().c_str(), kNobody, kNobody), 0);
   for (const auto& found : find_runtime_dirs()) EXPECT_NE(found, own());
 }
 
-TEST_F(RuntimeDir, DoesNotLieInAnothersFolder) {
-  if (::geteuid() != 0) GTEST_SKIP() << "giving a folder to another user needs root";
+TEST_F(RuntimeDir, DoesNotLieInAnothersDirectory) {
+  if (::geteuid() != 0) GTEST_SKIP() << "giving a directory to another user needs root";
   ASSERT_EQ(::chown(dir_.path().c_str(), kNobody, kNobody), 0);
   const auto next = make_runtime_dir();
   EXPECT_TRUE(!next || *next != own());
@@ -155,7 +155,7 @@ TEST_F(RuntimeDir, DoesNotLieInAnothersFolder) {
 
 TEST_F(RuntimeDir, ThatASquatterMadeFirstIsNamedWithItsOwner) {
   if (::geteuid() != 0) GTEST_SKIP() << "becoming another user needs root";
-  // A user who has no folder but /tmp's, and another who was there first.
+  // A user who has no directory but /tmp's, and another who was there first.
   constexpr uid_t kUser = 61237;
   const std::filesystem::path squatted = "/tmp/deltasync-" + std::to_string(kUser);
   ASSERT_EQ(::mkdir(squatted.c_str(), 0777), 0);

@@ -287,7 +287,7 @@ TEST_F(MessageStreamTest, AClosedStreamTouchesNoFileThatGotItsNumber) {
   int fds[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
   const UniqueFd other(fds[1]);
-  const UniqueFd anew(fds[0] == number ? fds[0] : ::dup2(fds[0], number));
+  const UniqueFd moved(fds[0] == number ? fds[0] : ::dup2(fds[0], number));
   if (fds[0] != number) ::close(fds[0]);
   const wire::Header header = wire::make_header(wire::Type::end, 1, {});
   ASSERT_EQ(::send(other.get(), &header, sizeof header, 0), static_cast<ssize_t>(sizeof header));
@@ -296,7 +296,7 @@ TEST_F(MessageStreamTest, AClosedStreamTouchesNoFileThatGotItsNumber) {
   EXPECT_EQ(message.error().code(), Errc::connection);
   EXPECT_FALSE(start(stream_->write(wire::Type::end, 2, {}, kLong)).get());
   char byte = 0;
-  EXPECT_EQ(::recv(anew.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK), 1);
+  EXPECT_EQ(::recv(moved.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK), 1);
   EXPECT_EQ(::recv(other.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK), -1);
 }
 

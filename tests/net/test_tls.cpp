@@ -203,7 +203,7 @@ TEST_F(TlsTest, AServerLetsInOnlyNamesOnItsList) {
   TlsOptions server = tls_.asking_server();
   server.allow = {"rollout-a", "rollout-b.example"};
   EXPECT_TRUE(meet(server, tls_.client("Rollout-A")).client);
-  test::Wanted by_dns = named("whoever");
+  test::Wanted by_dns = named("anyone");
   by_dns.dns = {"x.example", "rollout-b.example"};
   EXPECT_TRUE(meet(server, with(tls_.client(), tls_.ca.issue("b", by_dns))).client);
   const Meeting other = meet(server, tls_.client("rollout-c"));

@@ -55,7 +55,7 @@ TEST(ExpiryNotice, SaysOnlyTheWorstOfACertificateThatIsSeenLate) {
   EXPECT_EQ(notice.look(life, life.end - hours(1)), Say::nothing);
 }
 
-TEST(ExpiryNotice, BeginsAnewWithAnotherCertificate) {
+TEST(ExpiryNotice, BeginsAgainWithAnotherCertificate) {
   ExpiryNotice notice;
   const CertificateLife life = life_of(90 * kDay);
   EXPECT_EQ(notice.look(life, life.end), Say::over);

@@ -263,10 +263,10 @@ def transformers_model() -> None:
                         ours += step
                         theirs += step
                 pair.manager.offload()
-                folder = REPORT.with_name("saved")
-                whole.save_pretrained(folder)  # rank 0 does
+                directory = REPORT.with_name("saved")
+                whole.save_pretrained(directory)  # rank 0 does
                 dist.barrier()
-                pair.compare(safetensors.torch.load_file(folder / "model.safetensors"))
+                pair.compare(safetensors.torch.load_file(directory / "model.safetensors"))
         assert hf.form_of(model)[0].views_only == (config != "joined")
 
 

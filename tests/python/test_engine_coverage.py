@@ -121,7 +121,7 @@ def test_a_trainer_that_comes_back_with_the_right_names(rig: Rig) -> None:
     assert_bits(engine, engine.expected(weights))
 
 
-def test_a_trainer_that_comes_back_with_other_tensors_is_bound_anew(rig: Rig) -> None:
+def test_a_trainer_that_comes_back_with_other_tensors_is_bound_again(rig: Rig) -> None:
     weights = first_version()
     rig.publish(weights)
     engine = Skipping()

@@ -303,7 +303,7 @@ def test_a_first_load_that_fails_is_repeated(rig: Rig) -> None:
     assert_bits(engine, engine.expected(rig.weights))
 
 
-def test_void_loads_all_anew(rig: Rig) -> None:
+def test_void_loads_all_again(rig: Rig) -> None:
     engine, _, receiver = rig.engine()
     update(receiver, 1)
     receiver.void("level-2 sleep")

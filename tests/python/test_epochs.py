@@ -1,4 +1,4 @@
-"""Trainers that begin anew, and trainers that never heard of each other."""
+"""Trainers that begin again, and trainers that never heard of each other."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ safetensors = pytest.importorskip("safetensors.torch")
 import hf_models  # noqa: E402
 
 
-def saved(model: Any, folder: Path) -> dict[str, torch.Tensor]:
-    model.save_pretrained(folder)
-    tensors: dict[str, torch.Tensor] = safetensors.load_file(folder / "model.safetensors")
+def saved(model: Any, directory: Path) -> dict[str, torch.Tensor]:
+    model.save_pretrained(directory)
+    tensors: dict[str, torch.Tensor] = safetensors.load_file(directory / "model.safetensors")
     return tensors
 
 

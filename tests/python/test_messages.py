@@ -1,6 +1,6 @@
 """What a user reads after a mistake: each message names the argument, and what helps. messages.txt keeps them all.
 
-UPDATE_MESSAGES=1 python -m pytest tests/python/test_messages.py      writes it anew; read the difference
+UPDATE_MESSAGES=1 python -m pytest tests/python/test_messages.py      writes it again; read the difference
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def halves() -> dict[str, torch.Tensor]:
 
 
 def mistakes(
-    own: deltasync.WeightManager, trained: deltasync.WeightManager, folder: Path
+    own: deltasync.WeightManager, trained: deltasync.WeightManager, directory: Path
 ) -> dict[str, Callable[[], Any]]:
     assert own.agent is not None
-    empty, short, public = folder / "empty", folder / "short", folder / "public"
+    empty, short, public = directory / "empty", directory / "short", directory / "public"
     for path, text, mode in ((empty, "", 0o600), (short, "hunter2", 0o600), (public, "0" * 64, 0o644)):
         path.write_text(text)
         path.chmod(mode)
@@ -94,7 +94,7 @@ def mistakes(
         "version=2**64": lambda: own.offload(weights(), version=2**64),
         "label=7": lambda: own.offload(weights(), label=7),
         "model=3": lambda: deltasync.WeightManager(3),
-        "model='nowhere'": lambda: deltasync.WeightManager(folder / "nowhere"),
+        "model='nowhere'": lambda: deltasync.WeightManager(directory / "nowhere"),
         "a list in the model": lambda: deltasync.WeightManager({"w": [1, 2, 3]}),
         "an empty model": lambda: deltasync.WeightManager({}),
         "a module without parameters": lambda: deltasync.WeightManager(torch.nn.ReLU()),
@@ -112,11 +112,11 @@ def mistakes(
         "an agent's option with a wrong value": lambda: manager(agent_args=["--threads", "many"]),
         "a string of agent's options": lambda: manager(agent_args="--insecure"),
         "timeout='60'": lambda: manager(timeout="60"),
-        "no token file": lambda: manager(token_file=folder / "token"),
+        "no token file": lambda: manager(token_file=directory / "token"),
         "an empty token file": lambda: manager(token_file=empty),
         "a token file that others may read": lambda: manager(token_file=public),
         "token_file=3": lambda: manager(token_file=3),
-        "no token file for the receiver": lambda: deltasync.Receiver(own.endpoint, token_file=folder / "token"),
+        "no token file for the receiver": lambda: deltasync.Receiver(own.endpoint, token_file=directory / "token"),
         "a short token for the receiver": lambda: deltasync.Receiver(own.endpoint, token_file=short),
         "a token that everybody may read": lambda: deltasync.Receiver(own.endpoint, token_file=public),
         "no agent for the receiver": lambda: deltasync.Receiver("127.0.0.1:1", timeout=0.5),
@@ -131,17 +131,17 @@ def mistakes(
         "tls without ca for the receiver": lambda: deltasync.Receiver(own.endpoint, tls={"cert": "x", "key": "x"}),
         "tls with a number as path": lambda: manager(tls={"cert": 3, "key": "x.key"}),
         "allow=3": lambda: manager(tls={"cert": "x.pem", "key": "x.key", "allow": 3}),
-        "no certificate file": lambda: manager(tls={"cert": folder / "a.pem", "key": folder / "a.key"}),
-        "no CA file for the receiver": lambda: deltasync.Receiver(own.endpoint, tls={"ca": folder / "ca.pem"}),
-        "no shm_dir": lambda: manager(shm_dir=folder / "shm"),
-        "no agent": lambda: manager(agent=folder / "agent.sock", timeout=0.2),
+        "no certificate file": lambda: manager(tls={"cert": directory / "a.pem", "key": directory / "a.key"}),
+        "no CA file for the receiver": lambda: deltasync.Receiver(own.endpoint, tls={"ca": directory / "ca.pem"}),
+        "no shm_dir": lambda: manager(shm_dir=directory / "shm"),
+        "no agent": lambda: manager(agent=directory / "agent.sock", timeout=0.2),
         "a running agent, and options of one": lambda: manager(
             agent=own.socket,
             name="other",
             listen="0.0.0.0:7777",
             token_file=short,
             tls={"ca": "x.pem"},
-            shm_dir=folder,
+            shm_dir=directory,
             agent_args=["--insecure"],
         ),
         "a running agent, and one option of one": lambda: manager(agent=own.socket, agent_args=["--insecure"]),
@@ -220,11 +220,11 @@ def waits_for_more(endpoint: str) -> None:
         receiver.commit(timeout=0.1)
 
 
-def said(mistake: Callable[[], Any], folder: Path, *managers: deltasync.WeightManager) -> str:
+def said(mistake: Callable[[], Any], directory: Path, *managers: deltasync.WeightManager) -> str:
     """Class and message, without what is another one in each run."""
     with pytest.raises(errors.Error) as caught:
         mistake()
-    text = f"{type(caught.value).__name__}: {caught.value}".replace(str(folder), "FOLDER")
+    text = f"{type(caught.value).__name__}: {caught.value}".replace(str(directory), "DIRECTORY")
     for made in managers:
         assert made.agent is not None
         for one, name in (

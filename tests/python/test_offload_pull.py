@@ -332,7 +332,7 @@ def test_a_refused_commit_is_not_the_end(segment_name: str, background: bool) ->
             assert_same(trained, served.state_dict())
 
 
-def test_cancelled_is_not_committed_and_newest_is_asked_anew(segment_name: str) -> None:
+def test_cancelled_is_not_committed_and_newest_is_asked_again(segment_name: str) -> None:
     model = small_model()
     with deltasync.WeightManager(model, name=segment_name) as manager, manager_receiver(manager) as receiver:
         prepared = receiver.prepare()

@@ -272,7 +272,7 @@ print("closed")
         assert (out, err) == ("closed\n", "")
 
 
-def test_forked_child_that_exits_leaves_the_agent_its_folder(segment_name: str) -> None:
+def test_forked_child_that_exits_leaves_the_agent_its_directory(segment_name: str) -> None:
     with deltasync.WeightManager(weights(), name=segment_name) as manager:
         manager.offload(weights())
         with deltasync.Receiver(manager.endpoint, background=True) as receiver:
@@ -292,7 +292,7 @@ def test_forked_child_that_exits_leaves_the_agent_its_folder(segment_name: str) 
                     finally:
                         import gc
 
-                        del manager.agent._folder
+                        del manager.agent._directory
                         gc.collect()
                         os._exit(code)
             _, status = os.waitpid(child, 0)

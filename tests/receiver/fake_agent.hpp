@@ -38,8 +38,8 @@ enum class Fault : std::uint8_t {
   bad_header,        ///< the header's hash is wrong
   garbage,           ///< random bytes instead of a message
   stall,             ///< no answer, connection open
-  unasked_planes,    ///< sound packed tiles where raw ones were asked for
-  exponent_classes,  ///< sound frames in a codec that nobody asked for
+  unasked_planes,    ///< valid packed tiles where raw ones were asked for
+  exponent_classes,  ///< valid frames in a codec that nobody asked for
   wrong_tiles,       ///< frames of tiles that were not asked for
   refuse,            ///< an error message
 };
@@ -83,7 +83,7 @@ class FakeAgent {
   std::vector<std::byte> half_of(const VersionId& id) const;
   /// Ends every connection and forgets all plans; the same versions are served by "another process", without a ring.
   void restart();
-  /// The trainer begins anew: what is published from now on has another epoch and numbers from 1.
+  /// The trainer begins again: what is published from now on has another epoch and numbers from 1.
   void new_trainer();
   /// From now on another layout is announced.
   void change_layout(LayoutPtr layout);

@@ -89,7 +89,7 @@ Status FakeAgent::answer(Peer& peer, const net::Message& message) {
     case wire::Type::get_raw_tiles: return answer_raw(peer, message, fault);
     case wire::Type::check_tiles: {
       DS_TRY(wire::CheckTiles::decode(message.payload));
-      return peer.socket.send(request, wire::TilesChecked(), soon());  // whatever it says: all is sound here
+      return peer.socket.send(request, wire::TilesChecked(), soon());  // whatever it says: all is valid here
     }
     case wire::Type::release: {
       DS_ASSIGN(const wire::Release release, wire::Release::decode(message.payload));

@@ -37,9 +37,9 @@ TEST_P(AttestedPlans, AnyPlaceOfAnyElement) {
     ASSERT_TRUE(target.ok()) << target.error().to_string();
     ASSERT_TRUE((*target)->open(pool, in_time()).ok());
     ASSERT_TRUE(commit_whole(**target, trainer.now()).ok());
-    const auto sound = attest(**target, in_time());
-    ASSERT_TRUE(sound.ok()) << sound.error().to_string();
-    EXPECT_THAT(*sound, IsEmpty());
+    const auto intact = attest(**target, in_time());
+    ASSERT_TRUE(intact.ok()) << intact.error().to_string();
+    EXPECT_THAT(*intact, IsEmpty());
     Random random(seed);
     for (std::uint64_t i = 0; i < layout.tile_count(); ++i) {
       const Tile tile = layout.tile(i);
@@ -124,7 +124,7 @@ class AttestPull : public PullTest, public testing::WithParamInterface<AnyEngine
   std::optional<AnyEngine> engine_;
 };
 
-TEST_P(AttestPull, AFlippedBitIsNamedAndItsTileComesAnew) {
+TEST_P(AttestPull, AFlippedBitIsNamedAndItsTileComesAgain) {
   start_engine();
   commit_pull();
   step(0.05);

@@ -205,7 +205,7 @@ TEST_P(ShadowOfADevice, IsNotInheritedByChildren) {
 
 /// No update registers anything, since an engine may compute: a staged one takes the pins away, and sleep brings them
 /// back.
-TEST_P(ShadowOfADevice, IsPinnedAnewInSleep) {
+TEST_P(ShadowOfADevice, IsPinnedAgainInSleep) {
   FakeAgent::Setup setup;
   setup.ring_deltas = 0;  // never a delta
   start_shadowed(setup);

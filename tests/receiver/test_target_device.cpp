@@ -176,9 +176,9 @@ TEST_P(DeviceTarget, AFlippedBitIsFoundAndNamed) {
   const TileSet all = TileSet::whole(*trainer_->layout());
   EXPECT_EQ(attest(*target_, all, in_time()).error().code(), Errc::not_found);
   ASSERT_TRUE(commit_whole(*target_, first).ok());
-  const auto sound = attest(*target_, all, in_time());
-  ASSERT_TRUE(sound.ok()) << sound.error().to_string();
-  EXPECT_TRUE(sound->empty());
+  const auto intact = attest(*target_, all, in_time());
+  ASSERT_TRUE(intact.ok()) << intact.error().to_string();
+  EXPECT_TRUE(intact->empty());
   Random random(GetParam());
   for (std::uint64_t i = 0; i < trainer_->layout()->tile_count(); ++i) {
     const Tile tile = trainer_->layout()->tile(i);

@@ -71,7 +71,7 @@ class HfFlush : public testing::Test {
 TEST_F(HfFlush, EverythingBeforeTheLinkAndThenTheLink) {
   ASSERT_TRUE(ok(hf_.full()));
   expect_all_flushed();
-  for (int i = 0; i < 3; ++i) {  // written anew, then patched
+  for (int i = 0; i < 3; ++i) {  // written again, then patched
     ASSERT_TRUE(ok(hf_.delta()));
     expect_all_flushed();
   }

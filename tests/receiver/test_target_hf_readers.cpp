@@ -1,5 +1,5 @@
-// Whoever reads a version while others are committed: other processes that map a file, that only open it, that hold its
-// directory, that come back to it by a handle.
+// Processes that read a version while others are committed: other processes that map a file, that only open it, that
+// hold its directory, that come back to it by a handle.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -181,7 +181,7 @@ TEST_F(HfReaders, HandlesThatNoLeaseSeesGetWholeFiles) {
 TEST_F(HfReaders, WhoComesInTheMiddleOfAPatchEndsIt) {
   if (!leases_work(dir_.path())) GTEST_SKIP() << "no write leases on the filesystem of " << dir_.path();
   // The reader has a handle that no lease sees, and opens the file when it has been moved to be patched. The copy is
-  // then given up: the reader gets an empty file, the receiver writes its version anew.
+  // then given up: the reader gets an empty file, the receiver writes its version again.
   HfCase big(dir_.path() / "big", 3, {{"w", Dtype::bf16, {16384, 1024}, {}, {}}});
   ASSERT_TRUE(ok(big.restart()));
   ASSERT_TRUE(ok(big.full()));

@@ -138,7 +138,7 @@ TEST_F(ShadowFaults, AStagedFullThatLiveMemoryRefusesIsRolledBack) {
 }
 
 TEST_F(ShadowFaults, ARollbackThatLiveMemoryRefuses) {
-  // Of a delta: live memory is written anew.
+  // Of a delta: live memory is written again.
   ASSERT_TRUE(commit_delta(true).ok());
   live_->fail("settle");
   ASSERT_TRUE(target_->rollback().ok());

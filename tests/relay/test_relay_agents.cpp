@@ -382,7 +382,7 @@ TEST_F(RelayNode, WithoutTheTrainersAgentTheNodeServesOn) {
   for (std::uint64_t rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(has_its_slices(*ranks[rank], rank));
 }
 
-/// Whoever reads a half that the relay needs keeps it for a moment, and then verifies what it has.
+/// Who reads a half that the relay needs keeps it for a moment, and then verifies what it has.
 TEST_F(RelayNode, ASlowRankHoldsTheRelayUpForHalfOfItsGuardAtMost) {
   guard_ = std::chrono::milliseconds(1000);
   node_options_.core.lease_grace = std::chrono::minutes(10);

@@ -329,7 +329,7 @@ TEST_F(RelayTargetTest, ADeadlineThatPassesKeepsTheOldVersion) {
 }
 
 /// An agent that was restarted without its segment: what the target held is gone, and nothing of it is read.
-TEST_F(RelayTargetTest, ANewSegmentIsFilledAnew) {
+TEST_F(RelayTargetTest, ANewSegmentIsFilledAgain) {
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   ASSERT_TRUE(holds(first));

@@ -2,8 +2,8 @@
 // kills, stops and restarts within the configuration's budgets.
 //
 // Checked in every state: a half that holds a version holds all of it and nothing else; at most one half is ACTIVE.
-// Checked at every operation: see model_memory.cpp. Checked where nobody can move: whoever still waits has a reason
-// (model_liveness.cpp), so that no party is stuck.
+// Checked at every operation: see model_memory.cpp. Checked where nobody can move: a party that still waits has a
+// reason (model_liveness.cpp), so that no party is stuck.
 #pragma once
 
 #include <cstdint>

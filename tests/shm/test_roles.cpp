@@ -284,8 +284,8 @@ TEST_F(Roles, ProgressBelongsToOneFill) {
   EXPECT_EQ(agent_->hold(*view).error().code(), Errc::gone);
 }
 
-// The half is filled anew: what the fill before had counted is not the new one's.
-TEST_F(Roles, ProgressBeginsAnewInTheSameHalf) {
+// The half is filled again: what the fill before had counted is not the new one's.
+TEST_F(Roles, ProgressBeginsAgainInTheSameHalf) {
   grant(0, 1);
   WriterRole writer(*segment_, 0, 1);
   const auto first = writer.begin(version(7, 1), soon());

@@ -1,4 +1,4 @@
-// Creating, attaching, and refusing what is not a whole and sound segment of ours.
+// Creating, attaching, and refusing what is not a whole and valid segment of ours.
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
 #include <sys/file.h>
@@ -314,7 +314,7 @@ TEST(Lock, TheFileGoesWithItsOwnerIfToldSo) {
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
-// Whoever opened the file before it was removed must not take a lock on it for ownership.
+// A process that opened the file before it was removed must not take a lock on it for ownership.
 TEST(Lock, HasOneOwnerAtATimeThoughEachRemovesTheFile) {
   TempDir dir;
   std::atomic<int> owners{0};

@@ -6,31 +6,31 @@ import subprocess
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
-def openssl(folder, *args):
-    subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
+def openssl(directory, *args):
+    subprocess.run(["openssl", *args], cwd=directory, check=True, capture_output=True)
 
 
 class Certificates:
-    """In `folder`: NAME.pem and NAME.key of each name. `ca` is another name for another CA."""
+    """In `directory`: NAME.pem and NAME.key of each name. `ca` is another name for another CA."""
 
-    def __init__(self, folder, ca="ca"):
-        self.folder = pathlib.Path(folder)
+    def __init__(self, directory, ca="ca"):
+        self.directory = pathlib.Path(directory)
         self._ca = ca
-        openssl(self.folder, "req", "-x509", *NEW_KEY, "-days", "60", "-subj", f"/CN=test {ca}", "-keyout", f"{ca}.key",
+        openssl(self.directory, "req", "-x509", *NEW_KEY, "-days", "60", "-subj", f"/CN=test {ca}", "-keyout", f"{ca}.key",
                 "-out", f"{ca}.pem")
 
     @property
     def ca(self):
-        return self.folder / f"{self._ca}.pem"
+        return self.directory / f"{self._ca}.pem"
 
     def sign(self, name, names="", days=60):
         """`names`: of a server, such as "DNS:agent.example,IP:127.0.0.1". Returns the two files."""
-        openssl(self.folder, "req", *NEW_KEY, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        openssl(self.directory, "req", *NEW_KEY, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
         extensions = "basicConstraints=CA:FALSE\n" + (f"subjectAltName={names}\n" if names else "")
-        (self.folder / f"{name}.ext").write_text(extensions)
-        openssl(self.folder, "x509", "-req", "-in", f"{name}.csr", "-CA", f"{self._ca}.pem", "-CAkey", f"{self._ca}.key",
+        (self.directory / f"{name}.ext").write_text(extensions)
+        openssl(self.directory, "x509", "-req", "-in", f"{name}.csr", "-CA", f"{self._ca}.pem", "-CAkey", f"{self._ca}.key",
                 "-CAcreateserial", "-days", str(days), "-extfile", f"{name}.ext", "-out", f"{name}.pem")
-        return self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        return self.directory / f"{name}.pem", self.directory / f"{name}.key"
 
     def server_options(self, name="agent"):
         """--tls-cert and --tls-key of a server at 127.0.0.1."""

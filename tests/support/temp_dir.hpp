@@ -1,4 +1,4 @@
-// A folder of its own for a test's files, removed at its end.
+// A directory of its own for a test's files, removed at its end.
 #pragma once
 
 #include <cstdio>

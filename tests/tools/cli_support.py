@@ -19,19 +19,19 @@ USAGE, CONNECTION, NOT_VERIFIED, DEADLINE, NO_SPACE, VERSION, ACCESS, MISSING, U
 DEADLINE_S = float(os.environ.get("DELTASYNC_TEST_DEADLINE_S", "60"))
 
 
-def write_model(folder, tensors, metadata=None, config="{}"):
+def write_model(directory, tensors, metadata=None, config="{}"):
     """tensors: name → (dtype, shape, bytes)."""
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     header, at = {"__metadata__": metadata or {"format": "pt"}}, 0
     for name, (dtype, shape, data) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
         at += len(data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    (folder / "model.safetensors").write_bytes(
+    (directory / "model.safetensors").write_bytes(
         struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
-    (folder / "config.json").write_text(config)
-    return folder
+    (directory / "config.json").write_text(config)
+    return directory
 
 
 def bf16_words(n, seed):
@@ -93,12 +93,12 @@ class Child:
 
 
 class Agent(Child):
-    def __init__(self, test, binary, folder, *options, shm_dir=None, listen="127.0.0.1:0"):
-        self.folder = pathlib.Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.socket = self.folder / "agent.sock"
-        ready = self.folder / "ready.json"
-        super().__init__(test, [binary, "--name", "cli", "--shm-dir", shm_dir or self.folder, "--socket", self.socket, "--listen",
+    def __init__(self, test, binary, directory, *options, shm_dir=None, listen="127.0.0.1:0"):
+        self.directory = pathlib.Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.socket = self.directory / "agent.sock"
+        ready = self.directory / "ready.json"
+        super().__init__(test, [binary, "--name", "cli", "--shm-dir", shm_dir or self.directory, "--socket", self.socket, "--listen",
                                 listen, "--http", "127.0.0.1:0", "--ready-file", ready, "--log-level", "warn",
                                 "--remove-segment-on-exit", "--end-with", os.getpid(), *options])
         end = time.monotonic() + DEADLINE_S

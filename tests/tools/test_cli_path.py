@@ -62,7 +62,7 @@ class PathTest(CliTest):
 
     def test_clean_removes_what_dead_processes_left(self):
         agent = self.agent()
-        shm = agent.folder
+        shm = agent.directory
         (shm / "other.g1").write_bytes(b"not a segment")
         self.publish(agent, self.successive(1)[0])
         clean = lambda *options: [json.loads(line) for line in
@@ -101,19 +101,19 @@ class PathTest(CliTest):
 
         self.assertEqual(step(), "step_0")
         for name in ("cli.g1", "cli.lock"):
-            (agent.folder / name).unlink()
+            (agent.directory / name).unlink()
         said = sorted((agent.log_line() for _ in range(2)), key=lambda line: line.partition(" file=")[2])
-        self.assertIn(f"name_removed file={agent.folder}/cli.g1", said[0])
-        self.assertIn(f"name_removed file={agent.folder}/cli.lock", said[1])
+        self.assertIn(f"name_removed file={agent.directory}/cli.g1", said[0])
+        self.assertIn(f"name_removed file={agent.directory}/cli.lock", said[1])
         self.assertIn("RemoveIPC=no", said[0])
         # Its socket is not for others, of whatever name; on one of its own another agent may make files of those names.
-        done = subprocess.run([BIN / "deltasync-agent", "--name", "cli", "--shm-dir", agent.folder, "--socket",
+        done = subprocess.run([BIN / "deltasync-agent", "--name", "cli", "--shm-dir", agent.directory, "--socket",
                                agent.socket], capture_output=True, timeout=DEADLINE_S)
         self.assertEqual(done.returncode, 2, done.stderr.decode())
         self.assertIn(b"another agent answers", done.stderr)
-        second = Agent(self, BIN / "deltasync-agent", self.tmp / "second", shm_dir=agent.folder)
+        second = Agent(self, BIN / "deltasync-agent", self.tmp / "second", shm_dir=agent.directory)
         self.publish(second, models[2])
-        self.assertTrue((agent.folder / "cli.g1").exists())
+        self.assertTrue((agent.directory / "cli.g1").exists())
         # The first one's trainer goes on, and so does a new one of it.
         self.assertEqual(step(), "step_1")
         self.pull(agent)
@@ -124,7 +124,7 @@ class PathTest(CliTest):
         self.assert_received(models[2])
         # At its end it removes no file of the second one.
         agent.end(signal.SIGTERM)
-        left = sorted(path.name for path in agent.folder.glob("cli.*"))
+        left = sorted(path.name for path in agent.directory.glob("cli.*"))
         self.assertEqual([name for name in left if ".d" not in name], ["cli.g1", "cli.lock"])
 
     def test_slices(self):
@@ -418,16 +418,16 @@ class PathTest(CliTest):
         self.cli("pull", "--from", "127.0.0.1:1", "--out", self.tmp / "out", "--deadline-s", "1", expect=CONNECTION)
 
     def test_an_agent_that_starts_after_its_trainer(self):
-        folder = self.tmp / "agent"
-        folder.mkdir()
+        directory = self.tmp / "agent"
+        directory.mkdir()
         model = self.model("a")
         with socket.socket(socket.AF_UNIX) as early:
-            early.bind(str(folder / "agent.sock"))
+            early.bind(str(directory / "agent.sock"))
             early.listen()
-            trainer = Child(self, [CLI, "publish", "--agent", folder / "agent.sock", "--json", "--model", model])
+            trainer = Child(self, [CLI, "publish", "--agent", directory / "agent.sock", "--json", "--model", model])
             early.settimeout(DEADLINE_S)
             early.accept()[0].close()  # the trainer has asked: it waits from here on
-        (folder / "agent.sock").unlink()
+        (directory / "agent.sock").unlink()
         agent = self.agent()
         self.assertEqual(trainer.line()["number"], 1)
         self.assertEqual(trainer.end()[0], 0)
@@ -487,7 +487,7 @@ class PathTest(CliTest):
             self.assertIsInstance(got["status"], dict)
         self.assertIn("live agent", self.cli("inspect", agent.http))
 
-        segments = [p for p in agent.folder.iterdir() if re.fullmatch(r"cli\.g\d+", p.name)]
+        segments = [p for p in agent.directory.iterdir() if re.fullmatch(r"cli\.g\d+", p.name)]
         self.assertEqual(len(segments), 1, segments)
         got = self.cli_json("inspect", segments[0])
         self.assertEqual((got["kind"], got["agent"]), ("segment", {"pid": agent.ready["pid"], "alive": True}))
@@ -505,7 +505,7 @@ class PathTest(CliTest):
         agent = self.agent()
         status, _, _ = agent.end(signal.SIGTERM)
         self.assertEqual(status, 0)
-        self.assertEqual([p.name for p in agent.folder.iterdir() if p.name.startswith("cli.")], [])
+        self.assertEqual([p.name for p in agent.directory.iterdir() if p.name.startswith("cli.")], [])
 
 
 if __name__ == "__main__":

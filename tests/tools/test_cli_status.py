@@ -343,7 +343,7 @@ class StatusTest(CliTest):
         self.agent = Agent(self, AGENT, self.tmp / "agent")
         self.cli("status", "--http", self.agent.endpoint, expect=CONNECTION)
         self.assertIn("address for receivers (--listen); its pages are at another (--http)", self.err)
-        # Its pages wait for a question as long as a receiver does for a word: whoever gives up first.
+        # Its pages wait for a question as long as a receiver does for a word: each may give up first.
         done = subprocess.run([CLI, "pull", "--from", self.agent.http, "--out", self.tmp / "out"], capture_output=True,
                               timeout=DEADLINE_S)
         self.assertIn(done.returncode, (CONNECTION, DEADLINE))
@@ -360,7 +360,7 @@ class StatusTest(CliTest):
         self.agent = Agent(self, AGENT, self.tmp / "agent")
 
         def refused(*options):
-            done = subprocess.run([AGENT, "--shm-dir", self.agent.folder, *options], capture_output=True,
+            done = subprocess.run([AGENT, "--shm-dir", self.agent.directory, *options], capture_output=True,
                                   timeout=DEADLINE_S)
             self.assertNotEqual(done.returncode, 0)
             return done.stderr.decode()

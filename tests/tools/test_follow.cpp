@@ -85,7 +85,7 @@ TEST_F(Follow, TheLayoutMayChangeAnyNumberOfTimesBeforeAPullSucceeds) {
                           2);
   ASSERT_TRUE(done) << done.error().to_string();
   EXPECT_EQ(told_, 2u);
-  EXPECT_EQ(connects_, 5u) << "bound anew each time";
+  EXPECT_EQ(connects_, 5u) << "bound again each time";
   EXPECT_EQ(lines("pull_failed"), 1u) << log_.text();
 }
 

@@ -84,7 +84,7 @@ TEST_F(WriterDeviceTest, AFaultAtAnyCallDropsTheVersionAndNothingElse) {
   }
 }
 
-/// The worst that can happen: bytes of an aborted version land in a half that is being filled anew.
+/// The worst that can happen: bytes of an aborted version land in a half that is being filled again.
 TEST_F(WriterDeviceTest, AHalfIsNotHandedOnUnderACopyThatHangs) {
   for (const bool explicit_abort : {false, true}) {
     FakeDevice device(seeded(9));

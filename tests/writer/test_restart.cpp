@@ -58,7 +58,7 @@ TEST_F(WriterRestart, ARankThatIsReplacedAfterItIsJudgedByThePlansOfBefore) {
   restart_agent();
   both[1].reset();
   both[1] = attach(1, 2);
-  auto anew = registering(*both[1], 1);
+  auto again = registering(*both[1], 1);
   ASSERT_TRUE(eventually([&] {
     for (const auto& trainer : agent_->server().status()) {
       if (trainer.slot == 1 && trainer.waiting) return true;
@@ -66,7 +66,7 @@ TEST_F(WriterRestart, ARankThatIsReplacedAfterItIsJudgedByThePlansOfBefore) {
     return false;
   }));
   ASSERT_TRUE(both[0]->begin(version(7, 2), soon()));  // which connects again
-  const Status judged = anew.get();
+  const Status judged = again.get();
   ASSERT_TRUE(judged) << judged.error().to_string();
   both[0]->abort();
   publish(both, 3);

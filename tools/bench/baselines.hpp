@@ -1,4 +1,4 @@
-// Published formats for weight deltas, written anew from their descriptions, as yardsticks for ours: what they take on
+// Published formats for weight deltas, written from their descriptions, as yardsticks for ours: what they take on
 // the wire and how fast they go over the same data. Bf16 only, no hashes, no headers: that favours them.
 #pragma once
 

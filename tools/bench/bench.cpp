@@ -23,24 +23,24 @@ constexpr Case kCases[] = {{"diff", run_diff},       {"codec", run_codec},     {
                            {"tensors", run_tensors}, {"relay", run_relay},     {"baseline", run_baseline},
                            {"gpu", run_gpu}};
 
-/// A new folder beside the timeline's file, for what the processes write; it goes with this.
-class PartsFolder {
+/// A new directory beside the timeline's file, for what the processes write; it goes with this.
+class PartsDirectory {
  public:
-  static Result<PartsFolder> make(const std::filesystem::path& timeline) {
+  static Result<PartsDirectory> make(const std::filesystem::path& timeline) {
     std::string pattern = timeline.string() + ".parts-XXXXXX";
     if (::mkdtemp(pattern.data()) == nullptr) return Error::from_errno("mkdtemp " + pattern, errno);
-    return PartsFolder(pattern);
+    return PartsDirectory(pattern);
   }
-  PartsFolder(PartsFolder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
-  PartsFolder& operator=(PartsFolder&&) = delete;
-  ~PartsFolder() {
+  PartsDirectory(PartsDirectory&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+  PartsDirectory& operator=(PartsDirectory&&) = delete;
+  ~PartsDirectory() {
     std::error_code ignored;
     if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
   }
   const std::filesystem::path& path() const noexcept { return path_; }
 
  private:
-  explicit PartsFolder(std::filesystem::path path) : path_(std::move(path)) {}
+  explicit PartsDirectory(std::filesystem::path path) : path_(std::move(path)) {}
   std::filesystem::path path_;
 };
 
@@ -67,9 +67,9 @@ Result<Json> run_case(const Case& c, const Options& given) {
   if (given.trace.empty()) return c.run(given);
   start_trace({"trainer"});
   DS_TRY(write_trace(given.trace));  // one that cannot be written is better known now
-  DS_ASSIGN(const PartsFolder folder, PartsFolder::make(given.trace));
+  DS_ASSIGN(const PartsDirectory directory, PartsDirectory::make(given.trace));
   Options options = given;
-  options.trace_parts = folder.path();
+  options.trace_parts = directory.path();
   auto result = c.run(options);
   stop_trace();
   if (result) DS_TRY(write_timeline(options));

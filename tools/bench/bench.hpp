@@ -35,7 +35,7 @@ struct Options {
   std::vector<std::filesystem::path> from;  ///< codec: two model directories, packed: one, instead of the generator
   std::filesystem::path shm_dir = "/dev/shm";
   std::filesystem::path trace;        ///< timeline of all processes; empty: none
-  std::filesystem::path trace_parts;  ///< run()'s own: the folder for what each of them records
+  std::filesystem::path trace_parts;  ///< run()'s own: the directory for what each of them records
   std::filesystem::path bin_dir;      ///< where deltasync-agent lies; filled in by the CLI
 };
 

@@ -87,7 +87,7 @@ Result<std::vector<StagedStep>> verified_step(const Target& target, const Halves
   return steps;
 }
 
-Status sound(Target& target, const Placement& placement) {
+Status check_all_tiles(Target& target, const Placement& placement) {
   DS_ASSIGN(const auto differ, attest(target, placement, Deadline::after(kLimit)));
   if (differ.empty()) return {};
   return Error(Errc::corrupt, std::to_string(differ.size()) + " tiles on the device differ from what was committed");
@@ -110,12 +110,12 @@ Status run_round(Target& target, const Placement& placement, const Halves& halve
   DS_TRY(target.commit_delta(std::move(steps), std::move(state), Deadline::after(kLimit)));
   keep_best(best.commit_s, commit);
   const Stopwatch attested;
-  DS_TRY(sound(target, placement));
+  DS_TRY(check_all_tiles(target, placement));
   keep_best(best.attest_s, attested);
   const Stopwatch exchange;
   DS_TRY(target.rollback());
   keep_best(best.exchange_s, exchange);
-  return sound(target, placement);
+  return check_all_tiles(target, placement);
 }
 
 /// All of the device's memory from a shadow on the host; with `pin` the device reads it there.
@@ -131,7 +131,7 @@ Status wake(TargetPtr live, const Placement& placement, const Halves& halves, Th
     DS_TRY(target.restore(Deadline::after(kLimit)));
     best_s = std::min(best_s, watch.seconds());
   }
-  return sound(target, placement);
+  return check_all_tiles(target, placement);
 }
 
 /// All that a receiver does, which leaves both versions on the device and nothing on the host.

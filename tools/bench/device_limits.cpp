@@ -16,7 +16,7 @@ static_assert(kPieceBytes % gpu::SumMemory::kBytes == 0);
 
 /// How much is moved to measure it: the tests' device plays each thread.
 struct Amount {
-  unsigned copies;          ///< of a piece, one behind the other
+  unsigned copies;          ///< of a piece, one after the other
   std::uint64_t hbm_bytes;  ///< or the half of it, and so on, as there is room
   std::uint64_t hbm_read;   ///< in one go, so that what a launch costs does not matter
 };
@@ -54,13 +54,13 @@ std::vector<std::uint64_t> block_sums(const gpu::Memory& piece) {
 /// That each byte was read: once more, with sums of its own.
 Status check_sums(gpu::Device& device, const gpu::SumMemory& kernel, const gpu::Memory& piece) {
   DS_ASSIGN(const gpu::Memory sums, device.pin(kernel.blocks() * sizeof(std::uint64_t)));
-  const auto sum_anew = [&](gpu::Stream& stream) -> Status {
+  const auto sum_again = [&](gpu::Stream& stream) -> Status {
     auto* const at = reinterpret_cast<std::byte*>(kernel.sums);
     DS_TRY(stream.zero(at, sums.bytes()));
     DS_TRY(stream.launch(kernel));
     return stream.copy_out(sums.data(), at, sums.bytes());
   };
-  DS_TRY(time_on(device, sum_anew));
+  DS_TRY(time_on(device, sum_again));
   const auto expected = block_sums(piece);
   for (std::uint64_t i = 0; i < kernel.blocks(); ++i) {
     const auto sum = placement::load_element<std::uint64_t>(sums.data() + i * sizeof(std::uint64_t));

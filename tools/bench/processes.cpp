@@ -169,7 +169,7 @@ Result<BenchAgent> BenchAgent::start(const Options& options) {
 
 BenchAgent::~BenchAgent() {
   if (dir_.empty()) return;
-  { const Child ended = std::move(child_); }  // the agent goes before its folder
+  { const Child ended = std::move(child_); }  // the agent goes before its directory
   std::error_code ignored;
   std::filesystem::remove_all(dir_, ignored);
 }

@@ -41,7 +41,7 @@ class Child {
   std::string buffered_;
 };
 
-/// A fresh agent of its own name in a temporary folder, gone with its segment when this goes.
+/// A fresh agent of its own name in a temporary directory, gone with its segment when this goes.
 class BenchAgent {
  public:
   static Result<BenchAgent> start(const Options& options);

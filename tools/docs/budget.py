@@ -6,7 +6,7 @@ import sys
 from pages import ROOT, pages, words
 
 TOTAL = 34_200
-#: By folder of docs/: for each page.
+#: By directory of docs/: for each page.
 EACH = {"start": 400, "concepts": 800, "guides": 1_200, "operating": 1_500, "reference": 1_500, "internals": 1_200}
 #: Pages that need more: another implementation is written from a format's or a protocol's page alone.
 MORE = {

@@ -77,12 +77,12 @@ def check_public_header(name, text):
 def check_links(root, name, text):
     if not name.endswith(".md"):
         return
-    folder = (root / name).parent
+    directory = (root / name).parent
     for number, line in enumerate(text.splitlines(), 1):
         for target in re.findall(r"\]\(([^)\s]+)\)", line):
             if re.match(r"[a-z]+:", target) or target.startswith("#"):
                 continue
-            if not (folder / target.split("#")[0]).exists():
+            if not (directory / target.split("#")[0]).exists():
                 yield f"{name}:{number}: link to {target}, which is not there"
 
 

@@ -26,7 +26,7 @@ bool on_main_thread() {
 }
 
 /// Makes the calls of Python's main thread, which handles signals meanwhile. One for all of them, for good: what a call
-/// records of its time stays one row of the timeline, and no call fails for want of a thread.
+/// records of its time stays one row of the timeline, and no call fails for lack of a thread.
 class CallThread {
  public:
   /// The thread, made when it is first asked for; null if there is none to be had, or if it is in a call, which is

@@ -78,7 +78,7 @@ void bind_placement(nb::module_& module) {
           "tensor"_a, "rect"_a = nb::none(), "It has no place here. Without a rectangle: all of it.")
       .def_prop_ro("slice_count", [](const PlacementPlan& plan) { return plan.slices.size(); })
       .def_prop_ro("memory_count", [](const PlacementPlan& plan) { return plan.memories.size(); });
-  nb::class_<Placement>(module, "Placement", "A plan that was found sound.")
+  nb::class_<Placement>(module, "Placement", "A plan that was found valid.")
       .def_static(
           "build",
           [](std::shared_ptr<const Layout> layout, const PlacementPlan& plan) {

@@ -123,7 +123,7 @@ std::optional<SliceSource> PlainTensors::find(nb::handle name, nb::handle tensor
   if (last_ < next_.size()) next_[last_] = static_cast<std::uint32_t>(index);
   last_ = index;
   nb::dlpack::dltensor have;
-  if (describe_(tensor.ptr(), &have) != 0) {  // it has no memory, say, which whoever looks at it closely will name
+  if (describe_(tensor.ptr(), &have) != 0) {  // it has no memory, say, which a closer look will name
     PyErr_Clear();
     return std::nullopt;
   }

@@ -267,7 +267,7 @@ void bind_receiver(nb::module_& module) {
       .def("still_wanted", &still_wanted_now, "staged"_a, "number"_a = nb::none(), "label"_a = nb::none(),
            "epoch"_a = 0, "timeout"_a = 60.0)
       .def("attest", &attest_now, "timeout"_a = 60.0, "Tiles that are not the version's: [(tile, tensor, copy_in)].")
-      .def("repair", &repair_now, "tiles"_a, "timeout"_a = 60.0, "Brings these tiles of the version anew.")
+      .def("repair", &repair_now, "tiles"_a, "timeout"_a = 60.0, "Brings these tiles of the version again.")
       .def("lag", &lag_now, "timeout"_a = 5.0, "Any thread, during any other call.")
       .def_prop_ro("current", [](const Receiver& receiver) { return receiver.current(); })
       .def_prop_ro("layout",

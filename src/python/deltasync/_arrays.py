@@ -121,7 +121,7 @@ class Array:
 
     address: int
     shape: tuple[int, ...]
-    #: Of the 2-D view, in bytes from one row to the next; 0: rows lie one behind the other.
+    #: Of the 2-D view, in bytes from one row to the next; 0: rows are contiguous.
     row_stride: int
     dtype: str
     #: CUDA ordinal, or -1 for the host.

@@ -14,13 +14,13 @@ from .errors import NotFound
 def find(program: str) -> Path:
     """Where ``program`` is: in ``$DELTASYNC_BIN``, in the package, or on ``PATH``. NotFound names where it looked."""
     chosen = os.environ.get("DELTASYNC_BIN")
-    folders = [Path(chosen)] if chosen else [Path(__file__).parent / "bin"]
-    for folder in folders:
-        if os.access(folder / program, os.X_OK):
-            return folder / program
+    directories = [Path(chosen)] if chosen else [Path(__file__).parent / "bin"]
+    for directory in directories:
+        if os.access(directory / program, os.X_OK):
+            return directory / program
     found = None if chosen else shutil.which(program)
     if found is None:
-        raise NotFound(f"{program} is neither in {folders[0]} nor on PATH")
+        raise NotFound(f"{program} is neither in {directories[0]} nor on PATH")
     return Path(found)
 
 

@@ -3,7 +3,7 @@
 transformers converts a model's tensors when it saves: stacked experts become one tensor each, fused projections
 two, names change. Here the conversion runs once, on tensors without memory, and every view that it takes is followed.
 What it gives is nearly always part of a parameter, so a version needs no copy, and ranks write parts of what they have.
-The rest (tensors that are joined, or computed) is converted anew for each version, group by group.
+The rest (tensors that are joined, or computed) is converted again for each version, group by group.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def local_rects(shape: Sequence[int], offset: Sequence[int], size: Sequence[int]
     if not shape:
         return [LocalRect(0, 0, 1, 1, 0)]
     outer, inner = list(shape[:-1]), list(size[:-1])
-    # The dimensions behind the last one that is cut are whole: their rows lie one behind the other.
+    # The dimensions behind the last one that is cut are whole: their rows are contiguous.
     cut = max((i for i in range(len(outer)) if inner[i] != outer[i]), default=-1)
     run = math.prod(inner[max(cut, 0) :]) if outer else 1
     steps = [math.prod(outer[i + 1 :]) for i in range(len(outer))]

@@ -1,4 +1,4 @@
-"""Starts the agent beside a trainer, watches it, and starts it anew if it dies."""
+"""Starts the agent beside a trainer, watches it, and starts it again if it dies."""
 
 from __future__ import annotations
 
@@ -84,15 +84,15 @@ class AgentProcess:
             _checks.text("name", name)
         else:
             name = f"deltasync-{self._owner_pid}-{secrets.token_hex(4)}"  # other containers have the same pids
-        folder = self._folder = Path(tempfile.mkdtemp(prefix="deltasync-"))  # a forked child's exit leaves it alone
-        self._ready_file = folder / "ready.json"
-        self._stderr_file = folder / "agent.log"
+        directory = self._directory = Path(tempfile.mkdtemp(prefix="deltasync-"))  # a forked child leaves it alone
+        self._ready_file = directory / "ready.json"
+        self._stderr_file = directory / "agent.log"
         self.name = name
         self._listen = listen
         self._command = [
             str(_programs.find("deltasync-agent")),
             *("--name", name),
-            *("--socket", str(socket or folder / "agent.sock")),
+            *("--socket", str(socket or directory / "agent.sock")),
             *("--ready-file", str(self._ready_file)),
             *("--end-with", str(self._owner_pid)),
             *(("--token-file", str(token_file)) if token_file else ()),
@@ -109,7 +109,7 @@ class AgentProcess:
             self._ready = self._wait_ready(self._process, end)
         except BaseException:
             self._kill()
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
             raise
         host = listen.rsplit(":", 1)[0]
         self._listen = f"{host}:{self._ready['port']}"
@@ -159,7 +159,7 @@ class AgentProcess:
             self._kill()
         if threading.current_thread() is not self._watcher:
             self._watcher.join(_END_S)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> AgentProcess:
         return self

@@ -59,7 +59,7 @@ class RepairReport:
 
     #: Of the tiles: the committed one.
     version: Version
-    #: Written anew.
+    #: Written again.
     tiles: int
     #: Of these, from the agent.
     fetched: int
@@ -145,7 +145,7 @@ class Prepared:
         return self._receiver._commit(self, end)
 
     def still_wanted(self, version: int | str, *, timeout: float | None = None) -> bool:
-        """Whether a version's number, or label, means to the agent what is staged here: a trainer that was started anew
+        """Whether a version's number, or label, means to the agent what is staged here: a restarted trainer
         gives the same numbers to other weights. Asks the agent; raises where it does not answer in time."""
         end = end_of("still_wanted", timeout, self._receiver.timeout)
         return self._receiver._still_wanted(self, version, end)

@@ -237,7 +237,7 @@ class Receiver:
     def repair(
         self, wrong: Iterable[tuple[int, str, str] | int] | None = None, *, timeout: float | None = None
     ) -> RepairReport:
-        """Writes tiles of the committed version anew, and reads them back: those that :meth:`attest` returned or,
+        """Writes tiles of the committed version again, and reads them back: those that :meth:`attest` returned or,
         without them, all that it finds now. Only these tiles travel. It writes live memory, as a commit does.
         CorruptData if a tile is wrong again; VersionGone if the agent serves another version by now: the next pull
         repairs it then."""
@@ -319,7 +319,7 @@ class Receiver:
 
     def load_into(self, module: Any) -> None:
         """Copies the committed version into a torch module, on whatever device and of whatever dtype (names must match,
-        the module's or its checkpoint's; tied ones may be missing). For each version anew; a receiver with ``module``
+        the module's or its checkpoint's; tied ones may be missing). For each version again; a receiver with ``module``
         writes in place instead."""
         check_module("load_into", module)
         received = dict(self.tensors())
@@ -381,7 +381,7 @@ class Receiver:
 
     @contextlib.contextmanager
     def _between_pulls(self, what: str, timeout: float | None) -> Iterator[float]:
-        """As _locked(), until the end that it gives; with `background`, a pull under way is begun anew behind it."""
+        """As _locked(), until the end that it gives; with `background`, a pull under way is begun again behind it."""
         end = end_of(what, timeout, self.timeout)
         waiting = self._staged
         paused: Prepared | None = None
@@ -403,7 +403,7 @@ class Receiver:
                 pause.over = True
 
     def _resume(self, paused: Prepared) -> None:
-        """Begins anew what was paused, or, where that was given up, the background's; nothing if somebody else has
+        """Begins again what was paused, or, where that was given up, the background's; nothing if somebody else has
         ended it, or begun another."""
         try:
             with contextlib.suppress(InvalidArgument):  # closed meanwhile

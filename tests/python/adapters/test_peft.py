@@ -83,8 +83,8 @@ def test_adapter_arrives_as_peft_would_have_saved_it(kind: str, segment_name: st
                 model.train()
         model.save_pretrained(tmp_path / "saved", save_embedding_layers=False)
         saved, received = (
-            json.loads((tmp_path / folder / "adapter_config.json").read_text())
-            for folder in ("saved", "adapter/current")
+            json.loads((tmp_path / directory / "adapter_config.json").read_text())
+            for directory in ("saved", "adapter/current")
         )
         differ = {key for key in saved.keys() | received.keys() if _norm(saved.get(key)) != _norm(received.get(key))}
         assert differ <= {"inference_mode"}  # saved adapters do not train until they are told to

@@ -65,7 +65,7 @@ def assert_generates(server: RolloutServer) -> None:
     assert not server.paused
 
 
-def test_a_rank_that_fails_leaves_a_server_that_can_begin_anew(server: RolloutServer, segment_name: str) -> None:
+def test_a_rank_that_fails_leaves_a_server_that_can_begin_again(server: RolloutServer, segment_name: str) -> None:
     trained = model()
     transfer = WeightTransfer(VllmServer(server.url), timeout=60, name=segment_name)
     transfer.init_weight_transfer()

@@ -1,4 +1,4 @@
-"""Traced plans are sound for the library: every element once, no place twice."""
+"""Traced plans are valid for the library: every element once, no place twice."""
 
 import random
 

@@ -83,8 +83,8 @@ CONFIGS["qwen3_moe_fp8"] = CONFIGS["qwen3_moe"] | {"quantization_config": FP8 | 
 CONFIGS["qwen3_tied"] = CONFIGS["qwen3"] | {"tie_word_embeddings": True}
 
 
-def write_config(model: str, folder: pathlib.Path) -> None:
-    (folder / "config.json").write_text(json.dumps(CONFIGS[model]))
+def write_config(model: str, directory: pathlib.Path) -> None:
+    (directory / "config.json").write_text(json.dumps(CONFIGS[model]))
 
 
 def shapes(model: str) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ def define_missing_operators():
 LIBRARY = define_missing_operators()
 
 
-def build(folder, ranks, rank, port, *, experts_parallel):
+def build(directory, ranks, rank, port, *, experts_parallel):
     """The model and its loader."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
@@ -31,7 +31,7 @@ def build(folder, ranks, rank, port, *, experts_parallel):
     from sglang.srt.server_args import ServerArgs
 
     args = ServerArgs(
-        model_path=str(folder),
+        model_path=str(directory),
         device="cpu",
         tp_size=ranks,
         ep_size=ranks if experts_parallel else 1,

@@ -24,9 +24,9 @@ class Rank:
         from sglang.srt.plugins import load_plugins
 
         self.name, self.ranks, self.rank = name, ranks, rank
-        with tempfile.TemporaryDirectory() as folder:
-            write_config(name, pathlib.Path(folder))
-            model, _ = sglang_model.build(folder, ranks, rank, port, experts_parallel=experts_parallel)
+        with tempfile.TemporaryDirectory() as directory:
+            write_config(name, pathlib.Path(directory))
+            model, _ = sglang_model.build(directory, ranks, rank, port, experts_parallel=experts_parallel)
             self.models = {"target": model}
             if draft:
                 self.models["draft"] = share_ends(sglang_model.initialize_again(), model)

@@ -331,7 +331,7 @@ def test_sglang_a_rank_that_cannot_stage_or_write_keeps_both_at_the_version_befo
     replica.assert_serves(3)
 
 
-def test_sglang_a_rank_that_does_not_know_the_outcome_says_so_and_loads_all_anew(start: Start) -> None:
+def test_sglang_a_rank_that_does_not_know_the_outcome_says_so_and_loads_all_again(start: Start) -> None:
     manager, replica = start(ranks=2)
     replica.update(1)
     manager.offload(weights("qwen3", 2))
@@ -362,7 +362,7 @@ def test_sglang_a_rank_that_does_not_know_the_outcome_says_so_and_loads_all_anew
     replica.assert_serves(5)
 
 
-def test_sglang_what_somebody_else_wrote_fails_the_update_and_is_loaded_anew(start: Start) -> None:
+def test_sglang_what_somebody_else_wrote_fails_the_update_and_is_loaded_again(start: Start) -> None:
     manager, replica = start()
     replica.update(1)
     manager.offload(weights("qwen3", 2))
@@ -437,7 +437,7 @@ def test_sglang_what_cannot_be_written_is_refused_with_its_reason(start: Start) 
     replica.assert_serves(2)
 
 
-def test_sglang_weights_that_were_lost_in_sleep_are_loaded_anew(start: Start) -> None:
+def test_sglang_weights_that_were_lost_in_sleep_are_loaded_again(start: Start) -> None:
     manager, replica = start()
     replica.update(1)
     manager.offload(weights("qwen3", 2))

@@ -15,14 +15,14 @@ DELTAS = 20
 
 
 class Setup:
-    def __init__(self, name, folder, model, ranks, stages=1, edit=lambda weights: weights, tls=None):
+    def __init__(self, name, directory, model, ranks, stages=1, edit=lambda weights: weights, tls=None):
         needs_vllm()
         self.name, self.before = name, 0
         self.weights = edit(first_version(shapes(model)))
         self.manager = deltasync.WeightManager(self.weights, name=name, tls=tls)
         self.number = 0
         self.publish()
-        self.replica = Replica(folder, model, ranks, stages)
+        self.replica = Replica(directory, model, ranks, stages)
 
     def publish(self):
         self.number += 1
@@ -211,7 +211,7 @@ def test_the_number_of_another_epoch_is_the_trainers_of_now(start):
     assert setup.replica.do("compare", setup.number) == [{"6": [], "7": []}]
 
 
-def test_what_latent_attention_derives_is_derived_anew(start):
+def test_what_latent_attention_derives_is_derived_again(start):
     setup = start("deepseek_v3")
     setup.init()
     for number in setup.each(4):
@@ -293,7 +293,7 @@ def test_no_label_moves_without_an_update_or_before_live_memory_is_attested(star
     setup.replica.do("damage_next")
     with pytest.raises(RankFailed) as failed:
         setup.update(3)
-    assert "WeightsUnknown: NOT ALL RANKS" in str(failed.value) and "loads all weights anew" in str(failed.value)
+    assert "WeightsUnknown: NOT ALL RANKS" in str(failed.value) and "loads all weights again" in str(failed.value)
     assert "model.norm.weight: tile" in str(failed.value) and "of version 3 differs" in str(failed.value)
     assert http.post("/finish_weight_update", json={"weight_version": "3"}).status_code == 500
     assert http.get("/weight_info").json() == {"weight_version": "2"}
@@ -340,7 +340,7 @@ def test_a_rank_that_fails_changes_no_rank(start, phase):
     assert setup.versions() == [3, 3]
 
 
-def test_a_rank_that_does_not_know_the_outcome_says_so_and_loads_all_anew(start):
+def test_a_rank_that_does_not_know_the_outcome_says_so_and_loads_all_again(start):
     setup = start("qwen3", 2)
     setup.init()
     setup.reach(2)

@@ -41,10 +41,10 @@ def differing(one, other):
 
 
 def main(engine, name, ranks, rank, port, mode):
-    with tempfile.TemporaryDirectory() as folder:
-        write_config(name, pathlib.Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        write_config(name, pathlib.Path(directory))
         build = importlib.import_module(f"{engine}_model").build
-        model, load = build(folder, int(ranks), int(rank), int(port), experts_parallel=mode == "ep")
+        model, load = build(directory, int(ranks), int(rank), int(port), experts_parallel=mode == "ep")
     first, second = version(name, 1), version(name, 2)
     untouched = memory(model)
     start = time.monotonic()

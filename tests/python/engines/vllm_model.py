@@ -9,9 +9,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 import torch
 
 
-def build(folder, ranks, rank, port, *, experts_parallel):
+def build(directory, ranks, rank, port, *, experts_parallel):
     """The model, and its loader with completeness checks off."""
-    return build_with_config(folder, ranks, rank, port, experts_parallel=experts_parallel)[:2]
+    return build_with_config(directory, ranks, rank, port, experts_parallel=experts_parallel)[:2]
 
 
 def keep_fp8_as_it_is():
@@ -27,7 +27,7 @@ def keep_fp8_as_it_is():
     linear._POSSIBLE_FP8_BLOCK_KERNELS[current_platform._enum] = [Kept]
 
 
-def build_with_config(folder, ranks, rank, port, *, experts_parallel=False, stages=1):
+def build_with_config(directory, ranks, rank, port, *, experts_parallel=False, stages=1):
     """The model, processed as after its first load, its loader, and the engine's configuration. ``stages``: of a
     pipeline that the ranks form."""
     from vllm.config import set_current_vllm_config
@@ -42,7 +42,7 @@ def build_with_config(folder, ranks, rank, port, *, experts_parallel=False, stag
 
     keep_fp8_as_it_is()
     config = EngineArgs(
-        model=str(folder),
+        model=str(directory),
         skip_tokenizer_init=True,
         enforce_eager=True,
         dtype="bfloat16",

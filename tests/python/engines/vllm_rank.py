@@ -28,9 +28,9 @@ class Rank:
         load_general_plugins()  # finds deltasync's entry point
         self.imported_early = "deltasync.engines.vllm_engine" in sys.modules
         self.name = name
-        self.folder = tempfile.TemporaryDirectory()
-        write_config(name, pathlib.Path(self.folder.name))
-        self.model, self.load, config = build_with_config(self.folder.name, ranks, rank, port, stages=stages)
+        self.directory = tempfile.TemporaryDirectory()
+        write_config(name, pathlib.Path(self.directory.name))
+        self.model, self.load, config = build_with_config(self.directory.name, ranks, rank, port, stages=stages)
         config.weight_transfer_config = WeightTransferConfig(backend="deltasync")
         self.config = config
         worker = self.worker = Worker.__new__(Worker)

@@ -25,12 +25,12 @@ def needs_vllm():
         pytest.skip("vllm is not installed here: tools/test_engines.sh vllm")
 
 
-def write_dist_info(folder):
+def write_dist_info(directory):
     """What installing the package leaves: its entry points, for importlib.metadata."""
     import tomllib
 
     project = tomllib.loads((HERE.parents[2] / "pyproject.toml").read_text())["project"]
-    info = folder / "deltasync-0.dist-info"
+    info = directory / "deltasync-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: deltasync\nVersion: 0\n")
     lines = []
@@ -77,18 +77,20 @@ class RankProcess:
 class Replica:
     """`ranks` processes; `rpc` is vLLM's collective_rpc: to all ranks at once, the first error is raised."""
 
-    def __init__(self, folder, model, ranks, stages=1):
-        write_dist_info(folder)
+    def __init__(self, directory, model, ranks, stages=1):
+        write_dist_info(directory)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        path = os.pathsep.join(filter(None, [str(folder), str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(
+            filter(None, [str(directory), str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")])
+        )
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         self.ranks = [
             RankProcess(
                 [sys.executable, str(HERE / "vllm_rank.py"), model, str(ranks), str(rank), str(port), str(stages)],
                 environment,
-                folder / f"rank{rank}.log",
+                directory / f"rank{rank}.log",
             )
             for rank in range(ranks)
         ]

@@ -58,14 +58,14 @@ class Publisher:
             "files": files,
             "tensor_parallel": tensor_parallel,
         }
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
         self.token = ""
         if token_file is not None:
             self.token = read_token(token_file)
         elif host not in _LOOPBACK and not Tls.of(tls).ca:
-            self._folder = tempfile.TemporaryDirectory(prefix="deltasync-token-")
+            self._directory = tempfile.TemporaryDirectory(prefix="deltasync-token-")
             self.token = secrets.token_hex(32)
-            token_file = Path(self._folder.name) / "token"
+            token_file = Path(self._directory.name) / "token"
             token_file.write_text(self.token)
             token_file.chmod(0o600)
         self.manager: WeightManager | None = None
@@ -111,8 +111,8 @@ class Publisher:
         if self.manager is not None:
             self.manager.close()
         self.agent.stop()
-        if self._folder is not None:
-            self._folder.cleanup()
+        if self._directory is not None:
+            self._directory.cleanup()
 
 
 def on_host(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

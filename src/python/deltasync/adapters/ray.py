@@ -45,7 +45,7 @@ class Endpoint(NamedTuple):
 
 def publish_endpoint(name: str, endpoint: str, *, token: str = "", timeout: float = 60.0) -> None:
     """Makes an agent known in the cluster. A name that is there already then means this one: a trainer that was started
-    anew. Returns when everybody finds it; DeadlinePassed after ``timeout`` seconds; InvalidArgument if it is an address
+    again. Returns when everybody finds it; DeadlinePassed after ``timeout`` seconds; InvalidArgument for an address
     that other nodes of this cluster cannot reach."""
     _check_reachable(endpoint)
     end = time.monotonic() + timeout
@@ -128,7 +128,7 @@ def _directory() -> Any:
 
 
 def _ask(name: str, end: float, call: Any) -> Any:
-    """Asks the directory, within the deadline. If it died it is asked anew, but knows no name."""
+    """Asks the directory, within the deadline. If it died it is asked again, but knows no name."""
     while True:
         try:
             return ray.get(call(_directory()), timeout=max(0.0, end - time.monotonic()) + _CALL_S)

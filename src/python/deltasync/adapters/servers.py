@@ -52,7 +52,7 @@ class StaleCache(InternalError):
 class VllmServer:
     """``vllm serve --weight-transfer-config '{"backend": "deltasync"}'``.
 
-    ``pause_mode`` keep: running requests are frozen, their KV is dropped and computed anew with the new weights.
+    ``pause_mode`` keep: running requests are frozen, their KV is dropped and computed again with the new weights.
     ``token_file``: the agent's token as a file on the server's host; vLLM's routes are not the place to send it.
     ``tls``: a :class:`~deltasync.Tls` or a mapping, of files on the server's host.
     ``verify``: every rank reads its live memory back before an update succeeds. ``ignore``: patterns of names that need
@@ -114,7 +114,7 @@ class VllmServer:
 class SglangServer:
     """``python -m sglang.launch_server`` with deltasync installed beside it.
 
-    ``pause_mode`` retract: running requests go back to the queue and compute their KV anew. ``model_path`` is what the
+    ``pause_mode`` retract: running requests go back to the queue and compute their KV again. ``model_path`` is what the
     server was started with; it is asked for it by default. ``tls``: a :class:`~deltasync.Tls` or a mapping, of files on
     the server's host. ``ignore``: patterns of names that need not match
     (docs/guides/sglang.md)."""

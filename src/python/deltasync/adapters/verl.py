@@ -102,7 +102,7 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     def init_process_group(self, sender: dict[str, Any] | None) -> None:
         """``sender``: what the master's :meth:`prepare` returned; None on trainer ranks. A receiver is kept over steps,
-        which is why later ones are deltas; one of another agent (a trainer that was started anew) is replaced."""
+        which is why later ones are deltas; one of another agent (a trainer that was started again) is replaced."""
         changed = self._sender is not None and (sender is None or sender["endpoint"] != self._sender["endpoint"])
         self._sender = sender
         if changed and self._receiver is not None:

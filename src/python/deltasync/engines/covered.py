@@ -40,7 +40,7 @@ def _quantises(method: Any) -> bool:
     return bool(comes_quantised) and not any(comes_quantised)
 
 
-def quantised_anew(trace: LoaderTrace, model: Any) -> set[str]:
+def quantised_again(trace: LoaderTrace, model: Any) -> set[str]:
     """Weights of modules that the engine quantises as it loads them, and that no tensor fills: their scales, where what
     comes is in another form. Where all tensors of a module are copied as they are, so have its scales to be: the
     trainer's weights are quantised then."""
@@ -70,7 +70,7 @@ def require_engine_coverage(
     """What of `unplaced`, the trainer's tensors that this model has no place for, is not ignored. UnmatchedWeights if
     there is something and the tensors are not `shared` with other models; and in any case for weights of the model that
     nothing fills."""
-    made = quantised_anew(trace, model) if trace.unfilled and trace.reload else set()
+    made = quantised_again(trace, model) if trace.unfilled and trace.reload else set()
     unfilled, weights = ignore.split({key: what for key, what in trace.unfilled.items() if key not in made})
     untaken, tensors = ignore.split(unplaced)
     if unfilled or not shared:

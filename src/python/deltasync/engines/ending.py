@@ -24,7 +24,7 @@ from .votes import Outcome, Verdict
 
 _log = logging.getLogger("deltasync.engines")
 
-REMEDY = "do not resume before an update has succeeded: it loads all weights anew where they are of no version"
+REMEDY = "do not resume before an update has succeeded: it loads all weights again where they are of no version"
 
 #: (why this rank votes no, or None; what about; the round's name)
 Decide = Callable[[str | None, str, str], Verdict]

@@ -93,7 +93,7 @@ def plan_of(layout: Layout, trace: LoaderTrace) -> tuple[PlacementPlan, HostCopi
 
 def places(trace: LoaderTrace, model: Any) -> dict[str, tuple[object, ...]]:
     """Where and how the model holds what is in memory that the trace's slices name: name → geometry. If it differs from
-    what it was, the plan is void. Of tensors elsewhere nothing is said: an engine may make those anew as it likes
+    what it was, the plan is void. Of tensors elsewhere nothing is said: an engine may make those again as it likes
     (scales that it keeps on the host, what it derives from others)."""
     from ..autoplacement.memory import live_tensors
 

@@ -88,7 +88,7 @@ class EngineReceiver:
         self.untaken: dict[str, str] = {}
         self._ignore, self._shared = Ignore((*ENGINES_OWN, *ignore)), shared
         self._connect = lambda: Receiver(endpoints, name=name, timeout=timeout, **options)
-        #: The receiver's tensors are not the model's, or not the trainer's any more: the next call connects anew.
+        #: The receiver's tensors are not the model's, or not the trainer's any more: the next call connects again.
         self._stale = False
         self._places: dict[str, tuple[object, ...]] = {}
         self._copies: HostCopies | None = None
@@ -110,7 +110,7 @@ class EngineReceiver:
         UnmatchedWeights: the trainer's tensors are not the model's weights, and what is left over on both sides;
         DeadlinePassed, ConnectionFailed: no agent answered."""
         if self._stale and self.state != CLOSED:
-            self._connect_anew()
+            self._connect_again()
         if self.state != CONNECTING:
             return
         self.check()
@@ -224,7 +224,7 @@ class EngineReceiver:
         to doubt stays. Never raises."""
         if self.state in (CONNECTING, CLOSED):
             return
-        _log.warning("%s: the next update loads all weights anew: %s", self.name, reason)
+        _log.warning("%s: the next update loads all weights again: %s", self.name, reason)
         self.pause()
         self.version = self._before = None
         self.doubt, self.state, self._mode = reason if doubt else self.doubt, LOADING, ""
@@ -251,7 +251,7 @@ class EngineReceiver:
         self._thread.shutdown(wait=False, cancel_futures=True)
         self.trace, self._copies, self.version = None, None, None
 
-    def _connect_anew(self) -> None:
+    def _connect_again(self) -> None:
         """For the tensors that the trainer has now. The model keeps its weights, of a version that is no base."""
         self._drop_staging()
         self._leave()
@@ -445,7 +445,7 @@ class EngineReceiver:
         if staging.asked is None or staging.asked not in (found.number, found.label):
             return None
         self._following = None
-        # It may have been staged before the trainer was started anew.
+        # It may have been staged before the trainer was started again.
         return following if following.still_wanted(staging.asked, timeout=left(end)) else None
 
     def _drop_staging(self) -> None:

@@ -29,7 +29,7 @@ class VllmLoader:
             return self._model.load_weights(weights)
 
     def reload(self, weights: Weights) -> None:
-        """By layerwise reload: parameters are built anew beside the live ones, loaded, processed, and copied to where
+        """By layerwise reload: parameters are built again beside the live ones, loaded, processed, and copied to where
         the live ones are. It is ended in any case, so that no parameter stays on the meta device."""
         with set_current_vllm_config(self._vllm_config), disable_mtp_completeness_check(), torch.no_grad():
             initialize_layerwise_reload(self._model)
@@ -40,7 +40,7 @@ class VllmLoader:
 
     def reload_modules(self) -> Collection[str]:
         """Quantised modules, and those that an attention layer derives its own tensors from (MLA's kv_b_proj), which
-        layerwise reload makes anew."""
+        layerwise reload makes again."""
         found: set[str] = set()
         for path, module in self._model.named_modules():
             method = getattr(module, "quant_method", None)
