@@ -148,7 +148,7 @@ Result<OnDevice> receive(const Options& options, gpu::Device& device, ThreadPool
   }
   DS_ASSIGN(const PlacementPtr placement, place(halves, model.memory[0]));
   const auto make_target = [&] {
-    std::vector<DeviceExecutor::Source> sources(1);
+    std::vector<DeviceExecutor::PlacedDevice> sources(1);
     sources[0].device = &device;
     return make_device_target_on(placement, std::move(sources), {});
   };
