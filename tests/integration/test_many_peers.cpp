@@ -175,13 +175,13 @@ TEST_F(ManyPeers, AReceiverUsesThePlaceThatItHas) {
 
   LayoutFetch without_the_first(true);
   const auto broken = streams.run(without_the_first, {item, item}, instance, test_deadline());
-  ASSERT_EQ(broken.end, receiver::RoundEnd::complete);
+  ASSERT_EQ(broken.end, receiver::FetchRoundEnd::complete);
   ASSERT_EQ(broken.stream_restarts, 1u);
   ASSERT_TRUE(eventually([&] { return connections() == 1; }));
   const Client taken = client(wire::Role::data);
 
   LayoutFetch intact(false);
-  EXPECT_EQ(streams.run(intact, {item}, instance, test_deadline()).end, receiver::RoundEnd::complete);
+  EXPECT_EQ(streams.run(intact, {item}, instance, test_deadline()).end, receiver::FetchRoundEnd::complete);
   EXPECT_EQ(metrics().connections_refused, 0u);
 }
 
