@@ -308,7 +308,7 @@ TEST(Planner, ANumberIsServedOrReachedOrWaitedForOrGone) {
   EXPECT_EQ(decide(number(ask_from(5), 5), offer()).kind, Kind::up_to_date);
   EXPECT_EQ(decide(number(ask_from(3), 3), offer()).kind, Kind::up_to_date);  // where the ring begins
   expect_error(decide(number(ask(), 5), offer()), Errc::gone);
-  expect_error(decide(number(ask_from(6), 5), offer()), Errc::gone);  // no way back
+  expect_error(decide(number(ask_from(6), 5), offer()), Errc::gone);  // no delta leads to an older one
   expect_error(decide(number(ask_from(3), 2), offer()), Errc::gone);
   wire::PlanRequest full_only = number(ask_from(4), 5);
   full_only.full_only = 1;

@@ -73,7 +73,7 @@ TEST_F(RawTiles, OfEverythingEachBatchIsARun) {
   }
 }
 
-TEST_F(RawTiles, WhoeverDividesWhatHeAsksForGetsTheSameRuns) {
+TEST_F(RawTiles, DividedRequestsGetTheSameRuns) {
   const Runs whole = runs({{0, layout_->tile_count()}});
   const std::set<std::vector<std::uint64_t>> known(whole.begin(), whole.end());
   for (std::uint64_t cut = 1; cut < layout_->tile_count(); cut += 7) {

@@ -53,7 +53,7 @@ class LocalTokenTest : public ::testing::Test {
   test::TempDir dir_;
 };
 
-TEST_F(LocalTokenTest, IsFoundByWhoeverIsConnectedToWhereItsOwnerListens) {
+TEST_F(LocalTokenTest, IsFoundByAPeerThatIsConnectedToWhereItsOwnerListens) {
   const Connected here;
   const Connected other("127.0.0.2");
   std::string token = make_token();

@@ -52,7 +52,7 @@ class PlacementErrors : public testing::Test {
   PlacementPlan plan_;
 };
 
-TEST_F(PlacementErrors, TheSoundPlanIsAccepted) {
+TEST_F(PlacementErrors, TheValidPlanIsAccepted) {
   const auto built = Placement::build(layout_, plan_);
   ASSERT_TRUE(built.ok()) << built.error().to_string();
   EXPECT_EQ((*built)->placed_bytes(), 80u * 64 + 128);

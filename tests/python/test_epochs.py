@@ -20,7 +20,7 @@ def publish(agent: deltasync.AgentProcess, value: float) -> deltasync.Version:
         return version
 
 
-def test_a_manager_that_begins_anew_comes_after_the_ones_before(agent: deltasync.AgentProcess) -> None:
+def test_a_manager_that_begins_again_comes_after_the_ones_before(agent: deltasync.AgentProcess) -> None:
     published = [publish(agent, 0.0)]
     with deltasync.Receiver(agent.endpoint) as receiver:
         assert receiver.update().version == published[0]

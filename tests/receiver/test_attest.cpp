@@ -424,7 +424,7 @@ class CommitVerdicts : public testing::Test {
   Reference second_;
 };
 
-TEST_F(CommitVerdicts, ASoundOneIsCommitted) {
+TEST_F(CommitVerdicts, AValidOneIsCommitted) {
   ASSERT_TRUE(commit_whole(target_, first_).ok());
   EXPECT_TRUE(verdict().status.ok());
   ASSERT_TRUE(commit_second().ok());

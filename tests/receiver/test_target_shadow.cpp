@@ -244,7 +244,7 @@ TEST_F(ShadowFaults, AShadowThatIsWrongIsNotWritten) {
 }
 
 /// Live memory that has its version is not given up for a shadow that is rotten.
-TEST_F(ShadowFaults, AWrongShadowDoesNotCostASoundVersion) {
+TEST_F(ShadowFaults, AWrongShadowDoesNotCostAValidVersion) {
   std::byte& rotten = byte_of_shadow(3);
   rotten ^= std::byte{1};
   live_->fail("open_live");

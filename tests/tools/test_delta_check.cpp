@@ -25,7 +25,7 @@ class DeltaCheck : public ::testing::Test {
   delta::Delta delta_;
 };
 
-TEST_F(DeltaCheck, ASoundDeltaPasses) {
+TEST_F(DeltaCheck, AValidDeltaPasses) {
   const Status checked = check_delta(*model_.layout, delta_, model_.half, after_, digests_, pool_);
   EXPECT_TRUE(checked) << checked.error().to_string();
 }
