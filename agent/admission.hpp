@@ -1,7 +1,7 @@
-// Who may be connected to the pull server. A newcomer is a stranger until it has proved who it is, and strangers have
-// few places of their own: however many come, they take none of those who are known. Where they are too many, the
-// oldest one of the address that has most of them leaves, so that a peer that answers soon gets through. Pure: no
-// socket, no clock.
+// Which connections the pull server admits. A connection is a stranger until it has authenticated. Strangers have a few
+// places of their own, so they never take the places of known peers, however many come. When these places are full, the
+// oldest stranger of the address with the most of them has to leave: a peer that authenticates soon gets through. Pure:
+// no socket, no clock.
 #pragma once
 
 #include <boost/asio/ip/address.hpp>
@@ -35,9 +35,9 @@ class Admission {
 
   explicit Admission(const AdmissionLimits& limits) : limits_(limits) {}
 
-  /// A stranger; ids grow. Who has to leave for it, if anybody.
+  /// A new connection, a stranger; ids ascend. Returns the one that has to leave for it, if any.
   std::optional<std::uint64_t> come(std::uint64_t id, const boost::asio::ip::address& from);
-  /// A stranger has become known. One that finds no place remains a stranger.
+  /// A stranger has authenticated. If there is no place of its kind it remains a stranger.
   Verdict settle(std::uint64_t id, Kind kind);
   void leave(std::uint64_t id);
 

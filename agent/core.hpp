@@ -73,13 +73,13 @@ struct ServedVersion {
 };
 using ServedPtr = std::shared_ptr<const ServedVersion>;
 
-/// Copies tiles of a served half, row by row without padding, contiguous, for threads of low priority, for
-/// which no writer shall wait: nothing holds the half. False if it has been given back to the writers meanwhile; then
-/// what was copied is nothing.
+/// Copies tiles of a served half to `out`, contiguous, their rows without padding. Takes no lease, so that no writer
+/// waits for a thread of low priority. False if the half was given back to the writers meanwhile: then what is in `out`
+/// is of no use.
 bool copy_while_served(const ServedVersion& served, std::span<const std::uint64_t> tiles, std::byte* out);
 
-/// Epochs beyond this count for nothing in a receiver's mouth: a quarter of the counting bits, which leaves 3·10⁹
-/// trainers to come. (Epochs that once were made from a clock reach it in the year 2109.)
+/// Epochs beyond this are not believed when a receiver names them: a quarter of the counting bits, which leaves 3·10⁹
+/// trainers to come. (Epochs that older releases made from a clock reach it in the year 2109.)
 inline constexpr std::uint64_t kEpochHeardMax = std::uint64_t{1} << 62;
 
 /// Everything that a plan is made from, at one moment.
@@ -91,7 +91,7 @@ struct Snapshot {
 };
 using SnapshotPtr = std::shared_ptr<const Snapshot>;
 
-/// A receiver's plan: what its data requests may ask for. Immutable but for lease and hold in it.
+/// A plan that a receiver was given: what its data requests may ask for. Immutable, but for the state of its leases.
 struct OpenPlan {
   std::uint64_t id = 0;
   std::uint64_t connection = 0;  ///< the control conversation that it ends with
@@ -111,23 +111,24 @@ struct OpenPlan {
 };
 using OpenPlanPtr = std::shared_ptr<const OpenPlan>;
 
-/// What a plan that is asked for again and again knows of the delta that it waits for. Its conversation's.
+/// A plan request that waits for a derived delta. It is tried again whenever something changes; this is what the tries
+/// have in common. Owned by the conversation that made the request.
 struct PendingPlan {
-  bool may_wait = false;  ///< still
-  // The core's.
-  std::optional<DeltaKey> key;         ///< waited for: one in all, so that a trainer that is faster holds up nobody
-  DerivedDeltaCache::Request request;  ///< for it, until the waiting ends
-  bool began = false;                  ///< nobody else had asked for it
-  bool hit = false;                    ///< another's answers it
-  /// Opened when the waiting began: the steps that it could have had at once. They stay to be had if they leave the
-  /// ring meanwhile.
+  bool may_wait = false;  ///< its time to wait has not passed
+  // Written by the core.
+  std::optional<DeltaKey> key;         ///< waits for this one and no other, so that a fast trainer cannot hold it up
+  DerivedDeltaCache::Request request;  ///< for `key`, until the waiting ends
+  bool began = false;                  ///< it was the first to ask for `key`
+  bool hit = false;                    ///< a delta that another request had asked for answers it
+  /// The plan that it could have had at once, of steps of the ring. Opened when the waiting began, so that the steps
+  /// stay available if they leave the ring meanwhile.
   std::optional<wire::PlanReply> chain;
 };
 
 /// Who asks for a plan.
 struct Asker {
   std::uint64_t connection = 0;
-  std::string host;  ///< the peer's address without its port: who shares it shares what leases it is given
+  std::string host;  ///< the peer's address without its port; lease budgets are by host
   std::string name;  ///< for the log
 };
 
@@ -136,7 +137,7 @@ class AgentCore : public TrainerHooks {
   /// Takes the lock of `options.name`, adopts what an agent before left and starts the publisher. Errors:
   /// already_exists (another agent), permission, io.
   static Result<std::unique_ptr<AgentCore>> start(const CoreOptions& options);
-  /// Joins the publisher. The segment stays.
+  /// Joins the threads. The segment stays.
   ~AgentCore() override;
   AgentCore(const AgentCore&) = delete;
   AgentCore& operator=(const AgentCore&) = delete;
@@ -153,41 +154,41 @@ class AgentCore : public TrainerHooks {
 
   // ---- the pull server's side; any thread ----------------------------------------------------------------------
   SnapshotPtr snapshot() const;
-  /// One attempt: an answer, or nothing yet (`waiting_for` says what is missing; a change is told to listeners). A
-  /// full answer has begun a lease. `pending` is the same for all attempts of one plan. `subset` is what the connection
-  /// has subscribed to and the plan names; null: everything.
+  /// One try to answer a plan request. Nothing if it has to wait: `waiting_for` says for what, and listeners hear of
+  /// each change. A full answer has begun a lease. `pending` is the same for all tries of one request. `subset` has the
+  /// tiles that the connection subscribed to and the request names; null: all tiles.
   Result<std::optional<wire::PlanReply>> plan(const wire::PlanRequest& plan, const Asker& asker,
                                               std::string* waiting_for, PendingPlan& pending,
                                               const SubsetPtr& subset = nullptr);
-  /// A receiver holds a version of it. Any thread.
+  /// A receiver says that it holds a version of this epoch. Any thread.
   void hear_of_epoch(std::uint64_t epoch);
-  /// The one Subset of these tiles for all connections, as long as one of them holds it. no_space beyond
-  /// what peers may make the agent hold.
+  /// The Subset of these tiles: one object for all connections that ask for the same. no_space beyond the memory that
+  /// peers may take.
   Result<SubsetPtr> share_subset(TileSet tiles);
   /// lease_revoked if the plan is over (released, expired, its control connection closed) or was never made.
   Result<OpenPlanPtr> find_plan(std::uint64_t id) const;
-  /// As LeaseTable::enter, under the plan itself: the one who sends what the plan holds (deltas that may have left the
-  /// ring, a mapping) does so as such a Reader, and lets go of it when the plan ends.
+  /// As LeaseTable::enter, for the plan as a whole. Whatever sends what the plan holds (deltas that may have left the
+  /// ring, a mapping) is such a Reader, and stops when the plan ends.
   Result<LeaseTable::Reader> enter(const OpenPlan& plan, std::function<void()> wake);
   void release(std::uint64_t plan, std::uint64_t connection);
-  /// What a receiver that could not verify tiles of its plan's target is to do.
+  /// What a receiver has to do that could not verify tiles of its plan's target.
   enum class Verdict : std::uint8_t {
     valid,       ///< they have their digests here
     plan_again,  ///< there is another version by now, or another state of it
     not_yet,     ///< they are wrong, and will be published again soon: ask again when told of a change
   };
   Verdict check_tiles(const OpenPlan& plan, std::span<const wire::TileRange> ranges, const std::string& who);
-  /// These tiles of a served half may be wrong: the publisher looks soon.
+  /// These tiles of a served half may be wrong: the publisher checks them soon.
   void doubt(const HalfKey& half, std::span<const std::uint64_t> tiles, const std::string& found_by);
   /// Ends all plans of a control conversation.
   void connection_closed(std::uint64_t connection);
   LeaseTable& leases() noexcept { return leases_; }
   PackPool& packers() noexcept { return packers_; }
   const Room& copy_room() const noexcept { return copy_room_; }
-  /// For all that peers make the agent hold: their requests, what waits to be sent to them, their subscriptions, and
-  /// what is kept for others that may ask for the same.
+  /// Memory for peers: their requests, what waits to be sent to them, their subscriptions, and what is cached for
+  /// others that may ask for the same.
   const Room& peer_room() const noexcept { return peer_room_; }
-  /// Of the largest layout that a request may be about.
+  /// Tiles of the largest layout that a request may be about.
   std::uint64_t tiles_max() const;
   Metrics& metrics() noexcept { return metrics_; }
   const CoreOptions& options() const noexcept { return options_; }
@@ -197,16 +198,16 @@ class AgentCore : public TrainerHooks {
   using Listener = std::shared_ptr<void>;
   Listener listen(std::function<void()> changed);
 
-  /// Ends plans that are past their time and revokes leases that a writer has waited for long enough. To be called
-  /// again after the time that it returns.
+  /// Ends plans that are past their time, and revokes leases that a writer has waited for long enough. Returns after
+  /// which time to call it again.
   std::chrono::milliseconds run_maintenance();
 
   /// Stops the publisher and the packing threads and revokes all leases. Idempotent. Conversations may still be there.
   void stop();
   /// Removes the segments' files (tests).
   void remove_segments();
-  /// The same of an agent whose end cannot be waited for. It outlives the core; as long as it is there, no other agent
-  /// has the name, so that nothing is removed but this one's.
+  /// Removes them too, of an agent whose end cannot be waited for. May outlive the core. It holds the lock of the
+  /// agent's name, so nothing of another agent is removed.
   class Names {
    public:
     void remove() const noexcept;
@@ -226,7 +227,7 @@ class AgentCore : public TrainerHooks {
     bool live = true;
   };
   std::vector<PlanInfo> plans() const;
-  /// How far behind what is served is who holds this version, or (epoch 0) none.
+  /// How far a receiver that holds this version (epoch 0: none) is behind what is served.
   Behind behind(const VersionId& held) const;
   /// The same of many at one moment.
   std::vector<Behind> behind(std::span<const VersionId> held) const;
@@ -303,8 +304,8 @@ class AgentCore : public TrainerHooks {
                                                      const SubsetPtr& subset);
   static bool compute_subset_roots(const Share& share, const std::vector<RingEntryPtr>& steps);
   static Subset::Part part_of(const Share& share, const RingEntryPtr& entry);
-  // core_derived.cpp: of the chain of `decision` the most that is made as one, then the ring's own; nothing: it is
-  // waited for.
+  // core_derived.cpp. The steps that answer `decision`: one derived delta for as much of the chain as there is one for,
+  // then the ring's own. Nothing: the request waits for one that is being built.
   std::optional<std::vector<RingEntryPtr>> derived_steps_locked(const Decision& decision, PendingPlan& pending);
   std::vector<RingEntryPtr> ring_steps_locked(const Decision& decision) const;
   std::optional<wire::PlanReply> take_chain_locked(PendingPlan& pending);
@@ -316,8 +317,7 @@ class AgentCore : public TrainerHooks {
   void retain_derived_locked();
   void release_entries_locked(std::vector<RingEntryPtr> entries);
 
-  // The builders' threads. A delta that is made is null where it cannot be, or is not worth it; an error, where it may
-  // be another time.
+  // The builders' threads. A null delta: there can be none, or it would not pay. An error: it may succeed another time.
   struct DeltaBuilder;
   struct Build;
   void start_builder(DeltaBuilder& builder, const std::string& name);
@@ -342,7 +342,7 @@ class AgentCore : public TrainerHooks {
   const std::shared_ptr<shm::AgentLock> lock_;
   Metrics metrics_;
   LeaseTable leases_;
-  LeaseTable holds_{[] {}};  ///< of plans: on no half
+  LeaseTable holds_{[] {}};  ///< one for each plan, on no half
   ThreadPool pool_;          // the publisher's, as the next two
   OverlappedDiff overlapped_diff_;
   PackPool packers_;

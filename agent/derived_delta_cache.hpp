@@ -1,6 +1,6 @@
-// Deltas that are made of the ring's when a receiver asks, and kept for those that ask the same: one for a chain
-// (merged), one that is smaller for slow links (compact). Only the bookkeeping; who makes them is in core_derived.cpp.
-// Not thread-safe; lives behind the core's mutex. Entries are immutable and shared with the plans that serve them.
+// Derived deltas: made from the ring's when a receiver asks, and kept for others that ask for the same. A merged one
+// stands for a chain; a compact one is smaller, for slow links. This is the bookkeeping; core_derived.cpp builds them.
+// Not thread-safe; protected by the core's mutex. Entries are immutable and shared with the plans that serve them.
 #pragma once
 
 #include <compare>
@@ -20,7 +20,7 @@ enum class DeltaForm : std::uint8_t {
   compact,  ///< in exponent classes where that is smaller
 };
 
-/// What such a delta applies to, exactly, where it leads, and how it says that.
+/// Names a derived delta: the exact state that it applies to, the version that it leads to, and its form.
 struct DeltaKey {
   VersionId from;
   Digest128 from_root;
@@ -32,8 +32,8 @@ struct DeltaKey {
 
 class DerivedDeltaCache {
  public:
-  /// Bounds what is kept, of both forms together, and how many may wait to be made; compact ones, which take much
-  /// longer to make, may be half of these.
+  /// `bytes_max` bounds what is kept, of both forms together. `wanted_max` bounds how many may wait to be built; half
+  /// of these may be compact ones, which take much longer.
   explicit DerivedDeltaCache(std::uint64_t bytes_max, std::size_t wanted_max = 16)
       : bytes_max_(bytes_max), wanted_max_(wanted_max) {}
 
@@ -46,22 +46,23 @@ class DerivedDeltaCache {
   State state(const DeltaKey& key) const;
   /// Null unless made.
   RingEntryPtr find(const DeltaKey& key) const;
-  /// One of those who want a delta. any thread may drop it at any time: what nobody holds a request for any more is
-  /// forgotten unless it was begun.
+  /// Held by one who wants a delta. Any thread may drop it at any time. A delta whose last request was dropped is
+  /// forgotten, unless building it has begun.
   using Request = std::shared_ptr<const void>;
-  /// From `none` to `wanted`, or with those who want it already. Null if it is made or impossible, or if too many are
-  /// wanted.
+  /// Asks for a delta: from `none` to `wanted`, or joins those who want it already. Null if it is made or impossible,
+  /// or if too many are wanted.
   Request request(const DeltaKey& key);
-  /// The one of this form that has been wanted for longest, and is not begun yet. It stays wanted until put(), fail()
-  /// or forget(), no matter who wants it.
+  /// Begins the one of this form that has been wanted for longest. It stays wanted until put(), fail() or forget(),
+  /// even if all requests are dropped.
   std::optional<DeltaKey> begin(DeltaForm form);
 
-  /// The wanted one is made. Evicts the oldest. Returns what is not kept: those, or `entry` itself if nobody can ask
-  /// for it any more or it is larger than the bound (then it is impossible).
+  /// The wanted one is built. Evicts the oldest. Returns what is not kept: the evicted ones; or `entry` itself, if
+  /// nobody can ask for it any more, or if it is larger than the bound (then it is impossible).
   std::vector<RingEntryPtr> put(const DeltaKey& key, RingEntryPtr entry);
   void fail(const DeltaKey& key);
   void forget(const DeltaKey& key);
-  /// Forgets all whose two ends are not in `ring` any more: nobody can ask for them. Returns what was kept of them.
+  /// Forgets those whose two ends are not both in `ring` any more: nobody can ask for them. Returns what it had of
+  /// them.
   std::vector<RingEntryPtr> retain(const std::deque<RingEntryPtr>& ring);
   void set_bytes_max(std::uint64_t bytes_max) { bytes_max_ = bytes_max; }
 

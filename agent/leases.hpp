@@ -1,11 +1,11 @@
-// Who reads which half. A full plan holds a lease on one content of one half; every loop that reads the half's bytes
-// for that plan is a Reader under the lease. A half may be handed back to the writers only when `idle` says so: no
-// lease on it lives and no Reader is inside.
+// Who reads which half. A full plan holds a lease on one version in one half. Every loop that reads the half's bytes
+// for that plan is a Reader under the lease. A half may be handed back to the writers only when idle() says so: no live
+// lease on it, and no Reader inside.
 //
-// A lease ends at the receiver's release, at the close of its control connection, at the plan's deadline, or by
-// revocation. Ending wakes its readers; they leave at their next piece. What the socket took before is beyond our
-// reach: pages handed to sendfile are read when the peer receives them, so a receiver that did not acknowledge trusts
-// only tiles that match the digests fixed at seal.
+// A lease ends when the receiver releases it, when its control connection closes, at the plan's deadline, or by
+// revocation. That wakes its readers, which stop before their next piece. What the socket took before is out of reach:
+// pages that were handed to sendfile are read when the peer receives them. So a receiver that has not acknowledged
+// trusts only tiles that match the digests fixed at the seal.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@
 
 namespace deltasync::agent {
 
-/// One content of one half: a later fill of the same half is another key.
+/// One version in one half: a later fill of the same half is another key.
 struct HalfKey {
   std::uint64_t generation = 0;
   unsigned half = 0;
@@ -38,9 +38,10 @@ class LeaseTable;
 
 /// What a lease was given with.
 struct LeaseTerms {
-  std::chrono::nanoseconds grace = std::chrono::nanoseconds::max();  ///< that a writer may wait for it
-  std::string host;                                                  ///< of the peer
-  std::string name;                                                  ///< as it calls itself
+  /// For how long a writer waits before the lease is revoked.
+  std::chrono::nanoseconds grace = std::chrono::nanoseconds::max();
+  std::string host;  ///< of the peer
+  std::string name;  ///< as it calls itself
 };
 
 class Lease {
@@ -65,7 +66,7 @@ class LeaseTable {
   /// `changed` is called (without a lock held) when a half may have become idle.
   explicit LeaseTable(std::function<void()> changed) : changed_(std::move(changed)) {}
 
-  /// Permission to read the half, for as long as it is checked between pieces. Left by the destructor.
+  /// Permission to read the half. Valid until may_send() says no, which is to be asked before each piece.
   class Reader : public net::MessageStream::MaySend {
    public:
     Reader(Reader&& other) noexcept;

@@ -1,5 +1,5 @@
-// The overlapped diff: while a version is still being offloaded, its batches are diffed and encoded as they
-// become whole, so that little is left to do when it is sealed. Nothing of it is published before that.
+// The overlapped diff: batches of a version are diffed and encoded while the version is still being offloaded, each as
+// soon as it is whole. So little is left to do after the seal. Nothing is published before the seal.
 #pragma once
 
 #include <condition_variable>
@@ -18,7 +18,7 @@
 
 namespace deltasync::agent {
 
-/// An open fill and the version that it is diffed against, whose half stays as it is meanwhile.
+/// An open fill, and the version that it is diffed against. That version's half does not change meanwhile.
 struct OverlappedDiffJob {
   GenerationPtr generation;
   shm::FillView fill;
@@ -34,14 +34,14 @@ struct OverlappedDiffWork {
   std::unique_ptr<delta::Encoding> encoding;
 };
 
-/// Follows one fill at a time, on background threads of its own. Called by one thread, the publisher, which
-/// never waits for them: on a busy machine a thread of low priority may not run for seconds. What they are at when a
-/// job ends is thrown away once they come to it, and so is what they read meanwhile.
+/// Follows one fill at a time, on background threads of its own. Called by one thread, the publisher. It never waits
+/// for them, since on a busy machine a thread of low priority may not run for seconds: what they are at when a job ends
+/// is discarded once they finish it.
 class OverlappedDiff {
  public:
-  /// With no threads it follows nothing. `diffed` counts batches as they are done, those of aborted fills too.
-  /// `before_round`: for tests, on the thread that follows, which has taken some batches.
-  /// Throws std::system_error if a thread is not to be had.
+  /// With 0 threads it does nothing. `diffed` counts batches as they are done, those of aborted fills included.
+  /// `before_round`: for tests, called on the background thread once it has taken some batches. Throws
+  /// std::system_error if a thread cannot be started.
   OverlappedDiff(unsigned threads, Metrics::Counter& diffed, const NumaPlacementPtr& numa_placement = nullptr,
                  std::function<void()> before_round = {});
   /// Ends, and waits for the batches at hand.
@@ -52,10 +52,10 @@ class OverlappedDiff {
   bool enabled() const noexcept { return thread_.joinable(); }
   /// The job that is followed, or null.
   const OverlappedDiffJob* job() const noexcept { return followed_ ? &followed_->job : nullptr; }
-  /// Takes hold of the fill and follows it; nothing if it is over already. The job before was ended.
+  /// Holds the fill and follows it; does nothing if the fill is over already. end() was called for the job before.
   void begin(OverlappedDiffJob job);
-  /// Stops following at once, and lets go of the fill: a thread that is still in a batch of it reads what may be
-  /// written by then, for nothing. Null if no fill was followed.
+  /// Stops at once and releases the fill. A thread that is still in a batch may then read bytes that are being written;
+  /// its result is discarded. Null if no fill was followed.
   std::shared_ptr<OverlappedDiffWork> end();
 
  private:
@@ -84,7 +84,8 @@ class OverlappedDiff {
   std::thread thread_;
 };
 
-/// The first of some tiles of a half, all in turn from `cursor` on, that is not what `digests` says of it; or nothing.
+/// Checks `tiles` tiles of a half, from `cursor` on, which advances. The first that differs from its digest, or
+/// nothing.
 std::optional<std::uint64_t> spot_check(const Generation& generation, unsigned half,
                                         const std::vector<std::uint64_t>& digests, std::uint64_t tiles,
                                         std::uint64_t& cursor);

@@ -1,5 +1,5 @@
-// The threads that pack tiles for receivers on slow links, at low priority. A conversation has several frames packed
-// ahead of what it sends, so that threads and socket are busy together.
+// Threads of low priority that pack tiles for receivers on slow links. A conversation has several frames packed ahead
+// of what it sends, so that it packs and sends at the same time.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -55,7 +55,7 @@ class PackPool {
   std::vector<std::thread> threads_;
 };
 
-/// The frames of one answer, in order. Its conversation's strand.
+/// The frames of one answer, in order. Used on its conversation's strand.
 class PackAhead {
  public:
   using Tiles = PackedFrameCache::Tiles;
@@ -68,22 +68,23 @@ class PackAhead {
   PackAhead(const PackAhead&) = delete;
   PackAhead& operator=(const PackAhead&) = delete;
 
-  /// One is always allowed; more, up to kAheadMax, as long as all conversations together keep the threads busy only.
-  /// What waits for its peer keeps none busy, so a peer that does not read holds up nobody. It takes memory, though:
-  /// beyond kMadeMax in all, one for each has to do.
+  /// Whether another frame may be begun. One always may. More, up to kAheadMax, only while the frames that all
+  /// conversations have asked for are no more than it takes to keep the threads busy. Frames that are packed and wait
+  /// for their peer do not count for that, so a peer that does not read holds up nobody; but beyond kMadeMax of these
+  /// in all, each conversation has one frame at a time.
   bool may_begin() const noexcept;
   bool empty() const noexcept { return slots_.empty(); }
   /// `pack` is called on one of the pool's threads, unless the frame has been dropped by then, is in the cache, or is
   /// being packed for somebody else.
   void begin(std::shared_ptr<const Tiles> tiles, std::function<Result<PackedFrame>()> pack);
-  /// Until the oldest one is there, for `limit` at most. Whether it is.
+  /// Waits until the oldest one is there, for `limit` at most. Returns whether it is.
   boost::asio::awaitable<bool> wait(std::chrono::nanoseconds limit);
   /// The oldest one, which is there.
   Result<PackedFramePtr> take();
   const Tiles& front_tiles() const { return *slots_.front()->tiles; }
-  /// Of the oldest one nobody hears any more.
+  /// Drops the oldest one; its result goes nowhere.
   void drop();
-  /// Since the oldest one was begun.
+  /// Time since the oldest one was begun.
   std::chrono::nanoseconds age() const;
 
  private:

@@ -1,6 +1,6 @@
-// Frames that were packed of one version, kept for other receivers that pull it too: those that were told of it
-// together ask for the same frames within moments. Each plan of the version has a share in the one cache, which goes
-// with the last of them. Frames hold copies, so no lease is needed for what lies here.
+// Packed frames of one version, kept for other receivers that pull it too. Receivers hear of a version at the same
+// time, so they ask for the same frames within moments. All full plans of a version share one cache; it ends with the
+// last of them. Frames are copies, so a cached one needs no lease.
 #pragma once
 
 #include <cstddef>
@@ -28,25 +28,24 @@ struct PackedFrame {
 };
 using PackedFramePtr = std::shared_ptr<const PackedFrame>;
 
-/// Any thread.
+/// Thread-safe.
 class PackedFrameCache {
  public:
   using Tiles = std::vector<std::uint64_t>;
   using Make = std::function<Result<PackedFramePtr>()>;
   using Deliver = std::function<void(const Result<PackedFramePtr>&)>;
 
-  /// What a receiver on a link of a gigabit takes in two seconds: others may begin so much later and still find what
-  /// it has had packed.
+  /// Two seconds of a link of one gigabit: a receiver that begins so much later than another still finds its frames.
   static constexpr std::uint64_t kBytesMax = 256u << 20;
-  /// What is kept is taken from `room` too: if there is none to spare, less is kept.
+  /// The frames take from `room` as well: if it has nothing to spare, fewer are kept.
   explicit PackedFrameCache(std::uint64_t bytes_max = kBytesMax, const Room& room = Room(kBytesMax))
       : bytes_max_(bytes_max), room_(room) {}
 
   /// Null: not here, or not yet.
   PackedFramePtr find(const Tiles& tiles) const;
-  /// Delivers the frame of these tiles once: before this returns, or, if another thread is at it, on that thread when
-  /// it has it. What cannot be made for one (its lease may have ended) is made for who waits by his own `make`. Both
-  /// must not throw.
+  /// Calls `deliver` once with the frame of these tiles. Before this returns; or, if another thread is making the
+  /// frame, later on that thread. If its `make` fails (its lease may have ended), those who wait are tried with their
+  /// own. Neither function may throw.
   void get(const Tiles& tiles, Make make, Deliver deliver);
 
  private:
@@ -67,7 +66,7 @@ class PackedFrameCache {
   };
   using Kept = std::list<KeptFrame>;
 
-  /// Returns what had to go for it.
+  /// Returns what was evicted for it.
   Kept keep_locked(Entries::iterator entry, const PackedFramePtr& frame);
   void evict_locked(Kept& evicted);
 
@@ -79,10 +78,10 @@ class PackedFrameCache {
   std::uint64_t bytes_ = 0;  // of these
 };
 
-/// Finds the cache of the content that is served. Its owner's mutex.
+/// Finds the cache of the version that is served. Protected by its owner's mutex.
 class ServedPackedFrameCache {
  public:
-  /// The same one for all who hold a share of it; the reclaimer frees it.
+  /// One cache for all who ask with the same half. The reclaimer frees it after the last of them.
   std::shared_ptr<PackedFrameCache> share(const HalfKey& half, std::shared_ptr<Reclaimer> reclaimer, const Room& room);
 
  private:

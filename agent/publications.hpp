@@ -1,5 +1,5 @@
-// When versions were published, for how far behind a receiver is. Times of this process's steady clock: nothing here
-// depends on what the time is, or on another host's idea of it.
+// When versions were published: from that follows how far a receiver is behind. Times are of this process's steady
+// clock, so no wall clock and no other host's clock matters.
 #pragma once
 
 #include <algorithm>
@@ -13,15 +13,15 @@
 
 namespace deltasync::agent {
 
-/// How far behind what is served somebody is who holds an older version, or none.
+/// How far the holder of an older version, or of none, is behind what is served.
 struct Behind {
   std::uint64_t versions = 0;         ///< published after the one that is held
   std::chrono::nanoseconds since{0};  ///< since the first of these was; zero if there is none
   bool operator==(const Behind&) const = default;
 };
 
-/// Remembers the last ones: what it says of who is later than all of them is a lower bound. A look takes the logarithm
-/// of their number. Not thread-safe.
+/// Remembers the last kRememberedMax; for a holder of something older it gives a lower bound. A look takes logarithmic
+/// time. Not thread-safe.
 class Publications {
  public:
   using Clock = std::chrono::steady_clock;
@@ -34,8 +34,9 @@ class Publications {
     if (published_.size() > kRememberedMax) forget_oldest();
   }
 
-  /// Of who holds a version that is remembered, what came after it; of any other, what came from the first on that is
-  /// later than it. Who holds something later than all, of an agent that was lost, has none of these.
+  /// For a version that is remembered: what was published after it. For any other: what was published from the first
+  /// one on that is later than it. If `held` is later than all of them (of an agent that was lost), it counts as older
+  /// than all.
   Behind behind(const VersionId& held, Clock::time_point now) const {
     const auto first = first_missing(held);
     if (first == published_.end()) return {};

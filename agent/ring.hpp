@@ -1,5 +1,5 @@
 // The bounded ring of recent deltas: a contiguous chain of versions, oldest first, in memory beside the segment.
-// Not thread-safe; lives behind the core's mutex. Entries are immutable and shared with the conversations that serve
+// Not thread-safe; protected by the core's mutex. Entries are immutable and shared with the conversations that serve
 // them, so that eviction never waits for a slow receiver.
 #pragma once
 

@@ -1,6 +1,6 @@
-// The ring's deltas as files beside the segment, so that a restart of the agent does not cost each late receiver a
-// whole model: <segment>.d1, <segment>.d2 … The files follow the ring, behind the publisher and at low priority; the
-// agent after this one takes those that lead to exactly what it serves. Each is written once and never changed.
+// Keeps the ring's deltas in files beside the segment (<segment>.d1, <segment>.d2 …), so that after a restart of the
+// agent late receivers need not pull a whole model. A thread of low priority writes them after the publisher, each
+// once. The next agent adopts those that lead to exactly what it serves.
 #pragma once
 
 #include <chrono>
@@ -32,19 +32,19 @@ class RingKeeper {
 
   /// Throws std::system_error if there is no thread to be had.
   void start();
-  /// Ends the thread, which leaves what it is at: the caller, whose priority is not low, writes what is still to be
-  /// written, the newest first, as far as it gets within `limit`. Idempotent.
+  /// Ends the thread. What it has not written yet is written by the caller, whose priority is not low, the newest
+  /// first, as far as `limit` allows. Idempotent.
   void stop(std::chrono::milliseconds limit = kStopLimit);
 
-  /// This is the ring now; any thread, at once. One of another segment takes the place of the one before, whose files
-  /// go with that segment. Of it, the newest that together have `bytes_max` are kept.
+  /// Keeps this ring from now on: of its deltas the newest that take `bytes_max` together. Returns at once. Any thread.
+  /// Files of another segment are left to those who remove that segment.
   void keep(const shm::SegmentPath& segment, std::vector<RingEntryPtr> ring, std::uint64_t bytes_max);
-  /// There is no ring any more: holds none, and leaves the files to who removes the segment.
+  /// There is no ring any more. Drops it, and leaves the files to those who remove the segment.
   void forget();
 
-  /// What an agent before this one kept of the ring that leads to this state, oldest first; from here on this keeper's.
-  /// Its other files of the segment are removed, and what was wrong with them is logged. While there is no ring: after
-  /// forget(), or before anything else.
+  /// Takes over what an agent before this one kept: the deltas that lead to this state, oldest first. Other files of
+  /// the segment are removed; what was wrong with them is logged. Call it while there is no ring: first, or after
+  /// forget().
   std::vector<RingEntryPtr> adopt(const shm::SegmentPath& segment, const Layout& layout, const VersionId& version,
                                   const Digest128& root, const std::vector<std::uint64_t>& digests);
 

@@ -1,5 +1,5 @@
-// So much memory at most for all who take from it. Nobody may wait for some with any of its own in hand, but for what
-// take_first() gave: of that there is always enough left for those who wait, so that they do not wait for each other.
+// A budget of memory that many share. To avoid deadlock, nobody waits for a share while it has one, unless that one is
+// of take_first(): a part of the budget is out of its reach, and is left for those who wait.
 #pragma once
 
 #include <atomic>
@@ -10,12 +10,12 @@
 
 namespace deltasync::agent {
 
-/// Copies are the same room. Thread-safe.
+/// Copies are the same budget. Thread-safe.
 class Room {
  public:
   explicit Room(std::uint64_t bytes) : bytes_max_(bytes), left_(std::make_shared<std::atomic<std::uint64_t>>(bytes)) {}
 
-  /// Goes back when it is destroyed, even after the room.
+  /// Returned to the budget by its destructor. May outlive the Room.
   class Share {
    public:
     Share() = default;
@@ -37,15 +37,15 @@ class Room {
     std::uint64_t bytes_ = 0;
   };
 
-  /// Nothing if there is not so much left.
+  /// Nothing if less is left.
   std::optional<Share> take(std::uint64_t bytes) const { return take_down_to(0, bytes); }
-  /// For what is held by those who may come to wait for more: waited_bytes_max() stay for them.
+  /// For holders that may wait for more later. Leaves waited_bytes_max() for those who wait.
   std::optional<Share> take_first(std::uint64_t bytes) const { return take_down_to(waited_bytes_max(), bytes); }
-  /// For what is kept in the hope that it is of use: half of the room stays for others.
+  /// For caches: leaves half of the budget to others.
   std::optional<Share> take_spare(std::uint64_t bytes) const { return take_down_to(bytes_max_ / 2, bytes); }
 
   std::uint64_t bytes_max() const noexcept { return bytes_max_; }
-  /// Who waits for more than this could wait for ever.
+  /// The most that may be waited for; a wait for more might never end.
   std::uint64_t waited_bytes_max() const noexcept { return bytes_max_ / 4; }
   std::uint64_t bytes_taken() const noexcept { return bytes_max_ - left_->load(std::memory_order_relaxed); }
 

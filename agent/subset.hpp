@@ -1,6 +1,6 @@
-// A receiver's subscription as the agent keeps it: its tiles, and what the agent knows of versions and deltas cut for
-// them. Shared by all connections that subscribed to the same tiles, so that the ranks of one kind in many replicas are
-// computed for once.
+// A receiver's subscription as the agent keeps it: its tiles, with the roots of versions and the sizes of deltas for
+// these tiles alone. Shared by all connections that subscribed to the same tiles: many replicas have the same ranks,
+// and each value is computed once for all.
 #pragma once
 
 #include <cstdint>
