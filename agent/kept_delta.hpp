@@ -20,13 +20,13 @@ namespace deltasync::agent {
 /// Everything before the container's frames, which follow as they are in memory: nothing large is copied.
 std::vector<std::byte> kept_delta_head(const RingEntry& entry);
 
-/// Checks hashes, bounds and the container. That the entry leads anywhere, and that its digests are true, is for the
-/// caller to find out. `corrupt`, `unsupported`, or layout_mismatch.
+/// Checks hashes, bounds and the container: corrupt, unsupported or layout_mismatch. The caller has to check where the
+/// entry leads, and that its digests are right.
 Result<std::shared_ptr<RingEntry>> decode_kept_delta(ByteSpan file, const Layout& layout);
 
-/// Of these deltas, in any order, the chain that ends at exactly this state, oldest first; empty if none ends there.
-/// Each is there only if its digests before, put in place of those after it, have the root that it starts from: so it
-/// belongs to these very bytes.
+/// The chain of these deltas (in any order) that ends at exactly this state, oldest first; empty if none ends there. A
+/// delta is part of it only if its old digests, put in place of those after it, have the root that it starts from. That
+/// proves that it belongs to these bytes.
 std::vector<RingEntryPtr> chain_to(const VersionId& version, const Digest128& root, std::vector<std::uint64_t> digests,
                                    const std::vector<RingEntryPtr>& deltas);
 

@@ -1,4 +1,5 @@
-// What a receiver gets: a pure function of what it asked and what the agent has. No clock, no lock, no socket.
+// Decides how a plan request is answered: a pure function of the request and of what the agent has. No clock, no lock,
+// no socket.
 #pragma once
 
 #include <cstdint>
@@ -50,10 +51,10 @@ struct Decision {
   Digest128 target_root;
   std::size_t first_step = 0;
   std::size_t steps = 0;
-  /// Steps from first_step on whose merged (or compact) delta may be the better answer: in place of a delta's steps if
-  /// it is smaller, in place of a full update if it is smaller than a half. 0: there is nothing to make.
+  /// How many steps from first_step on could be answered by one derived delta. It takes the place of a delta's steps if
+  /// it is smaller than they are, and of a full update if it is smaller than a half. 0: nothing to derive.
   std::size_t merge_steps = 0;
-  /// That delta may be in exponent classes, of a single step too: what was asked for, and is served.
+  /// The derived delta may be compact, even that of a single step: the request allows it, and the target is served.
   bool compact = false;
   Errc code = Errc::internal;
   std::string message;  ///< of an error; for wait: what is waited for

@@ -29,7 +29,7 @@ struct PullContext {
   std::atomic<bool> stopping{false};
   /// Changes the connection's line of the status page.
   std::function<void(std::uint64_t connection, const std::function<void(PeerStatus&)>&)> note;
-  /// A peer has authenticated. Nothing if it may stay, else why not: in the peer's ears.
+  /// A peer has authenticated. Nothing if it may stay, else the reason that the peer is told.
   std::function<Status(std::uint64_t connection, wire::Role role)> settle;
   // Lines about peers that have not authenticated, about those that were turned away, and about all others.
   log::LineLimit stranger_lines{};
@@ -38,7 +38,7 @@ struct PullContext {
   ReceiverTable receivers{options.limits.remember};
 };
 
-/// The plan that a request with ranges names, if so many ranges can be in its layout at all.
+/// The plan that a request with ranges names; an error if its layout cannot have so many ranges.
 Result<OpenPlanPtr> find_plan(const AgentCore& core, const wire::RangesHead& head);
 
 /// Everything runs on the stream's strand.
@@ -63,11 +63,12 @@ class PullConversation {
   awaitable<Status> answer(Request& request);
   std::uint64_t request_bytes_max(wire::Type type) const;
   Error no_memory() const;
-  /// Memory that this peer makes the agent hold. Waits for it a while: then `timed_out`, which says that the agent is
-  /// busy. What is too large to be waited for counts as what is not.
-  /// For a request; nothing else may be held.
+  // Memory for what this peer makes the agent hold. Waits for it a while, then timed_out: the agent is busy. Counts at
+  // most what may be waited for, however large the message is.
+  /// For a request; the conversation has no other share.
   awaitable<Result<Room::Share>> hold_request(std::uint64_t bytes);
-  /// For a part of its answer, of which nothing else may be held. `permit` (null: none) as in MessageStream.
+  /// For a part of its answer; the conversation has no share of another part. `permit` (null: none) as in
+  /// MessageStream.
   awaitable<Result<Room::Share>> hold(std::uint64_t bytes, const net::MessageStream::MaySend* permit = nullptr);
   using Take = std::optional<Room::Share> (Room::*)(std::uint64_t bytes) const;
   awaitable<Result<Room::Share>> wait_for_room(Take take, std::uint64_t bytes,
@@ -93,8 +94,8 @@ class PullConversation {
   awaitable<Status> on_get_extent(Request& request);
   awaitable<Status> on_get_frames(Request& request);
   awaitable<Status> on_get_raw_tiles(Request& request);
-  // The messages of an answer, without its end. They hold what the plan holds, and are Readers of it, until they
-  // return and no longer: a peer that does not read must not keep it by not reading the answer's end.
+  // These send an answer, without its last message. While they run they are Readers of the plan and hold what it holds;
+  // not longer, so that a peer cannot keep it by not reading the last message.
   awaitable<Status> send_extents(std::uint64_t request, OpenPlanPtr plan, wire::TileRange tiles);
   awaitable<Status> send_extent(std::uint64_t request, const OpenPlan& plan, std::uint64_t at, std::uint64_t bytes,
                                 const LeaseTable::Reader& reader);
@@ -113,11 +114,11 @@ class PullConversation {
   /// can be said on this connection.
   awaitable<Status> send(std::span<const ByteSpan> pieces, const net::MessageStream::MaySend& permit);
 
-  /// Makes publications wake wait_for_version for as long as the token lives.
+  /// Publications wake wait_for_version while the listener lives.
   AgentCore::Listener hear_versions();
   /// Until a version is published, a short while has passed, or the deadline.
   awaitable<void> wait_for_version(Deadline deadline);
-  /// What is served, unless it is the content of `told`, which becomes it.
+  /// What is served; nothing if it is what `told` names. Updates `told`.
   std::optional<wire::VersionReady> news(HalfKey& told) const;
   void log_end(const Status& status) const;
 

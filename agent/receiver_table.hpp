@@ -31,10 +31,10 @@ class ReceiverTable {
   using Clock = std::chrono::steady_clock;
   static constexpr std::size_t kGoneMax = 256;  ///< that have left and are remembered
 
-  /// Who has left is forgotten after `remember`.
+  /// Receivers that have left are forgotten after `remember`.
   explicit ReceiverTable(std::chrono::milliseconds remember) : remember_(remember) {}
 
-  /// Whose words these are.
+  /// Which receiver reports.
   struct Peer {
     std::uint64_t connection = 0;
     std::string name;

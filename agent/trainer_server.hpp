@@ -1,6 +1,6 @@
 // The agent's side of the trainer's Unix socket: who the writers are, which slot each has, whether their plans fit
-// together, and when a version is served. The agent's core stands behind TrainerHooks. trainer_protocol.md has
-// the conversation.
+// together, and when a version is served. TrainerHooks is what it needs of the agent's core. The protocol is in
+// trainer_protocol.md.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -29,7 +29,8 @@ struct OpenSegment {
   std::uint64_t generation = 0;
   VersionId newest;  ///< last sealed version; epoch 0 if none
   UniqueFd file{};   ///< the segment's, for the writer
-  /// The latest that a new one shall come after: of the segment's newest version, or of what a receiver holds; 0: none.
+  /// A new epoch has to be later than this one: that of the segment's newest version, or of what a receiver holds. 0:
+  /// none.
   std::uint64_t epoch = 0;
 };
 
@@ -51,16 +52,16 @@ class TrainerHooks {
   /// generation has. already_exists names a live owner's pid.
   virtual Result<std::uint64_t> grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers,
                                       ProcessWatch watch) = 0;
-  /// Whom the slot was granted to said goodbye, is proved dead, or was refused after all. Nothing to do if the slot was
-  /// granted again since: this may come late.
+  /// The process that got the slot said goodbye, is proved dead, or was refused after all. May come late: does nothing
+  /// if the slot was granted again since.
   virtual void writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) = 0;
 
-  /// A writer says: look at the segment.
+  /// A writer says that the segment has changed.
   virtual void segment_changed() = 0;
-  /// And how long its offload took, if it says so.
+  /// A writer says how long its offload took.
   virtual void offloaded(const wire::TrainerNotify& /*durations*/) {}
-  /// What serves `version` or a later one of the same epoch, or nothing yet; or why it never will be. Call
-  /// TrainerServer::version_served when the answer may have changed.
+  /// The answer to a writer that waits for `version`, or a later one of its epoch, to be served. Nothing: not yet. An
+  /// error: it never will be. Call TrainerServer::version_served when the answer may have changed.
   virtual Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) = 0;
 };
 

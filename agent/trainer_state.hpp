@@ -51,7 +51,7 @@ struct Trainer {
   ProcessWatch watch;
   boost::asio::posix::stream_descriptor death;  ///< a pidfd: readable when dead
 
-  /// Whether somebody listens at the other end: what a process left behind must not keep it from coming back.
+  /// Whether the process still has the other end: a connection that it abandoned must not keep it from attaching again.
   bool connected() const { return connection != 0 && !left(); }
   std::string who() const { return "writer " + std::to_string(slot) + " (" + to_string(watch.id()) + ")"; }
 };
@@ -85,26 +85,26 @@ class TrainerState : public std::enable_shared_from_this<TrainerState> {
   /// Whether this process may have that slot, as far as the records tell.
   Status may_attach(const wire::TrainerHello& hello, const ProcessId& peer) const;
   bool is_connected(const ProcessId& peer) const;
-  /// From now on the slot speaks through that connection. Another one that the same process has left is ended: what it
-  /// still wanted is dropped.
+  /// That connection is the slot's from now on. An earlier one of the same process is ended, and what it waits for is
+  /// dropped.
   void connect(const TrainerPtr& trainer, std::uint64_t connection, std::function<bool()> left);
   /// A record of its own for a slot of `generation`, in place of the one that is there.
   Result<TrainerPtr> enter(std::uint32_t slot, std::uint64_t generation, ProcessWatch peer);
   /// The slots stay with their processes: a closed connection proves nothing.
   void connection_closed(std::uint64_t connection);
   boost::asio::awaitable<void> drop(TrainerPtr trainer, Error why);
-  /// A process got a slot of `generation` and then no record.
+  /// A process was granted a slot of `generation`, but no record was made for it.
   boost::asio::awaitable<void> give_back(std::uint32_t slot, std::uint64_t generation, std::uint64_t grant,
                                          ProcessId process);
-  /// Death may be proved before its event came round, e.g. when a trainer is restarted at once.
+  /// Drops writers whose process is proved dead, even before the event of their pidfd (a trainer may restart at once).
   boost::asio::awaitable<void> drop_dead();
 
   // ---- plans --------------------------------------------------------------------------------------------------
-  /// The board of that generation is the one from here on.
+  /// Plans are of that generation from now on.
   void use_board(std::uint64_t generation, const LayoutPtr& layout);
   /// Null if the trainer's layout was replaced.
   WriterPlanBoard* board_of(const Trainer& trainer);
-  /// Makes the trials that are due on the setup thread, if nobody is at it.
+  /// Starts making the trials that are due on the setup thread, unless that is under way.
   void judge();
 
   /// Makes what changed visible to status().
