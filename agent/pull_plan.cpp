@@ -108,7 +108,8 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
     // Held up past the deadline while it waited for a merge: the steps are to be had.
     if (deadline.passed() && pending.may_wait && pending.key) continue;
     if (deadline.passed()) co_return co_await refuse(request, Error(Errc::timed_out, "waited for " + waiting_for));
-    co_await wait_for_version(pending.may_wait && merge_deadline ? *merge_deadline : deadline);
+    const Deadline look_again = pending.may_wait && merge_deadline ? *merge_deadline : deadline;
+    co_await wait_for_version(look_again);
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for " + waiting_for);
   }
 }

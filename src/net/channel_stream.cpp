@@ -97,8 +97,8 @@ Error ChannelStream::error_from(const error_code& ec, const char* what) const {
 
 awaitable<Status> ChannelStream::wait_as(Tried::Came want, Deadline deadline, const char* what) {
   arm(deadline);
-  const auto result =
-      co_await socket_.async_wait(want == Tried::Came::wants_write ? Socket::wait_write : Socket::wait_read, kAsTuple);
+  const auto direction = want == Tried::Came::wants_write ? Socket::wait_write : Socket::wait_read;
+  const auto result = co_await socket_.async_wait(direction, kAsTuple);
   disarm();
   if (std::get<0>(result)) co_return error_from(std::get<0>(result), what);
   co_return Status();
@@ -115,8 +115,9 @@ awaitable<Status> ChannelStream::secure(std::unique_ptr<Channel> channel, Deadli
     auto tried = channel->handshake();
     if (tried && tried->came == Tried::Came::moved) break;
     const bool unbegun = channel->peer_may_be_plain();
+    const Deadline limit = unbegun ? first_word : deadline;
     Status status = tried ? Status() : Status(std::move(tried).error());
-    if (tried) status = co_await wait_as(tried->came, unbegun ? first_word : deadline, "waiting for the TLS handshake");
+    if (tried) status = co_await wait_as(tried->came, limit, "waiting for the TLS handshake");
     if (status) continue;
     if (unbegun) co_return status.error().code() == Errc::timed_out ? speaks_tls_only() : std::move(status).error();
     if (socket_.is_open()) channel_ = std::move(channel);  // in which nothing more can be said

@@ -77,6 +77,37 @@ class CheckTreeTest(ScriptTest):
             [f"src/base/b.cpp:1: docs/ has no page gone{PAGE}",
              f"{PAGES}inside/here{PAGE}: {PAGES}here{PAGE} has the same name"])
 
+    def test_no_choice_in_an_expression_that_awaits(self):
+        """g++ 12 gets such an expression wrong."""
+        subprocess.run(["git", "init", "-q", self.tmp], check=True)
+        self.put("src/net/good.cpp", """
+#define BOTH(a, b) ((a) && (b))
+awaitable<bool> good(Wish&& wish) {  // co_await a || b
+  if (wish && wish->now) co_return co_await ask(wish, "a || b");
+  const auto limit = wish ? wish->limit : Deadline{};
+  for (auto&& word : co_await words(limit)) use(word || last);
+  co_await run([&] { return limit && wish; });
+  const bool told = co_await tell();
+  co_return told || last;
+}
+""")
+        self.assertEqual(self.check(), (0, ""))
+        for line, operator in {
+            "co_return told || co_await last();": "||",
+            "if (told && co_await last()) stop();": "&&",
+            "while (co_await last() && told) stop();": "&&",
+            "const auto answer = told ? co_await last() : Answer();": "?:",
+            "co_await wait(told ? first : second);": "?:",
+            "co_await wait(Limits{told, told || first});": "||",
+            "run([&]() -> awaitable<void> { if (told) co_await wait(told && first); });": "&&",
+        }.items():
+            with self.subTest(line):
+                self.put("src/net/bad.cpp", f"awaitable<bool> bad() {{\n  first();\n  {line}\n}}\n")
+                status, errors = self.check()
+                self.assertEqual(status, 1)
+                self.assertEqual(errors, f"src/net/bad.cpp:3: {operator} in an expression with co_await, which g++ 12 "
+                                         "gets wrong: give the choice a name of its own\n")
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2, argv=[sys.argv[0], *sys.argv[1:]])

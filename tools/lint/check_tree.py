@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 
+from awaits import check_awaits
+
 # What may stand at the top level. A new entry is a decision, so it is made here too.
 TOP_LEVEL = {
     ".ci", ".clang-format", ".clang-tidy", ".gitignore", "CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md",
@@ -151,7 +153,7 @@ def main():
             continue
         if name.startswith("tests/") and "/corpus/" in name:
             continue
-        for check in (check_includes, check_public_header, check_text):
+        for check in (check_includes, check_public_header, check_text, check_awaits):
             breaches += check(name, text)
         breaches += check_links(root, name, text)
         breaches += check_doc_names(root, name, text)
