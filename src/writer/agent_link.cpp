@@ -11,7 +11,7 @@ namespace deltasync {
 namespace {
 
 constexpr auto kGoodbyeLimit = std::chrono::seconds(1);
-constexpr auto kVerdictMargin = std::chrono::milliseconds(50);
+constexpr auto kVerdictMargin = std::chrono::milliseconds(250);  // a busy machine answers late
 constexpr auto kBackoffMin = std::chrono::milliseconds(5);
 constexpr auto kBackoffMax = std::chrono::milliseconds(250);
 

@@ -84,7 +84,7 @@ TEST_F(WriterRestart, AReplacedRankWithAnotherPlanIsToldThatItDoesNotFit) {
   ASSERT_TRUE(both[0]->wait_ready({7, 1}, soon()));
   both[1].reset();
   both[1] = attach(1, 2);
-  const Status judged = both[1]->register_plan(part(0), in_ms(500));
+  const Status judged = both[1]->register_plan(part(0), in_ms(2'000));
   ASSERT_FALSE(judged);
   EXPECT_EQ(judged.error().code(), Errc::timed_out);
   EXPECT_THAT(judged.error().message(), ::testing::HasSubstr("does not fit those that the other writers registered"));

@@ -106,7 +106,7 @@ TEST_F(WriterStop, AStopEndsWhatWaitsForOtherWriters) {
       [&] { EXPECT_TRUE(eventually(waits)); });
   EXPECT_EQ(plan.code(), Errc::cancelled) << plan.to_string();
   ASSERT_TRUE(eventually([&] { return !waits(); })) << "nobody is left to hear the verdict";
-  const auto alone = both[1]->register_plan(plans[1], in_ms(50));
+  const auto alone = both[1]->register_plan(plans[1], in_ms(2'000));
   ASSERT_FALSE(alone) << "writer 0 has no plan";
   EXPECT_THAT(alone.error().message(), HasSubstr("writer(s) 0"));
 
