@@ -76,7 +76,7 @@ TEST_F(ServedLeases, TheGraceNeverTakesMoreThanHalfOfTheWritersTime) {
   auto c = client();
   ASSERT_TRUE(c.plan(ask()));
   next_version();
-  const auto report = offload(*writer_, model_.half, ++number_, Deadline::after(2s));
+  const auto report = offload(*writer_, model_.half, ++number_, Deadline::after(6s));
   EXPECT_TRUE(report) << report.error().to_string();
   EXPECT_EQ(agent_->core().metrics().leases_revoked, 1u);
 }
@@ -96,7 +96,7 @@ TEST_F(ServedLeases, WhoLostALeaseHoldsUpNobodyAnyMore) {
     auto stream = client(wire::Role::data);
     ASSERT_TRUE(stream.socket.send(1, wire::GetExtent{reply->plan, all()}, test_deadline()));  // and does not read
     next_version();
-    const Deadline deadline = i == 0 ? Deadline::after(2s) : Deadline::after(2h);
+    const Deadline deadline = i == 0 ? Deadline::after(6s) : Deadline::after(2h);
     const auto report = offload(*writer_, model_.half, ++number_, deadline);
     ASSERT_TRUE(report) << report.error().to_string();
     EXPECT_EQ(agent_->core().metrics().leases_revoked, static_cast<std::uint64_t>(i) + 1);

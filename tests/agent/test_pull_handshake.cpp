@@ -155,7 +155,7 @@ TEST_F(Handshake, ASilentPeerIsDropped) {
 }
 
 TEST_F(Handshake, APeerThatStopsInsideItsAuthIsDropped) {
-  options_.pull.limits.handshake = std::chrono::milliseconds(50);
+  options_.pull.limits.handshake = std::chrono::milliseconds(500);
   start_agent();
   auto c = Client::connect_raw(port());
   ASSERT_TRUE(c);

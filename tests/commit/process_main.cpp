@@ -112,7 +112,7 @@ int run_coordinator(const std::string& directory, const std::string& name, const
   std::printf("%u\n", (*coordinator)->port());
   std::fflush(stdout);
   for (;;) {
-    static_cast<void>((*coordinator)->update(Want(), Deadline::after(std::chrono::seconds(20))));
+    static_cast<void>((*coordinator)->update(Want(), Deadline::after(std::chrono::seconds(60))));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 REPORT, SEGMENT = Path(sys.argv[1]), sys.argv[2]
 RANK = int(os.environ["RANK"])
-LONG_S = 60.0
+LONG_S = 300.0
 
 
 class Model(torch.nn.Module):

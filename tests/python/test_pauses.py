@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from deltasync import errors
 
+LIMIT_S = 60.0  # no wait of a test that passes comes near it
 WEIGHTS = {"w": np.ones((8, 8), np.float32)}
 
 
@@ -41,7 +42,7 @@ class Rig:
             attesting = self.threads.submit(self.receiver.attest)
             eventually(lambda: pull._is_paused)
             yield future
-        assert attesting.result(20) == []
+        assert attesting.result(LIMIT_S) == []
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def rig(segment_name: str) -> Iterator[Rig]:
     with (
         deltasync.WeightManager(WEIGHTS, name=segment_name) as manager,
         concurrent.futures.ThreadPoolExecutor(4) as threads,
-        deltasync.Receiver(manager.endpoint, background=True, timeout=20) as receiver,
+        deltasync.Receiver(manager.endpoint, background=True, timeout=LIMIT_S) as receiver,
     ):
         made = Rig(manager, receiver, threads)
         made.offload()
@@ -58,7 +59,7 @@ def rig(segment_name: str) -> Iterator[Rig]:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -73,7 +74,7 @@ def test_neither_starves_the_other(rig: Rig) -> None:
     eventually(lambda: rig.receiver.version == rig.manager.version)
     # One has committed it; who waited for the same pull finds it gone, or waits for the next.
     rig.receiver.cancel()
-    concurrent.futures.wait(waiting, 20)
+    concurrent.futures.wait(waiting, LIMIT_S)
     assert 2 in [future.result().version.number for future in waiting if future.exception() is None]
     assert {type(future.exception()) for future in waiting} <= {type(None), errors.Cancelled}
 
@@ -85,20 +86,20 @@ def test_who_waits_waits_on(rig: Rig, call: str) -> None:
     assert rig.receiver.attest() == []
     assert not waiting.done()
     rig.offload()
-    assert waiting.result(20).version.number == 2
+    assert waiting.result(LIMIT_S).version.number == 2
 
 
 def test_what_was_asked_for_stays(rig: Rig) -> None:
     with rig.paused(rig.receiver.update) as updated:
         pass
-    assert updated.result(20).mode == "up_to_date"
+    assert updated.result(LIMIT_S).mode == "up_to_date"
 
 
 def test_it_can_be_cancelled_meanwhile(rig: Rig) -> None:
     with rig.paused(rig.receiver.update) as updated:
         rig.receiver.cancel()
     with pytest.raises(errors.Cancelled):
-        updated.result(20)
+        updated.result(LIMIT_S)
     assert rig.receiver.update().mode == "up_to_date"
 
 
@@ -107,7 +108,7 @@ def test_what_is_given_up_meanwhile_does_not_come_back(rig: Rig) -> None:
         assert rig.receiver._staged is not None
         rig.receiver._staged.cancel()
     with pytest.raises(errors.Cancelled):
-        updated.result(20)
+        updated.result(LIMIT_S)
     rig.offload()
     assert rig.receiver.commit().version.number == 2
 
@@ -120,7 +121,7 @@ def test_what_goes_on_in_its_place_is_given_up_with_it(rig: Rig) -> None:
     assert not updated.done()
     pull.cancel()
     with pytest.raises(errors.Cancelled):
-        updated.result(20)
+        updated.result(LIMIT_S)
 
 
 @pytest.mark.parametrize("where", ["_resume", "_locked", "_kept.check"])
@@ -152,7 +153,7 @@ def test_who_waits_begins_what_ctrl_c_left_paused(rig: Rig, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         rig.receiver.attest()
     rig.offload()
-    assert waiting.result(20).version.number == 2
+    assert waiting.result(LIMIT_S).version.number == 2
 
 
 # ---- asyncio
@@ -190,7 +191,7 @@ def test_a_task_that_is_cancelled_behind_a_pause_leaves_the_background(rig: Rig)
             with pytest.raises(asyncio.CancelledError):
                 await waiting
         rig.offload()
-        assert (await receiver.commit(timeout=20)).version.number == 2
+        assert (await receiver.commit(timeout=LIMIT_S)).version.number == 2
 
     asyncio.run(run())
 
@@ -204,4 +205,4 @@ def test_who_comes_meanwhile_begins_nothing(rig: Rig) -> None:
         assert rig.receiver._staged is pull, "a pull was begun that the attestation may have to wait for"
     assert not first.done()
     rig.offload()
-    assert [future.result(20).version.number for future in (first, second)] == [2, 2]
+    assert [future.result(LIMIT_S).version.number for future in (first, second)] == [2, 2]

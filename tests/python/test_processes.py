@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from deltasync import errors
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

@@ -411,7 +411,7 @@ TEST_F(PullTest, SideFilesThatChangeAreNeverMixedWithOldOnes) {
   const auto bind_directory = [&] {
     auto target = make_hf_target(receiver_->layout(), receiver_->sidecar(), out);
     ASSERT_TRUE(target.ok()) << target.error().to_string();
-    ASSERT_TRUE(receiver_->bind(std::move(*target), in_ms(20'000)).ok());
+    ASSERT_TRUE(receiver_->bind(std::move(*target), in_ms(60'000)).ok());
   };
   const auto commit_next = [&] {
     auto staged = pull();

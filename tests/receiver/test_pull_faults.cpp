@@ -71,7 +71,7 @@ TEST(ReceiverConnect, WithoutThreadsItFails) {
   const int code = run_without_threads([] {
     ReceiverOptions options;
     options.endpoint = "127.0.0.1:9";
-    const auto receiver = Receiver::connect(options, Deadline::after(std::chrono::seconds(20)));
+    const auto receiver = Receiver::connect(options, Deadline::after(std::chrono::seconds(60)));
     return receiver ? 1 : receiver.error().code() == Errc::no_space ? 0 : 2;
   });
   if (code == kThreadsNotLimited) GTEST_SKIP() << "this machine does not limit threads by RLIMIT_NPROC";

@@ -50,7 +50,7 @@ class Attacker {
     while (!stop.stop_requested()) {
       auto client = listener_.accept(Until(Deadline::after(std::chrono::seconds(60)), stop));
       if (!client) continue;
-      auto server = net::connect_tcp("127.0.0.1", server_, Until(Deadline::after(std::chrono::seconds(20)), stop));
+      auto server = net::connect_tcp("127.0.0.1", server_, Until(Deadline::after(std::chrono::seconds(60)), stop));
       if (!server) continue;
       paths_.emplace_back([this, c = std::move(*client), s = std::move(*server)](const std::stop_token& ending) {
         carry(c.get(), s.get(), ending);

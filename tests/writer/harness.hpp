@@ -98,7 +98,7 @@ inline Deadline in_ms(int ms) {
 }
 /// Long enough for a loaded machine; a test that gets here has failed.
 inline Deadline soon() {
-  return in_ms(20'000);
+  return in_ms(60'000);
 }
 /// Looks again and again until `condition` holds or soon() has passed; the last look decides.
 template <class F>
