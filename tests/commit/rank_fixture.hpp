@@ -99,20 +99,8 @@ class CommitRanks : public CommitServer {
   }
   /// The coordinator is gone, and its log with it.
   void lose_log() {
-    port_ = server_->port();
     server_.reset();
     std::filesystem::remove(dir_.path() / "commit.log");
-  }
-  /// Another one, at the same place.
-  void start_with_another_log() {
-    CoordinatorOptions options;
-    options.ranks = 2;
-    options.log = dir_.path() / "commit.log";
-    options.token = kToken;
-    options.listen = "127.0.0.1:" + std::to_string(port_);
-    auto made = CoordinatorServer::start(options);
-    ASSERT_TRUE(made) << made.error().to_string();
-    server_ = *std::move(made);
   }
   bool all_serve(const std::string& label) {
     return eventually([&] {
@@ -127,7 +115,6 @@ class CommitRanks : public CommitServer {
   }
 
   FakeTrainer trainer_;
-  std::uint16_t port_ = 0;
   Member members_[2];
 };
 

@@ -16,6 +16,7 @@
 #include "tests/agent/agent_harness.hpp"
 #include "tests/commit/child_process.hpp"
 #include "tests/commit/real_rank.hpp"
+#include "tests/support/held_port.hpp"
 
 namespace deltasync::commit {
 
@@ -68,18 +69,17 @@ class CommitReal : public agent::AgentTest, public testing::WithParamInterface<P
     CoordinatorOptions options;
     options.ranks = kRanks;
     options.log = dir_.path() / "commit.log";
-    options.listen = "127.0.0.1:" + std::to_string(port_);
+    options.listen = port_.endpoint();
     options.token = kToken;
     auto made = Coordinator::start(options);
     ASSERT_TRUE(made) << made.error().to_string();
     coordinator_ = *std::move(made);
-    port_ = coordinator_->port();
   }
   ParticipantOptions options(std::uint32_t r) const {
     ParticipantOptions o;
     o.rank = r;
     o.ranks = kRanks;
-    o.coordinator = "127.0.0.1:" + std::to_string(port_);
+    o.coordinator = port_.endpoint();
     o.token = kToken;
     return o;
   }
@@ -188,14 +188,12 @@ class CommitReal : public agent::AgentTest, public testing::WithParamInterface<P
     std::filesystem::remove(out);
     process_ = std::make_unique<test::Process>(
         std::vector<std::string>{DELTASYNC_COMMIT_PROCESS, "coordinator", dir_.path().string(), "coordinator",
-                                 std::to_string(port_), std::to_string(kRanks)},
+                                 std::to_string(port_.number()), std::to_string(kRanks)},
         out);
     ASSERT_TRUE(eventually([&] {
       std::ifstream in(out);
       std::string line;
-      if (!std::getline(in, line) || in.eof()) return false;
-      port_ = static_cast<std::uint16_t>(std::stoul(line));
-      return true;
+      return std::getline(in, line) && !in.eof();
     }));
   }
   void arm(const std::string& point) {
@@ -206,7 +204,7 @@ class CommitReal : public agent::AgentTest, public testing::WithParamInterface<P
 
   Ledger ledger_;
   bool shadows_ = false;  ///< beside ranks that serve from an engine's own places
-  std::uint16_t port_ = 0;
+  const test::HeldPort port_;
   std::atomic<bool> fails_last_{false};
   std::atomic<bool> finish_comes_{false};
   std::atomic<unsigned> finishes_lost_{0};

@@ -10,6 +10,7 @@
 #include "commit/coordinator_server.hpp"
 #include "format/wire_commit.hpp"
 #include "net/auth.hpp"
+#include "tests/support/held_port.hpp"
 #include "tests/support/temp_dir.hpp"
 
 namespace deltasync::commit {
@@ -79,11 +80,13 @@ struct Peer {
 
 class CommitServer : public ::testing::Test {
  protected:
+  /// Again at the same place.
   void start(std::uint32_t ranks = 2, const std::string& token = kToken) {
     CoordinatorOptions options;
     options.ranks = ranks;
     options.log = dir_.path() / "commit.log";
     options.token = token;
+    options.listen = port_.endpoint();
     auto made = CoordinatorServer::start(options);
     ASSERT_TRUE(made) << made.error().to_string();
     server_ = *std::move(made);
@@ -109,6 +112,7 @@ class CommitServer : public ::testing::Test {
   }
 
   test::TempDir dir_;
+  const test::HeldPort port_;
   std::unique_ptr<CoordinatorServer> server_;
 };
 

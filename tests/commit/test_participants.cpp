@@ -80,7 +80,7 @@ TEST_F(CommitRanks, ANewProcessCatchesUpAndTheOthersServeOn) {
 TEST_F(CommitRanks, AnotherLogIsObeyedOnlyAfterTheOperatorsWord) {
   bring_up();
   lose_log();
-  start_with_another_log();
+  start();  // with another log
   ASSERT_FALSE(HasFatalFailure());
   for (Member& m : members_) {
     EXPECT_TRUE(eventually([&] {
@@ -110,7 +110,7 @@ TEST_F(CommitRanks, TheOperatorsWordEndsAPullThatWaits) {
     EXPECT_FALSE(m.rank->serving());
   }
   EXPECT_TRUE(eventually([&] { return !members_[0].engine.runs && !members_[1].engine.runs; }));
-  start_with_another_log();
+  start();  // with another log
   ASSERT_FALSE(HasFatalFailure());
   trainer_.publish("two");
   ASSERT_TRUE(eventually([&] { return server_->update(Want(), soon()).ok(); }));

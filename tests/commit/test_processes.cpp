@@ -14,6 +14,7 @@
 
 #include "deltasync/deadline.hpp"
 #include "tests/commit/child_process.hpp"
+#include "tests/support/held_port.hpp"
 #include "tests/support/temp_dir.hpp"
 
 namespace deltasync::test {
@@ -107,19 +108,17 @@ class CommitProcesses : public ::testing::Test {
     const auto out = dir_.path() / "out-coordinator";
     std::filesystem::remove(out);
     start("coordinator",
-          {"coordinator", dir_.path().string(), "coordinator", std::to_string(port_), std::to_string(kRanks)});
+          {"coordinator", dir_.path().string(), "coordinator", std::to_string(port_.number()), std::to_string(kRanks)});
     ASSERT_TRUE(eventually([&] {
       std::ifstream in(out);
       std::string line;
-      if (!std::getline(in, line) || in.eof()) return false;
-      port_ = static_cast<unsigned>(std::stoul(line));
-      return true;
+      return std::getline(in, line) && !in.eof();
     }));
   }
   void start_rank(unsigned r) {
     const std::string name = "rank" + std::to_string(r);
-    start(name, {"rank", dir_.path().string(), name, std::to_string(port_), std::to_string(kRanks), std::to_string(r),
-                 kKinds[r]});
+    start(name, {"rank", dir_.path().string(), name, std::to_string(port_.number()), std::to_string(kRanks),
+                 std::to_string(r), kKinds[r]});
   }
   void start_again(const std::string& name) {
     // Reaped first: the old process is proved dead before there is a new one.
@@ -174,7 +173,7 @@ class CommitProcesses : public ::testing::Test {
   TempDir dir_;
   Ledger ledger_{dir_.path() / "served"};
   std::uint64_t number_ = 0;
-  unsigned port_ = 0;
+  const test::HeldPort port_;
   std::map<std::string, std::unique_ptr<Process>> children_;
 };
 

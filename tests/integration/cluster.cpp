@@ -47,7 +47,7 @@ void AgentProcess::start(const std::vector<std::string>& more) {
                                    "--listen",
                                    endpoint(),
                                    "--http",
-                                   "127.0.0.1:" + std::to_string(http_port_),
+                                   http_.endpoint(),
                                    "--ready-file",
                                    ready.string(),
                                    "--log-level",
@@ -61,10 +61,6 @@ void AgentProcess::start(const std::vector<std::string>& more) {
     ASSERT_FALSE(deadline.passed()) << "the agent did not get ready";
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
-  std::ifstream in(ready);
-  const auto page = nlohmann::json::parse(in);
-  port_ = page.at("port").get<unsigned>();
-  http_port_ = page.at("http_port").get<unsigned>();
 }
 
 void AgentProcess::kill() {
@@ -99,7 +95,7 @@ void Cluster::write_versions() {
 }
 
 std::vector<pid_t> Cluster::attached() const {
-  const net::Endpoint endpoint{"127.0.0.1", static_cast<std::uint16_t>(agent_.http_port())};
+  const net::Endpoint endpoint{"127.0.0.1", agent_.http_port()};
   const auto page = tools::http_get({endpoint, {}}, "/v1/status", Deadline::after(kLimit));
   EXPECT_TRUE(page.ok()) << page.error().to_string();
   std::vector<pid_t> pids;

@@ -13,6 +13,7 @@
 
 #include "bench/processes.hpp"
 #include "deltasync/hf.hpp"
+#include "tests/support/held_port.hpp"
 #include "tests/support/model.hpp"
 #include "tests/support/temp_dir.hpp"
 
@@ -35,16 +36,16 @@ class AgentProcess {
   void kill();
   bool runs() const noexcept { return child_ != nullptr; }
   pid_t pid() const { return child_->pid(); }
-  std::string endpoint() const { return "127.0.0.1:" + std::to_string(port_); }
-  unsigned http_port() const noexcept { return http_port_; }
+  std::string endpoint() const { return port_.endpoint(); }
+  std::uint16_t http_port() const noexcept { return http_.number(); }
   std::string socket() const { return (dir_ / (name_ + ".sock")).string(); }
 
  private:
   const std::filesystem::path dir_;
   const std::string name_;
   std::unique_ptr<bench::Child> child_;
-  unsigned port_ = 0;
-  unsigned http_port_ = 0;
+  const test::HeldPort port_;
+  const test::HeldPort http_;
 };
 
 class Cluster : public ::testing::Test {

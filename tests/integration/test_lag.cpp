@@ -7,6 +7,7 @@
 #include "agent/status.hpp"
 #include "format/wire_report.hpp"
 #include "tests/integration/receivers.hpp"
+#include "tests/support/held_port.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -118,12 +119,13 @@ TEST_F(Lags, TheAgentHearsOfAFailureAndOfItsEnd) {
 }
 
 TEST_F(Lags, AnotherAgentHearsItWithTheConnection) {
+  const test::HeldPort at;
+  options_.pull.listen.port = at.number();
   start_agent();
   next_version();
   const auto receiver = connect();
   pull(*receiver);
   const VersionId held = served()->version.id;
-  options_.pull.listen.port = port();
   stop_agent();
   const Lag unheard = lag(*receiver);
   EXPECT_FALSE(unheard.heard_newest) << "it was never asked";

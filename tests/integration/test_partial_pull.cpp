@@ -7,6 +7,7 @@
 #include "delta/frame.hpp"
 #include "deltasync/receiver.hpp"
 #include "tests/agent/agent_harness.hpp"
+#include "tests/support/held_port.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -305,13 +306,13 @@ TEST_F(PartialPull, SlicesThroughTiles) {
 
 /// A rank and a receiver of everything are served side by side, and the agent's restart costs neither its state.
 TEST_F(PartialPull, ARestartOfTheAgent) {
+  const test::HeldPort at;
+  options_.pull.listen.port = at.number();
   begin(8);
   const auto tiles = tiles_of({3, 8});
   const auto receiver = connect({3, 8});
   pull(*receiver, tiles);
-  const std::uint16_t at = port();
   stop_agent();
-  options_.pull.listen.port = at;
   start_agent();
   ASSERT_TRUE(eventually([&] { return served() != nullptr; }));
   const PullReport same = pull(*receiver, tiles);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/hash.hpp"
+#include "tests/support/held_port.hpp"
 
 namespace deltasync::net {
 namespace {
@@ -20,7 +21,7 @@ Deadline in_ms(int ms) {
   return Deadline::after(std::chrono::milliseconds(ms));
 }
 Deadline soon() {
-  return in_ms(20'000);
+  return in_ms(60'000);
 }
 
 class BlockingTest : public ::testing::Test {
@@ -242,22 +243,11 @@ TEST(Connect, TcpByAddressAndByName) {
 }
 
 TEST(Connect, NobodyThere) {
-  // A port that was free a moment ago.
-  std::uint16_t port = 0;
-  {
-    const UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ASSERT_EQ(::bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    socklen_t size = sizeof address;
-    ASSERT_EQ(::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-    port = ntohs(address.sin_port);
-  }
-  const auto tcp = connect_tcp("127.0.0.1", port, soon());
+  const test::HeldPort port;
+  const auto tcp = connect_tcp("127.0.0.1", port.number(), soon());
   ASSERT_FALSE(tcp);
   EXPECT_EQ(tcp.error().code(), Errc::connection);
-  EXPECT_NE(tcp.error().message().find(std::to_string(port)), std::string::npos);
+  EXPECT_NE(tcp.error().message().find(std::to_string(port.number())), std::string::npos);
 
   const auto local = connect_unix("/nonexistent/agent.sock", soon());
   ASSERT_FALSE(local);

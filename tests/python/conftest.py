@@ -8,6 +8,7 @@ from pathlib import Path
 
 import deltasync
 import pytest
+from held_port import HeldPort
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +24,14 @@ def segment_name() -> str:
     global _count
     _count += 1
     return f"pytest-{os.getpid()}-{_count}"
+
+
+@pytest.fixture
+def held_port() -> Iterator[HeldPort]:
+    """Where an agent of the test is started later, or again."""
+    port = HeldPort()
+    yield port
+    port.close()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from deltasync.engines import session  # noqa: E402
 from deltasync.engines.session import LOADING, PLACED, CommitReport, EngineReceiver  # noqa: E402
 from deltasync.prepared import Prepared  # noqa: E402
 from engine_support import Engine, Loader, assert_bits, bits, change, first_version  # noqa: E402
+from held_port import HeldPort  # noqa: E402
 
 WAIT = 30.0
 
@@ -26,7 +27,8 @@ class Rig:
     def __init__(self, name: str) -> None:
         self.weights = first_version()
         self.manager_name = name
-        self.manager = deltasync.WeightManager(self.weights, name=name)
+        self.port = HeldPort()
+        self.manager = deltasync.WeightManager(self.weights, name=name, listen=self.port.endpoint)
         self.publish(1)
         self.receivers: list[EngineReceiver] = []
 
@@ -45,10 +47,9 @@ class Rig:
 
     def restart(self, seed: int) -> None:
         """The trainer ends and comes back at the same address: another epoch, other weights, numbers from 1."""
-        endpoint = self.manager.endpoint
         self.manager.close()
         change(self.weights, seed, density=0.5)
-        self.manager = deltasync.WeightManager(self.weights, name=self.manager_name, listen=endpoint)
+        self.manager = deltasync.WeightManager(self.weights, name=self.manager_name, listen=self.port.endpoint)
         self.publish(1)
 
     def engine(self, rank: int = 0, ranks: int = 1, *, permutes: bool = True) -> tuple[Engine, Loader, EngineReceiver]:
@@ -62,6 +63,7 @@ class Rig:
         for receiver in self.receivers:
             receiver.close()
         self.manager.close()
+        self.port.close()
 
 
 def update(receiver: EngineReceiver, version: int | str | None, *, verify: bool = True) -> CommitReport:

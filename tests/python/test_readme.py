@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from held_port import HeldPort
 
 torch = pytest.importorskip("torch")
 
@@ -18,17 +18,11 @@ def python_blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def test_integration_as_it_stands(shm_files: set[str]) -> None:
+def test_integration_as_it_stands(shm_files: set[str], held_port: HeldPort) -> None:
     trainer_code, rollout_code = python_blocks()
     lines = [line for line in (trainer_code + rollout_code).splitlines() if line.strip()]
     assert len(lines) <= 10
-    port = str(free_port())
+    port = str(held_port.number)
     trainer_code, rollout_code = (code.replace("7070", port) for code in (trainer_code, rollout_code))
 
     torch.manual_seed(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 
 import deltasync
@@ -11,16 +10,13 @@ import numpy as np
 import pytest
 from deltasync import errors
 from deltasync._tries import Tries
+from held_port import HeldPort
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-def test_an_agent_that_starts_after_its_receiver(segment_name: str, caplog: pytest.LogCaptureFixture) -> None:
-    endpoint = f"127.0.0.1:{free_port()}"
+def test_an_agent_that_starts_after_its_receiver(
+    segment_name: str, held_port: HeldPort, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = held_port.endpoint
     begun = threading.Event()
     found: list[int] = []
 

@@ -31,8 +31,11 @@ FakeAgent::FakeAgent(LayoutPtr layout, Setup setup) : layout_(std::move(layout))
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(setup_.port);
   socklen_t size = sizeof address;
-  if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 || ::listen(listener_.get(), 64) != 0 ||
+  const int on = 1;
+  if (::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+      ::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 || ::listen(listener_.get(), 64) != 0 ||
       ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
     give_up("cannot listen");
   }

@@ -56,6 +56,7 @@ class FakeAgent {
   static constexpr std::uint64_t kClockNs = 12'345;  ///< what it says of its clock, which is nobody's here
 
   struct Setup {
+    std::uint16_t port = 0;  ///< 0: any
     std::string token;
     bool proves_token = true;
     std::size_t ring_deltas = 64;
@@ -137,7 +138,7 @@ class FakeAgent {
   /// A receiver's reports, and its goodbye.
   static bool has_no_answer(wire::Type type) { return type == wire::Type::report || type == wire::Type::end; }
   /// Ends each wait for a peer.
-  static Deadline soon() { return Deadline::after(std::chrono::seconds(20)); }
+  static Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 
   // Connections (fake_agent.cpp).
   void accept_loop();

@@ -13,6 +13,7 @@
 #include "base/numa.hpp"
 #include "base/trace.hpp"
 #include "tests/receiver/pull_fixture.hpp"
+#include "tests/support/held_port.hpp"
 
 namespace deltasync::test {
 namespace {
@@ -193,14 +194,18 @@ TEST_F(PullTest, SilentAndAbsentPeers) {
   ASSERT_FALSE(silent.ok());
   EXPECT_EQ(silent.error().code(), Errc::timed_out);
   EXPECT_NE(silent.error().message().find(options_.endpoint), std::string::npos) << silent.error().message();
-  listener.reset();
+  const HeldPort nobody;
+  options_.endpoint = nobody.endpoint();
   auto absent = receiver::ReceiverImpl::connect(options_, quick(), in_ms(300));
   ASSERT_FALSE(absent.ok());
   EXPECT_EQ(absent.error().code(), Errc::connection);
 }
 
 TEST_F(PullTest, AgentThatGoesAwayForGood) {
-  start();
+  const HeldPort port;
+  FakeAgent::Setup setup;
+  setup.port = port.number();
+  start(setup);
   pull_and_commit();
   const auto before = agent_->newest();
   const std::string endpoint = agent_->endpoint();
@@ -229,7 +234,7 @@ TEST_F(PullTest, WrongMissingAndUnprovenTokens) {
   options_.endpoint = agent_->endpoint();
   for (const char* token : {"", "open sesam", "Open sesame"}) {
     options_.token = token;
-    auto made = receiver::ReceiverImpl::connect(options_, quick(), in_ms(20'000));
+    auto made = receiver::ReceiverImpl::connect(options_, quick(), in_ms(60'000));
     ASSERT_FALSE(made.ok());
     EXPECT_EQ(made.error().code(), Errc::unauthenticated) << made.error().to_string();
   }
@@ -237,7 +242,7 @@ TEST_F(PullTest, WrongMissingAndUnprovenTokens) {
   agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
   options_.endpoint = agent_->endpoint();
   options_.token = setup.token;
-  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(20'000)).error().code(), Errc::unauthenticated);
+  EXPECT_EQ(receiver::ReceiverImpl::connect(options_, quick(), in_ms(60'000)).error().code(), Errc::unauthenticated);
 }
 
 /// An agent of protocol 4 names no newest one.
@@ -251,7 +256,7 @@ TEST_F(PullTest, TheNewestProtocolOfBothIsSpoken) {
     setup.protocols = each.agent;
     agent_ = std::make_unique<FakeAgent>(model_.layout, setup);
     options_.endpoint = agent_->endpoint();
-    const auto receiver = receiver::ReceiverImpl::connect(options_, quick(), in_ms(20'000));
+    const auto receiver = receiver::ReceiverImpl::connect(options_, quick(), in_ms(60'000));
     if (each.agreed == 0) {
       EXPECT_EQ(receiver.error().code(), Errc::unsupported);
       continue;
@@ -290,7 +295,7 @@ TEST_F(PullTest, ALayoutThatIsWrongIsCalledSo) {
     if (r.type != Type::get_layout) return Fault::none;
     return r.ordinal == n ? Fault::flip_in_transit : Fault::stall;
   });
-  const auto late = receiver::ReceiverImpl::connect(options_, quick(), in_ms(1'000));
+  const auto late = receiver::ReceiverImpl::connect(options_, quick(), in_ms(5'000));
   ASSERT_FALSE(late.ok());
   EXPECT_EQ(late.error().code(), Errc::corrupt) << late.error().to_string();
   EXPECT_NE(late.error().message().find("payload hash"), std::string::npos) << late.error().to_string();

@@ -11,6 +11,7 @@
 #include "format/tile_set.hpp"
 #include "tests/integration/receivers.hpp"
 #include "tests/receiver/hf_fixture.hpp"
+#include "tests/support/held_port.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -33,6 +34,7 @@ class RelayNode : public ReceiverTest {
     node_options_.core.name = "node";
     node_options_.core.shm_dir = node_dir_.path();
     node_options_.core.ring_bytes_max = 64u << 20;
+    node_options_.pull.listen.port = node_port_.number();  // a restarted one is found at the same place
     node_options_.trainer.socket_path = (node_dir_.path() / "agent.sock").string();
     guard_ = std::chrono::minutes(1);
   }
@@ -51,7 +53,6 @@ class RelayNode : public ReceiverTest {
     auto agent = Agent::start(node_options_);
     ASSERT_TRUE(agent) << agent.error().to_string();
     node_ = std::move(agent).value();
-    node_options_.pull.listen.port = node_->port();  // a restarted one is found at the same place
   }
   /// As a relay process does, which may have been there before.
   void start_relay() {
@@ -140,6 +141,7 @@ class RelayNode : public ReceiverTest {
   }
 
   test::TempDir node_dir_;
+  const test::HeldPort node_port_;
   AgentOptions node_options_;
   std::chrono::nanoseconds guard_;
   std::unique_ptr<Agent> node_;

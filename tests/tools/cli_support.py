@@ -8,9 +8,13 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
+
+sys.path.append(str(pathlib.Path(__file__).parent.parent / "support"))
+from held_port import HeldPort  # noqa: E402
 
 BIN = pathlib.Path(os.environ["DELTASYNC_BIN"])
 CLI = BIN / "deltasync"
@@ -116,6 +120,12 @@ def sha256(path):
 
 
 class CliTest(unittest.TestCase):
+    def held_port(self):
+        """Where agents of this test are started again."""
+        port = HeldPort()
+        self.addCleanup(port.close)
+        return port
+
     def setUp(self):
         self.tmp = pathlib.Path(tempfile.mkdtemp(prefix="deltasync-cli-"))
         self.addCleanup(shutil.rmtree, self.tmp, ignore_errors=True)

@@ -67,9 +67,9 @@ class EpochsTest(CliTest):
         (out / "current").unlink()
         (out / "current").symlink_to(target)
 
-    def after_many_trainers(self, runs=3):
+    def after_many_trainers(self, runs=3, **settings):
         """An agent at which several trainers have published, one after the other: the last one's version is pulled."""
-        agent = self.agent("worn")
+        agent = self.agent("worn", **settings)
         for n in range(runs):
             last = self.publish(agent, self.variant(f"worn_{n}", n))[0]
         self.assertEqual(self.pull(agent)["id"], last["id"])
@@ -97,14 +97,14 @@ class EpochsTest(CliTest):
 
     def test_an_agent_hears_of_epochs_from_who_waits_at_it(self):
         """Another node, another agent: its trainer comes after what a follower holds, which then sees nothing odd."""
-        worn, _ = self.after_many_trainers()
-        port = worn.ready["port"]
+        port = self.held_port()
+        worn, _ = self.after_many_trainers(listen=port.endpoint)
         follower = self.follow(worn)
         last, = self.publish(worn, self.variant("last", 98))
         self.assertEqual(follower.line()["id"], last["id"])
         self.assertEqual(worn.end(signal.SIGTERM)[0], 0)
         self.wait_for_log(follower, "agent_away")
-        fresh = self.agent("fresh", listen=f"127.0.0.1:{port}")
+        fresh = self.agent("fresh", listen=port.endpoint)
         self.wait_for_log(follower, "agent_back")
         model = self.variant("moved", 99)
         said, = self.publish(fresh, model, off=HOUR_BEHIND)
@@ -148,7 +148,7 @@ class EpochsTest(CliTest):
             self.pull(other, "--on-older-epoch", "fail", *how, expect=VERSION)
             self.assertIn("older epoch", self.err)
             self.assertIn(last["id"], self.err)
-        self.pull(other, "--on-older-epoch", "wait", "--deadline-s", "1", expect=DEADLINE)
+        self.pull(other, "--on-older-epoch", "wait", "--deadline-s", "5", expect=DEADLINE)
         self.assertIn("older epoch", self.err)
         self.pull(other, "--on-older-epoch", "never", expect=USAGE)
         self.assert_received(self.tmp / "worn_2")

@@ -265,7 +265,7 @@ class PathTest(CliTest):
         holder.process.stdin.write(b"\n")
         holder.process.stdin.flush()
         holder.line()
-        receiver = self.follow(agent, self.tmp / "out", "--count", "2", "--deadline-s", "0.5")
+        receiver = self.follow(agent, self.tmp / "out", "--count", "2", "--deadline-s", "2")
         self.assertEqual(receiver.line()["label"], "step_0")
         line = receiver.log_line()
         self.assertIn("timed_out", line)
@@ -275,18 +275,19 @@ class PathTest(CliTest):
         self.publish(agent, second)
         self.assertEqual(receiver.line()["label"], "second")
         status, _, err = receiver.end()
-        self.assertEqual((status, err), (0, ""))
+        self.assertEqual(status, 0)
+        for line in err.splitlines():  # one that was slow to connect has said so before
+            self.assertIn("timed_out", line)
 
     def test_follow_waits_for_an_agent_that_is_not_there_yet(self):
-        with socket.create_server(("127.0.0.1", 0)) as reserved:
-            port = reserved.getsockname()[1]
-        follower = Child(self, [CLI, "pull", "--from", f"127.0.0.1:{port}", "--out", self.tmp / "out", "--json", "--follow",
+        port = self.held_port()
+        follower = Child(self, [CLI, "pull", "--from", port.endpoint, "--out", self.tmp / "out", "--json", "--follow",
                                 "--count", "1"])
         self.assertIn("connection", follower.log_line())
-        relay = Child(self, [CLI, "relay", "--from", f"127.0.0.1:{port}", "--agent", self.tmp / "node" / "agent.sock",
+        relay = Child(self, [CLI, "relay", "--from", port.endpoint, "--agent", self.tmp / "node" / "agent.sock",
                              "--json", "--count", "1"])
         self.assertIn("connection", relay.log_line())
-        agent = Agent(self, BIN / "deltasync-agent", self.tmp / "agent", listen=f"127.0.0.1:{port}")
+        agent = Agent(self, BIN / "deltasync-agent", self.tmp / "agent", listen=port.endpoint)
         model, = self.successive(1)
         self.publish(agent, model)
         self.assertEqual(follower.line()["label"], "step_0")
@@ -304,11 +305,13 @@ class PathTest(CliTest):
             token.write_text(text)
             token.chmod(0o600)
 
-        def agent(name, secret, listen="127.0.0.1:0"):
+        port = self.held_port()
+
+        def agent(name, secret):
             (self.tmp / name).write_text(secret)
             (self.tmp / name).chmod(0o600)
             return Agent(self, BIN / "deltasync-agent", self.tmp / f"{name}-agent", "--token-file", self.tmp / name,
-                         listen=listen)
+                         listen=port.endpoint)
 
         first = agent("first", "secret-of-the-first-agent")
         models = self.successive(2)
@@ -320,7 +323,7 @@ class PathTest(CliTest):
         follower = self.follow(first, self.tmp / "out", "--count", "2", *options)
         self.assertEqual(follower.line()["label"], "step_0")
         self.assertEqual(first.end(signal.SIGTERM)[0], 0)
-        second = agent("second", "secret-of-the-second-agent", listen=first.endpoint)
+        second = agent("second", "secret-of-the-second-agent")
         lines = []
         while "unauthenticated" not in (lines[-1] if lines else ""):
             lines.append(follower.log_line())

@@ -153,7 +153,8 @@ class StatusTest(CliTest):
         self.cli("relay", "--from", "127.0.0.1:1", "--agent", self.tmp / "none.sock", "--count", "0", expect=USAGE)
 
     def test_a_follower_that_is_not_let_in_says_so(self):
-        self.agent = Agent(self, AGENT, self.tmp / "agent")
+        port = self.held_port()
+        self.agent = Agent(self, AGENT, self.tmp / "agent", listen=port.endpoint)
         self.publisher(self.successive(1))()
         follower, http = self.with_pages("pull", "--from", self.agent.endpoint, "--out", self.tmp / "out", "--follow",
                                          "--ready-lag", "1")
@@ -163,7 +164,7 @@ class StatusTest(CliTest):
         token = self.tmp / "token"
         token.write_text("another secret of this agent")
         token.chmod(0o600)
-        self.agent = Agent(self, AGENT, self.tmp / "agent", "--token-file", token, listen=self.agent.endpoint)
+        self.agent = Agent(self, AGENT, self.tmp / "agent", "--token-file", token, listen=port.endpoint)
         while "unauthenticated" not in (line := follower.log_line()):
             self.assertTrue(line, "it ended")
         status, page = get(http, "/readyz")
@@ -217,7 +218,8 @@ class StatusTest(CliTest):
     def relayed_node(self):
         """A trainer that has published one version and pauses, its agent, a node's agent, and a relay between them."""
         self.agent = Agent(self, AGENT, self.tmp / "agent")
-        self.node = Agent(self, AGENT, self.tmp / "node")
+        self.node_port = self.held_port()
+        self.node = Agent(self, AGENT, self.tmp / "node", listen=self.node_port.endpoint)
         self.step = self.publisher(self.successive(2))
         self.step()
         self.relay, http = self.with_pages("relay", "--from", self.agent.endpoint, "--agent", self.node.socket)
@@ -227,7 +229,7 @@ class StatusTest(CliTest):
 
     def start_node_again(self):
         (self.tmp / "node" / "ready.json").unlink()
-        self.node = Agent(self, AGENT, self.tmp / "node", listen=self.node.endpoint)
+        self.node = Agent(self, AGENT, self.tmp / "node", listen=self.node_port.endpoint)
 
     def not_served_seconds(self, http):
         line = next(line for line in get(http, "/metrics")[1].splitlines()

@@ -1,18 +1,14 @@
 """Status pages over HTTPS, as operators and their probes ask for them: of agents, followers and relays."""
 
-import pathlib
 import ssl
 import subprocess
-import sys
 import time
 import unittest
 import urllib.error
 import urllib.request
 
 from cli_support import ACCESS, BIN, CLI, CONNECTION, DEADLINE_S, UNSUPPORTED, USAGE, Agent, Child, CliTest
-
-sys.path.append(str(pathlib.Path(__file__).parent.parent / "support"))
-from openssl_certificates import Certificates  # noqa: E402
+from openssl_certificates import Certificates  # where cli_support has pointed
 
 AGENT = BIN / "deltasync-agent"
 
