@@ -125,6 +125,7 @@ void AgentCore::look_at_suspects() {
   if (!served) return;
   const auto suspects = suspects_.take(served->half);
   std::vector<std::uint64_t> tiles;
+  tiles.reserve(suspects.size());
   for (const auto& suspect : suspects) tiles.push_back(suspect.first);
   const auto wrong = wrong_tiles(*served, tiles);
   if (!wrong || wrong->empty()) return;

@@ -22,7 +22,7 @@ class Counter {
   double value() const { return counter_->Value(); }
   /// Of those that count whole things.
   std::uint64_t load() const { return static_cast<std::uint64_t>(value()); }
-  operator std::uint64_t() const { return load(); }
+  operator std::uint64_t() const { return load(); }  // NOLINT(google-explicit-constructor): as an atomic is read
 
  private:
   prometheus::Counter* counter_;
