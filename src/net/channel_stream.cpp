@@ -172,7 +172,7 @@ awaitable<void> ChannelStream::finish(std::chrono::nanoseconds limit) {
   channel_->say_end();
   socket_.shutdown(Socket::shutdown_send, ec);
   const Deadline deadline = Deadline::after(limit);
-  std::array<std::byte, 4096> discarded;
+  std::array<std::byte, 16384> discarded;
   while (!ec && !deadline.passed()) {
     // Whatever it says in whatever channel: nobody listens.
     arm(deadline);

@@ -112,9 +112,9 @@ TEST_F(Https, ASelfSignedCertificateIsBelievedOnlyIfItIsNamed) {
 
 TEST_F(Https, AnExpiredCertificateIsRefusedUntilAnotherIsThere) {
   test::Wanted soon = local_server();
-  soon.to = std::chrono::seconds(2);
+  soon.to = std::chrono::seconds(5);
   start_with(tls_.server(soon));  // read while it was good
-  std::this_thread::sleep_for(std::chrono::seconds(3));
+  std::this_thread::sleep_for(std::chrono::seconds(6));
   expect_refused(tls_.client(), Errc::unauthenticated, "its certificate expired on 20");
   tls_.server();  // the same files
   EXPECT_TRUE(eventually([&] { return get("/healthz", tls_.client()).ok(); })) << "and nothing was restarted";

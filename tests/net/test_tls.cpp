@@ -141,10 +141,10 @@ TEST_F(TlsTest, AServerOfAnotherNameIsRefused) {
 TEST_F(TlsTest, AnExpiredCertificateIsRefusedByItsDate) {
   // The server read it while it was good.
   test::Wanted soon = local_server();
-  soon.to = std::chrono::seconds(2);
+  soon.to = std::chrono::seconds(5);
   const auto server = Tls::server(tls_.server(soon));
   ASSERT_TRUE(server);
-  std::this_thread::sleep_for(std::chrono::seconds(3));
+  std::this_thread::sleep_for(std::chrono::seconds(6));
   const auto client = Tls::client(tls_.client());
   expect_refused(meet(server->get(), client->get()).client, Errc::unauthenticated, "its certificate expired on 20");
   // And does not begin with one that is past.
@@ -266,9 +266,8 @@ TEST_F(TlsTest, APeerWithoutTlsIsToldAndDoesNotWait) {
   const auto server = *Tls::server(tls_.server());
   // It says nothing first, as receivers do: half of the handshake's time is waited for it.
   Listener listener = *Listener::bind({"127.0.0.1", 0}, false);
-  auto served = std::async(std::launch::async, [&] {
-    return answer(server.get(), listener, Deadline::after(std::chrono::milliseconds(500)));
-  });
+  auto served = std::async(std::launch::async,
+                           [&] { return answer(server.get(), listener, Deadline::after(std::chrono::seconds(3))); });
   MessageSocket silent(*connect_tcp("127.0.0.1", listener.port(), later()));
   const auto said = silent.recv_answer(0, wire::Type::hello, later());
   expect_refused(said ? Status() : Status(said.error()), Errc::unsupported, "speaks TLS only");

@@ -130,9 +130,9 @@ TEST_F(CertificatesEnd, IsWarnedOfAtTheStartAndAfterARenewal) {
 }
 
 TEST_F(CertificatesEnd, ThatHasComeIsSaid) {
-  std::shared_ptr<Tls> tls = *Tls::server(lasting(seconds(2)));
+  std::shared_ptr<Tls> tls = *Tls::server(lasting(seconds(5)));
   EXPECT_THAT(logged([&] {
-                std::this_thread::sleep_for(std::chrono::milliseconds(3100));
+                std::this_thread::sleep_for(std::chrono::milliseconds(6100));
                 tls->run_maintenance();
               }),
               HasSubstr("tls_certificate_expired cert="));
