@@ -10,6 +10,7 @@ packages=(
   prometheus-cpp-dev
   # tests and lint
   libgtest-dev libgmock-dev libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck systemd
+  prometheus
   # run time, where there are several memory nodes
   libnuma1
   # reference decoder, quickstart

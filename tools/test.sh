@@ -12,6 +12,7 @@
 #         tsan     ThreadSanitizer, the tests of code that runs on several threads, and of the delta kernels
 #         python   the Python package: ruff, mypy, and its tests
 #         install  the library as installed, and inside another project: docs/examples/cpp built with each, and run
+#         operating  what docs/operating gives to operators: manifests, alerts, board, pages (tools/check_operating.sh)
 #         docs     the pages of docs/ as a site, without links that lead nowhere; what they show is run; their words
 #         wheel    the Python package as a wheel: built, installed in an empty environment and used
 #         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
@@ -26,7 +27,7 @@ failed=0
 skipped=0
 skips=
 stages=("$@")
-((${#stages[@]})) || stages=(release lint docs install asan python wheel tsan tidy upgrade chaos)
+((${#stages[@]})) || stages=(release lint docs install operating asan python wheel tsan tidy upgrade chaos)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped test cases, with their reasons:\n%s' "$skips"; fi
@@ -133,6 +134,10 @@ run_stage() {
       build release
       step "install" tools/check_install.sh build build/install-check
       ;;
+    operating)
+      build release
+      step "operating" tools/check_operating.sh build
+      ;;
     wheel) step "wheel" tools/check_wheel.sh build/wheel ;;
     upgrade) step "upgrade" tools/test_upgrade.sh build ;;
     tidy)
@@ -160,7 +165,7 @@ run_tsan() {
 run_python() {
   local report bin=build/python-venv/bin status=0 total wrong left
   step "python: build" tools/build_python.sh "$jobs"
-  step "python: ruff" "$bin/ruff" check src/python tests/python tests/chaos
+  step "python: ruff" "$bin/ruff" check src/python tests/python tests/chaos tests/operating
   step "python: mypy" env MYPYPATH=build/python "$bin/mypy" -p deltasync
   echo "== python: tests"
   report=$(mktemp)
@@ -180,7 +185,7 @@ run_python() {
 
 for stage in "${stages[@]}"; do
   case $stage in
-    release | asan | tsan | lint | install | python | wheel | tidy | upgrade | chaos) ;;
+    release | asan | tsan | lint | install | operating | docs | python | wheel | tidy | upgrade | chaos) ;;
     *)
       echo "test.sh: no stage '$stage'" >&2
       exit 2
