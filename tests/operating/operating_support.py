@@ -124,18 +124,18 @@ class Prometheus:
     """A real one with the configuration of docs/operating/prometheus.yaml, which scrapes a fleet each second."""
 
     def __init__(self, owner, fleet):
-        folder = fleet.tmp / "prometheus"
-        folder.mkdir()
-        shutil.copy(PAGES / "alerts.yaml", folder)
-        (folder / "prometheus.yaml").write_text(yaml.safe_dump(self._configuration(fleet, folder)))
-        subprocess.run(["promtool", "check", "config", folder / "prometheus.yaml"], check=True, capture_output=True)
+        directory = fleet.tmp / "prometheus"
+        directory.mkdir()
+        shutil.copy(PAGES / "alerts.yaml", directory)
+        (directory / "prometheus.yaml").write_text(yaml.safe_dump(self._configuration(fleet, directory)))
+        subprocess.run(["promtool", "check", "config", directory / "prometheus.yaml"], check=True, capture_output=True)
         self.address = f"127.0.0.1:{free_port()}"
-        self.process = Child(owner, ["prometheus", f"--config.file={folder}/prometheus.yaml",
-                                     f"--storage.tsdb.path={folder}/data", f"--web.listen-address={self.address}",
+        self.process = Child(owner, ["prometheus", f"--config.file={directory}/prometheus.yaml",
+                                     f"--storage.tsdb.path={directory}/data", f"--web.listen-address={self.address}",
                                      "--log.level=error"])
         until(self._ready, bool)
 
-    def _configuration(self, fleet, folder):
+    def _configuration(self, fleet, directory):
         """The documented one with the fleet's addresses; of pods, what Kubernetes would say comes from a file."""
         config = yaml.safe_load((PAGES / "prometheus.yaml").read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -149,8 +149,8 @@ class Prometheus:
         pods = jobs["deltasync-pods"]
         assert pods.pop("kubernetes_sd_configs") == [{"role": "pod"}]
         pods["tls_config"]["server_name"] = "localhost"
-        pods["file_sd_configs"] = [{"files": [str(folder / "pods.json")]}]
-        (folder / "pods.json").write_text(json.dumps(
+        pods["file_sd_configs"] = [{"files": [str(directory / "pods.json")]}]
+        (directory / "pods.json").write_text(json.dumps(
             [self._pod("node-0", "relay", "deltasync-relay", pages["relay"][0]),
              self._pod("rollout-0", "receiver", "deltasync-http", pages["follower"][0]),
              self._pod("trainer-0", "agent", "deltasync-https", pages["trainer"][0]),
@@ -180,4 +180,4 @@ class Prometheus:
         return [(item["metric"], float(item["value"][1])) for item in self.ask("query", query=expression)["result"]]
 
 
-assert os.environ.get("DELTASYNC_BIN"), "set DELTASYNC_BIN to the folder of deltasync and deltasync-agent"
+assert os.environ.get("DELTASYNC_BIN"), "set DELTASYNC_BIN to the directory of deltasync and deltasync-agent"

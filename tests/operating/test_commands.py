@@ -96,7 +96,7 @@ class CommandsTest(unittest.TestCase):
         cls.cert, cls.key = cls.fleet.certificates.sign("command", "DNS:localhost,IP:127.0.0.1")
 
     def setUp(self):
-        self.folder = tempfile.mkdtemp(dir=self.fleet.tmp)
+        self.directory = tempfile.mkdtemp(dir=self.fleet.tmp)
 
     def tls(self):
         return {"--tls-cert": self.cert, "--tls-key": self.key, "--tls-ca": self.fleet.certificates.ca}
@@ -106,10 +106,10 @@ class CommandsTest(unittest.TestCase):
         self.assertGreaterEqual(len(commands), 4)
         for number, (where, arguments) in enumerate(commands):
             with self.subTest(where, arguments=arguments):
-                ready = f"{self.folder}/{number}.json"
+                ready = f"{self.directory}/{number}.json"
                 values = {**AGENTS_OWN, **self.tls(), "--token-file": self.fleet.token,
-                          "--socket": f"{self.folder}/agent.sock", "--name": f"commands-{os.getpid()}"}
-                child = Child(self, [AGENT, *replace_options(arguments, values), "--shm-dir", self.folder,
+                          "--socket": f"{self.directory}/agent.sock", "--name": f"commands-{os.getpid()}"}
+                child = Child(self, [AGENT, *replace_options(arguments, values), "--shm-dir", self.directory,
                                      "--ready-file", ready])
                 self.wait_for_file(ready, child)
                 status, _, log = child.end(signal.SIGTERM)
@@ -123,7 +123,7 @@ class CommandsTest(unittest.TestCase):
         self.assertTrue(commands)
         for number, (where, arguments) in enumerate(commands):
             with self.subTest(where, arguments=arguments):
-                self.run_command(arguments, f"{self.folder}/{number}")
+                self.run_command(arguments, f"{self.directory}/{number}")
 
     def run_command(self, arguments, out):
         values = {"--from": self.fleet.node.endpoint, "--out": out, "--token-file": self.fleet.token,
@@ -139,11 +139,11 @@ class ManifestsRunTest(unittest.TestCase):
     """The processes of the Kubernetes manifests, as they stand there but for files and addresses of this machine."""
 
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="deltasync-manifests-")
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        self.certificates = Certificates(self.folder)
+        self.directory = tempfile.mkdtemp(prefix="deltasync-manifests-")
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+        self.certificates = Certificates(self.directory)
         self.cert, self.key = self.certificates.sign("deltasync-trainer", "DNS:localhost,DNS:deltasync-trainer")
-        self.token = f"{self.folder}/token"
+        self.token = f"{self.directory}/token"
         with open(self.token, "w") as file:
             file.write("a token that is long enough")
         os.chmod(self.token, 0o600)
@@ -156,8 +156,8 @@ class ManifestsRunTest(unittest.TestCase):
         ports = {port["containerPort"]: free_port() for port in container["ports"]}
         values = {"--token-file": self.token, "--tls-cert": self.cert, "--tls-key": self.key,
                   "--tls-ca": self.certificates.ca,
-                  "--socket": f"{self.folder}/{file}.sock", "--agent": f"{self.folder}/{file}.sock",
-                  "--out": f"{self.folder}/policy"}
+                  "--socket": f"{self.directory}/{file}.sock", "--agent": f"{self.directory}/{file}.sock",
+                  "--out": f"{self.directory}/policy"}
         for argument in container["args"]:
             option, _, value = argument.partition("=")
             if option in ("--listen", "--http"):
@@ -168,7 +168,7 @@ class ManifestsRunTest(unittest.TestCase):
                 self.assertEqual(value, "deltasync-trainer:7070")
                 values[option] = f"localhost:{agent_of[7070]}"
         program = container.get("command", ["deltasync-agent"])
-        more = [] if "command" in container else ["--shm-dir", self.folder]
+        more = [] if "command" in container else ["--shm-dir", self.directory]
         child = Child(self, [BIN / program[0], *program[1:], *replace_options(container["args"], values), *more],
                       stdin=subprocess.DEVNULL)
         return child, container, ports
@@ -205,16 +205,16 @@ class ManifestsRunTest(unittest.TestCase):
         receiver = self.start("rollout.yaml", "receiver", trainer[2])
         self.wait_until_ok(receiver, "livenessProbe")
         self.assertEqual(self.ask(*receiver[1:], "startupProbe"), 503)
-        model = write_model(pathlib.Path(self.folder) / "step_1",
+        model = write_model(pathlib.Path(self.directory) / "step_1",
                             {"weight": ("BF16", [64, 64], pack_u16(bf16_words(4096, 1)))})
-        subprocess.run([CLI, "publish", "--agent", f"{self.folder}/trainer.yaml.sock", "--model", model], check=True,
+        subprocess.run([CLI, "publish", "--agent", f"{self.directory}/trainer.yaml.sock", "--model", model], check=True,
                        capture_output=True, timeout=DEADLINE_S)
         for pod in (trainer, node, relay, receiver):
             with self.subTest(pod[1]["name"]):
                 for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                     if probe in pod[1]:
                         self.wait_until_ok(pod, probe)
-        self.assertTrue(os.path.exists(f"{self.folder}/policy/current/model.safetensors"))
+        self.assertTrue(os.path.exists(f"{self.directory}/policy/current/model.safetensors"))
         for child, container, _ in (receiver, relay, node, trainer):
             status, _, log = child.end(signal.SIGTERM)
             self.assertIn(status, (0, 128 + signal.SIGTERM), f"{container['name']}: {log}")

@@ -9,8 +9,8 @@ import yaml
 from operating_support import PAGES, ROOT
 
 WORDS_MAX = 1200
-SOURCES = [path for folder in ("agent", "receiver", "src", "tools") for suffix in ("cpp", "hpp", "py")
-           for path in (ROOT / folder).rglob(f"*.{suffix}")]
+SOURCES = [path for directory in ("agent", "receiver", "src", "tools") for suffix in ("cpp", "hpp", "py")
+           for path in (ROOT / directory).rglob(f"*.{suffix}")]
 LITERAL = r'"(?:[^"\\\n]|\\.)*"'
 
 

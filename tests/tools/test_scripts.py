@@ -82,11 +82,11 @@ class CheckTreeTest(ScriptTest):
         subprocess.run(["git", "init", "-q", self.tmp], check=True)
         self.put("src/net/good.cpp", """
 #define BOTH(a, b) ((a) && (b))
-awaitable<bool> good(Wish&& wish) {  // co_await a || b
-  if (wish && wish->now) co_return co_await ask(wish, "a || b");
-  const auto limit = wish ? wish->limit : Deadline{};
+awaitable<bool> good(Request&& request) {  // co_await a || b
+  if (request && request->now) co_return co_await ask(request, "a || b");
+  const auto limit = request ? request->limit : Deadline{};
   for (auto&& word : co_await words(limit)) use(word || last);
-  co_await run([&] { return limit && wish; });
+  co_await run([&] { return limit && request; });
   const bool told = co_await tell();
   co_return told || last;
 }

@@ -1,7 +1,7 @@
 """A rule for coroutines: no expression has both `co_await` and one of `||`, `&&`, `?:`.
 
 g++ 12 keeps the temporaries of an expression that awaits in the coroutine's frame. Where an operator decides at run time
-which of them are made, it destroys what was never made, or destroys it twice. Whoever awaits gives the choice a name of its
+which of them are made, it destroys what was never made, or destroys it twice. The author gives the choice a name of its
 own before or after.
 """
 
