@@ -1,8 +1,7 @@
 #include "agent/status.hpp"
 
-#include <fmt/format.h>
-
 #include <cinttypes>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "shm/roles.hpp"
@@ -14,7 +13,9 @@ using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 std::string hex(std::uint64_t value) {
-  return fmt::format("{:016x}", value);
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016" PRIx64, value);
+  return text;
 }
 
 double age_s(Clock::time_point since) {

@@ -12,6 +12,14 @@ find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 find_package(OpenSSL 3 REQUIRED)
+
+# What logs, and no other code, is compiled with spdlog and fmt inside (src/base/log.cpp): who links the library needs neither.
+add_library(deltasync_spdlog INTERFACE)
+target_compile_definitions(deltasync_spdlog INTERFACE SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY)
+foreach(library IN ITEMS spdlog::spdlog_header_only fmt::fmt-header-only)
+  target_include_directories(deltasync_spdlog SYSTEM INTERFACE $<TARGET_PROPERTY:${library},INTERFACE_INCLUDE_DIRECTORIES>)
+endforeach()
+
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET GLOBAL libxxhash>=0.8)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET GLOBAL libzstd>=1.5)
 if(DELTASYNC_BUILD_PROGRAMS)

@@ -36,8 +36,6 @@ target_link_libraries(
   deltasync_archive
   PRIVATE PkgConfig::XXHASH
           PkgConfig::ZSTD
-          fmt::fmt
-          spdlog::spdlog
           OpenSSL::SSL
           OpenSSL::Crypto
           Threads::Threads
@@ -116,5 +114,5 @@ set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME deltasync)
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_LIBRARY_PACKAGE_NAME libdeltasync-dev)
 set(CPACK_DEBIAN_LIBRARY_PACKAGE_SECTION libdevel)
-set(CPACK_DEBIAN_LIBRARY_PACKAGE_DEPENDS "libxxhash-dev, libzstd-dev, libfmt-dev, libspdlog-dev, libssl-dev, pkg-config")
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_DEPENDS "libxxhash-dev, libzstd-dev, libssl-dev, pkg-config")
 include(CPack)
