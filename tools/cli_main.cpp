@@ -1,9 +1,13 @@
 // deltasync: publish, pull, relay, status, inspect, clean, diff, trace, bench: the command table and the way from an
 // error to an exit code.
+#include <pthread.h>
+
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 
+#include "agent/program.hpp"
 #include "base/log_setup.hpp"
 #include "base/utf8.hpp"
 #include "tools/cli.hpp"
@@ -20,8 +24,10 @@ constexpr Command kCommands[] = {
     {"clean", "list segments in shared memory, and remove those that dead processes left", setup_clean},
     {"diff", "compare two versions of a model: density by tensor, size by codec", setup_diff},
     {"trace", "lay what several processes recorded on one timeline; summarise or draw one version", setup_trace},
+#ifndef DELTASYNC_AGENT_INSIDE
     {"bench", "measure one case against the machine's limit", setup_bench},
     {"bench-receiver", "the receiver process of bench e2e and tensors", setup_bench_receiver},
+#endif
 };
 
 int run(int argc, char** argv) {
@@ -66,6 +72,13 @@ int run(int argc, char** argv) {
 }  // namespace deltasync::cli
 
 int main(int argc, char** argv) {
+#ifdef DELTASYNC_AGENT_INSIDE
+  constexpr const char* kAgent = "deltasync-agent";
+  if (argc > 0 && std::filesystem::path(argv[0]).filename() == kAgent) {
+    ::pthread_setname_np(::pthread_self(), kAgent);
+    return deltasync::agent::run(argc, argv);
+  }
+#endif
   std::signal(SIGPIPE, SIG_IGN);
   try {
     return deltasync::cli::run(argc, argv);

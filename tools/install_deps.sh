@@ -13,6 +13,8 @@ packages=(
   prometheus
   # run time, where there are several memory nodes
   libnuma1
+  # the wheel in empty Debian systems (tools/check_wheel_roots.sh)
+  debootstrap iproute2
   # reference decoder, quickstart
   python3 python3-numpy python3-venv python3-pip
   # the Python package

@@ -14,7 +14,7 @@
 #         install  the library as installed, and inside another project: docs/examples/cpp built with each, and run
 #         operating  what docs/operating gives to operators: manifests, alerts, board, pages (tools/check_operating.sh)
 #         docs     the pages of docs/ as a site, without links that lead nowhere; what they show is run; their words
-#         wheel    the Python package as a wheel: built, installed in an empty environment and used
+#         wheel    the Python package as a portable wheel: its tag, size and symbols; used in an empty environment
 #         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
 #         upgrade  the last release of the protocol before this one against this one (tools/test_upgrade.sh)
 #         chaos    ten minutes of killing, stopping, damaging and flooding real processes (tools/chaos.sh)
@@ -165,7 +165,7 @@ run_tsan() {
 run_python() {
   local report bin=build/python-venv/bin status=0 total wrong left
   step "python: build" tools/build_python.sh "$jobs"
-  step "python: ruff" "$bin/ruff" check src/python tests/python tests/chaos tests/operating
+  step "python: ruff" "$bin/ruff" check src/python tests/python tests/chaos tests/operating tests/wheel
   step "python: mypy" env MYPYPATH=build/python "$bin/mypy" -p deltasync
   echo "== python: tests"
   report=$(mktemp)

@@ -1,6 +1,14 @@
 # Third-party libraries, all from Debian packages (tools/install_deps.sh), as imported targets. A project that has this one
 # inside sees them as well: it links what the library needs.
 set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
+
+# A wheel goes to systems that have none of these packages: what has a static library is linked from that, and
+# tools/build_wheels.sh bundles the rest.
+option(DELTASYNC_PORTABLE "Link static libraries, for systems that have none of these packages, or an older libstdc++" OFF)
+if(DELTASYNC_PORTABLE)
+  list(PREPEND CMAKE_FIND_LIBRARY_SUFFIXES ${CMAKE_STATIC_LIBRARY_SUFFIX})
+endif()
+
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 set(Boost_NO_WARN_NEW_VERSIONS ON)

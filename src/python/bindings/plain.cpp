@@ -141,9 +141,9 @@ nb::object OddPairs::next() {
       if (PyErr_Occurred() != nullptr) throw nb::python_error();
       throw nb::stop_iteration();
     }
-    if (!PyTuple_CheckExact(pair.ptr()) || PyTuple_GET_SIZE(pair.ptr()) != 2) return pair;
-    const nb::handle tensor = PyTuple_GET_ITEM(pair.ptr(), 1);
-    const auto item = plain_->find(PyTuple_GET_ITEM(pair.ptr(), 0), tensor);
+    if (!PyTuple_CheckExact(pair.ptr()) || PyTuple_Size(pair.ptr()) != 2) return pair;
+    const nb::handle tensor = PyTuple_GetItem(pair.ptr(), 1);
+    const auto item = plain_->find(PyTuple_GetItem(pair.ptr(), 0), tensor);
     if (!item) return pair;
     fresh_.push_back(reinterpret_cast<std::uintptr_t>(item->source.data));
     take_(*item, tensor);

