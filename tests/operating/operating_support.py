@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "tools"), str(ROOT / "tests" / "support")]
 from cli_support import BIN, CLI, DEADLINE_S, Agent, Child, bf16_words, pack_u16, write_model  # noqa: E402
+from held_port import HeldPort  # noqa: E402
 from openssl_certificates import Certificates  # noqa: E402
 
 AGENT = BIN / "deltasync-agent"
@@ -49,10 +49,11 @@ def until(what, wanted):
         time.sleep(0.1)
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+def own_port(owner):
+    """A port that nobody else gets until the owner's end."""
+    held = HeldPort()
+    owner.addCleanup(held.close)
+    return held.number
 
 
 class Cleanups:
@@ -129,7 +130,7 @@ class Prometheus:
         shutil.copy(PAGES / "alerts.yaml", directory)
         (directory / "prometheus.yaml").write_text(yaml.safe_dump(self._configuration(fleet, directory)))
         subprocess.run(["promtool", "check", "config", directory / "prometheus.yaml"], check=True, capture_output=True)
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{own_port(owner)}"
         self.process = Child(owner, ["prometheus", f"--config.file={directory}/prometheus.yaml",
                                      f"--storage.tsdb.path={directory}/data", f"--web.listen-address={self.address}",
                                      "--log.level=error"])

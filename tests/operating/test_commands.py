@@ -29,7 +29,7 @@ from operating_support import (
     Fleet,
     bf16_words,
     documents,
-    free_port,
+    own_port,
     pack_u16,
     until,
     write_model,
@@ -153,7 +153,7 @@ class ManifestsRunTest(unittest.TestCase):
         spec, = [document["spec"]["template"]["spec"] for document in documents(KUBERNETES / file)
                  if "template" in document["spec"]]
         container, = [c for c in [*spec["initContainers"], *spec["containers"]] if c["name"] == name]
-        ports = {port["containerPort"]: free_port() for port in container["ports"]}
+        ports = {port["containerPort"]: own_port(self) for port in container["ports"]}
         values = {"--token-file": self.token, "--tls-cert": self.cert, "--tls-key": self.key,
                   "--tls-ca": self.certificates.ca,
                   "--socket": f"{self.directory}/{file}.sock", "--agent": f"{self.directory}/{file}.sock",
