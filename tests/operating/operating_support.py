@@ -73,7 +73,7 @@ class Fleet:
 
     VERSIONS = 2000
 
-    def __init__(self, owner, elements=65536):
+    def __init__(self, owner, elements=65536, interval_ms=250):
         self.owner = owner
         self.elements = elements
         self.tmp = pathlib.Path(tempfile.mkdtemp(prefix="deltasync-operating-"))
@@ -90,7 +90,7 @@ class Fleet:
         self.follower, self.follower_http = self._with_pages("pull", "--from", self.node.endpoint, "--out",
                                                              self.tmp / "out", "--follow", *knows)
         self.models = [self._model(0), self._model(1)]
-        self.publisher = Child(owner, [CLI, "publish", "--agent", self.trainer.socket, "--interval-ms", "250",
+        self.publisher = Child(owner, [CLI, "publish", "--agent", self.trainer.socket, "--interval-ms", interval_ms,
                                        "--model", *self.models * (self.VERSIONS // 2)])
         until(lambda: (self.tmp / "out" / "current").exists(), bool)
 
@@ -124,11 +124,11 @@ class Fleet:
 class Prometheus:
     """A real one with the configuration of docs/operating/prometheus.yaml, which scrapes a fleet each second."""
 
-    def __init__(self, owner, fleet):
+    def __init__(self, owner, fleet, pods=("relay", "follower", "trainer")):
         directory = fleet.tmp / "prometheus"
         directory.mkdir()
         shutil.copy(PAGES / "alerts.yaml", directory)
-        (directory / "prometheus.yaml").write_text(yaml.safe_dump(self._configuration(fleet, directory)))
+        (directory / "prometheus.yaml").write_text(yaml.safe_dump(self._configuration(fleet, directory, pods)))
         subprocess.run(["promtool", "check", "config", directory / "prometheus.yaml"], check=True, capture_output=True)
         self.address = f"127.0.0.1:{own_port(owner)}"
         self.process = Child(owner, ["prometheus", f"--config.file={directory}/prometheus.yaml",
@@ -136,7 +136,7 @@ class Prometheus:
                                      "--log.level=error"])
         until(self._ready, bool)
 
-    def _configuration(self, fleet, directory):
+    def _configuration(self, fleet, directory, in_pods):
         """The documented one with the fleet's addresses; of pods, what Kubernetes would say comes from a file."""
         config = yaml.safe_load((PAGES / "prometheus.yaml").read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -151,11 +151,11 @@ class Prometheus:
         assert pods.pop("kubernetes_sd_configs") == [{"role": "pod"}]
         pods["tls_config"]["server_name"] = "localhost"
         pods["file_sd_configs"] = [{"files": [str(directory / "pods.json")]}]
+        found = {"relay": self._pod("node-0", "relay", "deltasync-relay", pages["relay"][0]),
+                 "follower": self._pod("rollout-0", "receiver", "deltasync-http", pages["follower"][0]),
+                 "trainer": self._pod("trainer-0", "agent", "deltasync-https", pages["trainer"][0])}
         (directory / "pods.json").write_text(json.dumps(
-            [self._pod("node-0", "relay", "deltasync-relay", pages["relay"][0]),
-             self._pod("rollout-0", "receiver", "deltasync-http", pages["follower"][0]),
-             self._pod("trainer-0", "agent", "deltasync-https", pages["trainer"][0]),
-             self._pod("trainer-0", "agent", "deltasync", "127.0.0.1:9")]))
+            [*(found[name] for name in in_pods), self._pod("trainer-0", "agent", "deltasync", "127.0.0.1:9")]))
         return config
 
     @staticmethod
