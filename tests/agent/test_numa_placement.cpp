@@ -50,8 +50,8 @@ TEST_F(Placed, ThreadsThatDiffRunOnTheirNodesAndNoOthers) {
   EXPECT_THAT(numa_.of_thread("publisher"), ElementsAre("run on 0-3"));
   EXPECT_THAT(numa_.of_thread("encode-1"), ElementsAre("run on 4-7"));
   EXPECT_THAT(numa_.of_thread("encode-2"), ElementsAre("run on 0-3"));
-  EXPECT_THAT(numa_.of_thread("behind"), ElementsAre("run on 0-3"));
-  EXPECT_THAT(numa_.of_thread("behind-1"), ElementsAre("run on 4-7"));
+  EXPECT_THAT(numa_.of_thread("overlap"), ElementsAre("run on 0-3"));
+  EXPECT_THAT(numa_.of_thread("overlap-1"), ElementsAre("run on 4-7"));
   EXPECT_THAT(numa_.of_thread("reserve-0"), ElementsAre("run on 0-3", "prefer 0"));
   EXPECT_THAT(numa_.of_thread("reserve-1"), ElementsAre("run on 4-7", "prefer 1"));
   EXPECT_EQ(numa_.calls().size(), 9U);
