@@ -61,8 +61,8 @@ def main() -> None:
         assert ssl.create_default_context()
         import deltasync
     assert torch.ones(8).sum().item() == 8
-    with tempfile.TemporaryDirectory() as folder:
-        certificates = Certificates(folder)
+    with tempfile.TemporaryDirectory() as directory:
+        certificates = Certificates(directory)
         cert, key = certificates.sign("agent", "DNS:localhost,IP:127.0.0.1")
         for _ in range(2):
             protocol = handshake(certificates, cert, key)
