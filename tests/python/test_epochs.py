@@ -49,7 +49,7 @@ def test_what_a_receiver_does_at_an_agent_of_an_older_epoch(
             assert receiver.version == held
         with deltasync.Receiver(other.endpoint, directory=tmp_path, on_older_epoch="wait") as receiver:
             with pytest.raises(errors.DeadlinePassed):
-                receiver.update(timeout=0.5)
+                receiver.update(timeout=3)
             assert receiver.version == held
             assert capfd.readouterr().err.count("older_epoch") == 1
         with deltasync.Receiver(other.endpoint, directory=tmp_path) as receiver:

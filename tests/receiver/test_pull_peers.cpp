@@ -304,7 +304,7 @@ TEST_F(PullTest, ALayoutThatIsWrongIsCalledSo) {
 TEST_F(PullTest, ConnectWaitsForALayout) {
   agent_ = std::make_unique<FakeAgent>(nullptr);
   options_.endpoint = agent_->endpoint();
-  auto early = receiver::ReceiverImpl::connect(options_, quick(), in_ms(200));
+  auto early = receiver::ReceiverImpl::connect(options_, quick(), in_ms(3'000));
   ASSERT_FALSE(early.ok());
   EXPECT_EQ(early.error().code(), Errc::timed_out);
   EXPECT_NE(early.error().message().find("layout"), std::string::npos) << early.error().message();
