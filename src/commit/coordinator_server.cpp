@@ -15,9 +15,7 @@
 namespace deltasync::commit {
 namespace {
 
-constexpr auto kJoinLimit = std::chrono::seconds(5);      ///< TLS, hello, join and welcome
-constexpr auto kSilenceLimit = std::chrono::seconds(10);  ///< without a report
-constexpr auto kHold = std::chrono::seconds(1);           ///< an answer that has nothing to say
+constexpr auto kHold = std::chrono::seconds(1);  ///< an answer that has nothing to say
 constexpr auto kLastWords = std::chrono::seconds(1);
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 constexpr std::uint64_t kJoinBytesMax = 4096;  ///< before a peer has proved anything
@@ -45,7 +43,8 @@ Result<std::unique_ptr<Coordinator>> Coordinator::start(CoordinatorOptions optio
   return std::unique_ptr<Coordinator>(std::move(server));
 }
 
-Result<std::unique_ptr<CoordinatorServer>> CoordinatorServer::start(CoordinatorOptions options, Points points) {
+Result<std::unique_ptr<CoordinatorServer>> CoordinatorServer::start(CoordinatorOptions options, Points points,
+                                                                    Limits limits) {
   DS_ASSIGN(const net::Endpoint where, net::parse_endpoint(options.listen));
   TlsOptions tls_options = options.tls;
   tls_options.kernel = false;  // its messages are small, and the engine's process need not ignore SIGPIPE
@@ -56,7 +55,7 @@ Result<std::unique_ptr<CoordinatorServer>> CoordinatorServer::start(CoordinatorO
             net::Listener::bind(where, !options.token.empty() || (tls && tls->asks_for_certificates())));
   DS_ASSIGN(std::unique_ptr<CoordinatorCore> core, CoordinatorCore::open(options, std::move(points)));
   std::unique_ptr<CoordinatorServer> server(
-      new CoordinatorServer(std::move(options), std::move(core), std::move(listener), std::move(tls)));
+      new CoordinatorServer(std::move(options), limits, std::move(core), std::move(listener), std::move(tls)));
   server->seats_.resize(server->options_.ranks);
   try {
     server->acceptor_ = std::jthread([s = server.get()](const std::stop_token& stop) { s->accept_all(stop); });
@@ -98,7 +97,7 @@ void CoordinatorServer::accept_all(const std::stop_token& stop) {
   ::pthread_setname_np(::pthread_self(), "ds-commit-port");
   std::uint64_t connections = 0;
   while (!stop.stop_requested()) {
-    auto fd = listener_.accept(Until(Deadline::after(kSilenceLimit), stop));
+    auto fd = listener_.accept(Until(Deadline::after(limits_.silence), stop));
     reap();
     if (tls_) tls_->run_maintenance();
     if (!fd) {
@@ -126,7 +125,7 @@ void CoordinatorServer::accept_all(const std::stop_token& stop) {
 void CoordinatorServer::converse(Peer& peer, UniqueFd fd, std::uint64_t connection, const std::stop_token& stop) {
   net::MessageSocket socket(std::move(fd));
   socket.stop_on(stop);
-  const Deadline deadline = Deadline::after(kJoinLimit);
+  const Deadline deadline = Deadline::after(limits_.join);
   const Status secured = secure(socket, deadline);
   auto who = secured ? join(socket, connection, deadline) : Result<Joined>(secured.error());
   peer.joined = who.ok();
@@ -206,7 +205,7 @@ void CoordinatorServer::leave_seat(const Joined& who) {
 
 Status CoordinatorServer::serve(net::MessageSocket& socket, const Joined& who, const std::stop_token& stop) {
   for (;;) {
-    DS_ASSIGN(const net::Message message, socket.recv(wire::kRankMessageBytesMax, Deadline::after(kSilenceLimit)));
+    DS_ASSIGN(const net::Message message, socket.recv(wire::kRankMessageBytesMax, Deadline::after(limits_.silence)));
     if (message.type() != wire::Type::rank_report) {
       return Error(Errc::protocol,
                    "a message of type " + wire::type_name(message.header.type) + " in place of a report");
@@ -220,7 +219,7 @@ Status CoordinatorServer::serve(net::MessageSocket& socket, const Joined& who, c
     if (order.incarnation != who.incarnation) {
       return Error(Errc::version_conflict, "this process has been replaced by a later one of the same rank");
     }
-    DS_TRY(socket.send(message.header.request, wire::RankOrder{order}, Deadline::after(kSilenceLimit)));
+    DS_TRY(socket.send(message.header.request, wire::RankOrder{order}, Deadline::after(limits_.silence)));
   }
 }
 

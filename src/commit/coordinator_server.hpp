@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -18,7 +19,15 @@ namespace deltasync::commit {
 
 class CoordinatorServer final : public Coordinator {
  public:
-  static Result<std::unique_ptr<CoordinatorServer>> start(CoordinatorOptions options, Points points = {});
+  /// How long a peer may take; tests on a busy machine give more.
+  struct Limits {
+    std::chrono::nanoseconds join = std::chrono::seconds(5);      ///< TLS, hello, join and welcome
+    std::chrono::nanoseconds silence = std::chrono::seconds(10);  ///< without a report
+  };
+  static Result<std::unique_ptr<CoordinatorServer>> start(CoordinatorOptions options, Points points, Limits limits);
+  static Result<std::unique_ptr<CoordinatorServer>> start(CoordinatorOptions options, Points points = {}) {
+    return start(std::move(options), std::move(points), Limits());
+  }
   ~CoordinatorServer() override;
 
   std::uint16_t port() const override { return listener_.port(); }
@@ -48,9 +57,13 @@ class CoordinatorServer final : public Coordinator {
     std::uint64_t connection = 0;
   };
 
-  CoordinatorServer(CoordinatorOptions options, std::unique_ptr<CoordinatorCore> core, net::Listener listener,
-                    std::shared_ptr<net::Tls> tls)
-      : options_(std::move(options)), core_(std::move(core)), tls_(std::move(tls)), listener_(std::move(listener)) {}
+  CoordinatorServer(CoordinatorOptions options, Limits limits, std::unique_ptr<CoordinatorCore> core,
+                    net::Listener listener, std::shared_ptr<net::Tls> tls)
+      : options_(std::move(options)),
+        limits_(limits),
+        core_(std::move(core)),
+        tls_(std::move(tls)),
+        listener_(std::move(listener)) {}
 
   void accept_all(const std::stop_token& stop);
   void reap();
@@ -63,6 +76,7 @@ class CoordinatorServer final : public Coordinator {
   Status serve(net::MessageSocket& socket, const Joined& who, const std::stop_token& stop);
 
   const CoordinatorOptions options_;
+  const Limits limits_;
   const std::unique_ptr<CoordinatorCore> core_;
   const std::shared_ptr<net::Tls> tls_;  // null: none
   net::Listener listener_;               // used by acceptor_ once that runs

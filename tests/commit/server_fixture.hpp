@@ -81,13 +81,13 @@ struct Peer {
 class CommitServer : public ::testing::Test {
  protected:
   /// Again at the same place.
-  void start(std::uint32_t ranks = 2, const std::string& token = kToken) {
+  void start(std::uint32_t ranks = 2, const std::string& token = kToken, CoordinatorServer::Limits limits = {}) {
     CoordinatorOptions options;
     options.ranks = ranks;
     options.log = dir_.path() / "commit.log";
     options.token = token;
     options.listen = port_.endpoint();
-    auto made = CoordinatorServer::start(options);
+    auto made = CoordinatorServer::start(options, {}, limits);
     ASSERT_TRUE(made) << made.error().to_string();
     server_ = *std::move(made);
   }

@@ -141,7 +141,7 @@ TEST_F(CommitServer, AMemberThatMisbehavesIsDropped) {
 /// Those who only connect keep out no rank, and a rank that has joined is not the one to go.
 TEST_F(CommitServer, WhoDoesNotJoinMakesRoom) {
   const LogLines log;
-  start();
+  start(2, kToken, {kLimit, kLimit});  // so many connections take a while
   Peer member = peer();
   ASSERT_TRUE(member.join(member.join_message(0, 2, 5)));
   ASSERT_TRUE(member.report(busy(0, 5)));

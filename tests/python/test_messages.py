@@ -119,8 +119,8 @@ def mistakes(
         "no token file for the receiver": lambda: deltasync.Receiver(own.endpoint, token_file=directory / "token"),
         "a short token for the receiver": lambda: deltasync.Receiver(own.endpoint, token_file=short),
         "a token that everybody may read": lambda: deltasync.Receiver(own.endpoint, token_file=public),
-        "no agent for the receiver": lambda: deltasync.Receiver("127.0.0.1:1", timeout=0.5),
-        "no agent at several endpoints": lambda: deltasync.Receiver(["127.0.0.1:1", "127.0.0.1:2"], timeout=0.5),
+        "no agent for the receiver": lambda: deltasync.Receiver("127.0.0.1:1", timeout=3),
+        "no agent at several endpoints": lambda: deltasync.Receiver(["127.0.0.1:1", "127.0.0.1:2"], timeout=3),
         "endpoints=7070": lambda: deltasync.Receiver(7070),  # type: ignore[arg-type]
         "no endpoint": lambda: deltasync.Receiver([]),
         "tls='x.pem'": lambda: manager(tls="x.pem"),
