@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks that need no build: formatting, the rules of the tree, shell scripts. `tools/lint.sh tidy` runs clang-tidy over
-# what ships instead, `tools/lint.sh tidy tests` over the tests (both need a configured build-asan/); `tools/lint.sh fix`
-# formats the sources in place.
+# Checks that need no build: formatting, the rules of the tree, its words, shell scripts. `tools/lint.sh tidy` runs
+# clang-tidy over what ships instead, `tools/lint.sh tidy tests` over the tests (both need a configured build-asan/);
+# `tools/lint.sh fix` formats the sources in place.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,6 +19,7 @@ case ${1:-check} in
   check)
     sources | xargs clang-format-14 --dry-run -Werror
     python3 tools/lint/check_tree.py
+    python3 tools/lint/check_words.py
     git ls-files -co --exclude-standard -- '*.sh' '.ci/run' | xargs shellcheck
     ;;
   *)
