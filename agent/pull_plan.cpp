@@ -15,19 +15,6 @@ namespace deltasync::agent {
 
 namespace asio = boost::asio;
 
-namespace {
-
-const char* mode_name(wire::PlanMode mode) {
-  switch (mode) {
-    case wire::PlanMode::up_to_date: return "up_to_date";
-    case wire::PlanMode::delta: return "delta";
-    case wire::PlanMode::full: return "full";
-  }
-  return "unknown";
-}
-
-}  // namespace
-
 /// `protocol` and `corrupt` are the peer's fault and end the connection.
 Result<SubsetPtr> PullConversation::make_subset(ByteSpan payload) {
   DS_ASSIGN(const wire::RangesHead head, wire::Subscribe::decode_head(payload));
@@ -96,11 +83,11 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
       const wire::PlanReply& made = **reply;
       asked_ = made.target.id;
       context_.note(connection_, [&made](PeerStatus& line) {
-        line.last_mode = mode_name(made.mode);
+        line.last_mode = wire::mode_name(made.mode);
         line.last_target = made.target.id;
       });
       log::debug("plan_made connection={} name=\"{}\" mode={} target={} steps={}", connection_, name_,
-                 mode_name(made.mode), to_string(made.target.id), made.steps.size());
+                 wire::mode_name(made.mode), to_string(made.target.id), made.steps.size());
       co_return co_await stream_.write(request.header.request, made, limits_.progress);
     }
     if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");

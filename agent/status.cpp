@@ -33,10 +33,6 @@ json version_json(const Version& version) {
   return out;
 }
 
-const char* mode_name(wire::PlanMode mode) {
-  return mode == wire::PlanMode::full ? "full" : mode == wire::PlanMode::delta ? "delta" : "up_to_date";
-}
-
 const char* state_name(shm::HalfState state) {
   switch (state) {
     case shm::HalfState::free: return "free";
@@ -224,7 +220,7 @@ std::string status_json(const AgentParts& parts) {
   page["plans"] = json::array();
   for (const AgentCore::PlanInfo& plan : parts.core.plans()) {
     page["plans"].push_back({{"connection", plan.connection},
-                             {"mode", mode_name(plan.mode)},
+                             {"mode", wire::mode_name(plan.mode)},
                              {"target", id_json(plan.target)},
                              {"live", plan.live}});
   }

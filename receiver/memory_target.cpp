@@ -10,9 +10,7 @@
 namespace deltasync {
 namespace {
 
-/// Nobody gives these a deadline: what the memory needs, and a bound for what never ends.
-constexpr std::chrono::minutes kRollback{10};
-constexpr std::chrono::minutes kDiscard{1};
+constexpr std::chrono::minutes kDiscard{1};  ///< nobody gives it a deadline: a bound for what never ends
 
 }  // namespace
 
@@ -195,7 +193,7 @@ Status MemoryTarget::rollback() {
   switch (undo_.kind) {
     case Undo::Kind::none: return Error(Errc::unsupported, "there is no commit that could be rolled back");
     case Undo::Kind::empty: break;
-    case Undo::Kind::staged: back = exchange_staging(Deadline::after(kRollback)); break;
+    case Undo::Kind::staged: back = exchange_staging(Deadline::after(kRollbackLimit)); break;
     case Undo::Kind::deltas: back = revert_delta(); break;
   }
   if (!back.ok()) {

@@ -1,6 +1,7 @@
 // What every target checks about an update before it touches a byte, and a parallel loop that can fail.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -9,6 +10,9 @@
 #include "receiver/target.hpp"
 
 namespace deltasync {
+
+/// Of bringing the version before back, which has no deadline of its own: a bound for what never ends.
+inline constexpr std::chrono::minutes kRollbackLimit{10};
 
 /// One digest for each tile, and the root that belongs to those of `tiles`.
 Status check_state(const Layout& layout, const TileSet& tiles, const TargetState& state);

@@ -9,9 +9,6 @@
 namespace deltasync {
 namespace {
 
-/// A rollback that writes all tiles: it has no deadline of its own, and no device may hold it up for longer.
-constexpr std::chrono::minutes kRollback{10};
-
 /// Records point into their frame's bytes, so a copy of a frame has records of its own.
 StagedFrame clone(const StagedFrame& frame) {
   StagedFrame copy;
@@ -221,7 +218,7 @@ Status ShadowedTarget::rollback() {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
   if (undo_ == Undo::none) return Error(Errc::unsupported, "there is no commit that could be rolled back");
   // A version before that is rotten is not worth the one that is there.
-  if (undo_ == Undo::shadow) DS_TRY(shadow_.check_before(Deadline::after(kRollback)));
+  if (undo_ == Undo::shadow) DS_TRY(shadow_.check_before(Deadline::after(kRollbackLimit)));
   const Undo undo = std::exchange(undo_, Undo::none);
   Status back;
   if (undo == Undo::both) {
@@ -235,7 +232,7 @@ Status ShadowedTarget::rollback() {
     shadow_.invalidate();  // it had a version that live memory had lost: it cannot be restored
   if (shadow_.committed() == nullptr || (undo == Undo::both && back.ok())) return back;
   // Live memory has the version that is rolled back, or none.
-  Status written = write_live(Deadline::after(kRollback));
+  Status written = write_live(Deadline::after(kRollbackLimit));
   if (written.ok()) return {};
   live_->invalidate();
   return with_what_is_left(std::move(written).error());

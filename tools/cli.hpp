@@ -56,7 +56,6 @@ std::function<Status()> setup_diff(CLI::App& app);
 std::function<Status()> setup_clean(CLI::App& app);
 std::function<Status()> setup_trace(CLI::App& app);
 std::function<Status()> setup_bench(CLI::App& app);
-std::function<Status()> setup_bench_receiver(CLI::App& app);
 
 /// Checks of an option that is a whole number, which CLI11 would let wrap: what is wrong with it, "" if nothing.
 std::string not_negative(const std::string& number);

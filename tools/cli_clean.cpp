@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct CleanArgs {
   std::string shm_dir = "/dev/shm";
   std::string name;
   bool remove = false;
@@ -129,7 +129,7 @@ Status print(const Found& found, bool json) {
                     (found.newest.empty() ? "" : ", version " + found.newest) + ", " + what);
 }
 
-Status run(const Options& options) {
+Status run_clean(const CleanArgs& options) {
   const fs::path dir = options.shm_dir;
   std::error_code error;
   std::vector<std::string> files;
@@ -161,12 +161,12 @@ Status run(const Options& options) {
 }  // namespace
 
 std::function<Status()> setup_clean(CLI::App& app) {
-  auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
+  auto options = std::make_shared<CleanArgs>();  // shared with the callbacks, which CLI11 copies
   app.add_option("--shm-dir", options->shm_dir, "where segments live")->capture_default_str()->type_name("DIR");
   app.add_option("--name", options->name, "only those of the agent of this name")->type_name("NAME");
   app.add_flag("--remove", options->remove, "remove those that no agent and no writer has");
   app.add_flag("--json", options->json, "one JSON object a line");
-  return [options] { return run(*options); };
+  return [options] { return run_clean(*options); };
 }
 
 }  // namespace deltasync::cli

@@ -14,7 +14,7 @@ namespace {
 using tools::DiffSizes;
 using tools::FloorBits;
 
-struct Options {
+struct DiffArgs {
   std::string a;
   std::string b;
   std::string save_delta;
@@ -44,7 +44,7 @@ Json codec_json(const DiffSizes& d, std::uint64_t bytes, const std::array<delta:
   return json;
 }
 
-Json to_json(const Options& options, const DiffSizes& d) {
+Json to_json(const DiffArgs& options, const DiffSizes& d) {
   Json json{{"event", "diff"},
             {"a", options.a},
             {"b", options.b},
@@ -93,7 +93,7 @@ Status print_size(const DiffSizes& d, const char* name, double bits) {
                     padded(rounded(d.bits_per_change(bits)), 10) + padded(human_percent(of_full), 10));
 }
 
-Status print_tensors(const Options& options, const DiffSizes& d) {
+Status print_tensors(const DiffArgs& options, const DiffSizes& d) {
   std::vector<const tools::TensorDensity*> order;
   for (const auto& tensor : d.tensors) {
     if (tensor.changed > 0) order.push_back(&tensor);
@@ -113,7 +113,7 @@ Status print_tensors(const Options& options, const DiffSizes& d) {
   return {};
 }
 
-Status print_text(const Options& options, const DiffSizes& d) {
+Status print_text(const DiffArgs& options, const DiffSizes& d) {
   DS_TRY(print_line("changed " + std::to_string(d.changed) + " of " + std::to_string(d.elements) + " elements (" +
                     human_percent(d.density()) + "), in " + std::to_string(d.tiles_changed) + " of " +
                     std::to_string(d.tiles) + " tiles"));
@@ -137,7 +137,7 @@ Status print_text(const Options& options, const DiffSizes& d) {
 }
 
 /// The whole delta as one container file, for `inspect` and the reference decoder.
-Status save_delta(const Options& options, const HfModel& a, const HfModel& b, ThreadPool& pool) {
+Status save_delta(const DiffArgs& options, const HfModel& a, const HfModel& b, ThreadPool& pool) {
   DS_ASSIGN(const auto bytes, tools::delta_container(a, b, pool));
   std::ofstream file(options.save_delta, std::ios::binary | std::ios::trunc);
   file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
@@ -146,7 +146,7 @@ Status save_delta(const Options& options, const HfModel& a, const HfModel& b, Th
   return {};
 }
 
-Status run(const Options& options) {
+Status run_diff(const DiffArgs& options) {
   HfModel::Options open;
   open.tensor_parallel = options.tensor_parallel;
   DS_ASSIGN(const HfModel a, HfModel::open(options.a, open));
@@ -165,7 +165,7 @@ Status run(const Options& options) {
 }  // namespace
 
 std::function<Status()> setup_diff(CLI::App& app) {
-  auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
+  auto options = std::make_shared<DiffArgs>();  // shared with the callbacks, which CLI11 copies
   app.add_option("A", options->a, "model directory: the older version")->required();
   app.add_option("B", options->b, "model directory: the newer version")->required();
   app.add_option("--tp", options->tensor_parallel, "cut tensors as for this many ranks")->check(CLI::Range(1, 1024));
@@ -173,7 +173,7 @@ std::function<Status()> setup_diff(CLI::App& app) {
   app.add_option("--tensors", options->tensors, "how many tensors to list, most changed first");
   app.add_option("--save-delta", options->save_delta, "write the delta container to this file")->type_name("FILE");
   app.add_flag("--json", options->json, "one JSON object with everything");
-  return [options] { return run(*options); };
+  return [options] { return run_diff(*options); };
 }
 
 }  // namespace deltasync::cli

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct InspectArgs {
   std::string what;
   std::string layout;
   std::string save_layout;
@@ -100,7 +100,7 @@ Status print_layout(const Json& layout) {
   return {};
 }
 
-Status save_layout(const Options& options, const Layout& layout) {
+Status save_layout(const InspectArgs& options, const Layout& layout) {
   if (options.save_layout.empty()) return {};
   const auto bytes = layout.encode();
   std::ofstream file(options.save_layout, std::ios::binary | std::ios::trunc);
@@ -110,7 +110,7 @@ Status save_layout(const Options& options, const Layout& layout) {
   return {};
 }
 
-Status inspect_layout(const Options& options, const LayoutPtr& layout) {
+Status inspect_layout(const InspectArgs& options, const LayoutPtr& layout) {
   Json json{{"kind", "layout"}, {"path", options.what}, {"layout", layout_json(*layout, options.tensors)}};
   DS_TRY(save_layout(options, *layout));
   if (options.json) return print_json(json);
@@ -118,13 +118,13 @@ Status inspect_layout(const Options& options, const LayoutPtr& layout) {
   return print_layout(json["layout"]);
 }
 
-Result<HfModel> open_model(const Options& options, const fs::path& path) {
+Result<HfModel> open_model(const InspectArgs& options, const fs::path& path) {
   HfModel::Options open;
   open.tensor_parallel = options.tensor_parallel;
   return HfModel::open(path, open);
 }
 
-Status inspect_model(const Options& options) {
+Status inspect_model(const InspectArgs& options) {
   fs::path path = options.what;
   std::error_code ignored;
   if (fs::is_directory(path / "current", ignored)) path /= "current";  // what `pull --out` keeps
@@ -143,7 +143,7 @@ Status inspect_model(const Options& options) {
   return print_layout(json["layout"]);
 }
 
-Status inspect_safetensors(const Options& options) {
+Status inspect_safetensors(const InspectArgs& options) {
   DS_ASSIGN(const auto bytes, read_file(options.what));
   DS_ASSIGN(const auto header, safetensors::header_bytes(bytes, bytes.size()).with_context(options.what));
   DS_ASSIGN(const auto entries,
@@ -175,7 +175,7 @@ Status inspect_safetensors(const Options& options) {
 // ---- deltas --------------------------------------------------------------------------------------------------
 
 /// The layout that a delta belongs to, from a model directory, a layout file or a segment.
-Result<LayoutPtr> layout_for_delta(const Options& options) {
+Result<LayoutPtr> layout_for_delta(const InspectArgs& options) {
   if (options.layout.empty()) {
     return Error(Errc::invalid_argument,
                  options.what +
@@ -197,7 +197,7 @@ Result<LayoutPtr> layout_for_delta(const Options& options) {
   return Layout::decode(bytes).with_context(options.layout);
 }
 
-Status inspect_delta(const Options& options) {
+Status inspect_delta(const InspectArgs& options) {
   DS_ASSIGN(const auto bytes, read_file(options.what));
   DS_ASSIGN(const LayoutPtr layout, layout_for_delta(options));
   DS_ASSIGN(const delta::Delta delta, delta::from_container(bytes, *layout).with_context(options.what));
@@ -252,7 +252,7 @@ Json slots_json(shm::Segment& segment) {
   return slots;
 }
 
-Status inspect_segment(const Options& options) {
+Status inspect_segment(const InspectArgs& options) {
   const fs::path path = fs::absolute(options.what);
   DS_ASSIGN(const auto segment, shm::Segment::attach({path.parent_path(), path.filename().string()}));
   DS_ASSIGN(const LayoutPtr layout, Layout::decode(segment->layout_encoded()).with_context(options.what));
@@ -292,7 +292,7 @@ Status inspect_segment(const Options& options) {
 
 // ---- live agents ---------------------------------------------------------------------------------------------
 
-Status inspect_agent(const Options& options, const tools::HttpSource& source) {
+Status inspect_agent(const InspectArgs& options, const tools::HttpSource& source) {
   const auto deadline = Deadline::after(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options.deadline_s)));
   DS_ASSIGN(const std::string body, tools::http_get(source, "/v1/status", deadline).with_context(options.what));
@@ -304,7 +304,7 @@ Status inspect_agent(const Options& options, const tools::HttpSource& source) {
   return print_json(status, 2);
 }
 
-Status run(const Options& options) {
+Status run_inspect(const InspectArgs& options) {
   std::error_code ignored;
   if (fs::is_directory(options.what, ignored)) return inspect_model(options);
   if (!fs::exists(options.what, ignored)) {
@@ -331,7 +331,7 @@ Status run(const Options& options) {
 }  // namespace
 
 std::function<Status()> setup_inspect(CLI::App& app) {
-  auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
+  auto options = std::make_shared<InspectArgs>();  // shared with the callbacks, which CLI11 copies
   app.add_option("WHAT", options->what,
                  "model directory, safetensors, layout, delta or segment file, or the address of an agent's pages, "
                  "[https://]HOST:PORT")
@@ -346,7 +346,7 @@ std::function<Status()> setup_inspect(CLI::App& app) {
   add_tls_options(app, options->tls);
   app.add_flag("--tensors", options->tensors, "list all tensors");
   app.add_flag("--json", options->json, "one JSON object");
-  return [options] { return run(*options); };
+  return [options] { return run_inspect(*options); };
 }
 
 }  // namespace deltasync::cli

@@ -20,7 +20,7 @@ namespace {
 
 constexpr double kAgentLookS = 0.1;  ///< between two looks whether an agent listens
 
-struct Options {
+struct PublishArgs {
   std::vector<std::string> models;
   std::string agent;
   std::string label_prefix;
@@ -33,7 +33,7 @@ struct Options {
   bool json = false;
 };
 
-Deadline deadline_of(const Options& options) {
+Deadline deadline_of(const PublishArgs& options) {
   return Deadline::after(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options.deadline_s)));
 }
@@ -47,7 +47,7 @@ enum class Go : std::uint8_t { next, end };
 /// Keeps the attachment to the agent over versions of one layout.
 class Publisher {
  public:
-  explicit Publisher(const Options& options) : options_(options) {}
+  explicit Publisher(const PublishArgs& options) : options_(options) {}
 
   /// end: a stop signal came before there was an agent; nothing was published.
   Result<Go> publish(const std::string& dir, std::uint64_t number) {
@@ -140,7 +140,7 @@ class Publisher {
                       human_seconds(ready_s));
   }
 
-  const Options& options_;
+  const PublishArgs& options_;
   std::uint64_t epoch_ = 0;  ///< of the whole run; 0: it has met no agent yet
   std::unique_ptr<Writer> writer_;
   std::vector<std::byte> sidecar_;
@@ -162,13 +162,13 @@ Result<Go> wait_for_line(double seconds) {
   }
 }
 
-Result<Go> wait_for_turn(const Options& options, bool first) {
+Result<Go> wait_for_turn(const PublishArgs& options, bool first) {
   if (options.step_on_stdin) return wait_for_line(options.deadline_s);
   if (!first && options.interval_ms > 0) wait_readable(-1, static_cast<double>(options.interval_ms) / 1000);
   return stop_requested() ? Go::end : Go::next;
 }
 
-Status run(const Options& options) {
+Status run_publish(const PublishArgs& options) {
   catch_stop_signals();
   Publisher publisher(options);
   std::uint64_t number = 0;
@@ -188,7 +188,7 @@ Status run(const Options& options) {
 }  // namespace
 
 std::function<Status()> setup_publish(CLI::App& app) {
-  auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
+  auto options = std::make_shared<PublishArgs>();  // shared with the callbacks, which CLI11 copies
   app.add_option("--model", options->models, "model directories; each is the next version")
       ->required()
       ->expected(1, -1)
@@ -207,7 +207,7 @@ std::function<Status()> setup_publish(CLI::App& app) {
   app.add_flag("--step-on-stdin", options->step_on_stdin, "publish one version for each line on stdin");
   app.add_option("--trace", options->trace, "record a timeline, written to this file at the end")->type_name("FILE");
   app.add_flag("--json", options->json, "one JSON object a line");
-  return [options] { return with_trace(options->trace, "publish", [&] { return run(*options); }); };
+  return [options] { return with_trace(options->trace, "publish", [&] { return run_publish(*options); }); };
 }
 
 }  // namespace deltasync::cli

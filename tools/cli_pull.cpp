@@ -17,7 +17,7 @@
 namespace deltasync::cli {
 namespace {
 
-struct Options {
+struct PullArgs {
   std::string from;
   std::string out;
   std::string token_file;
@@ -39,11 +39,11 @@ struct Options {
   bool json = false;
 };
 
-double deadline_s(const Options& options) {
+double deadline_s(const PullArgs& options) {
   return options.deadline_s.value_or(options.follow ? 3600 : 60);
 }
 
-Want want_of(const Options& options) {
+Want want_of(const PullArgs& options) {
   Want want;
   if (options.number) {
     want.kind = Want::Kind::number;
@@ -57,7 +57,7 @@ Want want_of(const Options& options) {
   return want;
 }
 
-Status print(const Options& options, const PullReport& report) {
+Status print(const PullArgs& options, const PullReport& report) {
   if (options.json) {
     return print_json({{"event", "pulled"},
                        {"mode", to_string(report.mode)},
@@ -93,7 +93,7 @@ Status print(const Options& options, const PullReport& report) {
 }
 
 /// The token is read each time: a follower may outlive it.
-Result<std::unique_ptr<Receiver>> connect(const Options& options, const Until& until) {
+Result<std::unique_ptr<Receiver>> connect(const PullArgs& options, const Until& until) {
   ReceiverOptions receiver_options;
   receiver_options.endpoint = options.from;
   if (!options.token_file.empty()) {
@@ -125,7 +125,7 @@ Result<std::unique_ptr<Receiver>> connect(const Options& options, const Until& u
   return receiver;
 }
 
-Result<PullReport> pull_one(const Options& options, Receiver& receiver, const Want& want, const Until& until) {
+Result<PullReport> pull_one(const PullArgs& options, Receiver& receiver, const Want& want, const Until& until) {
   Progress progress(!options.json);
   if (options.follow) progress.show("waiting for a newer version …");
   DS_ASSIGN(auto update, receiver.pull(want, until.deadline(), until.stop()));
@@ -134,7 +134,7 @@ Result<PullReport> pull_one(const Options& options, Receiver& receiver, const Wa
   return update->report();
 }
 
-Status run(const Options& options) {
+Status run_pull(const PullArgs& options) {
   DS_TRY(stay_on_cores(options.cores, linux_numa()).with_context("--cores"));
   DS_ASSIGN(const auto on_signal, StopOnSignal::make());
   const Want want = want_of(options);
@@ -155,7 +155,7 @@ Status run(const Options& options) {
 }  // namespace
 
 std::function<Status()> setup_pull(CLI::App& app) {
-  auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
+  auto options = std::make_shared<PullArgs>();  // shared with the callbacks, which CLI11 copies
   app.add_option("--from", options->from, "the agent's address")->required()->type_name("HOST:PORT");
   auto* out = app.add_option("--out", options->out,
                              "directory that keeps the versions; DIR/current is the newest committed one")
@@ -201,7 +201,7 @@ std::function<Status()> setup_pull(CLI::App& app) {
   app.get_option("--http")->needs(follow);
   app.add_option("--trace", options->trace, "record a timeline, written to this file at the end")->type_name("FILE");
   app.add_flag("--json", options->json, "one JSON object a line");
-  return [options] { return with_trace(options->trace, "pull", [&] { return run(*options); }); };
+  return [options] { return with_trace(options->trace, "pull", [&] { return run_pull(*options); }); };
 }
 
 }  // namespace deltasync::cli

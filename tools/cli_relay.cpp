@@ -23,7 +23,7 @@ constexpr double kLookLimitS = 5;     ///< for it to say that it serves one whic
 constexpr auto kLookEvery = std::chrono::seconds(5);
 constexpr double kAttachSliceS = 10;  ///< after which a signal is heard, and a segment that is made by then is found
 
-struct Options {
+struct RelayArgs {
   std::string from;
   std::string agent;
   std::string token_file;
@@ -52,7 +52,7 @@ struct Tally {
 
 class Relay {
  public:
-  explicit Relay(const Options& options) : options_(options) {}
+  explicit Relay(const RelayArgs& options) : options_(options) {}
 
   Status run() {
     DS_ASSIGN(const auto on_signal, StopOnSignal::make());
@@ -185,13 +185,13 @@ class Relay {
                       " of them whole: " + human_bytes(tally_.wire_bytes) + " for " + human_bytes(tally_.model_bytes));
   }
 
-  const Options& options_;
+  const RelayArgs& options_;
   Tally tally_;
   Status served_;  ///< what was committed last
   double served_s_ = 0;
 };
 
-Status run(const Options& options) {
+Status run_relay(const RelayArgs& options) {
   DS_TRY(stay_on_cores(options.cores, linux_numa()).with_context("--cores"));
   return Relay(options).run();
 }
@@ -199,7 +199,7 @@ Status run(const Options& options) {
 }  // namespace
 
 std::function<Status()> setup_relay(CLI::App& app) {
-  auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
+  auto options = std::make_shared<RelayArgs>();  // shared with the callbacks, which CLI11 copies
   app.add_option("--from", options->from, "the address of the agent that has the versions")
       ->required()
       ->type_name("HOST:PORT");
@@ -227,7 +227,7 @@ std::function<Status()> setup_relay(CLI::App& app) {
   add_pages_options(app, options->pages);
   app.add_option("--trace", options->trace, "record a timeline, written to this file at the end")->type_name("FILE");
   app.add_flag("--json", options->json, "one JSON object a line");
-  return [options] { return with_trace(options->trace, "relay", [&] { return run(*options); }); };
+  return [options] { return with_trace(options->trace, "relay", [&] { return run_relay(*options); }); };
 }
 
 }  // namespace deltasync::cli

@@ -12,7 +12,7 @@
 namespace deltasync::cli {
 namespace {
 
-struct Options {
+struct StatusArgs {
   std::string http;
   TlsOptions tls;
   double deadline_s = 10;
@@ -118,7 +118,7 @@ Status print_receiver(const Json& page) {
         versions.is_null() || versions == 0 ? "-" : age_text(page.at("seconds_behind")), error.empty() ? "-" : error}});
 }
 
-Status run(const Options& options) {
+Status run_status(const StatusArgs& options) {
   DS_ASSIGN(const tools::HttpSource source, tools::parse_http_source(options.http, options.tls));
   DS_ASSIGN(const std::string body,
             tools::http_get(source, "/v1/status", after_seconds(options.deadline_s)).with_context(options.http));
@@ -138,7 +138,7 @@ Status run(const Options& options) {
 }  // namespace
 
 std::function<Status()> setup_status(CLI::App& app) {
-  auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
+  auto options = std::make_shared<StatusArgs>();  // shared with the callbacks, which CLI11 copies
   app.add_option("--from,--http", options->http, "where the agent (or the receiver, or the relay) serves --http")
       ->required()
       ->type_name("[https://]HOST:PORT");
@@ -146,7 +146,7 @@ std::function<Status()> setup_status(CLI::App& app) {
   app.add_option("--deadline-s", options->deadline_s, "time for the answer (default 10)")
       ->check(CLI::Range(0.001, 86'400.0));
   app.add_flag("--json", options->json, "the page as it is, on one line");
-  return [options] { return run(*options); };
+  return [options] { return run_status(*options); };
 }
 
 }  // namespace deltasync::cli

@@ -8,7 +8,6 @@
 #include <optional>
 #include <sstream>
 
-#include "deltasync/trace.hpp"
 #include "tools/cli.hpp"
 #include "tools/http_get.hpp"
 #include "tools/trace_timeline.hpp"
@@ -21,7 +20,7 @@ using tools::Stage;
 using tools::Timeline;
 using tools::TraceProcess;
 
-struct Options {
+struct TraceArgs {
   std::vector<std::string> sources;
   TlsOptions tls;
   std::string out;
@@ -32,7 +31,7 @@ struct Options {
   bool json = false;
 };
 
-Result<std::string> read_source(const Options& options, const std::string& source) {
+Result<std::string> read_source(const TraceArgs& options, const std::string& source) {
   if (tools::is_http_url(source)) {
     DS_ASSIGN(const tools::HttpSource agent, tools::parse_http_source(source, options.tls));
     const auto limit =
@@ -48,7 +47,7 @@ Result<std::string> read_source(const Options& options, const std::string& sourc
   return std::move(text).str();
 }
 
-Result<Timeline> read_timeline(const Options& options) {
+Result<Timeline> read_timeline(const TraceArgs& options) {
   std::vector<Timeline> traces;
   for (const std::string& source : options.sources) {
     DS_ASSIGN(const std::string text, read_source(options, source));
@@ -148,7 +147,7 @@ Status print_summary(const Timeline& timeline, const VersionId& version, const s
   return {};
 }
 
-Status run(const Options& options) {
+Status run_trace(const TraceArgs& options) {
   DS_ASSIGN(const Timeline timeline, read_timeline(options));
   if (!options.out.empty()) {
     DS_TRY(write_file(options.out, tools::to_trace_json(timeline)));
@@ -170,20 +169,8 @@ Status run(const Options& options) {
 
 }  // namespace
 
-Status with_trace(const std::string& file, const std::string& process, const std::function<Status()>& work) {
-  if (file.empty()) return work();
-  TraceOptions trace;
-  trace.process = process;
-  start_trace(trace);
-  DS_TRY(write_trace(file));  // one that cannot be written is better known now
-  Status worked = work();
-  stop_trace();
-  Status written = write_trace(file);
-  return worked ? std::move(written) : std::move(worked);
-}
-
 std::function<Status()> setup_trace(CLI::App& app) {
-  auto options = std::make_shared<Options>();  // shared with the callbacks, which CLI11 copies
+  auto options = std::make_shared<TraceArgs>();  // shared with the callbacks, which CLI11 copies
   app.add_option("SOURCE", options->sources,
                  "files that --trace wrote, and http:// or https://HOST:PORT of agents with --trace")
       ->required()
@@ -198,7 +185,7 @@ std::function<Status()> setup_trace(CLI::App& app) {
       ->type_name("VERSION");
   app.add_option("--deadline-s", options->deadline_s, "for each agent")->check(CLI::Range(0.001, 3600.0));
   app.add_flag("--json", options->json, "the summary as one JSON object");
-  return [options] { return run(*options); };
+  return [options] { return run_trace(*options); };
 }
 
 }  // namespace deltasync::cli

@@ -1,16 +1,6 @@
 #include "delta/class_codec.hpp"
 
-#include <string>
-
 namespace deltasync::delta {
-
-namespace {
-
-Error bad_header(const char* what) {
-  return {Errc::corrupt, std::string("payload: ") + what};
-}
-
-}  // namespace
 
 void write_class_header(const ClassHeader& header, std::vector<std::byte>& out) {
   ByteWriter w(out);
@@ -37,23 +27,23 @@ Result<ClassHeader> read_class_header(const TileShape& shape, std::uint32_t chan
     if (c + 1 < header.classes) {
       header.k[c + 1] = static_cast<std::uint8_t>(both >> 4);
     } else if (both >> 4 != 0) {
-      return bad_header("a Rice parameter behind the last class");
+      return bad_payload("a Rice parameter behind the last class");
     }
   }
   std::uint64_t left = changed;
   for (unsigned c = 1; c < header.classes; ++c) {
     const std::uint64_t count = in.get_varint();
-    if (count > left) return bad_header("its classes have more changed elements than the record");
+    if (count > left) return bad_payload("its classes have more changed elements than the record");
     header.changed[c] = static_cast<std::uint32_t>(count);
     left -= count;
   }
   header.changed[0] = static_cast<std::uint32_t>(left);
   const std::uint64_t exceptions = in.get_varint();
-  if (in.failed()) return bad_header("truncated class header");
-  if (header.classes == 0) return bad_header("no classes");
-  if (first >> 6 != 0) return bad_header("reserved bits of the class header are set");
-  if (top >= exponent_count(shape)) return bad_header("its largest exponent is none of the dtype");
-  if (exceptions > changed) return bad_header("more exceptions than changed elements");
+  if (in.failed()) return bad_payload("truncated class header");
+  if (header.classes == 0) return bad_payload("no classes");
+  if (first >> 6 != 0) return bad_payload("reserved bits of the class header are set");
+  if (top >= exponent_count(shape)) return bad_payload("its largest exponent is none of the dtype");
+  if (exceptions > changed) return bad_payload("more exceptions than changed elements");
   header.top = static_cast<std::uint32_t>(top);
   header.exceptions = static_cast<std::uint32_t>(exceptions);
   payload = payload.subspan(in.position());

@@ -9,7 +9,7 @@ namespace deltasync::delta {
 
 namespace {
 
-struct DecodeScratch {
+struct ClassDecodeScratch {
   std::uint8_t exponents[kTileElementsMax];
   std::uint64_t mask[kTileMaskWords];                           ///< of one class
   std::uint64_t changed[kTileMaskWords];                        ///< of all classes
@@ -24,13 +24,9 @@ struct DecodeScratch {
   alignas(64) std::byte payload[kTileElementsMax * 8 + kSlack];
 };
 
-DecodeScratch& decode_scratch() {
-  thread_local const std::unique_ptr<DecodeScratch> scratch(new DecodeScratch);
+ClassDecodeScratch& class_decode_scratch() {
+  thread_local const std::unique_ptr<ClassDecodeScratch> scratch(new ClassDecodeScratch);
   return *scratch;
-}
-
-Error bad_payload(const char* what) {
-  return {Errc::corrupt, std::string("payload: ") + what};
 }
 
 /// Follows runs of zeros and their stop bits. Never reads behind its end, and remembers having come there.
@@ -113,7 +109,7 @@ const char* decode_exceptions(const ClassPayload& payload, UnaryReader& unary, s
 /// The differences of all classes, one after the other. The unary reader stands before the magnitude lengths.
 template <class U>
 const char* decode_differences(const Kernels& kernels, unsigned width_log2, const ClassPayload& payload,
-                               UnaryReader& unary, DecodeScratch& scratch) {
+                               UnaryReader& unary, ClassDecodeScratch& scratch) {
   constexpr unsigned kBits = sizeof(U) * 8;
   const std::uint16_t* const exceptions = scratch.exceptions;
   std::byte* const stream = scratch.stream;
@@ -146,7 +142,8 @@ const char* decode_differences(const Kernels& kernels, unsigned width_log2, cons
 
 /// Marks the elements that change, each with its difference. False if a class has not enough elements.
 template <class U>
-bool place(const ClassKernels& kernels, const TileShape& shape, const ClassHeader& header, DecodeScratch& scratch) {
+bool place(const ClassKernels& kernels, const TileShape& shape, const ClassHeader& header,
+           ClassDecodeScratch& scratch) {
   const std::uint32_t words = (shape.elements() + 63) / 64;
   const unsigned in_last = shape.elements() % 64;
   const auto ranges = class_ranges(header, exponent_base(shape, header.top));
@@ -175,7 +172,7 @@ bool place(const ClassKernels& kernels, const TileShape& shape, const ClassHeade
 
 /// Lists the marked elements in their order.
 template <class U>
-void list_placed(const TileShape& shape, DecodeScratch& scratch) {
+void list_placed(const TileShape& shape, ClassDecodeScratch& scratch) {
   const U* const by_element = reinterpret_cast<const U*>(scratch.by_element);
   U* value = reinterpret_cast<U*>(scratch.values);
   std::uint16_t* to = scratch.positions;
@@ -201,7 +198,7 @@ Result<DecodedTile> decode_class(const Kernels& kernels, const TileShape& shape,
   DS_ASSIGN(const ClassHeader header, read_class_header(shape, n, rest));
   if (header.exceptions == 0 && record.rice_k != 0) return bad_payload("a Rice parameter without exceptions");
 
-  DecodeScratch& scratch = decode_scratch();
+  ClassDecodeScratch& scratch = class_decode_scratch();
   // A copy with readable slack behind it lets all of it be read in whole words.
   std::memcpy(scratch.payload, rest.data(), rest.size());
   std::memset(scratch.payload + rest.size(), 0, kSlack);

@@ -9,11 +9,13 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/bytes.hpp"
 #include "base/thread_pool.hpp"
 #include "deltasync/layout.hpp"
+#include "deltasync/result.hpp"
 #include "deltasync/version.hpp"
 
 namespace deltasync::delta {
@@ -217,6 +219,10 @@ struct TileRecord {
   std::uint64_t digest_after = 0;
   ByteSpan payload;
 };
+/// What decoding a record says of a payload that breaks a bound.
+inline Error bad_payload(const char* what) {
+  return {Errc::corrupt, std::string("payload: ") + what};
+}
 /// Checks hashes and every structural bound of a frame that came from outside (header hash before lengths, payload
 /// hash before records, ascending tiles inside the layout, payload sizes) and lists its tiles.
 /// `corrupt` names the tile. The records' payload contents are checked when they are decoded.

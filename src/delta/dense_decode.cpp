@@ -11,7 +11,7 @@ namespace deltasync::delta {
 
 namespace {
 
-struct DecodeScratch {
+struct DenseDecodeScratch {
   std::uint16_t stops[kTileElementsMax + kSlack];
   std::uint16_t quotients[kTileElementsMax + kSlack];
   std::uint16_t positions[kTileElementsMax];
@@ -20,19 +20,15 @@ struct DecodeScratch {
   alignas(64) std::byte payload[kTileElementsMax * 8 + kSlack];
 };
 
-DecodeScratch& decode_scratch() {
-  thread_local const std::unique_ptr<DecodeScratch> scratch(new DecodeScratch);
+DenseDecodeScratch& dense_decode_scratch() {
+  thread_local const std::unique_ptr<DenseDecodeScratch> scratch(new DenseDecodeScratch);
   return *scratch;
-}
-
-Error bad_payload(const char* what) {
-  return {Errc::corrupt, std::string("payload: ") + what};
 }
 
 }  // namespace
 
 Result<DecodedTile> decode_dense(const Kernels& kernels, const TileShape& shape, const TileRecord& record) {
-  DecodeScratch& scratch = decode_scratch();
+  DenseDecodeScratch& scratch = dense_decode_scratch();
   const unsigned width = shape.element_bytes * 8;
   const std::uint32_t n = shape.elements();
   const DenseChoice choice = dense_choice(record);

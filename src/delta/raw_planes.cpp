@@ -15,10 +15,6 @@ namespace {
 
 constexpr std::size_t kPlanesMax = 8;
 
-Error bad_payload(const char* what) {
-  return {Errc::corrupt, std::string("payload: ") + what};
-}
-
 struct FreeContext {
   void operator()(ZSTD_CCtx* context) const { ::ZSTD_freeCCtx(context); }
   void operator()(ZSTD_DCtx* context) const { ::ZSTD_freeDCtx(context); }

@@ -13,19 +13,15 @@ namespace {
 
 /// Working memory of the decoder. One per thread, since verify_tile and apply_tile are called from many threads with
 /// no place to keep it; about 1.5 MiB, touched only as far as tiles are dense.
-struct DecodeScratch {
+struct RiceDecodeScratch {
   std::uint16_t positions[kTileElementsMax + kSlack];
   alignas(64) std::byte values[kTileElementsMax * 8 + kSlack];
   alignas(64) std::byte payload[kTileElementsMax * 8 + kSlack];
 };
 
-DecodeScratch& decode_scratch() {
-  thread_local const std::unique_ptr<DecodeScratch> scratch(new DecodeScratch);
+RiceDecodeScratch& rice_decode_scratch() {
+  thread_local const std::unique_ptr<RiceDecodeScratch> scratch(new RiceDecodeScratch);
   return *scratch;
-}
-
-Error bad_payload(const char* what) {
-  return {Errc::corrupt, std::string("payload: ") + what};
 }
 
 /// Decodes the value planes of rice_ulp into differences. Returns what is wrong, or nullptr.
@@ -54,7 +50,7 @@ const char* decode_values(const DecodeKernels& kernels, const TileShape& shape, 
 }  // namespace
 
 Result<DecodedTile> decode_rice(const TileShape& shape, const TileRecord& record) {
-  DecodeScratch& scratch = decode_scratch();
+  RiceDecodeScratch& scratch = rice_decode_scratch();
   const DecodeKernels& kernels = active_kernels().decode;
   const std::uint32_t n = record.changed;
   const unsigned k = record.rice_k;

@@ -53,6 +53,15 @@ std::string_view to_string(Type type) noexcept {
   return {};
 }
 
+const char* mode_name(PlanMode mode) noexcept {
+  switch (mode) {
+    case PlanMode::up_to_date: return "up_to_date";
+    case PlanMode::delta: return "delta";
+    case PlanMode::full: return "full";
+  }
+  return "unknown";
+}
+
 std::string type_name(std::uint16_t type) {
   const std::string_view name = to_string(static_cast<Type>(type));
   return name.empty() ? std::to_string(type) : std::string(name);

@@ -209,6 +209,8 @@ struct PlanRequest {
 };
 
 enum class PlanMode : std::uint8_t { up_to_date = 1, delta = 2, full = 3 };
+/// As status pages and logs say it.
+const char* mode_name(PlanMode mode) noexcept;
 
 struct DeltaStep {
   VersionId from;

@@ -17,6 +17,9 @@ namespace deltasync::bench {
 
 /// The tests' device has little memory, and plays each thread of a kernel.
 inline constexpr double kFakeModelGib = 0.02;
+inline constexpr auto kCaseLimit = std::chrono::seconds(120);  ///< of any one wait of a case
+/// The first argument of the receiver process that e2e and tensors start.
+inline constexpr const char* kReceiverArg = "receiver";
 
 struct Options {
   std::string name;              ///< the case

@@ -12,20 +12,13 @@
 namespace deltasync::bench {
 namespace {
 
-constexpr auto kLimit = std::chrono::seconds(120);
-
-TargetState state_of(std::uint64_t number, std::vector<std::uint64_t> digests) {
-  const Digest128 root = delta::root_digest(digests);
-  return {{{1, number}, "bench"}, root, std::move(digests)};
-}
-
 /// A host target in `memory` that has the version before committed.
 Result<TargetPtr> make_target(const Halves& halves, std::span<std::byte> memory, ThreadPool& pool) {
   auto target = make_host_target(halves.layout_ptr(), memory);
-  DS_TRY(target->open(pool, Deadline::after(kLimit)));
-  DS_TRY(target->begin_full(FullOverLive::stage, Deadline::after(kLimit)));
+  DS_TRY(target->open(pool, Deadline::after(kCaseLimit)));
+  DS_TRY(target->begin_full(FullOverLive::stage, Deadline::after(kCaseLimit)));
   std::copy(halves.before().begin(), halves.before().end(), memory.begin());
-  DS_TRY(target->commit_full(state_of(1, halves.digests()), Deadline::after(kLimit)));
+  DS_TRY(target->commit_full(state_of(1, halves.digests()), Deadline::after(kCaseLimit)));
   return target;
 }
 
@@ -111,7 +104,7 @@ Result<Json> run_apply(const Options& options) {
     const Stopwatch watch;
     DS_TRY(verify(*target, now, steps[0], pool));
     const double verified_s = watch.seconds();
-    DS_TRY(target->commit_delta(std::move(steps), std::move(after), Deadline::after(kLimit)));
+    DS_TRY(target->commit_delta(std::move(steps), std::move(after), Deadline::after(kCaseLimit)));
     if (const double s = watch.seconds(); s < apply_s) {
       apply_s = s;
       verify_s = verified_s;

@@ -15,8 +15,6 @@
 namespace deltasync::bench {
 namespace {
 
-constexpr auto kLimit = std::chrono::seconds(120);
-
 struct Round {
   OffloadReport offload;
   double started_at = 0;
@@ -31,7 +29,7 @@ class Trainer {
     WriterOptions options;
     options.agent_socket = socket;
     options.threads = threads;
-    DS_ASSIGN(auto writer, Writer::attach(layout, make_sidecar(*layout), options, Deadline::after(kLimit)));
+    DS_ASSIGN(auto writer, Writer::attach(layout, make_sidecar(*layout), options, Deadline::after(kCaseLimit)));
     std::vector<SliceSource> slices;
     for (std::uint32_t t = 0; t < layout->tensors().size(); ++t) {
       const Tensor& tensor = layout->tensors()[t];
@@ -45,13 +43,13 @@ class Trainer {
     Round round;
     const Version version{{epoch_, ++number_}, "step_" + std::to_string(number_)};
     round.started_at = monotonic_s();
-    DS_TRY(writer_->begin(version, Deadline::after(kLimit)));
+    DS_TRY(writer_->begin(version, Deadline::after(kCaseLimit)));
     DS_TRY(writer_->write(slices_));
-    DS_ASSIGN(round.offload, writer_->commit(Deadline::after(kLimit)));
+    DS_ASSIGN(round.offload, writer_->commit(Deadline::after(kCaseLimit)));
     const Stopwatch watch;
-    DS_TRY(writer_->wait_ready(version.id, Deadline::after(kLimit)));
+    DS_TRY(writer_->wait_ready(version.id, Deadline::after(kCaseLimit)));
     round.ready_s = watch.seconds();
-    DS_ASSIGN(const std::string line, receiver.read_line(Deadline::after(kLimit)));
+    DS_ASSIGN(const std::string line, receiver.read_line(Deadline::after(kCaseLimit)));
     round.received = Json::parse(line, nullptr, false);
     if (round.received.is_discarded() || round.received.contains("error")) {
       return Error(Errc::internal, "the receiver failed: " + line);
@@ -76,8 +74,8 @@ Digest128 root_of(const Layout& layout, ByteSpan half, ThreadPool& pool) {
 
 /// One that pulls `count` versions.
 Result<Child> start_receiver(const Options& options, const BenchAgent& agent, unsigned count) {
-  std::vector<std::string> argv{(options.bin_dir / "deltasync").string(),
-                                "bench-receiver",
+  std::vector<std::string> argv{(options.bin_dir / "deltasync-bench").string(),
+                                kReceiverArg,
                                 "--from",
                                 agent.endpoint(),
                                 "--streams",
@@ -127,7 +125,7 @@ Result<std::vector<Round>> run_versions(const Options& options, Trainer& trainer
     }
     if (i > 0) rounds.push_back(std::move(round));
   }
-  DS_TRY(receiver.wait_end(Deadline::after(kLimit)));  // its timeline is written then
+  DS_TRY(receiver.wait_end(Deadline::after(kCaseLimit)));  // its timeline is written then
   return rounds;
 }
 
@@ -156,7 +154,7 @@ Result<Child> start_relay(const Options& options, const BenchAgent& from, const 
 }
 
 Result<Json> next_line(Child& child) {
-  DS_ASSIGN(const std::string line, child.read_line(Deadline::after(kLimit)));
+  DS_ASSIGN(const std::string line, child.read_line(Deadline::after(kCaseLimit)));
   Json parsed = Json::parse(line, nullptr, false);
   if (parsed.is_discarded()) return Error(Errc::internal, "a line that is no JSON: " + line);
   return parsed;

@@ -15,8 +15,6 @@
 namespace deltasync::bench {
 namespace {
 
-constexpr auto kLimit = std::chrono::seconds(120);
-
 Result<unsigned> active_half(shm::Segment& segment) {
   for (unsigned half = 0; half < 2; ++half) {
     if (shm::inspect_half(segment, half).state == shm::HalfState::active) return half;
@@ -28,14 +26,14 @@ Status publish(const std::string& socket, const LayoutPtr& layout, ByteSpan half
   WriterOptions options;
   options.agent_socket = socket;
   options.threads = threads;
-  DS_ASSIGN(const auto writer, Writer::attach(layout, make_sidecar(*layout), options, Deadline::after(kLimit)));
+  DS_ASSIGN(const auto writer, Writer::attach(layout, make_sidecar(*layout), options, Deadline::after(kCaseLimit)));
   const Version version{{make_epoch(), 1}, "bench"};
-  DS_TRY(writer->begin(version, Deadline::after(kLimit)));
+  DS_TRY(writer->begin(version, Deadline::after(kCaseLimit)));
   for (std::uint32_t t = 0; t < layout->tensors().size(); ++t) {
     DS_TRY(writer->write(t, Source{half.data() + layout->tensors()[t].offset}));
   }
-  DS_ASSIGN([[maybe_unused]] const auto report, writer->commit(Deadline::after(kLimit)));
-  return writer->wait_ready(version.id, Deadline::after(kLimit));
+  DS_ASSIGN([[maybe_unused]] const auto report, writer->commit(Deadline::after(kCaseLimit)));
+  return writer->wait_ready(version.id, Deadline::after(kCaseLimit));
 }
 
 /// Of the receiver's certificate nothing is said: it has no part in the transfer.
@@ -70,10 +68,10 @@ Result<Json> run_full(const Options& options) {
     DS_ASSIGN(const double plain_s,
               sendfile_once(segment->file(), segment->half_file_offset(half), memory.span(), options.streams));
     limit_s = std::min(limit_s, plain_s);
-    DS_ASSIGN(const auto receiver, Receiver::connect(receiver_options, Deadline::after(kLimit)));
-    DS_TRY(receiver->bind(make_host_target(layout, memory.span()), Deadline::after(kLimit)));
+    DS_ASSIGN(const auto receiver, Receiver::connect(receiver_options, Deadline::after(kCaseLimit)));
+    DS_TRY(receiver->bind(make_host_target(layout, memory.span()), Deadline::after(kCaseLimit)));
     const Stopwatch watch;
-    DS_ASSIGN(const auto staged, receiver->pull({}, Deadline::after(kLimit)));
+    DS_ASSIGN(const auto staged, receiver->pull({}, Deadline::after(kCaseLimit)));
     DS_TRY(staged->commit());
     pull_s = std::min(pull_s, watch.seconds());
     if (!std::equal(memory.span().begin(), memory.span().end(), source.span().begin())) {

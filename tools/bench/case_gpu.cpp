@@ -16,13 +16,6 @@
 namespace deltasync::bench {
 namespace {
 
-constexpr auto kLimit = kDeviceLimit;
-
-TargetState state_of(std::uint64_t number, std::vector<std::uint64_t> digests) {
-  const Digest128 root = delta::root_digest(digests);
-  return {{{1, number}, "bench"}, root, std::move(digests)};
-}
-
 /// One memory with every tensor where a half has it.
 Result<PlacementPtr> place(const Halves& halves, const gpu::Memory& live) {
   PlacementPlan plan;
@@ -37,7 +30,7 @@ Result<PlacementPtr> place(const Halves& halves, const gpu::Memory& live) {
 /// A full update over nothing, put by all of the pool's threads.
 Status put_all(Target& target, const Halves& halves, ThreadPool& pool) {
   const Layout& layout = halves.layout();
-  DS_TRY(target.begin_full(FullOverLive::in_place, Deadline::after(kLimit)));
+  DS_TRY(target.begin_full(FullOverLive::in_place, Deadline::after(kDeviceLimit)));
   auto* const half = const_cast<std::byte*>(halves.before().data());  // only read
   DS_TRY(run_all(pool, layout.tile_count(), [&](std::uint64_t i, unsigned) {
     const Tile tile = layout.tile(i);
@@ -45,10 +38,10 @@ Status put_all(Target& target, const Halves& halves, ThreadPool& pool) {
     const delta::TensorMemory memory{half + t.offset, static_cast<std::size_t>(t.row_bytes())};
     return target.put_tile(tile, {delta::tile_address(memory, tile, t.element_bytes), memory.row_stride});
   }));
-  return target.commit_full(state_of(1, halves.digests()), Deadline::after(kLimit));
+  return target.commit_full(state_of(1, halves.digests()), Deadline::after(kDeviceLimit));
 }
 
-struct Times {
+struct GpuTimes {
   double full_s = 1e300;
   double verify_s = 1e300;
   double verify_absolute_s = 1e300;
@@ -88,13 +81,13 @@ Result<std::vector<StagedStep>> verified_step(const Target& target, const Halves
 }
 
 Status check_all_tiles(Target& target, const Placement& placement) {
-  DS_ASSIGN(const auto differ, attest(target, placement, Deadline::after(kLimit)));
+  DS_ASSIGN(const auto differ, attest(target, placement, Deadline::after(kDeviceLimit)));
   if (differ.empty()) return {};
   return Error(Errc::corrupt, std::to_string(differ.size()) + " tiles on the device differ from what was committed");
 }
 
 Status run_round(Target& target, const Placement& placement, const Halves& halves, const Forms& forms,
-                 const std::vector<std::uint64_t>& digests, ThreadPool& pool, Times& best) {
+                 const std::vector<std::uint64_t>& digests, ThreadPool& pool, GpuTimes& best) {
   const auto keep_best = [](double& of, const Stopwatch& watch) { of = std::min(of, watch.seconds()); };
   const Stopwatch full;
   DS_TRY(put_all(target, halves, pool));
@@ -107,7 +100,7 @@ Status run_round(Target& target, const Placement& placement, const Halves& halve
   keep_best(best.verify_s, verify);
   TargetState state = state_of(2, digests);
   const Stopwatch commit;
-  DS_TRY(target.commit_delta(std::move(steps), std::move(state), Deadline::after(kLimit)));
+  DS_TRY(target.commit_delta(std::move(steps), std::move(state), Deadline::after(kDeviceLimit)));
   keep_best(best.commit_s, commit);
   const Stopwatch attested;
   DS_TRY(check_all_tiles(target, placement));
@@ -122,20 +115,20 @@ Status run_round(Target& target, const Placement& placement, const Halves& halve
 Status wake(TargetPtr live, const Placement& placement, const Halves& halves, ThreadPool& pool, unsigned rounds,
             bool pin, double& best_s, bool& pinned) {
   ShadowedTarget target(std::move(live), {.pin = pin});
-  DS_TRY(target.open(pool, Deadline::after(kLimit)));
+  DS_TRY(target.open(pool, Deadline::after(kDeviceLimit)));
   if (pin) pinned = target.state().pinned;
   DS_TRY(put_all(target, halves, pool));
   for (unsigned round = 0; round < rounds; ++round) {
-    DS_TRY(target.give_up_live(Deadline::after(kLimit)));
+    DS_TRY(target.give_up_live(Deadline::after(kDeviceLimit)));
     const Stopwatch watch;
-    DS_TRY(target.restore(Deadline::after(kLimit)));
+    DS_TRY(target.restore(Deadline::after(kDeviceLimit)));
     best_s = std::min(best_s, watch.seconds());
   }
   return check_all_tiles(target, placement);
 }
 
 /// All that a receiver does, which leaves both versions on the device and nothing on the host.
-Result<OnDevice> receive(const Options& options, gpu::Device& device, ThreadPool& pool, Times& best) {
+Result<OnDevice> receive(const Options& options, gpu::Device& device, ThreadPool& pool, GpuTimes& best) {
   DS_ASSIGN(const Halves halves, Halves::make(options, pool));
   auto digests = halves.digests();
   auto digests_again = digests;
@@ -153,7 +146,7 @@ Result<OnDevice> receive(const Options& options, gpu::Device& device, ThreadPool
     return make_device_target_on(placement, std::move(sources), {});
   };
   DS_ASSIGN(TargetPtr target, make_target());
-  DS_TRY(target->open(pool, Deadline::after(kLimit)));
+  DS_TRY(target->open(pool, Deadline::after(kDeviceLimit)));
   for (unsigned round = 0; round < rounds_of(options); ++round) {
     DS_TRY(run_round(*target, *placement, halves, forms, digests, pool, best));
   }
@@ -198,7 +191,7 @@ Result<Json> run_gpu(const Options& options) {
   gpu::Device& device = *opened.device;
   ThreadPool pool(options.threads, "bench");
   DS_ASSIGN(const BusLimits limits, measure_device(opened, rounds_of(options)));
-  Times best;
+  GpuTimes best;
   DS_ASSIGN(const OnDevice model, receive(options, device, pool, best));
   DS_ASSIGN(const DeviceOffload offload, offload_from_device(options, opened, model, pool));
   const std::uint64_t bytes = model.layout->model_bytes();

@@ -11,9 +11,7 @@
 namespace deltasync::bench {
 namespace {
 
-constexpr auto kLimit = std::chrono::seconds(120);
-
-struct Times {
+struct OffloadTimes {
   double offload_s = 0;
   double ready_s = 0;  ///< commit() returned → the agent serves the version
 };
@@ -27,7 +25,7 @@ class Offloader {
     WriterOptions writer_options;
     writer_options.agent_socket = agent.socket();
     writer_options.threads = options.threads;
-    DS_ASSIGN(auto writer, Writer::attach(layout, make_sidecar(*layout), writer_options, Deadline::after(kLimit)));
+    DS_ASSIGN(auto writer, Writer::attach(layout, make_sidecar(*layout), writer_options, Deadline::after(kCaseLimit)));
     std::vector<SliceSource> slices;
     for (std::uint32_t t = 0; t < layout->tensors().size(); ++t) {
       const Tensor& tensor = layout->tensors()[t];
@@ -36,14 +34,14 @@ class Offloader {
     return Offloader(std::move(agent), std::move(writer), std::move(slices));
   }
 
-  Result<Times> offload() {
-    Times times;
+  Result<OffloadTimes> offload() {
+    OffloadTimes times;
     const Version version{{epoch_, ++number_}, "step_" + std::to_string(number_)};
-    DS_TRY(writer_->begin(version, Deadline::after(kLimit)));
+    DS_TRY(writer_->begin(version, Deadline::after(kCaseLimit)));
     DS_TRY(writer_->write(slices_));
-    DS_ASSIGN(const OffloadReport report, writer_->commit(Deadline::after(kLimit)));
+    DS_ASSIGN(const OffloadReport report, writer_->commit(Deadline::after(kCaseLimit)));
     const Stopwatch watch;
-    DS_TRY(writer_->wait_ready(version.id, Deadline::after(kLimit)));
+    DS_TRY(writer_->wait_ready(version.id, Deadline::after(kCaseLimit)));
     times.ready_s = watch.seconds();
     times.offload_s = report.total_s;
     return times;
@@ -59,10 +57,10 @@ class Offloader {
   std::uint64_t number_ = 0;
 };
 
-double median_of(const std::vector<Times>& times, double Times::*field) {
+double median_of(const std::vector<OffloadTimes>& times, double OffloadTimes::*field) {
   std::vector<double> values;
   values.reserve(times.size());
-  for (const Times& t : times) values.push_back(t.*field);
+  for (const OffloadTimes& t : times) values.push_back(t.*field);
   return median(std::move(values));
 }
 
@@ -83,8 +81,8 @@ Result<Json> run_offload(const Options& options) {
     DS_TRY(alone.offload());
   }
   double copy_s = 1e300;
-  std::vector<Times> with;
-  std::vector<Times> without;
+  std::vector<OffloadTimes> with;
+  std::vector<OffloadTimes> without;
   for (unsigned round = 0; round < rounds_of(options); ++round) {
     model.step();
     model.write_half(source.span());
@@ -92,15 +90,15 @@ Result<Json> run_offload(const Options& options) {
     DS_ASSIGN(with.emplace_back(), overlapped.offload());
     DS_ASSIGN(without.emplace_back(), alone.offload());
   }
-  const double offload_s = median_of(with, &Times::offload_s);
-  const double alone_s = median_of(without, &Times::offload_s);
+  const double offload_s = median_of(with, &OffloadTimes::offload_s);
+  const double alone_s = median_of(without, &OffloadTimes::offload_s);
   return Json{{"memcpy_s", copy_s},
               {"offload_s", offload_s},
               {"offload_alone_s", alone_s},
               {"ratio_to_memcpy", offload_s / copy_s},
               {"ratio_to_alone", offload_s / alone_s},
-              {"commit_to_delta_s", median_of(with, &Times::ready_s)},
-              {"commit_to_delta_alone_s", median_of(without, &Times::ready_s)},
+              {"commit_to_delta_s", median_of(with, &OffloadTimes::ready_s)},
+              {"commit_to_delta_alone_s", median_of(without, &OffloadTimes::ready_s)},
               {"overlap_threads", options.overlap_threads}};
 }
 

@@ -14,7 +14,6 @@
 namespace deltasync::bench {
 namespace {
 
-constexpr auto kLimit = std::chrono::seconds(120);
 constexpr std::uint64_t kWays = 8;  ///< the layout's cuts
 constexpr std::uint64_t kVocabulary = 151'936;
 constexpr std::uint64_t kFfn = 18'944;
@@ -67,13 +66,13 @@ Result<Subscription> slices_of(const Layout& layout, const std::vector<TpTensor>
 }
 
 Status publish(Writer& writer, ByteSpan half, const Version& version) {
-  DS_TRY(writer.begin(version, Deadline::after(kLimit)));
+  DS_TRY(writer.begin(version, Deadline::after(kCaseLimit)));
   const auto tensors = writer.layout()->tensors();
   for (std::uint32_t t = 0; t < tensors.size(); ++t) {
     DS_TRY(writer.write(t, Source{half.data() + tensors[t].offset}));
   }
-  DS_ASSIGN([[maybe_unused]] const auto report, writer.commit(Deadline::after(kLimit)));
-  return writer.wait_ready(version.id, Deadline::after(kLimit));
+  DS_ASSIGN([[maybe_unused]] const auto report, writer.commit(Deadline::after(kCaseLimit)));
+  return writer.wait_ready(version.id, Deadline::after(kCaseLimit));
 }
 
 bool same_rect(const Tensor& tensor, const Rect& rect, ByteSpan a, ByteSpan b) {
@@ -99,7 +98,7 @@ struct Rank {
 };
 
 Result<PullReport> pull(Rank& rank, const Layout& layout, ByteSpan source) {
-  DS_ASSIGN(const auto staged, rank.receiver->pull({}, Deadline::after(kLimit)));
+  DS_ASSIGN(const auto staged, rank.receiver->pull({}, Deadline::after(kCaseLimit)));
   DS_TRY(staged->commit());
   const ByteSpan held = host_target_memory(*rank.receiver->target());
   for (const Slice& slice : rank.slices.slices) {
@@ -156,7 +155,8 @@ Result<Json> run_partial(const Options& options) {
   WriterOptions writer_options;
   writer_options.agent_socket = agent.socket();
   writer_options.threads = options.threads;
-  DS_ASSIGN(const auto writer, Writer::attach(layout, make_sidecar(*layout), writer_options, Deadline::after(kLimit)));
+  DS_ASSIGN(const auto writer,
+            Writer::attach(layout, make_sidecar(*layout), writer_options, Deadline::after(kCaseLimit)));
   const std::uint64_t epoch = make_epoch();
   DS_TRY(publish(*writer, source, {{epoch, 1}, "1"}));
 
@@ -170,8 +170,8 @@ Result<Json> run_partial(const Options& options) {
       receiver_options.endpoint = agent.endpoint();
       receiver_options.streams = options.streams;
       receiver_options.threads = options.threads;
-      DS_ASSIGN(rank.receiver, Receiver::connect(receiver_options, Deadline::after(kLimit)));
-      DS_TRY(rank.receiver->bind(make_host_target(layout), rank.slices, Deadline::after(kLimit)));
+      DS_ASSIGN(rank.receiver, Receiver::connect(receiver_options, Deadline::after(kCaseLimit)));
+      DS_TRY(rank.receiver->bind(make_host_target(layout), rank.slices, Deadline::after(kCaseLimit)));
       DS_ASSIGN(rank.full, pull(rank, *layout, source));
     }
   }

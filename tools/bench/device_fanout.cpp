@@ -19,13 +19,13 @@ namespace {
 constexpr std::uint64_t kShift = 256;  ///< from a piece to the next, so that each has other bytes
 constexpr std::size_t kRing = 2;       ///< pieces under way: one comes from the host while the other is broadcast
 
-struct Amount {
+struct FanoutAmount {
   std::uint64_t piece_bytes;
   unsigned pieces;
 };
-constexpr Amount kReal{std::uint64_t{64} << 20, 32};
-constexpr Amount kFake{std::uint64_t{1} << 20, 4};
-std::uint64_t host_bytes(const Amount& amount) {
+constexpr FanoutAmount kFanoutReal{std::uint64_t{64} << 20, 32};
+constexpr FanoutAmount kFanoutFake{std::uint64_t{1} << 20, 4};
+std::uint64_t host_bytes(const FanoutAmount& amount) {
   return amount.piece_bytes + amount.pieces * kShift;
 }
 
@@ -41,7 +41,7 @@ struct Endpoint {
   gpu::Memory piece;  ///< what comes to it, piece n from n * kShift on; the same for all
   gpu::Memory host;   ///< to look at what came
 
-  static Result<Endpoint> make(std::unique_ptr<gpu::Device> device, const Amount& amount) {
+  static Result<Endpoint> make(std::unique_ptr<gpu::Device> device, const FanoutAmount& amount) {
     Endpoint endpoint;
     endpoint.device = std::move(device);
     DS_ASSIGN(endpoint.in, endpoint.device->make_stream());
@@ -94,7 +94,7 @@ Status wait_for_all(const Endpoints& endpoints, std::unique_ptr<gpu::Stream> End
 }
 
 /// Each from pinned memory of its own, as ranks have them that pull beside each other.
-Status copy_to_each(const Endpoints& endpoints, const Amount& amount) {
+Status copy_to_each(const Endpoints& endpoints, const FanoutAmount& amount) {
   for (unsigned n = 0; n < amount.pieces; ++n) {
     for (const Endpoint& endpoint : endpoints) {
       DS_TRY(endpoint.in->copy_in(endpoint.ring[n % kRing].data(), endpoint.piece.data() + n * kShift,
@@ -105,7 +105,7 @@ Status copy_to_each(const Endpoints& endpoints, const Amount& amount) {
 }
 
 /// To the first one, and from there to all.
-Status copy_and_broadcast(const Endpoints& endpoints, gpu::Broadcast& broadcast, const Amount& amount) {
+Status copy_and_broadcast(const Endpoints& endpoints, gpu::Broadcast& broadcast, const FanoutAmount& amount) {
   const Endpoint& first = endpoints.front();
   std::vector<std::byte*> memories(endpoints.size());
   std::vector<gpu::Stream*> streams;
@@ -126,7 +126,7 @@ Status copy_and_broadcast(const Endpoints& endpoints, gpu::Broadcast& broadcast,
 }
 
 /// That the ring of every device has the last pieces, which are then taken away again.
-Status check_all(const Endpoints& endpoints, const Amount& amount) {
+Status check_all(const Endpoints& endpoints, const FanoutAmount& amount) {
   for (const Endpoint& endpoint : endpoints) {
     for (unsigned n = amount.pieces - kRing; n < amount.pieces; ++n) {
       const gpu::Memory& memory = endpoint.ring[n % kRing];
@@ -143,7 +143,7 @@ Status check_all(const Endpoints& endpoints, const Amount& amount) {
   return {};
 }
 
-Result<Endpoints> open_endpoints(const Options& options, const Amount& amount) {
+Result<Endpoints> open_endpoints(const Options& options, const FanoutAmount& amount) {
   Endpoints endpoints;
   std::int32_t count = 2;  // fake ones
   if (!options.fake_device) {
@@ -175,7 +175,7 @@ Result<std::unique_ptr<gpu::Broadcast>> open_broadcast(const Options& options, E
 }  // namespace
 
 Result<std::optional<Fanout>> measure_fanout(const Options& options, unsigned rounds) {
-  const Amount& amount = options.fake_device ? kFake : kReal;
+  const FanoutAmount& amount = options.fake_device ? kFanoutFake : kFanoutReal;
   DS_ASSIGN(Endpoints endpoints, open_endpoints(options, amount));
   if (endpoints.empty()) return std::optional<Fanout>();
   Fanout best;

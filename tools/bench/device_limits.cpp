@@ -15,13 +15,13 @@ constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;  ///< of one copy
 static_assert(kPieceBytes % gpu::SumMemory::kBytes == 0);
 
 /// How much is moved to measure it: the tests' device plays each thread.
-struct Amount {
+struct LimitsAmount {
   unsigned copies;          ///< of a piece, one after the other
   std::uint64_t hbm_bytes;  ///< or the half of it, and so on, as there is room
   std::uint64_t hbm_read;   ///< in one go, so that what a launch costs does not matter
 };
-constexpr Amount kReal{16, std::uint64_t{4} << 30, std::uint64_t{32} << 30};
-constexpr Amount kFake{1, kPieceBytes, kPieceBytes};
+constexpr LimitsAmount kLimitsReal{16, std::uint64_t{4} << 30, std::uint64_t{32} << 30};
+constexpr LimitsAmount kLimitsFake{1, kPieceBytes, kPieceBytes};
 
 /// Calls work(stream) and waits for it: seconds.
 template <class Fn>
@@ -70,7 +70,7 @@ Status check_sums(gpu::Device& device, const gpu::SumMemory& kernel, const gpu::
   return {};
 }
 
-Status measure_reading(gpu::Device& device, const Amount& amount, const gpu::Memory& piece, unsigned rounds,
+Status measure_reading(gpu::Device& device, const LimitsAmount& amount, const gpu::Memory& piece, unsigned rounds,
                        BusLimits& best) {
   DS_ASSIGN(const gpu::Memory memory, allocate_some(device, amount.hbm_bytes));
   gpu::SumMemory kernel{memory.data(), memory.bytes(), nullptr};
@@ -115,7 +115,7 @@ Result<BenchDevice> open_device(const Options& options) {
 
 Result<BusLimits> measure_device(const BenchDevice& of, unsigned rounds) {
   gpu::Device& device = *of.device;
-  const Amount& amount = of.fake ? kFake : kReal;
+  const LimitsAmount& amount = of.fake ? kLimitsFake : kLimitsReal;
   DS_ASSIGN(const gpu::Memory piece, device.pin(kPieceBytes));
   for (std::uint64_t at = 0; at < kPieceBytes; at += sizeof(std::uint64_t)) {
     placement::store_element(piece.data() + at, delta::mix(at + 1));

@@ -27,4 +27,9 @@ delta::Delta Halves::encode(std::vector<std::uint64_t>& digests, ThreadPool& poo
   return delta::encode(*layout_, before(), after(), digests, request, pool);
 }
 
+TargetState state_of(std::uint64_t number, std::vector<std::uint64_t> digests) {
+  const Digest128 root = delta::root_digest(digests);
+  return {{{1, number}, "bench"}, root, std::move(digests)};
+}
+
 }  // namespace deltasync::bench

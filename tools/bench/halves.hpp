@@ -8,6 +8,7 @@
 #include "bench/bench.hpp"
 #include "bench/synth.hpp"
 #include "delta/delta.hpp"
+#include "receiver/target.hpp"
 #include "shm/segment.hpp"
 
 namespace deltasync::bench {
@@ -34,5 +35,8 @@ class Halves {
   std::unique_ptr<shm::Segment> segment_;
   std::vector<std::uint64_t> digests_;
 };
+
+/// What a target has committed: version `number` with these tile digests.
+TargetState state_of(std::uint64_t number, std::vector<std::uint64_t> digests);
 
 }  // namespace deltasync::bench

@@ -80,7 +80,7 @@ class RssSampler {
 /// Seconds of the clock that all processes of a machine share.
 double monotonic_s();
 
-/// The receiver process of e2e and tensors (hidden subcommand `bench-receiver`): pulls `count` versions into host
+/// The receiver process of e2e and tensors (first argument kReceiverArg): pulls `count` versions into host
 /// memory, deltas in exponent classes if `compact`, and prints one JSON line for each. Returns an exit code.
 int receiver_main(const std::string& endpoint, unsigned streams, unsigned threads, unsigned count, bool compact);
 

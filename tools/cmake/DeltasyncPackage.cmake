@@ -92,6 +92,7 @@ install(
 
 if(DELTASYNC_BUILD_PROGRAMS)
   install(TARGETS deltasync-agent deltasync RUNTIME COMPONENT programs)
+  install(TARGETS deltasync-bench RUNTIME COMPONENT programs OPTIONAL)
   install(
     FILES "${PROJECT_SOURCE_DIR}/docs/operating/deltasync-agent@.service"
     DESTINATION lib/systemd/system
