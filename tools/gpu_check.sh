@@ -208,7 +208,7 @@ build() {
   fi
   time=$((limit * 3 / 5 - SECONDS))
   timeout -k 10 $((time > 1 ? time : 1)) cmake --build build-gpu -j "$(nproc)" \
-    --target gpu_tests deltasync deltasync-agent 2>&1 | tee "$results/build.log" || status=$?
+    --target gpu_tests deltasync deltasync-bench deltasync-agent 2>&1 | tee "$results/build.log" || status=$?
   if ((status == 124 || status == 137)); then stop build "the build did not end within $((SECONDS - began)) s"; fi
   if ((status)); then stop build "the build failed: $(error_in "$results/build.log")"; fi
   stage build ok
