@@ -194,9 +194,9 @@ TEST(DerivedDeltaCache, HalfOfTheRequestsMayBeForCompactOnes) {
   DerivedDeltaCache cache(100, 8);
   std::vector<DerivedDeltaCache::Request> requests;
   const auto request = [&](std::uint64_t from, DeltaForm form) {
-    DerivedDeltaCache::Request request = cache.request(key(from, 50, form));
-    if (request) requests.push_back(request);
-    return request != nullptr;
+    DerivedDeltaCache::Request taken = cache.request(key(from, 50, form));
+    if (taken) requests.push_back(taken);
+    return taken != nullptr;
   };
   for (std::uint64_t from = 1; from <= 4; ++from) EXPECT_TRUE(request(from, DeltaForm::compact));
   EXPECT_FALSE(request(5, DeltaForm::compact));
