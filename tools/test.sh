@@ -14,6 +14,7 @@
 #         install  the library as installed, and inside another project: docs/examples/cpp built with each, and run
 #         operating  what docs/operating gives to operators: manifests, alerts, board, pages (tools/check_operating.sh)
 #         docs     the pages of docs/ as a site, without links that lead nowhere; what they show is run; their words
+#         container  the image of docs/operating/Containerfile, built without a registry, and run (tools/check_container.sh)
 #         wheel    the Python package as a portable wheel: its tag, size and symbols; used in an empty environment
 #         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
 #         upgrade  the last release of the protocol before this one against this one (tools/test_upgrade.sh)
@@ -27,7 +28,7 @@ failed=0
 skipped=0
 skips=
 stages=("$@")
-((${#stages[@]})) || stages=(release lint docs install operating asan python wheel tsan tidy upgrade chaos)
+((${#stages[@]})) || stages=(release lint docs install operating asan python wheel container tsan tidy upgrade chaos)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped test cases, with their reasons:\n%s' "$skips"; fi
@@ -138,6 +139,7 @@ run_stage() {
       build release
       step "operating" tools/check_operating.sh build
       ;;
+    container) step "container" tools/check_container.sh build/container ;;
     wheel) step "wheel" tools/check_wheel.sh build/wheel ;;
     upgrade) step "upgrade" tools/test_upgrade.sh build ;;
     tidy)
@@ -185,7 +187,7 @@ run_python() {
 
 for stage in "${stages[@]}"; do
   case $stage in
-    release | asan | tsan | lint | install | operating | docs | python | wheel | tidy | upgrade | chaos) ;;
+    release | asan | tsan | lint | install | operating | container | docs | python | wheel | tidy | upgrade | chaos) ;;
     *)
       echo "test.sh: no stage '$stage'" >&2
       exit 2
