@@ -12,7 +12,7 @@ import sys
 import time
 import unittest
 
-from operating_support import PAGES, Cleanups, Fleet, Prometheus
+from operating_support import PAGES, Fleet, Prometheus
 
 CELL, ROW, SECONDS = 54, 22, 60  # pixels of a column and a row of the board's grid; time that is shown
 COLOURS = ("#3274d9", "#e0752d", "#56a64b", "#a352cc", "#e02f44", "#8f8f8f")
@@ -84,9 +84,8 @@ class Draw(unittest.TestCase):
     """Not a test: what a test has, so that all processes end with it."""
 
     def runTest(self):
-        owner = Cleanups(type(self))
-        fleet = Fleet(owner, interval_ms=5000)
-        prometheus = Prometheus(owner, fleet, pods=["follower"])
+        fleet = Fleet(self, interval_ms=5000)
+        prometheus = Prometheus(self, fleet, pods=["follower"])
         names = {address: name for name, (address, _) in fleet.pages().items()}
         time.sleep(30)
         fleet.follower.process.send_signal(signal.SIGSTOP)
