@@ -52,7 +52,7 @@ Status write_ready_file(const std::filesystem::path& path, const nlohmann::json&
 void write_last_trace(const AgentOptions& options) {
   if (options.trace_file.empty()) return;
   try {
-    if (auto written = write_trace(options.trace_file); !written) {
+    if (auto written = write_timeline(options.trace_file); !written) {
       log::error("trace_failed error=\"{}\"", written.error().to_string());
     }
   } catch (const std::exception& e) {  // memory
@@ -101,8 +101,8 @@ struct Agent::Impl {
 
 Status Agent::Impl::start() {
   if (!options.trace_file.empty()) {
-    start_trace({"agent " + options.core.name});
-    DS_TRY(write_trace(options.trace_file));  // one that cannot be written is better known now
+    start_timeline("agent " + options.core.name);
+    DS_TRY(write_timeline(options.trace_file));  // one that cannot be written is better known now
   }
   // sendfile to a peer that left must be an error, not a signal.
   std::signal(SIGPIPE, SIG_IGN);
@@ -170,7 +170,7 @@ net::HttpServer::Answer Agent::Impl::page(std::string_view target) const {
   if (path == "/metrics") return net::HttpPage{200, metrics::kContentType, metrics_text(parts)};
   if (path == "/v1/trace") {
     return net::HttpServer::Deferred([]() -> net::HttpPage {
-      if (tracing()) return {200, kJson, trace::to_json(trace::snapshot())};
+      if (timeline_is_on()) return {200, kJson, trace::to_json(trace::snapshot())};
       return {404, kJson, "{\"error\": \"no timeline is recorded: start the agent with --trace FILE\"}\n"};
     });
   }

@@ -9,6 +9,7 @@
 #include "base/log.hpp"
 #include "base/racing_reads.hpp"
 #include "delta/geometry.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -37,7 +38,7 @@ std::vector<std::uint64_t> some_tiles(const Layout& layout, std::span<const wire
   std::uint64_t bytes = 0;
   for (const wire::TileRange& range : ranges) {
     for (std::uint64_t tile = range.first; tile < std::min(range.end, layout.tile_count()); ++tile) {
-      const Tile at = layout.tile(tile);
+      const Tile at = tile_of(layout, tile);
       bytes += at.rect.elements() * layout.tensors()[at.tensor].element_bytes;
       if (!tiles.empty() && bytes > kCheckBytesMax) return tiles;
       tiles.push_back(tile);

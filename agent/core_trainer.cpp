@@ -6,7 +6,7 @@
 
 #include "agent/core.hpp"
 #include "base/log.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -67,8 +67,7 @@ std::string misfit(const Generation& generation, const Layout& layout, ByteSpan 
     file = first_difference(
         there.others, here->others, [](const auto& f) -> const auto& { return f.bytes; });
     if (file.empty()) {
-      file =
-          first_difference(there.weights, here->weights, [](const auto& f) { return std::tie(f.header, f.tensors); });
+      file = first_difference(there.weights, here->weights, [](const auto& f) { return std::tie(f.bytes, f.tensors); });
     }
   }
   return "of a model directory whose " + (file.empty() ? "files differ" : file + " differs") +

@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "format/packed_layout.hpp"
 
 namespace deltasync::agent {

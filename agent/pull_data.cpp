@@ -11,6 +11,7 @@
 #include "agent/raw_tiles.hpp"
 #include "base/hash.hpp"
 #include "delta/frame.hpp"
+#include "format/tiling.hpp"
 #include "net/coroutine.hpp"
 
 namespace deltasync::agent {
@@ -52,8 +53,8 @@ Result<ByteRange> extent_bytes(const Layout& layout, const wire::TileRange& rang
   if (range.first >= range.end || range.end > layout.tile_count()) {
     return Error(Errc::out_of_range, describe(range) + " of " + std::to_string(layout.tile_count()));
   }
-  const Tile first = layout.tile(range.first);
-  const Tile last = layout.tile(range.end - 1);
+  const Tile first = tile_of(layout, range.first);
+  const Tile last = tile_of(layout, range.end - 1);
   const Tensor& first_tensor = layout.tensors()[first.tensor];
   const Tensor& last_tensor = layout.tensors()[last.tensor];
   if (first.rect.col != 0 || last.rect.col + last.rect.cols != last_tensor.cols) {

@@ -10,6 +10,7 @@
 #include "base/hash.hpp"
 #include "delta/delta.hpp"
 #include "deltasync/layout.hpp"
+#include "format/tiling.hpp"
 #include "format/wire.hpp"
 
 namespace deltasync::agent {
@@ -32,7 +33,7 @@ class RawTileRuns {
     for (std::uint64_t whole_end = whole_batch(); whole_end != 0 && next_ < whole_end;) take(tiles);
     if (!tiles.empty()) return tiles;
     for (std::uint64_t bytes = 0; more() && tiles.size() < delta::kBatchTilesMax;) {
-      const Tile tile = layout_.tile(next_);
+      const Tile tile = tile_of(layout_, next_);
       bytes += tile.rect.elements() * layout_.tensors()[tile.tensor].element_bytes;
       if (!tiles.empty() && (bytes > delta::kBatchBytesTarget || whole_batch() != 0)) break;
       take(tiles);

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "agent/ring.hpp"
-#include "deltasync/deadline.hpp"
+#include "base/deadline.hpp"
 #include "shm/segment.hpp"
 
 namespace deltasync::agent {

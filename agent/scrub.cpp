@@ -9,6 +9,7 @@
 #include "agent/generation.hpp"
 #include "base/log.hpp"
 #include "base/racing_reads.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -83,7 +84,7 @@ Scrub::Step Scrub::read_some() {
     {
       const RacingReads racing;
       for (; at < tiles && step.bytes < kStepBytes; ++at) {
-        const Tile tile = layout.tile(at);
+        const Tile tile = tile_of(layout, at);
         step.bytes += tile.rect.elements() * layout.tensors()[tile.tensor].element_bytes;
         const ByteSpan half = served.generation.half(served.key.half);
         if (delta::tile_digest(layout, half, at) != served.digests[static_cast<std::size_t>(at)]) wrong.push_back(at);

@@ -19,7 +19,8 @@ namespace {
 
 constexpr auto kPollInterval = std::chrono::milliseconds(100);  ///< between looks at ready() without a signal
 
-Deadline bounded(Deadline::Clock::time_point since, std::uint64_t deadline_ms, std::chrono::milliseconds limit) {
+Deadline bounded(std::chrono::steady_clock::time_point since, std::uint64_t deadline_ms,
+                 std::chrono::milliseconds limit) {
   const auto most = static_cast<std::uint64_t>(limit.count());
   return Deadline(since + std::chrono::milliseconds(std::min(deadline_ms, most)));
 }
@@ -205,7 +206,7 @@ awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, co
 }
 
 awaitable<Status> TrainerConversation::judge_plan(const TrainerPtr& trainer, ByteSpan payload) {
-  const auto arrived = Deadline::Clock::now();
+  const auto arrived = std::chrono::steady_clock::now();
   ByteReader beginning(payload);
   const auto deadline_ms = beginning.get<std::uint64_t>();  // the rest is read on the setup thread
   if (beginning.failed()) co_return wire::TrainerPlan::decode(payload, protocol_).error();
@@ -262,7 +263,7 @@ awaitable<Status> TrainerConversation::judge_plan(const TrainerPtr& trainer, Byt
 
 awaitable<Result<wire::TrainerReady>> TrainerConversation::await_ready(ByteSpan payload) {
   DS_CO_ASSIGN(const wire::TrainerWait wait, wire::TrainerWait::decode(payload));
-  const Deadline deadline = bounded(Deadline::Clock::now(), wait.deadline_ms, state_.options.wait_limit);
+  const Deadline deadline = bounded(std::chrono::steady_clock::now(), wait.deadline_ms, state_.options.wait_limit);
   for (;;) {
     if (state_.stopped) co_return stopping();
     DS_CO_ASSIGN(const std::optional<wire::TrainerReady> ready, state_.hooks.ready(wait.version));

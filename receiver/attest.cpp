@@ -4,39 +4,40 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "format/tiling.hpp"
 #include "placement/regions.hpp"
 #include "receiver/target_checks.hpp"
 
 namespace deltasync {
 
 Status Target::live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
-                            const Until& until) {
+                            const CallContext& until) {
   const Layout& layout = *this->layout();
   std::vector<std::byte> scratch;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     DS_TRY(until.check("reading live memory"));
-    DS_ASSIGN(digests[i], live_digest(*this, layout.tile(tiles[i]), scratch));
+    DS_ASSIGN(digests[i], live_digest(*this, tile_of(layout, tiles[i]), scratch));
   }
   return {};
 }
 
 /// An update in place gives up what is there.
 void Target::invalidate() noexcept {
-  if (begin_full(FullOverLive::in_place, Deadline::after(std::chrono::seconds(10))).ok()) discard_full();
+  if (begin_full(FullUpdatePolicy::in_place, Deadline::after(std::chrono::seconds(10))).ok()) discard_full();
 }
 
-std::string to_string(const WrongTile& wrong) {
+std::string to_string(const TileMismatch& wrong) {
   const std::string tile = "tile " + std::to_string(wrong.tile) + " (" + wrong.tensor + ")";
   return wrong.copy_in.empty() ? tile : tile + ", the copy in " + wrong.copy_in;
 }
 
-std::string describe(std::span<const WrongTile> wrong) {
+std::string describe(std::span<const TileMismatch> wrong) {
   std::string text = to_string(wrong.front());
   if (wrong.size() > 1) text += " and " + std::to_string(wrong.size() - 1) + " more";
   return text + (wrong.size() > 1 ? " differ" : " differs") + " from what was committed";
 }
 
-Result<std::vector<WrongTile>> attest(Target& target, const TileSet& tiles, const Until& until) {
+Result<std::vector<TileMismatch>> attest(Target& target, const TileSet& tiles, const CallContext& until) {
   const TileSet* const kept = target.kept();
   const bool are_kept = kept == nullptr || (kept->layout() == tiles.layout() && kept->digest() == tiles.digest());
   std::vector<std::uint64_t> list;
@@ -52,16 +53,16 @@ Result<std::vector<WrongTile>> attest(Target& target, const TileSet& tiles, cons
   return attest(target, list, until);
 }
 
-Result<std::vector<WrongTile>> attest(Target& target, std::span<const std::uint64_t> tiles, const Until& until,
-                                      Copies copies) {
+Result<std::vector<TileMismatch>> attest(Target& target, std::span<const std::uint64_t> tiles, const CallContext& until,
+                                         Copies copies) {
   const TargetState* const committed = target.committed();
   if (committed == nullptr) return Error(Errc::not_found, "nothing is committed that could be attested");
-  if (tiles.empty()) return std::vector<WrongTile>();
+  if (tiles.empty()) return std::vector<TileMismatch>();
   const Layout& layout = *target.layout();
   const auto name_of = [&](std::uint64_t tile) { return layout.tensors()[layout.tensor_of_tile(tile)].spec.name; };
   std::vector<std::uint64_t> digests(tiles.size());
   DS_TRY(target.live_digests(tiles, digests, until));
-  std::vector<WrongTile> wrong;
+  std::vector<TileMismatch> wrong;
   std::vector<std::uint64_t> right;
   right.reserve(tiles.size());
   for (std::size_t i = 0; i < tiles.size(); ++i) {
@@ -79,31 +80,22 @@ Result<std::vector<WrongTile>> attest(Target& target, std::span<const std::uint6
   }
   DS_ASSIGN(const std::vector<WrongCopy> found, target.wrong_copies(right, until));
   for (const WrongCopy& copy : found) wrong.push_back({copy.tile, name_of(copy.tile), copy.memory});
-  std::sort(wrong.begin(), wrong.end(), [](const WrongTile& a, const WrongTile& b) { return a.tile < b.tile; });
+  std::sort(wrong.begin(), wrong.end(), [](const TileMismatch& a, const TileMismatch& b) { return a.tile < b.tile; });
   return wrong;
 }
 
-Result<std::vector<WrongTile>> attest(Target& target, Deadline deadline, std::stop_token stop) {
-  const Until until(deadline, std::move(stop));
+Result<std::vector<TileMismatch>> attest(Target& target, const CallContext& until) {
   if (target.kept() != nullptr) return attest(target, *target.kept(), until);
   return attest(target, TileSet::whole(*target.layout()), until);
-}
-
-Result<std::vector<WrongTile>> attest(Target& target, const Placement& placement, Deadline deadline,
-                                      std::stop_token stop) {
-  if (target.layout()->digest() != placement.layout()->digest()) {
-    return Error(Errc::layout_mismatch, "the placement is of another layout than the target");
-  }
-  return attest(target, placement.parts().tiles, Until(deadline, std::move(stop)));
 }
 
 namespace {
 
 /// Whether these tiles of the version that is committed now are wrong, as far as anybody can tell.
-bool wrong_now(Target& target, const std::vector<WrongTile>& suspects) {
+bool wrong_now(Target& target, const std::vector<TileMismatch>& suspects) {
   std::vector<std::uint64_t> tiles;
   tiles.reserve(suspects.size());
-  for (const WrongTile& suspect : suspects) tiles.push_back(suspect.tile);
+  for (const TileMismatch& suspect : suspects) tiles.push_back(suspect.tile);
   // Few tiles: what the commit's deadline has left does not matter to them.
   const auto wrong = attest(target, tiles, Deadline::after(std::chrono::seconds(30)));
   return !wrong.ok() || !wrong->empty();
@@ -111,7 +103,7 @@ bool wrong_now(Target& target, const std::vector<WrongTile>& suspects) {
 
 }  // namespace
 
-CommitVerdict attest_commit(Target& target, const TileSet& tiles, const Until& until) {
+CommitVerdict attest_commit(Target& target, const TileSet& tiles, const CallContext& until) {
   auto wrong = attest(target, tiles, until);
   if (wrong.ok() && wrong->empty()) return {};
   Error why = wrong.ok() ? Error(Errc::corrupt, "live memory: " + describe(*wrong))

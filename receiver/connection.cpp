@@ -37,7 +37,7 @@ Error unexpected(const wire::Header& header, std::uint64_t request) {
                                    std::to_string(request) + " was due");
 }
 
-Result<Connection> Connection::dial(const Peer& peer, const Until& until) {
+Result<Connection> Connection::dial(const Peer& peer, const CallContext& until) {
   DS_ASSIGN(UniqueFd fd, net::connect_tcp(peer.host, peer.port, until));
   Connection c;
   c.socket_ = net::MessageSocket(std::move(fd));

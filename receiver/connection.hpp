@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "base/until.hpp"
-#include "deltasync/deadline.hpp"
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
 #include "net/blocking.hpp"
@@ -24,7 +24,7 @@ class Connection {
   Connection() = default;
 
   /// Connects without a word. `connection`, `timed_out` or `cancelled`; the same stop ends what follows, too.
-  static Result<Connection> dial(const Peer& peer, const Until& until);
+  static Result<Connection> dial(const Peer& peer, const CallContext& until);
   /// TLS if the peer has it, then hello, auth, welcome. With a token the agent has to prove that it knows it too:
   /// `unauthenticated` if not, or if its certificate is not what it must be.
   /// `connection`, with turned_away(), if the agent is there and has no place.

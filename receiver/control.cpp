@@ -92,7 +92,7 @@ Status Control::ensure(Deadline deadline) {
       log::warn("agent_away agent={} error=\"{}\" then=\"trying until it is back\"", peer_.endpoint,
                 status.error().message());
     }
-    Until(deadline, stop_).pause(pause);
+    CallContext(deadline, stop_).pause(pause);
     if (stop_.stop_requested()) return cancelled_while("connecting to the agent at " + peer_.endpoint);
   }
 }

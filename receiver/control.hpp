@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "base/fork_guard.hpp"
 #include "base/log_limit.hpp"
-#include "base/until.hpp"
-#include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
 #include "format/wire_report.hpp"

@@ -5,12 +5,13 @@
 #include <iterator>
 #include <utility>
 
+#include "format/tiling.hpp"
 #include "placement/regions.hpp"
 #include "receiver/target_checks.hpp"
 
 namespace deltasync {
 
-Result<CopyCheck> CopyCheck::make(const Placement& placement, const Open& open, const Until& until) {
+Result<CopyCheck> CopyCheck::make(const Placement& placement, const Open& open, const CallContext& until) {
   DS_ASSIGN(std::vector<placement::CopyLayer> layers, placement::copy_layers(placement));
   CopyCheck check;
   for (placement::CopyLayer& layer : layers) {
@@ -22,7 +23,7 @@ Result<CopyCheck> CopyCheck::make(const Placement& placement, const Open& open, 
 }
 
 Result<std::vector<std::uint64_t>> CopyCheck::suspects(const Target& target, Layer& layer,
-                                                       std::span<const std::uint64_t> tiles, const Until& until) {
+                                                       std::span<const std::uint64_t> tiles, const CallContext& until) {
   std::vector<std::uint64_t> suspects;
   std::vector<std::uint64_t> told;  // by their digests
   std::vector<std::uint64_t> ranks;
@@ -37,7 +38,7 @@ Result<std::vector<std::uint64_t>> CopyCheck::suspects(const Target& target, Lay
       continue;
     }
     told.push_back(tile);
-    ranks.push_back(layer.of.placement->parts().tiles.rank(tile).value());
+    ranks.push_back(parts_of(*layer.of.placement).tiles.rank(tile).value());
   }
   std::vector<std::uint64_t> digests(told.size());
   DS_TRY(layer.reader->digests(ranks, digests, until));
@@ -47,11 +48,12 @@ Result<std::vector<std::uint64_t>> CopyCheck::suspects(const Target& target, Lay
   return suspects;
 }
 
-Result<std::uint32_t> CopyCheck::differing(const Target& target, Layer& layer, std::uint64_t tile, const Until& until) {
+Result<std::uint32_t> CopyCheck::differing(const Target& target, Layer& layer, std::uint64_t tile,
+                                           const CallContext& until) {
   const Layout& layout = *target.layout();
-  const Tile of = layout.tile(tile);
+  const Tile of = tile_of(layout, tile);
   const std::uint64_t width = layout.tensors()[of.tensor].element_bytes;
-  const Placement::Parts& parts = layer.of.placement->parts();
+  const PlacementParts& parts = parts_of(*layer.of.placement);
   const std::uint64_t rank = parts.tiles.rank(tile).value();
   std::vector<std::byte> copy;
   std::vector<std::byte> scratch;
@@ -71,7 +73,7 @@ Result<std::uint32_t> CopyCheck::differing(const Target& target, Layer& layer, s
 }
 
 Result<std::vector<WrongCopy>> CopyCheck::find(const Target& target, std::span<const std::uint64_t> tiles,
-                                               const Until& until) {
+                                               const CallContext& until) {
   std::vector<WrongCopy> wrong;
   for (Layer& layer : layers_) {
     DS_ASSIGN(const std::vector<std::uint64_t> list, suspects(target, layer, tiles, until));
@@ -86,7 +88,7 @@ Result<std::vector<WrongCopy>> CopyCheck::find(const Target& target, std::span<c
   return wrong;
 }
 
-Status CopyCheck::finish(const Until& until) {
+Status CopyCheck::finish(const CallContext& until) {
   for (Layer& layer : layers_) DS_TRY(layer.reader->finish(until));
   return {};
 }

@@ -20,21 +20,24 @@ class CopyCheck {
   class Reader {
    public:
     virtual ~Reader() = default;
-    virtual Status digests(std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out, const Until& until) = 0;
+    virtual Status digests(std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out,
+                           const CallContext& until) = 0;
     /// All elements, row by row without gaps.
-    virtual Status gather(std::uint64_t rank, std::vector<std::byte>& to, const Until& until) = 0;
+    virtual Status gather(std::uint64_t rank, std::vector<std::byte>& to, const CallContext& until) = 0;
     /// Waits until nothing reads live memory any more, of what ended early too.
-    virtual Status finish(const Until& /*until*/) { return {}; }
+    virtual Status finish(const CallContext& /*until*/) { return {}; }
   };
-  using Open = std::function<Result<std::unique_ptr<Reader>>(const PlacementPtr& layer, const Until& until)>;
+  using Open = std::function<Result<std::unique_ptr<Reader>>(const std::shared_ptr<const Placement>& layer,
+                                                             const CallContext& until)>;
 
   /// Opens a reader for each layer: none if the placement has no copies.
-  static Result<CopyCheck> make(const Placement& placement, const Open& open, const Until& until);
+  static Result<CopyCheck> make(const Placement& placement, const Open& open, const CallContext& until);
 
   /// See Target::wrong_copies.
-  Result<std::vector<WrongCopy>> find(const Target& target, std::span<const std::uint64_t> tiles, const Until& until);
+  Result<std::vector<WrongCopy>> find(const Target& target, std::span<const std::uint64_t> tiles,
+                                      const CallContext& until);
   /// See Target::finish_live.
-  Status finish(const Until& until);
+  Status finish(const CallContext& until);
 
  private:
   struct Layer {
@@ -43,9 +46,10 @@ class CopyCheck {
   };
   /// Tiles of the layer that are wrong by their digests, or that these say nothing about.
   static Result<std::vector<std::uint64_t>> suspects(const Target& target, Layer& layer,
-                                                     std::span<const std::uint64_t> tiles, const Until& until);
+                                                     std::span<const std::uint64_t> tiles, const CallContext& until);
   /// The memory of the first element of the tile that is not what the target reads; kRestMemory: none.
-  static Result<std::uint32_t> differing(const Target& target, Layer& layer, std::uint64_t tile, const Until& until);
+  static Result<std::uint32_t> differing(const Target& target, Layer& layer, std::uint64_t tile,
+                                         const CallContext& until);
 
   std::vector<Layer> layers_;
 };
@@ -58,6 +62,6 @@ struct CopyDevice {
   gpu::Device* device = nullptr;
 };
 /// Of memories on these devices and on the host. Takes as little staging of each as it can: no_space.
-CopyCheck::Open copies_on_devices(std::vector<CopyDevice> devices, std::chrono::nanoseconds patience);
+CopyCheck::Open copies_on_devices(std::vector<CopyDevice> devices, std::chrono::nanoseconds device_timeout);
 
 }  // namespace deltasync

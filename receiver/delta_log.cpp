@@ -5,6 +5,7 @@
 
 #include "delta/geometry.hpp"
 #include "delta/raw_planes.hpp"
+#include "format/tiling.hpp"
 #include "receiver/target_checks.hpp"
 #include "receiver/verify.hpp"
 
@@ -122,7 +123,7 @@ Status DeltaLog::apply_frame(const Layout& layout, StagedFrame& frame, FrameUndo
   for (const delta::TileRecord& record : frame.records) {
     if (const MutByteSpan decoded = changes.next(record); !decoded.empty()) {
       if (!changes.decoded()) DS_TRY(decode_late(layout, record, digests[record.tile], decoded, memory, scratch));
-      DS_TRY(memory.exchange(layout.tile(record.tile), record, decoded));
+      DS_TRY(memory.exchange(tile_of(layout, record.tile), record, decoded));
     } else {
       DS_TRY(overwrite(layout, record, undo.bytes, memory, scratch));
     }
@@ -135,7 +136,7 @@ Status DeltaLog::apply_frame(const Layout& layout, StagedFrame& frame, FrameUndo
 /// rice_class decodes over what is there, and whatever it is: so it is verified once more, on the very bytes.
 Status DeltaLog::decode_late(const Layout& layout, const delta::TileRecord& record, std::uint64_t digest,
                              MutByteSpan changes, Writing& memory, std::vector<std::byte>& scratch) {
-  DS_ASSIGN(const TileRows rows, memory.store().open_tile(layout.tile(record.tile), scratch));
+  DS_ASSIGN(const TileRows rows, memory.store().open_tile(tile_of(layout, record.tile), scratch));
   auto after = delta::resolve_tile(layout, record, rows.first, rows.row_stride, digest, changes);
   if (after.ok()) return {};
   return std::move(after).error().with_context("somebody wrote to live memory since the delta was verified");
@@ -143,7 +144,7 @@ Status DeltaLog::decode_late(const Layout& layout, const delta::TileRecord& reco
 
 Status DeltaLog::overwrite(const Layout& layout, const delta::TileRecord& record, std::vector<std::byte>& undo,
                            Writing& memory, std::vector<std::byte>& scratch) {
-  const Tile tile = layout.tile(record.tile);
+  const Tile tile = tile_of(layout, record.tile);
   DS_ASSIGN(const TileRows rows, memory.store().open_tile(tile, scratch));
   delta::save_undo(layout, record, rows.first, rows.row_stride, undo);
   if (delta::gives_whole_tile(record.codec)) {
@@ -173,7 +174,7 @@ Status DeltaLog::revert_frame(const Layout& layout, StagedFrame& frame, FrameUnd
     const delta::TileRecord& record = frame.records[r];
     const ByteSpan overwritten = ByteSpan(undo.bytes).subspan(from, undo.ends[r] - from);
     from = undo.ends[r];
-    const Tile tile = layout.tile(record.tile);
+    const Tile tile = tile_of(layout, record.tile);
     if (const MutByteSpan decoded = changes.next(record); !decoded.empty()) {
       DS_TRY(memory.exchange(tile, record, decoded));
     } else if (delta::gives_whole_tile(record.codec)) {

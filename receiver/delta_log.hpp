@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "format/tiling.hpp"
 #include "receiver/target.hpp"
 
 namespace deltasync {

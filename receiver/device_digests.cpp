@@ -35,7 +35,7 @@ Status DeviceExecutor::send_digests(Part& part, DigestBatch& batch) {
 }
 
 Status DeviceExecutor::take_digests(const Part& part, const DigestBatch& batch, std::span<std::uint64_t> out,
-                                    const Until& until) const {
+                                    const CallContext& until) const {
   DS_TRY(gpu::wait(*batch.slot->event, patient(until), "digests of " + part.device->name()));
   const std::byte* const sums = batch.slot->pinned.data() + batch.list_bytes();
   for (std::size_t i = 0; i < batch.where.size(); ++i) {
@@ -46,7 +46,7 @@ Status DeviceExecutor::take_digests(const Part& part, const DigestBatch& batch, 
 
 /// Of those that are read on one device. While it takes some, the next ones are listed.
 Status DeviceExecutor::digests_on(std::uint32_t index, std::span<const std::uint64_t> ranks,
-                                  std::span<std::uint64_t> out, const Until& until) {
+                                  std::span<std::uint64_t> out, const CallContext& until) {
   // Who takes slots while he has some leaves others one at least, who wait for none then.
   constexpr std::size_t kBatches = 3;
   static_assert(kBatches < kSlotsMin);
@@ -77,7 +77,8 @@ Status DeviceExecutor::digests_on(std::uint32_t index, std::span<const std::uint
   return {};
 }
 
-Status DeviceExecutor::digests(std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out, const Until& until) {
+Status DeviceExecutor::digests(std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out,
+                               const CallContext& until) {
   for (std::uint32_t i = 0; i < parts_.size(); ++i) DS_TRY(digests_on(i, ranks, out, until));
   std::vector<std::byte> tile;
   for (std::size_t k = 0; k < ranks.size(); ++k) {

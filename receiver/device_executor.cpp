@@ -7,7 +7,9 @@
 #include "base/log.hpp"
 #include "base/memory_room.hpp"
 #include "delta/delta.hpp"
+#include "format/tiling.hpp"
 #include "gpu/host_device.hpp"
+#include "placement/regions.hpp"
 
 namespace deltasync {
 namespace {
@@ -23,7 +25,7 @@ constexpr std::uint64_t kChangesPart = 8;
 constexpr std::uint64_t kChangesMin = std::uint64_t{1} << 20;
 
 Error with_tile(Error error, const Placement& placement, std::uint64_t rank) {
-  const std::uint64_t tile = placement.parts().tiles.nth(rank);
+  const std::uint64_t tile = parts_of(placement).tiles.nth(rank);
   const Layout& layout = *placement.layout();
   return std::move(error).with_context("tile " + std::to_string(tile) + " (" +
                                        layout.tensors()[layout.tensor_of_tile(tile)].spec.name + ")");
@@ -31,11 +33,12 @@ Error with_tile(Error error, const Placement& placement, std::uint64_t rank) {
 
 }  // namespace
 
-DeviceExecutor::DeviceExecutor(PlacementPtr placement, const Limits& limits)
+DeviceExecutor::DeviceExecutor(std::shared_ptr<const Placement> placement, const Limits& limits)
     : placement_(std::move(placement)), limits_(limits) {}
 
-Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placement, std::vector<PlacedDevice> sources,
-                                                             const Limits& limits, const std::optional<Until>& until) {
+Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(std::shared_ptr<const Placement> placement,
+                                                             std::vector<PlacedDevice> sources, const Limits& limits,
+                                                             const std::optional<CallContext>& until) {
   std::unique_ptr<DeviceExecutor> made(new DeviceExecutor(std::move(placement), limits));
   const Placement& placed = *made->placement_;
   const bool on_host = std::any_of(placed.memories().begin(), placed.memories().end(),
@@ -62,8 +65,8 @@ Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(PlacementPtr placem
   }
   made->shape_ = placement::make_word_tables(placed, [](std::uint32_t) { return nullptr; });
   std::uint64_t largest = 0;
-  for (std::uint64_t rank = 0; rank < placed.parts().tiles.tiles(); ++rank) {
-    const Tile tile = placed.layout()->tile(placed.parts().tiles.nth(rank));
+  for (std::uint64_t rank = 0; rank < parts_of(placed).tiles.tiles(); ++rank) {
+    const Tile tile = tile_of(*placed.layout(), parts_of(placed).tiles.nth(rank));
     made->rows_.push_back(static_cast<std::uint32_t>(tile.rect.rows));
     largest = std::max(largest, made->tile_bytes(rank));
   }
@@ -110,7 +113,7 @@ std::uint32_t DeviceExecutor::part_of(std::uint32_t memory) const noexcept {
 }
 
 void DeviceExecutor::find_source_parts() {
-  const Placement::Parts& parts = placement_->parts();
+  const PlacementParts& parts = parts_of(*placement_);
   for (const TileRegions& of : parts.of_tile) {
     std::uint32_t source = kMixed;
     std::uint32_t places = 0;
@@ -127,7 +130,7 @@ void DeviceExecutor::find_source_parts() {
   }
 }
 
-Status DeviceExecutor::add_part(PlacedDevice source, const std::optional<Until>& until) {
+Status DeviceExecutor::add_part(PlacedDevice source, const std::optional<CallContext>& until) {
   if (until) DS_TRY(until->check("taking staging of " + source.device->name()));
   const auto index = static_cast<std::uint32_t>(parts_.size());
   parts_.push_back(std::make_unique<Part>());
@@ -168,7 +171,7 @@ Status DeviceExecutor::make_slots(gpu::Device& device, Slots& slots, std::uint64
 }
 
 /// One stream after the other: what is in one may wait for another.
-Status DeviceExecutor::idle(Part& part, const Until& until) {
+Status DeviceExecutor::idle(Part& part, const CallContext& until) {
   const std::lock_guard lock(part.mutex);
   for (gpu::Stream* const stream : {part.in.get(), part.stream.get(), part.out.get()}) {
     if (stream == nullptr) continue;
@@ -178,7 +181,7 @@ Status DeviceExecutor::idle(Part& part, const Until& until) {
   return {};
 }
 
-void DeviceExecutor::trim_changes(const Until& until) {
+void DeviceExecutor::trim_changes(const CallContext& until) {
   for (const auto& part : parts_) {
     if (!part->changes->is_too_large()) continue;
     // What was given up may still be in use.
@@ -186,7 +189,7 @@ void DeviceExecutor::trim_changes(const Until& until) {
   }
 }
 
-Status DeviceExecutor::make_table(Part& part, std::uint32_t index, const std::optional<Until>& until) {
+Status DeviceExecutor::make_table(Part& part, std::uint32_t index, const std::optional<CallContext>& until) {
   const auto end = [&] { return until ? patient(*until) : patient(); };
   const placement::WordTables tables =
       placement::make_word_tables(*placement_, [&](std::uint32_t memory) -> std::byte* {
@@ -214,7 +217,7 @@ DeviceExecutor::SlotGuard::~SlotGuard() {
 }
 
 /// Slots go round, so that the one that was used longest ago, and is likeliest to be done with, comes next.
-Result<DeviceExecutor::SlotGuard> DeviceExecutor::take_slot(Part& part, Slots& slots, const Until& until) {
+Result<DeviceExecutor::SlotGuard> DeviceExecutor::take_slot(Part& part, Slots& slots, const CallContext& until) {
   const std::string what = "waiting for staging of " + part.device->name();
   Slot* slot = nullptr;
   {
@@ -268,7 +271,7 @@ void DeviceExecutor::merge(std::uint64_t rank, std::uint32_t part, const std::by
     std::memcpy(to, from, static_cast<std::size_t>(tile_bytes(rank)));
     return;
   }
-  const Placement::Parts& parts = placement_->parts();
+  const PlacementParts& parts = parts_of(*placement_);
   const placement::WordTile& tile = shape_.tiles[rank];
   const Rect rect{tile.row, tile.col, rows_[rank], tile.cols};
   const std::uint64_t width = tile.element_bytes;
@@ -282,8 +285,8 @@ void DeviceExecutor::merge(std::uint64_t rank, std::uint32_t part, const std::by
   }
 }
 
-Status DeviceExecutor::gather_tile(std::uint64_t rank, std::byte* to, const Until& until) {
-  const Until end = patient(until);
+Status DeviceExecutor::gather_tile(std::uint64_t rank, std::byte* to, const CallContext& until) {
+  const CallContext end = patient(until);
   for (std::uint32_t i = 0; i < parts_.size(); ++i) {
     Part& part = *parts_[i];
     if (source_part_[rank] == kMixed ? (places_[rank] >> i & 1) == 0 : source_part_[rank] != i) continue;
@@ -299,8 +302,8 @@ Status DeviceExecutor::gather_tile(std::uint64_t rank, std::byte* to, const Unti
 }
 
 Status DeviceExecutor::scatter_tile(std::uint64_t rank, const std::byte* from, std::uint64_t row_stride,
-                                    const Until& until) {
-  const Until end = patient(until);
+                                    const CallContext& until) {
+  const CallContext end = patient(until);
   const std::uint64_t row_bytes = std::uint64_t{shape_.tiles[rank].cols} * shape_.tiles[rank].element_bytes;
   for (std::uint32_t i = 0; i < parts_.size(); ++i) {
     if ((places_[rank] >> i & 1) == 0) continue;
@@ -316,8 +319,8 @@ Status DeviceExecutor::scatter_tile(std::uint64_t rank, const std::byte* from, s
   return {};
 }
 
-Status DeviceExecutor::finish(const Until& until) {
-  const Until end = patient(until);
+Status DeviceExecutor::finish(const CallContext& until) {
+  const CallContext end = patient(until);
   for (const auto& part : parts_) {
     const std::lock_guard lock(part->mutex);
     DS_TRY(part->stream->record(*part->event));
@@ -326,13 +329,13 @@ Status DeviceExecutor::finish(const Until& until) {
   return {};
 }
 
-Status DeviceExecutor::finish_all(const Until& until) {
-  const Until end = patient(until);
+Status DeviceExecutor::finish_all(const CallContext& until) {
+  const CallContext end = patient(until);
   for (const auto& part : parts_) DS_TRY(idle(*part, end));
   return {};
 }
 
-Status DeviceExecutor::enter_engine(const Until& until) {
+Status DeviceExecutor::enter_engine(const CallContext& until) {
   for (const auto& part : parts_) {
     if (part->engine == nullptr) continue;
     const std::lock_guard lock(part->mutex);
@@ -353,7 +356,7 @@ Status DeviceExecutor::leave_engine() {
 }
 
 /// Through staging, piece by piece.
-Status DeviceExecutor::upload(Part& part, std::byte* to, std::span<const std::byte> bytes, const Until& until) {
+Status DeviceExecutor::upload(Part& part, std::byte* to, std::span<const std::byte> bytes, const CallContext& until) {
   for (std::size_t at = 0; at < bytes.size(); at += slot_bytes_) {
     const std::span<const std::byte> piece =
         bytes.subspan(at, std::min<std::size_t>(static_cast<std::size_t>(slot_bytes_), bytes.size() - at));

@@ -48,19 +48,20 @@ class DeviceExecutor {
     std::unique_ptr<gpu::Stream> engine{};  ///< the engine's stream, if it named one
   };
   static constexpr std::uint64_t kRegisterBytes = std::uint64_t{64} << 20;
-  /// As in DeviceTargetOptions.
+  /// As in PlacedTargetOptions.
   struct Limits {
     std::uint64_t staging_bytes = 0;  ///< but a few tiles' at least
     std::uint64_t changes_bytes = 0;
-    std::chrono::nanoseconds patience{};
+    std::chrono::nanoseconds device_timeout{};
     /// Of lent memory at once, in whole pages: the driver may keep others waiting for so long.
     std::uint64_t register_bytes = kRegisterBytes;
   };
   /// unsupported if a memory's device is not among the sources; no_space; timed_out or cancelled by `until` (none: by
-  /// the patience alone, which also bounds what a failed call has still to wait for).
-  static Result<std::unique_ptr<DeviceExecutor>> make(PlacementPtr placement, std::vector<PlacedDevice> sources,
-                                                      const Limits& limits, const std::optional<Until>& until = {});
-  /// Waits for the devices, as long as `patience`; what one that does not end still uses is never given back.
+  /// the device_timeout alone, which also bounds what a failed call has still to wait for).
+  static Result<std::unique_ptr<DeviceExecutor>> make(std::shared_ptr<const Placement> placement,
+                                                      std::vector<PlacedDevice> sources, const Limits& limits,
+                                                      const std::optional<CallContext>& until = {});
+  /// Waits for the devices, as long as `device_timeout`; what one that does not end still uses is never given back.
   ~DeviceExecutor();
   DeviceExecutor(const DeviceExecutor&) = delete;
   DeviceExecutor& operator=(const DeviceExecutor&) = delete;
@@ -69,52 +70,52 @@ class DeviceExecutor {
   std::uint64_t tile_bytes(std::uint64_t rank) const noexcept;
   std::uint64_t staging_bytes() const noexcept;
   /// The end of a wait that begins now.
-  Until patient(const Until& until) const { return until.earlier(Deadline::after(limits_.patience)); }
-  Until patient() const { return Deadline::after(limits_.patience); }
+  CallContext patient(const CallContext& until) const { return until.earlier(Deadline::after(limits_.device_timeout)); }
+  CallContext patient() const { return Deadline::after(limits_.device_timeout); }
 
   /// All elements of the tile, row by row without gaps.
-  Status gather_tile(std::uint64_t rank, std::byte* to, const Until& until);
+  Status gather_tile(std::uint64_t rank, std::byte* to, const CallContext& until);
   /// And back, to every place that an element has, from rows that may have gaps. It has been read when this returns,
   /// and is on its way: finish() tells whether it came there. On error places may have the new elements, or the old.
-  Status scatter_tile(std::uint64_t rank, const std::byte* from, std::uint64_t row_stride, const Until& until);
+  Status scatter_tile(std::uint64_t rank, const std::byte* from, std::uint64_t row_stride, const CallContext& until);
   /// The same for a full update, whose tiles go together, many in a copy and a launch: a tile is on its way when its
   /// batch is full, or send_tiles() is called, or somebody reads it. What goes wrong is returned by this call or by
   /// later ones, until send_tiles() has returned it too: some tiles are not there then, and nobody knows which.
-  Status put_tile(std::uint64_t rank, const std::byte* from, std::uint64_t row_stride, const Until& until);
+  Status put_tile(std::uint64_t rank, const std::byte* from, std::uint64_t row_stride, const CallContext& until);
   /// Target::lend and Target::put_lent. What put_lent returns is of the calls alone; send_tiles() tells the rest.
-  Result<std::unique_ptr<LentMemory>> lend(std::span<std::byte> memory, const Until& until);
-  Status put_lent(LentMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows,
-                  const Until& until);
+  Result<std::unique_ptr<RegisteredHostMemory>> lend(std::span<std::byte> memory, const CallContext& until);
+  Status put_lent(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows,
+                  const CallContext& until);
   /// All tiles that were put are there, or why some are not. Used by one thread, while nobody puts any.
-  Status send_tiles(const Until& until);
+  Status send_tiles(const CallContext& until);
 
   /// Tiles that go together when they change places with others: those from rank i of this on, to that of i + 1.
   const std::vector<std::uint64_t>& groups() const noexcept { return groups_; }
   /// Where the tile lies in host memory, row by row without gaps.
   using AsideOf = std::function<std::byte*(std::uint64_t rank)>;
   /// Exchanges the tiles of a group with those aside. On error nothing has changed, or live memory is `torn`.
-  Status exchange_group(std::size_t group, const AsideOf& aside_of, const Until& until, std::atomic<bool>& torn);
+  Status exchange_group(std::size_t group, const AsideOf& aside_of, const CallContext& until, std::atomic<bool>& torn);
 
   /// The state digests of tiles, read where they are. Used by one thread at a time.
-  Status digests(std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out, const Until& until);
+  Status digests(std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out, const CallContext& until);
 
   /// Resolves changes over live memory, and marks those that it has: of tiles that are read on one device, as far as
   /// the changes of one find room in staging. Those of tiles that have no other place stay there (`kept`), as long as
   /// there is room. `ranks` are their tiles'.
   Status resolve(std::span<TileChanges> changes, std::span<const std::uint64_t> ranks, ChangesOnDevices& kept,
-                 const Until& until);
+                 const CallContext& until);
   /// An update begins: memory for changes that the last ones did not need goes back. Used by one thread at a time.
-  void trim_changes(const Until& until);
+  void trim_changes(const CallContext& until);
   /// Of the devices' memory for changes: what may be taken.
   std::uint64_t changes_bytes_max() const noexcept { return changes_bytes_max_; }
 
   /// Waits until all is done that was asked for, and returns what went wrong of it.
-  Status finish(const Until& until);
+  Status finish(const CallContext& until);
   /// The same of all streams, after calls that ended early, too: nothing of this uses live memory any more.
-  Status finish_all(const Until& until);
+  Status finish_all(const CallContext& until);
   /// Waits for what the engine's streams have now: an engine that does not come to its end changes nothing here. And
   /// what these get later comes after all that came before.
-  Status enter_engine(const Until& until);
+  Status enter_engine(const CallContext& until);
   Status leave_engine();
 
  private:
@@ -192,16 +193,16 @@ class DeviceExecutor {
   static constexpr std::uint64_t kTilesMax = 512;  ///< in a wide slot
   static constexpr std::uint64_t kTilesAt = kTilesMax * sizeof(gpu::StagedTile);  ///< behind their descriptions
 
-  DeviceExecutor(PlacementPtr placement, const Limits& limits);
-  Status add_part(PlacedDevice source, const std::optional<Until>& until);
+  DeviceExecutor(std::shared_ptr<const Placement> placement, const Limits& limits);
+  Status add_part(PlacedDevice source, const std::optional<CallContext>& until);
   static Status make_slots(gpu::Device& device, Slots& slots, std::uint64_t count, std::uint64_t bytes);
-  Status make_table(Part& part, std::uint32_t index, const std::optional<Until>& until);
+  Status make_table(Part& part, std::uint32_t index, const std::optional<CallContext>& until);
   void find_source_parts();
   void find_groups();
   std::uint32_t part_of(std::uint32_t memory) const noexcept;
-  static Result<SlotGuard> take_slot(Part& part, Slots& slots, const Until& until);
+  static Result<SlotGuard> take_slot(Part& part, Slots& slots, const CallContext& until);
   /// All that is in the part's streams is done.
-  static Status idle(Part& part, const Until& until);
+  static Status idle(Part& part, const CallContext& until);
   gpu::MoveTiles describe(const Part& part, const SlotGuard& slot, std::uint64_t rank, gpu::MoveTiles::Way way) const;
   /// Puts work into the part's stream. Whatever comes of it: what is in the stream already may use the slot.
   template <class Fn>
@@ -214,9 +215,10 @@ class DeviceExecutor {
     return recorded;
   }
   // full updates (device_tiles.cpp)
-  Status put_on(Part& part, std::uint64_t rank, const std::byte* from, std::uint64_t row_stride, const Until& until);
-  Result<Batch*> room_for(Part& part, std::unique_lock<std::mutex>& lock, std::uint64_t rank, const Until& until);
-  Status open_batch(Part& part, std::unique_lock<std::mutex>& lock, const Until& until);
+  Status put_on(Part& part, std::uint64_t rank, const std::byte* from, std::uint64_t row_stride,
+                const CallContext& until);
+  Result<Batch*> room_for(Part& part, std::unique_lock<std::mutex>& lock, std::uint64_t rank, const CallContext& until);
+  Status open_batch(Part& part, std::unique_lock<std::mutex>& lock, const CallContext& until);
   void close_batch_locked(Part& part);
   void send_closed_locked(Part& part);
   Status send(Part& part, Batch& batch);
@@ -225,13 +227,13 @@ class DeviceExecutor {
   Error with_tiles(Error error, std::span<const gpu::StagedTile> tiles) const;
   class Lent;
   Status put_lent_on(std::uint32_t part, Lent& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows,
-                     const Until& until);
+                     const CallContext& until);
   gpu::MoveTiles move_of(const Part& part, const Slot& slot, std::span<const gpu::StagedTile> tiles,
                          std::uint64_t largest, gpu::MoveTiles::Way way) const;
-  Status send_before_reading(Part& part, std::uint64_t rank, const Until& until);
+  Status send_before_reading(Part& part, std::uint64_t rank, const CallContext& until);
   std::uint64_t group_end(std::uint64_t first, std::uint64_t end) const;
   struct OnPart;
-  Status fill(OnPart& on, std::uint64_t first, std::uint64_t end, const AsideOf& aside_of, const Until& until);
+  Status fill(OnPart& on, std::uint64_t first, std::uint64_t end, const AsideOf& aside_of, const CallContext& until);
   Status launch_exchange(OnPart& on);
   Status roll_back(OnPart& on);
 
@@ -241,18 +243,18 @@ class DeviceExecutor {
   // digests (device_digests.cpp)
   struct DigestBatch;
   Status digests_on(std::uint32_t part, std::span<const std::uint64_t> ranks, std::span<std::uint64_t> out,
-                    const Until& until);
+                    const CallContext& until);
   static Status send_digests(Part& part, DigestBatch& batch);
   Status take_digests(const Part& part, const DigestBatch& batch, std::span<std::uint64_t> out,
-                      const Until& until) const;
+                      const CallContext& until) const;
   struct Resolving;
-  Status resolve_on(std::uint32_t part, bool keep, const Resolving& all, const Until& until);
+  Status resolve_on(std::uint32_t part, bool keep, const Resolving& all, const CallContext& until);
   Status resolve_some(std::uint32_t part, bool keep, const Resolving& all, std::span<const std::size_t> which,
-                      const Until& until);
+                      const CallContext& until);
   std::uint64_t resolve_bytes(const TileChanges& changes, std::uint64_t rank) const noexcept;
-  Status upload(Part& part, std::byte* to, std::span<const std::byte> bytes, const Until& until);
+  Status upload(Part& part, std::byte* to, std::span<const std::byte> bytes, const CallContext& until);
 
-  const PlacementPtr placement_;
+  const std::shared_ptr<const Placement> placement_;
   const Limits limits_;
   std::vector<std::byte> rest_;
   std::vector<std::unique_ptr<Part>> parts_;
@@ -282,10 +284,10 @@ class WordBatch {
   /// What is on the devices already; outlives this.
   void add(const ChangesOnDevices& kept);
   /// Brings what is not there to the devices; nothing is added later. On error nothing has changed.
-  Status upload(const Until& until);
+  Status upload(const CallContext& until);
   /// On error some devices may have exchanged them; exchange_back() rolls back what these did.
-  Status exchange(const Until& until);
-  Status exchange_back(const Until& until);
+  Status exchange(const CallContext& until);
+  Status exchange_back(const CallContext& until);
 
  private:
   struct Added {
@@ -302,7 +304,7 @@ class WordBatch {
     gpu::ExchangeWords kernel;
     bool done = false;
   };
-  Status upload_to(DeviceExecutor::Part& part, std::uint32_t index, const Until& until);
+  Status upload_to(DeviceExecutor::Part& part, std::uint32_t index, const CallContext& until);
   void join_rooms();
 
   DeviceExecutor* executor_;

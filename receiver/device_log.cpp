@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "format/tiling.hpp"
 #include "receiver/target_checks.hpp"
 
 namespace deltasync {
@@ -49,7 +50,7 @@ void DeviceLog::sort_out() {
           continue;
         }
         TileWork& work = by_tile[record.tile];
-        work.tile = layout.tile(record.tile);
+        work.tile = tile_of(layout, record.tile);
         work.rank = rank;
         work.records.push_back(&record);
       }
@@ -61,7 +62,7 @@ void DeviceLog::sort_out() {
 
 /// Writes a tile that was read as `before`. On error it is that again, or torn.
 Status DeviceLog::rewrite(const TileWork& work, const std::vector<std::byte>& now, const std::vector<std::byte>& before,
-                          const Until& until, bool& torn) {
+                          const CallContext& until, bool& torn) {
   const std::uint64_t row_bytes = now.size() / work.tile.rect.rows;
   Status written = executor_->scatter_tile(work.rank, now.data(), row_bytes, until);
   if (written.ok()) return {};
@@ -70,8 +71,8 @@ Status DeviceLog::rewrite(const TileWork& work, const std::vector<std::byte>& no
 }
 
 /// Each record is verified over what was read: what wrote there meanwhile may have left what no record decodes over.
-Status DeviceLog::apply_tile(TileWork& work, std::uint64_t digest, std::vector<std::byte>& scratch, const Until& until,
-                             bool& torn) {
+Status DeviceLog::apply_tile(TileWork& work, std::uint64_t digest, std::vector<std::byte>& scratch,
+                             const CallContext& until, bool& torn) {
   const Layout& layout = *executor_->placement().layout();
   scratch.resize(static_cast<std::size_t>(executor_->tile_bytes(work.rank)));
   DS_TRY(executor_->gather_tile(work.rank, scratch.data(), until));
@@ -94,7 +95,7 @@ Status DeviceLog::apply_tile(TileWork& work, std::uint64_t digest, std::vector<s
   return {};
 }
 
-Status DeviceLog::revert_tile(TileWork& work, std::vector<std::byte>& scratch, const Until& until, bool& torn) {
+Status DeviceLog::revert_tile(TileWork& work, std::vector<std::byte>& scratch, const CallContext& until, bool& torn) {
   const Layout& layout = *executor_->placement().layout();
   scratch.resize(static_cast<std::size_t>(executor_->tile_bytes(work.rank)));
   DS_TRY(executor_->gather_tile(work.rank, scratch.data(), until));
@@ -110,7 +111,8 @@ Status DeviceLog::revert_tile(TileWork& work, std::vector<std::byte>& scratch, c
   return {};
 }
 
-Status DeviceLog::apply(std::span<const std::uint64_t> digests, ThreadPool& pool, const Until& until, bool& torn) {
+Status DeviceLog::apply(std::span<const std::uint64_t> digests, ThreadPool& pool, const CallContext& until,
+                        bool& torn) {
   DS_TRY(batch_.upload(until));
   // Their memory is on the devices now.
   for (StagedStep& step : steps_) {
@@ -133,13 +135,13 @@ Status DeviceLog::apply(std::span<const std::uint64_t> digests, ThreadPool& pool
   }
   if (done.ok()) return {};
   torn = any_torn;
-  const Until again = executor_->patient(with_grace(until.deadline()));
+  const CallContext again = executor_->patient(with_grace(until.deadline()));
   if (exchanged && !batch_.exchange_back(again).ok()) torn = true;
   if (!revert_tiles(pool, again, torn).ok()) torn = true;
   return done;
 }
 
-Status DeviceLog::revert_tiles(ThreadPool& pool, const Until& until, bool& torn) {
+Status DeviceLog::revert_tiles(ThreadPool& pool, const CallContext& until, bool& torn) {
   std::atomic<bool> any_torn{false};
   std::vector<std::vector<std::byte>> scratch(pool.size());
   Status done = run_all(pool, work_.size(), [&](std::uint64_t i, unsigned worker) -> Status {
@@ -155,7 +157,7 @@ Status DeviceLog::revert_tiles(ThreadPool& pool, const Until& until, bool& torn)
 }
 
 /// What fails half-way leaves a mixture of two versions.
-Status DeviceLog::revert(ThreadPool& pool, const Until& until, bool& torn) {
+Status DeviceLog::revert(ThreadPool& pool, const CallContext& until, bool& torn) {
   Status done = batch_.exchange_back(until);
   if (done.ok()) done = revert_tiles(pool, until, torn);
   if (!done.ok()) torn = true;

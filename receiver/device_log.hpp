@@ -7,6 +7,7 @@
 
 #include "base/thread_pool.hpp"
 #include "format/tile_set.hpp"
+#include "format/tiling.hpp"
 #include "receiver/device_executor.hpp"
 #include "receiver/target.hpp"
 
@@ -20,9 +21,9 @@ class DeviceLog {
 
   /// Once. `digests` are those of all tiles before. On error memory is as before or, if `torn` is set, unknown.
   /// corrupt: somebody wrote to a tile since it was verified, as far as that is seen.
-  Status apply(std::span<const std::uint64_t> digests, ThreadPool& pool, const Until& until, bool& torn);
+  Status apply(std::span<const std::uint64_t> digests, ThreadPool& pool, const CallContext& until, bool& torn);
   /// Rolls back what apply() did, likewise.
-  Status revert(ThreadPool& pool, const Until& until, bool& torn);
+  Status revert(ThreadPool& pool, const CallContext& until, bool& torn);
 
  private:
   /// All records of a tile of which no changes were kept, oldest first.
@@ -35,12 +36,12 @@ class DeviceLog {
     bool applied = false;
   };
   void sort_out();
-  Status apply_tile(TileWork& work, std::uint64_t digest, std::vector<std::byte>& scratch, const Until& until,
+  Status apply_tile(TileWork& work, std::uint64_t digest, std::vector<std::byte>& scratch, const CallContext& until,
                     bool& torn);
-  Status revert_tile(TileWork& work, std::vector<std::byte>& scratch, const Until& until, bool& torn);
+  Status revert_tile(TileWork& work, std::vector<std::byte>& scratch, const CallContext& until, bool& torn);
   Status rewrite(const TileWork& work, const std::vector<std::byte>& now, const std::vector<std::byte>& before,
-                 const Until& until, bool& torn);
-  Status revert_tiles(ThreadPool& pool, const Until& until, bool& torn);
+                 const CallContext& until, bool& torn);
+  Status revert_tiles(ThreadPool& pool, const CallContext& until, bool& torn);
 
   const TileSet* tiles_;
   DeviceExecutor* executor_;

@@ -37,7 +37,7 @@ struct DeviceExecutor::Resolving {
 };
 
 Status DeviceExecutor::resolve(std::span<TileChanges> changes, std::span<const std::uint64_t> ranks,
-                               ChangesOnDevices& kept, const Until& until) {
+                               ChangesOnDevices& kept, const CallContext& until) {
   const Resolving all{changes, ranks, kept};
   for (std::uint32_t i = 0; i < parts_.size(); ++i) {
     DS_TRY(resolve_on(i, true, all, until));
@@ -51,7 +51,7 @@ Status DeviceExecutor::resolve(std::span<TileChanges> changes, std::span<const s
 }
 
 /// Those of tiles that are read there and have no other place (`keep`), or that have.
-Status DeviceExecutor::resolve_on(std::uint32_t part, bool keep, const Resolving& all, const Until& until) {
+Status DeviceExecutor::resolve_on(std::uint32_t part, bool keep, const Resolving& all, const CallContext& until) {
   std::vector<std::size_t> some;
   std::uint64_t bytes = 0;
   for (std::size_t k = 0; k < all.changes.size(); ++k) {
@@ -73,7 +73,7 @@ Status DeviceExecutor::resolve_on(std::uint32_t part, bool keep, const Resolving
 /// In a slot, in this order, each a multiple of 8 bytes: runs, changes, sums, pieces. What is kept has a room for the
 /// first two and one for the last, and nothing but sums comes back; of the rest the changes do too.
 Status DeviceExecutor::resolve_some(std::uint32_t index, bool keep, const Resolving& all,
-                                    std::span<const std::size_t> which, const Until& until) {
+                                    std::span<const std::size_t> which, const CallContext& until) {
   Part& part = *parts_[index];
   std::uint64_t change_bytes = 0;
   std::uint64_t pieces_count = 0;

@@ -5,12 +5,13 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "placement/regions.hpp"
 #include "receiver/device_executor.hpp"
 
 namespace deltasync {
 namespace {
 
-constexpr std::uint64_t kTileAlignment = LentMemory::kTileAlignment;
+constexpr std::uint64_t kTileAlignment = RegisteredHostMemory::kTileAlignment;
 static_assert(kTileAlignment % gpu::kUnitBytes == 0);
 
 /// What somebody gave up waiting for has a moment to end.
@@ -25,8 +26,8 @@ std::uint64_t aligned(std::uint64_t bytes) {
 // ---- full updates --------------------------------------------------------------------------------------------------
 
 Status DeviceExecutor::put_tile(std::uint64_t rank, const std::byte* from, std::uint64_t row_stride,
-                                const Until& until) {
-  const Until end = patient(until);
+                                const CallContext& until) {
+  const CallContext end = patient(until);
   for (std::uint32_t i = 0; i < parts_.size(); ++i) {
     if ((places_[rank] >> i & 1) != 0) DS_TRY(put_on(*parts_[i], rank, from, row_stride, end));
   }
@@ -35,7 +36,7 @@ Status DeviceExecutor::put_tile(std::uint64_t rank, const std::byte* from, std::
 
 /// Copied while others copy into the same batch, or into the next.
 Status DeviceExecutor::put_on(Part& part, std::uint64_t rank, const std::byte* from, std::uint64_t row_stride,
-                              const Until& until) {
+                              const CallContext& until) {
   std::unique_lock lock(part.batch_mutex);
   DS_ASSIGN(Batch* const batch, room_for(part, lock, rank, until));
   std::byte* const to = batch->slot->pinned.data() + kTilesAt + batch->tiles.back().at;
@@ -52,7 +53,7 @@ Status DeviceExecutor::put_on(Part& part, std::uint64_t rank, const std::byte* f
 
 /// The open batch, with the tile as its last and the caller as one of its writers.
 Result<DeviceExecutor::Batch*> DeviceExecutor::room_for(Part& part, std::unique_lock<std::mutex>& lock,
-                                                        std::uint64_t rank, const Until& until) {
+                                                        std::uint64_t rank, const CallContext& until) {
   const std::uint64_t bytes = tile_bytes(rank);
   for (;;) {
     if (part.failed) return Error(*part.failed);
@@ -74,7 +75,7 @@ Result<DeviceExecutor::Batch*> DeviceExecutor::room_for(Part& part, std::unique_
 
 /// One thread waits for a slot, without the lock, since those who write into other batches need that to end; all others
 /// wait for this thread.
-Status DeviceExecutor::open_batch(Part& part, std::unique_lock<std::mutex>& lock, const Until& until) {
+Status DeviceExecutor::open_batch(Part& part, std::unique_lock<std::mutex>& lock, const CallContext& until) {
   if (part.opening) {
     const auto opened = [&] { return !part.opening; };
     if (part.batch_changed.wait_until(lock, until.stop(), until.deadline().at(), opened)) return {};
@@ -112,7 +113,7 @@ void DeviceExecutor::send_closed_locked(Part& part) {
 
 Error DeviceExecutor::with_tiles(Error error, std::span<const gpu::StagedTile> tiles) const {
   const Layout& layout = *placement_->layout();
-  const std::uint64_t first = placement_->parts().tiles.nth(tiles.front().rank);
+  const std::uint64_t first = parts_of(*placement_).tiles.nth(tiles.front().rank);
   return std::move(error).with_context(std::to_string(tiles.size()) + " tiles from tile " + std::to_string(first) +
                                        " (" + layout.tensors()[layout.tensor_of_tile(first)].spec.name + ") on");
 }
@@ -156,7 +157,7 @@ Status DeviceExecutor::send(Part& part, Batch& batch) {
   return copy_and_run(part, slot, copy, kernel);
 }
 
-Status DeviceExecutor::send_before_reading(Part& part, std::uint64_t rank, const Until& until) {
+Status DeviceExecutor::send_before_reading(Part& part, std::uint64_t rank, const CallContext& until) {
   std::unique_lock lock(part.batch_mutex);
   if (part.open == nullptr && part.closed.empty()) return {};
   if (part.open != nullptr && part.open->has(rank)) close_batch_locked(part);
@@ -169,7 +170,7 @@ Status DeviceExecutor::send_before_reading(Part& part, std::uint64_t rank, const
   return Error(Errc::timed_out, "deadline passed while waiting for tiles to be put");
 }
 
-Status DeviceExecutor::send_tiles(const Until& until) {
+Status DeviceExecutor::send_tiles(const CallContext& until) {
   std::optional<Error> failed;
   for (const auto& part : parts_) {
     const std::lock_guard lock(part->batch_mutex);
@@ -185,7 +186,7 @@ Status DeviceExecutor::send_tiles(const Until& until) {
 
 // ---- lent memory ---------------------------------------------------------------------------------------------------
 
-class DeviceExecutor::Lent final : public LentMemory {
+class DeviceExecutor::Lent final : public RegisteredHostMemory {
  public:
   struct OnPart {
     gpu::RegisteredHost memory;
@@ -220,7 +221,8 @@ class DeviceExecutor::Lent final : public LentMemory {
   const std::uint64_t lot_bytes_;
 };
 
-Result<std::unique_ptr<LentMemory>> DeviceExecutor::lend(std::span<std::byte> memory, const Until& until) {
+Result<std::unique_ptr<RegisteredHostMemory>> DeviceExecutor::lend(std::span<std::byte> memory,
+                                                                   const CallContext& until) {
   auto lent = std::make_unique<Lent>(wide_bytes_ - kTilesAt);
   for (const auto& part : parts_) {
     Lent::OnPart on;
@@ -229,7 +231,7 @@ Result<std::unique_ptr<LentMemory>> DeviceExecutor::lend(std::span<std::byte> me
               gpu::RegisteredHost::make(*part->device, memory.data(), memory.size(), limits_.register_bytes, until));
     lent->parts.push_back(std::move(on));
   }
-  return std::unique_ptr<LentMemory>(std::move(lent));
+  return std::unique_ptr<RegisteredHostMemory>(std::move(lent));
 }
 
 /// The end of the tiles from `first` on that a wide slot has room for.
@@ -243,13 +245,13 @@ std::uint64_t DeviceExecutor::group_end(std::uint64_t first, std::uint64_t end) 
   return rank;
 }
 
-Status DeviceExecutor::put_lent(LentMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows,
-                                const Until& until) {
+Status DeviceExecutor::put_lent(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end,
+                                const std::byte* rows, const CallContext& until) {
   auto& lent = static_cast<Lent&>(memory);
-  const Until patience = patient(until);
+  const CallContext device_timeout = patient(until);
   while (first < end) {
     const std::uint64_t group = group_end(first, end);
-    for (std::uint32_t i = 0; i < parts_.size(); ++i) DS_TRY(put_lent_on(i, lent, first, group, rows, patience));
+    for (std::uint32_t i = 0; i < parts_.size(); ++i) DS_TRY(put_lent_on(i, lent, first, group, rows, device_timeout));
     for (; first < group; ++first) rows += aligned(tile_bytes(first));
   }
   return {};
@@ -257,7 +259,7 @@ Status DeviceExecutor::put_lent(LentMemory& memory, std::uint64_t first, std::ui
 
 /// Tiles that are contiguous there are so in the slot, too, and are one copy.
 Status DeviceExecutor::put_lent_on(std::uint32_t index, Lent& memory, std::uint64_t first, std::uint64_t end,
-                                   const std::byte* rows, const Until& until) {
+                                   const std::byte* rows, const CallContext& until) {
   struct Run {
     const std::byte* from;
     std::uint64_t at;
@@ -323,7 +325,7 @@ struct DeviceExecutor::OnPart {
 };
 
 Status DeviceExecutor::fill(OnPart& on, std::uint64_t first, std::uint64_t end, const AsideOf& aside_of,
-                            const Until& until) {
+                            const CallContext& until) {
   DS_TRY(until.check("exchanging tiles"));
   std::byte* const host = on.slot->pinned.data();
   std::uint64_t largest = 0;
@@ -371,25 +373,25 @@ Status DeviceExecutor::roll_back(OnPart& on) {
   return idle(on.part, patient());
 }
 
-Status DeviceExecutor::exchange_group(std::size_t group, const AsideOf& aside_of, const Until& until,
+Status DeviceExecutor::exchange_group(std::size_t group, const AsideOf& aside_of, const CallContext& until,
                                       std::atomic<bool>& torn) {
   const std::uint64_t first = groups_[group];
   const std::uint64_t end = groups_[group + 1];
-  const Until patience = patient(until);
+  const CallContext device_timeout = patient(until);
   std::uint32_t places = 0;
   for (std::uint64_t rank = first; rank < end; ++rank) places |= places_[rank];
   // In one order, so that no two threads wait for each other's slots.
   std::vector<OnPart> on;
   for (std::uint32_t i = 0; i < parts_.size(); ++i) {
     if ((places >> i & 1) == 0) continue;
-    DS_ASSIGN(SlotGuard slot, take_slot(*parts_[i], parts_[i]->wide, patience));
+    DS_ASSIGN(SlotGuard slot, take_slot(*parts_[i], parts_[i]->wide, device_timeout));
     on.push_back({i, *parts_[i], std::move(slot)});
     DS_TRY(fill(on.back(), first, end, aside_of, until));
   }
   Status done;
   for (std::size_t i = 0; i < on.size() && done.ok(); ++i) done = launch_exchange(on[i]);
   for (std::size_t i = 0; i < on.size() && done.ok(); ++i) {
-    done = gpu::wait(*on[i].slot->event, patience, "exchanging tiles of " + on[i].part.device->name());
+    done = gpu::wait(*on[i].slot->event, device_timeout, "exchanging tiles of " + on[i].part.device->name());
   }
   if (!done.ok()) {
     for (OnPart& of : on) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/trace.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::receiver {
 namespace {
@@ -69,7 +70,7 @@ std::string tile_name(const Layout& layout, std::uint64_t tile) {
 
 bool bands_are_too_long(const Layout& layout, Target& target, std::uint32_t tensor) {
   if (target.full_rows(tensor) != nullptr) return false;
-  return layout.grid(tensor).band_rows * layout.tensors()[tensor].row_bytes() > kBandBytesMax;
+  return grid_of(layout, tensor).band_rows * layout.tensors()[tensor].row_bytes() > kBandBytesMax;
 }
 
 void HalfScatter::seek(std::uint32_t tensor, std::uint64_t half_offset) {
@@ -106,7 +107,7 @@ std::byte* HalfScatter::place(const Tensor& tensor, std::uint64_t& bytes) {
 }
 
 void HalfScatter::enter_band(const Tensor& tensor) {
-  if (grid_.bands() == 0 || grid_tensor_ != tensor_) grid_ = layout_.grid(tensor_);
+  if (grid_.bands() == 0 || grid_tensor_ != tensor_) grid_ = grid_of(layout_, tensor_);
   grid_tensor_ = tensor_;
   const auto [row, rows] = grid_.band(grid_.band_of((position_ - tensor.offset) / tensor.row_bytes()));
   band_begin_ = tensor.offset + row * tensor.row_bytes();
@@ -158,12 +159,12 @@ Status ExtentFetch::ask(Connection& connection, std::uint64_t request, const Ite
 Outcome ExtentFetch::receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
                              unsigned stream) {
   wire::TileRange& range = item.ranges.front();
-  const Tile first = layout_.tile(range.first);
+  const Tile first = tile_of(layout_, range.first);
   const std::uint64_t begin = band_first_byte(layout_, first);
   Progress progress{HalfScatter(layout_, target_),
                     {},
                     begin,
-                    band_end_byte(layout_, layout_.tile(range.end - 1)),
+                    band_end_byte(layout_, tile_of(layout_, range.end - 1)),
                     range.first,
                     range.end,
                     tallies_[stream]};
@@ -210,7 +211,7 @@ Outcome ExtentFetch::receive_extent(Connection& connection, std::uint64_t bytes,
 Status ExtentFetch::verify_up_to(Progress& progress) {
   const double before = thread_cpu_s();
   while (progress.next_tile < progress.end_tile) {
-    const Tile tile = layout_.tile(progress.next_tile);
+    const Tile tile = tile_of(layout_, progress.next_tile);
     if (band_end_byte(layout_, tile) > progress.position) break;
     const Tensor& tensor = layout_.tensors()[tile.tensor];
     const TileRows rows = progress.scatter.tile(tile);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "format/tile_set.hpp"
+#include "format/tiling.hpp"
 #include "receiver/ranges.hpp"
 #include "receiver/streams.hpp"
 #include "receiver/target.hpp"
@@ -54,7 +55,7 @@ class HalfScatter {
   std::uint64_t band_begin_ = 0;
   std::uint64_t band_end_ = 0;
   std::uint32_t grid_tensor_ = 0;
-  Layout::Grid grid_;  // of grid_tensor_, if it has a band
+  TileGrid grid_;  // of grid_tensor_, if it has a band
 };
 
 struct StreamTally {

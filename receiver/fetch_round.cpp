@@ -5,7 +5,7 @@
 
 namespace deltasync::receiver {
 
-FetchRound::FetchRound(std::vector<Item> items, const Until& until, std::size_t streams)
+FetchRound::FetchRound(std::vector<Item> items, const CallContext& until, std::size_t streams)
     : until_(until),
       queue_(std::make_move_iterator(items.begin()), std::make_move_iterator(items.end())),
       unfinished_(queue_.size()),

@@ -11,7 +11,7 @@
 #include <stop_token>
 #include <vector>
 
-#include "base/until.hpp"
+#include "base/call_context.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
 
@@ -51,7 +51,7 @@ struct FetchRoundResult {
 class FetchRound {
  public:
   /// `streams` take part in it.
-  FetchRound(std::vector<Item> items, const Until& until, std::size_t streams);
+  FetchRound(std::vector<Item> items, const CallContext& until, std::size_t streams);
 
   Deadline deadline() const noexcept { return until_.deadline(); }
   /// Requested when the round ends early, for whatever reason: sockets that wait on behalf of the round stop on it.
@@ -87,7 +87,7 @@ class FetchRound {
     void operator()() const;
   };
 
-  const Until until_;
+  const CallContext until_;
   std::stop_source stop_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;

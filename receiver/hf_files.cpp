@@ -43,7 +43,7 @@ Status reserve(int fd, std::uint64_t at, std::uint64_t bytes, const fs::path& pa
 
 }  // namespace
 
-Result<UniqueFd> create_reserved(const fs::path& path, std::uint64_t bytes, const Until& until) {
+Result<UniqueFd> create_reserved(const fs::path& path, std::uint64_t bytes, const CallContext& until) {
   DS_ASSIGN(UniqueFd fd, create_new(path));
   const std::string what = "reserving " + std::to_string(bytes) + " bytes for";
   for (std::uint64_t at = 0; at < bytes; at += kReservePieceBytes) {
@@ -62,7 +62,7 @@ void remove_tree(const fs::path& path) noexcept {
   if (error) log::warn("hf_target cannot_remove path={} error={}", path.string(), error.message());
 }
 
-Status remove_tree(const fs::path& path, const Until& until) {
+Status remove_tree(const fs::path& path, const CallContext& until) {
   DS_TRY(until.check("removing " + path.string()));
   std::error_code error;
   // The iterator would enter what a symbolic link leads to.

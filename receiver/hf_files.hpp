@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/bytes.hpp"
+#include "base/call_context.hpp"
 #include "base/fd.hpp"
-#include "base/until.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync {
@@ -19,7 +19,7 @@ Error file_error(const char* what, const std::filesystem::path& path, int errnum
 
 /// Creates a file that must not exist (mode 0644 less umask), with all its blocks reserved. On error, timed_out and
 /// cancelled included, it is removed.
-Result<UniqueFd> create_reserved(const std::filesystem::path& path, std::uint64_t bytes, const Until& until);
+Result<UniqueFd> create_reserved(const std::filesystem::path& path, std::uint64_t bytes, const CallContext& until);
 /// Opens for reading or for both. A symbolic link is not followed.
 Result<UniqueFd> open_file(const std::filesystem::path& path, bool writable);
 Result<std::uint64_t> file_bytes(int fd, const std::filesystem::path& path);
@@ -44,7 +44,7 @@ Status flush_path(const std::filesystem::path& path);
 /// nothing of what it leads to. An error of the filesystem is logged, and what cannot be removed stays.
 void remove_tree(const std::filesystem::path& path) noexcept;
 /// The same, file by file. timed_out or cancelled leaves the rest of it.
-Status remove_tree(const std::filesystem::path& path, const Until& until);
+Status remove_tree(const std::filesystem::path& path, const CallContext& until);
 
 Status make_directories(const std::filesystem::path& path);
 Status rename_path(const std::filesystem::path& from, const std::filesystem::path& to);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "format/tiling.hpp"
 #include "receiver/hf_files.hpp"
 #include "receiver/target_checks.hpp"
 
@@ -49,7 +50,7 @@ Status move_tile(const PatchRequest& request, const Tile& tile, std::vector<std:
 
 Status patch_tile(const PatchRequest& request, const Item* first, const Item* end, std::uint64_t& digest,
                   std::vector<std::byte>& packed) {
-  const Tile tile = request.layout.tile(first->tile);
+  const Tile tile = tile_of(request.layout, first->tile);
   const std::size_t row_bytes = tile.rect.cols * request.layout.tensors()[tile.tensor].element_bytes;
   packed.resize(row_bytes * tile.rect.rows);
   DS_TRY(move_tile(request, tile, packed, read_at));

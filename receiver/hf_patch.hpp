@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "format/hf_files.hpp"
 #include "receiver/target.hpp"
 
 namespace deltasync {

@@ -47,8 +47,8 @@ bool is_unfinished_record(const std::string& name) {
 }
 
 Status check_sidecar(const Sidecar& sidecar) {
-  for (const Sidecar::WeightFile& file : sidecar.weights) DS_TRY(check_file_name(file.name));
-  for (const Sidecar::OtherFile& file : sidecar.others) DS_TRY(check_file_name(file.name));
+  for (const Sidecar::File& file : sidecar.weights) DS_TRY(check_file_name(file.name));
+  for (const Sidecar::File& file : sidecar.others) DS_TRY(check_file_name(file.name));
   return {};
 }
 
@@ -81,13 +81,13 @@ HfStore::HfStore(LayoutPtr layout, Sidecar sidecar, std::vector<HfPlace> places,
       lock_(std::move(lock)),
       files_digest_(xxh3_128(sidecar_.encode())),
       options_(options) {
-  for (const Sidecar::WeightFile& file : sidecar_.weights) {
-    std::uint64_t bytes = file.header.size();
+  for (const Sidecar::File& file : sidecar_.weights) {
+    std::uint64_t bytes = file.bytes.size();
     for (const std::uint32_t tensor : file.tensors) bytes += layout_->tensors()[tensor].bytes;
     weight_bytes_.push_back(bytes);
     version_bytes_ += bytes;
   }
-  for (const Sidecar::OtherFile& file : sidecar_.others) version_bytes_ += file.bytes.size();
+  for (const Sidecar::File& file : sidecar_.others) version_bytes_ += file.bytes.size();
 }
 
 Result<HfStore> HfStore::open(LayoutPtr layout, Sidecar sidecar, fs::path out, HfTargetOptions options) {
@@ -106,7 +106,7 @@ Result<HfStore> HfStore::open(LayoutPtr layout, Sidecar sidecar, fs::path out, H
 
 std::vector<fs::path> HfStore::weight_paths(const fs::path& directory) const {
   std::vector<fs::path> paths;
-  for (const Sidecar::WeightFile& file : sidecar_.weights) paths.push_back(directory / file.name);
+  for (const Sidecar::File& file : sidecar_.weights) paths.push_back(directory / file.name);
   return paths;
 }
 
@@ -136,15 +136,15 @@ Result<fs::path> HfStore::make_incoming() {
   return incoming;
 }
 
-Status HfStore::write_other_files(const fs::path& incoming, const Until& until) const {
-  for (const Sidecar::OtherFile& file : sidecar_.others) {
+Status HfStore::write_other_files(const fs::path& incoming, const CallContext& until) const {
+  for (const Sidecar::File& file : sidecar_.others) {
     DS_TRY(until.check("writing " + (incoming / file.name).string()));
     DS_TRY(write_new_file(incoming / file.name, file.bytes));
   }
   return {};
 }
 
-Result<std::vector<UniqueFd>> HfStore::create_weight_files(const fs::path& incoming, const Until& until) const {
+Result<std::vector<UniqueFd>> HfStore::create_weight_files(const fs::path& incoming, const CallContext& until) const {
   std::vector<UniqueFd> files;
   for (std::size_t i = 0; i < sidecar_.weights.size(); ++i) {
     DS_ASSIGN(UniqueFd fd, create_reserved(incoming / sidecar_.weights[i].name, weight_bytes_[i], until));
@@ -155,7 +155,7 @@ Result<std::vector<UniqueFd>> HfStore::create_weight_files(const fs::path& incom
 
 Status HfStore::write_headers(const fs::path& incoming, const std::vector<UniqueFd>& files) const {
   for (std::size_t i = 0; i < files.size(); ++i) {
-    DS_TRY(write_at(files[i].get(), 0, sidecar_.weights[i].header, incoming / sidecar_.weights[i].name));
+    DS_TRY(write_at(files[i].get(), 0, sidecar_.weights[i].bytes, incoming / sidecar_.weights[i].name));
   }
   return {};
 }
@@ -178,8 +178,8 @@ Status HfStore::flush_tree(const fs::path& directory) const {
     for (fs::path p = fs::path(name).parent_path(); !p.empty(); p = p.parent_path()) directories.insert(directory / p);
     return flush_path(directory / name);
   };
-  for (const Sidecar::WeightFile& file : sidecar_.weights) DS_TRY(flush_file(file.name));
-  for (const Sidecar::OtherFile& file : sidecar_.others) DS_TRY(flush_file(file.name));
+  for (const Sidecar::File& file : sidecar_.weights) DS_TRY(flush_file(file.name));
+  for (const Sidecar::File& file : sidecar_.others) DS_TRY(flush_file(file.name));
   for (const fs::path& path : directories) DS_TRY(flush_path(path));
   return {};
 }
@@ -287,7 +287,7 @@ void HfStore::remove_version(const std::string& name) {
   if (const auto doomed = unname(name)) remove_tree(*doomed);
 }
 
-Status HfStore::remove_leftovers(const Until& until) {
+Status HfStore::remove_leftovers(const CallContext& until) {
   // The lock is ours, so no process writes here but this one, which has just begun.
   std::vector<std::string> incoming;
   std::vector<std::string> records;
@@ -359,12 +359,12 @@ Result<MappedModel> HfStore::map(const fs::path& directory, bool writable) const
 
 Status HfStore::check_files(const fs::path& directory, const MappedModel& model) const {
   for (std::size_t i = 0; i < model.size(); ++i) {
-    const Sidecar::WeightFile& file = sidecar_.weights[i];
-    if (std::memcmp(model[i].bytes().data(), file.header.data(), file.header.size()) != 0) {
+    const Sidecar::File& file = sidecar_.weights[i];
+    if (std::memcmp(model[i].bytes().data(), file.bytes.data(), file.bytes.size()) != 0) {
       return Error(Errc::corrupt, (directory / file.name).string() + " has another header");
     }
   }
-  for (const Sidecar::OtherFile& file : sidecar_.others) {
+  for (const Sidecar::File& file : sidecar_.others) {
     if (!file_equals(directory / file.name, file.bytes)) {
       return Error(Errc::corrupt, (directory / file.name).string() + " is missing or has other contents");
     }

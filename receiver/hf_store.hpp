@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "format/hf_files.hpp"
 #include "receiver/directory_lock.hpp"
 #include "receiver/hf_files.hpp"
 #include "receiver/hf_record.hpp"
@@ -47,9 +48,10 @@ class HfStore {
   Status check_room() const;
   /// An empty directory with the subdirectories that the sidecar's names need.
   Result<std::filesystem::path> make_incoming();
-  Status write_other_files(const std::filesystem::path& incoming, const Until& until) const;
+  Status write_other_files(const std::filesystem::path& incoming, const CallContext& until) const;
   /// Files of full size with all blocks reserved; nothing in them yet.
-  Result<std::vector<UniqueFd>> create_weight_files(const std::filesystem::path& incoming, const Until& until) const;
+  Result<std::vector<UniqueFd>> create_weight_files(const std::filesystem::path& incoming,
+                                                    const CallContext& until) const;
   Status write_headers(const std::filesystem::path& incoming, const std::vector<UniqueFd>& files) const;
   /// Flushes a whole incoming directory, renames it to its name and writes <name>.json. On failure it is removed.
   Result<std::string> publish(const std::filesystem::path& incoming, const TargetState& state);
@@ -70,7 +72,7 @@ class HfStore {
   void remove_version(const std::string& name);
   /// Removes what a process that died has left: incoming directories, versions without <name>.json and the reverse.
   /// timed_out or cancelled: some are left for the next time.
-  Status remove_leftovers(const Until& until);
+  Status remove_leftovers(const CallContext& until);
   /// Removes the versions that are not in `keep` and that nobody has open or mapped (or all, where the filesystem
   /// cannot tell). The others wait for the next call.
   void remove_unused(const std::set<std::string>& keep);

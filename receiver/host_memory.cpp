@@ -51,13 +51,13 @@ Status populate(std::byte* first, std::uint64_t bytes) {
 
 }  // namespace
 
-Result<HostMemory> HostMemory::map(std::uint64_t bytes, ThreadPool& pool, const Until& until,
+Result<HostMemory> HostMemory::map(std::uint64_t bytes, ThreadPool& pool, const CallContext& until,
                                    const CgroupFiles& cgroup) {
   return map_parts(bytes, {{0, mapped_bytes(bytes)}}, pool, until, cgroup);
 }
 
 Result<HostMemory> HostMemory::map_parts(std::uint64_t bytes, const std::vector<Part>& parts, ThreadPool& pool,
-                                         const Until& until, const CgroupFiles& cgroup) {
+                                         const CallContext& until, const CgroupFiles& cgroup) {
   const std::uint64_t mapped = mapped_bytes(bytes);
   const std::vector<Part> pieces = pieces_of(parts, mapped);
   std::uint64_t needed = 0;

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_context.hpp"
 #include "base/memory_room.hpp"
 #include "base/thread_pool.hpp"
-#include "base/until.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync {
@@ -22,7 +22,7 @@ class HostMemory {
   HostMemory() = default;
   /// Zeroed. no_space if the system refuses it, or the cgroup has no room for it; timed_out or cancelled if its pages
   /// are not all there by `until`. `bytes` may be 0.
-  static Result<HostMemory> map(std::uint64_t bytes, ThreadPool& pool, const Until& until,
+  static Result<HostMemory> map(std::uint64_t bytes, ThreadPool& pool, const CallContext& until,
                                 const CgroupFiles& cgroup = {});
 
   /// Bytes [first, end) of a mapping.
@@ -33,7 +33,7 @@ class HostMemory {
   /// The same with the pages of these parts only (sorted, disjoint, inside), huge ones where a part begins or ends in
   /// one: memory for the others is taken when somebody writes to them.
   static Result<HostMemory> map_parts(std::uint64_t bytes, const std::vector<Part>& parts, ThreadPool& pool,
-                                      const Until& until, const CgroupFiles& cgroup = {});
+                                      const CallContext& until, const CgroupFiles& cgroup = {});
 
   HostMemory(HostMemory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

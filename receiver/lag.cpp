@@ -9,7 +9,7 @@
 namespace deltasync::receiver {
 namespace {
 
-Result<wire::Lag> ask(const Peer& peer, const VersionId& held, const Until& until) {
+Result<wire::Lag> ask(const Peer& peer, const VersionId& held, const CallContext& until) {
   const Deadline limit = until.deadline().earlier(Deadline::after(peer.tuning.handshake));
   DS_ASSIGN(Connection connection, Connection::dial(peer, {limit, until.stop()}));
   DS_TRY(connection.handshake(peer, wire::Role::control, limit).with_context("handshake"));
@@ -49,7 +49,7 @@ void Standing::recall(Lag& lag) const {
   lag.heard_s = std::chrono::duration<double>(Clock::now() - heard_at_).count();
 }
 
-Lag Standing::lag(const Until& until) const {
+Lag Standing::lag(const CallContext& until) const {
   const wire::Report report = this->report();
   Lag lag;
   if (report.committed.id.valid()) lag.held = report.committed;
@@ -67,8 +67,8 @@ Lag Standing::lag(const Until& until) const {
   return lag;
 }
 
-Lag ReceiverImpl::lag(Deadline deadline, std::stop_token stop) const {
-  return standing_->lag(Until(deadline, std::move(stop)));
+Lag ReceiverImpl::lag(const CallOptions& call) const {
+  return standing_->lag(call);
 }
 
 std::shared_ptr<const Standing> standing_of(const Receiver& receiver) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "format/tiling.hpp"
 #include "receiver/target_checks.hpp"
 #include "receiver/tile_memory.hpp"
 
@@ -21,7 +22,7 @@ Status MemoryTarget::subscribe(const TileSet& tiles) {
   return {};
 }
 
-Status MemoryTarget::open(ThreadPool& pool, const Until& until) {
+Status MemoryTarget::open(ThreadPool& pool, const CallContext& until) {
   pool_ = &pool;
   Status opened = open_memory(until);
   if (!opened.ok()) pool_ = nullptr;
@@ -38,14 +39,14 @@ std::string MemoryTarget::what_is_live() const {
 }
 
 Status MemoryTarget::live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
-                                  const Until& until) {
+                                  const CallContext& until) {
   constexpr std::uint64_t kTilesPerItem = 16;
   std::vector<std::vector<std::byte>> scratch(pool_->size());
   const std::uint64_t items = (tiles.size() + kTilesPerItem - 1) / kTilesPerItem;
   return run_all(*pool_, items, until, "reading live memory", [&](std::uint64_t item, unsigned worker) -> Status {
     const std::uint64_t end = std::min<std::uint64_t>((item + 1) * kTilesPerItem, tiles.size());
     for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
-      DS_ASSIGN(digests[i], live_digest(*this, layout_->tile(tiles[i]), scratch[worker]));
+      DS_ASSIGN(digests[i], live_digest(*this, tile_of(*layout_, tiles[i]), scratch[worker]));
     }
     return {};
   });
@@ -54,7 +55,7 @@ Status MemoryTarget::live_digests(std::span<const std::uint64_t> tiles, std::spa
 // ---- repairing -----------------------------------------------------------------------------------------------------
 
 /// A full update that is staged goes on meanwhile: it is elsewhere.
-Status MemoryTarget::begin_repair(const Until& until) {
+Status MemoryTarget::begin_repair(const CallContext& until) {
   if (!committed_) return Error(Errc::not_found, "nothing is committed that could be repaired");
   repair_failed_ = false;
   return open_live(until);
@@ -94,13 +95,14 @@ Status MemoryTarget::put_tile(const Tile& tile, const TileRows& rows) {
   return {};
 }
 
-Status MemoryTarget::put_lent(LentMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows) {
+Status MemoryTarget::put_lent(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end,
+                              const std::byte* rows) {
   if (full_ == Full::closed) return {};
   if (full_ != Full::staged) return put_from(memory, first, end, rows);
   return Error(Errc::internal, "lent tiles for a staged update");
 }
 
-Status MemoryTarget::put_from(LentMemory& /*memory*/, std::uint64_t /*first*/, std::uint64_t /*end*/,
+Status MemoryTarget::put_from(RegisteredHostMemory& /*memory*/, std::uint64_t /*first*/, std::uint64_t /*end*/,
                               const std::byte* /*rows*/) {
   return Error(Errc::internal, name_ + ": nothing was lent");
 }
@@ -109,17 +111,17 @@ std::byte* MemoryTarget::full_rows(std::uint32_t tensor) {
   return full_ == Full::closed ? nullptr : tensor_rows(tensor, full_ == Full::staged);
 }
 
-Status MemoryTarget::begin_full(FullOverLive policy, const Until& until) {
+Status MemoryTarget::begin_full(FullUpdatePolicy policy, const CallContext& until) {
   if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open already");
   const bool live = committed_ || served_;
-  if (live && policy == FullOverLive::refuse) {
+  if (live && policy == FullUpdatePolicy::refuse) {
     return Error(Errc::no_space, "a full update over " + what_is_live() + " needs a second copy of " +
                                      std::to_string(tiles_.bytes()) +
                                      " bytes in host memory, which the policy refuses");
   }
   forget_undo();
-  if (live && policy == FullOverLive::stage) {
+  if (live && policy == FullUpdatePolicy::stage) {
     DS_TRY(open_staging(until).with_context("second copy for a full update"));
     full_ = Full::staged;
     return {};

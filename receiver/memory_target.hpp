@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "format/tiling.hpp"
 #include "receiver/delta_log.hpp"
 #include "receiver/target.hpp"
 
@@ -32,22 +33,22 @@ class MemoryTarget : public Target {
  public:
   const LayoutPtr& layout() const final { return layout_; }
   Status subscribe(const TileSet& tiles) final;
-  Status open(ThreadPool& pool, const Until& until) final;
+  Status open(ThreadPool& pool, const CallContext& until) final;
   bool exchanges() const final { return true; }
   bool shares_memory() const override { return full_ == Full::first || full_ == Full::in_place; }
   const TileSet* kept() const final { return &tiles_; }
   const TargetState* committed() const final { return committed_ ? &*committed_ : nullptr; }
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const final;
   Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
-                      const Until& until) override;
-  Status begin_repair(const Until& until) final;
+                      const CallContext& until) override;
+  Status begin_repair(const CallContext& until) final;
   Status repair_tile(const Tile& tile, const TileRows& rows) final;
   Status end_repair() final;
   void invalidate() noexcept final;
-  Status begin_full(FullOverLive policy, const Until& until) final;
+  Status begin_full(FullUpdatePolicy policy, const CallContext& until) final;
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) final;
   Status put_tile(const Tile& tile, const TileRows& rows) final;
-  Status put_lent(LentMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows) final;
+  Status put_lent(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows) final;
   std::byte* full_rows(std::uint32_t tensor) final;
   Status commit_full(TargetState state, Deadline deadline) final;
   void discard_full() noexcept final;
@@ -79,11 +80,11 @@ class MemoryTarget : public Target {
   /// Why these tiles cannot be the ones that are kept from now on.
   virtual Status check_subscription(const TileSet& /*tiles*/) const { return {}; }
   /// Before anything else: what is to be allocated, started or looked at once. pool() is there.
-  virtual Status open_memory(const Until& until) = 0;
+  virtual Status open_memory(const CallContext& until) = 0;
 
   /// Live memory is about to take a whole version, tile by tile, where nothing is committed or what is will be given
   /// up. On error all is as it was.
-  virtual Status open_live(const Until& until) = 0;
+  virtual Status open_live(const CallContext& until) = 0;
   /// A tile of live memory, read only: where it is, or a copy of it in `scratch`.
   virtual Result<TileRows> read_tile(const Tile& tile, std::vector<std::byte>& scratch) const = 0;
   /// The same to be changed, and then put; on error nothing has changed.
@@ -92,18 +93,18 @@ class MemoryTarget : public Target {
   /// when this returns; the tile is there when settle_full() has returned.
   virtual Status put(const Tile& tile, const TileRows& rows) = 0;
   /// Target::put_lent, to live memory, for a kind that has lend().
-  virtual Status put_from(LentMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows);
-  virtual Status settle_full(const Until& until) = 0;
+  virtual Status put_from(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows);
+  virtual Status settle_full(const CallContext& until) = 0;
 
   /// Room for a second version in host memory; nothing if it is there already. On error there is none. no_space,
   /// timed_out, cancelled.
-  virtual Status open_staging(const Until& until) = 0;
+  virtual Status open_staging(const CallContext& until) = 0;
   virtual void close_staging() noexcept = 0;
   /// A tile of it, to be read and written in place. A kind that has none of its own rows has them contiguous.
   virtual TileRows staged_tile(const Tile& tile) const = 0;
   /// All subscribed tiles of staging and live memory change places. The commit of a staged update and its rollback:
   /// short, and waits for nobody but the memory.
-  virtual Status exchange_staging(const Until& until) = 0;
+  virtual Status exchange_staging(const CallContext& until) = 0;
   /// What staging takes, for messages.
   virtual std::uint64_t staging_bytes() const = 0;
 
@@ -166,7 +167,7 @@ class TileTarget : public MemoryTarget, protected TileStore {
   Status put(const Tile& tile, const TileRows& rows) override = 0;
   Status settle() override { return {}; }
 
-  Status settle_full(const Until& /*done by memory alone*/) final { return settle(); }
+  Status settle_full(const CallContext& /*done by memory alone*/) final { return settle(); }
   Status apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests, Deadline deadline,
                      bool& torn) final;
   Status revert_delta() final { return log_.revert(layout_of(), *this, pool()); }

@@ -5,6 +5,7 @@
 
 #include "base/log.hpp"
 #include "base/trace.hpp"
+#include "format/want.hpp"
 
 namespace deltasync::receiver {
 namespace {
@@ -15,24 +16,14 @@ constexpr std::uint64_t kDeltaModelFraction = 4;
 /// Of the time that is left, the part that the agent may wait for a version.
 constexpr double kWaitPart = 0.75;
 
-wire::WantKind wire_kind(Want::Kind kind) {
-  switch (kind) {
-    case Want::Kind::newest: return wire::WantKind::newest;
-    case Want::Kind::newer: return wire::WantKind::newer;
-    case Want::Kind::number: return wire::WantKind::number;
-    case Want::Kind::label: return wire::WantKind::label;
-  }
-  return wire::WantKind::newest;
-}
-
 std::string wanted(const Want& want) {
-  switch (want.kind) {
-    case Want::Kind::newest: return "the newest version";
-    case Want::Kind::newer: return "a newer version";
-    case Want::Kind::number:
-      return want.epoch == 0 ? "version number " + std::to_string(want.number)
-                             : "version " + to_string(VersionId{want.epoch, want.number});
-    case Want::Kind::label: return "version '" + want.label + "'";
+  switch (wire::kind_of(want)) {
+    case wire::WantKind::newest: return "the newest version";
+    case wire::WantKind::newer: return "a newer version";
+    case wire::WantKind::number:
+      return want.epoch == 0 ? "version number " + std::to_string(*want.number)
+                             : "version " + to_string(VersionId{want.epoch, *want.number});
+    case wire::WantKind::label: return "version '" + want.label + "'";
   }
   return {};
 }
@@ -62,7 +53,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-Pull::Pull(Session session, const Want& want, Until until)
+Pull::Pull(Session session, const Want& want, CallContext until)
     : s_(session),
       want_(want),
       until_(std::move(until)),
@@ -152,9 +143,9 @@ Result<Prepared> Pull::run() {
 wire::PlanRequest Pull::plan_request() const {
   wire::PlanRequest plan;
   plan.layout = s_.layout.digest();
-  plan.want = wire_kind(want_.kind);
-  plan.number = want_.number;
-  plan.epoch = want_.kind == Want::Kind::number ? want_.epoch : 0;
+  plan.want = wire::kind_of(want_);
+  plan.number = want_.number.value_or(0);
+  plan.epoch = want_.number ? want_.epoch : 0;
   plan.label = want_.label;
   plan.full_only = full_only_ ? 1 : 0;
   plan.subscription = s_.tiles.digest();
@@ -220,7 +211,7 @@ std::uint64_t Pull::delta_bytes_max() const {
 }
 
 bool Pull::delta_is_too_large(const wire::PlanReply& reply) const {
-  if (version_is_named() || s_.options.full_over_live == FullOverLive::refuse) return false;
+  if (version_is_named() || s_.options.full_update_policy == FullUpdatePolicy::refuse) return false;
   return frame_bytes(reply) > delta_bytes_max();
 }
 
@@ -258,7 +249,7 @@ Result<Pull::Progress> Pull::look_at_epoch(const wire::PlanReply& reply) {
 }
 
 bool Pull::reply_means_wait(const wire::PlanReply& reply) const {
-  return want_.kind == Want::Kind::newer && reply.mode == wire::PlanMode::up_to_date;
+  return wire::kind_of(want_) == wire::WantKind::newer && reply.mode == wire::PlanMode::up_to_date;
 }
 
 /// A subscription belongs to the connection: a new one is told of it first.

@@ -10,9 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "base/call_context.hpp"
 #include "base/thread_pool.hpp"
-#include "base/until.hpp"
 #include "deltasync/receiver.hpp"
+#include "format/tiling.hpp"
 #include "receiver/control.hpp"
 #include "receiver/fetch.hpp"
 #include "receiver/link.hpp"
@@ -52,7 +53,7 @@ struct Prepared {
 class Pull {
  public:
   /// The session's control conversation has to end by the same stop.
-  Pull(Session session, const Want& want, Until until);
+  Pull(Session session, const Want& want, CallContext until);
 
   /// See Receiver::pull.
   Result<Prepared> run();
@@ -62,7 +63,7 @@ class Pull {
   /// Fetches tiles of the version that is committed and repairs them in the target, which is open for that. Of the
   /// report: what came. For a session of its own, that takes what the target has for invalid and holds nothing.
   Result<PullReport> repair(const Ranges& tiles);
-  /// Whether what is wanted is this version, to the agent as it is now; see deltasync/still_wanted.hpp.
+  /// Whether what is wanted is this version, to the agent as it is now; see Receiver::is_current().
   Result<bool> means(const VersionId& version, const Digest128& root);
 
  private:
@@ -78,7 +79,7 @@ class Pull {
   bool wants_compact() const;
   Status check_reply(const wire::PlanReply& reply, bool partial) const;
   /// Another version cannot take the place of the one that is wanted, so a full update may not lead to it.
-  bool version_is_named() const { return want_.kind == Want::Kind::number || want_.kind == Want::Kind::label; }
+  bool version_is_named() const { return want_.number || !want_.label.empty(); }
   std::uint64_t delta_bytes_max() const;
   bool delta_is_too_large(const wire::PlanReply& reply) const;
   bool changes_are_too_many(const wire::PlanReply& reply) const;
@@ -146,7 +147,7 @@ class Pull {
 
   const Session s_;
   const Want want_;
-  const Until until_;
+  const CallContext until_;
   const std::uint64_t bytes_before_;
   std::string stage_ = "connecting";
   std::optional<Error> last_;  // why the last plan ended early

@@ -167,7 +167,7 @@ Status Pull::scrub() {
     list.push_back(s_.tiles.nth(s_.scrub_cursor++ % tiles));
   }
   std::sort(list.begin(), list.end());
-  DS_ASSIGN(const std::vector<WrongTile> wrong, attest(s_.target, list, until_, Copies::where_they_can));
+  DS_ASSIGN(const std::vector<TileMismatch> wrong, attest(s_.target, list, until_, Copies::where_they_can));
   out_.report.verify_s += thread_cpu_s() - before;
   if (wrong.empty()) return {};
   s_.invalidated = true;

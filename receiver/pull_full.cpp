@@ -10,6 +10,7 @@
 #include "base/trace.hpp"
 #include "delta/raw_planes.hpp"
 #include "format/packed_layout.hpp"
+#include "format/tiling.hpp"
 #include "receiver/pull.hpp"
 #include "receiver/target_checks.hpp"
 
@@ -17,24 +18,21 @@ namespace deltasync::receiver {
 
 namespace {
 
-bool same_file(const Sidecar::WeightFile& a, const Sidecar::WeightFile& b) {
-  return a.header == b.header && a.tensors == b.tensors;
-}
-bool same_file(const Sidecar::OtherFile& a, const Sidecar::OtherFile& b) {
-  return a.bytes == b.bytes;
+bool same_file(const Sidecar::File& a, const Sidecar::File& b) {
+  return a.bytes == b.bytes && a.tensors == b.tensors;
 }
 
 /// Names of files that only one of them has, or that differ.
-template <class File>
-void add_differences(const std::vector<File>& from, const std::vector<File>& to, std::set<std::string>& names) {
-  const auto find = [](const std::vector<File>& files, const std::string& name) {
-    return std::find_if(files.begin(), files.end(), [&](const File& f) { return f.name == name; });
+void add_differences(const std::vector<Sidecar::File>& from, const std::vector<Sidecar::File>& to,
+                     std::set<std::string>& names) {
+  const auto find = [](const std::vector<Sidecar::File>& files, const std::string& name) {
+    return std::find_if(files.begin(), files.end(), [&](const Sidecar::File& f) { return f.name == name; });
   };
-  for (const File& file : from) {
+  for (const Sidecar::File& file : from) {
     const auto other = find(to, file.name);
     if (other == to.end() || !same_file(file, *other)) names.insert(file.name);
   }
-  for (const File& file : to) {
+  for (const Sidecar::File& file : to) {
     if (find(from, file.name) == from.end()) names.insert(file.name);
   }
 }
@@ -81,7 +79,7 @@ Status Pull::open_full() {
   PartialUpdate& partial = s_.partial;
   if (partial.open) return {};
   const trace::Span span("open");
-  DS_TRY(s_.target.begin_full(s_.options.full_over_live, until_));
+  DS_TRY(s_.target.begin_full(s_.options.full_update_policy, until_));
   partial = PartialUpdate();
   partial.open = true;
   partial.have.assign(static_cast<std::size_t>(s_.layout.tile_count()), 0);
@@ -102,7 +100,7 @@ Status Pull::reread_partial() {
   const auto read_some = [&](std::uint64_t item, unsigned worker) -> Status {
     const std::uint64_t end = std::min((item + 1) * kTilesPerItem, tiles);
     for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
-      const Tile tile = s_.layout.tile(s_.tiles.nth(i));
+      const Tile tile = tile_of(s_.layout, s_.tiles.nth(i));
       if (partial.have[tile.index] == 0) continue;
       DS_ASSIGN(const TileRows rows, s_.target.full_tile(tile, scratch[worker]));
       const std::uint32_t row_bytes = tile.rect.cols * s_.layout.tensors()[tile.tensor].element_bytes;
@@ -209,7 +207,7 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
   std::vector<std::vector<std::byte>> scratch(s_.pool.size());
   const auto apply = [&](std::uint64_t i, unsigned worker) -> Status {
     for (const delta::TileRecord& record : frames[i]->records) {
-      const Tile tile = s_.layout.tile(record.tile);
+      const Tile tile = tile_of(s_.layout, record.tile);
       DS_ASSIGN(const TileRows rows, s_.target.full_tile(tile, scratch[worker]));
       const auto digest =
           delta::apply_tile(s_.layout, record, rows.first, rows.row_stride, partial.digests[record.tile]);
@@ -328,7 +326,7 @@ Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Range
       const std::size_t row_bytes = shape.row_bytes();
       if (delta::tile_digest(whole->data(), row_bytes, shape.rows, row_bytes) != record.digest_after) continue;
       const TileRows rows{const_cast<std::byte*>(whole->data()), row_bytes};  // only read
-      DS_TRY(put(s_.layout.tile(record.tile), rows));
+      DS_TRY(put(tile_of(s_.layout, record.tile), rows));
       partial.have[record.tile] = 1;
     }
     return {};

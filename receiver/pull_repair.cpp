@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "deltasync/attest.hpp"
+#include "deltasync/receiver.hpp"
+#include "format/tiling.hpp"
 #include "receiver/attest.hpp"
 #include "receiver/receiver_impl.hpp"
 #include "receiver/target_checks.hpp"
@@ -70,14 +71,14 @@ Result<Ranges> ranges_of(std::span<const std::uint64_t> tiles, const Layout& lay
 }
 
 /// Repairs what the target has valid copies of; returns the others.
-Result<Ranges> repair_from_shadow(Target& target, const Ranges& tiles, const Until& until) {
+Result<Ranges> repair_from_shadow(Target& target, const Ranges& tiles, const CallContext& until) {
   const Layout& layout = *target.layout();
   std::vector<std::byte> scratch;
   Ranges rest;
   for (const wire::TileRange& range : tiles) {
     for (std::uint64_t index = range.first; index < range.end; ++index) {
       DS_TRY(until.check("repairing tiles"));
-      const Tile tile = layout.tile(index);
+      const Tile tile = tile_of(layout, index);
       DS_ASSIGN(const TileRows kept, target.kept_tile(tile, scratch));
       if (kept.first != nullptr && digest_of_rows(layout, tile, kept) == target.committed()->digests[index]) {
         DS_TRY(target.repair_tile(tile, kept));
@@ -102,7 +103,7 @@ std::vector<std::uint64_t> list_of(const Ranges& ranges) {
 }  // namespace
 
 /// Between begin_repair and end_repair.
-Status ReceiverImpl::repair_tiles(const Ranges& tiles, const Until& until, RepairReport& report) {
+Status ReceiverImpl::repair_tiles(const Ranges& tiles, const CallContext& until, RepairReport& report) {
   DS_ASSIGN(const Ranges rest, repair_from_shadow(*target_, tiles, until));
   report.fetched = tiles_in(rest);
   if (rest.empty()) return {};
@@ -117,7 +118,7 @@ Status ReceiverImpl::repair_tiles(const Ranges& tiles, const Until& until, Repai
   return {};
 }
 
-Status ReceiverImpl::repair_and_attest(const Ranges& tiles, const Until& until, RepairReport& report) {
+Status ReceiverImpl::repair_and_attest(const Ranges& tiles, const CallContext& until, RepairReport& report) {
   DS_TRY(target_->begin_repair(until));
   Status repaired = repair_tiles(tiles, until, report);
   Status ended = target_->end_repair();
@@ -128,7 +129,7 @@ Status ReceiverImpl::repair_and_attest(const Ranges& tiles, const Until& until, 
   return Error(Errc::corrupt, describe(again) + " right after the repair");
 }
 
-Result<RepairReport> ReceiverImpl::repair(std::span<const std::uint64_t> tiles, const Until& until) {
+Result<RepairReport> ReceiverImpl::repair_listed(std::span<const std::uint64_t> tiles, const CallContext& until) {
   const auto start = std::chrono::steady_clock::now();
   if (target_ == nullptr) return Error(Errc::invalid_argument, "no target is bound");
   DS_ASSIGN(const Ranges ranges, ranges_of(tiles, *layout_, tiles_));
@@ -151,25 +152,21 @@ Result<RepairReport> ReceiverImpl::repair(std::span<const std::uint64_t> tiles, 
     DS_ASSIGN(const auto others, deltasync::attest(*target_, tiles_, until));
     invalidated_ = !others.empty();
   }
-  report.repair_s = seconds_since(start);
+  report.total_s = seconds_since(start);
   return report;
+}
+
+Result<RepairReport> ReceiverImpl::repair(std::span<const std::uint64_t> tiles, const CallOptions& call) {
+  return repair_listed(tiles, call).with_context("repair");
 }
 
 }  // namespace receiver
 
-Result<RepairReport> repair(Receiver& receiver, std::span<const std::uint64_t> tiles, Deadline deadline,
-                            std::stop_token stop) {
-  auto* const ours = dynamic_cast<receiver::ReceiverImpl*>(&receiver);
-  if (ours == nullptr) return Error(Errc::unsupported, "repair: another kind of receiver");
-  return ours->repair(tiles, Until(deadline, std::move(stop))).with_context("repair");
-}
-
-Result<RepairReport> repair(Receiver& receiver, std::span<const WrongTile> wrong, Deadline deadline,
-                            std::stop_token stop) {
+Result<RepairReport> Receiver::repair(std::span<const TileMismatch> mismatches, const CallOptions& call) {
   std::vector<std::uint64_t> tiles;
-  tiles.reserve(wrong.size());
-  for (const WrongTile& each : wrong) tiles.push_back(each.tile);
-  return repair(receiver, tiles, deadline, std::move(stop));
+  tiles.reserve(mismatches.size());
+  for (const TileMismatch& mismatch : mismatches) tiles.push_back(mismatch.tile);
+  return repair(tiles, call);
 }
 
 }  // namespace deltasync

@@ -5,17 +5,18 @@
 #include <utility>
 
 #include "format/tile_set.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::receiver {
 namespace {
 
 /// The band that a tile belongs to, as a range of tiles.
 wire::TileRange band_of(const Layout& layout, std::uint64_t index) {
-  const Tile tile = layout.tile(index);
+  const Tile tile = tile_of(layout, index);
   const Tensor& tensor = layout.tensors()[tile.tensor];
   // The panels of a band share its rows and are numbered one after the other; the first begins at column 0.
   if (tile.rect.cols == tensor.cols) return {index, index + 1};
-  const std::uint64_t panels = layout.grid(tile.tensor).panels();
+  const std::uint64_t panels = grid_of(layout, tile.tensor).panels();
   const std::uint64_t first = tensor.first_tile + (index - tensor.first_tile) / panels * panels;
   return {first, first + panels};
 }
@@ -112,12 +113,12 @@ std::vector<Item> extent_items(const Layout& layout, const Ranges& missing, std:
   for (const wire::TileRange& range : whole_bands(layout, missing)) {
     std::uint64_t first = range.first;
     while (first < range.end) {
-      const std::uint64_t begin_byte = band_first_byte(layout, layout.tile(first));
+      const std::uint64_t begin_byte = band_first_byte(layout, tile_of(layout, first));
       std::uint64_t end = first;
       std::uint64_t bytes = 0;
       while (end < range.end && bytes < item_bytes) {
         end = band_of(layout, end).end;
-        bytes = band_end_byte(layout, layout.tile(end - 1)) - begin_byte;
+        bytes = band_end_byte(layout, tile_of(layout, end - 1)) - begin_byte;
       }
       items.push_back({0, {{first, end}}, 0});
       first = end;

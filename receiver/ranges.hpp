@@ -7,6 +7,7 @@
 
 #include "delta/delta.hpp"
 #include "deltasync/layout.hpp"
+#include "format/tiling.hpp"
 #include "format/wire.hpp"
 #include "receiver/fetch_round.hpp"
 

@@ -23,9 +23,8 @@ std::string_view to_string(PullMode mode) noexcept {
   return "?";
 }
 
-Result<std::unique_ptr<Receiver>> Receiver::connect(ReceiverOptions options, Deadline deadline, std::stop_token stop) {
-  DS_ASSIGN(auto made,
-            receiver::ReceiverImpl::connect(std::move(options), receiver::Tuning(), deadline, std::move(stop)));
+Result<std::unique_ptr<Receiver>> Receiver::connect(ReceiverOptions options, const CallOptions& call) {
+  DS_ASSIGN(auto made, receiver::ReceiverImpl::connect(std::move(options), receiver::Tuning(), call));
   return std::unique_ptr<Receiver>(std::move(made));
 }
 
@@ -70,7 +69,7 @@ ReceiverImpl::~ReceiverImpl() {
 }
 
 Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions options, const Tuning& tuning,
-                                                            Deadline deadline, std::stop_token stop) {
+                                                            const CallContext& until) {
   if (options.streams < 1 || options.streams > kStreamsMax) {
     return Error(Errc::invalid_argument,
                  std::to_string(options.streams) + " streams; 1 to " + std::to_string(kStreamsMax) + " are possible");
@@ -96,15 +95,14 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
   } catch (const std::system_error& e) {
     return Error(Errc::no_space, "the receiver's threads: " + e.code().message());
   }
-  const Until until(deadline, std::move(stop));
   const auto stopping = made->control_.stop_by(until.stop());
   DS_TRY(until.check("connecting").with_context("agent at " + made->peer_.endpoint));
-  DS_TRY(made->control_.connect(deadline));
+  DS_TRY(made->control_.connect(until.deadline()));
   DS_TRY(made->fetch_layout(until).with_context("agent at " + made->peer_.endpoint));
   return made;
 }
 
-Status ReceiverImpl::fetch_layout(const Until& until) {
+Status ReceiverImpl::fetch_layout(const CallContext& until) {
   const Deadline deadline = until.deadline();
   Backoff backoff(peer_.tuning);
   std::uint32_t spoiled = 0;
@@ -140,16 +138,16 @@ Status ReceiverImpl::fetch_layout(const Until& until) {
   }
 }
 
-Status ReceiverImpl::bind(TargetPtr target, const Subscription& subscription, Deadline deadline, std::stop_token stop) {
+Status ReceiverImpl::bind(std::unique_ptr<Target> target, const std::vector<Slice>& slices, const CallOptions& call) {
   if (target == nullptr) return Error(Errc::invalid_argument, "bind: no target");
   if (target->layout()->digest() != layout_->digest()) {
     return Error(Errc::layout_mismatch, "the target was made for layout " + to_string(target->layout()->digest()) +
                                             ", the agent serves " + to_string(layout_->digest()));
   }
-  auto tiles = TileSet::of(*layout_, subscription);
+  auto tiles = TileSet::of(*layout_, slices);
   if (!tiles) return std::move(tiles).error().with_context("bind");
   DS_TRY(target->subscribe(*tiles).with_context("bind"));
-  const Until until(deadline, std::move(stop));
+  const CallContext until(call);
   DS_TRY(until.check("opening the target").with_context("bind"));
   DS_TRY(target->open(pool_, until).with_context("bind"));
   // Now, and not in the first commit, while an engine stands still.
@@ -157,7 +155,7 @@ Status ReceiverImpl::bind(TargetPtr target, const Subscription& subscription, De
   close_staged();
   discard_full();
   target_ = std::move(target);
-  subscription_ = subscription;
+  slices_ = slices;
   tiles_ = *std::move(tiles);
   scrub_cursor_ = 0;
   invalidated_ = false;
@@ -165,8 +163,13 @@ Status ReceiverImpl::bind(TargetPtr target, const Subscription& subscription, De
   return {};
 }
 
-bool ReceiverImpl::takes_commits_back() const {
-  return target_ != nullptr && target_->takes_commits_back();
+bool ReceiverImpl::supports_rollback() const {
+  return target_ != nullptr && target_->supports_rollback();
+}
+
+Result<std::vector<TileMismatch>> ReceiverImpl::attest(const CallOptions& call) {
+  if (target_ == nullptr) return Error(Errc::invalid_argument, "attest: no target is bound");
+  return deltasync::attest(*target_, tiles_, call);
 }
 
 std::optional<Version> ReceiverImpl::current() const {
@@ -197,13 +200,14 @@ Session ReceiverImpl::session(PartialUpdate& partial, bool& invalidated) {
           pool_, link_,    changed_last_, *target_, partial,  scrub_cursor_, older_told_, invalidated};
 }
 
-Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, Deadline deadline, std::stop_token stop) {
+Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const CallOptions& call) {
   if (target_ == nullptr) return Error(Errc::invalid_argument, "pull: no target is bound");
+  if (want.number && !want.label.empty()) return Error(Errc::invalid_argument, "pull: a number or a label, not both");
   DS_TRY(check_label(want.label).with_context("pull"));
   close_staged();
-  const Until until(deadline, std::move(stop));
+  const CallContext until(call);
   const auto stopping = control_.stop_by(until.stop());
-  control_.look_at_clock(deadline);
+  control_.look_at_clock(until.deadline());
   const OnTarget on_target(*target_, until);
   Pull pull(session(partial_, invalidated_), want, until);
   auto prepared = pull.run();
@@ -249,10 +253,11 @@ Status StagedImpl::check_attached() const {
   return Error(Errc::invalid_argument, "this update was overtaken by a later pull, or its receiver is gone");
 }
 
-Status StagedImpl::commit(Deadline deadline) {
+Status StagedImpl::commit(const CallOptions& call) {
   DS_TRY(check_attached());
   if (phase_ != Phase::staged) return Error(Errc::invalid_argument, "commit: the update is not staged any more");
-  Status done = commit_staged(deadline);
+  if (call.stop.stop_requested()) return cancelled_while("beginning the commit");
+  Status done = commit_staged(Deadline::of(call));
   receiver_->note_standing(done.ok() ? nullptr : &done.error());
   return done;
 }
@@ -289,7 +294,7 @@ Status StagedImpl::commit_staged(Deadline deadline) {
 }
 
 /// The version that was committed is the one that is there, or it is none.
-Status StagedImpl::attest(const Until& until) {
+Status StagedImpl::attest(const CallContext& until) {
   const auto start = std::chrono::steady_clock::now();
   const trace::Span span("attest", prepared_.report.version.id);
   CommitVerdict verdict = attest_commit(*receiver_->target_, receiver_->tiles_, until);

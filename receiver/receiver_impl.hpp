@@ -7,9 +7,8 @@
 
 #include "base/cpu_list.hpp"
 #include "base/thread_pool.hpp"
-#include "deltasync/attest.hpp"
 #include "deltasync/receiver.hpp"
-#include "deltasync/shadow.hpp"
+#include "deltasync/target.hpp"
 #include "receiver/pull.hpp"
 #include "receiver/standing.hpp"
 
@@ -20,7 +19,7 @@ class StagedImpl;
 /// The target's waits end with a call, as long as it lasts (Target::begin_pull).
 class OnTarget {
  public:
-  OnTarget(Target& target, const Until& until) : target_(target) { target_.begin_pull(until); }
+  OnTarget(Target& target, const CallContext& until) : target_(target) { target_.begin_pull(until); }
   ~OnTarget() { target_.end_pull(); }
   OnTarget(const OnTarget&) = delete;
   OnTarget& operator=(const OnTarget&) = delete;
@@ -31,39 +30,37 @@ class OnTarget {
 
 class ReceiverImpl final : public Receiver {
  public:
-  static Result<std::unique_ptr<ReceiverImpl>> connect(ReceiverOptions options, const Tuning& tuning, Deadline deadline,
-                                                       std::stop_token stop = {});
+  static Result<std::unique_ptr<ReceiverImpl>> connect(ReceiverOptions options, const Tuning& tuning,
+                                                       const CallContext& until);
   ~ReceiverImpl() override;
 
   const LayoutPtr& layout() const override { return layout_; }
   const Sidecar& sidecar() const override { return sidecar_; }
   using Receiver::bind;
-  Status bind(TargetPtr target, const Subscription& subscription, Deadline deadline,
-              std::stop_token stop = {}) override;
+  Status bind(std::unique_ptr<Target> target, const std::vector<Slice>& slices, const CallOptions& call) override;
   Target* target() override { return target_.get(); }
-  const Subscription& subscription() const override { return subscription_; }
-  FullOverLive full_over_live() const override { return options_.full_over_live; }
-  bool takes_commits_back() const override;
-  Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop = {}) override;
+  const std::vector<Slice>& slices() const override { return slices_; }
+  FullUpdatePolicy full_update_policy() const override { return options_.full_update_policy; }
+  bool supports_rollback() const override;
+  Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, const CallOptions& call = {}) override;
+  Result<bool> is_current(const StagedUpdate& staged, const Want& want, const CallOptions& call = {}) override;
   std::optional<Version> current() const override;
-  Lag lag(Deadline deadline, std::stop_token stop = {}) const override;
+  Lag lag(const CallOptions& call = {}) const override;
+  Result<std::vector<TileMismatch>> attest(const CallOptions& call = {}) override;
+  using Receiver::repair;
+  Result<RepairReport> repair(std::span<const std::uint64_t> tiles, const CallOptions& call = {}) override;
+  Status release(const CallOptions& call = {}) override;
+  Result<RepairReport> restore(const CallOptions& call = {}) override;
   std::shared_ptr<const Standing> standing() const { return standing_; }
   std::uint64_t agent_instance() const { return control_.instance(); }
   /// See receiver/standing.hpp.
   void note_served(const Status& served);
-  /// See deltasync/still_wanted.hpp.
-  Result<bool> still_wanted(const StagedUpdate& staged, const Want& want, const Until& until);
-  /// See deltasync/attest.hpp.
-  Result<RepairReport> repair(std::span<const std::uint64_t> tiles, const Until& until);
-  /// See deltasync/shadow.hpp.
-  Status give_up_live(const Until& until);
-  Result<RestoreReport> restore_live(const Until& until);
 
  private:
   friend class StagedImpl;
   ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer peer);
 
-  Status fetch_layout(const Until& until);
+  Status fetch_layout(const CallContext& until);
   void close_staged();
   void discard_full();
   /// The target has lost its version: what is staged leads nowhere, and what a pull holds may be gone with it.
@@ -71,9 +68,13 @@ class ReceiverImpl final : public Receiver {
   Session session(PartialUpdate& partial, bool& invalidated);
   /// After whatever may have changed what is committed, or has failed: tells the agent. Null: it succeeded.
   void note_standing(const Error* failure);
-  Status attest_or_invalidate(Target& target, const Until& until) const;
-  Status repair_tiles(const Ranges& tiles, const Until& until, RepairReport& report);
-  Status repair_and_attest(const Ranges& tiles, const Until& until, RepairReport& report);
+  Result<bool> means(const StagedUpdate& staged, const Want& want, const CallContext& until);
+  Result<RepairReport> repair_listed(std::span<const std::uint64_t> tiles, const CallContext& until);
+  Status release_live(const CallContext& until);
+  Result<RepairReport> restore_live(const CallContext& until);
+  Status attest_or_invalidate(Target& target, const CallContext& until) const;
+  Status repair_tiles(const Ranges& tiles, const CallContext& until, RepairReport& report);
+  Status repair_and_attest(const Ranges& tiles, const CallContext& until, RepairReport& report);
 
   const ReceiverOptions options_;
   const Peer peer_;
@@ -87,8 +88,8 @@ class ReceiverImpl final : public Receiver {
   LayoutPtr layout_;
   Sidecar sidecar_;
   std::vector<delta::Batch> batches_;
-  TargetPtr target_;
-  Subscription subscription_;
+  std::unique_ptr<Target> target_;
+  std::vector<Slice> slices_;
   TileSet tiles_;  ///< that it keeps
   PartialUpdate partial_;
   std::uint64_t scrub_cursor_ = 0;
@@ -104,8 +105,7 @@ class StagedImpl final : public StagedUpdate {
   ~StagedImpl() override;
 
   const PullReport& report() const override { return prepared_.report; }
-  using StagedUpdate::commit;
-  Status commit(Deadline deadline) override;
+  Status commit(const CallOptions& call) override;
   Status rollback() override;
 
  private:
@@ -114,7 +114,7 @@ class StagedImpl final : public StagedUpdate {
 
   void drop();
   Status commit_staged(Deadline deadline);
-  Status attest(const Until& until);
+  Status attest(const CallContext& until);
   Status check_attached() const;
 
   ReceiverImpl* receiver_;

@@ -3,20 +3,21 @@
 #include <algorithm>
 
 #include "base/log.hpp"
+#include "format/tiling.hpp"
 #include "receiver/target_checks.hpp"
 #include "receiver/tile_memory.hpp"
 
 namespace deltasync {
 
-Status ShadowMemory::open_memory(const Until& until) {
+Status ShadowMemory::open_memory(const CallContext& until) {
   at_.clear();
   at_.reserve(static_cast<std::size_t>(tiles().tiles()));
   std::uint64_t bytes = 0;
   for (std::uint64_t i = 0; i < tiles().tiles(); ++i) {
-    const Tile tile = layout_of().tile(tiles().nth(i));
+    const Tile tile = tile_of(layout_of(), tiles().nth(i));
     at_.push_back(bytes);
-    bytes += (tile.rect.rows * row_bytes(tile) + LentMemory::kTileAlignment - 1) / LentMemory::kTileAlignment *
-             LentMemory::kTileAlignment;
+    bytes += (tile.rect.rows * row_bytes(tile) + RegisteredHostMemory::kTileAlignment - 1) /
+             RegisteredHostMemory::kTileAlignment * RegisteredHostMemory::kTileAlignment;
   }
   const std::string what = "a shadow of " + std::to_string(bytes) + " bytes of host memory";
   if (options_.bytes_max != 0 && bytes > options_.bytes_max) {
@@ -32,13 +33,13 @@ Status ShadowMemory::open_memory(const Until& until) {
 }
 
 /// Memory that a device refuses to read is as good, but slower.
-void ShadowMemory::pin(const Until& until) {
+void ShadowMemory::pin(const CallContext& until) {
   if (!options_.pin || is_pinned()) return;
   const Status lent = kept_.lend_to(live_, until);
   if (!lent.ok()) log::warn("shadow not_pinned bytes={} why=\"{}\"", bytes(), lent.error().to_string());
 }
 
-Status ShadowMemory::Room::lend_to(Target& live, const Until& until) {
+Status ShadowMemory::Room::lend_to(Target& live, const CallContext& until) {
   DS_ASSIGN(lent_, live.lend(memory_.span(), until));
   return {};
 }
@@ -61,7 +62,7 @@ Status ShadowMemory::exchange(const Tile& tile, const delta::TileRecord& record,
   return {};
 }
 
-Status ShadowMemory::open_staging(const Until& until) {
+Status ShadowMemory::open_staging(const CallContext& until) {
   if (staging_) return {};
   // Not pinned: an engine computes meanwhile, and the driver would keep it waiting.
   DS_ASSIGN(HostMemory memory, HostMemory::map(bytes(), pool(), until));
@@ -70,7 +71,7 @@ Status ShadowMemory::open_staging(const Until& until) {
   return {};
 }
 
-Status ShadowMemory::exchange_staging(const Until& /*done at once*/) {
+Status ShadowMemory::exchange_staging(const CallContext& /*done at once*/) {
   std::swap(kept_, staging_);
   return {};
 }
@@ -82,13 +83,13 @@ Status ShadowMemory::check_tile(const Room& room, const Tile& tile, const Target
                "the shadow's " + describe_tile(layout_of(), tile.index) + " differs from what was committed");
 }
 
-Status ShadowMemory::check(const Room& room, const TargetState& state, const Until& until) const {
+Status ShadowMemory::check(const Room& room, const TargetState& state, const CallContext& until) const {
   constexpr std::uint64_t kTilesPerItem = 16;
   const std::uint64_t items = (tiles().tiles() + kTilesPerItem - 1) / kTilesPerItem;
   return run_all(pool(), items, until, "reading the shadow", [&](std::uint64_t item, unsigned) -> Status {
     const std::uint64_t end = std::min((item + 1) * kTilesPerItem, tiles().tiles());
     for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
-      DS_TRY(check_tile(room, layout_of().tile(tiles().nth(i)), state));
+      DS_TRY(check_tile(room, tile_of(layout_of(), tiles().nth(i)), state));
     }
     return {};
   });
@@ -108,23 +109,23 @@ std::vector<std::uint64_t> ShadowMemory::batches() const {
 
 Status ShadowMemory::put_live(std::uint64_t first, std::uint64_t end) const {
   for (std::uint64_t i = first; i < end; ++i) {
-    DS_TRY(check_tile(kept_, layout_of().tile(tiles().nth(i)), *committed()));
+    DS_TRY(check_tile(kept_, tile_of(layout_of(), tiles().nth(i)), *committed()));
   }
   if (kept_.is_lent()) {
     return live_.put_lent(kept_.lent(), first, end, kept_.data() + at_[static_cast<std::size_t>(first)]);
   }
   for (std::uint64_t i = first; i < end; ++i) {
-    const Tile tile = layout_of().tile(tiles().nth(i));
+    const Tile tile = tile_of(layout_of(), tiles().nth(i));
     DS_TRY(live_.put_tile(tile, tile_in(kept_, tile)));
   }
   return {};
 }
 
-Status ShadowMemory::check(const Until& until) const {
+Status ShadowMemory::check(const CallContext& until) const {
   return check(kept_, *committed(), until);
 }
 
-Status ShadowMemory::check_before(const Until& until) const {
+Status ShadowMemory::check_before(const CallContext& until) const {
   return staged_before() == nullptr ? Status() : check(staging_, *staged_before(), until);
 }
 

@@ -5,7 +5,7 @@
 
 namespace deltasync {
 
-Status StagedTiles::open(std::uint64_t tiles, const BytesOf& bytes_of, ThreadPool& pool, const Until& until) {
+Status StagedTiles::open(std::uint64_t tiles, const BytesOf& bytes_of, ThreadPool& pool, const CallContext& until) {
   constexpr std::uint64_t kAlignment = 64;
   if (memory_) return {};
   std::uint64_t bytes = 0;
@@ -29,8 +29,8 @@ void StagedTiles::close() noexcept {
   at_ = {};
 }
 
-Status exchange_all(ThreadPool& pool, std::uint64_t count, const Until& until, const Until& back, bool& torn,
-                    const std::function<Status(std::uint64_t, unsigned, const Until&)>& exchange) {
+Status exchange_all(ThreadPool& pool, std::uint64_t count, const CallContext& until, const CallContext& back,
+                    bool& torn, const std::function<Status(std::uint64_t, unsigned, const CallContext&)>& exchange) {
   std::vector<std::uint8_t> exchanged(static_cast<std::size_t>(count), 0);
   Status done = run_all(pool, count, until, "exchanging versions", [&](std::uint64_t i, unsigned worker) -> Status {
     DS_TRY(exchange(i, worker, until));

@@ -16,7 +16,7 @@ class StagedTiles {
   using BytesOf = std::function<std::uint64_t(std::uint64_t rank)>;
 
   /// Memory for so many tiles; nothing if it is there already. On error there is none: no_space, timed_out, cancelled.
-  Status open(std::uint64_t tiles, const BytesOf& bytes_of, ThreadPool& pool, const Until& until);
+  Status open(std::uint64_t tiles, const BytesOf& bytes_of, ThreadPool& pool, const CallContext& until);
   void close() noexcept;
   explicit operator bool() const noexcept { return static_cast<bool>(memory_); }
 
@@ -35,8 +35,8 @@ class StagedTiles {
 /// all of the pool's threads. Each leaves what it was if it fails, and rolls back what it did if it is called again.
 /// Once `until` has come or one has failed, what was exchanged is exchanged back, in `back` at most; if that fails too,
 /// memory is `torn`.
-Status exchange_all(ThreadPool& pool, std::uint64_t count, const Until& until, const Until& back, bool& torn,
-                    const std::function<Status(std::uint64_t, unsigned, const Until&)>& exchange);
+Status exchange_all(ThreadPool& pool, std::uint64_t count, const CallContext& until, const CallContext& back,
+                    bool& torn, const std::function<Status(std::uint64_t, unsigned, const CallContext&)>& exchange);
 
 /// A target with a placement keeps its tiles and no others.
 Status check_placed_tiles(const TileSet& placed, const TileSet& asked);

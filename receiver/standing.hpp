@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "base/until.hpp"
+#include "base/call_context.hpp"
 #include "deltasync/receiver.hpp"
 #include "format/wire_report.hpp"
 #include "receiver/peer.hpp"
@@ -53,7 +53,7 @@ class Standing {
     return Unserved{unserved_, unserved_since_};
   }
   /// See Receiver::lag.
-  Lag lag(const Until& until) const;
+  Lag lag(const CallContext& until) const;
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -209,7 +209,7 @@ std::vector<unsigned> Streams::connected_first() const {
   return order;
 }
 
-FetchRoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const Until& until) {
+FetchRoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const CallContext& until) {
   const std::size_t workers = std::min<std::size_t>(items.size(), count());
   const std::vector<unsigned> order = connected_first();
   FetchRound round(std::move(items), until, workers);

@@ -54,7 +54,7 @@ class Streams {
 
   unsigned count() const noexcept { return static_cast<unsigned>(connections_.size()); }
   /// Moves all items. `instance` is the agent process that made the plan: any other one ends the round.
-  FetchRoundResult run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const Until& until);
+  FetchRoundResult run(Fetch& fetch, std::vector<Item> items, std::uint64_t instance, const CallContext& until);
 
   /// Between rounds: nothing is expected of them for a while. The next round dials again.
   void close_idle();

@@ -8,12 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "base/call_context.hpp"
 #include "base/thread_pool.hpp"
-#include "base/until.hpp"
 #include "delta/changes.hpp"
 #include "delta/delta.hpp"
 #include "deltasync/receiver.hpp"
 #include "format/tile_set.hpp"
+#include "format/tiling.hpp"
 #include "receiver/recycled_bytes.hpp"
 
 namespace deltasync {
@@ -74,14 +75,14 @@ struct WrongCopy {
 };
 
 /// Host memory that a target puts tiles from without a copy of its own. Ends before its target, and before the memory.
-class LentMemory {
+class RegisteredHostMemory {
  public:
   static constexpr std::uint64_t kTileAlignment = 64;  ///< of tiles in it
 
-  LentMemory() = default;
-  virtual ~LentMemory() = default;
-  LentMemory(const LentMemory&) = delete;
-  LentMemory& operator=(const LentMemory&) = delete;
+  RegisteredHostMemory() = default;
+  virtual ~RegisteredHostMemory() = default;
+  RegisteredHostMemory(const RegisteredHostMemory&) = delete;
+  RegisteredHostMemory& operator=(const RegisteredHostMemory&) = delete;
   /// Tiles are best put so many bytes at a time.
   virtual std::uint64_t lot_bytes() const noexcept = 0;
   /// Nothing reads the memory any more. False: a device may still, and the memory must never be given back.
@@ -111,7 +112,7 @@ class Target {
   /// there is read again before it is trusted.
   virtual bool shares_memory() const { return false; }
   /// False if a committed update is final: rollback() after a commit is unsupported.
-  virtual bool takes_commits_back() const { return true; }
+  virtual bool supports_rollback() const { return true; }
   /// True if versions lie where an engine has its weights, by a placement: a shadow can be kept beside them.
   virtual bool in_live_memory() const { return false; }
   /// True if a full update writes files of the sidecar, which then must not be an old one.
@@ -124,16 +125,16 @@ class Target {
   }
   /// A pull begins, of which all that came before is committed or given up; and ends. Until then no call of
   /// live_tile, resolve, full_tile or put_tile waits for others (a device) beyond `until`: timed_out or cancelled.
-  virtual void begin_pull(const Until& /*until*/) {}
+  virtual void begin_pull(const CallContext& /*until*/) {}
   virtual void end_pull() noexcept {}
 
   /// Waits until nothing that was asked for reads or writes live memory any more. timed_out, cancelled, io: something
   /// may still do.
-  virtual Status finish_live(const Until& /*until*/) { return {}; }
+  virtual Status finish_live(const CallContext& /*until*/) { return {}; }
 
   /// Called once by Receiver::bind: opens what exists, verifies a version found there. Ended by
   /// `until` (timed_out, cancelled) it has changed nothing but for leftovers that are gone.
-  virtual Status open(ThreadPool& pool, const Until& until) = 0;
+  virtual Status open(ThreadPool& pool, const CallContext& until) = 0;
   /// The tiles that are kept, once it is open; null: all of them.
   virtual const TileSet* kept() const { return nullptr; }
   /// The committed version, or null.
@@ -145,22 +146,22 @@ class Target {
   /// The state digests of subscribed tiles of the committed version as they are where it lies now. On error some are
   /// set.
   virtual Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
-                              const Until& until);
+                              const CallContext& until);
 
   /// Makes what wrong_copies() reads with, which does that itself where nobody has: it takes memory of devices, once.
   /// no_space, io; timed_out or cancelled. On error the next call tries again.
-  virtual Status prepare_copies(const Until& /*until*/) { return {}; }
+  virtual Status prepare_copies(const CallContext& /*until*/) { return {}; }
   /// Of these tiles (ascending), all of which are as they were committed where they are read, those with a place of
   /// which that is not true.
   virtual Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> /*tiles*/,
-                                                      const Until& /*until*/) {
+                                                      const CallContext& /*until*/) {
     return std::vector<WrongCopy>();
   }
 
   /// Tiles of the committed version are put again where it lies: begin_repair, repair_tile …, end_repair, while no
   /// update is open that goes there. Those who may not touch live memory at a commit may not
   /// meanwhile. unsupported; not_found if nothing is committed; else begin_repair has changed nothing.
-  virtual Status begin_repair(const Until& /*until*/) {
+  virtual Status begin_repair(const CallContext& /*until*/) {
     return Error(Errc::unsupported, "this kind of target does not take single tiles");
   }
   /// The tile's very bytes, which the caller has verified, to every place that it has. By many threads, as put_tile.
@@ -188,7 +189,7 @@ class Target {
 
   /// Opens memory for a full version: the final place where nothing is committed, else as `policy` says
   /// (in_place: committed() becomes null at once). Errors: no_space; timed_out or cancelled, and then nothing is open.
-  virtual Status begin_full(FullOverLive policy, const Until& until) = 0;
+  virtual Status begin_full(FullUpdatePolicy policy, const CallContext& until) = 0;
   /// A subscribed tile of the open full update, to be written or read: its place, or a copy of it in `scratch`. It has
   /// what was put before. Null if no update is open.
   virtual Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) = 0;
@@ -196,13 +197,14 @@ class Target {
   virtual Status put_tile(const Tile& tile, const TileRows& rows) = 0;
   /// Lets devices read this host memory, which begins a page, where it is. Null: the target has no use for that. Takes
   /// long for much memory. no_space or io: a device refuses it; timed_out, cancelled.
-  virtual Result<std::unique_ptr<LentMemory>> lend(std::span<std::byte> /*memory*/, const Until& /*until*/) {
-    return std::unique_ptr<LentMemory>();
+  virtual Result<std::unique_ptr<RegisteredHostMemory>> lend(std::span<std::byte> /*memory*/,
+                                                             const CallContext& /*until*/) {
+    return std::unique_ptr<RegisteredHostMemory>();
   }
   /// put_tile for tiles of which `kept` has the ranks [first, end). They are contiguous in lent memory, from
   /// `rows` on, each without gaps and from a multiple of kTileAlignment; and stay there, unchanged, until the update is
   /// committed or discarded.
-  virtual Status put_lent(LentMemory& /*memory*/, std::uint64_t /*first*/, std::uint64_t /*end*/,
+  virtual Status put_lent(RegisteredHostMemory& /*memory*/, std::uint64_t /*first*/, std::uint64_t /*end*/,
                           const std::byte* /*rows*/) {
     return Error(Errc::internal, "nothing was lent");
   }

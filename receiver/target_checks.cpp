@@ -1,14 +1,15 @@
 #include "receiver/target_checks.hpp"
+#include "format/tiling.hpp"
 
 #include <atomic>
 #include <mutex>
 #include <optional>
 
-namespace deltasync {
-
-void DeleteTarget::operator()(Target* target) const noexcept {
+void std::default_delete<deltasync::Target>::operator()(deltasync::Target* target) const noexcept {
   delete target;
 }
+
+namespace deltasync {
 
 std::string describe_tile(const Layout& layout, std::uint64_t tile) {
   return "tile " + std::to_string(tile) + " (" + layout.tensors()[layout.tensor_of_tile(tile)].spec.name + ")";
@@ -121,7 +122,7 @@ Status run_all(ThreadPool& pool, std::uint64_t count, const std::function<Status
   return {};
 }
 
-Status run_all(ThreadPool& pool, std::uint64_t count, const Until& until, std::string_view what,
+Status run_all(ThreadPool& pool, std::uint64_t count, const CallContext& until, std::string_view what,
                const std::function<Status(std::uint64_t, unsigned)>& fn) {
   return run_all(pool, count, [&](std::uint64_t index, unsigned worker) -> Status {
     DS_TRY(until.check(what));

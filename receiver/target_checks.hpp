@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/thread_pool.hpp"
+#include "format/tiling.hpp"
 #include "receiver/target.hpp"
 
 namespace deltasync {
@@ -28,7 +29,7 @@ Status check_steps(const Layout& layout, const TileSet& tiles, const TargetState
 Status run_all(ThreadPool& pool, std::uint64_t count, const std::function<Status(std::uint64_t, unsigned)>& fn);
 
 /// As above, and timed_out or cancelled, naming `what`, once the end has come before an index is begun.
-Status run_all(ThreadPool& pool, std::uint64_t count, const Until& until, std::string_view what,
+Status run_all(ThreadPool& pool, std::uint64_t count, const CallContext& until, std::string_view what,
                const std::function<Status(std::uint64_t, unsigned)>& fn);
 
 /// The state digest of a tile's rows; of a tile as it is in the committed version's memory (not_found if there is

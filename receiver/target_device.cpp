@@ -11,7 +11,9 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "format/tiling.hpp"
 #include "gpu/cuda_device.hpp"
+#include "placement/regions.hpp"
 #include "receiver/copy_check.hpp"
 #include "receiver/device_log.hpp"
 #include "receiver/memory_target.hpp"
@@ -24,32 +26,32 @@ namespace {
 class DeviceTarget final : public MemoryTarget {
  public:
   DeviceTarget(std::unique_ptr<DeviceExecutor> executor, bool live, CopyCheck::Open open_copies)
-      : MemoryTarget("device_target", executor->placement().layout(), executor->placement().parts().tiles, live),
+      : MemoryTarget("device_target", executor->placement().layout(), parts_of(executor->placement()).tiles, live),
         executor_(std::move(executor)),
         open_copies_(std::move(open_copies)) {}
 
   Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
-                      const Until& until) override;
+                      const CallContext& until) override;
   bool in_live_memory() const override { return true; }
-  Status prepare_copies(const Until& until) override;
-  Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) override;
+  Status prepare_copies(const CallContext& until) override;
+  Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const CallContext& until) override;
   bool resolves() const override { return true; }
   Result<std::unique_ptr<KeptChanges>> resolve(std::span<TileChanges> changes) const override;
-  void begin_pull(const Until& until) override;
+  void begin_pull(const CallContext& until) override;
   void end_pull() noexcept override { pull_.reset(); }
-  Status finish_live(const Until& until) override;
-  Result<std::unique_ptr<LentMemory>> lend(std::span<std::byte> memory, const Until& until) override {
+  Status finish_live(const CallContext& until) override;
+  Result<std::unique_ptr<RegisteredHostMemory>> lend(std::span<std::byte> memory, const CallContext& until) override {
     return executor_->lend(memory, until);
   }
 
  private:
   Status check_subscription(const TileSet& asked) const override { return check_placed_tiles(tiles(), asked); }
-  Status open_memory(const Until& /*nothing is here to verify*/) override {
+  Status open_memory(const CallContext& /*nothing is here to verify*/) override {
     log::info("device_target stages bytes={} keeps_rest bytes={} keeps_changes bytes_max={}",
               executor_->staging_bytes(), executor_->placement().rest_bytes(), executor_->changes_bytes_max());
     return {};
   }
-  Status open_live(const Until& until) override;
+  Status open_live(const CallContext& until) override;
   Result<TileRows> read_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
   Result<TileRows> open_tile(const Tile& tile, std::vector<std::byte>& scratch) override {
     return read_tile(tile, scratch);
@@ -57,38 +59,39 @@ class DeviceTarget final : public MemoryTarget {
   Status put(const Tile& tile, const TileRows& rows) override {
     return executor_->put_tile(rank(tile), rows.first, rows.row_stride, patient());
   }
-  Status put_from(LentMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows) override {
+  Status put_from(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end,
+                  const std::byte* rows) override {
     return executor_->put_lent(memory, first, end, rows, patient());
   }
-  Status settle_full(const Until& until) override;
+  Status settle_full(const CallContext& until) override;
   Status apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests, Deadline deadline,
                      bool& torn) override;
   Status revert_delta() override;
   void forget_delta() noexcept override { log_.reset(); }
   bool kept_whole() const noexcept override { return kept_whole_; }
 
-  Status open_staging(const Until& until) override;
+  Status open_staging(const CallContext& until) override;
   void close_staging() noexcept override { staging_.close(); }
   TileRows staged_tile(const Tile& tile) const override { return {staging_.tile(rank(tile)), row_bytes(tile)}; }
-  Status exchange_staging(const Until& until) override;
+  Status exchange_staging(const CallContext& until) override;
   std::uint64_t staging_bytes() const override { return staging_.bytes(); }
 
   /// Among the placement's tiles. Others are refused before they come here.
   std::uint64_t rank(const Tile& tile) const { return tiles().rank(tile.index).value(); }
   /// For calls of a pull, if there is one.
-  Until patient() const { return pull_ ? executor_->patient(*pull_) : executor_->patient(); }
+  CallContext patient() const { return pull_ ? executor_->patient(*pull_) : executor_->patient(); }
 
   const std::unique_ptr<DeviceExecutor> executor_;
   std::unique_ptr<DeviceLog> log_;  ///< of the last delta, as long as it can be rolled back
   bool kept_whole_ = false;
-  std::optional<Until> pull_;  ///< that is under way
+  std::optional<CallContext> pull_;  ///< that is under way
   StagedTiles staging_;
   const CopyCheck::Open open_copies_;
   std::optional<CopyCheck> copies_;  ///< once it is prepared; ends before the executor's devices
 };
 
 /// What an earlier update left in the streams is over before this one begins.
-Status DeviceTarget::open_live(const Until& until) {
+Status DeviceTarget::open_live(const CallContext& until) {
   DS_TRY(executor_->finish(until));
   return executor_->enter_engine(until);
 }
@@ -100,7 +103,7 @@ Result<TileRows> DeviceTarget::read_tile(const Tile& tile, std::vector<std::byte
   return TileRows{scratch.data(), row_bytes(tile)};
 }
 
-Status DeviceTarget::settle_full(const Until& until) {
+Status DeviceTarget::settle_full(const CallContext& until) {
   DS_TRY(executor_->send_tiles(pull_ ? pull_->earlier(until.deadline()) : until));
   return executor_->leave_engine();
 }
@@ -127,7 +130,7 @@ Status DeviceTarget::revert_delta() {
   return executor_->leave_engine();
 }
 
-Status DeviceTarget::open_staging(const Until& until) {
+Status DeviceTarget::open_staging(const CallContext& until) {
   if (staging_) return {};
   const auto bytes_of = [&](std::uint64_t rank) { return executor_->tile_bytes(rank); };
   DS_TRY(staging_.open(tiles().tiles(), bytes_of, pool(), until));
@@ -135,10 +138,10 @@ Status DeviceTarget::open_staging(const Until& until) {
   return {};
 }
 
-Status DeviceTarget::exchange_staging(const Until& until) {
+Status DeviceTarget::exchange_staging(const CallContext& until) {
   const auto aside_of = [&](std::uint64_t rank) { return staging_.tile(rank); };
   std::atomic<bool> torn{false};
-  const auto exchange = [&](std::uint64_t group, unsigned, const Until& end) {
+  const auto exchange = [&](std::uint64_t group, unsigned, const CallContext& end) {
     return executor_->exchange_group(static_cast<std::size_t>(group), aside_of, end, torn);
   };
   const std::uint64_t groups = executor_->groups().size() - 1;
@@ -157,12 +160,12 @@ Status DeviceTarget::exchange_staging(const Until& until) {
   return done;
 }
 
-void DeviceTarget::begin_pull(const Until& until) {
+void DeviceTarget::begin_pull(const CallContext& until) {
   pull_ = until;
   executor_->trim_changes(until);
 }
 
-Status DeviceTarget::finish_live(const Until& until) {
+Status DeviceTarget::finish_live(const CallContext& until) {
   DS_TRY(executor_->finish_all(until));
   return copies_ ? copies_->finish(until) : Status();
 }
@@ -178,49 +181,53 @@ Result<std::unique_ptr<KeptChanges>> DeviceTarget::resolve(std::span<TileChanges
 }
 
 Status DeviceTarget::live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
-                                  const Until& until) {
+                                  const CallContext& until) {
   std::vector<std::uint64_t> ranks;
   ranks.reserve(tiles.size());
   for (const std::uint64_t tile : tiles) ranks.push_back(this->tiles().rank(tile).value());
   return executor_->digests(ranks, digests, until);
 }
 
-Status DeviceTarget::prepare_copies(const Until& until) {
+Status DeviceTarget::prepare_copies(const CallContext& until) {
   if (copies_) return {};
   DS_ASSIGN(copies_, CopyCheck::make(executor_->placement(), open_copies_, until));
   return {};
 }
 
-Result<std::vector<WrongCopy>> DeviceTarget::wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) {
+Result<std::vector<WrongCopy>> DeviceTarget::wrong_copies(std::span<const std::uint64_t> tiles,
+                                                          const CallContext& until) {
   DS_TRY(prepare_copies(until));
   return copies_->find(*this, tiles, until);
 }
 
 }  // namespace
 
-Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<DeviceExecutor::PlacedDevice> sources,
-                                        const DeviceTargetOptions& options, std::uint64_t register_bytes) {
-  for (const EngineStream& engine : options.engine_streams) {
+Result<std::unique_ptr<Target>> make_device_target_on(std::shared_ptr<const Placement> placement,
+                                                      std::vector<DeviceExecutor::PlacedDevice> sources,
+                                                      const PlacedTargetOptions& options,
+                                                      std::uint64_t register_bytes) {
+  for (const auto& [ordinal, stream] : options.engine_streams) {
     const auto source = std::find_if(sources.begin(), sources.end(),
-                                     [&](const auto& candidate) { return candidate.ordinal == engine.device; });
-    if (source == sources.end() || source->engine != nullptr) {
-      return Error(Errc::invalid_argument, "an engine's stream of cuda:" + std::to_string(engine.device) +
-                                               ", which the placement does not use, or a second one");
+                                     [wanted = ordinal](const auto& candidate) { return candidate.ordinal == wanted; });
+    if (source == sources.end()) {
+      return Error(Errc::invalid_argument,
+                   "an engine's stream of cuda:" + std::to_string(ordinal) + ", which the placement does not use");
     }
-    DS_ASSIGN(source->engine, source->device->adopt_stream({engine.stream}));
+    DS_ASSIGN(source->engine, source->device->adopt_stream({stream}));
   }
   std::vector<CopyDevice> devices;
   devices.reserve(sources.size());
   for (const auto& source : sources) devices.push_back({source.ordinal, source.device});
   auto executor =
       DeviceExecutor::make(std::move(placement), std::move(sources),
-                           {options.staging_bytes, options.changes_bytes, options.patience, register_bytes});
+                           {options.staging_bytes, options.changes_bytes, options.device_timeout, register_bytes});
   if (!executor.ok()) return std::move(executor).error().with_context("device target");
-  return TargetPtr(
-      new DeviceTarget(*std::move(executor), options.live, copies_on_devices(std::move(devices), options.patience)));
+  return std::unique_ptr<Target>(new DeviceTarget(*std::move(executor), options.live,
+                                                  copies_on_devices(std::move(devices), options.device_timeout)));
 }
 
-Result<TargetPtr> make_device_target(PlacementPtr placement, const DeviceTargetOptions& options) {
+Result<std::unique_ptr<Target>> make_device_target(std::shared_ptr<const Placement> placement,
+                                                   const PlacedTargetOptions& options) {
   std::vector<DeviceExecutor::PlacedDevice> sources;
   for (const LiveMemory& memory : placement->memories()) {
     const std::int32_t ordinal = memory.device.ordinal;

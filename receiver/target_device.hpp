@@ -1,16 +1,20 @@
-// The device target over any devices: what make_device_target() makes over CUDA's.
+// The target in live memory on devices, over CUDA's or any others.
 #pragma once
 
 #include <string>
 
-#include "deltasync/device_target.hpp"
+#include "deltasync/target.hpp"
 #include "receiver/device_executor.hpp"
 
 namespace deltasync {
 
+/// Over the CUDA devices of the placement; host memories may be among its own.
+Result<std::unique_ptr<Target>> make_device_target(std::shared_ptr<const Placement> placement,
+                                                   const PlacedTargetOptions& options);
 /// `sources` and `register_bytes` as for DeviceExecutor::make.
-Result<TargetPtr> make_device_target_on(PlacementPtr placement, std::vector<DeviceExecutor::PlacedDevice> sources,
-                                        const DeviceTargetOptions& options,
-                                        std::uint64_t register_bytes = DeviceExecutor::kRegisterBytes);
+Result<std::unique_ptr<Target>> make_device_target_on(std::shared_ptr<const Placement> placement,
+                                                      std::vector<DeviceExecutor::PlacedDevice> sources,
+                                                      const PlacedTargetOptions& options,
+                                                      std::uint64_t register_bytes = DeviceExecutor::kRegisterBytes);
 
 }  // namespace deltasync

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "format/tiling.hpp"
 #include "receiver/target_checks.hpp"
 #include "receiver/tile_memory.hpp"
 
@@ -33,7 +34,7 @@ std::vector<std::string> HfTarget::resume_order() const {
   return order;
 }
 
-Result<HfTarget::Resumed> HfTarget::resume(const std::string& name, const Until& until) {
+Result<HfTarget::Resumed> HfTarget::resume(const std::string& name, const CallContext& until) {
   DS_ASSIGN(const HfRecord record, store_.read_record(name));
   if (record.layout != layout_->digest()) return Error(Errc::layout_mismatch, "it holds another layout");
   if (record.files != store_.files_digest())
@@ -47,7 +48,7 @@ Result<HfTarget::Resumed> HfTarget::resume(const std::string& name, const Until&
   const auto digest_some = [&](std::uint64_t item, unsigned) -> Status {
     const std::uint64_t end = std::min((item + 1) * kDigestTilesPerItem, layout_->tile_count());
     for (std::uint64_t i = item * kDigestTilesPerItem; i < end; ++i) {
-      const Tile tile = layout_->tile(i);
+      const Tile tile = tile_of(*layout_, i);
       const std::uint32_t width = layout_->tensors()[tile.tensor].element_bytes;
       const delta::TensorMemory memory = store_.tensor_memory(resumed.model, tile.tensor);
       resumed.state.digests[i] = delta::tile_digest(delta::tile_address(memory, tile, width), memory.row_stride,
@@ -61,7 +62,7 @@ Result<HfTarget::Resumed> HfTarget::resume(const std::string& name, const Until&
   return resumed;
 }
 
-Status HfTarget::open(ThreadPool& pool, const Until& until) {
+Status HfTarget::open(ThreadPool& pool, const CallContext& until) {
   pool_ = &pool;
   DS_TRY(store_.remove_leftovers(until));
   const std::optional<std::string> current = store_.current();
@@ -124,7 +125,7 @@ Result<std::filesystem::path> HfTarget::with_room(const std::function<Result<std
   return write();
 }
 
-Result<std::filesystem::path> HfTarget::fill_incoming(const Until& until) {
+Result<std::filesystem::path> HfTarget::fill_incoming(const CallContext& until) {
   DS_TRY(store_.check_room());
   DS_ASSIGN(std::filesystem::path incoming, store_.make_incoming());
   const auto fill = [&]() -> Status {
@@ -139,16 +140,16 @@ Result<std::filesystem::path> HfTarget::fill_incoming(const Until& until) {
   return incoming;
 }
 
-Status HfTarget::begin_full(FullOverLive policy, const Until& until) {
+Status HfTarget::begin_full(FullUpdatePolicy policy, const CallContext& until) {
   if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
   if (full_) return Error(Errc::invalid_argument, "a full update is open already");
-  if (committed_ && policy == FullOverLive::refuse) {
+  if (committed_ && policy == FullUpdatePolicy::refuse) {
     return Error(Errc::no_space, "a full update over the live version " + to_string(committed_->version) +
                                      " needs a second directory, which the policy refuses");
   }
   DS_TRY(until.check("opening a full update"));
   can_rollback_ = false;
-  const bool lost = committed_ && policy == FullOverLive::in_place;
+  const bool lost = committed_ && policy == FullUpdatePolicy::in_place;
   if (lost) drop_committed();
   DS_ASSIGN(std::filesystem::path incoming, with_room([&] { return fill_incoming(until); }));
   auto model = store_.map(incoming, /*writable=*/true);
@@ -250,11 +251,11 @@ Status HfTarget::rollback() {
   return {};
 }
 
-Result<TargetPtr> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out,
-                                 HfTargetOptions options) {
+Result<std::unique_ptr<Target>> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out,
+                                               HfTargetOptions options) {
   auto store = HfStore::open(layout, std::move(sidecar), std::move(out), options);
   if (!store.ok()) return std::move(store).error().with_context("directory target");
-  return TargetPtr(new HfTarget(std::move(layout), *std::move(store)));
+  return std::unique_ptr<Target>(new HfTarget(std::move(layout), *std::move(store)));
 }
 
 }  // namespace deltasync

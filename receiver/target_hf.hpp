@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "format/tiling.hpp"
 #include "receiver/hf_patch.hpp"
 #include "receiver/hf_store.hpp"
 #include "receiver/target.hpp"
@@ -40,10 +41,10 @@ class HfTarget final : public Target {
 
   const LayoutPtr& layout() const override { return layout_; }
   bool writes_side_files() const override { return true; }
-  Status open(ThreadPool& pool, const Until& until) override;
+  Status open(ThreadPool& pool, const CallContext& until) override;
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
-  Status begin_full(FullOverLive policy, const Until& until) override;
+  Status begin_full(FullUpdatePolicy policy, const CallContext& until) override;
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
   Status put_tile(const Tile& tile, const TileRows& rows) override;
   std::byte* full_rows(std::uint32_t tensor) override;
@@ -59,11 +60,11 @@ class HfTarget final : public Target {
     TargetState state;
     MappedModel model;
   };
-  Result<Resumed> resume(const std::string& name, const Until& until);
+  Result<Resumed> resume(const std::string& name, const CallContext& until);
   std::vector<std::string> resume_order() const;
   void drop_committed();
   Result<std::filesystem::path> with_room(const std::function<Result<std::filesystem::path>()>& write);
-  Result<std::filesystem::path> fill_incoming(const Until& until);
+  Result<std::filesystem::path> fill_incoming(const CallContext& until);
   Result<std::optional<std::filesystem::path>> patch_previous(const std::vector<StagedStep>& steps,
                                                               const TargetState& state, Deadline deadline);
   Result<std::filesystem::path> write_again(const std::vector<StagedStep>& steps, const TargetState& state,

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "format/tiling.hpp"
 #include "receiver/host_memory.hpp"
 #include "receiver/memory_target.hpp"
 #include "receiver/tile_memory.hpp"
@@ -19,8 +20,8 @@ class HostTarget final : public TileTarget {
   std::span<std::byte> live() const noexcept { return user_.data() != nullptr ? user_ : own_.span(); }
 
  private:
-  Status open_memory(const Until& until) override;
-  Status open_live(const Until& until) override;
+  Status open_memory(const CallContext& until) override;
+  Status open_live(const CallContext& until) override;
   Result<TileRows> read_tile(const Tile& tile, std::vector<std::byte>& /*they lie as in a half*/) const override {
     return tile_in(live(), tile);
   }
@@ -32,10 +33,10 @@ class HostTarget final : public TileTarget {
     return {};
   }
   Status exchange(const Tile& tile, const delta::TileRecord& record, MutByteSpan changes) override;
-  Status open_staging(const Until& until) override;
+  Status open_staging(const CallContext& until) override;
   void close_staging() noexcept override { staging_.release(); }
   TileRows staged_tile(const Tile& tile) const override { return tile_in(staging_.span(), tile); }
-  Status exchange_staging(const Until& until) override;
+  Status exchange_staging(const CallContext& until) override;
   std::uint64_t staging_bytes() const override { return tiles().bytes(); }
   std::byte* tensor_rows(std::uint32_t tensor, bool staged) override {
     return (staged ? staging_.span() : live()).data() + layout_of().tensors()[tensor].offset;
@@ -43,7 +44,7 @@ class HostTarget final : public TileTarget {
 
   bool memory_is_ours() const noexcept { return user_.data() == nullptr; }
   TileRows tile_in(std::span<std::byte> memory, const Tile& tile) const;
-  Result<HostMemory> map_half(const Until& until) const;
+  Result<HostMemory> map_half(const CallContext& until) const;
   void zero_padding(std::span<std::byte> memory) const;
 
   const std::span<std::byte> user_;
@@ -51,7 +52,7 @@ class HostTarget final : public TileTarget {
   HostMemory staging_;
 };
 
-Status HostTarget::open_memory(const Until& /*nothing is here to verify*/) {
+Status HostTarget::open_memory(const CallContext& /*nothing is here to verify*/) {
   if (memory_is_ours() || user_.size() >= layout_of().half_bytes()) return {};
   return Error(Errc::invalid_argument, "the memory given has " + std::to_string(user_.size()) +
                                            " bytes, the layout needs " + std::to_string(layout_of().half_bytes()));
@@ -69,7 +70,7 @@ Status HostTarget::exchange(const Tile& tile, const delta::TileRecord& record, M
 }
 
 /// With the pages of the subscribed tiles.
-Result<HostMemory> HostTarget::map_half(const Until& until) const {
+Result<HostMemory> HostTarget::map_half(const CallContext& until) const {
   if (tiles().is_whole()) return HostMemory::map(layout_of().half_bytes(), pool(), until);
   return HostMemory::map_parts(layout_of().half_bytes(), memory_parts(layout_of(), tiles()), pool(), until);
 }
@@ -84,7 +85,7 @@ void HostTarget::zero_padding(std::span<std::byte> memory) const {
   std::memset(memory.data() + end, 0, layout_of().half_bytes() - end);
 }
 
-Status HostTarget::open_live(const Until& until) {
+Status HostTarget::open_live(const CallContext& until) {
   if (!memory_is_ours()) {
     if (tiles().is_whole()) zero_padding(user_);
   } else if (!own_) {
@@ -93,14 +94,14 @@ Status HostTarget::open_live(const Until& until) {
   return {};
 }
 
-Status HostTarget::open_staging(const Until& until) {
+Status HostTarget::open_staging(const CallContext& until) {
   if (!staging_) {
     DS_ASSIGN(staging_, map_half(until));
   }
   return {};
 }
 
-Status HostTarget::exchange_staging(const Until& /*memory alone, and done at once*/) {
+Status HostTarget::exchange_staging(const CallContext& /*memory alone, and done at once*/) {
   if (memory_is_ours()) {
     own_.swap(staging_);
   } else {
@@ -111,9 +112,9 @@ Status HostTarget::exchange_staging(const Until& /*memory alone, and done at onc
 
 }  // namespace
 
-TargetPtr make_host_target(LayoutPtr layout, std::span<std::byte> memory) {
+std::unique_ptr<Target> make_host_target(LayoutPtr layout, std::span<std::byte> memory) {
   TileSet all = TileSet::whole(*layout);
-  return TargetPtr(new HostTarget(std::move(layout), std::move(all), memory));
+  return std::unique_ptr<Target>(new HostTarget(std::move(layout), std::move(all), memory));
 }
 
 std::span<const std::byte> host_target_memory(const Target& target) {

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "base/log.hpp"
-#include "deltasync/placed_target.hpp"
+#include "deltasync/target.hpp"
+#include "format/tiling.hpp"
 #include "placement/host_executor.hpp"
+#include "placement/regions.hpp"
 #include "receiver/copy_check.hpp"
 #include "receiver/host_memory.hpp"
 #include "receiver/memory_target.hpp"
@@ -20,27 +22,27 @@ constexpr std::uint64_t kTilesPerItem = 32;
 class PlacedTarget final : public TileTarget {
  public:
   PlacedTarget(placement::HostExecutor executor, const PlacedTargetOptions& options)
-      : TileTarget("placed_target", executor.placement().layout(), executor.placement().parts().tiles, options.live),
+      : TileTarget("placed_target", executor.placement().layout(), parts_of(executor.placement()).tiles, options.live),
         executor_(std::move(executor)) {}
 
   bool in_live_memory() const override { return true; }
-  Status prepare_copies(const Until& until) override;
-  Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) override;
+  Status prepare_copies(const CallContext& until) override;
+  Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const CallContext& until) override;
 
  private:
   Status check_subscription(const TileSet& asked) const override { return check_placed_tiles(tiles(), asked); }
-  Status open_memory(const Until& until) override;
-  Status open_live(const Until& /*it is there*/) override { return {}; }
+  Status open_memory(const CallContext& until) override;
+  Status open_live(const CallContext& /*it is there*/) override { return {}; }
   Result<TileRows> read_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
   Result<TileRows> open_tile(const Tile& tile, std::vector<std::byte>& scratch) override {
     return gather(tile, scratch);
   }
   Status put(const Tile& tile, const TileRows& rows) override;
   Status exchange(const Tile& tile, const delta::TileRecord& record, MutByteSpan changes) override;
-  Status open_staging(const Until& until) override;
+  Status open_staging(const CallContext& until) override;
   void close_staging() noexcept override { staging_.close(); }
   TileRows staged_tile(const Tile& tile) const override { return {staging_.tile(rank(tile)), row_bytes(tile)}; }
-  Status exchange_staging(const Until& until) override;
+  Status exchange_staging(const CallContext& until) override;
   std::uint64_t staging_bytes() const override { return staging_.bytes(); }
   bool kept_whole() const noexcept override { return true; }
 
@@ -54,7 +56,7 @@ class PlacedTarget final : public TileTarget {
   std::optional<CopyCheck> copies_;  ///< once it is prepared
 };
 
-Status PlacedTarget::open_memory(const Until& until) {
+Status PlacedTarget::open_memory(const CallContext& until) {
   const std::uint64_t bytes = executor_.placement().rest_bytes();
   log::info("placed_target keeps_rest bytes={}", bytes);
   if (bytes == 0) return {};
@@ -99,7 +101,7 @@ Status PlacedTarget::exchange(const Tile& tile, const delta::TileRecord& record,
   return {};
 }
 
-Status PlacedTarget::open_staging(const Until& until) {
+Status PlacedTarget::open_staging(const CallContext& until) {
   if (staging_) return {};
   const auto bytes_of = [&](std::uint64_t rank) { return executor_.tile_bytes(rank); };
   DS_TRY(staging_.open(tiles().tiles(), bytes_of, pool(), until));
@@ -108,10 +110,10 @@ Status PlacedTarget::open_staging(const Until& until) {
 }
 
 /// Nothing of it fails: it is cut short at most, and rolled back.
-Status PlacedTarget::exchange_staging(const Until& until) {
+Status PlacedTarget::exchange_staging(const CallContext& until) {
   std::vector<std::vector<std::byte>> scratch(pool().size());
   const std::uint64_t items = (tiles().tiles() + kTilesPerItem - 1) / kTilesPerItem;
-  const auto exchange = [&](std::uint64_t item, unsigned worker, const Until& /*short*/) -> Status {
+  const auto exchange = [&](std::uint64_t item, unsigned worker, const CallContext& /*short*/) -> Status {
     const std::uint64_t end = std::min((item + 1) * kTilesPerItem, tiles().tiles());
     for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
       executor_.exchange_tile(i, staging_.tile(i), scratch[worker]);
@@ -122,23 +124,25 @@ Status PlacedTarget::exchange_staging(const Until& until) {
   return exchange_all(pool(), items, until, until, torn, exchange);
 }
 
-Status PlacedTarget::prepare_copies(const Until& until) {
+Status PlacedTarget::prepare_copies(const CallContext& until) {
   if (copies_) return {};
   DS_ASSIGN(copies_, CopyCheck::make(executor_.placement(), copies_on_host(pool()), until));
   return {};
 }
 
-Result<std::vector<WrongCopy>> PlacedTarget::wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) {
+Result<std::vector<WrongCopy>> PlacedTarget::wrong_copies(std::span<const std::uint64_t> tiles,
+                                                          const CallContext& until) {
   DS_TRY(prepare_copies(until));
   return copies_->find(*this, tiles, until);
 }
 
 }  // namespace
 
-Result<TargetPtr> make_placed_target(PlacementPtr placement, const PlacedTargetOptions& options) {
+Result<std::unique_ptr<Target>> make_host_placed_target(std::shared_ptr<const Placement> placement,
+                                                        const PlacedTargetOptions& options) {
   auto executor = placement::HostExecutor::make(std::move(placement), placement::HostExecutor::Rest::given);
   if (!executor.ok()) return std::move(executor).error().with_context("placed target");
-  return TargetPtr(new PlacedTarget(*std::move(executor), options));
+  return std::unique_ptr<Target>(new PlacedTarget(*std::move(executor), options));
 }
 
 }  // namespace deltasync

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "format/tiling.hpp"
 #include "receiver/target_checks.hpp"
 
 namespace deltasync {
@@ -36,7 +37,7 @@ std::vector<StagedStep> clone(const std::vector<StagedStep>& steps) {
 
 }  // namespace
 
-ShadowedTarget::ShadowedTarget(TargetPtr live, const ShadowOptions& options)
+ShadowedTarget::ShadowedTarget(std::unique_ptr<Target> live, const ShadowOptions& options)
     : live_(std::move(live)), shadow_(*live_, options) {}
 
 Status ShadowedTarget::subscribe(const TileSet& tiles) {
@@ -44,7 +45,7 @@ Status ShadowedTarget::subscribe(const TileSet& tiles) {
   return shadow_.subscribe(tiles);
 }
 
-Status ShadowedTarget::open(ThreadPool& pool, const Until& until) {
+Status ShadowedTarget::open(ThreadPool& pool, const CallContext& until) {
   DS_TRY(shadow_.open(pool, until));
   DS_TRY(live_->open(pool, until));
   pool_ = &pool;
@@ -61,17 +62,18 @@ Result<TileRows> ShadowedTarget::live_tile(const Tile& tile, std::vector<std::by
 }
 
 Status ShadowedTarget::live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
-                                    const Until& until) {
+                                    const CallContext& until) {
   return live_->live_digests(tiles, digests, until);
 }
 
-Result<std::vector<WrongCopy>> ShadowedTarget::wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) {
+Result<std::vector<WrongCopy>> ShadowedTarget::wrong_copies(std::span<const std::uint64_t> tiles,
+                                                            const CallContext& until) {
   return live_->wrong_copies(tiles, until);
 }
 
 // ---- single tiles --------------------------------------------------------------------------------------------------
 
-Status ShadowedTarget::begin_repair(const Until& until) {
+Status ShadowedTarget::begin_repair(const CallContext& until) {
   if (committed() == nullptr) return Error(Errc::not_found, "nothing is committed that could be repaired");
   DS_TRY(shadow_.begin_repair(until));
   return live_->begin_repair(until);
@@ -96,17 +98,17 @@ Result<TileRows> ShadowedTarget::kept_tile(const Tile& tile, std::vector<std::by
 
 // ---- full ----------------------------------------------------------------------------------------------------------
 
-Status ShadowedTarget::begin_full(FullOverLive policy, const Until& until) {
+Status ShadowedTarget::begin_full(FullUpdatePolicy policy, const CallContext& until) {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open already");
-  if (given_up_) return Error(Errc::invalid_argument, "live memory was given up: it has to be restored first");
-  if (committed() != nullptr && policy == FullOverLive::stage) {
-    DS_TRY(shadow_.begin_full(FullOverLive::stage, until));
+  if (released_) return Error(Errc::invalid_argument, "live memory was given up: it has to be restored first");
+  if (committed() != nullptr && policy == FullUpdatePolicy::stage) {
+    DS_TRY(shadow_.begin_full(FullUpdatePolicy::stage, until));
     live_->forget_rollback();
     full_ = Full::shadow;
   } else {
     DS_TRY(live_->begin_full(policy, until));
     // Where live memory has lost its version the shadow keeps it until the commit: the pull may fail.
-    const FullOverLive beside = policy == FullOverLive::stage ? policy : FullOverLive::in_place;
+    const FullUpdatePolicy beside = policy == FullUpdatePolicy::stage ? policy : FullUpdatePolicy::in_place;
     if (Status begun = shadow_.begin_full(beside, until); !begun.ok()) {
       live_->discard_full();
       return begun;
@@ -167,10 +169,10 @@ void ShadowedTarget::discard_full() noexcept {
 }
 
 /// Each tile is verified before it is written. On error live memory has no version, unless nothing was written to it.
-Status ShadowedTarget::write_live(const Until& until) {
+Status ShadowedTarget::write_live(const CallContext& until) {
   const TargetState& state = *shadow_.committed();
   const std::vector<std::uint64_t> batches = shadow_.batches();
-  DS_TRY(live_->begin_full(FullOverLive::in_place, until));
+  DS_TRY(live_->begin_full(FullUpdatePolicy::in_place, until));
   Status put = run_all(
       *pool_, batches.size() - 1, until, "writing live memory from the shadow", [&](std::uint64_t batch, unsigned) {
         return shadow_.put_live(batches[static_cast<std::size_t>(batch)], batches[static_cast<std::size_t>(batch) + 1]);
@@ -256,20 +258,20 @@ ShadowState ShadowedTarget::state() const {
   state.bytes = shadow_.bytes();
   state.pinned = shadow_.is_pinned();
   if (shadow_.committed() != nullptr) state.version = shadow_.committed()->version;
-  state.live_given_up = given_up_;
+  state.released = released_;
   return state;
 }
 
-Status ShadowedTarget::give_up_live(const Until& until) {
+Status ShadowedTarget::release(const CallContext& until) {
   invalidate();
   DS_TRY(live_->finish_live(until));
-  given_up_ = true;
+  released_ = true;
   // A staged update has left it in memory that is not; nobody computes now.
   shadow_.pin(until);
   return {};
 }
 
-Status ShadowedTarget::restore(const Until& until) {
+Status ShadowedTarget::restore(const CallContext& until) {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
   if (shadow_.committed() == nullptr) return Error(Errc::not_found, "the shadow has no version");
   DS_TRY(until.check("writing live memory from the shadow"));
@@ -277,18 +279,18 @@ Status ShadowedTarget::restore(const Until& until) {
   if (live_->committed() != nullptr) DS_TRY(shadow_.check(until));
   forget_rollback();
   DS_TRY(write_live(until));
-  given_up_ = false;
+  released_ = false;
   return {};
 }
 
 // ---- public --------------------------------------------------------------------------------------------------------
 
-Result<TargetPtr> make_shadowed_target(TargetPtr live, const ShadowOptions& options) {
+Result<std::unique_ptr<Target>> make_shadowed_target(std::unique_ptr<Target> live, const ShadowOptions& options) {
   if (live == nullptr) return Error(Errc::invalid_argument, "a shadow without a target");
   if (!live->in_live_memory()) {
     return Error(Errc::unsupported, "a shadow of a target that does not keep versions in an engine's live memory");
   }
-  return TargetPtr(new ShadowedTarget(std::move(live), options));
+  return std::unique_ptr<Target>(new ShadowedTarget(std::move(live), options));
 }
 
 std::optional<ShadowState> shadow_of(const Target& target) {

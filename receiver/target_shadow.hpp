@@ -1,4 +1,4 @@
-// A target in live memory with a shadow of it on the host (deltasync/shadow.hpp).
+// A target in live memory with a shadow of it on the host (deltasync/target.hpp).
 //
 // Invariant: where both have a committed version it is the same. The shadow goes first, forth: its memory is ours, and
 // does not fail; so what live memory refuses is rolled back there by a rollback that does not fail either. And live
@@ -11,39 +11,54 @@
 #include <string>
 #include <vector>
 
-#include "deltasync/shadow.hpp"
+#include "deltasync/target.hpp"
+#include "format/tiling.hpp"
 #include "receiver/shadow_memory.hpp"
 
 namespace deltasync {
 
+/// What a shadow has.
+struct ShadowState {
+  std::uint64_t bytes = 0;         ///< of host memory that it takes; while a full update over it is staged, or can be
+                                   ///< rolled back, as much again is taken
+  bool pinned = false;             ///< devices read it where it is
+  std::optional<Version> version;  ///< the last that was committed whole, whatever live memory has
+  bool released = false;           ///< live memory is
+};
+/// Nothing for a target without one.
+std::optional<ShadowState> shadow_of(const Target& target);
+
+/// Wraps a target in live memory. invalid_argument without one, unsupported for any other kind.
+Result<std::unique_ptr<Target>> make_shadowed_target(std::unique_ptr<Target> live, const ShadowOptions& options = {});
+
 class ShadowedTarget final : public Target {
  public:
-  ShadowedTarget(TargetPtr live, const ShadowOptions& options);
+  ShadowedTarget(std::unique_ptr<Target> live, const ShadowOptions& options);
 
   const LayoutPtr& layout() const override { return live_->layout(); }
   bool exchanges() const override { return true; }
   bool shares_memory() const override { return live_->shares_memory(); }
-  bool takes_commits_back() const override { return live_->takes_commits_back(); }
-  void begin_pull(const Until& until) override { live_->begin_pull(until); }
+  bool supports_rollback() const override { return live_->supports_rollback(); }
+  void begin_pull(const CallContext& until) override { live_->begin_pull(until); }
   void end_pull() noexcept override { live_->end_pull(); }
-  Status finish_live(const Until& until) override { return live_->finish_live(until); }
+  Status finish_live(const CallContext& until) override { return live_->finish_live(until); }
   Status subscribe(const TileSet& tiles) override;
-  Status open(ThreadPool& pool, const Until& until) override;
+  Status open(ThreadPool& pool, const CallContext& until) override;
   const TileSet* kept() const override { return live_->kept(); }
   const TargetState* committed() const override;
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
   Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
-                      const Until& until) override;
-  Status prepare_copies(const Until& until) override { return live_->prepare_copies(until); }
-  Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const Until& until) override;
+                      const CallContext& until) override;
+  Status prepare_copies(const CallContext& until) override { return live_->prepare_copies(until); }
+  Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const CallContext& until) override;
 
-  Status begin_repair(const Until& until) override;
+  Status begin_repair(const CallContext& until) override;
   Status repair_tile(const Tile& tile, const TileRows& rows) override;
   Status end_repair() override;
   Result<TileRows> kept_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
   void invalidate() noexcept override;
 
-  Status begin_full(FullOverLive policy, const Until& until) override;
+  Status begin_full(FullUpdatePolicy policy, const CallContext& until) override;
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
   Status put_tile(const Tile& tile, const TileRows& rows) override;
   /// What lands in memory directly would be in one of both only.
@@ -57,9 +72,9 @@ class ShadowedTarget final : public Target {
   ShadowState state() const;
   /// No update may be open. On error something may still write live memory: it has no version any more, but is not
   /// given up.
-  Status give_up_live(const Until& until);
+  Status release(const CallContext& until);
   /// All tiles from the shadow, each verified. No update may be open.
-  Status restore(const Until& until);
+  Status restore(const CallContext& until);
 
  private:
   /// Where the tiles of the open full update go.
@@ -76,14 +91,14 @@ class ShadowedTarget final : public Target {
 
   Status commit_both(TargetState state, Deadline deadline);
   Status commit_through(TargetState state, Deadline deadline);
-  Status write_live(const Until& until);
+  Status write_live(const CallContext& until);
   Error roll_back(Error why, Deadline deadline);
   Error with_what_is_left(Error why) const;
 
-  const TargetPtr live_;
+  const std::unique_ptr<Target> live_;
   ShadowMemory shadow_;
   ThreadPool* pool_ = nullptr;
-  bool given_up_ = false;
+  bool released_ = false;
   Full full_ = Full::closed;
   Undo undo_ = Undo::none;
 };

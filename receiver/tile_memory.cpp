@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "delta/geometry.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync {
 namespace {

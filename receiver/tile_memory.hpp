@@ -6,6 +6,7 @@
 
 #include "base/thread_pool.hpp"
 #include "format/tile_set.hpp"
+#include "format/tiling.hpp"
 #include "receiver/host_memory.hpp"
 #include "receiver/target.hpp"
 

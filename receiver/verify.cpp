@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "format/tiling.hpp"
 #include "receiver/target_checks.hpp"
 
 namespace deltasync {
@@ -46,7 +47,7 @@ class Claim {
 Result<std::uint64_t> verify_chain(const Target& target, RecordChain chain, std::uint64_t digest,
                                    std::vector<std::byte>& scratch) {
   const Layout& layout = *target.layout();
-  const Tile tile = layout.tile(chain.front()->tile);
+  const Tile tile = tile_of(layout, chain.front()->tile);
   DS_ASSIGN(const TileRows live, target.live_tile(tile, scratch));
   if (chain.size() == 1) return delta::verify_tile(layout, *chain.front(), live.first, live.row_stride, digest);
   const auto row_bytes = static_cast<std::size_t>(tile.rect.cols) * layout.tensors()[tile.tensor].element_bytes;
@@ -171,7 +172,7 @@ Status verify_frame(const Target& target, StagedFrame& frame, std::span<const st
       rest = rest.subspan(changes.size());
       continue;
     }
-    DS_ASSIGN(const TileRows live, target.live_tile(layout.tile(record.tile), scratch));
+    DS_ASSIGN(const TileRows live, target.live_tile(tile_of(layout, record.tile), scratch));
     if (keep) {
       const MutByteSpan changes = rest.first(delta::resolved_bytes(layout, record));
       DS_ASSIGN(after[record.tile], delta::resolve_tile(layout, record, live.first, live.row_stride, digest, changes));

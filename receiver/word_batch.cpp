@@ -35,7 +35,7 @@ void WordBatch::add(const ChangesOnDevices& kept) {
   for (const ChangesOnDevices::InRoom& in : kept.rooms) kept_.push_back(&in);
 }
 
-Status WordBatch::upload(const Until& until) {
+Status WordBatch::upload(const CallContext& until) {
   for (std::uint32_t i = 0; i < executor_->parts_.size(); ++i) DS_TRY(upload_to(*executor_->parts_[i], i, until));
   added_.clear();
   added_.shrink_to_fit();
@@ -71,7 +71,7 @@ void WordBatch::join_rooms() {
 }
 
 /// One block of the device's memory: the changes of all runs, then the runs, then the pieces.
-Status WordBatch::upload_to(DeviceExecutor::Part& part, std::uint32_t index, const Until& until) {
+Status WordBatch::upload_to(DeviceExecutor::Part& part, std::uint32_t index, const CallContext& until) {
   std::vector<gpu::WordRun> runs;
   std::vector<gpu::WordPiece> pieces;
   std::vector<const Added*> of_run;
@@ -124,7 +124,7 @@ Status WordBatch::upload_to(DeviceExecutor::Part& part, std::uint32_t index, con
   return {};
 }
 
-Status WordBatch::exchange(const Until& until) {
+Status WordBatch::exchange(const CallContext& until) {
   for (Launch& launch : launches_) {
     const std::lock_guard lock(launch.part->mutex);
     DS_TRY(launch.part->stream->launch(launch.kernel));
@@ -133,7 +133,7 @@ Status WordBatch::exchange(const Until& until) {
   return executor_->finish(until);
 }
 
-Status WordBatch::exchange_back(const Until& until) {
+Status WordBatch::exchange_back(const CallContext& until) {
   for (Launch& launch : launches_) {
     if (!launch.done) continue;
     const std::lock_guard lock(launch.part->mutex);

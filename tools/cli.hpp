@@ -15,8 +15,8 @@
 #include <thread>
 
 #include "base/fd.hpp"
+#include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
-#include "deltasync/subscription.hpp"
 #include "deltasync/tls.hpp"
 
 namespace deltasync::cli {

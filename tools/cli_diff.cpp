@@ -4,7 +4,7 @@
 #include <memory>
 #include <thread>
 
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "tools/cli.hpp"
 #include "tools/diff_sizes.hpp"
 
@@ -147,10 +147,8 @@ Status save_delta(const DiffArgs& options, const HfModel& a, const HfModel& b, T
 }
 
 Status run_diff(const DiffArgs& options) {
-  HfModel::Options open;
-  open.tensor_parallel = options.tensor_parallel;
-  DS_ASSIGN(const HfModel a, HfModel::open(options.a, open));
-  DS_ASSIGN(const HfModel b, HfModel::open(options.b, open));
+  DS_ASSIGN(const HfModel a, HfModel::open(options.a, options.tensor_parallel));
+  DS_ASSIGN(const HfModel b, HfModel::open(options.b, options.tensor_parallel));
   ThreadPool pool(options.threads, "diff");
   Progress progress(!options.json);
   const std::uint64_t total = a.layout()->model_bytes();

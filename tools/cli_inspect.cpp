@@ -7,9 +7,10 @@
 #include <map>
 #include <memory>
 
+#include "base/deadline.hpp"
 #include "base/process.hpp"
 #include "delta/delta.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "format/safetensors.hpp"
 #include "net/endpoint.hpp"
 #include "shm/roles.hpp"
@@ -119,9 +120,7 @@ Status inspect_layout(const InspectArgs& options, const LayoutPtr& layout) {
 }
 
 Result<HfModel> open_model(const InspectArgs& options, const fs::path& path) {
-  HfModel::Options open;
-  open.tensor_parallel = options.tensor_parallel;
-  return HfModel::open(path, open);
+  return HfModel::open(path, options.tensor_parallel);
 }
 
 Status inspect_model(const InspectArgs& options) {

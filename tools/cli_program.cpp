@@ -6,7 +6,7 @@
 
 #include "base/log_setup.hpp"
 #include "base/utf8.hpp"
-#include "deltasync/trace.hpp"
+#include "deltasync/timeline.hpp"
 #include "tools/cli.hpp"
 
 namespace deltasync::cli {
@@ -43,13 +43,11 @@ int parse_and_work(const Program& program, int argc, char** argv) {
 
 Status with_trace(const std::string& file, const std::string& process, const std::function<Status()>& work) {
   if (file.empty()) return work();
-  TraceOptions trace;
-  trace.process = process;
-  start_trace(trace);
-  DS_TRY(write_trace(file));  // one that cannot be written is better known now
+  start_timeline(process);
+  DS_TRY(write_timeline(file));  // one that cannot be written is better known now
   Status worked = work();
-  stop_trace();
-  Status written = write_trace(file);
+  stop_timeline();
+  Status written = write_timeline(file);
   return worked ? std::move(written) : std::move(worked);
 }
 

@@ -9,7 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "deltasync/hf.hpp"
+#include "base/deadline.hpp"
+#include "deltasync/layout.hpp"
 #include "deltasync/version.hpp"
 #include "deltasync/writer.hpp"
 #include "net/blocking.hpp"
@@ -51,9 +52,7 @@ class Publisher {
 
   /// end: a stop signal came before there was an agent; nothing was published.
   Result<Go> publish(const std::string& dir, std::uint64_t number) {
-    HfModel::Options open;
-    open.tensor_parallel = options_.tensor_parallel;
-    DS_ASSIGN(const HfModel model, HfModel::open(dir, open));
+    DS_ASSIGN(const HfModel model, HfModel::open(dir, options_.tensor_parallel));
     const Deadline deadline = deadline_of(options_);
     DS_ASSIGN(const Go go, attach(model, deadline));
     if (go == Go::end) return go;

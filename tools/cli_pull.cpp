@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/call_context.hpp"
 #include "base/numa_placement.hpp"
-#include "base/until.hpp"
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"
 #include "receiver/target.hpp"
@@ -46,13 +46,11 @@ double deadline_s(const PullArgs& options) {
 Want want_of(const PullArgs& options) {
   Want want;
   if (options.number) {
-    want.kind = Want::Kind::number;
     want.number = *options.number;
   } else if (options.label) {
-    want.kind = Want::Kind::label;
     want.label = *options.label;
   } else if (options.follow) {
-    want.kind = Want::Kind::newer;
+    want.newer = true;
   }
   return want;
 }
@@ -93,7 +91,7 @@ Status print(const PullArgs& options, const PullReport& report) {
 }
 
 /// The token is read each time: a follower may outlive it.
-Result<std::unique_ptr<Receiver>> connect(const PullArgs& options, const Until& until) {
+Result<std::unique_ptr<Receiver>> connect(const PullArgs& options, const CallContext& until) {
   ReceiverOptions receiver_options;
   receiver_options.endpoint = options.from;
   if (!options.token_file.empty()) {
@@ -104,13 +102,13 @@ Result<std::unique_ptr<Receiver>> connect(const PullArgs& options, const Until& 
   receiver_options.link_gbps = options.link_gbps;
   receiver_options.on_older_epoch = options.on_older_epoch;
   receiver_options.name = "deltasync pull";
-  DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until.deadline(), until.stop()));
-  Subscription slices;
+  DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until));
+  std::vector<Slice> slices;
   for (const std::string& text : options.tensors) {
     DS_ASSIGN(Slice slice, parse_slice(*receiver->layout(), text));
-    slices.slices.push_back(std::move(slice));
+    slices.push_back(std::move(slice));
   }
-  TargetPtr target;
+  std::unique_ptr<Target> target;
   if (options.out.empty()) {
     target = make_host_target(receiver->layout());
   } else {
@@ -119,16 +117,16 @@ Result<std::unique_ptr<Receiver>> connect(const PullArgs& options, const Until& 
     if (options.disk_reserve_mib) hf.disk_reserve_bytes = *options.disk_reserve_mib << 20;
     DS_ASSIGN(target, make_hf_target(receiver->layout(), receiver->sidecar(), options.out, hf));
   }
-  Status bound = receiver->bind(std::move(target), slices, until.deadline(), until.stop());
+  Status bound = receiver->bind(std::move(target), slices, until);
   if (!bound)
     return options.out.empty() ? std::move(bound).error() : std::move(bound).error().with_context(options.out);
   return receiver;
 }
 
-Result<PullReport> pull_one(const PullArgs& options, Receiver& receiver, const Want& want, const Until& until) {
+Result<PullReport> pull_one(const PullArgs& options, Receiver& receiver, const Want& want, const CallContext& until) {
   Progress progress(!options.json);
   if (options.follow) progress.show("waiting for a newer version …");
-  DS_ASSIGN(auto update, receiver.pull(want, until.deadline(), until.stop()));
+  DS_ASSIGN(auto update, receiver.pull(want, until));
   progress.clear();
   if (update->report().mode != PullMode::up_to_date) DS_TRY(update->commit().with_context("commit"));
   return update->report();
@@ -140,13 +138,14 @@ Status run_pull(const PullArgs& options) {
   const Want want = want_of(options);
   if (options.follow) {
     DS_ASSIGN(const auto pages, ReceiverPages::start(options.pages, "pull", options.from, options.tls));
-    const Follower follower = watched(
-        pages.get(), {options.count, deadline_s(options), [&](const Until& until) { return connect(options, until); },
-                      [&](Receiver& from, const Until& until) { return pull_one(options, from, want, until); },
-                      [&](const PullReport& report) { return print(options, report); }});
+    const Follower follower =
+        watched(pages.get(),
+                {options.count, deadline_s(options), [&](const CallContext& until) { return connect(options, until); },
+                 [&](Receiver& from, const CallContext& until) { return pull_one(options, from, want, until); },
+                 [&](const PullReport& report) { return print(options, report); }});
     return follow(follower, on_signal->token());
   }
-  const Until until(after_seconds(deadline_s(options)), on_signal->token());
+  const CallContext until(after_seconds(deadline_s(options)), on_signal->token());
   DS_ASSIGN(auto receiver, connect(options, until));
   DS_ASSIGN(const PullReport report, pull_one(options, *receiver, want, until));
   return print(options, report);

@@ -5,12 +5,14 @@
 #include <string>
 #include <utility>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "base/log.hpp"
 #include "base/numa_placement.hpp"
 #include "deltasync/receiver.hpp"
-#include "deltasync/relay_target.hpp"
 #include "net/auth.hpp"
 #include "net/blocking.hpp"
+#include "relay/relay.hpp"
 #include "tools/cli.hpp"
 #include "tools/follow.hpp"
 #include "tools/receiver_pages.hpp"
@@ -58,8 +60,8 @@ class Relay {
     DS_ASSIGN(const auto on_signal, StopOnSignal::make());
     DS_ASSIGN(const auto pages, ReceiverPages::start(options_.pages, "relay", options_.from, options_.tls));
     const Follower follower = watched(
-        pages.get(), {options_.count, options_.deadline_s, [this](const Until& until) { return connect(until); },
-                      [this](Receiver& receiver, const Until& until) { return take(receiver, until); },
+        pages.get(), {options_.count, options_.deadline_s, [this](const CallContext& until) { return connect(until); },
+                      [this](Receiver& receiver, const CallContext& until) { return take(receiver, until); },
                       [this](const PullReport& report) { return tell(report); }});
     Status ended = follow(follower, on_signal->token());
     DS_TRY(tell_end());
@@ -67,7 +69,7 @@ class Relay {
   }
 
  private:
-  Result<std::unique_ptr<Receiver>> connect(const Until& until) {
+  Result<std::unique_ptr<Receiver>> connect(const CallContext& until) {
     ReceiverOptions receiver_options;
     receiver_options.endpoint = options_.from;
     if (!options_.token_file.empty()) {
@@ -78,7 +80,7 @@ class Relay {
     receiver_options.link_gbps = options_.link_gbps;
     receiver_options.on_older_epoch = options_.on_older_epoch;
     receiver_options.name = "deltasync relay";
-    DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until.deadline(), until.stop()));
+    DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until));
     DS_TRY(look_for_agent(until));
     RelayTargetOptions target_options;
     target_options.agent_socket = options_.agent;
@@ -87,12 +89,13 @@ class Relay {
     target_options.guard_limit =
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options_.guard_s));
     DS_ASSIGN(auto target, attach(*receiver, target_options, until));
-    DS_TRY(receiver->bind(std::move(target), until.deadline(), until.stop()));
+    DS_TRY(receiver->bind(std::move(target), until));
     return receiver;
   }
 
   /// The writer hears no signal while it waits for an agent that has taken its connection and says nothing.
-  static Result<TargetPtr> attach(const Receiver& receiver, const RelayTargetOptions& options, const Until& until) {
+  static Result<std::unique_ptr<Target>> attach(const Receiver& receiver, const RelayTargetOptions& options,
+                                                const CallContext& until) {
     for (;;) {
       const Deadline slice = until.deadline().earlier(after_seconds(kAttachSliceS));
       auto target = make_relay_target(receiver, options, slice);
@@ -102,13 +105,13 @@ class Relay {
   }
 
   /// connection where nobody listens: attach() would wait for that, deaf to signals, and say nothing.
-  Status look_for_agent(const Until& until) const {
+  Status look_for_agent(const CallContext& until) const {
     const auto connection = net::connect_unix(options_.agent, until);
     if (!connection) return Error(connection.error()).with_context("the agent on " + options_.agent);
     return {};
   }
 
-  Result<PullReport> take(Receiver& receiver, const Until& until) {
+  Result<PullReport> take(Receiver& receiver, const CallContext& until) {
     DS_ASSIGN(auto update, next(receiver, until));
     DS_TRY(update->commit().with_context("commit"));
     const auto sealed = std::chrono::steady_clock::now();
@@ -119,21 +122,20 @@ class Relay {
 
   /// While the trainer pauses, nobody but this relay sees that its node's agent has lost the version that it was
   /// served, or is gone. What was lost with its segment is the next version here: it comes whole.
-  Result<std::unique_ptr<StagedUpdate>> next(Receiver& receiver, const Until& until) {
+  Result<std::unique_ptr<StagedUpdate>> next(Receiver& receiver, const CallContext& until) {
     Want want;
-    want.kind = Want::Kind::newer;
+    want.newer = true;
     want.wait_max = kLookEvery;
     for (;;) {
       if (receiver.current()) look_at_served(receiver, kLookLimitS, until);
-      auto update = receiver.pull(want, until.deadline(), until.stop());
+      auto update = receiver.pull(want, until);
       if (update || update.error().code() != Errc::timed_out || until.over()) return update;
     }
   }
 
   /// A version that is not served holds up no later one. Said when it begins, when it becomes another, and at its end.
-  void look_at_served(Receiver& receiver, double limit_s, const Until& until) {
-    const Status was =
-        std::exchange(served_, wait_relayed(receiver, until.deadline().earlier(after_seconds(limit_s)), until.stop()));
+  void look_at_served(Receiver& receiver, double limit_s, const CallContext& until) {
+    const Status was = std::exchange(served_, wait_relayed(receiver, until.earlier(after_seconds(limit_s))));
     if (served_) {
       if (!was) log::info("relayed_version_served agent={}", options_.agent);
     } else if (served_.error().code() != Errc::cancelled && (was || was.error().code() != served_.error().code())) {

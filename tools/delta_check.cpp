@@ -1,4 +1,5 @@
 #include "tools/delta_check.hpp"
+#include "format/tiling.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -16,7 +17,7 @@ struct TileRows {
   std::size_t offset = 0;
 
   TileRows(const Layout& layout, std::uint64_t index) {
-    const Tile tile = layout.tile(index);
+    const Tile tile = tile_of(layout, index);
     const Tensor& tensor = layout.tensors()[tile.tensor];
     rows = tile.rect.rows;
     row_bytes = static_cast<std::size_t>(tile.rect.cols * tensor.element_bytes);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "delta/geometry.hpp"
+#include "format/tiling.hpp"
 #include "tools/delta_check.hpp"
 
 namespace deltasync::tools {
@@ -116,7 +117,7 @@ class TensorScan {
     const int mantissa = dtype_is_float(dtype) ? delta::mantissa_bits(dtype) : -1;
     exponents_.resize(mantissa < 0 ? 1 : (std::size_t{1} << (sizeof(U) * 8 - 1 - static_cast<std::size_t>(mantissa))));
     for (std::uint64_t i = 0; i < tensor_.tile_count; ++i) {
-      const Rect rect = layout_.tile(tensor_.first_tile + i).rect;
+      const Rect rect = tile_of(layout_, tensor_.first_tile + i).rect;
       std::uint64_t changed = 0;
       for (std::uint64_t row = 0; row < rect.rows; ++row) {
         const std::uint64_t at = ((rect.row + row) * tensor_.cols + rect.col) * sizeof(U);

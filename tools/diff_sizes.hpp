@@ -30,7 +30,7 @@
 #include "base/bytes.hpp"
 #include "base/thread_pool.hpp"
 #include "delta/delta.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 
 namespace deltasync::tools {
 

@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "base/log.hpp"
 
 namespace deltasync::cli {
@@ -57,7 +59,7 @@ class Tries {
   Tries(const Follower& follower, const std::stop_token& stop) : follower_(follower), stop_(stop) {}
 
   Result<PullReport> take() {
-    const Until until(after_seconds(follower_.deadline_s), stop_);
+    const CallContext until(after_seconds(follower_.deadline_s), stop_);
     if (!receiver_) {
       DS_ASSIGN(receiver_, follower_.connect(until));
     }
@@ -86,7 +88,7 @@ class Tries {
     }
     told_ = code;
     const auto pause = to_ns(pause_s_);
-    Until(Deadline::after(pause), stop_).pause(pause);
+    CallContext(Deadline::after(pause), stop_).pause(pause);
     pause_s_ = std::min(2 * pause_s_, kPauseMaxS);
     return {};
   }

@@ -6,7 +6,8 @@
 #include <memory>
 #include <stop_token>
 
-#include "base/until.hpp"
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "deltasync/receiver.hpp"
 
 namespace CLI {
@@ -19,9 +20,9 @@ struct Follower {
   std::uint64_t count = 0;   ///< versions, then it ends; 0: until it is stopped
   double deadline_s = 3600;  ///< for one version, the wait for it included
   /// A receiver with a target, when there is none yet and after a change of the layout.
-  std::function<Result<std::unique_ptr<Receiver>>(const Until& until)> connect;
+  std::function<Result<std::unique_ptr<Receiver>>(const CallContext& until)> connect;
   /// The next version: waited for, pulled, committed.
-  std::function<Result<PullReport>(Receiver& receiver, const Until& until)> take;
+  std::function<Result<PullReport>(Receiver& receiver, const CallContext& until)> take;
   /// A failure of this ends the following.
   std::function<Status(const PullReport& report)> tell;
 };

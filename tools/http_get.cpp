@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/deadline.hpp"
 #include "format/wire.hpp"
 #include "net/blocking.hpp"
 #include "net/channel.hpp"

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "deltasync/deadline.hpp"
+#include "base/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/tls.hpp"
 #include "net/endpoint.hpp"

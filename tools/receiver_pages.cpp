@@ -11,6 +11,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "base/log.hpp"
 #include "base/metrics.hpp"
 #include "base/thread_pool.hpp"
@@ -290,7 +292,7 @@ ReceiverPages::~ReceiverPages() = default;
 
 Follower ReceiverPages::watch(Follower follower) {
   Follower seen = follower;
-  seen.connect = [this, connect = std::move(follower.connect)](const Until& until) {
+  seen.connect = [this, connect = std::move(follower.connect)](const CallContext& until) {
     auto receiver = connect(until);
     if (receiver) {
       impl_->connected(**receiver);
@@ -301,7 +303,7 @@ Follower ReceiverPages::watch(Follower follower) {
     }
     return receiver;
   };
-  seen.take = [this, take = std::move(follower.take)](Receiver& receiver, const Until& until) {
+  seen.take = [this, take = std::move(follower.take)](Receiver& receiver, const CallContext& until) {
     auto report = take(receiver, until);
     if (report) {
       impl_->took(*report);

@@ -27,7 +27,7 @@ class Spans:
 
     def __init__(self, process: str) -> None:
         self._events: list[dict[str, Any]] = []
-        deltasync.start_trace(process)
+        deltasync.start_timeline(process)
 
     @contextmanager
     def span(self, name: str, version: int):
@@ -37,7 +37,7 @@ class Spans:
         self._events.append({"ph": "X", "name": name, "ts": began / 1e3, "dur": took / 1e3, "args": {"step": version}})
 
     def write(self, file: str) -> None:
-        deltasync.write_trace(file)
+        deltasync.write_timeline(file)
         with open(file) as trace:
             record = json.load(trace)
         pid = record["deltasync"]["processes"][0]["pid"]

@@ -1,10 +1,11 @@
-// The layout: which HF tensors a model has, in which order, where each lies in a half, and how each is cut
-// into tiles. Immutable once built; its identity is a digest of its canonical encoding (layout_format.md).
+// What a model is made of: a Layout lists its HF tensors and says where each lies in a half. Slices name parts of it, a
+// Sidecar has what a model directory needs besides, an HfModel reads both from such a directory.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -57,22 +58,22 @@ inline constexpr std::uint64_t kModelBytesMax = std::uint64_t{1} << 43;  ///< 8 
 inline constexpr std::uint32_t kTileElementsMax = 65'536;
 inline constexpr std::size_t kTensorAlignment = 64;  ///< bytes; every tensor starts at a multiple in a half
 
-/// One HF tensor as the user describes it. The 2-D view used everywhere: columns = the last dimension,
-/// rows = the product of the others (a scalar is 1×1, a 1-D tensor is 1×n; with any zero dimension it is 0×0). Where
-/// values are packed (dtype_packed), a column is a pack, and the last dimension a multiple of it.
+/// One HF tensor as the user describes it. All else speaks of its 2-D view: columns are the last dimension, rows the
+/// product of the others. A scalar is 1×1, a 1-D tensor is 1×n; with any zero dimension it is 0×0. Where values are
+/// packed (dtype_packed), a column is a pack, and the last dimension a multiple of it.
 struct TensorSpec {
-  std::string name;
+  std::string name = {};  ///< UTF-8, at most kTensorNameBytesMax bytes
   Dtype dtype = Dtype::bf16;
-  std::vector<std::uint64_t> shape;
-  /// Rows and columns (of the 2-D view) where slices may begin, strictly increasing, in (0, rows) and
-  /// (0, columns): tensor-parallel boundaries. The tile grid restarts at each.
-  std::vector<std::uint64_t> row_cuts;
-  std::vector<std::uint64_t> col_cuts;
+  std::vector<std::uint64_t> shape = {};
+  /// Rows of the 2-D view where slices may begin, strictly increasing, in (0, rows): tensor-parallel boundaries. Tiles
+  /// begin anew at each, so that a slice between cuts is whole tiles.
+  std::vector<std::uint64_t> row_cuts = {};
+  std::vector<std::uint64_t> col_cuts = {};  ///< the same of columns
 
   bool operator==(const TensorSpec&) const = default;
 };
 
-/// A 2-D rectangle of a tensor's 2-D view, in elements. Half-open in effect: [row, row+rows) × [col, col+cols).
+/// A rectangle of a tensor's 2-D view, in elements: [row, row + rows) × [col, col + cols).
 struct Rect {
   std::uint64_t row = 0;
   std::uint64_t col = 0;
@@ -83,7 +84,7 @@ struct Rect {
   std::uint64_t elements() const noexcept { return rows * cols; }
 };
 
-/// A tensor with everything that is derived from its spec.
+/// A tensor of a layout: its spec, and what follows from that.
 struct Tensor {
   TensorSpec spec;
   std::uint64_t rows = 0;  ///< of the 2-D view
@@ -97,27 +98,29 @@ struct Tensor {
   std::uint64_t row_bytes() const noexcept { return cols * element_bytes; }
 };
 
-/// Where a tile lies. `rect` is in the tensor's 2-D view.
-struct Tile {
-  std::uint64_t index = 0;   ///< global
-  std::uint32_t tensor = 0;  ///< index in the layout
-  Rect rect;                 ///< rect.elements() ≤ kTileElementsMax
-};
-
-/// 128-bit digest (XXH3-128, canonical big-endian byte order as xxHash's canonical form).
+/// XXH3-128 in xxHash's canonical (big-endian) byte order.
 struct Digest128 {
   std::array<std::uint8_t, 16> bytes{};
   auto operator<=>(const Digest128&) const = default;
 };
 std::string to_string(const Digest128& digest);  ///< 32 hex digits
 
-/// Immutable; shared by const pointer between threads without locks.
+/// The ordered list of a model's tensors and where each lies in a half. Immutable: threads share it by a const pointer
+/// without locks. Two layouts with one digest are the same.
+///
+/// ```cpp
+/// auto layout = Layout::build({{.name = "embed.weight", .dtype = Dtype::bf16, .shape = {1000, 64}},
+///                              {.name = "norm.weight", .dtype = Dtype::f32, .shape = {64}}});
+/// ```
 class Layout {
  public:
-  /// Checks the specs (names unique, UTF-8, non-empty, ≤ kTensorNameBytesMax bytes, no NUL; sizes; cuts) and derives
-  /// offsets, tiles and the digest. Errors name the tensor.
+  /// Checks the specs and derives offsets, tiles and the digest. Errors name the tensor:
+  ///   - Errc::unsupported: a dtype that is not known.
+  ///   - Errc::invalid_argument: a name that is empty, doubled, too long, no UTF-8 or has a NUL; a shape or cuts that
+  ///     cannot be; more tensors or bytes than the limits above allow.
   static Result<std::shared_ptr<const Layout>> build(std::vector<TensorSpec> specs);
-  /// Decodes a canonical encoding. Rejects anything that `encode` would not have produced byte for byte.
+  /// The layout of a canonical encoding.
+  ///   - Errc::corrupt, Errc::unsupported: anything that encode() would not have produced byte for byte.
   static Result<std::shared_ptr<const Layout>> decode(std::span<const std::byte> encoded);
 
   /// The canonical encoding (layout_format.md "Layout").
@@ -125,8 +128,9 @@ class Layout {
   /// XXH3-128 of the canonical encoding.
   const Digest128& digest() const noexcept { return digest_; }
 
+  /// In the order of the layout; an index into it names a tensor everywhere else. Valid while the layout lives.
   std::span<const Tensor> tensors() const noexcept { return tensors_; }
-  /// Index by name, or nullopt.
+  /// The index of a tensor, or nothing.
   std::optional<std::uint32_t> find(std::string_view name) const;
 
   /// Bytes of a half: the end of the last tensor, rounded up to kTensorAlignment. Padding bytes are zero.
@@ -136,28 +140,8 @@ class Layout {
   std::uint64_t elements() const noexcept { return elements_; }
   std::uint64_t tile_count() const noexcept { return tile_count_; }
 
-  /// The tile with this global index (< tile_count()). O(log tensors + cuts).
-  Tile tile(std::uint64_t index) const;
-  /// Index of the tensor that owns a tile. O(log tensors).
+  /// Index of the tensor that has a tile (< tile_count()). O(log tensors).
   std::uint32_t tensor_of_tile(std::uint64_t index) const;
-
-  /// Tile geometry of one tensor, for loops over many of its tiles: bands × panels, numbered band by band. All
-  /// panels of a band share its rows, so a band is a contiguous byte range of a half. Band height and panel widths
-  /// follow from the shape and the cuts alone (layout_format.md "Tiling").
-  struct Grid {
-    std::uint64_t band_rows = 0;              ///< rows of a full band
-    std::vector<std::uint64_t> row_segments;  ///< 0, row cuts …, rows
-    std::vector<std::uint64_t> band_base;     ///< first band of each row segment, then the number of bands
-    std::vector<std::uint64_t> panel_starts;  ///< 0 … cols: one entry per panel, then cols
-    std::uint64_t bands() const noexcept { return band_base.empty() ? 0 : band_base.back(); }
-    std::uint64_t panels() const noexcept { return panel_starts.empty() ? 0 : panel_starts.size() - 1; }
-    /// Rows of a band: {first row, number of rows}.
-    std::pair<std::uint64_t, std::uint64_t> band(std::uint64_t index) const;
-    /// The band that has this row.
-    std::uint64_t band_of(std::uint64_t row) const;
-  };
-  /// Computed on demand from the spec: O(cuts + panels).
-  Grid grid(std::uint32_t tensor) const;
 
   Layout(const Layout&) = delete;
   Layout& operator=(const Layout&) = delete;
@@ -165,6 +149,8 @@ class Layout {
 
  private:
   Layout();
+  friend struct Tile tile_of(const Layout& layout, std::uint64_t index);  // src/format/tiling.hpp
+  friend struct TileGrid grid_of(const Layout& layout, std::uint32_t tensor);
   struct Index;
   std::vector<Tensor> tensors_;
   std::unique_ptr<Index> index_;  // names and first tiles for look-ups
@@ -176,8 +162,92 @@ class Layout {
 };
 using LayoutPtr = std::shared_ptr<const Layout>;
 
-/// Cuts for the usual tensor-parallel sizes: every 2-D tensor gets cuts at multiples of rows/n and cols/n where n
-/// divides them; 1-D tensors likewise over their columns. `n` = 1 returns the specs as they are.
+/// Adds cuts for a tensor-parallel size: at multiples of rows / n and columns / n where n divides them; of 1-D tensors
+/// over their columns. `n` = 1 changes nothing.
 void add_even_cuts(std::vector<TensorSpec>& specs, std::uint64_t n);
+
+/// A rectangle of one tensor, or all of it.
+struct Slice {
+  std::string tensor;        ///< its name
+  std::optional<Rect> rect;  ///< nothing: the whole tensor
+};
+
+/// The rows of rank `index` of `count`: as many for each, and one more for the first few where they do not divide
+/// evenly. A 1-D tensor is one row.
+///   - Errc::not_found: no such tensor.
+///   - Errc::invalid_argument: no such rank, or more ranks than rows.
+Result<Slice> row_slice(const Layout& layout, std::string_view tensor, std::uint64_t index, std::uint64_t count);
+/// The same of columns.
+Result<Slice> col_slice(const Layout& layout, std::string_view tensor, std::uint64_t index, std::uint64_t count);
+
+/// Whose memory: the host's, or a CUDA device's.
+struct Device {
+  static constexpr std::int32_t kHost = -1;
+  std::int32_t ordinal = kHost;  ///< CUDA ordinal within the process, or kHost
+
+  bool is_host() const noexcept { return ordinal == kHost; }
+  bool operator==(const Device&) const = default;
+};
+std::string to_string(Device device);  ///< "host", "cuda:1"
+
+/// What a model directory needs besides its tensors' bytes: how they are split into files, and all other files. It
+/// travels with a layout, of whose digest it is no part. Empty: directories get one file, model.safetensors.
+struct Sidecar {
+  /// A file of the directory.
+  struct File {
+    std::string name;  ///< relative, no "..", e.g. "model-00001-of-00004.safetensors", "tokenizer/vocab.json"
+    /// Of a weight file its exact safetensors header, the 8 bytes of length and the JSON; of any other all of it.
+    std::vector<std::byte> bytes;
+    /// Of a weight file: layout indices of the tensors whose bytes follow the header, in this order, without gaps.
+    std::vector<std::uint32_t> tensors = {};
+  };
+  std::vector<File> weights;
+  std::vector<File> others;  ///< config.json, tokenizer.json, model.safetensors.index.json …
+
+  bool empty() const noexcept { return weights.empty() && others.empty(); }
+  std::vector<std::byte> encode() const;
+  /// What encode() gave.
+  ///   - Errc::corrupt: names that are not relative or not unique, headers of another size, tensors that `layout`
+  ///     does not have or that are there twice.
+  static Result<Sidecar> decode(std::span<const std::byte> encoded, const Layout& layout);
+};
+
+/// A sidecar for a layout that did not come from a directory: one `model.safetensors` with all tensors.
+Sidecar make_sidecar(const Layout& layout);
+
+/// A model directory that is open for reading: its files are mapped, nothing is copied. Immutable; any thread.
+///
+/// ```cpp
+/// DS_ASSIGN(const HfModel model, HfModel::open("/models/qwen3-8b"));
+/// std::printf("%zu tensors\n", model.layout()->tensors().size());
+/// ```
+class HfModel {
+ public:
+  /// Of `dir`: `model.safetensors`, or all files that `model.safetensors.index.json` names, or every `*.safetensors` in
+  /// name order. The layout has them in this order, and the tensors of each as they lie in it. `tensor_parallel`: cuts
+  /// by add_even_cuts(). Other files larger than `other_file_bytes_max`, and *.bin, *.pt …, are left out of the
+  /// sidecar. Errors name file and tensor:
+  ///   - Errc::not_found, Errc::permission, Errc::io: the directory, or a file of it.
+  ///   - Errc::corrupt, Errc::unsupported: no safetensors, or a dtype that is not known.
+  static Result<HfModel> open(const std::filesystem::path& dir, std::uint64_t tensor_parallel = 1,
+                              std::uint64_t other_file_bytes_max = std::uint64_t{64} << 20);
+
+  const LayoutPtr& layout() const noexcept { return layout_; }
+  const Sidecar& sidecar() const noexcept { return sidecar_; }
+  /// Row-major bytes of a tensor (layout index), valid while this object lives.
+  std::span<const std::byte> tensor(std::uint32_t index) const;
+
+  HfModel(HfModel&&) noexcept;
+  HfModel& operator=(HfModel&&) noexcept;
+  ~HfModel();
+
+ private:
+  HfModel();
+  struct Mapping;
+  LayoutPtr layout_;
+  Sidecar sidecar_;
+  std::vector<std::unique_ptr<Mapping>> files_;
+  std::vector<std::span<const std::byte>> tensors_;
+};
 
 }  // namespace deltasync

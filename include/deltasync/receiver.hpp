@@ -1,101 +1,92 @@
-// The rollout side: connect → bind a target → pull() → StagedUpdate → commit() or rollback().
+// The rollout side: connect → bind a target → pull() → StagedUpdate → commit() or rollback(). receiver.md and
+// targets.md are the guides.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
-#include <stop_token>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "deltasync/deadline.hpp"
-#include "deltasync/hf.hpp"
 #include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
-#include "deltasync/subscription.hpp"
+#include "deltasync/target.hpp"
 #include "deltasync/tls.hpp"
 #include "deltasync/version.hpp"
 
 namespace deltasync {
 
-/// Keeps the versions. Opaque here: made by the functions at the end of this file, handed to Receiver::bind.
-class Target;
-struct DeleteTarget {
-  void operator()(Target* target) const noexcept;
-};
-using TargetPtr = std::unique_ptr<Target, DeleteTarget>;
-
 /// What to do when a full transfer is needed while a version is live in the target.
-enum class FullOverLive : std::uint8_t {
+enum class FullUpdatePolicy : std::uint8_t {
   stage,     ///< keep the live version until commit; needs host memory for a second copy
   in_place,  ///< overwrite in place: current() is empty until the pull is whole. Only while the engine is paused
-  refuse,    ///< fail with no_space
+  refuse,    ///< fail with Errc::no_space
 };
 
 /// What to do when the agent serves a version of an older epoch than the target holds: by another trainer, which never
-/// heard of the one that published that (it runs elsewhere, or began anew).
+/// heard of the one that published that (it runs elsewhere, or was started again).
 enum class OlderEpoch : std::uint8_t {
   follow,  ///< take it: the agent is the one that the user pointed to
   wait,    ///< for a version of the epoch that is held, or of a later one, until the deadline
-  fail,    ///< version_conflict
+  fail,    ///< Errc::version_conflict
 };
 
 struct ReceiverOptions {
-  std::string endpoint;  ///< "HOST:PORT" of an agent
-  std::string token;     ///< shared secret; empty: none, or that which a local agent of this user made
-  TlsOptions tls;        ///< as its client; none by default
-  unsigned streams = 4;  ///< parallel data connections, 1 to 64; a thread each (pull()'s caller is one of them)
-  /// Threads that compute digests, apply updates and copy, 1 to 256, the calling thread included; they sleep
-  /// otherwise. 0 = one for each hardware thread, at most 16.
+  std::string endpoint = {};  ///< "HOST:PORT" of an agent
+  std::string token = {};     ///< shared secret; empty: none, or that which a local agent of this user made
+  TlsOptions tls = {};        ///< as its client; none by default
+  unsigned streams = 4;       ///< parallel data connections, 1 to 64; a thread each (pull()'s caller is one of them)
+  /// Threads that compute digests, apply updates and copy, 1 to 256, the calling thread included; they sleep otherwise.
+  /// 0: one for each hardware thread, at most 16.
   unsigned threads = 0;
   /// CPUs that the receiver's own threads run on, such as "0-7,16": those near the memory (or the device) that it
-  /// writes, whose pages then come from there too. Empty = where connect()'s caller may run. The caller's thread is
-  /// left alone. invalid_argument if one is not there or not open to this process.
-  std::string cores;
-  FullOverLive full_over_live = FullOverLive::stage;
-  /// Host memory that the frames of one delta may take; a larger one becomes a full update, unless full_over_live
-  /// refuses those or the version is wanted by number or label (then a delta as large as the model is the limit, beyond
-  /// it no_space). As much again may be taken by its changes in decoded form, which shorten the commit; those that find
-  /// no room are decoded twice. That memory stays for the next update. 0 = a quarter of the model, at least 16 MiB.
+  /// writes, whose pages then come from there too. Empty: where connect()'s caller may run. The caller's thread is left
+  /// alone.
+  std::string cores = {};
+  FullUpdatePolicy full_update_policy = FullUpdatePolicy::stage;
+  /// Host memory that the frames of one delta may take, in bytes; a larger one becomes a full update, unless
+  /// full_update_policy refuses those or the version is wanted by number or label (then a delta as large as the model
+  /// is the limit, beyond it Errc::no_space). As much again may be taken by its changes in decoded form, which shorten
+  /// the commit. That memory stays for the next update. 0: a quarter of the model, at least 16 MiB.
   std::uint64_t delta_bytes_max = 0;
   /// Speed of the link from the agent in gigabits per second. On a slow one full transfers come packed (about two
-  /// thirds of the bytes of bf16 weights), where that is sooner, for some work on both ends. 0 = measured in earlier
-  /// transfers, and at the beginning of a long one; an agent on the same host and a link that is not known count as
-  /// fast. Say it where a tunnel or a quota hides the truth.
+  /// thirds of the bytes of bf16 weights), where that is sooner. 0: measured. Say it where a tunnel or a quota hides
+  /// the truth.
   double link_gbps = 0;
-  /// Tiles re-read in full after each delta, round robin; 0 = none. Copies of their elements too, as long as there is
-  /// memory to read those with (else the log says receiver does_not_read_copies).
+  /// Tiles re-read in full after each delta, round robin, copies of their elements too; 0: none.
   std::uint64_t scrub_tiles = 8;
-  /// After each commit all of live memory is attested (deltasync/attest.hpp): read where it is, on a device by the
-  /// device, copies of elements too. What is not the version's fails the commit with corrupt, naming tile and tensor.
-  /// Binding a target takes what copies are read with (on devices some staging memory).
+  /// After each commit all of live memory is attested, as by Receiver::attest(). What is not the version's fails the
+  /// commit with Errc::corrupt, naming tile and tensor.
   bool attest_commits = false;
-  /// For pulls of Kind::newest and Kind::newer. Said in the log, once. Who names a version gets what is named.
+  /// For pulls of the newest version and of a newer one. Said in the log, once. Who names a version gets what is named.
   OlderEpoch on_older_epoch = OlderEpoch::follow;
   std::string name = "receiver";  ///< for the agent's log and status
 };
 
-/// What a pull asks for.
+/// What a pull asks for: by default the newest version, for which "up to date" is an answer.
+///
+/// ```cpp
+/// auto newest = receiver.pull();
+/// auto next = receiver.pull({.newer = true});
+/// auto named = receiver.pull({.label = "global_step_1200"});
+/// auto numbered = receiver.pull({.number = 1200});
+/// ```
 struct Want {
-  enum class Kind : std::uint8_t {
-    newest,  ///< what the agent serves; up to date is an answer
-    newer,   ///< the same, once it is another version than the target holds, and not an earlier one of its epoch
-    number,  ///< `number` of the newest epoch, or of `epoch`; waited for if it is still to come, `gone` if past
-    label,   ///< the version with this label; likewise, but an unknown label is waited for
-  };
-  Kind kind = Kind::newest;
-  std::uint64_t number = 0;
-  std::string label;
-  std::uint64_t epoch = 0;  ///< with Kind::number: of this one; 0: of the newest
-  /// How long to wait until the agent has it, the time without an agent included; then timed_out, which is no failure.
-  /// An agent that has been asked is heard out, for five seconds or so. The pull's deadline bounds this and the
-  /// transfer, and nothing else does if this is unset.
-  std::optional<std::chrono::milliseconds> wait_max{};
+  /// This number of the newest epoch, or of `epoch`. It is waited for if it is still to come, and Errc::gone if past.
+  std::optional<std::uint64_t> number = std::nullopt;
+  /// The version with this label; likewise, and an unknown label is waited for. Not together with `number`.
+  std::string label = {};
+  /// The newest, once it is another version than the target holds, and not an earlier one of its epoch. Without meaning
+  /// for a version that is named.
+  bool newer = false;
+  std::uint64_t epoch = 0;  ///< with `number`: of this one; 0: of the newest
+  /// How long to wait until the agent has it, the time without an agent included; then Errc::timed_out, which is no
+  /// failure. An agent that has been asked is heard out, for five seconds or so. Nothing: until the call's deadline,
+  /// which bounds this and the transfer.
+  std::optional<std::chrono::milliseconds> wait_max = std::nullopt;
 };
 
 enum class PullMode : std::uint8_t { up_to_date, delta, full };
@@ -112,7 +103,7 @@ struct PullReport {
   std::uint64_t tiles = 0;           ///< received
   std::uint64_t changed = 0;         ///< elements changed (delta)
   std::uint32_t delta_steps = 0;     ///< versions stepped through
-  std::uint32_t replans = 0;         ///< times the plan was made anew (lease revoked, agent restarted)
+  std::uint32_t replans = 0;         ///< times the plan was made again (lease revoked, agent restarted)
   std::uint32_t stream_restarts = 0;
   std::uint32_t repaired_tiles = 0;
   bool packed = false;    ///< full: some or all tiles came packed
@@ -121,6 +112,31 @@ struct PullReport {
   double verify_s = 0;    ///< of that, CPU time spent on digests (summed over threads)
   double commit_s = 0;    ///< set by commit()
   double attest_s = 0;    ///< likewise, with ReceiverOptions::attest_commits: what attesting took after it
+};
+
+/// A tile of live memory that is not the committed version's.
+struct TileMismatch {
+  std::uint64_t tile = 0;  ///< its number in the layout, for repair()
+  std::string tensor = {};
+  /// Empty: it is wrong where it is read. Else that is right, and this live memory has a copy (a tied weight, a
+  /// replica) with something else in it: the first of them.
+  std::string copy_in = {};
+
+  bool operator==(const TileMismatch&) const = default;
+};
+/// "tile 88 (model.layers.3.mlp.up_proj.weight)", or "tile 7 (lm_head.weight), the copy in embed_tokens".
+std::string to_string(const TileMismatch& mismatch);
+
+/// What repair() or restore() wrote into live memory.
+struct RepairReport {
+  Version version;                   ///< that live memory has now, or has still: the committed one
+  std::uint64_t tiles = 0;           ///< written
+  std::uint64_t bytes = 0;           ///< of these tiles
+  std::uint64_t fetched = 0;         ///< tiles that came from the agent; the others came from the target's shadow
+  std::uint64_t wire_bytes = 0;      ///< received, headers and handshakes counted
+  std::uint64_t metadata_bytes = 0;  ///< of wire_bytes: everything that is not tile data
+  double total_s = 0;                ///< all of it, seconds
+  double attest_s = 0;               ///< of that, reading live memory again
 };
 
 /// How far what a receiver holds is behind what its agent serves. Durations are the agent's, by its monotonic clock:
@@ -142,109 +158,160 @@ struct Lag {
   std::string last_error;
 };
 
-/// A verified update that is not yet visible. Dropped without commit() = rolled back. Not thread-safe: all calls, its
-/// destruction included, belong on the thread that calls the receiver. May outlive the receiver; then commit() fails.
+/// A verified update that is not yet visible. Destroyed without commit(), it is rolled back. All calls, its destruction
+/// included, belong on the thread that calls the receiver. It may outlive the receiver; then commit() fails.
 class StagedUpdate {
  public:
   virtual ~StagedUpdate() = default;
+  /// Valid while the update lives.
   virtual const PullReport& report() const = 0;
-  /// Makes the version visible in the target; on error, timed_out at the deadline included, the target is on the
-  /// version that it had before. The deadline bounds the work on tiles; a flush to disk that has begun is not cut
-  /// short. What takes a failed commit back may last ten seconds longer, so that the version before is not lost. With
-  /// ReceiverOptions::attest_commits an attestation that fails, or finds live memory wrong (corrupt), takes the commit
-  /// back like rollback(); where that cannot be (after a full update in place) the target has no version any more. The
-  /// message says which, and whether what is wrong was wrong in the version before, too: then that is what current()
-  /// names, with the damage that it had, until Receiver::pull replaces it or repair() mends it.
-  virtual Status commit(Deadline deadline) = 0;
-  /// With ten minutes.
-  Status commit() { return commit(Deadline::after(std::chrono::minutes(10))); }
-  /// Before commit(): forgets the staged bytes. After commit(), until the next pull: restores the version before,
-  /// bit for bit (unsupported after a full update in place). The memory that this needs is given back by the next pull,
-  /// or when this object is destroyed: keep it only as long as the way back may be wanted.
+  /// Makes the version visible in the target. On error the target is on the version that it had before; what takes a
+  /// failed commit back may last ten seconds longer than the deadline, so that it is not lost. The deadline bounds the
+  /// work on tiles; a flush to disk that has begun is not cut short, and a stop ends no commit that has begun.
+  ///
+  /// With ReceiverOptions::attest_commits an attestation that fails, or finds live memory wrong, takes the commit back
+  /// like rollback(). Where that cannot be (after a full update in place) the target has no version any more. The
+  /// message says which, and whether what is wrong was wrong in the version before, too.
+  ///   - Errc::timed_out, Errc::cancelled: before anything was written the update stays staged, for another commit().
+  ///   - Errc::corrupt: what was staged, or what is in live memory, is not the version.
+  ///   - Errc::io, Errc::no_space: a device's or a disk's.
+  ///   - Errc::invalid_argument: a later pull has begun, or the receiver is gone.
+  virtual Status commit(const CallOptions& call = {}) = 0;
+  /// Before commit(): forgets the staged bytes. After it, until the next pull: restores the version before, bit for
+  /// bit. The memory that this needs is given back by the next pull, or when this object is destroyed.
+  ///   - Errc::unsupported: after a full update in place, or if the target does not support it (supports_rollback()).
+  ///   - Errc::io: a device's; the version may be lost.
   virtual Status rollback() = 0;
 };
 
-/// One receiver of one agent. Not thread-safe: one thread calls it at a time. Reconnects by itself.
+/// One receiver of one agent. One thread calls it at a time, but for lag(). It connects again by itself.
 ///
-/// Calls that take a `stop` end soon after it is requested, by any thread or a stop that was requested before, with
-/// `cancelled`, whatever they are doing; a call that has failed for another reason by then says that reason. What the
-/// call leaves behind is what it would leave at its deadline.
+/// ```cpp
+/// const CallOptions minute = CallOptions::within(std::chrono::minutes(1));
+/// DS_ASSIGN(const auto mine, Receiver::connect({.endpoint = "127.0.0.1:7070"}, minute));
+/// DS_TRY(mine->bind(make_host_target(mine->layout()), minute));
+/// DS_ASSIGN(const auto staged, mine->pull({.newer = true}));
+/// DS_TRY(staged->commit());
+/// std::printf("%s: %s\n", staged->report().version.label.c_str(), to_string(staged->report().mode).data());
+/// ```
 class Receiver {
  public:
-  /// Connects, authenticates and fetches the layout. Errors: connection, unauthenticated (the token, or the
-  /// certificate of either side), unsupported (only one side speaks TLS), timed_out, cancelled, no_space (no thread to
-  /// be had), and what is wrong with files of `tls`. An agent without a layout yet is waited for until the deadline.
-  static Result<std::unique_ptr<Receiver>> connect(ReceiverOptions options, Deadline deadline,
-                                                   std::stop_token stop = {});
+  /// Connects, authenticates and fetches the layout. An agent without a layout yet is waited for.
+  ///   - Errc::connection: nobody there; one that begins to listen later is not waited for.
+  ///   - Errc::unauthenticated: the token, or the certificate of either side.
+  ///   - Errc::unsupported: only one side speaks TLS, or none of the agent's protocols.
+  ///   - Errc::invalid_argument: options that cannot be, such as `cores` that are not open to this process.
+  ///   - Errc::no_space: no thread to be had.
+  ///   - Errc::not_found, Errc::permission, Errc::corrupt: files of `tls`.
+  ///   - Errc::timed_out, Errc::cancelled.
+  static Result<std::unique_ptr<Receiver>> connect(ReceiverOptions options, const CallOptions& call = {});
   virtual ~Receiver() = default;
 
   virtual const LayoutPtr& layout() const = 0;
   virtual const Sidecar& sidecar() const = 0;
 
-  /// Takes the target that keeps the versions. A directory target that already holds a version of this layout is
-  /// verified and resumes from it (this reads all of it: timed_out if that takes longer than the deadline allows, and
-  /// the target bound before stays; cancelled likewise). layout_mismatch if the target was made for another layout.
-  ///
-  /// With a subscription only the tiles of its slices are pulled, verified and kept, over one and the same chain of
-  /// versions as the whole model; what else the target's memory holds is left alone. Errors: not_found and out_of_range
-  /// name the slice, unsupported if the target keeps whole models only. Another subscription needs another target.
-  virtual Status bind(TargetPtr target, const Subscription& subscription, Deadline deadline,
-                      std::stop_token stop = {}) = 0;
+  /// Takes the target that keeps the versions, and which slices of the model it keeps; none: the whole model. Only the
+  /// slices' tiles are pulled, verified and kept, over one and the same chain of versions; what else the target's
+  /// memory holds is left alone. A directory target that already holds a version of this layout is verified, which
+  /// reads all of it, and goes on from that. On error the target bound before stays.
+  ///   - Errc::layout_mismatch: the target was made for another layout.
+  ///   - Errc::not_found, Errc::out_of_range: a slice, which is named.
+  ///   - Errc::unsupported: the target keeps whole models only, or has other slices.
+  ///   - Errc::no_space: memory that the target needs.
+  ///   - Errc::timed_out, Errc::cancelled.
+  virtual Status bind(std::unique_ptr<Target> target, const std::vector<Slice>& slices, const CallOptions& call) = 0;
   /// To the whole model.
-  Status bind(TargetPtr target, Deadline deadline, std::stop_token stop = {}) {
-    return bind(std::move(target), Subscription(), deadline, std::move(stop));
+  Status bind(std::unique_ptr<Target> target, const CallOptions& call = {}) {
+    return bind(std::move(target), std::vector<Slice>(), call);
   }
-  /// The bound target, or null.
+  /// The bound target, or null. Valid until the next bind().
   virtual Target* target() = 0;
-  /// What bind() took; the whole model before it.
-  virtual const Subscription& subscription() const = 0;
-  /// ReceiverOptions::full_over_live.
-  virtual FullOverLive full_over_live() const = 0;
-  /// True if the bound target can go back after a commit. False of a relay's (relay_target.hpp), whose receivers may
-  /// have the version by then, and where no target is bound.
-  virtual bool takes_commits_back() const = 0;
+  /// What bind() took; none: the whole model.
+  virtual const std::vector<Slice>& slices() const = 0;
+  /// ReceiverOptions::full_update_policy.
+  virtual FullUpdatePolicy full_update_policy() const = 0;
+  /// Whether the bound target can go back after a commit. False of a relay's, whose receivers may have the version by
+  /// then, and where no target is bound.
+  virtual bool supports_rollback() const = 0;
 
   /// Brings the wanted version into staging, verified. On error the target keeps its version and can pull again. What a
-  /// full update had verified before timed_out, cancelled or connection is kept for the next pull; a delta begins anew.
-  /// Errors: gone, timed_out and cancelled (name the stage), layout_mismatch (the trainer has a new layout, or a
-  /// directory target would get other side files: connect again), connection, no_space, corrupt.
-  virtual Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline,
-                                                     std::stop_token stop = {}) = 0;
+  /// full update had verified by then is kept for the next pull; a delta begins again.
+  ///   - Errc::gone: the wanted version is past; the message lists what there is.
+  ///   - Errc::timed_out, Errc::cancelled: the message names the stage.
+  ///   - Errc::layout_mismatch: the trainer has a new layout, or a directory target would get other side files:
+  ///     connect again.
+  ///   - Errc::version_conflict: by OlderEpoch::fail.
+  ///   - Errc::no_space: for staging; by FullUpdatePolicy::refuse.
+  ///   - Errc::connection, Errc::corrupt: it did not come, or not as it was sent.
+  virtual Result<std::unique_ptr<StagedUpdate>> pull(const Want& want = {}, const CallOptions& call = {}) = 0;
+  /// Whether `want` (a number or a label) still means this staged version. A trainer that was started again gives the
+  /// same numbers and labels to other weights: what was staged before is not meant any more, and neither is what the
+  /// agent does not remember. One question; nothing is transferred, and what is staged stays.
+  ///   - Errc::invalid_argument: it is no longer staged, or another kind of want.
+  ///   - Errc::layout_mismatch, Errc::unauthenticated, Errc::timed_out, Errc::cancelled.
+  virtual Result<bool> is_current(const StagedUpdate& staged, const Want& want, const CallOptions& call = {}) = 0;
 
   /// The committed version, or nothing.
   virtual std::optional<Version> current() const = 0;
+  /// How far behind it is now. Any thread, during any other call; only the receiver's destruction waits for it. Asks
+  /// the agent, on a connection of its own, for five seconds at most. Never fails: Lag::last_error says why it could
+  /// not.
+  virtual Lag lag(const CallOptions& call = {}) const = 0;
 
-  /// How far behind it is now. Any thread, during any other call; only the receiver's destruction must wait for it.
-  /// Asks the agent, on a connection of its own, for five seconds at most; never fails (Lag::last_error says why it
-  /// could not).
-  virtual Lag lag(Deadline deadline, std::stop_token stop = {}) const = 0;
+  /// The tiles whose elements in live memory are not those of the committed version, in order; empty: all are as they
+  /// were committed. All of live memory is read, on a device by the device; first the places that elements are read
+  /// from, then their copies where those are right. What differs was written by another program, or the memory is
+  /// broken: repair() brings these tiles again.
+  ///   - Errc::not_found: nothing is committed.
+  ///   - Errc::invalid_argument: no target is bound.
+  ///   - Errc::no_space: copies on devices take some staging memory, once.
+  ///   - Errc::io: a device's. Errc::timed_out, Errc::cancelled.
+  ///
+  /// ```cpp
+  /// DS_ASSIGN(const auto wrong, receiver.attest());
+  /// for (const TileMismatch& tile : wrong) std::fprintf(stderr, "%s\n", to_string(tile).c_str());
+  /// DS_TRY(receiver.repair(wrong));
+  /// ```
+  virtual Result<std::vector<TileMismatch>> attest(const CallOptions& call = {}) = 0;
+
+  /// Writes these tiles of the committed version again into all of their places, verified, and attests them: those that
+  /// the target's shadow has from there, all others from the agent, which sends these tiles and no others. The version
+  /// stays what it is. Live memory is written: the engine may not compute with it meanwhile. On error some tiles may be
+  /// repaired, and none has become worse.
+  ///   - Errc::not_found: nothing is committed.
+  ///   - Errc::out_of_range, Errc::invalid_argument: there is no such tile, or the target does not keep it.
+  ///   - Errc::gone: the agent serves another version by now; the next pull is a full one.
+  ///   - Errc::corrupt: a tile, which is named, is wrong again right after it was written, or came wrong.
+  ///   - Errc::unsupported: a directory target, whose files nobody else may write.
+  ///   - Errc::io: a device's, while it was written: there is no version any more; pull again.
+  ///   - Errc::connection, Errc::timed_out, Errc::cancelled.
+  virtual Result<RepairReport> repair(std::span<const std::uint64_t> tiles, const CallOptions& call = {}) = 0;
+  /// All that attest() found.
+  Result<RepairReport> repair(std::span<const TileMismatch> mismatches, const CallOptions& call = {});
+
+  /// Gives live memory up, so that the engine can sleep: nothing touches it once this has returned without an error.
+  /// The shadow keeps its version. current() is empty, and pulls fail with Errc::invalid_argument, until restore().
+  /// What is under way is forgotten: what is staged, a full update that was pulled in part, the rollback of the last
+  /// commit.
+  ///   - Errc::unsupported: the target has no shadow (PlacedTargetOptions::shadow).
+  ///   - Errc::timed_out, Errc::cancelled, Errc::io: a device may still write to live memory, which must be kept
+  ///     until a later call succeeds.
+  ///
+  /// ```cpp
+  /// DS_TRY(receiver.release());  // the engine's memory may go now …
+  /// DS_TRY(receiver.restore());  // … and is there again, at the same addresses
+  /// ```
+  virtual Status release(const CallOptions& call = {}) = 0;
+  /// Writes all of live memory from the shadow, each tile verified on its way: after release(), or after a failure by
+  /// which live memory lost its version. It is at the addresses that the placement names, with whatever in it. Nothing
+  /// comes over the network. A commit before it cannot be rolled back any more. On error the shadow still has its
+  /// version.
+  ///   - Errc::unsupported: the target has no shadow.
+  ///   - Errc::not_found: the shadow has no version.
+  ///   - Errc::corrupt: a tile of the shadow is wrong, or (with attest_commits) live memory does not keep what is
+  ///     written: pull again.
+  ///   - Errc::io: a device's. Errc::timed_out, Errc::cancelled.
+  virtual Result<RepairReport> restore(const CallOptions& call = {}) = 0;
 };
-
-/// Keeps one version in host memory, laid out like a half (Tensor::offset). `memory` is not owned and must hold
-/// layout->half_bytes(); empty = the target allocates. With a subscription only its tiles are valid. Own memory then
-/// has pages (of 2 MiB) for the rows of these tiles only, so that a slice of rows takes its own size, one of columns
-/// its tensor's; other bytes are zero, or in the user's memory what they were.
-TargetPtr make_host_target(LayoutPtr layout, std::span<std::byte> memory = {});
-/// The memory of a host target (empty span for any other kind, and for own memory before the first pull). Memory given
-/// by the user keeps its address. Own memory changes place at the commit of a full update over a live version and at a
-/// rollback of one, and is unmapped with the target: ask again after each commit, and do not read the old span.
-std::span<const std::byte> host_target_memory(const Target& target);
-
-/// Keeps HF model directories: `out/versions/<epoch>-<number>/…` are immutable, the symlink `out/current` names the
-/// committed one and is swapped atomically. The version before is patched forward only if no process has its
-/// files open or mapped; else a new directory is written. Directories older than that are removed when unused.
-struct HfTargetOptions {
-  /// Each version is on the disk before it is committed (fsync of its files, its directory and the link): a power
-  /// failure leaves the committed version. Without it, whatever the system has written by then.
-  bool flush = true;
-  /// Bytes of the disk that a new directory leaves free: whoever else writes there goes on. Nothing: 5 % of the file
-  /// system, 1 GiB at most. What does not fit is no_space before anything is written.
-  std::optional<std::uint64_t> disk_reserve_bytes = std::nullopt;
-  /// Versions may go into a directory that holds a model of somebody else: beside it, and whoever loads the directory
-  /// itself goes on loading that one.
-  bool beside_model = false;
-};
-Result<TargetPtr> make_hf_target(LayoutPtr layout, Sidecar sidecar, std::filesystem::path out,
-                                 HfTargetOptions options = {});
 
 }  // namespace deltasync

@@ -1,10 +1,12 @@
-// Errors are values: every fallible call returns Result<T>. An Error has a closed code (what a program
-// branches on) and a message that grows a context prefix at each hop (what a person reads).
+// How calls begin and end. Every call that can fail returns a Result, and every call that can wait takes CallOptions.
+// An Error has a closed code, on which a program branches, and a message for people, which grows a prefix at each hop.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -13,7 +15,7 @@
 
 namespace deltasync {
 
-/// What went wrong, in the terms in which a caller can react. Closed: new conditions map to one of these.
+/// What went wrong, in the terms in which a caller can react. The list is closed: a new condition gets one of these.
 enum class Errc : std::uint8_t {
   invalid_argument,  ///< the caller passed something that can never work
   out_of_range,      ///< an index, slice or offset outside its tensor, tile grid or region
@@ -43,7 +45,7 @@ enum class Errc : std::uint8_t {
 /// Stable lower-case name of a code, e.g. "lease_revoked".
 std::string_view to_string(Errc code) noexcept;
 
-/// A failed call. Cheap to move, never empty.
+/// Why a call failed. A value: cheap to move, never empty, without a lock.
 class [[nodiscard]] Error {
  public:
   Error(Errc code, std::string message) : code_(code), message_(std::move(message)) {}
@@ -75,18 +77,23 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Either a T or an Error. Reading the wrong one aborts with the message.
+/// What a call returned, or why it failed. Thread-safe as T is. Reading the wrong one of the two ends the process with
+/// the message on stderr.
+///
+/// ```cpp
+/// const Result<LayoutPtr> layout = Layout::build({{.name = "w", .dtype = Dtype::f32, .shape = {4, 4}}});
+/// if (!layout) std::fprintf(stderr, "%s\n", layout.error().to_string().c_str());
+/// ```
 template <class T>
 class [[nodiscard]] Result {
  public:
-  using value_type = T;
-
   Result(T value) : v_(std::in_place_index<0>, std::move(value)) {}      // NOLINT(google-explicit-constructor)
   Result(Error error) : v_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
 
   bool ok() const noexcept { return v_.index() == 0; }
   explicit operator bool() const noexcept { return ok(); }
 
+  /// The value; also by `*` and `->`.
   T& value() & { return check(), *std::get_if<0>(&v_); }
   const T& value() const& { return check(), *std::get_if<0>(&v_); }
   T&& value() && { return check(), std::move(*std::get_if<0>(&v_)); }
@@ -115,20 +122,40 @@ class [[nodiscard]] Result {
   std::variant<T, Error> v_;
 };
 
-/// Success without a value.
-struct Ok {};
+/// Success has no value.
 template <>
-class [[nodiscard]] Result<void> : public Result<Ok> {
+class [[nodiscard]] Result<void> : public Result<std::monostate> {
  public:
-  Result() : Result<Ok>(Ok{}) {}
-  Result(Ok) : Result<Ok>(Ok{}) {}                       // NOLINT(google-explicit-constructor)
-  Result(Error error) : Result<Ok>(std::move(error)) {}  // NOLINT(google-explicit-constructor)
+  Result() : Result<std::monostate>(std::monostate()) {}
+  Result(Error error) : Result<std::monostate>(std::move(error)) {}  // NOLINT(google-explicit-constructor)
   Result with_context(std::string_view context) && {
     if (!ok()) return std::move(*this).error().with_context(context);
     return {};
   }
 };
 using Status = Result<void>;
+
+/// How long a call may take, and what ends it sooner. `{}` sets no limit: the call takes as long as it needs.
+///
+/// ```cpp
+/// const auto in_a_minute = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+/// auto update = receiver.pull({.newer = true}, {.deadline = in_a_minute, .stop = stop});
+/// auto other = receiver.pull({.newer = true}, CallOptions::within(std::chrono::minutes(1)));
+/// ```
+struct CallOptions {
+  /// When the call fails with Errc::timed_out, naming what it waited for. It begins nothing then that would go on.
+  /// By default there is no deadline. One that has passed already makes a call look once, and not wait.
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+  /// Ends the call soon after any thread requested it, or at once if it was requested before, with Errc::cancelled. A
+  /// call that has failed for another reason by then says that reason. What it leaves behind is what it would leave at
+  /// its deadline. By default nothing stops the call.
+  std::stop_token stop = {};
+
+  /// A deadline so long from now.
+  static CallOptions within(std::chrono::nanoseconds limit, std::stop_token stop = {}) {
+    return {.deadline = std::chrono::steady_clock::now() + limit, .stop = std::move(stop)};
+  }
+};
 
 }  // namespace deltasync
 

@@ -82,7 +82,8 @@ class Ring {
 /// What belongs to the process and not to a thread.
 struct Registry {
   std::mutex mutex;
-  TraceOptions options;        // protected by mutex, as all below
+  std::string process;  // protected by mutex, as all below
+  std::uint32_t spans_per_thread = 0;
   std::uint32_t sessions = 0;  // a child of fork() counts on, so that no span of its parent's is taken for its own
   bool started = false;
   std::vector<std::shared_ptr<Ring>> rings;  // in the order of the threads' first spans
@@ -157,8 +158,8 @@ void attach(std::uint32_t session) noexcept {
       all.lost += (*old)->recorded();
       all.rings.erase(old);
     }
-    auto ring = std::make_shared<Ring>(all.options.spans_per_thread, static_cast<std::int32_t>(::syscall(SYS_gettid)),
-                                       thread_name());
+    auto ring =
+        std::make_shared<Ring>(all.spans_per_thread, static_cast<std::int32_t>(::syscall(SYS_gettid)), thread_name());
     all.rings.push_back(ring);
     t_local.ring = std::move(ring);
   } catch (const std::exception&) {
@@ -277,7 +278,7 @@ Record snapshot() {
     Registry& all = registry();
     const std::lock_guard lock(all.mutex);
     record.started = all.started;
-    record.process = all.options.process;
+    record.process = all.process;
     record.tracks.assign(all.tracks.begin(), all.tracks.end());
     record.versions.assign(all.versions.begin(), all.versions.end());
     record.clocks.assign(all.clocks.begin(), all.clocks.end());
@@ -292,23 +293,23 @@ Record snapshot() {
 
 namespace deltasync {
 
-void start_trace(const TraceOptions& options) {
+void start_timeline(std::string process, std::uint32_t spans_per_thread) {
   trace::clock_id();  // made now, not by a thread that a fork may come upon in the middle
   trace::Registry& all = trace::registry();
   const std::lock_guard lock(all.mutex);
   trace::detail::session.store(0, std::memory_order_relaxed);
-  all.options = options;
-  all.options.spans_per_thread = std::max(options.spans_per_thread, 1u);
+  all.process = std::move(process);
+  all.spans_per_thread = std::max(spans_per_thread, 1u);
   all.clear();
   all.started = true;
   trace::detail::session.store(++all.sessions, std::memory_order_relaxed);
 }
 
-void stop_trace() {
+void stop_timeline() {
   trace::detail::session.store(0, std::memory_order_relaxed);
 }
 
-bool tracing() noexcept {
+bool timeline_is_on() noexcept {
   return trace::on();
 }
 

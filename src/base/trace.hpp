@@ -17,13 +17,13 @@
 #include <vector>
 
 #include "deltasync/layout.hpp"
-#include "deltasync/trace.hpp"
+#include "deltasync/timeline.hpp"
 #include "deltasync/version.hpp"
 
 namespace deltasync::trace {
 
 namespace detail {
-inline std::atomic<std::uint32_t> session{0};  ///< of start_trace(); 0: off, as in a child of fork() at first
+inline std::atomic<std::uint32_t> session{0};  ///< of start_timeline(); 0: off, as in a child of fork() at first
 }
 
 inline bool on() noexcept {

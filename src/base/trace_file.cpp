@@ -202,7 +202,7 @@ std::string to_json(const Record& record) {
 
 namespace deltasync {
 
-Status write_trace(const std::filesystem::path& file) {
+Status write_timeline(const std::filesystem::path& file) {
   namespace fs = std::filesystem;
   const std::string context = "trace " + file.string();
   std::error_code none;

@@ -8,9 +8,10 @@
 #include <thread>
 #include <vector>
 
+#include "commit/commit.hpp"
+#include "commit/coordinator_machine.hpp"
 #include "commit/log_file.hpp"
 #include "commit/points.hpp"
-#include "deltasync/commit.hpp"
 
 namespace deltasync::commit {
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "deltasync/commit_protocol.hpp"
+#include "commit/coordinator_machine.hpp"
 
 namespace deltasync::commit {
 namespace {
@@ -360,7 +360,7 @@ Order CoordinatorMachine::order(std::uint32_t rank) const {
       o.want = s_.want;
       o.exact = s_.exact;
       // Newer than what the group serves. Who holds something else may hold what others are to pull yet.
-      if (o.want.kind == Want::Kind::newer && !(s_.group && r.holds == s_.group->id)) o.want.kind = Want::Kind::newest;
+      if (!(s_.group && r.holds == s_.group->id)) o.want.newer = false;
       return o;
     case Stage::preparing:
       if (r.phase == Phase::staged && in_round(r)) o.kind = OrderKind::prepare;

@@ -97,13 +97,13 @@ void CoordinatorServer::accept_all(const std::stop_token& stop) {
   ::pthread_setname_np(::pthread_self(), "ds-commit-port");
   std::uint64_t connections = 0;
   while (!stop.stop_requested()) {
-    auto fd = listener_.accept(Until(Deadline::after(limits_.silence), stop));
+    auto fd = listener_.accept(CallContext(Deadline::after(limits_.silence), stop));
     reap();
     if (tls_) tls_->run_maintenance();
     if (!fd) {
       if (fd.error().code() == Errc::timed_out || fd.error().code() == Errc::cancelled) continue;
       log::warn("commit_accept_failed error=\"{}\"", fd.error().to_string());
-      Until(Deadline::after(kAcceptPause), stop).pause(kAcceptPause);
+      CallContext(Deadline::after(kAcceptPause), stop).pause(kAcceptPause);
       continue;
     }
     if (!make_room()) continue;  // closed without a word

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/fd.hpp"
-#include "deltasync/commit_protocol.hpp"
 #include "deltasync/result.hpp"
+#include "format/commit_messages.hpp"
 
 namespace deltasync::commit {
 

@@ -6,8 +6,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/call_context.hpp"
 #include "base/log.hpp"
-#include "base/until.hpp"
 #include "commit/hooks.hpp"
 #include "commit/rank_link.hpp"
 #include "format/tile_set.hpp"
@@ -72,15 +72,15 @@ Result<std::unique_ptr<ParticipantImpl>> ParticipantImpl::start(ParticipantOptio
                  "rank " + std::to_string(options.rank) + " of " + std::to_string(options.ranks) + " ranks");
   }
   if (receiver.target() == nullptr) return Error(Errc::invalid_argument, "the receiver has no target yet");
-  if (receiver.full_over_live() == FullOverLive::in_place) {
+  if (receiver.full_update_policy() == FullUpdatePolicy::in_place) {
     return Error(Errc::invalid_argument,
                  "the receiver makes full updates in place: that would destroy the version which the group serves");
   }
-  if (!receiver.takes_commits_back()) {
+  if (!receiver.supports_rollback()) {
     return Error(Errc::unsupported,
                  "commits of the receiver's target are final: a group must be able to roll back to the version before");
   }
-  DS_ASSIGN(const TileSet tiles, TileSet::of(*receiver.layout(), receiver.subscription()));
+  DS_ASSIGN(const TileSet tiles, TileSet::of(*receiver.layout(), receiver.slices()));
   std::unique_ptr<RankLink> link;
   if (!options.exchange) {
     DS_ASSIGN(net::Endpoint where, net::parse_endpoint(options.coordinator));
@@ -166,7 +166,7 @@ Report ParticipantImpl::report() const {
   return said;
 }
 
-std::optional<Error> ParticipantImpl::trouble() const {
+std::optional<Error> ParticipantImpl::last_error() const {
   const std::lock_guard lock(mutex_);
   return trouble_;
 }
@@ -200,7 +200,7 @@ void ParticipantImpl::ask_all(const std::stop_token& stop) {
     } else if (is_replaced()) {
       return;
     } else {
-      Until(deadline, stop).pause(pause);
+      CallContext(deadline, stop).pause(pause);
       pause = std::min<std::chrono::milliseconds>(2 * pause, kRetryMax);
     }
   }
@@ -304,7 +304,7 @@ void ParticipantImpl::work_all(const std::stop_token& stop) {
     if (result.error && !stop.stop_requested()) {
       log::warn("commit_work_failed rank={} work={} error=\"{}\"", options_.rank, name, result.error->to_string());
       // Whatever is ordered meanwhile ends this: a new order to pull most of all.
-      if (work.kind == Work::Kind::catch_up) Until(Deadline::after(kWorkRetry), pull_stop).pause(kWorkRetry);
+      if (work.kind == Work::Kind::catch_up) CallContext(Deadline::after(kWorkRetry), pull_stop).pause(kWorkRetry);
     }
     std::optional<Version> held = receiver_.current();
     lock.lock();
@@ -357,12 +357,12 @@ WorkResult ParticipantImpl::run(const Work& work, Deadline pull_until, const std
   Status done;
   switch (work.kind) {
     case Work::Kind::none: break;
-    case Work::Kind::pull: done = pull(work, result, Until(pull_until, stop)); break;
+    case Work::Kind::pull: done = pull(work, result, CallContext(pull_until, stop)); break;
     case Work::Kind::pause: done = pause_engine(); break;
     case Work::Kind::commit: done = commit_staged(); break;
     case Work::Kind::roll_back: done = roll_back(); break;
     case Work::Kind::catch_up:
-      done = pull(work, result, Until(pull_until, stop));
+      done = pull(work, result, CallContext(pull_until, stop));
       if (done && stop.stop_requested()) done = cancelled_while("catching up");
       if (done) done = commit_staged();
       staged_.reset();
@@ -374,16 +374,16 @@ WorkResult ParticipantImpl::run(const Work& work, Deadline pull_until, const std
   return result;
 }
 
-Status ParticipantImpl::pull(const Work& work, WorkResult& result, const Until& until) {
+Status ParticipantImpl::pull(const Work& work, WorkResult& result, const CallContext& until) {
   staged_.reset();
   Want wanted = work.want;
   const VersionId exact = work.exact;
   if (exact.valid()) {
-    wanted.kind = Want::Kind::number;
+    wanted.label.clear();
     wanted.number = exact.number;
     wanted.epoch = exact.epoch;
   }
-  DS_ASSIGN(staged_, receiver_.pull(wanted, until.deadline(), until.stop()));
+  DS_ASSIGN(staged_, receiver_.pull(wanted, until));
   const PullReport& report = staged_->report();
   if (exact.valid() && report.version.id != exact) {
     Error wrong(Errc::gone, "asked for " + to_string(exact) + ", the agent has " + to_string(report.version));

@@ -8,9 +8,10 @@
 #include <stop_token>
 #include <thread>
 
-#include "base/until.hpp"
+#include "base/call_context.hpp"
+#include "commit/commit.hpp"
+#include "commit/participant_machine.hpp"
 #include "commit/points.hpp"
-#include "deltasync/commit.hpp"
 
 namespace deltasync::commit {
 
@@ -25,7 +26,7 @@ class ParticipantImpl final : public Participant {
   RankState state() const override;
   std::optional<Version> serving() const override;
   Report report() const override;
-  std::optional<Error> trouble() const override;
+  std::optional<Error> last_error() const override;
   Status resolve_by_pull() override;
 
  private:
@@ -49,7 +50,7 @@ class ParticipantImpl final : public Participant {
   Status pause_engine();
   Status resume_engine(const Version& version);
   WorkResult run(const Work& work, Deadline pull_until, const std::stop_token& stop);
-  Status pull(const Work& work, WorkResult& result, const Until& until);
+  Status pull(const Work& work, WorkResult& result, const CallContext& until);
   Status commit_staged();
   Status roll_back();
 

@@ -2,7 +2,7 @@
 // expel only, and by resolve_by_pull.
 #include <utility>
 
-#include "deltasync/commit_protocol.hpp"
+#include "commit/participant_machine.hpp"
 
 namespace deltasync::commit {
 

@@ -32,7 +32,7 @@ Result<M> receive(net::MessageSocket& socket, std::uint64_t request, Deadline de
 Result<Order> RankLink::exchange(const Report& report, Deadline deadline, const std::stop_token& stop) {
   if (socket_.open() && incarnation_ != report.incarnation) socket_.close();
   if (!socket_.open()) {
-    const Until until(deadline.earlier(Deadline::after(kJoinLimit)), stop);
+    const CallContext until(deadline.earlier(Deadline::after(kJoinLimit)), stop);
     if (auto joined = join(report, until); !joined) {
       socket_.close();
       return std::move(joined).error().with_context("coordinator at " + net::to_string(where_));
@@ -50,7 +50,7 @@ Result<Order> RankLink::exchange(const Report& report, Deadline deadline, const 
   return std::move(order).error().with_context("coordinator at " + net::to_string(where_));
 }
 
-Status RankLink::join(const Report& report, const Until& until) {
+Status RankLink::join(const Report& report, const CallContext& until) {
   DS_ASSIGN(UniqueFd fd, net::connect_tcp(where_.host, where_.port, until));
   socket_ = net::MessageSocket(std::move(fd));
   socket_.stop_on(until.stop());

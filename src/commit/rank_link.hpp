@@ -6,7 +6,7 @@
 #include <stop_token>
 #include <string>
 
-#include "deltasync/commit.hpp"
+#include "commit/commit.hpp"
 #include "net/blocking.hpp"
 #include "net/endpoint.hpp"
 #include "net/tls.hpp"
@@ -28,7 +28,7 @@ class RankLink {
   Result<Order> exchange(const Report& report, Deadline deadline, const std::stop_token& stop);
 
  private:
-  Status join(const Report& report, const Until& until);
+  Status join(const Report& report, const CallContext& until);
   Result<Order> ask(const Report& report, Deadline deadline);
 
   const std::uint32_t ranks_;

@@ -7,6 +7,7 @@
 #include "delta/frame.hpp"
 #include "delta/kernel_scalar.hpp"
 #include "delta/make_frames.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::delta {
 
@@ -162,7 +163,7 @@ Result<Frame> Compactor::with_base(const Frame& frame, ByteSpan before) {
       add_as_it_is(record);
       continue;
     }
-    const Tile tile = layout_.tile(record.tile);
+    const Tile tile = tile_of(layout_, record.tile);
     const Tensor& tensor = layout_.tensors()[tile.tensor];
     const auto row_stride = static_cast<std::size_t>(tensor.row_bytes());
     const std::byte* const first =

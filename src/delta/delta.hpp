@@ -17,6 +17,7 @@
 #include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/version.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::delta {
 

@@ -5,6 +5,7 @@
 #include "delta/delta.hpp"
 #include "delta/geometry.hpp"
 #include "delta/kernels.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::delta {
 
@@ -47,7 +48,7 @@ std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::u
 }
 
 std::uint64_t tile_digest(const Layout& layout, ByteSpan half, std::uint64_t tile) {
-  const Tile at = layout.tile(tile);
+  const Tile at = tile_of(layout, tile);
   const Tensor& tensor = layout.tensors()[at.tensor];
   const std::byte* const first =
       half.data() + tensor.offset + at.rect.row * tensor.row_bytes() + at.rect.col * tensor.element_bytes;

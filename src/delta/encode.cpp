@@ -12,6 +12,7 @@
 #include "base/trace.hpp"
 #include "delta/changed_words.hpp"
 #include "delta/mix.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::delta {
 
@@ -49,7 +50,7 @@ std::size_t end_of(const Strip& strip) {
 /// Where the first row of a tile ends in a half. Up to there, whatever follows tiles of the same batch is of that batch
 /// too; the rows behind it may lie between panels of the next batch, which are still being written.
 std::size_t end_of_first_row(const Layout& layout, std::uint64_t index) {
-  const Tile tile = layout.tile(index);
+  const Tile tile = tile_of(layout, index);
   const Tensor& tensor = layout.tensors()[tile.tensor];
   return static_cast<std::size_t>(tensor.offset + tile.rect.row * tensor.row_bytes() +
                                   (tile.rect.col + tile.rect.cols) * tensor.element_bytes);
@@ -60,7 +61,7 @@ void note_batch(const Layout& layout, const Batch& batch, std::uint32_t index, c
   if (!trace::on()) return;
   std::uint64_t bytes = 0;
   for (std::uint64_t t = batch.first; t < batch.end; ++t) {
-    const Tile tile = layout.tile(t);
+    const Tile tile = tile_of(layout, t);
     bytes += tile.rect.elements() * layout.tensors()[tile.tensor].element_bytes;
   }
   trace::note({"batch", index});

@@ -8,6 +8,7 @@
 #include "delta/dense_codec.hpp"
 #include "delta/raw_planes.hpp"
 #include "delta/rice.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::delta {
 
@@ -86,7 +87,7 @@ void take_frames(std::vector<Frame>& frames, Delta& delta) {
 }
 
 std::byte* copy_tile(const Layout& layout, ByteSpan half, std::uint64_t index, std::byte* out) noexcept {
-  const Tile tile = layout.tile(index);
+  const Tile tile = tile_of(layout, index);
   const Tensor& tensor = layout.tensors()[tile.tensor];
   const std::size_t row_bytes = tile.rect.cols * tensor.element_bytes;
   const std::byte* row =

@@ -1,9 +1,10 @@
 #include "delta/geometry.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::delta {
 
 TileShape tile_shape(const Layout& layout, std::uint64_t tile) {
-  const Tile t = layout.tile(tile);
+  const Tile t = tile_of(layout, tile);
   const Tensor& tensor = layout.tensors()[t.tensor];
   return {static_cast<std::uint32_t>(t.rect.rows), static_cast<std::uint32_t>(t.rect.cols), tensor.element_bytes,
           dtype_is_float(tensor.spec.dtype), mantissa_bits(tensor.spec.dtype)};
@@ -70,7 +71,7 @@ std::vector<Batch> make_batches(const Layout& layout) {
       builder.add(1, tensor.bytes);
       continue;
     }
-    const Layout::Grid grid = layout.grid(index);
+    const TileGrid grid = grid_of(layout, index);
     const std::uint64_t panels = grid.panels();
     for (std::uint64_t band = 0; band < grid.bands(); ++band) {
       const std::uint64_t rows = grid.band(band).second;
@@ -99,7 +100,7 @@ std::vector<std::uint32_t> batch_elements(const Layout& layout, std::span<const 
 }
 
 std::uint64_t batch_offset(const Layout& layout, const Batch& batch) {
-  const Tile tile = layout.tile(batch.first);
+  const Tile tile = tile_of(layout, batch.first);
   const Tensor& tensor = layout.tensors()[tile.tensor];
   return tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
 }

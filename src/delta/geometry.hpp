@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "delta/delta.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::delta {
 
@@ -239,7 +240,7 @@ void for_each_strip(const Layout& layout, std::uint64_t first, std::uint64_t end
       fn(static_cast<const Strip&>(strip));
       continue;
     }
-    const Layout::Grid grid = layout.grid(index);
+    const TileGrid grid = grid_of(layout, index);
     const std::uint64_t tensor_end = std::min(end, tensor.first_tile + tensor.tile_count);
     while (tile < tensor_end) {
       const std::uint64_t local = tile - tensor.first_tile;

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "deltasync/commit_protocol.hpp"
 #include "deltasync/result.hpp"
+#include "format/commit_messages.hpp"
 
 namespace deltasync::commit {
 

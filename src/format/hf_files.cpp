@@ -100,10 +100,10 @@ Result<WeightFileList> find_weight_files(const fs::path& dir) {
   return list_safetensors(dir);
 }
 
-Result<std::vector<Sidecar::OtherFile>> read_other_files(const fs::path& dir, const std::vector<std::string>& weights,
-                                                         std::uint64_t bytes_max) {
+Result<std::vector<Sidecar::File>> read_other_files(const fs::path& dir, const std::vector<std::string>& weights,
+                                                    std::uint64_t bytes_max) {
   DS_ASSIGN(const auto names, list_others(dir));
-  std::vector<Sidecar::OtherFile> others;
+  std::vector<Sidecar::File> others;
   for (const auto& name : names) {
     if (std::find(weights.begin(), weights.end(), name) != weights.end()) continue;  // an index may name any file
     auto bytes = read_file(dir / name, bytes_max);

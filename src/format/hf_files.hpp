@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync {
@@ -31,8 +31,15 @@ Result<WeightFileList> find_weight_files(const std::filesystem::path& dir);
 
 /// Every file but `weights` that is not hidden, holds no weights in another format, and is at most `bytes_max` large;
 /// subdirectories too, in name order.
-Result<std::vector<Sidecar::OtherFile>> read_other_files(const std::filesystem::path& dir,
-                                                         const std::vector<std::string>& weights,
-                                                         std::uint64_t bytes_max);
+Result<std::vector<Sidecar::File>> read_other_files(const std::filesystem::path& dir,
+                                                    const std::vector<std::string>& weights, std::uint64_t bytes_max);
+
+/// Where each tensor's bytes lie in the directory that a sidecar describes.
+struct HfPlace {
+  std::uint32_t file = 0;    ///< index in Sidecar::weights
+  std::uint64_t offset = 0;  ///< bytes from the start of that file
+};
+/// One entry per layout tensor. Fails if the sidecar misses a tensor of the layout.
+Result<std::vector<HfPlace>> hf_places(const Layout& layout, const Sidecar& sidecar);
 
 }  // namespace deltasync

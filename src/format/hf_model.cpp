@@ -3,7 +3,7 @@
 #include <cassert>
 
 #include "base/bytes.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "format/file_name.hpp"
 #include "format/hf_files.hpp"
 #include "format/mapped_file.hpp"
@@ -67,7 +67,8 @@ std::span<const std::byte> HfModel::tensor(std::uint32_t index) const {
   return tensors_[index];
 }
 
-Result<HfModel> HfModel::open(const std::filesystem::path& dir, const Options& options) {
+Result<HfModel> HfModel::open(const std::filesystem::path& dir, std::uint64_t tensor_parallel,
+                              std::uint64_t other_file_bytes_max) {
   DS_ASSIGN(const auto list, find_weight_files(dir));
   std::vector<ParsedFile> parsed;
   for (const auto& name : list.files) {
@@ -81,7 +82,7 @@ Result<HfModel> HfModel::open(const std::filesystem::path& dir, const Options& o
   for (std::size_t f = 0; f < parsed.size(); ++f) {
     const ByteSpan bytes = parsed[f].file.bytes();
     const ByteSpan header = bytes.first(parsed[f].header_bytes);
-    Sidecar::WeightFile weights{list.files[f], {header.begin(), header.end()}, {}};
+    Sidecar::File weights{list.files[f], {header.begin(), header.end()}, {}};
     for (auto& e : parsed[f].entries) {
       weights.tensors.push_back(static_cast<std::uint32_t>(specs.size()));
       model.tensors_.push_back(bytes.subspan(parsed[f].header_bytes + e.begin, e.end - e.begin));
@@ -90,11 +91,11 @@ Result<HfModel> HfModel::open(const std::filesystem::path& dir, const Options& o
     model.sidecar_.weights.push_back(std::move(weights));
     model.files_.push_back(std::make_unique<Mapping>(Mapping{std::move(parsed[f].file)}));
   }
-  add_even_cuts(specs, options.tensor_parallel);
+  add_even_cuts(specs, tensor_parallel);
   auto layout = Layout::build(std::move(specs)).with_context(dir.string());
   if (!layout) return std::move(layout).error();
   model.layout_ = std::move(layout).value();
-  DS_ASSIGN(model.sidecar_.others, read_other_files(dir, list.files, options.other_file_bytes_max));
+  DS_ASSIGN(model.sidecar_.others, read_other_files(dir, list.files, other_file_bytes_max));
   return model;
 }
 

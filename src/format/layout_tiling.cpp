@@ -4,6 +4,7 @@
 #include <cassert>
 
 #include "format/layout_index.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync {
 namespace {
@@ -82,12 +83,12 @@ std::uint32_t Layout::tensor_of_tile(std::uint64_t index) const {
   return static_cast<std::uint32_t>(after - first.begin() - 1);
 }
 
-Tile Layout::tile(std::uint64_t index) const {
+Tile tile_of(const Layout& layout, std::uint64_t index) {
   Tile tile;
   tile.index = index;
-  tile.tensor = tensor_of_tile(index);
-  const Tensor& t = tensors_[tile.tensor];
-  const TileGeometry& g = index_->geometry[tile.tensor];
+  tile.tensor = layout.tensor_of_tile(index);
+  const Tensor& t = layout.tensors_[tile.tensor];
+  const TileGeometry& g = layout.index_->geometry[tile.tensor];
   const auto local = index - t.first_tile;
   const auto band = locate(t.rows, t.spec.row_cuts, local / g.panels, [&](std::uint64_t) { return g.band_rows; });
   const auto panel = locate(t.cols, t.spec.col_cuts, local % g.panels, panel_width);
@@ -95,11 +96,11 @@ Tile Layout::tile(std::uint64_t index) const {
   return tile;
 }
 
-Layout::Grid Layout::grid(std::uint32_t tensor) const {
-  const Tensor& t = tensors_[tensor];
-  Grid grid;
+TileGrid grid_of(const Layout& layout, std::uint32_t tensor) {
+  const Tensor& t = layout.tensors_[tensor];
+  TileGrid grid;
   if (t.tile_count == 0) return grid;
-  const TileGeometry& g = index_->geometry[tensor];
+  const TileGeometry& g = layout.index_->geometry[tensor];
   grid.band_rows = g.band_rows;
   grid.row_segments.reserve(t.spec.row_cuts.size() + 2);
   grid.band_base.reserve(t.spec.row_cuts.size() + 2);
@@ -122,7 +123,7 @@ Layout::Grid Layout::grid(std::uint32_t tensor) const {
   return grid;
 }
 
-std::pair<std::uint64_t, std::uint64_t> Layout::Grid::band(std::uint64_t index) const {
+std::pair<std::uint64_t, std::uint64_t> TileGrid::band(std::uint64_t index) const {
   assert(index < bands());
   const auto after = std::upper_bound(band_base.begin(), band_base.end(), index);
   const auto segment = static_cast<std::size_t>(after - band_base.begin() - 1);
@@ -130,7 +131,7 @@ std::pair<std::uint64_t, std::uint64_t> Layout::Grid::band(std::uint64_t index) 
   return {first, std::min(band_rows, row_segments[segment + 1] - first)};
 }
 
-std::uint64_t Layout::Grid::band_of(std::uint64_t row) const {
+std::uint64_t TileGrid::band_of(std::uint64_t row) const {
   assert(!row_segments.empty() && row < row_segments.back());
   const auto after = std::upper_bound(row_segments.begin(), row_segments.end(), row);
   const auto segment = static_cast<std::size_t>(after - row_segments.begin() - 1);

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "format/wire.hpp"
 
 namespace deltasync::wire {

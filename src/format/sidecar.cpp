@@ -8,8 +8,9 @@
 #include <utility>
 
 #include "base/bytes.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "format/file_name.hpp"
+#include "format/hf_files.hpp"
 #include "format/safetensors.hpp"
 #include "format/sidecar_decoder.hpp"
 
@@ -29,7 +30,7 @@ Status check_names(const Sidecar& sidecar) {
 }
 
 /// Marks the file's tensors in `seen`; none may be marked already.
-Status check_indices(const Sidecar::WeightFile& file, const Layout& layout, std::vector<bool>& seen) {
+Status check_indices(const Sidecar::File& file, const Layout& layout, std::vector<bool>& seen) {
   for (const auto index : file.tensors) {
     if (index >= layout.tensors().size()) {
       return Error(Errc::corrupt,
@@ -42,10 +43,10 @@ Status check_indices(const Sidecar::WeightFile& file, const Layout& layout, std:
 }
 
 /// The header must describe exactly the tensors that follow it, or the file written from it would be broken.
-Status check_header(const Sidecar::WeightFile& file, const Layout& layout) {
+Status check_header(const Sidecar::File& file, const Layout& layout) {
   std::uint64_t data_bytes = 0;
   for (const auto index : file.tensors) data_bytes += layout.tensors()[index].bytes;
-  DS_ASSIGN(const auto entries, safetensors::parse_header(file.header, data_bytes));
+  DS_ASSIGN(const auto entries, safetensors::parse_header(file.bytes, data_bytes));
   if (entries.size() != file.tensors.size()) {
     return Error(Errc::corrupt, "its header lists " + std::to_string(entries.size()) + " tensors, the sidecar " +
                                     std::to_string(file.tensors.size()));
@@ -71,8 +72,8 @@ std::vector<std::byte> Sidecar::encode() const {
   out.put<std::uint32_t>(static_cast<std::uint32_t>(others.size()));
   for (const auto& f : weights) {
     out.put_string(f.name);
-    out.put<std::uint64_t>(f.header.size());
-    out.append(f.header);
+    out.put<std::uint64_t>(f.bytes.size());
+    out.append(f.bytes);
     out.put<std::uint32_t>(static_cast<std::uint32_t>(f.tensors.size()));
     out.append(std::as_bytes(std::span(f.tensors)));
   }
@@ -139,7 +140,7 @@ Result<bool> SidecarDecoder::read_weight_file(ByteReader& in) {
   }
   const ByteSpan indices = in.take(std::uint64_t{tensors} * sizeof(std::uint32_t));
   if (in.failed()) return false;
-  Sidecar::WeightFile file{*std::move(name), {header.begin(), header.end()}, std::vector<std::uint32_t>(tensors)};
+  Sidecar::File file{*std::move(name), {header.begin(), header.end()}, std::vector<std::uint32_t>(tensors)};
   if (!indices.empty()) std::memcpy(file.tensors.data(), indices.data(), indices.size());
   DS_TRY(check_indices(file, layout_, seen_).with_context(context));
   DS_TRY(check_header(file, layout_).with_context(context));
@@ -193,7 +194,7 @@ Result<std::vector<HfPlace>> hf_places(const Layout& layout, const Sidecar& side
   for (std::uint32_t f = 0; f < sidecar.weights.size(); ++f) {
     const auto& file = sidecar.weights[f];
     DS_TRY(check_indices(file, layout, seen).with_context("sidecar: file '" + file.name + "'"));
-    std::uint64_t offset = file.header.size();
+    std::uint64_t offset = file.bytes.size();
     for (const auto index : file.tensors) {
       places[index] = {f, offset};
       offset += layout.tensors()[index].bytes;

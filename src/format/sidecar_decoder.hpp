@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 
 namespace deltasync {
 

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/bytes.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "format/safetensors.hpp"
 
 namespace deltasync {
@@ -21,24 +21,24 @@ std::vector<std::uint32_t> file_order(const Layout& layout) {
 }
 
 /// Fills files with tensors; a further file begins only where a header is full.
-std::vector<Sidecar::WeightFile> split(const Layout& layout) {
-  std::vector<Sidecar::WeightFile> files(1);
+std::vector<Sidecar::File> split(const Layout& layout) {
+  std::vector<Sidecar::File> files(1);
   safetensors::HeaderBuilder header;
   for (const auto index : file_order(layout)) {
     const Tensor& tensor = layout.tensors()[index];
     if (!header.add(tensor)) {
-      files.back().header = header.finish();
+      files.back().bytes = header.finish();
       header = safetensors::HeaderBuilder();
       files.emplace_back();
       (void)header.add(tensor);  // one tensor always fits
     }
     files.back().tensors.push_back(index);
   }
-  files.back().header = header.finish();
+  files.back().bytes = header.finish();
   return files;
 }
 
-Sidecar::OtherFile make_index(const Layout& layout, const std::vector<Sidecar::WeightFile>& files) {
+Sidecar::File make_index(const Layout& layout, const std::vector<Sidecar::File>& files) {
   std::string json = R"({"metadata":{"total_size":)" + std::to_string(layout.model_bytes()) + R"(},"weight_map":{)";
   const char* comma = "";
   for (const auto& file : files) {

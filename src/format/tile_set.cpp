@@ -4,12 +4,13 @@
 #include <utility>
 
 #include "base/hash.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync {
 namespace {
 
 /// Elements of a tensor in the tiles before its tile number `local`.
-std::uint64_t elements_before(const Tensor& tensor, const Layout::Grid& grid, std::uint64_t local) {
+std::uint64_t elements_before(const Tensor& tensor, const TileGrid& grid, std::uint64_t local) {
   if (local == tensor.tile_count) return tensor.rows * tensor.cols;
   const auto [row, rows] = grid.band(local / grid.panels());
   return row * tensor.cols + rows * grid.panel_starts[local % grid.panels()];
@@ -32,7 +33,7 @@ void add_tiles(const Layout& layout, std::uint32_t index, const Rect& rect, std:
     out.push_back({tensor.first_tile, tensor.first_tile + tensor.tile_count});
     return;
   }
-  const Layout::Grid grid = layout.grid(index);
+  const TileGrid grid = grid_of(layout, index);
   const auto panel_of = [&](std::uint64_t col) {
     const auto after = std::upper_bound(grid.panel_starts.begin(), grid.panel_starts.end(), col);
     return static_cast<std::uint64_t>(after - grid.panel_starts.begin() - 1);
@@ -102,7 +103,7 @@ Result<RankSlice> rank_slice(const Layout& layout, std::string_view name, std::u
 std::uint64_t bytes_of_tiles(const Layout& layout, const std::vector<wire::TileRange>& ranges) {
   std::uint64_t bytes = 0;
   std::optional<std::uint32_t> cut;  // whose grid this is
-  Layout::Grid grid;
+  TileGrid grid;
   for (const wire::TileRange& range : ranges) {
     std::uint32_t index = layout.tensor_of_tile(range.first);
     for (std::uint64_t tile = range.first; tile < range.end; ++index) {
@@ -115,7 +116,7 @@ std::uint64_t bytes_of_tiles(const Layout& layout, const std::vector<wire::TileR
         bytes += tensor.bytes;
         continue;
       }
-      if (cut != index) grid = layout.grid(index);
+      if (cut != index) grid = grid_of(layout, index);
       cut = index;
       bytes += (elements_before(tensor, grid, end) - elements_before(tensor, grid, first)) * tensor.element_bytes;
     }
@@ -179,10 +180,10 @@ Result<TileSet> TileSet::make(const Layout& layout, const std::vector<wire::Tile
   return set;
 }
 
-Result<TileSet> TileSet::of(const Layout& layout, const Subscription& subscription) {
-  if (subscription.slices.empty()) return whole(layout);
+Result<TileSet> TileSet::of(const Layout& layout, const std::vector<Slice>& subscription) {
+  if (subscription.empty()) return whole(layout);
   std::vector<wire::TileRange> ranges;
-  for (const Slice& slice : subscription.slices) {
+  for (const Slice& slice : subscription) {
     DS_ASSIGN(const std::uint32_t index, find_tensor(layout, slice.tensor));
     const Tensor& tensor = layout.tensors()[index];
     const Rect rect = slice.rect.value_or(Rect{0, 0, tensor.rows, tensor.cols});

@@ -10,7 +10,6 @@
 
 #include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
-#include "deltasync/subscription.hpp"
 #include "format/wire.hpp"
 
 namespace deltasync {
@@ -29,7 +28,7 @@ class TileSet {
   static Result<TileSet> make(const Layout& layout, const std::vector<wire::TileRange>& ranges);
   /// The tiles that the slices cut. Errors name the slice: not_found, out_of_range; invalid_argument if there are
   /// slices, but no tile in any of them.
-  static Result<TileSet> of(const Layout& layout, const Subscription& subscription);
+  static Result<TileSet> of(const Layout& layout, const std::vector<Slice>& subscription);
 
   /// All tiles of the layout.
   bool is_whole() const noexcept { return whole_; }

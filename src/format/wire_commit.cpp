@@ -1,6 +1,7 @@
 // The conversation of a rank with the coordinator of its group.
 #include "format/wire_commit.hpp"
 
+#include "format/want.hpp"
 #include "format/wire_codec.hpp"
 
 namespace deltasync::wire {
@@ -106,6 +107,34 @@ Result<RankReport> RankReport::decode(ByteSpan payload) {
   return in.finish(std::move(m));
 }
 
+namespace {
+
+enum class OrderedWant : std::uint8_t { newest, newer, number, label };
+
+/// What belongs to another kind is left out.
+void put_want(ByteWriter& out, const Want& want) {
+  const WantKind kind = kind_of(want);
+  out.put(static_cast<std::uint8_t>(static_cast<std::uint8_t>(kind) - static_cast<std::uint8_t>(WantKind::newest)));
+  out.put(want.number.value_or(0));
+  out.put(kind == WantKind::number ? want.epoch : 0);
+  out.put_string(kind == WantKind::label ? cut(want.label, kLabelBytesMax) : std::string_view());
+}
+
+Want get_want(Decoder& in) {
+  const auto kind = in.enumerator(OrderedWant::newest, OrderedWant::label, "want");
+  Want want;
+  const auto number = in.get<std::uint64_t>();
+  want.epoch = in.get<std::uint64_t>();
+  want.label = in.label();
+  want.newer = kind == OrderedWant::newer;
+  if (kind == OrderedWant::number) want.number = number;
+  if (kind != OrderedWant::number && (number != 0 || want.epoch != 0)) in.reject("want", "a number that is not wanted");
+  if ((kind == OrderedWant::label) == want.label.empty()) in.reject("want", "a label where none is wanted, or none");
+  return want;
+}
+
+}  // namespace
+
 std::vector<std::byte> RankOrder::encode() const {
   std::vector<std::byte> bytes;
   ByteWriter out(bytes);
@@ -116,10 +145,7 @@ std::vector<std::byte> RankOrder::encode() const {
   out.put(code_of(order.kind));
   put_transaction(out, order.transaction);
   out.put(order.round);
-  out.put(code_of(order.want.kind));
-  out.put(order.want.number);
-  out.put(order.want.epoch);
-  out.put_string(cut(order.want.label, kLabelBytesMax));
+  put_want(out, order.want);
   put_version_id(out, order.exact);
   put_version(out, order.version);
   return bytes;
@@ -135,10 +161,7 @@ Result<RankOrder> RankOrder::decode(ByteSpan payload) {
   o.kind = in.enumerator(commit::OrderKind::none, commit::OrderKind::expel, "kind");
   o.transaction = get_transaction(in);
   o.round = in.get<std::uint32_t>();
-  o.want.kind = in.enumerator(Want::Kind::newest, Want::Kind::label, "want");
-  o.want.number = in.get<std::uint64_t>();
-  o.want.epoch = in.get<std::uint64_t>();
-  o.want.label = in.label();
+  o.want = get_want(in);
   o.exact = in.version_id();
   o.version = in.version();
   return in.finish(std::move(m));

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "deltasync/commit_protocol.hpp"
+#include "format/commit_messages.hpp"
 #include "format/wire.hpp"
 
 namespace deltasync::wire {

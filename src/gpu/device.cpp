@@ -10,7 +10,7 @@ void Memory::release() noexcept {
   bytes_ = 0;
 }
 
-Status wait(Event& event, const Until& until, std::string_view what, std::chrono::microseconds eager) {
+Status wait(Event& event, const CallContext& until, std::string_view what, std::chrono::microseconds eager) {
   using std::chrono::steady_clock;
   constexpr std::chrono::microseconds kPause{50};
   const auto began = steady_clock::now();

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/until.hpp"
+#include "base/call_context.hpp"
 #include "deltasync/result.hpp"
 #include "gpu/kernels.hpp"
 
@@ -130,6 +130,6 @@ inline constexpr std::chrono::microseconds kEager{2000};
 inline constexpr std::chrono::microseconds kBriefly{50};
 
 /// Polls until the event is done: the driver's own waits have no deadline. timed_out or cancelled, naming `what`.
-Status wait(Event& event, const Until& until, std::string_view what, std::chrono::microseconds eager = kEager);
+Status wait(Event& event, const CallContext& until, std::string_view what, std::chrono::microseconds eager = kEager);
 
 }  // namespace deltasync::gpu

@@ -3,7 +3,7 @@
 namespace deltasync::gpu {
 
 Result<RegisteredHost> RegisteredHost::make(Device& device, std::byte* data, std::uint64_t bytes,
-                                            std::uint64_t part_bytes, const std::optional<Until>& until) {
+                                            std::uint64_t part_bytes, const std::optional<CallContext>& until) {
   RegisteredHost made;
   made.data_ = data;
   made.part_bytes_ = part_bytes;

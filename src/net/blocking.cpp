@@ -84,7 +84,7 @@ struct Lookup {
 };
 
 /// getaddrinfo knows no deadline, so that a name is looked up on a thread that may outlive its caller.
-Result<Addresses> resolve(const std::string& host, std::uint16_t port, const Until& until) {
+Result<Addresses> resolve(const std::string& host, std::uint16_t port, const CallContext& until) {
   const std::string service = std::to_string(port);
   if (auto numeric = ask_resolver(host, service, AI_NUMERICHOST)) return numeric;
   auto lookup = std::make_shared<Lookup>();
@@ -105,7 +105,7 @@ Result<Addresses> resolve(const std::string& host, std::uint16_t port, const Unt
   return Error(Errc::timed_out, "resolving " + host);
 }
 
-Result<UniqueFd> connect_address(const addrinfo& address, const Until& until) {
+Result<UniqueFd> connect_address(const addrinfo& address, const CallContext& until) {
   UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
   if (!fd) return Error::from_errno("socket", errno);
   if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
@@ -124,7 +124,7 @@ Result<UniqueFd> connect_address(const addrinfo& address, const Until& until) {
 
 }  // namespace
 
-Result<UniqueFd> connect_unix(const std::string& path, const Until& until) {
+Result<UniqueFd> connect_unix(const std::string& path, const CallContext& until) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof address.sun_path) {
@@ -152,7 +152,7 @@ Result<UniqueFd> connect_unix(const std::string& path, const Until& until) {
   }
 }
 
-Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, const Until& until) {
+Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, const CallContext& until) {
   const std::string where = host + ":" + std::to_string(port);
   DS_ASSIGN(const Addresses list, resolve(host, port, until));
   Error last(Errc::connection, "connect to " + where + ": no address");

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "base/bytes.hpp"
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "base/fd.hpp"
-#include "base/until.hpp"
-#include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
 #include "net/channel.hpp"
@@ -23,10 +23,10 @@ namespace deltasync::net {
 
 /// A stream socket, non-blocking and close-on-exec. `connection` if nobody listens there, `invalid_argument` if `path`
 /// is another kind of file or too long, `timed_out`.
-Result<UniqueFd> connect_unix(const std::string& path, const Until& until);
+Result<UniqueFd> connect_unix(const std::string& path, const CallContext& until);
 /// Tries each address of `host` in turn; name resolution is bounded too. TCP_NODELAY is set. `cancelled` soon after a
 /// stop is requested.
-Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, const Until& until);
+Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, const CallContext& until);
 
 /// While it lives, a requested stop shuts the socket down, which wakes every thread that waits on it and fails what is
 /// tried on it from then on. A stop requested before counts. Destroy it before the descriptor is closed: the

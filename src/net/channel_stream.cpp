@@ -65,7 +65,7 @@ void ChannelStream::fired(std::uint64_t round) {
   if (round != timer_round_) return;  // replaced by an earlier one
   timer_pending_ = false;
   if (!armed_) return;
-  if (Deadline::Clock::now() < deadline_) return start_timer();
+  if (std::chrono::steady_clock::now() < deadline_) return start_timer();
   timed_out_ = true;
   cancel();
 }

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "base/bytes.hpp"
-#include "deltasync/deadline.hpp"
+#include "base/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "net/channel.hpp"
 
@@ -76,8 +76,8 @@ class ChannelStream : public std::enable_shared_from_this<ChannelStream> {
   // The timer is armed lazily: while deadlines only move on, as they do from message to message, it is left alone and
   // looks at the newest deadline when it fires.
   boost::asio::steady_timer timer_;
-  Deadline::Clock::time_point deadline_{};
-  Deadline::Clock::time_point timer_at_{};
+  std::chrono::steady_clock::time_point deadline_{};
+  std::chrono::steady_clock::time_point timer_at_{};
   std::uint64_t timer_round_ = 0;
   bool timer_pending_ = false;
   bool armed_ = false;

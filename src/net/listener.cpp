@@ -68,7 +68,7 @@ Result<Listener> Listener::bind(const Endpoint& where, bool knows_peers) {
   return Listener(std::move(fd), port_of(bound));
 }
 
-Result<UniqueFd> Listener::accept(const Until& until) {
+Result<UniqueFd> Listener::accept(const CallContext& until) {
   const ShutDown wake(until.stop(), fd_.get());
   for (;;) {
     DS_TRY(until.check("waiting for a connection"));

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/call_context.hpp"
 #include "base/fd.hpp"
-#include "base/until.hpp"
 #include "deltasync/result.hpp"
 #include "net/endpoint.hpp"
 
@@ -20,7 +20,7 @@ class Listener {
 
   std::uint16_t port() const noexcept { return port_; }
   /// The next connection, close-on-exec, TCP_NODELAY. `cancelled` soon after a stop, timed_out at the deadline.
-  Result<UniqueFd> accept(const Until& until);
+  Result<UniqueFd> accept(const CallContext& until);
 
  private:
   Listener(UniqueFd fd, std::uint16_t port) : fd_(std::move(fd)), port_(port) {}

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "deltasync/deadline.hpp"
+#include "base/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
 #include "net/blocking.hpp"

@@ -10,9 +10,9 @@
 #include <optional>
 #include <utility>
 
+#include "base/deadline.hpp"
 #include "base/fd.hpp"
 #include "base/log.hpp"
-#include "deltasync/deadline.hpp"
 #include "net/tls_channel.hpp"
 #include "net/tls_expiry.hpp"
 #include "net/tls_files.hpp"

@@ -21,9 +21,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/deadline.hpp"
 #include "base/log.hpp"
 #include "base/thread_pool.hpp"
-#include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync::net {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "format/rect_set.hpp"
+#include "format/tiling.hpp"
 #include "placement/regions.hpp"
 
 namespace deltasync::placement {
@@ -16,7 +17,7 @@ struct Collected {
 
 class Collector {
  public:
-  explicit Collector(const Placement& placement) : layout_(*placement.layout()), parts_(placement.parts()) {}
+  explicit Collector(const Placement& placement) : layout_(*placement.layout()), parts_(parts_of(placement)) {}
 
   void add(std::uint64_t index, const TileRegions& regions);
   std::vector<Collected> take() { return std::move(layers_); }
@@ -26,7 +27,7 @@ class Collector {
   void place(const Tile& tile, const Region& region, std::vector<PlacedSlice>& slices) const;
 
   const Layout& layout_;
-  const Placement::Parts& parts_;
+  const PlacementParts& parts_;
   std::vector<Collected> layers_;
 };
 
@@ -42,7 +43,7 @@ void Collector::place(const Tile& tile, const Region& region, std::vector<Placed
 /// Each copy goes into the first layer where no other one of the tile has its elements. What is placed first is what is
 /// read, so the copies come before the places that the target reads.
 void Collector::add(std::uint64_t index, const TileRegions& regions) {
-  const Tile tile = layout_.tile(index);
+  const Tile tile = tile_of(layout_, index);
   std::vector<RectSet> taken;  // by layer
   for (const Region& copy : parts_.copies(regions)) {
     const Rect both = intersection(copy.rect, tile.rect);
@@ -71,7 +72,7 @@ void Collector::add(std::uint64_t index, const TileRegions& regions) {
 }  // namespace
 
 Result<std::vector<CopyLayer>> copy_layers(const Placement& placement) {
-  const Placement::Parts& parts = placement.parts();
+  const PlacementParts& parts = parts_of(placement);
   Collector collector(placement);
   for (std::uint64_t rank = 0; rank < parts.tiles.tiles(); ++rank) {
     const TileRegions& regions = parts.of_tile[static_cast<std::size_t>(rank)];

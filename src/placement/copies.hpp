@@ -11,9 +11,9 @@ namespace deltasync::placement {
 /// copy's elements, and of those of the first placement's places where the copy has none. So its state digest is the
 /// tile's own if the copy, and these, are right; but for a tile with a rest, whose elements are elsewhere.
 struct CopyLayer {
-  PlacementPtr placement;            ///< of the same memories; of no tile but these
-  std::vector<std::uint64_t> tiles;  ///< that have a copy in it, ascending
-  std::vector<bool> has_rest;        ///< by tile
+  std::shared_ptr<const Placement> placement;  ///< of the same memories; of no tile but these
+  std::vector<std::uint64_t> tiles;            ///< that have a copy in it, ascending
+  std::vector<bool> has_rest;                  ///< by tile
 };
 
 /// All copies, each in one layer: as many layers as an element has copies, or few more. None if nothing is placed

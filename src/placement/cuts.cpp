@@ -36,10 +36,10 @@ void sort_unique(std::vector<std::uint64_t>& cuts) {
 
 }  // namespace
 
-Status add_cuts(std::vector<TensorSpec>& specs, const Subscription& slices) {
+Status add_cuts(std::vector<TensorSpec>& specs, std::span<const Slice> slices) {
   std::unordered_map<std::string_view, TensorSpec*> by_name;
   for (TensorSpec& spec : specs) by_name.emplace(spec.name, &spec);
-  for (const Slice& slice : slices.slices) {
+  for (const Slice& slice : slices) {
     const auto found = by_name.find(slice.tensor);
     if (found == by_name.end()) return Error(Errc::not_found, "there is no tensor '" + slice.tensor + "'");
     if (!slice.rect || slice.rect->rows == 0 || slice.rect->cols == 0) continue;

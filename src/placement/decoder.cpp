@@ -2,9 +2,9 @@
 #include <map>
 #include <utility>
 
-#include "deltasync/decoder_placement.hpp"
 #include "format/rect_set.hpp"
 #include "placement/bind.hpp"
+#include "placement/decoder.hpp"
 
 namespace deltasync {
 namespace {

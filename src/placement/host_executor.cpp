@@ -1,4 +1,6 @@
 #include "placement/host_executor.hpp"
+#include "format/tiling.hpp"
+#include "placement/regions.hpp"
 
 #include <algorithm>
 #include <new>
@@ -145,7 +147,7 @@ void for_each_change(const WordTable& table, std::uint64_t rank, std::uint32_t c
 
 }  // namespace
 
-Result<HostExecutor> HostExecutor::make(PlacementPtr placement, Rest rest) {
+Result<HostExecutor> HostExecutor::make(std::shared_ptr<const Placement> placement, Rest rest) {
   for (const LiveMemory& memory : placement->memories()) {
     if (memory.device.is_host()) continue;
     return Error(Errc::unsupported,
@@ -156,9 +158,9 @@ Result<HostExecutor> HostExecutor::make(PlacementPtr placement, Rest rest) {
     return memory == kRestMemory ? nullptr : placement->memories()[memory].base;
   });
   executor.rows_.reserve(executor.tables_.tiles.size());
-  for (const wire::TileRange& range : placement->parts().tiles.ranges()) {
+  for (const wire::TileRange& range : parts_of(*placement).tiles.ranges()) {
     for (std::uint64_t tile = range.first; tile < range.end; ++tile) {
-      executor.rows_.push_back(static_cast<std::uint32_t>(placement->layout()->tile(tile).rect.rows));
+      executor.rows_.push_back(static_cast<std::uint32_t>(tile_of(*placement->layout(), tile).rect.rows));
     }
   }
   executor.placement_ = std::move(placement);
@@ -173,7 +175,7 @@ Result<HostExecutor> HostExecutor::make(PlacementPtr placement, Rest rest) {
 }
 
 void HostExecutor::set_rest(std::byte* memory) noexcept {
-  const std::vector<Region>& regions = placement_->parts().regions;
+  const std::vector<Region>& regions = parts_of(*placement_).regions;
   for (std::size_t i = 0; i < regions.size(); ++i) {
     if (regions[i].memory == kRestMemory) tables_.regions[i].first = memory + regions[i].offset;
   }

@@ -21,7 +21,7 @@ class HostExecutor {
     given,  ///< set_rest() is called before the first tile is used
   };
   /// unsupported if a memory is on a device; no_space.
-  static Result<HostExecutor> make(PlacementPtr placement, Rest rest = Rest::own);
+  static Result<HostExecutor> make(std::shared_ptr<const Placement> placement, Rest rest = Rest::own);
   /// placement().rest_bytes() of them, zero, at an address that every element may have. Borrowed.
   void set_rest(std::byte* memory) noexcept;
 
@@ -57,7 +57,7 @@ class HostExecutor {
   HostExecutor() = default;
   Rect rect_of(const WordTile& tile, std::uint64_t rank) const noexcept;
 
-  PlacementPtr placement_;
+  std::shared_ptr<const Placement> placement_;
   std::unique_ptr<std::byte[]> own_rest_;
   WordTables tables_;
   std::vector<std::uint32_t> rows_;  ///< of each tile

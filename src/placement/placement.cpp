@@ -90,21 +90,25 @@ Status check_whole(const Layout& layout, const PlacementPlan& plan, std::span<co
 
 }  // namespace
 
-Placement::Placement() : parts_(std::make_unique<Parts>()) {}
+Placement::Placement() : parts_(std::make_unique<PlacementParts>()) {}
 Placement::~Placement() = default;
+
+const PlacementParts& parts_of(const Placement& placement) noexcept {
+  return *placement.parts_;
+}
 
 std::string to_string(Device device) {
   return device.is_host() ? "host" : "cuda:" + std::to_string(device.ordinal);
 }
 
-Subscription subscription_of(std::span<const PlacedSlice> slices) {
-  Subscription subscription;
-  subscription.slices.reserve(slices.size());
-  for (const PlacedSlice& slice : slices) subscription.slices.push_back({slice.tensor, slice.rect});
-  return subscription;
+std::vector<Slice> slices_of(std::span<const PlacedSlice> slices) {
+  std::vector<Slice> out;
+  out.reserve(slices.size());
+  for (const PlacedSlice& slice : slices) out.push_back({slice.tensor, slice.rect});
+  return out;
 }
 
-Result<PlacementPtr> Placement::build(LayoutPtr layout, PlacementPlan plan) {
+Result<std::shared_ptr<const Placement>> Placement::build(LayoutPtr layout, PlacementPlan plan) {
   DS_TRY(check_memories(plan.memories));
   DS_ASSIGN(std::vector<BoundSlice> bound, bind_slices(*layout, plan));
   if (bound.empty() && layout->elements() != 0) {
@@ -115,13 +119,13 @@ Result<PlacementPtr> Placement::build(LayoutPtr layout, PlacementPlan plan) {
   DS_ASSIGN(std::vector<TensorSlice> ignored_list, bind_ignored(*layout, plan));
 
   std::shared_ptr<Placement> placement(new Placement());
-  Parts& parts = *placement->parts_;
+  PlacementParts& parts = *placement->parts_;
   const std::size_t tensors = layout->tensors().size();
   for (const BoundSlice& slice : bound) {
     placement->placed_bytes_ += slice.place.rect.elements() * layout->tensors()[slice.tensor].element_bytes;
   }
-  if (!bound.empty()) placement->subscription_ = subscription_of(plan.slices);
-  DS_ASSIGN(parts.tiles, TileSet::of(*layout, placement->subscription_));
+  if (!bound.empty()) placement->slices_ = slices_of(plan.slices);
+  DS_ASSIGN(parts.tiles, TileSet::of(*layout, placement->slices_));
   const ByTensor<BoundSlice> slices(tensors, std::move(bound));
   const ByTensor<TensorSlice> ignored(tensors, std::move(ignored_list));
   Lacking forgotten;
@@ -142,7 +146,7 @@ Result<PlacementPtr> Placement::build(LayoutPtr layout, PlacementPlan plan) {
   }
   placement->layout_ = std::move(layout);
   placement->memories_ = std::move(plan.memories);
-  return PlacementPtr(std::move(placement));
+  return std::shared_ptr<const Placement>(std::move(placement));
 }
 
 Result<std::vector<Slice>> unplaced(const Layout& layout, std::span<const PlacedSlice> slices) {

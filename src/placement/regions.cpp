@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "format/rect_set.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync {
 namespace {
@@ -22,7 +23,7 @@ Region part_of(const Region& whole, const Rect& rect) {
 
 /// Calls fn(tile) for each tile of the tensor that has an element of the rectangle.
 template <class Fn>
-void for_each_tile(const Layout::Grid& grid, const Rect& rect, const Fn& fn) {
+void for_each_tile(const TileGrid& grid, const Rect& rect, const Fn& fn) {
   const auto panel_of = [&](std::uint64_t col) {
     const auto after = std::upper_bound(grid.panel_starts.begin(), grid.panel_starts.end(), col);
     return static_cast<std::uint64_t>(after - grid.panel_starts.begin() - 1);
@@ -40,7 +41,7 @@ void for_each_tile(const Layout::Grid& grid, const Rect& rect, const Fn& fn) {
 /// hundreds of tiles, so they are counted and not sorted.
 class Needs {
  public:
-  Needs(const Layout::Grid& grid, std::span<const Region> regions) : starts_(grid.bands() * grid.panels() + 1) {
+  Needs(const TileGrid& grid, std::span<const Region> regions) : starts_(grid.bands() * grid.panels() + 1) {
     for (const Region& region : regions) for_each_tile(grid, region.rect, [&](std::uint64_t t) { ++starts_[t + 1]; });
     std::partial_sum(starts_.begin(), starts_.end(), starts_.begin());
     list_.resize(starts_.back());
@@ -57,7 +58,7 @@ class Needs {
   std::vector<const Region*> list_;
 };
 
-Rect tile_rect(const Layout::Grid& grid, std::uint64_t tile) {
+Rect tile_rect(const TileGrid& grid, std::uint64_t tile) {
   const auto [row, rows] = grid.band(tile / grid.panels());
   const std::uint64_t panel = tile % grid.panels();
   return {row, grid.panel_starts[panel], rows, grid.panel_starts[panel + 1] - grid.panel_starts[panel]};
@@ -121,7 +122,7 @@ void sort_into_bands(const Rect& tile, std::vector<Region>& list) {
 /// The lists of one tensor, which its tiles share: rows of tiles often repeat what is in the row above.
 class Lists {
  public:
-  explicit Lists(Placement::Parts& parts) : parts_(parts) {}
+  explicit Lists(PlacementParts& parts) : parts_(parts) {}
 
   /// Ends the parts with a list for one more tile: one that is there already, if it is the same.
   void add(const std::vector<Region>& list, std::uint32_t primaries) {
@@ -151,7 +152,7 @@ class Lists {
     return sum;
   }
 
-  Placement::Parts& parts_;
+  PlacementParts& parts_;
   std::unordered_multimap<std::uint64_t, TileRegions> by_key_;
 };
 
@@ -184,8 +185,8 @@ TensorRegions make_tensor_regions(std::span<const BoundSlice> slices, RectSet& p
 }
 
 void add_tiles(const Layout& layout, std::uint32_t tensor, const TensorRegions& regions, const RectSet& placed,
-               Placement::Parts& parts, std::uint64_t& rest_bytes) {
-  const Layout::Grid grid = layout.grid(tensor);
+               PlacementParts& parts, std::uint64_t& rest_bytes) {
+  const TileGrid grid = grid_of(layout, tensor);
   if (regions.primaries.empty()) return;
   const Needs primaries(grid, regions.primaries);
   const Needs copies(grid, regions.copies);

@@ -38,7 +38,7 @@ struct TileRegions {
   std::uint32_t copies = 0;
 };
 
-struct Placement::Parts {
+struct PlacementParts {
   TileSet tiles;
   std::vector<TileRegions> of_tile;  ///< by the tile's rank in the set
   std::vector<Region> regions;
@@ -50,6 +50,9 @@ struct Placement::Parts {
     return std::span(regions).subspan(t.first + t.primaries, t.copies);
   }
 };
+
+/// How tiles lie in a placement's memories.
+const PlacementParts& parts_of(const Placement& placement) noexcept;
 
 /// A placed slice whose names have been looked up. Not empty.
 struct BoundSlice {
@@ -70,7 +73,7 @@ TensorRegions make_tensor_regions(std::span<const BoundSlice> slices, RectSet& p
 
 /// Appends the needed tiles of one tensor to `parts`, and the rest memory that they take to `rest_bytes`.
 void add_tiles(const Layout& layout, std::uint32_t tensor, const TensorRegions& regions, const RectSet& placed,
-               Placement::Parts& parts, std::uint64_t& rest_bytes);
+               PlacementParts& parts, std::uint64_t& rest_bytes);
 
 /// What both have; nothing in it if they are disjoint.
 Rect intersection(const Rect& a, const Rect& b) noexcept;

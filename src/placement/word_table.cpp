@@ -1,10 +1,12 @@
 #include "placement/word_table.hpp"
+#include "format/tiling.hpp"
+#include "placement/regions.hpp"
 
 namespace deltasync::placement {
 
 WordTables make_word_tables(const Placement& placement,
                             const std::function<std::byte*(std::uint32_t memory)>& base_of) {
-  const Placement::Parts& parts = placement.parts();
+  const PlacementParts& parts = parts_of(placement);
   const Layout& layout = *placement.layout();
   WordTables tables;
   tables.regions.reserve(parts.regions.size());
@@ -17,7 +19,7 @@ WordTables make_word_tables(const Placement& placement,
   tables.tiles.reserve(parts.of_tile.size());
   for (const wire::TileRange& range : parts.tiles.ranges()) {
     for (std::uint64_t index = range.first; index < range.end; ++index) {
-      const Tile tile = layout.tile(index);
+      const Tile tile = tile_of(layout, index);
       const TileRegions& of = parts.of_tile[tables.tiles.size()];
       tables.tiles.push_back({tile.rect.row, tile.rect.col, static_cast<std::uint32_t>(tile.rect.cols),
                               layout.tensors()[tile.tensor].element_bytes, of.first, of.primaries, of.copies});

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "format/tiling.hpp"
 #include "receiver/target_checks.hpp"
 
 namespace deltasync::relay {
@@ -49,7 +50,7 @@ std::uint64_t HalfCopy::take_round(std::uint64_t first, const TilePatches& patch
   std::uint64_t next = first;
   for (; next < layout_.tile_count() && round_.size() < kRoundTilesMax && bytes < kRoundBytesPerThread * pool_.size();
        ++next) {
-    RoundTile item{layout_.tile(next), patched, patches.has(next)};
+    RoundTile item{tile_of(layout_, next), patched, patches.has(next)};
     const std::size_t tile_bytes = static_cast<std::size_t>(item.tile.rect.rows) * row_bytes(item.tile);
     bytes += tile_bytes;
     if (item.patched) patched += tile_bytes;

@@ -8,9 +8,10 @@
 #include <span>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "base/thread_pool.hpp"
-#include "deltasync/deadline.hpp"
 #include "deltasync/writer.hpp"
+#include "format/tiling.hpp"
 #include "relay/tile_patches.hpp"
 
 namespace deltasync::relay {

@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "delta/delta.hpp"
+#include "format/tiling.hpp"
 #include "receiver/standing.hpp"
 #include "receiver/target_checks.hpp"
 #include "receiver/tile_memory.hpp"
@@ -25,9 +26,9 @@ RelayTarget::RelayTarget(LayoutPtr layout, std::unique_ptr<Writer> writer, Optio
 // ---- what the segment holds ----------------------------------------------------------------------------------------
 
 /// A relay that was restarted goes on from what it has handed on.
-Status RelayTarget::open(ThreadPool& pool, const Until& until) {
+Status RelayTarget::open(ThreadPool& pool, const CallContext& until) {
   pool_ = &pool;
-  const auto held = writer_->held();
+  const auto held = held_version(*writer_);
   if (!held) return {};
   TargetState state{held->version, {}, std::vector<std::uint64_t>(static_cast<std::size_t>(layout_->tile_count()))};
   const std::uint64_t items = (layout_->tile_count() + kDigestTilesPerItem - 1) / kDigestTilesPerItem;
@@ -49,7 +50,7 @@ Status RelayTarget::open(ThreadPool& pool, const Until& until) {
 /// The writer may have mapped another segment since the last look: then what was committed is not there any more.
 Status RelayTarget::look_at_segment() {
   if (!committed_ || own_) return {};
-  const auto held = writer_->held();
+  const auto held = held_version(*writer_);
   if (held && held->version.id == committed_->version.id) {
     live_ = held->bytes;
     return {};
@@ -74,10 +75,10 @@ Result<TileRows> RelayTarget::live_tile(const Tile& tile, std::vector<std::byte>
 }
 
 /// Who waits for an agent that has another segment by now waits in vain: that is looked at now and then.
-Status RelayTarget::look_at_served(const Until& until) {
+Status RelayTarget::look_at_served(const CallContext& until) {
   const VersionId version = committed_->version.id;
   for (;;) {
-    Status served = writer_->wait_ready(version, until.deadline().earlier(Deadline::after(kServedSlice)));
+    Status served = writer_->wait_ready(version, until.earlier(Deadline::after(kServedSlice)));
     DS_TRY(look_at_segment());
     if (served.ok() || until.over()) return served;
     const Errc code = served.error().code();
@@ -85,16 +86,14 @@ Status RelayTarget::look_at_served(const Until& until) {
   }
 }
 
-Status RelayTarget::wait_served(const Until& until) {
+Status RelayTarget::wait_served(const CallContext& until) {
   if (!committed_) return Error(Errc::invalid_argument, "the relay has committed nothing");
   const std::string version = to_string(committed_->version);
   if (own_) {
     return Error(Errc::corrupt, "the segment has " + version +
                                     " with other bytes than it was published with; the next version replaces them");
   }
-  writer_->stop_on(until.stop());
   Status served = look_at_served(until);
-  writer_->stop_on({});
   if (served.ok()) return served;
   const Errc code = served.error().code();
   const char* remedy = "";
@@ -109,10 +108,10 @@ Status RelayTarget::wait_served(const Until& until) {
 
 /// Tiles of a full update may come more than once, and be advanced to a later version before they are whole; what a
 /// fill has is written once and bears one version's name. So they wait elsewhere.
-Status RelayTarget::begin_full(FullOverLive policy, const Until& until) {
+Status RelayTarget::begin_full(FullUpdatePolicy policy, const CallContext& until) {
   if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
   if (staging_) return Error(Errc::invalid_argument, "a full update is open already");
-  if (committed_ && policy == FullOverLive::refuse) {
+  if (committed_ && policy == FullUpdatePolicy::refuse) {
     return Error(Errc::no_space, "a full update over the live version " + to_string(committed_->version) +
                                      " needs a second copy in host memory, which the policy refuses");
   }
@@ -139,7 +138,7 @@ std::byte* RelayTarget::full_rows(std::uint32_t tensor) {
 Status RelayTarget::commit_full(TargetState state, Deadline deadline) {
   if (!staging_) return Error(Errc::invalid_argument, "no full update is open");
   DS_TRY(check_state(*layout_, TileSet::whole(*layout_), state));
-  if (const auto held = writer_->held(); held && held->version.id == state.version.id) {
+  if (const auto held = held_version(*writer_); held && held->version.id == state.version.id) {
     log::error(
         "relay keeps_aside version=\"{}\" reason=\"the segment has it with other bytes than it was "
         "published with; the next version replaces them\"",
@@ -200,27 +199,28 @@ Status RelayTarget::rollback() {
 
 namespace deltasync {
 
-Result<TargetPtr> make_relay_target(const Receiver& receiver, const RelayTargetOptions& options, Deadline deadline) {
+Result<std::unique_ptr<Target>> make_relay_target(const Receiver& receiver, const RelayTargetOptions& options,
+                                                  const CallOptions& call) {
   WriterOptions writer_options;
   writer_options.agent_socket = options.agent_socket;
   writer_options.threads = options.threads;
   writer_options.name = options.name;
-  auto writer = Writer::attach(receiver.layout(), receiver.sidecar(), std::move(writer_options), deadline);
+  auto writer = Writer::attach(receiver.layout(), receiver.sidecar(), std::move(writer_options), call);
   if (!writer.ok()) return std::move(writer).error().with_context("relay target");
-  if (const auto from = receiver::agent_instance_of(receiver); from != 0 && from == (*writer)->agent_instance()) {
+  if (const auto from = receiver::agent_instance_of(receiver); from != 0 && from == agent_instance(**writer)) {
     return Error(Errc::invalid_argument, "relay target: the agent on " + options.agent_socket +
                                              " is the very agent that is pulled from: name the socket of this node's "
                                              "own agent, and the address of the one that the trainer writes to");
   }
-  return TargetPtr(
+  return std::unique_ptr<Target>(
       new relay::RelayTarget(receiver.layout(), *std::move(writer), {options.guard_limit, options.agent_socket, {}}));
 }
 
-Status wait_relayed(Receiver& receiver, Deadline deadline, std::stop_token stop) {
+Status wait_relayed(Receiver& receiver, const CallContext& until) {
   auto* const relayed = dynamic_cast<relay::RelayTarget*>(receiver.target());
   if (relayed == nullptr) return Error(Errc::invalid_argument, "wait_relayed: the target is no relay's");
   if (relayed->committed() == nullptr) return Error(Errc::invalid_argument, "the relay has committed nothing");
-  Status served = relayed->wait_served(Until(deadline, std::move(stop)));
+  Status served = relayed->wait_served(until);
   if (served.ok() || served.error().code() != Errc::cancelled) receiver::note_served(receiver, served);
   return served;
 }

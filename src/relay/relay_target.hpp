@@ -15,11 +15,13 @@
 #include <optional>
 #include <string>
 
-#include "deltasync/relay_target.hpp"
 #include "deltasync/writer.hpp"
+#include "format/tiling.hpp"
 #include "receiver/host_memory.hpp"
 #include "receiver/target.hpp"
+#include "relay/relay.hpp"
 #include "relay/tile_patches.hpp"
+#include "writer/held_version.hpp"
 
 namespace deltasync::relay {
 
@@ -37,11 +39,11 @@ class RelayTarget final : public Target {
   bool exchanges() const override { return true; }
   /// The agent serves them with the layout.
   bool writes_side_files() const override { return true; }
-  bool takes_commits_back() const override { return false; }
-  Status open(ThreadPool& pool, const Until& until) override;
+  bool supports_rollback() const override { return false; }
+  Status open(ThreadPool& pool, const CallContext& until) override;
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
-  Status begin_full(FullOverLive policy, const Until& until) override;
+  Status begin_full(FullUpdatePolicy policy, const CallContext& until) override;
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
   Status put_tile(const Tile& tile, const TileRows& rows) override;
   std::byte* full_rows(std::uint32_t tensor) override;
@@ -52,10 +54,10 @@ class RelayTarget final : public Target {
   void forget_rollback() noexcept override {}
 
   /// wait_relayed(), but for what the receiver notes.
-  Status wait_served(const Until& until);
+  Status wait_served(const CallContext& until);
 
  private:
-  Status look_at_served(const Until& until);
+  Status look_at_served(const CallContext& until);
   TileRows tile_in(ByteSpan half, const Tile& tile) const;
   Status publish(TargetState state, const TilePatches& patches, Deadline deadline);
   Status fill(const TargetState& state, const TilePatches& patches, Deadline deadline);

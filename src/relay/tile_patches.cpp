@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "delta/raw_planes.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::relay {
 
@@ -36,7 +37,7 @@ bool TilePatches::has(std::uint64_t tile) const noexcept {
 
 Status TilePatches::apply(const Layout& layout, std::uint64_t tile, std::byte* rows, std::uint64_t digest) const {
   const Tensor& tensor = layout.tensors()[layout.tensor_of_tile(tile)];
-  const std::size_t row_bytes = static_cast<std::size_t>(layout.tile(tile).rect.cols) * tensor.element_bytes;
+  const std::size_t row_bytes = static_cast<std::size_t>(tile_of(layout, tile).rect.cols) * tensor.element_bytes;
   for (auto patch = find(tile); patch != patches_.end() && patch->tile == tile; ++patch) {
     if (patch->decoded) {
       delta::exchange_tile(layout, *patch->record, rows, row_bytes, patch->changes);

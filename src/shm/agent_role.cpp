@@ -268,7 +268,8 @@ std::optional<Deadline> AgentRole::writer_waiting() const {
     const auto request = Cells::load(&block.slot[k].request_deadline_ns);
     if (request == 0 || Cells::load(&block.owner[k].pid) == 0 || impl_->cells.owner_dead(k)) continue;
     const auto since = std::chrono::nanoseconds(static_cast<std::int64_t>(std::min<std::uint64_t>(request, INT64_MAX)));
-    const Deadline deadline(Deadline::Clock::time_point(std::chrono::duration_cast<Deadline::Clock::duration>(since)));
+    const Deadline deadline(
+        std::chrono::steady_clock::time_point(std::chrono::duration_cast<std::chrono::steady_clock::duration>(since)));
     earliest = earliest ? earliest->earlier(deadline) : deadline;
   }
   return earliest;

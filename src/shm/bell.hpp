@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "deltasync/deadline.hpp"
+#include "base/deadline.hpp"
 #include "format/segment.hpp"
 
 namespace deltasync::shm {

@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "base/fork_guard.hpp"
 #include "base/process.hpp"
-#include "base/until.hpp"
-#include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/version.hpp"
 #include "shm/segment.hpp"
@@ -43,7 +43,7 @@ class WriterRole {
 
   /// Slot 0 claims a FREE half; others join the fill of the same {version, writers}. See Writer::begin for errors.
   /// While slot 0 waits it publishes its request and the deadline, so that the agent can revoke leases in time.
-  Result<Fill> begin(const Version& version, const Until& until);
+  Result<Fill> begin(const Version& version, const CallContext& until);
   /// Brackets a copy into the half: between enter and leave the half cannot become FREE. enter fails with aborted if
   /// the fill is over. Nothing may be written outside of the brackets. Any thread; brackets may overlap.
   /// Non-temporal stores need a store fence on their own thread before leave_copy.
@@ -55,7 +55,7 @@ class WriterRole {
   /// Marks this writer committed, seals if it is the last, else waits for the others until the end, then aborts.
   /// Errors: aborted, timed_out and cancelled (name the writers that were missing), invalid_argument (a copy is still
   /// open).
-  Status commit(const Fill& fill, const Until& until);
+  Status commit(const Fill& fill, const CallContext& until);
   void abort(const Fill& fill) noexcept;
   /// Newest committed version (sealed, active or retiring); invalid if none.
   VersionId newest() const;

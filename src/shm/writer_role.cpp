@@ -15,7 +15,7 @@ std::uint64_t to_ns(Deadline deadline) {
 }
 
 /// What ended a wait: the deadline, whose error names what was waited for, or the caller's stop.
-Error ended(const Until& until, Error timed_out) {
+Error ended(const CallContext& until, Error timed_out) {
   if (!until.stop_requested()) return timed_out;
   return {Errc::cancelled, "stopped while it waited; " + timed_out.message()};
 }
@@ -64,7 +64,7 @@ void WriterRole::set_request(std::uint64_t deadline_ns) noexcept {
   Cells::store(&segment_.control().slot[slot_].request_deadline_ns, deadline_ns);
 }
 
-Result<Fill> WriterRole::begin(const Version& version, const Until& until) {
+Result<Fill> WriterRole::begin(const Version& version, const CallContext& until) {
   if (open_) return Error(Errc::invalid_argument, "begin " + to_string(version) + ": a fill is open already");
   if (!version.id.valid()) return Error(Errc::invalid_argument, "begin: epoch 0 means \"no version\"");
   DS_TRY(check_label(version.label).with_context("begin"));
@@ -175,7 +175,7 @@ void WriterRole::add_progress(const Fill& fill, std::uint64_t batch, std::uint64
   while (!protocol.add_progress(fill.half, batch, fill.sequence, elements)) continue;  // ends: somebody else got on
 }
 
-Status WriterRole::commit(const Fill& fill, const Until& until) {
+Status WriterRole::commit(const Fill& fill, const CallContext& until) {
   auto& block = segment_.control();
   Cells cells(segment_);
   Protocol<Cells> protocol(cells);

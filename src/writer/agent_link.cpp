@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/until.hpp"
+#include "base/call_context.hpp"
 #include "format/handshake.hpp"
 #include "net/peer_user.hpp"
 
@@ -65,7 +65,7 @@ Result<Attached> AgentLink::connect(Deadline deadline) {
 }
 
 Result<Attached> AgentLink::reconnect(Deadline deadline) {
-  const Until until(deadline, stop_);
+  const CallContext until(deadline, stop_);
   std::chrono::nanoseconds pause = kBackoffMin;
   for (;;) {
     auto attached = connect(deadline);

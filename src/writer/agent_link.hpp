@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "base/fork_guard.hpp"
-#include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/writer.hpp"
 #include "format/wire.hpp"

@@ -139,13 +139,23 @@ Status WriterSession::greet(Deadline deadline) {
   return greeted;
 }
 
-void WriterSession::stop_on(std::stop_token stop) {
-  if (!fork_guard_.same_process()) return;
-  link_.stop_on(stop);
-  stop_ = std::move(stop);
+WriterSession::StopScope::StopScope(WriterSession& session, const std::stop_token& stop) : session_(session) {
+  stop_on(stop);
 }
 
-Status WriterSession::register_plan(std::span<const TensorSlice> plan, Deadline deadline) {
+WriterSession::StopScope::~StopScope() {
+  stop_on({});
+}
+
+void WriterSession::StopScope::stop_on(const std::stop_token& stop) {
+  if (!session_.fork_guard_.same_process()) return;
+  session_.link_.stop_on(stop);
+  session_.stop_ = stop;
+}
+
+Status WriterSession::register_plan(std::span<const TensorSlice> plan, const CallOptions& call) {
+  const StopScope stopping(*this, call.stop);
+  const Deadline deadline = Deadline::of(call);
   DS_TRY(check_process());
   if (fill_) return Error(Errc::invalid_argument, "register_plan: a fill is open");
   planned_ = false;
@@ -167,12 +177,12 @@ Status WriterSession::register_plan(std::span<const TensorSlice> plan, Deadline 
 }
 
 Result<std::unique_ptr<Writer>> Writer::attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,
-                                               Deadline deadline) {
-  return WriterSession::attach(std::move(layout), sidecar, std::move(options), {cuda_devices(), {}}, deadline);
+                                               const CallOptions& call) {
+  return WriterSession::attach(std::move(layout), sidecar, std::move(options), {cuda_devices(), {}}, call);
 }
 
 Result<std::unique_ptr<Writer>> WriterSession::attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,
-                                                      Devices devices, Deadline deadline) {
+                                                      Devices devices, const CallOptions& call) {
   if (options.writers == 0 || options.writers > shm::kSlotsMax || options.writer_index >= options.writers) {
     return Error(Errc::invalid_argument, "attach: writer " + std::to_string(options.writer_index) + " of " +
                                              std::to_string(options.writers) + "; 1 to " +
@@ -191,7 +201,8 @@ Result<std::unique_ptr<Writer>> WriterSession::attach(LayoutPtr layout, const Si
   } catch (const std::system_error& e) {
     return Error(Errc::no_space, context + ": the copy threads: " + e.code().message());
   }
-  if (auto opened = session->open(deadline); !opened) return std::move(opened).error().with_context(context);
+  const StopScope stopping(*session, call.stop);
+  if (auto opened = session->open(Deadline::of(call)); !opened) return std::move(opened).error().with_context(context);
   return std::unique_ptr<Writer>(std::move(session));
 }
 

@@ -14,8 +14,8 @@
 #include <span>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "base/thread_pool.hpp"
-#include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "format/segment.hpp"
 #include "gpu/device.hpp"

@@ -45,10 +45,10 @@ Status for_each_part(const Rect& rect, std::uint64_t element_bytes, const CopyJo
 
 }  // namespace
 
-Result<CopyTicket> WriterSession::write_device(std::span<const SliceSource> batch, Deadline deadline) {
+Result<std::uint64_t> WriterSession::write_device(std::span<const SliceSource> batch, const CallOptions& call) {
   DS_TRY(check_open("write_device"));
   for (const SliceSource& item : batch) {
-    if (item.source.memory == Source::Memory::cuda) continue;
+    if (!item.source.device.is_host()) continue;
     return Error(Errc::invalid_argument, "write_device: tensor " + std::to_string(item.slice.tensor) +
                                              " is in host memory, which write() copies");
   }
@@ -56,18 +56,18 @@ Result<CopyTicket> WriterSession::write_device(std::span<const SliceSource> batc
   const trace::Span span("queue copies", report_.version.id);
   failed_ = true;  // until everything below went well
   DS_TRY(open_copy_streams(batch));
-  deadline = Deadline(deadline.at() + (Clock::now() - start));  // for the copies, as write() has it
+  const Deadline deadline(Deadline::of(call).at() + (Clock::now() - start));  // for the copies, as write() has it
   DS_TRY(queue_runs(batch, deadline));
   failed_ = false;
   report_.copy_s += std::chrono::duration<double>(Clock::now() - start).count();
-  return CopyTicket{tickets_};
+  return tickets_;
 }
 
 Status WriterSession::open_copy_streams(std::span<const SliceSource> batch) {
   std::optional<std::int32_t> opened;
   for (const SliceSource& item : batch) {
-    if (opened == item.source.device) continue;
-    opened = item.source.device;
+    if (opened == item.source.device.ordinal) continue;
+    opened = item.source.device.ordinal;
     if (auto copies = copy_streams_->stream_for(*opened, *segment_, *role_, pool_); !copies) {
       return std::move(copies).error().with_context("write to " + to_string(report_.version));
     }
@@ -94,7 +94,7 @@ Status WriterSession::queue_runs(std::span<const SliceSource> batch, Deadline de
 
 Status WriterSession::queue_run(std::span<const SliceSource> run, Deadline deadline) {
   const Source& first = run.front().source;
-  DS_ASSIGN(CopyStream* const copies, copy_streams_->stream_for(first.device, *segment_, *role_, pool_));
+  DS_ASSIGN(CopyStream* const copies, copy_streams_->stream_for(first.device.ordinal, *segment_, *role_, pool_));
   DS_TRY(copies->follow({first.stream}));
   std::uint64_t bytes = 0;
   jobs_.clear();
@@ -125,15 +125,16 @@ Status WriterSession::queue_run(std::span<const SliceSource> run, Deadline deadl
   return jobs_.empty() ? Status{} : fly();
 }
 
-Status WriterSession::wait(CopyTicket ticket, Deadline deadline) {
+Status WriterSession::wait(std::uint64_t ticket, const CallOptions& call) {
   DS_TRY(check_process());
-  if (ticket.number > tickets_) {
+  if (ticket > tickets_) {
     return Error(Errc::invalid_argument,
-                 "wait: copy ticket " + std::to_string(ticket.number) + " of " + std::to_string(tickets_));
+                 "wait: copy ticket " + std::to_string(ticket) + " of " + std::to_string(tickets_));
   }
+  const Deadline deadline = Deadline::of(call);
   if (!fill_) return copy_streams_->settle(deadline);  // of a fill that was aborted
   const auto start = Clock::now();
-  Status arrived = copy_streams_->wait(ticket.number, deadline);
+  Status arrived = copy_streams_->wait(ticket, deadline);
   report_.copy_s += std::chrono::duration<double>(Clock::now() - start).count();
   if (!arrived && arrived.error().code() != Errc::timed_out) failed_ = true;
   return arrived;

@@ -1,4 +1,5 @@
 #include "writer/progress.hpp"
+#include "format/tiling.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -31,7 +32,7 @@ void BatchCounter::add_elements(std::uint64_t tile, std::uint64_t elements) {
 void BatchCounter::add_tiles(std::uint32_t tensor, const Rect& rect) {
   const Tensor& t = layout_->tensors()[tensor];
   if (t.tile_count == 1) return add_elements(t.first_tile, rect.elements());
-  const Layout::Grid grid = layout_->grid(tensor);
+  const TileGrid grid = grid_of(*layout_, tensor);
   const auto& starts = grid.panel_starts;
   // The first panel that ends behind the slice's first column, and the first that begins behind its last.
   const auto first =

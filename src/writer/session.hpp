@@ -25,6 +25,7 @@
 #include "writer/agent_link.hpp"
 #include "writer/copy.hpp"
 #include "writer/copy_streams.hpp"
+#include "writer/held_version.hpp"
 #include "writer/progress.hpp"
 #include "writer/slot_claim.hpp"
 
@@ -39,7 +40,7 @@ class WriterSession final : public Writer {
   };
   /// Writer::attach().
   static Result<std::unique_ptr<Writer>> attach(LayoutPtr layout, const Sidecar& sidecar, WriterOptions options,
-                                                Devices devices, Deadline deadline);
+                                                Devices devices, const CallOptions& call);
   WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions options, Devices devices,
                 const wire::TrainerHello& hello);
   /// If a device may still write into the segment, what that needs stays behind (orphaned_copies.hpp).
@@ -47,26 +48,38 @@ class WriterSession final : public Writer {
 
   Status open(Deadline deadline);
 
-  void stop_on(std::stop_token stop) override;
-  Status register_plan(std::span<const TensorSlice> plan, Deadline deadline) override;
-  Status begin(const Version& version, Deadline deadline) override;
+  Status register_plan(std::span<const TensorSlice> plan, const CallOptions& call) override;
+  Status begin(const Version& version, const CallOptions& call) override;
   using Writer::write;
   Status write(std::uint32_t tensor, const Rect& rect, const Source& source) override;
   Status write(std::span<const SliceSource> batch) override;
-  Result<CopyTicket> write_device(std::span<const SliceSource> batch, Deadline deadline) override;
-  Status wait(CopyTicket ticket, Deadline deadline) override;
-  Result<OffloadReport> commit(Deadline deadline) override;
+  Result<std::uint64_t> write_device(std::span<const SliceSource> batch, const CallOptions& call) override;
+  Status wait(std::uint64_t ticket, const CallOptions& call) override;
+  Result<OffloadReport> commit(const CallOptions& call) override;
   void abort() noexcept override;
-  Status wait_ready(const VersionId& version, Deadline deadline) override;
+  Status wait_ready(const VersionId& version, const CallOptions& call) override;
   VersionId newest() const override { return fork_guard_.same_process() ? role_->newest() : VersionId{}; }
   std::uint64_t fresh_epoch() const override { return make_epoch(std::max(epoch_heard_, newest().epoch)); }
-  std::uint64_t agent_instance() const override { return agent_instance_; }
-  std::optional<HeldVersion> held() const override;
+  std::uint64_t agent_instance() const { return agent_instance_; }
+  std::optional<HeldVersion> held() const;
   std::span<const std::byte> filling() const override;
   const LayoutPtr& layout() const override { return layout_; }
 
  private:
   using Clock = std::chrono::steady_clock;
+
+  /// While it lives this stop ends, with `cancelled`, what waits for the agent or for other writers.
+  class StopScope {
+   public:
+    StopScope(WriterSession& session, const std::stop_token& stop);
+    ~StopScope();
+    StopScope(const StopScope&) = delete;
+    StopScope& operator=(const StopScope&) = delete;
+
+   private:
+    void stop_on(const std::stop_token& stop);
+    WriterSession& session_;
+  };
 
   Status use(Attached attached);
   /// The same, and the agent hears of the plan that was agreed on. If it fails nobody is connected, so that the next

@@ -32,7 +32,9 @@ Status WriterSession::check_process() const {
                                            ": a forked child attaches a writer of its own");
 }
 
-Status WriterSession::begin(const Version& version, Deadline deadline) {
+Status WriterSession::begin(const Version& version, const CallOptions& call) {
+  const StopScope stopping(*this, call.stop);
+  const Deadline deadline = Deadline::of(call);
   DS_TRY(check_process());
   const std::string context = "begin " + to_string(version);
   if (fill_) return Error(Errc::invalid_argument, context + ": a fill is open already");
@@ -110,16 +112,17 @@ Status WriterSession::check_open(const char* call) const {
 /// Neighbours in the same kind of memory at a time.
 Status WriterSession::write_runs(std::span<const SliceSource> batch) {
   while (!batch.empty()) {
-    const auto memory = batch.front().source.memory;
-    const auto end = std::find_if(batch.begin(), batch.end(),
-                                  [memory](const SliceSource& item) { return item.source.memory != memory; });
+    const bool on_host = batch.front().source.device.is_host();
+    const auto end = std::find_if(batch.begin(), batch.end(), [on_host](const SliceSource& item) {
+      return item.source.device.is_host() != on_host;
+    });
     const auto run = batch.first(static_cast<std::size_t>(end - batch.begin()));
-    if (memory == Source::Memory::host) {
+    if (on_host) {
       DS_TRY(copy_streams_->poll());
       DS_TRY(write_groups(run));
     } else {
       DS_TRY(open_copy_streams(run));  // which registers the halves: for large ones that takes longer than copies may
-      const Deadline deadline = Deadline::after(options_.device_limit);
+      const Deadline deadline = Deadline::after(options_.device_timeout);
       DS_TRY(queue_runs(run, deadline));
       DS_TRY(copy_streams_->wait(tickets_, deadline));
     }
@@ -192,8 +195,9 @@ Result<CopyJob> WriterSession::accept(const SliceSource& item) {
                  row_bytes};
 }
 
-Result<OffloadReport> WriterSession::commit(Deadline deadline) {
-  auto report = seal(deadline);
+Result<OffloadReport> WriterSession::commit(const CallOptions& call) {
+  const StopScope stopping(*this, call.stop);
+  auto report = seal(Deadline::of(call));
   if (report) {
     trace::record("offload", report->version.id, began_ns_, trace::now_ns(),
                   {{"bytes", report->bytes}, {"tensors", report->tensors}});
@@ -239,7 +243,9 @@ void WriterSession::abort() noexcept {
   abort_fill(Deadline::after(kAbortSettleLimit));
 }
 
-Status WriterSession::wait_ready(const VersionId& version, Deadline deadline) {
+Status WriterSession::wait_ready(const VersionId& version, const CallOptions& call) {
+  const StopScope stopping(*this, call.stop);
+  const Deadline deadline = Deadline::of(call);
   DS_TRY(check_process());
   const trace::Span span("wait ready", version);
   for (;;) {
@@ -266,6 +272,16 @@ std::optional<HeldVersion> WriterSession::held() const {
       return HeldVersion{status.version, segment_->half(half).first(static_cast<std::size_t>(layout_->half_bytes()))};
     }
   }
+}
+
+std::optional<HeldVersion> held_version(const Writer& writer) {
+  const auto* const session = dynamic_cast<const WriterSession*>(&writer);
+  return session != nullptr ? session->held() : std::nullopt;
+}
+
+std::uint64_t agent_instance(const Writer& writer) {
+  const auto* const session = dynamic_cast<const WriterSession*>(&writer);
+  return session != nullptr ? session->agent_instance() : 0;
 }
 
 std::span<const std::byte> WriterSession::filling() const {

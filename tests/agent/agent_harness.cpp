@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "base/deadline.hpp"
 #include "format/packed_layout.hpp"
 
 namespace deltasync::agent {

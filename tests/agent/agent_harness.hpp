@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "agent/agent.hpp"
+#include "base/deadline.hpp"
 #include "deltasync/writer.hpp"
 #include "net/auth.hpp"
 #include "net/blocking.hpp"

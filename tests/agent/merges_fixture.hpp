@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "delta/delta.hpp"
+#include "format/tiling.hpp"
 #include "tests/agent/agent_harness.hpp"
 
 namespace deltasync::agent {
@@ -98,7 +99,7 @@ class Merges : public AgentTest {
       const auto records = delta::parse_frame(layout, frame);
       ASSERT_TRUE(records) << records.error().to_string();
       for (const auto& record : *records) {
-        const Tile tile = layout.tile(record.tile);
+        const Tile tile = tile_of(layout, record.tile);
         const Tensor& tensor = layout.tensors()[tile.tensor];
         const delta::TensorMemory memory{late.half.data() + tensor.offset, tensor.row_bytes()};
         const auto after = delta::apply_tile(layout, record, tile_address(memory, tile, tensor.element_bytes),

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "deltasync/trace.hpp"
+#include "deltasync/timeline.hpp"
 #include "net/http_server.hpp"
 #include "tests/agent/agent_harness.hpp"
 
@@ -341,7 +341,7 @@ TEST_F(Http, TheTimelineIfItIsRecorded) {
     return answer.status == 200 && published(json::parse(answer.body)) >= 2;
   })) << answer.body;
   stop_agent();
-  stop_trace();
+  stop_timeline();
   std::ifstream in(options_.trace_file);
   EXPECT_GE(published(json::parse(in)), 2u);
 }

@@ -9,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "base/deadline.hpp"
 #include "delta/delta.hpp"
 #include "tests/agent/agent_harness.hpp"
 

@@ -6,6 +6,7 @@
 #include <future>
 
 #include "delta/delta.hpp"
+#include "format/tiling.hpp"
 #include "tests/agent/agent_harness.hpp"
 #include "tests/writer/on_device.hpp"
 
@@ -59,7 +60,7 @@ class Behind : public AgentTest {
     for (const delta::Frame& frame : ring.back()->delta->frames) {
       const auto records = delta::parse_frame(*model_.layout, frame.bytes).value();
       for (const delta::TileRecord& record : records) {
-        const Tile tile = model_.layout->tile(record.tile);
+        const Tile tile = tile_of(*model_.layout, record.tile);
         const Tensor& tensor = model_.layout->tensors()[tile.tensor];
         const delta::TensorMemory memory{before.data() + tensor.offset, static_cast<std::size_t>(tensor.row_bytes())};
         delta::commit_tile(*model_.layout, record, delta::tile_address(memory, tile, tensor.element_bytes),

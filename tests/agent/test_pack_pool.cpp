@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "agent/pack_pool.hpp"
-#include "deltasync/deadline.hpp"
+#include "base/deadline.hpp"
 
 namespace deltasync::agent {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "agent/pack_pool.hpp"
 #include "delta/raw_planes.hpp"
+#include "format/tiling.hpp"
 #include "tests/agent/agent_harness.hpp"
 
 namespace deltasync::agent {
@@ -51,7 +52,7 @@ TEST_F(Packed, TilesInFramesOfAFewMegabytes) {
       ASSERT_EQ(record.tile, next++);
       packed += record.codec == delta::Codec::raw_planes ? 1 : 0;
       elements += record.changed;
-      const Tile tile = model_.layout->tile(record.tile);
+      const Tile tile = tile_of(*model_.layout, record.tile);
       const Tensor& tensor = model_.layout->tensors()[tile.tensor];
       std::byte* const at =
           delta::tile_address({half.data() + tensor.offset, tensor.row_bytes()}, tile, tensor.element_bytes);

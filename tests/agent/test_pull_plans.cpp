@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "delta/delta.hpp"
+#include "format/tiling.hpp"
 #include "tests/agent/agent_harness.hpp"
 
 namespace deltasync::agent {
@@ -14,7 +15,7 @@ class Plans : public AgentTest {
   /// Bytes of the half up to the end of the last tensor.
   std::vector<std::byte> expected_half() const {
     const auto& tensors = model_.layout->tensors();
-    const Tile last = model_.layout->tile(model_.layout->tile_count() - 1);
+    const Tile last = tile_of(*model_.layout, model_.layout->tile_count() - 1);
     const Tensor& tensor = tensors[last.tensor];
     return {model_.half.begin(), model_.half.begin() + static_cast<std::ptrdiff_t>(tensor.offset + tensor.bytes)};
   }
@@ -25,7 +26,7 @@ class Plans : public AgentTest {
       const auto records = delta::parse_frame(*model_.layout, frame);
       ASSERT_TRUE(records) << records.error().to_string();
       for (const auto& record : *records) {
-        const Tile tile = model_.layout->tile(record.tile);
+        const Tile tile = tile_of(*model_.layout, record.tile);
         const Tensor& tensor = model_.layout->tensors()[tile.tensor];
         const delta::TensorMemory memory{half.data() + tensor.offset, tensor.row_bytes()};
         const auto after = delta::apply_tile(*model_.layout, record, tile_address(memory, tile, tensor.element_bytes),
@@ -86,8 +87,8 @@ TEST_F(Plans, ExtentsBeginAndEndAtWholeBands) {
   bool inside_seen = false;
   for (std::uint64_t first = 0; first < layout.tile_count(); ++first) {
     const std::uint64_t end = std::min(first + 3, layout.tile_count());
-    const Tile begin = layout.tile(first);
-    const Tile last = layout.tile(end - 1);
+    const Tile begin = tile_of(layout, first);
+    const Tile last = tile_of(layout, end - 1);
     const Tensor& a = layout.tensors()[begin.tensor];
     const Tensor& b = layout.tensors()[last.tensor];
     const auto bytes = c.extent(reply->plan, {first, end});
@@ -207,7 +208,7 @@ TEST_F(Plans, RawTilesAreTheHalfs) {
     const auto records = delta::parse_frame(*model_.layout, frame);
     ASSERT_TRUE(records) << records.error().to_string();
     for (const auto& record : *records) {
-      const Tile tile = model_.layout->tile(record.tile);
+      const Tile tile = tile_of(*model_.layout, record.tile);
       const Tensor& tensor = model_.layout->tensors()[tile.tensor];
       std::byte* const at =
           delta::tile_address({half.data() + tensor.offset, tensor.row_bytes()}, tile, tensor.element_bytes);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "agent/raw_tiles.hpp"
+#include "format/tiling.hpp"
 #include "tests/support/model.hpp"
 
 namespace deltasync::agent {
@@ -33,7 +34,7 @@ class RawTiles : public ::testing::Test {
   std::uint64_t bytes(const std::vector<std::uint64_t>& tiles) const {
     std::uint64_t sum = 0;
     for (const std::uint64_t t : tiles) {
-      const Tile tile = layout_->tile(t);
+      const Tile tile = tile_of(*layout_, t);
       sum += tile.rect.elements() * layout_->tensors()[tile.tensor].element_bytes;
     }
     return sum;

@@ -14,8 +14,8 @@
 #include <string_view>
 #include <thread>
 
+#include "base/deadline.hpp"
 #include "base/thread_pool.hpp"
-#include "deltasync/deadline.hpp"
 
 namespace deltasync::trace {
 namespace {
@@ -26,13 +26,8 @@ const VersionId kVersion{0xE18C, 12};
 
 class Trace : public testing::Test {
  protected:
-  ~Trace() override { stop_trace(); }
-  static void start(std::uint32_t spans_per_thread = 1000) {
-    TraceOptions options;
-    options.process = "test";
-    options.spans_per_thread = spans_per_thread;
-    start_trace(options);
-  }
+  ~Trace() override { stop_timeline(); }
+  static void start(std::uint32_t spans_per_thread = 1000) { start_timeline("test", spans_per_thread); }
   /// Of all threads.
   static std::vector<Event> events() {
     std::vector<Event> all;
@@ -45,8 +40,8 @@ class Trace : public testing::Test {
 
 TEST_F(Trace, RecordsNothingWhileItIsOff) {
   start();
-  stop_trace();
-  EXPECT_FALSE(tracing());
+  stop_timeline();
+  EXPECT_FALSE(timeline_is_on());
   {
     Span span("off", kVersion, {{"bytes", 1}});
     span.set({"more", 2});
@@ -183,14 +178,12 @@ TEST_F(Trace, ASpanThatBeganBeforeTheRecordIsNotInIt) {
 
 /// What a child of fork() finds wrong; 0: nothing.
 int check_child(std::optional<Span>& parents) {
-  if (tracing()) return 1;
+  if (timeline_is_on()) return 1;
   { const Span span("before the start", kVersion); }
   if (snapshot().started || !snapshot().threads.empty() || !snapshot().versions.empty()) return 2;
-  const auto written = write_trace("/dev/shm/deltasync-nobody-writes-this");
+  const auto written = write_timeline("/dev/shm/deltasync-nobody-writes-this");
   if (written || written.error().code() != Errc::invalid_argument) return 3;
-  TraceOptions options;
-  options.process = "child";
-  start_trace(options);
+  start_timeline("child");
   parents.reset();  // began in the parent: not the child's
   { const Span span("childs", kVersion); }
   name_version({kVersion, "label"});
@@ -227,7 +220,7 @@ TEST_F(Trace, AForkedChildBeginsWithoutARecord) {
   }
   stop = true;
   for (std::thread& thread : threads) thread.join();
-  EXPECT_TRUE(tracing()) << "the parent goes on";
+  EXPECT_TRUE(timeline_is_on()) << "the parent goes on";
   EXPECT_FALSE(events().empty());
 }
 
@@ -308,9 +301,7 @@ TEST_F(Trace, OtherClocksOnly) {
 }
 
 TEST_F(Trace, TheFileIsJsonWhateverNamesHold) {
-  TraceOptions options;
-  options.process = "tr\"ain\\er\n\x01\x7F";
-  start_trace(options);
+  start_timeline("tr\"ain\\er\n\x01\x7F");
   name_version({{1, 1}, "quote \" backslash \\ tab \t"});
   name_version({{1, 2}, "größe 🙂"});
   name_version({{1, 3}, "no utf8: \xFF\xC0"});
@@ -323,7 +314,7 @@ TEST_F(Trace, TheFileIsJsonWhateverNamesHold) {
   const json file = json::parse(to_json(snapshot()));
   const json& process = file["deltasync"]["processes"][0];
   EXPECT_EQ(file["deltasync"]["schema"], "deltasync-trace-1");
-  EXPECT_EQ(process["process"], options.process);
+  EXPECT_EQ(process["process"], "tr\"ain\\er\n\x01\x7F");
   EXPECT_EQ(process["dropped"], 0);
   EXPECT_GT(process["anchor"]["realtime_us"], 1e15);
   ASSERT_EQ(file["deltasync"]["versions"].size(), 3u);
@@ -349,15 +340,15 @@ TEST_F(Trace, TheFileIsJsonWhateverNamesHold) {
 TEST_F(Trace, SaysWhereItCannotWrite) {
   start();
   const std::filesystem::path dir = testing::TempDir();
-  const auto missing = write_trace(dir / "no such directory" / "trace.json");
+  const auto missing = write_timeline(dir / "no such directory" / "trace.json");
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code(), Errc::not_found);
   EXPECT_NE(missing.error().message().find("no such directory"), std::string::npos);
-  const auto device = write_trace("/dev/null");
+  const auto device = write_timeline("/dev/null");
   ASSERT_FALSE(device);
   EXPECT_EQ(device.error().code(), Errc::invalid_argument);
   const std::filesystem::path file = dir / "deltasync-test-trace.json";
-  ASSERT_TRUE(write_trace(file));
+  ASSERT_TRUE(write_timeline(file));
   std::ifstream in(file);
   EXPECT_FALSE(json::parse(in)["traceEvents"].empty());
   std::filesystem::remove(file);

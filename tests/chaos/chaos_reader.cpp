@@ -15,10 +15,9 @@
 #include <vector>
 
 #include "chaos_model.hpp"
-#include "deltasync/placed_target.hpp"
 #include "deltasync/placement.hpp"
 #include "deltasync/receiver.hpp"
-#include "deltasync/shadow.hpp"
+#include "deltasync/target.hpp"
 
 namespace deltasync::chaos {
 namespace {
@@ -80,8 +79,8 @@ class Reader {
   Status once() {
     if (!receiver_) DS_TRY(connect());
     Want want;
-    want.kind = Want::Kind::newer;
-    DS_ASSIGN(auto update, receiver_->pull(want, Deadline::after(kPullLimit)));
+    want.newer = true;
+    DS_ASSIGN(auto update, receiver_->pull(want, CallOptions::within(kPullLimit)));
     if (update->report().mode == PullMode::up_to_date) return {};
     DS_TRY(update->commit());
     tell(update->report().version.id);
@@ -89,22 +88,21 @@ class Reader {
   }
 
   Status connect() {
-    DS_ASSIGN(auto receiver, Receiver::connect(options_, Deadline::after(kBindLimit)));
+    DS_ASSIGN(auto receiver, Receiver::connect(options_, CallOptions::within(kBindLimit)));
     layout_ = receiver->layout();
-    TargetPtr target;
-    Subscription subscription;
+    std::unique_ptr<Target> target;
+    std::vector<Slice> slices;
     if (kind_ == "host") {
       target = make_host_target(layout_);
     } else {
       engine_ = std::make_unique<Engine>(*layout_);
-      DS_ASSIGN(PlacementPtr placement, Placement::build(layout_, engine_->plan(*layout_)));
-      subscription = placement->subscription();
-      DS_ASSIGN(target, make_placed_target(std::move(placement)));
-      if (kind_ == "shadow") {
-        DS_ASSIGN(target, make_shadowed_target(std::move(target)));
-      }
+      DS_ASSIGN(std::shared_ptr<const Placement> placement, Placement::build(layout_, engine_->plan(*layout_)));
+      slices = placement->slices();
+      PlacedTargetOptions options;
+      if (kind_ == "shadow") options.shadow = ShadowOptions();
+      DS_ASSIGN(target, make_placed_target(std::move(placement), options));
     }
-    DS_TRY(receiver->bind(std::move(target), subscription, Deadline::after(kBindLimit)));
+    DS_TRY(receiver->bind(std::move(target), slices, CallOptions::within(kBindLimit)));
     receiver_ = std::move(receiver);
     return {};
   }

@@ -34,7 +34,7 @@ class Trainer {
 
   Result<OffloadReport> offload(Version version) {
     version.label = "step_" + std::to_string(version.id.number / kVariants);
-    const Deadline deadline = Deadline::after(kLimit);
+    const CallOptions deadline = CallOptions::within(kLimit);
     DS_TRY(ensure(deadline));
     auto report = fill(version, deadline);
     if (!report) writer_->abort();
@@ -49,7 +49,7 @@ class Trainer {
     return {first, 0, end - first, tensor.cols};
   }
 
-  Status ensure(Deadline deadline) {
+  Status ensure(const CallOptions& deadline) {
     if (!writer_) {
       DS_ASSIGN(writer_, Writer::attach(layout_, Sidecar(), options_, deadline));
       planned_ = false;
@@ -65,7 +65,7 @@ class Trainer {
     return {};
   }
 
-  Result<OffloadReport> fill(const Version& version, Deadline deadline) {
+  Result<OffloadReport> fill(const Version& version, const CallOptions& deadline) {
     DS_TRY(writer_->begin(version, deadline));
     for (std::uint32_t t = 0; t < layout_->tensors().size(); ++t) {
       const Tensor& tensor = layout_->tensors()[t];

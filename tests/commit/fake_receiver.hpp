@@ -6,7 +6,7 @@
 #include <mutex>
 #include <optional>
 
-#include "base/until.hpp"
+#include "base/call_context.hpp"
 #include "deltasync/receiver.hpp"
 
 namespace deltasync::commit {
@@ -45,19 +45,25 @@ class FakeReceiver final : public Receiver {
 
   const LayoutPtr& layout() const override { return layout_; }
   const Sidecar& sidecar() const override { return sidecar_; }
-  Status bind(TargetPtr /*none*/, const Subscription& /*all*/, Deadline /*none*/, std::stop_token /*none*/) override {
+  Status bind(std::unique_ptr<Target> /*none*/, const std::vector<Slice>& /*all*/,
+              const CallOptions& /*none*/) override {
     return {};
   }
   Target* target() override { return reinterpret_cast<Target*>(this); }  // there is one: nobody looks at it
-  const Subscription& subscription() const override { return subscription_; }
-  FullOverLive full_over_live() const override { return policy; }
-  bool takes_commits_back() const override { return !commits_are_final; }
+  const std::vector<Slice>& slices() const override { return slices_; }
+  FullUpdatePolicy full_update_policy() const override { return policy; }
+  bool supports_rollback() const override { return !commits_are_final; }
   std::optional<Version> current() const override { return current_; }
-  Lag lag(Deadline /*none*/, std::stop_token /*none*/) const override { return {}; }
-  Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop) override {
+  Lag lag(const CallOptions& /*none*/) const override { return {}; }
+  Result<bool> is_current(const StagedUpdate&, const Want&, const CallOptions&) override { return true; }
+  Result<std::vector<TileMismatch>> attest(const CallOptions&) override { return no_memory(); }
+  Result<RepairReport> repair(std::span<const std::uint64_t>, const CallOptions&) override { return no_memory(); }
+  Status release(const CallOptions&) override { return no_memory(); }
+  Result<RepairReport> restore(const CallOptions&) override { return no_memory(); }
+  Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, const CallOptions& call) override {
     note_touch();
     wanted_epoch = want.epoch;
-    const Until until(deadline, std::move(stop));
+    const CallContext until(call);
     Version newest = trainer_.newest();
     while (is_to_come(want, newest)) {
       waits = true;
@@ -67,7 +73,7 @@ class FakeReceiver final : public Receiver {
       newest = trainer_.newest();
     }
     waits = false;
-    if (want.kind == Want::Kind::number && want.number != newest.id.number) return Error(Errc::gone, "past");
+    if (want.number && *want.number != newest.id.number) return Error(Errc::gone, "past");
     auto staged = std::make_unique<Staged>(*this);
     staged->report_.version = newest;
     staged->report_.root.bytes[0] = static_cast<std::uint8_t>(newest.id.number);
@@ -80,7 +86,7 @@ class FakeReceiver final : public Receiver {
   std::atomic<const std::atomic<bool>*> forbidden_while{nullptr};  ///< no pull and no write while that is true
   std::atomic<bool> broke_in{false};                               ///< there was one
 
-  FullOverLive policy = FullOverLive::stage;
+  FullUpdatePolicy policy = FullUpdatePolicy::stage;
   bool commits_are_final = false;
   std::atomic<bool> never_comes{false};  ///< what is wanted by number
   std::atomic<bool> waits{false};        ///< for what is still to come, now
@@ -92,7 +98,7 @@ class FakeReceiver final : public Receiver {
   struct Staged final : StagedUpdate {
     explicit Staged(FakeReceiver& receiver) : receiver_(receiver) {}
     const PullReport& report() const override { return report_; }
-    Status commit(Deadline /*at once*/) override {
+    Status commit(const CallOptions& /*at once*/) override {
       if (receiver_.fail_commits > 0) {
         --receiver_.fail_commits;
         return Error(Errc::timed_out, "the commit takes too long");
@@ -115,9 +121,10 @@ class FakeReceiver final : public Receiver {
     bool committed_ = false;
   };
 
+  static Error no_memory() { return {Errc::unsupported, "a version is one number here"}; }
   bool is_to_come(const Want& want, const Version& newest) const {
-    if (want.kind == Want::Kind::number) return never_comes || want.number > newest.id.number;
-    return want.kind == Want::Kind::newer && current_ && newest.id <= current_->id;
+    if (want.number) return never_comes || *want.number > newest.id.number;
+    return want.newer && current_ && newest.id <= current_->id;
   }
   void note_touch() {
     const auto* const flag = forbidden_while.load();
@@ -132,7 +139,7 @@ class FakeReceiver final : public Receiver {
 
   const Trainer& trainer_;
   const LayoutPtr layout_ = *Layout::build({{"w", Dtype::bf16, {4}, {}, {}}});
-  const Subscription subscription_;
+  const std::vector<Slice> slices_;
   const Sidecar sidecar_;
   std::optional<Version> current_;
 };

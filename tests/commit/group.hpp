@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "deltasync/commit_protocol.hpp"
+#include "commit/coordinator_machine.hpp"
+#include "commit/participant_machine.hpp"
 #include "tests/commit/pretend_target.hpp"
 
 namespace deltasync::commit {

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "deltasync/commit_protocol.hpp"
+#include "format/commit_messages.hpp"
 
 namespace deltasync::commit::model {
 

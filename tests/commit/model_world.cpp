@@ -51,7 +51,7 @@ class Print {
         .add(o.transaction)
         .add(o.round)
         .add(o.exact)
-        .add(o.want.kind)
+        .add(o.want.newer)
         .add(o.version.id);
   }
   Print& add(const Record& r) { return add(r.kind).add(r.term).add(r.transaction).add(r.version.id); }
@@ -77,7 +77,7 @@ class Print {
         .add(s.work.kind)
         .add(s.work.serial)
         .add(s.work.exact)
-        .add(s.work.want.kind)
+        .add(s.work.want.newer)
         .add(problem_of(s));
   }
   template <class T>
@@ -193,14 +193,14 @@ void settle_engine(World& w, std::size_t r) {
 
 Want wanted(const World& w) {
   Want want;
-  if (w.left.waits) want.kind = Want::Kind::newer;
+  if (w.left.waits) want.newer = true;
   return want;
 }
 
 bool waits_for_trainer(const World& w, std::size_t r) {
   const Rank& rank = w.rank[r];
   const Work& work = rank.machine->work();
-  return work.kind == Work::Kind::pull && !work.exact.valid() && work.want.kind == Want::Kind::newer &&
+  return work.kind == Work::Kind::pull && !work.exact.valid() && work.want.newer &&
          rank.target.holds.number >= w.newest;
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "deltasync/commit_protocol.hpp"
+#include "commit/participant_machine.hpp"
 
 namespace deltasync::commit {
 

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "base/log.hpp"
 #include "commit/coordinator_server.hpp"
 #include "commit/participant.hpp"

@@ -7,6 +7,7 @@
 #include <functional>
 #include <stdexcept>
 
+#include "base/deadline.hpp"
 #include "commit/participant.hpp"
 #include "tests/commit/fake_receiver.hpp"
 #include "tests/commit/server_fixture.hpp"
@@ -90,7 +91,7 @@ class CommitRanks : public CommitServer {
   }
   static Want newer() {
     Want want;
-    want.kind = Want::Kind::newer;
+    want.newer = true;
     return want;
   }
   /// Both have an update to wait for that wants a version still to come.

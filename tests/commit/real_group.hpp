@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "commit/rank_link.hpp"
 #include "tests/agent/agent_harness.hpp"
 #include "tests/commit/child_process.hpp"
@@ -146,7 +147,7 @@ class CommitReal : public agent::AgentTest, public testing::WithParamInterface<P
     std::string all;
     for (const Member& m : members_) {
       const Report r = m.rank->report();
-      const auto trouble = m.rank->trouble();
+      const auto trouble = m.rank->last_error();
       all += std::string(to_string(r.state)) + " " + std::string(to_string(r.phase)) + " holds " + to_string(r.holds) +
              " \"" + r.problem + "\" " + (trouble ? trouble->to_string() : "") + "\n";
     }

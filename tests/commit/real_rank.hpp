@@ -16,10 +16,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "commit/participant.hpp"
-#include "deltasync/placed_target.hpp"
 #include "deltasync/receiver.hpp"
-#include "deltasync/shadow.hpp"
+#include "deltasync/target.hpp"
+#include "receiver/target_shadow.hpp"
 
 namespace deltasync::commit {
 
@@ -45,7 +46,7 @@ class Share {
       Slice slice{name, std::nullopt};
       if (kind == 'r') slice = *row_slice(*layout_, name, rank, 2);
       if (kind == 'c') slice = *col_slice(*layout_, name, rank, 2);
-      slices_.slices.push_back(slice);
+      slices_.push_back(slice);
       Place p;
       p.tensor = *layout_->find(name);
       p.rect = slice.rect.value_or(Rect{0, 0, t.rows, t.cols});
@@ -59,7 +60,7 @@ class Share {
     if (is_placed_) memory_.assign(at / 8, kUntouched);
   }
 
-  Result<Subscription> bind(Receiver& receiver, Deadline deadline, bool shadowed = false) {
+  Result<std::vector<Slice>> bind(Receiver& receiver, Deadline deadline, bool shadowed = false) {
     if (!is_placed_) {
       DS_TRY(receiver.bind(make_host_target(layout_), slices_, deadline));
       return slices_;
@@ -75,13 +76,13 @@ class Share {
       plan.slices.push_back({tensor(p).spec.name, p.rect, 0, p.offset, p.row_stride, p.col_stride});
     }
     DS_ASSIGN(plan.ignored, unplaced(*layout_, plan.slices));
-    DS_ASSIGN(PlacementPtr placement, Placement::build(layout_, std::move(plan)));
-    DS_ASSIGN(TargetPtr target, make_placed_target(placement));
+    DS_ASSIGN(std::shared_ptr<const Placement> placement, Placement::build(layout_, std::move(plan)));
+    DS_ASSIGN(std::unique_ptr<Target> target, make_placed_target(placement));
     if (shadowed) {
       DS_ASSIGN(target, make_shadowed_target(std::move(target)));
     }
-    DS_TRY(receiver.bind(std::move(target), placement->subscription(), deadline));
-    return placement->subscription();
+    DS_TRY(receiver.bind(std::move(target), placement->slices(), deadline));
+    return placement->slices();
   }
 
   /// Somebody else has had the engine's memory, and left something in the first of its places.
@@ -139,7 +140,7 @@ class Share {
 
   const LayoutPtr layout_;
   const bool is_placed_;
-  Subscription slices_;
+  std::vector<Slice> slices_;
   std::vector<Place> places_;
   std::vector<std::uint64_t> memory_;
 };
@@ -202,23 +203,30 @@ class RankReceiver final : public Receiver {
 
   const LayoutPtr& layout() const override { return real_->layout(); }
   const Sidecar& sidecar() const override { return real_->sidecar(); }
-  Status bind(TargetPtr target, const Subscription& subscription, Deadline deadline, std::stop_token stop) override {
-    return real_->bind(std::move(target), subscription, deadline, std::move(stop));
+  Status bind(std::unique_ptr<Target> target, const std::vector<Slice>& slices, const CallOptions& call) override {
+    return real_->bind(std::move(target), slices, call);
   }
   Target* target() override { return real_->target(); }
-  const Subscription& subscription() const override { return real_->subscription(); }
-  FullOverLive full_over_live() const override { return real_->full_over_live(); }
-  bool takes_commits_back() const override { return real_->takes_commits_back(); }
+  const std::vector<Slice>& slices() const override { return real_->slices(); }
+  FullUpdatePolicy full_update_policy() const override { return real_->full_update_policy(); }
+  bool supports_rollback() const override { return real_->supports_rollback(); }
   std::optional<Version> current() const override { return real_->current(); }
-  Lag lag(Deadline deadline, std::stop_token stop) const override { return real_->lag(deadline, std::move(stop)); }
-  Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, Deadline deadline, std::stop_token stop) override {
-    DS_ASSIGN(auto real, real_->pull(want, deadline, std::move(stop)));
+  Lag lag(const CallOptions& call) const override { return real_->lag(call); }
+  Result<bool> is_current(const StagedUpdate& staged, const Want& want, const CallOptions& call) override {
+    return real_->is_current(staged, want, call);
+  }
+  Result<std::vector<TileMismatch>> attest(const CallOptions& call) override { return real_->attest(call); }
+  using Receiver::repair;
+  Result<RepairReport> repair(std::span<const std::uint64_t> tiles, const CallOptions& call) override {
+    return real_->repair(tiles, call);
+  }
+  Status release(const CallOptions& call) override { return real_->release(call); }
+  Result<RepairReport> restore(const CallOptions& call) override { return real_->restore(call); }
+  Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, const CallOptions& call) override {
+    DS_ASSIGN(auto real, real_->pull(want, call));
     mode = real->report().mode;
     return std::unique_ptr<StagedUpdate>(std::make_unique<Staged>(*this, std::move(real)));
   }
-
-  /// For those calls that know their own kind of receiver only.
-  Receiver& real() { return *real_; }
 
   std::atomic<int> late_commits{0};
   std::atomic<int> rollbacks{0};  ///< of commits that had succeeded
@@ -229,10 +237,10 @@ class RankReceiver final : public Receiver {
    public:
     Staged(RankReceiver& owner, std::unique_ptr<StagedUpdate> real) : owner_(owner), real_(std::move(real)) {}
     const PullReport& report() const override { return real_->report(); }
-    Status commit(Deadline deadline) override {
+    Status commit(const CallOptions& call) override {
       const bool late = owner_.late_commits > 0;
       if (late) --owner_.late_commits;
-      Status done = real_->commit(late ? Deadline::after(std::chrono::milliseconds(-1)) : deadline);
+      Status done = real_->commit(late ? CallOptions::within(std::chrono::milliseconds(-1)) : call);
       committed_ = done.ok();
       return done;
     }

@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "base/deadline.hpp"
 #include "commit/coordinator_server.hpp"
 #include "format/wire_commit.hpp"
 #include "net/auth.hpp"

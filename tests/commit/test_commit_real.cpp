@@ -152,8 +152,7 @@ TEST_P(CommitReal, ARankMadeAgainWhileAnUpdateWaitsServesMeanwhile) {
   begin_all();
   expect_update();
   auto update = std::async(std::launch::async, [&] {
-    Want newer;
-    newer.kind = Want::Kind::newer;
+    const Want newer{.newer = true};
     return coordinator_->update(newer, test_deadline());
   });
   const auto pulls = [&](std::uint32_t r) { return members_[r].rank->report().phase == Phase::staging; };

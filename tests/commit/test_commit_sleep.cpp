@@ -2,7 +2,7 @@
 // is repaired. commit_protocol.md, "Sleep and repair", says how.
 #include <future>
 
-#include "deltasync/attest.hpp"
+#include "deltasync/receiver.hpp"
 #include "tests/commit/real_group.hpp"
 
 namespace deltasync::commit {
@@ -27,12 +27,12 @@ class CommitAsleep : public CommitReal {
   void fall_asleep(std::uint32_t r) {
     leave(r);
     Member& m = members_[r];
-    const Status asleep = give_up_live(m.receiver->real(), test_deadline());
+    const Status asleep = m.receiver->release(test_deadline());
     ASSERT_TRUE(asleep) << asleep.error().to_string();
     m.share->overwrite(~std::size_t{0});
   }
   void wake(std::uint32_t r) {
-    const auto restored = restore_live(members_[r].receiver->real(), test_deadline());
+    const auto restored = members_[r].receiver->restore(test_deadline());
     ASSERT_TRUE(restored) << restored.error().to_string();
     join(r);
   }
@@ -66,10 +66,10 @@ TEST_P(CommitAsleep, LiveMemoryIsRepairedInBetween) {
   leave(1);
   Member& m = members_[1];
   m.share->overwrite(1);
-  const auto wrong = attest(*m.receiver->target(), test_deadline());
+  const auto wrong = m.receiver->attest(test_deadline());
   ASSERT_TRUE(wrong) << wrong.error().to_string();
   EXPECT_FALSE(wrong->empty());
-  const auto repaired = repair(m.receiver->real(), *wrong, test_deadline());
+  const auto repaired = m.receiver->repair(*wrong, test_deadline());
   ASSERT_TRUE(repaired) << repaired.error().to_string();
   EXPECT_EQ(repaired->tiles, wrong->size());
   EXPECT_TRUE(serves(0, number_));

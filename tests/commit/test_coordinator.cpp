@@ -3,6 +3,7 @@
 
 #include <future>
 
+#include "base/deadline.hpp"
 #include "tests/commit/pretend_target.hpp"
 #include "tests/commit/server_fixture.hpp"
 

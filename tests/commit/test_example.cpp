@@ -1,11 +1,12 @@
 // Both sides of a group in few lines (commit_protocol.md "Use"), and what they do.
-#include "deltasync/commit.hpp"
+#include "commit/commit.hpp"
 
 #include <gtest/gtest.h>
 
 #include <future>
 #include <thread>
 
+#include "base/deadline.hpp"
 #include "tests/commit/fake_receiver.hpp"
 #include "tests/support/temp_dir.hpp"
 
@@ -15,8 +16,7 @@ namespace {
 /// In the engine's driver, on a thread of its own: all ranks come to each version that the trainer publishes. Ends when
 /// the coordinator is destroyed, or has to be started again.
 Status follow_trainer(commit::Coordinator& coordinator) {
-  Want newer;
-  newer.kind = Want::Kind::newer;
+  const Want newer{.newer = true};
   for (;;) {
     const auto version = coordinator.update(newer, Deadline::after(std::chrono::minutes(5)));
     if (version) continue;  // all ranks serve it

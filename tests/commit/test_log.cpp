@@ -8,6 +8,7 @@
 #include <functional>
 #include <iterator>
 
+#include "commit/coordinator_machine.hpp"
 #include "commit/log_file.hpp"
 #include "format/commit_log.hpp"
 #include "tests/commit/pretend_target.hpp"

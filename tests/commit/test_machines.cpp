@@ -242,17 +242,16 @@ TEST(Machines, ARankThatComesBackWithTheGroupsVersionServesItWhateverOthersHaveS
 TEST(Machines, ARankThatHoldsWhatOthersPullDoesNotWaitForMore) {
   Group group(2);
   group.bring_to(1);
-  Want newer;
-  newer.kind = Want::Kind::newer;
+  const Want newer{.newer = true};
   ASSERT_TRUE(group.coordinator().begin(newer));
   group.ask(0);
-  EXPECT_EQ(group.rank(0).work().want.kind, Want::Kind::newer);
+  EXPECT_TRUE(group.rank(0).work().want.newer);
   group.newest = {version(2), version(2)};
   group.work(0);
   group.ask(0);
   group.restart_rank(1, VersionId{1, 2});
   ASSERT_EQ(group.ask(1), OrderKind::stage);
-  EXPECT_EQ(group.rank(1).work().want.kind, Want::Kind::newest);
+  EXPECT_FALSE(group.rank(1).work().want.newer);
   group.run();
   EXPECT_EQ(group.all_serve(), 2u);
 }

@@ -3,6 +3,7 @@
 
 #include <future>
 
+#include "base/deadline.hpp"
 #include "commit/rank_link.hpp"
 #include "tests/commit/log_lines.hpp"
 #include "tests/commit/pretend_target.hpp"
@@ -84,7 +85,7 @@ TEST_F(CommitRanks, AnotherLogIsObeyedOnlyAfterTheOperatorsWord) {
   ASSERT_FALSE(HasFatalFailure());
   for (Member& m : members_) {
     EXPECT_TRUE(eventually([&] {
-      const auto trouble = m.rank->trouble();
+      const auto trouble = m.rank->last_error();
       return trouble && trouble->code() == Errc::version_conflict;
     }));
     EXPECT_TRUE(m.rank->serving());
@@ -233,7 +234,7 @@ TEST_F(CommitRanks, AnEarlierProcessThatComesBackStopsServing) {
   ASSERT_TRUE(eventually([&] { return (*later)->serving() && engine.runs; }));
   cable->cut = false;
   EXPECT_TRUE(eventually([&] { return !members_[1].rank->serving() && !members_[1].engine.runs; }));
-  EXPECT_EQ(members_[1].rank->trouble()->code(), Errc::version_conflict);
+  EXPECT_EQ(members_[1].rank->last_error()->code(), Errc::version_conflict);
   EXPECT_TRUE((*later)->serving());
 }
 
@@ -269,7 +270,7 @@ TEST_F(CommitRanks, AnEarlierProcessOfThisHostStopsServing) {
   ASSERT_TRUE(all_serve("one"));
   ASSERT_TRUE(server_->exchange(busy(1, make_epoch() + (1ull << 40)), Deadline::after({}), {}));
   EXPECT_TRUE(eventually([&] { return !members_[1].rank->serving() && !members_[1].engine.runs; }));
-  EXPECT_EQ(members_[1].rank->trouble()->code(), Errc::version_conflict);
+  EXPECT_EQ(members_[1].rank->last_error()->code(), Errc::version_conflict);
   EXPECT_EQ(members_[1].rank->resolve_by_pull().error().code(), Errc::version_conflict) << "it has been told";
 }
 
@@ -277,13 +278,13 @@ TEST_F(CommitRanks, AReceiverThatOverwritesWhatItServesIsRefused) {
   start();
   FakeReceiver receiver(trainer_);
   CountingEngine engine;
-  receiver.policy = FullOverLive::in_place;
+  receiver.policy = FullUpdatePolicy::in_place;
   const auto made = ParticipantImpl::start(options(0), receiver, engine);
   ASSERT_FALSE(made);
   EXPECT_EQ(made.error().code(), Errc::invalid_argument);
   EXPECT_THAT(made.error().message(), HasSubstr("in place"));
   EXPECT_TRUE(engine.runs) << "it is not even paused";
-  receiver.policy = FullOverLive::refuse;
+  receiver.policy = FullUpdatePolicy::refuse;
   EXPECT_TRUE(ParticipantImpl::start(options(0), receiver, engine));
   engine.pause_throws = true;
   EXPECT_THAT(ParticipantImpl::start(options(0), receiver, engine).error().message(),
@@ -343,7 +344,7 @@ TEST_F(CommitRank, AnExchangeThatThrowsIsTrouble) {
     return bring(report, {1, 1});
   });
   EXPECT_TRUE(eventually([&] {
-    const auto trouble = rank_->trouble();
+    const auto trouble = rank_->last_error();
     return trouble && trouble->message() == "the exchange threw: no transport";
   }));
   throws = false;
@@ -388,7 +389,7 @@ TEST_F(CommitRank, AReplacedProcessStopsServingAndAsksNoMore) {
   ASSERT_TRUE(eventually([&] { return rank_->serving() && engine_.runs; }));
   replaced = true;
   EXPECT_TRUE(eventually([&] { return refused != 0 && !rank_->serving() && !engine_.runs; }));
-  EXPECT_EQ(rank_->trouble()->code(), Errc::version_conflict);
+  EXPECT_EQ(rank_->last_error()->code(), Errc::version_conflict);
   EXPECT_EQ(rank_->resolve_by_pull().error().code(), Errc::version_conflict);
   EXPECT_EQ(refused, 1u);
 }

@@ -4,6 +4,7 @@
 #include <list>
 #include <tuple>
 
+#include "base/deadline.hpp"
 #include "base/hash.hpp"
 #include "tests/commit/log_lines.hpp"
 #include "tests/commit/server_fixture.hpp"

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "deltasync/deadline.hpp"
+#include "base/deadline.hpp"
 #include "tests/commit/child_process.hpp"
 #include "tests/support/held_port.hpp"
 #include "tests/support/temp_dir.hpp"

@@ -11,6 +11,7 @@
 #include "bench/synth.hpp"
 #include "delta/delta.hpp"
 #include "delta/encode.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::delta {
 namespace {
@@ -147,7 +148,7 @@ void for_each_record(const Halves& h, std::vector<std::byte>& half, ThreadPool& 
   pool.run(h.delta.frames.size(), [&](std::uint64_t i, unsigned) {
     const auto records = parse_frame(*h.layout, h.delta.frames[i].bytes).value();
     for (const TileRecord& record : records) {
-      const Tile tile = h.layout->tile(record.tile);
+      const Tile tile = tile_of(*h.layout, record.tile);
       const Tensor& tensor = h.layout->tensors()[tile.tensor];
       const TensorMemory memory{half.data() + tensor.offset, static_cast<std::size_t>(tensor.row_bytes())};
       fn(record, tile_address(memory, tile, tensor.element_bytes), memory.row_stride);

@@ -9,6 +9,7 @@
 #include "delta/delta.hpp"
 #include "delta/encode.hpp"
 #include "delta/raw_planes.hpp"
+#include "format/tiling.hpp"
 #include "tests/support/model.hpp"
 
 namespace deltasync::delta::test {
@@ -66,7 +67,7 @@ inline TensorMemory memory_in(const Layout& layout, std::vector<std::byte>& half
 
 /// A tile's first element in a half.
 inline std::byte* tile_in(const Layout& layout, std::vector<std::byte>& half, std::uint64_t index) {
-  const Tile tile = layout.tile(index);
+  const Tile tile = tile_of(layout, index);
   return tile_address(memory_in(layout, half, tile.tensor), tile, layout.tensors()[tile.tensor].element_bytes);
 }
 inline std::size_t stride_of(const Layout& layout, std::uint64_t tile) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "delta_test_util.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::delta::test {
 
@@ -48,7 +49,7 @@ struct History {
     return options;
   }
   std::byte* copy_tile(std::uint64_t index, std::byte* out) const {
-    const Tile tile = layout->tile(index);
+    const Tile tile = tile_of(*layout, index);
     const Tensor& tensor = layout->tensors()[tile.tensor];
     const std::size_t row_bytes = tile.rect.cols * tensor.element_bytes;
     for (std::uint64_t r = 0; r < tile.rect.rows; ++r, out += row_bytes) {

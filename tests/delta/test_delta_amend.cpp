@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "delta/frame.hpp"
+#include "format/tiling.hpp"
 #include "tests/delta/delta_test_util.hpp"
 
 namespace deltasync::delta {
@@ -27,7 +28,7 @@ struct Amended : ::testing::Test {
   std::vector<std::uint64_t> some_tiles(Random& random, std::uint64_t one_in) const {
     std::vector<std::uint64_t> tiles;
     for (std::uint64_t t = 0; t < model.layout->tile_count(); ++t) {
-      if (random.below(one_in) == 0 && model.layout->tile(t).rect.elements() != 0) tiles.push_back(t);
+      if (random.below(one_in) == 0 && tile_of(*model.layout, t).rect.elements() != 0) tiles.push_back(t);
     }
     return tiles;
   }
@@ -41,7 +42,7 @@ struct Amended : ::testing::Test {
     for (const Frame& frame : d.frames) {
       for (const TileRecord& record : records_of(*model.layout, frame.bytes)) {
         tiles.push_back(record.tile);
-        const Tile tile = model.layout->tile(record.tile);
+        const Tile tile = tile_of(*model.layout, record.tile);
         const Tensor& tensor = model.layout->tensors()[tile.tensor];
         const TensorMemory memory{half.data() + tensor.offset, static_cast<std::size_t>(tensor.row_bytes())};
         const std::uint64_t before = tile_digest(*model.layout, half, record.tile);
@@ -69,7 +70,7 @@ TEST_F(Amended, LeadsToTheSameHalfWhateverTheTilesHeld) {
     const Delta made = amend_with(tiles, true);
     std::vector<std::byte> half = model.half;
     for (const std::uint64_t t : tiles) {  // anything at all
-      const Tile tile = model.layout->tile(t);
+      const Tile tile = tile_of(*model.layout, t);
       const Tensor& tensor = model.layout->tensors()[tile.tensor];
       half[tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes] ^= std::byte{9};
     }
@@ -113,7 +114,7 @@ TEST_F(Amended, AllTilesAndNone) {
   make_step(8);
   std::vector<std::uint64_t> all(model.layout->tile_count());
   std::iota(all.begin(), all.end(), 0u);
-  std::erase_if(all, [&](std::uint64_t t) { return model.layout->tile(t).rect.elements() == 0; });
+  std::erase_if(all, [&](std::uint64_t t) { return tile_of(*model.layout, t).rect.elements() == 0; });
   std::vector<std::byte> half(model.half.size());
   apply(amend_with(all, true), half);
   EXPECT_TRUE(half == after);

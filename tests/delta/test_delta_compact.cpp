@@ -2,6 +2,7 @@
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
+#include "format/tiling.hpp"
 #include "merge_history.hpp"
 
 namespace deltasync::delta {
@@ -185,7 +186,7 @@ TEST(CompactFromTarget, AnotherVersionsTilesAreFound) {
     }
     return TileRecord();
   }();
-  const Tile tile = history.layout->tile(first.tile);
+  const Tile tile = tile_of(*history.layout, first.tile);
   const Tensor& tensor = history.layout->tensors()[tile.tensor];
   history.halves[1][tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes] ^=
       std::byte{1};

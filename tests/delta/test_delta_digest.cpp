@@ -1,6 +1,7 @@
 // The state digest: its definition, and that it catches what it must. Its collisions are those of chance, 2^-64.
 #include "delta/mix.hpp"
 #include "delta_test_util.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::delta::test {
 namespace {
@@ -136,7 +137,7 @@ TEST(StateDigest, HalfDigestsAreTileDigests) {
   std::vector<std::byte> half = model.half;
   const auto all = digests_of(*model.layout, half);
   for (std::uint64_t index = 0; index < model.layout->tile_count(); ++index) {
-    const Tile tile = model.layout->tile(index);
+    const Tile tile = tile_of(*model.layout, index);
     const std::size_t width = model.layout->tensors()[tile.tensor].element_bytes;
     ASSERT_EQ(all[index], tile_digest(tile_in(*model.layout, half, index), stride_of(*model.layout, index),
                                       tile.rect.rows, tile.rect.cols * width));

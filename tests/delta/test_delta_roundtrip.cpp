@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "delta_test_util.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::delta::test {
 namespace {
@@ -51,7 +52,7 @@ TEST(RoundTripCases, AnUnchangedHalfMakesNoFrame) {
 
 /// Writes a tile of `from` into `to`.
 void copy_tile_of(const Layout& layout, std::uint64_t tile, ByteSpan from, std::vector<std::byte>& to) {
-  const Tile at = layout.tile(tile);
+  const Tile at = tile_of(layout, tile);
   const Tensor& tensor = layout.tensors()[at.tensor];
   for (std::uint64_t r = 0; r < at.rect.rows; ++r) {
     const std::size_t begin = static_cast<std::size_t>(tensor.offset + (at.rect.row + r) * tensor.row_bytes() +
@@ -184,7 +185,7 @@ TEST(RoundTripCases, OneChangeAtEachEndOfEachTile) {
   for (const bool at_end : {false, true}) {
     std::vector<std::byte> after = model.half;
     for (std::uint64_t index = 0; index < layout.tile_count(); ++index) {
-      const Tile tile = layout.tile(index);
+      const Tile tile = tile_of(layout, index);
       const std::size_t width = layout.tensors()[tile.tensor].element_bytes;
       std::byte* at = tile_in(layout, after, index);
       if (at_end) at += (tile.rect.rows - 1) * stride_of(layout, index) + tile.rect.cols * width - 1;
@@ -234,7 +235,7 @@ TEST(RoundTripCases, AppliesThroughAnyStrideAndAlignment) {
       std::vector<std::byte> memory(1 + 100 * stride, std::byte{0xEE});
       for (std::size_t r = 0; r < 100; ++r) std::memcpy(&memory[1 + r * stride], &model.half[r * row_bytes], row_bytes);
       for (const TileRecord& record : records_of(*layout, delta.frames.at(0).bytes)) {
-        const Tile tile = layout->tile(record.tile);
+        const Tile tile = tile_of(*layout, record.tile);
         std::byte* const first = memory.data() + 1 + tile.rect.row * stride + tile.rect.col * 2;
         const auto digest = apply_tile(*layout, record, first, stride, digests[record.tile]);
         ASSERT_TRUE(digest.ok()) << digest.error().to_string();
@@ -305,7 +306,7 @@ TEST(Batches, CoverAllTilesInOrderWithinTheirBounds) {
     ASSERT_LE(batch.end - batch.first, kBatchTilesMax);
     std::uint64_t bytes = 0;
     for (std::uint64_t t = batch.first; t < batch.end; ++t) {
-      const Tile tile = layout->tile(t);
+      const Tile tile = tile_of(*layout, t);
       bytes += tile.rect.elements() * layout->tensors()[tile.tensor].element_bytes;
     }
     ASSERT_LE(bytes, kBatchBytesTarget);

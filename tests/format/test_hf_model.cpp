@@ -8,7 +8,8 @@
 #include <random>
 
 #include "base/bytes.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
+#include "format/hf_files.hpp"
 #include "format/mapped_file.hpp"
 #include "random_specs.hpp"
 #include "tests/support/temp_dir.hpp"
@@ -66,10 +67,8 @@ TEST(HfModel, SingleFileComesFirstAndOthersAreKept) {
   dir.write("pytorch_model.bin", "stale");
   dir.write(".cache/huggingface/x", "hidden");
   dir.write("large.txt", std::string(1000, 'x'));
-  HfModel::Options options;
-  options.other_file_bytes_max = 999;
   for (const auto& path : {dir.path(), dir.path() / "", dir.path() / "."}) {
-    const auto model = HfModel::open(path, options);
+    const auto model = HfModel::open(path, 1, 999);
     ASSERT_TRUE(model.ok()) << model.error().to_string();
     EXPECT_THAT(names_of(*model->layout()), ElementsAre("a", "b"));
     EXPECT_EQ(text_of(model->tensor(0)), "abc");
@@ -120,9 +119,7 @@ TEST(HfModel, FollowsLinkedFilesAsModelCachesHaveThem) {
 TEST(HfModel, TensorParallelCutsComeFromTheOptions) {
   const TempDir dir;
   dir.write("model.safetensors", one_tensor("w", "12345678"));
-  HfModel::Options options;
-  options.tensor_parallel = 4;
-  const auto model = HfModel::open(dir.path(), options);
+  const auto model = HfModel::open(dir.path(), 4);
   ASSERT_TRUE(model.ok());
   EXPECT_EQ(model->layout()->tensors()[0].spec.col_cuts, (std::vector<std::uint64_t>{2, 4, 6}));
 }
@@ -194,7 +191,7 @@ TEST(HfModel, RefusesIndexesThatLie) {
 template <class TensorBytes>
 void write_directory(const TempDir& dir, const Sidecar& sidecar, TensorBytes&& tensor_bytes) {
   for (const auto& file : sidecar.weights) {
-    auto bytes = file.header;
+    auto bytes = file.bytes;
     for (const auto index : file.tensors) {
       const ByteSpan t = tensor_bytes(index);
       bytes.insert(bytes.end(), t.begin(), t.end());

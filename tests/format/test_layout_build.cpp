@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "deltasync/layout.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync {
 namespace {
@@ -167,7 +168,7 @@ TEST(LayoutBuild, ModelOf4TiBNeedsOnlyItsTensorList) {
   EXPECT_EQ(layout->model_bytes(), std::uint64_t{1} << 42);
   EXPECT_EQ(layout->tile_count(), std::uint64_t{1} << 25);
   EXPECT_LT(layout->encode().size(), 64u * 256u);
-  const auto last = layout->tile(layout->tile_count() - 1);
+  const auto last = tile_of(*layout, layout->tile_count() - 1);
   EXPECT_EQ(last.tensor, 63u);
   EXPECT_EQ(last.rect.row + last.rect.rows, 1u << 20);
   EXPECT_EQ(last.rect.col + last.rect.cols, 1u << 15);
@@ -177,7 +178,7 @@ TEST(LayoutBuild, ModelOf4TiBNeedsOnlyItsTensorList) {
 TEST(LayoutBuild, OneTensorOf4TiBIsTiledToItsLastElement) {
   const auto layout = build({spec("w", Dtype::u8, {std::uint64_t{1} << 42})});
   EXPECT_EQ(layout->tile_count(), std::uint64_t{1} << 26);
-  const auto last = layout->tile(layout->tile_count() - 1).rect;
+  const auto last = tile_of(*layout, layout->tile_count() - 1).rect;
   EXPECT_EQ(last.col + last.cols, std::uint64_t{1} << 42);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "deltasync/layout.hpp"
+#include "format/tiling.hpp"
 #include "random_specs.hpp"
 
 namespace deltasync {
@@ -32,7 +33,7 @@ bool crosses(const std::vector<std::uint64_t>& cuts, std::uint64_t start, std::u
 /// Checks every property for one tensor of a layout, by enumeration of all of its tiles.
 void check_tensor(const Layout& layout, std::uint32_t index) {
   const Tensor& t = layout.tensors()[index];
-  const auto grid = layout.grid(index);
+  const auto grid = grid_of(layout, index);
   ASSERT_EQ(grid.bands() * grid.panels(), t.tile_count) << t.spec.name;
   std::uint64_t elements = 0;
   std::uint64_t next_row = 0;
@@ -44,7 +45,7 @@ void check_tensor(const Layout& layout, std::uint32_t index) {
     ASSERT_FALSE(crosses(t.spec.row_cuts, first_row, rows));
     next_row += rows;
     for (std::uint64_t panel = 0; panel < grid.panels(); ++panel) {
-      const auto tile = layout.tile(t.first_tile + band * grid.panels() + panel);
+      const auto tile = tile_of(layout, t.first_tile + band * grid.panels() + panel);
       ASSERT_EQ(tile.tensor, index);
       ASSERT_EQ(layout.tensor_of_tile(tile.index), index);
       ASSERT_EQ(tile.rect, (Rect{first_row, grid.panel_starts[panel], rows,
@@ -84,7 +85,7 @@ TEST(Tiling, RandomShapesAndCutsAreCoveredOnce) {
 bool is_whole_tiles(const Layout& layout, const Rect& slice) {
   std::uint64_t inside = 0;
   for (std::uint64_t i = 0; i < layout.tile_count(); ++i) {
-    const auto r = layout.tile(i).rect;
+    const auto r = tile_of(layout, i).rect;
     const bool touches = r.row < slice.row + slice.rows && slice.row < r.row + r.rows &&
                          r.col < slice.col + slice.cols && slice.col < r.col + r.cols;
     const bool within = r.row >= slice.row && r.row + r.rows <= slice.row + slice.rows && r.col >= slice.col &&
@@ -145,7 +146,7 @@ TEST(Tiling, GoldenGrids) {
     s.row_cuts = g.row_cuts;
     s.col_cuts = g.col_cuts;
     const auto layout = build({s});
-    const auto grid = layout->grid(0);
+    const auto grid = grid_of(*layout, 0);
     EXPECT_EQ(grid.band_rows, g.band_rows) << testing::PrintToString(g.shape);
     EXPECT_EQ(grid.bands(), g.bands) << testing::PrintToString(g.shape);
     EXPECT_EQ(grid.panel_starts, g.panel_starts) << testing::PrintToString(g.shape);
@@ -158,10 +159,10 @@ TEST(Tiling, HugeSegmentsHaveNoEmptyPanel) {
                                    (std::uint64_t{1} << 40) - 7, std::uint64_t{65'535} * 65'536 * 8 + 1}) {
     const auto layout = build({spec({cols}, Dtype::u8)});
     const auto& t = layout->tensors()[0];
-    const auto last = layout->tile(t.tile_count - 1).rect;
+    const auto last = tile_of(*layout, t.tile_count - 1).rect;
     EXPECT_GT(last.cols, 0u);
     EXPECT_EQ(last.col + last.cols, cols);
-    EXPECT_LE(layout->tile(0).rect.cols, kTileElementsMax);
+    EXPECT_LE(tile_of(*layout, 0).rect.cols, kTileElementsMax);
     EXPECT_EQ(t.tile_count, (cols + kTileElementsMax - 1) / kTileElementsMax);
   }
 }

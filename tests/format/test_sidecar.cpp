@@ -3,8 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "base/bytes.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "format/file_name.hpp"
+#include "format/hf_files.hpp"
 #include "format/safetensors.hpp"
 #include "random_specs.hpp"
 
@@ -54,7 +55,7 @@ TEST(Sidecar, RoundTrips) {
   ASSERT_TRUE(decoded.ok()) << decoded.error().to_string();
   EXPECT_EQ(decoded->encode(), sidecar.encode());
   ASSERT_EQ(decoded->weights.size(), 1u);
-  EXPECT_EQ(decoded->weights[0].header, sidecar.weights[0].header);
+  EXPECT_EQ(decoded->weights[0].bytes, sidecar.weights[0].bytes);
   EXPECT_EQ(decoded->others[0].bytes, blob("{\"a\": 1}\n"));
   const auto none = Sidecar::decode(Sidecar().encode(), *layout);
   ASSERT_TRUE(none.ok());
@@ -150,7 +151,7 @@ TEST(Sidecar, RefusesHeadersThatDoNotDescribeTheLayout) {
   std::swap(s.weights[0].tensors[0], s.weights[0].tensors[1]);
   expect_refused(s, "has another shape, dtype or tensor");
   s = example(*layout);
-  s.weights[0].header.pop_back();
+  s.weights[0].bytes.pop_back();
   expect_refused(s, "file 'model.safetensors'");
   // The same bytes in all, but other tensors.
   std::vector<TensorSpec> other(3);
@@ -183,7 +184,7 @@ TEST(HfPlaces, FollowTheHeaderWithoutGaps) {
   const auto sidecar = make_sidecar(*layout);
   const auto places = hf_places(*layout, sidecar);
   ASSERT_TRUE(places.ok());
-  const auto header = sidecar.weights[0].header.size();
+  const auto header = sidecar.weights[0].bytes.size();
   EXPECT_EQ((*places)[1].offset, header);  // F32 first
   EXPECT_EQ((*places)[0].offset, header + 20);
   EXPECT_EQ((*places)[2].offset, header + 32);
@@ -236,8 +237,8 @@ TEST(MakeSidecar, SplitsWhatOneHeaderCannotHold) {
   EXPECT_EQ(sidecar.others[0].name, "model.safetensors.index.json");
   EXPECT_TRUE(hf_places(**layout, sidecar).ok());
   for (const auto& file : sidecar.weights) {
-    EXPECT_LE(file.header.size(), safetensors::kJsonBytesMax + safetensors::kLengthBytes);
-    EXPECT_TRUE(safetensors::parse_header(file.header, file.tensors.size() * 8).ok());
+    EXPECT_LE(file.bytes.size(), safetensors::kJsonBytesMax + safetensors::kLengthBytes);
+    EXPECT_TRUE(safetensors::parse_header(file.bytes, file.tensors.size() * 8).ok());
   }
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/hash.hpp"
+#include "format/tiling.hpp"
 #include "tests/support/model.hpp"
 
 namespace deltasync {
@@ -22,12 +23,12 @@ LayoutPtr sample_layout() {
 }
 
 /// By the definition: tiles that share an element with a slice.
-std::vector<std::uint64_t> tiles_cut(const Layout& layout, const Subscription& subscription) {
+std::vector<std::uint64_t> tiles_cut(const Layout& layout, const std::vector<Slice>& subscription) {
   std::vector<std::uint64_t> tiles;
   for (std::uint64_t i = 0; i < layout.tile_count(); ++i) {
-    const Tile tile = layout.tile(i);
+    const Tile tile = tile_of(layout, i);
     const Tensor& tensor = layout.tensors()[tile.tensor];
-    for (const Slice& slice : subscription.slices) {
+    for (const Slice& slice : subscription) {
       if (slice.tensor != tensor.spec.name) continue;
       const Rect r = slice.rect.value_or(Rect{0, 0, tensor.rows, tensor.cols});
       const bool rows = std::max(r.row, tile.rect.row) < std::min(r.row + r.rows, tile.rect.row + tile.rect.rows);
@@ -54,7 +55,7 @@ void expect_is(const Layout& layout, const TileSet& set, const std::vector<std::
     EXPECT_EQ(set.rank(i, hint), in ? std::optional<std::uint64_t>(next) : std::nullopt) << i;
     if (!in) continue;
     EXPECT_EQ(set.nth(next), i);
-    const Tile tile = layout.tile(i);
+    const Tile tile = tile_of(layout, i);
     bytes += tile.rect.elements() * layout.tensors()[tile.tensor].element_bytes;
     of_set.push_back(table[i]);
     ++next;
@@ -74,7 +75,7 @@ TEST(TileSet, SlicesAreTheTilesThatTheyCut) {
   const LayoutPtr layout = sample_layout();
   Random random(3);
   for (int round = 0; round < 400; ++round) {
-    Subscription subscription;
+    std::vector<Slice> subscription;
     for (std::uint64_t n = 1 + random.below(4); n > 0; --n) {
       const Tensor& tensor = layout->tensors()[random.below(layout->tensors().size())];
       Slice slice{tensor.spec.name, std::nullopt};
@@ -86,7 +87,7 @@ TEST(TileSet, SlicesAreTheTilesThatTheyCut) {
         r.cols = random.below(tensor.cols - r.col + 1);
         slice.rect = r;
       }
-      subscription.slices.push_back(slice);
+      subscription.push_back(slice);
     }
     const auto tiles = tiles_cut(*layout, subscription);
     const auto set = TileSet::of(*layout, subscription);
@@ -124,8 +125,8 @@ TEST(TileSet, SlicesAreTheTilesThatTheyCut) {
 
 TEST(TileSet, EverythingIsWhole) {
   const LayoutPtr layout = sample_layout();
-  Subscription all;
-  for (const Tensor& tensor : layout->tensors()) all.slices.push_back({tensor.spec.name, std::nullopt});
+  std::vector<Slice> all;
+  for (const Tensor& tensor : layout->tensors()) all.push_back({tensor.spec.name, std::nullopt});
   for (const auto& set : {TileSet::of(*layout, {}), TileSet::of(*layout, all),
                           TileSet::make(*layout, {{0, 1}, {1, layout->tile_count()}})}) {
     ASSERT_TRUE(set.ok());

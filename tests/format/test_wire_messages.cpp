@@ -4,6 +4,7 @@
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <random>
 #include <set>
@@ -56,16 +57,7 @@ commit::Report rank_report() {
           14};
 }
 commit::Order rank_order() {
-  return {1,
-          2,
-          3,
-          4,
-          commit::OrderKind::expel,
-          {5, 6},
-          7,
-          {Want::Kind::label, 8, "step_9", 13},
-          {9, 10},
-          {{11, 12}, "step_12"}};
+  return {1, 2, 3, 4, commit::OrderKind::expel, {5, 6}, 7, {.number = 8, .epoch = 13}, {9, 10}, {{11, 12}, "step_12"}};
 }
 
 /// A message as the tests need it: some valid encodings, and decode-then-encode.
@@ -128,7 +120,11 @@ std::vector<Case> all_cases() {
       make_case<RankJoin>("rank_join", {{3, 1, 8, 0x0102030405060708, nonce_of(1), nonce_of(2), "rank 1"}}));
   cases.push_back(make_case<RankWelcome>("rank_welcome", {{nonce_of(4), 5, 6, 7}}));
   cases.push_back(make_case<RankReport>("rank_report", {{rank_report()}, {commit::Report()}}));
-  cases.push_back(make_case<RankOrder>("rank_order", {{rank_order()}, {commit::Order()}}));
+  commit::Order by_label = rank_order();
+  by_label.want = {.label = "step_9"};
+  commit::Order newer = rank_order();
+  newer.want = {.newer = true};
+  cases.push_back(make_case<RankOrder>("rank_order", {{rank_order()}, {by_label}, {newer}, {commit::Order()}}));
   return cases;
 }
 
@@ -181,7 +177,7 @@ TEST(WireMessages, FieldsArriveWhereTheyBelong) {
   const auto got_order = RankOrder::decode(RankOrder{rank_order()}.encode());
   ASSERT_TRUE(got_order.ok());
   EXPECT_EQ(got_order->order.kind, commit::OrderKind::expel);
-  EXPECT_EQ(got_order->order.want.label, "step_9");
+  EXPECT_EQ(got_order->order.want.number, 8u);
   EXPECT_EQ(got_order->order.want.epoch, 13u);
   EXPECT_EQ(got_order->order.exact, (VersionId{9, 10}));
   EXPECT_EQ(got_order->order.version, (Version{{11, 12}, "step_12"}));
@@ -191,6 +187,27 @@ TEST(WireMessages, FieldsArriveWhereTheyBelong) {
   ASSERT_TRUE(got_frames.ok());
   EXPECT_EQ(got_frames->ranges, frames.ranges);
   EXPECT_EQ(got_frames->step, 2u);
+}
+
+/// What belongs to another kind of want is not sent, and not taken.
+TEST(WireMessages, AnOrderWantsOneThing) {
+  commit::Order order;
+  order.want = {.number = 8, .label = "step_9", .newer = true};
+  const auto by_number = RankOrder::decode(RankOrder{order}.encode());
+  ASSERT_TRUE(by_number.ok()) << by_number.error().to_string();
+  EXPECT_EQ(by_number->order.want.number, 8u);
+  EXPECT_EQ(by_number->order.want.label, "");
+  EXPECT_FALSE(by_number->order.want.newer);
+
+  order.want = {};
+  Bytes plain = RankOrder{order}.encode();
+  order.want.number = 8;
+  const Bytes numbered = RankOrder{order}.encode();
+  ASSERT_EQ(plain.size(), numbered.size());
+  const auto kind_at = std::mismatch(plain.begin(), plain.end(), numbered.begin()).first;
+  std::vector<std::byte> stray = numbered;
+  stray[static_cast<std::size_t>(kind_at - plain.begin())] = *kind_at;  // the newest, with a number
+  EXPECT_FALSE(RankOrder::decode(stray).ok());
 }
 
 TEST(WireMessages, EveryTruncationAndExtensionIsRefused) {

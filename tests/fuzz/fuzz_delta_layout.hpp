@@ -9,6 +9,7 @@
 #include "delta/delta.hpp"
 #include "delta/frame.hpp"
 #include "delta/raw_planes.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::fuzz {
 
@@ -87,7 +88,7 @@ inline void decode_frame(const Layout& layout, ByteSpan bytes) {
   const auto records = delta::parse_frame(layout, bytes);
   if (!records) return;
   for (const auto& record : *records) {
-    const Tile tile = layout.tile(record.tile);
+    const Tile tile = tile_of(layout, record.tile);
     const Tensor& tensor = layout.tensors()[tile.tensor];
     const auto row_bytes = static_cast<std::size_t>(tile.rect.cols * tensor.element_bytes);
     std::vector<std::byte> base(row_bytes * tile.rect.rows);

@@ -5,6 +5,7 @@
 #include "base/bytes.hpp"
 #include "deltasync/layout.hpp"
 #include "format/layout_decoder.hpp"
+#include "format/tiling.hpp"
 
 namespace {
 
@@ -30,7 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto again = (*layout)->encode();
   if (!std::equal(again.begin(), again.end(), bytes.begin(), bytes.end())) std::abort();
   if ((*layout)->tile_count() > 0) {
-    const auto last = (*layout)->tile((*layout)->tile_count() - 1);
+    const auto last = tile_of(**layout, (*layout)->tile_count() - 1);
     const Tensor& tensor = (*layout)->tensors()[last.tensor];
     if (last.rect.elements() == 0 || last.rect.elements() > kTileElementsMax) std::abort();
     if (last.rect.row + last.rect.rows != tensor.rows || last.rect.col + last.rect.cols != tensor.cols) std::abort();

@@ -4,7 +4,8 @@
 #include <cstdlib>
 
 #include "base/bytes.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
+#include "format/hf_files.hpp"
 #include "format/sidecar_decoder.hpp"
 
 namespace {

@@ -9,10 +9,11 @@
 
 #include "agent/kept_delta.hpp"
 #include "base/thread_pool.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "format/commit_log.hpp"
 #include "format/packed_layout.hpp"
 #include "format/safetensors.hpp"
+#include "format/tiling.hpp"
 #include "format/wire.hpp"
 #include "format/wire_commit.hpp"
 #include "format/wire_report.hpp"
@@ -285,7 +286,7 @@ void packed_tiles(const Corpus& corpus) {
   // Without the large tensor of bytes: the regression runs all neighbours of an input.
   std::vector<std::uint64_t> tiles;
   for (std::uint64_t t = 0; t < layout.tile_count(); ++t) {
-    if (layout.tensors()[layout.tile(t).tensor].element_bytes > 1) tiles.push_back(t);
+    if (layout.tensors()[tile_of(layout, t).tensor].element_bytes > 1) tiles.push_back(t);
   }
   for (std::size_t i = 0; i < tiles.size(); i += 3) {
     const auto some = std::span(tiles).subspan(i, std::min<std::size_t>(3, tiles.size() - i));

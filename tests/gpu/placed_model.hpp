@@ -3,7 +3,9 @@
 
 #include <optional>
 
+#include "format/tiling.hpp"
 #include "placement/host_executor.hpp"
+#include "placement/regions.hpp"
 #include "tests/gpu/work.hpp"
 #include "tests/placement/plan_fixture.hpp"
 
@@ -69,7 +71,7 @@ class PlacedModel {
   }
 
   const Layout& layout() const { return *model.layout; }
-  const TileSet& tiles() const { return placement->parts().tiles; }
+  const TileSet& tiles() const { return parts_of(*placement).tiles; }
   /// The table of the memories (by index) that `here` names; the rest is with memory 0.
   template <class Fn>
   placement::WordTables tables(const Fn& here) const {
@@ -83,7 +85,7 @@ class PlacedModel {
     std::vector<gpu::StagedTile> list;
     bytes = 0;
     for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) {
-      const Tile tile = layout().tile(tiles().nth(rank));
+      const Tile tile = tile_of(layout(), tiles().nth(rank));
       list.push_back({rank, bytes, static_cast<std::uint32_t>(tile.rect.rows), 0});
       bytes += (host->tile_bytes(rank) + gpu::kUnitBytes - 1) / gpu::kUnitBytes * gpu::kUnitBytes;
     }
@@ -120,7 +122,7 @@ class PlacedModel {
 
   TestModel model;
   EnginePlan made;
-  PlacementPtr placement;                       ///< on the device
+  std::shared_ptr<const Placement> placement;   ///< on the device
   std::optional<placement::HostExecutor> host;  ///< of the same plan on the host
 
  private:

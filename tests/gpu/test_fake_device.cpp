@@ -12,6 +12,8 @@
 #include <set>
 #include <string>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "gpu/cuda_device.hpp"
 #include "tests/gpu/work.hpp"
 
@@ -255,7 +257,7 @@ TEST(FakeDevice, AWaitForAStreamThatDoesNotEndEnds) {
   EXPECT_FALSE(device.drain());
   std::stop_source stop;
   stop.request_stop();
-  EXPECT_EQ(gpu::wait(*event, Until(soon(), stop.get_token()), "a copy").error().code(), Errc::cancelled);
+  EXPECT_EQ(gpu::wait(*event, CallContext(soon(), stop.get_token()), "a copy").error().code(), Errc::cancelled);
   device.hang(false);
   EXPECT_TRUE(gpu::wait(*event, soon(), "a copy").ok());
 }

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "delta/delta.hpp"
+#include "format/tiling.hpp"
 #include "gpu/cuda_device.hpp"
 #include "gpu/fake_device.hpp"
 #include "gpu/host_device.hpp"
@@ -95,7 +96,7 @@ class Kernels : public testing::TestWithParam<Param> {
 
   Changes changes_of(std::uint64_t rank) const {
     const std::uint64_t index = placed_->tiles().nth(rank);
-    const Tensor& tensor = layout().tensors()[layout().tile(index).tensor];
+    const Tensor& tensor = layout().tensors()[tile_of(layout(), index).tensor];
     const std::uint32_t width = tensor.element_bytes;
     const bool is_float = dtype_is_float(tensor.spec.dtype);
     const auto old = tile_bytes(layout(), before(), index);
@@ -130,7 +131,7 @@ class Kernels : public testing::TestWithParam<Param> {
       Changes changes = changes_of(rank);
       const auto count = static_cast<std::uint32_t>(changes.positions.size());
       if (count == 0) continue;
-      const Tensor& tensor = layout().tensors()[layout().tile(placed_->tiles().nth(rank)).tensor];
+      const Tensor& tensor = layout().tensors()[tile_of(layout(), placed_->tiles().nth(rank)).tensor];
       const ChangeKind kind = !differences                        ? ChangeKind::elements
                               : dtype_is_float(tensor.spec.dtype) ? ChangeKind::ulp_differences
                                                                   : ChangeKind::differences;

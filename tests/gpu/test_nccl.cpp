@@ -8,6 +8,7 @@
 #include <array>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "gpu/cuda_device.hpp"
 #include "tests/gpu/work.hpp"
 

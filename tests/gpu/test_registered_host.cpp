@@ -4,6 +4,8 @@
 #include <gmock/gmock-matchers.h>
 #include <sys/mman.h>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "gpu/fake_device.hpp"
 
 namespace deltasync::test {
@@ -23,7 +25,7 @@ class Registered : public testing::Test {
       : data_(static_cast<std::byte*>(
             ::mmap(nullptr, 3 * kPart, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {}
   ~Registered() override { ::munmap(data_, 3 * kPart); }
-  Result<RegisteredHost> make(const std::optional<Until>& until = {}) {
+  Result<RegisteredHost> make(const std::optional<CallContext>& until = {}) {
     return RegisteredHost::make(device_, data_, kBytes, kPart, until);
   }
 
@@ -71,7 +73,8 @@ TEST_F(Registered, AllOfItOrNothing) {
   }
   std::stop_source stop;
   stop.request_stop();
-  EXPECT_EQ(make(Until(Deadline::after(std::chrono::minutes(1)), stop.get_token())).error().code(), Errc::cancelled);
+  EXPECT_EQ(make(CallContext(Deadline::after(std::chrono::minutes(1)), stop.get_token())).error().code(),
+            Errc::cancelled);
   EXPECT_EQ(device_.counts().registered_bytes, 0u);
 }
 

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "gpu/device.hpp"
 
 namespace deltasync::test {

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/deadline.hpp"
 #include "net/endpoint.hpp"
 #include "shm/side_files.hpp"
 #include "tools/http_get.hpp"
@@ -83,7 +84,7 @@ void Cluster::write_versions() {
   const Sidecar sidecar = make_sidecar(*model.layout);
   for (int version = 0; version < kVersions; ++version) {
     if (version > 0) test::mutate(model.half, *model.layout, 0.02, static_cast<std::uint64_t>(version));
-    const auto& header = sidecar.weights.at(0).header;
+    const auto& header = sidecar.weights.at(0).bytes;
     std::string bytes(reinterpret_cast<const char*>(header.data()), header.size());
     for (const auto index : sidecar.weights.at(0).tensors) {
       const Tensor& tensor = model.layout->tensors()[index];

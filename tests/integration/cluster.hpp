@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "bench/processes.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "tests/support/held_port.hpp"
 #include "tests/support/model.hpp"
 #include "tests/support/temp_dir.hpp"

@@ -5,8 +5,8 @@
 namespace deltasync::example {
 namespace {
 
-Deadline deadline() {
-  return Deadline::after(std::chrono::seconds(60));
+CallOptions deadline() {
+  return CallOptions::within(std::chrono::seconds(60));
 }
 
 Result<PullReport> pull_newest(Receiver& receiver) {
@@ -54,7 +54,7 @@ Result<std::vector<std::byte>> serve_from_memory(const std::string& endpoint) {
 
 Result<PullReport> serve_from_directory(const std::string& endpoint, const std::filesystem::path& out) {
   DS_ASSIGN(const auto receiver, connect(endpoint));
-  DS_ASSIGN(TargetPtr target, make_hf_target(receiver->layout(), receiver->sidecar(), out));
+  DS_ASSIGN(std::unique_ptr<Target> target, make_hf_target(receiver->layout(), receiver->sidecar(), out));
   DS_TRY(receiver->bind(std::move(target), deadline()));
   return pull_newest(*receiver);
 }

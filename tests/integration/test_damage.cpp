@@ -91,8 +91,8 @@ TEST_F(Damage, SlicesWithTheTileAndWithout) {
   next_version();
   const auto with = connect();
   const auto without = connect();
-  const Subscription upper{{{"a", Rect{0, 0, 4096, 1024}}}};
-  const Subscription lower{{{"a", Rect{4096, 0, 4096, 1024}}}};
+  const std::vector<Slice> upper{{"a", Rect{0, 0, 4096, 1024}}};
+  const std::vector<Slice> lower{{"a", Rect{4096, 0, 4096, 1024}}};
   ASSERT_TRUE(with->bind(make_host_target(model_.layout), upper, test_deadline()));
   ASSERT_TRUE(without->bind(make_host_target(model_.layout), lower, test_deadline()));
   pull(*with);
@@ -108,7 +108,7 @@ TEST_F(Damage, SlicesWithTheTileAndWithout) {
   for (Receiver* receiver : {with.get(), without.get()}) {
     const PullReport report = pull(*receiver);
     EXPECT_EQ(report.mode, PullMode::delta);
-    const auto tiles = TileSet::of(*model_.layout, receiver->subscription()).value();
+    const auto tiles = TileSet::of(*model_.layout, receiver->slices()).value();
     const auto memory = held(*receiver);
     const Tensor& a = model_.layout->tensors()[0];
     const std::uint64_t first = receiver == with.get() ? 0 : 4096 * a.row_bytes();
@@ -157,7 +157,6 @@ TEST_F(Damage, VersionsInBetweenAreGone) {
   const auto finder = connect();
   pull(*finder);
   Want want;
-  want.kind = Want::Kind::number;
   want.number = number_ - 1;
   const auto refused = receiver->pull(want, test_deadline());
   ASSERT_FALSE(refused);

@@ -2,6 +2,7 @@
 // in the output directory is always a whole published version, and once everybody is back the newest one arrives.
 #include <thread>
 
+#include "base/deadline.hpp"
 #include "tests/integration/cluster.hpp"
 
 namespace deltasync::integration {

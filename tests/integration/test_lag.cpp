@@ -5,6 +5,8 @@
 #include "agent/health.hpp"
 #include "agent/metrics_page.hpp"
 #include "agent/status.hpp"
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "format/wire_report.hpp"
 #include "tests/integration/receivers.hpp"
 #include "tests/support/held_port.hpp"
@@ -67,7 +69,7 @@ TEST_F(Lags, IsToldWhileAPullWaits) {
   pull(*receiver);
   std::stop_source stop;
   std::thread waits([&] {
-    const auto pulled = receiver->pull({Want::Kind::newer, 0, {}, 0}, test_deadline(), stop.get_token());
+    const auto pulled = receiver->pull({.newer = true}, CallContext(test_deadline(), stop.get_token()));
     EXPECT_EQ(pulled.error().code(), Errc::cancelled);
   });
   EXPECT_TRUE(eventually([&] { return agent_->core().metrics().pulls_full.load() == 1; }));
@@ -82,7 +84,7 @@ TEST_F(Lags, WhatNeverCameIsNoFailure) {
   next_version();
   const auto receiver = connect();
   pull(*receiver);
-  const auto none = receiver->pull({Want::Kind::newer, 0, {}, 0}, Deadline::after(std::chrono::seconds(3)));
+  const auto none = receiver->pull({.newer = true}, Deadline::after(std::chrono::seconds(3)));
   EXPECT_EQ(none.error().code(), Errc::timed_out);
   EXPECT_EQ(lag(*receiver).last_error, "");
 }
@@ -197,7 +199,7 @@ TEST_F(Lags, AReceiverThatEndsIsNotLost) {
   pull(*stopped);
   std::stop_source stop;
   stop.request_stop();
-  EXPECT_EQ(stopped->pull({Want::Kind::newer, 0, {}, 0}, test_deadline(), stop.get_token()).error().code(),
+  EXPECT_EQ(stopped->pull({.newer = true}, CallContext(test_deadline(), stop.get_token())).error().code(),
             Errc::cancelled);
   receiver.reset();
   stopped.reset();

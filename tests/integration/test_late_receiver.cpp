@@ -50,7 +50,6 @@ TEST_F(LateReceiver, APastVersionIsReachedToo) {
   const std::vector<std::byte> fourth = model_.half;
   for (int i = 0; i < 2; ++i) next_version(0.003);
   Want want;
-  want.kind = Want::Kind::number;
   want.number = 4;
   const PullReport report = pull(*receiver, want);
   EXPECT_EQ(report.mode, PullMode::delta);

@@ -10,6 +10,8 @@
 #include <latch>
 #include <thread>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "receiver/streams.hpp"
 #include "tests/integration/receivers.hpp"
 
@@ -37,7 +39,7 @@ class ManyPeers : public ReceiverTest {
   }
   static Want newer() {
     Want want;
-    want.kind = Want::Kind::newer;
+    want.newer = true;
     return want;
   }
   std::size_t connections() const { return agent_->pull_server().connections(); }
@@ -231,9 +233,9 @@ TEST_F(ManyPeers, AllFollowersAreServedEveryVersion) {
       options.endpoint = "127.0.0.1:" + std::to_string(port());
       options.streams = 1;
       options.threads = 1;
-      auto receiver = Receiver::connect(options, deadline, stop.get_token());
+      auto receiver = Receiver::connect(options, CallContext(deadline, stop.get_token()));
       while (!receiver && !deadline.passed() && !stop.stop_requested()) {  // so many come at once
-        receiver = Receiver::connect(options, deadline, stop.get_token());
+        receiver = Receiver::connect(options, CallContext(deadline, stop.get_token()));
       }
       const auto fail = [&](const Error& error) {
         if (++failed == 1) ADD_FAILURE() << error.to_string();
@@ -242,7 +244,7 @@ TEST_F(ManyPeers, AllFollowersAreServedEveryVersion) {
       if (!receiver) return fail(receiver.error());
       if (auto bound = (*receiver)->bind(make_host_target(model_.layout), deadline); !bound) return fail(bound.error());
       while (mine < kVersions) {
-        auto staged = (*receiver)->pull(newer(), deadline, stop.get_token());
+        auto staged = (*receiver)->pull(newer(), CallContext(deadline, stop.get_token()));
         if (!staged) return fail(staged.error());
         if (auto committed = (*staged)->commit(); !committed) return fail(committed.error());
         const Version& version = (*staged)->report().version;

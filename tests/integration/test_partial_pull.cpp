@@ -6,6 +6,7 @@
 
 #include "delta/frame.hpp"
 #include "deltasync/receiver.hpp"
+#include "format/tiling.hpp"
 #include "tests/agent/agent_harness.hpp"
 #include "tests/support/held_port.hpp"
 
@@ -87,15 +88,15 @@ class PartialPull : public AgentTest {
   }
   const Tensor& tensor(std::size_t i) const { return model_.layout->tensors()[i]; }
 
-  Subscription subscription(Rank rank) const {
-    Subscription s;
+  std::vector<Slice> subscription(Rank rank) const {
+    std::vector<Slice> s;
     const std::vector<TpTensor> tensors = qwen_like();
     for (const TpTensor& t : tensors) {
       const std::string& name = t.spec.name;
       switch (t.parallel) {
-        case Parallel::rows: s.slices.push_back(*row_slice(*model_.layout, name, rank.index, rank.count)); break;
-        case Parallel::columns: s.slices.push_back(*col_slice(*model_.layout, name, rank.index, rank.count)); break;
-        case Parallel::none: s.slices.push_back({name, std::nullopt}); break;
+        case Parallel::rows: s.push_back(*row_slice(*model_.layout, name, rank.index, rank.count)); break;
+        case Parallel::columns: s.push_back(*col_slice(*model_.layout, name, rank.index, rank.count)); break;
+        case Parallel::none: s.push_back({name, std::nullopt}); break;
       }
     }
     return s;
@@ -105,7 +106,7 @@ class PartialPull : public AgentTest {
     const std::vector<TpTensor> tensors = qwen_like();
     std::set<std::uint64_t> tiles;
     for (std::uint64_t i = 0; i < model_.layout->tile_count(); ++i) {
-      const Tile tile = model_.layout->tile(i);
+      const Tile tile = tile_of(*model_.layout, i);
       if (overlap(tile.rect, rect_of(tensors[tile.tensor], tensor(tile.tensor), rank))) tiles.insert(i);
     }
     return tiles;
@@ -129,7 +130,7 @@ class PartialPull : public AgentTest {
     return sum;
   }
   std::uint64_t tile_bytes(std::uint64_t index) const {
-    const Tile tile = model_.layout->tile(index);
+    const Tile tile = tile_of(*model_.layout, index);
     return tile.rect.elements() * tensor(tile.tensor).element_bytes;
   }
   /// What a full transfer moves of tiles in whole bands, and what alone as raw tiles.
@@ -139,11 +140,11 @@ class PartialPull : public AgentTest {
     std::uint64_t alone = 0;
     std::uint64_t records = 0;
     for (const std::uint64_t i : tiles) {
-      const Tile tile = model_.layout->tile(i);
+      const Tile tile = tile_of(*model_.layout, i);
       const std::uint64_t cols = tensor(tile.tensor).cols;
       std::uint64_t of_band = 0;  // columns of its band that are ours
       for (const std::uint64_t other : tiles) {
-        const Tile o = model_.layout->tile(other);
+        const Tile o = tile_of(*model_.layout, other);
         if (o.tensor == tile.tensor && o.rect.row == tile.rect.row) of_band += o.rect.cols;
       }
       if (of_band == cols) {
@@ -189,7 +190,7 @@ class PartialPull : public AgentTest {
   void expect_holds(Receiver& receiver, const std::set<std::uint64_t>& tiles) {
     const auto memory = host_target_memory(*receiver.target());
     for (const std::uint64_t i : tiles) {
-      const Tile tile = model_.layout->tile(i);
+      const Tile tile = tile_of(*model_.layout, i);
       const Tensor& t = tensor(tile.tensor);
       for (std::uint64_t r = 0; r < tile.rect.rows; ++r) {
         const std::uint64_t at = t.offset + (tile.rect.row + r) * t.row_bytes() + tile.rect.col * t.element_bytes;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/deadline.hpp"
 #include "deltasync/receiver.hpp"
 #include "format/tile_set.hpp"
 #include "tests/integration/cluster.hpp"
@@ -56,7 +57,7 @@ class Rank {
     if (!model) return testing::AssertionFailure() << model.error().to_string();
     const Layout& layout = *receiver_->layout();
     const auto memory = host_target_memory(*receiver_->target());
-    for (const Slice& slice : share().slices) {
+    for (const Slice& slice : share()) {
       const auto index = *layout.find(slice.tensor);
       const Tensor& tensor = layout.tensors()[index];
       const Rect rect = slice.rect.value_or(Rect{0, 0, tensor.rows, tensor.cols});
@@ -72,17 +73,17 @@ class Rank {
   }
 
  private:
-  Subscription share() const {
-    Subscription subscription;
+  std::vector<Slice> share() const {
+    std::vector<Slice> subscription;
     const Layout& layout = *receiver_->layout();
     for (const Tensor& tensor : layout.tensors()) {
       const std::string& name = tensor.spec.name;
       if (tensor.rows >= kRanks) {
-        subscription.slices.push_back(*row_slice(layout, name, index_, kRanks));
+        subscription.push_back(*row_slice(layout, name, index_, kRanks));
       } else if (tensor.cols >= kRanks) {
-        subscription.slices.push_back(*col_slice(layout, name, index_, kRanks));
+        subscription.push_back(*col_slice(layout, name, index_, kRanks));
       } else {
-        subscription.slices.push_back({name, std::nullopt});
+        subscription.push_back({name, std::nullopt});
       }
     }
     return subscription;

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <random>
 
+#include "base/deadline.hpp"
 #include "net/tls.hpp"
 #include "tests/integration/receivers.hpp"
 #include "tests/support/attacker.hpp"

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/deadline.hpp"
 #include "base/hash.hpp"
 #include "tests/support/held_port.hpp"
 

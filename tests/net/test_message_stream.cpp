@@ -15,6 +15,7 @@
 #include <future>
 #include <thread>
 
+#include "base/deadline.hpp"
 #include "base/hash.hpp"
 #include "net/message_stream.hpp"
 

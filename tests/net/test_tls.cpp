@@ -21,6 +21,7 @@
 #include <sstream>
 #include <thread>
 
+#include "base/deadline.hpp"
 #include "net/blocking.hpp"
 #include "net/listener.hpp"
 #include "net/message_stream.hpp"

@@ -1,4 +1,5 @@
 // Work beside the threads that serve connections: where it runs, where its coroutine goes on, and how it fails.
+#include "base/deadline.hpp"
 #include "net/work_thread.hpp"
 
 #include <gtest/gtest.h>

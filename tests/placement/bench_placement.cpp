@@ -13,7 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "format/tiling.hpp"
 #include "placement/host_executor.hpp"
+#include "placement/regions.hpp"
 
 namespace deltasync {
 namespace {
@@ -110,7 +112,7 @@ void report(Case c) {
     return;
   }
   const std::size_t slices = c.plan.slices.size();
-  PlacementPtr placement;
+  std::shared_ptr<const Placement> placement;
   const double build_s = timed([&] {
     auto built = Placement::build(*layout, std::move(c.plan));
     if (built.ok()) {
@@ -129,10 +131,10 @@ void report(Case c) {
   // Every hundredth element of every tile.
   std::vector<std::vector<std::byte>> changes;
   std::uint64_t elements = 0;
-  const TileSet& tiles = placement->parts().tiles;
+  const TileSet& tiles = parts_of(*placement).tiles;
   for (std::uint64_t rank = 0; rank < tiles.tiles(); ++rank) {
     std::vector<std::uint16_t> words;
-    for (std::uint64_t at = rank % 100; at < (*layout)->tile(tiles.nth(rank)).rect.elements(); at += 100) {
+    for (std::uint64_t at = rank % 100; at < tile_of(**layout, tiles.nth(rank)).rect.elements(); at += 100) {
       words.push_back(static_cast<std::uint16_t>(at));
     }
     elements += words.size();
@@ -152,7 +154,7 @@ void report(Case c) {
   std::printf(
       "%-26s %6zu slices %6llu tiles %7zu regions: build %7.3f s, bind %7.3f s, exchange of %llu elements %7.3f s "
       "(%.0f ns each), gather of all %7.3f s\n",
-      c.name.c_str(), slices, static_cast<unsigned long long>(tiles.tiles()), placement->parts().regions.size(),
+      c.name.c_str(), slices, static_cast<unsigned long long>(tiles.tiles()), parts_of(*placement).regions.size(),
       build_s, bind_s, static_cast<unsigned long long>(elements), exchange_s,
       exchange_s * 1e9 / static_cast<double>(elements), gather_s);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "deltasync/placement.hpp"
+#include "format/tiling.hpp"
 #include "tests/support/model.hpp"
 
 namespace deltasync::test {
@@ -97,7 +98,7 @@ inline std::vector<std::vector<std::uint64_t>> placed_contents(Engine& engine, c
 /// A tile's bytes in a half, row by row without gaps.
 inline std::vector<std::byte> tile_bytes(const Layout& layout, const std::vector<std::byte>& half,
                                          std::uint64_t index) {
-  const Tile tile = layout.tile(index);
+  const Tile tile = tile_of(layout, index);
   const Tensor& t = layout.tensors()[tile.tensor];
   std::vector<std::byte> bytes;
   for (std::uint64_t r = tile.rect.row; r < tile.rect.row + tile.rect.rows; ++r) {

@@ -6,8 +6,10 @@
 #include <functional>
 #include <optional>
 
-#include "deltasync/decoder_placement.hpp"
+#include "format/tiling.hpp"
+#include "placement/decoder.hpp"
 #include "placement/host_executor.hpp"
+#include "placement/regions.hpp"
 #include "tests/placement/plan_fixture.hpp"
 
 namespace deltasync {
@@ -81,10 +83,10 @@ struct Rig {
     ASSERT_TRUE(built.ok()) << built.error().to_string();
     auto executor = HostExecutor::make(*built);
     ASSERT_TRUE(executor.ok());
-    const TileSet& tiles = (*built)->parts().tiles;
+    const TileSet& tiles = parts_of(**built).tiles;
     const Engine before = reference(half);
     for (std::uint64_t rank = 0; rank < tiles.tiles(); ++rank) {
-      const Tile tile = layout->tile(tiles.nth(rank));
+      const Tile tile = tile_of(*layout, tiles.nth(rank));
       executor->scatter_tile(rank, test::tile_bytes(*layout, half, tile.index).data(), tile.rect.cols * kWidth);
     }
     EXPECT_EQ(engine.contents(), before.contents());
@@ -262,7 +264,7 @@ TEST_P(Decoder, EachRankHasWhatItsLoaderWouldWrite) {
       place_all(rig);
       rig.check(model.half);
       rest_bytes += rig.rest_bytes;
-      ok(add_cuts(specs, subscription_of(rig.plan.plan().slices)));
+      ok(add_cuts(specs, slices_of(rig.plan.plan().slices)));
     }
   }
   EXPECT_EQ(rest_bytes != 0, tp * ep > 1) << "tensors of one tile are cut through by ranks";

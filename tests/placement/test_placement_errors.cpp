@@ -57,7 +57,7 @@ TEST_F(PlacementErrors, TheValidPlanIsAccepted) {
   ASSERT_TRUE(built.ok()) << built.error().to_string();
   EXPECT_EQ((*built)->placed_bytes(), 80u * 64 + 128);
   EXPECT_EQ((*built)->rest_bytes(), 0u);
-  EXPECT_EQ((*built)->subscription().slices.size(), 3u);
+  EXPECT_EQ((*built)->slices().size(), 3u);
   EXPECT_EQ(to_string(Device{}), "host");
   EXPECT_EQ(to_string(Device{3}), "cuda:3");
 }
@@ -233,8 +233,8 @@ TEST_F(PlacementErrors, CutsMakeWholeTiles) {
   std::vector<TensorSpec> specs;
   for (const Tensor& t : layout_->tensors()) specs.push_back(t.spec);
   plan_.slices[0].rect = {8, 0, 32, 16};
-  ASSERT_TRUE(add_cuts(specs, subscription_of(plan_.slices)).ok());
-  ASSERT_TRUE(add_cuts(specs, subscription_of(plan_.slices)).ok());  // nothing new
+  ASSERT_TRUE(add_cuts(specs, slices_of(plan_.slices)).ok());
+  ASSERT_TRUE(add_cuts(specs, slices_of(plan_.slices)).ok());  // nothing new
   EXPECT_EQ(specs[0].row_cuts, (std::vector<std::uint64_t>{8, 40}));
   EXPECT_EQ(specs[0].col_cuts, (std::vector<std::uint64_t>{16}));
   EXPECT_TRUE(specs[2].row_cuts.empty() && specs[2].col_cuts.empty());

@@ -4,7 +4,9 @@
 
 #include <set>
 
+#include "format/tiling.hpp"
 #include "placement/host_executor.hpp"
+#include "placement/regions.hpp"
 #include "tests/placement/plan_fixture.hpp"
 
 namespace deltasync {
@@ -46,14 +48,14 @@ class RandomPlacement : public testing::TestWithParam<std::uint64_t> {
     executor_->set_rest(reinterpret_cast<std::byte*>(rest_.data()));
   }
 
-  const TileSet& tiles() const { return placement_->parts().tiles; }
+  const TileSet& tiles() const { return parts_of(*placement_).tiles; }
   const Layout& layout() const { return *model_.layout; }
 
   void scatter_all(const std::vector<std::byte>& half) {
     for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) {
       const std::vector<std::byte> bytes = test::tile_bytes(layout(), half, tiles().nth(rank));
       ASSERT_EQ(executor_->tile_bytes(rank), bytes.size());
-      executor_->scatter_tile(rank, bytes.data(), bytes.size() / layout().tile(tiles().nth(rank)).rect.rows);
+      executor_->scatter_tile(rank, bytes.data(), bytes.size() / tile_of(layout(), tiles().nth(rank)).rect.rows);
     }
   }
   /// Every tile is what the half has, and live memory what the plan makes of it.
@@ -69,7 +71,7 @@ class RandomPlacement : public testing::TestWithParam<std::uint64_t> {
   test::TestModel model_;
   Random random_;
   RandomPlan made_;
-  PlacementPtr placement_;
+  std::shared_ptr<const Placement> placement_;
   std::vector<std::uint64_t> rest_;
   std::optional<HostExecutor> executor_;
 };
@@ -81,7 +83,7 @@ TEST_P(RandomPlacement, NeedsTheTilesOfItsSlices) {
     const Tensor& t = layout().tensors()[*layout().find(s.tensor)];
     placed_bytes += s.rect.elements() * t.element_bytes;
     for (std::uint64_t i = t.first_tile; i < t.first_tile + t.tile_count; ++i) {
-      if (intersection(layout().tile(i).rect, s.rect).elements() != 0) needed.insert(i);
+      if (intersection(tile_of(layout(), i).rect, s.rect).elements() != 0) needed.insert(i);
     }
   }
   ASSERT_EQ(tiles().tiles(), needed.size());
@@ -92,7 +94,7 @@ TEST_P(RandomPlacement, NeedsTheTilesOfItsSlices) {
     ++rank;
   }
   EXPECT_EQ(placement_->placed_bytes(), placed_bytes);
-  const auto again = TileSet::of(layout(), placement_->subscription());
+  const auto again = TileSet::of(layout(), placement_->slices());
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again->ranges(), tiles().ranges());
 }
@@ -103,7 +105,7 @@ TEST_P(RandomPlacement, EveryElementHasItsPlaces) {
   std::set<const std::byte*> rest_places;
   std::uint64_t rest_elements = 0;
   for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) {
-    const Tile tile = layout().tile(tiles().nth(rank));
+    const Tile tile = tile_of(layout(), tiles().nth(rank));
     const Tensor& t = layout().tensors()[tile.tensor];
     for (std::uint32_t local = 0; local < tile.rect.elements(); ++local) {
       if (tile.rect.elements() > 500 && random_.below(40) != 0 && local % 997 > 3) continue;
@@ -133,9 +135,9 @@ TEST_P(RandomPlacement, EveryElementHasItsPlaces) {
 
 /// What makes it two searches to find an element (words.hpp).
 TEST_P(RandomPlacement, RegionsAreInBands) {
-  const Placement::Parts& parts = placement_->parts();
+  const PlacementParts& parts = parts_of(*placement_);
   for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) {
-    const Rect tile = layout().tile(tiles().nth(rank)).rect;
+    const Rect tile = tile_of(layout(), tiles().nth(rank)).rect;
     const auto primaries = parts.primaries(parts.of_tile[rank]);
     std::uint64_t elements = 0;
     for (std::size_t i = 0; i < primaries.size(); ++i) {
@@ -258,13 +260,13 @@ TEST_P(RandomPlacement, ChangesAreExchangedAndExchangedBack) {
 TEST_P(RandomPlacement, WordsAreScatteredInAnyOrder) {
   std::vector<std::pair<std::uint64_t, std::uint32_t>> words;
   for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) {
-    const auto elements = static_cast<std::uint32_t>(layout().tile(tiles().nth(rank)).rect.elements());
+    const auto elements = static_cast<std::uint32_t>(tile_of(layout(), tiles().nth(rank)).rect.elements());
     for (std::uint32_t local = 0; local < elements; ++local) words.emplace_back(rank, local);
   }
   for (std::size_t i = words.size(); i > 1; --i) std::swap(words[i - 1], words[random_.below(i)]);
   const placement::WordTable table = executor_->table();
   for (const auto& [rank, local] : words) {
-    const Tile tile = layout().tile(tiles().nth(rank));
+    const Tile tile = tile_of(layout(), tiles().nth(rank));
     const Tensor& t = layout().tensors()[tile.tensor];
     const std::uint64_t row = tile.rect.row + local / tile.rect.cols;
     const std::uint64_t col = tile.rect.col + local % tile.rect.cols;
@@ -283,7 +285,7 @@ TEST_P(RandomPlacement, TilesThatLieAsInAHalfAreKnown) {
   for (std::uint64_t rank = 0; rank < tiles().tiles(); ++rank) {
     const auto rows = executor_->rows_of(rank);
     if (!rows) continue;
-    const Tile tile = layout().tile(tiles().nth(rank));
+    const Tile tile = tile_of(layout(), tiles().nth(rank));
     const Tensor& t = layout().tensors()[tile.tensor];
     for (const std::uint64_t r : {std::uint64_t{0}, tile.rect.rows - 1}) {
       for (const std::uint64_t c : {std::uint64_t{0}, tile.rect.cols - 1}) {
@@ -303,7 +305,7 @@ TEST_P(RandomPlacement, TilesAreReadWhereTheirFirstPlacesLieAsInAHalf) {
       EXPECT_EQ(rows->first, written->first);
     }
     if (!rows) continue;
-    const Tile tile = layout().tile(tiles().nth(rank));
+    const Tile tile = tile_of(layout(), tiles().nth(rank));
     const Tensor& t = layout().tensors()[tile.tensor];
     for (const std::uint64_t r : {std::uint64_t{0}, tile.rect.rows - 1}) {
       for (const std::uint64_t c : {std::uint64_t{0}, tile.rect.cols - 1}) {
@@ -390,7 +392,7 @@ TEST(ManySlices, ColumnsOfOneTile) {
       cut.slices.push_back({"a", {r, 0, cut_rows, 1}, 0, at(r, 0), 2, 0});
     const auto placement = Placement::build(*layout, cut);
     ASSERT_TRUE(placement.ok()) << placement.error().to_string();
-    EXPECT_EQ((*placement)->parts().regions.size(), kCols * kRows / cut_rows);
+    EXPECT_EQ(parts_of(*(*placement)).regions.size(), kCols * kRows / cut_rows);
     auto executor = HostExecutor::make(*placement);
     ASSERT_TRUE(executor.ok());
     for (std::uint64_t r = 0; r < kRows; ++r) {
@@ -415,7 +417,7 @@ TEST(SharedLists, TilesBesideEachOtherThatRepeat) {
   plan.slices.push_back({"a", {0, 512, 4096, 512}, 1, 0, 1024, 2});
   const auto placement = Placement::build(*layout, plan);
   ASSERT_TRUE(placement.ok()) << placement.error().to_string();
-  EXPECT_EQ((*placement)->parts().regions.size(), 2u);
+  EXPECT_EQ(parts_of(*(*placement)).regions.size(), 2u);
 }
 
 }  // namespace

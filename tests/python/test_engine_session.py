@@ -210,7 +210,7 @@ def test_what_is_staged_is_taken_as_it_is_while_the_trainer_means_it(rig: Rig) -
         rig.publish(number)
         following = receiver._following
         following.wait(WAIT)
-        assert following.still_wanted(asked) and not following.still_wanted(number + 1, timeout=WAIT)
+        assert following.is_current(asked) and not following.is_current(number + 1, timeout=WAIT)
         staging = receiver.prepare(asked)
         staging.wait(WAIT)
         assert staging.prepared is following

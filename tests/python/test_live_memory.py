@@ -176,9 +176,9 @@ def test_live_memory_is_written_behind_the_kernels_that_were_queued(
     streams: list[dict[int, int]] = []
     build = _native.placed_target
 
-    def target(placement: Any, live: bool, engine_streams: dict[int, int]) -> Any:
+    def target(placement: Any, live: bool, engine_streams: dict[int, int], shadow: bool) -> Any:
         streams.append(engine_streams)
-        return build(placement, live, engine_streams)
+        return build(placement, live, engine_streams, shadow)
 
     class OnDevices:
         devices = [0, 1, 2]

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "deltasync/placed_target.hpp"
+#include "deltasync/target.hpp"
 #include "gpu/fake_device.hpp"
 #include "receiver/target_device.hpp"
 #include "tests/gpu/work.hpp"
@@ -38,21 +38,21 @@ class AnyEngine {
   }
 
   const PlacementPlan& plan() const { return plan_; }
-  const PlacementPtr& placement() const { return placement_; }
+  const std::shared_ptr<const Placement>& placement() const { return placement_; }
   gpu::FakeDevice* fake() { return fake_.get(); }
 
-  Result<TargetPtr> make(const LayoutPtr& layout, bool live = false) {
+  Result<std::unique_ptr<Target>> make(const LayoutPtr& layout, bool live = false) {
     DS_ASSIGN(placement_, Placement::build(layout, plan_));
     if (where_ == Where::host) return make_placed_target(placement_, {.live = live});
     std::vector<DeviceExecutor::PlacedDevice> sources(1);
     sources[0].device = fake_.get();
-    DeviceTargetOptions options;
+    PlacedTargetOptions options;
     options.live = live;
     options.staging_bytes = staging_bytes;
-    options.patience = patience;
+    options.device_timeout = device_timeout;
     return make_device_target_on(placement_, std::move(sources), options, register_bytes);
   }
-  std::chrono::nanoseconds patience = std::chrono::seconds(30);
+  std::chrono::nanoseconds device_timeout = std::chrono::seconds(30);
   std::uint64_t staging_bytes = std::uint64_t{1} << 20;
   std::uint64_t register_bytes = DeviceExecutor::kRegisterBytes;
 
@@ -117,7 +117,7 @@ class AnyEngine {
   const Where where_;
   std::unique_ptr<gpu::FakeDevice> fake_;  ///< outlives what is on it
   std::vector<gpu::Memory> live_;          ///< empty: on the host, in engine_
-  PlacementPtr placement_;
+  std::shared_ptr<const Placement> placement_;
   std::byte scrambled_ = Engine::kUntouched;
 };
 

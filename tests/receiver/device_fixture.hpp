@@ -40,7 +40,7 @@ class DeviceTarget : public testing::TestWithParam<std::uint64_t> {
   void SetUp() override { start({}); }
   void TearDown() override { target_.reset(); }
 
-  void start(DeviceTargetOptions options, bool engine_stream = false,
+  void start(PlacedTargetOptions options, bool engine_stream = false,
              RandomPlan::Ignore ignore = RandomPlan::Ignore::parts_of_tiles) {
     target_.reset();
     engine_.reset();
@@ -52,7 +52,7 @@ class DeviceTarget : public testing::TestWithParam<std::uint64_t> {
     if (options.staging_bytes > kStagingBytes) options.staging_bytes = kStagingBytes;
     if (engine_stream) {
       stream_ = fake_->engine_stream();
-      options.engine_streams.push_back({0, stream_.raw});
+      options.engine_streams[0] = stream_.raw;
     }
     auto target = engine_->make(trainer_->layout(), options);
     ASSERT_TRUE(target.ok()) << target.error().to_string();
@@ -104,7 +104,7 @@ class DeviceTarget : public testing::TestWithParam<std::uint64_t> {
     return steps;
   }
   /// On the device wholly, so that its changes can be kept there.
-  void start_whole(DeviceTargetOptions options = {}) {
+  void start_whole(PlacedTargetOptions options = {}) {
     start(std::move(options), false, RandomPlan::Ignore::nothing);
   }
   /// How many of a step's tiles have their changes on the device.
@@ -129,7 +129,7 @@ class DeviceTarget : public testing::TestWithParam<std::uint64_t> {
   gpu::FakeDevice* fake_ = nullptr;  ///< or it is a real one
   gpu::StreamHandle stream_;
   std::uint64_t allocations_before_ = 0;
-  TargetPtr target_;
+  std::unique_ptr<Target> target_;
 };
 
 }  // namespace deltasync::test

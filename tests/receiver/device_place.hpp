@@ -31,7 +31,7 @@ class DeviceEngine {
   }
 
   const PlacementPlan& plan() const { return plan_; }
-  Result<TargetPtr> make(const LayoutPtr& layout, const DeviceTargetOptions& options) {
+  Result<std::unique_ptr<Target>> make(const LayoutPtr& layout, const PlacedTargetOptions& options) {
     DS_ASSIGN(placement_, Placement::build(layout, plan_));
     std::vector<DeviceExecutor::PlacedDevice> sources;
     for (std::size_t i = 0; i < devices_.size(); ++i) {
@@ -43,7 +43,7 @@ class DeviceEngine {
     return make_device_target_on(placement_, std::move(sources), options);
   }
   gpu::Device& device(std::size_t i = 0) { return *devices_[i]; }
-  const PlacementPtr& placement() const { return placement_; }
+  const std::shared_ptr<const Placement>& placement() const { return placement_; }
 
   /// What of live memory is not what the plan makes of the half; empty: nothing.
   std::string differences(const Layout& layout, const std::vector<std::byte>& half) {
@@ -65,7 +65,7 @@ class DeviceEngine {
   RandomPlan made_;
   Devices devices_;  ///< outlive what is on them
   PlacementPlan plan_;
-  PlacementPtr placement_;
+  std::shared_ptr<const Placement> placement_;
   std::vector<gpu::Memory> live_;  ///< empty: on the host, in made_.engine
 };
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/bytes.hpp"
+#include "base/deadline.hpp"
 #include "base/trace.hpp"
 #include "net/auth.hpp"
 

@@ -18,9 +18,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "base/thread_pool.hpp"
 #include "delta/delta.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "format/tile_set.hpp"
 #include "net/blocking.hpp"
 

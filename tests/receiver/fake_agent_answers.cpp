@@ -3,9 +3,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/deadline.hpp"
 #include "base/hash.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "format/packed_layout.hpp"
+#include "format/tiling.hpp"
 #include "format/wire_report.hpp"
 #include "net/auth.hpp"
 #include "tests/receiver/fake_agent.hpp"
@@ -263,8 +265,8 @@ Status FakeAgent::answer_extent(Peer& peer, const net::Message& message, Fault f
     const std::lock_guard lock(mutex_);
     extents_asked_.push_back(get.tiles);
   }
-  const Tile first = layout_->tile(get.tiles.first);
-  const Tile last = layout_->tile(get.tiles.end - 1);
+  const Tile first = tile_of(*layout_, get.tiles.first);
+  const Tile last = tile_of(*layout_, get.tiles.end - 1);
   const Tensor& t0 = layout_->tensors()[first.tensor];
   const Tensor& t1 = layout_->tensors()[last.tensor];
   if (first.rect.col != 0 || last.rect.col + last.rect.cols != t1.cols) {
@@ -380,7 +382,7 @@ Status FakeAgent::answer_raw(Peer& peer, const net::Message& message, Fault faul
     std::vector<std::uint64_t> tiles;
     for (std::uint64_t t = r.first; t < r.end; ++t) tiles.push_back(t);
     if (fault == Fault::flip_at_source) {
-      const Tile tile = layout_->tile(r.first);
+      const Tile tile = tile_of(*layout_, r.first);
       const Tensor& tensor = layout_->tensors()[tile.tensor];
       half[tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes] ^= std::byte{8};
     }

@@ -50,7 +50,7 @@ class HfCase {
     DS_ASSIGN(target_, make_hf_target(trainer_.layout(), sidecar_, out_, options_));
     return target_->open(pool_, in_time());
   }
-  Status full(FullOverLive policy = FullOverLive::stage) {
+  Status full(FullUpdatePolicy policy = FullUpdatePolicy::stage) {
     DS_TRY(commit_whole(*target_, trainer_.now(), policy));
     held_ = trainer_.now();
     return {};
@@ -115,7 +115,7 @@ class HfCase {
   Sidecar sidecar_;
   Reference held_;
   ThreadPool pool_{2, "target"};
-  TargetPtr target_;
+  std::unique_ptr<Target> target_;
 };
 
 /// A forked process that runs a function and reports one string. Fork before starting threads, or use nothing of them.

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 namespace {
 
 /// A safetensors header without padding, and with one space more if its length would be even.
-Sidecar::WeightFile weight_file(const Layout& layout, std::string name, std::vector<std::uint32_t> tensors) {
+Sidecar::File weight_file(const Layout& layout, std::string name, std::vector<std::uint32_t> tensors) {
   nlohmann::ordered_json json;
   json["__metadata__"]["format"] = "pt";
   std::uint64_t at = 0;
@@ -30,8 +30,8 @@ Sidecar::WeightFile weight_file(const Layout& layout, std::string name, std::vec
   }
   std::string text = json.dump();
   if (text.size() % 2 == 0) text += ' ';
-  Sidecar::WeightFile file{std::move(name), {}, std::move(tensors)};
-  ByteWriter out(file.header);
+  Sidecar::File file{std::move(name), {}, std::move(tensors)};
+  ByteWriter out(file.bytes);
   out.put<std::uint64_t>(text.size());
   out.append(bytes_of(std::string_view(text)));
   return file;
@@ -57,9 +57,9 @@ Sidecar awkward_sidecar(const Layout& layout) {
   return sidecar;
 }
 
-std::vector<std::byte> weight_file_bytes(const Layout& layout, const Sidecar::WeightFile& file,
+std::vector<std::byte> weight_file_bytes(const Layout& layout, const Sidecar::File& file,
                                          const std::vector<std::byte>& half) {
-  std::vector<std::byte> bytes = file.header;
+  std::vector<std::byte> bytes = file.bytes;
   for (const std::uint32_t index : file.tensors) {
     const Tensor& tensor = layout.tensors()[index];
     const auto first = half.begin() + static_cast<std::ptrdiff_t>(tensor.offset);
@@ -84,11 +84,11 @@ void write_file(const fs::path& path, const std::vector<std::byte>& bytes) {
 std::string compare_directory(const fs::path& directory, const Layout& layout, const Sidecar& sidecar,
                               const std::vector<std::byte>& half) {
   std::set<fs::path> expected;
-  for (const Sidecar::WeightFile& file : sidecar.weights) {
+  for (const Sidecar::File& file : sidecar.weights) {
     expected.insert(file.name);
     if (read_file(directory / file.name) != weight_file_bytes(layout, file, half)) return file.name + " differs";
   }
-  for (const Sidecar::OtherFile& file : sidecar.others) {
+  for (const Sidecar::File& file : sidecar.others) {
     expected.insert(file.name);
     if (read_file(directory / file.name) != file.bytes) return file.name + " differs";
   }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
 #include "receiver/target.hpp"
 #include "tests/support/temp_dir.hpp"
 
@@ -16,7 +16,7 @@ namespace deltasync::test {
 Sidecar awkward_sidecar(const Layout& layout);
 
 /// The bytes of a weight file for this half.
-std::vector<std::byte> weight_file_bytes(const Layout& layout, const Sidecar::WeightFile& file,
+std::vector<std::byte> weight_file_bytes(const Layout& layout, const Sidecar::File& file,
                                          const std::vector<std::byte>& half);
 std::vector<std::byte> read_file(const std::filesystem::path& path);
 void write_file(const std::filesystem::path& path, const std::vector<std::byte>& bytes);

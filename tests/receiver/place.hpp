@@ -7,7 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "deltasync/shadow.hpp"
+#include "deltasync/target.hpp"
+#include "receiver/target_shadow.hpp"
 
 namespace deltasync::test {
 
@@ -15,7 +16,7 @@ namespace deltasync::test {
 class Place {
  public:
   virtual ~Place() = default;
-  virtual Result<TargetPtr> make(const LayoutPtr& layout) = 0;
+  virtual Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) = 0;
   /// What a user of the target sees from outside is this half (null: no version); else what differs.
   virtual std::string outside(const Target& target, const std::vector<std::byte>* half) = 0;
 };
@@ -24,8 +25,8 @@ class Place {
 class Shadowed final : public Place {
  public:
   explicit Shadowed(std::unique_ptr<Place> live) : live_(std::move(live)) {}
-  Result<TargetPtr> make(const LayoutPtr& layout) override {
-    DS_ASSIGN(TargetPtr target, live_->make(layout));
+  Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) override {
+    DS_ASSIGN(std::unique_ptr<Target> target, live_->make(layout));
     return make_shadowed_target(std::move(target));
   }
   std::string outside(const Target& target, const std::vector<std::byte>* half) override {

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/deadline.hpp"
+#include "format/tiling.hpp"
 #include "receiver/receiver_impl.hpp"
 #include "receiver/target.hpp"
 #include "tests/receiver/fake_agent.hpp"
@@ -131,7 +133,7 @@ class PullTest : public ::testing::Test {
   /// Somebody scribbles over live memory.
   std::byte& live_byte(std::uint32_t tensor, std::uint64_t offset = 0) {
     std::vector<std::byte> scratch;
-    const Tile tile = model_.layout->tile(model_.layout->tensors()[tensor].first_tile);
+    const Tile tile = tile_of(*model_.layout, model_.layout->tensors()[tensor].first_tile);
     return *(receiver_->target()->live_tile(tile, scratch)->first + offset);
   }
   std::uint32_t tensor(const std::string& name) const { return *model_.layout->find(name); }

@@ -14,6 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
+#include "format/tiling.hpp"
 #include "receiver/memory_target.hpp"
 #include "receiver/tile_memory.hpp"
 
@@ -66,8 +69,8 @@ class RemoteMemory final : public TileTarget {
     return copy;
   }
 
-  Status open_memory(const Until& /*until*/) override { return step("open_memory"); }
-  Status open_live(const Until& until) override {
+  Status open_memory(const CallContext& /*until*/) override { return step("open_memory"); }
+  Status open_live(const CallContext& until) override {
     opened_until_ = until.deadline();
     return step("open_live");
   }
@@ -109,14 +112,14 @@ class RemoteMemory final : public TileTarget {
     waiting_.clear();
     return status;
   }
-  Status open_staging(const Until& /*until*/) override {
+  Status open_staging(const CallContext& /*until*/) override {
     DS_TRY(step("open_staging"));
     staging_.resize(live_.size());
     return {};
   }
   void close_staging() noexcept override { staging_ = {}; }
   TileRows staged_tile(const Tile& tile) const override { return in(staging_, tile); }
-  Status exchange_staging(const Until& /*until*/) override {
+  Status exchange_staging(const CallContext& /*until*/) override {
     const Status status = step("exchange_staging");
     const std::size_t bytes = status.ok() ? live_.size() : live_.size() / 2;
     std::swap_ranges(live_.begin(), live_.begin() + static_cast<std::ptrdiff_t>(bytes), staging_.begin());
@@ -134,7 +137,7 @@ class RemoteMemory final : public TileTarget {
   mutable std::map<std::string, std::size_t, std::less<>> failing_;
   mutable std::atomic<bool> failed_{false};
   std::vector<Waiting> waiting_;
-  Deadline opened_until_{Deadline::Clock::time_point()};
+  Deadline opened_until_{std::chrono::steady_clock::time_point()};
   std::optional<std::pair<std::size_t, std::byte>> stuck_;
   std::vector<std::byte> live_;
   std::vector<std::byte> staging_;

@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "deltasync/shadow.hpp"
+#include "deltasync/target.hpp"
+#include "receiver/target_shadow.hpp"
 #include "tests/receiver/any_engine.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 #include "tests/receiver/trainer_model.hpp"
@@ -32,10 +33,10 @@ class ShadowPull : public PullTest, public testing::WithParamInterface<AnyEngine
     bind_to_engine();
   }
   void bind_to_engine() {
-    engine_->patience = patience_;
+    engine_->device_timeout = device_timeout_;
     auto target = make_shadowed_target(*engine_->make(model_.layout), shadow_);
     ASSERT_TRUE(target.ok()) << target.error().to_string();
-    const Status bound = receiver_->bind(*std::move(target), engine_->placement()->subscription(), in_ms(60'000));
+    const Status bound = receiver_->bind(*std::move(target), engine_->placement()->slices(), in_ms(60'000));
     ASSERT_TRUE(bound.ok()) << bound.error().to_string();
   }
   void expect_live(const std::vector<std::byte>& half) { EXPECT_EQ(engine_->differences(*model_.layout, half), ""); }
@@ -63,7 +64,7 @@ class ShadowPull : public PullTest, public testing::WithParamInterface<AnyEngine
 
   TiedEngine made_;
   ShadowOptions shadow_;
-  std::chrono::nanoseconds patience_ = std::chrono::seconds(30);
+  std::chrono::nanoseconds device_timeout_ = std::chrono::seconds(30);
   std::optional<AnyEngine> engine_;
 };
 

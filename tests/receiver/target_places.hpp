@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "deltasync/placed_target.hpp"
+#include "deltasync/target.hpp"
 #include "gpu/cuda_device.hpp"
 #include "gpu/fake_device.hpp"
 #include "tests/placement/plan_fixture.hpp"
@@ -22,7 +22,7 @@ namespace deltasync::test {
 
 class OwnMemory final : public Place {
  public:
-  Result<TargetPtr> make(const LayoutPtr& layout) override { return make_host_target(layout); }
+  Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) override { return make_host_target(layout); }
   std::string outside(const Target& target, const std::vector<std::byte>* half) override {
     if (half == nullptr) return {};
     const auto memory = host_target_memory(target);
@@ -34,7 +34,7 @@ class UserMemory final : public Place {
  public:
   static constexpr std::size_t kGuardBytes = 4096;
 
-  Result<TargetPtr> make(const LayoutPtr& layout) override {
+  Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) override {
     memory_.assign(layout->half_bytes() + kGuardBytes, std::byte{0xEE});
     return make_host_target(layout, memory_);
   }
@@ -56,7 +56,7 @@ class UserMemory final : public Place {
 
 class Directory final : public Place {
  public:
-  Result<TargetPtr> make(const LayoutPtr& layout) override {
+  Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) override {
     sidecar_ = awkward_sidecar(*layout);
     return make_hf_target(layout, sidecar_, dir_.path() / "out");
   }
@@ -74,9 +74,9 @@ class Directory final : public Place {
 /// Memory that is reached by copies, as a device's is.
 class FarMemory final : public Place {
  public:
-  Result<TargetPtr> make(const LayoutPtr& layout) override {
+  Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) override {
     remote_ = new RemoteMemory(layout);
-    return TargetPtr(remote_);
+    return std::unique_ptr<Target>(remote_);
   }
   std::string outside(const Target& /*target*/, const std::vector<std::byte>* half) override {
     return half == nullptr || remote_->memory() == *half ? "" : "the remote memory differs";
@@ -90,10 +90,10 @@ class FarMemory final : public Place {
 class EngineMemory final : public Place {
  public:
   explicit EngineMemory(RandomPlan::Ignore ignore) : ignore_(ignore) {}
-  Result<TargetPtr> make(const LayoutPtr& layout) override {
+  Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) override {
     static std::uint64_t seed = 0;
     made_.emplace(*layout, ++seed, ignore_);
-    DS_ASSIGN(const PlacementPtr placement, Placement::build(layout, made_->plan));
+    DS_ASSIGN(const std::shared_ptr<const Placement> placement, Placement::build(layout, made_->plan));
     return make_placed_target(placement);
   }
   std::string outside(const Target& target, const std::vector<std::byte>* half) override {
@@ -113,7 +113,7 @@ class EngineDevices final : public Place {
   using Open = std::function<Result<std::unique_ptr<gpu::Device>>(std::int32_t ordinal, std::uint64_t seed)>;
   EngineDevices(RandomPlan::Ignore ignore, std::int32_t devices, bool some_on_host, Open open)
       : ignore_(ignore), devices_(devices), some_on_host_(some_on_host), open_(std::move(open)) {}
-  Result<TargetPtr> make(const LayoutPtr& layout) override {
+  Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) override {
     static std::uint64_t seed = 0;
     ++seed;
     DeviceEngine::Devices devices;
@@ -122,7 +122,7 @@ class EngineDevices final : public Place {
       devices.push_back(std::move(device));
     }
     engine_.emplace(*layout, seed, ignore_, std::move(devices), some_on_host_);
-    DeviceTargetOptions options;
+    PlacedTargetOptions options;
     options.staging_bytes = std::uint64_t{1} << 20;
     return engine_->make(layout, options);
   }

@@ -1,8 +1,12 @@
 // Live memory that is not what was committed: found and named, after a commit too, and repaired tile by tile.
-#include "receiver/attest.hpp"
 
 #include <gmock/gmock-more-matchers.h>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
+#include "format/tiling.hpp"
+#include "placement/regions.hpp"
+#include "receiver/attest.hpp"
 #include "receiver/verify.hpp"
 #include "tests/receiver/any_engine.hpp"
 #include "tests/receiver/pull_fixture.hpp"
@@ -42,7 +46,7 @@ TEST_P(AttestedPlans, AnyPlaceOfAnyElement) {
     EXPECT_THAT(*intact, IsEmpty());
     Random random(seed);
     for (std::uint64_t i = 0; i < layout.tile_count(); ++i) {
-      const Tile tile = layout.tile(i);
+      const Tile tile = tile_of(layout, i);
       const Tensor& tensor = layout.tensors()[tile.tensor];
       const auto places = places_of(engine.plan(), tensor.spec.name, tile.rect.row + random.below(tile.rect.rows),
                                     tile.rect.col + random.below(tile.rect.cols));
@@ -50,10 +54,10 @@ TEST_P(AttestedPlans, AnyPlaceOfAnyElement) {
         std::byte* const at = places[place] + random.below(tensor.element_bytes);
         const auto bit = static_cast<unsigned>(random.below(8));
         engine.flip(at, bit);
-        const auto found = attest(**target, *engine.placement(), in_time());
+        const auto found = attest(**target, parts_of(*engine.placement()).tiles, in_time());
         ASSERT_TRUE(found.ok()) << found.error().to_string();
         const std::string memory = engine.plan().memories[engine.memory_of(at)].name;
-        EXPECT_THAT(*found, ElementsAre(WrongTile{i, tensor.spec.name, place == 0 ? "" : memory}));
+        EXPECT_THAT(*found, ElementsAre(TileMismatch{i, tensor.spec.name, place == 0 ? "" : memory}));
         engine.flip(at, bit);
         copies += place == 0 ? 0 : 1;
       }
@@ -67,8 +71,8 @@ INSTANTIATE_TEST_SUITE_P(Where, AttestedPlans,
                          [](const auto& param_info) { return name_of(param_info.param); });
 
 TEST(Attest, NamesATile) {
-  EXPECT_EQ(to_string(WrongTile{88, "up_proj", ""}), "tile 88 (up_proj)");
-  EXPECT_EQ(to_string(WrongTile{7, "lm_head", "embed"}), "tile 7 (lm_head), the copy in embed");
+  EXPECT_EQ(to_string(TileMismatch{88, "up_proj", ""}), "tile 88 (up_proj)");
+  EXPECT_EQ(to_string(TileMismatch{7, "lm_head", "embed"}), "tile 7 (lm_head), the copy in embed");
 }
 
 // ---- receivers -----------------------------------------------------------------------------------------------------
@@ -87,7 +91,7 @@ class AttestPull : public PullTest, public testing::WithParamInterface<AnyEngine
     engine_.emplace(made_.engine, made_.plan, GetParam(), 5);
     auto target = engine_->make(model_.layout);
     ASSERT_TRUE(target.ok()) << target.error().to_string();
-    const Status bound = receiver_->bind(*std::move(target), engine_->placement()->subscription(), in_ms(60'000));
+    const Status bound = receiver_->bind(*std::move(target), engine_->placement()->slices(), in_ms(60'000));
     ASSERT_TRUE(bound.ok()) << bound.error().to_string();
   }
   void expect_live(const std::vector<std::byte>& half) { EXPECT_EQ(engine_->differences(*model_.layout, half), ""); }
@@ -100,10 +104,10 @@ class AttestPull : public PullTest, public testing::WithParamInterface<AnyEngine
     expect_live(agent_->half_of((*staged)->report().version.id));
     return (*staged)->report();
   }
-  std::vector<WrongTile> wrong() {
-    const auto found = attest(*receiver_->target(), in_time());
+  std::vector<TileMismatch> wrong() {
+    const auto found = receiver_->attest(in_time());
     EXPECT_TRUE(found.ok()) << found.error().to_string();
-    return found.ok() ? *found : std::vector<WrongTile>();
+    return found.ok() ? *found : std::vector<TileMismatch>();
   }
   std::byte* place(const std::string& tensor, std::uint64_t row, std::uint64_t col, std::size_t nth = 0) {
     return places_of(engine_->plan(), tensor, row, col).at(nth);
@@ -111,12 +115,12 @@ class AttestPull : public PullTest, public testing::WithParamInterface<AnyEngine
   std::uint64_t tile_at(const std::string& name, std::uint64_t row, std::uint64_t col) {
     const Tensor& t = model_.layout->tensors()[tensor(name)];
     for (std::uint64_t i = t.first_tile; i < t.first_tile + t.tile_count; ++i) {
-      if (has(model_.layout->tile(i).rect, row, col)) return i;
+      if (has(tile_of(*model_.layout, i).rect, row, col)) return i;
     }
     return ~std::uint64_t{0};
   }
   std::uint64_t bytes_of(std::uint64_t tile) {
-    const Tile of = model_.layout->tile(tile);
+    const Tile of = tile_of(*model_.layout, tile);
     return of.rect.elements() * model_.layout->tensors()[of.tensor].element_bytes;
   }
 
@@ -131,9 +135,9 @@ TEST_P(AttestPull, AFlippedBitIsNamedAndItsTileComesAgain) {
   commit_pull();
   const std::uint64_t tile = tile_at("up", 77, 500);
   engine_->flip(place("up", 77, 500), 3);
-  EXPECT_THAT(wrong(), ElementsAre(WrongTile{tile, "up", ""}));
+  EXPECT_THAT(wrong(), ElementsAre(TileMismatch{tile, "up", ""}));
   const std::uint64_t extents = agent_->requests(Type::get_extent);
-  const auto repaired = repair(*receiver_, wrong(), in_ms(60'000));
+  const auto repaired = receiver_->repair(wrong(), in_ms(60'000));
   ASSERT_TRUE(repaired.ok()) << repaired.error().to_string();
   EXPECT_EQ(repaired->version, *receiver_->current());
   EXPECT_EQ(repaired->tiles, 1u);
@@ -142,7 +146,7 @@ TEST_P(AttestPull, AFlippedBitIsNamedAndItsTileComesAgain) {
   EXPECT_GE(repaired->wire_bytes - repaired->metadata_bytes, bytes_of(tile));
   EXPECT_LE(repaired->wire_bytes - repaired->metadata_bytes, bytes_of(tile) + 256);
   EXPECT_LT(repaired->metadata_bytes, 4096u);
-  EXPECT_GT(repaired->repair_s, 0);
+  EXPECT_GT(repaired->total_s, 0);
   EXPECT_EQ(agent_->requests(Type::get_extent), extents);
   EXPECT_EQ(agent_->live_plans(), 0u);
   EXPECT_THAT(wrong(), IsEmpty());
@@ -158,11 +162,11 @@ TEST_P(AttestPull, CopiesAreNamedAndRepaired) {
   engine_->flip(place("gate", 49, 0, 1), 7);
   const std::uint64_t tied = tile_at("tied", 299, 511);
   const std::uint64_t gate = tile_at("gate", 49, 0);
-  EXPECT_THAT(wrong(), ElementsAre(WrongTile{tied, "tied", "head"}, WrongTile{gate, "gate", "replica"}));
+  EXPECT_THAT(wrong(), ElementsAre(TileMismatch{tied, "tied", "head"}, TileMismatch{gate, "gate", "replica"}));
   // Where it is read is the worse place to be wrong.
   engine_->flip(place("tied", 299, 0), 0);
-  EXPECT_THAT(wrong(), ElementsAre(WrongTile{tied, "tied", ""}, WrongTile{gate, "gate", "replica"}));
-  const auto repaired = repair(*receiver_, wrong(), in_ms(60'000));
+  EXPECT_THAT(wrong(), ElementsAre(TileMismatch{tied, "tied", ""}, TileMismatch{gate, "gate", "replica"}));
+  const auto repaired = receiver_->repair(wrong(), in_ms(60'000));
   ASSERT_TRUE(repaired.ok()) << repaired.error().to_string();
   EXPECT_EQ(repaired->tiles, 2u);
   expect_live(model_.half);
@@ -188,9 +192,9 @@ TEST_P(AttestPull, AnAgentThatHasMovedOnIsSaid) {
   commit_pull();
   const Version held = *receiver_->current();
   engine_->flip(place("up", 3, 4), 2);
-  const std::vector<WrongTile> found = wrong();
+  const std::vector<TileMismatch> found = wrong();
   step(0.01);
-  const auto repaired = repair(*receiver_, found, in_ms(60'000));
+  const auto repaired = receiver_->repair(found, in_ms(60'000));
   ASSERT_FALSE(repaired.ok());
   EXPECT_EQ(repaired.error().code(), Errc::gone);
   EXPECT_THAT(repaired.error().message(), HasSubstr(to_string(agent_->newest_version())));
@@ -209,7 +213,7 @@ TEST_P(AttestPull, ACommitCanBeRolledBackAfterARepair) {
   ASSERT_TRUE(staged.ok()) << staged.error().to_string();
   ASSERT_TRUE((*staged)->commit().ok());
   engine_->flip(place("up", 77, 500), 3);
-  ASSERT_TRUE(repair(*receiver_, wrong(), in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->repair(wrong(), in_ms(60'000)).ok());
   expect_live(model_.half);
   ASSERT_TRUE((*staged)->rollback().ok());
   expect_live(before);
@@ -222,37 +226,37 @@ TEST_P(AttestPull, AnUpdateThatIsStagedStaysSo) {
   auto staged = pull();
   ASSERT_TRUE(staged.ok()) << staged.error().to_string();
   const std::uint64_t tile = tile_at("norm", 0, 0);
-  EXPECT_EQ(repair(*receiver_, std::vector<std::uint64_t>{tile}, in_ms(60'000)).error().code(), Errc::gone);
+  EXPECT_EQ(receiver_->repair(std::vector<std::uint64_t>{tile}, in_ms(60'000)).error().code(), Errc::gone);
   ASSERT_TRUE((*staged)->commit().ok());
-  ASSERT_TRUE(repair(*receiver_, std::vector<std::uint64_t>{tile, tile}, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->repair(std::vector<std::uint64_t>{tile, tile}, in_ms(60'000)).ok());
   expect_live(model_.half);
 }
 
 TEST_P(AttestPull, WhatCannotBeRepairedIsNamed) {
   start_engine();
-  const auto error = [&](std::vector<std::uint64_t> tiles) { return repair(*receiver_, tiles, in_ms(60'000)).error(); };
+  const auto error = [&](std::vector<std::uint64_t> tiles) { return receiver_->repair(tiles, in_ms(60'000)).error(); };
   EXPECT_EQ(error({0}).code(), Errc::not_found);
   commit_pull();
   EXPECT_EQ(error({model_.layout->tile_count()}).code(), Errc::out_of_range);
-  const auto none = repair(*receiver_, std::vector<std::uint64_t>(), in_ms(60'000));
+  const auto none = receiver_->repair(std::vector<std::uint64_t>(), in_ms(60'000));
   ASSERT_TRUE(none.ok());
   EXPECT_EQ(none->wire_bytes, 0u);
   // Bytes that are never right are not written.
   engine_->flip(place("up", 3, 4), 2);
-  const std::vector<WrongTile> found = wrong();
+  const std::vector<TileMismatch> found = wrong();
   agent_->on_request(fault_on(Type::get_raw_tiles, Fault::flip_at_source, 0, kAlways));
   const Error bad = error({found[0].tile});
   EXPECT_EQ(bad.code(), Errc::corrupt) << bad.to_string();
   EXPECT_THAT(bad.message(), HasSubstr("of up"));
   EXPECT_EQ(wrong(), found);
   agent_->on_request(nullptr);
-  const auto late = repair(*receiver_, found, Deadline::after(std::chrono::seconds(0)));
+  const auto late = receiver_->repair(found, Deadline::after(std::chrono::seconds(0)));
   EXPECT_EQ(late.error().code(), Errc::timed_out);
   std::stop_source stop;
   stop.request_stop();
-  EXPECT_EQ(repair(*receiver_, found, in_ms(60'000), stop.get_token()).error().code(), Errc::cancelled);
+  EXPECT_EQ(receiver_->repair(found, CallContext(in_ms(60'000), stop.get_token())).error().code(), Errc::cancelled);
   ASSERT_TRUE(receiver_->current().has_value());
-  ASSERT_TRUE(repair(*receiver_, found, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->repair(found, in_ms(60'000)).ok());
   expect_live(model_.half);
 }
 
@@ -291,21 +295,21 @@ INSTANTIATE_TEST_SUITE_P(Where, AttestPull,
 TEST_F(PullTest, OnlyTilesThatAreKeptAreRepaired) {
   start();
   const Tensor& t = model_.layout->tensors()[tensor("big.1")];
-  const Subscription only{{{"big.1", Rect{0, 0, t.rows, t.cols}}}};
+  const std::vector<Slice> only{{"big.1", Rect{0, 0, t.rows, t.cols}}};
   ASSERT_TRUE(receiver_->bind(make_host_target(model_.layout), only, in_ms(60'000)).ok());
   auto staged = pull();
   ASSERT_TRUE(staged.ok() && (*staged)->commit().ok());
   const std::vector<std::uint64_t> other{model_.layout->tensors()[tensor("big.2")].first_tile};
-  const auto refused = repair(*receiver_, other, in_ms(60'000));
+  const auto refused = receiver_->repair(other, in_ms(60'000));
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), Errc::invalid_argument);
   EXPECT_THAT(refused.error().message(), HasSubstr("(big.2)"));
   live_byte(tensor("big.1")) ^= std::byte{1};
-  const auto wrong = attest(*receiver_->target(), in_time());
+  const auto wrong = receiver_->attest(in_time());
   ASSERT_TRUE(wrong.ok());
-  EXPECT_THAT(*wrong, ElementsAre(WrongTile{t.first_tile, "big.1", ""}));
-  ASSERT_TRUE(repair(*receiver_, *wrong, in_ms(60'000)).ok());
-  EXPECT_THAT(*attest(*receiver_->target(), in_time()), IsEmpty());
+  EXPECT_THAT(*wrong, ElementsAre(TileMismatch{t.first_tile, "big.1", ""}));
+  ASSERT_TRUE(receiver_->repair(*wrong, in_ms(60'000)).ok());
+  EXPECT_THAT(*receiver_->attest(in_time()), IsEmpty());
 }
 
 /// A broken memory does not keep what is written: its version is no base until nothing is wrong any more.
@@ -315,7 +319,7 @@ TEST_F(PullTest, ATileThatIsWrongAgainIsNotRepaired) {
     SCOPED_TRACE(healed);
     start();
     auto* remote = new RemoteMemory(model_.layout);
-    ASSERT_TRUE(receiver_->bind(TargetPtr(remote), in_ms(60'000)).ok());
+    ASSERT_TRUE(receiver_->bind(std::unique_ptr<Target>(remote), in_ms(60'000)).ok());
     auto staged = pull();
     ASSERT_TRUE(staged.ok() && (*staged)->commit().ok());
     const Tensor& t = model_.layout->tensors()[tensor("big.1")];
@@ -323,20 +327,20 @@ TEST_F(PullTest, ATileThatIsWrongAgainIsNotRepaired) {
     remote->stick(at, model_.half[at] ^ std::byte{4});
     remote->memory()[model_.layout->tensors()[tensor("big.2")].offset] ^= std::byte{1};
     const std::vector<std::uint64_t> tiles{t.first_tile, t.first_tile + 1};
-    const auto refused = repair(*receiver_, tiles, in_ms(60'000));
+    const auto refused = receiver_->repair(tiles, in_ms(60'000));
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().code(), Errc::corrupt);
     EXPECT_THAT(refused.error().message(), HasSubstr("tile " + std::to_string(t.first_tile) + " (big.1) differs"));
     EXPECT_THAT(refused.error().message(), HasSubstr("right after the repair"));
     remote->stick(at, model_.half[at]);
     if (healed == 1) {
-      ASSERT_TRUE(repair(*receiver_, tiles, in_ms(60'000)).ok());
+      ASSERT_TRUE(receiver_->repair(tiles, in_ms(60'000)).ok());
     }
     if (healed == 2) {
-      const auto wrong = attest(*receiver_->target(), in_time());
+      const auto wrong = receiver_->attest(in_time());
       ASSERT_TRUE(wrong.ok());
       EXPECT_EQ(wrong->size(), 2u);
-      ASSERT_TRUE(repair(*receiver_, *wrong, in_ms(60'000)).ok());
+      ASSERT_TRUE(receiver_->repair(*wrong, in_ms(60'000)).ok());
     }
     step();
     auto next = pull();
@@ -349,17 +353,17 @@ TEST_F(PullTest, ATileThatIsWrongAgainIsNotRepaired) {
 TEST_F(PullTest, ATileThatCannotBeWrittenLeavesNoVersion) {
   start();
   auto* remote = new RemoteMemory(model_.layout);
-  ASSERT_TRUE(receiver_->bind(TargetPtr(remote), in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->bind(std::unique_ptr<Target>(remote), in_ms(60'000)).ok());
   auto staged = pull();
   ASSERT_TRUE(staged.ok() && (*staged)->commit().ok());
   remote->fail("open_live");
   const std::vector<std::uint64_t> tiles{3};
-  EXPECT_EQ(repair(*receiver_, tiles, in_ms(60'000)).error().code(), Errc::io);
+  EXPECT_EQ(receiver_->repair(tiles, in_ms(60'000)).error().code(), Errc::io);
   EXPECT_EQ(remote->forget_faults(), 0u);
   EXPECT_TRUE(receiver_->current().has_value()) << "nothing was written";
   for (const char* step : {"put", "settle"}) {
     remote->fail(step);
-    const auto refused = repair(*receiver_, tiles, in_ms(60'000));
+    const auto refused = receiver_->repair(tiles, in_ms(60'000));
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().code(), Errc::io) << refused.error().to_string();
     EXPECT_THAT(refused.error().message(), HasSubstr("no whole version"));
@@ -383,7 +387,7 @@ TEST_F(PullTest, DirectoriesTakeNoSingleTiles) {
   ASSERT_TRUE((*staged)->commit().ok());
   EXPECT_GT((*staged)->report().attest_s, 0);
   const std::vector<std::uint64_t> tiles{3};
-  EXPECT_EQ(repair(*receiver_, tiles, in_ms(60'000)).error().code(), Errc::unsupported);
+  EXPECT_EQ(receiver_->repair(tiles, in_ms(60'000)).error().code(), Errc::unsupported);
   EXPECT_TRUE(receiver_->current().has_value());
 }
 
@@ -460,13 +464,13 @@ TEST_F(CommitVerdicts, WhatWasWrongBeforeStaysSoAndIsSaid) {
 TEST_F(CommitVerdicts, WithoutAnUndoLogThereIsNoVersion) {
   ASSERT_TRUE(commit_whole(target_, first_).ok());
   second_ = trainer_.step(0.5);
-  ASSERT_TRUE(commit_whole(target_, second_, FullOverLive::in_place).ok());
+  ASSERT_TRUE(commit_whole(target_, second_, FullUpdatePolicy::in_place).ok());
   target_.memory()[0] ^= std::byte{1};
   const CommitVerdict found = verdict();
   EXPECT_EQ(found.status.error().code(), Errc::corrupt);
   EXPECT_THAT(found.status.error().message(), HasSubstr("no version any more"));
   EXPECT_EQ(target_.committed(), nullptr);
-  ASSERT_TRUE(target_.begin_full(FullOverLive::refuse, in_time()).ok()) << "there is nothing to be kept";
+  ASSERT_TRUE(target_.begin_full(FullUpdatePolicy::refuse, in_time()).ok()) << "there is nothing to be kept";
 }
 
 TEST_F(CommitVerdicts, AFailedRollbackLeavesNoVersion) {

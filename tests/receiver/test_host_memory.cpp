@@ -6,6 +6,7 @@
 #include <fstream>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "receiver/host_memory.hpp"
 #include "tests/receiver/hf_fixture.hpp"
 #include "tests/receiver/trainer_model.hpp"

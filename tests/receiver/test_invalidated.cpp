@@ -2,7 +2,11 @@
 // cannot look at all of it looks at what can be seen.
 #include <gmock/gmock-more-matchers.h>
 
-#include "deltasync/attest.hpp"
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
+#include "deltasync/receiver.hpp"
+#include "format/tiling.hpp"
+#include "receiver/target_shadow.hpp"
 #include "tests/receiver/any_engine.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 #include "tests/receiver/remote_memory.hpp"
@@ -36,7 +40,7 @@ class Invalidated : public PullTest {
   void start_remote(FakeAgent::Setup setup = FakeAgent::Setup(), bool shadowed = false) {
     start(std::move(setup));
     remote_ = new RemoteMemory(model_.layout);
-    TargetPtr target(remote_);
+    std::unique_ptr<Target> target(remote_);
     if (shadowed) target = *make_shadowed_target(std::move(target));
     ASSERT_TRUE(receiver_->bind(std::move(target), in_ms(60'000)).ok());
     commit_pull();
@@ -57,7 +61,7 @@ class Invalidated : public PullTest {
   }
   Result<RepairReport> repair_tile(const std::string& name, std::stop_token stop = {}) {
     const std::vector<std::uint64_t> tiles{tile_of(name)};
-    return repair(*receiver_, tiles, in_ms(60'000), std::move(stop));
+    return receiver_->repair(tiles, CallContext(in_ms(60'000), std::move(stop)));
   }
   /// The agent has a newer version by now, so the tile cannot be had.
   void make_invalid() {
@@ -90,7 +94,7 @@ TEST_F(Invalidated, ARepairThatLosesTheVersionClosesWhatAPullHolds) {
       stop.request_stop();
       return Fault::stall;
     });
-    const auto part = receiver_->pull({}, in_ms(60'000), stop.get_token());
+    const auto part = receiver_->pull({}, CallContext(in_ms(60'000), stop.get_token()));
     ASSERT_FALSE(part.ok());
     ASSERT_EQ(part.error().code(), Errc::cancelled) << part.error().to_string();
     agent_->on_request(nullptr);
@@ -190,11 +194,11 @@ class CopyReaders : public PullTest, public testing::WithParamInterface<AnyEngin
     engine_.emplace(made_.engine, made_.plan, GetParam(), 5);
   }
   Status bind_engine() {
-    DS_ASSIGN(TargetPtr target, engine_->make(model_.layout));
+    DS_ASSIGN(std::unique_ptr<Target> target, engine_->make(model_.layout));
     return bind_to(std::move(target));
   }
-  Status bind_to(TargetPtr target) {
-    return receiver_->bind(std::move(target), engine_->placement()->subscription(), in_ms(60'000));
+  Status bind_to(std::unique_ptr<Target> target) {
+    return receiver_->bind(std::move(target), engine_->placement()->slices(), in_ms(60'000));
   }
   void commit_pull(PullMode mode) {
     auto staged = pull();
@@ -219,7 +223,7 @@ TEST_P(CopyReaders, TheScrubGoesOnWithoutThem) {
   ASSERT_TRUE(bind_engine().ok());
   commit_pull(PullMode::full);
   engine_->fake()->fill(true);
-  EXPECT_EQ(attest(*receiver_->target(), in_time()).error().code(), Errc::no_space);
+  EXPECT_EQ(receiver_->attest(in_time()).error().code(), Errc::no_space);
   step();
   commit_pull(PullMode::delta);
   engine_->flip(place("tied", 3, 4, 1), 2);
@@ -234,7 +238,7 @@ TEST_P(CopyReaders, TheScrubGoesOnWithoutThem) {
   EXPECT_EQ(staged.error().code(), Errc::corrupt) << staged.error().to_string();
   EXPECT_THAT(staged.error().message(), HasSubstr("(up) differs"));
   engine_->fake()->fill(false);
-  const auto wrong = attest(*receiver_->target(), in_time());
+  const auto wrong = receiver_->attest(in_time());
   ASSERT_TRUE(wrong.ok()) << wrong.error().to_string();
   EXPECT_EQ(wrong->size(), 2u) << "the copy too, as soon as there is memory";
 }
@@ -269,7 +273,7 @@ TEST_P(CopyReaders, AreMadeWithinTheCallersTime) {
   EXPECT_THAT(late.error().message(), HasSubstr("copies of tiles"));
   std::stop_source stop;
   stop.request_stop();
-  EXPECT_EQ(target.prepare_copies(Until(in_time(), stop.get_token())).error().code(), Errc::cancelled);
+  EXPECT_EQ(target.prepare_copies(CallContext(in_time(), stop.get_token())).error().code(), Errc::cancelled);
   EXPECT_TRUE(target.prepare_copies(in_time()).ok());
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
+#include "format/tiling.hpp"
 #include "receiver/verify.hpp"
 #include "tests/receiver/remote_memory.hpp"
 #include "tests/receiver/trainer_model.hpp"
@@ -37,7 +38,7 @@ class MemoryTargetFaults : public testing::Test {
   }
   Status commit_delta(bool resolved) { return target_->commit_delta(steps(resolved), second_.state, in_time()); }
   Status stage_full() {
-    DS_TRY(target_->begin_full(FullOverLive::stage, in_time()));
+    DS_TRY(target_->begin_full(FullUpdatePolicy::stage, in_time()));
     fill_full(*target_, second_);
     return target_->commit_full(second_.state, in_time());
   }
@@ -60,9 +61,9 @@ class MemoryTargetFaults : public testing::Test {
     EXPECT_THAT(status.error().message(), HasSubstr("no whole version"));
     EXPECT_EQ(target_->committed(), nullptr);
     std::vector<std::byte> scratch;
-    EXPECT_EQ(target_->live_tile(trainer_.layout()->tile(0), scratch)->first, nullptr);
+    EXPECT_EQ(target_->live_tile(tile_of(*trainer_.layout(), 0), scratch)->first, nullptr);
     EXPECT_EQ(target_->rollback().error().code(), Errc::unsupported);
-    ASSERT_TRUE(target_->begin_full(FullOverLive::refuse, in_time()).ok()) << "there is nothing to be kept";
+    ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::refuse, in_time()).ok()) << "there is nothing to be kept";
     EXPECT_TRUE(target_->shares_memory());
     fill_full(*target_, second_);
     ASSERT_TRUE(target_->commit_full(second_.state, in_time()).ok());
@@ -91,13 +92,13 @@ TEST_F(MemoryTargetFaults, HalfAnExchangeAtRollbackIsNoVersion) {
 TEST_F(MemoryTargetFaults, HalfAnExchangeOverServedMemoryIsNothing) {
   target_ = std::make_unique<RemoteMemory>(trainer_.layout(), /*served=*/true);
   ASSERT_TRUE(target_->open(pool_, in_time()).ok());
-  EXPECT_EQ(target_->begin_full(FullOverLive::refuse, in_time()).error().code(), Errc::no_space);
+  EXPECT_EQ(target_->begin_full(FullUpdatePolicy::refuse, in_time()).error().code(), Errc::no_space);
   target_->fail("exchange_staging");
   expect_lost(stage_full(), "exchange_staging");
 }
 
 TEST_F(MemoryTargetFaults, StagingIsGivenBackAsSoonAsItCan) {
-  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
   EXPECT_TRUE(target_->has_staging());
   target_->discard_full();
   EXPECT_FALSE(target_->has_staging());
@@ -172,7 +173,7 @@ TEST_F(MemoryTargetFaults, ARollbackOfADeltaThatFailsIsNoVersion) {
 
 TEST_F(MemoryTargetFaults, NoRoomForTheSecondCopyChangesNothing) {
   target_->fail("open_staging");
-  expect_refused(target_->begin_full(FullOverLive::stage, in_time()), "second copy for a full update");
+  expect_refused(target_->begin_full(FullUpdatePolicy::stage, in_time()), "second copy for a full update");
   expect_holds(first_);
   ASSERT_TRUE(stage_full().ok());
   expect_holds(second_);
@@ -180,15 +181,15 @@ TEST_F(MemoryTargetFaults, NoRoomForTheSecondCopyChangesNothing) {
 
 TEST_F(MemoryTargetFaults, NoLiveMemoryChangesNothing) {
   target_->fail("open_live");
-  expect_refused(target_->begin_full(FullOverLive::in_place, in_time()), "open_live");
+  expect_refused(target_->begin_full(FullUpdatePolicy::in_place, in_time()), "open_live");
   expect_holds(first_);
   ASSERT_TRUE(stage_full().ok());
   expect_holds(second_);
 }
 
 TEST_F(MemoryTargetFaults, AFullUpdateInPlaceThatCannotBeWritten) {
-  ASSERT_TRUE(target_->begin_full(FullOverLive::in_place, in_time()).ok());
-  const Tile tile = trainer_.layout()->tile(0);
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::in_place, in_time()).ok());
+  const Tile tile = tile_of(*trainer_.layout(), 0);
   target_->fail("put");
   expect_refused(put_from_half(*target_, second_, tile), "put");
   fill_full(*target_, second_);
@@ -201,7 +202,7 @@ TEST_F(MemoryTargetFaults, ATargetThatDoesNotOpenIsNotOpen) {
   target.fail("open_memory");
   EXPECT_FALSE(target.open(pool_, in_time()).ok());
   EXPECT_EQ(target.forget_faults(), 0u);
-  EXPECT_EQ(target.begin_full(FullOverLive::stage, in_time()).error().code(), Errc::invalid_argument);
+  EXPECT_EQ(target.begin_full(FullUpdatePolicy::stage, in_time()).error().code(), Errc::invalid_argument);
   ASSERT_TRUE(target.open(pool_, in_time()).ok());
   EXPECT_TRUE(commit_whole(target, first_).ok());
 }
@@ -230,7 +231,7 @@ TEST_F(LateClasses, WhatSomebodyWroteIsAnErrorAndNothingChanges) {
   for (const StagedFrame& frame : steps[0].frames) {
     for (const delta::TileRecord& record : frame.records) {
       if (record.codec != delta::Codec::rice_class) continue;
-      const Tile tile = layout.tile(record.tile);
+      const Tile tile = tile_of(layout, record.tile);
       const Tensor& tensor = layout.tensors()[tile.tensor];
       SCOPED_TRACE(tensor.spec.name);
       // Every element becomes one of another class.
@@ -266,7 +267,7 @@ TEST_F(LateClasses, OneElementThatChangesIsEnough) {
   for (const StagedFrame& frame : steps[0].frames) {
     for (const delta::TileRecord& record : frame.records) {
       if (record.codec != delta::Codec::rice_class) continue;
-      const Tile tile = layout.tile(record.tile);
+      const Tile tile = tile_of(layout, record.tile);
       const Tensor& tensor = layout.tensors()[tile.tensor];
       std::uint64_t at = tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
       while (second_.half[at] == third_.half[at]) ++at;

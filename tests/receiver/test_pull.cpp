@@ -3,6 +3,7 @@
 #include <fstream>
 #include <thread>
 
+#include "base/deadline.hpp"
 #include "receiver/recycled_bytes.hpp"
 #include "tests/receiver/hf_fixture.hpp"
 #include "tests/receiver/pull_fixture.hpp"
@@ -107,7 +108,7 @@ TEST_F(PullTest, OnlyAPullThatBringsSomethingGivesIdleMemoryBack) {
 TEST_F(PullTest, NewerWaitsForTheNextVersion) {
   start();
   pull_and_commit();
-  auto early = pull({Want::Kind::newer, 0, {}}, 1'500);
+  auto early = pull({.newer = true}, 1'500);
   ASSERT_FALSE(early.ok());
   EXPECT_EQ(early.error().code(), Errc::timed_out);
   EXPECT_NE(early.error().message().find("a newer version"), std::string::npos) << early.error().message();
@@ -115,7 +116,7 @@ TEST_F(PullTest, NewerWaitsForTheNextVersion) {
     std::this_thread::sleep_for(std::chrono::milliseconds(350));
     step();
   });
-  const PullReport report = pull_and_commit({Want::Kind::newer, 0, {}});
+  const PullReport report = pull_and_commit({.newer = true});
   trainer.join();
   EXPECT_EQ(report.mode, PullMode::delta);
   EXPECT_GT(report.wait_s, 0.0);
@@ -124,7 +125,7 @@ TEST_F(PullTest, NewerWaitsForTheNextVersion) {
 /// How long a version is waited for bounds no transfer, and that none came is no failure, whether there was an agent.
 TEST_F(PullTest, AWaitMayEndLongBeforeThePull) {
   start();
-  Want newer{Want::Kind::newer, 0, {}};
+  Want newer{.newer = true};
   newer.wait_max = std::chrono::milliseconds(0);
   EXPECT_EQ(pull_and_commit(newer).mode, PullMode::full);
   const auto ends_at_once = [&] {
@@ -148,17 +149,17 @@ TEST_F(PullTest, NamedVersions) {
   step(0.01, "two");
   const auto second = agent_->newest();
   step(0.01, "three");
-  auto staged = pull({Want::Kind::label, 0, "two"});
+  auto staged = pull({.label = "two"});
   ASSERT_TRUE(staged.ok()) << staged.error().to_string();
   ASSERT_TRUE((*staged)->commit().ok());
   EXPECT_EQ(receiver_->current()->label, "two");
   expect_memory(second);
-  pull_and_commit({Want::Kind::number, 3, {}});
+  pull_and_commit({.number = 3});
 
-  auto past = pull({Want::Kind::number, 1, {}});
+  auto past = pull({.number = 1});
   ASSERT_FALSE(past.ok());
   EXPECT_EQ(past.error().code(), Errc::gone);
-  auto never = pull({Want::Kind::number, 99, {}}, 1'500);
+  auto never = pull({.number = 99}, 1'500);
   ASSERT_FALSE(never.ok());
   EXPECT_EQ(never.error().code(), Errc::timed_out);
   EXPECT_NE(never.error().message().find("version number 99"), std::string::npos) << never.error().message();
@@ -226,7 +227,7 @@ TEST_F(PullTest, AnUpdateMayOutliveItsReceiver) {
   EXPECT_EQ((*staged)->commit().error().code(), Errc::invalid_argument);
 }
 
-TEST_F(PullTest, FullOverLive) {
+TEST_F(PullTest, FullUpdatePolicy) {
   FakeAgent::Setup setup;
   setup.ring_deltas = 0;  // never a delta
   start(setup);
@@ -295,7 +296,7 @@ TEST_F(PullTest, ACommitWithoutTimeCanBeTriedAgain) {
 TEST_F(PullTest, FullOverLiveRefused) {
   FakeAgent::Setup setup;
   setup.ring_deltas = 0;
-  options_.full_over_live = FullOverLive::refuse;
+  options_.full_update_policy = FullUpdatePolicy::refuse;
   start(setup);
   pull_and_commit();
   const auto before = agent_->newest();
@@ -310,7 +311,7 @@ TEST_F(PullTest, FullOverLiveRefused) {
 TEST_F(PullTest, FullInPlace) {
   FakeAgent::Setup setup;
   setup.ring_deltas = 0;
-  options_.full_over_live = FullOverLive::in_place;
+  options_.full_update_policy = FullUpdatePolicy::in_place;
   start(setup);
   pull_and_commit();
   step();
@@ -336,7 +337,7 @@ TEST_F(PullTest, ADeltaThatTakesTooMuchMemoryBecomesAFullUpdate) {
   // A past version has no half any more.
   step(0.01, "past");
   step(0.01, "newest");
-  EXPECT_EQ(pull_and_commit({Want::Kind::label, 0, "past"}).mode, PullMode::delta);
+  EXPECT_EQ(pull_and_commit({.label = "past"}).mode, PullMode::delta);
 }
 
 TEST_F(PullTest, ADeltaLargerThanTheModel) {
@@ -349,7 +350,7 @@ TEST_F(PullTest, ADeltaLargerThanTheModel) {
   auto newest = pull();
   ASSERT_FALSE(newest.ok());
   EXPECT_EQ(newest.error().code(), Errc::protocol) << newest.error().to_string();
-  auto named = pull({Want::Kind::label, 0, "second"});
+  auto named = pull({.label = "second"});
   ASSERT_FALSE(named.ok());
   EXPECT_EQ(named.error().code(), Errc::no_space) << named.error().to_string();
   EXPECT_EQ(agent_->requests(wire::Type::get_frames), 0u);

@@ -190,9 +190,9 @@ TEST_F(CompactPull, IntoADirectory) {
 
 TEST_F(CompactPull, OfSomeTiles) {
   start_slow();
-  Subscription some;
-  some.slices.push_back(*row_slice(*model_.layout, "big.0", 1, 4));
-  some.slices.push_back(*col_slice(*model_.layout, "ffn.down", 1, 2));
+  std::vector<Slice> some;
+  some.push_back(*row_slice(*model_.layout, "big.0", 1, 4));
+  some.push_back(*col_slice(*model_.layout, "ffn.down", 1, 2));
   std::vector<std::byte> memory(model_.layout->half_bytes());
   ASSERT_TRUE(receiver_->bind(make_host_target(receiver_->layout(), memory), some, in_ms(60'000)).ok());
   const TileSet tiles = *TileSet::of(*model_.layout, some);

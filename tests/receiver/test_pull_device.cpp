@@ -1,5 +1,5 @@
 // Whole pulls into the weights of a running engine on devices. Compiled twice: for devices that are played on the host,
-// and for real ones by make_device_target() (label gpu), two of them where there are two.
+// and for real ones by make_placed_target() (label gpu), two of them where there are two.
 #include "tests/receiver/device_fixture.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 
@@ -31,12 +31,12 @@ class DevicePull : public PullTest {
     ASSERT_NO_FATAL_FAILURE(start());
     engine_.emplace(*model_.layout, kPlan, RandomPlan::Ignore::parts_of_tiles, std::move(devices), false);
     ASSERT_GE(engine_->plan().memories.size(), static_cast<std::size_t>(count));
-    DeviceTargetOptions options;
+    PlacedTargetOptions options;
     options.staging_bytes = kStagingBytes;
-    if (with_stream) options.engine_streams.push_back({0, stream_.raw});
+    if (with_stream) options.engine_streams[0] = stream_.raw;
     auto target = make(options);
     ASSERT_TRUE(target.ok()) << target.error().to_string();
-    const Status bound = receiver_->bind(*std::move(target), placement_->subscription(), in_ms(60'000));
+    const Status bound = receiver_->bind(*std::move(target), placement_->slices(), in_ms(60'000));
     ASSERT_TRUE(bound.ok()) << bound.error().to_string();
   }
 
@@ -53,7 +53,7 @@ class DevicePull : public PullTest {
   const LiveMemory& weights() const { return engine_->plan().memories.front(); }
 
   std::optional<DeviceEngine> engine_;
-  PlacementPtr placement_;
+  std::shared_ptr<const Placement> placement_;
   gpu::StreamHandle stream_;  ///< the engine's on the first device; of a real one its default stream
 
  private:
@@ -64,9 +64,9 @@ class DevicePull : public PullTest {
     ASSERT_TRUE(device.ok()) << device.error().to_string();
     devices.push_back(*std::move(device));
   }
-  Result<TargetPtr> make(const DeviceTargetOptions& options) {
+  Result<std::unique_ptr<Target>> make(const PlacedTargetOptions& options) {
     DS_ASSIGN(placement_, Placement::build(model_.layout, engine_->plan()));
-    return make_device_target(placement_, options);
+    return make_placed_target(placement_, options);
   }
 #else
   void open(std::int32_t ordinal, DeviceEngine::Devices& devices) {
@@ -77,7 +77,7 @@ class DevicePull : public PullTest {
     if (ordinal == 0) stream_ = device->engine_stream();
     devices.push_back(std::move(device));
   }
-  Result<TargetPtr> make(const DeviceTargetOptions& options) {
+  Result<std::unique_ptr<Target>> make(const PlacedTargetOptions& options) {
     auto target = engine_->make(model_.layout, options);
     placement_ = engine_->placement();
     return target;

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <iterator>
 
+#include "base/deadline.hpp"
 #include "receiver/fetch.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 #include "tests/receiver/remote_memory.hpp"
@@ -400,7 +401,7 @@ TEST_F(PullTest, AnAgentThatAlwaysRefusesIsNotAskedForEver) {
 TEST_F(PullTest, AnErrorOfTheTargetsMemoryEndsThePull) {
   start();
   auto* const remote = new RemoteMemory(model_.layout);
-  ASSERT_TRUE(receiver_->bind(TargetPtr(remote), in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->bind(std::unique_ptr<Target>(remote), in_ms(60'000)).ok());
   const auto expect_refused = [&](const char* memory_step) {
     SCOPED_TRACE(memory_step);
     const auto staged = pull();

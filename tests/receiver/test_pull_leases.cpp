@@ -86,7 +86,7 @@ TEST_F(PullTest, APartOfOneVersionDoesNotStandInTheWayOfAnother) {
     ASSERT_FALSE(part.ok());
     ASSERT_EQ(part.error().code(), Errc::timed_out) << part.error().to_string();
     agent_->on_request(nullptr);
-    const PullReport report = pull_and_commit({Want::Kind::number, wanted, {}});
+    const PullReport report = pull_and_commit({.number = wanted});
     EXPECT_EQ(report.mode, wanted == first ? PullMode::up_to_date : PullMode::delta);
     EXPECT_EQ(receiver_->current()->id.number, wanted);
   }

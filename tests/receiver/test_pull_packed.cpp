@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "deltasync/subscription.hpp"
+#include "deltasync/layout.hpp"
 #include "receiver/ranges.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 
@@ -136,9 +136,9 @@ TEST_F(PackedPull, NotFromOurOwnHostHoweverSlowItLooks) {
 TEST_F(PackedPull, SlicesToo) {
   options_.link_gbps = 0.1;
   start(packing(), small());
-  Subscription slices;
-  slices.slices.push_back({"big.1", {}});
-  slices.slices.push_back({"big.4", {}});
+  std::vector<Slice> slices;
+  slices.push_back({"big.1", {}});
+  slices.push_back({"big.4", {}});
   ASSERT_TRUE(receiver_->bind(make_host_target(receiver_->layout()), slices, in_ms(60'000)).ok());
   auto staged = pull();
   ASSERT_TRUE(staged.ok()) << staged.error().to_string();
@@ -337,10 +337,10 @@ TEST_F(Portions, OfSlicesToo) {
   setup.bytes_per_s = 25e6;
   options_.link_gbps = 1;
   start(setup, portions_of(1));
-  Subscription some;
-  some.slices.push_back(*row_slice(*model_.layout, "big.1", 1, 4));
-  some.slices.push_back({"big.4", {}});
-  some.slices.push_back(*col_slice(*model_.layout, "ffn.down", 1, 2));
+  std::vector<Slice> some;
+  some.push_back(*row_slice(*model_.layout, "big.1", 1, 4));
+  some.push_back({"big.4", {}});
+  some.push_back(*col_slice(*model_.layout, "ffn.down", 1, 2));
   ASSERT_TRUE(receiver_->bind(make_host_target(receiver_->layout()), some, in_ms(60'000)).ok());
   auto staged = pull();
   ASSERT_TRUE(staged.ok()) << staged.error().to_string();

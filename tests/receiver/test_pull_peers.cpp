@@ -21,10 +21,10 @@ namespace {
 using wire::Type;
 
 TEST_F(PullTest, EachHandshakeIsALookAtTheAgentsClock) {
-  start_trace();
+  start_timeline();
   start();
   pull_and_commit();
-  stop_trace();
+  stop_timeline();
   const auto looks = trace::snapshot().clocks;
   EXPECT_GE(looks.size(), 2u);  // the control connection's, and a data stream's
   for (const trace::ClockSample& look : looks) {
@@ -35,19 +35,19 @@ TEST_F(PullTest, EachHandshakeIsALookAtTheAgentsClock) {
 }
 
 TEST_F(PullTest, ALaterPullLooksAtTheClockAgain) {
-  start_trace();
+  start_timeline();
   receiver::Tuning tuning = quick();
   tuning.clock_look = std::chrono::milliseconds(0);
   start({}, tuning);
   pull_and_commit();
   const auto looks = trace::snapshot().clocks.size();
   EXPECT_EQ(pull_and_commit().mode, PullMode::up_to_date);
-  stop_trace();
+  stop_timeline();
   EXPECT_GT(trace::snapshot().clocks.size(), looks);
 }
 
 TEST_F(PullTest, OneLookAtTheClockDoesForAPullHoweverLongItWaits) {
-  start_trace();
+  start_timeline();
   receiver::Tuning tuning = quick();
   tuning.clock_look = std::chrono::milliseconds(0);
   tuning.wait_slice = std::chrono::milliseconds(20);
@@ -55,8 +55,8 @@ TEST_F(PullTest, OneLookAtTheClockDoesForAPullHoweverLongItWaits) {
   pull_and_commit();
   const auto connections = agent_->connections();
   const auto plans = agent_->plans().size();
-  const auto waited = pull({Want::Kind::newer, 0, {}}, 1'000);
-  stop_trace();
+  const auto waited = pull({.newer = true}, 1'000);
+  stop_timeline();
   ASSERT_FALSE(waited.ok());
   EXPECT_EQ(waited.error().code(), Errc::timed_out) << waited.error().to_string();
   EXPECT_GT(agent_->plans().size(), plans + 1) << "it asked several times";
@@ -64,7 +64,7 @@ TEST_F(PullTest, OneLookAtTheClockDoesForAPullHoweverLongItWaits) {
 }
 
 TEST_F(PullTest, WhereNoNewConnectionComesAboutTheOldOneGoesOn) {
-  start_trace();
+  start_timeline();
   receiver::Tuning tuning = quick();
   tuning.clock_look = std::chrono::milliseconds(0);
   start({}, tuning);
@@ -76,7 +76,7 @@ TEST_F(PullTest, WhereNoNewConnectionComesAboutTheOldOneGoesOn) {
     return Fault::drop_midway;
   });
   const auto staged = pull();
-  stop_trace();
+  stop_timeline();
   agent_->on_request(nullptr);
   ASSERT_TRUE(staged.ok()) << staged.error().to_string();
   EXPECT_EQ((*staged)->report().mode, PullMode::up_to_date);
@@ -149,7 +149,7 @@ TEST_F(PullTest, WhoWaitsInVainForAVersionHearsTheAgentOut) {
   receiver::Tuning patient = quick();
   patient.wait_slice = std::chrono::hours(1);
   start({}, patient);
-  const auto staged = pull({Want::Kind::number, 9, {}}, 4'000);
+  const auto staged = pull({.number = 9}, 4'000);
   ASSERT_FALSE(staged.ok());
   EXPECT_EQ(staged.error().code(), Errc::timed_out);
   EXPECT_NE(staged.error().message().find("no such version came"), std::string::npos) << staged.error().message();

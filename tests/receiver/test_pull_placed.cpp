@@ -6,7 +6,8 @@
 #include <optional>
 #include <stop_token>
 
-#include "deltasync/placed_target.hpp"
+#include "base/call_context.hpp"
+#include "deltasync/target.hpp"
 #include "placement/regions.hpp"
 #include "tests/placement/plan_fixture.hpp"
 #include "tests/receiver/pull_fixture.hpp"
@@ -40,7 +41,7 @@ class PlacedPull : public PullTest {
     placement_ = *placement;
     auto target = make_placed_target(placement_, options);
     ASSERT_TRUE(target.ok()) << target.error().to_string();
-    const Status bound = receiver_->bind(*std::move(target), placement_->subscription(), in_ms(60'000));
+    const Status bound = receiver_->bind(*std::move(target), placement_->slices(), in_ms(60'000));
     ASSERT_TRUE(bound.ok()) << bound.error().to_string();
   }
   void expect_placed(const std::vector<std::byte>& half) {
@@ -55,7 +56,7 @@ class PlacedPull : public PullTest {
       if (++stalled == 4) stop.request_stop();
       return Fault::stall;
     });
-    const auto part = receiver_->pull({}, in_ms(60'000), stop.get_token());
+    const auto part = receiver_->pull({}, CallContext(in_ms(60'000), stop.get_token()));
     agent_->on_request(nullptr);
     ASSERT_FALSE(part.ok());
     ASSERT_EQ(part.error().code(), Errc::cancelled) << part.error().to_string();
@@ -71,15 +72,15 @@ class PlacedPull : public PullTest {
   }
 
   std::optional<RandomPlan> made_;
-  PlacementPtr placement_;
+  std::shared_ptr<const Placement> placement_;
 };
 
 TEST_F(PlacedPull, FullThenDeltas) {
   start_placed(RandomPlan::Ignore::some);
   const PullReport full = pull_placed();
   EXPECT_EQ(full.mode, PullMode::full);
-  EXPECT_EQ(full.full_bytes, placement_->parts().tiles.bytes());
-  EXPECT_EQ(full.tiles, placement_->parts().tiles.tiles());
+  EXPECT_EQ(full.full_bytes, parts_of(*placement_).tiles.bytes());
+  EXPECT_EQ(full.tiles, parts_of(*placement_).tiles.tiles());
   for (const double density : {0.01, 0.05, 0.001}) {
     step(density);
     EXPECT_EQ(pull_placed().mode, PullMode::delta);

@@ -16,6 +16,9 @@
 #include <stop_token>
 #include <thread>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
+#include "format/tiling.hpp"
 #include "receiver/fetch_round.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 
@@ -119,7 +122,7 @@ class PullStopTest : public PullTest {
   }
   void expect_pull_cancelled(const Want& want, const std::string& stage) {
     const Deadline patience = in_ms(kPatienceMs);
-    expect_cancelled(receiver_->pull(want, patience, stop_.get_token()), patience, stage);
+    expect_cancelled(receiver_->pull(want, CallContext(patience, stop_.get_token())), patience, stage);
   }
   /// Stops, from a thread of its own, as soon as this is so.
   std::jthread stop_once(std::function<bool()> reached) {
@@ -161,7 +164,7 @@ TEST_F(PullStopTest, WhileTheAgentDoesNotTakeTheConnection) {
   });
   options_.endpoint = full.endpoint();
   const Deadline patience = in_ms(kPatienceMs);
-  expect_cancelled(receiver::ReceiverImpl::connect(options_, endless(), patience, stop_.get_token()), patience,
+  expect_cancelled(receiver::ReceiverImpl::connect(options_, endless(), {patience, stop_.get_token()}), patience,
                    "connecting");
 }
 
@@ -174,7 +177,7 @@ TEST_F(PullStopTest, WhileTheAgentDoesNotSayHello) {
     stop_.request_stop();
   });
   const Deadline patience = in_ms(kPatienceMs);
-  expect_cancelled(receiver::ReceiverImpl::connect(options_, endless(), patience, stop_.get_token()), patience,
+  expect_cancelled(receiver::ReceiverImpl::connect(options_, endless(), {patience, stop_.get_token()}), patience,
                    "handshake");
 }
 
@@ -186,7 +189,7 @@ TEST_F(PullStopTest, WhileThereIsNoLayout) {
   const std::jthread stopper =
       stop_once([this, port] { return agent_->answers() == 1 && clients_have_read_all(port) && test_thread_sleeps(); });
   const Deadline patience = in_ms(kPatienceMs);
-  expect_cancelled(receiver::ReceiverImpl::connect(options_, endless(), patience, stop_.get_token()), patience,
+  expect_cancelled(receiver::ReceiverImpl::connect(options_, endless(), {patience, stop_.get_token()}), patience,
                    "waiting for a layout");
 }
 
@@ -194,11 +197,11 @@ TEST_F(PullStopTest, WhileWaitingForAVersion) {
   start({}, endless());
   pull_and_commit();
   stop_when_stalled(Type::plan, 0, 1);
-  expect_pull_cancelled({Want::Kind::newer, 0, {}}, "waiting for a newer version");
+  expect_pull_cancelled({.newer = true}, "waiting for a newer version");
   EXPECT_TRUE(receiver_->current().has_value());
   agent_->on_request(nullptr);
   step();
-  EXPECT_EQ(pull_and_commit({Want::Kind::newer, 0, {}}).mode, PullMode::delta);
+  EXPECT_EQ(pull_and_commit({.newer = true}).mode, PullMode::delta);
 }
 
 TEST_F(PullStopTest, BetweenTwoTriesToConnect) {
@@ -252,20 +255,22 @@ class WatchedTarget final : public Target {
       : host_(make_host_target(layout)), live_(std::move(live)), full_(std::move(full)) {}
 
   const LayoutPtr& layout() const override { return host_->layout(); }
-  void begin_pull(const Until& until) override {
+  void begin_pull(const CallContext& until) override {
     EXPECT_FALSE(pull_.has_value());
     pull_ = until;
     ++pulls_;
   }
   void end_pull() noexcept override { pull_.reset(); }
-  Status open(ThreadPool& pool, const Until& until) override { return host_->open(pool, until); }
+  Status open(ThreadPool& pool, const CallContext& until) override { return host_->open(pool, until); }
   const TargetState* committed() const override { return host_->committed(); }
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override {
     live_();
     EXPECT_TRUE(pull_.has_value());
     return host_->live_tile(tile, scratch);
   }
-  Status begin_full(FullOverLive policy, const Until& until) override { return host_->begin_full(policy, until); }
+  Status begin_full(FullUpdatePolicy policy, const CallContext& until) override {
+    return host_->begin_full(policy, until);
+  }
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override {
     full_();
     return host_->full_tile(tile, scratch);
@@ -287,12 +292,12 @@ class WatchedTarget final : public Target {
 
   const Target& host() const { return *host_; }
   /// The one that is under way, and how many there were.
-  const std::optional<Until>& pull() const { return pull_; }
+  const std::optional<CallContext>& pull() const { return pull_; }
   int pulls() const { return pulls_; }
 
  private:
-  const TargetPtr host_;
-  std::optional<Until> pull_;
+  const std::unique_ptr<Target> host_;
+  std::optional<CallContext> pull_;
   int pulls_ = 0;
   const std::function<void()> live_;
   const std::function<void()> full_;
@@ -312,7 +317,7 @@ class PullStopWorkTest : public PullStopTest {
         });
     watched_ = watched;
     host_ = &watched->host();
-    ASSERT_TRUE(receiver_->bind(TargetPtr(watched), in_ms(kPatienceMs)).ok());
+    ASSERT_TRUE(receiver_->bind(std::unique_ptr<Target>(watched), in_ms(kPatienceMs)).ok());
   }
   void touch(const std::atomic<bool>& armed) {
     if (armed) stop_.request_stop();
@@ -393,6 +398,28 @@ TEST_F(PullStopWorkTest, WhileVerifiedTilesAreAdvanced) {
 
 // ---- before, and after something else ------------------------------------------------------------------------
 
+TEST_F(PullStopTest, AStopBeforeACommitLeavesTheUpdateStaged) {
+  start();
+  pull_and_commit();
+  const auto before = agent_->newest();
+  step();
+  const auto staged = receiver_->pull({}, in_ms(kPatienceMs));
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  stop_.request_stop();
+  const Deadline patience = in_ms(kPatienceMs);
+  expect_cancelled((*staged)->commit(CallContext(patience, stop_.get_token())), patience, "commit");
+  expect_memory(before);
+  ASSERT_TRUE((*staged)->commit(in_ms(kPatienceMs)).ok());
+  expect_memory(agent_->newest());
+}
+
+TEST_F(PullStopTest, ANumberAndALabelTogetherAreRefused) {
+  start();
+  const auto both = receiver_->pull({.number = 1, .label = "first"}, in_ms(kPatienceMs));
+  ASSERT_FALSE(both.ok());
+  EXPECT_EQ(both.error().code(), Errc::invalid_argument);
+}
+
 TEST_F(PullStopTest, AStopThatWasRequestedBeforeChangesNothing) {
   start();
   pull_and_commit();
@@ -403,9 +430,9 @@ TEST_F(PullStopTest, AStopThatWasRequestedBeforeChangesNothing) {
   const std::uint64_t connections = agent_->connections();
   expect_pull_cancelled({}, "stopped while");
   const Deadline patience = in_ms(kPatienceMs);
-  expect_cancelled(receiver_->bind(make_host_target(receiver_->layout()), patience, stop_.get_token()), patience,
-                   "bind");
-  expect_cancelled(receiver::ReceiverImpl::connect(options_, quick(), patience, stop_.get_token()), patience,
+  expect_cancelled(receiver_->bind(make_host_target(receiver_->layout()), CallContext(patience, stop_.get_token())),
+                   patience, "bind");
+  expect_cancelled(receiver::ReceiverImpl::connect(options_, quick(), {patience, stop_.get_token()}), patience,
                    "connecting");
   EXPECT_EQ(agent_->plans().size(), plans);
   EXPECT_EQ(agent_->connections(), connections);
@@ -418,7 +445,7 @@ TEST_F(PullStopTest, AStopAfterAPullIsNobodysBusiness) {
   receiver::Tuning tuning = endless();
   tuning.release = std::chrono::minutes(30);
   start({}, tuning);
-  auto staged = receiver_->pull({}, in_ms(kPatienceMs), stop_.get_token());
+  auto staged = receiver_->pull({}, CallContext(in_ms(kPatienceMs), stop_.get_token()));
   ASSERT_TRUE(staged.ok()) << staged.error().to_string();
   stop_.request_stop();
   ASSERT_TRUE((*staged)->commit().ok());
@@ -482,7 +509,7 @@ TEST(ConnectionDeadline, IsLookedAtThoughBytesAreThere) {
 
 TEST(FetchRoundStop, TheFirstReasonStays) {
   std::stop_source stop;
-  const Until until(in_ms(kPatienceMs), stop.get_token());
+  const CallContext until(in_ms(kPatienceMs), stop.get_token());
   receiver::FetchRound failed({receiver::Item{}}, until, 1);
   receiver::FetchRound untouched({receiver::Item{}}, until, 1);
   failed.finish(receiver::FetchRoundEnd::failed, Error(Errc::corrupt, "a reason"));

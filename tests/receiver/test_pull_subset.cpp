@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "format/tile_set.hpp"
+#include "format/tiling.hpp"
 #include "receiver/ranges.hpp"
 #include "tests/receiver/hf_fixture.hpp"
 #include "tests/receiver/pull_fixture.hpp"
@@ -22,14 +23,14 @@ constexpr std::byte kUntouched{0xEE};
 class SubsetPull : public PullTest {
  protected:
   /// Rows and columns at cuts and across them, of large tensors and small.
-  Subscription some() const {
+  std::vector<Slice> some() const {
     const Layout& layout = *model_.layout;
-    Subscription s;
-    for (const char* name : {"big.0", "big.3"}) s.slices.push_back(*row_slice(layout, name, 1, 4));
-    s.slices.push_back(*col_slice(layout, "ffn.down", 1, 2));
-    s.slices.push_back(*col_slice(layout, "attn.q", 1, 4));
-    s.slices.push_back({"wide.row", Rect{1, 70'000, 1, 10}});  // through a tile
-    for (int i = 0; i < 300; i += 3) s.slices.push_back({"norm." + std::to_string(i), std::nullopt});
+    std::vector<Slice> s;
+    for (const char* name : {"big.0", "big.3"}) s.push_back(*row_slice(layout, name, 1, 4));
+    s.push_back(*col_slice(layout, "ffn.down", 1, 2));
+    s.push_back(*col_slice(layout, "attn.q", 1, 4));
+    s.push_back({"wide.row", Rect{1, 70'000, 1, 10}});  // through a tile
+    for (int i = 0; i < 300; i += 3) s.push_back({"norm." + std::to_string(i), std::nullopt});
     return s;
   }
   void start_some(FakeAgent::Setup setup = FakeAgent::Setup(), receiver::Tuning tuning = quick()) {
@@ -48,7 +49,7 @@ class SubsetPull : public PullTest {
   void expect_tiles(const std::vector<std::byte>& half) {
     std::vector<std::byte> expected(half.size(), kUntouched);
     for (std::uint64_t i = 0; i < set_.tiles(); ++i) {
-      const Tile tile = model_.layout->tile(set_.nth(i));
+      const Tile tile = tile_of(*model_.layout, set_.nth(i));
       const Tensor& tensor = model_.layout->tensors()[tile.tensor];
       const std::uint64_t bytes = tile.rect.cols * tensor.element_bytes;
       std::uint64_t at = tensor.offset + tile.rect.row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
@@ -230,7 +231,8 @@ TEST_F(SubsetPull, AScribbledTileIsFoundAndReplaced) {
 
 TEST_F(SubsetPull, BadSubscriptionsFailAtBind) {
   start();
-  const auto refused = [&](TargetPtr target, const Subscription& s, Errc code, const std::string& text) {
+  const auto refused = [&](std::unique_ptr<Target> target, const std::vector<Slice>& s, Errc code,
+                           const std::string& text) {
     const Status bound = receiver_->bind(std::move(target), s, in_ms(60'000));
     ASSERT_FALSE(bound.ok());
     EXPECT_EQ(bound.error().code(), code);
@@ -270,7 +272,7 @@ TEST(SubsetItems, NoBatchIsSplit) {
 TEST(SubsetTarget, TakesNoOtherTileAndNoOtherRoot) {
   TrainerModel model(3);
   const TileSet set = *TileSet::of(*model.layout(), {{{"norm.scale", std::nullopt}}});
-  const TargetPtr target = make_host_target(model.layout());
+  const std::unique_ptr<Target> target = make_host_target(model.layout());
   ASSERT_TRUE(target->subscribe(set).ok());
   ASSERT_TRUE(target->open(model.pool(), in_time()).ok());
   EXPECT_FALSE(target->subscribe(set).ok()) << "too late";
@@ -282,10 +284,10 @@ TEST(SubsetTarget, TakesNoOtherTileAndNoOtherRoot) {
     return state;
   };
   const Reference before = model.now();
-  ASSERT_TRUE(target->begin_full(FullOverLive::stage, in_time()).ok());
+  ASSERT_TRUE(target->begin_full(FullUpdatePolicy::stage, in_time()).ok());
   const Tensor& tensor = model.layout()->tensors()[*model.layout()->find("norm.scale")];
   for (std::uint64_t i = 0; i < tensor.tile_count; ++i) {
-    ASSERT_TRUE(test::put_from_half(*target, before, model.layout()->tile(tensor.first_tile + i)).ok());
+    ASSERT_TRUE(test::put_from_half(*target, before, tile_of(*model.layout(), tensor.first_tile + i)).ok());
   }
   TargetState whole_root = cut(before.state);
   whole_root.root = before.state.root;

@@ -3,7 +3,10 @@
 #include <fstream>
 #include <numeric>
 
-#include "deltasync/attest.hpp"
+#include "base/call_context.hpp"
+#include "deltasync/receiver.hpp"
+#include "format/tiling.hpp"
+#include "receiver/attest.hpp"
 #include "receiver/target_shadow.hpp"
 #include "tests/receiver/device_place.hpp"
 #include "tests/receiver/shadow_fixture.hpp"
@@ -21,7 +24,7 @@ class ShadowOfADevice : public ShadowPull {
 
 /// A launch that does not end: nobody knows what live memory has, and the shadow has the version before.
 TEST_P(ShadowOfADevice, ADeviceThatHangsLosesLiveMemoryAlone) {
-  patience_ = std::chrono::milliseconds(400);
+  device_timeout_ = std::chrono::milliseconds(400);
   start_shadowed();
   commit_pull();
   const std::vector<std::byte> before = model_.half;
@@ -37,7 +40,7 @@ TEST_P(ShadowOfADevice, ADeviceThatHangsLosesLiveMemoryAlone) {
   EXPECT_FALSE(receiver_->current().has_value());
   engine_->fake()->hang(false);
   ASSERT_TRUE(engine_->fake()->drain());
-  const auto restored = restore_live(*receiver_, in_ms(60'000));
+  const auto restored = receiver_->restore(in_ms(60'000));
   ASSERT_TRUE(restored.ok()) << restored.error().to_string();
   EXPECT_EQ(restored->version, held);
   expect_live(before);
@@ -46,7 +49,7 @@ TEST_P(ShadowOfADevice, ADeviceThatHangsLosesLiveMemoryAlone) {
 
 /// The engine frees what was given up: what a commit that timed out has left in the streams must not come later.
 TEST_P(ShadowOfADevice, WhatADeviceMayStillWriteIsNotGivenUp) {
-  patience_ = std::chrono::milliseconds(400);
+  device_timeout_ = std::chrono::milliseconds(400);
   start_shadowed();
   commit_pull();
   const std::vector<std::byte> before = model_.half;
@@ -56,27 +59,27 @@ TEST_P(ShadowOfADevice, WhatADeviceMayStillWriteIsNotGivenUp) {
   engine_->fake()->fail(Call::endless_launch, 1);
   ASSERT_FALSE((*staged)->commit().ok());
   EXPECT_EQ(engine_->fake()->forget_faults(), 0u);
-  const Status early = give_up_live(*receiver_, in_ms(20));
+  const Status early = receiver_->release(in_ms(20));
   ASSERT_FALSE(early.ok());
   EXPECT_EQ(early.error().code(), Errc::timed_out) << early.error().to_string();
   EXPECT_THAT(early.error().message(), HasSubstr("may still write to live memory"));
   std::stop_source stop;
   stop.request_stop();
-  EXPECT_EQ(give_up_live(*receiver_, in_ms(60'000), stop.get_token()).error().code(), Errc::cancelled);
-  EXPECT_FALSE(shadow_of(*receiver_->target())->live_given_up);
+  EXPECT_EQ(receiver_->release(CallContext(in_ms(60'000), stop.get_token())).error().code(), Errc::cancelled);
+  EXPECT_FALSE(shadow_of(*receiver_->target())->released);
   engine_->fake()->hang(false);
-  const Status given_up = give_up_live(*receiver_, in_ms(60'000));
+  const Status given_up = receiver_->release(in_ms(60'000));
   ASSERT_TRUE(given_up.ok()) << given_up.error().to_string();
   EXPECT_TRUE(engine_->fake()->idle());
-  EXPECT_TRUE(shadow_of(*receiver_->target())->live_given_up);
+  EXPECT_TRUE(shadow_of(*receiver_->target())->released);
   engine_->scramble(std::byte{0x33});
-  ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->restore(in_ms(60'000)).ok());
   expect_live(before);
 }
 
 /// Nor what an attestation that timed out still reads, of copies in streams of their own.
 TEST_P(ShadowOfADevice, ReadersOfCopiesAreWaitedFor) {
-  patience_ = std::chrono::milliseconds(400);
+  device_timeout_ = std::chrono::milliseconds(400);
   start_shadowed();
   commit_pull();
   Target& target = *receiver_->target();
@@ -90,10 +93,10 @@ TEST_P(ShadowOfADevice, ReadersOfCopiesAreWaitedFor) {
   engine_->fake()->fail(Call::endless_launch, of_live + 1);
   EXPECT_EQ(attest(target, in_time()).error().code(), Errc::timed_out);
   EXPECT_EQ(engine_->fake()->forget_faults(), 0u);
-  EXPECT_EQ(give_up_live(*receiver_, in_ms(20)).error().code(), Errc::timed_out);
+  EXPECT_EQ(receiver_->release(in_ms(20)).error().code(), Errc::timed_out);
   engine_->fake()->hang(false);
   ASSERT_FALSE(engine_->fake()->idle()) << "nothing is read: this test proves nothing";
-  ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->release(in_ms(60'000)).ok());
   EXPECT_TRUE(engine_->fake()->idle());
 }
 
@@ -134,10 +137,10 @@ TEST_P(ShadowOfADevice, IsReadWhereItIs) {
   const ShadowState shadow = *shadow_of(*receiver_->target());
   EXPECT_TRUE(shadow.pinned);
   EXPECT_EQ(fake().counts().registered_bytes, shadow.bytes);
-  ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->release(in_ms(60'000)).ok());
   engine_->scramble(std::byte{0x5A});
   const auto before = fake().counts();
-  ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->restore(in_ms(60'000)).ok());
   const auto after = fake().counts();
   expect_live(model_.half);
   EXPECT_GE(after.copied_from_registered - before.copied_from_registered, model_.layout->model_bytes());
@@ -162,7 +165,7 @@ TEST_P(ShadowOfADevice, WorksWhereItIsNot) {
     EXPECT_EQ(fake().counts().registered_bytes, 0u);
     commit_pull();
     engine_->scramble(std::byte{0x5A});
-    ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
+    ASSERT_TRUE(receiver_->restore(in_ms(60'000)).ok());
     expect_live(model_.half);
     EXPECT_EQ(fake().counts().copied_from_registered, 0u);
     receiver_.reset();
@@ -177,10 +180,10 @@ TEST_P(ShadowOfADevice, IsReadAcrossItsParts) {
   bind_to_engine();
   commit_pull();
   EXPECT_TRUE(shadow_of(*receiver_->target())->pinned);
-  ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->release(in_ms(60'000)).ok());
   engine_->scramble(std::byte{0x5A});
   const auto before = fake().counts();
-  ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->restore(in_ms(60'000)).ok());
   expect_live(model_.half);
   EXPECT_GT(fake().counts().copies - before.copies, model_.layout->model_bytes() / 8192);
 }
@@ -190,7 +193,7 @@ TEST_P(ShadowOfADevice, IsNotInheritedByChildren) {
   commit_pull();
   std::vector<std::byte> scratch;
   const auto at =
-      reinterpret_cast<std::uintptr_t>(receiver_->target()->kept_tile(model_.layout->tile(0), scratch)->first);
+      reinterpret_cast<std::uintptr_t>(receiver_->target()->kept_tile(tile_of(*model_.layout, 0), scratch)->first);
   std::ifstream maps("/proc/self/smaps");
   std::uintptr_t first = 0;
   std::uintptr_t end = 0;
@@ -228,11 +231,11 @@ TEST_P(ShadowOfADevice, IsPinnedAgainInSleep) {
   staged->reset();
   ASSERT_TRUE(pull().ok());
   EXPECT_EQ(registered(), 0u);
-  ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->release(in_ms(60'000)).ok());
   EXPECT_TRUE(shadow_of(*receiver_->target())->pinned);
   EXPECT_EQ(registered(), bytes);
   engine_->scramble(std::byte{0x5A});
-  ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->restore(in_ms(60'000)).ok());
   expect_live(model_.half);
   EXPECT_GE(fake().counts().copied_from_registered, model_.layout->model_bytes());
 }
@@ -245,10 +248,10 @@ TEST_P(ShadowOfADevice, ARestorationThatFailsIsRepeated) {
     bool came_up = true;
     for (std::uint64_t n = 1; came_up; ++n) {
       SCOPED_TRACE("call " + std::to_string(static_cast<int>(call)) + " number " + std::to_string(n));
-      ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
+      ASSERT_TRUE(receiver_->release(in_ms(60'000)).ok());
       engine_->scramble(std::byte{0x5A});
       fake().fail(call, n);
-      const auto restored = restore_live(*receiver_, in_ms(60'000));
+      const auto restored = receiver_->restore(in_ms(60'000));
       came_up = fake().forget_faults() == 0;
       EXPECT_TRUE(came_up || n > 1) << "there is no such call";
       EXPECT_EQ(restored.ok(), !came_up);
@@ -262,7 +265,7 @@ TEST_P(ShadowOfADevice, ARestorationThatFailsIsRepeated) {
           commit_pull();
           continue;
         }
-        ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
+        ASSERT_TRUE(receiver_->restore(in_ms(60'000)).ok());
       }
       expect_live(model_.half);
     }
@@ -271,12 +274,12 @@ TEST_P(ShadowOfADevice, ARestorationThatFailsIsRepeated) {
 
 /// A device that hangs reads it some day: it is never given back.
 TEST_P(ShadowOfADevice, WhatADeviceMayStillReadStays) {
-  patience_ = std::chrono::milliseconds(300);
+  device_timeout_ = std::chrono::milliseconds(300);
   start_shadowed();
   commit_pull();
   const std::uint64_t bytes = shadow_of(*receiver_->target())->bytes;
   fake().hang(true);
-  const auto restored = restore_live(*receiver_, in_ms(60'000));
+  const auto restored = receiver_->restore(in_ms(60'000));
   ASSERT_FALSE(restored.ok());
   EXPECT_EQ(restored.error().code(), Errc::timed_out) << restored.error().to_string();
   receiver_.reset();
@@ -298,10 +301,10 @@ TEST(ShadowOfDevices, WhatOneOfThemMayStillReadStays) {
     devices.push_back(std::move(device));
   }
   DeviceEngine engine(*trainer.layout(), 3, RandomPlan::Ignore::nothing, std::move(devices), false);
-  DeviceTargetOptions options;
+  PlacedTargetOptions options;
   options.staging_bytes = std::uint64_t{1} << 20;
-  options.patience = std::chrono::seconds(1);
-  TargetPtr target = *make_shadowed_target(*engine.make(trainer.layout(), options));
+  options.device_timeout = std::chrono::seconds(1);
+  std::unique_ptr<Target> target = *make_shadowed_target(*engine.make(trainer.layout(), options));
   ASSERT_TRUE(target->open(pool, in_time()).ok());
   ASSERT_TRUE(commit_whole(*target, trainer.now()).ok());
   const std::uint64_t bytes = shadow_of(*target)->bytes;

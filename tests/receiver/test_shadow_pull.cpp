@@ -1,5 +1,6 @@
-// What a shadow beside live memory is for (deltasync/shadow.hpp): deltas, sleep, repair.
-#include "deltasync/attest.hpp"
+// What a shadow beside live memory is for (deltasync/target.hpp): deltas, sleep, repair.
+#include "deltasync/receiver.hpp"
+#include "format/tiling.hpp"
 #include "receiver/target_shadow.hpp"
 #include "tests/receiver/shadow_fixture.hpp"
 
@@ -30,34 +31,34 @@ TEST_P(ShadowPull, DeltasAreVerifiedWithoutLiveMemory) {
 TEST_P(ShadowPull, WakesWithoutTheNetwork) {
   options_.attest_commits = true;
   start_shadowed();
-  EXPECT_EQ(restore_live(*receiver_, in_ms(60'000)).error().code(), Errc::not_found);
+  EXPECT_EQ(receiver_->restore(in_ms(60'000)).error().code(), Errc::not_found);
   commit_pull();
   step(0.02);
   commit_pull();
   const Version held = *receiver_->current();
   const ShadowState asleep_before = *shadow_of(*receiver_->target());
   EXPECT_GE(asleep_before.bytes, model_.layout->model_bytes());
-  EXPECT_FALSE(asleep_before.live_given_up);
-  ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
+  EXPECT_FALSE(asleep_before.released);
+  ASSERT_TRUE(receiver_->release(in_ms(60'000)).ok());
   EXPECT_FALSE(receiver_->current().has_value());
   EXPECT_EQ(shadow_of(*receiver_->target())->version, held);
-  EXPECT_TRUE(shadow_of(*receiver_->target())->live_given_up);
-  EXPECT_EQ(attest(*receiver_->target(), in_time()).error().code(), Errc::not_found);
+  EXPECT_TRUE(shadow_of(*receiver_->target())->released);
+  EXPECT_EQ(receiver_->attest(in_time()).error().code(), Errc::not_found);
   engine_->scramble(std::byte{0xA5});
   const auto early = pull();
   ASSERT_FALSE(early.ok());
   EXPECT_EQ(early.error().code(), Errc::invalid_argument) << early.error().to_string();
   EXPECT_THAT(early.error().message(), HasSubstr("restored first"));
   const std::uint64_t before = requests();
-  const auto restored = restore_live(*receiver_, in_ms(60'000));
+  const auto restored = receiver_->restore(in_ms(60'000));
   ASSERT_TRUE(restored.ok()) << restored.error().to_string();
   EXPECT_EQ(requests(), before);
   EXPECT_EQ(restored->version, held);
   EXPECT_EQ(restored->bytes, model_.layout->model_bytes());
-  EXPECT_GT(restored->restore_s, restored->attest_s);
+  EXPECT_GT(restored->total_s, restored->attest_s);
   EXPECT_GT(restored->attest_s, 0);
   EXPECT_EQ(receiver_->current(), held);
-  EXPECT_FALSE(shadow_of(*receiver_->target())->live_given_up);
+  EXPECT_FALSE(shadow_of(*receiver_->target())->released);
   expect_live(model_.half);
   step(0.02);
   EXPECT_EQ(commit_pull().mode, PullMode::delta);
@@ -71,14 +72,14 @@ TEST_P(ShadowPull, SleepForgetsWhatWasUnderWay) {
   step(0.02);
   auto staged = pull();
   ASSERT_TRUE(staged.ok());
-  ASSERT_TRUE(give_up_live(*receiver_, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->release(in_ms(60'000)).ok());
   EXPECT_FALSE((*staged)->commit().ok());
   engine_->scramble(std::byte{0x11});
-  ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->restore(in_ms(60'000)).ok());
   expect_live(before);
   staged = pull();
   ASSERT_TRUE(staged.ok() && (*staged)->commit().ok());
-  ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->restore(in_ms(60'000)).ok());
   EXPECT_FALSE((*staged)->rollback().ok());
   expect_live(model_.half);
 }
@@ -89,12 +90,12 @@ TEST_P(ShadowPull, RepairsComeFromTheShadow) {
   engine_->flip(place("up", 77, 500), 3);
   engine_->flip(place("tied", 7, 50, 1), 1);
   step(0.02);  // and the agent has moved on
-  const auto wrong = attest(*receiver_->target(), in_time());
+  const auto wrong = receiver_->attest(in_time());
   ASSERT_TRUE(wrong.ok()) << wrong.error().to_string();
   ASSERT_EQ(wrong->size(), 2u);
   EXPECT_EQ((*wrong)[0].copy_in, "head");
   const std::uint64_t before = requests();
-  const auto repaired = repair(*receiver_, *wrong, in_ms(60'000));
+  const auto repaired = receiver_->repair(*wrong, in_ms(60'000));
   ASSERT_TRUE(repaired.ok()) << repaired.error().to_string();
   EXPECT_EQ(repaired->tiles, 2u);
   EXPECT_EQ(repaired->fetched, 0u);
@@ -109,20 +110,20 @@ TEST_P(ShadowPull, AWrongShadowIsRepairedToo) {
   start_shadowed();
   commit_pull();
   const Tensor& t = model_.layout->tensors()[tensor("up")];
-  const Tile tile = model_.layout->tile(t.first_tile);
+  const Tile tile = tile_of(*model_.layout, t.first_tile);
   std::vector<std::byte> scratch;
   *receiver_->target()->kept_tile(tile, scratch)->first ^= std::byte{1};
   engine_->flip(place("up", 0, 0), 0);
   engine_->flip(place("norm", 0, 5), 0);
-  const auto wrong = attest(*receiver_->target(), in_time());
+  const auto wrong = receiver_->attest(in_time());
   ASSERT_TRUE(wrong.ok());
-  const auto repaired = repair(*receiver_, *wrong, in_ms(60'000));
+  const auto repaired = receiver_->repair(*wrong, in_ms(60'000));
   ASSERT_TRUE(repaired.ok()) << repaired.error().to_string();
   EXPECT_EQ(repaired->tiles, 2u);
   EXPECT_EQ(repaired->fetched, 1u);
   expect_live(model_.half);
   engine_->scramble(std::byte{0x77});
-  ASSERT_TRUE(restore_live(*receiver_, in_ms(60'000)).ok());
+  ASSERT_TRUE(receiver_->restore(in_ms(60'000)).ok());
   expect_live(model_.half);
 }
 
@@ -140,10 +141,10 @@ TEST_P(ShadowPull, TheScrubSeesLiveMemory) {
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().code(), Errc::corrupt);
     EXPECT_THAT(refused.error().message(), HasSubstr("(up) and 1 more"));
-    const auto wrong = attest(*receiver_->target(), in_time());
+    const auto wrong = receiver_->attest(in_time());
     ASSERT_TRUE(wrong.ok());
     ASSERT_EQ(wrong->size(), 2u);
-    ASSERT_TRUE(repair(*receiver_, std::span(*wrong).first(all ? 2 : 1), in_ms(60'000)).ok());
+    ASSERT_TRUE(receiver_->repair(std::span(*wrong).first(all ? 2 : 1), in_ms(60'000)).ok());
     EXPECT_EQ(commit_pull().mode, all ? PullMode::delta : PullMode::full);
     receiver_.reset();
   }
@@ -171,7 +172,7 @@ TEST_P(ShadowPull, TooLittleHostMemoryIsSaid) {
   engine_.emplace(made_.engine, made_.plan, GetParam(), 5);
   auto target = make_shadowed_target(*engine_->make(model_.layout), {.bytes_max = 100'000});
   ASSERT_TRUE(target.ok());
-  const Status bound = receiver_->bind(*std::move(target), engine_->placement()->subscription(), in_ms(60'000));
+  const Status bound = receiver_->bind(*std::move(target), engine_->placement()->slices(), in_ms(60'000));
   ASSERT_FALSE(bound.ok());
   EXPECT_EQ(bound.error().code(), Errc::no_space);
   EXPECT_THAT(bound.error().message(), HasSubstr("a shadow of "));
@@ -180,8 +181,8 @@ TEST_P(ShadowPull, TooLittleHostMemoryIsSaid) {
 
 TEST_P(ShadowPull, WithoutAShadowThereIsNothingToWakeWith) {
   start();
-  EXPECT_EQ(give_up_live(*receiver_, in_ms(60'000)).error().code(), Errc::unsupported);
-  EXPECT_EQ(restore_live(*receiver_, in_ms(1000)).error().code(), Errc::unsupported);
+  EXPECT_EQ(receiver_->release(in_ms(60'000)).error().code(), Errc::unsupported);
+  EXPECT_EQ(receiver_->restore(in_ms(1000)).error().code(), Errc::unsupported);
 }
 
 INSTANTIATE_TEST_SUITE_P(Where, ShadowPull,

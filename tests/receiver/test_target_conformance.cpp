@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 
+#include "base/deadline.hpp"
+#include "format/tiling.hpp"
 #include "receiver/verify.hpp"
 #include "tests/receiver/target_places.hpp"
 #include "tests/receiver/trainer_model.hpp"
@@ -59,7 +61,7 @@ class TargetConformance : public testing::TestWithParam<Kind> {
   testing::AssertionResult holds_nothing() {
     if (target_->committed() != nullptr) return testing::AssertionFailure() << "something is committed";
     std::vector<std::byte> scratch;
-    const Tile first = trainer_->layout()->tile_count() == 0 ? Tile() : trainer_->layout()->tile(0);
+    const Tile first = trainer_->layout()->tile_count() == 0 ? Tile() : tile_of(*trainer_->layout(), 0);
     if (target_->live_tile(first, scratch)->first != nullptr)
       return testing::AssertionFailure() << "live memory of nothing";
     const std::string outside = place_->outside(*target_, nullptr);
@@ -96,7 +98,7 @@ class TargetConformance : public testing::TestWithParam<Kind> {
   ThreadPool pool_{3, "target"};
   std::unique_ptr<Place> place_;
   std::unique_ptr<TrainerModel> trainer_;
-  TargetPtr target_;
+  std::unique_ptr<Target> target_;
   std::size_t commits_ = 0;
   std::size_t resolved_frames_ = 0;  ///< that came with decoded changes
 };
@@ -203,7 +205,7 @@ TEST_P(TargetConformance, ForgottenRollback) {
   target_->forget_rollback();
   EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
   EXPECT_TRUE(holds(third));
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
   target_->forget_rollback();  // an open update is not touched
   const Reference fourth = trainer_->step(0.1);
   fill_full(*target_, fourth);
@@ -285,7 +287,7 @@ TEST_P(TargetConformance, FullOverLiveStages) {
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.5);
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
   EXPECT_TRUE(holds(first));
   fill_full(*target_, second);
   EXPECT_TRUE(holds(first)) << "bytes of an uncommitted version are visible";
@@ -304,7 +306,7 @@ TEST_P(TargetConformance, AStagedFullThatIsLateKeepsTheOldVersion) {
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.5);
   for (int us = 0; us < kLatestUs; us = 1 + us * (GetParam().slow ? 30 : kGrowth)) {
-    ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
+    ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
     fill_full(*target_, second);
     const Status status = target_->commit_full(second.state, Deadline::after(std::chrono::microseconds(us)));
     if (status.ok()) break;
@@ -331,13 +333,13 @@ TEST_P(TargetConformance, DeltasAfterAStagedFull) {
 
 TEST_P(TargetConformance, DiscardedFullLeavesNoTrace) {
   const Reference first = trainer_->now();
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
   fill_full(*target_, first);
   target_->discard_full();
   EXPECT_TRUE(holds_nothing());
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.5);
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
   fill_full(*target_, second);
   target_->discard_full();
   target_->discard_full();  // nothing open: nothing happens
@@ -349,9 +351,9 @@ TEST_P(TargetConformance, DiscardedFullLeavesNoTrace) {
 
 TEST_P(TargetConformance, InPlaceGivesUpTheLiveVersion) {
   const Reference first = trainer_->now();
-  ASSERT_TRUE(ok(commit_whole(*target_, first, FullOverLive::in_place)));  // nothing was live: like any other
+  ASSERT_TRUE(ok(commit_whole(*target_, first, FullUpdatePolicy::in_place)));  // nothing was live: like any other
   const Reference second = trainer_->step(0.5);
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::in_place, in_time())));
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::in_place, in_time())));
   EXPECT_TRUE(holds_nothing());
   fill_full(*target_, second);
   ASSERT_TRUE(ok(target_->commit_full(second.state, in_time())));
@@ -364,7 +366,7 @@ TEST_P(TargetConformance, DiscardedInPlaceHoldsNothing) {
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.5);
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::in_place, in_time())));
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::in_place, in_time())));
   target_->discard_full();
   EXPECT_TRUE(holds_nothing());
   EXPECT_TRUE(fails(commit_delta(first, second), Errc::version_conflict));
@@ -374,8 +376,8 @@ TEST_P(TargetConformance, DiscardedInPlaceHoldsNothing) {
 
 TEST_P(TargetConformance, RefusesAFullOverLiveWhenTold) {
   const Reference first = trainer_->now();
-  ASSERT_TRUE(ok(commit_whole(*target_, first, FullOverLive::refuse)));
-  EXPECT_TRUE(fails(target_->begin_full(FullOverLive::refuse, in_time()), Errc::no_space));
+  ASSERT_TRUE(ok(commit_whole(*target_, first, FullUpdatePolicy::refuse)));
+  EXPECT_TRUE(fails(target_->begin_full(FullUpdatePolicy::refuse, in_time()), Errc::no_space));
   EXPECT_TRUE(holds(first));
   EXPECT_TRUE(fails(target_->commit_full(first.state, in_time()), Errc::invalid_argument));
 }
@@ -385,8 +387,8 @@ TEST_P(TargetConformance, CallsOutOfOrderAreRefused) {
   EXPECT_TRUE(fails(target_->commit_full(first.state, in_time()), Errc::invalid_argument));
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.1);
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
-  EXPECT_TRUE(fails(target_->begin_full(FullOverLive::stage, in_time()), Errc::invalid_argument));
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  EXPECT_TRUE(fails(target_->begin_full(FullUpdatePolicy::stage, in_time()), Errc::invalid_argument));
   EXPECT_TRUE(fails(commit_delta(first, second), Errc::invalid_argument));
   EXPECT_TRUE(fails(target_->rollback(), Errc::invalid_argument));
   target_->discard_full();
@@ -395,7 +397,7 @@ TEST_P(TargetConformance, CallsOutOfOrderAreRefused) {
 
 TEST_P(TargetConformance, WrongFullStatesAreRefused) {
   const Reference first = trainer_->now();
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
   fill_full(*target_, first);
   TargetState state = first.state;
   state.digests.pop_back();
@@ -498,7 +500,8 @@ TEST_P(TargetConformance, RandomWalks) {
         const bool in_place = random.below(3) == 0;
         const bool lost = in_place && now;
         const Reference next = trainer_->step(density);
-        ASSERT_TRUE(ok(target_->begin_full(in_place ? FullOverLive::in_place : FullOverLive::stage, in_time())));
+        ASSERT_TRUE(
+            ok(target_->begin_full(in_place ? FullUpdatePolicy::in_place : FullUpdatePolicy::stage, in_time())));
         if (random.below(3) == 0) {
           target_->discard_full();
           undo.reset();

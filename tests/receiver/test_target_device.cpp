@@ -1,6 +1,7 @@
 // What only targets on devices do. Compiled twice: for a device that is played on the host, and for a real one (label
 // gpu). What no real device does when it is asked to is in test_target_device_faults.cpp.
-#include "deltasync/attest.hpp"
+#include "deltasync/receiver.hpp"
+#include "format/tiling.hpp"
 #include "receiver/attest.hpp"
 #include "tests/receiver/device_fixture.hpp"
 
@@ -12,13 +13,14 @@ using testing::HasSubstr;
 /// An engine that loads its own weights after a pull that was given up keeps them.
 TEST_P(DeviceTarget, WhatIsGivenUpIsNotWrittenLater) {
   const Reference first = trainer_->now();
-  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
   fill_full(*target_, first);
   target_->discard_full();
   const LiveMemory& memory = engine_->plan().memories.front();
   const std::vector<std::byte> loaded(memory.bytes, std::byte{0x5A});
   poke(memory.base, loaded);
-  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());  // all that was asked for before has happened
+  ASSERT_TRUE(
+      target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());  // all that was asked for before has happened
   EXPECT_TRUE(peek(memory.base, memory.bytes) == loaded);
   target_->discard_full();
 }
@@ -26,7 +28,7 @@ TEST_P(DeviceTarget, WhatIsGivenUpIsNotWrittenLater) {
 TEST(DeviceTargets, OnlyTilesThatAreKeptAreAttested) {
   ThreadPool pool(1, "target");
   TrainerModel trainer(1, {{"a", Dtype::bf16, {8, 16}, {}, {}}, {"b", Dtype::bf16, {8, 16}, {}, {}}});
-  const TargetPtr target = make_host_target(trainer.layout());
+  const std::unique_ptr<Target> target = make_host_target(trainer.layout());
   ASSERT_TRUE(target->subscribe(*TileSet::make(*trainer.layout(), {{0, 1}})).ok());
   ASSERT_TRUE(target->open(pool, in_time()).ok());
   const auto refused = attest(*target, TileSet::whole(*trainer.layout()), in_time());
@@ -119,7 +121,7 @@ TEST_P(DeviceTarget, ChangesWithoutRoomComeWithTheCommit) {
     // Several frames, and room for one.
     trainer_ =
         std::make_unique<TrainerModel>(GetParam(), std::vector<TensorSpec>{{"a", Dtype::bf16, {4096, 1024}, {}, {}}});
-    DeviceTargetOptions options;
+    PlacedTargetOptions options;
     options.changes_bytes = std::uint64_t{150} << 10;
     start_whole(options);
     const Reference first = trainer_->now();
@@ -181,7 +183,7 @@ TEST_P(DeviceTarget, AFlippedBitIsFoundAndNamed) {
   EXPECT_TRUE(intact->empty());
   Random random(GetParam());
   for (std::uint64_t i = 0; i < trainer_->layout()->tile_count(); ++i) {
-    const Tile tile = trainer_->layout()->tile(i);
+    const Tile tile = tile_of(*trainer_->layout(), i);
     const Tensor& tensor = trainer_->layout()->tensors()[tile.tensor];
     const auto places = places_of(engine_->plan(), tensor.spec.name, tile.rect.row + random.below(tile.rect.rows),
                                   tile.rect.col + random.below(tile.rect.cols));
@@ -192,7 +194,7 @@ TEST_P(DeviceTarget, AFlippedBitIsFoundAndNamed) {
     poke(at, {&flipped, 1});
     const auto found = attest(*target_, all, in_time());
     ASSERT_TRUE(found.ok()) << found.error().to_string();
-    EXPECT_THAT(*found, testing::ElementsAre(WrongTile{i, tensor.spec.name, {}}));
+    EXPECT_THAT(*found, testing::ElementsAre(TileMismatch{i, tensor.spec.name, {}}));
     poke(at, {&byte, 1});
   }
 }
@@ -205,7 +207,7 @@ TEST_P(DeviceTarget, TilesOfManyLaunchesAreAttested) {
   start_whole();
   ASSERT_TRUE(commit_whole(*target_, trainer_->now()).ok());
   const TileSet all = TileSet::whole(*trainer_->layout());
-  std::vector<WrongTile> wrong;
+  std::vector<TileMismatch> wrong;
   for (std::uint64_t i = GetParam(); i < 150; i += 20) {
     std::byte* const at = places_of(engine_->plan(), specs[i].name, 1, 1)[0];
     const std::byte flipped = peek(at, 1)[0] ^ std::byte{4};
@@ -233,7 +235,7 @@ TEST(DeviceTargets, WithoutADeviceThereIsNone) {
   plan.slices = {{"a", {0, 0, 8, 16}, 0, 0, 32, 2}};
   const auto placement = Placement::build(trainer.layout(), plan);
   ASSERT_TRUE(placement.ok());
-  const auto target = make_device_target(*placement);
+  const auto target = make_placed_target(*placement);
   ASSERT_FALSE(target.ok());
   EXPECT_EQ(target.error().code(), Errc::unsupported);
   EXPECT_THAT(target.error().message(), HasSubstr("device target: cuda:77"));

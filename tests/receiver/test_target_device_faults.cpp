@@ -1,5 +1,8 @@
 // What a target makes of devices that fail half-way, hang, or are busy.
-#include "deltasync/attest.hpp"
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
+#include "deltasync/receiver.hpp"
+#include "format/tiling.hpp"
 #include "receiver/attest.hpp"
 #include "tests/receiver/device_fixture.hpp"
 
@@ -50,7 +53,7 @@ TEST_P(DeviceFaults, AFailedCallTakesAStagedFullBack) {
   const Reference second = trainer_->step(0.9);
   for (const Call call : {Call::copy, Call::launch}) {
     for (std::uint64_t n = 1;; n += 1 + n / 2) {
-      ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+      ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
       fill_full(*target_, second);
       fake_->fail(call, n);
       const Status status = target_->commit_full(second.state, in_time());
@@ -76,11 +79,11 @@ TEST_P(DeviceFaults, AFirstFullIsWholeOrNothing) {
   for (const Call call : {Call::copy, Call::launch, Call::wait_for}) {
     for (const std::uint64_t n : {1, 3}) {
       SCOPED_TRACE("call " + std::to_string(static_cast<int>(call)) + " number " + std::to_string(n));
-      ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+      ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
       fake_->fail(call, n);
       int failed = 0;
       for (std::uint64_t i = 0; i < trainer_->layout()->tile_count(); ++i) {
-        const Status put = put_from_half(*target_, first, trainer_->layout()->tile(i));
+        const Status put = put_from_half(*target_, first, tile_of(*trainer_->layout(), i));
         if (put.ok()) continue;
         ++failed;
         EXPECT_THAT(put.error().message(), HasSubstr(fake_->name()));
@@ -119,7 +122,7 @@ TEST_P(DeviceFaults, TilesOfAFullUpdateGoTogether) {
 TEST_P(DeviceFaults, StagingIsUsedAgainWhenItsCopyIsOver) {
   fake_options_.lazy = true;
   trainer_ = std::make_unique<TrainerModel>(GetParam(), large_specs());
-  DeviceTargetOptions options;
+  PlacedTargetOptions options;
   options.staging_bytes = 1;
   start(options);
   const Reference first = trainer_->now();
@@ -167,9 +170,9 @@ TEST_P(DeviceFaults, TilesAreVerifiedWhereTheyAre) {
 }
 
 /// Long for a device that is played here, and short for those who wait for one that hangs.
-DeviceTargetOptions impatient() {
-  DeviceTargetOptions options;
-  options.patience = std::chrono::milliseconds(400);
+PlacedTargetOptions impatient() {
+  PlacedTargetOptions options;
+  options.device_timeout = std::chrono::milliseconds(400);
   return options;
 }
 
@@ -202,7 +205,7 @@ TEST_P(DeviceFaults, AHangingDeviceDoesNotHoldUpTheEnd) {
   ASSERT_TRUE(commit_whole(*target_, trainer_->now()).ok());
   fake_->hang(true);
   std::vector<std::byte> scratch;
-  EXPECT_EQ(target_->live_tile(trainer_->layout()->tile(0), scratch).error().code(), Errc::timed_out);
+  EXPECT_EQ(target_->live_tile(tile_of(*trainer_->layout(), 0), scratch).error().code(), Errc::timed_out);
   target_.reset();
   fake_->hang(false);
   fake_->drain();  // what is left may still use its memory
@@ -250,7 +253,7 @@ TEST_P(DeviceFaults, CommitsWaitForTheEngine) {
   auto steps = resolved_step(first, second, kEverything);
   EXPECT_EQ(target_->commit_delta(std::move(steps), second.state, busy).error().code(), Errc::timed_out);
   ASSERT_TRUE(holds(first));
-  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
   fill_full(*target_, second);
   EXPECT_EQ(target_->commit_full(second.state, busy).error().code(), Errc::timed_out);
   target_->discard_full();
@@ -288,7 +291,7 @@ TEST_P(DeviceFaults, TakesNoMoreMemoryThanItSays) {
 }
 
 TEST_P(DeviceFaults, WhatManyUpdatesDidNotNeedGoesBack) {
-  DeviceTargetOptions options;
+  PlacedTargetOptions options;
   options.changes_bytes = std::uint64_t{16} << 20;
   start_whole(options);
   Reference now = trainer_->now();
@@ -315,7 +318,7 @@ TEST_P(DeviceFaults, APullsWaitsEndWithIt) {
   auto step = trainer_->delta(first, second);
   const auto calls = [&](Errc expected) {
     std::vector<std::byte> scratch;
-    EXPECT_EQ(target_->live_tile(trainer_->layout()->tile(0), scratch).error().code(), expected);
+    EXPECT_EQ(target_->live_tile(tile_of(*trainer_->layout(), 0), scratch).error().code(), expected);
     ResolvedBudget budget(kEverything);
     std::vector<std::uint64_t> digests = first.state.digests;
     const Status status = verify_frame(*target_, step.frames[0], first.state.digests, digests, budget);
@@ -327,12 +330,12 @@ TEST_P(DeviceFaults, APullsWaitsEndWithIt) {
   target_->end_pull();
   std::stop_source stop;
   stop.request_stop();
-  target_->begin_pull(Until(in_time(), stop.get_token()));
+  target_->begin_pull(CallContext(in_time(), stop.get_token()));
   calls(Errc::cancelled);
   target_->end_pull();
   fake_->hang(false);
   std::vector<std::byte> scratch;
-  EXPECT_TRUE(target_->live_tile(trainer_->layout()->tile(0), scratch).ok()) << "the pull's stop is over with it";
+  EXPECT_TRUE(target_->live_tile(tile_of(*trainer_->layout(), 0), scratch).ok()) << "the pull's stop is over with it";
 }
 
 /// A kernel or a copy goes wrong half-way, which shows in a later call, and from there on nothing works: as CUDA does
@@ -352,10 +355,10 @@ TEST_P(DeviceFaults, ADeviceThatDiesLeavesNoTornVersion) {
       }
       Status status;
       if (way == Way::first_full || way == Way::staged_full) {
-        ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+        ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
         fake_->die(n);
         for (std::uint64_t i = 0; i < trainer_->layout()->tile_count() && status.ok(); ++i) {
-          status = put_from_half(*target_, second, trainer_->layout()->tile(i));
+          status = put_from_half(*target_, second, tile_of(*trainer_->layout(), i));
         }
         if (status.ok()) {
           status = target_->commit_full(second.state, in_time());

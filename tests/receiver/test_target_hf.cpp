@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "base/deadline.hpp"
 #include "receiver/hf_files.hpp"
 #include "receiver/hf_record.hpp"
 #include "tests/receiver/hf_case.hpp"
@@ -113,11 +114,11 @@ TEST_F(HfTargetTest, AHardLinkKeepsItsBytes) {
 TEST_F(HfTargetTest, AnUpdateThatIsGivenUpLeavesNoFiles) {
   ASSERT_TRUE(ok(hf_.restart()));
   ASSERT_TRUE(ok(hf_.full()));
-  ASSERT_TRUE(ok(hf_.target().begin_full(FullOverLive::stage, in_time())));
+  ASSERT_TRUE(ok(hf_.target().begin_full(FullUpdatePolicy::stage, in_time())));
   EXPECT_TRUE(hf_.has_incoming());
   hf_.target().discard_full();
   EXPECT_FALSE(hf_.has_incoming());
-  ASSERT_TRUE(ok(hf_.target().begin_full(FullOverLive::stage, in_time())));
+  ASSERT_TRUE(ok(hf_.target().begin_full(FullUpdatePolicy::stage, in_time())));
   hf_.close();
   EXPECT_FALSE(hf_.has_incoming());
   EXPECT_EQ(hf_.differs(), "");
@@ -358,7 +359,7 @@ TEST_F(HfTargetTest, AFullUpdateThatIsStoppedAsItBeginsLeavesNothing) {
   const auto before = hf_.entries();
   std::stop_source stop;
   stop.request_stop();
-  for (const FullOverLive policy : {FullOverLive::stage, FullOverLive::in_place}) {
+  for (const FullUpdatePolicy policy : {FullUpdatePolicy::stage, FullUpdatePolicy::in_place}) {
     EXPECT_TRUE(fails(hf_.target().begin_full(policy, Deadline::after(std::chrono::seconds(0))), Errc::timed_out, ""));
     EXPECT_TRUE(fails(hf_.target().begin_full(policy, {in_time(), stop.get_token()}), Errc::cancelled, ""));
     EXPECT_EQ(hf_.entries(), before);
@@ -570,7 +571,7 @@ TEST_F(HfTargetTest, TheSafetensorsPackageReadsThem) {
   const fs::path expected = dir_.path() / "half";
   write_file(expected, hf_.held().half);
   std::ofstream list(dir_.path() / "tensors");
-  for (const Sidecar::WeightFile& file : hf_.sidecar().weights) {
+  for (const Sidecar::File& file : hf_.sidecar().weights) {
     for (const std::uint32_t index : file.tensors) {
       const Tensor& tensor = hf_.trainer().layout()->tensors()[index];
       list << file.name << '\t' << tensor.spec.name << '\t' << tensor.offset << '\t' << tensor.bytes << '\n';

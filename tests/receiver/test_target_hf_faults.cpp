@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstring>
 
+#include "base/deadline.hpp"
 #include "receiver/disk_room.hpp"
 #include "tests/receiver/hf_case.hpp"
 
@@ -126,7 +127,7 @@ TEST(HfFaults, AHugeLayoutTakesNothing) {
     if (!target.ok()) return target.error().to_string();
     CHECK_OK((*target)->open(pool, in_time()));
     const std::uint64_t before = disk_space(dir.path()).value().free_bytes;
-    const Status begun = (*target)->begin_full(FullOverLive::stage, in_time());
+    const Status begun = (*target)->begin_full(FullUpdatePolicy::stage, in_time());
     CHECK_FAILS(begun, Errc::no_space);
     if (begun.error().message().find("8192.00 GiB") == std::string::npos) return begun.error().to_string();
     if (disk_space(dir.path()).value().free_bytes != before) return "the disk has less room than before";
@@ -149,7 +150,7 @@ TEST(HfFaults, AFullDisk) {
     CHECK_FAILS(hf.delta(), Errc::no_space);
     CHECK_SAME(hf);
     hf.trainer().step(0.5);
-    CHECK_OK(hf.full(FullOverLive::in_place));
+    CHECK_OK(hf.full(FullUpdatePolicy::in_place));
     CHECK_SAME(hf);
     CHECK_OK(hf.restart());
     CHECK_SAME(hf);

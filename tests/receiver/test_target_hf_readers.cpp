@@ -107,7 +107,7 @@ TEST_F(HfReaders, AVersionInUseSurvivesFullUpdatesAndItsOwnName) {
   const Reference held = hf_.held();
   const int fd = ::open(file.c_str(), O_RDONLY);
   ASSERT_GE(fd, 0);
-  for (const FullOverLive policy : {FullOverLive::stage, FullOverLive::in_place}) {
+  for (const FullUpdatePolicy policy : {FullUpdatePolicy::stage, FullUpdatePolicy::in_place}) {
     ASSERT_TRUE(ok(hf_.full(policy)));  // the same version again, from scratch
     EXPECT_EQ(hf_.differs(), "");
     EXPECT_EQ(hf_.target().committed()->version, held.state.version);

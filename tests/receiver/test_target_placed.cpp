@@ -5,7 +5,9 @@
 
 #include <optional>
 
-#include "deltasync/placed_target.hpp"
+#include "base/deadline.hpp"
+#include "deltasync/target.hpp"
+#include "format/tiling.hpp"
 #include "placement/regions.hpp"
 #include "receiver/target.hpp"
 #include "tests/placement/plan_fixture.hpp"
@@ -34,7 +36,7 @@ TEST(PlacedTarget, TiedTilesAreReadInPlace) {
   ASSERT_TRUE(commit_whole(**target, first).ok());
   std::vector<std::byte> scratch;
   for (std::uint64_t i = 0; i < trainer.layout()->tile_count(); ++i) {
-    const Tile tile = trainer.layout()->tile(i);
+    const Tile tile = tile_of(*trainer.layout(), i);
     const auto rows = (*target)->live_tile(tile, scratch);
     ASSERT_TRUE(rows.ok());
     EXPECT_EQ(rows->first, engine.base(0) + tile.rect.row * 1024 + tile.rect.col * 2);
@@ -86,7 +88,7 @@ class ServedMemory : public testing::Test {
     auto target = make_placed_target(*placement, {.live = live});
     ASSERT_TRUE(target.ok()) << target.error().to_string();
     target_ = *std::move(target);
-    ASSERT_TRUE(target_->subscribe((*placement)->parts().tiles).ok());
+    ASSERT_TRUE(target_->subscribe(parts_of(*(*placement)).tiles).ok());
     ASSERT_TRUE(target_->open(pool_, in_time()).ok());
   }
   void fill(const Reference& reference) { fill_full(*target_, reference); }
@@ -99,11 +101,11 @@ class ServedMemory : public testing::Test {
   TrainerModel trainer_{7};
   std::optional<RandomPlan> made_;
   std::vector<std::vector<std::uint64_t>> served_;
-  TargetPtr target_;
+  std::unique_ptr<Target> target_;
 };
 
 TEST_F(ServedMemory, IsRefusedWhenTold) {
-  const Status refused = target_->begin_full(FullOverLive::refuse, in_time());
+  const Status refused = target_->begin_full(FullUpdatePolicy::refuse, in_time());
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), Errc::no_space);
   EXPECT_THAT(refused.error().message(), testing::HasSubstr("live memory that is in use"));
@@ -113,7 +115,7 @@ TEST_F(ServedMemory, IsRefusedWhenTold) {
 TEST_F(ServedMemory, IsStagedOverAndBroughtBack) {
   const Reference first = trainer_.now();
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+    ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
     EXPECT_FALSE(target_->shares_memory());
     EXPECT_EQ(target_->committed(), nullptr);
     fill(first);
@@ -128,7 +130,7 @@ TEST_F(ServedMemory, IsStagedOverAndBroughtBack) {
   ASSERT_TRUE(target_->rollback().ok());
   EXPECT_TRUE(is_served());
   EXPECT_EQ(target_->committed(), nullptr);
-  EXPECT_EQ(target_->begin_full(FullOverLive::refuse, in_time()).error().code(), Errc::no_space)
+  EXPECT_EQ(target_->begin_full(FullUpdatePolicy::refuse, in_time()).error().code(), Errc::no_space)
       << "it is served again";
   ASSERT_TRUE(commit_whole(*target_, first).ok());
   EXPECT_TRUE(has(first));
@@ -141,13 +143,13 @@ TEST_F(ServedMemory, IsStagedOverAndBroughtBack) {
 
 TEST_F(ServedMemory, IsOverwrittenInPlace) {
   const Reference first = trainer_.now();
-  ASSERT_TRUE(target_->begin_full(FullOverLive::in_place, in_time()).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::in_place, in_time()).ok());
   EXPECT_TRUE(target_->shares_memory());
   fill(first);
   EXPECT_TRUE(has(first));
   target_->discard_full();
   // Parts of a version are in it: nothing is to be kept any more.
-  ASSERT_TRUE(target_->begin_full(FullOverLive::refuse, in_time()).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::refuse, in_time()).ok());
   fill(first);
   ASSERT_TRUE(target_->commit_full(first.state, in_time()).ok());
   EXPECT_TRUE(has(first));
@@ -156,7 +158,7 @@ TEST_F(ServedMemory, IsOverwrittenInPlace) {
 TEST_F(ServedMemory, IsNoneUnlessSaid) {
   start(/*live=*/false);
   const Reference first = trainer_.now();
-  ASSERT_TRUE(target_->begin_full(FullOverLive::refuse, in_time()).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::refuse, in_time()).ok());
   fill(first);
   EXPECT_TRUE(has(first));
 }

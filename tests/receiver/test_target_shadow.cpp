@@ -1,9 +1,11 @@
-// What becomes of a shadow and of the live memory that it is beside (deltasync/shadow.hpp) when one of them fails.
+// What becomes of a shadow and of the live memory that it is beside (deltasync/target.hpp) when one of them fails.
 #include "receiver/target_shadow.hpp"
 
 #include <gmock/gmock-more-matchers.h>
 
-#include "deltasync/placed_target.hpp"
+#include "base/deadline.hpp"
+#include "deltasync/target.hpp"
+#include "format/tiling.hpp"
 #include "receiver/verify.hpp"
 #include "tests/placement/plan_fixture.hpp"
 #include "tests/receiver/hf_fixture.hpp"
@@ -24,7 +26,7 @@ class ShadowFaults : public testing::Test {
   void TearDown() override { EXPECT_EQ(live_->forget_faults(), 0u) << "a fault never came up"; }
   void start() {
     live_ = new RemoteMemory(trainer_.layout());
-    auto made = make_shadowed_target(TargetPtr(live_));
+    auto made = make_shadowed_target(std::unique_ptr<Target>(live_));
     ASSERT_TRUE(made.ok()) << made.error().to_string();
     target_ = *std::move(made);
     ASSERT_TRUE(target_->open(pool_, in_time()).ok());
@@ -43,14 +45,14 @@ class ShadowFaults : public testing::Test {
     return target_->commit_delta(std::move(steps), second_.state, in_time());
   }
   Status commit_staged() {
-    DS_TRY(target_->begin_full(FullOverLive::stage, in_time()));
+    DS_TRY(target_->begin_full(FullUpdatePolicy::stage, in_time()));
     fill_full(*target_, second_);
     return target_->commit_full(second_.state, in_time());
   }
   /// Of what the shadow has committed, as long as it keeps that.
   std::byte& byte_of_shadow(std::uint64_t tile) {
     std::vector<std::byte> scratch;
-    return *target_->kept_tile(trainer_.layout()->tile(tile), scratch)->first;
+    return *target_->kept_tile(tile_of(*trainer_.layout(), tile), scratch)->first;
   }
   /// Live memory has no version any more.
   void lose() {
@@ -71,7 +73,7 @@ class ShadowFaults : public testing::Test {
   void expect_lost(const Reference& reference) {
     EXPECT_EQ(target_->committed(), nullptr);
     std::vector<std::byte> scratch;
-    EXPECT_EQ(target_->live_tile(trainer_.layout()->tile(0), scratch)->first, nullptr);
+    EXPECT_EQ(target_->live_tile(tile_of(*trainer_.layout(), 0), scratch)->first, nullptr);
     EXPECT_EQ(shadow_of(*target_)->version, reference.state.version);
     EXPECT_EQ(target_->rollback().error().code(), Errc::unsupported);
     const Status restored = restore();
@@ -82,7 +84,7 @@ class ShadowFaults : public testing::Test {
   ThreadPool pool_{3, "shadow"};
   TrainerModel trainer_{7};
   RemoteMemory* live_ = nullptr;
-  TargetPtr target_;
+  std::unique_ptr<Target> target_;
   Reference first_;
   Reference second_;
 };
@@ -158,7 +160,7 @@ TEST_F(ShadowFaults, ARollbackThatLiveMemoryRefuses) {
 }
 
 TEST_F(ShadowFaults, AFirstFullThatDoesNotSettleIsInTheShadow) {
-  ASSERT_TRUE(target_->begin_full(FullOverLive::in_place, in_time()).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::in_place, in_time()).ok());
   fill_full(*target_, second_);
   live_->fail("settle");
   EXPECT_FALSE(target_->commit_full(second_.state, in_time()).ok());
@@ -168,8 +170,8 @@ TEST_F(ShadowFaults, AFirstFullThatDoesNotSettleIsInTheShadow) {
 /// Until its commit a full update over a version that only the shadow has leaves it that.
 TEST_F(ShadowFaults, AFullAfterALossThatEndsEarly) {
   lose();
-  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
-  ASSERT_TRUE(put_from_half(*target_, second_, trainer_.layout()->tile(0)).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
+  ASSERT_TRUE(put_from_half(*target_, second_, tile_of(*trainer_.layout(), 0)).ok());
   EXPECT_EQ(shadow_of(*target_)->version, first_.state.version);
   target_->discard_full();
   expect_lost(first_);
@@ -183,7 +185,7 @@ TEST_F(ShadowFaults, AFullAfterALossThatIsRefused) {
   EXPECT_EQ(refused.error().code(), Errc::io);
   expect_holds(first_);
   lose();
-  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
   fill_full(*target_, second_);
   live_->fail("settle");
   live_->fail("open_live");
@@ -202,7 +204,7 @@ TEST_F(ShadowFaults, AFullAfterALossAndBack) {
 
 /// What rolls a refused commit back has little more time than the commit.
 TEST_F(ShadowFaults, ARollbackHasItsCommitsTimeAndSomeGrace) {
-  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
   fill_full(*target_, second_);
   live_->fail("put");
   const Deadline deadline = in_time();
@@ -213,11 +215,11 @@ TEST_F(ShadowFaults, ARollbackHasItsCommitsTimeAndSomeGrace) {
 
 TEST_F(ShadowFaults, OverMemoryThatIsServed) {
   live_ = new RemoteMemory(trainer_.layout(), /*served=*/true);
-  target_ = *make_shadowed_target(TargetPtr(live_));
+  target_ = *make_shadowed_target(std::unique_ptr<Target>(live_));
   ASSERT_TRUE(target_->open(pool_, in_time()).ok());
   std::fill(live_->memory().begin(), live_->memory().end(), std::byte{0x5A});
   const std::vector<std::byte> served = live_->memory();
-  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
   fill_full(*target_, second_);
   EXPECT_TRUE(live_->memory() == served);
   ASSERT_TRUE(target_->commit_full(second_.state, in_time()).ok());
@@ -228,9 +230,9 @@ TEST_F(ShadowFaults, OverMemoryThatIsServed) {
 }
 
 TEST_F(ShadowFaults, AShadowThatIsWrongIsNotWritten) {
-  ASSERT_TRUE(static_cast<ShadowedTarget*>(target_.get())->give_up_live(in_time()).ok());
-  EXPECT_TRUE(shadow_of(*target_)->live_given_up);
-  const Tile tile = trainer_.layout()->tile(3);
+  ASSERT_TRUE(static_cast<ShadowedTarget*>(target_.get())->release(in_time()).ok());
+  EXPECT_TRUE(shadow_of(*target_)->released);
+  const Tile tile = tile_of(*trainer_.layout(), 3);
   std::vector<std::byte> scratch;
   *target_->kept_tile(tile, scratch)->first ^= std::byte{1};
   const Status refused = restore();
@@ -270,10 +272,10 @@ TEST_F(ShadowFaults, AWrongShadowDoesNotCostAValidVersion) {
 }
 
 TEST_F(ShadowFaults, ACommitWritesNoTileThatIsWrong) {
-  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
   fill_full(*target_, second_);
   std::vector<std::byte> scratch;
-  *target_->full_tile(trainer_.layout()->tile(3), scratch)->first ^= std::byte{1};
+  *target_->full_tile(tile_of(*trainer_.layout(), 3), scratch)->first ^= std::byte{1};
   const Status refused = target_->commit_full(second_.state, in_time());
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), Errc::corrupt) << refused.error().to_string();
@@ -282,7 +284,7 @@ TEST_F(ShadowFaults, ACommitWritesNoTileThatIsWrong) {
 
 /// Nor does what rolls a commit back.
 TEST_F(ShadowFaults, ARollbackWritesNoTileThatIsWrong) {
-  const Tensor& tensor = trainer_.layout()->tensors()[trainer_.layout()->tile(3).tensor];
+  const Tensor& tensor = trainer_.layout()->tensors()[tile_of(*trainer_.layout(), 3).tensor];
   std::byte& before = byte_of_shadow(3);
   before ^= std::byte{1};
   live_->fail("put", 5);
@@ -299,7 +301,7 @@ TEST_F(ShadowFaults, ARestorationThatComesTooLateChangesNothing) {
   ASSERT_FALSE(late.ok());
   EXPECT_EQ(late.error().code(), Errc::timed_out);
   expect_holds(first_);
-  ASSERT_TRUE(target_->begin_full(FullOverLive::stage, in_time()).ok());
+  ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
   EXPECT_FALSE(restore().ok()) << "a full update is open";
   target_->discard_full();
   ASSERT_TRUE(restore().ok());

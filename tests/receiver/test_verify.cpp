@@ -48,7 +48,7 @@ class VerifyFrame : public testing::Test {
 
   ThreadPool pool_{1, "verify"};
   TrainerModel trainer_{7};
-  TargetPtr target_;
+  std::unique_ptr<Target> target_;
   Reference before_;
   StagedFrame frame_;
 };

@@ -1,4 +1,5 @@
 #include "tests/receiver/trainer_model.hpp"
+#include "format/tiling.hpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -88,14 +89,14 @@ Status put_from_half(Target& target, const Reference& reference, const Tile& til
 void fill_full(Target& target, const Reference& reference) {
   const Layout& layout = *target.layout();
   for (std::uint64_t i = 0; i < layout.tile_count(); ++i) {
-    const Status put = put_from_half(target, reference, layout.tile(i));
+    const Status put = put_from_half(target, reference, tile_of(layout, i));
     if (put.ok()) continue;
     std::fprintf(stderr, "put_tile: %s\n", put.error().to_string().c_str());
     std::abort();
   }
 }
 
-Status commit_whole(Target& target, const Reference& reference, FullOverLive policy) {
+Status commit_whole(Target& target, const Reference& reference, FullUpdatePolicy policy) {
   DS_TRY(target.begin_full(policy, in_time()));
   fill_full(target, reference);
   return target.commit_full(reference.state, in_time());
@@ -105,7 +106,7 @@ std::vector<std::byte> read_live(const Target& target) {
   std::vector<std::byte> half(target.layout()->half_bytes());
   std::vector<std::byte> scratch;
   for (std::uint64_t i = 0; i < target.layout()->tile_count(); ++i) {
-    const Tile tile = target.layout()->tile(i);
+    const Tile tile = tile_of(*target.layout(), i);
     const Tensor& tensor = target.layout()->tensors()[tile.tensor];
     const TileRows rows = *target.live_tile(tile, scratch);
     for (std::uint64_t row = 0; row < tile.rect.rows; ++row) {

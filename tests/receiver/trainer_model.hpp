@@ -3,7 +3,9 @@
 
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "base/thread_pool.hpp"
+#include "format/tiling.hpp"
 #include "receiver/target.hpp"
 #include "tests/support/model.hpp"
 
@@ -55,7 +57,7 @@ inline Deadline in_time() {
 Status put_from_half(Target& target, const Reference& reference, const Tile& tile);
 void fill_full(Target& target, const Reference& reference);
 /// begin_full, fill, commit_full.
-Status commit_whole(Target& target, const Reference& reference, FullOverLive policy = FullOverLive::stage);
+Status commit_whole(Target& target, const Reference& reference, FullUpdatePolicy policy = FullUpdatePolicy::stage);
 
 /// The tensors of the committed version, laid out like a half with zero padding.
 std::vector<std::byte> read_live(const Target& target);

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "delta/delta.hpp"
+#include "format/tiling.hpp"
 #include "tests/support/model.hpp"
 
 namespace {
@@ -72,7 +73,7 @@ void write_merged(const std::filesystem::path& dir, const test::TestModel& model
   delta::MergeOptions options;
   options.read_target = [&](std::span<const std::uint64_t> tiles, std::byte* out) {
     for (const std::uint64_t index : tiles) {
-      const Tile tile = layout.tile(index);
+      const Tile tile = tile_of(layout, index);
       const Tensor& tensor = layout.tensors()[tile.tensor];
       const std::size_t row_bytes = tile.rect.cols * tensor.element_bytes;
       for (std::uint64_t r = 0; r < tile.rect.rows; ++r, out += row_bytes) {

@@ -6,9 +6,11 @@
 #include <memory>
 #include <vector>
 
-#include "deltasync/commit.hpp"
-#include "deltasync/relay_target.hpp"
+#include "base/deadline.hpp"
+#include "commit/commit.hpp"
 #include "format/tile_set.hpp"
+#include "format/tiling.hpp"
+#include "relay/relay.hpp"
 #include "tests/integration/receivers.hpp"
 #include "tests/receiver/hf_fixture.hpp"
 #include "tests/support/held_port.hpp"
@@ -88,16 +90,16 @@ class RelayNode : public ReceiverTest {
   }
   ServedPtr node_served() const { return node_->core().snapshot()->served; }
 
-  Subscription share(const Layout& layout, std::uint64_t rank) const {
-    Subscription subscription;
+  std::vector<Slice> share(const Layout& layout, std::uint64_t rank) const {
+    std::vector<Slice> subscription;
     for (const Tensor& tensor : layout.tensors()) {
       const std::string& name = tensor.spec.name;
       if (tensor.rows % kRanks == 0 && tensor.rows > kRanks) {
-        subscription.slices.push_back(*row_slice(layout, name, rank, kRanks));
+        subscription.push_back(*row_slice(layout, name, rank, kRanks));
       } else if (tensor.cols % kRanks == 0 && tensor.cols > kRanks) {
-        subscription.slices.push_back(*col_slice(layout, name, rank, kRanks));
+        subscription.push_back(*col_slice(layout, name, rank, kRanks));
       } else {
-        subscription.slices.push_back({name, std::nullopt});
+        subscription.push_back({name, std::nullopt});
       }
     }
     return subscription;
@@ -122,7 +124,7 @@ class RelayNode : public ReceiverTest {
     const auto tiles = TileSet::of(layout, share(layout, rank));
     const auto memory = host_target_memory(*receiver.target());
     for (std::uint64_t i = 0; i < tiles->tiles(); ++i) {
-      const Tile tile = layout.tile(tiles->nth(i));
+      const Tile tile = tile_of(layout, tiles->nth(i));
       const Tensor& tensor = layout.tensors()[tile.tensor];
       for (std::uint64_t row = tile.rect.row; row < tile.rect.row + tile.rect.rows; ++row) {
         const std::uint64_t at = tensor.offset + row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
@@ -313,8 +315,7 @@ TEST_F(RelayNode, WhatIsLostWhileTheTrainerPausesIsSeenAndComesAgain) {
   ASSERT_FALSE(lost);
   EXPECT_EQ(lost.error().code(), Errc::aborted) << lost.error().to_string();
   EXPECT_FALSE(relay_->current());
-  Want newer;
-  newer.kind = Want::Kind::newer;
+  const Want newer{.newer = true};
   auto staged = relay_->pull(newer, test_deadline());
   ASSERT_TRUE(staged) << staged.error().to_string();
   EXPECT_EQ((*staged)->report().mode, PullMode::full);
@@ -347,7 +348,7 @@ TEST_F(RelayNode, WhyTheNodeIsNotServedIsTheLastErrorUntilItIs) {
   EXPECT_NE(why, "") << "a pull that succeeds is not served by that";
   std::stop_source stop;
   stop.request_stop();
-  EXPECT_EQ(wait_relayed(*relay_, test_deadline(), stop.get_token()).error().code(), Errc::cancelled);
+  EXPECT_EQ(wait_relayed(*relay_, {test_deadline(), stop.get_token()}).error().code(), Errc::cancelled);
   EXPECT_EQ(error(), why) << "a stop says nothing of the node";
   start_node();
   ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
@@ -375,8 +376,7 @@ TEST_F(RelayNode, WithoutTheTrainersAgentTheNodeServesOn) {
   const ServedPtr newest = AgentTest::served();
   auto ranks = siblings();
   stop_agent();
-  Want newer;
-  newer.kind = Want::Kind::newer;
+  const Want newer{.newer = true};
   EXPECT_FALSE(relay_->pull(newer, Deadline::after(std::chrono::milliseconds(100))));
   for (auto& rank : ranks) EXPECT_EQ(pull(*rank).version, newest->version);
   start_agent();
@@ -448,7 +448,7 @@ class IdleEngine final : public commit::Engine {
 TEST_F(RelayNode, ARelayTakesNoPartInACommitOverRanks) {
   start();
   hand_on();
-  EXPECT_FALSE(relay_->takes_commits_back());
+  EXPECT_FALSE(relay_->supports_rollback());
   IdleEngine engine;
   commit::ParticipantOptions options;
   options.ranks = 1;

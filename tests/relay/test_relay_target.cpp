@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "receiver/verify.hpp"
 #include "relay/relay_target.hpp"
 #include "tests/receiver/trainer_model.hpp"
@@ -191,7 +192,7 @@ TEST_F(RelayTargetTest, BoundAgainItGoesOnFromTheSegment) {
 TEST_F(RelayTargetTest, ADiscardedFullLeavesNoTrace) {
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
-  for (const auto policy : {FullOverLive::stage, FullOverLive::in_place}) {
+  for (const auto policy : {FullUpdatePolicy::stage, FullUpdatePolicy::in_place}) {
     const Reference second = trainer_->step(0.5);
     ASSERT_TRUE(ok(target_->begin_full(policy, in_time())));
     fill_full(*target_, second);
@@ -199,7 +200,7 @@ TEST_F(RelayTargetTest, ADiscardedFullLeavesNoTrace) {
     target_->discard_full();
     ASSERT_TRUE(holds(first));
   }
-  EXPECT_TRUE(fails(target_->begin_full(FullOverLive::refuse, in_time()), Errc::no_space));
+  EXPECT_TRUE(fails(target_->begin_full(FullUpdatePolicy::refuse, in_time()), Errc::no_space));
 }
 
 TEST_F(RelayTargetTest, CallsOutOfOrderAndWrongStatesAreRefused) {
@@ -207,8 +208,8 @@ TEST_F(RelayTargetTest, CallsOutOfOrderAndWrongStatesAreRefused) {
   EXPECT_TRUE(fails(target_->commit_full(first.state, in_time()), Errc::invalid_argument));
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.1);
-  ASSERT_TRUE(ok(target_->begin_full(FullOverLive::stage, in_time())));
-  EXPECT_TRUE(fails(target_->begin_full(FullOverLive::stage, in_time()), Errc::invalid_argument));
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  EXPECT_TRUE(fails(target_->begin_full(FullUpdatePolicy::stage, in_time()), Errc::invalid_argument));
   EXPECT_TRUE(fails(commit({first, second}), Errc::invalid_argument));
   EXPECT_TRUE(fails(target_->rollback(), Errc::invalid_argument));
   fill_full(*target_, second);
@@ -259,7 +260,7 @@ TEST_F(RelayTargetTest, ATileOfTheBaseThatSomebodyWroteToIsNotHandedOn) {
   ASSERT_TRUE(holds(first));
   const Reference second = trainer_->step(0.0);  // no tile of it changes
   const Tensor& tensor = trainer_->layout()->tensors()[5];
-  std::byte& byte = writable(writer_->held()->bytes)[tensor.offset];
+  std::byte& byte = writable(held_version(*writer_)->bytes)[tensor.offset];
   byte ^= std::byte{1};
   EXPECT_TRUE(fails(commit({first, second}), Errc::corrupt, tensor.spec.name));
   ASSERT_TRUE(ok(commit_whole(*target_, second))) << "what a pull does next";
@@ -272,7 +273,7 @@ TEST_F(RelayTargetTest, AVersionThatTheSegmentHasWithOtherBytesIsABaseAllTheSame
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   ASSERT_TRUE(holds(first));
   const Tensor& tensor = trainer_->layout()->tensors()[5];
-  writable(writer_->held()->bytes)[tensor.offset] ^= std::byte{1};
+  writable(held_version(*writer_)->bytes)[tensor.offset] ^= std::byte{1};
   bind();
   ASSERT_NE(target_->committed(), nullptr);
   EXPECT_NE(target_->committed()->root, first.state.root);

@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 
+#include "base/deadline.hpp"
 #include "shm/roles.hpp"
 #include "tests/support/temp_dir.hpp"
 

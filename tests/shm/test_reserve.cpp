@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <set>
 
+#include "placement/regions.hpp"
 #include "shm/support.hpp"
 #include "tests/support/fake_numa.hpp"
 

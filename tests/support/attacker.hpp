@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "base/fd.hpp"
 #include "net/blocking.hpp"
 #include "net/listener.hpp"
@@ -48,9 +50,10 @@ class Attacker {
  private:
   void accept_all(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
-      auto client = listener_.accept(Until(Deadline::after(std::chrono::seconds(60)), stop));
+      auto client = listener_.accept(CallContext(Deadline::after(std::chrono::seconds(60)), stop));
       if (!client) continue;
-      auto server = net::connect_tcp("127.0.0.1", server_, Until(Deadline::after(std::chrono::seconds(60)), stop));
+      auto server =
+          net::connect_tcp("127.0.0.1", server_, CallContext(Deadline::after(std::chrono::seconds(60)), stop));
       if (!server) continue;
       paths_.emplace_back([this, c = std::move(*client), s = std::move(*server)](const std::stop_token& ending) {
         carry(c.get(), s.get(), ending);

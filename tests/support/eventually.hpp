@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "deltasync/deadline.hpp"
+#include "base/deadline.hpp"
 
 namespace deltasync::test {
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "format/tiling.hpp"
 #include "tests/support/model.hpp"
 #include "tools/diff_sizes.hpp"
 
@@ -32,7 +33,7 @@ TEST_F(DeltaCheck, AValidDeltaPasses) {
 
 TEST_F(DeltaCheck, OtherBytesThanTheNewOnesAreFound) {
   // A byte in a tile that the delta touches.
-  const Tile tile = model_.layout->tile(delta_.frames.at(0).first_tile);
+  const Tile tile = tile_of(*model_.layout, delta_.frames.at(0).first_tile);
   const Tensor& tensor = model_.layout->tensors()[tile.tensor];
   const std::uint64_t last_row = (tile.rect.row + tile.rect.rows - 1) * tensor.row_bytes();
   after_[tensor.offset + last_row + tile.rect.col * tensor.element_bytes] ^= std::byte{1};

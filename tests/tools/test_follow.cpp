@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_context.hpp"
 #include "tests/commit/fake_receiver.hpp"
 #include "tests/commit/log_lines.hpp"
 #include "tools/follow.hpp"
@@ -37,12 +38,12 @@ class Follow : public ::testing::Test {
     script_ = std::move(script);
     Follower follower;
     follower.count = versions;
-    follower.connect = [this](const Until&) -> Result<std::unique_ptr<Receiver>> {
+    follower.connect = [this](const CallContext&) -> Result<std::unique_ptr<Receiver>> {
       ++connects_;
       if (here().where == Try::Where::connect) return Error(script_[at_++].code, "scripted");
       return std::unique_ptr<Receiver>(std::make_unique<commit::FakeReceiver>(trainer_));
     };
-    follower.take = [this](Receiver&, const Until&) -> Result<PullReport> {
+    follower.take = [this](Receiver&, const CallContext&) -> Result<PullReport> {
       const Try now = here();
       ++at_;
       if (now.where == Try::Where::take) return Error(now.code, "scripted");

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "agent/trainer_server.hpp"
+#include "base/deadline.hpp"
 #include "deltasync/writer.hpp"
 #include "shm/roles.hpp"
 #include "tests/support/model.hpp"

@@ -43,8 +43,7 @@ class OnDevice {
     SliceSource item{{tensor, rect}, {}};
     item.source.data = memory_.data() + t.offset + rect.row * t.row_bytes() + rect.col * t.element_bytes;
     item.source.row_stride_bytes = static_cast<std::size_t>(t.row_bytes());
-    item.source.memory = Source::Memory::cuda;
-    item.source.device = ordinal_;
+    item.source.device = {ordinal_};
     item.source.stream = stream_.raw;
     return item;
   }

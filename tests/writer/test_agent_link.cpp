@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "agent/trainer_socket.hpp"
+#include "base/deadline.hpp"
 #include "tests/shm/support.hpp"
 
 namespace deltasync {

@@ -133,7 +133,7 @@ TEST_F(WriterDeviceTest, NothingCountsBeforeItHasArrived) {
     device.hang(false);
     ASSERT_TRUE(writer->wait(*ticket, soon()));
     EXPECT_EQ(agent_.progress(), 1u);
-    EXPECT_EQ(writer->wait({ticket->number + 1}, soon()).error().code(), Errc::invalid_argument);
+    EXPECT_EQ(writer->wait(*ticket + 1, soon()).error().code(), Errc::invalid_argument);
     writer->abort();
   }
 }
@@ -194,8 +194,8 @@ TEST_F(WriterDeviceTest, WhatCannotBeCopiedIsRefused) {
     EXPECT_EQ(refused.error().code(), code) << refused.error().to_string();
     writer->abort();
   };
-  attempt([](SliceSource& item) { item.source.memory = Source::Memory::host; }, Errc::invalid_argument);
-  attempt([](SliceSource& item) { item.source.device = 3; }, Errc::unsupported);
+  attempt([](SliceSource& item) { item.source.device = {}; }, Errc::invalid_argument);
+  attempt([](SliceSource& item) { item.source.device = {3}; }, Errc::unsupported);
   attempt([](SliceSource& item) { item.source.stream = nullptr; }, Errc::invalid_argument);
   attempt([&](SliceSource& item) { item.source.stream = other.engine_stream().raw; }, Errc::invalid_argument);
   attempt([](SliceSource& item) { item.source.data = nullptr; }, Errc::invalid_argument);

@@ -22,7 +22,7 @@ class WriterCudaTest : public ::testing::Test {
     SliceSource item{{tensor, rect}, {}};
     item.source.data = on_device + t.offset + rect.row * t.row_bytes() + rect.col * t.element_bytes;
     item.source.row_stride_bytes = static_cast<std::size_t>(t.row_bytes());
-    item.source.memory = Source::Memory::cuda;
+    item.source.device = {0};
     return item;
   }
 

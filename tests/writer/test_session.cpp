@@ -8,9 +8,11 @@
 #include <thread>
 
 #include "agent/trainer_socket.hpp"
+#include "base/deadline.hpp"
 #include "tests/shm/support.hpp"
 #include "tests/support/without_threads.hpp"
 #include "tests/writer/harness.hpp"
+#include "writer/held_version.hpp"
 
 namespace deltasync::test {
 namespace {
@@ -74,7 +76,7 @@ TEST_F(WriterSessionTest, VersionsArriveByteForByteAndAreReported) {
 
 TEST_F(WriterSessionTest, WhatTheSegmentHoldsAndWhatIsBeingFilledCanBeRead) {
   auto writer = attach();
-  EXPECT_FALSE(writer->held());
+  EXPECT_FALSE(held_version(*writer));
   EXPECT_TRUE(writer->filling().empty());
   const auto is = [](std::span<const std::byte> bytes, const std::vector<std::byte>& half) {
     return std::equal(bytes.begin(), bytes.end(), half.begin(), half.end());
@@ -84,23 +86,23 @@ TEST_F(WriterSessionTest, WhatTheSegmentHoldsAndWhatIsBeingFilledCanBeRead) {
     ASSERT_TRUE(writer->begin(version(7, number), soon()));
     ASSERT_TRUE(write_all(*writer, model_.half));
     EXPECT_TRUE(is(writer->filling(), model_.half));
-    ASSERT_EQ(writer->held().has_value(), number > 1) << "an open fill is no version";
+    ASSERT_EQ(held_version(*writer).has_value(), number > 1) << "an open fill is no version";
     if (number > 1) {
-      EXPECT_EQ(writer->held()->version, version(7, number - 1));
-      EXPECT_TRUE(is(writer->held()->bytes, before));
+      EXPECT_EQ(held_version(*writer)->version, version(7, number - 1));
+      EXPECT_TRUE(is(held_version(*writer)->bytes, before));
     }
     ASSERT_TRUE(writer->commit(soon()));
     EXPECT_TRUE(writer->filling().empty());
-    ASSERT_TRUE(writer->held());
-    EXPECT_EQ(writer->held()->version, version(7, number));
-    EXPECT_TRUE(is(writer->held()->bytes, model_.half)) << "sealed, whether it is served yet or not";
+    ASSERT_TRUE(held_version(*writer));
+    EXPECT_EQ(held_version(*writer)->version, version(7, number));
+    EXPECT_TRUE(is(held_version(*writer)->bytes, model_.half)) << "sealed, whether it is served yet or not";
     before = model_.half;
     mutate(model_.half, layout(), 0.2, number);
   }
   writer.reset();
   writer = attach();
-  ASSERT_TRUE(writer->held()) << "another session's version";
-  EXPECT_EQ(writer->held()->version, version(7, 3));
+  ASSERT_TRUE(held_version(*writer)) << "another session's version";
+  EXPECT_EQ(held_version(*writer)->version, version(7, 3));
 }
 
 TEST_F(WriterSessionTest, OffloadTakesAnyRangeOfNamesAndSources) {
@@ -282,7 +284,7 @@ TEST_F(WriterSessionTest, WrongArguments) {
   attempt(
       [&] {
         Source device = source;
-        device.memory = Source::Memory::cuda;
+        device.device = {0};
         return writer->write(matrix(), device);
       },
       Errc::unsupported);

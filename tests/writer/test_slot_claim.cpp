@@ -9,6 +9,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/deadline.hpp"
 #include "deltasync/writer.hpp"
 #include "tests/support/model.hpp"
 #include "tests/support/temp_dir.hpp"

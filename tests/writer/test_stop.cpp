@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/call_context.hpp"
+#include "base/deadline.hpp"
 #include "tests/shm/support.hpp"
 #include "tests/writer/harness.hpp"
 
@@ -48,18 +50,16 @@ void a_little_later() {
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
 }
 
-/// The error of a call during which the writer's stop is requested, once `when` returns and long before the call's
-/// deadline.
+/// The error of a call whose stop is requested once `when` returns, long before the call's deadline.
 template <class Call>
-Error stopped(Writer& writer, const Call& call, const std::function<void()>& when = a_little_later) {
+Error stopped(const Call& call, const std::function<void()>& when = a_little_later) {
   std::stop_source source;
-  writer.stop_on(source.get_token());
   const std::jthread stopper([&] {
     when();
     source.request_stop();
   });
   const Deadline deadline = soon();
-  const auto result = call(deadline);
+  const auto result = call(CallOptions(CallContext(deadline, source.get_token())));
   EXPECT_FALSE(deadline.passed()) << "it was the deadline that ended the call";
   if (result) return Error(Errc::internal, "it succeeded");
   return result.error();
@@ -70,25 +70,27 @@ TEST_F(WriterStop, AStopEndsWhatWaitsForTheAgent) {
   agent_->busy = true;
   publish(*writer, 1);
   publish(*writer, 2);
-  const Error begin = stopped(*writer, [&](Deadline end) { return writer->begin(version(7, 3), end); });
+  const Error begin = stopped([&](const CallOptions& end) { return writer->begin(version(7, 3), end); });
   EXPECT_EQ(begin.code(), Errc::cancelled) << begin.to_string();
   EXPECT_THAT(begin.message(), HasSubstr("SEALED"));
-  const Error ready = stopped(*writer, [&](Deadline end) { return writer->wait_ready({7, 1}, end); });
+  const Error ready = stopped([&](const CallOptions& end) { return writer->wait_ready({7, 1}, end); });
   EXPECT_EQ(ready.code(), Errc::cancelled) << ready.to_string();
-  writer->stop_on({});
   agent_->busy = false;
   publish(*writer, 3);
   expect_served(*writer, 3);
 
   agent_.reset();
-  const Error absent = stopped(*writer, [&](Deadline end) { return writer->wait_ready({7, 3}, end); });
+  const Error absent = stopped([&](const CallOptions& end) { return writer->wait_ready({7, 3}, end); });
   EXPECT_EQ(absent.code(), Errc::cancelled) << absent.to_string();
-  EXPECT_EQ(writer->wait_ready({7, 3}, soon()).error().code(), Errc::cancelled) << "requested before the call";
+  std::stop_source before;
+  before.request_stop();
+  EXPECT_EQ(writer->wait_ready({7, 3}, CallContext(soon(), before.get_token())).error().code(), Errc::cancelled)
+      << "requested before the call";
 }
 
 TEST_F(WriterStop, GoodbyeIsSaidAfterAStop) {
   auto writer = attach();
-  const Error ready = stopped(*writer, [&](Deadline end) { return writer->wait_ready({7, 1}, end); });
+  const Error ready = stopped([&](const CallOptions& end) { return writer->wait_ready({7, 1}, end); });
   EXPECT_EQ(ready.code(), Errc::cancelled) << ready.to_string();
   writer.reset();
   EXPECT_THAT(agent_->gone(), ::testing::ElementsAre(0u)) << "the slot would be taken for as long as the process lives";
@@ -101,16 +103,15 @@ TEST_F(WriterStop, AStopEndsWhatWaitsForOtherWriters) {
   const auto waits = [&] { return agent_->server().status().at(0).waiting; };
   // With a deadline beyond that of what follows: the agent must not need it.
   const Error plan = stopped(
-      *both[0],
-      [&](Deadline /*end*/) { return both[0]->register_plan(plans[0], Deadline::after(std::chrono::minutes(2))); },
+      [&](const CallOptions& end) {
+        return both[0]->register_plan(plans[0], CallOptions::within(std::chrono::minutes(2), end.stop));
+      },
       [&] { EXPECT_TRUE(eventually(waits)); });
   EXPECT_EQ(plan.code(), Errc::cancelled) << plan.to_string();
   ASSERT_TRUE(eventually([&] { return !waits(); })) << "nobody is left to hear the verdict";
   const auto alone = both[1]->register_plan(plans[1], in_ms(2'000));
   ASSERT_FALSE(alone) << "writer 0 has no plan";
   EXPECT_THAT(alone.error().message(), HasSubstr("writer(s) 0"));
-
-  both[0]->stop_on({});
   Status second;
   {
     const std::jthread other([&] { second = both[1]->register_plan(plans[1], soon()); });
@@ -125,12 +126,10 @@ TEST_F(WriterStop, AStopEndsWhatWaitsForOtherWriters) {
     }
   };
   fill();
-  const Error commit = stopped(*both[0], [&](Deadline end) { return both[0]->commit(end); });
+  const Error commit = stopped([&](const CallOptions& end) { return both[0]->commit(end); });
   EXPECT_EQ(commit.code(), Errc::cancelled) << commit.to_string();
   EXPECT_THAT(commit.message(), HasSubstr("writer 1 (pid "));
   EXPECT_EQ(both[1]->commit(soon()).error().code(), Errc::aborted);
-
-  both[0]->stop_on({});
   fill();
   std::optional<Result<OffloadReport>> other;
   {

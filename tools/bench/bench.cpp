@@ -7,7 +7,7 @@
 #include <sstream>
 #include <utility>
 
-#include "deltasync/trace.hpp"
+#include "deltasync/timeline.hpp"
 #include "tools/trace_timeline.hpp"
 
 namespace deltasync::bench {
@@ -45,8 +45,8 @@ class PartsDirectory {
 };
 
 /// Joins what the processes wrote, all of which have ended but this one.
-Status write_timeline(const Options& options) {
-  DS_TRY(write_trace(trace_part(options, "trainer")));
+Status write_all_timelines(const Options& options) {
+  DS_TRY(write_timeline(trace_part(options, "trainer")));
   std::vector<tools::Timeline> traces;
   for (const char* process : {"trainer", "agent", "receiver"}) {
     const std::filesystem::path part = trace_part(options, process);
@@ -65,14 +65,14 @@ Status write_timeline(const Options& options) {
 
 Result<Json> run_case(const Case& c, const Options& given) {
   if (given.trace.empty()) return c.run(given);
-  start_trace({"trainer"});
-  DS_TRY(write_trace(given.trace));  // one that cannot be written is better known now
+  start_timeline("trainer");
+  DS_TRY(write_timeline(given.trace));  // one that cannot be written is better known now
   DS_ASSIGN(const PartsDirectory directory, PartsDirectory::make(given.trace));
   Options options = given;
   options.trace_parts = directory.path();
   auto result = c.run(options);
-  stop_trace();
-  if (result) DS_TRY(write_timeline(options));
+  stop_timeline();
+  if (result) DS_TRY(write_all_timelines(options));
   return result;
 }
 

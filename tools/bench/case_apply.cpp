@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/deadline.hpp"
 #include "bench/halves.hpp"
 #include "bench/limits.hpp"
 #include "receiver/target.hpp"
@@ -13,10 +14,10 @@ namespace deltasync::bench {
 namespace {
 
 /// A host target in `memory` that has the version before committed.
-Result<TargetPtr> make_target(const Halves& halves, std::span<std::byte> memory, ThreadPool& pool) {
+Result<std::unique_ptr<Target>> make_target(const Halves& halves, std::span<std::byte> memory, ThreadPool& pool) {
   auto target = make_host_target(halves.layout_ptr(), memory);
   DS_TRY(target->open(pool, Deadline::after(kCaseLimit)));
-  DS_TRY(target->begin_full(FullOverLive::stage, Deadline::after(kCaseLimit)));
+  DS_TRY(target->begin_full(FullUpdatePolicy::stage, Deadline::after(kCaseLimit)));
   std::copy(halves.before().begin(), halves.before().end(), memory.begin());
   DS_TRY(target->commit_full(state_of(1, halves.digests()), Deadline::after(kCaseLimit)));
   return target;

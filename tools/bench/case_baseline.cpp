@@ -8,6 +8,7 @@
 #include "bench/halves.hpp"
 #include "bench/limits.hpp"
 #include "delta/frame.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::bench {
 namespace {
@@ -121,7 +122,7 @@ Result<Timed> time_ours(const Data& data, bool compact, unsigned rounds) {
         return;
       }
       for (const auto& record : *records) {
-        const Tile tile = layout.tile(record.tile);
+        const Tile tile = tile_of(layout, record.tile);
         const Tensor& tensor = layout.tensors()[tile.tensor];
         const delta::TensorMemory memory{data.live.span().data() + tensor.offset, tensor.row_bytes()};
         auto* const first = delta::tile_address(memory, tile, tensor.element_bytes);

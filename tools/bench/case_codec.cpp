@@ -1,7 +1,8 @@
 // bench codec: every byte of a delta's container, divided by the elements that changed, beside what no code can beat
 // and what COO would take.
 #include "bench/halves.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
+#include "format/tiling.hpp"
 #include "receiver/target_checks.hpp"
 #include "tools/diff_sizes.hpp"
 
@@ -59,7 +60,7 @@ Result<double> verify_gbps(const Halves& halves, const delta::Delta& delta, unsi
     const Status status = run_all(pool, delta.frames.size(), [&](std::uint64_t i, unsigned) -> Status {
       DS_ASSIGN(const auto records, delta::parse_frame(layout, delta.frames[i].bytes));
       for (const auto& record : records) {
-        const Tile tile = layout.tile(record.tile);
+        const Tile tile = tile_of(layout, record.tile);
         const Tensor& tensor = layout.tensors()[tile.tensor];
         const std::byte* const first = halves.before().data() + tensor.offset + tile.rect.row * tensor.row_bytes() +
                                        tile.rect.col * tensor.element_bytes;

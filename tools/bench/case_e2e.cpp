@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "base/bytes.hpp"
+#include "base/deadline.hpp"
 #include "bench/limits.hpp"
 #include "bench/processes.hpp"
 #include "bench/synth.hpp"

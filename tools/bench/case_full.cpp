@@ -2,6 +2,7 @@
 // same number of streams and from the same pages: the half that the agent serves.
 #include <algorithm>
 
+#include "base/deadline.hpp"
 #include "bench/limits.hpp"
 #include "bench/processes.hpp"
 #include "bench/synth.hpp"

@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/deadline.hpp"
 #include "bench/device_fanout.hpp"
 #include "bench/device_limits.hpp"
 #include "bench/device_offload.hpp"
 #include "bench/halves.hpp"
-#include "deltasync/attest.hpp"
+#include "deltasync/receiver.hpp"
+#include "format/tiling.hpp"
+#include "placement/regions.hpp"
+#include "receiver/attest.hpp"
 #include "receiver/target_checks.hpp"
 #include "receiver/target_device.hpp"
 #include "receiver/target_shadow.hpp"
@@ -17,7 +21,7 @@ namespace deltasync::bench {
 namespace {
 
 /// One memory with every tensor where a half has it.
-Result<PlacementPtr> place(const Halves& halves, const gpu::Memory& live) {
+Result<std::shared_ptr<const Placement>> place(const Halves& halves, const gpu::Memory& live) {
   PlacementPlan plan;
   plan.memories.push_back({"weights", live.data(), live.bytes(), {0}, {}});
   for (const Tensor& t : halves.layout().tensors()) {
@@ -30,10 +34,10 @@ Result<PlacementPtr> place(const Halves& halves, const gpu::Memory& live) {
 /// A full update over nothing, put by all of the pool's threads.
 Status put_all(Target& target, const Halves& halves, ThreadPool& pool) {
   const Layout& layout = halves.layout();
-  DS_TRY(target.begin_full(FullOverLive::in_place, Deadline::after(kDeviceLimit)));
+  DS_TRY(target.begin_full(FullUpdatePolicy::in_place, Deadline::after(kDeviceLimit)));
   auto* const half = const_cast<std::byte*>(halves.before().data());  // only read
   DS_TRY(run_all(pool, layout.tile_count(), [&](std::uint64_t i, unsigned) {
-    const Tile tile = layout.tile(i);
+    const Tile tile = tile_of(layout, i);
     const Tensor& t = layout.tensors()[tile.tensor];
     const delta::TensorMemory memory{half + t.offset, static_cast<std::size_t>(t.row_bytes())};
     return target.put_tile(tile, {delta::tile_address(memory, tile, t.element_bytes), memory.row_stride});
@@ -81,7 +85,7 @@ Result<std::vector<StagedStep>> verified_step(const Target& target, const Halves
 }
 
 Status check_all_tiles(Target& target, const Placement& placement) {
-  DS_ASSIGN(const auto differ, attest(target, placement, Deadline::after(kDeviceLimit)));
+  DS_ASSIGN(const auto differ, attest(target, parts_of(placement).tiles, Deadline::after(kDeviceLimit)));
   if (differ.empty()) return {};
   return Error(Errc::corrupt, std::to_string(differ.size()) + " tiles on the device differ from what was committed");
 }
@@ -112,14 +116,14 @@ Status run_round(Target& target, const Placement& placement, const Halves& halve
 }
 
 /// All of the device's memory from a shadow on the host; with `pin` the device reads it there.
-Status wake(TargetPtr live, const Placement& placement, const Halves& halves, ThreadPool& pool, unsigned rounds,
-            bool pin, double& best_s, bool& pinned) {
+Status wake(std::unique_ptr<Target> live, const Placement& placement, const Halves& halves, ThreadPool& pool,
+            unsigned rounds, bool pin, double& best_s, bool& pinned) {
   ShadowedTarget target(std::move(live), {.pin = pin});
   DS_TRY(target.open(pool, Deadline::after(kDeviceLimit)));
   if (pin) pinned = target.state().pinned;
   DS_TRY(put_all(target, halves, pool));
   for (unsigned round = 0; round < rounds; ++round) {
-    DS_TRY(target.give_up_live(Deadline::after(kDeviceLimit)));
+    DS_TRY(target.release(Deadline::after(kDeviceLimit)));
     const Stopwatch watch;
     DS_TRY(target.restore(Deadline::after(kDeviceLimit)));
     best_s = std::min(best_s, watch.seconds());
@@ -139,20 +143,20 @@ Result<OnDevice> receive(const Options& options, gpu::Device& device, ThreadPool
   for (gpu::Memory& memory : model.memory) {
     DS_ASSIGN(memory, device.allocate(model.layout->half_bytes()));
   }
-  DS_ASSIGN(const PlacementPtr placement, place(halves, model.memory[0]));
+  DS_ASSIGN(const std::shared_ptr<const Placement> placement, place(halves, model.memory[0]));
   const auto make_target = [&] {
     std::vector<DeviceExecutor::PlacedDevice> sources(1);
     sources[0].device = &device;
     return make_device_target_on(placement, std::move(sources), {});
   };
-  DS_ASSIGN(TargetPtr target, make_target());
+  DS_ASSIGN(std::unique_ptr<Target> target, make_target());
   DS_TRY(target->open(pool, Deadline::after(kDeviceLimit)));
   for (unsigned round = 0; round < rounds_of(options); ++round) {
     DS_TRY(run_round(*target, *placement, halves, forms, digests, pool, best));
   }
   target.reset();
   for (const bool pin : {false, true}) {  // to the first version
-    DS_ASSIGN(TargetPtr live, make_target());
+    DS_ASSIGN(std::unique_ptr<Target> live, make_target());
     DS_TRY(wake(std::move(live), *placement, halves, pool, rounds_of(options), pin,
                 pin ? best.wake_s : best.wake_copied_s, best.shadow_pinned));
   }

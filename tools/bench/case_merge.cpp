@@ -6,6 +6,7 @@
 #include "bench/limits.hpp"
 #include "bench/synth.hpp"
 #include "delta/frame.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::bench {
 namespace {
@@ -55,7 +56,7 @@ Status verify(History& history, const delta::Delta& delta, ThreadPool& pool) {
       return;
     }
     for (const auto& record : *records) {
-      const Tile tile = layout.tile(record.tile);
+      const Tile tile = tile_of(layout, record.tile);
       const Tensor& tensor = layout.tensors()[tile.tensor];
       const delta::TensorMemory memory{history.first.span().data() + tensor.offset,
                                        static_cast<std::size_t>(tensor.row_bytes())};

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/bytes.hpp"
+#include "base/deadline.hpp"
 #include "bench/limits.hpp"
 #include "bench/processes.hpp"
 #include "bench/synth.hpp"

@@ -9,7 +9,8 @@
 
 #include "bench/halves.hpp"
 #include "bench/limits.hpp"
-#include "deltasync/hf.hpp"
+#include "deltasync/layout.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync::bench {
 namespace {
@@ -44,7 +45,7 @@ Status run_round(const Layout& layout, ByteSpan half, std::span<const std::uint6
       return;
     }
     for (const delta::TileRecord& record : *records) {
-      const Tile tile = layout.tile(record.tile);
+      const Tile tile = tile_of(layout, record.tile);
       const Tensor& tensor = layout.tensors()[tile.tensor];
       const auto stride = static_cast<std::size_t>(tensor.row_bytes());
       std::byte* const first = delta::tile_address({to.data() + tensor.offset, stride}, tile, tensor.element_bytes);

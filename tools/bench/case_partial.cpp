@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "base/bytes.hpp"
+#include "base/deadline.hpp"
 #include "bench/bench.hpp"
 #include "bench/processes.hpp"
 #include "bench/synth.hpp"
@@ -50,9 +51,9 @@ std::vector<TpTensor> tensors_of(std::uint64_t model_bytes) {
   return tensors;
 }
 
-Result<Subscription> slices_of(const Layout& layout, const std::vector<TpTensor>& tensors, std::uint64_t rank,
-                               std::uint64_t ranks) {
-  Subscription subscription;
+Result<std::vector<Slice>> slices_of(const Layout& layout, const std::vector<TpTensor>& tensors, std::uint64_t rank,
+                                     std::uint64_t ranks) {
+  std::vector<Slice> subscription;
   for (const TpTensor& t : tensors) {
     Slice slice{t.spec.name, std::nullopt};
     if (t.parallel == Parallel::rows) {
@@ -60,7 +61,7 @@ Result<Subscription> slices_of(const Layout& layout, const std::vector<TpTensor>
     } else if (t.parallel == Parallel::columns) {
       DS_ASSIGN(slice, col_slice(layout, t.spec.name, rank, ranks));
     }
-    subscription.slices.push_back(std::move(slice));
+    subscription.push_back(std::move(slice));
   }
   return subscription;
 }
@@ -90,7 +91,7 @@ bool same_rect(const Tensor& tensor, const Rect& rect, ByteSpan a, ByteSpan b) {
 /// One rank: its receiver, and what its pulls did.
 struct Rank {
   std::uint64_t ranks = 1;
-  Subscription slices;
+  std::vector<Slice> slices;
   std::unique_ptr<Receiver> receiver;
   PullReport full;
   PullReport delta;
@@ -101,7 +102,7 @@ Result<PullReport> pull(Rank& rank, const Layout& layout, ByteSpan source) {
   DS_ASSIGN(const auto staged, rank.receiver->pull({}, Deadline::after(kCaseLimit)));
   DS_TRY(staged->commit());
   const ByteSpan held = host_target_memory(*rank.receiver->target());
-  for (const Slice& slice : rank.slices.slices) {
+  for (const Slice& slice : rank.slices) {
     const Tensor& tensor = layout.tensors()[*layout.find(slice.tensor)];
     if (!same_rect(tensor, slice.rect.value_or(Rect{0, 0, tensor.rows, tensor.cols}), held, source)) {
       return Error(Errc::corrupt, "a rank's slice of " + slice.tensor + " differs from the published one");

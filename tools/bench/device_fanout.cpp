@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "bench/device_limits.hpp"
 #include "delta/mix.hpp"
 #include "gpu/cuda_device.hpp"

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "delta/mix.hpp"
 #include "gpu/cuda_device.hpp"
 #include "gpu/fake_device.hpp"

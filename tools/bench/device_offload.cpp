@@ -3,8 +3,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "bench/processes.hpp"
 #include "delta/delta.hpp"
+#include "writer/held_version.hpp"
 #include "writer/session.hpp"
 
 namespace deltasync::bench {
@@ -56,7 +58,7 @@ std::vector<SliceSource> sources_of(const Layout& layout, const gpu::Memory& mem
     const Tensor& tensor = layout.tensors()[t];
     Source source;
     source.data = memory.data() + tensor.offset;
-    source.memory = Source::Memory::cuda;
+    source.device = {0};
     source.stream = stream.raw;
     slices.push_back({{t, {0, 0, tensor.rows, tensor.cols}}, source});
   }
@@ -64,7 +66,7 @@ std::vector<SliceSource> sources_of(const Layout& layout, const gpu::Memory& mem
 }
 
 Status check_held(const Writer& writer, const Digest128& root, ThreadPool& pool) {
-  const auto held = writer.held();
+  const auto held = held_version(writer);
   if (!held) return Error(Errc::internal, "the segment has no version after a commit");
   std::vector<std::uint64_t> digests(writer.layout()->tile_count());
   delta::half_digests(*writer.layout(), held->bytes, digests, pool);

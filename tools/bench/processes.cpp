@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "base/thread_pool.hpp"
 
 extern char** environ;

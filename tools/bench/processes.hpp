@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "bench/bench.hpp"
-#include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync::bench {

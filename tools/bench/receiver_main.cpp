@@ -1,6 +1,7 @@
 // The receiver process of e2e and tensors.
 #include <cstdio>
 
+#include "base/deadline.hpp"
 #include "bench/processes.hpp"
 #include "delta/delta.hpp"
 #include "receiver/receiver_impl.hpp"
@@ -25,7 +26,7 @@ Digest128 root_of_memory(const Receiver& receiver, const Target& target, ThreadP
 
 Status pull_versions(Receiver& receiver, unsigned count, ThreadPool& pool) {
   for (unsigned i = 0; i < count; ++i) {
-    DS_ASSIGN(const auto staged, receiver.pull({Want::Kind::newer, 0, {}}, Deadline::after(kPullLimit)));
+    DS_ASSIGN(const auto staged, receiver.pull({.newer = true}, Deadline::after(kPullLimit)));
     const Stopwatch watch;
     DS_TRY(staged->commit());
     const double committed_at = monotonic_s();

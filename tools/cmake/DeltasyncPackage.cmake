@@ -11,13 +11,9 @@ set(layers
     blocking
     auth
     tls
-    listener
-    commit_protocol
-    commit
     writer
     targets
-    receiver
-    relay)
+    receiver)
 if(DELTASYNC_WITH_CUDA)
   list(APPEND layers gpu_kernels)
 endif()

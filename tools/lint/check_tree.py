@@ -40,6 +40,8 @@ PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/
 
 # Absolute paths that only exist on somebody's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root|home|Users)/[\w.-]+")
+# Types that users of the library have to know: classes, structs, enums and aliases of include/, nested ones too.
+PUBLIC_TYPES_MAX = 45
 # A .cpp or .hpp beyond this holds more than one idea.
 LINES_MAX = 700
 
@@ -74,6 +76,34 @@ def check_public_header(name, text):
     for number, line in enumerate(text.splitlines(), 1):
         if re.search(r"\b(boost|asio|cuda)\b.*::|#\s*include\s+<(boost|cuda)", line):
             yield f"{name}:{number}: the public API names no Boost or CUDA type"
+
+
+def public_types(text):
+    """The types that a header declares to its users, in order."""
+    code = re.sub(r"//[^\n]*", "", text)
+    defined = set(re.findall(r"\b(?:class|struct|enum class)\s+(?:\[\[nodiscard\]\]\s+)?(\w+)[^;{(]*\{", code))
+    private_indent = None  # of the class whose private part this is
+    for line in code.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if re.match(r"\s*private:", line):
+            private_indent = indent - 1
+        elif private_indent is not None and line.strip() and indent <= private_indent:
+            private_indent = None
+        if private_indent is not None:
+            continue
+        match = re.match(r"\s*(?:class|struct|enum class)\s+(?:\[\[nodiscard\]\]\s+)?(\w+)(?!\w|<|::)(.*)", line)
+        if match and not (match[2].startswith(";") and match[1] in defined):
+            yield match[1]
+        elif match := re.match(r"\s*using\s+(\w+)\s*=", line):
+            yield match[1]
+
+
+def check_public_types(root, names):
+    types = [(name, kind) for name in names if name.startswith("include/")
+             for kind in public_types((root / name).read_text())]
+    if len(types) > PUBLIC_TYPES_MAX:
+        yield f"include/: {len(types)} public types, {PUBLIC_TYPES_MAX} at most: " + ", ".join(
+            kind for _, kind in types)
 
 
 def check_links(root, name, text):
@@ -158,6 +188,7 @@ def main():
         breaches += check_links(root, name, text)
         breaches += check_doc_names(root, name, text)
     breaches += check_page_names(names)
+    breaches += check_public_types(root, names)
     breaches = list(dict.fromkeys(breaches))
     for breach in breaches:
         print(breach, file=sys.stderr)

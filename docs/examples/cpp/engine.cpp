@@ -2,9 +2,9 @@
 // and the other one transposed, until it has the version that it is told to end with.
 //
 //   engine 127.0.0.1:7070 step_3
-#include <deltasync/placed_target.hpp>
 #include <deltasync/placement.hpp>
 #include <deltasync/receiver.hpp>
+#include <deltasync/target.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -27,7 +27,7 @@ LiveMemory memory_of(const char* name, std::vector<float>& values) {
 }
 
 Status run(const std::string& endpoint, const std::string& last_label) {
-  const auto minute = [] { return Deadline::after(std::chrono::minutes(1)); };
+  const auto minute = [] { return CallOptions::within(std::chrono::minutes(1)); };
 
   std::vector<float> embed(1000 * 64);  // as in the checkpoint
   std::vector<float> head(1000 * 64);   // 64 × 1000 there, 1000 × 64 here
@@ -48,17 +48,14 @@ Status run(const std::string& endpoint, const std::string& last_label) {
        .col_stride = 64 * element},
   };
 
-  ReceiverOptions options;
-  options.endpoint = endpoint;
-  options.attest_commits = true;
-  DS_ASSIGN(const auto receiver, Receiver::connect(options, minute()));
-  DS_ASSIGN(const PlacementPtr placement, Placement::build(receiver->layout(), plan));
-  DS_ASSIGN(TargetPtr target, make_placed_target(placement));
-  DS_TRY(receiver->bind(std::move(target), placement->subscription(), minute()));
+  DS_ASSIGN(const auto receiver, Receiver::connect({.endpoint = endpoint, .attest_commits = true}, minute()));
+  DS_ASSIGN(const auto placement, Placement::build(receiver->layout(), plan));
+  DS_ASSIGN(auto target, make_placed_target(placement));
+  DS_TRY(receiver->bind(std::move(target), placement->slices(), minute()));
   do {
-    DS_ASSIGN(const auto update, receiver->pull({.kind = Want::Kind::newer}, minute()));
+    DS_ASSIGN(const auto update, receiver->pull({.newer = true}, minute()));
     // Here the engine finishes the batch that it is at: from now on nothing may compute with the weights.
-    DS_TRY(update->commit());
+    DS_TRY(update->commit(minute()));
   } while (receiver->current()->label != last_label);
 
   std::printf("embed begins with %g %g, head_t with %g %g\n", embed[0], embed[1], head[0], head[1]);

@@ -14,15 +14,13 @@ using namespace deltasync;
 namespace {
 
 Status serve(const std::string& endpoint, const std::string& last_label) {
-  const auto minute = [] { return Deadline::after(std::chrono::minutes(1)); };
+  const auto minute = [] { return CallOptions::within(std::chrono::minutes(1)); };
 
-  ReceiverOptions options;
-  options.endpoint = endpoint;
-  DS_ASSIGN(const auto receiver, Receiver::connect(options, minute()));
+  DS_ASSIGN(const auto receiver, Receiver::connect({.endpoint = endpoint}, minute()));
   DS_TRY(receiver->bind(make_host_target(receiver->layout()), minute()));
   do {
-    DS_ASSIGN(const auto update, receiver->pull({.kind = Want::Kind::newer}, minute()));
-    DS_TRY(update->commit());
+    DS_ASSIGN(const auto update, receiver->pull({.newer = true}, minute()));
+    DS_TRY(update->commit(minute()));
     const PullReport& report = update->report();
     std::printf("%s: %llu of %llu bytes\n", report.version.label.c_str(),
                 static_cast<unsigned long long>(report.wire_bytes), static_cast<unsigned long long>(report.full_bytes));

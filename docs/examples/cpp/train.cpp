@@ -15,15 +15,13 @@ using namespace deltasync;
 namespace {
 
 Status train(const std::string& agent_socket) {
-  const auto minute = [] { return Deadline::after(std::chrono::minutes(1)); };
+  const auto minute = [] { return CallOptions::within(std::chrono::minutes(1)); };
 
   DS_ASSIGN(const LayoutPtr layout, Layout::build({
                                         {.name = "embed.weight", .dtype = Dtype::f32, .shape = {1000, 64}},
                                         {.name = "head.weight", .dtype = Dtype::f32, .shape = {64, 1000}},
                                     }));
-  WriterOptions options;
-  options.agent_socket = agent_socket;
-  DS_ASSIGN(const auto writer, Writer::attach(layout, Sidecar(), options, minute()));
+  DS_ASSIGN(const auto writer, Writer::attach(layout, Sidecar(), {.agent_socket = agent_socket}, minute()));
 
   std::vector<float> embed(1000 * 64, 0.5F);
   std::vector<float> head(64 * 1000, 0.25F);

@@ -14,8 +14,7 @@ void add_rect(Batch& batch, std::uint32_t tensor, std::uint64_t row, std::uint64
   source.data = reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
   source.row_stride_bytes = row_stride_bytes;
   if (device >= 0) {
-    source.memory = Source::Memory::cuda;
-    source.device = device;
+    source.device = {device};
     source.stream = reinterpret_cast<void*>(stream);  // NOLINT(performance-no-int-to-ptr)
   }
   batch.add({{tensor, {row, col, rows, cols}}, source}, owner.is_none() ? nb::handle() : owner);

@@ -20,7 +20,7 @@ class Batch {
   /// `owner` keeps the source's memory; null: the caller does.
   void add(const SliceSource& item, nb::handle owner) {
     slices_.push_back(item);
-    if (item.source.memory != Source::Memory::host) on_device_ = true;
+    if (!item.source.device.is_host()) on_device_ = true;
     if (owner.is_valid()) owners_.push_back(nb::borrow(owner));
   }
   void clear() {

@@ -119,8 +119,8 @@ std::chrono::nanoseconds limit_of(double timeout, const char* what) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
 }
 
-Deadline deadline_after(double timeout, const char* what) {
-  return Deadline::after(limit_of(timeout, what));
+CallOptions options_after(double timeout, const char* what) {
+  return CallOptions::within(limit_of(timeout, what));
 }
 
 void check_signals() {

@@ -11,7 +11,6 @@
 #include <string>
 #include <utility>
 
-#include "deltasync/deadline.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync::python {
@@ -37,8 +36,8 @@ inline void unwrap(Status status) {
 
 /// `timeout` in seconds; `what` is named where it is no such number.
 std::chrono::nanoseconds limit_of(double timeout, const char* what = "timeout");
-/// `timeout` in seconds from now; `what` is named where it is no such number.
-Deadline deadline_after(double timeout, const char* what = "timeout");
+/// Until `timeout` seconds from now; `what` is named where it is no such number.
+CallOptions options_after(double timeout, const char* what = "timeout");
 
 /// Without the GIL. `call` touches no Python object.
 template <class F>
@@ -58,13 +57,15 @@ namespace detail {
 void run_stoppable(const std::function<void()>& call, std::stop_source& stop);
 }  // namespace detail
 
-/// `call(stop_token)` may block, touches no Python object and ends soon after its token says so.
+/// `call(CallOptions)` may block for `timeout` seconds, touches no Python object and ends soon after its stop says so.
 template <class F>
-auto stoppable(F&& call) {
-  using R = decltype(call(std::stop_token()));
+auto stoppable_until(double timeout, F&& call) {
+  CallOptions options = options_after(timeout);
+  using R = decltype(call(options));
   std::stop_source stop;
+  options.stop = stop.get_token();
   std::optional<R> result;
-  detail::run_stoppable([&] { result.emplace(call(stop.get_token())); }, stop);
+  detail::run_stoppable([&] { result.emplace(call(options)); }, stop);
   return std::move(*result);
 }
 

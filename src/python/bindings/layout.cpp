@@ -6,7 +6,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "deltasync/hf.hpp"
 #include "deltasync/layout.hpp"
 #include "python/bindings/bind.hpp"
 #include "python/bindings/calls.hpp"
@@ -68,24 +67,38 @@ void bind_specs(nb::module_& module) {
           "name"_a, "dtype"_a, "shape"_a, "row_cuts"_a = std::vector<std::uint64_t>(),
           "col_cuts"_a = std::vector<std::uint64_t>(),
           "`dtype` as safetensors spells it (\"BF16\"). Cuts: rows and columns of the 2-D view where slices may begin.")
-      .def_ro("name", &TensorSpec::name)
-      .def_prop_ro("dtype", [](const TensorSpec& spec) { return std::string(to_string(spec.dtype)); })
-      .def_prop_ro("shape", [](const TensorSpec& spec) { return nb::tuple(nb::cast(spec.shape)); })
-      .def_prop_ro("row_cuts", [](const TensorSpec& spec) { return nb::tuple(nb::cast(spec.row_cuts)); })
-      .def_prop_ro("col_cuts", [](const TensorSpec& spec) { return nb::tuple(nb::cast(spec.col_cuts)); })
+      .def_ro("name", &TensorSpec::name, "As the HF checkpoint has it.")
+      .def_prop_ro(
+          "dtype", [](const TensorSpec& spec) { return std::string(to_string(spec.dtype)); },
+          "As safetensors spells it: \"BF16\".")
+      .def_prop_ro(
+          "shape", [](const TensorSpec& spec) { return nb::tuple(nb::cast(spec.shape)); },
+          "Elements in each dimension.")
+      .def_prop_ro(
+          "row_cuts", [](const TensorSpec& spec) { return nb::tuple(nb::cast(spec.row_cuts)); },
+          "Rows of the 2-D view where slices may begin.")
+      .def_prop_ro(
+          "col_cuts", [](const TensorSpec& spec) { return nb::tuple(nb::cast(spec.col_cuts)); },
+          "Columns of the 2-D view where slices may begin.")
       .def("__eq__", [](const TensorSpec& a, const TensorSpec& b) { return a == b; });
   nb::class_<Tensor>(module, "Tensor", "A tensor of a layout, with all that follows from its spec.")
-      .def_prop_ro("spec", [](const Tensor& tensor) { return tensor.spec; })
-      .def_prop_ro("name", [](const Tensor& tensor) { return tensor.spec.name; })
-      .def_prop_ro("dtype", [](const Tensor& tensor) { return std::string(to_string(tensor.spec.dtype)); })
-      .def_prop_ro("shape", [](const Tensor& tensor) { return nb::tuple(nb::cast(tensor.spec.shape)); })
+      .def_prop_ro(
+          "spec", [](const Tensor& tensor) { return tensor.spec; }, "As the user described it.")
+      .def_prop_ro(
+          "name", [](const Tensor& tensor) { return tensor.spec.name; }, "As the HF checkpoint has it.")
+      .def_prop_ro(
+          "dtype", [](const Tensor& tensor) { return std::string(to_string(tensor.spec.dtype)); },
+          "As safetensors spells it: \"BF16\".")
+      .def_prop_ro(
+          "shape", [](const Tensor& tensor) { return nb::tuple(nb::cast(tensor.spec.shape)); },
+          "Elements in each dimension.")
       .def_ro("rows", &Tensor::rows, "Of the 2-D view: the product of all dimensions but the last.")
       .def_ro("cols", &Tensor::cols, "Of the 2-D view: the last dimension.")
-      .def_ro("element_bytes", &Tensor::element_bytes)
+      .def_ro("element_bytes", &Tensor::element_bytes, "Of one element of the 2-D view.")
       .def_ro("offset", &Tensor::offset, "Of its first byte in a half.")
-      .def_ro("nbytes", &Tensor::bytes)
-      .def_ro("first_tile", &Tensor::first_tile)
-      .def_ro("tile_count", &Tensor::tile_count);
+      .def_ro("nbytes", &Tensor::bytes, "Rows × columns × element_bytes.")
+      .def_ro("first_tile", &Tensor::first_tile, "Number of its first tile in the layout.")
+      .def_ro("tile_count", &Tensor::tile_count, "0 for an empty tensor.");
 }
 
 }  // namespace
@@ -104,8 +117,8 @@ void bind_layout(nb::module_& module) {
           "digest", [](const Layout& layout) { return to_string(layout.digest()); }, "32 hex digits.")
       .def_prop_ro("half_bytes", &Layout::half_bytes, "Bytes of a whole version, padding included.")
       .def_prop_ro("model_bytes", &Layout::model_bytes, "Sum of the tensors' bytes.")
-      .def_prop_ro("elements", &Layout::elements)
-      .def_prop_ro("tile_count", &Layout::tile_count)
+      .def_prop_ro("elements", &Layout::elements, "Of all tensors.")
+      .def_prop_ro("tile_count", &Layout::tile_count, "Of all tensors.")
       .def(
           "find", [](const Layout& layout, const std::string& name) { return layout.find(name); }, "name"_a,
           "Its index, or None.")
@@ -144,17 +157,18 @@ void bind_layout(nb::module_& module) {
             return others;
           },
           "Files that hold no tensors, name: bytes.")
-      .def_prop_ro("weight_files", [](const Sidecar& sidecar) {
-        nb::list names;
-        for (const auto& file : sidecar.weights) names.append(nb::cast(file.name));
-        return names;
-      });
+      .def_prop_ro(
+          "weight_files",
+          [](const Sidecar& sidecar) {
+            nb::list names;
+            for (const auto& file : sidecar.weights) names.append(nb::cast(file.name));
+            return names;
+          },
+          "Names of the files that hold the tensors.");
   module.def(
       "read_hf_directory",
       [](const std::filesystem::path& directory, std::uint64_t tensor_parallel) {
-        HfModel::Options options;
-        options.tensor_parallel = tensor_parallel;
-        const HfModel model = unwrap(released([&] { return HfModel::open(directory, options); }));
+        const HfModel model = unwrap(released([&] { return HfModel::open(directory, tensor_parallel); }));
         return nb::make_tuple(std::const_pointer_cast<Layout>(model.layout()), model.sidecar());
       },
       "directory"_a, "tensor_parallel"_a = 1, "Layout and sidecar of a HF model directory; reads no weights.");

@@ -6,7 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include "base/log.hpp"
-#include "deltasync/trace.hpp"
+#include "deltasync/timeline.hpp"
 #include "net/auth.hpp"
 #include "python/bindings/calls.hpp"
 
@@ -24,10 +24,12 @@ NB_MODULE(_native, module) {
       nb::arg("name"), nb::arg("level"),
       "Log lines of the library go to stderr from now on: trace, debug, info, warn, error or off.");
   module.def(
-      "start_trace", [](const std::string& process) { deltasync::start_trace({.process = process}); },
-      nb::arg("process"), "Records what each stage of this process's writers and receivers takes, from now on.");
+      "start_timeline", [](std::string process) { deltasync::start_timeline(std::move(process)); }, nb::arg("process"),
+      "Records what each stage of this process's writers and receivers takes, from now on.");
+  module.def("stop_timeline", &deltasync::stop_timeline, "Ends recording; what was recorded can still be written.");
   module.def(
-      "write_trace", [](const std::filesystem::path& file) { unwrap(deltasync::write_trace(file)); }, nb::arg("file"),
+      "write_timeline", [](const std::filesystem::path& file) { unwrap(deltasync::write_timeline(file)); },
+      nb::arg("file"),
       "What has been recorded so far, as Chrome trace events (docs/guides/timeline.md); `deltasync trace` lays files "
       "together.");
   module.def(

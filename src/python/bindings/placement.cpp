@@ -76,8 +76,10 @@ void bind_placement(nb::module_& module) {
             plan.ignored.push_back(slice_of(std::move(tensor), rect));
           },
           "tensor"_a, "rect"_a = nb::none(), "It has no place here. Without a rectangle: all of it.")
-      .def_prop_ro("slice_count", [](const PlacementPlan& plan) { return plan.slices.size(); })
-      .def_prop_ro("memory_count", [](const PlacementPlan& plan) { return plan.memories.size(); });
+      .def_prop_ro(
+          "slice_count", [](const PlacementPlan& plan) { return plan.slices.size(); }, "Slices that are placed.")
+      .def_prop_ro(
+          "memory_count", [](const PlacementPlan& plan) { return plan.memories.size(); }, "Memories that were added.");
   nb::class_<Placement>(module, "Placement", "A plan that was found valid.")
       .def_static(
           "build",
@@ -96,8 +98,9 @@ void bind_placement(nb::module_& module) {
             return std::vector<std::int32_t>(devices.begin(), devices.end());
           },
           "CUDA ordinals of its memories, in order.")
-      .def_prop_ro("placed_bytes", &Placement::placed_bytes)
-      .def_prop_ro("rest_bytes", &Placement::rest_bytes);
+      .def_prop_ro("placed_bytes", &Placement::placed_bytes, "What a full update writes in live memory.")
+      .def_prop_ro("rest_bytes", &Placement::rest_bytes,
+                   "Host memory for the rest of tiles that a slice cuts through.");
 }
 
 }  // namespace deltasync::python

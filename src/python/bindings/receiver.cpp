@@ -7,10 +7,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include "deltasync/attest.hpp"
-#include "deltasync/device_target.hpp"
-#include "deltasync/placed_target.hpp"
-#include "deltasync/still_wanted.hpp"
+#include "deltasync/target.hpp"
 #include "python/bindings/bind.hpp"
 #include "python/bindings/calls.hpp"
 
@@ -19,17 +16,17 @@ namespace {
 
 using namespace nb::literals;
 
-FullOverLive full_over_live_named(const std::string& name) {
-  if (name == "stage") return FullOverLive::stage;
-  if (name == "in_place") return FullOverLive::in_place;
-  if (name == "refuse") return FullOverLive::refuse;
-  throw Failure{Error(Errc::invalid_argument, "full_over_live is stage, in_place or refuse, not '" + name + "'")};
+FullUpdatePolicy policy_named(const std::string& name) {
+  if (name == "stage") return FullUpdatePolicy::stage;
+  if (name == "in_place") return FullUpdatePolicy::in_place;
+  if (name == "refuse") return FullUpdatePolicy::refuse;
+  throw Failure{Error(Errc::invalid_argument, "full_update_policy is stage, in_place or refuse, not '" + name + "'")};
 }
 
 /// What bind() takes: made in Python, consumed there.
 struct NewTarget {
-  TargetPtr target;
-  Subscription subscription;
+  std::unique_ptr<Target> target;
+  std::vector<Slice> slices;
 };
 
 NewTarget host_target(std::shared_ptr<const Layout> layout, std::uintptr_t address, std::uint64_t bytes,
@@ -40,20 +37,19 @@ NewTarget host_target(std::shared_ptr<const Layout> layout, std::uintptr_t addre
                                                     std::to_string(layout->half_bytes()))};
   }
   return {make_host_target(std::move(layout), {memory, static_cast<std::size_t>(memory != nullptr ? bytes : 0)}),
-          part ? part->subscription() : Subscription()};
+          part ? part->slices() : std::vector<Slice>()};
 }
 
-NewTarget placed_target(const std::shared_ptr<Placement>& placement, bool live, const nb::dict& streams) {
-  const bool host = std::ranges::all_of(placement->memories(), [](const auto& m) { return m.device.is_host(); });
-  if (host) return {unwrap(make_placed_target(placement, {live})), placement->subscription()};
-  DeviceTargetOptions options;
+NewTarget placed_target(const std::shared_ptr<Placement>& placement, bool live, const nb::dict& streams, bool shadow) {
+  PlacedTargetOptions options;
   options.live = live;
+  if (shadow) options.shadow = ShadowOptions();
   for (const auto& [device, stream] : streams) {
     const auto address = nb::cast<std::uintptr_t>(stream);
-    options.engine_streams.push_back(
-        {nb::cast<std::int32_t>(device), reinterpret_cast<void*>(address)});  // NOLINT(performance-no-int-to-ptr)
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    options.engine_streams[nb::cast<std::int32_t>(device)] = reinterpret_cast<void*>(address);
   }
-  return {unwrap(released([&] { return make_device_target(placement, options); })), placement->subscription()};
+  return {unwrap(released([&] { return make_placed_target(placement, options); })), placement->slices()};
 }
 
 NewTarget hf_target(std::shared_ptr<const Layout> layout, const Sidecar& sidecar, const std::filesystem::path& out,
@@ -68,16 +64,11 @@ Want want_of(const std::optional<std::uint64_t>& number, const std::optional<std
              bool newer) {
   if (number && label) throw Failure{Error(Errc::invalid_argument, "pull: a number or a label, not both")};
   Want want;
-  if (number) {
-    want.kind = Want::Kind::number;
-    want.number = *number;
-    want.epoch = epoch;
-  } else if (label) {
-    want.kind = Want::Kind::label;
-    want.label = *label;
-  } else {
-    want.kind = newer ? Want::Kind::newer : Want::Kind::newest;
-  }
+  if (label && label->empty()) throw Failure{Error(Errc::invalid_argument, "pull: an empty label names no version")};
+  want.number = number;
+  if (number) want.epoch = epoch;
+  want.label = label.value_or("");
+  want.newer = newer;
   return want;
 }
 
@@ -112,7 +103,7 @@ OlderEpoch older_epoch_named(const std::string& name) {
 }
 
 std::unique_ptr<Receiver> connect(std::string endpoint, std::string token, unsigned streams, unsigned threads,
-                                  std::string cores, const std::string& full_over_live, bool attest_commits,
+                                  std::string cores, const std::string& full_update_policy, bool attest_commits,
                                   double link_gbps, const std::string& on_older_epoch, std::string name,
                                   const TlsOptions& tls, double timeout) {
   ReceiverOptions options;
@@ -122,21 +113,18 @@ std::unique_ptr<Receiver> connect(std::string endpoint, std::string token, unsig
   options.streams = streams;
   options.threads = threads;
   options.cores = std::move(cores);
-  options.full_over_live = full_over_live_named(full_over_live);
+  options.full_update_policy = policy_named(full_update_policy);
   options.attest_commits = attest_commits;
   options.link_gbps = link_gbps;
   options.on_older_epoch = older_epoch_named(on_older_epoch);
   options.name = std::move(name);
-  const Deadline deadline = deadline_after(timeout);
-  return unwrap(stoppable([&](std::stop_token stop) { return Receiver::connect(options, deadline, std::move(stop)); }));
+  return unwrap(stoppable_until(timeout, [&](const CallOptions& call) { return Receiver::connect(options, call); }));
 }
 
 void bind_target(Receiver& receiver, NewTarget& target, double timeout) {
   if (!target.target) throw Failure{Error(Errc::invalid_argument, "bind: this target was bound before")};
-  const Deadline deadline = deadline_after(timeout);
-  unwrap(stoppable([&](std::stop_token stop) {
-    return receiver.bind(std::move(target.target), target.subscription, deadline, std::move(stop));
-  }));
+  unwrap(stoppable_until(
+      timeout, [&](const CallOptions& call) { return receiver.bind(std::move(target.target), target.slices, call); }));
 }
 
 /// Ends a wait in another thread: a std::stop_source.
@@ -154,52 +142,58 @@ std::unique_ptr<StagedUpdate> pull(Receiver& receiver, const std::optional<std::
                                    const std::optional<std::string>& label, std::uint64_t epoch, bool newer,
                                    double timeout, const StopSource* source) {
   const Want want = want_of(number, label, epoch, newer);
-  const Deadline deadline = deadline_after(timeout);
-  return unwrap(stoppable([&](const std::stop_token& stop) {
-    if (source == nullptr) return receiver.pull(want, deadline, stop);
+  return unwrap(stoppable_until(timeout, [&](const CallOptions& call) {
+    if (source == nullptr) return receiver.pull(want, call);
     std::stop_source either;
     const auto end = [&either] { either.request_stop(); };
-    const std::stop_callback by_signal(stop, end);
+    const std::stop_callback by_signal(call.stop, end);
     const std::stop_callback by_source(source->token(), end);
-    return receiver.pull(want, deadline, either.get_token());
+    return receiver.pull(want, {.deadline = call.deadline, .stop = either.get_token()});
   }));
 }
 
-bool still_wanted_now(Receiver& receiver, const StagedUpdate& staged, const std::optional<std::uint64_t>& number,
-                      const std::optional<std::string>& label, std::uint64_t epoch, double timeout) {
+bool is_current(Receiver& receiver, const StagedUpdate& staged, const std::optional<std::uint64_t>& number,
+                const std::optional<std::string>& label, std::uint64_t epoch, double timeout) {
   const Want want = want_of(number, label, epoch, false);
-  const Deadline deadline = deadline_after(timeout);
   return unwrap(
-      stoppable([&](std::stop_token stop) { return still_wanted(receiver, staged, want, deadline, std::move(stop)); }));
+      stoppable_until(timeout, [&](const CallOptions& call) { return receiver.is_current(staged, want, call); }));
 }
 
-nb::list attest_now(Receiver& receiver, double timeout) {
-  if (receiver.target() == nullptr) throw Failure{Error(Errc::invalid_argument, "attest: no target is bound")};
-  const Deadline deadline = deadline_after(timeout);
-  const auto wrong =
-      unwrap(stoppable([&](std::stop_token stop) { return attest(*receiver.target(), deadline, std::move(stop)); }));
+nb::list attest(Receiver& receiver, double timeout) {
+  const auto wrong = unwrap(stoppable_until(timeout, [&](const CallOptions& call) { return receiver.attest(call); }));
   nb::list tiles;
-  for (const WrongTile& tile : wrong) tiles.append(nb::make_tuple(tile.tile, tile.tensor, tile.copy_in));
+  for (const TileMismatch& tile : wrong) tiles.append(nb::make_tuple(tile.tile, tile.tensor, tile.copy_in));
   return tiles;
 }
 
-nb::dict repair_now(Receiver& receiver, const std::vector<std::uint64_t>& tiles, double timeout) {
-  const Deadline deadline = deadline_after(timeout);
-  const auto report =
-      unwrap(stoppable([&](std::stop_token stop) { return repair(receiver, tiles, deadline, std::move(stop)); }));
+nb::dict fields_of(const RepairReport& report) {
   nb::dict fields;
   fields["version"] = report.version;
   fields["tiles"] = report.tiles;
+  fields["nbytes"] = report.bytes;
   fields["fetched"] = report.fetched;
   fields["wire_bytes"] = report.wire_bytes;
   fields["metadata_bytes"] = report.metadata_bytes;
-  fields["repair_s"] = report.repair_s;
+  fields["total_s"] = report.total_s;
+  fields["attest_s"] = report.attest_s;
   return fields;
 }
 
-nb::dict lag_now(const Receiver& receiver, double timeout) {
-  const Deadline deadline = deadline_after(timeout);
-  const Lag lag = stoppable([&](std::stop_token stop) { return receiver.lag(deadline, std::move(stop)); });
+nb::dict repair(Receiver& receiver, const std::vector<std::uint64_t>& tiles, double timeout) {
+  return fields_of(
+      unwrap(stoppable_until(timeout, [&](const CallOptions& call) { return receiver.repair(tiles, call); })));
+}
+
+void release(Receiver& receiver, double timeout) {
+  unwrap(stoppable_until(timeout, [&](const CallOptions& call) { return receiver.release(call); }));
+}
+
+nb::dict restore(Receiver& receiver, double timeout) {
+  return fields_of(unwrap(stoppable_until(timeout, [&](const CallOptions& call) { return receiver.restore(call); })));
+}
+
+nb::dict lag_of(const Receiver& receiver, double timeout) {
+  const Lag lag = stoppable_until(timeout, [&](const CallOptions& call) { return receiver.lag(call); });
   nb::dict fields;
   fields["versions"] = lag.versions;
   fields["seconds"] = lag.seconds;
@@ -218,8 +212,8 @@ void bind_staged(nb::module_& module) {
       .def(
           "commit",
           [](StagedUpdate& staged, double timeout) {
-            const Deadline deadline = deadline_after(timeout);
-            unwrap(released([&] { return staged.commit(deadline); }));
+            const CallOptions call = options_after(timeout);
+            unwrap(released([&] { return staged.commit(call); }));
           },
           "timeout"_a = 600.0)
       .def("rollback", [](StagedUpdate& staged) { unwrap(released([&] { return staged.rollback(); })); });
@@ -235,6 +229,7 @@ void bind_receiver(nb::module_& module) {
              "In host memory of at least layout.half_bytes, which the caller keeps; 0: memory of its own. part: a "
              "Placement; then only the tiles that it places are kept.");
   module.def("placed_target", &placed_target, "placement"_a, "live"_a = false, "streams"_a = nb::dict(),
+             "shadow"_a = false,
              "Where an engine keeps its weights, on the host or on devices. streams: {device: cudaStream_t}.");
   module.def(
       "hf_target", &hf_target, "layout"_a, "sidecar"_a, "out"_a, "flush"_a = true, "disk_reserve_bytes"_a = nb::none(),
@@ -259,16 +254,18 @@ void bind_receiver(nb::module_& module) {
           "cert"_a = "", "key"_a = "", "ca"_a = "", "name"_a = "");
   nb::class_<Receiver>(module, "Receiver", "One receiver of one agent. One thread calls it at a time.")
       .def_static("connect", &connect, "endpoint"_a, "token"_a = "", "streams"_a = 4, "threads"_a = 0, "cores"_a = "",
-                  "full_over_live"_a = "stage", "attest_commits"_a = false, "link_gbps"_a = 0.0,
+                  "full_update_policy"_a = "stage", "attest_commits"_a = false, "link_gbps"_a = 0.0,
                   "on_older_epoch"_a = "follow", "name"_a = "receiver", "tls"_a = TlsOptions(), "timeout"_a = 60.0)
       .def("bind", &bind_target, "target"_a, "timeout"_a = 60.0)
       .def("pull", &pull, "number"_a = nb::none(), "label"_a = nb::none(), "epoch"_a = 0, "newer"_a = false,
            "timeout"_a = 60.0, "stop"_a = nb::none())
-      .def("still_wanted", &still_wanted_now, "staged"_a, "number"_a = nb::none(), "label"_a = nb::none(),
-           "epoch"_a = 0, "timeout"_a = 60.0)
-      .def("attest", &attest_now, "timeout"_a = 60.0, "Tiles that are not the version's: [(tile, tensor, copy_in)].")
-      .def("repair", &repair_now, "tiles"_a, "timeout"_a = 60.0, "Brings these tiles of the version again.")
-      .def("lag", &lag_now, "timeout"_a = 5.0, "Any thread, during any other call.")
+      .def("is_current", &is_current, "staged"_a, "number"_a = nb::none(), "label"_a = nb::none(), "epoch"_a = 0,
+           "timeout"_a = 60.0)
+      .def("attest", &attest, "timeout"_a = 60.0, "Tiles that are not the version's: [(tile, tensor, copy_in)].")
+      .def("repair", &repair, "tiles"_a, "timeout"_a = 60.0, "Brings these tiles of the version again.")
+      .def("release", &release, "timeout"_a = 60.0, "Gives live memory up; the shadow keeps the version.")
+      .def("restore", &restore, "timeout"_a = 60.0, "Writes live memory from the shadow.")
+      .def("lag", &lag_of, "timeout"_a = 5.0, "Any thread, during any other call.")
       .def_prop_ro("current", [](const Receiver& receiver) { return receiver.current(); })
       .def_prop_ro("layout",
                    [](const Receiver& receiver) { return std::const_pointer_cast<Layout>(receiver.layout()); })

@@ -20,9 +20,11 @@ void bind_version(nb::module_& module) {
             new (self) Version{{epoch, number}, std::move(label)};
           },
           "epoch"_a, "number"_a, "label"_a = "")
-      .def_prop_ro("epoch", [](const Version& version) { return version.id.epoch; })
-      .def_prop_ro("number", [](const Version& version) { return version.id.number; })
-      .def_ro("label", &Version::label)
+      .def_prop_ro(
+          "epoch", [](const Version& version) { return version.id.epoch; }, "One incarnation of a trainer.")
+      .def_prop_ro(
+          "number", [](const Version& version) { return version.id.number; }, "Grows within the epoch.")
+      .def_ro("label", &Version::label, "The user's name for it; may be empty.")
       .def_prop_ro(
           "id", [](const Version& version) { return to_string(version.id); }, "\"EPOCH:NUMBER\", epoch in hex.")
       .def("__str__", [](const Version& version) { return to_string(version); })

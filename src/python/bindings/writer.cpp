@@ -28,18 +28,9 @@ std::unique_ptr<Writer> attach(std::shared_ptr<const Layout> layout, const Sidec
   options.writers = writers;
   options.threads = threads;
   options.name = std::move(name);
-  options.device_limit = std::chrono::duration_cast<std::chrono::milliseconds>(limit_of(timeout));
-  const Deadline deadline = deadline_after(timeout);
-  for (;;) {
-    // An attempt with a short deadline names what it waited for as a longer one does.
-    auto writer = released([&] {
-      return Writer::attach(layout, sidecar, options, deadline.earlier(Deadline::after(std::chrono::seconds(1))));
-    });
-    const bool again = !writer.ok() && !deadline.passed() &&
-                       (writer.error().code() == Errc::connection || writer.error().code() == Errc::timed_out);
-    if (!again) return unwrap(std::move(writer));
-    check_signals();
-  }
+  options.device_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(limit_of(timeout));
+  return unwrap(stoppable_until(
+      timeout, [&](const CallOptions& call) { return Writer::attach(layout, sidecar, options, call); }));
 }
 
 void bind_report(nb::module_& module) {
@@ -85,13 +76,10 @@ class CallOf {
 
 /// A call of the writer that signals end.
 template <class F>
-auto stoppable_by(Writer& writer, F&& call) {
+auto stoppable_by(Writer& writer, double timeout, F&& call) {
   const CallOf one(writer);
   one.check();
-  return stoppable([&](std::stop_token stop) {
-    writer.stop_on(std::move(stop));
-    return call();
-  });
+  return stoppable_until(timeout, std::forward<F>(call));
 }
 
 VersionId newest(const Writer& writer) {
@@ -126,15 +114,15 @@ void write_batch(Writer& writer, const Batch& batch, bool wait, double timeout) 
     }
     return;
   }
-  const Deadline deadline = deadline_after(timeout);
+  const CallOptions call = options_after(timeout);
   unwrap(released([&]() -> Status {
     std::vector<SliceSource> host;
     std::vector<SliceSource> device;
     for (const SliceSource& item : batch.slices()) {
-      (item.source.memory == Source::Memory::host ? host : device).push_back(item);
+      (item.source.device.is_host() ? host : device).push_back(item);
     }
     DS_TRY(writer.write(host));
-    auto queued = writer.write_device(device, deadline);
+    auto queued = writer.write_device(device, call);
     return queued ? Status() : Status(std::move(queued).error());
   }));
 }
@@ -168,15 +156,14 @@ void bind_writer(nb::module_& module) {
           "register_plan",
           [](Writer& writer, const Batch& batch, double timeout) {
             const auto plan = batch.plan();
-            const Deadline deadline = deadline_after(timeout);
-            unwrap(stoppable_by(writer, [&] { return writer.register_plan(plan, deadline); }));
+            unwrap(stoppable_by(writer, timeout,
+                                [&](const CallOptions& call) { return writer.register_plan(plan, call); }));
           },
           "batch"_a, "timeout"_a = 60.0)
       .def(
           "begin",
           [](Writer& writer, const Version& version, double timeout) {
-            const Deadline deadline = deadline_after(timeout);
-            unwrap(stoppable_by(writer, [&] { return writer.begin(version, deadline); }));
+            unwrap(stoppable_by(writer, timeout, [&](const CallOptions& call) { return writer.begin(version, call); }));
           },
           "version"_a, "timeout"_a = 60.0)
       .def("write_batch", &write_batch, "batch"_a, "wait"_a = true, "timeout"_a = 60.0,
@@ -186,8 +173,7 @@ void bind_writer(nb::module_& module) {
       .def(
           "commit",
           [](Writer& writer, double timeout) {
-            const Deadline deadline = deadline_after(timeout);
-            return unwrap(stoppable_by(writer, [&] { return writer.commit(deadline); }));
+            return unwrap(stoppable_by(writer, timeout, [&](const CallOptions& call) { return writer.commit(call); }));
           },
           "timeout"_a = 60.0)
       .def(
@@ -200,8 +186,8 @@ void bind_writer(nb::module_& module) {
       .def(
           "wait_ready",
           [](Writer& writer, const Version& version, double timeout) {
-            const Deadline deadline = deadline_after(timeout);
-            unwrap(stoppable_by(writer, [&] { return writer.wait_ready(version.id, deadline); }));
+            unwrap(stoppable_by(writer, timeout,
+                                [&](const CallOptions& call) { return writer.wait_ready(version.id, call); }));
           },
           "version"_a, "timeout"_a = 60.0)
       .def("fresh_epoch", &fresh_epoch,

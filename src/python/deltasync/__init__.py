@@ -30,8 +30,9 @@ from ._native import (
     TensorSpec,
     Version,
     make_epoch,
-    start_trace,
-    write_trace,
+    start_timeline,
+    stop_timeline,
+    write_timeline,
 )
 from ._native import version as __version__
 from ._reports import OffloadReport
@@ -39,7 +40,7 @@ from .agent import AgentProcess
 from .async_rollout import AsyncReceiver
 from .errors import Error
 from .layouts import layout_of
-from .prepared import Lag, PullReport, RepairReport
+from .prepared import Lag, Prepared, PullReport, RepairReport, TileMismatch
 from .rollout import Receiver
 from .tls import Tls
 from .trainer import WeightManager
@@ -56,12 +57,14 @@ __all__ = [
     "OffloadReport",
     "Placement",
     "PlacementPlan",
+    "Prepared",
     "PullReport",
     "Receiver",
     "RepairReport",
     "Sidecar",
     "Tensor",
     "TensorSpec",
+    "TileMismatch",
     "Tls",
     "Version",
     "WeightManager",
@@ -70,6 +73,7 @@ __all__ = [
     "hf",
     "layout_of",
     "make_epoch",
-    "start_trace",
-    "write_trace",
+    "start_timeline",
+    "stop_timeline",
+    "write_timeline",
 ]

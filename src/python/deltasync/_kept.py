@@ -32,6 +32,7 @@ class Kept:
         strict: bool = True,
         ignore: Iterable[str] = (),
         part: PlacementPlan | None = None,
+        shadow: bool = False,
     ) -> None:
         """As of :class:`Receiver`, at most one of `module`, `plan` and `directory`; else host memory, with `part` only
         for what that plan places. Errors: the module's, the plan's or the directory's."""
@@ -56,7 +57,7 @@ class Kept:
             return
         placement = Placement.build(layout, plan)
         self._devices = [device for device in placement.devices if device not in engine_streams]
-        self.target = _native.placed_target(placement, live, dict(engine_streams))
+        self.target = _native.placed_target(placement, live, dict(engine_streams), shadow)
 
     def check(self) -> None:
         """LayoutMismatch where the module's memory is not any more what the target writes."""

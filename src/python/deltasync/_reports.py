@@ -27,6 +27,7 @@ class OffloadReport:
 
     @classmethod
     def of(cls, report: _native.OffloadReport, cast: Mapping[str, tuple[str, str]]) -> OffloadReport:
+        """Of what the writer reported; ``cast`` has the tensors that were published in another dtype."""
         return cls(
             report.version,
             report.guard_s,

@@ -140,6 +140,7 @@ class AgentProcess:
 
     @property
     def pid(self) -> int:
+        """Of the agent's process."""
         return self._process.pid
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 from ._deadlines import end_of
 from ._native import Layout, PlacementPlan, Version
 from .errors import Cancelled
-from .prepared import Lag, PullReport, RepairReport
+from .prepared import Lag, PullReport, RepairReport, TileMismatch
 from .rollout import PAUSE_LOOK_S, Receiver
 
 _T = TypeVar("_T")
@@ -34,14 +34,17 @@ class AsyncReceiver:
 
     @property
     def version(self) -> Version | None:
+        """The committed one."""
         return self.receiver.version
 
     @property
     def lost(self) -> bool:
+        """See :attr:`Receiver.lost`."""
         return self.receiver.lost
 
     @property
     def layout(self) -> Layout:
+        """The layout that the agent serves."""
         return self.receiver.layout
 
     async def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
@@ -74,24 +77,42 @@ class AsyncReceiver:
             raise
 
     async def commit(self, *, timeout: float | None = None) -> PullReport:
+        """See :meth:`Receiver.commit`."""
         return await self._run(lambda: self.receiver.commit(timeout=timeout))
 
     async def update(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
+        """See :meth:`Receiver.update`."""
         await self.prepare(version, timeout=timeout)
         return await self.commit(timeout=timeout)
 
     async def rollback(self) -> Version | None:
+        """See :meth:`Receiver.rollback`."""
         return await self._run(self.receiver.rollback)
 
-    async def attest(self, *, timeout: float | None = None) -> list[tuple[int, str, str]]:
+    async def attest(self, *, timeout: float | None = None) -> list[TileMismatch]:
+        """See :meth:`Receiver.attest`."""
         return await self._run(lambda: self.receiver.attest(timeout=timeout))
 
     async def repair(
         self, wrong: Iterable[tuple[int, str, str] | int] | None = None, *, timeout: float | None = None
     ) -> RepairReport:
+        """See :meth:`Receiver.repair`."""
         return await self._run(lambda: self.receiver.repair(wrong, timeout=timeout))
 
+    async def release(self, *, timeout: float | None = None) -> None:
+        """See :meth:`Receiver.release`."""
+        await self._run(lambda: self.receiver.release(timeout=timeout))
+
+    async def restore(self, *, timeout: float | None = None) -> RepairReport:
+        """See :meth:`Receiver.restore`."""
+        return await self._run(lambda: self.receiver.restore(timeout=timeout))
+
+    async def is_current(self, version: int | str, *, timeout: float | None = None) -> bool:
+        """See :meth:`Receiver.is_current`."""
+        return await self._run(lambda: self.receiver.is_current(version, timeout=timeout))
+
     async def lag(self, *, timeout: float = 5.0) -> Lag:
+        """See :meth:`Receiver.lag`."""
         return await self._run(lambda: self.receiver.lag(timeout=timeout))
 
     async def rebind(
@@ -102,21 +123,27 @@ class AsyncReceiver:
         part: PlacementPlan | None = None,
         timeout: float | None = None,
     ) -> None:
+        """See :meth:`Receiver.rebind`."""
         await self._run(lambda: self.receiver.rebind(plan, live=live, part=part, timeout=timeout))
 
     async def load_into(self, module: Any) -> None:
+        """See :meth:`Receiver.load_into`."""
         await self._run(lambda: self.receiver.load_into(module))
 
     def cancel(self) -> None:
+        """See :meth:`Receiver.cancel`."""
         self.receiver.cancel()
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+        """See :meth:`Receiver.arrays`."""
         return self.receiver.arrays()
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
+        """See :meth:`Receiver.tensors`."""
         return self.receiver.tensors()
 
     async def close(self) -> None:
+        """See :meth:`Receiver.close`."""
         await self._run(self.receiver.close)
         self._thread.shutdown(wait=False)
 

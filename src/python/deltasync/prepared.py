@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._deadlines import LONGEST_S, end_of, left
 from ._native import StopSource, Version
@@ -53,19 +53,37 @@ class PullReport:
     attest_s: float
 
 
+class TileMismatch(NamedTuple):
+    """A tile of live memory that is not the committed version's."""
+
+    #: Its number in the layout, for :meth:`Receiver.repair`.
+    tile: int
+    tensor: str
+    #: Empty: it is wrong where it is read. Else that is right, and the memory of this name has a copy that is not.
+    copy_in: str = ""
+
+    def __str__(self) -> str:
+        return f"tile {self.tile} ({self.tensor})" + (f", the copy in {self.copy_in}" if self.copy_in else "")
+
+
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a repair did."""
+    """What a repair wrote into live memory, or a restoration."""
 
-    #: Of the tiles: the committed one.
+    #: That live memory has now: the committed one.
     version: Version
-    #: Written again.
+    #: Written.
     tiles: int
-    #: Of these, from the agent.
+    #: Of these tiles.
+    nbytes: int
+    #: Tiles that came from the agent; the others came from the shadow.
     fetched: int
     wire_bytes: int
     metadata_bytes: int
-    repair_s: float
+    #: All of it, in seconds.
+    total_s: float
+    #: Of that, reading live memory again.
+    attest_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +144,7 @@ class Prepared:
 
     @property
     def failed(self) -> bool:
+        """Whether the pull has ended without a version."""
         return self._future.done() and (self._future.cancelled() or self._future.exception() is not None)
 
     @property
@@ -144,11 +163,11 @@ class Prepared:
         self._result(end)
         return self._receiver._commit(self, end)
 
-    def still_wanted(self, version: int | str, *, timeout: float | None = None) -> bool:
-        """Whether a version's number, or label, means to the agent what is staged here: a restarted trainer
-        gives the same numbers to other weights. Asks the agent; raises where it does not answer in time."""
-        end = end_of("still_wanted", timeout, self._receiver.timeout)
-        return self._receiver._still_wanted(self, version, end)
+    def is_current(self, version: int | str, *, timeout: float | None = None) -> bool:
+        """Whether a version's number, or label, means to the agent what is staged here: a trainer that was started
+        again gives the same numbers to other weights. Asks the agent; raises where it does not answer in time."""
+        end = end_of("is_current", timeout, self._receiver.timeout)
+        return self._receiver._is_current(self, version, end)
 
     def cancel(self) -> None:
         """Ends the pull, or gives up what it staged (its memory goes with the next pull); what is committed stays."""

@@ -38,10 +38,11 @@ from .errors import (
     LeaseRevoked,
     NoSpace,
     PeerDied,
+    Unsupported,
 )
 from .layouts import module_memory
 from .places import check_module
-from .prepared import LAST_WORDS_S, Lag, Pause, Prepared, PullReport, RepairReport
+from .prepared import LAST_WORDS_S, Lag, Pause, Prepared, PullReport, RepairReport, TileMismatch
 from .tls import Tls, TlsLike
 
 _log = logging.getLogger("deltasync.rollout")
@@ -82,6 +83,14 @@ class Receiver:
     it at once; failures that may pass are logged, and it tries again. Without it a pull begins with :meth:`prepare` or
     :meth:`update`.
 
+    ``full_update_policy``: what to do when a version has to come whole while one is live: ``stage`` keeps the live one
+    until the commit, and needs host memory for a second; ``in_place`` overwrites it, and ``version`` is None until the
+    pull is whole; ``refuse`` raises NoSpace.
+
+    ``shadow``: a copy on the host of what ``module`` or ``plan`` has in live memory, which takes as much memory again.
+    With it an engine can sleep and wake without the network (:meth:`release`, :meth:`restore`), and repairs come from
+    it.
+
     ``engine_streams``: of CUDA devices by their ordinals, the streams (torch's, or addresses) on which the engine
     computes with the weights. A commit comes behind what is queued there, and what is queued there after it comes
     behind the commit. For a device without one, a commit first waits for all that torch has queued on it.
@@ -109,7 +118,8 @@ class Receiver:
         streams: int = 4,
         threads: int = 0,
         cores: str = "",
-        full_over_live: str = "stage",
+        full_update_policy: str = "stage",
+        shadow: bool = False,
         engine_streams: Mapping[int, Any] | None = None,
         attest_commits: bool = False,
         link_gbps: float = 0.0,
@@ -121,6 +131,8 @@ class Receiver:
     ) -> None:
         if sum(choice is not None for choice in (module, plan, directory)) > 1:
             raise InvalidArgument("Receiver: one of module, plan and directory")
+        if shadow and module is None and plan is None:
+            raise InvalidArgument("Receiver: shadow=True without live memory: it is a copy of a module's or a plan's")
         self.timeout = seconds("Receiver", timeout)
         if directory is not None:
             directory = _checks.path("directory", directory)
@@ -132,7 +144,7 @@ class Receiver:
             "streams": _checks.whole("streams", streams),
             "threads": _checks.whole("threads", threads),
             "cores": _checks.text("cores", cores),
-            "full_over_live": _checks.text("full_over_live", full_over_live),
+            "full_update_policy": _checks.text("full_update_policy", full_update_policy),
             "attest_commits": bool(attest_commits),
             "link_gbps": _checks.of_type("link_gbps", link_gbps, numbers.Real, "number"),
             "tls": Tls.of(tls)._of_receiver(),
@@ -150,6 +162,8 @@ class Receiver:
         self._committed: StagedUpdate | None = None
         self._closed = False
         self._lost = False
+        self._released = False
+        self._shadow = bool(shadow)
         self._pid = os.getpid()
         ignore = Ignore(ignore).patterns
         end = time.monotonic() + self.timeout
@@ -227,26 +241,82 @@ class Receiver:
                 self._committed = None
         return self._version
 
-    def attest(self, *, timeout: float | None = None) -> list[tuple[int, str, str]]:
-        """Reads all live memory and compares it with the committed version: (tile, tensor, name of the memory that has
-        a wrong copy, or "") for each that differs; empty: all is as it was committed. A background pull pauses for it.
+    def attest(self, *, timeout: float | None = None) -> list[TileMismatch]:
+        """Reads all live memory and compares it with the committed version: the tiles that differ, in order; empty: all
+        is as it was committed. A background pull pauses for it.
+
+        What differs was written by another program, or the memory is broken: :meth:`repair` writes it again. Errors:
+        NotFound (nothing is committed), NoSpace, IoError (a device's), DeadlinePassed.
         """
         with self._between_pulls("attest", timeout) as end:
-            return self._native.attest(left(end))
+            return [TileMismatch(*found) for found in self._native.attest(left(end))]
 
     def repair(
         self, wrong: Iterable[tuple[int, str, str] | int] | None = None, *, timeout: float | None = None
     ) -> RepairReport:
         """Writes tiles of the committed version again, and reads them back: those that :meth:`attest` returned or,
-        without them, all that it finds now. Only these tiles travel. It writes live memory, as a commit does.
-        CorruptData if a tile is wrong again; VersionGone if the agent serves another version by now: the next pull
-        repairs it then."""
+        without them, all that it finds now. Those that the shadow has come from there; of the others only these tiles
+        travel. It writes live memory, as a commit does.
+
+        Errors: CorruptData (a tile is wrong again), VersionGone (the agent serves another version by now; the next pull
+        brings it whole), NotFound (nothing is committed), OutOfRange and InvalidArgument (no such tile), Unsupported (a
+        directory), IoError (a device's: no version is whole any more), ConnectionFailed, DeadlinePassed.
+        """
         tiles = [] if wrong is None else _tiles(wrong)
         with self._between_pulls("repair", timeout) as end:
             if wrong is None:
                 tiles = _tiles(self._native.attest(left(end)))
             self._kept.wait_for_kernels()
             return RepairReport(**self._native.repair(tiles, left(end)))
+
+    def release(self, *, timeout: float | None = None) -> None:
+        """Gives live memory up, so that the engine can sleep: nothing touches it once this has returned. The shadow
+        keeps its version, ``version`` is None, and nothing can be pulled until :meth:`restore`. A pull that is under
+        way is cancelled, and the last commit cannot be rolled back any more.
+
+        Errors: Unsupported (made without ``shadow``); DeadlinePassed, IoError: a device may still write to the memory,
+        which must be kept until a later call succeeds.
+        """
+        end = end_of("release", timeout, self.timeout)
+        self._need_shadow("release")
+        self.cancel()
+        try:
+            with self._locked("release", end):
+                self._committed = self._update = None
+                self._kept.wait_for_kernels()
+                self._native.release(left(end))
+                self._released = True
+        finally:
+            self._resume_background()
+
+    def restore(self, *, timeout: float | None = None) -> RepairReport:
+        """Writes all of live memory from the shadow, verified: after :meth:`release`, once the memory is there again at
+        the same addresses, or when no version is whole in it any more (:attr:`lost`). Nothing comes over the network. A
+        pull that is under way is cancelled, and begun again with ``background``.
+
+        Errors: Unsupported (made without ``shadow``), NotFound (the shadow has no version), CorruptData (a tile of the
+        shadow is wrong: update() then), IoError (a device's), DeadlinePassed.
+        """
+        end = end_of("restore", timeout, self.timeout)
+        self._need_shadow("restore")
+        self.cancel()
+        try:
+            with self._locked("restore", end):
+                self._committed = self._update = None
+                report = RepairReport(**self._native.restore(left(end)))
+                self._released = False
+        finally:
+            self._resume_background()
+        return report
+
+    def is_current(self, version: int | str, *, timeout: float | None = None) -> bool:
+        """Whether a version's number, or label, still means to the agent what is staged: a trainer that was started
+        again gives the same numbers to other weights. Raises where the agent does not answer in time, and
+        InvalidArgument if nothing is prepared."""
+        prepared = self._staged
+        if prepared is None:
+            raise InvalidArgument("is_current: nothing is prepared; call prepare() first")
+        return prepared.is_current(version, timeout=timeout)
 
     def lag(self, *, timeout: float = 5.0) -> Lag:
         """How far the committed version is behind what the agent serves now, and the last error. Asks the agent, on a
@@ -285,7 +355,8 @@ class Receiver:
                 kept = self._keep(plan=plan, live=live, part=part)
                 self._native.bind(kept.target, left(end))
                 self._kept = kept
-                self._version, self._lost = None, False  # a loss was the old memory's
+                # a loss was the old memory's
+                self._version, self._lost, self._released = None, False, False
             except BaseException as error:
                 if kept is not None and kept.target.spent and not isinstance(error, Error):
                     # Ctrl-C, which may have come when it was bound already: nothing that may be written is freed
@@ -374,7 +445,7 @@ class Receiver:
             finally:
                 if hasattr(self, "_native"):  # else a signal's handler has closed it
                     current = self._native.current
-                    self._lost = current is None and (self._lost or self._version is not None)
+                    self._lost = current is None and not self._released and (self._lost or self._version is not None)
                     self._version = current
         finally:
             self._calls.release()
@@ -452,7 +523,7 @@ class Receiver:
                 prepared._interrupt()
 
     def _keep(self, **where: Any) -> Kept:
-        return Kept(self.layout, self.sidecar, self._engine_streams, **where)
+        return Kept(self.layout, self.sidecar, self._engine_streams, shadow=self._shadow, **where)
 
     def _begin(self, version: int | str | Version | None, end: float, *, newer: bool) -> Prepared:
         if os.getpid() != self._pid:
@@ -530,14 +601,23 @@ class Receiver:
                 time.sleep(PAUSE_LOOK_S)
             prepared = follower
 
-    def _still_wanted(self, prepared: Prepared, asked: int | str, end: float) -> bool:
+    def _resume_background(self) -> None:
+        """After a call that has cancelled its pull, unless there is no memory to pull into."""
+        if self._background and not self._released and self._staged is None and not self._closed:
+            self._next_background()
+
+    def _need_shadow(self, call: str) -> None:
+        if not self._shadow:
+            raise Unsupported(f"{call}: this receiver has no shadow", "make it with shadow=True")
+
+    def _is_current(self, prepared: Prepared, asked: int | str, end: float) -> bool:
         """Whether the agent means by `asked` what is staged: after another start of the trainer it may be other weights
         with the same number."""
         number, label, epoch = _want(asked)
-        with self._locked("still_wanted", end):
+        with self._locked("is_current", end):
             if self._update is None or self._update[0] is not prepared or prepared.over:
                 return False
-            return self._native.still_wanted(self._update[1], number, label, epoch, left(end))
+            return self._native.is_current(self._update[1], number, label, epoch, left(end))
 
     def _committed_memory(self) -> HostMemory:
         if self._kept.memory is None:

@@ -446,7 +446,7 @@ class EngineReceiver:
             return None
         self._following = None
         # It may have been staged before the trainer was started again.
-        return following if following.still_wanted(staging.asked, timeout=left(end)) else None
+        return following if following.is_current(staging.asked, timeout=left(end)) else None
 
     def _drop_staging(self) -> None:
         staging, self._staging = self._staging, None

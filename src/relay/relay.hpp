@@ -3,10 +3,9 @@
 #pragma once
 
 #include <chrono>
-#include <stop_token>
 #include <string>
 
-#include "deltasync/deadline.hpp"
+#include "base/call_context.hpp"
 #include "deltasync/receiver.hpp"
 #include "deltasync/result.hpp"
 
@@ -30,14 +29,16 @@ struct RelayTargetOptions {
 ///     no other bytes.
 ///   - A commit is final: rollback() of a committed update is unsupported, since receivers may have it by then. So a
 ///     receiver with this target takes no part in a commit over ranks (commit.hpp): Participant::start refuses it.
-///   - A full update waits in host memory, as large as the model, for its commit; FullOverLive::in_place is like stage.
+///   - A full update waits in host memory, as large as the model, for its commit; FullUpdatePolicy::in_place is like
+///   stage.
 ///   - Bound again over a segment that holds a version (a restart), it goes on from that one: a delta, not the model.
 ///   - Once the segment is gone (its agent was restarted without it, or took another layout meanwhile), the commit or
 ///     wait_relayed() that finds out fails with `aborted`, nothing is committed, and the next pull is a full one.
 ///
 /// Errors: those of Writer::attach(); already_exists while another process relays to that agent or trains with it;
 /// invalid_argument if it is the very agent that the receiver pulls from.
-Result<TargetPtr> make_relay_target(const Receiver& receiver, const RelayTargetOptions& options, Deadline deadline);
+Result<std::unique_ptr<Target>> make_relay_target(const Receiver& receiver, const RelayTargetOptions& options,
+                                                  const CallOptions& call);
 
 /// Waits until the agent serves what the receiver has committed, which its relay's target keeps. Why it does not is the
 /// receiver's last_error (Receiver::lag, the status of the agent that it pulls from) until a later call finds that it
@@ -48,6 +49,6 @@ Result<TargetPtr> make_relay_target(const Receiver& receiver, const RelayTargetO
 /// that has another segment, without the version: then nothing is committed, and the next pull brings the model;
 /// corrupt if the segment has other bytes than were published; invalid_argument of another kind of target, or of one
 /// that has committed nothing.
-Status wait_relayed(Receiver& receiver, Deadline deadline, std::stop_token stop = {});
+Status wait_relayed(Receiver& receiver, const CallContext& until);
 
 }  // namespace deltasync

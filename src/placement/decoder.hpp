@@ -1,5 +1,5 @@
 // Placements of the usual decoder layers, from a tensor-parallel rank: what goes where in fused, stacked, transposed
-// and padded parameters. Plans that an engine's own loader was traced for need none of this (placement.hpp).
+// and padded parameters. Plans that an engine's own loader was traced for need none of this (deltasync/placement.hpp).
 //
 // An HF weight is *out × in*: its rows make outputs, its columns take inputs. A 1-D tensor (bias, norm) is out × 1.
 #pragma once
@@ -12,7 +12,6 @@
 #include "deltasync/layout.hpp"
 #include "deltasync/placement.hpp"
 #include "deltasync/result.hpp"
-#include "deltasync/subscription.hpp"
 
 namespace deltasync {
 
@@ -101,7 +100,7 @@ class DecoderPlacement {
 
   /// What was collected, with everything that is accounted for and has no place as ignored.
   PlacementPlan plan() const;
-  Result<PlacementPtr> build() const { return Placement::build(layout_, plan()); }
+  Result<std::shared_ptr<const Placement>> build() const { return Placement::build(layout_, plan()); }
 
  private:
   struct Block;

@@ -1,4 +1,4 @@
-#include "base/until.hpp"
+#include "base/call_context.hpp"
 
 #include <condition_variable>
 #include <mutex>
@@ -10,13 +10,13 @@ Error cancelled_while(std::string_view what) {
   return {Errc::cancelled, "stopped while " + std::string(what)};
 }
 
-Status Until::check(std::string_view what) const {
+Status CallContext::check(std::string_view what) const {
   if (stop_.stop_requested()) return cancelled_while(what);
   if (deadline_.passed()) return Error(Errc::timed_out, "deadline passed while " + std::string(what));
   return {};
 }
 
-void Until::pause(std::chrono::nanoseconds time) const {
+void CallContext::pause(std::chrono::nanoseconds time) const {
   std::mutex mutex;
   std::condition_variable_any stopped;
   std::unique_lock lock(mutex);

@@ -6,23 +6,30 @@
 #include <string_view>
 #include <utility>
 
-#include "deltasync/deadline.hpp"
+#include "base/deadline.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync {
 
 /// Cheap to copy. Any thread may ask it.
-class Until {
+class CallContext {
  public:
-  Until(Deadline deadline, std::stop_token stop = {})  // NOLINT(google-explicit-constructor): a deadline alone will do
+  CallContext(Deadline deadline,
+              std::stop_token stop = {})  // NOLINT(google-explicit-constructor): a deadline alone will do
       : deadline_(deadline), stop_(std::move(stop)) {}
+  /// What the user of the library said.
+  CallContext(const CallOptions& call)  // NOLINT(google-explicit-constructor): one is the other
+      : CallContext(Deadline::of(call), call.stop) {}
+  operator CallOptions() const {
+    return {.deadline = deadline_.at(), .stop = stop_};
+  }  // NOLINT(google-explicit-constructor)
 
   Deadline deadline() const noexcept { return deadline_; }
   const std::stop_token& stop() const noexcept { return stop_; }
   bool stop_requested() const noexcept { return stop_.stop_requested(); }
   bool over() const noexcept { return stop_requested() || deadline_.passed(); }
   /// The same stop, with the earlier one of both deadlines.
-  Until earlier(Deadline other) const { return {deadline_.earlier(other), stop_}; }
+  CallContext earlier(Deadline other) const { return {deadline_.earlier(other), stop_}; }
 
   /// cancelled or timed_out, naming `what` was being done, once the end has come. For loops over work: call it between
   /// pieces of some milliseconds.

@@ -1,5 +1,5 @@
-// Whether a staged version is still what is asked for: include/deltasync/still_wanted.hpp.
-#include "deltasync/still_wanted.hpp"
+// Whether a staged version is still what is asked for: Receiver::is_current().
+#include "deltasync/receiver.hpp"
 
 #include <utility>
 
@@ -34,26 +34,19 @@ Result<bool> Pull::means(const VersionId& version, const Digest128& root) {
   }
 }
 
-Result<bool> ReceiverImpl::still_wanted(const StagedUpdate& staged, const Want& want, const Until& until) {
+Result<bool> ReceiverImpl::means(const StagedUpdate& staged, const Want& want, const CallContext& until) {
   if (staged_ == nullptr || staged_ != &staged) {
     return Error(Errc::invalid_argument, "this update was overtaken by a later pull");
   }
-  if (want.kind != Want::Kind::number && want.kind != Want::Kind::label) {
+  if (want.number.has_value() != want.label.empty()) {
     return Error(Errc::invalid_argument, "a number or a label is asked about");
   }
   const auto stopping = control_.stop_by(until.stop());
   return Pull(session(partial_, invalidated_), want, until).means(staged.report().version.id, staged.report().root);
 }
 
-}  // namespace deltasync::receiver
-
-namespace deltasync {
-
-Result<bool> still_wanted(Receiver& receiver, const StagedUpdate& staged, const Want& want, Deadline deadline,
-                          std::stop_token stop) {
-  auto* const ours = dynamic_cast<receiver::ReceiverImpl*>(&receiver);
-  if (ours == nullptr) return Error(Errc::unsupported, "still_wanted: another kind of receiver");
-  return ours->still_wanted(staged, want, Until(deadline, std::move(stop))).with_context("still_wanted");
+Result<bool> ReceiverImpl::is_current(const StagedUpdate& staged, const Want& want, const CallOptions& call) {
+  return means(staged, want, call).with_context("is_current");
 }
 
-}  // namespace deltasync
+}  // namespace deltasync::receiver

@@ -1,6 +1,7 @@
 // All ranks of a rollout engine at one version: a Coordinator that one process runs (rank 0, or the engine's driver)
 // and a Participant that each rank runs beside its Receiver. They speak over TCP. commit_protocol.md says what is
-// promised; include/deltasync/commit_protocol.hpp has the machines inside, for engines with a transport of their own.
+// promised; coordinator_machine.hpp and
+// participant_machine.hpp decide.
 #pragma once
 
 #include <chrono>
@@ -13,12 +14,12 @@
 #include <string>
 #include <vector>
 
-#include "deltasync/commit_protocol.hpp"
-#include "deltasync/deadline.hpp"
+#include "base/deadline.hpp"
 #include "deltasync/receiver.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/tls.hpp"
 #include "deltasync/version.hpp"
+#include "format/commit_messages.hpp"
 
 namespace deltasync::commit {
 
@@ -112,9 +113,9 @@ class Participant {
  public:
   /// From now on `receiver` (with its target bound) and `engine` are the participant's alone, until it is destroyed;
   /// the engine is paused. Ranks whose receivers subscribed to the same tiles are compared. invalid_argument: no such
-  /// rank, no target, or a receiver whose full updates are in place (FullOverLive::in_place), which would destroy the
-  /// version that others serve, or go back to; unsupported if commits of its target are final (a relay's); no_space (no
-  /// thread to be had); what the engine's pause said.
+  /// rank, no target, or a receiver whose full updates are in place (FullUpdatePolicy::in_place), which would destroy
+  /// the version that others serve, or go back to; unsupported if commits of its target are final (a relay's); no_space
+  /// (no thread to be had); what the engine's pause said.
   static Result<std::unique_ptr<Participant>> start(ParticipantOptions options, Receiver& receiver, Engine& engine);
   /// Leaves the rank as it is: a promise that is open dies with it.
   virtual ~Participant() = default;
@@ -124,7 +125,7 @@ class Participant {
   virtual std::optional<Version> serving() const = 0;
   virtual Report report() const = 0;
   /// Why the coordinator cannot be asked or obeyed, at the moment.
-  virtual std::optional<Error> trouble() const = 0;
+  virtual std::optional<Error> last_error() const = 0;
 
   /// The operator's word to a rank that is in doubt and whose coordinator will not come back: it gives up its promise,
   /// keeps what its target holds, and serves when a coordinator has brought it to the version of the others.

@@ -1,18 +1,19 @@
 // Whether what is staged is still what is asked for: one question, after which everything is as it was.
-#include "deltasync/still_wanted.hpp"
+#include "deltasync/receiver.hpp"
 
 #include <thread>
 
+#include "base/call_context.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 
 namespace deltasync::test {
 namespace {
 
 Want number(std::uint64_t n) {
-  return {Want::Kind::number, n, {}};
+  return {.number = n};
 }
 Want label(const std::string& text) {
-  return {Want::Kind::label, 0, text};
+  return {.label = text};
 }
 
 class StillWanted : public PullTest {
@@ -27,7 +28,7 @@ class StillWanted : public PullTest {
     ASSERT_TRUE(staged.ok()) << staged.error().to_string();
     staged_ = std::move(*staged);
   }
-  Result<bool> wanted(const Want& want, int ms = 60'000) { return still_wanted(*receiver_, *staged_, want, in_ms(ms)); }
+  Result<bool> wanted(const Want& want, int ms = 60'000) { return receiver_->is_current(*staged_, want, in_ms(ms)); }
   void expect(const Want& want, bool expected) {
     const auto answer = wanted(want);
     ASSERT_TRUE(answer.ok()) << answer.error().to_string();
@@ -109,7 +110,7 @@ TEST_F(StillWanted, EndsByItsDeadlineAndByAStop) {
     while (agent_->requests(wire::Type::plan) == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     stop.request_stop();
   });
-  const auto stopped = still_wanted(*receiver_, *staged_, number(2), in_ms(60'000), stop.get_token());
+  const auto stopped = receiver_->is_current(*staged_, number(2), CallContext(in_ms(60'000), stop.get_token()));
   caller.join();
   ASSERT_FALSE(stopped.ok());
   EXPECT_EQ(stopped.error().code(), Errc::cancelled);
@@ -127,7 +128,7 @@ TEST_F(StillWanted, OnlyOfWhatIsStaged) {
   const auto overtaken = wanted(number(2));
   ASSERT_FALSE(overtaken.ok());
   EXPECT_EQ(overtaken.error().code(), Errc::invalid_argument);
-  const auto answer = still_wanted(*receiver_, **later, number(2), in_ms(60'000));
+  const auto answer = receiver_->is_current(**later, number(2), in_ms(60'000));
   ASSERT_TRUE(answer.ok()) << answer.error().to_string();
   EXPECT_TRUE(*answer);
 }

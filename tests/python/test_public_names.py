@@ -1,0 +1,101 @@
+"""What a user of the package reads and has checked: help() says something of every name, and a small program that
+uses them passes mypy --strict."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import deltasync
+import pytest
+
+#: The package's own lines are not the user's, as where it is installed.
+MYPY = """
+[mypy]
+strict = True
+follow_imports = silent
+follow_imports_for_stubs = True
+"""
+
+USER_PROGRAM = """
+from __future__ import annotations
+
+import asyncio
+
+import deltasync
+
+
+def train(manager: deltasync.WeightManager, steps: int) -> float:
+    waited = 0.0
+    for step in range(1, steps + 1):
+        report: deltasync.OffloadReport = manager.offload(version=step, label=f"step_{step}")
+        waited += report.total_s
+    return waited
+
+
+def serve(endpoint: str, plan: deltasync.PlacementPlan) -> int:
+    with deltasync.Receiver(endpoint, plan=plan, shadow=True, full_update_policy="stage") as receiver:
+        prepared: deltasync.Prepared = receiver.prepare("step_3")
+        pulled: deltasync.PullReport = prepared.wait()
+        if prepared.is_current("step_3"):
+            receiver.commit()
+        wrong: list[deltasync.TileMismatch] = receiver.attest()
+        for mismatch in wrong:
+            print(mismatch.tile, mismatch.tensor, mismatch.copy_in)
+        repaired: deltasync.RepairReport = receiver.repair(wrong)
+        receiver.release()
+        restored: deltasync.RepairReport = receiver.restore()
+        lag: deltasync.Lag = receiver.lag()
+        wrong_type: str = receiver.lag()  # type: ignore[assignment]
+        print(wrong_type)
+        version: deltasync.Version | None = receiver.version
+        number = version.number if version is not None else 0
+        return number + pulled.tiles + repaired.tiles + restored.tiles + (lag.versions or 0)
+
+
+async def serve_async(endpoint: str) -> str:
+    async with await deltasync.AsyncReceiver.connect(endpoint) as receiver:
+        report = await receiver.update()
+        return report.version.label
+"""
+
+
+def test_a_users_program_is_typed(tmp_path: Path) -> None:
+    """One line is wrong on purpose: were it not found, its ignore would be."""
+    pytest.importorskip("mypy")
+    package = Path(deltasync.__file__).parent
+    assert (package / "py.typed").exists()
+    program = tmp_path / "program.py"
+    program.write_text(USER_PROGRAM)
+    config = tmp_path / "mypy.ini"
+    config.write_text(MYPY)
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", str(config), str(program)],
+        env={**os.environ, "MYPYPATH": str(package.parent)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    silent = []
+    for name in deltasync.__all__:
+        thing = getattr(deltasync, name)
+        if name.startswith("__"):
+            continue
+        if not inspect.getdoc(thing):
+            silent.append(name)
+        if not inspect.isclass(thing) or issubclass(thing, tuple):
+            continue
+        for attribute, member in vars(thing).items():
+            described = callable(member) or isinstance(member, (property, classmethod, staticmethod))
+            if not attribute.startswith("_") and described and not inspect.getdoc(getattr(thing, attribute)):
+                silent.append(f"{name}.{attribute}")
+    assert silent == []
