@@ -66,7 +66,7 @@ struct TensorSpec {
   Dtype dtype = Dtype::bf16;
   std::vector<std::uint64_t> shape = {};
   /// Rows of the 2-D view where slices may begin, strictly increasing, in (0, rows): tensor-parallel boundaries. Tiles
-  /// begin anew at each, so that a slice between cuts is whole tiles.
+  /// begin again at each, so that a slice between cuts is whole tiles.
   std::vector<std::uint64_t> row_cuts = {};
   std::vector<std::uint64_t> col_cuts = {};  ///< the same of columns
 

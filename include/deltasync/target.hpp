@@ -90,7 +90,7 @@ struct PlacedTargetOptions {
   bool live = false;
   /// Keeps a shadow too: a rank can sleep and wake without the network (Receiver::release() and restore()), and repairs
   /// come from there. It takes as much host memory as the subscribed tiles, for good; a full update that is staged over
-  /// a live version, or can be taken back, as much again. targets.md says what else it changes.
+  /// a live version, or can be rolled back, as much again. targets.md says what else it changes.
   std::optional<ShadowOptions> shadow = std::nullopt;
 
   // Of devices; without meaning where all live memory is the host's.

@@ -72,7 +72,7 @@ struct WriterOptions {
 /// which disturbs nobody: its calls fail with Errc::invalid_argument. Destruction during a fill aborts it.
 ///
 /// Deadlines and stops (CallOptions) end what waits for the agent or for other writers. A stop closes the connection to
-/// the agent, and the next call makes it anew. Copies of a device are waited for until the deadline, and a stop does
+/// the agent, and the next call makes it again. Copies of a device are waited for until the deadline, and a stop does
 /// not end that.
 ///
 /// ```cpp

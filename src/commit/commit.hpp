@@ -25,7 +25,7 @@ namespace deltasync::commit {
 
 struct CoordinatorOptions {
   std::uint32_t ranks = 0;  ///< of the group: numbered from 0
-  /// The log, made if it is not there; its folder is. Whoever starts the coordinator anew names the same file, which
+  /// The log, made if it is not there; its directory is. The next coordinator is given the same file, which
   /// must survive what the coordinator is to survive. Without it, ranks in doubt stay so until they are resolved by
   /// hand.
   std::filesystem::path log;
@@ -57,7 +57,7 @@ class Coordinator {
   /// with for its own `pull_limit`; preparing and committing have their own limits after it. On error no rank has
   /// another version than before (or does not serve until it has). Errors: version_conflict (another transaction is
   /// open), timed_out (names who is late), what a rank's pull or commit said, peer_died (a rank has lost what it had
-  /// staged), io (the log cannot be written, or was removed or replaced: start the coordinator anew), cancelled (the
+  /// staged), io (the log cannot be written, or was removed or replaced: start the coordinator again), cancelled (the
   /// coordinator is being destroyed: the next one says what became of it).
   virtual Result<Version> update(const Want& want, Deadline deadline) = 0;
 

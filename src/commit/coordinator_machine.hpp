@@ -1,8 +1,8 @@
 // Two-phase commit over the ranks of one rollout engine: what decides, without sockets, threads, files or a clock.
-// Whoever runs it carries a rank's Report here and the Order back; src/commit/coordinator does it, with the log.
+// Its caller carries a rank's Report here and the Order back; src/commit/coordinator does it, with the log.
 // commit_protocol.md has the states, and what follows when somebody dies.
 //
-// What holds at every instant, whoever has died or is silent:
+// What holds at every instant, whichever ranks have died or are silent:
 //   - no two ranks serve different versions. A version is served only after a record `finish` of it is durable, and
 //   that
 //     is written only after every rank has committed it, for which each has stopped serving before;
@@ -50,9 +50,9 @@ struct CoordinatorState {
   std::vector<std::optional<Report>> ranks;  ///< what each said last
 };
 
-/// Decides. Events: reports, a record made durable, time that is up, and the wish for a version. Every method but the
-/// readers may leave a record in pending(): make it durable, call logged(), and look again. Until then order() gives
-/// nothing that would rest on it. If a record cannot be made durable, end: whether it is will be seen at the next
+/// Decides. Events: reports, a record made durable, time that is up, and the request for a version. Every method but
+/// the readers may leave a record in pending(): make it durable, call logged(), and look again. Until then order()
+/// gives nothing that would rest on it. If a record cannot be made durable, end: whether it is will be seen at the next
 /// start.
 class CoordinatorMachine {
  public:

@@ -92,7 +92,7 @@ class ParticipantMachine {
   void time_is_up();
   /// A later process of this rank has been heard of: it serves no more, and no order may reach it any more.
   void replaced();
-  /// The operator's word: the promise is void, the rank goes on like a process that was started anew, with what its
+  /// The operator's word: the promise is void, the rank goes on like a process that was started again, with what its
   /// target holds, and does not serve before a coordinator says so. A pull that is under way is cancelled, and what it
   /// brings is dropped. Not while other work is under way (version_conflict), which does not wait for the trainer.
   Status resolve_by_pull(std::uint64_t incarnation);

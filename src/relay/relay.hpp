@@ -42,8 +42,8 @@ Result<std::unique_ptr<Target>> make_relay_target(const Receiver& receiver, cons
 
 /// Waits until the agent serves what the receiver has committed, which its relay's target keeps. Why it does not is the
 /// receiver's last_error (Receiver::lag, the status of the agent that it pulls from) until a later call finds that it
-/// does. While no version comes nobody else looks: whoever waits for one with Want::wait_max looks in between. By
-/// whoever calls the receiver, between its calls.
+/// does. While no version comes nobody else looks: a caller that waits for one with Want::wait_max looks in between. By
+/// the thread that calls the receiver, between its calls.
 ///
 /// Errors: timed_out, connection, cancelled; what attaching to an agent that was started again fails with; aborted if
 /// that has another segment, without the version: then nothing is committed, and the next pull brings the model;

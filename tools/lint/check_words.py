@@ -49,9 +49,6 @@ PHRASES = {
 # Files, and directories with a slash at the end, in which a word is right, and why.
 ALLOWED = {
     "docs/operating/renamed.md": "lists the old names",
-    "include/": "its comments are rewritten together with the names of the public API",
-    "src/commit/": "some of the public API moves here, comments and all",
-    "src/relay/": "some of the public API moves here, comments and all",
     "tools/lint/check_words.py": "lists the old names",
 }
 
