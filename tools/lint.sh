@@ -20,6 +20,7 @@ case ${1:-check} in
     sources | xargs clang-format-14 --dry-run -Werror
     python3 tools/lint/check_tree.py
     python3 tools/lint/check_words.py
+    python3 tools/lint/check_reach.py
     git ls-files -co --exclude-standard -- '*.sh' '.ci/run' | xargs shellcheck
     ;;
   *)

@@ -48,6 +48,45 @@ class QuickstartTest(ScriptTest):
         self.assertEqual(status, 7, out)
 
 
+class CheckReachTest(ScriptTest):
+    def check(self):
+        done = subprocess.run([sys.executable, ROOT / "tools/lint/check_reach.py", self.tmp], capture_output=True,
+                              text=True)
+        return done.returncode, done.stderr
+
+    def test_what_only_tests_link_is_dead(self):
+        self.put("src/CMakeLists.txt", """
+deltasync_library(low SOURCES low.cpp)  # reached through high
+deltasync_library(
+  high
+  SOURCES high.cpp
+  DEPENDS low)
+deltasync_library(deltasync_layer SOURCES layer.cpp)
+deltasync_library(bound SOURCES bound.cpp)
+nanobind_add_module(_native bindings/module.cpp)
+target_link_libraries(_native PRIVATE bound)
+deltasync_executable(program SOURCES main.cpp DEPENDS high)
+""")
+        self.put("tools/cmake/Package.cmake", """
+set(layers layer)
+add_library(deltasync_archive STATIC ${layers})
+add_library(for_users INTERFACE)
+install(TARGETS deltasync_archive for_users EXPORT all)
+""")
+        self.put("tests/CMakeLists.txt", "deltasync_test(test_high SOURCES test_high.cpp DEPENDS high support)\n"
+                                         "deltasync_library(support SOURCES support.cpp)\n")
+        self.assertEqual(self.check(), (0, ""))
+        self.put("src/room/CMakeLists.txt", "deltasync_library(room SOURCES room.cpp DEPENDS low)\n")
+        self.put("tests/room/CMakeLists.txt", "deltasync_test(test_room SOURCES test_room.cpp DEPENDS room)\n")
+        status, errors = self.check()
+        self.assertEqual(status, 1)
+        self.assertEqual(errors, "src/room/CMakeLists.txt: nothing that ships links room, only test_room: bind it to "
+                                 "something that ships, or remove it\n")
+
+    def test_a_tree_without_programs_is_none(self):
+        self.assertEqual(self.check()[0], 1)
+
+
 class CheckTreeTest(ScriptTest):
     def check(self):
         done = subprocess.run([sys.executable, ROOT / "tools/lint/check_tree.py", self.tmp], capture_output=True, text=True)
