@@ -23,6 +23,9 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 jobs=$(nproc)
+test_jobs=$((2 * jobs)) # most tests wait more than they compute
+reports=build/reports # of every test how long it took, as JUnit's XML
+mkdir -p "$reports"
 passed=0
 failed=0
 skipped=0
@@ -81,15 +84,15 @@ tests() {
   local preset=$1 report total wrong left status
   shift
   echo "== $preset: tests"
-  report=$(mktemp)
+  report=$PWD/$reports/$preset.xml
   status=0
-  ctest --preset "$preset" -j "$jobs" --output-junit "$report" \
+  ctest --preset "$preset" -j "$test_jobs" --output-junit "$report" \
     --test-output-size-passed 1000000 "$@" || status=$?
+  slowest "$preset" "$report"
   total=$(junit_count tests "$report")
   wrong=$(junit_count failures "$report")
   left=$(($(junit_count skipped "$report") + $(junit_count disabled "$report")))
   skips+=$(skip_reasons "$preset" "$report")$'\n'
-  rm -f "$report"
   passed=$((passed + total - wrong - left))
   failed=$((failed + wrong))
   skipped=$((skipped + left))
@@ -108,6 +111,13 @@ junit_count() {
   local count
   count=$(sed -nE "s/^(.*[[:space:]])?$1=\"([0-9]+)\".*/\2/p" "$2" | head -n 1)
   echo "${count:-0}"
+}
+
+# slowest NAME REPORT: the ten that took longest, in seconds.
+slowest() {
+  echo "== $1: the slowest, in seconds ($2 has all)"
+  sed -nE 's/.*<testcase .*name="([^"]+)".* time="([0-9.]+)".*/\2 \1/p' <(sed 's/<testcase/\n<testcase/g' "$2") |
+    sort -rn | head -n 10
 }
 
 # skip_reasons PRESET REPORT: the reasons for which GoogleTest cases skipped themselves.
@@ -182,12 +192,12 @@ run_python() {
   step "python: ruff" "$bin/ruff" check src/python tests/python tests/chaos tests/operating tests/wheel
   step "python: mypy" env MYPYPATH=build/python "$bin/mypy" -p deltasync
   echo "== python: tests"
-  report=$(mktemp)
+  report=$reports/python.xml
   PYTHONPATH=build/python "$bin/python" -m pytest -q -rs --junitxml "$report" tests/python || status=$?
+  slowest python "$report"
   total=$(junit_count tests "$report")
   wrong=$(($(junit_count failures "$report") + $(junit_count errors "$report")))
   left=$(junit_count skipped "$report")
-  rm -f "$report"
   passed=$((passed + total - wrong - left))
   failed=$((failed + wrong))
   if ((total == 0 || (status != 0 && wrong == 0))); then

@@ -151,7 +151,7 @@ constexpr std::uint64_t kWalks = 1;
 constexpr int kGrowth = 60;
 #else
 constexpr std::uint64_t kWalks = 3;
-constexpr int kGrowth = 3;
+constexpr int kGrowth = 10;
 #endif
 /// A commit is in time long before that, on a busy machine, too.
 constexpr int kLatestUs = 100'000'000;
