@@ -1,4 +1,4 @@
-"""`deltasync bench`: every case runs, and its fields are those of cli.md."""
+"""`deltasync bench`: every case runs, and has the fields that scripts read."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 // `deltasync bench CASE`: each case measures the machine's limit and the work in one run and returns one JSON object.
-// The contract of every field is in benchmarks.md.
+// benchmarks.md says what each case measures.
 #pragma once
 
 #include <algorithm>
