@@ -127,6 +127,9 @@ def layout_of(
             raise InvalidArgument(f"{os.fspath(source)}: a directory brings its own files and dtypes")
         return _native.read_hf_directory(source, parts)
     if isinstance(source, Layout):
+        if dtype is not None or parts != 1:
+            what = "dtype=" if dtype is not None else "tensor_parallel="
+            raise InvalidArgument(f"{what} beside a Layout, which says this itself", "give it where the layout is made")
         layout = source
     else:
         specs = _specs_of(source)

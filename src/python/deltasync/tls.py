@@ -58,6 +58,8 @@ class Tls:
         if unknown:
             there = ", ".join(known)
             raise InvalidArgument(f"{argument}: there is no option {unknown[0]!r} of TLS, but {there}", _REMEDY)
+        if not value:
+            raise InvalidArgument(f"{argument}={value!r} has no option of TLS", f"{_REMEDY}, or None for no TLS")
         return cls(**value)
 
     def as_mapping(self) -> dict[str, Any]:
