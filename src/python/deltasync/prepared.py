@@ -7,14 +7,11 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ._deadlines import LONGEST_S, end_of, left
 from ._native import StopSource, Version
-from .errors import Cancelled, Error
-
-if TYPE_CHECKING:
-    from .rollout import Receiver
+from .errors import Cancelled, DeadlinePassed, Error
 
 #: A pull whose time is over ends soon, unless the machine is busy.
 LAST_WORDS_S = 2.0
@@ -111,6 +108,18 @@ class Lag:
     last_error: str
 
 
+class _Puller(Protocol):
+    """What of the receiver that pulls it a :class:`Prepared` needs."""
+
+    timeout: float
+
+    def _commit(self, prepared: Prepared, end: float) -> PullReport: ...
+
+    def _is_current(self, prepared: Prepared, asked: int | str, end: float) -> bool: ...
+
+    def _late(self, asked: int | str | Version | None, timeout: float) -> DeadlinePassed: ...
+
+
 class Pause:
     """A call that has to have the receiver between two pulls."""
 
@@ -121,7 +130,7 @@ class Pause:
 class Prepared:
     """A version on its way. All methods may be called from any thread."""
 
-    def __init__(self, receiver: Receiver, asked: int | str | Version | None, end: float, newer: bool) -> None:
+    def __init__(self, receiver: _Puller, asked: int | str | Version | None, end: float, newer: bool) -> None:
         self._receiver = receiver
         #: What prepare() was asked for.
         self.asked = asked

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 
 from .._arrays import dtype_name
+from .._native import PlacementPlan
 from ..coverage import Ignore, log_ignored, require_coverage
 from .result import LoaderTrace
-
-if TYPE_CHECKING:
-    from .. import PlacementPlan
 
 _log = logging.getLogger("deltasync.autoplacement")
 
@@ -36,8 +33,6 @@ def placement_plan(trace: LoaderTrace, *, ignore: Iterable[str] = (), reloads: b
     unfilled, weights = patterns.split(trace.unfilled)
     require_coverage("the traced model", untaken, unfilled, trace.weights)
     log_ignored(_log, "the traced model", tensors, weights)
-    from .. import PlacementPlan
-
     dtypes: list[set[torch.dtype]] = [set() for _ in trace.memories]
     of = {spec.name: spec.dtype for spec in trace.specs}
     for placed in trace.slices:

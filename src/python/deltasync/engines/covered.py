@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..coverage import Ignore, log_ignored, require_coverage, unmatched
 from ..errors import UnmatchedWeights
@@ -13,12 +13,18 @@ from .votes import NOTHING, Lacks
 
 if TYPE_CHECKING:
     from ..autoplacement import LoaderTrace
-    from .session import EngineReceiver
 
 _log = logging.getLogger("deltasync.engines")
 
 #: What old checkpoints have, and every engine computes for itself.
 ENGINES_OWN = ("*rotary_emb.inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached")
+
+
+class Traced(Protocol):
+    """What of an ``EngineReceiver`` is needed here."""
+
+    trace: LoaderTrace | None
+    untaken: dict[str, str]
 
 
 def refused(trace: LoaderTrace) -> dict[str, str]:
@@ -79,7 +85,7 @@ def require_engine_coverage(
     return untaken
 
 
-def lacks(models: Sequence[EngineReceiver]) -> Lacks:
+def lacks(models: Sequence[Traced]) -> Lacks:
     """What none of a rank's models, which share the trainer's tensors, has a place for; to be voted about."""
     traces = [model.trace for model in models]
     if not models or None in traces:
