@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "agent/health.hpp"
-#include "agent/metrics_page.hpp"
-#include "agent/status.hpp"
+#include "agent/http/health.hpp"
+#include "agent/http/metrics_page.hpp"
+#include "agent/http/status.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "net/auth.hpp"

@@ -10,8 +10,8 @@
 
 #include "agent/core.hpp"
 #include "agent/options.hpp"
-#include "agent/pull_server.hpp"
-#include "agent/trainer_server.hpp"
+#include "agent/serve/pull_server.hpp"
+#include "agent/trainer/trainer_server.hpp"
 #include "net/http_server.hpp"
 
 namespace deltasync::agent {

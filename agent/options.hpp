@@ -7,8 +7,8 @@
 #include <functional>
 #include <string>
 
-#include "agent/admission.hpp"
-#include "agent/scrub.hpp"
+#include "agent/serve/admission.hpp"
+#include "agent/versions/scrub.hpp"
 #include "base/numa_placement.hpp"
 #include "delta/delta.hpp"
 

@@ -18,7 +18,7 @@
 #include <thread>
 
 #include "agent/agent.hpp"
-#include "agent/descriptors.hpp"
+#include "agent/serve/descriptors.hpp"
 #include "base/log.hpp"
 #include "base/log_setup.hpp"
 #include "base/numa_placement.hpp"

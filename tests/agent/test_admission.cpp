@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "agent/admission.hpp"
+#include "agent/serve/admission.hpp"
 
 namespace deltasync::agent {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "agent/metrics_page.hpp"
+#include "agent/http/metrics_page.hpp"
 #include "tests/agent/merges_fixture.hpp"
 
 namespace deltasync::agent {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "agent/derived_delta_cache.hpp"
+#include "agent/derive/derived_delta_cache.hpp"
 
 namespace deltasync::agent {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "agent/descriptors.hpp"
+#include "agent/serve/descriptors.hpp"
 
 namespace deltasync::agent {
 namespace {

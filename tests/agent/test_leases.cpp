@@ -5,8 +5,8 @@
 #include <optional>
 #include <thread>
 
-#include "agent/lease_budgets.hpp"
-#include "agent/leases.hpp"
+#include "agent/plans/lease_budgets.hpp"
+#include "agent/versions/leases.hpp"
 
 namespace deltasync::agent {
 namespace {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/pack_pool.hpp"
+#include "agent/serve/pack_pool.hpp"
 #include "base/deadline.hpp"
 
 namespace deltasync::agent {

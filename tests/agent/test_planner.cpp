@@ -1,7 +1,7 @@
 // The planner's whole table: it is a pure function of question and offer.
 #include <gtest/gtest.h>
 
-#include "agent/planner.hpp"
+#include "agent/plans/planner.hpp"
 
 namespace deltasync::agent {
 namespace {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "agent/pack_pool.hpp"
+#include "agent/serve/pack_pool.hpp"
 #include "delta/raw_planes.hpp"
 #include "format/tiling.hpp"
 #include "tests/agent/agent_harness.hpp"

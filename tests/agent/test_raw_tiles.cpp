@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "agent/raw_tiles.hpp"
+#include "agent/serve/raw_tiles.hpp"
 #include "format/tiling.hpp"
 #include "tests/support/model.hpp"
 

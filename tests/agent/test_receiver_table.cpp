@@ -5,8 +5,8 @@
 #include <random>
 #include <vector>
 
-#include "agent/publications.hpp"
-#include "agent/receiver_table.hpp"
+#include "agent/serve/receiver_table.hpp"
+#include "agent/versions/publications.hpp"
 
 namespace deltasync::agent {
 namespace {

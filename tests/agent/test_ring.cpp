@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "agent/ring.hpp"
+#include "agent/versions/ring.hpp"
 #include "base/hash.hpp"
 
 namespace deltasync::agent {

@@ -6,8 +6,8 @@
 #include <fstream>
 #include <memory>
 
-#include "agent/kept_delta.hpp"
-#include "agent/ring_keeper.hpp"
+#include "agent/versions/kept_delta.hpp"
+#include "agent/versions/ring_keeper.hpp"
 #include "shm/side_files.hpp"
 #include "tests/support/model.hpp"
 #include "tests/support/temp_dir.hpp"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "agent/subset.hpp"
+#include "agent/plans/subset.hpp"
 #include "delta/delta.hpp"
 #include "tests/agent/agent_harness.hpp"
 

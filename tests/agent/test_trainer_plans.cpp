@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "agent/trainer_plans.hpp"
+#include "agent/trainer/trainer_plans.hpp"
 
 namespace deltasync::agent {
 namespace {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "agent/kept_delta.hpp"
+#include "agent/versions/kept_delta.hpp"
 #include "fuzz_delta_layout.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

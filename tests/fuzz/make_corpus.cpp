@@ -7,7 +7,7 @@
 #include <iostream>
 #include <random>
 
-#include "agent/kept_delta.hpp"
+#include "agent/versions/kept_delta.hpp"
 #include "base/thread_pool.hpp"
 #include "deltasync/layout.hpp"
 #include "format/commit_log.hpp"

@@ -2,9 +2,9 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "agent/health.hpp"
-#include "agent/metrics_page.hpp"
-#include "agent/status.hpp"
+#include "agent/http/health.hpp"
+#include "agent/http/metrics_page.hpp"
+#include "agent/http/status.hpp"
 #include "base/call_context.hpp"
 #include "base/deadline.hpp"
 #include "format/wire_report.hpp"

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "agent/trainer_server.hpp"
+#include "agent/trainer/trainer_server.hpp"
 #include "base/deadline.hpp"
 #include "deltasync/writer.hpp"
 #include "shm/roles.hpp"

@@ -10,7 +10,7 @@
 #include <functional>
 #include <thread>
 
-#include "agent/trainer_socket.hpp"
+#include "agent/trainer/trainer_socket.hpp"
 #include "base/deadline.hpp"
 #include "tests/shm/support.hpp"
 

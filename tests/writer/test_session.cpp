@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "agent/trainer_socket.hpp"
+#include "agent/trainer/trainer_socket.hpp"
 #include "base/deadline.hpp"
 #include "tests/shm/support.hpp"
 #include "tests/support/without_threads.hpp"

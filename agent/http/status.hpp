@@ -1,0 +1,37 @@
+// What the agent says about itself: pure text from its parts, for the HTTP pages and for tests.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "agent/core.hpp"
+#include "agent/serve/pull_server.hpp"
+#include "agent/trainer/trainer_server.hpp"
+
+namespace deltasync::agent {
+
+/// The parts of one agent. Not owned; `trainer_server` may be null.
+struct AgentParts {
+  AgentCore& core;
+  const PullServer& pull_server;
+  const TrainerServer* trainer_server = nullptr;
+  std::uint64_t instance = 0;
+  std::chrono::steady_clock::time_point started_at;
+  net::Tls* tls = nullptr;  ///< may be null
+};
+
+/// A receiver, and how far behind what is served now is what it has committed.
+struct ReceiverStatus {
+  ReceiverRow row;
+  Behind behind;
+  double behind_s() const { return std::chrono::duration<double>(behind.since).count(); }
+};
+std::vector<ReceiverStatus> receiver_status(const AgentParts& parts);
+
+/// GET /v1/status.
+std::string status_json(const AgentParts& parts);
+/// GET /v1/layout; with `tensors` every tensor is listed. Empty if there is no layout yet.
+std::string layout_json(const AgentParts& parts, bool tensors);
+
+}  // namespace deltasync::agent

@@ -1,0 +1,134 @@
+// The requests of a control conversation about a version: subscribing, planning, releasing, and tiles that do not
+// verify.
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agent/serve/pull_conversation.hpp"
+#include "base/log.hpp"
+#include "net/coroutine.hpp"
+
+namespace deltasync::agent {
+
+namespace asio = boost::asio;
+
+/// `protocol` and `corrupt` are the peer's fault and end the connection.
+Result<SubsetPtr> PullConversation::make_subset(ByteSpan payload) {
+  DS_ASSIGN(const wire::RangesHead head, wire::Subscribe::decode_head(payload));
+  const SnapshotPtr now = core_.snapshot();
+  if (!now->generation) return Error(Errc::not_found, "no trainer has brought a layout yet");
+  const LayoutPtr layout = now->generation->layout;
+  if (head.ranges > layout->tile_count()) {
+    return Error(Errc::out_of_range,
+                 std::to_string(head.ranges) + " ranges of " + std::to_string(layout->tile_count()) + " tiles");
+  }
+  DS_ASSIGN(const wire::Subscribe wanted, wire::Subscribe::decode(payload));
+  if (wanted.layout != layout->digest()) {
+    return Error(Errc::layout_mismatch, "the agent serves layout " + to_string(layout->digest()) +
+                                            ", the subscription is of " + to_string(wanted.layout));
+  }
+  DS_ASSIGN(TileSet tiles, TileSet::make(*layout, wanted.ranges));
+  if (tiles.is_whole()) {
+    return Error(Errc::invalid_argument, "a subscription to all tiles: plan without one");
+  }
+  return core_.share_subset(std::move(tiles));
+}
+
+asio::awaitable<Status> PullConversation::on_subscribe(Request& request) {
+  subset_.reset();
+  auto subset = make_subset(request.payload);
+  if (!subset) {
+    if (subset.error().code() == Errc::corrupt) co_return std::move(subset).error();
+    co_return co_await refuse(request, std::move(subset).error());
+  }
+  subset_ = std::move(*subset);
+  std::vector<std::byte>().swap(request.payload);
+  co_return co_await send_end(request);
+}
+
+asio::awaitable<Status> PullConversation::on_plan(Request& request) {
+  DS_CO_ASSIGN(const wire::PlanRequest plan, wire::PlanRequest::decode(request.payload));
+  // A receiver of protocol 4 does not report. What it plans from is what it has committed, unless it says otherwise.
+  if (protocol_ < 5 && plan.partial == 0 && plan.full_only == 0) {
+    context_.receivers.named_base({connection_, name_, address_}, plan.base);
+  }
+  SubsetPtr subset;
+  if (plan.subscription != Digest128()) {
+    if (!subset_ || subset_->tiles().digest() != plan.subscription) {
+      co_return co_await refuse(request,
+                                Error(Errc::invalid_argument,
+                                      "nobody subscribed to " + to_string(plan.subscription) + " on this connection"));
+    }
+    subset = subset_;
+  }
+  const auto wait_max_ms = static_cast<std::uint64_t>(limits_.wait_max.count());
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(std::min(plan.wait_ms, wait_max_ms)));
+  // A merge leaves time to pull what it makes, or the chain. Its time begins when there is something to be made: after
+  // the version has come.
+  const auto merge_max_ms = static_cast<std::uint64_t>(limits_.merge_wait_max.count());
+  const std::chrono::milliseconds merge_max(std::min(plan.wait_ms / 2, merge_max_ms));
+  std::optional<Deadline> merge_deadline;
+  const Asker asker{connection_, address_.substr(0, address_.rfind(':')), name_};
+  const auto subscription = hear_versions();
+  PendingPlan pending;
+  for (;;) {
+    std::string waiting_for;
+    pending.may_wait = merge_deadline ? !merge_deadline->passed() : merge_max.count() != 0 && !deadline.passed();
+    auto reply = core_.plan(plan, asker, &waiting_for, pending, subset);
+    if (!reply) co_return co_await refuse(request, std::move(reply).error());
+    if (*reply) {
+      const wire::PlanReply& made = **reply;
+      asked_ = made.target.id;
+      context_.note(connection_, [&made](PeerStatus& line) {
+        line.last_mode = wire::mode_name(made.mode);
+        line.last_target = made.target.id;
+      });
+      log::debug("plan_made connection={} name=\"{}\" mode={} target={} steps={}", connection_, name_,
+                 wire::mode_name(made.mode), to_string(made.target.id), made.steps.size());
+      co_return co_await stream_.write(request.header.request, made, limits_.progress);
+    }
+    if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
+    if (pending.key && !merge_deadline) merge_deadline = deadline.earlier(Deadline::after(merge_max));
+    // Held up past the deadline while it waited for a merge: the steps are to be had.
+    if (deadline.passed() && pending.may_wait && pending.key) continue;
+    if (deadline.passed()) co_return co_await refuse(request, Error(Errc::timed_out, "waited for " + waiting_for));
+    const Deadline look_again = pending.may_wait && merge_deadline ? *merge_deadline : deadline;
+    co_await wait_for_version(look_again);
+    if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for " + waiting_for);
+  }
+}
+
+asio::awaitable<Status> PullConversation::on_release(Request& request) {
+  DS_CO_ASSIGN(const wire::Release release, wire::Release::decode(request.payload));
+  if (const auto plan = core_.find_plan(release.plan)) asked_ = (*plan)->target();
+  core_.release(release.plan, connection_);
+  co_return co_await send_end(request);
+}
+
+/// Tiles that are wrong here are published again by the publisher, which may be in the middle of a diff.
+asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
+  DS_CO_ASSIGN(const wire::RangesHead head, wire::CheckTiles::decode_head(request.payload));
+  auto plan = find_plan(core_, head);
+  if (!plan) co_return co_await refuse(request, std::move(plan).error());
+  DS_CO_ASSIGN(const wire::CheckTiles asked, wire::CheckTiles::decode(request.payload));
+  asked_ = (*plan)->target();
+  const std::string who = "receiver \"" + name_ + "\" at " + address_;
+  const Deadline deadline = Deadline::after(limits_.check);
+  const auto subscription = hear_versions();
+  for (;;) {
+    const auto verdict = core_.check_tiles(**plan, asked.ranges, who);
+    if (verdict != AgentCore::Verdict::not_yet || deadline.passed()) {
+      wire::TilesChecked answer;
+      answer.plan_again = verdict == AgentCore::Verdict::valid ? 0 : 1;
+      co_return co_await stream_.write(request.header.request, answer, limits_.progress);
+    }
+    if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
+    co_await wait_for_version(deadline);
+    if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while its tiles were checked");
+  }
+}
+
+}  // namespace deltasync::agent
