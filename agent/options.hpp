@@ -14,6 +14,11 @@
 
 namespace deltasync::agent {
 
+/// What recent deltas may take where nobody says otherwise.
+constexpr std::uint64_t default_ring_bytes(std::uint64_t half_bytes) noexcept {
+  return half_bytes / 20;
+}
+
 /// What the core needs to know.
 struct CoreOptions {
   std::string name = "deltasync";  ///< segments are <shm_dir>/<name>.g<generation>
@@ -22,7 +27,7 @@ struct CoreOptions {
   unsigned threads = 2;              ///< that diff and encode, the publisher included
   unsigned overlap_threads = 2;      ///< that do so while a writer writes, at low priority; 0: only after the seal
   unsigned pack_threads = 2;         ///< that pack tiles for slow links, at low priority; 0: none are packed
-  std::uint64_t ring_bytes_max = 0;  ///< 0: 5 % of a half
+  std::uint64_t ring_bytes_max = 0;  ///< 0: default_ring_bytes()
   std::size_t ring_entries_max = 256;
   std::uint64_t merge_bytes_max = 0;  ///< of merged and compact deltas that are kept; 0: as much as the ring's
   std::size_t merge_steps_min = 2;    ///< shorter chains are not merged; 0: none is, and no delta is made compact

@@ -1,4 +1,4 @@
-// deltasync: publish, pull, relay, status, inspect, clean, diff, trace, bench: the command table.
+// deltasync: publish, pull, relay, status, doctor, inspect, clean, diff, trace, bench: the command table.
 #include <pthread.h>
 
 #include <filesystem>
@@ -15,6 +15,7 @@ constexpr Command kCommands[] = {
     {"pull", "fetch versions from an agent into a model directory", setup_pull},
     {"relay", "pull versions once for a node and serve them on through its own agent", setup_relay},
     {"status", "versions and receivers of a live agent, and how far behind each is", setup_status},
+    {"doctor", "check whether an agent can run here or be reached, and say what to do", setup_doctor},
     {"inspect", "describe a model, layout, delta or segment file, or a live agent", setup_inspect},
     {"clean", "list segments in shared memory, and remove those that dead processes left", setup_clean},
     {"diff", "compare two versions of a model: density by tensor, size by codec", setup_diff},

@@ -217,7 +217,7 @@ void AgentCore::install(ServedPtr served, std::vector<RingEntryPtr> deltas) {
     const std::lock_guard lock(mutex_);
     before = snapshot_;
     if (std::find(generations_.begin(), generations_.end(), generation) == generations_.end()) return;  // released
-    ring_.set_bytes_max(options_.ring_bytes_max != 0 ? options_.ring_bytes_max : half_bytes / 20);
+    ring_.set_bytes_max(options_.ring_bytes_max != 0 ? options_.ring_bytes_max : default_ring_bytes(half_bytes));
     if (deltas.empty()) evicted = ring_.clear();
     for (RingEntryPtr& delta : deltas) {
       for (RingEntryPtr& old : ring_.push(std::move(delta), half_bytes)) evicted.push_back(std::move(old));

@@ -4,6 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+
+#include "deltasync/result.hpp"
 
 namespace deltasync::shm {
 
@@ -14,8 +17,15 @@ namespace deltasync::shm {
 /// One small page is allocated in each huge one's place, since the kernel collapses no empty range; the rest is then
 /// zeroed as a huge page and never as small ones. Each call drains caches on all CPUs, hence the large pieces. Measured
 /// on 2 GiB: 0.15 to 0.3 s, where reserving small pages takes 0.55 s and collapsing those 1.2 s more.
-/// A huge page comes from the node that its first small one came from.
-void fill_with_huge_pages(int fd, std::byte* base, std::uint64_t begin, std::uint64_t end) noexcept;
+/// A huge page comes from the node that its first small one came from. Returns 0, or the errno that the rest of the
+/// file has small pages for: EINVAL where the kernel cannot do it, or not in this file system.
+int fill_with_huge_pages(int fd, std::byte* base, std::uint64_t begin, std::uint64_t end) noexcept;
 inline constexpr std::uint64_t kHugeBytesMin = std::uint64_t{64} << 20;
+
+/// The same with one huge page of a file in `dir` that has no name and is gone afterwards.
+///   - Errc::unsupported: the kernel or the file system gives none, ever.
+///   - Errc::no_space: none is free now.
+///   - Errc::permission, Errc::not_found and so on: of the directory.
+Status try_huge_page(const std::filesystem::path& dir);
 
 }  // namespace deltasync::shm

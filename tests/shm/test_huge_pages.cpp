@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string>
 
+#include "shm/huge_pages.hpp"
 #include "shm/support.hpp"
 
 namespace deltasync::shm::testing {
@@ -36,6 +37,14 @@ bool can_collapse() {
   const bool can = ::madvise(aligned, kBytes, 25 /* MADV_COLLAPSE */) == 0;
   ::munmap(at, 2 * kBytes);
   return can;
+}
+
+TEST(HugePages, OneIsTriedWhereSegmentsWillBe) {
+  EXPECT_EQ(try_huge_page("/dev/shm/no-such-directory").error().code(), Errc::not_found);
+  EXPECT_EQ(try_huge_page("/proc").ok(), false);
+  const Status tried = try_huge_page("/dev/shm");
+  if (!can_collapse()) GTEST_SKIP() << "the system makes no huge pages by MADV_COLLAPSE";
+  EXPECT_TRUE(tried.ok()) << tried.error().to_string();
 }
 
 TEST(SegmentInShm, LargeSegmentsAreOfHugePagesFromTheStart) {

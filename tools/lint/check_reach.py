@@ -23,7 +23,6 @@ MAKES = {"deltasync_library": False, "add_library": False, "deltasync_executable
 DEAD = {
     "deltasync_commit_protocol": "to be bound for the engines, in place of engines/votes.py and ending.py",
     "deltasync_commit": "its log and TCP go with that, or are bound",
-    "deltasync_listener": "as deltasync_commit, for which it listens",
 }
 
 
