@@ -26,12 +26,17 @@ version=$(sed -nE 's/^project\(deltasync VERSION ([0-9.]+).*/\1/p' CMakeLists.tx
 for program in deltasync deltasync-agent; do
   [[ $("$prefix/bin/$program" --version) == "$version" ]]
 done
+bash -uec '. "$1/share/bash-completion/completions/deltasync"; complete -p deltasync' - "$prefix"
+for file in zsh/site-functions/_deltasync zsh/vendor-completions/_deltasync fish/vendor_completions.d/deltasync.fish; do
+  grep -q publish "$prefix/share/$file"
+done
 sed "s|^ExecStart=|&$prefix/bin/|" "$prefix/lib/systemd/system/deltasync-agent@.service" >"$out/deltasync-agent@.service"
 systemd-analyze verify "$out/deltasync-agent@.service"
 (cd "$out" && cpack --config "$source/$build/CPackConfig.cmake" -B "$out/debs" >"$out/cpack.log")
 for package in deltasync libdeltasync-dev; do
-  dpkg-deb --contents "$out/debs/${package}_${version}_"*.deb >/dev/null
+  dpkg-deb --contents "$out/debs/${package}_${version}_"*.deb >"$out/$package.files"
 done
+grep -q ' ./usr/share/bash-completion/completions/deltasync$' "$out/deltasync.files"
 
 # run HOW: the example's programs in DIR/by_HOW, one from the other, and what they must say.
 run() {

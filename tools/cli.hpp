@@ -56,6 +56,7 @@ std::function<Status()> setup_diff(CLI::App& app);
 std::function<Status()> setup_clean(CLI::App& app);
 std::function<Status()> setup_trace(CLI::App& app);
 std::function<Status()> setup_doctor(CLI::App& app);
+std::function<Status()> setup_completion(CLI::App& app);
 std::function<Status()> setup_bench(CLI::App& app);
 
 /// Checks of an option that is a whole number, which CLI11 would let wrap: what is wrong with it, "" if nothing.

@@ -58,7 +58,9 @@ std::function<Status()> setup_doctor(CLI::App& app) {
   const std::vector<CLI::Option*> of_host = {
       app.add_option("--model", options->host.model, "the model that is to be served, for what it needs")
           ->type_name("DIR"),
-      app.add_option("--shm-dir", options->host.shm_dir, "as the agent has it")->capture_default_str(),
+      app.add_option("--shm-dir", options->host.shm_dir, "as the agent has it")
+          ->capture_default_str()
+          ->type_name("DIR"),
       app.add_option("--name", options->host.name, "as the agent has it")->capture_default_str(),
       app.add_option("--listen", options->host.listen, "where it is to listen for receivers")->type_name("HOST:PORT"),
       app.add_option("--receivers-max", options->host.receivers_max, "as the agent has it")

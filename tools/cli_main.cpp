@@ -1,4 +1,4 @@
-// deltasync: publish, pull, relay, status, doctor, inspect, clean, diff, trace, bench: the command table.
+// deltasync: publish, pull, relay, status, doctor, inspect, clean, diff, trace, bench, completion: the command table.
 #include <pthread.h>
 
 #include <filesystem>
@@ -21,6 +21,7 @@ constexpr Command kCommands[] = {
     {"diff", "compare two versions of a model: density by tensor, size by codec", setup_diff},
     {"trace", "lay what several processes recorded on one timeline; summarise or draw one version", setup_trace},
     {"bench", "measure one case against the machine's limit (the program deltasync-bench)", setup_bench},
+    {"completion", "print a script by which a shell completes this command line", setup_completion},
 };
 
 int run(int argc, char** argv) {

@@ -8,7 +8,7 @@ import sys
 import unittest
 
 from cli_support import (
-    CLI, CONNECTION, CliTest, DEADLINE_S, MISSING, NOT_VERIFIED, NO_SPACE, UNSUPPORTED, USAGE,
+    BIN, CLI, CONNECTION, CliTest, DEADLINE_S, MISSING, NOT_VERIFIED, NO_SPACE, UNSUPPORTED, USAGE,
     VERSION, bf16_words, write_model,
 )
 
@@ -37,8 +37,12 @@ class UsageTest(CliTest):
         self.cli("pull", "--from", "nowhere", "--out", self.tmp / "out", expect=USAGE)
         self.assertIn("nowhere", self.err)
 
-    def test_version(self):
-        self.assertRegex(self.cli("--version"), r"^\d+\.\d+\.\d+$")
+    def test_all_programs_are_of_one_version(self):
+        version = self.cli("--version")
+        self.assertRegex(version, r"^\d+\.\d+\.\d+\n$")
+        for program in ("deltasync-agent", "deltasync-bench"):
+            done = subprocess.run([str(BIN / program), "--version"], capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual((done.returncode, done.stdout.decode()), (0, version), program)
 
     def test_a_full_stdout_is_no_success(self):
         model = self.model("a")

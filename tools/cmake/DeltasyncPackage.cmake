@@ -93,6 +93,26 @@ if(DELTASYNC_BUILD_PROGRAMS)
     FILES "${PROJECT_SOURCE_DIR}/docs/operating/deltasync-agent@.service"
     DESTINATION lib/systemd/system
     COMPONENT programs)
+  if(NOT CMAKE_CROSSCOMPILING AND NOT DELTASYNC_PORTABLE)
+    install(
+      FILES ${PROJECT_BINARY_DIR}/tools/completion.bash
+      DESTINATION share/bash-completion/completions
+      RENAME deltasync
+      COMPONENT programs)
+    install(
+      FILES ${PROJECT_BINARY_DIR}/tools/completion.fish
+      DESTINATION share/fish/vendor_completions.d
+      RENAME deltasync.fish
+      COMPONENT programs)
+    # zsh looks below /usr/local, and elsewhere below prefixes, in site-functions; Debian's zsh below /usr in another place.
+    foreach(place IN ITEMS site-functions vendor-completions)
+      install(
+        FILES ${PROJECT_BINARY_DIR}/tools/completion.zsh
+        DESTINATION share/zsh/${place}
+        RENAME _deltasync
+        COMPONENT programs)
+    endforeach()
+  endif()
 endif()
 
 # `cpack --config build/CPackConfig.cmake` makes two Debian packages: deltasync (the programs), libdeltasync-dev.
