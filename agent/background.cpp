@@ -10,17 +10,15 @@
 
 namespace deltasync::agent {
 
-std::thread start_background(const std::string& name, unsigned threads, std::function<void(ThreadPool&)> work,
-                             const NumaPlacementPtr& numa_placement) {
+std::thread start_background(const std::string& name, unsigned threads, std::function<void(ThreadPool&)> work) {
   std::promise<void> started;
   auto outcome = started.get_future();
-  std::thread thread([name, threads, numa_placement, work = std::move(work), started = std::move(started)]() mutable {
+  std::thread thread([name, threads, work = std::move(work), started = std::move(started)]() mutable {
     set_thread_name(name);
     ::setpriority(PRIO_PROCESS, 0, kBackgroundNice);  // of this thread, and of those that it starts
-    enter_as_worker_0(numa_placement);
     std::optional<ThreadPool> pool;
     try {
-      pool.emplace(threads, name, thread_nodes(numa_placement, threads));
+      pool.emplace(threads, name);
     } catch (const std::system_error&) {
       return started.set_exception(std::current_exception());
     }

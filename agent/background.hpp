@@ -5,7 +5,6 @@
 #include <string>
 #include <thread>
 
-#include "base/numa_placement.hpp"
 #include "base/thread_pool.hpp"
 
 namespace deltasync::agent {
@@ -17,7 +16,6 @@ inline constexpr int kBackgroundNice = 19;
 
 /// A thread called `name` at that priority, which runs work(pool), the pool being of so many threads, its own included.
 /// Throws std::system_error if a thread is not to be had. The caller joins it.
-std::thread start_background(const std::string& name, unsigned threads, std::function<void(ThreadPool&)> work,
-                             const NumaPlacementPtr& numa_placement = nullptr);
+std::thread start_background(const std::string& name, unsigned threads, std::function<void(ThreadPool&)> work);
 
 }  // namespace deltasync::agent

@@ -29,10 +29,8 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock)
     : options_(options),
       lock_(std::make_shared<shm::AgentLock>(std::move(lock))),
       leases_([this] { wake(); }),
-      pool_(std::max(1u, options.threads), "encode",
-            thread_nodes(options.numa_placement, std::max(1u, options.threads))),
-      overlapped_diff_(options.overlap_threads, metrics_.batches_overlapped, options.numa_placement,
-                       options.before_overlapped_diff),
+      pool_(std::max(1u, options.threads), "encode"),
+      overlapped_diff_(options.overlap_threads, metrics_.batches_overlapped, options.before_overlapped_diff),
       packers_(options.pack_threads),
       copy_room_(options.copy_bytes_max),
       peer_room_(options.peer_bytes_max),
@@ -92,7 +90,7 @@ Status AgentCore::adopt_existing() {
     generation_next_ = std::max(generation_next_, segment.number + 1);
     auto generation = has_version
                           ? Result<std::unique_ptr<Generation>>(Error(Errc::gone, "older than the one that is served"))
-                          : Generation::adopt(segment.path, segment.number, options_.numa_placement);
+                          : Generation::adopt(segment.path, segment.number);
     if (!generation) {
       const Error& error = generation.error();
       // It may hold the last version: only what can never be read again is removed. Want of memory or descriptors

@@ -9,7 +9,6 @@
 
 #include "agent/serve/admission.hpp"
 #include "agent/versions/scrub.hpp"
-#include "base/numa_placement.hpp"
 #include "delta/delta.hpp"
 
 namespace deltasync::agent {
@@ -23,7 +22,6 @@ constexpr std::uint64_t default_ring_bytes(std::uint64_t half_bytes) noexcept {
 struct CoreOptions {
   std::string name = "deltasync";  ///< segments are <shm_dir>/<name>.g<generation>
   std::filesystem::path shm_dir = "/dev/shm";
-  NumaPlacementPtr numa_placement;   ///< of halves and of the threads that diff them; null: as the system has it
   unsigned threads = 2;              ///< that diff and encode, the publisher included
   unsigned overlap_threads = 2;      ///< that do so while a writer writes, at low priority; 0: only after the seal
   unsigned pack_threads = 2;         ///< that pack tiles for slow links, at low priority; 0: none are packed

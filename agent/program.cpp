@@ -19,9 +19,9 @@
 
 #include "agent/agent.hpp"
 #include "agent/serve/descriptors.hpp"
+#include "base/cpu_affinity.hpp"
 #include "base/log.hpp"
 #include "base/log_setup.hpp"
-#include "base/numa_placement.hpp"
 #include "base/process.hpp"
 #include "base/runtime_dir.hpp"
 #include "net/auth.hpp"
@@ -78,7 +78,7 @@ struct Arguments {
   std::uint64_t handshake_limit_ms = 5000;
   std::uint64_t progress_limit_ms = 30000;
   pid_t end_with = 0;
-  NumaPlacementRequest numa_placement;
+  std::string cores;
   bool http_allow_remote = false;
   bool http_plain = false;
   bool http_client_certificates = false;
@@ -124,12 +124,7 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
   app.add_option("--threads", options.core.threads, "threads that diff and encode")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_option("--cores", args.numa_placement.cores,
-                 "CPUs that the agent runs on, such as 0-7,16 (default: all that it may)");
-  app.add_option("--numa-node", args.numa_placement.numa_node,
-                 "auto: halves and the threads that diff them are spread over the memory nodes in stripes; N: all on "
-                 "this node; off: as the system has it")
-      ->capture_default_str();
+  app.add_option("--cores", args.cores, "CPUs that the agent runs on, such as 0-7,16 (default: all that it may)");
   app.add_option("--overlap-threads", options.core.overlap_threads,
                  "low-priority threads that diff a version while it is still being offloaded; 0: only afterwards")
       ->check(CLI::Range(0, 1024))
@@ -218,15 +213,6 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
       ->check(CLI::PositiveNumber)
       ->type_name("PID");
   app.add_flag("--remove-segment-on-exit", options.remove_segment_on_exit, "do not leave the segment (tests)");
-}
-
-/// Before any thread starts, so that all are confined alike.
-Status place(const NumaPlacementRequest& request, AgentOptions& options) {
-  DS_TRY(stay_on_cores(request.cores, linux_numa()).with_context("--cores"));
-  DS_ASSIGN(options.core.numa_placement, NumaPlacement::make(request, linux_numa()).with_context("--numa-node"));
-  if (options.core.numa_placement)
-    log::info("numa_placement nodes={}", to_string(options.core.numa_placement->node_ids()));
-  return {};
 }
 
 /// The pages show the certificate that receivers see, unless they are to be plain.
@@ -398,7 +384,8 @@ int run(int argc, char** argv) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
-  if (auto placed = place(args.numa_placement, options); !placed) return fail(placed.error());
+  // Before any thread starts, so that all are confined alike.
+  if (auto stays = stay_on_cores(args.cores).with_context("--cores"); !stays) return fail(stays.error());
   if (auto fit = fit_connections(args.receivers_max.has_value(), options); !fit) return fail(fit.error());
   auto guard = ExitGuard::make(options);
   if (!guard) return fail(guard.error());

@@ -4,8 +4,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/cpu_affinity.hpp"
 #include "base/label.hpp"
-#include "base/numa_placement.hpp"
 #include "base/trace.hpp"
 #include "format/packed_layout.hpp"
 #include "net/auth.hpp"
@@ -42,9 +42,9 @@ unsigned thread_count(unsigned asked) {
 
 /// For pools whose threads run on these cores. Checked ones: if they are taken away meanwhile, the system's choice has
 /// to do.
-ThreadNodes on_cores(const CpuList& cores, unsigned threads) {
+std::function<void()> on_cores(const CpuList& cores) {
   if (cores.empty()) return {};
-  return {std::vector<std::uint32_t>(threads, 0), [cores](std::uint32_t) { linux_numa().run_on(cores); }};
+  return [cores] { run_on(cores); };
 }
 
 }  // namespace
@@ -56,8 +56,8 @@ ReceiverImpl::ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer p
       peer_(std::move(peer)),
       standing_(std::make_shared<Standing>(net::make_random_id(), peer_)),
       control_(peer_, standing_->report()),
-      stream_pool_(options_.streams, "ds-stream", on_cores(cores, options_.streams)),
-      pool_(thread_count(options_.threads), "ds-receiver", on_cores(cores, thread_count(options_.threads))),
+      stream_pool_(options_.streams, "ds-stream", on_cores(cores)),
+      pool_(thread_count(options_.threads), "ds-receiver", on_cores(cores)),
       streams_(peer_, stream_pool_),
       link_(options_.link_gbps, peer_.tuning.link_sample_bytes) {}
 
@@ -83,7 +83,7 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
   }
   CpuList cores;
   if (!options.cores.empty()) {
-    DS_ASSIGN(cores, usable_cores(options.cores, linux_numa()).with_context("the receiver's cores"));
+    DS_ASSIGN(cores, usable_cores(options.cores).with_context("the receiver's cores"));
   }
   DS_ASSIGN(const net::Endpoint endpoint, net::parse_endpoint(options.endpoint));
   if (endpoint.port == 0) return Error(Errc::invalid_argument, "endpoint '" + options.endpoint + "' has no port");

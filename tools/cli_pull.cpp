@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/call_context.hpp"
-#include "base/numa_placement.hpp"
+#include "base/cpu_affinity.hpp"
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"
 #include "receiver/target.hpp"
@@ -133,7 +133,7 @@ Result<PullReport> pull_one(const PullArgs& options, Receiver& receiver, const W
 }
 
 Status run_pull(const PullArgs& options) {
-  DS_TRY(stay_on_cores(options.cores, linux_numa()).with_context("--cores"));
+  DS_TRY(stay_on_cores(options.cores).with_context("--cores"));
   DS_ASSIGN(const auto on_signal, StopOnSignal::make());
   const Want want = want_of(options);
   if (options.follow) {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/call_context.hpp"
+#include "base/cpu_affinity.hpp"
 #include "base/deadline.hpp"
 #include "base/log.hpp"
-#include "base/numa_placement.hpp"
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"
 #include "net/blocking.hpp"
@@ -194,7 +194,7 @@ class Relay {
 };
 
 Status run_relay(const RelayArgs& options) {
-  DS_TRY(stay_on_cores(options.cores, linux_numa()).with_context("--cores"));
+  DS_TRY(stay_on_cores(options.cores).with_context("--cores"));
   return Relay(options).run();
 }
 

@@ -11,8 +11,6 @@ packages=(
   # tests and lint
   libgtest-dev libgmock-dev libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck systemd
   prometheus zsh fish
-  # run time, where there are several memory nodes
-  libnuma1
   # the wheel in empty Debian systems (tools/check_wheel_roots.sh)
   debootstrap iproute2
   # reference decoder, quickstart

@@ -133,7 +133,7 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
   }
   const std::uint64_t number = generation_next_;
   auto made = Generation::create({options_.shm_dir, segment_name(options_.name, number)}, number, layout,
-                                 layout_encoded, sidecar_encoded, options_.numa_placement);
+                                 layout_encoded, sidecar_encoded);
   if (!made) {
     Error error = std::move(made).error();
     if (error.code() != Errc::no_space || !newest) return error;

@@ -169,7 +169,7 @@ std::optional<delta::Delta> AgentCore::repair_diff(const ServedVersion& before, 
     // Where one tile is wrong others may be: its own bytes changed after they had been counted, or those that it was
     // diffed against were not what their digest said, in this version or any before.
     std::vector<std::uint64_t> read(digests.size());
-    delta::half_digests(layout, half, read, pool_, generation.batch_nodes);
+    delta::half_digests(layout, half, read, pool_);
     std::size_t told = 0;
     for (std::uint64_t tile = 0; tile < digests.size(); ++tile) {
       if (read[tile] == digests[tile]) continue;

@@ -16,21 +16,8 @@ namespace {
 static_assert(std::max(delta::kBatchBytesTarget, std::uint64_t{kTileElementsMax}) < std::uint64_t{1}
                                                                                         << shm::kProgressCountBits);
 
-/// Asked of the system page by page, since an older agent may have placed a segment otherwise, and a full node does not
-/// get what was meant for it. Where the system does not tell, it is as the rule has it.
-std::vector<std::uint32_t> find_batch_nodes(const Generation& generation, const NumaPlacement& numa_placement) {
-  std::vector<std::uint32_t> nodes;
-  nodes.reserve(generation.batches.size());
-  for (const delta::Batch& batch : generation.batches) {
-    const std::uint64_t at = delta::batch_offset(*generation.layout, batch);
-    const auto node = numa_placement.node_of_page(generation.half(0).data() + at);
-    nodes.push_back(node.value_or(numa_placement.node_of(at)));
-  }
-  return nodes;
-}
-
 Result<std::unique_ptr<Generation>> make(std::unique_ptr<shm::Segment> segment, std::uint64_t number, LayoutPtr layout,
-                                         std::vector<delta::Batch> batches, const NumaPlacementPtr& numa_placement) {
+                                         std::vector<delta::Batch> batches) {
   auto generation = std::make_unique<Generation>();
   generation->number = number;
   generation->layout = std::move(layout);
@@ -39,7 +26,6 @@ Result<std::unique_ptr<Generation>> make(std::unique_ptr<shm::Segment> segment, 
   DS_ASSIGN(const wire::LayoutMessage packed, wire::pack_layout(segment->layout_encoded(), segment->sidecar_encoded()));
   generation->layout_payload = std::make_shared<const std::vector<std::byte>>(packed.encode());
   generation->segment = std::move(segment);
-  if (numa_placement) generation->batch_nodes = find_batch_nodes(*generation, *numa_placement);
   DS_ASSIGN(generation->role, shm::AgentRole::adopt(*generation->segment));
   return generation;
 }
@@ -48,22 +34,18 @@ Result<std::unique_ptr<Generation>> make(std::unique_ptr<shm::Segment> segment, 
 
 Result<std::unique_ptr<Generation>> Generation::create(const shm::SegmentPath& path, std::uint64_t number,
                                                        LayoutPtr layout, ByteSpan layout_encoded,
-                                                       ByteSpan sidecar_encoded,
-                                                       const NumaPlacementPtr& numa_placement) {
+                                                       ByteSpan sidecar_encoded) {
   const std::string what = "segment " + path.name;
   std::vector<delta::Batch> batches = delta::make_batches(*layout);
   const shm::Segment::Geometry geometry{layout->half_bytes(), batches.size(), layout->digest()};
   DS_ASSIGN(auto segment,
-            shm::Segment::create(path, number, geometry, layout_encoded, sidecar_encoded, numa_placement.get())
-                .with_context(what));
-  auto generation =
-      make(std::move(segment), number, std::move(layout), std::move(batches), numa_placement).with_context(what);
+            shm::Segment::create(path, number, geometry, layout_encoded, sidecar_encoded).with_context(what));
+  auto generation = make(std::move(segment), number, std::move(layout), std::move(batches)).with_context(what);
   if (!generation) static_cast<void>(shm::Segment::unlink(path));
   return generation;
 }
 
-Result<std::unique_ptr<Generation>> Generation::adopt(const shm::SegmentPath& path, std::uint64_t number,
-                                                      const NumaPlacementPtr& numa_placement) {
+Result<std::unique_ptr<Generation>> Generation::adopt(const shm::SegmentPath& path, std::uint64_t number) {
   const std::string what = "segment " + path.name;
   DS_ASSIGN(auto segment, shm::Segment::attach(path).with_context(what));
   DS_ASSIGN(LayoutPtr layout, Layout::decode(segment->layout_encoded()).with_context(what));
@@ -79,7 +61,7 @@ Result<std::unique_ptr<Generation>> Generation::adopt(const shm::SegmentPath& pa
     return Error(Errc::corrupt, what + ": it counts " + std::to_string(segment->batches()) +
                                     " batches, the layout has " + std::to_string(batches.size()));
   }
-  return make(std::move(segment), number, std::move(layout), std::move(batches), numa_placement).with_context(what);
+  return make(std::move(segment), number, std::move(layout), std::move(batches)).with_context(what);
 }
 
 std::string segment_name(const std::string& agent_name, std::uint64_t number) {

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "base/numa_placement.hpp"
 #include "delta/delta.hpp"
 #include "deltasync/layout.hpp"
 #include "shm/roles.hpp"
@@ -21,7 +20,6 @@ struct Generation {
   LayoutPtr layout;
   std::vector<delta::Batch> batches;          ///< the layout's
   std::vector<std::uint32_t> batch_elements;  ///< of each
-  std::vector<std::uint32_t> batch_nodes;     ///< where the memory of each is; empty: there is no placement
   /// wire::LayoutMessage, encoded once; shared by those who send it, so that a slow peer pins no mapping.
   std::shared_ptr<const std::vector<std::byte>> layout_payload;
   std::unique_ptr<shm::Segment> segment;
@@ -33,11 +31,10 @@ struct Generation {
   }
 
   static Result<std::unique_ptr<Generation>> create(const shm::SegmentPath& path, std::uint64_t number,
-                                                    LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
-                                                    const NumaPlacementPtr& numa_placement = nullptr);
+                                                    LayoutPtr layout, ByteSpan layout_encoded,
+                                                    ByteSpan sidecar_encoded);
   /// Takes over a segment that an agent before this one left. Its layout must decode to the digest that it claims.
-  static Result<std::unique_ptr<Generation>> adopt(const shm::SegmentPath& path, std::uint64_t number,
-                                                   const NumaPlacementPtr& numa_placement = nullptr);
+  static Result<std::unique_ptr<Generation>> adopt(const shm::SegmentPath& path, std::uint64_t number);
 };
 using GenerationPtr = std::shared_ptr<Generation>;
 

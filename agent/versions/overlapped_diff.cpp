@@ -13,16 +13,13 @@ namespace {
 /// Between two looks at a writer's progress; doubled while nothing comes.
 constexpr auto kLookMin = std::chrono::milliseconds(1);
 constexpr auto kLookMax = std::chrono::milliseconds(16);
-constexpr std::size_t kPassedOverMax = 64;  ///< whole batches of other nodes, in one look
 
 }  // namespace
 
-OverlappedDiff::OverlappedDiff(unsigned threads, Metrics::Counter& diffed, const NumaPlacementPtr& numa_placement,
-                               std::function<void()> before_round)
+OverlappedDiff::OverlappedDiff(unsigned threads, Metrics::Counter& diffed, std::function<void()> before_round)
     : diffed_(diffed), before_round_(std::move(before_round)) {
   if (threads == 0) return;
-  thread_ = start_background(
-      "overlap", threads, [this](ThreadPool& pool) { work(pool); }, numa_placement);
+  thread_ = start_background("overlap", threads, [this](ThreadPool& pool) { work(pool); });
 }
 
 OverlappedDiff::~OverlappedDiff() {
@@ -42,9 +39,9 @@ void OverlappedDiff::begin(OverlappedDiffJob job) {
   auto made = std::make_shared<Work>();
   made->pending.resize(generation.batches.size());
   std::iota(made->pending.begin(), made->pending.end(), 0u);
-  made->encoding = std::make_unique<delta::Encoding>(*generation.layout, generation.batches,
-                                                     generation.half(job.base_half), generation.half(job.fill.half),
-                                                     *job.base_digests, job.form, generation.batch_nodes);
+  made->encoding =
+      std::make_unique<delta::Encoding>(*generation.layout, generation.batches, generation.half(job.base_half),
+                                        generation.half(job.fill.half), *job.base_digests, job.form);
   made->job = std::move(job);
   {
     const std::lock_guard lock(mutex_);
@@ -91,56 +88,26 @@ void OverlappedDiff::work(ThreadPool& pool) {
   }
 }
 
-/// At most `most` in all, and of each node no more than there is room for. From where the last look ended, so that each
-/// costs what it finds; what is passed over is met again later.
-void OverlappedDiff::take_whole(Work& work, std::vector<std::uint32_t>& whole, std::size_t most,
-                                std::vector<unsigned>* room_of_node) {
+/// At most `most`, from where the last look ended, so that each costs what it finds.
+std::vector<std::uint32_t> OverlappedDiff::take_whole(Work& work, std::size_t most) {
+  std::vector<std::uint32_t> whole;
   const Generation& generation = *work.job.generation;
-  std::size_t passed_over = 0;
-  for (std::size_t looked = work.pending.size(); looked > 0 && whole.size() < most && passed_over < kPassedOverMax;
-       --looked) {
+  for (std::size_t looked = work.pending.size(); looked > 0 && whole.size() < most; --looked) {
     if (work.next >= work.pending.size()) work.next = 0;
     const std::uint32_t batch = work.pending[work.next];
     if (generation.role->elements_done(work.job.fill, batch) != generation.batch_elements[batch]) {
       ++work.next;
       continue;
     }
-    if (room_of_node != nullptr) {
-      unsigned& room = (*room_of_node)[generation.batch_nodes[batch]];
-      if (room == 0) {
-        ++work.next;
-        ++passed_over;
-        continue;
-      }
-      --room;
-    }
     whole.push_back(batch);
     work.pending[work.next] = work.pending.back();
     work.pending.pop_back();
   }
-}
-
-/// A round of whole batches: one for each thread, of its own node if there is one, else of any.
-std::vector<std::uint32_t> OverlappedDiff::take_whole(Work& work, const ThreadPool& pool) {
-  std::vector<std::uint32_t> whole;
-  if (!pool.worker_nodes().empty() && !work.job.generation->batch_nodes.empty()) {
-    std::vector<unsigned> room;
-    for (const std::uint32_t node : pool.worker_nodes()) {
-      if (room.size() <= node) room.resize(node + 1);
-      ++room[node];
-    }
-    const auto& nodes = work.job.generation->batch_nodes;
-    room.resize(std::max<std::size_t>(room.size(), *std::max_element(nodes.begin(), nodes.end()) + 1));
-    const std::size_t began = work.next;
-    take_whole(work, whole, pool.size(), &room);
-    work.next = began;
-  }
-  take_whole(work, whole, pool.size(), nullptr);
   return whole;
 }
 
 bool OverlappedDiff::advance(Work& work, ThreadPool& pool) {
-  const std::vector<std::uint32_t> whole = take_whole(work, pool);
+  const std::vector<std::uint32_t> whole = take_whole(work, pool.size());
   if (whole.empty()) return false;  // no round of the pool, which would wait for each of its threads to get a core
   if (before_round_) before_round_();
   const trace::Span span("overlapped diff", work.job.fill.version.id);

@@ -42,8 +42,7 @@ class OverlappedDiff {
   /// With 0 threads it does nothing. `diffed` counts batches as they are done, those of aborted fills included.
   /// `before_round`: for tests, called on the background thread once it has taken some batches. Throws
   /// std::system_error if a thread cannot be started.
-  OverlappedDiff(unsigned threads, Metrics::Counter& diffed, const NumaPlacementPtr& numa_placement = nullptr,
-                 std::function<void()> before_round = {});
+  OverlappedDiff(unsigned threads, Metrics::Counter& diffed, std::function<void()> before_round = {});
   /// Ends, and waits for the batches at hand.
   ~OverlappedDiff();
   OverlappedDiff(const OverlappedDiff&) = delete;
@@ -68,9 +67,7 @@ class OverlappedDiff {
   void work(ThreadPool& pool);
   /// Diffs what has become whole, a few batches; false if nothing has.
   bool advance(Work& work, ThreadPool& pool);
-  static std::vector<std::uint32_t> take_whole(Work& work, const ThreadPool& pool);
-  static void take_whole(Work& work, std::vector<std::uint32_t>& whole, std::size_t most,
-                         std::vector<unsigned>* room_of_node);
+  static std::vector<std::uint32_t> take_whole(Work& work, std::size_t most);
 
   std::shared_ptr<Work> followed_;  // the caller's
 

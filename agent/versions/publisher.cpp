@@ -33,7 +33,6 @@ bool is_base(const OverlappedDiffJob& job, const ServedVersion& served) {
 
 void AgentCore::publish_loop() {
   set_thread_name("publisher");
-  enter_as_worker_0(options_.numa_placement);
   while (!stop_) {
     bool worked = false;
     for (const GenerationPtr& generation : generations()) worked |= maintain(generation);
@@ -103,7 +102,7 @@ void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView
   std::vector<std::uint64_t> digests(static_cast<std::size_t>(generation->layout->tile_count()));
   {
     const trace::Span digesting("digest", {{"bytes", generation->layout->half_bytes()}});
-    delta::half_digests(*generation->layout, generation->half(active.half), digests, pool_, generation->batch_nodes);
+    delta::half_digests(*generation->layout, generation->half(active.half), digests, pool_);
   }
 
   auto served = std::make_shared<ServedVersion>();
@@ -195,9 +194,9 @@ std::optional<delta::Delta> AgentCore::diff(const ServedPtr& before, const shm::
   if (!work || !is_base(work->job, *before) || work->job.fill.half != sealed.half ||
       work->job.fill.sequence != sealed.sequence) {
     work = std::make_shared<OverlappedDiffWork>();
-    work->encoding = std::make_unique<delta::Encoding>(*generation.layout, generation.batches,
-                                                       generation.half(before->half.half), generation.half(sealed.half),
-                                                       *before->digests, options_.form, generation.batch_nodes);
+    work->encoding =
+        std::make_unique<delta::Encoding>(*generation.layout, generation.batches, generation.half(before->half.half),
+                                          generation.half(sealed.half), *before->digests, options_.form);
   }
   delta::Delta delta = work->encoding->finish(request, pool_);
   digests = work->encoding->take_digests();

@@ -57,10 +57,4 @@ bool contains(const CpuList& cpus, unsigned cpu) {
   return std::binary_search(cpus.begin(), cpus.end(), cpu);
 }
 
-CpuList in_both(const CpuList& a, const CpuList& b) {
-  CpuList both;
-  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
-  return both;
-}
-
 }  // namespace deltasync

@@ -1,4 +1,4 @@
-// Sets of CPUs (or of memory nodes) as Linux and its tools write them: "0-7,16".
+// Sets of CPUs as Linux and its tools write them: "0-7,16".
 #pragma once
 
 #include <string>
@@ -18,6 +18,5 @@ Result<CpuList> parse_cpu_list(std::string_view text);
 std::string to_string(const CpuList& cpus);
 
 bool contains(const CpuList& cpus, unsigned cpu);
-CpuList in_both(const CpuList& a, const CpuList& b);
 
 }  // namespace deltasync

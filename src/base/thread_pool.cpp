@@ -2,12 +2,10 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <condition_variable>
 #include <mutex>
-#include <optional>
 #include <thread>
-#include <utility>
+#include <vector>
 
 #include "base/trace.hpp"
 
@@ -20,7 +18,6 @@ void set_thread_name(const std::string& name) {
 struct ThreadPool::Shared {
   void work(unsigned worker);
   void drain(unsigned worker);
-  std::optional<std::uint64_t> take_locked(unsigned worker);
   void end() {
     {
       const std::lock_guard lock(mutex);
@@ -36,25 +33,20 @@ struct ThreadPool::Shared {
   const std::function<void(std::uint64_t, unsigned)>* fn = nullptr;  // protected by mutex, as all below
   std::uint64_t next = 0;
   std::uint64_t count = 0;
-  std::span<const std::uint32_t> index_nodes;  // empty: indices are handed out in order
-  std::vector<std::uint8_t> taken;             // by index, where those have nodes
-  std::vector<std::uint64_t> next_of;          // by worker: where its node's next is looked for
-  trace::Context context;                      // of the caller
+  trace::Context context;  // of the caller
   std::uint64_t round = 0;
   unsigned busy = 0;
   bool stop = false;
-  ThreadNodes nodes;  // constant after construction, as the next
-  std::vector<std::thread> workers;
+  std::vector<std::thread> workers;  // constant after construction
 };
 
-ThreadPool::ThreadPool(unsigned threads, const std::string& name, ThreadNodes nodes)
+ThreadPool::ThreadPool(unsigned threads, const std::string& name, const std::function<void()>& enter)
     : threads_(threads < 1 ? 1 : threads), shared_(std::make_unique<Shared>()) {
-  shared_->nodes = std::move(nodes);
   try {
     for (unsigned i = 1; i < threads_; ++i) {
-      shared_->workers.emplace_back([shared = shared_.get(), i, thread_name = name + "-" + std::to_string(i)] {
+      shared_->workers.emplace_back([shared = shared_.get(), i, enter, thread_name = name + "-" + std::to_string(i)] {
         set_thread_name(thread_name);
-        if (shared->nodes.enter) shared->nodes.enter(shared->nodes.of_worker[i]);
+        if (enter) enter();
         shared->work(i);
       });
     }
@@ -73,20 +65,10 @@ ThreadPool::~ThreadPool() {
   shared_->end();
 }
 
-std::span<const std::uint32_t> ThreadPool::worker_nodes() const noexcept {
-  return shared_->nodes.of_worker;
-}
-
-void ThreadPool::run(std::uint64_t count, const std::function<void(std::uint64_t, unsigned)>& fn,
-                     std::span<const std::uint32_t> nodes) {
+void ThreadPool::run(std::uint64_t count, const std::function<void(std::uint64_t, unsigned)>& fn) {
   auto& s = *shared_;
   {
     const std::lock_guard lock(s.mutex);
-    s.index_nodes = s.nodes.of_worker.empty() ? std::span<const std::uint32_t>() : nodes;
-    if (!s.index_nodes.empty()) {
-      s.taken.assign(static_cast<std::size_t>(count), 0);
-      s.next_of.assign(threads_, 0);
-    }
     s.fn = &fn;
     s.next = 0;
     s.count = count;
@@ -99,7 +81,6 @@ void ThreadPool::run(std::uint64_t count, const std::function<void(std::uint64_t
   std::unique_lock lock(s.mutex);
   s.done.wait(lock, [&s] { return s.busy == 0; });
   s.fn = nullptr;
-  s.index_nodes = {};
 }
 
 void ThreadPool::Shared::work(unsigned worker) {
@@ -117,24 +98,6 @@ void ThreadPool::Shared::work(unsigned worker) {
   }
 }
 
-/// With nodes, `count` is where the last one that may be left ends.
-std::optional<std::uint64_t> ThreadPool::Shared::take_locked(unsigned worker) {
-  if (index_nodes.empty()) {
-    if (next >= count) return std::nullopt;
-    return next++;
-  }
-  std::uint64_t& at = next_of[worker];
-  while (at < count && (taken[at] != 0 || index_nodes[at] != nodes.of_worker[worker])) ++at;
-  if (at < count) {
-    taken[at] = 1;
-    return at++;
-  }
-  while (count > 0 && taken[count - 1] != 0) --count;
-  if (count == 0) return std::nullopt;
-  taken[--count] = 1;
-  return count;
-}
-
 void ThreadPool::Shared::drain(unsigned worker) {
   for (;;) {
     std::uint64_t index;
@@ -142,9 +105,8 @@ void ThreadPool::Shared::drain(unsigned worker) {
     trace::Context of;
     {
       const std::lock_guard lock(mutex);
-      const auto mine = take_locked(worker);
-      if (!mine) return;
-      index = *mine;
+      if (next >= count) return;
+      index = next++;
       call = fn;
       of = context;
     }

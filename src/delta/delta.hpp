@@ -98,8 +98,7 @@ std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::u
 /// The same of a tile of a half.
 std::uint64_t tile_digest(const Layout& layout, ByteSpan half, std::uint64_t tile);
 /// Digests of all tiles of a half. `digests` has layout.tile_count() entries.
-void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool,
-                  std::span<const std::uint32_t> batch_nodes = {});
+void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool);
 /// XXH3-128 over the digests, little-endian, in tile order.
 Digest128 root_digest(std::span<const std::uint64_t> digests);
 
@@ -115,10 +114,9 @@ struct EncodeRequest {
 /// writers write, another one finishes, without waiting for it.
 class Encoding {
  public:
-  /// `batches` are the layout's. `digests` are those of `before`. The layout, the batches, their nodes
-  /// (ThreadPool::run; empty: none) and the halves are borrowed.
+  /// `batches` are the layout's. `digests` are those of `before`. The layout, the batches and the halves are borrowed.
   Encoding(const Layout& layout, std::span<const Batch> batches, ByteSpan before, ByteSpan after,
-           std::vector<std::uint64_t> digests, ValueForm form, std::span<const std::uint32_t> batch_nodes = {});
+           std::vector<std::uint64_t> digests, ValueForm form);
   ~Encoding();
   Encoding(const Encoding&) = delete;
   Encoding& operator=(const Encoding&) = delete;

@@ -55,15 +55,14 @@ std::uint64_t tile_digest(const Layout& layout, ByteSpan half, std::uint64_t til
   return tile_digest(first, tensor.row_bytes(), at.rect.rows, at.rect.cols * tensor.element_bytes);
 }
 
-void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool,
-                  std::span<const std::uint32_t> batch_nodes) {
+void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool) {
   const Kernels& kernels = active_kernels();
   const std::vector<Batch> batches = make_batches(layout);
   const auto digest_batch = [&](std::uint64_t i, unsigned) {
     for_each_strip(layout, batches[i].first, batches[i].end,
                    [&](const Strip& strip) { strip_digests(kernels, strip, half, digests); });
   };
-  pool.run(batches.size(), digest_batch, batch_nodes);
+  pool.run(batches.size(), digest_batch);
 }
 
 Digest128 root_digest(std::span<const std::uint64_t> digests) {

@@ -191,7 +191,7 @@ EncodedBatch BatchEncoder::encode(const Batch& batch, ByteSpan before, ByteSpan 
 
 struct Encoding::Impl {
   Impl(const Kernels& k, const Layout& l, std::span<const Batch> all, ByteSpan from, ByteSpan to,
-       std::vector<std::uint64_t> of_before, ValueForm f, std::span<const std::uint32_t> batch_nodes)
+       std::vector<std::uint64_t> of_before, ValueForm f)
       : kernels(k),
         layout(l),
         batches(all),
@@ -200,8 +200,7 @@ struct Encoding::Impl {
         form(f),
         digests_before(std::move(of_before)),
         digests_after(digests_before.size()),
-        results(all.size()),
-        nodes(batch_nodes) {}
+        results(all.size()) {}
   ~Impl() {
     for (const auto& result : results) {
       if (EncodedBatch* const made = result.load(); made != &taken()) delete made;
@@ -221,7 +220,6 @@ struct Encoding::Impl {
   // By batch: null as long as it is not there. Who makes one puts it there unless it was taken meanwhile, so nobody
   // waits for anybody.
   std::vector<std::atomic<EncodedBatch*>> results;
-  const std::span<const std::uint32_t> nodes;  // by batch; empty: none
 
   /// Stands for one that is finish()'s.
   static EncodedBatch& taken() {
@@ -235,10 +233,6 @@ struct Encoding::Impl {
   /// the halves may be written.
   void encode_all(std::span<const std::uint32_t> which, bool overlapped, ThreadPool& pool, const Take& take) const {
     std::vector<std::unique_ptr<BatchEncoder>> encoders(pool.size());  // each worker makes its own: its memory is near
-    std::vector<std::uint32_t> which_nodes;
-    if (!nodes.empty()) {
-      for (const std::uint32_t b : which) which_nodes.push_back(nodes[b]);
-    }
     const auto encode_one = [&](std::uint64_t i, unsigned worker) {
       if (encoders[worker] == nullptr) encoders[worker].reset(new BatchEncoder(kernels, layout, form));
       const std::uint32_t b = which[i];
@@ -252,7 +246,7 @@ struct Encoding::Impl {
       const bool kept = take(b, std::move(made));
       note_batch(layout, batches[b], b, kept ? frame_bytes : trace::Arg("discarded", 1));
     };
-    pool.run(which.size(), encode_one, which_nodes);
+    pool.run(which.size(), encode_one);
   }
 
   std::size_t run_overlapped(std::span<const std::uint32_t> which, ThreadPool& pool) {
@@ -313,9 +307,8 @@ struct Encoding::Impl {
 };
 
 Encoding::Encoding(const Layout& layout, std::span<const Batch> batches, ByteSpan before, ByteSpan after,
-                   std::vector<std::uint64_t> digests, ValueForm form, std::span<const std::uint32_t> batch_nodes)
-    : impl_(std::make_unique<Impl>(active_kernels(), layout, batches, before, after, std::move(digests), form,
-                                   batch_nodes)) {}
+                   std::vector<std::uint64_t> digests, ValueForm form)
+    : impl_(std::make_unique<Impl>(active_kernels(), layout, batches, before, after, std::move(digests), form)) {}
 Encoding::~Encoding() = default;
 
 std::size_t Encoding::run_overlapped(std::span<const std::uint32_t> which, ThreadPool& pool) {
@@ -331,7 +324,7 @@ std::vector<std::uint64_t> Encoding::take_digests() noexcept {
 Delta encode_with(const Kernels& kernels, const Layout& layout, ByteSpan before, ByteSpan after,
                   std::span<std::uint64_t> digests, const EncodeRequest& request, ThreadPool& pool) {
   const std::vector<Batch> batches = make_batches(layout);
-  Encoding::Impl encoding(kernels, layout, batches, before, after, {digests.begin(), digests.end()}, request.form, {});
+  Encoding::Impl encoding(kernels, layout, batches, before, after, {digests.begin(), digests.end()}, request.form);
   std::size_t rest = 0;
   Delta delta = encoding.finish(request, pool, rest);
   std::copy(encoding.digests_after.begin(), encoding.digests_after.end(), digests.begin());

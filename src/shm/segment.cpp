@@ -18,7 +18,7 @@
 #include "base/fork_guard.hpp"
 #include "base/hash.hpp"
 #include "base/user.hpp"
-#include "shm/reserve.hpp"
+#include "shm/huge_pages.hpp"
 #include "shm/side_files.hpp"
 #include "shm/space.hpp"
 #include "shm/validate.hpp"
@@ -82,12 +82,20 @@ Result<UniqueFd> create_file(const SegmentPath& path) {
   return fd;
 }
 
+/// Every page of the file, mapped at `base` and touched by nobody yet, so that a full file system is an error here and
+/// never a SIGBUS later. An errno, or 0.
+int take_pages(int fd, std::byte* base, std::uint64_t bytes) {
+  if (bytes >= kHugeBytesMin) fill_with_huge_pages(fd, base, 0, bytes);
+  return reserve_pages(bytes, [&](std::uint64_t offset, std::uint64_t piece) {
+    return ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(piece));
+  });
+}
+
 /// All pages now. `base` is where the file is mapped.
-Status reserve(int fd, std::byte* base, const SegmentPath& path, const SegmentPlan& plan,
-               const NumaPlacement* numa_placement) {
+Status reserve(int fd, std::byte* base, const SegmentPath& path, const SegmentPlan& plan) {
   const std::uint64_t bytes = plan.segment_bytes;
   int error = ::ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-  if (error == 0) error = reserve_file(fd, base, plan, numa_placement);
+  if (error == 0) error = take_pages(fd, base, bytes);
   if (error == 0) return {};
   auto room = check_room(path.dir, bytes);  // somebody else may have taken the space meanwhile: name the figures
   if (!room) return std::move(room).error();
@@ -157,7 +165,7 @@ Status check_segment_name(const std::string& name) {
 
 Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::uint64_t generation,
                                                  const Geometry& geometry, ByteSpan layout_encoded,
-                                                 ByteSpan sidecar_encoded, const NumaPlacement* numa_placement) {
+                                                 ByteSpan sidecar_encoded) {
   DS_TRY(check_segment_name(path.name));
   const auto what = "create segment " + file_of(path).string();
   const std::uint64_t half_bytes = geometry.half_bytes;
@@ -172,8 +180,7 @@ Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::u
   // Mapped, but not touched before every page is there.
   DS_ASSIGN(auto region, map(fd.get(), path, plan->segment_bytes));
   advise(region);
-  DS_TRY(
-      reserve(fd.get(), static_cast<std::byte*>(region.get_address()), path, *plan, numa_placement).with_context(what));
+  DS_TRY(reserve(fd.get(), static_cast<std::byte*>(region.get_address()), path, *plan).with_context(what));
 
   auto impl = std::make_unique<Impl>();
   impl->path = path;

@@ -9,7 +9,6 @@
 
 #include "base/bytes.hpp"
 #include "base/fd.hpp"
-#include "base/numa_placement.hpp"
 #include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
 #include "format/segment.hpp"
@@ -32,11 +31,10 @@ class Segment {
   /// Agent: creates, reserves every page (posix_fallocate) before it touches any, writes the metadata, and
   /// publishes the ready word last. Mode 0600. `layout_encoded` and `sidecar_encoded` are kept in the segment, so that
   /// a restarted agent can serve. Errors: no_space (says how much is needed and how much there is), already_exists,
-  /// permission. `numa_placement` says where its memory comes from; null: wherever the system takes it.
+  /// permission.
   static Result<std::unique_ptr<Segment>> create(const SegmentPath& path, std::uint64_t generation,
                                                  const Geometry& geometry, ByteSpan layout_encoded,
-                                                 ByteSpan sidecar_encoded,
-                                                 const NumaPlacement* numa_placement = nullptr);
+                                                 ByteSpan sidecar_encoded);
   /// Maps an existing segment and validates all of its control block against the file's size. Errors: not_found,
   /// corrupt (names the field), unsupported (format version), permission (not ours, or not mode 0600).
   static Result<std::unique_ptr<Segment>> attach(const SegmentPath& path);

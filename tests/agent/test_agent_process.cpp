@@ -13,7 +13,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "base/numa.hpp"
+#include "base/cpu_affinity.hpp"
 #include "base/process.hpp"
 #include "tests/agent/agent_harness.hpp"
 #include "tests/support/without_threads.hpp"
@@ -124,7 +124,7 @@ std::set<std::string> cores_of(pid_t pid) {
 }
 
 TEST_F(AgentProcess, AllThreadsStayOnTheCoresThatItIsGiven) {
-  const CpuList allowed = linux_numa().allowed_cpus().value();
+  const CpuList allowed = allowed_cpus().value();
   const std::string last = std::to_string(allowed.back());
   spawn({"--cores", last, "--remove-segment-on-exit"});
   wait_ready();
@@ -133,13 +133,10 @@ TEST_F(AgentProcess, AllThreadsStayOnTheCoresThatItIsGiven) {
   EXPECT_EQ(wait_exit(), 0) << log();
 }
 
-TEST_F(AgentProcess, CoresAndNodesThatCannotBeHadAreNamed) {
+TEST_F(AgentProcess, CoresThatCannotBeHadAreNamed) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--cores", "0-8191"}, "--cores: core "},
       {{"--cores", "zero"}, "--cores: 'zero' is no list"},
-      {{"--cores", "zero", "--numa-node", "off"}, "--cores: 'zero' is no list"},
-      {{"--numa-node", "4095"}, "--numa-node: memory node 4095 is not there"},
-      {{"--numa-node", "none"}, "--numa-node: 'none' is no node's number, nor auto or off"},
   };
   for (const auto& [arguments, words] : cases) {
     spawn(arguments);

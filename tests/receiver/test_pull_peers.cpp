@@ -10,7 +10,7 @@
 #include <thread>
 #include <tuple>
 
-#include "base/numa.hpp"
+#include "base/cpu_affinity.hpp"
 #include "base/trace.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 #include "tests/support/held_port.hpp"
@@ -102,7 +102,7 @@ std::map<std::string, std::string> cores_by_thread() {
 }
 
 TEST_F(PullTest, ItsThreadsRunOnTheCoresThatItIsGivenAndTheCallersWhereItDid) {
-  const CpuList allowed = linux_numa().allowed_cpus().value();
+  const CpuList allowed = allowed_cpus().value();
   options_.cores = std::to_string(allowed.back());
   options_.threads = 3;
   start();
@@ -112,7 +112,7 @@ TEST_F(PullTest, ItsThreadsRunOnTheCoresThatItIsGivenAndTheCallersWhereItDid) {
     ASSERT_EQ(cores.count(name), 1u) << name;
     EXPECT_EQ(cores.at(name), options_.cores) << name;
   }
-  EXPECT_EQ(linux_numa().allowed_cpus().value(), allowed);
+  EXPECT_EQ(allowed_cpus().value(), allowed);
 }
 
 TEST_F(PullTest, CoresThatCannotBeHadAreNamed) {

@@ -30,7 +30,7 @@ WORDS = {
 
 # Where only words together, or an identifier as a whole, say it.
 PHRASES = {
-    r"home[_ ]nodes?|Home(Nodes|Process)|ThreadHomes|batch_homes": "NumaPlacement, batch_nodes; ForkGuard",
+    r"HomeProcess": "ForkGuard",
     r"BehindDiff|behind[_-]threads|\bdiff(s|ed)? behind (it|them|the writers?)\b": "overlapped diff",
     r"\b(take|takes|taken|taking|took)[_ ]back\b|TakeBack|TakenBack|\b(go|goes|going)_back\b": "roll back",
     r"\bway back\b|\bway_back\b|WayBack": "undo log",
