@@ -26,13 +26,13 @@ TEST_F(WriterDeviceTest, AFlightThatWasBrokenOffNeverArrives) {
   ASSERT_TRUE(writer->begin(version(7, 1), soon()));
   const SliceSource first = row(0);
   ASSERT_TRUE(writer->write_device(std::span(&first, 1), soon()));
-  ASSERT_TRUE(writer->wait({1}, soon()));
+  ASSERT_TRUE(writer->wait(1, soon()));
   const std::uint64_t arrived = agent_.progress();
   device.hang(true);
   device.fail(FakeDevice::Call::record, 2);  // the first is in the trainer's stream
   const SliceSource second = row(1);
   ASSERT_FALSE(writer->write_device(std::span(&second, 1), soon()));
-  EXPECT_EQ(writer->wait({2}, in_ms(10)).error().code(), Errc::aborted);
+  EXPECT_EQ(writer->wait(2, in_ms(10)).error().code(), Errc::aborted);
   EXPECT_EQ(agent_.progress(), arrived);
   EXPECT_FALSE(writer->commit(in_ms(10)));
   EXPECT_EQ(writer->begin(version(7, 2), in_ms(10)).error().code(), Errc::quarantined);
@@ -164,7 +164,7 @@ TEST_F(WriterDeviceTest, AnotherWritersAbortLeavesTheHalfToTheCopyThatHangs) {
   EXPECT_EQ(second.begin(version(7, 2), in_ms(50)).error().code(), Errc::quarantined);
   leader->abort();
   stuck.hang(false);
-  ASSERT_TRUE(second.wait({0}, soon()));
+  ASSERT_TRUE(second.wait(0, soon()));
   EXPECT_TRUE(eventually([&] { return agent_.halves() == "FREE FREE"; })) << agent_.halves();
 }
 
