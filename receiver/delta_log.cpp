@@ -3,6 +3,7 @@
 #include <atomic>
 #include <utility>
 
+#include "delta/codec.hpp"
 #include "delta/geometry.hpp"
 #include "delta/raw_planes.hpp"
 #include "format/tiling.hpp"
@@ -21,7 +22,7 @@ class Changes {
   bool decoded() const noexcept { return decoded_; }
   /// Empty if there are none.
   MutByteSpan next(const delta::TileRecord& record) {
-    if (!decoded_ && record.codec != delta::Codec::rice_class) return {};
+    if (!decoded_ && !delta::traits(record.codec).needs_old_tile) return {};
     const std::size_t bytes = delta::resolved_bytes(layout_, record);
     const MutByteSpan changes = rest_.first(bytes);
     rest_ = rest_.subspan(bytes);
@@ -147,7 +148,7 @@ Status DeltaLog::overwrite(const Layout& layout, const delta::TileRecord& record
   const Tile tile = tile_of(layout, record.tile);
   DS_ASSIGN(const TileRows rows, memory.store().open_tile(tile, scratch));
   delta::save_undo(layout, record, rows.first, rows.row_stride, undo);
-  if (delta::gives_whole_tile(record.codec)) {
+  if (delta::traits(record.codec).whole_tile) {
     const delta::TileShape shape = delta::tile_shape(layout, record.tile);
     DS_ASSIGN(const ByteSpan whole, delta::whole_tile_bytes(shape, record));
     return memory.put(tile, packed_rows(whole, shape.row_bytes()));
@@ -177,7 +178,7 @@ Status DeltaLog::revert_frame(const Layout& layout, StagedFrame& frame, FrameUnd
     const Tile tile = tile_of(layout, record.tile);
     if (const MutByteSpan decoded = changes.next(record); !decoded.empty()) {
       DS_TRY(memory.exchange(tile, record, decoded));
-    } else if (delta::gives_whole_tile(record.codec)) {
+    } else if (delta::traits(record.codec).whole_tile) {
       DS_TRY(memory.put(tile, packed_rows(overwritten, delta::tile_shape(layout, record.tile).row_bytes())));
     } else {
       DS_ASSIGN(const TileRows rows, memory.open_tile(tile, scratch));

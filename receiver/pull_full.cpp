@@ -8,6 +8,7 @@
 
 #include "base/log.hpp"
 #include "base/trace.hpp"
+#include "delta/codec.hpp"
 #include "delta/raw_planes.hpp"
 #include "format/packed_layout.hpp"
 #include "format/tiling.hpp"
@@ -319,7 +320,7 @@ Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Range
   PartialUpdate& partial = s_.partial;
   const auto sink = [&](std::uint32_t, const StagedFrame& frame, unsigned) -> Status {
     for (const delta::TileRecord& record : frame.records) {
-      if (!delta::gives_whole_tile(record.codec) || record.digest_after != partial.digests[record.tile]) continue;
+      if (!delta::traits(record.codec).whole_tile || record.digest_after != partial.digests[record.tile]) continue;
       const delta::TileShape shape = delta::tile_shape(s_.layout, record.tile);
       const auto whole = delta::whole_tile_bytes(shape, record);
       if (!whole) continue;

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "delta/codec.hpp"
 #include "format/tiling.hpp"
 #include "receiver/target_checks.hpp"
 
@@ -67,7 +68,7 @@ std::uint64_t resolved_bytes(const Layout& layout, const StagedFrame& frame) {
 std::uint64_t class_bytes(const Layout& layout, const StagedFrame& frame) {
   std::uint64_t bytes = 0;
   for (const delta::TileRecord& record : frame.records) {
-    if (record.codec == delta::Codec::rice_class) bytes += delta::resolved_bytes(layout, record);
+    if (delta::traits(record.codec).needs_old_tile) bytes += delta::resolved_bytes(layout, record);
   }
   return bytes;
 }
@@ -105,7 +106,7 @@ Result<std::vector<TileChanges>> resolve_there(const Target& target, const Stage
     all[i].count = record.changed;
     all[i].changes = resolved.first(bytes);
     resolved = resolved.subspan(bytes);
-    if (!delta::decodes_alone(record.codec)) {
+    if (!delta::traits(record.codec).decodes_alone()) {
       all[i].count = 0;
       continue;
     }

@@ -4,9 +4,8 @@
 #include <memory>
 
 #include "delta/changed_words.hpp"
-#include "delta/class_codec.hpp"
+#include "delta/codec.hpp"
 #include "delta/delta.hpp"
-#include "delta/dense_codec.hpp"
 #include "delta/geometry.hpp"
 #include "delta/mix.hpp"
 #include "delta/raw_planes.hpp"
@@ -22,26 +21,15 @@ Error bad_digest() {
   return {Errc::corrupt, "the state digest after it differs: a wrong base or damaged bytes"};
 }
 
-bool has_differences(Codec codec) noexcept {
-  return codec == Codec::rice_ulp || codec == Codec::rice_class || codec == Codec::dense_ulp;
-}
-
-/// Whether the record itself brings the tile back to what it was: its positions do not depend on the tile.
-bool is_inverted(Codec codec) noexcept {
-  return codec == Codec::rice_ulp || codec == Codec::dense_ulp;
-}
-
 /// A record that gives no whole tile over the old one at `first`.
 Result<DecodedTile> decode_record(const TileShape& shape, const TileRecord& record, const std::byte* first,
                                   std::size_t row_stride) {
-  if (record.codec == Codec::rice_class) return decode_class(shape, record, first, row_stride);
-  if (record.codec == Codec::dense_ulp) return decode_dense(active_kernels(), shape, record);
-  return decode_rice(shape, record);
+  return traits(record.codec).decode(active_kernels(), shape, record, first, row_stride);
 }
 
 template <class U, bool kFloat>
 constexpr ValueKind value_kind(Codec codec) noexcept {
-  if (!has_differences(codec)) return ValueKind::element;
+  if (!traits(codec).differences) return ValueKind::element;
   return kFloat ? ValueKind::ulp_difference : ValueKind::difference;
 }
 
@@ -103,7 +91,7 @@ std::uint64_t resolve_ragged(const RowGeometry& geometry, const DecodedTile& til
     for (std::uint32_t i = w.first; i < w.end; ++i) {
       const unsigned shift = (tile.positions[i] - w.element) * static_cast<unsigned>(sizeof(U)) * 8;
       const U old = static_cast<U>(before >> shift);
-      if (has_differences(codec)) values[i] = add_ulps<U, kFloat>(old, values[i]);
+      if (traits(codec).differences) values[i] = add_ulps<U, kFloat>(old, values[i]);
       after ^= static_cast<std::uint64_t>(static_cast<U>(old ^ values[i])) << shift;
     }
     sum.add(before, after, w.index);
@@ -136,7 +124,7 @@ ByteSpan resolve_whole(const TileShape& shape, const DecodedTile& tile, Codec co
   }
   U* const values = reinterpret_cast<U*>(tile.values);
   U* const elements = reinterpret_cast<U*>(whole);
-  const bool differences = has_differences(codec);
+  const bool differences = traits(codec).differences;
   for (std::uint32_t i = 0; i < tile.count; ++i) {
     U& element = elements[tile.positions[i]];
     element = values[i] = differences ? add_ulps<U, kFloat>(element, values[i]) : values[i];
@@ -171,7 +159,7 @@ struct NewElements {
 Result<std::uint64_t> check_record(const TileShape& shape, const TileRecord& record, const std::byte* first,
                                    std::size_t row_stride, std::uint64_t digest_before, NewElements& out) {
   std::uint64_t digest = 0;
-  if (gives_whole_tile(record.codec)) {
+  if (traits(record.codec).whole_tile) {
     DS_ASSIGN(out.whole, whole_tile_bytes(shape, record));
     digest = tile_digest(out.whole.data(), shape.row_bytes(), shape.rows, shape.row_bytes());
   } else {
@@ -267,7 +255,7 @@ Result<std::uint64_t> verify_tile(const Layout& layout, const TileRecord& record
 }
 
 std::size_t resolved_bytes(const Layout& layout, const TileRecord& record) {
-  if (gives_whole_tile(record.codec)) return 0;
+  if (traits(record.codec).whole_tile) return 0;
   return std::size_t{record.changed} * (sizeof(std::uint16_t) + tile_shape(layout, record.tile).element_bytes);
 }
 
@@ -293,7 +281,7 @@ Result<std::uint64_t> resolve_tile(const Layout& layout, const TileRecord& recor
 
 void exchange_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
                    MutByteSpan resolved) {
-  if (gives_whole_tile(record.codec)) return;
+  if (traits(record.codec).whole_tile) return;
   const TileShape shape = tile_shape(layout, record.tile);
   const RowGeometry geometry(shape, row_stride);
   with_element(shape, [&]<class U, bool kFloat>() {
@@ -318,14 +306,14 @@ Result<std::uint64_t> apply_tile(const Layout& layout, const TileRecord& record,
 
 void commit_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride) {
   const TileShape shape = tile_shape(layout, record.tile);
-  if (gives_whole_tile(record.codec)) {
+  if (traits(record.codec).whole_tile) {
     write_rows(shape, known_valid(layout, record, whole_tile_bytes(shape, record)), first, row_stride);
     return;
   }
   const DecodedTile decoded = decode_again(layout, shape, record, first, row_stride);
   const RowGeometry geometry(shape, row_stride);
   with_element(shape, [&]<class U, bool kFloat>() {
-    if (has_differences(record.codec)) {
+    if (traits(record.codec).differences) {
       add_in_place<U, kFloat>(geometry, decoded, first, false);
     } else {
       write_elements<U>(geometry, decoded, first);
@@ -335,9 +323,9 @@ void commit_tile(const Layout& layout, const TileRecord& record, std::byte* firs
 
 void save_undo(const Layout& layout, const TileRecord& record, const std::byte* first, std::size_t row_stride,
                std::vector<std::byte>& out) {
-  if (is_inverted(record.codec)) return;
+  if (traits(record.codec).inverts()) return;
   const TileShape shape = tile_shape(layout, record.tile);
-  if (gives_whole_tile(record.codec)) {
+  if (traits(record.codec).whole_tile) {
     for (std::uint32_t r = 0; r < shape.rows; ++r) {
       out.insert(out.end(), first + r * row_stride, first + r * row_stride + shape.row_bytes());
     }
@@ -345,7 +333,7 @@ void save_undo(const Layout& layout, const TileRecord& record, const std::byte* 
   }
   const DecodedTile decoded = decode_again(layout, shape, record, first, row_stride);
   const RowGeometry geometry(shape, row_stride);
-  if (record.codec == Codec::rice_class) {
+  if (traits(record.codec).needs_old_tile) {
     const ByteSpan positions = std::as_bytes(std::span(decoded.positions, decoded.count));
     out.insert(out.end(), positions.begin(), positions.end());
   }
@@ -361,15 +349,15 @@ void save_undo(const Layout& layout, const TileRecord& record, const std::byte* 
 void undo_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
                ByteSpan undo) {
   const TileShape shape = tile_shape(layout, record.tile);
-  if (gives_whole_tile(record.codec)) {
+  if (traits(record.codec).whole_tile) {
     write_rows(shape, undo, first, row_stride);
     return;
   }
   const RowGeometry geometry(shape, row_stride);
-  // The positions of rice_class stand before the elements; the record itself can no longer be decoded.
+  // The positions that the old tile told stand before the elements; the record itself can no longer be decoded.
   std::vector<std::uint16_t> positions;
   DecodedTile decoded;
-  if (record.codec == Codec::rice_class) {
+  if (traits(record.codec).needs_old_tile) {
     positions.resize(record.changed);
     std::memcpy(positions.data(), undo.data(), positions.size() * sizeof(std::uint16_t));
     undo = undo.subspan(positions.size() * sizeof(std::uint16_t));
@@ -378,7 +366,7 @@ void undo_tile(const Layout& layout, const TileRecord& record, std::byte* first,
     decoded = decode_again(layout, shape, record, first, row_stride);
   }
   with_element(shape, [&]<class U, bool kFloat>() {
-    if (is_inverted(record.codec)) {
+    if (traits(record.codec).inverts()) {
       add_in_place<U, kFloat>(geometry, decoded, first, true);
       return;
     }

@@ -2,23 +2,17 @@
 
 #include <cstring>
 
-#include "delta/dense_codec.hpp"
-#include "delta/rice.hpp"
+#include "delta/codec.hpp"
 
 namespace deltasync::delta {
 
-bool decodes_alone(Codec codec) noexcept {
-  return codec == Codec::rice_absolute || codec == Codec::rice_ulp || codec == Codec::dense_ulp;
-}
-
 Result<NumberKind> decode_changes(const Layout& layout, const TileRecord& record, MutByteSpan out) {
-  if (!decodes_alone(record.codec)) {
+  if (!traits(record.codec).decodes_alone()) {
     return Error(Errc::unsupported,
                  tile_name(layout, record.tile) + ": " + to_string(record.codec) + " is not decoded without the tile");
   }
   const TileShape shape = tile_shape(layout, record.tile);
-  Result<DecodedTile> decoded =
-      record.codec == Codec::dense_ulp ? decode_dense(active_kernels(), shape, record) : decode_rice(shape, record);
+  Result<DecodedTile> decoded = decode_alone(active_kernels(), shape, record);
   if (!decoded.ok()) return std::move(decoded).error().with_context(tile_name(layout, record.tile));
   const std::size_t position_bytes = std::size_t{decoded->count} * sizeof(std::uint16_t);
   const std::size_t number_bytes = std::size_t{decoded->count} * shape.element_bytes;
@@ -30,7 +24,7 @@ Result<NumberKind> decode_changes(const Layout& layout, const TileRecord& record
     std::memcpy(out.data(), decoded->positions, position_bytes);
     std::memcpy(out.data() + position_bytes, decoded->values, number_bytes);
   }
-  if (record.codec == Codec::rice_absolute) return NumberKind::elements;
+  if (!traits(record.codec).differences) return NumberKind::elements;
   return shape.is_float ? NumberKind::ulp_differences : NumberKind::differences;
 }
 

@@ -13,12 +13,9 @@ enum class NumberKind : std::uint8_t {
   ulp_differences,  ///< of floats: steps of the ulp map
 };
 
-/// True if decode_changes can: not for whole tiles, and not for rice_class, whose positions follow from the tile.
-bool decodes_alone(Codec codec) noexcept;
-
-/// Decodes a record into `out`, which has exactly resolved_bytes(): ascending positions inside the tile, then as many
-/// numbers. `corrupt`, naming the tile, if the payload breaks a bound; unsupported if it cannot be decoded alone.
-/// Nothing is said of the digest.
+/// Decodes a record of a codec that decodes_alone() (codec.hpp) into `out`, which has exactly resolved_bytes():
+/// ascending positions inside the tile, then as many numbers. `corrupt`, naming the tile, if the payload breaks a
+/// bound; unsupported if it cannot be decoded alone. Nothing is said of the digest.
 Result<NumberKind> decode_changes(const Layout& layout, const TileRecord& record, MutByteSpan out);
 
 }  // namespace deltasync::delta

@@ -44,8 +44,5 @@ bool encode_class(const TileShape& shape, const ChangedElements& changed, const 
 /// must have passed parse_frame.
 Result<DecodedTile> decode_class(const Kernels& kernels, const TileShape& shape, const TileRecord& record,
                                  const std::byte* first, std::size_t row_stride);
-/// With those of this process.
-Result<DecodedTile> decode_class(const TileShape& shape, const TileRecord& record, const std::byte* first,
-                                 std::size_t row_stride);
 
 }  // namespace deltasync::delta

@@ -229,9 +229,4 @@ Result<DecodedTile> decode_class(const Kernels& kernels, const TileShape& shape,
   return DecodedTile{scratch.positions, scratch.values, n};
 }
 
-Result<DecodedTile> decode_class(const TileShape& shape, const TileRecord& record, const std::byte* first,
-                                 std::size_t row_stride) {
-  return decode_class(active_kernels(), shape, record, first, row_stride);
-}
-
 }  // namespace deltasync::delta

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "delta/class_codec.hpp"
-#include "delta/dense_codec.hpp"
+#include "delta/codec.hpp"
 #include "delta/frame.hpp"
 #include "delta/kernel_scalar.hpp"
 #include "delta/make_frames.hpp"
@@ -60,26 +60,14 @@ ChangedElements absolute_changes(const TileShape& shape, const TileRecord& recor
                       });
 }
 
-/// The new elements are told by the old ones.
-bool has_only_differences(Codec codec) noexcept {
-  return codec == Codec::rice_ulp || codec == Codec::dense_ulp;
-}
-
-/// Those that changes_of() takes.
-bool may_shrink(Codec codec) noexcept {
-  return codec == Codec::raw || codec == Codec::rice_absolute || has_only_differences(codec);
-}
-
-/// The changed elements of a record as positions and differences, in scratch memory of this thread.
+/// The changed elements of a record that is kept() as positions and differences, in scratch memory of this thread.
 Result<ChangedElements> changes_of(const TileShape& shape, const TileRecord& record, const std::byte* before,
                                    std::size_t row_stride, ChangeLists& scratch) {
   DecodedTile decoded;
-  if (record.codec == Codec::dense_ulp) {
-    DS_ASSIGN(decoded, decode_dense(active_kernels(), shape, record));
-  } else if (record.codec != Codec::raw) {
-    DS_ASSIGN(decoded, decode_rice(shape, record));
+  if (!traits(record.codec).whole_tile) {
+    DS_ASSIGN(decoded, decode_alone(active_kernels(), shape, record));
   }
-  if (has_only_differences(record.codec)) return ChangedElements{decoded.positions, decoded.values, decoded.count};
+  if (traits(record.codec).differences) return ChangedElements{decoded.positions, decoded.values, decoded.count};
   switch (shape.element_bytes) {
     case 1: return absolute_changes<std::uint8_t>(shape, record, decoded, before, row_stride, scratch);
     case 2: return absolute_changes<std::uint16_t>(shape, record, decoded, before, row_stride, scratch);
@@ -112,7 +100,7 @@ class Compactor {
 
  private:
   static bool is_reversible(const TileShape& shape, const TileRecord& record) noexcept {
-    return shape.is_float && has_only_differences(record.codec);
+    return shape.is_float && traits(record.codec).inverts();
   }
   bool read_target(const std::vector<TileRecord>& records, const MergeOptions& options);
   Status add_from_target(const TileShape& shape, const TileRecord& record, std::byte* tile);
@@ -159,7 +147,7 @@ Result<Frame> Compactor::with_base(const Frame& frame, ByteSpan before) {
   DS_ASSIGN(const std::vector<TileRecord> records, parse_frame(layout_, frame.bytes));
   for (const TileRecord& record : records) {
     const TileShape shape = tile_shape(layout_, record.tile);
-    if (!shape.is_float || !may_shrink(record.codec)) {
+    if (!shape.is_float || !traits(record.codec).kept()) {
       add_as_it_is(record);
       continue;
     }

@@ -5,24 +5,13 @@
 #include <utility>
 
 #include "base/hash.hpp"
+#include "delta/codec.hpp"
 #include "delta/dense_codec.hpp"
 #include "delta/raw_planes.hpp"
 #include "delta/rice.hpp"
 #include "format/tiling.hpp"
 
 namespace deltasync::delta {
-
-namespace {
-
-/// What a record has between its payload's size and its digest.
-bool has_quotient_sum(Codec codec) noexcept {
-  return codec == Codec::rice_absolute || codec == Codec::rice_ulp || codec == Codec::dense_ulp;
-}
-bool has_second_sum(Codec codec) noexcept {
-  return codec == Codec::rice_ulp || codec == Codec::dense_ulp;
-}
-
-}  // namespace
 
 std::uint64_t hash_header(const FrameHeader& header) noexcept {
   return xxh3_64(bytes_of(header).first(offsetof(FrameHeader, header_hash)));
@@ -35,15 +24,7 @@ std::size_t varint_bytes(std::uint64_t value) noexcept {
 }
 
 const char* to_string(Codec codec) noexcept {
-  switch (codec) {
-    case Codec::raw: return "raw";
-    case Codec::rice_absolute: return "rice_absolute";
-    case Codec::rice_ulp: return "rice_ulp";
-    case Codec::rice_class: return "rice_class";
-    case Codec::dense_ulp: return "dense_ulp";
-    case Codec::raw_planes: return "raw_planes";
-  }
-  return "unknown";
+  return traits(codec).name;
 }
 
 std::size_t payload_bytes(const TileShape& shape, const TileRecord& record) noexcept {
@@ -56,8 +37,8 @@ std::size_t payload_bytes(const TileShape& shape, const TileRecord& record) noex
 
 std::size_t record_bytes(const TileRecord& record, std::size_t payload_size) noexcept {
   std::size_t bytes = 1 + varint_bytes(record.changed) + varint_bytes(payload_size) + 8;
-  if (has_quotient_sum(record.codec)) bytes += varint_bytes(record.quotient_sum);
-  if (has_second_sum(record.codec)) bytes += varint_bytes(record.gamma_bits);
+  if (traits(record.codec).record_sums >= 1) bytes += varint_bytes(record.quotient_sum);
+  if (traits(record.codec).record_sums >= 2) bytes += varint_bytes(record.gamma_bits);
   if (record.codec == Codec::dense_ulp) ++bytes;  // k
   return bytes;
 }
@@ -110,8 +91,8 @@ void FrameBuilder::add(const TileRecord& record) {
       static_cast<std::uint8_t>(static_cast<unsigned>(record.codec) | (dense ? 0U : record.rice_k) << 4));
   out.put_varint(record.changed);
   out.put_varint(payload_size);
-  if (has_quotient_sum(record.codec)) out.put_varint(record.quotient_sum);
-  if (has_second_sum(record.codec)) out.put_varint(record.gamma_bits);
+  if (traits(record.codec).record_sums >= 1) out.put_varint(record.quotient_sum);
+  if (traits(record.codec).record_sums >= 2) out.put_varint(record.gamma_bits);
   if (dense) out.put<std::uint8_t>(record.rice_k);
   out.put<std::uint64_t>(record.digest_after);
   last_tile_ = record.tile;

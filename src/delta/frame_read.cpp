@@ -2,9 +2,9 @@
 #include <utility>
 
 #include "base/hash.hpp"
+#include "delta/codec.hpp"
 #include "delta/frame.hpp"
 #include "delta/kernels.hpp"
-#include "delta/raw_planes.hpp"
 
 namespace deltasync::delta {
 
@@ -117,10 +117,10 @@ class TableReader {
     DS_ASSIGN(const RecordFields fields, read_record_fields(table_));
     if (fields.changed == 0) return bad_frame("a record without changed elements");
     if (fields.changed > shape.elements()) return bad_frame("more changed elements than elements");
-    if (gives_whole_tile(fields.codec) && fields.changed != shape.elements()) {
+    if (traits(fields.codec).whole_tile && fields.changed != shape.elements()) {
       return bad_frame("a raw tile that does not count all of its elements");
     }
-    if (fields.codec == Codec::rice_class && !shape.is_float) {
+    if (traits(fields.codec).floats_only && !shape.is_float) {
       return bad_frame("exponent classes in a tensor without exponents");
     }
     if (fields.codec == Codec::dense_ulp) {
@@ -155,8 +155,7 @@ class TableReader {
       return bad_frame("a packed tile is as long as the raw one");
     }
     // What such payloads have to be long follows from their own headers, which their decoders read.
-    const bool own_header = record.codec == Codec::rice_class || record.codec == Codec::raw_planes;
-    if (!own_header && size != payload_bytes(shape, record))
+    if (!traits(record.codec).own_header && size != payload_bytes(shape, record))
       return bad_frame("a payload size that does not follow from its record");
     if (size > payloads_.size()) return bad_frame("truncated payload");
     record.payload = payloads_.first(static_cast<std::size_t>(size));

@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "delta/codec.hpp"
 #include "delta/frame.hpp"
 #include "delta/make_frames.hpp"
 #include "delta/merge_tile.hpp"
@@ -28,16 +29,13 @@ bool may_mix(std::span<const Link> links) noexcept {
   bool differences = false;
   bool values = false;
   for (const Link& link : links) {
-    if (link.record->codec == Codec::raw) return false;
-    (link.record->codec == Codec::rice_absolute ? values : differences) = true;
+    const CodecTraits& codec = traits(link.record->codec);
+    if (codec.whole_tile) return false;
+    (codec.differences ? differences : values) = true;
   }
   return differences && values;
 }
 
-/// Codecs that no agent keeps deltas in.
-bool is_merged(Codec codec) noexcept {
-  return codec == Codec::raw || codec == Codec::rice_absolute || codec == Codec::rice_ulp || codec == Codec::dense_ulp;
-}
 Error not_merged(Codec codec) {
   return {Errc::unsupported, std::string("merging a tile in ") + to_string(codec)};
 }
@@ -145,7 +143,7 @@ void BatchMerger::count(TileRecord& record, std::size_t payload_begin) {
 }
 
 Status BatchMerger::copy_tile(const TileRecord& record) {
-  if (!is_merged(record.codec)) return not_merged(record.codec);
+  if (!traits(record.codec).kept()) return not_merged(record.codec);
   TileRecord copy = record;
   const std::size_t begin = builder_.payloads().size();
   builder_.payloads().insert(builder_.payloads().end(), record.payload.begin(), record.payload.end());
@@ -155,7 +153,7 @@ Status BatchMerger::copy_tile(const TileRecord& record) {
 
 Result<std::optional<Frame>> BatchMerger::copy_frame() {
   for (const TileRecord& record : records_.front()) {
-    if (!is_merged(record.codec)) return not_merged(record.codec).with_context(tile_name(layout_, record.tile));
+    if (!traits(record.codec).kept()) return not_merged(record.codec).with_context(tile_name(layout_, record.tile));
     add_to_stats(record, stats_);
   }
   return std::optional<Frame>(*frames_.front());

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "delta/dense_codec.hpp"
+#include "delta/codec.hpp"
 #include "delta/mix.hpp"
 
 namespace deltasync::delta {
@@ -70,18 +70,13 @@ Status TileMerger::add(const TileRecord& record) {
     all_known_ = true;
     return {};
   }
-  DecodedTile tile;
-  if (record.codec == Codec::dense_ulp) {
-    DS_ASSIGN(tile, decode_dense(kernels_, shape_, record));
-  } else if (record.codec == Codec::rice_ulp || record.codec == Codec::rice_absolute) {
-    DS_ASSIGN(tile, decode_rice(shape_, record));
-  } else {
-    return Error(Errc::unsupported, std::string("merging a tile in ") + to_string(record.codec));
-  }
-  if (record.codec == Codec::rice_absolute) {
-    with_element(shape_, [&]<class U, bool kFloat>() { add_values<U>(tile); });
-  } else {
+  const CodecTraits& codec = traits(record.codec);
+  if (!codec.decodes_alone()) return Error(Errc::unsupported, std::string("merging a tile in ") + codec.name);
+  DS_ASSIGN(const DecodedTile tile, decode_alone(kernels_, shape_, record));
+  if (codec.differences) {
     with_element(shape_, [&]<class U, bool kFloat>() { add_differences<U, kFloat>(tile); });
+  } else {
+    with_element(shape_, [&]<class U, bool kFloat>() { add_values<U>(tile); });
   }
   return {};
 }

@@ -9,11 +9,6 @@
 
 namespace deltasync::delta {
 
-/// A record that gives every element of the tile, whatever was there.
-inline bool gives_whole_tile(Codec codec) noexcept {
-  return codec == Codec::raw || codec == Codec::raw_planes;
-}
-
 /// Packs a tile, `raw` row by row without padding. If that is smaller than the raw tile, appends the payload to `out`,
 /// fills in the record's codec, rice_k and changed, and returns true. Else, or for lack of memory, changes nothing.
 /// Works in memory of the calling thread: about 1 MiB for bf16.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "delta/raw_planes.hpp"
+#include "delta/codec.hpp"
 #include "format/tiling.hpp"
 
 namespace deltasync::relay {
@@ -13,7 +13,7 @@ TilePatches::TilePatches(const Layout& layout, std::vector<StagedStep>& steps) {
       const bool decoded = !frame.resolved.empty();
       MutByteSpan rest(frame.resolved);
       for (const delta::TileRecord& record : frame.records) {
-        Patch patch{record.tile, &record, decoded && !delta::gives_whole_tile(record.codec), {}};
+        Patch patch{record.tile, &record, decoded && !delta::traits(record.codec).whole_tile, {}};
         if (decoded) {
           patch.changes = rest.first(delta::resolved_bytes(layout, record));
           rest = rest.subspan(patch.changes.size());

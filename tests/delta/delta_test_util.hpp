@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "delta/codec.hpp"
 #include "delta/delta.hpp"
 #include "delta/encode.hpp"
-#include "delta/raw_planes.hpp"
 #include "format/tiling.hpp"
 #include "tests/support/model.hpp"
 
@@ -103,7 +103,7 @@ inline void expect_round_trip(const Layout& layout, const std::vector<std::byte>
       ASSERT_EQ(*again, *verified);
       ASSERT_EQ(untouched, committed) << "resolve_tile wrote";
       exchange_tile(layout, record, first, stride, resolved);
-      if (!gives_whole_tile(record.codec)) {
+      if (!traits(record.codec).whole_tile) {
         ASSERT_EQ(tile_digest(layout, committed, record.tile), *verified);
         exchange_tile(layout, record, first, stride, resolved);
       }

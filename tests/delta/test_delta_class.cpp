@@ -108,7 +108,7 @@ void expect_exact(const TileMemory& tile, const Changes& changes, const std::str
   record.payload = ByteSpan(payload).subspan(1);
   ASSERT_LE(record.payload.size(), tile.shape.raw_bytes()) << what;
   ASSERT_EQ(record.changed, changes.positions.size());
-  const auto decoded = decode_class(tile.shape, record, tile.bytes.data(), tile.row_stride);
+  const auto decoded = decode_class(active_kernels(), tile.shape, record, tile.bytes.data(), tile.row_stride);
   ASSERT_TRUE(decoded.ok()) << what << ": " << decoded.error().to_string();
   ASSERT_EQ(decoded->count, changes.positions.size()) << what;
   ASSERT_TRUE(std::equal(changes.positions.begin(), changes.positions.end(), decoded->positions)) << what;

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/hash.hpp"
+#include "delta/codec.hpp"
 #include "delta/delta.hpp"
 #include "delta/frame.hpp"
-#include "delta/raw_planes.hpp"
 #include "format/tiling.hpp"
 
 namespace deltasync::fuzz {
@@ -76,7 +76,7 @@ inline void decode_record(const Layout& layout, const delta::TileRecord& record,
   const std::vector<std::byte> after = memory;
   delta::undo_tile(layout, record, memory.data(), row_bytes, undo);
   if (memory != base) std::abort();
-  if (delta::gives_whole_tile(record.codec)) return;
+  if (delta::traits(record.codec).whole_tile) return;
   delta::exchange_tile(layout, record, memory.data(), row_bytes, resolved);
   if (memory != after) std::abort();
   delta::exchange_tile(layout, record, memory.data(), row_bytes, resolved);
