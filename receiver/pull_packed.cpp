@@ -8,7 +8,7 @@
 namespace deltasync::receiver {
 namespace {
 
-/// What remains of a byte of weights when it is packed, from real ones (benchmarks.md "Packed tiles").
+/// What remains of a byte of weights when it is packed, from real ones (benchmarks.md "Parts").
 double packed_share(Dtype dtype) {
   switch (dtype) {
     case Dtype::bf16: return 0.67;
@@ -18,7 +18,7 @@ double packed_share(Dtype dtype) {
   }
 }
 
-// Of one thread, the middle of what was measured and the least (benchmarks.md "Packed tiles"). They choose the
+// Of one thread, the middle of what was measured and the least (benchmarks.md "Parts"). They choose the
 // first portion only: that has to prove itself by the clock.
 constexpr double kPackBytesPerS = 0.5e9;
 constexpr double kUnpackBytesPerS = 1.5e9;  ///< with the digest
