@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from deltasync.engines import session  # noqa: E402
 from deltasync.engines.session import LOADING, PLACED, CommitReport, EngineReceiver  # noqa: E402
 from deltasync.prepared import Prepared  # noqa: E402
-from engine_support import Engine, Loader, assert_bits, bits, change, first_version  # noqa: E402
+from engine_support import HIDDEN, VOCABULARY, Engine, Loader, assert_bits, bits, change, first_version  # noqa: E402
 from held_port import HeldPort  # noqa: E402
 
 WAIT = 30.0
@@ -52,10 +52,14 @@ class Rig:
         self.manager = deltasync.WeightManager(self.weights, name=self.manager_name, listen=self.port.endpoint)
         self.publish(1)
 
-    def engine(self, rank: int = 0, ranks: int = 1, *, permutes: bool = True) -> tuple[Engine, Loader, EngineReceiver]:
+    def engine(
+        self, rank: int = 0, ranks: int = 1, *, permutes: bool = True, shadow: bool = False
+    ) -> tuple[Engine, Loader, EngineReceiver]:
         engine = Engine(rank, ranks, permutes=permutes)
         loader = Loader(engine)
-        receiver = EngineReceiver(engine, loader, self.manager.endpoint, name=f"rank{rank}", timeout=WAIT)
+        receiver = EngineReceiver(
+            engine, loader, self.manager.endpoint, shadow=shadow, name=f"rank{rank}", timeout=WAIT
+        )
         self.receivers.append(receiver)
         return engine, loader, receiver
 
@@ -316,6 +320,86 @@ def test_void_loads_all_again(rig: Rig) -> None:
     report = update(receiver, 2)
     assert report.mode == "loaded"
     assert_bits(engine, engine.expected(rig.weights))
+
+
+def fill(engine: Engine) -> None:
+    with torch.no_grad():
+        for parameter in engine.parameters():
+            parameter.fill_(float("nan"))
+
+
+def test_what_was_lost_comes_back_from_the_shadow(rig: Rig) -> None:
+    engine, loader, receiver = rig.engine(shadow=True)
+    rig.reach(receiver, 2)
+    before = bits(engine)
+    for _ in range(2):
+        receiver.lose()
+        fill(engine)
+        receiver.regain("level-2 sleep")
+        assert receiver.version is not None and receiver.version.number == 2 and not receiver.doubt
+        assert loader.reloaded[-1] == ["mlp.down.weight"]  # of which the shadow has what the loader takes
+        assert_bits(engine, before)
+    rig.publish(3)
+    assert update(receiver, 3).mode == "delta"
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_what_the_shadow_cannot_bring_back_is_loaded_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, receiver = rig.engine(shadow=True)
+    rig.reach(receiver, 2)
+    receiver.lose()
+    fill(engine)
+
+    def damaged(timeout: float) -> None:
+        raise errors.CorruptData("tile 3 of the shadow")
+
+    monkeypatch.setattr(receiver._receiver, "restore", damaged)
+    receiver.regain("level-2 sleep")
+    assert receiver.version is None
+    assert receiver.doubt.startswith("level-2 sleep, and the shadow did not bring them back: tile 3 of the shadow")
+    monkeypatch.undo()
+    rig.publish(3)
+    assert update(receiver, 3).mode == "loaded"
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_without_a_shadow_what_was_lost_is_loaded_again(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    rig.reach(receiver, 2)
+    receiver.lose()
+    fill(engine)
+    receiver.regain("level-2 sleep")
+    assert (receiver.version, receiver.doubt) == (None, "level-2 sleep")
+
+
+def test_what_no_tensor_fills_comes_back_too(rig: Rig) -> None:
+    """The padding of a vocabulary, and what the engine computes for itself, are in no shadow."""
+    engine, _, receiver = rig.engine(shadow=True)
+    padded = torch.full((VOCABULARY + 28, HIDDEN), 5.0, dtype=torch.bfloat16)
+    engine.embed.weight = torch.nn.Parameter(padded[:VOCABULARY], requires_grad=False)
+    engine.embed.padded, engine.norm.scale = padded, torch.tensor([7.0])
+    rig.reach(receiver, 2)
+    receiver.lose()
+    fill(engine)
+    engine.embed.padded.fill_(0), engine.norm.scale.fill_(0)
+    receiver.regain("level-2 sleep")
+    assert receiver.version is not None and engine.norm.scale.item() == 7.0
+    assert torch.equal(padded[VOCABULARY:], torch.full((28, HIDDEN), 5.0, dtype=torch.bfloat16))
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_memory_that_a_device_may_still_write_to_has_to_stay(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, receiver = rig.engine(shadow=True)
+    rig.reach(receiver, 2)
+
+    def busy(timeout: float) -> None:
+        raise errors.IoError("the device is lost")
+
+    monkeypatch.setattr(receiver._receiver, "release", busy)
+    with pytest.raises(errors.IoError):
+        receiver.lose()
+    receiver.regain("level-2 sleep")
+    assert receiver.version is None
 
 
 def test_a_pause_ends_the_pull_and_keeps_the_version(rig: Rig) -> None:

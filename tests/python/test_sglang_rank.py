@@ -268,6 +268,8 @@ def test_settings_of_environment_and_request(tmp_path: Path) -> None:
         "*.k_scale",
     )
     assert Settings.from_environment(environment | {"DELTASYNC_KEEP_DRAFT": "1"}).keep_draft and not settings.keep_draft
+    assert Settings.from_environment(environment | {"DELTASYNC_SHADOW": "1"}).shadow and not settings.shadow
+    assert settings.with_request({"deltasync": {"shadow": True}}).shadow
     other = settings.with_request({"deltasync": {"ignore": ["mtp.*"], "keep_draft": True}})
     assert other.ignore == ("mtp.*",) and other.keep_draft
     tls = {"DELTASYNC_TLS_CA": "ca.pem", "DELTASYNC_TLS_CERT": "a.pem", "DELTASYNC_TLS_KEY": "a.key"}
@@ -293,6 +295,7 @@ def test_settings_of_environment_and_request(tmp_path: Path) -> None:
         ("ignore", "mtp.*"),
         ("ignore", [""]),
         ("keep_draft", 1),
+        ("shadow", 1),
         ("token", 7),
     ],
 )
@@ -380,6 +383,17 @@ def test_another_ranks_weights_of_no_version_are_told_by_all(monkeypatch: pytest
     rank.peers_doubt = "the weights of sglang-target-tp1 are of no version: asleep"
     success, message = rank.update()
     assert not success and rank.peers_doubt in message and "do not resume before" in message
+
+
+def test_only_what_does_not_come_back_by_itself_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch)
+    for role, receiver in rank.receivers.items():
+        for call in ("pause", "lose", "regain"):
+            said = f"{role}.{call}"
+            monkeypatch.setattr(receiver, call, lambda *_, said=said: rank.calls.append(said), raising=False)
+    rank.updates.sleeps(lambda role: role == "target")
+    rank.updates.woke(lambda role: role == "target")
+    assert rank.calls == ["target.pause", "draft.lose", "target.follow", "draft.regain"]
 
 
 def test_what_a_request_asks_for() -> None:

@@ -7,6 +7,7 @@ import asyncio
 import deltasync
 import pytest
 from deltasync import errors
+from deltasync.places import plan_of_module
 
 torch = pytest.importorskip("torch")
 
@@ -50,6 +51,26 @@ def test_release_and_restore(background: bool, segment_name: str) -> None:
             manager.offload()
             assert receiver.update(2).mode == "delta"
             assert torch.equal(served.bias, trained.bias)
+
+
+def test_rebind_gives_and_takes_a_shadow(segment_name: str) -> None:
+    trained, served = model(1.0), model(0.0)
+    with deltasync.WeightManager(trained, name=segment_name) as manager:
+        manager.offload()
+        with deltasync.Receiver(manager.endpoint) as receiver:
+            plan, _ = plan_of_module(receiver.layout, served)
+            with pytest.raises(errors.InvalidArgument, match="rebind: shadow=True without live memory"):
+                receiver.rebind(shadow=True)
+            receiver.rebind(plan, shadow=True)
+            receiver.update(1)
+            receiver.release()
+            overwrite(served)
+            receiver.restore()
+            assert torch.equal(served.weight, trained.weight)
+            receiver.rebind(plan)
+            receiver.update(1)
+            with pytest.raises(errors.Unsupported, match="no shadow"):
+                receiver.release()
 
 
 def test_a_repair_comes_from_the_shadow(segment_name: str) -> None:

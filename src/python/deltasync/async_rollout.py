@@ -121,10 +121,11 @@ class AsyncReceiver:
         *,
         live: bool = False,
         part: PlacementPlan | None = None,
+        shadow: bool = False,
         timeout: float | None = None,
     ) -> None:
         """See :meth:`Receiver.rebind`."""
-        await self._run(lambda: self.receiver.rebind(plan, live=live, part=part, timeout=timeout))
+        await self._run(lambda: self.receiver.rebind(plan, live=live, part=part, shadow=shadow, timeout=timeout))
 
     async def load_into(self, module: Any) -> None:
         """See :meth:`Receiver.load_into`."""

@@ -131,8 +131,7 @@ class Receiver:
     ) -> None:
         if sum(choice is not None for choice in (module, plan, directory)) > 1:
             raise InvalidArgument("Receiver: one of module, plan and directory")
-        if shadow and module is None and plan is None:
-            raise InvalidArgument("Receiver: shadow=True without live memory: it is a copy of a module's or a plan's")
+        _check_shadow("Receiver", shadow, module is not None or plan is not None)
         self.timeout = seconds("Receiver", timeout)
         if directory is not None:
             directory = _checks.path("directory", directory)
@@ -170,7 +169,9 @@ class Receiver:
         self._native: _native.Receiver = connect(self.endpoints, self._options, end)
         self.layout: Layout = self._native.layout
         self.sidecar: Sidecar = self._native.sidecar
-        self._kept = self._keep(module=module, plan=plan, directory=directory, live=live, strict=strict, ignore=ignore)
+        self._kept = self._keep(
+            module=module, plan=plan, directory=directory, live=live, strict=strict, ignore=ignore, shadow=shadow
+        )
         self._native.bind(self._kept.target, left(end))
         self._version: Version | None = self._native.current
         self._puller = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="deltasync-pull")
@@ -339,22 +340,24 @@ class Receiver:
         *,
         live: bool = False,
         part: PlacementPlan | None = None,
+        shadow: bool = False,
         timeout: float | None = None,
     ) -> None:
         """Keeps the version elsewhere from now on, and forgets the one that it had: the next pull is a full one.
 
-        ``plan``, ``live``: as for the constructor; else host memory, with ``part`` only for what that plan places
-        (the rest of :meth:`tensors` is undefined). A pull that is under way is cancelled and waited for; on error the
-        version stays where it was."""
+        ``plan``, ``live``, ``shadow``: as for the constructor; else host memory, with ``part`` only for what that
+        plan places (the rest of :meth:`tensors` is undefined). A pull that is under way is cancelled and waited for; on
+        error the version stays where it was."""
         end = end_of("rebind", timeout, self.timeout)
+        _check_shadow("rebind", shadow, plan is not None)
         self.cancel()
         with self._locked("rebind", end):
             kept: Kept | None = None
             self._committed = self._update = None
             try:
-                kept = self._keep(plan=plan, live=live, part=part)
+                kept = self._keep(plan=plan, live=live, part=part, shadow=shadow)
                 self._native.bind(kept.target, left(end))
-                self._kept = kept
+                self._kept, self._shadow = kept, bool(shadow)
                 # a loss was the old memory's
                 self._version, self._lost, self._released = None, False, False
             except BaseException as error:
@@ -523,7 +526,7 @@ class Receiver:
                 prepared._interrupt()
 
     def _keep(self, **where: Any) -> Kept:
-        return Kept(self.layout, self.sidecar, self._engine_streams, shadow=self._shadow, **where)
+        return Kept(self.layout, self.sidecar, self._engine_streams, **where)
 
     def _begin(self, version: int | str | Version | None, end: float, *, newer: bool) -> Prepared:
         if os.getpid() != self._pid:
@@ -652,6 +655,11 @@ def _tiles(wrong: Iterable[tuple[int, str, str] | int]) -> list[int]:
         raise _checks.wrong("repair: wrong", wrong, "list of tiles, such as attest() returns")
     tiles = (tile[0] if isinstance(tile, tuple) and tile else tile for tile in wrong)
     return sorted({_checks.whole("repair: a tile of wrong", tile, most=2**64 - 1) for tile in tiles})
+
+
+def _check_shadow(call: str, shadow: bool, live_memory: bool) -> None:
+    if shadow and not live_memory:
+        raise InvalidArgument(f"{call}: shadow=True without live memory: it is a copy of a module's or a plan's")
 
 
 #: A worker that waits in a pull would keep the interpreter from ending.

@@ -222,7 +222,8 @@ class Rank:
         return {}
 
     def wake(self):
-        """After a release of the weights without a backup: other bytes, at the same place."""
+        """A release of the weights without a backup, and other bytes at the same place."""
+        self.plugin.rank_of(self.manager).sleeps(self.plugin._is_backed_up)
         with torch.no_grad():
             for parameter in self.models["target"].parameters():
                 parameter.fill_(1.0)

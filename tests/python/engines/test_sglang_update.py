@@ -437,6 +437,20 @@ def test_sglang_what_cannot_be_written_is_refused_with_its_reason(start: Start) 
     replica.assert_serves(2)
 
 
+def test_sglang_weights_that_were_lost_in_sleep_come_back_from_the_shadow(start: Start) -> None:
+    manager, replica = start(more={"DELTASYNC_SHADOW": "1"})
+    replica.update(1)
+    manager.offload(weights("qwen3", 2))
+    replica.update(2)
+    replica.ask("wake")
+    assert replica.ask("targets")[0]["target"]["version"] == 2
+    replica.assert_serves(2)
+    manager.offload(weights("qwen3", 3))
+    replica.update(3)
+    replica.assert_serves(3)
+    assert replica.ask("targets")[0]["target"]["mode"] == "delta"
+
+
 def test_sglang_weights_that_were_lost_in_sleep_are_loaded_again(start: Start) -> None:
     manager, replica = start()
     replica.update(1)

@@ -415,10 +415,10 @@ def test_what_cannot_be_written_is_refused_with_the_reason(start, what, reason):
     assert not setup.replica.do("state")[0]["active"]
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_sleep(start, level):
+@pytest.mark.parametrize(("level", "shadow"), [(1, False), (2, False), (2, True)])
+def test_sleep(start, level, shadow):
     setup = start()
-    setup.init()
+    setup.init(shadow=shadow)
     setup.reach(2)
     setup.publish()
     setup.replica.rpc("sleep", level)
@@ -428,8 +428,9 @@ def test_sleep(start, level):
     with pytest.raises(RankFailed, match="the weights sleep"):
         setup.update(3)
     setup.replica.rpc("wake_up", ["weights"])
+    assert setup.versions() == [2 if level == 1 or shadow else None]
     setup.update(3)
-    assert setup.replica.do("state")[0]["report"] == ("delta" if level == 1 else "loaded")
+    assert setup.replica.do("state")[0]["report"] == ("delta" if level == 1 or shadow else "loaded")
     setup.replica.do("snapshot", 3)
     assert setup.replica.do("compare", 3) == [{"3": []}]
 

@@ -26,6 +26,7 @@ from ..errors import (
     Cancelled,
     CorruptData,
     DeadlinePassed,
+    Error,
     InvalidArgument,
     LayoutMismatch,
     UnmatchedWeights,
@@ -37,6 +38,7 @@ from .covered import ENGINES_OWN, refused, require_engine_coverage
 from .loader import EngineLoader
 from .placed import HostCopies, places, plan_of, without_shared
 from .staging import CommitReport, Staging, words
+from .unplaced import UnplacedWeights
 
 if TYPE_CHECKING:
     from ..autoplacement import LoaderTrace
@@ -55,12 +57,12 @@ class EngineReceiver:
     :class:`deltasync.Receiver`, connected to from here on. ``beside``: a model whose receiver writes what the two share
     (a draft's embedding). ``ignore``: patterns of names that need not match, of the trainer's tensors and of the
     model's weights. ``shared``: what this model has no place for may be another's, a rank's or a draft's: what that is
-    says :attr:`untaken`, and the caller looks whether somebody takes it. ``name``: of this rank, for messages and the
-    agent's log.
+    says :attr:`untaken`, and the caller looks whether somebody takes it. ``shadow``: a copy of the weights in host
+    memory, from which they come back after :meth:`lose`. ``name``: of this rank, for messages and the agent's log.
 
     The engine's step thread calls :meth:`attach`, :meth:`prepare`, :meth:`commit`, :meth:`rollback`, :meth:`void`,
-    :meth:`pause` and :meth:`close`, one at a time. Live memory is written by `commit` and `rollback` and by nothing
-    else, whatever fails.
+    :meth:`pause`, :meth:`lose`, :meth:`regain` and :meth:`close`, one at a time. Live memory is written by `commit`,
+    `rollback` and `regain` and by nothing else, whatever fails.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class EngineReceiver:
         beside: Any = None,
         ignore: Iterable[str] = (),
         shared: bool = False,
+        shadow: bool = False,
         name: str = "engine",
         timeout: float = 60.0,
         **options: Any,
@@ -86,7 +89,8 @@ class EngineReceiver:
         self.trace: LoaderTrace | None = None
         #: Tensors of the trainer that this model has no place for, and that are not ignored → why.
         self.untaken: dict[str, str] = {}
-        self._ignore, self._shared = Ignore((*ENGINES_OWN, *ignore)), shared
+        self._ignore, self._shared, self._shadow = Ignore((*ENGINES_OWN, *ignore)), shared, shadow
+        self._lost: tuple[Version, UnplacedWeights] | None = None  # that regain() writes again
         self._connect = lambda: Receiver(endpoints, name=name, timeout=timeout, **options)
         #: The receiver's tensors are not the model's, or not the trainer's any more: the next call connects again.
         self._stale = False
@@ -233,6 +237,48 @@ class EngineReceiver:
         except Exception as error:  # prepare() tries again
             _log.error("%s: %s", self.name, error)
 
+    def lose(self, timeout: float | None = None) -> None:
+        """Live memory goes, and its content with it, until :meth:`regain`: ends all pulls, and waits for them.
+
+        IoError, DeadlinePassed: a device may still write there, so the memory has to stay."""
+        end = end_of("lose", timeout, self.timeout)
+        self._lost = None
+        if self._shadow:
+            try:
+                self._adopt(left(end))
+            except Error as error:  # the shadow has no version then
+                _log.warning("%s: %s", self.name, error)
+        self.pause()
+        self._mode = ""  # there is nothing left to roll back to
+        receiver, trace, version = self._receiver, self.trace, self.version
+        if not self._shadow or self.state != PLACED or receiver is None or trace is None or version is None:
+            return
+        if receiver.version == version:
+            unplaced = UnplacedWeights(trace, self.model, {one.name: one.element_bytes for one in receiver.layout})
+            receiver.release(timeout=left(end))
+            self._lost = version, unplaced
+
+    def regain(self, reason: str, timeout: float | None = None) -> None:
+        """Live memory is there again, with any content: it gets that of before :meth:`lose` from the shadow, if there
+        is one, without the network. Else, or if that fails, it is void for this `reason`. Pulls
+        begin again. Never raises."""
+        lost, self._lost = self._lost, None
+        if lost is None or self._receiver is None or self.trace is None:
+            self.void(reason)
+        else:
+            try:
+                if self._places != places(self.trace, self.model):
+                    raise Unsupported("the engine has given its parameters other memory")
+                version, unplaced = lost
+                unplaced.write_back()
+                self._receiver.restore(timeout=self.timeout if timeout is None else timeout)
+                self._reload_copies()
+                self.loader.synchronize()
+                _log.info("%s: version %s is there again, from the shadow", self.name, _shown(version))
+            except Exception as error:
+                self.void(f"{reason}, and the shadow did not bring them back: {error}")
+        self.follow()
+
     def check(self) -> None:
         """Unsupported, with the reason, if the model cannot be written now."""
         if self.state == CLOSED:
@@ -344,7 +390,7 @@ class EngineReceiver:
         del tensors
         plan, copies = plan_of(self._receiver.layout, proved)
         self._bound, self._copies = False, copies  # whatever interrupts: what is bound is kept, and no pull goes there
-        self._receiver.rebind(plan, live=True, timeout=self.timeout)
+        self._receiver.rebind(plan, live=True, shadow=self._shadow, timeout=self.timeout)
         self.trace, self._following = proved, None
         self._places = places(proved, self.model)
         self.state, self._bound = PLACED, True

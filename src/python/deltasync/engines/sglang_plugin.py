@@ -105,7 +105,7 @@ def foreign_update(original: Any, manager: Any, *args: Any, **kwargs: Any) -> An
 def release_memory(original: Any, manager: Any, recv_req: Any) -> Any:
     known = _ranks.get(id(manager))
     if known is not None and _has_weights(recv_req):
-        known.pause()
+        known.sleeps(_is_backed_up)
     return original(manager, recv_req)
 
 

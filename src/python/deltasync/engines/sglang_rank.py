@@ -38,9 +38,10 @@ _START_S = 5.0
 class Settings:
     """From the environment (``DELTASYNC_ENDPOINTS``: HOST:PORT[,HOST:PORT...], ``DELTASYNC_TOKEN_FILE`` or
     ``DELTASYNC_TOKEN``, ``DELTASYNC_TLS_CA``, ``_CERT``, ``_KEY`` and ``_NAME``, ``DELTASYNC_TIMEOUT`` in seconds,
-    ``DELTASYNC_VERIFY=0``, ``DELTASYNC_IGNORE``: patterns with commas between them, ``DELTASYNC_KEEP_DRAFT=1``), or a
-    request's ``{"manifest": {"deltasync": {"endpoints": [...], "token": "...", "tls": {"ca": ..., "cert": ..., "key":
-    ..., "name": ...}, "timeout": 60, "verify": false, "ignore": [...], "keep_draft": true}}}``."""
+    ``DELTASYNC_VERIFY=0``, ``DELTASYNC_IGNORE``: patterns with commas between them, ``DELTASYNC_KEEP_DRAFT=1``,
+    ``DELTASYNC_SHADOW=1``), or a request's ``{"manifest": {"deltasync": {"endpoints": [...], "token": "...", "tls":
+    {"ca": ..., "cert": ..., "key": ..., "name": ...}, "timeout": 60, "verify": false, "ignore": [...], "keep_draft":
+    true, "shadow": true}}}``."""
 
     endpoints: tuple[str, ...] = ()
     token: str = ""
@@ -53,6 +54,8 @@ class Settings:
     keep_draft: bool = False
     #: Files on this host.
     tls: Tls = Tls()
+    #: Whether the host keeps a copy of the weights, from which they come back after a release without a backup.
+    shadow: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -69,6 +72,7 @@ class Settings:
             Tls.of(
                 {part: environment.get(f"DELTASYNC_TLS_{part.upper()}", "") for part in ("cert", "key", "ca", "name")}
             ),
+            environment.get("DELTASYNC_SHADOW", "") == "1",
         )
 
     def with_request(self, manifest: Mapping[str, Any] | None) -> Settings:
@@ -95,6 +99,7 @@ _GOOD: dict[str, Callable[[Any], bool]] = {
     "endpoints": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
     "ignore": lambda value: isinstance(value, list) and all(isinstance(one, str) and one for one in value),
     "keep_draft": lambda value: isinstance(value, bool),
+    "shadow": lambda value: isinstance(value, bool),
     "tls": lambda value: isinstance(value, Mapping),
     "token": lambda value: isinstance(value, str),
     "timeout": lambda value: isinstance(value, (int, float)) and type(value) is not bool and 0 < value < 1e6,
@@ -155,6 +160,7 @@ class RankUpdates:
                 tls=self.settings.tls,
                 ignore=self.settings.ignore,
                 shared=len(runners) > 1 or self._has_peers(),
+                shadow=self.settings.shadow,
             )
             self.targets.append(Target(role, runner.weight_updater, receiver))
 
@@ -210,17 +216,22 @@ class RankUpdates:
         """The models were written, or may have been, by something else; that it is of a version is for that to say."""
         self._each(lambda target: target.receiver.void(reason, doubt=False))
 
-    def pause(self) -> None:
-        """Nothing touches the models' memory from here on."""
-        self._each(lambda target: target.receiver.pause())
+    def sleeps(self, kept: Callable[[str], bool]) -> None:
+        """Nothing touches the models' memory from here on; ``kept``: whether a role's content comes back by itself.
+        Raises if a device may still write to some of it: the memory has to stay."""
+        for target in self.targets:
+            if kept(target.role):
+                self._each(lambda target: target.receiver.pause(), [target])
+            else:
+                target.receiver.lose()
 
     def woke(self, kept: Callable[[str], bool]) -> None:
-        """The models' memory is back; ``kept``: whether a role's content is."""
+        """The models' memory is back; ``kept``: as for :meth:`sleeps`."""
         for target in self.targets:
             if kept(target.role):
                 self._each(lambda target: target.receiver.follow(), [target])
             else:
-                self._each(lambda target: target.receiver.void("its weights were released without a backup"), [target])
+                target.receiver.regain("its weights were released without a backup")
 
     def close(self) -> None:
         self._each(lambda target: target.receiver.close())

@@ -52,6 +52,8 @@ class DeltasyncInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     #: Connections for data, and threads, for each rank; 0: as many as cores.
     streams: int = 4
     threads: int = 0
+    #: Whether the host keeps a copy of the weights, from which they come back after a sleep of level 2.
+    shadow: bool = False
 
 
 @dataclass
@@ -157,14 +159,16 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
 
     def before_sleep(self, level: int) -> None:
         for receiver in (self._target, self._draft):
-            if receiver is not None:
+            if receiver is not None and level >= 2:
+                receiver.lose()
+            elif receiver is not None:
                 receiver.pause()
 
     def after_wake(self, level: int) -> None:
         for receiver in (self._target, self._draft):
-            if receiver is not None:
-                if level >= 2:
-                    receiver.void(f"level-{level} sleep discarded the weights")
+            if receiver is not None and level >= 2:
+                receiver.regain(f"level-{level} sleep discarded the weights")
+            elif receiver is not None:
                 receiver.follow()
 
     # Inside.
@@ -222,6 +226,7 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
             tls=info.tls,
             streams=info.streams,
             threads=info.threads,
+            shadow=info.shadow,
         )
 
     def _lacks(self, receiver: EngineReceiver) -> Lacks:
