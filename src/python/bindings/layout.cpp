@@ -127,8 +127,7 @@ void bind_layout(nb::module_& module) {
       .def(
           "__iter__",
           [](const Layout& layout) {
-            return nb::make_iterator(nb::type<Layout>(), "LayoutIterator", layout.tensors().begin(),
-                                     layout.tensors().end());
+            return nb::make_iterator(nb::type<Layout>(), "_Iterator", layout.tensors().begin(), layout.tensors().end());
           },
           nb::keep_alive<0, 1>())
       .def(
