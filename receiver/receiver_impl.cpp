@@ -10,7 +10,7 @@
 #include "format/packed_layout.hpp"
 #include "net/auth.hpp"
 #include "net/endpoint.hpp"
-#include "receiver/attest.hpp"
+#include "receiver/targets/attest.hpp"
 
 namespace deltasync {
 

@@ -9,7 +9,7 @@
 #include "base/thread_pool.hpp"
 #include "deltasync/receiver.hpp"
 #include "deltasync/target.hpp"
-#include "receiver/pull.hpp"
+#include "receiver/pull/pull.hpp"
 #include "receiver/standing.hpp"
 
 namespace deltasync::receiver {

@@ -1,7 +1,7 @@
 // Live memory that was released, and is there again: what a receiver has to forget, and how it goes on.
-#include "receiver/attest.hpp"
 #include "receiver/receiver_impl.hpp"
-#include "receiver/target_shadow.hpp"
+#include "receiver/targets/attest.hpp"
+#include "receiver/targets/shadow/shadowed_target.hpp"
 
 namespace deltasync::receiver {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/cpu_affinity.hpp"
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"
-#include "receiver/target.hpp"
+#include "receiver/targets/target.hpp"
 #include "tools/cli.hpp"
 #include "tools/follow.hpp"
 #include "tools/receiver_pages.hpp"

@@ -12,7 +12,7 @@
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"
 #include "net/blocking.hpp"
-#include "relay/relay.hpp"
+#include "receiver/targets/segment/relay.hpp"
 #include "tools/cli.hpp"
 #include "tools/follow.hpp"
 #include "tools/receiver_pages.hpp"

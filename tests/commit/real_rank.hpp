@@ -20,7 +20,7 @@
 #include "commit/participant.hpp"
 #include "deltasync/receiver.hpp"
 #include "deltasync/target.hpp"
-#include "receiver/target_shadow.hpp"
+#include "receiver/targets/shadow/shadowed_target.hpp"
 
 namespace deltasync::commit {
 

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "receiver/hf_record.hpp"
+#include "receiver/targets/directory/hf_record.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace deltasync;

@@ -18,7 +18,7 @@
 #include "format/wire_commit.hpp"
 #include "format/wire_report.hpp"
 #include "fuzz_delta_layout.hpp"
-#include "receiver/hf_record.hpp"
+#include "receiver/targets/directory/hf_record.hpp"
 #include "shm/segment.hpp"
 
 namespace {

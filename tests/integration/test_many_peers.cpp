@@ -12,7 +12,7 @@
 
 #include "base/call_context.hpp"
 #include "base/deadline.hpp"
-#include "receiver/streams.hpp"
+#include "receiver/pull/streams.hpp"
 #include "tests/integration/receivers.hpp"
 
 namespace deltasync::agent {

@@ -11,7 +11,7 @@
 
 #include "base/fd.hpp"
 #include "deltasync/receiver.hpp"
-#include "receiver/target.hpp"
+#include "receiver/targets/target.hpp"
 #include "tests/agent/agent_harness.hpp"
 
 namespace deltasync::agent {

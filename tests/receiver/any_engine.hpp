@@ -11,7 +11,7 @@
 
 #include "deltasync/target.hpp"
 #include "gpu/fake_device.hpp"
-#include "receiver/target_device.hpp"
+#include "receiver/targets/device/device_target.hpp"
 #include "tests/gpu/work.hpp"
 #include "tests/placement/plan_fixture.hpp"
 

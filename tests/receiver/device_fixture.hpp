@@ -13,8 +13,8 @@
 
 #include "gpu/cuda_device.hpp"
 #include "gpu/fake_device.hpp"
-#include "receiver/target_device.hpp"
-#include "receiver/verify.hpp"
+#include "receiver/targets/device/device_target.hpp"
+#include "receiver/targets/verify.hpp"
 #include "tests/receiver/device_place.hpp"
 #include "tests/receiver/trainer_model.hpp"
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "receiver/target_device.hpp"
+#include "receiver/targets/device/device_target.hpp"
 #include "tests/gpu/work.hpp"
 #include "tests/placement/plan_fixture.hpp"
 

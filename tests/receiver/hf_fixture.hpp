@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "deltasync/layout.hpp"
-#include "receiver/target.hpp"
+#include "receiver/targets/target.hpp"
 #include "tests/support/temp_dir.hpp"
 
 namespace deltasync::test {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "deltasync/target.hpp"
-#include "receiver/target_shadow.hpp"
+#include "receiver/targets/shadow/shadowed_target.hpp"
 
 namespace deltasync::test {
 

@@ -15,7 +15,7 @@
 #include "base/deadline.hpp"
 #include "format/tiling.hpp"
 #include "receiver/receiver_impl.hpp"
-#include "receiver/target.hpp"
+#include "receiver/targets/target.hpp"
 #include "tests/receiver/fake_agent.hpp"
 #include "tests/support/model.hpp"
 

@@ -17,8 +17,8 @@
 #include "base/call_context.hpp"
 #include "base/deadline.hpp"
 #include "format/tiling.hpp"
-#include "receiver/memory_target.hpp"
-#include "receiver/tile_memory.hpp"
+#include "receiver/targets/memory_target.hpp"
+#include "receiver/targets/tile_memory.hpp"
 
 namespace deltasync::test {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "deltasync/target.hpp"
-#include "receiver/target_shadow.hpp"
+#include "receiver/targets/shadow/shadowed_target.hpp"
 #include "tests/receiver/any_engine.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 #include "tests/receiver/trainer_model.hpp"

@@ -6,7 +6,7 @@
 #include "base/deadline.hpp"
 #include "deltasync/receiver.hpp"
 #include "format/tiling.hpp"
-#include "receiver/target_shadow.hpp"
+#include "receiver/targets/shadow/shadowed_target.hpp"
 #include "tests/receiver/any_engine.hpp"
 #include "tests/receiver/pull_fixture.hpp"
 #include "tests/receiver/remote_memory.hpp"

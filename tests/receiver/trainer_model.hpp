@@ -6,7 +6,7 @@
 #include "base/deadline.hpp"
 #include "base/thread_pool.hpp"
 #include "format/tiling.hpp"
-#include "receiver/target.hpp"
+#include "receiver/targets/target.hpp"
 #include "tests/support/model.hpp"
 
 namespace deltasync::test {

@@ -6,9 +6,9 @@
 #include "base/deadline.hpp"
 #include "bench/halves.hpp"
 #include "bench/limits.hpp"
-#include "receiver/target.hpp"
-#include "receiver/target_checks.hpp"
-#include "receiver/verify.hpp"
+#include "receiver/targets/target.hpp"
+#include "receiver/targets/target_checks.hpp"
+#include "receiver/targets/verify.hpp"
 
 namespace deltasync::bench {
 namespace {

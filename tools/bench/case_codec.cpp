@@ -3,7 +3,7 @@
 #include "bench/halves.hpp"
 #include "deltasync/layout.hpp"
 #include "format/tiling.hpp"
-#include "receiver/target_checks.hpp"
+#include "receiver/targets/target_checks.hpp"
 #include "tools/diff_sizes.hpp"
 
 namespace deltasync::bench {

@@ -9,7 +9,7 @@
 #include "deltasync/receiver.hpp"
 #include "deltasync/writer.hpp"
 #include "net/tls.hpp"
-#include "receiver/target.hpp"
+#include "receiver/targets/target.hpp"
 #include "shm/roles.hpp"
 #include "shm/segment.hpp"
 

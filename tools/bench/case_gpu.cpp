@@ -11,11 +11,11 @@
 #include "deltasync/receiver.hpp"
 #include "format/tiling.hpp"
 #include "placement/regions.hpp"
-#include "receiver/attest.hpp"
-#include "receiver/target_checks.hpp"
-#include "receiver/target_device.hpp"
-#include "receiver/target_shadow.hpp"
-#include "receiver/verify.hpp"
+#include "receiver/targets/attest.hpp"
+#include "receiver/targets/device/device_target.hpp"
+#include "receiver/targets/shadow/shadowed_target.hpp"
+#include "receiver/targets/target_checks.hpp"
+#include "receiver/targets/verify.hpp"
 
 namespace deltasync::bench {
 namespace {

@@ -8,7 +8,7 @@
 #include "bench/bench.hpp"
 #include "bench/synth.hpp"
 #include "delta/delta.hpp"
-#include "receiver/target.hpp"
+#include "receiver/targets/target.hpp"
 #include "shm/segment.hpp"
 
 namespace deltasync::bench {

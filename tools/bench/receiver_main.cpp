@@ -5,7 +5,7 @@
 #include "bench/processes.hpp"
 #include "delta/delta.hpp"
 #include "receiver/receiver_impl.hpp"
-#include "receiver/target.hpp"
+#include "receiver/targets/target.hpp"
 
 namespace deltasync::bench {
 namespace {

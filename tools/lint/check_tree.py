@@ -31,12 +31,13 @@ LAYERS = {
     "src/commit/": {"deltasync/", "base/", "format/", "net/", "commit/"},
     "src/writer/": {"deltasync/", "base/", "format/", "delta/", "gpu/", "shm/", "net/", "writer/"},
     "agent/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "agent/"},
+    "receiver/targets/segment/": {"deltasync/", "base/", "format/", "delta/", "receiver/", "writer/"},
+    "receiver/targets/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "receiver/targets/"},
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
     "src/python/": {"deltasync/", "base/", "net/", "python/"},
-    "src/relay/": {"deltasync/", "base/", "format/", "delta/", "receiver/", "writer/", "relay/"},
 }
 PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "commit/", "writer/",
-                 "agent/", "receiver/", "relay/", "python/", "tools/", "tests/")
+                 "agent/", "receiver/", "python/", "tools/", "tests/")
 
 # Absolute paths that only exist on somebody's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root|home|Users)/[\w.-]+")

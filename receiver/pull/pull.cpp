@@ -1,0 +1,383 @@
+#include "receiver/pull/pull.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.hpp"
+#include "base/trace.hpp"
+#include "format/want.hpp"
+
+namespace deltasync::receiver {
+namespace {
+
+/// Default of ReceiverOptions::delta_bytes_max.
+constexpr std::uint64_t kDeltaBytesMin = 16u << 20;
+constexpr std::uint64_t kDeltaModelFraction = 4;
+/// Of the time that is left, the part that the agent may wait for a version.
+constexpr double kWaitPart = 0.75;
+
+std::string wanted(const Want& want) {
+  switch (wire::kind_of(want)) {
+    case wire::WantKind::newest: return "the newest version";
+    case wire::WantKind::newer: return "a newer version";
+    case wire::WantKind::number:
+      return want.epoch == 0 ? "version number " + std::to_string(*want.number)
+                             : "version " + to_string(VersionId{want.epoch, *want.number});
+    case wire::WantKind::label: return "version '" + want.label + "'";
+  }
+  return {};
+}
+
+/// Of all steps together.
+std::uint64_t frame_bytes(const wire::PlanReply& reply) {
+  std::uint64_t bytes = 0;
+  for (const wire::DeltaStep& step : reply.steps) bytes += std::min(step.frame_bytes, kModelBytesMax);
+  return bytes;
+}
+
+/// from → … → to without gaps, ending in the state that the plan names.
+bool chain_is_whole(const std::vector<wire::DeltaStep>& steps, const VersionId& from, const wire::PlanReply& reply) {
+  if (steps.empty() || steps.front().from != from || steps.back().to != reply.target.id ||
+      steps.back().to_root != reply.target_root) {
+    return false;
+  }
+  for (std::size_t i = 1; i < steps.size(); ++i) {
+    if (steps[i].from != steps[i - 1].to) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Pull::Pull(Session session, const Want& want, CallContext until)
+    : s_(session),
+      want_(want),
+      until_(std::move(until)),
+      bytes_before_(bytes_received()),
+      replan_backoff_(session.peer.tuning),
+      busy_backoff_(Backoff::from_busy(session.peer.tuning)),
+      full_only_(session.invalidated),
+      wait_by_(wait_by()) {}
+
+Deadline Pull::wait_by() const {
+  if (!want_.wait_max) return until_.deadline();
+  return until_.deadline().earlier(Deadline::after(*want_.wait_max));
+}
+
+/// Between two questions: is there time for another? One that was asked is heard out, since the agent may be making
+/// the answer.
+Status Pull::keep_waiting() {
+  DS_TRY(until_.check("planning"));
+  if (!want_.wait_max || !wait_by_.passed()) return {};
+  waited_enough_ = true;
+  std::string text = "not there within " + std::to_string(want_.wait_max->count()) + " ms";
+  if (last_) text += " (" + last_->to_string() + ")";
+  return Error(Errc::timed_out, std::move(text));
+}
+
+Result<Prepared> Pull::run() {
+  if (Status status = reread_partial(); !status) return stopped(std::move(status).error());
+  for (;;) {
+    auto reply = plan();
+    if (!reply) return stopped(std::move(reply).error());
+    auto course = look_at_epoch(*reply);
+    if (!course || *course == Progress::replan) {
+      s_.control.release(reply->plan, until_.deadline());
+      if (!course) return stopped(std::move(course).error());
+      until_.earlier(wait_by_).pause(replan_backoff_.next());
+      if (Status more = keep_waiting(); !more) return stopped(std::move(more).error());
+      continue;
+    }
+    const auto planned = std::chrono::steady_clock::now();
+    trace::Span span("pull", reply->target.id);
+    const std::uint64_t bytes_before = bytes_received();
+    trace::name_version(reply->target);
+    auto& report = out_.report;
+    report.version = reply->target;
+    report.root = reply->target_root;
+    Result<Progress> progress = Progress::whole;
+    switch (reply->mode) {
+      case wire::PlanMode::up_to_date: report.mode = PullMode::up_to_date; break;
+      case wire::PlanMode::delta:
+        report.mode = PullMode::delta;
+        if (delta_is_too_large(*reply)) {
+          full_only_ = true;
+          progress = Progress::replan;
+          break;
+        }
+        if (compact_ && changes_are_too_many(*reply)) {
+          plain_only_ = true;
+          progress = Progress::replan;
+          break;
+        }
+        progress = run_delta(*reply);
+        break;
+      case wire::PlanMode::full:
+        report.mode = PullMode::full;
+        progress = run_full(*reply);
+        break;
+    }
+    // A plan of which nothing more is wanted must not hold the agent's half any longer.
+    s_.control.release(reply->plan, until_.deadline());
+    span.set({"bytes", bytes_received() - bytes_before});
+    span.set({"mode", to_string(report.mode).data()});
+    report.transfer_s += seconds_since(planned);
+    if (!progress) return stopped(std::move(progress).error());
+    if (*progress == Progress::whole) break;
+    ++report.replans;
+    wait_by_ = wait_by();
+    until_.pause(std::exchange(pause_, std::chrono::milliseconds(0)));
+    if (until_.deadline().passed()) return out_of_time();
+  }
+  auto& report = out_.report;
+  report.full_bytes = s_.tiles.bytes();
+  report.wire_bytes = bytes_received() - bytes_before_;
+  report.metadata_bytes = report.wire_bytes - payload_bytes_;
+  return std::move(out_);
+}
+
+wire::PlanRequest Pull::plan_request() const {
+  wire::PlanRequest plan;
+  plan.layout = s_.layout.digest();
+  plan.want = wire::kind_of(want_);
+  plan.number = want_.number.value_or(0);
+  plan.epoch = want_.number ? want_.epoch : 0;
+  plan.label = want_.label;
+  plan.full_only = full_only_ ? 1 : 0;
+  plan.subscription = s_.tiles.digest();
+  plan.compact = wants_compact() ? 1 : 0;
+  if (s_.partial.any()) {
+    plan.partial = 1;
+    plan.base = s_.partial.version;
+    plan.base_root = s_.partial.root;
+    // What we hold a part of is newer than what is committed: anything from there on will do.
+    if (plan.want == wire::WantKind::newer) plan.want = wire::WantKind::newest;
+  } else if (const TargetState* committed = s_.target.committed(); committed != nullptr) {
+    // An invalidated version is no base, but `newer` still means newer than it.
+    if (!full_only_) {
+      plan.base = committed->version.id;
+      plan.base_root = committed->root;
+    } else if (plan.want == wire::WantKind::newer) {
+      plan.want = wire::WantKind::newest;
+    }
+  }
+  std::chrono::duration<double> allowed = s_.peer.tuning.wait_slice;
+  if (plan.compact != 0)
+    allowed = std::max(allowed, std::chrono::duration<double>(classes_plan_s(s_.layout.half_bytes())));
+  // The agent's answer, which says what there is, comes before our own deadline.
+  const auto wait = std::min<std::chrono::duration<double>>(allowed, kWaitPart * until_.deadline().remaining());
+  plan.wait_ms = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count());
+  return plan;
+}
+
+/// Only a whole version is a base of which everything is proved. The next delta is taken to change as much as the last.
+bool Pull::wants_compact() const {
+  if (full_only_ || plain_only_ || s_.partial.any()) return false;
+  if (s_.peer.tuning.compact) return *s_.peer.tuning.compact;
+  const double left_s = std::chrono::duration<double>(until_.deadline().remaining()).count();
+  return classes_pay(s_.changed_last, s_.layout.half_bytes(), s_.link.rate(), std::min(left_s / 2, kClassesPatienceS));
+}
+
+Status Pull::check_reply(const wire::PlanReply& reply, bool partial) const {
+  const auto wrong = [](const char* what) { return Error(Errc::protocol, std::string("plan reply: ") + what); };
+  if (!reply.target.id.valid()) return wrong("it names no version");
+  const TargetState* committed = s_.target.committed();
+  switch (reply.mode) {
+    case wire::PlanMode::up_to_date:
+      if (partial || full_only_ || committed == nullptr || committed->version.id != reply.target.id ||
+          committed->root != reply.target_root) {
+        return wrong("it says up to date with a version that we do not hold");
+      }
+      return {};
+    case wire::PlanMode::delta:
+      if (partial || full_only_ || committed == nullptr) return wrong("a delta where only a full update can help");
+      if (!chain_is_whole(reply.steps, committed->version.id, reply)) return wrong("its delta steps are no chain");
+      if (frame_bytes(reply) < full_bytes()) return {};
+      if (!version_is_named()) return wrong("a delta that is larger than a full update");
+      return Error(Errc::no_space, "only a delta of " + std::to_string(frame_bytes(reply)) + " bytes leads to " +
+                                       to_string(reply.target) + ", more than a full update");
+    case wire::PlanMode::full: return {};
+  }
+  return wrong("unknown mode");
+}
+
+std::uint64_t Pull::delta_bytes_max() const {
+  if (s_.options.delta_bytes_max != 0) return s_.options.delta_bytes_max;
+  return std::max(kDeltaBytesMin, s_.tiles.bytes() / kDeltaModelFraction);
+}
+
+bool Pull::delta_is_too_large(const wire::PlanReply& reply) const {
+  if (version_is_named() || s_.options.full_update_policy == FullUpdatePolicy::refuse) return false;
+  return frame_bytes(reply) > delta_bytes_max();
+}
+
+/// What tiles in exponent classes overwrite is kept with their positions, for they can be undone from nothing else.
+bool Pull::changes_are_too_many(const wire::PlanReply& reply) const {
+  std::uint64_t changed = 0;
+  for (const wire::DeltaStep& step : reply.steps) changed += std::min(step.changed, kModelBytesMax);
+  const auto fit = [&](std::uint64_t element_bytes) {
+    return changed <= delta_bytes_max() / (sizeof(std::uint16_t) + element_bytes);
+  };
+  if (fit(sizeof(double))) return false;
+  std::uint32_t element_bytes = 0;
+  for (const Tensor& tensor : s_.layout.tensors()) {
+    element_bytes = std::max(element_bytes, tensor.element_bytes);  // decoded ones of integers are kept as well
+  }
+  return !fit(element_bytes);
+}
+
+Result<Pull::Progress> Pull::look_at_epoch(const wire::PlanReply& reply) {
+  const TargetState* committed = s_.target.committed();
+  const bool older = committed != nullptr && reply.target.id.epoch < committed->version.id.epoch;
+  if (!older || version_is_named()) return Progress::whole;
+  const OlderEpoch policy = s_.options.on_older_epoch;
+  const std::string what = "the agent serves " + to_string(reply.target) + ", of an older epoch than " +
+                           to_string(committed->version) + ", which is held";
+  if (policy == OlderEpoch::fail) return Error(Errc::version_conflict, what);
+  const bool wait = policy == OlderEpoch::wait;
+  if (std::exchange(s_.older_told, reply.target.id.epoch) != reply.target.id.epoch) {
+    log::warn("older_epoch agent={} held=\"{}\" served=\"{}\" policy={}", s_.peer.endpoint,
+              to_string(committed->version), to_string(reply.target), wait ? "wait" : "follow");
+  }
+  if (!wait) return Progress::whole;
+  last_ = Error(Errc::timed_out, what);
+  return Progress::replan;
+}
+
+bool Pull::reply_means_wait(const wire::PlanReply& reply) const {
+  return wire::kind_of(want_) == wire::WantKind::newer && reply.mode == wire::PlanMode::up_to_date;
+}
+
+/// A subscription belongs to the connection: a new one is told of it first.
+Answer<wire::PlanReply> Pull::ask(const wire::PlanRequest& question) {
+  if (!s_.tiles.is_whole() && s_.control.subscription() != s_.tiles.digest()) {
+    auto told = s_.control.subscribe({s_.layout.digest(), s_.tiles.ranges()}, s_.tiles.digest(), until_.deadline());
+    if (!told.value) return {std::nullopt, std::move(told.refused), std::move(told.broken)};
+  }
+  return s_.control.plan(question, until_.deadline());
+}
+
+Result<wire::PlanReply> Pull::plan() {
+  const auto start = std::chrono::steady_clock::now();
+  trace::Span span("plan");
+  Backoff backoff(s_.peer.tuning);
+  for (;;) {
+    DS_TRY(until_.check("planning"));
+    stage_ = "connecting";
+    waiting_ = false;
+    if (Status there = s_.control.ensure(wait_by_); !there) {
+      if (there.error().code() == Errc::connection || there.error().code() == Errc::timed_out) {
+        last_ = there.error();
+        DS_TRY(keep_waiting());
+      }
+      return there.error();
+    }
+    const wire::Welcome& welcome = s_.control.welcome();
+    if (welcome.has_layout != 0 && welcome.layout != s_.layout.digest()) {
+      return Error(Errc::layout_mismatch, "the agent serves layout " + to_string(welcome.layout) +
+                                              ", this receiver is bound to " + to_string(s_.layout.digest()));
+    }
+    stage_ = "waiting for " + wanted(want_);
+    waiting_ = true;
+    const wire::PlanRequest question = plan_request();
+    const auto asked = std::chrono::steady_clock::now();
+    auto answer = ask(question);
+    if (answer.value) {
+      DS_TRY(check_reply(*answer.value, question.partial != 0));
+      compact_ = question.compact != 0;
+      if (!reply_means_wait(*answer.value)) {
+        waiting_ = false;
+        out_.report.wait_s += seconds_since(start);
+        span.set_version(answer.value->target.id);
+        return std::move(*answer.value);
+      }
+    } else if (answer.refused) {
+      // The agent's own patience ended before ours, or it has nothing to serve yet.
+      const Errc code = answer.refused->code();
+      if (code == Errc::gone && question.partial != 0) {
+        // What is wanted cannot be reached by finishing what we hold a part of; perhaps from the committed version.
+        s_.target.discard_full();
+        s_.partial = PartialUpdate();
+        continue;
+      }
+      if (code != Errc::timed_out && code != Errc::not_found) return std::move(*answer.refused);
+      s_.streams.close_idle();  // who waits for a version for long holds one connection
+      last_ = std::move(answer.refused);
+    } else {
+      // What our own deadline cuts off says nothing new.
+      if (!last_ || !until_.deadline().passed()) last_ = std::move(answer.broken);
+      ++out_.report.replans;
+    }
+    DS_TRY(keep_waiting());
+    // An agent that waited on our behalf is asked again at once; one that did not must not be hammered.
+    if (std::chrono::steady_clock::now() - asked >= std::chrono::milliseconds(question.wait_ms) / 2) {
+      backoff.reset();
+      continue;
+    }
+    until_.earlier(wait_by_).pause(backoff.next());
+  }
+}
+
+bool Pull::count(const FetchRoundResult& round, std::span<const StreamTally> tallies) {
+  auto& report = out_.report;
+  report.stream_restarts += round.stream_restarts;
+  bool moved = false;
+  for (const StreamTally& t : tallies) {
+    moved = moved || t.tiles != 0;
+    report.tiles += t.tiles;
+    report.verify_s += t.verify_s;
+    payload_bytes_ += t.payload_bytes;
+  }
+  return moved;
+}
+
+Result<Pull::Progress> Pull::settle(const FetchRoundResult& round, std::span<const StreamTally> tallies) {
+  const bool moved = count(round, tallies);
+  if (round.end == FetchRoundEnd::complete) return Progress::whole;
+  if (round.noted) last_ = round.noted;
+  if (round.end != FetchRoundEnd::failed || round.error->code() != Errc::timed_out) last_ = round.error;
+  if (round.end == FetchRoundEnd::failed || round.error->code() == Errc::cancelled) return *round.error;
+  if (round.end == FetchRoundEnd::busy) {
+    pause_ = busy_backoff_.next();
+    s_.control.say_busy(*round.error, pause_);
+    return Progress::replan;
+  }
+  // A revoked lease is the normal course of things, a new agent or a broken connection may need a moment, any other
+  // refusal is tolerated a few times.
+  const Errc code = round.error->code();
+  const bool revoked = code == Errc::lease_revoked;
+  if (revoked && moved) return Progress::replan;
+  const bool agent_away = code == Errc::peer_died || code == Errc::connection || code == Errc::timed_out;
+  if (!revoked && !agent_away && ++refused_plans_ > s_.peer.tuning.refused_plans) return *round.error;
+  pause_ = replan_backoff_.next();
+  return Progress::replan;
+}
+
+/// The time went by while the agent waited for a version to be published.
+bool Pull::waited_in_vain(const Error& error) const {
+  if (error.code() != Errc::timed_out || !waiting_) return false;
+  return !last_ || last_->code() == Errc::timed_out || last_->code() == Errc::not_found;
+}
+
+Error Pull::out_of_time() const {
+  std::string text = "deadline passed while " + stage_;
+  const auto& why = last_ ? last_ : s_.control.noted();
+  if (why) text += " (last trouble: " + why->to_string() + ")";
+  return Error(Errc::timed_out, std::move(text)).with_context("pull from " + s_.peer.endpoint);
+}
+
+Error Pull::stopped(Error error) {
+  ended_early_ = error.code() == Errc::cancelled || waited_enough_ || waited_in_vain(error);
+  if (error.code() == Errc::cancelled) return cancelled_while(stage_).with_context("pull from " + s_.peer.endpoint);
+  // Whatever ran into the end of the time says so in the same words.
+  if (until_.deadline().passed() && (error.code() == Errc::timed_out || error.code() == Errc::connection)) {
+    return out_of_time();
+  }
+  return std::move(error).with_context("pull from " + s_.peer.endpoint + ": " + stage_);
+}
+
+}  // namespace deltasync::receiver

@@ -1,0 +1,228 @@
+#include "receiver/targets/segment/relay_target.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/log.hpp"
+#include "delta/delta.hpp"
+#include "format/tiling.hpp"
+#include "receiver/standing.hpp"
+#include "receiver/targets/segment/half_copy.hpp"
+#include "receiver/targets/target_checks.hpp"
+#include "receiver/targets/tile_memory.hpp"
+
+namespace deltasync::relay {
+namespace {
+
+constexpr std::uint64_t kDigestTilesPerItem = 32;
+constexpr auto kServedSlice = std::chrono::milliseconds(500);  ///< between two looks at the segment
+
+}  // namespace
+
+RelayTarget::RelayTarget(LayoutPtr layout, std::unique_ptr<Writer> writer, Options options)
+    : layout_(std::move(layout)), writer_(std::move(writer)), options_(std::move(options)) {}
+
+// ---- what the segment holds ----------------------------------------------------------------------------------------
+
+/// A relay that was restarted goes on from what it has handed on.
+Status RelayTarget::open(ThreadPool& pool, const CallContext& until) {
+  pool_ = &pool;
+  const auto held = held_version(*writer_);
+  if (!held) return {};
+  TargetState state{held->version, {}, std::vector<std::uint64_t>(static_cast<std::size_t>(layout_->tile_count()))};
+  const std::uint64_t items = (layout_->tile_count() + kDigestTilesPerItem - 1) / kDigestTilesPerItem;
+  const auto digest_some = [&](std::uint64_t item, unsigned) -> Status {
+    const std::uint64_t end = std::min((item + 1) * kDigestTilesPerItem, layout_->tile_count());
+    for (std::uint64_t i = item * kDigestTilesPerItem; i < end; ++i) {
+      state.digests[i] = delta::tile_digest(*layout_, held->bytes, i);
+    }
+    return {};
+  };
+  DS_TRY(run_all(pool, items, until, "reading the version in the segment", digest_some));
+  state.root = delta::root_digest(state.digests);
+  committed_ = std::move(state);
+  live_ = held->bytes;
+  log::info("relay resumes version=\"{}\" root={}", to_string(committed_->version), to_string(committed_->root));
+  return {};
+}
+
+/// The writer may have mapped another segment since the last look: then what was committed is not there any more.
+Status RelayTarget::look_at_segment() {
+  if (!committed_ || own_) return {};
+  const auto held = held_version(*writer_);
+  if (held && held->version.id == committed_->version.id) {
+    live_ = held->bytes;
+    return {};
+  }
+  Error lost(Errc::aborted, "the agent has a segment without " + to_string(committed_->version) +
+                                (held ? ", with " + to_string(held->version) : std::string()));
+  committed_.reset();
+  live_ = {};
+  return lost;
+}
+
+TileRows RelayTarget::tile_in(ByteSpan half, const Tile& tile) const {
+  const Tensor& tensor = layout_->tensors()[tile.tensor];
+  // Of live memory only read.
+  auto* const first = const_cast<std::byte*>(half.data()) + tensor.offset;
+  return tile_rows(*layout_, tile, {first, static_cast<std::size_t>(tensor.row_bytes())});
+}
+
+Result<TileRows> RelayTarget::live_tile(const Tile& tile, std::vector<std::byte>& /*they lie as in a half*/) const {
+  if (!committed_) return TileRows{};
+  return tile_in(live_, tile);
+}
+
+/// Who waits for an agent that has another segment by now waits in vain: that is looked at now and then.
+Status RelayTarget::look_at_served(const CallContext& until) {
+  const VersionId version = committed_->version.id;
+  for (;;) {
+    Status served = writer_->wait_ready(version, until.earlier(Deadline::after(kServedSlice)));
+    DS_TRY(look_at_segment());
+    if (served.ok() || until.over()) return served;
+    const Errc code = served.error().code();
+    if (code != Errc::timed_out && code != Errc::connection) return served;
+  }
+}
+
+Status RelayTarget::wait_served(const CallContext& until) {
+  if (!committed_) return Error(Errc::invalid_argument, "the relay has committed nothing");
+  const std::string version = to_string(committed_->version);
+  if (own_) {
+    return Error(Errc::corrupt, "the segment has " + version +
+                                    " with other bytes than it was published with; the next version replaces them");
+  }
+  Status served = look_at_served(until);
+  if (served.ok()) return served;
+  const Errc code = served.error().code();
+  const char* remedy = "";
+  if (code == Errc::connection) remedy = ": it is away: start it again";
+  if (code == Errc::timed_out) remedy = ": it is stopped, or has more to do than it can: see its log";
+  if (code == Errc::aborted) remedy = ": it was started again without its segment: the model comes whole";
+  return std::move(served).with_context("the agent on " + options_.agent_socket + " does not serve " + version +
+                                        remedy);
+}
+
+// ---- full ----------------------------------------------------------------------------------------------------------
+
+/// Tiles of a full update may come more than once, and be advanced to a later version before they are whole; what a
+/// fill has is written once and bears one version's name. So they wait elsewhere.
+Status RelayTarget::begin_full(FullUpdatePolicy policy, const CallContext& until) {
+  if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
+  if (staging_) return Error(Errc::invalid_argument, "a full update is open already");
+  if (committed_ && policy == FullUpdatePolicy::refuse) {
+    return Error(Errc::no_space, "a full update over the live version " + to_string(committed_->version) +
+                                     " needs a second copy in host memory, which the policy refuses");
+  }
+  auto memory = HostMemory::map(layout_->half_bytes(), *pool_, until);
+  if (!memory.ok()) return std::move(memory).error().with_context("memory for a full update");
+  staging_ = *std::move(memory);
+  return {};
+}
+
+Result<TileRows> RelayTarget::full_tile(const Tile& tile, std::vector<std::byte>& /*changed in place*/) {
+  if (!staging_) return TileRows{};
+  return tile_in(staging_.span(), tile);
+}
+
+Status RelayTarget::put_tile(const Tile& tile, const TileRows& rows) {
+  if (staging_) copy_tile_rows(*layout_, tile, rows, tile_in(staging_.span(), tile));
+  return {};
+}
+
+std::byte* RelayTarget::full_rows(std::uint32_t tensor) {
+  return staging_ ? staging_.span().data() + layout_->tensors()[tensor].offset : nullptr;
+}
+
+Status RelayTarget::commit_full(TargetState state, Deadline deadline) {
+  if (!staging_) return Error(Errc::invalid_argument, "no full update is open");
+  DS_TRY(check_state(*layout_, TileSet::whole(*layout_), state));
+  if (const auto held = held_version(*writer_); held && held->version.id == state.version.id) {
+    log::error(
+        "relay keeps_aside version=\"{}\" reason=\"the segment has it with other bytes than it was "
+        "published with; the next version replaces them\"",
+        to_string(state.version));
+    own_.swap(staging_);
+    staging_.release();
+    live_ = own_.span();
+    committed_ = std::move(state);
+    return {};
+  }
+  return publish(std::move(state), TilePatches(), deadline);
+}
+
+// ---- delta ---------------------------------------------------------------------------------------------------------
+
+Status RelayTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
+  if (staging_) return Error(Errc::invalid_argument, "a full update is open");
+  if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
+  DS_TRY(check_steps(*layout_, TileSet::whole(*layout_), committed(), steps, state, *pool_));
+  return publish(std::move(state), TilePatches(*layout_, steps), deadline);
+}
+
+// ---- commit --------------------------------------------------------------------------------------------------------
+
+/// From the full update that waits, else from the committed version. On error the version is dropped, and nobody has
+/// seen it.
+Status RelayTarget::publish(TargetState state, const TilePatches& patches, Deadline deadline) {
+  Status begun = writer_->begin(state.version, deadline.earlier(Deadline::after(options_.guard_limit)));
+  // Whatever came of it, it may have mapped another segment in place of the one that `live_` is in.
+  Status there = look_at_segment();
+  if (!begun.ok()) return begun;
+  Status filled = there.ok() || staging_ ? fill(state, patches, deadline) : std::move(there);
+  if (!filled.ok()) {
+    writer_->abort();
+    return filled;
+  }
+  committed_ = std::move(state);
+  own_.release();
+  staging_.release();
+  return look_at_segment();
+}
+
+Status RelayTarget::fill(const TargetState& state, const TilePatches& patches, Deadline deadline) {
+  const ByteSpan base = staging_ ? ByteSpan(staging_.span()) : live_;
+  const std::vector<std::uint64_t>& before = staging_ ? state.digests : committed_->digests;
+  HalfCopy copy(*layout_, *writer_, *pool_, options_.written);
+  DS_TRY(copy.run({base, before, patches, state.digests}, deadline));
+  DS_TRY(writer_->commit(deadline));
+  return {};
+}
+
+Status RelayTarget::rollback() {
+  if (staging_) return Error(Errc::invalid_argument, "a full update is open");
+  return Error(Errc::unsupported, "what a relay has committed is served by its agent, and is not rolled back");
+}
+
+}  // namespace deltasync::relay
+
+namespace deltasync {
+
+Result<std::unique_ptr<Target>> make_relay_target(const Receiver& receiver, const RelayTargetOptions& options,
+                                                  const CallOptions& call) {
+  WriterOptions writer_options;
+  writer_options.agent_socket = options.agent_socket;
+  writer_options.threads = options.threads;
+  writer_options.name = options.name;
+  auto writer = Writer::attach(receiver.layout(), receiver.sidecar(), std::move(writer_options), call);
+  if (!writer.ok()) return std::move(writer).error().with_context("relay target");
+  if (const auto from = receiver::agent_instance_of(receiver); from != 0 && from == agent_instance(**writer)) {
+    return Error(Errc::invalid_argument, "relay target: the agent on " + options.agent_socket +
+                                             " is the very agent that is pulled from: name the socket of this node's "
+                                             "own agent, and the address of the one that the trainer writes to");
+  }
+  return std::unique_ptr<Target>(
+      new relay::RelayTarget(receiver.layout(), *std::move(writer), {options.guard_limit, options.agent_socket, {}}));
+}
+
+Status wait_relayed(Receiver& receiver, const CallContext& until) {
+  auto* const relayed = dynamic_cast<relay::RelayTarget*>(receiver.target());
+  if (relayed == nullptr) return Error(Errc::invalid_argument, "wait_relayed: the target is no relay's");
+  if (relayed->committed() == nullptr) return Error(Errc::invalid_argument, "the relay has committed nothing");
+  Status served = relayed->wait_served(until);
+  if (served.ok() || served.error().code() != Errc::cancelled) receiver::note_served(receiver, served);
+  return served;
+}
+
+}  // namespace deltasync

@@ -1,0 +1,76 @@
+// A target whose committed version is the newest one in the segment of another agent, and whose commit is a fill of
+// that segment's free half: begin, write, read again, seal.
+//
+// What is where:
+//   the segment  the committed version. This process is the segment's only writer, so the half stays as it is until
+//                the target itself commits the next one.
+//   staging_     a full update until its commit
+//   own_         the committed version where the segment has the same one with other bytes: somebody wrote to it. It
+//                cannot be written there again (versions grow), but it is a valid base for the next one.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "deltasync/writer.hpp"
+#include "format/tiling.hpp"
+#include "receiver/targets/host_memory.hpp"
+#include "receiver/targets/segment/relay.hpp"
+#include "receiver/targets/segment/tile_patches.hpp"
+#include "receiver/targets/target.hpp"
+#include "writer/held_version.hpp"
+
+namespace deltasync::relay {
+
+class RelayTarget final : public Target {
+ public:
+  struct Options {
+    std::chrono::nanoseconds guard_limit;
+    std::string agent_socket;       ///< for messages
+    std::function<void()> written;  ///< for tests: as HalfCopy's
+  };
+  /// The writer's session is new, and this target's alone.
+  RelayTarget(LayoutPtr layout, std::unique_ptr<Writer> writer, Options options);
+
+  const LayoutPtr& layout() const override { return layout_; }
+  bool exchanges() const override { return true; }
+  /// The agent serves them with the layout.
+  bool writes_side_files() const override { return true; }
+  bool supports_rollback() const override { return false; }
+  Status open(ThreadPool& pool, const CallContext& until) override;
+  const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
+  Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
+  Status begin_full(FullUpdatePolicy policy, const CallContext& until) override;
+  Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
+  Status put_tile(const Tile& tile, const TileRows& rows) override;
+  std::byte* full_rows(std::uint32_t tensor) override;
+  Status commit_full(TargetState state, Deadline deadline) override;
+  void discard_full() noexcept override { staging_.release(); }
+  Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
+  Status rollback() override;
+  void forget_rollback() noexcept override {}
+
+  /// wait_relayed(), but for what the receiver notes.
+  Status wait_served(const CallContext& until);
+
+ private:
+  Status look_at_served(const CallContext& until);
+  TileRows tile_in(ByteSpan half, const Tile& tile) const;
+  Status publish(TargetState state, const TilePatches& patches, Deadline deadline);
+  Status fill(const TargetState& state, const TilePatches& patches, Deadline deadline);
+  Status look_at_segment();
+
+  const LayoutPtr layout_;
+  const std::unique_ptr<Writer> writer_;
+  const Options options_;
+  ThreadPool* pool_ = nullptr;
+  std::optional<TargetState> committed_;
+  ByteSpan live_;  ///< of the committed version; empty if there is none
+  HostMemory own_;
+  HostMemory staging_;
+};
+
+}  // namespace deltasync::relay

@@ -1,0 +1,462 @@
+// A node: the trainer's agent, a relay that pulls from it, the node's own agent that the relay writes to, and receivers
+// of slices that pull from that one. What the receivers keep is the trainer's, bit for bit, whichever agent they ask.
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/deadline.hpp"
+#include "commit/commit.hpp"
+#include "format/tile_set.hpp"
+#include "format/tiling.hpp"
+#include "receiver/targets/segment/relay.hpp"
+#include "tests/integration/receivers.hpp"
+#include "tests/receiver/hf_fixture.hpp"
+#include "tests/support/held_port.hpp"
+
+namespace deltasync::agent {
+namespace {
+
+constexpr std::uint64_t kRanks = 4;
+
+std::vector<TensorSpec> cut_specs() {
+  auto specs = test::sample_specs();
+  specs.push_back({"model.layers.0.mlp.up_proj.weight", Dtype::bf16, {1024, 512}, {}, {}});
+  specs.push_back({"model.layers.0.mlp.down_proj.weight", Dtype::bf16, {512, 1024}, {}, {}});
+  add_even_cuts(specs, kRanks);
+  return specs;
+}
+
+class RelayNode : public ReceiverTest {
+ protected:
+  RelayNode() {
+    model_ = test::make_model(5, cut_specs());
+    options_.core.ring_bytes_max = 64u << 20;
+    node_options_.core.name = "node";
+    node_options_.core.shm_dir = node_dir_.path();
+    node_options_.core.ring_bytes_max = 64u << 20;
+    node_options_.pull.listen.port = node_port_.number();  // a restarted one is found at the same place
+    node_options_.trainer.socket_path = (node_dir_.path() / "agent.sock").string();
+    guard_ = std::chrono::minutes(1);
+  }
+  ~RelayNode() override {
+    relay_.reset();
+    node_.reset();
+  }
+
+  void start() {
+    start_agent();
+    start_node();
+    next_version();
+    start_relay();
+  }
+  void start_node() {
+    auto agent = Agent::start(node_options_);
+    ASSERT_TRUE(agent) << agent.error().to_string();
+    node_ = std::move(agent).value();
+  }
+  /// As a relay process does, which may have been there before.
+  void start_relay() {
+    relay_.reset();
+    relay_ = connect_to(port());
+    ASSERT_NE(relay_, nullptr);
+    RelayTargetOptions options;
+    options.agent_socket = node_options_.trainer.socket_path;
+    options.threads = 2;
+    options.guard_limit = guard_;
+    auto target = make_relay_target(*relay_, options, test_deadline());
+    ASSERT_TRUE(target) << target.error().to_string();
+    const Status bound = relay_->bind(std::move(target).value(), test_deadline());
+    ASSERT_TRUE(bound) << bound.error().to_string();
+  }
+  static std::unique_ptr<Receiver> connect_to(std::uint16_t port) {
+    ReceiverOptions options;
+    options.endpoint = "127.0.0.1:" + std::to_string(port);
+    options.streams = 2;
+    options.threads = 2;
+    auto receiver = Receiver::connect(options, test_deadline());
+    EXPECT_TRUE(receiver) << receiver.error().to_string();
+    return receiver ? std::move(receiver).value() : nullptr;
+  }
+  /// Relays what is newest and waits until the node's agent serves it, and its root is the trainer's.
+  PullReport hand_on() {
+    const PullReport report = pull(*relay_);
+    const Status served = wait_relayed(*relay_, test_deadline());
+    EXPECT_TRUE(served) << served.error().to_string();
+    EXPECT_EQ(node_served()->version, AgentTest::served()->version);
+    EXPECT_EQ(node_served()->root, AgentTest::served()->root);
+    return report;
+  }
+  ServedPtr node_served() const { return node_->core().snapshot()->served; }
+
+  std::vector<Slice> share(const Layout& layout, std::uint64_t rank) const {
+    std::vector<Slice> subscription;
+    for (const Tensor& tensor : layout.tensors()) {
+      const std::string& name = tensor.spec.name;
+      if (tensor.rows % kRanks == 0 && tensor.rows > kRanks) {
+        subscription.push_back(*row_slice(layout, name, rank, kRanks));
+      } else if (tensor.cols % kRanks == 0 && tensor.cols > kRanks) {
+        subscription.push_back(*col_slice(layout, name, rank, kRanks));
+      } else {
+        subscription.push_back({name, std::nullopt});
+      }
+    }
+    return subscription;
+  }
+  std::unique_ptr<Receiver> sibling(std::uint64_t rank) {
+    auto receiver = connect_to(node_->port());
+    if (receiver == nullptr) return nullptr;
+    const Status bound =
+        receiver->bind(make_host_target(receiver->layout()), share(*receiver->layout(), rank), test_deadline());
+    EXPECT_TRUE(bound) << bound.error().to_string();
+    return receiver;
+  }
+  std::vector<std::unique_ptr<Receiver>> siblings() {
+    std::vector<std::unique_ptr<Receiver>> all;
+    for (std::uint64_t rank = 0; rank < kRanks; ++rank) all.push_back(sibling(rank));
+    return all;
+  }
+  /// Its tiles are those of the trainer's newest version.
+  testing::AssertionResult has_its_slices(Receiver& receiver, std::uint64_t rank) const {
+    const Layout& layout = *receiver.layout();
+    if (receiver.current() != AgentTest::served()->version) return testing::AssertionFailure() << "another version";
+    const auto tiles = TileSet::of(layout, share(layout, rank));
+    const auto memory = host_target_memory(*receiver.target());
+    for (std::uint64_t i = 0; i < tiles->tiles(); ++i) {
+      const Tile tile = tile_of(layout, tiles->nth(i));
+      const Tensor& tensor = layout.tensors()[tile.tensor];
+      for (std::uint64_t row = tile.rect.row; row < tile.rect.row + tile.rect.rows; ++row) {
+        const std::uint64_t at = tensor.offset + row * tensor.row_bytes() + tile.rect.col * tensor.element_bytes;
+        if (std::memcmp(memory.data() + at, model_.half.data() + at, tile.rect.cols * tensor.element_bytes) != 0) {
+          return testing::AssertionFailure() << "tile " << tile.index << " of " << tensor.spec.name;
+        }
+      }
+    }
+    return testing::AssertionSuccess();
+  }
+  void all_pull(std::vector<std::unique_ptr<Receiver>>& all, PullMode mode) {
+    for (std::uint64_t rank = 0; rank < all.size(); ++rank) {
+      EXPECT_EQ(pull(*all[rank]).mode, mode) << "rank " << rank;
+      EXPECT_TRUE(has_its_slices(*all[rank], rank)) << "rank " << rank;
+    }
+  }
+
+  test::TempDir node_dir_;
+  const test::HeldPort node_port_;
+  AgentOptions node_options_;
+  std::chrono::nanoseconds guard_;
+  std::unique_ptr<Agent> node_;
+  std::unique_ptr<Receiver> relay_;
+};
+
+TEST_F(RelayNode, ItsRanksTogetherCostTheTrainerOneReceiver) {
+  start();
+  const auto direct = connect();
+  auto ranks = siblings();
+  for (int i = 0; i < 5; ++i) {
+    if (i > 0) next_version(0.01);
+    const PullReport alone = pull(*direct);
+    const PullReport relayed = hand_on();
+    all_pull(ranks, i == 0 ? PullMode::full : PullMode::delta);
+    EXPECT_EQ(relayed.mode, alone.mode);
+    EXPECT_EQ(relayed.wire_bytes - relayed.metadata_bytes, alone.wire_bytes - alone.metadata_bytes);
+    const std::uint64_t pulls = metrics().pulls_full + metrics().pulls_delta;
+    EXPECT_EQ(pulls, 2u * static_cast<unsigned>(i + 1)) << "nobody else came to the trainer's agent";
+    EXPECT_TRUE(held(*direct) == model_.half);
+  }
+}
+
+/// Epoch, number and digests are the trainer's, so a base is valid at either agent.
+TEST_F(RelayNode, AReceiverMayChangeAgentsAndStillGetsDeltas) {
+  start();
+  hand_on();
+  const auto pull_from = [&](std::uint16_t port) {
+    const auto receiver = connect_to(port);
+    auto target = make_hf_target(receiver->layout(), receiver->sidecar(), dir_.path() / "out");
+    EXPECT_TRUE(target) << target.error().to_string();
+    EXPECT_TRUE(receiver->bind(std::move(target).value(), test_deadline()));
+    const PullMode mode = pull(*receiver).mode;
+    EXPECT_EQ(test::compare_directory(dir_.path() / "out" / "current", *model_.layout, make_sidecar(*model_.layout),
+                                      model_.half),
+              "");
+    return mode;
+  };
+  EXPECT_EQ(pull_from(node_->port()), PullMode::full);
+  for (int i = 0; i < 4; ++i) {
+    next_version(0.01);
+    hand_on();
+    EXPECT_EQ(pull_from(i % 2 == 0 ? port() : node_->port()), PullMode::delta) << i;
+  }
+}
+
+TEST_F(RelayNode, VersionsThatItMissedAreOneStep) {
+  start();
+  auto ranks = siblings();
+  hand_on();
+  all_pull(ranks, PullMode::full);
+  for (int i = 0; i < 3; ++i) next_version(0.005);
+  const PullReport report = hand_on();
+  EXPECT_EQ(report.mode, PullMode::delta);
+  EXPECT_EQ(report.version.id.number, 4u);
+  all_pull(ranks, PullMode::delta);
+}
+
+TEST_F(RelayNode, ATrainerThatComesBackInANewEpoch) {
+  start();
+  auto ranks = siblings();
+  hand_on();
+  all_pull(ranks, PullMode::full);
+  writer_.reset();
+  epoch_ = make_epoch(epoch_);
+  number_ = 0;
+  test::mutate(model_.half, *model_.layout, 0.01, 99);
+  next_version();
+  EXPECT_EQ(hand_on().version.id, (VersionId{epoch_, 1}));
+  all_pull(ranks, PullMode::delta);
+}
+
+TEST_F(RelayNode, ARestartedRelayGoesOnFromWhatTheNodeHas) {
+  start();
+  auto ranks = siblings();
+  hand_on();
+  all_pull(ranks, PullMode::full);
+  for (int i = 0; i < 2; ++i) {
+    start_relay();
+    EXPECT_EQ(pull(*relay_).mode, PullMode::up_to_date);
+    next_version(0.01);
+    start_relay();
+    EXPECT_EQ(hand_on().mode, PullMode::delta);
+    all_pull(ranks, PullMode::delta);
+  }
+}
+
+TEST_F(RelayNode, ANewLayoutAndNewSideFilesConnectAgain) {
+  start();
+  hand_on();
+  auto ranks = siblings();
+  all_pull(ranks, PullMode::full);
+  // Other side files: the same layout.
+  writer_.reset();
+  Sidecar sidecar = make_sidecar(*model_.layout);
+  sidecar.others.push_back({"config.json", {std::byte{'{'}, std::byte{'}'}}});
+  WriterOptions options;
+  options.agent_socket = options_.trainer.socket_path;
+  auto writer = Writer::attach(model_.layout, sidecar, options, test_deadline());
+  ASSERT_TRUE(writer) << writer.error().to_string();
+  writer_ = std::move(writer).value();
+  next_version(0.01);
+  auto pulled = relay_->pull({}, test_deadline());
+  ASSERT_FALSE(pulled);
+  EXPECT_EQ(pulled.error().code(), Errc::layout_mismatch) << pulled.error().to_string();
+  start_relay();
+  EXPECT_EQ(hand_on().mode, PullMode::full);
+  EXPECT_EQ(node_served()->generation->segment->sidecar_encoded().size(), sidecar.encode().size());
+  all_pull(ranks, PullMode::full);
+  // Another layout.
+  writer_.reset();
+  model_ = test::make_model(6, test::sample_specs());
+  next_version();
+  pulled = relay_->pull({}, test_deadline());
+  ASSERT_FALSE(pulled);
+  EXPECT_EQ(pulled.error().code(), Errc::layout_mismatch) << pulled.error().to_string();
+  for (auto& rank : ranks) EXPECT_EQ(pull(*rank).mode, PullMode::up_to_date) << "the one before is served until then";
+  start_relay();
+  EXPECT_EQ(hand_on().mode, PullMode::full);
+  EXPECT_FALSE(ranks[0]->pull({}, test_deadline())) << "they bind again, as with any agent";
+  ranks = siblings();
+  all_pull(ranks, PullMode::full);
+}
+
+TEST_F(RelayNode, TheNodesAgentIsRestarted) {
+  start();
+  auto ranks = siblings();
+  hand_on();
+  all_pull(ranks, PullMode::full);
+  node_.reset();
+  next_version(0.01);
+  EXPECT_EQ(pull(*relay_).mode, PullMode::delta) << "a free half is all that it needs";
+  EXPECT_FALSE(wait_relayed(*relay_, Deadline::after(std::chrono::milliseconds(50))));
+  start_node();
+  ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
+  EXPECT_EQ(node_served()->root, AgentTest::served()->root);
+  all_pull(ranks, PullMode::delta);  // the new agent found the version before, too
+  next_version(0.01);
+  EXPECT_EQ(hand_on().mode, PullMode::delta);
+  all_pull(ranks, PullMode::delta);
+}
+
+TEST_F(RelayNode, TheNodesAgentIsRestartedWithoutItsSegment) {
+  start();
+  hand_on();
+  node_->core().remove_segments();
+  node_.reset();
+  start_node();
+  next_version(0.01);
+  auto staged = relay_->pull({}, test_deadline());
+  ASSERT_TRUE(staged) << staged.error().to_string();
+  const Status committed = (*staged)->commit();
+  ASSERT_FALSE(committed);
+  EXPECT_EQ(committed.error().code(), Errc::aborted) << committed.error().to_string();
+  EXPECT_FALSE(relay_->current());
+  EXPECT_EQ(hand_on().mode, PullMode::full);
+  auto ranks = siblings();
+  all_pull(ranks, PullMode::full);
+}
+
+/// And no version comes that would show it.
+TEST_F(RelayNode, WhatIsLostWhileTheTrainerPausesIsSeenAndComesAgain) {
+  start();
+  hand_on();
+  node_->core().remove_segments();
+  node_.reset();
+  start_node();
+  const Status lost = wait_relayed(*relay_, test_deadline());
+  ASSERT_FALSE(lost);
+  EXPECT_EQ(lost.error().code(), Errc::aborted) << lost.error().to_string();
+  EXPECT_FALSE(relay_->current());
+  const Want newer{.newer = true};
+  auto staged = relay_->pull(newer, test_deadline());
+  ASSERT_TRUE(staged) << staged.error().to_string();
+  EXPECT_EQ((*staged)->report().mode, PullMode::full);
+  ASSERT_TRUE((*staged)->commit());
+  ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
+  EXPECT_EQ(node_served()->root, AgentTest::served()->root);
+  auto ranks = siblings();
+  all_pull(ranks, PullMode::full);
+}
+
+TEST_F(RelayNode, WhyTheNodeIsNotServedIsTheLastErrorUntilItIs) {
+  start();
+  hand_on();
+  const auto error = [&] { return relay_->lag(test_deadline()).last_error; };
+  const auto trainers_agent_knows = [&](const std::string& text) {
+    return eventually([&] {
+      const auto rows = agent_->pull_server().receivers();
+      return rows.size() == 1 && (text.empty() ? rows[0].error.empty() : rows[0].error.find(text) != std::string::npos);
+    });
+  };
+  EXPECT_EQ(error(), "");
+  node_.reset();
+  ASSERT_FALSE(wait_relayed(*relay_, Deadline::after(std::chrono::milliseconds(50))));
+  const std::string socket = node_options_.trainer.socket_path;
+  EXPECT_NE(error().find("the agent on " + socket + " does not serve step_1"), std::string::npos) << error();
+  EXPECT_TRUE(trainers_agent_knows(socket));
+  next_version(0.01);
+  EXPECT_EQ(pull(*relay_).mode, PullMode::delta);
+  const std::string why = error();
+  EXPECT_NE(why, "") << "a pull that succeeds is not served by that";
+  std::stop_source stop;
+  stop.request_stop();
+  EXPECT_EQ(wait_relayed(*relay_, {test_deadline(), stop.get_token()}).error().code(), Errc::cancelled);
+  EXPECT_EQ(error(), why) << "a stop says nothing of the node";
+  start_node();
+  ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
+  EXPECT_EQ(error(), "");
+  EXPECT_TRUE(trainers_agent_knows(""));
+}
+
+TEST_F(RelayNode, AnAgentIsNoRelayOfItself) {
+  start_agent();
+  next_version();
+  writer_.reset();
+  const auto receiver = connect_to(port());
+  ASSERT_NE(receiver, nullptr);
+  RelayTargetOptions options;
+  options.agent_socket = options_.trainer.socket_path;
+  const auto target = make_relay_target(*receiver, options, test_deadline());
+  ASSERT_FALSE(target);
+  EXPECT_EQ(target.error().code(), Errc::invalid_argument) << target.error().to_string();
+  EXPECT_NE(target.error().message().find(options.agent_socket), std::string::npos);
+}
+
+TEST_F(RelayNode, WithoutTheTrainersAgentTheNodeServesOn) {
+  start();
+  hand_on();
+  const ServedPtr newest = AgentTest::served();
+  auto ranks = siblings();
+  stop_agent();
+  const Want newer{.newer = true};
+  EXPECT_FALSE(relay_->pull(newer, Deadline::after(std::chrono::milliseconds(100))));
+  for (auto& rank : ranks) EXPECT_EQ(pull(*rank).version, newest->version);
+  start_agent();
+  ASSERT_TRUE(eventually([&] { return AgentTest::served() != nullptr; }));
+  for (std::uint64_t rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(has_its_slices(*ranks[rank], rank));
+}
+
+/// Who reads a half that the relay needs keeps it for a moment, and then verifies what it has.
+TEST_F(RelayNode, ASlowRankHoldsTheRelayUpForHalfOfItsGuardAtMost) {
+  guard_ = std::chrono::milliseconds(1000);
+  node_options_.core.lease_grace = std::chrono::minutes(10);
+  start();
+  hand_on();
+  auto slow = Client::connect(node_->port(), wire::Role::control);
+  ASSERT_TRUE(slow) << slow.error().to_string();
+  const auto plan = slow->plan(ask());
+  ASSERT_TRUE(plan) << plan.error().to_string();
+  ASSERT_EQ(plan->mode, wire::PlanMode::full);
+  for (int i = 0; i < 3; ++i) {
+    next_version(0.01);
+    hand_on();
+  }
+  EXPECT_EQ(node_->core().metrics().leases_revoked, 1u);
+}
+
+/// A byte is flipped behind the relay's back, in the version that the next delta is made from. The relay finds it and
+/// brings the model whole. The node's agent takes digests from version to version: it has a wrong one until it reads
+/// the half itself, and until then no receiver takes the tile.
+TEST_F(RelayNode, WhatSomebodyWroteIntoTheSegmentIsNeverTakenForTheTrainers) {
+  start();
+  auto ranks = siblings();
+  hand_on();
+  all_pull(ranks, PullMode::full);
+  const ServedPtr served = node_served();
+  const Tensor& tensor = model_.layout->tensors().back();
+  served->generation->segment->half(served->half.half)[tensor.offset + 1] ^= std::byte{0x40};
+  next_version(0.0);
+  auto staged = relay_->pull({}, test_deadline());
+  Status committed = staged ? (*staged)->commit() : Status(staged.error());
+  ASSERT_FALSE(committed);
+  EXPECT_EQ(committed.error().code(), Errc::corrupt) << committed.error().to_string();
+  EXPECT_EQ(node_served()->version, served->version);
+  EXPECT_EQ(pull(*relay_).mode, PullMode::full);
+  ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
+  const ServedPtr next = node_served();
+  const auto half = next->generation->segment->half(next->half.half);
+  EXPECT_TRUE(std::equal(model_.half.begin(), model_.half.end(), half.begin()));
+  for (std::uint64_t rank = 0; rank < kRanks; ++rank) {
+    auto pulled = ranks[rank]->pull({}, test_deadline());
+    if (!pulled || !(*pulled)->commit()) continue;
+    EXPECT_TRUE(has_its_slices(*ranks[rank], rank)) << "rank " << rank;
+  }
+  node_.reset();
+  start_node();
+  ASSERT_TRUE(eventually([&] { return node_served() != nullptr; }));
+  EXPECT_EQ(node_served()->root, AgentTest::served()->root);
+  for (std::uint64_t rank = 0; rank < kRanks; ++rank) {
+    pull(*ranks[rank]);
+    EXPECT_TRUE(has_its_slices(*ranks[rank], rank)) << "rank " << rank;
+  }
+}
+
+class IdleEngine final : public commit::Engine {
+ public:
+  Status pause(Deadline /*deadline*/) override { return {}; }
+  Status resume(const Version& /*version*/, Deadline /*deadline*/) override { return {}; }
+};
+
+TEST_F(RelayNode, ARelayTakesNoPartInACommitOverRanks) {
+  start();
+  hand_on();
+  EXPECT_FALSE(relay_->supports_rollback());
+  IdleEngine engine;
+  commit::ParticipantOptions options;
+  options.ranks = 1;
+  options.coordinator = "127.0.0.1:1";
+  const auto made = commit::Participant::start(options, *relay_, engine);
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().code(), Errc::unsupported) << made.error().to_string();
+}
+
+}  // namespace
+}  // namespace deltasync::agent

@@ -1,0 +1,350 @@
+// The relay's target over a real segment: what its agent serves is always a whole version with the digests that came
+// with it, and whatever goes wrong, the one before stays.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/deadline.hpp"
+#include "receiver/targets/segment/relay_target.hpp"
+#include "receiver/targets/verify.hpp"
+#include "tests/receiver/trainer_model.hpp"
+#include "tests/support/temp_dir.hpp"
+#include "tests/writer/harness.hpp"
+
+namespace deltasync::test {
+namespace {
+
+using delta::ValueForm;
+using relay::RelayTarget;
+
+class RelayTargetTest : public ::testing::Test {
+ protected:
+  void SetUp() override { start(std::make_unique<TrainerModel>(7)); }
+
+  void start(std::unique_ptr<TrainerModel> trainer) {
+    target_.reset();
+    agent_.reset();
+    dir_ = std::make_unique<TempDir>();
+    agent_ = std::make_unique<MiniAgent>(dir_->path());
+    trainer_ = std::move(trainer);
+    bind();
+  }
+  /// As a relay process does when it starts.
+  void bind() {
+    target_.reset();
+    writer_ = nullptr;
+    auto writer =
+        Writer::attach(trainer_->layout(), make_sidecar(*trainer_->layout()), writer_options(dir_->path()), soon());
+    ASSERT_TRUE(writer) << writer.error().to_string();
+    writer_ = writer->get();
+    target_ = std::make_unique<RelayTarget>(trainer_->layout(), *std::move(writer),
+                                            RelayTarget::Options{guard_, "agent.sock", [this] {
+                                                                   if (written_) written_();
+                                                                 }});
+    ASSERT_TRUE(ok(target_->open(pool_, in_time())));
+  }
+
+  static testing::AssertionResult ok(const Status& status) {
+    if (status.ok()) return testing::AssertionSuccess();
+    return testing::AssertionFailure() << status.error().to_string();
+  }
+  static testing::AssertionResult fails(const Status& status, Errc code, const std::string& text = {}) {
+    if (status.ok()) return testing::AssertionFailure() << "succeeded";
+    const std::string message = status.error().to_string();
+    if (status.error().code() == code && message.find(text) != std::string::npos) return testing::AssertionSuccess();
+    return testing::AssertionFailure() << message;
+  }
+  /// The target has this version, and its agent serves it.
+  testing::AssertionResult holds(const Reference& reference) {
+    const TargetState* state = target_->committed();
+    if (state == nullptr) return testing::AssertionFailure() << "nothing is committed";
+    if (!(state->version == reference.state.version)) {
+      return testing::AssertionFailure() << "version is " << to_string(state->version);
+    }
+    if (state->root != reference.state.root || state->digests != reference.state.digests) {
+      return testing::AssertionFailure() << "other digests";
+    }
+    if (read_live(*target_) != reference.half) return testing::AssertionFailure() << "live memory differs";
+    if (auto served = ok(target_->wait_served(soon())); !served) return served;
+    return serves(reference);
+  }
+  testing::AssertionResult serves(const Reference& reference) {
+    if (agent_->served() != reference.state.version.id) return testing::AssertionFailure() << "another is served";
+    if (agent_->served_bytes() != reference.half) return testing::AssertionFailure() << "other bytes are served";
+    return testing::AssertionSuccess();
+  }
+  /// As a pull stages it: single steps with decoded changes, as far as the budget goes.
+  Status commit(const std::vector<Reference>& versions, ValueForm form = ValueForm::ulp,
+                std::uint64_t budget_bytes = 1ull << 40, Deadline deadline = in_time()) {
+    std::vector<StagedStep> steps;
+    for (std::size_t i = 1; i < versions.size(); ++i) {
+      steps.push_back(trainer_->delta(versions[i - 1], versions[i], form));
+    }
+    if (steps.size() == 1 && target_->committed() != nullptr) DS_TRY(verify(steps[0], versions[0], budget_bytes));
+    return target_->commit_delta(std::move(steps), versions.back().state, deadline);
+  }
+  Status verify(StagedStep& step, const Reference& before, std::uint64_t budget_bytes) {
+    ResolvedBudget budget(budget_bytes);
+    std::vector<std::uint64_t> digests = before.state.digests;
+    for (StagedFrame& frame : step.frames) {
+      DS_TRY(verify_frame(*target_, frame, before.state.digests, digests, budget));
+    }
+    return {};
+  }
+  /// Of what the writer has mapped, to be damaged.
+  std::byte* writable(ByteSpan half) const { return const_cast<std::byte*>(half.data()); }
+
+  ThreadPool pool_{3, "target"};
+  std::chrono::nanoseconds guard_ = std::chrono::minutes(1);
+  std::function<void()> written_;
+  std::unique_ptr<TempDir> dir_;
+  std::unique_ptr<MiniAgent> agent_;
+  std::unique_ptr<TrainerModel> trainer_;
+  Writer* writer_ = nullptr;  // the target's
+  std::unique_ptr<RelayTarget> target_;
+};
+
+TEST_F(RelayTargetTest, StartsWithNothing) {
+  EXPECT_EQ(target_->committed(), nullptr);
+  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  EXPECT_TRUE(fails(target_->wait_served(soon()), Errc::invalid_argument));
+  EXPECT_TRUE(fails(commit({trainer_->now(), trainer_->step(0.1)}), Errc::version_conflict));
+}
+
+TEST_F(RelayTargetTest, FullThenDeltas) {
+  Reference before = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, before)));
+  ASSERT_TRUE(holds(before));
+  std::uint64_t budget = 0;
+  for (const double density : {0.01, 0.001, 0.3, 0.0, 1.0, 0.01}) {
+    for (const ValueForm form : {ValueForm::ulp, ValueForm::absolute}) {
+      const Reference after = trainer_->step(density);
+      budget = budget == 0 ? 20'000 : budget == 20'000 ? 1ull << 40 : 0;  // not decoded, some, all
+      ASSERT_TRUE(ok(commit({before, after}, form, budget))) << density;
+      ASSERT_TRUE(holds(after)) << density;
+      EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported)) << "its agent serves it";
+      before = after;
+    }
+  }
+  const Reference whole = trainer_->step(0.5);
+  ASSERT_TRUE(ok(commit_whole(*target_, whole)));
+  ASSERT_TRUE(holds(whole));
+  const Reference after = trainer_->step(0.01);
+  ASSERT_TRUE(ok(commit({whole, after})));
+  EXPECT_TRUE(holds(after));
+}
+
+TEST_F(RelayTargetTest, AChainIsOneVersion) {
+  ASSERT_TRUE(ok(commit_whole(*target_, trainer_->now())));
+  for (const ValueForm form : {ValueForm::ulp, ValueForm::absolute}) {
+    std::vector<Reference> versions{trainer_->now()};
+    for (const double density : {0.05, 0.5, 0.05, 0.9}) versions.push_back(trainer_->step(density));
+    ASSERT_TRUE(ok(commit(versions, form)));
+    ASSERT_TRUE(holds(versions.back()));
+  }
+}
+
+TEST_F(RelayTargetTest, ExponentClassesToo) {
+  Reference before = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, before)));
+  for (const std::uint64_t budget : {std::uint64_t{1} << 40, std::uint64_t{0}}) {
+    const Reference after = trainer_->small_step(0.03);
+    std::vector<StagedStep> steps;
+    steps.push_back(trainer_->compact_delta(before, after));
+    if (budget != 0) {
+      ASSERT_TRUE(ok(verify(steps[0], before, budget)));
+    }
+    ASSERT_TRUE(ok(target_->commit_delta(std::move(steps), after.state, in_time())));
+    ASSERT_TRUE(holds(after));
+    before = after;
+  }
+}
+
+TEST_F(RelayTargetTest, LayoutsWithoutAnElement) {
+  std::vector<TensorSpec> specs(2);
+  specs[0] = {"none", Dtype::bf16, {0, 5}, {}, {}};
+  specs[1] = {"nothing", Dtype::f32, {3, 0}, {}, {}};
+  start(std::make_unique<TrainerModel>(1, specs));
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  const Reference second = trainer_->step(1.0);
+  ASSERT_TRUE(ok(commit({first, second})));
+  EXPECT_TRUE(holds(second));
+}
+
+TEST_F(RelayTargetTest, BoundAgainItGoesOnFromTheSegment) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  bind();
+  ASSERT_TRUE(holds(first));
+  const Reference second = trainer_->step(0.02);
+  ASSERT_TRUE(ok(commit({first, second})));
+  bind();
+  EXPECT_TRUE(holds(second));
+}
+
+TEST_F(RelayTargetTest, ADiscardedFullLeavesNoTrace) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  for (const auto policy : {FullUpdatePolicy::stage, FullUpdatePolicy::in_place}) {
+    const Reference second = trainer_->step(0.5);
+    ASSERT_TRUE(ok(target_->begin_full(policy, in_time())));
+    fill_full(*target_, second);
+    ASSERT_TRUE(holds(first));
+    target_->discard_full();
+    ASSERT_TRUE(holds(first));
+  }
+  EXPECT_TRUE(fails(target_->begin_full(FullUpdatePolicy::refuse, in_time()), Errc::no_space));
+}
+
+TEST_F(RelayTargetTest, CallsOutOfOrderAndWrongStatesAreRefused) {
+  const Reference first = trainer_->now();
+  EXPECT_TRUE(fails(target_->commit_full(first.state, in_time()), Errc::invalid_argument));
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  const Reference second = trainer_->step(0.1);
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  EXPECT_TRUE(fails(target_->begin_full(FullUpdatePolicy::stage, in_time()), Errc::invalid_argument));
+  EXPECT_TRUE(fails(commit({first, second}), Errc::invalid_argument));
+  EXPECT_TRUE(fails(target_->rollback(), Errc::invalid_argument));
+  fill_full(*target_, second);
+  TargetState state = second.state;
+  state.digests[3] ^= 1;
+  EXPECT_TRUE(fails(target_->commit_full(state, in_time()), Errc::corrupt));
+  target_->discard_full();
+  const auto refused = [&](const std::function<void(std::vector<StagedStep>&, TargetState&)>& spoil, Errc code) {
+    std::vector<StagedStep> steps;
+    steps.push_back(trainer_->delta(first, second));
+    state = second.state;
+    spoil(steps, state);
+    const auto result = fails(target_->commit_delta(std::move(steps), state, in_time()), code);
+    return result ? holds(first) : result;
+  };
+  EXPECT_TRUE(refused([](auto& steps, auto&) { steps.clear(); }, Errc::invalid_argument));
+  EXPECT_TRUE(refused([](auto& steps, auto&) { steps[0].from.number = 77; }, Errc::version_conflict));
+  EXPECT_TRUE(refused([](auto&, auto& wrong) { wrong.root.bytes[0] ^= 1; }, Errc::corrupt));
+  EXPECT_TRUE(refused([](auto& steps, auto&) { steps[0].frames.clear(); }, Errc::corrupt));
+  ASSERT_TRUE(ok(commit({first, second})));
+  EXPECT_TRUE(holds(second));
+}
+
+/// All digests are those that came with the version, so this can only be found by reading what was written.
+TEST_F(RelayTargetTest, AByteThatChangesOnTheWayIsFoundBeforeTheVersionIsSealed) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  ASSERT_TRUE(holds(first));
+  const Tensor& tensor = trainer_->layout()->tensors()[5];
+  ASSERT_GT(tensor.bytes, 0u);
+  const Reference second = trainer_->step(0.01);
+  for (const bool whole : {false, true}) {
+    written_ = [&] { writable(writer_->filling())[tensor.offset + tensor.bytes / 2] ^= std::byte{1}; };
+    EXPECT_TRUE(
+        fails(whole ? commit_whole(*target_, second) : commit({first, second}), Errc::corrupt, tensor.spec.name));
+    target_->discard_full();
+    written_ = nullptr;
+    ASSERT_TRUE(serves(first)) << "no version with that byte may be served";
+    ASSERT_TRUE(holds(first));
+  }
+  ASSERT_TRUE(ok(commit({first, second})));
+  EXPECT_TRUE(holds(second));
+}
+
+TEST_F(RelayTargetTest, ATileOfTheBaseThatSomebodyWroteToIsNotHandedOn) {
+  Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  ASSERT_TRUE(holds(first));
+  const Reference second = trainer_->step(0.0);  // no tile of it changes
+  const Tensor& tensor = trainer_->layout()->tensors()[5];
+  std::byte& byte = writable(held_version(*writer_)->bytes)[tensor.offset];
+  byte ^= std::byte{1};
+  EXPECT_TRUE(fails(commit({first, second}), Errc::corrupt, tensor.spec.name));
+  ASSERT_TRUE(ok(commit_whole(*target_, second))) << "what a pull does next";
+  EXPECT_TRUE(holds(second));
+}
+
+/// A segment that was written to while no relay looked: the same version comes whole, and cannot be put in its place.
+TEST_F(RelayTargetTest, AVersionThatTheSegmentHasWithOtherBytesIsABaseAllTheSame) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  ASSERT_TRUE(holds(first));
+  const Tensor& tensor = trainer_->layout()->tensors()[5];
+  writable(held_version(*writer_)->bytes)[tensor.offset] ^= std::byte{1};
+  bind();
+  ASSERT_NE(target_->committed(), nullptr);
+  EXPECT_NE(target_->committed()->root, first.state.root);
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  EXPECT_EQ(target_->committed()->root, first.state.root);
+  EXPECT_TRUE(read_live(*target_) == first.half);
+  EXPECT_TRUE(fails(target_->wait_served(soon()), Errc::corrupt, "other bytes")) << "what its agent serves is not it";
+  const Reference second = trainer_->step(0.01);
+  ASSERT_TRUE(ok(commit({first, second})));
+  EXPECT_TRUE(holds(second));
+}
+
+TEST_F(RelayTargetTest, AHalfThatIsNotFreeEndsInADeadlineThatNamesIt) {
+  guard_ = std::chrono::milliseconds(50);
+  bind();
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  ASSERT_TRUE(holds(first));
+  agent_->busy = true;
+  const Reference second = trainer_->step(0.01);
+  ASSERT_TRUE(ok(commit({first, second}))) << "there is a free half: no agent is needed";
+  const Reference third = trainer_->step(0.01);
+  EXPECT_TRUE(fails(commit({second, third}), Errc::timed_out, "half 0 is"));
+  EXPECT_TRUE(fails(commit_whole(*target_, third), Errc::timed_out, "half 1 is"));
+  target_->discard_full();
+  EXPECT_TRUE(fails(target_->wait_served(in_ms(20)), Errc::timed_out));
+  agent_->busy = false;
+  ASSERT_TRUE(holds(second));
+  guard_ = std::chrono::minutes(1);
+  bind();
+  ASSERT_TRUE(ok(commit({second, third})));
+  EXPECT_TRUE(holds(third));
+}
+
+TEST_F(RelayTargetTest, ADeadlineThatPassesKeepsTheOldVersion) {
+  start(std::make_unique<TrainerModel>(
+      7, std::vector<TensorSpec>{{"a", Dtype::bf16, {4096, 1024}, {}, {}}, {"b", Dtype::bf16, {4096, 1024}, {}, {}}}));
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  ASSERT_TRUE(holds(first));
+  const Reference second = trainer_->step(0.05);
+  // Passed before anything, and in the middle of the fill.
+  EXPECT_TRUE(fails(commit({first, second}, ValueForm::ulp, 0, in_ms(0)), Errc::timed_out));
+  ASSERT_TRUE(holds(first));
+  const Deadline soon_over = in_ms(300);
+  written_ = [&] {
+    while (!soon_over.passed()) std::this_thread::yield();
+  };
+  EXPECT_TRUE(fails(commit({first, second}, ValueForm::ulp, 0, soon_over), Errc::timed_out));
+  written_ = nullptr;
+  ASSERT_TRUE(holds(first));
+  ASSERT_TRUE(ok(commit({first, second})));
+  EXPECT_TRUE(holds(second));
+}
+
+/// An agent that was restarted without its segment: what the target held is gone, and nothing of it is read.
+TEST_F(RelayTargetTest, ANewSegmentIsFilledAgain) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  ASSERT_TRUE(holds(first));
+  agent_.reset();
+  for (const auto& entry : std::filesystem::directory_iterator(dir_->path())) {
+    if (entry.path().filename().string().rfind("mini.g", 0) == 0) std::filesystem::remove(entry.path());
+  }
+  agent_ = std::make_unique<MiniAgent>(dir_->path());
+  const Reference second = trainer_->step(0.01);
+  EXPECT_TRUE(fails(commit({first, second}), Errc::aborted, "without"));
+  EXPECT_EQ(target_->committed(), nullptr);
+  ASSERT_TRUE(ok(commit_whole(*target_, second)));
+  EXPECT_TRUE(holds(second));
+}
+
+}  // namespace
+}  // namespace deltasync::test

@@ -1,0 +1,532 @@
+// What every kind of target promises (receiver/targets/target.hpp). A new kind joins by one more Kind in
+// the list of target_places.hpp.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "base/deadline.hpp"
+#include "format/tiling.hpp"
+#include "receiver/targets/verify.hpp"
+#include "tests/receiver/target_places.hpp"
+#include "tests/receiver/trainer_model.hpp"
+
+namespace deltasync::test {
+namespace {
+
+using delta::ValueForm;
+
+class TargetConformance : public testing::TestWithParam<Kind> {
+ protected:
+  void SetUp() override { start(std::make_unique<TrainerModel>(7)); }
+
+  void start(std::unique_ptr<TrainerModel> trainer) {
+    target_.reset();
+    place_ = GetParam().make();
+    trainer_ = std::move(trainer);
+    auto target = place_->make(trainer_->layout());
+    if (GetParam().may_be_missing && !target.ok() && target.error().code() == Errc::unsupported) {
+      GTEST_SKIP() << target.error().to_string();
+    }
+    ASSERT_TRUE(target.ok()) << target.error().to_string();
+    target_ = *std::move(target);
+    ASSERT_TRUE(ok(target_->open(pool_, in_time())));
+  }
+
+  static testing::AssertionResult ok(const Status& status) {
+    if (status.ok()) return testing::AssertionSuccess();
+    return testing::AssertionFailure() << status.error().to_string();
+  }
+  static testing::AssertionResult fails(const Status& status, Errc code) {
+    if (status.ok()) return testing::AssertionFailure() << "succeeded";
+    if (status.error().code() == code) return testing::AssertionSuccess();
+    return testing::AssertionFailure() << status.error().to_string();
+  }
+  /// The target has exactly this version, inside and outside.
+  testing::AssertionResult holds(const Reference& reference) {
+    const TargetState* state = target_->committed();
+    if (state == nullptr) return testing::AssertionFailure() << "nothing is committed";
+    if (!(state->version == reference.state.version)) {
+      return testing::AssertionFailure() << "version is " << to_string(state->version);
+    }
+    if (state->root != reference.state.root || state->digests != reference.state.digests) {
+      return testing::AssertionFailure() << "other digests";
+    }
+    if (read_live(*target_) != reference.half) return testing::AssertionFailure() << "live memory differs";
+    const std::string outside = place_->outside(*target_, &reference.half);
+    return outside.empty() ? testing::AssertionSuccess() : testing::AssertionFailure() << outside;
+  }
+  testing::AssertionResult holds_nothing() {
+    if (target_->committed() != nullptr) return testing::AssertionFailure() << "something is committed";
+    std::vector<std::byte> scratch;
+    const Tile first = trainer_->layout()->tile_count() == 0 ? Tile() : tile_of(*trainer_->layout(), 0);
+    if (target_->live_tile(first, scratch)->first != nullptr)
+      return testing::AssertionFailure() << "live memory of nothing";
+    const std::string outside = place_->outside(*target_, nullptr);
+    return outside.empty() ? testing::AssertionSuccess() : testing::AssertionFailure() << outside;
+  }
+  Status commit_delta(const Reference& before, const Reference& after, ValueForm form = ValueForm::ulp) {
+    std::vector<StagedStep> steps;
+    steps.push_back(trainer_->delta(before, after, form));
+    return commit_steps(std::move(steps), after.state, in_time());
+  }
+  Status commit_steps(std::vector<StagedStep> steps, const TargetState& after, Deadline deadline) {
+    const TargetState* now = target_->committed();
+    if (GetParam().resolves && steps.size() == 1 && now != nullptr && now->version.id == steps[0].from) {
+      constexpr std::uint64_t kBudgets[] = {1ull << 40, 20'000, 0};
+      ResolvedBudget budget(kBudgets[commits_++ % std::size(kBudgets)]);
+      std::vector<std::uint64_t> digests = now->digests;
+      for (StagedFrame& frame : steps[0].frames) {
+        DS_TRY(verify_frame(*target_, frame, now->digests, digests, budget));
+        if (!frame.resolved.empty() || !frame.kept.empty()) ++resolved_frames_;
+      }
+      EXPECT_EQ(digests, after.digests);
+    }
+    return target_->commit_delta(std::move(steps), after, deadline);
+  }
+  /// Commits a chain of steps through all of `versions` as one update.
+  Status commit_chain(const std::vector<Reference>& versions, ValueForm form = ValueForm::ulp) {
+    std::vector<StagedStep> steps;
+    for (std::size_t i = 1; i < versions.size(); ++i) {
+      steps.push_back(trainer_->delta(versions[i - 1], versions[i], form));
+    }
+    return commit_steps(std::move(steps), versions.back().state, in_time());
+  }
+
+  ThreadPool pool_{3, "target"};
+  std::unique_ptr<Place> place_;
+  std::unique_ptr<TrainerModel> trainer_;
+  std::unique_ptr<Target> target_;
+  std::size_t commits_ = 0;
+  std::size_t resolved_frames_ = 0;  ///< that came with decoded changes
+};
+
+TEST_P(TargetConformance, StartsWithNothing) {
+  EXPECT_TRUE(holds_nothing());
+  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  EXPECT_EQ(target_->layout()->digest(), trainer_->layout()->digest());
+}
+
+TEST_P(TargetConformance, FullThenDeltas) {
+  Reference before = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, before)));
+  EXPECT_TRUE(holds(before));
+  for (const double density : {0.01, 0.001, 0.3, 0.0, 1.0, 0.01, 0.01, 0.01}) {
+    const Reference after = trainer_->step(density);
+    ASSERT_TRUE(ok(commit_delta(before, after))) << density;
+    ASSERT_TRUE(holds(after)) << density;
+    before = after;
+  }
+  EXPECT_EQ(resolved_frames_ != 0, GetParam().resolves);
+}
+
+TEST_P(TargetConformance, AbsoluteValuesToo) {
+  Reference before = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, before)));
+  for (const double density : {0.01, 0.3, 1.0, 0.01}) {
+    const Reference after = trainer_->step(density);
+    ASSERT_TRUE(ok(commit_delta(before, after, ValueForm::absolute)));
+    ASSERT_TRUE(holds(after));
+    before = after;
+  }
+}
+
+TEST_P(TargetConformance, OnlySomeTensorsChange) {
+  const Reference before = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, before)));
+  Reference after = before;
+  after.state.version = {{before.state.version.id.epoch, 9}, "one element"};
+  const Tensor& tensor = trainer_->layout()->tensors()[5];  // has column cuts
+  after.half[tensor.offset + tensor.bytes / 2] ^= std::byte{1};
+  delta::half_digests(*trainer_->layout(), after.half, after.state.digests, pool_);
+  after.state.root = delta::root_digest(after.state.digests);
+  ASSERT_TRUE(ok(commit_delta(before, after)));
+  EXPECT_TRUE(holds(after));
+}
+
+#ifdef DELTASYNC_SANITIZED
+constexpr std::uint64_t kWalks = 1;
+constexpr int kGrowth = 60;
+#else
+constexpr std::uint64_t kWalks = 3;
+constexpr int kGrowth = 10;
+#endif
+/// A commit is in time long before that, on a busy machine, too.
+constexpr int kLatestUs = 100'000'000;
+
+TEST_P(TargetConformance, ADeadlineThatPassesKeepsTheOldVersion) {
+  // 16 MiB: several frames a step, so that a deadline can pass between them.
+  start(std::make_unique<TrainerModel>(
+      7, std::vector<TensorSpec>{{"a", Dtype::bf16, {4096, 1024}, {}, {}}, {"b", Dtype::bf16, {4096, 1024}, {}, {}}}));
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  Reference second = trainer_->step(0.05);
+  Reference third = trainer_->step(0.05);
+  std::vector<StagedStep> made;
+  if (GetParam().resolves) {
+    made.push_back(trainer_->delta(first, third));
+  } else {
+    made.push_back(trainer_->delta(first, second));
+    made.push_back(trainer_->delta(second, third));
+  }
+  const auto steps = [&] {  // a commit takes, and may change, what it is given
+    std::vector<StagedStep> copies;
+    for (const StagedStep& step : made) copies.push_back(trainer_->copy(step));
+    return copies;
+  };
+  ASSERT_GT(steps()[0].frames.size(), 2u);
+  // Later and later: before the first tile, and between tiles.
+  for (int us = 0; us < kLatestUs; us = 1 + us * (GetParam().slow ? 30 : kGrowth)) {
+    const Status status = commit_steps(steps(), third.state, Deadline::after(std::chrono::microseconds(us)));
+    if (status.ok()) {
+      EXPECT_NE(us, 0);
+      ASSERT_TRUE(ok(target_->rollback()));
+      break;
+    }
+    ASSERT_TRUE(fails(status, Errc::timed_out));
+    ASSERT_TRUE(holds(first)) << us;
+  }
+  ASSERT_TRUE(ok(commit_steps(steps(), third.state, in_time())));
+  EXPECT_TRUE(holds(third));
+}
+
+TEST_P(TargetConformance, ForgottenRollback) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  const Reference second = trainer_->step(0.1);
+  ASSERT_TRUE(ok(commit_delta(first, second)));
+  target_->forget_rollback();
+  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  EXPECT_TRUE(holds(second));
+  const Reference third = trainer_->step(0.1);
+  ASSERT_TRUE(ok(commit_whole(*target_, third)));
+  target_->forget_rollback();
+  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  EXPECT_TRUE(holds(third));
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  target_->forget_rollback();  // an open update is not touched
+  const Reference fourth = trainer_->step(0.1);
+  fill_full(*target_, fourth);
+  ASSERT_TRUE(ok(target_->commit_full(fourth.state, in_time())));
+  EXPECT_TRUE(holds(fourth));
+  ASSERT_TRUE(ok(target_->rollback()));
+  EXPECT_TRUE(holds(third));
+}
+
+TEST_P(TargetConformance, RollbackOfTheFirstFullLeavesNothing) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  ASSERT_TRUE(ok(target_->rollback()));
+  EXPECT_TRUE(holds_nothing());
+  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));  // the same version once more
+  EXPECT_TRUE(holds(first));
+}
+
+TEST_P(TargetConformance, RollbackOfDeltas) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  for (const double density : {0.01, 1.0}) {
+    for (const ValueForm form : {ValueForm::ulp, ValueForm::absolute}) {
+      const Reference before = trainer_->now();
+      const Reference after = trainer_->step(density);
+      ASSERT_TRUE(ok(commit_delta(before, after, form)));
+      ASSERT_TRUE(ok(target_->rollback()));
+      ASSERT_TRUE(holds(before)) << density;
+      EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+      ASSERT_TRUE(ok(commit_delta(before, after, form)));  // the same version once more
+      ASSERT_TRUE(holds(after));
+    }
+  }
+}
+
+TEST_P(TargetConformance, AChainIsOneUpdate) {
+  ASSERT_TRUE(ok(commit_whole(*target_, trainer_->now())));
+  for (const ValueForm form : {ValueForm::ulp, ValueForm::absolute}) {
+    std::vector<Reference> versions{trainer_->now()};
+    for (const double density : {0.05, 0.5, 0.05, 0.9}) versions.push_back(trainer_->step(density));
+    ASSERT_TRUE(ok(commit_chain(versions, form)));
+    ASSERT_TRUE(holds(versions.back()));
+    ASSERT_TRUE(ok(target_->rollback()));
+    ASSERT_TRUE(holds(versions.front()));
+    ASSERT_TRUE(ok(commit_chain(versions, form)));
+    ASSERT_TRUE(holds(versions.back()));
+  }
+}
+
+TEST_P(TargetConformance, ExponentClassesToo) {
+  ASSERT_TRUE(ok(commit_whole(*target_, trainer_->now())));
+  for (const std::size_t length : {1, 3}) {
+    std::vector<Reference> versions{trainer_->now()};
+    std::size_t classes = 0;
+    for (std::size_t i = 0; i < length; ++i) versions.push_back(trainer_->small_step(0.03));
+    const auto steps = [&] {
+      std::vector<StagedStep> made;
+      for (std::size_t i = 0; i < length; ++i) made.push_back(trainer_->compact_delta(versions[i], versions[i + 1]));
+      for (const StagedFrame& frame : made.back().frames) {
+        for (const delta::TileRecord& record : frame.records) {
+          classes += record.codec == delta::Codec::rice_class ? 1 : 0;
+        }
+      }
+      return made;
+    };
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_TRUE(ok(target_->commit_delta(steps(), versions.back().state, in_time())));
+      ASSERT_TRUE(holds(versions.back()));
+      if (i == 1) break;
+      ASSERT_TRUE(ok(target_->rollback()));
+      ASSERT_TRUE(holds(versions.front()));
+    }
+    EXPECT_GT(classes, 0u);
+  }
+}
+
+TEST_P(TargetConformance, FullOverLiveStages) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  const Reference second = trainer_->step(0.5);
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  EXPECT_TRUE(holds(first));
+  fill_full(*target_, second);
+  EXPECT_TRUE(holds(first)) << "bytes of an uncommitted version are visible";
+  ASSERT_TRUE(ok(target_->commit_full(second.state, in_time())));
+  EXPECT_TRUE(holds(second));
+  ASSERT_TRUE(ok(target_->rollback()));
+  EXPECT_TRUE(holds(first));
+  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  ASSERT_TRUE(ok(commit_delta(first, second)));
+  EXPECT_TRUE(holds(second));
+}
+
+/// Later and later, until the commit is in time.
+TEST_P(TargetConformance, AStagedFullThatIsLateKeepsTheOldVersion) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  const Reference second = trainer_->step(0.5);
+  for (int us = 0; us < kLatestUs; us = 1 + us * (GetParam().slow ? 30 : kGrowth)) {
+    ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+    fill_full(*target_, second);
+    const Status status = target_->commit_full(second.state, Deadline::after(std::chrono::microseconds(us)));
+    if (status.ok()) break;
+    ASSERT_TRUE(fails(status, Errc::timed_out));
+    target_->discard_full();
+    ASSERT_TRUE(holds(first)) << us;
+  }
+  EXPECT_TRUE(holds(second));
+  ASSERT_TRUE(ok(target_->rollback()));
+  EXPECT_TRUE(holds(first));
+}
+
+TEST_P(TargetConformance, DeltasAfterAStagedFull) {
+  ASSERT_TRUE(ok(commit_whole(*target_, trainer_->now())));
+  Reference before = trainer_->step(0.5);
+  ASSERT_TRUE(ok(commit_whole(*target_, before)));
+  for (int i = 0; i < 3; ++i) {
+    const Reference after = trainer_->step(0.02);
+    ASSERT_TRUE(ok(commit_delta(before, after)));
+    ASSERT_TRUE(holds(after));
+    before = after;
+  }
+}
+
+TEST_P(TargetConformance, DiscardedFullLeavesNoTrace) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  fill_full(*target_, first);
+  target_->discard_full();
+  EXPECT_TRUE(holds_nothing());
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  const Reference second = trainer_->step(0.5);
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  fill_full(*target_, second);
+  target_->discard_full();
+  target_->discard_full();  // nothing open: nothing happens
+  EXPECT_TRUE(holds(first));
+  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported)) << "an update began since the commit";
+  ASSERT_TRUE(ok(commit_delta(first, second)));
+  EXPECT_TRUE(holds(second));
+}
+
+TEST_P(TargetConformance, InPlaceGivesUpTheLiveVersion) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first, FullUpdatePolicy::in_place)));  // nothing was live: like any other
+  const Reference second = trainer_->step(0.5);
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::in_place, in_time())));
+  EXPECT_TRUE(holds_nothing());
+  fill_full(*target_, second);
+  ASSERT_TRUE(ok(target_->commit_full(second.state, in_time())));
+  EXPECT_TRUE(holds(second));
+  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  EXPECT_TRUE(holds(second));
+}
+
+TEST_P(TargetConformance, DiscardedInPlaceHoldsNothing) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  const Reference second = trainer_->step(0.5);
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::in_place, in_time())));
+  target_->discard_full();
+  EXPECT_TRUE(holds_nothing());
+  EXPECT_TRUE(fails(commit_delta(first, second), Errc::version_conflict));
+  ASSERT_TRUE(ok(commit_whole(*target_, second)));
+  EXPECT_TRUE(holds(second));
+}
+
+TEST_P(TargetConformance, RefusesAFullOverLiveWhenTold) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first, FullUpdatePolicy::refuse)));
+  EXPECT_TRUE(fails(target_->begin_full(FullUpdatePolicy::refuse, in_time()), Errc::no_space));
+  EXPECT_TRUE(holds(first));
+  EXPECT_TRUE(fails(target_->commit_full(first.state, in_time()), Errc::invalid_argument));
+}
+
+TEST_P(TargetConformance, CallsOutOfOrderAreRefused) {
+  const Reference first = trainer_->now();
+  EXPECT_TRUE(fails(target_->commit_full(first.state, in_time()), Errc::invalid_argument));
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  const Reference second = trainer_->step(0.1);
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  EXPECT_TRUE(fails(target_->begin_full(FullUpdatePolicy::stage, in_time()), Errc::invalid_argument));
+  EXPECT_TRUE(fails(commit_delta(first, second), Errc::invalid_argument));
+  EXPECT_TRUE(fails(target_->rollback(), Errc::invalid_argument));
+  target_->discard_full();
+  EXPECT_TRUE(holds(first));
+}
+
+TEST_P(TargetConformance, WrongFullStatesAreRefused) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  fill_full(*target_, first);
+  TargetState state = first.state;
+  state.digests.pop_back();
+  EXPECT_TRUE(fails(target_->commit_full(state, in_time()), Errc::layout_mismatch));
+  state = first.state;
+  state.digests[3] ^= 1;
+  EXPECT_TRUE(fails(target_->commit_full(state, in_time()), Errc::corrupt));
+  state = first.state;
+  state.version.id.epoch = 0;
+  EXPECT_TRUE(fails(target_->commit_full(state, in_time()), Errc::invalid_argument));
+  EXPECT_TRUE(holds_nothing());
+  EXPECT_TRUE(ok(target_->commit_full(first.state, in_time())));  // still open
+  EXPECT_TRUE(holds(first));
+}
+
+TEST_P(TargetConformance, WrongDeltasAreRefusedBeforeAByteChanges) {
+  const Reference first = trainer_->now();
+  const Reference second = trainer_->step(0.1);
+  const Reference third = trainer_->step(0.1);
+  EXPECT_TRUE(fails(commit_delta(first, second), Errc::version_conflict)) << "nothing is committed";
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+
+  EXPECT_TRUE(fails(commit_delta(second, third), Errc::version_conflict));
+  EXPECT_TRUE(fails(target_->commit_delta({}, first.state, in_time()), Errc::invalid_argument));
+  const auto refused = [&](const std::function<void(std::vector<StagedStep>&, TargetState&)>& spoil, Errc code) {
+    std::vector<StagedStep> steps;
+    steps.push_back(trainer_->delta(first, second));
+    steps.push_back(trainer_->delta(second, third));
+    TargetState state = third.state;
+    spoil(steps, state);
+    const auto result = fails(target_->commit_delta(std::move(steps), std::move(state), in_time()), code);
+    if (!result) return result;
+    return holds(first);
+  };
+  EXPECT_TRUE(refused([](auto& steps, auto&) { std::swap(steps[0], steps[1]); }, Errc::version_conflict));
+  EXPECT_TRUE(refused([](auto& steps, auto&) { steps.pop_back(); }, Errc::version_conflict));
+  EXPECT_TRUE(refused([](auto& steps, auto&) { steps[1].from.number = 77; }, Errc::version_conflict));
+  EXPECT_TRUE(refused([](auto&, auto& state) { state.digests.pop_back(); }, Errc::layout_mismatch));
+  EXPECT_TRUE(refused([](auto&, auto& state) { state.root.bytes[0] ^= 1; }, Errc::corrupt));
+  EXPECT_TRUE(
+      refused([&](auto& steps, auto&) { steps[0].frames[0].records[0].tile = trainer_->layout()->tile_count(); },
+              Errc::out_of_range));
+  // A tile twice in one step would be written by two threads at once.
+  EXPECT_TRUE(refused([](auto& steps, auto&) { steps[1].frames[0].records.push_back(steps[1].frames[0].records[0]); },
+                      Errc::corrupt));
+  EXPECT_TRUE(refused(
+      [&](auto& steps, auto&) {
+        StagedFrame again;
+        again.bytes = steps[1].frames[0].bytes;
+        again.records = delta::parse_frame(*trainer_->layout(), again.bytes).value();
+        again.records.resize(1);
+        steps[1].frames.push_back(std::move(again));
+      },
+      Errc::corrupt));
+  // The last step of a tile must end at the digest to be committed.
+  EXPECT_TRUE(refused([](auto& steps, auto&) { steps[1].frames[0].records[0].digest_after ^= 1; }, Errc::corrupt));
+  // A tile that changes must have a step.
+  EXPECT_TRUE(refused(
+      [](auto& steps, auto&) {
+        for (StagedStep& step : steps) step.frames.clear();
+      },
+      Errc::corrupt));
+  std::vector<Reference> versions{first, second, third};
+  ASSERT_TRUE(ok(commit_chain(versions)));
+  EXPECT_TRUE(holds(third));
+}
+
+TEST_P(TargetConformance, LayoutsWithoutAnElement) {
+  std::vector<TensorSpec> specs(2);
+  specs[0] = {"none", Dtype::bf16, {0, 5}, {}, {}};
+  specs[1] = {"nothing", Dtype::f32, {3, 0}, {}, {}};
+  start(std::make_unique<TrainerModel>(1, specs));
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  const Reference second = trainer_->step(1.0);
+  ASSERT_TRUE(ok(commit_delta(first, second)));
+  EXPECT_TRUE(holds(second));
+}
+
+/// Random walks: after every call the target is on the version that the calls so far imply.
+TEST_P(TargetConformance, RandomWalks) {
+  const std::uint64_t walks = GetParam().slow ? 1 : kWalks;
+  for (std::uint64_t seed = 1; seed <= walks; ++seed) {
+    start(std::make_unique<TrainerModel>(seed));
+    Random random(seed);
+    std::optional<Reference> now;
+    std::optional<std::optional<Reference>> undo;  // what rollback leads to, if it is possible
+    for (int i = 0; i < 25; ++i) {
+      const double density = std::vector<double>{0.001, 0.01, 0.2, 1.0}[random.below(4)];
+      const std::uint64_t choice = random.below(10);
+      SCOPED_TRACE("seed " + std::to_string(seed) + " call " + std::to_string(i) + " choice " + std::to_string(choice));
+      if (choice < 5 && now) {
+        std::vector<Reference> versions{*now};
+        // The trainer's history may be ahead of us after a rollback or a discard: the first step is a jump to it.
+        for (std::uint64_t n = 1 + random.below(3); n > 0; --n) versions.push_back(trainer_->step(density));
+        ASSERT_TRUE(ok(commit_chain(versions, random.below(2) == 0 ? ValueForm::ulp : ValueForm::absolute)));
+        undo = now;
+        now = versions.back();
+      } else if (choice < 7) {
+        const bool in_place = random.below(3) == 0;
+        const bool lost = in_place && now;
+        const Reference next = trainer_->step(density);
+        ASSERT_TRUE(
+            ok(target_->begin_full(in_place ? FullUpdatePolicy::in_place : FullUpdatePolicy::stage, in_time())));
+        if (random.below(3) == 0) {
+          target_->discard_full();
+          undo.reset();
+          if (lost) now.reset();
+        } else {
+          fill_full(*target_, next);
+          ASSERT_TRUE(ok(target_->commit_full(next.state, in_time())));
+          undo = now;
+          if (lost) undo.reset();
+          now = next;
+        }
+      } else if (undo) {
+        ASSERT_TRUE(ok(target_->rollback()));
+        now = *undo;
+        undo.reset();
+      } else {
+        ASSERT_TRUE(fails(target_->rollback(), Errc::unsupported));
+      }
+      ASSERT_TRUE(now ? holds(*now) : holds_nothing());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, TargetConformance, testing::ValuesIn(kinds()),
+                         [](const auto& param_info) { return param_info.param.name; });
+
+}  // namespace
+}  // namespace deltasync::test
