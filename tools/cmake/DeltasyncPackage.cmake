@@ -88,7 +88,9 @@ install(
 
 if(DELTASYNC_BUILD_PROGRAMS)
   install(TARGETS deltasync-agent deltasync RUNTIME COMPONENT programs)
-  install(TARGETS deltasync-bench RUNTIME COMPONENT programs OPTIONAL)
+  if(TARGET deltasync-bench)  # a wheel has none
+    install(TARGETS deltasync-bench RUNTIME COMPONENT programs OPTIONAL)
+  endif()
   install(
     FILES "${PROJECT_SOURCE_DIR}/docs/operating/deltasync-agent@.service"
     DESTINATION lib/systemd/system
