@@ -59,7 +59,8 @@ ReceiverImpl::ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer p
       stream_pool_(options_.streams, "ds-stream", on_cores(cores)),
       pool_(thread_count(options_.threads), "ds-receiver", on_cores(cores)),
       streams_(peer_, stream_pool_),
-      link_(options_.link_gbps, peer_.tuning.link_sample_bytes) {}
+      link_(options_.link_gbps, peer_.tuning.link_sample_bytes),
+      progress_(peer_.tuning.say_progress) {}
 
 ReceiverImpl::~ReceiverImpl() {
   close_staged();
@@ -196,8 +197,8 @@ void ReceiverImpl::forget_unfinished() {
 }
 
 Session ReceiverImpl::session(PartialUpdate& partial, bool& invalidated) {
-  return {peer_, options_, *layout_,      sidecar_, batches_, tiles_,        control_,    streams_,
-          pool_, link_,    changed_last_, *target_, partial,  scrub_cursor_, older_told_, invalidated};
+  return {peer_, options_,  *layout_,      sidecar_, batches_, tiles_,        control_,    streams_,   pool_,
+          link_, progress_, changed_last_, *target_, partial,  scrub_cursor_, older_told_, invalidated};
 }
 
 Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const CallOptions& call) {
@@ -211,6 +212,7 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const
   const OnTarget on_target(*target_, until);
   Pull pull(session(partial_, invalidated_), want, until);
   auto prepared = pull.run();
+  progress_.end();
   if (!prepared) {
     // Verified tiles wait for the next pull, in staging memory too: else a link too slow for one deadline would begin
     // from nothing each time.

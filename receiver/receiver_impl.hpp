@@ -46,6 +46,7 @@ class ReceiverImpl final : public Receiver {
   Result<bool> is_current(const StagedUpdate& staged, const Want& want, const CallOptions& call = {}) override;
   std::optional<Version> current() const override;
   Lag lag(const CallOptions& call = {}) const override;
+  std::pair<std::uint64_t, std::uint64_t> progress() const override { return progress_.look(); }
   Result<std::vector<TileMismatch>> attest(const CallOptions& call = {}) override;
   using Receiver::repair;
   Result<RepairReport> repair(std::span<const std::uint64_t> tiles, const CallOptions& call = {}) override;
@@ -84,6 +85,7 @@ class ReceiverImpl final : public Receiver {
   ThreadPool pool_;         // for everything else
   Streams streams_;
   LinkMeter link_;
+  TransferMeter progress_;
   std::uint64_t changed_last_ = 0;
   LayoutPtr layout_;
   Sidecar sidecar_;

@@ -96,6 +96,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  bool enabled() const noexcept { return enabled_; }
   void show(const std::string& line);
   void clear();
 

@@ -1,8 +1,13 @@
 // `deltasync pull`: a receiver that keeps a model directory, or slices in its memory.
+#include <chrono>
+#include <condition_variable>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/call_context.hpp"
@@ -123,11 +128,39 @@ Result<std::unique_ptr<Receiver>> connect(const PullArgs& options, const CallCon
   return receiver;
 }
 
+/// While it lives, a line on the terminal says how far the pull is.
+class PullProgress {
+ public:
+  PullProgress(const Receiver& receiver, bool enabled, bool waits) : line_(enabled) {
+    if (!line_.enabled()) return;
+    if (waits) line_.show("waiting for a newer version …");
+    shower_ = std::jthread([this, &receiver](const std::stop_token& stop) { show(receiver, stop); });
+  }
+
+ private:
+  void show(const Receiver& receiver, const std::stop_token& stop) {
+    std::mutex mutex;
+    std::condition_variable_any stopped;
+    std::unique_lock lock(mutex);
+    const auto begin = std::chrono::steady_clock::now();
+    while (!stopped.wait_for(lock, stop, std::chrono::milliseconds(200), [&stop] { return stop.stop_requested(); })) {
+      const auto [done, total] = receiver.progress();
+      if (total == 0) continue;
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      line_.show(human_bytes(done) + " of " + human_bytes(total) + " (" +
+                 human_percent(static_cast<double>(done) / static_cast<double>(total)) + ") in " +
+                 human_seconds(seconds));
+    }
+  }
+
+  Progress line_;
+  std::jthread shower_;  // last: it uses the line, and has ended before that is wiped
+};
+
 Result<PullReport> pull_one(const PullArgs& options, Receiver& receiver, const Want& want, const CallContext& until) {
-  Progress progress(!options.json);
-  if (options.follow) progress.show("waiting for a newer version …");
+  std::optional<PullProgress> progress(std::in_place, receiver, !options.json, options.follow);
   DS_ASSIGN(auto update, receiver.pull(want, until));
-  progress.clear();
+  progress.reset();
   if (update->report().mode != PullMode::up_to_date) DS_TRY(update->commit().with_context("commit"));
   return update->report();
 }

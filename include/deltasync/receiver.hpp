@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "deltasync/layout.hpp"
@@ -257,6 +258,9 @@ class Receiver {
   /// the agent, on a connection of its own, for five seconds at most. Never fails: Lag::last_error says why it could
   /// not.
   virtual Lag lag(const CallOptions& call = {}) const = 0;
+  /// How far a full update is that a pull fetches now: bytes of weights that are verified, and all of them. Both are 0
+  /// before it begins, after it, and in any other pull. Any thread, during any other call.
+  virtual std::pair<std::uint64_t, std::uint64_t> progress() const = 0;
 
   /// The tiles whose elements in live memory are not those of the committed version, in order; empty: all are as they
   /// were committed. All of live memory is read, on a device by the device; first the places that elements are read

@@ -143,13 +143,15 @@ struct ExtentFetch::Progress {
 };
 
 ExtentFetch::ExtentFetch(const Layout& layout, Target& target, std::span<const std::uint64_t> digests,
-                         std::span<std::uint8_t> have, std::uint64_t plan, const Tuning& tuning, unsigned streams)
+                         std::span<std::uint8_t> have, std::uint64_t plan, const Tuning& tuning, TransferMeter& meter,
+                         unsigned streams)
     : layout_(layout),
       target_(target),
       digests_(digests),
       have_(have),
       plan_(plan),
       tuning_(tuning),
+      meter_(meter),
       tallies_(streams) {}
 
 Status ExtentFetch::ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) {
@@ -210,6 +212,7 @@ Outcome ExtentFetch::receive_extent(Connection& connection, std::uint64_t bytes,
 
 Status ExtentFetch::verify_up_to(Progress& progress) {
   const double before = thread_cpu_s();
+  std::uint64_t verified_bytes = 0;
   while (progress.next_tile < progress.end_tile) {
     const Tile tile = tile_of(layout_, progress.next_tile);
     if (band_end_byte(layout_, tile) > progress.position) break;
@@ -219,11 +222,13 @@ Status ExtentFetch::verify_up_to(Progress& progress) {
         delta::tile_digest(rows.first, rows.row_stride, tile.rect.rows, tile.rect.cols * tensor.element_bytes);
     const bool right = digest == digests_[progress.next_tile];
     if (right) DS_TRY(progress.scatter.put(tile, rows));
+    if (right) verified_bytes += std::uint64_t{tile.rect.rows} * tile.rect.cols * tensor.element_bytes;
     have_[progress.next_tile] = right ? 1 : 0;
     ++progress.next_tile;
     ++progress.tally.tiles;
   }
   progress.tally.verify_s += thread_cpu_s() - before;
+  if (verified_bytes > 0) meter_.add(verified_bytes);
   return {};
 }
 

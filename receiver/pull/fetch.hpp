@@ -15,6 +15,7 @@
 #include "format/tiling.hpp"
 #include "receiver/pull/ranges.hpp"
 #include "receiver/pull/streams.hpp"
+#include "receiver/pull/transfer_meter.hpp"
 #include "receiver/targets/target.hpp"
 
 namespace deltasync::receiver {
@@ -68,7 +69,8 @@ class ExtentFetch final : public Fetch {
  public:
   /// `have[tile]` becomes 1 for each tile whose digest equals `digests[tile]`. All is borrowed.
   ExtentFetch(const Layout& layout, Target& target, std::span<const std::uint64_t> digests,
-              std::span<std::uint8_t> have, std::uint64_t plan, const Tuning& tuning, unsigned streams);
+              std::span<std::uint8_t> have, std::uint64_t plan, const Tuning& tuning, TransferMeter& meter,
+              unsigned streams);
 
   Status ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) override;
   Outcome receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
@@ -88,6 +90,7 @@ class ExtentFetch final : public Fetch {
   const std::span<std::uint8_t> have_;
   const std::uint64_t plan_;
   const Tuning& tuning_;
+  TransferMeter& meter_;
   std::vector<StreamTally> tallies_;
 };
 

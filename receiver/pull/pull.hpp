@@ -19,6 +19,7 @@
 #include "receiver/pull/fetch.hpp"
 #include "receiver/pull/partial_update.hpp"
 #include "receiver/pull/streams.hpp"
+#include "receiver/pull/transfer_meter.hpp"
 #include "receiver/targets/target.hpp"
 
 namespace deltasync::receiver {
@@ -35,6 +36,7 @@ struct Session {
   Streams& streams;
   ThreadPool& pool;
   LinkMeter& link;
+  TransferMeter& progress;
   std::uint64_t& changed_last;  ///< elements that the last delta changed; 0: none came yet
   Target& target;
   PartialUpdate& partial;

@@ -247,6 +247,8 @@ Ranges Pull::missing() const {
 /// asked for again by repair_missing().
 Result<Pull::Progress> Pull::fetch_missing(const wire::PlanReply& reply) {
   Ranges rest = missing();
+  const std::uint64_t total = s_.tiles.bytes();
+  s_.progress.begin(to_string(reply.target), total - bytes_of_tiles(s_.layout, rest), total);
   DS_ASSIGN(Progress progress, probe_link(reply, rest));
   if (progress == Progress::replan) return progress;
   while (!rest.empty() && packing_pays(reply, rest)) {
@@ -307,7 +309,7 @@ Result<Pull::Progress> Pull::fetch_bands(const wire::PlanReply& reply, const Ran
     std::fill(partial.have.begin() + static_cast<std::ptrdiff_t>(item.ranges.front().first),
               partial.have.begin() + static_cast<std::ptrdiff_t>(item.ranges.front().end), std::uint8_t{0});
   }
-  ExtentFetch fetch(s_.layout, s_.target, partial.digests, partial.have, reply.plan, s_.peer.tuning,
+  ExtentFetch fetch(s_.layout, s_.target, partial.digests, partial.have, reply.plan, s_.peer.tuning, s_.progress,
                     s_.streams.count());
   const FetchRoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
   learn(round, false);
@@ -329,6 +331,7 @@ Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Range
       const TileRows rows{const_cast<std::byte*>(whole->data()), row_bytes};  // only read
       DS_TRY(put(tile_of(s_.layout, record.tile), rows));
       partial.have[record.tile] = 1;
+      s_.progress.add(std::uint64_t{shape.rows} * row_bytes);
     }
     return {};
   };

@@ -55,6 +55,7 @@ class FakeReceiver final : public Receiver {
   bool supports_rollback() const override { return !commits_are_final; }
   std::optional<Version> current() const override { return current_; }
   Lag lag(const CallOptions& /*none*/) const override { return {}; }
+  std::pair<std::uint64_t, std::uint64_t> progress() const override { return {}; }
   Result<bool> is_current(const StagedUpdate&, const Want&, const CallOptions&) override { return true; }
   Result<std::vector<TileMismatch>> attest(const CallOptions&) override { return no_memory(); }
   Result<RepairReport> repair(std::span<const std::uint64_t>, const CallOptions&) override { return no_memory(); }

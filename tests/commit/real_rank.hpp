@@ -212,6 +212,7 @@ class RankReceiver final : public Receiver {
   bool supports_rollback() const override { return real_->supports_rollback(); }
   std::optional<Version> current() const override { return real_->current(); }
   Lag lag(const CallOptions& call) const override { return real_->lag(call); }
+  std::pair<std::uint64_t, std::uint64_t> progress() const override { return real_->progress(); }
   Result<bool> is_current(const StagedUpdate& staged, const Want& want, const CallOptions& call) override {
     return real_->is_current(staged, want, call);
   }

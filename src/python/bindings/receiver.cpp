@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -266,6 +267,7 @@ void bind_receiver(nb::module_& module) {
       .def("release", &release, "timeout"_a = 60.0, "Gives live memory up; the shadow keeps the version.")
       .def("restore", &restore, "timeout"_a = 60.0, "Writes live memory from the shadow.")
       .def("lag", &lag_of, "timeout"_a = 5.0, "Any thread, during any other call.")
+      .def_prop_ro("progress", &Receiver::progress, "(done, total) bytes of a full update under way. Any thread.")
       .def_prop_ro("current", [](const Receiver& receiver) { return receiver.current(); })
       .def_prop_ro("layout",
                    [](const Receiver& receiver) { return std::const_pointer_cast<Layout>(receiver.layout()); })

@@ -23,6 +23,7 @@ from ._deadlines import end_of, left, seconds
 from ._host_memory import HostMemory
 from ._kept import Kept
 from ._native import Layout, PlacementPlan, Sidecar, StagedUpdate, Version
+from ._progress import ProgressLike, Watch
 from ._tries import Tries
 from ._versions import asked_version
 from .agent import read_token
@@ -187,14 +188,25 @@ class Receiver:
         """The committed one."""
         return self._version
 
-    def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> Prepared:
+    def prepare(
+        self,
+        version: int | str | Version | None = None,
+        *,
+        timeout: float | None = None,
+        progress: ProgressLike = False,
+    ) -> Prepared:
         """Begins to pull a version in the background and returns at once: its number, its label, or by default the
-        newest. See :class:`Prepared`. One that is being prepared already is joined if it is the same, else replaced."""
+        newest. See :class:`Prepared`. One that is being prepared already is joined if it is the same, else replaced.
+
+        ``progress``: True shows a full update on a terminal, if tqdm is installed; a callable gets its bytes that are
+        verified, and all of them, some times a second, on a thread of its own. Deltas are short, and have none.
+        """
         version = asked_version("prepare", version)
         prepared = self._staged
-        if prepared is not None and prepared.asked == version and not prepared.over:
-            return prepared
-        return self._begin(version, end_of("prepare", timeout, self.timeout), newer=False)
+        if prepared is None or prepared.asked != version or prepared.over:
+            prepared = self._begin(version, end_of("prepare", timeout, self.timeout), newer=False)
+        Watch(self, prepared, progress)
+        return prepared
 
     def _prepare(self, version: int | str | Version | None, end: float) -> tuple[Prepared, bool]:
         """As prepare(), until `end`, for who follows a pause: it may be one that is paused. And whether it was begun
@@ -213,17 +225,24 @@ class Receiver:
             raise InvalidArgument("commit: nothing is prepared; call prepare() first, or update()")
         return self._commit_over_pauses(prepared, end_of("commit", timeout, self.timeout))
 
-    def update(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
+    def update(
+        self,
+        version: int | str | Version | None = None,
+        *,
+        timeout: float | None = None,
+        progress: ProgressLike = False,
+    ) -> PullReport:
         """prepare() and commit() in one: brings the memory to a version, by default the newest. If that is held it says
         ``up_to_date``, or, with ``background``, waits for a newer one. ``up_to_date`` is about what was committed: what
-        somebody has overwritten in the memory since, only attest() finds."""
+        somebody has overwritten in the memory since, only attest() finds. ``progress``: see :meth:`prepare`."""
         end = end_of("update", timeout, self.timeout)
         staged = self._staged
         if version is None and staged is not None and staged.done and not self._background:
             prepared = self._begin(None, end, newer=False)  # there may be a newer one by now
         else:
             prepared, _ = self._prepare(version, end)
-        return self._commit_over_pauses(prepared, end)
+        with Watch(self, prepared, progress):
+            return self._commit_over_pauses(prepared, end)
 
     def rollback(self) -> Version | None:
         """Rolls the last commit back, bit for bit, until the next pull begins (with ``background`` that is at once);
@@ -517,6 +536,10 @@ class Receiver:
         return DeadlinePassed(
             f"version {asked or 'newest'} from {', '.join(self.endpoints)}: not staged after {timeout:.1f} s{why}"
         )
+
+    def _progress(self) -> tuple[int, int]:
+        native = getattr(self, "_native", None)
+        return native.progress if native is not None else (0, 0)
 
     def _end_pull(self) -> None:
         if os.getpid() != self._pid:  # a forked child shares the connections of the parent's pull

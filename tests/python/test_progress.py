@@ -1,0 +1,154 @@
+"""Progress of a pull: who is told, what, and what a failure there costs."""
+
+from __future__ import annotations
+
+import io
+import math
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import deltasync
+import numpy as np
+import pytest
+from deltasync import errors
+from deltasync._progress import Watch
+from deltasync.prepared import Prepared
+
+DEADLINE_S = 60.0
+
+
+class HeldBack:
+    """A way to an agent: each connection lets so many bytes through, and the rest once ``go`` is set."""
+
+    def __init__(self, endpoint: str, free_bytes: int) -> None:
+        host, port = endpoint.rsplit(":", 1)
+        self.to = (host, int(port))
+        self.free_bytes = free_bytes
+        self.go = threading.Event()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:  # closed
+                return
+            far = socket.create_connection(self.to)
+            threading.Thread(target=self._copy, args=(near, far, math.inf), daemon=True).start()
+            threading.Thread(target=self._copy, args=(far, near, self.free_bytes), daemon=True).start()
+
+    def _copy(self, source: socket.socket, sink: socket.socket, free: float) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                free -= len(data)
+                if free < 0:
+                    self.go.wait(DEADLINE_S)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the other direction has closed it
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> str:
+    """The name of its file: the agent's own is not found through the way."""
+    file = tmp_path / "token"
+    file.write_text("a token of these tests")
+    file.chmod(0o600)
+    return str(file)
+
+
+@pytest.fixture
+def way(segment_name: str, token: str) -> Iterator[HeldBack]:
+    weights = {"w": np.arange(8 << 20, dtype=np.float32).reshape(8192, 1024)}
+    with deltasync.WeightManager(weights, name=segment_name, token_file=token) as manager:
+        manager.offload(weights)
+        way = HeldBack(manager.endpoint, 2 << 20)
+        yield way
+        way.listener.close()
+        way.go.set()
+
+
+def test_a_callable_hears_of_a_full_update_while_it_comes(way: HeldBack, token: str) -> None:
+    heard: list[tuple[int, int]] = []
+
+    def tell(done: int, total: int) -> None:
+        heard.append((done, total))
+        if done > 0:
+            way.go.set()
+
+    with deltasync.Receiver(way.endpoint, token_file=token) as receiver:
+        assert receiver.update(timeout=DEADLINE_S, progress=tell).mode == "full"
+        assert way.go.is_set()
+        assert heard == sorted(heard)
+        assert 0 < next(done for done, _ in heard if done) < 32 << 20
+        assert heard[-1] == (32 << 20, 32 << 20)
+        heard.clear()
+        assert receiver.update(timeout=DEADLINE_S, progress=tell).mode == "up_to_date"
+        assert heard == []
+
+
+def test_one_that_raises_ends_no_pull(way: HeldBack, token: str, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(done: int, total: int) -> None:
+        way.go.set()
+        raise RuntimeError("a full disk, say")
+
+    with deltasync.Receiver(way.endpoint, token_file=token) as receiver:
+        prepared = receiver.prepare(timeout=DEADLINE_S, progress=fail)
+        prepared.wait(DEADLINE_S)
+        assert receiver.commit(timeout=DEADLINE_S).mode == "full"
+    assert "progress: it is shown no more" in caplog.text
+
+
+def test_what_shows_nothing_is_refused(way: HeldBack, token: str) -> None:
+    way.go.set()
+    with deltasync.Receiver(way.endpoint, token_file=token) as receiver:
+        with pytest.raises(errors.InvalidArgument, match="progress: True, False or a callable, not 'yes'"):
+            receiver.update(progress="yes")  # type: ignore[arg-type]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Steps:
+    """A pull that is half done at each look, and ends after some."""
+
+    timeout = DEADLINE_S
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+        self.prepared = Prepared(self, None, math.inf, False)  # type: ignore[arg-type]
+
+    def _progress(self) -> tuple[int, int]:
+        self.looks -= 1
+        if self.looks == 0:
+            self.prepared._future.set_result({})
+        return 3 << 20, 6 << 20
+
+
+def bar_of(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "stderr", stream)
+    steps = Steps(3)
+    watch = Watch(steps, steps.prepared, True)
+    if watch._thread is not None:
+        watch._thread.join(DEADLINE_S)
+    return stream.getvalue()
+
+
+def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tqdm")
+    shown = bar_of(Terminal(), monkeypatch)
+    assert "deltasync: 100%" in shown and "6.00M/6.00M" in shown
+
+
+def test_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bar_of(io.StringIO(), monkeypatch) == ""
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert bar_of(Terminal(), monkeypatch) == ""
