@@ -1,4 +1,4 @@
-// How far a full update is: for whoever shows it, and in the log while it takes long.
+// How far a full update is: for a progress bar, and in the log while it takes long.
 #pragma once
 
 #include <atomic>
