@@ -80,7 +80,7 @@ struct Agent::Impl {
   std::unique_ptr<TrainerServer> trainer_server;
   std::unique_ptr<PullServer> pull_server;
   std::unique_ptr<net::HttpServer> http_server;
-  AgentCore::Listener publications;
+  Changes::Listener publications;
   std::atomic<bool> stopping{false};
   bool started = false;
   std::vector<std::thread> threads;
@@ -109,7 +109,7 @@ Status Agent::Impl::start() {
   DS_ASSIGN(core, AgentCore::start(options.core));
   TrainerServerOptions trainer = options.trainer;
   trainer.instance = instance;
-  DS_ASSIGN(trainer_server, TrainerServer::listen(io, *core, std::move(trainer)));
+  DS_ASSIGN(trainer_server, TrainerServer::listen(io, core->trainer_hooks(), std::move(trainer)));
   PullServerOptions pull = options.pull;
   pull.instance = instance;
   DS_ASSIGN(pull_server, PullServer::listen(io, *core, std::move(pull)));
@@ -119,7 +119,7 @@ Status Agent::Impl::start() {
     DS_ASSIGN(http_server, net::HttpServer::listen(io, std::move(http), [this](auto target) { return page(target); }));
   }
   started = true;
-  publications = core->listen([server = trainer_server.get()] { server->version_served(); });
+  publications = core->versions().changes().listen([server = trainer_server.get()] { server->version_served(); });
   asio::co_spawn(
       io, [this]() { return maintenance_loop(); }, net::log_exception("maintenance"));
   start_threads();
@@ -202,7 +202,7 @@ void Agent::Impl::stop() {
   threads.clear();
   http_server.reset();     // its thread may be making a page of all the others
   trainer_server.reset();  // the setup thread may be making a segment
-  if (core && started && options.remove_segment_on_exit) core->remove_segments();
+  if (core && started && options.remove_segment_on_exit) core->files().remove(core->versions().generations());
   if (!options.ready_file.empty()) {
     std::error_code ignored;
     std::filesystem::remove(options.ready_file, ignored);
@@ -244,7 +244,7 @@ const PullServer& Agent::pull_server() const noexcept {
 void Agent::stop() {
   impl_->stop();
 }
-void Agent::abandon(const AgentOptions& options, const AgentCore::Names& names) {
+void Agent::abandon(const AgentOptions& options, const AgentFiles::Names& names) {
   if (!options.remove_segment_on_exit) return;
   names.remove();
   std::error_code ignored;

@@ -46,7 +46,7 @@ class Agent {
   void stop();
   /// For a process that must exit before stop() is done: removes the segments if the options say so. `names` is of this
   /// agent's core, and was taken before stop().
-  static void abandon(const AgentOptions& options, const AgentCore::Names& names);
+  static void abandon(const AgentOptions& options, const AgentFiles::Names& names);
 
  private:
   struct Impl;

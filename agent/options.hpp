@@ -38,6 +38,7 @@ struct CoreOptions {
   ScrubOptions scrub;
   std::function<void()> before_overlapped_diff;     ///< tests: on the thread of the overlapped diff
   std::function<void()> before_merge;               ///< tests: on each thread that makes deltas
+  std::function<void()> before_plan_counts;         ///< tests: on a plan's thread, once its leases have begun
   std::function<void()> before_pack;                ///< tests: on a packing thread, which has its copy
   std::function<void()> before_unmap;               ///< tests: on the thread that unmaps generations
   bool low_memory = false;                          ///< release the old generation before a new one is made

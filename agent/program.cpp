@@ -285,7 +285,7 @@ class ExitGuard {
     thread_.join();
   }
   /// The limit runs from now until the guard's end. `names` is the agent's.
-  void exit_begins(AgentCore::Names names) {
+  void exit_begins(AgentFiles::Names names) {
     {
       const std::lock_guard lock(mutex_);
       names_ = std::move(names);
@@ -318,8 +318,8 @@ class ExitGuard {
   const AgentOptions& options_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  State state_ = State::serving;           // protected by mutex_, as the next one
-  std::optional<AgentCore::Names> names_;  // once the exit has begun
+  State state_ = State::serving;            // protected by mutex_, as the next one
+  std::optional<AgentFiles::Names> names_;  // once the exit has begun
   std::thread thread_;
 };
 
@@ -396,7 +396,7 @@ int run(int argc, char** argv) {
   const auto why = wait_for_end(signals, *owner);
   if (!why) return fail(why.error());
   log::info("{}", *why);
-  (*guard)->exit_begins(agent.value()->core().names());
+  (*guard)->exit_begins(agent.value()->core().files().names());
   agent.value().reset();
   return 0;
 }

@@ -96,7 +96,7 @@ void DerivedDeltaCache::forget(const DeltaKey& key) {
   if (found != slots_.end() && found->state == State::wanted) slots_.erase(found);
 }
 
-std::vector<RingEntryPtr> DerivedDeltaCache::retain(const std::deque<RingEntryPtr>& ring) {
+std::vector<RingEntryPtr> DerivedDeltaCache::retain(const std::vector<RingEntryPtr>& ring, std::uint64_t revision) {
   std::vector<RingEntryPtr> out;
   const auto begins = [&](const DeltaKey& key) {
     return std::any_of(ring.begin(), ring.end(), [&](const RingEntryPtr& e) {
@@ -107,7 +107,7 @@ std::vector<RingEntryPtr> DerivedDeltaCache::retain(const std::deque<RingEntryPt
     return std::any_of(ring.begin(), ring.end(), [&](const RingEntryPtr& e) { return e->delta->to == key.to; });
   };
   for (auto s = slots_.begin(); s != slots_.end();) {
-    if (begins(s->key) && ends(s->key)) {
+    if (s->key.revision == revision && begins(s->key) && ends(s->key)) {
       ++s;
       continue;
     }

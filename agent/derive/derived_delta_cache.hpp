@@ -1,11 +1,11 @@
 // Derived deltas: made from the ring's when a receiver asks, and kept for others that ask for the same. A merged one
-// stands for a chain; a compact one is smaller, for slow links. This is the bookkeeping; core_derived.cpp builds them.
-// Not thread-safe; protected by the core's mutex. Entries are immutable and shared with the plans that serve them.
+// stands for a chain; a compact one is smaller, for slow links. This is the bookkeeping; the DeltaBuilder builds
+// them. Not thread-safe; protected by the builder's mutex. Entries are immutable and shared with the plans that serve
+// them.
 #pragma once
 
 #include <compare>
 #include <cstdint>
-#include <deque>
 #include <list>
 #include <memory>
 #include <optional>
@@ -26,6 +26,7 @@ struct DeltaKey {
   Digest128 from_root;
   VersionId to;
   DeltaForm form = DeltaForm::plain;
+  std::uint64_t revision = 0;  ///< of the ring that it is made from (DeltaRing::revision)
 
   auto operator<=>(const DeltaKey&) const = default;
 };
@@ -61,9 +62,9 @@ class DerivedDeltaCache {
   std::vector<RingEntryPtr> put(const DeltaKey& key, RingEntryPtr entry);
   void fail(const DeltaKey& key);
   void forget(const DeltaKey& key);
-  /// Forgets those whose two ends are not both in `ring` any more: nobody can ask for them. Returns what it had of
-  /// them.
-  std::vector<RingEntryPtr> retain(const std::deque<RingEntryPtr>& ring);
+  /// Forgets those whose two ends are not both in `ring` any more, or that are of another revision of it: nobody can
+  /// ask for them. Returns what it had of them.
+  std::vector<RingEntryPtr> retain(const std::vector<RingEntryPtr>& ring, std::uint64_t revision = 0);
   void set_bytes_max(std::uint64_t bytes_max) { bytes_max_ = bytes_max; }
 
   std::uint64_t bytes() const noexcept { return bytes_; }

@@ -18,7 +18,7 @@ net::HttpPage unavailable(const json& why) {
 }  // namespace
 
 net::HttpPage health_page(const AgentParts& parts) {
-  const ServedPtr served = parts.core.snapshot()->served;
+  const ServedPtr served = parts.core.versions().snapshot()->served;
   const std::vector<std::uint64_t> damaged = served ? served->damaged_tiles() : std::vector<std::uint64_t>();
   if (damaged.empty()) return {200, "text/plain; charset=utf-8", "ok\n"};
   json named = json::array();
@@ -36,7 +36,7 @@ net::HttpPage health_page(const AgentParts& parts) {
 }
 
 net::HttpPage ready_page(const AgentParts& parts) {
-  if (parts.core.snapshot()->served) return {200, "text/plain; charset=utf-8", "ready\n"};
+  if (parts.core.versions().snapshot()->served) return {200, "text/plain; charset=utf-8", "ready\n"};
   return unavailable({{"status", "not ready"}, {"reason", "no version is served yet"}});
 }
 

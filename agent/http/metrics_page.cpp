@@ -85,7 +85,7 @@ void add_ring(metrics::Gauges& out, const AgentParts& parts, const Snapshot& now
   for (const RingEntryPtr& entry : now.ring) ring_bytes += entry->delta->frame_bytes;
   out.add("ring_bytes", "Bytes of deltas in the ring.", static_cast<double>(ring_bytes));
   out.add("ring_entries", "Deltas in the ring.", static_cast<double>(now.ring.size()));
-  const AgentCore::DerivedInfo merges = parts.core.derived();
+  const DeltaBuilder::Info merges = parts.core.deltas().info();
   out.add("merged_bytes", "Bytes of merged and compact deltas that are kept.", static_cast<double>(merges.bytes));
   out.add("merged_entries", "Merged and compact deltas that are kept.", static_cast<double>(merges.entries.size()));
 }
@@ -100,7 +100,7 @@ void add_certificate(metrics::Gauges& out, net::Tls* tls) {
 }  // namespace
 
 std::string metrics_text(const AgentParts& parts) {
-  const SnapshotPtr now = parts.core.snapshot();
+  const SnapshotPtr now = parts.core.versions().snapshot();
   metrics::Gauges out;
   out.add("peer_memory_bytes", "Memory that peers make the agent hold, as it is computed.",
           static_cast<double>(parts.core.peer_room().bytes_taken()));

@@ -82,7 +82,7 @@ json served_json(const ServedVersion& served) {
           {"digest_s", served.digest_s}};
 }
 
-json ring_json(const Snapshot& now, std::uint64_t bytes_max) {
+json ring_json(const Snapshot& now) {
   json entries = json::array();
   std::uint64_t bytes = 0;
   for (const RingEntryPtr& entry : now.ring) {
@@ -97,14 +97,13 @@ json ring_json(const Snapshot& now, std::uint64_t bytes_max) {
                        {"found_at_start", entry->found_at_start}});
   }
   return {{"bytes", bytes},
-          {"bytes_max", bytes_max},
+          {"bytes_max", now.ring_bytes_max},
           {"count", now.ring.size()},
           {"age_s", now.ring.empty() ? 0.0 : age_s(now.ring.front()->made_at)},
           {"entries", std::move(entries)}};
 }
 
-json merges_json(const AgentCore& core, const Metrics& metrics) {
-  const AgentCore::DerivedInfo info = core.derived();
+json merges_json(const DeltaBuilder::Info& info, const Metrics& metrics) {
   json entries = json::array();
   for (const auto& entry : info.entries) {
     entries.push_back({{"from", version_json(entry.from)},
@@ -188,7 +187,7 @@ std::vector<ReceiverStatus> receiver_status(const AgentParts& parts) {
   std::vector<VersionId> held;
   held.reserve(rows.size());
   for (const ReceiverRow& row : rows) held.push_back(row.committed.id);
-  const std::vector<Behind> behind = parts.core.behind(held);
+  const std::vector<Behind> behind = parts.core.versions().behind(held);
   std::vector<ReceiverStatus> list;
   list.reserve(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) list.push_back({std::move(rows[i]), behind[i]});
@@ -196,19 +195,19 @@ std::vector<ReceiverStatus> receiver_status(const AgentParts& parts) {
 }
 
 std::string status_json(const AgentParts& parts) {
-  const SnapshotPtr now = parts.core.snapshot();
+  const SnapshotPtr now = parts.core.versions().snapshot();
   json page;
   page["name"] = parts.core.options().name;
   page["instance"] = hex(parts.instance);
   page["uptime_s"] = age_s(parts.started_at);
   page["isa"] = delta::isa_name();
   page["generations"] = json::array();
-  for (const GenerationPtr& generation : parts.core.generations()) {
+  for (const GenerationPtr& generation : parts.core.versions().generations()) {
     page["generations"].push_back(generation_json(*generation));
   }
   page["active"] = now->served ? served_json(*now->served) : json(nullptr);
-  page["ring"] = ring_json(*now, parts.core.ring_bytes_max());
-  page["merges"] = merges_json(parts.core, parts.core.metrics());
+  page["ring"] = ring_json(*now);
+  page["merges"] = merges_json(parts.core.deltas().info(), parts.core.metrics());
   page["leases"] = json::array();
   for (const LeaseTable::Count& lease : parts.core.leases().list()) {
     page["leases"].push_back({{"generation", lease.key.generation},
@@ -218,7 +217,7 @@ std::string status_json(const AgentParts& parts) {
                               {"readers", lease.readers}});
   }
   page["plans"] = json::array();
-  for (const AgentCore::PlanInfo& plan : parts.core.plans()) {
+  for (const OpenPlans::Info& plan : parts.core.open_plans().list()) {
     page["plans"].push_back({{"connection", plan.connection},
                              {"mode", wire::mode_name(plan.mode)},
                              {"target", id_json(plan.target)},
@@ -231,7 +230,7 @@ std::string status_json(const AgentParts& parts) {
 }
 
 std::string layout_json(const AgentParts& parts, bool tensors) {
-  const GenerationPtr generation = parts.core.snapshot()->generation;
+  const GenerationPtr generation = parts.core.versions().snapshot()->generation;
   if (!generation) return {};
   const Layout& layout = *generation->layout;
   json page = {{"digest", to_string(layout.digest())},

@@ -10,7 +10,7 @@
 
 namespace deltasync::agent {
 
-/// Not thread-safe; protected by the core's mutex.
+/// Not thread-safe; protected by the mutex of the LeaseRevoker.
 class LeaseBudgets {
  public:
   using Time = std::chrono::milliseconds;

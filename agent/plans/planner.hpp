@@ -4,39 +4,14 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
+#include "agent/versions/offer.hpp"
 #include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/version.hpp"
 #include "format/wire.hpp"
 
 namespace deltasync::agent {
-
-/// One delta of the ring as the planner sees it.
-struct RingStep {
-  Version from;
-  Version to;
-  Digest128 from_root;
-  Digest128 to_root;
-  std::uint64_t frames = 0;
-  std::uint64_t frame_bytes = 0;
-  std::uint64_t changed = 0;
-  std::vector<Digest128> from_former_roots;  ///< of further states of `from` that it applies to
-  bool partial = false;                      ///< it leads to `to` only together with what follows it
-};
-
-/// What the agent has at one moment.
-struct Offer {
-  bool has_layout = false;
-  Digest128 layout;
-  bool has_version = false;  ///< false: the layout is known, no version was sealed yet
-  Version served;
-  Digest128 served_root;
-  std::vector<Digest128> served_former_roots;  ///< which it was published with before some digests were taken again
-  std::uint64_t full_bytes = 0;                ///< of a half
-  std::vector<RingStep> ring;                  ///< a chain, oldest first; its last `to` is `served`
-};
 
 struct Decision {
   enum class Kind : std::uint8_t {

@@ -44,8 +44,6 @@ class Subset {
     std::uint64_t changed = 0;
   };
   Part part_of(const RingEntryPtr& entry);
-  /// If part_of() was asked before.
-  std::optional<Part> known_part(const RingEntryPtr& entry) const;
 
  private:
   using RootKey = std::pair<VersionId, Digest128>;  ///< a version and its whole root
@@ -55,13 +53,14 @@ class Subset {
                          std::size_t first);
   std::vector<Digest128> former_roots(std::span<const FormerState> former, std::vector<std::uint64_t> digests) const;
   void forget_roots_locked(const Offer& whole);
+  std::optional<Part> known_part(const RingEntryPtr& entry) const;
   Part count(const RingEntry& entry) const;
 
   const TileSet tiles_;
   const Room::Share share_;
   std::mutex roots_mutex_;              // held while roots are computed: who waits wants the same ones
   std::map<RootKey, Digest128> roots_;  // protected by roots_mutex_
-  mutable std::mutex parts_mutex_;      // for a look only: the core asks with its own mutex held
+  mutable std::mutex parts_mutex_;      // for a look only
   std::map<std::weak_ptr<const RingEntry>, Part, std::owner_less<>> parts_;  // protected by parts_mutex_
 };
 using SubsetPtr = std::shared_ptr<Subset>;

@@ -75,7 +75,7 @@ PullConversation::PullConversation(PullContext& context, net::MessageStream stre
 
 asio::awaitable<void> PullConversation::run() {
   Status status = co_await converse();
-  core_.connection_closed(connection_);
+  core_.open_plans().connection_closed(connection_);
   log_end(status);
   if (!status) {
     // A peer that leaves between two messages is no error.
@@ -156,7 +156,7 @@ asio::awaitable<Status> PullConversation::handshake() {
   }
   wire::Welcome welcome;
   welcome.proof = net::server_proof(token, auth.nonce, hello.nonce);
-  const SnapshotPtr now = core_.snapshot();
+  const SnapshotPtr now = core_.versions().snapshot();
   welcome.has_layout = now->offer.has_layout ? 1 : 0;
   welcome.layout = now->offer.layout;
   welcome.clock = trace::clock_id();
@@ -190,7 +190,7 @@ std::uint64_t PullConversation::request_bytes_max(wire::Type type) const {
     case wire::Type::get_frames:
     case wire::Type::get_raw_tiles:
     case wire::Type::check_tiles:
-    case wire::Type::subscribe: return std::min(wire::kRangesBytesMax, ranges_bytes_max(core_.tiles_max()));
+    case wire::Type::subscribe: return std::min(wire::kRangesBytesMax, ranges_bytes_max(core_.versions().tiles_max()));
     default: return kRequestBytesMax;
   }
 }
@@ -291,7 +291,7 @@ asio::awaitable<Status> PullConversation::conclude(Request& request, const Statu
 asio::awaitable<Status> PullConversation::on_get_layout(Request& request) {
   DS_CO_TRY(wire::Empty::decode(request.payload).with_context("get_layout"));
   std::shared_ptr<const std::vector<std::byte>> payload;
-  if (const SnapshotPtr now = core_.snapshot(); now->generation) payload = now->generation->layout_payload;
+  if (const SnapshotPtr now = core_.versions().snapshot(); now->generation) payload = now->generation->layout_payload;
   if (!payload) co_return co_await refuse(request, Error(Errc::not_found, "no trainer has brought a layout yet"));
   DS_CO_TRY(co_await stream_.write(wire::Type::layout, request.header.request, *payload, limits_.progress));
   Metrics::add(core_.metrics().bytes_layout, payload->size());
@@ -299,8 +299,8 @@ asio::awaitable<Status> PullConversation::on_get_layout(Request& request) {
 }
 
 /// A publication between a look at the state and the wait cannot be missed: it posts to this strand.
-AgentCore::Listener PullConversation::hear_versions() {
-  return core_.listen(
+Changes::Listener PullConversation::hear_versions() {
+  return core_.versions().changes().listen(
       [timer = &version_timer_, executor = stream_.executor(), alive = std::weak_ptr<const bool>(alive_)] {
         asio::post(executor, [timer, alive] {
           if (!alive.expired()) timer->cancel();
@@ -335,8 +335,8 @@ Status PullConversation::on_goodbye(const Request& request) {
 asio::awaitable<Status> PullConversation::on_get_lag(Request& request) {
   DS_CO_ASSIGN(const wire::GetLag question, wire::GetLag::decode(request.payload));
   wire::Lag answer;
-  if (const ServedPtr served = core_.snapshot()->served) {
-    const Behind behind = core_.behind(question.held);
+  if (const ServedPtr served = core_.versions().snapshot()->served) {
+    const Behind behind = core_.versions().behind(question.held);
     answer.newest = served->version;
     answer.versions = behind.versions;
     answer.behind_ns = static_cast<std::uint64_t>(behind.since.count());
@@ -373,7 +373,7 @@ asio::awaitable<Status> PullConversation::serve_watch() {
 
 /// Holds nothing of what is served once it returns: a watcher must not pin a half that is to be released.
 std::optional<wire::VersionReady> PullConversation::news(HalfKey& told) const {
-  const ServedPtr served = core_.snapshot()->served;
+  const ServedPtr served = core_.versions().snapshot()->served;
   if (!served || served->half == told) return std::nullopt;
   told = served->half;
   wire::VersionReady ready;

@@ -39,7 +39,9 @@ struct PullContext {
 };
 
 /// The plan that a request with ranges names; an error if its layout cannot have so many ranges.
-Result<OpenPlanPtr> find_plan(const AgentCore& core, const wire::RangesHead& head);
+Result<OpenPlanPtr> find_plan(const OpenPlans& plans, const wire::RangesHead& head);
+/// What the tiles of a plan are compared with.
+Damage::Target target_of(const OpenPlan& plan);
 
 /// Everything runs on the stream's strand.
 class PullConversation {
@@ -115,7 +117,7 @@ class PullConversation {
   awaitable<Status> send(std::span<const ByteSpan> pieces, const net::MessageStream::MaySend& permit);
 
   /// Publications wake wait_for_version while the listener lives.
-  AgentCore::Listener hear_versions();
+  Changes::Listener hear_versions();
   /// Until a version is published, a short while has passed, or the deadline.
   awaitable<void> wait_for_version(Deadline deadline);
   /// What is served; nothing if it is what `told` names. Updates `told`.

@@ -141,8 +141,12 @@ class Outbox {
 
 }  // namespace
 
-Result<OpenPlanPtr> find_plan(const AgentCore& core, const wire::RangesHead& head) {
-  DS_ASSIGN(OpenPlanPtr plan, core.find_plan(head.plan));
+Damage::Target target_of(const OpenPlan& plan) {
+  return {*plan.layout, plan.target(), plan.target_root()};
+}
+
+Result<OpenPlanPtr> find_plan(const OpenPlans& plans, const wire::RangesHead& head) {
+  DS_ASSIGN(OpenPlanPtr plan, plans.find(head.plan));
   if (head.ranges > plan->layout->tile_count()) {
     return Error(Errc::out_of_range,
                  std::to_string(head.ranges) + " ranges of " + std::to_string(plan->layout->tile_count()) + " tiles");
@@ -164,7 +168,7 @@ asio::awaitable<Status> PullConversation::on_get_digests(Request& request) {
   std::shared_ptr<const std::vector<std::uint64_t>> digests;
   Room::Share held;
   {
-    const auto plan = core_.find_plan(wanted.plan);
+    const auto plan = core_.open_plans().find(wanted.plan);
     if (!plan) co_return co_await refuse(request, plan.error());
     asked_ = (*plan)->target();
     if (const ServedPtr& served = (*plan)->served) digests = served->digests;
@@ -184,7 +188,7 @@ asio::awaitable<Status> PullConversation::on_get_digests(Request& request) {
 
 asio::awaitable<Status> PullConversation::on_get_extent(Request& request) {
   DS_CO_ASSIGN(const wire::GetExtent wanted, wire::GetExtent::decode(request.payload));
-  auto plan = core_.find_plan(wanted.plan);
+  auto plan = core_.open_plans().find(wanted.plan);
   if (!plan) co_return co_await refuse(request, std::move(plan).error());
   const Status sent = co_await send_extents(request.header.request, std::move(plan).value(), wanted.tiles);
   co_return co_await conclude(request, sent);
@@ -196,7 +200,7 @@ asio::awaitable<Status> PullConversation::send_extents(std::uint64_t request, Op
   asked_ = plan->target();
   DS_CO_ASSIGN(const ByteRange range, extent_bytes(*plan->layout, tiles));
   const Waker waker;
-  DS_CO_ASSIGN(const auto permit, core_.enter(*plan, waker.of(stream_)));
+  DS_CO_ASSIGN(const auto permit, core_.open_plans().enter(*plan, waker.of(stream_)));
   for (std::uint64_t at = range.first; at < range.end;) {
     const std::uint64_t copied = std::min(range.end - at, kCopiedExtentBytes);
     const auto room = plan->copied ? core_.copy_room().take(copied) : std::nullopt;
@@ -252,7 +256,7 @@ asio::awaitable<Status> PullConversation::send_extent_copy(std::uint64_t request
 
 asio::awaitable<Status> PullConversation::on_get_frames(Request& request) {
   DS_CO_ASSIGN(const wire::RangesHead head, wire::GetFrames::decode_head(request.payload));
-  auto plan = find_plan(core_, head);
+  auto plan = find_plan(core_.open_plans(), head);
   if (!plan) co_return co_await refuse(request, std::move(plan).error());
   DS_CO_ASSIGN(wire::GetFrames wanted, wire::GetFrames::decode(request.payload));
   std::vector<std::byte>().swap(request.payload);
@@ -268,7 +272,7 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
   DS_CO_TRY(check_ranges(*plan->layout, wanted.ranges));
   asked_ = plan->steps[wanted.step]->to.id;
   const Waker waker;
-  DS_CO_ASSIGN(const auto reader, core_.enter(*plan, waker.of(stream_)));
+  DS_CO_ASSIGN(const auto reader, core_.open_plans().enter(*plan, waker.of(stream_)));
   if (plan->subset) wanted.ranges = plan->subset->tiles().intersect(wanted.ranges);
   const RingEntryPtr entry = plan->steps[wanted.step];
   const std::vector<delta::Frame>& frames = entry->delta->frames;
@@ -324,7 +328,7 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
 
 asio::awaitable<Status> PullConversation::on_get_raw_tiles(Request& request) {
   DS_CO_ASSIGN(const wire::RangesHead head, wire::GetRawTiles::decode_head(request.payload));
-  auto plan = find_plan(core_, head);
+  auto plan = find_plan(core_.open_plans(), head);
   if (!plan) co_return co_await refuse(request, std::move(plan).error());
   DS_CO_ASSIGN(wire::GetRawTiles wanted, wire::GetRawTiles::decode(request.payload));
   std::vector<std::byte>().swap(request.payload);
@@ -339,12 +343,13 @@ asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, 
   const Layout& layout = *plan->layout;
   DS_CO_TRY(check_ranges(layout, wanted.ranges));
   const Waker waker;
-  DS_CO_ASSIGN(const auto sender, core_.enter(*plan, waker.of(stream_)));
+  DS_CO_ASSIGN(const auto sender, core_.open_plans().enter(*plan, waker.of(stream_)));
   if (plan->subset) wanted.ranges = plan->subset->tiles().intersect(wanted.ranges);
   // Few tiles are asked for when others did not verify: better found here than by each receiver.
   constexpr std::uint64_t kFewTiles = 64;
   if (tiles_in(wanted.ranges) <= kFewTiles) {
-    static_cast<void>(core_.check_tiles(*plan, wanted.ranges, "a repair of \"" + name_ + "\" at " + address_));
+    static_cast<void>(
+        core_.damage().check(target_of(*plan), wanted.ranges, "a repair of \"" + name_ + "\" at " + address_));
   }
   RawTileRuns runs(layout, plan->served->generation->batches, std::move(wanted.ranges));
   if (wanted.form == wire::RawForm::packed) co_return co_await send_packed(request, plan, runs, sender);

@@ -18,7 +18,7 @@ namespace asio = boost::asio;
 /// `protocol` and `corrupt` are the peer's fault and end the connection.
 Result<SubsetPtr> PullConversation::make_subset(ByteSpan payload) {
   DS_ASSIGN(const wire::RangesHead head, wire::Subscribe::decode_head(payload));
-  const SnapshotPtr now = core_.snapshot();
+  const SnapshotPtr now = core_.versions().snapshot();
   if (!now->generation) return Error(Errc::not_found, "no trainer has brought a layout yet");
   const LayoutPtr layout = now->generation->layout;
   if (head.ranges > layout->tile_count()) {
@@ -34,7 +34,7 @@ Result<SubsetPtr> PullConversation::make_subset(ByteSpan payload) {
   if (tiles.is_whole()) {
     return Error(Errc::invalid_argument, "a subscription to all tiles: plan without one");
   }
-  return core_.share_subset(std::move(tiles));
+  return core_.subsets().share(std::move(tiles));
 }
 
 asio::awaitable<Status> PullConversation::on_subscribe(Request& request) {
@@ -76,8 +76,9 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
   PendingPlan pending;
   for (;;) {
     std::string waiting_for;
-    pending.may_wait = merge_deadline ? !merge_deadline->passed() : merge_max.count() != 0 && !deadline.passed();
-    auto reply = core_.plan(plan, asker, &waiting_for, pending, subset);
+    pending.derived.may_wait =
+        merge_deadline ? !merge_deadline->passed() : merge_max.count() != 0 && !deadline.passed();
+    auto reply = core_.plans().plan(plan, asker, &waiting_for, pending, subset);
     if (!reply) co_return co_await refuse(request, std::move(reply).error());
     if (*reply) {
       const wire::PlanReply& made = **reply;
@@ -91,11 +92,11 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
       co_return co_await stream_.write(request.header.request, made, limits_.progress);
     }
     if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
-    if (pending.key && !merge_deadline) merge_deadline = deadline.earlier(Deadline::after(merge_max));
+    if (pending.derived.key && !merge_deadline) merge_deadline = deadline.earlier(Deadline::after(merge_max));
     // Held up past the deadline while it waited for a merge: the steps are to be had.
-    if (deadline.passed() && pending.may_wait && pending.key) continue;
+    if (deadline.passed() && pending.derived.may_wait && pending.derived.key) continue;
     if (deadline.passed()) co_return co_await refuse(request, Error(Errc::timed_out, "waited for " + waiting_for));
-    const Deadline look_again = pending.may_wait && merge_deadline ? *merge_deadline : deadline;
+    const Deadline look_again = pending.derived.may_wait && merge_deadline ? *merge_deadline : deadline;
     co_await wait_for_version(look_again);
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for " + waiting_for);
   }
@@ -103,15 +104,15 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
 
 asio::awaitable<Status> PullConversation::on_release(Request& request) {
   DS_CO_ASSIGN(const wire::Release release, wire::Release::decode(request.payload));
-  if (const auto plan = core_.find_plan(release.plan)) asked_ = (*plan)->target();
-  core_.release(release.plan, connection_);
+  if (const auto plan = core_.open_plans().find(release.plan)) asked_ = (*plan)->target();
+  core_.open_plans().release(release.plan, connection_);
   co_return co_await send_end(request);
 }
 
 /// Tiles that are wrong here are published again by the publisher, which may be in the middle of a diff.
 asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
   DS_CO_ASSIGN(const wire::RangesHead head, wire::CheckTiles::decode_head(request.payload));
-  auto plan = find_plan(core_, head);
+  auto plan = find_plan(core_.open_plans(), head);
   if (!plan) co_return co_await refuse(request, std::move(plan).error());
   DS_CO_ASSIGN(const wire::CheckTiles asked, wire::CheckTiles::decode(request.payload));
   asked_ = (*plan)->target();
@@ -119,10 +120,10 @@ asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
   const Deadline deadline = Deadline::after(limits_.check);
   const auto subscription = hear_versions();
   for (;;) {
-    const auto verdict = core_.check_tiles(**plan, asked.ranges, who);
-    if (verdict != AgentCore::Verdict::not_yet || deadline.passed()) {
+    const auto verdict = core_.damage().check(target_of(**plan), asked.ranges, who);
+    if (verdict != Damage::Verdict::not_yet || deadline.passed()) {
       wire::TilesChecked answer;
-      answer.plan_again = verdict == AgentCore::Verdict::valid ? 0 : 1;
+      answer.plan_again = verdict == Damage::Verdict::valid ? 0 : 1;
       co_return co_await stream_.write(request.header.request, answer, limits_.progress);
     }
     if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");

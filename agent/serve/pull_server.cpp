@@ -136,7 +136,7 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   static asio::awaitable<void> run(std::unique_ptr<PullConversation> conversation) { co_await conversation->run(); }
 
   void forget(std::uint64_t id) {
-    context.core.connection_closed(id);
+    context.core.open_plans().connection_closed(id);
     context.receivers.left(id);
     const std::lock_guard lock(mutex);
     peers.erase(id);

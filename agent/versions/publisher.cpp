@@ -1,8 +1,8 @@
-// The publisher: the one thread that activates, digests, diffs and publishes versions, and hands halves back.
+#include "agent/versions/publisher.hpp"
+
 #include <algorithm>
 #include <utility>
 
-#include "agent/core.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "delta/geometry.hpp"
@@ -31,43 +31,63 @@ bool is_base(const OverlappedDiffJob& job, const ServedVersion& served) {
 
 }  // namespace
 
-void AgentCore::publish_loop() {
+Publisher::Publisher(const CoreOptions& options, VersionStore& versions, LeaseTable& leases, Damage& damage, Bell& bell,
+                     Metrics& metrics)
+    : options_(options),
+      versions_(versions),
+      leases_(leases),
+      damage_(damage),
+      bell_(bell),
+      metrics_(metrics),
+      pool_(std::max(1u, options.threads), "encode"),
+      overlapped_diff_(options.overlap_threads, metrics.batches_overlapped, options.before_overlapped_diff) {}
+
+void Publisher::start() {
+  thread_ = std::thread([this] { work(); });
+}
+
+void Publisher::ask_to_stop() {
+  stop_ = true;
+  bell_.ring();
+}
+
+void Publisher::stop() {
+  ask_to_stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Publisher::work() {
   set_thread_name("publisher");
   while (!stop_) {
     bool worked = false;
-    for (const GenerationPtr& generation : generations()) worked |= maintain(generation);
-    look_at_suspects();
-    follow_fill(snapshot()->served);
+    for (const GenerationPtr& generation : versions_.generations()) worked |= maintain(generation);
+    damage_.look_at_suspects();
+    follow_fill(versions_.snapshot()->served);
     drop_old_generations();
     if (!worked && !stop_) wait_for_work();
   }
 }
 
-void AgentCore::wait_for_work() {
-  GenerationPtr generation;
-  {
-    std::unique_lock lock(wake_mutex_);
-    if (!wait_generation_) wake_cv_.wait_for(lock, kIdleWait, [this] { return woken_; });
-    woken_ = false;
-    generation = wait_generation_;
-  }
+void Publisher::wait_for_work() {
+  const GenerationPtr generation = bell_.wait_for_generation(kIdleWait);
   if (!generation || stop_) return;
   const bool retiring = generation->role->retiring().has_value();
   generation->role->wait_for_change(Deadline::after(retiring ? kBusyWait : kIdleWait));
 }
 
 /// True if something moved, so that it is worth looking again at once.
-bool AgentCore::maintain(const GenerationPtr& generation) {
+bool Publisher::maintain(const GenerationPtr& generation) {
   shm::AgentRole& role = *generation->role;
   for (const unsigned slot : role.reap()) {
     log::warn("writer_died generation={} slot={}", generation->number, slot);
   }
-  const SnapshotPtr now = snapshot();
+  const SnapshotPtr now = versions_.snapshot();
   if (now->served && generation->number < now->served->generation->number) return false;  // only its readers remain
   const auto serves = [&](const shm::HalfView& view) {
     return now->served && now->served->half == key_of(*generation, view);
   };
   bool worked = false;
+  // SYNC POINT plan: what is served was looked at first. A lease that we do not see now begins too late to count.
   if (const auto retiring = role.retiring(); retiring && !serves(*retiring)) {
     if (leases_.idle(key_of(*generation, *retiring))) {
       role.retire_done(*retiring);
@@ -95,7 +115,7 @@ bool AgentCore::maintain(const GenerationPtr& generation) {
 
 /// A version without one before it to diff against: after a start, or the first of a layout. What an agent before this
 /// one kept of the deltas that led to it is the ring.
-void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView& active) {
+void Publisher::serve_first(const GenerationPtr& generation, const shm::HalfView& active) {
   const auto start = Clock::now();
   const trace::Span span("publish", active.version.id);
   trace::name_version(active.version);
@@ -113,21 +133,18 @@ void AgentCore::serve_first(const GenerationPtr& generation, const shm::HalfView
   served->digests = std::make_shared<const std::vector<std::uint64_t>>(std::move(digests));
   served->digest_s = seconds_since(start);
   served->published_at = Clock::now();
-  const VersionId& id = active.version.id;
-  served->found_at_start = id.epoch == found_.epoch && id.number <= found_.number;
+  served->found_at_start = versions_.was_found(active.version.id);
   Metrics::add(metrics_.digest_seconds, served->digest_s);
   log::info("version_published version=\"{}\" root={} generation={} digest_s={:.4f}", to_string(active.version),
             to_string(served->root), generation->number, served->digest_s);
   std::vector<RingEntryPtr> kept;
-  if (!snapshot()->served) {
-    kept = keeper_.adopt(generation->segment->path(), *generation->layout, active.version.id, served->root,
-                         *served->digests);
-  }
-  install(std::move(served), std::move(kept));
+  if (!versions_.snapshot()->served) kept = versions_.adopt_ring(*served);
+  const trace::Span installing("install");
+  versions_.publish(std::move(served), std::move(kept));
 }
 
 /// `before` is ACTIVE and served; `sealed` is the other half of the same generation.
-void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed) {
+void Publisher::serve_next(const ServedPtr& before, const shm::HalfView& sealed) {
   const GenerationPtr generation = before->generation;
   trace::Span span("publish", sealed.version.id);
   trace::name_version(sealed.version);
@@ -166,11 +183,12 @@ void AgentCore::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   auto entry = RingEntry::make(std::move(delta), before->version, sealed.version, encode_s,
                                changed_digests(*before->digests, *served->digests));
   entry->from_former = before->former;
-  install(std::move(served), {std::move(entry)});
+  const trace::Span installing("install");
+  versions_.publish(std::move(served), {std::move(entry)});
 }
 
 /// Keeps the open fill, if it is the served version's next, followed by the overlapped diff.
-void AgentCore::follow_fill(const ServedPtr& served) {
+void Publisher::follow_fill(const ServedPtr& served) {
   if (!overlapped_diff_.enabled()) return;
   if (const OverlappedDiffJob* job = overlapped_diff_.job()) {
     const shm::HalfStatus now = shm::inspect_half(*job->generation->segment, job->fill.half);
@@ -185,7 +203,7 @@ void AgentCore::follow_fill(const ServedPtr& served) {
 }
 
 /// The delta from the served version to a sealed one, and the digests of the latter. Nothing if it is damaged.
-std::optional<delta::Delta> AgentCore::diff(const ServedPtr& before, const shm::HalfView& sealed,
+std::optional<delta::Delta> Publisher::diff(const ServedPtr& before, const shm::HalfView& sealed,
                                             std::vector<std::uint64_t>& digests) {
   const trace::Span span("diff");
   const Generation& generation = *before->generation;
@@ -201,48 +219,12 @@ std::optional<delta::Delta> AgentCore::diff(const ServedPtr& before, const shm::
   delta::Delta delta = work->encoding->finish(request, pool_);
   digests = work->encoding->take_digests();
   Metrics::add(metrics_.batches_after, work->encoding->rest());
-  return repair_diff(*before, sealed, std::move(delta), digests);
-}
-
-/// From here on receivers get this version, and no new lease on the one before begins.
-void AgentCore::install(ServedPtr served, std::vector<RingEntryPtr> deltas) {
-  const trace::Span span("install");
-  const GenerationPtr generation = served->generation;
-  const std::uint64_t half_bytes = generation->layout->half_bytes();
-  // What leaves the ring is destroyed after the lock: receivers' requests wait for it.
-  SnapshotPtr before;
-  std::vector<RingEntryPtr> evicted;
-  {
-    const std::lock_guard lock(mutex_);
-    before = snapshot_;
-    if (std::find(generations_.begin(), generations_.end(), generation) == generations_.end()) return;  // released
-    ring_.set_bytes_max(options_.ring_bytes_max != 0 ? options_.ring_bytes_max : default_ring_bytes(half_bytes));
-    if (deltas.empty()) evicted = ring_.clear();
-    for (RingEntryPtr& delta : deltas) {
-      for (RingEntryPtr& old : ring_.push(std::move(delta), half_bytes)) evicted.push_back(std::move(old));
-    }
-    for (const RingEntryPtr& old : evicted) evicted_.push_back(old);
-    publications_.add(served->version.id, served->published_at);
-    Metrics::add(metrics_.versions, 1);  // who sees the version finds it counted
-    rebuild_snapshot_locked(generation, std::move(served));
-    trim_pinned_locked();
-  }
-  notify();
+  return damage_.repair_diff(*before, sealed, std::move(delta), digests, pool_);
 }
 
 /// Generations before the served one go when their last reader has left.
-void AgentCore::drop_old_generations() {
-  std::vector<GenerationPtr> dropped;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!snapshot_->served) return;
-    const std::uint64_t current = snapshot_->served->generation->number;
-    std::erase_if(generations_, [&](const GenerationPtr& generation) {
-      if (generation->number >= current || !leases_.generation_idle(generation->number)) return false;
-      dropped.push_back(generation);
-      return true;
-    });
-  }
+void Publisher::drop_old_generations() {
+  const auto dropped = versions_.drop_old([this](std::uint64_t number) { return leases_.generation_idle(number); });
   for (const GenerationPtr& generation : dropped) {
     const auto removed = generation->segment->remove_name();
     if (removed) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "agent/versions/generation.hpp"
@@ -15,7 +16,7 @@
 namespace deltasync::agent {
 
 /// Unmapping and freeing gigabytes takes long, and the last to hold a generation or a delta may be a thread that serves
-/// connections, or one that holds the core's mutex. So both are handed over here, and end on the thread in work(). Any
+/// connections, or one that holds a mutex. So both are handed over here, and end on the thread in work(). Any
 /// thread may call any method.
 class Reclaimer : public std::enable_shared_from_this<Reclaimer> {
  public:
@@ -49,6 +50,25 @@ class Reclaimer : public std::enable_shared_from_this<Reclaimer> {
   std::vector<std::shared_ptr<const void>> retired_;
   std::condition_variable came_;
   bool closed_ = false;
+};
+
+/// A share that ends by retire() at the end of its scope: it may be the last.
+template <class Thing>
+class RetiredAtEnd {
+ public:
+  RetiredAtEnd(Reclaimer& reclaimer, std::shared_ptr<Thing> thing) noexcept
+      : reclaimer_(reclaimer), thing_(std::move(thing)) {}
+  ~RetiredAtEnd() { reclaimer_.retire(std::move(thing_)); }
+  RetiredAtEnd(const RetiredAtEnd&) = delete;
+  RetiredAtEnd& operator=(const RetiredAtEnd&) = delete;
+
+  Thing* operator->() const noexcept { return thing_.get(); }
+  Thing& operator*() const noexcept { return *thing_; }
+  const std::shared_ptr<Thing>& share() const noexcept { return thing_; }
+
+ private:
+  Reclaimer& reclaimer_;
+  std::shared_ptr<Thing> thing_;
 };
 
 }  // namespace deltasync::agent

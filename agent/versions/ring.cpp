@@ -61,6 +61,7 @@ std::vector<RingEntryPtr> DeltaRing::clear() {
 
 std::vector<RingEntryPtr> DeltaRing::replace(std::vector<RingEntryPtr> entries) {
   std::vector<RingEntryPtr> before = clear();
+  ++revision_;
   for (RingEntryPtr& entry : entries) {
     bytes_ += entry->bytes();
     entries_.push_back(std::move(entry));

@@ -1,5 +1,5 @@
 // The bounded ring of recent deltas: a contiguous chain of versions, oldest first, in memory beside the segment.
-// Not thread-safe; protected by the core's mutex. Entries are immutable and shared with the conversations that serve
+// Not thread-safe; protected by the store's mutex. Entries are immutable and shared with the conversations that serve
 // them, so that eviction never waits for a slow receiver.
 #pragma once
 
@@ -71,6 +71,8 @@ class DeltaRing {
   void set_bytes_max(std::uint64_t bytes_max) { bytes_max_ = bytes_max; }
 
   const std::deque<RingEntryPtr>& entries() const noexcept { return entries_; }
+  /// Counts the calls of replace(): what was derived from the deltas of another revision leads elsewhere.
+  std::uint64_t revision() const noexcept { return revision_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
   std::uint64_t bytes_max() const noexcept { return bytes_max_; }
 
@@ -79,6 +81,7 @@ class DeltaRing {
   std::size_t entries_max_;
   std::deque<RingEntryPtr> entries_;
   std::uint64_t bytes_ = 0;
+  std::uint64_t revision_ = 0;
 };
 
 }  // namespace deltasync::agent

@@ -77,7 +77,7 @@ class AgentTest : public ::testing::Test {
   wire::PlanRequest ask(wire::WantKind want = wire::WantKind::newest) const;
   /// As if the receiver held what is served now.
   wire::PlanRequest ask_from_served() const;
-  ServedPtr served() const { return agent_->core().snapshot()->served; }
+  ServedPtr served() const { return agent_->core().versions().snapshot()->served; }
 
   test::TempDir dir_;
   AgentOptions options_;

@@ -111,7 +111,7 @@ class Merges : public AgentTest {
   }
   std::uint64_t ring_bytes() const {
     std::uint64_t bytes = 0;
-    for (const RingEntryPtr& entry : agent_->core().snapshot()->ring) bytes += entry->delta->frame_bytes;
+    for (const RingEntryPtr& entry : agent_->core().versions().snapshot()->ring) bytes += entry->delta->frame_bytes;
     return bytes;
   }
 

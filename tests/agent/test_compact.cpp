@@ -138,7 +138,7 @@ TEST_F(Compacts, AChainComesMergedAndCompact) {
   EXPECT_GT(plain->steps[0].frame_bytes, reply->steps[0].frame_bytes);
   EXPECT_FALSE(has_classes(*plain));
   EXPECT_EQ(metrics().merges, 1u);
-  EXPECT_EQ(agent_->core().derived().entries.size(), 2u);
+  EXPECT_EQ(agent_->core().deltas().info().entries.size(), 2u);
 }
 
 TEST_F(Compacts, ManyReceiversShareOne) {
@@ -158,7 +158,7 @@ TEST_F(Compacts, ManyReceiversShareOne) {
     EXPECT_TRUE(has_classes(*reply));
   }
   EXPECT_EQ(metrics().compacts, 1u);
-  EXPECT_EQ(agent_->core().plans().size(), clients.size()) << "what was held while they waited";
+  EXPECT_EQ(agent_->core().open_plans().list().size(), clients.size()) << "what was held while they waited";
 }
 
 /// It reads the whole model, a merge only what has changed.
@@ -196,7 +196,7 @@ TEST_F(Compacts, AChainThatIsWantedInBothFormsIsMergedOnce) {
   ASSERT_TRUE(merging_.reached());  // and there the merge stands still
   auto compact = client();
   ASSERT_TRUE(compact.socket.send(50, slow.plan, test_deadline()));
-  ASSERT_TRUE(eventually([&] { return agent_->core().derived().wanted == 2; }));
+  ASSERT_TRUE(eventually([&] { return agent_->core().deltas().info().wanted == 2; }));
   merging_.go_on();
   const auto merged = plain.socket.recv_as<wire::PlanReply>(50, test_deadline());
   ASSERT_TRUE(merged) << merged.error().to_string();
@@ -226,7 +226,7 @@ TEST_F(Compacts, HalfOfTheRequestsAreLeftToMerges) {
     ASSERT_TRUE(waiting.back().socket.send(50, lates[i].plan, test_deadline()));
   }
   ASSERT_TRUE(merging_.reached());  // by the thread that compacts: the one that merges has nothing to do yet
-  ASSERT_TRUE(eventually([&] { return agent_->core().derived().wanted == kCompactMax; }));
+  ASSERT_TRUE(eventually([&] { return agent_->core().deltas().info().wanted == kCompactMax; }));
   auto c = client();
   const auto merged = c.plan(lates[0].plan);
   ASSERT_TRUE(merged) << merged.error().to_string();
@@ -404,7 +404,7 @@ TEST_F(Compacts, ShareTheBoundOfWhatIsKept) {
     EXPECT_EQ(reply->steps[0].frame_bytes, ring_bytes());
   }
   EXPECT_EQ(metrics().compacts, 1u) << "it is not tried again and again";
-  EXPECT_EQ(agent_->core().derived().bytes, 0u);
+  EXPECT_EQ(agent_->core().deltas().info().bytes, 0u);
 }
 
 /// What is kept is had without the merged one that it was made of, which had to make room for it.
@@ -420,7 +420,7 @@ TEST_F(Compacts, OneThatIsKeptCostsNoMerge) {
     ASSERT_TRUE(reply) << reply.error().to_string();
     ASSERT_EQ(reply->steps.size(), 1u);
     EXPECT_TRUE(has_classes(*reply));
-    EXPECT_EQ(agent_->core().derived().entries.size(), 1u);
+    EXPECT_EQ(agent_->core().deltas().info().entries.size(), 1u);
   }
   EXPECT_EQ(metrics().merges, 1u);
   EXPECT_EQ(metrics().compacts, 1u);
@@ -447,9 +447,10 @@ TEST_F(Compacts, PlansOutliveThemAndTheirEviction) {
   auto c = client();
   const auto reply = c.plan(late.plan);
   ASSERT_TRUE(reply);
-  EXPECT_EQ(agent_->core().derived().entries.size(), 1u);
+  EXPECT_EQ(agent_->core().deltas().info().entries.size(), 1u);
   small_step();
-  EXPECT_TRUE(agent_->core().derived().entries.empty()) << "its base has left the ring";
+  EXPECT_TRUE(eventually([&] { return agent_->core().deltas().info().entries.empty(); }))
+      << "its base has left the ring";
   expect_leads_there(late, *reply, target);
 }
 

@@ -30,8 +30,8 @@ DeltaKey key(std::uint64_t from, std::uint64_t to, DeltaForm form = DeltaForm::p
   return {{7, from}, root_of(from), {7, to}, form};
 }
 
-std::deque<RingEntryPtr> ring(std::uint64_t from, std::uint64_t to) {
-  std::deque<RingEntryPtr> out;
+std::vector<RingEntryPtr> ring(std::uint64_t from, std::uint64_t to) {
+  std::vector<RingEntryPtr> out;
   for (std::uint64_t i = from; i < to; ++i) out.push_back(entry(i, i + 1));
   return out;
 }
@@ -113,6 +113,19 @@ TEST(DerivedDeltaCache, BothFormsShareTheBytes) {
   EXPECT_EQ(cache.bytes(), 41u);
   EXPECT_EQ(cache.retain(ring(2, 4)).size(), 1u) << "its base is gone";
   EXPECT_EQ(cache.state(compact), State::none);
+}
+
+TEST(DerivedDeltaCache, WhatWasMadeFromAnotherRevisionOfTheRingIsAnotherDelta) {
+  DerivedDeltaCache cache(100);
+  static_cast<void>(make(cache, 1, 4, 60));
+  DeltaKey amended = key(1, 4);
+  amended.revision = 1;
+  EXPECT_EQ(cache.find(amended), nullptr);
+  EXPECT_EQ(cache.state(amended), State::none);
+  EXPECT_EQ(cache.retain(ring(1, 4), 0).size(), 0u);
+  EXPECT_EQ(cache.retain(ring(1, 4), 1).size(), 1u) << "both ends are there, and other deltas between them";
+  EXPECT_EQ(cache.state(key(1, 4)), State::none);
+  EXPECT_EQ(cache.bytes(), 0u);
 }
 
 TEST(DerivedDeltaCache, EvictsTheOldestOverItsBytes) {

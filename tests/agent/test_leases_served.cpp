@@ -62,7 +62,8 @@ TEST_F(ServedLeases, AReleasedHalfIsNotRevoked) {
   next_version();
   std::thread releaser([&] {
     // Once the writer waits.
-    EXPECT_TRUE(eventually([&] { return agent_->core().generations().front()->role->writer_waiting().has_value(); }));
+    EXPECT_TRUE(eventually(
+        [&] { return agent_->core().versions().generations().front()->role->writer_waiting().has_value(); }));
     EXPECT_TRUE(c.release(reply->plan));
   });
   next_version();
@@ -278,7 +279,7 @@ TEST_F(ServedLeases, ASlowReaderLetsGoOfDeltasThatLeftTheRing) {
   constexpr std::uint64_t kTimes = 8;
   const std::uint64_t asked = kTimes * reply->steps.at(0).frame_bytes;
   ASSERT_GT(asked, 32u << 20) << "more than the sockets between us buffer";
-  const std::weak_ptr<const RingEntry> entry = agent_->core().snapshot()->ring.at(0);
+  const std::weak_ptr<const RingEntry> entry = agent_->core().versions().snapshot()->ring.at(0);
   auto stream = client(wire::Role::data);
   for (std::uint64_t i = 0; i < kTimes; ++i) {
     ASSERT_TRUE(stream.socket.send(1, wire::GetFrames{reply->plan, 0, {all()}}, test_deadline()));
@@ -331,7 +332,7 @@ TEST_F(ServedLeases, NothingThatArrivedUnderALiveLeaseIsTorn) {
       const auto digests = c.digests(reply->plan);
       auto bytes = stream.extent(reply->plan, all());
       if (!bytes && !stream.socket.open()) stream = client(wire::Role::data);
-      const auto plan = agent_->core().find_plan(reply->plan);
+      const auto plan = agent_->core().open_plans().find(reply->plan);
       const bool live = plan && (*plan)->lease->live();
       static_cast<void>(c.release(reply->plan));
       if (!bytes || !digests || !live) continue;
@@ -353,6 +354,46 @@ TEST_F(ServedLeases, NothingThatArrivedUnderALiveLeaseIsTorn) {
   EXPECT_EQ(wrong, 0);
 }
 
+/// A lease that begins after its version was superseded may begin too late for the publisher to see it.
+TEST_F(ServedLeases, APlanThatWasOvertakenIsMadeAgain) {
+  std::function<void()> meanwhile;
+  options_.core.before_plan_counts = [&] {
+    if (meanwhile) std::exchange(meanwhile, nullptr)();
+  };
+  start_agent();
+  next_version();
+  meanwhile = [&] { next_version(); };
+  std::string waiting_for;
+  PendingPlan pending;
+  const auto reply = agent_->core().plans().plan(ask(), {}, &waiting_for, pending);
+  ASSERT_TRUE(reply) << reply.error().to_string();
+  ASSERT_TRUE(*reply) << waiting_for;
+  EXPECT_EQ((*reply)->target.label, "step_2");
+  const auto leases = agent_->core().leases().list();
+  ASSERT_EQ(leases.size(), 1u) << "the first has ended";
+  EXPECT_EQ(leases.front().key, served()->half);
+  EXPECT_EQ(agent_->core().open_plans().list().size(), 1u);
+  EXPECT_EQ(agent_->core().metrics().leases, 1u);
+  EXPECT_EQ(agent_->core().metrics().pulls_full, 1u);
+}
+
+/// The same where what is served is released meanwhile: no plan may keep its memory.
+TEST_F(ServedLeases, APlanThatWasReleasedMeanwhileHoldsNothing) {
+  std::function<void()> meanwhile;
+  options_.core.before_plan_counts = [&] {
+    if (meanwhile) std::exchange(meanwhile, nullptr)();
+  };
+  start_agent();
+  next_version();
+  meanwhile = [&] { EXPECT_TRUE(agent_->core().versions().release_all("the test")); };
+  std::string waiting_for;
+  PendingPlan pending;
+  const auto reply = agent_->core().plans().plan(ask(), {}, &waiting_for, pending);
+  EXPECT_TRUE(!reply || !*reply);
+  EXPECT_TRUE(agent_->core().open_plans().list().empty());
+  EXPECT_TRUE(agent_->core().leases().list().empty());
+}
+
 TEST_F(ServedLeases, ARestartedAgentServesTheLastVersion) {
   start_agent();
   next_version();
@@ -369,7 +410,7 @@ TEST_F(ServedLeases, ARestartedAgentServesTheLastVersion) {
   ASSERT_TRUE(same) << same.error().to_string();
   EXPECT_EQ(same->mode, wire::PlanMode::up_to_date) << "the digests were computed again and are the same";
   EXPECT_EQ(same->target.label, "step_2");
-  EXPECT_EQ(agent_->core().snapshot()->ring.size(), 1u) << "kept beside the segment";
+  EXPECT_EQ(agent_->core().versions().snapshot()->ring.size(), 1u) << "kept beside the segment";
   next_version();
   const auto delta = c.plan(plan);
   ASSERT_TRUE(delta);
@@ -401,12 +442,12 @@ TEST_F(ServedLeases, ANewLayoutTakesOverWhenItSeals) {
   const auto old_half = model_.half;
 
   test::TestModel other = test::make_model(2, big_specs());
-  const auto beside = agent_->core().open_segment(other.layout, other.layout->encode(), {}, {});
+  const auto beside = agent_->core().trainer_hooks().open_segment(other.layout, other.layout->encode(), {}, {});
   ASSERT_FALSE(beside) << "a live writer has the other layout";
   EXPECT_EQ(beside.error().code(), Errc::layout_mismatch);
 
   writer_.reset();
-  ASSERT_TRUE(eventually([&] { return agent_->core().generations().front()->role->watch_fds().empty(); }));
+  ASSERT_TRUE(eventually([&] { return agent_->core().versions().generations().front()->role->watch_fds().empty(); }));
   auto writer = attach(other.layout);
   ASSERT_NE(writer, nullptr);
   EXPECT_TRUE(segment_exists(2));
@@ -426,7 +467,7 @@ TEST_F(ServedLeases, ANewLayoutTakesOverWhenItSeals) {
   EXPECT_TRUE(segment_exists(1));
   ASSERT_TRUE(c.release(old->plan));
   EXPECT_TRUE(eventually([&] { return !segment_exists(1); }));
-  EXPECT_EQ(agent_->core().generations().size(), 1u);
+  EXPECT_EQ(agent_->core().versions().generations().size(), 1u);
   writer.reset();
 }
 
@@ -436,12 +477,12 @@ TEST_F(ServedLeases, ANewSidecarOfTheSameLayoutIsANewGeneration) {
   Sidecar other = make_sidecar(*model_.layout);
   other.others.push_back({"config.json", std::vector<std::byte>(7, std::byte{'x'})});
   const std::vector<std::byte> encoded = other.encode();
-  const auto beside = agent_->core().open_segment(model_.layout, model_.layout->encode(), encoded, {});
+  const auto beside = agent_->core().trainer_hooks().open_segment(model_.layout, model_.layout->encode(), encoded, {});
   ASSERT_FALSE(beside) << "a live writer has the other files";
   EXPECT_EQ(beside.error().code(), Errc::layout_mismatch);
   EXPECT_NE(beside.error().message().find("config.json"), std::string::npos) << beside.error().message();
   EXPECT_NE(beside.error().message().find(std::to_string(::getpid())), std::string::npos) << beside.error().message();
-  const auto same = agent_->core().open_segment(model_.layout, model_.layout->encode(), {}, {});
+  const auto same = agent_->core().trainer_hooks().open_segment(model_.layout, model_.layout->encode(), {}, {});
   ASSERT_TRUE(same) << "who brings no files has nothing against those that are there";
   EXPECT_EQ(same->generation, 1u);
 
@@ -480,10 +521,10 @@ TEST_F(ServedLeases, ALayoutThatNeverSealedIsDropped) {
   next_version();
   writer_.reset();
   test::TestModel other = test::make_model(2, big_specs());
-  ASSERT_TRUE(eventually([&] { return agent_->core().generations().front()->role->watch_fds().empty(); }));
+  ASSERT_TRUE(eventually([&] { return agent_->core().versions().generations().front()->role->watch_fds().empty(); }));
   attach(other.layout).reset();
   ASSERT_TRUE(segment_exists(2));
-  ASSERT_TRUE(eventually([&] { return agent_->core().generations().back()->role->watch_fds().empty(); }));
+  ASSERT_TRUE(eventually([&] { return agent_->core().versions().generations().back()->role->watch_fds().empty(); }));
   next_version();  // the first trainer again
   EXPECT_FALSE(segment_exists(2));
   EXPECT_EQ(served()->half.generation, 1u);
@@ -502,7 +543,7 @@ TEST_F(ServedLeases, LowMemoryReleasesTheOldLayoutFirst) {
   ASSERT_TRUE(watcher.socket.send(wire::Type::watch, 1, {}, test_deadline()));
   ASSERT_TRUE(watcher.socket.recv_as<wire::VersionReady>(1, test_deadline())) << "it holds nothing from now on";
   writer_.reset();
-  ASSERT_TRUE(eventually([&] { return agent_->core().generations().front()->role->watch_fds().empty(); }));
+  ASSERT_TRUE(eventually([&] { return agent_->core().versions().generations().front()->role->watch_fds().empty(); }));
   test::TestModel other = test::make_model(2, big_specs());
   auto writer = attach(other.layout);
   ASSERT_NE(writer, nullptr);
@@ -523,7 +564,7 @@ TEST_F(ServedLeases, ReadersHaveALimitAtARelease) {
   next_version();
   const GenerationPtr reader = served()->generation;
   writer_.reset();
-  ASSERT_TRUE(eventually([&] { return agent_->core().generations().front()->role->watch_fds().empty(); }));
+  ASSERT_TRUE(eventually([&] { return agent_->core().versions().generations().front()->role->watch_fds().empty(); }));
   const test::TestModel other = test::make_model(2, big_specs());
   WriterOptions options;
   options.agent_socket = options_.trainer.socket_path;
@@ -540,7 +581,7 @@ TEST_F(ServedLeases, UnmappingIsNotHeldAgainstAReleasesReaders) {
   start_agent();
   next_version();
   writer_.reset();
-  ASSERT_TRUE(eventually([&] { return agent_->core().generations().front()->role->watch_fds().empty(); }));
+  ASSERT_TRUE(eventually([&] { return agent_->core().versions().generations().front()->role->watch_fds().empty(); }));
   const test::TestModel other = test::make_model(2, big_specs());
   EXPECT_NE(attach(other.layout), nullptr);
 }

@@ -72,7 +72,7 @@ TEST_F(Merges, ManyReceiversShareOne) {
   const auto full = other.plan(ask());
   ASSERT_TRUE(full);
   EXPECT_EQ(full->mode, wire::PlanMode::full);
-  EXPECT_EQ(agent_->core().derived().wanted, 1u);
+  EXPECT_EQ(agent_->core().deltas().info().wanted, 1u);
   merging_.go_on();
   for (Client& c : clients) {
     const auto reply = c.socket.recv_as<wire::PlanReply>(50, test_deadline());
@@ -81,7 +81,7 @@ TEST_F(Merges, ManyReceiversShareOne) {
   }
   EXPECT_EQ(metrics().merges, 1u);
   EXPECT_EQ(metrics().merge_hits, clients.size() - 1);
-  EXPECT_EQ(agent_->core().plans().size(), clients.size() + 1) << "what was held while they waited";
+  EXPECT_EQ(agent_->core().open_plans().list().size(), clients.size() + 1) << "what was held while they waited";
 }
 
 TEST_F(Merges, WhoCannotWaitGetsTheChain) {
@@ -132,7 +132,7 @@ TEST_F(Merges, WhatNobodyWaitsForAnyMoreIsNotMade) {
   ASSERT_TRUE(first.socket.send(50, lates[0].plan, test_deadline()));
   ASSERT_TRUE(merging_.reached());
   const auto wanted = [&](std::size_t count) {
-    return eventually([&] { return agent_->core().derived().wanted == count; });
+    return eventually([&] { return agent_->core().deltas().info().wanted == count; });
   };
   auto gone = std::make_optional(client());
   ASSERT_TRUE(gone->socket.send(50, lates[1].plan, test_deadline()));
@@ -142,7 +142,7 @@ TEST_F(Merges, WhatNobodyWaitsForAnyMoreIsNotMade) {
   const auto chain = impatient.plan(lates[2].plan);
   ASSERT_TRUE(chain) << chain.error().to_string();
   EXPECT_EQ(chain->steps.size(), 3u);
-  EXPECT_EQ(agent_->core().derived().wanted, 2u);
+  EXPECT_EQ(agent_->core().deltas().info().wanted, 2u);
   auto last = client();
   ASSERT_TRUE(last.socket.send(50, lates[3].plan, test_deadline()));
   ASSERT_TRUE(wanted(3));
@@ -166,9 +166,9 @@ TEST_F(Merges, WhatIsBegunIsFinished) {
   ASSERT_TRUE(gone->socket.send(50, late.plan, test_deadline()));
   ASSERT_TRUE(merging_.reached());
   gone.reset();
-  ASSERT_TRUE(eventually([&] { return agent_->core().plans().empty(); })) << "it has heard";
+  ASSERT_TRUE(eventually([&] { return agent_->core().open_plans().list().empty(); })) << "it has heard";
   merging_.go_on();
-  ASSERT_TRUE(eventually([&] { return agent_->core().derived().entries.size() == 1; }));
+  ASSERT_TRUE(eventually([&] { return agent_->core().deltas().info().entries.size() == 1; }));
   const auto reply = client().plan(late.plan);
   ASSERT_TRUE(reply) << reply.error().to_string();
   EXPECT_EQ(reply->steps.size(), 1u);
@@ -213,7 +213,8 @@ TEST_F(Merges, AChainThatLeavesTheRingMeanwhileIsStillGiven) {
   ASSERT_TRUE(c.socket.send(50, late.plan, test_deadline()));
   ASSERT_TRUE(d.socket.send(50, named.plan, test_deadline()));
   ASSERT_TRUE(merging_.reached());
-  ASSERT_TRUE(eventually([&] { return agent_->core().plans().size() == 2; })) << "neither has a plan while it waits";
+  ASSERT_TRUE(eventually([&] { return agent_->core().open_plans().list().size() == 2; }))
+      << "neither has a plan while it waits";
   next_version();  // its base leaves the ring; the merge stands still
   for (Client* waiting : {&c, &d}) {
     const auto reply = waiting->socket.recv_as<wire::PlanReply>(50, test_deadline());
@@ -221,9 +222,9 @@ TEST_F(Merges, AChainThatLeavesTheRingMeanwhileIsStillGiven) {
     EXPECT_EQ(reply->steps.size(), 3u);
     expect_leads_there(late, *reply, target);
   }
-  EXPECT_EQ(agent_->core().plans().size(), 2u);
+  EXPECT_EQ(agent_->core().open_plans().list().size(), 2u);
   merging_.go_on();
-  EXPECT_TRUE(eventually([&] { return agent_->core().derived().wanted == 0; }));
+  EXPECT_TRUE(eventually([&] { return agent_->core().deltas().info().wanted == 0; }));
   EXPECT_EQ(metrics().merges, 0u) << "nobody can ask for it any more";
 }
 
@@ -240,7 +241,7 @@ TEST_F(Merges, AStopDoesNotWaitForIt) {
   EXPECT_TRUE(eventually([&] {
     std::string unused;
     PendingPlan pending;
-    const auto plan = agent_->core().plan(ask(), {}, &unused, pending);
+    const auto plan = agent_->core().plans().plan(ask(), {}, &unused, pending);
     return !plan && plan.error().code() == Errc::connection;  // and not that there are too many plans by now
   })) << "it is shutting down";
   merging_.go_on();
@@ -261,7 +262,7 @@ TEST_F(Merges, ABoundThatIsTooSmallLeavesTheChain) {
     EXPECT_EQ(reply->steps.size(), 2u);
   }
   EXPECT_EQ(metrics().merges, 1u) << "it is not tried again and again";
-  EXPECT_EQ(agent_->core().derived().bytes, 0u);
+  EXPECT_EQ(agent_->core().deltas().info().bytes, 0u);
 }
 
 TEST_F(Merges, ShortChainsMayBeLeftAlone) {
@@ -298,15 +299,15 @@ TEST_F(Merges, TheyGoWithTheirBaseAndPlansOutliveThem) {
   const auto reply = c.plan(late.plan);
   ASSERT_TRUE(reply);
   ASSERT_EQ(reply->steps.size(), 1u);
-  EXPECT_EQ(agent_->core().derived().entries.size(), 1u);
+  EXPECT_EQ(agent_->core().deltas().info().entries.size(), 1u);
   const auto base_is_there = [&] {
-    const SnapshotPtr now = agent_->core().snapshot();
+    const SnapshotPtr now = agent_->core().versions().snapshot();
     return !now->ring.empty() && now->ring.front()->from.id.number == 1;
   };
   for (int i = 0; i < 60 && base_is_there(); ++i) next_version(0.01);
   ASSERT_FALSE(base_is_there()) << "it was never evicted";
-  EXPECT_TRUE(agent_->core().derived().entries.empty());
-  EXPECT_EQ(agent_->core().derived().bytes, 0u);
+  EXPECT_TRUE(eventually([&] { return agent_->core().deltas().info().entries.empty(); }));
+  EXPECT_EQ(agent_->core().deltas().info().bytes, 0u);
   expect_leads_there(late, *reply, target);
 }
 
@@ -344,7 +345,7 @@ class MixedMerges : public Merges {
     ASSERT_TRUE(report) << report.error().to_string();
   }
   void expect_mixed() const {
-    const auto ring = agent_->core().snapshot()->ring;
+    const auto ring = agent_->core().versions().snapshot()->ring;
     ASSERT_EQ(ring[0]->delta->stats[static_cast<unsigned>(delta::Codec::rice_ulp)].tiles, 1u);
     ASSERT_EQ(ring[1]->delta->stats[static_cast<unsigned>(delta::Codec::rice_absolute)].tiles, 1u);
   }
@@ -437,7 +438,7 @@ TEST_F(Merges, OneThatIsSmallerThanAHalfReplacesAFullUpdate) {
   EXPECT_TRUE(full->steps.empty());
   EXPECT_EQ(metrics().merges, 1u);
   EXPECT_EQ(metrics().merges_failed, 1u);
-  EXPECT_EQ(agent_->core().derived().entries.size(), 1u) << "what nobody gets is not kept";
+  EXPECT_EQ(agent_->core().deltas().info().entries.size(), 1u) << "what nobody gets is not kept";
 }
 
 }  // namespace

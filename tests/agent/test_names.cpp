@@ -19,10 +19,10 @@ TEST_F(Names, AnEndThatIsNotWaitedForRemovesThem) {
   start_agent();
   for (int i = 0; i < 2; ++i) next_version();
   EXPECT_TRUE(eventually([&] { return kept_deltas() == 1; }));
-  Agent::abandon(options_, agent_->core().names());
+  Agent::abandon(options_, agent_->core().files().names());
   EXPECT_TRUE(there("test.g1")) << "only where that is asked for";
   options_.remove_segment_on_exit = true;
-  Agent::abandon(options_, agent_->core().names());
+  Agent::abandon(options_, agent_->core().files().names());
   EXPECT_FALSE(there("test.g1") || there("test.lock"));
   EXPECT_EQ(kept_deltas(), 0u);
 }
@@ -34,7 +34,7 @@ TEST_F(Names, ItLeavesThoseThatAreAnothers) {
   next_version();
   for (const char* name : {"test.g1", "test.lock"}) fs::remove(dir_.path() / name);
   for (const char* name : {"test.g1", "test.lock", "test.g1.d1", "test.g2"}) dir_.write(name, "another's");
-  Agent::abandon(options_, agent_->core().names());
+  Agent::abandon(options_, agent_->core().files().names());
   for (const char* name : {"test.g1", "test.lock", "test.g1.d1", "test.g2"}) EXPECT_TRUE(there(name)) << name;
 }
 

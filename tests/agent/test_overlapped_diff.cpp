@@ -55,7 +55,7 @@ class Behind : public AgentTest {
     delta::half_digests(*model_.layout, half, digests, pool);
     EXPECT_EQ(*now->digests, digests);
     EXPECT_EQ(now->root, delta::root_digest(digests));
-    const auto& ring = agent_->core().snapshot()->ring;
+    const auto& ring = agent_->core().versions().snapshot()->ring;
     ASSERT_FALSE(ring.empty());
     for (const delta::Frame& frame : ring.back()->delta->frames) {
       const auto records = delta::parse_frame(*model_.layout, frame.bytes).value();

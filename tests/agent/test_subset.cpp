@@ -279,7 +279,7 @@ TEST_F(Subsets, TheRingCountsTheDigestsThatItKeeps) {
   start_agent();
   version();
   version(0.002);
-  const RingEntryPtr entry = agent_->core().snapshot()->ring.back();
+  const RingEntryPtr entry = agent_->core().versions().snapshot()->ring.back();
   EXPECT_EQ(entry->before.size(), changed(TileSet::whole(*model_.layout), 1, 2).size());
   EXPECT_EQ(entry->bytes(), entry->delta->frame_bytes + 16 * entry->before.size());
 }

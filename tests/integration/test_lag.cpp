@@ -276,7 +276,7 @@ TEST_F(Lags, HealthTellsOfDamageUntilTheNextVersion) {
   const Tensor& tensor = model_.layout->tensors()[0];
   segment->half(served()->half.half)[tensor.offset] ^= std::byte{4};
   const std::uint64_t tile = tensor.first_tile;
-  agent_->core().doubt(served()->half, {&tile, 1}, "the test");
+  agent_->core().damage().doubt(served()->half, {&tile, 1}, "the test");
   EXPECT_TRUE(eventually([&] { return health_page(parts()).status == 503; }));
   const json page = json::parse(health_page(parts()).body);
   EXPECT_EQ(page["status"], "damaged");

@@ -201,7 +201,7 @@ class PartialPull : public AgentTest {
       }
     }
   }
-  const delta::Delta& newest_delta() const { return *agent_->core().snapshot()->ring.back()->delta; }
+  const delta::Delta& newest_delta() const { return *agent_->core().versions().snapshot()->ring.back()->delta; }
 
   /// Bytes of records of tiles that all ranks keep.
   std::uint64_t replicated(const delta::Delta& delta) const {

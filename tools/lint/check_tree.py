@@ -17,8 +17,12 @@ TOP_LEVEL = {
     "agent", "docs", "include", "pyproject.toml", "receiver", "src", "tests", "tools",
 }
 
-# Layers: a file below the first path may include project headers below the listed paths only.
-# (architecture.md "Layers".) Tests and tools may include anything.
+# What every room of the agent may include.
+AGENT = {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "agent/background.hpp", "agent/metrics.hpp",
+         "agent/options.hpp", "agent/room.hpp"}
+
+# Layers: a file below the first path may include project headers below the listed paths only; the first path that fits
+# counts. (architecture.md "Layers".) Tests and tools may include anything.
 LAYERS = {
     "include/": {"deltasync/"},
     "src/base/": {"deltasync/", "base/"},
@@ -30,7 +34,11 @@ LAYERS = {
     "src/net/": {"deltasync/", "base/", "format/", "net/"},
     "src/commit/": {"deltasync/", "base/", "format/", "net/", "commit/"},
     "src/writer/": {"deltasync/", "base/", "format/", "delta/", "gpu/", "shm/", "net/", "writer/"},
-    "agent/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "agent/"},
+    "agent/versions/": AGENT | {"agent/versions/"},
+    "agent/derive/": AGENT | {"agent/versions/", "agent/derive/"},
+    "agent/plans/": AGENT | {"agent/versions/", "agent/derive/", "agent/plans/"},
+    "agent/trainer/": AGENT | {"agent/versions/", "agent/plans/", "agent/trainer/"},
+    "agent/": AGENT | {"agent/"},
     "receiver/targets/segment/": {"deltasync/", "base/", "format/", "delta/", "receiver/", "writer/"},
     "receiver/targets/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "receiver/targets/"},
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},

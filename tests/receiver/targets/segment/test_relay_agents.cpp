@@ -88,7 +88,7 @@ class RelayNode : public ReceiverTest {
     EXPECT_EQ(node_served()->root, AgentTest::served()->root);
     return report;
   }
-  ServedPtr node_served() const { return node_->core().snapshot()->served; }
+  ServedPtr node_served() const { return node_->core().versions().snapshot()->served; }
 
   std::vector<Slice> share(const Layout& layout, std::uint64_t rank) const {
     std::vector<Slice> subscription;
@@ -289,7 +289,7 @@ TEST_F(RelayNode, TheNodesAgentIsRestarted) {
 TEST_F(RelayNode, TheNodesAgentIsRestartedWithoutItsSegment) {
   start();
   hand_on();
-  node_->core().remove_segments();
+  node_->core().files().remove(node_->core().versions().generations());
   node_.reset();
   start_node();
   next_version(0.01);
@@ -308,7 +308,7 @@ TEST_F(RelayNode, TheNodesAgentIsRestartedWithoutItsSegment) {
 TEST_F(RelayNode, WhatIsLostWhileTheTrainerPausesIsSeenAndComesAgain) {
   start();
   hand_on();
-  node_->core().remove_segments();
+  node_->core().files().remove(node_->core().versions().generations());
   node_.reset();
   start_node();
   const Status lost = wait_relayed(*relay_, test_deadline());

@@ -1,10 +1,10 @@
-// The trainer's side of the core: which generation a writer gets, and its slots.
+#include "agent/trainer/segment_hooks.hpp"
+
 #include <algorithm>
 #include <thread>
 #include <tuple>
 #include <utility>
 
-#include "agent/core.hpp"
 #include "base/log.hpp"
 #include "deltasync/layout.hpp"
 
@@ -76,34 +76,22 @@ std::string misfit(const Generation& generation, const Layout& layout, ByteSpan 
 
 }  // namespace
 
-GenerationPtr AgentCore::newest_generation() const {
-  const std::lock_guard lock(mutex_);
-  return generations_.empty() ? nullptr : generations_.back();
-}
-
-/// A new epoch comes after the one that was published last, and after those that receivers hold. A receiver may say
-/// anything: it moves the count of epochs up to kEpochHeardMax, far below where it ends.
-Result<OpenSegment> AgentCore::open_as(const Generation& generation) const {
+/// A new epoch comes after the one that was published last, and after those that receivers hold.
+Result<OpenSegment> SegmentHooks::open_as(const Generation& generation) const {
   DS_ASSIGN(UniqueFd file, generation.segment->hand_over());
-  const std::uint64_t epoch = std::max(epoch_published_, epoch_heard_.load());
+  const std::uint64_t epoch = std::max(epoch_published_, versions_.epoch_heard());
   return OpenSegment{generation.segment->path(), generation.number, newest_of(generation), std::move(file), epoch};
 }
 
-void AgentCore::hear_of_epoch(std::uint64_t epoch) {
-  if (epoch > kEpochHeardMax) return;
-  std::uint64_t before = epoch_heard_;
-  while (before < epoch && !epoch_heard_.compare_exchange_weak(before, epoch)) continue;
-}
-
-Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
-                                            const ProcessId& asker) {
-  for (const GenerationPtr& generation : generations()) {
+Result<OpenSegment> SegmentHooks::open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
+                                               const ProcessId& asker) {
+  for (const GenerationPtr& generation : versions_.generations()) {
     if (const VersionId id = newest_of(*generation); id.valid())
       epoch_published_ = id.epoch;  // the latest one's stands
   }
-  GenerationPtr newest = newest_generation();
+  GenerationPtr newest = versions_.newest();
   if (newest && fits(*newest, *layout, sidecar_encoded)) return open_as(*newest);
-  for (const GenerationPtr& generation : generations()) {
+  for (const GenerationPtr& generation : versions_.generations()) {
     if (const std::int32_t holder = slot_holder(*generation, asker); holder != 0) {
       return Error(Errc::layout_mismatch, "a live writer (pid " + std::to_string(holder) + ") fills segment " +
                                               generation->segment->path().name + " " +
@@ -114,26 +102,15 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
     // Its writers left before they sealed anything: nobody misses it.
     log::info("segment_removed name={} reason=\"its writers left before its first version\"",
               newest->segment->path().name);
-    {
-      const std::lock_guard lock(mutex_);
-      std::erase(generations_, newest);
-      if (snapshot_->generation == newest) rebuild_snapshot_locked(nullptr, nullptr);
-    }
-    DS_TRY(newest->segment->remove_name());
-    newest = newest_generation();
-    {
-      const std::lock_guard lock(wake_mutex_);
-      wait_generation_ = newest;
-    }
+    DS_TRY(versions_.remove(newest));
+    newest = versions_.newest();
     if (newest && fits(*newest, *layout, sidecar_encoded)) return open_as(*newest);
   }
   if (newest && options_.low_memory) {
     newest.reset();
     DS_TRY(release_serving("a new layout comes and memory is low"));
   }
-  const std::uint64_t number = generation_next_;
-  auto made = Generation::create({options_.shm_dir, segment_name(options_.name, number)}, number, layout,
-                                 layout_encoded, sidecar_encoded);
+  auto made = versions_.create(std::move(layout), layout_encoded, sidecar_encoded);
   if (!made) {
     Error error = std::move(made).error();
     if (error.code() != Errc::no_space || !newest) return error;
@@ -141,47 +118,15 @@ Result<OpenSegment> AgentCore::open_segment(LayoutPtr layout, ByteSpan layout_en
                                      std::to_string(2 * newest->segment->half_bytes()) +
                                      " bytes, which --low-memory would release first");
   }
-  const GenerationPtr created = reclaimer_->keep(std::move(*made));
-  ++generation_next_;
-  log::info("segment_created name={} half_bytes={} tensors={} layout={}", segment_name(options_.name, number),
-            created->segment->half_bytes(), layout->tensors().size(), to_string(layout->digest()));
-  {
-    const std::lock_guard lock(mutex_);
-    generations_.push_back(created);
-    if (!snapshot_->served) rebuild_snapshot_locked(created, nullptr);
-  }
-  {
-    const std::lock_guard lock(wake_mutex_);
-    wait_generation_ = created;
-  }
-  wake_cv_.notify_all();
-  if (newest) newest->role->wake();  // the publisher may be waiting at the old bell
-  notify();
-  return open_as(*created);
+  return open_as(**made);
 }
 
 /// Stops serving, removes the files, and waits until nobody of this process uses the mappings and they are gone.
-Status AgentCore::release_serving(const std::string& why) {
-  std::vector<std::uint64_t> gone;
-  {
-    std::vector<GenerationPtr> released;
-    const std::lock_guard lock(mutex_);
-    released.swap(generations_);
-    for (RingEntryPtr& entry : ring_.clear()) reclaimer_->retire(std::move(entry));
-    rebuild_snapshot_locked(nullptr, nullptr);
-    while (!plans_.empty()) end_plan_locked(plans_.begin()->first);
-    for (const GenerationPtr& generation : released) {
-      log::info("segment_removed name={} reason=\"{}\"", generation->segment->path().name, why);
-      DS_TRY(generation->segment->remove_name());
-      gone.push_back(generation->number);
-    }
-  }
-  {
-    const std::lock_guard lock(wake_mutex_);
-    wait_generation_.reset();
-  }
-  wake();  // the publisher lets go of it too
-  notify();
+Status SegmentHooks::release_serving(const std::string& why) {
+  const auto released = versions_.release_all(why);
+  plans_.end_all();
+  if (!released) return released.error();
+  const std::vector<std::uint64_t>& gone = *released;
   const auto wait = [&](bool (Reclaimer::*there)(std::uint64_t) const, auto limit, const char* state) -> Status {
     const Deadline deadline = Deadline::after(limit);
     while (std::any_of(gone.begin(), gone.end(), [&](std::uint64_t number) { return (*reclaimer_.*there)(number); })) {
@@ -197,34 +142,34 @@ Status AgentCore::release_serving(const std::string& why) {
   return wait(&Reclaimer::has, kUnmapLimit, "being unmapped");
 }
 
-Result<std::uint64_t> AgentCore::grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers,
-                                       ProcessWatch watch) {
-  for (const GenerationPtr& candidate : generations()) {
+Result<std::uint64_t> SegmentHooks::grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers,
+                                          ProcessWatch watch) {
+  for (const GenerationPtr& candidate : versions_.generations()) {
     if (candidate->number != generation) continue;
     return candidate->role->grant_slot(slot, writers, std::move(watch));
   }
   return Error(Errc::not_found, "generation " + std::to_string(generation) + " of the segment is gone");
 }
 
-void AgentCore::writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) {
-  for (const GenerationPtr& candidate : generations()) {
+void SegmentHooks::writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) {
+  for (const GenerationPtr& candidate : versions_.generations()) {
     if (candidate->number == generation) candidate->role->revoke_slot(slot, grant);
   }
-  wake();
+  bell_.ring();
 }
 
-void AgentCore::segment_changed() {
-  wake();
+void SegmentHooks::segment_changed() {
+  bell_.ring();
 }
 
-void AgentCore::offloaded(const wire::TrainerNotify& durations) {
+void SegmentHooks::offloaded(const wire::TrainerNotify& durations) {
   metrics_.offload.observe(static_cast<double>(durations.offload_ns) * 1e-9);
   metrics_.guard.observe(static_cast<double>(durations.guard_ns) * 1e-9);
 }
 
 /// A version of this epoch is being filled, is sealed, or is active and not served yet.
-bool AgentCore::is_pending(std::uint64_t epoch) const {
-  for (const GenerationPtr& generation : generations()) {
+bool SegmentHooks::is_pending(std::uint64_t epoch) const {
+  for (const GenerationPtr& generation : versions_.generations()) {
     for (unsigned h = 0; h < shm::kHalves; ++h) {
       const shm::HalfStatus half = shm::inspect_half(*generation->segment, h);
       const bool past = half.state == shm::HalfState::free || half.state == shm::HalfState::quarantined ||
@@ -235,9 +180,9 @@ bool AgentCore::is_pending(std::uint64_t epoch) const {
   return false;
 }
 
-Result<std::optional<wire::TrainerReady>> AgentCore::ready(const VersionId& version) {
+Result<std::optional<wire::TrainerReady>> SegmentHooks::ready(const VersionId& version) {
   const bool pending = is_pending(version.epoch);  // before: what is pending now may be served a moment later
-  const SnapshotPtr now = snapshot();
+  const SnapshotPtr now = versions_.snapshot();
   if (stop_) return Error(Errc::connection, "the agent is shutting down");
   if (!now->served) return std::optional<wire::TrainerReady>();
   const ServedVersion& served = *now->served;

@@ -1,13 +1,11 @@
-// Damage: tiles of the served half whose bytes are not what their digests say. Somebody wrote where nobody may, or
-// memory lost a bit; in the version that is served, or in the one that it was diffed against. Such a tile's digest is
-// taken again, so that what is served is what there is, and who holds the version as it was before goes on from there.
+#include "agent/versions/damage.hpp"
+
 #include <algorithm>
 #include <set>
 #include <utility>
 
-#include "agent/core.hpp"
+#include "agent/versions/overlapped_diff.hpp"
 #include "base/log.hpp"
-#include "base/racing_reads.hpp"
 #include "delta/geometry.hpp"
 #include "format/tiling.hpp"
 
@@ -16,22 +14,6 @@ namespace {
 
 constexpr std::uint64_t kCheckBytesMax = 64u << 20;  ///< that one question has read again
 constexpr std::size_t kFormerStatesMax = 8;
-
-/// Whether tiles have their digests, if the half still has that content: else nothing.
-std::optional<std::vector<std::uint64_t>> wrong_tiles(const ServedVersion& served,
-                                                      std::span<const std::uint64_t> tiles) {
-  const Generation& generation = *served.generation;
-  std::vector<std::uint64_t> wrong;
-  {
-    const RacingReads racing;
-    for (const std::uint64_t tile : tiles) {
-      const std::uint64_t digest = delta::tile_digest(*generation.layout, generation.half(served.half.half), tile);
-      if (digest != (*served.digests)[static_cast<std::size_t>(tile)]) wrong.push_back(tile);
-    }
-  }
-  if (!shm::still_holds(*generation.segment, served.half.half, served.half.sequence)) return std::nullopt;
-  return wrong;
-}
 
 std::vector<std::uint64_t> some_tiles(const Layout& layout, std::span<const wire::TileRange> ranges) {
   std::vector<std::uint64_t> tiles;
@@ -76,38 +58,33 @@ Result<RingEntryPtr> amended(const RingEntry& entry, const ServedVersion& now, s
 
 }  // namespace
 
-std::vector<std::uint64_t> ServedVersion::damaged_tiles() const {
-  std::set<std::uint64_t> tiles;
-  for (const FormerState& state : former) {
-    for (const DigestBefore& was : state.before) tiles.insert(was.tile);
-  }
-  return {tiles.begin(), tiles.end()};
+void Damage::start(const ScrubOptions& options) {
+  scrub_.emplace(options, scrub_source());
 }
 
-void AgentCore::doubt(const HalfKey& half, std::span<const std::uint64_t> tiles, const std::string& found_by) {
+void Damage::stop() {
+  if (scrub_) scrub_->stop();
+}
+
+void Damage::doubt(const HalfKey& half, std::span<const std::uint64_t> tiles, const std::string& found_by) {
   suspects_.add(half, tiles, found_by);
-  wake();
+  bell_.ring();
 }
 
-AgentCore::Verdict AgentCore::check_tiles(const OpenPlan& plan, std::span<const wire::TileRange> ranges,
-                                          const std::string& who) {
-  const ServedPtr served = snapshot()->served;
-  const auto now_another = [&] {
-    if (!served || served->version.id != plan.target()) return true;
-    return served->root != (plan.served ? plan.served->root : plan.steps.back()->delta->to_root);
-  };
-  if (stop_ || now_another()) return Verdict::plan_again;
-  const auto wrong = wrong_tiles(*served, some_tiles(*plan.layout, ranges));
+Damage::Verdict Damage::check(const Target& target, std::span<const wire::TileRange> ranges, const std::string& who) {
+  const ServedPtr served = versions_.snapshot()->served;
+  if (!served || served->version.id != target.id || served->root != target.root) return Verdict::plan_again;
+  const auto wrong = wrong_tiles(*served, some_tiles(target.layout, ranges));
   if (!wrong) return Verdict::plan_again;
   if (wrong->empty()) return Verdict::valid;
   doubt(served->half, *wrong, who);
   return Verdict::not_yet;
 }
 
-ScrubSource AgentCore::scrub_source() {
+ScrubSource Damage::scrub_source() {
   ScrubSource source;
   source.with_served = [this](const auto& read) {
-    if (ServedPtr served = snapshot()->served) {
+    if (ServedPtr served = versions_.snapshot()->served) {
       read({*served->generation, served->half, *served->digests});
       reclaimer_->retire(std::move(served));  // it may be the last to hold a generation
     }
@@ -121,8 +98,8 @@ ScrubSource AgentCore::scrub_source() {
 }
 
 /// The publisher's, between two versions.
-void AgentCore::look_at_suspects() {
-  const ServedPtr served = snapshot()->served;
+void Damage::look_at_suspects() {
+  const ServedPtr served = versions_.snapshot()->served;
   if (!served) return;
   const auto suspects = suspects_.take(served->half);
   std::vector<std::uint64_t> tiles;
@@ -131,13 +108,12 @@ void AgentCore::look_at_suspects() {
   const auto wrong = wrong_tiles(*served, tiles);
   if (!wrong || wrong->empty()) return;
   for (const std::uint64_t tile : *wrong) {
-    note_damage(*served->generation->layout, served->version, tile, suspects.at(tile));
+    note(*served->generation->layout, served->version, tile, suspects.at(tile));
   }
   publish_again(served, *wrong);
 }
 
-void AgentCore::note_damage(const Layout& layout, const Version& version, std::uint64_t tile,
-                            const std::string& found_by) {
+void Damage::note(const Layout& layout, const Version& version, std::uint64_t tile, const std::string& found_by) {
   Metrics::add(metrics_.tiles_damaged, 1);
   log::warn(
       "tile_damaged version=\"{}\" tile=\"{}\" found_by=\"{}\" remedy=\"its bytes are not those that were offloaded, "
@@ -148,8 +124,9 @@ void AgentCore::note_damage(const Layout& layout, const Version& version, std::u
 }
 
 /// What the delta has of these tiles is not to be trusted: receivers get them whole.
-std::optional<delta::Delta> AgentCore::repair_diff(const ServedVersion& before, const shm::HalfView& sealed,
-                                                   delta::Delta delta, std::vector<std::uint64_t>& digests) {
+std::optional<delta::Delta> Damage::repair_diff(const ServedVersion& before, const shm::HalfView& sealed,
+                                                delta::Delta delta, std::vector<std::uint64_t>& digests,
+                                                ThreadPool& pool) {
   constexpr std::uint64_t kSpotTiles = 8;
   constexpr std::size_t kToldMax = 16;
   const Generation& generation = *before.generation;
@@ -162,18 +139,18 @@ std::optional<delta::Delta> AgentCore::repair_diff(const ServedVersion& before, 
   }
   for (const auto& [tile, found_by] : suspects_.take(before.half)) {
     if (delta::tile_digest(layout, generation.half(before.half.half), tile) == (*before.digests)[tile]) continue;
-    note_damage(layout, before.version, tile, found_by);
+    note(layout, before.version, tile, found_by);
     tiles.insert(tile);
   }
   if (spot_check(generation, sealed.half, digests, kSpotTiles, spot_cursor_)) {
     // Where one tile is wrong others may be: its own bytes changed after they had been counted, or those that it was
     // diffed against were not what their digest said, in this version or any before.
     std::vector<std::uint64_t> read(digests.size());
-    delta::half_digests(layout, half, read, pool_);
+    delta::half_digests(layout, half, read, pool);
     std::size_t told = 0;
     for (std::uint64_t tile = 0; tile < digests.size(); ++tile) {
       if (read[tile] == digests[tile]) continue;
-      if (told++ < kToldMax) note_damage(layout, sealed.version, tile, "the look at some tiles after each diff");
+      if (told++ < kToldMax) note(layout, sealed.version, tile, "the look at some tiles after each diff");
       tiles.insert(tile);
     }
     if (told > kToldMax) log::warn("tiles_damaged version=\"{}\" count={}", to_string(sealed.version), told);
@@ -187,7 +164,7 @@ std::optional<delta::Delta> AgentCore::repair_diff(const ServedVersion& before, 
   return std::nullopt;
 }
 
-void AgentCore::publish_again(const ServedPtr& before, std::span<const std::uint64_t> wrong) {
+void Damage::publish_again(const ServedPtr& before, std::span<const std::uint64_t> wrong) {
   const Generation& generation = *before->generation;
   auto now = std::make_shared<ServedVersion>(*before);
   auto digests = std::make_shared<std::vector<std::uint64_t>>(*before->digests);
@@ -203,7 +180,8 @@ void AgentCore::publish_again(const ServedPtr& before, std::span<const std::uint
   if (now->former.size() > kFormerStatesMax) now->former.erase(now->former.begin());
 
   std::vector<RingEntryPtr> ring;
-  for (const RingEntryPtr& entry : snapshot()->ring) {
+  const SnapshotPtr there = versions_.snapshot();
+  for (const RingEntryPtr& entry : there->ring) {
     auto fresh = amended(*entry, *now, wrong, *before);
     if (!fresh) {
       log::error("ring_cleared reason=\"{}\"", fresh.error().to_string());
@@ -214,16 +192,7 @@ void AgentCore::publish_again(const ServedPtr& before, std::span<const std::uint
   }
   log::info("version_published_again version=\"{}\" root={} tiles={}", to_string(now->version), to_string(now->root),
             wrong.size());
-  {
-    const std::lock_guard lock(mutex_);
-    if (snapshot_->served != before) return;  // released meanwhile
-    std::vector<RingEntryPtr> replaced = ring_.replace(std::move(ring));
-    release_entries_locked(derived_.retain({}));  // what leads to the state before
-    release_entries_locked(std::move(replaced));
-    rebuild_snapshot_locked(now->generation, now);
-    trim_pinned_locked();
-  }
-  notify();
+  versions_.publish_again(before, std::move(now), std::move(ring));
 }
 
 }  // namespace deltasync::agent

@@ -1,0 +1,61 @@
+// The trainer's side of what the agent has: which generation a writer gets, its slots, and when its version is served.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "agent/metrics.hpp"
+#include "agent/options.hpp"
+#include "agent/plans/open_plans.hpp"
+#include "agent/trainer/trainer_server.hpp"
+#include "agent/versions/bell.hpp"
+#include "agent/versions/reclaimer.hpp"
+#include "agent/versions/version_store.hpp"
+
+namespace deltasync::agent {
+
+/// Only open_segment makes and removes generations, and it is called by one thread at a time: so what it saw of them
+/// holds until it returns, but for old ones that the publisher drops. No lock.
+class SegmentHooks : public TrainerHooks {
+ public:
+  /// What is passed by reference outlives it.
+  SegmentHooks(const CoreOptions& options, VersionStore& versions, OpenPlans& plans, Bell& bell,
+               std::shared_ptr<Reclaimer> reclaimer, Metrics& metrics)
+      : options_(options),
+        versions_(versions),
+        plans_(plans),
+        bell_(bell),
+        reclaimer_(std::move(reclaimer)),
+        metrics_(metrics) {}
+
+  Result<OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
+                                   const ProcessId& asker) override;
+  Result<std::uint64_t> grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers,
+                              ProcessWatch watch) override;
+  void writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) override;
+  void segment_changed() override;
+  void offloaded(const wire::TrainerNotify& durations) override;
+  Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) override;
+
+  /// ready() fails from now on, and a release under way ends. Any thread.
+  void stop() { stop_ = true; }
+
+ private:
+  Result<OpenSegment> open_as(const Generation& generation) const;
+  Status release_serving(const std::string& why);
+  bool is_pending(std::uint64_t epoch) const;
+
+  const CoreOptions& options_;
+  VersionStore& versions_;
+  OpenPlans& plans_;
+  Bell& bell_;
+  const std::shared_ptr<Reclaimer> reclaimer_;
+  Metrics& metrics_;
+  std::uint64_t epoch_published_ = 0;  // the trainer-setup thread's: of the last version when a writer came
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace deltasync::agent

@@ -1,0 +1,43 @@
+// Who wants to hear that what receivers may get has changed.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+namespace deltasync::agent {
+
+/// Thread-safe. Its mutex comes before all others: listeners are called with it held, so notify() and the end of a
+/// listener are for those who hold no lock.
+class Changes {
+ public:
+  /// Ends the calls. Any thread may drop it, but not from within a call.
+  using Listener = std::shared_ptr<void>;
+
+  /// `changed` is called after each change, on any thread, for as long as the listener lives. Those that listened first
+  /// are called first. It says nothing of what has changed, so it may come once too often.
+  Listener listen(std::function<void()> changed) {
+    const std::lock_guard lock(list_->mutex);
+    const auto here = list_->calls.insert(list_->calls.end(), std::move(changed));
+    return Listener(nullptr, [list = list_, here](void*) {
+      const std::lock_guard end(list->mutex);
+      list->calls.erase(here);
+    });
+  }
+
+  void notify() {
+    const std::lock_guard lock(list_->mutex);
+    for (const auto& changed : list_->calls) changed();
+  }
+
+ private:
+  struct List {
+    std::mutex mutex;
+    std::list<std::function<void()>> calls;  // protected by mutex
+  };
+  const std::shared_ptr<List> list_ = std::make_shared<List>();  // listeners may outlive us
+};
+
+}  // namespace deltasync::agent

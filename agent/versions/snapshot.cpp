@@ -1,0 +1,88 @@
+#include "agent/versions/snapshot.hpp"
+
+#include <set>
+#include <utility>
+
+#include "base/racing_reads.hpp"
+#include "delta/frame.hpp"
+#include "delta/geometry.hpp"
+
+namespace deltasync::agent {
+namespace {
+
+bool still_there(const ServedVersion& served) {
+  return shm::still_holds(*served.generation->segment, served.half.half, served.half.sequence);
+}
+
+Offer make_offer(const Snapshot& now) {
+  Offer offer;
+  if (now.generation) {
+    offer.has_layout = true;
+    offer.layout = now.generation->layout->digest();
+    offer.full_bytes = now.generation->layout->half_bytes();
+  }
+  if (now.served) {
+    offer.has_version = true;
+    offer.served = now.served->version;
+    offer.served_root = now.served->root;
+    for (const FormerState& state : now.served->former) offer.served_former_roots.push_back(state.root);
+  }
+  for (const RingEntryPtr& entry : now.ring) {
+    const delta::Delta& d = *entry->delta;
+    RingStep step{entry->from, entry->to, d.from_root, d.to_root, d.frames.size(), d.frame_bytes, d.changed, {}, false};
+    for (const FormerState& state : entry->from_former) step.from_former_roots.push_back(state.root);
+    step.partial = entry->partial;
+    offer.ring.push_back(std::move(step));
+  }
+  return offer;
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> ServedVersion::damaged_tiles() const {
+  std::set<std::uint64_t> tiles;
+  for (const FormerState& state : former) {
+    for (const DigestBefore& was : state.before) tiles.insert(was.tile);
+  }
+  return {tiles.begin(), tiles.end()};
+}
+
+bool copy_while_served(const ServedVersion& served, std::span<const std::uint64_t> tiles, std::byte* out) {
+  const Generation& generation = *served.generation;
+  if (!still_there(served)) return false;
+  {
+    const RacingReads racing;
+    for (const std::uint64_t tile : tiles) {
+      out = delta::copy_tile(*generation.layout, generation.half(served.half.half), tile, out);
+    }
+  }
+  return still_there(served);
+}
+
+std::optional<std::vector<std::uint64_t>> wrong_tiles(const ServedVersion& served,
+                                                      std::span<const std::uint64_t> tiles) {
+  const Generation& generation = *served.generation;
+  std::vector<std::uint64_t> wrong;
+  {
+    const RacingReads racing;
+    for (const std::uint64_t tile : tiles) {
+      const std::uint64_t digest = delta::tile_digest(*generation.layout, generation.half(served.half.half), tile);
+      if (digest != (*served.digests)[static_cast<std::size_t>(tile)]) wrong.push_back(tile);
+    }
+  }
+  if (!still_there(served)) return std::nullopt;
+  return wrong;
+}
+
+SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, const DeltaRing& ring) {
+  auto next = std::make_shared<Snapshot>();
+  next->generation = std::move(generation);
+  next->served = std::move(served);
+  next->ring.assign(ring.entries().begin(), ring.entries().end());
+  next->ring_bytes_max = ring.bytes_max();
+  next->ring_revision = ring.revision();
+  next->offer = make_offer(*next);
+  return next;
+}
+
+}  // namespace deltasync::agent
