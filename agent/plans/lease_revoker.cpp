@@ -4,8 +4,6 @@
 
 namespace deltasync::agent {
 
-using Clock = std::chrono::steady_clock;
-
 LeaseBudgets::Time LeaseRevoker::time_of(const std::string& host) const {
   const std::lock_guard lock(mutex_);
   return budgets_.of(host);
@@ -17,7 +15,7 @@ void LeaseRevoker::gave_back(const std::string& host) {
 }
 
 bool LeaseRevoker::run_maintenance() {
-  const auto now = Clock::now();
+  const auto now = std::chrono::steady_clock::now();
   bool retiring_any = false;
   std::optional<HalfRequest> waited;
   const std::lock_guard lock(mutex_);

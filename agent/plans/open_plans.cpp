@@ -10,15 +10,13 @@
 
 namespace deltasync::agent {
 
-using Clock = std::chrono::steady_clock;
-
 OpenPlans::OpenPlans(PlanParts parts)
     : parts_(std::move(parts)), listener_(parts_.versions.changes().listen([this] { trim_pinned(); })) {}
 
 Result<std::uint64_t> OpenPlans::open(OpenPlan made, const Asker& asker, ServedPtr served, std::uint64_t replaced) {
   auto plan = std::make_shared<OpenPlan>(std::move(made));
   plan->connection = asker.connection;
-  plan->opened_at = Clock::now();
+  plan->opened_at = std::chrono::steady_clock::now();
   plan->expires_at = plan->opened_at + parts_.options.plan_limit;
   const std::lock_guard lock(mutex_);
   if (closed_) return Error(Errc::connection, "the agent is shutting down");
@@ -64,7 +62,8 @@ void OpenPlans::release(std::uint64_t id, std::uint64_t connection) {
   if (found == plans_.end() || found->second->connection != connection) return;
   const LeasePtr& lease = found->second->lease;
   if (lease && lease->live()) parts_.revoker.gave_back(lease->terms().host);
-  parts_.metrics.pull.observe(std::chrono::duration<double>(Clock::now() - found->second->opened_at).count());
+  parts_.metrics.pull.observe(
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - found->second->opened_at).count());
   end_locked(id);
 }
 
@@ -92,7 +91,7 @@ bool OpenPlans::closed() const {
 }
 
 void OpenPlans::run_maintenance() {
-  const auto now = Clock::now();
+  const auto now = std::chrono::steady_clock::now();
   const std::lock_guard lock(mutex_);
   const std::size_t expired = end_if_locked([&](const OpenPlan& plan) { return plan.expires_at <= now; });
   Metrics::add(parts_.metrics.plans_expired, expired);

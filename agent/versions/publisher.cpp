@@ -10,14 +10,12 @@
 namespace deltasync::agent {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 /// How soon to look again without a signal: at leases of a retiring half, at dead writers.
 constexpr auto kBusyWait = std::chrono::milliseconds(10);
 constexpr auto kIdleWait = std::chrono::milliseconds(100);
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 HalfKey key_of(const Generation& generation, const shm::HalfView& view) {
@@ -116,7 +114,7 @@ bool Publisher::maintain(const GenerationPtr& generation) {
 /// A version without one before it to diff against: after a start, or the first of a layout. What an agent before this
 /// one kept of the deltas that led to it is the ring.
 void Publisher::serve_first(const GenerationPtr& generation, const shm::HalfView& active) {
-  const auto start = Clock::now();
+  const auto start = std::chrono::steady_clock::now();
   const trace::Span span("publish", active.version.id);
   trace::name_version(active.version);
   std::vector<std::uint64_t> digests(static_cast<std::size_t>(generation->layout->tile_count()));
@@ -132,7 +130,7 @@ void Publisher::serve_first(const GenerationPtr& generation, const shm::HalfView
   served->root = delta::root_digest(digests);
   served->digests = std::make_shared<const std::vector<std::uint64_t>>(std::move(digests));
   served->digest_s = seconds_since(start);
-  served->published_at = Clock::now();
+  served->published_at = std::chrono::steady_clock::now();
   served->found_at_start = versions_.was_found(active.version.id);
   Metrics::add(metrics_.digest_seconds, served->digest_s);
   log::info("version_published version=\"{}\" root={} generation={} digest_s={:.4f}", to_string(active.version),
@@ -153,7 +151,7 @@ void Publisher::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
     return;
   }
   const Layout& layout = *generation->layout;
-  const auto start = Clock::now();
+  const auto start = std::chrono::steady_clock::now();
   std::vector<std::uint64_t> digests;
   auto made = diff(before, sealed, digests);
   if (!made) return serve_first(generation, sealed);
@@ -170,7 +168,7 @@ void Publisher::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   served->delta_bytes = delta.frame_bytes;
   served->changed = delta.changed;
   served->encode_s = encode_s;
-  served->published_at = Clock::now();
+  served->published_at = std::chrono::steady_clock::now();
   Metrics::add(metrics_.deltas, 1);
   Metrics::add(metrics_.delta_bytes, delta.frame_bytes);
   Metrics::add(metrics_.elements_changed, delta.changed);

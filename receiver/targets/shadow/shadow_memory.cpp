@@ -84,11 +84,11 @@ Status ShadowMemory::check_tile(const Room& room, const Tile& tile, const Target
 }
 
 Status ShadowMemory::check(const Room& room, const TargetState& state, const CallContext& until) const {
-  constexpr std::uint64_t kTilesPerItem = 16;
-  const std::uint64_t items = (tiles().tiles() + kTilesPerItem - 1) / kTilesPerItem;
+  constexpr std::uint64_t kTilesPerCheck = 16;
+  const std::uint64_t items = (tiles().tiles() + kTilesPerCheck - 1) / kTilesPerCheck;
   return run_all(pool(), items, until, "reading the shadow", [&](std::uint64_t item, unsigned) -> Status {
-    const std::uint64_t end = std::min((item + 1) * kTilesPerItem, tiles().tiles());
-    for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
+    const std::uint64_t end = std::min((item + 1) * kTilesPerCheck, tiles().tiles());
+    for (std::uint64_t i = item * kTilesPerCheck; i < end; ++i) {
       DS_TRY(check_tile(room, tile_of(layout_of(), tiles().nth(i)), state));
     }
     return {};
