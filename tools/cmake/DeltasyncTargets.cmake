@@ -9,6 +9,10 @@ if(DELTASYNC_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 add_library(deltasync_options INTERFACE)
+if(DELTASYNC_PORTABLE)  # a wheel brings its libraries along: only what is called of them, and of this one
+  target_compile_options(deltasync_options INTERFACE -ffunction-sections -fdata-sections)
+  target_link_options(deltasync_options INTERFACE -Wl,--gc-sections)
+endif()
 target_include_directories(deltasync_options INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
                                                        ${PROJECT_SOURCE_DIR})
 target_compile_options(
