@@ -1,5 +1,6 @@
 // The agent without its sockets: its parts, wired together. Who wants something of a part asks that part.
 //
+//   Reclaimer     frees what is large on a thread of its own
 //   Bell          what the publisher waits for
 //   VersionStore  generations, what is served, the ring
 //   LeaseTable    who reads which half
@@ -11,13 +12,13 @@
 //   PlanService   plan requests
 //   SubsetTable   subscriptions
 //   SegmentHooks  what the trainer server asks for
-//   Reclaimer     frees what is large on a thread of its own
 //   AgentFiles    names of files
 //
-// Each part knows only those above it, has its own lock and says in its header what that protects. Locks are taken in
+// Each part knows only those above it. Its header says what its lock protects, or why it needs none. Locks are taken in
 // this order, and never upwards:
 //
-//   Changes → OpenPlans → LeaseRevoker → DeltaBuilder → VersionStore → LeaseTable → Bell, Reclaimer, RingKeeper
+//   Changes → OpenPlans → LeaseRevoker → DeltaBuilder → VersionStore → LeaseTable → Bell, Reclaimer, RingKeeper,
+//   AgentRole
 //
 // A part that calls others mostly holds none: it works on an immutable Snapshot, and asks in the end whether that is
 // still the present one.
@@ -87,7 +88,7 @@ class AgentCore {
   PlanParts plan_parts();
   void start_threads();
 
-  // What has threads outlives what they use: destroyed from the bottom up, after stop().
+  // Destroyed from the bottom up, after stop() has joined the threads: each outlives those that use it.
   const CoreOptions options_;
   Metrics metrics_;
   const Room copy_room_;

@@ -7,7 +7,6 @@
 #include <functional>
 #include <string>
 
-#include "agent/serve/admission.hpp"
 #include "agent/versions/scrub.hpp"
 #include "delta/delta.hpp"
 
@@ -17,6 +16,15 @@ namespace deltasync::agent {
 constexpr std::uint64_t default_ring_bytes(std::uint64_t half_bytes) noexcept {
   return half_bytes / 20;
 }
+
+/// How many connections the pull server has places for.
+struct AdmissionLimits {
+  std::size_t receivers_max = 4096;          ///< control and watch connections
+  std::size_t data_max = 4096;               ///< data connections: those of receivers that are pulling
+  std::size_t strangers_max = 1024;          ///< connections that have not authenticated yet
+  std::size_t strangers_per_address = 128;   ///< of one IPv4 address or IPv6 /64
+  std::size_t strangers_per_loopback = 512;  ///< the same for each loopback address
+};
 
 /// What the core needs to know.
 struct CoreOptions {

@@ -29,18 +29,22 @@ Result<std::uint64_t> OpenPlans::open(OpenPlan made, const Asker& asker, ServedP
   }
   do plan->id = net::make_random_id();
   while (plan->id == 0 || plans_.count(plan->id) != 0);
-  plan->hold = holds_.begin({});
-  if (served) {
-    const LeaseBudgets::Time time = parts_.revoker.time_of(asker.host);
-    plan->copied = time < parts_.options.lease_grace && parts_.options.copy_bytes_max != 0;
-    plan->lease =
-        parts_.leases.begin(served->half, {plan->copied ? LeaseBudgets::Time(0) : time, asker.host, asker.name});
-    plan->packed_frames = packed_frames_.share(served->half, parts_.reclaimer, parts_.peer_room);
-    plan->served = std::move(served);
+  plans_.emplace(plan->id, plan);  // first: what has begun for it ends with it, also if memory is short from here on
+  try {
+    plan->hold = holds_.begin({});
+    if (served) {
+      const LeaseBudgets::Time time = parts_.revoker.time_of(asker.host);
+      plan->copied = time < parts_.options.lease_grace && parts_.options.copy_bytes_max != 0;
+      plan->packed_frames = packed_frames_.share(served->half, parts_.reclaimer, parts_.peer_room);
+      plan->served = served;
+      plan->lease =
+          parts_.leases.begin(served->half, {plan->copied ? LeaseBudgets::Time(0) : time, asker.host, asker.name});
+    }
+  } catch (...) {
+    end_locked(plan->id);
+    throw;
   }
-  const std::uint64_t id = plan->id;
-  plans_.emplace(id, std::move(plan));
-  return id;
+  return plan->id;
 }
 
 Result<OpenPlanPtr> OpenPlans::find(std::uint64_t id) const {
@@ -116,7 +120,7 @@ void OpenPlans::end_locked(std::uint64_t id) {
   const auto found = plans_.find(id);
   if (found == plans_.end()) return;
   if (found->second->lease) parts_.leases.end(*found->second->lease);
-  holds_.end(*found->second->hold);
+  if (found->second->hold) holds_.end(*found->second->hold);
   parts_.reclaimer->retire(std::move(found->second));  // with deltas that have left the ring
   plans_.erase(found);
 }
@@ -129,7 +133,10 @@ void OpenPlans::trim_pinned() {
   const RetiredAtEnd<const Snapshot> now(*parts_.reclaimer, parts_.versions.snapshot());
   std::set<const RingEntry*> there;
   for (const RingEntryPtr& entry : now->ring) there.insert(entry.get());
-  for (const RingEntryPtr& entry : parts_.deltas.kept()) there.insert(entry.get());
+  for (RingEntryPtr& entry : parts_.deltas.kept()) {
+    there.insert(entry.get());
+    parts_.reclaimer->retire(std::move(entry));  // it may be the last share by now
+  }
   for (;;) {
     std::set<const RingEntry*> pinned;
     std::uint64_t bytes = 0;

@@ -13,7 +13,8 @@
 
 namespace deltasync::agent {
 
-/// No mutex: look() is called by one thread at a time, the others before and after all threads. Names are for any
+/// No mutex: look() is called by one thread at a time, the others before the threads and at their end, and nothing that
+/// look() reads is written then. Names are for any
 /// thread.
 class AgentFiles {
  public:

@@ -19,8 +19,12 @@ class Changes {
   /// `changed` is called after each change, on any thread, for as long as the listener lives. Those that listened first
   /// are called first. It says nothing of what has changed, so it may come once too often.
   Listener listen(std::function<void()> changed) {
-    const std::lock_guard lock(list_->mutex);
-    const auto here = list_->calls.insert(list_->calls.end(), std::move(changed));
+    std::list<std::function<void()>>::iterator here;
+    {
+      const std::lock_guard lock(list_->mutex);
+      here = list_->calls.insert(list_->calls.end(), std::move(changed));
+    }
+    // Without the lock: if it cannot be made, it is ended.
     return Listener(nullptr, [list = list_, here](void*) {
       const std::lock_guard end(list->mutex);
       list->calls.erase(here);

@@ -2,12 +2,13 @@
 // and when versions were published. Readers get snapshots. The publisher and the trainer's side change it.
 //
 // Invariants:
-//   - A snapshot never changes. Each change of the store is a new one, and listeners hear of it.
+//   - A snapshot never changes. Whatever receivers may get that has changed makes a new one, and listeners hear of it.
 //   - The ring's chain ends at the served version, and is of its layout.
 //   - A lease may be begun on what a snapshot serves, but it counts only if is_current() says so afterwards. Then the
 //     publisher, which looks at leases after it has published, sees the lease before it gives the half back.
 //
-// Its mutex is held for looks and exchanges only, and under it those of the reclaimer and the ring's keeper.
+// Its mutex is held for looks and exchanges only, and under it those of the reclaimer, the ring's keeper and, in
+// drop_old(), the leases.
 #pragma once
 
 #include <atomic>
@@ -59,7 +60,7 @@ class VersionStore {
   Behind behind(const VersionId& held) const;
   /// The same of many at one moment.
   std::vector<Behind> behind(std::span<const VersionId> held) const;
-  /// Told of each publication, of generations that come and go, and of deltas that others derived.
+  /// Told of each publication, of generations that come, of those that are released, and of deltas that others derived.
   Changes& changes() noexcept { return changes_; }
 
   /// A receiver says that it holds a version of this epoch. It may say anything: that moves the count of epochs up to
