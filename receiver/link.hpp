@@ -30,7 +30,7 @@ bool smaller_pays(const TwoForms& forms, LinkRate link) noexcept;
 /// True if a delta that changes so many elements of a bf16 model is there sooner in exponent classes. The agent makes
 /// them of the whole model before the first byte leaves; a plan waits for them for `patience_s`.
 bool classes_pay(std::uint64_t changed, std::uint64_t model_bytes, LinkRate link, double patience_s) noexcept;
-/// The longest that an agent lets a plan wait for them (wire_protocol.md "Who times out what").
+/// The longest that an agent lets a plan wait for them (wire_protocol.md "Planning").
 inline constexpr double kClassesPatienceS = 10;
 /// What a plan that asks for them should allow in all: agents wait for them for half of that. Twice what they are taken
 /// to take, and as much again, since the version may come late in it.

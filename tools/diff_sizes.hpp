@@ -15,7 +15,7 @@
 //   positions Σ over groups of n·H(c/n), H the binary entropy, n elements of which c changed: the cost of naming which
 //             ones. The groups are: the whole model, each tile, or each exponent of the old value in each tensor (which
 //             the receiver has, so it costs nothing to say).
-//   values    the empirical entropy of the ulp difference (delta_format.md "ulp map"), over the whole model for
+//   values    the empirical entropy of the ulp difference (delta_format.md "Differences"), over the whole model for
 //   the
 //             first two, given the old exponent for the third. A difference of 4,096 ulp or more counts as its sign
 //             and bit length plus its low bits one for one: it has no distribution worth learning.

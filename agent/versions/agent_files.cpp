@@ -19,7 +19,7 @@ void AgentFiles::look(const std::vector<GenerationPtr>& generations) {
     if (in_place || !nameless_.insert(file).second) return;
     log::warn(
         "name_removed file={} effect=\"{}; it is served on\" remedy=\"keep cleaners away: RemoveIPC=no in logind.conf, "
-        "an x line in tmpfiles.d; docs/reference/cli.md\"",
+        "an x line in tmpfiles.d; docs/operating/installing.md\"",
         file.string(), without);
   };
   look_at(lock_->file(), lock_->in_place(), "another agent of this name can start");

@@ -185,7 +185,7 @@ class StagedUpdate {
   virtual Status rollback() = 0;
 };
 
-/// One receiver of one agent. One thread calls it at a time, but for lag(). It connects again by itself.
+/// One receiver of one agent. One thread calls it at a time, but for lag() and progress(). It connects again by itself.
 ///
 /// ```cpp
 /// const CallOptions minute = CallOptions::within(std::chrono::minutes(1));

@@ -113,7 +113,7 @@ class Pull {
                              FrameFetch::Kind kind = FrameFetch::Kind::raw_tiles);
   Result<Progress> repair_missing(const wire::PlanReply& reply);
 
-  // single tiles (pull_repair.cpp)
+  // single tiles (receiver/repair.cpp)
   Result<Progress> repair_from(const wire::PlanReply& reply);
   Status put(const Tile& tile, const TileRows& rows) {
     return repairing_ ? s_.target.repair_tile(tile, rows) : s_.target.put_tile(tile, rows);

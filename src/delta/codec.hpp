@@ -1,5 +1,5 @@
-// The codecs of tiles (delta_format.md "Codecs"), one row for each: who handles records asks what a codec needs and
-// gives, not which one it is.
+// The codecs of tiles (delta_format.md "Tile payloads"), one row for each: who handles records asks what a codec needs
+// and gives, not which one it is.
 #pragma once
 
 #include "delta/delta.hpp"

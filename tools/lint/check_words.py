@@ -48,7 +48,6 @@ PHRASES = {
 
 # Files, and directories with a slash at the end, in which a word is right, and why.
 ALLOWED = {
-    "docs/operating/renamed.md": "lists the old names",
     "tools/lint/check_words.py": "lists the old names",
 }
 

@@ -2,7 +2,7 @@
 //
 // The committed directory is mapped read only and never written. A full update fills an incoming directory through a
 // mapping; a delta goes into the version before the committed one, if a write lease on each of its files proves that
-// nobody has them, else into a copy (target_hf_delta.cpp). Either becomes a version by a rename, and the committed one
+// nobody has them, else into a copy (hf_target_delta.cpp). Either becomes a version by a rename, and the committed one
 // by the symlink.
 #pragma once
 

@@ -1,5 +1,6 @@
-// What becomes of a version when its memory refuses a step (receiver/memory_target.hpp): it stays, or the target says
-// that it has none. That the calls do what they should is what the conformance suite looks at, with this kind too.
+// What becomes of a version when its memory refuses a step (receiver/targets/memory_target.hpp): it stays, or the
+// target says that it has none. That the calls do what they should is what the conformance suite looks at, with this
+// kind too.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 """A receiver beside an engine's model: pulls on threads of its own, writes on the thread that runs the engine's steps.
 
-The life of an :class:`EngineReceiver` (docs/guides/vllm.md has the reasons):
+The life of an :class:`EngineReceiver` (docs/internals/engines.md has the reasons):
 
 1. ``connecting``: a thread of its own connects, from construction on.
 2. ``loading``: the loader is traced (:meth:`attach`). What this rank needs is pulled into host memory. The first commit
