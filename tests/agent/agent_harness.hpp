@@ -15,6 +15,7 @@
 #include "deltasync/writer.hpp"
 #include "net/auth.hpp"
 #include "net/blocking.hpp"
+#include "tests/support/eventually.hpp"
 #include "tests/support/model.hpp"
 #include "tests/support/temp_dir.hpp"
 
@@ -77,6 +78,11 @@ class AgentTest : public ::testing::Test {
   wire::PlanRequest ask(wire::WantKind want = wire::WantKind::newest) const;
   /// As if the receiver held what is served now.
   wire::PlanRequest ask_from_served() const;
+  /// So many leases have been revoked. They are counted a moment after the writer goes on.
+  bool revoked(std::uint64_t leases) const {
+    return test::eventually([&] { return agent_->core().metrics().leases_revoked >= leases; }) &&
+           agent_->core().metrics().leases_revoked == leases;
+  }
   ServedPtr served() const { return agent_->core().versions().snapshot()->served; }
 
   test::TempDir dir_;

@@ -399,7 +399,7 @@ TEST_F(RelayNode, ASlowRankHoldsTheRelayUpForHalfOfItsGuardAtMost) {
     next_version(0.01);
     hand_on();
   }
-  EXPECT_EQ(node_->core().metrics().leases_revoked, 1u);
+  EXPECT_TRUE(eventually([&] { return node_->core().metrics().leases_revoked == 1u; }));
 }
 
 /// A byte is flipped behind the relay's back, in the version that the next delta is made from. The relay finds it and
