@@ -44,6 +44,19 @@ StagedStep TrainerModel::delta(const Reference& before, const Reference& after, 
   return staged(encode(before, after, form));
 }
 
+StagedStep TrainerModel::delta_by_tile(const Reference& before, const Reference& after) const {
+  const delta::Delta whole = encode(before, after, delta::ValueForm::ulp);
+  StagedStep step{whole.from, whole.to, {}};
+  for (const delta::Frame& frame : whole.frames) {
+    for (std::uint64_t tile = 0; tile < model_.layout->tile_count(); ++tile) {
+      const delta::Batch only{tile, tile + 1};
+      delta::Frame cut = delta::cut_frame(frame, {&only, 1});
+      if (!cut.bytes.empty()) step.frames.push_back(staged(std::move(cut.bytes)));
+    }
+  }
+  return step;
+}
+
 StagedStep TrainerModel::compact_delta(const Reference& before, const Reference& after) const {
   const delta::Delta plain = encode(before, after, delta::ValueForm::ulp);
   auto compact = delta::compact(*model_.layout, plain, before.half, pool_);

@@ -30,6 +30,8 @@ class TrainerModel {
   /// From `before` to `after`, encoded, parsed, ready to be committed.
   StagedStep delta(const Reference& before, const Reference& after,
                    delta::ValueForm form = delta::ValueForm::ulp) const;
+  /// The same with a frame for each tile.
+  StagedStep delta_by_tile(const Reference& before, const Reference& after) const;
   /// The same in exponent classes, where that is smaller.
   StagedStep compact_delta(const Reference& before, const Reference& after) const;
   /// The same step once more, as it was before it was committed anywhere.

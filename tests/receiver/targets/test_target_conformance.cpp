@@ -12,15 +12,32 @@
 #include "receiver/targets/verify.hpp"
 #include "tests/receiver/target_places.hpp"
 #include "tests/receiver/trainer_model.hpp"
+#include "tests/support/late_clock.hpp"
 
 namespace deltasync::test {
 namespace {
 
 using delta::ValueForm;
 
+/// All shapes of sample_specs(), of several bands and panels too, with as few elements as that takes.
+std::vector<TensorSpec> small_specs() {
+  std::vector<TensorSpec> specs = sample_specs();
+  const auto change = [&](const std::string& name, std::vector<std::uint64_t> shape) -> TensorSpec& {
+    const auto spec = std::find_if(specs.begin(), specs.end(), [&](const TensorSpec& s) { return s.name == name; });
+    spec->shape = std::move(shape);
+    return *spec;
+  };
+  change("embed.weight", {200, 96}).row_cuts = {30, 100};
+  change("wide.row", {1, 70000});                    // two panels
+  TensorSpec& ffn = change("ffn.down", {150, 592});  // two panels, and two bands of the second part
+  ffn.row_cuts = {20};
+  ffn.col_cuts = {40};
+  return specs;
+}
+
 class TargetConformance : public testing::TestWithParam<Kind> {
  protected:
-  void SetUp() override { start(std::make_unique<TrainerModel>(7)); }
+  void SetUp() override { start(std::make_unique<TrainerModel>(7, small_specs())); }
 
   void start(std::unique_ptr<TrainerModel> trainer) {
     target_.reset();
@@ -146,48 +163,50 @@ TEST_P(TargetConformance, OnlySomeTensorsChange) {
   EXPECT_TRUE(holds(after));
 }
 
-#ifdef DELTASYNC_SANITIZED
-constexpr std::uint64_t kWalks = 1;
-constexpr int kGrowth = 60;
-#else
-constexpr std::uint64_t kWalks = 3;
-constexpr int kGrowth = 10;
-#endif
-/// A commit is in time long before that, on a busy machine, too.
-constexpr int kLatestUs = 100'000'000;
+/// The deadline of a call passes at one of its looks at the clock after the other, until the call is in time. `call`
+/// says how it ended; whenever it was late, `kept` must hold. Returns how often that was.
+std::size_t end_at_each_look(const std::function<Status(Deadline)>& call,
+                             const std::function<testing::AssertionResult()>& kept, bool slow) {
+  std::size_t times = 0;
+  for (std::uint64_t look = 1;; look += 1 + look / (slow ? 2 : 8)) {
+    // Nearer than a device's patience, and than the grace of what takes a commit back.
+    const Deadline deadline = Deadline::after(std::chrono::seconds(5));
+    const Status status = [&] {
+      const LateClock late(deadline, look);
+      return call(deadline);
+    }();
+    if (status.ok()) return times;
+    ++times;
+    EXPECT_EQ(status.error().code(), Errc::timed_out) << status.error().to_string();
+    EXPECT_TRUE(kept()) << "after look " << look;
+    if (testing::Test::HasFailure()) return times;
+  }
+}
 
 TEST_P(TargetConformance, ADeadlineThatPassesKeepsTheOldVersion) {
-  // 16 MiB: several frames a step, so that a deadline can pass between them.
-  start(std::make_unique<TrainerModel>(
-      7, std::vector<TensorSpec>{{"a", Dtype::bf16, {4096, 1024}, {}, {}}, {"b", Dtype::bf16, {4096, 1024}, {}, {}}}));
+  start(std::make_unique<TrainerModel>(7, std::vector<TensorSpec>{{"a", Dtype::bf16, {64, 48}, {16, 32, 48}, {}},
+                                                                  {"b", Dtype::bf16, {64, 48}, {16, 32, 48}, {}}}));
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
-  Reference second = trainer_->step(0.05);
-  Reference third = trainer_->step(0.05);
-  std::vector<StagedStep> made;
-  if (GetParam().resolves) {
-    made.push_back(trainer_->delta(first, third));
-  } else {
-    made.push_back(trainer_->delta(first, second));
-    made.push_back(trainer_->delta(second, third));
-  }
-  const auto steps = [&] {  // a commit takes, and may change, what it is given
-    std::vector<StagedStep> copies;
-    for (const StagedStep& step : made) copies.push_back(trainer_->copy(step));
-    return copies;
-  };
-  ASSERT_GT(steps()[0].frames.size(), 2u);
-  // Later and later: before the first tile, and between tiles.
-  for (int us = 0; us < kLatestUs; us = 1 + us * (GetParam().slow ? 30 : kGrowth)) {
-    const Status status = commit_steps(steps(), third.state, Deadline::after(std::chrono::microseconds(us)));
-    if (status.ok()) {
-      EXPECT_NE(us, 0);
-      ASSERT_TRUE(ok(target_->rollback()));
-      break;
+  const Reference second = trainer_->step(0.05);
+  const Reference third = trainer_->step(0.05);
+  const auto steps = [&] {
+    std::vector<StagedStep> made;
+    if (GetParam().resolves) {
+      made.push_back(trainer_->delta_by_tile(first, third));
+    } else {
+      made.push_back(trainer_->delta_by_tile(first, second));
+      made.push_back(trainer_->delta_by_tile(second, third));
     }
-    ASSERT_TRUE(fails(status, Errc::timed_out));
-    ASSERT_TRUE(holds(first)) << us;
-  }
+    return made;
+  };
+  ASSERT_EQ(steps()[0].frames.size(), 8u);
+  const auto commit = [&](Deadline deadline) { return commit_steps(steps(), third.state, deadline); };
+  EXPECT_GT(end_at_each_look(
+                commit, [&] { return holds(first); }, GetParam().slow),
+            1u);
+  ASSERT_TRUE(holds(third));
+  ASSERT_TRUE(ok(target_->rollback()));
   ASSERT_TRUE(ok(commit_steps(steps(), third.state, in_time())));
   EXPECT_TRUE(holds(third));
 }
@@ -300,20 +319,20 @@ TEST_P(TargetConformance, FullOverLiveStages) {
   EXPECT_TRUE(holds(second));
 }
 
-/// Later and later, until the commit is in time.
 TEST_P(TargetConformance, AStagedFullThatIsLateKeepsTheOldVersion) {
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.5);
-  for (int us = 0; us < kLatestUs; us = 1 + us * (GetParam().slow ? 30 : kGrowth)) {
-    ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  const auto commit = [&](Deadline deadline) -> Status {
+    DS_TRY(target_->begin_full(FullUpdatePolicy::stage, in_time()));
     fill_full(*target_, second);
-    const Status status = target_->commit_full(second.state, Deadline::after(std::chrono::microseconds(us)));
-    if (status.ok()) break;
-    ASSERT_TRUE(fails(status, Errc::timed_out));
+    return target_->commit_full(second.state, deadline);
+  };
+  const auto kept = [&] {
     target_->discard_full();
-    ASSERT_TRUE(holds(first)) << us;
-  }
+    return holds(first);
+  };
+  end_at_each_look(commit, kept, GetParam().slow);
   EXPECT_TRUE(holds(second));
   ASSERT_TRUE(ok(target_->rollback()));
   EXPECT_TRUE(holds(first));
@@ -477,11 +496,16 @@ TEST_P(TargetConformance, LayoutsWithoutAnElement) {
   EXPECT_TRUE(holds(second));
 }
 
+#ifdef DELTASYNC_SANITIZED
+constexpr std::uint64_t kWalks = 1;
+#else
+constexpr std::uint64_t kWalks = 3;
+#endif
 /// Random walks: after every call the target is on the version that the calls so far imply.
 TEST_P(TargetConformance, RandomWalks) {
   const std::uint64_t walks = GetParam().slow ? 1 : kWalks;
   for (std::uint64_t seed = 1; seed <= walks; ++seed) {
-    start(std::make_unique<TrainerModel>(seed));
+    start(std::make_unique<TrainerModel>(seed, small_specs()));
     Random random(seed);
     std::optional<Reference> now;
     std::optional<std::optional<Reference>> undo;  // what rollback leads to, if it is possible
