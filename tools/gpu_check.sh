@@ -91,7 +91,7 @@ finish() {
   record total "$limit" "$SECONDS"
   if ! command -v python3 >/dev/null; then
     echo '{"verdict": "failed", "reasons": ["there is no python3"]}' >"$out"
-  elif ! python3 tools/gpu_results.py --results "$results" --out "$out"; then
+  elif ! python3 tools/ci/gpu_results.py --results "$results" --out "$out"; then
     status=$((status ? status : 1))
   fi
   exit "$status"

@@ -11,7 +11,7 @@ packages=(
   # tests and lint
   libgtest-dev libgmock-dev libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck systemd
   prometheus zsh fish
-  # the wheel in empty Debian systems (tools/check_wheel_roots.sh)
+  # the wheel in empty Debian systems (tools/ci/check_wheel_roots.sh)
   debootstrap iproute2
   # reference decoder, quickstart
   python3 python3-numpy python3-venv python3-pip

@@ -87,9 +87,9 @@ fi
 model=$("$home/venv/bin/python" -c "$weights_of")
 
 echo "quickstart: versions"
-run 3600 "$home/venv/bin/python" tools/make_versions.py --model "$model" --out "$home/versions" \
+run 3600 "$home/venv/bin/python" tools/demo/make_versions.py --model "$model" --out "$home/versions" \
   --versions "$versions" --lr "$lr" --method "$method"
 
 echo "quickstart: trainer, agent and receiver"
-run 1800 "$home/venv/bin/python" tools/quickstart_run.py --bin build/bin --versions "$home/versions" \
+run 1800 "$home/venv/bin/python" tools/demo/quickstart_run.py --bin build/bin --versions "$home/versions" \
   --out "$home/received"

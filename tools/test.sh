@@ -12,12 +12,12 @@
 #         tsan     ThreadSanitizer, the tests of code that runs on several threads, and of the delta kernels
 #         python   the Python package: ruff, mypy, and its tests
 #         install  the library as installed, and inside another project: docs/examples/cpp built with each, and run
-#         operating  what docs/operating gives to operators: manifests, alerts, board, pages (tools/check_operating.sh)
+#         operating  what docs/operating gives to operators: manifests, alerts, board, pages (tools/ci/check_operating.sh)
 #         docs     the pages of docs/ as a site, without links that lead nowhere; what they show is run; their words
-#         container  the image of docs/operating/Containerfile, built without a registry, and run (tools/check_container.sh)
+#         container  the image of docs/operating/Containerfile, built without a registry, and run (tools/ci/check_container.sh)
 #         wheel    the Python package as a portable wheel: its tag, size and symbols; used in an empty environment
 #         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
-#         upgrade  the last release of the protocol before this one against this one (tools/test_upgrade.sh)
+#         upgrade  the last release of the protocol before this one against this one (tools/ci/test_upgrade.sh)
 #         chaos    ten minutes of killing, stopping, damaging and flooding real processes (tools/chaos.sh)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -155,15 +155,15 @@ run_stage() {
     python) run_python ;;
     install)
       build release
-      step "install" tools/check_install.sh build build/install-check
+      step "install" tools/ci/check_install.sh build build/install-check
       ;;
     operating)
       build release
-      step "operating" tools/check_operating.sh build
+      step "operating" tools/ci/check_operating.sh build
       ;;
-    container) step "container" tools/check_container.sh build/container ;;
-    wheel) step "wheel" tools/check_wheel.sh build/wheel ;;
-    upgrade) step "upgrade" tools/test_upgrade.sh build ;;
+    container) step "container" tools/ci/check_container.sh build/container ;;
+    wheel) step "wheel" tools/ci/check_wheel.sh build/wheel ;;
+    upgrade) step "upgrade" tools/ci/test_upgrade.sh build ;;
     tidy)
       step "asan: configure" configure asan
       step "clang-tidy" tools/lint.sh tidy

@@ -10,7 +10,7 @@
 #include "net/tls.hpp"
 #include "tests/agent/agent_harness.hpp"
 #include "tests/support/certificates.hpp"
-#include "tools/http_get.hpp"
+#include "tools/cli/http_get.hpp"
 
 namespace deltasync::agent {
 namespace {

@@ -13,7 +13,7 @@
 #include "base/deadline.hpp"
 #include "net/endpoint.hpp"
 #include "shm/side_files.hpp"
-#include "tools/http_get.hpp"
+#include "tools/cli/http_get.hpp"
 
 namespace deltasync::integration {
 namespace {

@@ -1,10 +1,10 @@
-#include "tools/delta_check.hpp"
+#include "tools/cli/delta_check.hpp"
 
 #include <gtest/gtest.h>
 
 #include "format/tiling.hpp"
 #include "tests/support/model.hpp"
-#include "tools/diff_sizes.hpp"
+#include "tools/cli/diff_sizes.hpp"
 
 namespace deltasync::tools {
 namespace {

@@ -11,7 +11,7 @@
 #include "base/call_context.hpp"
 #include "tests/commit/fake_receiver.hpp"
 #include "tests/commit/log_lines.hpp"
-#include "tools/follow.hpp"
+#include "tools/cli/follow.hpp"
 
 namespace deltasync::cli {
 namespace {

@@ -46,9 +46,9 @@ class GpuCheckTest(unittest.TestCase):
     def setUp(self):
         self.tmp = pathlib.Path(tempfile.mkdtemp(prefix="deltasync-gpu-check-"))
         self.addCleanup(shutil.rmtree, self.tmp, ignore_errors=True)
-        (self.tmp / "tools").mkdir()
-        for name in ("gpu_check.sh", "gpu_results.py"):
-            shutil.copy(ROOT / "tools" / name, self.tmp / "tools")
+        (self.tmp / "tools/ci").mkdir(parents=True)
+        for name in ("tools/gpu_check.sh", "tools/ci/gpu_results.py"):
+            shutil.copy(ROOT / name, self.tmp / name)
         self.stand = self.tmp / "stand"
         self.stand.mkdir()
         for name, text in PROGRAMS.items():

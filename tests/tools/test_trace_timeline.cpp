@@ -1,5 +1,5 @@
 // Traces of several processes on one clock: who is measured, who is placed by the time of day, and what is refused.
-#include "tools/trace_timeline.hpp"
+#include "tools/cli/trace_timeline.hpp"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "deltasync/timeline.hpp"
-#include "tools/trace_timeline.hpp"
+#include "tools/cli/trace_timeline.hpp"
 
 namespace deltasync::bench {
 namespace {

@@ -4,7 +4,7 @@
 #include "deltasync/layout.hpp"
 #include "format/tiling.hpp"
 #include "receiver/targets/target_checks.hpp"
-#include "tools/diff_sizes.hpp"
+#include "tools/cli/diff_sizes.hpp"
 
 namespace deltasync::bench {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "bench/bench.hpp"
 #include "bench/processes.hpp"
-#include "tools/cli.hpp"
-#include "tools/cli_program.hpp"
+#include "tools/cli/cli.hpp"
+#include "tools/cli/program.hpp"
 
 namespace deltasync::cli {
 namespace {

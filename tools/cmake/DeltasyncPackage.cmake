@@ -97,19 +97,19 @@ if(DELTASYNC_BUILD_PROGRAMS)
     COMPONENT programs)
   if(NOT CMAKE_CROSSCOMPILING AND NOT DELTASYNC_PORTABLE)
     install(
-      FILES ${PROJECT_BINARY_DIR}/tools/completion.bash
+      FILES ${PROJECT_BINARY_DIR}/tools/cli/completion.bash
       DESTINATION share/bash-completion/completions
       RENAME deltasync
       COMPONENT programs)
     install(
-      FILES ${PROJECT_BINARY_DIR}/tools/completion.fish
+      FILES ${PROJECT_BINARY_DIR}/tools/cli/completion.fish
       DESTINATION share/fish/vendor_completions.d
       RENAME deltasync.fish
       COMPONENT programs)
     # zsh looks below /usr/local, and elsewhere below prefixes, in site-functions; Debian's zsh below /usr in another place.
     foreach(place IN ITEMS site-functions vendor-completions)
       install(
-        FILES ${PROJECT_BINARY_DIR}/tools/completion.zsh
+        FILES ${PROJECT_BINARY_DIR}/tools/cli/completion.zsh
         DESTINATION share/zsh/${place}
         RENAME _deltasync
         COMPONENT programs)

@@ -4,7 +4,7 @@
 Python and shell blocks are run as pages.py says, the scripts of a page at the same time, in a directory of their own,
 with free ports in the place of those that the page names. Each must end with 0 (or be done, `until`) before the
 deadline; what it leaves running is ended. C++ and CMake blocks have to stand, line for line, in a file of docs/examples
-that tools/check_install.sh builds and runs. JSON has to parse. Other blocks are shown only.
+that tools/ci/check_install.sh builds and runs. JSON has to parse. Other blocks are shown only.
 """
 
 import argparse

@@ -35,7 +35,7 @@ def name() -> str:
 
 
 def tool() -> Any:
-    path = Path(__file__).parents[3] / "tools" / "ray_pair.py"
+    path = Path(__file__).parents[3] / "tools" / "demo" / "ray_pair.py"
     spec = importlib.util.spec_from_file_location("ray_pair", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,147 @@
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "base/utf8.hpp"
+#include "tools/cli/cli.hpp"
+
+namespace deltasync::cli {
+namespace {
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string format(const char* pattern, double value) {
+  char text[64];
+  const int n = std::snprintf(text, sizeof(text), pattern, value);
+  return {text, static_cast<std::size_t>(n)};
+}
+
+Status write_line(std::string_view line) {
+  if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fputc('\n', stdout) == EOF ||
+      std::fflush(stdout) != 0) {
+    return Error::from_errno("stdout", errno);
+  }
+  return {};
+}
+
+}  // namespace
+
+Exit exit_of(Errc code) noexcept {
+  switch (code) {
+    case Errc::invalid_argument:
+    case Errc::out_of_range: return Exit::usage;
+    case Errc::connection:
+    case Errc::protocol:
+    case Errc::peer_died:
+    case Errc::lease_revoked: return Exit::connection;
+    case Errc::corrupt:
+    case Errc::coverage: return Exit::not_verified;
+    case Errc::timed_out: return Exit::deadline;
+    case Errc::no_space: return Exit::no_space;
+    case Errc::gone:
+    case Errc::version_conflict:
+    case Errc::layout_mismatch:
+    case Errc::aborted:
+    case Errc::quarantined: return Exit::version;
+    case Errc::unauthenticated:
+    case Errc::permission: return Exit::access;
+    case Errc::not_found:
+    case Errc::already_exists: return Exit::missing;
+    case Errc::unsupported: return Exit::unsupported;
+    case Errc::io:
+    case Errc::internal:
+    case Errc::cancelled: return Exit::other;  // a signal's own exit code goes before
+  }
+  return Exit::other;
+}
+
+std::string not_negative(const std::string& number) {
+  return number.starts_with('-') ? number + " is negative" : "";
+}
+
+std::string one_or_more(const std::string& number) {
+  return number.starts_with('-') || number.find_first_not_of('0') == std::string::npos ? number + " is less than 1"
+                                                                                       : "";
+}
+
+void add_tls_options(CLI::App& app, TlsOptions& tls) {
+  app.add_option("--tls-ca", tls.ca,
+                 "speak TLS, and trust only an agent whose certificate a CA in this file has signed (PEM)")
+      ->type_name("FILE");
+  app.add_option("--tls-name", tls.name, "the name in the agent's certificate (default: the host that is dialled)")
+      ->type_name("NAME");
+  app.add_option("--tls-cert", tls.cert, "a certificate of one's own, for agents that want one (PEM)")
+      ->type_name("FILE");
+  app.add_option("--tls-key", tls.key, "its private key")->type_name("FILE");
+}
+
+std::string exit_code_help() {
+  return "Exit codes:\n"
+         "  0  done\n"
+         "  1  wrong options or arguments\n"
+         "  2  connection: no agent there, or it went away\n"
+         "  3  not verified: corrupt or incomplete bytes; nothing was published\n"
+         "  4  the deadline passed\n"
+         "  5  no space: disk, /dev/shm or cgroup full\n"
+         "  6  version: gone, out of order, another layout, or its fill was aborted\n"
+         "  7  access: token or certificate missing or wrong, file permissions\n"
+         "  8  a file or directory is not there, or one is in the way\n"
+         "  9  unsupported by this build\n"
+         " 10  any other error\n"
+         "128+N  pull: ended by signal N\n";
+}
+
+Status print_line(std::string_view line) {
+  return write_line(printable(line));
+}
+
+Status print_json(const Json& object, int indent) {
+  // Names and messages come from outside: bytes that are no UTF-8 must not stop the program.
+  return write_line(object.dump(indent, ' ', false, Json::error_handler_t::replace));
+}
+
+std::string human_bytes(std::uint64_t bytes) {
+  const char* const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
+  if (bytes < 1024) return std::to_string(bytes) + " B";
+  double value = static_cast<double>(bytes) / 1024;
+  std::size_t unit = 0;
+  while (value >= 1023.95 && unit + 1 < std::size(units)) {
+    value /= 1024;
+    ++unit;
+  }
+  return format(value < 10 ? "%.2f " : "%.1f ", value) + units[unit];
+}
+
+std::string human_seconds(double seconds) {
+  if (seconds >= 1) return format("%.2f s", seconds);
+  if (seconds >= 1e-3) return format("%.1f ms", seconds * 1e3);
+  return format("%.0f us", seconds * 1e6);
+}
+
+std::string human_percent(double fraction) {
+  return format(fraction < 0.01 ? "%.3f%%" : "%.2f%%", fraction * 100);
+}
+
+Progress::Progress(bool enabled) : enabled_(enabled && ::isatty(STDERR_FILENO) == 1) {}
+
+Progress::~Progress() {
+  clear();
+}
+
+void Progress::show(const std::string& line) {
+  if (!enabled_ || now_s() - last_s_ < 0.1) return;
+  last_s_ = now_s();
+  shown_ = true;
+  std::fprintf(stderr, "\r\033[K%s", line.c_str());
+  std::fflush(stderr);
+}
+
+void Progress::clear() {
+  if (shown_) std::fputs("\r\033[K", stderr);
+  shown_ = false;
+}
+
+}  // namespace deltasync::cli
