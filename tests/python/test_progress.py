@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import math
 import socket
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import deltasync
 import numpy as np
@@ -105,6 +107,64 @@ def test_one_that_raises_ends_no_pull(way: HeldBack, token: str, caplog: pytest.
     assert "progress: it is shown no more" in caplog.text
 
 
+def test_one_that_came_between_two_looks_is_told_of() -> None:
+    assert told_of({"mode": "full", "full_bytes": 7}) == [(7, 7)]
+    assert told_of({"mode": "delta", "full_bytes": 7}) == []
+
+
+def told_of(report: dict[str, object]) -> list[tuple[int, int]]:
+    """Of a pull that ends with this report at the first look, which sees nothing of it."""
+    heard: list[tuple[int, int]] = []
+    steps = Steps(1, report)
+    with Watch(steps, steps.prepared, lambda done, total: heard.append((done, total))):
+        steps.prepared._future.result(DEADLINE_S)
+    return heard
+
+
+def test_asyncio(way: HeldBack, token: str) -> None:
+    heard: list[tuple[int, int]] = []
+    last = threading.Event()
+
+    def tell(done: int, total: int) -> None:
+        heard.append((done, total))
+        if done > 0:
+            way.go.set()
+        if done == total:
+            last.set()
+
+    async def run() -> None:
+        async with await deltasync.AsyncReceiver.connect(way.endpoint, token_file=token) as receiver:
+            with pytest.raises(errors.InvalidArgument, match="not 'yes'"):
+                await receiver.update(progress="yes")  # type: ignore[arg-type]
+            waiting = asyncio.create_task(receiver.update(timeout=DEADLINE_S, progress=tell))
+            assert (await waiting).mode == "full"
+
+    asyncio.run(run())
+    assert last.wait(DEADLINE_S)
+    assert heard == sorted(heard) and heard[-1] == (32 << 20, 32 << 20)
+
+
+def test_asyncio_tells_nothing_of_a_pull_that_is_given_up(way: HeldBack, token: str) -> None:
+    begun = threading.Event()
+
+    def tell(done: int, total: int) -> None:
+        begun.set()
+
+    async def run() -> None:
+        async with await deltasync.AsyncReceiver.connect(way.endpoint, token_file=token) as receiver:
+            theirs = receiver.receiver.prepare(timeout=DEADLINE_S)  # which goes on
+            waiting = asyncio.create_task(receiver.prepare(timeout=DEADLINE_S, progress=tell))
+            assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+            (thread,) = (each for each in threading.enumerate() if each.name == "deltasync-progress")
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await asyncio.to_thread(thread.join, DEADLINE_S)
+            assert not thread.is_alive() and not theirs.done
+
+    asyncio.run(run())
+
+
 def test_what_shows_nothing_is_refused(way: HeldBack, token: str) -> None:
     way.go.set()
     with deltasync.Receiver(way.endpoint, token_file=token) as receiver:
@@ -122,24 +182,33 @@ class Steps:
 
     timeout = DEADLINE_S
 
-    def __init__(self, looks: int) -> None:
+    def __init__(self, looks: int, report: dict[str, object]) -> None:
         self.looks = looks
+        self.report = report
         self.prepared = Prepared(self, None, math.inf, False)  # type: ignore[arg-type]
 
     def _progress(self) -> tuple[int, int]:
         self.looks -= 1
         if self.looks == 0:
-            self.prepared._future.set_result({})
+            self.prepared._future.set_result(self.report)
+            return 0, 0
         return 3 << 20, 6 << 20
 
 
-def bar_of(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
+class Unlike:
+    """What a program may put in the place of stderr."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def bar_of(stream: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys, "stderr", stream)
-    steps = Steps(3)
+    steps = Steps(3, {"mode": "full", "full_bytes": 6 << 20})
     watch = Watch(steps, steps.prepared, True)
     if watch._thread is not None:
         watch._thread.join(DEADLINE_S)
-    return stream.getvalue()
+    return stream.getvalue() if isinstance(stream, Terminal) else ""
 
 
 def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +218,10 @@ def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bar_of(io.StringIO(), monkeypatch) == ""
+    file, closed = io.StringIO(), io.StringIO()
+    closed.close()
+    for stream in (file, closed, Unlike(), None):
+        bar_of(stream, monkeypatch)
+    assert file.getvalue() == ""
     monkeypatch.setitem(sys.modules, "tqdm", None)
     assert bar_of(Terminal(), monkeypatch) == ""

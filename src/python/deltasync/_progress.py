@@ -43,8 +43,16 @@ class _Bar:
             self._bar.close()
 
 
+def _is_terminal(stream: Any) -> bool:
+    """A daemon has no stderr, a program's own may lack isatty(), and that of one that is closed raises."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
+
+
 def _bar() -> _Bar | None:
-    if not sys.stderr.isatty():
+    if not _is_terminal(sys.stderr):
         return None
     try:
         return _Bar(importlib.import_module("tqdm").tqdm)
@@ -69,6 +77,10 @@ class Watch:
         )
         self._thread.start()
 
+    def leave(self) -> None:
+        """Ends the thread soon, and waits for nothing."""
+        self._left.set()
+
     def __enter__(self) -> Watch:
         return self
 
@@ -80,16 +92,16 @@ class Watch:
     def _watch(
         self, receiver: _Puller, prepared: Prepared, tell: Callable[[int, int], object], bar: _Bar | None
     ) -> None:
-        total = 0
         try:
             while not self._left.is_set() and not prepared.done:
-                done, now = receiver._progress()
-                if now > 0:
-                    total = now
+                done, total = receiver._progress()
+                if total > 0:
                     tell(done, total)
                 concurrent.futures.wait([prepared._future], _LOOK_S)
-            if total > 0 and prepared.done and not prepared.failed:
-                tell(total, total)
+            if prepared.done and not prepared.failed:
+                report = prepared._future.result()
+                if report["mode"] == "full":  # which may have come between two looks
+                    tell(report["full_bytes"], report["full_bytes"])
         except Exception:
             _log.exception("progress: it is shown no more")  # the pull goes on
         finally:

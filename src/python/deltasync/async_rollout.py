@@ -12,6 +12,7 @@ import numpy as np
 
 from ._deadlines import end_of
 from ._native import Layout, PlacementPlan, Version
+from ._progress import ProgressLike, Watch
 from .errors import Cancelled
 from .prepared import Lag, PullReport, RepairReport, TileMismatch
 from .rollout import PAUSE_LOOK_S, Receiver
@@ -47,11 +48,19 @@ class AsyncReceiver:
         """The layout that the agent serves."""
         return self.receiver.layout
 
-    async def prepare(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
-        """Returns once the version is staged and verified; commit() makes it visible."""
+    async def prepare(
+        self,
+        version: int | str | Version | None = None,
+        *,
+        timeout: float | None = None,
+        progress: ProgressLike = False,
+    ) -> PullReport:
+        """Returns once the version is staged and verified; commit() makes it visible. ``progress``: see
+        :meth:`Receiver.prepare`; a callable is called on a thread of its own, not in the loop."""
         begin = time.monotonic()
         end = end_of("prepare", timeout, self.receiver.timeout)
         prepared, own = self.receiver._prepare(version, end)
+        watch = Watch(self.receiver, prepared, progress)
         try:
             while True:
                 pull = asyncio.wrap_future(prepared._future)
@@ -75,14 +84,22 @@ class AsyncReceiver:
             if own:  # else somebody else's, or the background's
                 prepared.cancel()
             raise
+        finally:
+            watch.leave()
 
     async def commit(self, *, timeout: float | None = None) -> PullReport:
         """See :meth:`Receiver.commit`."""
         return await self._run(lambda: self.receiver.commit(timeout=timeout))
 
-    async def update(self, version: int | str | Version | None = None, *, timeout: float | None = None) -> PullReport:
-        """See :meth:`Receiver.update`."""
-        await self.prepare(version, timeout=timeout)
+    async def update(
+        self,
+        version: int | str | Version | None = None,
+        *,
+        timeout: float | None = None,
+        progress: ProgressLike = False,
+    ) -> PullReport:
+        """See :meth:`Receiver.update`, and :meth:`prepare` for ``progress``."""
+        await self.prepare(version, timeout=timeout, progress=progress)
         return await self.commit(timeout=timeout)
 
     async def rollback(self) -> Version | None:
