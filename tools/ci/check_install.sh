@@ -14,11 +14,12 @@ rm -rf "$prefix" "$out/moved" "$out/debs" "$out"/by_*
 export CC=/usr/bin/cc CXX=/usr/bin/c++
 
 cmake --install "$build" --prefix "$prefix" >"$out/install.log"
-# A prefix can be moved: nothing in it names where it was made, nor where it was built.
+# A prefix can be moved: nothing in it names where it was made, where it was built, or where the CUDA toolkit was.
 mv "$prefix" "$out/moved"
 prefix=$out/moved
-if grep -rIlE "$source|$out/prefix" "$prefix/lib" "$prefix/include"; then
-  echo "these files of the installation name the directory of its source or of its first place" >&2
+toolkit=$(sed -nE 's/^CUDA_cudart_static_LIBRARY:[^=]*=(.+)\/[^/]*$/\1/p' "$build/CMakeCache.txt")
+if grep -rIlE "$source|$out/prefix${toolkit:+|$toolkit}" "$prefix/lib" "$prefix/include"; then
+  echo "these files of the installation name the directory of its source, of its first place or of the CUDA toolkit" >&2
   exit 1
 fi
 
@@ -63,7 +64,9 @@ run() {
   echo "the example built by $1 works"
 }
 
-cmake -S docs/examples/cpp -B "$out/by_find_package" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release >/dev/null
+# As where there is no CUDA toolkit, which users of a library that was built with one do not need.
+cmake -S docs/examples/cpp -B "$out/by_find_package" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release \
+  -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON >/dev/null
 cmake --build "$out/by_find_package"
 run find_package
 

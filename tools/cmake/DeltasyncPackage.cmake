@@ -36,8 +36,9 @@ target_link_libraries(
           OpenSSL::Crypto
           Threads::Threads
           ${CMAKE_DL_LIBS})
-if(DELTASYNC_WITH_CUDA)
-  target_link_libraries(deltasync_archive PRIVATE CUDA::cudart_static)
+if(DELTASYNC_WITH_CUDA)  # who links what is installed needs no toolkit: a copy of its runtime is installed, too
+  target_link_libraries(deltasync_archive PRIVATE $<BUILD_INTERFACE:CUDA::cudart_static>
+                                                  $<INSTALL_INTERFACE:deltasync::cudart>)
 endif()
 foreach(part IN ITEMS writer receiver)
   target_link_libraries(deltasync_for_${part} INTERFACE deltasync_archive)
@@ -66,7 +67,8 @@ install(
   DESTINATION ${package_dir}
   COMPONENT library)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/deltasyncConfig.cmake.in
-                              ${PROJECT_BINARY_DIR}/deltasyncConfig.cmake INSTALL_DESTINATION ${package_dir})
+                              ${PROJECT_BINARY_DIR}/deltasyncConfig.cmake INSTALL_DESTINATION ${package_dir}
+                              PATH_VARS CMAKE_INSTALL_LIBDIR)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/deltasyncConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(
   FILES ${PROJECT_BINARY_DIR}/deltasyncConfig.cmake ${PROJECT_BINARY_DIR}/deltasyncConfigVersion.cmake
@@ -76,7 +78,12 @@ install(
 set(pc_libs "-lpthread ${CMAKE_DL_LIBS}")
 list(TRANSFORM pc_libs REPLACE " (dl|rt)" " -l\\1")
 if(DELTASYNC_WITH_CUDA)
-  string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lrt")
+  string(PREPEND pc_libs "-ldeltasync_cudart -lrt ")
+  install(
+    FILES $<TARGET_FILE:CUDA::cudart_static>
+    DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    RENAME libdeltasync_cudart.a
+    COMPONENT library)
 endif()
 cmake_path(SET pc_prefix "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 string(REGEX REPLACE "[^/]+" ".." pc_prefix "${pc_prefix}")
