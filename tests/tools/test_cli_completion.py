@@ -1,11 +1,51 @@
 """`deltasync completion`: what a shell offers is what `--help` lists, asked of the shells themselves."""
 
+import os
 import re
+import select
 import shutil
+import signal
 import subprocess
+import time
 import unittest
 
 from cli_support import DEADLINE_S, USAGE, CliTest
+
+
+class Terminal:
+    """An interactive shell that shows between < and > what its line is, when it gets Ctrl-G."""
+
+    def __init__(self, test, how, script):
+        argv, setup = how
+        self.seen = b""
+        self.shell, self.screen = os.forkpty()
+        if self.shell == 0:
+            os.chdir(test.tmp)
+            os.execvpe(argv[0], argv, {**os.environ, "TERM": "dumb", "INPUTRC": "/dev/null", "HOME": str(test.tmp)})
+        test.addCleanup(self.end)
+        os.write(self.screen, f"{setup}; source {script}; echo rea''dy\n".encode())
+        self.until(b"ready")
+
+    def end(self):
+        os.kill(self.shell, signal.SIGKILL)
+        os.close(self.screen)
+        os.waitpid(self.shell, 0)
+
+    def until(self, mark):
+        end = time.monotonic() + DEADLINE_S
+        while mark not in self.seen:
+            if not select.select([self.screen], [], [], max(0, end - time.monotonic()))[0]:
+                raise AssertionError(f"no {mark!r} in {self.seen!r}")
+            self.seen += os.read(self.screen, 1 << 16)
+        before, self.seen = self.seen.split(mark, 1)
+        return before.decode()
+
+    def complete(self, line):
+        os.write(self.screen, line.encode() + b"\t\a")
+        self.until(b"<")
+        shown = self.until(b">")
+        os.write(self.screen, b"\x15")  # away with the line
+        return shown
 
 
 class CompletionTest(CliTest):
@@ -87,6 +127,8 @@ class CompletionTest(CliTest):
         self.assertEqual(self.fish("pull", "--tls-ca", "w"), ["weights.pem"])
         self.assertEqual(self.fish("pull", "--from", "w"), [])
         self.assertEqual(self.fish("completion", "f"), ["fish"])
+        self.assertEqual(self.fish("--log-level", "warn", "pul"), ["pull"])
+        self.assertEqual(self.fish("pull", "--on-older-epoch=wa"), ["--on-older-epoch=wait"])
 
     def test_zsh(self):
         self.need("zsh")
@@ -96,11 +138,36 @@ class CompletionTest(CliTest):
             with self.subTest(command=command):
                 specs = self.zsh(command)
                 self.assertEqual(self.flags(command),
-                                 {spec.lstrip("*").split("[")[0] for spec in specs if spec.lstrip("*").startswith("--")})
+                                 {spec.lstrip("*").split("[")[0].rstrip("=") for spec in specs if spec.lstrip("*").startswith("--")})
         pull = "\n".join(self.zsh("pull"))
         self.assertIn(":value:(follow wait fail)", pull)
-        self.assertRegex(pull, r"(?m)^--out\[.*\]:value:_files -/$")
+        self.assertRegex(pull, r"(?m)^--out=\[.*\]:value:_files -/$")
         self.assertIn("*:argument:(bash zsh fish)", self.zsh("completion"))
+
+    def typed(self, shell, *lines):
+        """What an interactive shell makes of each line and a TAB."""
+        asked = Terminal(self, {
+            "bash": (["bash", "--norc", "--noprofile", "-i"],
+                     'bind -x \'"\\C-g": printf "<%s>" "$READLINE_LINE"\'; bind "set bell-style none"'),
+            "zsh": (["zsh", "-f", "-i"], 'autoload -Uz compinit; compinit -u -D; unsetopt beep; '
+                                         'show() { print -rn -- "<$BUFFER>" }; zle -N show; bindkey ^G show'),
+        }[shell], self.script(shell))
+        return [asked.complete(line) for line in lines]
+
+    def test_what_is_typed(self):
+        for shell in ("bash", "zsh"):
+            with self.subTest(shell=shell):
+                self.need(shell)
+                self.assertEqual(
+                    self.typed(shell, "deltasync pul", "deltasync pull --on-older-epoch w",
+                               "deltasync pull --on-older-epoch=w", "deltasync pull --on-older-epoch=",
+                               "deltasync --log-level=wa", "deltasync --log-level=warn pul",
+                               "deltasync pull --tls-ca=wei", "deltasync inspect 'wei", "deltasync relay --from wei"),
+                    ["deltasync pull ", "deltasync pull --on-older-epoch wait ",
+                     "deltasync pull --on-older-epoch=wait ", "deltasync pull --on-older-epoch=",
+                     "deltasync --log-level=warn ", "deltasync --log-level=warn pull ",
+                     "deltasync pull --tls-ca=weights.pem ", "deltasync inspect 'weights.pem' ",
+                     "deltasync relay --from wei"])
 
     def test_another_shell_is_a_usage_error(self):
         self.cli("completion", "tcsh", expect=USAGE)

@@ -118,7 +118,8 @@ std::string zsh_options(const CompletedCommand& command, const std::string& inde
   std::string out;
   for (const CompletedOption& option : command.options) {
     for (const std::string& name : option.names) {
-      std::string spec = (option.repeated ? "*" : "") + name + "[" + escaped(option.summary, "[]:\\") + "]";
+      const char* const joins = option.value != Value::none && name.starts_with("--") ? "=" : "";
+      std::string spec = (option.repeated ? "*" : "") + name + joins + "[" + escaped(option.summary, "[]:\\") + "]";
       if (option.value != Value::none) spec += ":value:" + zsh_action(option.value, option.choices);
       out += " \\\n" + indent + in_quotes(spec);
     }
@@ -186,6 +187,8 @@ std::string bash_completion(const CompletedCommand& program) {
                     "() {\n"
                     "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command='' words='' i\n"
                     "  COMPREPLY=()\n"
+                    "  [[ $prev != = ]] || prev=${COMP_WORDS[COMP_CWORD - 2]}\n"  // --option=value is three words
+                    "  [[ $cur != = ]] || cur=''\n"
                     "  for ((i = 1; i < COMP_CWORD; ++i)); do\n"
                     "    case ${COMP_WORDS[i]} in\n"
                     "    " +
@@ -229,11 +232,13 @@ std::string zsh_completion(const CompletedCommand& program) {
 
 std::string fish_completion(const CompletedCommand& program) {
   std::string out = "# fish completion of " + program.name + "\ncomplete -c " + program.name + " -f\n";
+  // __fish_use_subcommand takes the value of an option before the command for the command.
+  const std::string none = "not __fish_seen_subcommand_from " + joined(command_names(program));
   for (const CompletedCommand& command : program.commands) {
-    out += "complete -c " + program.name + " -n __fish_use_subcommand -a " + command.name + " -d " +
+    out += "complete -c " + program.name + " -n " + fish_quoted(none) + " -a " + command.name + " -d " +
            fish_quoted(command.summary) + "\n";
   }
-  out += fish_command(program.name, program, "__fish_use_subcommand");
+  out += fish_command(program.name, program, none);
   for (const CompletedCommand& command : program.commands)
     out += fish_command(program.name, command, "__fish_seen_subcommand_from " + command.name);
   return out;
