@@ -1,13 +1,16 @@
 """`deltasync doctor`: what it finds on a host and at an agent, what it advises, and its exit code."""
 
 import json
+import os
 import re
 import resource
+import signal
 import socket
 import struct
+import subprocess
 import unittest
 
-from cli_support import ACCESS, BIN, CONNECTION, MISSING, NO_SPACE, UNSUPPORTED, USAGE, Agent, CliTest
+from cli_support import ACCESS, BIN, CONNECTION, DEADLINE, MISSING, NO_SPACE, UNSUPPORTED, USAGE, Agent, CliTest
 from openssl_certificates import Certificates  # where cli_support has pointed
 
 AGENT = BIN / "deltasync-agent"
@@ -89,6 +92,27 @@ class HostTest(DoctorTest):
         self.assertEqual(found["shared_memory"]["state"], "error")
         self.assertIn("--shm-dir", found["shared_memory"]["remedy"])
 
+    def test_what_is_no_directory(self):
+        program = self.tmp / "program"
+        program.write_text("")
+        program.chmod(0o755)  # which access() lets everybody search, were it a directory
+        found = self.doctor("--shm-dir", program, expect=10)
+        self.assertEqual(found["shared_memory"]["state"], "error")
+        self.assertNotIn("huge_pages", found, "which nobody can have in it")
+
+    def test_no_room_for_one_huge_page(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root can mount a small tmpfs")
+        small = self.tmp / "small"
+        small.mkdir()
+        mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], capture_output=True)
+        if mount.returncode != 0:
+            self.skipTest(mount.stderr.decode())
+        self.addCleanup(subprocess.run, ["umount", small], check=True)
+        found = self.doctor("--shm-dir", small)["huge_pages"]
+        self.assertEqual(found["state"], "warning")
+        self.assertIn("make room", found["remedy"])
+
     def test_few_open_files(self):
         def few():
             resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
@@ -116,6 +140,11 @@ class HostTest(DoctorTest):
         token.chmod(0o644)
         found = self.doctor("--token-file", token, expect=ACCESS)["token"]
         self.assertEqual((found["state"], found["remedy"]), ("error", f"chmod 600 {token}"))
+        if os.geteuid() == 0:
+            token_file(token)
+            os.chown(token, 12345, 12345)
+            self.assertIn("run this as the user", self.doctor("--token-file", token, expect=ACCESS)["token"]["remedy"])
+        token.unlink()
         token_file(token, "short")
         self.assertIn("openssl rand", self.doctor("--token-file", token, expect=USAGE)["token"]["remedy"])
         certificates = Certificates(self.tmp)
@@ -163,6 +192,14 @@ class AgentTest(DoctorTest):
         self.doctor("--http", agent.endpoint, expect=CONNECTION)
         self.doctor("--from", "nowhere", expect=USAGE)
         self.doctor("--from", agent.endpoint, "--listen", "127.0.0.1:0", expect=USAGE)
+
+    def test_one_that_is_stopped(self):
+        agent = Agent(self, AGENT, self.tmp / "agent")
+        os.killpg(agent.process.pid, signal.SIGSTOP)
+        found = self.doctor("--from", agent.endpoint, "--http", agent.http, "--deadline-s", "1", expect=DEADLINE)
+        self.assertEqual(self.states(found), {"agent": "ok", "handshake": "error", "release": "error"})
+        for check in ("handshake", "release"):
+            self.assertIn("is the agent stopped", found[check]["remedy"])
 
     def test_tls(self):
         certificates = Certificates(self.tmp)

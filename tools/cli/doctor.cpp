@@ -1,5 +1,8 @@
 #include "tools/cli/doctor.hpp"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -13,7 +16,12 @@ namespace {
 Finding check_token_file(const std::string& file) {
   const auto token = net::read_token_file(file);
   if (token) return good("token", file + ": " + std::to_string(token->size()) + " bytes, for its owner only");
-  if (token.error().code() == Errc::permission) return bad("token", token.error(), "chmod 600 " + file);
+  if (token.error().code() == Errc::permission) {
+    struct stat info {};
+    const bool own = ::stat(file.c_str(), &info) == 0 && info.st_uid == ::geteuid();
+    return bad("token", token.error(),
+               own ? "chmod 600 " + file : "run this as the user who runs what is to use it, to whom it has to belong");
+  }
   return bad("token", token.error(), "name the file that the agent has, of at least 16 bytes: openssl rand -hex 32");
 }
 

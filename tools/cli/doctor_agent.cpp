@@ -26,12 +26,16 @@ Result<receiver::Peer> peer_of(const AgentToAsk& agent) {
   return peer;
 }
 
+constexpr const char* kIsItStopped =
+    "is the agent stopped (ps shows T), or has it too much to do (--deadline-s)? is the address right";
+
 /// What to do about a refused handshake, beside what its message says.
 std::string handshake_remedy(Errc code) {
   switch (code) {
     case Errc::unauthenticated: return "give the same --token-file as the agent's, and a certificate that it trusts";
     case Errc::unsupported: return "TLS on both sides or on neither, and releases that share a protocol";
     case Errc::connection: return "is this the agent's --listen, and has it room (--receivers-max)?";
+    case Errc::timed_out: return std::string(kIsItStopped) + ": its --listen, rather than its --http?";
     default: return "is this the agent's --listen, rather than its --http?";
   }
 }
@@ -86,7 +90,13 @@ Result<std::string> ask_release(const AgentToAsk& agent) {
 Finding check_release(const AgentToAsk& agent) {
   const char* const check = "release";
   const auto theirs = ask_release(agent);
-  if (!theirs) return bad(check, Error(theirs.error()).with_context(agent.pages), "name the agent's --http");
+  if (!theirs) {
+    const char* remedy = "name the agent's --http";
+    if (theirs.error().code() == Errc::connection) remedy = "is an agent running there, with this --http?";
+    const bool late = theirs.error().code() == Errc::timed_out;
+    return bad(check, Error(theirs.error()).with_context(agent.pages),
+               late ? std::string(kIsItStopped) + ": its --http?" : remedy);
+  }
   if (*theirs == DELTASYNC_VERSION) return good(check, "both ends are " + *theirs);
   return warning(check, agent.pages + " is " + *theirs + ", this is " DELTASYNC_VERSION,
                  "they work together as far as both speak one protocol; bring both to one release");

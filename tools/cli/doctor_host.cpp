@@ -1,4 +1,5 @@
 // The host of an agent that is to start: docs/operating/capacity.md has the formulas in prose.
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -7,6 +8,7 @@
 
 #include "agent/options.hpp"
 #include "agent/serve/descriptors.hpp"
+#include "base/fd.hpp"
 #include "base/memory_room.hpp"
 #include "delta/delta.hpp"
 #include "deltasync/layout.hpp"
@@ -24,7 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kOwnBytes = 512u << 20;          ///< of an agent, whatever it serves
+constexpr std::uint64_t kOwnBytes = 512u << 20;  ///< of an agent, whatever it serves
+constexpr std::uint64_t kHugePageBytes = 2u << 20;
 constexpr std::uint64_t kContainerShmBytes = 64u << 20;  ///< of /dev/shm, unless a container is told otherwise
 
 /// What an agent needs for the versions of a model.
@@ -69,12 +72,17 @@ std::string with_use(std::uint64_t used) {
   return used == 0 ? "" : ", beside " + human_bytes(used) + " that an agent of this name has already";
 }
 
+Status check_directory(const std::string& dir) {
+  const UniqueFd opened(::open(dir.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!opened || ::access(dir.c_str(), W_OK | X_OK) != 0) return Error::from_errno(dir, errno);
+  return {};
+}
+
 Finding check_shared_memory(const AgentHost& host, std::uint64_t needed, std::uint64_t used) {
   const char* const check = "shared_memory";
   const std::string& dir = host.shm_dir;
   struct statvfs fs {};
-  if (::statvfs(dir.c_str(), &fs) != 0 || ::access(dir.c_str(), W_OK | X_OK) != 0)
-    return bad(check, Error::from_errno(dir, errno), "name a directory that this user may write to with --shm-dir");
+  if (::statvfs(dir.c_str(), &fs) != 0) return bad(check, Error::from_errno(dir, errno), "another --shm-dir");
   if (auto room = shm::check_room(dir, needed - std::min(used, needed)); !room) {
     return bad(check, room.error(),
                "make it larger (mount -o remount,size=…; --shm-size of a container), or give another --shm-dir");
@@ -91,6 +99,8 @@ Finding check_shared_memory(const AgentHost& host, std::uint64_t needed, std::ui
 
 Finding check_huge_pages(const std::string& dir) {
   const char* const check = "huge_pages";
+  if (const Status room = shm::check_room(dir, kHugePageBytes); !room)
+    return warning(check, "not tried: " + room.error().message(), "make room there, then ask again");
   const auto made = shm::try_huge_page(dir);
   if (made) return good(check, "files in " + dir + " get them");
   const char* remedy = "nothing has to be done: copies and diffs are slower without";
@@ -152,8 +162,13 @@ std::vector<Finding> check_agent_host(const AgentHost& host) {
   const auto needs = needs_of(host.model);
   if (needs) {
     const std::uint64_t used = bytes_in_use(host.shm_dir, host.name);
-    findings.push_back(check_shared_memory(host, needs->shared, used));
-    findings.push_back(check_huge_pages(host.shm_dir));
+    if (const Status usable = check_directory(host.shm_dir); usable) {
+      findings.push_back(check_shared_memory(host, needs->shared, used));
+      findings.push_back(check_huge_pages(host.shm_dir));
+    } else {
+      findings.push_back(
+          bad("shared_memory", usable.error(), "name a directory that this user may write to with --shm-dir"));
+    }
     findings.push_back(check_memory(needs->memory, used));
   } else {
     findings.push_back(bad("model", needs.error(), "name a directory with config.json and *.safetensors"));
