@@ -15,7 +15,7 @@ from typing import Any
 import deltasync
 import numpy as np
 import pytest
-from deltasync import errors
+from deltasync import _progress, errors
 from deltasync._progress import Watch
 from deltasync.prepared import Prepared
 
@@ -209,6 +209,24 @@ def bar_of(stream: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     if watch._thread is not None:
         watch._thread.join(DEADLINE_S)
     return stream.getvalue() if isinstance(stream, Terminal) else ""
+
+
+def test_one_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(_progress, "_LEAVE_S", 0.1)
+    called, go = threading.Event(), threading.Event()
+
+    def hang(done: int, total: int) -> None:
+        called.set()
+        go.wait(DEADLINE_S)
+
+    steps = Steps(2, {})
+    with Watch(steps, steps.prepared, hang) as watch:
+        assert called.wait(DEADLINE_S)
+    assert "hang at 0x" in caplog.text and "is waited for no more" in caplog.text
+    assert watch._thread is not None and watch._thread.is_alive()
+    go.set()
+    watch._thread.join(DEADLINE_S)
+    assert not watch._thread.is_alive()
 
 
 def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ ProgressLike = bool | Callable[[int, int], object]
 
 #: Between two looks.
 _LOOK_S = 0.2
+#: For a callable to return, once there is nothing more to tell.
+_LEAVE_S = 5.0
 
 
 class _Puller(Protocol):
@@ -69,7 +71,7 @@ class Watch:
         self._left = threading.Event()
         self._thread: threading.Thread | None = None
         bar = _bar() if progress is True else None
-        tell = bar if bar is not None else progress
+        self._tell = tell = bar if bar is not None else progress
         if isinstance(tell, bool):
             return
         self._thread = threading.Thread(
@@ -86,8 +88,11 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._thread is None:
+            return
+        self._thread.join(_LEAVE_S)
+        if self._thread.is_alive():
+            _log.warning("progress: %r does not return, and is waited for no more", self._tell)
 
     def _watch(
         self, receiver: _Puller, prepared: Prepared, tell: Callable[[int, int], object], bar: _Bar | None
