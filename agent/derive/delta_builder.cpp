@@ -127,9 +127,9 @@ void DeltaBuilder::retain() {
   const std::lock_guard lock(mutex_);
   const SnapshotPtr& share = now.share();
   if (!retained_.owner_before(share) && !share.owner_before(retained_)) return;  // another kind of change
-  retained_ = share;
   cache_.set_bytes_max(options_.merge_bytes_max != 0 ? options_.merge_bytes_max : now->ring_bytes_max);
   for (RingEntryPtr& entry : cache_.retain(now->ring, now->ring_revision)) reclaimer_->retire(std::move(entry));
+  retained_ = share;
   for (Worker* worker : {&merger_, &compacter_}) {
     if (worker->key && cache_.state(*worker->key) != DerivedDeltaCache::State::wanted) worker->cancel = true;
   }
@@ -170,13 +170,9 @@ void DeltaBuilder::work(Worker& worker, ThreadPool& pool) {
     try {
       build(worker, key, pool);
     } catch (const std::exception& e) {  // memory: it may be tried again
-      log::warn("merge_failed to={} error=\"{}\"", to_string(key.to), e.what());
+      log::warn("merge_failed version={} error=\"{}\"", key.to.number, e.what());
       const std::lock_guard lock(mutex_);
       cache_.forget(key);
-    }
-    {
-      const std::lock_guard lock(mutex_);
-      worker.key.reset();
     }
     changed_.notify_all();
     versions_.changes().notify();

@@ -93,7 +93,7 @@ class DeltaBuilder {
   struct Worker {
     explicit Worker(DeltaForm made) : form(made) {}
     const DeltaForm form;
-    std::optional<DeltaKey> key;      // protected by mutex_: what is being made
+    std::optional<DeltaKey> key;      // protected by mutex_: what is being made, or was last
     std::atomic<bool> cancel{false};  // it is not wanted any more
     std::thread thread;
   };

@@ -40,7 +40,7 @@ DerivedDeltaCache::Request DerivedDeltaCache::request(const DeltaKey& key) {
   std::erase_if(slots_, [](const Slot& s) { return s.is_abandoned(); });
   auto found = slot(key);
   if (found == slots_.end()) {
-    if (!has_room_for(key.form)) return nullptr;
+    if (key.revision != revision_ || !has_room_for(key.form)) return nullptr;
     found = slots_.insert(slots_.end(), Slot{key, State::wanted, false, {}, nullptr});
   }
   if (found->state != State::wanted) return nullptr;
@@ -70,6 +70,7 @@ std::vector<RingEntryPtr> DerivedDeltaCache::put(const DeltaKey& key, RingEntryP
     out.push_back(std::move(entry));
     return out;
   }
+  out.reserve(slots_.size());  // where memory is short, nothing changes
   bytes_ += entry->delta->frame_bytes;
   for (auto s = slots_.begin(); bytes_ > bytes_max_;) {
     if (s->state != State::made) {
@@ -98,6 +99,8 @@ void DerivedDeltaCache::forget(const DeltaKey& key) {
 
 std::vector<RingEntryPtr> DerivedDeltaCache::retain(const std::vector<RingEntryPtr>& ring, std::uint64_t revision) {
   std::vector<RingEntryPtr> out;
+  out.reserve(slots_.size());  // where memory is short, nothing changes
+  revision_ = revision;
   const auto begins = [&](const DeltaKey& key) {
     return std::any_of(ring.begin(), ring.end(), [&](const RingEntryPtr& e) {
       return e->delta->from == key.from && e->delta->from_root == key.from_root;

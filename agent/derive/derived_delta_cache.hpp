@@ -51,7 +51,7 @@ class DerivedDeltaCache {
   /// forgotten, unless building it has begun.
   using Request = std::shared_ptr<const void>;
   /// Asks for a delta: from `none` to `wanted`, or joins those who want it already. Null if it is made or impossible,
-  /// or if too many are wanted.
+  /// or if too many are wanted, or if it is of another revision than retain() was last told.
   Request request(const DeltaKey& key);
   /// Begins the one of this form that has been wanted for longest. It stays wanted until put(), fail() or forget(),
   /// even if all requests are dropped.
@@ -93,6 +93,7 @@ class DerivedDeltaCache {
   const std::size_t wanted_max_;
   std::list<Slot> slots_;  ///< wanted: in the order of the requests; made: in that of their making
   std::uint64_t bytes_ = 0;
+  std::uint64_t revision_ = 0;  ///< of the ring
 };
 
 }  // namespace deltasync::agent

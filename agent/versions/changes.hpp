@@ -1,11 +1,14 @@
 // Who wants to hear that what receivers may get has changed.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <utility>
+
+#include "base/log.hpp"
 
 namespace deltasync::agent {
 
@@ -31,9 +34,16 @@ class Changes {
     });
   }
 
-  void notify() {
+  /// Where memory is so short that a call throws, the others are called all the same.
+  void notify() noexcept {
     const std::lock_guard lock(list_->mutex);
-    for (const auto& changed : list_->calls) changed();
+    for (const auto& changed : list_->calls) {
+      try {
+        changed();
+      } catch (const std::exception& e) {
+        log::warn("change_not_heard error=\"{}\"", e.what());
+      }
+    }
   }
 
  private:

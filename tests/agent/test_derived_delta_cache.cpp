@@ -126,6 +126,8 @@ TEST(DerivedDeltaCache, WhatWasMadeFromAnotherRevisionOfTheRingIsAnotherDelta) {
   EXPECT_EQ(cache.retain(ring(1, 4), 1).size(), 1u) << "both ends are there, and other deltas between them";
   EXPECT_EQ(cache.state(key(1, 4)), State::none);
   EXPECT_EQ(cache.bytes(), 0u);
+  EXPECT_EQ(cache.request(key(1, 4)), nullptr) << "by one who still looks at the ring before";
+  EXPECT_NE(cache.request(amended), nullptr);
 }
 
 TEST(DerivedDeltaCache, EvictsTheOldestOverItsBytes) {
