@@ -1,4 +1,4 @@
-#include "agent/serve/descriptors.hpp"
+#include "agent/descriptors.hpp"
 
 #include <sys/resource.h>
 

@@ -18,7 +18,7 @@
 #include <thread>
 
 #include "agent/agent.hpp"
-#include "agent/serve/descriptors.hpp"
+#include "agent/descriptors.hpp"
 #include "base/cpu_affinity.hpp"
 #include "base/log.hpp"
 #include "base/log_setup.hpp"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "agent/serve/descriptors.hpp"
+#include "agent/descriptors.hpp"
 
 namespace deltasync::agent {
 namespace {

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
+#include "agent/descriptors.hpp"
 #include "agent/options.hpp"
-#include "agent/serve/descriptors.hpp"
 #include "base/fd.hpp"
 #include "base/memory_room.hpp"
 #include "delta/delta.hpp"
