@@ -407,7 +407,7 @@ def test_a_pause_ends_the_pull_and_keeps_the_version(rig: Rig) -> None:
     update(receiver, 1)
     receiver.pause()
     rig.publish(2)
-    assert receiver._receiver._staged is None
+    assert receiver._receiver._pulls.staged is None
     receiver.follow()
     update(receiver, 2)
     rig.publish(3)

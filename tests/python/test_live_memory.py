@@ -222,7 +222,7 @@ def test_a_deadline_says_from_whom_and_why(segment_name: str) -> None:
                     late(timeout=0.3)
                 assert "failed" not in str(waited.value)
             named = f"version newest from {manager.endpoint}: not staged after 0.3 s"
-            native = receiver._native
+            native = receiver._bound.native
 
             class Full:
                 def __getattr__(self, name: str) -> Any:
@@ -231,11 +231,11 @@ def test_a_deadline_says_from_whom_and_why(segment_name: str) -> None:
                 def pull(self, *_: Any) -> None:
                     raise errors.NoSpace("the disk is full")
 
-            receiver._native = Full()  # type: ignore[assignment]
+            receiver._bound.native = Full()  # type: ignore[assignment]
             receiver.cancel()
             receiver.follow()
             with pytest.raises(errors.DeadlinePassed, match=f"{named}; the last try failed: the disk is full"):
                 receiver.commit(timeout=0.3)
-            receiver._native = native
+            receiver._bound.native = native
             manager.offload()
             assert receiver.commit(timeout=30).version.number == 2

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,10 +35,10 @@ class Rig:
     def paused(self, call: Callable[[], Any]) -> Iterator[concurrent.futures.Future[Any]]:
         """The future of a call that waits for a pull, which an attestation has interrupted and which has not ended."""
         self.receiver.cancel()
-        with self.receiver._calls:
+        with self.receiver._bound.lock:
             future = self.threads.submit(call)
-            eventually(lambda: self.receiver._staged is not None)
-            pull = self.receiver._staged
+            eventually(lambda: self.receiver._pulls.staged is not None)
+            pull = self.receiver._pulls.staged
             assert pull is not None
             attesting = self.threads.submit(self.receiver.attest)
             eventually(lambda: pull._is_paused)
@@ -105,8 +106,8 @@ def test_it_can_be_cancelled_meanwhile(rig: Rig) -> None:
 
 def test_what_is_given_up_meanwhile_does_not_come_back(rig: Rig) -> None:
     with rig.paused(lambda: rig.receiver.update(7)) as updated:
-        assert rig.receiver._staged is not None
-        rig.receiver._staged.cancel()
+        assert rig.receiver._pulls.staged is not None
+        rig.receiver._pulls.staged.cancel()
     with pytest.raises(errors.Cancelled):
         updated.result(LIMIT_S)
     rig.offload()
@@ -115,7 +116,7 @@ def test_what_is_given_up_meanwhile_does_not_come_back(rig: Rig) -> None:
 
 def test_what_goes_on_in_its_place_is_given_up_with_it(rig: Rig) -> None:
     with rig.paused(lambda: rig.receiver.update(7)) as updated:
-        pull = rig.receiver._staged
+        pull = rig.receiver._pulls.staged
     assert pull is not None
     time.sleep(0.2)  # until who waits has seen it
     assert not updated.done()
@@ -124,14 +125,14 @@ def test_what_goes_on_in_its_place_is_given_up_with_it(rig: Rig) -> None:
         updated.result(LIMIT_S)
 
 
-@pytest.mark.parametrize("where", ["_resume", "_locked", "_kept.check"])
+@pytest.mark.parametrize("where", ["_pulls._resume", "_bound.locked", "_bound.kept.check"])
 def test_ctrl_c_leaves_no_pause(rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        *owner, name = where.split(".")
-        patch.setattr(rig.receiver._kept if owner else rig.receiver, name, interrupt)
+        *owners, name = where.split(".")
+        patch.setattr(functools.reduce(getattr, owners, rig.receiver), name, interrupt)
         with pytest.raises(KeyboardInterrupt):
             rig.receiver.attest()
     rig.offload()
@@ -141,15 +142,15 @@ def test_ctrl_c_leaves_no_pause(rig: Rig, monkeypatch: pytest.MonkeyPatch, where
 
 def test_who_waits_begins_what_ctrl_c_left_paused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = rig.threads.submit(rig.receiver.update, 2)
-    eventually(lambda: rig.receiver._staged is not None and rig.receiver._staged.asked == 2)
-    resume, interrupts = rig.receiver._resume, [KeyboardInterrupt]
+    eventually(lambda: rig.receiver._pulls.staged is not None and rig.receiver._pulls.staged.asked == 2)
+    resume, interrupts = rig.receiver._pulls._resume, [KeyboardInterrupt]
 
     def interrupted(paused: Any) -> None:
         if interrupts:
             raise interrupts.pop()
         resume(paused)
 
-    monkeypatch.setattr(rig.receiver, "_resume", interrupted)
+    monkeypatch.setattr(rig.receiver._pulls, "_resume", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rig.receiver.attest()
     rig.offload()
@@ -199,10 +200,10 @@ def test_a_task_that_is_cancelled_behind_a_pause_leaves_the_background(rig: Rig)
 def test_who_comes_meanwhile_begins_nothing(rig: Rig) -> None:
     prepare = deltasync.AsyncReceiver(rig.receiver).prepare
     with rig.paused(lambda: asyncio.run(prepare(2))) as first:
-        pull = rig.receiver._staged
+        pull = rig.receiver._pulls.staged
         second = rig.threads.submit(lambda: asyncio.run(prepare(2)))
         time.sleep(0.1)
-        assert rig.receiver._staged is pull, "a pull was begun that the attestation may have to wait for"
+        assert rig.receiver._pulls.staged is pull, "a pull was begun that the attestation may have to wait for"
     assert not first.done()
     rig.offload()
     assert [future.result(LIMIT_S).version.number for future in (first, second)] == [2, 2]

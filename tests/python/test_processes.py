@@ -104,7 +104,7 @@ import sys, deltasync
 receiver = deltasync.Receiver(sys.argv[1])
 try:
     SAYS_WAITING
-    receiver.update(99, timeout=600) if sys.argv[2] == "update" else receiver._native.pull(99, timeout=600)
+    receiver.update(99, timeout=600) if sys.argv[2] == "update" else receiver._bound.native.pull(99, timeout=600)
 except KeyboardInterrupt:
     receiver.close()
     print("interrupted", flush=True)
@@ -263,7 +263,7 @@ def test_close_ends_though_an_interrupt_kept_the_lock(segment_name: str) -> None
         code = """
 import sys, deltasync
 receiver = deltasync.Receiver(sys.argv[1])
-receiver._calls.acquire()
+receiver._bound.lock.acquire()
 receiver.prepare()
 receiver.close()
 print("closed")

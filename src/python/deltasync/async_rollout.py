@@ -13,9 +13,10 @@ import numpy as np
 from ._deadlines import end_of
 from ._native import Layout, PlacementPlan, Version
 from ._progress import ProgressLike, Watch
+from ._pulls import PAUSE_LOOK_S
 from .errors import Cancelled
 from .prepared import Lag, PullReport, RepairReport, TileMismatch
-from .rollout import PAUSE_LOOK_S, Receiver
+from .rollout import Receiver
 
 _T = TypeVar("_T")
 
@@ -59,7 +60,7 @@ class AsyncReceiver:
         :meth:`Receiver.prepare`; a callable is called on a thread of its own, not in the loop."""
         begin = time.monotonic()
         end = end_of("prepare", timeout, self.receiver.timeout)
-        prepared, own = self.receiver._prepare(version, end)
+        prepared, own = self.receiver._pulls.join(version, end)
         watch = Watch(self.receiver, prepared, progress)
         try:
             while True:
@@ -67,7 +68,7 @@ class AsyncReceiver:
                 pull.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # which wait() tells
                 await asyncio.wait([pull], timeout=prepared._patience(end))
                 if not prepared.done:
-                    raise await asyncio.to_thread(self.receiver._late, version, end - begin)
+                    raise await asyncio.to_thread(self.receiver._pulls.late, version, end - begin)
                 try:
                     report = prepared.wait()
                     if not prepared.over or prepared._paused_for is None:
@@ -75,9 +76,9 @@ class AsyncReceiver:
                 except Cancelled:
                     if prepared._paused_for is None:
                         raise
-                while (follower := self.receiver._after_pause(prepared)) is None:
+                while (follower := self.receiver._pulls.after_pause(prepared)) is None:
                     if time.monotonic() > end:
-                        raise await asyncio.to_thread(self.receiver._late, version, end - begin)
+                        raise await asyncio.to_thread(self.receiver._pulls.late, version, end - begin)
                     await asyncio.sleep(PAUSE_LOOK_S)
                 prepared = follower
         except asyncio.CancelledError:

@@ -109,15 +109,15 @@ class Lag:
 
 
 class _Puller(Protocol):
-    """What of the receiver that pulls it a :class:`Prepared` needs."""
+    """Who pulls what is prepared, and commits it."""
 
     timeout: float
 
-    def _commit(self, prepared: Prepared, end: float) -> PullReport: ...
+    def commit(self, prepared: Prepared, end: float) -> PullReport: ...
 
-    def _is_current(self, prepared: Prepared, asked: int | str, end: float) -> bool: ...
+    def is_current(self, prepared: Prepared, asked: int | str, end: float) -> bool: ...
 
-    def _late(self, asked: int | str | Version | None, timeout: float) -> DeadlinePassed: ...
+    def late(self, asked: int | str | Version | None, timeout: float) -> DeadlinePassed: ...
 
 
 class Pause:
@@ -130,8 +130,8 @@ class Pause:
 class Prepared:
     """A version on its way. All methods may be called from any thread."""
 
-    def __init__(self, receiver: _Puller, asked: int | str | Version | None, end: float, newer: bool) -> None:
-        self._receiver = receiver
+    def __init__(self, puller: _Puller, asked: int | str | Version | None, end: float, newer: bool) -> None:
+        self._puller = puller
         #: What prepare() was asked for.
         self.asked = asked
         self._end = end
@@ -168,15 +168,15 @@ class Prepared:
     def commit(self, *, timeout: float | None = None) -> PullReport:
         """Waits for it, and makes it the committed version. On error the version before is the committed one, or, where
         the message says so, none; what was staged is forgotten."""
-        end = end_of("commit", timeout, self._receiver.timeout)
+        end = end_of("commit", timeout, self._puller.timeout)
         self._result(end)
-        return self._receiver._commit(self, end)
+        return self._puller.commit(self, end)
 
     def is_current(self, version: int | str, *, timeout: float | None = None) -> bool:
         """Whether a version's number, or label, means to the agent what is staged here: a trainer that was started
         again gives the same numbers to other weights. Asks the agent; raises where it does not answer in time."""
-        end = end_of("is_current", timeout, self._receiver.timeout)
-        return self._receiver._is_current(self, version, end)
+        end = end_of("is_current", timeout, self._puller.timeout)
+        return self._puller.is_current(self, version, end)
 
     def cancel(self) -> None:
         """Ends the pull, or gives up what it staged (its memory goes with the next pull); what is committed stays."""
@@ -208,6 +208,6 @@ class Prepared:
         except concurrent.futures.TimeoutError as error:
             if isinstance(error, Error):
                 raise
-            raise self._receiver._late(self.asked, max(0.0, end - begin)) from None
+            raise self._puller.late(self.asked, max(0.0, end - begin)) from None
         except concurrent.futures.CancelledError:
             raise Cancelled(f"the pull of version {self.asked or 'newest'} was cancelled") from None

@@ -2,60 +2,32 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import concurrent.futures.thread
-import contextlib
-import logging
 import math
 import numbers
 import os
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from . import _checks, _native
+from . import _checks
+from ._bound import Bound
 from ._connecting import connect, endpoints_of
 from ._deadlines import end_of, left, seconds
 from ._host_memory import HostMemory
 from ._kept import Kept
-from ._native import Layout, PlacementPlan, Sidecar, StagedUpdate, Version
+from ._native import Layout, PlacementPlan, Sidecar, Version
 from ._progress import ProgressLike, Watch
-from ._tries import Tries
+from ._pulls import Pulls
 from ._versions import asked_version
 from .agent import read_token
 from .coverage import Ignore
-from .errors import (
-    Cancelled,
-    ConnectionFailed,
-    CorruptData,
-    DeadlinePassed,
-    Error,
-    InvalidArgument,
-    LayoutMismatch,
-    LeaseRevoked,
-    NoSpace,
-    PeerDied,
-    Unsupported,
-)
+from .errors import Error, InvalidArgument, LayoutMismatch, Unsupported
 from .layouts import module_memory
 from .places import check_module
-from .prepared import LAST_WORDS_S, Lag, Pause, Prepared, PullReport, RepairReport, TileMismatch
+from .prepared import Lag, Prepared, PullReport, RepairReport, TileMismatch
 from .tls import Tls, TlsLike
-
-_log = logging.getLogger("deltasync.rollout")
-
-#: A background pull that failed by these tries again, after a pause that doubles.
-_MAY_PASS = (ConnectionFailed, CorruptData, DeadlinePassed, LeaseRevoked, NoSpace, PeerDied)
-#: How often who waits for the receiver looks whether it still has to.
-_LOOK_S = 0.2
-#: The same of who waits for a pull that is paused.
-PAUSE_LOOK_S = 0.01
-#: Between two tries of a pull.
-_PAUSE_MAX_S = 10.0
 
 
 class Receiver:
@@ -152,41 +124,27 @@ class Receiver:
             "name": _checks.text("name", name or f"receiver-{os.getpid()}"),
         }
         self._engine_streams = _addresses(engine_streams) if engine_streams is not None else {}
-        self._tries = Tries(_log, "pull", _PAUSE_MAX_S)
-        #: Serialises calls of the native receiver.
-        self._calls = threading.RLock()
-        self._staged: Prepared | None = None
-        self._pulled: Prepared | None = None  # by the puller's thread; the same, unless Ctrl-C came amid _begin()
-        # What the native receiver has made. Touched, and let go of, with `_calls` only, as its contract asks.
-        self._update: tuple[Prepared, StagedUpdate] | None = None
-        self._committed: StagedUpdate | None = None
-        self._closed = False
-        self._lost = False
-        self._released = False
         self._shadow = bool(shadow)
-        self._pid = os.getpid()
         ignore = Ignore(ignore).patterns
         end = time.monotonic() + self.timeout
-        self._native: _native.Receiver = connect(self.endpoints, self._options, end)
-        self.layout: Layout = self._native.layout
-        self.sidecar: Sidecar = self._native.sidecar
-        self._kept = self._keep(
+        native = connect(self.endpoints, self._options, end)
+        self.layout: Layout = native.layout
+        self.sidecar: Sidecar = native.sidecar
+        kept = self._keep(
             module=module, plan=plan, directory=directory, live=live, strict=strict, ignore=ignore, shadow=shadow
         )
-        self._native.bind(self._kept.target, left(end))
-        self._version: Version | None = self._native.current
-        self._puller = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="deltasync-pull")
-        self._background = background
-        _open_receivers.add(self)
+        native.bind(kept.target, left(end))
+        self._bound = Bound(native, kept)
+        self._pulls = Pulls(self._bound, self.endpoints, self.timeout, background)
         if background:
-            self._next_background()
+            self._pulls.begin_next()
 
     # Versions.
 
     @property
     def version(self) -> Version | None:
         """The committed one."""
-        return self._version
+        return self._bound.version
 
     def prepare(
         self,
@@ -202,28 +160,18 @@ class Receiver:
         verified, and all of them, some times a second, on a thread of its own. Deltas are short, and have none.
         """
         version = asked_version("prepare", version)
-        prepared = self._staged
+        prepared = self._pulls.staged
         if prepared is None or prepared.asked != version or prepared.over:
-            prepared = self._begin(version, end_of("prepare", timeout, self.timeout), newer=False)
+            prepared = self._pulls.begin(version, end_of("prepare", timeout, self.timeout), newer=False)
         Watch(self, prepared, progress)
         return prepared
 
-    def _prepare(self, version: int | str | Version | None, end: float) -> tuple[Prepared, bool]:
-        """As prepare(), until `end`, for who follows a pause: it may be one that is paused. And whether it was begun
-        here."""
-        version = asked_version("update", version)
-        prepared = self._staged
-        if prepared is not None and prepared.asked == version and os.getpid() == self._pid:
-            if not prepared.over or (prepared._is_paused and not prepared._given_up):
-                return prepared, False
-        return self._begin(version, end, newer=False), True
-
     def commit(self, *, timeout: float | None = None) -> PullReport:
         """Makes the prepared version the committed one: waits until it is staged and verified, and writes it."""
-        prepared = self._staged
+        prepared = self._pulls.staged
         if prepared is None:
             raise InvalidArgument("commit: nothing is prepared; call prepare() first, or update()")
-        return self._commit_over_pauses(prepared, end_of("commit", timeout, self.timeout))
+        return self._pulls.commit_over_pauses(prepared, end_of("commit", timeout, self.timeout))
 
     def update(
         self,
@@ -236,30 +184,30 @@ class Receiver:
         ``up_to_date``, or, with ``background``, waits for a newer one. ``up_to_date`` is about what was committed: what
         somebody has overwritten in the memory since, only attest() finds. ``progress``: see :meth:`prepare`."""
         end = end_of("update", timeout, self.timeout)
-        staged = self._staged
-        if version is None and staged is not None and staged.done and not self._background:
-            prepared = self._begin(None, end, newer=False)  # there may be a newer one by now
+        staged = self._pulls.staged
+        if version is None and staged is not None and staged.done and not self._pulls.background:
+            prepared = self._pulls.begin(None, end, newer=False)  # there may be a newer one by now
         else:
-            prepared, _ = self._prepare(version, end)
+            prepared, _ = self._pulls.join(version, end)
         with Watch(self, prepared, progress):
-            return self._commit_over_pauses(prepared, end)
+            return self._pulls.commit_over_pauses(prepared, end)
 
     def rollback(self) -> Version | None:
         """Rolls the last commit back, bit for bit, until the next pull begins (with ``background`` that is at once);
         returns the version before it."""
         nothing = "rollback: no commit can be rolled back (a pull has begun since, or there was none)"
-        if self._committed is None:
+        if self._pulls.committed is None:
             raise InvalidArgument(nothing)
-        with self._locked("rollback", time.monotonic() + self.timeout):
-            if self._committed is None:
+        with self._bound.locked("rollback", time.monotonic() + self.timeout):
+            if self._pulls.committed is None:
                 raise InvalidArgument(nothing)
             try:
-                self._kept.check()
-                self._kept.wait_for_kernels()
-                self._committed.rollback()
+                self._bound.kept.check()
+                self._bound.kept.wait_for_kernels()
+                self._pulls.committed.rollback()
             finally:
-                self._committed = None
-        return self._version
+                self._pulls.committed = None
+        return self._bound.version
 
     def attest(self, *, timeout: float | None = None) -> list[TileMismatch]:
         """Reads all live memory and compares it with the committed version: the tiles that differ, in order; empty: all
@@ -268,8 +216,8 @@ class Receiver:
         What differs was written by another program, or the memory is broken: :meth:`repair` writes it again. Errors:
         NotFound (nothing is committed), NoSpace, IoError (a device's), DeadlinePassed.
         """
-        with self._between_pulls("attest", timeout) as end:
-            return [TileMismatch(*found) for found in self._native.attest(left(end))]
+        with self._pulls.between("attest", timeout) as end:
+            return [TileMismatch(*found) for found in self._bound.native.attest(left(end))]
 
     def repair(
         self, wrong: Iterable[tuple[int, str, str] | int] | None = None, *, timeout: float | None = None
@@ -283,11 +231,11 @@ class Receiver:
         directory), IoError (a device's: no version is whole any more), ConnectionFailed, DeadlinePassed.
         """
         tiles = [] if wrong is None else _tiles(wrong)
-        with self._between_pulls("repair", timeout) as end:
+        with self._pulls.between("repair", timeout) as end:
             if wrong is None:
-                tiles = _tiles(self._native.attest(left(end)))
-            self._kept.wait_for_kernels()
-            return RepairReport(**self._native.repair(tiles, left(end)))
+                tiles = _tiles(self._bound.native.attest(left(end)))
+            self._bound.kept.wait_for_kernels()
+            return RepairReport(**self._bound.native.repair(tiles, left(end)))
 
     def release(self, *, timeout: float | None = None) -> None:
         """Gives live memory up, so that the engine can sleep: nothing touches it once this has returned. The shadow
@@ -301,13 +249,13 @@ class Receiver:
         self._need_shadow("release")
         self.cancel()
         try:
-            with self._locked("release", end):
-                self._committed = self._update = None
-                self._kept.wait_for_kernels()
-                self._native.release(left(end))
-                self._released = True
+            with self._bound.locked("release", end):
+                self._pulls.forget()
+                self._bound.kept.wait_for_kernels()
+                self._bound.native.release(left(end))
+                self._bound.released = True
         finally:
-            self._resume_background()
+            self._pulls.begin_next_if_idle()
 
     def restore(self, *, timeout: float | None = None) -> RepairReport:
         """Writes all of live memory from the shadow, verified: after :meth:`release`, once the memory is there again at
@@ -321,19 +269,19 @@ class Receiver:
         self._need_shadow("restore")
         self.cancel()
         try:
-            with self._locked("restore", end):
-                self._committed = self._update = None
-                report = RepairReport(**self._native.restore(left(end)))
-                self._released = False
+            with self._bound.locked("restore", end):
+                self._pulls.forget()
+                report = RepairReport(**self._bound.native.restore(left(end)))
+                self._bound.released = False
         finally:
-            self._resume_background()
+            self._pulls.begin_next_if_idle()
         return report
 
     def is_current(self, version: int | str, *, timeout: float | None = None) -> bool:
         """Whether a version's number, or label, still means to the agent what is staged: a trainer that was started
         again gives the same numbers to other weights. Raises where the agent does not answer in time, and
         InvalidArgument if nothing is prepared."""
-        prepared = self._staged
+        prepared = self._pulls.staged
         if prepared is None:
             raise InvalidArgument("is_current: nothing is prepared; call prepare() first")
         return prepared.is_current(version, timeout=timeout)
@@ -341,17 +289,13 @@ class Receiver:
     def lag(self, *, timeout: float = 5.0) -> Lag:
         """How far the committed version is behind what the agent serves now, and the last error. Asks the agent, on a
         connection of its own, while a pull goes on; never raises because the agent is away: ``last_error`` says so."""
-        if os.getpid() != self._pid:
-            raise InvalidArgument(f"lag: this receiver belongs to process {self._pid}; a forked child makes its own")
-        native = getattr(self, "_native", None)
-        if native is None:
-            raise InvalidArgument("lag: this receiver is closed")
-        return Lag(**native.lag(seconds("lag", timeout)))
+        self._bound.check_process("lag: ")
+        return Lag(**self._bound.opened("lag").lag(seconds("lag", timeout)))
 
     def follow(self) -> Prepared:
         """Begins to pull the next version after the committed one, whenever it comes, as ``background`` does by itself
         after each commit; returns at once."""
-        return self._begin(None, math.inf, newer=True)
+        return self._pulls.begin(None, math.inf, newer=True)
 
     def rebind(
         self,
@@ -370,34 +314,31 @@ class Receiver:
         end = end_of("rebind", timeout, self.timeout)
         _check_shadow("rebind", shadow, plan is not None)
         self.cancel()
-        with self._locked("rebind", end):
+        bound = self._bound
+        with bound.locked("rebind", end):
             kept: Kept | None = None
-            self._committed = self._update = None
+            self._pulls.forget()
             try:
                 kept = self._keep(plan=plan, live=live, part=part, shadow=shadow)
-                self._native.bind(kept.target, left(end))
-                self._kept, self._shadow = kept, bool(shadow)
+                bound.native.bind(kept.target, left(end))
+                bound.kept, self._shadow = kept, bool(shadow)
                 # a loss was the old memory's
-                self._version, self._lost, self._released = None, False, False
+                bound.version, bound.lost, bound.released = None, False, False
             except BaseException as error:
                 if kept is not None and kept.target.spent and not isinstance(error, Error):
                     # Ctrl-C, which may have come when it was bound already: nothing that may be written is freed
-                    self._broken = self._kept, kept.memory
-                    self._kept, kept.memory = kept, None
+                    self._broken = bound.kept, kept.memory
+                    bound.kept, kept.memory = kept, None
                 raise
 
     def cancel(self) -> None:
         """Ends the pull that is under way and forgets what is staged; the committed version is untouched."""
-        staged = self._staged
-        if staged is not None:
-            staged._given_up = True
-        self._end_pull()
-        self._staged = None
+        self._pulls.cancel()
 
     @property
     def lost(self) -> bool:
         """Whether a commit or its rollback failed so that no version is whole any more in the memory."""
-        return self._lost
+        return self._bound.lost
 
     # What was received.
 
@@ -429,16 +370,13 @@ class Receiver:
 
     def close(self) -> None:
         """Ends the background pull and leaves the agent. The memory stays as it is."""
-        if os.getpid() != self._pid or not hasattr(self, "_native"):
+        if not self._bound.is_of_this_process or self._bound.is_closed:
             return
-        self._closed = True
-        _open_receivers.discard(self)
-        self._end_pull()
-        self._puller.shutdown(wait=True)
-        with self._calls:
-            self._staged = None
-            self._committed = self._update = None
-            del self._native
+        self._pulls.close()
+        with self._bound.lock:
+            self._pulls.staged = None
+            self._pulls.forget()
+            self._bound.close()
 
     def __enter__(self) -> Receiver:
         return self
@@ -448,217 +386,23 @@ class Receiver:
 
     # Inside.
 
-    @contextlib.contextmanager
-    def _locked(self, what: str, end: float, prepared: Prepared | None = None) -> Iterator[None]:
-        """The native receiver for this thread alone; afterwards it is looked at again what it has. For `prepared`:
-        until that is cancelled, so that close() ends also where a Ctrl-C came between the lock and its release."""
-        if os.getpid() != self._pid:
-            raise InvalidArgument(f"{what}: this receiver belongs to process {self._pid}; a forked child makes its own")
-        while not self._calls.acquire(timeout=min(left(end), _LOOK_S)):
-            if prepared is not None and prepared._cancelled.is_set():
-                raise Cancelled(f"{what}: cancelled while another call had the receiver")
-            if left(end) == 0:
-                raise DeadlinePassed(f"{what}: a pull is under way; cancel() ends it")
-        try:
-            if not hasattr(self, "_native"):
-                raise InvalidArgument(f"{what}: this receiver is closed")
-            try:
-                yield
-            finally:
-                if hasattr(self, "_native"):  # else a signal's handler has closed it
-                    current = self._native.current
-                    self._lost = current is None and not self._released and (self._lost or self._version is not None)
-                    self._version = current
-        finally:
-            self._calls.release()
-
-    @contextlib.contextmanager
-    def _between_pulls(self, what: str, timeout: float | None) -> Iterator[float]:
-        """As _locked(), until the end that it gives; with `background`, a pull under way is begun again behind it."""
-        end = end_of(what, timeout, self.timeout)
-        waiting = self._staged
-        paused: Prepared | None = None
-        pause = Pause()
-        try:
-            # A forked child's pull is the parent's: _locked() refuses the call.
-            if self._background and waiting is not None and not waiting.done and os.getpid() == self._pid:
-                paused = waiting
-                paused._paused_for = weakref.ref(pause)
-                paused._interrupt()
-            with self._locked(what, end):
-                self._kept.check()
-                yield end
-        finally:
-            try:
-                if paused is not None:
-                    self._resume(paused)
-            finally:
-                pause.over = True
-
-    def _resume(self, paused: Prepared) -> None:
-        """Begins again what was paused, or, where that was given up, the background's; nothing if somebody else has
-        ended it, or begun another."""
-        try:
-            with contextlib.suppress(InvalidArgument):  # closed meanwhile
-                if self._staged is not paused or self._closed:
-                    return
-                if not paused._given_up:
-                    paused._next = self._begin(paused.asked, paused._end, newer=paused._newer)
-                if paused._given_up:
-                    self._next_background()
-        finally:
-            paused._resumed = True
-
-    def _after_pause(self, paused: Prepared) -> Prepared | None:
-        """What goes on in its place; None: not yet. Cancelled: nothing does."""
-        if not paused._given_up and not self._closed:
-            if paused._is_paused:
-                return None
-            if not paused._resumed:  # a Ctrl-C has ended the call that it was paused for
-                self._resume(paused)
-            if paused._next is not None:
-                return paused._next
-        raise Cancelled(f"the pull of version {paused.asked or 'newest'} was cancelled")
-
-    def _late(self, asked: int | str | Version | None, timeout: float) -> DeadlinePassed:
-        """What is raised when the wait for a pull is over. Asks the agent, for a moment, what it has."""
-        failure = self._tries.failure
-        why = f"; the last try failed: {failure}" if failure is not None else ""
-        native = getattr(self, "_native", None)
-        if native is not None and not why:
-            lag = Lag(**native.lag(LAST_WORDS_S))
-            if asked is None and lag.versions == 0:
-                return DeadlinePassed(
-                    f"{lag.held} is held already, and {', '.join(self.endpoints)} had none newer for {timeout:.1f} s",
-                    "a background pull is for the version after the one that is held; lag() says whether there is one",
-                )
-            why = f"; {lag.last_error}" if lag.newest is None else f"; the agent's newest is {lag.newest}"
-        return DeadlinePassed(
-            f"version {asked or 'newest'} from {', '.join(self.endpoints)}: not staged after {timeout:.1f} s{why}"
-        )
-
     def _progress(self) -> tuple[int, int]:
-        native = getattr(self, "_native", None)
+        native = getattr(self._bound, "native", None)
         return native.progress if native is not None else (0, 0)
-
-    def _end_pull(self) -> None:
-        if os.getpid() != self._pid:  # a forked child shares the connections of the parent's pull
-            return
-        for prepared in (self._staged, self._pulled):
-            if prepared is not None:
-                prepared._interrupt()
 
     def _keep(self, **where: Any) -> Kept:
         return Kept(self.layout, self.sidecar, self._engine_streams, **where)
-
-    def _begin(self, version: int | str | Version | None, end: float, *, newer: bool) -> Prepared:
-        if os.getpid() != self._pid:
-            raise InvalidArgument(f"this receiver belongs to process {self._pid}; a forked child makes its own")
-        if self._closed:
-            raise InvalidArgument("this receiver is closed")
-        self._end_pull()
-        prepared = Prepared(self, version, end, newer)
-        try:
-            prepared._future = self._puller.submit(self._pull, prepared)
-        except RuntimeError:  # shut down
-            if not self._closed:
-                raise
-            raise InvalidArgument("this receiver is closed") from None
-        self._staged = prepared
-        return prepared
-
-    def _next_background(self) -> None:
-        self._begin(None, math.inf, newer=True)
-
-    def _pull(self, prepared: Prepared) -> dict[str, Any]:
-        """On the puller's thread. Returns the report of what is staged then."""
-        self._pulled = prepared
-        if self._closed:  # looked at after _pulled is set, which close() looks at after it has set _closed
-            prepared._interrupt()
-        number, label, epoch = _want(prepared.asked)
-        while True:
-            try:
-                with self._locked("pull", math.inf, prepared):
-                    self._committed = self._update = None
-                    staged = self._native.pull(
-                        number, label, epoch, prepared._newer, left(prepared._end), prepared._stop
-                    )
-                    self._update = prepared, staged
-                    self._tries.succeeded()
-                    return dict(staged.report)
-            except _MAY_PASS as error:
-                if not prepared._newer or prepared._stop.stop_requested:
-                    raise
-                pause = self._tries.failed(error)
-            prepared._cancelled.wait(pause)
-
-    def _commit(self, prepared: Prepared, end: float) -> PullReport:
-        try:
-            with self._locked("commit", end, prepared):
-                if self._update is None or self._update[0] is not prepared or prepared.over:
-                    raise Cancelled(f"version {prepared.asked or 'newest'} is not staged any more; prepare it again")
-                staged = self._update[1]
-                self._kept.check()
-                self._kept.wait_for_kernels()
-                self._update = None
-                if self._staged is prepared:
-                    self._staged = None
-                self._committed = staged  # before: what interrupts behind the commit can still be rolled back
-                try:
-                    staged.commit(left(end))
-                except Exception:
-                    self._committed = None
-                    raise
-                return PullReport(**staged.report)
-        finally:
-            if self._background and self._staged is None and not self._closed:
-                self._next_background()
-
-    def _commit_over_pauses(self, prepared: Prepared, end: float) -> PullReport:
-        while True:
-            try:
-                return prepared.commit(timeout=left(end))
-            except Cancelled:
-                if prepared._paused_for is None:
-                    raise
-            while (follower := self._after_pause(prepared)) is None:
-                if left(end) == 0:
-                    raise DeadlinePassed(f"version {prepared.asked or 'newest'}: its pull is paused for another call")
-                time.sleep(PAUSE_LOOK_S)
-            prepared = follower
-
-    def _resume_background(self) -> None:
-        """After a call that has cancelled its pull, unless there is no memory to pull into."""
-        if self._background and not self._released and self._staged is None and not self._closed:
-            self._next_background()
 
     def _need_shadow(self, call: str) -> None:
         if not self._shadow:
             raise Unsupported(f"{call}: this receiver has no shadow", "make it with shadow=True")
 
-    def _is_current(self, prepared: Prepared, asked: int | str, end: float) -> bool:
-        """Whether the agent means by `asked` what is staged: after another start of the trainer it may be other weights
-        with the same number."""
-        number, label, epoch = _want(asked)
-        with self._locked("is_current", end):
-            if self._update is None or self._update[0] is not prepared or prepared.over:
-                return False
-            return self._native.is_current(self._update[1], number, label, epoch, left(end))
-
     def _committed_memory(self) -> HostMemory:
-        if self._kept.memory is None:
+        if self._bound.kept.memory is None:
             raise InvalidArgument("this receiver keeps its version elsewhere (module, plan or directory)")
         if self.version is None:
-            raise InvalidArgument(f"no version is committed {'any more' if self._lost else 'yet'}; call update()")
-        return self._kept.memory
-
-
-def _want(asked: int | str | Version | None) -> tuple[int | None, str | None, int]:
-    if isinstance(asked, Version):
-        return asked.number, None, asked.epoch
-    if isinstance(asked, str):
-        return None, asked, 0
-    return asked, None, 0
+            raise InvalidArgument(f"no version is committed {'any more' if self._bound.lost else 'yet'}; call update()")
+        return self._bound.kept.memory
 
 
 def _addresses(streams: Mapping[int, Any]) -> dict[int, int]:
@@ -683,17 +427,3 @@ def _tiles(wrong: Iterable[tuple[int, str, str] | int]) -> list[int]:
 def _check_shadow(call: str, shadow: bool, live_memory: bool) -> None:
     if shadow and not live_memory:
         raise InvalidArgument(f"{call}: shadow=True without live memory: it is a copy of a module's or a plan's")
-
-
-#: A worker that waits in a pull would keep the interpreter from ending.
-_open_receivers: weakref.WeakSet[Receiver] = weakref.WeakSet()
-
-
-def _end_pulls() -> None:
-    for receiver in list(_open_receivers):
-        receiver._closed = True
-        receiver._end_pull()
-
-
-# Before the workers of concurrent.futures are joined, which atexit would come after; the last registered comes first.
-threading._register_atexit(_end_pulls)  # type: ignore[attr-defined]

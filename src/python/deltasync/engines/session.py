@@ -217,7 +217,7 @@ class EngineReceiver:
         self._drop_staging()
         self._following = None
         if self._receiver is not None:
-            following = self._receiver._staged
+            following = self._receiver._pulls.staged
             self._receiver.cancel()
             if following is not None:
                 concurrent.futures.wait([following._future], self.timeout)
@@ -500,7 +500,7 @@ class EngineReceiver:
             return
         if staging.done:
             if self._receiver is not None and staging.prepared is not None:
-                if staging.prepared is self._receiver._staged and not staging.prepared.failed:
+                if staging.prepared is self._receiver._pulls.staged and not staging.prepared.failed:
                     self._following = staging.prepared  # not committed
             return
         staging.cancelled = True
