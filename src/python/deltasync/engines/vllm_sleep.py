@@ -34,6 +34,20 @@ def watch(sleeper: Sleeper) -> None:
     _sleepers.add(sleeper)
 
 
+def _tell(level: int) -> None:
+    """One that cannot sleep keeps the weights there: those that were told have them again."""
+    told: list[Sleeper] = []
+    try:
+        for sleeper in list(_sleepers):
+            told.append(sleeper)
+            sleeper.before_sleep(level)
+    except BaseException:
+        if _level == 0:
+            for sleeper in told:
+                sleeper.after_wake(level)
+        raise
+
+
 def _observe(worker: Any) -> None:
     if getattr(worker.sleep, "deltasync_observes", False):
         return
@@ -43,8 +57,7 @@ def _observe(worker: Any) -> None:
     def observed_sleep(self: Any, level: int = 1) -> Any:
         global _level
         if level > 0:
-            for sleeper in list(_sleepers):
-                sleeper.before_sleep(level)
+            _tell(level)
             _level = max(_level, level)  # also if it fails half-way
         return sleep(self, level)
 
