@@ -233,6 +233,7 @@ def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tqdm")
     shown = bar_of(Terminal(), monkeypatch)
     assert "deltasync: 100%" in shown and "6.00M/6.00M" in shown
+    assert "3.00M/6.00M" in shown and "  0%" not in shown, "it begins where the first look finds the pull"
 
 
 def test_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,10 @@ class _Bar:
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar = self._tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, desc="deltasync")
+            # What an earlier pull verified is not of this one's speed.
+            self._bar = self._tqdm(
+                initial=done, total=total, unit="B", unit_scale=True, unit_divisor=1024, desc="deltasync"
+            )
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
