@@ -342,14 +342,13 @@ TEST_P(DeviceFaults, APullsWaitsEndWithIt) {
 /// it. A version that is committed is whole; else there is none.
 TEST_P(DeviceFaults, ADeviceThatDiesLeavesNoTornVersion) {
   enum class Way : std::uint8_t { first_full, staged_full, kept_delta, delta, rollback };
+  const Reference first = trainer_->now();
+  const Reference second = trainer_->step(0.2);
   for (const Way way : {Way::first_full, Way::staged_full, Way::kept_delta, Way::delta, Way::rollback}) {
     std::size_t lost = 0;
     for (std::uint64_t n = 1;; n += 1 + n / 3) {
       SCOPED_TRACE("way " + std::to_string(static_cast<int>(way)) + ", operation " + std::to_string(n));
-      trainer_ = std::make_unique<TrainerModel>(GetParam(), few_specs());
       start(impatient());
-      const Reference first = trainer_->now();
-      const Reference second = trainer_->step(0.2);
       if (way != Way::first_full) {
         ASSERT_TRUE(commit_whole(*target_, first).ok());
       }
