@@ -4,6 +4,9 @@
 #
 #   tools/test.sh                 all stages
 #   tools/test.sh release lint    only these
+#   tools/test.sh --share release asan [STAGE...]
+#                                 release and asan share the C++ tests: each runs those that can show something there
+#                                 (tools/cmake/DeltasyncTargets.cmake), and names those that it leaves to the other
 #
 # Stages: release  g++ release build, every test
 #         lint     formatting, tree rules, shell scripts (tools/lint.sh)
@@ -30,6 +33,11 @@ passed=0
 failed=0
 skipped=0
 skips=
+share=OFF
+if [[ ${1:-} == --share ]]; then
+  share=ON
+  shift
+fi
 stages=("$@")
 ((${#stages[@]})) || stages=(release lint docs install operating asan python wheel container tsan tidy upgrade chaos)
 
@@ -70,7 +78,20 @@ step() {
 # shellcheck disable=SC2317  # called through step
 configure() {
   local log
-  log=$(cmake --preset "$1" 2>&1) || { echo "$log"; return 1; }
+  log=$(cmake --preset "$1" -DDELTASYNC_SHARE_TESTS="$share" 2>&1) || { echo "$log"; return 1; }
+}
+
+# left_to_other PRESET, run_by PRESET: the tests that a build has disabled for the other one, and those that it runs.
+left_to_other() { ctest --preset "$1" -N | sed -nE 's/^ *Test +#[0-9]+: (\S+) \(Disabled\)$/\1/p' | sort; }
+# shellcheck disable=SC2317  # called through step
+run_by() { ctest --preset "$1" -N | sed -nE 's/^ *Test +#[0-9]+: (\S+)$/\1/p' | sort; }
+
+# shellcheck disable=SC2317  # called through step
+each_is_run() {
+  local lost
+  configure release && configure asan || return
+  lost=$(sort -u <(comm -23 <(left_to_other release) <(run_by asan)) <(comm -23 <(left_to_other asan) <(run_by release)))
+  [[ -z $lost ]] || { echo "neither build runs: $lost"; return 1; }
 }
 
 build() {
@@ -81,7 +102,7 @@ build() {
 # tests PRESET [ctest arguments]: counts what ctest counted. A skipped entry counts as neither passed nor failed; every
 # skipped case is named with its reason at the end.
 tests() {
-  local preset=$1 report total wrong left status
+  local preset=$1 report total wrong left others status
   shift
   echo "== $preset: tests"
   report=$PWD/$reports/$preset.xml
@@ -91,9 +112,11 @@ tests() {
   slowest "$preset" "$report"
   total=$(junit_count tests "$report")
   wrong=$(junit_count failures "$report")
-  left=$(($(junit_count skipped "$report") + $(junit_count disabled "$report")))
+  left=$(junit_count skipped "$report")
+  others=$(junit_count disabled "$report")
+  if ((others)); then echo "== $preset: $others left to the other build: $(left_to_other "$preset" | xargs)"; fi
   skips+=$(skip_reasons "$preset" "$report")$'\n'
-  passed=$((passed + total - wrong - left))
+  passed=$((passed + total - wrong - left - others))
   failed=$((failed + wrong))
   skipped=$((skipped + left))
   if ((total == 0)); then
@@ -216,9 +239,14 @@ for stage in "${stages[@]}"; do
       ;;
   esac
 done
+if [[ $share == ON && ! (" ${stages[*]} " == *" release "* && " ${stages[*]} " == *" asan "*) ]]; then
+  echo "test.sh: --share wants the stages release and asan" >&2
+  exit 2
+fi
 # The quickstart's python has the safetensors package, which some tests want and Debian does not have.
 if [[ -x build/quickstart/venv/bin/python3 ]]; then PATH=$PWD/build/quickstart/venv/bin:$PATH; fi
 step "dependencies" tools/install_deps.sh
+if [[ $share == ON ]]; then step "each shared test is run" each_is_run; fi
 for stage in "${stages[@]}"; do
   run_stage "$stage"
 done

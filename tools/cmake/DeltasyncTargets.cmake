@@ -6,6 +6,9 @@ find_program(DELTASYNC_CCACHE ccache)
 if(DELTASYNC_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${DELTASYNC_CCACHE})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${DELTASYNC_CCACHE})
+  if(NOT CMAKE_DISABLE_PRECOMPILE_HEADERS)  # or it would not keep what is compiled with them
+    list(PREPEND CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros)
+  endif()
 endif()
 
 add_library(deltasync_options INTERFACE)
@@ -63,12 +66,16 @@ if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   set(unity_options -Wno-subobject-linkage)
 endif()
 
-# deltasync_library(NAME SOURCES a.cpp … DEPENDS target …): a static library, one per layer.
+# deltasync_library(NAME SOURCES a.cpp … DEPENDS target …): a static library, one per layer. Those of tests are built only
+# where a test is that links them.
 function(deltasync_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC deltasync_options ${ARG_DEPENDS})
   target_compile_options(${name} PRIVATE ${unity_options})
+  if(DELTASYNC_LIBRARIES_IF_USED)
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
 endfunction()
 
 # deltasync_executable(NAME SOURCES … DEPENDS …)
@@ -79,14 +86,64 @@ function(deltasync_executable name)
   target_compile_options(${name} PRIVATE ${unity_options})
 endfunction()
 
-# deltasync_test(NAME SOURCES … DEPENDS … [LABELS …]): one GoogleTest executable = one ctest test. Directories whose tests
-# compare much memory themselves set DELTASYNC_COLD to nothing.
+# A release build and one with sanitizers may share the tests, as .ci/run's do (tools/test.sh --share): each then runs those
+# that can show something there. The others are disabled in it, and their programs not built.
+option(DELTASYNC_SHARE_TESTS "Leave tests to the other one of a release build and a build with sanitizers" OFF)
+
+# deltasync_test_in(NAME WHERE): of builds that share the tests, this one runs in
+#   sanitizers  what goes wrong with memory shows there: a test of C++ code, unless it says otherwise
+#   release     nothing to see with sanitizers: it walks states on plain data, or reads text; or a device is wanted
+#   both        it may depend on the compiler, the instruction set or the timing, or runs programs as users have them
+function(deltasync_test_in name where)
+  if(DELTASYNC_SANITIZE)
+    set(here sanitizers)
+  else()
+    set(here release)
+  endif()
+  if(NOT where MATCHES "^(sanitizers|release|both)$")
+    message(FATAL_ERROR "${name}: in which build? ${where}")
+  endif()
+  if(NOT DELTASYNC_SHARE_TESTS OR where STREQUAL "both" OR where STREQUAL here)
+    return()
+  endif()
+  set_tests_properties(${name} PROPERTIES DISABLED ON)
+  if(TARGET ${name})
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
+endfunction()
+
+# Headers that most tests include are compiled once for all tests that have the same flags. Presets for those who edit one
+# test do without (CMAKE_DISABLE_PRECOMPILE_HEADERS): a source has to name what it uses.
+set(test_headers <gmock/gmock-matchers.h> <gtest/gtest.h>)
+foreach(header IN ITEMS algorithm array atomic chrono condition_variable deque filesystem fstream functional future map
+                        memory mutex optional random set span sstream string thread utility vector)
+  list(APPEND test_headers <${header}>)
+endforeach()
+function(deltasync_precompiled_test_headers name)
+  if(CMAKE_DISABLE_PRECOMPILE_HEADERS)
+    return()
+  endif()
+  set(headers deltasync_test_headers${DELTASYNC_COLD})
+  if(NOT TARGET ${headers})
+    add_executable(${headers} EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/tests/support/headers.cpp)
+    target_link_libraries(${headers} PRIVATE deltasync_options GTest::gtest GTest::gmock)
+    target_compile_options(${headers} PRIVATE ${DELTASYNC_COLD})
+    target_precompile_headers(${headers} PRIVATE ${test_headers})
+    set_target_properties(${headers} PROPERTIES DELTASYNC_IS_TEST ON)
+  endif()
+  target_precompile_headers(${name} REUSE_FROM ${headers})
+endfunction()
+
+# deltasync_test(NAME SOURCES … DEPENDS … [LABELS …] [IN WHERE]): one GoogleTest executable = one ctest test. Directories
+# whose tests compare much memory themselves set DELTASYNC_COLD to nothing; those whose tests run in another build than
+# `sanitizers` set DELTASYNC_TESTS_IN.
 function(deltasync_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "IN" "SOURCES;DEPENDS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE deltasync_options ${ARG_DEPENDS} GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_options(${name} PRIVATE ${DELTASYNC_COLD})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  deltasync_precompiled_test_headers(${name})
+  set_target_properties(${name} PROPERTIES DELTASYNC_IS_TEST ON RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})
   if(DELTASYNC_SANITIZE)
     target_compile_definitions(${name} PRIVATE DELTASYNC_SANITIZED)  # for tests that only repeat themselves
@@ -94,7 +151,11 @@ function(deltasync_test name)
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
   if("gpu" IN_LIST ARG_LABELS)
     add_dependencies(gpu_tests ${name})
+    set(ARG_IN release)
+  elseif(NOT ARG_IN)
+    set(ARG_IN ${DELTASYNC_TESTS_IN})
   endif()
+  deltasync_test_in(${name} ${ARG_IN})
 endfunction()
 
 # deltasync_gpu_test(NAME …): NAME_cuda, which wants a real device (label gpu), and NAME_standin: the same objects with
@@ -104,6 +165,7 @@ function(deltasync_gpu_test name)
   add_library(${name}_objects OBJECT ${ARG_SOURCES})
   target_link_libraries(${name}_objects PRIVATE deltasync_options ${ARG_DEPENDS} GTest::gtest GTest::gmock)
   target_compile_options(${name}_objects PRIVATE ${DELTASYNC_COLD})
+  set_target_properties(${name}_objects PROPERTIES DELTASYNC_IS_TEST ON)
   target_compile_definitions(${name}_objects PRIVATE DELTASYNC_TEST_CUDA
                                                      $<$<BOOL:${DELTASYNC_SANITIZE}>:DELTASYNC_SANITIZED>)
   deltasync_test(${name}_cuda SOURCES $<TARGET_OBJECTS:${name}_objects> DEPENDS ${ARG_DEPENDS} LABELS gpu)

@@ -1,0 +1,2 @@
+// For a target that has precompiled headers and nothing else.
+int main() {}
