@@ -76,8 +76,16 @@ std::shared_ptr<const Standing> standing_of(const Receiver& receiver) {
   return ours != nullptr ? ours->standing() : nullptr;
 }
 
-void note_served(Receiver& receiver, const Status& served) {
-  if (auto* const ours = dynamic_cast<ReceiverImpl*>(&receiver)) ours->note_served(served);
+Status wait_served(Receiver& receiver, const CallContext& until) {
+  Target* const target = receiver.target();
+  CanHandOn* const can = target != nullptr ? target->capabilities().hand_on : nullptr;
+  if (can == nullptr) return Error(Errc::invalid_argument, "wait_served: the target hands nothing on");
+  if (target->committed() == nullptr) return Error(Errc::invalid_argument, "the relay has committed nothing");
+  Status served = can->wait_served(until);
+  if (served.ok() || served.error().code() != Errc::cancelled) {
+    if (auto* const ours = dynamic_cast<ReceiverImpl*>(&receiver)) ours->note_served(served);
+  }
+  return served;
 }
 
 std::uint64_t agent_instance_of(const Receiver& receiver) {

@@ -147,12 +147,13 @@ Status ReceiverImpl::bind(std::unique_ptr<Target> target, const std::vector<Slic
   }
   auto tiles = TileSet::of(*layout_, slices);
   if (!tiles) return std::move(tiles).error().with_context("bind");
-  DS_TRY(target->subscribe(*tiles).with_context("bind"));
+  DS_TRY(subscribe(*target, *tiles).with_context("bind"));
   const CallContext until(call);
   DS_TRY(until.check("opening the target").with_context("bind"));
   DS_TRY(target->open(pool_, until).with_context("bind"));
   // Now, and not in the first commit, while an engine stands still.
-  if (options_.attest_commits) DS_TRY(target->prepare_copies(until).with_context("bind"));
+  CanReadCopies* const copies = target->capabilities().copies;
+  if (options_.attest_commits && copies != nullptr) DS_TRY(copies->prepare_copies(until).with_context("bind"));
   close_staged();
   discard_full();
   target_ = std::move(target);
@@ -165,7 +166,7 @@ Status ReceiverImpl::bind(std::unique_ptr<Target> target, const std::vector<Slic
 }
 
 bool ReceiverImpl::supports_rollback() const {
-  return target_ != nullptr && target_->supports_rollback();
+  return target_ != nullptr && target_->capabilities().rollback != nullptr;
 }
 
 Result<std::vector<TileMismatch>> ReceiverImpl::attest(const CallOptions& call) {
@@ -181,7 +182,7 @@ std::optional<Version> ReceiverImpl::current() const {
 void ReceiverImpl::close_staged() {
   if (staged_ == nullptr) return;
   staged_->drop();
-  if (target_ != nullptr) target_->forget_rollback();  // nobody can ask for it any more
+  if (target_ != nullptr) forget_rollback(*target_);  // nobody can ask for it any more
   staged_->receiver_ = nullptr;
   staged_ = nullptr;
 }
@@ -197,8 +198,9 @@ void ReceiverImpl::forget_unfinished() {
 }
 
 Session ReceiverImpl::session(PartialUpdate& partial, bool& invalidated) {
-  return {peer_, options_,  *layout_,      sidecar_, batches_, tiles_,        control_,    streams_,   pool_,
-          link_, progress_, changed_last_, *target_, partial,  scrub_cursor_, older_told_, invalidated};
+  return {peer_,    options_,      *layout_,    sidecar_,   batches_,      tiles_,   control_,
+          streams_, pool_,         link_,       progress_,  changed_last_, *target_, target_->capabilities(),
+          partial,  scrub_cursor_, older_told_, invalidated};
 }
 
 Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const CallOptions& call) {
@@ -316,7 +318,7 @@ Status StagedImpl::rollback() {
   }
   if (prepared_.report.mode != PullMode::up_to_date) {
     const trace::Span span("rollback", prepared_.report.version.id);
-    DS_TRY(receiver_->target_->rollback().with_context("rollback of " + to_string(prepared_.report.version)));
+    DS_TRY(roll_back(*receiver_->target_).with_context("rollback of " + to_string(prepared_.report.version)));
     if (invalidated_before_) receiver_->invalidated_ = true;
     receiver_->note_standing(nullptr);
   }

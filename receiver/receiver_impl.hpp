@@ -16,16 +16,20 @@ namespace deltasync::receiver {
 
 class StagedImpl;
 
-/// The target's waits end with a call, as long as it lasts (Target::begin_pull).
+/// The target's waits end with a call, as long as it lasts.
 class OnTarget {
  public:
-  OnTarget(Target& target, const CallContext& until) : target_(target) { target_.begin_pull(until); }
-  ~OnTarget() { target_.end_pull(); }
+  OnTarget(Target& target, const CallContext& until) : devices_(target.capabilities().devices) {
+    if (devices_ != nullptr) devices_->begin_pull(until);
+  }
+  ~OnTarget() {
+    if (devices_ != nullptr) devices_->end_pull();
+  }
   OnTarget(const OnTarget&) = delete;
   OnTarget& operator=(const OnTarget&) = delete;
 
  private:
-  Target& target_;
+  WaitsForDevices* const devices_;  ///< null: it has no such waits
 };
 
 class ReceiverImpl final : public Receiver {
@@ -54,7 +58,7 @@ class ReceiverImpl final : public Receiver {
   Result<RepairReport> restore(const CallOptions& call = {}) override;
   std::shared_ptr<const Standing> standing() const { return standing_; }
   std::uint64_t agent_instance() const { return control_.instance(); }
-  /// See receiver/standing.hpp.
+  /// Of wait_served() in receiver/standing.hpp.
   void note_served(const Status& served);
 
  private:
@@ -73,7 +77,7 @@ class ReceiverImpl final : public Receiver {
   Result<RepairReport> repair_listed(std::span<const std::uint64_t> tiles, const CallContext& until);
   Status release_live(const CallContext& until);
   Result<RepairReport> restore_live(const CallContext& until);
-  Status attest_or_invalidate(Target& target, const CallContext& until) const;
+  Status attest_or_invalidate(const CallContext& until) const;
   Status repair_tiles(const Ranges& tiles, const CallContext& until, RepairReport& report);
   Status repair_and_attest(const Ranges& tiles, const CallContext& until, RepairReport& report);
 

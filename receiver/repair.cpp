@@ -73,15 +73,19 @@ Result<Ranges> ranges_of(std::span<const std::uint64_t> tiles, const Layout& lay
 /// Repairs what the target has valid copies of; returns the others.
 Result<Ranges> repair_from_shadow(Target& target, const Ranges& tiles, const CallContext& until) {
   const Layout& layout = *target.layout();
+  const TargetCapabilities can = target.capabilities();
   std::vector<std::byte> scratch;
   Ranges rest;
   for (const wire::TileRange& range : tiles) {
     for (std::uint64_t index = range.first; index < range.end; ++index) {
       DS_TRY(until.check("repairing tiles"));
       const Tile tile = tile_of(layout, index);
-      DS_ASSIGN(const TileRows kept, target.kept_tile(tile, scratch));
+      TileRows kept;
+      if (can.sleep != nullptr) {
+        DS_ASSIGN(kept, can.sleep->kept_tile(tile, scratch));
+      }
       if (kept.first != nullptr && digest_of_rows(layout, tile, kept) == target.committed()->digests[index]) {
-        DS_TRY(target.repair_tile(tile, kept));
+        DS_TRY(can.repair->repair_tile(tile, kept));
       } else if (!rest.empty() && rest.back().end == index) {
         ++rest.back().end;
       } else {
@@ -119,9 +123,11 @@ Status ReceiverImpl::repair_tiles(const Ranges& tiles, const CallContext& until,
 }
 
 Status ReceiverImpl::repair_and_attest(const Ranges& tiles, const CallContext& until, RepairReport& report) {
-  DS_TRY(target_->begin_repair(until));
+  CanRepair* const can = target_->capabilities().repair;
+  if (can == nullptr) return Error(Errc::unsupported, "this kind of target does not take single tiles");
+  DS_TRY(can->begin_repair(until));
   Status repaired = repair_tiles(tiles, until, report);
-  Status ended = target_->end_repair();
+  Status ended = can->end_repair();
   DS_TRY(std::move(ended));
   DS_TRY(std::move(repaired));
   DS_ASSIGN(const auto again, deltasync::attest(*target_, list_of(tiles), until));

@@ -1,31 +1,32 @@
 // Live memory that was released, and is there again: what a receiver has to forget, and how it goes on.
 #include "receiver/receiver_impl.hpp"
 #include "receiver/targets/attest.hpp"
-#include "receiver/targets/shadow/shadowed_target.hpp"
 
 namespace deltasync::receiver {
 namespace {
 
-Result<ShadowedTarget*> shadowed(Target* target) {
+Result<CanSleep*> can_sleep(Target* target) {
   if (target == nullptr) return Error(Errc::invalid_argument, "no target is bound");
-  auto* const found = dynamic_cast<ShadowedTarget*>(target);
-  if (found == nullptr) return Error(Errc::unsupported, "the target has no shadow");
-  return found;
+  CanSleep* const can = target->capabilities().sleep;
+  if (can == nullptr) return Error(Errc::unsupported, "the target has no shadow");
+  return can;
 }
 
 }  // namespace
 
 /// Waits first, so that what is forgotten then waits for nobody; and once more for what that left.
 Status ReceiverImpl::release_live(const CallContext& until) {
-  DS_ASSIGN(ShadowedTarget* const target, shadowed(target_.get()));
+  DS_ASSIGN(CanSleep* const can, can_sleep(target_.get()));
   const auto may_write = [](Error why) {
     return std::move(why).with_context("the device may still write to live memory: keep it, and call again");
   };
-  if (Status finished = target->finish_live(until); !finished.ok()) return may_write(std::move(finished).error());
-  const OnTarget on_target(*target, until);
+  if (WaitsForDevices* const devices = target_->capabilities().devices) {
+    if (Status finished = devices->finish_live(until); !finished.ok()) return may_write(std::move(finished).error());
+  }
+  const OnTarget on_target(*target_, until);
   close_staged();
   discard_full();
-  if (Status released = target->release(until); !released.ok()) return may_write(std::move(released).error());
+  if (Status released = can->release(until); !released.ok()) return may_write(std::move(released).error());
   note_standing(nullptr);
   return {};
 }
@@ -33,17 +34,17 @@ Status ReceiverImpl::release_live(const CallContext& until) {
 /// What was invalidated was live memory, or the shadow: both are as they were committed then.
 Result<RepairReport> ReceiverImpl::restore_live(const CallContext& until) {
   const auto start = std::chrono::steady_clock::now();
-  DS_ASSIGN(ShadowedTarget* const target, shadowed(target_.get()));
+  DS_ASSIGN(CanSleep* const can, can_sleep(target_.get()));
   close_staged();
   discard_full();
-  DS_TRY(target->restore(until));
+  DS_TRY(can->restore(until));
   RepairReport report;
-  report.version = target->committed()->version;
+  report.version = target_->committed()->version;
   report.tiles = tiles_.tiles();
   report.bytes = tiles_.bytes();
   if (options_.attest_commits) {
     const auto restored = std::chrono::steady_clock::now();
-    if (Status attested = attest_or_invalidate(*target, until); !attested) {
+    if (Status attested = attest_or_invalidate(until); !attested) {
       note_standing(&attested.error());
       return attested.error();
     }
@@ -55,10 +56,10 @@ Result<RepairReport> ReceiverImpl::restore_live(const CallContext& until) {
   return report;
 }
 
-Status ReceiverImpl::attest_or_invalidate(Target& target, const CallContext& until) const {
-  auto wrong = deltasync::attest(target, tiles_, until);
+Status ReceiverImpl::attest_or_invalidate(const CallContext& until) const {
+  auto wrong = deltasync::attest(*target_, tiles_, until);
   if (wrong.ok() && wrong->empty()) return {};
-  target.invalidate();
+  target_->invalidate();
   if (!wrong.ok()) return std::move(wrong).error().with_context("attesting live memory");
   return Error(Errc::corrupt, "live memory: " + describe(*wrong) + " right after it was restored");
 }

@@ -71,8 +71,13 @@ class Standing {
 
 /// Of a receiver that Receiver::connect made; null of any other kind.
 std::shared_ptr<const Standing> standing_of(const Receiver& receiver);
-/// Notes whether what such a receiver has committed is served on, and tells its agent. By the receiver's caller.
-void note_served(Receiver& receiver, const Status& served);
+/// Waits until what the receiver has committed is served on, by the agent that its target hands it to (a relay's). Why
+/// it is not is such a receiver's last_error (Receiver::lag, the status of the agent that it pulls from) until a later
+/// call finds that it is. While no version comes nobody else looks: a caller that waits for one with Want::wait_max
+/// looks in between. By the thread that calls the receiver, between its calls.
+///
+/// Errors: those of CanHandOn::wait_served; invalid_argument of another kind of target.
+Status wait_served(Receiver& receiver, const CallContext& until);
 /// The agent process that such a receiver is connected to, as wire::Hello::instance; 0 of any other kind.
 std::uint64_t agent_instance_of(const Receiver& receiver);
 

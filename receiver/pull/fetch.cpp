@@ -69,7 +69,8 @@ std::string tile_name(const Layout& layout, std::uint64_t tile) {
 // ---- extents -------------------------------------------------------------------------------------------------
 
 bool bands_are_too_long(const Layout& layout, Target& target, std::uint32_t tensor) {
-  if (target.full_rows(tensor) != nullptr) return false;
+  CanLendRows* const lender = target.capabilities().rows;
+  if (lender != nullptr && lender->full_rows(tensor) != nullptr) return false;
   return grid_of(layout, tensor).band_rows * layout.tensors()[tensor].row_bytes() > kBandBytesMax;
 }
 
@@ -100,7 +101,7 @@ std::uint64_t HalfScatter::next(std::uint64_t bytes_max, std::vector<iovec>& pie
 }
 
 std::byte* HalfScatter::place(const Tensor& tensor, std::uint64_t& bytes) {
-  if (std::byte* const rows = target_.full_rows(tensor_)) return rows + (position_ - tensor.offset);
+  if (std::byte* const rows = rows_of(tensor_)) return rows + (position_ - tensor.offset);
   if (position_ < band_begin_ || position_ >= band_end_) enter_band(tensor);
   bytes = std::min(bytes, band_end_ - position_);
   return band_.data() + (position_ - band_begin_);
@@ -117,7 +118,7 @@ void HalfScatter::enter_band(const Tensor& tensor) {
 
 TileRows HalfScatter::tile(const Tile& tile) {
   const Tensor& tensor = layout_.tensors()[tile.tensor];
-  delta::TensorMemory memory{target_.full_rows(tile.tensor), static_cast<std::size_t>(tensor.row_bytes())};
+  delta::TensorMemory memory{rows_of(tile.tensor), static_cast<std::size_t>(tensor.row_bytes())};
   if (memory.base == nullptr) {  // as if the whole tensor lay where its band does
     const std::uint64_t in_band = tensor.offset + tile.rect.row * memory.row_stride - band_begin_;
     return {band_.data() + in_band + tile.rect.col * tensor.element_bytes, memory.row_stride};

@@ -29,7 +29,8 @@ bool bands_are_too_long(const Layout& layout, Target& target, std::uint32_t tens
 /// rows for them, the padding between them to a scratch.
 class HalfScatter {
  public:
-  HalfScatter(const Layout& layout, Target& target) : layout_(layout), target_(target) {}
+  HalfScatter(const Layout& layout, Target& target)
+      : layout_(layout), target_(target), lender_(target.capabilities().rows) {}
 
   /// Starts at the first byte of a band.
   void seek(std::uint32_t tensor, std::uint64_t half_offset);
@@ -46,9 +47,11 @@ class HalfScatter {
   /// Place for the tensor's bytes from the position on, at most `bytes` of them.
   std::byte* place(const Tensor& tensor, std::uint64_t& bytes);
   void enter_band(const Tensor& tensor);
+  std::byte* rows_of(std::uint32_t tensor) const { return lender_ != nullptr ? lender_->full_rows(tensor) : nullptr; }
 
   const Layout& layout_;
   Target& target_;
+  CanLendRows* const lender_;  ///< null: it lends none
   std::uint32_t tensor_ = 0;
   std::uint64_t position_ = 0;  // in the half
   std::byte scratch_[kTensorAlignment];

@@ -39,6 +39,7 @@ struct Session {
   TransferMeter& progress;
   std::uint64_t& changed_last;  ///< elements that the last delta changed; 0: none came yet
   Target& target;
+  const TargetCapabilities can;  ///< the target's
   PartialUpdate& partial;
   std::uint64_t& scrub_cursor;  ///< next tile to re-read, counted among the subscribed ones
   std::uint64_t& older_told;    ///< the epoch of which was said that it is older than what is held; 0: none
@@ -116,7 +117,7 @@ class Pull {
   // single tiles (receiver/repair.cpp)
   Result<Progress> repair_from(const wire::PlanReply& reply);
   Status put(const Tile& tile, const TileRows& rows) {
-    return repairing_ ? s_.target.repair_tile(tile, rows) : s_.target.put_tile(tile, rows);
+    return repairing_ ? s_.can.repair->repair_tile(tile, rows) : s_.target.put_tile(tile, rows);
   }
 
   // wrong tiles (pull_doubt.cpp)

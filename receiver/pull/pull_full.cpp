@@ -57,7 +57,7 @@ std::string differences(const Sidecar& from, const Sidecar& to) {
 /// Side files belong to the half that is served now, of which no delta comes from before they changed: who writes them
 /// asks again before each full transfer, so that no old ones end up beside new tensors.
 Result<Pull::Progress> Pull::check_side_files() {
-  if (!s_.target.writes_side_files()) return Progress::whole;
+  if (!s_.can.writes_side_files) return Progress::whole;
   stage_ = "fetching the side files";
   auto answer = s_.control.layout(until_.deadline());
   if (!answer.value) {
@@ -92,7 +92,7 @@ Status Pull::open_full() {
 Status Pull::reread_partial() {
   constexpr std::uint64_t kTilesPerItem = 32;
   PartialUpdate& partial = s_.partial;
-  if (!partial.any() || !s_.target.shares_memory()) return {};
+  if (!partial.any() || s_.can.shared == nullptr || !s_.can.shared->shares_memory()) return {};
   const trace::Span span("read_again");
   stage_ = "reading verified tiles again";
   const std::uint64_t tiles = s_.tiles.tiles();

@@ -10,21 +10,20 @@
 
 namespace deltasync {
 
-Status Target::live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
-                            const CallContext& until) {
-  const Layout& layout = *this->layout();
+namespace {
+
+Status read_digests(Target& target, std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
+                    const CallContext& until) {
+  if (auto* const can = target.capabilities().digests) return can->live_digests(tiles, digests, until);
   std::vector<std::byte> scratch;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     DS_TRY(until.check("reading live memory"));
-    DS_ASSIGN(digests[i], live_digest(*this, tile_of(layout, tiles[i]), scratch));
+    DS_ASSIGN(digests[i], live_digest(target, tile_of(*target.layout(), tiles[i]), scratch));
   }
   return {};
 }
 
-/// An update in place gives up what is there.
-void Target::invalidate() noexcept {
-  if (begin_full(FullUpdatePolicy::in_place, Deadline::after(std::chrono::seconds(10))).ok()) discard_full();
-}
+}  // namespace
 
 std::string to_string(const TileMismatch& wrong) {
   const std::string tile = "tile " + std::to_string(wrong.tile) + " (" + wrong.tensor + ")";
@@ -38,7 +37,7 @@ std::string describe(std::span<const TileMismatch> wrong) {
 }
 
 Result<std::vector<TileMismatch>> attest(Target& target, const TileSet& tiles, const CallContext& until) {
-  const TileSet* const kept = target.kept();
+  const TileSet* const kept = kept_tiles(target);
   const bool are_kept = kept == nullptr || (kept->layout() == tiles.layout() && kept->digest() == tiles.digest());
   std::vector<std::uint64_t> list;
   list.reserve(static_cast<std::size_t>(tiles.tiles()));
@@ -61,7 +60,7 @@ Result<std::vector<TileMismatch>> attest(Target& target, std::span<const std::ui
   const Layout& layout = *target.layout();
   const auto name_of = [&](std::uint64_t tile) { return layout.tensors()[layout.tensor_of_tile(tile)].spec.name; };
   std::vector<std::uint64_t> digests(tiles.size());
-  DS_TRY(target.live_digests(tiles, digests, until));
+  DS_TRY(read_digests(target, tiles, digests, until));
   std::vector<TileMismatch> wrong;
   std::vector<std::uint64_t> right;
   right.reserve(tiles.size());
@@ -72,20 +71,22 @@ Result<std::vector<TileMismatch>> attest(Target& target, std::span<const std::ui
       wrong.push_back({tiles[i], name_of(tiles[i]), {}});
     }
   }
-  const Status readers = target.prepare_copies(until);
+  CanReadCopies* const can = target.capabilities().copies;
+  if (can == nullptr) return wrong;
+  const Status readers = can->prepare_copies(until);
   if (!readers.ok()) {
     if (copies == Copies::all || until.over()) return readers.error();
     log::warn("receiver does_not_read_copies why=\"{}\"", readers.error().to_string());
     return wrong;
   }
-  DS_ASSIGN(const std::vector<WrongCopy> found, target.wrong_copies(right, until));
+  DS_ASSIGN(const std::vector<WrongCopy> found, can->wrong_copies(right, until));
   for (const WrongCopy& copy : found) wrong.push_back({copy.tile, name_of(copy.tile), copy.memory});
   std::sort(wrong.begin(), wrong.end(), [](const TileMismatch& a, const TileMismatch& b) { return a.tile < b.tile; });
   return wrong;
 }
 
 Result<std::vector<TileMismatch>> attest(Target& target, const CallContext& until) {
-  if (target.kept() != nullptr) return attest(target, *target.kept(), until);
+  if (const TileSet* const kept = kept_tiles(target)) return attest(target, *kept, until);
   return attest(target, TileSet::whole(*target.layout()), until);
 }
 
@@ -109,7 +110,7 @@ CommitVerdict attest_commit(Target& target, const TileSet& tiles, const CallCont
   Error why = wrong.ok() ? Error(Errc::corrupt, "live memory: " + describe(*wrong))
                          : Error(wrong.error()).with_context("attesting live memory");
   const auto with = [&](const std::string& what_now) { return Error(why.code(), why.message() + "; " + what_now); };
-  if (const Status back = target.rollback(); !back.ok()) {
+  if (const Status back = roll_back(target); !back.ok()) {
     if (target.committed() != nullptr) target.invalidate();
     return {with("it cannot be rolled back (" + back.error().message() + "), and there is no version any more"), false};
   }

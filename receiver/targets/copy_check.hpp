@@ -33,10 +33,10 @@ class CopyCheck {
   /// Opens a reader for each layer: none if the placement has no copies.
   static Result<CopyCheck> make(const Placement& placement, const Open& open, const CallContext& until);
 
-  /// See Target::wrong_copies.
+  /// See CanReadCopies::wrong_copies.
   Result<std::vector<WrongCopy>> find(const Target& target, std::span<const std::uint64_t> tiles,
                                       const CallContext& until);
-  /// See Target::finish_live.
+  /// See WaitsForDevices::finish_live.
   Status finish(const CallContext& until);
 
  private:

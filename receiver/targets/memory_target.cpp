@@ -15,6 +15,17 @@ constexpr std::chrono::minutes kDiscard{1};  ///< nobody gives it a deadline: a 
 
 }  // namespace
 
+TargetCapabilities MemoryTarget::capabilities() {
+  TargetCapabilities can;
+  can.takes_decoded = true;
+  can.rollback = this;
+  can.slices = this;
+  can.digests = this;
+  can.repair = this;
+  can.shared = this;
+  return can;
+}
+
 Status MemoryTarget::subscribe(const TileSet& tiles) {
   if (pool_ != nullptr) return Error(Errc::invalid_argument, "the target is open already");
   DS_TRY(check_subscription(tiles));
@@ -93,22 +104,6 @@ Status MemoryTarget::put_tile(const Tile& tile, const TileRows& rows) {
   if (full_ != Full::staged) return put(tile, rows);
   copy_tile_rows(*layout_, tile, rows, staged_tile(tile));
   return {};
-}
-
-Status MemoryTarget::put_lent(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end,
-                              const std::byte* rows) {
-  if (full_ == Full::closed) return {};
-  if (full_ != Full::staged) return put_from(memory, first, end, rows);
-  return Error(Errc::internal, "lent tiles for a staged update");
-}
-
-Status MemoryTarget::put_from(RegisteredHostMemory& /*memory*/, std::uint64_t /*first*/, std::uint64_t /*end*/,
-                              const std::byte* /*rows*/) {
-  return Error(Errc::internal, name_ + ": nothing was lent");
-}
-
-std::byte* MemoryTarget::full_rows(std::uint32_t tensor) {
-  return full_ == Full::closed ? nullptr : tensor_rows(tensor, full_ == Full::staged);
 }
 
 Status MemoryTarget::begin_full(FullUpdatePolicy policy, const CallContext& until) {

@@ -29,13 +29,20 @@ namespace deltasync {
 /// what rolls a delta back) means that nobody knows what the memory has: the target then has no version at all,
 /// committed() is null, and the next full update may land there. So a kind that can tell, or repair, does so before it
 /// returns an error.
-class MemoryTarget : public Target {
+class MemoryTarget : public Target,
+                     public CanRollBack,
+                     public CanKeepSlices,
+                     public CanDigest,
+                     public CanRepair,
+                     public SharesMemory {
  public:
   const LayoutPtr& layout() const final { return layout_; }
+  /// All that this class has. A kind adds what it has beside that; one that shares its memory with nobody takes
+  /// `shared` away.
+  TargetCapabilities capabilities() override;
   Status subscribe(const TileSet& tiles) final;
   Status open(ThreadPool& pool, const CallContext& until) final;
-  bool exchanges() const final { return true; }
-  bool shares_memory() const override { return full_ == Full::first || full_ == Full::in_place; }
+  bool shares_memory() const final { return full_ == Full::first || full_ == Full::in_place; }
   const TileSet* kept() const final { return &tiles_; }
   const TargetState* committed() const final { return committed_ ? &*committed_ : nullptr; }
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const final;
@@ -48,8 +55,6 @@ class MemoryTarget : public Target {
   Status begin_full(FullUpdatePolicy policy, const CallContext& until) final;
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) final;
   Status put_tile(const Tile& tile, const TileRows& rows) final;
-  Status put_lent(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows) final;
-  std::byte* full_rows(std::uint32_t tensor) final;
   Status commit_full(TargetState state, Deadline deadline) final;
   void discard_full() noexcept final;
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) final;
@@ -61,6 +66,15 @@ class MemoryTarget : public Target {
   /// version of ours; full updates treat it as they do a live version.
   MemoryTarget(std::string name, LayoutPtr layout, TileSet tiles, bool served = false)
       : layout_(std::move(layout)), tiles_(std::move(tiles)), name_(std::move(name)), served_(served) {}
+
+  enum class Full : std::uint8_t {
+    closed,
+    first,     ///< nothing was there: tiles land in live memory
+    in_place,  ///< likewise, over what was there, which is lost
+    staged,    ///< they land in staging
+  };
+  /// Whether a full update is open, and where its tiles land.
+  Full full() const noexcept { return full_; }
 
   const Layout& layout_of() const noexcept { return *layout_; }
   const TileSet& tiles() const noexcept { return tiles_; }
@@ -92,8 +106,6 @@ class MemoryTarget : public Target {
   /// The tile is what `rows` has: those of open_tile, which have changed, or any others. They are not needed any more
   /// when this returns; the tile is there when settle_full() has returned.
   virtual Status put(const Tile& tile, const TileRows& rows) = 0;
-  /// Target::put_lent, to live memory, for a kind that has lend().
-  virtual Status put_from(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows);
   virtual Status settle_full(const CallContext& until) = 0;
 
   /// Room for a second version in host memory; nothing if it is there already. On error there is none. no_space,
@@ -118,17 +130,8 @@ class MemoryTarget : public Target {
   /// the version is not lost.
   virtual bool kept_whole() const noexcept { return false; }
 
-  /// Target::full_rows, in staging or in live memory.
-  virtual std::byte* tensor_rows(std::uint32_t /*tensor*/, bool /*staged*/) { return nullptr; }
-
   // ---- the state
 
-  enum class Full : std::uint8_t {
-    closed,
-    first,     ///< nothing was there: tiles land in live memory
-    in_place,  ///< likewise, over what was there, which is lost
-    staged,    ///< they land in staging
-  };
   /// How to roll the last commit back.
   struct Undo {
     enum class Kind : std::uint8_t {

@@ -5,10 +5,6 @@
 #include <mutex>
 #include <optional>
 
-void std::default_delete<deltasync::Target>::operator()(deltasync::Target* target) const noexcept {
-  delete target;
-}
-
 namespace deltasync {
 
 std::string describe_tile(const Layout& layout, std::uint64_t tile) {

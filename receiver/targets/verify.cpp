@@ -95,9 +95,8 @@ Error wrong_digest(const Layout& layout, const delta::TileRecord& record) {
 
 /// The frame's changes as far as they are decoded without their tiles, resolved by the target where it can: by record,
 /// one after the other in `resolved`, or in `kept`.
-Result<std::vector<TileChanges>> resolve_there(const Target& target, const StagedFrame& frame, MutByteSpan resolved,
-                                               std::unique_ptr<KeptChanges>& kept) {
-  const Layout& layout = *target.layout();
+Result<std::vector<TileChanges>> resolve_there(const CanResolve& can, const Layout& layout, const StagedFrame& frame,
+                                               MutByteSpan resolved, std::unique_ptr<KeptChanges>& kept) {
   std::vector<TileChanges> all(frame.records.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     const delta::TileRecord& record = frame.records[i];
@@ -112,23 +111,23 @@ Result<std::vector<TileChanges>> resolve_there(const Target& target, const Stage
     }
     DS_ASSIGN(all[i].kind, delta::decode_changes(layout, record, all[i].changes));
   }
-  DS_ASSIGN(kept, target.resolve(all));
+  DS_ASSIGN(kept, can.resolve(all));
   return all;
 }
 
 /// Changes that were resolved here, as new elements, go to where the target keeps such. `left` are all that are in
 /// `resolved`, contiguous; those that were resolved here have a count. The others close up; what they take is
 /// returned.
-Result<std::size_t> hand_over(const Target& target, std::vector<TileChanges>& left, MutByteSpan resolved,
-                              std::unique_ptr<KeptChanges>& kept) {
+Result<std::size_t> hand_over(const CanResolve& can, const Layout& layout, std::vector<TileChanges>& left,
+                              MutByteSpan resolved, std::unique_ptr<KeptChanges>& kept) {
   std::size_t used = 0;
   const auto expected = left;
-  DS_ASSIGN(kept, target.resolve(left));
+  DS_ASSIGN(kept, can.resolve(left));
   for (std::size_t i = 0; i < left.size(); ++i) {
     const TileChanges& of = left[i];
     if (of.resolved && of.digest_change != expected[i].digest_change) {
       return Error(Errc::corrupt,
-                   describe_tile(*target.layout(), of.tile) + ": somebody wrote to live memory while it was verified");
+                   describe_tile(layout, of.tile) + ": somebody wrote to live memory while it was verified");
     }
     if (of.kept) continue;
     if (used != 0 || of.changes.data() != resolved.data()) {
@@ -141,22 +140,23 @@ Result<std::size_t> hand_over(const Target& target, std::vector<TileChanges>& le
 
 }  // namespace
 
-Status verify_frame(const Target& target, StagedFrame& frame, std::span<const std::uint64_t> before,
+Status verify_frame(Target& target, StagedFrame& frame, std::span<const std::uint64_t> before,
                     std::span<std::uint64_t> after, ResolvedBudget& budget) {
   const Layout& layout = *target.layout();
+  const TargetCapabilities can = target.capabilities();
   frame.resolved.clear();
   frame.kept.clear();
   Claim claim(budget);
   const auto bytes = static_cast<std::size_t>(resolved_bytes(layout, frame));
-  const bool keep = target.exchanges() && bytes != 0 && claim.take(bytes);
-  if (target.exchanges() && !keep) DS_TRY(claim.take_for_classes(class_bytes(layout, frame)));
+  const bool keep = can.takes_decoded && bytes != 0 && claim.take(bytes);
+  if (can.takes_decoded && !keep) DS_TRY(claim.take_for_classes(class_bytes(layout, frame)));
   RecycledBytes resolved(keep ? bytes : 0);
   MutByteSpan rest(resolved);
   std::unique_ptr<KeptChanges> kept[2];  // decoded alone, and over the tile
   std::vector<TileChanges> there;
   std::vector<TileChanges> left;
-  if (keep && target.resolves()) {
-    DS_ASSIGN(there, resolve_there(target, frame, rest, kept[0]));
+  if (keep && can.resolve != nullptr) {
+    DS_ASSIGN(there, resolve_there(*can.resolve, layout, frame, rest, kept[0]));
   }
   std::vector<std::byte> scratch;
   for (std::size_t i = 0; i < frame.records.size(); ++i) {
@@ -186,7 +186,7 @@ Status verify_frame(const Target& target, StagedFrame& frame, std::span<const st
   }
   std::size_t used = resolved.size() - rest.size();
   if (!there.empty() && used != 0) {
-    DS_ASSIGN(used, hand_over(target, left, resolved, kept[1]));
+    DS_ASSIGN(used, hand_over(*can.resolve, layout, left, resolved, kept[1]));
   }
   if (used != 0) {
     resolved.resize(used);

@@ -38,11 +38,11 @@ class ResolvedBudget {
 };
 
 /// Verifies each record of a frame that is the only step to its tiles: `before` are the digests of live memory; those
-/// of the frame's tiles are set in `after`. If the target exchanges and the budget allows it, the decoded changes stay
-/// in frame.resolved, or with the target in frame.kept; without that, tiles in rice_class are refused (`protocol`),
-/// since undoing those takes as much again. On error (else `corrupt`, naming the tile) both are empty, the budget is
-/// what it was, and digests of tiles before that one are set.
-Status verify_frame(const Target& target, StagedFrame& frame, std::span<const std::uint64_t> before,
+/// of the frame's tiles are set in `after`. If the target takes decoded changes and the budget allows it, the decoded
+/// changes stay in frame.resolved, or with the target in frame.kept; without that, tiles in rice_class are refused
+/// (`protocol`), since undoing those takes as much again. On error (else `corrupt`, naming the tile) both are empty,
+/// the budget is what it was, and digests of tiles before that one are set.
+Status verify_frame(Target& target, StagedFrame& frame, std::span<const std::uint64_t> before,
                     std::span<std::uint64_t> after, ResolvedBudget& budget);
 
 }  // namespace deltasync

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,6 +20,15 @@ class Place {
   virtual Result<std::unique_ptr<Target>> make(const LayoutPtr& layout) = 0;
   /// What a user of the target sees from outside is this half (null: no version); else what differs.
   virtual std::string outside(const Target& target, const std::vector<std::byte>* half) = 0;
+};
+
+/// A kind of target under test.
+struct Kind {
+  const char* name;
+  std::function<std::unique_ptr<Place>()> make;
+  bool resolves = false;  ///< single steps come as a pull leaves them: with decoded changes, as far as a budget goes
+  bool may_be_missing = false;  ///< then its tests are skipped
+  bool slow = false;            ///< what only repeats itself is done less often
 };
 
 /// A shadow beside what another place keeps.

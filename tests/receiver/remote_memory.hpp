@@ -46,7 +46,11 @@ class RemoteMemory final : public TileTarget {
   void stick(std::size_t at, std::byte value) { stuck_ = {at, value}; }
   std::vector<std::byte>& memory() { return live_; }
   bool has_staging() const { return !staging_.empty(); }
-  bool in_live_memory() const override { return true; }
+  TargetCapabilities capabilities() override {
+    TargetCapabilities can = TileTarget::capabilities();
+    can.in_live_memory = true;
+    return can;
+  }
 
  private:
   Status step(std::string_view name) const {

@@ -138,14 +138,6 @@ class EngineDevices final : public Place {
   std::optional<DeviceEngine> engine_;
 };
 
-struct Kind {
-  const char* name;
-  std::function<std::unique_ptr<Place>()> make;
-  bool resolves = false;  ///< single steps come as a pull leaves them: with decoded changes, as far as a budget goes
-  bool may_be_missing = false;  ///< then its tests are skipped
-  bool slow = false;            ///< what only repeats itself is done less often
-};
-
 inline std::unique_ptr<Place> devices(RandomPlan::Ignore ignore, std::int32_t count, bool some_on_host,
                                       EngineDevices::Open open) {
   return std::make_unique<EngineDevices>(ignore, count, some_on_host, std::move(open));

@@ -267,14 +267,15 @@ TEST_P(CopyReaders, AreMadeWithinTheCallersTime) {
   auto made = engine_->make(model_.layout);
   ASSERT_TRUE(made.ok());
   Target& target = **made;
-  const Status late = target.prepare_copies(Deadline::after(std::chrono::seconds(0)));
+  const Status late = target.capabilities().copies->prepare_copies(Deadline::after(std::chrono::seconds(0)));
   ASSERT_FALSE(late.ok());
   EXPECT_EQ(late.error().code(), Errc::timed_out);
   EXPECT_THAT(late.error().message(), HasSubstr("copies of tiles"));
   std::stop_source stop;
   stop.request_stop();
-  EXPECT_EQ(target.prepare_copies(CallContext(in_time(), stop.get_token())).error().code(), Errc::cancelled);
-  EXPECT_TRUE(target.prepare_copies(in_time()).ok());
+  EXPECT_EQ(target.capabilities().copies->prepare_copies(CallContext(in_time(), stop.get_token())).error().code(),
+            Errc::cancelled);
+  EXPECT_TRUE(target.capabilities().copies->prepare_copies(in_time()).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Where, CopyReaders, testing::Values(AnyEngine::Where::device, AnyEngine::Where::both),

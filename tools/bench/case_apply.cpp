@@ -65,7 +65,7 @@ double touch_once(std::span<std::byte> memory, const std::vector<std::uint32_t>&
 }
 
 /// Parses and verifies every frame against the target's memory, as a pull does.
-Status verify(const Target& target, std::vector<std::uint64_t>& digests, StagedStep& step, ThreadPool& pool) {
+Status verify(Target& target, std::vector<std::uint64_t>& digests, StagedStep& step, ThreadPool& pool) {
   const std::vector<std::uint64_t> before = digests;
   ResolvedBudget budget(target.layout()->model_bytes() / 4);
   return run_all(pool, step.frames.size(), [&](std::uint64_t i, unsigned) -> Status {
@@ -113,7 +113,7 @@ Result<Json> run_apply(const Options& options) {
     if (!std::equal(live.span().begin(), live.span().end(), halves.after().begin())) {
       return Error(Errc::corrupt, "the applied version differs from the encoded one");
     }
-    DS_TRY(target->rollback());
+    DS_TRY(roll_back(*target));
   }
   return Json{{"memcpy_s", copy_s},
               {"apply_s", apply_s},

@@ -68,7 +68,7 @@ struct Forms {
 };
 
 /// A step that has been verified over what is on the device.
-Result<std::vector<StagedStep>> verified_step(const Target& target, const Halves& halves, const delta::Delta& delta,
+Result<std::vector<StagedStep>> verified_step(Target& target, const Halves& halves, const delta::Delta& delta,
                                               ThreadPool& pool) {
   std::vector<StagedStep> steps(1);
   steps[0].from = {1, 1};
@@ -110,7 +110,7 @@ Status run_round(Target& target, const Placement& placement, const Halves& halve
   DS_TRY(check_all_tiles(target, placement));
   keep_best(best.attest_s, attested);
   const Stopwatch exchange;
-  DS_TRY(target.rollback());
+  DS_TRY(roll_back(target));
   keep_best(best.exchange_s, exchange);
   return check_all_tiles(target, placement);
 }

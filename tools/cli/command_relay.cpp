@@ -12,6 +12,7 @@
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"
 #include "net/blocking.hpp"
+#include "receiver/standing.hpp"
 #include "receiver/targets/segment/relay.hpp"
 #include "tools/cli/cli.hpp"
 #include "tools/cli/follow.hpp"
@@ -88,6 +89,7 @@ class Relay {
     target_options.name = "deltasync relay";
     target_options.guard_limit =
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options_.guard_s));
+    target_options.pulled_from = receiver::agent_instance_of(*receiver);
     DS_ASSIGN(auto target, attach(*receiver, target_options, until));
     DS_TRY(receiver->bind(std::move(target), until));
     return receiver;
@@ -98,7 +100,7 @@ class Relay {
                                                 const CallContext& until) {
     for (;;) {
       const Deadline slice = until.deadline().earlier(after_seconds(kAttachSliceS));
-      auto target = make_relay_target(receiver, options, slice);
+      auto target = make_relay_target(receiver.layout(), receiver.sidecar(), options, slice);
       if (target.ok() || target.error().code() != Errc::timed_out || until.deadline().passed()) return target;
       DS_TRY(until.check("attaching to the agent on " + options.agent_socket));
     }
@@ -135,7 +137,7 @@ class Relay {
 
   /// A version that is not served holds up no later one. Said when it begins, when it becomes another, and at its end.
   void look_at_served(Receiver& receiver, double limit_s, const CallContext& until) {
-    const Status was = std::exchange(served_, wait_relayed(receiver, until.earlier(after_seconds(limit_s))));
+    const Status was = std::exchange(served_, receiver::wait_served(receiver, until.earlier(after_seconds(limit_s))));
     if (served_) {
       if (!was) log::info("relayed_version_served agent={}", options_.agent);
     } else if (served_.error().code() != Errc::cancelled && (was || was.error().code() != served_.error().code())) {

@@ -42,7 +42,7 @@ LAYERS = {
     "agent/http/": AGENT | {"agent/core.hpp", "agent/serve/pull_server.hpp", "agent/trainer/trainer_server.hpp",
                             "agent/http/"},
     "agent/": AGENT | {"agent/"},
-    "receiver/targets/segment/": {"deltasync/", "base/", "format/", "delta/", "receiver/", "writer/"},
+    "receiver/targets/segment/": {"deltasync/", "base/", "format/", "delta/", "receiver/targets/", "writer/"},
     "receiver/targets/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "receiver/targets/"},
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
     "src/python/": {"deltasync/", "base/", "net/", "python/"},

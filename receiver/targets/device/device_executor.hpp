@@ -82,7 +82,7 @@ class DeviceExecutor {
   /// batch is full, or send_tiles() is called, or somebody reads it. What goes wrong is returned by this call or by
   /// later ones, until send_tiles() has returned it too: some tiles are not there then, and nobody knows which.
   Status put_tile(std::uint64_t rank, const std::byte* from, std::uint64_t row_stride, const CallContext& until);
-  /// Target::lend and Target::put_lent. What put_lent returns is of the calls alone; send_tiles() tells the rest.
+  /// CanBorrow::lend and put_lent. What put_lent returns is of the calls alone; send_tiles() tells the rest.
   Result<std::unique_ptr<RegisteredHostMemory>> lend(std::span<std::byte> memory, const CallContext& until);
   Status put_lent(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows,
                   const CallContext& until);

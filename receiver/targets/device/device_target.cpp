@@ -23,19 +23,30 @@
 namespace deltasync {
 namespace {
 
-class DeviceTarget final : public MemoryTarget {
+class DeviceTarget final : public MemoryTarget,
+                           public CanReadCopies,
+                           public CanResolve,
+                           public CanBorrow,
+                           public WaitsForDevices {
  public:
   DeviceTarget(std::unique_ptr<DeviceExecutor> executor, bool live, CopyCheck::Open open_copies)
       : MemoryTarget("device_target", executor->placement().layout(), parts_of(executor->placement()).tiles, live),
         executor_(std::move(executor)),
         open_copies_(std::move(open_copies)) {}
 
+  TargetCapabilities capabilities() override {
+    TargetCapabilities can = MemoryTarget::capabilities();
+    can.in_live_memory = true;
+    can.copies = this;
+    can.resolve = this;
+    can.borrow = this;
+    can.devices = this;
+    return can;
+  }
   Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
                       const CallContext& until) override;
-  bool in_live_memory() const override { return true; }
   Status prepare_copies(const CallContext& until) override;
   Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const CallContext& until) override;
-  bool resolves() const override { return true; }
   Result<std::unique_ptr<KeptChanges>> resolve(std::span<TileChanges> changes) const override;
   void begin_pull(const CallContext& until) override;
   void end_pull() noexcept override { pull_.reset(); }
@@ -43,6 +54,7 @@ class DeviceTarget final : public MemoryTarget {
   Result<std::unique_ptr<RegisteredHostMemory>> lend(std::span<std::byte> memory, const CallContext& until) override {
     return executor_->lend(memory, until);
   }
+  Status put_lent(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows) override;
 
  private:
   Status check_subscription(const TileSet& asked) const override { return check_placed_tiles(tiles(), asked); }
@@ -58,10 +70,6 @@ class DeviceTarget final : public MemoryTarget {
   }
   Status put(const Tile& tile, const TileRows& rows) override {
     return executor_->put_tile(rank(tile), rows.first, rows.row_stride, patient());
-  }
-  Status put_from(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end,
-                  const std::byte* rows) override {
-    return executor_->put_lent(memory, first, end, rows, patient());
   }
   Status settle_full(const CallContext& until) override;
   Status apply_delta(std::vector<StagedStep> steps, std::span<const std::uint64_t> digests, Deadline deadline,
@@ -101,6 +109,13 @@ Result<TileRows> DeviceTarget::read_tile(const Tile& tile, std::vector<std::byte
   scratch.resize(static_cast<std::size_t>(executor_->tile_bytes(at)));
   DS_TRY(executor_->gather_tile(at, scratch.data(), patient()));
   return TileRows{scratch.data(), row_bytes(tile)};
+}
+
+Status DeviceTarget::put_lent(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end,
+                              const std::byte* rows) {
+  if (full() == Full::closed) return {};
+  if (full() == Full::staged) return Error(Errc::internal, "lent tiles for a staged update");
+  return executor_->put_lent(memory, first, end, rows, patient());
 }
 
 Status DeviceTarget::settle_full(const CallContext& until) {

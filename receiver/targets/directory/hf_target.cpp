@@ -100,6 +100,11 @@ Result<TileRows> HfTarget::live_tile(const Tile& tile, std::vector<std::byte>& /
   return tile_rows(*layout_, tile, store_.tensor_memory(live_, tile.tensor));
 }
 
+void HfTarget::invalidate() noexcept {
+  can_rollback_ = false;
+  if (committed_) drop_committed();
+}
+
 // ---- full ----------------------------------------------------------------------------------------------------------
 
 /// In place: the disk has room for one version only. Readers that have files open keep those, and their blocks.

@@ -34,16 +34,23 @@ struct OpenFull {
   bool lost_live = false;  ///< it began by giving up the version before
 };
 
-class HfTarget final : public Target {
+class HfTarget final : public Target, public CanRollBack, public CanLendRows {
  public:
   explicit HfTarget(LayoutPtr layout, HfStore store) : layout_(std::move(layout)), store_(std::move(store)) {}
   ~HfTarget() override { discard_full(); }
 
   const LayoutPtr& layout() const override { return layout_; }
-  bool writes_side_files() const override { return true; }
+  TargetCapabilities capabilities() override {
+    TargetCapabilities can;
+    can.writes_side_files = true;
+    can.rollback = this;
+    can.rows = this;
+    return can;
+  }
   Status open(ThreadPool& pool, const CallContext& until) override;
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
+  void invalidate() noexcept override;
   Status begin_full(FullUpdatePolicy policy, const CallContext& until) override;
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
   Status put_tile(const Tile& tile, const TileRows& rows) override;

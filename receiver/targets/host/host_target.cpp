@@ -11,12 +11,21 @@
 namespace deltasync {
 namespace {
 
-class HostTarget final : public TileTarget {
+class HostTarget final : public TileTarget, public CanLendRows {
  public:
   HostTarget(LayoutPtr layout, TileSet tiles, std::span<std::byte> memory)
       : TileTarget("host_target", std::move(layout), std::move(tiles)), user_(memory) {}
 
-  bool shares_memory() const override { return !memory_is_ours() && MemoryTarget::shares_memory(); }
+  TargetCapabilities capabilities() override {
+    TargetCapabilities can = TileTarget::capabilities();
+    can.rows = this;
+    if (memory_is_ours()) can.shared = nullptr;
+    return can;
+  }
+  std::byte* full_rows(std::uint32_t tensor) override {
+    if (full() == Full::closed) return nullptr;
+    return (full() == Full::staged ? staging_.span() : live()).data() + layout_of().tensors()[tensor].offset;
+  }
   std::span<std::byte> live() const noexcept { return user_.data() != nullptr ? user_ : own_.span(); }
 
  private:
@@ -38,9 +47,6 @@ class HostTarget final : public TileTarget {
   TileRows staged_tile(const Tile& tile) const override { return tile_in(staging_.span(), tile); }
   Status exchange_staging(const CallContext& until) override;
   std::uint64_t staging_bytes() const override { return tiles().bytes(); }
-  std::byte* tensor_rows(std::uint32_t tensor, bool staged) override {
-    return (staged ? staging_.span() : live()).data() + layout_of().tensors()[tensor].offset;
-  }
 
   bool memory_is_ours() const noexcept { return user_.data() == nullptr; }
   TileRows tile_in(std::span<std::byte> memory, const Tile& tile) const;

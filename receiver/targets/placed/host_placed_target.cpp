@@ -19,13 +19,18 @@ namespace {
 
 constexpr std::uint64_t kTilesPerItem = 32;
 
-class PlacedTarget final : public TileTarget {
+class PlacedTarget final : public TileTarget, public CanReadCopies {
  public:
   PlacedTarget(placement::HostExecutor executor, const PlacedTargetOptions& options)
       : TileTarget("placed_target", executor.placement().layout(), parts_of(executor.placement()).tiles, options.live),
         executor_(std::move(executor)) {}
 
-  bool in_live_memory() const override { return true; }
+  TargetCapabilities capabilities() override {
+    TargetCapabilities can = TileTarget::capabilities();
+    can.in_live_memory = true;
+    can.copies = this;
+    return can;
+  }
   Status prepare_copies(const CallContext& until) override;
   Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const CallContext& until) override;
 

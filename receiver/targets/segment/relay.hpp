@@ -3,11 +3,13 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <memory>
 #include <string>
 
-#include "base/call_context.hpp"
-#include "deltasync/receiver.hpp"
+#include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
+#include "deltasync/target.hpp"
 
 namespace deltasync {
 
@@ -15,14 +17,17 @@ struct RelayTargetOptions {
   std::string agent_socket;    ///< the Unix socket of the agent that is to serve the versions
   unsigned threads = 0;        ///< that copy into the segment, as WriterOptions::threads
   std::string name = "relay";  ///< for that agent's log and status
+  /// The agent process that is pulled from (receiver::agent_instance_of), which must be another one; 0: not known.
+  std::uint64_t pulled_from = 0;
   /// How long a commit waits for the half that the version goes into: until the agent has diffed the version before and
   /// the last receiver has left the one before that. Then it fails, and names what holds the half.
   std::chrono::nanoseconds guard_limit = std::chrono::minutes(1);
 };
 
 /// Keeps whole models in the segment of the agent at `agent_socket`, whose only writer it is: what trains writes to
-/// another agent, from which `receiver` pulls, for which the target is made. Versions keep epoch, number, label and
-/// digests, so that a receiver may go from one of the two agents to the other and still gets deltas.
+/// another agent, from which a receiver pulls, for which the target is made: with its layout and its sidecar. Versions
+/// keep epoch, number, label and digests, so that a receiver may go from one of the two agents to the other and still
+/// gets deltas.
 ///
 ///   - A commit fills the half that is free: what did not change is copied there, what did is written changed. All of
 ///     it is read again and compared with the digests that came with the version before it is sealed: the agent serves
@@ -33,22 +38,12 @@ struct RelayTargetOptions {
 ///   stage.
 ///   - Bound again over a segment that holds a version (a restart), it goes on from that one: a delta, not the model.
 ///   - Once the segment is gone (its agent was restarted without it, or took another layout meanwhile), the commit or
-///     wait_relayed() that finds out fails with `aborted`, nothing is committed, and the next pull is a full one.
+///     receiver::wait_served() that finds out fails with `aborted`, nothing is committed, and the next pull is a full
+///     one.
 ///
 /// Errors: those of Writer::attach(); already_exists while another process relays to that agent or trains with it;
-/// invalid_argument if it is the very agent that the receiver pulls from.
-Result<std::unique_ptr<Target>> make_relay_target(const Receiver& receiver, const RelayTargetOptions& options,
-                                                  const CallOptions& call);
-
-/// Waits until the agent serves what the receiver has committed, which its relay's target keeps. Why it does not is the
-/// receiver's last_error (Receiver::lag, the status of the agent that it pulls from) until a later call finds that it
-/// does. While no version comes nobody else looks: a caller that waits for one with Want::wait_max looks in between. By
-/// the thread that calls the receiver, between its calls.
-///
-/// Errors: timed_out, connection, cancelled; what attaching to an agent that was started again fails with; aborted if
-/// that has another segment, without the version: then nothing is committed, and the next pull brings the model;
-/// corrupt if the segment has other bytes than were published; invalid_argument of another kind of target, or of one
-/// that has committed nothing.
-Status wait_relayed(Receiver& receiver, const CallContext& until);
+/// invalid_argument if it is the very agent that is pulled from.
+Result<std::unique_ptr<Target>> make_relay_target(LayoutPtr layout, const Sidecar& sidecar,
+                                                  const RelayTargetOptions& options, const CallOptions& call);
 
 }  // namespace deltasync

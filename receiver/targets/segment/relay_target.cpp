@@ -7,7 +7,6 @@
 #include "base/log.hpp"
 #include "delta/delta.hpp"
 #include "format/tiling.hpp"
-#include "receiver/standing.hpp"
 #include "receiver/targets/segment/half_copy.hpp"
 #include "receiver/targets/target_checks.hpp"
 #include "receiver/targets/tile_memory.hpp"
@@ -72,6 +71,12 @@ TileRows RelayTarget::tile_in(ByteSpan half, const Tile& tile) const {
 Result<TileRows> RelayTarget::live_tile(const Tile& tile, std::vector<std::byte>& /*they lie as in a half*/) const {
   if (!committed_) return TileRows{};
   return tile_in(live_, tile);
+}
+
+void RelayTarget::invalidate() noexcept {
+  committed_.reset();
+  own_.release();
+  live_ = {};
 }
 
 /// Who waits for an agent that has another segment by now waits in vain: that is looked at now and then.
@@ -190,39 +195,25 @@ Status RelayTarget::fill(const TargetState& state, const TilePatches& patches, D
   return {};
 }
 
-Status RelayTarget::rollback() {
-  if (staging_) return Error(Errc::invalid_argument, "a full update is open");
-  return Error(Errc::unsupported, "what a relay has committed is served by its agent, and is not rolled back");
-}
-
 }  // namespace deltasync::relay
 
 namespace deltasync {
 
-Result<std::unique_ptr<Target>> make_relay_target(const Receiver& receiver, const RelayTargetOptions& options,
-                                                  const CallOptions& call) {
+Result<std::unique_ptr<Target>> make_relay_target(LayoutPtr layout, const Sidecar& sidecar,
+                                                  const RelayTargetOptions& options, const CallOptions& call) {
   WriterOptions writer_options;
   writer_options.agent_socket = options.agent_socket;
   writer_options.threads = options.threads;
   writer_options.name = options.name;
-  auto writer = Writer::attach(receiver.layout(), receiver.sidecar(), std::move(writer_options), call);
+  auto writer = Writer::attach(layout, sidecar, std::move(writer_options), call);
   if (!writer.ok()) return std::move(writer).error().with_context("relay target");
-  if (const auto from = receiver::agent_instance_of(receiver); from != 0 && from == agent_instance(**writer)) {
+  if (options.pulled_from != 0 && options.pulled_from == agent_instance(**writer)) {
     return Error(Errc::invalid_argument, "relay target: the agent on " + options.agent_socket +
                                              " is the very agent that is pulled from: name the socket of this node's "
                                              "own agent, and the address of the one that the trainer writes to");
   }
   return std::unique_ptr<Target>(
-      new relay::RelayTarget(receiver.layout(), *std::move(writer), {options.guard_limit, options.agent_socket, {}}));
-}
-
-Status wait_relayed(Receiver& receiver, const CallContext& until) {
-  auto* const relayed = dynamic_cast<relay::RelayTarget*>(receiver.target());
-  if (relayed == nullptr) return Error(Errc::invalid_argument, "wait_relayed: the target is no relay's");
-  if (relayed->committed() == nullptr) return Error(Errc::invalid_argument, "the relay has committed nothing");
-  Status served = relayed->wait_served(until);
-  if (served.ok() || served.error().code() != Errc::cancelled) receiver::note_served(receiver, served);
-  return served;
+      new relay::RelayTarget(std::move(layout), *std::move(writer), {options.guard_limit, options.agent_socket, {}}));
 }
 
 }  // namespace deltasync

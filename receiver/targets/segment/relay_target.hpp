@@ -25,7 +25,7 @@
 
 namespace deltasync::relay {
 
-class RelayTarget final : public Target {
+class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
  public:
   struct Options {
     std::chrono::nanoseconds guard_limit;
@@ -36,13 +36,19 @@ class RelayTarget final : public Target {
   RelayTarget(LayoutPtr layout, std::unique_ptr<Writer> writer, Options options);
 
   const LayoutPtr& layout() const override { return layout_; }
-  bool exchanges() const override { return true; }
-  /// The agent serves them with the layout.
-  bool writes_side_files() const override { return true; }
-  bool supports_rollback() const override { return false; }
+  /// A commit is final: receivers may have it. The agent serves the side files with the layout.
+  TargetCapabilities capabilities() override {
+    TargetCapabilities can;
+    can.takes_decoded = true;
+    can.writes_side_files = true;
+    can.rows = this;
+    can.hand_on = this;
+    return can;
+  }
   Status open(ThreadPool& pool, const CallContext& until) override;
   const TargetState* committed() const override { return committed_ ? &*committed_ : nullptr; }
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
+  void invalidate() noexcept override;
   Status begin_full(FullUpdatePolicy policy, const CallContext& until) override;
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
   Status put_tile(const Tile& tile, const TileRows& rows) override;
@@ -50,11 +56,7 @@ class RelayTarget final : public Target {
   Status commit_full(TargetState state, Deadline deadline) override;
   void discard_full() noexcept override { staging_.release(); }
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
-  Status rollback() override;
-  void forget_rollback() noexcept override {}
-
-  /// wait_relayed(), but for what the receiver notes.
-  Status wait_served(const CallContext& until);
+  Status wait_served(const CallContext& until) override;
 
  private:
   Status look_at_served(const CallContext& until);

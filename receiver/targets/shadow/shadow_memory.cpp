@@ -40,7 +40,9 @@ void ShadowMemory::pin(const CallContext& until) {
 }
 
 Status ShadowMemory::Room::lend_to(Target& live, const CallContext& until) {
-  DS_ASSIGN(lent_, live.lend(memory_.span(), until));
+  auto* const devices = live.capabilities().borrow;
+  if (devices == nullptr) return {};
+  DS_ASSIGN(lent_, devices->lend(memory_.span(), until));
   return {};
 }
 
@@ -112,7 +114,8 @@ Status ShadowMemory::put_live(std::uint64_t first, std::uint64_t end) const {
     DS_TRY(check_tile(kept_, tile_of(layout_of(), tiles().nth(i)), *committed()));
   }
   if (kept_.is_lent()) {
-    return live_.put_lent(kept_.lent(), first, end, kept_.data() + at_[static_cast<std::size_t>(first)]);
+    return live_.capabilities().borrow->put_lent(kept_.lent(), first, end,
+                                                 kept_.data() + at_[static_cast<std::size_t>(first)]);
   }
   for (std::uint64_t i = first; i < end; ++i) {
     const Tile tile = tile_of(layout_of(), tiles().nth(i));

@@ -17,9 +17,13 @@ class ShadowMemory final : public TileTarget {
  public:
   /// `live` outlives this.
   ShadowMemory(Target& live, const ShadowOptions& options)
-      : TileTarget("shadow", live.layout(), *live.kept()), live_(live), options_(options) {}
+      : TileTarget("shadow", live.layout(), *live.capabilities().slices->kept()), live_(live), options_(options) {}
 
-  bool shares_memory() const override { return false; }
+  TargetCapabilities capabilities() override {
+    TargetCapabilities can = TileTarget::capabilities();
+    can.shared = nullptr;
+    return can;
+  }
   std::uint64_t bytes() const noexcept { return kept_.bytes(); }
   /// Lets devices read it where it is, if they can by then and options ask for it.
   void pin(const CallContext& until);

@@ -38,10 +38,24 @@ std::vector<StagedStep> clone(const std::vector<StagedStep>& steps) {
 }  // namespace
 
 ShadowedTarget::ShadowedTarget(std::unique_ptr<Target> live, const ShadowOptions& options)
-    : live_(std::move(live)), shadow_(*live_, options) {}
+    : live_(std::move(live)), can_(live_->capabilities()), shadow_(*live_, options) {}
+
+TargetCapabilities ShadowedTarget::capabilities() {
+  TargetCapabilities can;
+  can.takes_decoded = true;
+  can.rollback = this;
+  can.slices = this;
+  can.repair = this;
+  can.sleep = this;
+  can.digests = can_.digests;
+  can.copies = can_.copies;
+  can.shared = can_.shared;
+  can.devices = can_.devices;
+  return can;
+}
 
 Status ShadowedTarget::subscribe(const TileSet& tiles) {
-  DS_TRY(live_->subscribe(tiles));
+  DS_TRY(can_.slices->subscribe(tiles));
   return shadow_.subscribe(tiles);
 }
 
@@ -61,32 +75,22 @@ Result<TileRows> ShadowedTarget::live_tile(const Tile& tile, std::vector<std::by
   return shadow_.live_tile(tile, scratch);
 }
 
-Status ShadowedTarget::live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
-                                    const CallContext& until) {
-  return live_->live_digests(tiles, digests, until);
-}
-
-Result<std::vector<WrongCopy>> ShadowedTarget::wrong_copies(std::span<const std::uint64_t> tiles,
-                                                            const CallContext& until) {
-  return live_->wrong_copies(tiles, until);
-}
-
 // ---- single tiles --------------------------------------------------------------------------------------------------
 
 Status ShadowedTarget::begin_repair(const CallContext& until) {
   if (committed() == nullptr) return Error(Errc::not_found, "nothing is committed that could be repaired");
   DS_TRY(shadow_.begin_repair(until));
-  return live_->begin_repair(until);
+  return can_.repair->begin_repair(until);
 }
 
 Status ShadowedTarget::repair_tile(const Tile& tile, const TileRows& rows) {
   DS_TRY(shadow_.repair_tile(tile, rows));
-  return live_->repair_tile(tile, rows);
+  return can_.repair->repair_tile(tile, rows);
 }
 
 Status ShadowedTarget::end_repair() {
   DS_TRY(shadow_.end_repair());
-  Status ended = live_->end_repair();
+  Status ended = can_.repair->end_repair();
   if (ended.ok()) return {};
   undo_ = Undo::none;
   return with_what_is_left(std::move(ended).error());
@@ -103,7 +107,7 @@ Status ShadowedTarget::begin_full(FullUpdatePolicy policy, const CallContext& un
   if (released_) return Error(Errc::invalid_argument, "live memory was given up: it has to be restored first");
   if (committed() != nullptr && policy == FullUpdatePolicy::stage) {
     DS_TRY(shadow_.begin_full(FullUpdatePolicy::stage, until));
-    live_->forget_rollback();
+    can_.rollback->forget_rollback();
     full_ = Full::shadow;
   } else {
     DS_TRY(live_->begin_full(policy, until));
@@ -179,7 +183,7 @@ Status ShadowedTarget::write_live(const CallContext& until) {
       });
   if (put.ok()) put = live_->commit_full(state, until.deadline());
   if (!put.ok()) live_->discard_full();
-  if (put.ok()) live_->forget_rollback();
+  if (put.ok()) can_.rollback->forget_rollback();
   return put;
 }
 
@@ -224,7 +228,7 @@ Status ShadowedTarget::rollback() {
   const Undo undo = std::exchange(undo_, Undo::none);
   Status back;
   if (undo == Undo::both) {
-    back = live_->rollback();
+    back = can_.rollback->rollback();
     if (!back.ok() && live_->committed() != nullptr) {
       undo_ = undo;
       return back;
@@ -242,7 +246,7 @@ Status ShadowedTarget::rollback() {
 
 void ShadowedTarget::forget_rollback() noexcept {
   undo_ = Undo::none;
-  live_->forget_rollback();
+  can_.rollback->forget_rollback();
   shadow_.forget_rollback();
 }
 
@@ -264,7 +268,7 @@ ShadowState ShadowedTarget::state() const {
 
 Status ShadowedTarget::release(const CallContext& until) {
   invalidate();
-  DS_TRY(live_->finish_live(until));
+  if (can_.devices != nullptr) DS_TRY(can_.devices->finish_live(until));
   released_ = true;
   // A staged update has left it in memory that is not; nobody computes now.
   shadow_.pin(until);
@@ -287,7 +291,7 @@ Status ShadowedTarget::restore(const CallContext& until) {
 
 Result<std::unique_ptr<Target>> make_shadowed_target(std::unique_ptr<Target> live, const ShadowOptions& options) {
   if (live == nullptr) return Error(Errc::invalid_argument, "a shadow without a target");
-  if (!live->in_live_memory()) {
+  if (!live->capabilities().in_live_memory) {
     return Error(Errc::unsupported, "a shadow of a target that does not keep versions in an engine's live memory");
   }
   return std::unique_ptr<Target>(new ShadowedTarget(std::move(live), options));

@@ -31,26 +31,23 @@ std::optional<ShadowState> shadow_of(const Target& target);
 /// Wraps a target in live memory. invalid_argument without one, unsupported for any other kind.
 Result<std::unique_ptr<Target>> make_shadowed_target(std::unique_ptr<Target> live, const ShadowOptions& options = {});
 
-class ShadowedTarget final : public Target {
+class ShadowedTarget final : public Target,
+                             public CanRollBack,
+                             public CanKeepSlices,
+                             public CanRepair,
+                             public CanSleep {
  public:
   ShadowedTarget(std::unique_ptr<Target> live, const ShadowOptions& options);
 
   const LayoutPtr& layout() const override { return live_->layout(); }
-  bool exchanges() const override { return true; }
-  bool shares_memory() const override { return live_->shares_memory(); }
-  bool supports_rollback() const override { return live_->supports_rollback(); }
-  void begin_pull(const CallContext& until) override { live_->begin_pull(until); }
-  void end_pull() noexcept override { live_->end_pull(); }
-  Status finish_live(const CallContext& until) override { return live_->finish_live(until); }
+  /// What looks at live memory is the live target's own. It has no rows to lend: what lands in memory directly would be
+  /// in one of both only.
+  TargetCapabilities capabilities() override;
   Status subscribe(const TileSet& tiles) override;
   Status open(ThreadPool& pool, const CallContext& until) override;
-  const TileSet* kept() const override { return live_->kept(); }
+  const TileSet* kept() const override { return can_.slices->kept(); }
   const TargetState* committed() const override;
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override;
-  Status live_digests(std::span<const std::uint64_t> tiles, std::span<std::uint64_t> digests,
-                      const CallContext& until) override;
-  Status prepare_copies(const CallContext& until) override { return live_->prepare_copies(until); }
-  Result<std::vector<WrongCopy>> wrong_copies(std::span<const std::uint64_t> tiles, const CallContext& until) override;
 
   Status begin_repair(const CallContext& until) override;
   Status repair_tile(const Tile& tile, const TileRows& rows) override;
@@ -61,8 +58,6 @@ class ShadowedTarget final : public Target {
   Status begin_full(FullUpdatePolicy policy, const CallContext& until) override;
   Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override;
   Status put_tile(const Tile& tile, const TileRows& rows) override;
-  /// What lands in memory directly would be in one of both only.
-  std::byte* full_rows(std::uint32_t /*tensor*/) override { return nullptr; }
   Status commit_full(TargetState state, Deadline deadline) override;
   void discard_full() noexcept override;
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
@@ -70,11 +65,8 @@ class ShadowedTarget final : public Target {
   void forget_rollback() noexcept override;
 
   ShadowState state() const;
-  /// No update may be open. On error something may still write live memory: it has no version any more, but is not
-  /// given up.
-  Status release(const CallContext& until);
-  /// All tiles from the shadow, each verified. No update may be open.
-  Status restore(const CallContext& until);
+  Status release(const CallContext& until) override;
+  Status restore(const CallContext& until) override;
 
  private:
   /// Where the tiles of the open full update go.
@@ -96,6 +88,7 @@ class ShadowedTarget final : public Target {
   Error with_what_is_left(Error why) const;
 
   const std::unique_ptr<Target> live_;
+  const TargetCapabilities can_;  ///< the live target's
   ShadowMemory shadow_;
   ThreadPool* pool_ = nullptr;
   bool released_ = false;

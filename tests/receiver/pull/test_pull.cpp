@@ -269,7 +269,7 @@ TEST_F(PullTest, MemoryForTheUndoLogIsGivenBack) {
     staged->reset();
     EXPECT_LT(resident() + model * 9 / 10, with_undo_log) << "the undo log ended with the update";
   }
-  ASSERT_FALSE(receiver_->target()->rollback().ok());
+  ASSERT_FALSE(roll_back(*receiver_->target()).ok());
   step(0.01);
   auto first = pull();
   ASSERT_TRUE(first.ok());
@@ -278,7 +278,7 @@ TEST_F(PullTest, MemoryForTheUndoLogIsGivenBack) {
   auto second = pull();  // ends the first one's undo log, though the object lives
   ASSERT_TRUE(second.ok());
   EXPECT_EQ((*second)->report().mode, PullMode::delta);
-  ASSERT_FALSE(receiver_->target()->rollback().ok());
+  ASSERT_FALSE(roll_back(*receiver_->target()).ok());
   ASSERT_TRUE((*second)->commit().ok());
   expect_holds_newest();
 }

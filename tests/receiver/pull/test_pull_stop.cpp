@@ -249,18 +249,26 @@ TEST_F(PullStopTest, WhileADeltaComesTheOldVersionStays) {
 // ---- work without a wait -------------------------------------------------------------------------------------
 
 /// A host target that says when its memory is asked for.
-class WatchedTarget final : public Target {
+class WatchedTarget final : public Target, public CanLendRows, public WaitsForDevices {
  public:
   WatchedTarget(const LayoutPtr& layout, std::function<void()> live, std::function<void()> full)
       : host_(make_host_target(layout)), live_(std::move(live)), full_(std::move(full)) {}
 
   const LayoutPtr& layout() const override { return host_->layout(); }
+  TargetCapabilities capabilities() override {
+    TargetCapabilities can;
+    can.rollback = host_->capabilities().rollback;
+    can.rows = this;
+    can.devices = this;
+    return can;
+  }
   void begin_pull(const CallContext& until) override {
     EXPECT_FALSE(pull_.has_value());
     pull_ = until;
     ++pulls_;
   }
   void end_pull() noexcept override { pull_.reset(); }
+  Status finish_live(const CallContext& /*until*/) override { return {}; }
   Status open(ThreadPool& pool, const CallContext& until) override { return host_->open(pool, until); }
   const TargetState* committed() const override { return host_->committed(); }
   Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override {
@@ -278,7 +286,7 @@ class WatchedTarget final : public Target {
   Status put_tile(const Tile& tile, const TileRows& rows) override { return host_->put_tile(tile, rows); }
   std::byte* full_rows(std::uint32_t tensor) override {
     full_();
-    return host_->full_rows(tensor);
+    return host_->capabilities().rows->full_rows(tensor);
   }
   Status commit_full(TargetState state, Deadline deadline) override {
     return host_->commit_full(std::move(state), deadline);
@@ -287,8 +295,7 @@ class WatchedTarget final : public Target {
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override {
     return host_->commit_delta(std::move(steps), std::move(state), deadline);
   }
-  Status rollback() override { return host_->rollback(); }
-  void forget_rollback() noexcept override { host_->forget_rollback(); }
+  void invalidate() noexcept override { host_->invalidate(); }
 
   const Target& host() const { return *host_; }
   /// The one that is under way, and how many there were.

@@ -273,9 +273,9 @@ TEST(SubsetTarget, TakesNoOtherTileAndNoOtherRoot) {
   TrainerModel model(3);
   const TileSet set = *TileSet::of(*model.layout(), {{{"norm.scale", std::nullopt}}});
   const std::unique_ptr<Target> target = make_host_target(model.layout());
-  ASSERT_TRUE(target->subscribe(set).ok());
+  ASSERT_TRUE(subscribe(*target, set).ok());
   ASSERT_TRUE(target->open(model.pool(), in_time()).ok());
-  EXPECT_FALSE(target->subscribe(set).ok()) << "too late";
+  EXPECT_FALSE(subscribe(*target, set).ok()) << "too late";
   const auto cut = [&](TargetState state) {
     std::vector<std::uint64_t> digests(state.digests.size(), 0);
     set.scatter(set.gather(state.digests), digests);

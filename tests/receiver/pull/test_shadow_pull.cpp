@@ -112,7 +112,7 @@ TEST_P(ShadowPull, AWrongShadowIsRepairedToo) {
   const Tensor& t = model_.layout->tensors()[tensor("up")];
   const Tile tile = tile_of(*model_.layout, t.first_tile);
   std::vector<std::byte> scratch;
-  *receiver_->target()->kept_tile(tile, scratch)->first ^= std::byte{1};
+  *receiver_->target()->capabilities().sleep->kept_tile(tile, scratch)->first ^= std::byte{1};
   engine_->flip(place("up", 0, 0), 0);
   engine_->flip(place("norm", 0, 5), 0);
   const auto wrong = receiver_->attest(in_time());

@@ -83,12 +83,12 @@ TEST_P(ShadowOfADevice, ReadersOfCopiesAreWaitedFor) {
   start_shadowed();
   commit_pull();
   Target& target = *receiver_->target();
-  ASSERT_TRUE(target.prepare_copies(in_time()).ok());
+  ASSERT_TRUE(target.capabilities().copies->prepare_copies(in_time()).ok());
   std::vector<std::uint64_t> tiles(static_cast<std::size_t>(model_.layout->tile_count()));
   std::iota(tiles.begin(), tiles.end(), 0);
   std::vector<std::uint64_t> digests(tiles.size());
   const std::uint64_t before = engine_->fake()->counts().launches;
-  ASSERT_TRUE(target.live_digests(tiles, digests, in_time()).ok());
+  ASSERT_TRUE(target.capabilities().digests->live_digests(tiles, digests, in_time()).ok());
   const std::uint64_t of_live = engine_->fake()->counts().launches - before;
   engine_->fake()->fail(Call::endless_launch, of_live + 1);
   EXPECT_EQ(attest(target, in_time()).error().code(), Errc::timed_out);
@@ -192,8 +192,8 @@ TEST_P(ShadowOfADevice, IsNotInheritedByChildren) {
   start_shadowed();
   commit_pull();
   std::vector<std::byte> scratch;
-  const auto at =
-      reinterpret_cast<std::uintptr_t>(receiver_->target()->kept_tile(tile_of(*model_.layout, 0), scratch)->first);
+  const auto at = reinterpret_cast<std::uintptr_t>(
+      receiver_->target()->capabilities().sleep->kept_tile(tile_of(*model_.layout, 0), scratch)->first);
   std::ifstream maps("/proc/self/smaps");
   std::uintptr_t first = 0;
   std::uintptr_t end = 0;

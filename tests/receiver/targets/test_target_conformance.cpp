@@ -1,17 +1,15 @@
-// What every kind of target promises (receiver/targets/target.hpp). A new kind joins by one more Kind in
-// the list of target_places.hpp.
+// What every kind of target promises (receiver/targets/target.hpp); what only some do is in
+// test_target_capabilities.cpp. A new kind joins by one more Kind in the list of target_places.hpp.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
 
 #include "base/deadline.hpp"
 #include "format/tiling.hpp"
-#include "receiver/targets/verify.hpp"
+#include "tests/receiver/target_conformance.hpp"
 #include "tests/receiver/target_places.hpp"
-#include "tests/receiver/trainer_model.hpp"
 #include "tests/support/late_clock.hpp"
 
 namespace deltasync::test {
@@ -19,110 +17,9 @@ namespace {
 
 using delta::ValueForm;
 
-/// All shapes of sample_specs(), of several bands and panels too, with as few elements as that takes.
-std::vector<TensorSpec> small_specs() {
-  std::vector<TensorSpec> specs = sample_specs();
-  const auto change = [&](const std::string& name, std::vector<std::uint64_t> shape) -> TensorSpec& {
-    const auto spec = std::find_if(specs.begin(), specs.end(), [&](const TensorSpec& s) { return s.name == name; });
-    spec->shape = std::move(shape);
-    return *spec;
-  };
-  change("embed.weight", {200, 96}).row_cuts = {30, 100};
-  change("wide.row", {1, 70000});                    // two panels
-  TensorSpec& ffn = change("ffn.down", {150, 592});  // two panels, and two bands of the second part
-  ffn.row_cuts = {20};
-  ffn.col_cuts = {40};
-  return specs;
-}
-
-class TargetConformance : public testing::TestWithParam<Kind> {
- protected:
-  void SetUp() override { start(std::make_unique<TrainerModel>(7, small_specs())); }
-
-  void start(std::unique_ptr<TrainerModel> trainer) {
-    target_.reset();
-    place_ = GetParam().make();
-    trainer_ = std::move(trainer);
-    auto target = place_->make(trainer_->layout());
-    if (GetParam().may_be_missing && !target.ok() && target.error().code() == Errc::unsupported) {
-      GTEST_SKIP() << target.error().to_string();
-    }
-    ASSERT_TRUE(target.ok()) << target.error().to_string();
-    target_ = *std::move(target);
-    ASSERT_TRUE(ok(target_->open(pool_, in_time())));
-  }
-
-  static testing::AssertionResult ok(const Status& status) {
-    if (status.ok()) return testing::AssertionSuccess();
-    return testing::AssertionFailure() << status.error().to_string();
-  }
-  static testing::AssertionResult fails(const Status& status, Errc code) {
-    if (status.ok()) return testing::AssertionFailure() << "succeeded";
-    if (status.error().code() == code) return testing::AssertionSuccess();
-    return testing::AssertionFailure() << status.error().to_string();
-  }
-  /// The target has exactly this version, inside and outside.
-  testing::AssertionResult holds(const Reference& reference) {
-    const TargetState* state = target_->committed();
-    if (state == nullptr) return testing::AssertionFailure() << "nothing is committed";
-    if (!(state->version == reference.state.version)) {
-      return testing::AssertionFailure() << "version is " << to_string(state->version);
-    }
-    if (state->root != reference.state.root || state->digests != reference.state.digests) {
-      return testing::AssertionFailure() << "other digests";
-    }
-    if (read_live(*target_) != reference.half) return testing::AssertionFailure() << "live memory differs";
-    const std::string outside = place_->outside(*target_, &reference.half);
-    return outside.empty() ? testing::AssertionSuccess() : testing::AssertionFailure() << outside;
-  }
-  testing::AssertionResult holds_nothing() {
-    if (target_->committed() != nullptr) return testing::AssertionFailure() << "something is committed";
-    std::vector<std::byte> scratch;
-    const Tile first = trainer_->layout()->tile_count() == 0 ? Tile() : tile_of(*trainer_->layout(), 0);
-    if (target_->live_tile(first, scratch)->first != nullptr)
-      return testing::AssertionFailure() << "live memory of nothing";
-    const std::string outside = place_->outside(*target_, nullptr);
-    return outside.empty() ? testing::AssertionSuccess() : testing::AssertionFailure() << outside;
-  }
-  Status commit_delta(const Reference& before, const Reference& after, ValueForm form = ValueForm::ulp) {
-    std::vector<StagedStep> steps;
-    steps.push_back(trainer_->delta(before, after, form));
-    return commit_steps(std::move(steps), after.state, in_time());
-  }
-  Status commit_steps(std::vector<StagedStep> steps, const TargetState& after, Deadline deadline) {
-    const TargetState* now = target_->committed();
-    if (GetParam().resolves && steps.size() == 1 && now != nullptr && now->version.id == steps[0].from) {
-      constexpr std::uint64_t kBudgets[] = {1ull << 40, 20'000, 0};
-      ResolvedBudget budget(kBudgets[commits_++ % std::size(kBudgets)]);
-      std::vector<std::uint64_t> digests = now->digests;
-      for (StagedFrame& frame : steps[0].frames) {
-        DS_TRY(verify_frame(*target_, frame, now->digests, digests, budget));
-        if (!frame.resolved.empty() || !frame.kept.empty()) ++resolved_frames_;
-      }
-      EXPECT_EQ(digests, after.digests);
-    }
-    return target_->commit_delta(std::move(steps), after, deadline);
-  }
-  /// Commits a chain of steps through all of `versions` as one update.
-  Status commit_chain(const std::vector<Reference>& versions, ValueForm form = ValueForm::ulp) {
-    std::vector<StagedStep> steps;
-    for (std::size_t i = 1; i < versions.size(); ++i) {
-      steps.push_back(trainer_->delta(versions[i - 1], versions[i], form));
-    }
-    return commit_steps(std::move(steps), versions.back().state, in_time());
-  }
-
-  ThreadPool pool_{3, "target"};
-  std::unique_ptr<Place> place_;
-  std::unique_ptr<TrainerModel> trainer_;
-  std::unique_ptr<Target> target_;
-  std::size_t commits_ = 0;
-  std::size_t resolved_frames_ = 0;  ///< that came with decoded changes
-};
-
 TEST_P(TargetConformance, StartsWithNothing) {
   EXPECT_TRUE(holds_nothing());
-  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  EXPECT_TRUE(fails(roll_back(*target_), Errc::unsupported));
   EXPECT_EQ(target_->layout()->digest(), trainer_->layout()->digest());
 }
 
@@ -206,7 +103,7 @@ TEST_P(TargetConformance, ADeadlineThatPassesKeepsTheOldVersion) {
                 commit, [&] { return holds(first); }, GetParam().slow),
             1u);
   ASSERT_TRUE(holds(third));
-  ASSERT_TRUE(ok(target_->rollback()));
+  ASSERT_TRUE(ok(roll_back(*target_)));
   ASSERT_TRUE(ok(commit_steps(steps(), third.state, in_time())));
   EXPECT_TRUE(holds(third));
 }
@@ -216,30 +113,30 @@ TEST_P(TargetConformance, ForgottenRollback) {
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
   const Reference second = trainer_->step(0.1);
   ASSERT_TRUE(ok(commit_delta(first, second)));
-  target_->forget_rollback();
-  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  forget_rollback(*target_);
+  EXPECT_TRUE(fails(roll_back(*target_), Errc::unsupported));
   EXPECT_TRUE(holds(second));
   const Reference third = trainer_->step(0.1);
   ASSERT_TRUE(ok(commit_whole(*target_, third)));
-  target_->forget_rollback();
-  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  forget_rollback(*target_);
+  EXPECT_TRUE(fails(roll_back(*target_), Errc::unsupported));
   EXPECT_TRUE(holds(third));
   ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
-  target_->forget_rollback();  // an open update is not touched
+  forget_rollback(*target_);  // an open update is not touched
   const Reference fourth = trainer_->step(0.1);
   fill_full(*target_, fourth);
   ASSERT_TRUE(ok(target_->commit_full(fourth.state, in_time())));
   EXPECT_TRUE(holds(fourth));
-  ASSERT_TRUE(ok(target_->rollback()));
+  ASSERT_TRUE(ok(roll_back(*target_)));
   EXPECT_TRUE(holds(third));
 }
 
 TEST_P(TargetConformance, RollbackOfTheFirstFullLeavesNothing) {
   const Reference first = trainer_->now();
   ASSERT_TRUE(ok(commit_whole(*target_, first)));
-  ASSERT_TRUE(ok(target_->rollback()));
+  ASSERT_TRUE(ok(roll_back(*target_)));
   EXPECT_TRUE(holds_nothing());
-  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  EXPECT_TRUE(fails(roll_back(*target_), Errc::unsupported));
   ASSERT_TRUE(ok(commit_whole(*target_, first)));  // the same version once more
   EXPECT_TRUE(holds(first));
 }
@@ -252,9 +149,9 @@ TEST_P(TargetConformance, RollbackOfDeltas) {
       const Reference before = trainer_->now();
       const Reference after = trainer_->step(density);
       ASSERT_TRUE(ok(commit_delta(before, after, form)));
-      ASSERT_TRUE(ok(target_->rollback()));
+      ASSERT_TRUE(ok(roll_back(*target_)));
       ASSERT_TRUE(holds(before)) << density;
-      EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+      EXPECT_TRUE(fails(roll_back(*target_), Errc::unsupported));
       ASSERT_TRUE(ok(commit_delta(before, after, form)));  // the same version once more
       ASSERT_TRUE(holds(after));
     }
@@ -268,7 +165,7 @@ TEST_P(TargetConformance, AChainIsOneUpdate) {
     for (const double density : {0.05, 0.5, 0.05, 0.9}) versions.push_back(trainer_->step(density));
     ASSERT_TRUE(ok(commit_chain(versions, form)));
     ASSERT_TRUE(holds(versions.back()));
-    ASSERT_TRUE(ok(target_->rollback()));
+    ASSERT_TRUE(ok(roll_back(*target_)));
     ASSERT_TRUE(holds(versions.front()));
     ASSERT_TRUE(ok(commit_chain(versions, form)));
     ASSERT_TRUE(holds(versions.back()));
@@ -295,7 +192,7 @@ TEST_P(TargetConformance, ExponentClassesToo) {
       ASSERT_TRUE(ok(target_->commit_delta(steps(), versions.back().state, in_time())));
       ASSERT_TRUE(holds(versions.back()));
       if (i == 1) break;
-      ASSERT_TRUE(ok(target_->rollback()));
+      ASSERT_TRUE(ok(roll_back(*target_)));
       ASSERT_TRUE(holds(versions.front()));
     }
     EXPECT_GT(classes, 0u);
@@ -312,9 +209,9 @@ TEST_P(TargetConformance, FullOverLiveStages) {
   EXPECT_TRUE(holds(first)) << "bytes of an uncommitted version are visible";
   ASSERT_TRUE(ok(target_->commit_full(second.state, in_time())));
   EXPECT_TRUE(holds(second));
-  ASSERT_TRUE(ok(target_->rollback()));
+  ASSERT_TRUE(ok(roll_back(*target_)));
   EXPECT_TRUE(holds(first));
-  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  EXPECT_TRUE(fails(roll_back(*target_), Errc::unsupported));
   ASSERT_TRUE(ok(commit_delta(first, second)));
   EXPECT_TRUE(holds(second));
 }
@@ -334,7 +231,7 @@ TEST_P(TargetConformance, AStagedFullThatIsLateKeepsTheOldVersion) {
   };
   end_at_each_look(commit, kept, GetParam().slow);
   EXPECT_TRUE(holds(second));
-  ASSERT_TRUE(ok(target_->rollback()));
+  ASSERT_TRUE(ok(roll_back(*target_)));
   EXPECT_TRUE(holds(first));
 }
 
@@ -363,7 +260,7 @@ TEST_P(TargetConformance, DiscardedFullLeavesNoTrace) {
   target_->discard_full();
   target_->discard_full();  // nothing open: nothing happens
   EXPECT_TRUE(holds(first));
-  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported)) << "an update began since the commit";
+  EXPECT_TRUE(fails(roll_back(*target_), Errc::unsupported)) << "an update began since the commit";
   ASSERT_TRUE(ok(commit_delta(first, second)));
   EXPECT_TRUE(holds(second));
 }
@@ -377,7 +274,7 @@ TEST_P(TargetConformance, InPlaceGivesUpTheLiveVersion) {
   fill_full(*target_, second);
   ASSERT_TRUE(ok(target_->commit_full(second.state, in_time())));
   EXPECT_TRUE(holds(second));
-  EXPECT_TRUE(fails(target_->rollback(), Errc::unsupported));
+  EXPECT_TRUE(fails(roll_back(*target_), Errc::unsupported));
   EXPECT_TRUE(holds(second));
 }
 
@@ -409,7 +306,7 @@ TEST_P(TargetConformance, CallsOutOfOrderAreRefused) {
   ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
   EXPECT_TRUE(fails(target_->begin_full(FullUpdatePolicy::stage, in_time()), Errc::invalid_argument));
   EXPECT_TRUE(fails(commit_delta(first, second), Errc::invalid_argument));
-  EXPECT_TRUE(fails(target_->rollback(), Errc::invalid_argument));
+  EXPECT_TRUE(fails(roll_back(*target_), Errc::invalid_argument));
   target_->discard_full();
   EXPECT_TRUE(holds(first));
 }
@@ -538,11 +435,11 @@ TEST_P(TargetConformance, RandomWalks) {
           now = next;
         }
       } else if (undo) {
-        ASSERT_TRUE(ok(target_->rollback()));
+        ASSERT_TRUE(ok(roll_back(*target_)));
         now = *undo;
         undo.reset();
       } else {
-        ASSERT_TRUE(fails(target_->rollback(), Errc::unsupported));
+        ASSERT_TRUE(fails(roll_back(*target_), Errc::unsupported));
       }
       ASSERT_TRUE(now ? holds(*now) : holds_nothing());
     }

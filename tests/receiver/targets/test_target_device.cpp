@@ -29,7 +29,7 @@ TEST(DeviceTargets, OnlyTilesThatAreKeptAreAttested) {
   ThreadPool pool(1, "target");
   TrainerModel trainer(1, {{"a", Dtype::bf16, {8, 16}, {}, {}}, {"b", Dtype::bf16, {8, 16}, {}, {}}});
   const std::unique_ptr<Target> target = make_host_target(trainer.layout());
-  ASSERT_TRUE(target->subscribe(*TileSet::make(*trainer.layout(), {{0, 1}})).ok());
+  ASSERT_TRUE(subscribe(*target, *TileSet::make(*trainer.layout(), {{0, 1}})).ok());
   ASSERT_TRUE(target->open(pool, in_time()).ok());
   const auto refused = attest(*target, TileSet::whole(*trainer.layout()), in_time());
   ASSERT_FALSE(refused.ok());
@@ -75,14 +75,14 @@ TEST_P(DeviceTarget, CommitsBringNothingToTheDevice) {
     const gpu::FakeDevice::Counts committed = counts();
     EXPECT_EQ(committed.allocations, before.allocations);
     if (i % 2 == 0) {
-      ASSERT_TRUE(target_->rollback().ok());
+      ASSERT_TRUE(roll_back(*target_).ok());
       EXPECT_EQ(counts().launches, committed.launches + a_launch);
       ASSERT_TRUE(holds(now));
       steps = resolved_step(now, next, kEverything);  // the same update once more
       ASSERT_TRUE(target_->commit_delta(std::move(steps), next.state, in_time()).ok());
       ASSERT_TRUE(holds(next));
     }
-    target_->forget_rollback();
+    forget_rollback(*target_);
     now = next;
   }
 }
@@ -110,7 +110,7 @@ TEST_P(DeviceTarget, ChangesThatAreGivenUpAreNotCommitted) {
   ASSERT_TRUE(target_->commit_delta(std::move(steps), second.state, in_time()).ok());
   ASSERT_TRUE(holds(second));
   mixed.clear();
-  ASSERT_TRUE(target_->rollback().ok());
+  ASSERT_TRUE(roll_back(*target_).ok());
   ASSERT_TRUE(holds(first));
 }
 
@@ -134,12 +134,12 @@ TEST_P(DeviceTarget, ChangesWithoutRoomComeWithTheCommit) {
     if (fake_ != nullptr) fake_->fill(false);
     ASSERT_TRUE(target_->commit_delta(std::move(steps), second.state, in_time()).ok());
     ASSERT_TRUE(holds(second));
-    ASSERT_TRUE(target_->rollback().ok());
+    ASSERT_TRUE(roll_back(*target_).ok());
     ASSERT_TRUE(holds(first));
     const Reference third = trainer_->step(0.01);
-    target_->begin_pull(in_time());
+    target_->capabilities().devices->begin_pull(in_time());
     steps = resolved_step(first, third, kEverything);
-    target_->end_pull();
+    target_->capabilities().devices->end_pull();
     EXPECT_NE(kept(steps), 0u) << "there is room again";
     ASSERT_TRUE(target_->commit_delta(std::move(steps), third.state, in_time()).ok());
     ASSERT_TRUE(holds(third));
@@ -169,7 +169,7 @@ TEST_P(DeviceTarget, ChangesDecodedOnTheHostStayThereToo) {
   ASSERT_TRUE(target_->commit_delta(std::move(steps), second.state, in_time()).ok());
   EXPECT_EQ(counts().copies, copies);
   ASSERT_TRUE(holds(second));
-  ASSERT_TRUE(target_->rollback().ok());
+  ASSERT_TRUE(roll_back(*target_).ok());
   ASSERT_TRUE(holds(first));
 }
 

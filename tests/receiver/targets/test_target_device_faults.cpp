@@ -36,7 +36,7 @@ TEST_P(DeviceFaults, AFailedCallTakesTheCommitBack) {
         if (status.ok()) {
           EXPECT_GT(n, call == Call::allocate ? 0u : 1u);
           ASSERT_TRUE(holds(second));
-          ASSERT_TRUE(target_->rollback().ok());
+          ASSERT_TRUE(roll_back(*target_).ok());
           ASSERT_TRUE(holds(first));
           break;
         }
@@ -61,7 +61,7 @@ TEST_P(DeviceFaults, AFailedCallTakesAStagedFullBack) {
       if (status.ok()) {
         EXPECT_GT(n, 1u);
         ASSERT_TRUE(holds(second));
-        ASSERT_TRUE(target_->rollback().ok());
+        ASSERT_TRUE(roll_back(*target_).ok());
         ASSERT_TRUE(holds(first));
         break;
       }
@@ -97,7 +97,7 @@ TEST_P(DeviceFaults, AFirstFullIsWholeOrNothing) {
       EXPECT_EQ(target_->committed(), nullptr);
       ASSERT_TRUE(commit_whole(*target_, first).ok()) << "the next one has nothing of it";
       ASSERT_TRUE(holds(first));
-      ASSERT_TRUE(target_->rollback().ok());
+      ASSERT_TRUE(roll_back(*target_).ok());
     }
   }
 }
@@ -136,7 +136,7 @@ TEST_P(DeviceFaults, StagingIsUsedAgainWhenItsCopyIsOver) {
     auto steps = resolved_step(second, third, budget);
     ASSERT_TRUE(target_->commit_delta(std::move(steps), third.state, in_time()).ok());
     ASSERT_TRUE(holds(third));
-    ASSERT_TRUE(target_->rollback().ok());
+    ASSERT_TRUE(roll_back(*target_).ok());
     ASSERT_TRUE(holds(second));
   }
 }
@@ -191,7 +191,7 @@ TEST_P(DeviceFaults, AStreamThatDoesNotEndLeavesNoTornVersion) {
   EXPECT_EQ(status.error().code(), Errc::timed_out) << status.error().to_string();
   EXPECT_EQ(fake_->forget_faults(), 0u);
   EXPECT_EQ(target_->committed(), nullptr);
-  EXPECT_EQ(target_->rollback().error().code(), Errc::unsupported);
+  EXPECT_EQ(roll_back(*target_).error().code(), Errc::unsupported);
   fake_->hang(false);
   ASSERT_TRUE(fake_->drain());
   const Reference third = trainer_->step(0.2);
@@ -226,7 +226,7 @@ TEST_P(DeviceFaults, CommitsStandInTheEnginesStream) {
   look(0);
   ASSERT_TRUE(target_->commit_delta(std::move(steps), second.state, in_time()).ok());
   look(1);
-  ASSERT_TRUE(target_->rollback().ok());
+  ASSERT_TRUE(roll_back(*target_).ok());
   look(2);
   ASSERT_TRUE(fake_->drain());
   ASSERT_TRUE(holds(first));
@@ -267,10 +267,10 @@ TEST_P(DeviceFaults, CommitsWaitForTheEngine) {
   EXPECT_EQ(seen, before);
   fake_->hold(stream_, true);
   fake_->engine_work(stream_, [] {});
-  EXPECT_EQ(target_->rollback().error().code(), Errc::timed_out);
+  EXPECT_EQ(roll_back(*target_).error().code(), Errc::timed_out);
   ASSERT_TRUE(holds(second));
   fake_->hold(stream_, false);
-  ASSERT_TRUE(target_->rollback().ok());
+  ASSERT_TRUE(roll_back(*target_).ok());
   ASSERT_TRUE(holds(first));
 }
 
@@ -282,7 +282,7 @@ TEST_P(DeviceFaults, TakesNoMoreMemoryThanItSays) {
   const std::uint64_t allocations = fake_->counts().allocations;
   ASSERT_TRUE(target_->commit_delta(std::move(steps), second.state, in_time()).ok());
   EXPECT_LE(fake_->counts().allocations, allocations + 1) << "changes that are not there yet";
-  target_->forget_rollback();
+  forget_rollback(*target_);
   EXPECT_EQ(fake_->counts().allocations, allocations);
   target_.reset();
   EXPECT_EQ(fake_->counts().allocations, allocations_before_);
@@ -298,14 +298,14 @@ TEST_P(DeviceFaults, WhatManyUpdatesDidNotNeedGoesBack) {
   ASSERT_TRUE(commit_whole(*target_, now).ok());
   const std::uint64_t allocations = fake_->counts().allocations;
   for (int i = 0; i < 9; ++i) {
-    target_->begin_pull(in_time());
+    target_->capabilities().devices->begin_pull(in_time());
     EXPECT_EQ(fake_->counts().allocations, allocations + (i == 0 || i == 8 ? 0 : 1)) << i;
     const Reference next = trainer_->step(0.001);
     auto steps = resolved_step(now, next, kEverything);
-    target_->end_pull();
+    target_->capabilities().devices->end_pull();
     ASSERT_TRUE(target_->commit_delta(std::move(steps), next.state, in_time()).ok());
     ASSERT_TRUE(holds(next));
-    target_->forget_rollback();
+    forget_rollback(*target_);
     now = next;
   }
 }
@@ -325,14 +325,14 @@ TEST_P(DeviceFaults, APullsWaitsEndWithIt) {
     EXPECT_EQ(status.error().code(), expected) << status.error().to_string();
   };
   fake_->hang(true);
-  target_->begin_pull(Deadline::after(std::chrono::milliseconds(1)));
+  target_->capabilities().devices->begin_pull(Deadline::after(std::chrono::milliseconds(1)));
   calls(Errc::timed_out);
-  target_->end_pull();
+  target_->capabilities().devices->end_pull();
   std::stop_source stop;
   stop.request_stop();
-  target_->begin_pull(CallContext(in_time(), stop.get_token()));
+  target_->capabilities().devices->begin_pull(CallContext(in_time(), stop.get_token()));
   calls(Errc::cancelled);
-  target_->end_pull();
+  target_->capabilities().devices->end_pull();
   fake_->hang(false);
   std::vector<std::byte> scratch;
   EXPECT_TRUE(target_->live_tile(tile_of(*trainer_->layout(), 0), scratch).ok()) << "the pull's stop is over with it";
@@ -371,7 +371,7 @@ TEST_P(DeviceFaults, ADeviceThatDiesLeavesNoTornVersion) {
         if (way == Way::rollback) {
           ASSERT_TRUE(status.ok());
           fake_->die(n);
-          status = target_->rollback();
+          status = roll_back(*target_);
         }
       }
       fake_->die(0);

@@ -137,7 +137,7 @@ TEST_F(HfTargetTest, ResumesAfterARestart) {
     EXPECT_EQ(state->digests, hf_.held().state.digests);
     EXPECT_EQ(state->root, hf_.held().state.root);
     EXPECT_EQ(read_live(hf_.target()), hf_.held().half);
-    EXPECT_TRUE(fails(hf_.target().rollback(), Errc::unsupported));
+    EXPECT_TRUE(fails(roll_back(hf_.target()), Errc::unsupported));
   }
   ASSERT_TRUE(ok(hf_.delta()));
   EXPECT_EQ(hf_.differs(), "");
@@ -149,7 +149,7 @@ TEST_F(HfTargetTest, ResumesTheRolledBackVersion) {
   ASSERT_TRUE(ok(hf_.full()));
   const Reference first = hf_.held();
   ASSERT_TRUE(ok(hf_.delta()));
-  ASSERT_TRUE(ok(hf_.target().rollback()));
+  ASSERT_TRUE(ok(roll_back(hf_.target())));
   ASSERT_TRUE(ok(hf_.restart()));
   ASSERT_NE(hf_.target().committed(), nullptr);
   EXPECT_EQ(hf_.target().committed()->version, first.state.version);

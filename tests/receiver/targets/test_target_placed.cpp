@@ -88,7 +88,7 @@ class ServedMemory : public testing::Test {
     auto target = make_placed_target(*placement, {.live = live});
     ASSERT_TRUE(target.ok()) << target.error().to_string();
     target_ = *std::move(target);
-    ASSERT_TRUE(target_->subscribe(parts_of(*(*placement)).tiles).ok());
+    ASSERT_TRUE(subscribe(*target_, parts_of(*(*placement)).tiles).ok());
     ASSERT_TRUE(target_->open(pool_, in_time()).ok());
   }
   void fill(const Reference& reference) { fill_full(*target_, reference); }
@@ -116,7 +116,7 @@ TEST_F(ServedMemory, IsStagedOverAndBroughtBack) {
   const Reference first = trainer_.now();
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::stage, in_time()).ok());
-    EXPECT_FALSE(target_->shares_memory());
+    EXPECT_FALSE(target_->capabilities().shared->shares_memory());
     EXPECT_EQ(target_->committed(), nullptr);
     fill(first);
     EXPECT_TRUE(is_served());
@@ -127,7 +127,7 @@ TEST_F(ServedMemory, IsStagedOverAndBroughtBack) {
   }
   ASSERT_TRUE(target_->commit_full(first.state, in_time()).ok());
   EXPECT_TRUE(has(first));
-  ASSERT_TRUE(target_->rollback().ok());
+  ASSERT_TRUE(roll_back(*target_).ok());
   EXPECT_TRUE(is_served());
   EXPECT_EQ(target_->committed(), nullptr);
   EXPECT_EQ(target_->begin_full(FullUpdatePolicy::refuse, in_time()).error().code(), Errc::no_space)
@@ -144,7 +144,7 @@ TEST_F(ServedMemory, IsStagedOverAndBroughtBack) {
 TEST_F(ServedMemory, IsOverwrittenInPlace) {
   const Reference first = trainer_.now();
   ASSERT_TRUE(target_->begin_full(FullUpdatePolicy::in_place, in_time()).ok());
-  EXPECT_TRUE(target_->shares_memory());
+  EXPECT_TRUE(target_->capabilities().shared->shares_memory());
   fill(first);
   EXPECT_TRUE(has(first));
   target_->discard_full();

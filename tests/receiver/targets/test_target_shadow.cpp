@@ -52,7 +52,7 @@ class ShadowFaults : public testing::Test {
   /// Of what the shadow has committed, as long as it keeps that.
   std::byte& byte_of_shadow(std::uint64_t tile) {
     std::vector<std::byte> scratch;
-    return *target_->kept_tile(tile_of(*trainer_.layout(), tile), scratch)->first;
+    return *target_->capabilities().sleep->kept_tile(tile_of(*trainer_.layout(), tile), scratch)->first;
   }
   /// Live memory has no version any more.
   void lose() {
@@ -75,7 +75,7 @@ class ShadowFaults : public testing::Test {
     std::vector<std::byte> scratch;
     EXPECT_EQ(target_->live_tile(tile_of(*trainer_.layout(), 0), scratch)->first, nullptr);
     EXPECT_EQ(shadow_of(*target_)->version, reference.state.version);
-    EXPECT_EQ(target_->rollback().error().code(), Errc::unsupported);
+    EXPECT_EQ(roll_back(*target_).error().code(), Errc::unsupported);
     const Status restored = restore();
     ASSERT_TRUE(restored.ok()) << restored.error().to_string();
     expect_holds(reference);
@@ -102,7 +102,7 @@ TEST_F(ShadowFaults, ADeltaThatLiveMemoryRefusesLeavesBothOnTheVersionBefore) {
       EXPECT_EQ(status.ok(), !is_called);
       if (status.ok()) {
         expect_holds(second_);
-        ASSERT_TRUE(target_->rollback().ok());
+        ASSERT_TRUE(roll_back(*target_).ok());
       } else {
         EXPECT_EQ(status.error().code(), Errc::io);
       }
@@ -131,11 +131,11 @@ TEST_F(ShadowFaults, AStagedFullThatLiveMemoryRefusesIsRolledBack) {
     const Status status = commit_staged();
     ASSERT_FALSE(status.ok()) << step;
     expect_holds(first_);
-    EXPECT_EQ(target_->rollback().error().code(), Errc::unsupported);
+    EXPECT_EQ(roll_back(*target_).error().code(), Errc::unsupported);
   }
   ASSERT_TRUE(commit_staged().ok());
   expect_holds(second_);
-  ASSERT_TRUE(target_->rollback().ok());
+  ASSERT_TRUE(roll_back(*target_).ok());
   expect_holds(first_);
 }
 
@@ -143,18 +143,18 @@ TEST_F(ShadowFaults, ARollbackThatLiveMemoryRefuses) {
   // Of a delta: live memory is written again.
   ASSERT_TRUE(commit_delta(true).ok());
   live_->fail("settle");
-  ASSERT_TRUE(target_->rollback().ok());
+  ASSERT_TRUE(roll_back(*target_).ok());
   expect_holds(first_);
   ASSERT_TRUE(commit_delta(true).ok());
   live_->fail("settle", 0);
   live_->fail("put", 5);
-  EXPECT_THAT(target_->rollback().error().message(), HasSubstr("its shadow has"));
+  EXPECT_THAT(roll_back(*target_).error().message(), HasSubstr("its shadow has"));
   expect_lost(first_);
   // Of a full update.
   for (const char* step : {"open_live", "put"}) {
     ASSERT_TRUE(commit_staged().ok());
     live_->fail(step);
-    EXPECT_FALSE(target_->rollback().ok());
+    EXPECT_FALSE(roll_back(*target_).ok());
     expect_lost(first_);
   }
 }
@@ -198,7 +198,7 @@ TEST_F(ShadowFaults, AFullAfterALossAndBack) {
   lose();
   ASSERT_TRUE(commit_staged().ok());
   expect_holds(second_);
-  ASSERT_TRUE(target_->rollback().ok());
+  ASSERT_TRUE(roll_back(*target_).ok());
   expect_lost(first_);
 }
 
@@ -224,7 +224,7 @@ TEST_F(ShadowFaults, OverMemoryThatIsServed) {
   EXPECT_TRUE(live_->memory() == served);
   ASSERT_TRUE(target_->commit_full(second_.state, in_time()).ok());
   expect_holds(second_);
-  ASSERT_TRUE(target_->rollback().ok());
+  ASSERT_TRUE(roll_back(*target_).ok());
   EXPECT_EQ(target_->committed(), nullptr);
   EXPECT_TRUE(live_->memory() == served);
 }
@@ -234,13 +234,13 @@ TEST_F(ShadowFaults, AShadowThatIsWrongIsNotWritten) {
   EXPECT_TRUE(shadow_of(*target_)->released);
   const Tile tile = tile_of(*trainer_.layout(), 3);
   std::vector<std::byte> scratch;
-  *target_->kept_tile(tile, scratch)->first ^= std::byte{1};
+  *target_->capabilities().sleep->kept_tile(tile, scratch)->first ^= std::byte{1};
   const Status refused = restore();
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), Errc::corrupt);
   EXPECT_THAT(refused.error().message(), HasSubstr("the shadow's tile 3 ("));
   EXPECT_EQ(target_->committed(), nullptr);
-  *target_->kept_tile(tile, scratch)->first ^= std::byte{1};
+  *target_->capabilities().sleep->kept_tile(tile, scratch)->first ^= std::byte{1};
   ASSERT_TRUE(restore().ok());
   expect_holds(first_);
 }
@@ -261,13 +261,13 @@ TEST_F(ShadowFaults, AWrongShadowDoesNotCostAValidVersion) {
   ASSERT_TRUE(commit_staged().ok());
   before ^= std::byte{1};
   live_->fail("open_live");
-  const Status stays = target_->rollback();
+  const Status stays = roll_back(*target_);
   EXPECT_EQ(stays.error().code(), Errc::corrupt) << stays.error().to_string();
   EXPECT_THAT(stays.error().message(), HasSubstr("the shadow's tile 3 ("));
   EXPECT_EQ(live_->forget_faults(), 1u) << "live memory was opened to be written";
   expect_holds(second_);
   before ^= std::byte{1};
-  ASSERT_TRUE(target_->rollback().ok());
+  ASSERT_TRUE(roll_back(*target_).ok());
   expect_holds(first_);
 }
 

@@ -10,6 +10,7 @@
 #include "commit/commit.hpp"
 #include "format/tile_set.hpp"
 #include "format/tiling.hpp"
+#include "receiver/standing.hpp"
 #include "receiver/targets/segment/relay.hpp"
 #include "tests/integration/receivers.hpp"
 #include "tests/receiver/hf_fixture.hpp"
@@ -65,7 +66,8 @@ class RelayNode : public ReceiverTest {
     options.agent_socket = node_options_.trainer.socket_path;
     options.threads = 2;
     options.guard_limit = guard_;
-    auto target = make_relay_target(*relay_, options, test_deadline());
+    options.pulled_from = receiver::agent_instance_of(*relay_);
+    auto target = make_relay_target(relay_->layout(), relay_->sidecar(), options, test_deadline());
     ASSERT_TRUE(target) << target.error().to_string();
     const Status bound = relay_->bind(std::move(target).value(), test_deadline());
     ASSERT_TRUE(bound) << bound.error().to_string();
@@ -82,7 +84,7 @@ class RelayNode : public ReceiverTest {
   /// Relays what is newest and waits until the node's agent serves it, and its root is the trainer's.
   PullReport hand_on() {
     const PullReport report = pull(*relay_);
-    const Status served = wait_relayed(*relay_, test_deadline());
+    const Status served = receiver::wait_served(*relay_, test_deadline());
     EXPECT_TRUE(served) << served.error().to_string();
     EXPECT_EQ(node_served()->version, AgentTest::served()->version);
     EXPECT_EQ(node_served()->root, AgentTest::served()->root);
@@ -276,9 +278,9 @@ TEST_F(RelayNode, TheNodesAgentIsRestarted) {
   node_.reset();
   next_version(0.01);
   EXPECT_EQ(pull(*relay_).mode, PullMode::delta) << "a free half is all that it needs";
-  EXPECT_FALSE(wait_relayed(*relay_, Deadline::after(std::chrono::milliseconds(50))));
+  EXPECT_FALSE(receiver::wait_served(*relay_, Deadline::after(std::chrono::milliseconds(50))));
   start_node();
-  ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
+  ASSERT_TRUE(receiver::wait_served(*relay_, test_deadline()));
   EXPECT_EQ(node_served()->root, AgentTest::served()->root);
   all_pull(ranks, PullMode::delta);  // the new agent found the version before, too
   next_version(0.01);
@@ -311,7 +313,7 @@ TEST_F(RelayNode, WhatIsLostWhileTheTrainerPausesIsSeenAndComesAgain) {
   node_->core().files().remove(node_->core().versions().generations());
   node_.reset();
   start_node();
-  const Status lost = wait_relayed(*relay_, test_deadline());
+  const Status lost = receiver::wait_served(*relay_, test_deadline());
   ASSERT_FALSE(lost);
   EXPECT_EQ(lost.error().code(), Errc::aborted) << lost.error().to_string();
   EXPECT_FALSE(relay_->current());
@@ -320,7 +322,7 @@ TEST_F(RelayNode, WhatIsLostWhileTheTrainerPausesIsSeenAndComesAgain) {
   ASSERT_TRUE(staged) << staged.error().to_string();
   EXPECT_EQ((*staged)->report().mode, PullMode::full);
   ASSERT_TRUE((*staged)->commit());
-  ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
+  ASSERT_TRUE(receiver::wait_served(*relay_, test_deadline()));
   EXPECT_EQ(node_served()->root, AgentTest::served()->root);
   auto ranks = siblings();
   all_pull(ranks, PullMode::full);
@@ -338,7 +340,7 @@ TEST_F(RelayNode, WhyTheNodeIsNotServedIsTheLastErrorUntilItIs) {
   };
   EXPECT_EQ(error(), "");
   node_.reset();
-  ASSERT_FALSE(wait_relayed(*relay_, Deadline::after(std::chrono::milliseconds(50))));
+  ASSERT_FALSE(receiver::wait_served(*relay_, Deadline::after(std::chrono::milliseconds(50))));
   const std::string socket = node_options_.trainer.socket_path;
   EXPECT_NE(error().find("the agent on " + socket + " does not serve step_1"), std::string::npos) << error();
   EXPECT_TRUE(trainers_agent_knows(socket));
@@ -348,10 +350,10 @@ TEST_F(RelayNode, WhyTheNodeIsNotServedIsTheLastErrorUntilItIs) {
   EXPECT_NE(why, "") << "a pull that succeeds is not served by that";
   std::stop_source stop;
   stop.request_stop();
-  EXPECT_EQ(wait_relayed(*relay_, {test_deadline(), stop.get_token()}).error().code(), Errc::cancelled);
+  EXPECT_EQ(receiver::wait_served(*relay_, {test_deadline(), stop.get_token()}).error().code(), Errc::cancelled);
   EXPECT_EQ(error(), why) << "a stop says nothing of the node";
   start_node();
-  ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
+  ASSERT_TRUE(receiver::wait_served(*relay_, test_deadline()));
   EXPECT_EQ(error(), "");
   EXPECT_TRUE(trainers_agent_knows(""));
 }
@@ -364,7 +366,8 @@ TEST_F(RelayNode, AnAgentIsNoRelayOfItself) {
   ASSERT_NE(receiver, nullptr);
   RelayTargetOptions options;
   options.agent_socket = options_.trainer.socket_path;
-  const auto target = make_relay_target(*receiver, options, test_deadline());
+  options.pulled_from = receiver::agent_instance_of(*receiver);
+  const auto target = make_relay_target(receiver->layout(), receiver->sidecar(), options, test_deadline());
   ASSERT_FALSE(target);
   EXPECT_EQ(target.error().code(), Errc::invalid_argument) << target.error().to_string();
   EXPECT_NE(target.error().message().find(options.agent_socket), std::string::npos);
@@ -420,7 +423,7 @@ TEST_F(RelayNode, WhatSomebodyWroteIntoTheSegmentIsNeverTakenForTheTrainers) {
   EXPECT_EQ(committed.error().code(), Errc::corrupt) << committed.error().to_string();
   EXPECT_EQ(node_served()->version, served->version);
   EXPECT_EQ(pull(*relay_).mode, PullMode::full);
-  ASSERT_TRUE(wait_relayed(*relay_, test_deadline()));
+  ASSERT_TRUE(receiver::wait_served(*relay_, test_deadline()));
   const ServedPtr next = node_served();
   const auto half = next->generation->segment->half(next->half.half);
   EXPECT_TRUE(std::equal(model_.half.begin(), model_.half.end(), half.begin()));
