@@ -150,10 +150,10 @@ skip_reasons() {
 
 # The tests of code that runs on several threads or shares memory, by name; and the kernels, whose masks g++ 12 got wrong
 # under the register pressure of this build.
-concurrent='^test_(base_thread|base_trace|base_until|delta_(decode_)?kernels|delta_merge|shm|net|writer|agent|receiver|relay|gpu_fake|commit)'
+concurrent='^test_(base_thread|base_trace|base_until|delta_(decode_)?kernels|delta_merge|shm|net|writer|agent|receiver|relay|gpu_fake)'
 # Long walks on one thread, which take this build many minutes; their pools run in test_receiver_pull and test_delta_merge
 # as well.
-one_thread='^test_(shm_model|commit_model|commit_machines|receiver_target_conformance|delta_merge_scalar)'
+one_thread='^test_(shm_model|receiver_target_conformance|delta_merge_scalar)'
 
 run_stage() {
   case $1 in

@@ -17,8 +17,8 @@
 namespace deltasync {
 namespace {
 
-constexpr std::string_view kMagic = "DSSIDCAR";
-constexpr std::uint32_t kFormatVersion = 1;
+constexpr std::string_view kSidecarMagic = "DSSIDCAR";
+constexpr std::uint32_t kSidecarFormat = 1;
 /// Of a file with a name of one byte and nothing in it.
 constexpr std::size_t kFileEncodedBytesMin = 4 + 1 + 8;
 
@@ -66,8 +66,8 @@ Status check_header(const Sidecar::File& file, const Layout& layout) {
 std::vector<std::byte> Sidecar::encode() const {
   std::vector<std::byte> encoded;
   ByteWriter out(encoded);
-  out.append(bytes_of(kMagic));
-  out.put<std::uint32_t>(kFormatVersion);
+  out.append(bytes_of(kSidecarMagic));
+  out.put<std::uint32_t>(kSidecarFormat);
   out.put<std::uint32_t>(static_cast<std::uint32_t>(weights.size()));
   out.put<std::uint32_t>(static_cast<std::uint32_t>(others.size()));
   for (const auto& f : weights) {
@@ -107,13 +107,14 @@ Result<std::optional<std::string>> get_name(ByteReader& in) {
 }  // namespace
 
 Status SidecarDecoder::read_head(ByteReader& in) {
-  const ByteSpan magic = in.take(kMagic.size());
+  const ByteSpan magic = in.take(kSidecarMagic.size());
   if (in.failed()) return {};
-  if (std::memcmp(magic.data(), kMagic.data(), kMagic.size()) != 0) return bad_sidecar("does not begin with DSSIDCAR");
+  if (std::memcmp(magic.data(), kSidecarMagic.data(), kSidecarMagic.size()) != 0)
+    return bad_sidecar("does not begin with DSSIDCAR");
   const auto version = in.get<std::uint32_t>();
-  if (!in.failed() && version != kFormatVersion) {
+  if (!in.failed() && version != kSidecarFormat) {
     return Error(Errc::unsupported, "sidecar: format version " + std::to_string(version) + ", this build knows " +
-                                        std::to_string(kFormatVersion));
+                                        std::to_string(kSidecarFormat));
   }
   weights_ = in.get<std::uint32_t>();
   others_ = in.get<std::uint32_t>();

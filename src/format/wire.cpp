@@ -45,10 +45,6 @@ std::string_view to_string(Type type) noexcept {
     case Type::trainer_notify: return "trainer_notify";
     case Type::trainer_wait: return "trainer_wait";
     case Type::trainer_ready: return "trainer_ready";
-    case Type::rank_join: return "rank_join";
-    case Type::rank_welcome: return "rank_welcome";
-    case Type::rank_report: return "rank_report";
-    case Type::rank_order: return "rank_order";
   }
   return {};
 }
@@ -90,11 +86,7 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::trainer_plan_ok:
     case Type::trainer_notify:
     case Type::trainer_wait:
-    case Type::trainer_ready:
-    case Type::rank_join:
-    case Type::rank_welcome:
-    case Type::rank_report:
-    case Type::rank_order: return kControlBytesMax;
+    case Type::trainer_ready: return kControlBytesMax;
     case Type::layout:
     case Type::trainer_hello: return kLayoutBytesMax;
     case Type::digests: return kDigestsBytesMax;

@@ -69,11 +69,7 @@ enum class Type : std::uint16_t {
   trainer_notify = 44,  ///< "look at the segment", (5) and how long its offload took: no reply
   trainer_wait = 45,
   trainer_ready = 46,
-  // rank ↔ coordinator of two-phase commit (format/wire_commit.hpp)
-  rank_join = 60,
-  rank_welcome = 61,
-  rank_report = 62,
-  rank_order = 63,
+  // 60 to 63 are reserved: an earlier commit over ranks had them
 };
 
 /// Name of a type as the enumerator and wire_protocol.md have it; empty if there is none of that number.
@@ -115,7 +111,7 @@ Header make_header(Type type, std::uint64_t request, ByteSpan payload, std::uint
 /// Magic, header hash, reserved fields, known type, length limit; in this order. protocol or corrupt.
 Status check_header(const Header& header);
 
-/// The protocol number that auth, trainer_hello and rank_join begin with, whatever follows it in another version:
+/// The protocol number that auth and trainer_hello begin with, whatever follows it in another version:
 /// unsupported if this side does not speak it. To be asked before they are decoded.
 Result<std::uint16_t> check_protocol(ByteSpan payload, const char* sender, Protocols ours = {});
 /// What a hello is sent under in place of a request's number: the newest protocol that the server speaks. Its payload

@@ -7,9 +7,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
-#include <bit>
 #include <cerrno>
-#include <concepts>
 #include <cstring>
 #include <vector>
 
@@ -40,12 +38,6 @@ class Message {
   }
   Message& add(std::uint8_t byte) {
     bytes_.push_back(byte);
-    return *this;
-  }
-  template <std::unsigned_integral T>
-  Message& add_word(T value) {
-    const auto bytes = std::bit_cast<std::array<unsigned char, sizeof(T)>>(value);
-    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
     return *this;
   }
   Proof sign(std::string_view token) const {
@@ -93,23 +85,6 @@ Proof client_proof(std::string_view token, const Nonce& server_nonce, const Nonc
 Proof server_proof(std::string_view token, const Nonce& client_nonce, const Nonce& server_nonce) {
   if (token.empty()) return Proof{};
   return Message("deltasync-server-1").add(client_nonce).add(server_nonce).sign(token);
-}
-
-Proof rank_proof(std::string_view token, const Nonce& server_nonce, const Nonce& client_nonce, std::uint32_t rank,
-                 std::uint32_t ranks, std::uint64_t incarnation) {
-  if (token.empty()) return Proof{};
-  return Message("deltasync-rank-1")
-      .add(server_nonce)
-      .add(client_nonce)
-      .add_word(rank)
-      .add_word(ranks)
-      .add_word(incarnation)
-      .sign(token);
-}
-
-Proof coordinator_proof(std::string_view token, const Nonce& client_nonce, const Nonce& server_nonce) {
-  if (token.empty()) return Proof{};
-  return Message("deltasync-coordinator-1").add(client_nonce).add(server_nonce).sign(token);
 }
 
 bool equal_proofs(const Proof& a, const Proof& b) noexcept {

@@ -28,12 +28,6 @@ std::uint64_t make_random_id();
 Proof client_proof(std::string_view token, const Nonce& server_nonce, const Nonce& client_nonce, wire::Role role);
 /// HMAC-SHA256(token, "deltasync-server-1" ‖ client nonce ‖ server nonce). All zero without a token.
 Proof server_proof(std::string_view token, const Nonce& client_nonce, const Nonce& server_nonce);
-/// The same between a rank and the coordinator of its group; no proof of these passes for one of those, nor for another
-/// rank's. HMAC-SHA256(token, "deltasync-rank-1" ‖ server nonce ‖ client nonce ‖ rank ‖ ranks ‖ incarnation) and
-/// HMAC-SHA256(token, "deltasync-coordinator-1" ‖ client nonce ‖ server nonce). All zero without a token.
-Proof rank_proof(std::string_view token, const Nonce& server_nonce, const Nonce& client_nonce, std::uint32_t rank,
-                 std::uint32_t ranks, std::uint64_t incarnation);
-Proof coordinator_proof(std::string_view token, const Nonce& client_nonce, const Nonce& server_nonce);
 /// In a time that does not depend on where they differ.
 bool equal_proofs(const Proof& a, const Proof& b) noexcept;
 

@@ -1,76 +1,61 @@
-// Visits every state that a few ranks and their coordinator can reach: by every order of messages (each may be lost,
-// doubled and late), work that succeeds or fails, deadlines, deaths and restarts within a configuration's budgets. The
-// machines are the ones that the processes run.
+// Visits every state that a few ranks can reach together: by every order of their steps, with deadlines that pass at
+// any time, a store that fails, work that fails, ranks that come late, die and start again, all within a budget. The
+// machine is the one that the engines run.
 //
 // Checked in every state:
-//   split       two ranks serve different versions, by their word or by what their engines step with
-//   undecided   a rank serves a version of which no record `finish` was ever durable
-//   broken      a rank serves, or its engine steps, with an open promise; or it serves something else than its target
-//               holds
-//   written     memory changes under an engine that steps with it
-//   stuck       everybody is restarted and everything is delivered: and yet a promise or a transaction stays open, or
-//               not all serve the group's version although it is to be had (be it that an update waits for the next
-//               one), or not all come to one at the next update
+//   split        one rank has a yes of a round, another one a no
+//   unfounded    a yes that not all ranks have voted for, about the same, with everything taken by somebody; or an
+//                unknown outcome of a rank that has voted no such thing
+//   disagreement a rank reports another verdict than the one that stands in the register
+//   mixed        a rank has new weights and does not say that it keeps them; or it says how all ended, and another one
+//                has other weights
+//   stuck        alone, with its deadline passed, a rank does not come to an end; or ranks that are all there, and need
+//                not wait, do not come to a yes any more
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "format/commit_messages.hpp"
+#include "commit/machine.hpp"
 
 namespace deltasync::commit::model {
 
-inline constexpr std::size_t kRanks = 3;  ///< at most
-
-enum class Violation : std::uint8_t { none, split, undecided, broken, written, stuck };
+enum class Violation : std::uint8_t { none, split, unfounded, disagreement, mixed, stuck };
 const char* name(Violation violation);
 
-/// What may still happen.
+/// What may happen.
 struct Budget {
   std::uint8_t ranks = 2;
-  std::uint8_t messages = 2;  ///< of each direction and rank that may still arrive; older ones are lost
-  std::uint8_t transactions = 1;
-  std::uint8_t publications = 0;
-  std::uint8_t coordinator_deaths = 0;
-  std::uint8_t rank_deaths = 0;
-  std::uint8_t resolutions = 0;  ///< resolve_by_pull
-  std::uint8_t failures = 0;     ///< of work
-  std::uint8_t timeouts = 0;     ///< of the coordinator
-  std::uint8_t losses = 0;       ///< work that fails and leaves its target without a whole version
-  std::uint8_t log_losses = 0;   ///< while the coordinator is dead: the next one begins another log
-  bool in_doubt = false;         ///< ranks' deadlines pass
-  bool directories = false;      ///< a rank's version survives it
-  bool past_is_gone = false;     ///< the agent gives the newest version only
-  std::uint8_t gones = 2;        ///< how often somebody may find that out
-  bool waits = false;            ///< updates want a version newer than what a rank holds: pulls wait for that
-  bool engine_lags = false;      ///< engines follow their ranks later, in steps of their own
-  bool all_serve_first = true;   ///< begin where all serve version 1
+  std::uint8_t times = 1;        ///< that each rank's process votes, or updates
+  bool updates = true;           ///< else each is one round
+  bool counted = false;          ///< rounds; else they have names
+  std::uint8_t noes = 0;         ///< votes against the first round
+  std::uint8_t others = 0;       ///< votes about another version
+  bool lacks = false;            ///< there is something that no rank takes
+  bool loads = false;            ///< what is written cannot be rolled back
+  std::uint8_t deaths = 0;       ///< after each of which the rank may start again
+  std::uint8_t store_fails = 0;  ///< with the effect of the call, or without
+  std::uint8_t commit_fails = 0;
+  std::uint8_t rollback_fails = 0;
+  std::uint8_t interrupts = 0;
 };
 
-/// What a broken executor would do. Each must be found.
+/// What is broken. Each must be found.
 struct Rules {
-  bool acts_before_logging = false;  ///< tells the machine that a record is durable before it is
-  bool serves_in_doubt = false;      ///< a rank in doubt serves what it holds
-  bool loses_records = false;        ///< a restarted coordinator does not find the last record of a transaction
-  bool same_incarnation = false;     ///< a restarted rank calls itself what it was
-  bool check_stuck = true;
+  Guard guard = Guard::none;  ///< of the machine
+  bool overwrites = false;    ///< a register takes every value
+  bool never_ends = false;    ///< ranks have no deadline
 };
 
-struct Outcome {
+struct Seen {
   Violation violation = Violation::none;
   bool truncated = false;
   std::uint64_t states = 0;
-  std::uint64_t finished = 0;  ///< states in which a transaction had just finished
-  std::uint64_t in_doubt = 0;  ///< states with a rank in doubt
+  std::uint64_t kept = 0, as_before = 0, doubtful = 0, unwritten = 0, voted = 0;  ///< states with a rank that ended so
   std::vector<std::string> trace;
 };
 
-Outcome explore(const Budget& budget, const Rules& rules = {}, std::uint64_t states_max = 6'000'000);
-
-/// One way of `steps` choices at random: longer, with more of everything, than all ways can be.
-Outcome walk(const Budget& budget, std::uint64_t seed, unsigned steps);
+Seen explore(const Budget& budget, const Rules& rules = {}, std::uint64_t states_max = 4'000'000);
 
 }  // namespace deltasync::commit::model

@@ -1,40 +1,50 @@
-// The world that the model explores: a few ranks, their coordinator and its log, and all that is on its way between
-// them; and the steps that it can take.
+// The world that the model explores: a few ranks, and the registers that they share; and the steps that it can take.
 #pragma once
 
 #include <array>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "commit/coordinator_machine.hpp"
-#include "commit/participant_machine.hpp"
+#include "deltasync/layout.hpp"
 #include "tests/commit/model.hpp"
-#include "tests/commit/pretend_target.hpp"
 
 namespace deltasync::commit::model {
 
-/// A rank's process, its target and its engine.
+inline constexpr std::uint32_t kRanks = 4;  ///< at most
+
+struct Removed {
+  Guard guard = Guard::none;
+  bool broken(Guard asked) const noexcept { return asked == guard; }
+};
+
+using Explored = MachineOf<Removed>;
+
+enum class Memory : std::uint8_t { before, written, lost };
+
+/// A rank's process, and what its engine has in memory.
 struct Rank {
-  std::optional<ParticipantMachine> machine;
-  std::uint64_t incarnation = 0;
-  PretendTarget target;
-  std::optional<VersionId> engine;  ///< steps with this; it follows the machine, sooner or later
+  std::optional<Explored> machine;
+  Memory memory = Memory::before;
+  std::uint8_t lives = 0;   ///< that it has begun
+  std::uint8_t times = 0;   ///< that this process has voted, or updated
+  bool lost_store = false;  ///< once, in this life
+  bool interrupted = false;
+  std::string ready;  ///< what this process has staged, and voted yes about
+  /// Rounds of which this process has heard the outcome, or takes one for granted.
+  std::set<std::string> yes, no;
 };
 
 struct World {
   Budget left;
-  std::optional<CoordinatorMachine> coordinator;
-  std::uint64_t log_name = 77;      ///< of a log that begins now
-  std::vector<Record> log;          ///< durable
-  std::vector<Record> unsynced;     ///< acts_before_logging
-  std::vector<VersionId> finished;  ///< of which a record `finish` was durable, in this log or one that was lost
+  std::map<std::string, std::string> registers;
+  std::set<std::string> yes;  ///< rounds of which that stands there
   std::array<Rank, kRanks> rank;
-  std::array<std::vector<Report>, kRanks> reports;
-  std::array<std::vector<Order>, kRanks> orders;
-  std::uint64_t newest = 1;
-  bool broken = false;
+  std::array<std::set<std::string>, kRanks> promised;  ///< rounds for which a yes was on its way, in any life
+  Violation found = Violation::none;
 };
 
 Digest128 fingerprint(const World& w);
@@ -45,19 +55,11 @@ std::vector<Next> choices(const World& world, const Rules& rules);
 
 // ---- single steps
 
-void say(World& w, std::size_t r);
-void start_rank(World& w, std::size_t r, const Rules& rules);
-void start_coordinator(World& w, const Rules& rules);
-/// What the coordinator wants to have in its log is there.
-void make_durable(World& w);
-void sync(World& w);
-/// Its engine does what the machine says, if nothing is to be known of that.
-void settle_engine(World& w, std::size_t r);
-Want wanted(const World& w);  ///< by an update
-/// The rank pulls what the trainer has not published yet.
-bool waits_for_trainer(const World& w, std::size_t r);
-/// The work that the rank's machine asks for, unless it has to wait for the engine or for the trainer.
-enum class How : std::uint8_t { well, fails, loses_version, cancelled };
-void do_work(World& w, std::size_t r, How how);
+void start(World& w, std::uint32_t r, const Rules& rules);
+/// What the rank waits for happens, and nothing fails; false: it has nothing to do.
+bool step(World& w, std::uint32_t r, const Rules& rules, bool late);
+bool is_done(const Rank& rank);
+/// What can be said of this state alone.
+Violation check(const World& w);
 
 }  // namespace deltasync::commit::model

@@ -3,7 +3,6 @@
 #include <cstdlib>
 
 #include "format/wire.hpp"
-#include "format/wire_commit.hpp"
 #include "format/wire_report.hpp"
 
 namespace {
@@ -43,10 +42,6 @@ void decode(wire::Type type, ByteSpan payload) {
     case wire::Type::trainer_notify: return round_trip<wire::TrainerNotify>(payload);
     case wire::Type::trainer_wait: return round_trip<wire::TrainerWait>(payload);
     case wire::Type::trainer_ready: return round_trip<wire::TrainerReady>(payload);
-    case wire::Type::rank_join: return round_trip<wire::RankJoin>(payload);
-    case wire::Type::rank_welcome: return round_trip<wire::RankWelcome>(payload);
-    case wire::Type::rank_report: return round_trip<wire::RankReport>(payload);
-    case wire::Type::rank_order: return round_trip<wire::RankOrder>(payload);
     default: break;
   }
   if (payload.size() >= sizeof(wire::Header)) (void)wire::check_header(load<wire::Header>(payload.data()));

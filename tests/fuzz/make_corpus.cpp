@@ -10,12 +10,10 @@
 #include "agent/versions/kept_delta.hpp"
 #include "base/thread_pool.hpp"
 #include "deltasync/layout.hpp"
-#include "format/commit_log.hpp"
 #include "format/packed_layout.hpp"
 #include "format/safetensors.hpp"
 #include "format/tiling.hpp"
 #include "format/wire.hpp"
-#include "format/wire_commit.hpp"
 #include "format/wire_report.hpp"
 #include "fuzz_delta_layout.hpp"
 #include "receiver/targets/directory/hf_record.hpp"
@@ -76,23 +74,6 @@ void layouts(const Corpus& corpus) {
   corpus.spoil("layout", "too-many-dims", good, [](Bytes& b) { b[29] = std::byte{17}; });
   corpus.spoil("layout", "dims-overflow", good, [](Bytes& b) { poke<std::uint64_t>(b, 30, std::uint64_t{1} << 63); });
   corpus.spoil("layout", "cut-out-of-range", good, [](Bytes& b) { poke<std::uint64_t>(b, 50, 64); });
-}
-
-void commit_logs(const Corpus& corpus) {
-  const std::vector<commit::Record> records = {{commit::RecordKind::start, 9, 1, 2, {}, {}},
-                                               {commit::RecordKind::commit, 9, 1, 2, {1, 1}, {{1, 2}, "step_2"}},
-                                               {commit::RecordKind::finish, 9, 1, 2, {1, 1}, {{1, 2}, "step_2"}},
-                                               {commit::RecordKind::abort, 9, 1, 2, {1, 2}, {}}};
-  Bytes good;
-  for (std::size_t i = 0; i < records.size(); ++i) {
-    const commit::LogRecord r = commit::encode_record(records[i], i);
-    good.insert(good.end(), bytes_of(r).begin(), bytes_of(r).end());
-  }
-  corpus.add("commit_log", "good", good);
-  corpus.add("commit_log", "torn", ByteSpan(good).first(good.size() - 1));
-  corpus.spoil("commit_log", "damaged", good, [](Bytes& b) { b[100] ^= std::byte{1}; });
-  corpus.spoil("commit_log", "damaged-end", good, [](Bytes& b) { b.back() ^= std::byte{1}; });
-  corpus.add("commit_log", "first-is-missing", ByteSpan(good).subspan(commit::kLogRecordBytes));
 }
 
 template <class Message>
@@ -157,10 +138,6 @@ void messages(const Corpus& corpus) {
   message(corpus, "trainer-notify", wire::TrainerNotify{2, 1});
   message(corpus, "trainer-wait", wire::TrainerWait{});
   message(corpus, "trainer-ready", wire::TrainerReady{});
-  message(corpus, "rank-join", wire::RankJoin{});
-  message(corpus, "rank-welcome", wire::RankWelcome{});
-  message(corpus, "rank-report", wire::RankReport{});
-  message(corpus, "rank-order", wire::RankOrder{});
 }
 
 /// A delta of a fixed layout in which `changes` of 1,000 words change by one bit.
@@ -480,7 +457,6 @@ int main(int argc, char** argv) {
   const Corpus corpus(argv[1]);
   layouts(corpus);
   messages(corpus);
-  commit_logs(corpus);
   deltas(corpus);
   class_deltas(corpus);
   packed_tiles(corpus);

@@ -15,9 +15,9 @@ from deltasync import errors
 torch = pytest.importorskip("torch")
 
 from deltasync.engines.covered import lacks  # noqa: E402
+from deltasync.engines.group import Group, Lacks, Outcome, Verdict  # noqa: E402
 from deltasync.engines.loader import PlainLoader  # noqa: E402
 from deltasync.engines.session import CONNECTING, PLACED, EngineReceiver  # noqa: E402
-from deltasync.engines.votes import Lacks, Outcome, Verdict, Votes  # noqa: E402
 from engine_support import Engine, Loader, assert_bits, bits, change, first_version  # noqa: E402
 from torch.distributed import TCPStore  # noqa: E402
 
@@ -206,11 +206,11 @@ def decide(receivers: list[EngineReceiver]) -> list[Verdict]:
     """The vote of a rank for each receiver."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     others = [TCPStore("127.0.0.1", server.port, wait_for_workers=False) for _ in receivers[1:]]
-    ballots = [Votes(store, rank, len(receivers)) for rank, store in enumerate([server, *others])]
+    groups = [Group(store, rank, len(receivers)) for rank, store in enumerate([server, *others])]
     with concurrent.futures.ThreadPoolExecutor(len(receivers)) as pool:
         jobs = [
-            pool.submit(ballot.decide, None, timeout=WAIT, lacks=lacks([receiver]))
-            for ballot, receiver in zip(ballots, receivers, strict=True)
+            pool.submit(group.vote, None, timeout=WAIT, lacks=lacks([receiver]))
+            for group, receiver in zip(groups, receivers, strict=True)
         ]
         return [job.result(WAIT) for job in jobs]
 
@@ -235,7 +235,7 @@ def test_a_tensor_that_no_rank_takes_is_everybodys_no(rig: Rig) -> None:
         "ignore=[",
     ):
         assert text in verdicts[0].reason
-    assert Votes(None, 0, 1).decide(None, timeout=0, lacks=lacks(receivers)).reason == verdicts[0].reason
+    assert Group(None, 0, 1).vote(None, timeout=0, lacks=lacks(receivers)).reason == verdicts[0].reason
     assert all(verdict.yes for verdict in decide(stages(rig, ignore=["experts.*", "a.b"])))
 
 
@@ -379,9 +379,7 @@ def test_what_is_made_of_one_module_is_not_taken_for_another_or_for_a_part(rig: 
 
 
 def test_what_some_rank_has_is_lacking_nowhere() -> None:
-    assert (
-        Votes(None, 0, 1).decide(None, timeout=0, lacks=Lacks(5, lambda bits: f"lacks {bits:b}")).reason == "lacks 101"
-    )
-    assert Votes(None, 0, 1).decide(None, timeout=0, lacks=Lacks()).yes
-    said = Votes(None, 0, 1).decide("disk full", timeout=0, lacks=Lacks(5))
+    assert Group(None, 0, 1).vote(None, timeout=0, lacks=Lacks(5, lambda bits: f"lacks {bits:b}")).reason == "lacks 101"
+    assert Group(None, 0, 1).vote(None, timeout=0, lacks=Lacks()).yes
+    said = Group(None, 0, 1).vote("disk full", timeout=0, lacks=Lacks(5))
     assert said == Verdict(Outcome.NO, "disk full")

@@ -1,8 +1,9 @@
-"""engines/ending.py with real receivers, a real trainer and a real store: what ranks have after a failed commit."""
+"""engines/group.py with real receivers, a real trainer and a real store: what ranks have after a failed commit."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from deltasync.engines.ending import Ending, conclude  # noqa: E402
+from deltasync.engines.group import Ending, Group, Work  # noqa: E402
 from deltasync.engines.session import LOADING, EngineReceiver  # noqa: E402
-from deltasync.engines.votes import Verdict, Votes  # noqa: E402
 from engine_support import Engine, Loader, assert_bits, bits, change, first_version  # noqa: E402
 from torch.distributed import TCPStore  # noqa: E402
 
@@ -28,11 +28,11 @@ class Rank:
         self.engine = Engine(number, RANKS)
         self.loader = Loader(self.engine)
         self.receiver = EngineReceiver(self.engine, self.loader, endpoint, name=f"rank{number}", timeout=WAIT)
-        self.votes = Votes(self, number, RANKS)
+        self.group = Group(self, number, RANKS)
         self.store, self.lose, self.updates = store, "", 0
 
     def compare_set(self, key: str, expected: str, value: str) -> Any:
-        if self.lose and self.lose in key:
+        if self.lose and key.endswith(f"{self.lose}/verdict"):
             self.lose = ""
             raise RuntimeError("connection reset by peer")
         return self.store.compare_set(key, expected, value)
@@ -44,19 +44,21 @@ class Rank:
         self.updates += 1
         staging = self.receiver.prepare(version, timeout=WAIT)
         staging.wait(WAIT)
-        report, failed = None, None
-        try:
-            report = self.receiver.commit(staging, verify=True)
-        except Exception as error:
-            failed = str(error)
+        committed: list[EngineReceiver] = []
 
-        def decide(reason: str | None, subject: str, at: str) -> Verdict:
-            return self.votes.decide(reason, subject=subject, timeout=1.0, at=f"{self.updates}/{at}")
+        def commit() -> str | None:
+            try:
+                self.receiver.commit(staging, verify=True)
+            except Exception as error:
+                return str(error)
+            committed.append(self.receiver)
+            return None
 
-        written = [] if report is None else [self.receiver]
-        ending = conclude([self.receiver], written, failed, f"version {version}", decide)
+        work = Work(commit, [self.receiver], committed)
+        end = time.monotonic() + WAIT
+        ending = self.group.update(None, work, subject=f"version {version}", end=end, margin=0, at=str(self.updates))
         self.receiver.follow()
-        return ending
+        return None if ending.kept else ending
 
 
 class Replica:

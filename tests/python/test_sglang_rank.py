@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,8 @@ import pytest
 from deltasync import Tls, errors
 from deltasync._native import Version
 from deltasync.engines import sglang_rank
+from deltasync.engines.group import Ending, Group, Lacks
 from deltasync.engines.sglang_rank import RankUpdates, Settings, Target, asked_version
-from deltasync.engines.votes import Lacks, Outcome, Verdict, Votes
 
 
 class FakeReceiver:
@@ -57,37 +59,53 @@ class FakeReceiver:
 class Rank:
     """Rank 0 of two; ``peer`` says what the other one votes in turn: what about, or why not."""
 
-    ranks = 2
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *peer: str) -> None:
         self.calls: list[str] = []
         self.peer = list(peer)
         self.peers_doubt = ""
         self.timeouts: list[float] = []
+        self.registers: dict[str, str] = {}
         manager = types.SimpleNamespace(tp_cpu_group=None, offload_tags=set(), _session=None)
         self.updates = RankUpdates(manager, Settings(("trainer:7070",)))
         self.receivers = {role: FakeReceiver(self.calls, role) for role in ("target", "draft")}
         self.updates.targets = [Target(role, None, receiver) for role, receiver in self.receivers.items()]  # type: ignore
+        self.group = Timed(self, 0, 2)
         monkeypatch.setattr(sglang_rank, "parallel_refusal", lambda: None)
-        monkeypatch.setattr(self.updates, "_ballot", lambda: self)
+        monkeypatch.setattr(self.updates, "_group", lambda: self.group)
 
-    def decide(self, reason: str | None, *, subject: str, timeout: float, at: str, doubt: str, lacks: Lacks) -> Verdict:
-        self.calls.append(f"vote {at}")
-        self.timeouts.append(timeout)
-        other = self.peer.pop(0)
-        doubts = "; ".join(text for text in (doubt, self.peers_doubt) if text)
-        if reason is not None:
-            return Verdict(Outcome.NO, f"rank 0: {reason}", doubts)
-        if other == LOST:
-            return Verdict(Outcome.UNKNOWN, LOST)
-        return Verdict(Outcome.YES, "") if other == subject else Verdict(Outcome.NO, other, doubts)
+    # The store of the group.
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.registers for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.registers[key].encode()
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        if key.endswith("/vote/0"):
+            at = key.removesuffix("/vote/0")
+            self.calls.append(f"vote {at}")
+            other = self.peer.pop(0)
+            if other == LOST:
+                raise RuntimeError(LOST)
+            vote = {"reason": other} if other.startswith("rank 1") else {"reason": None, "subject": other}
+            self.registers[f"{at}/vote/1"] = json.dumps(vote | {"doubt": self.peers_doubt})
+        return self.registers.setdefault(key, value).encode()
 
     def update(self, version: str | None = "2", **options: Any) -> tuple[bool, str]:
         return self.updates.update(version, {"deltasync": options} if options else None)
 
 
+class Timed(Group):
+    """Notes for how long it would wait in each round."""
+
+    def _vote(self, end: float, lacks: Lacks) -> None:
+        self._store.timeouts.append(end - time.monotonic())
+        super()._vote(end, lacks)
+
+
 STAGED = "version 2 of trainer 1"
-WRITTEN, ROLLED_BACK, LOST = f"{STAGED} is written", f"{STAGED} is rolled back", "rank 0: the store failed"
+WRITTEN, ROLLED_BACK, LOST = f"{STAGED} is written", f"{STAGED} is rolled back", "connection reset by peer"
 PREPARED = ["target.prepare", "draft.prepare", "vote 1/staged"]
 COMMITTED = ["target.commit", "draft.commit", "vote 1/written"]
 FOLLOWED = ["target.follow", "draft.follow"]
@@ -199,17 +217,29 @@ def test_who_does_not_know_how_the_commit_ended_has_weights_of_no_version(monkey
 
 def test_an_interrupt_amid_the_vote_leaves_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch, STAGED)
-    decide = rank.decide
+    write = rank.compare_set
 
-    def interrupted(reason: str | None, *, at: str, **options: Any) -> Verdict:
-        if at == "1/written":
+    def interrupted(key: str, expected: str, value: str) -> bytes:
+        if key.startswith("1/written/"):
             raise KeyboardInterrupt
-        return decide(reason, at=at, **options)
+        return write(key, expected, value)
 
-    monkeypatch.setattr(rank, "decide", interrupted)
+    monkeypatch.setattr(rank, "compare_set", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rank.update()
     assert all(receiver.doubt for receiver in rank.receivers.values())
+
+
+def test_an_interrupt_amid_the_commit_leaves_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED)
+
+    def interrupted(*_: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rank.receivers["draft"], "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rank.update()
+    assert rank.receivers["target"].doubt and not rank.receivers["draft"].doubt
 
 
 def test_who_does_not_know_how_staging_ended_has_written_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,10 +260,10 @@ def test_each_request_has_rounds_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_a_store_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch)
 
-    def lost() -> Votes:
+    def lost() -> Group:
         raise ValueError("no default store")
 
-    monkeypatch.setattr(rank.updates, "_ballot", lost)
+    monkeypatch.setattr(rank.updates, "_group", lost)
     success, message = rank.update()
     assert not success and "nothing was written: no default store" in message
     assert "target.commit" not in rank.calls
@@ -338,7 +368,7 @@ def test_what_models_and_ranks_share_and_what_may_be_left_over(monkeypatch: pyte
     manager = types.SimpleNamespace(_select_runners=lambda: runners)
     monkeypatch.setattr(sglang_rank, "EngineReceiver", Started)
     updates = RankUpdates(manager, Settings(("trainer:7070",)))
-    monkeypatch.setattr(updates, "_ballot", lambda: types.SimpleNamespace(ranks=1 + peers))
+    monkeypatch.setattr(updates, "_group", lambda: types.SimpleNamespace(ranks=1 + peers))
     updates.start()
     first = [target.receiver for target in updates.targets]
     assert [(target.role, target.receiver.options["shared"]) for target in updates.targets] == [
@@ -364,13 +394,13 @@ def test_a_tensor_that_no_model_of_this_rank_takes_is_voted_about(monkeypatch: p
         receiver.trace.specs, receiver.trace.weights = specs, ("w",)
         receiver.untaken = dict.fromkeys(untaken, "skipped")
     given: list[Lacks] = []
-    decide = rank.decide
+    update = rank.group.update
 
-    def record(reason: str | None, *, lacks: Lacks, **options: Any) -> Verdict:
+    def record(reason: str | None, work: Any, *, lacks: Lacks, **options: Any) -> Ending:
         given.append(lacks)
-        return decide(reason, lacks=lacks, **options)
+        return update(reason, work, lacks=lacks, **options)
 
-    monkeypatch.setattr(rank, "decide", record)
+    monkeypatch.setattr(rank.group, "update", record)
     rank.peer = ["rank 1: no space"]
     rank.update()
     (lacks,) = given
@@ -410,10 +440,10 @@ def test_without_endpoints_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_a_rank_that_comes_late_to_a_round_takes_its_verdict() -> None:
     distributed = pytest.importorskip("torch.distributed")
     store = distributed.HashStore()
-    early, late = (Votes(store, rank, 2) for rank in (1, 0))
-    said = early.decide("no space", timeout=0.1, at="1/staged")
+    early, late = (Group(store, rank, 2) for rank in (1, 0))
+    said = early.vote("no space", timeout=0.1, at="1/staged")
     assert not said.yes and said.reason.startswith("rank 1: no space")
-    assert late.decide(None, timeout=30, at="1/staged") == said
-    said = late.decide("broken", timeout=0.1, at="2/staged")
+    assert late.vote(None, timeout=30, at="1/staged") == said
+    said = late.vote("broken", timeout=0.1, at="2/staged")
     assert said.reason.startswith("rank 0: broken")
-    assert early.decide(None, timeout=30, at="2/staged") == said
+    assert early.vote(None, timeout=30, at="2/staged") == said

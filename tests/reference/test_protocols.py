@@ -15,7 +15,6 @@ from delta_reference import (  # noqa: E402  first: it skips where something is 
 )
 
 import numpy as np  # noqa: E402
-import commit_reference as commit  # noqa: E402
 import segment_reference as segment  # noqa: E402
 import wire_reference as wire  # noqa: E402
 from cli_support import BIN, DEADLINE_S, Agent, Child, CliTest  # noqa: E402
@@ -260,44 +259,6 @@ class Delta(ProtocolTest):
         first = segment.half_digests(self.tiles, self.halves[0])
         second = segment.half_digests(self.tiles, self.halves[1])
         self.assertEqual(before, {t: d for t, d in enumerate(first) if d != second[t]})
-
-
-class Ranks(CliTest):
-    def test_two_ranks_come_to_one_version(self):
-        token = b"known between ranks"
-        program = pathlib.Path(os.environ["DELTASYNC_TESTS"]) / "commit_process"
-        coordinator = Child(self, [program, "coordinator", self.tmp, "c", 0, 2])
-        port = int(coordinator.process.stdout.readline())
-        ranks = [commit.Rank(port, token, rank, 2, DEADLINE_S) for rank in (0, 1)]
-        for rank in ranks:
-            self.addCleanup(rank.close)
-        orders, newest = {0: [], 1: []}, ((EPOCH, 5), "step 5")
-        end = time.monotonic() + DEADLINE_S
-        while any(rank.state != commit.SERVING for rank in ranks):
-            self.assertLess(time.monotonic(), end, orders)
-            for rank in ranks:
-                order = rank.report()
-                rank.obey(order, newest)
-                orders[rank.rank].append(order["kind"])
-        for kinds in orders.values():
-            self.assertEqual([k for k in kinds if k != "none"][:4], ["stage", "prepare", "commit", "finish"])
-        records = commit.read_log((self.tmp / "commit.log").read_bytes())
-        self.assertEqual([r[0] for r in records[:3]], ["start", "commit", "finish"])
-        self.assertEqual({r[1:3] + r[6:] for r in records}, {(ranks[0].log, ranks[0].term, 2)})
-        self.assertEqual(records[0][3:6], ((0, 0), (0, 0), ""))
-        self.assertEqual(records[1][3:6], records[2][3:6])
-        self.assertEqual(records[2][4:6], newest)
-        self.assertEqual(records[2][3][0], ranks[0].term)
-
-    def test_a_rank_that_nobody_knows(self):
-        program = pathlib.Path(os.environ["DELTASYNC_TESTS"]) / "commit_process"
-        coordinator = Child(self, [program, "coordinator", self.tmp, "c", 0, 2])
-        port = int(coordinator.process.stdout.readline())
-        token = b"known between ranks"
-        for code, of in ((wire.UNAUTHENTICATED, (token + b"?", 0, 2)), (wire.INVALID_ARGUMENT, (token, 0, 3))):
-            with self.assertRaises(wire.AgentError) as caught:
-                commit.Rank(port, *of, DEADLINE_S)
-            self.assertEqual((caught.exception.request, caught.exception.code), (0, code))
 
 
 class Refusals(ProtocolTest):

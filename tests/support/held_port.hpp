@@ -15,8 +15,8 @@
 namespace deltasync::test {
 
 /// Nobody else gets this port for as long as this object lives: it is bound, and not listened on. Connections to it are
-/// refused until a server listens there, which may do so as often as it likes (with SO_REUSEADDR, as agents and
-/// coordinators have it). A port that was only seen to be free is another process's a moment later.
+/// refused until a server listens there, which may do so as often as it likes (with SO_REUSEADDR, as agents
+/// have it). A port that was only seen to be free is another process's a moment later.
 class HeldPort {
  public:
   HeldPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {

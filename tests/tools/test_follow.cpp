@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/call_context.hpp"
-#include "tests/commit/fake_receiver.hpp"
-#include "tests/commit/log_lines.hpp"
+#include "tests/support/log_lines.hpp"
+#include "tests/tools/idle_receiver.hpp"
 #include "tools/cli/follow.hpp"
 
 namespace deltasync::cli {
@@ -41,7 +41,7 @@ class Follow : public ::testing::Test {
     follower.connect = [this](const CallContext&) -> Result<std::unique_ptr<Receiver>> {
       ++connects_;
       if (here().where == Try::Where::connect) return Error(script_[at_++].code, "scripted");
-      return std::unique_ptr<Receiver>(std::make_unique<commit::FakeReceiver>(trainer_));
+      return std::unique_ptr<Receiver>(std::make_unique<test::IdleReceiver>());
     };
     follower.take = [this](Receiver&, const CallContext&) -> Result<PullReport> {
       const Try now = here();
@@ -63,8 +63,7 @@ class Follow : public ::testing::Test {
     return count;
   }
 
-  commit::LogLines log_;
-  commit::FakeTrainer trainer_;
+  test::LogLines log_;
   std::stop_source stop_;
   std::vector<Try> script_;
   std::size_t at_ = 0;

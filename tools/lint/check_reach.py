@@ -20,10 +20,7 @@ MAKES = {"deltasync_library": False, "add_library": False, "deltasync_executable
          "nanobind_add_module": True, "deltasync_test": False, "deltasync_gpu_test": False}
 
 #: Known to be dead → what is to become of it.
-DEAD = {
-    "deltasync_commit_protocol": "to be bound for the engines, in place of engines/votes.py and ending.py",
-    "deltasync_commit": "its log and TCP go with that, or are bound",
-}
+DEAD = {}
 
 
 def commands(text):

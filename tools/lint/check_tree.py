@@ -32,7 +32,7 @@ LAYERS = {
     "src/gpu/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/"},
     "src/shm/": {"deltasync/", "base/", "format/", "shm/"},
     "src/net/": {"deltasync/", "base/", "format/", "net/"},
-    "src/commit/": {"deltasync/", "base/", "format/", "net/", "commit/"},
+    "src/commit/": {"deltasync/", "commit/"},
     "src/writer/": {"deltasync/", "base/", "format/", "delta/", "gpu/", "shm/", "net/", "writer/"},
     "agent/versions/": AGENT | {"agent/versions/"},
     "agent/derive/": AGENT | {"agent/versions/", "agent/derive/"},
@@ -45,7 +45,7 @@ LAYERS = {
     "receiver/targets/segment/": {"deltasync/", "base/", "format/", "delta/", "receiver/targets/", "writer/"},
     "receiver/targets/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "receiver/targets/"},
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
-    "src/python/": {"deltasync/", "base/", "net/", "python/"},
+    "src/python/": {"deltasync/", "base/", "net/", "commit/", "python/"},
 }
 PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "commit/", "writer/",
                  "agent/", "receiver/", "python/", "tools/", "tests/")

@@ -32,8 +32,8 @@ struct RelayTargetOptions {
 ///   - A commit fills the half that is free: what did not change is copied there, what did is written changed. All of
 ///     it is read again and compared with the digests that came with the version before it is sealed: the agent serves
 ///     no other bytes.
-///   - A commit is final: rollback() of a committed update is unsupported, since receivers may have it by then. So a
-///     receiver with this target takes no part in a commit over ranks (commit.hpp): Participant::start refuses it.
+///   - A commit is final: rollback() of a committed update is unsupported, since receivers may have it by then
+///     (Receiver::supports_rollback). So a receiver with this target takes no part in a commit over ranks.
 ///   - A full update waits in host memory, as large as the model, for its commit; FullUpdatePolicy::in_place is like
 ///   stage.
 ///   - Bound again over a segment that holds a version (a restart), it goes on from that one: a delta, not the model.

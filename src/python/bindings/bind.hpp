@@ -10,5 +10,6 @@ void bind_version(nanobind::module_& module);
 void bind_writer(nanobind::module_& module);
 void bind_placement(nanobind::module_& module);
 void bind_receiver(nanobind::module_& module);
+void bind_commit(nanobind::module_& module);
 
 }  // namespace deltasync::python

@@ -19,6 +19,7 @@ NB_MODULE(_native, module) {
   bind_writer(module);
   bind_placement(module);
   bind_receiver(module);
+  bind_commit(module);
   module.def(
       "init_log", [](const std::string& name, const std::string& level) { deltasync::init_log(name, level); },
       nb::arg("name"), nb::arg("level"),

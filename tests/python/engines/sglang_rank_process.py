@@ -154,20 +154,20 @@ class Rank:
 
     def lose_store(self, at):
         """The store of the votes breaks once, when the verdict of rounds with that name is written."""
-        votes = self.plugin.rank_of(self.manager)._ballot()
-        store = votes._store
+        group = self.plugin.rank_of(self.manager)._group()
+        store = group._store
 
         class Lost:
             def __getattr__(self, name):
                 return getattr(store, name)
 
             def compare_set(self, key, expected, value):
-                if f"/{at}/" not in key:
+                if not key.endswith(f"/{at}/verdict"):
                     return store.compare_set(key, expected, value)
-                votes._store = store
+                group._store = store
                 raise RuntimeError("connection reset by peer")
 
-        votes._store = Lost()
+        group._store = Lost()
         return {}
 
     def fail_next_load(self):

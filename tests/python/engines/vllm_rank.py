@@ -157,24 +157,22 @@ class Rank:
 
     def lose_store(self, subject):
         """The store of the votes breaks once, when the verdict about something that ends so is written."""
-        votes = self.engine._ballot()
-        store = votes._store
+        group = self.engine._group()
+        store = group._store
 
         class Lost:
             def __getattr__(self, name):
                 return getattr(store, name)
 
-            def set(self, key, value):
-                self.hit = json.loads(value)["subject"].endswith(subject)
-                store.set(key, value)
-
             def compare_set(self, key, expected, value):
-                if not self.hit:
-                    return store.compare_set(key, expected, value)
-                votes._store = store
-                raise RuntimeError("connection reset by peer")
+                if "/vote/" in key:
+                    self.hit = json.loads(value)["subject"].endswith(subject)
+                elif self.hit:
+                    group._store = store
+                    raise RuntimeError("connection reset by peer")
+                return store.compare_set(key, expected, value)
 
-        votes._store = Lost()
+        group._store = Lost()
 
     def fail_next_load(self):
         """The engine's loader fails half-way, once."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..coverage import Ignore, log_ignored, require_coverage, unmatched
 from ..errors import UnmatchedWeights
-from .votes import NOTHING, Lacks
+from .group import NOTHING, Lacks
 
 if TYPE_CHECKING:
     from ..autoplacement import LoaderTrace

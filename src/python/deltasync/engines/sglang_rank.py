@@ -1,8 +1,8 @@
 """What one rank of a SGLang replica does for an update, in step with the other ranks.
 
 Two phases. Every rank stages and verifies the version for each of its models (target and drafts), then all vote
-(votes.py); if one cannot, nothing is written anywhere. Then every rank writes, and all vote again; if one failed, the
-others roll theirs back (ending.py). Only if all have written does SGLang record the version and flush its cache.
+(group.py); if one cannot, nothing is written anywhere. Then every rank writes, and all vote again; if one failed, the
+others roll theirs back. Only if all have written does SGLang record the version and flush its cache.
 
 All of it runs on the scheduler's thread, between two steps; the pulling does not.
 """
@@ -21,10 +21,9 @@ from ..agent import read_token
 from ..errors import InvalidArgument
 from ..tls import Tls
 from .covered import lacks
-from .ending import REMEDY, conclude, doubts
+from .group import REMEDY, Ending, Group, Outcome, Verdict, Work, doubts
 from .session import CONNECTING, CommitReport, EngineReceiver, Staging
 from .sglang_loader import SglangLoader
-from .votes import NOTHING, Lacks, Outcome, Verdict, Votes
 
 _log = logging.getLogger("deltasync.sglang")
 
@@ -133,7 +132,7 @@ class RankUpdates:
         self.manager = manager
         self.settings = settings
         self.targets: list[Target] = []
-        self._votes: Votes | None = None
+        self._ranks: Group | None = None
         #: Every rank gets every request, in the same order: rounds of votes have this number in their names.
         self._requests = 0
 
@@ -188,29 +187,18 @@ class RankUpdates:
         if staged.error is None:
             staged = self._stage(asked, end)
         void = doubts([target.receiver for target in self.targets if not takes_nothing(target.receiver)])
-        taking = [target.receiver for target in self.targets if target.staging is not None]
-        verdict = self._decide(staged.error, staged.subject, "staged", end, void, lacks(taking))
-        if not verdict.yes:
-            self._follow()
-            return False, f"deltasync: {self._unwritten(verdict)}"
-        failed = self._commit(end, request.verify)
-        tried = [target.receiver for target in self.targets if target.staging is not None]
-        written = [target.receiver for target in self.targets if target.report is not None]
-
-        def decide(reason: str | None, subject: str, at: str) -> Verdict:
-            return self._decide(reason, subject, at, end)
-
-        ending = conclude(tried, written, failed, staged.subject, decide)
-        if ending is not None:
-            self._follow()
-            return False, f"deltasync: {ending.text}" + ("" if ending.as_before else f" ({REMEDY})")
+        ending = self._together(staged, end, void, request.verify)
         self._follow()
+        if ending.unwritten is not None:
+            return False, f"deltasync: {self._unwritten(ending.unwritten)}"
+        if not ending.kept:
+            return False, f"deltasync: {ending.text}" + ("" if ending.as_before else f" ({REMEDY})")
         parts = [
             f"{target.role}: {target.report.mode}, {target.report.placed}"
             for target in self.targets
             if target.report is not None
         ]
-        return True, f"deltasync: {staged.subject} on {self._ballot().ranks} rank(s) ({', '.join(parts)})."
+        return True, f"deltasync: {staged.subject} on {self._group().ranks} rank(s) ({', '.join(parts)})."
 
     def void(self, reason: str) -> None:
         """The models were written, or may have been, by something else; that it is of a version is for that to say."""
@@ -288,16 +276,36 @@ class RankUpdates:
             return f"THE OUTCOME IS UNKNOWN: {why} ({REMEDY})"
         return f"nothing was written: {verdict.reason}" + (f"; {verdict.doubt} ({REMEDY})" if verdict.doubt else "")
 
-    def _commit(self, end: float, verify: bool) -> str | None:
-        """What failed, or None."""
+    def _together(self, staged: Staged, end: float, void: str, verify: bool) -> Ending:
+        taking = [target.receiver for target in self.targets if target.staging is not None]
+        written: list[EngineReceiver] = []
+
+        def commit() -> str | None:
+            try:
+                for target in self.targets:
+                    if target.staging is not None:
+                        timeout = max(1.0, left(end))
+                        target.report = target.receiver.commit(target.staging, timeout=timeout, verify=verify)
+                        written.append(target.receiver)
+            except Exception as error:
+                return words(error)
+            return None
+
         try:
-            for target in self.targets:
-                if target.staging is not None:
-                    timeout = max(1.0, left(end))
-                    target.report = target.receiver.commit(target.staging, timeout=timeout, verify=verify)
-        except Exception as error:
-            return words(error)
-        return None
+            group = self._group()
+        except Exception as error:  # without this rank's vote nobody can have a "yes"
+            why = words(error) if staged.error is None else f"{staged.error}; {words(error)}"
+            return Ending(False, Verdict(Outcome.NO, why, void), False, "")
+        return group.update(
+            staged.error,
+            Work(commit, taking, written),
+            subject=staged.subject,
+            end=end,
+            margin=_MARGIN_S,
+            at=str(self._requests),
+            doubt=void,
+            lacks=lacks(taking),
+        )
 
     def _follow(self) -> None:
         self._each(lambda target: target.receiver.follow(), [target for target in self.targets if target.staging])
@@ -309,46 +317,28 @@ class RankUpdates:
             except Exception as error:
                 _log.error("%s: %s", target.receiver.name, error)
 
-    def _decide(
-        self,
-        reason: str | None,
-        subject: str,
-        at: str,
-        end: float,
-        doubt: str = "",
-        lacking: Lacks = NOTHING,
-    ) -> Verdict:
-        try:
-            votes = self._ballot()
-        except Exception as error:  # without this rank's vote nobody can have a "yes"
-            return Verdict(Outcome.NO, words(error) if reason is None else f"{reason}; {words(error)}", doubt)
-        timeout = left(end) + _MARGIN_S
-        return votes.decide(
-            reason, subject=subject, timeout=timeout, at=f"{self._requests}/{at}", doubt=doubt, lacks=lacking
-        )
-
     def _has_peers(self) -> bool:
         try:
-            return self._ballot().ranks > 1
+            return self._group().ranks > 1
         except Exception:  # said by the first vote
             return True
 
-    def _ballot(self) -> Votes:
-        if self._votes is None:
-            self._votes = ballot_of(self.manager.tp_cpu_group)
-        return self._votes
+    def _group(self) -> Group:
+        if self._ranks is None:
+            self._ranks = group_of(self.manager.tp_cpu_group)
+        return self._ranks
 
 
-def ballot_of(group: Any) -> Votes:
-    """Of the ranks of a group, over the store that torch.distributed was started with."""
+def group_of(group: Any) -> Group:
+    """Of the ranks of torch's group, over the store that torch.distributed was started with."""
     from torch import distributed
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
     if group is None or distributed.get_world_size(group) == 1:
-        return Votes(None, 0, 1)
+        return Group(None, 0, 1)
     first = min(distributed.get_process_group_ranks(group))
     store = PrefixStore(f"deltasync/sglang/{first}", _get_default_store())
-    return Votes(store, distributed.get_rank(group), distributed.get_world_size(group))
+    return Group(store, distributed.get_rank(group), distributed.get_world_size(group))
 
 
 def asked_version(weight_version: str | None) -> int | str | None:

@@ -19,10 +19,9 @@ from .._deadlines import left
 from ..errors import Aborted, InvalidArgument
 from . import vllm_sleep
 from .covered import lacks
-from .ending import WeightsUnknown, conclude, doubts
+from .group import NOTHING, Group, Lacks, Outcome, Verdict, WeightsUnknown, Work, doubts
 from .session import CommitReport, EngineReceiver, Staging
 from .vllm_loader import VllmLoader
-from .votes import NOTHING, Lacks, Outcome, Verdict, Votes
 
 _log = logging.getLogger("deltasync.engines")
 
@@ -73,7 +72,7 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
     """One rank's. Pulls and verifies on threads of its own from init on; an update writes what is staged.
 
     Two phases: every rank stages and verifies, then all commit; if one fails, those that have committed roll it back
-    (ending.py), every rank raises, and no session stays open.
+    (group.py), every rank raises, and no session stays open.
     """
 
     init_info_cls = DeltasyncInitInfo
@@ -85,7 +84,7 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
         self._init_info: DeltasyncInitInfo | None = None
         self._target: EngineReceiver | None = None
         self._draft: EngineReceiver | None = None
-        self._votes: Votes | None = None
+        self._ranks: Group | None = None
         self._updated = False  # in this session
         #: What the last update did on this rank.
         self.last_report: CommitReport | None = None
@@ -112,7 +111,8 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
             self._active().check()
         except Exception as caught:
             error = caught
-        self._agree(error, "start", self._deadline_s())
+        verdict = self._group().vote(_words(error), timeout=self._deadline_s(), subject="start", doubt=self._doubts())
+        self._require(verdict, error, "start")
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """vLLM's own would synchronise a device that may not be there; the commit does where there is one."""
@@ -128,10 +128,7 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
         except Exception as caught:
             error = caught
         try:
-            # Those that are ready sooner wait for the others, whose deadline is the same and may have begun later.
-            self._agree(error, subject, left(end) + _GRACE_S, NOTHING if receiver is None else self._lacks(receiver))
-            assert receiver is not None and staging is not None
-            self.last_report = self._commit(receiver, staging, subject, info, end)
+            self.last_report = self._commit(error, receiver, staging, subject, info, end)
             self._updated = True
         finally:
             if receiver is not None:
@@ -174,26 +171,47 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
     # Inside.
 
     def _commit(
-        self, receiver: EngineReceiver, staging: Staging, subject: str, info: DeltasyncUpdateInfo, end: float
+        self,
+        error: Exception | None,
+        receiver: EngineReceiver | None,
+        staging: Staging | None,
+        subject: str,
+        info: DeltasyncUpdateInfo,
+        end: float,
     ) -> CommitReport | None:
-        error: Exception | None = None
+        failed: Exception | None = None
         report: CommitReport | None = None
-        try:
-            report = receiver.commit(staging, timeout=left(end), verify=self._verifies(info))
-        except Exception as caught:
-            error = caught
+        committed: list[EngineReceiver] = []
 
-        def decide(reason: str | None, what: str, _: str) -> Verdict:
-            return self._ballot().decide(reason, subject=what, timeout=left(end) + _GRACE_S)
+        def commit() -> str | None:
+            nonlocal failed, report
+            assert receiver is not None and staging is not None
+            try:
+                report = receiver.commit(staging, timeout=left(end), verify=self._verifies(info))
+                committed.append(receiver)
+            except Exception as caught:
+                failed = caught
+            return _words(failed)
 
-        ending = conclude([receiver], [] if report is None else [receiver], _words(error), subject, decide)
-        if ending is None:
-            if report is not None:
+        # Those that are ready sooner wait for the others, whose deadline is the same and may have begun later.
+        ending = self._group().update(
+            _words(error),
+            Work(commit, [] if receiver is None else [receiver], committed),
+            subject=subject,
+            end=end,
+            margin=_GRACE_S,
+            doubt=self._doubts(),
+            lacks=NOTHING if receiver is None else self._lacks(receiver),
+        )
+        if ending.unwritten is not None:
+            self._require(ending.unwritten, error, subject)
+        if ending.kept:
+            if receiver is not None and report is not None:
                 _log.info("%s: version %s is %s: %s", receiver.name, report.version.number, report.mode, report.placed)
             return report
         if not ending.as_before:
-            raise WeightsUnknown(ending.text) from error
-        raise error or Aborted(ending.text)
+            raise WeightsUnknown(ending.text) from failed
+        raise failed or Aborted(ending.text)
 
     def _active(self) -> EngineReceiver:
         """Of the model that this session is about."""
@@ -241,13 +259,12 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
     def _has_draft(self) -> bool:
         return getattr(self.vllm_config, "speculative_config", None) is not None
 
-    def _agree(self, error: Exception | None, subject: str, timeout: float, lacking: Lacks = NOTHING) -> None:
+    def _doubts(self) -> str:
+        return doubts([one for one in (self._target, self._draft) if one is not None])
+
+    def _require(self, verdict: Verdict, error: Exception | None, subject: str) -> None:
         """Before anything is written. Raises on every rank if one of them has an error: that one its own, unless some
         rank's weights are of no version, which is said by all."""
-        known = [one for one in (self._target, self._draft) if one is not None]
-        verdict = self._ballot().decide(
-            _words(error), subject=subject, timeout=timeout, doubt=doubts(known), lacks=lacking
-        )
         if verdict.outcome is Outcome.UNKNOWN:
             raise WeightsUnknown(
                 f"this rank has changed nothing; whether the others went on with {subject} is unknown: {verdict.reason}"
@@ -257,16 +274,16 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
                 raise WeightsUnknown(f"nothing was changed on any rank: {verdict.reason}; {verdict.doubt}") from error
             raise error or Aborted(f"nothing was changed on any rank: {verdict.reason}")
 
-    def _ballot(self) -> Votes:
-        if self._votes is None:
+    def _group(self) -> Group:
+        if self._ranks is None:
             parallel = self.parallel_config
             store = None
             if parallel.world_size > 1:
                 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
                 store = PrefixStore(f"deltasync/dp{parallel.data_parallel_index}", _get_default_store())
-            self._votes = Votes(store, parallel.rank % parallel.world_size, parallel.world_size)
-        return self._votes
+            self._ranks = Group(store, parallel.rank % parallel.world_size, parallel.world_size)
+        return self._ranks
 
     def _verifies(self, info: DeltasyncUpdateInfo) -> bool:
         if info.verify is not None:

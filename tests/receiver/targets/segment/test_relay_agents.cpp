@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/deadline.hpp"
-#include "commit/commit.hpp"
 #include "format/tile_set.hpp"
 #include "format/tiling.hpp"
 #include "receiver/standing.hpp"
@@ -442,23 +441,10 @@ TEST_F(RelayNode, WhatSomebodyWroteIntoTheSegmentIsNeverTakenForTheTrainers) {
   }
 }
 
-class IdleEngine final : public commit::Engine {
- public:
-  Status pause(Deadline /*deadline*/) override { return {}; }
-  Status resume(const Version& /*version*/, Deadline /*deadline*/) override { return {}; }
-};
-
-TEST_F(RelayNode, ARelayTakesNoPartInACommitOverRanks) {
+TEST_F(RelayNode, ARelayDoesNotRollBack) {
   start();
   hand_on();
   EXPECT_FALSE(relay_->supports_rollback());
-  IdleEngine engine;
-  commit::ParticipantOptions options;
-  options.ranks = 1;
-  options.coordinator = "127.0.0.1:1";
-  const auto made = commit::Participant::start(options, *relay_, engine);
-  ASSERT_FALSE(made);
-  EXPECT_EQ(made.error().code(), Errc::unsupported) << made.error().to_string();
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 
 #include "base/log.hpp"
 
-namespace deltasync::commit {
+namespace deltasync::test {
 
 class LogLines {
  public:
@@ -42,4 +42,4 @@ class LogLines {
   const std::shared_ptr<Sink> sink_ = std::make_shared<Sink>();
 };
 
-}  // namespace deltasync::commit
+}  // namespace deltasync::test
