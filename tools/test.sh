@@ -212,8 +212,10 @@ run_tsan() {
 run_python() {
   local report bin=build/python-venv/bin status=0 total wrong left
   step "python: build" tools/build_python.sh "$jobs"
-  step "python: ruff" "$bin/ruff" check src/python tests/python tests/chaos tests/operating tests/wheel
+  step "python: ruff" "$bin/ruff" check src/python tests/python tests/chaos tests/lab tests/operating tests/wheel \
+    tools/lab tools/lab.py
   step "python: mypy" env MYPYPATH=build/python "$bin/mypy" -p deltasync
+  step "python: mypy of the lab" env MYPYPATH=tools:tools/lab "$bin/mypy" tools/lab.py tests/lab/*.py
   echo "== python: tests"
   report=$reports/python.xml
   PYTHONPATH=build/python "$bin/python" -m pytest -q -rs --junitxml "$report" tests/python || status=$?

@@ -1,5 +1,5 @@
 """Trainers whose weights stand for a real training's, and bf16 model directories of what they hold. Used by
-make_versions.py and real_steps.py."""
+make_versions.py, real_steps.py and tools/lab.py."""
 
 import json
 import pathlib
@@ -147,3 +147,19 @@ def write_version(directory, tensors, masters, source=None):
         if other.suffix in (".json", ".txt") and other.is_file():
             shutil.copyfile(other, directory / other.name)
     return now
+
+
+def write_random_steps(directory, mib, versions, changed, tensors=8):
+    """HF model directories step_0 and so on of random bf16 words of one magnitude; from each to the next that part of
+    them changes. The same arguments write the same bytes."""
+    random = np.random.default_rng(1)
+    rows = max(1, (mib << 20) // 2 // tensors // 1024)
+    weights = {f"layers.{i}.weight": random.integers(0x3C00, 0x3E00, (rows, 1024), np.uint16) for i in range(tensors)}
+    for version in range(versions):
+        step = directory / f"step_{version}"
+        step.mkdir(parents=True)
+        write_safetensors(step / "model.safetensors",
+                          {name: ("BF16", words.shape, words.tobytes()) for name, words in weights.items()})
+        (step / "config.json").write_text("{}")
+        for words in weights.values():
+            words ^= random.random(words.shape, np.float32) < changed
