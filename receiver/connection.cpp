@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/hash.hpp"
 #include "base/trace.hpp"
 #include "format/handshake.hpp"
 #include "net/auth.hpp"
@@ -12,8 +11,7 @@
 namespace deltasync::receiver {
 namespace {
 
-/// A payload buffer never grows further ahead of its data, and the silence limit applies to each step.
-constexpr std::size_t kStepBytes = 256u << 10;
+constexpr std::size_t kStepBytes = 256u << 10;  ///< the silence limit applies to each
 
 /// One message of this type; an `error` answer becomes that error.
 Result<net::Message> recv_message(net::MessageSocket& socket, wire::Type type, Deadline deadline) {
@@ -29,12 +27,6 @@ Error agent_error(ByteSpan payload) {
   auto said = wire::ErrorMessage::decode(payload);
   if (!said) return std::move(said).error();
   return Error(said->code, "the agent says: " + said->message);
-}
-
-Error unexpected(const wire::Header& header, std::uint64_t request) {
-  return Error(Errc::protocol, "a message of type " + wire::type_name(header.type) + " for request " +
-                                   std::to_string(header.request) + " came where the answer to request " +
-                                   std::to_string(request) + " was due");
 }
 
 Result<Connection> Connection::dial(const Peer& peer, const CallContext& until) {
@@ -108,26 +100,20 @@ Status Connection::recv_some(MutByteSpan to, Deadline deadline) {
 }
 
 Result<std::vector<std::byte>> Connection::recv_payload(const wire::Header& header, Deadline deadline) {
-  std::vector<std::byte> payload;
-  while (payload.size() < header.payload_bytes) {
-    const std::size_t at = payload.size();
-    // Doubling, so that a lying length never costs more than twice what has really arrived.
-    const std::size_t ahead = std::max(kStepBytes, at);
-    payload.resize(at + static_cast<std::size_t>(std::min<std::uint64_t>(header.payload_bytes - at, ahead)));
-    DS_TRY(recv_some(MutByteSpan(payload).subspan(at), deadline));
+  wire::MessageParser message(header);
+  Status taken = message.allow_payload(header.payload_bytes);
+  for (MutByteSpan to = message.next(); taken && !to.empty(); to = message.next()) {
+    DS_TRY(recv_some(to, deadline));
+    taken = message.took(to.size());
   }
-  if (xxh3_64(payload) != header.payload_hash) {
-    socket_.close();
-    return Error(Errc::corrupt, "payload hash of a message of type " + wire::type_name(header.type));
-  }
-  return payload;
+  if (!taken) return socket_.broken(std::move(taken).error());
+  return std::move(message).take().payload;
 }
 
 Status Connection::recv_payload(const wire::Header& header, MutByteSpan to, Deadline deadline) {
   DS_TRY(recv_some(to, deadline));
-  if (xxh3_64(to) == header.payload_hash) return {};
-  socket_.close();
-  return Error(Errc::corrupt, "payload hash of a message of type " + wire::type_name(header.type));
+  auto whole = wire::check_payload(header, to);
+  return whole ? whole : socket_.broken(std::move(whole).error());
 }
 
 Status Connection::recv_scattered(std::span<iovec> pieces, Deadline deadline) {

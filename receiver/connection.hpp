@@ -79,7 +79,6 @@ class Connection {
 
 /// What an agent said in an `error` message.
 Error agent_error(ByteSpan payload);
-/// "a message of type extent for request 4 came where the answer to request 3 was due"
-Error unexpected(const wire::Header& header, std::uint64_t request);
+using wire::unexpected;
 
 }  // namespace deltasync::receiver

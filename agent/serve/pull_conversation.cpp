@@ -167,17 +167,17 @@ asio::awaitable<Status> PullConversation::handshake() {
 asio::awaitable<Status> PullConversation::serve_requests() {
   const bool data = role_ == wire::Role::data;
   while (!context_.stopping) {
-    Request request;
+    wire::MessageParser coming;
     const Deadline idle = Deadline::after(data ? limits_.data_idle : limits_.idle);
-    DS_CO_ASSIGN(const auto deadline, co_await stream_.read_header(request.header, idle, limits_.message));
+    DS_CO_ASSIGN(const auto deadline, co_await stream_.read_header(coming, idle, limits_.message));
     if (!deadline && data) co_return Status();  // the receiver opens another one when it pulls again
     if (!deadline) co_return Error(Errc::timed_out, "nothing was asked for a long time");
-    const std::uint64_t bytes_max = request_bytes_max(request.type());
+    const std::uint64_t bytes_max = request_bytes_max(static_cast<wire::Type>(coming.header().type));
     Room::Share held;  // until the request is answered
-    if (const std::uint64_t bytes = std::min(request.header.payload_bytes, bytes_max); bytes > kSmallRequestBytes) {
+    if (const std::uint64_t bytes = std::min(coming.header().payload_bytes, bytes_max); bytes > kSmallRequestBytes) {
       DS_CO_ASSIGN(held, co_await hold_request(kHeldPerByte * bytes));
     }
-    DS_CO_TRY(co_await stream_.read_payload(request, bytes_max, *deadline));
+    DS_CO_ASSIGN(Request request, co_await stream_.read_payload(coming, bytes_max, *deadline));
     DS_CO_TRY(co_await dispatch(request));
     const std::uint64_t sent = stream_.bytes_sent();
     context_.note(connection_, [sent](PeerStatus& line) { line.bytes_sent = sent; });
@@ -267,8 +267,8 @@ asio::awaitable<Status> PullConversation::answer(Request& request) {
       break;
     default: break;
   }
-  co_return Error(Errc::protocol, "a message of type " + wire::type_name(request.header.type) + " is no request of a " +
-                                      role_name(role_) + " conversation");
+  co_return Error(Errc::protocol,
+                  wire::describe(request.header) + " is no request of a " + role_name(role_) + " conversation");
 }
 
 asio::awaitable<Status> PullConversation::refuse(Request& request, Error error) {

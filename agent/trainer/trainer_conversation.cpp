@@ -200,8 +200,7 @@ awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, co
       DS_CO_TRY(co_await stream_.write(wire::Type::end, request, {}, limit));
       co_return false;
     }
-    default:
-      co_return Error(Errc::protocol, "a message of type " + wire::type_name(message.header.type) + " is no trainer's");
+    default: co_return Error(Errc::protocol, wire::describe(message.header) + " is no trainer's");
   }
 }
 

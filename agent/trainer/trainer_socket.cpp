@@ -2,9 +2,7 @@
 
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 
-#include <algorithm>
 #include <cerrno>
 
 #include "base/user.hpp"
@@ -40,16 +38,8 @@ Status remove_stale(const std::string& path) {
 }  // namespace
 
 Result<UniqueFd> listen_unix(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof address.sun_path) {
-    return Error(Errc::invalid_argument, "socket path '" + path + "' has " + std::to_string(path.size()) +
-                                             " bytes; 1 to " + std::to_string(sizeof address.sun_path - 1) +
-                                             " are possible");
-  }
-  std::copy(path.begin(), path.end(), address.sun_path);
-  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd) return Error::from_errno("socket", errno);
+  sockaddr_un address;
+  DS_ASSIGN(UniqueFd fd, net::make_unix_socket(path, address));
   // Before bind, so that the file never exists with a wider mode.
   if (::fchmod(fd.get(), S_IRUSR | S_IWUSR) != 0) return Error::from_errno("mode of " + path, errno);
   const auto bind = [&] { return ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address); };

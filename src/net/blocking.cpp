@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <array>
@@ -24,12 +23,8 @@
 #include <thread>
 #include <utility>
 
-#include "base/hash.hpp"
-
 namespace deltasync::net {
 namespace {
-
-constexpr std::size_t kReceiveStep = 4u << 20;  ///< bytes: a payload buffer never grows further ahead of its data
 
 timespec to_timespec(std::chrono::nanoseconds ns) {
   timespec t{};
@@ -124,8 +119,8 @@ Result<UniqueFd> connect_address(const addrinfo& address, const CallContext& unt
 
 }  // namespace
 
-Result<UniqueFd> connect_unix(const std::string& path, const CallContext& until) {
-  sockaddr_un address{};
+Result<UniqueFd> make_unix_socket(const std::string& path, sockaddr_un& address) {
+  address = {};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof address.sun_path) {
     return Error(Errc::invalid_argument, "socket path '" + path + "' has " + std::to_string(path.size()) +
@@ -135,6 +130,12 @@ Result<UniqueFd> connect_unix(const std::string& path, const CallContext& until)
   std::copy(path.begin(), path.end(), address.sun_path);
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return Error::from_errno("socket", errno);
+  return fd;
+}
+
+Result<UniqueFd> connect_unix(const std::string& path, const CallContext& until) {
+  sockaddr_un address;
+  DS_ASSIGN(UniqueFd fd, make_unix_socket(path, address));
   for (;;) {
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return fd;
     if (errno == ENOENT || errno == ECONNREFUSED) {
@@ -256,8 +257,8 @@ Status MessageSocket::send(wire::Type type, std::uint64_t request, ByteSpan payl
   if (!fd_) return broken(Error(Errc::connection, "the connection is closed"));
   const wire::Header header = wire::make_header(type, request, payload);
   if (payload.size() > wire::payload_bytes_max(header.type)) {
-    return Error(Errc::invalid_argument, "a message of type " + wire::type_name(header.type) + " with " +
-                                             std::to_string(payload.size()) + " bytes is over its limit of " +
+    return Error(Errc::invalid_argument, wire::describe(header) + " with " + std::to_string(payload.size()) +
+                                             " bytes is over its limit of " +
                                              std::to_string(wire::payload_bytes_max(header.type)));
   }
   ByteSpan parts[] = {bytes_of(header), payload};
@@ -330,11 +331,18 @@ Result<std::size_t> MessageSocket::recv_some(std::span<const iovec> pieces, Dead
   return received;
 }
 
+Status MessageSocket::feed(wire::MessageParser& message, bool at_message_start, Deadline deadline) {
+  for (MutByteSpan to = message.next(); !to.empty(); to = message.next()) {
+    DS_TRY(recv_exact(to, at_message_start, deadline));
+    if (auto taken = message.took(to.size()); !taken) return broken(std::move(taken).error());
+  }
+  return {};
+}
+
 Result<wire::Header> MessageSocket::recv_header(Deadline deadline) {
-  wire::Header header;
-  DS_TRY(recv_exact({reinterpret_cast<std::byte*>(&header), sizeof header}, true, deadline));
-  if (auto checked = wire::check_header(header); !checked) return broken(std::move(checked).error());
-  return header;
+  wire::MessageParser message;
+  DS_TRY(feed(message, true, deadline));
+  return message.header();
 }
 
 Status MessageSocket::recv_payload(MutByteSpan to, Deadline deadline) {
@@ -342,30 +350,20 @@ Status MessageSocket::recv_payload(MutByteSpan to, Deadline deadline) {
 }
 
 Result<Message> MessageSocket::recv(std::uint64_t payload_bytes_max, Deadline deadline) {
-  Message message;
-  DS_ASSIGN(message.header, recv_header(deadline));
-  const std::uint64_t bytes = message.header.payload_bytes;
-  if (bytes > payload_bytes_max) {
-    return broken(Error(Errc::protocol, "a message of type " + wire::type_name(message.header.type) + " claims " +
-                                            std::to_string(bytes) + " bytes where " +
-                                            std::to_string(payload_bytes_max) + " are allowed"));
-  }
-  while (message.payload.size() < bytes) {
-    const std::size_t at = message.payload.size();
-    const auto step = static_cast<std::size_t>(std::min<std::uint64_t>(bytes - at, kReceiveStep));
-    message.payload.resize(at + step);
-    DS_TRY(recv_exact(MutByteSpan(message.payload).subspan(at), false, deadline));
-  }
-  if (message.type() != wire::Type::extent && xxh3_64(message.payload) != message.header.payload_hash) {
-    return broken(Error(Errc::corrupt, "payload hash of a message of type " + wire::type_name(message.header.type)));
-  }
-  return message;
+  wire::MessageParser message;
+  DS_TRY(feed(message, true, deadline));
+  if (auto allowed = message.allow_payload(payload_bytes_max); !allowed) return broken(std::move(allowed).error());
+  DS_TRY(feed(message, false, deadline));
+  return std::move(message).take();
 }
 
 Result<Message> MessageSocket::recv_answer(std::uint64_t request, wire::Type type, Deadline deadline) {
   const std::uint64_t limit =
       std::max(wire::payload_bytes_max(static_cast<std::uint16_t>(type)), wire::kControlBytesMax);
   DS_ASSIGN(Message message, recv(limit, deadline));
+  while (message.header.request < request && message.header.request != 0) {
+    DS_ASSIGN(message, recv(limit, deadline));
+  }
   if (message.type() == wire::Type::error) {
     auto sent = wire::ErrorMessage::decode(message.payload);
     if (!sent) return broken(std::move(sent).error());

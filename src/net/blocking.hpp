@@ -3,24 +3,29 @@
 // Boost, so that the trainer's process does not load it.
 #pragma once
 
+#include <sys/un.h>
+
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <stop_token>
 #include <string>
-#include <vector>
 
 #include "base/bytes.hpp"
 #include "base/call_context.hpp"
 #include "base/deadline.hpp"
 #include "base/fd.hpp"
 #include "deltasync/result.hpp"
+#include "format/message.hpp"
 #include "format/wire.hpp"
 #include "net/channel.hpp"
 
 namespace deltasync::net {
 
+/// A stream socket, non-blocking and close-on-exec, bound to nothing yet; and the address that `path` is.
+/// `invalid_argument` if it is empty or too long.
+Result<UniqueFd> make_unix_socket(const std::string& path, sockaddr_un& address);
 /// A stream socket, non-blocking and close-on-exec. `connection` if nobody listens there, `invalid_argument` if `path`
 /// is another kind of file or too long, `timed_out`.
 Result<UniqueFd> connect_unix(const std::string& path, const CallContext& until);
@@ -43,12 +48,7 @@ class ShutDown {
   std::stop_callback<Call> callback_;
 };
 
-struct Message {
-  wire::Header header;
-  std::vector<std::byte> payload;
-
-  wire::Type type() const noexcept { return static_cast<wire::Type>(header.type); }
-};
+using wire::Message;
 
 /// For a TCP socket that will speak over loopback, before it connects or listens (accepted sockets inherit it): a
 /// congestion control without pacing. One that paces, as BBR does, costs a timer for every 64 KiB where nothing can be
@@ -98,8 +98,8 @@ class MessageSocket {
   /// At least one byte of a payload, into the first of `pieces`, which are not all empty; fails at the deadline.
   Result<std::size_t> recv_some(std::span<const iovec> pieces, Deadline deadline);
 
-  /// Receives a message of type M that answers `request`. An `error` answer becomes that Error; anything else is
-  /// `protocol`.
+  /// Receives a message of type M that answers `request`; late answers to earlier ones are passed over. An `error`
+  /// answer becomes that Error; anything else is `protocol`.
   template <class M>
   Result<M> recv_as(std::uint64_t request, Deadline deadline) {
     DS_ASSIGN(const Message message, recv_answer(request, M::kType, deadline));
@@ -126,6 +126,8 @@ class MessageSocket {
 
  private:
   Status recv_exact(MutByteSpan to, bool at_message_start, Deadline deadline);
+  /// All that the message wants now.
+  Status feed(wire::MessageParser& message, bool at_message_start, Deadline deadline);
   /// Bytes, or none at the peer's end. What is tried again has waited for the socket first.
   Result<std::size_t> receive(std::span<const iovec> pieces, Deadline deadline);
   Status wait_as(Tried::Came want, Deadline deadline, const char* what) const;

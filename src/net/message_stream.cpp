@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/hash.hpp"
 #include "net/coroutine.hpp"
 
 namespace deltasync::net {
@@ -22,12 +21,7 @@ using asio::awaitable;
 
 namespace {
 
-constexpr std::size_t kReceiveStep = 4u << 20;  ///< bytes: a payload buffer never grows further ahead of its data
 constexpr std::size_t kPiecesAtOnce = 32;
-
-std::string describe(const wire::Header& header) {
-  return "a message of type " + wire::type_name(header.type);
-}
 
 Error revoked() {
   return {Errc::lease_revoked, "what was being sent is no longer held for this plan"};
@@ -48,10 +42,6 @@ ssize_t send_with_file(int socket, ByteSpan bytes, int file) {
   along->cmsg_len = CMSG_LEN(sizeof file);
   std::memcpy(CMSG_DATA(along), &file, sizeof file);
   return ::sendmsg(socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
-MutByteSpan bytes_in(wire::Header& header) {
-  return {reinterpret_cast<std::byte*>(&header), sizeof header};
 }
 
 }  // namespace
@@ -77,50 +67,42 @@ awaitable<Status> MessageStream::secure(std::unique_ptr<Channel> channel, Deadli
 
 awaitable<Result<Message>> MessageStream::read(std::uint64_t payload_bytes_max, Deadline idle,
                                                std::chrono::nanoseconds message_limit) {
-  Message message;
-  DS_CO_ASSIGN(const std::optional<Deadline> deadline, co_await read_header(message.header, idle, message_limit));
+  wire::MessageParser message;
+  DS_CO_ASSIGN(const std::optional<Deadline> deadline, co_await read_header(message, idle, message_limit));
   if (!deadline) co_return Error(Errc::timed_out, "waiting for a message: the deadline passed");
-  DS_CO_TRY(co_await read_payload(message, payload_bytes_max, *deadline));
-  co_return message;
+  co_return co_await read_payload(message, payload_bytes_max, *deadline);
 }
 
-awaitable<Result<std::optional<Deadline>>> MessageStream::read_header(wire::Header& header, Deadline idle,
+awaitable<Result<std::optional<Deadline>>> MessageStream::read_header(wire::MessageParser& message, Deadline idle,
                                                                       std::chrono::nanoseconds message_limit) {
-  const MutByteSpan head = bytes_in(header);
   co_await stream_->give_way();
-  auto begun = co_await stream_->read_some(head, idle, "waiting for a message");
+  auto begun = co_await stream_->read_some(message.next(), idle, "waiting for a message");
   if (!begun && begun.error().code() == Errc::timed_out) co_return std::optional<Deadline>();
   if (!begun) co_return std::move(begun).error();
   const Deadline deadline = Deadline::after(message_limit);
-  DS_CO_TRY(co_await stream_->read_exact(head.subspan(*begun), deadline, "receiving a message's header"));
-  DS_CO_TRY(wire::check_header(header));
+  DS_CO_TRY(message.took(*begun));
+  DS_CO_TRY(co_await feed(message, deadline, "receiving a message's header"));
   co_return std::optional<Deadline>(deadline);
 }
 
 awaitable<Result<Message>> MessageStream::read_by(std::uint64_t payload_bytes_max, Deadline deadline) {
-  Message message;
+  wire::MessageParser message;
   co_await stream_->give_way();
-  DS_CO_TRY(co_await stream_->read_exact(bytes_in(message.header), deadline, "waiting for a message"));
-  DS_CO_TRY(wire::check_header(message.header));
-  DS_CO_TRY(co_await read_payload(message, payload_bytes_max, deadline));
-  co_return message;
+  DS_CO_TRY(co_await feed(message, deadline, "waiting for a message"));
+  co_return co_await read_payload(message, payload_bytes_max, deadline);
 }
 
-awaitable<Status> MessageStream::read_payload(Message& message, std::uint64_t payload_bytes_max, Deadline deadline) {
-  const std::uint64_t bytes = message.header.payload_bytes;
-  if (bytes > payload_bytes_max) {
-    co_return Error(Errc::protocol, describe(message.header) + " claims " + std::to_string(bytes) + " bytes where " +
-                                        std::to_string(payload_bytes_max) + " are allowed");
-  }
-  while (message.payload.size() < bytes) {
-    const std::size_t at = message.payload.size();
-    const auto step = static_cast<std::size_t>(std::min<std::uint64_t>(bytes - at, kReceiveStep));
-    message.payload.resize(at + step);
-    const MutByteSpan next = MutByteSpan(message.payload).subspan(at);
-    DS_CO_TRY(co_await stream_->read_exact(next, deadline, "receiving a message's payload"));
-  }
-  if (message.type() != wire::Type::extent && xxh3_64(message.payload) != message.header.payload_hash) {
-    co_return Error(Errc::corrupt, "payload hash of " + describe(message.header));
+awaitable<Result<Message>> MessageStream::read_payload(wire::MessageParser& message, std::uint64_t payload_bytes_max,
+                                                       Deadline deadline) {
+  DS_CO_TRY(message.allow_payload(payload_bytes_max));
+  DS_CO_TRY(co_await feed(message, deadline, "receiving a message's payload"));
+  co_return std::move(message).take();
+}
+
+awaitable<Status> MessageStream::feed(wire::MessageParser& message, Deadline deadline, const char* what) {
+  for (MutByteSpan to = message.next(); !to.empty(); to = message.next()) {
+    DS_CO_TRY(co_await stream_->read_exact(to, deadline, what));
+    DS_CO_TRY(message.took(to.size()));
   }
   co_return Status();
 }
@@ -129,7 +111,7 @@ awaitable<Status> MessageStream::write(wire::Type type, std::uint64_t request, B
                                        std::chrono::nanoseconds progress_limit) {
   const wire::Header header = wire::make_header(type, request, payload);
   if (payload.size() > wire::payload_bytes_max(header.type)) {
-    co_return Error(Errc::internal, describe(header) + " with " + std::to_string(payload.size()) +
+    co_return Error(Errc::internal, wire::describe(header) + " with " + std::to_string(payload.size()) +
                                         " bytes is over its limit of " +
                                         std::to_string(wire::payload_bytes_max(header.type)));
   }

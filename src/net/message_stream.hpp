@@ -16,6 +16,7 @@
 #include "base/bytes.hpp"
 #include "base/deadline.hpp"
 #include "deltasync/result.hpp"
+#include "format/message.hpp"
 #include "format/wire.hpp"
 #include "net/blocking.hpp"
 #include "net/channel.hpp"
@@ -48,10 +49,11 @@ class MessageStream {
   boost::asio::awaitable<Result<Message>> read(std::uint64_t payload_bytes_max, Deadline idle,
                                                std::chrono::nanoseconds message_limit);
   /// The first half of read(): the header and by when the rest has to be there; nothing if no byte came until `idle`.
-  boost::asio::awaitable<Result<std::optional<Deadline>>> read_header(wire::Header& header, Deadline idle,
+  boost::asio::awaitable<Result<std::optional<Deadline>>> read_header(wire::MessageParser& message, Deadline idle,
                                                                       std::chrono::nanoseconds message_limit);
-  /// The second half.
-  boost::asio::awaitable<Status> read_payload(Message& message, std::uint64_t payload_bytes_max, Deadline deadline);
+  /// The second half, of the same message.
+  boost::asio::awaitable<Result<Message>> read_payload(wire::MessageParser& message, std::uint64_t payload_bytes_max,
+                                                       Deadline deadline);
   /// read() with one deadline for all of it.
   boost::asio::awaitable<Result<Message>> read_by(std::uint64_t payload_bytes_max, Deadline deadline);
 
@@ -117,6 +119,9 @@ class MessageStream {
   std::uint64_t bytes_received() const noexcept;
 
  private:
+  /// All that the message wants now.
+  boost::asio::awaitable<Status> feed(wire::MessageParser& message, Deadline deadline, const char* what);
+
   std::shared_ptr<ChannelStream> stream_;
 };
 

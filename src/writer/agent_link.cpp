@@ -35,7 +35,7 @@ AgentLink::~AgentLink() {
   const std::uint64_t request = ++request_;
   if (!socket_.send(wire::Type::end, request, {}, deadline)) return;
   // Once the answer is here, the slot can be granted to the next process. Without it, the agent waits for our death.
-  static_cast<void>(answer(request, wire::Type::end, deadline));
+  static_cast<void>(socket_.recv_answer(request, wire::Type::end, deadline));
 }
 
 void AgentLink::stop_on(const std::stop_token& stop) {
@@ -55,7 +55,7 @@ Result<Attached> AgentLink::connect(Deadline deadline) {
   socket_.accept_files();
   auto attached = [&]() -> Result<Attached> {
     DS_TRY(socket_.send(wire::Type::trainer_hello, request, hello_, deadline));
-    DS_ASSIGN(const net::Message message, answer(request, wire::Type::trainer_welcome, deadline));
+    DS_ASSIGN(const net::Message message, socket_.recv_answer(request, wire::Type::trainer_welcome, deadline));
     DS_ASSIGN(auto welcome, wire::decode_handshake<wire::TrainerWelcome>(message.payload, "the agent"));
     return Attached{std::move(welcome), socket_.take_file()};
   }();
@@ -99,7 +99,7 @@ Status AgentLink::send_plan(std::span<const TensorSlice> plan, bool agreed, Dead
   }
   const std::uint64_t request = ++request_;
   DS_TRY(socket_.send(request, message, deadline));
-  auto ok = answer(request, wire::Type::trainer_plan_ok, deadline);
+  auto ok = socket_.recv_answer(request, wire::Type::trainer_plan_ok, deadline);
   if (!ok) return std::move(ok).error();
   return {};
 }
@@ -110,24 +110,7 @@ Result<wire::TrainerReady> AgentLink::wait_ready(const VersionId& version, Deadl
   message.deadline_ms = to_ms(deadline);
   const std::uint64_t request = ++request_;
   DS_TRY(socket_.send(request, message, deadline));
-  DS_ASSIGN(const net::Message ready, answer(request, wire::Type::trainer_ready, deadline));
-  return wire::TrainerReady::decode(ready.payload);
-}
-
-Result<net::Message> AgentLink::answer(std::uint64_t request, wire::Type type, Deadline deadline) {
-  for (;;) {
-    DS_ASSIGN(net::Message message, socket_.recv(wire::kControlBytesMax, deadline));
-    if (message.header.request < request && message.header.request != 0) continue;
-    if (message.type() == wire::Type::error) {
-      DS_ASSIGN(const wire::ErrorMessage sent, wire::ErrorMessage::decode(message.payload));
-      return Error(sent.code, sent.message);
-    }
-    if (message.type() != type || message.header.request != request) {
-      socket_.close();
-      return Error(Errc::protocol, "the agent answered with a message of type " + wire::type_name(message.header.type));
-    }
-    return message;
-  }
+  return socket_.recv_as<wire::TrainerReady>(request, deadline);
 }
 
 }  // namespace deltasync

@@ -57,8 +57,6 @@ class AgentLink {
 
  private:
   Status send_plan(std::span<const TensorSlice> plan, bool agreed, Deadline deadline);
-  /// The answer to `request`; answers to requests that were given up before are skipped.
-  Result<net::Message> answer(std::uint64_t request, wire::Type type, Deadline deadline);
 
   const ForkGuard fork_guard_;
   const std::string socket_path_;

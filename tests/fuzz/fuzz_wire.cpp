@@ -1,7 +1,11 @@
-// First two bytes: the message type; the rest: its payload. A payload that decodes encodes to the same bytes.
+// First two bytes: the message type; the rest: its payload. A payload that decodes encodes to the same bytes; and
+// behind its header it crosses a connection, in whatever pieces. The rest is also taken for what comes from a
+// connection.
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 
+#include "format/message.hpp"
 #include "format/wire.hpp"
 #include "format/wire_report.hpp"
 
@@ -44,7 +48,50 @@ void decode(wire::Type type, ByteSpan payload) {
     case wire::Type::trainer_ready: return round_trip<wire::TrainerReady>(payload);
     default: break;
   }
-  if (payload.size() >= sizeof(wire::Header)) (void)wire::check_header(load<wire::Header>(payload.data()));
+}
+
+/// What a connection makes of bytes that come in pieces of at most `piece_max`; nothing if it wants more.
+std::optional<Result<wire::Message>> receive(ByteSpan bytes, std::size_t piece_max) {
+  wire::MessageParser message;
+  bool allowed = false;
+  for (;;) {
+    const MutByteSpan to = message.next();
+    if (to.empty() && allowed) return std::move(message).take();
+    const ByteSpan piece = bytes.first(std::min({to.size(), bytes.size(), piece_max}));
+    if (!to.empty() && piece.empty()) return std::nullopt;
+    std::copy(piece.begin(), piece.end(), to.begin());
+    bytes = bytes.subspan(piece.size());
+    Status status = to.empty() ? message.allow_payload(wire::kControlBytesMax) : message.took(piece.size());
+    if (!status) return std::move(status).error();
+    allowed |= to.empty();
+  }
+}
+
+/// However it is cut, the same comes of it.
+void receive_in_pieces(ByteSpan bytes) {
+  const auto whole = receive(bytes, bytes.size());
+  const auto cut = receive(bytes, bytes.empty() ? 1 : 1 + std::to_integer<std::size_t>(bytes.back()) % 64);
+  if (whole.has_value() != cut.has_value()) std::abort();
+  if (!whole) return;
+  if (whole->ok() != cut->ok()) std::abort();
+  if (whole->ok() ? (*whole)->payload != (*cut)->payload : whole->error().message() != cut->error().message()) {
+    std::abort();
+  }
+}
+
+void cross(wire::Type type, ByteSpan payload) {
+  const wire::Header header = wire::make_header(type, 1, payload, payload.size());
+  std::vector<std::byte> bytes(bytes_of(header).begin(), bytes_of(header).end());
+  bytes.insert(bytes.end(), payload.begin(), payload.end());
+  receive_in_pieces(bytes);
+  const auto message = receive(bytes, 1 + payload.size() % 64);
+  if (!message) std::abort();
+  const bool fits = payload.size() <= std::min(wire::payload_bytes_max(header.type), wire::kControlBytesMax) &&
+                    wire::payload_bytes_max(header.type) != 0;
+  if (message->ok() != fits) std::abort();
+  if (fits && !std::equal(payload.begin(), payload.end(), (*message)->payload.begin(), (*message)->payload.end())) {
+    std::abort();
+  }
 }
 
 }  // namespace
@@ -52,6 +99,9 @@ void decode(wire::Type type, ByteSpan payload) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 2) return 0;
   const ByteSpan bytes(reinterpret_cast<const std::byte*>(data), size);
-  decode(static_cast<wire::Type>(load<std::uint16_t>(bytes.data())), bytes.subspan(2));
+  const auto type = static_cast<wire::Type>(load<std::uint16_t>(bytes.data()));
+  decode(type, bytes.subspan(2));
+  cross(type, bytes.subspan(2));
+  receive_in_pieces(bytes.subspan(2));
   return 0;
 }

@@ -138,6 +138,22 @@ void messages(const Corpus& corpus) {
   message(corpus, "trainer-notify", wire::TrainerNotify{2, 1});
   message(corpus, "trainer-wait", wire::TrainerWait{});
   message(corpus, "trainer-ready", wire::TrainerReady{});
+  // As they come from a connection, behind a type that is none.
+  const auto whole = [&](const std::string& name, const wire::Header& header, ByteSpan payload) {
+    Bytes bytes(2);
+    ByteWriter out(bytes);
+    out.append(bytes_of(header));
+    out.append(payload);
+    corpus.add("wire", "whole-" + name, bytes);
+  };
+  const Bytes payload = wire::VersionReady{}.encode();
+  const wire::Header header = wire::make_header(wire::Type::version_ready, 9, payload);
+  whole("version-ready", header, payload);
+  whole("cut", header, ByteSpan(payload).first(payload.size() - 1));
+  whole("other-payload", header, Bytes(payload.size(), std::byte{'x'}));
+  whole("extent", wire::make_header(wire::Type::extent, 9, {}, payload.size()), payload);
+  whole("end", wire::make_header(wire::Type::end, 9, {}), {});
+  whole("too-long", wire::make_header(wire::Type::extent, 9, {}, wire::kExtentBytesMax + 1), payload);
 }
 
 /// A delta of a fixed layout in which `changes` of 1,000 words change by one bit.
