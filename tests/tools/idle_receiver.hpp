@@ -36,7 +36,7 @@ class IdleReceiver final : public Receiver {
   static Error nothing() { return {Errc::unsupported, "there is no agent"}; }
 
   const LayoutPtr layout_;
-  const std::vector<Slice> slices_;
+  const std::vector<Slice> slices_{};
   const Sidecar sidecar_;
 };
 
