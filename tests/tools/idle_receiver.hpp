@@ -35,9 +35,9 @@ class IdleReceiver final : public Receiver {
  private:
   static Error nothing() { return {Errc::unsupported, "there is no agent"}; }
 
-  const LayoutPtr layout_;
-  const std::vector<Slice> slices_{};
-  const Sidecar sidecar_;
+  LayoutPtr layout_;
+  std::vector<Slice> slices_;
+  Sidecar sidecar_;
 };
 
 }  // namespace deltasync::test
