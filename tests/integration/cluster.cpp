@@ -10,7 +10,9 @@
 #include <thread>
 #include <utility>
 
+#include "agent/versions/kept_delta.hpp"
 #include "base/deadline.hpp"
+#include "format/mapped_file.hpp"
 #include "net/endpoint.hpp"
 #include "shm/side_files.hpp"
 #include "tools/cli/http_get.hpp"
@@ -81,6 +83,7 @@ void Cluster::TearDown() {
 
 void Cluster::write_versions() {
   auto model = test::make_model(7, specs());
+  layout_ = model.layout;
   const Sidecar sidecar = make_sidecar(*model.layout);
   for (int version = 0; version < kVersions; ++version) {
     if (version > 0) test::mutate(model.half, *model.layout, 0.02, static_cast<std::uint64_t>(version));
@@ -161,7 +164,12 @@ std::string Cluster::pull_mode(const std::string& name) {
 bool Cluster::keeps_deltas(std::size_t count) const {
   const Deadline deadline = Deadline::after(kLimit);
   while (!deadline.passed()) {
-    if (shm::find_side_files({files_.path(), "cluster.g1"}).size() == count) return true;
+    const auto files = shm::find_side_files({files_.path(), "cluster.g1"});
+    const auto whole = std::count_if(files.begin(), files.end(), [&](const shm::SideFile& file) {
+      const auto mapped = MappedFile::open(file.path);
+      return mapped && agent::decode_kept_delta(mapped->bytes(), *layout_);
+    });
+    if (static_cast<std::size_t>(whole) == count) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return false;

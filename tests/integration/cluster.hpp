@@ -66,7 +66,7 @@ class Cluster : public ::testing::Test {
   int pull_once(const std::string& out) { return pull_once(out, agent_); }
   /// Like pull_once(), and says how: "up_to_date", "delta", "full"; empty if it failed.
   std::string pull_mode(const std::string& out);
-  /// Waits until the agent has kept so many deltas beside its segment; false at the limit.
+  /// Waits until so many deltas lie beside the segment, each whole; false at the limit.
   bool keeps_deltas(std::size_t count) const;
   int pull_once(const std::string& out, const AgentProcess& agent);
   static bench::Child spawn(const std::vector<std::string>& argv);
@@ -84,6 +84,7 @@ class Cluster : public ::testing::Test {
  private:
   void write_versions();
 
+  LayoutPtr layout_;
   std::map<std::string, int> contents_;  ///< bytes of model.safetensors → version
 };
 
