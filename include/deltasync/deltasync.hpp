@@ -2,6 +2,7 @@
 #pragma once
 
 #include "deltasync/layout.hpp"
+#include "deltasync/part.hpp"
 #include "deltasync/placement.hpp"
 #include "deltasync/receiver.hpp"
 #include "deltasync/result.hpp"

@@ -203,8 +203,10 @@ struct Sidecar {
   };
   std::vector<File> weights;
   std::vector<File> others;  ///< config.json, tokenizer.json, model.safetensors.index.json …
+  /// Of the layout of one trainer node of several: what of the model that node has (part.hpp). There are no files then.
+  std::vector<std::byte> part = {};
 
-  bool empty() const noexcept { return weights.empty() && others.empty(); }
+  bool empty() const noexcept { return weights.empty() && others.empty() && part.empty(); }
   std::vector<std::byte> encode() const;
   /// What encode() gave.
   ///   - Errc::corrupt: names that are not relative or not unique, headers of another size, tensors that `layout`

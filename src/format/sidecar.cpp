@@ -3,6 +3,8 @@
 //   sidecar := "DSSIDCAR"  u32 format version  u32 weight files  u32 other files  weight…  other…
 //   weight  := name  u64 bytes, header  u32 tensors, u32 layout index each
 //   other   := name  u64 bytes, contents            name := u32 bytes, text
+//
+// That of a part is "DSSIDCAR"  u32 format version 2, and Sidecar::part.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "deltasync/layout.hpp"
 #include "format/file_name.hpp"
 #include "format/hf_files.hpp"
+#include "format/part.hpp"
 #include "format/safetensors.hpp"
 #include "format/sidecar_decoder.hpp"
 
@@ -19,6 +22,7 @@ namespace {
 
 constexpr std::string_view kSidecarMagic = "DSSIDCAR";
 constexpr std::uint32_t kSidecarFormat = 1;
+constexpr std::uint32_t kPartFormat = 2;
 /// Of a file with a name of one byte and nothing in it.
 constexpr std::size_t kFileEncodedBytesMin = 4 + 1 + 8;
 
@@ -67,6 +71,11 @@ std::vector<std::byte> Sidecar::encode() const {
   std::vector<std::byte> encoded;
   ByteWriter out(encoded);
   out.append(bytes_of(kSidecarMagic));
+  if (!part.empty()) {
+    out.put<std::uint32_t>(kPartFormat);
+    out.append(part);
+    return encoded;
+  }
   out.put<std::uint32_t>(kSidecarFormat);
   out.put<std::uint32_t>(static_cast<std::uint32_t>(weights.size()));
   out.put<std::uint32_t>(static_cast<std::uint32_t>(others.size()));
@@ -112,9 +121,14 @@ Status SidecarDecoder::read_head(ByteReader& in) {
   if (std::memcmp(magic.data(), kSidecarMagic.data(), kSidecarMagic.size()) != 0)
     return bad_sidecar("does not begin with DSSIDCAR");
   const auto version = in.get<std::uint32_t>();
+  if (!in.failed() && version == kPartFormat && of_part_) {
+    has_head_ = has_part_ = true;
+    return {};
+  }
   if (!in.failed() && version != kSidecarFormat) {
     return Error(Errc::unsupported, "sidecar: format version " + std::to_string(version) + ", this build knows " +
-                                        std::to_string(kSidecarFormat));
+                                        std::to_string(kSidecarFormat) +
+                                        (of_part_ ? " and " + std::to_string(kPartFormat) : std::string()));
   }
   weights_ = in.get<std::uint32_t>();
   others_ = in.get<std::uint32_t>();
@@ -158,6 +172,16 @@ Result<bool> SidecarDecoder::read_other_file(ByteReader& in) {
   return true;
 }
 
+/// It is looked at when all of it is there.
+Status SidecarDecoder::read_part(ByteSpan so_far) {
+  if (so_far.size() > encoded_bytes_) return bad_sidecar("too many bytes");
+  if (so_far.size() < encoded_bytes_) return {};
+  const ByteSpan part = so_far.subspan(at_);
+  DS_TRY(decode_part(part, layout_));
+  sidecar_.part.assign(part.begin(), part.end());
+  return {};
+}
+
 Status SidecarDecoder::feed(ByteSpan so_far) {
   if (!has_head_) {
     ByteReader in(so_far);
@@ -165,6 +189,7 @@ Status SidecarDecoder::feed(ByteSpan so_far) {
     if (!has_head_) return {};
     at_ = in.position();
   }
+  if (has_part_) return read_part(so_far);
   while (sidecar_.weights.size() < weights_ || sidecar_.others.size() < others_) {
     ByteReader in(so_far.subspan(at_));
     DS_ASSIGN(const bool whole, sidecar_.weights.size() < weights_ ? read_weight_file(in) : read_other_file(in));
@@ -176,6 +201,7 @@ Status SidecarDecoder::feed(ByteSpan so_far) {
 }
 
 Result<Sidecar> SidecarDecoder::finish() {
+  if (has_part_ && sidecar_.part.empty()) return bad_sidecar("is truncated");
   if (!has_head_ || sidecar_.weights.size() < weights_ || sidecar_.others.size() < others_) {
     return bad_sidecar("is truncated");
   }

@@ -1,6 +1,6 @@
 """Draws docs/operating/grafana.json as an SVG, without Grafana: `board_preview.py OUT.svg`, with DELTASYNC_BIN and the
-environment of tools/ci/check_operating.sh. Each panel's queries are asked of a Prometheus that has scraped a small fleet
-for a minute, in which the follower stood still for a while.
+environment of tools/ci/check_operating.sh. Each panel's queries are asked of a Prometheus that has scraped a small
+fleet for a minute, in which the follower stood still for a while.
 """
 
 import html

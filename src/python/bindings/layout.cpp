@@ -1,12 +1,14 @@
 #include <nanobind/make_iterator.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "deltasync/layout.hpp"
+#include "deltasync/part.hpp"
 #include "python/bindings/bind.hpp"
 #include "python/bindings/calls.hpp"
 
@@ -53,6 +55,49 @@ Sidecar make_named_sidecar(const Layout& layout, const std::string& file, const 
   auto checked = Sidecar::decode(encoded, layout);
   if (!checked) throw Failure{Error(Errc::invalid_argument, checked.error().message())};
   return *std::move(checked);
+}
+
+/// (tensor, row, column, rows, columns)
+using Rectangle = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+
+std::vector<TensorSlice> slices_of(const std::vector<Rectangle>& rectangles) {
+  std::vector<TensorSlice> slices;
+  slices.reserve(rectangles.size());
+  for (const auto& [tensor, row, col, rows, cols] : rectangles) slices.push_back({tensor, {row, col, rows, cols}});
+  return slices;
+}
+
+std::shared_ptr<Layout> layout_with_cuts(const Layout& layout, const std::vector<Rectangle>& rectangles) {
+  std::vector<TensorSpec> specs;
+  specs.reserve(layout.tensors().size());
+  for (const Tensor& tensor : layout.tensors()) specs.push_back(tensor.spec);
+  unwrap(add_cuts(specs, slices_of(rectangles)));
+  return std::const_pointer_cast<Layout>(unwrap(Layout::build(std::move(specs))));
+}
+
+nb::tuple part_of(const std::shared_ptr<Layout>& whole, const Sidecar& sidecar, const std::vector<Rectangle>& held,
+                  const std::vector<std::pair<std::string, std::string>>& members, std::uint32_t self) {
+  auto [layout, mine] = unwrap(make_part(whole, sidecar, slices_of(held), members, self));
+  return nb::make_tuple(std::const_pointer_cast<Layout>(layout), std::move(mine));
+}
+
+std::vector<Rectangle> in_part(const Sidecar& sidecar, const Layout& layout, const std::vector<Rectangle>& rectangles) {
+  std::vector<Rectangle> mine;
+  mine.reserve(rectangles.size());
+  for (const auto& [tensor, rect] : unwrap(slices_in_part(sidecar, layout, slices_of(rectangles)))) {
+    mine.emplace_back(tensor, rect.row, rect.col, rect.rows, rect.cols);
+  }
+  return mine;
+}
+
+void bind_parts(nb::module_& module) {
+  module.def("layout_with_cuts", &layout_with_cuts, "layout"_a, "rectangles"_a,
+             "The layout with cuts at the edges of these rectangles (tensor, row, column, rows, columns).");
+  module.def("part_of", &part_of, "whole"_a, "sidecar"_a, "held"_a, "members"_a, "self"_a,
+             "Layout and sidecar of the part that a trainer node holds: these rectangles of the whole layout. "
+             "`members`: (name, endpoint) of all nodes, of which this is number `self`.");
+  module.def("in_part", &in_part, "sidecar"_a, "layout"_a, "rectangles"_a,
+             "Rectangles of the whole layout as those of the part's. OutOfRange: the part has not all of one.");
 }
 
 void bind_specs(nb::module_& module) {
@@ -105,6 +150,7 @@ void bind_specs(nb::module_& module) {
 
 void bind_layout(nb::module_& module) {
   bind_specs(module);
+  bind_parts(module);
   nb::class_<Layout>(module, "Layout",
                      "Which HF tensors a model has, in which order, and where each lies. Immutable; a sequence of "
                      "Tensor.")
