@@ -203,13 +203,7 @@ std::function<Status()> setup_pull(CLI::App& app) {
   app.add_option("--token-file", options->token_file, "file with the shared token, readable by its owner only")
       ->type_name("FILE");
   add_tls_options(app, options->tls);
-  app.add_option("--streams", options->streams, "parallel data connections")->check(CLI::Range(1, 64));
-  app.add_option("--cores", options->cores, "CPUs to run on, such as 0-7,16 (default: all that it may)")
-      ->type_name("LIST");
-  app.add_option("--link-gbps", options->link_gbps,
-                 "speed of the link from the agent in gigabits per second: full transfers come packed where that is "
-                 "sooner (default: measured)")
-      ->check(CLI::Range(0.001, 1e6));
+  add_transfer_options(app, options->streams, options->cores, options->link_gbps);
   app.add_option("--disk-reserve-mib", options->disk_reserve_mib,
                  "what stays free on the disk of --out (default: 5 % of it, 1 GiB at most)")
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40));

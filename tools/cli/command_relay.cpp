@@ -214,14 +214,8 @@ std::function<Status()> setup_relay(CLI::App& app) {
                  "file with the token shared with the agent at --from, readable by its owner only")
       ->type_name("FILE");
   add_tls_options(app, options->tls);
-  app.add_option("--streams", options->streams, "parallel data connections")->check(CLI::Range(1, 64));
+  add_transfer_options(app, options->streams, options->cores, options->link_gbps);
   app.add_option("--threads", options->threads, "that copy into the segment; 0 = up to 4")->check(CLI::Range(0, 256));
-  app.add_option("--cores", options->cores, "CPUs to run on, such as 0-7,16 (default: all that it may)")
-      ->type_name("LIST");
-  app.add_option("--link-gbps", options->link_gbps,
-                 "speed of the link from the agent in gigabits per second: full transfers come packed where that is "
-                 "sooner (default: measured)")
-      ->check(CLI::Range(0.001, 1e6));
   app.add_option("--count", options->count, "end after this many versions")->check(one_or_more);
   app.add_option("--deadline-s", options->deadline_s, "time for one version, the wait for it included")
       ->check(CLI::Range(0.001, 864'000.0));

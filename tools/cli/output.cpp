@@ -78,6 +78,15 @@ void add_tls_options(CLI::App& app, TlsOptions& tls) {
   app.add_option("--tls-key", tls.key, "its private key")->type_name("FILE");
 }
 
+void add_transfer_options(CLI::App& app, unsigned& streams, std::string& cores, double& link_gbps) {
+  app.add_option("--streams", streams, "parallel data connections")->check(CLI::Range(1, 64));
+  app.add_option("--cores", cores, "CPUs to run on, such as 0-7,16 (default: all that it may)")->type_name("LIST");
+  app.add_option("--link-gbps", link_gbps,
+                 "speed of the link from the agent in gigabits per second: full transfers come packed where that is "
+                 "sooner (default: measured)")
+      ->check(CLI::Range(0.001, 1e6));
+}
+
 std::string exit_code_help() {
   return "Exit codes:\n"
          "  0  done\n"
