@@ -83,7 +83,6 @@ void Cluster::TearDown() {
 
 void Cluster::write_versions() {
   auto model = test::make_model(7, specs());
-  layout_ = model.layout;
   const Sidecar sidecar = make_sidecar(*model.layout);
   for (int version = 0; version < kVersions; ++version) {
     if (version > 0) test::mutate(model.half, *model.layout, 0.02, static_cast<std::uint64_t>(version));
@@ -96,6 +95,9 @@ void Cluster::write_versions() {
     files_.write("v" + std::to_string(version) + "/model.safetensors", bytes);
     contents_[bytes] = version;
   }
+  const auto published = HfModel::open(dir(0));
+  ASSERT_TRUE(published.ok()) << published.error().to_string();
+  layout_ = published->layout();
 }
 
 std::vector<pid_t> Cluster::attached() const {

@@ -84,7 +84,7 @@ class Cluster : public ::testing::Test {
  private:
   void write_versions();
 
-  LayoutPtr layout_;
+  LayoutPtr layout_;                     ///< as it is published
   std::map<std::string, int> contents_;  ///< bytes of model.safetensors → version
 };
 
