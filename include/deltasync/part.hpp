@@ -28,10 +28,13 @@ Status add_cuts(std::vector<TensorSpec>& specs, std::span<const TensorSlice> sli
 ///     of one name.
 ///
 /// ```cpp
+/// std::vector<TensorSpec> specs = {{.name = "up.weight", .dtype = Dtype::bf16, .shape = {1024, 64}}};
+/// const std::vector<TensorSlice> held = {{0, {0, 0, 512, 64}}};  // the other node has the rest
+/// DS_TRY(add_cuts(specs, held));
+/// DS_ASSIGN(const LayoutPtr whole, Layout::build(specs));
 /// const std::vector<std::pair<std::string, std::string>> nodes = {{"a", "10.0.0.1:7070"}, {"b", "10.0.0.2:7070"}};
 /// DS_ASSIGN(const auto part, make_part(whole, make_sidecar(*whole), held, nodes, 0));
-/// const auto& [layout, sidecar] = part;
-/// DS_ASSIGN(const auto mine, slices_in_part(sidecar, *layout, held));
+/// DS_ASSIGN(const auto slices, slices_in_part(part.second, *part.first, held));
 /// ```
 Result<std::pair<LayoutPtr, Sidecar>> make_part(LayoutPtr whole, const Sidecar& sidecar,
                                                 std::span<const TensorSlice> held,
