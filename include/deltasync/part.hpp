@@ -15,6 +15,16 @@
 
 namespace deltasync {
 
+/// What the writers of one node hold, as few rectangles as neighbours make; sorted.
+///   - Errc::out_of_range, Errc::coverage: a rectangle outside its tensor, or two that overlap.
+Result<std::vector<TensorSlice>> join_slices(const Layout& layout, std::span<const TensorSlice> slices);
+
+/// Each element of the layout is one node's at least; what several hold are replicas. Before the first version.
+/// `nodes`: the name of each, and what it holds.
+///   - Errc::out_of_range.
+///   - Errc::coverage: tensor and rows that nobody holds, and the nodes that hold other rows.
+Status check_nodes(const Layout& whole, std::span<const std::pair<std::string, std::vector<TensorSlice>>> nodes);
+
 /// Cuts at the edges of these rectangles, so that each is whole tiles. For the layout of all nodes together: every node
 /// gives those of every other too.
 ///   - Errc::out_of_range: a rectangle outside its tensor.

@@ -14,48 +14,6 @@
 namespace deltasync {
 namespace {
 
-/// One of two that touch along an edge, as one; false if that is no rectangle.
-bool join(Rect& a, const Rect& b) {
-  if (a.col == b.col && a.cols == b.cols && a.row + a.rows == b.row) {
-    a.rows += b.rows;
-    return true;
-  }
-  if (a.row == b.row && a.rows == b.rows && a.col + a.cols == b.col) {
-    a.cols += b.cols;
-    return true;
-  }
-  return false;
-}
-
-template <class Less>
-bool join_neighbours(std::vector<Rect>& rects, Less&& less) {
-  std::sort(rects.begin(), rects.end(), less);
-  std::vector<Rect> joined;
-  for (const Rect& rect : rects) {
-    if (joined.empty() || !join(joined.back(), rect)) joined.push_back(rect);
-  }
-  const bool fewer = joined.size() < rects.size();
-  rects = std::move(joined);
-  return fewer;
-}
-
-/// As few rectangles as neighbours make, in order of rows, then columns.
-void join_all(std::vector<Rect>& rects) {
-  const auto below = [](const Rect& a, const Rect& b) {
-    return std::tie(a.col, a.cols, a.row) < std::tie(b.col, b.cols, b.row);
-  };
-  const auto beside = [](const Rect& a, const Rect& b) {
-    return std::tie(a.row, a.rows, a.col) < std::tie(b.row, b.rows, b.col);
-  };
-  bool fewer = true;
-  while (fewer) {
-    fewer = join_neighbours(rects, below);
-    fewer = join_neighbours(rects, beside) || fewer;
-  }
-  std::sort(rects.begin(), rects.end(),
-            [](const Rect& a, const Rect& b) { return std::tie(a.row, a.col) < std::tie(b.row, b.col); });
-}
-
 bool is_cut(std::uint64_t at, std::uint64_t length, const std::vector<std::uint64_t>& cuts) {
   return at == 0 || at == length || std::binary_search(cuts.begin(), cuts.end(), at);
 }
@@ -165,20 +123,13 @@ Result<std::pair<LayoutPtr, Sidecar>> make_part(LayoutPtr whole, const Sidecar& 
     return Error(Errc::invalid_argument, "member " + std::to_string(self) + " of " + std::to_string(members.size()));
   }
   if (!sidecar.part.empty()) return Error(Errc::invalid_argument, "the whole model's sidecar is that of a part");
-  DS_TRY(check_disjoint(*whole, held));
-  std::map<std::uint32_t, std::vector<Rect>> rects;
-  for (const TensorSlice& slice : held) {
-    if (slice.rect.elements() != 0) rects[slice.tensor].push_back(slice.rect);
-  }
-  if (rects.empty()) return Error(Errc::invalid_argument, "the part holds nothing");
+  DS_ASSIGN(const std::vector<TensorSlice> joined, join_slices(*whole, held));
+  if (joined.empty()) return Error(Errc::invalid_argument, "the part holds nothing");
   std::vector<TensorSpec> specs;
-  for (auto& [tensor, list] : rects) {
-    join_all(list);
-    for (const Rect& rect : list) {
-      DS_ASSIGN(TensorSpec spec, piece_spec(*whole, tensor, rect));
-      specs.push_back(std::move(spec));
-      part.origins.push_back({tensor, rect.row, rect.col});
-    }
+  for (const auto& [tensor, rect] : joined) {
+    DS_ASSIGN(TensorSpec spec, piece_spec(*whole, tensor, rect));
+    specs.push_back(std::move(spec));
+    part.origins.push_back({tensor, rect.row, rect.col});
   }
   DS_ASSIGN(LayoutPtr layout, Layout::build(std::move(specs)));
   part.whole = std::move(whole);

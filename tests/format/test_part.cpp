@@ -149,6 +149,44 @@ TEST(Part, IsNotMadeOfWhatCannotBe) {
   EXPECT_THAT(cut.error().message(), HasSubstr("w: a part is not inside"));
 }
 
+TEST(Part, WhatTheWritersOfANodeHoldIsJoined) {
+  const LayoutPtr whole = build({spec("w", {2000, 700}), spec("n", {64})});
+  const auto joined = join_slices(*whole, std::vector<TensorSlice>{{1, {0, 0, 1, 64}},
+                                                                   {0, {300, 0, 300, 700}},
+                                                                   {0, {0, 0, 300, 350}},
+                                                                   {0, {0, 350, 300, 350}},
+                                                                   {0, {900, 0, 0, 700}},
+                                                                   {0, {1400, 0, 600, 700}}});
+  ASSERT_TRUE(joined.ok());
+  ASSERT_EQ(joined->size(), 3u);
+  EXPECT_EQ((*joined)[0].rect, (Rect{0, 0, 600, 700}));
+  EXPECT_EQ((*joined)[1].rect, (Rect{1400, 0, 600, 700}));
+  EXPECT_EQ((*joined)[2].tensor, 1u);
+  const auto twice = join_slices(*whole, std::vector<TensorSlice>{{0, {0, 0, 20, 700}}, {0, {10, 0, 20, 700}}});
+  ASSERT_FALSE(twice.ok());
+  EXPECT_THAT(twice.error().message(), HasSubstr("written twice: w rows 10..20"));
+}
+
+TEST(Part, NodesHoldTheWholeLayoutOrAreNamed) {
+  const LayoutPtr whole = build({spec("w", {2000, 700}), spec("n", {64}), spec("empty", {0, 3})});
+  using Nodes = std::vector<std::pair<std::string, std::vector<TensorSlice>>>;
+  const auto why = [&](const Nodes& nodes) {
+    const Status held = check_nodes(*whole, nodes);
+    return held ? std::string("held") : std::string(to_string(held.error().code())) + ": " + held.error().message();
+  };
+  const TensorSlice n{1, {0, 0, 1, 64}};
+  EXPECT_EQ(why({{"a", {{0, {0, 0, 1200, 700}}, n}}, {"b", {{0, {800, 0, 1200, 700}}, n}}}), "held") << "replicas";
+  EXPECT_EQ(why({{"a", {{0, {0, 0, 600, 700}}, n}}, {"b", {{0, {700, 0, 1300, 700}}}}}),
+            "coverage: no node holds w rows 600..700 (a holds w rows 0..600; b holds w rows 700..2000)");
+  EXPECT_EQ(why({{"a", {{0, {0, 0, 2000, 700}}}}}), "coverage: no node holds n");
+  EXPECT_EQ(why({{"a", {n, {0, {0, 0, 2000, 300}}, {0, {0, 400, 2000, 300}}}}}),
+            "coverage: no node holds w columns 300..400 (a holds w columns 0..300 and more)");
+  EXPECT_THAT(why({{"a", {{0, {0, 0, 2001, 700}}}}}), HasSubstr("node a: "));
+  Nodes many;
+  for (std::uint64_t i = 0; i < 20; ++i) many.push_back({"n" + std::to_string(i), {{0, {i, 0, 1, 700}}}});
+  EXPECT_THAT(why(many), HasSubstr("n7 holds w rows 7..8; 12 more hold parts)"));
+}
+
 /// Divides a rectangle at random into `pieces` or fewer.
 std::vector<Rect> divide(RandomSpecs& random, const Rect& rect, unsigned pieces) {
   std::vector<Rect> rects = {rect};

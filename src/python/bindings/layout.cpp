@@ -81,16 +81,33 @@ nb::tuple part_of(const std::shared_ptr<Layout>& whole, const Sidecar& sidecar, 
   return nb::make_tuple(std::const_pointer_cast<Layout>(layout), std::move(mine));
 }
 
+std::vector<Rectangle> rectangles_of(const std::vector<TensorSlice>& slices) {
+  std::vector<Rectangle> rectangles;
+  rectangles.reserve(slices.size());
+  for (const auto& [tensor, rect] : slices) rectangles.emplace_back(tensor, rect.row, rect.col, rect.rows, rect.cols);
+  return rectangles;
+}
+
+std::vector<Rectangle> joined(const Layout& layout, const std::vector<Rectangle>& rectangles) {
+  return rectangles_of(unwrap(join_slices(layout, slices_of(rectangles))));
+}
+
+void require_all_held(const Layout& layout, const std::vector<std::pair<std::string, std::vector<Rectangle>>>& nodes) {
+  std::vector<std::pair<std::string, std::vector<TensorSlice>>> held;
+  held.reserve(nodes.size());
+  for (const auto& [name, rectangles] : nodes) held.emplace_back(name, slices_of(rectangles));
+  unwrap(check_nodes(layout, held));
+}
+
 std::vector<Rectangle> in_part(const Sidecar& sidecar, const Layout& layout, const std::vector<Rectangle>& rectangles) {
-  std::vector<Rectangle> mine;
-  mine.reserve(rectangles.size());
-  for (const auto& [tensor, rect] : unwrap(slices_in_part(sidecar, layout, slices_of(rectangles)))) {
-    mine.emplace_back(tensor, rect.row, rect.col, rect.rows, rect.cols);
-  }
-  return mine;
+  return rectangles_of(unwrap(slices_in_part(sidecar, layout, slices_of(rectangles))));
 }
 
 void bind_parts(nb::module_& module) {
+  module.def("joined", &joined, "layout"_a, "rectangles"_a,
+             "What the ranks of a node hold, as few rectangles as neighbours make. CoverageError: two overlap.");
+  module.def("check_nodes", &require_all_held, "layout"_a, "nodes"_a,
+             "CoverageError unless each element is in a rectangle of one of the nodes: (name, rectangles).");
   module.def("layout_with_cuts", &layout_with_cuts, "layout"_a, "rectangles"_a,
              "The layout with cuts at the edges of these rectangles (tensor, row, column, rows, columns).");
   module.def("part_of", &part_of, "whole"_a, "sidecar"_a, "held"_a, "members"_a, "self"_a,

@@ -232,3 +232,25 @@ def _describe_torch(value: Any, name: str) -> Array:
         device = value.device.index
         stream = torch.cuda.current_stream(device).cuda_stream
     return Array(value.data_ptr(), tuple(value.shape), stride or 0, dtype, device, stream, value)
+
+
+OWN_TENSORS = "a manager publishes the tensors that it was made with: make another for other ones"
+
+
+def shares_memory(array: Array, memory: Any) -> bool:
+    """Whether the array is this memory, and no copy of it."""
+    if array.owner is memory:
+        return True
+    return is_torch_tensor(memory) and array.owner.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+
+
+def cast_to(tensor: Any, name: str, have: str, want: str) -> Any:
+    """A tensor in the layout's dtype. InvalidArgument where that is no cast of numbers."""
+    if have not in COMPUTED or want not in COMPUTED:
+        raise InvalidArgument(f"{name}: its dtype is {have}, the layout's {want}", OWN_TENSORS)
+    if is_torch_tensor(tensor):
+        return tensor.detach().to(torch_dtype(want))
+    try:
+        return tensor.astype(NAMES[want])
+    except TypeError as error:
+        raise InvalidArgument(f"{name}: numpy cannot cast {have} to {want}: {error}") from error

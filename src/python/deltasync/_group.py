@@ -1,4 +1,4 @@
-"""The processes of a node that fill a version together: those of a torch.distributed group, or this one alone."""
+"""The processes that fill a version together: those of a torch.distributed group, or this one alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import DeadlinePassed, Error, InvalidArgument, from_code
 
@@ -14,9 +14,12 @@ from .errors import DeadlinePassed, Error, InvalidArgument, from_code
 _MESSAGE_BYTES = 4096
 _ERROR_CHARACTERS = 600
 
+_T = TypeVar("_T")
+
 
 class Group:
-    """Rank and size, and what has to be agreed when a manager is made. Versions are agreed on in shared memory.
+    """Rank and size, and what has to be agreed when a manager is made. Versions are agreed on in shared memory
+    (over several nodes: :class:`Agreement`).
 
     ``group``: None or False (one process), True (the default group), or a ProcessGroup. What its processes tell each
     other is plain JSON. InvalidArgument if torch.distributed is not initialized or this process is not in the group.
@@ -59,20 +62,20 @@ class Group:
             raise from_code(told["code"], f"rank 0 could not start: {told['error']}")
         return told["made"]
 
-    def all_or_none(self, call: Callable[[], Any], timeout: float) -> Any:
-        """Calls it on every rank, and returns its result only if it succeeded on all. Else each raises: its own
-        exception, or one with the code of the first that failed, which it names."""
+    def gather(self, make: Callable[[], Any], timeout: float) -> list[Any]:
+        """What each rank makes (JSON), by rank. If one raises, each does: its own exception, or one with the code of
+        the first that failed, which it names."""
         if self.size == 1:
-            return call()
+            return [make()]
         failure: BaseException | None = None
-        result: Any = None
+        told: dict[str, Any] = {}
         try:
-            result = call()
+            told = {"made": make()}
         except BaseException as error:
-            failure = error
+            failure, told = error, _said(error)
         import torch.distributed as dist
 
-        mine = self._buffer({} if failure is None else _said(failure))
+        mine = self._buffer(told)
         buffers = [mine.clone() for _ in range(self.size)]
         try:
             self._wait(dist.all_gather(buffers, mine, group=self._group, async_op=True), "all ranks", timeout)
@@ -81,10 +84,21 @@ class Group:
                 raise
         if failure is not None:
             raise failure
-        for rank, said in enumerate(map(_read, buffers)):
-            if "error" in said:
-                raise from_code(said["code"], f"rank {rank} could not attach: {said['error']}")
-        return result
+        said = list(map(_read, buffers))
+        for rank, message in enumerate(said):
+            if "error" in message:
+                raise from_code(message["code"], f"rank {rank} could not start: {message['error']}")
+        return [message["made"] for message in said]
+
+    def all_or_none(self, call: Callable[[], _T], timeout: float) -> _T:
+        """Its result, if it succeeded on all ranks; else as gather()."""
+        result: list[_T] = []
+
+        def tell_nothing() -> None:
+            result.append(call())
+
+        self.gather(tell_nothing, timeout)
+        return result[0]
 
     def _buffer(self, message: dict[str, Any]) -> Any:
         import torch

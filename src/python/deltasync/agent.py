@@ -263,3 +263,13 @@ def _check_places(
         read_token(token_file)
     if shm_dir is not None and not Path(_checks.path("shm_dir", shm_dir)).is_dir():
         raise NotFound(f"shm_dir='{shm_dir}': there is no such directory", "make it, or give none for /dev/shm")
+
+
+def check_none_given(**given: bool) -> None:
+    """InvalidArgument if an option is given that an agent has from its start on."""
+    named = [f"{option}=" for option, is_given in given.items() if is_given]
+    if named:
+        raise InvalidArgument(
+            f"WeightManager: {', '.join(named)} beside agent=, whose agent runs already with options of its own",
+            "start that agent with these; without agent= one is started with them",
+        )

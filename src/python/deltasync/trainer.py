@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from . import _checks
-from ._arrays import COMPUTED, NAMES, Array, check_tensor, describe, is_torch_tensor, memory_shape, torch_dtype
+from ._arrays import OWN_TENSORS, cast_to, check_tensor, describe, memory_shape, shares_memory
 from ._checkpoints import check_checkpoint
 from ._deadlines import end_of, left, seconds
 from ._group import Group
 from ._modules import checkpoint_name, checkpoint_names, is_module
 from ._native import Batch, Layout, PlainTensors, Sidecar, Version, Writer
+from ._nodes import Nodes, NodesWriter, advertised
 from ._reports import OffloadReport
 from ._slices import ShardedView, is_dtensor, local_block, local_rects
 from ._sources import TensorSource
 from ._versions import version_number
-from .agent import LISTEN, AgentProcess
+from .agent import LISTEN, AgentProcess, check_none_given
 from .errors import InvalidArgument, NotFound
 from .hf import ignores_checkpoint_tensor
 from .layouts import as_pair, layout_of
 from .tls import TlsLike
 
-_log = logging.getLogger("deltasync.trainer")
-
-_OWN_TENSORS = "a manager publishes the tensors that it was made with: make another for other ones"
 #: So many bytes at most, of tensors that are cast or copied first, are alive at a time.
 BUCKET_BYTES = 256 << 20
 
@@ -51,9 +48,10 @@ class WeightManager:
     ``agent``: the Unix socket of an agent that runs already; without it one is started, watched and, at
     :meth:`close`, ended. ``name``, ``listen``, ``token_file``, ``tls``, ``shm_dir`` and ``agent_args`` are that agent's
     (see :class:`AgentProcess`), so beside ``agent`` they are refused.
-    ``process_group``: with torch.distributed, the processes of this node that fill each version together; rank 0 of it
-    runs the agent. ``True`` takes the default group. Every method is then called by all of them, each time; see
-    :meth:`offload`.
+    ``process_group``: with torch.distributed, the processes that fill each version together. ``True`` takes the default
+    group. Every method is then called by all of them, each time; see :meth:`offload`. The first rank of each node runs
+    the agent of its node. ``advertise``: HOST or HOST:PORT where receivers reach the agent of this rank's node, if not
+    where it listens. Without it, and if there are several nodes, this host's address on the way to ``MASTER_ADDR``.
 
     Not thread-safe: one thread calls it. After an error in :meth:`offload` the version before stays active, and the
     next offload may follow. A forked child makes a manager of its own.
@@ -76,13 +74,14 @@ class WeightManager:
         shm_dir: str | os.PathLike[str] | None = None,
         agent_args: Iterable[str] = (),
         process_group: Any = None,
+        advertise: str | None = None,
         threads: int = 0,
         timeout: float = 60.0,
     ) -> None:
         self.timeout = seconds("WeightManager", timeout)
         threads = _checks.whole("threads", threads)
         if agent is not None:
-            _check_none_is_of_the_agent(
+            check_none_given(
                 name=name is not None,
                 listen=listen != LISTEN,
                 token_file=token_file is not None,
@@ -115,12 +114,16 @@ class WeightManager:
         self._last: Version | None = None
         self._asked = 0
         self.agent: AgentProcess | None = None
-        self.socket: str
-        self._endpoint: str | None
+        self._nodes = Nodes(self._group, timeout)
+        self._writer: Writer | NodesWriter
+        #: The writer, if the group spans several nodes.
+        self._across: NodesWriter | None = None
+        self.epoch = 0
 
         def lead() -> tuple[str, str | None]:
             if agent is not None:
-                return _checks.path("agent", agent), None
+                return _checks.path("agent", agent), advertised(advertise, None, self._nodes.count)
+            advertised(advertise, listen, self._nodes.count)  # before anything is started
             self.agent = AgentProcess(
                 name,
                 listen=listen,
@@ -130,24 +133,33 @@ class WeightManager:
                 args=agent_args,
                 timeout=timeout,
             )
-            return self.agent.socket, self.agent.endpoint
+            return self.agent.socket, advertised(advertise, self.agent.endpoint, self._nodes.count)
 
-        def attach() -> Writer:
+        def attach(layout: Layout, sidecar: Sidecar, timeout: float) -> Writer:
             return Writer.attach(
-                self.layout,
-                self.sidecar,
+                layout,
+                sidecar,
                 self.socket,
-                index=self._group.rank,
-                writers=self._group.size,
+                index=self._nodes.rank,
+                writers=self._nodes.size,
                 threads=threads,
                 name=f"trainer-{os.getpid()}",
                 timeout=timeout,
             )
 
         try:
-            self.socket, self._endpoint = self._group.from_leader(lead, timeout)
-            self._writer: Writer = self._group.all_or_none(attach, timeout)
-            self.epoch: int = self._group.from_leader(self._writer.fresh_epoch, timeout)
+            agents = self._nodes.from_firsts(lead, timeout)
+            self.socket: str = agents[self._nodes.mine][0]
+            endpoints = [endpoint for _, endpoint in agents]
+            self._endpoint: str | None = endpoints[self._nodes.mine]
+            if self._nodes.count > 1:
+                self._across = self._nodes.writer(
+                    (self.layout, self.sidecar), list(map(str, endpoints)), attach, timeout
+                )
+                self._writer = self._across
+            else:
+                writer = self._group.all_or_none(lambda: attach(self.layout, self.sidecar, timeout), timeout)
+                self._writer, self.epoch = writer, self._group.from_leader(writer.fresh_epoch, timeout)
         except BaseException:
             if self.agent is not None:
                 self.agent.stop()
@@ -155,10 +167,18 @@ class WeightManager:
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT for receivers. InvalidArgument if the agent was not started here."""
+        """HOST:PORT for receivers, of this node's agent. One endpoint is enough for a receiver, best that of rank 0,
+        which every node's agent knows. InvalidArgument if the agent was not started here."""
         if self._endpoint is None:
-            raise InvalidArgument("this manager was given a running agent, and does not know where it listens")
+            raise InvalidArgument(
+                "this manager was given a running agent, and does not know where it listens", "give advertise=HOST:PORT"
+            )
         return self._endpoint
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Of the agents of all nodes; from the first version on, of those that hold a part. InvalidArgument."""
+        return self._across.endpoints if self._across else [self.endpoint]
 
     @property
     def version(self) -> Version | None:
@@ -196,30 +216,39 @@ class WeightManager:
             raise InvalidArgument("offload: this manager is closed")
         if self._offloading:
             raise InvalidArgument("offload: one is under way; its tensors, or a handler of a signal, ask for another")
-        wanted = self._version(version, label)
-        if tensors is None:
-            if self._module is None:
-                raise InvalidArgument("offload: the manager was not made with a module, so say which tensors")
-            tensors = self._module
-        if isinstance(tensors, int):
-            raise InvalidArgument(f"offload: tensors={tensors} is a number; a version's is given as version={tensors}")
-        end = end_of("offload", timeout, self.timeout)
+        if self._across:
+            self._across.begin_call(not self._planned)
+        try:
+            wanted = self._version(version, label)
+            tensors = self._tensors_of(tensors)
+            end = end_of("offload", timeout, self.timeout)
+        except BaseException as error:
+            if self._across:
+                self._across.fail(error)
+                self._planned = False
+            raise
         self._offloading = True
         self._cast = {}
         try:
+            if self._across:
+                self._across.require_same(f"version {version or wanted.number}")
             source = TensorSource(tensors)
             if self._group.size > 1 and not self._planned:
                 source = self._register_plan(source, end)
+                wanted = wanted if isinstance(version, Version) else Version(self.epoch, wanted.number, label)
             self._writer.begin(wanted, left(end))
             self._written.clear()
             self._write_all(source, end)
             report = OffloadReport.of(self._writer.commit(left(end)), self._cast)
             self._written.clear()
-        except BaseException:
+        except BaseException as error:
             self._writer.abort()
-            if (self._writer.newest_epoch, self._writer.newest_number) == (wanted.epoch, wanted.number):
+            if self._across:
+                self._across.fail(error)
+            # Else the parts may be what was wrong.
+            self._planned = (self._writer.newest_epoch, self._writer.newest_number) == (wanted.epoch, wanted.number)
+            if self._planned:
                 self._last = wanted  # interrupted behind the commit
-            self._planned = False  # the parts may be what was wrong
             raise
         finally:
             self._offloading = False
@@ -240,6 +269,7 @@ class WeightManager:
         if hasattr(self, "_writer"):
             self._writer.abort()  # which may wait for a device; without the GIL, other than a destructor
             del self._writer
+            self._across = None
         if self.agent is not None:
             self.agent.stop()
 
@@ -250,6 +280,13 @@ class WeightManager:
         self.close()
 
     # One version.
+
+    def _tensors_of(self, tensors: Any) -> Any:
+        if tensors is None and self._module is None:
+            raise InvalidArgument("offload: the manager was not made with a module, so say which tensors")
+        if isinstance(tensors, int):
+            raise InvalidArgument(f"offload: tensors={tensors} is a number; a version's is given as version={tensors}")
+        return self._module if tensors is None else tensors
 
     def _version(self, version: int | Version | None, label: str) -> Version:
         if isinstance(version, Version):
@@ -275,7 +312,7 @@ class WeightManager:
             if index is None:
                 if source.is_alias(tensor):
                     continue
-                raise NotFound(f"offload: the layout has no tensor '{name}'", _OWN_TENSORS)
+                raise NotFound(f"offload: the layout has no tensor '{name}'", OWN_TENSORS)
             if self._add(batch, index, name, tensor):
                 wait = True
                 cast += self._bytes[index]
@@ -306,7 +343,7 @@ class WeightManager:
             return source.items
         plain = self._plain_tensors()
         if not source.stay:
-            return self._writer.write_plain(plain, source.items)
+            return cast(Writer, self._writer).write_plain(plain, source.items)
         odd = plain.into(batch, source.items)
         source.also_seen = odd.saw
         return odd
@@ -325,9 +362,7 @@ class WeightManager:
         shape = self._shapes[index]
         check_tensor(tensor, name)
         if tuple(tensor.shape) != shape:
-            raise InvalidArgument(
-                f"{name}: its shape is {list(tensor.shape)}, the layout's {list(shape)}", _OWN_TENSORS
-            )
+            raise InvalidArgument(f"{name}: its shape is {list(tensor.shape)}, the layout's {list(shape)}", OWN_TENSORS)
         if is_dtensor(tensor):
             return local_block(tensor, name)
         if isinstance(tensor, ShardedView):
@@ -345,13 +380,12 @@ class WeightManager:
         array = describe(memory, name)
         if array.dtype != self._dtypes[index]:
             self._cast[name] = (array.dtype, self._dtypes[index])
-            array = describe(_cast(memory, name, array.dtype, self._dtypes[index]), name)
+            array = describe(cast_to(memory, name, array.dtype, self._dtypes[index]), name)
         step = array.row_stride or array.rows_cols[1] * self.layout[index].element_bytes
+        place = self._across.place if self._across else _same_place
         for rect in local_rects(self._shapes[index], offset, size):
             batch.add(
-                index,
-                rect.row,
-                rect.col,
+                *place(index, rect.row, rect.col, rect.rows, rect.cols),
                 rect.rows,
                 rect.cols,
                 array.address + rect.local_row * step,
@@ -360,7 +394,7 @@ class WeightManager:
                 array.stream,
                 array.owner,
             )
-        return not _shares(array, memory)
+        return not shares_memory(array, memory)
 
     def _register_plan(self, source: TensorSource, end: float) -> TensorSource:
         """Tells the agent which parts this process writes, if they are not those that were agreed on."""
@@ -374,41 +408,19 @@ class WeightManager:
                     parts.append((index, rect.row, rect.col, rect.rows, rect.cols))
 
         source = source.rehearsed(add)
-        if parts != self._parts:
+        if self._across:
+            self._across.plan(parts, end)
+            self.layout, self.epoch = self._across.layout, self._across.epoch
+        elif parts != self._parts:
             self._parts = None
             plan = Batch()
             for part in parts:
                 plan.add(*part, 0)
-            self._writer.register_plan(plan, left(end))
+            cast(Writer, self._writer).register_plan(plan, left(end))
             self._parts = parts
         self._planned = True
         return source
 
 
-def _check_none_is_of_the_agent(**given: bool) -> None:
-    """InvalidArgument if an option is given that an agent has from its start on."""
-    named = [f"{option}=" for option, is_given in given.items() if is_given]
-    if named:
-        raise InvalidArgument(
-            f"WeightManager: {', '.join(named)} beside agent=, whose agent runs already with options of its own",
-            "start that agent with these; without agent= one is started with them",
-        )
-
-
-def _shares(array: Array, memory: Any) -> bool:
-    """Whether the array is this memory, and no copy of it."""
-    if array.owner is memory:
-        return True
-    return is_torch_tensor(memory) and array.owner.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
-
-
-def _cast(tensor: Any, name: str, have: str, want: str) -> Any:
-    """A tensor in the layout's dtype. InvalidArgument where that is no cast of numbers."""
-    if have not in COMPUTED or want not in COMPUTED:
-        raise InvalidArgument(f"{name}: its dtype is {have}, the layout's {want}", _OWN_TENSORS)
-    if is_torch_tensor(tensor):
-        return tensor.detach().to(torch_dtype(want))
-    try:
-        return tensor.astype(NAMES[want])
-    except TypeError as error:
-        raise InvalidArgument(f"{name}: numpy cannot cast {have} to {want}: {error}") from error
+def _same_place(tensor: int, row: int, col: int, rows: int, cols: int) -> tuple[int, int, int]:
+    return tensor, row, col

@@ -1,0 +1,154 @@
+"""What the ranks of a group on several nodes agree on in each call: all of them succeed, or all fail."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+
+from ._deadlines import left
+from .errors import DeadlinePassed, Error, VersionConflict, from_code
+
+#: Of one value; TCPStore takes 8 MiB.
+_VALUE_BYTES = 4 << 20
+#: Between two looks at the store.
+_PAUSE_MAX_S = 0.1
+_OK = b"ok"
+_ERROR_CHARACTERS = 2000
+
+
+class Agreement:
+    """Steps of calls that all ranks make in the same order, through the store of torch.distributed.
+
+    Each step has one outcome: the first error, or success once all ranks have come. A collective would
+    not do: one that a rank has left at its deadline leaves the ranks out of step.
+    """
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        """`name`: the same on all ranks, and of no other agreement."""
+        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+        store = _get_default_store()
+        if hasattr(store, "clone"):
+            store = store.clone()  # a connection of its own: a wait holds nobody up
+        self._store = PrefixStore(f"deltasync/{name}", store)
+        self._rank, self._size = rank, size
+        self._call = 0
+        self._steps: list[str] = []  # of this call, those that are not decided
+        self._put_here: list[str] = []  # keys of this call
+        self._done: list[list[str]] = []  # keys of earlier calls
+
+    def begin(self, steps: Sequence[str]) -> None:
+        """A call of these steps. agree() follows for each, or fail()."""
+        self._call += 1
+        self._steps = list(steps)
+        self._done.append(self._put_here)
+        self._put_here = []
+        if self._rank == 0:
+            self._put_here.append(self._key("about"))
+            self._put_here += [self._key(step, what) for step in steps for what in ("count", "outcome")]
+
+    def require_same(self, about: str) -> None:
+        """VersionConflict if another rank's call is about another thing."""
+        others = self._decide(self._key("about"), about.encode())
+        if others != about.encode():
+            raise VersionConflict(
+                f"process_group: rank {self._rank} asks for {about}, another rank for {others.decode()}"
+            )
+
+    @property
+    def next_step(self) -> str:
+        return self._steps[0]
+
+    def agree(
+        self, what: str, end: float, mine: bytes = b"", merge: Callable[[list[bytes]], bytes] | None = None
+    ) -> bytes:
+        """The next step: what `merge` makes of what all ranks say, on all of them; the last to come calls it. Raises
+        what it raises, or the first error of any rank. DeadlinePassed if not all have come by `end`; on all ranks."""
+        step = self._steps[0]
+        if merge is not None:
+            self._put(self._key(step, str(self._rank)), mine)
+        if self._store.add(self._key(step, "count"), 1) == self._size:
+            try:
+                if merge is not None:
+                    said = [self._get(self._key(step, str(rank))) for rank in range(self._size)]
+                    self._put(self._key(step, "made"), merge(said))
+            except BaseException as error:
+                self._decide(self._key(step, "outcome"), _said(error, ""))
+                raise
+            outcome = self._decide(self._key(step, "outcome"), _OK)
+        else:
+            outcome = self._wait(step, what, end)
+        if outcome != _OK:
+            raise _raised(outcome)
+        made = self._get(self._key(step, "made")) if merge is not None else b""
+        self._steps.pop(0)
+        if not self._steps:
+            self._forget()
+        return made
+
+    def fail(self, error: BaseException) -> bool:
+        """This rank does no further step of the call. True if that comes too late, since all steps are agreed on."""
+        why = _said(error, f"rank {self._rank} failed: ")
+        while self._steps:
+            try:
+                outcome = self._decide(self._key(self._steps[0], "outcome"), why)
+            except RuntimeError:  # the others are gone, which `error` says
+                outcome = why
+            if outcome != _OK:
+                self._steps.clear()
+                return False
+            self._steps.pop(0)
+        return True
+
+    def _key(self, *words: str) -> str:
+        return "/".join((str(self._call), *words))
+
+    def _decide(self, key: str, value: bytes) -> bytes:
+        """What counts: the first value."""
+        return bytes(self._store.compare_set(key, "", value))  # type: ignore[arg-type]  # bytes will do
+
+    def _wait(self, step: str, what: str, end: float) -> bytes:
+        key = self._key(step, "outcome")
+        began = time.monotonic()
+        while not self._store.check([key]):  # its wait() would hold up signals, and log that it ends
+            if left(end) == 0:
+                come = self._store.add(self._key(step, "count"), 0)
+                late = DeadlinePassed(f"process_group: {come} of {self._size} ranks came by the deadline: {what}")
+                return self._decide(key, _said(late, ""))
+            time.sleep(min((time.monotonic() - began) / 8 + 0.0005, _PAUSE_MAX_S, left(end)))
+        return bytes(self._store.get(key))
+
+    def _put(self, key: str, value: bytes) -> None:
+        parts = [value[at : at + _VALUE_BYTES] for at in range(0, len(value), _VALUE_BYTES)]
+        for number, part in enumerate(parts):
+            self._store.set(f"{key}/{number}", part)  # type: ignore[arg-type]
+            self._put_here.append(f"{key}/{number}")
+        self._store.set(key, str(len(parts)))
+        self._put_here.append(key)
+
+    def _get(self, key: str) -> bytes:
+        return b"".join(bytes(self._store.get(f"{key}/{number}")) for number in range(int(self._store.get(key))))
+
+    def _forget(self) -> None:
+        """Every rank has come to this call, and so has read what it wanted of those before."""
+        for keys in self._done:
+            for key in keys:
+                self._store.delete_key(key)
+        self._done.clear()
+
+
+def _said(error: BaseException, before: str) -> bytes:
+    known = isinstance(error, Error)
+    text = error.message if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    told = {
+        "code": error.code if isinstance(error, Error) else "aborted",
+        "message": f"{before}{text}"[:_ERROR_CHARACTERS],
+        "remedy": error.remedy if known and isinstance(error, Error) else None,
+    }
+    return json.dumps(told).encode()
+
+
+def _raised(outcome: bytes) -> Error:
+    told = json.loads(outcome)
+    return from_code(told["code"], told["message"], told["remedy"])
