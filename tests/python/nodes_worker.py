@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 import traceback
@@ -22,6 +21,7 @@ import deltasync
 import torch
 import torch.distributed as dist
 from deltasync import _nodes, errors
+from pieces import put_together, require_same
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -29,33 +29,10 @@ REPORT, SEGMENT = Path(sys.argv[1]), sys.argv[2]
 RANK = int(os.environ["RANK"])
 LONG_S = 300.0
 SOON_S = LONG_S / 2
-PIECE = re.compile(r"(.*?)(?: rows (\d+)\.\.(\d+))?(?:,? columns (\d+)\.\.(\d+))?")
 
 
 class Broken(RuntimeError):
     """What the tests throw."""
-
-
-def put_together(parts: list[dict[str, torch.Tensor]], like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of the parts, by the places that their names have, as the whole ones. Each element comes once."""
-    whole = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in like.items()}
-    times = {name: torch.zeros(tensor.shape, dtype=torch.uint8) for name, tensor in like.items()}
-    for part in parts:
-        for name, piece in part.items():
-            said = PIECE.fullmatch(name)
-            assert said is not None
-            for into, what in ((whole, piece), (times, 1)):
-                tensor = into[said[1]]
-                view = tensor.view(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor.view(1, -1)
-                rows = slice(int(said[2] or 0), int(said[3] or view.shape[0]))
-                columns = slice(int(said[4] or 0), int(said[5] or view.shape[1]))
-                place = view[rows, columns]
-                if isinstance(what, torch.Tensor):
-                    place.copy_(what.reshape(place.shape))
-                else:
-                    place += what
-    assert all(bool((count == 1).all()) for count in times.values())
-    return whole
 
 
 def full_state(state: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -92,9 +69,7 @@ class Fleet:
         dist.all_gather_object(told, pulled)
         found = [said for said in told if said is not None]
         assert len(found) == len(self.manager.endpoints)
-        whole = put_together([part for _, part in found], full)
-        for name, tensor in full.items():
-            assert torch.equal(whole[name].flatten().view(torch.uint8), tensor.flatten().view(torch.uint8)), name
+        require_same(put_together([part for _, part in found], full), full)
         return [mode for mode, _ in found]
 
     def __enter__(self) -> Fleet:

@@ -1,0 +1,124 @@
+"""Trainers on hosts of a lab (tools/lab.py): network namespaces, two ranks of gloo on each, one agent a host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deltasync
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "lab")]
+from lab import Lab, Process, missing, until  # noqa: E402
+from topology import Topology  # noqa: E402
+
+DEADLINE_S = 300.0
+PORT = 29400
+WORKER = Path(__file__).with_name("lab_rank.py")
+BINARIES = Path(deltasync.__file__).parent / "bin"
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+
+class Ranks:
+    """Processes that do the same, each in its part."""
+
+    def __init__(self, processes: list[Process]) -> None:
+        self.processes = processes
+        self.lines = 0
+        self._answers()
+
+    def ask(self, line: str) -> list[dict[str, Any]]:
+        for process in self.processes:
+            process.say(line)
+        return self._answers()
+
+    def _answers(self) -> list[dict[str, Any]]:
+        self.lines += 1
+        return [until(lambda p=process: self._line(p), process.name, DEADLINE_S) for process in self.processes]
+
+    def _line(self, process: Process) -> Any:
+        said = process.log.read_text(errors="replace")
+        lines = [line for line in said.splitlines(keepends=True) if line.startswith("{") and line.endswith("\n")]
+        if len(lines) < self.lines:
+            assert process.runs, f"{process.name}: {said[-3000:]}"
+            return None
+        return json.loads(lines[self.lines - 1])
+
+
+class Job:
+    def __init__(self, lab: Lab, hosts: int) -> None:
+        self.hosts = [f"trainer{number}" for number in range(hosts)]
+        environment = {
+            **{"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+            **{"MASTER_ADDR": self.hosts[0], "MASTER_PORT": str(PORT), "WORLD_SIZE": str(2 * hosts)},
+        }
+        trainers = []
+        for rank in range(2 * hosts):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank % 2)}
+            trainers.append(self._run(lab, self.hosts[rank // 2], f"rank{rank}", "trainer", {**environment, **own}))
+        rollout = self._run(lab, "rollout", "receiver", "rollout", environment)
+        self.trainers = Ranks(trainers)
+        self.rollout = Ranks([rollout])
+
+    @staticmethod
+    def _run(lab: Lab, host: str, name: str, role: str, environment: dict[str, str]) -> Process:
+        return lab.run(host, name, [sys.executable, str(WORKER), role], stdin=subprocess.PIPE, env=environment)
+
+    def publish(self, number: int) -> list[str]:
+        """The version comes out on all ranks alike, and the rollout host has it bit for bit. How its parts came."""
+        said = self.trainers.ask("offload")
+        assert said[0].get("number") == number, said
+        assert all(one == said[0] for one in said), said
+        if number == 1:
+            addresses = [f"10.77.0.{2 + i}:7070" for i in range(len(self.hosts))]
+            assert said[0]["endpoints"] == addresses
+            self.rollout.ask("connect " + " ".join(addresses))
+        return list(self.rollout.ask(f"pull {number}")[0]["modes"])
+
+    def end(self) -> None:
+        self.rollout.ask("end")
+        self.trainers.ask("end")
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest) -> Iterator[Job]:
+    hosts = request.param
+    names = [*(f"trainer{number}" for number in range(hosts)), "rollout"]
+    with Lab(Topology({"hosts": [{"names": names}]}), BINARIES) as lab:
+        yield Job(lab, hosts)
+
+
+@pytest.mark.parametrize("job", [2, 4], indirect=True)
+def test_versions_of_several_hosts(job: Job) -> None:
+    hosts = len(job.hosts)
+    assert job.publish(1) == ["full"] * hosts
+    assert job.publish(2) == ["delta"] * hosts
+    assert job.publish(3) == ["delta"] * hosts
+    job.end()
+
+
+@pytest.mark.parametrize("job", [2], indirect=True)
+def test_a_rank_fails_and_an_agent_dies(job: Job) -> None:
+    job.publish(1)
+    for number, broken in ((3, 3), (5, 0)):
+        job.trainers.ask(f"fail_next {broken}")
+        said = job.trainers.ask("offload")
+        for rank, one in enumerate(said):
+            assert one["soon"], one
+            assert one["error"] == ("Broken" if rank == broken else "Aborted"), one
+            # Those of the same host may have heard of it there first.
+            assert rank // 2 == broken // 2 or f"rank {broken}" in one["why"] or f"rank {broken ^ 1}" in one["why"], one
+        job.publish(number)
+    for number in (6, 7):
+        job.trainers.ask("end_agent 2")
+        job.publish(number)
+    job.end()
