@@ -52,6 +52,7 @@ class Fleet:
         options = {"advertise": "127.0.0.1", "timeout": LONG_S, **options}
         if "agent" not in options:
             options["name"] = f"{SEGMENT}-{nodes[RANK]}"
+        self.times = len(set(nodes)) if options.get("replicas") else 1
         self.first = nodes.index(nodes[RANK]) == RANK
         self.manager = deltasync.WeightManager(model, process_group=True, **options)
         self.receiver: deltasync.Receiver | None = None
@@ -69,7 +70,7 @@ class Fleet:
         dist.all_gather_object(told, pulled)
         found = [said for said in told if said is not None]
         assert len(found) == len(self.manager.endpoints)
-        require_same(put_together([part for _, part in found], full), full)
+        require_same(put_together([part for _, part in found], full, self.times), full)
         return [mode for mode, _ in found]
 
     def __enter__(self) -> Fleet:
@@ -113,15 +114,15 @@ def change(state: dict[str, Any]) -> None:
         local += 1
 
 
-def steps(nodes: list[str], replicas: int, parts: int, modes: str = "full delta delta") -> None:
+def steps(nodes: list[str], replicas: int, parts: int, all_write: bool = False) -> None:
     """Real steps of a model of FSDP2, or HSDP, of which `parts` nodes have something."""
     shape, names = ((4,), ("shard",)) if replicas == 1 else ((replicas, 4 // replicas), ("replicate", "shard"))
     mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=names)
     model = sharded_model(mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with Fleet(nodes, model) as fleet:
+    with Fleet(nodes, model, replicas=all_write) as fleet:
         assert len(fleet.manager.endpoints) == len(set(nodes))
-        for mode in modes.split():
+        for mode in ("full", "delta", "delta"):
             model(torch.arange(6) + RANK).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -134,7 +135,7 @@ def steps(nodes: list[str], replicas: int, parts: int, modes: str = "full delta 
         assert len(set(told)) == 1, told
 
 
-def tensor_parallel() -> None:
+def tensor_parallel(all_write: bool) -> None:
     """Columns and rows, over nodes and under FSDP2."""
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(3)
@@ -145,7 +146,7 @@ def tensor_parallel() -> None:
                 placed = f"{shape} {first} {second}"
                 state[placed] = distribute_tensor(torch.randn(shape), mesh, [first, second])
     for nodes in (["a", "a", "b", "b"], ["a", "b", "a", "b"], ["a", "b", "c", "c"]):
-        with Fleet(nodes, state) as fleet:
+        with Fleet(nodes, state, replicas=all_write) as fleet:
             for _ in range(2):
                 change(state)
                 fleet.manager.offload(lambda: iter(state.items()))
@@ -313,8 +314,10 @@ CHECKS: dict[str, Callable[[], None]] = {
     "fsdp": lambda: steps(["a", "a", "b", "b"], replicas=1, parts=2),
     "fsdp, a rank a node": lambda: steps(["a", "b", "c", "d"], replicas=1, parts=4),
     "hsdp, a replica a node": lambda: steps(["a", "a", "b", "b"], replicas=2, parts=1),
+    "hsdp, all replicas": lambda: steps(["a", "a", "b", "b"], replicas=2, parts=2, all_write=True),
     "hsdp, replicas over nodes": lambda: steps(["a", "b", "a", "b"], replicas=2, parts=2),
-    "tensor parallel": tensor_parallel,
+    "tensor parallel": lambda: tensor_parallel(False),
+    "tensor parallel, all replicas": lambda: tensor_parallel(True),
     "rank 0 fails": lambda: failures(0),
     "rank 3 fails": lambda: failures(3),
     "holes": holes,

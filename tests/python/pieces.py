@@ -11,19 +11,21 @@ PIECE = re.compile(r"(.*?)(?: rows (\d+)\.\.(\d+))?(?:,? columns (\d+)\.\.(\d+))
 
 
 def put_together(
-    parts: Iterable[Mapping[str, torch.Tensor]], like: Mapping[str, torch.Tensor]
+    parts: Iterable[Mapping[str, torch.Tensor]], like: Mapping[str, torch.Tensor], times: int = 1
 ) -> dict[str, torch.Tensor]:
-    """Tensors as those of `like`. Each element comes once."""
+    """Tensors as those of `like`. Each element comes so many times at most, and at least once."""
     whole = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in like.items()}
-    times = {name: torch.zeros(tensor.shape, dtype=torch.uint8) for name, tensor in like.items()}
+    counts = {name: torch.zeros(tensor.shape, dtype=torch.uint8) for name, tensor in like.items()}
     for part in parts:
         for name, piece in part.items():
             said = PIECE.fullmatch(name)
             assert said is not None
-            at = _place(whole[said[1]], said)
-            at.copy_(piece.reshape(at.shape))
-            _place(times[said[1]], said).add_(1)
-    assert all(bool((count == 1).all()) for count in times.values())
+            at, count = _place(whole[said[1]], said), _place(counts[said[1]], said)
+            piece = piece.reshape(at.shape)
+            assert torch.equal(at.where(count > 0, piece), piece), f"{name}: a replica that is none"
+            at.copy_(piece)
+            count += 1
+    assert all(bool(((count > 0) & (count <= times)).all()) for count in counts.values())
     return whole
 
 

@@ -39,6 +39,12 @@ class Group:
         if self.rank < 0:
             raise InvalidArgument("process_group: this process is not in the group")
 
+    def global_rank(self, rank: int) -> int:
+        """Of all processes, not only the group's."""
+        import torch.distributed as dist
+
+        return rank if self._group is None else dist.get_global_rank(self._group, rank)
+
     def from_leader(self, make: Callable[[], Any], timeout: float) -> Any:
         """What rank 0 makes (JSON), on all. Where it raises, all do: rank 0 its exception, the others one of the same
         code that says so. DeadlinePassed if rank 0 has said nothing after `timeout` seconds."""

@@ -55,6 +55,10 @@ class Nodes:
         names = [node.split()[0] for node in firsts]
         self.names = [name if names.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(names)]
 
+    def global_ranks(self) -> frozenset[int]:
+        """Of this node, as torch.distributed numbers all processes."""
+        return frozenset(self._group.global_rank(rank) for rank, node in enumerate(self.of) if node == self.mine)
+
     def from_firsts(self, make: Callable[[], Any], timeout: float) -> list[Any]:
         """What the first rank of each node makes (JSON), on all ranks, by node; or an error on all."""
         if self.count == 1:

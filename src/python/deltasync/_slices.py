@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,9 +83,9 @@ class ShardedView:
             at += 1
         return ShardedView(tensor, begin, sizes, kept)
 
-    def block(self, name: str) -> tuple[Any, list[int], list[int]] | None:
+    def block(self, name: str, near: Container[int] | None = None) -> tuple[Any, list[int], list[int]] | None:
         """As :func:`local_block`, of the view."""
-        mine = local_block(self.tensor, name)
+        mine = local_block(self.tensor, name, near)
         if mine is None:
             return None
         local, at, have = mine
@@ -99,17 +99,18 @@ class ShardedView:
         return local.reshape(size), [first[dim] - self.begin[dim] for dim in self.kept], size
 
 
-def local_block(tensor: Any, name: str) -> tuple[Any, list[int], list[int]] | None:
+def local_block(tensor: Any, name: str, near: Container[int] | None = None) -> tuple[Any, list[int], list[int]] | None:
     """This rank's part of a DTensor: (local tensor, offset, size), both in elements of each dimension; None if another
-    rank writes it (a replica's first rank does) or there is nothing of it here. Unsupported: a placement that is
-    neither Shard nor Replicate, or parts that are not one block."""
+    rank writes it (the first that has a replica does, of those that are `near`, by global rank) or there is nothing of
+    it here. Unsupported: a placement that is neither Shard nor Replicate, or parts that are not one block."""
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return None
     cuts = _cuts(tensor, name)
     cut_in = {mesh_dim for mesh_dim, _ in cuts}
-    if any(index != 0 for mesh_dim, index in enumerate(coordinate) if mesh_dim not in cut_in):
+    alike = mesh.mesh[tuple(index if dim in cut_in else slice(None) for dim, index in enumerate(coordinate))]
+    if next(rank for rank in alike.flatten().tolist() if near is None or rank in near) != mesh.get_rank():
         return None
     offset = [0] * tensor.ndim
     size = list(tensor.shape)

@@ -52,6 +52,8 @@ class WeightManager:
     group. Every method is then called by all of them, each time; see :meth:`offload`. The first rank of each node runs
     the agent of its node. ``advertise``: HOST or HOST:PORT where receivers reach the agent of this rank's node, if not
     where it listens. Without it, and if there are several nodes, this host's address on the way to ``MASTER_ADDR``.
+    ``replicas``: a node also writes what it has of DTensors that another node writes, bit for bit the same; receivers
+    then do without a node whose agent is away. Else a replica's first rank writes.
 
     Not thread-safe: one thread calls it. After an error in :meth:`offload` the version before stays active, and the
     next offload may follow. A forked child makes a manager of its own.
@@ -75,6 +77,7 @@ class WeightManager:
         agent_args: Iterable[str] = (),
         process_group: Any = None,
         advertise: str | None = None,
+        replicas: bool = False,
         threads: int = 0,
         timeout: float = 60.0,
     ) -> None:
@@ -115,6 +118,8 @@ class WeightManager:
         self._asked = 0
         self.agent: AgentProcess | None = None
         self._nodes = Nodes(self._group, timeout)
+        #: If replicas are written: the ranks of which one does it.
+        self._near = self._nodes.global_ranks() if replicas and self._nodes.count > 1 else None
         self._writer: Writer | NodesWriter
         #: The writer, if the group spans several nodes.
         self._across: NodesWriter | None = None
@@ -364,9 +369,9 @@ class WeightManager:
         if tuple(tensor.shape) != shape:
             raise InvalidArgument(f"{name}: its shape is {list(tensor.shape)}, the layout's {list(shape)}", OWN_TENSORS)
         if is_dtensor(tensor):
-            return local_block(tensor, name)
+            return local_block(tensor, name, self._near)
         if isinstance(tensor, ShardedView):
-            return tensor.block(name)
+            return tensor.block(name, self._near)
         if self._group.rank != 0:
             return None  # every process has it; rank 0 writes it
         return tensor, [0] * len(shape), list(shape)
