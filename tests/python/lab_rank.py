@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,9 +40,10 @@ class Trainer:
         for layer in (self.model[1], self.model):
             fully_shard(layer)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.manager = deltasync.WeightManager(
-            self.model, process_group=True, listen="0.0.0.0:7070", token_file=TOKEN, timeout=LONG_S
-        )
+        agents: dict[str, Any] = {"listen": "0.0.0.0:7070", "token_file": TOKEN}
+        if sys.argv[2:] == ["with-agent"]:
+            agents = {"agent": "agent.sock", "advertise": f"{socket.gethostname()}:7070"}
+        self.manager = deltasync.WeightManager(self.model, process_group=True, timeout=LONG_S, **agents)
         self.broken = -1
 
     def offload(self) -> dict[str, Any]:

@@ -41,6 +41,12 @@ class Ranks:
             process.say(line)
         return self._answers()
 
+    def start_again(self) -> None:
+        for process in self.processes:
+            if not process.runs:
+                process.start()
+        self._answers()
+
     def _answers(self) -> list[dict[str, Any]]:
         self.lines += 1
         return [until(lambda p=process: self._line(p), process.name, DEADLINE_S) for process in self.processes]
@@ -54,8 +60,12 @@ class Ranks:
         return json.loads(lines[self.lines - 1])
 
 
+AGENT = "deltasync-agent --name job --socket agent.sock --listen 0.0.0.0:7070 --token-file ../token"
+
+
 class Job:
-    def __init__(self, lab: Lab, hosts: int) -> None:
+    def __init__(self, lab: Lab, hosts: int, with_agents: bool) -> None:
+        self.lab = lab
         self.hosts = [f"trainer{number}" for number in range(hosts)]
         environment = {
             **{"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
@@ -64,24 +74,25 @@ class Job:
         trainers = []
         for rank in range(2 * hosts):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank % 2)}
-            trainers.append(self._run(lab, self.hosts[rank // 2], f"rank{rank}", "trainer", {**environment, **own}))
-        rollout = self._run(lab, "rollout", "receiver", "rollout", environment)
+            words = ["trainer", *(["with-agent"] if with_agents else [])]
+            trainers.append(self._run(lab, self.hosts[rank // 2], f"rank{rank}", words, {**environment, **own}))
+        self.endpoints = [f"{host if with_agents else lab.topology.hosts[host].address}:7070" for host in self.hosts]
+        rollout = self._run(lab, "rollout", "receiver", ["rollout"], environment)
         self.trainers = Ranks(trainers)
         self.rollout = Ranks([rollout])
 
     @staticmethod
-    def _run(lab: Lab, host: str, name: str, role: str, environment: dict[str, str]) -> Process:
-        return lab.run(host, name, [sys.executable, str(WORKER), role], stdin=subprocess.PIPE, env=environment)
+    def _run(lab: Lab, host: str, name: str, words: list[str], environment: dict[str, str]) -> Process:
+        return lab.run(host, name, [sys.executable, str(WORKER), *words], stdin=subprocess.PIPE, env=environment)
 
-    def publish(self, number: int) -> list[str]:
+    def publish(self, number: int, connect: bool = False) -> list[str]:
         """The version comes out on all ranks alike, and the rollout host has it bit for bit. How its parts came."""
         said = self.trainers.ask("offload")
         assert said[0].get("number") == number, said
         assert all(one == said[0] for one in said), said
-        if number == 1:
-            addresses = [f"10.77.0.{2 + i}:7070" for i in range(len(self.hosts))]
-            assert said[0]["endpoints"] == addresses
-            self.rollout.ask("connect " + " ".join(addresses))
+        assert said[0]["endpoints"] == self.endpoints
+        if connect:
+            self.rollout.ask("connect " + " ".join(self.endpoints))
         return list(self.rollout.ask(f"pull {number}")[0]["modes"])
 
     def end(self) -> None:
@@ -91,24 +102,28 @@ class Job:
 
 @pytest.fixture
 def job(request: pytest.FixtureRequest) -> Iterator[Job]:
-    hosts = request.param
-    names = [*(f"trainer{number}" for number in range(hosts)), "rollout"]
-    with Lab(Topology({"hosts": [{"names": names}]}), BINARIES) as lab:
-        yield Job(lab, hosts)
+    hosts, with_agents = request.param
+    trainers = {
+        "names": [f"trainer{number}" for number in range(hosts)],
+        "run": {"agent": AGENT} if with_agents else {},
+    }
+    with Lab(Topology({"hosts": [trainers, {"names": ["rollout"]}]}), BINARIES) as lab:
+        lab.run_all()
+        yield Job(lab, hosts, with_agents)
 
 
-@pytest.mark.parametrize("job", [2, 4], indirect=True)
+@pytest.mark.parametrize("job", [(2, False), (4, False)], indirect=True)
 def test_versions_of_several_hosts(job: Job) -> None:
     hosts = len(job.hosts)
-    assert job.publish(1) == ["full"] * hosts
+    assert job.publish(1, connect=True) == ["full"] * hosts
     assert job.publish(2) == ["delta"] * hosts
     assert job.publish(3) == ["delta"] * hosts
     job.end()
 
 
-@pytest.mark.parametrize("job", [2], indirect=True)
+@pytest.mark.parametrize("job", [(2, False)], indirect=True)
 def test_a_rank_fails_and_an_agent_dies(job: Job) -> None:
-    job.publish(1)
+    job.publish(1, connect=True)
     for number, broken in ((3, 3), (5, 0)):
         job.trainers.ask(f"fail_next {broken}")
         said = job.trainers.ask("offload")
@@ -121,4 +136,18 @@ def test_a_rank_fails_and_an_agent_dies(job: Job) -> None:
     for number in (6, 7):
         job.trainers.ask("end_agent 2")
         job.publish(number)
+    job.end()
+
+
+@pytest.mark.parametrize("job", [(2, True)], indirect=True)
+def test_a_trainer_host_is_rebooted(job: Job) -> None:
+    """The job begins again with the agents that there are: one has the versions before, the other one nothing."""
+    job.publish(1, connect=True)
+    job.publish(2)
+    for rank in (0, 1):
+        job.lab.kill(f"trainer0.rank{rank}")
+    job.lab.reboot("trainer1")
+    job.trainers.start_again()
+    job.publish(1)
+    assert job.publish(2) == ["delta", "delta"]
     job.end()
