@@ -42,6 +42,8 @@ class Agreement:
         """A call of these steps. agree() follows for each, or fail()."""
         self._call += 1
         self._steps = list(steps)
+        if not steps:
+            return
         self._done.append(self._put_here)
         self._put_here = []
         if self._rank == 0:

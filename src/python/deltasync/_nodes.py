@@ -75,8 +75,9 @@ class Nodes:
     ) -> NodesWriter:
         """`endpoints`: of the agents of all nodes. All ranks call it."""
         name = self._group.from_leader(lambda: secrets.token_hex(8), timeout)
-        agreement = Agreement(name, self._group.rank, self._group.size)
-        return NodesWriter(self, agreement, whole, endpoints, attach)
+        of_all = Agreement(name, self._group.rank, self._group.size)
+        of_node = Agreement(f"{name}/{self.mine}", self.rank, self.size)
+        return NodesWriter(self, of_all, of_node, whole, endpoints, attach)
 
 
 def advertised(advertise: str | None, listen: str | None, nodes: int) -> str | None:
@@ -141,12 +142,15 @@ class NodesWriter:
         self,
         nodes: Nodes,
         agreement: Agreement,
+        of_node: Agreement,
         whole: tuple[Layout, Sidecar],
         endpoints: Sequence[str],
         attach: Callable[[Layout, Sidecar, float], Writer],
     ) -> None:
-        """`endpoints`: of all nodes. `attach`: with this layout and sidecar, within so many seconds."""
-        self._nodes, self._agreement, self._whole, self._attach = nodes, agreement, whole, attach
+        """`of_node`: the agreement of this node's ranks. `endpoints`: of all nodes. `attach`: with this layout and
+        sidecar, within so many seconds."""
+        self._nodes, self._agreement, self._of_node = nodes, agreement, of_node
+        self._whole, self._attach = whole, attach
         self._all_endpoints = list(endpoints)
         #: Of the nodes that hold a part.
         self.endpoints = list(endpoints)
@@ -165,6 +169,7 @@ class NodesWriter:
         # Within a node, who has begun a version that another never begins would wait for it until the deadline.
         before = ("parts", "left", "attached") if with_plan else ("ready",)
         self._agreement.begin((*before, "begun", "written"))
+        self._of_node.begin(("parts",) if with_plan else ())
 
     def require_same(self, about: str) -> None:
         """VersionConflict if another rank's call is about another version."""
@@ -173,7 +178,10 @@ class NodesWriter:
     def plan(self, mine: list[Rectangle], end: float) -> None:
         """What this rank writes in each version. CoverageError, on all ranks: the nodes do not hold each element, or
         two ranks of a node hold one."""
-        held = self._agreement.agree("to say which parts they write", end, _pack([mine]), self._merge)
+        what = "to say which parts they write"
+        # The parts of thousands of ranks would be too much for the one that merges them.
+        of_node = self._of_node.agree(what, end, _pack([mine]), self._join)
+        held = self._agreement.agree(what, end, of_node if self._nodes.rank == 0 else b"", self._merge)
         if held != self._held:
             self._writer, self._held = None, None
             self._use(_unpack(held), mine)
@@ -195,13 +203,14 @@ class NodesWriter:
         latest = self._agreement.agree("to attach", end, str(epoch).encode(), lambda said: max(said, key=int))
         self.epoch = int(latest)
 
+    def _join(self, said: list[bytes]) -> bytes:
+        """What the ranks of this node hold together."""
+        return _pack([_native.joined(self._whole[0], [part for parts in said for part in _unpack(parts)[0]])])
+
     def _merge(self, said: list[bytes]) -> bytes:
-        layout = self._whole[0]
-        by_node: list[list[Rectangle]] = [[] for _ in range(self._nodes.count)]
-        for node, ranks in zip(self._nodes.of, said, strict=True):
-            by_node[node] += _unpack(ranks)[0]
-        held = [_native.joined(layout, rectangles) for rectangles in by_node]
-        _native.check_nodes(layout, list(zip(self._nodes.names, held, strict=True)))
+        """What all nodes hold, of what their first ranks say."""
+        held = [_unpack(said[rank])[0] for rank in self._nodes.first_ranks]
+        _native.check_nodes(self._whole[0], list(zip(self._nodes.names, held, strict=True)))
         return _pack(held)
 
     def _use(self, held: list[list[Rectangle]], mine: list[Rectangle]) -> None:
@@ -264,6 +273,7 @@ class NodesWriter:
 
     def fail(self, error: BaseException) -> None:
         """All ranks fail in this call, unless all have agreed already."""
+        self._of_node.fail(error)
         if self._agreement.fail(error):
             self._newest = self._begun
 

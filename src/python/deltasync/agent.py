@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -265,9 +265,10 @@ def _check_places(
         raise NotFound(f"shm_dir='{shm_dir}': there is no such directory", "make it, or give none for /dev/shm")
 
 
-def check_none_given(**given: bool) -> None:
+def check_none_given(options: Mapping[str, Any], agent_args: Any) -> None:
     """InvalidArgument if an option is given that an agent has from its start on."""
-    named = [f"{option}=" for option, is_given in given.items() if is_given]
+    given = {**options, "listen": options["listen"] if options["listen"] != LISTEN else None}
+    named = [f"{option}=" for option, value in {**given, "agent_args": agent_args or None}.items() if value is not None]
     if named:
         raise InvalidArgument(
             f"WeightManager: {', '.join(named)} beside agent=, whose agent runs already with options of its own",

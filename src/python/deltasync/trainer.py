@@ -83,15 +83,9 @@ class WeightManager:
     ) -> None:
         self.timeout = seconds("WeightManager", timeout)
         threads = _checks.whole("threads", threads)
+        own: dict[str, Any] = {"name": name, "listen": listen, "token_file": token_file, "tls": tls, "shm_dir": shm_dir}
         if agent is not None:
-            check_none_given(
-                name=name is not None,
-                listen=listen != LISTEN,
-                token_file=token_file is not None,
-                tls=tls is not None,
-                shm_dir=shm_dir is not None,
-                agent_args=bool(agent_args),
-            )
+            check_none_given(own, agent_args)
         self.layout: Layout
         self.sidecar: Sidecar
         self.layout, self.sidecar = layout_of(
@@ -125,19 +119,11 @@ class WeightManager:
         self._across: NodesWriter | None = None
         self.epoch = 0
 
-        def lead() -> tuple[str, str | None]:
+        def start() -> tuple[str, str | None]:
             if agent is not None:
                 return _checks.path("agent", agent), advertised(advertise, None, self._nodes.count)
             advertised(advertise, listen, self._nodes.count)  # before anything is started
-            self.agent = AgentProcess(
-                name,
-                listen=listen,
-                token_file=token_file,
-                tls=tls,
-                shm_dir=shm_dir,
-                args=agent_args,
-                timeout=timeout,
-            )
+            self.agent = AgentProcess(**own, args=agent_args, timeout=timeout)
             return self.agent.socket, advertised(advertise, self.agent.endpoint, self._nodes.count)
 
         def attach(layout: Layout, sidecar: Sidecar, timeout: float) -> Writer:
@@ -153,7 +139,7 @@ class WeightManager:
             )
 
         try:
-            agents = self._nodes.from_firsts(lead, timeout)
+            agents = self._nodes.from_firsts(start, timeout)
             self.socket: str = agents[self._nodes.mine][0]
             endpoints = [endpoint for _, endpoint in agents]
             self._endpoint: str | None = endpoints[self._nodes.mine]
@@ -387,10 +373,12 @@ class WeightManager:
             self._cast[name] = (array.dtype, self._dtypes[index])
             array = describe(cast_to(memory, name, array.dtype, self._dtypes[index]), name)
         step = array.row_stride or array.rows_cols[1] * self.layout[index].element_bytes
-        place = self._across.place if self._across else _same_place
         for rect in local_rects(self._shapes[index], offset, size):
+            place = index, rect.row, rect.col
+            if self._across:
+                place = self._across.place(*place, rect.rows, rect.cols)
             batch.add(
-                *place(index, rect.row, rect.col, rect.rows, rect.cols),
+                *place,
                 rect.rows,
                 rect.cols,
                 array.address + rect.local_row * step,
@@ -425,7 +413,3 @@ class WeightManager:
             self._parts = parts
         self._planned = True
         return source
-
-
-def _same_place(tensor: int, row: int, col: int, rows: int, cols: int) -> tuple[int, int, int]:
-    return tensor, row, col
