@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ._deadlines import left
 from .errors import DeadlinePassed, Error, VersionConflict, from_code
@@ -17,6 +18,16 @@ _OK = b"ok"
 _ERROR_CHARACTERS = 2000
 
 
+def common_store(name: str) -> Any:
+    """What all ranks of the job have in common, under keys that begin with `name`."""
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+    store = _get_default_store()
+    if hasattr(store, "clone"):
+        store = store.clone()  # a connection of its own: a wait holds nobody up
+    return PrefixStore(f"deltasync/{name}", store)
+
+
 class Agreement:
     """Steps of calls that all ranks make in the same order, through the store of torch.distributed.
 
@@ -24,14 +35,9 @@ class Agreement:
     not do: one that a rank has left at its deadline leaves the ranks out of step.
     """
 
-    def __init__(self, name: str, rank: int, size: int) -> None:
-        """`name`: the same on all ranks, and of no other agreement."""
-        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
-
-        store = _get_default_store()
-        if hasattr(store, "clone"):
-            store = store.clone()  # a connection of its own: a wait holds nobody up
-        self._store = PrefixStore(f"deltasync/{name}", store)
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        """`store`: of torch.distributed, the same on all ranks, and without keys of others (common_store())."""
+        self._store = store
         self._rank, self._size = rank, size
         self._call = 0
         self._steps: list[str] = []  # of this call, those that are not decided
@@ -108,7 +114,7 @@ class Agreement:
 
     def _decide(self, key: str, value: bytes) -> bytes:
         """What counts: the first value."""
-        return bytes(self._store.compare_set(key, "", value))  # type: ignore[arg-type]  # bytes will do
+        return bytes(self._store.compare_set(key, "", value))
 
     def _wait(self, step: str, what: str, end: float) -> bytes:
         key = self._key(step, "outcome")
@@ -124,7 +130,7 @@ class Agreement:
     def _put(self, key: str, value: bytes) -> None:
         parts = [value[at : at + _VALUE_BYTES] for at in range(0, len(value), _VALUE_BYTES)]
         for number, part in enumerate(parts):
-            self._store.set(f"{key}/{number}", part)  # type: ignore[arg-type]
+            self._store.set(f"{key}/{number}", part)
             self._put_here.append(f"{key}/{number}")
         self._store.set(key, str(len(parts)))
         self._put_here.append(key)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from . import _checks, _native
-from ._agreement import Agreement
+from ._agreement import Agreement, common_store
 from ._deadlines import left
 from ._group import Group
 from ._native import Batch, Layout, Sidecar, Version, Writer
@@ -75,8 +75,8 @@ class Nodes:
     ) -> NodesWriter:
         """`endpoints`: of the agents of all nodes. All ranks call it."""
         name = self._group.from_leader(lambda: secrets.token_hex(8), timeout)
-        of_all = Agreement(name, self._group.rank, self._group.size)
-        of_node = Agreement(f"{name}/{self.mine}", self.rank, self.size)
+        of_all = Agreement(common_store(name), self._group.rank, self._group.size)
+        of_node = Agreement(common_store(f"{name}/{self.mine}"), self.rank, self.size)
         return NodesWriter(self, of_all, of_node, whole, endpoints, attach)
 
 

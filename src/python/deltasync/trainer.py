@@ -86,6 +86,7 @@ class WeightManager:
         own: dict[str, Any] = {"name": name, "listen": listen, "token_file": token_file, "tls": tls, "shm_dir": shm_dir}
         if agent is not None:
             check_none_given(own, agent_args)
+        #: Over several nodes with cuts where their parts end, from the first version on.
         self.layout: Layout
         self.sidecar: Sidecar
         self.layout, self.sidecar = layout_of(
