@@ -218,6 +218,7 @@ def failures(broken_rank: int) -> None:
             expect(errors.DeadlinePassed, lambda: manager.offload(state, timeout=1.0), "ranks came by the deadline")
             expect(errors.InvalidArgument, lambda: manager.offload(state), "is a number")
         expect(errors.VersionConflict, lambda: manager.offload(state, version=20 + RANK // 2))
+        expect(errors.VersionConflict, lambda: manager.offload(state, version=30, label=f"of {RANK // 2}"), "'of 1'")
 
 
 def holes() -> None:

@@ -223,7 +223,7 @@ class WeightManager:
         self._cast = {}
         try:
             if self._across:
-                self._across.require_same(f"version {version or wanted.number}")
+                self._across.require_same(f"version {version or wanted.number} {label!r}")
             source = TensorSource(tensors)
             if self._group.size > 1 and not self._planned:
                 source = self._register_plan(source, end)
