@@ -311,6 +311,27 @@ def beginnings() -> None:
     expect(errors.InvalidArgument, lambda: Fleet(nodes, state, advertise=None), 'listen="0.0.0.0:7070"')
 
 
+def transformers_model() -> None:
+    """Experts are stacked in the module, sharded across them or by whole ones, and single in the checkpoint."""
+    import hf_models
+    import safetensors.torch
+
+    mesh = dist.init_device_mesh("cpu", (4,))
+    for dim in (0, 1):
+        whole, model = (hf_models.tiny("qwen3_moe", torch.float32) for _ in range(2))
+
+        def placement(parameter: torch.nn.Parameter, dim: int = dim) -> Shard | None:
+            return Shard(dim) if parameter.ndim == 3 else None
+
+        fully_shard(model, mesh=mesh, shard_placement_fn=placement)
+        directory = REPORT.with_name(f"saved-{dim}")
+        whole.save_pretrained(directory)  # rank 0 does
+        dist.barrier()
+        with Fleet(["a", "a", "b", "b"], model, dtype="float32") as fleet:
+            fleet.manager.offload()
+            fleet.compare(safetensors.torch.load_file(directory / "model.safetensors"))
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "fsdp": lambda: steps(["a", "a", "b", "b"], replicas=1, parts=2),
     "fsdp, a rank a node": lambda: steps(["a", "b", "c", "d"], replicas=1, parts=4),
@@ -319,6 +340,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "hsdp, replicas over nodes": lambda: steps(["a", "b", "a", "b"], replicas=2, parts=2),
     "tensor parallel": lambda: tensor_parallel(False),
     "tensor parallel, all replicas": lambda: tensor_parallel(True),
+    "transformers": transformers_model,
     "rank 0 fails": lambda: failures(0),
     "rank 3 fails": lambda: failures(3),
     "holes": holes,

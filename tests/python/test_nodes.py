@@ -13,7 +13,7 @@ from torch_ranks import require_ok, what_ranks_found
 
 CHECKS = [
     *("fsdp", "fsdp, a rank a node", "hsdp, a replica a node", "hsdp, replicas over nodes", "hsdp, all replicas"),
-    *("tensor parallel", "tensor parallel, all replicas"),
+    *("tensor parallel", "tensor parallel, all replicas", "transformers"),
     *("rank 0 fails", "rank 3 fails", "holes", "again", "killed", "beginnings"),
 ]
 
