@@ -34,19 +34,32 @@ Result<bool> Pull::means(const VersionId& version, const Digest128& root) {
   }
 }
 
-Result<bool> ReceiverImpl::means(const StagedUpdate& staged, const Want& want, const CallContext& until) {
-  if (staged_ == nullptr || staged_ != &staged) {
-    return Error(Errc::invalid_argument, "this update was overtaken by a later pull");
-  }
+Result<bool> ReceiverImpl::means(const std::pair<VersionId, Digest128>& version, const Want& want,
+                                 const CallContext& until) {
   if (want.number.has_value() != want.label.empty()) {
     return Error(Errc::invalid_argument, "a number or a label is asked about");
   }
   const auto stopping = control_.stop_by(until.stop());
-  return Pull(session(partial_, invalidated_), want, until).means(staged.report().version.id, staged.report().root);
+  return Pull(session(partial_, invalidated_), want, until).means(version.first, version.second);
 }
 
 Result<bool> ReceiverImpl::is_current(const StagedUpdate& staged, const Want& want, const CallOptions& call) {
-  return means(staged, want, call).with_context("is_current");
+  if (staged_ == nullptr || staged_ != &staged) {
+    return Error(Errc::invalid_argument, "is_current: this update was overtaken by a later pull");
+  }
+  return means({staged.report().version.id, staged.report().root}, want, call).with_context("is_current");
+}
+
+Result<Version> ReceiverImpl::target_version(const Want& want, const CallContext& until) {
+  const auto stopping = control_.stop_by(until.stop());
+  PartialUpdate nothing;
+  bool invalidated = invalidated_;
+  return Pull(session(nothing, invalidated), want, until).target();
+}
+
+Status ReceiverImpl::is_there(const CallContext& until) {
+  const auto stopping = control_.stop_by(until.stop());
+  return control_.ensure(until.deadline());
 }
 
 }  // namespace deltasync::receiver

@@ -10,6 +10,7 @@
 #include "format/packed_layout.hpp"
 #include "net/auth.hpp"
 #include "net/endpoint.hpp"
+#include "receiver/parts/parts_receiver.hpp"
 #include "receiver/targets/attest.hpp"
 
 namespace deltasync {
@@ -24,8 +25,7 @@ std::string_view to_string(PullMode mode) noexcept {
 }
 
 Result<std::unique_ptr<Receiver>> Receiver::connect(ReceiverOptions options, const CallOptions& call) {
-  DS_ASSIGN(auto made, receiver::ReceiverImpl::connect(std::move(options), receiver::Tuning(), call));
-  return std::unique_ptr<Receiver>(std::move(made));
+  return receiver::connect(std::move(options), receiver::Tuning(), call);
 }
 
 namespace receiver {
@@ -52,7 +52,7 @@ std::function<void()> on_cores(const CpuList& cores) {
 // ---- receiver ------------------------------------------------------------------------------------------------
 
 ReceiverImpl::ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer peer)
-    : options_(std::move(options)),
+    : BoundTarget(std::move(options), pool_),
       peer_(std::move(peer)),
       standing_(std::make_shared<Standing>(net::make_random_id(), peer_)),
       control_(peer_, standing_->report()),
@@ -65,6 +65,7 @@ ReceiverImpl::ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer p
 ReceiverImpl::~ReceiverImpl() {
   close_staged();
   discard_full();
+  target_.reset();  // it uses the pool
   BlockPool::shared().trim();
   control_.say_goodbye();
 }
@@ -139,62 +140,9 @@ Status ReceiverImpl::fetch_layout(const CallContext& until) {
   }
 }
 
-Status ReceiverImpl::bind(std::unique_ptr<Target> target, const std::vector<Slice>& slices, const CallOptions& call) {
-  if (target == nullptr) return Error(Errc::invalid_argument, "bind: no target");
-  if (target->layout()->digest() != layout_->digest()) {
-    return Error(Errc::layout_mismatch, "the target was made for layout " + to_string(target->layout()->digest()) +
-                                            ", the agent serves " + to_string(layout_->digest()));
-  }
-  auto tiles = TileSet::of(*layout_, slices);
-  if (!tiles) return std::move(tiles).error().with_context("bind");
-  DS_TRY(subscribe(*target, *tiles).with_context("bind"));
-  const CallContext until(call);
-  DS_TRY(until.check("opening the target").with_context("bind"));
-  DS_TRY(target->open(pool_, until).with_context("bind"));
-  // Now, and not in the first commit, while an engine stands still.
-  CanReadCopies* const copies = target->capabilities().copies;
-  if (options_.attest_commits && copies != nullptr) DS_TRY(copies->prepare_copies(until).with_context("bind"));
-  close_staged();
-  discard_full();
-  target_ = std::move(target);
-  slices_ = slices;
-  tiles_ = *std::move(tiles);
-  scrub_cursor_ = 0;
-  invalidated_ = false;
-  note_standing(nullptr);
-  return {};
-}
-
-bool ReceiverImpl::supports_rollback() const {
-  return target_ != nullptr && target_->capabilities().rollback != nullptr;
-}
-
-Result<std::vector<TileMismatch>> ReceiverImpl::attest(const CallOptions& call) {
-  if (target_ == nullptr) return Error(Errc::invalid_argument, "attest: no target is bound");
-  return deltasync::attest(*target_, tiles_, call);
-}
-
-std::optional<Version> ReceiverImpl::current() const {
-  if (target_ == nullptr || target_->committed() == nullptr) return std::nullopt;
-  return target_->committed()->version;
-}
-
-void ReceiverImpl::close_staged() {
-  if (staged_ == nullptr) return;
-  staged_->drop();
-  if (target_ != nullptr) forget_rollback(*target_);  // nobody can ask for it any more
-  staged_->receiver_ = nullptr;
-  staged_ = nullptr;
-}
-
 void ReceiverImpl::discard_full() {
   if (partial_.open) target_->discard_full();
   partial_ = PartialUpdate();
-}
-
-void ReceiverImpl::forget_unfinished() {
-  if (staged_ != nullptr) staged_->drop();
-  discard_full();
 }
 
 Session ReceiverImpl::session(PartialUpdate& partial, bool& invalidated) {
@@ -205,8 +153,7 @@ Session ReceiverImpl::session(PartialUpdate& partial, bool& invalidated) {
 
 Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const CallOptions& call) {
   if (target_ == nullptr) return Error(Errc::invalid_argument, "pull: no target is bound");
-  if (want.number && !want.label.empty()) return Error(Errc::invalid_argument, "pull: a number or a label, not both");
-  DS_TRY(check_label(want.label).with_context("pull"));
+  DS_TRY(check_want(want).with_context("pull"));
   close_staged();
   const CallContext until(call);
   const auto stopping = control_.stop_by(until.stop());
@@ -231,99 +178,28 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const
   } else {
     note_standing(nullptr);
   }
-  auto staged = std::make_unique<StagedImpl>(*this, std::move(*prepared));
-  staged_ = staged.get();
-  return std::unique_ptr<StagedUpdate>(std::move(staged));
+  return stage(std::move(*prepared));
 }
 
-// ---- staged update -------------------------------------------------------------------------------------------
-
-StagedImpl::StagedImpl(ReceiverImpl& receiver, Prepared prepared)
-    : receiver_(&receiver), prepared_(std::move(prepared)) {}
-
-StagedImpl::~StagedImpl() {
-  if (receiver_ != nullptr) receiver_->close_staged();
-}
-
-void StagedImpl::drop() {
-  if (phase_ != Phase::staged) return;
-  phase_ = Phase::dropped;
-  prepared_.steps.clear();
-  if (receiver_ != nullptr && prepared_.report.mode == PullMode::full) receiver_->discard_full();
-}
-
-Status StagedImpl::check_attached() const {
-  if (receiver_ != nullptr) return {};
-  return Error(Errc::invalid_argument, "this update was overtaken by a later pull, or its receiver is gone");
-}
-
-Status StagedImpl::commit(const CallOptions& call) {
-  DS_TRY(check_attached());
-  if (phase_ != Phase::staged) return Error(Errc::invalid_argument, "commit: the update is not staged any more");
-  if (call.stop.stop_requested()) return cancelled_while("beginning the commit");
-  Status done = commit_staged(Deadline::of(call));
-  receiver_->note_standing(done.ok() ? nullptr : &done.error());
-  return done;
-}
-
-Status StagedImpl::commit_staged(Deadline deadline) {
-  // What was staged is kept: with more time the same commit may do.
-  if (deadline.passed()) return Error(Errc::timed_out, "commit: the deadline has passed");
-  const auto start = std::chrono::steady_clock::now();
-  const trace::Span span("commit", prepared_.report.version.id);
-  Target& target = *receiver_->target_;
-  invalidated_before_ = receiver_->invalidated_;
-  Status status;
-  switch (prepared_.report.mode) {
-    case PullMode::up_to_date: break;
-    case PullMode::delta:
-      status = target.commit_delta(std::move(prepared_.steps), std::move(prepared_.state), deadline);
-      break;
-    case PullMode::full: status = target.commit_full(std::move(prepared_.state), deadline); break;
+/// Of several endpoints the first that answers. All of them may be members of one job, so that any of these will do.
+Result<std::unique_ptr<Receiver>> connect(const ReceiverOptions& options, const Tuning& tuning,
+                                          const CallContext& until) {
+  std::vector<std::string> endpoints = split_endpoints(options.endpoint);
+  if (endpoints.empty()) endpoints.push_back(options.endpoint);  // the error names it
+  std::optional<Error> first_error;
+  for (const std::string& endpoint : endpoints) {
+    ReceiverOptions one = options;
+    one.endpoint = endpoint;
+    auto made = ReceiverImpl::connect(one, tuning, until);
+    if (!made) {
+      if (!first_error) first_error = std::move(made).error();
+      continue;
+    }
+    if ((*made)->sidecar().part.empty()) return std::unique_ptr<Receiver>(std::move(*made));
+    DS_ASSIGN(auto parts, PartsReceiver::connect(std::move(*made), std::move(one), tuning, until));
+    return std::unique_ptr<Receiver>(std::move(parts));
   }
-  if (!status) {
-    // Verified when it was pulled, so it is the memory that is another one now.
-    if (status.error().code() == Errc::corrupt) receiver_->invalidated_ = true;
-    drop();
-    return std::move(status).with_context("commit of " + to_string(prepared_.report.version));
-  }
-  if (prepared_.report.mode == PullMode::full) {
-    receiver_->partial_ = PartialUpdate();  // the update is closed: nothing to discard
-    receiver_->invalidated_ = false;
-  }
-  phase_ = Phase::committed;
-  prepared_.report.commit_s = seconds_since(start);
-  if (receiver_->options_.attest_commits && prepared_.report.mode != PullMode::up_to_date) return attest(deadline);
-  return {};
-}
-
-/// The version that was committed is the one that is there, or it is none.
-Status StagedImpl::attest(const CallContext& until) {
-  const auto start = std::chrono::steady_clock::now();
-  const trace::Span span("attest", prepared_.report.version.id);
-  CommitVerdict verdict = attest_commit(*receiver_->target_, receiver_->tiles_, until);
-  prepared_.report.attest_s = seconds_since(start);
-  if (verdict.status.ok()) return {};
-  phase_ = Phase::dropped;
-  if (verdict.was_wrong || invalidated_before_) receiver_->invalidated_ = true;
-  return std::move(verdict.status).with_context("commit of " + to_string(prepared_.report.version));
-}
-
-Status StagedImpl::rollback() {
-  DS_TRY(check_attached());
-  switch (phase_) {
-    case Phase::staged: drop(); return {};
-    case Phase::dropped: return {};
-    case Phase::committed: break;
-  }
-  if (prepared_.report.mode != PullMode::up_to_date) {
-    const trace::Span span("rollback", prepared_.report.version.id);
-    DS_TRY(roll_back(*receiver_->target_).with_context("rollback of " + to_string(prepared_.report.version)));
-    if (invalidated_before_) receiver_->invalidated_ = true;
-    receiver_->note_standing(nullptr);
-  }
-  phase_ = Phase::dropped;
-  return {};
+  return *std::move(first_error);
 }
 
 }  // namespace receiver

@@ -36,10 +36,12 @@ enum class OlderEpoch : std::uint8_t {
 };
 
 struct ReceiverOptions {
-  std::string endpoint = {};  ///< "HOST:PORT" of an agent
-  std::string token = {};     ///< shared secret; empty: none, or that which a local agent of this user made
-  TlsOptions tls = {};        ///< as its client; none by default
-  unsigned streams = 4;       ///< parallel data connections, 1 to 64; a thread each (pull()'s caller is one of them)
+  /// "HOST:PORT" of an agent; several, separated by commas: of the first that answers. Where trainer nodes hold parts
+  /// of the model (part.hpp), that of any of them: it names the others.
+  std::string endpoint = {};
+  std::string token = {};  ///< shared secret; empty: none, or that which a local agent of this user made
+  TlsOptions tls = {};     ///< as its client; none by default
+  unsigned streams = 4;    ///< parallel data connections, 1 to 64; a thread each (pull()'s caller is one of them)
   /// Threads that compute digests, apply updates and copy, 1 to 256, the calling thread included; they sleep otherwise.
   /// 0: one for each hardware thread, at most 16.
   unsigned threads = 0;

@@ -49,10 +49,6 @@ bool chain_is_whole(const std::vector<wire::DeltaStep>& steps, const VersionId& 
 
 }  // namespace
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 Pull::Pull(Session session, const Want& want, CallContext until)
     : s_(session),
       want_(want),
@@ -138,6 +134,13 @@ Result<Prepared> Pull::run() {
   report.wire_bytes = bytes_received() - bytes_before_;
   report.metadata_bytes = report.wire_bytes - payload_bytes_;
   return std::move(out_);
+}
+
+Result<Version> Pull::target() {
+  auto reply = plan();
+  if (!reply) return stopped(std::move(reply).error());
+  s_.control.release(reply->plan, until_.deadline());
+  return std::move(reply->target);
 }
 
 wire::PlanRequest Pull::plan_request() const {

@@ -14,6 +14,7 @@
 #include "base/thread_pool.hpp"
 #include "deltasync/receiver.hpp"
 #include "format/tiling.hpp"
+#include "receiver/bound_target.hpp"
 #include "receiver/control.hpp"
 #include "receiver/link.hpp"
 #include "receiver/pull/fetch.hpp"
@@ -46,13 +47,6 @@ struct Session {
   bool& invalidated;            ///< live memory was found to differ from its digests: only a full pull helps
 };
 
-/// A verified update, ready for the target's commit.
-struct Prepared {
-  PullReport report;
-  TargetState state;              ///< for delta and full
-  std::vector<StagedStep> steps;  ///< for delta
-};
-
 class Pull {
  public:
   /// The session's control conversation has to end by the same stop.
@@ -66,6 +60,8 @@ class Pull {
   /// Fetches tiles of the version that is committed and repairs them in the target, which is open for that. Of the
   /// report: what came. For a session of its own, that takes what the target has for invalid and holds nothing.
   Result<PullReport> repair(const Ranges& tiles);
+  /// What run() would bring now; nothing is transferred. Waits as it does.
+  Result<Version> target();
   /// Whether what is wanted is this version, to the agent as it is now; see Receiver::is_current().
   Result<bool> means(const VersionId& version, const Digest128& root);
 
@@ -172,7 +168,5 @@ class Pull {
   Prepared out_;
   std::uint64_t payload_bytes_ = 0;
 };
-
-double seconds_since(std::chrono::steady_clock::time_point start);
 
 }  // namespace deltasync::receiver

@@ -92,6 +92,10 @@ Result<PartMap> PartMap::build(LayoutPtr layout, const Part& part) {
   DS_ASSIGN(map.pieces_, make_pieces(*layout, part));
   map.layout_ = std::move(layout);
   map.whole_ = part.whole;
+  for (std::size_t i = 1; i < map.pieces_.size(); ++i) {
+    const std::uint64_t first = map.pieces_[i].first;
+    map.keeps_order_ = map.keeps_order_ && map.tile_in_whole(first - 1) < map.tile_in_whole(first);
+  }
   return map;
 }
 
@@ -105,6 +109,11 @@ std::uint64_t PartMap::tile_in_whole(std::uint64_t tile) const {
   const std::uint64_t local = tile - piece.first;
   return piece.whole_first + (piece.band + local / piece.panels) * piece.whole_panels + piece.panel +
          local % piece.panels;
+}
+
+Tile PartMap::tile_in_whole(const Tile& tile) const {
+  const TensorSlice there = slice_in_whole({tile.tensor, tile.rect});
+  return {tile_in_whole(tile.index), there.tensor, there.rect};
 }
 
 std::optional<std::uint64_t> PartMap::tile_in_part(std::uint64_t tile) const {

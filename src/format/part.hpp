@@ -8,6 +8,7 @@
 
 #include "base/bytes.hpp"
 #include "deltasync/part.hpp"
+#include "format/tiling.hpp"
 
 namespace deltasync {
 
@@ -46,10 +47,14 @@ class PartMap {
   const LayoutPtr& whole() const noexcept { return whole_; }
   /// Of a tile of the part's layout (< its tile_count()). O(log tensors).
   std::uint64_t tile_in_whole(std::uint64_t tile) const;
+  /// The same with its rectangle there.
+  Tile tile_in_whole(const Tile& tile) const;
   /// Of a tile of the whole layout; nothing: the part does not have it. O(log tensors + rectangles of its tensor).
   std::optional<std::uint64_t> tile_in_part(std::uint64_t tile) const;
   /// A rectangle of a tensor of the part, in the whole.
   TensorSlice slice_in_whole(const TensorSlice& slice) const;
+  /// Tiles of the part, in order, are in order in the whole, too.
+  bool keeps_order() const noexcept { return keeps_order_; }
 
  private:
   /// A tensor of the part: its tiles are `bands` × `panels` of those of a tensor of the whole.
@@ -69,6 +74,7 @@ class PartMap {
   LayoutPtr layout_;
   LayoutPtr whole_;
   std::vector<Piece> pieces_;  ///< by tensor of the part's layout
+  bool keeps_order_ = true;
 };
 
 /// invalid_argument: names and endpoints that are empty, too long, or two names that are one.

@@ -1,0 +1,120 @@
+#include "receiver/bound_target.hpp"
+
+#include <chrono>
+#include <string>
+
+#include "receiver/targets/attest.hpp"
+
+namespace deltasync::receiver {
+namespace {
+
+Result<CanSleep*> can_sleep(Target* target) {
+  if (target == nullptr) return Error(Errc::invalid_argument, "no target is bound");
+  CanSleep* const can = target->capabilities().sleep;
+  if (can == nullptr) return Error(Errc::unsupported, "the target has no shadow");
+  return can;
+}
+
+}  // namespace
+
+Status BoundTarget::bind_tiles(std::unique_ptr<Target> target, TileSet tiles, const CallContext& until) {
+  DS_TRY(subscribe(*target, tiles).with_context("bind"));
+  DS_TRY(until.check("opening the target").with_context("bind"));
+  DS_TRY(target->open(target_pool_, until).with_context("bind"));
+  // Now, and not in the first commit, while an engine stands still.
+  CanReadCopies* const copies = target->capabilities().copies;
+  if (options_.attest_commits && copies != nullptr) DS_TRY(copies->prepare_copies(until).with_context("bind"));
+  drop_unfinished();
+  target_ = std::move(target);
+  tiles_ = std::move(tiles);
+  invalidated_ = false;
+  DS_TRY(target_bound(until));
+  note_standing(nullptr);
+  return {};
+}
+
+Status BoundTarget::bind(std::unique_ptr<Target> target, const std::vector<Slice>& slices, const CallOptions& call) {
+  if (target == nullptr) return Error(Errc::invalid_argument, "bind: no target");
+  if (target->layout()->digest() != layout_->digest()) {
+    return Error(Errc::layout_mismatch, "the target was made for layout " + to_string(target->layout()->digest()) +
+                                            ", the agent serves " + to_string(layout_->digest()));
+  }
+  DS_ASSIGN(TileSet tiles, TileSet::of(*layout_, slices).with_context("bind"));
+  DS_TRY(bind_tiles(std::move(target), std::move(tiles), call));
+  slices_ = slices;
+  return {};
+}
+
+bool BoundTarget::supports_rollback() const {
+  return target_ != nullptr && target_->capabilities().rollback != nullptr;
+}
+
+Result<std::vector<TileMismatch>> BoundTarget::attest(const CallOptions& call) {
+  if (target_ == nullptr) return Error(Errc::invalid_argument, "attest: no target is bound");
+  return deltasync::attest(*target_, tiles_, call);
+}
+
+std::optional<Version> BoundTarget::current() const {
+  if (target_ == nullptr || target_->committed() == nullptr) return std::nullopt;
+  return target_->committed()->version;
+}
+
+// ---- live memory that is released, and is there again --------------------------------------------------------------
+
+/// Waits first, so that what is forgotten then waits for nobody; and once more for what that left.
+Status BoundTarget::release_live(const CallContext& until) {
+  DS_ASSIGN(CanSleep* const can, can_sleep(target_.get()));
+  const auto may_write = [](Error why) {
+    return std::move(why).with_context("the device may still write to live memory: keep it, and call again");
+  };
+  if (WaitsForDevices* const devices = target_->capabilities().devices) {
+    if (Status finished = devices->finish_live(until); !finished.ok()) return may_write(std::move(finished).error());
+  }
+  const OnTarget on_target(*target_, until);
+  drop_unfinished();
+  if (Status released = can->release(until); !released.ok()) return may_write(std::move(released).error());
+  note_standing(nullptr);
+  return {};
+}
+
+/// What was invalidated was live memory, or the shadow: both are as they were committed then.
+Result<RepairReport> BoundTarget::restore_live(const CallContext& until) {
+  const auto start = std::chrono::steady_clock::now();
+  DS_ASSIGN(CanSleep* const can, can_sleep(target_.get()));
+  drop_unfinished();
+  DS_TRY(can->restore(until));
+  RepairReport report;
+  report.version = target_->committed()->version;
+  report.tiles = tiles_.tiles();
+  report.bytes = tiles_.bytes();
+  if (options_.attest_commits) {
+    const auto restored = std::chrono::steady_clock::now();
+    if (Status attested = attest_or_invalidate(until); !attested) {
+      note_standing(&attested.error());
+      return attested.error();
+    }
+    report.attest_s = seconds_since(restored);
+  }
+  invalidated_ = false;
+  note_standing(nullptr);
+  report.total_s = seconds_since(start);
+  return report;
+}
+
+Status BoundTarget::attest_or_invalidate(const CallContext& until) const {
+  auto wrong = deltasync::attest(*target_, tiles_, until);
+  if (wrong.ok() && wrong->empty()) return {};
+  target_->invalidate();
+  if (!wrong.ok()) return std::move(wrong).error().with_context("attesting live memory");
+  return Error(Errc::corrupt, "live memory: " + describe(*wrong) + " right after it was restored");
+}
+
+Status BoundTarget::release(const CallOptions& call) {
+  return release_live(call).with_context("release");
+}
+
+Result<RepairReport> BoundTarget::restore(const CallOptions& call) {
+  return restore_live(call).with_context("restore");
+}
+
+}  // namespace deltasync::receiver

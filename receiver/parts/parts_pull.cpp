@@ -1,0 +1,357 @@
+// One pull from all members: which version, everything of it, and one update of what they brought.
+#include <algorithm>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/log.hpp"
+#include "base/trace.hpp"
+#include "receiver/parts/parts_receiver.hpp"
+#include "receiver/targets/attest.hpp"
+
+namespace deltasync::receiver {
+namespace {
+
+/// For a member to have a version that another one has: then all are asked again.
+constexpr std::chrono::milliseconds kMemberWait{2'000};
+
+/// Time, a connection or another plan may help.
+bool may_pass(Errc code) {
+  return code == Errc::timed_out || code == Errc::connection || code == Errc::not_found || code == Errc::gone ||
+         code == Errc::lease_revoked || code == Errc::peer_died || code == Errc::corrupt;
+}
+
+/// The frames of several chains from one base to one version, whose tiles are disjoint, as one chain: the longest, with
+/// the last steps of the others beside its last ones.
+void join_chain(std::vector<StagedStep>& all, std::vector<StagedStep> more) {
+  if (more.size() > all.size()) all.swap(more);
+  const std::size_t ahead = all.size() - more.size();
+  for (std::size_t i = 0; i < more.size(); ++i) {
+    auto& frames = all[ahead + i].frames;
+    for (StagedFrame& frame : more[i].frames) frames.push_back(std::move(frame));
+  }
+}
+
+void add(PullReport& sum, const PullReport& part) {
+  sum.wire_bytes += part.wire_bytes;
+  sum.metadata_bytes += part.metadata_bytes;
+  sum.tiles += part.tiles;
+  sum.changed += part.changed;
+  sum.delta_steps = std::max(sum.delta_steps, part.delta_steps);
+  sum.replans += part.replans;
+  sum.stream_restarts += part.stream_restarts;
+  sum.repaired_tiles += part.repaired_tiles;
+  sum.packed = sum.packed || part.packed;
+  sum.transfer_s = std::max(sum.transfer_s, part.transfer_s);
+  sum.verify_s += part.verify_s;
+}
+
+/// Runs call(i) for each index on a thread of its own; a stop of `until`, or a call that returns false, stops the
+/// others.
+template <class Call>
+void at_once(std::size_t count, const CallContext& until, Call&& call) {
+  std::stop_source stop;
+  const std::stop_callback passed_on(until.stop(), [&stop] { stop.request_stop(); });
+  const CallContext each(until.deadline(), stop.get_token());
+  std::vector<std::jthread> threads;
+  const auto one = [&](std::size_t i) {
+    if (!call(i, each)) stop.request_stop();
+  };
+  std::size_t next = 1;
+  try {
+    for (; next < count; ++next) threads.emplace_back([&one, i = next] { one(i); });
+  } catch (const std::system_error&) {
+    for (; next < count; ++next) one(next);  // no more threads to be had: one after the other
+  }
+  if (count != 0) one(0);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<StagedUpdate>> PartsReceiver::pull(const Want& want, const CallOptions& call) {
+  if (target_ == nullptr) return Error(Errc::invalid_argument, "pull: no target is bound");
+  DS_TRY(check_want(want).with_context("pull"));
+  close_staged();
+  const CallContext until(call);
+  const OnTarget on_target(*target_, until);
+  last_.reset();
+  auto prepared = run(want, until);
+  for (Member& member : members_) member.staged.reset();  // what was gathered is in `prepared`
+  if (!prepared) {
+    const Error& why = prepared.error();
+    const Errc code = why.code();
+    if (code != Errc::cancelled && !may_pass(code)) discard_full();
+    if (code != Errc::cancelled && code != Errc::timed_out) note_standing(&why);
+    return std::move(prepared).error();
+  }
+  if (prepared->report.mode == PullMode::up_to_date) note_standing(nullptr);
+  return stage(std::move(*prepared));
+}
+
+/// Deltas from all, if all can; else full updates from all.
+Result<Prepared> PartsReceiver::run(const Want& want, const CallContext& until) {
+  bool full = joint_->is_open() || invalidated_ || target_->committed() == nullptr;
+  for (;;) {
+    members_changed_ = false;
+    auto prepared = run_once(want, full, until);
+    if (prepared.ok()) return prepared;
+    if (!full && joint_->full_is_needed()) {
+      full = true;
+    } else if (!members_changed_) {
+      return prepared;
+    }
+  }
+}
+
+Result<Prepared> PartsReceiver::run_once(const Want& want, bool full, const CallContext& until) {
+  const auto start = std::chrono::steady_clock::now();
+  joint_->begin(full);
+  DS_TRY(look_at_members(until));
+  members_changed_ = false;
+  for (Member* member : needed()) {
+    member->staged.reset();
+    member->target->look_at_committed();
+  }
+  const bool named = want.number || !want.label.empty();
+  DS_ASSIGN(const Version version, named ? agree_on_named(want, until) : agree(want, full, until));
+  const TargetState* const committed = target_->committed();
+  if (!full && committed != nullptr && committed->version.id == version.id) {
+    Prepared same;
+    same.report.version = committed->version;
+    same.report.root = committed->root;
+    same.report.full_bytes = tiles_.bytes();
+    same.report.wait_s = seconds_since(start);
+    return same;
+  }
+  for (Member* member : needed()) {
+    if (member->staged->report().version == version) continue;
+    return about(*member, Error(Errc::corrupt,
+                                "it calls " + to_string(version) + " " + to_string(member->staged->report().version)));
+  }
+  if (!full) DS_TRY(scrub(until));
+  DS_ASSIGN(Prepared prepared, merge(full));
+  prepared.report.wait_s = std::max(0.0, seconds_since(start) - prepared.report.transfer_s);
+  return prepared;
+}
+
+// ---- which version -------------------------------------------------------------------------------------------------
+
+Status PartsReceiver::ask(const std::vector<Member*>& whom, const Want& want, const CallContext& until,
+                          std::vector<std::optional<Version>>& answers) {
+  std::vector<Status> results(whom.size());
+  at_once(whom.size(), until, [&](std::size_t i, const CallContext& each) {
+    auto version = whom[i]->receiver->target_version(want, each);
+    if (version) {
+      answers[i] = std::move(*version);
+    } else {
+      results[i] = std::move(version).error();
+    }
+    return results[i].ok();
+  });
+  // One that failed stops the others, which say `cancelled` then.
+  for (const bool first : {true, false}) {
+    for (std::size_t i = 0; i < whom.size(); ++i) {
+      if (results[i].ok() || (first && results[i].error().code() == Errc::cancelled)) continue;
+      return about(*whom[i], std::move(results[i]).error());
+    }
+  }
+  return {};
+}
+
+/// All of these that have not staged the version yet pull it. What may pass is in `refusals`.
+Status PartsReceiver::fetch(const std::vector<Member*>& whom, const VersionId& version, const Want& want,
+                            const CallContext& until, std::vector<std::optional<Error>>& refusals) {
+  Want exactly{.number = version.number, .epoch = version.epoch, .wait_max = kMemberWait};
+  if (want.wait_max) exactly.wait_max = std::min(*want.wait_max, kMemberWait);
+  at_once(whom.size(), until, [&](std::size_t i, const CallContext& each) {
+    Member& member = *whom[i];
+    if (member.staged != nullptr && member.staged->report().version.id == version) return true;
+    member.staged.reset();
+    auto staged = member.receiver->pull(exactly, each);
+    if (!staged) {
+      refusals[i] = std::move(staged).error();
+      return may_pass(refusals[i]->code());
+    }
+    member.staged = std::move(*staged);
+    return true;
+  });
+  if (joint_->full_is_needed()) return Error(Errc::cancelled, "a part needs a full update");
+  DS_TRY(until.check("fetching version " + to_string(version)));
+  for (const bool first : {true, false}) {
+    for (std::size_t i = 0; i < whom.size(); ++i) {
+      if (!refusals[i] || may_pass(refusals[i]->code())) continue;
+      if (first && refusals[i]->code() == Errc::cancelled) continue;
+      return about(*whom[i], std::move(*refusals[i]));
+    }
+  }
+  return {};
+}
+
+namespace {
+
+/// When the time is over: what the last refusal was.
+Status check_time(const CallContext& until, const std::optional<Deadline>& wait_by, const std::optional<Error>& last) {
+  const bool waited_enough = wait_by && wait_by->passed();
+  Status more = waited_enough ? Status(Error(Errc::timed_out, "no version that all members have came in time"))
+                              : until.check("waiting for a version that all members have");
+  if (more.ok() || !last) return more;
+  return Error(more.error().code(), more.error().message() + " (" + last->to_string() + ")");
+}
+
+std::optional<Deadline> wait_limit(const Want& want) {
+  if (!want.wait_max) return std::nullopt;
+  return Deadline::after(*want.wait_max);
+}
+
+}  // namespace
+
+Result<Version> PartsReceiver::agree(const Want& want, bool full, const CallContext& until) {
+  const TargetState* const committed = target_->committed();
+  const auto wait_by = wait_limit(want);
+  AgreementWant wanted;
+  if (!full && committed != nullptr) wanted.held = committed->version.id;
+  wanted.newer = want.newer;
+  wanted.older_epoch = options_.on_older_epoch == OlderEpoch::follow;
+  const std::vector<Member*> all = needed();
+  Agreement agreement(all.size(), wanted);
+  std::vector<Version> named(all.size());
+  Backoff backoff(tuning_);
+  for (;;) {
+    switch (agreement.step()) {
+      case Agreement::Step::ask: {
+        std::vector<Member*> whom;
+        std::vector<std::size_t> numbers;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          if (agreement.has_answered(i)) continue;
+          whom.push_back(all[i]);
+          numbers.push_back(i);
+        }
+        std::vector<std::optional<Version>> answers(whom.size());
+        DS_TRY(ask(whom, {.newer = want.newer, .wait_max = want.wait_max}, until, answers));
+        for (std::size_t i = 0; i < whom.size(); ++i) {
+          named[numbers[i]] = *answers[i];
+          if (wanted.held && answers[i]->id.epoch < wanted.held->epoch) {
+            DS_TRY(older_epoch(*whom[i], *answers[i], committed->version));
+          }
+          agreement.heard(numbers[i], answers[i]->id);
+        }
+        if (agreement.step() != Agreement::Step::ask) break;
+        DS_TRY(check_time(until, wait_by, last_));
+        until.pause(backoff.next());
+        break;
+      }
+      case Agreement::Step::pull: {
+        const VersionId version = agreement.version();
+        std::vector<std::optional<Error>> refusals(all.size());
+        DS_TRY(fetch(all, version, want, until, refusals));
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          if (!refusals[i]) agreement.staged(i, version);
+        }
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          if (!refusals[i]) continue;
+          last_ = about(*all[i], *refusals[i]);
+          agreement.refused(i, refusals[i]->code() == Errc::gone);
+          all[i]->staged.reset();
+          if (refusals[i]->code() == Errc::corrupt && all[i]->replaceable) leave_out(*all[i], *refusals[i]);
+        }
+        if (agreement.step() == Agreement::Step::agreed) return all.front()->staged->report().version;
+        DS_TRY(check_time(until, wait_by, last_));
+        if (std::any_of(all.begin(), all.end(), [](const Member* member) { return member->away.has_value(); })) {
+          members_changed_ = true;
+          DS_TRY(share_out(until));
+        }
+        DS_TRY(look_at_members(until));
+        if (members_changed_) return Error(Errc::lease_revoked, "the members that are asked have changed");
+        until.pause(backoff.next());
+        break;
+      }
+      case Agreement::Step::up_to_date: return committed->version;
+      case Agreement::Step::agreed: return all.front()->staged->report().version;
+    }
+  }
+}
+
+Result<Version> PartsReceiver::agree_on_named(const Want& want, const CallContext& until) {
+  const auto wait_by = wait_limit(want);
+  const std::vector<Member*> all = needed();
+  Backoff backoff(tuning_);
+  for (;;) {
+    std::vector<std::optional<Version>> answers(all.size());
+    DS_TRY(ask(all, want, until, answers));
+    const VersionId version = answers.front()->id;
+    const bool one = std::all_of(answers.begin(), answers.end(), [&](const auto& a) { return a->id == version; });
+    if (one) {
+      if (!joint_->is_full() && target_->committed() != nullptr && target_->committed()->version.id == version) {
+        return target_->committed()->version;
+      }
+      std::vector<std::optional<Error>> refusals(all.size());
+      DS_TRY(fetch(all, version, want, until, refusals));
+      const auto refused = std::find_if(refusals.begin(), refusals.end(), [](const auto& r) { return r.has_value(); });
+      if (refused == refusals.end()) return all.front()->staged->report().version;
+      last_ = about(*all[static_cast<std::size_t>(refused - refusals.begin())], **refused);
+      if ((*refused)->code() == Errc::gone) return *last_;
+    }
+    DS_TRY(check_time(until, wait_by, last_));
+    until.pause(backoff.next());
+  }
+}
+
+Status PartsReceiver::older_epoch(const Member& member, const Version& served, const Version& held) {
+  const OlderEpoch policy = options_.on_older_epoch;
+  const std::string what =
+      "it serves " + to_string(served) + ", of an older epoch than " + to_string(held) + ", which is held";
+  if (policy == OlderEpoch::fail) return about(member, Error(Errc::version_conflict, what));
+  if (std::exchange(older_told_, served.id.epoch) != served.id.epoch) {
+    log::warn("older_epoch agent={} held=\"{}\" served=\"{}\" policy={}", member.at.endpoint, to_string(held),
+              to_string(served), policy == OlderEpoch::wait ? "wait" : "follow");
+  }
+  if (policy == OlderEpoch::wait) last_ = about(member, Error(Errc::timed_out, what));
+  return {};
+}
+
+// ---- one update ----------------------------------------------------------------------------------------------------
+
+Result<Prepared> PartsReceiver::merge(bool full) {
+  const trace::Span span("merge");
+  Prepared all;
+  PullReport& report = all.report;
+  report.mode = full ? PullMode::full : PullMode::delta;
+  report.full_bytes = tiles_.bytes();
+  const TargetState* const committed = target_->committed();
+  if (full) {
+    all.state.digests.assign(static_cast<std::size_t>(layout_->tile_count()), 0);
+  } else {
+    all.state.digests = committed->digests;
+  }
+  for (Member* member : needed()) {
+    report.version = member->staged->report().version;
+    member->staged_root = member->staged->report().root;
+    add(report, member->staged->report());
+    DS_TRY(member->staged->commit(CallOptions()).with_context(describe(*member)));  // only gathers
+    auto gathered = member->target->take_gathered();
+    if (!gathered) return about(*member, Error(Errc::internal, "it has gathered nothing"));
+    member->target->scatter(gathered->state.digests, all.state.digests);
+    join_chain(all.steps, std::move(gathered->steps));
+  }
+  all.state.version = report.version;
+  all.state.root = report.root = tiles_.root(all.state.digests);
+  return all;
+}
+
+/// As Pull::scrub(), of all tiles of the target.
+Status PartsReceiver::scrub(const CallContext& until) {
+  const trace::Span span("scrub");
+  const std::uint64_t tiles = tiles_.tiles();
+  std::vector<std::uint64_t> list;
+  for (std::uint64_t i = 0; i < std::min(options_.scrub_tiles, tiles); ++i) {
+    list.push_back(tiles_.nth(scrub_cursor_++ % tiles));
+  }
+  std::sort(list.begin(), list.end());
+  DS_ASSIGN(const std::vector<TileMismatch> wrong, deltasync::attest(*target_, list, until, Copies::where_they_can));
+  if (wrong.empty()) return {};
+  invalidated_ = true;
+  return Error(Errc::corrupt, "live memory: " + deltasync::describe(wrong) +
+                                  ": somebody wrote to it; the next pull replaces the version");
+}
+
+}  // namespace deltasync::receiver

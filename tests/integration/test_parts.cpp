@@ -1,0 +1,285 @@
+// One version from several trainer nodes: bit for bit what one node would serve, or nothing.
+#include <gmock/gmock-matchers.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "deltasync/target.hpp"
+#include "tests/integration/parts_fixture.hpp"
+
+namespace deltasync::integration {
+namespace {
+
+using testing::HasSubstr;
+
+TEST_F(PartsTest, FullAndDeltaAreTheWholeModel) {
+  divide(3);
+  start();
+  next_version();
+  const auto receiver = bound();
+  EXPECT_EQ(receiver->layout()->digest(), model_.layout->digest());
+  const PullReport first = pull(*receiver);
+  EXPECT_EQ(first.mode, PullMode::full);
+  EXPECT_EQ(first.full_bytes, model_.layout->model_bytes());
+  expect_holds(*receiver, 1);
+  for (int i = 0; i < 4; ++i) {
+    next_version();
+    const PullReport report = pull(*receiver, {.newer = true});
+    EXPECT_EQ(report.mode, PullMode::delta);
+    EXPECT_LT(report.wire_bytes, model_.layout->model_bytes() / 4);
+    EXPECT_EQ(report.version.label, "step_" + std::to_string(number_));
+    expect_holds(*receiver, number_);
+    const auto wrong = receiver->attest();
+    ASSERT_TRUE(wrong.ok());
+    EXPECT_TRUE(wrong->empty());
+  }
+  EXPECT_EQ(pull(*receiver).mode, PullMode::up_to_date);
+}
+
+TEST_F(PartsTest, SlicesComeFromTheNodesThatHaveThem) {
+  divide(3);
+  start();
+  next_version();
+  const auto receiver = bound({{"rows", Rect{1000, 0, 1500, 257}}, {"columns", Rect{0, 0, 900, 300}}, {"norm", {}}});
+  EXPECT_EQ(pull(*receiver).mode, PullMode::full);
+  expect_holds(*receiver, 1);
+  next_version();
+  EXPECT_EQ(pull(*receiver).mode, PullMode::delta);
+  expect_holds(*receiver, 2);
+}
+
+/// Some nodes are several versions ahead: what all have is taken, and what one never sealed is not.
+TEST_F(PartsTest, AVersionThatOneNodeNeverSealedIsNotServed) {
+  divide(2);
+  start();
+  next_version();
+  const auto receiver = bound();
+  pull(*receiver);
+  next_version(nodes_[1].get());
+  EXPECT_EQ(pull(*receiver).mode, PullMode::up_to_date);
+  const auto none =
+      receiver->pull({.newer = true, .wait_max = std::chrono::milliseconds(100)}, {.deadline = limit().at()});
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().code(), Errc::timed_out);
+  EXPECT_THAT(none.error().message(), HasSubstr("node1"));
+  next_version();
+  EXPECT_EQ(pull(*receiver, {.newer = true}).version.id.number, 3u);
+  expect_holds(*receiver, 3);
+  // One behind the other: the older one is what both have.
+  next_version(nodes_[0].get());
+  model_.half = halves_.at(4);
+  EXPECT_EQ(pull(*receiver).version.id.number, 3u);
+  seal(*nodes_[0], 4);
+  EXPECT_EQ(pull(*receiver).version.id.number, 4u);
+  expect_holds(*receiver, 4);
+}
+
+TEST_F(PartsTest, ANodeThatIsAheadGivesWhatTheOtherHas) {
+  divide(2);
+  start();
+  next_version();
+  const auto receiver = bound();
+  pull(*receiver);
+  next_version();
+  next_version(nodes_[1].get());
+  EXPECT_EQ(pull(*receiver, {.newer = true}).version.id.number, 2u);
+  expect_holds(*receiver, 2);
+}
+
+TEST_F(PartsTest, AnAgentThatWasStartedAgainGoesOn) {
+  divide(2);
+  start();
+  next_version();
+  const auto receiver = bound();
+  pull(*receiver);
+  Node& node = *nodes_[1];
+  node.writer.reset();
+  node.agent.reset();
+  const auto none = receiver->pull({}, {.deadline = soon(300).at()});
+  ASSERT_FALSE(none.ok());
+  EXPECT_THAT(none.error().message(), HasSubstr("member node1 (" + node.port.endpoint() + ")"));
+  expect_holds(*receiver, 1);
+  start_agent(node);
+  attach(node);
+  next_version();
+  const PullReport report = pull(*receiver);
+  EXPECT_EQ(report.version.id.number, 2u);
+  expect_holds(*receiver, 2);
+  // The next incarnation of the job: a new epoch, from the same numbers.
+  epoch_ = make_epoch(epoch_);
+  number_ = 0;
+  next_version();
+  EXPECT_EQ(pull(*receiver).version.id.epoch, epoch_);
+  expect_holds(*receiver, 1);
+}
+
+TEST_F(PartsTest, AnotherHolderTakesThePlaceOfADeadOne) {
+  divide(2);
+  add_replica_of(1);
+  start();
+  next_version();
+  const auto receiver = bound();
+  pull(*receiver);
+  expect_holds(*receiver, 1);
+  next_version();
+  pull(*receiver);
+  nodes_[1]->writer.reset();
+  nodes_[1]->agent.reset();
+  next_version(nodes_[1].get());
+  const PullReport report = pull(*receiver, {.newer = true});
+  EXPECT_EQ(report.mode, PullMode::delta) << "what is held does not depend on who gave it";
+  expect_holds(*receiver, 3);
+}
+
+TEST_F(PartsTest, WhatNobodyHoldsIsNamed) {
+  divide(2);
+  nodes_[0]->held.erase(nodes_[0]->held.begin());
+  start();
+  next_version();
+  const auto receiver = connect();
+  ASSERT_TRUE(receiver.ok());
+  const Status bound = (*receiver)->bind(make_host_target((*receiver)->layout()), {.deadline = limit().at()});
+  ASSERT_FALSE(bound.ok());
+  EXPECT_EQ(bound.error().code(), Errc::coverage);
+  EXPECT_THAT(bound.error().message(), HasSubstr("no member has " + model_.layout->tensors()[0].spec.name));
+}
+
+TEST_F(PartsTest, AMemberThatIsAwayIsNamedWithWhatIsMissing) {
+  divide(2);
+  start();
+  next_version();
+  nodes_[1]->writer.reset();
+  nodes_[1]->agent.reset();
+  const auto receiver = connect();
+  ASSERT_TRUE(receiver.ok()) << receiver.error().to_string();
+  const Status bound = (*receiver)->bind(make_host_target((*receiver)->layout()), {.deadline = limit().at()});
+  ASSERT_FALSE(bound.ok());
+  EXPECT_EQ(bound.error().code(), Errc::coverage);
+  EXPECT_THAT(bound.error().message(), HasSubstr("member node1 (" + nodes_[1]->port.endpoint() + ")"));
+}
+
+/// One of the agents is another job's: its part is of another layout.
+TEST_F(PartsTest, MembersOfTwoJobsAreRefused) {
+  divide(2);
+  start();
+  next_version();
+  Node& node = *nodes_[1];
+  node.writer.reset();
+  node.agent.reset();
+  std::filesystem::remove_all(node.dir.path());
+  std::filesystem::create_directories(node.dir.path());
+  auto other = specs_;
+  other.push_back({.name = "more", .dtype = Dtype::bf16, .shape = {8}});
+  const auto whole = Layout::build(other);
+  ASSERT_TRUE(whole.ok());
+  auto part = make_part(*whole, make_sidecar(**whole), node.held,
+                        {{"node0", nodes_[0]->port.endpoint()}, {"node1", node.port.endpoint()}}, 1);
+  ASSERT_TRUE(part.ok());
+  std::tie(node.layout, node.sidecar) = *std::move(part);
+  start_agent(node);
+  attach(node);
+  const auto receiver = connect();
+  ASSERT_FALSE(receiver.ok());
+  EXPECT_EQ(receiver.error().code(), Errc::layout_mismatch);
+  EXPECT_THAT(receiver.error().message(), HasSubstr("member node1"));
+}
+
+TEST_F(PartsTest, DirectoriesAreThoseOfTheWholeModel) {
+  divide(3);
+  start();
+  next_version();
+  const test::TempDir out;
+  auto receiver = connect();
+  ASSERT_TRUE(receiver.ok());
+  auto target = make_hf_target((*receiver)->layout(), (*receiver)->sidecar(), out.path() / "model");
+  ASSERT_TRUE(target.ok()) << target.error().to_string();
+  ASSERT_TRUE((*receiver)->bind(*std::move(target), {.deadline = limit().at()}).ok());
+  const auto expect_directory = [&] {
+    const auto read = HfModel::open(out.path() / "model" / "current");
+    ASSERT_TRUE(read.ok()) << read.error().to_string();
+    for (std::uint32_t t = 0; t < model_.layout->tensors().size(); ++t) {
+      const Tensor& tensor = model_.layout->tensors()[t];
+      const auto index = read->layout()->find(tensor.spec.name);
+      ASSERT_TRUE(index.has_value());
+      const auto bytes = read->tensor(*index);
+      ASSERT_EQ(bytes.size(), tensor.bytes);
+      EXPECT_EQ(std::memcmp(bytes.data(), model_.half.data() + tensor.offset, tensor.bytes), 0) << tensor.spec.name;
+    }
+  };
+  pull(**receiver);
+  expect_directory();
+  next_version();
+  EXPECT_EQ(pull(**receiver).mode, PullMode::delta);
+  expect_directory();
+}
+
+TEST_F(PartsTest, RollsBackAndRepairs) {
+  divide(2);
+  start();
+  next_version();
+  const auto receiver = bound();
+  pull(*receiver);
+  next_version();
+  auto staged = receiver->pull({}, {.deadline = limit().at()});
+  ASSERT_TRUE(staged.ok());
+  const auto current = receiver->is_current(**staged, {.number = 2}, {.deadline = limit().at()});
+  ASSERT_TRUE(current.ok()) << current.error().to_string();
+  EXPECT_TRUE(*current);
+  ASSERT_TRUE((*staged)->commit().ok());
+  expect_holds(*receiver, 2);
+  ASSERT_TRUE((*staged)->rollback().ok());
+  expect_holds(*receiver, 1);
+  pull(*receiver);
+  expect_holds(*receiver, 2);
+  const auto memory = host_target_memory(*receiver->target());
+  for (const Tensor& tensor : model_.layout->tensors()) {
+    if (tensor.bytes != 0) const_cast<std::byte&>(memory[tensor.offset]) ^= std::byte{1};
+  }
+  const auto wrong = receiver->attest();
+  ASSERT_TRUE(wrong.ok());
+  EXPECT_GT(wrong->size(), 3u);
+  const auto repaired = receiver->repair(*wrong, {.deadline = limit().at()});
+  ASSERT_TRUE(repaired.ok()) << repaired.error().to_string();
+  EXPECT_EQ(repaired->tiles, wrong->size());
+  expect_holds(*receiver, 2);
+}
+
+/// Live memory is not what was committed: a delta over it would not be the version, so all parts come again.
+TEST_F(PartsTest, AWrongBaseIsReplacedByAFullUpdate) {
+  divide(2);
+  start();
+  next_version();
+  const auto receiver = bound();
+  pull(*receiver);
+  const auto memory = host_target_memory(*receiver->target());
+  const Tensor& rows = model_.layout->tensors()[*model_.layout->find("rows")];
+  for (std::uint64_t i = 0; i < rows.bytes; i += 2) const_cast<std::byte&>(memory[rows.offset + i]) ^= std::byte{1};
+  next_version(nullptr, 0.3);
+  PullReport report;
+  for (int attempt = 0; attempt < 3 && report.mode != PullMode::full; ++attempt) {
+    auto staged = receiver->pull({}, {.deadline = limit().at()});
+    if (!staged.ok()) continue;  // the scrub saw it first: the next pull replaces the version
+    ASSERT_TRUE((*staged)->commit().ok());
+    report = (*staged)->report();
+  }
+  EXPECT_EQ(report.mode, PullMode::full);
+  expect_holds(*receiver, 2);
+}
+
+/// A receiver that does not know of parts must not take one for the model; one that does finds the model at any member.
+TEST_F(PartsTest, AnyMemberNamesTheOthers) {
+  divide(3);
+  start();
+  next_version();
+  ReceiverOptions others = options();
+  others.endpoint = "127.0.0.1:1," + nodes_[2]->port.endpoint();
+  auto receiver = Receiver::connect(others, {.deadline = limit().at()});
+  ASSERT_TRUE(receiver.ok()) << receiver.error().to_string();
+  ASSERT_TRUE((*receiver)->bind(make_host_target((*receiver)->layout()), {.deadline = limit().at()}).ok());
+  pull(**receiver);
+  expect_holds(**receiver, 1);
+  EXPECT_EQ((*receiver)->lag().versions, 0u);
+}
+
+}  // namespace
+}  // namespace deltasync::integration
