@@ -11,10 +11,10 @@
 namespace deltasync::receiver {
 namespace {
 
-constexpr unsigned kThreadsMax = 16;
+constexpr unsigned kPullThreadsMax = 16;
 
 unsigned pool_threads(unsigned asked) {
-  return asked != 0 ? asked : std::clamp(std::thread::hardware_concurrency(), 1u, kThreadsMax);
+  return asked != 0 ? asked : std::clamp(std::thread::hardware_concurrency(), 1u, kPullThreadsMax);
 }
 
 }  // namespace
