@@ -1,7 +1,7 @@
 """A process of test_nodes_lab.py on a host of a lab. Does what the lines of its input say, and answers in JSON.
 
 lab_rank.py trainer  # with the environment that torchrun makes: a rank with its part of a model of FSDP2
-lab_rank.py rollout  # pulls from all trainer hosts
+lab_rank.py rollout  # pulls from all trainer hosts, and is told one
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import deltasync
 import torch
 import torch.distributed as dist
 from deltasync.errors import Error
-from pieces import put_together, require_same
+from same_tensors import require_same
 from torch.distributed.fsdp import fully_shard
 
 HERE = Path("..")  # of all hosts
@@ -84,23 +84,19 @@ class Trainer:
 
 
 class Rollout:
-    def __init__(self) -> None:
-        self.receivers: list[deltasync.Receiver] = []
+    receiver: deltasync.Receiver
 
-    def connect(self, *endpoints: str) -> dict[str, Any]:
-        self.receivers = [deltasync.Receiver(endpoint, token_file=TOKEN) for endpoint in endpoints]
+    def connect(self, endpoint: str) -> dict[str, Any]:
+        self.receiver = deltasync.Receiver(endpoint, token_file=TOKEN)
         return {}
 
     def pull(self, number: str) -> dict[str, Any]:
-        modes = [receiver.update(int(number)).mode for receiver in self.receivers]
-        expected = torch.load(HERE / "version.pt")
-        parts = [dict(receiver.tensors()) for receiver in self.receivers]
-        require_same(put_together(parts, expected), expected)
-        return {"modes": modes}
+        mode = self.receiver.update(int(number)).mode
+        require_same(dict(self.receiver.tensors()), torch.load(HERE / "version.pt"))
+        return {"mode": mode}
 
     def end(self) -> dict[str, Any]:
-        for receiver in self.receivers:
-            receiver.close()
+        self.receiver.close()
         return {}
 
 

@@ -2,8 +2,8 @@
 
     nodes_worker.py REPORT SEGMENT
 
-The first rank of each node pulls what its agent serves; the parts together are compared bit for bit with the full state
-dict. REPORT.RANK gets a JSON object: what each check found, a line of text where it failed.
+The first rank of each node has a receiver of its agent, which pulls from all nodes; what it has is compared bit for bit
+with the full state dict. REPORT.RANK gets a JSON object: what each check found, a line of text where it failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import deltasync
 import torch
 import torch.distributed as dist
 from deltasync import _nodes, errors
-from pieces import put_together, require_same
+from same_tensors import require_same
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -52,26 +52,24 @@ class Fleet:
         options = {"advertise": "127.0.0.1", "timeout": LONG_S, **options}
         if "agent" not in options:
             options["name"] = f"{SEGMENT}-{nodes[RANK]}"
-        self.times = len(set(nodes)) if options.get("replicas") else 1
         self.first = nodes.index(nodes[RANK]) == RANK
         self.manager = deltasync.WeightManager(model, process_group=True, **options)
         self.receiver: deltasync.Receiver | None = None
 
-    def compare(self, state: dict[str, Any]) -> list[str]:
-        """The newest version against `state`; all ranks call it. How each node's part came."""
+    def compare(self, state: dict[str, Any]) -> str:
+        """The newest version against `state`, by a receiver of the agent of each node that holds a part; all ranks call
+        it. How it came to all of them."""
         full = full_state(state)
-        pulled: tuple[str, dict[str, torch.Tensor]] | None = None
+        mode = None
         if self.first and self.manager.endpoint in self.manager.endpoints:
             if self.receiver is None:
                 self.receiver = deltasync.Receiver(self.manager.endpoint)
             mode = self.receiver.update(self.manager.version).mode
-            pulled = mode, {name: tensor.clone() for name, tensor in self.receiver.tensors()}
+            require_same(dict(self.receiver.tensors()), full)
         told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, pulled)
-        found = [said for said in told if said is not None]
-        assert len(found) == len(self.manager.endpoints)
-        require_same(put_together([part for _, part in found], full, self.times), full)
-        return [mode for mode, _ in found]
+        dist.all_gather_object(told, mode)
+        modes = {said for said in told if said is not None}
+        return modes.pop() if len(modes) == 1 else str(modes)
 
     def __enter__(self) -> Fleet:
         return self
@@ -128,7 +126,7 @@ def steps(nodes: list[str], replicas: int, parts: int, all_write: bool = False) 
             optimizer.zero_grad()
             fleet.manager.offload()
             assert len(fleet.manager.endpoints) == parts, fleet.manager.endpoints
-            assert fleet.compare(model.state_dict()) == [mode] * parts
+            assert fleet.compare(model.state_dict()) == mode
         fleet.manager.wait_ready()
         told: list[Any] = [None] * 4
         dist.all_gather_object(told, (fleet.manager.epoch, fleet.manager.layout.digest))
@@ -271,7 +269,7 @@ def again() -> None:
         with Fleet(nodes, state, agent=socket, advertise=endpoint) as fleet:
             fleet.receiver = receiver
             fleet.manager.offload(state)
-            assert fleet.compare(state) == [mode, mode]
+            assert fleet.compare(state) == mode
             assert fleet.manager.epoch > last
             receiver, fleet.receiver, last = fleet.receiver, None, fleet.manager.epoch
         dist.barrier()
