@@ -13,6 +13,7 @@
 #include "deltasync/receiver.hpp"
 #include "deltasync/target.hpp"
 #include "format/tile_set.hpp"
+#include "receiver/standing.hpp"
 #include "receiver/targets/target.hpp"
 
 namespace deltasync::receiver {
@@ -60,6 +61,9 @@ class BoundTarget : public Receiver {
   Result<std::vector<TileMismatch>> attest(const CallOptions& call = {}) override;
   Status release(const CallOptions& call = {}) override;
   Result<RepairReport> restore(const CallOptions& call = {}) override;
+  virtual std::shared_ptr<const ReceiverStatus> status() const = 0;
+  /// Of wait_served() in receiver/standing.hpp.
+  virtual void note_served(const Status& served) = 0;
 
  protected:
   BoundTarget(ReceiverOptions options, ThreadPool& pool) : options_(std::move(options)), target_pool_(pool) {}

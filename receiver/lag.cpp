@@ -71,9 +71,9 @@ Lag ReceiverImpl::lag(const CallOptions& call) const {
   return standing_->lag(call);
 }
 
-std::shared_ptr<const Standing> standing_of(const Receiver& receiver) {
-  const auto* const ours = dynamic_cast<const ReceiverImpl*>(&receiver);
-  return ours != nullptr ? ours->standing() : nullptr;
+std::shared_ptr<const ReceiverStatus> status_of(const Receiver& receiver) {
+  const auto* const ours = dynamic_cast<const BoundTarget*>(&receiver);
+  return ours != nullptr ? ours->status() : nullptr;
 }
 
 Status wait_served(Receiver& receiver, const CallContext& until) {
@@ -83,7 +83,7 @@ Status wait_served(Receiver& receiver, const CallContext& until) {
   if (target->committed() == nullptr) return Error(Errc::invalid_argument, "the relay has committed nothing");
   Status served = can->wait_served(until);
   if (served.ok() || served.error().code() != Errc::cancelled) {
-    if (auto* const ours = dynamic_cast<ReceiverImpl*>(&receiver)) ours->note_served(served);
+    if (auto* const ours = dynamic_cast<BoundTarget*>(&receiver)) ours->note_served(served);
   }
   return served;
 }

@@ -41,10 +41,9 @@ class ReceiverImpl final : public BoundTarget {
   /// Whether `want` means this version, with this root of the kept tiles.
   Result<bool> means(const std::pair<VersionId, Digest128>& version, const Want& want, const CallContext& until);
 
-  std::shared_ptr<const Standing> standing() const { return standing_; }
+  std::shared_ptr<const ReceiverStatus> status() const override { return standing_; }
   std::uint64_t agent_instance() const { return control_.instance(); }
-  /// Of wait_served() in receiver/standing.hpp.
-  void note_served(const Status& served);
+  void note_served(const Status& served) override;
 
  private:
   ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer peer);

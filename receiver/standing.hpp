@@ -23,8 +23,18 @@ struct Unserved {
   std::chrono::steady_clock::time_point since;
 };
 
-/// Thread-safe; may outlive its receiver, and says then what was last.
-class Standing {
+/// What others look at while the receiver works. Thread-safe; may outlive its receiver, and says then what was last.
+class ReceiverStatus {
+ public:
+  virtual ~ReceiverStatus() = default;
+  /// See Receiver::lag.
+  virtual Lag lag(const CallContext& until) const = 0;
+  virtual std::optional<Unserved> unserved() const = 0;
+  /// Of the last pull or commit, if that failed, or why what is committed is not served on. Empty: neither.
+  virtual std::string last_error() const = 0;
+};
+
+class Standing final : public ReceiverStatus {
  public:
   /// `receiver`: a random number, by which the agent knows it over its connections.
   Standing(std::uint64_t receiver, Peer agent) : agent_(std::move(agent)) { report_.receiver = receiver; }
@@ -47,13 +57,13 @@ class Standing {
     if (!unserved_.empty()) report.error = unserved_;
     return report;
   }
-  std::optional<Unserved> unserved() const {
+  std::optional<Unserved> unserved() const override {
     const std::lock_guard lock(mutex_);
     if (unserved_.empty()) return std::nullopt;
     return Unserved{unserved_, unserved_since_};
   }
-  /// See Receiver::lag.
-  Lag lag(const CallContext& until) const;
+  Lag lag(const CallContext& until) const override;
+  std::string last_error() const override { return report().error; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -70,7 +80,7 @@ class Standing {
 };
 
 /// Of a receiver that Receiver::connect made; null of any other kind.
-std::shared_ptr<const Standing> standing_of(const Receiver& receiver);
+std::shared_ptr<const ReceiverStatus> status_of(const Receiver& receiver);
 /// Waits until what the receiver has committed is served on, by the agent that its target hands it to (a relay's). Why
 /// it is not is such a receiver's last_error (Receiver::lag, the status of the agent that it pulls from) until a later
 /// call finds that it is. While no version comes nobody else looks: a caller that waits for one with Want::wait_max
@@ -78,7 +88,8 @@ std::shared_ptr<const Standing> standing_of(const Receiver& receiver);
 ///
 /// Errors: those of CanHandOn::wait_served; invalid_argument of another kind of target.
 Status wait_served(Receiver& receiver, const CallContext& until);
-/// The agent process that such a receiver is connected to, as wire::Hello::instance; 0 of any other kind.
+/// The agent process that such a receiver is connected to, as wire::Hello::instance; 0 of any other kind, and of one
+/// that is connected to several.
 std::uint64_t agent_instance_of(const Receiver& receiver);
 
 }  // namespace deltasync::receiver

@@ -141,6 +141,9 @@ Status PartsReceiver::share_out(const CallContext& until) {
     member.target->look_at_committed();
   }
   note_replaceable();
+  std::vector<PartsStatus::Member> asked;
+  for (Member* member : needed()) asked.push_back({describe(*member), member->receiver->status()});
+  status_->set(std::move(asked));
   return {};
 }
 

@@ -1,6 +1,7 @@
 #include "receiver/parts/parts_receiver.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <thread>
 #include <utility>
@@ -87,17 +88,37 @@ Result<bool> PartsReceiver::is_current(const StagedUpdate& staged, const Want& w
   return true;
 }
 
-/// That of the part which is furthest behind.
-Lag PartsReceiver::lag(const CallOptions& call) const {
+void PartsReceiver::note_served(const Status& served) {
+  for (Member* member : needed()) member->receiver->note_served(served);
+}
+
+Lag PartsStatus::lag(const CallContext& until) const {
+  const std::vector<Member> members = this->members();
   Lag worst;
-  for (const Member& member : members_) {
-    if (member.target == nullptr) continue;
-    Lag lag = member.receiver->lag(call);
-    if (!lag.last_error.empty()) lag.last_error = describe(member) + ": " + lag.last_error;
-    const bool further = !lag.last_error.empty() || (lag.versions && worst.versions && *lag.versions > *worst.versions);
-    if (worst.last_error.empty() && (further || !worst.versions)) worst = std::move(lag);
+  worst.last_error = members.empty() ? "no target is bound" : "";
+  bool first = true;
+  for (const Member& member : members) {
+    Lag lag = member.status->lag(until);
+    if (!lag.last_error.empty()) lag.last_error = member.name + ": " + lag.last_error;
+    const auto behind = [](const Lag& l) { return l.versions.value_or(std::numeric_limits<std::uint64_t>::max()); };
+    const bool worse = behind(lag) > behind(worst) || (behind(lag) == behind(worst) && worst.last_error.empty());
+    if (std::exchange(first, false) || worse) worst = std::move(lag);
   }
   return worst;
+}
+
+std::optional<Unserved> PartsStatus::unserved() const {
+  for (const Member& member : members()) {
+    if (auto unserved = member.status->unserved()) return unserved;
+  }
+  return std::nullopt;
+}
+
+std::string PartsStatus::last_error() const {
+  for (const Member& member : members()) {
+    if (const std::string error = member.status->last_error(); !error.empty()) return member.name + ": " + error;
+  }
+  return {};
 }
 
 std::pair<std::uint64_t, std::uint64_t> PartsReceiver::progress() const {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +20,32 @@ namespace deltasync::receiver {
 /// "HOST:PORT,HOST:PORT": neither is empty.
 std::vector<std::string> split_endpoints(std::string_view list);
 
+/// Of the members whose tiles are asked for.
+class PartsStatus final : public ReceiverStatus {
+ public:
+  struct Member {
+    std::string name;  ///< as messages have it
+    std::shared_ptr<const ReceiverStatus> status;
+  };
+  void set(std::vector<Member> members) {
+    const std::lock_guard lock(mutex_);
+    members_ = std::move(members);
+  }
+  /// That of the part which is furthest behind, or cannot be asked.
+  Lag lag(const CallContext& until) const override;
+  std::optional<Unserved> unserved() const override;
+  std::string last_error() const override;
+
+ private:
+  std::vector<Member> members() const {
+    const std::lock_guard lock(mutex_);
+    return members_;
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<Member> members_;  // protected by mutex_
+};
+
 class PartsReceiver final : public BoundTarget {
  public:
   /// `first` is connected to one of the members, at the options' endpoint.
@@ -30,7 +57,9 @@ class PartsReceiver final : public BoundTarget {
   Status bind(std::unique_ptr<Target> target, const std::vector<Slice>& slices, const CallOptions& call) override;
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, const CallOptions& call = {}) override;
   Result<bool> is_current(const StagedUpdate& staged, const Want& want, const CallOptions& call = {}) override;
-  Lag lag(const CallOptions& call = {}) const override;
+  Lag lag(const CallOptions& call = {}) const override { return status_->lag(call); }
+  std::shared_ptr<const ReceiverStatus> status() const override { return status_; }
+  void note_served(const Status& served) override;
   std::pair<std::uint64_t, std::uint64_t> progress() const override;
   using Receiver::repair;
   Result<RepairReport> repair(std::span<const std::uint64_t> tiles, const CallOptions& call = {}) override;
@@ -85,6 +114,7 @@ class PartsReceiver final : public BoundTarget {
 
   const Tuning tuning_;
   ThreadPool pool_;
+  const std::shared_ptr<PartsStatus> status_ = std::make_shared<PartsStatus>();
   Part part_;  ///< of the first; what is the same of all is used
   std::vector<Member> members_;
   std::unique_ptr<JointUpdate> joint_;

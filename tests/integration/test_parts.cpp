@@ -278,7 +278,14 @@ TEST_F(PartsTest, AnyMemberNamesTheOthers) {
   ASSERT_TRUE((*receiver)->bind(make_host_target((*receiver)->layout()), {.deadline = limit().at()}).ok());
   pull(**receiver);
   expect_holds(**receiver, 1);
-  EXPECT_EQ((*receiver)->lag().versions, 0u);
+  const auto status = receiver::status_of(**receiver);
+  ASSERT_NE(status, nullptr);
+  EXPECT_EQ(status->lag(limit()).versions, 0u);
+  next_version(nodes_[0].get());
+  EXPECT_EQ(status->lag(limit()).versions, 1u) << "of the part that is furthest behind";
+  nodes_[1]->writer.reset();
+  nodes_[1]->agent.reset();
+  EXPECT_THAT(status->lag(limit()).last_error, HasSubstr("member node1"));
 }
 
 }  // namespace

@@ -188,7 +188,10 @@ Status run_pull(const PullArgs& options) {
 
 std::function<Status()> setup_pull(CLI::App& app) {
   auto options = std::make_shared<PullArgs>();  // shared with the callbacks, which CLI11 copies
-  app.add_option("--from", options->from, "the agent's address")->required()->type_name("HOST:PORT");
+  app.add_option("--from", options->from,
+                 "the agent's address, or several with commas between: of the first that answers")
+      ->required()
+      ->type_name("HOST:PORT");
   auto* out = app.add_option("--out", options->out,
                              "directory that keeps the versions; DIR/current is the newest committed one")
                   ->type_name("DIR");

@@ -94,9 +94,9 @@ struct ReceiverPages::Impl {
   std::shared_ptr<net::Tls> own;  // of the process's certificate; null if it has none
 
   std::mutex mutex;
-  std::shared_ptr<const receiver::Standing> standing;  // protected by mutex, as all below; null: never connected
-  std::string connect_error;                           // since then, of the last try to connect
-  std::optional<std::uint64_t> versions_known;         // behind, when the agent last answered
+  std::shared_ptr<const receiver::ReceiverStatus> standing;  // protected by mutex, as all below; null: never connected
+  std::string connect_error;                                 // since then, of the last try to connect
+  std::optional<std::uint64_t> versions_known;               // behind, when the agent last answered
   std::optional<PullReport> last;
 
   boost::asio::io_context io{1};
@@ -165,7 +165,7 @@ double ReceiverPages::Impl::not_served_s() {
 }
 
 Lag ReceiverPages::Impl::lag() {
-  std::shared_ptr<const receiver::Standing> whose;
+  std::shared_ptr<const receiver::ReceiverStatus> whose;
   {
     const std::lock_guard lock(mutex);
     whose = standing;
@@ -258,7 +258,7 @@ net::HttpPage ReceiverPages::Impl::metrics_page() {
 
 void ReceiverPages::Impl::connected(const Receiver& receiver) {
   const std::lock_guard lock(mutex);
-  standing = receiver::standing_of(receiver);
+  standing = receiver::status_of(receiver);
   connect_error.clear();
 }
 
@@ -276,7 +276,7 @@ void ReceiverPages::Impl::took(const PullReport& report) {
 /// A wait in vain is no failure: the receiver knows.
 void ReceiverPages::Impl::failed() {
   const std::lock_guard lock(mutex);
-  if (standing && !standing->report().error.empty()) failures.add();
+  if (standing && !standing->last_error().empty()) failures.add();
 }
 
 Result<std::unique_ptr<ReceiverPages>> ReceiverPages::start(const PagesOptions& options, const std::string& role,

@@ -134,7 +134,7 @@ TEST_F(PullTest, AWaitMayEndLongBeforeThePull) {
     ASSERT_FALSE(none.ok());
     EXPECT_EQ(none.error().code(), Errc::timed_out) << none.error().to_string();
     EXPECT_FALSE(deadline.passed());
-    EXPECT_EQ(receiver_->standing()->report().error, "");
+    EXPECT_EQ(receiver_->status()->last_error(), "");
   };
   ends_at_once();
   step();
