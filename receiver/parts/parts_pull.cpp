@@ -69,7 +69,7 @@ void at_once(std::size_t count, const CallContext& until, Call&& call) {
 }  // namespace
 
 Result<std::unique_ptr<StagedUpdate>> PartsReceiver::pull(const Want& want, const CallOptions& call) {
-  if (target_ == nullptr) return Error(Errc::invalid_argument, "pull: no target is bound");
+  if (target_ == nullptr || needed().empty()) return Error(Errc::invalid_argument, "pull: no target is bound");
   DS_TRY(check_want(want).with_context("pull"));
   close_staged();
   const CallContext until(call);
