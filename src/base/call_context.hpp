@@ -14,15 +14,13 @@ namespace deltasync {
 /// Cheap to copy. Any thread may ask it.
 class CallContext {
  public:
-  CallContext(Deadline deadline,
-              std::stop_token stop = {})  // NOLINT(google-explicit-constructor): a deadline alone will do
-      : deadline_(deadline), stop_(std::move(stop)) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): a deadline alone will do
+  CallContext(Deadline deadline, std::stop_token stop = {}) : deadline_(deadline), stop_(std::move(stop)) {}
   /// What the user of the library said.
   CallContext(const CallOptions& call)  // NOLINT(google-explicit-constructor): one is the other
       : CallContext(Deadline::of(call), call.stop) {}
-  operator CallOptions() const {
-    return {.deadline = deadline_.at(), .stop = stop_};
-  }  // NOLINT(google-explicit-constructor)
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  operator CallOptions() const { return {.deadline = deadline_.at(), .stop = stop_}; }
 
   Deadline deadline() const noexcept { return deadline_; }
   const std::stop_token& stop() const noexcept { return stop_; }
