@@ -53,10 +53,10 @@ void at_once(std::size_t count, const CallContext& until, Call&& call) {
   std::stop_source stop;
   const std::stop_callback passed_on(until.stop(), [&stop] { stop.request_stop(); });
   const CallContext each(until.deadline(), stop.get_token());
-  std::vector<std::jthread> threads;
   const auto one = [&](std::size_t i) {
     if (!call(i, each)) stop.request_stop();
   };
+  std::vector<std::jthread> threads;  // last: they use all of these until they are joined
   std::size_t next = 1;
   try {
     for (; next < count; ++next) threads.emplace_back([&one, i = next] { one(i); });
