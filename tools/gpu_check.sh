@@ -17,7 +17,7 @@ cd "$(dirname "$0")/.."
 # Nothing of the system's own: these run beside whatever libc is there. So no compiler, no CMake, no Python.
 packages=(
   libboost1.81-dev libxxhash-dev libxxhash0 libzstd-dev libzstd1 libspdlog-dev libspdlog1.10 libfmt-dev libfmt9
-  libcli11-dev nlohmann-json3-dev libssl-dev libssl3 libgtest-dev libgmock-dev googletest
+  libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libssl-dev libssl3 libgtest-dev libgmock-dev googletest
   pkgconf pkgconf-bin libpkgconf3 ninja-build
 )
 

@@ -7,6 +7,7 @@ packages=(
   # build
   build-essential g++ cmake ninja-build ccache pkg-config git
   libboost1.81-dev libxxhash-dev libzstd-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev libssl-dev
+  libtomlplusplus-dev
   prometheus-cpp-dev
   # tests and lint
   libgtest-dev libgmock-dev libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck systemd

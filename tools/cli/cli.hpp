@@ -55,6 +55,7 @@ std::function<Status()> setup_inspect(CLI::App& app);
 std::function<Status()> setup_diff(CLI::App& app);
 std::function<Status()> setup_clean(CLI::App& app);
 std::function<Status()> setup_trace(CLI::App& app);
+std::function<Status()> setup_plan(CLI::App& app);
 std::function<Status()> setup_doctor(CLI::App& app);
 std::function<Status()> setup_completion(CLI::App& app);
 std::function<Status()> setup_bench(CLI::App& app);

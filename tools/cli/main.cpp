@@ -1,4 +1,4 @@
-// deltasync: publish, pull, relay, status, doctor, inspect, clean, diff, trace, bench, completion: the command table.
+// deltasync: publish, pull, relay, status, doctor, inspect, clean, diff, trace, plan, bench, completion: the commands.
 #include <pthread.h>
 
 #include <filesystem>
@@ -20,6 +20,7 @@ constexpr Command kCommands[] = {
     {"clean", "list segments in shared memory, and remove those that dead processes left", setup_clean},
     {"diff", "compare two versions of a model: density by tensor, size by codec", setup_diff},
     {"trace", "lay what several processes recorded on one timeline; summarise or draw one version", setup_trace},
+    {"plan", "predict how long until the engines of a fleet serve a version, and what that hangs on", setup_plan},
     {"bench", "measure one case against the machine's limit (the program deltasync-bench)", setup_bench},
     {"completion", "print a script by which a shell completes this command line", setup_completion},
 };

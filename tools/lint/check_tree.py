@@ -33,6 +33,7 @@ LAYERS = {
     "src/shm/": {"deltasync/", "base/", "format/", "shm/"},
     "src/net/": {"deltasync/", "base/", "format/", "net/"},
     "src/commit/": {"deltasync/", "commit/"},
+    "src/capacity/": {"deltasync/", "capacity/"},
     "src/writer/": {"deltasync/", "base/", "format/", "delta/", "gpu/", "shm/", "net/", "writer/"},
     "agent/versions/": AGENT | {"agent/versions/"},
     "agent/derive/": AGENT | {"agent/versions/", "agent/derive/"},
@@ -47,7 +48,7 @@ LAYERS = {
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
     "src/python/": {"deltasync/", "base/", "net/", "commit/", "python/"},
 }
-PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "commit/", "writer/",
+PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "commit/", "capacity/", "writer/",
                  "agent/", "receiver/", "python/", "tools/", "tests/")
 
 # Absolute paths that only exist on somebody's machine.
