@@ -22,6 +22,7 @@ ResourceId Fluid::add_resource(double per_s) {
 }
 
 WorkId Fluid::add(Work work, std::span<const WorkId> after) {
+  assert(work.weight > 0);
   const auto id = static_cast<WorkId>(items_.size());
   std::erase_if(work.uses,
                 [&](const Use& use) { return use.each <= 0 || resources_[use.resource].per_s == kUnlimited; });

@@ -27,7 +27,7 @@ struct Work {
   double amount = 0;        ///< 0: it is over when its delay is
   double delay_s = 0;       ///< from the end of all that it waits for until it begins
   std::vector<Use> uses;    ///< without any it takes no time
-  double weight = 1;        ///< its share, where several want one resource
+  double weight = 1;        ///< > 0: its share, where several want one resource
   std::uint32_t stage = 0;  ///< the caller's
 };
 

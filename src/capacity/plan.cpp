@@ -95,7 +95,7 @@ class Fleet {
     work.amount = amount;
     work.stage = stage;
     work.uses = {{host.processor, cost_s}, {host.memory, moves}};
-    if (cost_s > 0) work.weight = rates_.receive_s / cost_s;
+    if (cost_s > 0 && rates_.receive_s > 0) work.weight = rates_.receive_s / cost_s;
     return fluid_.add(std::move(work), after);
   }
 

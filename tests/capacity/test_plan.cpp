@@ -142,7 +142,7 @@ TEST(Plan, SharedLinksMemoryAndDelays) {
   narrow.groups[0].link = 0;
   Rates rates;
   rates.offload_s = 1e-12;
-  EXPECT_NEAR(predict(narrow, rates).all_s(), 2 * kModel / 1e9 + kModel / 1e9, 0.01);  // copied, then read and sent
+  EXPECT_NEAR(predict(narrow, rates).all_s(), (2 + 2 + 1) * kModel / 1e9, 0.01);  // copied, compared, sent
 }
 
 TEST(Plan, HostsOfAnEngineShareItsModel) {

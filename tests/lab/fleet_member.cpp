@@ -25,7 +25,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::uint32_t kTensors = 24;  // of which 1, 2, 3 or 4 hosts have as many
 constexpr std::uint64_t kColumns = 1024;
-constexpr auto kLong = std::chrono::minutes(10);
+CallOptions soon() {
+  return CallOptions::within(std::chrono::minutes(10));
+}
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -86,7 +88,7 @@ Result<Attached> attach(std::uint64_t rows, std::size_t node, const std::vector<
   WriterOptions options;
   options.agent_socket = "agent.sock";
   Attached out;
-  DS_ASSIGN(out.writer, Writer::attach(layout, sidecar, options, kLong));
+  DS_ASSIGN(out.writer, Writer::attach(layout, sidecar, options, soon()));
   for (std::size_t i = 0; i < mine.size(); ++i) out.slices.push_back({mine[i], Source{weights[i].data()}});
   return out;
 }
@@ -103,11 +105,11 @@ Status train(const std::vector<std::string>& args) {
   for (std::uint64_t number = 1; std::getline(std::cin, line); ++number) {
     const double began_s = now_s();
     const Version version{{epoch, number}, "step_" + std::to_string(number)};
-    DS_TRY(attached.writer->begin(version, kLong));
+    DS_TRY(attached.writer->begin(version, soon()));
     DS_TRY(attached.writer->write(attached.slices));
-    DS_ASSIGN(const OffloadReport report, attached.writer->commit(kLong));
+    DS_ASSIGN(const OffloadReport report, attached.writer->commit(soon()));
     const double sealed_s = now_s();
-    DS_TRY(attached.writer->wait_ready(version.id, kLong));
+    DS_TRY(attached.writer->wait_ready(version.id, soon()));
     DS_TRY(tell({{"event", "offloaded"},
                  {"number", number},
                  {"began", began_s},
@@ -123,10 +125,10 @@ Status serve(const std::string& endpoint) {
   options.endpoint = endpoint;
   options.link_gbps = 100;  // nothing comes packed
   DS_ASSIGN(options.token, net::read_token_file("../token"));
-  DS_ASSIGN(const auto receiver, Receiver::connect(options, kLong));
-  DS_TRY(receiver->bind(make_host_target(receiver->layout()), kLong));
+  DS_ASSIGN(const auto receiver, Receiver::connect(options, soon()));
+  DS_TRY(receiver->bind(make_host_target(receiver->layout()), soon()));
   for (;;) {
-    DS_ASSIGN(const auto staged, receiver->pull({.newer = true}, kLong));
+    DS_ASSIGN(const auto staged, receiver->pull({.newer = true}, soon()));
     const double staged_s = now_s();
     DS_TRY(staged->commit());
     const PullReport& report = staged->report();
