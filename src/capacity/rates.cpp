@@ -110,16 +110,16 @@ constexpr Case kCases[] = {
 
 Rates builtin_rates() {
   Rates rates;
-  rates.offload_s = 0.30e-9;
-  rates.diff_s = 0.22e-9;
-  rates.relay_commit_s = 0.7e-9;
-  rates.relay_diff_s = 0.3e-9;
-  rates.send_s = 0.22e-9;
-  rates.receive_s = 0.36e-9;
-  rates.verify_s = 8e-9;
-  rates.commit_s = 14e-9;
+  rates.offload_s = 0.17e-9;
+  rates.diff_s = 0.23e-9;
+  rates.relay_commit_s = 0.41e-9;
+  rates.relay_diff_s = 0.08e-9;
+  rates.send_s = 0.14e-9;
+  rates.receive_s = 0.16e-9;
+  rates.verify_s = 14e-9;
+  rates.commit_s = 9.3e-9;
   rates.bits_per_change = 10.73;
-  rates.pull_s = 0.004;
+  rates.pull_s = 0.0011;
   for (const Case& each : kCases) rates.assumed.emplace_back(each.name);
   return rates;
 }

@@ -20,22 +20,22 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "lab")]
-from lab import MTU, Lab, LabError, Process, missing, until  # noqa: E402
-from topology import Topology  # noqa: E402
+from lab import MTU, Lab, Process, missing, until  # noqa: E402
+from topology import LabError, Topology  # noqa: E402
 
 TOKEN = "--token-file ../token"
-AGENT = f"deltasync-agent --name job --socket agent.sock --listen 0.0.0.0:7070 {TOKEN}"
+AGENT = f"deltasync-agent --name job --socket agent.sock --listen 0.0.0.0:7070 --ready-file ready {TOKEN}"
 RELAY = f"deltasync relay --from {{}}:7070 --agent agent.sock --link-gbps 100 --json {TOKEN}"
 DEADLINE_S = 300.0
 SETTLED_S = 1.5  # between versions: longer than connections of data are taken for good unasked
-#: Of `deltasync bench`; the last one says what a version costs at least.
-BENCHMARKS = ("offload --model-gib 0.5", "full --model-gib 0.5", "apply --model-gib 0.5", "relay --model-gib 0.5",
-              "e2e --model-gib 0.5", "e2e --model-gib 0.001")  # fmt: skip
+#: Of `deltasync bench`, with the GiB of the model; the last one says what a version costs at least.
+BENCHMARKS = {"offload": 0.5, "full": 0.5, "apply": 0.5, "relay": 0.5, "e2e": 0.5, "e2e ": 0.001}
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Fleet:
     link: str
     mib: int
     relays: tuple[int, ...] = ()
-    changed: float = 0.01
+    changed: float = 0.05
     engine_link: str | None = None
     delay_ms: float = 0
 
@@ -76,22 +76,22 @@ class Fleet:
 
 
 FLEETS = (
-    Fleet("one to one, 100 Mbit/s", 1, 1, "100mbit", 32),
-    Fleet("one to one, 1 Gbit/s", 1, 1, "1gbit", 128),
-    Fleet("one to one, 4 Gbit/s", 1, 1, "4gbit", 256),
-    Fleet("one to 4, 1 Gbit/s", 1, 4, "1gbit", 96),
-    Fleet("one to 12, 1 Gbit/s", 1, 12, "1gbit", 48),
-    Fleet("one to 12, 4 Gbit/s", 1, 12, "4gbit", 96),
-    Fleet("one to 6, engines at 200 Mbit/s", 1, 6, "1gbit", 48, engine_link="200mbit"),
-    Fleet("2 to 4, 1 Gbit/s", 2, 4, "1gbit", 96),
+    Fleet("1 to 1, 100 Mbit/s", 1, 1, "100mbit", 64),
+    Fleet("1 to 1, 1 Gbit/s", 1, 1, "1gbit", 256),
+    Fleet("1 to 1, 4 Gbit/s", 1, 1, "4gbit", 512),
+    Fleet("1 to 4, 1 Gbit/s", 1, 4, "1gbit", 128),
+    Fleet("1 to 12, 1 Gbit/s", 1, 12, "1gbit", 64),
+    Fleet("1 to 12, 4 Gbit/s", 1, 12, "4gbit", 96),
+    Fleet("1 to 6, engines 200 Mbit/s", 1, 6, "1gbit", 64, engine_link="200mbit"),
+    Fleet("1 to 4, 20% changed, 500 Mbit/s", 1, 4, "500mbit", 96, changed=0.2),
+    Fleet("1 to 2, 20 ms away, 200 Mbit/s", 1, 2, "200mbit", 64, delay_ms=20),
+    Fleet("2 to 4, 1 Gbit/s", 2, 4, "1gbit", 192),
     Fleet("3 to 6, 500 Mbit/s", 3, 6, "500mbit", 96),
     Fleet("4 to 12, 1 Gbit/s", 4, 12, "1gbit", 96),
-    Fleet("4 to one, 2 Gbit/s", 4, 1, "2gbit", 192),
-    Fleet("a relay, 2 engines, 1 Gbit/s", 1, 2, "1gbit", 96, relays=(1,)),
-    Fleet("2 relays, 8 engines, 1 Gbit/s", 1, 8, "1gbit", 64, relays=(2,)),
-    Fleet("2 and 4 relays, 8 engines, 2 Gbit/s", 1, 8, "2gbit", 64, relays=(2, 4)),
-    Fleet("one to 4, 20% changed, 500 Mbit/s", 1, 4, "500mbit", 96, changed=0.2),
-    Fleet("one to 2, 20 ms away, 200 Mbit/s", 1, 2, "200mbit", 32, delay_ms=20),
+    Fleet("4 to 1, 2 Gbit/s", 4, 1, "2gbit", 256),
+    Fleet("1 relay, 2 engines, 1 Gbit/s", 1, 2, "1gbit", 128, relays=(1,)),
+    Fleet("2 relays, 8 engines, 1 Gbit/s", 1, 8, "1gbit", 96, relays=(2,)),
+    Fleet("2 and 4 relays, 8 engines, 2 Gbit/s", 1, 8, "2gbit", 96, relays=(2, 4)),
 )
 
 
@@ -111,6 +111,7 @@ class Run:
         levels = fleet.levels()
         for host in (host for level in levels[:-1] for host in level):
             lab.run(host, "agent", AGENT)
+            until((lab.directory / host / "ready").exists, f"{host}: agent", DEADLINE_S)
         for level, hosts in enumerate(levels[1:-1], 1):
             for number, host in enumerate(hosts):
                 lab.run(host, "relay", RELAY.format(fleet.source(level, number)))
@@ -131,13 +132,13 @@ class Run:
         return next((line for line in lines_of(process, event) if line.get("number", number) == number), None)
 
     def until_all(self, processes: list[Process], event: str, number: int) -> list[dict[str, Any]]:
-        return [until(lambda p=process: self.said(p, event, number), f"{process.name}: {event} {number}", DEADLINE_S)
-                for process in processes]  # fmt: skip
+        what = f"{event} {number}"
+        return [until(partial(self.said, p, event, number), f"{p.name}: {what}", DEADLINE_S) for p in processes]
 
     def begin(self) -> None:
         """Until trainers have attached, and all others wait for the first version."""
         for trainer in self.trainers:
-            until(lambda p=trainer: next(lines_of(p, "attached"), None), trainer.name, DEADLINE_S)
+            until(partial(self.said, trainer, "attached", 0), trainer.name, DEADLINE_S)
         time.sleep(SETTLED_S * (2 + len(self.fleet.relays)))
 
     def publish(self, number: int) -> dict[str, Any]:
@@ -160,7 +161,7 @@ class Run:
 def measure(fleet: Fleet, binaries: Path, deltas: int) -> list[dict[str, Any]]:
     """By version: the first comes whole."""
     levels = fleet.levels()
-    hosts = [{"names": names, "rate": fleet.link} for names in levels[:-1]]
+    hosts: list[dict[str, Any]] = [{"names": names, "rate": fleet.link} for names in levels[:-1]]
     hosts.append({"names": levels[-1], "rate": fleet.engine_link or fleet.link})
     if fleet.delay_ms:
         hosts[-1]["delay_ms"] = fleet.delay_ms
@@ -183,11 +184,11 @@ def compare(fleet: Fleet, args: argparse.Namespace) -> list[dict[str, Any]]:
     versions = measure(fleet, args.bin, args.deltas)
     deltas = sorted(versions[1:], key=lambda version: float(version["all_s"]))
     chosen = [versions[0], *deltas[len(deltas) // 2 :][:1]]
+    bits = 8 * deltas[0]["wire_bytes"] / (fleet.mib * 2**19 * fleet.changed)
     rows = []
     for number, measured in enumerate(chosen):
         full = measured["mode"] == "full"
         assert full == (number == 0), measured
-        bits = 8 * measured["wire_bytes"] / (fleet.mib * 2**19 * fleet.changed)
         predicted = predict(fleet, full, bits, args.bin, args.bench)
         error = predicted["all_s"] / measured["all_s"] - 1
         rows.append({"fleet": fleet.name, "mode": measured["mode"], "predicted_s": predicted["all_s"],
@@ -198,9 +199,9 @@ def compare(fleet: Fleet, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def run_benchmarks(binaries: Path, file: Path) -> None:
     threads = str(os.cpu_count() or 1)
-    for words in BENCHMARKS:
-        command = [str(binaries / "deltasync-bench"), *words.split(), "--threads", threads, "--json"]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    for case, gib in BENCHMARKS.items():
+        words = f"{case} --model-gib {gib} --density 0.05 --threads {threads} --json".split()
+        done = subprocess.run([binaries / "deltasync-bench", *words], check=True, stdout=subprocess.PIPE, text=True)
         with file.open("a") as out:
             out.write(done.stdout)
 
