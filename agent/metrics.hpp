@@ -22,6 +22,8 @@ struct Metrics {
 
   Counter versions = counter("versions_total", "Versions published.");
   Counter deltas = counter("deltas_total", "Deltas encoded.");
+  Counter handed_deltas =
+      counter("handed_deltas_total", "Deltas of these that a relay handed over: no halves were compared.");
   Counter delta_bytes = counter("delta_bytes_total", "Bytes of all deltas encoded.");
   Counter elements_changed = counter("elements_changed_total", "Elements that differed between consecutive versions.");
   Counter elements_compared = counter("elements_compared_total", "Elements compared between consecutive versions.");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "agent/versions/handed_delta.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "delta/geometry.hpp"
@@ -150,7 +151,6 @@ void Publisher::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
     log::error("activate_failed error=\"{}\"", activated.error().to_string());
     return;
   }
-  const Layout& layout = *generation->layout;
   const auto start = std::chrono::steady_clock::now();
   std::vector<std::uint64_t> digests;
   auto made = diff(before, sealed, digests);
@@ -172,7 +172,6 @@ void Publisher::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   Metrics::add(metrics_.deltas, 1);
   Metrics::add(metrics_.delta_bytes, delta.frame_bytes);
   Metrics::add(metrics_.elements_changed, delta.changed);
-  Metrics::add(metrics_.elements_compared, layout.elements());
   Metrics::add(metrics_.encode_seconds, encode_s);
   metrics_.diff.observe(encode_s);
   log::info("version_published version=\"{}\" root={} generation={} encode_s={:.4f} delta_bytes={} changed={}",
@@ -207,6 +206,10 @@ std::optional<delta::Delta> Publisher::diff(const ServedPtr& before, const shm::
   const Generation& generation = *before->generation;
   const delta::EncodeRequest request{before->version.id, sealed.version.id, before->root, options_.form};
   std::shared_ptr<OverlappedDiffWork> work = overlapped_diff_.end();
+  if (auto handed = take_handed_delta(*before, sealed, digests)) {
+    Metrics::add(metrics_.handed_deltas, 1);
+    return damage_.repair_diff(*before, sealed, std::move(*handed), digests, pool_);
+  }
   if (!work || !is_base(work->job, *before) || work->job.fill.half != sealed.half ||
       work->job.fill.sequence != sealed.sequence) {
     work = std::make_shared<OverlappedDiffWork>();
@@ -217,6 +220,7 @@ std::optional<delta::Delta> Publisher::diff(const ServedPtr& before, const shm::
   delta::Delta delta = work->encoding->finish(request, pool_);
   digests = work->encoding->take_digests();
   Metrics::add(metrics_.batches_after, work->encoding->rest());
+  Metrics::add(metrics_.elements_compared, generation.layout->elements());
   return damage_.repair_diff(*before, sealed, std::move(delta), digests, pool_);
 }
 

@@ -12,15 +12,12 @@
 #include <vector>
 
 #include "delta/delta.hpp"
+#include "delta/kept_delta.hpp"
 #include "deltasync/version.hpp"
 
 namespace deltasync::agent {
 
-/// A tile and the digest that it had before.
-struct DigestBefore {
-  std::uint64_t tile = 0;
-  std::uint64_t digest = 0;
-};
+using delta::DigestBefore;
 
 /// A state that a version was published with before digests of its tiles were taken again, because they were not those
 /// of its bytes. Receivers may hold it: what is damaged is the agent's memory, not theirs.

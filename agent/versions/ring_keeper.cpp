@@ -1,11 +1,8 @@
 #include "agent/versions/ring_keeper.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <exception>
 #include <functional>
 #include <string>
@@ -14,9 +11,8 @@
 
 #include "agent/background.hpp"
 #include "agent/versions/kept_delta.hpp"
-#include "base/fd.hpp"
 #include "base/log.hpp"
-#include "format/mapped_file.hpp"
+#include "delta/kept_delta.hpp"
 #include "shm/side_files.hpp"
 #include "shm/space.hpp"
 
@@ -45,40 +41,12 @@ std::vector<RingEntryPtr> chain_back(const std::vector<RingEntryPtr>& ring, std:
   return chain;
 }
 
-Status write_all(int fd, ByteSpan bytes, const fs::path& path) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Error::from_errno("write " + path.string(), errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-  }
-  return {};
-}
-
 /// A new file, whole or not there, if `reserve` bytes are left beside it. already_exists: the name is taken.
 Status write_entry(const fs::path& path, const RingEntry& entry, std::uint64_t reserve,
                    const std::function<bool()>& over) {
   const std::vector<std::byte> head = kept_delta_head(entry);
   DS_TRY(shm::check_room(path.parent_path(), head.size() + entry.delta->frame_bytes + reserve));
-  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!fd) return Error::from_errno("create " + path.string(), errno);
-  Status status = write_all(fd.get(), head, path);
-  for (const delta::Frame& frame : entry.delta->frames) {
-    if (!status) break;
-    status = over() ? Status(Error(Errc::cancelled, "the agent ends")) : write_all(fd.get(), frame.bytes, path);
-  }
-  if (!status) ::unlink(path.c_str());
-  return status;
-}
-
-Result<std::shared_ptr<RingEntry>> read_entry(const fs::path& path, const Layout& layout) {
-  struct stat info {};
-  if (::lstat(path.c_str(), &info) != 0) return Error::from_errno("look at " + path.string(), errno);
-  if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) {
-    return Error(Errc::permission, "is no regular file of this user");
-  }
-  DS_ASSIGN(const MappedFile file, MappedFile::open(path));
-  return decode_kept_delta(file.bytes(), layout);
+  return delta::write_kept_delta(path, head, entry.delta->frames, over);
 }
 
 }  // namespace
@@ -222,11 +190,11 @@ std::vector<RingEntryPtr> RingKeeper::adopt(const shm::SegmentPath& segment, con
   };
   for (const shm::SideFile& file : shm::find_side_files(segment)) {
     next_ = std::max(next_, file.number + 1);
-    if (auto entry = read_entry(file.path, layout); entry) {
-      read.push_back(std::move(*entry));
+    if (auto kept = delta::read_kept_delta(file.path, layout); kept) {
+      read.push_back(entry_of(std::move(*kept)));
       paths.push_back(file.path);
     } else {
-      ignore(file.path, entry.error().to_string());
+      ignore(file.path, kept.error().to_string());
     }
   }
   std::vector<RingEntryPtr> chain = chain_to(version, root, digests, read);

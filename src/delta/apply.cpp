@@ -2,6 +2,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <span>
+#include <type_traits>
 
 #include "delta/changed_words.hpp"
 #include "delta/codec.hpp"
@@ -222,11 +224,11 @@ void add_in_place(const RowGeometry& geometry, const DecodedTile& tile, std::byt
   }
 }
 
-/// `resolved` holds `count` positions and then as many elements, at any address.
-template <class U, class Cursor>
-void exchange(const RowGeometry& geometry, std::uint32_t count, std::byte* first, MutByteSpan resolved) {
+/// `resolved` holds `count` positions and then as many elements, at any address. Those of mutable bytes get the old ones.
+template <class U, class Cursor, class Byte>
+void put_resolved(const RowGeometry& geometry, std::uint32_t count, std::byte* first, std::span<Byte> resolved) {
   const std::byte* const positions = resolved.data();
-  std::byte* const elements = resolved.data() + std::size_t{count} * sizeof(std::uint16_t);
+  Byte* const elements = resolved.data() + std::size_t{count} * sizeof(std::uint16_t);
   ElementPrefetcher prefetcher(geometry, positions, count, first, sizeof(U));
   Cursor cursor(geometry);
   for (std::uint32_t i = 0; i < count;) {
@@ -235,12 +237,28 @@ void exchange(const RowGeometry& geometry, std::uint32_t count, std::byte* first
     for (; i < end; ++i) {
       const std::size_t col = cursor.seek(load_raw<std::uint16_t>(positions + std::size_t{i} * sizeof(std::uint16_t)));
       std::byte* const place = first + cursor.offset() + col * sizeof(U);
-      std::byte* const element = elements + std::size_t{i} * sizeof(U);
-      const U old = load_raw<U>(place);
-      store_raw(place, load_raw<U>(element));
-      store_raw(element, old);
+      Byte* const element = elements + std::size_t{i} * sizeof(U);
+      if constexpr (std::is_const_v<Byte>) {
+        store_raw(place, load_raw<U>(element));
+      } else {
+        const U old = load_raw<U>(place);
+        store_raw(place, load_raw<U>(element));
+        store_raw(element, old);
+      }
     }
   }
+}
+
+template <class Byte>
+void put_resolved(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
+                  std::span<Byte> resolved) {
+  if (traits(record.codec).whole_tile) return;
+  const TileShape shape = tile_shape(layout, record.tile);
+  const RowGeometry geometry(shape, row_stride);
+  with_element(shape, [&]<class U, bool kFloat>() {
+    with_cursor(geometry,
+                [&]<class Cursor>() { put_resolved<U, Cursor>(geometry, record.changed, first, resolved); });
+  });
 }
 
 }  // namespace
@@ -281,12 +299,12 @@ Result<std::uint64_t> resolve_tile(const Layout& layout, const TileRecord& recor
 
 void exchange_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
                    MutByteSpan resolved) {
-  if (traits(record.codec).whole_tile) return;
-  const TileShape shape = tile_shape(layout, record.tile);
-  const RowGeometry geometry(shape, row_stride);
-  with_element(shape, [&]<class U, bool kFloat>() {
-    with_cursor(geometry, [&]<class Cursor>() { exchange<U, Cursor>(geometry, record.changed, first, resolved); });
-  });
+  put_resolved(layout, record, first, row_stride, resolved);
+}
+
+void write_resolved(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
+                    ByteSpan resolved) {
+  put_resolved(layout, record, first, row_stride, resolved);
 }
 
 Result<std::uint64_t> apply_tile(const Layout& layout, const TileRecord& record, std::byte* first,

@@ -253,6 +253,10 @@ Result<std::uint64_t> resolve_tile(const Layout& layout, const TileRecord& recor
 /// commits, the next time it rolls the commit back. Does nothing for a raw tile, packed or not.
 void exchange_tile(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
                    MutByteSpan resolved);
+/// Writes them without looking at what they replace: the tile is as committed by exchange_tile wherever its other
+/// elements are those of the base, and `resolved` can be used again. Does nothing for a raw tile, packed or not.
+void write_resolved(const Layout& layout, const TileRecord& record, std::byte* first, std::size_t row_stride,
+                    ByteSpan resolved);
 
 // ---- instruction sets ----------------------------------------------------------------------------------------
 

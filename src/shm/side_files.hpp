@@ -1,4 +1,4 @@
-// Files beside a segment that are nothing without it: <segment>.d1, <segment>.d2 … They go when it goes.
+// Files beside a segment that are nothing without it: <segment>.d0, <segment>.d1 … They go when it goes.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,8 @@ struct SideFile {
   std::uint64_t number = 0;
   std::filesystem::path path;
 };
+/// The number of the one that a writer hands over with a version; those that an agent keeps have others.
+inline constexpr std::uint64_t kHandedSideFile = 0;
 /// Ascending. Whatever bears such a name, of whatever kind and owner.
 std::vector<SideFile> find_side_files(const SegmentPath& segment);
 std::filesystem::path side_file_path(const SegmentPath& segment, std::uint64_t number);

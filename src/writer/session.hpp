@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,7 +26,7 @@
 #include "writer/agent_link.hpp"
 #include "writer/copy.hpp"
 #include "writer/copy_streams.hpp"
-#include "writer/held_version.hpp"
+#include "writer/relay_access.hpp"
 #include "writer/progress.hpp"
 #include "writer/slot_claim.hpp"
 
@@ -62,6 +63,9 @@ class WriterSession final : public Writer {
   std::uint64_t fresh_epoch() const override { return make_epoch(std::max(epoch_heard_, newest().epoch)); }
   std::uint64_t agent_instance() const { return agent_instance_; }
   std::optional<HeldVersion> held() const;
+  std::optional<FillOfHalf> open_fill() const;
+  Status change_fill(const std::function<Status(std::span<std::byte> half)>& change);
+  const shm::SegmentPath& segment_path() const { return segment_->path(); }
   std::span<const std::byte> filling() const override;
   const LayoutPtr& layout() const override { return layout_; }
 
@@ -129,6 +133,7 @@ class WriterSession final : public Writer {
   std::vector<std::uint32_t> touched_;  ///< by tensor: the fill (counted here) that touched it last
   std::uint32_t fills_ = 0;
   std::vector<CopyJob> jobs_;  ///< of the group that is being written
+  bool changed_ = false;       ///< by change_fill(): it is whole, whatever was written
   bool failed_ = false;        ///< a write failed: only abort() helps
 
   std::uint64_t tickets_ = 0;

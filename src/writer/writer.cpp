@@ -63,6 +63,7 @@ Status WriterSession::begin(const Version& version, const CallOptions& call) {
   report_.guard_s = seconds_since(start);
   ++fills_;
   failed_ = false;
+  changed_ = false;
   coverage_.reset();
   return {};
 }
@@ -215,7 +216,7 @@ Result<OffloadReport> WriterSession::seal(Deadline deadline) {
     abort();
     return Error(Errc::aborted, context + ": an earlier write failed");
   }
-  if (auto complete = coverage_.finish(); !complete) {
+  if (auto complete = changed_ ? Status() : coverage_.finish(); !complete) {
     abort();
     return std::move(complete).error().with_context(context);
   }
@@ -269,7 +270,8 @@ std::optional<HeldVersion> WriterSession::held() const {
     for (unsigned half = 0; half < shm::kHalves; ++half) {
       const shm::HalfStatus status = shm::inspect_half(*segment_, half);
       if (status.version.id != id) continue;  // one that is being filled comes after it
-      return HeldVersion{status.version, segment_->half(half).first(static_cast<std::size_t>(layout_->half_bytes()))};
+      return HeldVersion{status.version, segment_->half(half).first(static_cast<std::size_t>(layout_->half_bytes())),
+                         {half, status.sequence}};
     }
   }
 }
@@ -282,6 +284,40 @@ std::optional<HeldVersion> held_version(const Writer& writer) {
 std::uint64_t agent_instance(const Writer& writer) {
   const auto* const session = dynamic_cast<const WriterSession*>(&writer);
   return session != nullptr ? session->agent_instance() : 0;
+}
+
+std::optional<FillOfHalf> WriterSession::open_fill() const {
+  if (!fill_) return std::nullopt;
+  return FillOfHalf{fill_->half, fill_->sequence};
+}
+
+std::optional<FillOfHalf> open_fill(const Writer& writer) {
+  const auto* const session = dynamic_cast<const WriterSession*>(&writer);
+  return session != nullptr ? session->open_fill() : std::nullopt;
+}
+
+/// Counts no progress: what is changed in place is no batch that the agent might read before the seal.
+Status WriterSession::change_fill(const std::function<Status(std::span<std::byte> half)>& change) {
+  DS_TRY(check_open("change"));
+  failed_ = true;  // until everything below went well
+  DS_TRY(role_->enter_copy(*fill_));
+  Status changed = change(segment_->half(fill_->half).first(static_cast<std::size_t>(layout_->half_bytes())));
+  role_->leave_copy(*fill_);
+  DS_TRY(changed);
+  failed_ = false;
+  changed_ = true;
+  return {};
+}
+
+Status change_fill(Writer& writer, const std::function<Status(std::span<std::byte> half)>& change) {
+  auto* const session = dynamic_cast<WriterSession*>(&writer);
+  if (session == nullptr) return Error(Errc::unsupported, "change: another kind of writer");
+  return session->change_fill(change);
+}
+
+std::optional<shm::SegmentPath> segment_path(const Writer& writer) {
+  const auto* const session = dynamic_cast<const WriterSession*>(&writer);
+  return session != nullptr ? std::optional(session->segment_path()) : std::nullopt;
 }
 
 std::span<const std::byte> WriterSession::filling() const {

@@ -90,28 +90,28 @@ void expect_same(const RingEntry& a, const RingEntry& b) {
 
 TEST_F(KeptDeltas, AFileIsReadAsItWasWritten) {
   const auto entry = step();
-  const auto read = decode_kept_delta(file_of(*entry), *model_.layout);
+  const auto read = delta::decode_kept_delta(file_of(*entry), *model_.layout);
   ASSERT_TRUE(read) << read.error().to_string();
-  expect_same(**read, *entry);
+  expect_same(*entry_of(*read), *entry);
 }
 
 TEST_F(KeptDeltas, WhatIsTornOrChangedIsRefused) {
   const auto entry = step();
   auto bytes = file_of(*entry);
   for (std::size_t n = 0; n < bytes.size(); n += n < 300 ? 1 : 997) {
-    EXPECT_FALSE(decode_kept_delta(ByteSpan(bytes).first(n), *model_.layout)) << n;
+    EXPECT_FALSE(delta::decode_kept_delta(ByteSpan(bytes).first(n), *model_.layout)) << n;
   }
   for (std::size_t at = 0; at < bytes.size(); at += at < 300 ? 1 : 997) {
     bytes[at] ^= std::byte{4};
-    EXPECT_FALSE(decode_kept_delta(bytes, *model_.layout)) << at;
+    EXPECT_FALSE(delta::decode_kept_delta(bytes, *model_.layout)) << at;
     bytes[at] ^= std::byte{4};
   }
   bytes.push_back(std::byte{0});
-  EXPECT_FALSE(decode_kept_delta(bytes, *model_.layout));
+  EXPECT_FALSE(delta::decode_kept_delta(bytes, *model_.layout));
   auto specs = test::sample_specs();
   specs.push_back({"one.more", Dtype::bf16, {4096, 4096}, {}, {}});
   const auto other = Layout::build(std::move(specs)).value();
-  EXPECT_EQ(decode_kept_delta(file_of(*entry), *other).error().code(), Errc::layout_mismatch);
+  EXPECT_EQ(delta::decode_kept_delta(file_of(*entry), *other).error().code(), Errc::layout_mismatch);
 }
 
 TEST_F(KeptDeltas, TheNextAgentHasTheRing) {

@@ -169,7 +169,7 @@ bool Cluster::keeps_deltas(std::size_t count) const {
     const auto files = shm::find_side_files({files_.path(), "cluster.g1"});
     const auto whole = std::count_if(files.begin(), files.end(), [&](const shm::SideFile& file) {
       const auto mapped = MappedFile::open(file.path);
-      return mapped && agent::decode_kept_delta(mapped->bytes(), *layout_);
+      return mapped && delta::decode_kept_delta(mapped->bytes(), *layout_);
     });
     if (static_cast<std::size_t>(whole) == count) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -12,7 +12,7 @@
 #include "tests/shm/support.hpp"
 #include "tests/support/without_threads.hpp"
 #include "tests/writer/harness.hpp"
-#include "writer/held_version.hpp"
+#include "writer/relay_access.hpp"
 
 namespace deltasync::test {
 namespace {

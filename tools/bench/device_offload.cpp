@@ -6,7 +6,7 @@
 #include "base/deadline.hpp"
 #include "bench/processes.hpp"
 #include "delta/delta.hpp"
-#include "writer/held_version.hpp"
+#include "writer/relay_access.hpp"
 #include "writer/session.hpp"
 
 namespace deltasync::bench {

@@ -71,7 +71,8 @@ Status HalfCopy::patch(const VersionSource& source) {
     for (std::uint64_t row = 0; row < item.tile.rect.rows; ++row) {
       std::memcpy(rows + row * width, from + row * stride, width);
     }
-    return source.patches.apply(layout_, item.tile.index, rows, source.before[item.tile.index]);
+    auto patched = source.patches.apply(layout_, item.tile.index, rows, width, source.before[item.tile.index]);
+    return patched ? Status() : std::move(patched).error();
   });
 }
 

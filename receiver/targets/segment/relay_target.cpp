@@ -5,9 +5,12 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "base/trace.hpp"
 #include "delta/delta.hpp"
 #include "format/tiling.hpp"
 #include "receiver/targets/segment/half_copy.hpp"
+#include "receiver/targets/segment/half_patch.hpp"
+#include "receiver/targets/segment/hand_over.hpp"
 #include "receiver/targets/target_checks.hpp"
 #include "receiver/targets/tile_memory.hpp"
 
@@ -15,6 +18,8 @@ namespace deltasync::relay {
 namespace {
 
 constexpr std::uint64_t kDigestTilesPerItem = 32;
+constexpr auto kLookLimit = std::chrono::seconds(1);  ///< for looking again, so that it holds up no version
+constexpr std::uint64_t kLookTiles = 4096;            ///< between two looks at the time
 constexpr auto kServedSlice = std::chrono::milliseconds(500);  ///< between two looks at the segment
 
 }  // namespace
@@ -40,6 +45,7 @@ Status RelayTarget::open(ThreadPool& pool, const CallContext& until) {
   };
   DS_TRY(run_all(pool, items, until, "reading the version in the segment", digest_some));
   state.root = delta::root_digest(state.digests);
+  sealed_[held->fill.half] = {held->fill.sequence, state.version.id, state.root, state.digests};
   committed_ = std::move(state);
   live_ = held->bytes;
   log::info("relay resumes version=\"{}\" root={}", to_string(committed_->version), to_string(committed_->root));
@@ -56,8 +62,7 @@ Status RelayTarget::look_at_segment() {
   }
   Error lost(Errc::aborted, "the agent has a segment without " + to_string(committed_->version) +
                                 (held ? ", with " + to_string(held->version) : std::string()));
-  committed_.reset();
-  live_ = {};
+  invalidate();
   return lost;
 }
 
@@ -77,6 +82,9 @@ void RelayTarget::invalidate() noexcept {
   committed_.reset();
   own_.release();
   live_ = {};
+  for (Sealed& half : sealed_) half = {};
+  last_.clear();
+  look_left_ = 0;
 }
 
 /// Who waits for an agent that has another segment by now waits in vain: that is looked at now and then.
@@ -99,7 +107,7 @@ Status RelayTarget::wait_served(const CallContext& until) {
                                     " with other bytes than it was published with; the next version replaces them");
   }
   Status served = look_at_served(until);
-  if (served.ok()) return served;
+  if (served.ok()) return look_again(until);
   const Errc code = served.error().code();
   const char* remedy = "";
   if (code == Errc::connection) remedy = ": it is away: start it again";
@@ -154,7 +162,7 @@ Status RelayTarget::commit_full(TargetState state, Deadline deadline) {
     committed_ = std::move(state);
     return {};
   }
-  return publish(std::move(state), TilePatches(), deadline);
+  return publish(std::move(state), {}, deadline);
 }
 
 // ---- delta ---------------------------------------------------------------------------------------------------------
@@ -163,35 +171,86 @@ Status RelayTarget::commit_delta(std::vector<StagedStep> steps, TargetState stat
   if (staging_) return Error(Errc::invalid_argument, "a full update is open");
   if (pool_ == nullptr) return Error(Errc::invalid_argument, "the target is not open");
   DS_TRY(check_steps(*layout_, TileSet::whole(*layout_), committed(), steps, state, *pool_));
-  return publish(std::move(state), TilePatches(*layout_, steps), deadline);
+  return publish(std::move(state), std::move(steps), deadline);
 }
 
 // ---- commit --------------------------------------------------------------------------------------------------------
 
 /// From the full update that waits, else from the committed version. On error the version is dropped, and nobody has
 /// seen it.
-Status RelayTarget::publish(TargetState state, const TilePatches& patches, Deadline deadline) {
+Status RelayTarget::publish(TargetState state, std::vector<StagedStep> steps, Deadline deadline) {
   Status begun = writer_->begin(state.version, deadline.earlier(Deadline::after(options_.guard_limit)));
   // Whatever came of it, it may have mapped another segment in place of the one that `live_` is in.
   Status there = look_at_segment();
   if (!begun.ok()) return begun;
-  Status filled = there.ok() || staging_ ? fill(state, patches, deadline) : std::move(there);
+  Status filled = there.ok() || staging_ ? fill(state, steps, deadline) : std::move(there);
   if (!filled.ok()) {
     writer_->abort();
+    take_back(*writer_);
     return filled;
   }
+  last_ = own_ || staging_ ? std::vector<StagedStep>() : std::move(steps);
   committed_ = std::move(state);
   own_.release();
   staging_.release();
   return look_at_segment();
 }
 
-Status RelayTarget::fill(const TargetState& state, const TilePatches& patches, Deadline deadline) {
-  const ByteSpan base = staging_ ? ByteSpan(staging_.span()) : live_;
-  const std::vector<std::uint64_t>& before = staging_ ? state.digests : committed_->digests;
-  HalfCopy copy(*layout_, *writer_, *pool_, options_.written);
-  DS_TRY(copy.run({base, before, patches, state.digests}, deadline));
+/// Nothing was written to the segment but by this target: the half has the version from which last_ leads to the
+/// committed one, which the other half has.
+bool RelayTarget::is_before_last(unsigned half, std::uint64_t sequence) const {
+  const Sealed& there = sealed_[half];
+  const Sealed& newer = sealed_[1 - half];
+  return !own_ && !staging_ && !last_.empty() && there.sequence != 0 && newer.sequence == sequence - 1 &&
+         newer.root == committed_->root && newer.version == committed_->version.id &&
+         there.version == last_.front().from;
+}
+
+Status RelayTarget::fill(const TargetState& state, const std::vector<StagedStep>& steps, Deadline deadline) {
+  const FillOfHalf open = *open_fill(*writer_);
+  const bool in_place = is_before_last(open.half, open.sequence);
+  const Sealed there = std::exchange(sealed_[open.half], {});
+  if (!own_ && !staging_) hand_over(*layout_, *writer_, *committed_, state, steps);
+  if (in_place) {
+    TilePatches patches(*layout_, last_);
+    patches.add(*layout_, steps);
+    DS_TRY(patch_half(*layout_, *writer_, *pool_, patches, there.digests, state.digests, deadline));
+  } else {
+    const ByteSpan base = staging_ ? ByteSpan(staging_.span()) : live_;
+    const std::vector<std::uint64_t>& before = staging_ ? state.digests : committed_->digests;
+    const TilePatches patches(*layout_, steps);
+    HalfCopy copy(*layout_, *writer_, *pool_, options_.written);
+    DS_TRY(copy.run({base, before, patches, state.digests}, deadline));
+  }
   DS_TRY(writer_->commit(deadline));
+  sealed_[open.half] = {open.sequence, state.version.id, state.root, state.digests};
+  look_left_ = in_place ? layout_->tile_count() : 0;
+  return {};
+}
+
+/// A half that was changed in place was not read again before it was sealed. That is done now, as far as the time goes;
+/// the rest after the next version.
+Status RelayTarget::look_again(const CallContext& until) {
+  if (look_left_ == 0) return {};
+  const trace::Span span("look again", committed_->version.id);
+  const Deadline limit = Deadline::after(kLookLimit);
+  while (look_left_ != 0 && !until.over() && !limit.passed()) {
+    const std::uint64_t first = look_next_ % layout_->tile_count();
+    const std::uint64_t count = std::min({kLookTiles, look_left_, layout_->tile_count() - first});
+    const Status looked = run_all(*pool_, count, [&](std::uint64_t i, unsigned) -> Status {
+      const std::uint64_t tile = first + i;
+      if (delta::tile_digest(*layout_, live_, tile) == committed_->digests[tile]) return {};
+      return Error(Errc::corrupt, describe_tile(*layout_, tile) + " of " + to_string(committed_->version) +
+                                      " differs from its digest in the segment: somebody wrote to it, or memory is " +
+                                      "failing; the next version comes whole");
+    });
+    if (!looked) {
+      invalidate();
+      return looked;
+    }
+    look_next_ = first + count;
+    look_left_ -= count;
+  }
   return {};
 }
 

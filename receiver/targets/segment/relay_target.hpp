@@ -5,6 +5,8 @@
 //   the segment  the committed version. This process is the segment's only writer, so the half stays as it is until
 //                the target itself commits the next one.
 //   staging_     a full update until its commit
+//   last_        the delta to the committed version, from the one that the other half has still: where both are known,
+//                a commit changes that half in place, instead of copying the model
 //   own_         the committed version where the segment has the same one with other bytes: somebody wrote to it. It
 //                cannot be written there again (versions grow), but it is a valid base for the next one.
 #pragma once
@@ -14,14 +16,16 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "deltasync/writer.hpp"
+#include "format/segment.hpp"
 #include "format/tiling.hpp"
 #include "receiver/targets/host_memory.hpp"
 #include "receiver/targets/segment/relay.hpp"
 #include "receiver/targets/segment/tile_patches.hpp"
 #include "receiver/targets/target.hpp"
-#include "writer/held_version.hpp"
+#include "writer/relay_access.hpp"
 
 namespace deltasync::relay {
 
@@ -61,9 +65,19 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
  private:
   Status look_at_served(const CallContext& until);
   TileRows tile_in(ByteSpan half, const Tile& tile) const;
-  Status publish(TargetState state, const TilePatches& patches, Deadline deadline);
-  Status fill(const TargetState& state, const TilePatches& patches, Deadline deadline);
+  Status publish(TargetState state, std::vector<StagedStep> steps, Deadline deadline);
+  Status fill(const TargetState& state, const std::vector<StagedStep>& steps, Deadline deadline);
+  bool is_before_last(unsigned half, std::uint64_t sequence) const;
+  Status look_again(const CallContext& until);
   Status look_at_segment();
+
+  /// What this target has sealed into a half.
+  struct Sealed {
+    std::uint64_t sequence = 0;  ///< of the fill; 0: nothing that is known
+    VersionId version;
+    Digest128 root;
+    std::vector<std::uint64_t> digests;
+  };
 
   const LayoutPtr layout_;
   const std::unique_ptr<Writer> writer_;
@@ -73,6 +87,10 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
   ByteSpan live_;  ///< of the committed version; empty if there is none
   HostMemory own_;
   HostMemory staging_;
+  Sealed sealed_[shm::kHalves];
+  std::vector<StagedStep> last_;  ///< to the committed version; empty: unknown
+  std::uint64_t look_next_ = 0;   ///< of the tiles that were changed in place: the one that is looked at next
+  std::uint64_t look_left_ = 0;   ///< and how many are left
 };
 
 }  // namespace deltasync::relay

@@ -7,11 +7,11 @@
 
 namespace deltasync::relay {
 
-TilePatches::TilePatches(const Layout& layout, std::vector<StagedStep>& steps) {
-  for (StagedStep& step : steps) {
-    for (StagedFrame& frame : step.frames) {
+void TilePatches::add(const Layout& layout, std::span<const StagedStep> steps) {
+  for (const StagedStep& step : steps) {
+    for (const StagedFrame& frame : step.frames) {
       const bool decoded = !frame.resolved.empty();
-      MutByteSpan rest(frame.resolved);
+      ByteSpan rest(frame.resolved);
       for (const delta::TileRecord& record : frame.records) {
         Patch patch{record.tile, &record, decoded && !delta::traits(record.codec).whole_tile, {}};
         if (decoded) {
@@ -35,18 +35,25 @@ bool TilePatches::has(std::uint64_t tile) const noexcept {
   return first != patches_.end() && first->tile == tile;
 }
 
-Status TilePatches::apply(const Layout& layout, std::uint64_t tile, std::byte* rows, std::uint64_t digest) const {
-  const Tensor& tensor = layout.tensors()[layout.tensor_of_tile(tile)];
-  const std::size_t row_bytes = static_cast<std::size_t>(tile_of(layout, tile).rect.cols) * tensor.element_bytes;
+std::vector<std::uint64_t> TilePatches::tiles() const {
+  std::vector<std::uint64_t> tiles;
+  for (const Patch& patch : patches_) {
+    if (tiles.empty() || tiles.back() != patch.tile) tiles.push_back(patch.tile);
+  }
+  return tiles;
+}
+
+Result<std::uint64_t> TilePatches::apply(const Layout& layout, std::uint64_t tile, std::byte* rows,
+                                         std::size_t row_stride, std::uint64_t digest) const {
   for (auto patch = find(tile); patch != patches_.end() && patch->tile == tile; ++patch) {
     if (patch->decoded) {
-      delta::exchange_tile(layout, *patch->record, rows, row_bytes, patch->changes);
+      delta::write_resolved(layout, *patch->record, rows, row_stride, patch->changes);
       digest = patch->record->digest_after;
     } else {
-      DS_ASSIGN(digest, delta::apply_tile(layout, *patch->record, rows, row_bytes, digest));
+      DS_ASSIGN(digest, delta::apply_tile(layout, *patch->record, rows, row_stride, digest));
     }
   }
-  return {};
+  return digest;
 }
 
 }  // namespace deltasync::relay

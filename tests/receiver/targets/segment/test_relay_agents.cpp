@@ -52,6 +52,7 @@ class RelayNode : public ReceiverTest {
     start_relay();
   }
   void start_node() {
+    handed_ = 0;
     auto agent = Agent::start(node_options_);
     ASSERT_TRUE(agent) << agent.error().to_string();
     node_ = std::move(agent).value();
@@ -87,6 +88,8 @@ class RelayNode : public ReceiverTest {
     EXPECT_TRUE(served) << served.error().to_string();
     EXPECT_EQ(node_served()->version, AgentTest::served()->version);
     EXPECT_EQ(node_served()->root, AgentTest::served()->root);
+    if (report.mode == PullMode::delta && report.delta_steps == 1) ++handed_;
+    EXPECT_EQ(node_->core().metrics().handed_deltas, handed_) << "the node's agent need not compare halves";
     return report;
   }
   ServedPtr node_served() const { return node_->core().versions().snapshot()->served; }
@@ -146,6 +149,7 @@ class RelayNode : public ReceiverTest {
   test::TempDir node_dir_;
   const test::HeldPort node_port_;
   AgentOptions node_options_;
+  std::uint64_t handed_ = 0;  // deltas that the relay has handed over to node_
   std::chrono::nanoseconds guard_;
   std::unique_ptr<Agent> node_;
   std::unique_ptr<Receiver> relay_;

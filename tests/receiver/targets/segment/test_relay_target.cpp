@@ -266,6 +266,62 @@ TEST_F(RelayTargetTest, ATileOfTheBaseThatSomebodyWroteToIsNotHandedOn) {
   EXPECT_TRUE(holds(second));
 }
 
+/// Once both halves are known a version is made where the one before the last lies.
+TEST_F(RelayTargetTest, AVersionIsMadeInPlace) {
+  int rounds = 0;
+  written_ = [&] { ++rounds; };
+  Reference before = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, before)));
+  ASSERT_TRUE(holds(before));
+  const auto step = [&](double density, std::uint64_t budget, bool in_place) {
+    const Reference after = trainer_->step(density);
+    rounds = 0;
+    ASSERT_TRUE(ok(commit({before, after}, ValueForm::ulp, budget)));
+    ASSERT_TRUE(holds(after));
+    EXPECT_EQ(rounds == 0, in_place);
+    before = after;
+  };
+  step(0.01, 1ull << 40, false);
+  for (const double density : {0.01, 0.0, 1.0, 0.2, 0.001}) {
+    for (const std::uint64_t budget : {std::uint64_t{1} << 40, std::uint64_t{20'000}, std::uint64_t{0}}) {
+      step(density, budget, true);
+    }
+  }
+  // A fill of somebody else's in between, that came to nothing, may have left anything.
+  ASSERT_TRUE(writer_->begin({{before.state.version.id.epoch, before.state.version.id.number + 1}, ""}, soon()));
+  writable(writer_->filling())[0] ^= std::byte{1};
+  writer_->abort();
+  step(0.01, 1ull << 40, false);
+  step(0.01, 1ull << 40, true);
+  bind();
+  step(0.01, 1ull << 40, false);
+  step(0.01, 1ull << 40, true);
+  // The chain of versions is broken by one that comes whole.
+  before = trainer_->step(0.01);
+  ASSERT_TRUE(ok(commit_whole(*target_, before)));
+  step(0.01, 1ull << 40, false);
+  step(0.01, 1ull << 40, true);
+}
+
+TEST_F(RelayTargetTest, WhatSomebodyWroteToTheOtherHalfIsFoundOnceItIsServed) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  ASSERT_TRUE(holds(first));
+  std::byte* const half = writable(held_version(*writer_)->bytes);
+  const Reference second = trainer_->step(0.01);
+  ASSERT_TRUE(ok(commit({first, second})));
+  ASSERT_TRUE(holds(second));
+  const Reference third = trainer_->step(0.0);
+  const Tensor& tensor = trainer_->layout()->tensors()[5];
+  half[tensor.offset] ^= std::byte{1};
+  ASSERT_TRUE(ok(commit({second, third})));
+  EXPECT_TRUE(fails(target_->wait_served(soon()), Errc::corrupt, tensor.spec.name));
+  EXPECT_EQ(target_->committed(), nullptr);
+  const Reference fourth = trainer_->step(0.01);
+  ASSERT_TRUE(ok(commit_whole(*target_, fourth)));
+  EXPECT_TRUE(holds(fourth));
+}
+
 /// A segment that was written to while no relay looked: the same version comes whole, and cannot be put in its place.
 TEST_F(RelayTargetTest, AVersionThatTheSegmentHasWithOtherBytesIsABaseAllTheSame) {
   const Reference first = trainer_->now();

@@ -1,0 +1,48 @@
+// What a relay does with a writer's session beside what every trainer does.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+
+#include "deltasync/result.hpp"
+#include "deltasync/writer.hpp"
+#include "shm/segment.hpp"
+
+namespace deltasync {
+
+/// One fill of a half. The sequence grows with every fill of the segment, by whichever process: one more than the last
+/// means that nothing was written in between.
+struct FillOfHalf {
+  unsigned half = 0;
+  std::uint64_t sequence = 0;
+};
+/// A whole version in a half of the segment; a tensor's bytes begin at its Tensor::offset.
+struct HeldVersion {
+  Version version;
+  std::span<const std::byte> bytes;
+  FillOfHalf fill;
+};
+/// The version that was committed last to the segment as it is now, by any process, and where it lies; nothing if none
+/// was. The bytes stay as they are until a later version is committed. They are not to be read any more after the next
+/// begin(), register_plan() or wait_ready(), which may map another segment: ask again then.
+std::optional<HeldVersion> held_version(const Writer& writer);
+
+/// The one that is open; nothing if none is.
+std::optional<FillOfHalf> open_fill(const Writer& writer);
+
+/// Lets `change` write to the half that is being filled, as it is: with what the version before the last one left there,
+/// if nothing was written since. The fill counts as whole then: what `change` leaves is the version. May be called more
+/// than once; an abort waits for the end of a call. An error of `change`, or `aborted`, makes the fill one that only
+/// abort() ends.
+Status change_fill(Writer& writer, const std::function<Status(std::span<std::byte> half)>& change);
+
+/// Where the segment lies.
+std::optional<shm::SegmentPath> segment_path(const Writer& writer);
+
+/// A random number of the agent process that the writer connected to last: it tells two agents apart.
+std::uint64_t agent_instance(const Writer& writer);
+
+}  // namespace deltasync
