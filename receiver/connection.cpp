@@ -30,17 +30,19 @@ Error agent_error(ByteSpan payload) {
 }
 
 Result<Connection> Connection::dial(const Peer& peer, const CallContext& until) {
-  DS_ASSIGN(UniqueFd fd, net::connect_tcp(peer.host, peer.port, until));
+  const Address& to = peer.address();
+  DS_ASSIGN(UniqueFd fd, net::connect_tcp(to.host, to.port, until));
   Connection c;
   c.socket_ = net::MessageSocket(std::move(fd));
   c.socket_.stop_on(until.stop());
   c.silence_ = peer.tuning.silence;
+  c.host_ = to.host;
   return c;
 }
 
 Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadline) {
   if (peer.tls) {
-    DS_ASSIGN(auto channel, peer.tls->channel(socket_.fd(), peer.host));
+    DS_ASSIGN(auto channel, peer.tls->channel(socket_.fd(), host_));
     DS_TRY(socket_.secure(std::move(channel), deadline));
   }
   auto hello_message = recv_message(socket_, wire::Type::hello, deadline);

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/bytes.hpp"
@@ -70,6 +71,7 @@ class Connection {
 
   net::MessageSocket socket_;
   std::chrono::milliseconds silence_{0};
+  std::string host_;  ///< whose certificate it must be
   std::uint64_t instance_ = 0;
   std::uint16_t protocol_ = wire::kProtocolVersion;
   std::uint64_t last_request_ = 0;

@@ -55,31 +55,52 @@ Status Control::connect(Deadline deadline) {
   }
   drop();
   noted_ = status.error();
-  return std::move(status).with_context("agent at " + peer_.endpoint);
+  return std::move(status).with_context("agent at " + peer_.endpoint());
 }
 
-void Control::look_at_clock(Deadline deadline) {
-  if (!trace::on() || !connection_.open() || connection_.stale()) return;
-  if (std::chrono::nanoseconds(trace::now_ns() - clock_seen_ns_) <= peer_.tuning.clock_look) return;
+/// A new connection takes the place of the one that is there, if it comes to be.
+bool Control::replace(Deadline deadline) {
   Connection fresh;
   const Status connected = connect_once(fresh, deadline.earlier(Deadline::after(kLookLimit)));
   if (!connected) {
     closed_bytes_ += fresh.bytes_received();
-    return;
+    return false;
   }
   drop();
   connection_ = std::move(fresh);
   tell_standing();
+  return true;
+}
+
+void Control::look_around(Deadline deadline) {
+  if (!connection_.open() || connection_.stale()) return;
+  const std::uint64_t now = trace::now_ns();
+  Addresses& addresses = *peer_.addresses;
+  if (const std::size_t at = addresses.at();
+      at != 0 && std::chrono::nanoseconds(now - preferred_tried_ns_) > peer_.tuning.preferred_look) {
+    preferred_tried_ns_ = now;
+    addresses.use(0);
+    if (replace(deadline)) {
+      log::info("agent_back agent={}", peer_.endpoint());
+      return;
+    }
+    addresses.use(at);
+  }
+  if (trace::on() && std::chrono::nanoseconds(now - clock_seen_ns_) > peer_.tuning.clock_look) replace(deadline);
 }
 
 Status Control::ensure(Deadline deadline) {
   if (connection_.open() && !connection_.stale()) return {};
+  Addresses& addresses = *peer_.addresses;
   Backoff backoff(peer_.tuning);
   Backoff busy = Backoff::from_busy(peer_.tuning);
-  for (;;) {
+  // One that is gone says so at once; one that hangs is asked last.
+  addresses.use(std::exchange(hung_, false) ? addresses.at() + 1 : 0);
+  for (std::size_t tried = 1;; ++tried) {
     auto status = connect(deadline);
     if (status) {
-      if (std::exchange(away_, false)) log::info("agent_back agent={}", peer_.endpoint);
+      if (std::exchange(away_, false)) log::info("agent_back agent={}", peer_.endpoint());
+      preferred_tried_ns_ = trace::now_ns();
       return status;
     }
     const Errc code = status.error().code();
@@ -89,16 +110,19 @@ Status Control::ensure(Deadline deadline) {
     if (turned_away_) {
       say_busy(status.error(), pause);
     } else if (!std::exchange(away_, true)) {
-      log::warn("agent_away agent={} error=\"{}\" then=\"trying until it is back\"", peer_.endpoint,
-                status.error().message());
+      log::warn("agent_away agent={} error=\"{}\" then=\"trying {}\"", peer_.endpoint(), status.error().message(),
+                addresses.size() == 1 ? "until it is back" : "the next");
     }
+    const std::string failed = peer_.endpoint();
+    addresses.use(addresses.at() + 1);
+    if (tried % addresses.size() != 0) continue;
     CallContext(deadline, stop_).pause(pause);
-    if (stop_.stop_requested()) return cancelled_while("connecting to the agent at " + peer_.endpoint);
+    if (stop_.stop_requested()) return cancelled_while("connecting to the agent at " + failed);
   }
 }
 
 void Control::say_busy(const Error& said, std::chrono::milliseconds pause) {
-  log::warn(busy_lines_, "agent_busy agent={} again_in_ms={} said=\"{}\"", peer_.endpoint, pause.count(),
+  log::warn(busy_lines_, "agent_busy agent={} again_in_ms={} said=\"{}\"", peer_.endpoint(), pause.count(),
             said.message());
 }
 
@@ -106,6 +130,7 @@ template <class T>
 Answer<T> Control::give_up(const Error& error) {
   drop();
   noted_ = error;
+  hung_ = error.code() == Errc::timed_out;
   Answer<T> answer;
   answer.broken = error;
   return answer;

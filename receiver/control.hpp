@@ -53,10 +53,10 @@ class Control {
   void drop();
   /// To the log, now and then: why nothing comes for a while.
   void say_busy(const Error& said, std::chrono::milliseconds pause);
-  /// Clocks drift, and each handshake is a look at the agent's: while a timeline is recorded and the last look is old,
-  /// a new connection takes the place of the one that there is. Once, before a pull; if none comes about soon, the old
-  /// one goes on.
-  void look_at_clock(Deadline deadline);
+  /// Before a pull a new connection takes the place of the one that there is, where that is of use: to the preferred
+  /// agent, if another one is in use and it was not tried for a while; and, while a timeline is recorded, to look at
+  /// the agent's clock, since clocks drift. If none comes about soon, the old one goes on.
+  void look_around(Deadline deadline);
 
   std::uint64_t instance() const noexcept { return connection_.instance(); }
   const wire::Welcome& welcome() const noexcept { return connection_.welcome(); }
@@ -89,6 +89,7 @@ class Control {
 
  private:
   void stop_on(const std::stop_token& stop);
+  bool replace(Deadline deadline);
   Status connect_once(Connection& connection, Deadline deadline);
   void tell_standing();
   /// The header of the answer to `request`; an `error` message ends up in `answer`.
@@ -113,6 +114,8 @@ class Control {
   std::optional<Error> noted_;
   bool turned_away_ = false;  ///< by the last attempt
   bool away_ = false;         ///< that was said
+  bool hung_ = false;         ///< the last connection ended in a wait
+  std::uint64_t preferred_tried_ns_ = 0;
   log::LineLimit busy_lines_{1, std::chrono::seconds(30)};
 };
 

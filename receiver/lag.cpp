@@ -56,7 +56,7 @@ Lag Standing::lag(const CallContext& until) const {
   lag.last_error = report.error;
   auto answer = ask(agent_, report.committed.id, until);
   if (!answer) {
-    lag.last_error = std::move(answer).error().with_context("asking the agent at " + agent_.endpoint).to_string();
+    lag.last_error = std::move(answer).error().with_context("asking the agent at " + agent_.endpoint()).to_string();
   } else if (answer->newest.id.valid()) {
     lag.newest = std::move(answer->newest);
     lag.versions = answer->versions;

@@ -2,25 +2,50 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "net/tls.hpp"
 #include "receiver/tuning.hpp"
 
 namespace deltasync::receiver {
 
-struct Peer {
+struct Address {
   std::string endpoint;  ///< as the user wrote it, for messages
   std::string host;
   std::uint16_t port = 0;
+};
+
+/// Agents that serve the same versions, the preferred one first, and which of them is in use. Any thread may look.
+class Addresses {
+ public:
+  explicit Addresses(std::vector<Address> list, std::size_t at = 0) : list_(std::move(list)), at_(at) {}
+
+  const Address& now() const noexcept { return list_[at_]; }
+  std::size_t size() const noexcept { return list_.size(); }
+  std::size_t at() const noexcept { return at_; }
+  void use(std::size_t at) noexcept { at_ = at % list_.size(); }
+
+ private:
+  const std::vector<Address> list_;
+  std::atomic<std::size_t> at_;
+};
+
+struct Peer {
+  std::shared_ptr<Addresses> addresses;  ///< shared by the connections of one receiver
   std::string token;
   std::string name;
   Tuning tuning;
   std::shared_ptr<net::Tls> tls = nullptr;  ///< null: none
+
+  const Address& address() const noexcept { return addresses->now(); }
+  const std::string& endpoint() const noexcept { return address().endpoint; }
 };
 
 /// Doubling pauses, each cut short by up to a half of it at random: receivers that were sent away together do not come

@@ -47,6 +47,23 @@ std::function<void()> on_cores(const CpuList& cores) {
   return [cores] { run_on(cores); };
 }
 
+/// Half of the time that is left.
+Deadline half_of(Deadline deadline) {
+  return Deadline::after(std::min<std::chrono::nanoseconds>(deadline.remaining() / 2, std::chrono::hours(1)));
+}
+
+Result<std::vector<Address>> addresses_of(const std::string& list) {
+  std::vector<std::string> endpoints = split_endpoints(list);
+  if (endpoints.empty()) endpoints.push_back(list);  // the error names it
+  std::vector<Address> addresses;
+  for (std::string& one : endpoints) {
+    DS_ASSIGN(net::Endpoint endpoint, net::parse_endpoint(one));
+    if (endpoint.port == 0) return Error(Errc::invalid_argument, "endpoint '" + one + "' has no port");
+    addresses.push_back({std::move(one), std::move(endpoint.host), endpoint.port});
+  }
+  return addresses;
+}
+
 }  // namespace
 
 // ---- receiver ------------------------------------------------------------------------------------------------
@@ -71,7 +88,7 @@ ReceiverImpl::~ReceiverImpl() {
 }
 
 Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions options, const Tuning& tuning,
-                                                            const CallContext& until) {
+                                                            const CallContext& until, std::size_t first) {
   if (options.streams < 1 || options.streams > kStreamsMax) {
     return Error(Errc::invalid_argument,
                  std::to_string(options.streams) + " streams; 1 to " + std::to_string(kStreamsMax) + " are possible");
@@ -87,9 +104,8 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
   if (!options.cores.empty()) {
     DS_ASSIGN(cores, usable_cores(options.cores).with_context("the receiver's cores"));
   }
-  DS_ASSIGN(const net::Endpoint endpoint, net::parse_endpoint(options.endpoint));
-  if (endpoint.port == 0) return Error(Errc::invalid_argument, "endpoint '" + options.endpoint + "' has no port");
-  Peer peer{options.endpoint, endpoint.host, endpoint.port, options.token, options.name, tuning};
+  DS_ASSIGN(std::vector<Address> addresses, addresses_of(options.endpoint));
+  Peer peer{std::make_shared<Addresses>(std::move(addresses), first), options.token, options.name, tuning};
   DS_ASSIGN(peer.tls, net::Tls::client_if_wanted(options.tls));
   std::unique_ptr<ReceiverImpl> made;
   try {
@@ -98,9 +114,9 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
     return Error(Errc::no_space, "the receiver's threads: " + e.code().message());
   }
   const auto stopping = made->control_.stop_by(until.stop());
-  DS_TRY(until.check("connecting").with_context("agent at " + made->peer_.endpoint));
+  DS_TRY(until.check("connecting").with_context("agent at " + made->peer_.endpoint()));
   DS_TRY(made->control_.connect(until.deadline()));
-  DS_TRY(made->fetch_layout(until).with_context("agent at " + made->peer_.endpoint));
+  DS_TRY(made->fetch_layout(until).with_context("agent at " + made->peer_.endpoint()));
   return made;
 }
 
@@ -157,7 +173,7 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const
   close_staged();
   const CallContext until(call);
   const auto stopping = control_.stop_by(until.stop());
-  control_.look_at_clock(until.deadline());
+  control_.look_around(until.deadline());
   const OnTarget on_target(*target_, until);
   Pull pull(session(partial_, invalidated_), want, until);
   auto prepared = pull.run();
@@ -181,25 +197,29 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const
   return stage(std::move(*prepared));
 }
 
-/// Of several endpoints the first that answers. All of them may be members of one job, so that any of these will do.
+/// Of several endpoints the first that answers. All of them may be members of one job, so that any of these will do;
+/// else each has all versions, and the receiver goes on at another when it loses one.
 Result<std::unique_ptr<Receiver>> connect(const ReceiverOptions& options, const Tuning& tuning,
                                           const CallContext& until) {
-  std::vector<std::string> endpoints = split_endpoints(options.endpoint);
-  if (endpoints.empty()) endpoints.push_back(options.endpoint);  // the error names it
-  std::optional<Error> first_error;
-  for (const std::string& endpoint : endpoints) {
-    ReceiverOptions one = options;
-    one.endpoint = endpoint;
-    auto made = ReceiverImpl::connect(one, tuning, until);
+  const std::size_t count = std::max<std::size_t>(1, split_endpoints(options.endpoint).size());
+  std::optional<Error> failed;
+  for (std::size_t i = 0; i < count; ++i) {
+    const bool last = i + 1 == count;
+    auto made = ReceiverImpl::connect(options, tuning, last ? until : until.earlier(half_of(until.deadline())), i);
     if (!made) {
-      if (!first_error) first_error = std::move(made).error();
+      Error why = std::move(made).error();
+      failed = failed ? Error(failed->code(), failed->message() + "; " + why.message()) : std::move(why);
+      if (until.stop_requested()) break;
       continue;
     }
     if ((*made)->sidecar().part.empty()) return std::unique_ptr<Receiver>(std::move(*made));
+    ReceiverOptions one = options;
+    one.endpoint = split_endpoints(options.endpoint)[i];
+    DS_ASSIGN(made, ReceiverImpl::connect(one, tuning, until));  // the others are not its, but other members'
     DS_ASSIGN(auto parts, PartsReceiver::connect(std::move(*made), std::move(one), tuning, until));
     return std::unique_ptr<Receiver>(std::move(parts));
   }
-  return *std::move(first_error);
+  return *std::move(failed);
 }
 
 }  // namespace receiver

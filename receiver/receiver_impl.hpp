@@ -18,8 +18,9 @@ namespace deltasync::receiver {
 
 class ReceiverImpl final : public BoundTarget {
  public:
+  /// To the endpoint with number `first` of those in `options`; to the others once that is lost.
   static Result<std::unique_ptr<ReceiverImpl>> connect(ReceiverOptions options, const Tuning& tuning,
-                                                       const CallContext& until);
+                                                       const CallContext& until, std::size_t first = 0);
   ~ReceiverImpl() override;
 
   Result<std::unique_ptr<StagedUpdate>> pull(const Want& want, const CallOptions& call = {}) override;

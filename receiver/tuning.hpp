@@ -17,6 +17,8 @@ struct Tuning {
   std::chrono::milliseconds release{2'000};  ///< for the answer to a release
   /// While a timeline is recorded, a pull first looks at the agent's clock if the last look is older.
   std::chrono::milliseconds clock_look{10'000};
+  /// Between two tries of the preferred agent while another one is in use.
+  std::chrono::milliseconds preferred_look{10'000};
   std::chrono::milliseconds say_progress{10'000};  ///< between two lines of the log about a full update that takes long
   std::chrono::milliseconds backoff_first{10};
   std::chrono::milliseconds backoff_max{1'000};

@@ -243,7 +243,7 @@ Result<Pull::Progress> Pull::look_at_epoch(const wire::PlanReply& reply) {
   if (policy == OlderEpoch::fail) return Error(Errc::version_conflict, what);
   const bool wait = policy == OlderEpoch::wait;
   if (std::exchange(s_.older_told, reply.target.id.epoch) != reply.target.id.epoch) {
-    log::warn("older_epoch agent={} held=\"{}\" served=\"{}\" policy={}", s_.peer.endpoint,
+    log::warn("older_epoch agent={} held=\"{}\" served=\"{}\" policy={}", s_.peer.endpoint(),
               to_string(committed->version), to_string(reply.target), wait ? "wait" : "follow");
   }
   if (!wait) return Progress::whole;
@@ -370,17 +370,17 @@ Error Pull::out_of_time() const {
   std::string text = "deadline passed while " + stage_;
   const auto& why = last_ ? last_ : s_.control.noted();
   if (why) text += " (last trouble: " + why->to_string() + ")";
-  return Error(Errc::timed_out, std::move(text)).with_context("pull from " + s_.peer.endpoint);
+  return Error(Errc::timed_out, std::move(text)).with_context("pull from " + s_.peer.endpoint());
 }
 
 Error Pull::stopped(Error error) {
   ended_early_ = error.code() == Errc::cancelled || waited_enough_ || waited_in_vain(error);
-  if (error.code() == Errc::cancelled) return cancelled_while(stage_).with_context("pull from " + s_.peer.endpoint);
+  if (error.code() == Errc::cancelled) return cancelled_while(stage_).with_context("pull from " + s_.peer.endpoint());
   // Whatever ran into the end of the time says so in the same words.
   if (until_.deadline().passed() && (error.code() == Errc::timed_out || error.code() == Errc::connection)) {
     return out_of_time();
   }
-  return std::move(error).with_context("pull from " + s_.peer.endpoint + ": " + stage_);
+  return std::move(error).with_context("pull from " + s_.peer.endpoint() + ": " + stage_);
 }
 
 }  // namespace deltasync::receiver

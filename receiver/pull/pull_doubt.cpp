@@ -42,8 +42,8 @@ Result<bool> Pull::agent_was_wrong(const wire::PlanReply& reply) {
   // A plan that is over, by itself or with its connection, says nothing of the tiles.
   const bool over = answer.broken || (answer.refused && answer.refused->code() == Errc::lease_revoked);
   if (!over && (!answer.value || answer.value->plan_again == 0)) return false;
-  log::warn("receiver tiles_do_not_verify agent={} version=\"{}\" first=\"{}\" tiles={} then=\"{}\"", s_.peer.endpoint,
-            to_string(reply.target), tile_name(s_.layout, tiles.front()), tiles.size(),
+  log::warn("receiver tiles_do_not_verify agent={} version=\"{}\" first=\"{}\" tiles={} then=\"{}\"",
+            s_.peer.endpoint(), to_string(reply.target), tile_name(s_.layout, tiles.front()), tiles.size(),
             answer.value ? "the agent has other bytes or another version now: planning again" : "planning again");
   pause_ = replan_backoff_.next();
   return true;

@@ -225,7 +225,8 @@ class WaitsForDevices {
 class CanHandOn {
  public:
   /// Waits until the committed version is served. timed_out, connection, cancelled; invalid_argument if nothing is
-  /// committed; aborted if it is lost, and then nothing is committed any more; corrupt if it cannot be served.
+  /// committed; aborted if it is lost, and then nothing is committed any more; corrupt if it cannot be served. A call
+  /// for one that is known to be served looks whether it still is, for a second at most.
   virtual Status wait_served(const CallContext& until) = 0;
 
  protected:

@@ -224,7 +224,8 @@ void add_in_place(const RowGeometry& geometry, const DecodedTile& tile, std::byt
   }
 }
 
-/// `resolved` holds `count` positions and then as many elements, at any address. Those of mutable bytes get the old ones.
+/// `resolved` holds `count` positions and then as many elements, at any address. Those of mutable bytes get the old
+/// ones.
 template <class U, class Cursor, class Byte>
 void put_resolved(const RowGeometry& geometry, std::uint32_t count, std::byte* first, std::span<Byte> resolved) {
   const std::byte* const positions = resolved.data();
@@ -256,8 +257,7 @@ void put_resolved(const Layout& layout, const TileRecord& record, std::byte* fir
   const TileShape shape = tile_shape(layout, record.tile);
   const RowGeometry geometry(shape, row_stride);
   with_element(shape, [&]<class U, bool kFloat>() {
-    with_cursor(geometry,
-                [&]<class Cursor>() { put_resolved<U, Cursor>(geometry, record.changed, first, resolved); });
+    with_cursor(geometry, [&]<class Cursor>() { put_resolved<U, Cursor>(geometry, record.changed, first, resolved); });
   });
 }
 

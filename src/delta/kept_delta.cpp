@@ -46,12 +46,14 @@ Status read_list(ByteSpan list, const Layout& layout, KeptDelta& entry) {
   entry.from.label = in.get_string(kLabelBytesMax);
   entry.to.label = in.get_string(kLabelBytesMax);
   const auto tiles = in.get<std::uint64_t>();
-  if (in.failed() || tiles != in.remaining() / sizeof(DigestBefore)) return bad_kept("its list is not as long as it says");
+  if (in.failed() || tiles != in.remaining() / sizeof(DigestBefore))
+    return bad_kept("its list is not as long as it says");
   entry.before.reserve(static_cast<std::size_t>(tiles));
   std::uint64_t next = 0;
   for (std::uint64_t i = 0; i < tiles; ++i) {
     const auto tile = in.get<std::uint64_t>();
-    if (tile < next || tile >= layout.tile_count()) return bad_kept("tile " + std::to_string(tile) + " is out of order");
+    if (tile < next || tile >= layout.tile_count())
+      return bad_kept("tile " + std::to_string(tile) + " is out of order");
     entry.before.push_back({tile, in.get<std::uint64_t>()});
     next = tile + 1;
   }

@@ -3,13 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <span>
 
 #include "deltasync/result.hpp"
 #include "deltasync/writer.hpp"
-#include "shm/segment.hpp"
 
 namespace deltasync {
 
@@ -33,14 +33,15 @@ std::optional<HeldVersion> held_version(const Writer& writer);
 /// The one that is open; nothing if none is.
 std::optional<FillOfHalf> open_fill(const Writer& writer);
 
-/// Lets `change` write to the half that is being filled, as it is: with what the version before the last one left there,
-/// if nothing was written since. The fill counts as whole then: what `change` leaves is the version. May be called more
-/// than once; an abort waits for the end of a call. An error of `change`, or `aborted`, makes the fill one that only
-/// abort() ends.
+/// Lets `change` write to the half that is being filled, as it is: with what the version before the last one left
+/// there, if nothing was written since. The fill counts as whole then: what `change` leaves is the version. May be
+/// called more than once; an abort waits for the end of a call. An error of `change`, or `aborted`, makes the fill one
+/// that only abort() ends.
 Status change_fill(Writer& writer, const std::function<Status(std::span<std::byte> half)>& change);
 
-/// Where the segment lies.
-std::optional<shm::SegmentPath> segment_path(const Writer& writer);
+/// The file in which a delta is handed over with a version (shm_protocol.md "Kept deltas"). no_space if there is no
+/// room for so many bytes beside the segment.
+Result<std::filesystem::path> handed_delta_file(const Writer& writer, std::uint64_t bytes = 0);
 
 /// A random number of the agent process that the writer connected to last: it tells two agents apart.
 std::uint64_t agent_instance(const Writer& writer);

@@ -26,8 +26,8 @@
 #include "writer/agent_link.hpp"
 #include "writer/copy.hpp"
 #include "writer/copy_streams.hpp"
-#include "writer/relay_access.hpp"
 #include "writer/progress.hpp"
+#include "writer/relay_access.hpp"
 #include "writer/slot_claim.hpp"
 
 namespace deltasync {

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "base/trace.hpp"
+#include "shm/side_files.hpp"
+#include "shm/space.hpp"
 #include "writer/session.hpp"
 
 namespace deltasync {
@@ -270,7 +272,8 @@ std::optional<HeldVersion> WriterSession::held() const {
     for (unsigned half = 0; half < shm::kHalves; ++half) {
       const shm::HalfStatus status = shm::inspect_half(*segment_, half);
       if (status.version.id != id) continue;  // one that is being filled comes after it
-      return HeldVersion{status.version, segment_->half(half).first(static_cast<std::size_t>(layout_->half_bytes())),
+      return HeldVersion{status.version,
+                         segment_->half(half).first(static_cast<std::size_t>(layout_->half_bytes())),
                          {half, status.sequence}};
     }
   }
@@ -315,9 +318,12 @@ Status change_fill(Writer& writer, const std::function<Status(std::span<std::byt
   return session->change_fill(change);
 }
 
-std::optional<shm::SegmentPath> segment_path(const Writer& writer) {
+Result<std::filesystem::path> handed_delta_file(const Writer& writer, std::uint64_t bytes) {
   const auto* const session = dynamic_cast<const WriterSession*>(&writer);
-  return session != nullptr ? std::optional(session->segment_path()) : std::nullopt;
+  if (session == nullptr) return Error(Errc::unsupported, "hand over: another kind of writer");
+  const shm::SegmentPath& segment = session->segment_path();
+  if (bytes != 0) DS_TRY(shm::check_room(segment.dir, bytes));
+  return shm::side_file_path(segment, shm::kHandedSideFile);
 }
 
 std::span<const std::byte> WriterSession::filling() const {

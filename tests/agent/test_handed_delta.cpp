@@ -1,5 +1,5 @@
-// A delta that a relay hands over with a version: taken as it is if it leads from what is served to what was sealed; in any
-// other case the halves are compared, and what is served is the same.
+// A delta that a relay hands over with a version: taken as it is if it leads from what is served to what was sealed; in
+// any other case the halves are compared, and what is served is the same.
 #include <algorithm>
 #include <functional>
 

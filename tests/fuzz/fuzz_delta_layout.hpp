@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #include "base/hash.hpp"
@@ -57,16 +58,21 @@ inline ByteSpan patterned_half(const Layout& layout) {
   return ByteSpan(patterned_bytes()).first(layout.half_bytes());
 }
 
+/// To the standard library a std::byte is no integer, and two vectors of them are compared one by one.
+inline bool same(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
 /// Decodes a record over a tile; what verifies must apply to the same digest, and undo must bring the base back.
 inline void decode_record(const Layout& layout, const delta::TileRecord& record, const std::vector<std::byte>& base,
                           std::size_t row_bytes, std::uint64_t rows) {
   std::vector<std::byte> memory = base;
   const std::uint64_t before = delta::tile_digest(memory.data(), row_bytes, rows, row_bytes);
   const auto verified = delta::verify_tile(layout, record, memory.data(), row_bytes, before);
-  if (memory != base) std::abort();
+  if (!same(memory, base)) std::abort();
   std::vector<std::byte> resolved(delta::resolved_bytes(layout, record));
   const auto again = delta::resolve_tile(layout, record, memory.data(), row_bytes, before, resolved);
-  if (memory != base || again.ok() != verified.ok()) std::abort();
+  if (!same(memory, base) || again.ok() != verified.ok()) std::abort();
   if (!verified) return;
   std::vector<std::byte> undo;
   delta::save_undo(layout, record, memory.data(), row_bytes, undo);
@@ -75,12 +81,12 @@ inline void decode_record(const Layout& layout, const delta::TileRecord& record,
   if (delta::tile_digest(memory.data(), row_bytes, rows, row_bytes) != *applied) std::abort();
   const std::vector<std::byte> after = memory;
   delta::undo_tile(layout, record, memory.data(), row_bytes, undo);
-  if (memory != base) std::abort();
+  if (!same(memory, base)) std::abort();
   if (delta::traits(record.codec).whole_tile) return;
   delta::exchange_tile(layout, record, memory.data(), row_bytes, resolved);
-  if (memory != after) std::abort();
+  if (!same(memory, after)) std::abort();
   delta::exchange_tile(layout, record, memory.data(), row_bytes, resolved);
-  if (memory != base) std::abort();
+  if (!same(memory, base)) std::abort();
 }
 
 /// Every record over zeros and over the patterned half.

@@ -170,7 +170,8 @@ TEST_F(ManyPeers, AReceiverUsesThePlaceThatItHas) {
   ASSERT_TRUE(eventually([&] { return connections() == 0; }));
   receiver::Tuning tuning = quick();
   tuning.backoff_first = tuning.backoff_max = kTestLimit;  // who broke does not come back in this round
-  const receiver::Peer peer{"the agent", "127.0.0.1", port(), {}, "two streams", tuning};
+  const std::vector<receiver::Address> addresses{{"the agent", "127.0.0.1", port()}};
+  const receiver::Peer peer{std::make_shared<receiver::Addresses>(addresses), {}, "two streams", tuning};
   ThreadPool pool(2, "streams");
   receiver::Streams streams(peer, pool);
   const receiver::Item item{0, {{0, 1}}};

@@ -24,6 +24,7 @@ namespace {
 constexpr double kServedLimitS = 30;  ///< for the node's agent to diff a version
 constexpr double kLookLimitS = 5;     ///< for it to say that it serves one which it has served before
 constexpr auto kLookEvery = std::chrono::seconds(5);
+constexpr auto kLookAfter = std::chrono::seconds(1);  ///< first the receivers of the node get the version
 constexpr double kAttachSliceS = 10;  ///< after which a signal is heard, and a segment that is made by then is found
 
 struct RelayArgs {
@@ -127,11 +128,16 @@ class Relay {
   Result<std::unique_ptr<StagedUpdate>> next(Receiver& receiver, const CallContext& until) {
     Want want;
     want.newer = true;
-    want.wait_max = kLookEvery;
+    want.wait_max = kLookAfter;
     for (;;) {
-      if (receiver.current()) look_at_served(receiver, kLookLimitS, until);
+      if (std::chrono::steady_clock::now() - looked_at_ > kLookEvery && receiver.current()) {
+        look_at_served(receiver, kLookLimitS, until);
+        looked_at_ = std::chrono::steady_clock::now();
+      }
       auto update = receiver.pull(want, until);
       if (update || update.error().code() != Errc::timed_out || until.over()) return update;
+      looked_at_ = {};
+      want.wait_max = kLookEvery;
     }
   }
 
@@ -193,6 +199,7 @@ class Relay {
   Tally tally_;
   Status served_;  ///< what was committed last
   double served_s_ = 0;
+  std::chrono::steady_clock::time_point looked_at_;
 };
 
 Status run_relay(const RelayArgs& options) {
@@ -204,7 +211,8 @@ Status run_relay(const RelayArgs& options) {
 
 std::function<Status()> setup_relay(CLI::App& app) {
   auto options = std::make_shared<RelayArgs>();  // shared with the callbacks, which CLI11 copies
-  app.add_option("--from", options->from, "the address of the agent that has the versions")
+  app.add_option("--from", options->from,
+                 "the address of the agent that has the versions; several with commas between, the preferred one first")
       ->required()
       ->type_name("HOST:PORT");
   app.add_option("--agent", options->agent, "the Unix socket of this node's agent, which serves them on")

@@ -15,9 +15,8 @@ namespace {
 Result<receiver::Peer> peer_of(const AgentToAsk& agent) {
   receiver::Peer peer;
   DS_ASSIGN(const net::Endpoint endpoint, net::parse_endpoint(agent.from));
-  peer.endpoint = agent.from;
-  peer.host = endpoint.host;
-  peer.port = endpoint.port;
+  peer.addresses =
+      std::make_shared<receiver::Addresses>(std::vector<receiver::Address>{{agent.from, endpoint.host, endpoint.port}});
   peer.name = "deltasync doctor";
   if (!agent.access.token_file.empty()) {
     DS_ASSIGN(peer.token, net::read_token_file(agent.access.token_file));

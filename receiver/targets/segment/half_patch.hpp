@@ -13,9 +13,9 @@
 
 namespace deltasync::relay {
 
-/// Applies `patches` to the open fill of `writer`, whose half has a version with the digests `before`. A tile that has no
-/// patch is not looked at. corrupt: a tile would not get its digest of `after`; timed_out between two rounds; errors of
-/// change_fill(). After an error the fill is to be aborted.
+/// Applies `patches` to the open fill of `writer`, whose half has a version with the digests `before`. A tile that has
+/// no patch is not looked at. corrupt: a tile would not get its digest of `after`; timed_out between two rounds; errors
+/// of change_fill(). After an error the fill is to be aborted.
 Status patch_half(const Layout& layout, Writer& writer, ThreadPool& pool, const TilePatches& patches,
                   std::span<const std::uint64_t> before, std::span<const std::uint64_t> after, Deadline deadline);
 

@@ -10,17 +10,10 @@
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "delta/kept_delta.hpp"
-#include "shm/side_files.hpp"
-#include "shm/space.hpp"
 #include "writer/relay_access.hpp"
 
 namespace deltasync::relay {
 namespace {
-
-std::filesystem::path file_of(const Writer& writer) {
-  const auto segment = segment_path(writer);
-  return segment ? shm::side_file_path(*segment, shm::kHandedSideFile) : std::filesystem::path();
-}
 
 /// An agent that merges deltas cannot read these codecs, and makes none.
 bool is_as_encoded(const StagedFrame& frame) {
@@ -54,15 +47,15 @@ delta::Delta delta_of(const Layout& layout, const TargetState& before, const Tar
   return delta;
 }
 
-Status write(const std::filesystem::path& path, const Layout& layout, const TargetState& before,
-             const TargetState& after, const StagedStep& step) {
+Status write(const Writer& writer, const Layout& layout, const TargetState& before, const TargetState& after,
+             const StagedStep& step) {
   const delta::Delta delta = delta_of(layout, before, after, step);
   std::vector<delta::DigestBefore> digests;
   for (std::size_t tile = 0; tile < after.digests.size(); ++tile) {
     if (before.digests[tile] != after.digests[tile]) digests.push_back({tile, before.digests[tile]});
   }
   const std::vector<std::byte> head = delta::kept_delta_head(delta, before.version, after.version, digests);
-  DS_TRY(shm::check_room(path.parent_path(), head.size() + delta.frame_bytes));
+  DS_ASSIGN(const std::filesystem::path path, handed_delta_file(writer, head.size() + delta.frame_bytes));
   return delta::write_kept_delta(path, head, delta.frames);
 }
 
@@ -71,14 +64,12 @@ Status write(const std::filesystem::path& path, const Layout& layout, const Targ
 void hand_over(const Layout& layout, const Writer& writer, const TargetState& before, const TargetState& after,
                const std::vector<StagedStep>& steps) noexcept {
   try {
-    const std::filesystem::path path = file_of(writer);
-    if (path.empty()) return;
-    ::unlink(path.c_str());  // of a version that came to nothing
+    withdraw(writer);  // what was handed over with a version that came to nothing
     if (steps.size() != 1) return;
     const std::vector<StagedFrame>& frames = steps.front().frames;
     if (!std::all_of(frames.begin(), frames.end(), is_as_encoded)) return;
     const trace::Span span("hand over", after.version.id);
-    if (Status written = write(path, layout, before, after, steps.front()); !written) {
+    if (Status written = write(writer, layout, before, after, steps.front()); !written) {
       log::warn("delta_not_handed_over version=\"{}\" error=\"{}\" effect=\"the agent compares the halves\"",
                 to_string(after.version), written.error().to_string());
     }
@@ -87,9 +78,9 @@ void hand_over(const Layout& layout, const Writer& writer, const TargetState& be
   }
 }
 
-void take_back(const Writer& writer) noexcept {
+void withdraw(const Writer& writer) noexcept {
   try {
-    if (const std::filesystem::path path = file_of(writer); !path.empty()) ::unlink(path.c_str());
+    if (const auto path = handed_delta_file(writer); path) ::unlink(path->c_str());
   } catch (const std::exception&) {  // no memory for its name: the agent finds that it leads elsewhere
   }
 }

@@ -10,10 +10,11 @@
 namespace deltasync::relay {
 
 /// Before the version is sealed. Where it cannot (the delta has several steps or a form that the agent's own do not
-/// have, or there is no room), nothing is handed over, and the agent compares the halves. `before` is what is committed.
+/// have, or there is no room), nothing is handed over, and the agent compares the halves. `before` is what is
+/// committed.
 void hand_over(const Layout& layout, const Writer& writer, const TargetState& before, const TargetState& after,
                const std::vector<StagedStep>& steps) noexcept;
 /// The version comes to nothing.
-void take_back(const Writer& writer) noexcept;
+void withdraw(const Writer& writer) noexcept;
 
 }  // namespace deltasync::relay

@@ -18,8 +18,8 @@ namespace deltasync::relay {
 namespace {
 
 constexpr std::uint64_t kDigestTilesPerItem = 32;
-constexpr auto kLookLimit = std::chrono::seconds(1);  ///< for looking again, so that it holds up no version
-constexpr std::uint64_t kLookTiles = 4096;            ///< between two looks at the time
+constexpr auto kLookLimit = std::chrono::seconds(1);           ///< for looking again, so that it holds up no version
+constexpr std::uint64_t kLookTiles = 4096;                     ///< between two looks at the time
 constexpr auto kServedSlice = std::chrono::milliseconds(500);  ///< between two looks at the segment
 
 }  // namespace
@@ -107,7 +107,10 @@ Status RelayTarget::wait_served(const CallContext& until) {
                                     " with other bytes than it was published with; the next version replaces them");
   }
   Status served = look_at_served(until);
-  if (served.ok()) return look_again(until);
+  if (served.ok()) {
+    const bool known = std::exchange(known_served_, true);
+    return known ? look_again(until) : served;  // first the news, then what may take a while
+  }
   const Errc code = served.error().code();
   const char* remedy = "";
   if (code == Errc::connection) remedy = ": it is away: start it again";
@@ -186,7 +189,7 @@ Status RelayTarget::publish(TargetState state, std::vector<StagedStep> steps, De
   Status filled = there.ok() || staging_ ? fill(state, steps, deadline) : std::move(there);
   if (!filled.ok()) {
     writer_->abort();
-    take_back(*writer_);
+    withdraw(*writer_);
     return filled;
   }
   last_ = own_ || staging_ ? std::vector<StagedStep>() : std::move(steps);
@@ -225,11 +228,12 @@ Status RelayTarget::fill(const TargetState& state, const std::vector<StagedStep>
   DS_TRY(writer_->commit(deadline));
   sealed_[open.half] = {open.sequence, state.version.id, state.root, state.digests};
   look_left_ = in_place ? layout_->tile_count() : 0;
+  known_served_ = false;
   return {};
 }
 
-/// A half that was changed in place was not read again before it was sealed. That is done now, as far as the time goes;
-/// the rest after the next version.
+/// A half that was changed in place was not read again before it was sealed. That is done once it is served, as far as
+/// the time goes; the rest after the next version.
 Status RelayTarget::look_again(const CallContext& until) {
   if (look_left_ == 0) return {};
   const trace::Span span("look again", committed_->version.id);

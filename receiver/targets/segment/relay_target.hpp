@@ -89,8 +89,9 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
   HostMemory staging_;
   Sealed sealed_[shm::kHalves];
   std::vector<StagedStep> last_;  ///< to the committed version; empty: unknown
-  std::uint64_t look_next_ = 0;   ///< of the tiles that were changed in place: the one that is looked at next
-  std::uint64_t look_left_ = 0;   ///< and how many are left
+  bool known_served_ = false;
+  std::uint64_t look_next_ = 0;  ///< of the tiles that were changed in place: the one that is looked at next
+  std::uint64_t look_left_ = 0;  ///< and how many are left
 };
 
 }  // namespace deltasync::relay

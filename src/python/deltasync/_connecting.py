@@ -29,20 +29,16 @@ def endpoints_of(given: Any) -> list[str]:
 
 
 def connect(endpoints: list[str], options: dict[str, Any], end: float) -> _native.Receiver:
-    """To the first endpoint that answers. Until then all are tried again: trainer and engine start side by side."""
+    """To the first endpoint that answers, and later to others when that is lost. Until then all are tried again:
+    trainer and engine start side by side."""
     tries = Tries(_log, f"connecting to {' or '.join(endpoints)}", _PAUSE_MAX_S)
-    failures: dict[str, Error] = {}
+    told: Error | None = None
     while True:
-        for i, endpoint in enumerate(endpoints):
-            rest = left(end)
-            share = rest if i + 1 == len(endpoints) else rest / 2
-            try:
-                return _native.Receiver.connect(endpoint=endpoint, timeout=share, **options)
-            except (ConnectionFailed, PeerDied, ProtocolError, DeadlinePassed) as error:
-                if endpoint not in failures or not isinstance(error, DeadlinePassed):  # which says less
-                    failures[endpoint] = error
-        last = failures[endpoints[-1]]
-        failure = type(last)("; ".join(error.message for error in failures.values()), last.remedy)
+        try:
+            return _native.Receiver.connect(endpoint=",".join(endpoints), timeout=left(end), **options)
+        except (ConnectionFailed, PeerDied, ProtocolError, DeadlinePassed) as error:
+            if told is None or not isinstance(error, DeadlinePassed):  # which says less
+                told = error
         if left(end) == 0:
-            raise failure
-        time.sleep(min(tries.failed(failure), left(end)))
+            raise told
+        time.sleep(min(tries.failed(told), left(end)))

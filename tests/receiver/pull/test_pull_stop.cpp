@@ -500,7 +500,8 @@ TEST(FetchRoundDeadline, EndsARoundThatAlwaysHasSomethingUnderWay) {
 
 TEST(ConnectionDeadline, IsLookedAtThoughBytesAreThere) {
   const Listener listener(4);
-  const receiver::Peer peer{listener.endpoint(), "127.0.0.1", listener.port, "", "test", endless()};
+  const std::vector<receiver::Address> addresses{{listener.endpoint(), "127.0.0.1", listener.port}};
+  const receiver::Peer peer{std::make_shared<receiver::Addresses>(addresses), "", "test", endless()};
   auto connection = receiver::Connection::dial(peer, in_ms(kPatienceMs));
   ASSERT_TRUE(connection.ok()) << connection.error().to_string();
   const UniqueFd agent(::accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));

@@ -9,6 +9,7 @@
 #include "base/deadline.hpp"
 #include "format/tile_set.hpp"
 #include "format/tiling.hpp"
+#include "receiver/receiver_impl.hpp"
 #include "receiver/standing.hpp"
 #include "receiver/targets/segment/relay.hpp"
 #include "tests/integration/receivers.hpp"
@@ -449,6 +450,38 @@ TEST_F(RelayNode, ARelayDoesNotRollBack) {
   start();
   hand_on();
   EXPECT_FALSE(relay_->supports_rollback());
+}
+
+/// Two agents that have the same versions: who loses one goes on at the other, and comes back to the preferred one.
+TEST_F(RelayNode, AReceiverThatLosesItsAgentGoesOnAtTheNext) {
+  start();
+  hand_on();
+  ReceiverOptions options;
+  options.endpoint = "127.0.0.1:" + std::to_string(node_->port()) + ",127.0.0.1:" + std::to_string(port());
+  options.streams = 2;
+  receiver::Tuning tuning;
+  tuning.preferred_look = std::chrono::milliseconds(0);
+  auto connected = receiver::connect(options, tuning, test_deadline());
+  ASSERT_TRUE(connected) << connected.error().to_string();
+  Receiver& receiver = **connected;
+  ASSERT_TRUE(receiver.bind(make_host_target(receiver.layout()), test_deadline()));
+  EXPECT_EQ(pull(receiver).mode, PullMode::full);
+  EXPECT_EQ(receiver::agent_instance_of(receiver), receiver::agent_instance_of(*connect_to(node_->port())));
+
+  node_.reset();
+  next_version();
+  EXPECT_EQ(pull(receiver).mode, PullMode::delta);
+  EXPECT_EQ(receiver.current(), AgentTest::served()->version);
+  EXPECT_EQ(receiver::agent_instance_of(receiver), receiver::agent_instance_of(*relay_));
+
+  start_node();
+  start_relay();
+  hand_on();
+  next_version();
+  hand_on();
+  EXPECT_EQ(pull(receiver).mode, PullMode::delta);
+  EXPECT_EQ(receiver.current(), AgentTest::served()->version);
+  EXPECT_EQ(receiver::agent_instance_of(receiver), receiver::agent_instance_of(*connect_to(node_->port())));
 }
 
 }  // namespace
