@@ -156,6 +156,15 @@ class BenchTest(CliTest):
         self.assertEqual(got["mode"], "delta")
         self.assertGreater(got["relayed_s"], got["relay_commit_s"])
 
+    def test_fanout(self):
+        got = self.bench("fanout", *SMALL, "--versions", "1", fields=["density", "diff_cpu_ms"])
+        self.assertIs(got["verified"], True)
+        rows = got["by_receivers"]
+        self.assertEqual([row["receivers"] for row in rows], [1, 4, 16, 64])
+        for row in rows:
+            self.assertAlmostEqual(row["percent_of_diff"], 100 * row["agent_cpu_ms_each"] / got["diff_cpu_ms"], delta=1e-6)
+            self.assertAlmostEqual(row["ratio_to_plain"], row["full_gb_per_s"] / row["plain_gb_per_s"], delta=1e-6)
+
     def test_partial(self):
         got = self.bench("partial", "--model-gib", "0.07", fields=["density", "model_bytes"])
         self.assertIs(got["verified"], True)

@@ -56,6 +56,7 @@ Result<Json> run_partial(const Options& options);
 Result<Json> run_e2e(const Options& options);
 Result<Json> run_tensors(const Options& options);
 Result<Json> run_relay(const Options& options);
+Result<Json> run_fanout(const Options& options);
 Result<Json> run_baseline(const Options& options);
 
 /// Dispatches on options.name; invalid_argument lists the cases.

@@ -11,15 +11,6 @@
 namespace deltasync::cli {
 namespace {
 
-struct ReceiverArgs {
-  std::string endpoint;
-  unsigned streams = 4;
-  unsigned threads = 2;
-  unsigned count = 1;
-  bool compact = false;
-  std::string trace;
-};
-
 std::filesystem::path own_directory() {
   std::error_code failed;
   const auto exe = std::filesystem::read_symlink("/proc/self/exe", failed);
@@ -70,8 +61,9 @@ std::function<Status()> setup_bench(CLI::App& app) {
   const auto options = std::make_shared<bench::Options>();
   const auto json = std::make_shared<bool>(false);
   options->bin_dir = own_directory();
-  app.add_option("case", options->name,
-                 "diff, codec, merge, apply, offload, full, packed, partial, e2e, tensors, relay, baseline or gpu")
+  app.add_option(
+         "case", options->name,
+         "diff, codec, merge, apply, offload, full, packed, partial, e2e, tensors, relay, fanout, baseline or gpu")
       ->required();
   const CLI::Option* const size =
       app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));
@@ -79,7 +71,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
       ->check(CLI::Range(1e-6, 0.9));
   app.add_option("--threads", options->threads, "of the work and of its limit")->check(CLI::Range(1U, 256U));
   app.add_option("--streams", options->streams, "data connections of a pull")->check(CLI::Range(1U, 64U));
-  app.add_option("--versions", options->versions, "timed versions (e2e, tensors, relay), rounds (the others)")
+  app.add_option("--versions", options->versions, "timed versions (e2e, tensors, relay, fanout), rounds (the others)")
       ->check(CLI::Range(1U, 1000U));
   app.add_option("--steps", options->steps, "merge: deltas of the chain")->check(CLI::Range(1U, 256U));
   app.add_flag("--master", options->master, "diff, codec, apply: the fp32 weights instead of their bf16 copies");
@@ -108,16 +100,17 @@ std::function<Status()> setup_bench(CLI::App& app) {
 }
 
 std::function<Status()> setup_bench_receiver(CLI::App& app) {
-  const auto args = std::make_shared<ReceiverArgs>();
+  const auto args = std::make_shared<bench::ReceiverArgs>();
   app.add_option("--from", args->endpoint)->required();
   app.add_option("--streams", args->streams);
   app.add_option("--threads", args->threads);
   app.add_option("--count", args->count);
   app.add_flag("--compact", args->compact);
+  app.add_flag("--say-bound", args->say_bound);
   app.add_option("--trace", args->trace);
   return [args] {
     return with_trace(args->trace, "receiver", [&]() -> Status {
-      if (bench::receiver_main(args->endpoint, args->streams, args->threads, args->count, args->compact) == 0) {
+      if (bench::receiver_main(*args) == 0) {
         return {};
       }
       return Error(Errc::internal, "bench receiver failed");

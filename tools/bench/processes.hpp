@@ -80,8 +80,17 @@ class RssSampler {
 /// Seconds of the clock that all processes of a machine share.
 double monotonic_s();
 
-/// The receiver process of e2e and tensors (first argument kReceiverArg): pulls `count` versions into host
-/// memory, deltas in exponent classes if `compact`, and prints one JSON line for each. Returns an exit code.
-int receiver_main(const std::string& endpoint, unsigned streams, unsigned threads, unsigned count, bool compact);
+struct ReceiverArgs {
+  std::string endpoint;
+  unsigned streams = 4;
+  unsigned threads = 2;
+  unsigned count = 1;      ///< versions, each a JSON line of output
+  bool compact = false;    ///< deltas in exponent classes
+  bool say_bound = false;  ///< one line more, before the first pull
+  std::string trace;
+};
+/// The receiver process of the end-to-end cases (first argument kReceiverArg): pulls into host memory. Returns an exit
+/// code.
+int receiver_main(const ReceiverArgs& args);
 
 }  // namespace deltasync::bench

@@ -49,22 +49,27 @@ Status pull_versions(Receiver& receiver, unsigned count, ThreadPool& pool) {
 
 }  // namespace
 
-int receiver_main(const std::string& endpoint, unsigned streams, unsigned threads, unsigned count, bool compact) {
-  ThreadPool pool(threads, "check");
+int receiver_main(const ReceiverArgs& args) {
+  ThreadPool pool(args.threads, "check");
   ReceiverOptions options;
-  options.endpoint = endpoint;
-  options.streams = streams;
-  options.threads = threads;
+  options.endpoint = args.endpoint;
+  options.streams = args.streams;
+  options.threads = args.threads;
   options.name = "bench";
   receiver::Tuning tuning;
-  tuning.compact = compact;
-  if (compact) tuning.wait_slice = std::chrono::hours(1);  // the agent waits for the compact form at most half of it
+  tuning.compact = args.compact;
+  if (args.compact)
+    tuning.wait_slice = std::chrono::hours(1);  // the agent waits for the compact form at most half of it
   auto receiver = receiver::ReceiverImpl::connect(options, tuning, Deadline::after(kPullLimit));
   if (!receiver) return fail(receiver.error()), 1;
   if (auto bound = (*receiver)->bind(make_host_target((*receiver)->layout()), Deadline::after(kPullLimit)); !bound) {
     return fail(bound.error()), 1;
   }
-  if (auto pulled = pull_versions(**receiver, count, pool); !pulled) return fail(pulled.error()), 1;
+  if (args.say_bound) {
+    std::printf("{}\n");
+    std::fflush(stdout);
+  }
+  if (auto pulled = pull_versions(**receiver, args.count, pool); !pulled) return fail(pulled.error()), 1;
   return 0;
 }
 
