@@ -28,14 +28,14 @@ Result<double> cpu_s(pid_t pid) {
 }
 
 /// One agent, and as many receivers as are given.
-class Fanout {
+class FannedOut {
  public:
-  static Result<Fanout> start(const Options& options, const LayoutPtr& layout, ByteSpan half, unsigned receivers) {
+  static Result<FannedOut> start(const Options& options, const LayoutPtr& layout, ByteSpan half, unsigned receivers) {
     Options one = options;
     one.threads = one.streams = 1;  // of a receiver
     DS_ASSIGN(BenchAgent agent, BenchAgent::start(options));
     DS_ASSIGN(Trainer trainer, Trainer::attach(agent.socket(), layout, half, options.threads));
-    Fanout made(std::move(agent), std::move(trainer));
+    FannedOut made(std::move(agent), std::move(trainer));
     for (unsigned i = 0; i < receivers; ++i) {
       DS_ASSIGN(Child child, start_receiver(one, made.agent_, rounds_of(options) + 1, true));
       made.receivers_.push_back(std::move(child));
@@ -59,7 +59,7 @@ class Fanout {
   Result<double> agent_cpu_s() const { return cpu_s(agent_.pid()); }
 
  private:
-  Fanout(BenchAgent agent, Trainer trainer) : agent_(std::move(agent)), trainer_(std::move(trainer)) {}
+  FannedOut(BenchAgent agent, Trainer trainer) : agent_(std::move(agent)), trainer_(std::move(trainer)) {}
   BenchAgent agent_;
   Trainer trainer_;
   std::vector<Child> receivers_;
@@ -90,7 +90,7 @@ struct FanoutTimes {
 };
 Result<FanoutTimes> run_fanout_of(const Options& options, SyntheticModel& model, const LayoutPtr& layout,
                                   std::span<std::byte> half, ThreadPool& pool, unsigned receivers) {
-  DS_ASSIGN(Fanout fanout, Fanout::start(options, layout, half, receivers));
+  DS_ASSIGN(FannedOut fanout, FannedOut::start(options, layout, half, receivers));
   FanoutTimes times;
   DS_ASSIGN(times.full_s, fanout.publish(deltasync::to_string(root_of(*layout, half, pool))));
   DS_ASSIGN(const double before_s, fanout.agent_cpu_s());
