@@ -173,10 +173,10 @@ class Fleet {
     return fluid_.add(std::move(work), after);
   }
 
-  /// Of a core, for each byte on the wire. Deltas are verified while they arrive, and are no whole tiles.
+  /// Of a core, for each byte on the wire. What is verified of a delta is what changed.
   double receive_s() const {
     if (full_) return rates_.receive_s;
-    return rates_.send_s + rates_.verify_s * topology_.model.parameters * topology_.model.changed / wire_bytes_;
+    return rates_.verify_s * topology_.model.parameters * topology_.model.changed / wire_bytes_;
   }
 
   // ---- what came of it ----

@@ -31,27 +31,11 @@ class Line {
     DS_ASSIGN(const double gib, number("model_gib"));
     return gib * kGib;
   }
-  /// Parameters of bf16 that a step changed.
-  Result<double> changes() const {
-    DS_ASSIGN(const double all, bytes());
-    DS_ASSIGN(const double density, number("density"));
-    return all / 2 * density;
-  }
 
  private:
   const json& object_;
   const std::string_view file_;
 };
-
-Status add_offload(Rates& rates, const Line& line) {
-  DS_ASSIGN(const double bytes, line.bytes());
-  DS_ASSIGN(const double threads, line.number("threads"));
-  DS_ASSIGN(const double offload_s, line.number("offload_s"));
-  DS_ASSIGN(const double diff_s, line.number("commit_to_delta_s"));
-  rates.offload_s = offload_s * threads / bytes;
-  rates.diff_s = diff_s * threads / bytes;
-  return {};
-}
 
 /// Both ends run on one machine; a plain transfer costs either as much.
 Status add_full(Rates& rates, const Line& line) {
@@ -65,16 +49,6 @@ Status add_full(Rates& rates, const Line& line) {
   return {};
 }
 
-Status add_apply(Rates& rates, const Line& line) {
-  DS_ASSIGN(const double changes, line.changes());
-  DS_ASSIGN(const double threads, line.number("threads"));
-  DS_ASSIGN(const double apply_s, line.number("apply_s"));
-  DS_ASSIGN(const double verify_s, line.number("verify_s"));
-  rates.verify_s = verify_s * threads / changes;
-  rates.commit_s = std::max(0.0, apply_s - verify_s) * threads / changes;
-  return {};
-}
-
 Status add_relay(Rates& rates, const Line& line) {
   DS_ASSIGN(const double bytes, line.bytes());
   DS_ASSIGN(const double threads, line.number("threads"));
@@ -85,15 +59,26 @@ Status add_relay(Rates& rates, const Line& line) {
   return {};
 }
 
-/// A large run says how many bytes a change is, a small one what a version costs at least.
+/// A large run says what each kind of work costs, a small one what a version costs at least.
 Status add_e2e(Rates& rates, const Line& line) {
   DS_ASSIGN(const double gib, line.number("model_gib"));
   if (gib <= kSmallGib) {
     DS_ASSIGN(rates.pull_s, line.number("total_s"));
     return {};
   }
-  DS_ASSIGN(const double changes, line.changes());
+  DS_ASSIGN(const double bytes, line.bytes());
+  DS_ASSIGN(const double density, line.number("density"));
+  DS_ASSIGN(const double threads, line.number("threads"));
+  DS_ASSIGN(const double offload_s, line.number("offload_s"));
+  DS_ASSIGN(const double diff_s, line.number("commit_to_delta_s"));
+  DS_ASSIGN(const double pull_s, line.number("pull_s"));
+  DS_ASSIGN(const double commit_s, line.number("commit_s"));
   DS_ASSIGN(const double wire_bytes, line.number("wire_bytes"));
+  const double changes = bytes / 2 * density;  // of a model of bf16
+  rates.offload_s = offload_s * threads / bytes;
+  rates.diff_s = diff_s * threads / bytes;
+  rates.verify_s = pull_s * threads / changes;
+  rates.commit_s = commit_s * threads / changes;
   rates.bits_per_change = 8 * wire_bytes / changes;
   return {};
 }
@@ -103,7 +88,9 @@ struct Case {
   Status (*add)(Rates&, const Line&);
 };
 constexpr Case kCases[] = {
-    {"offload", add_offload}, {"full", add_full}, {"apply", add_apply}, {"relay", add_relay}, {"e2e", add_e2e},
+    {"e2e", add_e2e},
+    {"full", add_full},
+    {"relay", add_relay},
 };
 
 }  // namespace
@@ -141,7 +128,7 @@ Status add_benchmarks(Rates& rates, std::string_view text, std::string_view name
   if (any) return {};
   return Error(Errc::invalid_argument, std::string(name) +
                                            ": no line of a benchmark that counts here; `deltasync bench CASE --json` "
-                                           "prints one, of offload, full, apply, relay and e2e");
+                                           "prints one, of e2e, full and relay");
 }
 
 }  // namespace deltasync::capacity

@@ -20,7 +20,7 @@ struct Rates {
   double send_s = 0;
   double receive_s = 0;  ///< verifying whole tiles included
   // for each parameter that changed
-  double verify_s = 0;  ///< while frames arrive
+  double verify_s = 0;  ///< receiving and verifying frames
   double commit_s = 0;
 
   double bits_per_change = 0;

@@ -3,11 +3,16 @@
 //
 //   fleet_member trainer MIB CHANGED EPOCH NODE ENDPOINT…  # of all trainer hosts; an offload for each line of its
 //   input fleet_member engine ENDPOINT                            # follows
+#include <sys/mman.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,10 +44,20 @@ Status tell(const Json& line) {
   return {};
 }
 
+/// With pages, large ones if there are any. For as long as the process lives.
+Result<std::span<std::byte>> make_memory(std::uint64_t bytes) {
+  void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return Error::from_errno("mmap", errno);
+  ::madvise(at, bytes, MADV_HUGEPAGE);  // a hint
+  std::memset(at, 1, bytes);
+  return std::span(static_cast<std::byte*>(at), bytes);
+}
+
 /// Words of one magnitude; a step changes the last bit of some.
 class Weights {
  public:
-  Weights(std::uint64_t rows, std::uint64_t seed) : words_(rows * kColumns), random_(seed) {
+  Weights(std::span<std::byte> memory, std::uint64_t seed)
+      : words_(reinterpret_cast<std::uint16_t*>(memory.data()), memory.size() / 2), random_(seed) {
     for (auto& word : words_) word = static_cast<std::uint16_t>(0x3C00 + random_() % 0x200);
   }
   void step(double changed) {
@@ -52,7 +67,7 @@ class Weights {
   const std::byte* data() const { return reinterpret_cast<const std::byte*>(words_.data()); }
 
  private:
-  std::vector<std::uint16_t> words_;
+  std::span<std::uint16_t> words_;
   std::mt19937_64 random_;
 };
 
@@ -72,7 +87,8 @@ Result<Attached> attach(std::uint64_t rows, std::size_t node, const std::vector<
   std::vector<TensorSlice> held;
   for (auto t = static_cast<std::uint32_t>(node); t < kTensors; t += static_cast<std::uint32_t>(endpoints.size())) {
     held.push_back({t, {0, 0, rows, kColumns}});
-    weights.emplace_back(rows, t + 1);
+    DS_ASSIGN(const std::span memory, make_memory(2 * rows * kColumns));
+    weights.emplace_back(memory, t + 1);
   }
   LayoutPtr layout = whole;
   Sidecar sidecar = make_sidecar(*whole);
@@ -126,7 +142,9 @@ Status serve(const std::string& endpoint) {
   options.link_gbps = 100;  // nothing comes packed
   DS_ASSIGN(options.token, net::read_token_file("../token"));
   DS_ASSIGN(const auto receiver, Receiver::connect(options, soon()));
-  DS_TRY(receiver->bind(make_host_target(receiver->layout()), soon()));
+  // An engine has its memory already: where pages have to be made first, that can take longer than the transfer.
+  DS_ASSIGN(const std::span memory, make_memory(receiver->layout()->half_bytes()));
+  DS_TRY(receiver->bind(make_host_target(receiver->layout(), memory), soon()));
   for (;;) {
     DS_ASSIGN(const auto staged, receiver->pull({.newer = true}, soon()));
     const double staged_s = now_s();

@@ -35,7 +35,7 @@ RELAY = f"deltasync relay --from {{}}:7070 --agent agent.sock --link-gbps 100 --
 DEADLINE_S = 300.0
 SETTLED_S = 1.5  # between versions: longer than connections of data are taken for good unasked
 #: Of `deltasync bench`, with the GiB of the model; the last one says what a version costs at least.
-BENCHMARKS = {"offload": 0.5, "full": 0.5, "apply": 0.5, "relay": 0.5, "e2e": 0.5, "e2e ": 0.001}
+BENCHMARKS = {"e2e": 0.5, "full": 0.5, "relay": 0.5, "e2e ": 0.001}
 
 
 @dataclass(frozen=True)

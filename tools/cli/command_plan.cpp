@@ -156,10 +156,9 @@ Status run_plan(const PlanArgs& options) {
 std::function<Status()> setup_plan(CLI::App& app) {
   auto options = std::make_shared<PlanArgs>();  // shared with the callbacks, which CLI11 copies
   app.add_option("TOPOLOGY", options->topology, "hosts, links and model, in TOML (planning.md)")->required();
-  app.add_option(
-         "--bench", options->benchmarks,
-         "what deltasync bench CASE --json printed on your machines, of offload, full, apply, relay and e2e; may "
-         "be repeated")
+  app.add_option("--bench", options->benchmarks,
+                 "what deltasync bench CASE --json printed on your machines, of e2e, full and relay; may "
+                 "be repeated")
       ->type_name("FILE")
       ->allow_extra_args(false);
   app.add_option("--seed", options->seed, "says which hosts are slower")->check(not_negative);
