@@ -215,7 +215,9 @@ Result<std::unique_ptr<Receiver>> connect(const ReceiverOptions& options, const 
     if ((*made)->sidecar().part.empty()) return std::unique_ptr<Receiver>(std::move(*made));
     ReceiverOptions one = options;
     one.endpoint = split_endpoints(options.endpoint)[i];
-    DS_ASSIGN(made, ReceiverImpl::connect(one, tuning, until));  // the others are not its, but other members'
+    if (count > 1) {  // the others are not its, but other members'
+      DS_ASSIGN(made, ReceiverImpl::connect(one, tuning, until));
+    }
     DS_ASSIGN(auto parts, PartsReceiver::connect(std::move(*made), std::move(one), tuning, until));
     return std::unique_ptr<Receiver>(std::move(parts));
   }

@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <utility>
 
+#include "agent/versions/kept_delta.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
-#include "delta/kept_delta.hpp"
 #include "shm/side_files.hpp"
 
 namespace deltasync::agent {
@@ -28,7 +28,7 @@ Status advance(const Layout& layout, const delta::Delta& delta, std::vector<std:
 Result<delta::Delta> read(const std::filesystem::path& path, const ServedVersion& before, const shm::HalfView& sealed,
                           std::vector<std::uint64_t>& digests) {
   const Layout& layout = *before.generation->layout;
-  DS_ASSIGN(delta::KeptDelta kept, delta::read_kept_delta(path, layout));
+  DS_ASSIGN(delta::KeptDelta kept, read_kept_delta(path, layout));
   if (!(kept.from.id == before.version.id) || kept.delta.from_root != before.root) {
     return Error(Errc::version_conflict, "it starts from " + to_string(kept.from) + " in another state than is served");
   }

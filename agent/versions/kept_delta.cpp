@@ -3,10 +3,17 @@
 #include <algorithm>
 #include <utility>
 
+#include "shm/side_files.hpp"
+
 namespace deltasync::agent {
 
 std::vector<std::byte> kept_delta_head(const RingEntry& entry) {
   return delta::kept_delta_head(*entry.delta, entry.from, entry.to, entry.before);
+}
+
+Result<delta::KeptDelta> read_kept_delta(const std::filesystem::path& path, const Layout& layout) {
+  DS_ASSIGN(const MappedFile file, shm::open_side_file(path));
+  return delta::decode_kept_delta(file.bytes(), layout);
 }
 
 std::shared_ptr<RingEntry> entry_of(delta::KeptDelta kept) {

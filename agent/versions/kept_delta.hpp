@@ -1,6 +1,7 @@
 // The ring's deltas as the files that src/delta/kept_delta.hpp describes, and which of them lead to what is served.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <vector>
 
@@ -11,7 +12,10 @@
 
 namespace deltasync::agent {
 
+/// Everything before the frames, which follow as they are in memory.
 std::vector<std::byte> kept_delta_head(const RingEntry& entry);
+/// Errors: those of shm::open_side_file() and delta::decode_kept_delta().
+Result<delta::KeptDelta> read_kept_delta(const std::filesystem::path& path, const Layout& layout);
 
 /// An entry of a delta that was read from a file.
 std::shared_ptr<RingEntry> entry_of(delta::KeptDelta kept);

@@ -12,9 +12,7 @@
 #include "agent/background.hpp"
 #include "agent/versions/kept_delta.hpp"
 #include "base/log.hpp"
-#include "delta/kept_delta.hpp"
 #include "shm/side_files.hpp"
-#include "shm/space.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -45,8 +43,9 @@ std::vector<RingEntryPtr> chain_back(const std::vector<RingEntryPtr>& ring, std:
 Status write_entry(const fs::path& path, const RingEntry& entry, std::uint64_t reserve,
                    const std::function<bool()>& over) {
   const std::vector<std::byte> head = kept_delta_head(entry);
-  DS_TRY(shm::check_room(path.parent_path(), head.size() + entry.delta->frame_bytes + reserve));
-  return delta::write_kept_delta(path, head, entry.delta->frames, over);
+  std::vector<ByteSpan> pieces{head};
+  for (const delta::Frame& frame : entry.delta->frames) pieces.emplace_back(frame.bytes);
+  return shm::write_side_file(path, pieces, reserve, over);
 }
 
 }  // namespace
@@ -190,7 +189,7 @@ std::vector<RingEntryPtr> RingKeeper::adopt(const shm::SegmentPath& segment, con
   };
   for (const shm::SideFile& file : shm::find_side_files(segment)) {
     next_ = std::max(next_, file.number + 1);
-    if (auto kept = delta::read_kept_delta(file.path, layout); kept) {
+    if (auto kept = read_kept_delta(file.path, layout); kept) {
       read.push_back(entry_of(std::move(*kept)));
       paths.push_back(file.path);
     } else {

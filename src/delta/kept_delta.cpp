@@ -1,18 +1,11 @@
 #include "delta/kept_delta.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <string>
 #include <utility>
 
-#include "base/fd.hpp"
 #include "base/hash.hpp"
 #include "base/label.hpp"
 #include "delta/container.hpp"
-#include "format/mapped_file.hpp"
 
 namespace deltasync::delta {
 namespace {
@@ -64,16 +57,6 @@ Status read_list(ByteSpan list, const Layout& layout, KeptDelta& entry) {
   return {};
 }
 
-Status write_all(int fd, ByteSpan bytes, const std::filesystem::path& path) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Error::from_errno("write " + path.string(), errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-  }
-  return {};
-}
-
 }  // namespace
 
 std::vector<std::byte> kept_delta_head(const Delta& delta, const Version& from, const Version& to,
@@ -118,29 +101,6 @@ Result<KeptDelta> decode_kept_delta(ByteSpan file, const Layout& layout) {
   read.from.id = read.delta.from;
   read.to.id = read.delta.to;
   return read;
-}
-
-Status write_kept_delta(const std::filesystem::path& path, ByteSpan head, std::span<const Frame> frames,
-                        const std::function<bool()>& over) {
-  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!fd) return Error::from_errno("create " + path.string(), errno);
-  Status status = write_all(fd.get(), head, path);
-  for (const Frame& frame : frames) {
-    if (!status) break;
-    status = over && over() ? Status(Error(Errc::cancelled, "the agent ends")) : write_all(fd.get(), frame.bytes, path);
-  }
-  if (!status) ::unlink(path.c_str());
-  return status;
-}
-
-Result<KeptDelta> read_kept_delta(const std::filesystem::path& path, const Layout& layout) {
-  struct stat info {};
-  if (::lstat(path.c_str(), &info) != 0) return Error::from_errno("look at " + path.string(), errno);
-  if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) {
-    return Error(Errc::permission, "is no regular file of this user");
-  }
-  DS_ASSIGN(const MappedFile file, MappedFile::open(path));
-  return decode_kept_delta(file.bytes(), layout);
 }
 
 }  // namespace deltasync::delta

@@ -10,8 +10,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -41,11 +39,5 @@ std::vector<std::byte> kept_delta_head(const Delta& delta, const Version& from, 
 /// Checks hashes, bounds and the container: corrupt, unsupported or layout_mismatch. The caller has to check where the
 /// delta leads, and that its digests are right.
 Result<KeptDelta> decode_kept_delta(ByteSpan file, const Layout& layout);
-
-/// A new file, mode 0600, whole or not there. already_exists: the name is taken; cancelled once `over()`.
-Status write_kept_delta(const std::filesystem::path& path, ByteSpan head, std::span<const Frame> frames,
-                        const std::function<bool()>& over = {});
-/// not_found; permission: no regular file of this user; errors of decode_kept_delta.
-Result<KeptDelta> read_kept_delta(const std::filesystem::path& path, const Layout& layout);
 
 }  // namespace deltasync::delta

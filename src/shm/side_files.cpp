@@ -1,15 +1,20 @@
 #include "shm/side_files.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <exception>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
+
+#include "base/fd.hpp"
+#include "shm/space.hpp"
 
 namespace deltasync::shm {
 namespace {
@@ -28,7 +33,42 @@ bool is_own_file(const std::filesystem::path& path) {
   return ::lstat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == ::geteuid();
 }
 
+Status write_all(int fd, ByteSpan bytes, const std::filesystem::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Error::from_errno("write " + path.string(), errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+  return {};
+}
+
 }  // namespace
+
+Status write_side_file(const std::filesystem::path& path, std::span<const ByteSpan> pieces, std::uint64_t reserve,
+                       const std::function<bool()>& over) {
+  std::uint64_t bytes = reserve;
+  for (const ByteSpan piece : pieces) bytes += piece.size();
+  DS_TRY(check_room(path.parent_path(), bytes));
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd) return Error::from_errno("create " + path.string(), errno);
+  Status status;
+  for (const ByteSpan piece : pieces) {
+    status = over && over() ? Status(Error(Errc::cancelled, "the agent ends")) : write_all(fd.get(), piece, path);
+    if (!status) break;
+  }
+  if (!status) ::unlink(path.c_str());
+  return status;
+}
+
+Result<MappedFile> open_side_file(const std::filesystem::path& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) return Error::from_errno("look at " + path.string(), errno);
+  if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) {
+    return Error(Errc::permission, path.string() + " is no regular file of this user");
+  }
+  return MappedFile::open(path);
+}
 
 std::optional<std::string> agent_of_segment(const std::string& name) {
   const auto dot = name.rfind(".g");

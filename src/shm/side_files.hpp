@@ -3,10 +3,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "base/bytes.hpp"
 #include "deltasync/result.hpp"
+#include "format/mapped_file.hpp"
 #include "shm/segment.hpp"
 
 namespace deltasync::shm {
@@ -20,6 +24,13 @@ inline constexpr std::uint64_t kHandedSideFile = 0;
 /// Ascending. Whatever bears such a name, of whatever kind and owner.
 std::vector<SideFile> find_side_files(const SegmentPath& segment);
 std::filesystem::path side_file_path(const SegmentPath& segment, std::uint64_t number);
+
+/// A new file, mode 0600, with these pieces one after the other, whole or not there, if it leaves room for `reserve`
+/// bytes. already_exists: the name is taken; no_space; cancelled once `over()`.
+Status write_side_file(const std::filesystem::path& path, std::span<const ByteSpan> pieces, std::uint64_t reserve = 0,
+                       const std::function<bool()>& over = {});
+/// not_found; permission: no regular file of this user.
+Result<MappedFile> open_side_file(const std::filesystem::path& path);
 
 /// One whose segment is no more: who removed that ended before it came to this.
 struct StraySideFile {

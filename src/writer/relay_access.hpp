@@ -3,11 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <span>
 
+#include "base/bytes.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/writer.hpp"
 
@@ -39,9 +39,11 @@ std::optional<FillOfHalf> open_fill(const Writer& writer);
 /// that only abort() ends.
 Status change_fill(Writer& writer, const std::function<Status(std::span<std::byte> half)>& change);
 
-/// The file in which a delta is handed over with a version (shm_protocol.md "Kept deltas"). no_space if there is no
-/// room for so many bytes beside the segment.
-Result<std::filesystem::path> handed_delta_file(const Writer& writer, std::uint64_t bytes = 0);
+/// Hands a delta over with the version that is being filled, in the form of shm_protocol.md "Kept deltas": before the
+/// seal. no_space, io: it is not, and the agent compares the halves.
+Status hand_over_delta(const Writer& writer, std::span<const ByteSpan> pieces);
+/// The version comes to nothing.
+void withdraw_delta(const Writer& writer) noexcept;
 
 /// A random number of the agent process that the writer connected to last: it tells two agents apart.
 std::uint64_t agent_instance(const Writer& writer);

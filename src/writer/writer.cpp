@@ -1,12 +1,14 @@
 // One version: begin, write, commit or abort.
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <utility>
 #include <vector>
 
 #include "base/trace.hpp"
 #include "shm/side_files.hpp"
-#include "shm/space.hpp"
 #include "writer/session.hpp"
 
 namespace deltasync {
@@ -318,12 +320,20 @@ Status change_fill(Writer& writer, const std::function<Status(std::span<std::byt
   return session->change_fill(change);
 }
 
-Result<std::filesystem::path> handed_delta_file(const Writer& writer, std::uint64_t bytes) {
+Status hand_over_delta(const Writer& writer, std::span<const ByteSpan> pieces) {
   const auto* const session = dynamic_cast<const WriterSession*>(&writer);
   if (session == nullptr) return Error(Errc::unsupported, "hand over: another kind of writer");
-  const shm::SegmentPath& segment = session->segment_path();
-  if (bytes != 0) DS_TRY(shm::check_room(segment.dir, bytes));
-  return shm::side_file_path(segment, shm::kHandedSideFile);
+  withdraw_delta(writer);  // of a version before that came to nothing
+  return shm::write_side_file(shm::side_file_path(session->segment_path(), shm::kHandedSideFile), pieces);
+}
+
+void withdraw_delta(const Writer& writer) noexcept {
+  const auto* const session = dynamic_cast<const WriterSession*>(&writer);
+  if (session == nullptr) return;
+  try {
+    ::unlink(shm::side_file_path(session->segment_path(), shm::kHandedSideFile).c_str());
+  } catch (const std::exception&) {  // no memory for its name: the agent finds that it leads elsewhere
+  }
 }
 
 std::span<const std::byte> WriterSession::filling() const {

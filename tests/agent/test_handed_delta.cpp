@@ -39,7 +39,9 @@ class HandedDelta : public AgentTest {
     kept.before = changed_digests(digests_before, digests_);
     if (spoil) spoil(kept);
     const auto head = delta::kept_delta_head(kept.delta, kept.from, kept.to, kept.before);
-    const Status written = delta::write_kept_delta(file(), head, kept.delta.frames);
+    std::vector<ByteSpan> pieces{head};
+    for (const delta::Frame& frame : kept.delta.frames) pieces.emplace_back(frame.bytes);
+    const Status written = shm::write_side_file(file(), pieces);
     ASSERT_TRUE(written) << written.error().to_string();
   }
   void seal() {

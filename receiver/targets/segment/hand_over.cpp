@@ -1,10 +1,7 @@
 #include "receiver/targets/segment/hand_over.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <exception>
-#include <filesystem>
 #include <utility>
 
 #include "base/log.hpp"
@@ -55,8 +52,9 @@ Status write(const Writer& writer, const Layout& layout, const TargetState& befo
     if (before.digests[tile] != after.digests[tile]) digests.push_back({tile, before.digests[tile]});
   }
   const std::vector<std::byte> head = delta::kept_delta_head(delta, before.version, after.version, digests);
-  DS_ASSIGN(const std::filesystem::path path, handed_delta_file(writer, head.size() + delta.frame_bytes));
-  return delta::write_kept_delta(path, head, delta.frames);
+  std::vector<ByteSpan> pieces{head};
+  for (const delta::Frame& frame : delta.frames) pieces.emplace_back(frame.bytes);
+  return hand_over_delta(writer, pieces);
 }
 
 }  // namespace
@@ -64,7 +62,7 @@ Status write(const Writer& writer, const Layout& layout, const TargetState& befo
 void hand_over(const Layout& layout, const Writer& writer, const TargetState& before, const TargetState& after,
                const std::vector<StagedStep>& steps) noexcept {
   try {
-    withdraw(writer);  // what was handed over with a version that came to nothing
+    withdraw_delta(writer);  // what was handed over with a version that came to nothing
     if (steps.size() != 1) return;
     const std::vector<StagedFrame>& frames = steps.front().frames;
     if (!std::all_of(frames.begin(), frames.end(), is_as_encoded)) return;
@@ -75,13 +73,6 @@ void hand_over(const Layout& layout, const Writer& writer, const TargetState& be
     }
   } catch (const std::exception& e) {
     log::warn("delta_not_handed_over error=\"{}\" effect=\"the agent compares the halves\"", e.what());
-  }
-}
-
-void withdraw(const Writer& writer) noexcept {
-  try {
-    if (const auto path = handed_delta_file(writer); path) ::unlink(path->c_str());
-  } catch (const std::exception&) {  // no memory for its name: the agent finds that it leads elsewhere
   }
 }
 

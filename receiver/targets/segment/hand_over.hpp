@@ -14,7 +14,5 @@ namespace deltasync::relay {
 /// committed.
 void hand_over(const Layout& layout, const Writer& writer, const TargetState& before, const TargetState& after,
                const std::vector<StagedStep>& steps) noexcept;
-/// The version comes to nothing.
-void withdraw(const Writer& writer) noexcept;
 
 }  // namespace deltasync::relay

@@ -29,9 +29,12 @@ struct RelayTargetOptions {
 /// keep epoch, number, label and digests, so that a receiver may go from one of the two agents to the other and still
 /// gets deltas.
 ///
-///   - A commit fills the half that is free: what did not change is copied there, what did is written changed. All of
-///     it is read again and compared with the digests that came with the version before it is sealed: the agent serves
-///     no other bytes.
+///   - A commit fills the half that is free. That has the version before the last, to which the changes since are
+///     applied; the whole of it is compared with the digests that came with the version once that is served (the
+///     second receiver::wait_served() and later ones): what differs is Errc::corrupt, and the next version comes whole.
+///     Where the half is unknown all of it is written, and compared before it is sealed.
+///   - A delta is handed on as it came, so that the agent need not compare halves. What it is made of stays in memory
+///     until the next one: its frames, and its changes decoded.
 ///   - A commit is final: rollback() of a committed update is unsupported, since receivers may have it by then
 ///     (Receiver::supports_rollback). So a receiver with this target takes no part in a commit over ranks.
 ///   - A full update waits in host memory, as large as the model, for its commit; FullUpdatePolicy::in_place is like

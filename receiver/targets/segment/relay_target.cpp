@@ -189,7 +189,7 @@ Status RelayTarget::publish(TargetState state, std::vector<StagedStep> steps, De
   Status filled = there.ok() || staging_ ? fill(state, steps, deadline) : std::move(there);
   if (!filled.ok()) {
     writer_->abort();
-    withdraw(*writer_);
+    withdraw_delta(*writer_);
     return filled;
   }
   last_ = own_ || staging_ ? std::vector<StagedStep>() : std::move(steps);

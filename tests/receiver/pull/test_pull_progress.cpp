@@ -70,8 +70,12 @@ TEST_F(PullProgress, OneThatIsPulledOnBeginsWithWhatItHas) {
   EXPECT_EQ(receiver_->progress(), Bytes(0, 0));
   const std::size_t before = seen().size();
   pull_and_commit();
-  ASSERT_GT(seen().size(), before);
-  EXPECT_GT(seen()[before].first, 0U);
+  const std::vector<Bytes> all = seen();
+  // A request of the pull that was cut may come to be seen after its end, when there is no pull.
+  const auto first = std::find_if(all.begin() + static_cast<std::ptrdiff_t>(before), all.end(),
+                                  [](const Bytes& bytes) { return bytes.second != 0; });
+  ASSERT_NE(first, all.end());
+  EXPECT_GT(first->first, 0U);
 }
 
 TEST_F(PullProgress, ADeltaHasNone) {
