@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests against real rollout engines and trainers on the CPU: builds an environment for each under build/engines/ and
-# runs tests/python/engines (vllm, sglang) or its file of tests/python/adapters (trl, verl, ray, peft) in it, with the package
-# of build/python. They run in the same Python release as the one that the package is built for.
+# runs tests/python/engines (vllm, sglang), its file of tests/python/adapters (trl, verl, peft) or test_ray_lab.py (ray,
+# which needs root) in it, with the package of build/python. They run in the same Python release as the one that the package is built for.
 # Usage: tools/test_engines.sh [vllm|sglang|trl|verl|ray|peft]... [-- PYTEST ARGUMENTS]; without names: both engines.
 #
 # The engines' compiled parts are not needed. Their wheels are installed without dependencies, then what the imported
@@ -80,6 +80,7 @@ for name in "${engines[@]}"; do
   echo "test_engines: $name"
   tests=(tests/python/engines -k "$name")
   if [[ -f tests/python/adapters/test_$name.py ]]; then tests=("tests/python/adapters/test_$name.py"); fi
+  if [[ $name == ray ]]; then tests=(tests/python/test_ray_lab.py); fi
   PYTHONPATH=build/python "build/engines/$name/bin/python" -m pytest "${tests[@]}" -m engines -q -rs "$@" || status=1
 done
 exit "$status"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import deltasync
@@ -57,6 +58,12 @@ def test_what_a_receiver_does_at_an_agent_of_an_older_epoch(
             assert receiver.version == older
     with pytest.raises(errors.InvalidArgument, match="on_older_epoch is follow, wait or fail, not 'never'"):
         deltasync.Receiver(agent.endpoint, on_older_epoch="never")
+
+
+def test_a_version_goes_to_another_process() -> None:
+    version = deltasync.Version(deltasync.make_epoch(), 2**64 - 1, "step ü")
+    again = pickle.loads(pickle.dumps(version))
+    assert (again, again.label) == (version, version.label)
 
 
 def test_epochs_that_are_made_by_hand() -> None:

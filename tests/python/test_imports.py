@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,3 +64,9 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
 
 def test_a_circle_is_seen() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+
+
+def test_what_needs_ray_says_so_and_nothing_else_asks_for_it() -> None:
+    program = "import sys; sys.modules['ray'] = None; import deltasync; import deltasync.ray"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: deltasync.ray needs Ray: pip install ray"

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <semaphore>
 #include <stop_token>
 #include <string>
@@ -15,6 +16,7 @@
 #include <thread>
 
 #include "base/fd.hpp"
+#include "base/process.hpp"
 #include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/tls.hpp"
@@ -116,10 +118,11 @@ void catch_stop_signals();
 bool stop_requested() noexcept;
 
 /// While it lives, the first SIGINT or SIGTERM requests a stop; a second one ends the process, as does the first one if
-/// listening should fail. Make it before any other thread: threads inherit that these signals are blocked.
+/// listening should fail. Make it before any other thread: threads inherit that these signals are blocked. The end of
+/// the process `end_with`, if that is not 0, is as a SIGTERM; peer_died if it has ended already.
 class StopOnSignal {
  public:
-  static Result<std::unique_ptr<StopOnSignal>> make();
+  static Result<std::unique_ptr<StopOnSignal>> make(pid_t end_with = 0);
   ~StopOnSignal();
   StopOnSignal(const StopOnSignal&) = delete;
   StopOnSignal& operator=(const StopOnSignal&) = delete;
@@ -136,11 +139,12 @@ class StopOnSignal {
     void restore() const noexcept;
   };
 
-  StopOnSignal(UniqueFd signals, UniqueFd end, const Dispositions& before);
+  StopOnSignal(UniqueFd signals, UniqueFd end, std::optional<ProcessWatch> end_with, const Dispositions& before);
   void listen();
 
   const UniqueFd signals_;
   const UniqueFd end_;  // an eventfd: listening is over
+  const std::optional<ProcessWatch> end_with_;
   const Dispositions before_;
   std::stop_source stop_;
   std::binary_semaphore ended_{0};

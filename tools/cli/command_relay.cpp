@@ -37,6 +37,7 @@ struct RelayArgs {
   std::string cores;
   double link_gbps = 0;
   std::uint64_t count = 0;
+  pid_t end_with = 0;
   double deadline_s = 3600;
   double guard_s = 60;
   OlderEpoch on_older_epoch = OlderEpoch::follow;
@@ -59,7 +60,7 @@ class Relay {
   explicit Relay(const RelayArgs& options) : options_(options) {}
 
   Status run() {
-    DS_ASSIGN(const auto on_signal, StopOnSignal::make());
+    DS_ASSIGN(const auto on_signal, StopOnSignal::make(options_.end_with));
     DS_ASSIGN(const auto pages, ReceiverPages::start(options_.pages, "relay", options_.from, options_.tls));
     const Follower follower = watched(
         pages.get(), {options_.count, options_.deadline_s, [this](const CallContext& until) { return connect(until); },
@@ -225,6 +226,9 @@ std::function<Status()> setup_relay(CLI::App& app) {
   add_transfer_options(app, options->streams, options->cores, options->link_gbps);
   app.add_option("--threads", options->threads, "that copy into the segment; 0 = up to 4")->check(CLI::Range(0, 256));
   app.add_option("--count", options->count, "end after this many versions")->check(one_or_more);
+  app.add_option("--end-with", options->end_with, "end as by SIGTERM when the process of this pid has ended")
+      ->check(CLI::PositiveNumber)
+      ->type_name("PID");
   app.add_option("--deadline-s", options->deadline_s, "time for one version, the wait for it included")
       ->check(CLI::Range(0.001, 864'000.0));
   add_on_older_epoch(app, options->on_older_epoch);

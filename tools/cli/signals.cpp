@@ -52,7 +52,12 @@ bool stop_requested() noexcept {
 
 // ---- StopOnSignal --------------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<StopOnSignal>> StopOnSignal::make() {
+Result<std::unique_ptr<StopOnSignal>> StopOnSignal::make(pid_t end_with) {
+  std::optional<ProcessWatch> watch;
+  if (end_with != 0) {
+    DS_ASSIGN(const ProcessId id, ProcessId::of(end_with).with_context("--end-with"));
+    DS_ASSIGN(watch, ProcessWatch::open(id).with_context("--end-with"));
+  }
   const sigset_t set = stop_signals();
   UniqueFd signals(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals) return Error::from_errno("signalfd", errno);
@@ -70,7 +75,8 @@ Result<std::unique_ptr<StopOnSignal>> StopOnSignal::make() {
     ::sigaction(kStopSignals[i], &action, &before.actions[i]);
   }
   try {
-    return std::unique_ptr<StopOnSignal>(new StopOnSignal(std::move(signals), std::move(end), before));
+    return std::unique_ptr<StopOnSignal>(
+        new StopOnSignal(std::move(signals), std::move(end), std::move(watch), before));
   } catch (const std::system_error& e) {
     before.restore();
     return Error(Errc::no_space, "the thread that waits for signals: " + e.code().message());
@@ -82,8 +88,13 @@ void StopOnSignal::Dispositions::restore() const noexcept {
   ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
 }
 
-StopOnSignal::StopOnSignal(UniqueFd signals, UniqueFd end, const Dispositions& before)
-    : signals_(std::move(signals)), end_(std::move(end)), before_(before), thread_([this] { listen(); }) {}
+StopOnSignal::StopOnSignal(UniqueFd signals, UniqueFd end, std::optional<ProcessWatch> end_with,
+                           const Dispositions& before)
+    : signals_(std::move(signals)),
+      end_(std::move(end)),
+      end_with_(std::move(end_with)),
+      before_(before),
+      thread_([this] { listen(); }) {}
 
 StopOnSignal::~StopOnSignal() {
   ended_.release();
@@ -99,9 +110,15 @@ int StopOnSignal::received() noexcept {
 void StopOnSignal::listen() {
   set_thread_name("ds-signals");
   for (;;) {
-    pollfd items[] = {{signals_.get(), POLLIN, 0}, {end_.get(), POLLIN, 0}};
-    const int ready = ::poll(items, 2, -1);
+    pollfd items[] = {
+        {signals_.get(), POLLIN, 0}, {end_.get(), POLLIN, 0}, {end_with_ ? end_with_->fd() : -1, POLLIN, 0}};
+    const int ready = ::poll(items, std::size(items), -1);
     if (ready > 0 && items[1].revents != 0) return;
+    if (ready > 0 && items[2].revents != 0) {
+      g_received = SIGTERM;
+      stop_.request_stop();
+      break;
+    }
     signalfd_siginfo info{};
     const ssize_t n = ready > 0 ? ::read(signals_.get(), &info, sizeof info) : -1;
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;

@@ -33,8 +33,12 @@ void bind_version(nb::module_& module) {
           "__eq__", [](const Version& a, const Version& b) { return a == b; }, nb::is_operator())
       .def(
           "__lt__", [](const Version& a, const Version& b) { return a.id < b.id; }, nb::is_operator())
-      .def("__hash__", [](const Version& version) {
-        return static_cast<std::int64_t>((version.id.epoch * 0x9e3779b97f4a7c15ULL ^ version.id.number) >> 1);
+      .def("__hash__",
+           [](const Version& version) {
+             return static_cast<std::int64_t>((version.id.epoch * 0x9e3779b97f4a7c15ULL ^ version.id.number) >> 1);
+           })
+      .def("__reduce__", [](const Version& version) {  // versions go between the processes of a job
+        return nb::make_tuple(nb::type<Version>(), nb::make_tuple(version.id.epoch, version.id.number, version.label));
       });
   module.def("make_epoch", &make_epoch, "after"_a = 0,
              "A fresh epoch that comes after another one. Trainers use Writer.fresh_epoch().");

@@ -224,15 +224,19 @@ class AgentProcess:
                 pause = min(_PAUSE_MAX_S, max(0.2, pause * 2))
 
     def _kill(self) -> None:
-        process = getattr(self, "_process", None)
-        if process is None or process.poll() is not None:
-            return
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(getattr(self, "_process", None))
+
+
+def end_process(process: subprocess.Popen[bytes] | None) -> None:
+    """Asks it to end, and kills it if it does not."""
+    if process is None or process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 _SAME_TOKEN = "trainer and receivers need the same: `(umask 77; openssl rand -hex 32 > FILE)` makes one"
