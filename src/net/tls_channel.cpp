@@ -244,19 +244,22 @@ class TlsChannel final : public Channel {
     const int rc = ::SSL_write_ex(ssl_.get(), from, bytes, &n);
     if (rc == 1) return Tried::moved(n);
     const int why = ::SSL_get_error(ssl_.get(), rc);
-    if (why == SSL_ERROR_SYSCALL) hear_last_word();
-    return failed_ ? Result<Tried>(*failed_) : come_to(rc);
+    if (why != SSL_ERROR_SYSCALL) return come_to(rc);
+    const int system_error = errno;
+    hear_last_word();
+    return fail(system_failure(system_error));
   }
 
-  /// A peer that closed may have said why, in an alert that is still to be read.
+  /// A peer that closed may have said why, in an alert that is still to be read. What OpenSSL says of the last call is
+  /// then of this one.
   void hear_last_word() {
-    const int system_error = errno;
     std::byte ignored{};
     std::size_t n = 0;
     const int rc = ::SSL_read_ex(ssl_.get(), &ignored, 1, &n);
     if (rc != 1 && ::SSL_get_error(ssl_.get(), rc) == SSL_ERROR_SSL) static_cast<void>(come_to(rc));
-    errno = system_error;
   }
+
+  static Error system_failure(int number) { return Error::from_errno("TLS", number != 0 ? number : ECONNRESET); }
 
   bool kernel_sends() const { return done_ && BIO_get_ktls_send(::SSL_get_wbio(ssl_.get())); }
 
@@ -277,7 +280,7 @@ class TlsChannel final : public Channel {
       case SSL_ERROR_WANT_READ: return Tried{Tried::Came::wants_read};
       case SSL_ERROR_WANT_WRITE: return Tried{Tried::Came::wants_write};
       case SSL_ERROR_ZERO_RETURN: return Tried{Tried::Came::ended};
-      case SSL_ERROR_SYSCALL: return fail(Error::from_errno("TLS", system_error != 0 ? system_error : ECONNRESET));
+      case SSL_ERROR_SYSCALL: return fail(system_failure(system_error));
       default: break;
     }
     const unsigned long code = ::ERR_peek_error();
