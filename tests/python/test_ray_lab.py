@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +40,7 @@ def environment(lab: Lab, host: str) -> dict[str, str]:
     }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Lab]:
     """A head node without CPUs for actors, and four nodes with one each. All of Ray ends with its host."""
     with Lab(Topology({"hosts": [{"names": ["head", *NODES]}]}), BINARIES) as lab:
@@ -57,20 +59,56 @@ def cluster() -> Iterator[Lab]:
 
 
 def started(process: Process) -> bool:
-    said = process.log.read_text(errors="replace")
-    assert process.runs, said
-    return "Ray runtime started" in said
+    assert process.runs, said(process)
+    return any("Ray runtime started" in line for line in said(process))
 
 
-def test_a_fleet_over_hosts_whose_processes_are_killed(cluster: Lab) -> None:
-    argv = [sys.executable, str(Path(__file__).with_name("ray_job.py"))]
-    job = cluster.run("head", "job", argv, env=environment(cluster, "head"))
-    until(lambda: not job.runs, "the job", DEADLINE_S)
-    said = job.log.read_text(errors="replace")
-    print(said)
-    assert job.child.returncode == 0, said[-4000:]
-    assert "closed" in said.splitlines()
+def run(lab: Lab, what: str) -> Process:
+    argv = [sys.executable, str(Path(__file__).with_name("ray_job.py")), what]
+    return lab.run("head", what, argv, env=environment(lab, "head"))
+
+
+def said(job: Process) -> list[str]:
+    return job.log.read_text(errors="replace").splitlines()
+
+
+def line(job: Process, beginning: str) -> str:
+    """Waits until the job says it."""
+
+    def there() -> list[str]:
+        lines = [line for line in said(job) if line.startswith(beginning)]
+        assert lines or job.runs, "\n".join(said(job)[-60:])
+        return lines
+
+    return str(until(there, f"{job.name}: {beginning}", DEADLINE_S)[0])
+
+
+def left_on(lab: Lab, host: str) -> list[str]:
+    segments = lab.node(host).memory.glob("deltasync*")
+    return [path.name for path in [*segments, *(lab.directory / host / "tmp").glob("deltasync-ray*")]]
+
+
+def programs_on(lab: Lab, host: str) -> str:
+    found = lab.node(host).popen(["pgrep", "-f", "bin/deltasync"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return str(found.communicate()[0].decode())
+
+
+def test_a_job_that_is_killed_leaves_no_process(cluster: Lab) -> None:
+    job = run(cluster, "killed")
+    line(job, "kill me")
+    assert all(programs_on(cluster, host) for host in NODES)
+    job.signal(signal.SIGKILL)
     for host in NODES:
-        left = [path.name for path in cluster.node(host).memory.glob("deltasync*")]
-        left += [path.name for path in (cluster.directory / host / "tmp").glob("deltasync-ray*")]
-        assert left == [], host
+        until(lambda host=host: not programs_on(cluster, host), f"{host}: an agent or relay runs", DEADLINE_S)
+
+
+def test_a_fleet_whose_processes_are_killed(cluster: Lab) -> None:
+    """It takes away what the job before has left."""
+    job = run(cluster, "whole")
+    address = line(job, "cut").split()[1].rpartition(":")[0]
+    away = next(name for name, host in cluster.topology.hosts.items() if host.address == address)
+    cluster.cut(away)
+    (cluster.directory / "head" / "cut").touch()
+    line(job, "closed")
+    print("\n".join(said(job)))
+    assert {host: left for host in NODES if host != away and (left := left_on(cluster, host))} == {}

@@ -97,11 +97,15 @@ class Job:
         trainer_nodes = deltasync.ray.nodes_of(self.group, range(trainers))
         engine_nodes = deltasync.ray.nodes_of(self.group, range(trainers, trainers + engines))
         self.fleet = deltasync.ray.Fleet(trainer=trainer_nodes, rollout=engine_nodes, **fleet)
-        self.trainers = [Trainer.options(**self._in(bundle)).remote() for bundle in range(trainers)]
-        master = ray.get(self.trainers[0].address.remote(), timeout=LONG_S)
-        joined = [trainer.join.remote(self.fleet, master, rank, trainers) for rank, trainer in enumerate(self.trainers)]
-        ray.get(joined, timeout=LONG_S)
+        self.trainers = self.start_trainers(trainers)
         self.engines = [Engine.options(**self._in(trainers + i)).remote(self.fleet) for i in range(engines)]
+
+    def start_trainers(self, ranks: int) -> list[Any]:
+        trainers = [Trainer.options(**self._in(bundle)).remote() for bundle in range(ranks)]
+        master = ray.get(trainers[0].address.remote(), timeout=LONG_S)
+        joined = [trainer.join.remote(self.fleet, master, rank, ranks) for rank, trainer in enumerate(trainers)]
+        ray.get(joined, timeout=LONG_S)
+        return trainers
 
     def _in(self, bundle: int) -> dict[str, Any]:
         return {"num_cpus": 1, "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, bundle)}

@@ -24,7 +24,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _checks
@@ -88,7 +88,8 @@ class Fleet:
 
     ``trainer`` and ``rollout``: a placement group (the nodes of its bundles; :func:`nodes_of` takes some of them), or
     ids of nodes. A node of both has the trainer's agent only, which its engines ask. ``children``: so many relays at
-    most pull from one, and from the trainer; more make a tree. A relay whose parent is away goes on with the one above.
+    most pull from one, and from the trainer; more make a tree. A relay whose parent is away goes on with one above,
+    with another that pulls from the trainer, or with the trainer.
 
     ``name``: of the fleet. Fleets of several jobs on the same nodes need different ones; what an earlier fleet of this
     name has left on a node is taken away. ``port``: where all agents listen, on their nodes' addresses in Ray; 0: free
@@ -98,7 +99,8 @@ class Fleet:
     ``deltasync-agent`` and ``deltasync relay``.
 
     On each node runs an actor that needs no CPU. If one is killed, Ray starts it again, and it goes on with the segment
-    that is there: trainer, relays and receivers notice a pause. A fleet can be given to actors and tasks. Thread-safe.
+    that is there: trainer, relays and receivers notice a pause. A fleet can be given to actors and tasks.
+    Thread-safe, but one thread calls :meth:`add` and :meth:`close`.
 
     Errors: InvalidArgument (no such node, or it is not alive), AlreadyExists (a fleet of this name or another program
     has the place), DeadlinePassed, ConnectionFailed (a node went away), and those of :class:`deltasync.AgentProcess`.
@@ -120,41 +122,43 @@ class Fleet:
         timeout: float = 120.0,
     ) -> None:
         end = time.monotonic() + seconds("Fleet", timeout)
+        self._children = _checks.whole("children", children, 1)
         if not re.fullmatch(r"[\w-]{1,40}", _checks.text("name", name), re.ASCII):
             raise InvalidArgument(f"name={name!r:.80}", "give up to 40 letters, digits, - and _")
-        children = _checks.whole("children", children, 1)
         port = _checks.whole("port", port, 0, 65535)
         trainers = _nodes("trainer", trainer, end)
         if not trainers:
             raise InvalidArgument("trainer=: a fleet needs a trainer node")
-        relays = [node for node in _nodes("rollout", rollout, end) if node not in trainers]
-        hosts = _hosts([*trainers, *relays])
-        self._tls = Tls.of(tls)
-        self._token = secrets.token_hex(32) if token_file is None else read_token(token_file)
-        #: By node, where that has its versions from.
-        self._parents = sources(trainers, relays, children)
+        self._options = NodeOptions(
+            name=name,
+            fleet=secrets.token_hex(8),
+            host="",
+            port=port,
+            token=secrets.token_hex(32) if token_file is None else read_token(token_file),
+            tls=Tls.of(tls),
+            shm_dir=shm_dir,
+            agent_args=tuple(agent_args),
+            relay_args=tuple(relay_args),
+        )
+        #: By node, where that has its versions from; the trainer's have [].
+        self._parents: dict[str, list[str]] = {}
+        #: By node: endpoint, socket.
+        self._places: dict[str, dict[str, str]] = {}
         self._actors: dict[str, Any] = {}
-        fleet = secrets.token_hex(8)
-        actor = ray.remote(Supervisor)
         atexit.register(self.close)  # before Ray's own
         try:
-            for node, host in hosts.items():
-                options = NodeOptions(
-                    *(name, fleet, host, port, self._token, self._tls, shm_dir, tuple(agent_args), tuple(relay_args))
-                )
-                pinned = NodeAffinitySchedulingStrategy(node, soft=False)
-                self._actors[node] = actor.options(
-                    num_cpus=0, max_restarts=-1, max_concurrency=4, scheduling_strategy=pinned
-                ).remote(options)
-            started = {node: supervisor.start.remote(left(end)) for node, supervisor in self._actors.items()}
-            #: By node: endpoint, socket.
-            self._places: dict[str, dict[str, str]] = {node: _get(node, call, end) for node, call in started.items()}
-            followed = [(relay, self._endpoints(self._parents[relay])) for relay in relays]
-            for relay, call in [(relay, self._actors[relay].follow.remote(parents)) for relay, parents in followed]:
-                _get(relay, call, end)
+            self._grow(sources(trainers, _nodes("rollout", rollout, end), self._children), end)
         except BaseException:
             self.close()
             raise
+
+    def add(self, rollout: PlacementGroup | Sequence[str], *, timeout: float = 120.0) -> None:
+        """An agent and a relay on further nodes; those that the fleet has already are passed over. Actors that were
+        given the fleet before do not know them. Errors as of the constructor; the fleet is then as it was."""
+        end = time.monotonic() + seconds("add", timeout)
+        trainers = self._trainers()
+        relays = [*self._parents, *_nodes("rollout", rollout, end)]
+        self._grow(sources(trainers, relays, self._children), end)
 
     def trainer_options(self, node: str | None = None) -> dict[str, Any]:
         """What :class:`deltasync.WeightManager` on a trainer node needs: ``agent`` and ``advertise``; with several
@@ -168,10 +172,11 @@ class Fleet:
         return {"agent": place["socket"], "advertise": place["endpoint"]}
 
     def receiver_options(self, node: str | None = None) -> dict[str, Any]:
-        """What :class:`deltasync.Receiver` needs: ``endpoints``, the node's own agent first, ``token`` and ``tls``. On
-        a node that is not of the fleet, the trainer's. ``node``: by default that of the calling actor."""
+        """What :class:`deltasync.Receiver` needs: ``endpoints``, the node's own agent first and then others that have
+        the whole model, ``token`` and ``tls``. On a node that is not of the fleet, the trainer's. ``node``: by default
+        that of the calling actor."""
         asked = nodes_to_ask(_own_node() if node is None else node, self._parents)
-        return {"endpoints": self._endpoints(asked), "token": self._token, "tls": self._tls}
+        return {"endpoints": self._endpoints(asked), "token": self._options.token, "tls": self._options.tls}
 
     def status(self, *, timeout: float = 10.0) -> list[NodeStatus]:
         """Of each node, the trainer's first. One that does not answer in time says so in ``error``."""
@@ -195,12 +200,7 @@ class Fleet:
         actors, self._actors = self._actors, {}
         if not actors or not ray.is_initialized():
             return
-        end = time.monotonic() + _END_S
-        calls = {node: actor.stop.remote() for node, actor in actors.items()}
-        for node, call in calls.items():
-            with contextlib.suppress(Error):
-                _get(node, call, end)
-            ray.kill(actors[node])
+        _end(actors)
 
     def __enter__(self) -> Fleet:
         return self
@@ -208,11 +208,43 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _grow(self, parents: dict[str, list[str]], end: float) -> None:
+        """Starts what runs on nodes that are not there yet."""
+        actors = {}
+        try:
+            for node, host in _hosts([node for node in parents if node not in self._actors]).items():
+                pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+                actor = ray.remote(Supervisor).options(
+                    num_cpus=0, max_restarts=-1, max_concurrency=4, scheduling_strategy=pinned
+                )
+                actors[node] = actor.remote(replace(self._options, host=host))
+            started = {node: actor.start.remote(left(end)) for node, actor in actors.items()}
+            places = self._places | {node: _get(node, call, end) for node, call in started.items()}
+            followed = {}
+            for node, actor in actors.items():
+                if parents[node]:
+                    followed[node] = actor.follow.remote([places[parent]["endpoint"] for parent in parents[node]])
+            for node, call in followed.items():
+                _get(node, call, end)
+        except BaseException:
+            _end(actors)
+            raise
+        self._parents, self._places, self._actors = parents, places, self._actors | actors
+
     def _trainers(self) -> list[str]:
         return [node for node, above in self._parents.items() if not above]
 
     def _endpoints(self, nodes: Iterable[str]) -> list[str]:
         return [self._places[node]["endpoint"] for node in nodes]
+
+
+def _end(actors: dict[str, Any]) -> None:
+    end = time.monotonic() + _END_S
+    calls = {node: actor.stop.remote() for node, actor in actors.items()}
+    for node, call in calls.items():
+        with contextlib.suppress(Error):
+            _get(node, call, end)
+        ray.kill(actors[node])
 
 
 def _own_node() -> str:
