@@ -58,6 +58,7 @@ std::function<Status()> setup_diff(CLI::App& app);
 std::function<Status()> setup_clean(CLI::App& app);
 std::function<Status()> setup_trace(CLI::App& app);
 std::function<Status()> setup_plan(CLI::App& app);
+std::function<Status()> setup_export_plan(CLI::App& app);
 std::function<Status()> setup_doctor(CLI::App& app);
 std::function<Status()> setup_completion(CLI::App& app);
 std::function<Status()> setup_bench(CLI::App& app);
@@ -74,6 +75,9 @@ void add_transfer_options(CLI::App& app, unsigned& streams, std::string& cores, 
 /// Records a timeline while `work` goes on, named `process`, and writes it to `file` whatever came of it. With an empty
 /// file, just works.
 Status with_trace(const std::string& file, const std::string& process, const std::function<Status()>& work);
+
+/// All of a small file. The errors name it.
+Result<std::string> read_text(const std::string& path);
 
 /// "NAME", "NAME[FIRST:END]" (rows), "NAME[ROWS][COLUMNS]". invalid_argument, or not_found; bind() checks the bounds.
 Result<Slice> parse_slice(const Layout& layout, const std::string& text);

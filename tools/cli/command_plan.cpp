@@ -1,10 +1,7 @@
 // `deltasync plan`: how long until the engines of a fleet serve a version, and what that hangs on.
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,15 +32,6 @@ struct Planned {
   std::optional<capacity::RelayLevel> relays;
   std::optional<double> engines_s;  ///< until --engines of them have it
 };
-
-Result<std::string> read_text(const std::string& path) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::string text;
-  if (file) text.assign(std::istreambuf_iterator<char>(file), {});
-  if (!file || file.bad()) return Error::from_errno(path, errno != 0 ? errno : EIO);
-  return text;
-}
 
 Result<Planned> make_plan(const PlanArgs& options) {
   Planned out;

@@ -1,4 +1,4 @@
-// deltasync: publish, pull, relay, status, doctor, inspect, clean, diff, trace, plan, bench, completion: the commands.
+// deltasync: publish, pull, relay, status, doctor, inspect, clean, diff, trace, plan, export-plan, bench, completion: the commands.
 #include <pthread.h>
 
 #include <filesystem>
@@ -21,6 +21,7 @@ constexpr Command kCommands[] = {
     {"diff", "compare two versions of a model: density by tensor, size by codec", setup_diff},
     {"trace", "lay what several processes recorded on one timeline; summarise or draw one version", setup_trace},
     {"plan", "predict how long until the engines of a fleet serve a version, and what that hangs on", setup_plan},
+    {"export-plan", "work out which bytes of a trainer's shards are which of a model directory", setup_export_plan},
     {"bench", "measure one case against the machine's limit (the program deltasync-bench)", setup_bench},
     {"completion", "print a script by which a shell completes this command line", setup_completion},
 };

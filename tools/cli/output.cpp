@@ -1,7 +1,10 @@
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
+#include <iterator>
 
 #include "base/utf8.hpp"
 #include "tools/cli/cli.hpp"
@@ -105,6 +108,15 @@ std::string exit_code_help() {
 
 Status print_line(std::string_view line) {
   return write_line(printable(line));
+}
+
+Result<std::string> read_text(const std::string& path) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  std::string text;
+  if (file) text.assign(std::istreambuf_iterator<char>(file), {});
+  if (!file || file.bad()) return Error::from_errno(path, errno != 0 ? errno : EIO);
+  return text;
 }
 
 Status print_json(const Json& object, int indent) {

@@ -34,6 +34,7 @@ LAYERS = {
     "src/net/": {"deltasync/", "base/", "format/", "net/"},
     "src/commit/": {"deltasync/", "commit/"},
     "src/capacity/": {"deltasync/", "capacity/"},
+    "src/export/": {"deltasync/", "export/"},
     "src/writer/": {"deltasync/", "base/", "format/", "delta/", "gpu/", "shm/", "net/", "writer/"},
     "agent/versions/": AGENT | {"agent/versions/"},
     "agent/derive/": AGENT | {"agent/versions/", "agent/derive/"},
@@ -46,9 +47,9 @@ LAYERS = {
     "receiver/targets/segment/": {"deltasync/", "base/", "format/", "delta/", "receiver/targets/", "writer/"},
     "receiver/targets/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "receiver/targets/"},
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
-    "src/python/": {"deltasync/", "base/", "net/", "commit/", "python/"},
+    "src/python/": {"deltasync/", "base/", "net/", "commit/", "export/", "python/"},
 }
-PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "commit/", "capacity/", "writer/",
+PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "commit/", "capacity/", "export/", "writer/",
                  "agent/", "receiver/", "python/", "tools/", "tests/")
 
 # Absolute paths that only exist on somebody's machine.

@@ -11,5 +11,6 @@ void bind_writer(nanobind::module_& module);
 void bind_placement(nanobind::module_& module);
 void bind_receiver(nanobind::module_& module);
 void bind_commit(nanobind::module_& module);
+void bind_export(nanobind::module_& module);
 
 }  // namespace deltasync::python

@@ -18,6 +18,7 @@ NB_MODULE(_native, module) {
   bind_version(module);
   bind_writer(module);
   bind_placement(module);
+  bind_export(module);
   bind_receiver(module);
   bind_commit(module);
   module.def(

@@ -1,0 +1,107 @@
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "export/plan.hpp"
+
+namespace deltasync::exporting {
+namespace {
+
+float bf16_value(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+/// To the nearest, ties to even; a NaN stays one.
+std::uint16_t bf16_bits(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if (std::isnan(value)) return 0x7FC0;
+  return static_cast<std::uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+float value_of(float element) { return element; }
+float value_of(std::uint16_t element) { return bf16_value(element); }
+template <class T>
+T element_of(float value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else {
+    return bf16_bits(value);
+  }
+}
+
+/// Calls `each(source, target, count)` for every run of the innermost step.
+template <class F>
+void walk(std::span<const CopyStep> steps, std::uint64_t source, std::uint64_t target, F&& each) {
+  if (steps.size() <= 1) {
+    each(source, target);
+    return;
+  }
+  for (std::uint64_t i = 0; i < steps.front().count; ++i) {
+    walk(steps.subspan(1), source + i * steps.front().source_stride, target + i * steps.front().target_stride, each);
+  }
+}
+
+template <class From, class To>
+void convert(const ExportCopy& copy, const std::byte* source, std::byte* target) {
+  const CopyStep inner = copy.steps.empty() ? CopyStep{} : copy.steps.back();
+  const auto add = static_cast<float>(copy.add);
+  walk(copy.steps, copy.source_offset, copy.target_offset, [&](std::uint64_t from, std::uint64_t to) {
+    for (std::uint64_t i = 0; i < inner.count; ++i) {
+      From element{};
+      std::memcpy(&element, source + (from + i * inner.source_stride) * sizeof(From), sizeof(From));
+      const To made = element_of<To>(value_of(element) + add);
+      std::memcpy(target + (to + i * inner.target_stride) * sizeof(To), &made, sizeof(To));
+    }
+  });
+}
+
+void move(const ExportCopy& copy, std::size_t width, const std::byte* source, std::byte* target) {
+  const CopyStep inner = copy.steps.empty() ? CopyStep{} : copy.steps.back();
+  walk(copy.steps, copy.source_offset, copy.target_offset, [&](std::uint64_t from, std::uint64_t to) {
+    if (inner.source_stride == 1 && inner.target_stride == 1) {
+      std::memcpy(target + to * width, source + from * width, inner.count * width);
+      return;
+    }
+    for (std::uint64_t i = 0; i < inner.count; ++i) {
+      std::memcpy(target + (to + i * inner.target_stride) * width, source + (from + i * inner.source_stride) * width,
+                  width);
+    }
+  });
+}
+
+/// Elements from the first of a side on to the end of its last.
+std::uint64_t end_of(std::uint64_t offset, std::span<const CopyStep> steps, std::uint64_t CopyStep::*stride) {
+  for (const CopyStep& step : steps) offset += (step.count - 1) * (step.*stride);
+  return offset + 1;
+}
+
+}  // namespace
+
+Status apply_on_host(const ExportPlan& plan, const ExportCopy& copy, Dtype source_dtype,
+                     std::span<const std::byte> source, std::span<std::byte> target) {
+  const Tensor& tensor = plan.layout->tensors()[copy.tensor];
+  const Dtype to = tensor.spec.dtype;
+  if (copy.elements() == 0) return {};
+  if (end_of(copy.source_offset, copy.steps, &CopyStep::source_stride) > source.size() / dtype_bytes(source_dtype) ||
+      end_of(copy.target_offset, copy.steps, &CopyStep::target_stride) > target.size() / dtype_bytes(to)) {
+    return Error(Errc::out_of_range, tensor.spec.name + ": the memory is smaller than what the plan speaks of");
+  }
+  if (source_dtype == to && copy.add == 0) {
+    move(copy, dtype_bytes(to), source.data(), target.data());
+  } else if (source_dtype == Dtype::f32 && to == Dtype::bf16) {
+    convert<float, std::uint16_t>(copy, source.data(), target.data());
+  } else if (source_dtype == Dtype::bf16 && to == Dtype::f32) {
+    convert<std::uint16_t, float>(copy, source.data(), target.data());
+  } else if (source_dtype == Dtype::f32 && to == Dtype::f32) {
+    convert<float, float>(copy, source.data(), target.data());
+  } else if (source_dtype == Dtype::bf16 && to == Dtype::bf16) {
+    convert<std::uint16_t, std::uint16_t>(copy, source.data(), target.data());
+  } else {
+    return Error(Errc::unsupported, "no cast from " + std::string(to_string(source_dtype)) + " to " +
+                                        std::string(to_string(to)) + " of " + tensor.spec.name);
+  }
+  return {};
+}
+
+}  // namespace deltasync::exporting

@@ -1,0 +1,424 @@
+#include "export/plan.hpp"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "export/boxes.hpp"
+#include "export/element_map.hpp"
+#include "export/name_pattern.hpp"
+
+namespace deltasync::exporting {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::size_t kNamesShown = 8;  ///< of each side, in a message
+constexpr int kSizesDeepMax = 32;       ///< of a size that is made of sizes
+
+std::string shape_text(std::span<const std::uint64_t> shape) {
+  std::string out = "[";
+  for (const std::uint64_t size : shape) out += (out.size() == 1 ? "" : ", ") + std::to_string(size);
+  return out + "]";
+}
+
+std::uint64_t elements_of(std::span<const std::uint64_t> shape) {
+  std::uint64_t count = 1;
+  for (const std::uint64_t size : shape) count *= size;
+  return count;
+}
+
+/// The page's sizes and config.json's keys, beside what a row adds.
+class Values {
+ public:
+  Values(const Family& family, Json config) : family_(family), config_(std::move(config)) {}
+
+  Names with(const Captures& captures) const {
+    return [this, &captures](const std::string& name) -> Result<std::optional<double>> {
+      if (const auto there = captures.find(name); there != captures.end()) {
+        return std::optional<double>(static_cast<double>(there->second));
+      }
+      return value(name, 0);
+    };
+  }
+  /// Of a page's `when`; none is true.
+  Result<bool> holds(const std::string& when, const Captures& captures) const {
+    if (when.empty()) return true;
+    std::string missing;
+    DS_ASSIGN(const std::optional<double> value, evaluate(when, with(captures), &missing));
+    if (!value) return Error(Errc::invalid_argument, "'" + when + "': config.json has no '" + missing + "'");
+    return *value != 0;
+  }
+
+ private:
+  Result<std::optional<double>> value(const std::string& name, int depth) const {
+    if (const auto size = family_.sizes.find(name); size != family_.sizes.end()) {
+      if (depth > kSizesDeepMax) return Error(Errc::invalid_argument, "size '" + name + "' is made of itself");
+      return evaluate(size->second, [&](const std::string& inner) -> Result<std::optional<double>> {
+        // A size may have the name of the key that it stands for.
+        return inner == name ? Result<std::optional<double>>(of_config(inner)) : value(inner, depth + 1);
+      });
+    }
+    return of_config(name);
+  }
+  std::optional<double> of_config(const std::string& name) const {
+    const Json* node = &config_;
+    for (std::size_t at = 0; at <= name.size();) {
+      const std::size_t dot = std::min(name.find('.', at), name.size());
+      const auto found = node->is_object() ? node->find(name.substr(at, dot - at)) : node->end();
+      if (!node->is_object() || found == node->end()) return of_text_model(name);
+      node = &*found;
+      at = dot + 1;
+    }
+    if (node->is_boolean()) return node->get<bool>() ? 1 : 0;
+    if (node->is_number()) return node->get<double>();
+    return std::nullopt;
+  }
+  /// The language model of one that also sees or hears has a table of its own.
+  std::optional<double> of_text_model(const std::string& name) const {
+    return name.starts_with("text_config.") || !config_.contains("text_config") ? std::nullopt
+                                                                                : of_config("text_config." + name);
+  }
+
+  const Family& family_;
+  const Json config_;
+};
+
+struct PieceAt {
+  std::uint32_t rank;
+  std::uint32_t index;
+  const ShardPiece* piece;
+};
+
+/// All pieces of one tensor of the trainer.
+struct TrainerTensor {
+  std::vector<PieceAt> pieces;  ///< each box once
+  std::uint64_t elements = 0;
+  const ShardPiece& first() const { return *pieces.front().piece; }
+};
+
+bool overlap(const ShardPiece& a, const ShardPiece& b) {
+  for (std::size_t dim = 0; dim < a.shape.size(); ++dim) {
+    if (a.offset[dim] >= b.offset[dim] + b.shape[dim] || b.offset[dim] >= a.offset[dim] + a.shape[dim]) return false;
+  }
+  return true;
+}
+
+std::string where(const PieceAt& at) {
+  return "rank " + std::to_string(at.rank) + " has " + shape_text(at.piece->shape) + " at " + shape_text(at.piece->offset);
+}
+
+Status check_piece(const ShardPiece& piece, std::uint32_t rank) {
+  const std::string who = piece.key + " of rank " + std::to_string(rank);
+  if (piece.offset.size() != piece.global_shape.size() || piece.shape.size() != piece.global_shape.size()) {
+    return Error(Errc::invalid_argument, who + ": shape, offset and global_shape have different lengths");
+  }
+  std::uint64_t elements = 1;
+  for (std::size_t dim = 0; dim < piece.shape.size(); ++dim) {
+    const std::uint64_t whole = piece.global_shape[dim];
+    if (piece.offset[dim] > whole || piece.shape[dim] > whole - piece.offset[dim]) {
+      return Error(Errc::out_of_range, who + ": " + shape_text(piece.shape) + " at " + shape_text(piece.offset) +
+                                           " is not in " + shape_text(piece.global_shape));
+    }
+    if (whole != 0 && elements > kModelBytesMax / whole) return Error(Errc::out_of_range, who + " is too large");
+    elements *= whole;
+  }
+  return {};
+}
+
+class Planner {
+ public:
+  Planner(const Family& family, Values values, LayoutPtr layout, std::span<const std::string> ignored)
+      : family_(family), values_(std::move(values)), ignored_(ignored.begin(), ignored.end()) {
+    plan_.layout = std::move(layout);
+    plan_.family = family.name;
+    for (const FamilyRow& row : family.rows) plan_.rows.push_back(row.label);
+    ignored_.insert(ignored_.end(), family.ignored.begin(), family.ignored.end());
+    slots_.resize(plan_.layout->tensors().size());
+  }
+
+  Result<ExportPlan> make(std::span<const std::vector<ShardPiece>> shards) {
+    DS_TRY(collect(shards));
+    for (const auto& [key, tensor] : tensors_) DS_TRY(place(key, tensor));
+    DS_TRY(add_aliases());
+    DS_TRY(check_targets());
+    std::sort(plan_.copies.begin(), plan_.copies.end(), [](const ExportCopy& a, const ExportCopy& b) {
+      return std::tie(a.tensor, a.target_offset) < std::tie(b.tensor, b.target_offset);
+    });
+    return std::move(plan_);
+  }
+
+ private:
+  /// What is known of a HF tensor's places: the fixed axes of the maps that lead to it.
+  struct Slots {
+    std::vector<FixedAxis> axes;
+    std::set<std::vector<std::uint64_t>> filled;  ///< indices of the axes
+  };
+
+  Status collect(std::span<const std::vector<ShardPiece>> shards) {
+    for (std::uint32_t rank = 0; rank < shards.size(); ++rank) {
+      for (std::uint32_t i = 0; i < shards[rank].size(); ++i) {
+        DS_TRY(add_piece({rank, i, &shards[rank][i]}));
+      }
+    }
+    for (auto& [key, tensor] : tensors_) DS_TRY(check_whole(key, tensor));
+    return {};
+  }
+
+  Status add_piece(const PieceAt& at) {
+    DS_TRY(check_piece(*at.piece, at.rank));
+    TrainerTensor& tensor = tensors_[at.piece->key];
+    for (const PieceAt& other : tensor.pieces) {
+      if (other.piece->global_shape != at.piece->global_shape || other.piece->dtype != at.piece->dtype) {
+        return Error(Errc::layout_mismatch,
+                     at.piece->key + ": rank " + std::to_string(other.rank) + " says " +
+                         std::string(to_string(other.piece->dtype)) + " " + shape_text(other.piece->global_shape) +
+                         ", rank " + std::to_string(at.rank) + " " + std::string(to_string(at.piece->dtype)) + " " +
+                         shape_text(at.piece->global_shape));
+      }
+      if (other.piece->offset == at.piece->offset && other.piece->shape == at.piece->shape) return {};  // a replica
+      if (elements_of(at.piece->shape) != 0 && elements_of(other.piece->shape) != 0 &&
+          overlap(*other.piece, *at.piece)) {
+        return Error(Errc::coverage, at.piece->key + ": " + where(other) + ", and " + where(at) + ": they overlap");
+      }
+    }
+    tensor.pieces.push_back(at);
+    tensor.elements += elements_of(at.piece->shape);
+    return {};
+  }
+
+  Status check_whole(const std::string& key, const TrainerTensor& tensor) const {
+    const std::uint64_t whole = elements_of(tensor.first().global_shape);
+    if (tensor.elements == whole) return {};
+    std::string held;
+    for (std::size_t i = 0; i < std::min(tensor.pieces.size(), kNamesShown); ++i) held += "; " + where(tensor.pieces[i]);
+    return Error(Errc::coverage, key + " " + shape_text(tensor.first().global_shape) + ": no rank has " +
+                                     std::to_string(whole - tensor.elements) + " of its elements" + held);
+  }
+
+  /// By the first rename that fits.
+  Result<std::string> renamed(const std::string& key) const {
+    for (const FamilyRename& rename : family_.renames) {
+      for (const std::string& pattern : rename.mcore) {
+        std::string_view rest;
+        DS_ASSIGN(const auto captures, match_prefix(pattern, key, rest));
+        if (!captures) continue;
+        auto to = expand_name(rename.to, values_.with(*captures));
+        if (!to) return std::move(to).error().with_context(rename.label);
+        return *to + std::string(rest);
+      }
+    }
+    return key;
+  }
+
+  /// The first row that matches, and holds.
+  Status place(const std::string& key, const TrainerTensor& tensor) {
+    for (const std::string& pattern : ignored_) {
+      DS_ASSIGN(const auto matched, match_name(pattern, key));
+      if (!matched) continue;
+      plan_.ignored.push_back(key);
+      return {};
+    }
+    DS_ASSIGN(const std::string name, renamed(key));
+    for (std::uint32_t i = 0; i < family_.rows.size(); ++i) {
+      for (const std::string& pattern : family_.rows[i].mcore) {
+        DS_ASSIGN(auto captures, match_name(pattern, name));
+        if (!captures) continue;
+        if (!tensor.first().global_shape.empty()) captures->emplace("D", tensor.first().global_shape.front());
+        const FamilyRow& row = family_.rows[i];
+        auto holds = values_.holds(row.when, *captures);
+        if (!holds) return std::move(holds).error().with_context(row.label + ": when");
+        if (!*holds) continue;
+        return carry_out(i, *captures, key, tensor).with_context(row.label + ": " + key);
+      }
+    }
+    unused_.push_back(key);
+    return {};
+  }
+
+  Status carry_out(std::uint32_t number, const Captures& captures, const std::string& key,
+                   const TrainerTensor& tensor) {
+    const FamilyRow& row = family_.rows[number];
+    const std::vector<std::uint64_t>& shape = tensor.first().global_shape;
+    const Names names = values_.with(captures);
+    if (!row.parts.empty() && shape.empty()) return Error(Errc::layout_mismatch, "a scalar has no parts");
+    DS_ASSIGN(const Parts parts, parse_parts(row.parts, shape.empty() ? 1 : shape.front(), names));
+    std::set<std::string> left;
+    for (const RowTarget& target : row.targets) left.insert(target.part);
+    for (const Parts::Part& part : parts.parts) {
+      if (part.name == "_") continue;
+      const auto target = std::find_if(row.targets.begin(), row.targets.end(),
+                                       [&](const RowTarget& t) { return t.part == part.name; });
+      if (target == row.targets.end()) {
+        return Error(Errc::invalid_argument, "no hf." + part.name + ": a part that goes nowhere is called '_'");
+      }
+      left.erase(part.name);
+      DS_ASSIGN(const std::string hf, expand_name(target->hf, names));
+      const auto index = plan_.layout->find(hf);
+      if (!index) {
+        if (!row.optional) not_there_.push_back(hf + " (of " + key + ")");
+        continue;
+      }
+      DS_ASSIGN(const ElementMap map, map_part(parts, part, target->view, shape, names));
+      DS_TRY(fill(*index, map, number, tensor));
+    }
+    if (!left.empty()) return Error(Errc::invalid_argument, "hf." + *left.begin() + " is none of its parts");
+    return {};
+  }
+
+  Status fill(std::uint32_t index, const ElementMap& map, std::uint32_t row, const TrainerTensor& tensor) {
+    const Tensor& target = plan_.layout->tensors()[index];
+    if (map.target_shape != target.spec.shape) {
+      return Error(Errc::layout_mismatch, "it makes " + shape_text(map.target_shape) + ", and " + target.spec.name +
+                                              " has " + shape_text(target.spec.shape));
+    }
+    const Dtype from = tensor.first().dtype;
+    const auto casts = [](Dtype dtype) { return dtype == Dtype::f32 || dtype == Dtype::bf16; };
+    const bool changes = from != target.spec.dtype || family_.rows[row].add != 0;
+    if (changes && !(casts(from) && casts(target.spec.dtype))) {
+      return Error(Errc::unsupported, "no cast from " + std::string(to_string(from)) + " to " +
+                                          std::string(to_string(target.spec.dtype)) + " of " + target.spec.name);
+    }
+    if (dtype_packed(from) != 1) return Error(Errc::unsupported, "packed values of " + target.spec.name);
+    DS_TRY(note_slot(index, map));
+    for (const PieceAt& at : tensor.pieces) {
+      for (ExportCopy& copy : copies_of(map, *at.piece)) {
+        copy.tensor = index;
+        copy.rank = at.rank;
+        copy.piece = at.index;
+        copy.row = row;
+        copy.add = family_.rows[row].add;
+        plan_.copies.push_back(std::move(copy));
+      }
+    }
+    return {};
+  }
+
+  /// Maps into one tensor differ in the indices of the same fixed axes, or they would overlap.
+  Status note_slot(std::uint32_t index, const ElementMap& map) {
+    Slots& slots = slots_[index];
+    const std::string& name = plan_.layout->tensors()[index].spec.name;
+    if (slots.filled.empty()) slots.axes = map.fixed;
+    const auto same = [](const FixedAxis& a, const FixedAxis& b) { return a.stride == b.stride && a.extent == b.extent; };
+    if (!std::equal(slots.axes.begin(), slots.axes.end(), map.fixed.begin(), map.fixed.end(), same)) {
+      return Error(Errc::coverage, name + " is made of places that do not fit together");
+    }
+    std::vector<std::uint64_t> at;
+    for (const FixedAxis& axis : map.fixed) at.push_back(axis.index);
+    if (!slots.filled.insert(at).second) return Error(Errc::coverage, name + " is written twice");
+    return {};
+  }
+
+  Status add_aliases() {
+    for (const FamilyAlias& alias : family_.aliases) {
+      const auto index = plan_.layout->find(alias.hf);
+      const auto of = plan_.layout->find(alias.of);
+      if (!index || !of || !slots_[*index].filled.empty()) continue;
+      DS_ASSIGN(const bool holds, values_.holds(alias.when, {}));
+      if (!holds) continue;
+      const Tensor& target = plan_.layout->tensors()[*index];
+      const Tensor& source = plan_.layout->tensors()[*of];
+      if (target.spec.shape != source.spec.shape || target.spec.dtype != source.spec.dtype) {
+        return Error(Errc::layout_mismatch, alias.hf + " is to have the bytes of " + alias.of + ", which has another shape");
+      }
+      slots_[*index] = slots_[*of];
+      const std::size_t count = plan_.copies.size();
+      for (std::size_t i = 0; i < count; ++i) {
+        if (plan_.copies[i].tensor != *of) continue;
+        ExportCopy copy = plan_.copies[i];
+        copy.tensor = *index;
+        plan_.copies.push_back(std::move(copy));
+      }
+    }
+    return {};
+  }
+
+  Result<bool> is_constant(const std::string& name) const {
+    for (const FamilyConstant& constant : family_.constants) {
+      DS_ASSIGN(const auto captures, match_name(constant.hf, name));
+      if (!captures) continue;
+      DS_ASSIGN(const bool holds, values_.holds(constant.when, *captures));
+      if (holds) return true;
+    }
+    return false;
+  }
+
+  Status check_targets() {
+    std::vector<std::string> unwritten;
+    for (std::uint32_t i = 0; i < slots_.size(); ++i) {
+      const Tensor& tensor = plan_.layout->tensors()[i];
+      std::uint64_t places = 1;
+      for (const FixedAxis& axis : slots_[i].axes) places *= axis.extent;
+      if (slots_[i].filled.size() == places) continue;
+      if (!slots_[i].filled.empty()) {
+        unwritten.push_back(tensor.spec.name + " (" + std::to_string(slots_[i].filled.size()) + " of " +
+                            std::to_string(places) + " places)");
+        continue;
+      }
+      DS_ASSIGN(const bool constant, is_constant(tensor.spec.name));
+      if (constant) {
+        plan_.constants.push_back(i);
+      } else {
+        unwritten.push_back(tensor.spec.name);
+      }
+    }
+    if (unwritten.empty() && unused_.empty() && not_there_.empty()) return {};
+    std::string what = "family page " + family_.name + " does not fit";
+    what += listed("tensors of the model directory that nothing is written to", unwritten);
+    what += listed("tensors of the trainer that no row is for", unused_);
+    what += listed("tensors that rows lead to, and the model directory does not have", not_there_);
+    return Error(Errc::coverage, what + "; mend the page, or name what is no part of the model as ignored");
+  }
+
+  static std::string listed(const std::string& what, const std::vector<std::string>& names) {
+    if (names.empty()) return "";
+    std::string out = "; " + std::to_string(names.size()) + " " + what + ": ";
+    for (std::size_t i = 0; i < std::min(names.size(), kNamesShown); ++i) out += (i == 0 ? "" : ", ") + names[i];
+    return out + (names.size() > kNamesShown ? ", …" : "");
+  }
+
+  const Family& family_;
+  const Values values_;
+  std::vector<std::string> ignored_;
+  std::map<std::string, TrainerTensor> tensors_;
+  std::vector<Slots> slots_;
+  ExportPlan plan_;
+  std::vector<std::string> unused_;
+  std::vector<std::string> not_there_;
+};
+
+Result<Json> parse_config(std::string_view config) {
+  Json json = Json::parse(config, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return Error(Errc::invalid_argument, "config.json: no JSON object");
+  return json;
+}
+
+}  // namespace
+
+std::uint64_t ExportCopy::elements() const {
+  std::uint64_t count = 1;
+  for (const CopyStep& step : steps) count *= step.count;
+  return count;
+}
+
+Result<ExportPlan> plan_export(const Family& family, std::string_view config, LayoutPtr layout,
+                               std::span<const std::vector<ShardPiece>> shards, std::span<const std::string> ignored) {
+  DS_ASSIGN(Json json, parse_config(config));
+  return Planner(family, Values(family, std::move(json)), std::move(layout), ignored).make(shards);
+}
+
+Result<std::vector<std::string>> architectures_of(std::string_view config) {
+  DS_ASSIGN(const Json json, parse_config(config));
+  std::vector<std::string> out;
+  const auto found = json.find("architectures");
+  if (found == json.end() || !found->is_array()) return out;
+  for (const Json& name : *found) {
+    if (name.is_string()) out.push_back(name.get<std::string>());
+  }
+  return out;
+}
+
+}  // namespace deltasync::exporting

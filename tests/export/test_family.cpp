@@ -1,0 +1,98 @@
+#include "export/family.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace deltasync::exporting {
+namespace {
+
+TEST(Family, ThePagesThatComeAlongAreWhole) {
+  std::set<std::string> architectures;
+  for (const auto& [name, text] : builtin_families()) {
+    const auto family = parse_family(text, name);
+    ASSERT_TRUE(family) << family.error().to_string();
+    for (const std::string& architecture : family->architectures) {
+      EXPECT_TRUE(architectures.insert(architecture).second) << architecture << " has two pages";
+      const auto found = find_family({}, std::span(&architecture, 1));
+      ASSERT_TRUE(found) << found.error().to_string();
+      EXPECT_EQ(found->name, family->name);
+      EXPECT_FALSE(found->rows.empty());
+    }
+  }
+  EXPECT_TRUE(architectures.contains("LlamaForCausalLM"));
+}
+
+TEST(Family, OwnRowsComeFirst) {
+  const auto mine = parse_family(R"(
+name = "mine"
+architectures = ["MineForCausalLM"]
+inherits = "llama"
+[sizes]
+hd = "64"
+[[rows]]
+mcore = ["decoder.final_layernorm.weight"]
+hf = "my.norm"
+add = 1
+optional = true
+when = "true"
+)",
+                                 "mine.toml");
+  ASSERT_TRUE(mine) << mine.error().to_string();
+  const std::string architecture = "MineForCausalLM";
+  const auto found = find_family(std::span(&*mine, 1), std::span(&architecture, 1));
+  ASSERT_TRUE(found) << found.error().to_string();
+  EXPECT_EQ(found->sizes.at("hd"), "64");
+  EXPECT_TRUE(found->sizes.contains("groups")) << "of llama";
+  EXPECT_EQ(found->rows.front().targets.front().hf, "my.norm");
+  EXPECT_EQ(found->rows.front().add, 1);
+  EXPECT_EQ(found->rows.front().label, "mine:7");
+  EXPECT_GT(found->rows.size(), 10u);
+}
+
+TEST(Family, OfAnUnknownModel) {
+  const std::string architecture = "NobodyForCausalLM";
+  const auto found = find_family({}, std::span(&architecture, 1));
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().code(), Errc::not_found);
+  EXPECT_NE(found.error().message().find("LlamaForCausalLM"), std::string::npos);
+}
+
+TEST(Family, RoundsAndGapsOfInheritance) {
+  for (const char* parent : {"mine", "nobody"}) {
+    const auto mine = parse_family(std::string("name = \"mine\"\narchitectures = \"A\"\ninherits = \"") + parent + "\"", "f");
+    ASSERT_TRUE(mine);
+    const std::string architecture = "A";
+    EXPECT_FALSE(find_family(std::span(&*mine, 1), std::span(&architecture, 1))) << parent;
+  }
+}
+
+TEST(Family, WrongPagesNameTheLine) {
+  struct Wrong {
+    const char* text;
+    const char* says;
+  };
+  for (const auto& [text, says] : {
+           Wrong{"name = ", "f:1"},
+           {"architectures = [\"A\"]", "'name'"},
+           {"name = \"a\"\nnames = 1", "f:2: no key 'names'"},
+           {"name = \"a\"\n[[rows]]\nhf = \"x\"", "f:2: 'mcore'"},
+           {"name = \"a\"\n[[rows]]\nmcore = \"x\"", "'hf'"},
+           {"name = \"a\"\n[[rows]]\nmcore = 3\nhf = \"x\"", "f:3"},
+           {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nparts = \"[a: 1]\"\nhf = \"x\"", "hf.PART"},
+           {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf.a = \"x\"", "'hf'"},
+           {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\nadd = \"1\"", "f:5"},
+           {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\noptional = 1", "f:5"},
+           {"name = \"a\"\n[rows]\nmcore = \"x\"\nhf = \"x\"", "[[rows]]"},
+           {"name = \"a\"\n[[constants]]\nof = \"x\"", "'hf'"},
+           {"name = \"a\"\n[[aliases]]\nhf = \"x\"", "'of'"},
+           {"name = \"a\"\n[sizes]\nn = 3", "f:3"},
+       }) {
+    const auto family = parse_family(text, "f");
+    ASSERT_FALSE(family) << text;
+    EXPECT_NE(family.error().message().find(says), std::string::npos) << family.error().message();
+  }
+}
+
+}  // namespace
+}  // namespace deltasync::exporting
