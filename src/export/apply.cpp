@@ -19,8 +19,12 @@ std::uint16_t bf16_bits(float value) {
   return static_cast<std::uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-float value_of(float element) { return element; }
-float value_of(std::uint16_t element) { return bf16_value(element); }
+float value_of(float element) {
+  return element;
+}
+float value_of(std::uint16_t element) {
+  return bf16_value(element);
+}
 template <class T>
 T element_of(float value) {
   if constexpr (std::is_same_v<T, float>) {

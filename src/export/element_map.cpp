@@ -186,7 +186,8 @@ Result<Parts> parse_parts(std::string_view text, std::uint64_t rows, const Names
     } else {
       DS_ASSIGN(part.size, evaluate_size(size, names));
     }
-    if (part.size > rows) return wrong(text, part.name + " has " + std::to_string(part.size) + " rows, the tensor " + std::to_string(rows));
+    if (part.size > rows)
+      return wrong(text, part.name + " has " + std::to_string(part.size) + " rows, the tensor " + std::to_string(rows));
     out.block += part.size;
     out.parts.push_back(std::move(part));
   }
@@ -206,7 +207,8 @@ Result<ElementMap> map_part(const Parts& parts, const Parts::Part& part, std::st
   DS_ASSIGN(auto left, dimensions(view, view.substr(0, arrow)));
   DS_ASSIGN(auto right, dimensions(view, view.substr(arrow + 2)));
   const bool has_rest = std::find(left.begin(), left.end(), std::vector<std::string>{"..."}) != left.end();
-  const std::size_t rest = has_rest && source_shape.size() + 1 >= left.size() ? source_shape.size() + 1 - left.size() : 0;
+  const std::size_t rest =
+      has_rest && source_shape.size() + 1 >= left.size() ? source_shape.size() + 1 - left.size() : 0;
   expand_rest(left, rest);
   expand_rest(right, rest);
   if (left.size() != source_shape.size()) {

@@ -57,8 +57,8 @@ struct Parts {
 Result<Parts> parse_parts(std::string_view text, std::uint64_t rows, const Names& names);
 
 /// `view`: `(G two:2 d) c -> (two G d) c`. On the left are the part's dimensions; one in parentheses is split into
-/// names with sizes, of which one may be left out. On the right are the target's, of the same names; `index/extent` is a
-/// fixed axis, of expressions without blanks. `...` on both sides is all other dimensions. Empty: as it is.
+/// names with sizes, of which one may be left out. On the right are the target's, of the same names; `index/extent` is
+/// a fixed axis, of expressions without blanks. `...` on both sides is all other dimensions. Empty: as it is.
 ///   - Errc::invalid_argument: another form, names of one side only, sizes that do not fit the shape.
 Result<ElementMap> map_part(const Parts& parts, const Parts::Part& part, std::string_view view,
                             std::span<const std::uint64_t> source_shape, const Names& names);

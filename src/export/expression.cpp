@@ -8,13 +8,17 @@
 namespace deltasync::exporting {
 namespace {
 
-constexpr int kDepthMax = 64;             ///< of parentheses: pages may come from anybody
+constexpr int kDepthMax = 64;                     ///< of parentheses: pages may come from anybody
 constexpr double kWholeMax = 4503599627370496.0;  ///< 2^52: whole numbers are exact
 
 using Value = std::optional<double>;
 
-bool begins_name(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0 || c == '_'; }
-bool goes_on_name(char c) { return begins_name(c) || std::isdigit(static_cast<unsigned char>(c)) != 0 || c == '.'; }
+bool begins_name(char c) {
+  return std::isalpha(static_cast<unsigned char>(c)) != 0 || c == '_';
+}
+bool goes_on_name(char c) {
+  return begins_name(c) || std::isdigit(static_cast<unsigned char>(c)) != 0 || c == '.';
+}
 
 /// Recursive descent, one function for each level of binding, the loosest first.
 class Parser {
@@ -84,12 +88,12 @@ class Parser {
       if (!take(sign)) continue;
       DS_ASSIGN(const Value right, sum());
       if (!left || !right) return Value();
-      const bool holds = sign == "==" ? *left == *right
-                       : sign == "!=" ? *left != *right
-                       : sign == "<=" ? *left <= *right
-                       : sign == ">=" ? *left >= *right
-                       : sign == "<"  ? *left < *right
-                                      : *left > *right;
+      const bool holds = sign == "=="   ? *left == *right
+                         : sign == "!=" ? *left != *right
+                         : sign == "<=" ? *left <= *right
+                         : sign == ">=" ? *left >= *right
+                         : sign == "<"  ? *left < *right
+                                        : *left > *right;
       return Value(holds ? 1 : 0);
     }
     return left;
@@ -158,8 +162,8 @@ Result<std::uint64_t> evaluate_size(std::string_view expression, const Names& na
   std::string missing;
   DS_ASSIGN(const Value value, evaluate(expression, names, &missing));
   if (!value) {
-    return Error(Errc::invalid_argument, "'" + std::string(expression) + "': neither the page nor config.json says what '" +
-                                             missing + "' is");
+    return Error(Errc::invalid_argument,
+                 "'" + std::string(expression) + "': neither the page nor config.json says what '" + missing + "' is");
   }
   if (!(*value >= 0 && *value <= kWholeMax) || *value != std::floor(*value)) {
     return Error(Errc::invalid_argument,

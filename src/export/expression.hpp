@@ -1,5 +1,5 @@
-// The small expressions of family pages: numbers, names of sizes and of config.json's keys, + - * /, comparisons, `and`,
-// `or`, `not`, parentheses. `a | b` is b where a is not there. Truth is a number: 0 is false.
+// The small expressions of family pages: numbers, names of sizes and of config.json's keys, + - * /, comparisons,
+// `and`, `or`, `not`, parentheses. `a | b` is b where a is not there. Truth is a number: 0 is false.
 #pragma once
 
 #include <cstdint>

@@ -220,10 +220,12 @@ Result<Family> find_family(std::span<const Family> given, std::span<const std::s
   std::set<std::string> seen{family.name};
   while (!family.inherits.empty()) {
     const std::string name = family.inherits;
-    if (!seen.insert(name).second) return Error(Errc::invalid_argument, "family page " + name + " inherits from itself");
+    if (!seen.insert(name).second)
+      return Error(Errc::invalid_argument, "family page " + name + " inherits from itself");
     const auto from = std::find_if(all.begin(), all.end(), [&](const Family& other) { return other.name == name; });
     if (from == all.end()) {
-      return Error(Errc::invalid_argument, "family page " + family.name + " inherits from " + name + ", which is not there");
+      return Error(Errc::invalid_argument,
+                   "family page " + family.name + " inherits from " + name + ", which is not there");
     }
     inherit(family, *from);
   }

@@ -75,7 +75,7 @@ struct Family {
   std::vector<std::string> ignored;
   std::map<std::string, std::string, std::less<>> sizes;
   std::vector<FamilyRename> renames;  ///< the first that fits
-  std::vector<FamilyRow> rows;  ///< the first that matches a tensor is its
+  std::vector<FamilyRow> rows;        ///< the first that matches a tensor is its
   std::vector<FamilyConstant> constants;
   std::vector<FamilyAlias> aliases;
 };
@@ -87,8 +87,8 @@ Result<Family> parse_family(std::string_view toml, std::string_view file);
 /// The pages that come with deltasync: name and text.
 std::span<const std::pair<std::string_view, std::string_view>> builtin_families();
 
-/// The page for a model, with all that it inherits: of `given`, which come first, and of those that come with deltasync.
-/// `architectures`: config.json's.
+/// The page for a model, with all that it inherits: of `given`, which come first, and of those that come with
+/// deltasync. `architectures`: config.json's.
 ///   - Errc::not_found: no page for it; the message names those that there are.
 ///   - Errc::invalid_argument: a page that inherits from itself, or from one that is not there.
 Result<Family> find_family(std::span<const Family> given, std::span<const std::string> architectures);

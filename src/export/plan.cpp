@@ -108,7 +108,8 @@ bool overlap(const ShardPiece& a, const ShardPiece& b) {
 }
 
 std::string where(const PieceAt& at) {
-  return "rank " + std::to_string(at.rank) + " has " + shape_text(at.piece->shape) + " at " + shape_text(at.piece->offset);
+  return "rank " + std::to_string(at.rank) + " has " + shape_text(at.piece->shape) + " at " +
+         shape_text(at.piece->offset);
 }
 
 Status check_piece(const ShardPiece& piece, std::uint32_t rank) {
@@ -194,7 +195,8 @@ class Planner {
     const std::uint64_t whole = elements_of(tensor.first().global_shape);
     if (tensor.elements == whole) return {};
     std::string held;
-    for (std::size_t i = 0; i < std::min(tensor.pieces.size(), kNamesShown); ++i) held += "; " + where(tensor.pieces[i]);
+    for (std::size_t i = 0; i < std::min(tensor.pieces.size(), kNamesShown); ++i)
+      held += "; " + where(tensor.pieces[i]);
     return Error(Errc::coverage, key + " " + shape_text(tensor.first().global_shape) + ": no rank has " +
                                      std::to_string(whole - tensor.elements) + " of its elements" + held);
   }
@@ -250,8 +252,8 @@ class Planner {
     for (const RowTarget& target : row.targets) left.insert(target.part);
     for (const Parts::Part& part : parts.parts) {
       if (part.name == "_") continue;
-      const auto target = std::find_if(row.targets.begin(), row.targets.end(),
-                                       [&](const RowTarget& t) { return t.part == part.name; });
+      const auto target =
+          std::find_if(row.targets.begin(), row.targets.end(), [&](const RowTarget& t) { return t.part == part.name; });
       if (target == row.targets.end()) {
         return Error(Errc::invalid_argument, "no hf." + part.name + ": a part that goes nowhere is called '_'");
       }
@@ -302,7 +304,9 @@ class Planner {
     Slots& slots = slots_[index];
     const std::string& name = plan_.layout->tensors()[index].spec.name;
     if (slots.filled.empty()) slots.axes = map.fixed;
-    const auto same = [](const FixedAxis& a, const FixedAxis& b) { return a.stride == b.stride && a.extent == b.extent; };
+    const auto same = [](const FixedAxis& a, const FixedAxis& b) {
+      return a.stride == b.stride && a.extent == b.extent;
+    };
     if (!std::equal(slots.axes.begin(), slots.axes.end(), map.fixed.begin(), map.fixed.end(), same)) {
       return Error(Errc::coverage, name + " is made of places that do not fit together");
     }
@@ -322,7 +326,8 @@ class Planner {
       const Tensor& target = plan_.layout->tensors()[*index];
       const Tensor& source = plan_.layout->tensors()[*of];
       if (target.spec.shape != source.spec.shape || target.spec.dtype != source.spec.dtype) {
-        return Error(Errc::layout_mismatch, alias.hf + " is to have the bytes of " + alias.of + ", which has another shape");
+        return Error(Errc::layout_mismatch,
+                     alias.hf + " is to have the bytes of " + alias.of + ", which has another shape");
       }
       slots_[*index] = slots_[*of];
       const std::size_t count = plan_.copies.size();
@@ -370,7 +375,7 @@ class Planner {
     what += listed("tensors of the model directory that nothing is written to", unwritten);
     what += listed("tensors of the trainer that no row is for", unused_);
     what += listed("tensors that rows lead to, and the model directory does not have", not_there_);
-    return Error(Errc::coverage, what + "; mend the page, or name what is no part of the model as ignored");
+    return Error(Errc::coverage, what + "; correct the page, or name what is no part of the model as ignored");
   }
 
   static std::string listed(const std::string& what, const std::vector<std::string>& names) {

@@ -50,14 +50,14 @@ struct ExportCopy {
 struct ExportPlan {
   LayoutPtr layout;
   std::string family;
-  std::vector<std::string> rows;          ///< labels
-  std::vector<ExportCopy> copies;         ///< sorted by tensor and target
-  std::vector<std::uint32_t> constants;   ///< tensors whose bytes are the directory's
-  std::vector<std::string> ignored;       ///< keys of the trainer that go nowhere
+  std::vector<std::string> rows;         ///< labels
+  std::vector<ExportCopy> copies;        ///< sorted by tensor and target
+  std::vector<std::uint32_t> constants;  ///< tensors whose bytes are the directory's
+  std::vector<std::string> ignored;      ///< keys of the trainer that go nowhere
 };
 
-/// `config`: the text of config.json. `shards`: the pieces of each rank; where several have the same box the first has it.
-/// Every tensor of the layout is written once, and every tensor of the trainer used or ignored.
+/// `config`: the text of config.json. `shards`: the pieces of each rank; where several have the same box the first has
+/// it. Every tensor of the layout is written once, and every tensor of the trainer used or ignored.
 ///   - Errc::coverage: what is not, on both sides, by name.
 ///   - Errc::layout_mismatch: a shape that the page does not make; the message names row and tensors.
 ///   - Errc::unsupported: a cast that there is none for.
@@ -71,13 +71,14 @@ Result<std::vector<std::string>> architectures_of(std::string_view config);
 
 /// Carries out one copy. `source`: the piece; `target`: the whole HF tensor.
 ///   - Errc::out_of_range: memory that is smaller than what the plan speaks of.
-Status apply_on_host(const ExportPlan& plan, const ExportCopy& copy, Dtype source_dtype, std::span<const std::byte> source,
-                     std::span<std::byte> target);
+Status apply_on_host(const ExportPlan& plan, const ExportCopy& copy, Dtype source_dtype,
+                     std::span<const std::byte> source, std::span<std::byte> target);
 
-/// A rank's pieces from {"rank": 0, "pieces": [{"key", "dtype", "global_shape", "offset", "shape"}, …]}, and its number.
+/// A rank's pieces from {"rank": 0, "pieces": [{"key", "dtype", "global_shape", "offset", "shape"}, …]}, and its
+/// number.
 Result<std::pair<std::uint32_t, std::vector<ShardPiece>>> parse_shard(std::string_view json, std::string_view file);
 
-/// As docs/reference/export_plan.md has it.
+/// As docs/reference/export.md has it.
 std::string to_json(const ExportPlan& plan);
 
 }  // namespace deltasync::exporting

@@ -11,11 +11,13 @@ using Json = nlohmann::json;
 
 Result<std::vector<std::uint64_t>> sizes_of(const Json& piece, const char* key) {
   const auto found = piece.find(key);
-  if (found == piece.end() || !found->is_array()) return Error(Errc::invalid_argument, std::string("'") + key + "' is to be a list");
+  if (found == piece.end() || !found->is_array())
+    return Error(Errc::invalid_argument, std::string("'") + key + "' is to be a list");
   if (found->size() > kTensorDimsMax) return Error(Errc::invalid_argument, std::string("'") + key + "' is too long");
   std::vector<std::uint64_t> out;
   for (const Json& size : *found) {
-    if (!size.is_number_unsigned()) return Error(Errc::invalid_argument, std::string("'") + key + "' is to have whole numbers");
+    if (!size.is_number_unsigned())
+      return Error(Errc::invalid_argument, std::string("'") + key + "' is to have whole numbers");
     out.push_back(size.get<std::uint64_t>());
   }
   return out;
@@ -23,7 +25,8 @@ Result<std::vector<std::uint64_t>> sizes_of(const Json& piece, const char* key) 
 
 Result<std::string> text_of(const Json& piece, const char* key) {
   const auto found = piece.find(key);
-  if (found == piece.end() || !found->is_string()) return Error(Errc::invalid_argument, std::string("'") + key + "' is to be a text");
+  if (found == piece.end() || !found->is_string())
+    return Error(Errc::invalid_argument, std::string("'") + key + "' is to be a text");
   return found->get<std::string>();
 }
 
@@ -52,7 +55,8 @@ Result<std::pair<std::uint32_t, std::vector<ShardPiece>>> parse_shard(std::strin
   if (rank == shard.end() || !rank->is_number_unsigned() || *rank > UINT32_MAX) {
     return Error(Errc::invalid_argument, name + ": 'rank' is to be a whole number");
   }
-  if (pieces == shard.end() || !pieces->is_array()) return Error(Errc::invalid_argument, name + ": 'pieces' is to be a list");
+  if (pieces == shard.end() || !pieces->is_array())
+    return Error(Errc::invalid_argument, name + ": 'pieces' is to be a list");
   std::pair<std::uint32_t, std::vector<ShardPiece>> out{rank->get<std::uint32_t>(), {}};
   for (const Json& entry : *pieces) {
     auto piece = piece_of(entry);
@@ -65,7 +69,8 @@ Result<std::pair<std::uint32_t, std::vector<ShardPiece>>> parse_shard(std::strin
 std::string to_json(const ExportPlan& plan) {
   Json tensors = Json::array();
   for (const Tensor& tensor : plan.layout->tensors()) {
-    tensors.push_back({{"name", tensor.spec.name}, {"dtype", to_string(tensor.spec.dtype)}, {"shape", tensor.spec.shape}});
+    tensors.push_back(
+        {{"name", tensor.spec.name}, {"dtype", to_string(tensor.spec.dtype)}, {"shape", tensor.spec.shape}});
   }
   Json copies = Json::array();
   for (const ExportCopy& copy : plan.copies) {
@@ -88,8 +93,12 @@ std::string to_json(const ExportPlan& plan) {
                       {"add", copy.add},
                       {"row", plan.rows[copy.row]}});
   }
-  const Json json = {{"format", "deltasync export plan"}, {"version", 1},           {"family", plan.family},
-                     {"tensors", tensors},                {"copies", copies},       {"constants", plan.constants},
+  const Json json = {{"format", "deltasync export plan"},
+                     {"version", 1},
+                     {"family", plan.family},
+                     {"tensors", tensors},
+                     {"copies", copies},
+                     {"constants", plan.constants},
                      {"ignored", plan.ignored}};
   return json.dump(1, ' ', false, Json::error_handler_t::replace);
 }

@@ -26,7 +26,7 @@ std::vector<std::int64_t> moved(const ElementMap& map, const std::vector<std::ui
   for (const ShardPiece& piece : pieces) {
     for (const ExportCopy& copy : copies_of(map, piece)) {
       std::function<void(std::size_t, std::uint64_t, std::uint64_t)> walk = [&](std::size_t i, std::uint64_t from,
-                                                                                 std::uint64_t to) {
+                                                                                std::uint64_t to) {
         if (i < copy.steps.size()) {
           for (std::uint64_t k = 0; k < copy.steps[i].count; ++k) {
             walk(i + 1, from + k * copy.steps[i].source_stride, to + k * copy.steps[i].target_stride);
@@ -83,8 +83,8 @@ void expect_map(const char* parts_text, const char* part_name, const char* view,
                 const Formula& formula) {
   const auto parts = parse_parts(parts_text, shape.front(), names);
   ASSERT_TRUE(parts) << parts.error().to_string();
-  const auto part = std::find_if(parts->parts.begin(), parts->parts.end(),
-                                 [&](const Parts::Part& p) { return p.name == part_name; });
+  const auto part =
+      std::find_if(parts->parts.begin(), parts->parts.end(), [&](const Parts::Part& p) { return p.name == part_name; });
   ASSERT_NE(part, parts->parts.end());
   const auto map = map_part(*parts, *part, view, shape, names);
   ASSERT_TRUE(map) << map.error().to_string();
@@ -94,7 +94,8 @@ void expect_map(const char* parts_text, const char* part_name, const char* view,
     const auto made = moved(*map, shape, cut(shape, random));
     for (std::uint64_t row = 0; row < shape[0]; ++row) {
       for (std::uint64_t col = 0; col < shape[1]; ++col) {
-        ASSERT_EQ(made[row * shape[1] + col], formula(row, col)) << parts_text << " " << view << " " << row << "," << col;
+        ASSERT_EQ(made[row * shape[1] + col], formula(row, col))
+            << parts_text << " " << view << " " << row << "," << col;
       }
     }
   }
@@ -111,9 +112,7 @@ TEST(ElementMap, TheWhole) {
 TEST(ElementMap, GroupsOfHeads) {
   // Three groups of two query heads, a key and a value, of 4 rows each.
   const auto query = [](auto row, auto col) { return row % 16 < 8 ? at(row / 16 * 8 + row % 16, col, 5) : -1; };
-  const auto key = [](auto row, auto col) {
-    return row % 16 / 4 == 2 ? at(row / 16 * 4 + row % 4, col, 5) : -1;
-  };
+  const auto key = [](auto row, auto col) { return row % 16 / 4 == 2 ? at(row / 16 * 4 + row % 4, col, 5) : -1; };
   expect_map("G * [q: 8, k: 4, v: 4]", "q", "", {48, 5}, {24, 5}, query);
   expect_map("G*[q: 8, k: 4, v: *]", "k", "", {48, 5}, {12, 5}, key);
 }
@@ -149,16 +148,16 @@ TEST(ElementMap, AViewThatCrossesBlocks) {
 }
 
 TEST(ElementMap, WhatDoesNotFitIsRefused) {
-  for (const char* text : {"q: 4", "[q]", "[q: 5, k: 4]", "2 * [q: 5]", "0 * [q: 4]", "G [q: 4]", "[q: x]", "[q: *, k: 2]",
-                           "[q: 100]"}) {
+  for (const char* text :
+       {"q: 4", "[q]", "[q: 5, k: 4]", "2 * [q: 5]", "0 * [q: 4]", "G [q: 4]", "[q: x]", "[q: *, k: 2]", "[q: 100]"}) {
     EXPECT_FALSE(parse_parts(text, 8, names)) << text;
   }
   const auto parts = parse_parts("2 * [q: 3, k: 1]", 8, names);
   ASSERT_TRUE(parts);
   const std::vector<std::uint64_t> shape{8, 5};
-  for (const char* view : {"a b", "a b c -> a b c", "a -> a", "a b -> a", "a b -> a b a", "a b -> a c", "(a:4 x) b -> (a x) b",
-                           "(a x) b -> (a x) b", "(a b -> a b", "a) b -> a b", "a b -> a b 2/2", "a a -> a a",
-                           "(a:2 x:2) b -> (a x) b", "... b c d -> ... b c d"}) {
+  for (const char* view : {"a b", "a b c -> a b c", "a -> a", "a b -> a", "a b -> a b a", "a b -> a c",
+                           "(a:4 x) b -> (a x) b", "(a x) b -> (a x) b", "(a b -> a b", "a) b -> a b", "a b -> a b 2/2",
+                           "a a -> a a", "(a:2 x:2) b -> (a x) b", "... b c d -> ... b c d"}) {
     EXPECT_FALSE(map_part(*parts, parts->parts.front(), view, shape, names)) << view;
   }
 }

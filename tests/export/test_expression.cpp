@@ -49,8 +49,8 @@ TEST(Expression, TheFirstAlternativeThatIsThere) {
 }
 
 TEST(Expression, WhatIsNoneIsRefused) {
-  for (const std::string_view text : {"", "heads heads", "heads +", "(heads", "heads)", "1 / 0", "heads / (groups - 2)",
-                                      "#", "not", "| heads"}) {
+  for (const std::string_view text :
+       {"", "heads heads", "heads +", "(heads", "heads)", "1 / 0", "heads / (groups - 2)", "#", "not", "| heads"}) {
     EXPECT_FALSE(evaluate(text, names)) << text;
   }
   EXPECT_FALSE(evaluate(std::string(200, '(') + "1" + std::string(200, ')'), names));

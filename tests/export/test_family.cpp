@@ -60,7 +60,8 @@ TEST(Family, OfAnUnknownModel) {
 
 TEST(Family, RoundsAndGapsOfInheritance) {
   for (const char* parent : {"mine", "nobody"}) {
-    const auto mine = parse_family(std::string("name = \"mine\"\narchitectures = \"A\"\ninherits = \"") + parent + "\"", "f");
+    const auto mine =
+        parse_family(std::string("name = \"mine\"\narchitectures = \"A\"\ninherits = \"") + parent + "\"", "f");
     ASSERT_TRUE(mine);
     const std::string architecture = "A";
     EXPECT_FALSE(find_family(std::span(&*mine, 1), std::span(&architecture, 1))) << parent;

@@ -13,15 +13,23 @@ TEST(NamePattern, TakesNumbersFromTheirPlaces) {
 }
 
 TEST(NamePattern, MatchesTheWholeName) {
-  for (const auto& [pattern, name] : {std::pair{"a.{L}.b", "a.x.b"}, {"a.{L}.b", "a.1.bc"}, {"a.{L}.b", "a..b"},
-                                      {"a.{L}", "a.01"}, {"a", "ab"}, {"ab", "a"}, {"{L}.{L}", "1.2"},
+  for (const auto& [pattern, name] : {std::pair{"a.{L}.b", "a.x.b"},
+                                      {"a.{L}.b", "a.1.bc"},
+                                      {"a.{L}.b", "a..b"},
+                                      {"a.{L}", "a.01"},
+                                      {"a", "ab"},
+                                      {"ab", "a"},
+                                      {"{L}.{L}", "1.2"},
                                       {"*.b", "a.bc"}}) {
     const auto found = match_name(pattern, name);
     ASSERT_TRUE(found);
     EXPECT_FALSE(*found) << pattern << " " << name;
   }
-  for (const auto& [pattern, name] : {std::pair{"*.b", "a.a.b"}, {"*_state", "x._extra_state"}, {"a*", "a"},
-                                      {"{L}.{L}", "7.7"}, {"*.{L}.*", "a.b.3.c"}}) {
+  for (const auto& [pattern, name] : {std::pair{"*.b", "a.a.b"},
+                                      {"*_state", "x._extra_state"},
+                                      {"a*", "a"},
+                                      {"{L}.{L}", "7.7"},
+                                      {"*.{L}.*", "a.b.3.c"}}) {
     const auto found = match_name(pattern, name);
     ASSERT_TRUE(found);
     EXPECT_TRUE(*found) << pattern << " " << name;

@@ -213,7 +213,8 @@ TEST_F(ExportPlanTest, RoundsToTheNearestEven) {
   const ExportCopy copy{0, 0, 0, 0, 0, 0, {{4, 1, 1}}, 0};
   const std::vector<float> values{1.00390625F, 1.01171875F, -1.0040F, std::nanf("")};
   std::vector<std::uint16_t> out(4);
-  ASSERT_TRUE(apply_on_host(made, copy, Dtype::f32, std::as_bytes(std::span(values)), std::as_writable_bytes(std::span(out))));
+  ASSERT_TRUE(
+      apply_on_host(made, copy, Dtype::f32, std::as_bytes(std::span(values)), std::as_writable_bytes(std::span(out))));
   EXPECT_EQ(out, (std::vector<std::uint16_t>{0x3F80, 0x3F82, 0xBF81, 0x7FC0}));
 }
 
@@ -298,7 +299,8 @@ TEST_F(ExportPlanTest, ShapesThatThePageDoesNotMake) {
   cut(5, 2);
   expect_error(Errc::layout_mismatch, {"llama:", "[12, 6]", "q_proj.weight has [13, 6]"});
   specs_ = hf_specs(Dtype::f32);
-  const std::string other = std::string(kConfig).replace(std::string(kConfig).find("\"head_dim\": 3"), 13, "\"head_dim\": 4");
+  const std::string other =
+      std::string(kConfig).replace(std::string(kConfig).find("\"head_dim\": 3"), 13, "\"head_dim\": 4");
   expect_error(Errc::invalid_argument, {"linear_qkv", "24"}, other.c_str());
 }
 
@@ -337,14 +339,17 @@ TEST_F(ExportPlanTest, MemoryThatIsTooSmall) {
 
 TEST(ShardJson, IsReadAndChecked) {
   const auto shard = parse_shard(
-      R"({"rank": 3, "pieces": [{"key": "a", "dtype": "BF16", "global_shape": [4], "offset": [2], "shape": [2]}]})", "f");
+      R"({"rank": 3, "pieces": [{"key": "a", "dtype": "BF16", "global_shape": [4], "offset": [2], "shape": [2]}]})",
+      "f");
   ASSERT_TRUE(shard) << shard.error().to_string();
   EXPECT_EQ(shard->first, 3u);
   EXPECT_EQ(shard->second.front().offset, Shape{2});
-  for (const char* text : {"", "[]", "{}", R"({"rank": -1, "pieces": []})", R"({"rank": 1, "pieces": {}})",
-                           R"({"rank": 1, "pieces": [1]})", R"({"rank": 1, "pieces": [{"key": "a"}]})",
-                           R"({"rank": 1, "pieces": [{"key": "a", "dtype": "X", "global_shape": [], "offset": [], "shape": []}]})",
-                           R"({"rank": 1, "pieces": [{"key": "a", "dtype": "F32", "global_shape": [-1], "offset": [0], "shape": [1]}]})"}) {
+  for (
+      const char* text :
+      {"", "[]", "{}", R"({"rank": -1, "pieces": []})", R"({"rank": 1, "pieces": {}})", R"({"rank": 1, "pieces": [1]})",
+       R"({"rank": 1, "pieces": [{"key": "a"}]})",
+       R"({"rank": 1, "pieces": [{"key": "a", "dtype": "X", "global_shape": [], "offset": [], "shape": []}]})",
+       R"({"rank": 1, "pieces": [{"key": "a", "dtype": "F32", "global_shape": [-1], "offset": [0], "shape": [1]}]})"}) {
     EXPECT_FALSE(parse_shard(text, "f")) << text;
   }
 }

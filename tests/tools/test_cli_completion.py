@@ -83,7 +83,7 @@ class CompletionTest(CliTest):
 
     def commands(self):
         text = self.cli("--help").split("Subcommands:\n")[1].split("\nExit codes")[0]
-        return re.findall(r"^  (\w+) ", text, re.M)
+        return re.findall(r"^  ([\w-]+) ", text, re.M)
 
     def flags(self, command):
         """Of its --help, without those of `bench`, which is another program."""

@@ -73,9 +73,9 @@ Status run_export_plan(const ExportPlanArgs& options) {
   DS_ASSIGN(const exporting::ExportPlan plan,
             exporting::plan_export(family, config, model.layout(), shards, options.ignored));
   if (!options.json.empty()) DS_TRY(write_text(options.json, exporting::to_json(plan)));
-  return print_line("family " + plan.family + ": " + std::to_string(model.layout()->tensors().size()) +
-                    " tensors of " + std::to_string(shards.size()) + " ranks by " + std::to_string(plan.copies.size()) +
-                    " copies, " + std::to_string(plan.constants.size()) + " from the directory, " +
+  return print_line("family " + plan.family + ": " + std::to_string(model.layout()->tensors().size()) + " tensors of " +
+                    std::to_string(shards.size()) + " ranks by " + std::to_string(plan.copies.size()) + " copies, " +
+                    std::to_string(plan.constants.size()) + " from the directory, " +
                     std::to_string(plan.ignored.size()) + " of the trainer's ignored");
 }
 
@@ -87,10 +87,12 @@ std::function<Status()> setup_export_plan(CLI::App& app) {
   app.add_option("--shards", options->shards, "what each rank holds, one file a rank (export.md)")
       ->required()
       ->type_name("FILE");
-  app.add_option("--family", options->families, "a family page of your own, before those that come along; may be repeated")
+  app.add_option("--family", options->families,
+                 "a family page of your own, before those that come along; may be repeated")
       ->type_name("FILE")
       ->allow_extra_args(false);
-  app.add_option("--ignore", options->ignored, "a tensor of the trainer that is no part of the model, * for any part of its name")
+  app.add_option("--ignore", options->ignored,
+                 "a tensor of the trainer that is no part of the model, * for any part of its name")
       ->type_name("NAME")
       ->allow_extra_args(false);
   app.add_option("--json", options->json, "where the plan is written")->type_name("FILE");

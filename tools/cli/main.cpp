@@ -1,4 +1,5 @@
-// deltasync: publish, pull, relay, status, doctor, inspect, clean, diff, trace, plan, export-plan, bench, completion: the commands.
+// deltasync: publish, pull, relay, status, doctor, inspect, clean, diff, trace, plan, export-plan, bench, completion:
+// the commands.
 #include <pthread.h>
 
 #include <filesystem>

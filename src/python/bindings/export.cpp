@@ -58,7 +58,8 @@ ExportPlan make_plan(const std::vector<Family>& families, const std::string& con
 void bind_export(nb::module_& module) {
   nb::class_<Family>(module, "Family", "A page that says how a family's tensors become those of a model directory.")
       .def_static(
-          "parse", [](const std::string& toml, const std::string& file) { return unwrap(exporting::parse_family(toml, file)); },
+          "parse",
+          [](const std::string& toml, const std::string& file) { return unwrap(exporting::parse_family(toml, file)); },
           "toml"_a, "file"_a = "page", "file: for messages.")
       .def_ro("name", &Family::name)
       .def_ro("architectures", &Family::architectures, "Of config.json, that it is for.")
@@ -92,10 +93,11 @@ void bind_export(nb::module_& module) {
       .def_ro("constants", &ExportPlan::constants, "Layout indices of tensors that have the model directory's bytes.")
       .def_ro("ignored", &ExportPlan::ignored, "Tensors of the trainer that go nowhere.")
       .def("to_json", [](const ExportPlan& plan) { return exporting::to_json(plan); });
-  module.def("plan_export", &make_plan, "families"_a, "config"_a, "layout"_a, "shards"_a,
-             "ignored"_a = std::vector<std::string>(),
-             "families: pages of the user's own, before those that come along; config: the text of config.json; shards: "
-             "a JSON text for each rank.");
+  module.def(
+      "plan_export", &make_plan, "families"_a, "config"_a, "layout"_a, "shards"_a,
+      "ignored"_a = std::vector<std::string>(),
+      "families: pages of the user's own, before those that come along; config: the text of config.json; shards: "
+      "a JSON text for each rank.");
 }
 
 }  // namespace deltasync::python
