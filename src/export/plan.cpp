@@ -317,26 +317,36 @@ class Planner {
   }
 
   Status add_aliases() {
-    for (const FamilyAlias& alias : family_.aliases) {
-      const auto index = plan_.layout->find(alias.hf);
-      const auto of = plan_.layout->find(alias.of);
-      if (!index || !of || !slots_[*index].filled.empty()) continue;
-      DS_ASSIGN(const bool holds, values_.holds(alias.when, {}));
-      if (!holds) continue;
-      const Tensor& target = plan_.layout->tensors()[*index];
-      const Tensor& source = plan_.layout->tensors()[*of];
-      if (target.spec.shape != source.spec.shape || target.spec.dtype != source.spec.dtype) {
-        return Error(Errc::layout_mismatch,
-                     alias.hf + " is to have the bytes of " + alias.of + ", which has another shape");
+    for (std::uint32_t i = 0; i < slots_.size(); ++i) {
+      if (!slots_[i].filled.empty()) continue;
+      const std::string& name = plan_.layout->tensors()[i].spec.name;
+      for (const FamilyAlias& alias : family_.aliases) {
+        DS_ASSIGN(const auto captures, match_name(alias.hf, name));
+        if (!captures) continue;
+        DS_ASSIGN(const bool holds, values_.holds(alias.when, *captures));
+        if (!holds) continue;
+        DS_ASSIGN(const std::string of, expand_name(alias.of, values_.with(*captures)));
+        if (const auto index = plan_.layout->find(of); index) DS_TRY(copy_as(i, *index));
+        break;
       }
-      slots_[*index] = slots_[*of];
-      const std::size_t count = plan_.copies.size();
-      for (std::size_t i = 0; i < count; ++i) {
-        if (plan_.copies[i].tensor != *of) continue;
-        ExportCopy copy = plan_.copies[i];
-        copy.tensor = *index;
-        plan_.copies.push_back(std::move(copy));
-      }
+    }
+    return {};
+  }
+
+  Status copy_as(std::uint32_t index, std::uint32_t of) {
+    const Tensor& target = plan_.layout->tensors()[index];
+    const Tensor& source = plan_.layout->tensors()[of];
+    if (target.spec.shape != source.spec.shape || target.spec.dtype != source.spec.dtype) {
+      return Error(Errc::layout_mismatch, target.spec.name + " is to have the bytes of " + source.spec.name +
+                                              ", which has another shape or dtype");
+    }
+    slots_[index] = slots_[of];
+    const std::size_t count = plan_.copies.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      if (plan_.copies[i].tensor != of) continue;
+      ExportCopy copy = plan_.copies[i];
+      copy.tensor = index;
+      plan_.copies.push_back(std::move(copy));
     }
     return {};
   }

@@ -238,6 +238,29 @@ add = 1
   expect_right(*made);
 }
 
+TEST_F(ExportPlanTest, PlacesOfAStackThatNobodyFills) {
+  auto mine = parse_family(R"(
+name = "mine"
+architectures = ["LlamaForCausalLM"]
+inherits = "llama"
+[[rows]]
+mcore = "expert.{E}.weight"
+view = "a -> E/3 a"
+hf = "experts"
+)",
+                           "mine");
+  ASSERT_TRUE(mine);
+  pages_.push_back(*std::move(mine));
+  specs_.push_back({.name = "experts", .dtype = Dtype::f32, .shape = {3, 2}});
+  std::vector<ModelTensor> tensors = trainer_tensors();
+  for (const char* key : {"expert.0.weight", "expert.2.weight"}) {
+    tensors.push_back({key, {2}});
+    values_[key] = {1, 2};
+  }
+  cut(5, 2, tensors);
+  expect_error(Errc::coverage, {"experts (2 of 3 places)"});
+}
+
 TEST_F(ExportPlanTest, ReplicasCountOnce) {
   cut(5, 2);
   give(1, shards_[0][0]);
@@ -258,6 +281,47 @@ TEST_F(ExportPlanTest, TiedEmbeddings) {
   expect_error(Errc::coverage, {"lm_head.weight"});
   specs_.pop_back();  // a directory without it
   EXPECT_TRUE(plan(tied.c_str()));
+}
+
+TEST_F(ExportPlanTest, AliasesAndConstantsOfEachLayer) {
+  auto mine = parse_family(R"(
+name = "mine"
+architectures = ["LlamaForCausalLM"]
+inherits = "llama"
+[[aliases]]
+hf = "model.layers.{L}.shared_norm.weight"
+of = "model.layers.{L - 1}.input_layernorm.weight"
+[[renames]]
+mcore = ["predictor.{M}."]
+to = "decoder.layers.{M + 7}."
+[[rows]]
+mcore = "decoder.layers.{L}.enorm.weight"
+hf = "model.layers.{L}.enorm.weight"
+)",
+                           "mine");
+  ASSERT_TRUE(mine) << mine.error().to_string();
+  pages_.push_back(*std::move(mine));
+  specs_.push_back({.name = "model.layers.1.shared_norm.weight", .dtype = Dtype::f32, .shape = {kHidden}});
+  specs_.push_back({.name = "model.layers.0.self_attn.rotary_emb.inv_freq", .dtype = Dtype::f32, .shape = {3}});
+  specs_.push_back({.name = "model.layers.9.enorm.weight", .dtype = Dtype::f32, .shape = {2}});
+  std::vector<ModelTensor> tensors = trainer_tensors();
+  tensors.push_back({"predictor.2.enorm.weight", {2}});
+  values_["predictor.2.enorm.weight"] = {5, 6};
+  cut(5, 2, tensors);
+  const auto made = plan();
+  ASSERT_TRUE(made) << made.error().to_string();
+  const auto index = [&](const char* name) { return *made->layout->find(name); };
+  EXPECT_EQ(made->constants, std::vector{index("model.layers.0.self_attn.rotary_emb.inv_freq")});
+  const auto copies_to = [&](std::uint32_t tensor) {
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> from;
+    for (const ExportCopy& copy : made->copies) {
+      if (copy.tensor == tensor) from.emplace_back(copy.rank, copy.piece);
+    }
+    return from;
+  };
+  EXPECT_EQ(copies_to(index("model.layers.1.shared_norm.weight")),
+            copies_to(index("model.layers.0.input_layernorm.weight")));
+  EXPECT_FALSE(copies_to(index("model.layers.9.enorm.weight")).empty());
 }
 
 TEST_F(ExportPlanTest, WhatIsLeftOverOnEitherSideIsNamed) {
