@@ -63,6 +63,9 @@ class Ranks:
 AGENT = "deltasync-agent --name job --socket agent.sock --listen 0.0.0.0:7070 --token-file ../token"
 
 
+RELAY = "deltasync --log-level info relay --from {} --agent agent.sock --token-file ../token"
+
+
 class Job:
     def __init__(self, lab: Lab, hosts: int, with_agents: bool) -> None:
         self.lab = lab
@@ -85,14 +88,14 @@ class Job:
     def _run(lab: Lab, host: str, name: str, words: list[str], environment: dict[str, str]) -> Process:
         return lab.run(host, name, [sys.executable, str(WORKER), *words], stdin=subprocess.PIPE, env=environment)
 
-    def publish(self, number: int, connect: bool = False) -> str:
+    def publish(self, number: int, connect: bool = False, source: str = "") -> str:
         """The version comes out on all ranks alike, and the rollout host has it bit for bit. How it came."""
         said = self.trainers.ask("offload")
         assert said[0].get("number") == number, said
         assert all(one == said[0] for one in said), said
         assert said[0]["endpoints"] == self.endpoints
         if connect:
-            self.rollout.ask(f"connect {self.endpoints[0]}")
+            self.rollout.ask(f"connect {source or self.endpoints[0]}")
         return str(self.rollout.ask(f"pull {number}")[0]["mode"])
 
     def end(self) -> None:
@@ -102,12 +105,13 @@ class Job:
 
 @pytest.fixture
 def job(request: pytest.FixtureRequest) -> Iterator[Job]:
-    hosts, with_agents = request.param
+    hosts, with_agents, *relays = request.param
     trainers = {
         "names": [f"trainer{number}" for number in range(hosts)],
         "run": {"agent": AGENT} if with_agents else {},
     }
-    with Lab(Topology({"hosts": [trainers, {"names": ["rollout"]}]}), BINARIES) as lab:
+    others = [{"names": ["rollout"]}, *({"names": [relay], "run": {"agent": AGENT}} for relay in relays)]
+    with Lab(Topology({"hosts": [trainers, *others]}), BINARIES) as lab:
         lab.run_all()
         yield Job(lab, hosts, with_agents)
 
@@ -149,4 +153,22 @@ def test_a_trainer_host_is_rebooted(job: Job) -> None:
     job.trainers.start_again()
     job.publish(1)
     assert job.publish(2) == "delta"
+    job.end()
+
+
+@pytest.mark.parametrize("job", [(2, False, "near", "far")], indirect=True)
+def test_a_relay_goes_on_at_the_trainer_hosts_and_comes_back(job: Job) -> None:
+    """Where it goes from one agent with the whole model to two with parts."""
+    job.trainers.ask("offload")
+    job.lab.run("near", "relay", RELAY.format("trainer0:7070"))
+    far = job.lab.run("far", "relay", RELAY.format("near:7070,trainer0:7070"))
+    job.publish(2, connect=True, source="far:7070")
+    job.lab.kill("near")
+    assert job.publish(3) == "delta"
+    job.lab.start("near")
+    until(lambda: "preferred_agent_back" in far.log.read_text(), "the relay near by", DEADLINE_S)
+    assert job.publish(4) == "delta"
+    for host in job.hosts:  # which are not asked any more
+        job.lab.cut("far", host)
+    assert job.publish(5) == "delta"
     job.end()

@@ -25,7 +25,9 @@ constexpr double kServedLimitS = 30;  ///< for the node's agent to diff a versio
 constexpr double kLookLimitS = 5;     ///< for it to say that it serves one which it has served before
 constexpr auto kLookEvery = std::chrono::seconds(5);
 constexpr auto kLookAfter = std::chrono::seconds(1);  ///< first the receivers of the node get the version
-constexpr double kAttachSliceS = 10;  ///< after which a signal is heard, and a segment that is made by then is found
+constexpr auto kPreferredEvery = std::chrono::seconds(10);
+constexpr double kPreferredLimitS = 2;  ///< for an agent to answer that may be back
+constexpr double kAttachSliceS = 10;    ///< after which a signal is heard, and a segment that is made by then is found
 
 struct RelayArgs {
   std::string from;
@@ -94,7 +96,27 @@ class Relay {
     target_options.pulled_from = receiver::agent_instance_of(*receiver);
     DS_ASSIGN(auto target, attach(*receiver, target_options, until));
     DS_TRY(receiver->bind(std::move(target), until));
+    const std::size_t comma = options_.from.find(',');
+    preferred_ = comma != std::string::npos && receiver::agent_instance_of(*receiver) == 0
+                     ? options_.from.substr(0, comma)
+                     : std::string();
+    preferred_at_ = std::chrono::steady_clock::now();
+    preferred_options_ = std::move(receiver_options);
     return receiver;
+  }
+
+  /// A receiver comes back to the agent that it prefers, but not one of several trainer nodes with parts of the model:
+  /// that is another kind. layout_mismatch when it has to be made again, because the preferred one has the whole model.
+  Status look_for_preferred(const CallContext& until) {
+    if (preferred_.empty() || std::chrono::steady_clock::now() - preferred_at_ < kPreferredEvery) return {};
+    preferred_options_.endpoint = preferred_;
+    const auto there = Receiver::connect(preferred_options_, until.earlier(after_seconds(kPreferredLimitS)));
+    preferred_at_ = std::chrono::steady_clock::now();
+    if (!there) return {};
+    const std::string back = std::exchange(preferred_, {});
+    if (receiver::agent_instance_of(**there) == 0) return {};  // one of the trainer nodes
+    log::info("preferred_agent_back agent={}", back);
+    return Error(Errc::layout_mismatch, "the agent at " + back + " has the whole model");
   }
 
   /// The writer hears no signal while it waits for an agent that has taken its connection and says nothing.
@@ -131,6 +153,7 @@ class Relay {
     want.newer = true;
     want.wait_max = kLookAfter;
     for (;;) {
+      DS_TRY(look_for_preferred(until));
       if (std::chrono::steady_clock::now() - looked_at_ > kLookEvery && receiver.current()) {
         look_at_served(receiver, kLookLimitS, until);
         looked_at_ = std::chrono::steady_clock::now();
@@ -201,6 +224,9 @@ class Relay {
   Status served_;  ///< what was committed last
   double served_s_ = 0;
   std::chrono::steady_clock::time_point looked_at_;
+  std::string preferred_;  ///< empty: it is in use, or nothing is known of it that would help
+  std::chrono::steady_clock::time_point preferred_at_;  ///< when it was tried last
+  ReceiverOptions preferred_options_;
 };
 
 Status run_relay(const RelayArgs& options) {
