@@ -36,6 +36,7 @@ def environment(lab: Lab, host: str) -> dict[str, str]:
     modules = [*sys.path, str(ROOT / "docs/examples/ray"), str(Path(__file__).parent)]
     return {
         **{"PYTHONPATH": os.pathsep.join(modules), "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+        **{"RAY_memory_monitor_refresh_ms": "0"},  # the whole machine's memory is not the hosts'
         **{"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(lab.directory / host / "r"), "RAY_USAGE_STATS_ENABLED": "0"},
     }
 
