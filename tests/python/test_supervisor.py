@@ -185,3 +185,10 @@ def test_a_port_that_another_program_has_is_named(nodes: Nodes, monkeypatch: pyt
         nodes.supervisors.append(taken)
         with pytest.raises(errors.AlreadyExists, match="has this port"):
             taken.start(DEADLINE_S)
+
+
+def test_a_relay_that_always_ends_says_why(nodes: Nodes) -> None:
+    leaf = Supervisor(replace(nodes.options("leaf"), relay_args=("--nonsense",)))
+    nodes.supervisors.append(leaf)
+    leaf.follow([leaf.start(DEADLINE_S)["endpoint"]])
+    assert "--nonsense" in until(lambda: leaf.status()["error"])

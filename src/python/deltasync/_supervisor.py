@@ -76,6 +76,7 @@ class RelayProcess:
         ]
         self._log_file = log_file
         self.restarts = 0
+        self._ended = ""
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._process = self._start()
@@ -86,6 +87,11 @@ class RelayProcess:
     def pid(self) -> int:
         """Of the relay's process."""
         return self._process.pid
+
+    @property
+    def error(self) -> str:
+        """Why it does not run just now; empty: it does."""
+        return self._ended if self._process.poll() is not None else ""
 
     def stop(self) -> None:
         """Ends the relay. Does nothing the second time."""
@@ -106,8 +112,9 @@ class RelayProcess:
             status = self._process.wait()
             if time.monotonic() - began > _PAUSE_MAX_S:
                 tries.succeeded()
-            said = (self._log_file.read_text(errors="replace").splitlines() or ["it said nothing"])[-1]
+            said = " ".join(self._log_file.read_text(errors="replace").splitlines()[-2:]) or "it said nothing"
             ended = Error(f"ended with {status}: {said}")
+            self._ended = f"the relay {ended}"
             if self._ending.is_set() or self._ending.wait(tries.failed(ended)):
                 return
             with self._lock:
@@ -181,7 +188,7 @@ class Supervisor:
             "relay_pid": relay.pid if relay else None,
             "restarts": sum(part.restarts for part in (agent, relay) if part),
             "actor_restarts": self._state.get("successors", 0),
-            "error": self._failure,
+            "error": self._failure or (relay.error if relay else ""),
         }
 
     def stop(self) -> None:

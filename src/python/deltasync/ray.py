@@ -66,7 +66,8 @@ class NodeStatus:
     restarts: int
     #: Of that actor.
     actor_restarts: int
-    #: What does not go well: the actor does not answer, or the agent does not start again. Empty: nothing.
+    #: What does not go well: the actor does not answer, the agent does not start again, the relay always ends. Empty:
+    #: nothing.
     error: str
 
 
