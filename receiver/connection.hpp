@@ -61,6 +61,7 @@ class Connection {
   /// Fills all of `pieces` (which it uses up). No hash: the caller verifies tiles.
   Status recv_scattered(std::span<iovec> pieces, Deadline deadline);
 
+  std::uint64_t bytes_sent() const noexcept { return socket_.bytes_sent(); }
   std::uint64_t bytes_received() const noexcept { return socket_.bytes_received(); }
   /// Time spent in waiting for bytes; see net::MessageSocket.
   std::chrono::nanoseconds waited() const noexcept { return socket_.waited(); }

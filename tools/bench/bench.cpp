@@ -17,11 +17,21 @@ struct Case {
   const char* name;
   Result<Json> (*run)(const Options&);
 };
-constexpr Case kCases[] = {{"diff", run_diff},         {"codec", run_codec},     {"merge", run_merge},
-                           {"apply", run_apply},       {"offload", run_offload}, {"full", run_full},
-                           {"packed", run_packed},     {"partial", run_partial}, {"e2e", run_e2e},
-                           {"tensors", run_tensors},   {"relay", run_relay},     {"fanout", run_fanout},
-                           {"baseline", run_baseline}, {"gpu", run_gpu}};
+constexpr Case kCases[] = {{"diff", run_diff},
+                           {"codec", run_codec},
+                           {"merge", run_merge},
+                           {"apply", run_apply},
+                           {"offload", run_offload},
+                           {"full", run_full},
+                           {"packed", run_packed},
+                           {"partial", run_partial},
+                           {"e2e", run_e2e},
+                           {"tensors", run_tensors},
+                           {"relay", run_relay},
+                           {"fanout", run_fanout},
+                           {"fleet-metadata", run_fleet_metadata},
+                           {"baseline", run_baseline},
+                           {"gpu", run_gpu}};
 
 /// A new directory beside the timeline's file, for what the processes write; it goes with this.
 class PartsDirectory {
@@ -100,7 +110,8 @@ Result<Json> run(const Options& options) {
       }
       DS_ASSIGN(Json result, run_case(c, options));
       Json out{{"case", options.name}};
-      if (options.name != "tensors" && options.from.empty()) out["model_gib"] = options.model_gib;
+      const bool has_model = options.name != "tensors" && options.name != "fleet-metadata" && options.from.empty();
+      if (has_model) out["model_gib"] = options.model_gib;
       out["threads"] = options.threads;
       out.update(result);
       return out;

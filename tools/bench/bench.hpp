@@ -22,18 +22,20 @@ inline constexpr auto kCaseLimit = std::chrono::seconds(120);  ///< of any one w
 inline constexpr const char* kReceiverArg = "receiver";
 
 struct Options {
-  std::string name;              ///< the case
-  double model_gib = 2.0;        ///< bytes of the bf16 model, in GiB; with fake_device the CLI says kFakeModelGib
-  double density = 0.01;         ///< fraction of elements that one step changes
-  unsigned threads = 2;          ///< of the work and of its limit
-  unsigned streams = 4;          ///< data connections of a pull and of its limit
-  unsigned versions = 5;         ///< timed versions or rounds wanted; rounds_of() is what is run
-  unsigned steps = 8;            ///< merge: deltas of the chain
-  bool master = false;           ///< diff, codec, apply: the fp32 weights themselves instead of their bf16 copies
-  unsigned overlap_threads = 2;  ///< of the agent, to diff while a version is still being offloaded
-  bool compact = false;          ///< e2e: over the wire in exponent classes, as over a slow link
-  TlsOptions tls;                ///< full: cert and key are the agent's, ca the receiver's; none: no TLS
-  bool fake_device = false;      ///< gpu: on the tests' device, to try it; its figures say nothing
+  std::string name;               ///< the case
+  double model_gib = 2.0;         ///< bytes of the bf16 model, in GiB; with fake_device the CLI says kFakeModelGib
+  double density = 0.01;          ///< fraction of elements that one step changes
+  unsigned threads = 2;           ///< of the work and of its limit
+  unsigned streams = 4;           ///< data connections of a pull and of its limit
+  unsigned versions = 5;          ///< timed versions or rounds wanted; rounds_of() is what is run
+  unsigned steps = 8;             ///< merge: deltas of the chain
+  unsigned tensors = 1'000'000;   ///< fleet-metadata: of the layout
+  unsigned subscriptions = 1000;  ///< fleet-metadata: of the agent
+  bool master = false;            ///< diff, codec, apply: the fp32 weights themselves instead of their bf16 copies
+  unsigned overlap_threads = 2;   ///< of the agent, to diff while a version is still being offloaded
+  bool compact = false;           ///< e2e: over the wire in exponent classes, as over a slow link
+  TlsOptions tls;                 ///< full: cert and key are the agent's, ca the receiver's; none: no TLS
+  bool fake_device = false;       ///< gpu: on the tests' device, to try it; its figures say nothing
   std::uint64_t seed = 1;
   std::vector<std::filesystem::path> from;  ///< codec: two model directories, packed: one, instead of the generator
   std::filesystem::path shm_dir = "/dev/shm";
@@ -57,6 +59,7 @@ Result<Json> run_e2e(const Options& options);
 Result<Json> run_tensors(const Options& options);
 Result<Json> run_relay(const Options& options);
 Result<Json> run_fanout(const Options& options);
+Result<Json> run_fleet_metadata(const Options& options);
 Result<Json> run_baseline(const Options& options);
 
 /// Dispatches on options.name; invalid_argument lists the cases.

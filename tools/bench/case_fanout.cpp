@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <ctime>
 
 #include "base/bytes.hpp"
 #include "base/fd.hpp"
@@ -15,17 +14,6 @@
 
 namespace deltasync::bench {
 namespace {
-
-/// Of all threads of a process, so far.
-Result<double> cpu_s(pid_t pid) {
-  clockid_t clock = 0;
-  timespec at{};
-  if (const int failed = ::clock_getcpuclockid(pid, &clock); failed != 0) {
-    return Error::from_errno("CPU time of process " + std::to_string(pid), failed);
-  }
-  if (::clock_gettime(clock, &at) != 0) return Error::from_errno("CPU time of process " + std::to_string(pid), errno);
-  return static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
-}
 
 /// One agent, and as many receivers as are given.
 class FannedOut {
@@ -56,7 +44,7 @@ class FannedOut {
     }
     return last - round.started_at;
   }
-  Result<double> agent_cpu_s() const { return cpu_s(agent_.pid()); }
+  Result<double> agent_cpu_s() const { return process_cpu_s(agent_.pid()); }
 
  private:
   FannedOut(BenchAgent agent, Trainer trainer) : agent_(std::move(agent)), trainer_(std::move(trainer)) {}

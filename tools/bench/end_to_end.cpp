@@ -25,7 +25,7 @@ Result<Trainer> Trainer::attach(const std::string& socket, const LayoutPtr& layo
 
 Result<Round> Trainer::publish() {
   Round round;
-  const Version version{{epoch_, ++number_}, "step_" + std::to_string(number_)};
+  const Version& version = round.version = {{epoch_, ++number_}, "step_" + std::to_string(number_)};
   round.started_at = monotonic_s();
   DS_TRY(writer_->begin(version, Deadline::after(kCaseLimit)));
   DS_TRY(writer_->write(slices_));

@@ -15,6 +15,7 @@
 namespace deltasync::bench {
 
 struct Round {
+  Version version;
   OffloadReport offload;
   double started_at = 0;
   double ready_s = 0;  ///< commit() returned → the agent serves the version
@@ -41,7 +42,7 @@ class Trainer {
 
 Digest128 root_of(const Layout& layout, ByteSpan half, ThreadPool& pool);
 
-/// One that pulls `count` versions. With `say_bound` it says a line before the first.
+/// One that pulls `count` versions. With `say_bound` it says a line before the first: "connect_s".
 Result<Child> start_receiver(const Options& options, const BenchAgent& agent, unsigned count, bool say_bound = false);
 
 /// A child's next line. internal: it is no JSON.

@@ -61,9 +61,9 @@ std::function<Status()> setup_bench(CLI::App& app) {
   const auto options = std::make_shared<bench::Options>();
   const auto json = std::make_shared<bool>(false);
   options->bin_dir = own_directory();
-  app.add_option(
-         "case", options->name,
-         "diff, codec, merge, apply, offload, full, packed, partial, e2e, tensors, relay, fanout, baseline or gpu")
+  app.add_option("case", options->name,
+                 "diff, codec, merge, apply, offload, full, packed, partial, e2e, tensors, relay, fanout, "
+                 "fleet-metadata, baseline or gpu")
       ->required();
   const CLI::Option* const size =
       app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));
@@ -71,9 +71,13 @@ std::function<Status()> setup_bench(CLI::App& app) {
       ->check(CLI::Range(1e-6, 0.9));
   app.add_option("--threads", options->threads, "of the work and of its limit")->check(CLI::Range(1U, 256U));
   app.add_option("--streams", options->streams, "data connections of a pull")->check(CLI::Range(1U, 64U));
-  app.add_option("--versions", options->versions, "timed versions (e2e, tensors, relay, fanout), rounds (the others)")
+  app.add_option("--versions", options->versions,
+                 "timed versions (e2e, tensors, relay, fanout, fleet-metadata), rounds")
       ->check(CLI::Range(1U, 1000U));
   app.add_option("--steps", options->steps, "merge: deltas of the chain")->check(CLI::Range(1U, 256U));
+  app.add_option("--tensors", options->tensors, "fleet-metadata: of the layout")->check(CLI::Range(1U, 1'000'000U));
+  app.add_option("--subscriptions", options->subscriptions, "fleet-metadata: of receivers at one agent")
+      ->check(CLI::Range(1U, 4000U));
   app.add_flag("--master", options->master, "diff, codec, apply: the fp32 weights instead of their bf16 copies");
   app.add_option("--overlap-threads", options->overlap_threads,
                  "of the agent, to diff while a version is being offloaded")

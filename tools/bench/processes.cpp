@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <ctime>
 #include <fstream>
 #include <utility>
 #include <vector>
@@ -21,16 +22,6 @@ namespace deltasync::bench {
 namespace {
 
 constexpr auto kStartLimit = std::chrono::seconds(20);
-
-/// RssAnon of /proc/PID/status in bytes; 0 once the process is gone.
-std::uint64_t rss_anon_bytes(pid_t pid) {
-  std::ifstream in("/proc/" + std::to_string(pid) + "/status");
-  std::string line;
-  while (std::getline(in, line)) {
-    if (line.rfind("RssAnon:", 0) == 0) return std::stoull(line.substr(8)) * 1024;
-  }
-  return 0;
-}
 
 }  // namespace
 
@@ -173,6 +164,25 @@ BenchAgent::~BenchAgent() {
   { const Child ended = std::move(child_); }  // the agent goes before its directory
   std::error_code ignored;
   std::filesystem::remove_all(dir_, ignored);
+}
+
+Result<double> process_cpu_s(pid_t pid) {
+  clockid_t clock = 0;
+  timespec at{};
+  if (const int failed = ::clock_getcpuclockid(pid, &clock); failed != 0) {
+    return Error::from_errno("CPU time of process " + std::to_string(pid), failed);
+  }
+  if (::clock_gettime(clock, &at) != 0) return Error::from_errno("CPU time of process " + std::to_string(pid), errno);
+  return static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
+}
+
+std::uint64_t rss_anon_bytes(pid_t pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/status");
+  std::string line;
+  while (std::getline(in, line)) {
+    if (line.rfind("RssAnon:", 0) == 0) return std::stoull(line.substr(8)) * 1024;
+  }
+  return 0;
 }
 
 RssSampler::RssSampler(pid_t pid)

@@ -62,7 +62,11 @@ class BenchAgent {
   std::string endpoint_;
 };
 
-/// Highest private resident memory (RssAnon: shared pages left out) of a process while this lives, sampled every 2 ms.
+/// CPU seconds of all threads of a process, so far.
+Result<double> process_cpu_s(pid_t pid);
+/// Private resident memory of a process (RssAnon: shared pages left out); 0 once it is gone.
+std::uint64_t rss_anon_bytes(pid_t pid);
+/// The highest of a process while this lives, sampled every 2 ms.
 class RssSampler {
  public:
   explicit RssSampler(pid_t pid);

@@ -60,13 +60,15 @@ int receiver_main(const ReceiverArgs& args) {
   tuning.compact = args.compact;
   if (args.compact)
     tuning.wait_slice = std::chrono::hours(1);  // the agent waits for the compact form at most half of it
+  const Stopwatch watch;
   auto receiver = receiver::ReceiverImpl::connect(options, tuning, Deadline::after(kPullLimit));
   if (!receiver) return fail(receiver.error()), 1;
+  const double connect_s = watch.seconds();
   if (auto bound = (*receiver)->bind(make_host_target((*receiver)->layout()), Deadline::after(kPullLimit)); !bound) {
     return fail(bound.error()), 1;
   }
   if (args.say_bound) {
-    std::printf("{}\n");
+    std::printf("%s\n", Json{{"connect_s", connect_s}}.dump().c_str());
     std::fflush(stdout);
   }
   if (auto pulled = pull_versions(**receiver, args.count, pool); !pulled) return fail(pulled.error()), 1;
