@@ -28,6 +28,10 @@ class Room {
     ~Share() {
       if (left_) left_->fetch_add(bytes_, std::memory_order_relaxed);
     }
+    /// Gives back all but `bytes`; does nothing if it has no more.
+    void shrink(std::uint64_t bytes) noexcept {
+      if (left_ && bytes < bytes_) left_->fetch_add(bytes_ - std::exchange(bytes_, bytes), std::memory_order_relaxed);
+    }
 
    private:
     friend class Room;

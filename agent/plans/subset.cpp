@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "base/hash.hpp"
@@ -120,10 +121,17 @@ std::optional<Subset::Part> Subset::known_part(const RingEntryPtr& entry) const 
   return known->second;
 }
 
-/// Of frames that are cut, the tables are read; whole ones say themselves what they have.
+/// Of frames that are cut, the tables are read; whole ones say themselves what they have. Joined as they are sent.
 Subset::Part Subset::count(const RingEntry& entry) const {
   Part part;
   const std::vector<delta::Frame>& frames = entry.delta->frames;
+  const auto end_frame = [&part](const delta::CutSize& size) {
+    part.frames += size.tiles != 0 ? 1 : 0;
+    part.frame_bytes += size.bytes;
+    part.changed += size.changed;
+  };
+  delta::CutSize joined;
+  const auto end_joined = [&] { end_frame(std::exchange(joined, {})); };
   std::vector<delta::Batch> inside;
   auto range = tiles_.ranges().begin();
   const auto end = tiles_.ranges().end();
@@ -139,13 +147,16 @@ Subset::Part Subset::count(const RingEntry& entry) const {
     inside.clear();
     for (auto r = range; r != end && r->first <= frame->last_tile; ++r) inside.push_back({r->first, r->end});
     const bool covered = inside[0].first <= frame->first_tile && inside[0].end > frame->last_tile;
-    const delta::CutSize size =
-        covered ? delta::CutSize{frame->tiles, frame->changed, frame->bytes.size()} : delta::cut_size(*frame, inside);
-    part.frames += size.tiles != 0 ? 1 : 0;
-    part.frame_bytes += size.bytes;
-    part.changed += size.changed;
+    if (covered) {
+      end_joined();
+      end_frame({frame->tiles, frame->changed, frame->bytes.size()});
+    } else {
+      joined = delta::cut_size(*frame, inside, joined);
+      if (joined.bytes >= delta::kJoinedBytes) end_joined();
+    }
     ++frame;
   }
+  end_joined();
   return part;
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -106,15 +107,30 @@ class Waker {
 /// Messages gathered for one send. Holds headers and cut frames; whole frames are sent from where the ring keeps them.
 class Outbox {
  public:
-  Outbox() { headers_.reserve(kFlushFrames); }
+  explicit Outbox(std::uint64_t request) : request_(request) { headers_.reserve(kFlushFrames + 1); }
 
-  void add(std::uint64_t request, ByteSpan payload, std::uint64_t payload_hash) {
-    headers_.push_back(frame_header(request, payload.size(), payload_hash));
-    pieces_.push_back(bytes_of(headers_.back()));
-    pieces_.push_back(payload);
-    bytes_ += payload.size();
+  void add(ByteSpan payload, std::uint64_t payload_hash) {
+    end_joined();
+    put(payload, payload_hash);
   }
-  bool full() const { return headers_.size() == kFlushFrames || bytes_ >= kFlushBytes; }
+  /// The wanted tiles of one of our own frames, with those of the frames before it in one. `held`: for its bytes.
+  void add_part(const delta::Frame& frame, std::span<const delta::Batch> wanted, Room::Share held) {
+    const std::size_t before = joined_.bytes();
+    delta::cut_into(joined_, frame, wanted);
+    held.shrink(joined_.bytes() - before + sizeof(delta::FrameHeader));
+    joined_held_.push_back(std::move(held));
+    if (joined_.bytes() >= delta::kJoinedBytes) end_joined();
+  }
+  bool full() const { return headers_.size() >= kFlushFrames || bytes_ >= kFlushBytes; }
+  /// Nothing more is joined to what is.
+  void end_joined() {
+    if (joined_.tiles() != 0) {
+      cut_.push_back(joined_.finish().bytes);
+      put(cut_.back(), xxh3_64(cut_.back()));
+    }
+    std::move(joined_held_.begin(), joined_held_.end(), std::back_inserter(held_));
+    joined_held_.clear();
+  }
   std::span<const ByteSpan> pieces() const { return pieces_; }
   std::uint64_t bytes() const { return bytes_; }
   void clear() {
@@ -124,17 +140,21 @@ class Outbox {
     held_.clear();
     bytes_ = 0;
   }
-  /// `held`: for these bytes.
-  ByteSpan keep(std::vector<std::byte> bytes, Room::Share held) {
-    held_.push_back(std::move(held));
-    cut_.push_back(std::move(bytes));
-    return cut_.back();
-  }
 
  private:
+  void put(ByteSpan payload, std::uint64_t payload_hash) {
+    headers_.push_back(frame_header(request_, payload.size(), payload_hash));
+    pieces_.push_back(bytes_of(headers_.back()));
+    pieces_.push_back(payload);
+    bytes_ += payload.size();
+  }
+
+  const std::uint64_t request_;
   std::vector<wire::Header> headers_;  // never grows beyond its reserve: pieces_ point into it
   std::vector<ByteSpan> pieces_;
+  delta::FrameBuilder joined_;
   std::vector<std::vector<std::byte>> cut_;
+  std::vector<Room::Share> joined_held_;
   std::vector<Room::Share> held_;
   std::uint64_t bytes_ = 0;
 };
@@ -278,7 +298,7 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
   const std::vector<delta::Frame>& frames = entry->delta->frames;
   const std::vector<wire::TileRange>& ranges = wanted.ranges;
   std::vector<delta::Batch> inside;
-  Outbox outbox;
+  Outbox outbox(request);
   auto frame = frames.begin();
   auto range = ranges.begin();
   for (;;) {
@@ -287,6 +307,7 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
                                [](const delta::Frame& f, std::uint64_t tile) { return f.last_tile < tile; });
     }
     const bool last = range == ranges.end() || frame == frames.end();
+    if (last) outbox.end_joined();
     if (last || outbox.full()) {
       DS_CO_TRY(co_await send(outbox.pieces(), reader));
       Metrics::add(core_.metrics().bytes_frames, outbox.bytes());
@@ -302,11 +323,12 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
                                          [](const wire::TileRange& r, std::uint64_t tile) { return r.first < tile; });
     if (range->first <= frame->first_tile && range->end > frame->last_tile) {
       const auto index = static_cast<std::size_t>(frame - frames.begin());
-      outbox.add(request, frame->bytes, entry->frame_hashes[index]);
+      outbox.add(frame->bytes, entry->frame_hashes[index]);
     } else {
       auto held = core_.peer_room().take(frame->bytes.size());
       if (!held) {
         // What waits to be sent goes first: nobody waits for memory with some of an answer's in hand.
+        outbox.end_joined();
         DS_CO_TRY(co_await send(outbox.pieces(), reader));
         Metrics::add(core_.metrics().bytes_frames, outbox.bytes());
         outbox.clear();
@@ -314,11 +336,7 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
       }
       inside.clear();
       for (auto r = range; r != beyond; ++r) inside.push_back({r->first, r->end});
-      delta::Frame cut = delta::cut_frame(*frame, inside);
-      if (!cut.bytes.empty()) {
-        const ByteSpan kept = outbox.keep(std::move(cut.bytes), *std::move(held));
-        outbox.add(request, kept, xxh3_64(kept));
-      }
+      outbox.add_part(*frame, inside, *std::move(held));
     }
     // A range that goes on past the frame stays; those inside are done.
     while (range != ranges.end() && range->end <= frame->last_tile + 1) ++range;

@@ -151,6 +151,9 @@ class Layout {
   Layout();
   friend struct Tile tile_of(const Layout& layout, std::uint64_t index);  // src/format/tiling.hpp
   friend struct TileGrid grid_of(const Layout& layout, std::uint32_t tensor);
+  friend class LayoutDecoder;
+  /// Of tensors whose specs have been checked. The same errors as build().
+  static Result<std::shared_ptr<const Layout>> make(std::vector<Tensor> derived);
   struct Index;
   std::vector<Tensor> tensors_;
   std::unique_ptr<Index> index_;  // names and first tiles for look-ups

@@ -52,6 +52,14 @@ enum class ValueForm : std::uint8_t {
   absolute,  ///< idempotent
 };
 
+/// Where a record of a frame lies, so that those before it need not be read.
+struct FrameMark {
+  std::uint64_t next = 0;      ///< the tile after that of the record before
+  std::uint32_t table = 0;     ///< bytes of the table before it
+  std::uint32_t payloads = 0;  ///< bytes of payloads before its own
+};
+inline constexpr std::uint32_t kFrameMarkRecords = 32;
+
 /// One frame's bytes (header and tile records) and what is needed to route it.
 struct Frame {
   std::uint64_t first_tile = 0;  ///< lowest tile in it
@@ -59,6 +67,7 @@ struct Frame {
   std::uint32_t tiles = 0;
   std::uint32_t changed = 0;  ///< elements; a raw tile counts all of its own
   std::vector<std::byte> bytes;
+  std::vector<FrameMark> marks;  ///< of each kFrameMarkRecords-th record but the first; none where it came from outside
 };
 
 struct CodecStats {
@@ -147,13 +156,17 @@ Delta encode(const Layout& layout, ByteSpan before, ByteSpan after, std::span<st
 /// A frame with only those tiles of `frame` that `wanted` covers (sorted, disjoint [first, end) ranges); no tiles =
 /// no bytes. The frame must be one of our own (it is not validated again).
 Frame cut_frame(const Frame& frame, std::span<const Batch> wanted);
-/// What cut_frame makes of it, without making it: its tiles, changed elements and bytes.
+/// What cut_frame makes of it, without making it: its tiles, changed elements and bytes. With `before`, what joins this
+/// part to parts of frames before it.
 struct CutSize {
   std::uint64_t tiles = 0;
   std::uint64_t changed = 0;
   std::uint64_t bytes = 0;  ///< 0 without tiles
+  std::uint64_t next = 0;   ///< the tile after the last
 };
-CutSize cut_size(const Frame& frame, std::span<const Batch> wanted);
+CutSize cut_size(const Frame& frame, std::span<const Batch> wanted, CutSize before = {});
+/// A frame that is joined of parts ends when it has so many.
+inline constexpr std::uint64_t kJoinedBytes = 256u << 10;
 /// One frame of raw tiles, read from a half: repairs, and full transfers of column subsets. `tiles` ascending.
 Frame raw_frame(const Layout& layout, ByteSpan half, std::span<const std::uint64_t> tiles,
                 std::span<const std::uint64_t> digests);

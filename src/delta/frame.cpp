@@ -82,6 +82,10 @@ std::byte* copy_tile(const Layout& layout, ByteSpan half, std::uint64_t index, s
 void FrameBuilder::add(const TileRecord& record) {
   if (tiles_ == 0) first_tile_ = last_tile_ = record.tile;
   assert(tiles_ == 0 || record.tile > last_tile_);
+  if (tiles_ != 0 && tiles_ % kFrameMarkRecords == 0) {
+    marks_.push_back(
+        {last_tile_ + 1, static_cast<std::uint32_t>(table_.size()), static_cast<std::uint32_t>(payload_end_)});
+  }
   const std::size_t payload_size = payloads_.size() - payload_end_;
   payload_end_ = payloads_.size();
   ByteWriter out(table_);
@@ -120,9 +124,11 @@ Frame FrameBuilder::finish() {
     frame.last_tile = last_tile_;
     frame.tiles = tiles_;
     frame.changed = static_cast<std::uint32_t>(changed_);
+    frame.marks = marks_;
   }
   table_.clear();
   payloads_.clear();
+  marks_.clear();
   payload_end_ = 0;
   tiles_ = 0;
   changed_ = 0;

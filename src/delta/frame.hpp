@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -50,18 +51,25 @@ class FrameBuilder {
   std::vector<std::byte>& payloads() noexcept { return payloads_; }
   /// `record.payload` is not looked at.
   void add(const TileRecord& record);
+  /// Of finish(), so far; only with tiles.
+  std::size_t bytes() const noexcept { return sizeof(FrameHeader) + table_.size() + payloads_.size(); }
+  std::uint32_t tiles() const noexcept { return tiles_; }
   /// No tiles: an empty frame without bytes.
   Frame finish();
 
  private:
   std::vector<std::byte> table_;
   std::vector<std::byte> payloads_;
+  std::vector<FrameMark> marks_;
   std::size_t payload_end_ = 0;  ///< of the last record's payload
   std::uint64_t first_tile_ = 0;
   std::uint64_t last_tile_ = 0;
   std::uint32_t tiles_ = 0;
   std::uint64_t changed_ = 0;
 };
+
+/// cut_frame() into a builder, whose tiles are all below the wanted ones.
+void cut_into(FrameBuilder& builder, const Frame& frame, std::span<const Batch> wanted);
 
 std::size_t varint_bytes(std::uint64_t value) noexcept;
 /// Bytes of a record in the table without its tile gap; `payload_size` stands for record.payload.

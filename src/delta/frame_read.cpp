@@ -182,7 +182,17 @@ void for_each_wanted(const Frame& frame, std::span<const Batch> wanted, Fn&& fn)
   ByteReader table(body.first(header.table_bytes));
   ByteSpan payloads = body.subspan(header.table_bytes);
   std::uint64_t next = header.first_tile;
-  for (std::uint32_t i = 0; i < header.tiles; ++i) {
+  std::uint32_t passed = 0;  // marks
+  for (std::uint32_t i = 0; i < header.tiles && !wanted.empty(); ++i) {
+    const std::uint32_t before = passed;
+    while (passed < frame.marks.size() && frame.marks[passed].next <= wanted.front().first) ++passed;
+    if (passed != before && passed * kFrameMarkRecords > i) {
+      const FrameMark& mark = frame.marks[passed - 1];
+      table = ByteReader(body.first(header.table_bytes).subspan(mark.table));
+      payloads = body.subspan(header.table_bytes + std::size_t{mark.payloads});
+      next = mark.next;
+      i = passed * kFrameMarkRecords;
+    }
     TileRecord record;
     record.tile = next + table.get_varint();
     next = record.tile + 1;
@@ -204,25 +214,28 @@ void for_each_wanted(const Frame& frame, std::span<const Batch> wanted, Fn&& fn)
 
 }  // namespace
 
-Frame cut_frame(const Frame& frame, std::span<const Batch> wanted) {
-  FrameBuilder builder;
+void cut_into(FrameBuilder& builder, const Frame& frame, std::span<const Batch> wanted) {
   for_each_wanted(frame, wanted, [&](const TileRecord& record) {
     builder.payloads().insert(builder.payloads().end(), record.payload.begin(), record.payload.end());
     builder.add(record);
   });
+}
+
+Frame cut_frame(const Frame& frame, std::span<const Batch> wanted) {
+  FrameBuilder builder;
+  cut_into(builder, frame, wanted);
   return builder.finish();
 }
 
-CutSize cut_size(const Frame& frame, std::span<const Batch> wanted) {
-  CutSize size;
-  std::uint64_t next = 0;  // after the last tile
+CutSize cut_size(const Frame& frame, std::span<const Batch> wanted, CutSize before) {
+  CutSize size = before;
   for_each_wanted(frame, wanted, [&](const TileRecord& record) {
-    const std::uint64_t gap = size.tiles == 0 ? 0 : record.tile - next;
+    const std::uint64_t gap = size.tiles == 0 ? 0 : record.tile - size.next;
     if (size.tiles == 0) size.bytes = sizeof(FrameHeader);
     size.bytes += varint_bytes(gap) + record_bytes(record, record.payload.size()) + record.payload.size();
     size.changed += record.changed;
     ++size.tiles;
-    next = record.tile + 1;
+    size.next = record.tile + 1;
   });
   return size;
 }

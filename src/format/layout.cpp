@@ -19,6 +19,7 @@ Error wrong(const std::string& tensor, const std::string& what) {
 }
 
 Status check_name(const std::string& name, std::size_t position) {
+  if (!name.empty() && name.size() <= kTensorNameBytesMax && name != "__metadata__" && is_plain_text(name)) return {};
   const auto which = "tensor " + std::to_string(position) + ": ";
   if (name.empty()) return Error(Errc::invalid_argument, which + "its name is empty");
   if (name.size() > kTensorNameBytesMax) {
@@ -28,10 +29,7 @@ Status check_name(const std::string& name, std::size_t position) {
   // A safetensors header could not tell this tensor from its own free-form part.
   if (name == "__metadata__") return Error(Errc::invalid_argument, which + "the name __metadata__ is reserved");
   if (!is_utf8(name)) return Error(Errc::invalid_argument, which + "its name is not UTF-8");
-  if (!is_plain_text(name)) {
-    return Error(Errc::invalid_argument, which + "its name '" + printable(name) + "' contains a control character");
-  }
-  return {};
+  return Error(Errc::invalid_argument, which + "its name '" + printable(name) + "' contains a control character");
 }
 
 Status check_cuts(const TensorSpec& spec, const char* kind, const std::vector<std::uint64_t>& cuts,
@@ -99,18 +97,26 @@ Result<LayoutPtr> Layout::build(std::vector<TensorSpec> specs) {
     return Error(Errc::invalid_argument,
                  std::to_string(specs.size()) + " tensors, more than " + std::to_string(kTensorsMax));
   }
+  std::vector<Tensor> tensors(specs.size());
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    tensors[i].spec = std::move(specs[i]);
+    DS_TRY(derive(tensors[i], i));
+  }
+  return make(std::move(tensors));
+}
+
+Result<LayoutPtr> Layout::make(std::vector<Tensor> derived) {
   std::shared_ptr<Layout> layout(new Layout);
   auto& index = *layout->index_;
-  layout->tensors_.resize(specs.size());
-  index.names.reserve(specs.size());
-  index.first_tile.reserve(specs.size());
-  index.geometry.reserve(specs.size());
+  layout->tensors_ = std::move(derived);
+  const auto& tensors = layout->tensors_;
+  index.names.reserve(tensors.size());
+  index.first_tile.reserve(tensors.size());
+  index.geometry.reserve(tensors.size());
 
   std::uint64_t end = 0;
-  for (std::size_t i = 0; i < specs.size(); ++i) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
     Tensor& t = layout->tensors_[i];
-    t.spec = std::move(specs[i]);
-    DS_TRY(derive(t, i));
     t.offset = round_up(end, kTensorAlignment);
     end = t.offset + t.bytes;
     if (end > kModelBytesMax) {
@@ -128,7 +134,6 @@ Result<LayoutPtr> Layout::build(std::vector<TensorSpec> specs) {
   }
   layout->half_bytes_ = round_up(end, kTensorAlignment);
 
-  const auto& tensors = layout->tensors_;
   // Sorted rather than hashed into buckets: names of a hostile layout cannot make this quadratic.
   std::sort(index.names.begin(), index.names.end(), [&](const Index::Name& a, const Index::Name& b) {
     if (a.hash != b.hash) return a.hash < b.hash;

@@ -29,9 +29,9 @@ class LayoutDecoder {
   Result<bool> read_tensor(ByteReader& in);
 
   const std::uint64_t encoded_bytes_;
-  std::size_t at_ = 0;  ///< read so far
-  std::optional<std::uint64_t> tensors_;
-  std::vector<TensorSpec> specs_;
+  std::size_t at_ = 0;                    ///< read so far
+  std::optional<std::uint64_t> tensors_;  ///< that there are
+  std::vector<Tensor> read_;              ///< and checked
 };
 
 }  // namespace deltasync

@@ -95,7 +95,7 @@ Status LayoutDecoder::read_head(ByteReader& in) {
 
 Result<bool> LayoutDecoder::read_tensor(ByteReader& in) {
   const auto refuse = [this](const char* what, std::uint64_t count) {
-    return Error(Errc::corrupt, "layout: tensor " + std::to_string(specs_.size()) +
+    return Error(Errc::corrupt, "layout: tensor " + std::to_string(read_.size()) +
                                     " is out of bounds: " + std::to_string(count) + " " + what);
   };
   Tensor tensor;
@@ -114,8 +114,8 @@ Result<bool> LayoutDecoder::read_tensor(ByteReader& in) {
     *cuts = get_list(in, count);
   }
   if (in.failed()) return false;
-  if (auto checked = derive(tensor, specs_.size()); !checked) return as_corrupt(checked.error());
-  specs_.push_back(std::move(spec));
+  if (auto checked = derive(tensor, read_.size()); !checked) return as_corrupt(checked.error());
+  read_.push_back(std::move(tensor));
   return true;
 }
 
@@ -126,7 +126,7 @@ Status LayoutDecoder::feed(ByteSpan so_far) {
     if (!tensors_) return {};
     at_ = in.position();
   }
-  while (specs_.size() < *tensors_) {
+  while (read_.size() < *tensors_) {
     ByteReader in(so_far.subspan(at_));
     DS_ASSIGN(const bool whole, read_tensor(in));
     if (!whole) return {};
@@ -138,11 +138,12 @@ Status LayoutDecoder::feed(ByteSpan so_far) {
 }
 
 Result<LayoutPtr> LayoutDecoder::finish(ByteSpan encoded) {
-  if (!tensors_ || specs_.size() < *tensors_) {
+  if (!tensors_ || read_.size() < *tensors_) {
     return Error(Errc::corrupt, "layout: is truncated in " +
-                                    (tensors_ ? "tensor " + std::to_string(specs_.size()) : std::string("its head")));
+                                    (tensors_ ? "tensor " + std::to_string(read_.size()) : std::string("its head")));
   }
-  auto built = Layout::build(std::move(specs_));
+  read_.shrink_to_fit();
+  auto built = Layout::make(std::move(read_));
   if (!built) return as_corrupt(built.error());
   if ((*built)->digest() != xxh3_128(encoded)) {
     return Error(Errc::corrupt, "layout: the encoding is not canonical");

@@ -3,6 +3,7 @@
 // write the file again (deltasync::Sidecar).
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,6 +52,10 @@ class HeaderBuilder {
   std::string json_;
   std::uint64_t data_bytes_ = 0;
 };
+
+/// Whether a whole header says of these tensors of a layout, in this order, what a HeaderBuilder says, in the same
+/// words: then parse_header() would find them, and need not be asked. No tensor twice. False proves nothing.
+bool is_built_header(ByteSpan header, const Layout& layout, std::span<const std::uint32_t> order);
 
 /// A JSON string literal, quotes included, of valid UTF-8.
 std::string json_string(std::string_view text);

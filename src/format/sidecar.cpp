@@ -48,6 +48,7 @@ Status check_indices(const Sidecar::File& file, const Layout& layout, std::vecto
 
 /// The header must describe exactly the tensors that follow it, or the file written from it would be broken.
 Status check_header(const Sidecar::File& file, const Layout& layout) {
+  if (safetensors::is_built_header(file.bytes, layout, file.tensors)) return {};  // as nearly all are
   std::uint64_t data_bytes = 0;
   for (const auto index : file.tensors) data_bytes += layout.tensors()[index].bytes;
   DS_ASSIGN(const auto entries, safetensors::parse_header(file.bytes, data_bytes));

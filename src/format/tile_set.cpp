@@ -171,6 +171,7 @@ Result<TileSet> TileSet::make(const Layout& layout, const std::vector<wire::Tile
   set.layout_ = named.layout;
   set.digest_ = xxh3_128(named.encode());
   set.ranges_ = std::move(named.ranges);
+  set.ranges_.shrink_to_fit();  // agents keep one for each subscription
   set.before_.reserve(set.ranges_.size());
   for (const wire::TileRange& range : set.ranges_) {
     set.before_.push_back(set.tiles_);

@@ -93,6 +93,30 @@ class Subsets : public AgentTest {
   std::map<std::uint64_t, std::vector<std::uint64_t>> history_;  ///< digests by version number
 };
 
+/// Wherever in the model the tiles lie: many receivers of few tiles each would get little but headers.
+TEST_F(Subsets, PartsOfFramesComeAsOne) {
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < 20'000; ++i) specs.push_back({"t" + std::to_string(i), Dtype::bf16, {8}, {}, {}});
+  model_ = test::make_model(1, std::move(specs));
+  start_agent();
+  version();
+  std::vector<wire::TileRange> ranges;
+  for (std::uint64_t tile = 100; tile < 20'000; tile += 200) ranges.push_back({tile, tile + 20});
+  ranges.push_back({4096, 8192});  // all of one frame
+  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::erase_if(ranges, [](const auto& r) { return r.first > 4076 && r.end < 8192; });
+  const TileSet set = tiles(ranges);
+  version(0.5);
+  auto c = client();
+  ASSERT_TRUE(subscribe(c, set));
+  const auto reply = c.plan(ask_from(set, 1));
+  ASSERT_TRUE(reply) << reply.error().to_string();
+  ASSERT_EQ(reply->mode, wire::PlanMode::delta);
+  EXPECT_EQ(reply->steps.at(0).frames, 3u) << "before the whole frame, that, and behind it";
+  auto stream = client(wire::Role::data);
+  EXPECT_EQ(expect_step(stream, *reply, 0, set), changed(set, 1, 2));
+}
+
 TEST_F(Subsets, AFullPlanIsOfTheTiles) {
   start_agent();
   version();

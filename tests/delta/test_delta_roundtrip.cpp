@@ -369,6 +369,44 @@ TEST(Frames, CutKeepsExactlyTheWantedTiles) {
   }
 }
 
+/// Marks only spare reading.
+TEST(Frames, CutsAreTheSameWithoutMarks) {
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < 1000; ++i) specs.push_back({"t" + std::to_string(i), Dtype::bf16, {8}, {}, {}});
+  const TestModel model = make_model(43, std::move(specs));
+  std::vector<std::byte> after = model.half;
+  test::mutate(after, *model.layout, 0.2, 44);
+  const Delta delta = encode_between(*model.layout, model.half, after);
+  ASSERT_EQ(delta.frames.size(), 1u);
+  const Frame& frame = delta.frames[0];
+  ASSERT_GT(frame.tiles, 5 * kFrameMarkRecords);
+  EXPECT_EQ(frame.marks.size(), (frame.tiles - 1) / kFrameMarkRecords);
+  Frame unmarked = frame;
+  unmarked.marks.clear();
+  Random random(45);
+  CutSize all;
+  FrameBuilder joined;
+  for (int trial = 0; trial < 300; ++trial) {
+    std::vector<Batch> wanted;
+    for (std::uint64_t at = random.below(200); at < 1000; at += 1 + random.below(400)) {
+      const std::uint64_t first = at;
+      at += 1 + random.below(40);
+      wanted.push_back({first, at});
+    }
+    const Frame cut = cut_frame(frame, wanted);
+    ASSERT_EQ(cut.bytes, cut_frame(unmarked, wanted).bytes);
+    ASSERT_EQ(cut_size(frame, wanted).bytes, cut.bytes.size());
+  }
+  // What is joined is what one cut would have been.
+  for (std::uint64_t at = 10; at < 1000; at += 70) {
+    const Batch wanted[] = {{at, at + 9}};
+    all = cut_size(frame, wanted, all);
+    cut_into(joined, frame, wanted);
+  }
+  EXPECT_EQ(joined.bytes(), all.bytes);
+  EXPECT_EQ(joined.finish().bytes.size(), all.bytes);
+}
+
 TEST(Frames, RawFramesRepairAnyTile) {
   const TestModel model = make_model(41);
   const TestModel other = make_model(42);

@@ -48,6 +48,33 @@ TEST(Safetensors, ReadsInFileOrder) {
   EXPECT_TRUE(parse_header(header_of("{}"), 0).ok());
 }
 
+TEST(Safetensors, KnowsAHeaderThatItWouldWrite) {
+  const auto layout = Layout::build({{"plain.weight", Dtype::bf16, {3, 4}, {}, {}},
+                                     {"none", Dtype::f32, {0, 4}, {}, {}},
+                                     {"quoted \"\\ \u00e9", Dtype::f4, {2, 8}, {}, {}},
+                                     {"scalar", Dtype::u8, {}, {}, {}}});
+  ASSERT_TRUE(layout.ok());
+  const std::vector<std::uint32_t> order = {3, 1, 2, 0};
+  HeaderBuilder builder;
+  std::uint64_t data_bytes = 0;
+  for (const std::uint32_t index : order) {
+    ASSERT_TRUE(builder.add((*layout)->tensors()[index]));
+    data_bytes += (*layout)->tensors()[index].bytes;
+  }
+  const std::vector<std::byte> header = builder.finish();
+  ASSERT_TRUE(parse_header(header, data_bytes).ok());
+  EXPECT_TRUE(is_built_header(header, **layout, order));
+  EXPECT_FALSE(is_built_header(header, **layout, std::vector<std::uint32_t>{3, 1, 2}));
+  EXPECT_FALSE(is_built_header(header, **layout, std::vector<std::uint32_t>{3, 1, 0, 2}));
+  for (std::size_t n = 0; n < header.size(); ++n) {
+    EXPECT_FALSE(is_built_header(ByteSpan(header).first(n), **layout, order)) << n;
+    std::vector<std::byte> wrong = header;
+    wrong[n] ^= std::byte{1};
+    EXPECT_FALSE(is_built_header(wrong, **layout, order)) << n;
+  }
+  EXPECT_FALSE(is_built_header(header_of("{}"), **layout, {})) << "it may still be one";
+}
+
 TEST(Safetensors, EveryDtypeOfTheFormat) {
   for (const char* dtype : {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "I32", "I16", "I8", "U8", "BOOL",
                             "U16", "U32", "U64", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"}) {

@@ -166,6 +166,14 @@ class BenchTest(CliTest):
             self.assertAlmostEqual(row["percent_of_diff"], percent, delta=1e-6)
             self.assertAlmostEqual(row["ratio_to_plain"], row["full_gb_per_s"] / row["plain_gb_per_s"], delta=1e-6)
 
+    def test_fleet_metadata(self):
+        got = self.bench("fleet-metadata", "--tensors", "9000", "--subscriptions", "20", "--versions", "1",
+                         fields=["connect_s", "subscribe_ms", "agent_bytes_per_subscription"])
+        self.assertEqual((got["tensors"], got["subscriptions"]), (9000, 20))
+        self.assertEqual(got["ranges_each"], 15)  # of each of three layers four tensors of attention, and experts
+        self.assertGreater(got["metadata_bytes_per_update"], 500)
+        self.assertLess(got["metadata_bytes_worst"], 2048)  # whatever the number of tensors
+
     def test_partial(self):
         got = self.bench("partial", "--model-gib", "0.07", fields=["density", "model_bytes"])
         self.assertIs(got["verified"], True)

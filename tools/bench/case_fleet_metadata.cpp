@@ -111,8 +111,10 @@ class Conversation {
   /// All frames of a plan, then the end of the plan. Bytes of the frames.
   Result<std::uint64_t> fetch(const wire::PlanReply& plan) {
     if (!data_.open() || data_.stale()) {  // the agent closes what is idle
-      closed_bytes_ += data_.bytes_sent() + data_.bytes_received();
+      data_bytes_ += bytes_of(data_);
       DS_ASSIGN(data_, open(wire::Role::data));
+      dial_bytes_ = bytes_of(data_);
+      data_bytes_ -= dial_bytes_;
     }
     std::uint64_t bytes = 0;
     for (std::uint32_t step = 0; step < plan.steps.size(); ++step) {
@@ -132,14 +134,16 @@ class Conversation {
   }
 
   const TileSet& tiles() const noexcept { return *tiles_; }
-  /// In both directions, on both connections.
-  std::uint64_t wire_bytes() const noexcept {
-    return closed_bytes_ + control_.bytes_sent() + control_.bytes_received() + data_.bytes_sent() +
-           data_.bytes_received();
-  }
+  /// In both directions, on both connections, so far; but for dialling the one for data.
+  std::uint64_t wire_bytes() const noexcept { return bytes_of(control_) + data_bytes_ + bytes_of(data_); }
+  /// Of that, which an update costs too if there was none for longer than the agent keeps idle ones.
+  std::uint64_t dial_bytes() const noexcept { return dial_bytes_; }
 
  private:
   static Deadline limit() { return Deadline::after(kCaseLimit); }
+  static std::uint64_t bytes_of(const receiver::Connection& connection) noexcept {
+    return connection.bytes_sent() + connection.bytes_received();
+  }
   Result<receiver::Connection> open(wire::Role role) {
     DS_ASSIGN(auto connection, receiver::Connection::dial(*peer_, limit()));
     DS_TRY(connection.handshake(*peer_, role, limit()));
@@ -164,7 +168,8 @@ class Conversation {
   Digest128 root_;
   receiver::Connection control_;
   receiver::Connection data_;
-  std::uint64_t closed_bytes_ = 0;
+  std::uint64_t data_bytes_ = 0;  ///< of data connections that are closed, less the dials of all; may wrap around
+  std::uint64_t dial_bytes_ = 0;
 };
 
 /// The trainer, its bytes, and the version that they are.
