@@ -123,6 +123,7 @@ class Conversation {
       for (;;) {
         DS_ASSIGN(const wire::Header header, data_.recv_header(limit()));
         DS_ASSIGN(const auto payload, data_.recv_payload(header, limit()));
+        if (header.type == static_cast<std::uint16_t>(wire::Type::error)) return receiver::agent_error(payload);
         if (header.type == static_cast<std::uint16_t>(wire::Type::end)) break;
         if (header.type != static_cast<std::uint16_t>(wire::Type::frame)) return receiver::unexpected(header, 0);
         bytes += payload.size();
@@ -312,6 +313,7 @@ Result<Json> run_fleet_metadata(const Options& options) {
       {"agent_cpu_subscribe_ms", 1e3 * (subscribed_s - before_s) / count},
       {"metadata_bytes_per_update", static_cast<std::uint64_t>(median(fleet.metadata_bytes))},
       {"metadata_bytes_worst", static_cast<std::uint64_t>(worst(fleet.metadata_bytes))},
+      {"dial_bytes", fleet.all.front().dial_bytes()},
       {"agent_cpu_update_ms", 1e3 * std::max(0.0, (updated_s - subscribed_s) / rounds_of(options) - alone_s) / count},
       {"agent_bytes_per_subscription", grown / options.subscriptions},
       {"agent_rss_bytes", bytes}};
