@@ -30,7 +30,9 @@ class Room {
     }
     /// Gives back all but `bytes`; does nothing if it has no more.
     void shrink(std::uint64_t bytes) noexcept {
-      if (left_ && bytes < bytes_) left_->fetch_add(bytes_ - std::exchange(bytes_, bytes), std::memory_order_relaxed);
+      if (left_ == nullptr || bytes >= bytes_) return;
+      left_->fetch_add(bytes_ - bytes, std::memory_order_relaxed);
+      bytes_ = bytes;
     }
 
    private:

@@ -115,6 +115,8 @@ TEST_F(Subsets, PartsOfFramesComeAsOne) {
   EXPECT_EQ(reply->steps.at(0).frames, 3u) << "before the whole frame, that, and behind it";
   auto stream = client(wire::Role::data);
   EXPECT_EQ(expect_step(stream, *reply, 0, set), changed(set, 1, 2));
+  const Room& room = agent_->core().peer_room();
+  EXPECT_TRUE(test::eventually([&] { return room.bytes_taken() == Subset::range_bytes(set); })) << room.bytes_taken();
 }
 
 TEST_F(Subsets, AFullPlanIsOfTheTiles) {
