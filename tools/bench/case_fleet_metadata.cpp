@@ -78,13 +78,13 @@ class Conversation {
     standing_.receiver = net::make_random_id();
   }
 
-  /// To the end of the subscription.
+  /// To the end of the subscription, and the one for data.
   Status connect() {
     DS_ASSIGN(control_, open(wire::Role::control));
     DS_TRY(send(control_, standing_));
     DS_TRY(send(control_, wire::Subscribe{tiles_->layout(), tiles_->ranges()}));
     DS_TRY(receive<wire::Empty>(control_));
-    return {};
+    return dial();
   }
   /// What it holds from now on, whose root the agent must know.
   Status hold(const Version& version, const Digest128& root) {
@@ -110,12 +110,7 @@ class Conversation {
   }
   /// All frames of a plan, then the end of the plan. Bytes of the frames.
   Result<std::uint64_t> fetch(const wire::PlanReply& plan) {
-    if (!data_.open() || data_.stale()) {  // the agent closes what is idle
-      data_bytes_ += bytes_of(data_);
-      DS_ASSIGN(data_, open(wire::Role::data));
-      dial_bytes_ = bytes_of(data_);
-      data_bytes_ -= dial_bytes_;
-    }
+    if (data_.stale()) DS_TRY(dial());  // the agent closes what is idle
     std::uint64_t bytes = 0;
     for (std::uint32_t step = 0; step < plan.steps.size(); ++step) {
       if (plan.steps[step].frames == 0) continue;
@@ -149,6 +144,13 @@ class Conversation {
     DS_ASSIGN(auto connection, receiver::Connection::dial(*peer_, limit()));
     DS_TRY(connection.handshake(*peer_, role, limit()));
     return connection;
+  }
+  Status dial() {
+    data_bytes_ += bytes_of(data_);
+    DS_ASSIGN(data_, open(wire::Role::data));
+    dial_bytes_ = bytes_of(data_);
+    data_bytes_ -= dial_bytes_;
+    return {};
   }
   template <class M>
   static Status send(receiver::Connection& connection, const M& message) {
@@ -287,10 +289,9 @@ Result<Json> run_fleet_metadata(const Options& options) {
   Fleet fleet;
   DS_TRY(fleet.connect(peer, *layout, options.subscriptions, source));
   DS_ASSIGN(const double subscribed_s, process_cpu_s(agent.pid()));
-  std::uint64_t bytes = rss_anon_bytes(agent.pid());
+  const std::uint64_t bytes = rss_anon_bytes(agent.pid());  // now: later the ring has more deltas
   for (unsigned i = 0; i < rounds_of(options); ++i) DS_TRY(fleet.update(source, options.density));
   DS_ASSIGN(const double updated_s, process_cpu_s(agent.pid()));
-  bytes = std::max(bytes, rss_anon_bytes(agent.pid()));
 
   std::vector<double> whole_connect_s;  // of processes that know nothing yet
   for (unsigned i = 0; i < rounds_of(options); ++i) {
