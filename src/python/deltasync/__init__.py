@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os as _os
 
-from . import _native, errors, hf
+from . import _native, errors, families, hf, megatron
 from ._native import (
     Layout,
     Placement,
@@ -70,9 +70,11 @@ __all__ = [
     "WeightManager",
     "__version__",
     "errors",
+    "families",
     "hf",
     "layout_of",
     "make_epoch",
+    "megatron",
     "start_timeline",
     "stop_timeline",
     "write_timeline",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -96,6 +97,32 @@ class Group:
                 raise from_code(message["code"], f"rank {rank} could not start: {message['error']}")
         return [message["made"] for message in said]
 
+    def gather_any(self, make: Callable[[], Any], timeout: float) -> list[Any]:
+        """As gather(), of any size."""
+        if self.size == 1:
+            return [make()]
+        packed: list[bytes] = []
+
+        def pack() -> int:
+            packed.append(zlib.compress(json.dumps(make()).encode(), 1))
+            return len(packed[0])
+
+        end = time.monotonic() + timeout
+        sizes = self.gather(pack, timeout)
+        import torch
+        import torch.distributed as dist
+
+        mine = torch.zeros(max(sizes), dtype=torch.uint8)
+        mine[: sizes[self.rank]] = torch.frombuffer(bytearray(packed[0]), dtype=torch.uint8)
+        mine = mine.to(self._device())
+        buffers = [torch.empty_like(mine) for _ in range(self.size)]
+        work = dist.all_gather(buffers, mine, group=self._group, async_op=True)
+        self._wait(work, "what all ranks have", end - time.monotonic())
+        return [
+            json.loads(zlib.decompress(bytes(buffer[:size].cpu().numpy())))
+            for buffer, size in zip(buffers, sizes, strict=True)
+        ]
+
     def all_or_none(self, call: Callable[[], _T], timeout: float) -> _T:
         """Its result, if it succeeded on all ranks; else as gather()."""
         result: list[_T] = []
@@ -108,13 +135,16 @@ class Group:
 
     def _buffer(self, message: dict[str, Any]) -> Any:
         import torch
-        import torch.distributed as dist
 
         text = json.dumps(message).encode().ljust(_MESSAGE_BYTES)
         if len(text) > _MESSAGE_BYTES:
             raise InvalidArgument(f"process_group: {len(text)} bytes for the other ranks, {_MESSAGE_BYTES} is the most")
-        device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
-        return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+        return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self._device())
+
+    def _device(self) -> str:
+        import torch.distributed as dist
+
+        return "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
 
     def _wait(self, work: Any, what: str, timeout: float) -> None:
         began = time.monotonic()

@@ -7,16 +7,17 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from . import _checks
+from . import _checks, megatron
 from ._arrays import OWN_TENSORS, cast_to, check_tensor, describe, memory_shape, shares_memory
 from ._checkpoints import check_checkpoint
 from ._deadlines import end_of, left, seconds
+from ._export_boxes import ExportedBox
 from ._group import Group
 from ._modules import checkpoint_name, checkpoint_names, is_module
 from ._native import Batch, Layout, PlainTensors, Sidecar, Version, Writer
 from ._nodes import Nodes, NodesWriter, advertised
 from ._reports import OffloadReport
-from ._slices import ShardedView, is_dtensor, local_block, local_rects
+from ._slices import LocalRect, ShardedView, is_dtensor, local_block, local_rects
 from ._sources import TensorSource
 from ._versions import version_number
 from .agent import LISTEN, AgentProcess, check_none_given
@@ -44,6 +45,10 @@ class WeightManager:
     matches counts), a function of name and dtype decides for all tensors. Each version's report says what was cast.
     ``hf``: a model directory whose tensors must be those that are published, by names, shapes and dtypes; checked
     before anything is started. LayoutMismatch names what differs on both sides.
+    A model of Megatron (a GPTModel, or the list of its chunks) is published as ``hf`` has it, see
+    :func:`deltasync.megatron.plan`, which takes ``tables`` and ``ignored``; its ``process_group`` is by default all
+    processes. ``prove="first"``: the first offload is compared with the directory, and is an error if it is another
+    (LayoutMismatch); "off" for a run that does not begin with what the directory has.
     ``files`` (name: bytes, such as config.json) and ``weights_file`` say what a receiver's directory has.
     ``agent``: the Unix socket of an agent that runs already; without it one is started, watched and, at
     :meth:`close`, ended. ``name``, ``listen``, ``token_file``, ``tls``, ``shm_dir`` and ``agent_args`` are that agent's
@@ -65,6 +70,9 @@ class WeightManager:
         *,
         dtype: Any = None,
         hf: str | os.PathLike[str] | None = None,
+        tables: Iterable[str | os.PathLike[str]] = (),
+        ignored: Iterable[str] = (),
+        prove: str = "first",
         files: Mapping[str, bytes] | None = None,
         weights_file: str = "model.safetensors",
         tensor_parallel: int = 1,
@@ -89,11 +97,22 @@ class WeightManager:
         #: Over several nodes with cuts where their parts end, from the first version on.
         self.layout: Layout
         self.sidecar: Sidecar
-        self.layout, self.sidecar = layout_of(
-            model, dtype=dtype, tensor_parallel=tensor_parallel, files=files, weights_file=weights_file
+        self._export = megatron.export_of(
+            model, hf, tables=tables, ignored=ignored, prove=prove, process_group=process_group, timeout=timeout
         )
-        if hf is not None:
-            check_checkpoint(self.layout, _checks.path("hf", hf), lambda name: ignores_checkpoint_tensor(model, name))
+        if self._export is not None:
+            if dtype is not None or files or tensor_parallel != 1:
+                raise InvalidArgument("WeightManager: hf= says dtypes and files of a model of Megatron")
+            self.layout, self.sidecar = self._export.plan.layout, self._export.plan.sidecar
+            process_group = self._export.process_group
+        else:
+            self.layout, self.sidecar = layout_of(
+                model, dtype=dtype, tensor_parallel=tensor_parallel, files=files, weights_file=weights_file
+            )
+            if hf is not None:
+                check_checkpoint(
+                    self.layout, _checks.path("hf", hf), lambda name: ignores_checkpoint_tensor(model, name)
+                )
         self._module = model if is_module(model) else None
         self._index = {tensor: i for i, tensor in enumerate(self.layout.names())}
         self._dtypes = [self.layout[i].dtype for i in range(len(self.layout))]
@@ -212,8 +231,8 @@ class WeightManager:
             self._across.begin_call(not self._planned)
         try:
             wanted = self._version(version, label)
-            tensors = self._tensors_of(tensors)
             end = end_of("offload", timeout, self.timeout)
+            tensors = self._tensors_of(tensors)
         except BaseException as error:
             if self._across:
                 self._across.fail(error)
@@ -274,6 +293,8 @@ class WeightManager:
     # One version.
 
     def _tensors_of(self, tensors: Any) -> Any:
+        if self._export is not None:
+            return self._export.tensors(tensors)
         if tensors is None and self._module is None:
             raise InvalidArgument("offload: the manager was not made with a module, so say which tensors")
         if isinstance(tensors, int):
@@ -349,32 +370,38 @@ class WeightManager:
             self._plain_has_torch = torch is not None
         return self._plain
 
-    def _block(self, index: int, name: str, tensor: Any) -> tuple[Any, list[int], list[int]] | None:
-        """What this process writes of a tensor: (memory, offset, size), None if nothing."""
+    def _part(self, index: int, name: str, tensor: Any) -> tuple[Any, list[LocalRect]] | None:
+        """What this process writes of a tensor: memory, and which rectangles that is; None if nothing."""
         shape = self._shapes[index]
         check_tensor(tensor, name)
         if tuple(tensor.shape) != shape:
             raise InvalidArgument(f"{name}: its shape is {list(tensor.shape)}, the layout's {list(shape)}", OWN_TENSORS)
+        if isinstance(tensor, ExportedBox):
+            return tensor, [tensor.rect]
+        block: tuple[Any, list[int], list[int]] | None
         if is_dtensor(tensor):
-            return local_block(tensor, name, self._near)
-        if isinstance(tensor, ShardedView):
-            return tensor.block(name, self._near)
-        if self._group.rank != 0:
+            block = local_block(tensor, name, self._near)
+        elif isinstance(tensor, ShardedView):
+            block = tensor.block(name, self._near)
+        elif self._group.rank != 0:
             return None  # every process has it; rank 0 writes it
-        return tensor, [0] * len(shape), list(shape)
+        else:
+            block = tensor, [0] * len(shape), list(shape)
+        return None if block is None else (block[0], local_rects(shape, block[1], block[2]))
 
     def _add(self, batch: Batch, index: int, name: str, tensor: Any) -> bool:
         """Adds what this process writes of a tensor. Whether that is a copy made here. The batch keeps it alive."""
-        block = self._block(index, name, tensor)
-        if block is None:
+        part = self._part(index, name, tensor)
+        if part is None:
             return False
-        memory, offset, size = block
+        own, rects = part
+        memory = own.memory() if isinstance(own, ExportedBox) else own
         array = describe(memory, name)
         if array.dtype != self._dtypes[index]:
             self._cast[name] = (array.dtype, self._dtypes[index])
             array = describe(cast_to(memory, name, array.dtype, self._dtypes[index]), name)
         step = array.row_stride or array.rows_cols[1] * self.layout[index].element_bytes
-        for rect in local_rects(self._shapes[index], offset, size):
+        for rect in rects:
             place = index, rect.row, rect.col
             if self._across:
                 place = self._across.place(*place, rect.rows, rect.cols)
@@ -388,7 +415,7 @@ class WeightManager:
                 array.stream,
                 array.owner,
             )
-        return not shares_memory(array, memory)
+        return not shares_memory(array, own.piece if isinstance(own, ExportedBox) else memory)
 
     def _register_plan(self, source: TensorSource, end: float) -> TensorSource:
         """Tells the agent which parts this process writes, if they are not those that were agreed on."""
@@ -396,10 +423,9 @@ class WeightManager:
 
         def add(name: str, tensor: Any) -> None:
             index = self._index_of(name)
-            block = self._block(index, name, tensor) if index is not None else None
-            if index is not None and block is not None:
-                for rect in local_rects(self._shapes[index], block[1], block[2]):
-                    parts.append((index, rect.row, rect.col, rect.rows, rect.cols))
+            part = self._part(index, name, tensor) if index is not None else None
+            if index is not None and part is not None:
+                parts.extend((index, rect.row, rect.col, rect.rows, rect.cols) for rect in part[1])
 
         source = source.rehearsed(add)
         if self._across:

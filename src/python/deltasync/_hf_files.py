@@ -1,0 +1,52 @@
+"""The tensors of a HuggingFace model directory, as they lie in its files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._arrays import torch_dtype
+from ._native import Layout, Sidecar
+from .errors import CorruptData
+
+
+class HfFiles:
+    """Maps the files of a directory that ``read_hf_directory()`` took. Needs torch."""
+
+    def __init__(self, directory: str | os.PathLike[str], layout: Layout, sidecar: Sidecar) -> None:
+        self._shapes = {tensor.name: (tuple(tensor.shape), tensor.dtype) for tensor in layout}
+        self._places: dict[str, tuple[Any, int]] = {}
+        for file in sidecar.weight_files:
+            mapped = np.memmap(Path(directory) / file, np.uint8, "c")  # torch wants it writable
+            length = int.from_bytes(mapped[:8].tobytes(), "little")
+            header = json.loads(mapped[8 : 8 + length].tobytes())
+            for name, entry in header.items():
+                if name != "__metadata__":
+                    self._places[name] = mapped, 8 + length + entry["data_offsets"][0]
+
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def shape(self, name: str) -> tuple[tuple[int, ...], str]:
+        """And dtype."""
+        return self._shapes[name]
+
+    def flat(self, name: str) -> Any:
+        """Its elements, a torch tensor of one dimension over the file's pages. CorruptData if the file is shorter."""
+        import torch
+
+        mapped, begin = self._places[name]
+        shape, dtype = self._shapes[name]
+        kind = torch_dtype(dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        if begin + count * kind.itemsize > len(mapped):
+            raise CorruptData(f"{name}: its file ends before it does")
+        # Of any alignment, other than what torch's view() takes.
+        return torch.frombuffer(mapped, dtype=kind, count=count, offset=begin) if count else torch.empty(0, dtype=kind)

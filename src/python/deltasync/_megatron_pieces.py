@@ -1,0 +1,236 @@
+"""What a rank of Megatron holds of the model: the pieces of its ``sharded_state_dict()``, as views of live memory."""
+
+from __future__ import annotations
+
+import bisect
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ._arrays import dtype_name
+from ._modules import is_module
+from .errors import InvalidArgument, Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a global tensor, in which this rank has the first of all copies."""
+
+    key: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    #: The parameter or buffer that it is a view of, and its name in the model.
+    owner: Any
+    owner_name: str
+    #: In elements: from the owner's first to the piece's, and of the piece.
+    begin: int
+    strides: tuple[int, ...]
+
+    def described(self) -> dict[str, Any]:
+        """For the planner (JSON)."""
+        return {
+            "key": self.key,
+            "dtype": self.dtype,
+            "global_shape": list(self.global_shape),
+            "offset": list(self.offset),
+            "shape": list(self.shape),
+        }
+
+    def view(self) -> Any:
+        """Its memory as it is now: trainers move parameters, to the host and back for example. InvalidArgument if the
+        owner's shape, strides or dtype are not those of the plan."""
+        owner = self.owner.detach()
+        if owner.numel() and not owner.untyped_storage().nbytes():
+            raise InvalidArgument(
+                f"{self.owner_name}: its memory was freed; the trainer has put its weights aside",
+                "offload when they are back",
+            )
+        return owner.as_strided(self.shape, self.strides, owner.storage_offset() + self.begin)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """A parameter or buffer, and the addresses of its memory."""
+
+    first: int
+    end: int
+    name: str
+    tensor: Any
+
+
+class RankPieces:
+    """Of all chunks of the model on this rank (one, or one for each virtual pipeline stage).
+
+    ``chunks``: what Megatron trains, in whichever wrappers (DistributedDataParallel, Float16Module). Unsupported: a
+    parameter whose memory is not of its dtype (fp8 primary weights), or a piece that is no view of a parameter.
+    """
+
+    def __init__(self, chunks: Any) -> None:
+        self._chunks = as_chunks(chunks)
+        self.pieces = list(_pieces(self._chunks))
+        self._forms = {id(piece.owner): _form(piece.owner) for piece in self.pieces}
+
+    def described(self) -> list[dict[str, Any]]:
+        return [piece.described() for piece in self.pieces]
+
+    def views(self) -> list[Any]:
+        """The memory of all pieces as it is now, in their order. InvalidArgument: a parameter has another shape, stride
+        or dtype than it had in the plan."""
+        for piece in self.pieces:
+            was, now = self._forms[id(piece.owner)], _form(piece.owner)
+            if was != now:
+                raise InvalidArgument(
+                    f"{piece.owner_name}: shape, strides and dtype were {was} in the plan, and are {now}",
+                    "make the plan again",
+                )
+        return [piece.view() for piece in self.pieces]
+
+    def are_of(self, chunks: Any) -> bool:
+        given = as_chunks(chunks)
+        return len(given) == len(self._chunks) and all(map(operator.is_, given, self._chunks))
+
+    def bring_up_to_date(self) -> None:
+        """Where the distributed optimizer leaves the gathering of new parameters to the next forward, does it now. All
+        ranks call it."""
+        for chunk in self._chunks:
+            for module in _wrappers(chunk):
+                config = getattr(module, "ddp_config", None)
+                if getattr(config, "overlap_param_gather", False) and hasattr(module, "start_param_sync"):
+                    module.start_param_sync(force_sync=True)
+
+
+def is_megatron(model: Any) -> bool:
+    """Whether it is a model of Megatron, or a list of its chunks."""
+    first = model[0] if isinstance(model, (list, tuple)) and model else model
+    return is_module(first) and hasattr(_innermost(first), "sharded_state_dict")
+
+
+def as_chunks(chunks: Any) -> list[Any]:
+    """InvalidArgument if they are no modules of Megatron."""
+    found = [chunks] if is_module(chunks) else list(chunks) if isinstance(chunks, Iterable) else []
+    for chunk in found:
+        if not is_module(chunk) or not hasattr(_innermost(chunk), "sharded_state_dict"):
+            raise InvalidArgument(
+                f"model_chunks: a {type(chunk).__name__} has no sharded_state_dict()",
+                "give what Megatron trains: a GPTModel, or the list of its chunks",
+            )
+    if not found:
+        raise InvalidArgument(f"model_chunks: {type(chunks).__name__} with no module of Megatron in it")
+    return found
+
+
+def _wrappers(module: Any) -> Iterator[Any]:
+    """It, what it wraps, and so on."""
+    while is_module(module):
+        yield module
+        module = getattr(module, "module", None)
+
+
+def _innermost(module: Any) -> Any:
+    return list(_wrappers(module))[-1]
+
+
+def _form(tensor: Any) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _pieces(chunks: list[Any]) -> Iterator[Piece]:
+    for number, chunk in enumerate(chunks):
+        module = _innermost(chunk)
+        where = f"chunk {number}: " if len(chunks) > 1 else ""
+        owners = _owners(module, where)
+        firsts = [owner.first for owner in owners]
+        for shard in _shards(module):
+            if _is_main(shard.replica_id) and shard.data.numel():
+                yield _piece(shard, owners, firsts, where)
+
+
+def _owners(module: Any, where: str) -> list[_Owner]:
+    """By address."""
+    found: dict[int, _Owner] = {}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        _check_plain(tensor, where + name)
+        if tensor.numel():
+            first = tensor.data_ptr()
+            span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+            found.setdefault(first, _Owner(first, first + span * tensor.element_size(), where + name, tensor))
+    return sorted(found.values(), key=lambda owner: owner.first)
+
+
+def _check_plain(tensor: Any, name: str) -> None:
+    import torch
+
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise Unsupported(
+            f"{name}: a {type(tensor).__name__}, whose memory is not what its dtype ({tensor.dtype}) says",
+            "train with primary weights in bf16 or fp32 (fp8_param off)",
+        )
+    if tensor.is_meta:
+        raise InvalidArgument(f"{name}: a tensor on the meta device has no memory")
+
+
+def _shards(module: Any) -> Iterator[Any]:
+    """The ShardedTensors of the module, factories built."""
+    # Megatron writes into it. Layers and experts get keys of their own.
+    metadata = {"singleton_local_shards": True, "non_homogeneous_layers": True}
+    group = _replicas_group(module)
+    if group is not None:
+        metadata["dp_cp_group"] = group
+    yield from _leaves(module.sharded_state_dict(metadata=metadata))
+
+
+def _replicas_group(module: Any) -> Any:
+    """The processes that hold the same: of the module's own groups, or Megatron's global ones."""
+    group = getattr(getattr(module, "pg_collection", None), "dp_cp", None)
+    if group is not None:
+        return group
+    try:
+        from megatron.core import parallel_state
+
+        return parallel_state.get_data_parallel_group(with_context_parallel=True)
+    except (ImportError, AssertionError):
+        return None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        if hasattr(value, "build"):
+            yield from _leaves(value.build())
+        elif hasattr(value, "global_offset") and hasattr(value, "local_shape"):
+            yield value
+        return
+    for item in value:
+        yield from _leaves(item)
+
+
+def _is_main(replica: Any) -> bool:
+    return replica == 0 if isinstance(replica, int) else not any(replica)
+
+
+def _piece(shard: Any, owners: list[_Owner], firsts: list[int], where: str) -> Piece:
+    data = shard.data
+    address = data.data_ptr()
+    at = bisect.bisect_right(firsts, address) - 1
+    owner = owners[at] if at >= 0 else None
+    if owner is None or address >= owner.end or data.dtype != owner.tensor.dtype or data.device != owner.tensor.device:
+        raise Unsupported(
+            f"{where}{shard.key}: what sharded_state_dict() has of it is no view of a parameter or buffer, so it would "
+            "be as old as the plan"
+        )
+    one = (1,) * shard.prepend_axis_num
+    return Piece(
+        shard.key,
+        dtype_name(data.dtype, shard.key),
+        tuple(shard.global_shape),
+        tuple(shard.global_offset),
+        one + tuple(data.shape),
+        owner.tensor,
+        owner.name,
+        (address - owner.first) // data.element_size(),
+        (0,) * len(one) + tuple(data.stride()),
+    )

@@ -1,0 +1,368 @@
+"""Megatron's models as HuggingFace checkpoints have them, in any parallel layout::
+
+    plan = deltasync.megatron.plan(model_chunks, "Qwen3-30B-A3B")
+    proof = deltasync.megatron.prove(plan, "Qwen3-30B-A3B")  # before the first step
+    assert proof.identical, proof
+
+All ranks call each function. Which elements a rank holds is what ``sharded_state_dict()`` says; what they are called in
+a checkpoint says the family's page (:mod:`deltasync.families`). What is written, in which shapes and dtypes, is what
+the model directory has that the run began from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import _checks, _native
+from ._arrays import torch_dtype
+from ._deadlines import seconds
+from ._export_boxes import ExportedBox, Place, places
+from ._export_copies import Sources, bits, target_of
+from ._export_guess import guess
+from ._group import Group
+from ._hf_files import HfFiles
+from ._megatron_pieces import RankPieces, is_megatron
+from ._native import Family, Layout, Sidecar, TensorSpec
+from .errors import InvalidArgument, IoError, LayoutMismatch, Unsupported
+from .families import read_page
+
+__all__ = ["Difference", "ExportPlan", "ProofReport", "hf_weight_metadata", "plan", "prove"]
+
+#: For ranks that are all in one call to hear of each other.
+_SHORT_S = 60.0
+#: Of a rank, that a proof tells the others.
+_DIFFERENCES = 64
+#: Of a row of the page, that are explained; a guess may look at all other tensors.
+_GUESSES = 2
+
+
+class ExportPlan:
+    """Which of this rank's memory is which part of which tensor of the checkpoint. Made by :func:`plan`; it keeps the
+    parameters alive, and finds them where they are."""
+
+    def __init__(
+        self,
+        made: _native.ExportPlan,
+        files: HfFiles,
+        sidecar: Sidecar,
+        pieces: RankPieces,
+        group: Group,
+        head_dim: int,
+    ) -> None:
+        #: What is exported: the model directory's tensors.
+        self.layout: Layout = made.layout
+        #: What the directory has beside their bytes.
+        self.sidecar = sidecar
+        self._made = made
+        self._files = files
+        self._pieces = pieces
+        self._group = group
+        self._head_dim = head_dim
+        self._mine = [copy for copy in made.copies if copy.rank == group.rank]
+        self._places: list[Place] | None = None
+
+    def to_json(self) -> str:
+        """What all ranks copy; the same on each. Its fields: docs/reference/export.md."""
+        return self._made.to_json()
+
+    def report(self) -> dict[str, Any]:
+        """Of all ranks: ``family``; ``tensors`` that are exported; ``rows`` (the page's row: how many copies it makes);
+        ``constants`` that are the directory's own; ``ignored``, the trainer's tensors that go nowhere."""
+        return {
+            "family": self._made.family,
+            "tensors": len(self.layout),
+            "rows": dict(Counter(copy.row for copy in self._made.copies)),
+            "constants": [self.layout[index].name for index in self._made.constants],
+            "ignored": list(self._made.ignored),
+        }
+
+    def tensors(self) -> list[tuple[str, Any]]:
+        """What this rank writes of a version, for :meth:`WeightManager.offload`: rectangles of tensors, which are views
+        of its parameters. All ranks call it. Unsupported: what only a whole tensor would tell."""
+        if self._places is None:
+            self._places = self._group.all_or_none(self._find_places, _SHORT_S)
+        self._pieces.bring_up_to_date()
+        views = [view if view.is_contiguous() else view.contiguous() for view in self._pieces.views()]
+        specs = [tensor.spec for tensor in self.layout]
+        made: list[tuple[str, Any]] = []
+        for place in self._places:
+            spec = specs[place.tensor]
+            made.append((spec.name, ExportedBox(spec.shape, views[place.piece], place)))
+        if self._group.rank == 0:
+            made += [(specs[index].name, self._constant(index)) for index in self._made.constants]
+        return made
+
+    def _find_places(self) -> list[Place]:
+        tensors = list(self.layout)
+        of = [places(copy, tensors[copy.tensor].shape, tensors[copy.tensor].name) for copy in self._mine]
+        return list(itertools.chain.from_iterable(of))
+
+    def _constant(self, index: int) -> Any:
+        tensor = self.layout[index]
+        return self._files.flat(tensor.name).view(tuple(tensor.shape))
+
+    def __repr__(self) -> str:
+        return f"<ExportPlan {self._made.family}, {len(self.layout)} tensors, {len(self._mine)} copies here>"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A tensor that would be exported otherwise than the directory has it."""
+
+    tensor: str
+    #: The row of the family's page that made it.
+    row: str
+    #: Of the first element that differs, in the tensor.
+    index: tuple[int, ...]
+    exported: float
+    expected: float
+    #: How many elements differ, on all ranks.
+    elements: int
+    #: The rank that has the first.
+    rank: int
+    #: What would explain it; empty if nothing does that was tried.
+    guess: str
+
+    def __str__(self) -> str:
+        said = f"{self.tensor} (row {self.row}): element {list(self.index)} is {self.exported!r} on rank {self.rank}, "
+        said += f"in the directory {self.expected!r}; {self.elements} differ"
+        return f"{said}. Likely: {self.guess}" if self.guess else said
+
+
+@dataclass(frozen=True, slots=True)
+class ProofReport:
+    """Of :func:`prove`, the same on all ranks."""
+
+    identical: bool
+    #: In the layout's order; 64 of each rank at most.
+    differs: list[Difference]
+    #: Elements that were compared on all ranks.
+    elements: int
+
+    def __bool__(self) -> bool:
+        return self.identical
+
+    def __str__(self) -> str:
+        if self.identical:
+            return f"{self.elements} elements are those of the directory"
+        return f"{len(self.differs)} tensors are not those of the directory:\n" + "\n".join(map(str, self.differs))
+
+
+def plan(
+    model_chunks: Any,
+    hf: str | os.PathLike[str],
+    *,
+    tables: Iterable[str | os.PathLike[str]] = (),
+    ignored: Iterable[str] = (),
+    process_group: Any = None,
+    mode: str = "direct",
+    timeout: float = 300.0,
+) -> ExportPlan:
+    """How the tensors of the directory ``hf`` are made of what all ranks hold. Reads names and shapes, no weights.
+
+    ``model_chunks``: what this rank trains: a GPTModel, or the list of its chunks, in whichever wrappers.
+    ``tables``: pages of your own, looked at before those that come along. ``ignored``: patterns of the trainer's
+    tensors that are not exported. ``process_group``: by default all processes of torch.distributed, if there are any.
+    ``mode``: "direct", in which each rank has what it writes in its own memory, is the only one.
+
+    CoverageError: tensors of the trainer or of the directory that the page has no row for, or the ranks no element;
+    names both sides. LayoutMismatch: the shapes are not those that the page makes. Unsupported: fp8 primary weights.
+    NotFound: no page for the architecture that ``config.json`` names.
+    """
+    if mode != "direct":
+        raise Unsupported(f"megatron.plan: mode={mode!r}", 'mode="direct" is the only one')
+    timeout = seconds("megatron.plan", timeout)
+    group = Group(_default_group() if process_group is None else process_group)
+    own = [read_page(table) for table in _listed("tables", tables)]
+    unwanted = [_checks.text("ignored", pattern) for pattern in _listed("ignored", ignored)]
+    directory = Path(_checks.path("hf", hf))
+    here: list[tuple[RankPieces, str, Layout, Sidecar]] = []
+
+    def mine() -> dict[str, Any]:
+        layout, sidecar = _native.read_hf_directory(directory, 1)
+        config = _config_of(directory)
+        pieces = RankPieces(model_chunks)
+        here.append((pieces, config, layout, sidecar))
+        same = hashlib.sha256(repr([config, own, unwanted, layout.digest]).encode()).hexdigest()
+        return {"same": same, "pieces": pieces.described()}
+
+    said = group.gather_any(mine, timeout)
+    pieces, config, layout, sidecar = here[0]
+    for rank, other in enumerate(said):
+        if other["same"] != said[0]["same"]:
+            raise LayoutMismatch(f"megatron.plan: rank {rank} has another hf=, tables= or ignored= than rank 0")
+    shards = [json.dumps({"rank": rank, "pieces": other["pieces"]}) for rank, other in enumerate(said)]
+    made = _native.plan_export([Family.parse(*page) for page in own], config, layout, shards, unwanted)
+    return ExportPlan(made, HfFiles(directory, layout, sidecar), sidecar, pieces, group, _head_dim(config))
+
+
+def prove(plan: ExportPlan, hf_dir: str | os.PathLike[str], *, timeout: float = 600.0) -> ProofReport:
+    """Whether what the ranks hold now, exported, is byte for byte what the directory has. Before the first step of a
+    run that began from it, everything else is a wrong mapping.
+
+    Each rank compares what it would write itself. LayoutMismatch: the directory has not the plan's tensors.
+    """
+    timeout = seconds("megatron.prove", timeout)
+    end = time.monotonic() + timeout
+    directory = _checks.path("hf_dir", hf_dir)
+    plan._pieces.bring_up_to_date()
+
+    def compare() -> list[Any]:
+        compared, differences = _compare(plan, _files_of(plan, directory))
+        return [compared, [asdict(difference) for difference in differences[:_DIFFERENCES]]]
+
+    said = plan._group.gather_any(compare, max(end - time.monotonic(), 0.0))
+    by_tensor: dict[str, Difference] = {}
+    for _, found in said:
+        for one in found:
+            difference = Difference(**{**one, "index": tuple(one["index"])})
+            before = by_tensor.get(difference.tensor)
+            by_tensor[difference.tensor] = difference if before is None else _joined(before, difference)
+    order = {tensor.name: number for number, tensor in enumerate(plan.layout)}
+    differs = sorted(by_tensor.values(), key=lambda difference: order[difference.tensor])
+    return ProofReport(not differs, differs, sum(count for count, _ in said))
+
+
+def hf_weight_metadata(
+    model_chunks: Any,
+    hf: str | os.PathLike[str],
+    *,
+    tables: Iterable[str | os.PathLike[str]] = (),
+    ignored: Iterable[str] = (),
+    process_group: Any = None,
+) -> list[TensorSpec]:
+    """Names, dtypes and shapes of what an export of this model has, in its order. Touches no weights, and raises what
+    :func:`plan` does."""
+    made = plan(model_chunks, hf, tables=tables, ignored=ignored, process_group=process_group)
+    return [tensor.spec for tensor in made.layout]
+
+
+class Export:
+    """What a WeightManager publishes of a model of Megatron."""
+
+    def __init__(self, made: ExportPlan, hf: str, prove: str, process_group: Any) -> None:
+        self.plan, self.process_group = made, process_group
+        self._hf, self._prove = hf, prove == "first"
+
+    def tensors(self, chunks: Any) -> list[tuple[str, Any]]:
+        """As ExportPlan.tensors(); InvalidArgument if `chunks` are others than the plan's. LayoutMismatch, the first
+        time: it is not what the directory has."""
+        if chunks is not None and not self.plan._pieces.are_of(chunks):
+            raise InvalidArgument(
+                "offload: other model chunks than the manager was made with", "make a manager for them"
+            )
+        if self._prove:
+            proof = prove(self.plan, self._hf)
+            if not proof.identical:
+                raise LayoutMismatch(str(proof), 'prove="off" if the run does not begin with the directory\'s weights')
+            self._prove = False
+        return self.plan.tensors()
+
+
+def export_of(
+    model: Any, hf: Any, *, tables: Any, ignored: Any, prove: str, process_group: Any, timeout: float
+) -> Export | None:
+    """None unless it is a model of Megatron. InvalidArgument: of one, without `hf`."""
+    if not is_megatron(model):
+        return None
+    if prove not in ("first", "off"):
+        raise InvalidArgument(f'prove={prove!r:.40} is neither "first" nor "off"')
+    if hf is None:
+        raise InvalidArgument("WeightManager: a model of Megatron without hf=", "give the directory it began from")
+    if process_group is None:
+        process_group = _default_group()
+    made = plan(model, hf, tables=tables, ignored=ignored, process_group=process_group, timeout=timeout)
+    return Export(made, _checks.path("hf", hf), prove, process_group)
+
+
+def _default_group() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
+
+
+def _listed(what: str, values: Any) -> list[Any]:
+    if isinstance(values, (str, bytes, os.PathLike)) or not isinstance(values, Iterable):
+        raise InvalidArgument(f"{what}: a list, not {values!r:.80}")
+    return list(values)
+
+
+def _config_of(directory: Path) -> str:
+    try:
+        return (directory / "config.json").read_text()
+    except OSError as error:
+        raise IoError(f"{directory / 'config.json'}: {error.strerror}", "it names the model's architecture") from error
+
+
+def _files_of(plan: ExportPlan, directory: str) -> HfFiles:
+    layout, sidecar = _native.read_hf_directory(directory, 1)
+    for tensor in plan.layout:
+        index = layout.find(tensor.name)
+        if index is None or layout[index].spec != tensor.spec:
+            raise LayoutMismatch(f"hf_dir='{directory}' does not have the plan's {tensor.name}")
+    return HfFiles(directory, layout, sidecar)
+
+
+def _head_dim(config: str) -> int:
+    """For guesses; 0 if config.json does not say it."""
+    said = json.loads(config)
+    said = said.get("text_config", said)
+    size = said.get("head_dim") or said.get("hidden_size", 0) // max(said.get("num_attention_heads") or 1, 1)
+    return int(size)
+
+
+def _compare(plan: ExportPlan, files: HfFiles) -> tuple[int, list[Difference]]:
+    """How many elements of this rank were compared, and which tensors differ."""
+    sources = Sources(plan._pieces.views())
+    found: dict[int, Difference] = {}
+    compared = 0
+    guessed: Counter[str] = Counter()
+    for copy in plan._mine:
+        tensor = plan.layout[copy.tensor]
+        theirs = target_of(copy, files.flat(tensor.name))
+        made = sources.read(copy, torch_dtype(tensor.dtype)).cpu()
+        compared += made.numel()
+        unequal = bits(made) != bits(theirs)
+        count = int(unequal.sum())
+        if not count:
+            continue
+        at = tuple(unequal.nonzero()[0].tolist())
+        flat = copy.target_offset + sum(i * step for i, step in zip(at, copy.target_strides, strict=True))
+        difference = Difference(
+            tensor.name,
+            copy.row,
+            _index(flat, tensor.shape),
+            made[at].item(),
+            theirs[at].item(),
+            count,
+            plan._group.rank,
+            guess(tensor.name, copy, made, files, plan._head_dim) if guessed[copy.row] < _GUESSES else "",
+        )
+        guessed[copy.row] += 1
+        before = found.get(copy.tensor)
+        found[copy.tensor] = difference if before is None else _joined(before, difference)
+    return compared, list(found.values())
+
+
+def _index(flat: int, shape: Iterable[int]) -> tuple[int, ...]:
+    index: list[int] = []
+    for size in reversed(list(shape)):
+        index.append(flat % size)
+        flat //= size
+    return tuple(reversed(index))
+
+
+def _joined(one: Difference, other: Difference) -> Difference:
+    """Of the same tensor."""
+    first, second = sorted((one, other), key=lambda difference: difference.index)
+    said = asdict(first)
+    return Difference(**{**said, "elements": one.elements + other.elements, "guess": first.guess or second.guess})
