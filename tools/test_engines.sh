@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Tests against real rollout engines and trainers on the CPU: builds an environment for each under build/engines/ and
-# runs tests/python/engines (vllm, sglang), its file of tests/python/adapters (trl, verl, peft) or test_ray_lab.py (ray,
-# which needs root) in it, with the package of build/python. They run in the same Python release as the one that the package is built for.
-# Usage: tools/test_engines.sh [vllm|sglang|trl|verl|ray|peft]... [-- PYTEST ARGUMENTS]; without names: both engines.
+# runs tests/python/engines (vllm, sglang), tests/python/trainers (megatron, in each of its releases), its file of
+# tests/python/adapters (trl, verl, peft) or test_ray_lab.py (ray, which needs root) in it, with the package of build/python.
+# They run in the same Python release as the one that the package is built for.
+# Usage: tools/test_engines.sh [vllm|sglang|megatron|trl|verl|ray|peft]... [-- PYTEST ARGUMENTS]; without names: both engines.
 #
 # The engines' compiled parts are not needed. Their wheels are installed without dependencies, then what the imported
 # parts need; torch is held at one CPU version by a constraint, which some of the other packages would replace.
@@ -16,6 +17,7 @@ TRL=1.16.0
 VERL=0.9.1
 RAY=2.60.0
 PEFT=0.21.2
+MEGATRONS=(0.16.1 0.19.2)
 
 base=("torch==$TORCH" numpy pytest packaging)
 engine=("${base[@]}" psutil pyzmq pydantic "transformers>=5.16.1,<5.21" aiohttp requests openai pillow pybase64 msgspec
@@ -24,10 +26,12 @@ engine=("${base[@]}" psutil pyzmq pydantic "transformers>=5.16.1,<5.21" aiohttp 
 # An environment is complete when its list of requirements was written, which happens last.
 prepare() {
   local directory=build/engines/$1 wanted
-  local resolved alone=() # what pip resolves the dependencies of, what it installs alone
+  # What pip resolves the dependencies of, what it installs alone, what is unpacked to directories of its own.
+  local resolved alone=() unpacked=()
   local common=("${base[@]}")
   case $1 in
     vllm | sglang) common=("${engine[@]}") ;;
+    megatron) unpacked=("${MEGATRONS[@]/#/megatron-core==}") ;;
   esac
   case $1 in
     vllm)
@@ -47,8 +51,9 @@ prepare() {
       ;;
     ray) resolved=("ray==$RAY") ;;
     peft) resolved=("peft==$PEFT" "transformers>=5.16.1,<5.21") ;;
+    megatron) resolved=(psutil safetensors triton) ;;
   esac
-  wanted=$(printf '%s\n' "${common[@]}" "${resolved[@]}" "${alone[@]}")
+  wanted=$(printf '%s\n' "${common[@]}" "${resolved[@]}" "${alone[@]}" "${unpacked[@]}")
   if [[ -f $directory/requirements && $(<"$directory/requirements") == "$wanted" ]]; then return; fi
   echo "test_engines: building $directory"
   rm -rf "$directory"
@@ -56,15 +61,20 @@ prepare() {
   echo "torch==$TORCH" > "$directory/constraints"
   "$directory/bin/pip" install -q -c "$directory/constraints" "${common[@]}" "${resolved[@]}"
   if ((${#alone[@]})); then "$directory/bin/pip" install -q -c "$directory/constraints" --no-deps "${alone[@]}"; fi
+  for package in "${unpacked[@]}"; do
+    # Newer releases are made for Python 3.12, and run on 3.11.
+    "$directory/bin/pip" download -q --no-deps --only-binary=:all: --python-version 3.12 -d "$directory/$package" "$package"
+    "$directory/bin/python" -m zipfile -e "$directory/$package"/*.whl "$directory/$package"
+  done
   echo "$wanted" > "$directory/requirements"
 }
 
 engines=()
 while [[ $# -gt 0 && $1 != -- ]]; do
   case $1 in
-    vllm | sglang | trl | verl | ray | peft) engines+=("$1") ;;
+    vllm | sglang | megatron | trl | verl | ray | peft) engines+=("$1") ;;
     *)
-      echo "usage: tools/test_engines.sh [vllm|sglang|trl|verl|ray|peft]... [-- PYTEST ARGUMENTS]" >&2
+      echo "usage: tools/test_engines.sh [vllm|sglang|megatron|trl|verl|ray|peft]... [-- PYTEST ARGUMENTS]" >&2
       exit 2
       ;;
   esac
@@ -81,6 +91,13 @@ for name in "${engines[@]}"; do
   tests=(tests/python/engines -k "$name")
   if [[ -f tests/python/adapters/test_$name.py ]]; then tests=("tests/python/adapters/test_$name.py"); fi
   if [[ $name == ray ]]; then tests=(tests/python/test_ray_lab.py); fi
-  PYTHONPATH=build/python "build/engines/$name/bin/python" -m pytest "${tests[@]}" -m engines -q -rs "$@" || status=1
+  paths=(build/python)
+  if [[ $name == megatron ]]; then
+    tests=(tests/python/trainers)
+    paths=("${MEGATRONS[@]/#/build/python:build/engines/megatron/megatron-core==}")
+  fi
+  for path in "${paths[@]}"; do
+    PYTHONPATH=$path "build/engines/$name/bin/python" -m pytest "${tests[@]}" -m engines -q -rs "$@" || status=1
+  done
 done
 exit "$status"
