@@ -55,6 +55,8 @@ endif()
 # sanitizers not at all. The libraries that it calls have the flags of the build.
 if(DELTASYNC_SANITIZE)
   set(DELTASYNC_COLD -O0)
+elseif(DELTASYNC_PORTABLE)  # a wheel has it twice, in the module and in the program
+  set(DELTASYNC_COLD -Os)
 elseif(CMAKE_BUILD_TYPE STREQUAL "Release")
   set(DELTASYNC_COLD -O1)
 endif()
