@@ -176,14 +176,14 @@ class Conversation {
 };
 
 /// The trainer, its bytes, and the version that they are.
-class Source {
+class TinyTrainer {
  public:
-  static Result<Source> start(const Options& options, const BenchAgent& agent, const LayoutPtr& layout,
+  static Result<TinyTrainer> start(const Options& options, const BenchAgent& agent, const LayoutPtr& layout,
                               ThreadPool& pool) {
     DS_ASSIGN(Buffer half, Buffer::allocate(layout->half_bytes(), pool));
     const Stopwatch watch;
     DS_ASSIGN(Trainer trainer, Trainer::attach(agent.socket(), layout, half.span(), options.threads));
-    Source made(layout, std::move(half), std::move(trainer), pool);
+    TinyTrainer made(layout, std::move(half), std::move(trainer), pool);
     made.attach_s = watch.seconds();
     return made;
   }
@@ -207,7 +207,7 @@ class Source {
   std::vector<std::uint64_t> digests;
 
  private:
-  Source(LayoutPtr layout, Buffer half, Trainer trainer, ThreadPool& pool)
+  TinyTrainer(LayoutPtr layout, Buffer half, Trainer trainer, ThreadPool& pool)
       : layout_(std::move(layout)), half_(std::move(half)), trainer_(std::move(trainer)), pool_(&pool) {}
 
   LayoutPtr layout_;
@@ -222,7 +222,7 @@ struct Fleet {
   std::vector<double> connect_s;
   std::vector<double> metadata_bytes;  ///< of each update of each
 
-  Status connect(const receiver::Peer& peer, const Layout& layout, unsigned count, const Source& source) {
+  Status connect(const receiver::Peer& peer, const Layout& layout, unsigned count, const TinyTrainer& source) {
     for (unsigned i = 0; i < count; ++i) {
       DS_ASSIGN(TileSet tiles, subscription_of(layout, i, count));
       all.emplace_back(peer, std::make_shared<const TileSet>(std::move(tiles)));
@@ -234,7 +234,7 @@ struct Fleet {
     return {};
   }
   /// One version, for which all of them wait.
-  Status update(Source& source, double density) {
+  Status update(TinyTrainer& source, double density) {
     std::vector<std::uint64_t> before;
     for (Conversation& one : all) {
       before.push_back(one.wire_bytes());
@@ -255,7 +255,7 @@ struct Fleet {
   }
 
  private:
-  static Status hold(Conversation& one, const Source& source) {
+  static Status hold(Conversation& one, const TinyTrainer& source) {
     return one.hold(source.version, one.tiles().root(source.digests));
   }
 };
@@ -270,7 +270,7 @@ Result<Json> run_fleet_metadata(const Options& options) {
   ThreadPool pool(options.threads, "bench");
   DS_ASSIGN(const LayoutPtr layout, layout_of(options.tensors));
   DS_ASSIGN(const BenchAgent agent, BenchAgent::start(options));
-  DS_ASSIGN(Source source, Source::start(options, agent, layout, pool));
+  DS_ASSIGN(TinyTrainer source, TinyTrainer::start(options, agent, layout, pool));
   DS_TRY(source.publish(options.density));
   DS_ASSIGN(const net::Endpoint endpoint, net::parse_endpoint(agent.endpoint()));
   const receiver::Peer peer{std::make_shared<receiver::Addresses>(
