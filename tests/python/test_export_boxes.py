@@ -29,12 +29,12 @@ class Copy:
     row: str = "mine:3"
 
 
-def written(copy: Copy, shape: list[int], piece: torch.Tensor) -> torch.Tensor:
+def written(copies: list[Copy], shape: list[int], pieces: list[torch.Tensor]) -> torch.Tensor:
     """What the rectangles write into a tensor of this shape."""
     out = torch.full(shape, -1.0)
     rows = out.view(-1, shape[-1])
-    for place in places(copy, shape, "t"):
-        box = ExportedBox(shape, piece, place)
+    for place in places(copies, shape, "t"):
+        box = ExportedBox(shape, pieces, place)
         rect = place.rect
         there = rows[rect.row : rect.row + rect.rows, rect.col : rect.col + rect.cols]
         assert there.shape == (rect.rows, rect.cols)
@@ -79,21 +79,49 @@ def test_random_boxes(seed: int) -> None:
     expected = torch.full(shape, -1.0)
     target_of(copy, expected.view(-1)).copy_(Sources([piece]).read(copy, torch.float32))
     assert (expected != -1).sum() == piece.numel()
-    assert torch.equal(written(copy, shape, piece), expected)
+    assert torch.equal(written([copy], shape, [piece]), expected)
     chosen, place = positions(copy, 1 << 20)
     assert torch.equal(expected.view(-1)[place], Sources([piece]).read(copy, torch.float32).reshape(-1)[chosen])
 
 
 def test_few_rectangles_where_memory_is_in_order() -> None:
     heads = Copy([4, 6, 8], [3 * 48, 8, 1], [48, 8, 1])  # query heads of each group, with keys and values between them
-    assert len(places(heads, [24, 8], "q")) == 4
+    assert len(places([heads], [24, 8], "q")) == 4
     whole = Copy([24 * 8], [1], [1])
-    assert len(places(whole, [24, 8], "w")) == 1
+    assert len(places([whole], [24, 8], "w")) == 1
     columns = Copy([24, 4], [4, 1], [8, 1], 0, 4)  # the right half
-    assert len(places(columns, [24, 8], "w")) == 1
+    assert len(places([columns], [24, 8], "w")) == 1
 
 
 def test_elements_that_lie_apart_are_refused() -> None:
     interleaved = Copy([512, 512], [1, 512], [1024, 2])
     with pytest.raises(errors.Unsupported, match="gate_up.*mine:3"):
-        places(interleaved, [512, 1024], "gate_up")
+        places([interleaved], [512, 1024], "gate_up")
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_copies_whose_elements_alternate_are_rectangles_together(seed: int) -> None:
+    chance = random.Random(seed)
+    ways, experts, rows, cols = chance.randint(2, 3), chance.randint(1, 3), chance.randint(1, 4), chance.randint(1, 5)
+    first = chance.randrange(cols)
+    here = chance.randint(1, cols - first)  # columns of each that this rank has
+    shape = [experts, rows, cols * ways]
+    pieces, copies = [], []
+    expected = torch.full(shape, -1.0)
+    for expert in range(experts):
+        for way in range(ways):
+            piece = torch.arange(float(rows * here)).view(here, rows) + 100 * len(pieces)
+            place = (expert * rows * cols + first) * ways + way
+            copies.append(Copy([rows, here], [1, rows], [cols * ways, ways], 0, place, piece=len(pieces)))
+            pieces.append(piece)
+            expected[expert, :, first * ways + way : (first + here) * ways : ways] = piece.t()
+    chance.shuffle(copies)
+    assert torch.equal(written(copies, shape, pieces), expected)
+    assert len(places(copies, shape, "t")) == experts
+
+
+def test_what_alternates_with_nothing_is_alone() -> None:
+    one = Copy([4], [1], [2], 0, 0)
+    assert len(places([one], [8], "t")) == 4
+    other = Copy([3], [1], [2], 0, 1, piece=1)
+    assert len(places([one, other], [8], "t")) == 7

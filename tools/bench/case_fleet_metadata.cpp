@@ -179,7 +179,7 @@ class Conversation {
 class TinyTrainer {
  public:
   static Result<TinyTrainer> start(const Options& options, const BenchAgent& agent, const LayoutPtr& layout,
-                              ThreadPool& pool) {
+                                   ThreadPool& pool) {
     DS_ASSIGN(Buffer half, Buffer::allocate(layout->half_bytes(), pool));
     const Stopwatch watch;
     DS_ASSIGN(Trainer trainer, Trainer::attach(agent.socket(), layout, half.span(), options.threads));

@@ -55,7 +55,7 @@ endif()
 # sanitizers not at all. The libraries that it calls have the flags of the build.
 if(DELTASYNC_SANITIZE)
   set(DELTASYNC_COLD -O0)
-elseif(DELTASYNC_PORTABLE)  # a wheel has it twice, in the module and in the program
+elseif(DELTASYNC_PORTABLE)
   set(DELTASYNC_COLD -Os)
 elseif(CMAKE_BUILD_TYPE STREQUAL "Release")
   set(DELTASYNC_COLD -O1)
@@ -70,11 +70,15 @@ endif()
 
 # deltasync_library(NAME SOURCES a.cpp … DEPENDS target …): a static library, one per layer. Those of tests are built only
 # where a test is that links them.
+# SMALL: no loop of it goes over weights, so that wheels, which have most libraries twice, have it compiled for size.
 function(deltasync_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "SMALL" "" "SOURCES;DEPENDS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC deltasync_options ${ARG_DEPENDS})
   target_compile_options(${name} PRIVATE ${unity_options})
+  if(ARG_SMALL AND DELTASYNC_PORTABLE)
+    target_compile_options(${name} PRIVATE -Os)
+  endif()
   if(DELTASYNC_LIBRARIES_IF_USED)
     set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
   endif()

@@ -16,42 +16,106 @@ _BOXES_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A rectangle of a tensor, and where its elements are in a piece: offset and strides in elements."""
+class Run:
+    """Where a rectangle's elements are in a piece: offset and strides (rows, columns) in elements."""
 
-    tensor: int
     piece: int
-    rect: LocalRect
     offset: int
     strides: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rectangle of a tensor, and where its elements are. Of several runs its columns are from each in turn."""
+
+    tensor: int
+    rect: LocalRect
+    runs: tuple[Run, ...]
     add: float
 
 
 class ExportedBox:
-    """A rectangle of a tensor of this shape, as a piece of this rank has it."""
+    """A rectangle of a tensor of this shape, as this rank has it: in these pieces."""
 
-    def __init__(self, shape: Sequence[int], piece: Any, place: Place) -> None:
-        self.shape, self.dtype = tuple(shape), piece.dtype
+    def __init__(self, shape: Sequence[int], pieces: Sequence[Any], place: Place) -> None:
+        self._pieces = [pieces[run.piece] for run in place.runs]
+        self.shape, self.dtype = tuple(shape), self._pieces[0].dtype
         self.rect = place.rect
-        self._place, self.piece = place, piece
+        self._place = place
+
+    @property
+    def piece(self) -> Any:
+        """Whose memory it is, if it is one's."""
+        return self._pieces[0]
 
     def memory(self) -> Any:
-        """Rows and columns: a view of the piece, if nothing is computed."""
+        """Rows and columns: a view of the piece, if nothing is computed, and it is of one."""
         place = self._place
-        size = (place.rect.rows, place.rect.cols)
-        view = self.piece.as_strided(size, place.strides, self.piece.storage_offset() + place.offset)
-        return view.float() + place.add if place.add else view
+        size = (place.rect.rows, place.rect.cols // len(place.runs))
+        views = [
+            piece.as_strided(size, run.strides, piece.storage_offset() + run.offset)
+            for piece, run in zip(self._pieces, place.runs, strict=True)
+        ]
+        if place.add:
+            views = [view.float() + place.add for view in views]
+        return views[0] if len(views) == 1 else _in_turn(views)
 
 
-def places(copy: Any, shape: Sequence[int], what: str) -> list[Place]:
-    """Of a copy to a tensor of this shape. Unsupported: it is of elements that lie apart; names `what`."""
-    cols = rows_cols(shape)[1]
-    made = list(itertools.islice(_rects(copy, cols), _BOXES_MAX + 1))
-    if len(made) > _BOXES_MAX:
-        raise Unsupported(
-            f"{what}: row {copy.row} of the page moves elements one by one, which direct export does not do"
-        )
-    return [Place(copy.tensor, copy.piece, rect, offset, strides, copy.add) for rect, offset, strides in made]
+def _in_turn(views: list[Any]) -> Any:
+    import torch
+
+    return torch.stack(views, dim=-1).flatten(-2)
+
+
+def places(copies: Sequence[Any], shape: Sequence[int], what: str) -> list[Place]:
+    """Of a rank's copies to a tensor of this shape. Unsupported: elements lie apart; names `what`."""
+    return [place for together in _joined(copies) for place in _places(together, rows_cols(shape)[1], what)]
+
+
+def _joined(copies: Sequence[Any]) -> Iterator[list[Any]]:
+    """Copies whose elements alternate in the target, as those of gate and up may, together; others alone."""
+    groups: dict[Any, list[Any]] = {}
+    for copy in copies:
+        every = copy.target_strides[-1] if copy.target_strides else 1
+        alike = (tuple(copy.counts), tuple(copy.target_strides), copy.target_offset // max(every, 1), copy.add)
+        groups.setdefault(alike, []).append(copy)
+    for (_, strides, _, _), group in groups.items():
+        ordered = sorted(group, key=lambda copy: copy.target_offset)
+        if len(group) > 1 and len(group) == strides[-1] and all(stride % strides[-1] == 0 for stride in strides):
+            yield ordered
+        else:
+            yield from ([copy] for copy in group)
+
+
+def _places(copies: list[Any], cols: int, what: str) -> Iterator[Place]:
+    """Of copies that go together: as if the tensor had one column for all of them."""
+    every, first = len(copies), copies[0]
+    each = [_rects(_Steps.of(copy, every), cols // every) for copy in copies]
+    for number, found in enumerate(zip(*each, strict=True)):
+        if number == _BOXES_MAX:
+            raise Unsupported(
+                f"{what}: row {first.row} of the page moves elements one by one, which direct export does not do"
+            )
+        rect = found[0][0]
+        rect = LocalRect(rect.row, rect.col * every, rect.rows, rect.cols * every, rect.local_row)
+        runs = tuple(Run(copy.piece, run[1], run[2]) for copy, run in zip(copies, found, strict=True))
+        yield Place(first.tensor, rect, runs, first.add)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """A copy to a tensor of which only each `every`-th element counts."""
+
+    counts: Sequence[int]
+    source_strides: Sequence[int]
+    target_strides: Sequence[int]
+    source_offset: int
+    target_offset: int
+
+    @classmethod
+    def of(cls, copy: Any, every: int) -> _Steps:
+        strides = [stride // every for stride in copy.target_strides]
+        return cls(copy.counts, copy.source_strides, strides, copy.source_offset, copy.target_offset // every)
 
 
 def _rects(copy: Any, cols: int) -> Iterator[tuple[LocalRect, int, tuple[int, int]]]:

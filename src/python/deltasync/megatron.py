@@ -96,14 +96,15 @@ class ExportPlan:
         made: list[tuple[str, Any]] = []
         for place in self._places:
             spec = specs[place.tensor]
-            made.append((spec.name, ExportedBox(spec.shape, views[place.piece], place)))
+            made.append((spec.name, ExportedBox(spec.shape, views, place)))
         if self._group.rank == 0:
             made += [(specs[index].name, self._constant(index)) for index in self._made.constants]
         return made
 
     def _find_places(self) -> list[Place]:
         tensors = list(self.layout)
-        of = [places(copy, tensors[copy.tensor].shape, tensors[copy.tensor].name) for copy in self._mine]
+        by_tensor = itertools.groupby(self._mine, key=lambda copy: copy.tensor)  # sorted so
+        of = [places(list(copies), tensors[index].shape, tensors[index].name) for index, copies in by_tensor]
         return list(itertools.chain.from_iterable(of))
 
     def _constant(self, index: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -36,6 +37,9 @@ def run_ranks(size: int, work: Callable[[int], Any], directory: Path) -> list[An
         for child in running.values():
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+        for child in children:  # what a rank has started: Megatron saves in processes of its own
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
     results = []
     for rank in range(size):
         path = _result(directory, rank)
@@ -55,7 +59,10 @@ def _start(rank: int, size: int, work: Callable[[int], Any], store: Path, result
     result.unlink(missing_ok=True)
     child = os.fork()
     if child:
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(child, child)  # whoever comes first
         return child
+    os.setpgid(0, 0)
     said: tuple[bool, Any] = (False, "nothing")
     try:
         import torch

@@ -33,11 +33,11 @@ _LATENT = {
     "kv_layernorm.weight": "kv_a_layernorm.weight",
 }
 #: How a family's experts are called, and its shared expert.
-_EXPERTS = {
-    "mixtral": ("block_sparse_moe.experts.{}", {"gate": "w1", "up": "w3", "down": "w2"}),
-}
+_SPARSE = ("block_sparse_moe.experts.{}", {"gate": "w1", "up": "w3", "down": "w2"})
+_EXPERTS = {"mixtral": _SPARSE, "minimax_m2": _SPARSE}
 _SHARED = {"qwen2_moe": "shared_expert"}
-_ROUTERS = {"mixtral": "block_sparse_moe.gate.weight"}
+_ROUTERS = {"mixtral": "block_sparse_moe.gate.weight", "minimax_m2": "block_sparse_moe.gate.weight"}
+_EXPERT_BIASES = {"minimax_m2": "block_sparse_moe.e_score_correction_bias"}
 _TOP = {
     "decoder.final_layernorm.weight": "model.norm.weight",
     "output_layer.weight": "lm_head.weight",
@@ -129,7 +129,7 @@ def _mlp(out: Tensors, layer: str, rest: str, tensor: torch.Tensor, kind: str) -
     if rest.startswith("router.") and rest != "router.expert_bias":
         out[f"{layer}.{_ROUTERS.get(kind, f'mlp.gate.{rest[7:]}')}"] = tensor
     elif rest == "router.expert_bias":
-        out[f"{at}.gate.e_score_correction_bias"] = tensor
+        out[f"{layer}.{_EXPERT_BIASES.get(kind, 'mlp.gate.e_score_correction_bias')}"] = tensor
     elif rest == "shared_experts.gate_weight":
         out[f"{at}.shared_expert_gate.weight"] = tensor
     else:

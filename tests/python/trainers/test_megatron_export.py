@@ -36,6 +36,7 @@ LAYOUTS = [
     ("qwen3_moe", Parallel(tp=2, pp=2, ep=2, etp=2, dp=2)),
     ("qwen2_moe", Parallel(tp=2, ep=2, etp=1)),
     ("mixtral", Parallel(pp=2, ep=2, dp=2)),
+    ("minimax_m2", Parallel(ep=2, dp=2)),
     ("glm4_moe", Parallel(tp=2, ep=2, etp=1)),
     ("gpt_oss", Parallel(tp=2, pp=2, ep=2, etp=1)),
     ("deepseek", Parallel(tp=2, ep=2, etp=1)),

@@ -29,7 +29,11 @@ def same_bits(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [("qwen3_moe", Parallel(tp=2, pp=2, ep=2, etp=1, dp=2)), ("llama_tied", Parallel(pp=2, vpp=2, dp=2))],
+    [
+        ("qwen3_moe", Parallel(tp=2, pp=2, ep=2, etp=1, dp=2)),
+        ("llama_tied", Parallel(pp=2, vpp=2, dp=2)),
+        ("gpt_oss", Parallel(tp=2, ep=2, etp=1)),  # gate and up alternate
+    ],
     ids=str,
 )
 def test_each_version_is_what_megatron_saves(whole: Any, name: str, layout: Parallel, tmp_path: Path) -> None:

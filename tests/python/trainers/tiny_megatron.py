@@ -146,6 +146,19 @@ FAMILIES: dict[str, Family] = {
         },
         {**_MOE_MEGATRON, "moe_router_load_balancing_type": "none"},
     ),
+    # Without its norms of all of q and k: Megatron has one for each head.
+    "minimax_m2": Family(
+        {
+            **_DENSE,
+            "architectures": ["MiniMaxM2ForCausalLM"],
+            "model_type": "minimax_m2",
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 40,
+        },
+        {**_MOE_MEGATRON, "moe_router_load_balancing_type": "none"},
+        expert_bias=True,
+    ),
     "glm4_moe": Family(
         {
             **_DENSE,
