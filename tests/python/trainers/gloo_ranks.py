@@ -60,7 +60,7 @@ def _start(rank: int, size: int, work: Callable[[int], Any], store: Path, result
     child = os.fork()
     if child:
         with contextlib.suppress(PermissionError, ProcessLookupError):
-            os.setpgid(child, child)  # whoever comes first
+            os.setpgid(child, child)  # here and there, since either may come first
         return child
     os.setpgid(0, 0)
     said: tuple[bool, Any] = (False, "nothing")
