@@ -5,6 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "deltasync/layout.hpp"
+
 namespace deltasync::exporting {
 namespace {
 
@@ -233,6 +235,7 @@ Result<ElementMap> map_part(const Parts& parts, const Parts::Part& part, std::st
     }
   }
   std::uint64_t stride = 1;
+  std::uint64_t places = 1;  // as if no axis were empty
   std::vector<FixedAxis> fixed;
   for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) {
     std::uint64_t size = 1;
@@ -240,6 +243,9 @@ Result<ElementMap> map_part(const Parts& parts, const Parts::Part& part, std::st
       const std::uint64_t extent = item->axis != nullptr ? item->axis->extent : item->fixed.extent;
       (item->axis != nullptr ? item->axis->target_stride : item->fixed.stride) = stride;
       if (item->axis == nullptr) fixed.push_back(item->fixed);
+      const std::uint64_t at_least = std::max<std::uint64_t>(extent, 1);
+      if (places > kModelBytesMax / at_least) return wrong(view, "its right has more elements than a model may have");
+      places *= at_least;
       stride *= extent;
       size *= extent;
     }

@@ -6,6 +6,8 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <set>
 
 namespace deltasync::exporting {
@@ -87,6 +89,13 @@ Status read_targets(PageTable& table, FamilyRow& row) {
   const toml::node* const hf = table.take("hf");
   const toml::node* const view = table.take("view");
   if (hf == nullptr) return table.wrong(*table.take("mcore"), "'hf' is missing");
+  if (view != nullptr && view->is_table()) {
+    for (const auto& [part, node] : *view->as_table()) {
+      if (hf->is_table() && hf->as_table()->contains(part.str())) continue;
+      return table.wrong(node,
+                         "'view." + std::string(part.str()) + "' without an 'hf." + std::string(part.str()) + "'");
+    }
+  }
   const auto view_of = [&](const std::string& part) -> Result<std::string> {
     if (view == nullptr) return std::string();
     if (view->is_string()) return view->ref<std::string>();
@@ -121,6 +130,8 @@ Status read_row(PageTable& table, Family& family) {
   if (const toml::node* const add = table.take("add"); add != nullptr) {
     if (!add->is_number()) return table.wrong(*add, "'add' is to be a number");
     row.add = *add->value<double>();
+    if (!(std::abs(row.add) <= std::numeric_limits<float>::max()))
+      return table.wrong(*add, "'add' is to be a number of fp32");
   }
   if (const toml::node* const optional = table.take("optional"); optional != nullptr) {
     if (!optional->is_boolean()) return table.wrong(*optional, "'optional' is to be true or false");
@@ -200,12 +211,13 @@ Result<Family> find_family(std::span<const Family> given, std::span<const std::s
     DS_ASSIGN(Family family, parse_family(text, name));
     all.push_back(std::move(family));
   }
-  const auto is_for = [&](const Family& family) {
-    return std::any_of(architectures.begin(), architectures.end(), [&](const std::string& name) {
-      return std::find(family.architectures.begin(), family.architectures.end(), name) != family.architectures.end();
+  auto found = all.end();
+  for (std::size_t i = 0; i < architectures.size() && found == all.end(); ++i) {
+    found = std::find_if(all.begin(), all.end(), [&](const Family& family) {
+      return std::find(family.architectures.begin(), family.architectures.end(), architectures[i]) !=
+             family.architectures.end();
     });
-  };
-  const auto found = std::find_if(all.begin(), all.end(), is_for);
+  }
   if (found == all.end()) {
     std::string wanted;
     std::string there;

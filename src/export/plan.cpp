@@ -55,12 +55,15 @@ class Values {
 
  private:
   Result<std::optional<double>> value(const std::string& name, int depth) const {
+    if (const auto known = known_.find(name); known != known_.end()) return known->second;
     if (const auto size = family_.sizes.find(name); size != family_.sizes.end()) {
       if (depth > kSizesDeepMax) return Error(Errc::invalid_argument, "size '" + name + "' is made of itself");
-      return evaluate(size->second, [&](const std::string& inner) -> Result<std::optional<double>> {
+      auto made = evaluate(size->second, [&](const std::string& inner) -> Result<std::optional<double>> {
         // A size may have the name of the key that it stands for.
         return inner == name ? Result<std::optional<double>>(of_config(inner)) : value(inner, depth + 1);
       });
+      if (made) known_.emplace(name, *made);
+      return made;
     }
     return of_config(name);
   }
@@ -75,7 +78,7 @@ class Values {
     }
     if (node->is_boolean()) return node->get<bool>() ? 1 : 0;
     if (node->is_number()) return node->get<double>();
-    return std::nullopt;
+    return of_text_model(name);
   }
   /// The language model of one that also sees or hears has a table of its own.
   std::optional<double> of_text_model(const std::string& name) const {
@@ -85,6 +88,7 @@ class Values {
 
   const Family& family_;
   const Json config_;
+  mutable std::map<std::string, std::optional<double>, std::less<>> known_;  ///< sizes
 };
 
 struct PieceAt {
@@ -116,6 +120,10 @@ Status check_piece(const ShardPiece& piece, std::uint32_t rank) {
   const std::string who = piece.key + " of rank " + std::to_string(rank);
   if (piece.offset.size() != piece.global_shape.size() || piece.shape.size() != piece.global_shape.size()) {
     return Error(Errc::invalid_argument, who + ": shape, offset and global_shape have different lengths");
+  }
+  if (piece.key.size() > kTensorNameBytesMax) {
+    return Error(Errc::invalid_argument, "a key of " + std::to_string(piece.key.size()) + " bytes of rank " +
+                                             std::to_string(rank) + ", more than a name may have");
   }
   std::uint64_t elements = 1;
   for (std::size_t dim = 0; dim < piece.shape.size(); ++dim) {
@@ -316,21 +324,34 @@ class Planner {
     return {};
   }
 
+  /// An alias may be one of an alias: until nothing more comes of them.
   Status add_aliases() {
-    for (std::uint32_t i = 0; i < slots_.size(); ++i) {
-      if (!slots_[i].filled.empty()) continue;
-      const std::string& name = plan_.layout->tensors()[i].spec.name;
-      for (const FamilyAlias& alias : family_.aliases) {
-        DS_ASSIGN(const auto captures, match_name(alias.hf, name));
-        if (!captures) continue;
-        DS_ASSIGN(const bool holds, values_.holds(alias.when, *captures));
-        if (!holds) continue;
-        DS_ASSIGN(const std::string of, expand_name(alias.of, values_.with(*captures)));
-        if (const auto index = plan_.layout->find(of); index) DS_TRY(copy_as(i, *index));
-        break;
+    if (family_.aliases.empty()) return {};
+    for (bool more = true; more;) {
+      more = false;
+      for (std::uint32_t i = 0; i < slots_.size(); ++i) {
+        if (!slots_[i].filled.empty()) continue;
+        DS_ASSIGN(const auto of, alias_of(plan_.layout->tensors()[i].spec.name));
+        if (!of) continue;
+        DS_TRY(copy_as(i, *of));
+        more = true;
       }
     }
     return {};
+  }
+
+  /// The tensor that one has the bytes of, if that is written.
+  Result<std::optional<std::uint32_t>> alias_of(const std::string& name) const {
+    for (const FamilyAlias& alias : family_.aliases) {
+      DS_ASSIGN(const auto captures, match_name(alias.hf, name));
+      if (!captures) continue;
+      DS_ASSIGN(const bool holds, values_.holds(alias.when, *captures));
+      if (!holds) continue;
+      DS_ASSIGN(const std::string of, expand_name(alias.of, values_.with(*captures)));
+      const auto index = plan_.layout->find(of);
+      if (index && !slots_[*index].filled.empty()) return index;
+    }
+    return std::optional<std::uint32_t>();
   }
 
   Status copy_as(std::uint32_t index, std::uint32_t of) {

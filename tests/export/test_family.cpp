@@ -50,6 +50,13 @@ when = "true"
   EXPECT_GT(found->rows.size(), 10u);
 }
 
+TEST(Family, TheFirstArchitectureCounts) {
+  const std::vector<std::string> both = {"Qwen3MoeForCausalLM", "LlamaForCausalLM"};
+  EXPECT_EQ(find_family({}, both)->name, "qwen3-moe");
+  const std::vector<std::string> other = {"NobodyForCausalLM", "LlamaForCausalLM"};
+  EXPECT_EQ(find_family({}, other)->name, "llama");
+}
+
 TEST(Family, OfAnUnknownModel) {
   const std::string architecture = "NobodyForCausalLM";
   const auto found = find_family({}, std::span(&architecture, 1));
@@ -84,6 +91,11 @@ TEST(Family, WrongPagesNameTheLine) {
            {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf.a = \"x\"", "'hf'"},
            {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\nadd = \"1\"", "f:5"},
            {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\noptional = 1", "f:5"},
+           {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\nadd = nan", "f:5"},
+           {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\nadd = 1e39", "f:5"},
+           {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\nview.q = \"a b -> b a\"", "view.q"},
+           {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nparts = \"[q: 1]\"\nhf.q = \"x\"\nview.k = \"a b -> b a\"",
+            "view.k"},
            {"name = \"a\"\n[rows]\nmcore = \"x\"\nhf = \"x\"", "[[rows]]"},
            {"name = \"a\"\n[[constants]]\nof = \"x\"", "'hf'"},
            {"name = \"a\"\n[[aliases]]\nhf = \"x\"", "'of'"},

@@ -238,6 +238,46 @@ add = 1
   expect_right(*made);
 }
 
+TEST_F(ExportPlanTest, AnAliasOfAnAliasInAnyOrder) {
+  auto mine = parse_family(R"(
+name = "mine"
+architectures = ["LlamaForCausalLM"]
+inherits = "llama"
+[[aliases]]
+hf = "a"
+of = "nowhere"
+[[aliases]]
+hf = "a"
+of = "b"
+[[aliases]]
+hf = "b"
+of = "model.norm.weight"
+)",
+                           "mine");
+  ASSERT_TRUE(mine);
+  pages_.push_back(*std::move(mine));
+  for (const char* name : {"a", "b"}) {
+    specs_.insert(specs_.begin() + (name[0] == 'b' ? 1 : 0), {.name = name, .dtype = Dtype::f32, .shape = {kHidden}});
+  }
+  cut(5, 2);
+  const auto made = plan();
+  ASSERT_TRUE(made) << made.error().to_string();
+}
+
+TEST_F(ExportPlanTest, SizesOfSizesAreMadeOnce) {
+  std::string page = "name = \"mine\"\narchitectures = [\"LlamaForCausalLM\"]\ninherits = \"llama\"\n[sizes]\n";
+  for (int i = 0; i < 31; ++i) {
+    page += "s" + std::to_string(i) + " = \"s" + std::to_string(i + 1) + " + s" + std::to_string(i + 1) + "\"\n";
+  }
+  page +=
+      "s31 = \"1\"\n[[rows]]\nmcore = \"decoder.final_layernorm.weight\"\nhf = \"model.norm.weight\"\nwhen = \"s0\"";
+  auto mine = parse_family(page, "mine");
+  ASSERT_TRUE(mine) << mine.error().to_string();
+  pages_.push_back(*std::move(mine));
+  cut(5, 2);
+  EXPECT_TRUE(plan());
+}
+
 TEST_F(ExportPlanTest, PlacesOfAStackThatNobodyFills) {
   auto mine = parse_family(R"(
 name = "mine"
@@ -383,6 +423,10 @@ TEST_F(ExportPlanTest, ConfigsThatCannotBeUsed) {
 
 TEST_F(ExportPlanTest, PiecesThatCannotBe) {
   cut(5, 1);
+  shards_[0].push_back(shards_[0][0]);
+  shards_[0].back().key = std::string(2000, 'x');
+  expect_error(Errc::invalid_argument, {"2000 bytes"});
+  shards_[0].pop_back();
   shards_[0][0].offset[0] = 100;
   expect_error(Errc::out_of_range, {shards_[0][0].key});
   shards_[0][0].offset.clear();

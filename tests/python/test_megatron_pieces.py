@@ -110,6 +110,33 @@ def test_views_are_of_the_memory_that_there_is_now() -> None:
     assert pieces.views()[1].data_ptr() == buffer[34:].data_ptr()
 
 
+def test_what_replaced_a_parameter_or_a_buffer_is_exported() -> None:
+    model = Model()
+    pieces = RankPieces(Wrapper(model, False))
+    model.double()
+    model.float()  # parameters get other memory, buffers are other objects
+    with torch.no_grad():
+        model.expert_bias.fill_(777)
+    model.norm = torch.nn.Parameter(torch.full((6,), 9.0))
+    assert torch.equal(pieces.views()[2], torch.full((6,), 9.0))
+    assert torch.equal(pieces.views()[3], torch.full((4,), 777.0))
+    del model.norm
+    with pytest.raises(errors.InvalidArgument, match="norm: the model has it no more"):
+        pieces.views()
+
+
+def test_what_is_replaced_when_it_is_asked_for_is_found() -> None:
+    model = Model()
+    asked = model.sharded_state_dict
+
+    def replaces(metadata: dict[str, Any]) -> dict[str, Any]:  # as a router whose bias is to be fp32
+        model.expert_bias.data = torch.full((4,), 3.0)
+        return asked(metadata)
+
+    model.sharded_state_dict = replaces  # type: ignore[method-assign]
+    assert torch.equal(RankPieces(model).views()[3], torch.full((4,), 3.0))
+
+
 def test_a_parameter_of_another_form_is_refused() -> None:
     model = Model()
     pieces = RankPieces(model)

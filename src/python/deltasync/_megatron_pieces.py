@@ -22,8 +22,9 @@ class Piece:
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
     shape: tuple[int, ...]
-    #: The parameter or buffer that it is a view of, and its name in the model.
-    owner: Any
+    #: Which parameter or buffer it is a view of: its chunk, its name there, and what messages call it.
+    chunk: int
+    name: str
     owner_name: str
     #: In elements: from the owner's first to the piece's, and of the piece.
     begin: int
@@ -39,10 +40,9 @@ class Piece:
             "shape": list(self.shape),
         }
 
-    def view(self) -> Any:
-        """Its memory as it is now: trainers move parameters, to the host and back for example. InvalidArgument if the
-        owner's shape, strides or dtype are not those of the plan."""
-        owner = self.owner.detach()
+    def view(self, owner: Any) -> Any:
+        """Of the owner's memory as it is now: trainers move parameters, to the host and back for example."""
+        owner = owner.detach()
         if owner.numel() and not owner.untyped_storage().nbytes():
             raise InvalidArgument(
                 f"{self.owner_name}: its memory was freed; the trainer has put its weights aside",
@@ -71,7 +71,18 @@ class RankPieces:
     def __init__(self, chunks: Any) -> None:
         self._chunks = as_chunks(chunks)
         self.pieces = list(_pieces(self._chunks))
-        self._forms = {id(piece.owner): _form(piece.owner) for piece in self.pieces}
+        self._forms = {key: _form(owner) for key, owner in self._owners().items()}
+
+    def _owners(self) -> dict[tuple[int, str], Any]:
+        """By chunk and name, as they are now: buffers, and parameters too, may be other objects than they were."""
+        there = [dict(_named(_innermost(chunk))) for chunk in self._chunks]
+        found = {}
+        for piece in self.pieces:
+            owner = there[piece.chunk].get(piece.name)
+            if owner is None:
+                raise InvalidArgument(f"{piece.owner_name}: the model has it no more", "make the plan again")
+            found[piece.chunk, piece.name] = owner
+        return found
 
     def described(self) -> list[dict[str, Any]]:
         return [piece.described() for piece in self.pieces]
@@ -79,14 +90,15 @@ class RankPieces:
     def views(self) -> list[Any]:
         """The memory of all pieces as it is now, in their order. InvalidArgument: a parameter has another shape, stride
         or dtype than it had in the plan."""
+        owners = self._owners()
         for piece in self.pieces:
-            was, now = self._forms[id(piece.owner)], _form(piece.owner)
+            was, now = self._forms[piece.chunk, piece.name], _form(owners[piece.chunk, piece.name])
             if was != now:
                 raise InvalidArgument(
                     f"{piece.owner_name}: shape, strides and dtype were {was} in the plan, and are {now}",
                     "make the plan again",
                 )
-        return [piece.view() for piece in self.pieces]
+        return [piece.view(owners[piece.chunk, piece.name]) for piece in self.pieces]
 
     def are_of(self, chunks: Any) -> bool:
         given = as_chunks(chunks)
@@ -141,22 +153,29 @@ def _pieces(chunks: list[Any]) -> Iterator[Piece]:
     for number, chunk in enumerate(chunks):
         module = _innermost(chunk)
         where = f"chunk {number}: " if len(chunks) > 1 else ""
-        owners = _owners(module, where)
+        for name, tensor in _named(module):
+            _check_plain(tensor, where + name)
+        shards = list(_shards(module))  # first: a router makes its bias fp32 when it is asked
+        owners = _owners(module)
         firsts = [owner.first for owner in owners]
-        for shard in _shards(module):
+        for shard in shards:
             if _is_main(shard.replica_id) and shard.data.numel():
-                yield _piece(shard, owners, firsts, where)
+                yield _piece(shard, owners, firsts, number, where)
 
 
-def _owners(module: Any, where: str) -> list[_Owner]:
+def _named(module: Any) -> Iterator[tuple[str, Any]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _owners(module: Any) -> list[_Owner]:
     """By address."""
     found: dict[int, _Owner] = {}
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        _check_plain(tensor, where + name)
+    for name, tensor in _named(module):
         if tensor.numel():
             first = tensor.data_ptr()
             span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-            found.setdefault(first, _Owner(first, first + span * tensor.element_size(), where + name, tensor))
+            found.setdefault(first, _Owner(first, first + span * tensor.element_size(), name, tensor))
     return sorted(found.values(), key=lambda owner: owner.first)
 
 
@@ -212,7 +231,7 @@ def _is_main(replica: Any) -> bool:
     return replica == 0 if isinstance(replica, int) else not any(replica)
 
 
-def _piece(shard: Any, owners: list[_Owner], firsts: list[int], where: str) -> Piece:
+def _piece(shard: Any, owners: list[_Owner], firsts: list[int], chunk: int, where: str) -> Piece:
     data = shard.data
     address = data.data_ptr()
     at = bisect.bisect_right(firsts, address) - 1
@@ -229,8 +248,9 @@ def _piece(shard: Any, owners: list[_Owner], firsts: list[int], where: str) -> P
         tuple(shard.global_shape),
         tuple(shard.global_offset),
         one + tuple(data.shape),
-        owner.tensor,
+        chunk,
         owner.name,
+        where + owner.name,
         (address - owner.first) // data.element_size(),
         (0,) * len(one) + tuple(data.stride()),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from . import _checks, _native
 from ._native import Family
-from .errors import NotFound
+from .errors import InvalidArgument, NotFound
 
 __all__ = ["Family", "load", "names"]
 
@@ -26,9 +26,11 @@ def read_page(path: str | os.PathLike[str]) -> tuple[str, str]:
     """A page's text, and its file's name for messages. NotFound."""
     file = Path(_checks.path("families", path))
     try:
-        return file.read_text(), file.name
+        return file.read_text(encoding="utf-8"), file.name
     except OSError as error:
         raise NotFound(f"families: {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"families: {file}: no UTF-8") from error
 
 
 def _builtin() -> list[Family]:

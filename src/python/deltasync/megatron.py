@@ -254,15 +254,15 @@ class Export:
         self.plan, self.process_group = made, process_group
         self._hf, self._prove = hf, prove == "first"
 
-    def tensors(self, chunks: Any) -> list[tuple[str, Any]]:
-        """As ExportPlan.tensors(); InvalidArgument if `chunks` are others than the plan's. LayoutMismatch, the first
-        time: it is not what the directory has."""
+    def tensors(self, chunks: Any, timeout: float) -> list[tuple[str, Any]]:
+        """As ExportPlan.tensors(); the first time, after a proof of at most `timeout` seconds. InvalidArgument: `chunks`
+        are others than the plan's. LayoutMismatch: the first is not what the directory has."""
         if chunks is not None and not self.plan._pieces.are_of(chunks):
             raise InvalidArgument(
                 "offload: other model chunks than the manager was made with", "make a manager for them"
             )
         if self._prove:
-            proof = prove(self.plan, self._hf)
+            proof = prove(self.plan, self._hf, timeout=timeout)
             if not proof.identical:
                 raise LayoutMismatch(str(proof), 'prove="off" if the run does not begin with the directory\'s weights')
             self._prove = False
@@ -298,10 +298,17 @@ def _listed(what: str, values: Any) -> list[Any]:
 
 
 def _config_of(directory: Path) -> str:
+    file = directory / "config.json"
     try:
-        return (directory / "config.json").read_text()
+        text = file.read_text(encoding="utf-8-sig")
+        said = json.loads(text)
     except OSError as error:
-        raise IoError(f"{directory / 'config.json'}: {error.strerror}", "it names the model's architecture") from error
+        raise IoError(f"{file}: {error.strerror}", "it names the model's architecture") from error
+    except ValueError as error:
+        raise InvalidArgument(f"{file}: no JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise InvalidArgument(f"{file}: no JSON object")
+    return text
 
 
 def _files_of(plan: ExportPlan, directory: str) -> HfFiles:
@@ -316,9 +323,11 @@ def _files_of(plan: ExportPlan, directory: str) -> HfFiles:
 def _head_dim(config: str) -> int:
     """For guesses; 0 if config.json does not say it."""
     said = json.loads(config)
-    said = said.get("text_config", said)
-    size = said.get("head_dim") or said.get("hidden_size", 0) // max(said.get("num_attention_heads") or 1, 1)
-    return int(size)
+    said = said.get("text_config") or said
+    try:
+        return int(said.get("head_dim") or said["hidden_size"] // said["num_attention_heads"])
+    except (ArithmeticError, KeyError, TypeError, ValueError):
+        return 0
 
 
 def _compare(plan: ExportPlan, files: HfFiles) -> tuple[int, list[Difference]]:

@@ -232,7 +232,7 @@ class WeightManager:
         try:
             wanted = self._version(version, label)
             end = end_of("offload", timeout, self.timeout)
-            tensors = self._tensors_of(tensors)
+            tensors = self._tensors_of(tensors, end)
         except BaseException as error:
             if self._across:
                 self._across.fail(error)
@@ -292,9 +292,9 @@ class WeightManager:
 
     # One version.
 
-    def _tensors_of(self, tensors: Any) -> Any:
+    def _tensors_of(self, tensors: Any, end: float) -> Any:
         if self._export is not None:
-            return self._export.tensors(tensors)
+            return self._export.tensors(tensors, left(end))
         if tensors is None and self._module is None:
             raise InvalidArgument("offload: the manager was not made with a module, so say which tensors")
         if isinstance(tensors, int):
