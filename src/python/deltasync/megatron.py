@@ -255,7 +255,7 @@ class Export:
         self._hf, self._prove = hf, prove == "first"
 
     def tensors(self, chunks: Any, timeout: float) -> list[tuple[str, Any]]:
-        """As ExportPlan.tensors(); the first time, after a proof of at most `timeout` seconds. InvalidArgument: `chunks`
+        """As ExportPlan.tensors(); the first time after a proof of at most `timeout` seconds. InvalidArgument: `chunks`
         are others than the plan's. LayoutMismatch: the first is not what the directory has."""
         if chunks is not None and not self.plan._pieces.are_of(chunks):
             raise InvalidArgument(
