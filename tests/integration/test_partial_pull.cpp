@@ -3,6 +3,7 @@
 // where they do not divide into tiles: vocabulary 151,936, ffn 18,944, hidden 3,584; the other dimension is small.
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "delta/frame.hpp"
 #include "deltasync/receiver.hpp"
@@ -111,11 +112,18 @@ class PartialPull : public AgentTest {
     }
     return tiles;
   }
+  /// Frames of which all tiles are wanted travel as they are; parts of others that follow each other are joined.
   Expected expected(const delta::Delta& delta, const std::set<std::uint64_t>& tiles) const {
     Expected sum;
+    std::uint64_t bytes = 0;  // of a frame so far, without its header
+    std::uint64_t last = 0;
+    const auto end_frame = [&] {
+      if (bytes != 0) sum.frame_bytes += sizeof(delta::FrameHeader) + std::exchange(bytes, 0);
+    };
     for (const delta::Frame& frame : delta.frames) {
-      std::uint64_t bytes = 0;
-      std::uint64_t last = 0;
+      bool whole = true;
+      for (std::uint64_t t = frame.first_tile; t <= frame.last_tile; ++t) whole = whole && tiles.count(t) != 0;
+      if (whole) end_frame();
       const auto records = delta::parse_frame(*model_.layout, frame.bytes);
       EXPECT_TRUE(records);
       for (const delta::TileRecord& record : *records) {
@@ -125,8 +133,9 @@ class PartialPull : public AgentTest {
         bytes += own + (bytes == 0 ? 1 : varint(record.tile - last - 1));
         last = record.tile;
       }
-      if (bytes != 0) sum.frame_bytes += sizeof(delta::FrameHeader) + bytes;
+      if (whole || sizeof(delta::FrameHeader) + bytes >= delta::kJoinedBytes) end_frame();
     }
+    end_frame();
     return sum;
   }
   std::uint64_t tile_bytes(std::uint64_t index) const {
