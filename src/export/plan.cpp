@@ -1,8 +1,6 @@
 #include "export/plan.hpp"
 
 #include <algorithm>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -10,137 +8,17 @@
 #include "export/boxes.hpp"
 #include "export/element_map.hpp"
 #include "export/name_pattern.hpp"
+#include "export/page_values.hpp"
+#include "export/trainer_tensors.hpp"
 
 namespace deltasync::exporting {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr std::size_t kNamesShown = 8;  ///< of each side, in a message
-constexpr int kSizesDeepMax = 32;       ///< of a size that is made of sizes
-
-std::string shape_text(std::span<const std::uint64_t> shape) {
-  std::string out = "[";
-  for (const std::uint64_t size : shape) out += (out.size() == 1 ? "" : ", ") + std::to_string(size);
-  return out + "]";
-}
-
-std::uint64_t elements_of(std::span<const std::uint64_t> shape) {
-  std::uint64_t count = 1;
-  for (const std::uint64_t size : shape) count *= size;
-  return count;
-}
-
-/// The page's sizes and config.json's keys, beside what a row adds.
-class Values {
- public:
-  Values(const Family& family, Json config) : family_(family), config_(std::move(config)) {}
-
-  Names with(const Captures& captures) const {
-    return [this, &captures](const std::string& name) -> Result<std::optional<double>> {
-      if (const auto there = captures.find(name); there != captures.end()) {
-        return std::optional<double>(static_cast<double>(there->second));
-      }
-      return value(name, 0);
-    };
-  }
-  /// Of a page's `when`; none is true.
-  Result<bool> holds(const std::string& when, const Captures& captures) const {
-    if (when.empty()) return true;
-    std::string missing;
-    DS_ASSIGN(const std::optional<double> value, evaluate(when, with(captures), &missing));
-    if (!value) return Error(Errc::invalid_argument, "'" + when + "': config.json has no '" + missing + "'");
-    return *value != 0;
-  }
-
- private:
-  Result<std::optional<double>> value(const std::string& name, int depth) const {
-    if (const auto known = known_.find(name); known != known_.end()) return known->second;
-    if (const auto size = family_.sizes.find(name); size != family_.sizes.end()) {
-      if (depth > kSizesDeepMax) return Error(Errc::invalid_argument, "size '" + name + "' is made of itself");
-      auto made = evaluate(size->second, [&](const std::string& inner) -> Result<std::optional<double>> {
-        // A size may have the name of the key that it stands for.
-        return inner == name ? Result<std::optional<double>>(of_config(inner)) : value(inner, depth + 1);
-      });
-      if (made) known_.emplace(name, *made);
-      return made;
-    }
-    return of_config(name);
-  }
-  std::optional<double> of_config(const std::string& name) const {
-    const Json* node = &config_;
-    for (std::size_t at = 0; at <= name.size();) {
-      const std::size_t dot = std::min(name.find('.', at), name.size());
-      const auto found = node->is_object() ? node->find(name.substr(at, dot - at)) : node->end();
-      if (!node->is_object() || found == node->end()) return of_text_model(name);
-      node = &*found;
-      at = dot + 1;
-    }
-    if (node->is_boolean()) return node->get<bool>() ? 1 : 0;
-    if (node->is_number()) return node->get<double>();
-    return of_text_model(name);
-  }
-  /// The language model of one that also sees or hears has a table of its own.
-  std::optional<double> of_text_model(const std::string& name) const {
-    return name.starts_with("text_config.") || !config_.contains("text_config") ? std::nullopt
-                                                                                : of_config("text_config." + name);
-  }
-
-  const Family& family_;
-  const Json config_;
-  mutable std::map<std::string, std::optional<double>, std::less<>> known_;  ///< sizes
-};
-
-struct PieceAt {
-  std::uint32_t rank;
-  std::uint32_t index;
-  const ShardPiece* piece;
-};
-
-/// All pieces of one tensor of the trainer.
-struct TrainerTensor {
-  std::vector<PieceAt> pieces;  ///< each box once
-  std::uint64_t elements = 0;
-  const ShardPiece& first() const { return *pieces.front().piece; }
-};
-
-bool overlap(const ShardPiece& a, const ShardPiece& b) {
-  for (std::size_t dim = 0; dim < a.shape.size(); ++dim) {
-    if (a.offset[dim] >= b.offset[dim] + b.shape[dim] || b.offset[dim] >= a.offset[dim] + a.shape[dim]) return false;
-  }
-  return true;
-}
-
-std::string where(const PieceAt& at) {
-  return "rank " + std::to_string(at.rank) + " has " + shape_text(at.piece->shape) + " at " +
-         shape_text(at.piece->offset);
-}
-
-Status check_piece(const ShardPiece& piece, std::uint32_t rank) {
-  const std::string who = piece.key + " of rank " + std::to_string(rank);
-  if (piece.offset.size() != piece.global_shape.size() || piece.shape.size() != piece.global_shape.size()) {
-    return Error(Errc::invalid_argument, who + ": shape, offset and global_shape have different lengths");
-  }
-  if (piece.key.size() > kTensorNameBytesMax) {
-    return Error(Errc::invalid_argument, "a key of " + std::to_string(piece.key.size()) + " bytes of rank " +
-                                             std::to_string(rank) + ", more than a name may have");
-  }
-  std::uint64_t elements = 1;
-  for (std::size_t dim = 0; dim < piece.shape.size(); ++dim) {
-    const std::uint64_t whole = piece.global_shape[dim];
-    if (piece.offset[dim] > whole || piece.shape[dim] > whole - piece.offset[dim]) {
-      return Error(Errc::out_of_range, who + ": " + shape_text(piece.shape) + " at " + shape_text(piece.offset) +
-                                           " is not in " + shape_text(piece.global_shape));
-    }
-    if (whole != 0 && elements > kModelBytesMax / whole) return Error(Errc::out_of_range, who + " is too large");
-    elements *= whole;
-  }
-  return {};
-}
 
 class Planner {
  public:
-  Planner(const Family& family, Values values, LayoutPtr layout, std::span<const std::string> ignored)
+  Planner(const Family& family, PageValues values, LayoutPtr layout, std::span<const std::string> ignored)
       : family_(family), values_(std::move(values)), ignored_(ignored.begin(), ignored.end()) {
     plan_.layout = std::move(layout);
     plan_.family = family.name;
@@ -150,8 +28,8 @@ class Planner {
   }
 
   Result<ExportPlan> make(std::span<const std::vector<ShardPiece>> shards) {
-    DS_TRY(collect(shards));
-    for (const auto& [key, tensor] : tensors_) DS_TRY(place(key, tensor));
+    DS_ASSIGN(const auto tensors, collect_tensors(shards));
+    for (const auto& [key, tensor] : tensors) DS_TRY(place(key, tensor));
     DS_TRY(add_aliases());
     DS_TRY(check_targets());
     std::sort(plan_.copies.begin(), plan_.copies.end(), [](const ExportCopy& a, const ExportCopy& b) {
@@ -166,48 +44,6 @@ class Planner {
     std::vector<FixedAxis> axes;
     std::set<std::vector<std::uint64_t>> filled;  ///< indices of the axes
   };
-
-  Status collect(std::span<const std::vector<ShardPiece>> shards) {
-    for (std::uint32_t rank = 0; rank < shards.size(); ++rank) {
-      for (std::uint32_t i = 0; i < shards[rank].size(); ++i) {
-        DS_TRY(add_piece({rank, i, &shards[rank][i]}));
-      }
-    }
-    for (auto& [key, tensor] : tensors_) DS_TRY(check_whole(key, tensor));
-    return {};
-  }
-
-  Status add_piece(const PieceAt& at) {
-    DS_TRY(check_piece(*at.piece, at.rank));
-    TrainerTensor& tensor = tensors_[at.piece->key];
-    for (const PieceAt& other : tensor.pieces) {
-      if (other.piece->global_shape != at.piece->global_shape || other.piece->dtype != at.piece->dtype) {
-        return Error(Errc::layout_mismatch,
-                     at.piece->key + ": rank " + std::to_string(other.rank) + " says " +
-                         std::string(to_string(other.piece->dtype)) + " " + shape_text(other.piece->global_shape) +
-                         ", rank " + std::to_string(at.rank) + " " + std::string(to_string(at.piece->dtype)) + " " +
-                         shape_text(at.piece->global_shape));
-      }
-      if (other.piece->offset == at.piece->offset && other.piece->shape == at.piece->shape) return {};  // a replica
-      if (elements_of(at.piece->shape) != 0 && elements_of(other.piece->shape) != 0 &&
-          overlap(*other.piece, *at.piece)) {
-        return Error(Errc::coverage, at.piece->key + ": " + where(other) + ", and " + where(at) + ": they overlap");
-      }
-    }
-    tensor.pieces.push_back(at);
-    tensor.elements += elements_of(at.piece->shape);
-    return {};
-  }
-
-  Status check_whole(const std::string& key, const TrainerTensor& tensor) const {
-    const std::uint64_t whole = elements_of(tensor.first().global_shape);
-    if (tensor.elements == whole) return {};
-    std::string held;
-    for (std::size_t i = 0; i < std::min(tensor.pieces.size(), kNamesShown); ++i)
-      held += "; " + where(tensor.pieces[i]);
-    return Error(Errc::coverage, key + " " + shape_text(tensor.first().global_shape) + ": no rank has " +
-                                     std::to_string(whole - tensor.elements) + " of its elements" + held);
-  }
 
   /// By the first rename that fits.
   Result<std::string> renamed(const std::string& key) const {
@@ -256,6 +92,8 @@ class Planner {
     const Names names = values_.with(captures);
     if (!row.parts.empty() && shape.empty()) return Error(Errc::layout_mismatch, "a scalar has no parts");
     DS_ASSIGN(const Parts parts, parse_parts(row.parts, shape.empty() ? 1 : shape.front(), names));
+    std::vector<std::string> dropped;
+    bool used = false;
     std::set<std::string> left;
     for (const RowTarget& target : row.targets) left.insert(target.part);
     for (const Parts::Part& part : parts.parts) {
@@ -270,12 +108,16 @@ class Planner {
       const auto index = plan_.layout->find(hf);
       if (!index) {
         if (!row.optional) not_there_.push_back(hf + " (of " + key + ")");
+        dropped.push_back(key + "[" + part.name + "]");
         continue;
       }
+      used = true;
       DS_ASSIGN(const ElementMap map, map_part(parts, part, target->view, shape, names));
       DS_TRY(fill(*index, map, number, tensor));
     }
     if (!left.empty()) return Error(Errc::invalid_argument, "hf." + *left.begin() + " is none of its parts");
+    if (!used) dropped = {key};
+    plan_.ignored.insert(plan_.ignored.end(), dropped.begin(), dropped.end());
     return {};
   }
 
@@ -417,20 +259,13 @@ class Planner {
   }
 
   const Family& family_;
-  const Values values_;
+  const PageValues values_;
   std::vector<std::string> ignored_;
-  std::map<std::string, TrainerTensor> tensors_;
   std::vector<Slots> slots_;
   ExportPlan plan_;
   std::vector<std::string> unused_;
   std::vector<std::string> not_there_;
 };
-
-Result<Json> parse_config(std::string_view config) {
-  Json json = Json::parse(config, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return Error(Errc::invalid_argument, "config.json: no JSON object");
-  return json;
-}
 
 }  // namespace
 
@@ -442,16 +277,16 @@ std::uint64_t ExportCopy::elements() const {
 
 Result<ExportPlan> plan_export(const Family& family, std::string_view config, LayoutPtr layout,
                                std::span<const std::vector<ShardPiece>> shards, std::span<const std::string> ignored) {
-  DS_ASSIGN(Json json, parse_config(config));
-  return Planner(family, Values(family, std::move(json)), std::move(layout), ignored).make(shards);
+  DS_ASSIGN(nlohmann::json json, parse_config(config));
+  return Planner(family, PageValues(family, std::move(json)), std::move(layout), ignored).make(shards);
 }
 
 Result<std::vector<std::string>> architectures_of(std::string_view config) {
-  DS_ASSIGN(const Json json, parse_config(config));
+  DS_ASSIGN(const nlohmann::json json, parse_config(config));
   std::vector<std::string> out;
   const auto found = json.find("architectures");
   if (found == json.end() || !found->is_array()) return out;
-  for (const Json& name : *found) {
+  for (const nlohmann::json& name : *found) {
     if (name.is_string()) out.push_back(name.get<std::string>());
   }
   return out;

@@ -53,7 +53,7 @@ struct ExportPlan {
   std::vector<std::string> rows;         ///< labels
   std::vector<ExportCopy> copies;        ///< sorted by tensor and target
   std::vector<std::uint32_t> constants;  ///< tensors whose bytes are the directory's
-  std::vector<std::string> ignored;      ///< keys of the trainer that go nowhere
+  std::vector<std::string> ignored;      ///< keys of the trainer that go nowhere; KEY[PART]: of which a part does
 };
 
 /// `config`: the text of config.json. `shards`: the pieces of each rank; where several have the same box the first has

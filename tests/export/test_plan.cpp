@@ -384,6 +384,41 @@ TEST_F(ExportPlanTest, WhatTheUserIgnoresGoesNowhere) {
   EXPECT_TRUE(plan(kConfig, {"*.adapter.*"}));
 }
 
+TEST_F(ExportPlanTest, WhatAnOptionalRowDropsIsNamed) {
+  auto mine = parse_family(R"(
+name = "mine"
+architectures = ["LlamaForCausalLM"]
+inherits = "llama"
+[[rows]]
+mcore = "head.weight"
+hf = "score.weight"
+optional = true
+[[rows]]
+mcore = "both.weight"
+parts = "[a: 1, _: 1, b: 2]"
+hf.a = "a"
+hf.b = "b"
+optional = true
+)",
+                           "mine");
+  ASSERT_TRUE(mine) << mine.error().to_string();
+  pages_.push_back(*std::move(mine));
+  std::vector<ModelTensor> tensors = trainer_tensors();
+  for (const char* key : {"head.weight", "both.weight"}) {
+    tensors.push_back({key, {4}});
+    values_[key] = {1, 2, 3, 4};
+  }
+  cut(5, 2, tensors);
+  const std::string extra = "decoder.layers.0.self_attention._extra_state";
+  auto made = plan();
+  ASSERT_TRUE(made) << made.error().to_string();
+  EXPECT_EQ(made->ignored, (std::vector<std::string>{"both.weight", extra, "head.weight"}));
+  specs_.push_back({.name = "a", .dtype = Dtype::f32, .shape = {1}});
+  made = plan();
+  ASSERT_TRUE(made) << made.error().to_string();
+  EXPECT_EQ(made->ignored, (std::vector<std::string>{"both.weight[b]", extra, "head.weight"}));
+}
+
 TEST_F(ExportPlanTest, GapsAndOverlapsOfTheRanks) {
   cut(5, 2);
   const ShardPiece lost = shards_[1].back();
@@ -419,6 +454,15 @@ TEST_F(ExportPlanTest, ConfigsThatCannotBeUsed) {
   EXPECT_FALSE(architectures_of("[]"));
   EXPECT_FALSE(architectures_of("{"));
   expect_error(Errc::invalid_argument, {"'groups'"}, R"({"architectures": ["LlamaForCausalLM"]})");
+  const auto with_head_dim = [](const std::string& value) {
+    return std::string(kConfig).replace(std::string(kConfig).find("\"head_dim\": 3"), 13, "\"head_dim\": " + value);
+  };
+  expect_error(Errc::invalid_argument, {"llama:", "'head_dim' is to be a number, and is of type 'string'"},
+               with_head_dim("\"3\"").c_str());
+  expect_error(Errc::invalid_argument, {"'head_dim' is to be a number, and is of type 'array'"},
+               with_head_dim("[3]").c_str());
+  // As one that is not there: hidden_size / num_attention_heads is no whole number.
+  expect_error(Errc::invalid_argument, {"linear_qkv"}, with_head_dim("null").c_str());
 }
 
 TEST_F(ExportPlanTest, PiecesThatCannotBe) {
