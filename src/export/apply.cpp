@@ -1,11 +1,12 @@
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
 
-#include "export/plan.hpp"
+#include "deltasync/export.hpp"
 
-namespace deltasync::exporting {
+namespace deltasync {
 namespace {
 
 float bf16_value(std::uint16_t bits) {
@@ -74,21 +75,36 @@ void move(const ExportCopy& copy, std::size_t width, const std::byte* source, st
   });
 }
 
-/// Elements from the first of a side on to the end of its last.
-std::uint64_t end_of(std::uint64_t offset, std::span<const CopyStep> steps, std::uint64_t CopyStep::*stride) {
-  for (const CopyStep& step : steps) offset += (step.count - 1) * (step.*stride);
-  return offset + 1;
+/// Whether the elements of a side are among the first `size`.
+bool fits(std::uint64_t offset, std::span<const CopyStep> steps, std::uint64_t CopyStep::*stride, std::uint64_t size) {
+  std::uint64_t last = offset;
+  for (const CopyStep& step : steps) {
+    std::uint64_t reach = 0;
+    if (__builtin_mul_overflow(step.count - 1, step.*stride, &reach) || __builtin_add_overflow(last, reach, &last)) {
+      return false;
+    }
+  }
+  return last < size;
 }
 
 }  // namespace
 
+std::uint64_t ExportCopy::elements() const {
+  std::uint64_t count = 1;
+  for (const CopyStep& step : steps) count *= step.count;
+  return count;
+}
+
 Status apply_on_host(const ExportPlan& plan, const ExportCopy& copy, Dtype source_dtype,
                      std::span<const std::byte> source, std::span<std::byte> target) {
+  if (copy.tensor >= plan.layout->tensors().size()) return Error(Errc::out_of_range, "a copy to no tensor of the plan");
   const Tensor& tensor = plan.layout->tensors()[copy.tensor];
   const Dtype to = tensor.spec.dtype;
-  if (copy.elements() == 0) return {};
-  if (end_of(copy.source_offset, copy.steps, &CopyStep::source_stride) > source.size() / dtype_bytes(source_dtype) ||
-      end_of(copy.target_offset, copy.steps, &CopyStep::target_stride) > target.size() / dtype_bytes(to)) {
+  if (std::any_of(copy.steps.begin(), copy.steps.end(), [](const CopyStep& step) { return step.count == 0; }))
+    return {};
+  const std::size_t width = std::max<std::size_t>(dtype_bytes(source_dtype), 1);  // of no dtype: below
+  if (!fits(copy.source_offset, copy.steps, &CopyStep::source_stride, source.size() / width) ||
+      !fits(copy.target_offset, copy.steps, &CopyStep::target_stride, target.size() / dtype_bytes(to))) {
     return Error(Errc::out_of_range, tensor.spec.name + ": the memory is smaller than what the plan speaks of");
   }
   if (source_dtype == to && copy.add == 0) {
@@ -108,4 +124,4 @@ Status apply_on_host(const ExportPlan& plan, const ExportCopy& copy, Dtype sourc
   return {};
 }
 
-}  // namespace deltasync::exporting
+}  // namespace deltasync

@@ -269,12 +269,6 @@ class Planner {
 
 }  // namespace
 
-std::uint64_t ExportCopy::elements() const {
-  std::uint64_t count = 1;
-  for (const CopyStep& step : steps) count *= step.count;
-  return count;
-}
-
 Result<ExportPlan> plan_export(const Family& family, std::string_view config, LayoutPtr layout,
                                std::span<const std::vector<ShardPiece>> shards, std::span<const std::string> ignored) {
   DS_ASSIGN(nlohmann::json json, parse_config(config));

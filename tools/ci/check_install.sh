@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tools/ci/check_install.sh BUILD DIR: installs what BUILD (a Release build) has into DIR/prefix, and builds docs/examples/cpp
 # as its users would: with the CMake package, with pkg-config, and with the source inside. Each set of programs passes
-# three versions through the installed agent. Makes the Debian packages, and has systemd check the agent's unit.
+# three versions through the installed agent, and exports a model. Makes the Debian packages, and has systemd check the agent's unit.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source=$PWD
@@ -58,6 +58,8 @@ run() {
   grep -qx 'head.weight begins with 0.25 0.25 0.25 0.25' "$programs/said"
   "$programs/engine" "127.0.0.1:$port" step_3 | tee "$programs/said"
   grep -qx 'embed begins with 0.5 1.5, head_t with 0.25 0.25' "$programs/said"
+  "$programs/export_hf" "$programs/hf" | tee "$programs/said"
+  grep -qx 'model.layers.0.up_proj.weight: rows 128 to 255' "$programs/said"
   kill "$agent"
   wait "$agent" || true
   trap - EXIT
@@ -74,7 +76,7 @@ mkdir "$out/by_pkg_config"
 PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name deltasync.pc)")
 export PKG_CONFIG_PATH
 read -ra flags <<<"$(pkg-config --cflags --libs deltasync)"
-for program in train serve engine; do
+for program in train serve engine export_hf; do
   c++ -std=c++20 -o "$out/by_pkg_config/$program" "docs/examples/cpp/$program.cpp" "${flags[@]}"
 done
 run pkg_config

@@ -25,9 +25,9 @@ struct ExportPlanArgs {
 };
 
 /// Each rank's pieces at its number.
-Result<std::vector<std::vector<exporting::ShardPiece>>> read_shards(const std::vector<std::string>& files) {
+Result<std::vector<std::vector<ShardPiece>>> read_shards(const std::vector<std::string>& files) {
   std::map<std::uint32_t, std::string> from;
-  std::vector<std::vector<exporting::ShardPiece>> shards(files.size());
+  std::vector<std::vector<ShardPiece>> shards(files.size());
   for (const std::string& file : files) {
     DS_ASSIGN(const std::string text, read_text(file));
     DS_ASSIGN(auto shard, exporting::parse_shard(text, file));
@@ -70,8 +70,7 @@ Status run_export_plan(const ExportPlanArgs& options) {
   DS_ASSIGN(const std::string config, read_text((std::filesystem::path(options.hf) / "config.json").string()));
   DS_ASSIGN(const exporting::Family family, family_for(options, config));
   DS_ASSIGN(const auto shards, read_shards(options.shards));
-  DS_ASSIGN(const exporting::ExportPlan plan,
-            exporting::plan_export(family, config, model.layout(), shards, options.ignored));
+  DS_ASSIGN(const ExportPlan plan, exporting::plan_export(family, config, model.layout(), shards, options.ignored));
   if (!options.json.empty()) DS_TRY(write_text(options.json, exporting::to_json(plan)));
   return print_line("family " + plan.family + ": " + std::to_string(model.layout()->tensors().size()) + " tensors of " +
                     std::to_string(shards.size()) + " ranks by " + std::to_string(plan.copies.size()) + " copies, " +

@@ -30,9 +30,7 @@ endforeach()
 
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET GLOBAL libxxhash>=0.8)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET GLOBAL libzstd>=1.5)
-if(DELTASYNC_BUILD_PROGRAMS OR DELTASYNC_PYTHON)
-  find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED)  # headers only: src/export/, src/capacity/
-endif()
+find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED)  # headers only: src/export/, src/capacity/
 if(DELTASYNC_BUILD_PROGRAMS)
   find_package(CLI11 REQUIRED)
   pkg_check_modules(PROMETHEUS REQUIRED IMPORTED_TARGET prometheus-cpp-core>=1.0)

@@ -1,10 +1,11 @@
-# What users link: deltasync::writer for a trainer, deltasync::receiver for a rollout server, both of one archive of the layers
-# that they stand on. It is made of the layers' objects, so that nothing of how they are built reaches who links it.
+# What users link: deltasync::writer for a trainer, deltasync::receiver for a rollout server, deltasync::export for plans of a
+# trainer's tensors, all of one archive of the layers that they stand on. It is made of the layers' objects, so that nothing of how they are built reaches who links it.
 # `cmake --install` brings it with its headers, the programs, a CMake package and a pkg-config file.
 set(layers
     base
     format
     placement
+    export
     delta
     gpu
     shm
@@ -22,9 +23,11 @@ list(TRANSFORM layers REPLACE "(.+)" "$<TARGET_OBJECTS:deltasync_\\1>")
 add_library(deltasync_archive STATIC ${layers})
 add_library(deltasync_for_writer INTERFACE)
 add_library(deltasync_for_receiver INTERFACE)
+add_library(deltasync_for_export INTERFACE)
 set_target_properties(deltasync_archive PROPERTIES OUTPUT_NAME deltasync EXPORT_NAME deltasync LINKER_LANGUAGE CXX)
 set_target_properties(deltasync_for_writer PROPERTIES EXPORT_NAME writer)
 set_target_properties(deltasync_for_receiver PROPERTIES EXPORT_NAME receiver)
+set_target_properties(deltasync_for_export PROPERTIES EXPORT_NAME export)
 target_compile_features(deltasync_archive PUBLIC cxx_std_20)
 target_include_directories(deltasync_archive PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                                     $<INSTALL_INTERFACE:include>)
@@ -40,7 +43,7 @@ if(DELTASYNC_WITH_CUDA)  # who links what is installed needs no toolkit: a copy 
   target_link_libraries(deltasync_archive PRIVATE $<BUILD_INTERFACE:CUDA::cudart_static>
                                                   $<INSTALL_INTERFACE:deltasync::cudart>)
 endif()
-foreach(part IN ITEMS writer receiver)
+foreach(part IN ITEMS writer receiver export)
   target_link_libraries(deltasync_for_${part} INTERFACE deltasync_archive)
   add_library(deltasync::${part} ALIAS deltasync_for_${part})
 endforeach()
@@ -53,7 +56,7 @@ include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/deltasync)
 
 install(
-  TARGETS deltasync_archive deltasync_for_writer deltasync_for_receiver
+  TARGETS deltasync_archive deltasync_for_writer deltasync_for_receiver deltasync_for_export
   EXPORT deltasync
   ARCHIVE COMPONENT library)
 install(

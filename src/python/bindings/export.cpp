@@ -11,9 +11,6 @@ namespace deltasync::python {
 namespace {
 
 using namespace nb::literals;
-using exporting::CopyStep;
-using exporting::ExportCopy;
-using exporting::ExportPlan;
 using exporting::Family;
 
 /// A copy with its row by name.
@@ -44,7 +41,7 @@ ExportPlan make_plan(const std::vector<Family>& families, const std::string& con
   return unwrap(released([&]() -> Result<ExportPlan> {
     DS_ASSIGN(const std::vector<std::string> architectures, exporting::architectures_of(config));
     DS_ASSIGN(const Family family, exporting::find_family(families, architectures));
-    std::vector<std::vector<exporting::ShardPiece>> pieces(shards.size());
+    std::vector<std::vector<ShardPiece>> pieces(shards.size());
     for (std::size_t rank = 0; rank < shards.size(); ++rank) {
       DS_ASSIGN(auto shard, exporting::parse_shard(shards[rank], "rank " + std::to_string(rank)));
       pieces[rank] = std::move(shard.second);
