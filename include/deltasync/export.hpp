@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "deltasync/layout.hpp"
+#include "deltasync/placement.hpp"
 #include "deltasync/result.hpp"
 
 namespace deltasync {
@@ -117,5 +118,13 @@ Result<ExportPlan> plan_export(std::span<const ExportFamily> families, std::stri
 ///   - Errc::unsupported: a cast that there is none for.
 Status apply_on_host(const ExportPlan& plan, const ExportCopy& copy, Dtype source_dtype,
                      std::span<const std::byte> source, std::span<std::byte> target);
+
+/// What a copy writes as rectangles, for Writer::write(): offset and strides in bytes of its piece, which `memory` is
+/// the number of.
+///   - Errc::unsupported: it casts, adds, or moves elements one by one (in more than 65,536 rectangles): make the
+///   tensor
+///     by apply_on_host().
+///   - Errc::out_of_range: a copy that is none of the plan's.
+Result<std::vector<PlacedSlice>> export_slices(const ExportPlan& plan, const ExportCopy& copy, Dtype source_dtype);
 
 }  // namespace deltasync

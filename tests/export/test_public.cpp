@@ -109,5 +109,71 @@ TEST(PublicExport, CopiesThatCannotBe) {
   EXPECT_EQ(to, from);
 }
 
+/// Carries out both ways, and compares.
+void expect_same_bytes(const Layout& layout, const ExportPlan& plan, const ExportCopy& copy) {
+  const Tensor& tensor = layout.tensors()[0];
+  std::vector<std::uint16_t> piece(400);
+  std::iota(piece.begin(), piece.end(), std::uint16_t{1});
+  std::vector<std::uint16_t> applied(tensor.rows * tensor.cols);
+  std::vector<std::uint16_t> written(applied.size());
+  ASSERT_TRUE(apply_on_host(plan, copy, Dtype::bf16, std::as_bytes(std::span(piece)),
+                            std::as_writable_bytes(std::span(applied))));
+  const auto slices = export_slices(plan, copy, Dtype::bf16);
+  ASSERT_TRUE(slices) << slices.error().to_string();
+  for (const PlacedSlice& slice : *slices) {
+    EXPECT_EQ(slice.tensor, "w");
+    EXPECT_EQ(slice.memory, copy.piece);
+    ASSERT_LE(slice.rect.row + slice.rect.rows, tensor.rows);
+    ASSERT_LE(slice.rect.col + slice.rect.cols, tensor.cols);
+    for (std::uint64_t row = 0; row < slice.rect.rows; ++row) {
+      for (std::uint64_t col = 0; col < slice.rect.cols; ++col) {
+        std::uint16_t& to = written[(slice.rect.row + row) * tensor.cols + slice.rect.col + col];
+        EXPECT_EQ(to, 0) << "written twice";
+        to = piece[(slice.offset + row * slice.row_stride + col * slice.col_stride) / 2];
+      }
+    }
+  }
+  EXPECT_EQ(written, applied);
+}
+
+TEST(PublicExport, SlicesHaveTheElementsOfTheCopy) {
+  const LayoutPtr layout = layout_of({{.name = "w", .shape = {4, 5, 7}}});
+  const ExportPlan plan{.layout = layout, .rows = {"row"}};
+  const std::vector<std::vector<CopyStep>> steps = {
+      {},
+      {{3, 1, 1}},
+      {{40, 2, 1}},            // over several rows
+      {{21, 1, 1}},            // whole rows, from the beginning of one or not
+      {{4, 9, 7}, {5, 1, 1}},  // a rectangle
+      {{4, 1, 7}, {5, 9, 1}},  // transposed
+      {{2, 99, 35}, {2, 9, 7}, {3, 1, 1}},
+      {{2, 99, 70}, {9, 1, 1}},  // runs that cross the end of a row
+      {{5, 1, 7}},               // of one column
+      {{3, 1, 2}},               // apart
+  };
+  for (const auto& each : steps) {
+    for (const std::uint64_t begin : {0, 2, 7, 13}) {
+      expect_same_bytes(*layout, plan, {.piece = 3, .source_offset = 5, .target_offset = begin, .steps = each});
+    }
+  }
+}
+
+TEST(PublicExport, SlicesThatCannotBe) {
+  const LayoutPtr layout = layout_of({{.name = "w", .shape = {300'000, 2}}, {.name = "none", .shape = {0, 2}}});
+  const ExportPlan plan{.layout = layout, .rows = {"row"}};
+  const auto code = [&](const ExportCopy& copy, Dtype dtype = Dtype::bf16) {
+    const auto slices = export_slices(plan, copy, dtype);
+    return slices ? std::optional<Errc>() : slices.error().code();
+  };
+  EXPECT_EQ(code({.steps = {{2, 1, 1}}}), std::nullopt);
+  EXPECT_EQ(code({.steps = {{0, 1, 1}}}), std::nullopt);
+  EXPECT_EQ(code({.steps = {{2, 1, 1}}}, Dtype::f32), Errc::unsupported);
+  EXPECT_EQ(code({.steps = {{2, 1, 1}}, .add = 1}), Errc::unsupported);
+  EXPECT_EQ(code({.steps = {{100'000, 1, 4}}}), Errc::unsupported);
+  EXPECT_EQ(code({.tensor = 2}), Errc::out_of_range);
+  EXPECT_EQ(code({.tensor = 1}), Errc::out_of_range);
+  EXPECT_EQ(code({.target_offset = 600'000}), Errc::out_of_range);
+}
+
 }  // namespace
 }  // namespace deltasync

@@ -118,6 +118,18 @@ class BenchTest(CliTest):
         self.assert_ratio(got, "ratio_to_alone", "offload_s", "offload_alone_s")
         self.assertEqual(got["overlap_threads"], 1)
 
+    def test_export(self):
+        got = self.bench("export", "--model-gib", "0.02",
+                         fields=["memcpy_s", "direct_s", "plan_s", "tensors", "copies", "rectangles", "temporary_bytes_max"])
+        self.assert_ratio(got, "ratio_to_memcpy", "direct_s", "memcpy_s")
+        self.assert_ratio(got, "read_to_model", "read_bytes", "model_bytes")
+        self.assert_ratio(got, "written_to_model", "written_bytes", "model_bytes")
+        # Each element is read once and written once, whatever the ranks have twice.
+        self.assertEqual((got["read_bytes"], got["written_bytes"]), (got["model_bytes"], got["model_bytes"]))
+        self.assertIs(got["verified"], True)
+        self.assertEqual(got["ranks"], 8)
+        self.assertLess(got["temporary_bytes_max"], got["model_bytes"] / 2)
+
     def test_full(self):
         got = self.bench("full", *SMALL, fields=["limit_gbps", "pull_gbps", "ratio_to_limit"])
         self.assert_ratio(got, "ratio_to_limit", "pull_gbps", "limit_gbps")

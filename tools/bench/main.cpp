@@ -62,7 +62,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
   const auto json = std::make_shared<bool>(false);
   options->bin_dir = own_directory();
   app.add_option("case", options->name,
-                 "diff, codec, merge, apply, offload, full, packed, partial, e2e, tensors, relay, fanout, "
+                 "diff, codec, merge, apply, offload, export, full, packed, partial, e2e, tensors, relay, fanout, "
                  "fleet-metadata, baseline or gpu")
       ->required();
   const CLI::Option* const size =
