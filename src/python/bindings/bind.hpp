@@ -12,5 +12,6 @@ void bind_placement(nanobind::module_& module);
 void bind_receiver(nanobind::module_& module);
 void bind_commit(nanobind::module_& module);
 void bind_export(nanobind::module_& module);
+void bind_timeline(nanobind::module_& module);
 
 }  // namespace deltasync::python

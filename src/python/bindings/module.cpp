@@ -6,7 +6,6 @@
 #include <nanobind/stl/string.h>
 
 #include "base/log.hpp"
-#include "deltasync/timeline.hpp"
 #include "net/auth.hpp"
 #include "python/bindings/calls.hpp"
 
@@ -21,19 +20,11 @@ NB_MODULE(_native, module) {
   bind_export(module);
   bind_receiver(module);
   bind_commit(module);
+  bind_timeline(module);
   module.def(
       "init_log", [](const std::string& name, const std::string& level) { deltasync::init_log(name, level); },
       nb::arg("name"), nb::arg("level"),
       "Log lines of the library go to stderr from now on: trace, debug, info, warn, error or off.");
-  module.def(
-      "start_timeline", [](std::string process) { deltasync::start_timeline(std::move(process)); }, nb::arg("process"),
-      "Records what each stage of this process's writers and receivers takes, from now on.");
-  module.def("stop_timeline", &deltasync::stop_timeline, "Ends recording; what was recorded can still be written.");
-  module.def(
-      "write_timeline", [](const std::filesystem::path& file) { unwrap(deltasync::write_timeline(file)); },
-      nb::arg("file"),
-      "What has been recorded so far, as Chrome trace events (docs/guides/timeline.md); `deltasync trace` lays files "
-      "together.");
   module.def(
       "read_token_file",
       [](const std::filesystem::path& file) { return unwrap(deltasync::net::read_token_file(file)); }, nb::arg("file"),

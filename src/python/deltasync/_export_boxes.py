@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from .errors import Unsupported
 
 #: Of one copy. More are elements that lie apart, each of which would be a rectangle of its own.
 _BOXES_MAX = 1 << 16
+#: A rectangle costs some 50 µs, in which some 1,000 elements are gathered.
+_FEW = 256
+_ELEMENTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,17 @@ def _in_turn(views: list[Any]) -> Any:
     return torch.stack(views, dim=-1).flatten(-2)
 
 
-def places(copies: Sequence[Any], shape: Sequence[int], what: str) -> list[Place]:
-    """Of a rank's copies to a tensor of this shape. Unsupported: elements lie apart; names `what`."""
-    return [place for together in _joined(copies) for place in _places(together, rows_cols(shape)[1], what)]
+def places(copies: Sequence[Any], shape: Sequence[int], what: str, most: int = _BOXES_MAX) -> list[Place]:
+    """Of a rank's copies to a tensor of this shape. Unsupported: elements lie apart, so that it takes more than `most`
+    rectangles to have those of a copy; names `what`."""
+    return [place for together in _joined(copies) for place in _places(together, rows_cols(shape)[1], what, most)]
+
+
+def worth_it(copies: Sequence[Any]) -> int:
+    """How many rectangles of a copy are written in less time than it takes to gather the tensor: those of many elements
+    each, or few."""
+    elements: int = sum(math.prod(copy.counts) for copy in copies)
+    return min(_FEW + elements // _ELEMENTS, _BOXES_MAX)
 
 
 def _joined(copies: Sequence[Any]) -> Iterator[list[Any]]:
@@ -87,12 +99,12 @@ def _joined(copies: Sequence[Any]) -> Iterator[list[Any]]:
             yield from ([copy] for copy in group)
 
 
-def _places(copies: list[Any], cols: int, what: str) -> Iterator[Place]:
+def _places(copies: list[Any], cols: int, what: str, most: int) -> Iterator[Place]:
     """Of copies that go together: as if the tensor had one column for all of them."""
     every, first = len(copies), copies[0]
     each = [_rects(_Steps.of(copy, every), cols // every) for copy in copies]
     for number, found in enumerate(zip(*each, strict=True)):
-        if number == _BOXES_MAX:
+        if number == most:
             raise Unsupported(
                 f"{what}: row {first.row} of the page moves elements one by one, which direct export does not do"
             )

@@ -61,12 +61,12 @@ class Group:
         import torch.distributed as dist
 
         buffer = self._buffer(told)
-        self._wait(dist.broadcast(buffer, group=self._group, group_src=0, async_op=True), "rank 0 to start", timeout)
+        self.wait(dist.broadcast(buffer, group=self._group, group_src=0, async_op=True), "rank 0 to start", timeout)
         if failure is not None:
             raise failure
         told = _read(buffer)
         if "error" in told:
-            raise from_code(told["code"], f"rank 0 could not start: {told['error']}")
+            raise from_code(told["code"], f"rank 0 failed: {told['error']}")
         return told["made"]
 
     def gather(self, make: Callable[[], Any], timeout: float) -> list[Any]:
@@ -85,7 +85,7 @@ class Group:
         mine = self._buffer(told)
         buffers = [mine.clone() for _ in range(self.size)]
         try:
-            self._wait(dist.all_gather(buffers, mine, group=self._group, async_op=True), "all ranks", timeout)
+            self.wait(dist.all_gather(buffers, mine, group=self._group, async_op=True), "all ranks", timeout)
         except DeadlinePassed:
             if failure is None:
                 raise
@@ -94,7 +94,7 @@ class Group:
         said = list(map(_read, buffers))
         for rank, message in enumerate(said):
             if "error" in message:
-                raise from_code(message["code"], f"rank {rank} could not start: {message['error']}")
+                raise from_code(message["code"], f"rank {rank} failed: {message['error']}")
         return [message["made"] for message in said]
 
     def gather_any(self, make: Callable[[], Any], timeout: float) -> list[Any]:
@@ -114,10 +114,10 @@ class Group:
 
         mine = torch.zeros(max(sizes), dtype=torch.uint8)
         mine[: sizes[self.rank]] = torch.frombuffer(bytearray(packed[0]), dtype=torch.uint8)
-        mine = mine.to(self._device())
+        mine = mine.to(self.device)
         buffers = [torch.empty_like(mine) for _ in range(self.size)]
         work = dist.all_gather(buffers, mine, group=self._group, async_op=True)
-        self._wait(work, "what all ranks have", end - time.monotonic())
+        self.wait(work, "what all ranks have", end - time.monotonic())
         return [
             json.loads(zlib.decompress(bytes(buffer[:size].cpu().numpy())))
             for buffer, size in zip(buffers, sizes, strict=True)
@@ -133,20 +133,59 @@ class Group:
         self.gather(tell_nothing, timeout)
         return result[0]
 
+    # Tensors, and what goes with them. Their device is `device`.
+
+    def broadcast(self, tensor: Any, rank: int) -> Any:
+        """The rank's, on all. What is to be waited for."""
+        import torch.distributed as dist
+
+        return dist.broadcast(tensor, group=self._group, group_src=rank, async_op=True)
+
+    def exchange(self, into: Any, of: Any, sizes_into: list[int], sizes_of: list[int]) -> Any:
+        """To each rank its part of `of`, and from each what is for this one, in order of ranks; sizes are of one
+        dimension. What is to be waited for."""
+        import torch.distributed as dist
+
+        return dist.all_to_all_single(into, of, sizes_into, sizes_of, group=self._group, async_op=True)
+
+    def any_failed(self, failed: bool) -> tuple[Any, Any]:
+        """Whether this rank has: what is to be waited for, and a tensor that is not 0 then if any has."""
+        import torch
+        import torch.distributed as dist
+
+        flag = torch.tensor([int(failed)], dtype=torch.int32, device=self.device)
+        return dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group, async_op=True), flag
+
+    def errors(self, error: BaseException | None) -> tuple[Any, list[Any]]:
+        """This rank's, if it has one: what is to be waited for, and what first_error() takes then."""
+        import torch.distributed as dist
+
+        mine = self._buffer({} if error is None else _said(error))
+        buffers = [mine.clone() for _ in range(self.size)]
+        return dist.all_gather(buffers, mine, group=self._group, async_op=True), buffers
+
+    def first_error(self, buffers: list[Any]) -> Error | None:
+        for rank, told in enumerate(map(_read, buffers)):
+            if "error" in told:
+                return from_code(told["code"], f"rank {rank} failed: {told['error']}")
+        return None
+
     def _buffer(self, message: dict[str, Any]) -> Any:
         import torch
 
         text = json.dumps(message).encode().ljust(_MESSAGE_BYTES)
         if len(text) > _MESSAGE_BYTES:
             raise InvalidArgument(f"process_group: {len(text)} bytes for the other ranks, {_MESSAGE_BYTES} is the most")
-        return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self._device())
+        return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
 
-    def _device(self) -> str:
+    @property
+    def device(self) -> str:
+        """Of what the ranks send each other."""
         import torch.distributed as dist
 
         return "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
 
-    def _wait(self, work: Any, what: str, timeout: float) -> None:
+    def wait(self, work: Any, what: str, timeout: float) -> None:
         began = time.monotonic()
         try:
             work.wait(timedelta(seconds=max(timeout, 0.001)))

@@ -25,17 +25,21 @@ from typing import Any
 from . import _checks, _native
 from ._arrays import torch_dtype
 from ._deadlines import seconds
-from ._export_boxes import ExportedBox, Place, places
+from ._export_boxes import ExportedBox, Place, places, worth_it
 from ._export_copies import Sources, bits, target_of
 from ._export_guess import guess
+from ._gather_plan import Form, Whole, wholes_of
+from ._gathered import export_hf_named_params
 from ._group import Group
 from ._hf_files import HfFiles
-from ._megatron_pieces import RankPieces, is_megatron
+from ._megatron_pieces import RankPieces
 from ._native import Family, Layout, Sidecar, TensorSpec
 from .errors import InvalidArgument, IoError, LayoutMismatch, Unsupported
 from .families import read_page
 
-__all__ = ["Difference", "ExportPlan", "ProofReport", "hf_weight_metadata", "plan", "prove"]
+__all__ = ["Difference", "ExportPlan", "ProofReport", "export_hf_named_params", "hf_weight_metadata", "plan", "prove"]
+
+MODES = ("direct", "gathered", "auto")
 
 #: For ranks that are all in one call to hear of each other.
 _SHORT_S = 60.0
@@ -57,11 +61,17 @@ class ExportPlan:
         pieces: RankPieces,
         group: Group,
         head_dim: int,
+        mode: str,
+        digest: str,
     ) -> None:
         #: What is exported: the model directory's tensors.
         self.layout: Layout = made.layout
         #: What the directory has beside their bytes.
         self.sidecar = sidecar
+        #: As :func:`plan` was told.
+        self.mode = mode
+        #: The same for plans that are made of the same.
+        self.digest = digest
         self._made = made
         self._files = files
         self._pieces = pieces
@@ -69,6 +79,9 @@ class ExportPlan:
         self._head_dim = head_dim
         self._mine = [copy for copy in made.copies if copy.rank == group.rank]
         self._places: list[Place] | None = None
+        #: Tensors, by their index, that are made of a whole one in another form.
+        self._forms: dict[int, Form] = {}
+        self._wholes: list[Whole] = []
 
     def to_json(self) -> str:
         """What all ranks copy; the same on each. Its fields: docs/reference/export.md."""
@@ -86,10 +99,10 @@ class ExportPlan:
         }
 
     def tensors(self) -> list[tuple[str, Any]]:
-        """What this rank writes of a version, for :meth:`WeightManager.offload`: rectangles of tensors, which are views
-        of its parameters. All ranks call it. Unsupported: what only a whole tensor would tell."""
-        if self._places is None:
-            self._places = self._group.all_or_none(self._find_places, _SHORT_S)
+        """What this rank writes of a version out of its own memory: rectangles of tensors, which are views of its
+        parameters. All ranks call it. Unsupported, if the mode is "direct": what only a whole tensor would tell."""
+        self._divide()
+        assert self._places is not None
         self._pieces.bring_up_to_date()
         views = [view if view.is_contiguous() else view.contiguous() for view in self._pieces.views()]
         specs = [tensor.spec for tensor in self.layout]
@@ -101,11 +114,50 @@ class ExportPlan:
             made += [(specs[index].name, self._constant(index)) for index in self._made.constants]
         return made
 
-    def _find_places(self) -> list[Place]:
+    def gathered(self) -> list[Whole]:
+        """The other tensors. All ranks call it."""
+        self._divide()
+        return self._wholes
+
+    def _divide(self) -> None:
+        """What each rank writes itself, and what is gathered; once."""
+        if self._places is not None:
+            return
+        found: list[list[Place]] = []
+
+        def divide() -> list[int]:
+            placed, apart = self._find_places()
+            found.append(placed)
+            return apart
+
+        said = self._group.gather_any(divide, _SHORT_S)
+        gathered = {*itertools.chain.from_iterable(said), *self._forms}
+        if self.mode == "gathered":
+            gathered = set(range(len(self.layout)))
+        gathered -= set(self._made.constants)
+        if gathered:
+            self._wholes = wholes_of(self.layout, self._made.copies, (), self._forms, gathered.__contains__)
+        self._places = [place for place in found[0] if place.tensor not in gathered]
+
+    def _find_places(self) -> tuple[list[Place], list[int]]:
+        """Of this rank's copies, and the tensors for which there are none."""
+        if self.mode == "gathered":
+            return [], []
         tensors = list(self.layout)
-        by_tensor = itertools.groupby(self._mine, key=lambda copy: copy.tensor)  # sorted so
-        of = [places(list(copies), tensors[index].shape, tensors[index].name) for index, copies in by_tensor]
-        return list(itertools.chain.from_iterable(of))
+        found: list[Place] = []
+        apart = []
+        for index, group in itertools.groupby(self._mine, key=lambda copy: copy.tensor):  # sorted so
+            copies = list(group)
+            most = {"most": worth_it(copies)} if self.mode == "auto" else {}
+            try:
+                if index in self._forms:
+                    raise Unsupported(f"{tensors[index].name}: it is made of the whole tensor")
+                found += places(copies, tensors[index].shape, tensors[index].name, **most)
+            except Unsupported as error:
+                if self.mode == "direct":
+                    raise Unsupported(error.message, 'give mode="auto", or export="auto" to WeightManager') from error
+                apart.append(index)
+        return found, apart
 
     def _constant(self, index: int) -> Any:
         tensor = self.layout[index]
@@ -173,16 +225,17 @@ def plan(
     ``model_chunks``: what this rank trains: a GPTModel, or the list of its chunks, in whichever wrappers.
     ``tables``: pages of your own, looked at before those that come along. ``ignored``: patterns of the trainer's
     tensors that are not exported. ``process_group``: by default all processes of torch.distributed, if there are any.
-    ``mode``: "direct", in which each rank has what it writes in its own memory, is the only one.
+    ``mode``: what each rank writes of a version itself. "direct": all of it, out of its own memory. "gathered":
+    nothing; tensors are put together on a rank that has most of them. "auto": what cannot be direct is gathered.
 
     CoverageError: tensors of the trainer or of the directory that the page has no row for, or the ranks no element;
     names both sides. LayoutMismatch: the shapes are not those that the page makes. Unsupported: fp8 primary weights.
     NotFound: no page for the architecture that ``config.json`` names.
     """
-    if mode != "direct":
-        raise Unsupported(f"megatron.plan: mode={mode!r}", 'mode="direct" is the only one')
+    if mode not in MODES:
+        raise InvalidArgument(f"megatron.plan: mode={mode!r:.40} is none of {', '.join(MODES)}")
     timeout = seconds("megatron.plan", timeout)
-    group = Group(_default_group() if process_group is None else process_group)
+    group = Group(default_group() if process_group is None else process_group)
     own = [read_page(table) for table in _listed("tables", tables)]
     unwanted = [_checks.text("ignored", pattern) for pattern in _listed("ignored", ignored)]
     directory = Path(_checks.path("hf", hf))
@@ -193,17 +246,19 @@ def plan(
         config = _config_of(directory)
         pieces = RankPieces(model_chunks)
         here.append((pieces, config, layout, sidecar))
-        same = hashlib.sha256(repr([config, own, unwanted, layout.digest]).encode()).hexdigest()
+        same = hashlib.sha256(repr([config, own, unwanted, layout.digest, mode]).encode()).hexdigest()
         return {"same": same, "pieces": pieces.described()}
 
     said = group.gather_any(mine, timeout)
     pieces, config, layout, sidecar = here[0]
     for rank, other in enumerate(said):
         if other["same"] != said[0]["same"]:
-            raise LayoutMismatch(f"megatron.plan: rank {rank} has another hf=, tables= or ignored= than rank 0")
+            raise LayoutMismatch(f"megatron.plan: rank {rank} has another hf=, tables=, ignored= or mode= than rank 0")
     shards = [json.dumps({"rank": rank, "pieces": other["pieces"]}) for rank, other in enumerate(said)]
     made = _native.plan_export([Family.parse(*page) for page in own], config, layout, shards, unwanted)
-    return ExportPlan(made, HfFiles(directory, layout, sidecar), sidecar, pieces, group, _head_dim(config))
+    digest = hashlib.sha256("\n".join([said[0]["same"], *shards]).encode()).hexdigest()
+    files = HfFiles(directory, layout, sidecar)
+    return ExportPlan(made, files, sidecar, pieces, group, _head_dim(config), mode, digest)
 
 
 def prove(plan: ExportPlan, hf_dir: str | os.PathLike[str], *, timeout: float = 600.0) -> ProofReport:
@@ -247,45 +302,7 @@ def hf_weight_metadata(
     return [tensor.spec for tensor in made.layout]
 
 
-class Export:
-    """What a WeightManager publishes of a model of Megatron."""
-
-    def __init__(self, made: ExportPlan, hf: str, prove: str, process_group: Any) -> None:
-        self.plan, self.process_group = made, process_group
-        self._hf, self._prove = hf, prove == "first"
-
-    def tensors(self, chunks: Any, timeout: float) -> list[tuple[str, Any]]:
-        """As ExportPlan.tensors(); the first time after a proof of at most `timeout` seconds. InvalidArgument: `chunks`
-        are others than the plan's. LayoutMismatch: the first is not what the directory has."""
-        if chunks is not None and not self.plan._pieces.are_of(chunks):
-            raise InvalidArgument(
-                "offload: other model chunks than the manager was made with", "make a manager for them"
-            )
-        if self._prove:
-            proof = prove(self.plan, self._hf, timeout=timeout)
-            if not proof.identical:
-                raise LayoutMismatch(str(proof), 'prove="off" if the run does not begin with the directory\'s weights')
-            self._prove = False
-        return self.plan.tensors()
-
-
-def export_of(
-    model: Any, hf: Any, *, tables: Any, ignored: Any, prove: str, process_group: Any, timeout: float
-) -> Export | None:
-    """None unless it is a model of Megatron. InvalidArgument: of one, without `hf`."""
-    if not is_megatron(model):
-        return None
-    if prove not in ("first", "off"):
-        raise InvalidArgument(f'prove={prove!r:.40} is neither "first" nor "off"')
-    if hf is None:
-        raise InvalidArgument("WeightManager: a model of Megatron without hf=", "give the directory it began from")
-    if process_group is None:
-        process_group = _default_group()
-    made = plan(model, hf, tables=tables, ignored=ignored, process_group=process_group, timeout=timeout)
-    return Export(made, _checks.path("hf", hf), prove, process_group)
-
-
-def _default_group() -> bool:
+def default_group() -> bool:
     import torch.distributed as dist
 
     return dist.is_available() and dist.is_initialized()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from . import _checks, megatron
+from . import _checks
 from ._arrays import OWN_TENSORS, cast_to, check_tensor, describe, memory_shape, shares_memory
 from ._checkpoints import check_checkpoint
 from ._deadlines import end_of, left, seconds
 from ._export_boxes import ExportedBox
+from ._gathered import BUCKET_BYTES as GATHERED_BYTES
+from ._gathering import Gathering
 from ._group import Group
+from ._megatron_manager import export_of
 from ._modules import checkpoint_name, checkpoint_names, is_module
 from ._native import Batch, Layout, PlainTensors, Sidecar, Version, Writer
 from ._nodes import Nodes, NodesWriter, advertised
@@ -48,7 +52,8 @@ class WeightManager:
     A model of Megatron (a GPTModel, or the list of its chunks) is published as ``hf`` has it, see
     :func:`deltasync.megatron.plan`, which takes ``tables`` and ``ignored``; its ``process_group`` is by default all
     processes. ``prove="first"``: the first offload is compared with the directory, and is an error if it is another
-    (LayoutMismatch); "off" for a run that does not begin with what the directory has.
+    (LayoutMismatch); "off" for a run that does not begin with what the directory has. ``export``, ``bucket_bytes``: its
+    ``mode``, and what :func:`deltasync.megatron.export_hf_named_params` says of buckets.
     ``files`` (name: bytes, such as config.json) and ``weights_file`` say what a receiver's directory has.
     ``agent``: the Unix socket of an agent that runs already; without it one is started, watched and, at
     :meth:`close`, ended. ``name``, ``listen``, ``token_file``, ``tls``, ``shm_dir`` and ``agent_args`` are that agent's
@@ -73,6 +78,8 @@ class WeightManager:
         tables: Iterable[str | os.PathLike[str]] = (),
         ignored: Iterable[str] = (),
         prove: str = "first",
+        export: str = "auto",
+        bucket_bytes: int = GATHERED_BYTES,
         files: Mapping[str, bytes] | None = None,
         weights_file: str = "model.safetensors",
         tensor_parallel: int = 1,
@@ -97,8 +104,16 @@ class WeightManager:
         #: Over several nodes with cuts where their parts end, from the first version on.
         self.layout: Layout
         self.sidecar: Sidecar
-        self._export = megatron.export_of(
-            model, hf, tables=tables, ignored=ignored, prove=prove, process_group=process_group, timeout=timeout
+        self._export = export_of(
+            model,
+            hf,
+            tables=tables,
+            ignored=ignored,
+            prove=prove,
+            process_group=process_group,
+            export=export,
+            bucket_bytes=bucket_bytes,
+            timeout=timeout,
         )
         if self._export is not None:
             if dtype is not None or files or tensor_parallel != 1:
@@ -120,6 +135,8 @@ class WeightManager:
         self._bytes = [self.layout[i].nbytes for i in range(len(self.layout))]
         self._group = Group(process_group)
         self._offloading = False
+        #: Of the version that is written, the tensors that ranks put together.
+        self._gathering: Gathering | None = None
         #: Of the version that is written, what was cast: by name, from and to which dtype.
         self._cast: dict[str, tuple[str, str]] = {}
         #: Sources of copies that may be under way on a device: until the commit, or the begin after a failure.
@@ -229,16 +246,20 @@ class WeightManager:
             raise InvalidArgument("offload: one is under way; its tensors, or a handler of a signal, ask for another")
         if self._across:
             self._across.begin_call(not self._planned)
+        end = time.monotonic() + self.timeout
+        self._gathering = self._gathering_until(lambda: left(end))
         try:
             wanted = self._version(version, label)
             end = end_of("offload", timeout, self.timeout)
             tensors = self._tensors_of(tensors, end)
+            self._gathering = self._gathering or self._gathering_until(lambda: left(end))
         except BaseException as error:
-            if self._across:
-                self._across.fail(error)
-                self._planned = False
+            self._gathering = self._gathering or self._gathering_until(lambda: left(end))
+            self._tell_others(error)
+            self._planned = self._planned and not self._across
             raise
         self._offloading = True
+        before = self._newest()
         self._cast = {}
         try:
             if self._across:
@@ -250,21 +271,37 @@ class WeightManager:
             self._writer.begin(wanted, left(end))
             self._written.clear()
             self._write_all(source, end)
-            report = OffloadReport.of(self._writer.commit(left(end)), self._cast)
+            if self._gathering:
+                self._write_gathered(self._gathering, wanted, end)
+            report = OffloadReport.of(self._writer.commit(left(end)), self._cast, self._gathering)
             self._written.clear()
         except BaseException as error:
             self._writer.abort()
-            if self._across:
-                self._across.fail(error)
+            self._tell_others(error)
             # Else the parts may be what was wrong.
-            self._planned = (self._writer.newest_epoch, self._writer.newest_number) == (wanted.epoch, wanted.number)
+            self._planned = before != self._newest() == (wanted.epoch, wanted.number)
             if self._planned:
                 self._last = wanted  # interrupted behind the commit
             raise
         finally:
             self._offloading = False
+            self._gathering = None
         self._last = wanted
         return report
+
+    def _newest(self) -> tuple[int, int]:
+        return self._writer.newest_epoch, self._writer.newest_number
+
+    def _gathering_until(self, left: Callable[[], float]) -> Gathering | None:
+        """None if nothing is gathered, or if that is not known yet."""
+        return self._export.gathering(left) if self._export else None
+
+    def _tell_others(self, error: BaseException) -> None:
+        """Ranks that wait for this one in this call."""
+        if self._across:
+            self._across.fail(error)
+        if self._gathering:
+            self._gathering.fail(error)
 
     def wait_ready(self, version: Version | None = None, *, timeout: float | None = None) -> None:
         """Waits until the agent serves it (its delta is encoded); by default the last one offloaded."""
@@ -338,6 +375,21 @@ class WeightManager:
         if not wait:
             self._written.append(batch)
         self._writer.write_batch(batch, wait, left(end))
+
+    def _write_gathered(self, gathering: Gathering, version: Version, end: float) -> None:
+        """The tensors that are put together here, one by one; all ranks take part."""
+        assert self._export is not None
+        gathering.version = version
+        tensors = gathering.tensors()
+        try:
+            for index, tensor in tensors:
+                if tensor.numel():
+                    batch = Batch()
+                    self._add(batch, index, self.layout[index].name, self._export.box(index, tensor))
+                    self._writer.write_batch(batch, True, left(end))
+        except BaseException as error:
+            gathering.fail(error)  # before `tensors` ends, which has no better reason
+            raise
 
     def _index_of(self, name: str) -> int | None:
         """Of the tensor that this name means: also with what torch.compile or DDP put into it, which is remembered."""
@@ -428,6 +480,8 @@ class WeightManager:
                 parts.extend((index, rect.row, rect.col, rect.rows, rect.cols) for rect in part[1])
 
         source = source.rehearsed(add)
+        for index, rect in self._export.gathered_here() if self._export else ():
+            parts.append((index, rect.row, rect.col, rect.rows, rect.cols))
         if self._across:
             self._across.plan(parts, end)
             self.layout, self.epoch = self._across.layout, self._across.epoch

@@ -1,0 +1,415 @@
+"""Tensors put together of what ranks have: of a trainer that is cut as Megatron's are (fake_trainer.py), over gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+import deltasync  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from deltasync import _carriers, _gather_plan, _gathering, _nodes, errors, megatron  # noqa: E402
+from fake_trainer import Fake, Model, change, same_bits  # noqa: E402
+from gloo_ranks import run_ranks  # noqa: E402
+
+LONG_S = 120.0
+SOON_S = 20.0
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Fake:
+    return Fake(tmp_path)
+
+
+def plan_of(fake: Fake, rank: int, size: int, **options: Any) -> tuple[Any, Model]:
+    model = fake.model(rank, size)
+    options = {"mode": "gathered", "process_group": size > 1, **options}
+    return megatron.plan(model, fake.directory, tables=[fake.page], **options), model
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("bucket", [1, 40_000, 1 << 30])
+def test_each_rank_gets_each_tensor(fake: Fake, tmp_path: Path, size: int, bucket: int) -> None:
+    expected = fake.expected()
+
+    def export(rank: int) -> tuple[list[str], list[str], list[str]]:
+        plan, _ = plan_of(fake, rank, size)
+        got = megatron.export_hf_named_params(plan, bucket_bytes=bucket, timeout=LONG_S)
+        wrong, names = [], []
+        for name, tensor in got:
+            names.append(name)
+            if not same_bits(tensor, expected[name]):
+                wrong.append(name)
+        return names, wrong, plan.layout.names()
+
+    for names, wrong, wanted in run_ranks(size, export, tmp_path):
+        assert names == wanted
+        assert sorted(names) == sorted(expected)
+        assert not wrong
+
+
+def resident_bytes(which: str) -> int:
+    """Of this process: VmRSS, or VmHWM, the most that it was."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(which + ":"))
+
+
+@pytest.mark.parametrize("bucket", [8 << 20, 24 << 20])
+def test_two_buckets_are_alive_at_most(tmp_path: Path, bucket: int) -> None:
+    fake = Fake(tmp_path, layers=24, width=768, apart=0)
+
+    def export(rank: int) -> tuple[int, int, int]:
+        ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed goes back to the system
+        plan, _ = plan_of(fake, rank, 2)
+        for _ in megatron.export_hf_named_params(plan, bucket_bytes=bucket, timeout=LONG_S):
+            pass  # warm
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again from what there is
+        before = resident_bytes("VmRSS")
+        got = megatron.export_hf_named_params(plan, bucket_bytes=bucket, timeout=LONG_S)
+        count = sum(1 for _ in got)
+        return got.temporary_bytes_max, resident_bytes("VmHWM") - before, count
+
+    total = sum(tensor.nbytes for tensor in fake.expected().values())
+    assert total > 6 * (8 << 20)
+    for counted, real, count in run_ranks(2, export, tmp_path):
+        assert count == len(fake.expected())
+        assert bucket / 2 < counted <= 2 * bucket
+        assert real <= counted + (6 << 20)
+
+
+def test_a_tensor_of_more_than_a_bucket_travels_alone(fake: Fake, tmp_path: Path) -> None:
+    large = fake.expected()["model.0.apart"].nbytes
+    plan, _ = plan_of(fake, 0, 1)
+    wholes = _gather_plan.wholes_of(plan.layout, plan._made.copies, plan._made.constants, {})
+    buckets = _gather_plan.for_all(wholes, large // 8)
+    alone = [bucket.wholes for bucket in buckets if bucket.cost > large // 8]
+    assert [[whole.nbytes for whole in bucket] for bucket in alone] == [[large]]
+    assert max(len(bucket.wholes) for bucket in buckets) > 3
+    assert [whole.index for bucket in buckets for whole in bucket.wholes] == [whole.index for whole in wholes]
+
+    def export(rank: int) -> int:
+        plan, _ = plan_of(fake, rank, 2)
+        got = megatron.export_hf_named_params(plan, bucket_bytes=large // 8, timeout=LONG_S)
+        assert sum(1 for _ in got) == len(fake.expected())
+        return got.temporary_bytes_max
+
+    for counted in run_ranks(2, export, tmp_path):
+        assert 2 * large <= counted <= 2 * large + large // 4
+
+
+def error_of(work: Any) -> tuple[str, str, float]:
+    began = time.monotonic()
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        work()
+    return type(raised.value).__name__, str(raised.value), time.monotonic() - began
+
+
+def test_an_error_on_one_rank_is_one_on_all(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = _carriers.Elements.put
+    names: dict[str, Any] = {"freed": None, "first": 0, "middle": 9, "last": 13}
+
+    def export(rank: int) -> Any:
+        plan, model = plan_of(fake, rank, 3)
+        said = {}
+        for name, at in names.items():
+            calls = itertools.count()
+
+            def breaks(self: Any, copy: Any, target: Any, at: Any = at, calls: Any = calls) -> None:
+                if rank == 1 and next(calls) == at:
+                    raise errors.NoSpace("no room on the moon")
+                put(self, copy, target)
+
+            _carriers.Elements.put = breaks
+            kept = model.rows_0.data
+            if name == "freed" and rank == 1:
+                model.rows_0.data = kept.clone()
+                model.rows_0.data.untyped_storage().resize_(0)
+            said[name] = error_of(
+                lambda: list(megatron.export_hf_named_params(plan, bucket_bytes=40_000, timeout=LONG_S))
+            )
+            model.rows_0.data = kept
+        _carriers.Elements.put = put  # and the ranks are still in step
+        return said, len(list(megatron.export_hf_named_params(plan, timeout=LONG_S)))
+
+    ranks = run_ranks(3, export, tmp_path)
+    for rank, (said, count) in enumerate(ranks):
+        assert count == len(fake.expected())
+        for name, (kind, message, took) in said.items():
+            assert kind == ("InvalidArgument" if name == "freed" else "NoSpace"), (rank, name, message)
+            assert ("rows_0" if name == "freed" else "moon") in message
+            assert ("rank 1 failed" in message) == (rank != 1), message
+            assert took < SOON_S
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 20])
+def test_a_rank_that_stops_ends_the_others(fake: Fake, tmp_path: Path, after: int) -> None:
+    def export(rank: int) -> Any:
+        plan, _ = plan_of(fake, rank, 3)
+        got = megatron.export_hf_named_params(plan, bucket_bytes=40_000, timeout=LONG_S)
+        if rank == 2:
+            assert len(list(itertools.islice(got, after))) == after
+            del got
+            said = "stopped"
+        else:
+            said = " ".join(map(str, error_of(lambda: list(got))[:2]))
+        return said, len(list(megatron.export_hf_named_params(plan, timeout=LONG_S)))
+
+    first, second, third = run_ranks(3, export, tmp_path)
+    assert first == second
+    assert first[0].startswith("Aborted rank 2 failed: Aborted: it took no more tensors")
+    assert third == ("stopped", len(fake.expected()))
+    assert first[1] == len(fake.expected())
+
+
+def test_a_rank_that_does_nothing_ends_the_others_at_the_deadline(fake: Fake, tmp_path: Path) -> None:
+    def export(rank: int) -> Any:
+        plan, _ = plan_of(fake, rank, 2)
+        got = megatron.export_hf_named_params(plan, bucket_bytes=40_000, timeout=2.0)
+        if rank == 1:
+            next(got)
+            said: Any = None
+            time.sleep(6)
+        else:
+            said = error_of(lambda: list(got))
+        return said
+
+    def alone(rank: int) -> None:
+        (tmp_path / f"said-{rank}").write_text(json.dumps(export(rank)))
+        os._exit(0)  # the group is of no more use: not even for the barrier at the end
+
+    with pytest.raises(AssertionError, match="it ended"):
+        run_ranks(2, alone, tmp_path)
+    results = [json.loads((tmp_path / f"said-{rank}").read_text()) for rank in range(2)]
+    kind, message, took = results[0]
+    assert kind == "DeadlinePassed"
+    assert "rank 0 waited 2.0 s for the other ranks' next bucket" in message
+    assert took < 5
+
+
+def test_buckets_that_differ_are_refused(fake: Fake, tmp_path: Path) -> None:
+    def export(rank: int) -> str:
+        plan, _ = plan_of(fake, rank, 2)
+        return error_of(lambda: megatron.export_hf_named_params(plan, bucket_bytes=1000 + rank, timeout=LONG_S))[1]
+
+    first, second = run_ranks(2, export, tmp_path)
+    assert first == second
+    assert "rank 1 has another plan, export= or bucket_bytes= than rank 0" in first
+
+
+def watched(fake: Fake, room: int, bucket: int) -> list[tuple[str, int]]:
+    """What a gathering of one process does: begins a bucket, gives a tensor; with the bytes that it reserves then."""
+    plan, _ = plan_of(fake, 0, 1)
+    wholes = _gather_plan.wholes_of(plan.layout, plan._made.copies, (), {})
+    seen: list[tuple[str, int]] = []
+
+    class Watched(_gathering.Gathering):
+        def _begin(self, bucket: Any) -> None:
+            super()._begin(bucket)
+            seen.append((f"begin {bucket.wholes[0].index}", self._reserved))
+
+    def carrier(bucket: Any) -> Any:
+        return _carriers.ToHome(plan._group, bucket.wholes, "cpu")
+
+    def elements() -> Any:
+        return _carriers.Elements(plan._pieces.views(), plan._constant)
+
+    buckets = _gather_plan.for_homes(wholes, bucket, 0)
+    gathering = Watched(plan._group, buckets, carrier, elements, room, lambda: LONG_S)
+    for index, _ in gathering.tensors():
+        seen.append((f"take {index}", gathering._reserved))
+    assert gathering._temporary <= room
+    return seen
+
+
+def test_buckets_begin_in_order_as_soon_as_there_is_room(fake: Fake) -> None:
+    large = fake.expected()["model.0.apart"].nbytes
+    seen = watched(fake, 2 * 100_000, 100_000)
+    begun = [int(what.split()[1]) for what, _ in seen if what.startswith("begin")]
+    assert begun == sorted(begun)
+    assert all(reserved <= 200_000 or reserved >= large for _, reserved in seen)
+    # A bucket begins while tensors of the one before are taken.
+    order = [what for what, _ in seen]
+    overlapped = [
+        at for at, what in enumerate(order[:-1]) if what.startswith("begin") and at and order[at - 1].startswith("take")
+    ]
+    assert len(overlapped) >= len(begun) // 2
+    # The one that is larger than all room begins too, when nothing else is alive.
+    at = next(number for number, (what, reserved) in enumerate(seen) if what.startswith("begin") and reserved > 200_000)
+    assert seen[at][1] <= large + 100_000
+    assert order[at + 1] == order[at].replace("begin", "take")
+
+
+def test_a_form_is_made_of_the_whole_tensor(fake: Fake, tmp_path: Path) -> None:
+    expected = fake.expected()
+    form_of, scale = "model.1.rows", "model.1.norm"
+
+    def export(rank: int) -> Any:
+        plan, _ = plan_of(fake, rank, 2)
+        index, other = (plan.layout.find(name) for name in (form_of, scale))
+        plan._forms[index] = _gather_plan.Form("F32", (index, other), lambda whole: [whole.t(), whole[0]])
+        made = dict(megatron.export_hf_named_params(plan, bucket_bytes=40_000, timeout=LONG_S))
+        return same_bits(made[form_of], expected[form_of].t()), same_bits(made[scale], expected[form_of][0]), len(made)
+
+    assert run_ranks(2, export, tmp_path) == [(True, True, len(expected))] * 2
+
+
+@contextlib.contextmanager
+def manager_of(fake: Fake, model: Model, name: str, **options: Any) -> Iterator[deltasync.WeightManager]:
+    options = {"timeout": LONG_S, "prove": "first", **options}
+    with deltasync.WeightManager(model, hf=fake.directory, tables=[fake.page], name=name, **options) as manager:
+        yield manager
+
+
+def received(manager: deltasync.WeightManager, expected: dict[str, torch.Tensor]) -> list[str]:
+    """The tensors that are others."""
+    with deltasync.Receiver(manager.endpoint, timeout=LONG_S) as receiver:
+        receiver.update(manager.version)
+        got = dict(receiver.tensors())
+        assert got.keys() == expected.keys()
+        return [name for name in expected if not same_bits(got[name].clone(), expected[name])]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("export", ["auto", "gathered"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_versions_that_are_gathered(fake: Fake, tmp_path: Path, export: str, size: int, nodes: int) -> None:
+    if nodes > size:
+        pytest.skip("no node without a rank")
+    segment = f"pytest-{os.getpid()}-{export}-{size}-{nodes}"
+
+    def publish(rank: int) -> Any:
+        node = rank * nodes // size
+        _nodes.this_node = lambda: f"node{node} boot"
+        model = fake.model(rank, size)
+        options = {"export": export, "bucket_bytes": 1 << 20, "advertise": "127.0.0.1"}
+        wrong, reports = [], []
+        with manager_of(fake, model, f"{segment}-{node}", **options) as manager:
+            for step in range(3):
+                change(model, float(step))
+                report = manager.offload(version=step + 1)
+                reports.append((report.gather_s, report.convert_s, report.temporary_bytes_max))
+                if rank == 0:
+                    wrong += received(manager, fake.expected(*map(float, range(step + 1))))
+                if size > 1:
+                    dist.barrier()
+            gathered = [manager.layout[whole.index].name for whole in manager._export.plan.gathered()]
+        return wrong, reports, gathered
+
+    ranks = run_ranks(size, publish, tmp_path)
+    everything = {name for name in fake.expected() if name != "model.inv_freq"}
+    for wrong, reports, gathered in ranks:
+        assert not wrong
+        assert set(gathered) == ({"model.0.apart"} if export == "auto" else everything)
+        for gather_s, convert_s, _ in reports:
+            assert (gather_s > 0 or size == 1) and convert_s > 0
+    assert max(report[2] for _, reports, _ in ranks for report in reports) >= fake.expected()["model.0.apart"].nbytes
+
+
+def test_direct_mode_refuses_what_lies_apart_and_gathers_nothing(tmp_path: Path) -> None:
+    (tmp_path / "apart").mkdir()
+    fake, apart = Fake(tmp_path, apart=0), Fake(tmp_path / "apart")
+    segment = f"pytest-{os.getpid()}-direct"
+
+    def publish(rank: int) -> Any:
+        with manager_of(apart, apart.model(rank, 2), segment, export="direct") as manager:
+            said = error_of(manager.offload)
+        with manager_of(fake, fake.model(rank, 2), segment, export="direct") as manager:
+            report = manager.offload()
+        return said, (report.gather_s, report.convert_s, report.temporary_bytes_max)
+
+    for (kind, message, _), gathered in run_ranks(2, publish, tmp_path):
+        assert kind == "Unsupported"
+        assert "model.0.apart" in message and 'export="auto"' in message
+        assert gathered == (0, 0, 0)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_offload_that_fails_on_one_rank_fails_on_all_and_the_next_succeeds(
+    fake: Fake, tmp_path: Path, nodes: int
+) -> None:
+    segment = f"pytest-{os.getpid()}-fails-{nodes}"
+
+    def publish(rank: int) -> Any:
+        _nodes.this_node = lambda: f"node{rank * nodes // 3} boot"
+        model = fake.model(rank, 3)
+        options = {"export": "gathered", "bucket_bytes": 1 << 16, "advertise": "127.0.0.1"}
+        said = {}
+        with manager_of(fake, model, f"{segment}-{rank * nodes // 3}", **options) as manager:
+            manager.offload(version=1)
+            put, add, tensors = _carriers.Elements.put, manager._add, manager._export.plan.tensors
+
+            def breaks(*_: Any) -> Any:
+                raise errors.NoSpace("no room on the moon")
+
+            for number, what in enumerate(("packing", "writing", "before", "number"), 2):
+                if rank == 1 and what == "packing":
+                    _carriers.Elements.put = breaks
+                if rank == 1 and what == "writing":
+                    manager._add = breaks
+                if rank == 1 and what == "before":
+                    manager._export.plan.tensors = breaks
+                version = 1 if rank == 1 and what == "number" else number
+                said[what] = error_of(lambda version=version: manager.offload(version=version))
+                _carriers.Elements.put, manager._add, manager._export.plan.tensors = put, add, tensors
+            change(model, 3.0)
+            manager.offload(version=9)
+            wrong = received(manager, fake.expected(3.0)) if rank == 0 else []
+            dist.barrier()
+        return said, wrong
+
+    for rank, (said, wrong) in enumerate(run_ranks(3, publish, tmp_path)):
+        assert not wrong
+        for what, (kind, message, took) in said.items():
+            assert took < SOON_S, (rank, what, message)
+            own = "VersionConflict" if what == "number" else "NoSpace"
+            # The others hear it from this one, or that the fill has ended.
+            assert kind in (own, "Aborted", "VersionConflict") if rank != 1 else kind == own, (rank, what, message)
+
+
+def test_the_timeline_shows_the_stages(fake: Fake, tmp_path: Path) -> None:
+    def publish(rank: int) -> Any:
+        deltasync.start_timeline(f"trainer {rank}")
+        segment = f"pytest-{os.getppid()}-timeline"
+        with manager_of(fake, fake.model(rank, 2), segment, export="gathered", bucket_bytes=1 << 20) as manager:
+            manager.offload(version=7)
+        deltasync.write_timeline(tmp_path / f"trace-{rank}.json")
+        return json.loads((tmp_path / f"trace-{rank}.json").read_text())["traceEvents"]
+
+    for events in run_ranks(2, publish, tmp_path):
+        spans = [event for event in events if event.get("ph") == "X"]
+        of = {name: [span for span in spans if span["name"] == name] for name in ("offload", "pack", "gather")}
+        (whole,) = of["offload"]
+        assert len(of["pack"]) == len(of["gather"]) >= 2
+        for span in of["pack"] + of["gather"]:
+            assert whole["ts"] <= span["ts"] and span["ts"] + span["dur"] <= whole["ts"] + whole["dur"] + 1
+            assert span["args"]["version"] == whole["args"]["version"]
+        assert sum(span["args"]["bytes"] for span in of["gather"]) > 0
+
+
+def test_another_frameworks_generator(fake: Fake, tmp_path: Path) -> None:
+    """As Megatron-Bridge's and verl's: every rank gets each whole tensor."""
+    segment = f"pytest-{os.getpid()}-generator"
+
+    def publish(rank: int) -> list[str]:
+        plan, model = plan_of(fake, rank, 2)
+        with deltasync.WeightManager(fake.directory, process_group=True, name=segment, timeout=LONG_S) as manager:
+            wrong = []
+            for step in range(2):
+                change(model, float(step))
+                manager.offload(lambda: megatron.export_hf_named_params(plan, bucket_bytes=1 << 18))
+                wrong += received(manager, fake.expected(*map(float, range(step + 1)))) if rank == 0 else []
+                dist.barrier()
+        return wrong
+
+    assert run_ranks(2, publish, tmp_path) == [[], []]
