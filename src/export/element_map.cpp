@@ -124,24 +124,34 @@ struct Item {
   FixedAxis fixed;
 };
 
+/// `word`: NAME, INDEX/EXTENT, or NAME@INDEX/EXTENT.
 Result<std::vector<Item>> items_of(std::string_view view, const std::string& word, NamedAxes& named,
                                    const Names& names) {
   std::vector<Item> items;
+  std::uint64_t count = 1;
   const std::size_t slash = word.find('/');
-  if (slash == std::string::npos) {
-    const auto found = named.find(word);
-    if (found == named.end()) return wrong(view, "'" + word + "' is not on its left");
+  const std::size_t at = slash == std::string::npos ? std::string::npos : word.find('@');
+  if (slash == std::string::npos || at != std::string::npos) {
+    const std::string name = word.substr(0, at);
+    const auto found = named.find(name);
+    if (found == named.end()) return wrong(view, "'" + name + "' is not on its left");
     for (Axis& axis : found->second) {
-      if (axis.target_stride != 0) return wrong(view, "'" + word + "' twice on its right");
+      if (axis.target_stride != 0) return wrong(view, "'" + name + "' twice on its right");
       axis.target_stride = 1;
       items.push_back({&axis, {}});
+      count *= axis.extent;
     }
-    return items;
+    if (slash == std::string::npos) return items;
   }
-  DS_ASSIGN(const std::uint64_t index, evaluate_size(std::string_view(word).substr(0, slash), names));
-  DS_ASSIGN(const std::uint64_t extent, evaluate_size(std::string_view(word).substr(slash + 1), names));
-  if (index >= extent) return wrong(view, word + ": there is no number " + std::to_string(index));
-  items.push_back({nullptr, {1, extent, index}});
+  const std::string_view numbers = std::string_view(word).substr(at == std::string::npos ? 0 : at + 1);
+  const std::size_t cut = numbers.find('/');
+  DS_ASSIGN(const std::uint64_t index, evaluate_size(numbers.substr(0, cut), names));
+  DS_ASSIGN(const std::uint64_t extent, evaluate_size(numbers.substr(cut + 1), names));
+  if (count == 0 || count > extent || index > extent - count) {
+    return wrong(view,
+                 word + ": there are no " + std::to_string(count) + " from number " + std::to_string(index) + " on");
+  }
+  items.insert(items.begin(), {nullptr, {1, extent, index, count}});
   return items;
 }
 
@@ -241,6 +251,11 @@ Result<ElementMap> map_part(const Parts& parts, const Parts::Part& part, std::st
     std::uint64_t size = 1;
     for (auto item = dim->rbegin(); item != dim->rend(); ++item) {
       const std::uint64_t extent = item->axis != nullptr ? item->axis->extent : item->fixed.extent;
+      if (item->axis == nullptr) {  // it takes the place of the axes to its right, which are `count`
+        stride /= item->fixed.count;
+        size /= item->fixed.count;
+        places /= item->fixed.count;
+      }
       (item->axis != nullptr ? item->axis->target_stride : item->fixed.stride) = stride;
       if (item->axis == nullptr) fixed.push_back(item->fixed);
       const std::uint64_t at_least = std::max<std::uint64_t>(extent, 1);

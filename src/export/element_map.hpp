@@ -23,12 +23,13 @@ struct Axis {
   std::uint64_t stride_end() const { return extent * source_stride; }
 };
 
-/// A place of the target that the map does not step through: it has the index-th of `extent`. All maps into one target
-/// have the same of these, and each another index: so that all of them together cover it once.
+/// Places of the target that the map keeps to: `count` of `extent`, from the index-th on. All maps into one target have
+/// the same strides and extents, and each other places: so that all of them together cover it once.
 struct FixedAxis {
   std::uint64_t stride = 1;
   std::uint64_t extent = 1;
   std::uint64_t index = 0;
+  std::uint64_t count = 1;
 };
 
 struct ElementMap {
@@ -58,7 +59,8 @@ Result<Parts> parse_parts(std::string_view text, std::uint64_t rows, const Names
 
 /// `view`: `(G two:2 d) c -> (two G d) c`. On the left are the part's dimensions; one in parentheses is split into
 /// names with sizes, of which one may be left out. On the right are the target's, of the same names; `index/extent` is
-/// a fixed axis, of expressions without blanks. `...` on both sides is all other dimensions. Empty: as it is.
+/// a fixed axis of one place, and `name@index/extent` one in which the name's positions are, from the index-th on; of
+/// expressions without blanks. `...` on both sides is all other dimensions. Empty: as it is.
 ///   - Errc::invalid_argument: another form, names of one side only, sizes that do not fit the shape.
 Result<ElementMap> map_part(const Parts& parts, const Parts::Part& part, std::string_view view,
                             std::span<const std::uint64_t> source_shape, const Names& names);

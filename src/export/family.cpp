@@ -37,6 +37,13 @@ class PageTable {
     out = node->ref<std::string>();
     return {};
   }
+  Status flag(std::string_view key, bool& out) {
+    const toml::node* const node = take(key);
+    if (node == nullptr) return {};
+    if (!node->is_boolean()) return wrong(*node, "'" + std::string(key) + "' is to be true or false");
+    out = node->ref<bool>();
+    return {};
+  }
   /// A text, or a list of them.
   Status texts(std::string_view key, std::vector<std::string>& out, bool required = false) {
     const toml::node* const node = take(key);
@@ -133,10 +140,8 @@ Status read_row(PageTable& table, Family& family) {
     if (!(std::abs(row.add) <= std::numeric_limits<float>::max()))
       return table.wrong(*add, "'add' is to be a number of fp32");
   }
-  if (const toml::node* const optional = table.take("optional"); optional != nullptr) {
-    if (!optional->is_boolean()) return table.wrong(*optional, "'optional' is to be true or false");
-    row.optional = optional->ref<bool>();
-  }
+  DS_TRY(table.flag("optional", row.optional));
+  DS_TRY(table.flag("alternative", row.alternative));
   family.rows.push_back(std::move(row));
   return {};
 }
@@ -180,6 +185,8 @@ Result<Family> parse_family(std::string_view toml, std::string_view file) {
     rename.label = family.name + ":" + table.line();
     DS_TRY(table.texts("mcore", rename.mcore, true));
     DS_TRY(table.text("to", rename.to, true));
+    DS_TRY(table.text("hf", rename.hf));
+    DS_TRY(table.text("hf_to", rename.hf_to, !rename.hf.empty()));
     family.renames.push_back(std::move(rename));
     return {};
   });

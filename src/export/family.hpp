@@ -14,9 +14,13 @@
 //   when = "attention_bias | false"
 //   add = 1                                     # to each value
 //   optional = true                             # the directory may be without it
+//   alternative = true                          # if the directory has no such tensor in that shape, the next row that
+//                                               # matches counts
 //   [[renames]]                                 # before rows are looked for, of names that begin so
 //   mcore = "mtp.layers.{M}.transformer_layer."
-//   to = "decoder.layers.{num_hidden_layers + M}."
+//   to = "decoder.layers.{M}."
+//   hf = "model.layers.{M}."                    # and what rows call so in the directory
+//   hf_to = "mtp.layers.{M}."                   # begins so there
 //   [[constants]]                               # taken from the directory as they are
 //   hf = "model.layers.{L}.self_attn.rotary_emb.inv_freq"
 //   [[aliases]]                                 # has the bytes of another one
@@ -49,12 +53,15 @@ struct FamilyRow {
   std::string when;
   double add = 0;
   bool optional = false;
+  bool alternative = false;
 };
 
 struct FamilyRename {
   std::string label;
   std::vector<std::string> mcore;  ///< how names begin
   std::string to;
+  std::string hf;  ///< how the rows' names in the directory begin, and how they begin instead
+  std::string hf_to;
 };
 
 struct FamilyConstant {

@@ -54,6 +54,10 @@ PageValues::Value PageValues::of_config(const std::string& name) const {
   const Json* node = &config_;
   for (std::size_t at = 0; at <= name.size();) {
     const std::size_t dot = std::min(name.find('.', at), name.size());
+    if ((node->is_string() || node->is_array()) && std::string_view(name).substr(at) == "length") {
+      const std::size_t length = node->is_string() ? node->get_ref<const std::string&>().size() : node->size();
+      return std::optional<double>(static_cast<double>(length));
+    }
     const auto found = node->is_object() ? node->find(name.substr(at, dot - at)) : node->end();
     if (!node->is_object() || found == node->end()) return of_text_model(name);
     node = &*found;

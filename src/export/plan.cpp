@@ -1,6 +1,7 @@
 #include "export/plan.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -39,25 +40,78 @@ class Planner {
   }
 
  private:
-  /// What is known of a HF tensor's places: the fixed axes of the maps that lead to it.
+  /// What is known of a HF tensor's places: the fixed axes of each map that leads to it.
   struct Slots {
-    std::vector<FixedAxis> axes;
-    std::set<std::vector<std::uint64_t>> filled;  ///< indices of the axes
+    std::vector<std::vector<FixedAxis>> filled;
+
+    std::uint64_t places() const {
+      std::uint64_t count = 0;
+      for (const auto& axes : filled) {
+        count += std::accumulate(axes.begin(), axes.end(), std::uint64_t{1},
+                                 [](std::uint64_t n, const FixedAxis& axis) { return n * axis.count; });
+      }
+      return count;
+    }
+    std::uint64_t places_there_are() const {
+      std::uint64_t count = 1;
+      if (!filled.empty()) {
+        for (const FixedAxis& axis : filled.front()) count *= axis.extent;
+      }
+      return count;
+    }
+  };
+
+  /// A tensor of the trainer under the name that rows know, and how names on disk that begin so begin instead.
+  struct Renamed {
+    std::string name;
+    std::string hf;
+    std::string hf_to;
+
+    std::string on_disk(std::string of_row) const {
+      return of_row.starts_with(hf) ? hf_to + of_row.substr(hf.size()) : of_row;
+    }
   };
 
   /// By the first rename that fits.
-  Result<std::string> renamed(const std::string& key) const {
+  Result<Renamed> renamed(const std::string& key) const {
     for (const FamilyRename& rename : family_.renames) {
       for (const std::string& pattern : rename.mcore) {
         std::string_view rest;
         DS_ASSIGN(const auto captures, match_prefix(pattern, key, rest));
         if (!captures) continue;
-        auto to = expand_name(rename.to, values_.with(*captures));
-        if (!to) return std::move(to).error().with_context(rename.label);
-        return *to + std::string(rest);
+        Renamed out;
+        for (const auto& [pattern_to, text] :
+             {std::pair(&rename.to, &out.name), std::pair(&rename.hf, &out.hf), std::pair(&rename.hf_to, &out.hf_to)}) {
+          auto expanded = expand_name(*pattern_to, values_.with(*captures));
+          if (!expanded) return std::move(expanded).error().with_context(rename.label);
+          *text = *std::move(expanded);
+        }
+        out.name += rest;
+        return out;
       }
     }
-    return key;
+    return Renamed{key, {}, {}};
+  }
+
+  /// Whether the directory has the tensors that the row makes, in the shapes that it makes.
+  Result<bool> fits(const FamilyRow& row, const Captures& captures, const Renamed& name,
+                    std::span<const std::uint64_t> shape) const {
+    const Names names = values_.with(captures);
+    DS_ASSIGN(const Parts parts, parse_parts(row.parts, shape.empty() ? 1 : shape.front(), names));
+    for (const Parts::Part& part : parts.parts) {
+      const auto target = target_of(row, part.name);
+      if (target == row.targets.end()) continue;
+      DS_ASSIGN(std::string of_row, expand_name(target->hf, names));
+      const auto index = plan_.layout->find(name.on_disk(std::move(of_row)));
+      if (!index) return false;
+      DS_ASSIGN(const ElementMap map, map_part(parts, part, target->view, shape, names));
+      if (map.target_shape != plan_.layout->tensors()[*index].spec.shape) return false;
+    }
+    return true;
+  }
+
+  static std::vector<RowTarget>::const_iterator target_of(const FamilyRow& row, const std::string& part) {
+    return std::find_if(row.targets.begin(), row.targets.end(), [&](const RowTarget& t) { return t.part == part; });
   }
 
   /// The first row that matches, and holds.
@@ -68,24 +122,29 @@ class Planner {
       plan_.ignored.push_back(key);
       return {};
     }
-    DS_ASSIGN(const std::string name, renamed(key));
+    DS_ASSIGN(const Renamed name, renamed(key));
     for (std::uint32_t i = 0; i < family_.rows.size(); ++i) {
       for (const std::string& pattern : family_.rows[i].mcore) {
-        DS_ASSIGN(auto captures, match_name(pattern, name));
+        DS_ASSIGN(auto captures, match_name(pattern, name.name));
         if (!captures) continue;
         if (!tensor.first().global_shape.empty()) captures->emplace("D", tensor.first().global_shape.front());
         const FamilyRow& row = family_.rows[i];
         auto holds = values_.holds(row.when, *captures);
         if (!holds) return std::move(holds).error().with_context(row.label + ": when");
         if (!*holds) continue;
-        return carry_out(i, *captures, key, tensor).with_context(row.label + ": " + key);
+        if (row.alternative) {
+          auto suits = fits(row, *captures, name, tensor.first().global_shape);
+          if (!suits) return std::move(suits).error().with_context(row.label + ": " + key);
+          if (!*suits) continue;
+        }
+        return carry_out(i, *captures, name, key, tensor).with_context(row.label + ": " + key);
       }
     }
     unused_.push_back(key);
     return {};
   }
 
-  Status carry_out(std::uint32_t number, const Captures& captures, const std::string& key,
+  Status carry_out(std::uint32_t number, const Captures& captures, const Renamed& name, const std::string& key,
                    const TrainerTensor& tensor) {
     const FamilyRow& row = family_.rows[number];
     const std::vector<std::uint64_t>& shape = tensor.first().global_shape;
@@ -98,13 +157,13 @@ class Planner {
     for (const RowTarget& target : row.targets) left.insert(target.part);
     for (const Parts::Part& part : parts.parts) {
       if (part.name == "_") continue;
-      const auto target =
-          std::find_if(row.targets.begin(), row.targets.end(), [&](const RowTarget& t) { return t.part == part.name; });
+      const auto target = target_of(row, part.name);
       if (target == row.targets.end()) {
         return Error(Errc::invalid_argument, "no hf." + part.name + ": a part that goes nowhere is called '_'");
       }
       left.erase(part.name);
-      DS_ASSIGN(const std::string hf, expand_name(target->hf, names));
+      DS_ASSIGN(std::string of_row, expand_name(target->hf, names));
+      const std::string hf = name.on_disk(std::move(of_row));
       const auto index = plan_.layout->find(hf);
       if (!index) {
         if (!row.optional) not_there_.push_back(hf + " (of " + key + ")");
@@ -149,20 +208,25 @@ class Planner {
     return {};
   }
 
-  /// Maps into one tensor differ in the indices of the same fixed axes, or they would overlap.
+  /// Maps into one tensor keep to other places of the same fixed axes, or they would overlap.
   Status note_slot(std::uint32_t index, const ElementMap& map) {
     Slots& slots = slots_[index];
     const std::string& name = plan_.layout->tensors()[index].spec.name;
-    if (slots.filled.empty()) slots.axes = map.fixed;
     const auto same = [](const FixedAxis& a, const FixedAxis& b) {
       return a.stride == b.stride && a.extent == b.extent;
     };
-    if (!std::equal(slots.axes.begin(), slots.axes.end(), map.fixed.begin(), map.fixed.end(), same)) {
-      return Error(Errc::coverage, name + " is made of places that do not fit together");
+    const auto meet = [](const FixedAxis& a, const FixedAxis& b) {
+      return a.index < b.index + b.count && b.index < a.index + a.count;
+    };
+    for (const std::vector<FixedAxis>& other : slots.filled) {
+      if (!std::equal(other.begin(), other.end(), map.fixed.begin(), map.fixed.end(), same)) {
+        return Error(Errc::coverage, name + " is made of places that do not fit together");
+      }
+      if (std::equal(other.begin(), other.end(), map.fixed.begin(), meet)) {
+        return Error(Errc::coverage, name + " is written twice");
+      }
     }
-    std::vector<std::uint64_t> at;
-    for (const FixedAxis& axis : map.fixed) at.push_back(axis.index);
-    if (!slots.filled.insert(at).second) return Error(Errc::coverage, name + " is written twice");
+    slots.filled.push_back(map.fixed);
     return {};
   }
 
@@ -228,12 +292,10 @@ class Planner {
     std::vector<std::string> unwritten;
     for (std::uint32_t i = 0; i < slots_.size(); ++i) {
       const Tensor& tensor = plan_.layout->tensors()[i];
-      std::uint64_t places = 1;
-      for (const FixedAxis& axis : slots_[i].axes) places *= axis.extent;
-      if (slots_[i].filled.size() == places) continue;
+      if (slots_[i].places() == slots_[i].places_there_are()) continue;
       if (!slots_[i].filled.empty()) {
-        unwritten.push_back(tensor.spec.name + " (" + std::to_string(slots_[i].filled.size()) + " of " +
-                            std::to_string(places) + " places)");
+        unwritten.push_back(tensor.spec.name + " (" + std::to_string(slots_[i].places()) + " of " +
+                            std::to_string(slots_[i].places_there_are()) + " places)");
         continue;
       }
       DS_ASSIGN(const bool constant, is_constant(tensor.spec.name));

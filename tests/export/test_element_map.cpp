@@ -147,6 +147,19 @@ TEST(ElementMap, AViewThatCrossesBlocks) {
              });
 }
 
+TEST(ElementMap, ARangeOfPlaces) {
+  // Three groups of 4 rows go to rows 3 to 6 of three groups of 10.
+  expect_map("", "", "(G:G d) c -> (G d@3/10) c", {12, 2}, {30, 2},
+             [](std::uint64_t row, std::uint64_t col) { return at(row / 4 * 10 + 3 + row % 4, col, 2); });
+  // The columns go to the second half of twice as many; the rows lie apart in their own range.
+  expect_map("", "", "(a:2 b) c -> (b@E*2/7 a) c@5/10", {6, 5}, {14, 10},
+             [](std::uint64_t row, std::uint64_t col) { return at((row % 3 + 2) * 2 + row / 3, 5 + col, 10); });
+  // A name that goes over the border of a block keeps its range.
+  expect_map("G * [q: 4, k: 1]", "q", "x c -> x@2/20 c", {15, 2}, {20, 2}, [](std::uint64_t row, std::uint64_t col) {
+    return row % 5 == 4 ? -1 : at(2 + row / 5 * 4 + row % 5, col, 2);
+  });
+}
+
 TEST(ElementMap, WhatDoesNotFitIsRefused) {
   for (const char* text :
        {"q: 4", "[q]", "[q: 5, k: 4]", "2 * [q: 5]", "0 * [q: 4]", "G [q: 4]", "[q: x]", "[q: *, k: 2]", "[q: 100]"}) {
@@ -155,10 +168,28 @@ TEST(ElementMap, WhatDoesNotFitIsRefused) {
   const auto parts = parse_parts("2 * [q: 3, k: 1]", 8, names);
   ASSERT_TRUE(parts);
   const std::vector<std::uint64_t> shape{8, 5};
-  for (const char* view :
-       {"a b", "a b c -> a b c", "a -> a", "a b -> a", "a b -> a b a", "a b -> a c", "(a:4 x) b -> (a x) b",
-        "(a x) b -> (a x) b", "(a b -> a b", "a) b -> a b", "a b -> a b 2/2", "a a -> a a", "(a:2 x:2) b -> (a x) b",
-        "... b c d -> ... b c d", "a b -> (5/274177 7/67280421310721 a) b", "a b -> (0/4611686018427387904 a) b"}) {
+  for (const char* view : {"a b",
+                           "a b c -> a b c",
+                           "a -> a",
+                           "a b -> a",
+                           "a b -> a b a",
+                           "a b -> a c",
+                           "(a:4 x) b -> (a x) b",
+                           "(a x) b -> (a x) b",
+                           "(a b -> a b",
+                           "a) b -> a b",
+                           "a b -> a b 2/2",
+                           "a b -> a@3/8 b",
+                           "a b -> a@0/5 b",
+                           "a b -> a@0 b",
+                           "a b -> c@0/9 b",
+                           "a b -> a@/9 b",
+                           "a b -> a@0/9 a b",
+                           "a a -> a a",
+                           "(a:2 x:2) b -> (a x) b",
+                           "... b c d -> ... b c d",
+                           "a b -> (5/274177 7/67280421310721 a) b",
+                           "a b -> (0/4611686018427387904 a) b"}) {
     EXPECT_FALSE(map_part(*parts, parts->parts.front(), view, shape, names)) << view;
   }
 }

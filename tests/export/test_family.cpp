@@ -91,6 +91,8 @@ TEST(Family, WrongPagesNameTheLine) {
            {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf.a = \"x\"", "'hf'"},
            {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\nadd = \"1\"", "f:5"},
            {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\noptional = 1", "f:5"},
+           {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\nalternative = 1", "f:5"},
+           {"name = \"a\"\n[[renames]]\nmcore = \"x\"\nto = \"y\"\nhf = \"z\"", "'hf_to'"},
            {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\nadd = nan", "f:5"},
            {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\nadd = 1e39", "f:5"},
            {"name = \"a\"\n[[rows]]\nmcore = \"x\"\nhf = \"x\"\nview.q = \"a b -> b a\"", "view.q"},

@@ -301,6 +301,119 @@ hf = "experts"
   expect_error(Errc::coverage, {"experts (2 of 3 places)"});
 }
 
+TEST_F(ExportPlanTest, TensorsOfTheTrainerThatAreRangesOfOne) {
+  const auto with = [&](const char* second) {
+    auto mine = parse_family(std::string(R"(
+name = "mine"
+architectures = ["LlamaForCausalLM"]
+inherits = "llama"
+[[rows]]
+mcore = "first.weight"
+view = "a -> a@0/5"
+hf = "both"
+[[rows]]
+mcore = "second.weight"
+hf = "both"
+view = ")") + second + "\"\n",
+                             "mine");
+    ASSERT_TRUE(mine) << mine.error().to_string();
+    pages_ = {*std::move(mine)};
+  };
+  specs_.push_back({.name = "both", .dtype = Dtype::f32, .shape = {5}});
+  std::vector<ModelTensor> tensors = trainer_tensors();
+  tensors.push_back({"first.weight", {2}});
+  tensors.push_back({"second.weight", {3}});
+  values_["first.weight"] = {1, 2};
+  values_["second.weight"] = {3, 4, 5};
+  cut(5, 2, tensors);
+  with("a -> a@2/5");
+  const auto made = plan();
+  ASSERT_TRUE(made) << made.error().to_string();
+  std::vector<float> both(5);
+  for (const ExportCopy& copy : made->copies) {
+    if (made->layout->tensors()[copy.tensor].spec.name != "both") continue;
+    const auto source = std::as_bytes(std::span(memory_[copy.rank][copy.piece]));
+    ASSERT_TRUE(apply_on_host(*made, copy, Dtype::f32, source, std::as_writable_bytes(std::span(both))));
+  }
+  EXPECT_EQ(both, (std::vector<float>{1, 2, 3, 4, 5}));
+  with("a -> a@1/5");
+  expect_error(Errc::coverage, {"both is written twice"});
+  with("a -> a");
+  expect_error(Errc::layout_mismatch, {"both has [5]"});
+  tensors.pop_back();
+  cut(5, 2, tensors);
+  expect_error(Errc::coverage, {"both (2 of 5 places)"});
+}
+
+TEST_F(ExportPlanTest, RenamesOnDisk) {
+  auto mine = parse_family(R"(
+name = "mine"
+architectures = ["LlamaForCausalLM"]
+inherits = "llama"
+[[renames]]
+mcore = "vision_and_text.predictor.{M}."
+to = "decoder.layers.{M}."
+hf = "model.layers.{M}."
+hf_to = "mtp.{M + 4}."
+[[renames]]
+mcore = ["vision_and_text.", ""]
+to = ""
+hf = "model."
+hf_to = "model.language_model."
+)",
+                           "mine");
+  ASSERT_TRUE(mine) << mine.error().to_string();
+  pages_.push_back(*std::move(mine));
+  for (TensorSpec& spec : specs_) {
+    if (spec.name.starts_with("model.")) spec.name.insert(6, "language_model.");
+  }
+  specs_.push_back({.name = "mtp.6.input_layernorm.weight", .dtype = Dtype::f32, .shape = {2}});
+  std::vector<ModelTensor> tensors = trainer_tensors();
+  const std::string norm = "vision_and_text.predictor.2.input_layernorm.weight";
+  tensors.push_back({norm, {2}});
+  values_[norm] = {5, 6};
+  tensors[2].key.insert(0, "vision_and_text.");
+  values_[tensors[2].key] = values_["decoder.final_layernorm.weight"];
+  cut(5, 2, tensors);
+  const auto made = plan();
+  ASSERT_TRUE(made) << made.error().to_string();
+}
+
+TEST_F(ExportPlanTest, AnAlternativeCountsWhereTheDirectoryHasItsTensor) {
+  auto mine = parse_family(R"(
+name = "mine"
+architectures = ["LlamaForCausalLM"]
+inherits = "llama"
+[[rows]]
+mcore = "expert.{E}.weight"
+view = "a -> E/2 a"
+hf = "experts"
+alternative = true
+[[rows]]
+mcore = "expert.{E}.weight"
+hf = "experts.{E}"
+)",
+                           "mine");
+  ASSERT_TRUE(mine) << mine.error().to_string();
+  pages_.push_back(*std::move(mine));
+  std::vector<ModelTensor> tensors = trainer_tensors();
+  for (const char* key : {"expert.0.weight", "expert.1.weight"}) {
+    tensors.push_back({key, {2}});
+    values_[key] = {1, 2};
+  }
+  cut(5, 2, tensors);
+  expect_error(Errc::coverage, {"experts.0 (of expert.0.weight)"});
+  const std::vector<TensorSpec> without = specs_;
+  specs_.push_back({.name = "experts", .dtype = Dtype::f32, .shape = {2, 2}});
+  EXPECT_TRUE(plan());
+  specs_.back().shape = {2, 1, 2};
+  expect_error(Errc::coverage, {"experts.0 (of expert.0.weight)"});
+  specs_ = without;
+  specs_.push_back({.name = "experts.0", .dtype = Dtype::f32, .shape = {2}});
+  specs_.push_back({.name = "experts.1", .dtype = Dtype::f32, .shape = {2}});
+  EXPECT_TRUE(plan());
+}
+
 TEST_F(ExportPlanTest, ReplicasCountOnce) {
   cut(5, 2);
   give(1, shards_[0][0]);
@@ -463,6 +576,23 @@ TEST_F(ExportPlanTest, ConfigsThatCannotBeUsed) {
                with_head_dim("[3]").c_str());
   // As one that is not there: hidden_size / num_attention_heads is no whole number.
   expect_error(Errc::invalid_argument, {"linear_qkv"}, with_head_dim("null").c_str());
+}
+
+TEST_F(ExportPlanTest, LengthsOfTextsAndLists) {
+  for (const char* pattern : {"\"M*-\"", "[\"mamba\", 1, 2]"}) {
+    auto mine = parse_family(
+        "name = \"mine\"\narchitectures = [\"LlamaForCausalLM\"]\ninherits = \"llama\"\n"
+        "[sizes]\nhd = \"pattern.length\"",
+        "mine");
+    ASSERT_TRUE(mine) << mine.error().to_string();
+    pages_ = {*std::move(mine)};
+    cut(5, 2);
+    const std::string config = std::string(kConfig).replace(std::string(kConfig).find("\"head_dim\": 3"), 13,
+                                                            "\"pattern\": " + std::string(pattern));
+    const auto made = plan(config.c_str());
+    ASSERT_TRUE(made) << made.error().to_string();
+    expect_right(*made);
+  }
 }
 
 TEST_F(ExportPlanTest, PiecesThatCannotBe) {
