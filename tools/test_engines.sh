@@ -51,7 +51,7 @@ prepare() {
       ;;
     ray) resolved=("ray==$RAY") ;;
     peft) resolved=("peft==$PEFT" "transformers>=5.16.1,<5.21") ;;
-    megatron) resolved=(psutil safetensors triton) ;;
+    megatron) resolved=(psutil safetensors triton einops "transformers>=5.16.1,<5.21") ;;
   esac
   wanted=$(printf '%s\n' "${common[@]}" "${resolved[@]}" "${alone[@]}" "${unpacked[@]}")
   if [[ -f $directory/requirements && $(<"$directory/requirements") == "$wanted" ]]; then return; fi

@@ -16,6 +16,7 @@ pytest.importorskip("megatron.core", reason="needs megatron-core (tools/test_eng
 import deltasync.megatron  # noqa: E402
 import numpy as np  # noqa: E402
 from gloo_ranks import run_ranks  # noqa: E402
+from plan_with_numpy import with_numpy  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from tiny_megatron import Parallel  # noqa: E402
 from whole_model import Whole  # noqa: E402
@@ -42,22 +43,6 @@ LAYOUTS = [
     ("deepseek", Parallel(tp=2, ep=2, etp=1)),
     ("deepseek", Parallel(pp=2, ep=2, dp=2)),
 ]
-
-
-def with_numpy(plan: dict[str, Any], pieces: list[list[Any]]) -> dict[str, Any]:
-    """Carries out a plan as its JSON says it, each element at most once."""
-    width = {"F32": np.float32}
-    out = [np.full(int(np.prod(t["shape"])), np.nan, width[t["dtype"]]) for t in plan["tensors"]]
-    for copy in plan["copies"]:
-
-        def side(memory: Any, which: str, copy: dict[str, Any] = copy) -> Any:
-            steps = [stride * memory.itemsize for stride in copy[f"{which}_strides"]]
-            return np.lib.stride_tricks.as_strided(memory[copy[f"{which}_offset"] :], copy["counts"], steps)
-
-        target = side(out[copy["tensor"]], "target")
-        assert np.isnan(target).all(), "written twice"
-        target[...] = side(pieces[copy["rank"]][copy["piece"]].reshape(-1), "source") + copy["add"]
-    return {t["name"]: memory.reshape(t["shape"]) for t, memory in zip(plan["tensors"], out, strict=True)}
 
 
 @pytest.mark.parametrize(("name", "layout"), LAYOUTS, ids=lambda value: str(value))

@@ -6,12 +6,14 @@ import contextlib
 import warnings
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+import tiny_hybrid
 import torch
 import torch.nn.functional as F
+from tiny_families import Family
 from torch.overrides import TorchFunctionMode
 
 warnings.filterwarnings("ignore")
@@ -24,12 +26,26 @@ from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_mtp_block_spec,
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.ssm import gated_delta_net  # noqa: E402
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear  # noqa: E402
+from megatron.core.tensor_parallel.random import CudaRNGStatesTracker  # noqa: E402
 from megatron.core.transformer import multi_latent_attention  # noqa: E402
-from megatron.core.transformer.identity_op import IdentityOp  # noqa: E402
+from megatron.core.transformer.experimental_attention_variant.dsa import (  # noqa: E402
+    DSAIndexer,
+    DSAIndexerSubmodules,
+    DSAttention,
+    DSAttentionSubmodules,
+)
+from megatron.core.transformer.module import MegatronModule  # noqa: E402
+from megatron.core.transformer.moe import moe_utils  # noqa: E402
+from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
+from megatron.core.transformer.torch_norm import WrappedTorchNorm  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset  # noqa: E402
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint  # noqa: E402
 
-VOCAB = 100
-HIDDEN = 64
+#: Where 0.19 and 0.16 have what their delta nets call.
+_DELTA_NET = getattr(gated_delta_net, "common", gated_delta_net)
 
 
 @dataclass(frozen=True)
@@ -55,202 +71,6 @@ class Parallel:
         parts = {name: getattr(self, name) for name in ("tp", "pp", "vpp", "ep", "etp", "dp", "cp")}
         text = "-".join(f"{name}{size}" for name, size in parts.items() if size not in (None, 1)) or "one"
         return f"{text}{'-stages' if self.stages else ''}{f'-v{self.padded}' if self.padded != 128 else ''}"
-
-
-@dataclass(frozen=True)
-class Family:
-    #: As a checkpoint's config.json says it.
-    hf: dict[str, Any]
-    #: Of Megatron's config, beyond what common() makes of `hf`.
-    megatron: dict[str, Any] = field(default_factory=dict)
-    mla: bool = False
-    #: Routers have a bias that balances the experts, in a buffer.
-    expert_bias: bool = False
-    #: The softmax of attention has a learned offset.
-    sinks: bool = False
-
-
-_DENSE: dict[str, Any] = {
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 24,
-    "intermediate_size": 112,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
-_MOE: dict[str, Any] = {
-    **_DENSE,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 40,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
-_MOE_MEGATRON = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 40, "moe_grouped_gemm": False}
-
-FAMILIES: dict[str, Family] = {
-    "llama": Family({**_DENSE, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}),
-    "llama_tied": Family(
-        {**_DENSE, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True}
-    ),
-    "llama_one_group": Family(
-        {**_DENSE, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_key_value_heads": 1}
-    ),
-    "qwen2": Family(
-        {
-            **{key: value for key, value in _DENSE.items() if key != "head_dim"},
-            "architectures": ["Qwen2ForCausalLM"],
-            "model_type": "qwen2",
-        },
-        {"add_qkv_bias": True},
-    ),
-    "qwen3": Family(
-        {**_DENSE, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "tie_word_embeddings": True},
-        {"qk_layernorm": True},
-    ),
-    "qwen3_moe": Family(
-        {**_MOE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"},
-        {**_MOE_MEGATRON, "qk_layernorm": True, "moe_router_load_balancing_type": "none"},
-    ),
-    "qwen2_moe": Family(
-        {
-            **{key: value for key, value in _MOE.items() if key != "head_dim"},
-            "architectures": ["Qwen2MoeForCausalLM"],
-            "model_type": "qwen2_moe",
-            "shared_expert_intermediate_size": 72,
-        },
-        {
-            **_MOE_MEGATRON,
-            "add_qkv_bias": True,
-            "moe_shared_expert_intermediate_size": 72,
-            "moe_shared_expert_gate": True,
-            "moe_router_load_balancing_type": "none",
-        },
-    ),
-    "mixtral": Family(
-        {
-            **_DENSE,
-            "architectures": ["MixtralForCausalLM"],
-            "model_type": "mixtral",
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 40,
-        },
-        {**_MOE_MEGATRON, "moe_router_load_balancing_type": "none"},
-    ),
-    # Without its norms of all of q and k: Megatron has one for each head.
-    "minimax_m2": Family(
-        {
-            **_DENSE,
-            "architectures": ["MiniMaxM2ForCausalLM"],
-            "model_type": "minimax_m2",
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 40,
-        },
-        {**_MOE_MEGATRON, "moe_router_load_balancing_type": "none"},
-        expert_bias=True,
-    ),
-    "glm4_moe": Family(
-        {
-            **_DENSE,
-            "architectures": ["Glm4MoeForCausalLM"],
-            "model_type": "glm4_moe",
-            "attention_bias": True,
-            "use_qk_norm": True,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_shared_experts": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "moe_intermediate_size": 40,
-            "num_nextn_predict_layers": 1,
-            "norm_topk_prob": True,
-        },
-        {
-            **_MOE_MEGATRON,
-            "add_qkv_bias": True,
-            "qk_layernorm": True,
-            "moe_layer_freq": [0, 1, 1, 1],
-            "moe_shared_expert_intermediate_size": 40,
-            "moe_router_score_function": "sigmoid",
-            "moe_router_load_balancing_type": "none",
-            "mtp_num_layers": 1,
-        },
-        expert_bias=True,
-    ),
-    "gpt_oss": Family(
-        {
-            **_DENSE,
-            "architectures": ["GptOssForCausalLM"],
-            "model_type": "gpt_oss",
-            "attention_bias": True,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 40,
-            "sliding_window": 16,
-        },
-        {
-            **_MOE_MEGATRON,
-            "add_bias_linear": True,
-            "add_qkv_bias": True,
-            "moe_router_load_balancing_type": "none",
-        },
-        sinks=True,
-    ),
-    "deepseek": Family(
-        {
-            **{key: value for key, value in _DENSE.items() if key != "head_dim"},
-            "architectures": ["DeepseekV3ForCausalLM"],
-            "model_type": "deepseek_v3",
-            "num_key_value_heads": 4,
-            "q_lora_rank": 36,
-            "kv_lora_rank": 28,
-            "qk_nope_head_dim": 20,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 18,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_shared_experts": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "moe_layer_freq": 1,
-            "moe_intermediate_size": 40,
-            "num_nextn_predict_layers": 1,
-            "routed_scaling_factor": 1.0,
-            "scoring_func": "sigmoid",
-            "topk_method": "noaux_tc",
-            "norm_topk_prob": True,
-        },
-        {
-            **_MOE_MEGATRON,
-            "moe_layer_freq": [0, 1, 1, 1],
-            "moe_shared_expert_intermediate_size": 40,
-            "moe_router_score_function": "sigmoid",
-            "moe_router_load_balancing_type": "none",
-            "mtp_num_layers": 1,
-            "q_lora_rank": 36,
-            "kv_lora_rank": 28,
-            "qk_head_dim": 20,
-            "qk_pos_emb_head_dim": 8,
-            "v_head_dim": 18,
-            "qk_layernorm": True,
-            "rope_type": "rope",
-        },
-        mla=True,
-        expert_bias=True,
-    ),
-}
 
 
 def start(layout: Parallel) -> None:
@@ -289,6 +109,13 @@ def on_cpu() -> Iterator[None]:
         mock.patch("torch.cuda.synchronize", lambda *_: None),
         mock.patch.object(torch.Tensor, "cuda", lambda self, *_, **__: self),
         mock.patch.object(multi_latent_attention, "HAVE_TE", False),
+        mock.patch.object(tiny_hybrid.BLOCK, "TENorm", WrappedTorchNorm),
+        mock.patch.object(WrappedTorchNorm, "__new__", _norm),
+        mock.patch.object(_DELTA_NET, "HAVE_FLA", True),
+        # 0.16 uses these names, and has none without the libraries.
+        mock.patch.object(_DELTA_NET, "l2norm", _l2norm, create=True),
+        mock.patch.object(moe_utils, "te_general_gemm", None, create=True),
+        mock.patch.object(CudaRNGStatesTracker, "fork", lambda *_: contextlib.nullcontext()),
     ):
         yield
 
@@ -307,6 +134,7 @@ def config_of(family: Family, layout: Parallel, dtype: torch.dtype) -> Transform
         "add_bias_linear": False,
         "bias_activation_fusion": False,
         "bias_dropout_fusion": False,
+        "masked_softmax_fusion": False,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "tensor_model_parallel_size": layout.tp,
@@ -330,32 +158,36 @@ def config_of(family: Family, layout: Parallel, dtype: torch.dtype) -> Transform
 def build(family: Family, layout: Parallel, dtype: torch.dtype = torch.float32) -> list[torch.nn.Module]:
     """This rank's chunks of the model; after start()."""
     with on_cpu():
-        return [_chunk(family, layout, dtype, stage) for stage in range(layout.vpp or 1)]
+        chunks = [_chunk(family, layout, dtype, stage) for stage in range(layout.vpp or 1)]
+        return [_Seeing(chunk) for chunk in chunks] if family.seeing else chunks
+
+
+class _Seeing(MegatronModule):
+    """A model whose part that sees is not trained here."""
+
+    def __init__(self, speaks: Any) -> None:
+        super().__init__(speaks.config)
+        self.language_model = speaks
+
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        return self.language_model(*inputs)
 
 
 def _chunk(family: Family, layout: Parallel, dtype: torch.dtype, stage: int) -> torch.nn.Module:
     config = config_of(family, layout, dtype)
     vp_stage = stage if layout.vpp else None
-    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
-    mtp = None
-    if getattr(config, "mtp_num_layers", None):
-        last = get_gpt_decoder_layer_specs(config, use_transformer_engine=False, normalization="RMSNorm")[-1]
-        _without_kernels(last, family)
-        mtp = get_gpt_mtp_block_spec(config, last, use_transformer_engine=False, vp_stage=vp_stage)
-    for layer in spec.layer_specs:
-        _without_kernels(layer, family)
-    model = GPTModel(
-        config,
-        spec,
-        vocab_size=layout.padded,
-        max_sequence_length=128,
-        position_embedding_type="rope",
-        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
-        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-        share_embeddings_and_output_weights=family.hf["tie_word_embeddings"],
-        mtp_block_spec=mtp,
-        vp_stage=vp_stage,
-    )
+    common: dict[str, Any] = {
+        "vocab_size": layout.padded,
+        "max_sequence_length": 128,
+        "pre_process": parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+        "post_process": parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+        "share_embeddings_and_output_weights": family.hf["tie_word_embeddings"],
+        **family.gpt,
+    }
+    if "hybrid_override_pattern" in family.hf:
+        model: torch.nn.Module = tiny_hybrid.hybrid(config, family.hf["hybrid_override_pattern"], **common)
+    else:
+        model = _gpt(family, config, vp_stage, common)
     if family.expert_bias:
         for name, module in model.named_modules():
             if name.endswith("mlp.router"):
@@ -371,9 +203,110 @@ def _chunk(family: Family, layout: Parallel, dtype: torch.dtype, stage: int) -> 
     return model
 
 
+def _gpt(family: Family, config: TransformerConfig, vp_stage: int | None, common: dict[str, Any]) -> torch.nn.Module:
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
+    mtp = None
+    if getattr(config, "mtp_num_layers", None):
+        last = get_gpt_decoder_layer_specs(config, use_transformer_engine=False, normalization="RMSNorm")[-1]
+        _without_kernels(last, family)
+        mtp = get_gpt_mtp_block_spec(config, last, use_transformer_engine=False, vp_stage=vp_stage)
+    first = get_transformer_layer_offset(config, vp_stage)
+    for number, layer in enumerate(spec.layer_specs):
+        _without_kernels(layer, family)
+        if (first + number + 1) % family.attends_each:
+            spec.layer_specs[number] = _delta_net(layer)
+    return GPTModel(config, spec, position_embedding_type="rope", mtp_block_spec=mtp, vp_stage=vp_stage, **common)
+
+
+class _Attention(torch.nn.Module):
+    """Causal, with values that are of another size than keys."""
+
+    def __init__(self, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
+        super().__init__()
+        self._scale = softmax_scale
+
+    def forward(self, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+        query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self._scale)
+        return out.permute(2, 0, 1, 3).flatten(2)
+
+
+class _Linear(torch.nn.Linear):
+    """In place of Transformer Engine's that every rank has whole."""
+
+    def __init__(self, inputs: int, outputs: int, *_: Any, config: TransformerConfig, **__: Any) -> None:
+        super().__init__(inputs, outputs, bias=False, dtype=config.params_dtype)
+
+
+class _IndexedAttention(DSAttention):
+    """To all tokens, of which there are less than its indexer picks."""
+
+    def __init__(self, config: TransformerConfig, *rest: Any, **more: Any) -> None:
+        indexer = ModuleSpec(DSAIndexer, submodules=DSAIndexerSubmodules(_Linear, _Linear, _LayerNorm, _Linear))
+        super().__init__(config, DSAttentionSubmodules(indexer), *rest, **more)
+        self._attention = _Attention(softmax_scale=self.softmax_scale)
+
+    def forward(self, *inputs: Any, **more: Any) -> torch.Tensor:
+        return self._attention(*inputs)
+
+
+class _LayerNorm(torch.nn.LayerNorm):
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
+        super().__init__(hidden_size, eps)
+
+
+def _norm(_: Any, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **__: Any) -> torch.nn.Module:
+    """In place of WrappedTorchNorm, which makes none whose weight has 1 less than its factor."""
+    kind = _ZeroCentred if config.layernorm_zero_centered_gamma else torch.nn.RMSNorm
+    return kind(hidden_size, eps=eps)
+
+
+class _ZeroCentred(torch.nn.RMSNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight + 1, self.eps)
+
+
+class _NormOfAllHeads(torch.nn.Module):
+    """As MiniMax-M2's trainers have it, Megatron itself has one of each head."""
+
+    heads: int
+
+    def __init__(self, hidden_size: int, config: TransformerConfig, eps: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(self.heads // config.tensor_model_parallel_size * hidden_size))
+        self._eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x.flatten(2), self.weight.shape, self.weight, self._eps).view(x.shape)
+
+    def sharded_state_dict(self, prefix: str, sharded_offsets: Any, metadata: Any) -> Any:
+        group = parallel_state.get_tensor_model_parallel_group()
+        replicas = metadata["dp_cp_group"]
+        state = self.state_dict(keep_vars=True)
+        return make_sharded_tensors_for_checkpoint(
+            state, prefix, {"weight": 0}, sharded_offsets, tp_group=group, dp_cp_group=replicas
+        )
+
+
+def _l2norm(x: torch.Tensor, dim: int = -1, eps: float = 1e-6) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().sum(dim, keepdim=True) + eps)
+
+
+def _delta_net(layer: Any) -> ModuleSpec:
+    """The layer with a gated delta net in place of its attention, of Megatron's own modules for the CPU."""
+    parts = gated_delta_net.GatedDeltaNetSubmodules(ColumnParallelLinear, WrappedTorchNorm, RowParallelLinear)
+    net = ModuleSpec(gated_delta_net.GatedDeltaNet, submodules=parts)
+    return replace(layer, submodules=replace(layer.submodules, self_attention=net))
+
+
 def _without_kernels(layer: Any, family: Family) -> None:
     if family.mla:  # its core attention has no weights, and none for the CPU
-        layer.submodules.self_attention.submodules.core_attention = IdentityOp
+        attention = ModuleSpec(_IndexedAttention) if family.indexer else _Attention
+        layer.submodules.self_attention.submodules.core_attention = attention
+    if family.norms_of_all_heads:
+        parts = layer.submodules.self_attention.submodules
+        for name, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
+            setattr(parts, f"{name}_layernorm", type("Norm", (_NormOfAllHeads,), {"heads": family.hf[heads]}))
 
 
 def number(model: torch.nn.Module) -> None:
@@ -385,6 +318,24 @@ def number(model: torch.nn.Module) -> None:
                 assert tensor.dtype == torch.float32 and first + tensor.numel() < 1 << 24
                 tensor.copy_(torch.arange(first, first + tensor.numel()).view(tensor.shape))
                 first += tensor.numel()
+
+
+def randomise(model: torch.nn.Module) -> None:
+    """Gives it weights with which each of them has a share in the logits."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if isinstance(tensor, torch.Tensor):
+                mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+                tensor.copy_(torch.randn_like(tensor) * 0.2 + mean)
+
+
+def logits(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Of the unsharded model."""
+    places = torch.arange(tokens.shape[1]).expand(tokens.shape)
+    masked = torch.ones(1, 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
+    with on_cpu(), torch.no_grad():
+        return model.eval()(tokens, places, masked)
 
 
 class Training:
@@ -441,4 +392,4 @@ def load(chunks: list[torch.nn.Module], directory: str) -> None:
 
 def _state(model: Any) -> Any:
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    return model.sharded_state_dict(metadata={"dp_cp_group": group})
+    return model.sharded_state_dict(metadata={"dp_cp_group": group, "non_homogeneous_layers": True})

@@ -10,7 +10,8 @@ import torch
 from gloo_ranks import run_ranks
 from megatron_oracle import to_hf
 from safetensors.torch import load_file, save_file
-from tiny_megatron import FAMILIES, Parallel
+from tiny_families import FAMILIES
+from tiny_megatron import Parallel
 
 
 class Whole:
