@@ -5,6 +5,7 @@
 
 #include "base/trace.hpp"
 #include "format/handshake.hpp"
+#include "format/wire_report.hpp"
 #include "net/auth.hpp"
 #include "net/local_token.hpp"
 
@@ -89,7 +90,21 @@ Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadlin
   }
   instance_ = hello.instance;
   trace::add_clock_sample({welcome_.clock, sent_ns, received_ns, welcome_.clock_ns});
+  if (!peer.pulse || protocol_ < 5) return {};
+  const wire::KeepAlive asked{static_cast<std::uint32_t>(peer.tuning.alive.count())};
+  DS_TRY(socket_.send(next_request(), asked, deadline));
+  pulse_ = peer.pulse;
+  socket_.follow(pulse_);
   return {};
+}
+
+Result<wire::Header> Connection::recv_header(Deadline deadline) {
+  for (;;) {
+    auto header = socket_.recv_header(deadline);
+    const bool alive = header && header->type == static_cast<std::uint16_t>(wire::Type::alive);
+    if (!alive || header->payload_bytes != 0) return header;
+    if (pulse_) pulse_->be_quick();
+  }
 }
 
 Status Connection::recv_some(MutByteSpan to, Deadline deadline) {

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,7 +54,8 @@ class Connection {
   Status send(wire::Type type, std::uint64_t request, Deadline deadline) {
     return socket_.send(type, request, {}, deadline);
   }
-  Result<wire::Header> recv_header(Deadline deadline) { return socket_.recv_header(deadline); }
+  /// Words that the agent is there are passed over.
+  Result<wire::Header> recv_header(Deadline deadline);
   /// The payload after a header, hash checked. Fails when no byte comes for `silence`, or at the deadline.
   Result<std::vector<std::byte>> recv_payload(const wire::Header& header, Deadline deadline);
   /// As above, into `to`, which has exactly the payload's size.
@@ -72,7 +74,8 @@ class Connection {
 
   net::MessageSocket socket_;
   std::chrono::milliseconds silence_{0};
-  std::string host_;  ///< whose certificate it must be
+  std::shared_ptr<net::Pulse> pulse_;  ///< as Peer's, of an agent that says that it is there; null: it does not
+  std::string host_;                   ///< whose certificate it must be
   std::uint64_t instance_ = 0;
   std::uint16_t protocol_ = wire::kProtocolVersion;
   std::uint64_t last_request_ = 0;

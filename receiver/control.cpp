@@ -1,5 +1,7 @@
 #include "receiver/control.hpp"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/log.hpp"
@@ -11,7 +13,9 @@ namespace {
 
 constexpr auto kTellLimit = std::chrono::milliseconds(200);  ///< to hand a few hundred bytes to the system
 constexpr auto kGoodbyeLimit = std::chrono::seconds(1);
-constexpr auto kLookLimit = std::chrono::seconds(1);  ///< of a look at the clock, which nobody depends on
+constexpr auto kLookLimit = std::chrono::milliseconds(1000);  ///< of a look at the clock, which nobody depends on
+constexpr auto kSilentFor = std::chrono::seconds(10);  ///< an agent that was found silent is asked after the others
+constexpr int kPreferredWaits = 32;  ///< of the preferred one that goes on falling silent, so many times as long
 
 struct GetLayout {
   static constexpr wire::Type kType = wire::Type::get_layout;
@@ -36,8 +40,8 @@ void Control::stop_on(const std::stop_token& stop) {
   connection_.stop_on(stop_);
 }
 
-Status Control::connect_once(Connection& connection, Deadline deadline) {
-  const Deadline limit = deadline.earlier(Deadline::after(peer_.tuning.handshake));
+Status Control::connect_once(Connection& connection, std::chrono::milliseconds patience, Deadline deadline) {
+  const Deadline limit = deadline.earlier(Deadline::after(patience));
   clock_seen_ns_ = trace::now_ns();
   turned_away_ = false;
   DS_ASSIGN(connection, Connection::dial(peer_, {limit, stop_}));
@@ -47,8 +51,12 @@ Status Control::connect_once(Connection& connection, Deadline deadline) {
 }
 
 Status Control::connect(Deadline deadline) {
+  return connect(peer_.tuning.handshake, deadline);
+}
+
+Status Control::connect(std::chrono::milliseconds patience, Deadline deadline) {
   drop();
-  auto status = connect_once(connection_, deadline);
+  auto status = connect_once(connection_, patience, deadline);
   if (status) {
     tell_standing();
     return status;
@@ -61,8 +69,9 @@ Status Control::connect(Deadline deadline) {
 /// A new connection takes the place of the one that is there, if it comes to be.
 bool Control::replace(Deadline deadline) {
   Connection fresh;
-  const Status connected = connect_once(fresh, deadline.earlier(Deadline::after(kLookLimit)));
+  const Status connected = connect_once(fresh, std::min(kLookLimit, peer_.handshake()), deadline);
   if (!connected) {
+    noted_ = connected.error();
     closed_bytes_ += fresh.bytes_received();
     return false;
   }
@@ -74,19 +83,53 @@ bool Control::replace(Deadline deadline) {
 
 void Control::look_around(Deadline deadline) {
   if (!connection_.open() || connection_.stale()) return;
-  const std::uint64_t now = trace::now_ns();
-  Addresses& addresses = *peer_.addresses;
-  if (const std::size_t at = addresses.at();
-      at != 0 && std::chrono::nanoseconds(now - preferred_tried_ns_) > peer_.tuning.preferred_look) {
-    preferred_tried_ns_ = now;
-    addresses.use(0);
-    if (replace(deadline)) {
-      log::info("agent_back agent={}", peer_.endpoint());
-      return;
-    }
-    addresses.use(at);
+  if (peer_.addresses->at() != 0 && Clock::now() - preferred_tried_at_ > preferred_wait_) try_preferred(deadline);
+  if (trace::on() && std::chrono::nanoseconds(trace::now_ns() - clock_seen_ns_) > peer_.tuning.clock_look) {
+    replace(deadline);
   }
-  if (trace::on() && std::chrono::nanoseconds(now - clock_seen_ns_) > peer_.tuning.clock_look) replace(deadline);
+}
+
+void Control::try_preferred(Deadline deadline) {
+  Addresses& addresses = *peer_.addresses;
+  const std::size_t at = addresses.at();
+  addresses.use(0);
+  const bool back = replace(deadline);
+  preferred_tried_at_ = Clock::now();
+  if (back) {
+    preferred_back_at_ = preferred_tried_at_;
+    log::info("agent_back agent={}", peer_.endpoint());
+    return;
+  }
+  // While it is tried nothing else can come.
+  if (noted_->code() == Errc::timed_out) wait_longer();
+  addresses.use(at);
+}
+
+void Control::wait_longer() {
+  preferred_wait_ = std::min(2 * preferred_wait_, kPreferredWaits * peer_.tuning.preferred_look);
+}
+
+/// The agent in use is not to be waited for, unless there is no other. A preferred one that is back and soon silent
+/// again is left alone for longer each time.
+void Control::note_silent() {
+  const auto now = Clock::now();
+  silent_at_[peer_.addresses->at()] = now;
+  if (peer_.pulse) peer_.pulse->be_patient(peer_.tuning.silence);
+  if (peer_.addresses->at() != 0) return;
+  if (now - preferred_back_at_ < kPreferredWaits * peer_.tuning.preferred_look) return wait_longer();
+  preferred_wait_ = peer_.tuning.preferred_look;
+}
+
+/// One that is gone says so at once; one that hangs, or did a moment ago, is asked last.
+std::vector<std::size_t> Control::in_order() const {
+  std::vector<std::size_t> order(peer_.addresses->size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto now = Clock::now();
+  const auto was_silent = [&](std::size_t i) {
+    return silent_at_[i] != Clock::time_point() && now - silent_at_[i] < kSilentFor;
+  };
+  std::stable_partition(order.begin(), order.end(), [&](std::size_t i) { return !was_silent(i); });
+  return order;
 }
 
 Status Control::ensure(Deadline deadline) {
@@ -94,18 +137,19 @@ Status Control::ensure(Deadline deadline) {
   Addresses& addresses = *peer_.addresses;
   Backoff backoff(peer_.tuning);
   Backoff busy = Backoff::from_busy(peer_.tuning);
-  // One that is gone says so at once; one that hangs is asked last.
-  addresses.use(std::exchange(hung_, false) ? addresses.at() + 1 : 0);
+  const std::vector<std::size_t> order = in_order();
   for (std::size_t tried = 1;; ++tried) {
-    auto status = connect(deadline);
+    addresses.use(order[(tried - 1) % order.size()]);
+    auto status = connect(tried <= order.size() ? peer_.handshake() : peer_.tuning.handshake, deadline);
     if (status) {
       if (std::exchange(away_, false)) log::info("agent_back agent={}", peer_.endpoint());
-      preferred_tried_ns_ = trace::now_ns();
+      preferred_tried_at_ = Clock::now();
       return status;
     }
     const Errc code = status.error().code();
     if (code == Errc::unauthenticated || code == Errc::unsupported || code == Errc::invalid_argument) return status;
     if (code == Errc::cancelled || deadline.passed()) return status;
+    if (code == Errc::timed_out) note_silent();
     const auto pause = turned_away_ ? busy.next() : backoff.next();
     if (turned_away_) {
       say_busy(status.error(), pause);
@@ -113,11 +157,9 @@ Status Control::ensure(Deadline deadline) {
       log::warn("agent_away agent={} error=\"{}\" then=\"trying {}\"", peer_.endpoint(), status.error().message(),
                 addresses.size() == 1 ? "until it is back" : "the next");
     }
-    const std::string failed = peer_.endpoint();
-    addresses.use(addresses.at() + 1);
-    if (tried % addresses.size() != 0) continue;
+    if (tried % order.size() != 0) continue;
     CallContext(deadline, stop_).pause(pause);
-    if (stop_.stop_requested()) return cancelled_while("connecting to the agent at " + failed);
+    if (stop_.stop_requested()) return cancelled_while("connecting to the agent at " + peer_.endpoint());
   }
 }
 
@@ -126,11 +168,15 @@ void Control::say_busy(const Error& said, std::chrono::milliseconds pause) {
             said.message());
 }
 
+void Control::lost(const Error& why) {
+  drop();
+  noted_ = why;
+  if (why.code() == Errc::timed_out && (!peer_.pulse || peer_.pulse->is_gone())) note_silent();
+}
+
 template <class T>
 Answer<T> Control::give_up(const Error& error) {
-  drop();
-  noted_ = error;
-  hung_ = error.code() == Errc::timed_out;
+  lost(error);
   Answer<T> answer;
   answer.broken = error;
   return answer;
@@ -189,7 +235,9 @@ Answer<wire::Empty> Control::subscribe(const wire::Subscribe& tiles, const Diges
 }
 
 Answer<wire::PlanReply> Control::plan(const wire::PlanRequest& plan, Deadline deadline) {
-  return ask<wire::PlanReply>(plan, std::chrono::milliseconds(plan.wait_ms), deadline);
+  auto answer = ask<wire::PlanReply>(plan, std::chrono::milliseconds(plan.wait_ms), deadline);
+  if (peer_.pulse && !answer.broken) peer_.pulse->be_quick();
+  return answer;
 }
 
 Answer<std::vector<std::uint64_t>> Control::digests(std::uint64_t plan, std::uint64_t tiles, const Digest128& root,

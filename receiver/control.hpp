@@ -2,6 +2,8 @@
 // connection that asked for it.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -30,7 +32,11 @@ struct Answer {
 class Control {
  public:
   /// `standing`: what is told to the agent first, on each new connection.
-  Control(const Peer& peer, wire::Report standing) : peer_(peer), standing_(std::move(standing)) {}
+  Control(const Peer& peer, wire::Report standing)
+      : peer_(peer),
+        standing_(std::move(standing)),
+        silent_at_(peer.addresses->size()),
+        preferred_wait_(peer.tuning.preferred_look) {}
 
   /// While it lives, a stop ends whatever the conversation waits for, with `cancelled`.
   class [[nodiscard]] StopScope {
@@ -51,6 +57,8 @@ class Control {
   /// `cancelled` at once. Logs when the agent goes away, and when it is back.
   Status ensure(Deadline deadline);
   void drop();
+  /// The agent has fallen silent on another connection of this receiver: as if it had here.
+  void lost(const Error& why);
   /// To the log, now and then: why nothing comes for a while.
   void say_busy(const Error& said, std::chrono::milliseconds pause);
   /// Before a pull a new connection takes the place of the one that there is, where that is of use: to the preferred
@@ -90,7 +98,12 @@ class Control {
  private:
   void stop_on(const std::stop_token& stop);
   bool replace(Deadline deadline);
-  Status connect_once(Connection& connection, Deadline deadline);
+  Status connect_once(Connection& connection, std::chrono::milliseconds patience, Deadline deadline);
+  Status connect(std::chrono::milliseconds patience, Deadline deadline);
+  void note_silent();
+  std::vector<std::size_t> in_order() const;
+  void try_preferred(Deadline deadline);
+  void wait_longer();
   void tell_standing();
   /// The header of the answer to `request`; an `error` message ends up in `answer`.
   template <class T>
@@ -114,8 +127,11 @@ class Control {
   std::optional<Error> noted_;
   bool turned_away_ = false;  ///< by the last attempt
   bool away_ = false;         ///< that was said
-  bool hung_ = false;         ///< the last connection ended in a wait
-  std::uint64_t preferred_tried_ns_ = 0;
+  using Clock = std::chrono::steady_clock;
+  std::vector<Clock::time_point> silent_at_;  ///< when each address was found silent last
+  Clock::time_point preferred_tried_at_;
+  Clock::time_point preferred_back_at_;
+  std::chrono::milliseconds preferred_wait_{0};  ///< until it is tried again
   log::LineLimit busy_lines_{1, std::chrono::seconds(30)};
 };
 

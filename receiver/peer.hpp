@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "net/pulse.hpp"
 #include "net/tls.hpp"
 #include "receiver/tuning.hpp"
 
@@ -42,10 +43,13 @@ struct Peer {
   std::string token;
   std::string name;
   Tuning tuning;
-  std::shared_ptr<net::Tls> tls = nullptr;  ///< null: none
+  std::shared_ptr<net::Tls> tls = nullptr;      ///< null: none
+  std::shared_ptr<net::Pulse> pulse = nullptr;  ///< of the agent in use; null: there is no other
 
   const Address& address() const noexcept { return addresses->now(); }
   const std::string& endpoint() const noexcept { return address().endpoint; }
+  /// For a connection to be made where another agent may be had.
+  std::chrono::milliseconds handshake() const { return pulse ? pulse->patience() : tuning.handshake; }
 };
 
 /// Doubling pauses, each cut short by up to a half of it at random: receivers that were sent away together do not come

@@ -107,6 +107,7 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
   DS_ASSIGN(std::vector<Address> addresses, addresses_of(options.endpoint));
   Peer peer{std::make_shared<Addresses>(std::move(addresses), first), options.token, options.name, tuning};
   DS_ASSIGN(peer.tls, net::Tls::client_if_wanted(options.tls));
+  if (peer.addresses->size() > 1) peer.pulse = std::make_shared<net::Pulse>(tuning.patience);
   std::unique_ptr<ReceiverImpl> made;
   try {
     made.reset(new ReceiverImpl(std::move(options), cores, std::move(peer)));

@@ -10,14 +10,18 @@
 namespace deltasync::receiver {
 
 struct Tuning {
-  std::chrono::milliseconds handshake{5'000};   ///< connect and authenticate, in all
-  std::chrono::milliseconds silence{10'000};    ///< without a single byte where some are due
+  std::chrono::milliseconds handshake{5'000};  ///< connect and authenticate, in all
+  std::chrono::milliseconds silence{10'000};   ///< without a single byte where some are due
+  /// Where there is another agent to go on at: without a word of one that is to say every now and then that it is
+  /// there. A pause of half a second in which it is stopped, or has no time, is not that.
+  std::chrono::milliseconds patience{850};
+  std::chrono::milliseconds alive{200};         ///< between these words
   std::chrono::milliseconds wait_slice{5'000};  ///< one request to wait for a version; repeated until the deadline
   std::chrono::milliseconds rested{1'000};   ///< a data connection that was not used for so long may have been closed
   std::chrono::milliseconds release{2'000};  ///< for the answer to a release
   /// While a timeline is recorded, a pull first looks at the agent's clock if the last look is older.
   std::chrono::milliseconds clock_look{10'000};
-  /// Between two tries of the preferred agent while another one is in use.
+  /// Between two tries of the preferred agent while another one is in use; longer where it fell silent again and again.
   std::chrono::milliseconds preferred_look{10'000};
   std::chrono::milliseconds say_progress{10'000};  ///< between two lines of the log about a full update that takes long
   std::chrono::milliseconds backoff_first{10};

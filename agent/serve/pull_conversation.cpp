@@ -27,6 +27,7 @@ constexpr std::uint64_t kSmallRequestBytes = 512;     ///< of one that is counte
 constexpr std::uint64_t kHeldPerByte = 9;             ///< a range takes two bytes at least, and 16 once it is decoded
 constexpr auto kRoomSlice = std::chrono::milliseconds(20);      ///< between looks whether there is memory
 constexpr auto kVersionSlice = std::chrono::milliseconds(250);  ///< between looks at a waiting peer's socket
+constexpr auto kAliveMin = std::chrono::milliseconds(20);       ///< between two words that an answer will come
 
 const char* role_name(wire::Role role) {
   switch (role) {
@@ -58,6 +59,7 @@ const char* span_name(wire::Type request) {
     case wire::Type::report: return "hear report";
     case wire::Type::end: return "hear goodbye";
     case wire::Type::get_lag: return "serve lag";
+    case wire::Type::keep_alive: return "hear keep_alive";
     default: return "serve";
   }
 }
@@ -172,6 +174,8 @@ asio::awaitable<Status> PullConversation::serve_requests() {
     DS_CO_ASSIGN(const auto deadline, co_await stream_.read_header(coming, idle, limits_.message));
     if (!deadline && data) co_return Status();  // the receiver opens another one when it pulls again
     if (!deadline) co_return Error(Errc::timed_out, "nothing was asked for a long time");
+    answering_ = coming.header().request;
+    alive_at_ = std::chrono::steady_clock::now() + alive_every_;
     const std::uint64_t bytes_max = request_bytes_max(static_cast<wire::Type>(coming.header().type));
     Room::Share held;  // until the request is answered
     if (const std::uint64_t bytes = std::min(coming.header().payload_bytes, bytes_max); bytes > kSmallRequestBytes) {
@@ -219,7 +223,7 @@ asio::awaitable<Result<Room::Share>> PullConversation::wait_for_room(Take take, 
     if (auto share = (room.*take)(wanted)) co_return *std::move(share);
     if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
     if (deadline.passed()) co_return no_memory();
-    co_await wait_for_version(deadline.earlier(Deadline::after(kRoomSlice)));
+    DS_CO_TRY(co_await wait_for_version(deadline.earlier(Deadline::after(kRoomSlice))));
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for memory");
     if (permit != nullptr && !permit->may_send()) {
       co_return Error(Errc::lease_revoked, "the plan ended while its answer waited for memory; plan again");
@@ -265,6 +269,9 @@ asio::awaitable<Status> PullConversation::answer(Request& request) {
     case wire::Type::get_lag:
       if (role_ == wire::Role::control && protocol_ >= 5) co_return co_await on_get_lag(request);
       break;
+    case wire::Type::keep_alive:
+      if (role_ != wire::Role::watch && protocol_ >= 5) co_return on_keep_alive(request);
+      break;
     default: break;
   }
   co_return Error(Errc::protocol,
@@ -308,9 +315,22 @@ Changes::Listener PullConversation::hear_versions() {
       });
 }
 
-asio::awaitable<void> PullConversation::wait_for_version(Deadline deadline) {
-  version_timer_.expires_at(deadline.earlier(Deadline::after(kVersionSlice)).at());
+asio::awaitable<Status> PullConversation::wait_for_version(Deadline deadline) {
+  Deadline slice = deadline.earlier(Deadline::after(kVersionSlice));
+  if (alive_every_.count() != 0) slice = slice.earlier(Deadline(alive_at_));
+  version_timer_.expires_at(slice.at());
   co_await version_timer_.async_wait(kAsTuple);
+  if (alive_every_.count() == 0 || !Deadline(alive_at_).passed()) co_return Status();
+  Status said = co_await stream_.write(wire::Type::alive, answering_, {}, limits_.progress);
+  mid_message_ = !said && said.error().code() != Errc::connection;
+  alive_at_ = std::chrono::steady_clock::now() + alive_every_;
+  co_return said;
+}
+
+Status PullConversation::on_keep_alive(const Request& request) {
+  DS_ASSIGN(const wire::KeepAlive asked, wire::KeepAlive::decode(request.payload));
+  alive_every_ = std::max<std::chrono::milliseconds>(kAliveMin, std::chrono::milliseconds(asked.every_ms));
+  return {};
 }
 
 Status PullConversation::on_report(const Request& request) {
@@ -362,7 +382,7 @@ asio::awaitable<Status> PullConversation::serve_watch() {
       DS_CO_TRY(co_await stream_.write(request.header.request, *ready, limits_.progress));
       continue;
     }
-    co_await wait_for_version(Deadline::after(kVersionSlice));
+    DS_CO_TRY(co_await wait_for_version(Deadline::after(kVersionSlice)));
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer closed the connection");
     if (stream_.has_input() && !stream_.peer_closed()) {
       co_return Error(Errc::protocol, "a watch conversation has one request");

@@ -5,6 +5,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -85,6 +86,7 @@ class PullConversation {
   Status on_report(const Request& request);
   Status on_goodbye(const Request& request);
   awaitable<Status> on_get_lag(Request& request);
+  Status on_keep_alive(const Request& request);
   // pull_plan.cpp
   awaitable<Status> on_subscribe(Request& request);
   Result<SubsetPtr> make_subset(ByteSpan payload);
@@ -118,8 +120,9 @@ class PullConversation {
 
   /// Publications wake wait_for_version while the listener lives.
   Changes::Listener hear_versions();
-  /// Until a version is published, a short while has passed, or the deadline.
-  awaitable<void> wait_for_version(Deadline deadline);
+  /// Until a version is published, a short while has passed, or the deadline. Says `alive` when that is due: between
+  /// two messages.
+  awaitable<Status> wait_for_version(Deadline deadline);
   /// What is served; nothing if it is what `told` names. Updates `told`.
   std::optional<wire::VersionReady> news(HalfKey& told) const;
   void log_end(const Status& status) const;
@@ -138,6 +141,9 @@ class PullConversation {
   wire::Role role_ = wire::Role::control;
   std::uint16_t protocol_ = wire::kProtocolOldest;  ///< the peer's
   std::optional<std::uint64_t> reporter_;           ///< the receiver that reports over this connection
+  std::chrono::milliseconds alive_every_{0};        ///< how often the peer wants to hear that we are there; 0: never
+  std::chrono::steady_clock::time_point alive_at_;  ///< when it is due
+  std::uint64_t answering_ = 0;                     ///< the request at hand
   SubsetPtr subset_;                                ///< null until the peer subscribes
   bool authenticated_ = false;
   bool turned_away_ = false;  ///< it authenticated, and there is no place for it

@@ -97,7 +97,7 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
     if (deadline.passed() && pending.derived.may_wait && pending.derived.key) continue;
     if (deadline.passed()) co_return co_await refuse(request, Error(Errc::timed_out, "waited for " + waiting_for));
     const Deadline look_again = pending.derived.may_wait && merge_deadline ? *merge_deadline : deadline;
-    co_await wait_for_version(look_again);
+    DS_CO_TRY(co_await wait_for_version(look_again));
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while it waited for " + waiting_for);
   }
 }
@@ -127,7 +127,7 @@ asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
       co_return co_await stream_.write(request.header.request, answer, limits_.progress);
     }
     if (context_.stopping) co_return Error(Errc::connection, "the agent is shutting down");
-    co_await wait_for_version(deadline);
+    DS_CO_TRY(co_await wait_for_version(deadline));
     if (stream_.peer_closed()) co_return Error(Errc::connection, "the peer left while its tiles were checked");
   }
 }

@@ -354,6 +354,7 @@ Result<Pull::Progress> Pull::settle(const FetchRoundResult& round, std::span<con
   const Errc code = round.error->code();
   const bool revoked = code == Errc::lease_revoked;
   if (revoked && moved) return Progress::replan;
+  if (code == Errc::timed_out && s_.peer.pulse) s_.control.lost(*round.error);
   const bool agent_away = code == Errc::peer_died || code == Errc::connection || code == Errc::timed_out;
   if (!revoked && !agent_away && ++refused_plans_ > s_.peer.tuning.refused_plans) return *round.error;
   pause_ = replan_backoff_.next();

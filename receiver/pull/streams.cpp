@@ -123,6 +123,13 @@ class Streams::Worker {
     round_.left(said);
   }
 
+  /// And there is another one, which has what is missing. Of an agent that is there a stream may break.
+  bool agent_is_gone(const Error& error) const {
+    const auto& pulse = streams_.peer_.pulse;
+    if (!pulse || (error.code() != Errc::timed_out && error.code() != Errc::connection)) return false;
+    return !connected_ || (error.code() == Errc::timed_out && pulse->is_gone());
+  }
+
   std::uint64_t received() { return streams_.closed_bytes_[stream_] + connection().bytes_received(); }
   Deadline io_deadline() const { return round_.deadline().earlier(Deadline::after(streams_.peer_.tuning.silence)); }
 
@@ -130,9 +137,12 @@ class Streams::Worker {
     const Item& item = pending_.front().item;
     const Error error =
         item.ranges.empty() ? *outcome.error : Error(*outcome.error).with_context(fetch_.describe(item));
+    const bool gone = outcome.fault == Outcome::Fault::stream && agent_is_gone(error);
     streams_.drop(stream_);
     connected_ = false;
-    if (outcome.fault == Outcome::Fault::agent) {
+    if (gone) {
+      round_.finish(FetchRoundEnd::replan, error);
+    } else if (outcome.fault == Outcome::Fault::agent) {
       round_.finish(error.code() == Errc::layout_mismatch || hopeless(error.code()) ? FetchRoundEnd::failed
                                                                                     : FetchRoundEnd::replan,
                     error);
@@ -178,7 +188,7 @@ Status Streams::connect(Connection& connection, FetchRound& round, std::uint64_t
   if (!connection.open() || connection.stale() || connection.instance() != instance) {
     drop(stream);
     rested = false;
-    const Deadline deadline = round.deadline().earlier(Deadline::after(peer_.tuning.handshake));
+    const Deadline deadline = round.deadline().earlier(Deadline::after(peer_.handshake()));
     DS_ASSIGN(connection, Connection::dial(peer_, {deadline, round.stop()}));
     DS_TRY(connection.handshake(peer_, wire::Role::data, deadline).with_context("handshake of a data stream"));
   } else {

@@ -38,6 +38,8 @@ std::string_view to_string(Type type) noexcept {
     case Type::report: return "report";
     case Type::get_lag: return "get_lag";
     case Type::lag: return "lag";
+    case Type::keep_alive: return "keep_alive";
+    case Type::alive: return "alive";
     case Type::trainer_hello: return "trainer_hello";
     case Type::trainer_welcome: return "trainer_welcome";
     case Type::trainer_plan: return "trainer_plan";
@@ -82,6 +84,8 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::report:
     case Type::get_lag:
     case Type::lag:
+    case Type::keep_alive:
+    case Type::alive:
     case Type::trainer_welcome:
     case Type::trainer_plan_ok:
     case Type::trainer_notify:

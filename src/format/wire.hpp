@@ -61,6 +61,8 @@ enum class Type : std::uint16_t {
   report = 27,   ///< (5) what the receiver has committed, its last error; no reply
   get_lag = 28,  ///< (5)
   lag = 29,
+  keep_alive = 30,  ///< (5) say that you are there while you owe an answer; no reply
+  alive = 31,       ///< (5) comes before an answer that takes long, with its request
   // trainer process ↔ agent, over the Unix socket
   trainer_hello = 40,
   trainer_welcome = 41,

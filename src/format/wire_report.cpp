@@ -53,4 +53,17 @@ Result<Lag> Lag::decode(ByteSpan payload) {
   return in.finish(std::move(m));
 }
 
+std::vector<std::byte> KeepAlive::encode() const {
+  std::vector<std::byte> bytes;
+  ByteWriter out(bytes);
+  out.put(every_ms);
+  return bytes;
+}
+Result<KeepAlive> KeepAlive::decode(ByteSpan payload) {
+  Decoder in(payload, "keep_alive");
+  KeepAlive m;
+  m.every_ms = in.get<std::uint32_t>();
+  return in.finish(m);
+}
+
 }  // namespace deltasync::wire

@@ -40,4 +40,12 @@ struct Lag {
   static Result<Lag> decode(ByteSpan payload);
 };
 
+/// From now on the agent says `alive` so often while it owes an answer on this connection. No reply.
+struct KeepAlive {
+  static constexpr Type kType = Type::keep_alive;
+  std::uint32_t every_ms = 0;  ///< at least 1
+  std::vector<std::byte> encode() const;
+  static Result<KeepAlive> decode(ByteSpan payload);
+};
+
 }  // namespace deltasync::wire

@@ -189,6 +189,7 @@ MessageSocket& MessageSocket::operator=(MessageSocket&& other) noexcept {
   stop_ = std::move(other.stop_);
   channel_ = std::move(other.channel_);
   fd_ = std::move(other.fd_);
+  pulse_ = std::move(other.pulse_);
   bytes_sent_ = other.bytes_sent_;
   bytes_received_ = other.bytes_received_;
   waited_ = other.waited_;
@@ -222,6 +223,21 @@ void MessageSocket::end_sending() noexcept {
 
 Status MessageSocket::wait_as(Tried::Came want, Deadline deadline, const char* what) const {
   return wait_for(fd_.get(), want == Tried::Came::wants_write ? POLLOUT : POLLIN, deadline, what);
+}
+
+Status MessageSocket::wait_for_peer(Tried::Came want, Deadline deadline) const {
+  const char* const what = "waiting for the peer's message";
+  if (!pulse_) return wait_as(want, deadline, what);
+  const auto began = Pulse::Clock::now();
+  for (;;) {
+    const Deadline gone(pulse_->gone_at(began));
+    Status ready = wait_as(want, deadline.earlier(gone), what);
+    if (ready || ready.error().code() != Errc::timed_out || deadline.passed()) return ready;
+    if (Deadline(pulse_->gone_at(began)).passed()) {
+      return Error(Errc::timed_out,
+                   "the peer has fallen silent: no word for " + std::to_string(pulse_->patience().count()) + " ms");
+    }
+  }
 }
 
 Status MessageSocket::secure(std::unique_ptr<Channel> channel, Deadline deadline) {
@@ -294,10 +310,11 @@ Result<std::size_t> MessageSocket::receive(std::span<const iovec> pieces, Deadli
     if (tried.came == Tried::Came::moved) {
       bytes_received_ += tried.bytes;
       skip_wait_ = false;
+      if (pulse_) pulse_->heard();
       return tried.bytes;
     }
     const auto before = std::chrono::steady_clock::now();
-    auto ready = wait_as(tried.came, deadline, "waiting for the peer's message");
+    auto ready = wait_for_peer(tried.came, deadline);
     if (!skip_wait_) waited_ += std::chrono::steady_clock::now() - before;
     if (!ready) return std::move(ready).error();
   }

@@ -11,6 +11,7 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <utility>
 
 #include "base/bytes.hpp"
 #include "base/call_context.hpp"
@@ -20,6 +21,7 @@
 #include "format/message.hpp"
 #include "format/wire.hpp"
 #include "net/channel.hpp"
+#include "net/pulse.hpp"
 
 namespace deltasync::net {
 
@@ -80,6 +82,9 @@ class MessageSocket {
 
   /// From now on this stop ends the conversation, and no earlier one; none if it cannot be requested.
   void stop_on(const std::stop_token& stop);
+  /// From now on what comes counts for the peer's pulse, and who waits for a word of a peer that is gone by that fails
+  /// with `timed_out`. One of several connections.
+  void follow(std::shared_ptr<Pulse> pulse) { pulse_ = std::move(pulse); }
   /// Closes; returns the error, or `cancelled` in its place if it is only what the stop made of the connection.
   Error broken(Error error);
 
@@ -131,10 +136,12 @@ class MessageSocket {
   /// Bytes, or none at the peer's end. What is tried again has waited for the socket first.
   Result<std::size_t> receive(std::span<const iovec> pieces, Deadline deadline);
   Status wait_as(Tried::Came want, Deadline deadline, const char* what) const;
+  Status wait_for_peer(Tried::Came want, Deadline deadline) const;
 
   UniqueFd fd_;
   std::unique_ptr<UniqueFd> file_;    // set: that one may come along; what came and was not taken
   std::unique_ptr<Channel> channel_;  // over fd_
+  std::shared_ptr<Pulse> pulse_;      // null: none
   std::stop_token stop_;
   std::unique_ptr<ShutDown> shut_down_;  // after fd_, so that it goes first
   std::uint64_t bytes_sent_ = 0;

@@ -4,6 +4,7 @@
 
 #include "delta/delta.hpp"
 #include "format/tiling.hpp"
+#include "format/wire_report.hpp"
 #include "tests/agent/agent_harness.hpp"
 
 namespace deltasync::agent {
@@ -355,6 +356,35 @@ TEST_F(Plans, AWaitEndsWithTheVersion) {
   ASSERT_TRUE(second) << second.error().to_string();
   EXPECT_EQ(second->mode, wire::PlanMode::delta);
   EXPECT_EQ(second->target.id.number, 2u);
+}
+
+/// Only who asks for it hears that his answer will come.
+TEST_F(Plans, WhileAnAnswerIsDueTheAgentSaysThatItIsThere) {
+  start_agent();
+  next_version();
+  wire::PlanRequest newer = ask_from_served();
+  newer.want = wire::WantKind::newer;
+  newer.wait_ms = 400;
+  for (const std::uint32_t every_ms : {50u, 0u, 0x1'0000u}) {
+    auto c = client();
+    if (every_ms != 0) {
+      ASSERT_TRUE(c.socket.send(1, wire::KeepAlive{every_ms}, test_deadline()));
+    }
+    ASSERT_TRUE(c.socket.send(2, newer, test_deadline()));
+    unsigned alive = 0;
+    for (;;) {
+      const auto message = c.socket.recv(wire::kControlBytesMax, test_deadline());
+      ASSERT_TRUE(message) << message.error().to_string();
+      EXPECT_EQ(message->header.request, 2u);
+      if (message->type() == wire::Type::error) break;
+      ASSERT_EQ(message->type(), wire::Type::alive);
+      EXPECT_TRUE(message->payload.empty());
+      ++alive;
+    }
+    EXPECT_EQ(alive != 0, every_ms == 50);
+    EXPECT_LE(alive, 8u);
+    EXPECT_TRUE(c.plan(ask())) << "the connection goes on";
+  }
 }
 
 TEST_F(Plans, APeerThatLeavesWhileItWaitsIsNoticed) {

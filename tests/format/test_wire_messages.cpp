@@ -87,6 +87,7 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<Report>("report", {{7, {{1, 2}, "three"}, "commit: no space"}, {8, {}, ""}}));
   cases.push_back(make_case<GetLag>("get_lag", {{{1, 2}}}));
   cases.push_back(make_case<Lag>("lag", {{{{1, 4}, "five"}, 2, 3'000'000'000, 4}}));
+  cases.push_back(make_case<KeepAlive>("keep_alive", {{200}}));
   cases.push_back(make_case<TrainerHello>("trainer_hello", {{1, 2, 4, -5, "rank 2", layout_message()}}));
   cases.push_back(make_case<TrainerWelcome>("trainer_welcome", {{"job.g1", "/dev/shm", 1, {3, 4}, 5, 6}}));
   cases.push_back(make_case<TrainerPlan>("trainer_plan",

@@ -2,6 +2,8 @@
 // keeps directories. The relay and the node's agent are killed and stopped at many points: what a reader of the node
 // finds is always a whole published version, and the newest one arrives.
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -122,6 +124,27 @@ class RelayCluster : public Cluster {
 
 std::uint64_t tile_bytes(const Json& report) {
   return report.at("wire_bytes").get<std::uint64_t>() - report.at("metadata_bytes").get<std::uint64_t>();
+}
+
+/// It closes nothing and says nothing: with one agent a receiver waits for it for a quarter of a minute.
+TEST_F(RelayCluster, WhoseAgentIsStoppedGoesOnAtTheNextOne) {
+  auto relay_process = relay();
+  ASSERT_EQ(wait(publish(0, 1, 0)), 0);
+  EXPECT_EQ(line(relay_process).at("mode"), "full");
+  const std::string from = node_.endpoint() + "," + agent_.endpoint();
+  auto receiver = spawn({DELTASYNC_CLI_BINARY, "--log-level", "off", "pull", "--from", from, "--out",
+                         out("both").string(), "--follow", "--json"});
+  EXPECT_EQ(line(receiver).at("mode"), "full");
+  ASSERT_EQ(::kill(node_.pid(), SIGSTOP), 0);
+  ASSERT_EQ(wait(publish(1, 2, 0)), 0);
+  const auto published = std::chrono::steady_clock::now();
+  EXPECT_EQ(line(receiver).at("mode"), "delta");
+  EXPECT_LT(std::chrono::steady_clock::now() - published, std::chrono::seconds(8));
+  ASSERT_EQ(::kill(node_.pid(), SIGCONT), 0);
+  EXPECT_EQ(line(relay_process).at("mode"), "delta");
+  ASSERT_EQ(wait(publish(2, 3, 0)), 0);
+  EXPECT_EQ(line(receiver).at("mode"), "delta");
+  EXPECT_TRUE(becomes("both", 2));
 }
 
 TEST_F(RelayCluster, ANodeCostsTheTrainerWhatOneReceiverCosts) {

@@ -36,8 +36,9 @@ def pull(source: str) -> str:
     return f"deltasync pull --from {source}:7070 --out out --follow --json {TOKEN}"
 
 
-def relay(source: str) -> str:
-    return f"deltasync relay --from {source}:7070 --agent agent.sock --json {TOKEN}"
+def relay(*sources: str) -> str:
+    parents = ",".join(f"{source}:7070" for source in sources)
+    return f"deltasync relay --from {parents} --agent agent.sock --json {TOKEN}"
 
 
 def host(*names: str, **keys: Any) -> dict[str, Any]:
@@ -84,8 +85,11 @@ class LabTest(unittest.TestCase):
         return not (lab.directory / name / "out/current").exists()
 
     def pulled(self, lab: Lab, name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (lab.directory / f"{name}.pull.log").read_text().splitlines()
-                if line.startswith("{")]  # fmt: skip
+        return self.told(lab, f"{name}.pull")
+
+    def told(self, lab: Lab, process: str) -> list[dict[str, Any]]:
+        lines = (lab.directory / f"{process}.log").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
     def connect_s(self, lab: Lab, name: str, other: str) -> float | None:
         """None: it does not reach the other host's agent."""
@@ -166,6 +170,28 @@ class FaultsTest(LabTest):
         trainer.say("")
         for name in ("rollout1", "rollout2"):
             self.until_has(lab, name, 2)
+        self.assertEqual(lab.ended(), {})
+
+    def test_a_parent_that_is_cut_off(self) -> None:
+        """Nothing is closed, and nobody says so. Who has another parent does not wait for long."""
+        others = {"relay1": ["trainer"], "relay2": ["relay1", "trainer"]}
+        relays = [host(name, run={"agent": AGENT, "relay": relay(*parents)}) for name, parents in others.items()]
+        rollout = host("rollout", run={"pull": pull("relay2")})
+        lab = self.lab(host("trainer", run={"agent": AGENT}), *relays, rollout, mib=2)
+        trainer = self.trainer(lab)
+        trainer.say("")
+        self.until_has(lab, "rollout", 0)
+        lab.cut("relay1", "relay2")
+        began = time.monotonic()
+        trainer.say("")
+        self.until_has(lab, "rollout", 1)
+        self.assertLess(time.monotonic() - began, 10)  # where no other parent is known it would be 20 s
+        for process in ("rollout.pull", "relay2.relay"):
+            until(lambda p=process: len(self.told(lab, p)) == 2, process, DEADLINE_S)  # type: ignore[misc]
+            self.assertEqual([said["mode"] for said in self.told(lab, process)], ["full", "delta"])
+        lab.restore("relay1", "relay2")
+        trainer.say("")
+        self.until_has(lab, "rollout", 2)
         self.assertEqual(lab.ended(), {})
 
     def test_a_joiner_in_mid_version(self) -> None:

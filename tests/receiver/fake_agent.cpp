@@ -27,7 +27,7 @@ namespace {
 }  // namespace
 
 FakeAgent::FakeAgent(LayoutPtr layout, Setup setup) : layout_(std::move(layout)), setup_(std::move(setup)) {
-  epoch_ = make_epoch();
+  epoch_ = setup_.epoch != 0 ? setup_.epoch : make_epoch();
   listener_ = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;

@@ -57,7 +57,9 @@ class FakeAgent {
   static constexpr std::uint64_t kClockNs = 12'345;  ///< what it says of its clock, which is nobody's here
 
   struct Setup {
-    std::uint16_t port = 0;  ///< 0: any
+    std::uint16_t port = 0;   ///< 0: any
+    std::uint64_t epoch = 0;  ///< 0: any
+    std::uint64_t instance = 1;
     std::string token;
     bool proves_token = true;
     std::size_t ring_deltas = 64;
@@ -134,10 +136,13 @@ class FakeAgent {
     std::uint64_t id = 0;
     wire::Role role = wire::Role::control;
     std::optional<TileSet> subscription;
+    std::chrono::milliseconds alive_every{0};  ///< 0: it did not ask for it
   };
 
   /// A receiver's reports, and its goodbye.
-  static bool has_no_answer(wire::Type type) { return type == wire::Type::report || type == wire::Type::end; }
+  static bool has_no_answer(wire::Type type) {
+    return type == wire::Type::report || type == wire::Type::end || type == wire::Type::keep_alive;
+  }
   /// Ends each wait for a peer.
   static Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 
@@ -186,7 +191,7 @@ class FakeAgent {
   std::atomic<bool> stop_{false};
 
   mutable std::mutex mutex_;  // protects all below
-  std::uint64_t instance_ = 1;
+  std::uint64_t instance_ = setup_.instance;
   std::uint64_t epoch_ = 0;
   std::vector<State> versions_;
   bool new_generation_ = false;  ///< no delta leads to the next version

@@ -23,6 +23,10 @@ Status FakeAgent::answer(Peer& peer, const net::Message& message) {
   const std::uint64_t request = message.header.request;
   if (has_no_answer(message.type())) {
     if (message.type() == wire::Type::report) DS_TRY(wire::Report::decode(message.payload));
+    if (message.type() == wire::Type::keep_alive) {
+      DS_ASSIGN(const wire::KeepAlive asked, wire::KeepAlive::decode(message.payload));
+      peer.alive_every = std::chrono::milliseconds(asked.every_ms);
+    }
     return {};
   }
   Request seen;
@@ -166,7 +170,12 @@ Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
     return send_error(peer, message.header.request, Errc::invalid_argument, "nobody subscribed to that here");
   }
   const Deadline patience = Deadline::after(std::chrono::milliseconds(plan.wait_ms));
+  Deadline alive = Deadline::after(peer.alive_every);
   for (;;) {
+    if (peer.alive_every.count() != 0 && alive.passed()) {
+      DS_TRY(peer.socket.send(wire::Type::alive, message.header.request, {}, soon()));
+      alive = Deadline::after(peer.alive_every);
+    }
     {
       std::unique_lock lock(mutex_);
       if (plan.layout != layout_->digest()) {
