@@ -100,11 +100,9 @@ def attention(
 
 
 def norms(m: Model, mc: str, layer: str, inner: str = "self_attention.linear_qkv") -> None:
-    m.same(
-        f"{mc}.{m.either(f'{inner}.layer_norm_weight', 'input_layernorm.weight')}",
-        f"{layer}.input_layernorm.weight",
-        HIDDEN,
-    )
+    """`inner`: what the input's norm is fused with, or its whole name."""
+    name = inner if inner.endswith("weight") else m.either(f"{inner}.layer_norm_weight", "input_layernorm.weight")
+    m.same(f"{mc}.{name}", f"{layer}.input_layernorm.weight", HIDDEN)
     name = m.either("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight")
     m.same(f"{mc}.{name}", f"{layer}.post_attention_layernorm.weight", HIDDEN)
 
@@ -181,6 +179,21 @@ def latent(m: Model, mc: str, at: str, layer: str) -> None:
 
 
 def indexer(m: Model, mc: str, at: str) -> None:
+    heads, half = 4, 2
+    m.config.update(index_n_heads=heads, index_head_dim=2 * half)
+    if int(at.split(".")[-2]) % 2:  # halves of heads lie the other way round
+
+        def turned(name: str, *shape: int) -> None:
+            tensor = m.new(f"{at}.indexer.{name}", *shape)
+            blocks = tensor.reshape(-1, 2, half, *shape[1:])
+            m.has(f"{mc}.self_attention.{name}", np.stack([blocks[:, 1], blocks[:, 0]], 1).reshape(shape))
+
+        turned("wq_b.weight", heads * 2 * half, 8)
+        turned("wk.weight", 2 * half, HIDDEN)
+        turned("k_norm.weight", 2 * half)
+        turned("k_norm.bias", 2 * half)
+        m.same(f"{mc}.self_attention.weights_proj.weight", f"{at}.indexer.weights_proj.weight", heads, HIDDEN)
+        return
     mc += ".self_attention.core_attention.indexer"
     for name, shape in {"wq_b": (16, 8), "wk": (4, HIDDEN), "weights_proj": (4, HIDDEN)}.items():
         m.same(f"{mc}.linear_{name}.weight", f"{at}.indexer.{name}.weight", *shape)
@@ -198,6 +211,15 @@ def delta_net(m: Model, mc: str, at: str, *, apart: bool) -> None:
         linear_value_head_dim=value,
     )
     mc += ".self_attention"
+    if int(at.split(".")[-2]) % 4:  # the trainer has it as it is on disk
+        rows, mixed = keys * each, keys * (2 * key + each * value)
+        two = {"qkvz": mixed + rows * value, "ba": 2 * rows}
+        four = {"qkv": mixed, "z": rows * value, "b": rows, "a": rows}
+        shapes = {f"in_proj_{n}.weight": (size, HIDDEN) for n, size in (four if apart else two).items()}
+        shapes |= {"A_log": (rows,), "dt_bias": (rows,), "conv1d.weight": (mixed, 1, 4), "norm.weight": (value,)}
+        for name, shape in {**shapes, "out_proj.weight": (HIDDEN, rows * value)}.items():
+            m.same(f"{mc}.linear_attn.{name}", f"{at}.{name}", *shape)
+        return
     sizes = {"query": key, "key": key, "value": each * value, "z": each * value, "beta": each, "alpha": each}
     parts: dict[str, np.ndarray]
     if apart:

@@ -139,7 +139,8 @@ def qwen_net(apart: bool, sparse: bool) -> Make:
         mtp = f"mtp.layers.0.{m.either('transformer_layer', 'mtp_model_layer')}", "mtp.layers.0"
         for number, (mc, at) in enumerate([*layers(m), mtp]):
             net = number % 2 == 0 and number < parts.LAYERS
-            parts.norms(m, mc, at, f"self_attention.{'in_proj' if net else 'linear_qkv'}")
+            inner = "in_proj" if net else "linear_qkv"
+            parts.norms(m, mc, at, f"self_attention.{'input_layernorm.weight' if net and number else inner}")
             if net:
                 parts.delta_net(m, mc, f"{at}.linear_attn", apart=apart)
             else:
@@ -360,7 +361,7 @@ def changes(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from ({**row, "view": {**view, part: wrong}} for wrong in other_views(view.get(part, "")))
     head, inside = row["parts"].rstrip("]").split("[")
     yield {**row, "parts": f"{head}[{', '.join(reversed(inside.split(', ')))}]"}
-    if len(hf) > 1:
+    if len(set(hf.values())) > 1:
         names = list(hf)
         yield {**row, "hf": dict(zip(names, [hf[name] for name in names[1:] + names[:1]], strict=True))}
 

@@ -42,6 +42,7 @@ LAYOUTS = {
     "nemotron_h": [Parallel(tp=2, ep=2, etp=1), Parallel(pp=2)],
     "gpt_oss": [Parallel(tp=2, ep=2, etp=1)],
     "kimi_k25": [Parallel(tp=2, ep=2, etp=1)],
+    "glm4_moe_lite": [Parallel(tp=2)],
     "glm_moe_dsa": [Parallel(tp=2, pp=2)],
     "qwen2_5_vl": [Parallel(tp=2)],
     "qwen3_vl": [Parallel(pp=2)],

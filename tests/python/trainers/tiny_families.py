@@ -374,6 +374,10 @@ FAMILIES |= {
         mrope_section=[1, 1, 1],
     ),
     "kimi_k25": _that_sees("deepseek", "kimi_k25", "deepseek_v3", _KIMI_EYES),
+    "glm4_moe_lite": replace(
+        FAMILIES["deepseek"],
+        hf={**FAMILIES["deepseek"].hf, "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite"},
+    ),
     "glm_moe_dsa": replace(
         FAMILIES["deepseek"],
         hf={
