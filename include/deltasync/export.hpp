@@ -66,6 +66,19 @@ struct ExportCopy {
   std::uint64_t elements() const;
 };
 
+/// A tensor of fp8 codes. Copies to it speak of the values before, which are quantised where all of a block are there
+/// (export.md); no copy writes its scales.
+struct QuantisedTensor {
+  std::uint32_t tensor = 0;  ///< of the layout; two dimensions
+  std::uint32_t scale = 0;   ///< tensor of its scales
+  bool by_block = true;      ///< or it has one scale, by another formula
+  std::uint64_t block_rows = 0;
+  std::uint64_t block_cols = 0;
+  bool powers_of_two = false;  ///< its scales are
+
+  bool operator==(const QuantisedTensor&) const = default;
+};
+
 /// All that is copied. The ranks make the same one from the same shards, and each carries out the copies of its rank.
 struct ExportPlan {
   LayoutPtr layout = {};
@@ -74,6 +87,7 @@ struct ExportPlan {
   std::vector<ExportCopy> copies = {};        ///< sorted by tensor and target
   std::vector<std::uint32_t> constants = {};  ///< layout indices of tensors whose bytes are the directory's
   std::vector<std::string> ignored = {};      ///< keys of the trainer that go nowhere; KEY[PART]: of which a part does
+  std::vector<QuantisedTensor> quantised = {};  ///< in the layout's order
 };
 
 /// A family page: how the tensors of a trainer's model family become those of a HF directory. Immutable, for any
@@ -106,7 +120,7 @@ Result<ExportFamily> parse_family(std::string_view toml, std::string_view file);
 ///   - Errc::coverage: what is not written or used, on both sides, by name; pieces that overlap, or that nobody has.
 ///   - Errc::layout_mismatch: a shape that the page does not make (the message names row and tensors), or ranks that
 ///     say different things of one tensor.
-///   - Errc::unsupported: a cast that there is none for.
+///   - Errc::unsupported: a cast that there is none for; a quantisation that is not exported.
 ///   - Errc::invalid_argument, Errc::out_of_range: a config, page or piece that cannot be used.
 Result<ExportPlan> plan_export(std::span<const ExportFamily> families, std::string_view config, LayoutPtr layout,
                                std::span<const std::vector<ShardPiece>> shards,
@@ -115,7 +129,7 @@ Result<ExportPlan> plan_export(std::span<const ExportFamily> families, std::stri
 /// Carries out one copy. `source`: the piece, all of it; `target`: the whole HF tensor, in the layout's dtype. Neither
 /// has to be aligned, and they do not overlap. Copies of one plan write disjoint elements: any threads.
 ///   - Errc::out_of_range: memory that is smaller than what the copy speaks of, or no such tensor.
-///   - Errc::unsupported: a cast that there is none for.
+///   - Errc::unsupported: a cast that there is none for; a quantised tensor, whose values come of many copies.
 Status apply_on_host(const ExportPlan& plan, const ExportCopy& copy, Dtype source_dtype,
                      std::span<const std::byte> source, std::span<std::byte> target);
 

@@ -117,6 +117,9 @@ Status apply_on_host(const ExportPlan& plan, const ExportCopy& copy, Dtype sourc
     convert<float, float>(copy, source.data(), target.data());
   } else if (source_dtype == Dtype::bf16 && to == Dtype::bf16) {
     convert<std::uint16_t, std::uint16_t>(copy, source.data(), target.data());
+  } else if (to == Dtype::f8_e4m3) {
+    return Error(Errc::unsupported,
+                 tensor.spec.name + " is quantised, block by block: of the values of all its copies");
   } else {
     return Error(Errc::unsupported, "no cast from " + std::string(to_string(source_dtype)) + " to " +
                                         std::string(to_string(to)) + " of " + tensor.spec.name);

@@ -1,6 +1,7 @@
 #include "export/plan.hpp"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <set>
 #include <tuple>
@@ -10,6 +11,7 @@
 #include "export/element_map.hpp"
 #include "export/name_pattern.hpp"
 #include "export/page_values.hpp"
+#include "export/quantisation.hpp"
 #include "export/trainer_tensors.hpp"
 
 namespace deltasync::exporting {
@@ -19,9 +21,13 @@ constexpr std::size_t kNamesShown = 8;  ///< of each side, in a message
 
 class Planner {
  public:
-  Planner(const Family& family, PageValues values, LayoutPtr layout, std::span<const std::string> ignored)
+  Planner(const Family& family, PageValues values, LayoutPtr layout, Quantisation quantisation,
+          std::span<const std::string> ignored)
       : family_(family), values_(std::move(values)), ignored_(ignored.begin(), ignored.end()) {
     plan_.layout = std::move(layout);
+    for (const QuantisedTensor& one : quantisation.tensors) scale_of_[one.scale] = one.tensor;
+    activations_.insert(quantisation.activations.begin(), quantisation.activations.end());
+    plan_.quantised = std::move(quantisation.tensors);
     plan_.family = family.name;
     for (const FamilyRow& row : family.rows) plan_.rows.push_back(row.label);
     ignored_.insert(ignored_.end(), family.ignored.begin(), family.ignored.end());
@@ -33,6 +39,7 @@ class Planner {
     for (const auto& [key, tensor] : tensors) DS_TRY(place(key, tensor));
     DS_TRY(add_aliases());
     DS_TRY(check_targets());
+    std::erase_if(plan_.quantised, [&](const QuantisedTensor& one) { return slots_[one.tensor].filled.empty(); });
     std::sort(plan_.copies.begin(), plan_.copies.end(), [](const ExportCopy& a, const ExportCopy& b) {
       return std::tie(a.tensor, a.target_offset) < std::tie(b.tensor, b.target_offset);
     });
@@ -189,11 +196,16 @@ class Planner {
     const Dtype from = tensor.first().dtype;
     const auto casts = [](Dtype dtype) { return dtype == Dtype::f32 || dtype == Dtype::bf16; };
     const bool changes = from != target.spec.dtype || family_.rows[row].add != 0;
-    if (changes && !(casts(from) && casts(target.spec.dtype))) {
+    // Each that is F8_E4M3 has scales, which are made with it.
+    if (changes && !(casts(from) && (casts(target.spec.dtype) || target.spec.dtype == Dtype::f8_e4m3))) {
       return Error(Errc::unsupported, "no cast from " + std::string(to_string(from)) + " to " +
                                           std::string(to_string(target.spec.dtype)) + " of " + target.spec.name);
     }
     if (dtype_packed(from) != 1) return Error(Errc::unsupported, "packed values of " + target.spec.name);
+    if (const auto of = scale_of_.find(index); of != scale_of_.end()) {
+      return Error(Errc::coverage, target.spec.name + " is written twice: it has the scales of " +
+                                       plan_.layout->tensors()[of->second].spec.name);
+    }
     DS_TRY(note_slot(index, map));
     for (const PieceAt& at : tensor.pieces) {
       for (ExportCopy& copy : copies_of(map, *at.piece)) {
@@ -298,8 +310,10 @@ class Planner {
                             std::to_string(slots_[i].places_there_are()) + " places)");
         continue;
       }
+      const auto of = scale_of_.find(i);
+      if (of != scale_of_.end() && !slots_[of->second].filled.empty()) continue;
       DS_ASSIGN(const bool constant, is_constant(tensor.spec.name));
-      if (constant) {
+      if (constant || activations_.contains(i)) {
         plan_.constants.push_back(i);
       } else {
         unwritten.push_back(tensor.spec.name);
@@ -323,6 +337,8 @@ class Planner {
   const Family& family_;
   const PageValues values_;
   std::vector<std::string> ignored_;
+  std::map<std::uint32_t, std::uint32_t> scale_of_;  ///< tensors of scales, and what they are of
+  std::set<std::uint32_t> activations_;              ///< scales that stay as they are
   std::vector<Slots> slots_;
   ExportPlan plan_;
   std::vector<std::string> unused_;
@@ -334,7 +350,9 @@ class Planner {
 Result<ExportPlan> plan_export(const Family& family, std::string_view config, LayoutPtr layout,
                                std::span<const std::vector<ShardPiece>> shards, std::span<const std::string> ignored) {
   DS_ASSIGN(nlohmann::json json, parse_config(config));
-  return Planner(family, PageValues(family, std::move(json)), std::move(layout), ignored).make(shards);
+  DS_ASSIGN(Quantisation quantisation, quantisation_of(json, *layout));
+  return Planner(family, PageValues(family, std::move(json)), std::move(layout), std::move(quantisation), ignored)
+      .make(shards);
 }
 
 Result<std::vector<std::string>> architectures_of(std::string_view config) {

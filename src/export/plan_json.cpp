@@ -93,11 +93,20 @@ std::string to_json(const ExportPlan& plan) {
                       {"add", copy.add},
                       {"row", plan.rows[copy.row]}});
   }
+  Json quantised = Json::array();
+  for (const QuantisedTensor& one : plan.quantised) {
+    quantised.push_back({{"tensor", one.tensor},
+                         {"scale", one.scale},
+                         {"formula", one.by_block ? "block" : "tensor"},
+                         {"block", {one.block_rows, one.block_cols}},
+                         {"powers_of_two", one.powers_of_two}});
+  }
   const Json json = {{"format", "deltasync export plan"},
                      {"version", 1},
                      {"family", plan.family},
                      {"tensors", tensors},
                      {"copies", copies},
+                     {"quantised", quantised},
                      {"constants", plan.constants},
                      {"ignored", plan.ignored}};
   return json.dump(1, ' ', false, Json::error_handler_t::replace);

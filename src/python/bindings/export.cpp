@@ -83,10 +83,19 @@ void bind_export(nb::module_& module) {
       .def_ro("target_offset", &PlannedCopy::target_offset)
       .def_ro("add", &PlannedCopy::add, "To each value.")
       .def_ro("row", &PlannedCopy::label, "The page's row: name and line.");
+  nb::class_<QuantisedTensor>(module, "QuantisedTensor",
+                              "A tensor of codes. Copies to it have the values, which are quantised block by block.")
+      .def_ro("tensor", &QuantisedTensor::tensor, "Index in the layout.")
+      .def_ro("scale", &QuantisedTensor::scale, "Index of the tensor with its scales.")
+      .def_ro("by_block", &QuantisedTensor::by_block, "Or it has one scale, by another formula.")
+      .def_ro("block_rows", &QuantisedTensor::block_rows)
+      .def_ro("block_cols", &QuantisedTensor::block_cols)
+      .def_ro("powers_of_two", &QuantisedTensor::powers_of_two, "Its scales are.");
   nb::class_<ExportPlan>(module, "ExportPlan", "What all ranks write of a model's tensors.")
       .def_prop_ro("layout", [](const ExportPlan& plan) { return std::const_pointer_cast<Layout>(plan.layout); })
       .def_ro("family", &ExportPlan::family)
       .def_prop_ro("copies", &copies_of, "Sorted by tensor and place in it.")
+      .def_ro("quantised", &ExportPlan::quantised)
       .def_ro("constants", &ExportPlan::constants, "Layout indices of tensors that have the model directory's bytes.")
       .def_ro("ignored", &ExportPlan::ignored, "Tensors of the trainer that go nowhere.")
       .def("to_json", [](const ExportPlan& plan) { return exporting::to_json(plan); });

@@ -19,17 +19,16 @@ def guess(name: str, copy: Any, made: Any, files: HfFiles, head_dim: int) -> str
     """What would explain all elements of the copy (`made`), if anything does. `head_dim`: 0 if not known."""
     chosen, place = positions(copy, _SAMPLE)
     mine = made.reshape(-1)[chosen].cpu()
-    theirs = files.flat(name)
     shape = files.shape(name)[0]
     wanted = bits(mine)
     if len(wanted.unique()) > 1:
         for why, there in _places(place, shape, head_dim):
-            if bool((bits(theirs[there]) == wanted).all()):
+            if bool((bits(files.at(name, there)) == wanted).all()):
                 return why
         for other in _same_shape(name, files):
-            if bool((bits(files.flat(other)[place]) == wanted).all()):
+            if bool((bits(files.at(other, place)) == wanted).all()):
                 return f"it has what the directory has as {other}: another layer, expert or part"
-    return _by_value(mine, theirs[place])
+    return _by_value(mine, files.at(name, place))
 
 
 def _places(place: Any, shape: tuple[int, ...], head_dim: int) -> Iterator[tuple[str, Any]]:

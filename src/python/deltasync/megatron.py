@@ -17,17 +17,18 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from . import _checks, _native
-from ._arrays import torch_dtype
 from ._deadlines import seconds
 from ._export_boxes import ExportedBox, Place, places, worth_it
 from ._export_copies import Sources, bits, target_of
 from ._export_guess import guess
+from ._export_quantise import Scheme, quantise
+from ._export_regions import QuantisedRegion, Region, regions
 from ._gather_plan import Form, Whole, wholes_of
 from ._gathered import export_hf_named_params
 from ._group import Group
@@ -63,7 +64,9 @@ class ExportPlan:
         head_dim: int,
         mode: str,
         digest: str,
+        wide: Collection[int] = (),
     ) -> None:
+        """`wide`: indices of tensors whose values are not all of bf16."""
         #: What is exported: the model directory's tensors.
         self.layout: Layout = made.layout
         #: What the directory has beside their bytes.
@@ -78,9 +81,14 @@ class ExportPlan:
         self._group = group
         self._head_dim = head_dim
         self._mine = [copy for copy in made.copies if copy.rank == group.rank]
-        self._places: list[Place] | None = None
-        #: Tensors, by their index, that are made of a whole one in another form.
-        self._forms: dict[int, Form] = {}
+        self._places: list[Place | Region] | None = None
+        #: Of each quantised tensor, by its index: the index of its scales, and how.
+        self._quantised = {one.tensor: (one.scale, _scheme(one, self.layout)) for one in made.quantised}
+        #: Tensors, by their index, that are made of a whole one in another form, where that is gathered.
+        self._forms = {
+            index: _form(self.layout, index, scale, scheme, "F32" if index in wide else "BF16")
+            for index, (scale, scheme) in self._quantised.items()
+        }
         self._wholes: list[Whole] = []
 
     def to_json(self) -> str:
@@ -89,18 +97,21 @@ class ExportPlan:
 
     def report(self) -> dict[str, Any]:
         """Of all ranks: ``family``; ``tensors`` that are exported; ``rows`` (the page's row: how many copies it makes);
-        ``constants`` that are the directory's own; ``ignored``, the trainer's tensors that go nowhere."""
+        ``quantised`` tensors, with the names of their scales; ``constants`` that are the directory's own; ``ignored``,
+        the trainer's tensors that go nowhere."""
         return {
             "family": self._made.family,
             "tensors": len(self.layout),
             "rows": dict(Counter(copy.row for copy in self._made.copies)),
+            "quantised": {name: scale for name, (scale, _) in self._schemes().items()},
             "constants": [self.layout[index].name for index in self._made.constants],
             "ignored": list(self._made.ignored),
         }
 
     def tensors(self) -> list[tuple[str, Any]]:
         """What this rank writes of a version out of its own memory: rectangles of tensors, which are views of its
-        parameters. All ranks call it. Unsupported, if the mode is "direct": what only a whole tensor would tell."""
+        parameters, or are made of them when they are asked for. All ranks call it. Unsupported, if the mode is
+        "direct": what only a whole tensor would tell."""
         self._divide()
         assert self._places is not None
         self._pieces.bring_up_to_date()
@@ -109,7 +120,12 @@ class ExportPlan:
         made: list[tuple[str, Any]] = []
         for place in self._places:
             spec = specs[place.tensor]
-            made.append((spec.name, ExportedBox(spec.shape, views, place)))
+            if isinstance(place, Place):
+                made.append((spec.name, ExportedBox(spec.shape, views, place)))
+                continue
+            index, scheme = self._quantised[place.tensor]
+            region = QuantisedRegion(place, spec.shape, views, scheme)
+            made += region.boxes((spec.name, specs[index].name), specs[index].shape)
         if self._group.rank == 0:
             made += [(specs[index].name, self._constant(index)) for index in self._made.constants]
         return made
@@ -123,7 +139,7 @@ class ExportPlan:
         """What each rank writes itself, and what is gathered; once."""
         if self._places is not None:
             return
-        found: list[list[Place]] = []
+        found: list[list[Place | Region]] = []
 
         def divide() -> list[int]:
             placed, apart = self._find_places()
@@ -131,7 +147,7 @@ class ExportPlan:
             return apart
 
         said = self._group.gather_any(divide, _SHORT_S)
-        gathered = {*itertools.chain.from_iterable(said), *self._forms}
+        gathered = set(itertools.chain.from_iterable(said))
         if self.mode == "gathered":
             gathered = set(range(len(self.layout)))
         gathered -= set(self._made.constants)
@@ -139,25 +155,34 @@ class ExportPlan:
             self._wholes = wholes_of(self.layout, self._made.copies, (), self._forms, gathered.__contains__)
         self._places = [place for place in found[0] if place.tensor not in gathered]
 
-    def _find_places(self) -> tuple[list[Place], list[int]]:
+    def _find_places(self) -> tuple[list[Place | Region], list[int]]:
         """Of this rank's copies, and the tensors for which there are none."""
         if self.mode == "gathered":
             return [], []
         tensors = list(self.layout)
-        found: list[Place] = []
+        found: list[Place | Region] = []
         apart = []
         for index, group in itertools.groupby(self._mine, key=lambda copy: copy.tensor):  # sorted so
             copies = list(group)
             most = {"most": worth_it(copies)} if self.mode == "auto" else {}
             try:
-                if index in self._forms:
-                    raise Unsupported(f"{tensors[index].name}: it is made of the whole tensor")
-                found += places(copies, tensors[index].shape, tensors[index].name, **most)
+                here = places(copies, tensors[index].shape, tensors[index].name, **most)
+                if index in self._quantised:
+                    found += regions(here, tensors[index].shape, self._quantised[index][1], tensors[index].name)
+                else:
+                    found += here
             except Unsupported as error:
                 if self.mode == "direct":
                     raise Unsupported(error.message, 'give mode="auto", or export="auto" to WeightManager') from error
                 apart.append(index)
         return found, apart
+
+    def _schemes(self) -> dict[str, tuple[str, Scheme]]:
+        """Of quantised tensors, by name: their scales' name, and how."""
+        return {
+            self.layout[index].name: (self.layout[scale].name, scheme)
+            for index, (scale, scheme) in self._quantised.items()
+        }
 
     def _constant(self, index: int) -> Any:
         tensor = self.layout[index]
@@ -200,13 +225,17 @@ class ProofReport:
     differs: list[Difference]
     #: Elements that were compared on all ranks.
     elements: int
+    #: Of these, what is quantised when it is exported. Compared is what the trainer has, rounded to bf16, with the
+    #: directory's codes times their scales: codes that are made of it may be others than these.
+    dequantised: int = 0
 
     def __bool__(self) -> bool:
         return self.identical
 
     def __str__(self) -> str:
         if self.identical:
-            return f"{self.elements} elements are those of the directory"
+            said = f"{self.elements} elements are those of the directory"
+            return f"{said}, {self.dequantised} of them dequantised" if self.dequantised else said
         return f"{len(self.differs)} tensors are not those of the directory:\n" + "\n".join(map(str, self.differs))
 
 
@@ -258,12 +287,17 @@ def plan(
     made = _native.plan_export([Family.parse(*page) for page in own], config, layout, shards, unwanted)
     digest = hashlib.sha256("\n".join([said[0]["same"], *shards]).encode()).hexdigest()
     files = HfFiles(directory, layout, sidecar)
-    return ExportPlan(made, files, sidecar, pieces, group, _head_dim(config), mode, digest)
+    wide = set()
+    if made.quantised:
+        dtypes = [[piece["dtype"] for piece in other["pieces"]] for other in said]
+        wide = {copy.tensor for copy in made.copies if copy.add or dtypes[copy.rank][copy.piece] != "BF16"}
+    return ExportPlan(made, files, sidecar, pieces, group, _head_dim(config), mode, digest, wide)
 
 
 def prove(plan: ExportPlan, hf_dir: str | os.PathLike[str], *, timeout: float = 600.0) -> ProofReport:
     """Whether what the ranks hold now, exported, is byte for byte what the directory has. Before the first step of a
-    run that began from it, everything else is a wrong mapping.
+    run that began from it, everything else is a wrong mapping. Of quantised tensors the directory's are dequantised
+    for it, and nothing is quantised.
 
     Each rank compares what it would write itself. LayoutMismatch: the directory has not the plan's tensors.
     """
@@ -273,19 +307,20 @@ def prove(plan: ExportPlan, hf_dir: str | os.PathLike[str], *, timeout: float = 
     plan._pieces.bring_up_to_date()
 
     def compare() -> list[Any]:
-        compared, differences = _compare(plan, _files_of(plan, directory))
-        return [compared, [asdict(difference) for difference in differences[:_DIFFERENCES]]]
+        compared, dequantised, differences = _compare(plan, _files_of(plan, directory))
+        return [compared, dequantised, [asdict(difference) for difference in differences[:_DIFFERENCES]]]
 
     said = plan._group.gather_any(compare, max(end - time.monotonic(), 0.0))
     by_tensor: dict[str, Difference] = {}
-    for _, found in said:
+    for _, _, found in said:
         for one in found:
             difference = Difference(**{**one, "index": tuple(one["index"])})
             before = by_tensor.get(difference.tensor)
             by_tensor[difference.tensor] = difference if before is None else _joined(before, difference)
     order = {tensor.name: number for number, tensor in enumerate(plan.layout)}
     differs = sorted(by_tensor.values(), key=lambda difference: order[difference.tensor])
-    return ProofReport(not differs, differs, sum(count for count, _ in said))
+    compared, dequantised = (sum(one[i] for one in said) for i in range(2))
+    return ProofReport(not differs, differs, compared, dequantised)
 
 
 def hf_weight_metadata(
@@ -334,7 +369,23 @@ def _files_of(plan: ExportPlan, directory: str) -> HfFiles:
         index = layout.find(tensor.name)
         if index is None or layout[index].spec != tensor.spec:
             raise LayoutMismatch(f"hf_dir='{directory}' does not have the plan's {tensor.name}")
-    return HfFiles(directory, layout, sidecar)
+    return HfFiles(directory, layout, sidecar, plan._schemes())
+
+
+def _scheme(one: _native.QuantisedTensor, layout: Layout) -> Scheme:
+    block = (one.block_rows, one.block_cols) if one.by_block else None
+    return Scheme(block, layout[one.scale].dtype, one.powers_of_two)
+
+
+def _form(layout: Layout, index: int, scale: int, scheme: Scheme, dtype: str) -> Form:
+    shape, scale_shape = tuple(layout[index].shape), tuple(layout[scale].shape)
+
+    def make(tensor: Any) -> tuple[Any, Any]:
+        values = tensor.view(shape)
+        codes, scales = quantise(lambda begin, end: values[begin:end], shape, scheme)
+        return codes, scales.view(scale_shape)
+
+    return Form(dtype, (index, scale), make)
 
 
 def _head_dim(config: str) -> int:
@@ -347,17 +398,18 @@ def _head_dim(config: str) -> int:
         return 0
 
 
-def _compare(plan: ExportPlan, files: HfFiles) -> tuple[int, list[Difference]]:
-    """How many elements of this rank were compared, and which tensors differ."""
+def _compare(plan: ExportPlan, files: HfFiles) -> tuple[int, int, list[Difference]]:
+    """How many elements of this rank were compared, how many of them were dequantised, and which tensors differ."""
     sources = Sources(plan._pieces.views())
     found: dict[int, Difference] = {}
-    compared = 0
+    compared = dequantised = 0
     guessed: Counter[str] = Counter()
     for copy in plan._mine:
         tensor = plan.layout[copy.tensor]
         theirs = target_of(copy, files.flat(tensor.name))
-        made = sources.read(copy, torch_dtype(tensor.dtype)).cpu()
+        made = sources.read(copy, theirs.dtype).cpu()
         compared += made.numel()
+        dequantised += made.numel() if copy.tensor in plan._quantised else 0
         unequal = bits(made) != bits(theirs)
         count = int(unequal.sum())
         if not count:
@@ -377,7 +429,7 @@ def _compare(plan: ExportPlan, files: HfFiles) -> tuple[int, list[Difference]]:
         guessed[copy.row] += 1
         before = found.get(copy.tensor)
         found[copy.tensor] = difference if before is None else _joined(before, difference)
-    return compared, list(found.values())
+    return compared, dequantised, list(found.values())
 
 
 def _index(flat: int, shape: Iterable[int]) -> tuple[int, ...]:
