@@ -463,6 +463,86 @@ void records(const Corpus& corpus) {
   corpus.add("hf_record", "array", std::string_view("[]"));
 }
 
+void exports(const Corpus& corpus) {
+  const std::string good = R"(name = "toy"
+architectures = ["Toy"]
+ignored = ["*_extra"]
+[sizes]
+groups = "kv | heads"
+n = "heads / groups"
+[[rows]]
+mcore = ["layers.{L}.qkv", "layers.{L}.attention"]
+parts = "groups * [q: n * hd, k: hd, v: hd]"
+hf.q = "l.{L}.q"
+hf.k = "l.{L}.k"
+hf.v = "l.{L}.v"
+[[rows]]
+mcore = "layers.{L}.experts.{E}.fc2"
+view = "(two:2 f) h -> E/2 h two f"
+hf = "l.{L}.down"
+when = "moe"
+[[rows]]
+mcore = "norm"
+hf = "norm"
+add = 1
+[[rows]]
+mcore = "words"
+parts = "[words: vocab, _: *]"
+hf.words = "words"
+[[rows]]
+mcore = "bias"
+hf = "bias"
+optional = true
+[[renames]]
+mcore = "mtp.{M}."
+to = "layers.{M + depth}."
+[[constants]]
+hf = "l.{L}.freq"
+[[aliases]]
+hf = "head"
+of = "words"
+when = "tied | false"
+----
+{"heads": 4, "kv": 2, "hd": 1, "moe": true, "vocab": 3, "tied": true, "depth": 1}
+----
+{"rank": 0, "pieces": [
+{"key": "l.1.q", "dtype": "F32", "global_shape": [4, 3], "offset": [], "shape": []},
+{"key": "l.1.k", "dtype": "F32", "global_shape": [2, 3], "offset": [], "shape": []},
+{"key": "l.1.v", "dtype": "F32", "global_shape": [2, 3], "offset": [], "shape": []},
+{"key": "l.0.down", "dtype": "BF16", "global_shape": [2, 3, 2, 2], "offset": [], "shape": []},
+{"key": "norm", "dtype": "BF16", "global_shape": [3], "offset": [], "shape": []},
+{"key": "words", "dtype": "BF16", "global_shape": [3, 2], "offset": [], "shape": []},
+{"key": "head", "dtype": "BF16", "global_shape": [3, 2], "offset": [], "shape": []},
+{"key": "l.0.freq", "dtype": "F32", "global_shape": [2], "offset": [], "shape": []}]}
+----
+{"rank": 0, "pieces": [
+{"key": "mtp.0.qkv", "dtype": "F32", "global_shape": [8, 3], "offset": [0, 0], "shape": [3, 3]},
+{"key": "layers.0.experts.0.fc2", "dtype": "BF16", "global_shape": [4, 3], "offset": [0, 0], "shape": [4, 3]},
+{"key": "layers.0.experts.1.fc2", "dtype": "BF16", "global_shape": [4, 3], "offset": [0, 0], "shape": [3, 3]},
+{"key": "norm", "dtype": "F32", "global_shape": [3], "offset": [0], "shape": [3]},
+{"key": "words", "dtype": "BF16", "global_shape": [4, 2], "offset": [0, 0], "shape": [2, 2]},
+{"key": "bias", "dtype": "BF16", "global_shape": [1], "offset": [0], "shape": [1]},
+{"key": "an_extra", "dtype": "U8", "global_shape": [1], "offset": [0], "shape": [1]}]}
+----
+{"rank": 1, "pieces": [
+{"key": "mtp.0.qkv", "dtype": "F32", "global_shape": [8, 3], "offset": [3, 0], "shape": [5, 3]},
+{"key": "layers.0.experts.1.fc2", "dtype": "BF16", "global_shape": [4, 3], "offset": [3, 0], "shape": [1, 3]},
+{"key": "norm", "dtype": "F32", "global_shape": [3], "offset": [0], "shape": [3]},
+{"key": "words", "dtype": "BF16", "global_shape": [4, 2], "offset": [2, 0], "shape": [2, 2]}]}
+)";
+  const auto add = [&](const std::string& name, const std::string& from, const std::string& to) {
+    std::string text = good;
+    text.replace(text.find(from), from.size(), to);
+    corpus.add("export", name, std::string_view(text));
+  };
+  corpus.add("export", "good", std::string_view(good));
+  add("size-of-itself", "heads / groups", "n / groups");
+  add("place-beyond", "E/2", "E/1");
+  add("number-huge", "\"hd\": 1", "\"hd\": 1e300");
+  add("shape-overflows", "\"offset\": [3, 0], \"shape\": [5, 3]",
+      "\"offset\": [3, 0], \"shape\": [18446744073709551615, 3]");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -483,5 +563,6 @@ int main(int argc, char** argv) {
   segments(corpus);
   weight_indexes(corpus);
   records(corpus);
+  exports(corpus);
   return 0;
 }
