@@ -116,7 +116,8 @@ Status Agent::Impl::start() {
   if (options.http) {
     net::HttpOptions http = *options.http;
     http.answered = [counted = &core->metrics().http_requests] { Metrics::add(*counted, 1); };
-    DS_ASSIGN(http_server, net::HttpServer::listen(io, std::move(http), [this](auto target) { return page(target); }));
+    DS_ASSIGN(http_server,
+              net::HttpServer::listen(io, std::move(http), [this](const auto& asked) { return page(asked.target); }));
   }
   started = true;
   publications = core->versions().changes().listen([server = trainer_server.get()] { server->version_served(); });

@@ -33,11 +33,12 @@ namespace {
 
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 
-HttpResponse respond(const HttpRequest& request, HttpPage page) {
+HttpResponse respond(const HttpRequest& request, HttpPage page, bool posts) {
   HttpResponse response(static_cast<http::status>(page.status), request.version());
   response.set(http::field::content_type, page.content_type);
   response.set(http::field::cache_control, "no-store");
-  if (page.status == 405) response.set(http::field::allow, "GET, HEAD");
+  if (page.status == 405) response.set(http::field::allow, posts ? "GET, HEAD, POST" : "GET, HEAD");
+  for (const auto& [name, value] : page.headers) response.set(name, value);
   response.keep_alive(request.keep_alive());
   response.body() = std::move(page.body);
   response.prepare_payload();
@@ -62,7 +63,12 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   };
 
   Impl(asio::io_context& i, HttpOptions o, Handler h, tcp::acceptor a)
-      : io(i), options(std::move(o)), handler(std::move(h)), acceptor(std::move(a)), pause(acceptor.get_executor()) {
+      : io(i),
+        options(std::move(o)),
+        handler(std::move(h)),
+        acceptor(std::move(a)),
+        pause(acceptor.get_executor()),
+        pages("http-pages", options.makers) {
     error_code ignored;
     port = acceptor.local_endpoint(ignored).port();
   }
@@ -77,7 +83,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   std::mutex mutex;
   std::list<std::shared_ptr<Client>> clients;  // protected by mutex; who has waited longest for a request comes first
   std::size_t deferred = 0;                    // protected by mutex: pages that are being made, or wait for it
-  WorkThread pages{"http-pages"};
+  WorkThread pages;
   log::LineLimit accept_lines;
   log::LineLimit handshake_lines;
 
@@ -184,7 +190,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       if (options.answered) options.answered();
       HttpPage page = co_await make_page(client, parser.get());
       enter(client, Client::State::telling);
-      const HttpResponse response = respond(parser.get(), std::move(page));
+      const HttpResponse response = respond(parser.get(), std::move(page), options.takes_posts);
       const Deadline limit = Deadline::after(reply_limit(response.body().size()));
       const Status told = co_await write_response(stream, response, limit);
       if (!told || !keep_alive) co_return;
@@ -222,12 +228,17 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
 
   asio::awaitable<HttpPage> make_page(const std::shared_ptr<Client>& client, const HttpRequest& request) {
     HttpPage page;
-    if (request.method() != http::verb::get && request.method() != http::verb::head) {
+    const bool posts = request.method() == http::verb::post && options.takes_posts;
+    if (!posts && request.method() != http::verb::get && request.method() != http::verb::head) {
       page.status = 405;
-      page.body = "only GET and HEAD\n";
+      page.body = options.takes_posts ? "only GET, HEAD and POST\n" : "only GET and HEAD\n";
       co_return page;
     }
-    HttpServer::Answer answer = handler(std::string_view(request.target().data(), request.target().size()));
+    const auto authorization = request[http::field::authorization];
+    HttpServer::Answer answer = handler({posts,
+                                         {request.target().data(), request.target().size()},
+                                         request.body(),
+                                         {authorization.data(), authorization.size()}});
     if (auto* ready = std::get_if<HttpPage>(&answer)) co_return std::move(*ready);
     const auto work = [this, &answer]() -> Result<HttpPage> {
       if (options.before_deferred) options.before_deferred();

@@ -1,4 +1,5 @@
-// Serves pages for people and monitors over HTTP or HTTPS: GET and HEAD only. Which pages there are is its user's.
+// Serves pages for people, monitors and clients over HTTP or HTTPS: GET and HEAD, and POST on request. Which pages
+// there are is its user's.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -9,7 +10,9 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "deltasync/result.hpp"
 #include "net/endpoint.hpp"
@@ -22,6 +25,15 @@ struct HttpPage {
   unsigned status = 200;
   std::string content_type = "text/plain; charset=utf-8";
   std::string body;
+  std::vector<std::pair<std::string, std::string>> headers = {};  ///< more of them
+};
+
+/// What a client asks; valid until the answer is made.
+struct HttpQuestion {
+  bool posts = false;       ///< POST; else GET or HEAD
+  std::string_view target;  ///< "/v1/layout?tensors=1"
+  std::string_view body;
+  std::string_view authorization;  ///< that header; empty: none
 };
 
 struct HttpOptions {
@@ -32,6 +44,8 @@ struct HttpOptions {
   std::chrono::milliseconds request{5'000};        ///< the handshake; a request; also the reply's sending,
   std::uint64_t reply_bytes_per_s_min = 1u << 20;  ///< which may take so much longer as its bytes take at this rate
   std::chrono::milliseconds keep_alive{30'000};    ///< between requests
+  bool takes_posts = false;
+  std::size_t makers = 1;  ///< threads that make deferred pages
   std::uint32_t header_bytes_max = 8'192;
   std::uint64_t body_bytes_max = 4'096;
   std::size_t connections_max = 64;       ///< who is idle leaves for who comes; half as many pages are made at a time
@@ -39,15 +53,15 @@ struct HttpOptions {
   std::function<void()> before_deferred;  ///< for tests: called before each deferred page, on the thread that makes it
 };
 
-/// Runs on `io`, each connection on a strand of its own. Pages that take long are made on a thread "http-pages", one
-/// after the other; half as many can wait for it as there may be connections.
+/// Runs on `io`, each connection on a strand of its own. Pages that take long are made on threads "http-pages", one
+/// after the other on each; half as many can wait for them as there may be connections.
 class HttpServer {
  public:
   using Deferred = std::function<HttpPage()>;
   /// A page, or what makes it, to be called on "http-pages" and finished when the server is destroyed.
   using Answer = std::variant<HttpPage, Deferred>;
-  /// Answers a GET of a target ("/v1/layout?tensors=1"); any thread of `io`.
-  using Handler = std::function<Answer(std::string_view target)>;
+  /// Answers on any thread of `io`.
+  using Handler = std::function<Answer(const HttpQuestion& question)>;
 
   static Result<std::unique_ptr<HttpServer>> listen(boost::asio::io_context& io, HttpOptions options, Handler handler);
   /// stop() first, then let `io` run, or destroy the server after `io` has stopped. Waits for the page that is being

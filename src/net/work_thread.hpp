@@ -1,5 +1,5 @@
-// One named thread for work that is too long for the threads that serve connections. A coroutine awaits the work and
-// goes on where it was.
+// A named thread, or several, for work that is too long for the threads that serve connections. A coroutine awaits the
+// work and goes on where it was.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -28,13 +28,13 @@
 
 namespace deltasync::net {
 
-/// Works run one at a time, in the order of the calls. Nothing but the number of callers bounds the queue: a server
-/// bounds it by its connections, each of which awaits one work at a time.
+/// Works run one at a time on each thread, and begin in the order of the calls. Nothing but the number of callers
+/// bounds the queue: a server bounds it by its connections, each of which awaits one work at a time.
 class WorkThread {
  public:
   /// Throws boost::system::system_error where no thread is to be had.
-  explicit WorkThread(const std::string& name) : pool_(1) {
-    boost::asio::post(pool_, [name] { set_thread_name(name); });
+  explicit WorkThread(const std::string& name, std::size_t threads = 1) : pool_(threads) {
+    for (std::size_t i = 0; i < threads; ++i) boost::asio::post(pool_, [name] { set_thread_name(name); });
   }
   /// join()
   ~WorkThread() { join(); }

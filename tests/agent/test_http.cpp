@@ -356,7 +356,7 @@ std::size_t bytes_of_large_page(std::uint64_t bytes_per_s_min) {
   net::HttpOptions options;
   options.request = std::chrono::milliseconds(100);
   options.reply_bytes_per_s_min = bytes_per_s_min;
-  auto server = net::HttpServer::listen(io, options, [](std::string_view) {
+  auto server = net::HttpServer::listen(io, options, [](const net::HttpQuestion&) {
     return net::HttpPage{200, "text/plain", std::string(kLargeBytes, 'x')};
   });
   EXPECT_TRUE(server) << server.error().to_string();

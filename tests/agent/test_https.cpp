@@ -76,7 +76,7 @@ TEST_F(Https, APageOfManyRecordsCrosses) {
   boost::asio::io_context io;
   net::HttpOptions options;
   options.tls = *net::Tls::server(tls_.server());
-  auto server = net::HttpServer::listen(io, options, [](std::string_view) {
+  auto server = net::HttpServer::listen(io, options, [](const net::HttpQuestion&) {
     return net::HttpPage{200, "text/plain", std::string(kBytes, 'x')};
   });
   ASSERT_TRUE(server);

@@ -39,6 +39,30 @@ for package in deltasync libdeltasync-dev; do
 done
 grep -q ' ./usr/share/bash-completion/completions/deltasync$' "$out/deltasync.files"
 
+# run_control DIR HOST:PORT: the engine with control routes, as a client drives it.
+run_control() {
+  "$1/control" "$2" >"$1/control.said" &
+  local control=$!
+  for _ in {1..600}; do
+    [[ -s $1/control.said ]] && break
+    kill -0 "$control"
+    sleep 0.1
+  done
+  python3 - "$(head -1 "$1/control.said")" <<'CLIENT'
+import sys, urllib.request
+for path, body in (("/pause", b""), ("/update_weights", b'{"weight_dir": null}'), ("/resume", b"")):
+    urllib.request.urlopen(urllib.request.Request(f"http://{sys.argv[1]}{path}", data=body, method="POST"), timeout=60)
+CLIENT
+  for _ in {1..600}; do
+    grep -qx 'serves step_3' "$1/control.said" && break
+    kill -0 "$control"
+    sleep 0.1
+  done
+  kill "$control"
+  wait "$control" || true
+  grep -qx 'serves step_3' "$1/control.said"
+}
+
 # run HOW: the example's programs in DIR/by_HOW, one from the other, and what they must say.
 run() {
   local programs=$out/by_$1 agent port
@@ -58,6 +82,7 @@ run() {
   grep -qx 'head.weight begins with 0.25 0.25 0.25 0.25' "$programs/said"
   "$programs/engine" "127.0.0.1:$port" step_3 | tee "$programs/said"
   grep -qx 'embed begins with 0.5 1.5, head_t with 0.25 0.25' "$programs/said"
+  [[ ! -e $programs/control ]] || run_control "$programs" "127.0.0.1:$port"
   "$programs/export_hf" "$programs/hf" | tee "$programs/said"
   grep -qx 'model.layers.0.up_proj.weight: rows 128 to 255' "$programs/said"
   kill "$agent"
@@ -76,7 +101,7 @@ mkdir "$out/by_pkg_config"
 PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name deltasync.pc)")
 export PKG_CONFIG_PATH
 read -ra flags <<<"$(pkg-config --cflags --libs deltasync)"
-for program in train serve engine export_hf; do
+for program in train serve engine export_hf control; do
   c++ -std=c++20 -o "$out/by_pkg_config/$program" "docs/examples/cpp/$program.cpp" "${flags[@]}"
 done
 run pkg_config

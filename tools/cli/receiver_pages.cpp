@@ -129,7 +129,7 @@ Status ReceiverPages::Impl::start() {
     if (!options.plain) http.tls = own;
   }
   http.client_certificates = options.client_certificates;
-  auto made = net::HttpServer::listen(io, http, [this](std::string_view target) { return page(target); });
+  auto made = net::HttpServer::listen(io, http, [this](const net::HttpQuestion& asked) { return page(asked.target); });
   if (!made) return std::move(made).error().with_context("--http");
   server = std::move(*made);
   try {

@@ -1,5 +1,7 @@
 # What users link: deltasync::writer for a trainer, deltasync::receiver for a rollout server, deltasync::export for plans of a
-# trainer's tensors, all of one archive of the layers that they stand on. It is made of the layers' objects, so that nothing of how they are built reaches who links it.
+# trainer's tensors, deltasync::control for an engine's control routes (where the programs are built, whose HTTP server it
+# uses), all of one archive of the layers that they stand on. It is made of the layers' objects, so that nothing of how they
+# are built reaches who links it.
 # `cmake --install` brings it with its headers, the programs, a CMake package and a pkg-config file.
 set(layers
     base
@@ -15,6 +17,17 @@ set(layers
     writer
     targets
     receiver)
+set(parts writer receiver export)
+if(DELTASYNC_BUILD_PROGRAMS)
+  list(
+    APPEND
+    layers
+    asio
+    net
+    http
+    control)
+  list(APPEND parts control)
+endif()
 if(DELTASYNC_WITH_CUDA)
   list(APPEND layers gpu_kernels)
 endif()
@@ -24,10 +37,10 @@ add_library(deltasync_archive STATIC ${layers})
 add_library(deltasync_for_writer INTERFACE)
 add_library(deltasync_for_receiver INTERFACE)
 add_library(deltasync_for_export INTERFACE)
+if(DELTASYNC_BUILD_PROGRAMS)
+  add_library(deltasync_for_control INTERFACE)
+endif()
 set_target_properties(deltasync_archive PROPERTIES OUTPUT_NAME deltasync EXPORT_NAME deltasync LINKER_LANGUAGE CXX)
-set_target_properties(deltasync_for_writer PROPERTIES EXPORT_NAME writer)
-set_target_properties(deltasync_for_receiver PROPERTIES EXPORT_NAME receiver)
-set_target_properties(deltasync_for_export PROPERTIES EXPORT_NAME export)
 target_compile_features(deltasync_archive PUBLIC cxx_std_20)
 target_include_directories(deltasync_archive PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                                     $<INSTALL_INTERFACE:include>)
@@ -43,7 +56,8 @@ if(DELTASYNC_WITH_CUDA)  # who links what is installed needs no toolkit: a copy 
   target_link_libraries(deltasync_archive PRIVATE $<BUILD_INTERFACE:CUDA::cudart_static>
                                                   $<INSTALL_INTERFACE:deltasync::cudart>)
 endif()
-foreach(part IN ITEMS writer receiver export)
+foreach(part IN LISTS parts)
+  set_target_properties(deltasync_for_${part} PROPERTIES EXPORT_NAME ${part})
   target_link_libraries(deltasync_for_${part} INTERFACE deltasync_archive)
   add_library(deltasync::${part} ALIAS deltasync_for_${part})
 endforeach()
@@ -55,6 +69,9 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/deltasync)
 
+if(DELTASYNC_BUILD_PROGRAMS)
+  install(TARGETS deltasync_for_control EXPORT deltasync)
+endif()
 install(
   TARGETS deltasync_archive deltasync_for_writer deltasync_for_receiver deltasync_for_export
   EXPORT deltasync

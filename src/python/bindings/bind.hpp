@@ -11,6 +11,7 @@ void bind_writer(nanobind::module_& module);
 void bind_placement(nanobind::module_& module);
 void bind_receiver(nanobind::module_& module);
 void bind_commit(nanobind::module_& module);
+void bind_control(nanobind::module_& module);
 void bind_export(nanobind::module_& module);
 void bind_timeline(nanobind::module_& module);
 

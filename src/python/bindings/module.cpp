@@ -21,6 +21,7 @@ NB_MODULE(_native, module) {
   bind_receiver(module);
   bind_commit(module);
   bind_timeline(module);
+  bind_control(module);
   module.def(
       "init_log", [](const std::string& name, const std::string& level) { deltasync::init_log(name, level); },
       nb::arg("name"), nb::arg("level"),

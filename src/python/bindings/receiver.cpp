@@ -241,18 +241,19 @@ void bind_receiver(nb::module_& module) {
       .def("request_stop", &StopSource::request_stop)
       .def_prop_ro("stop_requested", &StopSource::stop_requested);
   bind_staged(module);
-  nb::class_<TlsOptions>(module, "TlsOptions", "Files of a client's TLS; none: no TLS. See deltasync.Tls.")
+  nb::class_<TlsOptions>(module, "TlsOptions", "Files of one side's TLS; none: no TLS. See deltasync.Tls.")
       .def(
           "__init__",
           [](TlsOptions* made, const std::string& cert, const std::string& key, const std::string& ca,
-             const std::string& name) {
+             const std::string& name, std::vector<std::string> allow) {
             new (made) TlsOptions;
             made->cert = cert;
             made->key = key;
             made->ca = ca;
             made->name = name;
+            made->allow = std::move(allow);
           },
-          "cert"_a = "", "key"_a = "", "ca"_a = "", "name"_a = "");
+          "cert"_a = "", "key"_a = "", "ca"_a = "", "name"_a = "", "allow"_a = std::vector<std::string>());
   nb::class_<Receiver>(module, "Receiver", "One receiver of one agent. One thread calls it at a time.")
       .def_static("connect", &connect, "endpoint"_a, "token"_a = "", "streams"_a = 4, "threads"_a = 0, "cores"_a = "",
                   "full_update_policy"_a = "stage", "attest_commits"_a = false, "link_gbps"_a = 0.0,

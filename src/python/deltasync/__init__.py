@@ -38,6 +38,7 @@ from ._native import version as __version__
 from ._reports import OffloadReport
 from .agent import AgentProcess
 from .async_rollout import AsyncReceiver
+from .control import RolloutControl, RolloutEngine
 from .errors import Error
 from .layouts import layout_of
 from .prepared import Lag, Prepared, PullReport, RepairReport, TileMismatch
@@ -61,6 +62,8 @@ __all__ = [
     "PullReport",
     "Receiver",
     "RepairReport",
+    "RolloutControl",
+    "RolloutEngine",
     "Sidecar",
     "Tensor",
     "TensorSpec",

@@ -73,6 +73,12 @@ class Tls:
             raise InvalidArgument("tls: a receiver needs ca=", "give the certificates of who signed the agent's")
         return _native.TlsOptions(cert, key, ca, self.name)
 
+    def _of_server(self) -> _native.TlsOptions:
+        cert, key, ca = self._files()
+        if ca and not cert:
+            raise InvalidArgument("tls: a server needs cert= and key=", "give its own certificate and private key")
+        return _native.TlsOptions(cert, key, ca, "", list(self.allow))
+
     def _of_agent(self) -> list[str]:
         cert, key, ca = self._files()
         if ca and not cert:

@@ -1,0 +1,88 @@
+// Drives an engine that has no control routes of its own: pause, resume, sleep, wake, update over HTTP, as clients of
+// vLLM, SGLang and FastDeploy ask for them. The engine implements RolloutEngine; its weights come by a Receiver.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "deltasync/receiver.hpp"
+#include "deltasync/result.hpp"
+#include "deltasync/tls.hpp"
+
+namespace deltasync {
+
+/// Memory that an engine can give up while it sleeps.
+enum class EngineMemory : std::uint8_t { weights, kv_cache, cpu_cache, cuda_graph };
+
+/// What becomes of the requests that run when an engine pauses.
+enum class PauseMode : std::uint8_t {
+  abort,  ///< they end at once, with the tokens that they have
+  wait,   ///< they run to their end
+  keep,   ///< they stay, and go on later
+};
+
+/// What the control service does with an engine. One call at a time, on a thread of the service, but for abort(), which
+/// may come beside any of them. Each has the deadline of the client's call, and should end when its stop says so; none
+/// may throw. An error fails the client's call, whose steps before are undone as far as the engine can serve.
+class RolloutEngine {
+ public:
+  virtual ~RolloutEngine() = default;
+
+  /// Takes no new requests from now on: they wait, or are refused.
+  virtual Status stop_admission() = 0;
+  virtual Status resume_admission() = 0;
+  /// Ends these requests, or all if `ids` is empty, with the tokens that they have. How many there were.
+  virtual Result<std::uint64_t> abort(std::span<const std::string> ids) = 0;
+  /// Returns when no request is left. Comes after stop_admission(). Errc::timed_out.
+  virtual Status wait_idle(const CallOptions& call) = 0;
+
+  /// Whether hold() is implemented. Without it nothing pauses with PauseMode::keep, and an update of an engine that
+  /// serves waits for its requests.
+  virtual bool can_hold() const { return false; }
+  /// Returns when no forward pass runs, and begins none until release_hold(); requests stay.
+  virtual Status hold(const CallOptions& call);
+  virtual Status release_hold();
+
+  /// Forgets what was computed with the weights so far: prefix, multimodal and encoder caches.
+  virtual Status reset_caches(const CallOptions& call) = 0;
+  /// Of caches between engines. Do nothing if not implemented.
+  virtual Status pause_transfer();
+  virtual Status resume_transfer();
+
+  /// Gives the memory up, and takes it again at the same addresses. What it held is lost; weights are written by the
+  /// service. Errc::unsupported if not implemented.
+  virtual Status release_memory(EngineMemory memory);
+  virtual Status restore_memory(EngineMemory memory);
+};
+
+struct ControlOptions {
+  std::string listen = "127.0.0.1:0";  ///< "HOST:PORT"; beyond loopback only with a token
+  std::string token = {};              ///< that clients show as "Authorization: Bearer …"; empty: none
+  TlsOptions tls = {};                 ///< as a server; none by default
+  /// Whose routes are served: "v1" (FastDeploy's), "vllm", "sglang". Where two have the same path, the first here.
+  std::vector<std::string> dialects = {"v1", "vllm", "sglang"};
+  std::string model = {};            ///< path or name, for clients that ask
+  std::uint32_t world_size = 1;      ///< processes of the engine, likewise
+  double call_s = 600;               ///< a call's deadline, in seconds, its wait for others included
+  bool graphs_use_kv_cache = false;  ///< then weights are not woken (v1) while kv_cache sleeps
+};
+
+/// Serves until it is destroyed. Thread-safe.
+class ControlServer {
+ public:
+  /// `engine` and `receiver`, which has a target, outlive it. What the receiver has committed is live; without that the
+  /// engine has to be paused, until an update gives it weights.
+  ///   - Errc::invalid_argument: a dialect that there is none of; a listen that is none.
+  ///   - Errc::unauthenticated: beyond loopback without a token.
+  static Result<std::unique_ptr<ControlServer>> start(ControlOptions options, RolloutEngine& engine,
+                                                      Receiver& receiver);
+  virtual ~ControlServer() = default;
+
+  /// "HOST:PORT" that it listens on.
+  virtual std::string endpoint() const = 0;
+};
+
+}  // namespace deltasync

@@ -1,0 +1,174 @@
+// SGLang's routes for weight updates, and slime's /pull_weights.
+#include <utility>
+
+#include "receiver/control/routes.hpp"
+
+namespace deltasync::control {
+namespace sglang {
+namespace {
+
+using net::HttpPage;
+using nlohmann::json;
+
+constexpr Tag kTags[] = {
+    {"weights", EngineMemory::weights}, {"kv_cache", EngineMemory::kv_cache}, {"cuda_graph", EngineMemory::cuda_graph}};
+
+/// {"success", "message"}: 200, or 400 whatever has failed.
+HttpPage told(const Status& done, const std::string& good, json more = json::object()) {
+  more["success"] = done.ok();
+  more["message"] = done ? good : done.error().message();
+  return page_of(done ? 200 : 400, more);
+}
+
+HttpPage refused(const std::string& why) {
+  return page_of(400, {{"error", {{"message", why}}}});
+}
+
+HttpPage pause(Desk& desk, const Ask& ask) {
+  const auto said = ask.text("mode");
+  const std::string mode = said ? said->value_or("abort") : "a mode that is no text";
+  Call call{.kind = Call::Kind::pause};
+  if (mode == "retract" || mode == "in_place") {
+    call.mode = PauseMode::keep;
+    call.resets_caches = mode == "retract";
+  } else if (mode != "abort") {
+    return refused("mode is abort, retract or in_place, not " + mode);
+  }
+  const Status done = desk.service.call(call);
+  if (!done) return refused(done.error().message());
+  return page_of(200, {{"message", "Generation paused successfully."}, {"status", "ok"}});
+}
+
+HttpPage go_on(Desk& desk, const Ask&) {
+  const Status done = desk.service.call({.kind = Call::Kind::resume});
+  if (!done) return refused(done.error().message());
+  return page_of(200, {{"message", "Generation continued successfully."}, {"status", "ok"}});
+}
+
+HttpPage flush(Desk& desk, const Ask&) {
+  const Status done = desk.service.call({.kind = Call::Kind::reset_caches});
+  return {done ? 200U : 400U, "text/plain; charset=utf-8", done ? "Cache flushed.\n" : done.error().message() + "\n"};
+}
+
+HttpPage change_memory(Desk& desk, const Ask& ask, Call::Kind kind) {
+  const auto tags = ask.texts("tags");
+  if (!tags) return refused(tags.error().message());
+  const auto memory = memory_of(*tags, kTags);
+  if (!memory) return refused(memory.error().message());
+  const Status done = desk.service.call({.kind = kind, .memory = *memory});
+  return done ? page_of(200, nullptr) : refused(done.error().message());
+}
+
+/// The live version, as slime's clients know it: the directory that they were told it was put into.
+HttpPage pull(Desk& desk, const Ask& ask) {
+  const auto number = ask.text("target_version");
+  const auto directory = ask.text("local_checkpoint_dir");
+  if (!number) return told(number.error(), "");
+  if (!directory) return told(directory.error(), "");
+  UpdateRequest request;
+  if (*number && **number != "0") request.version = **number;
+  const bool serves = desk.service.standing().engine.serves();
+  const Call call{.kind = Call::Kind::update, .mode = brief_pause(desk), .resets_caches = serves};
+  const Status done = desk.service.call(call, request);
+  if (done && *directory) {
+    const std::lock_guard lock(desk.mutex);
+    desk.pulled_directory = **directory;
+  }
+  return told(done, "version " + desk.service.standing().label + " is live");
+}
+
+HttpPage update_from_disk(Desk& desk, const Ask& ask) {
+  const auto path = ask.text("model_path");
+  const auto label = ask.text("weight_version");
+  const auto flushes = ask.boolean("flush_cache", true);
+  if (!path) return told(path.error(), "");
+  if (!label) return told(label.error(), "");
+  if (!flushes) return told(flushes.error(), "");
+  {
+    const std::lock_guard lock(desk.mutex);
+    if (!*path || desk.pulled_directory.empty() || **path != desk.pulled_directory) {
+      return page_of(501, {{"success", false},
+                           {"message",
+                            "weights are not read from directories here: ask /pull_weights, which takes "
+                            "them from the trainer"}});
+    }
+  }
+  Status done;
+  if (*flushes) done = desk.service.call({.kind = Call::Kind::reset_caches});
+  if (done && *label) desk.service.rename(**label);
+  return told(done, "Succeeded to update model weights.", {{"num_paused_requests", 0}});
+}
+
+HttpPage rename(Desk& desk, const Ask& ask) {
+  const auto label = ask.text("new_version");
+  if (!label) return told(label.error(), "");
+  if (!*label) return told(Error(Errc::invalid_argument, "no new_version in the body"), "");
+  desk.service.rename(**label);
+  return told({}, "Weight version updated to " + **label, {{"new_version", **label}});
+}
+
+HttpPage model_info(Desk& desk, const Ask&) {
+  return page_of(200, {{"model_path", desk.options.model}, {"weight_version", desk.service.standing().label}});
+}
+
+HttpPage server_info(Desk& desk, const Ask&) {
+  return page_of(200, {{"tp_size", desk.options.world_size},
+                       {"pp_size", 1},
+                       {"ep_size", 1},
+                       {"num_gpus", desk.options.world_size},
+                       {"disaggregation_mode", nullptr},
+                       {"weight_version", desk.service.standing().label}});
+}
+
+HttpPage abort_request(Desk& desk, const Ask& ask) {
+  const auto all = ask.boolean("abort_all", false);
+  const auto id = ask.text("rid");
+  if (!all) return refused(all.error().message());
+  if (!id) return refused(id.error().message());
+  if (!*all && (!*id || (*id)->empty())) return refused("give rid, or abort_all=true");
+  const auto done = desk.service.abort(*all ? std::vector<std::string>() : std::vector{**id});
+  return done ? HttpPage{200, kJson, ""} : refused(done.error().message());
+}
+
+HttpPage not_here(Desk&, const Ask&) {
+  return page_of(501, {{"success", false},
+                       {"message",
+                        "tensors do not come this way here: ask /pull_weights, which takes them from the "
+                        "trainer"}});
+}
+
+constexpr Route kRoutes[] = {
+    {"POST", "/pause_generation", "stops admission (mode: abort, retract, in_place)", pause},
+    {"POST", "/continue_generation", "serves again", go_on},
+    {"GET POST", "/flush_cache", "drops caches", flush},
+    {"GET POST", "/release_memory_occupation", "gives up memory (tags)",
+     [](Desk& desk, const Ask& ask) { return change_memory(desk, ask, Call::Kind::sleep); }},
+    {"GET POST", "/resume_memory_occupation", "takes it again (tags)",
+     [](Desk& desk, const Ask& ask) { return change_memory(desk, ask, Call::Kind::wake); }},
+    {"POST", "/pull_weights", "takes a version (target_version; 0: the newest)", pull},
+    {"POST", "/update_weights_from_disk", "after /pull_weights: names the version (model_path, weight_version)",
+     update_from_disk},
+    {"POST", "/update_weight_version", "names the live version (new_version)", rename},
+    {"GET", "/model_info", "the model, and the live version's name", model_info},
+    {"GET", "/get_model_info", "the same", model_info},
+    {"GET", "/get_weight_version", "the live version's name",
+     [](Desk& desk, const Ask&) {
+       return page_of(200, {{"weight_version", desk.service.standing().label}});
+     }},
+    {"GET", "/server_info", "what clients look for", server_info},
+    {"GET", "/get_server_info", "the same", server_info},
+    {"POST", "/abort_request", "ends requests (rid, or abort_all)", abort_request},
+    {"POST", "/update_weights_from_tensor", "is not supported", not_here},
+    {"POST", "/update_weights_from_distributed", "is not supported", not_here},
+    {"POST", "/update_weights_from_ipc", "is not supported", not_here},
+    {"POST", "/init_weights_update_group", "is not supported", not_here},
+};
+
+}  // namespace
+}  // namespace sglang
+
+std::span<const Route> sglang_routes() {
+  return sglang::kRoutes;
+}
+
+}  // namespace deltasync::control

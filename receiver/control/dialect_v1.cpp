@@ -1,0 +1,121 @@
+// FastDeploy's routes. Every answer has the same envelope; the HTTP status is the error's.
+#include <atomic>
+#include <utility>
+
+#include "receiver/control/routes.hpp"
+
+namespace deltasync::control {
+namespace v1 {
+namespace {
+
+using net::HttpPage;
+using nlohmann::json;
+
+constexpr Tag kTags[] = {{"weight", EngineMemory::weights}, {"kv_cache", EngineMemory::kv_cache}};
+
+HttpPage envelope(const Status& done, json result = nullptr) {
+  static std::atomic<std::uint64_t> count{0};
+  json page = {{"request_id", "control-" + std::to_string(++count)},
+               {"status", done ? "success" : "error"},
+               {"error_message", nullptr},
+               {"result", done ? std::move(result) : json(nullptr)}};
+  if (done) return page_of(200, page);
+  page["error_message"] = done.error().message();
+  // A state that does not allow it is 500 there, and so are all failures of the engine.
+  const unsigned status = done.error().code() == Errc::version_conflict ? 500 : status_of(done.error());
+  return page_of(status, page);
+}
+
+Result<std::optional<std::chrono::nanoseconds>> limit_of(const Ask& ask) {
+  const std::string text(ask.parameter("timeout"));
+  std::optional<std::chrono::nanoseconds> limit;
+  if (text.empty()) return limit;
+  char* end = nullptr;
+  const double seconds = std::strtod(text.c_str(), &end);
+  if (*end != '\0' || !(seconds > 0 && seconds < 1e6)) {
+    return Error(Errc::invalid_argument, "timeout=" + text + " is no number of seconds");
+  }
+  limit = std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
+  return limit;
+}
+
+Status pause(Desk& desk, const Ask& ask) {
+  const std::string_view said = ask.parameter("mode");
+  const auto mode = mode_of(said.empty() ? "abort" : said);
+  if (!mode) return Error(Errc::invalid_argument, "mode is abort, wait or keep, not " + std::string(said));
+  DS_ASSIGN(const auto limit, limit_of(ask));
+  return desk.service.call({.kind = Call::Kind::pause, .mode = *mode}, {}, "", limit);
+}
+
+Status sleep(Desk& desk, const Ask& ask) {
+  DS_ASSIGN(const MemorySet memory, memory_of(ask.list("tags"), kTags));
+  return desk.service.call({.kind = Call::Kind::sleep, .memory = memory});
+}
+
+Status wake(Desk& desk, const Ask& ask) {
+  DS_ASSIGN(const MemorySet memory, memory_of(ask.list("tags"), kTags));
+  return desk.service.call({.kind = Call::Kind::wake,
+                            .resumes = true,
+                            .kv_cache_first = desk.options.graphs_use_kv_cache,
+                            .memory = memory});
+}
+
+Status update(Desk& desk, const Ask& ask) {
+  UpdateRequest request;
+  DS_ASSIGN(const auto version, ask.text("version"));
+  DS_ASSIGN(request.verify, ask.boolean("verify_checksum", false));
+  request.version = version.value_or("");
+  if (desk.service.standing().engine.serves()) {
+    return Error(Errc::version_conflict, "Pause LLM Engine first before calling updating weights");
+  }
+  return desk.service.call({.kind = Call::Kind::update, .must_be_paused = true}, request);
+}
+
+Result<std::uint64_t> abort(Desk& desk, const Ask& ask) {
+  DS_ASSIGN(const bool all, ask.boolean("abort_all", false));
+  DS_ASSIGN(const std::vector<std::string> ids, ask.texts("req_ids"));
+  if (all == !ids.empty()) return Error(Errc::invalid_argument, "give abort_all=true, or req_ids");
+  return desk.service.abort(ids);
+}
+
+/// The older routes say no more than whether it worked.
+HttpPage old_answer(const Status& done) {
+  return done ? HttpPage{200, "text/plain; charset=utf-8", ""}
+              : HttpPage{404, "text/plain; charset=utf-8", done.error().message() + "\n"};
+}
+
+constexpr Route kRoutes[] = {
+    {"POST", "/v1/pause", "stops admission and ends what runs (mode=abort, wait, keep; timeout in seconds)",
+     [](Desk& desk, const Ask& ask) { return envelope(pause(desk, ask)); }},
+    {"POST", "/v1/resume", "serves again",
+     [](Desk& desk, const Ask&) { return envelope(desk.service.call({.kind = Call::Kind::resume})); }},
+    {"GET", "/v1/is_paused", "whether it is paused",
+     [](Desk& desk, const Ask&) {
+       return envelope({}, {{"is_paused", !desk.service.standing().engine.serves()}});
+     }},
+    {"POST", "/v1/sleep", "gives up memory (tags=weight,kv_cache)",
+     [](Desk& desk, const Ask& ask) { return envelope(sleep(desk, ask)); }},
+    {"POST", "/v1/wakeup", "takes it again, and serves (tags=weight,kv_cache)",
+     [](Desk& desk, const Ask& ask) { return envelope(wake(desk, ask)); }},
+    {"POST", "/v1/update_weights", "takes a version; the engine must be paused (version, verify_checksum)",
+     [](Desk& desk, const Ask& ask) {
+       const Status done = update(desk, ask);
+       return envelope(done, json::array({{{"version", desk.service.standing().label}}}));
+     }},
+    {"POST", "/v1/abort_requests", "ends requests (abort_all, or req_ids)",
+     [](Desk& desk, const Ask& ask) {
+       const auto aborted = abort(desk, ask);
+       return aborted ? envelope({}, {{"aborted", *aborted}}) : envelope(aborted.error());
+     }},
+    {"GET", "/clear_load_weight", "sleeps", [](Desk& desk, const Ask&) { return old_answer(sleep(desk, {})); }},
+    {"GET", "/update_model_weight", "wakes up", [](Desk& desk, const Ask&) { return old_answer(wake(desk, {})); }},
+};
+
+}  // namespace
+}  // namespace v1
+
+std::span<const Route> v1_routes() {
+  return v1::kRoutes;
+}
+
+}  // namespace deltasync::control

@@ -1,0 +1,181 @@
+// vLLM's routes for weight updates, and what prime-rl's clients send to them.
+#include <functional>
+#include <utility>
+
+#include "receiver/control/routes.hpp"
+
+namespace deltasync::control {
+namespace vllm {
+namespace {
+
+using net::HttpPage;
+using nlohmann::json;
+
+constexpr Tag kTags[] = {{"weights", EngineMemory::weights}, {"kv_cache", EngineMemory::kv_cache}};
+
+HttpPage refused(unsigned status, const std::string& why) {
+  return page_of(status, {{"error", why}});
+}
+HttpPage refused(const Error& error) {
+  return refused(status_of(error), error.message());
+}
+
+HttpPage told(const Status& done, const json& answer) {
+  return done ? page_of(200, answer) : refused(done.error());
+}
+
+HttpPage pause(Desk& desk, const Ask& ask) {
+  const std::string_view said = ask.parameter("mode");
+  const auto mode = mode_of(said.empty() ? "abort" : said);
+  if (!mode) return refused(422, "mode is abort, wait or keep, not " + std::string(said));
+  const Call call{.kind = Call::Kind::pause, .mode = *mode, .resets_caches = ask.flag("clear_cache", true)};
+  return told(desk.service.call(call), {{"status", "paused"}});
+}
+
+HttpPage abort_requests(Desk& desk, const Ask& ask) {
+  const auto ids = ask.texts("request_ids");
+  if (!ids) return refused(ids.error());
+  const auto aborted = desk.service.abort(*ids);
+  return aborted ? page_of(200, {{"status", "aborted"}, {"aborted", *aborted}}) : refused(aborted.error());
+}
+
+HttpPage start_update(Desk& desk, const Ask&) {
+  const std::lock_guard lock(desk.mutex);
+  if (std::exchange(desk.update_started, true)) return refused(500, "a weight update has been started already");
+  return page_of(200, {{"message", "Weight update started"}});
+}
+
+/// "…/step_12" is version 12.
+std::string version_of_directory(std::string_view directory) {
+  while (directory.ends_with('/')) directory.remove_suffix(1);
+  const std::size_t at = directory.find_last_not_of("0123456789");
+  const std::string_view before = directory.substr(0, at == std::string_view::npos ? 0 : at + 1);
+  return before.ends_with("step_") ? std::string(directory.substr(before.size())) : "";
+}
+
+Result<UpdateRequest> request_of(const Ask& ask) {
+  UpdateRequest request;
+  Ask inner;
+  if (const auto found = ask.body.find("update_info"); found != ask.body.end() && found->is_object()) {
+    inner.body = *found;
+  }
+  for (const Ask& part : {std::cref(ask), std::cref(inner)}) {
+    DS_ASSIGN(const auto version, part.text("version"));
+    DS_ASSIGN(const bool verify, part.boolean("verify_checksum", request.verify));
+    if (version) request.version = *version;
+    request.verify = verify;
+  }
+  DS_ASSIGN(const auto directory, ask.text("weight_dir"));
+  if (directory && request.version.empty()) request.version = version_of_directory(*directory);
+  return request;
+}
+
+HttpPage update(Desk& desk, const Ask& ask) {
+  const bool of_prime_rl = ask.body.contains("weight_dir");
+  if (!of_prime_rl) {
+    const std::lock_guard lock(desk.mutex);
+    if (!desk.update_started) return refused(500, "start_weight_update comes before update_weights");
+  }
+  const auto request = request_of(ask);
+  if (!request) return refused(request.error());
+  // Who has paused it has said what becomes of caches.
+  const bool serves = desk.service.standing().engine.serves();
+  const Call call{.kind = Call::Kind::update, .mode = brief_pause(desk), .resets_caches = serves};
+  return told(desk.service.call(call, *request),
+              of_prime_rl ? json{{"status", "ok"}} : json{{"message", "Weights updated"}});
+}
+
+HttpPage finish_update(Desk& desk, const Ask& ask) {
+  const auto label = ask.text("weight_version");
+  if (!label) return refused(label.error());
+  const std::lock_guard lock(desk.mutex);
+  if (!std::exchange(desk.update_started, false)) return refused(500, "no weight update has been started");
+  if (*label) desk.service.rename(**label);
+  return page_of(200, {{"message", "Weight update finished"}});
+}
+
+HttpPage rename(Desk& desk, const Ask& ask) {
+  const auto label = ask.text("new_version");
+  if (!label) return refused(label.error());
+  if (!*label) return refused(400, "no new_version in the body");
+  desk.service.rename(**label);
+  return page_of(200, {{"success", true}, {"new_version", **label}});
+}
+
+/// Level 0 pauses only; 1 and 2 give up all of it. (Weights come back from the shadow, so nothing is lost at 2.)
+HttpPage sleep(Desk& desk, const Ask& ask) {
+  const std::string_view said = ask.parameter("level");
+  const std::string_view mode_said = ask.parameter("mode");
+  const auto mode = mode_of(mode_said.empty() ? "abort" : mode_said);
+  const unsigned level = said.empty() ? 1 : said == "0" || said == "1" || said == "2" ? unsigned(said[0] - '0') : 3;
+  if (level > 2 || !mode) return refused(422, "level is 0, 1 or 2; mode is abort, wait or keep");
+  const Call call = level == 0 ? Call{.kind = Call::Kind::pause, .mode = *mode}
+                               : Call{.kind = Call::Kind::sleep, .mode = *mode, .memory = MemorySet::all()};
+  return told(desk.service.call(call), {{"status", "sleeping"}, {"level", level}});
+}
+
+HttpPage wake(Desk& desk, const Ask& ask) {
+  std::vector<std::string> tags = ask.list("tags");
+  auto memory = memory_of(tags, kTags);
+  if (!memory) return refused(memory.error());
+  if (tags.empty()) *memory = MemorySet::all();
+  const Status done = desk.service.call({.kind = Call::Kind::wake, .resumes = true, .memory = *memory});
+  if (!done) return refused(done.error());
+  const MemorySet asleep = desk.service.standing().engine.asleep;
+  return page_of(200, {{"status", asleep.empty() ? "awake" : "sleeping"}, {"tags", tags}});
+}
+
+constexpr Route kRoutes[] = {
+    {"POST", "/pause", "stops admission (mode=abort, wait, keep; clear_cache)", pause},
+    {"POST", "/resume", "serves again",
+     [](Desk& desk, const Ask&) {
+       return told(desk.service.call({.kind = Call::Kind::resume}), {{"status", "resumed"}});
+     }},
+    {"GET", "/is_paused", "whether it is paused",
+     [](Desk& desk, const Ask&) {
+       return page_of(200, {{"is_paused", !desk.service.standing().engine.serves()}});
+     }},
+    {"POST", "/abort_requests", "ends requests (request_ids; without, all)", abort_requests},
+    {"POST", "/init_weight_transfer_engine", "does nothing: the receiver is connected",
+     [](Desk&, const Ask&) {
+       return page_of(200, {{"message", "Weight transfer initialized"}});
+     }},
+    {"POST", "/start_weight_update", "begins an update", start_update},
+    {"POST", "/update_weights", "takes a version (update_info.version, or weight_dir=…/step_N; else the newest)",
+     update},
+    {"POST", "/finish_weight_update", "ends an update (weight_version: its name)", finish_update},
+    {"POST", "/update_weight_version", "names the live version (new_version)", rename},
+    {"GET", "/weight_info", "the live version's name",
+     [](Desk& desk, const Ask&) {
+       return page_of(200, {{"weight_version", desk.service.standing().label}});
+     }},
+    {"GET", "/get_world_size", "processes of the engine",
+     [](Desk& desk, const Ask&) {
+       return page_of(200, {{"world_size", desk.options.world_size}});
+     }},
+    {"POST", "/sleep", "gives up memory (level=0, 1, 2; mode)", sleep},
+    {"POST", "/wake_up", "takes it again, and serves if nothing sleeps (tags)", wake},
+    {"GET", "/is_sleeping", "whether anything sleeps",
+     [](Desk& desk, const Ask&) {
+       return page_of(200, {{"is_sleeping", !desk.service.standing().engine.asleep.empty()}});
+     }},
+    {"POST", "/reset_prefix_cache", "drops caches",
+     [](Desk& desk, const Ask&) {
+       return told(desk.service.call({.kind = Call::Kind::reset_caches}), {{"success", true}});
+     }},
+    {"GET", "/server_info", "what clients look for",
+     [](Desk& desk, const Ask&) {
+       return page_of(200, {{"weight_transfer_config", {{"backend", "deltasync"}}},
+                            {"model", desk.options.model},
+                            {"world_size", desk.options.world_size}});
+     }},
+};
+
+}  // namespace
+}  // namespace vllm
+
+std::span<const Route> vllm_routes() {
+  return vllm::kRoutes;
+}
+
+}  // namespace deltasync::control

@@ -1,0 +1,40 @@
+#include "deltasync/control.hpp"
+
+#include <utility>
+
+#include "receiver/control/server.hpp"
+
+namespace deltasync {
+namespace {
+
+Error no_hook(const char* hook) {
+  return {Errc::unsupported, std::string("the engine has no ") + hook};
+}
+
+}  // namespace
+
+Status RolloutEngine::hold(const CallOptions&) {
+  return no_hook("hold");
+}
+Status RolloutEngine::release_hold() {
+  return no_hook("release_hold");
+}
+Status RolloutEngine::pause_transfer() {
+  return {};
+}
+Status RolloutEngine::resume_transfer() {
+  return {};
+}
+Status RolloutEngine::release_memory(EngineMemory) {
+  return no_hook("release_memory");
+}
+Status RolloutEngine::restore_memory(EngineMemory) {
+  return no_hook("restore_memory");
+}
+
+Result<std::unique_ptr<ControlServer>> ControlServer::start(ControlOptions options, RolloutEngine& engine,
+                                                            Receiver& receiver) {
+  return control::start_server(std::move(options), engine, control::weights_of(receiver));
+}
+
+}  // namespace deltasync

@@ -1,0 +1,7 @@
+#include "receiver/control/machine.hpp"
+
+namespace deltasync::control {
+
+template class MachineOf<AllGuards>;
+
+}  // namespace deltasync::control

@@ -1,0 +1,149 @@
+#include "receiver/control/routes.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace deltasync::control {
+namespace {
+
+int hex(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+std::string decoded(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size() && hex(text[i + 1]) >= 0 && hex(text[i + 2]) >= 0) {
+      out += static_cast<char>(hex(text[i + 1]) * 16 + hex(text[i + 2]));
+      i += 2;
+    } else {
+      out += text[i] == '+' ? ' ' : text[i];
+    }
+  }
+  return out;
+}
+
+Error wrong_type(const char* name, const char* type) {
+  return {Errc::invalid_argument, std::string("'") + name + "' in the body is no " + type};
+}
+
+}  // namespace
+
+Result<Ask> parse_ask(const net::HttpQuestion& question) {
+  Ask ask;
+  const std::size_t mark = question.target.find('?');
+  std::string_view rest = mark == std::string_view::npos ? std::string_view() : question.target.substr(mark + 1);
+  while (!rest.empty()) {
+    const std::string_view pair = rest.substr(0, rest.find('&'));
+    rest.remove_prefix(std::min(rest.size(), pair.size() + 1));
+    const std::size_t equals = std::min(pair.find('='), pair.size());
+    ask.query.emplace(decoded(pair.substr(0, equals)), decoded(pair.substr(std::min(pair.size(), equals + 1))));
+  }
+  if (question.body.find_first_not_of(" \t\r\n") == std::string_view::npos) return ask;
+  auto body = nlohmann::json::parse(question.body, nullptr, false);
+  if (body.is_discarded() || !(body.is_object() || body.is_null())) {
+    return Error(Errc::invalid_argument, "the body is no JSON object");
+  }
+  if (body.is_object()) ask.body = std::move(body);
+  return ask;
+}
+
+std::string_view Ask::parameter(std::string_view name) const {
+  const auto found = query.find(name);
+  return found == query.end() ? std::string_view() : std::string_view(found->second);
+}
+
+std::vector<std::string> Ask::list(std::string_view name) const {
+  std::vector<std::string> out;
+  const auto [first, last] = query.equal_range(name);
+  for (auto at = first; at != last; ++at) {
+    std::string_view rest = at->second;
+    while (!rest.empty()) {
+      const std::string_view one = rest.substr(0, rest.find(','));
+      if (!one.empty()) out.emplace_back(one);
+      rest.remove_prefix(std::min(rest.size(), one.size() + 1));
+    }
+  }
+  return out;
+}
+
+bool Ask::flag(std::string_view name, bool otherwise) const {
+  const std::string_view text = parameter(name);
+  if (text == "true" || text == "1" || text == "True") return true;
+  if (text == "false" || text == "0" || text == "False") return false;
+  return otherwise;
+}
+
+Result<std::optional<std::string>> Ask::text(const char* name) const {
+  const auto found = body.find(name);
+  if (found == body.end() || found->is_null()) return std::optional<std::string>();
+  if (found->is_number_integer()) return std::optional<std::string>(found->dump());
+  if (!found->is_string()) return wrong_type(name, "text");
+  return std::optional<std::string>(found->get<std::string>());
+}
+
+Result<bool> Ask::boolean(const char* name, bool otherwise) const {
+  const auto found = body.find(name);
+  if (found == body.end() || found->is_null()) return otherwise;
+  if (!found->is_boolean()) return wrong_type(name, "boolean");
+  return found->get<bool>();
+}
+
+Result<std::vector<std::string>> Ask::texts(const char* name) const {
+  std::vector<std::string> out;
+  const auto found = body.find(name);
+  if (found == body.end() || found->is_null()) return out;
+  if (!found->is_array()) return wrong_type(name, "list");
+  for (const auto& one : *found) {
+    if (!one.is_string()) return wrong_type(name, "list of texts");
+    out.push_back(one.get<std::string>());
+  }
+  return out;
+}
+
+net::HttpPage page_of(unsigned status, const nlohmann::json& body) {
+  return {status, kJson, body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"};
+}
+
+unsigned status_of(const Error& error) {
+  switch (error.code()) {
+    case Errc::invalid_argument: return 400;
+    case Errc::version_conflict: return 409;
+    case Errc::unsupported: return 501;
+    case Errc::cancelled: return 503;
+    case Errc::timed_out: return error.message().starts_with("busy") ? 503 : 504;
+    default: return 500;
+  }
+}
+
+Result<MemorySet> memory_of(const std::vector<std::string>& tags, std::span<const Tag> known) {
+  MemorySet memory;
+  std::string names;
+  for (const Tag& tag : known) {
+    names += (names.empty() ? "" : ", ") + std::string(tag.name);
+    if (tags.empty()) memory.insert(tag.memory);
+  }
+  for (const std::string& name : tags) {
+    const auto found = std::find_if(known.begin(), known.end(), [&](const Tag& tag) { return tag.name == name; });
+    if (found == known.end()) {
+      return Error(Errc::invalid_argument, "Unsupported tag " + name + ", expected one of " + names);
+    }
+    memory.insert(found->memory);
+  }
+  return memory;
+}
+
+std::optional<PauseMode> mode_of(std::string_view text) {
+  if (text == "abort") return PauseMode::abort;
+  if (text == "wait") return PauseMode::wait;
+  if (text == "keep") return PauseMode::keep;
+  return std::nullopt;
+}
+
+PauseMode brief_pause(const Desk& desk) {
+  return desk.engine.can_hold() ? PauseMode::keep : PauseMode::wait;
+}
+
+}  // namespace deltasync::control

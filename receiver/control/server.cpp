@@ -1,0 +1,183 @@
+#include "receiver/control/server.hpp"
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <thread>
+#include <utility>
+
+#include "base/log.hpp"
+#include "base/thread_pool.hpp"
+#include "net/auth.hpp"
+#include "net/endpoint.hpp"
+#include "net/tls.hpp"
+#include "receiver/control/routes.hpp"
+
+namespace deltasync::control {
+namespace {
+
+using net::HttpPage;
+using nlohmann::json;
+
+constexpr std::size_t kMakers = 2 * Service::kWaitingMax;
+constexpr std::uint64_t kBodyBytesMax = 1u << 20;
+constexpr std::string_view kBearer = "Bearer ";
+
+Result<std::span<const Route>> routes_of(const std::string& dialect) {
+  if (dialect == "v1") return v1_routes();
+  if (dialect == "vllm") return vllm_routes();
+  if (dialect == "sglang") return sglang_routes();
+  return Error(Errc::invalid_argument, "no dialect '" + dialect + "': there is v1, vllm and sglang");
+}
+
+bool has_method(const Route& route, std::string_view method) {
+  return route.methods.find(method) != std::string_view::npos;
+}
+
+/// In a time that tells nothing of the token.
+bool same_token(std::string_view one, std::string_view other) {
+  return net::equal_proofs(net::client_proof(one, {}, {}, wire::Role::control),
+                           net::client_proof(other, {}, {}, wire::Role::control));
+}
+
+class Server final : public ControlServer {
+ public:
+  Server(ControlOptions options, RolloutEngine& engine, std::unique_ptr<EngineWeights> weights)
+      : options_(std::move(options)),
+        weights_(std::move(weights)),
+        service_(engine, *weights_, std::chrono::nanoseconds(std::llround(options_.call_s * 1e9))),
+        desk_{service_, engine, options_, {}, false, {}} {}
+
+  ~Server() override {
+    service_.stop();
+    if (http_) http_->stop();
+    io_.stop();
+    if (thread_.joinable()) thread_.join();
+    http_.reset();  // waits for the calls that go on
+  }
+
+  std::string endpoint() const override { return net::to_string(net::Endpoint{listen_.host, http_->port()}); }
+
+  Status start() {
+    if (!(options_.call_s > 0 && options_.call_s < 1e7)) {
+      return Error(Errc::invalid_argument, "call_s is no number of seconds");
+    }
+    for (const std::string& dialect : options_.dialects) {
+      DS_ASSIGN(const std::span<const Route> routes, routes_of(dialect));
+      for (const Route& route : routes) add(route);
+    }
+    net::HttpOptions http;
+    DS_ASSIGN(http.listen, net::parse_endpoint(options_.listen));
+    listen_ = http.listen;
+    if (!options_.token.empty()) DS_TRY(net::check_token(options_.token));
+    if (options_.tls.wanted()) {
+      TlsOptions tls = options_.tls;
+      tls.kernel = false;
+      DS_ASSIGN(http.tls, net::Tls::server(tls));
+      http.client_certificates = !tls.ca.empty();
+    }
+    if (options_.token.empty() && !http.client_certificates && !net::is_loopback(listen_.host)) {
+      return Error(Errc::unauthenticated, "control service on " + options_.listen +
+                                              ": anybody could pause the engine; give a token, or certificates of "
+                                              "clients (tls.ca)");
+    }
+    http.allow_remote = true;
+    http.takes_posts = true;
+    http.makers = kMakers;
+    http.body_bytes_max = kBodyBytesMax;
+    DS_ASSIGN(http_,
+              net::HttpServer::listen(io_, http, [this](const net::HttpQuestion& asked) { return answer(asked); }));
+    try {
+      thread_ = std::thread([this] {
+        set_thread_name("control-http");
+        io_.run();
+      });
+    } catch (const std::system_error& e) {
+      return Error(Errc::no_space, std::string("the control service's thread: ") + e.code().message());
+    }
+    log::info("control_ready endpoint={} https={}", endpoint(), http.tls ? 1 : 0);
+    return {};
+  }
+
+ private:
+  void add(const Route& route) {
+    const auto taken = [&](const Route* other) { return other->path == route.path; };
+    if (std::none_of(routes_.begin(), routes_.end(), taken)) routes_.push_back(&route);
+  }
+
+  net::HttpServer::Answer answer(const net::HttpQuestion& asked) {
+    const std::string_view path = asked.target.substr(0, asked.target.find('?'));
+    if (path == "/health" || path == "/health_generate") return HttpPage{200, "text/plain; charset=utf-8", ""};
+    if (!admitted(asked.authorization)) {
+      return page_of(401, {{"error", "no token, or a wrong one: Authorization: Bearer TOKEN"}});
+    }
+    if (path == "/openapi.json") return page_of(200, openapi());
+    const auto found = std::find_if(routes_.begin(), routes_.end(), [&](const Route* r) { return r->path == path; });
+    if (found == routes_.end()) return page_of(404, {{"error", "no such route; /openapi.json has them all"}});
+    const Route& route = **found;
+    if (!has_method(route, asked.posts ? "POST" : "GET")) {
+      return page_of(405, {{"error", std::string(path) + " is for " + std::string(route.methods)}});
+    }
+    auto ask = parse_ask(asked);
+    if (!ask) return page_of(400, {{"error", ask.error().message()}});
+    return net::HttpServer::Deferred([this, &route, ask = std::move(*ask)] {
+      HttpPage page = route.answer(desk_, ask);
+      const Standing now = service_.standing();
+      if (!now.label.empty() && is_header_text(now.label)) page.headers.emplace_back("X-Deltasync-Version", now.label);
+      return page;
+    });
+  }
+
+  bool admitted(std::string_view authorization) const {
+    if (options_.token.empty()) return true;
+    return authorization.starts_with(kBearer) && same_token(authorization.substr(kBearer.size()), options_.token);
+  }
+
+  /// Labels are the trainer's, or a client's: what would break a header stays out of it.
+  static bool is_header_text(std::string_view text) {
+    return text.size() <= 256 && std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+  }
+
+  json openapi() const {
+    json paths = json::object();
+    for (const Route* route : routes_) {
+      for (const std::string_view method : {"GET", "POST"}) {
+        if (!has_method(*route, method)) continue;
+        json operation = {{"summary", route->summary}, {"responses", json::object()}};
+        operation["responses"]["default"] = {{"description", "the dialect's own words"}};
+        if (method == "POST") {
+          operation["requestBody"] = {{"content", {{kJson, {{"schema", {{"type", "object"}}}}}}}};
+        }
+        paths[std::string(route->path)][method == "GET" ? "get" : "post"] = std::move(operation);
+      }
+    }
+    return {
+        {"openapi", "3.0.3"}, {"info", {{"title", "deltasync rollout control"}, {"version", "1"}}}, {"paths", paths}};
+  }
+
+  // Constant after start().
+  const ControlOptions options_;
+  net::Endpoint listen_;
+  std::vector<const Route*> routes_;
+
+  const std::unique_ptr<EngineWeights> weights_;
+  Service service_;
+  Desk desk_;
+  boost::asio::io_context io_{1};
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_{io_.get_executor()};
+  std::unique_ptr<net::HttpServer> http_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ControlServer>> start_server(ControlOptions options, RolloutEngine& engine,
+                                                    std::unique_ptr<EngineWeights> weights) {
+  auto server = std::make_unique<Server>(std::move(options), engine, std::move(weights));
+  DS_TRY(server->start());
+  return std::unique_ptr<ControlServer>(std::move(server));
+}
+
+}  // namespace deltasync::control

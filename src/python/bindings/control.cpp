@@ -1,0 +1,181 @@
+// The control service, with an engine and weights that are Python objects (deltasync/control.py).
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/deadline.hpp"
+#include "deltasync/control.hpp"
+#include "python/bindings/bind.hpp"
+#include "python/bindings/calls.hpp"
+#include "receiver/control/call.hpp"
+#include "receiver/control/server.hpp"
+
+namespace deltasync::python {
+namespace {
+
+using namespace nb::literals;
+using control::EngineWeights;
+using control::UpdateRequest;
+
+double seconds_left(const CallOptions& call) {
+  return std::chrono::duration<double>(Deadline::of(call).remaining()).count();
+}
+
+/// Calls a Python object's method on a thread of the service: with the GIL, and what it raises becomes an error.
+template <class F>
+auto call_python(F&& call) -> decltype(call()) {
+  const nb::gil_scoped_acquire gil;
+  try {
+    return call();
+  } catch (nb::python_error& error) {
+    const std::string said = nb::cast<std::string>(nb::str(error.value()));
+    const bool late = error.matches(PyExc_TimeoutError);
+    const std::string type = nb::cast<std::string>(error.type().attr("__name__"));
+    return Error(late ? Errc::timed_out : Errc::internal, type + ": " + said);
+  } catch (const std::exception& error) {
+    return Error(Errc::internal, error.what());
+  }
+}
+
+/// Holds the Python object without counting it: the server keeps it (keep_alive).
+class PythonEngine final : public RolloutEngine {
+ public:
+  explicit PythonEngine(nb::handle engine) : engine_(engine) {}
+
+  Status stop_admission() override { return plain("stop_admission"); }
+  Status resume_admission() override { return plain("resume_admission"); }
+  Result<std::uint64_t> abort(std::span<const std::string> ids) override {
+    return call_python([&]() -> Result<std::uint64_t> {
+      nb::list listed;
+      for (const std::string& id : ids) listed.append(nb::str(id.c_str(), id.size()));
+      return nb::cast<std::uint64_t>(engine_.attr("abort")(listed));
+    });
+  }
+  Status wait_idle(const CallOptions& call) override { return timed("wait_idle", call); }
+  bool can_hold() const override {
+    const nb::gil_scoped_acquire gil;
+    return nb::cast<bool>(engine_.attr("can_hold"));
+  }
+  Status hold(const CallOptions& call) override { return timed("hold", call); }
+  Status release_hold() override { return plain("release_hold"); }
+  Status reset_caches(const CallOptions& call) override { return timed("reset_caches", call); }
+  Status pause_transfer() override { return plain("pause_transfer"); }
+  Status resume_transfer() override { return plain("resume_transfer"); }
+  Status release_memory(EngineMemory memory) override { return of_memory("release_memory", memory); }
+  Status restore_memory(EngineMemory memory) override { return of_memory("restore_memory", memory); }
+
+ private:
+  Status plain(const char* what) {
+    return call_python([&]() -> Status {
+      engine_.attr(what)();
+      return {};
+    });
+  }
+  Status timed(const char* what, const CallOptions& call) {
+    return call_python([&]() -> Status {
+      engine_.attr(what)(seconds_left(call));
+      return {};
+    });
+  }
+  Status of_memory(const char* what, EngineMemory memory) {
+    return call_python([&]() -> Status {
+      const std::string_view name = control::to_string(memory);
+      engine_.attr(what)(nb::str(name.data(), name.size()));
+      return {};
+    });
+  }
+
+  const nb::handle engine_;
+};
+
+class PythonWeights final : public EngineWeights {
+ public:
+  explicit PythonWeights(nb::handle weights) : weights_(weights) {}
+
+  Status stage(const UpdateRequest& request, const CallOptions& call) override {
+    return call_python([&]() -> Status {
+      weights_.attr("stage")(request.version, request.verify, seconds_left(call));
+      return {};
+    });
+  }
+  Status commit(const CallOptions& call) override { return timed("commit", call); }
+  Status release(const CallOptions& call) override { return timed("release", call); }
+  Status fill(const CallOptions& call) override { return timed("fill", call); }
+  bool stages_in_place() const override {
+    const nb::gil_scoped_acquire gil;
+    return nb::cast<bool>(weights_.attr("stages_in_place"));
+  }
+  std::optional<Version> current() const override {
+    const nb::gil_scoped_acquire gil;
+    const nb::object version = weights_.attr("current")();
+    if (version.is_none()) return std::nullopt;
+    return nb::cast<Version>(version);
+  }
+
+ private:
+  Status timed(const char* what, const CallOptions& call) {
+    return call_python([&]() -> Status {
+      weights_.attr(what)(seconds_left(call));
+      return {};
+    });
+  }
+
+  const nb::handle weights_;
+};
+
+class PythonControl {
+ public:
+  PythonControl(ControlOptions options, nb::handle engine, nb::handle weights) : engine_(engine) {
+    server_ = unwrap(released(
+        [&] { return control::start_server(std::move(options), engine_, std::make_unique<PythonWeights>(weights)); }));
+  }
+  ~PythonControl() { close(); }
+  PythonControl(const PythonControl&) = delete;
+  PythonControl& operator=(const PythonControl&) = delete;
+
+  std::string endpoint() const { return server_ ? server_->endpoint() : std::string(); }
+  /// Waits for the hooks that run, which want the GIL.
+  void close() {
+    released([&] {
+      server_.reset();
+      return 0;
+    });
+  }
+
+ private:
+  PythonEngine engine_;
+  std::unique_ptr<ControlServer> server_;
+};
+
+}  // namespace
+
+void bind_control(nb::module_& module) {
+  nb::class_<PythonControl>(module, "ControlServer", "See deltasync.RolloutControl.")
+      .def(
+          "__init__",
+          [](PythonControl* made, nb::handle engine, nb::handle weights, std::string listen, std::string token,
+             TlsOptions tls, std::vector<std::string> dialects, std::string model, std::uint32_t world_size,
+             double call_s, bool graphs_use_kv_cache) {
+            ControlOptions options;
+            options.listen = std::move(listen);
+            options.token = std::move(token);
+            options.tls = std::move(tls);
+            options.dialects = std::move(dialects);
+            options.model = std::move(model);
+            options.world_size = world_size;
+            options.call_s = call_s;
+            options.graphs_use_kv_cache = graphs_use_kv_cache;
+            new (made) PythonControl(std::move(options), engine, weights);
+          },
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), "engine"_a, "weights"_a, "listen"_a, "token"_a, "tls"_a,
+          "dialects"_a, "model"_a, "world_size"_a, "call_s"_a, "graphs_use_kv_cache"_a)
+      .def_prop_ro("endpoint", &PythonControl::endpoint)
+      .def("close", &PythonControl::close);
+}
+
+}  // namespace deltasync::python

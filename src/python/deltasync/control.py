@@ -1,0 +1,197 @@
+"""Control routes for an engine that has none: clients written for vLLM, SGLang or FastDeploy pause it, update its
+weights, let it sleep and wake it over HTTP::
+
+    class Engine(deltasync.RolloutEngine):
+        def stop_admission(self): ...
+        ...
+
+    receiver = deltasync.Receiver("trainer:7070", module=model, shadow=True)
+    with deltasync.RolloutControl(Engine(), receiver, listen="0.0.0.0:8000", token_file="token") as control:
+        serve()
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+import time
+from collections.abc import Iterable
+
+from . import _checks, _native
+from ._deadlines import left, seconds
+from ._native import Version
+from .agent import read_token
+from .errors import InvalidArgument, Unsupported
+from .rollout import Receiver
+from .tls import Tls, TlsLike
+
+__all__ = ["RolloutControl", "RolloutEngine"]
+
+
+class RolloutEngine:
+    """What the control service does with an engine. Inherit from it.
+
+    Methods are called on threads of the service, one at a time, but for :meth:`abort`, which may come beside any.
+    ``timeout`` is what the client's call has left, in seconds. What they raise fails the client's call, whose steps
+    before are undone as far as the engine can serve."""
+
+    #: Whether :meth:`hold` is there. Without it nothing pauses with mode "keep", and an update of an engine that serves
+    #: waits for its requests.
+    can_hold: bool = False
+
+    def stop_admission(self) -> None:
+        """Takes no new requests from now on: they wait, or are refused."""
+        raise NotImplementedError("stop_admission")
+
+    def resume_admission(self) -> None:
+        """Takes requests again."""
+        raise NotImplementedError("resume_admission")
+
+    def abort(self, ids: list[str]) -> int:
+        """Ends these requests, all if there are none named, with the tokens that they have. How many there were."""
+        raise NotImplementedError("abort")
+
+    def wait_idle(self, timeout: float) -> None:
+        """Returns when no request is left; TimeoutError. Comes after :meth:`stop_admission`."""
+        raise NotImplementedError("wait_idle")
+
+    def hold(self, timeout: float) -> None:
+        """Returns when no forward pass runs, and begins none until :meth:`release_hold`; requests stay."""
+        raise NotImplementedError("hold")
+
+    def release_hold(self) -> None:
+        """Goes on with the requests that were held."""
+        raise NotImplementedError("release_hold")
+
+    def reset_caches(self, timeout: float) -> None:
+        """Forgets what was computed with the weights so far: prefix, multimodal and encoder caches."""
+        raise NotImplementedError("reset_caches")
+
+    def pause_transfer(self) -> None:
+        """Of caches between engines."""
+
+    def resume_transfer(self) -> None:
+        """The same."""
+
+    def release_memory(self, memory: str) -> None:
+        """Gives up weights, kv_cache, cpu_cache or cuda_graph. What it held is lost; weights come back from the
+        receiver's shadow."""
+        raise NotImplementedError("release_memory")
+
+    def restore_memory(self, memory: str) -> None:
+        """Takes it again, at the same addresses."""
+        raise NotImplementedError("restore_memory")
+
+
+class RolloutControl:
+    """Serves control routes until it is closed.
+
+    ``receiver`` keeps the engine's weights; it needs ``shadow=True`` if weights shall sleep, and no ``background``.
+    What it has committed is live. Without that the engine has to be paused, until an update gives it weights.
+
+    ``listen`` is HOST:PORT; beyond loopback a ``token`` (or ``token_file``) is needed, which clients show as
+    "Authorization: Bearer …", or certificates of clients (``tls`` with ``ca``). ``dialects``: whose routes are served:
+    "v1" (FastDeploy's), "vllm", "sglang". ``model`` and ``world_size`` are for clients that ask. ``timeout``: of a
+    client's call, in seconds. ``graphs_use_kv_cache``: captured graphs do, so weights are not woken before it (v1).
+
+    Errors: InvalidArgument, Unauthenticated (beyond loopback without a token), AlreadyExists (the port).
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        receiver: Receiver,
+        *,
+        listen: str = "127.0.0.1:0",
+        token: str = "",
+        token_file: str | os.PathLike[str] | None = None,
+        tls: TlsLike = None,
+        dialects: Iterable[str] = ("v1", "vllm", "sglang"),
+        model: str = "",
+        world_size: int = 1,
+        timeout: float = 600.0,
+        graphs_use_kv_cache: bool = False,
+    ) -> None:
+        if not isinstance(engine, RolloutEngine):
+            raise InvalidArgument(f"RolloutControl: engine={engine!r:.80} is no RolloutEngine", "inherit from it")
+        if not isinstance(receiver, Receiver):
+            raise InvalidArgument(f"RolloutControl: receiver={receiver!r:.80} is no Receiver")
+        if receiver._pulls.background:
+            raise InvalidArgument("RolloutControl: the receiver pulls by itself", "make it without background=True")
+        if isinstance(dialects, str):
+            raise InvalidArgument(f"RolloutControl: dialects={dialects!r} is no list", f"give [{dialects!r}]")
+        if token_file is not None:
+            token = read_token(token_file)
+        self._engine = engine
+        self._weights = _ReceiverWeights(receiver)
+        self._server = _native.ControlServer(
+            engine,
+            self._weights,
+            _checks.text("listen", listen),
+            _checks.secret("token", token),
+            Tls.of(tls)._of_server(),
+            [_checks.text("dialects", dialect) for dialect in dialects],
+            _checks.text("model", model),
+            _checks.whole("world_size", world_size),
+            seconds("RolloutControl", _checks.of_type("timeout", timeout, numbers.Real, "number")),
+            bool(graphs_use_kv_cache),
+        )
+
+    @property
+    def endpoint(self) -> str:
+        """HOST:PORT."""
+        return self._server.endpoint
+
+    def close(self) -> None:
+        """Ends the service. A call that goes on is stopped, and waited for."""
+        self._server.close()
+
+    def __enter__(self) -> RolloutControl:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _ReceiverWeights:
+    """receiver/control/weights.hpp, of a Receiver."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._verify = False
+        #: Live memory may not be what was committed.
+        self._wrong = False
+
+    @property
+    def stages_in_place(self) -> bool:
+        return self._receiver._options["full_update_policy"] == "in_place"
+
+    def current(self) -> Version | None:
+        return None if self._wrong else self._receiver.version
+
+    def stage(self, version: str, verify: bool, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        self._verify = verify or self._wrong
+        wanted = int(version) if version.isascii() and version.isdigit() else version or None
+        self._receiver.prepare(wanted, timeout=timeout).wait(left(end))
+
+    def commit(self, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        self._receiver.commit(timeout=timeout)
+        if self._verify:
+            self._wrong = True
+            if wrong := self._receiver.attest(timeout=left(end)):
+                self._receiver.repair(wrong, timeout=left(end))
+            self._wrong = False
+
+    def release(self, timeout: float) -> None:
+        try:
+            self._receiver.release(timeout=timeout)
+        except Unsupported as error:
+            raise Unsupported(
+                "weights cannot sleep: their receiver has no shadow", "make it with shadow=True"
+            ) from error
+
+    def fill(self, timeout: float) -> None:
+        self._receiver.restore(timeout=timeout)
+        self._wrong = False

@@ -1,0 +1,409 @@
+"""An engine behind the control service, driven by the requests that clients of other servers send. Its forward passes
+read all weights, which have to be those of one version in each of them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import deltasync
+import pytest
+from deltasync import errors
+
+torch = pytest.importorskip("torch")
+
+TOKENS = 40
+TOKEN = "a token of the control service"
+
+
+def model(fill: float) -> torch.nn.Module:
+    made = torch.nn.Linear(256, 128)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.fill_(fill)
+    return made
+
+
+@dataclass
+class Request:
+    """The value of the weights at each of its tokens."""
+
+    tokens: list[float] = field(default_factory=list)
+    ended: str = ""
+
+
+class Engine(deltasync.RolloutEngine):
+    """Makes a token a pass for each request, on one thread."""
+
+    can_hold = True
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.changed = threading.Condition()
+        self.running: dict[str, Request] = {}
+        self.waiting: dict[str, Request] = {}
+        self.admits, self.held, self.ends = True, False, False
+        self.torn: list[str] = []
+        self.resets = 0
+        self.asleep: set[str] = set()
+        self.broken: dict[str, Exception] = {}
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        with self.changed:
+            self.ends = True
+            self.changed.notify_all()
+        self.thread.join()
+
+    def submit(self, name: str) -> Request:
+        request = Request()
+        with self.changed:
+            (self.running if self.admits else self.waiting)[name] = request
+            self.changed.notify_all()
+        return request
+
+    def finish(self, request: Request) -> Request:
+        with self.changed:
+            assert self.changed.wait_for(lambda: request.ended, 60)
+        return request
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.ends or (self.running and not self.held))
+                if self.ends:
+                    return
+                values = torch.cat([parameter.flatten() for parameter in self.module.parameters()])
+                if not bool((values == values[0]).all()):
+                    self.torn.append("weights of several versions")
+                if self.asleep:
+                    self.torn.append(f"computed while {self.asleep} slept")
+                for name, request in list(self.running.items()):
+                    request.tokens.append(values[0].item())
+                    if len(request.tokens) == TOKENS:
+                        request.ended = "length"
+                        del self.running[name]
+                self.changed.notify_all()
+            time.sleep(0.001)
+
+    # What the service does.
+
+    def _may_break(self, hook: str) -> None:
+        if error := self.broken.pop(hook, None):
+            raise error
+
+    def stop_admission(self) -> None:
+        self._may_break("stop_admission")
+        with self.changed:
+            self.admits = False
+
+    def resume_admission(self) -> None:
+        self._may_break("resume_admission")
+        with self.changed:
+            self.admits = True
+            self.running |= self.waiting
+            self.waiting.clear()
+            self.changed.notify_all()
+
+    def abort(self, ids: list[str]) -> int:
+        with self.changed:
+            names = [name for name in (ids or list(self.running)) if name in self.running]
+            for name in names:
+                self.running.pop(name).ended = "abort"
+            self.changed.notify_all()
+            return len(names)
+
+    def wait_idle(self, timeout: float) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: not self.running, timeout):
+                raise TimeoutError(f"{len(self.running)} requests still run")
+
+    def hold(self, timeout: float) -> None:
+        with self.changed:
+            self.held = True
+
+    def release_hold(self) -> None:
+        with self.changed:
+            self.held = False
+            self.changed.notify_all()
+
+    def reset_caches(self, timeout: float) -> None:
+        self._may_break("reset_caches")
+        self.resets += 1
+
+    def release_memory(self, memory: str) -> None:
+        with self.changed:
+            self.asleep.add(memory)
+            if memory == "weights":
+                with torch.no_grad():
+                    for parameter in self.module.parameters():
+                        parameter.fill_(float("nan"))
+
+    def restore_memory(self, memory: str) -> None:
+        with self.changed:
+            self.asleep.discard(memory)
+
+
+class Client:
+    def __init__(self, endpoint: str, token: str = "") -> None:
+        self.endpoint, self.token = endpoint, token
+
+    def send(self, method: str, target: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:
+        connection = http.client.HTTPConnection(self.endpoint, timeout=60)
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        connection.request(method, target, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        is_json = answer.headers.get_content_type() == "application/json"
+        return answer.status, json.loads(text) if is_json and text.strip() else text, dict(answer.headers)
+
+    def post(self, target: str, body: Any = None, status: int = 200) -> Any:
+        got, answer, _ = self.send("POST", target, body)
+        assert got == status, answer
+        return answer
+
+    def get(self, target: str, status: int = 200) -> Any:
+        got, answer, _ = self.send("GET", target)
+        assert got == status, answer
+        return answer
+
+
+class Fleet:
+    """A trainer, an engine with its receiver, the service, and a client of it."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.trained, self.served = model(1.0), model(0.0)
+        self.manager = deltasync.WeightManager(self.trained, name=name)
+        self.manager.offload()
+        self.receiver = deltasync.Receiver(self.manager.endpoint, module=self.served, shadow=True)
+        self.receiver.update()
+        self.engine = Engine(self.served)
+        self.control = deltasync.RolloutControl(self.engine, self.receiver, **options)
+        self.client = Client(self.control.endpoint, options.get("token", ""))
+
+    def train(self, value: float) -> None:
+        with torch.no_grad():
+            for parameter in self.trained.parameters():
+                parameter.fill_(value)
+        self.manager.offload()
+        self.manager.wait_ready()
+
+    def value(self) -> float:
+        return self.served.weight[0, 0].item()
+
+    def close(self) -> None:
+        self.control.close()
+        self.engine.close()
+        self.receiver.close()
+        self.manager.close()
+
+
+@pytest.fixture
+def fleets(segment_name: str) -> Iterator[Callable[..., Fleet]]:
+    made: list[Fleet] = []
+
+    def make(**options: Any) -> Fleet:
+        made.append(Fleet(f"{segment_name}-{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for fleet in made:
+        fleet.close()
+        assert fleet.engine.torn == []
+
+
+def test_fastdeploy_clients_pause_update_and_resume(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    client = fleet.client
+    request = fleet.engine.submit("a")
+    client.post("/v1/pause")
+    assert request.ended == "abort"
+    fleet.train(2.0)
+    answer = client.post("/v1/update_weights", {"verify_checksum": True})
+    assert answer["status"] == "success" and answer["result"] == [{"version": "2"}]
+    waits = fleet.engine.submit("b")
+    assert client.get("/v1/is_paused")["result"] == {"is_paused": True}
+    client.post("/v1/resume")
+    assert fleet.engine.finish(waits).tokens == [2.0] * TOKENS
+    assert client.send("GET", "/v1/is_paused")[2]["X-Deltasync-Version"] == "2"
+
+
+def test_a_sleep_loses_nothing(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    fleet.client.post("/v1/sleep?tags=weight,kv_cache")
+    assert fleet.engine.asleep == {"weights", "kv_cache"} and fleet.value() != fleet.value()
+    waits = fleet.engine.submit("a")
+    failed = fleet.client.post("/v1/update_weights", {}, 500)
+    assert "asleep" in failed["error_message"]
+    fleet.client.post("/v1/wakeup")
+    assert fleet.engine.finish(waits).tokens == [1.0] * TOKENS
+    assert fleet.receiver.attest() == []
+
+
+def test_vllm_clients_update_between_start_and_finish(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    client = fleet.client
+    request = fleet.engine.submit("a")
+    client.post("/pause?mode=keep")
+    client.post("/start_weight_update", {"is_checkpoint_format": True})
+    fleet.train(2.0)
+    assert client.post("/update_weights", {"update_info": {}}) == {"message": "Weights updated"}
+    client.post("/finish_weight_update", {"weight_version": "step-2"})
+    client.post("/resume")
+    assert set(fleet.engine.finish(request).tokens) <= {1.0, 2.0} and request.ended == "length"
+    assert client.get("/weight_info") == {"weight_version": "step-2"}
+    assert client.get("/server_info")["weight_transfer_config"] is not None
+
+
+def test_prime_rl_updates_an_engine_that_serves(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    requests = [fleet.engine.submit(str(number)) for number in range(8)]
+    fleet.train(2.0)
+    assert fleet.client.post("/update_weights", {"weight_dir": "/data/broadcasts/step_2"}) == {"status": "ok"}
+    for request in requests:
+        tokens = fleet.engine.finish(request).tokens
+        assert tokens == sorted(tokens) and request.ended == "length"
+    assert fleet.engine.finish(fleet.engine.submit("z")).tokens == [2.0] * TOKENS
+
+
+def test_slime_pulls_and_continues(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    client = fleet.client
+    client.post("/pause_generation", {})
+    client.get("/flush_cache")
+    fleet.train(2.0)
+    body = {"local_checkpoint_dir": "/local", "source_dir": "/shared", "target_version": 2}
+    assert client.post("/pull_weights", body)["success"]
+    assert client.post("/update_weights_from_disk", {"model_path": "/local", "weight_version": "2"})["success"]
+    client.post("/continue_generation", {})
+    assert fleet.engine.finish(fleet.engine.submit("a")).tokens == [2.0] * TOKENS
+    assert client.get("/get_weight_version") == {"weight_version": "2"}
+    client.post("/update_weights_from_tensor", {}, 501)
+
+
+def test_verl_wakes_weights_before_the_cache(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets(dialects=["sglang"])
+    client = fleet.client
+    client.post("/release_memory_occupation", {"tags": ["weights", "kv_cache"]})
+    fleet.train(2.0)
+    client.post("/resume_memory_occupation", {"tags": ["weights"]})
+    assert client.post("/pull_weights", {"target_version": 2})["success"]
+    client.post("/resume_memory_occupation", {"tags": ["kv_cache"]})
+    assert fleet.engine.finish(fleet.engine.submit("a")).tokens == [2.0] * TOKENS
+    client.get("/v1/is_paused", 404)
+
+
+def test_what_a_hook_raises_is_the_answer_and_the_engine_serves_on(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets(timeout=5)
+    fleet.train(2.0)
+    fleet.engine.broken["reset_caches"] = RuntimeError("no cache today")
+    failed = fleet.client.post("/update_weights", {"weight_dir": None}, 500)
+    assert failed["error"].startswith("reset_caches: RuntimeError: no cache today")
+    assert fleet.engine.finish(fleet.engine.submit("a")).tokens == [2.0] * TOKENS
+    missing = fleet.client.post("/update_weights", {"weight_dir": "/x/step_99"}, 504)
+    assert "99" in missing["error"]  # it was waited for
+    assert fleet.engine.finish(fleet.engine.submit("b")).ended == "length"
+
+
+def test_two_clients_at_once_wait_for_each_other(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets(timeout=30)
+    targets = ["/pause?mode=keep", "/resume", "/sleep", "/wake_up", "/update_weights", "/v1/pause", "/v1/wakeup"]
+    stop = threading.Event()
+
+    def ask(number: int) -> int:
+        client = Client(fleet.control.endpoint)
+        count = 0
+        while not stop.is_set():
+            body = {"weight_dir": None} if targets[number % len(targets)] == "/update_weights" else None
+            status, answer, _ = client.send("POST", targets[number % len(targets)], body)
+            assert status in (200, 409, 503), answer
+            number += 3
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, number) for number in range(4)]
+        for value in range(2, 12):
+            fleet.engine.submit(str(value))
+            fleet.train(float(value))
+            time.sleep(0.1)
+        stop.set()
+        assert all(one.result() > 0 for one in asked)
+    fleet.client.post("/wake_up")
+    fleet.client.post("/update_weights", {"weight_dir": None})
+    fleet.client.post("/resume")
+    assert fleet.engine.finish(fleet.engine.submit("last")).tokens == [11.0] * TOKENS
+
+
+def test_a_token_is_asked_for(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets(token=TOKEN)
+    assert fleet.client.get("/is_paused") == {"is_paused": False}
+    for wrong in (Client(fleet.control.endpoint), Client(fleet.control.endpoint, TOKEN + "x")):
+        assert "token" in wrong.post("/pause", None, 401)["error"]
+        wrong.get("/health")
+    assert fleet.client.get("/is_paused") == {"is_paused": False}
+
+
+def test_what_cannot_be_asked(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    client = fleet.client
+    assert "openapi.json" in client.get("/nothing", 404)["error"]
+    client.get("/pause", 405)
+    assert set(client.get("/openapi.json")["paths"]) >= {"/v1/pause", "/pause", "/pause_generation"}
+    assert client.send("POST", "/v1/update_weights", [1])[0] == 400
+    with pytest.raises(errors.Unauthenticated, match="give a token"):
+        deltasync.RolloutControl(fleet.engine, fleet.receiver, listen="0.0.0.0:0")
+    with pytest.raises(errors.InvalidArgument, match="there is v1, vllm and sglang"):
+        deltasync.RolloutControl(fleet.engine, fleet.receiver, dialects=["trtllm"])
+    with (
+        deltasync.Receiver(fleet.manager.endpoint, module=model(0.0), background=True) as receiver,
+        pytest.raises(errors.InvalidArgument, match="without background"),
+    ):
+        deltasync.RolloutControl(fleet.engine, receiver)
+    with pytest.raises(errors.InvalidArgument, match="inherit from it"):
+        deltasync.RolloutControl(object(), fleet.receiver)  # type: ignore[arg-type]
+
+
+def test_weights_without_a_shadow_do_not_sleep(segment_name: str) -> None:
+    trained, served = model(1.0), model(0.0)
+    with (
+        deltasync.WeightManager(trained, name=segment_name) as manager,
+        deltasync.Receiver(manager.endpoint, module=served) as receiver,
+    ):
+        manager.offload()
+        receiver.update()
+        engine = Engine(served)
+        with deltasync.RolloutControl(engine, receiver) as control:
+            failed = Client(control.endpoint).post("/v1/sleep", None, 500)
+            assert "make it with shadow=True" in failed["error_message"]
+            assert engine.finish(engine.submit("a")).tokens == [1.0] * TOKENS
+        engine.close()
+        assert engine.torn == []
+
+
+def test_an_end_amid_a_call(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    entered = threading.Event()
+
+    def stuck(timeout: float) -> None:
+        entered.set()
+        time.sleep(0.5)
+
+    fleet.engine.wait_idle = stuck  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(fleet.client.send, "POST", "/pause?mode=wait")
+        entered.wait()
+        fleet.control.close()
+        fleet.control.close()
+        try:
+            assert call.result()[0] in (200, 500, 503)
+        except (http.client.HTTPException, OSError):
+            pass  # it is gone, and says so

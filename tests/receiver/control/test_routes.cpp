@@ -1,0 +1,181 @@
+// What each dialect asks for and answers, without HTTP; and that no question is answered with anything but JSON or text
+// of a status that clients know.
+#include <gtest/gtest.h>
+
+#include "receiver/control/routes.hpp"
+#include "tests/receiver/control/fake_engine.hpp"
+
+namespace deltasync::control {
+namespace {
+
+using namespace std::chrono_literals;
+using nlohmann::json;
+
+class Routes : public testing::Test {
+ protected:
+  test::Notes notes;
+  test::FakeEngine engine{notes};
+  test::FakeWeights weights{notes};
+  Service service{engine, weights, 30s};
+  ControlOptions options{.model = "tiny", .world_size = 2};
+  Desk desk{service, engine, options, {}, false, {}};
+
+  net::HttpPage ask(std::span<const Route> routes, const std::string& target, const std::string& body = "") {
+    const std::string path = target.substr(0, target.find('?'));
+    for (const Route& route : routes) {
+      if (route.path != path) continue;
+      const auto parsed = parse_ask({.posts = true, .target = target, .body = body, .authorization = {}});
+      return parsed ? route.answer(desk, *parsed) : net::HttpPage{400, "", parsed.error().message()};
+    }
+    return {404, "", ""};
+  }
+  json v1(const std::string& target, const std::string& body = "", unsigned status = 200) {
+    const net::HttpPage page = ask(v1_routes(), target, body);
+    EXPECT_EQ(page.status, status) << page.body;
+    return json::parse(page.body);
+  }
+  json vllm(const std::string& target, const std::string& body = "", unsigned status = 200) {
+    const net::HttpPage page = ask(vllm_routes(), target, body);
+    EXPECT_EQ(page.status, status) << page.body;
+    return json::parse(page.body);
+  }
+  json sglang(const std::string& target, const std::string& body = "", unsigned status = 200) {
+    const net::HttpPage page = ask(sglang_routes(), target, body);
+    EXPECT_EQ(page.status, status) << page.body;
+    return json::parse(page.body);
+  }
+};
+
+TEST_F(Routes, FastDeployUpdatesWhilePaused) {
+  EXPECT_EQ(v1("/v1/update_weights", "{}", 500)["error_message"],
+            "Pause LLM Engine first before calling updating weights");
+  json page = v1("/v1/pause");
+  EXPECT_EQ(page["status"], "success");
+  EXPECT_TRUE(page["request_id"].is_string());
+  EXPECT_TRUE(page["result"].is_null());
+  EXPECT_EQ(v1("/v1/is_paused")["result"]["is_paused"], true);
+  v1("/v1/pause");  // again
+  page = v1("/v1/update_weights", R"({"version": "5", "verify_checksum": true, "unknown": 1})");
+  EXPECT_EQ(page["result"], json::parse(R"([{"version": "5"}])"));
+  EXPECT_EQ(v1("/v1/is_paused")["result"]["is_paused"], true);
+  v1("/v1/resume");
+  v1("/v1/resume");
+  EXPECT_EQ(v1("/v1/is_paused")["result"]["is_paused"], false);
+}
+
+TEST_F(Routes, FastDeployWakesWhatSleepsAndServes) {
+  v1("/v1/sleep?tags=weight");
+  EXPECT_EQ(v1("/v1/sleep?tags=weights", "", 400)["error_message"],
+            "Unsupported tag weights, expected one of weight, kv_cache");
+  // The trap of the reference: both woken, of which one had not slept.
+  v1("/v1/wakeup?tags=weight,kv_cache");
+  EXPECT_TRUE(service.standing().engine.serves());
+  EXPECT_EQ(service.standing().label, "1");
+  EXPECT_EQ(ask(v1_routes(), "/clear_load_weight").status, 200U);
+  EXPECT_EQ(ask(v1_routes(), "/clear_load_weight").body, "");
+  notes.fail("fill");
+  EXPECT_EQ(ask(v1_routes(), "/update_model_weight").status, 404U);
+  EXPECT_FALSE(service.standing().engine.serves());
+  EXPECT_EQ(ask(v1_routes(), "/update_model_weight").status, 200U);
+  EXPECT_TRUE(service.standing().engine.serves());
+}
+
+TEST_F(Routes, FastDeployAborts) {
+  EXPECT_EQ(v1("/v1/abort_requests", R"({"abort_all": true})")["result"]["aborted"], 7);
+  EXPECT_EQ(v1("/v1/abort_requests", R"({"req_ids": ["a"]})")["result"]["aborted"], 1);
+  v1("/v1/abort_requests", "{}", 400);
+  v1("/v1/abort_requests", R"({"req_ids": "a"})", 400);
+}
+
+TEST_F(Routes, VllmUpdatesBetweenStartAndFinish) {
+  vllm("/update_weights", R"({"update_info": {}})", 500);
+  EXPECT_EQ(vllm("/pause?mode=keep")["status"], "paused");
+  EXPECT_EQ(vllm("/is_paused")["is_paused"], true);
+  vllm("/init_weight_transfer_engine", R"({"init_info": {"a": 1}})");
+  vllm("/start_weight_update", R"({"is_checkpoint_format": true})");
+  vllm("/start_weight_update", "", 500);
+  notes.take();
+  EXPECT_EQ(vllm("/update_weights", R"({"update_info": {"version": 4}})")["message"], "Weights updated");
+  EXPECT_EQ(notes.take(), (std::vector<std::string>{"stage", "commit"}));  // caches are as the pause left them
+  vllm("/finish_weight_update", R"({"weight_version": "four"})");
+  vllm("/finish_weight_update", "", 500);
+  EXPECT_EQ(vllm("/resume")["status"], "resumed");
+  EXPECT_EQ(vllm("/weight_info")["weight_version"], "four");
+  EXPECT_EQ(service.standing().version->id.number, 4U);
+  vllm("/pause?mode=later", "", 422);
+}
+
+TEST_F(Routes, PrimeRlNamesADirectory) {
+  EXPECT_EQ(vllm("/update_weights", R"({"weight_dir": "/mnt/broadcasts/step_12"})")["status"], "ok");
+  EXPECT_EQ(service.standing().version->id.number, 12U);
+  EXPECT_TRUE(service.standing().engine.serves());
+  EXPECT_EQ(vllm("/update_weights", R"({"weight_dir": null})")["status"], "ok");
+  EXPECT_EQ(service.standing().version->id.number, 13U);
+}
+
+TEST_F(Routes, VllmSleeps) {
+  EXPECT_EQ(vllm("/sleep?level=1")["level"], 1);
+  EXPECT_EQ(vllm("/is_sleeping")["is_sleeping"], true);
+  vllm("/resume", "", 409);
+  EXPECT_EQ(vllm("/wake_up?tags=weights")["status"], "sleeping");
+  EXPECT_EQ(vllm("/wake_up")["status"], "awake");
+  EXPECT_TRUE(service.standing().engine.serves());
+  vllm("/sleep?level=3", "", 422);
+}
+
+TEST_F(Routes, SglangReleasesMemoryOfAPausedEngine) {
+  EXPECT_EQ(sglang("/pause_generation", "{}")["status"], "ok");
+  EXPECT_TRUE(sglang("/release_memory_occupation", R"({"tags": ["weights", "kv_cache"]})").is_null());
+  EXPECT_TRUE(sglang("/resume_memory_occupation", R"({"tags": ["weights"]})").is_null());
+  EXPECT_TRUE(sglang("/resume_memory_occupation", R"({"tags": ["kv_cache"]})").is_null());
+  EXPECT_FALSE(service.standing().engine.serves());  // its client has paused it
+  EXPECT_EQ(sglang("/continue_generation", "{}")["status"], "ok");
+  EXPECT_TRUE(service.standing().engine.serves());
+  EXPECT_TRUE(sglang("/release_memory_occupation", R"({"tags": ["wieghts"]})", 400)["error"]["message"].is_string());
+}
+
+TEST_F(Routes, SlimePullsAndThenNamesTheDirectory) {
+  sglang("/update_weights_from_disk", R"({"model_path": "/local"})", 501);
+  const json page =
+      sglang("/pull_weights", R"({"local_checkpoint_dir": "/local", "source_dir": "/x", "target_version": 3})");
+  EXPECT_EQ(page["success"], true);
+  EXPECT_EQ(service.standing().version->id.number, 3U);
+  EXPECT_EQ(sglang("/update_weights_from_disk", R"({"model_path": "/local", "weight_version": "3"})")["success"], true);
+  EXPECT_EQ(sglang("/get_weight_version")["weight_version"], "3");
+  EXPECT_EQ(sglang("/model_info")["model_path"], "tiny");
+  EXPECT_EQ(sglang("/server_info")["tp_size"], 2);
+  notes.fail("stage");
+  EXPECT_EQ(sglang("/pull_weights", R"({"target_version": 4})", 400)["success"], false);
+}
+
+TEST_F(Routes, NoQuestionOfAnyKindIsUnanswered) {
+  const char* bodies[] = {"",
+                          "{}",
+                          "[]",
+                          "null",
+                          "{",
+                          R"({"tags": 1})",
+                          R"({"mode": []})",
+                          R"({"version": {}})",
+                          R"({"update_info": [1]})",
+                          R"({"new_version": "x"})",
+                          R"({"rid": "a"})",
+                          "\xff\xfe"};
+  const char* queries[] = {"", "?", "?tags=", "?tags=%zz&mode=%41", "?level=9&mode=abort", "?timeout=nan", "?&&=&"};
+  for (const auto routes : {v1_routes(), vllm_routes(), sglang_routes()}) {
+    for (const Route& route : routes) {
+      for (const char* query : queries) {
+        for (const char* body : bodies) {
+          const net::HttpPage page = ask(routes, std::string(route.path) + query, body);
+          EXPECT_TRUE(page.status >= 200 && page.status < 600) << route.path << query << ' ' << body;
+          if (page.content_type == kJson && !page.body.empty()) {
+            EXPECT_FALSE(json::parse(page.body, nullptr, false).is_discarded()) << page.body;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deltasync::control
