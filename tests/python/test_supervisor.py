@@ -178,6 +178,26 @@ def test_a_fleet_takes_away_what_another_one_of_its_name_left(nodes: Nodes, monk
     assert [name for name in nodes.segments() if not name.endswith(".lock")] == []
 
 
+@pytest.mark.parametrize("lies", ["link", "file", "open"])
+def test_a_directory_that_others_could_change_is_refused(nodes: Nodes, tmp_path: Path, lies: str) -> None:
+    supervisor = nodes.supervisor("root")
+    directory = supervisor._directory
+    try:
+        if lies == "link":
+            tmp_path.chmod(0o700)
+            directory.symlink_to(tmp_path)
+        elif lies == "file":
+            directory.write_text("")
+        else:
+            directory.mkdir()
+            directory.chmod(0o755)
+        with pytest.raises(errors.PermissionDenied, match="remove it, or give the fleet another name="):
+            supervisor.start(DEADLINE_S)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        directory.rmdir() if lies == "open" else directory.unlink()
+
+
 def test_a_port_that_another_program_has_is_named(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_supervisor, "_FREE_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 import threading
@@ -228,9 +229,7 @@ class Supervisor:
     def _take_directory(self) -> None:
         """The lock, the state of an earlier supervisor of this fleet, and the token."""
         if self._held is None:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
-            if self._directory.stat().st_uid != os.getuid():
-                raise PermissionDenied(f"{self._directory} is another user's", "give the fleet another name=")
+            _make_own(self._directory)
             held = os.open(self._directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
                 self._until_free(lambda: fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB), BlockingIOError)
@@ -288,3 +287,15 @@ class Supervisor:
         for path in Path(self._options.shm_dir).glob(f"{self._tag}.*"):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _make_own(directory: Path) -> None:
+    """Makes it, of mode 0700. PermissionDenied: what is there is a link, or open to others, who could change what it
+    has."""
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionDenied(
+            f"{directory} is a link, another user's, or open to others", "remove it, or give the fleet another name="
+        )
