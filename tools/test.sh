@@ -21,6 +21,7 @@
 #         wheel    the Python package as a portable wheel: its tag, size and symbols; used in an empty environment
 #         tidy     clang-tidy over the sources that ship (tools/lint.sh tidy)
 #         upgrade  the last release of the protocol before this one against this one (tools/ci/test_upgrade.sh)
+#         megatron two models on the real Megatron, in both of its releases (tools/test_engines.sh megatron runs all)
 #         ray      a fleet on a Ray cluster of a lab's hosts (tools/test_engines.sh ray)
 #         chaos    ten minutes of killing, stopping, damaging and flooding real processes (tools/chaos.sh)
 set -uo pipefail
@@ -40,7 +41,7 @@ if [[ ${1:-} == --share ]]; then
   shift
 fi
 stages=("$@")
-((${#stages[@]})) || stages=(release lint docs install operating asan python wheel container tsan tidy upgrade ray chaos)
+((${#stages[@]})) || stages=(release lint docs install operating asan python wheel container tsan tidy upgrade megatron ray chaos)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped, with their reasons:\n%s' "$(sed '/^[[:space:]]*$/d' <<<"$skips")"$'\n'; fi
@@ -192,6 +193,7 @@ run_stage() {
       step "asan: configure" configure asan
       step "clang-tidy" tools/lint.sh tidy
       ;;
+    megatron) step "megatron" tools/test_engines.sh megatron -- -k 'qwen3_moe-tp2-pp2-ep2] or gpt_oss-tp2-pp2' ;;
     ray) step "ray" tools/test_engines.sh ray ;;
     chaos) step "chaos" tools/chaos.sh --minutes 10 ;;
   esac
@@ -236,7 +238,7 @@ run_python() {
 
 for stage in "${stages[@]}"; do
   case $stage in
-    release | asan | tsan | lint | install | operating | container | docs | python | wheel | tidy | upgrade | ray | chaos) ;;
+    release | asan | tsan | lint | install | operating | container | docs | python | wheel | tidy | upgrade | megatron | ray | chaos) ;;
     *)
       echo "test.sh: no stage '$stage'" >&2
       exit 2

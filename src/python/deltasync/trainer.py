@@ -380,16 +380,12 @@ class WeightManager:
         """The tensors that are put together here, one by one; all ranks take part."""
         assert self._export is not None
         gathering.version = version
-        tensors = gathering.tensors()
-        try:
-            for index, tensor in tensors:
-                if tensor.numel():
-                    batch = Batch()
-                    self._add(batch, index, self.layout[index].name, self._export.box(index, tensor))
-                    self._writer.write_batch(batch, True, left(end))
-        except BaseException as error:
-            gathering.fail(error)  # before `tensors` ends, which has no better reason
-            raise
+        tensors = gathering.tensors()  # an exception keeps it, so that the others hear of that, and not of its end
+        for index, tensor in tensors:
+            if tensor.numel():
+                batch = Batch()
+                self._add(batch, index, self.layout[index].name, self._export.box(index, tensor))
+                self._writer.write_batch(batch, True, left(end))
 
     def _index_of(self, name: str) -> int | None:
         """Of the tensor that this name means: also with what torch.compile or DDP put into it, which is remembered."""

@@ -66,7 +66,10 @@ class Model(torch.nn.Module):
             offset, replica = [0] * tensor.ndim, 0
             if kind in ("rows", "cast", "cols", "apart"):
                 dim = 1 if kind == "cols" else 0
-                first, end = (tensor.shape[dim] * at // size for at in (rank, rank + 1))
+                cuts = [tensor.shape[dim] * at // size for at in range(size + 1)]
+                if kind == "apart" and size > 1:
+                    cuts[1] = 1  # which is few enough elements to be written one by one
+                first, end = cuts[rank : rank + 2]
                 offset[dim] = first
                 tensor, total = tensor.narrow(dim, first, end - first), tensor.shape
             else:
@@ -99,8 +102,11 @@ class Fake:
             self.whole[f"rows.{layer}"] = bits(width + layer, width)
             self.whole[f"cols.{layer}"] = bits(width, width + 3)
             self.whole[f"own.{layer}"] = bits(width, 2, 3)
-            self.whole[f"cast.{layer}"] = torch.randn(width, width, generator=make)
+            self.whole[f"cast.{layer}"] = torch.randn(
+                width + 1, width - 1, generator=make
+            )  # odd, of half as many bytes
             self.whole[f"norm.{layer}"] = torch.randn(width, generator=make)
+        self.whole[f"cast.{layers}"] = torch.randn(3, 1, generator=make)  # what follows it is not aligned by itself
         for layer in range(apart):
             self.whole[f"apart.{layer}"] = bits(600, 512)
         self.directory, self.page = directory / "hf", directory / "fake.toml"
