@@ -71,6 +71,20 @@ struct ControlOptions {
 };
 
 /// Serves until it is destroyed. Thread-safe.
+///
+/// ```cpp
+/// class Engine : public RolloutEngine {
+///  public:
+///   Status stop_admission() override { return {}; }  // and so on, as the engine needs it
+///   Status resume_admission() override { return {}; }
+///   Result<std::uint64_t> abort(std::span<const std::string>) override { return std::uint64_t{0}; }
+///   Status wait_idle(const CallOptions&) override { return {}; }
+///   Status reset_caches(const CallOptions&) override { return {}; }
+/// };
+/// Engine engine;
+/// DS_ASSIGN(const auto control, ControlServer::start({.listen = "127.0.0.1:8000"}, engine, receiver));
+/// std::printf("control routes at %s\n", control->endpoint().c_str());
+/// ```
 class ControlServer {
  public:
   /// `engine` and `receiver`, which has a target, outlive it. What the receiver has committed is live; without that the

@@ -1,6 +1,7 @@
 // All of the public API.
 #pragma once
 
+#include "deltasync/control.hpp"
 #include "deltasync/export.hpp"
 #include "deltasync/layout.hpp"
 #include "deltasync/part.hpp"
