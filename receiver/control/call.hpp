@@ -46,11 +46,12 @@ struct Call {
   Kind kind = Kind::pause;
   PauseMode mode = PauseMode::abort;  ///< pause, and of an update or sleep that finds the engine serving
   bool resets_caches = true;          ///< pause; update, after the commit
-  bool must_be_paused = false;        ///< update: refused else; otherwise it pauses for its commit
-  bool stages_in_place = false;       ///< update: staging writes live memory
-  bool resumes = false;               ///< update, wake: the engine serves afterwards, even if a client has paused it
-  bool kv_cache_first = false;        ///< wake: weights are refused while kv_cache stays asleep
-  MemorySet memory = {};              ///< sleep, wake
+  bool caches_as_paused = false;  ///< update: of an engine that a client has paused, caches stay as that client said
+  bool must_be_paused = false;    ///< update: refused else; otherwise it pauses for its commit
+  bool stages_in_place = false;   ///< update: staging writes live memory
+  bool resumes = false;           ///< update, wake: the engine serves afterwards, even if a client has paused it
+  bool kv_cache_first = false;    ///< wake: weights are refused while kv_cache stays asleep
+  MemorySet memory = {};          ///< sleep, wake
 };
 std::string_view to_string(Call::Kind kind) noexcept;
 

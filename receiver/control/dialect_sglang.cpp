@@ -53,7 +53,10 @@ HttpPage flush(Desk& desk, const Ask&) {
 HttpPage change_memory(Desk& desk, const Ask& ask, Call::Kind kind) {
   const auto tags = ask.texts("tags");
   if (!tags) return refused(tags.error().message());
-  const auto memory = memory_of(*tags, kTags);
+  // Without tags: what every engine has, and on waking all that sleeps.
+  const std::vector<std::string> usual = {"weights", "kv_cache"};
+  auto memory = memory_of(tags->empty() ? usual : *tags, kTags);
+  if (memory && tags->empty() && kind == Call::Kind::wake) *memory = MemorySet::all();
   if (!memory) return refused(memory.error().message());
   const Status done = desk.service.call({.kind = kind, .memory = *memory});
   return done ? page_of(200, nullptr) : refused(done.error().message());
@@ -67,8 +70,11 @@ HttpPage pull(Desk& desk, const Ask& ask) {
   if (!directory) return told(directory.error(), "");
   UpdateRequest request;
   if (*number && **number != "0") request.version = **number;
-  const bool serves = desk.service.standing().engine.serves();
-  const Call call{.kind = Call::Kind::update, .mode = brief_pause(desk), .resets_caches = serves};
+  {
+    const std::lock_guard lock(desk.mutex);
+    desk.pulled_directory.clear();
+  }
+  const Call call{.kind = Call::Kind::update, .mode = brief_pause(desk), .caches_as_paused = true};
   const Status done = desk.service.call(call, request);
   if (done && *directory) {
     const std::lock_guard lock(desk.mutex);

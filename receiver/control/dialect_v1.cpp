@@ -53,7 +53,9 @@ Status sleep(Desk& desk, const Ask& ask) {
 }
 
 Status wake(Desk& desk, const Ask& ask) {
-  DS_ASSIGN(const MemorySet memory, memory_of(ask.list("tags"), kTags));
+  const std::vector<std::string> tags = ask.list("tags");
+  DS_ASSIGN(MemorySet memory, memory_of(tags, kTags));
+  if (tags.empty()) memory = MemorySet::all();
   return desk.service.call({.kind = Call::Kind::wake,
                             .resumes = true,
                             .kv_cache_first = desk.options.graphs_use_kv_cache,

@@ -40,8 +40,10 @@ HttpPage abort_requests(Desk& desk, const Ask& ask) {
 }
 
 HttpPage start_update(Desk& desk, const Ask&) {
+  // Again, too: who began one may have died.
   const std::lock_guard lock(desk.mutex);
-  if (std::exchange(desk.update_started, true)) return refused(500, "a weight update has been started already");
+  desk.update_started = true;
+  desk.updated = false;
   return page_of(200, {{"message", "Weight update started"}});
 }
 
@@ -78,18 +80,22 @@ HttpPage update(Desk& desk, const Ask& ask) {
   }
   const auto request = request_of(ask);
   if (!request) return refused(request.error());
-  // Who has paused it has said what becomes of caches.
-  const bool serves = desk.service.standing().engine.serves();
-  const Call call{.kind = Call::Kind::update, .mode = brief_pause(desk), .resets_caches = serves};
-  return told(desk.service.call(call, *request),
-              of_prime_rl ? json{{"status", "ok"}} : json{{"message", "Weights updated"}});
+  const Call call{.kind = Call::Kind::update, .mode = brief_pause(desk), .caches_as_paused = true};
+  const Status done = desk.service.call(call, *request);
+  if (done) {
+    const std::lock_guard lock(desk.mutex);
+    desk.updated = true;
+  }
+  return told(done, of_prime_rl ? json{{"status", "ok"}} : json{{"message", "Weights updated"}});
 }
 
 HttpPage finish_update(Desk& desk, const Ask& ask) {
   const auto label = ask.text("weight_version");
   if (!label) return refused(label.error());
   const std::lock_guard lock(desk.mutex);
-  if (!std::exchange(desk.update_started, false)) return refused(500, "no weight update has been started");
+  if (!desk.update_started) return refused(500, "no weight update has been started");
+  if (!desk.updated) return refused(500, "no update_weights has succeeded since start_weight_update");
+  desk.update_started = false;
   if (*label) desk.service.rename(**label);
   return page_of(200, {{"message", "Weight update finished"}});
 }
@@ -102,7 +108,8 @@ HttpPage rename(Desk& desk, const Ask& ask) {
   return page_of(200, {{"success", true}, {"new_version", **label}});
 }
 
-/// Level 0 pauses only; 1 and 2 give up all of it. (Weights come back from the shadow, so nothing is lost at 2.)
+/// Level 0 pauses only; 1 and 2 give up what a wake with tags can take again. (Weights come back from the shadow, so
+/// nothing is lost at 2.)
 HttpPage sleep(Desk& desk, const Ask& ask) {
   const std::string_view said = ask.parameter("level");
   const std::string_view mode_said = ask.parameter("mode");
@@ -110,7 +117,7 @@ HttpPage sleep(Desk& desk, const Ask& ask) {
   const unsigned level = said.empty() ? 1 : said == "0" || said == "1" || said == "2" ? unsigned(said[0] - '0') : 3;
   if (level > 2 || !mode) return refused(422, "level is 0, 1 or 2; mode is abort, wait or keep");
   const Call call = level == 0 ? Call{.kind = Call::Kind::pause, .mode = *mode}
-                               : Call{.kind = Call::Kind::sleep, .mode = *mode, .memory = MemorySet::all()};
+                               : Call{.kind = Call::Kind::sleep, .mode = *mode, .memory = *memory_of({}, kTags)};
   return told(desk.service.call(call), {{"status", "sleeping"}, {"level", level}});
 }
 

@@ -74,6 +74,7 @@ class MachineOf {
  private:
   void plan();
   void plan_pause(PauseMode mode);
+  void plan_reset();
   void plan_stop_for_commit();
   void plan_end();
   bool shall_serve() const;
@@ -140,6 +141,7 @@ std::string MachineOf<Guards>::begin(const Call& call) {
     case Call::Kind::reset_caches: break;
   }
   call_ = call;
+  if (call.caches_as_paused && state_.paused_by == PausedBy::pause) call_.resets_caches = false;
   before_ = state_;
   steps_.clear();
   next_ = 0;
@@ -155,7 +157,7 @@ void MachineOf<Guards>::plan() {
   switch (call_.kind) {
     case Call::Kind::pause: return plan_pause(call_.mode);
     case Call::Kind::resume: return;
-    case Call::Kind::reset_caches: return then(Step::Kind::reset_caches);
+    case Call::Kind::reset_caches: return plan_reset();
     case Call::Kind::sleep: {
       MemorySet wanted;
       for (const EngineMemory memory : kReleaseOrder) {
@@ -166,6 +168,8 @@ void MachineOf<Guards>::plan() {
       if (!(state_.stopped && state_.idle) && !broken(Guard::drains)) {
         plan_pause(call_.mode == PauseMode::wait ? PauseMode::wait : PauseMode::abort);
       }
+      // What is remembered of their content goes with them.
+      if (wanted.has(EngineMemory::kv_cache) || wanted.has(EngineMemory::cpu_cache)) plan_reset();
       for (const EngineMemory memory : kReleaseOrder) {
         if (wanted.has(memory)) then(Step::Kind::release, memory);
       }
@@ -184,9 +188,17 @@ void MachineOf<Guards>::plan() {
       if (!state_.still() && !broken(Guard::stops_for_commit)) plan_stop_for_commit();
       if (call_.stages_in_place) then(Step::Kind::stage);
       then(Step::Kind::commit);
-      if (call_.resets_caches) then(Step::Kind::reset_caches);
+      if (call_.resets_caches) plan_reset();
       return;
   }
+}
+
+/// Caches whose memory sleeps have been reset before, and are again before anything serves if they have to be.
+template <class Guards>
+void MachineOf<Guards>::plan_reset() {
+  if (state_.asleep.has(EngineMemory::kv_cache)) return;
+  if (!steps_.empty() && steps_.back().kind == Step::Kind::reset_caches) return;
+  then(Step::Kind::reset_caches);
 }
 
 template <class Guards>
@@ -203,8 +215,8 @@ void MachineOf<Guards>::plan_pause(PauseMode mode) {
     }
     then(Step::Kind::wait_idle);
   }
-  if (call_.resets_caches) then(Step::Kind::reset_caches);
   if (!state_.transfer_paused) then(Step::Kind::pause_transfer);
+  if (call_.resets_caches) plan_reset();
 }
 
 template <class Guards>
@@ -232,7 +244,11 @@ template <class Guards>
 void MachineOf<Guards>::failed(const std::string& why, Weights left) {
   const Step::Kind kind = step().kind;
   error_ += (error_.empty() ? "" : "; then ") + std::string(to_string(kind)) + ": " + why;
-  if (left == Weights::void_weights) state_.weights_whole = false;
+  // Whatever comes next, caches are of weights that are gone.
+  if (left == Weights::void_weights) {
+    state_.weights_whole = false;
+    state_.stale_caches = true;
+  }
   if (!ending_) return plan_end();
   // Who resumes it goes on from here.
   if (state_.paused_by == PausedBy::nobody) state_.paused_by = PausedBy::pause;
@@ -254,7 +270,6 @@ void MachineOf<Guards>::took_effect(const Step& step) {
     case Step::Kind::release:
       state_.asleep.insert(step.memory);
       if (step.memory == EngineMemory::weights) state_.weights_whole = false;
-      if (step.memory == EngineMemory::kv_cache) state_.stale_caches = false;
       break;
     case Step::Kind::restore: state_.asleep.remove(step.memory); break;
     case Step::Kind::fill: state_.weights_whole = true; break;

@@ -6,6 +6,8 @@
 namespace deltasync::control {
 namespace {
 
+constexpr int kDepthMax = 32;  ///< of a body
+
 int hex(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
@@ -42,7 +44,13 @@ Result<Ask> parse_ask(const net::HttpQuestion& question) {
     ask.query.emplace(decoded(pair.substr(0, equals)), decoded(pair.substr(std::min(pair.size(), equals + 1))));
   }
   if (question.body.find_first_not_of(" \t\r\n") == std::string_view::npos) return ask;
-  auto body = nlohmann::json::parse(question.body, nullptr, false);
+  bool too_deep = false;
+  const auto bounded = [&too_deep](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) {
+    too_deep = too_deep || depth > kDepthMax;
+    return depth <= kDepthMax;
+  };
+  auto body = nlohmann::json::parse(question.body, bounded, false);
+  if (too_deep) return Error(Errc::invalid_argument, "the body is nested too deeply");
   if (body.is_discarded() || !(body.is_object() || body.is_null())) {
     return Error(Errc::invalid_argument, "the body is no JSON object");
   }

@@ -37,10 +37,11 @@ Result<Ask> parse_ask(const net::HttpQuestion& question);
 /// What routes work with.
 struct Desk {
   Service& service;
-  const RolloutEngine& engine;
+  RolloutEngine& engine;
   const ControlOptions& options;
   std::mutex mutex;
   bool update_started = false;   ///< protected by mutex, as all below
+  bool updated = false;          ///< since then
   std::string pulled_directory;  ///< which a client was told has the live version
 };
 

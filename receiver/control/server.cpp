@@ -48,7 +48,7 @@ class Server final : public ControlServer {
       : options_(std::move(options)),
         weights_(std::move(weights)),
         service_(engine, *weights_, std::chrono::nanoseconds(std::llround(options_.call_s * 1e9))),
-        desk_{service_, engine, options_, {}, false, {}} {}
+        desk_{service_, engine, options_, {}, false, false, {}} {}
 
   ~Server() override {
     service_.stop();
@@ -68,6 +68,8 @@ class Server final : public ControlServer {
       DS_ASSIGN(const std::span<const Route> routes, routes_of(dialect));
       for (const Route& route : routes) add(route);
     }
+    // It is not asked to serve what is no version.
+    if (!weights_->current()) DS_TRY(desk_.engine.stop_admission());
     net::HttpOptions http;
     DS_ASSIGN(http.listen, net::parse_endpoint(options_.listen));
     listen_ = http.listen;

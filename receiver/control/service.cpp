@@ -55,7 +55,7 @@ Status Service::call(Call call, const UpdateRequest& request, const std::string&
   call.stages_in_place = weights_.stages_in_place();
   machine_.observe(weights_.current().has_value());
   Status done = run(call, request, deadline);
-  if (call.kind == Call::Kind::update && done) rename(label);
+  if (call.kind == Call::Kind::update && done && !label.empty()) rename(label);
   return done;
 }
 
@@ -72,6 +72,7 @@ Status Service::run(const Call& call, const UpdateRequest& request, Deadline dea
     const Status done = limit.passed() ? Status(Error(Errc::timed_out, "the call's deadline has passed"))
                                        : carry_out(step, request, options);
     if (done) {
+      if (step.kind == Step::Kind::commit) rename("");  // what is live has another name now
       machine_.succeeded();
     } else {
       if (machine_.error().empty()) code = done.error().code();
@@ -89,7 +90,16 @@ Status Service::run(const Call& call, const UpdateRequest& request, Deadline dea
   return Error(code, machine_.error() + left);
 }
 
+/// What a hook throws fails its step: the call goes on to its end.
 Status Service::carry_out(const Step& step, const UpdateRequest& request, const CallOptions& call) {
+  try {
+    return do_step(step, request, call);
+  } catch (const std::exception& e) {
+    return Error(Errc::internal, e.what());
+  }
+}
+
+Status Service::do_step(const Step& step, const UpdateRequest& request, const CallOptions& call) {
   switch (step.kind) {
     case Step::Kind::none: return {};
     case Step::Kind::stop_admission: return engine_.stop_admission();

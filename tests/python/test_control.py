@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import deltasync
@@ -407,3 +410,26 @@ def test_an_end_amid_a_call(fleets: Callable[..., Fleet]) -> None:
             assert call.result()[0] in (200, 500, 503)
         except (http.client.HTTPException, OSError):
             pass  # it is gone, and says so
+
+
+#: Ends without closing anything, while a client asks.
+ENDS = """
+import sys, threading, http.client
+sys.path[:0] = sys.argv[1:2]
+from test_control import Fleet
+fleet = Fleet(sys.argv[2])
+def ask():
+    while True:
+        try:
+            fleet.client.send("GET", "/v1/is_paused")
+        except (OSError, http.client.HTTPException):
+            pass
+threading.Thread(target=ask, daemon=True).start()
+fleet.client.post("/v1/pause")
+"""
+
+
+def test_a_process_ends_while_clients_ask(segment_name: str) -> None:
+    argv = [sys.executable, "-c", ENDS, str(Path(__file__).parent), segment_name]
+    ended = subprocess.run(argv, timeout=120, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -15,6 +15,7 @@ from __future__ import annotations
 import numbers
 import os
 import time
+import weakref
 from collections.abc import Iterable
 
 from . import _checks, _native
@@ -116,6 +117,8 @@ class RolloutControl:
             raise InvalidArgument(f"RolloutControl: engine={engine!r:.80} is no RolloutEngine", "inherit from it")
         if not isinstance(receiver, Receiver):
             raise InvalidArgument(f"RolloutControl: receiver={receiver!r:.80} is no Receiver")
+        if not isinstance(engine.can_hold, bool):
+            raise InvalidArgument(f"RolloutControl: can_hold={engine.can_hold!r:.80} of the engine is no bool")
         if receiver._pulls.background:
             raise InvalidArgument("RolloutControl: the receiver pulls by itself", "make it without background=True")
         if isinstance(dialects, str):
@@ -136,6 +139,8 @@ class RolloutControl:
             seconds("RolloutControl", _checks.of_type("timeout", timeout, numbers.Real, "number")),
             bool(graphs_use_kv_cache),
         )
+        # Its threads call Python, so they end before Python does.
+        self._end = weakref.finalize(self, self._server.close)
 
     @property
     def endpoint(self) -> str:
@@ -143,8 +148,10 @@ class RolloutControl:
         return self._server.endpoint
 
     def close(self) -> None:
-        """Ends the service. A call that goes on is stopped, and waited for."""
-        self._server.close()
+        """Ends the service. A call that goes on is waited for; a pull is cancelled."""
+        if self._end.alive:
+            self._weights.cancel()
+            self._end()
 
     def __enter__(self) -> RolloutControl:
         return self
@@ -172,6 +179,7 @@ class _ReceiverWeights:
     def stage(self, version: str, verify: bool, timeout: float) -> None:
         end = time.monotonic() + timeout
         self._verify = verify or self._wrong
+        self._receiver.cancel()  # what was staged before, and never committed, may not be the newest any more
         wanted = int(version) if version.isascii() and version.isdigit() else version or None
         self._receiver.prepare(wanted, timeout=timeout).wait(left(end))
 
@@ -191,6 +199,9 @@ class _ReceiverWeights:
             raise Unsupported(
                 "weights cannot sleep: their receiver has no shadow", "make it with shadow=True"
             ) from error
+
+    def cancel(self) -> None:
+        self._receiver.cancel()
 
     def fill(self, timeout: float) -> None:
         self._receiver.restore(timeout=timeout)

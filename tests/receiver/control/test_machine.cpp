@@ -27,10 +27,11 @@ struct Engine {
   bool held = false;
   bool whole = true;   ///< the weights
   bool stale = false;  ///< a cache of other weights is there that a client wanted to be dropped
+  bool filled = true;  ///< a cache remembers something
   MemorySet asleep = {};
 
   bool computes() const { return requests && !held; }
-  auto key() const { return std::tuple(admits, requests, held, whole, stale, asleep.bits()); }
+  auto key() const { return std::tuple(admits, requests, held, whole, stale, filled, asleep.bits()); }
 };
 
 struct World {
@@ -54,10 +55,13 @@ std::vector<Call> all_calls() {
         calls.push_back({.kind = Kind::update, .mode = mode, .resets_caches = resets, .resumes = resumes});
         calls.push_back({.kind = Kind::update, .resets_caches = resets, .must_be_paused = true, .resumes = resumes});
         calls.push_back({.kind = Kind::update, .mode = mode, .resets_caches = resets, .stages_in_place = true});
+        calls.push_back({.kind = Kind::update, .mode = mode, .resets_caches = resets, .caches_as_paused = true});
       }
     }
     for (const MemorySet memory : {weights, cache, graph, MemorySet::all(), MemorySet()}) {
-      calls.push_back({.kind = Kind::sleep, .mode = mode, .memory = memory});
+      for (const bool resets : {true, false}) {
+        calls.push_back({.kind = Kind::sleep, .mode = mode, .resets_caches = resets, .memory = memory});
+      }
     }
   }
   for (const MemorySet memory : {weights, cache, graph, MemorySet::all(), MemorySet()}) {
@@ -129,6 +133,7 @@ class Explorer {
     if (!found_.empty()) return;
     const Step step = machine.step();
     if (engine.admits) engine.requests = true;
+    if (engine.computes()) engine.filled = true;
     if (step.kind == Step::Kind::none) return over(before, machine, engine, way, end_failed);
     Explored other = machine;
     for (const Call::Kind kind : {Call::Kind::pause, Call::Kind::resume, Call::Kind::update}) {
@@ -149,7 +154,10 @@ class Explorer {
       Explored bad = machine;
       bad.failed("no", left);
       Engine broken = engine;
-      if (left == Weights::void_weights) broken.whole = false;
+      if (left == Weights::void_weights) {
+        broken.whole = false;
+        broken.stale = true;
+      }
       go_on(before, bad, broken, way + " (" + std::string(to_string(step.kind)) + " fails)", failures + 1,
             end_failed || machine.ending());
     }
@@ -162,11 +170,10 @@ class Explorer {
       case Step::Kind::wait_idle: engine.requests = engine.admits; break;
       case Step::Kind::hold: engine.held = true; break;
       case Step::Kind::release_hold: engine.held = false; break;
-      case Step::Kind::reset_caches: engine.stale = false; break;
+      case Step::Kind::reset_caches: engine.stale = engine.filled = false; break;
       case Step::Kind::release:
         engine.asleep.insert(step.memory);
         if (step.memory == EngineMemory::weights) engine.whole = false;
-        if (step.memory == EngineMemory::kv_cache) engine.stale = false;
         break;
       case Step::Kind::restore: engine.asleep.remove(step.memory); break;
       case Step::Kind::fill: engine.whole = true; break;
@@ -184,6 +191,9 @@ class Explorer {
     if (writes && engine.computes()) return "weights are written while they are read";
     if (step.kind == Step::Kind::commit && engine.asleep.has(EngineMemory::weights)) return "there is no memory";
     if (step.kind == Step::Kind::fill && engine.asleep.has(EngineMemory::weights)) return "there is no memory";
+    const bool of_cache = step.memory == EngineMemory::kv_cache || step.memory == EngineMemory::cpu_cache;
+    if (step.kind == Step::Kind::release && of_cache && engine.filled) return "a cache remembers what is lost";
+    if (step.kind == Step::Kind::reset_caches && engine.asleep.has(EngineMemory::kv_cache)) return "there is no cache";
     if (step.kind == Step::Kind::release && engine.requests) return "requests lose memory that they need";
     if (step.kind == Step::Kind::release && engine.asleep.has(step.memory)) return "released twice";
     if (step.kind == Step::Kind::restore && !engine.asleep.has(step.memory)) return "restored twice";

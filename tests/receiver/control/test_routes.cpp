@@ -18,7 +18,7 @@ class Routes : public testing::Test {
   test::FakeWeights weights{notes};
   Service service{engine, weights, 30s};
   ControlOptions options{.model = "tiny", .world_size = 2};
-  Desk desk{service, engine, options, {}, false, {}};
+  Desk desk{service, engine, options, {}, false, false, {}};
 
   net::HttpPage ask(std::span<const Route> routes, const std::string& target, const std::string& body = "") {
     const std::string path = target.substr(0, target.find('?'));
@@ -93,7 +93,8 @@ TEST_F(Routes, VllmUpdatesBetweenStartAndFinish) {
   EXPECT_EQ(vllm("/is_paused")["is_paused"], true);
   vllm("/init_weight_transfer_engine", R"({"init_info": {"a": 1}})");
   vllm("/start_weight_update", R"({"is_checkpoint_format": true})");
-  vllm("/start_weight_update", "", 500);
+  vllm("/finish_weight_update", "", 500);  // nothing has come
+  vllm("/start_weight_update");            // by a trainer that was started again
   notes.take();
   EXPECT_EQ(vllm("/update_weights", R"({"update_info": {"version": 4}})")["message"], "Weights updated");
   EXPECT_EQ(notes.take(), (std::vector<std::string>{"stage", "commit"}));  // caches are as the pause left them
@@ -118,6 +119,9 @@ TEST_F(Routes, VllmSleeps) {
   EXPECT_EQ(vllm("/is_sleeping")["is_sleeping"], true);
   vllm("/resume", "", 409);
   EXPECT_EQ(vllm("/wake_up?tags=weights")["status"], "sleeping");
+  EXPECT_EQ(vllm("/wake_up?tags=kv_cache")["status"], "awake");
+  EXPECT_TRUE(service.standing().engine.serves());
+  vllm("/sleep");
   EXPECT_EQ(vllm("/wake_up")["status"], "awake");
   EXPECT_TRUE(service.standing().engine.serves());
   vllm("/sleep?level=3", "", 422);
@@ -146,6 +150,36 @@ TEST_F(Routes, SlimePullsAndThenNamesTheDirectory) {
   EXPECT_EQ(sglang("/server_info")["tp_size"], 2);
   notes.fail("stage");
   EXPECT_EQ(sglang("/pull_weights", R"({"target_version": 4})", 400)["success"], false);
+  // What was there before is not named after what did not come.
+  sglang("/update_weights_from_disk", R"({"model_path": "/local", "weight_version": "4"})", 501);
+  EXPECT_EQ(sglang("/get_weight_version")["weight_version"], "3");
+}
+
+TEST_F(Routes, AnUpdateAfterAVoidOneResetsCaches) {
+  weights.void_on_failure = true;
+  notes.fail("commit");
+  vllm("/update_weights", R"({"weight_dir": null})", 500);
+  EXPECT_FALSE(service.standing().engine.serves());
+  notes.take();
+  vllm("/update_weights", R"({"weight_dir": null})");
+  EXPECT_EQ(notes.take(),
+            (std::vector<std::string>{"stage", "commit", "reset_caches", "release_hold", "resume_admission"}));
+}
+
+TEST_F(Routes, CachesAreResetBeforeTheirMemoryGoes) {
+  vllm("/pause?mode=wait&clear_cache=false");
+  notes.take();
+  vllm("/sleep");
+  EXPECT_EQ(notes.take(), (std::vector<std::string>{"reset_caches", "release", "release weights", "release kv_cache"}));
+  vllm("/wake_up?tags=weights");
+  notes.take();
+  vllm("/update_weights", R"({"weight_dir": null})");
+  EXPECT_EQ(notes.take(), (std::vector<std::string>{"stage", "commit"}));  // there are no caches
+}
+
+TEST_F(Routes, DeepBodiesAreRefused) {
+  const std::string deep = R"({"update_info": {"a": )" + std::string(100'000, '[') + std::string(100'000, ']') + "}}";
+  EXPECT_EQ(ask(vllm_routes(), "/update_weights", deep).status, 400U);
 }
 
 TEST_F(Routes, NoQuestionOfAnyKindIsUnanswered) {
