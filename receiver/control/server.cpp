@@ -99,7 +99,7 @@ class Server final : public ControlServer {
     } catch (const std::system_error& e) {
       return Error(Errc::no_space, std::string("the control service's thread: ") + e.code().message());
     }
-    log::info("control_ready endpoint={} https={}", endpoint(), http.tls ? 1 : 0);
+    log::debug("control_ready endpoint={} https={}", endpoint(), http.tls ? 1 : 0);
     return {};
   }
 

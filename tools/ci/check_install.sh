@@ -44,11 +44,11 @@ run_control() {
   "$1/control" "$2" >"$1/control.said" &
   local control=$!
   for _ in {1..600}; do
-    [[ -s $1/control.said ]] && break
+    grep -q '^127' "$1/control.said" && break
     kill -0 "$control"
     sleep 0.1
   done
-  python3 - "$(head -1 "$1/control.said")" <<'CLIENT'
+  python3 - "$(grep -m 1 '^127' "$1/control.said")" <<'CLIENT'
 import sys, urllib.request
 for path, body in (("/pause", b""), ("/update_weights", b'{"weight_dir": null}'), ("/resume", b"")):
     urllib.request.urlopen(urllib.request.Request(f"http://{sys.argv[1]}{path}", data=body, method="POST"), timeout=60)
