@@ -171,7 +171,7 @@ class _ReceiverWeights:
 
     @property
     def stages_in_place(self) -> bool:
-        return self._receiver._options["full_update_policy"] == "in_place"
+        return bool(self._receiver._options["full_update_policy"] == "in_place")
 
     def current(self) -> Version | None:
         return None if self._wrong else self._receiver.version
