@@ -105,25 +105,8 @@ HttpPage update_from_disk(Desk& desk, const Ask& ask) {
   return told(done, "Succeeded to update model weights.", {{"num_paused_requests", 0}});
 }
 
-HttpPage rename(Desk& desk, const Ask& ask) {
-  const auto label = ask.text("new_version");
-  if (!label) return told(label.error(), "");
-  if (!*label) return told(Error(Errc::invalid_argument, "no new_version in the body"), "");
-  desk.service.rename(**label);
-  return told({}, "Weight version updated to " + **label, {{"new_version", **label}});
-}
-
 HttpPage model_info(Desk& desk, const Ask&) {
   return page_of(200, {{"model_path", desk.options.model}, {"weight_version", desk.service.standing().label}});
-}
-
-HttpPage server_info(Desk& desk, const Ask&) {
-  return page_of(200, {{"tp_size", desk.options.world_size},
-                       {"pp_size", 1},
-                       {"ep_size", 1},
-                       {"num_gpus", desk.options.world_size},
-                       {"disaggregation_mode", nullptr},
-                       {"weight_version", desk.service.standing().label}});
 }
 
 HttpPage abort_request(Desk& desk, const Ask& ask) {
@@ -154,7 +137,7 @@ constexpr Route kRoutes[] = {
     {"POST", "/pull_weights", "takes a version (target_version; 0: the newest)", pull},
     {"POST", "/update_weights_from_disk", "after /pull_weights: names the version (model_path, weight_version)",
      update_from_disk},
-    {"POST", "/update_weight_version", "names the live version (new_version)", rename},
+    {"POST", "/update_weight_version", "names the live version (new_version)", name_version},
     {"GET", "/model_info", "the model, and the live version's name", model_info},
     {"GET", "/get_model_info", "the same", model_info},
     {"GET", "/get_weight_version", "the live version's name",

@@ -100,14 +100,6 @@ HttpPage finish_update(Desk& desk, const Ask& ask) {
   return page_of(200, {{"message", "Weight update finished"}});
 }
 
-HttpPage rename(Desk& desk, const Ask& ask) {
-  const auto label = ask.text("new_version");
-  if (!label) return refused(label.error());
-  if (!*label) return refused(400, "no new_version in the body");
-  desk.service.rename(**label);
-  return page_of(200, {{"success", true}, {"new_version", **label}});
-}
-
 /// Level 0 pauses only; 1 and 2 give up what a wake with tags can take again. (Weights come back from the shadow, so
 /// nothing is lost at 2.)
 HttpPage sleep(Desk& desk, const Ask& ask) {
@@ -151,7 +143,7 @@ constexpr Route kRoutes[] = {
     {"POST", "/update_weights", "takes a version (update_info.version, or weight_dir=…/step_N; else the newest)",
      update},
     {"POST", "/finish_weight_update", "ends an update (weight_version: its name)", finish_update},
-    {"POST", "/update_weight_version", "names the live version (new_version)", rename},
+    {"POST", "/update_weight_version", "names the live version (new_version)", name_version},
     {"GET", "/weight_info", "the live version's name",
      [](Desk& desk, const Ask&) {
        return page_of(200, {{"weight_version", desk.service.standing().label}});
@@ -170,12 +162,7 @@ constexpr Route kRoutes[] = {
      [](Desk& desk, const Ask&) {
        return told(desk.service.call({.kind = Call::Kind::reset_caches}), {{"success", true}});
      }},
-    {"GET", "/server_info", "what clients look for",
-     [](Desk& desk, const Ask&) {
-       return page_of(200, {{"weight_transfer_config", {{"backend", "deltasync"}}},
-                            {"model", desk.options.model},
-                            {"world_size", desk.options.world_size}});
-     }},
+    {"GET", "/server_info", "what clients look for", server_info},
 };
 
 }  // namespace

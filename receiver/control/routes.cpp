@@ -150,6 +150,30 @@ std::optional<PauseMode> mode_of(std::string_view text) {
   return std::nullopt;
 }
 
+net::HttpPage server_info(Desk& desk, const Ask&) {
+  const ControlOptions& options = desk.options;
+  return page_of(200, {{"model", options.model},
+                       {"world_size", options.world_size},
+                       {"weight_transfer_config", {{"backend", "deltasync"}}},
+                       {"tp_size", options.world_size / options.pp_size},
+                       {"pp_size", options.pp_size},
+                       {"ep_size", options.ep_size},
+                       {"num_gpus", options.world_size},
+                       {"disaggregation_mode", nullptr},
+                       {"weight_version", desk.service.standing().label}});
+}
+
+net::HttpPage name_version(Desk& desk, const Ask& ask) {
+  const auto label = ask.text("new_version");
+  if (!label || !*label) {
+    const std::string why = label ? "no new_version in the body" : label.error().message();
+    return page_of(400, {{"success", false}, {"message", why}, {"error", why}});
+  }
+  desk.service.rename(**label);
+  return page_of(200,
+                 {{"success", true}, {"message", "Weight version updated to " + **label}, {"new_version", **label}});
+}
+
 PauseMode brief_pause(const Desk& desk) {
   return desk.engine.can_hold() ? PauseMode::keep : PauseMode::wait;
 }

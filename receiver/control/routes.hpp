@@ -68,6 +68,9 @@ struct Tag {
 Result<MemorySet> memory_of(const std::vector<std::string>& tags, std::span<const Tag> known);
 /// nullopt: there is no such mode.
 std::optional<PauseMode> mode_of(std::string_view text);
+/// Routes that two dialects have under one path: with what clients of either look for.
+net::HttpPage server_info(Desk& desk, const Ask& ask);
+net::HttpPage name_version(Desk& desk, const Ask& ask);
 /// What an update that finds the engine serving does meanwhile.
 PauseMode brief_pause(const Desk& desk);
 

@@ -64,6 +64,9 @@ class Server final : public ControlServer {
     if (!(options_.call_s > 0 && options_.call_s < 1e7)) {
       return Error(Errc::invalid_argument, "call_s is no number of seconds");
     }
+    if (options_.world_size == 0 || options_.pp_size == 0 || options_.world_size % options_.pp_size != 0) {
+      return Error(Errc::invalid_argument, "world_size is no multiple of pp_size");
+    }
     for (const std::string& dialect : options_.dialects) {
       DS_ASSIGN(const std::span<const Route> routes, routes_of(dialect));
       for (const Route& route : routes) add(route);
@@ -119,7 +122,7 @@ class Server final : public ControlServer {
     const auto found = std::find_if(routes_.begin(), routes_.end(), [&](const Route* r) { return r->path == path; });
     if (found == routes_.end()) return page_of(404, {{"error", "no such route; /openapi.json has them all"}});
     const Route& route = **found;
-    if (!has_method(route, asked.posts ? "POST" : "GET")) {
+    if (!has_method(route, asked.method)) {  // some GETs change something, so a HEAD is none
       return page_of(405, {{"error", std::string(path) + " is for " + std::string(route.methods)}});
     }
     auto ask = parse_ask(asked);

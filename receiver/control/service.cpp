@@ -72,7 +72,6 @@ Status Service::run(const Call& call, const UpdateRequest& request, Deadline dea
     const Status done = limit.passed() ? Status(Error(Errc::timed_out, "the call's deadline has passed"))
                                        : carry_out(step, request, options);
     if (done) {
-      if (step.kind == Step::Kind::commit) rename("");  // what is live has another name now
       machine_.succeeded();
     } else {
       if (machine_.error().empty()) code = done.error().code();
@@ -128,8 +127,10 @@ std::string Service::busy_with(const std::string& why) const {
 }
 
 void Service::rename(const std::string& label) {
+  const std::optional<Version> live = weights_.current();
   const std::lock_guard lock(mutex_);
   label_ = label;
+  labelled_ = live ? std::optional(live->id) : std::nullopt;
 }
 
 void Service::note(const std::string& busy) {
@@ -144,10 +145,10 @@ Standing Service::standing() const {
   const std::lock_guard lock(mutex_);
   now.engine = state_;
   now.busy = busy_;
-  now.label = label_;
-  if (now.label.empty() && now.version) {
-    now.label = now.version->label.empty() ? std::to_string(now.version->id.number) : now.version->label;
-  }
+  if (!now.version) return now;
+  const Version& live = *now.version;
+  const std::string own = live.label.empty() ? std::to_string(live.id.number) : live.label;
+  now.label = labelled_ == live.id ? label_ : own;
   return now;
 }
 

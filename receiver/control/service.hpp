@@ -64,7 +64,8 @@ class Service {
   mutable std::mutex mutex_;
   EngineState state_;  ///< protected by mutex_, as all below
   std::string busy_;
-  std::string label_;
+  std::string label_;  ///< of version labelled_, by a client
+  std::optional<VersionId> labelled_;
 };
 
 }  // namespace deltasync::control

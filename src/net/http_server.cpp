@@ -235,7 +235,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       co_return page;
     }
     const auto authorization = request[http::field::authorization];
-    HttpServer::Answer answer = handler({posts,
+    HttpServer::Answer answer = handler({{request.method_string().data(), request.method_string().size()},
                                          {request.target().data(), request.target().size()},
                                          request.body(),
                                          {authorization.data(), authorization.size()}});

@@ -30,7 +30,7 @@ struct HttpPage {
 
 /// What a client asks; valid until the answer is made.
 struct HttpQuestion {
-  bool posts = false;       ///< POST; else GET or HEAD
+  std::string_view method;  ///< GET, HEAD or POST
   std::string_view target;  ///< "/v1/layout?tensors=1"
   std::string_view body;
   std::string_view authorization;  ///< that header; empty: none

@@ -160,7 +160,7 @@ void bind_control(nb::module_& module) {
           "__init__",
           [](PythonControl* made, nb::handle engine, nb::handle weights, std::string listen, std::string token,
              TlsOptions tls, std::vector<std::string> dialects, std::string model, std::uint32_t world_size,
-             double call_s, bool graphs_use_kv_cache) {
+             std::uint32_t pp_size, std::uint32_t ep_size, double call_s, bool graphs_use_kv_cache) {
             ControlOptions options;
             options.listen = std::move(listen);
             options.token = std::move(token);
@@ -168,12 +168,14 @@ void bind_control(nb::module_& module) {
             options.dialects = std::move(dialects);
             options.model = std::move(model);
             options.world_size = world_size;
+            options.pp_size = pp_size;
+            options.ep_size = ep_size;
             options.call_s = call_s;
             options.graphs_use_kv_cache = graphs_use_kv_cache;
             new (made) PythonControl(std::move(options), engine, weights);
           },
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), "engine"_a, "weights"_a, "listen"_a, "token"_a, "tls"_a,
-          "dialects"_a, "model"_a, "world_size"_a, "call_s"_a, "graphs_use_kv_cache"_a)
+          "dialects"_a, "model"_a, "world_size"_a, "pp_size"_a, "ep_size"_a, "call_s"_a, "graphs_use_kv_cache"_a)
       .def_prop_ro("endpoint", &PythonControl::endpoint)
       .def("close", &PythonControl::close);
 }

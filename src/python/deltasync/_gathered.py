@@ -82,9 +82,8 @@ def export_hf_named_params(plan: Plan, *, bucket_bytes: int = BUCKET_BYTES, time
     of them; when a wait ends without them (DeadlinePassed), the process group is of no more use.
     """
     timeout = seconds("megatron.export_hf_named_params", timeout)
-    bucket_bytes = bucket_size(bucket_bytes)
     group = plan._group
-    said = group.gather(lambda: [plan.digest, bucket_bytes], timeout)
+    said = group.gather(lambda: [plan.digest, bucket_size(bucket_bytes)], timeout)  # what it raises is raised by all
     require_same(said)
     plan._pieces.bring_up_to_date()
     layout = plan.layout

@@ -92,7 +92,8 @@ class RolloutControl:
 
     ``listen`` is HOST:PORT; beyond loopback a ``token`` (or ``token_file``) is needed, which clients show as
     "Authorization: Bearer …", or certificates of clients (``tls`` with ``ca``). ``dialects``: whose routes are served:
-    "v1" (FastDeploy's), "vllm", "sglang". ``model`` and ``world_size`` are for clients that ask. ``timeout``: of a
+    "v1" (FastDeploy's), "vllm", "sglang". ``model``, ``world_size`` (processes of the
+    engine), ``pp_size`` and ``ep_size`` are for clients that ask. ``timeout``: of a
     client's call, in seconds. ``graphs_use_kv_cache``: captured graphs do, so weights are not woken before it (v1).
 
     Errors: InvalidArgument, Unauthenticated (beyond loopback without a token), AlreadyExists (the port).
@@ -110,6 +111,8 @@ class RolloutControl:
         dialects: Iterable[str] = ("v1", "vllm", "sglang"),
         model: str = "",
         world_size: int = 1,
+        pp_size: int = 1,
+        ep_size: int = 1,
         timeout: float = 600.0,
         graphs_use_kv_cache: bool = False,
     ) -> None:
@@ -136,6 +139,8 @@ class RolloutControl:
             [_checks.text("dialects", dialect) for dialect in dialects],
             _checks.text("model", model),
             _checks.whole("world_size", world_size),
+            _checks.whole("pp_size", pp_size),
+            _checks.whole("ep_size", ep_size),
             seconds("RolloutControl", _checks.of_type("timeout", timeout, numbers.Real, "number")),
             bool(graphs_use_kv_cache),
         )

@@ -152,6 +152,18 @@ def test_an_error_on_one_rank_is_one_on_all(fake: Fake, tmp_path: Path, monkeypa
             assert took < SOON_S
 
 
+def test_an_argument_that_is_wrong_on_one_rank_is_an_error_on_all(fake: Fake, tmp_path: Path) -> None:
+    def export(rank: int) -> Any:
+        plan, _ = plan_of(fake, rank, 2)
+        nbytes = 0 if rank == 1 else 40_000
+        said = error_of(lambda: megatron.export_hf_named_params(plan, bucket_bytes=nbytes, timeout=LONG_S))
+        return said, len(list(megatron.export_hf_named_params(plan, timeout=LONG_S)))
+
+    for (kind, message, took), count in run_ranks(2, export, tmp_path):
+        assert kind == "InvalidArgument" and "bucket_bytes" in message and took < SOON_S
+        assert count == len(fake.expected())
+
+
 @pytest.mark.parametrize("after", [0, 1, 5, 20])
 def test_a_rank_that_stops_ends_the_others(fake: Fake, tmp_path: Path, after: int) -> None:
     def export(rank: int) -> Any:

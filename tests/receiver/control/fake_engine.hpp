@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -30,13 +31,22 @@ class Notes {
       if (std::chrono::steady_clock::now() >= call.deadline) return Error(Errc::timed_out, hook + ": still busy");
       changed_.wait_for(lock, std::chrono::milliseconds(5));
     }
+    if (throwing_ == hook) {
+      throwing_.clear();
+      throw std::runtime_error(hook + " throws");
+    }
     const auto found = failing_.find(hook);
-    if (found == failing_.end() || found->second-- == 0) return {};
+    if (found == failing_.end() || found->second == 0) return {};
+    --found->second;
     return Error(Errc::io, hook + " is broken");
   }
   void fail(const std::string& hook, int times = 1) {
     const std::lock_guard lock(mutex_);
     failing_[hook] = times;
+  }
+  void throws(const std::string& hook) {
+    const std::lock_guard lock(mutex_);
+    throwing_ = hook;
   }
   void block(const std::string& hook) {
     const std::lock_guard lock(mutex_);
@@ -64,6 +74,7 @@ class Notes {
   std::map<std::string, int> failing_;  ///< how often it fails
   std::map<std::string, int> entered_;
   std::string blocked_;
+  std::string throwing_;
 };
 
 class FakeEngine final : public RolloutEngine {

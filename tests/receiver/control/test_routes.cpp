@@ -24,7 +24,7 @@ class Routes : public testing::Test {
     const std::string path = target.substr(0, target.find('?'));
     for (const Route& route : routes) {
       if (route.path != path) continue;
-      const auto parsed = parse_ask({.posts = true, .target = target, .body = body, .authorization = {}});
+      const auto parsed = parse_ask({.method = "POST", .target = target, .body = body, .authorization = {}});
       return parsed ? route.answer(desk, *parsed) : net::HttpPage{400, "", parsed.error().message()};
     }
     return {404, "", ""};

@@ -38,6 +38,26 @@ TEST_F(ControlService, AVersionIsTakenByItsNumberAndCalledAsTheClientSays) {
   EXPECT_TRUE(weights.verify);
 }
 
+TEST_F(ControlService, AClientsNameIsOfItsVersionOnly) {
+  service.rename("one");
+  EXPECT_EQ(service.standing().label, "one");
+  notes.fail("reset_caches");  // and then succeeds, so that the new version is live though the call fails
+  EXPECT_FALSE(service.call({.kind = Call::Kind::update}));
+  EXPECT_EQ(service.standing().label, "2");
+  service.rename("two");
+  ASSERT_TRUE(service.call({.kind = Call::Kind::update}, {.version = "2"}));  // nothing new
+  EXPECT_EQ(service.standing().label, "two");
+}
+
+TEST_F(ControlService, AHookThatThrowsFailsItsStep) {
+  notes.throws("wait_idle");
+  const Status failed = service.call({.kind = Call::Kind::pause, .mode = PauseMode::wait});
+  ASSERT_FALSE(failed);
+  EXPECT_NE(failed.error().message().find("wait_idle throws"), std::string::npos);
+  EXPECT_TRUE(serves());
+  EXPECT_TRUE(service.call({.kind = Call::Kind::pause, .mode = PauseMode::wait}));
+}
+
 TEST_F(ControlService, AFailedUpdateLeavesItServingTheOldVersion) {
   notes.fail("stage");
   const Status staged = service.call({.kind = Call::Kind::update});
