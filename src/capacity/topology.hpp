@@ -1,24 +1,29 @@
 // A fleet that is planned: which hosts there are, who takes a version from whom, and over which links. In TOML:
 //
-//   mtu = 1500                    # of all links
+//   mtu = 1500                 # of all links
 //   [model]
 //   parameters = 8e9
 //   bytes_per_parameter = 2
-//   changed = 0.01                # of the parameters, in a step; 1: every engine takes the whole model, as at its
-//   start bits_per_change = 10.7        # on the wire; or from the benchmarks [links]                       # that
-//   several hosts share, such as the line between two sites wan = "1gbit" [processors]                  # that several
-//   hosts share, such as the machine of a lab; cores lab = 2 [trainers] count = 4                     # hosts, each
-//   with its part of the model link = "100gbit"              # of each, in both directions cores = 32 # of each; or
-//   processor = "lab" memory_gbps = 200             # of each, gigabytes a second delay_ms = 0                  # of
-//   each frame, one way slower = 0                    # a host's processor is slower by up to this part, as the seed
-//   says
-//   [[relays]]                    # each takes the whole model and serves it on when it is committed; as above, and
-//   name = "site"                 # of a second group
-//   from = "trainers"             # or the name of relays before it; without: the last relays before it
-//   through = "wan"               # a shared link on the way from there
+//   changed = 0.01             # of the parameters, in a step; 1: each engine takes the whole model, as at its start
+//   bits_per_change = 10.7     # on the wire; or from the benchmarks
+//   [links]                    # that several hosts share, such as the line between two sites
+//   wan = "1gbit"
+//   [processors]               # that several hosts share, such as the machine of a lab; cores
+//   lab = 2
+//   [trainers]
+//   count = 4                  # hosts, each with its part of the model
+//   link = "100gbit"           # of each, in both directions
+//   cores = 32                 # of each; or processor = "lab"
+//   memory_gbps = 200          # of each, gigabytes a second
+//   delay_ms = 0               # of each frame, one way
+//   slower = 0                 # a host's processor is slower by up to this part, as the seed says
+//   [[relays]]                 # each takes the whole model and serves it on when it is committed; as above, and
+//   name = "site"              # of a second group
+//   from = "trainers"          # or the name of relays before it; without: the last relays before it
+//   through = "wan"            # a shared link on the way from there
 //   [[engines]]
 //   count = 100
-//   hosts = 1                     # of an engine; each takes its share of the model
+//   hosts = 1                  # of an engine; each takes its share of the model
 #pragma once
 
 #include <cstdint>
