@@ -20,7 +20,7 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock, std::share
       open_plans_(plan_parts()),
       plans_(plan_parts(), open_plans_),
       subsets_(peer_room_),
-      trainer_hooks_(options_, versions_, open_plans_, bell_, reclaimer_, metrics_) {}
+      trainer_hooks_(options_, versions_, open_plans_, bell_, reclaimer_, metrics_, origin_) {}
 
 Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) {
   DS_TRY(shm::check_segment_name(options.name));

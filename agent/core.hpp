@@ -11,6 +11,7 @@
 //   OpenPlans     the plans that receivers have, and what those hold
 //   PlanService   plan requests
 //   SubsetTable   subscriptions
+//   Origin        where a relay has the versions from
 //   SegmentHooks  what the trainer server asks for
 //   AgentFiles    names of files
 //
@@ -18,7 +19,7 @@
 // this order, and never upwards:
 //
 //   Changes → OpenPlans → LeaseRevoker → DeltaBuilder → VersionStore → LeaseTable → Bell, Reclaimer, RingKeeper,
-//   AgentRole
+//   AgentRole, Origin
 //
 // A part that calls others mostly holds none: it works on an immutable Snapshot, and asks in the end whether that is
 // still the present one.
@@ -42,6 +43,7 @@
 #include "agent/versions/bell.hpp"
 #include "agent/versions/damage.hpp"
 #include "agent/versions/leases.hpp"
+#include "agent/versions/origin.hpp"
 #include "agent/versions/publisher.hpp"
 #include "agent/versions/reclaimer.hpp"
 #include "agent/versions/version_store.hpp"
@@ -67,6 +69,7 @@ class AgentCore {
   OpenPlans& open_plans() noexcept { return open_plans_; }
   PlanService& plans() noexcept { return plans_; }
   SubsetTable& subsets() noexcept { return subsets_; }
+  const Origin& origin() const noexcept { return origin_; }
   SegmentHooks& trainer_hooks() noexcept { return trainer_hooks_; }
   AgentFiles& files() noexcept { return files_; }
   PackPool& packers() noexcept { return packers_; }
@@ -106,6 +109,7 @@ class AgentCore {
   OpenPlans open_plans_;
   PlanService plans_;
   SubsetTable subsets_;
+  Origin origin_;
   SegmentHooks trainer_hooks_;
   std::thread reclaimer_thread_;  // unmaps and frees what nobody holds any more
 };

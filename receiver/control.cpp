@@ -30,6 +30,7 @@ void Control::drop() {
   connection_ = Connection();
   subscription_ = {};
   told_ = false;
+  parents_asked_at_ = {};
 }
 
 /// A connection that a stop has shut down is of no more use.
@@ -168,6 +169,14 @@ void Control::say_busy(const Error& said, std::chrono::milliseconds pause) {
             said.message());
 }
 
+void Control::pass_over(const Error& why) {
+  log::warn(cycle_lines_, "agent_passed_over agent={} error=\"{}\" then=\"{}\"", peer_.endpoint(), why.message(),
+            peer_.addresses->size() == 1 ? "asking again" : "trying the next");
+  drop();
+  noted_ = why;
+  silent_at_[peer_.addresses->at()] = Clock::now();
+}
+
 void Control::lost(const Error& why) {
   drop();
   noted_ = why;
@@ -269,6 +278,12 @@ Answer<std::vector<std::uint64_t>> Control::digests(std::uint64_t plan, std::uin
 
 Answer<wire::TilesChecked> Control::check_tiles(const wire::CheckTiles& question, Deadline deadline) {
   return ask<wire::TilesChecked>(question, std::chrono::milliseconds(0), deadline);
+}
+
+Answer<wire::Parents> Control::parents(std::uint64_t own, Deadline deadline) {
+  auto answer = ask<wire::Parents>(wire::RelayTo{own}, std::chrono::milliseconds(0), deadline);
+  if (answer.value) parents_asked_at_ = Clock::now();
+  return answer;
 }
 
 void Control::report(wire::Report standing) {

@@ -59,6 +59,8 @@ class Control {
   void drop();
   /// The agent has fallen silent on another connection of this receiver: as if it had here.
   void lost(const Error& why);
+  /// The agent in use shall not be: others are asked before it for a while.
+  void pass_over(const Error& why);
   /// To the log, now and then: why nothing comes for a while.
   void say_busy(const Error& said, std::chrono::milliseconds pause);
   /// Before a pull a new connection takes the place of the one that there is, where that is of use: to the preferred
@@ -82,6 +84,11 @@ class Control {
                                              Deadline deadline);
   /// About tiles of an open plan; only an agent of protocol 5 knows the question.
   Answer<wire::TilesChecked> check_tiles(const wire::CheckTiles& question, Deadline deadline);
+  /// Where the agent has its versions from; `own`: the agent that this relay writes to. invalid_argument: a cycle.
+  /// Only an agent of protocol 5 knows the question.
+  Answer<wire::Parents> parents(std::uint64_t own, Deadline deadline);
+  /// They have not been asked for on this connection, or not for a while: the agent may pull from another one by now.
+  bool parents_are_due() const { return Clock::now() - parents_asked_at_ > peer_.tuning.parents_look; }
   /// Tells the agent how this receiver stands: now if there is a connection, in any case on the next one. Takes a
   /// moment.
   void report(wire::Report standing);
@@ -96,6 +103,8 @@ class Control {
   const std::optional<Error>& noted() const noexcept { return noted_; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   void stop_on(const std::stop_token& stop);
   bool replace(Deadline deadline);
   Status connect_once(Connection& connection, std::chrono::milliseconds patience, Deadline deadline);
@@ -125,11 +134,12 @@ class Control {
   bool cut_ = false;   ///< a stop shut down a connection on which that was, and there has been none since
   std::uint64_t closed_bytes_ = 0;
   std::optional<Error> noted_;
-  bool turned_away_ = false;  ///< by the last attempt
-  bool away_ = false;         ///< that was said
-  using Clock = std::chrono::steady_clock;
+  bool turned_away_ = false;                  ///< by the last attempt
+  bool away_ = false;                         ///< that was said
   std::vector<Clock::time_point> silent_at_;  ///< when each address was found silent last
   Clock::time_point preferred_tried_at_;
+  Clock::time_point parents_asked_at_;
+  log::LineLimit cycle_lines_{1, std::chrono::seconds(30)};
   Clock::time_point preferred_back_at_;
   std::chrono::milliseconds preferred_wait_{0};  ///< until it is tried again
   log::LineLimit busy_lines_{1, std::chrono::seconds(30)};

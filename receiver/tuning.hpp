@@ -23,6 +23,8 @@ struct Tuning {
   std::chrono::milliseconds clock_look{10'000};
   /// Between two tries of the preferred agent while another one is in use; longer where it fell silent again and again.
   std::chrono::milliseconds preferred_look{10'000};
+  std::chrono::milliseconds parents_look{
+      2'000};  ///< between two questions of a relay where its agent has versions from
   std::chrono::milliseconds say_progress{10'000};  ///< between two lines of the log about a full update that takes long
   std::chrono::milliseconds backoff_first{10};
   std::chrono::milliseconds backoff_max{1'000};

@@ -223,6 +223,8 @@ std::string status_json(const AgentParts& parts) {
                              {"target", id_json(plan.target)},
                              {"live", plan.live}});
   }
+  page["parents"] = json::array();
+  for (const wire::Parent& parent : parts.core.origin().parents()) page["parents"].push_back(parent.endpoint);
   page["receivers"] = receivers_json(receiver_status(parts));
   page["connections"] = connections_json(parts.pull_server);
   page["writers"] = writers_json(parts.trainer_server);

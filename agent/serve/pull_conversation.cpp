@@ -60,6 +60,7 @@ const char* span_name(wire::Type request) {
     case wire::Type::end: return "hear goodbye";
     case wire::Type::get_lag: return "serve lag";
     case wire::Type::keep_alive: return "hear keep_alive";
+    case wire::Type::relay_to: return "serve parents";
     default: return "serve";
   }
 }
@@ -269,6 +270,9 @@ asio::awaitable<Status> PullConversation::answer(Request& request) {
     case wire::Type::get_lag:
       if (role_ == wire::Role::control && protocol_ >= 5) co_return co_await on_get_lag(request);
       break;
+    case wire::Type::relay_to:
+      if (role_ == wire::Role::control && protocol_ >= 5) co_return co_await on_relay_to(request);
+      break;
     case wire::Type::keep_alive:
       if (role_ != wire::Role::watch && protocol_ >= 5) co_return on_keep_alive(request);
       break;
@@ -363,6 +367,16 @@ asio::awaitable<Status> PullConversation::on_get_lag(Request& request) {
     const std::chrono::nanoseconds age = std::chrono::steady_clock::now() - served->published_at;
     answer.newest_age_ns = static_cast<std::uint64_t>(age.count());
   }
+  co_return co_await stream_.write(request.header.request, answer, limits_.progress);
+}
+
+asio::awaitable<Status> PullConversation::on_relay_to(Request& request) {
+  DS_CO_ASSIGN(const wire::RelayTo relay, wire::RelayTo::decode(request.payload));
+  wire::Parents answer{core_.origin().parents()};
+  std::vector<wire::Parent> from_here = answer.list;
+  from_here.insert(from_here.begin(), {context_.options.instance, "this one"});
+  std::string cycle = wire::cycle_of(from_here, relay.instance);
+  if (!cycle.empty()) co_return co_await refuse(request, Error(Errc::invalid_argument, std::move(cycle)));
   co_return co_await stream_.write(request.header.request, answer, limits_.progress);
 }
 

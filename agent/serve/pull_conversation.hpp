@@ -87,6 +87,7 @@ class PullConversation {
   Status on_goodbye(const Request& request);
   awaitable<Status> on_get_lag(Request& request);
   Status on_keep_alive(const Request& request);
+  awaitable<Status> on_relay_to(Request& request);
   // pull_plan.cpp
   awaitable<Status> on_subscribe(Request& request);
   Result<SubsetPtr> make_subset(ByteSpan payload);

@@ -167,6 +167,11 @@ void SegmentHooks::offloaded(const wire::TrainerNotify& durations) {
   metrics_.guard.observe(static_cast<double>(durations.guard_ns) * 1e-9);
 }
 
+void SegmentHooks::relays(std::uint64_t connection, std::vector<wire::Parent> parents) {
+  if (parents.empty()) return origin_.forget(connection);
+  origin_.set(connection, std::move(parents));
+}
+
 /// A version of this epoch is being filled, is sealed, or is active and not served yet.
 bool SegmentHooks::is_pending(std::uint64_t epoch) const {
   for (const GenerationPtr& generation : versions_.generations()) {

@@ -6,12 +6,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "agent/metrics.hpp"
 #include "agent/options.hpp"
 #include "agent/plans/open_plans.hpp"
 #include "agent/trainer/trainer_server.hpp"
 #include "agent/versions/bell.hpp"
+#include "agent/versions/origin.hpp"
 #include "agent/versions/reclaimer.hpp"
 #include "agent/versions/version_store.hpp"
 
@@ -23,13 +25,14 @@ class SegmentHooks : public TrainerHooks {
  public:
   /// What is passed by reference outlives it.
   SegmentHooks(const CoreOptions& options, VersionStore& versions, OpenPlans& plans, Bell& bell,
-               std::shared_ptr<Reclaimer> reclaimer, Metrics& metrics)
+               std::shared_ptr<Reclaimer> reclaimer, Metrics& metrics, Origin& origin)
       : options_(options),
         versions_(versions),
         plans_(plans),
         bell_(bell),
         reclaimer_(std::move(reclaimer)),
-        metrics_(metrics) {}
+        metrics_(metrics),
+        origin_(origin) {}
 
   Result<OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
                                    const ProcessId& asker) override;
@@ -38,6 +41,7 @@ class SegmentHooks : public TrainerHooks {
   void writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) override;
   void segment_changed() override;
   void offloaded(const wire::TrainerNotify& durations) override;
+  void relays(std::uint64_t connection, std::vector<wire::Parent> parents) override;
   Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) override;
 
   /// ready() fails from now on, and a release under way ends. Any thread.
@@ -54,6 +58,7 @@ class SegmentHooks : public TrainerHooks {
   Bell& bell_;
   const std::shared_ptr<Reclaimer> reclaimer_;
   Metrics& metrics_;
+  Origin& origin_;
   std::uint64_t epoch_published_ = 0;  // the trainer-setup thread's: of the last version when a writer came
   std::atomic<bool> stop_{false};
 };

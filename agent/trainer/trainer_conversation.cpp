@@ -56,6 +56,7 @@ awaitable<void> TrainerConversation::run() {
     status = Error(Errc::internal, e.what());
   }
   state_.connection_closed(connection_);
+  if (relays_ && !state_.stopped) state_.hooks.relays(connection_, {});
   if (!state_.stopped && !status && status.error().code() != Errc::connection) {
     log::warn("trainer_refused error=\"{}\"", status.error().to_string());
     static_cast<void>(co_await send_error(request_, status.error()));
@@ -176,6 +177,12 @@ awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, co
         state_.hooks.offloaded(durations);
       }
       co_return true;
+    case wire::Type::trainer_parents: {
+      DS_CO_ASSIGN(wire::TrainerParents parents, wire::TrainerParents::decode(message.payload));
+      relays_ = true;
+      state_.hooks.relays(connection_, std::move(parents.list));
+      co_return true;
+    }
     case wire::Type::trainer_plan: {
       const Status verdict = co_await judge_plan(trainer, message.payload);
       if (verdict) {

@@ -52,6 +52,7 @@ class TrainerConversation {
   net::MessageStream stream_;
   const std::uint64_t connection_;
   std::uint16_t protocol_ = wire::kProtocolOldest;  ///< the trainer's
+  bool relays_ = false;                             ///< the writer said where its versions come from
   std::uint64_t request_ = 0;  ///< what the error that ends the conversation answers, if it answers one: a hello
 };
 

@@ -19,6 +19,7 @@
 #include "deltasync/result.hpp"
 #include "deltasync/version.hpp"
 #include "format/wire.hpp"
+#include "format/wire_report.hpp"
 #include "shm/segment.hpp"
 
 namespace deltasync::agent {
@@ -60,6 +61,8 @@ class TrainerHooks {
   virtual void segment_changed() = 0;
   /// A writer says how long its offload took.
   virtual void offloaded(const wire::TrainerNotify& /*durations*/) {}
+  /// A writer that is a relay says where its versions come from; none: its connection has ended.
+  virtual void relays(std::uint64_t /*connection*/, std::vector<wire::Parent> /*parents*/) {}
   /// The answer to a writer that waits for `version`, or a later one of its epoch, to be served. Nothing: not yet. An
   /// error: it never will be. Call TrainerServer::version_served when the answer may have changed.
   virtual Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) = 0;

@@ -264,6 +264,23 @@ Answer<wire::PlanReply> Pull::ask(const wire::PlanRequest& question) {
   return s_.control.plan(question, until_.deadline());
 }
 
+/// What a relay pulls must not come from the agent that it writes to, through whatever other relays: no version would
+/// ever come, and nobody would say so. Who brings that agent its versions may change at any time.
+Status Pull::look_at_parents() {
+  CanHandOn* const relay = s_.can.hand_on;
+  if (relay == nullptr || s_.control.protocol() < 5 || !s_.control.parents_are_due()) return {};
+  auto answer = s_.control.parents(relay->agent_instance(), until_.deadline());
+  if (answer.refused) {
+    s_.control.pass_over(*answer.refused);
+    return *answer.refused;
+  }
+  if (!answer.value) return *answer.broken;
+  std::vector<wire::Parent> parents = std::move(answer.value->list);
+  parents.insert(parents.begin(), {s_.control.instance(), s_.peer.endpoint()});
+  relay->tell_parents(std::move(parents));
+  return {};
+}
+
 Result<wire::PlanReply> Pull::plan() {
   const auto start = std::chrono::steady_clock::now();
   trace::Span span("plan");
@@ -283,6 +300,13 @@ Result<wire::PlanReply> Pull::plan() {
     if (welcome.has_layout != 0 && welcome.layout != s_.layout.digest()) {
       return Error(Errc::layout_mismatch, "the agent serves layout " + to_string(welcome.layout) +
                                               ", this receiver is bound to " + to_string(s_.layout.digest()));
+    }
+    if (Status parents = look_at_parents(); !parents) {
+      if (parents.error().code() == Errc::invalid_argument && s_.peer.addresses->size() == 1) return parents.error();
+      last_ = std::move(parents).error();
+      DS_TRY(keep_waiting());
+      until_.earlier(wait_by_).pause(backoff.next());
+      continue;
     }
     stage_ = "waiting for " + wanted(want_);
     waiting_ = true;

@@ -16,6 +16,7 @@
 #include "deltasync/result.hpp"
 #include "format/tile_set.hpp"
 #include "format/tiling.hpp"
+#include "format/wire_report.hpp"
 #include "receiver/targets/tile_rows.hpp"
 
 namespace deltasync {
@@ -228,6 +229,10 @@ class CanHandOn {
   /// committed; aborted if it is lost, and then nothing is committed any more; corrupt if it cannot be served. A call
   /// for one that is known to be served looks whether it still is, for a second at most.
   virtual Status wait_served(const CallContext& until) = 0;
+  /// Of the agent that serves it, as wire::Hello::instance; 0: not known.
+  virtual std::uint64_t agent_instance() const = 0;
+  /// That agent is told where its versions come from, the nearest first. Best effort.
+  virtual void tell_parents(std::vector<wire::Parent> parents) = 0;
 
  protected:
   ~CanHandOn() = default;

@@ -40,6 +40,8 @@ std::string_view to_string(Type type) noexcept {
     case Type::lag: return "lag";
     case Type::keep_alive: return "keep_alive";
     case Type::alive: return "alive";
+    case Type::relay_to: return "relay_to";
+    case Type::parents: return "parents";
     case Type::trainer_hello: return "trainer_hello";
     case Type::trainer_welcome: return "trainer_welcome";
     case Type::trainer_plan: return "trainer_plan";
@@ -47,6 +49,7 @@ std::string_view to_string(Type type) noexcept {
     case Type::trainer_notify: return "trainer_notify";
     case Type::trainer_wait: return "trainer_wait";
     case Type::trainer_ready: return "trainer_ready";
+    case Type::trainer_parents: return "trainer_parents";
   }
   return {};
 }
@@ -86,6 +89,9 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::lag:
     case Type::keep_alive:
     case Type::alive:
+    case Type::relay_to:
+    case Type::parents:
+    case Type::trainer_parents:
     case Type::trainer_welcome:
     case Type::trainer_plan_ok:
     case Type::trainer_notify:

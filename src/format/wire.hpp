@@ -63,6 +63,8 @@ enum class Type : std::uint16_t {
   lag = 29,
   keep_alive = 30,  ///< (5) say that you are there while you owe an answer; no reply
   alive = 31,       ///< (5) comes before an answer that takes long, with its request
+  relay_to = 32,    ///< (5) the receiver is a relay, which writes to that agent; reply: parents
+  parents = 33,
   // trainer process ↔ agent, over the Unix socket
   trainer_hello = 40,
   trainer_welcome = 41,
@@ -71,6 +73,7 @@ enum class Type : std::uint16_t {
   trainer_notify = 44,  ///< "look at the segment", (5) and how long its offload took: no reply
   trainer_wait = 45,
   trainer_ready = 46,
+  trainer_parents = 47,  ///< (5) the writer is a relay: where its versions come from; no reply
   // 60 to 63 are reserved: an earlier commit over ranks had them
 };
 

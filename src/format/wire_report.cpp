@@ -1,5 +1,8 @@
 #include "format/wire_report.hpp"
 
+#include <algorithm>
+#include <utility>
+
 #include "format/wire_codec.hpp"
 
 namespace deltasync::wire {
@@ -64,6 +67,56 @@ Result<KeepAlive> KeepAlive::decode(ByteSpan payload) {
   KeepAlive m;
   m.every_ms = in.get<std::uint32_t>();
   return in.finish(m);
+}
+
+std::vector<std::byte> RelayTo::encode() const {
+  std::vector<std::byte> bytes;
+  ByteWriter out(bytes);
+  out.put(instance);
+  return bytes;
+}
+Result<RelayTo> RelayTo::decode(ByteSpan payload) {
+  Decoder in(payload, "relay_to");
+  RelayTo m;
+  m.instance = in.get<std::uint64_t>();
+  return in.finish(m);
+}
+
+std::vector<std::byte> Parents::encode() const {
+  std::vector<std::byte> bytes;
+  ByteWriter out(bytes);
+  const std::size_t count = std::min<std::size_t>(list.size(), kParentsMax);
+  out.put<std::uint64_t>(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    out.put(list[i].instance);
+    out.put_string(cut(list[i].endpoint, kEndpointBytesMax));
+  }
+  return bytes;
+}
+Result<Parents> Parents::decode(ByteSpan payload) {
+  Decoder in(payload, "parents");
+  Parents m;
+  const auto count = in.get_at_most(kParentsMax, "count");
+  for (std::uint64_t i = 0; i < count && !in.in().failed(); ++i) {
+    const auto instance = in.get<std::uint64_t>();
+    m.list.push_back({instance, in.string(kEndpointBytesMax, "endpoint")});
+  }
+  return in.finish(std::move(m));
+}
+Result<TrainerParents> TrainerParents::decode(ByteSpan payload) {
+  DS_ASSIGN(Parents parents, Parents::decode(payload));
+  return TrainerParents{std::move(parents.list)};
+}
+
+std::string cycle_of(const std::vector<Parent>& parents, std::uint64_t instance) {
+  std::string way;
+  for (const Parent& parent : parents) {
+    way += (way.empty() ? "" : ", that from ") + (parent.endpoint.empty() ? "the agent" : parent.endpoint);
+    if (parent.instance == instance) {
+      return "a cycle of relays, in which no version ever comes: it pulls from " + way + ", which is its own agent";
+    }
+  }
+  return {};
 }
 
 }  // namespace deltasync::wire

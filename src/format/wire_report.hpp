@@ -48,4 +48,40 @@ struct KeepAlive {
   static Result<KeepAlive> decode(ByteSpan payload);
 };
 
+inline constexpr std::uint64_t kParentsMax = 64;  ///< a count: agents that a version comes through
+inline constexpr std::size_t kEndpointBytesMax = 512;
+
+/// An agent that versions come through.
+struct Parent {
+  std::uint64_t instance = 0;  ///< as Hello::instance
+  std::string endpoint;        ///< as the relay that pulls from it knows it. encode() cuts it
+  bool operator==(const Parent&) const = default;
+};
+/// The receiver is a relay, which writes to the agent of this instance. Reply: parents, or invalid_argument where that
+/// agent is among them.
+struct RelayTo {
+  static constexpr Type kType = Type::relay_to;
+  std::uint64_t instance = 0;
+  std::vector<std::byte> encode() const;
+  static Result<RelayTo> decode(ByteSpan payload);
+};
+/// Where the agent's versions come from, the nearest first; none: a trainer writes to it.
+struct Parents {
+  static constexpr Type kType = Type::parents;
+  std::vector<Parent> list;  ///< encode() keeps the first kParentsMax
+  std::vector<std::byte> encode() const;
+  static Result<Parents> decode(ByteSpan payload);
+};
+/// The same, said to the agent by the relay that writes to it.
+struct TrainerParents {
+  static constexpr Type kType = Type::trainer_parents;
+  std::vector<Parent> list;
+  std::vector<std::byte> encode() const { return Parents{list}.encode(); }
+  static Result<TrainerParents> decode(ByteSpan payload);
+};
+
+/// Why a relay that writes to the agent of `instance` must not pull from one with these parents, itself the first;
+/// empty: it may.
+std::string cycle_of(const std::vector<Parent>& parents, std::uint64_t instance);
+
 }  // namespace deltasync::wire

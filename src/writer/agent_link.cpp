@@ -81,6 +81,10 @@ void AgentLink::notify(const wire::TrainerNotify& offload, Deadline deadline) {
   if (connected()) static_cast<void>(socket_.send(++request_, offload, deadline));
 }
 
+void AgentLink::tell_parents(const wire::TrainerParents& parents, Deadline deadline) {
+  if (connected()) static_cast<void>(socket_.send(++request_, parents, deadline));
+}
+
 Status AgentLink::restore_plan(std::span<const TensorSlice> plan, Deadline deadline) {
   return send_plan(plan, true, deadline);
 }

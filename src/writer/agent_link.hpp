@@ -13,6 +13,7 @@
 #include "deltasync/result.hpp"
 #include "deltasync/writer.hpp"
 #include "format/wire.hpp"
+#include "format/wire_report.hpp"
 #include "net/blocking.hpp"
 
 namespace deltasync {
@@ -49,6 +50,8 @@ class AgentLink {
 
   /// "Look at the segment", and how long the offload took. Best effort: the agent's own look comes a little later.
   void notify(const wire::TrainerNotify& offload, Deadline deadline);
+  /// Of a relay. Best effort.
+  void tell_parents(const wire::TrainerParents& parents, Deadline deadline);
   /// A plan that an agent has accepted, told to another one: answered at once, whatever the other writers do.
   Status restore_plan(std::span<const TensorSlice> plan, Deadline deadline);
   /// connection: the agent went away meanwhile; reconnect and ask again.

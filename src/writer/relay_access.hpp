@@ -6,10 +6,12 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/bytes.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/writer.hpp"
+#include "format/wire_report.hpp"
 
 namespace deltasync {
 
@@ -47,5 +49,7 @@ void withdraw_delta(const Writer& writer) noexcept;
 
 /// A random number of the agent process that the writer connected to last: it tells two agents apart.
 std::uint64_t agent_instance(const Writer& writer);
+/// Tells it where the versions come from, the nearest first. Best effort, for a moment at most.
+void tell_parents(Writer& writer, std::vector<wire::Parent> parents);
 
 }  // namespace deltasync

@@ -6,6 +6,7 @@
 #include "format/tiling.hpp"
 #include "format/wire_report.hpp"
 #include "tests/agent/agent_harness.hpp"
+#include "writer/relay_access.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -385,6 +386,34 @@ TEST_F(Plans, WhileAnAnswerIsDueTheAgentSaysThatItIsThere) {
     EXPECT_LE(alive, 8u);
     EXPECT_TRUE(c.plan(ask())) << "the connection goes on";
   }
+}
+
+/// A relay hears where the agent has its versions from, and is refused by name if that is its own agent.
+TEST_F(Plans, ARelayOfACycleIsRefused) {
+  start_agent();
+  next_version();
+  auto c = client();
+  const auto parents = [&](std::uint64_t instance) { return c.ask<wire::Parents>(wire::RelayTo{instance}); };
+  const auto refused = [&](std::uint64_t instance, const std::string& way) {
+    const auto answer = parents(instance);
+    if (answer) return testing::AssertionFailure() << "not refused";
+    if (answer.error().code() != Errc::invalid_argument) return testing::AssertionFailure() << "another code";
+    const bool said = answer.error().message().find("it pulls from this one" + way) != std::string::npos;
+    return (said ? testing::AssertionSuccess() : testing::AssertionFailure()) << answer.error().message();
+  };
+  const auto of_trainer = parents(7);
+  ASSERT_TRUE(of_trainer) << of_trainer.error().to_string();
+  EXPECT_TRUE(of_trainer->list.empty());
+  EXPECT_TRUE(refused(c.hello.instance, ", which is its own agent"));
+
+  const std::vector<wire::Parent> above = {{5, "relay1:7070"}, {7, "relay2:7070"}};
+  tell_parents(*writer_, above);
+  ASSERT_TRUE(eventually([&] { return parents(1).ok() && parents(1)->list == above; }));
+  EXPECT_TRUE(refused(5, ", that from relay1:7070, which is its own agent"));
+  EXPECT_TRUE(refused(7, ", that from relay1:7070, that from relay2:7070, which is its own agent"));
+
+  writer_.reset();
+  EXPECT_TRUE(eventually([&] { return parents(7).ok(); })) << "it is no relay's any more";
 }
 
 TEST_F(Plans, APeerThatLeavesWhileItWaitsIsNoticed) {

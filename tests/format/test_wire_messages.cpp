@@ -88,6 +88,9 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<GetLag>("get_lag", {{{1, 2}}}));
   cases.push_back(make_case<Lag>("lag", {{{{1, 4}, "five"}, 2, 3'000'000'000, 4}}));
   cases.push_back(make_case<KeepAlive>("keep_alive", {{200}}));
+  cases.push_back(make_case<RelayTo>("relay_to", {{0xFEDCBA9876543210}}));
+  cases.push_back(make_case<Parents>("parents", {{{{1, "relay1:7070"}, {0xFEDCBA9876543210, ""}}}, {{}}}));
+  cases.push_back(make_case<TrainerParents>("parents", {{{{1, "relay1:7070"}}}}));
   cases.push_back(make_case<TrainerHello>("trainer_hello", {{1, 2, 4, -5, "rank 2", layout_message()}}));
   cases.push_back(make_case<TrainerWelcome>("trainer_welcome", {{"job.g1", "/dev/shm", 1, {3, 4}, 5, 6}}));
   cases.push_back(make_case<TrainerPlan>("trainer_plan",

@@ -41,6 +41,9 @@ void decode(wire::Type type, ByteSpan payload) {
     case wire::Type::get_lag: return round_trip<wire::GetLag>(payload);
     case wire::Type::lag: return round_trip<wire::Lag>(payload);
     case wire::Type::keep_alive: return round_trip<wire::KeepAlive>(payload);
+    case wire::Type::relay_to: return round_trip<wire::RelayTo>(payload);
+    case wire::Type::parents: return round_trip<wire::Parents>(payload);
+    case wire::Type::trainer_parents: return round_trip<wire::TrainerParents>(payload);
     case wire::Type::trainer_hello: return round_trip<wire::TrainerHello>(payload);
     case wire::Type::trainer_welcome: return round_trip<wire::TrainerWelcome>(payload);
     case wire::Type::trainer_plan: return round_trip<wire::TrainerPlan>(payload);

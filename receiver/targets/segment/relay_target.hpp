@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "deltasync/writer.hpp"
@@ -61,6 +62,10 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
   void discard_full() noexcept override { staging_.release(); }
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
   Status wait_served(const CallContext& until) override;
+  std::uint64_t agent_instance() const override { return deltasync::agent_instance(*writer_); }
+  void tell_parents(std::vector<wire::Parent> parents) override {
+    deltasync::tell_parents(*writer_, std::move(parents));
+  }
 
  private:
   Status look_at_served(const CallContext& until);

@@ -93,6 +93,12 @@ class RelayNode : public ReceiverTest {
     EXPECT_EQ(node_->core().metrics().handed_deltas, handed_) << "the node's agent need not compare halves";
     return report;
   }
+  static receiver::Tuning quick_looks() {
+    receiver::Tuning tuning;
+    tuning.preferred_look = std::chrono::milliseconds(0);
+    tuning.parents_look = std::chrono::milliseconds(0);
+    return tuning;
+  }
   ServedPtr node_served() const { return node_->core().versions().snapshot()->served; }
 
   std::vector<Slice> share(const Layout& layout, std::uint64_t rank) const {
@@ -375,6 +381,63 @@ TEST_F(RelayNode, AnAgentIsNoRelayOfItself) {
   ASSERT_FALSE(target);
   EXPECT_EQ(target.error().code(), Errc::invalid_argument) << target.error().to_string();
   EXPECT_NE(target.error().message().find(options.agent_socket), std::string::npos);
+}
+
+/// Two relays, of which each has the other's agent for a second parent: when the trainer's agent is gone, neither takes
+/// the other one's versions for new ones, and says why. When it is back both go on with a delta.
+TEST_F(RelayNode, NoVersionGoesInACircle) {
+  start_agent();
+  start_node();
+  test::TempDir other_dir;
+  const test::HeldPort other_port;
+  AgentOptions options = node_options_;
+  options.core.name = "other";
+  options.core.shm_dir = other_dir.path();
+  options.pull.listen.port = other_port.number();
+  options.trainer.socket_path = (other_dir.path() / "agent.sock").string();
+  auto other = Agent::start(options);
+  ASSERT_TRUE(other) << other.error().to_string();
+  next_version();
+  const auto endpoint = [](std::uint16_t number) { return "127.0.0.1:" + std::to_string(number); };
+  const auto relay_of = [&](const std::string& socket, const std::string& from) {
+    ReceiverOptions receiver_options;
+    receiver_options.endpoint = from;
+    auto relay = receiver::connect(receiver_options, quick_looks(), test_deadline());
+    EXPECT_TRUE(relay) << relay.error().to_string();
+    RelayTargetOptions target_options;
+    target_options.agent_socket = socket;
+    auto target = make_relay_target((*relay)->layout(), (*relay)->sidecar(), target_options, test_deadline());
+    EXPECT_TRUE(target) << target.error().to_string();
+    EXPECT_TRUE((*relay)->bind(std::move(target).value(), test_deadline()));
+    return std::move(relay).value();
+  };
+  const std::uint16_t trainer_port = port();
+  relay_ = relay_of(node_options_.trainer.socket_path, endpoint(trainer_port) + "," + endpoint(other_port.number()));
+  hand_on();
+  // From the node, and from itself.
+  const std::string from = endpoint(node_port_.number()) + "," + endpoint(other_port.number());
+  auto second = relay_of(options.trainer.socket_path, from);
+  EXPECT_EQ(pull(*second).mode, PullMode::full);
+  ASSERT_TRUE(receiver::wait_served(*second, test_deadline()));
+  const std::uint64_t node = receiver::agent_instance_of(*second);
+
+  stop_agent();
+  const auto refused = relay_->pull({.newer = true}, Deadline::after(std::chrono::seconds(3)));
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("cycle"), std::string::npos) << refused.error().message();
+  EXPECT_NE(refused.error().message().find(endpoint(node_port_.number())), std::string::npos);
+
+  options_.pull.listen.port = trainer_port;
+  start_agent();
+  next_version();
+  EXPECT_EQ(hand_on().mode, PullMode::delta);
+  EXPECT_EQ(pull(*second).mode, PullMode::delta);
+  EXPECT_EQ(receiver::agent_instance_of(*second), node);
+
+  node_.reset();  // now it has its own agent only
+  const auto own = second->pull({.newer = true}, Deadline::after(std::chrono::seconds(3)));
+  ASSERT_FALSE(own);
+  EXPECT_NE(own.error().message().find("its own agent"), std::string::npos) << own.error().message();
 }
 
 TEST_F(RelayNode, WithoutTheTrainersAgentTheNodeServesOn) {
