@@ -45,8 +45,15 @@ HttpPage go_on(Desk& desk, const Ask&) {
   return page_of(200, {{"message", "Generation continued successfully."}, {"status", "ok"}});
 }
 
-HttpPage flush(Desk& desk, const Ask&) {
-  const Status done = desk.service.call({.kind = Call::Kind::reset_caches});
+/// Without a timeout, or with 0 as their clients send it: as long as any call.
+Status flush_within(Desk& desk, const Ask& ask) {
+  DS_ASSIGN(auto limit, limit_of(ask));
+  if (limit == std::chrono::nanoseconds(0)) limit.reset();
+  return desk.service.call({.kind = Call::Kind::reset_caches}, {}, "", limit);
+}
+
+HttpPage flush(Desk& desk, const Ask& ask) {
+  const Status done = flush_within(desk, ask);
   return {done ? 200U : 400U, "text/plain; charset=utf-8", done ? "Cache flushed.\n" : done.error().message() + "\n"};
 }
 
@@ -129,7 +136,7 @@ HttpPage not_here(Desk&, const Ask&) {
 constexpr Route kRoutes[] = {
     {"POST", "/pause_generation", "stops admission (mode: abort, retract, in_place)", pause},
     {"POST", "/continue_generation", "serves again", go_on},
-    {"GET POST", "/flush_cache", "drops caches", flush},
+    {"GET POST", "/flush_cache", "drops caches (timeout in seconds)", flush},
     {"GET POST", "/release_memory_occupation", "gives up memory (tags)",
      [](Desk& desk, const Ask& ask) { return change_memory(desk, ask, Call::Kind::sleep); }},
     {"GET POST", "/resume_memory_occupation", "takes it again (tags)",

@@ -26,19 +26,6 @@ HttpPage envelope(const Status& done, json result = nullptr) {
   return page_of(status, page);
 }
 
-Result<std::optional<std::chrono::nanoseconds>> limit_of(const Ask& ask) {
-  const std::string text(ask.parameter("timeout"));
-  std::optional<std::chrono::nanoseconds> limit;
-  if (text.empty()) return limit;
-  char* end = nullptr;
-  const double seconds = std::strtod(text.c_str(), &end);
-  if (*end != '\0' || !(seconds > 0 && seconds < 1e6)) {
-    return Error(Errc::invalid_argument, "timeout=" + text + " is no number of seconds");
-  }
-  limit = std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
-  return limit;
-}
-
 Status pause(Desk& desk, const Ask& ask) {
   const std::string_view said = ask.parameter("mode");
   const auto mode = mode_of(said.empty() ? "abort" : said);

@@ -124,6 +124,18 @@ HttpPage wake(Desk& desk, const Ask& ask) {
   return page_of(200, {{"status", asleep.empty() ? "awake" : "sleeping"}, {"tags", tags}});
 }
 
+/// As OpenAI's clients list them.
+HttpPage models(Desk& desk, const Ask&) {
+  const std::string& model = desk.options.model;
+  return page_of(200, {{"object", "list"},
+                       {"data", json::array({{{"id", model},
+                                              {"object", "model"},
+                                              {"created", 0},
+                                              {"owned_by", "deltasync"},
+                                              {"root", model},
+                                              {"parent", nullptr}}})}});
+}
+
 constexpr Route kRoutes[] = {
     {"POST", "/pause", "stops admission (mode=abort, wait, keep; clear_cache)", pause},
     {"POST", "/resume", "serves again",
@@ -163,6 +175,7 @@ constexpr Route kRoutes[] = {
        return told(desk.service.call({.kind = Call::Kind::reset_caches}), {{"success", true}});
      }},
     {"GET", "/server_info", "what clients look for", server_info},
+    {"GET", "/v1/models", "the model", models},
 };
 
 }  // namespace

@@ -34,7 +34,8 @@ Status RolloutEngine::restore_memory(EngineMemory) {
 
 Result<std::unique_ptr<ControlServer>> ControlServer::start(ControlOptions options, RolloutEngine& engine,
                                                             Receiver& receiver) {
-  return control::start_server(std::move(options), engine, control::weights_of(receiver));
+  DS_ASSIGN(auto server, control::start_server(std::move(options), engine, control::weights_of(receiver)));
+  return std::unique_ptr<ControlServer>(std::move(server));
 }
 
 }  // namespace deltasync

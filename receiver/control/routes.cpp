@@ -1,6 +1,7 @@
 #include "receiver/control/routes.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 namespace deltasync::control {
@@ -141,6 +142,19 @@ Result<MemorySet> memory_of(const std::vector<std::string>& tags, std::span<cons
     memory.insert(found->memory);
   }
   return memory;
+}
+
+Result<std::optional<std::chrono::nanoseconds>> limit_of(const Ask& ask) {
+  const std::string text(ask.parameter("timeout"));
+  std::optional<std::chrono::nanoseconds> limit;
+  if (text.empty()) return limit;
+  char* end = nullptr;
+  const double seconds = std::strtod(text.c_str(), &end);
+  if (*end != '\0' || !(seconds >= 0 && seconds < 1e6)) {
+    return Error(Errc::invalid_argument, "timeout=" + text + " is no number of seconds");
+  }
+  limit = std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
+  return limit;
 }
 
 std::optional<PauseMode> mode_of(std::string_view text) {

@@ -66,6 +66,8 @@ struct Tag {
 };
 /// What tags name; all of `known` if there is none. Unknown ones are named.
 Result<MemorySet> memory_of(const std::vector<std::string>& tags, std::span<const Tag> known);
+/// `timeout` of the query, in seconds; nothing if it is not there.
+Result<std::optional<std::chrono::nanoseconds>> limit_of(const Ask& ask);
 /// nullopt: there is no such mode.
 std::optional<PauseMode> mode_of(std::string_view text);
 /// Routes that two dialects have under one path: with what clients of either look for.

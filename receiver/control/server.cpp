@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <thread>
 #include <utility>
 
@@ -13,6 +15,7 @@
 #include "net/auth.hpp"
 #include "net/endpoint.hpp"
 #include "net/tls.hpp"
+#include "receiver/control/browsers.hpp"
 #include "receiver/control/routes.hpp"
 
 namespace deltasync::control {
@@ -42,7 +45,7 @@ bool same_token(std::string_view one, std::string_view other) {
                            net::client_proof(other, {}, {}, wire::Role::control));
 }
 
-class Server final : public ControlServer {
+class Server final : public StoppableServer {
  public:
   Server(ControlOptions options, RolloutEngine& engine, std::unique_ptr<EngineWeights> weights)
       : options_(std::move(options)),
@@ -51,6 +54,11 @@ class Server final : public ControlServer {
         desk_{service_, engine, options_, {}, false, false, {}} {}
 
   ~Server() override {
+    if (in_hook()) {
+      std::fprintf(stderr,
+                   "deltasync: a ControlServer is destroyed in a hook of its engine, which it would wait for\n");
+      std::abort();
+    }
     service_.stop();
     if (http_) http_->stop();
     io_.stop();
@@ -59,6 +67,9 @@ class Server final : public ControlServer {
   }
 
   std::string endpoint() const override { return net::to_string(net::Endpoint{listen_.host, http_->port()}); }
+
+  void stop() override { service_.stop(); }
+  bool in_hook() const override { return answering == this; }
 
   Status start() {
     if (!(options_.call_s > 0 && options_.call_s < 1e7)) {
@@ -115,8 +126,12 @@ class Server final : public ControlServer {
   net::HttpServer::Answer answer(const net::HttpQuestion& asked) {
     const std::string_view path = asked.target.substr(0, asked.target.find('?'));
     if (path == "/health" || path == "/health_generate") return HttpPage{200, "text/plain; charset=utf-8", ""};
-    if (!admitted(asked.authorization)) {
+    if (!admitted(asked.header("Authorization"))) {
       return page_of(401, {{"error", "no token, or a wrong one: Authorization: Bearer TOKEN"}});
+    }
+    if (options_.token.empty()) {
+      const std::string why = foreign_page(asked, listen_.host, options_.tls.wanted());
+      if (!why.empty()) return page_of(403, {{"error", why + ": pages of others may not ask; give a token"}});
     }
     if (path == "/openapi.json") return page_of(200, openapi());
     const auto found = std::find_if(routes_.begin(), routes_.end(), [&](const Route* r) { return r->path == path; });
@@ -128,7 +143,9 @@ class Server final : public ControlServer {
     auto ask = parse_ask(asked);
     if (!ask) return page_of(400, {{"error", ask.error().message()}});
     return net::HttpServer::Deferred([this, &route, ask = std::move(*ask)] {
+      answering = this;
       HttpPage page = route.answer(desk_, ask);
+      answering = nullptr;
       const Standing now = service_.standing();
       if (!now.label.empty() && is_header_text(now.label)) page.headers.emplace_back("X-Deltasync-Version", now.label);
       return page;
@@ -162,6 +179,8 @@ class Server final : public ControlServer {
         {"openapi", "3.0.3"}, {"info", {{"title", "deltasync rollout control"}, {"version", "1"}}}, {"paths", paths}};
   }
 
+  static thread_local const Server* answering;  ///< whose client's call this thread carries out
+
   // Constant after start().
   const ControlOptions options_;
   net::Endpoint listen_;
@@ -176,13 +195,15 @@ class Server final : public ControlServer {
   std::thread thread_;
 };
 
+thread_local const Server* Server::answering = nullptr;
+
 }  // namespace
 
-Result<std::unique_ptr<ControlServer>> start_server(ControlOptions options, RolloutEngine& engine,
-                                                    std::unique_ptr<EngineWeights> weights) {
+Result<std::unique_ptr<StoppableServer>> start_server(ControlOptions options, RolloutEngine& engine,
+                                                      std::unique_ptr<EngineWeights> weights) {
   auto server = std::make_unique<Server>(std::move(options), engine, std::move(weights));
   DS_TRY(server->start());
-  return std::unique_ptr<ControlServer>(std::move(server));
+  return std::unique_ptr<StoppableServer>(std::move(server));
 }
 
 }  // namespace deltasync::control

@@ -69,8 +69,14 @@ Status Service::run(const Call& call, const UpdateRequest& request, Deadline dea
         machine_.ending() ? Deadline(std::max(deadline.at(), Deadline::after(kEndLimit).at())) : deadline;
     CallOptions options{.deadline = limit.at(), .stop = stop_.get_token()};
     if (machine_.ending()) options.stop = {};
-    const Status done = limit.passed() ? Status(Error(Errc::timed_out, "the call's deadline has passed"))
-                                       : carry_out(step, request, options);
+    Status done;
+    if (!machine_.ending() && stop_.stop_requested()) {
+      done = Error(Errc::cancelled, "the control service ends");
+    } else if (limit.passed()) {
+      done = Error(Errc::timed_out, "the call's deadline has passed");
+    } else {
+      done = carry_out(step, request, options);
+    }
     if (done) {
       machine_.succeeded();
     } else {

@@ -49,6 +49,13 @@ HttpResponse respond(const HttpRequest& request, HttpPage page, bool posts) {
 
 }  // namespace
 
+std::string_view HttpQuestion::header(std::string_view name) const {
+  const auto found = std::find_if(headers.begin(), headers.end(), [&](const auto& h) {
+    return beast::iequals({h.first.data(), h.first.size()}, {name.data(), name.size()});
+  });
+  return found == headers.end() ? std::string_view() : found->second;
+}
+
 struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   struct Client {
     enum class State : std::uint8_t {
@@ -234,11 +241,16 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       page.body = options.takes_posts ? "only GET, HEAD and POST\n" : "only GET and HEAD\n";
       co_return page;
     }
-    const auto authorization = request[http::field::authorization];
+    std::vector<std::pair<std::string_view, std::string_view>> headers;
+    for (const auto& field : request) {
+      const auto name = field.name_string();
+      const auto value = field.value();
+      headers.emplace_back(std::string_view(name.data(), name.size()), std::string_view(value.data(), value.size()));
+    }
     HttpServer::Answer answer = handler({{request.method_string().data(), request.method_string().size()},
                                          {request.target().data(), request.target().size()},
                                          request.body(),
-                                         {authorization.data(), authorization.size()}});
+                                         headers});
     if (auto* ready = std::get_if<HttpPage>(&answer)) co_return std::move(*ready);
     const auto work = [this, &answer]() -> Result<HttpPage> {
       if (options.before_deferred) options.before_deferred();

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,7 +34,10 @@ struct HttpQuestion {
   std::string_view method;  ///< GET, HEAD or POST
   std::string_view target;  ///< "/v1/layout?tensors=1"
   std::string_view body;
-  std::string_view authorization;  ///< that header; empty: none
+  std::span<const std::pair<std::string_view, std::string_view>> headers = {};
+
+  /// The first of that name, in whatever case; empty: none.
+  std::string_view header(std::string_view name) const;
 };
 
 struct HttpOptions {

@@ -149,9 +149,11 @@ class Client:
     def __init__(self, endpoint: str, token: str = "") -> None:
         self.endpoint, self.token = endpoint, token
 
-    def send(self, method: str, target: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:
+    def send(self, method: str, target: str, body: Any = None, **more: str) -> tuple[int, Any, dict[str, str]]:
+        """`more`: headers, with _ for -."""
         connection = http.client.HTTPConnection(self.endpoint, timeout=60)
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        headers |= {name.replace("_", "-"): value for name, value in more.items()}
         connection.request(method, target, None if body is None else json.dumps(body), headers)
         answer = connection.getresponse()
         text = answer.read().decode()

@@ -206,6 +206,117 @@ def test_weights_without_a_shadow_do_not_sleep(segment_name: str) -> None:
         assert engine.torn == []
 
 
+def test_pages_of_other_sites_may_not_ask(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    port = fleet.control.endpoint.rpartition(":")[2]
+    for headers in (
+        {"Host": f"site.example:{port}"},
+        {"Origin": "http://site.example", "Content_Type": "text/plain"},
+        {"Sec_Fetch_Site": "cross-site"},
+    ):
+        for method, target in (("POST", "/v1/pause"), ("GET", "/clear_load_weight"), ("GET", "/openapi.json")):
+            status, answer, _ = fleet.client.send(method, target, **headers)
+            assert status == 403 and "give a token" in answer["error"], headers
+    assert fleet.client.get("/is_paused") == {"is_paused": False} and not fleet.engine.asleep
+    assert fleet.client.send("GET", "/is_paused", Host=f"localhost:{port}", Origin=f"http://localhost:{port}")[0] == 200
+    trusted = fleets(token=TOKEN)
+    assert trusted.client.send("GET", "/is_paused", Host="engine0.cluster")[0] == 200
+
+
+def test_a_wait_for_requests_hears_the_end(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    fleet.engine.hold(0)  # so that this request never ends
+    fleet.engine.submit("a")
+    entered = threading.Event()
+    wait_idle = fleet.engine.wait_idle
+
+    def waits(timeout: float) -> None:
+        entered.set()
+        wait_idle(timeout)
+
+    fleet.engine.wait_idle = waits  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as pool:
+        call = pool.submit(fleet.client.send, "POST", "/pause?mode=wait")
+        entered.wait()
+        pool.submit(fleet.control.close).result(60)
+        call.exception()
+    assert fleet.engine.admits
+
+
+def test_a_pull_hears_the_end(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    prepare = fleet.receiver.prepare
+    closing = threading.Event()
+
+    def late(*args: Any, **keywords: Any) -> Any:
+        began.set()
+        closing.wait()  # close() has cancelled all there was to be cancelled
+        return prepare(*args, **keywords)
+
+    began = threading.Event()
+    cancel = fleet.receiver.cancel
+
+    def cancels() -> None:
+        cancel()
+        if began.is_set():
+            closing.set()
+
+    fleet.receiver.prepare = late  # type: ignore[method-assign]
+    fleet.receiver.cancel = cancels  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(fleet.client.send, "POST", "/update_weights", {"weight_dir": "/x/step_99"})
+        began.wait()
+        pool.submit(fleet.control.close).result(60)
+
+
+def test_a_hook_may_not_close(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    resume = fleet.engine.resume_admission
+
+    def closes() -> None:
+        fleet.engine.resume_admission = resume  # type: ignore[method-assign]
+        fleet.control.close()
+
+    fleet.engine.resume_admission = closes  # type: ignore[method-assign]
+    fleet.client.post("/pause")
+    assert "called by a hook" in fleet.client.post("/resume", None, 500)["error"]
+    fleet.client.post("/resume")
+    assert fleet.engine.finish(fleet.engine.submit("a")).ended == "length"
+
+
+#: Its hook drops the last reference to the service.
+DROPS = """
+import sys
+sys.path[:0] = sys.argv[1:2]
+from control_fleet import Client, Fleet
+fleet = Fleet(sys.argv[2])
+stop_admission = fleet.engine.stop_admission
+client = Client(fleet.control.endpoint)
+def drops():
+    stop_admission()
+    del fleet.control
+fleet.engine.stop_admission = drops
+try:
+    client.send("POST", "/pause")
+except OSError:
+    pass
+import time
+for _ in range(600):
+    try:
+        client.send("GET", "/health")
+    except OSError:
+        print("gone")
+        break
+    time.sleep(0.1)
+"""
+
+
+def test_a_hook_that_drops_the_service_ends_it(segment_name: str) -> None:
+    argv = [sys.executable, "-c", DROPS, str(Path(__file__).parent), segment_name]
+    ended = subprocess.run(argv, timeout=120, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and "gone" in ended.stdout, ended.stderr
+
+
 def test_an_end_amid_a_call(fleets: Callable[..., Fleet]) -> None:
     fleet = fleets()
     entered = threading.Event()

@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +23,9 @@ namespace {
 using namespace nb::literals;
 using control::EngineWeights;
 using control::UpdateRequest;
+
+/// How often a wait of the engine looks whether it shall end.
+constexpr auto kLook = std::chrono::milliseconds(500);
 
 double seconds_left(const CallOptions& call) {
   return std::chrono::duration<double>(Deadline::of(call).remaining()).count();
@@ -56,7 +61,19 @@ class PythonEngine final : public RolloutEngine {
       return nb::cast<std::uint64_t>(engine_.attr("abort")(listed));
     });
   }
-  Status wait_idle(const CallOptions& call) override { return timed("wait_idle", call); }
+  /// In short waits, so that each ends when the service does.
+  Status wait_idle(const CallOptions& call) override {
+    for (;;) {
+      const auto began = std::chrono::steady_clock::now();
+      CallOptions some = call;
+      some.deadline = std::min(call.deadline, began + kLook);
+      Status waited = timed("wait_idle", some);
+      if (waited || waited.error().code() != Errc::timed_out) return waited;
+      if (call.stop.stop_requested()) return Error(Errc::cancelled, "the control service ends");
+      const bool raised_at_once = std::chrono::steady_clock::now() < began + (some.deadline - began) / 2;
+      if (raised_at_once || std::chrono::steady_clock::now() >= call.deadline) return waited;
+    }
+  }
   bool can_hold() const override {
     const nb::gil_scoped_acquire gil;
     return nb::cast<bool>(engine_.attr("can_hold"));
@@ -139,6 +156,10 @@ class PythonControl {
   PythonControl& operator=(const PythonControl&) = delete;
 
   std::string endpoint() const { return server_ ? server_->endpoint() : std::string(); }
+  bool in_hook() const { return server_ && server_->in_hook(); }
+  void stop() {
+    if (server_) server_->stop();
+  }
   /// Waits for the hooks that run, which want the GIL.
   void close() {
     released([&] {
@@ -149,7 +170,7 @@ class PythonControl {
 
  private:
   PythonEngine engine_;
-  std::unique_ptr<ControlServer> server_;
+  std::unique_ptr<control::StoppableServer> server_;
 };
 
 }  // namespace
@@ -177,6 +198,8 @@ void bind_control(nb::module_& module) {
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), "engine"_a, "weights"_a, "listen"_a, "token"_a, "tls"_a,
           "dialects"_a, "model"_a, "world_size"_a, "pp_size"_a, "ep_size"_a, "call_s"_a, "graphs_use_kv_cache"_a)
       .def_prop_ro("endpoint", &PythonControl::endpoint)
+      .def_prop_ro("in_hook", &PythonControl::in_hook)
+      .def("stop", &PythonControl::stop)
       .def("close", &PythonControl::close);
 }
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import threading
 import time
 import weakref
 from collections.abc import Iterable
@@ -53,7 +54,8 @@ class RolloutEngine:
         raise NotImplementedError("abort")
 
     def wait_idle(self, timeout: float) -> None:
-        """Returns when no request is left; TimeoutError. Comes after :meth:`stop_admission`."""
+        """Returns when no request is left; TimeoutError after ``timeout``, which is short: while the call has time, it
+        is asked again. Comes after :meth:`stop_admission`."""
         raise NotImplementedError("wait_idle")
 
     def hold(self, timeout: float) -> None:
@@ -145,7 +147,7 @@ class RolloutControl:
             bool(graphs_use_kv_cache),
         )
         # Its threads call Python, so they end before Python does.
-        self._end = weakref.finalize(self, self._server.close)
+        self._end = weakref.finalize(self, _close, self._server)
 
     @property
     def endpoint(self) -> str:
@@ -153,8 +155,12 @@ class RolloutControl:
         return self._server.endpoint
 
     def close(self) -> None:
-        """Ends the service. A call that goes on is waited for; a pull is cancelled."""
+        """Ends the service. A call that goes on is waited for; its pull is cancelled, and its wait for requests ends.
+        InvalidArgument: in a hook, which it would wait for."""
         if self._end.alive:
+            if self._server.in_hook:
+                raise InvalidArgument("RolloutControl.close: called by a hook, whose end it would wait for")
+            self._server.stop()
             self._weights.cancel()
             self._end()
 
@@ -165,6 +171,14 @@ class RolloutControl:
         self.close()
 
 
+def _close(server: _native.ControlServer) -> None:
+    """Also where a hook has dropped the last reference."""
+    if server.in_hook:
+        threading.Thread(target=server.close, name="control-close").start()
+    else:
+        server.close()
+
+
 class _ReceiverWeights:
     """receiver/control/weights.hpp, of a Receiver."""
 
@@ -173,6 +187,7 @@ class _ReceiverWeights:
         self._verify = False
         #: Live memory may not be what was committed.
         self._wrong = False
+        self._ends = False
 
     @property
     def stages_in_place(self) -> bool:
@@ -186,7 +201,10 @@ class _ReceiverWeights:
         self._verify = verify or self._wrong
         self._receiver.cancel()  # what was staged before, and never committed, may not be the newest any more
         wanted = int(version) if version.isascii() and version.isdigit() else version or None
-        self._receiver.prepare(wanted, timeout=timeout).wait(left(end))
+        prepared = self._receiver.prepare(wanted, timeout=timeout)
+        if self._ends:  # looked at after there is what cancel() would have cancelled
+            self._receiver.cancel()
+        prepared.wait(left(end))
 
     def commit(self, timeout: float) -> None:
         end = time.monotonic() + timeout
@@ -206,6 +224,8 @@ class _ReceiverWeights:
             ) from error
 
     def cancel(self) -> None:
+        """For good."""
+        self._ends = True
         self._receiver.cancel()
 
     def fill(self, timeout: float) -> None:

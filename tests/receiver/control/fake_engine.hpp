@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "deltasync/control.hpp"
@@ -26,6 +28,7 @@ class Notes {
     done_.push_back(hook);
     ++entered_[hook];
     changed_.notify_all();
+    if (const auto found = acts_.find(hook); found != acts_.end()) found->second();
     while (blocked_ == hook) {
       if (call.stop.stop_requested()) return Error(Errc::cancelled, hook + ": stopped");
       if (std::chrono::steady_clock::now() >= call.deadline) return Error(Errc::timed_out, hook + ": still busy");
@@ -44,6 +47,8 @@ class Notes {
     const std::lock_guard lock(mutex_);
     failing_[hook] = times;
   }
+  /// What the hook does besides.
+  void at(const std::string& hook, std::function<void()> act) { acts_[hook] = std::move(act); }
   void throws(const std::string& hook) {
     const std::lock_guard lock(mutex_);
     throwing_ = hook;
@@ -73,6 +78,7 @@ class Notes {
   std::vector<std::string> done_;       // protected by mutex_, as all below
   std::map<std::string, int> failing_;  ///< how often it fails
   std::map<std::string, int> entered_;
+  std::map<std::string, std::function<void()>> acts_;  ///< set before anything is asked
   std::string blocked_;
   std::string throwing_;
 };

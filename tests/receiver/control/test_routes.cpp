@@ -24,7 +24,7 @@ class Routes : public testing::Test {
     const std::string path = target.substr(0, target.find('?'));
     for (const Route& route : routes) {
       if (route.path != path) continue;
-      const auto parsed = parse_ask({.method = "POST", .target = target, .body = body, .authorization = {}});
+      const auto parsed = parse_ask({.method = "POST", .target = target, .body = body});
       return parsed ? route.answer(desk, *parsed) : net::HttpPage{400, "", parsed.error().message()};
     }
     return {404, "", ""};
@@ -175,6 +175,15 @@ TEST_F(Routes, CachesAreResetBeforeTheirMemoryGoes) {
   notes.take();
   vllm("/update_weights", R"({"weight_dir": null})");
   EXPECT_EQ(notes.take(), (std::vector<std::string>{"stage", "commit"}));  // there are no caches
+}
+
+TEST_F(Routes, AFlushHasItsClientsTimeout) {
+  notes.block("reset_caches");
+  EXPECT_EQ(ask(sglang_routes(), "/flush_cache?timeout=0.02").status, 400U);
+  notes.unblock();
+  EXPECT_EQ(ask(sglang_routes(), "/flush_cache?timeout=0").status, 200U);
+  EXPECT_EQ(ask(sglang_routes(), "/flush_cache?timeout=soon").status, 400U);
+  EXPECT_EQ(vllm("/v1/models")["data"][0]["id"], "tiny");
 }
 
 TEST_F(Routes, DeepBodiesAreRefused) {

@@ -165,7 +165,18 @@ TEST_F(ControlService, AnEndStopsWhatGoesOn) {
   notes.wait_for("wait_idle");
   service.stop();
   call.join();
+  EXPECT_EQ(notes.take(), (Words{"stop_admission", "wait_idle", "resume_admission"}));
   EXPECT_EQ(service.call({.kind = Call::Kind::resume}).error().code(), Errc::cancelled);
+}
+
+TEST_F(ControlService, AnEndBeginsNoMoreSteps) {
+  notes.block("abort");  // a hook that hears nothing
+  std::thread call([&] { EXPECT_EQ(service.call({.kind = Call::Kind::pause}).error().code(), Errc::cancelled); });
+  notes.wait_for("abort");
+  service.stop();
+  notes.unblock();
+  call.join();
+  EXPECT_EQ(notes.take(), (Words{"stop_admission", "abort", "resume_admission"}));
 }
 
 TEST(ControlServiceWithoutWeights, ServesWhenAnUpdateBroughtThem) {

@@ -1,0 +1,66 @@
+// The service over HTTP, where it matters on which thread its calls go on.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "receiver/control/server.hpp"
+#include "tests/receiver/control/fake_engine.hpp"
+
+namespace deltasync::control {
+namespace {
+
+/// The answer's status line and headers, and its body.
+std::string ask(const std::string& endpoint, const std::string& method, const std::string& target,
+                const std::string& headers = "") {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_port = htons(static_cast<std::uint16_t>(std::stoi(endpoint.substr(endpoint.rfind(':') + 1))));
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::string answer;
+  if (::connect(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0) {
+    const std::string request =
+        method + " " + target + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + headers + "\r\n";
+    EXPECT_EQ(::send(fd, request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+    char buffer[4096];
+    for (ssize_t got = 0; (got = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) {
+      answer.append(buffer, static_cast<std::size_t>(got));
+    }
+  }
+  ::close(fd);
+  return answer;
+}
+
+struct Served {
+  test::Notes notes;
+  test::FakeEngine engine{notes};
+  std::unique_ptr<StoppableServer> server =
+      *start_server({.model = "tiny"}, engine, std::make_unique<test::FakeWeights>(notes));
+};
+
+TEST(ControlServerDeathTest, AHookThatDestroysItIsNamed) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto destroy = [] {
+    Served served;
+    served.notes.at("stop_admission", [&] { served.server.reset(); });
+    ask(served.server->endpoint(), "POST", "/v1/pause");
+  };
+  EXPECT_DEATH(destroy(), "destroyed in a hook of its engine");
+}
+
+TEST(ControlServer, KnowsItsHooks) {
+  Served served;
+  bool inside = false;
+  served.notes.at("stop_admission", [&] { inside = served.server->in_hook(); });
+  EXPECT_NE(ask(served.server->endpoint(), "POST", "/v1/pause").find("200 OK"), std::string::npos);
+  EXPECT_TRUE(inside);
+  EXPECT_FALSE(served.server->in_hook());
+}
+
+}  // namespace
+}  // namespace deltasync::control
