@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ import deltasync
 import numpy as np
 import pytest
 from deltasync import errors
+from deltasync.prepared import Prepared
 
 LIMIT_S = 60.0  # no wait of a test that passes comes near it
 WEIGHTS = {"w": np.ones((8, 8), np.float32)}
@@ -78,6 +80,29 @@ def test_neither_starves_the_other(rig: Rig) -> None:
     concurrent.futures.wait(waiting, LIMIT_S)
     assert 2 in [future.result().version.number for future in waiting if future.exception() is None]
     assert {type(future.exception()) for future in waiting} <= {type(None), errors.Cancelled}
+
+
+def test_who_comes_as_a_pause_ends_waits_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = threading.Event()
+    with rig.paused(rig.receiver._pulls.begin_next):
+        pull = rig.receiver._pulls.staged
+        over = Prepared.over.fget  # type: ignore[attr-defined]
+
+        def over_while_the_pause_ends(prepared: Prepared) -> bool:
+            result: bool = over(prepared)
+            if prepared is pull and result and not looked.is_set():
+                looked.set()
+                eventually(lambda: prepared._resumed)
+            return result
+
+        monkeypatch.setattr(Prepared, "over", property(over_while_the_pause_ends))
+        coming = rig.threads.submit(rig.receiver.update)
+        assert looked.wait(LIMIT_S)
+    eventually(lambda: pull is not None and pull._resumed)
+    time.sleep(0.05)
+    assert not coming.done(), coming.result()
+    rig.offload()
+    assert coming.result(LIMIT_S).version.number == 2
 
 
 @pytest.mark.parametrize("call", ["update", "commit"])

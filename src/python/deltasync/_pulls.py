@@ -81,9 +81,12 @@ class Pulls:
         here."""
         version = asked_version("update", version)
         prepared = self.staged
-        if prepared is not None and prepared.asked == version and self._bound.is_of_this_process:
+        while prepared is not None and prepared.asked == version and self._bound.is_of_this_process:
             if not prepared.over or (prepared._is_paused and not prepared._given_up):
                 return prepared, False
+            if self.staged is prepared:
+                break
+            prepared = self.staged  # its pause has ended between the two looks: what goes on is staged by now
         return self.begin(version, end, newer=False), True
 
     def begin_next(self) -> None:
