@@ -59,7 +59,9 @@ Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadlin
   DS_ASSIGN(const wire::Hello hello, wire::decode_handshake<wire::Hello>(first.payload, "the agent"));
   std::string token = peer.token;
   if (token.empty()) {
-    DS_ASSIGN(token, net::find_local_token(socket_.fd()));
+    auto found = net::find_local_token(socket_.fd());
+    if (!found) return socket_.broken(std::move(found).error());  // by a stop, it may be
+    token = *std::move(found);
   }
   if (hello.auth_required != 0 && token.empty()) {
     return Error(

@@ -34,24 +34,27 @@ std::string file_name(const Endpoint& at) {
   return to_string(at) + "-" + std::to_string(known ? net.st_ino : 0) + kExtension;
 }
 
-std::optional<Endpoint> peer_of(int connection) {
+/// Nothing: not of TCP. connection: it has ended.
+Result<std::optional<Endpoint>> peer_of(int connection) {
   sockaddr_storage peer{};
   socklen_t size = sizeof peer;
-  if (::getpeername(connection, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return std::nullopt;
+  if (::getpeername(connection, reinterpret_cast<sockaddr*>(&peer), &size) != 0) {
+    return Error(Errc::connection, "the connection has ended");
+  }
   char text[INET6_ADDRSTRLEN] = {};
   if (peer.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(peer);
     ::inet_ntop(AF_INET, &v4.sin_addr, text, sizeof text);
-    return Endpoint{text, ntohs(v4.sin_port)};
+    return std::optional(Endpoint{text, ntohs(v4.sin_port)});
   }
-  if (peer.ss_family != AF_INET6) return std::nullopt;
+  if (peer.ss_family != AF_INET6) return std::optional<Endpoint>();
   const auto& v6 = reinterpret_cast<const sockaddr_in6&>(peer);
   if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
     ::inet_ntop(AF_INET, &v6.sin6_addr.s6_addr[12], text, sizeof text);
   } else {
     ::inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text);
   }
-  return Endpoint{text, ntohs(v6.sin6_port)};
+  return std::optional(Endpoint{text, ntohs(v6.sin6_port)});
 }
 
 // The lock of a file's owner belongs to the open file: the kernel drops it with the process. Whether somebody has it
@@ -127,7 +130,7 @@ LocalToken::~LocalToken() {
 }
 
 Result<std::string> find_local_token(int connection) {
-  const std::optional<Endpoint> peer = peer_of(connection);
+  DS_ASSIGN(const std::optional<Endpoint> peer, peer_of(connection));
   if (!peer || !is_loopback(peer->host)) return std::string();
   for (const std::filesystem::path& dir : find_runtime_dirs()) {
     const std::filesystem::path file = dir / file_name(*peer);

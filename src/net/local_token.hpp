@@ -41,7 +41,8 @@ class LocalToken {
 };
 
 /// The token of the agent at the other end of a connected TCP socket, if it is on a loopback address of this host,
-/// lives, and is this user's; else empty. An error only if there is one that cannot be read.
+/// lives, and is this user's; else empty. An error only if there is one that cannot be read, or `connection` where the
+/// connection has ended.
 Result<std::string> find_local_token(int connection);
 
 }  // namespace deltasync::net

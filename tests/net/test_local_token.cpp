@@ -122,6 +122,16 @@ TEST_F(LocalTokenTest, IsFoundByAProgramOfAnotherEnvironment) {
   EXPECT_NE(find_local_token(here.connection.get()).value(), "");
 }
 
+TEST_F(LocalTokenTest, OfAConnectionThatHasEndedIsNotCalledNone) {
+  Connected here;
+  const auto lies = LocalToken::publish(here.at, make_token());
+  ASSERT_TRUE(lies) << lies.error().to_string();
+  here.listener.reset();  // which resets what nobody has accepted
+  const auto found = find_local_token(here.connection.get());
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().code(), Errc::connection);
+}
+
 using RuntimeDir = LocalTokenTest;
 
 TEST_F(RuntimeDir, IsMadeForThisUserAlone) {
