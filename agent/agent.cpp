@@ -112,6 +112,7 @@ Status Agent::Impl::start() {
   DS_ASSIGN(trainer_server, TrainerServer::listen(io, core->trainer_hooks(), std::move(trainer)));
   PullServerOptions pull = options.pull;
   pull.instance = instance;
+  pull.local_socket = std::filesystem::absolute(trainer_server->socket_path()).string();
   DS_ASSIGN(pull_server, PullServer::listen(io, *core, std::move(pull)));
   if (options.http) {
     net::HttpOptions http = *options.http;

@@ -56,6 +56,8 @@ struct Metrics {
   Counter bytes_digests = sent("digests");
   Counter bytes_layout = sent("layout");
   Counter leases = counter("leases_total", "Leases begun.");
+  Counter local_pulls =
+      counter("local_pulls_total", "Full pulls of receivers that copy out of the segment themselves.");
   Counter leases_revoked = counter("leases_revoked_total", "Leases revoked because a writer needed the half.");
   Counter plans_expired =
       counter("plans_expired_total", "Plans ended by their deadline or for the memory that they held.");

@@ -100,6 +100,10 @@ Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadlin
   return {};
 }
 
+bool Connection::same_host() const {
+  return welcome_.clock == trace::clock_id() && net::has_own_address(socket_.fd());
+}
+
 Result<wire::Header> Connection::recv_header(Deadline deadline) {
   for (;;) {
     auto header = socket_.recv_header(deadline);

@@ -40,6 +40,8 @@ class Connection {
   /// The agent itself said in the handshake that it cannot take us now: others may have a place, or it later.
   bool turned_away() const noexcept { return turned_away_; }
   std::chrono::milliseconds silence() const noexcept { return silence_; }
+  /// The agent has this side's own address, and the clock of this host: it is no proxy's.
+  bool same_host() const;
   /// Random per agent process.
   std::uint64_t instance() const noexcept { return instance_; }
   const wire::Welcome& welcome() const noexcept { return welcome_; }

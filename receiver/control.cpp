@@ -286,6 +286,10 @@ Answer<wire::Parents> Control::parents(std::uint64_t own, Deadline deadline) {
   return answer;
 }
 
+Answer<wire::Local> Control::local(std::uint64_t plan, Deadline deadline) {
+  return ask<wire::Local>(wire::GetLocal{plan}, std::chrono::milliseconds(0), deadline);
+}
+
 void Control::report(wire::Report standing) {
   if (told_ && standing == standing_) return;
   standing_ = std::move(standing);

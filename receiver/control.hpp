@@ -15,6 +15,7 @@
 #include "base/log_limit.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
+#include "format/wire_local.hpp"
 #include "format/wire_report.hpp"
 #include "receiver/connection.hpp"
 #include "receiver/peer.hpp"
@@ -71,6 +72,7 @@ class Control {
   std::uint64_t instance() const noexcept { return connection_.instance(); }
   const wire::Welcome& welcome() const noexcept { return connection_.welcome(); }
   std::uint16_t protocol() const noexcept { return connection_.protocol(); }
+  bool same_host() const { return connection_.same_host(); }
 
   Answer<wire::LayoutMessage> layout(Deadline deadline);
   /// Names the tiles of the plans that this connection will ask for, and their digest.
@@ -87,6 +89,8 @@ class Control {
   /// Where the agent has its versions from; `own`: the agent that this relay writes to. invalid_argument: a cycle.
   /// Only an agent of protocol 5 knows the question.
   Answer<wire::Parents> parents(std::uint64_t own, Deadline deadline);
+  /// Where the bytes of a full plan lie on the agent's host. Only an agent of protocol 5 knows the question.
+  Answer<wire::Local> local(std::uint64_t plan, Deadline deadline);
   /// They have not been asked for on this connection, or not for a while: the agent may pull from another one by now.
   bool parents_are_due() const { return Clock::now() - parents_asked_at_ > peer_.tuning.parents_look; }
   /// Tells the agent how this receiver stands: now if there is a connection, in any case on the next one. Takes a

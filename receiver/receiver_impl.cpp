@@ -77,7 +77,8 @@ ReceiverImpl::ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer p
       pool_(thread_count(options_.threads), "ds-receiver", on_cores(cores)),
       streams_(peer_, stream_pool_),
       link_(options_.link_gbps, peer_.tuning.link_sample_bytes),
-      progress_(peer_.tuning.say_progress) {}
+      progress_(peer_.tuning.say_progress),
+      local_(peer_, options_.local) {}
 
 ReceiverImpl::~ReceiverImpl() {
   close_staged();
@@ -163,9 +164,10 @@ void ReceiverImpl::discard_full() {
 }
 
 Session ReceiverImpl::session(PartialUpdate& partial, bool& invalidated) {
-  return {peer_,    options_,      *layout_,    sidecar_,   batches_,      tiles_,   control_,
-          streams_, pool_,         link_,       progress_,  changed_last_, *target_, target_->capabilities(),
-          partial,  scrub_cursor_, older_told_, invalidated};
+  return {peer_,     options_,      *layout_,      sidecar_,   batches_,
+          tiles_,    control_,      streams_,      pool_,      link_,
+          progress_, local_,        changed_last_, *target_,   target_->capabilities(),
+          partial,   scrub_cursor_, older_told_,   invalidated};
 }
 
 Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const CallOptions& call) {

@@ -69,6 +69,7 @@ class ReceiverImpl final : public BoundTarget {
   Streams streams_;
   LinkMeter link_;
   TransferMeter progress_;
+  LocalPulls local_;
   std::uint64_t changed_last_ = 0;
   std::vector<delta::Batch> batches_;
   PartialUpdate partial_;

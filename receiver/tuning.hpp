@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "receiver/link.hpp"
@@ -38,11 +39,12 @@ struct Tuning {
   std::uint64_t packed_portion_bytes = 256u << 20;            ///< after which packing has to prove itself
   std::uint64_t link_sample_bytes = LinkMeter::kSampleBytes;  ///< that say how fast a link is
   std::uint64_t piece_bytes = 128u << 10;                     ///< received, then verified while still in cache
-  std::uint32_t layout_attempts = 3;  ///< answers that are no layout message, then connecting fails
-  std::uint32_t tile_attempts = 3;    ///< raw copies asked for until a tile is right
-  std::uint32_t stream_strikes = 5;   ///< broken messages on one stream in a row, then the pull fails
-  std::uint32_t refused_plans = 8;    ///< plans that end neither whole nor revoked, then the pull fails
-  std::optional<bool> compact;        ///< ask for deltas in exponent classes; unset: where the link makes them pay
+  std::uint32_t layout_attempts = 3;       ///< answers that are no layout message, then connecting fails
+  std::uint32_t tile_attempts = 3;         ///< raw copies asked for until a tile is right
+  std::uint32_t stream_strikes = 5;        ///< broken messages on one stream in a row, then the pull fails
+  std::uint32_t refused_plans = 8;         ///< plans that end neither whole nor revoked, then the pull fails
+  std::function<void()> after_local_copy;  ///< tests: on each thread, before it looks whether what it copied counts
+  std::optional<bool> compact;             ///< ask for deltas in exponent classes; unset: where the link makes them pay
 };
 
 }  // namespace deltasync::receiver

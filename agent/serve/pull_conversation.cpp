@@ -61,6 +61,7 @@ const char* span_name(wire::Type request) {
     case wire::Type::get_lag: return "serve lag";
     case wire::Type::keep_alive: return "hear keep_alive";
     case wire::Type::relay_to: return "serve parents";
+    case wire::Type::get_local: return "serve local";
     default: return "serve";
   }
 }
@@ -272,6 +273,9 @@ asio::awaitable<Status> PullConversation::answer(Request& request) {
       break;
     case wire::Type::relay_to:
       if (role_ == wire::Role::control && protocol_ >= 5) co_return co_await on_relay_to(request);
+      break;
+    case wire::Type::get_local:
+      if (role_ == wire::Role::control && protocol_ >= 5) co_return co_await on_get_local(request);
       break;
     case wire::Type::keep_alive:
       if (role_ != wire::Role::watch && protocol_ >= 5) co_return on_keep_alive(request);

@@ -94,6 +94,7 @@ class PullConversation {
   awaitable<Status> on_plan(Request& request);
   awaitable<Status> on_release(Request& request);
   awaitable<Status> on_check_tiles(Request& request);
+  awaitable<Status> on_get_local(Request& request);
   // pull_data.cpp
   awaitable<Status> on_get_digests(Request& request);
   awaitable<Status> on_get_extent(Request& request);

@@ -9,6 +9,7 @@
 
 #include "agent/serve/pull_conversation.hpp"
 #include "base/log.hpp"
+#include "format/wire_local.hpp"
 #include "net/coroutine.hpp"
 
 namespace deltasync::agent {
@@ -107,6 +108,22 @@ asio::awaitable<Status> PullConversation::on_release(Request& request) {
   if (const auto plan = core_.open_plans().find(release.plan)) asked_ = (*plan)->target();
   core_.open_plans().release(release.plan, connection_);
   co_return co_await send_end(request);
+}
+
+/// The lease stays what it is: who reads locally is told of a revocation by the half's state word.
+asio::awaitable<Status> PullConversation::on_get_local(Request& request) {
+  DS_CO_ASSIGN(const wire::GetLocal asked, wire::GetLocal::decode(request.payload));
+  const auto plan = core_.open_plans().find(asked.plan);
+  if (!plan) co_return co_await refuse(request, plan.error());
+  asked_ = (*plan)->target();
+  if (!(*plan)->served) co_return co_await refuse(request, Error(Errc::invalid_argument, "this is no full plan"));
+  if (context_.options.local_socket.empty()) {
+    co_return co_await refuse(request, Error(Errc::unsupported, "this agent has no socket for receivers on its host"));
+  }
+  const HalfKey& half = (*plan)->served->half;
+  const wire::Local answer{context_.options.local_socket, half.generation, static_cast<std::uint8_t>(half.half),
+                           half.sequence};
+  co_return co_await stream_.write(request.header.request, answer, limits_.progress);
 }
 
 /// Tiles that are wrong here are published again by the publisher, which may be in the middle of a diff.

@@ -27,6 +27,7 @@ struct PullServerOptions {
   bool make_token = false;
   std::shared_ptr<net::Tls> tls;  ///< null: none
   std::uint64_t instance = 0;     ///< tells one agent process from the next
+  std::string local_socket;       ///< where receivers on this host get the segment's descriptor; empty: nowhere
   PullLimits limits;
 };
 

@@ -158,6 +158,16 @@ void SegmentHooks::writer_gone(std::uint64_t generation, std::uint32_t slot, std
   bell_.ring();
 }
 
+Result<UniqueFd> SegmentHooks::segment_to_read(std::uint64_t generation) {
+  for (const GenerationPtr& candidate : versions_.generations()) {
+    if (candidate->number != generation) continue;
+    DS_ASSIGN(UniqueFd file, candidate->segment->hand_over_to_read());
+    Metrics::add(metrics_.local_pulls, 1);
+    return file;
+  }
+  return Error(Errc::not_found, "generation " + std::to_string(generation) + " of the segment is gone");
+}
+
 void SegmentHooks::segment_changed() {
   bell_.ring();
 }

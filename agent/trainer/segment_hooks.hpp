@@ -39,6 +39,7 @@ class SegmentHooks : public TrainerHooks {
   Result<std::uint64_t> grant(std::uint64_t generation, std::uint32_t slot, std::uint32_t writers,
                               ProcessWatch watch) override;
   void writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) override;
+  Result<UniqueFd> segment_to_read(std::uint64_t generation) override;
   void segment_changed() override;
   void offloaded(const wire::TrainerNotify& durations) override;
   void relays(std::uint64_t connection, std::vector<wire::Parent> parents) override;

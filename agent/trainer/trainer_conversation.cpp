@@ -8,7 +8,9 @@
 #include "base/log.hpp"
 #include "format/handshake.hpp"
 #include "format/packed_layout.hpp"
+#include "format/wire_local.hpp"
 #include "net/coroutine.hpp"
+#include "net/peer_user.hpp"
 
 namespace deltasync::agent {
 
@@ -70,6 +72,7 @@ awaitable<Status> TrainerConversation::talk() {
   DS_CO_ASSIGN(const net::Message first,
                co_await stream_.read(wire::kLayoutBytesMax, Deadline::after(state_.options.hello_limit), limit));
   request_ = first.header.request;
+  if (first.type() == wire::Type::map_segment) co_return co_await hand_out_segment(first);
   if (!peer_) co_return std::move(peer_).error();
   if (first.type() != wire::Type::trainer_hello) {
     co_return Error(Errc::protocol, "the first message must be trainer_hello");
@@ -87,6 +90,20 @@ awaitable<Status> TrainerConversation::talk() {
     if (!more) break;
   }
   co_return Status();
+}
+
+/// A receiver maps what it gets, and goes. No matter in which PID namespace it is: nobody waits for its death.
+awaitable<Status> TrainerConversation::hand_out_segment(const net::Message& message) {
+  DS_CO_TRY(net::check_peer_user(stream_.fd(), "the receiver", "this agent"));
+  DS_CO_TRY(wire::check_protocol(message.payload, "the receiver"));
+  DS_CO_ASSIGN(const auto asked, wire::MapSegment::decode(message.payload));
+  if (asked.instance != state_.options.instance) {
+    co_return co_await send_error(request_, Error(Errc::peer_died, "another agent serves this socket"));
+  }
+  const Result<UniqueFd> file = state_.hooks.segment_to_read(asked.generation);
+  if (!file) co_return co_await send_error(request_, file.error());
+  co_return co_await stream_.write_with_file(wire::Type::segment, request_, {}, file->get(),
+                                             state_.options.message_limit);
 }
 
 // ---- attaching ---------------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ class TrainerConversation {
   Result<Admission> open(const wire::TrainerHello& hello, const ProcessId& peer, bool connected_besides);
   /// One request of an attached writer. False: the conversation is over.
   awaitable<Result<bool>> serve(const TrainerPtr& trainer, const net::Message& message);
+  /// All that a receiver on this host says.
+  awaitable<Status> hand_out_segment(const net::Message& message);
   awaitable<Status> judge_plan(const TrainerPtr& trainer, ByteSpan payload);
   awaitable<Result<wire::TrainerReady>> await_ready(ByteSpan payload);
   awaitable<Status> send_error(std::uint64_t request, const Error& error);

@@ -57,6 +57,11 @@ class TrainerHooks {
   /// if the slot was granted again since.
   virtual void writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) = 0;
 
+  /// The file of that generation's segment, open for reading: for a receiver on this host. On the io_context: must not
+  /// block.
+  virtual Result<UniqueFd> segment_to_read(std::uint64_t /*generation*/) {
+    return Error(Errc::unsupported, "no segment is handed out for reading");
+  }
   /// A writer says that the segment has changed.
   virtual void segment_changed() = 0;
   /// A writer says how long its offload took.

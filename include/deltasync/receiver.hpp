@@ -60,6 +60,11 @@ struct ReceiverOptions {
   /// thirds of the bytes of bf16 weights), where that is sooner. 0: measured. Say it where a tunnel or a quota hides
   /// the truth.
   double link_gbps = 0;
+  /// Whether full updates are copied out of the memory of an agent on this host, of the same user, in place of coming
+  /// over a connection. Unset: if both ends of the connection have one address, and it can be had; else over the
+  /// connection, which the log says once if it seemed possible. true: or the pull fails (Errc::unsupported). Deltas
+  /// always come over the connection.
+  std::optional<bool> local = std::nullopt;
   /// Tiles re-read in full after each delta, round robin, copies of their elements too; 0: none.
   std::uint64_t scrub_tiles = 8;
   /// After each commit all of live memory is attested, as by Receiver::attest(). What is not the version's fails the
@@ -102,6 +107,7 @@ struct PullReport {
   Version version;                   ///< delivered, never merely requested
   Digest128 root;                    ///< of the subscribed tiles' digests at that version
   std::uint64_t wire_bytes = 0;      ///< received over all connections in this pull, headers and handshakes counted
+  std::uint64_t local_bytes = 0;     ///< of tiles: copied out of the agent's memory (ReceiverOptions::local)
   std::uint64_t full_bytes = 0;      ///< of the subscribed tensors and tiles, for comparison
   std::uint64_t metadata_bytes = 0;  ///< of wire_bytes: everything that is not tile data
   std::uint64_t tiles = 0;           ///< received
@@ -113,7 +119,7 @@ struct PullReport {
   bool packed = false;    ///< full: some or all tiles came packed
   double wait_s = 0;      ///< for the version to exist
   double transfer_s = 0;  ///< plan answered → last byte verified and staged
-  double verify_s = 0;    ///< of that, CPU time spent on digests (summed over threads)
+  double verify_s = 0;    ///< of that, CPU time spent on digests (summed over threads); none of local_bytes
   double commit_s = 0;    ///< set by commit()
   double attest_s = 0;    ///< likewise, with ReceiverOptions::attest_commits: what attesting took after it
 };
@@ -247,6 +253,7 @@ class Receiver {
   ///   - Errc::version_conflict: by OlderEpoch::fail.
   ///   - Errc::no_space: for staging; by FullUpdatePolicy::refuse.
   ///   - Errc::connection, Errc::corrupt: it did not come, or not as it was sent.
+  ///   - Errc::unsupported: by ReceiverOptions::local.
   virtual Result<std::unique_ptr<StagedUpdate>> pull(const Want& want = {}, const CallOptions& call = {}) = 0;
   /// Whether `want` (a number or a label) still means this staged version. A trainer that was started again gives the
   /// same numbers and labels to other weights: what was staged before is not meant any more, and neither is what the

@@ -17,6 +17,7 @@
 #include "receiver/bound_target.hpp"
 #include "receiver/control.hpp"
 #include "receiver/link.hpp"
+#include "receiver/local/local_half.hpp"
 #include "receiver/pull/fetch.hpp"
 #include "receiver/pull/partial_update.hpp"
 #include "receiver/pull/streams.hpp"
@@ -38,6 +39,7 @@ struct Session {
   ThreadPool& pool;
   LinkMeter& link;
   TransferMeter& progress;
+  LocalPulls& local;
   std::uint64_t& changed_last;  ///< elements that the last delta changed; 0: none came yet
   Target& target;
   const TargetCapabilities can;  ///< the target's
@@ -111,6 +113,12 @@ class Pull {
                              FrameFetch::Kind kind = FrameFetch::Kind::raw_tiles);
   Result<Progress> repair_missing(const wire::PlanReply& reply);
 
+  // from the agent's memory (pull_local.cpp)
+  /// Nothing: they come over the connection.
+  Result<std::optional<Progress>> fetch_local(const wire::PlanReply& reply, const Ranges& ranges);
+  Result<Progress> copy_from(const LocalHalf& half, const Ranges& ranges);
+  Result<bool> copy_tile(const LocalHalf& half, std::uint64_t index, std::vector<std::byte>& scratch);
+
   // single tiles (receiver/repair.cpp)
   Result<Progress> repair_from(const wire::PlanReply& reply);
   Status put(const Tile& tile, const TileRows& rows) {
@@ -163,6 +171,7 @@ class Pull {
   bool plain_only_ = false;          // no exponent classes in this pull: undoing them would take too much memory
   bool compact_ = false;             // the plan at hand asked for them
   bool repairing_ = false;           // tiles go into the committed version
+  bool connection_only_ = false;     // nothing came of a local copy
   bool plain_tiles_only_ = false;    // streams broke while tiles were packed: the agent may have no time for it
   std::mutex doubted_mutex_;         // held by streams; none runs where the tiles are looked at
   std::set<std::uint64_t> doubted_;  // tiles that came and could not be verified

@@ -242,13 +242,17 @@ Ranges Pull::missing() const {
   return collect_ranges(s_.tiles.ranges(), [&](std::uint64_t t) { return s_.partial.have[t] == 0; });
 }
 
-/// A link that is not known is measured with the first tiles. Packing has to prove that it is faster than what it was
-/// chosen for, portion by portion: the agent's threads may have more to do than they said. What does not come right is
-/// asked for again by repair_missing().
+/// An agent's memory on this host is no link. One that is not known is measured with the first tiles. Packing has to
+/// prove that it is faster than what it was chosen for, portion by portion: the agent's threads may have more to do
+/// than they said. What does not come right is asked for again by repair_missing().
 Result<Pull::Progress> Pull::fetch_missing(const wire::PlanReply& reply) {
   Ranges rest = missing();
   const std::uint64_t total = s_.tiles.bytes();
   s_.progress.begin(to_string(reply.target), total - bytes_of_tiles(s_.layout, rest), total);
+  if (!rest.empty()) {
+    DS_ASSIGN(const std::optional<Progress> copied, fetch_local(reply, rest));
+    if (copied) return *copied;
+  }
   DS_ASSIGN(Progress progress, probe_link(reply, rest));
   if (progress == Progress::replan) return progress;
   while (!rest.empty() && packing_pays(reply, rest)) {

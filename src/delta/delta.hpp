@@ -106,6 +106,10 @@ inline std::byte* tile_address(const TensorMemory& m, const Tile& t, std::uint32
 std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::uint64_t rows, std::uint64_t row_bytes);
 /// The same of a tile of a half.
 std::uint64_t tile_digest(const Layout& layout, ByteSpan half, std::uint64_t tile);
+/// Copies a tile in one pass with its digest: that of the bytes that were stored, also while others write to `from`.
+/// They are there for other threads, too.
+std::uint64_t copy_tile_digest(std::byte* to, std::size_t to_stride, const std::byte* from, std::size_t from_stride,
+                               std::uint64_t rows, std::uint64_t row_bytes);
 /// Digests of all tiles of a half. `digests` has layout.tile_count() entries.
 void half_digests(const Layout& layout, ByteSpan half, std::span<std::uint64_t> digests, ThreadPool& pool);
 /// XXH3-128 over the digests, little-endian, in tile order.

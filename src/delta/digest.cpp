@@ -47,6 +47,20 @@ std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::u
   return rows_digest(active_kernels(), first, row_stride, rows, row_bytes);
 }
 
+std::uint64_t copy_tile_digest(std::byte* to, std::size_t to_stride, const std::byte* from, std::size_t from_stride,
+                               std::uint64_t rows, std::uint64_t row_bytes) {
+  const Kernels& kernels = active_kernels();
+  if (to_stride == row_bytes && from_stride == row_bytes && row_bytes % 8 == 0) {
+    return kernels.copy_digest(to, from, rows * row_bytes, 0);
+  }
+  const std::uint64_t words_per_row = (row_bytes + 7) / 8;
+  std::uint64_t sum = 0;
+  for (std::uint64_t r = 0; r < rows; ++r) {
+    sum += kernels.copy_digest(to + r * to_stride, from + r * from_stride, row_bytes, r * words_per_row);
+  }
+  return sum;
+}
+
 std::uint64_t tile_digest(const Layout& layout, ByteSpan half, std::uint64_t tile) {
   const Tile at = tile_of(layout, tile);
   const Tensor& tensor = layout.tensors()[at.tensor];

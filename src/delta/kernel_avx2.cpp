@@ -63,6 +63,10 @@ std::uint64_t digest_run_avx2(const std::byte* bytes, std::size_t size, std::uin
   return sum_lanes(_mm256_add_epi64(sum, other)) + digest_run_scalar(bytes + at, size - at, word + at / 8);
 }
 
+std::uint64_t copy_digest_avx2(std::byte* to, const std::byte* from, std::size_t size, std::uint64_t word) {
+  return copy_then_digest(to, from, size, word, digest_run_avx2);
+}
+
 std::uint64_t digest_pairs_avx2(const std::uint64_t* before, const std::uint64_t* after, const std::uint32_t* words,
                                 std::uint32_t count) {
   const Mixer mixer;
@@ -237,6 +241,7 @@ const Kernels& avx2_kernels() {
                {scan_avx2<std::uint32_t, false>, scan_avx2<std::uint32_t, true>},
                {scan_avx2<std::uint64_t, false>, scan_avx2<std::uint64_t, true>}},
       .digest_run = digest_run_avx2,
+      .copy_digest = copy_digest_avx2,
       .digest_pairs = digest_pairs_avx2,
       .gaps = gaps_avx2,
       .quotient_sum = quotient_sum_avx2,

@@ -60,6 +60,20 @@ static inline std::uint64_t digest_run_scalar(const std::byte* bytes, std::size_
   return sum;
 }
 
+/// `digest_run` of the copy while it is in the nearest cache.
+template <class DigestRun>
+static inline std::uint64_t copy_then_digest(std::byte* to, const std::byte* from, std::size_t size, std::uint64_t word,
+                                             DigestRun digest_run) noexcept {
+  constexpr std::size_t kBlock = 4096;
+  std::uint64_t sum = 0;
+  for (std::size_t at = 0; at < size; at += kBlock) {
+    const std::size_t n = size - at < kBlock ? size - at : kBlock;
+    std::memcpy(to + at, from + at, n);
+    sum += digest_run(to + at, n, word + at / 8);
+  }
+  return sum;
+}
+
 static inline std::uint64_t digest_pairs_scalar(const std::uint64_t* before, const std::uint64_t* after,
                                                 const std::uint32_t* words, std::uint32_t count) noexcept {
   std::uint64_t sum = 0;

@@ -129,6 +129,9 @@ struct Kernels {
 
   /// Sum over a contiguous run, zero-padded to whole words; word indices count from `first_word`.
   std::uint64_t (*digest_run)(const std::byte* bytes, std::size_t size, std::uint64_t first_word);
+  /// Copies a run, and returns the digest of what was stored, as digest_run() of `to` would: also while others write to
+  /// `from`. Long runs may go past the caches, and are there for other threads all the same.
+  std::uint64_t (*copy_digest)(std::byte* to, const std::byte* from, std::size_t size, std::uint64_t first_word);
   /// Σ mix_word(after[i], words[i]) − mix_word(before[i], words[i]).
   std::uint64_t (*digest_pairs)(const std::uint64_t* before, const std::uint64_t* after, const std::uint32_t* words,
                                 std::uint32_t count);

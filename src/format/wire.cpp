@@ -42,6 +42,8 @@ std::string_view to_string(Type type) noexcept {
     case Type::alive: return "alive";
     case Type::relay_to: return "relay_to";
     case Type::parents: return "parents";
+    case Type::get_local: return "get_local";
+    case Type::local: return "local";
     case Type::trainer_hello: return "trainer_hello";
     case Type::trainer_welcome: return "trainer_welcome";
     case Type::trainer_plan: return "trainer_plan";
@@ -50,6 +52,8 @@ std::string_view to_string(Type type) noexcept {
     case Type::trainer_wait: return "trainer_wait";
     case Type::trainer_ready: return "trainer_ready";
     case Type::trainer_parents: return "trainer_parents";
+    case Type::map_segment: return "map_segment";
+    case Type::segment: return "segment";
   }
   return {};
 }
@@ -91,7 +95,11 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::alive:
     case Type::relay_to:
     case Type::parents:
+    case Type::get_local:
+    case Type::local:
     case Type::trainer_parents:
+    case Type::map_segment:
+    case Type::segment:
     case Type::trainer_welcome:
     case Type::trainer_plan_ok:
     case Type::trainer_notify:

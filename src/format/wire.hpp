@@ -65,6 +65,8 @@ enum class Type : std::uint16_t {
   alive = 31,       ///< (5) comes before an answer that takes long, with its request
   relay_to = 32,    ///< (5) the receiver is a relay, which writes to that agent; reply: parents
   parents = 33,
+  get_local = 34,  ///< (5) where the bytes of a full plan lie on the agent's host; reply: local
+  local = 35,
   // trainer process ↔ agent, over the Unix socket
   trainer_hello = 40,
   trainer_welcome = 41,
@@ -74,6 +76,8 @@ enum class Type : std::uint16_t {
   trainer_wait = 45,
   trainer_ready = 46,
   trainer_parents = 47,  ///< (5) the writer is a relay: where its versions come from; no reply
+  map_segment = 48,      ///< (5) from a receiver on the agent's host, in place of trainer_hello; reply: segment
+  segment = 49,          ///< (5) with a descriptor
   // 60 to 63 are reserved: an earlier commit over ranks had them
 };
 

@@ -166,6 +166,22 @@ Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, const 
   return last;
 }
 
+bool has_own_address(int fd) noexcept {
+  sockaddr_storage own{};
+  sockaddr_storage peer{};
+  socklen_t own_size = sizeof own;
+  socklen_t peer_size = sizeof peer;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_size) != 0) return false;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0) return false;
+  if (own.ss_family != peer.ss_family) return false;
+  if (own.ss_family == AF_INET) {
+    return reinterpret_cast<const sockaddr_in&>(own).sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in&>(peer).sin_addr.s_addr;
+  }
+  return own.ss_family == AF_INET6 && IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6&>(own).sin6_addr,
+                                                         &reinterpret_cast<const sockaddr_in6&>(peer).sin6_addr);
+}
+
 void use_no_pacing(int fd) noexcept {
   constexpr std::string_view kReno = "reno";  // in every kernel, and allowed to everybody
   ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kReno.data(), kReno.size());

@@ -50,6 +50,9 @@ class ShutDown {
   std::stop_callback<Call> callback_;
 };
 
+/// Both ends of a connected TCP socket have one address: the peer is on this host, and in this network namespace.
+bool has_own_address(int fd) noexcept;
+
 using wire::Message;
 
 /// For a TCP socket that will speak over loopback, before it connects or listens (accepted sockets inherit it): a

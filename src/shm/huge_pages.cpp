@@ -63,6 +63,15 @@ int fill_with_huge_pages(int fd, std::byte* base, std::uint64_t begin, std::uint
   return 0;
 }
 
+void* aligned_hint(std::uint64_t bytes) noexcept {
+  void* reserved =
+      ::mmap(nullptr, bytes + kHugePageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return nullptr;
+  ::munmap(reserved, bytes + kHugePageBytes);
+  const auto beyond = reinterpret_cast<std::uintptr_t>(reserved) % kHugePageBytes;
+  return static_cast<std::byte*>(reserved) + (beyond == 0 ? 0 : kHugePageBytes - beyond);
+}
+
 Status try_huge_page(const std::filesystem::path& dir) {
   const UniqueFd file(::open(dir.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (!file || ::ftruncate(file.get(), kHugePageBytes) != 0) return Error::from_errno(dir.string(), errno);

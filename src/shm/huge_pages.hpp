@@ -28,4 +28,8 @@ inline constexpr std::uint64_t kHugeBytesMin = std::uint64_t{64} << 20;
 ///   - Errc::permission, Errc::not_found and so on: of the directory.
 Status try_huge_page(const std::filesystem::path& dir);
 
+/// An address at which a file of so many bytes can be mapped by huge pages: halves keep their alignment there. A hint
+/// only; null: there is none.
+void* aligned_hint(std::uint64_t bytes) noexcept;
+
 }  // namespace deltasync::shm

@@ -40,8 +40,7 @@ bool still_holds(Segment& segment, unsigned half, std::uint64_t sequence) {
   // later fill could be taken for this one's.
   std::atomic_thread_fence(std::memory_order_acquire);
   Cells cells(segment);
-  const auto now = HalfWord::unpack(cells.load(cells.half_state(half)));
-  return holds_version(now.code) && now.sequence == sequence;
+  return Protocol<Cells>(cells).holds(half, sequence);
 }
 
 SlotStatus inspect_slot(Segment& segment, unsigned slot) {

@@ -65,6 +65,7 @@ enum class Guard : std::uint8_t {
   adopt_frees,           ///< a restarted agent frees what its predecessor was retiring
   retire_waits,          ///< the agent frees a retiring half only after its readers (in the agent's lease table)
   grant_dead_only,       ///< a slot is granted again only when its owner is proved dead
+  read_recheck,          ///< who read without holding looks at the state again afterwards
 };
 
 /// The version that a half holds, as the words of format/segment.hpp.
@@ -378,6 +379,16 @@ class Protocol {
   void adopt_half(unsigned half) {
     const auto now = HalfWord::unpack(m_.load(m_.half_state(half)));
     if (now.code == HalfState::retiring && !m_.broken(Guard::adopt_frees)) free_retired(half, now.sequence);
+  }
+
+  // ---- readers without holding
+
+  /// Whether the half still has the content of this fill, sealed and not yet given back to the writers. Who has read
+  /// its bytes before, and asks afterwards, knows that they were of it. Needs half_state() and load() alone.
+  bool holds(unsigned half, std::uint64_t sequence) {
+    if (m_.broken(Guard::read_recheck)) return true;
+    const auto now = HalfWord::unpack(m_.load(m_.half_state(half)));
+    return holds_version(now.code) && now.sequence == sequence;
   }
 
  private:

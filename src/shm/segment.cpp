@@ -102,16 +102,6 @@ Status reserve(int fd, std::byte* base, const SegmentPath& path, const SegmentPl
   return Error::from_errno("reserve " + bytes_for_people(bytes) + " for " + file_of(path).string(), error);
 }
 
-/// An address at which halves keep their 2 MiB alignment, so that huge pages can map them. A hint only.
-void* aligned_hint(std::uint64_t bytes) {
-  void* reserved =
-      ::mmap(nullptr, bytes + kHalfAlignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) return nullptr;
-  ::munmap(reserved, bytes + kHalfAlignment);
-  const auto beyond = reinterpret_cast<std::uintptr_t>(reserved) % kHalfAlignment;
-  return static_cast<std::byte*>(reserved) + (beyond == 0 ? 0 : kHalfAlignment - beyond);
-}
-
 /// Maps the file behind `fd`, whatever has its name by now.
 Result<bip::mapped_region> map(int fd, const SegmentPath& path, std::uint64_t bytes) {
   const auto map_at = [&](const void* address) {
@@ -313,6 +303,12 @@ int Segment::file() const noexcept {
 Result<UniqueFd> Segment::hand_over() const {
   UniqueFd fd(::fcntl(file(), F_DUPFD_CLOEXEC, 0));
   if (!fd) return Error::from_errno("hand over segment " + file_of(path()).string(), errno);
+  return fd;
+}
+Result<UniqueFd> Segment::hand_over_to_read() const {
+  // The open file, whatever has its name by now.
+  UniqueFd fd(::open(("/proc/self/fd/" + std::to_string(file())).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return Error::from_errno("hand over segment " + file_of(path()).string() + " for reading", errno);
   return fd;
 }
 std::uint64_t Segment::half_file_offset(unsigned index) const noexcept {

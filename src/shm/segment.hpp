@@ -68,6 +68,8 @@ class Segment {
   int file() const noexcept;
   /// Another descriptor of the same file, to be handed to a writer, who needs no name then.
   Result<UniqueFd> hand_over() const;
+  /// One that is open for reading only, for who shall never write (segment_view.hpp).
+  Result<UniqueFd> hand_over_to_read() const;
   std::uint64_t half_file_offset(unsigned index) const noexcept;
 
  private:

@@ -31,6 +31,21 @@ TEST(StateDigest, IsTheSumOfMixedWordsOfPaddedRows) {
   }
 }
 
+TEST(StateDigest, OfACopyIsThatOfTheCopiedRows) {
+  Random random(6);
+  for (const std::uint64_t row_bytes : {6U, 64U, 514U, 8192U}) {
+    const std::size_t stride = row_bytes + 6;
+    std::vector<std::byte> from(20 * stride);
+    for (auto& b : from) b = static_cast<std::byte>(random.next());
+    for (const std::size_t to_stride : {std::size_t{row_bytes}, stride + 3}) {
+      std::vector<std::byte> to(20 * to_stride);
+      const std::uint64_t expected = tile_digest(from.data(), stride, 20, row_bytes);
+      EXPECT_EQ(copy_tile_digest(to.data(), to_stride, from.data(), stride, 20, row_bytes), expected) << row_bytes;
+      EXPECT_EQ(tile_digest(to.data(), to_stride, 20, row_bytes), expected) << row_bytes;
+    }
+  }
+}
+
 // Fixed numbers: a change of the definition would make old and new builds disagree over the wire.
 TEST(StateDigest, KnownValues) {
   std::vector<std::uint16_t> ramp(65536);

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/hash.hpp"
+#include "format/wire_local.hpp"
 #include "format/wire_report.hpp"
 
 namespace deltasync::wire {
@@ -91,6 +92,9 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<RelayTo>("relay_to", {{0xFEDCBA9876543210}}));
   cases.push_back(make_case<Parents>("parents", {{{{1, "relay1:7070"}, {0xFEDCBA9876543210, ""}}}, {{}}}));
   cases.push_back(make_case<TrainerParents>("parents", {{{{1, "relay1:7070"}}}}));
+  cases.push_back(make_case<GetLocal>("get_local", {{77}}));
+  cases.push_back(make_case<Local>("local", {{"/run/user/1000/deltasync/agent.sock", 3, 1, 99}, {"", 0, 0, 0}}));
+  cases.push_back(make_case<MapSegment>("map_segment", {{5, 0xFEDCBA9876543210, 3}}));
   cases.push_back(make_case<TrainerHello>("trainer_hello", {{1, 2, 4, -5, "rank 2", layout_message()}}));
   cases.push_back(make_case<TrainerWelcome>("trainer_welcome", {{"job.g1", "/dev/shm", 1, {3, 4}, 5, 6}}));
   cases.push_back(make_case<TrainerPlan>("trainer_plan",

@@ -7,6 +7,7 @@
 
 #include "format/message.hpp"
 #include "format/wire.hpp"
+#include "format/wire_local.hpp"
 #include "format/wire_report.hpp"
 
 namespace {
@@ -44,6 +45,9 @@ void decode(wire::Type type, ByteSpan payload) {
     case wire::Type::relay_to: return round_trip<wire::RelayTo>(payload);
     case wire::Type::parents: return round_trip<wire::Parents>(payload);
     case wire::Type::trainer_parents: return round_trip<wire::TrainerParents>(payload);
+    case wire::Type::get_local: return round_trip<wire::GetLocal>(payload);
+    case wire::Type::local: return round_trip<wire::Local>(payload);
+    case wire::Type::map_segment: return round_trip<wire::MapSegment>(payload);
     case wire::Type::trainer_hello: return round_trip<wire::TrainerHello>(payload);
     case wire::Type::trainer_welcome: return round_trip<wire::TrainerWelcome>(payload);
     case wire::Type::trainer_plan: return round_trip<wire::TrainerPlan>(payload);

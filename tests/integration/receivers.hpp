@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@ class ReceiverTest : public AgentTest {
     ReceiverOptions options;
     options.endpoint = "127.0.0.1:" + std::to_string(port());
     options.streams = 2;
+    options.local = local_;
     auto receiver = receiver::ReceiverImpl::connect(options, tuning, test_deadline());
     EXPECT_TRUE(receiver) << receiver.error().to_string();
     EXPECT_TRUE((*receiver)->bind(make_host_target(model_.layout), test_deadline()));
@@ -37,6 +39,8 @@ class ReceiverTest : public AgentTest {
     return {memory.begin(), memory.end()};
   }
   const Metrics& metrics() const { return agent_->core().metrics(); }
+
+  std::optional<bool> local_;  ///< of receivers that connect from now on
 };
 
 }  // namespace deltasync::agent

@@ -30,6 +30,8 @@ void allow_many_files() {
 
 class ManyPeers : public ReceiverTest {
  protected:
+  ManyPeers() { local_ = false; }  // there are to be data connections
+
   static receiver::Tuning quick() {
     receiver::Tuning tuning;
     tuning.wait_slice = milliseconds(100);
@@ -234,6 +236,7 @@ TEST_F(ManyPeers, AllFollowersAreServedEveryVersion) {
       options.endpoint = "127.0.0.1:" + std::to_string(port());
       options.streams = 1;
       options.threads = 1;
+      options.local = false;  // data connections are to be many
       auto receiver = Receiver::connect(options, CallContext(deadline, stop.get_token()));
       while (!receiver && !deadline.passed() && !stop.stop_requested()) {  // so many come at once
         receiver = Receiver::connect(options, CallContext(deadline, stop.get_token()));

@@ -181,6 +181,7 @@ class PartialPull : public AgentTest {
     options.endpoint = "127.0.0.1:" + std::to_string(port());
     options.streams = 2;
     options.threads = 2;
+    options.local = false;
     options.name = "rank " + std::to_string(rank.index) + " of " + std::to_string(rank.count);
     auto receiver = Receiver::connect(options, test_deadline());
     EXPECT_TRUE(receiver) << receiver.error().to_string();

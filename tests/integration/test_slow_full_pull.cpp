@@ -134,6 +134,7 @@ TEST_F(SlowFullPull, EndsOnAWholeVersionAfterMoreThanFiveSteps) {
   ReceiverOptions options;
   options.endpoint = "127.0.0.1:" + std::to_string(link.port());
   options.streams = 2;
+  options.local = false;  // the link is what is slow
   auto receiver = Receiver::connect(options, test_deadline());
   ASSERT_TRUE(receiver) << receiver.error().to_string();
   ASSERT_TRUE((*receiver)->bind(make_host_target(model_.layout), test_deadline()));

@@ -34,6 +34,7 @@ class TlsPull : public ReceiverTest {
     options.endpoint = "127.0.0.1:" + std::to_string(port);
     options.streams = 2;
     options.tls = tls;
+    options.local = false;
     options.token = token;
     return Receiver::connect(options, test_deadline());
   }
@@ -183,6 +184,7 @@ TEST_P(AttackedPull, NothingIsCommittedThatWasNotPublishedAndOnceHeIsGonePullsEn
     options.endpoint = "127.0.0.1:" + std::to_string(attacker.port());
     options.streams = 2;
     options.tls = tls();
+    options.local = false;
     const Deadline limit = test_deadline();
     std::unique_ptr<Receiver> receiver;
     bool pulled = false;

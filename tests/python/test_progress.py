@@ -84,7 +84,7 @@ def test_a_callable_hears_of_a_full_update_while_it_comes(way: HeldBack, token: 
         if done > 0:
             way.go.set()
 
-    with deltasync.Receiver(way.endpoint, token_file=token) as receiver:
+    with deltasync.Receiver(way.endpoint, token_file=token, local="never") as receiver:
         assert receiver.update(timeout=DEADLINE_S, progress=tell).mode == "full"
         assert way.go.is_set()
         assert heard == sorted(heard)
@@ -100,7 +100,7 @@ def test_one_that_raises_ends_no_pull(way: HeldBack, token: str, caplog: pytest.
         way.go.set()
         raise RuntimeError("a full disk, say")
 
-    with deltasync.Receiver(way.endpoint, token_file=token) as receiver:
+    with deltasync.Receiver(way.endpoint, token_file=token, local="never") as receiver:
         prepared = receiver.prepare(timeout=DEADLINE_S, progress=fail)
         prepared.wait(DEADLINE_S)
         assert receiver.commit(timeout=DEADLINE_S).mode == "full"
@@ -133,7 +133,7 @@ def test_asyncio(way: HeldBack, token: str) -> None:
             last.set()
 
     async def run() -> None:
-        async with await deltasync.AsyncReceiver.connect(way.endpoint, token_file=token) as receiver:
+        async with await deltasync.AsyncReceiver.connect(way.endpoint, token_file=token, local="never") as receiver:
             with pytest.raises(errors.InvalidArgument, match="not 'yes'"):
                 await receiver.update(progress="yes")  # type: ignore[arg-type]
             waiting = asyncio.create_task(receiver.update(timeout=DEADLINE_S, progress=tell))
@@ -151,7 +151,7 @@ def test_asyncio_tells_nothing_of_a_pull_that_is_given_up(way: HeldBack, token: 
         begun.set()
 
     async def run() -> None:
-        async with await deltasync.AsyncReceiver.connect(way.endpoint, token_file=token) as receiver:
+        async with await deltasync.AsyncReceiver.connect(way.endpoint, token_file=token, local="never") as receiver:
             theirs = receiver.receiver.prepare(timeout=DEADLINE_S)  # which goes on
             waiting = asyncio.create_task(receiver.prepare(timeout=DEADLINE_S, progress=tell))
             assert await asyncio.to_thread(begun.wait, DEADLINE_S)
@@ -167,7 +167,7 @@ def test_asyncio_tells_nothing_of_a_pull_that_is_given_up(way: HeldBack, token: 
 
 def test_what_shows_nothing_is_refused(way: HeldBack, token: str) -> None:
     way.go.set()
-    with deltasync.Receiver(way.endpoint, token_file=token) as receiver:
+    with deltasync.Receiver(way.endpoint, token_file=token, local="never") as receiver:
         with pytest.raises(errors.InvalidArgument, match="progress: True, False or a callable, not 'yes'"):
             receiver.update(progress="yes")  # type: ignore[arg-type]
 

@@ -80,7 +80,7 @@ std::string describe(const Config& config, const State& before, const State& aft
                                         "mark", "seal", "give-up", "abort", "idle"};
   static const char* const kAgent[] = {"adopt",  "serve-old", "reap0",   "reap1", "grant",  "overlap",
                                        "sealed", "activate",  "publish", "diff",  "leases", "free"};
-  static const char* const kReader[] = {"lease", "read", "release"};
+  static const char* const kReader[] = {"lease", "read", "look", "release"};
   const auto& a = before.actor[actor];
   std::ostringstream out;
   if (a.kind == Kind::writer) {

@@ -337,10 +337,11 @@ void run_reader(const Config& config, Locals& l, Memory& m) {
         auto& s = m.state();
         if (!s.served.taken) return std::uint64_t{0};
         s.lease = s.served;
-        return std::uint64_t{s.served.half} << 32 | s.served.value;
+        return std::uint64_t{s.served.sequence} << 40 | std::uint64_t{s.served.half} << 32 | s.served.value;
       });
       if (value == 0) break;
-      l.half = static_cast<std::uint8_t>(value >> 32);
+      l.sequence = value >> 40;
+      l.half = static_cast<std::uint8_t>(value >> 32 & 1);
       l.value = static_cast<std::uint16_t>(value);
       l.pc = kRead;
       break;
@@ -349,8 +350,17 @@ void run_reader(const Config& config, Locals& l, Memory& m) {
       // Pages may be read until the acknowledgement, also after a revocation that has not arrived yet: then only what
       // matches the digests fixed at seal is kept, so a wrong value is no harm.
       const auto& lease = m.state().lease;
-      m.read_data(l.half, l.cell, lease.taken && !lease.revoked ? l.value : 0);
-      if (++l.cell == kDataCells) l.pc = kRelease;
+      const bool entitled = lease.taken && !lease.revoked && !config.maps_locally;
+      if (m.read_data(l.half, l.cell, entitled ? l.value : 0) != l.value) l.failed = 1;
+      if (++l.cell == kDataCells) l.pc = config.maps_locally ? kLook : kRelease;
+      break;
+    }
+    case kLook: {
+      // What it read counts, though it held nothing, if the half still has the content that the lease was for.
+      Protocol<Memory> protocol(m);
+      const bool counts = protocol.holds(l.half, l.sequence);
+      if (!m.unfinished() && counts && l.failed != 0) m.report(Violation::torn);
+      l.pc = kRelease;
       break;
     }
     case kRelease:

@@ -36,6 +36,7 @@ struct Config {
   bool reader = true;
   unsigned reader_rounds = 2;
   bool reads_while_written = false;
+  bool maps_locally = false;  ///< the reader is on the agent's host: it reads without holding, and looks afterwards
   unsigned kills = 0, stops = 0, agent_restarts = 0, timeouts = 0, aborts = 0, execs = 0;
   unsigned exec_slot = 0;  ///< whose writers call exec
   std::uint64_t states_max = 20'000'000;
@@ -58,7 +59,7 @@ enum AgentPc : std::uint8_t {
   kLeases,
   kFree,
 };
-enum ReaderPc : std::uint8_t { kLease, kRead, kRelease };
+enum ReaderPc : std::uint8_t { kLease, kRead, kLook, kRelease };
 
 /// Runs the actor's current episode from its start over `memory`; `locals` becomes where it stands if it finishes.
 void run_writer(const WriterScript& script, Locals& locals, Memory& memory, Action action);

@@ -32,6 +32,25 @@ inline Config one_writer_stopped() {
   return c;
 }
 
+/// The reader maps the segment: the agent does not see what it reads, and no lease that is revoked stops it.
+inline Config local_reader() {
+  Config c;
+  c.name = "a reader on the agent's host, a death, agent restart";
+  c.writers = {writer(0, 1, 1, 3)};
+  c.maps_locally = true;
+  c.kills = 1, c.agent_restarts = 1, c.aborts = 1;
+  return c;
+}
+
+inline Config local_reader_stopped() {
+  Config c;
+  c.name = "a reader on the agent's host, a stop, a death";
+  c.writers = {writer(0, 1, 1, 3)};
+  c.maps_locally = true;
+  c.stops = 1, c.kills = 1, c.agent_restarts = 1, c.reader_rounds = 1;
+  return c;
+}
+
 /// The trainer dies (or ends) anywhere and is started again; meanwhile the new one asks for the old one's slot.
 inline Config trainer_restart() {
   Config c;

@@ -21,6 +21,12 @@ TEST(Model, OneWriter) {
 TEST(Model, OneWriterStopped) {
   expect_clean(one_writer_stopped());
 }
+TEST(Model, LocalReader) {
+  expect_clean(local_reader());
+}
+TEST(Model, LocalReaderStopped) {
+  expect_clean(local_reader_stopped());
+}
 TEST(Model, TrainerRestart) {
   expect_clean(trainer_restart());
 }

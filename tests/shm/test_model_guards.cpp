@@ -50,6 +50,7 @@ const Mutant kMutants[] = {
     {"GrantDeadOnly", Guard::grant_dead_only, trainer_restart, Violation::wrong_abort},
     {"AdoptFrees", Guard::adopt_frees, one_writer, Violation::stuck},
     {"RetireWaits", Guard::retire_waits, one_writer, Violation::wrong_write},
+    {"ReadRecheck", Guard::read_recheck, local_reader, Violation::torn},
 };
 INSTANTIATE_TEST_SUITE_P(Model, BrokenGuard, ::testing::ValuesIn(kMutants),
                          [](const auto& mutant) { return std::string(mutant.param.name); });

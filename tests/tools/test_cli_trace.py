@@ -41,7 +41,7 @@ class TraceTest(CliTest):
             data[at] ^= 1
         return write_model(self.tmp / name, {"layer.weight": ("BF16", [2048, 2048], bytes(data))})
 
-    def record(self, elsewhere=()):
+    def record(self, elsewhere=(), local="never"):
         """Two versions through three processes. Returns the three sources: two files and the live agent. `elsewhere` is
         a command that runs the receiver."""
         models = [self.big_model("step_1", 0), self.big_model("step_2", 100)]
@@ -56,7 +56,7 @@ class TraceTest(CliTest):
 
         step()
         follower = Child(self, [*elsewhere, CLI, "pull", "--from", self.agent.endpoint, "--out", self.tmp / "out", "--follow",
-                                "--count", "2", "--json", "--trace", self.tmp / "pull.json"])
+                                "--local", local, "--count", "2", "--json", "--trace", self.tmp / "pull.json"])
         self.assertEqual(follower.line()["mode"], "full")
         step()
         self.assertEqual(follower.line()["mode"], "delta")
@@ -151,6 +151,13 @@ class TraceTest(CliTest):
                 if around:
                     self.assertLessEqual(ts - minus_dur, around[-1][0] + 0.002, (name, around[-1][1]))
                 around.append((ts - minus_dur, name))
+
+    def test_a_full_update_out_of_the_agents_memory(self):
+        publish, http, pull = self.record(local="always")
+        self.cli("trace", publish, http, pull, "--version", "step_1")
+        self.assertIn("local copy", self.out)
+        self.assertIn("serve local", self.out)
+        self.assertNotIn("serve extent", self.out)
 
     def test_summary_picture_and_the_agents_file(self):
         publish, http, pull = self.record()

@@ -53,6 +53,7 @@ Result<Json> run_apply(const Options& options);
 Result<Json> run_offload(const Options& options);
 Result<Json> run_export(const Options& options);
 Result<Json> run_full(const Options& options);
+Result<Json> run_colocated(const Options& options);
 Result<Json> run_packed(const Options& options);
 Result<Json> run_gpu(const Options& options);
 Result<Json> run_partial(const Options& options);

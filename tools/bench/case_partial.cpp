@@ -171,6 +171,7 @@ Result<Json> run_partial(const Options& options) {
       receiver_options.endpoint = agent.endpoint();
       receiver_options.streams = options.streams;
       receiver_options.threads = options.threads;
+      receiver_options.local = false;  // what is sent is counted
       DS_ASSIGN(rank.receiver, Receiver::connect(receiver_options, Deadline::after(kCaseLimit)));
       DS_TRY(rank.receiver->bind(make_host_target(layout), rank.slices, Deadline::after(kCaseLimit)));
       DS_ASSIGN(rank.full, pull(rank, *layout, source));

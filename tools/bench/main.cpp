@@ -62,8 +62,8 @@ std::function<Status()> setup_bench(CLI::App& app) {
   const auto json = std::make_shared<bool>(false);
   options->bin_dir = own_directory();
   app.add_option("case", options->name,
-                 "diff, codec, merge, apply, offload, export, full, packed, partial, e2e, tensors, relay, fanout, "
-                 "fleet-metadata, baseline or gpu")
+                 "diff, codec, merge, apply, offload, export, full, colocated, packed, partial, e2e, tensors, relay, "
+                 "fanout, fleet-metadata, baseline or gpu")
       ->required();
   const CLI::Option* const size =
       app.add_option("--model-gib", options->model_gib, "size of the bf16 model")->check(CLI::Range(0.001, 4096.0));

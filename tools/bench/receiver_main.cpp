@@ -56,6 +56,7 @@ int receiver_main(const ReceiverArgs& args) {
   options.streams = args.streams;
   options.threads = args.threads;
   options.name = "bench";
+  options.local = false;  // as from another host
   receiver::Tuning tuning;
   tuning.compact = args.compact;
   if (args.compact)

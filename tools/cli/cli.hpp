@@ -69,8 +69,10 @@ std::string one_or_more(const std::string& number);
 
 /// --tls-ca, --tls-name, --tls-cert and --tls-key of a command that dials. `tls` outlives the app's parsing.
 void add_tls_options(CLI::App& app, TlsOptions& tls);
-/// --streams, --cores and --link-gbps of a command that pulls; what is bound to them outlives the app's parsing.
-void add_transfer_options(CLI::App& app, unsigned& streams, std::string& cores, double& link_gbps);
+/// --streams, --cores, --link-gbps and --local of a command that pulls; what is bound to them outlives the app's
+/// parsing.
+void add_transfer_options(CLI::App& app, unsigned& streams, std::string& cores, double& link_gbps,
+                          std::optional<bool>& local);
 
 /// Records a timeline while `work` goes on, named `process`, and writes it to `file` whatever came of it. With an empty
 /// file, just works.

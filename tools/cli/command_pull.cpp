@@ -33,6 +33,7 @@ struct PullArgs {
   unsigned streams = 4;
   std::string cores;
   double link_gbps = 0;
+  std::optional<bool> local;
   std::optional<std::uint64_t> disk_reserve_mib;
   bool beside_model = false;
   std::uint64_t count = 0;
@@ -69,6 +70,7 @@ Status print(const PullArgs& options, const PullReport& report) {
                        {"label", report.version.label},
                        {"out", options.out},
                        {"wire_bytes", report.wire_bytes},
+                       {"local_bytes", report.local_bytes},
                        {"full_bytes", report.full_bytes},
                        {"metadata_bytes", report.metadata_bytes},
                        {"tiles", report.tiles},
@@ -90,6 +92,7 @@ Status print(const PullArgs& options, const PullReport& report) {
       line +=
           " (" + human_percent(static_cast<double>(report.wire_bytes) / static_cast<double>(report.full_bytes)) + ")";
     }
+    if (report.local_bytes > 0) line += ", " + human_bytes(report.local_bytes) + " out of the agent's memory";
     line += "; transfer " + human_seconds(report.transfer_s) + ", commit " + human_seconds(report.commit_s);
   }
   return print_line(line);
@@ -105,6 +108,7 @@ Result<std::unique_ptr<Receiver>> connect(const PullArgs& options, const CallCon
   receiver_options.tls = options.tls;
   receiver_options.streams = options.streams;
   receiver_options.link_gbps = options.link_gbps;
+  receiver_options.local = options.local;
   receiver_options.on_older_epoch = options.on_older_epoch;
   receiver_options.name = "deltasync pull";
   DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until));
@@ -206,7 +210,7 @@ std::function<Status()> setup_pull(CLI::App& app) {
   app.add_option("--token-file", options->token_file, "file with the shared token, readable by its owner only")
       ->type_name("FILE");
   add_tls_options(app, options->tls);
-  add_transfer_options(app, options->streams, options->cores, options->link_gbps);
+  add_transfer_options(app, options->streams, options->cores, options->link_gbps, options->local);
   app.add_option("--disk-reserve-mib", options->disk_reserve_mib,
                  "what stays free on the disk of --out (default: 5 % of it, 1 GiB at most)")
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40));

@@ -38,6 +38,7 @@ struct RelayArgs {
   unsigned threads = 0;
   std::string cores;
   double link_gbps = 0;
+  std::optional<bool> local;
   std::uint64_t count = 0;
   pid_t end_with = 0;
   double deadline_s = 3600;
@@ -83,6 +84,7 @@ class Relay {
     receiver_options.tls = options_.tls;
     receiver_options.streams = options_.streams;
     receiver_options.link_gbps = options_.link_gbps;
+    receiver_options.local = options_.local;
     receiver_options.on_older_epoch = options_.on_older_epoch;
     receiver_options.name = "deltasync relay";
     DS_ASSIGN(auto receiver, Receiver::connect(receiver_options, until));
@@ -249,7 +251,7 @@ std::function<Status()> setup_relay(CLI::App& app) {
                  "file with the token shared with the agent at --from, readable by its owner only")
       ->type_name("FILE");
   add_tls_options(app, options->tls);
-  add_transfer_options(app, options->streams, options->cores, options->link_gbps);
+  add_transfer_options(app, options->streams, options->cores, options->link_gbps, options->local);
   app.add_option("--threads", options->threads, "that copy into the segment; 0 = up to 4")->check(CLI::Range(0, 256));
   app.add_option("--count", options->count, "end after this many versions")->check(one_or_more);
   app.add_option("--end-with", options->end_with, "end as by SIGTERM when the process of this pid has ended")

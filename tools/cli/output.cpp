@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <optional>
 
 #include "base/utf8.hpp"
 #include "tools/cli/cli.hpp"
@@ -81,13 +83,22 @@ void add_tls_options(CLI::App& app, TlsOptions& tls) {
   app.add_option("--tls-key", tls.key, "its private key")->type_name("FILE");
 }
 
-void add_transfer_options(CLI::App& app, unsigned& streams, std::string& cores, double& link_gbps) {
+void add_transfer_options(CLI::App& app, unsigned& streams, std::string& cores, double& link_gbps,
+                          std::optional<bool>& local) {
   app.add_option("--streams", streams, "parallel data connections")->check(CLI::Range(1, 64));
   app.add_option("--cores", cores, "CPUs to run on, such as 0-7,16 (default: all that it may)")->type_name("LIST");
   app.add_option("--link-gbps", link_gbps,
                  "speed of the link from the agent in gigabits per second: full transfers come packed where that is "
                  "sooner (default: measured)")
       ->check(CLI::Range(0.001, 1e6));
+  static const std::map<std::string, std::optional<bool>> kLocal{
+      {"auto", std::nullopt}, {"never", false}, {"always", true}};
+  app.add_option_function<std::string>(
+         "--local", [&local](const std::string& name) { local = kLocal.at(name); },
+         "copy full updates out of the memory of an agent on this host: where that can be (auto, default), never, or "
+         "always, else fail")
+      ->check(CLI::IsMember({"auto", "never", "always"}))
+      ->option_text("auto|never|always");
 }
 
 std::string exit_code_help() {

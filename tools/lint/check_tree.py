@@ -46,6 +46,7 @@ LAYERS = {
     "agent/": AGENT | {"agent/"},
     "receiver/targets/segment/": {"deltasync/", "base/", "format/", "delta/", "receiver/targets/", "writer/"},
     "receiver/targets/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "receiver/targets/"},
+    "receiver/local/": {"deltasync/", "base/", "format/", "shm/", "net/", "receiver/"},
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
     "src/python/": {"deltasync/", "base/", "net/", "commit/", "export/", "receiver/control/", "python/"},
 }

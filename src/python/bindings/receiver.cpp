@@ -79,6 +79,7 @@ nb::dict report_of(const PullReport& report) {
   fields["version"] = report.version;
   fields["root"] = to_string(report.root);
   fields["wire_bytes"] = report.wire_bytes;
+  fields["local_bytes"] = report.local_bytes;
   fields["full_bytes"] = report.full_bytes;
   fields["metadata_bytes"] = report.metadata_bytes;
   fields["tiles"] = report.tiles;
@@ -103,10 +104,17 @@ OlderEpoch older_epoch_named(const std::string& name) {
   throw Failure{Error(Errc::invalid_argument, "on_older_epoch is follow, wait or fail, not '" + name + "'")};
 }
 
+std::optional<bool> local_named(const std::string& name) {
+  if (name == "auto") return std::nullopt;
+  if (name == "never") return false;
+  if (name == "always") return true;
+  throw Failure{Error(Errc::invalid_argument, "local is auto, never or always, not '" + name + "'")};
+}
+
 std::unique_ptr<Receiver> connect(std::string endpoint, std::string token, unsigned streams, unsigned threads,
                                   std::string cores, const std::string& full_update_policy, bool attest_commits,
-                                  double link_gbps, const std::string& on_older_epoch, std::string name,
-                                  const TlsOptions& tls, double timeout) {
+                                  double link_gbps, const std::string& local, const std::string& on_older_epoch,
+                                  std::string name, const TlsOptions& tls, double timeout) {
   ReceiverOptions options;
   options.tls = tls;
   options.endpoint = std::move(endpoint);
@@ -117,6 +125,7 @@ std::unique_ptr<Receiver> connect(std::string endpoint, std::string token, unsig
   options.full_update_policy = policy_named(full_update_policy);
   options.attest_commits = attest_commits;
   options.link_gbps = link_gbps;
+  options.local = local_named(local);
   options.on_older_epoch = older_epoch_named(on_older_epoch);
   options.name = std::move(name);
   return unwrap(stoppable_until(timeout, [&](const CallOptions& call) { return Receiver::connect(options, call); }));
@@ -256,7 +265,7 @@ void bind_receiver(nb::module_& module) {
           "cert"_a = "", "key"_a = "", "ca"_a = "", "name"_a = "", "allow"_a = std::vector<std::string>());
   nb::class_<Receiver>(module, "Receiver", "One receiver of one agent. One thread calls it at a time.")
       .def_static("connect", &connect, "endpoint"_a, "token"_a = "", "streams"_a = 4, "threads"_a = 0, "cores"_a = "",
-                  "full_update_policy"_a = "stage", "attest_commits"_a = false, "link_gbps"_a = 0.0,
+                  "full_update_policy"_a = "stage", "attest_commits"_a = false, "link_gbps"_a = 0.0, "local"_a = "auto",
                   "on_older_epoch"_a = "follow", "name"_a = "receiver", "tls"_a = TlsOptions(), "timeout"_a = 60.0)
       .def("bind", &bind_target, "target"_a, "timeout"_a = 60.0)
       .def("pull", &pull, "number"_a = nb::none(), "label"_a = nb::none(), "epoch"_a = 0, "newer"_a = false,

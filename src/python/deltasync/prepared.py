@@ -30,6 +30,8 @@ class PullReport:
     root: str
     #: Received over all connections, headers counted.
     wire_bytes: int
+    #: Copied out of the memory of an agent on this host.
+    local_bytes: int
     #: Of the tensors that are kept, for comparison.
     full_bytes: int
     metadata_bytes: int

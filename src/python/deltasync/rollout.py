@@ -68,6 +68,9 @@ class Receiver:
     computes with the weights. A commit comes behind what is queued there, and what is queued there after it comes
     behind the commit. For a device without one, a commit first waits for all that torch has queued on it.
 
+    ``local``: whether full updates are copied out of the memory of an agent on this host: ``auto`` where they can be,
+    ``never``, or ``always``, which raises Unsupported where they cannot.
+
     ``on_older_epoch``: what to do when the agent serves a version of a trainer whose epoch is older than that of the
     version that is held (that trainer never heard of the other one): ``follow`` takes it, since the agent is the one
     that was pointed to; ``wait`` waits for a later one; ``fail`` raises VersionConflict. The log says so once. It
@@ -96,6 +99,7 @@ class Receiver:
         engine_streams: Mapping[int, Any] | None = None,
         attest_commits: bool = False,
         link_gbps: float = 0.0,
+        local: str = "auto",
         on_older_epoch: str = "follow",
         name: str | None = None,
         strict: bool = True,
@@ -119,6 +123,7 @@ class Receiver:
             "full_update_policy": _checks.text("full_update_policy", full_update_policy),
             "attest_commits": bool(attest_commits),
             "link_gbps": _checks.of_type("link_gbps", link_gbps, numbers.Real, "number"),
+            "local": _checks.text("local", local),
             "tls": Tls.of(tls)._of_receiver(),
             "on_older_epoch": _checks.text("on_older_epoch", on_older_epoch),
             "name": _checks.text("name", name or f"receiver-{os.getpid()}"),
