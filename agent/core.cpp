@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/log.hpp"
+
 namespace deltasync::agent {
 
 AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock, std::shared_ptr<Reclaimer> reclaimer,
@@ -74,6 +76,14 @@ std::chrono::milliseconds AgentCore::run_maintenance() {
   open_plans_.run_maintenance();
   const bool retiring = revoker_.run_maintenance();
   files_.look(versions_.generations());
+  if (const auto news = origin_.news(); news && *news) {
+    log::warn(origin_lines_,
+              "cut_off why=\"{}\" effect=\"what is served grows old; receivers ask other agents, if they "
+              "know any\"",
+              (*news)->why);
+  } else if (news) {
+    log::info("no_longer_cut_off");
+  }
   return std::chrono::milliseconds(retiring ? 5 : 50);
 }
 

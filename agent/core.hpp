@@ -47,6 +47,7 @@
 #include "agent/versions/publisher.hpp"
 #include "agent/versions/reclaimer.hpp"
 #include "agent/versions/version_store.hpp"
+#include "base/log_limit.hpp"
 
 namespace deltasync::agent {
 
@@ -110,6 +111,7 @@ class AgentCore {
   PlanService plans_;
   SubsetTable subsets_;
   Origin origin_;
+  log::LineLimit origin_lines_{1, std::chrono::seconds(30)};
   SegmentHooks trainer_hooks_;
   std::thread reclaimer_thread_;  // unmaps and frees what nobody holds any more
 };

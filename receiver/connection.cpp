@@ -5,7 +5,6 @@
 
 #include "base/trace.hpp"
 #include "format/handshake.hpp"
-#include "format/wire_report.hpp"
 #include "net/auth.hpp"
 #include "net/local_token.hpp"
 
@@ -111,6 +110,19 @@ Result<wire::Header> Connection::recv_header(Deadline deadline) {
     if (!alive || header->payload_bytes != 0) return header;
     if (pulse_) pulse_->be_quick();
   }
+}
+
+Result<wire::Lag> Connection::lag(const VersionId& held, Deadline deadline) {
+  const std::uint64_t request = next_request();
+  DS_TRY(send(request, wire::GetLag{held}, deadline));
+  DS_ASSIGN(const wire::Header header, recv_header(deadline));
+  const auto type = static_cast<wire::Type>(header.type);
+  if (header.request != request || (type != wire::Type::error && type != wire::Type::lag)) {
+    return unexpected(header, request);
+  }
+  DS_ASSIGN(const auto payload, recv_payload(header, deadline));
+  if (type == wire::Type::error) return agent_error(payload);
+  return wire::Lag::decode(payload);
 }
 
 Status Connection::recv_some(MutByteSpan to, Deadline deadline) {

@@ -16,6 +16,7 @@
 #include "base/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "format/wire.hpp"
+#include "format/wire_report.hpp"
 #include "net/blocking.hpp"
 #include "receiver/peer.hpp"
 
@@ -64,6 +65,9 @@ class Connection {
   Status recv_payload(const wire::Header& header, MutByteSpan to, Deadline deadline);
   /// Fills all of `pieces` (which it uses up). No hash: the caller verifies tiles.
   Status recv_scattered(std::span<iovec> pieces, Deadline deadline);
+
+  /// How far behind the agent's newest version `held` is; only an agent of protocol 5 knows the question.
+  Result<wire::Lag> lag(const VersionId& held, Deadline deadline);
 
   std::uint64_t bytes_sent() const noexcept { return socket_.bytes_sent(); }
   std::uint64_t bytes_received() const noexcept { return socket_.bytes_received(); }

@@ -17,6 +17,10 @@ constexpr auto kLookLimit = std::chrono::milliseconds(1000);  ///< of a look at 
 constexpr auto kSilentFor = std::chrono::seconds(10);  ///< an agent that was found silent is asked after the others
 constexpr int kPreferredWaits = 32;  ///< of the preferred one that goes on falling silent, so many times as long
 
+bool is_later(const VersionId& a, const VersionId& b) {
+  return a.epoch > b.epoch || (a.epoch == b.epoch && a.number > b.number);
+}
+
 struct GetLayout {
   static constexpr wire::Type kType = wire::Type::get_layout;
   std::vector<std::byte> encode() const { return {}; }
@@ -68,11 +72,11 @@ Status Control::connect(std::chrono::milliseconds patience, Deadline deadline) {
 }
 
 /// A new connection takes the place of the one that is there, if it comes to be.
-bool Control::replace(Deadline deadline) {
+bool Control::replace(Deadline deadline, const std::function<bool(Connection&)>& is_wanted) {
   Connection fresh;
   const Status connected = connect_once(fresh, std::min(kLookLimit, peer_.handshake()), deadline);
-  if (!connected) {
-    noted_ = connected.error();
+  if (!connected) noted_ = connected.error();
+  if (!connected || (is_wanted && !is_wanted(fresh))) {
     closed_bytes_ += fresh.bytes_received();
     return false;
   }
@@ -94,7 +98,12 @@ void Control::try_preferred(Deadline deadline) {
   Addresses& addresses = *peer_.addresses;
   const std::size_t at = addresses.at();
   addresses.use(0);
-  const bool back = replace(deadline);
+  noted_.reset();
+  const bool back = replace(deadline, [&](Connection& fresh) {
+    if (fresh.protocol() < 5) return true;
+    const auto lag = fresh.lag(standing_.committed.id, deadline.earlier(Deadline::after(kLookLimit)));
+    return lag && (lag->cut_off_ns == 0 || is_later(lag->newest.id, standing_.committed.id));
+  });
   preferred_tried_at_ = Clock::now();
   if (back) {
     preferred_back_at_ = preferred_tried_at_;
@@ -102,8 +111,32 @@ void Control::try_preferred(Deadline deadline) {
     return;
   }
   // While it is tried nothing else can come.
-  if (noted_->code() == Errc::timed_out) wait_longer();
+  if (noted_ && noted_->code() == Errc::timed_out) wait_longer();
   addresses.use(at);
+}
+
+bool Control::leave_cut_off(const Error& said, const VersionId& held, Deadline deadline) {
+  Addresses& addresses = *peer_.addresses;
+  const std::size_t at = addresses.at();
+  const std::string from = peer_.endpoint();
+  bool found = false;
+  for (const std::size_t i : in_order()) {
+    if (i == at || deadline.passed() || stop_.stop_requested()) continue;
+    addresses.use(i);
+    found = replace(deadline, [&](Connection& fresh) {
+      if (fresh.protocol() < 5) return false;
+      const auto lag = fresh.lag(held, deadline.earlier(Deadline::after(kLookLimit)));
+      return lag && is_later(lag->newest.id, held);
+    });
+    if (found) break;
+  }
+  if (!found) addresses.use(at);
+  log::warn(cut_off_lines_, "agent_cut_off agent={} said=\"{}\" then=\"{}\"", from, said.message(),
+            found                   ? "going on at " + peer_.endpoint()
+            : addresses.size() == 1 ? "waiting; another agent in the list of endpoints would be asked"
+                                    : "waiting: no other has a newer version");
+  if (found) preferred_tried_at_ = Clock::now();
+  return found;
 }
 
 void Control::wait_longer() {
@@ -281,7 +314,7 @@ Answer<wire::TilesChecked> Control::check_tiles(const wire::CheckTiles& question
 }
 
 Answer<wire::Parents> Control::parents(std::uint64_t own, Deadline deadline) {
-  auto answer = ask<wire::Parents>(wire::RelayTo{own}, std::chrono::milliseconds(0), deadline);
+  auto answer = ask<wire::Parents>(wire::RelayTo{own, {}}, std::chrono::milliseconds(0), deadline);
   if (answer.value) parents_asked_at_ = Clock::now();
   return answer;
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -62,6 +63,9 @@ class Control {
   void lost(const Error& why);
   /// The agent in use shall not be: others are asked before it for a while.
   void pass_over(const Error& why);
+  /// The agent in use says that nobody brings newer versions there: goes on at another one that has a later version
+  /// than `held`. False: none has, and the one in use stays that.
+  bool leave_cut_off(const Error& said, const VersionId& held, Deadline deadline);
   /// To the log, now and then: why nothing comes for a while.
   void say_busy(const Error& said, std::chrono::milliseconds pause);
   /// Before a pull a new connection takes the place of the one that there is, where that is of use: to the preferred
@@ -110,7 +114,7 @@ class Control {
   using Clock = std::chrono::steady_clock;
 
   void stop_on(const std::stop_token& stop);
-  bool replace(Deadline deadline);
+  bool replace(Deadline deadline, const std::function<bool(Connection&)>& is_wanted = {});
   Status connect_once(Connection& connection, std::chrono::milliseconds patience, Deadline deadline);
   Status connect(std::chrono::milliseconds patience, Deadline deadline);
   void note_silent();
@@ -144,6 +148,7 @@ class Control {
   Clock::time_point preferred_tried_at_;
   Clock::time_point parents_asked_at_;
   log::LineLimit cycle_lines_{1, std::chrono::seconds(30)};
+  log::LineLimit cut_off_lines_{1, std::chrono::seconds(30)};
   Clock::time_point preferred_back_at_;
   std::chrono::milliseconds preferred_wait_{0};  ///< until it is tried again
   log::LineLimit busy_lines_{1, std::chrono::seconds(30)};

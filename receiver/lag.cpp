@@ -17,18 +17,7 @@ Result<wire::Lag> ask(const Peer& peer, const VersionId& held, const CallContext
     return Error(Errc::unsupported, "it speaks protocol " + std::to_string(connection.protocol()) +
                                         ", and tells only from 5 on: upgrade the agent");
   }
-  const std::uint64_t request = connection.next_request();
-  DS_TRY(connection.send(request, wire::GetLag{held}, limit));
-  DS_ASSIGN(const wire::Header header, connection.recv_header(limit));
-  if (header.type == static_cast<std::uint16_t>(wire::Type::error)) {
-    DS_ASSIGN(const auto said, connection.recv_payload(header, limit));
-    return agent_error(said);
-  }
-  if (header.type != static_cast<std::uint16_t>(wire::Type::lag) || header.request != request) {
-    return unexpected(header, request);
-  }
-  DS_ASSIGN(const auto payload, connection.recv_payload(header, limit));
-  return wire::Lag::decode(payload);
+  return connection.lag(held, limit);
 }
 
 double seconds(std::uint64_t ns) {
@@ -62,6 +51,11 @@ Lag Standing::lag(const CallContext& until) const {
     lag.versions = answer->versions;
     lag.seconds = seconds(answer->behind_ns);
     lag.newest_age_s = seconds(answer->newest_age_ns);
+  }
+  if (answer && answer->cut_off_ns != 0 && lag.last_error.empty()) {
+    lag.last_error = "the agent at " + agent_.endpoint() + " has been cut off for " +
+                     std::to_string(answer->cut_off_ns / 1'000'000'000) +
+                     " s: nobody brings newer versions there. Its /readyz says why";
   }
   recall(lag);
   return lag;

@@ -36,6 +36,9 @@ net::HttpPage health_page(const AgentParts& parts) {
 }
 
 net::HttpPage ready_page(const AgentParts& parts) {
+  if (const auto cut_off = parts.core.origin().cut_off()) {
+    return unavailable({{"status", "not ready"}, {"reason", "no newer version comes: " + cut_off->why}});
+  }
   if (parts.core.versions().snapshot()->served) return {200, "text/plain; charset=utf-8", "ready\n"};
   return unavailable({{"status", "not ready"}, {"reason", "no version is served yet"}});
 }

@@ -108,6 +108,12 @@ std::string metrics_text(const AgentParts& parts) {
       parts.trainer_server != nullptr ? parts.trainer_server->status() : std::vector<TrainerStatus>();
   out.add("writers", "Trainers' ranks, or relays, that are attached now.",
           static_cast<double>(std::ranges::count_if(writers, &TrainerStatus::connected)));
+  const auto cut_off = parts.core.origin().cut_off();
+  out.add(
+      "cut_off_seconds",
+      "For how long nobody has brought newer versions: the relay is gone, or has no agent that gets any; 0: somebody "
+      "may.",
+      cut_off ? std::chrono::duration<double>(Origin::Clock::now() - cut_off->since).count() : 0);
   add_ring(out, parts, *now);
   add_served(out, *now);
   add_receivers(out, receiver_status(parts));

@@ -225,6 +225,10 @@ std::string status_json(const AgentParts& parts) {
   }
   page["parents"] = json::array();
   for (const wire::Parent& parent : parts.core.origin().parents()) page["parents"].push_back(parent.endpoint);
+  page["cut_off"] = nullptr;
+  if (const auto cut_off = parts.core.origin().cut_off()) {
+    page["cut_off"] = {{"why", cut_off->why}, {"seconds", age_s(cut_off->since)}};
+  }
   page["receivers"] = receivers_json(receiver_status(parts));
   page["connections"] = connections_json(parts.pull_server);
   page["writers"] = writers_json(parts.trainer_server);

@@ -363,6 +363,7 @@ Status PullConversation::on_goodbye(const Request& request) {
 asio::awaitable<Status> PullConversation::on_get_lag(Request& request) {
   DS_CO_ASSIGN(const wire::GetLag question, wire::GetLag::decode(request.payload));
   wire::Lag answer;
+  answer.cut_off_ns = core_.origin().cut_off_ns();
   if (const ServedPtr served = core_.versions().snapshot()->served) {
     const Behind behind = core_.versions().behind(question.held);
     answer.newest = served->version;
@@ -376,7 +377,7 @@ asio::awaitable<Status> PullConversation::on_get_lag(Request& request) {
 
 asio::awaitable<Status> PullConversation::on_relay_to(Request& request) {
   DS_CO_ASSIGN(const wire::RelayTo relay, wire::RelayTo::decode(request.payload));
-  wire::Parents answer{core_.origin().parents()};
+  wire::Parents answer{core_.origin().parents(), core_.origin().cut_off_ns()};
   std::vector<wire::Parent> from_here = answer.list;
   from_here.insert(from_here.begin(), {context_.options.instance, "this one"});
   std::string cycle = wire::cycle_of(from_here, relay.instance);

@@ -92,6 +92,9 @@ class PullConversation {
   awaitable<Status> on_subscribe(Request& request);
   Result<SubsetPtr> make_subset(ByteSpan payload);
   awaitable<Status> on_plan(Request& request);
+  /// Why a plan that brings nothing newer, or waits for it, is refused now: nobody brings it. Said now and then, and
+  /// where the wait is over; else the plan is answered as any other.
+  std::optional<Error> cut_off(const wire::PlanRequest& plan, bool at_last);
   awaitable<Status> on_release(Request& request);
   awaitable<Status> on_check_tiles(Request& request);
   awaitable<Status> on_get_local(Request& request);
@@ -146,7 +149,8 @@ class PullConversation {
   std::chrono::milliseconds alive_every_{0};        ///< how often the peer wants to hear that we are there; 0: never
   std::chrono::steady_clock::time_point alive_at_;  ///< when it is due
   std::uint64_t answering_ = 0;                     ///< the request at hand
-  SubsetPtr subset_;                                ///< null until the peer subscribes
+  std::chrono::steady_clock::time_point cut_off_said_at_;  ///< to this peer
+  SubsetPtr subset_;                                       ///< null until the peer subscribes
   bool authenticated_ = false;
   bool turned_away_ = false;  ///< it authenticated, and there is no place for it
   bool mid_message_ = false;  ///< part of a message is out: nothing else can be said on this connection

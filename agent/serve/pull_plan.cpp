@@ -50,6 +50,18 @@ asio::awaitable<Status> PullConversation::on_subscribe(Request& request) {
   co_return co_await send_end(request);
 }
 
+/// A plan that does not wait is a question of what there is.
+std::optional<Error> PullConversation::cut_off(const wire::PlanRequest& plan, bool at_last) {
+  constexpr auto kEvery = std::chrono::seconds(1);
+  if (protocol_ < 5 || plan.wait_ms == 0) return std::nullopt;
+  const auto now = std::chrono::steady_clock::now();
+  if (!at_last && now - cut_off_said_at_ < kEvery) return std::nullopt;
+  const auto cut_off = core_.origin().cut_off();
+  if (!cut_off) return std::nullopt;
+  cut_off_said_at_ = now;
+  return Error(Errc::peer_died, "no newer version comes here: " + cut_off->why);
+}
+
 asio::awaitable<Status> PullConversation::on_plan(Request& request) {
   DS_CO_ASSIGN(const wire::PlanRequest plan, wire::PlanRequest::decode(request.payload));
   // A receiver of protocol 4 does not report. What it plans from is what it has committed, unless it says otherwise.
@@ -81,6 +93,10 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
         merge_deadline ? !merge_deadline->passed() : merge_max.count() != 0 && !deadline.passed();
     auto reply = core_.plans().plan(plan, asker, &waiting_for, pending, subset);
     if (!reply) co_return co_await refuse(request, std::move(reply).error());
+    const bool waits = !*reply && !pending.derived.key;
+    if (waits || (*reply && (*reply)->mode == wire::PlanMode::up_to_date)) {
+      if (auto why = cut_off(plan, waits && deadline.passed())) co_return co_await refuse(request, *std::move(why));
+    }
     if (*reply) {
       const wire::PlanReply& made = **reply;
       asked_ = made.target.id;

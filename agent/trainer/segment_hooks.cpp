@@ -177,9 +177,16 @@ void SegmentHooks::offloaded(const wire::TrainerNotify& durations) {
   metrics_.guard.observe(static_cast<double>(durations.guard_ns) * 1e-9);
 }
 
-void SegmentHooks::relays(std::uint64_t connection, std::vector<wire::Parent> parents) {
-  if (parents.empty()) return origin_.forget(connection);
-  origin_.set(connection, std::move(parents));
+void SegmentHooks::relays(std::uint64_t connection, wire::Parents said) {
+  origin_.set(connection, std::move(said));
+}
+
+void SegmentHooks::relay_gone(std::uint64_t connection) {
+  origin_.forget(connection);
+}
+
+void SegmentHooks::trains() {
+  origin_.is_trainers();
 }
 
 /// A version of this epoch is being filled, is sealed, or is active and not served yet.

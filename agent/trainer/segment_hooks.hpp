@@ -42,7 +42,9 @@ class SegmentHooks : public TrainerHooks {
   Result<UniqueFd> segment_to_read(std::uint64_t generation) override;
   void segment_changed() override;
   void offloaded(const wire::TrainerNotify& durations) override;
-  void relays(std::uint64_t connection, std::vector<wire::Parent> parents) override;
+  void relays(std::uint64_t connection, wire::Parents said) override;
+  void relay_gone(std::uint64_t connection) override;
+  void trains() override;
   Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) override;
 
   /// ready() fails from now on, and a release under way ends. Any thread.

@@ -58,7 +58,7 @@ awaitable<void> TrainerConversation::run() {
     status = Error(Errc::internal, e.what());
   }
   state_.connection_closed(connection_);
-  if (relays_ && !state_.stopped) state_.hooks.relays(connection_, {});
+  if (relays_ && !state_.stopped) state_.hooks.relay_gone(connection_);
   if (!state_.stopped && !status && status.error().code() != Errc::connection) {
     log::warn("trainer_refused error=\"{}\"", status.error().to_string());
     static_cast<void>(co_await send_error(request_, status.error()));
@@ -189,6 +189,7 @@ awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, co
   switch (message.type()) {
     case wire::Type::trainer_notify:
       state_.hooks.segment_changed();
+      if (!relays_) state_.hooks.trains();
       if (protocol_ >= 5) {
         DS_CO_ASSIGN(const wire::TrainerNotify durations, wire::TrainerNotify::decode(message.payload));
         state_.hooks.offloaded(durations);
@@ -197,7 +198,7 @@ awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, co
     case wire::Type::trainer_parents: {
       DS_CO_ASSIGN(wire::TrainerParents parents, wire::TrainerParents::decode(message.payload));
       relays_ = true;
-      state_.hooks.relays(connection_, std::move(parents.list));
+      state_.hooks.relays(connection_, std::move(parents));
       co_return true;
     }
     case wire::Type::trainer_plan: {

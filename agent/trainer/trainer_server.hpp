@@ -66,8 +66,12 @@ class TrainerHooks {
   virtual void segment_changed() = 0;
   /// A writer says how long its offload took.
   virtual void offloaded(const wire::TrainerNotify& /*durations*/) {}
-  /// A writer that is a relay says where its versions come from; none: its connection has ended.
-  virtual void relays(std::uint64_t /*connection*/, std::vector<wire::Parent> /*parents*/) {}
+  /// A writer that is a relay says where its versions come from.
+  virtual void relays(std::uint64_t /*connection*/, wire::Parents /*said*/) {}
+  /// Its connection has ended.
+  virtual void relay_gone(std::uint64_t /*connection*/) {}
+  /// A writer that is none has offloaded a version.
+  virtual void trains() {}
   /// The answer to a writer that waits for `version`, or a later one of its epoch, to be served. Nothing: not yet. An
   /// error: it never will be. Call TrainerServer::version_served when the answer may have changed.
   virtual Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) = 0;

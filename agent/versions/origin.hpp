@@ -1,9 +1,13 @@
 // Where the versions of an agent come from that a relay writes to: so that relays which would pull in a circle are
-// told.
+// told, and those who pull from here hear when no newer version comes any more.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,28 +15,74 @@
 
 namespace deltasync::agent {
 
-/// Known as long as the relay that said it is connected. Thread-safe.
+/// Known as long as the relay that said it is connected; that there was one, until a writer comes that is none.
+/// Thread-safe.
 class Origin {
  public:
-  void set(std::uint64_t connection, std::vector<wire::Parent> parents) {
+  using Clock = std::chrono::steady_clock;
+  /// A relay that is started again is there within it, and nobody is told.
+  static constexpr auto kGrace = std::chrono::milliseconds(500);
+
+  /// No newer version comes, and since when.
+  struct CutOff {
+    std::string why;
+    Clock::time_point since;
+  };
+
+  void set(std::uint64_t connection, wire::Parents said) {
     const std::lock_guard lock(mutex_);
     said_by_ = connection;
-    parents_ = std::move(parents);
+    parents_ = std::move(said.list);
+    if (said.cut_off_ns == 0) return cut_off_.reset();
+    const auto since = Clock::now() - std::chrono::nanoseconds(std::min<std::uint64_t>(said.cut_off_ns, kLongestNs));
+    cut_off_ = {"its relay is there, but the agent at " + from() + ", from which that pulls, is cut off itself", since};
   }
   void forget(std::uint64_t connection) {
     const std::lock_guard lock(mutex_);
-    if (said_by_ == connection) parents_.clear();
+    if (said_by_ != connection || parents_.empty()) return;
+    cut_off_ = {"the relay that brought its versions from " + from() + " is gone: start it again", Clock::now()};
+    parents_.clear();
   }
+  /// A writer that is no relay has brought a version.
+  void is_trainers() {
+    const std::lock_guard lock(mutex_);
+    parents_.clear();
+    cut_off_.reset();
+  }
+
   /// The nearest first; none: a trainer's, or nobody's.
   std::vector<wire::Parent> parents() const {
     const std::lock_guard lock(mutex_);
     return parents_;
   }
+  /// Nothing: a relay is there, or there never was one.
+  std::optional<CutOff> cut_off() const {
+    const std::lock_guard lock(mutex_);
+    if (!cut_off_ || Clock::now() - cut_off_->since < kGrace) return std::nullopt;
+    return cut_off_;
+  }
+  std::uint64_t cut_off_ns() const {
+    const auto now = cut_off();
+    return now ? static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - now->since).count()) : 0;
+  }
+  /// Of one thread: what cut_off() is now, if that is news.
+  std::optional<std::optional<CutOff>> news() {
+    auto now = cut_off();
+    if (now.has_value() == told_) return std::nullopt;
+    told_ = now.has_value();
+    return now;
+  }
 
  private:
+  static constexpr std::uint64_t kLongestNs = 86'400'000'000'000;  // whatever a relay says, a day is enough
+
+  std::string from() const { return parents_.empty() ? "another one" : parents_.front().endpoint; }
+
   mutable std::mutex mutex_;
-  std::uint64_t said_by_ = 0;  // protected by mutex_, as the next one
+  std::uint64_t said_by_ = 0;  // protected by mutex_, as the next two
   std::vector<wire::Parent> parents_;
+  std::optional<CutOff> cut_off_;
+  bool told_ = false;  // the thread's of news()
 };
 
 }  // namespace deltasync::agent

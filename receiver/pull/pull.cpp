@@ -15,6 +15,8 @@ constexpr std::uint64_t kDeltaBytesMin = 16u << 20;
 constexpr std::uint64_t kDeltaModelFraction = 4;
 /// Of the time that is left, the part that the agent may wait for a version.
 constexpr double kWaitPart = 0.75;
+/// An agent that answered after so long has waited, whatever it says.
+constexpr std::uint64_t kLongWaitMs = 500;
 
 std::string wanted(const Want& want) {
   switch (wire::kind_of(want)) {
@@ -255,6 +257,12 @@ bool Pull::reply_means_wait(const wire::PlanReply& reply) const {
   return wire::kind_of(want_) == wire::WantKind::newer && reply.mode == wire::PlanMode::up_to_date;
 }
 
+VersionId Pull::held() const {
+  if (s_.partial.any()) return s_.partial.version;
+  const TargetState* committed = s_.target.committed();
+  return committed != nullptr ? committed->version.id : VersionId();
+}
+
 /// A subscription belongs to the connection: a new one is told of it first.
 Answer<wire::PlanReply> Pull::ask(const wire::PlanRequest& question) {
   if (!s_.tiles.is_whole() && s_.control.subscription() != s_.tiles.digest()) {
@@ -275,8 +283,8 @@ Status Pull::look_at_parents() {
     return *answer.refused;
   }
   if (!answer.value) return *answer.broken;
-  std::vector<wire::Parent> parents = std::move(answer.value->list);
-  parents.insert(parents.begin(), {s_.control.instance(), s_.peer.endpoint()});
+  wire::Parents parents = std::move(*answer.value);
+  parents.list.insert(parents.list.begin(), {s_.control.instance(), s_.peer.endpoint()});
   relay->tell_parents(std::move(parents));
   return {};
 }
@@ -331,9 +339,12 @@ Result<wire::PlanReply> Pull::plan() {
         s_.partial = PartialUpdate();
         continue;
       }
-      if (code != Errc::timed_out && code != Errc::not_found) return std::move(*answer.refused);
+      if (code != Errc::timed_out && code != Errc::not_found && code != Errc::peer_died) {
+        return std::move(*answer.refused);
+      }
       s_.streams.close_idle();  // who waits for a version for long holds one connection
       last_ = std::move(answer.refused);
+      if (code == Errc::peer_died && s_.control.leave_cut_off(*last_, held(), until_.deadline())) continue;
     } else {
       // What our own deadline cuts off says nothing new.
       if (!last_ || !until_.deadline().passed()) last_ = std::move(answer.broken);
@@ -341,7 +352,8 @@ Result<wire::PlanReply> Pull::plan() {
     }
     DS_TRY(keep_waiting());
     // An agent that waited on our behalf is asked again at once; one that did not must not be hammered.
-    if (std::chrono::steady_clock::now() - asked >= std::chrono::milliseconds(question.wait_ms) / 2) {
+    const std::chrono::milliseconds waited_long(std::min<std::uint64_t>(question.wait_ms / 2, kLongWaitMs));
+    if (std::chrono::steady_clock::now() - asked >= waited_long) {
       backoff.reset();
       continue;
     }

@@ -75,6 +75,8 @@ class Pull {
   Status keep_waiting();
   Answer<wire::PlanReply> ask(const wire::PlanRequest& question);
   Status look_at_parents();
+  /// What is committed, or being brought.
+  VersionId held() const;
   /// What a full transfer moves, as the agent computes it.
   std::uint64_t full_bytes() const { return s_.tiles.is_whole() ? s_.layout.half_bytes() : s_.tiles.bytes(); }
   wire::PlanRequest plan_request() const;

@@ -44,6 +44,7 @@ std::string_view to_string(Type type) noexcept {
     case Type::parents: return "parents";
     case Type::get_local: return "get_local";
     case Type::local: return "local";
+    case Type::elsewhere: return "elsewhere";
     case Type::trainer_hello: return "trainer_hello";
     case Type::trainer_welcome: return "trainer_welcome";
     case Type::trainer_plan: return "trainer_plan";
@@ -97,6 +98,7 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::parents:
     case Type::get_local:
     case Type::local:
+    case Type::elsewhere:
     case Type::trainer_parents:
     case Type::map_segment:
     case Type::segment:

@@ -44,6 +44,7 @@ std::vector<std::byte> Lag::encode() const {
   out.put(versions);
   out.put(behind_ns);
   out.put(newest_age_ns);
+  out.put(cut_off_ns);
   return bytes;
 }
 Result<Lag> Lag::decode(ByteSpan payload) {
@@ -53,6 +54,7 @@ Result<Lag> Lag::decode(ByteSpan payload) {
   m.versions = in.get<std::uint64_t>();
   m.behind_ns = in.get<std::uint64_t>();
   m.newest_age_ns = in.get<std::uint64_t>();
+  m.cut_off_ns = in.get<std::uint64_t>();
   return in.finish(std::move(m));
 }
 
@@ -73,13 +75,33 @@ std::vector<std::byte> RelayTo::encode() const {
   std::vector<std::byte> bytes;
   ByteWriter out(bytes);
   out.put(instance);
+  out.put_string(cut(endpoint, kEndpointBytesMax));
   return bytes;
 }
 Result<RelayTo> RelayTo::decode(ByteSpan payload) {
   Decoder in(payload, "relay_to");
   RelayTo m;
   m.instance = in.get<std::uint64_t>();
-  return in.finish(m);
+  m.endpoint = in.string(kEndpointBytesMax, "endpoint");
+  return in.finish(std::move(m));
+}
+
+std::vector<std::byte> Elsewhere::encode() const {
+  std::vector<std::byte> bytes;
+  ByteWriter out(bytes);
+  const std::size_t count = std::min<std::size_t>(endpoints.size(), kElsewhereMax);
+  out.put<std::uint64_t>(count);
+  for (std::size_t i = 0; i < count; ++i) out.put_string(cut(endpoints[i], kEndpointBytesMax));
+  return bytes;
+}
+Result<Elsewhere> Elsewhere::decode(ByteSpan payload) {
+  Decoder in(payload, "elsewhere");
+  Elsewhere m;
+  const auto count = in.get_at_most(kElsewhereMax, "count");
+  for (std::uint64_t i = 0; i < count && !in.in().failed(); ++i) {
+    m.endpoints.push_back(in.string(kEndpointBytesMax, "endpoint"));
+  }
+  return in.finish(std::move(m));
 }
 
 std::vector<std::byte> Parents::encode() const {
@@ -91,6 +113,7 @@ std::vector<std::byte> Parents::encode() const {
     out.put(list[i].instance);
     out.put_string(cut(list[i].endpoint, kEndpointBytesMax));
   }
+  out.put(cut_off_ns);
   return bytes;
 }
 Result<Parents> Parents::decode(ByteSpan payload) {
@@ -101,11 +124,12 @@ Result<Parents> Parents::decode(ByteSpan payload) {
     const auto instance = in.get<std::uint64_t>();
     m.list.push_back({instance, in.string(kEndpointBytesMax, "endpoint")});
   }
+  m.cut_off_ns = in.get<std::uint64_t>();
   return in.finish(std::move(m));
 }
 Result<TrainerParents> TrainerParents::decode(ByteSpan payload) {
   DS_ASSIGN(Parents parents, Parents::decode(payload));
-  return TrainerParents{std::move(parents.list)};
+  return TrainerParents{{std::move(parents)}};
 }
 
 std::string cycle_of(const std::vector<Parent>& parents, std::uint64_t instance) {

@@ -36,6 +36,7 @@ struct Lag {
   std::uint64_t versions = 0;       ///< published after the one that is held
   std::uint64_t behind_ns = 0;      ///< since the first of these was; 0 if there is none
   std::uint64_t newest_age_ns = 0;  ///< since the newest was; 0 if there is none
+  std::uint64_t cut_off_ns = 0;     ///< since nobody brings newer ones any more; 0: somebody may
   std::vector<std::byte> encode() const;
   static Result<Lag> decode(ByteSpan payload);
 };
@@ -62,22 +63,31 @@ struct Parent {
 struct RelayTo {
   static constexpr Type kType = Type::relay_to;
   std::uint64_t instance = 0;
+  std::string endpoint;  ///< where others may pull from that agent; empty: not said. encode() cuts it
   std::vector<std::byte> encode() const;
   static Result<RelayTo> decode(ByteSpan payload);
 };
 /// Where the agent's versions come from, the nearest first; none: a trainer writes to it.
 struct Parents {
   static constexpr Type kType = Type::parents;
-  std::vector<Parent> list;  ///< encode() keeps the first kParentsMax
+  std::vector<Parent> list;      ///< encode() keeps the first kParentsMax
+  std::uint64_t cut_off_ns = 0;  ///< since no newer ones come from there; 0: they may
   std::vector<std::byte> encode() const;
   static Result<Parents> decode(ByteSpan payload);
 };
-/// The same, said to the agent by the relay that writes to it.
-struct TrainerParents {
+/// The same, said to the agent by the relay that writes to it: of the one that it pulls from.
+struct TrainerParents : Parents {
   static constexpr Type kType = Type::trainer_parents;
-  std::vector<Parent> list;
-  std::vector<std::byte> encode() const { return Parents{list}.encode(); }
   static Result<TrainerParents> decode(ByteSpan payload);
+};
+
+inline constexpr std::uint64_t kElsewhereMax = 64;  ///< a count
+/// Agents that serve the same versions: in place of a plan_reply. The receiver asks the first that it can reach.
+struct Elsewhere {
+  static constexpr Type kType = Type::elsewhere;
+  std::vector<std::string> endpoints;  ///< encode() keeps the first kElsewhereMax, and cuts them
+  std::vector<std::byte> encode() const;
+  static Result<Elsewhere> decode(ByteSpan payload);
 };
 
 /// Why a relay that writes to the agent of `instance` must not pull from one with these parents, itself the first;

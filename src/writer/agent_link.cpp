@@ -61,6 +61,7 @@ Result<Attached> AgentLink::connect(Deadline deadline) {
   }();
   if (attached) cut_ = false;
   if (!attached) socket_.close();
+  if (attached && parents_) static_cast<void>(socket_.send(++request_, *parents_, deadline));
   return attached;
 }
 
@@ -81,8 +82,9 @@ void AgentLink::notify(const wire::TrainerNotify& offload, Deadline deadline) {
   if (connected()) static_cast<void>(socket_.send(++request_, offload, deadline));
 }
 
-void AgentLink::tell_parents(const wire::TrainerParents& parents, Deadline deadline) {
-  if (connected()) static_cast<void>(socket_.send(++request_, parents, deadline));
+void AgentLink::tell_parents(wire::TrainerParents parents, Deadline deadline) {
+  parents_ = std::move(parents);
+  if (connected()) static_cast<void>(socket_.send(++request_, *parents_, deadline));
 }
 
 Status AgentLink::restore_plan(std::span<const TensorSlice> plan, Deadline deadline) {

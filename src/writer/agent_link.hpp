@@ -3,6 +3,7 @@
 // by itself: the agent may have been restarted.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -50,8 +51,8 @@ class AgentLink {
 
   /// "Look at the segment", and how long the offload took. Best effort: the agent's own look comes a little later.
   void notify(const wire::TrainerNotify& offload, Deadline deadline);
-  /// Of a relay. Best effort.
-  void tell_parents(const wire::TrainerParents& parents, Deadline deadline);
+  /// Of a relay, now and again after each connect. Best effort.
+  void tell_parents(wire::TrainerParents parents, Deadline deadline);
   /// A plan that an agent has accepted, told to another one: answered at once, whatever the other writers do.
   Status restore_plan(std::span<const TensorSlice> plan, Deadline deadline);
   /// connection: the agent went away meanwhile; reconnect and ask again.
@@ -64,6 +65,7 @@ class AgentLink {
   const ForkGuard fork_guard_;
   const std::string socket_path_;
   const std::vector<std::byte> hello_;  ///< encoded: it holds the layout and is the same each time
+  std::optional<wire::TrainerParents> parents_;
   net::MessageSocket socket_;
   std::stop_token stop_;
   bool cut_ = false;  ///< a stop closed the connection, of which the agent still expects the goodbye

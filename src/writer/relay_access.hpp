@@ -49,7 +49,7 @@ void withdraw_delta(const Writer& writer) noexcept;
 
 /// A random number of the agent process that the writer connected to last: it tells two agents apart.
 std::uint64_t agent_instance(const Writer& writer);
-/// Tells it where the versions come from, the nearest first. Best effort, for a moment at most.
-void tell_parents(Writer& writer, std::vector<wire::Parent> parents);
+/// Tells it where the versions come from, and the one that takes its place. Best effort, for a moment at most.
+void tell_parents(Writer& writer, wire::Parents parents);
 
 }  // namespace deltasync

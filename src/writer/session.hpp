@@ -62,7 +62,7 @@ class WriterSession final : public Writer {
   VersionId newest() const override { return fork_guard_.same_process() ? role_->newest() : VersionId{}; }
   std::uint64_t fresh_epoch() const override { return make_epoch(std::max(epoch_heard_, newest().epoch)); }
   std::uint64_t agent_instance() const { return agent_instance_; }
-  void tell_parents(const wire::TrainerParents& parents);
+  void tell_parents(wire::TrainerParents parents);
   std::optional<HeldVersion> held() const;
   std::optional<FillOfHalf> open_fill() const;
   Status change_fill(const std::function<Status(std::span<std::byte> half)>& change);

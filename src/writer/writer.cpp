@@ -286,8 +286,8 @@ std::optional<HeldVersion> held_version(const Writer& writer) {
   return session != nullptr ? session->held() : std::nullopt;
 }
 
-void WriterSession::tell_parents(const wire::TrainerParents& parents) {
-  link_.tell_parents(parents, Deadline::after(kNotifyLimit));
+void WriterSession::tell_parents(wire::TrainerParents parents) {
+  link_.tell_parents(std::move(parents), Deadline::after(kNotifyLimit));
 }
 
 std::uint64_t agent_instance(const Writer& writer) {
@@ -295,7 +295,7 @@ std::uint64_t agent_instance(const Writer& writer) {
   return session != nullptr ? session->agent_instance() : 0;
 }
 
-void tell_parents(Writer& writer, std::vector<wire::Parent> parents) {
+void tell_parents(Writer& writer, wire::Parents parents) {
   if (auto* const session = dynamic_cast<WriterSession*>(&writer)) session->tell_parents({std::move(parents)});
 }
 

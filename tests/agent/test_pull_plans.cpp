@@ -393,7 +393,7 @@ TEST_F(Plans, ARelayOfACycleIsRefused) {
   start_agent();
   next_version();
   auto c = client();
-  const auto parents = [&](std::uint64_t instance) { return c.ask<wire::Parents>(wire::RelayTo{instance}); };
+  const auto parents = [&](std::uint64_t instance) { return c.ask<wire::Parents>(wire::RelayTo{instance, {}}); };
   const auto refused = [&](std::uint64_t instance, const std::string& way) {
     const auto answer = parents(instance);
     if (answer) return testing::AssertionFailure() << "not refused";
@@ -407,7 +407,7 @@ TEST_F(Plans, ARelayOfACycleIsRefused) {
   EXPECT_TRUE(refused(c.hello.instance, ", which is its own agent"));
 
   const std::vector<wire::Parent> above = {{5, "relay1:7070"}, {7, "relay2:7070"}};
-  tell_parents(*writer_, above);
+  tell_parents(*writer_, {above, 0});
   ASSERT_TRUE(eventually([&] { return parents(1).ok() && parents(1)->list == above; }));
   EXPECT_TRUE(refused(5, ", that from relay1:7070, which is its own agent"));
   EXPECT_TRUE(refused(7, ", that from relay1:7070, that from relay2:7070, which is its own agent"));

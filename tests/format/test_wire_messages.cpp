@@ -87,11 +87,12 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<VersionReady>("version_ready", {{{{1, 2}, "three"}, digest_of(4)}}));
   cases.push_back(make_case<Report>("report", {{7, {{1, 2}, "three"}, "commit: no space"}, {8, {}, ""}}));
   cases.push_back(make_case<GetLag>("get_lag", {{{1, 2}}}));
-  cases.push_back(make_case<Lag>("lag", {{{{1, 4}, "five"}, 2, 3'000'000'000, 4}}));
+  cases.push_back(make_case<Lag>("lag", {{{{1, 4}, "five"}, 2, 3'000'000'000, 4, 5}}));
   cases.push_back(make_case<KeepAlive>("keep_alive", {{200}}));
-  cases.push_back(make_case<RelayTo>("relay_to", {{0xFEDCBA9876543210}}));
-  cases.push_back(make_case<Parents>("parents", {{{{1, "relay1:7070"}, {0xFEDCBA9876543210, ""}}}, {{}}}));
-  cases.push_back(make_case<TrainerParents>("parents", {{{{1, "relay1:7070"}}}}));
+  cases.push_back(make_case<RelayTo>("relay_to", {{0xFEDCBA9876543210, "node7:7071"}}));
+  cases.push_back(make_case<Elsewhere>("elsewhere", {{{"node1:7071", ""}}, {}}));
+  cases.push_back(make_case<Parents>("parents", {{{{1, "relay1:7070"}, {0xFEDCBA9876543210, ""}}, 5}, {{}, 0}}));
+  cases.push_back(make_case<TrainerParents>("parents", {{{{{1, "relay1:7070"}}, 7}}}));
   cases.push_back(make_case<GetLocal>("get_local", {{77}}));
   cases.push_back(make_case<Local>("local", {{"/run/user/1000/deltasync/agent.sock", 3, 1, 99}, {"", 0, 0, 0}}));
   cases.push_back(make_case<MapSegment>("map_segment", {{5, 0xFEDCBA9876543210, 3}}));

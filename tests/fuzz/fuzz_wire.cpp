@@ -43,6 +43,7 @@ void decode(wire::Type type, ByteSpan payload) {
     case wire::Type::lag: return round_trip<wire::Lag>(payload);
     case wire::Type::keep_alive: return round_trip<wire::KeepAlive>(payload);
     case wire::Type::relay_to: return round_trip<wire::RelayTo>(payload);
+    case wire::Type::elsewhere: return round_trip<wire::Elsewhere>(payload);
     case wire::Type::parents: return round_trip<wire::Parents>(payload);
     case wire::Type::trainer_parents: return round_trip<wire::TrainerParents>(payload);
     case wire::Type::get_local: return round_trip<wire::GetLocal>(payload);

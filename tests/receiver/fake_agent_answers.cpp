@@ -97,6 +97,11 @@ Status FakeAgent::answer(Peer& peer, const net::Message& message) {
       DS_TRY(wire::CheckTiles::decode(message.payload));
       return peer.socket.send(request, wire::TilesChecked(), soon());  // whatever it says: all is valid here
     }
+    case wire::Type::get_lag: {
+      wire::Lag lag;
+      lag.newest = newest_version();
+      return peer.socket.send(request, lag, soon());
+    }
     case wire::Type::relay_to: return peer.socket.send(request, wire::Parents(), soon());
     case wire::Type::release: {
       DS_ASSIGN(const wire::Release release, wire::Release::decode(message.payload));

@@ -233,9 +233,9 @@ class Receiver(Stream):
     def lag(self, held):
         r = Reader(self.ask(GET_LAG, struct.pack("<QQ", *held), LAG))
         newest, label = read_version(r)
-        versions, behind_ns, age_ns = r.unpack("QQQ")
+        versions, behind_ns, age_ns, cut_off_ns = r.unpack("QQQQ")
         need(r.done(), "bytes after a lag")
-        return newest, label, versions, behind_ns, age_ns
+        return newest, label, versions, behind_ns, age_ns, cut_off_ns
 
 
 class Trainer(Stream):

@@ -15,7 +15,7 @@ MORE = {
     "docs/internals/targets.md": 1_150,
     "docs/reference/delta_format.md": 2_100,
     "docs/reference/shm_protocol.md": 1_930,
-    "docs/reference/wire_protocol.md": 2_435,
+    "docs/reference/wire_protocol.md": 2_600,
 }
 
 

@@ -63,9 +63,7 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
   Status wait_served(const CallContext& until) override;
   std::uint64_t agent_instance() const override { return deltasync::agent_instance(*writer_); }
-  void tell_parents(std::vector<wire::Parent> parents) override {
-    deltasync::tell_parents(*writer_, std::move(parents));
-  }
+  void tell_parents(wire::Parents parents) override { deltasync::tell_parents(*writer_, std::move(parents)); }
 
  private:
   Status look_at_served(const CallContext& until);
