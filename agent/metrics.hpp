@@ -65,6 +65,8 @@ struct Metrics {
   Counter connections_refused = counter("connections_refused_total", "Connections answered with busy.");
   Counter connections_evicted =
       counter("connections_evicted_total", "Connections that had not authenticated when others came.");
+  Counter sent_elsewhere =
+      counter("sent_elsewhere_total", "Plans of receivers for which there was no place (--children-max).");
   Counter memory_refused =
       counter("peer_memory_refused_total", "Requests and answers for which peers had left no memory.");
   Counter handshakes_failed = counter("handshakes_failed_total", "Connections that did not authenticate.");

@@ -21,6 +21,7 @@ constexpr std::uint64_t default_ring_bytes(std::uint64_t half_bytes) noexcept {
 struct AdmissionLimits {
   std::size_t receivers_max = 4096;          ///< control and watch connections
   std::size_t data_max = 4096;               ///< data connections: those of receivers that are pulling
+  std::size_t children_max = 0;              ///< that pull from here, others are sent on; 0: any number
   std::size_t strangers_max = 1024;          ///< connections that have not authenticated yet
   std::size_t strangers_per_address = 128;   ///< of one IPv4 address or IPv6 /64
   std::size_t strangers_per_loopback = 512;  ///< the same for each loopback address

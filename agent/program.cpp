@@ -179,6 +179,11 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
                  "receivers that may be connected, and as many data connections; needs two open files each "
                  "(default: 4096, fewer if ulimit -n allows no more)")
       ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--children-max", options.pull.limits.admission.children_max,
+                 "receivers and relays that may pull from here; others are sent to the agents of these relays "
+                 "(deltasync relay --advertise); 0: any number")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
   app.add_option("--unauthenticated-max", options.pull.limits.admission.strangers_max,
                  "connections that have not authenticated yet; when more come, the oldest are closed")
       ->check(CLI::Range(1, 65536))

@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "delta/delta.hpp"
+#include "net/endpoint.hpp"
 
 namespace deltasync::receiver {
 namespace {
@@ -15,6 +16,8 @@ constexpr auto kTellLimit = std::chrono::milliseconds(200);  ///< to hand a few 
 constexpr auto kGoodbyeLimit = std::chrono::seconds(1);
 constexpr auto kLookLimit = std::chrono::milliseconds(1000);  ///< of a look at the clock, which nobody depends on
 constexpr auto kSilentFor = std::chrono::seconds(10);  ///< an agent that was found silent is asked after the others
+constexpr std::size_t kHopsMax = 8;                    ///< from one agent to the next that it names
+constexpr std::size_t kFollowMax = 8;                  ///< of these that are tried each time
 constexpr int kPreferredWaits = 32;  ///< of the preferred one that goes on falling silent, so many times as long
 
 bool is_later(const VersionId& a, const VersionId& b) {
@@ -88,7 +91,9 @@ bool Control::replace(Deadline deadline, const std::function<bool(Connection&)>&
 
 void Control::look_around(Deadline deadline) {
   if (!connection_.open() || connection_.stale()) return;
-  if (peer_.addresses->at() != 0 && Clock::now() - preferred_tried_at_ > preferred_wait_) try_preferred(deadline);
+  if (peer_.addresses->at() != 0 && !peer_.addresses->is_named() &&
+      Clock::now() - preferred_tried_at_ > preferred_wait_)
+    try_preferred(deadline);
   if (trace::on() && std::chrono::nanoseconds(trace::now_ns() - clock_seen_ns_) > peer_.tuning.clock_look) {
     replace(deadline);
   }
@@ -96,7 +101,7 @@ void Control::look_around(Deadline deadline) {
 
 void Control::try_preferred(Deadline deadline) {
   Addresses& addresses = *peer_.addresses;
-  const std::size_t at = addresses.at();
+  const auto place = addresses.place();
   addresses.use(0);
   noted_.reset();
   const bool back = replace(deadline, [&](Connection& fresh) {
@@ -112,16 +117,17 @@ void Control::try_preferred(Deadline deadline) {
   }
   // While it is tried nothing else can come.
   if (noted_ && noted_->code() == Errc::timed_out) wait_longer();
-  addresses.use(at);
+  addresses.use(place);
 }
 
 bool Control::leave_cut_off(const Error& said, const VersionId& held, Deadline deadline) {
   Addresses& addresses = *peer_.addresses;
-  const std::size_t at = addresses.at();
+  const auto place = addresses.place();
   const std::string from = peer_.endpoint();
   bool found = false;
   for (const std::size_t i : in_order()) {
-    if (i == at || deadline.passed() || stop_.stop_requested()) continue;
+    const bool in_use = place.second == nullptr && i == place.first;
+    if (in_use || deadline.passed() || stop_.stop_requested()) continue;
     addresses.use(i);
     found = replace(deadline, [&](Connection& fresh) {
       if (fresh.protocol() < 5) return false;
@@ -130,7 +136,7 @@ bool Control::leave_cut_off(const Error& said, const VersionId& held, Deadline d
     });
     if (found) break;
   }
-  if (!found) addresses.use(at);
+  if (!found) addresses.use(place);
   log::warn(cut_off_lines_, "agent_cut_off agent={} said=\"{}\" then=\"{}\"", from, said.message(),
             found                   ? "going on at " + peer_.endpoint()
             : addresses.size() == 1 ? "waiting; another agent in the list of endpoints would be asked"
@@ -147,6 +153,7 @@ void Control::wait_longer() {
 /// again is left alone for longer each time.
 void Control::note_silent() {
   const auto now = Clock::now();
+  if (peer_.addresses->is_named()) return;  // the others are asked next in any case
   silent_at_[peer_.addresses->at()] = now;
   if (peer_.pulse) peer_.pulse->be_patient(peer_.tuning.silence);
   if (peer_.addresses->at() != 0) return;
@@ -207,7 +214,32 @@ void Control::pass_over(const Error& why) {
             peer_.addresses->size() == 1 ? "asking again" : "trying the next");
   drop();
   noted_ = why;
-  silent_at_[peer_.addresses->at()] = Clock::now();
+  if (!peer_.addresses->is_named()) silent_at_[peer_.addresses->at()] = Clock::now();
+}
+
+Status Control::follow(const wire::Elsewhere& named, const Digest128& layout, std::set<std::uint64_t>& asked,
+                       Deadline deadline) {
+  Addresses& addresses = *peer_.addresses;
+  const auto place = addresses.place();
+  const std::string from = peer_.endpoint();
+  asked.insert(instance());
+  std::size_t left = asked.size() <= kHopsMax ? kFollowMax : 0;
+  for (const std::string& endpoint : named.endpoints) {
+    if (left == 0 || deadline.passed() || stop_.stop_requested()) break;
+    auto parsed = net::parse_endpoint(endpoint);
+    if (!parsed || parsed->port == 0 || !addresses.use_named({endpoint, parsed->host, parsed->port})) continue;
+    --left;
+    const bool there = replace(deadline, [&](Connection& fresh) {
+      return fresh.welcome().has_layout != 0 && fresh.welcome().layout == layout && asked.count(fresh.instance()) == 0;
+    });
+    if (!there) continue;
+    log::info("agent_has_no_place agent={} then=\"going on at {}\"", from, endpoint);
+    return {};
+  }
+  addresses.use(place);
+  if (stop_.stop_requested()) return cancelled_while("looking for an agent with a place");
+  return Error(Errc::connection, "busy: as many pull from the agent at " + from + " as may, and none of the " +
+                                     std::to_string(named.endpoints.size()) + " agents that it names takes one more");
 }
 
 void Control::lost(const Error& why) {
@@ -238,6 +270,17 @@ std::optional<wire::Header> Control::answer_header(Answer<T>& answer, wire::Type
       answer = give_up<T>(std::move(payload).error());
     } else {
       answer.refused = agent_error(*payload);
+    }
+    return std::nullopt;
+  }
+  const bool no_place = header->type == static_cast<std::uint16_t>(wire::Type::elsewhere);
+  if (no_place && type == wire::Type::plan_reply && header->request == request) {
+    auto payload = connection_.recv_payload(*header, deadline);
+    auto named = payload ? wire::Elsewhere::decode(*payload) : Result<wire::Elsewhere>(std::move(payload).error());
+    if (!named) {
+      answer = give_up<T>(std::move(named).error());
+    } else {
+      answer.elsewhere = std::move(*named);
     }
     return std::nullopt;
   }
@@ -313,8 +356,8 @@ Answer<wire::TilesChecked> Control::check_tiles(const wire::CheckTiles& question
   return ask<wire::TilesChecked>(question, std::chrono::milliseconds(0), deadline);
 }
 
-Answer<wire::Parents> Control::parents(std::uint64_t own, Deadline deadline) {
-  auto answer = ask<wire::Parents>(wire::RelayTo{own, {}}, std::chrono::milliseconds(0), deadline);
+Answer<wire::Parents> Control::parents(const wire::RelayTo& own, Deadline deadline) {
+  auto answer = ask<wire::Parents>(own, std::chrono::milliseconds(0), deadline);
   if (answer.value) parents_asked_at_ = Clock::now();
   return answer;
 }

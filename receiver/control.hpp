@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -27,8 +28,9 @@ namespace deltasync::receiver {
 template <class T>
 struct Answer {
   std::optional<T> value;
-  std::optional<Error> refused;  ///< the agent's own words; the connection is fine
-  std::optional<Error> broken;   ///< no answer; the connection is closed
+  std::optional<Error> refused;                   ///< the agent's own words; the connection is fine
+  std::optional<Error> broken;                    ///< no answer; the connection is closed
+  std::optional<wire::Elsewhere> elsewhere = {};  ///< of a plan: the agent has no place, and names others
 };
 
 class Control {
@@ -92,7 +94,11 @@ class Control {
   Answer<wire::TilesChecked> check_tiles(const wire::CheckTiles& question, Deadline deadline);
   /// Where the agent has its versions from; `own`: the agent that this relay writes to. invalid_argument: a cycle.
   /// Only an agent of protocol 5 knows the question.
-  Answer<wire::Parents> parents(std::uint64_t own, Deadline deadline);
+  Answer<wire::Parents> parents(const wire::RelayTo& own, Deadline deadline);
+  /// Connects to the first of these that is there, has this layout and is none of `asked`, to which the one in use is
+  /// added. connection: there is none, and the one in use stays that.
+  Status follow(const wire::Elsewhere& named, const Digest128& layout, std::set<std::uint64_t>& asked,
+                Deadline deadline);
   /// Where the bytes of a full plan lie on the agent's host. Only an agent of protocol 5 knows the question.
   Answer<wire::Local> local(std::uint64_t plan, Deadline deadline);
   /// They have not been asked for on this connection, or not for a while: the agent may pull from another one by now.

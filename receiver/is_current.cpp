@@ -28,7 +28,7 @@ Result<bool> Pull::means(const VersionId& version, const Digest128& root) {
       // Of the past and not known, or still to come.
       const Errc code = answer.refused->code();
       if (code == Errc::gone || code == Errc::timed_out || code == Errc::not_found) return false;
-      return *answer.refused;
+      if (code != Errc::connection) return *answer.refused;  // else nobody has a place for now
     }
     until_.pause(backoff.next());
   }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <random>
 #include <string>
@@ -23,19 +24,51 @@ struct Address {
   std::uint16_t port = 0;
 };
 
-/// Agents that serve the same versions, the preferred one first, and which of them is in use. Any thread may look.
+/// Agents that serve the same versions, the preferred one first, and which of them is in use: one of these, or one that
+/// an agent named (`elsewhere`). Any thread may look; one changes.
 class Addresses {
  public:
   explicit Addresses(std::vector<Address> list, std::size_t at = 0) : list_(std::move(list)), at_(at) {}
 
-  const Address& now() const noexcept { return list_[at_]; }
+  const Address& now() const noexcept {
+    const Address* const named = named_;
+    return named != nullptr ? *named : list_[at_];
+  }
   std::size_t size() const noexcept { return list_.size(); }
   std::size_t at() const noexcept { return at_; }
-  void use(std::size_t at) noexcept { at_ = at % list_.size(); }
+  void use(std::size_t at) noexcept {
+    at_ = at % list_.size();
+    named_ = nullptr;
+  }
+
+  /// The one in use is none of the list.
+  bool is_named() const noexcept { return named_ != nullptr; }
+  /// False: more were named than are remembered.
+  bool use_named(Address address) {
+    const auto is_it = [&](const Address& known) { return known.endpoint == address.endpoint; };
+    auto found = std::find_if(all_named_.begin(), all_named_.end(), is_it);
+    if (found == all_named_.end()) {
+      if (all_named_.size() == kNamedMax) return false;
+      found = all_named_.insert(found, std::move(address));
+    }
+    named_ = &*found;
+    return true;
+  }
+
+  /// For a look at another one.
+  std::pair<std::size_t, const Address*> place() const noexcept { return {at_, named_}; }
+  void use(const std::pair<std::size_t, const Address*>& place) noexcept {
+    at_ = place.first;
+    named_ = place.second;
+  }
 
  private:
+  static constexpr std::size_t kNamedMax = 1024;
+
   const std::vector<Address> list_;
   std::atomic<std::size_t> at_;
+  std::list<Address> all_named_;  ///< who looks may still use one that is left
+  std::atomic<const Address*> named_{nullptr};
 };
 
 struct Peer {

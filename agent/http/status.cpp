@@ -229,6 +229,8 @@ std::string status_json(const AgentParts& parts) {
   if (const auto cut_off = parts.core.origin().cut_off()) {
     page["cut_off"] = {{"why", cut_off->why}, {"seconds", age_s(cut_off->since)}};
   }
+  const Children& children = parts.pull_server.children();
+  page["children"] = {{"count", children.count()}, {"max", children.max()}, {"relays", children.endpoints()}};
   page["receivers"] = receivers_json(receiver_status(parts));
   page["connections"] = connections_json(parts.pull_server);
   page["writers"] = writers_json(parts.trainer_server);

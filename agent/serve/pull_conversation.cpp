@@ -349,6 +349,8 @@ Status PullConversation::on_report(const Request& request) {
     return Error(Errc::protocol, "reports of two receivers over one connection");
   }
   reporter_ = report.receiver;
+  context_.children.is(connection_, report.receiver);
+  context_.children.stands(connection_, report.committed.id.valid() && report.error.empty());
   context_.receivers.report({connection_, name_, address_}, report.receiver, std::move(report.committed),
                             printable(std::move(report.error)));
   return {};
@@ -376,12 +378,13 @@ asio::awaitable<Status> PullConversation::on_get_lag(Request& request) {
 }
 
 asio::awaitable<Status> PullConversation::on_relay_to(Request& request) {
-  DS_CO_ASSIGN(const wire::RelayTo relay, wire::RelayTo::decode(request.payload));
+  DS_CO_ASSIGN(wire::RelayTo relay, wire::RelayTo::decode(request.payload));
   wire::Parents answer{core_.origin().parents(), core_.origin().cut_off_ns()};
   std::vector<wire::Parent> from_here = answer.list;
   from_here.insert(from_here.begin(), {context_.options.instance, "this one"});
   std::string cycle = wire::cycle_of(from_here, relay.instance);
   if (!cycle.empty()) co_return co_await refuse(request, Error(Errc::invalid_argument, std::move(cycle)));
+  context_.children.relays(connection_, relay.instance, printable(relay.endpoint));
   co_return co_await stream_.write(request.header.request, answer, limits_.progress);
 }
 

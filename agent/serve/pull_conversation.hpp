@@ -13,6 +13,7 @@
 #include <string>
 
 #include "agent/core.hpp"
+#include "agent/serve/children.hpp"
 #include "agent/serve/pack_pool.hpp"
 #include "agent/serve/pull_server.hpp"
 #include "agent/serve/raw_tiles.hpp"
@@ -37,6 +38,7 @@ struct PullContext {
   log::LineLimit refusal_lines{};
   log::LineLimit peer_lines{20};
   ReceiverTable receivers{options.limits.remember};
+  Children children{options.limits.admission.children_max};
 };
 
 /// The plan that a request with ranges names; an error if its layout cannot have so many ranges.
@@ -92,6 +94,7 @@ class PullConversation {
   awaitable<Status> on_subscribe(Request& request);
   Result<SubsetPtr> make_subset(ByteSpan payload);
   awaitable<Status> on_plan(Request& request);
+  awaitable<Status> send_elsewhere(Request& request, std::vector<std::string> endpoints);
   /// Why a plan that brings nothing newer, or waits for it, is refused now: nobody brings it. Said now and then, and
   /// where the wait is over; else the plan is answered as any other.
   std::optional<Error> cut_off(const wire::PlanRequest& plan, bool at_last);

@@ -10,6 +10,7 @@
 #include "agent/serve/pull_conversation.hpp"
 #include "base/log.hpp"
 #include "format/wire_local.hpp"
+#include "format/wire_report.hpp"
 #include "net/coroutine.hpp"
 
 namespace deltasync::agent {
@@ -62,11 +63,27 @@ std::optional<Error> PullConversation::cut_off(const wire::PlanRequest& plan, bo
   return Error(Errc::peer_died, "no newer version comes here: " + cut_off->why);
 }
 
+/// To one of protocol 4, or where nobody is known, it is an error that names what there is.
+asio::awaitable<Status> PullConversation::send_elsewhere(Request& request, std::vector<std::string> endpoints) {
+  Metrics::add(core_.metrics().sent_elsewhere, 1);
+  const wire::Elsewhere answer{std::move(endpoints)};
+  log::debug("sent_elsewhere connection={} name=\"{}\" endpoints={}", connection_, name_, answer.endpoints.size());
+  if (protocol_ >= 5 && !answer.endpoints.empty()) {
+    co_return co_await stream_.write(request.header.request, answer, limits_.progress);
+  }
+  const std::string others = answer.endpoints.empty() ? "another agent or a relay" : answer.endpoints.front();
+  co_return co_await refuse(request, Error(Errc::connection, "busy: " + std::to_string(context_.children.max()) +
+                                                                 " pull from here (--children-max); try " + others));
+}
+
 asio::awaitable<Status> PullConversation::on_plan(Request& request) {
   DS_CO_ASSIGN(const wire::PlanRequest plan, wire::PlanRequest::decode(request.payload));
   // A receiver of protocol 4 does not report. What it plans from is what it has committed, unless it says otherwise.
   if (protocol_ < 5 && plan.partial == 0 && plan.full_only == 0) {
     context_.receivers.named_base({connection_, name_, address_}, plan.base);
+  }
+  if (auto elsewhere = context_.children.ask(connection_, protocol_ >= 5)) {
+    co_return co_await send_elsewhere(request, std::move(elsewhere->endpoints));
   }
   SubsetPtr subset;
   if (plan.subscription != Digest128()) {
@@ -94,6 +111,11 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
     auto reply = core_.plans().plan(plan, asker, &waiting_for, pending, subset);
     if (!reply) co_return co_await refuse(request, std::move(reply).error());
     const bool waits = !*reply && !pending.derived.key;
+    if (waits && context_.children.must_go(connection_)) {
+      if (auto elsewhere = context_.children.ask(connection_, protocol_ >= 5)) {
+        co_return co_await send_elsewhere(request, std::move(elsewhere->endpoints));
+      }
+    }
     if (waits || (*reply && (*reply)->mode == wire::PlanMode::up_to_date)) {
       if (auto why = cut_off(plan, waits && deadline.passed())) co_return co_await refuse(request, *std::move(why));
     }

@@ -138,6 +138,7 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   void forget(std::uint64_t id) {
     context.core.open_plans().connection_closed(id);
     context.receivers.left(id);
+    context.children.left(id);
     const std::lock_guard lock(mutex);
     peers.erase(id);
     admission.leave(id);
@@ -208,6 +209,10 @@ std::size_t PullServer::connections() const {
 
 std::vector<ReceiverRow> PullServer::receivers() const {
   return impl_->context.receivers.rows();
+}
+
+const Children& PullServer::children() const {
+  return impl_->context.children;
 }
 
 std::vector<PeerStatus> PullServer::peers() const {

@@ -11,6 +11,7 @@
 
 #include "agent/core.hpp"
 #include "agent/options.hpp"
+#include "agent/serve/children.hpp"
 #include "agent/serve/receiver_table.hpp"
 #include "net/endpoint.hpp"
 
@@ -62,6 +63,7 @@ class PullServer {
   std::vector<PeerStatus> peers() const;
   /// Those that are connected, and for a while those that were.
   std::vector<ReceiverRow> receivers() const;
+  const Children& children() const;
 
  private:
   struct Impl;

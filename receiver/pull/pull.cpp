@@ -253,6 +253,14 @@ Result<Pull::Progress> Pull::look_at_epoch(const wire::PlanReply& reply) {
   return Progress::replan;
 }
 
+/// Another agent had it, and this one will: a relay brings it. What is held is the newest that there is.
+bool Pull::is_before_ours(const wire::PlanReply& reply) const {
+  const TargetState* committed = s_.target.committed();
+  if (committed == nullptr || full_only_ || s_.partial.any() || version_is_named()) return false;
+  const VersionId& ours = committed->version.id;
+  return reply.target.id.epoch == ours.epoch && reply.target.id.number < ours.number;
+}
+
 bool Pull::reply_means_wait(const wire::PlanReply& reply) const {
   return wire::kind_of(want_) == wire::WantKind::newer && reply.mode == wire::PlanMode::up_to_date;
 }
@@ -265,11 +273,18 @@ VersionId Pull::held() const {
 
 /// A subscription belongs to the connection: a new one is told of it first.
 Answer<wire::PlanReply> Pull::ask(const wire::PlanRequest& question) {
-  if (!s_.tiles.is_whole() && s_.control.subscription() != s_.tiles.digest()) {
-    auto told = s_.control.subscribe({s_.layout.digest(), s_.tiles.ranges()}, s_.tiles.digest(), until_.deadline());
-    if (!told.value) return {std::nullopt, std::move(told.refused), std::move(told.broken)};
+  for (std::set<std::uint64_t> asked;;) {
+    if (!s_.tiles.is_whole() && s_.control.subscription() != s_.tiles.digest()) {
+      auto told = s_.control.subscribe({s_.layout.digest(), s_.tiles.ranges()}, s_.tiles.digest(), until_.deadline());
+      if (!told.value) return {std::nullopt, std::move(told.refused), std::move(told.broken)};
+    }
+    auto answer = s_.control.plan(question, until_.deadline());
+    if (!answer.elsewhere) return answer;
+    if (Status gone = s_.control.follow(*answer.elsewhere, s_.layout.digest(), asked, until_.deadline()); !gone) {
+      return {std::nullopt, std::move(gone).error(), std::nullopt};
+    }
+    if (Status parents = look_at_parents(); !parents) return {std::nullopt, std::nullopt, std::move(parents).error()};
   }
-  return s_.control.plan(question, until_.deadline());
 }
 
 /// What a relay pulls must not come from the agent that it writes to, through whatever other relays: no version would
@@ -277,7 +292,7 @@ Answer<wire::PlanReply> Pull::ask(const wire::PlanRequest& question) {
 Status Pull::look_at_parents() {
   CanHandOn* const relay = s_.can.hand_on;
   if (relay == nullptr || s_.control.protocol() < 5 || !s_.control.parents_are_due()) return {};
-  auto answer = s_.control.parents(relay->agent_instance(), until_.deadline());
+  auto answer = s_.control.parents({relay->agent_instance(), relay->advertised()}, until_.deadline());
   if (answer.refused) {
     s_.control.pass_over(*answer.refused);
     return *answer.refused;
@@ -324,6 +339,13 @@ Result<wire::PlanReply> Pull::plan() {
     if (answer.value) {
       DS_TRY(check_reply(*answer.value, question.partial != 0));
       compact_ = question.compact != 0;
+      if (is_before_ours(*answer.value)) {
+        s_.control.release(answer.value->plan, until_.deadline());
+        const TargetState& ours = *s_.target.committed();
+        answer.value = wire::PlanReply();
+        answer.value->target = ours.version;
+        answer.value->target_root = ours.root;
+      }
       if (!reply_means_wait(*answer.value)) {
         waiting_ = false;
         out_.report.wait_s += seconds_since(start);
@@ -337,6 +359,18 @@ Result<wire::PlanReply> Pull::plan() {
         // What is wanted cannot be reached by finishing what we hold a part of; perhaps from the committed version.
         s_.target.discard_full();
         s_.partial = PartialUpdate();
+        continue;
+      }
+      if (code == Errc::connection) {  // neither it nor those that it names have a place
+        last_ = std::move(answer.refused);
+        const auto pause = busy_backoff_.next();
+        s_.control.say_busy(*last_, pause);
+        DS_TRY(keep_waiting());
+        if (s_.peer.addresses->size() > 1) {
+          s_.control.pass_over(*last_);
+        } else {
+          until_.earlier(wait_by_).pause(pause);
+        }
         continue;
       }
       if (code != Errc::timed_out && code != Errc::not_found && code != Errc::peer_died) {

@@ -231,6 +231,8 @@ class CanHandOn {
   virtual Status wait_served(const CallContext& until) = 0;
   /// Of the agent that serves it, as wire::Hello::instance; 0: not known.
   virtual std::uint64_t agent_instance() const = 0;
+  /// Where others may pull from it; empty: that is not known.
+  virtual std::string advertised() const = 0;
   /// That agent is told where its versions come from. Best effort.
   virtual void tell_parents(wire::Parents parents) = 0;
 

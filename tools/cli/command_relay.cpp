@@ -12,6 +12,7 @@
 #include "deltasync/receiver.hpp"
 #include "net/auth.hpp"
 #include "net/blocking.hpp"
+#include "net/endpoint.hpp"
 #include "receiver/standing.hpp"
 #include "receiver/targets/segment/relay.hpp"
 #include "tools/cli/cli.hpp"
@@ -32,6 +33,7 @@ constexpr double kAttachSliceS = 10;    ///< after which a signal is heard, and 
 struct RelayArgs {
   std::string from;
   std::string agent;
+  std::string advertise;
   std::string token_file;
   TlsOptions tls;
   unsigned streams = 4;
@@ -95,6 +97,7 @@ class Relay {
     target_options.name = "deltasync relay";
     target_options.guard_limit =
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options_.guard_s));
+    target_options.advertise = options_.advertise;
     target_options.pulled_from = receiver::agent_instance_of(*receiver);
     DS_ASSIGN(auto target, attach(*receiver, target_options, until));
     DS_TRY(receiver->bind(std::move(target), until));
@@ -233,6 +236,10 @@ class Relay {
 
 Status run_relay(const RelayArgs& options) {
   DS_TRY(stay_on_cores(options.cores).with_context("--cores"));
+  if (!options.advertise.empty()) {
+    DS_ASSIGN(const net::Endpoint endpoint, net::parse_endpoint(options.advertise).with_context("--advertise"));
+    if (endpoint.port == 0) return Error(Errc::invalid_argument, "--advertise " + options.advertise + " has no port");
+  }
   return Relay(options).run();
 }
 
@@ -247,6 +254,10 @@ std::function<Status()> setup_relay(CLI::App& app) {
   app.add_option("--agent", options->agent, "the Unix socket of this node's agent, which serves them on")
       ->required()
       ->type_name("SOCKET");
+  app.add_option("--advertise", options->advertise,
+                 "where others reach this node's agent: the agent at --from sends receivers there for which it has no "
+                 "place (--children-max)")
+      ->type_name("HOST:PORT");
   app.add_option("--token-file", options->token_file,
                  "file with the token shared with the agent at --from, readable by its owner only")
       ->type_name("FILE");

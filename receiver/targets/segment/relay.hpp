@@ -19,6 +19,9 @@ struct RelayTargetOptions {
   std::string name = "relay";  ///< for that agent's log and status
   /// The agent process that is pulled from (receiver::agent_instance_of), which must be another one; 0: not known.
   std::uint64_t pulled_from = 0;
+  /// Where others may pull from that agent, HOST:PORT: the agent that is pulled from sends receivers there for which it
+  /// has no place (--children-max). Empty: nobody is sent there.
+  std::string advertise = {};
   /// How long a commit waits for the half that the version goes into: until the agent has diffed the version before and
   /// the last receiver has left the one before that. Then it fails, and names what holds the half.
   std::chrono::nanoseconds guard_limit = std::chrono::minutes(1);

@@ -36,6 +36,7 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
     std::chrono::nanoseconds guard_limit;
     std::string agent_socket;       ///< for messages
     std::function<void()> written;  ///< for tests: as HalfCopy's
+    std::string advertise = {};     ///< RelayTargetOptions::advertise
   };
   /// The writer's session is new, and this target's alone.
   RelayTarget(LayoutPtr layout, std::unique_ptr<Writer> writer, Options options);
@@ -62,6 +63,7 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
   void discard_full() noexcept override { staging_.release(); }
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
   Status wait_served(const CallContext& until) override;
+  std::string advertised() const override { return options_.advertise; }
   std::uint64_t agent_instance() const override { return deltasync::agent_instance(*writer_); }
   void tell_parents(wire::Parents parents) override { deltasync::tell_parents(*writer_, std::move(parents)); }
 
