@@ -16,7 +16,7 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock, std::share
       files_(std::move(lock), reclaimer_),
       versions_(options_, std::move(adopted), bell_, reclaimer_, metrics_),
       damage_(versions_, bell_, reclaimer_, metrics_),
-      publisher_(options_, versions_, leases_, damage_, bell_, metrics_),
+      publisher_(options_, versions_, leases_, damage_, origin_, bell_, metrics_),
       deltas_(options_, versions_, reclaimer_, metrics_),
       revoker_(options_.lease_grace, versions_, leases_, metrics_),
       open_plans_(plan_parts()),

@@ -5,13 +5,13 @@
 //   VersionStore  generations, what is served, the ring
 //   LeaseTable    who reads which half
 //   Damage        tiles that are not what their digests say, and the scrub that looks for them
+//   Origin        where a relay has the versions from
 //   Publisher     the thread that moves halves through their states
 //   DeltaBuilder  merged and compact deltas, and the threads that make them
 //   LeaseRevoker  takes leases back when a writer waits
 //   OpenPlans     the plans that receivers have, and what those hold
 //   PlanService   plan requests
 //   SubsetTable   subscriptions
-//   Origin        where a relay has the versions from
 //   SegmentHooks  what the trainer server asks for
 //   AgentFiles    names of files
 //
@@ -104,13 +104,13 @@ class AgentCore {
   LeaseTable leases_{[this] { bell_.ring(); }};
   VersionStore versions_;
   Damage damage_;
+  Origin origin_;
   Publisher publisher_;
   DeltaBuilder deltas_;
   LeaseRevoker revoker_;
   OpenPlans open_plans_;
   PlanService plans_;
   SubsetTable subsets_;
-  Origin origin_;
   log::LineLimit origin_lines_{1, std::chrono::seconds(30)};
   SegmentHooks trainer_hooks_;
   std::thread reclaimer_thread_;  // unmaps and frees what nobody holds any more

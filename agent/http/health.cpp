@@ -26,13 +26,17 @@ net::HttpPage health_page(const AgentParts& parts) {
     if (named.size() == kTilesNamedMax) break;
     named.push_back(delta::tile_name(*served->generation->layout, tile));
   }
-  return unavailable({{"status", "damaged"},
-                      {"version", to_string(served->version)},
-                      {"tiles_damaged", damaged.size()},
-                      {"tiles", std::move(named)},
-                      {"remedy",
-                       "bytes of this version are not those that were offloaded, and are served as they are: the next "
-                       "version replaces them. Look for stray writes of the trainer, or for failing memory"}});
+  return unavailable(
+      {{"status", "damaged"},
+       {"version", to_string(served->version)},
+       {"tiles_damaged", damaged.size()},
+       {"tiles", std::move(named)},
+       {"remedy", served->relayed
+                      ? "bytes of this version are not those that the relay brought; nobody gets it "
+                        "whole, and the next version replaces them. Look for stray writes, or for "
+                        "failing memory"
+                      : "bytes of this version are not those that were offloaded, and are served as they are: the next "
+                        "version replaces them. Look for stray writes of the trainer, or for failing memory"}});
 }
 
 net::HttpPage ready_page(const AgentParts& parts) {

@@ -197,6 +197,9 @@ Decision decide(const wire::PlanRequest& plan, const Offer& offer) {
                                 list_versions(offer));
   }
   const bool pays = chain && chain->frame_bytes < offer.full_bytes;
+  if (offer.withdrawn && (!pays || plan.partial != 0 || plan.full_only != 0)) {
+    return wait_for("the relay to bring a version after " + to_string(target.version) + ", which is damaged here");
+  }
   if (plan.partial != 0) return answer(Kind::full, target, pays ? *chain : Chain{});
   if (pays && plan.full_only == 0) return answer_delta(plan, target, *chain);
   Decision full = answer(Kind::full, target);

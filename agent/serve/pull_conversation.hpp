@@ -95,9 +95,9 @@ class PullConversation {
   Result<SubsetPtr> make_subset(ByteSpan payload);
   awaitable<Status> on_plan(Request& request);
   awaitable<Status> send_elsewhere(Request& request, std::vector<std::string> endpoints);
-  /// Why a plan that brings nothing newer, or waits for it, is refused now: nobody brings it. Said now and then, and
-  /// where the wait is over; else the plan is answered as any other.
-  std::optional<Error> cut_off(const wire::PlanRequest& plan, bool at_last);
+  /// Why a plan that brings nothing newer, or waits for it, is refused now: nobody brings it. Said now and then; for
+  /// the rest of the time the plan is answered as any other.
+  std::optional<Error> cut_off(const wire::PlanRequest& plan);
   awaitable<Status> on_release(Request& request);
   awaitable<Status> on_check_tiles(Request& request);
   awaitable<Status> on_get_local(Request& request);

@@ -52,11 +52,11 @@ asio::awaitable<Status> PullConversation::on_subscribe(Request& request) {
 }
 
 /// A plan that does not wait is a question of what there is.
-std::optional<Error> PullConversation::cut_off(const wire::PlanRequest& plan, bool at_last) {
+std::optional<Error> PullConversation::cut_off(const wire::PlanRequest& plan) {
   constexpr auto kEvery = std::chrono::seconds(1);
   if (protocol_ < 5 || plan.wait_ms == 0) return std::nullopt;
   const auto now = std::chrono::steady_clock::now();
-  if (!at_last && now - cut_off_said_at_ < kEvery) return std::nullopt;
+  if (now - cut_off_said_at_ < kEvery) return std::nullopt;
   const auto cut_off = core_.origin().cut_off();
   if (!cut_off) return std::nullopt;
   cut_off_said_at_ = now;
@@ -117,7 +117,7 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
       }
     }
     if (waits || (*reply && (*reply)->mode == wire::PlanMode::up_to_date)) {
-      if (auto why = cut_off(plan, waits && deadline.passed())) co_return co_await refuse(request, *std::move(why));
+      if (auto why = cut_off(plan)) co_return co_await refuse(request, *std::move(why));
     }
     if (*reply) {
       const wire::PlanReply& made = **reply;

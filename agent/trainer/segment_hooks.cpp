@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "delta/geometry.hpp"
 #include "deltasync/layout.hpp"
 
 namespace deltasync::agent {
@@ -214,6 +215,11 @@ Result<std::optional<wire::TrainerReady>> SegmentHooks::ready(const VersionId& v
   }
   if (served.version.id.epoch != version.epoch || served.version.id.number < version.number) {
     return std::optional<wire::TrainerReady>();
+  }
+  if (served.version.id == version && !served.damaged.empty()) {
+    return Error(Errc::corrupt, "tiles of " + to_string(served.version) + " are not what they were handed over as, " +
+                                    delta::tile_name(*served.generation->layout, served.damaged.front()) +
+                                    " the first of " + std::to_string(served.damaged.size()));
   }
   wire::TrainerReady reply;
   reply.version = served.version.id;

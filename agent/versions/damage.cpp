@@ -1,6 +1,7 @@
 #include "agent/versions/damage.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -14,6 +15,8 @@ namespace {
 
 constexpr std::uint64_t kCheckBytesMax = 64u << 20;  ///< that one question has read again
 constexpr std::size_t kFormerStatesMax = 8;
+constexpr std::uint64_t kSpotTiles = 8;
+constexpr std::size_t kToldMax = 16;  ///< tiles of one version that lines are about
 
 std::vector<std::uint64_t> some_tiles(const Layout& layout, std::span<const wire::TileRange> ranges) {
   std::vector<std::uint64_t> tiles;
@@ -77,6 +80,10 @@ Damage::Verdict Damage::check(const Target& target, std::span<const wire::TileRa
   const auto wrong = wrong_tiles(*served, some_tiles(target.layout, ranges));
   if (!wrong) return Verdict::plan_again;
   if (wrong->empty()) return Verdict::valid;
+  const auto known = [&](std::uint64_t tile) {
+    return std::binary_search(served->damaged.begin(), served->damaged.end(), tile);
+  };
+  if (std::all_of(wrong->begin(), wrong->end(), known)) return Verdict::plan_again;
   doubt(served->half, *wrong, who);
   return Verdict::not_yet;
 }
@@ -108,13 +115,51 @@ void Damage::look_at_suspects() {
   const auto wrong = wrong_tiles(*served, tiles);
   if (!wrong || wrong->empty()) return;
   for (const std::uint64_t tile : *wrong) {
-    note(*served->generation->layout, served->version, tile, suspects.at(tile));
+    if (std::binary_search(served->damaged.begin(), served->damaged.end(), tile)) continue;
+    note(*served->generation->layout, served->version, tile, suspects.at(tile), served->relayed);
   }
-  publish_again(served, *wrong);
+  served->relayed ? withdraw(served, *wrong) : publish_again(served, *wrong);
 }
 
-void Damage::note(const Layout& layout, const Version& version, std::uint64_t tile, const std::string& found_by) {
+void Damage::withdraw(const ServedPtr& before, std::span<const std::uint64_t> wrong) {
+  auto now = std::make_shared<ServedVersion>(*before);
+  now->damaged.clear();
+  std::set_union(before->damaged.begin(), before->damaged.end(), wrong.begin(), wrong.end(),
+                 std::back_inserter(now->damaged));
+  if (now->damaged == before->damaged) return;
+  log::warn(
+      "version_withdrawn version=\"{}\" tiles={} effect=\"deltas lead to it; who needs all of it waits until the "
+      "relay brings the next one\"",
+      to_string(now->version), now->damaged.size());
+  versions_.publish_again(before, std::move(now), versions_.snapshot()->ring);
+}
+
+std::vector<std::uint64_t> Damage::find_in(const Generation& generation, const shm::HalfView& sealed,
+                                           const std::vector<std::uint64_t>& digests, ThreadPool& pool) {
+  std::vector<std::uint64_t> wrong;
+  if (!spot_check(generation, sealed.half, digests, kSpotTiles, spot_cursor_)) return wrong;
+  std::vector<std::uint64_t> read(digests.size());
+  delta::half_digests(*generation.layout, generation.half(sealed.half), read, pool);
+  for (std::uint64_t tile = 0; tile < digests.size(); ++tile) {
+    if (read[tile] == digests[tile]) continue;
+    if (wrong.size() < kToldMax) {
+      note(*generation.layout, sealed.version, tile, "the look at some tiles after each delta", true);
+    }
+    wrong.push_back(tile);
+  }
+  return wrong;
+}
+
+void Damage::note(const Layout& layout, const Version& version, std::uint64_t tile, const std::string& found_by,
+                  bool relayed) {
   Metrics::add(metrics_.tiles_damaged, 1);
+  if (relayed) {
+    log::warn(
+        "tile_damaged version=\"{}\" tile=\"{}\" found_by=\"{}\" remedy=\"its bytes are not those that the relay "
+        "brought: look for stray writes of processes of this user, or for failing memory\"",
+        to_string(version), delta::tile_name(layout, tile), found_by);
+    return;
+  }
   log::warn(
       "tile_damaged version=\"{}\" tile=\"{}\" found_by=\"{}\" remedy=\"its bytes are not those that were offloaded, "
       "or "
@@ -127,12 +172,10 @@ void Damage::note(const Layout& layout, const Version& version, std::uint64_t ti
 std::optional<delta::Delta> Damage::repair_diff(const ServedVersion& before, const shm::HalfView& sealed,
                                                 delta::Delta delta, std::vector<std::uint64_t>& digests,
                                                 ThreadPool& pool) {
-  constexpr std::uint64_t kSpotTiles = 8;
-  constexpr std::size_t kToldMax = 16;
   const Generation& generation = *before.generation;
   const Layout& layout = *generation.layout;
   const ByteSpan half = generation.half(sealed.half);
-  std::set<std::uint64_t> tiles;
+  std::set<std::uint64_t> tiles(before.damaged.begin(), before.damaged.end());
   // Of these, receivers that hold the version before may have other bytes than its half has.
   for (const FormerState& state : before.former) {
     for (const DigestBefore& was : state.before) tiles.insert(was.tile);

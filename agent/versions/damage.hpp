@@ -1,6 +1,8 @@
 // Damage: tiles of the served half whose bytes are not what their digests say. Somebody wrote where nobody may, or
 // memory lost a bit; in the version that is served, or in the one that it was diffed against. Such a tile's digest is
 // taken again, so that what is served is what there is, and who holds the version as it was before goes on from there.
+// Not of a version that a relay brought: it has the right bytes where it pulls from, and who pulls from here is to
+// have the same. Such a version is withdrawn: deltas lead to it, nobody gets it whole.
 //
 // Invariant: only the publisher's thread takes digests again. All others tell of suspects and ring.
 // No lock of its own: that of the suspects protects them.
@@ -60,11 +62,17 @@ class Damage {
   /// cannot.
   std::optional<delta::Delta> repair_diff(const ServedVersion& before, const shm::HalfView& sealed, delta::Delta delta,
                                           std::vector<std::uint64_t>& digests, ThreadPool& pool);
+  /// Tiles of a sealed half, of a relay, that are not what the relay says that they are: a look at a few, and at all
+  /// where one of them is wrong.
+  std::vector<std::uint64_t> find_in(const Generation& generation, const shm::HalfView& sealed,
+                                     const std::vector<std::uint64_t>& digests, ThreadPool& pool);
 
  private:
   ScrubSource scrub_source();
-  void note(const Layout& layout, const Version& version, std::uint64_t tile, const std::string& found_by);
+  void note(const Layout& layout, const Version& version, std::uint64_t tile, const std::string& found_by,
+            bool relayed = false);
   void publish_again(const ServedPtr& before, std::span<const std::uint64_t> wrong);
+  void withdraw(const ServedPtr& before, std::span<const std::uint64_t> wrong);
 
   VersionStore& versions_;
   Bell& bell_;

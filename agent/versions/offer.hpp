@@ -29,6 +29,7 @@ struct Offer {
   Version served;
   Digest128 served_root;
   std::vector<Digest128> served_former_roots;  ///< which it was published with before some digests were taken again
+  bool withdrawn = false;                      ///< its half is damaged: only deltas lead to it
   std::uint64_t full_bytes = 0;                ///< of a half
   std::vector<RingStep> ring;                  ///< a chain, oldest first; its last `to` is `served`
 };

@@ -55,6 +55,11 @@ class Origin {
     const std::lock_guard lock(mutex_);
     return parents_;
   }
+  /// What was written last was a relay's, as far as is known.
+  bool is_relays() const {
+    const std::lock_guard lock(mutex_);
+    return !parents_.empty() || cut_off_;
+  }
   /// Nothing: a relay is there, or there never was one.
   std::optional<CutOff> cut_off() const {
     const std::lock_guard lock(mutex_);

@@ -30,12 +30,13 @@ bool is_base(const OverlappedDiffJob& job, const ServedVersion& served) {
 
 }  // namespace
 
-Publisher::Publisher(const CoreOptions& options, VersionStore& versions, LeaseTable& leases, Damage& damage, Bell& bell,
-                     Metrics& metrics)
+Publisher::Publisher(const CoreOptions& options, VersionStore& versions, LeaseTable& leases, Damage& damage,
+                     const Origin& origin, Bell& bell, Metrics& metrics)
     : options_(options),
       versions_(versions),
       leases_(leases),
       damage_(damage),
+      origin_(origin),
       bell_(bell),
       metrics_(metrics),
       pool_(std::max(1u, options.threads), "encode"),
@@ -128,6 +129,7 @@ void Publisher::serve_first(const GenerationPtr& generation, const shm::HalfView
   served->generation = generation;
   served->half = key_of(*generation, active);
   served->version = active.version;
+  served->relayed = origin_.is_relays();
   served->root = delta::root_digest(digests);
   served->digests = std::make_shared<const std::vector<std::uint64_t>>(std::move(digests));
   served->digest_s = seconds_since(start);
@@ -153,13 +155,13 @@ void Publisher::serve_next(const ServedPtr& before, const shm::HalfView& sealed)
   }
   const auto start = std::chrono::steady_clock::now();
   std::vector<std::uint64_t> digests;
-  auto made = diff(before, sealed, digests);
+  auto served = std::make_shared<ServedVersion>();
+  auto made = diff(before, sealed, *served, digests);
   if (!made) return serve_first(generation, sealed);
   delta::Delta delta = std::move(*made);
   const double encode_s = seconds_since(start);
   span.set({"bytes", delta.frame_bytes});
 
-  auto served = std::make_shared<ServedVersion>();
   served->generation = generation;
   served->half = key_of(*generation, sealed);
   served->version = sealed.version;
@@ -200,7 +202,7 @@ void Publisher::follow_fill(const ServedPtr& served) {
 }
 
 /// The delta from the served version to a sealed one, and the digests of the latter. Nothing if it is damaged.
-std::optional<delta::Delta> Publisher::diff(const ServedPtr& before, const shm::HalfView& sealed,
+std::optional<delta::Delta> Publisher::diff(const ServedPtr& before, const shm::HalfView& sealed, ServedVersion& now,
                                             std::vector<std::uint64_t>& digests) {
   const trace::Span span("diff");
   const Generation& generation = *before->generation;
@@ -208,8 +210,11 @@ std::optional<delta::Delta> Publisher::diff(const ServedPtr& before, const shm::
   std::shared_ptr<OverlappedDiffWork> work = overlapped_diff_.end();
   if (auto handed = take_handed_delta(*before, sealed, digests)) {
     Metrics::add(metrics_.handed_deltas, 1);
-    return damage_.repair_diff(*before, sealed, std::move(*handed), digests, pool_);
+    now.relayed = true;
+    now.damaged = damage_.find_in(*before->generation, sealed, digests, pool_);
+    return handed;
   }
+  now.relayed = origin_.is_relays();
   if (!work || !is_base(work->job, *before) || work->job.fill.half != sealed.half ||
       work->job.fill.sequence != sealed.sequence) {
     work = std::make_shared<OverlappedDiffWork>();

@@ -17,6 +17,7 @@
 #include "agent/versions/bell.hpp"
 #include "agent/versions/damage.hpp"
 #include "agent/versions/leases.hpp"
+#include "agent/versions/origin.hpp"
 #include "agent/versions/overlapped_diff.hpp"
 #include "agent/versions/version_store.hpp"
 #include "base/thread_pool.hpp"
@@ -26,8 +27,8 @@ namespace deltasync::agent {
 class Publisher {
  public:
   /// What is passed by reference outlives it. Throws std::system_error if threads are not to be had.
-  Publisher(const CoreOptions& options, VersionStore& versions, LeaseTable& leases, Damage& damage, Bell& bell,
-            Metrics& metrics);
+  Publisher(const CoreOptions& options, VersionStore& versions, LeaseTable& leases, Damage& damage,
+            const Origin& origin, Bell& bell, Metrics& metrics);
   ~Publisher() { stop(); }
   Publisher(const Publisher&) = delete;
   Publisher& operator=(const Publisher&) = delete;
@@ -44,7 +45,7 @@ class Publisher {
   void serve_first(const GenerationPtr& generation, const shm::HalfView& active);
   void serve_next(const ServedPtr& before, const shm::HalfView& sealed);
   void follow_fill(const ServedPtr& served);
-  std::optional<delta::Delta> diff(const ServedPtr& before, const shm::HalfView& sealed,
+  std::optional<delta::Delta> diff(const ServedPtr& before, const shm::HalfView& sealed, ServedVersion& now,
                                    std::vector<std::uint64_t>& digests);
   void drop_old_generations();
   void wait_for_work();
@@ -53,6 +54,7 @@ class Publisher {
   VersionStore& versions_;
   LeaseTable& leases_;
   Damage& damage_;
+  const Origin& origin_;
   Bell& bell_;
   Metrics& metrics_;
   ThreadPool pool_;

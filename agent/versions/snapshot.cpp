@@ -25,6 +25,7 @@ Offer make_offer(const Snapshot& now) {
     offer.has_version = true;
     offer.served = now.served->version;
     offer.served_root = now.served->root;
+    offer.withdrawn = !now.served->damaged.empty();
     for (const FormerState& state : now.served->former) offer.served_former_roots.push_back(state.root);
   }
   for (const RingEntryPtr& entry : now.ring) {
@@ -40,7 +41,7 @@ Offer make_offer(const Snapshot& now) {
 }  // namespace
 
 std::vector<std::uint64_t> ServedVersion::damaged_tiles() const {
-  std::set<std::uint64_t> tiles;
+  std::set<std::uint64_t> tiles(damaged.begin(), damaged.end());
   for (const FormerState& state : former) {
     for (const DigestBefore& was : state.before) tiles.insert(was.tile);
   }

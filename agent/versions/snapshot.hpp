@@ -25,6 +25,10 @@ struct ServedVersion {
   std::shared_ptr<const std::vector<std::uint64_t>> digests;
   /// What it was published with before digests of damaged tiles were taken again, the oldest first; few.
   std::vector<FormerState> former;
+  /// A relay brought it: its digests are those of the agent above, and are never taken again.
+  bool relayed = false;
+  /// Of a relayed one, ascending: tiles whose bytes are not what their digests say. Nobody gets it whole from here.
+  std::vector<std::uint64_t> damaged;
   std::chrono::steady_clock::time_point published_at;
   bool found_at_start = false;  ///< in a segment that an agent before this one left: published_at is no more than that
   // What making it cost; zero for the first of a generation.
@@ -33,7 +37,7 @@ struct ServedVersion {
   double encode_s = 0;
   double digest_s = 0;
 
-  /// Of which bytes other than those that were offloaded are served, ascending.
+  /// Whose bytes are others than those that were offloaded, ascending.
   std::vector<std::uint64_t> damaged_tiles() const;
 };
 using ServedPtr = std::shared_ptr<const ServedVersion>;

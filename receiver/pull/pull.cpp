@@ -377,7 +377,8 @@ Result<wire::PlanReply> Pull::plan() {
         return std::move(*answer.refused);
       }
       s_.streams.close_idle();  // who waits for a version for long holds one connection
-      last_ = std::move(answer.refused);
+      const bool why_is_known = code == Errc::timed_out && last_ && last_->code() == Errc::peer_died;
+      if (!why_is_known) last_ = std::move(answer.refused);
       if (code == Errc::peer_died && s_.control.leave_cut_off(*last_, held(), until_.deadline())) continue;
     } else {
       // What our own deadline cuts off says nothing new.

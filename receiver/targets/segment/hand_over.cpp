@@ -59,21 +59,22 @@ Status write(const Writer& writer, const Layout& layout, const TargetState& befo
 
 }  // namespace
 
-void hand_over(const Layout& layout, const Writer& writer, const TargetState& before, const TargetState& after,
+bool hand_over(const Layout& layout, const Writer& writer, const TargetState& before, const TargetState& after,
                const std::vector<StagedStep>& steps) noexcept {
   try {
     withdraw_delta(writer);  // what was handed over with a version that came to nothing
-    if (steps.size() != 1) return;
+    if (steps.size() != 1) return false;
     const std::vector<StagedFrame>& frames = steps.front().frames;
-    if (!std::all_of(frames.begin(), frames.end(), is_as_encoded)) return;
+    if (!std::all_of(frames.begin(), frames.end(), is_as_encoded)) return false;
     const trace::Span span("hand over", after.version.id);
-    if (Status written = write(writer, layout, before, after, steps.front()); !written) {
-      log::warn("delta_not_handed_over version=\"{}\" error=\"{}\" effect=\"the agent compares the halves\"",
-                to_string(after.version), written.error().to_string());
-    }
+    const Status written = write(writer, layout, before, after, steps.front());
+    if (written) return true;
+    log::warn("delta_not_handed_over version=\"{}\" error=\"{}\" effect=\"the agent compares the halves\"",
+              to_string(after.version), written.error().to_string());
   } catch (const std::exception& e) {
     log::warn("delta_not_handed_over error=\"{}\" effect=\"the agent compares the halves\"", e.what());
   }
+  return false;
 }
 
 }  // namespace deltasync::relay

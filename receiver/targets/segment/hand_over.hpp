@@ -10,9 +10,9 @@
 namespace deltasync::relay {
 
 /// Before the version is sealed. Where it cannot (the delta has several steps or a form that the agent's own do not
-/// have, or there is no room), nothing is handed over, and the agent compares the halves. `before` is what is
-/// committed.
-void hand_over(const Layout& layout, const Writer& writer, const TargetState& before, const TargetState& after,
+/// have, or there is no room), nothing is handed over, and the agent compares the halves: false. `before` is what
+/// is committed.
+bool hand_over(const Layout& layout, const Writer& writer, const TargetState& before, const TargetState& after,
                const std::vector<StagedStep>& steps) noexcept;
 
 }  // namespace deltasync::relay

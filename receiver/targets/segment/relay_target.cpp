@@ -112,9 +112,11 @@ Status RelayTarget::wait_served(const CallContext& until) {
     return known ? look_again(until) : served;  // first the news, then what may take a while
   }
   const Errc code = served.error().code();
+  if (code == Errc::corrupt) invalidate();
   const char* remedy = "";
   if (code == Errc::connection) remedy = ": it is away: start it again";
   if (code == Errc::timed_out) remedy = ": it is stopped, or has more to do than it can: see its log";
+  if (code == Errc::corrupt) remedy = ": somebody wrote to it, or memory is failing; the next version comes whole";
   if (code == Errc::aborted) remedy = ": it was started again without its segment: the model comes whole";
   return std::move(served).with_context("the agent on " + options_.agent_socket + " does not serve " + version +
                                         remedy);
@@ -211,9 +213,11 @@ bool RelayTarget::is_before_last(unsigned half, std::uint64_t sequence) const {
 
 Status RelayTarget::fill(const TargetState& state, const std::vector<StagedStep>& steps, Deadline deadline) {
   const FillOfHalf open = *open_fill(*writer_);
-  const bool in_place = is_before_last(open.half, open.sequence);
+  const bool known = is_before_last(open.half, open.sequence);
   const Sealed there = std::exchange(sealed_[open.half], {});
-  if (!own_ && !staging_) hand_over(*layout_, *writer_, *committed_, state, steps);
+  const bool handed = !own_ && !staging_ && hand_over(*layout_, *writer_, *committed_, state, steps);
+  // An agent that takes the digests of a half itself gets one of which all was compared.
+  const bool in_place = known && handed;
   if (in_place) {
     TilePatches patches(*layout_, last_);
     patches.add(*layout_, steps);
